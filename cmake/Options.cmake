@@ -1,0 +1,50 @@
+# Compiler flags, ccache and the libraries that the rooms share.
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
+set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1")
+
+# FMA contraction is left to explicit code: the same source gives the same bits at every optimisation level.
+add_compile_options(-Wall -Wextra -Wshadow -Wno-missing-field-initializers -Wno-restrict -ffp-contract=off -fno-math-errno)
+if(CAPSTAN_WERROR)
+  add_compile_options(-Werror)
+endif()
+if(CAPSTAN_SANITIZE)
+  add_compile_options(-fsanitize=${CAPSTAN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${CAPSTAN_SANITIZE})
+endif()
+if(CAPSTAN_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+  # clang's default debug information confuses some binutils; the line tables are all that a report needs.
+  add_compile_options(-gdwarf-4)
+endif()
+
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(Boost REQUIRED COMPONENTS program_options)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(simdjson REQUIRED)
+find_package(doctest REQUIRED)
+find_package(MPI REQUIRED COMPONENTS CXX)
+find_package(ZLIB REQUIRED)
+pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy)
+
+# Debian's package configuration of oneDNN asks for OpenCL, which the CPU engine does not use.
+find_library(DNNL_LIBRARY dnnl REQUIRED)
+find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp REQUIRED)
+add_library(capstan_dnnl INTERFACE)
+target_link_libraries(capstan_dnnl INTERFACE ${DNNL_LIBRARY})
+target_include_directories(capstan_dnnl INTERFACE ${DNNL_INCLUDE_DIR})

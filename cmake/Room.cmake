@@ -1,0 +1,41 @@
+# capstan_room(NAME SOURCES … [USES …] [LIBRARIES …])
+#   One static library capstan_NAME from the sources of a room. USES names the rooms it stands on, LIBRARIES what it
+#   takes from outside (private: no room leaks its libraries' headers).
+function(capstan_room name)
+  cmake_parse_arguments(ROOM "" "" "SOURCES;USES;LIBRARIES" ${ARGN})
+  add_library(capstan_${name} STATIC ${ROOM_SOURCES})
+  target_include_directories(capstan_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}
+                                                    ${PROJECT_SOURCE_DIR}/include)
+  foreach(used ${ROOM_USES})
+    target_link_libraries(capstan_${name} PUBLIC capstan_${used})
+  endforeach()
+  target_link_libraries(capstan_${name} PRIVATE ${ROOM_LIBRARIES})
+endfunction()
+
+# capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N] [LABELS …] [TIMEOUT S])
+#   One doctest program test_NAME, registered with CTest. The tests of a room share one program: doctest's main is
+#   compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`).
+function(capstan_test name)
+  cmake_parse_arguments(TEST "" "RANKS;TIMEOUT" "SOURCES;USES;LIBRARIES;LABELS" ${ARGN})
+  if(CAPSTAN_FUZZ)
+    return()
+  endif()
+  add_executable(test_${name} ${TEST_SOURCES})
+  target_link_libraries(test_${name} PRIVATE capstan_test_main doctest::doctest ${TEST_LIBRARIES})
+  foreach(used ${TEST_USES})
+    target_link_libraries(test_${name} PRIVATE capstan_${used})
+  endforeach()
+  target_compile_definitions(test_${name} PRIVATE
+    CAPSTAN_SOURCE_DIR="${PROJECT_SOURCE_DIR}" CAPSTAN_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  if(TEST_RANKS)
+    add_test(NAME ${name} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
+                                  ${MPIEXEC_NUMPROC_FLAG} ${TEST_RANKS} $<TARGET_FILE:test_${name}>)
+    list(APPEND TEST_LABELS ranks)
+  else()
+    add_test(NAME ${name} COMMAND test_${name})
+  endif()
+  if(NOT TEST_TIMEOUT)
+    set(TEST_TIMEOUT 300)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${TEST_LABELS}" TIMEOUT ${TEST_TIMEOUT})
+endfunction()

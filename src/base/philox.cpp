@@ -1,0 +1,41 @@
+#include "base/philox.hpp"
+
+#include <cmath>
+#include <numbers>
+
+namespace capstan {
+
+PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t stream) {
+  // One block of Philox under a fixed key mixes the three numbers: any two triples give independent keys.
+  const PhiloxKey fixed{0x43415053, 0x54414E31};
+  const auto first = philox4x32(fixed, seed, purpose);
+  const auto second = philox4x32({first[0], first[1]}, stream, uint64_t{first[2]} | uint64_t{first[3]} << 32);
+  return {second[0], second[1]};
+}
+
+uint32_t PhiloxStream::next32() {
+  if (used_ == 4) {
+    words_ = philox4x32(key_, block_++, 0);
+    used_ = 0;
+  }
+  return words_[static_cast<size_t>(used_++)];
+}
+
+uint64_t PhiloxStream::below(uint64_t bound) {
+  const uint64_t limit = UINT64_MAX - UINT64_MAX % bound;
+  uint64_t value;
+  do {
+    value = next64();
+  } while (value >= limit);
+  return value % bound;
+}
+
+double normal_at(PhiloxKey key, uint64_t position) {
+  const auto w = philox4x32(key, position >> 1, 0);
+  const double u1 = ((static_cast<double>((uint64_t{w[0]} << 32 | w[1]) >> 11)) + 0.5) * 0x1p-53;
+  const double u2 = static_cast<double>((uint64_t{w[2]} << 32 | w[3]) >> 11) * 0x1p-53;
+  const double radius = std::sqrt(-2.0 * std::log(u1)), angle = 2.0 * std::numbers::pi * u2;
+  return (position & 1) ? radius * std::sin(angle) : radius * std::cos(angle);
+}
+
+}  // namespace capstan

@@ -1,0 +1,157 @@
+#include "base/text.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+namespace capstan {
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0;;) {
+    const size_t end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view blanks = " \t\r\n\f\v";
+  const size_t begin = text.find_first_not_of(blanks);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(blanks) - begin + 1);
+}
+
+std::string join(std::span<const std::string> parts, std::string_view separator) {
+  std::string result;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (i) result += separator;
+    result += parts[i];
+  }
+  return result;
+}
+
+template <class T>
+static std::optional<T> parse(std::string_view text) {
+  if (!text.empty() && text[0] == '+') text.remove_prefix(1);
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || text.empty()) return std::nullopt;
+  return value;
+}
+std::optional<int64_t> parse_int(std::string_view text) { return parse<int64_t>(text); }
+std::optional<double> parse_double(std::string_view text) { return parse<double>(text); }
+
+std::string to_text(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  std::array<char, 40> buffer;
+  const auto [end, error] = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
+  return {buffer.data(), end};
+}
+
+// Optimal string alignment distance, case-insensitive.
+static size_t edit_distance(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
+  std::vector<size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const bool same = lower(a[i - 1]) == lower(b[j - 1]);
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (same ? 0 : 1)});
+      if (i > 1 && j > 1 && lower(a[i - 1]) == lower(b[j - 2]) && lower(a[i - 2]) == lower(b[j - 1]))
+        row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+    before = last;
+    last = row;
+  }
+  return last[b.size()];
+}
+
+std::vector<std::string> near_matches(std::string_view text, std::span<const std::string> candidates, size_t most) {
+  if (text.size() > 200) return {};
+  std::vector<std::pair<size_t, const std::string*>> found;
+  for (const auto& candidate : candidates) {
+    size_t distance = edit_distance(text, candidate);
+    // A prefix or a part ("lr_warmup" of "lr_warmup_iters") is near, however long the rest.
+    const bool part = text.size() >= 3 && candidate.size() >= 3 &&
+                      (candidate.find(text) != std::string::npos || text.find(candidate) != std::string_view::npos);
+    if (part) distance = std::min<size_t>(distance, 2);
+    if (distance <= std::max<size_t>(1, std::max(text.size(), candidate.size()) / 3)) found.emplace_back(distance, &candidate);
+  }
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> result;
+  for (size_t i = 0; i < found.size() && i < most; ++i) result.push_back(*found[i].second);
+  return result;
+}
+
+static std::string scaled(double value, double step, std::span<const char* const> units, const char* separator) {
+  size_t unit = 0;
+  while (std::abs(value) >= step && unit + 1 < units.size()) {
+    value /= step;
+    ++unit;
+  }
+  std::array<char, 48> buffer;
+  const int decimals = unit == 0 ? 0 : std::abs(value) < 10 ? 2 : 1;
+  std::snprintf(buffer.data(), buffer.size(), "%.*f%s%s", decimals, value, units[unit][0] ? separator : "", units[unit]);
+  return buffer.data();
+}
+
+std::string human_bytes(double bytes) {
+  static constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  return scaled(bytes, 1024, units, " ");
+}
+std::string human_count(double count) {
+  static constexpr std::array units{"", "K", "M", "B", "T"};
+  return scaled(count, 1000, units, "");
+}
+
+std::string human_duration(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0) return "?";
+  std::array<char, 48> buffer;
+  const auto total = static_cast<int64_t>(seconds + 0.5);
+  if (seconds < 1) std::snprintf(buffer.data(), buffer.size(), "%.0f ms", seconds * 1000);
+  else if (total < 60) std::snprintf(buffer.data(), buffer.size(), "%llds", static_cast<long long>(total));
+  else if (total < 3600)
+    std::snprintf(buffer.data(), buffer.size(), "%lldm %02llds", static_cast<long long>(total / 60), static_cast<long long>(total % 60));
+  else if (total < 86400)
+    std::snprintf(buffer.data(), buffer.size(), "%lldh %02lldm", static_cast<long long>(total / 3600), static_cast<long long>(total / 60 % 60));
+  else
+    std::snprintf(buffer.data(), buffer.size(), "%lldd %02lldh", static_cast<long long>(total / 86400), static_cast<long long>(total / 3600 % 24));
+  return buffer.data();
+}
+
+std::string with_separators(int64_t value) {
+  std::string digits = std::to_string(value);
+  const size_t first = digits[0] == '-' ? 1 : 0;
+  for (size_t i = digits.size(); i > first + 3;) digits.insert(i -= 3, " ");
+  return digits;
+}
+
+std::string quoted(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    switch (c) {
+      case '"': result += "\\\""; break;
+      case '\\': result += "\\\\"; break;
+      case '\n': result += "\\n"; break;
+      case '\r': result += "\\r"; break;
+      case '\t': result += "\\t"; break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20) {
+          std::array<char, 8> buffer;
+          std::snprintf(buffer.data(), buffer.size(), "\\u%04x", static_cast<unsigned>(c));
+          result += buffer.data();
+        } else {
+          result += c;
+        }
+    }
+  }
+  return result + "\"";
+}
+
+}  // namespace capstan

@@ -1,0 +1,55 @@
+#include "base/utf8.hpp"
+
+namespace capstan {
+
+CodePoint decode_utf8(std::string_view text, size_t offset) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[offset + i]); };
+  const CodePoint invalid{0xFFFD, 1};
+  const unsigned first = byte(0);
+  if (first < 0x80) return {first, 1};
+  const int count = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  if (first < 0xC2 || first > 0xF4 || offset + static_cast<size_t>(count) > text.size()) return invalid;
+  char32_t value = first & (0x7Fu >> count);
+  for (int i = 1; i < count; ++i) {
+    const unsigned next = byte(static_cast<size_t>(i));
+    if ((next & 0xC0) != 0x80) return invalid;
+    value = value << 6 | (next & 0x3F);
+  }
+  constexpr char32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
+  if (value < smallest[count] || value > 0x10FFFF || (value >= 0xD800 && value < 0xE000)) return invalid;
+  return {value, count};
+}
+
+std::optional<size_t> first_invalid_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    if (static_cast<unsigned char>(text[i]) < 0x80) {
+      ++i;
+      continue;
+    }
+    const CodePoint point = decode_utf8(text, i);
+    if (point.value == 0xFFFD && point.bytes == 1) return i;
+    i += static_cast<size_t>(point.bytes);
+  }
+  return std::nullopt;
+}
+
+void append_utf8(std::string& out, char32_t c) {
+  const auto put = [&](char32_t byte) { out += static_cast<char>(byte); };
+  if (c < 0x80) {
+    put(c);
+  } else if (c < 0x800) {
+    put(0xC0 | c >> 6), put(0x80 | (c & 0x3F));
+  } else if (c < 0x10000) {
+    put(0xE0 | c >> 12), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
+  } else {
+    put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
+  }
+}
+
+size_t count_code_points(std::string_view text) {
+  size_t count = 0;
+  for (const char c : text) count += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  return count;
+}
+
+}  // namespace capstan

@@ -1,0 +1,121 @@
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+
+
+#include "base/checked.hpp"
+#include "base/cursor.hpp"
+#include "base/file.hpp"
+#include "base/philox.hpp"
+#include "base/text.hpp"
+#include "base/utf8.hpp"
+
+using namespace capstan;
+
+TEST_CASE("philox4x32-10 equals the known answers of Random123") {
+  const auto zero = philox4x32({0, 0}, 0, 0);
+  CHECK(zero == std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  const auto ones = philox4x32({0xffffffff, 0xffffffff}, UINT64_MAX, UINT64_MAX);
+  CHECK(ones == std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  const auto pi = philox4x32({0xa4093822, 0x299f31d0}, 0x85a308d3243f6a88, 0x0370734413198a2e);
+  CHECK(pi == std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("normal variates have mean 0, variance 1 and no neighbours in common") {
+  const auto key = philox_key(1234, purpose::test, 0);
+  double sum = 0, squares = 0, product = 0, last = 0;
+  const int n = 100000;
+  for (int i = 0; i < n; ++i) {
+    const double x = normal_at(key, static_cast<uint64_t>(i));
+    sum += x, squares += x * x, product += x * last, last = x;
+  }
+  CHECK(std::abs(sum / n) < 0.02);
+  CHECK(std::abs(squares / n - 1) < 0.02);
+  CHECK(std::abs(product / n) < 0.02);
+}
+
+TEST_CASE("streams of different seed, purpose or index differ") {
+  std::set<std::pair<uint32_t, uint32_t>> keys;
+  for (uint64_t seed = 0; seed < 10; ++seed)
+    for (uint32_t use = 0; use < 10; ++use)
+      for (uint64_t stream = 0; stream < 10; ++stream) {
+        const auto key = philox_key(seed, use, stream);
+        keys.insert({key.k0, key.k1});
+      }
+  CHECK(keys.size() == 1000);
+}
+
+TEST_CASE("numbers are read whole or not at all") {
+  CHECK(parse_int("42") == 42);
+  CHECK(parse_int("+5") == 5);
+  CHECK(!parse_int("4 2"));
+  CHECK(!parse_int(""));
+  CHECK(!parse_int("99999999999999999999"));
+  CHECK(parse_double("1e-4") == 1e-4);
+  CHECK(!parse_double("1,5"));
+  CHECK(to_text(0.1) == "0.1");
+  CHECK(to_text(1e-300 * 1e-300) == "0");
+}
+
+TEST_CASE("near matches find the typo and the missing suffix, and nothing far") {
+  const std::vector<std::string> names{"learning_rate", "lr", "lr_warmup_iters", "hidden_size", "num_layers"};
+  CHECK(near_matches("hiden_size", names) == std::vector<std::string>{"hidden_size"});
+  CHECK(near_matches("lr_warmup_iter", names).at(0) == "lr_warmup_iters");
+  CHECK(near_matches("lr_warmup", names).at(0) == "lr_warmup_iters");
+  CHECK(near_matches("banana", names).empty());
+}
+
+TEST_CASE("humane units") {
+  CHECK(human_bytes(1536) == "1.50 KiB");
+  CHECK(human_count(124.4e6) == "124.4M");
+  CHECK(human_duration(192) == "3m 12s");
+  CHECK(with_separators(4194304) == "4 194 304");
+  CHECK(with_separators(-4194) == "-4 194");
+  CHECK(quoted("a\"b\n\x01") == "\"a\\\"b\\n\\u0001\"");
+}
+
+TEST_CASE("invalid UTF-8 is found at its offset") {
+  CHECK(!first_invalid_utf8("plain, ünïcode, 日本, 🎉"));
+  CHECK(first_invalid_utf8("ab\xff") == 2);
+  CHECK(first_invalid_utf8("\xc0\xaf") == 0);          // overlong
+  CHECK(first_invalid_utf8("x\xed\xa0\x80") == 1);     // surrogate
+  CHECK(first_invalid_utf8("x\xf4\x90\x80\x80") == 1);  // above U+10FFFF
+  CHECK(first_invalid_utf8("x\xe6\x97") == 1);         // truncated
+  CHECK(count_code_points("日本🎉") == 3);
+}
+
+TEST_CASE("checked arithmetic and the cursor refuse what does not fit") {
+  CHECK_THROWS_AS(checked_mul(INT64_MAX, 2), Error);
+  CHECK_THROWS_AS(checked_add(INT64_MAX, 1), Error);
+  CHECK_THROWS_AS(checked_cast<int32_t>(int64_t{1} << 40), Error);
+  CHECK_THROWS_AS(checked_cast<uint32_t>(int64_t{-1}), Error);
+  const std::array<std::byte, 6> bytes{};
+  ByteCursor cursor(bytes, "f.idx");
+  CHECK(cursor.read<uint32_t>("count") == 0);
+  try {
+    cursor.read<uint64_t>("size");
+    FAIL("expected an error");
+  } catch (const Error& error) {
+    CHECK(error.message() == "f.idx: offset 4: size needs 8 bytes, but only 2 are left");
+  }
+}
+
+TEST_CASE("files: durable write, refusal of directories and of what is too large") {
+  const auto directory = std::filesystem::temp_directory_path() / ("capstan-base-" + std::to_string(::getpid()));
+  std::filesystem::create_directories(directory);
+  write_file_durably(directory / "a.txt", "hello");
+  CHECK(read_file(directory / "a.txt") == "hello");
+  CHECK_THROWS_AS(read_file(directory / "a.txt", 4), Error);
+  CHECK_THROWS_AS(read_file(directory), Error);
+  CHECK_THROWS_AS(MappedFile{directory}, Error);
+  CHECK(MappedFile(directory / "a.txt").bytes().size() == 5);
+  std::filesystem::create_directory(directory / "new");
+  rename_new(directory / "new", directory / "done");
+  std::filesystem::create_directory(directory / "new");
+  CHECK_THROWS_AS(rename_new(directory / "new", directory / "done"), Error);
+  std::filesystem::remove_all(directory);
+}
