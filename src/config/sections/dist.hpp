@@ -1,0 +1,45 @@
+// The world: how many ranks, and along which axes the work is split. Axis order tp-cp-ep-dp-pp, leftmost
+// fastest.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace capstan::config {
+
+enum class CpCommType : uint8_t { p2p, all_gather, a2a, a2a_p2p };  // the last is spelled a2a+p2p
+enum class PipelineSchedule : uint8_t { gpipe, one_f_one_b, interleaved, zero_bubble, pipedream };
+enum class DistributedBackend : uint8_t { automatic, mpi, nccl };
+
+struct DistConfig {
+  int64_t world_size = 1;  // ranks, one for each device
+  int64_t tensor_model_parallel_size = 1;
+  int64_t pipeline_model_parallel_size = 1;
+  int64_t context_parallel_size = 1;
+  int64_t expert_model_parallel_size = 1;
+  std::optional<int64_t> expert_tensor_parallel_size;  // derived: tensor_model_parallel_size
+  std::optional<int64_t> data_parallel_size;           // derived: world_size / (TP * PP * CP)
+  std::optional<int64_t> expert_data_parallel_size;    // derived: world_size / (ETP * EP * PP)
+
+  // Pipeline: at most one of the first three is given, the others are derived.
+  std::optional<int64_t> virtual_pipeline_model_parallel_size;  // chunks of layers on each rank
+  std::optional<int64_t> num_layers_per_virtual_pipeline_stage;
+  std::optional<std::string> pipeline_model_parallel_layout;  // "Et*3|(tt|)*29,L"
+  std::optional<int64_t> num_layers_in_first_pipeline_stage;
+  std::optional<int64_t> num_layers_in_last_pipeline_stage;
+  bool account_for_embedding_in_pipeline_split = false;       // the embedding counts as one layer
+  bool account_for_loss_in_pipeline_split = false;            // head and loss count as one layer
+  std::optional<int64_t> microbatch_group_size_per_vp_stage;  // derived: PP
+  std::optional<PipelineSchedule> pipeline_schedule;  // derived: 1f1b, with virtual stages interleaved_1f1b
+  bool variable_seq_lengths = false;
+
+  bool sequence_parallel = false;  // norm and dropout split over the sequence, needs TP > 1
+  std::vector<CpCommType> cp_comm_type = {CpCommType::p2p};  // one for all layers, or one for each
+  std::vector<int64_t> hierarchical_context_parallel_sizes;  // [a2a size, p2p size], product CP
+  bool use_tp_pp_dp_mapping = false;                         // axis order tp-cp-ep-pp-dp instead
+  DistributedBackend distributed_backend = DistributedBackend::automatic;
+};
+
+}  // namespace capstan::config

@@ -1,0 +1,48 @@
+// Number formats: of parameters, gradients' reduction, activations between stages, and low-precision matrix
+// products. This section owns them all; `ddp.grad_reduce_in_fp32`, `optimizer.loss_scale` and the like are
+// names for its leaves.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "config/sections/common.hpp"
+
+namespace capstan::config {
+
+enum class Fp8Format : uint8_t { e4m3, hybrid };
+enum class Fp8Recipe : uint8_t { delayed, tensorwise, mxfp8, blockwise };
+enum class Fp8AmaxAlgo : uint8_t { most_recent, max };
+enum class Fp4Format : uint8_t { e2m1 };
+enum class Fp4Recipe : uint8_t { nvfp4 };
+
+struct MixedPrecisionConfig {
+  Precision params_dtype =
+      Precision::fp32;  // parameters and activations in forward and backward; main copies are fp32
+  std::optional<Precision>
+      pipeline_dtype;               // activations between stages; derived: params_dtype, fp32 residual: fp32
+  bool grad_reduce_in_fp32 = true;  // accumulate and reduce gradients in fp32, else in params_dtype
+
+  // fp16 only: the loss is scaled before backward.
+  std::optional<double> loss_scale;  // null: dynamic
+  double initial_loss_scale = 4294967296.0;
+  double min_loss_scale = 1.0;
+  int64_t loss_scale_window = 1000;  // steps without overflow before the scale doubles
+  int64_t hysteresis = 2;            // overflows before it halves
+
+  std::optional<Fp8Format> fp8;  // null: no fp8 matrix products
+  Fp8Recipe fp8_recipe = Fp8Recipe::tensorwise;
+  int64_t fp8_margin = 0;
+  int64_t fp8_amax_history_len = 1;
+  Fp8AmaxAlgo fp8_amax_compute_algo = Fp8AmaxAlgo::most_recent;
+  bool fp8_wgrad = true;
+  bool fp8_param_gather = false;
+  std::optional<Fp4Format> fp4;
+  Fp4Recipe fp4_recipe = Fp4Recipe::nvfp4;
+  bool fp4_param_gather = false;
+  bool first_last_layers_bf16 = false;
+  int64_t num_layers_at_start_in_bf16 = 1;  // with first_last_layers_bf16
+  int64_t num_layers_at_end_in_bf16 = 1;
+};
+
+}  // namespace capstan::config

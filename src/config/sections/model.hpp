@@ -1,0 +1,123 @@
+// The model's architecture: what is computed. How it is spread over ranks belongs to `dist`, in which number
+// formats to `mixed_precision`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace capstan::config {
+
+enum class PositionEmbedding : uint8_t { learned_absolute, rope, none };
+enum class Normalization : uint8_t { layer_norm, rms_norm };  // spelled LayerNorm, RMSNorm
+enum class Activation : uint8_t { gelu, gelu_tanh, silu, relu, squared_relu };
+enum class RecomputeGranularity : uint8_t { full, selective };
+enum class RecomputeMethod : uint8_t { uniform, block };
+enum class RecomputeModule : uint8_t { core_attn, layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj };
+enum class RouterScore : uint8_t { softmax, sigmoid };
+enum class RouterBalancing : uint8_t { aux_loss, seq_aux_loss, global_aux_loss, sinkhorn, none };
+enum class RouterDtype : uint8_t { fp32, fp64 };
+enum class TokenDropPolicy : uint8_t { probs, position };
+enum class TokenDispatcher : uint8_t { allgather, alltoall };
+
+struct ModelConfig {
+  // ---- size ----
+  int64_t num_layers = 0;                   // transformer blocks; 0: not given
+  int64_t hidden_size = 0;                  // h, width of the residual stream; 0: not given
+  int64_t num_attention_heads = 0;          // query heads; 0: not given
+  std::optional<int64_t> num_query_groups;  // key/value heads; derived: num_attention_heads
+  std::optional<int64_t> kv_channels;       // width of one head; derived: hidden_size / num_attention_heads
+  std::optional<int64_t> ffn_hidden_size;   // derived: 4h, gated: floor(8h/3 / 64) * 64
+  int64_t seq_length = 1024;                // tokens of one training sample
+  std::optional<int64_t> max_position_embeddings;  // rows of the position table; derived: seq_length
+  int64_t vocab_size = 0;                          // ids the tokenizer can produce; 0: not given
+  int64_t make_vocab_size_divisible_by = 128;
+  std::optional<int64_t> padded_vocab_size;  // rows of the embedding; derived: vocab_size rounded up
+
+  // ---- positions ----
+  PositionEmbedding position_embedding_type = PositionEmbedding::learned_absolute;
+  double rotary_base = 10000.0;
+  double rotary_percent = 1.0;      // share of a head's width that is rotated, from its front
+  bool rotary_interleaved = false;  // pairs (0,1)(2,3)… instead of (0,d/2)(1,d/2+1)…
+  bool rope_scaling = false;        // Llama-3.1's frequency scaling, with the four values below
+  double rope_scaling_factor = 8.0;
+  double rope_scaling_low_freq_factor = 1.0;
+  double rope_scaling_high_freq_factor = 4.0;
+  int64_t rope_scaling_original_max_position_embeddings = 8192;
+
+  // ---- blocks ----
+  Normalization normalization = Normalization::layer_norm;
+  double layernorm_epsilon = 1e-5;
+  bool layernorm_zero_centered_gamma = false;  // gamma is stored as gamma - 1 (layernorm1p)
+  bool gated_linear_unit = false;              // act(x W_gate) * (x W_up); SwiGLU is this with silu
+  Activation activation_func = Activation::gelu;
+  bool add_bias_linear = true;  // biases of all linear layers of a block
+  bool add_qkv_bias = false;    // bias of the QKV projection alone (Qwen2)
+  bool qk_layernorm = false;    // normalise each query and key head before RoPE
+  bool apply_residual_connection_post_layernorm = false;
+  bool fp32_residual_connection = false;
+  bool share_embeddings_and_output_weights = true;  // tied head
+
+  // ---- attention ----
+  std::optional<double> softmax_scale;  // derived: 1 / sqrt(kv_channels)
+  bool attention_softmax_in_fp32 = true;
+  std::optional<int64_t> window_size;  // tokens a query sees, itself included; null: all earlier ones
+  std::optional<int64_t> window_attn_skip_freq;  // every n-th layer (n, 2n, …) sees all earlier tokens
+
+  // ---- dropout and initialisation ----
+  double hidden_dropout = 0.1;
+  double attention_dropout = 0.1;
+  double init_method_std = 0.02;                    // output layers of a block: std / sqrt(2 num_layers)
+  std::optional<double> embedding_init_method_std;  // derived: init_method_std
+
+  // ---- recomputation and offload of activations ----
+  std::optional<RecomputeGranularity> recompute_granularity;  // null: keep every activation
+  std::optional<RecomputeMethod> recompute_method;
+  std::optional<int64_t> recompute_num_layers;
+  std::vector<RecomputeModule> recompute_modules;  // derived for selective: [core_attn]
+  bool distribute_saved_activations = false;
+  bool cpu_offloading = false;
+  int64_t cpu_offloading_num_layers = 0;
+
+  // ---- mixture of experts ----
+  std::optional<int64_t> num_moe_experts;      // null: dense
+  int64_t moe_layer_freq = 1;                  // every n-th layer has experts, the rest are dense
+  int64_t moe_first_dense_layers = 0;          // layers before the first one with experts
+  std::optional<int64_t> moe_ffn_hidden_size;  // derived: ffn_hidden_size
+  int64_t moe_router_topk = 2;
+  RouterScore moe_router_score_function = RouterScore::softmax;
+  bool moe_router_pre_softmax = false;
+  std::optional<int64_t> moe_router_num_groups;
+  std::optional<int64_t> moe_router_group_topk;
+  std::optional<double> moe_router_topk_scaling_factor;
+  RouterDtype moe_router_dtype = RouterDtype::fp32;
+  bool moe_router_enable_expert_bias = false;
+  double moe_router_bias_update_rate = 1e-3;
+  RouterBalancing moe_router_load_balancing_type = RouterBalancing::aux_loss;
+  double moe_aux_loss_coeff = 0.0;
+  std::optional<double> moe_z_loss_coeff;
+  std::optional<double> moe_input_jitter_eps;
+  std::optional<double> moe_expert_capacity_factor;  // null: no token is dropped
+  bool moe_pad_expert_input_to_capacity = false;
+  TokenDropPolicy moe_token_drop_policy = TokenDropPolicy::probs;
+  TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::alltoall;
+  bool moe_grouped_gemm = true;
+  bool moe_permute_fusion = true;
+  std::optional<int64_t> moe_shared_expert_intermediate_size;  // null: no shared expert
+  bool moe_shared_expert_overlap = false;
+  bool moe_shared_expert_gate = false;
+
+  // ---- multi-latent attention ----
+  bool multi_latent_attention = false;
+  std::optional<int64_t> q_lora_rank;  // null: queries are not compressed
+  int64_t kv_lora_rank = 512;
+  int64_t qk_head_dim = 128;
+  int64_t qk_pos_emb_head_dim = 64;
+  int64_t v_head_dim = 128;
+
+  // ---- multi-token prediction ----
+  std::optional<int64_t> mtp_num_layers;  // null: none
+  double mtp_loss_scaling_factor = 0.1;
+};
+
+}  // namespace capstan::config

@@ -1,0 +1,20 @@
+// A trace of operations over some steps.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace capstan::config {
+
+struct ProfilingConfig {
+  bool trace = false;
+  int64_t profile_step_start = 10;
+  int64_t profile_step_end = 12;  // first step that is not traced
+  std::vector<int64_t> profile_ranks = {0};
+  bool record_shapes = true;
+  std::optional<std::string> trace_dir;  // null: `trace` of the run directory
+};
+
+}  // namespace capstan::config

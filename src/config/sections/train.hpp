@@ -1,0 +1,26 @@
+// The training loop: batch sizes, length, stop rules and where it runs.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace capstan::config {
+
+enum class DeviceKind : uint8_t { automatic, cpu, cuda, guard, meta };  // automatic is spelled auto
+
+struct TrainConfig {
+  int64_t micro_batch_size = 1;  // samples of one forward pass of one model replica
+  std::optional<int64_t>
+      global_batch_size;  // samples of one step; derived: micro_batch_size * data-parallel size
+  std::optional<int64_t>
+      num_microbatches;                // derived: global_batch_size / (micro_batch_size * data-parallel size)
+  std::optional<int64_t> train_iters;  // exactly one of train_iters and train_samples
+  std::optional<int64_t> train_samples;
+  std::optional<int64_t> exit_interval;  // stop with a checkpoint after each multiple of so many steps
+  std::optional<double> exit_duration_in_mins;
+  bool exit_signal_handler = true;  // SIGINT/SIGTERM: save, then exit 75
+  DeviceKind device = DeviceKind::automatic;
+  std::optional<int64_t> threads;  // CPU threads of one rank; null: cores / ranks of this machine
+};
+
+}  // namespace capstan::config
