@@ -1,0 +1,66 @@
+// The value types a section struct may use beside bool, int64_t, double, std::string, enums, std::optional, std::vector
+// and std::map<std::string, …>. A section header includes this file and nothing heavier.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace capstan::config {
+
+template <class S>
+class Section;   // the field table of one struct (config/field.hpp)
+class Schema;    // all sections, rules and derivations (config/field.hpp)
+class RuleReport;
+
+// A file name as the user wrote it, and the same made absolute: relative to the file that wrote it, or to the current
+// directory for the command line. Nothing is opened or followed here.
+struct Path {
+  std::string text;
+  std::string resolved;
+  bool empty() const { return text.empty(); }
+  bool operator==(const Path& other) const { return text == other.text && resolved == other.resolved; }
+};
+
+struct Bytes {  // `512 MiB` is written `512MiB`; a plain integer is bytes
+  int64_t value = 0;
+  bool operator==(const Bytes& other) const { return value == other.value; }
+};
+
+struct Duration {  // `1h30m`, `500ms`; a plain number only where the field names a unit
+  double seconds = 0;
+  bool operator==(const Duration& other) const { return seconds == other.seconds; }
+};
+
+// A reference to a secret, never the secret: `env:NAME` (written `${env:NAME}`) or `file:/path`. Whoever needs the
+// secret reads it with read(); it is not dumped, hashed or logged anywhere.
+struct Secret {
+  std::string reference;
+  std::string read() const;  // throws ErrorCode::not_found when the variable or the file is missing
+  bool operator==(const Secret& other) const { return reference == other.reference; }
+};
+
+// Names of an enum's values. Specialise next to the enum:
+//   template <> struct EnumNames<Norm> {
+//     static constexpr EnumEntry<Norm> list[] = {{Norm::layer, "LayerNorm", "mean and variance"},
+//                                                {Norm::rms, "RMSNorm", "root mean square only", "rms rmsnorm"}};
+//   };
+// aliases: further spellings that are accepted as they are, separated by blanks.
+template <class E>
+struct EnumEntry {
+  E value;
+  const char* name;
+  const char* doc = "";
+  const char* aliases = "";
+};
+template <class E>
+struct EnumNames;
+
+template <class E>
+constexpr std::string_view enum_name(E value) {
+  for (const auto& entry : EnumNames<E>::list)
+    if (entry.value == value) return entry.name;
+  return "?";
+}
+
+}  // namespace capstan::config
