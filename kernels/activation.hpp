@@ -1,0 +1,19 @@
+// Bias + activation of the MLP, gated or not.
+#pragma once
+
+#include "kernels/context.hpp"
+
+namespace capstan::kernels {
+
+enum class ActivationKind : uint8_t { gelu, gelu_tanh, silu, relu, squared_relu };
+
+struct Activation {
+  // Plain: y[r,c] = f(x[r,c] + bias[c]), x and y [rows, cols].
+  // Gated: x [rows, 2*cols] holds gate then up: y[r,c] = f(x[r,c] + bias[c]) * (x[r,cols+c] + bias[cols+c]).
+  // bias may be null. gelu is the erf form, gelu_tanh the tanh approximation.
+  void (*forward)(Context&, ActivationKind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols);
+  // dx has the shape of x; dx may be x's own storage. The bias gradient is the column sum of dx (Gemm::column_sum).
+  void (*backward)(Context&, ActivationKind, bool gated, In dy, In x, In bias, Out dx, int64_t rows, int64_t cols);
+};
+
+}  // namespace capstan::kernels

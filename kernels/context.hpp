@@ -1,0 +1,55 @@
+// What every kernel gets: the pool it may use and scratch memory. Kernels never allocate and never throw for user errors:
+// the operation has checked the shapes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/thread_pool.hpp"
+#include "tensor/dtype.hpp"
+
+namespace capstan::kernels {
+
+// A read-only or writable array of a run-time element type (fp32 or bf16 where a kernel says nothing else).
+struct In {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  template <class T> const T* as() const { return static_cast<const T*>(data); }
+  explicit operator bool() const { return data != nullptr; }
+};
+struct Out {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  template <class T> T* as() const { return static_cast<T*>(data); }
+  explicit operator bool() const { return data != nullptr; }
+  operator In() const { return {data, dtype}; }  // NOLINT: what may be written may be read
+};
+
+class Context {
+ public:
+  ThreadPool* pool = nullptr;  // host devices
+  void* stream = nullptr;      // accelerator devices
+
+  // Scratch of one worker (or of the launch: worker = kShared), 64-byte aligned, kept between launches; it grows to the
+  // largest request and then never asks the system again. Contents are undefined.
+  static constexpr int kShared = -1;
+  std::byte* scratch(int worker, size_t bytes);
+  template <class T> T* scratch_of(int worker, size_t count) {
+    return reinterpret_cast<T*>(scratch(worker, count * sizeof(T)));
+  }
+  // To be called before parallel work asks for scratch from several workers.
+  void prepare(int workers);
+  size_t scratch_bytes() const;
+
+ private:
+  struct Block {
+    std::unique_ptr<std::byte[]> memory;
+    std::byte* aligned = nullptr;
+    size_t bytes = 0;
+  };
+  std::vector<Block> blocks_;
+};
+
+}  // namespace capstan::kernels

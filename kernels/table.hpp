@@ -1,0 +1,34 @@
+// A device's kernels: one pointer per family.
+#pragma once
+
+#include "kernels/activation.hpp"
+#include "kernels/attention.hpp"
+#include "kernels/cross_entropy.hpp"
+#include "kernels/elementwise.hpp"
+#include "kernels/embedding.hpp"
+#include "kernels/gemm.hpp"
+#include "kernels/norm.hpp"
+
+namespace capstan::kernels {
+
+struct Table {
+  const Gemm* gemm;
+  const Norm* norm;
+  const Activation* activation;
+  const Attention* attention;
+  const Embedding* embedding;
+  const CrossEntropy* cross_entropy;
+  const Elementwise* elementwise;
+  const Optimizers* optimizers;
+};
+
+const Table& cpu_table();
+
+// What the CPU backend found on this machine, for the start-up line: e.g. "AVX2; bf16 products widen to fp32".
+struct CpuFeatures {
+  const char* instruction_set;  // "AVX2", "AVX-512", "AVX-512 bf16", "AMX bf16" …
+  bool native_bf16_gemm;
+};
+CpuFeatures cpu_features();
+
+}  // namespace capstan::kernels

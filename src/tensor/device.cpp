@@ -1,0 +1,191 @@
+#include "tensor/device.hpp"
+
+#include <sys/mman.h>
+
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+
+namespace capstan {
+
+std::string_view name_of(DeviceType type) {
+  constexpr std::array<std::string_view, 4> names{"cpu", "cuda", "guard", "meta"};
+  return names[static_cast<size_t>(type)];
+}
+std::string_view name_of(MemoryOwner owner) {
+  constexpr std::array<std::string_view, kMemoryOwners> names{"parameters", "gradients", "main_parameters", "moments",
+                                                              "activations", "workspace", "data"};
+  return names[static_cast<size_t>(owner)];
+}
+
+namespace {
+thread_local MemoryOwner current_owner = MemoryOwner::activations;
+}
+OwnerScope::OwnerScope(MemoryOwner owner) : before_(current_owner) { current_owner = owner; }
+OwnerScope::~OwnerScope() { current_owner = before_; }
+MemoryOwner OwnerScope::current() { return current_owner; }
+
+int64_t round_allocation(int64_t bytes) {
+  if (bytes <= (1 << 20)) return round_up(bytes < 1 ? 1 : bytes, 512);
+  const int64_t step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes - 1))) / 8;
+  return round_up(bytes, step);
+}
+
+struct Device::Cache {
+  std::unordered_map<int64_t, std::vector<std::byte*>> free_blocks;  // by rounded size
+};
+void Device::CacheDeleter::operator()(Cache* cache) const { delete cache; }
+
+std::byte* Device::allocate(int64_t bytes, MemoryOwner owner) {
+  if (!cache_) cache_.reset(new Cache);
+  const int64_t size = round_allocation(bytes);
+  std::byte* data = nullptr;
+  auto& blocks = cache_->free_blocks[size];
+  if (!blocks.empty()) {
+    data = blocks.back();
+    blocks.pop_back();
+  } else {
+    data = system_allocate(size);
+    if (!data) {
+      release_cached();
+      data = system_allocate(size);
+    }
+    if (!data)
+      fail(ErrorCode::no_fit, "out of memory on " + std::string(name()) + ": " + human_bytes(static_cast<double>(size)) +
+                                  " for " + std::string(name_of(owner)) + " on top of " +
+                                  human_bytes(static_cast<double>(use_.now)) + " in use",
+           "a smaller train.micro_batch_size or model.recompute_granularity=full needs less");
+    use_.reserved += size;
+    ++use_.system_requests;
+  }
+  use_.now += size;
+  use_.now_by_owner[static_cast<size_t>(owner)] += size;
+  if (use_.now > use_.peak) {
+    use_.peak = use_.now;
+    use_.at_peak_by_owner = use_.now_by_owner;
+  }
+  return data;
+}
+
+void Device::free(std::byte* data, int64_t bytes, MemoryOwner owner) {
+  const int64_t size = round_allocation(bytes);
+  use_.now -= size;
+  use_.now_by_owner[static_cast<size_t>(owner)] -= size;
+  cache_->free_blocks[size].push_back(data);
+}
+
+void Device::release_cached() {
+  if (!cache_) return;
+  synchronize();
+  for (auto& [size, blocks] : cache_->free_blocks) {
+    for (std::byte* data : blocks) system_free(data, size);
+    use_.reserved -= size * static_cast<int64_t>(blocks.size());
+    blocks.clear();
+  }
+}
+
+void Device::reset_peak() {
+  use_.peak = use_.now;
+  use_.at_peak_by_owner = use_.now_by_owner;
+}
+
+namespace {
+
+class CpuDevice final : public Device {
+ public:
+  CpuDevice(const kernels::Table& table, int threads) : pool_(threads) {
+    table_ = &table;
+    context_.pool = &pool_;
+    context_.prepare(pool_.size());
+  }
+  ~CpuDevice() override { release_cached(); }
+  DeviceType type() const override { return DeviceType::cpu; }
+  void synchronize() override {}
+  void zero(std::byte* data, int64_t bytes) override { std::memset(data, 0, static_cast<size_t>(bytes)); }
+  void copy_to_device(std::byte* to, const void* from, int64_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+  void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+
+ protected:
+  std::byte* system_allocate(int64_t bytes) override {
+    // Large blocks are aligned to huge pages and ask for them: fewer page faults and TLB misses in the first step.
+    const size_t huge = size_t{2} << 20;
+    const size_t alignment = bytes >= static_cast<int64_t>(huge) ? huge : 64;
+    void* data = std::aligned_alloc(alignment, static_cast<size_t>(round_up(bytes, static_cast<int64_t>(alignment))));
+    if (data && alignment == huge) ::madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+    return static_cast<std::byte*>(data);
+  }
+  void system_free(std::byte* data, int64_t) override { std::free(data); }
+
+ private:
+  ThreadPool pool_;
+};
+
+// Shapes and no memory: addresses are numbers that nobody follows, every block costs what it would cost elsewhere.
+class MetaDevice final : public Device {
+ public:
+  explicit MetaDevice(const kernels::Table& table) { table_ = &table; }
+  DeviceType type() const override { return DeviceType::meta; }
+  void synchronize() override {}
+  void zero(std::byte*, int64_t) override {}
+  void copy_to_device(std::byte*, const void*, int64_t) override {}
+  void copy_to_host(void*, const std::byte*, int64_t) override {
+    fail(ErrorCode::internal, "internal error: the value of a meta tensor was asked for");
+  }
+
+ protected:
+  std::byte* system_allocate(int64_t bytes) override {
+    std::byte* address = reinterpret_cast<std::byte*>(next_);
+    next_ += static_cast<uintptr_t>(bytes);
+    return address;
+  }
+  void system_free(std::byte*, int64_t) override {}
+
+ private:
+  uintptr_t next_ = 1 << 20;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads) {
+  return std::make_unique<CpuDevice>(table, threads);
+}
+std::unique_ptr<Device> make_meta_device(const kernels::Table& table) { return std::make_unique<MetaDevice>(table); }
+
+}  // namespace capstan
+
+namespace capstan::kernels {
+
+void Context::prepare(int workers) {
+  if (blocks_.size() < static_cast<size_t>(workers) + 1) blocks_.resize(static_cast<size_t>(workers) + 1);
+}
+
+std::byte* Context::scratch(int worker, size_t bytes) {
+  const auto index = static_cast<size_t>(worker + 1);
+  CAPSTAN_ASSERT(index < blocks_.size(), "scratch of a worker that was not prepared");
+  Block& block = blocks_[index];
+  if (block.bytes < bytes) {
+    const size_t wanted = bytes + bytes / 4;
+    block.memory = std::make_unique_for_overwrite<std::byte[]>(wanted + 64);
+    block.aligned = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(block.memory.get()) + 63) & ~uintptr_t{63});
+    block.bytes = wanted;
+  }
+  return block.aligned;
+}
+
+size_t Context::scratch_bytes() const {
+  size_t total = 0;
+  for (const Block& block : blocks_) total += block.bytes;
+  return total;
+}
+
+}  // namespace capstan::kernels

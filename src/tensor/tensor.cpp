@@ -1,0 +1,126 @@
+#include "tensor/tensor.hpp"
+
+#include <cstring>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+
+namespace capstan {
+
+Shape::Shape(std::initializer_list<int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
+Shape::Shape(std::span<const int64_t> sizes) : rank_(static_cast<int>(sizes.size())) {
+  CAPSTAN_ASSERT(sizes.size() <= kMaxRank, "a shape has at most six dimensions");
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    CAPSTAN_ASSERT(sizes[i] >= 0, "negative size in a shape");
+    sizes_[i] = sizes[i];
+  }
+}
+int64_t Shape::elements() const {
+  int64_t product = 1;
+  for (const int64_t size : sizes()) product = checked_mul(product, size);
+  return product;
+}
+bool Shape::operator==(const Shape& other) const {
+  return rank_ == other.rank_ && std::memcmp(sizes_.data(), other.sizes_.data(), sizeof(int64_t) * static_cast<size_t>(rank_)) == 0;
+}
+std::string Shape::text() const {
+  std::string result = "[";
+  for (int i = 0; i < rank_; ++i) result += (i ? ", " : "") + std::to_string((*this)[i]);
+  return result + "]";
+}
+
+Storage::Storage(Device& device, int64_t bytes, MemoryOwner owner)
+    : device_(device), bytes_(bytes), owner_(owner), data_(device.allocate(bytes, owner)) {}
+Storage::~Storage() { device_.free(data_, bytes_, owner_); }
+
+Tensor Tensor::empty(Device& device, const Shape& shape, DType dtype) {
+  Tensor result;
+  result.storage_ = std::make_shared<Storage>(device, checked_mul(shape.elements(), size_of(dtype)), OwnerScope::current());
+  result.shape_ = shape;
+  result.dtype_ = dtype;
+  for (int64_t i = shape.rank() - 1, stride = 1; i >= 0; --i) {
+    result.strides_[static_cast<size_t>(i)] = stride;
+    stride *= shape[static_cast<int>(i)];
+  }
+  return result;
+}
+
+Tensor Tensor::zeros(Device& device, const Shape& shape, DType dtype) {
+  Tensor result = empty(device, shape, dtype);
+  device.zero(result.address(), result.bytes());
+  return result;
+}
+
+Tensor Tensor::from_host_bytes(Device& device, const Shape& shape, DType dtype, std::span<const std::byte> bytes) {
+  Tensor result = empty(device, shape, dtype);
+  result.copy_from_host_bytes(bytes);
+  return result;
+}
+
+bool Tensor::is_contiguous() const {
+  int64_t expected = 1;
+  for (int i = shape_.rank() - 1; i >= 0; --i) {
+    if (shape_[i] != 1 && strides_[static_cast<size_t>(i)] != expected) return false;
+    expected *= shape_[i];
+  }
+  return true;
+}
+
+Tensor Tensor::view(const Shape& shape) const {
+  CAPSTAN_ASSERT(is_contiguous() && shape.elements() == elements(), "view of " + text() + " as " + shape.text());
+  return flat_range(0, elements(), shape);
+}
+
+Tensor Tensor::flat_range(int64_t begin, int64_t count, const Shape& shape) const {
+  CAPSTAN_ASSERT(is_contiguous() && begin >= 0 && count >= 0 && begin + count <= elements() && shape.elements() == count,
+                 "range of " + text());
+  Tensor result = *this;
+  result.offset_ += begin * size_of(dtype_);
+  result.shape_ = shape;
+  for (int64_t i = shape.rank() - 1, stride = 1; i >= 0; --i) {
+    result.strides_[static_cast<size_t>(i)] = stride;
+    stride *= shape[static_cast<int>(i)];
+  }
+  return result;
+}
+
+Tensor Tensor::slice(int dim, int64_t begin, int64_t count) const {
+  CAPSTAN_ASSERT(dim >= 0 && dim < rank() && begin >= 0 && count >= 0 && begin + count <= size(dim), "slice of " + text());
+  Tensor result = *this;
+  result.offset_ += begin * stride(dim) * size_of(dtype_);
+  result.shape_[dim] = count;
+  return result;
+}
+
+void Tensor::copy_to_host_bytes(DType expected, std::span<std::byte> bytes) const {
+  CAPSTAN_ASSERT(dtype_ == expected && is_contiguous() && static_cast<int64_t>(bytes.size()) == this->bytes(),
+                 "copy of " + text() + " to the host");
+  device().copy_to_host(bytes.data(), address(), this->bytes());
+}
+void Tensor::copy_from_host_bytes(std::span<const std::byte> bytes) const {
+  CAPSTAN_ASSERT(is_contiguous() && static_cast<int64_t>(bytes.size()) == this->bytes(), "copy from the host to " + text());
+  device().copy_to_device(address(), bytes.data(), this->bytes());
+  device().synchronize();
+}
+
+std::vector<float> Tensor::to_floats() const {
+  std::vector<float> result(static_cast<size_t>(elements()));
+  if (dtype_ == DType::f32) return to_host<float>();
+  if (dtype_ == DType::bf16) {
+    const auto values = to_host<bf16>();
+    for (size_t i = 0; i < values.size(); ++i) result[i] = static_cast<float>(values[i]);
+  } else if (dtype_ == DType::f64) {
+    const auto values = to_host<double>();
+    for (size_t i = 0; i < values.size(); ++i) result[i] = static_cast<float>(values[i]);
+  } else {
+    fail(ErrorCode::internal, "internal error: to_floats of " + text());
+  }
+  return result;
+}
+
+std::string Tensor::text() const {
+  if (!defined()) return "(no tensor)";
+  return std::string(name_of(dtype_)) + shape_.text() + " on " + std::string(device().name());
+}
+
+}  // namespace capstan

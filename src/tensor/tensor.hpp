@@ -1,0 +1,106 @@
+// Tensor: a strided view of a reference-counted Storage on one device. Copying a Tensor copies the view.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tensor/device.hpp"
+#include "tensor/dtype.hpp"
+
+namespace capstan {
+
+// Up to six sizes, outermost first.
+class Shape {
+ public:
+  static constexpr int kMaxRank = 6;
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> sizes);
+  explicit Shape(std::span<const int64_t> sizes);
+  int rank() const { return rank_; }
+  int64_t operator[](int i) const { return sizes_[static_cast<size_t>(i)]; }
+  int64_t& operator[](int i) { return sizes_[static_cast<size_t>(i)]; }
+  int64_t elements() const;  // 1 for rank 0
+  std::span<const int64_t> sizes() const { return {sizes_.data(), static_cast<size_t>(rank_)}; }
+  bool operator==(const Shape& other) const;
+  std::string text() const;  // "[4, 1024, 768]"
+
+ private:
+  std::array<int64_t, kMaxRank> sizes_{};
+  int rank_ = 0;
+};
+
+class Storage {
+ public:
+  Storage(Device& device, int64_t bytes, MemoryOwner owner);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+  Device& device() const { return device_; }
+  std::byte* data() const { return data_; }  // a device address: only launch() and the copies follow it
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  Device& device_;
+  int64_t bytes_;
+  MemoryOwner owner_;
+  std::byte* data_;
+};
+
+class Tensor {
+ public:
+  Tensor() = default;  // empty: defined() is false
+  // Uninitialised, contiguous, booked to OwnerScope::current().
+  static Tensor empty(Device& device, const Shape& shape, DType dtype = DType::f32);
+  static Tensor zeros(Device& device, const Shape& shape, DType dtype = DType::f32);  // all bytes zero
+  template <class T>
+  static Tensor from_host(Device& device, const Shape& shape, std::span<const T> values) {
+    return from_host_bytes(device, shape, DTypeOf<T>::value, std::as_bytes(values));
+  }
+  static Tensor from_host_bytes(Device& device, const Shape& shape, DType dtype, std::span<const std::byte> bytes);
+
+  bool defined() const { return storage_ != nullptr; }
+  Device& device() const { return storage_->device(); }
+  const Shape& shape() const { return shape_; }
+  int64_t size(int dim) const { return shape_[dim < 0 ? dim + shape_.rank() : dim]; }
+  int64_t stride(int dim) const { return strides_[static_cast<size_t>(dim < 0 ? dim + shape_.rank() : dim)]; }  // elements
+  int rank() const { return shape_.rank(); }
+  int64_t elements() const { return shape_.elements(); }
+  int64_t bytes() const { return elements() * size_of(dtype_); }
+  DType dtype() const { return dtype_; }
+  bool is_contiguous() const;
+  std::byte* address() const { return storage_->data() + offset_; }  // a device address, see Storage::data
+  bool shares_storage_with(const Tensor& other) const { return storage_ == other.storage_; }
+
+  // Views; no data moves. view() needs a contiguous tensor and the same number of elements.
+  Tensor view(const Shape& shape) const;
+  Tensor slice(int dim, int64_t begin, int64_t count) const;
+  Tensor flat_range(int64_t begin, int64_t count, const Shape& shape) const;  // of a contiguous tensor
+
+  // Explicit copies, complete on return. The tensor must be contiguous.
+  template <class T>
+  std::vector<T> to_host() const {
+    std::vector<T> values(static_cast<size_t>(elements()));
+    copy_to_host_bytes(DTypeOf<T>::value, std::as_writable_bytes(std::span(values)));
+    return values;
+  }
+  void copy_to_host_bytes(DType expected, std::span<std::byte> bytes) const;
+  void copy_from_host_bytes(std::span<const std::byte> bytes) const;
+  // To float whatever the type (fp32, bf16, fp64): for tests, logs and checks, not for hot paths.
+  std::vector<float> to_floats() const;
+
+  std::string text() const;  // "bf16[4, 1024] on cpu"
+
+ private:
+  std::shared_ptr<Storage> storage_;
+  int64_t offset_ = 0;  // bytes
+  Shape shape_;
+  std::array<int64_t, Shape::kMaxRank> strides_{};
+  DType dtype_ = DType::f32;
+};
+
+}  // namespace capstan

@@ -1,0 +1,83 @@
+#include "tensor/tensor.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "base/error.hpp"
+#include "tensor/launch.hpp"
+
+using namespace capstan;
+
+namespace {
+const kernels::Table& no_table() {
+  static const char nothing[1] = {};
+  return reinterpret_cast<const kernels::Table&>(nothing);
+}
+void double_it(kernels::Context&, const float* x, kernels::Out y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y.as<float>()[i] = 2 * x[i];
+}
+}  // namespace
+
+TEST_CASE("bf16 rounds to nearest even and keeps what is not finite") {
+  CHECK(static_cast<float>(bf16(1.0f)) == 1.0f);
+  CHECK(bf16(1.00390625f).bits == bf16(1.0f).bits);         // 1 + 2^-8: a tie goes to the even side
+  CHECK(bf16(1.01171875f).bits == bf16(1.015625f).bits);    // 1 + 3 * 2^-8: the other tie
+  CHECK(std::isinf(static_cast<float>(bf16(std::numeric_limits<float>::infinity()))));
+  CHECK(std::isnan(static_cast<float>(bf16(std::numeric_limits<float>::signaling_NaN()))));
+  CHECK(std::isinf(static_cast<float>(bf16(std::numeric_limits<float>::max()))));
+}
+
+TEST_CASE("views share storage and slices keep strides") {
+  const auto cpu = make_cpu_device(no_table(), 1);
+  std::vector<float> values(24);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  const Tensor t = Tensor::from_host<float>(*cpu, {2, 3, 4}, values);
+  CHECK(t.is_contiguous());
+  const Tensor row = t.slice(1, 1, 1);
+  CHECK(row.shape() == Shape{2, 1, 4});
+  CHECK(!row.is_contiguous());
+  CHECK(row.shares_storage_with(t));
+  CHECK(t.view({6, 4}).slice(0, 5, 1).to_host<float>() == std::vector<float>{20, 21, 22, 23});
+  CHECK(t.flat_range(7, 2, {2}).to_host<float>() == std::vector<float>{7, 8});
+  CHECK_THROWS_AS((void)t.view({5, 5}), Error);
+  CHECK_THROWS_AS((void)row.view({8}), Error);
+  CHECK(t.text() == "fp32[2, 3, 4] on cpu");
+}
+
+TEST_CASE("memory is booked by owner, peaks are remembered, blocks are reused") {
+  const auto cpu = make_cpu_device(no_table(), 1);
+  {
+    OwnerScope scope(MemoryOwner::moments);
+    const Tensor a = Tensor::zeros(*cpu, {100}, DType::f32);
+    CHECK(cpu->memory().now_by_owner[static_cast<size_t>(MemoryOwner::moments)] == 512);
+  }
+  CHECK(cpu->memory().now == 0);
+  CHECK(cpu->memory().peak == 512);
+  const Tensor b = Tensor::zeros(*cpu, {128}, DType::f32);
+  CHECK(cpu->memory().system_requests == 1);
+  CHECK(cpu->memory().now_by_owner[static_cast<size_t>(MemoryOwner::activations)] == 512);
+}
+
+TEST_CASE("allocation sizes lose at most an eighth") {
+  for (int64_t bytes : {1, 511, 512, 513, (1 << 20) + 1, 5000000, 123456789}) {
+    CHECK(round_allocation(bytes) >= bytes);
+    CHECK(round_allocation(bytes) <= bytes + bytes / 8 + 512);
+    CHECK(round_allocation(round_allocation(bytes)) == round_allocation(bytes));
+  }
+}
+
+TEST_CASE("launch passes raw arrays on a real device and runs nothing on meta") {
+  const auto cpu = make_cpu_device(no_table(), 1);
+  const Tensor x = Tensor::from_host<float>(*cpu, {3}, std::vector<float>{1, 2, 3});
+  const Tensor y = Tensor::empty(*cpu, {3});
+  launch(*cpu, &double_it, x, y, x.elements());
+  CHECK(y.to_host<float>() == std::vector<float>{2, 4, 6});
+  CHECK_THROWS_AS(launch(*cpu, &double_it, Tensor::empty(*cpu, {3}, DType::bf16), y, int64_t{3}), Error);
+
+  const auto meta = make_meta_device(no_table());
+  const Tensor big = Tensor::empty(*meta, {1 << 20, 1 << 20});
+  launch(*meta, &double_it, big, big, big.elements());
+  CHECK(meta->memory().peak == int64_t{4} << 40);
+}
