@@ -29,6 +29,7 @@
 #include <string_view>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "config/types.hpp"
@@ -177,7 +178,7 @@ struct RecordInfo {
 struct SectionInfo : RecordInfo {
   bool optional = false;
   size_t index = 0;
-  std::function<const void*(const void* root)> find;  // null: the section is switched off
+  std::function<const void*(const void* root)> at;    // null: the section is switched off
   std::function<void*(void* root)> ensure;            // switches it on
   std::function<void(void* root)> clear;              // back to the defaults (optional: off)
 };
@@ -189,16 +190,18 @@ template <class T> struct IsVector : std::false_type {};
 template <class T> struct IsVector<std::vector<T>> : std::true_type { using Inner = T; };
 template <class T> struct IsMap : std::false_type {};
 template <class T> struct IsMap<std::map<std::string, T>> : std::true_type { using Inner = T; };
+template <class T> struct IsOrderedMap : std::false_type {};  // an open map that keeps the order written
+template <class T> struct IsOrderedMap<std::vector<std::pair<std::string, T>>> : std::true_type { using Inner = T; };
 
 template <class T> Type scalar_type();  // the closed set; defined in field.cpp
-extern template Type scalar_type<bool>();
-extern template Type scalar_type<int64_t>();
-extern template Type scalar_type<double>();
-extern template Type scalar_type<std::string>();
-extern template Type scalar_type<Path>();
-extern template Type scalar_type<Bytes>();
-extern template Type scalar_type<Duration>();
-extern template Type scalar_type<Secret>();
+template <> Type scalar_type<bool>();
+template <> Type scalar_type<int64_t>();
+template <> Type scalar_type<double>();
+template <> Type scalar_type<std::string>();
+template <> Type scalar_type<Path>();
+template <> Type scalar_type<Bytes>();
+template <> Type scalar_type<Duration>();
+template <> Type scalar_type<Secret>();
 template <class T>
 inline constexpr bool kIsScalar =
     std::is_same_v<T, bool> || std::is_same_v<T, int64_t> || std::is_same_v<T, double> || std::is_same_v<T, std::string> ||
@@ -255,6 +258,21 @@ Type make_type() {
         target.emplace();
         type_of<Inner>().store(&*target, value);
       }
+    };
+  } else if constexpr (IsOrderedMap<T>::value) {
+    using Inner = typename IsOrderedMap<T>::Inner;
+    type.kind = Type::Kind::map;
+    type.element = &type_of<Inner>();
+    type.load = [](const void* member) {
+      Value map = Value::map();
+      for (const auto& [key, item] : *static_cast<const T*>(member)) map.add(key, type_of<Inner>().load(&item));
+      return map;
+    };
+    type.store = [](void* member, const Value& value) {
+      auto& target = *static_cast<T*>(member);
+      target.clear();
+      for (size_t i = 0; i < value.items.size(); ++i)
+        type_of<Inner>().store(&target.emplace_back(value.keys[i], Inner{}).second, value.items[i]);
     };
   } else if constexpr (IsVector<T>::value) {
     using Inner = typename IsVector<T>::Inner;
@@ -428,7 +446,7 @@ class Schema {
   template <class Root, class S>
   SectionInfo& section(std::string name, S Root::*member) {
     SectionInfo& info = add_section(std::move(name));
-    info.find = [member](const void* root) -> const void* { return &(static_cast<const Root*>(root)->*member); };
+    info.at = [member](const void* root) -> const void* { return &(static_cast<const Root*>(root)->*member); };
     info.ensure = [member](void* root) -> void* { return &(static_cast<Root*>(root)->*member); };
     info.clear = [member](void* root) { static_cast<Root*>(root)->*member = S{}; };
     Section<S> table(info);
@@ -440,7 +458,7 @@ class Schema {
   SectionInfo& section(std::string name, std::optional<S> Root::*member) {
     SectionInfo& info = add_section(std::move(name));
     info.optional = true;
-    info.find = [member](const void* root) -> const void* {
+    info.at = [member](const void* root) -> const void* {
       const auto& value = static_cast<const Root*>(root)->*member;
       return value ? &*value : nullptr;
     };
@@ -454,6 +472,18 @@ class Schema {
     describe(table);
     finish_section(info);
     return info;
+  }
+
+  // Leaves at the top of the recipe: s.root<Config>([](Section<Config>& r) { r.field("name", &Config::name).doc("…"); });
+  template <class Root>
+  void root(void (*describe_root)(Section<Root>&)) {
+    SectionInfo& info = add_section("");
+    info.at = [](const void* object) { return object; };
+    info.ensure = [](void* object) { return object; };
+    info.clear = [](void*) {};
+    Section<Root> table(info);
+    describe_root(table);
+    finish_section(info);
   }
 
   // Runs after all overrides where `path` is unset (or null), its inputs first: the dotted names in the formula that are
