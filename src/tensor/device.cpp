@@ -107,6 +107,7 @@ class CpuDevice final : public Device {
   ~CpuDevice() override { release_cached(); }
   DeviceType type() const override { return DeviceType::cpu; }
   void synchronize() override {}
+  std::byte* host_address(std::byte* address) override { return address; }
   void zero(std::byte* data, int64_t bytes) override { std::memset(data, 0, static_cast<size_t>(bytes)); }
   void copy_to_device(std::byte* to, const void* from, int64_t bytes) override {
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
@@ -136,6 +137,7 @@ class MetaDevice final : public Device {
   explicit MetaDevice(const kernels::Table& table) { table_ = &table; }
   DeviceType type() const override { return DeviceType::meta; }
   void synchronize() override {}
+  std::byte* host_address(std::byte* address) override { return address; }
   void zero(std::byte*, int64_t) override {}
   void copy_to_device(std::byte*, const void*, int64_t) override {}
   void copy_to_host(void*, const std::byte*, int64_t) override {

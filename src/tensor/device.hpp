@@ -70,6 +70,9 @@ class Device {
   virtual void zero(std::byte* data, int64_t bytes) = 0;
   virtual void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) = 0;
 
+  // The address at which host code that is ordered like a kernel (a collective over host memory) may touch this memory.
+  virtual std::byte* host_address(std::byte* address) = 0;
+
   // For `launch` only.
   const kernels::Table& table() const { return *table_; }
   kernels::Context& context() { return context_; }

@@ -74,6 +74,7 @@ class Tensor {
   DType dtype() const { return dtype_; }
   bool is_contiguous() const;
   std::byte* address() const { return storage_->data() + offset_; }  // a device address, see Storage::data
+  bool unique() const { return storage_.use_count() == 1; }  // no other tensor sees this storage
   bool shares_storage_with(const Tensor& other) const { return storage_ == other.storage_; }
 
   // Views; no data moves. view() needs a contiguous tensor and the same number of elements.

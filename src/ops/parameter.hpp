@@ -1,0 +1,103 @@
+// What a parameter is before it exists (ParamSpec), the handle that operations hold (Parameter) and who resolves it to
+// memory (ParamStore).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tensor/tensor.hpp"
+
+namespace capstan {
+
+// Layout-independent initialisation: element i of the global tensor depends on (seed, name, i) only.
+struct Init {
+  enum class Kind : uint8_t { zeros, ones, normal } kind = Kind::zeros;
+  double std = 0;  // normal: mean 0
+};
+
+enum class MeshAxis : uint8_t { none, tensor, expert_tensor, expert };
+
+// How the global tensor is cut over a mesh axis: dimension `dim` consists of `blocks` equal blocks (gate and up of a gated
+// MLP are two), and each block is cut evenly.
+struct Sharding {
+  MeshAxis axis = MeshAxis::none;
+  int dim = 0;
+  int64_t blocks = 1;
+};
+
+struct ParamSpec {
+  std::string name;  // Megatron's dotted name, unique: "decoder.layers.0.self_attention.linear_qkv.weight"
+  Shape shape;       // global, vocabulary padded
+  Init init;
+  Sharding sharding;
+  bool no_weight_decay = false;     // biases and one-dimensional parameters
+  int layer = -1;                   // global layer index; -1: outside the layers
+  std::string block;                // unit of prefetch and release: "embedding", "layer 0", "head"
+  std::vector<std::string> places;  // where else it is used (a tied embedding names the output layer here)
+};
+
+// A handle. Its address is stable while the model lives; index is its place in the model's list.
+class Parameter {
+ public:
+  Parameter(ParamSpec spec, int index) : spec_(std::move(spec)), index_(index) {}
+  Parameter(const Parameter&) = delete;
+  Parameter& operator=(const Parameter&) = delete;
+  const ParamSpec& spec() const { return spec_; }
+  const std::string& name() const { return spec_.name; }
+  int index() const { return index_; }
+
+ private:
+  ParamSpec spec_;
+  int index_;
+};
+
+// Resolves parameters for one tape step and owns where their gradients go. Implementations may gather, cast, dequantise
+// or unpack in acquire() and drop the result in release(): an operation never keeps the tensor.
+class ParamStore {
+ public:
+  virtual ~ParamStore() = default;
+
+  // The local shard in the compute type, contiguous, valid until the matching release(). Calls nest.
+  virtual Tensor acquire(const Parameter& parameter) = 0;
+  virtual void release(const Parameter& parameter) = 0;
+
+  virtual bool trains(const Parameter& parameter) const = 0;
+  // fp32, shape of the local shard; weight gradients are accumulated straight into it.
+  virtual Tensor gradient(const Parameter& parameter) = 0;
+
+  // Micro-batch accounting. A gradient is ready when, in the last micro-batch, the last weight gradient of all uses of the
+  // parameter has been accumulated; gradient_ready() is then called once.
+  void begin_step(int parameters);
+  void begin_last_micro_batch() { last_micro_batch_ = true; }
+  void note_use(const Parameter& parameter);             // by the tape, once for each use in a forward pass
+  void note_weight_gradient(const Parameter& parameter);  // by the tape, after the use's weight gradient
+
+ protected:
+  virtual void gradient_ready(const Parameter&) {}
+
+ private:
+  std::vector<int> outstanding_;
+  bool last_micro_batch_ = false;
+};
+
+// A parameter resolved for the duration of one operation.
+class ParamPin {
+ public:
+  ParamPin(ParamStore& store, const Parameter& parameter) : store_(store), parameter_(parameter), tensor_(store.acquire(parameter)) {}
+  ~ParamPin() {
+    tensor_ = Tensor();
+    store_.release(parameter_);
+  }
+  ParamPin(const ParamPin&) = delete;
+  ParamPin& operator=(const ParamPin&) = delete;
+  const Tensor& operator*() const { return tensor_; }
+  const Tensor* operator->() const { return &tensor_; }
+
+ private:
+  ParamStore& store_;
+  const Parameter& parameter_;
+  Tensor tensor_;
+};
+
+}  // namespace capstan

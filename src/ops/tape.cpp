@@ -1,0 +1,280 @@
+#include "ops/tape.hpp"
+
+#include <chrono>
+#include <utility>
+
+#include "base/error.hpp"
+#include "kernels/table.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan {
+
+namespace {
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+std::vector<Shape> shapes_of(std::span<const Tensor> tensors) {
+  std::vector<Shape> shapes;
+  for (const Tensor& t : tensors)
+    if (t.defined()) shapes.push_back(t.shape());
+  return shapes;
+}
+int64_t bytes_of(std::span<const Tensor> tensors) {
+  int64_t total = 0;
+  for (const Tensor& t : tensors)
+    if (t.defined()) total += t.bytes();
+  return total;
+}
+}  // namespace
+
+// ---- parameters ------------------------------------------------------------------------------------------------------
+
+void ParamStore::begin_step(int parameters) {
+  outstanding_.assign(static_cast<size_t>(parameters), 0);
+  last_micro_batch_ = false;
+}
+void ParamStore::note_use(const Parameter& parameter) {
+  const auto index = static_cast<size_t>(parameter.index());
+  if (outstanding_.size() <= index) outstanding_.resize(index + 1, 0);
+  ++outstanding_[index];
+}
+void ParamStore::note_weight_gradient(const Parameter& parameter) {
+  int& count = outstanding_[static_cast<size_t>(parameter.index())];
+  CAPSTAN_ASSERT(count > 0, "a weight gradient of `" + parameter.name() + "` without a use");
+  if (--count == 0 && last_micro_batch_) gradient_ready(parameter);
+}
+
+// ---- backward steps --------------------------------------------------------------------------------------------------
+
+StepContext& BackwardStep::context() { return tape_.context_; }
+bool BackwardStep::needs(size_t input) const { return tape_.entries_[entry_].input_slots[input] >= 0; }
+void BackwardStep::give(size_t input, Tensor gradient) {
+  const int slot = tape_.entries_[entry_].input_slots[input];
+  if (slot >= 0) tape_.accumulate(slot, std::move(gradient));
+}
+void BackwardStep::weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors, WeightFunction run) {
+  if (!tape_.context_.store.trains(parameter)) return;
+  Tape::WeightStep step{&parameter, tape_.entries_[entry_].name, cost, std::move(tensors), std::move(run)};
+  if (tape_.delay_weights_) tape_.weight_steps_.push_back(std::move(step));
+  else tape_.run_weight_step(step);
+}
+
+// ---- the tape --------------------------------------------------------------------------------------------------------
+
+Var Tape::input(const std::string& name, Tensor value, bool needs_gradient) {
+  Var var{std::move(value), -1};
+  if (needs_gradient && recording()) {
+    var.slot = static_cast<int>(gradients_.size());
+    gradients_.emplace_back();
+  }
+  inputs_[name] = var;
+  return var;
+}
+
+const Var& Tape::output(const std::string& name) const {
+  const auto found = outputs_.find(name);
+  CAPSTAN_ASSERT(found != outputs_.end(), "the tape has no output `" + name + "`");
+  return found->second;
+}
+
+const Tensor& Tape::input_gradient(const std::string& name) const {
+  const auto found = input_gradients_.find(name);
+  CAPSTAN_ASSERT(found != input_gradients_.end(), "the tape has no gradient of an input `" + name + "`");
+  return found->second;
+}
+
+void Tape::note(TapeEvent event, double started) {
+  event.recomputed = repeated_;
+  last_mark_ = now_seconds();
+  event.seconds = last_mark_ - started;
+  context_.observer->observe(event);
+}
+
+std::vector<Var> Tape::record(Record record) {
+  std::vector<Var> results;
+  bool trains = false;
+  for (const Parameter* parameter : record.parameters) {
+    if (!context_.store.trains(*parameter)) continue;
+    trains = true;
+    // The first pass of a recomputed region counts its uses, so that no gradient is taken for ready before the region has
+    // run again; the second pass must not count them twice.
+    if (mode_ == Mode::train && !repeated_) context_.store.note_use(*parameter);
+  }
+  if (context_.observer) {
+    TapeEvent event{'F', record.name, {}, record.cost, bytes_of(record.saved)};
+    for (const Var& input : record.inputs) event.shapes.push_back(input.shape());
+    for (const Tensor& output : record.outputs) event.shapes.push_back(output.shape());
+    note(std::move(event), last_mark_);
+  }
+  bool needed = trains;
+  for (const Var& input : record.inputs) needed |= input.needs_gradient();
+  const bool keep = recording() && needed;
+  Entry entry;
+  for (Tensor& output : record.outputs) {
+    Var var{std::move(output), -1};
+    if (keep) {
+      var.slot = static_cast<int>(gradients_.size());
+      gradients_.emplace_back();
+      entry.output_slots.push_back(var.slot);
+      entry.output_shapes.push_back(var.shape());
+      entry.output_dtypes.push_back(var.dtype());
+    }
+    results.push_back(std::move(var));
+  }
+  if (keep) {
+    for (const Var& input : record.inputs) entry.input_slots.push_back(input.slot);
+    entry.name = std::move(record.name);
+    entry.backward_cost = record.backward_cost;
+    entry.saved = std::move(record.saved);
+    entry.backward = std::move(record.backward);
+    entries_.push_back(std::move(entry));
+  }
+  return results;
+}
+
+void Tape::side_loss(const Var& value, Tensor gradient) {
+  if (value.needs_gradient()) side_losses_.emplace_back(value.slot, std::move(gradient));
+}
+
+void Tape::accumulate(int slot, Tensor gradient) {
+  Tensor& sum = gradients_[static_cast<size_t>(slot)];
+  if (!sum.defined()) {
+    sum = std::move(gradient);
+    return;
+  }
+  CAPSTAN_ASSERT(sum.shape().elements() == gradient.shape().elements(), "gradients of different shapes for one value");
+  // Somebody else may hold the tensor that was given first: it is then left alone.
+  Tensor target = sum.unique() ? sum : Tensor::empty(sum.device(), sum.shape(), sum.dtype());
+  launch(sum.device(), sum.device().table().elementwise->add, sum, gradient, target, sum.elements());
+  sum = target;
+}
+
+void Tape::run_weight_step(WeightStep& step) {
+  const double started = context_.observer ? now_seconds() : 0;
+  const Tensor gradient = context_.store.gradient(*step.parameter);
+  step.run(gradient, step.tensors);
+  if (context_.observer) note({'W', step.name, shapes_of(step.tensors), step.cost, bytes_of(step.tensors)}, started);
+  step.tensors.clear();
+  context_.store.note_weight_gradient(*step.parameter);
+}
+
+void Tape::run_weight_gradients() {
+  for (WeightStep& step : weight_steps_) run_weight_step(step);
+  weight_steps_.clear();
+}
+
+void Tape::backward(const std::map<std::string, Tensor>& output_gradients, BackwardOptions options) {
+  for (const auto& [name, gradient] : output_gradients) {
+    const Var& var = output(name);
+    CAPSTAN_ASSERT(var.needs_gradient(), "nothing to train behind output `" + name + "`");
+    accumulate(var.slot, gradient);
+  }
+  for (auto& [slot, gradient] : side_losses_) accumulate(slot, std::move(gradient));
+  side_losses_.clear();
+  outputs_.clear();
+  run_backward(options);
+  for (auto& [name, var] : inputs_)
+    if (var.slot >= 0) input_gradients_[name] = gradients_[static_cast<size_t>(var.slot)];
+  inputs_.clear();
+  gradients_.clear();
+}
+
+void Tape::run_backward(BackwardOptions options) {
+  delay_weights_ = options.delay_weight_gradients;
+  while (!entries_.empty()) {
+    const size_t index = entries_.size() - 1;
+    Entry& entry = entries_[index];
+    BackwardStep step(*this, index);
+    bool reached = false;
+    for (const int slot : entry.output_slots) {
+      step.output_gradients_.push_back(std::move(gradients_[static_cast<size_t>(slot)]));
+      reached |= step.output_gradients_.back().defined();
+    }
+    step.saved_ = std::move(entry.saved);
+    const double started = context_.observer ? now_seconds() : 0;
+    TapeEvent event;
+    if (context_.observer)
+      event = {'B', entry.name, shapes_of(step.output_gradients_), entry.backward_cost, bytes_of(step.saved_)};
+    // What nothing depends on has a zero gradient; the operation still runs so that its weight gradients are accounted for.
+    if (!reached)
+      for (size_t i = 0; i < entry.output_slots.size(); ++i)
+        step.output_gradients_[i] = Tensor::zeros(device(), entry.output_shapes[i], entry.output_dtypes[i]);
+    entry.backward(step);
+    if (context_.observer) note(std::move(event), started);
+    entries_.pop_back();
+  }
+}
+
+// ---- recomputation ---------------------------------------------------------------------------------------------------
+
+Tensor Tape::choice(const std::function<Tensor()>& compute) {
+  if (!choices_) return compute();
+  if (repeated_) return choices_->at(next_choice_++);
+  choices_->push_back(compute());
+  return choices_->back();
+}
+
+std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> inputs, Body body) {
+  if (!recording()) return body(*this, inputs);  // inference, or inside a region that is itself run again later
+
+  // A region inside a repeated one replays its part of the outer region's choices.
+  const auto choices = choices_ ? choices_ : std::make_shared<std::vector<Tensor>>();
+  const size_t first_choice = next_choice_;
+  std::vector<Tensor> outputs, saved;
+  std::vector<bool> needs;
+  {
+    Tape first(context_, mode_);
+    first.suspended_ = true;
+    first.repeated_ = repeated_;
+    first.choices_ = choices;
+    first.next_choice_ = first_choice;
+    std::vector<Var> plain;
+    for (const Var& input : inputs) plain.push_back({input.value, -1});
+    for (Var& output : body(first, plain)) outputs.push_back(std::move(output.value));
+    next_choice_ = first.next_choice_;
+  }
+  for (const Var& input : inputs) {
+    saved.push_back(input.value);
+    needs.push_back(input.needs_gradient());
+  }
+  // The region's parameters make its outputs depend on something that trains: it is always recorded.
+  Entry entry;
+  std::vector<Var> results;
+  for (Tensor& output : outputs) {
+    Var var{std::move(output), static_cast<int>(gradients_.size())};
+    gradients_.emplace_back();
+    entry.output_slots.push_back(var.slot);
+    entry.output_shapes.push_back(var.shape());
+    entry.output_dtypes.push_back(var.dtype());
+    results.push_back(std::move(var));
+  }
+  for (const Var& input : inputs) entry.input_slots.push_back(input.slot);
+  entry.name = name;
+  entry.saved = std::move(saved);
+  entry.backward = [this, choices, first_choice, needs, body = std::move(body)](BackwardStep& step) {
+    Tape again(context_, Mode::train);
+    again.repeated_ = true;
+    again.choices_ = choices;
+    again.next_choice_ = first_choice;
+    std::vector<Var> arguments;
+    for (size_t i = 0; i < needs.size(); ++i)
+      arguments.push_back(again.input("input " + std::to_string(i), step.saved(i), needs[i]));
+    const std::vector<Var> values = body(again, arguments);
+    for (size_t i = 0; i < values.size(); ++i) {
+      Tensor& gradient = step.output_gradient(i);
+      if (gradient.defined() && values[i].needs_gradient()) again.accumulate(values[i].slot, std::move(gradient));
+    }
+    again.run_backward({.delay_weight_gradients = delay_weights_});
+    for (size_t i = 0; i < needs.size(); ++i) {
+      if (!needs[i]) continue;
+      Tensor& gradient = again.gradients_[static_cast<size_t>(arguments[i].slot)];
+      if (gradient.defined()) step.give(i, std::move(gradient));
+    }
+    // Delayed weight gradients outlive the inner tape: their tensors keep what they need.
+    for (WeightStep& weight : again.weight_steps_) weight_steps_.push_back(std::move(weight));
+  };
+  entries_.push_back(std::move(entry));
+  return results;
+}
+
+}  // namespace capstan

@@ -1,0 +1,194 @@
+// The tape of one micro-batch: what ran forward (F), what is to run backward (B: input gradients) and the weight gradients
+// (W) that B steps hand over. It is data: every entry has a name, shapes, bytes, FLOPs and the tensors that it keeps alive.
+//
+// An operation runs its forward and records itself:
+//
+//   Var scale(Tape& tape, const Var& x, float factor) {
+//     Tensor y = Tensor::empty(tape.device(), x.shape(), x.dtype());
+//     …launch the kernel…
+//     return tape.record({.name = "scale", .inputs = {x}, .outputs = {y}, .cost = {.flops = …, .bytes = …},
+//                         .saved = {},                                     // tensors the backward reads
+//                         .backward = [factor](BackwardStep& step) {
+//                           Tensor dx = …; launch on step.output_gradient(); step.give(0, dx); }})[0];
+//   }
+//
+// Several tapes may live at once. Backward starts from given output gradients plus the registered side losses. Weight
+// gradients run at once, or later when they are delayed. recompute() runs a region without recording it and runs it again
+// in the backward pass; there, side effects are off and discrete choices are replayed.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/parameter.hpp"
+#include "tensor/tensor.hpp"
+
+namespace capstan {
+
+struct Cost {
+  double flops = 0;
+  double bytes = 0;  // read and written
+};
+
+// One executed piece of a step, for traces, the memory table and the planner.
+struct TapeEvent {
+  char phase;  // 'F', 'B' or 'W'
+  std::string name;
+  std::vector<Shape> shapes;  // inputs, then outputs (F); gradients (B, W)
+  Cost cost;
+  int64_t saved_bytes = 0;  // kept alive from F to B, or from B to W
+  bool recomputed = false;
+  double seconds = 0;  // host time of the call
+};
+
+class TapeObserver {
+ public:
+  virtual ~TapeObserver() = default;
+  virtual void observe(const TapeEvent& event) = 0;
+};
+
+// What the operations of a step share.
+struct StepContext {
+  Device& device;
+  ParamStore& store;
+  TapeObserver* observer = nullptr;
+};
+
+// A value on a tape. slot < 0: no gradient flows to it.
+struct Var {
+  Tensor value;
+  int slot = -1;
+  const Shape& shape() const { return value.shape(); }
+  int64_t size(int dim) const { return value.size(dim); }
+  DType dtype() const { return value.dtype(); }
+  bool needs_gradient() const { return slot >= 0; }
+};
+
+class Tape;
+
+// What a backward function sees.
+class BackwardStep {
+ public:
+  // Gradient of the i-th output; undefined when nothing depends on that output. The tensor may be overwritten by the step
+  // if `Tensor::unique()` holds (nobody else has it).
+  Tensor& output_gradient(size_t i = 0) { return output_gradients_[i]; }
+  const Tensor& saved(size_t i) const { return saved_[i]; }
+  bool needs(size_t input) const;
+  void give(size_t input, Tensor gradient);  // adds to what the input already has
+
+  // Hands over a weight gradient: `run` adds into `gradient` (fp32, the parameter's shape) and reads `tensors`.
+  using WeightFunction = std::function<void(const Tensor& gradient, std::span<const Tensor> tensors)>;
+  void weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors, WeightFunction run);
+
+  StepContext& context();
+  Device& device() { return context().device; }
+  ParamPin pin(const Parameter& parameter) { return ParamPin(context().store, parameter); }
+
+ private:
+  friend class Tape;
+  BackwardStep(Tape& tape, size_t entry) : tape_(tape), entry_(entry) {}
+  Tape& tape_;
+  size_t entry_;
+  std::vector<Tensor> output_gradients_, saved_;
+};
+
+struct Record {
+  std::string name;
+  std::vector<Var> inputs;
+  std::vector<Tensor> outputs;
+  // Parameters used by this operation. Its backward must call weight_gradient exactly once for each that trains.
+  std::vector<const Parameter*> parameters;
+  Cost cost;           // forward
+  Cost backward_cost;  // input gradients only
+  std::vector<Tensor> saved;
+  std::function<void(BackwardStep&)> backward;
+};
+
+class Tape {
+ public:
+  enum class Mode : uint8_t {
+    train,      // records
+    inference,  // records nothing and counts nothing
+  };
+  explicit Tape(StepContext& context, Mode mode = Mode::train) : context_(context), mode_(mode) {}
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  StepContext& context() { return context_; }
+  Device& device() { return context_.device; }
+  ParamPin pin(const Parameter& parameter) { return ParamPin(context_.store, parameter); }
+  bool recording() const { return mode_ == Mode::train && !suspended_; }
+  // False while a region is run again: metrics, counts and side losses must not be registered twice.
+  bool side_effects() const { return !repeated_; }
+
+  // Named inputs and outputs of the micro-batch.
+  Var input(const std::string& name, Tensor value, bool needs_gradient = false);
+  void output(const std::string& name, const Var& value) { outputs_[name] = value; }
+  const Var& output(const std::string& name) const;
+  const Tensor& input_gradient(const std::string& name) const;  // after backward
+
+  std::vector<Var> record(Record record);
+
+  // A scalar (or vector) loss beside the main one: backward starts with `gradient` on it.
+  void side_loss(const Var& value, Tensor gradient);
+
+  // Runs `body` now without recording it, and again (recorded) when its gradient is needed. body must depend on its
+  // arguments, parameters and captured constants only.
+  using Body = std::function<std::vector<Var>(Tape&, std::span<const Var>)>;
+  std::vector<Var> recompute(const std::string& name, std::vector<Var> inputs, Body body);
+  // A discrete choice (routing, a split): computed in the first pass, replayed when the region runs again.
+  Tensor choice(const std::function<Tensor()>& compute);
+
+  // Runs all B entries, last first. Gradients of outputs by name; what is undefined counts as zero. With
+  // delay_weight_gradients the W steps wait for run_weight_gradients(). Entries and saved tensors are dropped as they are used.
+  struct BackwardOptions {
+    bool delay_weight_gradients = false;
+  };
+  void backward(const std::map<std::string, Tensor>& output_gradients, BackwardOptions options);
+  void backward(const std::map<std::string, Tensor>& output_gradients) { backward(output_gradients, BackwardOptions()); }
+  void run_weight_gradients();
+  size_t pending_weight_gradients() const { return weight_steps_.size(); }
+
+ private:
+  friend class BackwardStep;
+  struct Entry {
+    std::string name;
+    std::vector<int> input_slots, output_slots;
+    std::vector<Shape> output_shapes;
+    std::vector<DType> output_dtypes;
+    Cost backward_cost;
+    std::vector<Tensor> saved;
+    std::function<void(BackwardStep&)> backward;
+  };
+  struct WeightStep {
+    const Parameter* parameter;
+    std::string name;
+    Cost cost;
+    std::vector<Tensor> tensors;
+    BackwardStep::WeightFunction run;
+  };
+  void accumulate(int slot, Tensor gradient);
+  void run_backward(BackwardOptions options);
+  void run_weight_step(WeightStep& step);
+  void note(TapeEvent event, double seconds);
+
+  StepContext& context_;
+  Mode mode_;
+  bool suspended_ = false;  // first pass of a recomputed region: nothing is recorded
+  bool repeated_ = false;   // what runs has run before: uses are counted and side effects happened
+  bool delay_weights_ = false;
+  std::vector<Entry> entries_;
+  std::vector<Tensor> gradients_;  // by slot
+  std::vector<WeightStep> weight_steps_;
+  std::map<std::string, Var> inputs_, outputs_;
+  std::map<std::string, Tensor> input_gradients_;
+  std::vector<std::pair<int, Tensor>> side_losses_;
+  std::shared_ptr<std::vector<Tensor>> choices_;  // of the outermost recomputed region
+  size_t next_choice_ = 0;                        // when repeated
+  double last_mark_ = 0;  // host clock at the end of the last observed piece
+};
+
+}  // namespace capstan
