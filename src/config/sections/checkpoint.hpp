@@ -3,18 +3,19 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
+
+#include "config/types.hpp"
 
 namespace capstan::config {
 
 struct CheckpointConfig {
-  std::optional<std::string> save;  // directory of the checkpoints; null: `checkpoints` of the run directory
-  std::optional<std::string> load;  // run, checkpoint directory or checkpoint to continue from (everything)
-  std::optional<std::string> pretrained_checkpoint;  // start from these weights alone
-  std::optional<int64_t> ckpt_step;                  // with load: this step instead of the newest
-  std::optional<int64_t> save_interval;              // steps; null: only at the end
-  std::optional<int64_t> save_retain_interval;       // steps whose multiples are never deleted
-  int64_t most_recent_k = 2;                         // newest checkpoints kept; -1: all
+  std::optional<Path> save;  // directory of the checkpoints; null: `checkpoints` of the run directory
+  std::optional<Path> load;  // run, checkpoint directory or checkpoint to continue from (everything)
+  std::optional<Path> pretrained_checkpoint;    // start from these weights alone
+  std::optional<int64_t> ckpt_step;             // with load: this step instead of the newest
+  std::optional<int64_t> save_interval;         // steps; null: only at the end
+  std::optional<int64_t> save_retain_interval;  // steps whose multiples are never deleted
+  int64_t most_recent_k = 2;                    // newest checkpoints kept; -1: all
   bool save_optim = true;
   bool save_rng = true;
   bool load_optim = true;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "config/types.hpp"
+
 namespace capstan::config {
 
 // Element type of a stored or computed number, as a recipe names it.
@@ -10,5 +12,27 @@ enum class Precision : uint8_t { fp32, bf16, fp16 };
 
 // How parameters, gradients and optimizer state are split over data-parallel ranks (ZeRO 0, 1, 2, 3).
 enum class ShardingStrategy : uint8_t { no_shard, optim, optim_grads, optim_grads_params };
+
+template <>
+struct EnumNames<Precision> {
+  static constexpr EnumEntry<Precision> list[] = {
+      {Precision::fp32, "fp32", "32-bit floating point", "float32 torch.float32 32"},
+      {Precision::bf16, "bf16", "bfloat16: 8 bits of exponent, 8 of precision", "bfloat16 torch.bfloat16"},
+      {Precision::fp16, "fp16", "IEEE half: 5 bits of exponent, 11 of precision",
+       "float16 half torch.float16"},
+  };
+};
+
+template <>
+struct EnumNames<ShardingStrategy> {
+  static constexpr EnumEntry<ShardingStrategy> list[] = {
+      {ShardingStrategy::no_shard, "no_shard", "every rank holds everything (ZeRO 0)"},
+      {ShardingStrategy::optim, "optim", "optimizer state is split (ZeRO 1)", "zero1"},
+      {ShardingStrategy::optim_grads, "optim_grads", "optimizer state and gradients are split (ZeRO 2)",
+       "zero2"},
+      {ShardingStrategy::optim_grads_params, "optim_grads_params",
+       "optimizer state, gradients and parameters are split (ZeRO 3)", "zero3"},
+  };
+};
 
 }  // namespace capstan::config

@@ -7,11 +7,43 @@
 #include <string>
 #include <vector>
 
+#include "config/types.hpp"
+
 namespace capstan::config {
 
 enum class CpCommType : uint8_t { p2p, all_gather, a2a, a2a_p2p };  // the last is spelled a2a+p2p
 enum class PipelineSchedule : uint8_t { gpipe, one_f_one_b, interleaved, zero_bubble, pipedream };
 enum class DistributedBackend : uint8_t { automatic, mpi, nccl };
+
+template <>
+struct EnumNames<CpCommType> {
+  static constexpr EnumEntry<CpCommType> list[] = {
+      {CpCommType::p2p, "p2p", "keys and values travel around a ring"},
+      {CpCommType::all_gather, "all_gather", "every rank gathers all keys and values"},
+      {CpCommType::a2a, "a2a", "heads are exchanged for the sequence (Ulysses)"},
+      {CpCommType::a2a_p2p, "a2a+p2p", "a2a inside a group, a ring between groups"},
+  };
+};
+
+template <>
+struct EnumNames<PipelineSchedule> {
+  static constexpr EnumEntry<PipelineSchedule> list[] = {
+      {PipelineSchedule::gpipe, "gpipe", "all forwards, then all backwards"},
+      {PipelineSchedule::one_f_one_b, "1f1b", "one forward, one backward"},
+      {PipelineSchedule::interleaved, "interleaved_1f1b", "1f1b over virtual stages", "interleaved"},
+      {PipelineSchedule::zero_bubble, "zero_bubble", "1f1b with weight gradients moved into the bubble"},
+      {PipelineSchedule::pipedream, "pipedream", "no flush between steps: stale weights, refused"},
+  };
+};
+
+template <>
+struct EnumNames<DistributedBackend> {
+  static constexpr EnumEntry<DistributedBackend> list[] = {
+      {DistributedBackend::automatic, "auto", "mpi on the CPU, nccl on GPUs"},
+      {DistributedBackend::mpi, "mpi", "MPI"},
+      {DistributedBackend::nccl, "nccl", "NCCL"},
+  };
+};
 
 struct DistConfig {
   int64_t world_size = 1;  // ranks, one for each device

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "config/sections/common.hpp"
+#include "config/types.hpp"
 
 namespace capstan::config {
 
@@ -15,6 +16,46 @@ enum class Fp8Recipe : uint8_t { delayed, tensorwise, mxfp8, blockwise };
 enum class Fp8AmaxAlgo : uint8_t { most_recent, max };
 enum class Fp4Format : uint8_t { e2m1 };
 enum class Fp4Recipe : uint8_t { nvfp4 };
+
+template <>
+struct EnumNames<Fp8Format> {
+  static constexpr EnumEntry<Fp8Format> list[] = {
+      {Fp8Format::e4m3, "e4m3", "4 bits of exponent everywhere"},
+      {Fp8Format::hybrid, "hybrid", "e4m3 in forward, e5m2 for gradients"},
+  };
+};
+
+template <>
+struct EnumNames<Fp8Recipe> {
+  static constexpr EnumEntry<Fp8Recipe> list[] = {
+      {Fp8Recipe::delayed, "delayed", "scale from the maxima of earlier steps"},
+      {Fp8Recipe::tensorwise, "tensorwise", "scale from the current maximum of a tensor"},
+      {Fp8Recipe::mxfp8, "mxfp8", "a power of two for each 32 elements"},
+      {Fp8Recipe::blockwise, "blockwise", "1 x 128 and 128 x 128 blocks"},
+  };
+};
+
+template <>
+struct EnumNames<Fp8AmaxAlgo> {
+  static constexpr EnumEntry<Fp8AmaxAlgo> list[] = {
+      {Fp8AmaxAlgo::most_recent, "most_recent", "the last maximum"},
+      {Fp8AmaxAlgo::max, "max", "the largest of the history"},
+  };
+};
+
+template <>
+struct EnumNames<Fp4Format> {
+  static constexpr EnumEntry<Fp4Format> list[] = {
+      {Fp4Format::e2m1, "e2m1", "2 bits of exponent, 1 of mantissa"},
+  };
+};
+
+template <>
+struct EnumNames<Fp4Recipe> {
+  static constexpr EnumEntry<Fp4Recipe> list[] = {
+      {Fp4Recipe::nvfp4, "nvfp4", "an fp8 scale for each 16 elements"},
+  };
+};
 
 struct MixedPrecisionConfig {
   Precision params_dtype =

@@ -6,6 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "config/types.hpp"
+
 namespace capstan::config {
 
 enum class PositionEmbedding : uint8_t { learned_absolute, rope, none };
@@ -19,6 +21,111 @@ enum class RouterBalancing : uint8_t { aux_loss, seq_aux_loss, global_aux_loss, 
 enum class RouterDtype : uint8_t { fp32, fp64 };
 enum class TokenDropPolicy : uint8_t { probs, position };
 enum class TokenDispatcher : uint8_t { allgather, alltoall };
+
+template <>
+struct EnumNames<PositionEmbedding> {
+  static constexpr EnumEntry<PositionEmbedding> list[] = {
+      {PositionEmbedding::learned_absolute, "learned_absolute", "a trained vector for each position"},
+      {PositionEmbedding::rope, "rope",
+       "queries and keys are rotated by an angle that grows with the position"},
+      {PositionEmbedding::none, "none", "no positions: attention sees order only through the causal mask"},
+  };
+};
+
+template <>
+struct EnumNames<Normalization> {
+  static constexpr EnumEntry<Normalization> list[] = {
+      {Normalization::layer_norm, "LayerNorm",
+       "subtract the mean, divide by the standard deviation, scale and shift", "layernorm layer_norm"},
+      {Normalization::rms_norm, "RMSNorm", "divide by the root mean square and scale", "rmsnorm rms_norm"},
+  };
+};
+
+template <>
+struct EnumNames<Activation> {
+  static constexpr EnumEntry<Activation> list[] = {
+      {Activation::gelu, "gelu", "x * Phi(x), with the error function"},
+      {Activation::gelu_tanh, "gelu_tanh", "the tanh approximation of GELU, as in GPT-2",
+       "gelu_new gelu_pytorch_tanh"},
+      {Activation::silu, "silu", "x * sigmoid(x); with gated_linear_unit: SwiGLU", "swish"},
+      {Activation::relu, "relu", "max(x, 0)"},
+      {Activation::squared_relu, "squared_relu", "max(x, 0) squared"},
+  };
+};
+
+template <>
+struct EnumNames<RecomputeGranularity> {
+  static constexpr EnumEntry<RecomputeGranularity> list[] = {
+      {RecomputeGranularity::full, "full",
+       "keep only the input of a group of layers, run its forward again in backward"},
+      {RecomputeGranularity::selective, "selective", "run only the modules of recompute_modules again"},
+  };
+};
+
+template <>
+struct EnumNames<RecomputeMethod> {
+  static constexpr EnumEntry<RecomputeMethod> list[] = {
+      {RecomputeMethod::uniform, "uniform", "all layers, in groups of recompute_num_layers"},
+      {RecomputeMethod::block, "block",
+       "the first recompute_num_layers layers of each pipeline stage, one by one"},
+  };
+};
+
+template <>
+struct EnumNames<RecomputeModule> {
+  static constexpr EnumEntry<RecomputeModule> list[] = {
+      {RecomputeModule::core_attn, "core_attn", "scores, softmax and weighted sum"},
+      {RecomputeModule::layernorm, "layernorm", "both norms of a layer"},
+      {RecomputeModule::mlp, "mlp", "the dense feed-forward network"},
+      {RecomputeModule::moe, "moe", "router and experts"},
+      {RecomputeModule::moe_act, "moe_act", "activation inside the experts"},
+      {RecomputeModule::shared_experts, "shared_experts", "the shared experts"},
+      {RecomputeModule::mla_up_proj, "mla_up_proj", "up-projection of latent attention"},
+  };
+};
+
+template <>
+struct EnumNames<RouterScore> {
+  static constexpr EnumEntry<RouterScore> list[] = {
+      {RouterScore::softmax, "softmax", "probabilities over all experts"},
+      {RouterScore::sigmoid, "sigmoid", "each expert on its own"},
+  };
+};
+
+template <>
+struct EnumNames<RouterBalancing> {
+  static constexpr EnumEntry<RouterBalancing> list[] = {
+      {RouterBalancing::aux_loss, "aux_loss", "load-balancing loss over a micro-batch"},
+      {RouterBalancing::seq_aux_loss, "seq_aux_loss", "load-balancing loss over each sequence"},
+      {RouterBalancing::global_aux_loss, "global_aux_loss", "load-balancing loss over the global batch"},
+      {RouterBalancing::sinkhorn, "sinkhorn", "balanced assignment by Sinkhorn iterations"},
+      {RouterBalancing::none, "none", "no balancing"},
+  };
+};
+
+template <>
+struct EnumNames<RouterDtype> {
+  static constexpr EnumEntry<RouterDtype> list[] = {
+      {RouterDtype::fp32, "fp32", "32-bit"},
+      {RouterDtype::fp64, "fp64", "64-bit"},
+  };
+};
+
+template <>
+struct EnumNames<TokenDropPolicy> {
+  static constexpr EnumEntry<TokenDropPolicy> list[] = {
+      {TokenDropPolicy::probs, "probs", "drop the least probable tokens"},
+      {TokenDropPolicy::position, "position", "drop the last tokens"},
+  };
+};
+
+template <>
+struct EnumNames<TokenDispatcher> {
+  static constexpr EnumEntry<TokenDispatcher> list[] = {
+      {TokenDispatcher::allgather, "allgather", "every rank gathers all tokens"},
+      {TokenDispatcher::alltoall, "alltoall", "tokens travel to the ranks of their experts"},
+  };
+};
 
 struct ModelConfig {
   // ---- size ----

@@ -5,11 +5,31 @@
 #include <optional>
 
 #include "config/sections/common.hpp"
+#include "config/types.hpp"
 
 namespace capstan::config {
 
 enum class OptimizerKind : uint8_t { adam, sgd, lion, muon };
 enum class MuonScaleMode : uint8_t { spectral, unit_rms_norm, shape_scaling };
+
+template <>
+struct EnumNames<OptimizerKind> {
+  static constexpr EnumEntry<OptimizerKind> list[] = {
+      {OptimizerKind::adam, "adam", "Adam; with decoupled_weight_decay AdamW", "adamw"},
+      {OptimizerKind::sgd, "sgd", "gradient descent with momentum"},
+      {OptimizerKind::lion, "lion", "sign of an interpolated momentum"},
+      {OptimizerKind::muon, "muon", "orthogonalised momentum for matrices, Adam for the rest"},
+  };
+};
+
+template <>
+struct EnumNames<MuonScaleMode> {
+  static constexpr EnumEntry<MuonScaleMode> list[] = {
+      {MuonScaleMode::spectral, "spectral", "max(rows, columns) ^ 0.5"},
+      {MuonScaleMode::unit_rms_norm, "unit_rms_norm", "(rows / columns) ^ 0.5"},
+      {MuonScaleMode::shape_scaling, "shape_scaling", "max(1, rows / columns) ^ 0.5"},
+  };
+};
 
 struct OptimizerConfig {
   OptimizerKind optimizer = OptimizerKind::adam;

@@ -3,8 +3,9 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
+
+#include "config/types.hpp"
 
 namespace capstan::config {
 
@@ -14,7 +15,7 @@ struct ProfilingConfig {
   int64_t profile_step_end = 12;  // first step that is not traced
   std::vector<int64_t> profile_ranks = {0};
   bool record_shapes = true;
-  std::optional<std::string> trace_dir;  // null: `trace` of the run directory
+  std::optional<Path> trace_dir;  // null: `trace` of the run directory
 };
 
 }  // namespace capstan::config

@@ -5,11 +5,44 @@
 #include <cstdint>
 #include <optional>
 
+#include "config/types.hpp"
+
 namespace capstan::config {
 
 enum class LrDecayStyle : uint8_t { constant, linear, cosine, inverse_square_root, wsd };
 enum class WsdDecayStyle : uint8_t { exponential, linear, cosine, minus_sqrt };
 enum class WeightDecayStyle : uint8_t { constant, linear, cosine };
+
+template <>
+struct EnumNames<LrDecayStyle> {
+  static constexpr EnumEntry<LrDecayStyle> list[] = {
+      {LrDecayStyle::constant, "constant", "the peak to the end"},
+      {LrDecayStyle::linear, "linear", "a straight line to min_lr"},
+      {LrDecayStyle::cosine, "cosine", "half a cosine to min_lr"},
+      {LrDecayStyle::inverse_square_root, "inverse-square-root", "peak * sqrt(warm-up / step)",
+       "inverse_square_root"},
+      {LrDecayStyle::wsd, "WSD", "the peak, then a short decay at the end (warm-up, stable, decay)", "wsd"},
+  };
+};
+
+template <>
+struct EnumNames<WsdDecayStyle> {
+  static constexpr EnumEntry<WsdDecayStyle> list[] = {
+      {WsdDecayStyle::exponential, "exponential", "2 * 0.5^q - 1"},
+      {WsdDecayStyle::linear, "linear", "1 - q"},
+      {WsdDecayStyle::cosine, "cosine", "(1 + cos(pi q)) / 2"},
+      {WsdDecayStyle::minus_sqrt, "minus_sqrt", "1 - sqrt(q)"},
+  };
+};
+
+template <>
+struct EnumNames<WeightDecayStyle> {
+  static constexpr EnumEntry<WeightDecayStyle> list[] = {
+      {WeightDecayStyle::constant, "constant", "optimizer.weight_decay throughout"},
+      {WeightDecayStyle::linear, "linear", "a straight line from start to end"},
+      {WeightDecayStyle::cosine, "cosine", "half a cosine from start to end"},
+  };
+};
 
 struct SchedulerConfig {
   LrDecayStyle lr_decay_style = LrDecayStyle::linear;

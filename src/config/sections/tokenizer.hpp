@@ -5,16 +5,38 @@
 #include <optional>
 #include <string>
 
+#include "config/types.hpp"
+
 namespace capstan::config {
 
 enum class TokenizerKind : uint8_t { huggingface, gpt2_bpe, byte, none };
 enum class PreTokenizer : uint8_t { gpt2, llama3, qwen };
 
+template <>
+struct EnumNames<TokenizerKind> {
+  static constexpr EnumEntry<TokenizerKind> list[] = {
+      {TokenizerKind::huggingface, "huggingface", "a tokenizer.json (byte-level BPE)",
+       "HuggingFaceTokenizer"},
+      {TokenizerKind::gpt2_bpe, "gpt2_bpe", "vocab.json and merges.txt (byte-level BPE)", "GPT2BPETokenizer"},
+      {TokenizerKind::byte, "byte", "one id for each byte, and one for the end of a document"},
+      {TokenizerKind::none, "none", "no tokenizer: the dataset holds ids already", "NullTokenizer"},
+  };
+};
+
+template <>
+struct EnumNames<PreTokenizer> {
+  static constexpr EnumEntry<PreTokenizer> list[] = {
+      {PreTokenizer::gpt2, "gpt2", "GPT-2"},
+      {PreTokenizer::llama3, "llama3", "Llama 3"},
+      {PreTokenizer::qwen, "qwen", "Qwen 2 and later", "qwen2"},
+  };
+};
+
 struct TokenizerConfig {
   TokenizerKind tokenizer_type = TokenizerKind::none;
-  std::optional<std::string> tokenizer_model;       // huggingface: tokenizer.json
-  std::optional<std::string> vocab_file;            // gpt2_bpe: vocab.json
-  std::optional<std::string> merge_file;            // gpt2_bpe: merges.txt
+  std::optional<Path> tokenizer_model;              // huggingface: tokenizer.json
+  std::optional<Path> vocab_file;                   // gpt2_bpe: vocab.json
+  std::optional<Path> merge_file;                   // gpt2_bpe: merges.txt
   PreTokenizer pre_tokenizer = PreTokenizer::gpt2;  // gpt2_bpe; a tokenizer.json names its own
   std::string eod_token = "<|endoftext|>";
 };

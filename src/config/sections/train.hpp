@@ -4,9 +4,23 @@
 #include <cstdint>
 #include <optional>
 
+#include "config/types.hpp"
+
 namespace capstan::config {
 
 enum class DeviceKind : uint8_t { automatic, cpu, cuda, guard, meta };  // automatic is spelled auto
+
+template <>
+struct EnumNames<DeviceKind> {
+  static constexpr EnumEntry<DeviceKind> list[] = {
+      {DeviceKind::automatic, "auto", "CUDA where a device is present, else the CPU"},
+      {DeviceKind::cpu, "cpu", "the CPU"},
+      {DeviceKind::cuda, "cuda", "an NVIDIA GPU"},
+      {DeviceKind::guard, "guard",
+       "the CPU behind memory that the host may not touch: finds missing synchronisation"},
+      {DeviceKind::meta, "meta", "shapes without memory: nothing is computed"},
+  };
+};
 
 struct TrainConfig {
   int64_t micro_batch_size = 1;  // samples of one forward pass of one model replica
