@@ -1,0 +1,51 @@
+// A named group of ranks and its collectives over host memory. Counts are bytes; what the bytes mean (sums) is in
+// reduce.hpp: reductions are ours, in rank order, so that layouts and ZeRO stages agree bitwise.
+//
+// Every member calls the same collectives in the same order. Started work ends with wait(); buffers stay untouched until
+// then. Errors of the transport are ErrorCode::rank_failure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace capstan::comm {
+
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual void wait() = 0;
+};
+using WorkHandle = std::unique_ptr<Work>;
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const std::string& name() const = 0;  // "world", "dp", "tp" …
+  // Ranks with the same colour form a group, ordered by key. Collective over this group.
+  virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
+
+  virtual WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes_per_rank) = 0;
+  virtual WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes_per_rank) = 0;
+  virtual WorkHandle start_broadcast(void* data, int64_t bytes, int root) = 0;
+  virtual WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) = 0;
+  virtual WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) = 0;
+  virtual void barrier() = 0;
+
+  void all_gather(const void* mine, void* all, int64_t bytes_per_rank) { start_all_gather(mine, all, bytes_per_rank)->wait(); }
+  void all_to_all(const void* send, void* receive, int64_t bytes_per_rank) { start_all_to_all(send, receive, bytes_per_rank)->wait(); }
+  void broadcast(void* data, int64_t bytes, int root) { start_broadcast(data, bytes, root)->wait(); }
+
+  bool alone() const { return size() == 1; }
+};
+
+// A group of one: every collective is a copy.
+std::unique_ptr<Communicator> make_self_communicator(const std::string& name);
+// Any world and no peers: collectives take part in a plan on the meta device and touch nothing.
+std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, const std::string& name);
+
+}  // namespace capstan::comm

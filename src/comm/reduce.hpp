@@ -1,0 +1,28 @@
+// Sums over a group, in rank order, in fp32 (or double for scalars): the same bits for a plain all-reduce and for a
+// reduce-scatter followed by a gather, whatever the transport.
+#pragma once
+
+#include <span>
+
+#include "comm/communicator.hpp"
+#include "tensor/tensor.hpp"
+
+namespace capstan::comm {
+
+enum class ReduceOp : uint8_t { sum, max, min };
+
+// Small host values (flags, counts, norms): every rank gets the same result; sums are made in rank order.
+void all_reduce(Communicator& group, std::span<double> values, ReduceOp op = ReduceOp::sum);
+double all_reduce(Communicator& group, double value, ReduceOp op = ReduceOp::sum);
+
+// fp32 tensors, contiguous. elements() must divide by group.size() (buckets are padded for it).
+//   reduce_scatter_sum: rank r's slice r of `values` becomes the sum over ranks; the other slices are undefined after.
+//   all_gather_slices:  slice r is taken from rank r.
+//   all_reduce_sum:     both.
+void reduce_scatter_sum(Communicator& group, const Tensor& values);
+void all_gather_slices(Communicator& group, const Tensor& values);  // any element type
+void all_reduce_sum(Communicator& group, const Tensor& values);
+// Any length: the last slice is shorter.
+void all_reduce_sum_any(Communicator& group, const Tensor& values);
+
+}  // namespace capstan::comm

@@ -1,0 +1,240 @@
+#include "comm/world.hpp"
+
+#include <mpi.h>
+#include <unistd.h>
+
+#include <array>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+
+namespace capstan::comm {
+
+namespace {
+
+[[noreturn]] void fail_mpi(const std::string& group, const char* call, int code) {
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  fail(ErrorCode::rank_failure, std::string(call) + " in group `" + group + "` failed: " + text.data());
+}
+
+class Requests final : public Work {
+ public:
+  Requests(std::vector<MPI_Request> requests, const std::string& group) : requests_(std::move(requests)), group_(group) {}
+  ~Requests() override {
+    if (!requests_.empty()) MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
+  }
+  void wait() override {
+    const int code = MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
+    requests_.clear();
+    if (code != MPI_SUCCESS) fail_mpi(group_, "MPI_Waitall", code);
+  }
+
+ private:
+  std::vector<MPI_Request> requests_;
+  std::string group_;
+};
+
+class MpiCommunicator final : public Communicator {
+ public:
+  MpiCommunicator(MPI_Comm comm, std::string name, bool owned) : comm_(comm), name_(std::move(name)), owned_(owned) {
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+  }
+  ~MpiCommunicator() override {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (owned_ && !finalized) MPI_Comm_free(&comm_);
+  }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+  std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override {
+    MPI_Comm part = MPI_COMM_NULL;
+    check("MPI_Comm_split", MPI_Comm_split(comm_, color, key, &part));
+    int size = 0;
+    MPI_Comm_size(part, &size);
+    auto result = std::make_unique<MpiCommunicator>(part, name, true);
+    if (size > 1) return result;
+    return make_self_communicator(name);  // nothing for a group of one
+  }
+
+  WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes) override {
+    // A member may gather in place: its part of `all` is where `mine` points.
+    const bool in_place = mine == static_cast<const std::byte*>(all) + rank_ * bytes;
+    return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
+      if (offset == 0 && count == bytes) {
+        requests.emplace_back();
+        check("MPI_Iallgather", MPI_Iallgather(in_place ? MPI_IN_PLACE : mine, count, MPI_BYTE, all, count, MPI_BYTE, comm_,
+                                               &requests.back()));
+        return;
+      }
+      for (int root = 0; root < size_; ++root) {
+        std::byte* part = static_cast<std::byte*>(all) + root * bytes + offset;
+        if (root == rank_ && !in_place) std::memcpy(part, static_cast<const std::byte*>(mine) + offset, static_cast<size_t>(count));
+        requests.emplace_back();
+        check("MPI_Ibcast", MPI_Ibcast(part, count, MPI_BYTE, root, comm_, &requests.back()));
+      }
+    });
+  }
+  WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes) override {
+    return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
+      for (int peer = 0; peer < size_; ++peer) {
+        requests.emplace_back();
+        check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(receive) + peer * bytes + offset, count, MPI_BYTE, peer, kCollectiveTag,
+                                     comm_, &requests.back()));
+      }
+      for (int shift = 0; shift < size_; ++shift) {  // every rank begins with another peer
+        const int peer = (rank_ + shift) % size_;
+        requests.emplace_back();
+        check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(send) + peer * bytes + offset, count, MPI_BYTE, peer,
+                                     kCollectiveTag, comm_, &requests.back()));
+      }
+    });
+  }
+  WorkHandle start_broadcast(void* data, int64_t bytes, int root) override {
+    return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
+      requests.emplace_back();
+      check("MPI_Ibcast", MPI_Ibcast(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, root, comm_, &requests.back()));
+    });
+  }
+  WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
+    return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
+      requests.emplace_back();
+      check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(data) + offset, count, MPI_BYTE, to, tag, comm_, &requests.back()));
+    });
+  }
+  WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) override {
+    return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
+      requests.emplace_back();
+      check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, from, tag, comm_, &requests.back()));
+    });
+  }
+  void barrier() override { check("MPI_Barrier", MPI_Barrier(comm_)); }
+
+ private:
+  static constexpr int kCollectiveTag = 32000;
+  static constexpr int64_t kLargest = int64_t{1} << 30;  // MPI counts are int
+
+  void check(const char* call, int code) const {
+    if (code != MPI_SUCCESS) fail_mpi(name_, call, code);
+  }
+  template <class Post>
+  WorkHandle chunked(int64_t bytes, Post post) {
+    std::vector<MPI_Request> requests;
+    for (int64_t offset = 0; offset < bytes; offset += kLargest)
+      post(offset, static_cast<int>(std::min(kLargest, bytes - offset)), requests);
+    return std::make_unique<Requests>(std::move(requests), name_);
+  }
+
+  MPI_Comm comm_;
+  std::string name_;
+  bool owned_;
+  int rank_ = 0, size_ = 1;
+};
+
+std::string host_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+class SingleWorld final : public World {
+ public:
+  Communicator& communicator() override { return *self_; }
+  int local_rank() const override { return 0; }
+  int local_size() const override { return 1; }
+  const std::string& host() const override { return host_; }
+  [[noreturn]] void abort(int exit_code) override { std::_Exit(exit_code); }
+
+ private:
+  std::unique_ptr<Communicator> self_ = make_self_communicator("world");
+  std::string host_ = host_name();
+};
+
+class MpiWorld final : public World {
+ public:
+  MpiWorld() {
+    int provided = 0;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+    if (provided < MPI_THREAD_FUNNELED) fail(ErrorCode::unsupported, "this MPI does not allow threads beside the one that communicates");
+    world_ = std::make_unique<MpiCommunicator>(MPI_COMM_WORLD, "world", false);
+    MPI_Comm local = MPI_COMM_NULL;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world_->rank(), MPI_INFO_NULL, &local);
+    MPI_Comm_rank(local, &local_rank_);
+    MPI_Comm_size(local, &local_size_);
+    MPI_Comm_free(&local);
+  }
+  ~MpiWorld() override {
+    world_.reset();
+    MPI_Finalize();
+  }
+  Communicator& communicator() override { return *world_; }
+  int local_rank() const override { return local_rank_; }
+  int local_size() const override { return local_size_; }
+  const std::string& host() const override { return host_; }
+  [[noreturn]] void abort(int exit_code) override {
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    std::_Exit(exit_code);
+  }
+
+ private:
+  std::unique_ptr<MpiCommunicator> world_;
+  int local_rank_ = 0, local_size_ = 1;
+  std::string host_ = host_name();
+};
+
+std::optional<int> number_in(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (!text || !*text) return std::nullopt;
+  const auto value = parse_int(text);
+  if (!value || *value < 0 || *value > 1'000'000)
+    fail(ErrorCode::usage, std::string("environment variable ") + variable + "=" + text + " is not a rank or size");
+  return static_cast<int>(*value);
+}
+
+}  // namespace
+
+LaunchedAs launched_as() {
+  struct Launcher {
+    const char *name, *rank, *size, *local_rank, *local_size;
+  };
+  constexpr std::array<Launcher, 3> launchers{{
+      {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+      {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+      {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
+  }};
+  for (const Launcher& launcher : launchers) {
+    const auto rank = number_in(launcher.rank), size = number_in(launcher.size);
+    if (!rank || !size) continue;
+    if (*rank >= *size)
+      fail(ErrorCode::usage, std::string(launcher.rank) + "=" + std::to_string(*rank) + " contradicts " + launcher.size + "=" + std::to_string(*size));
+    return {*rank, *size, number_in(launcher.local_rank).value_or(0), number_in(launcher.local_size).value_or(1), launcher.name};
+  }
+  const auto rank = number_in("RANK"), size = number_in("WORLD_SIZE");
+  if (rank && size && *size > 1)
+    fail(ErrorCode::usage, "started by torchrun (WORLD_SIZE=" + std::to_string(*size) + "), whose processes MPI cannot join",
+         "start it with `mpirun -n " + std::to_string(*size) + " capstan train …` or `capstan train … --nproc " + std::to_string(*size) + "`");
+  return {};
+}
+
+std::unique_ptr<World> World::join() {
+  const LaunchedAs launched = launched_as();
+  if (launched.size == 1) return std::make_unique<SingleWorld>();
+  auto world = std::make_unique<MpiWorld>();
+  if (world->size() != launched.size || world->rank() != launched.rank)
+    fail(ErrorCode::usage, launched.source + " says rank " + std::to_string(launched.rank) + " of " + std::to_string(launched.size) +
+                               ", MPI says rank " + std::to_string(world->rank()) + " of " + std::to_string(world->size()),
+         "start the processes with the mpirun or srun that belongs to the MPI library of this build");
+  return world;
+}
+
+}  // namespace capstan::comm
