@@ -1,0 +1,22 @@
+// One pass over YAML text before yaml-cpp sees it: refuses what would make the parser slow, deep or silent, and finds
+// what its messages cannot tell (where an unclosed bracket was opened, tabs used for indentation).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace capstan::config {
+
+struct PrescanProblem {
+  enum class Kind : unsigned char { control_character, tab, flow_depth, too_many_values, long_line };
+  Kind kind;
+  size_t offset;  // byte offset
+};
+struct Prescan {
+  std::optional<PrescanProblem> problem;
+  std::optional<size_t> unclosed;  // byte offset of the last bracket or brace that is never closed
+};
+Prescan prescan(std::string_view text);
+
+}  // namespace capstan::config
