@@ -1,0 +1,96 @@
+#include "optim/optimizer.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "base/error.hpp"
+#include "kernels/table.hpp"
+#include "optim/schedule.hpp"
+
+using namespace capstan;
+using namespace capstan::optim;
+using config::LrDecayStyle;
+using config::WeightDecayStyle;
+using config::WsdDecayStyle;
+
+TEST_CASE("learning-rate schedules: values worked out by hand") {
+  ScheduleOptions o{.max_lr = 1.0, .min_lr = 0.1, .init_lr = 0.2, .warmup_samples = 100, .decay_samples = 1100, .wsd_decay_samples = 200};
+  const auto lr = [&](LrDecayStyle style, int64_t n, WsdDecayStyle wsd = WsdDecayStyle::linear) {
+    o.style = style, o.wsd_style = wsd;
+    return Schedule(o).learning_rate(n);
+  };
+  for (auto style : {LrDecayStyle::constant, LrDecayStyle::linear, LrDecayStyle::cosine, LrDecayStyle::wsd, LrDecayStyle::inverse_square_root}) {
+    CHECK(lr(style, 0) == doctest::Approx(0.2));
+    CHECK(lr(style, 50) == doctest::Approx(0.6));
+    CHECK(lr(style, 100) == doctest::Approx(1.0));
+  }
+  CHECK(lr(LrDecayStyle::constant, 5000) == 1.0);
+  CHECK(lr(LrDecayStyle::linear, 600) == doctest::Approx(0.55));
+  CHECK(lr(LrDecayStyle::linear, 1100) == doctest::Approx(0.1));
+  CHECK(lr(LrDecayStyle::linear, 1101) == doctest::Approx(0.1));
+  CHECK(lr(LrDecayStyle::cosine, 350) == doctest::Approx(0.1 + 0.9 * 0.5 * (1 + std::sqrt(0.5))));
+  CHECK(lr(LrDecayStyle::inverse_square_root, 400) == doctest::Approx(0.5));
+  CHECK(lr(LrDecayStyle::inverse_square_root, 1099) == doctest::Approx(10.0 / std::sqrt(1099.0)));
+  CHECK(lr(LrDecayStyle::wsd, 900) == doctest::Approx(1.0));
+  CHECK(lr(LrDecayStyle::wsd, 1000) == doctest::Approx(0.55));
+  CHECK(lr(LrDecayStyle::wsd, 1000, WsdDecayStyle::cosine) == doctest::Approx(0.55));
+  CHECK(lr(LrDecayStyle::wsd, 1000, WsdDecayStyle::exponential) == doctest::Approx(0.1 + 0.9 * (2 * std::sqrt(0.5) - 1)));
+  CHECK(lr(LrDecayStyle::wsd, 950, WsdDecayStyle::minus_sqrt) == doctest::Approx(0.55));
+}
+
+TEST_CASE("weight-decay schedules and the rules of a schedule") {
+  ScheduleOptions o{.max_lr = 1.0, .decay_samples = 100, .weight_decay_samples = 100, .start_weight_decay = 0.1, .end_weight_decay = 0.3};
+  o.weight_decay_style = WeightDecayStyle::linear;
+  CHECK(Schedule(o).weight_decay(50) == doctest::Approx(0.2));
+  CHECK(Schedule(o).weight_decay(500) == doctest::Approx(0.3));
+  o.weight_decay_style = WeightDecayStyle::cosine;
+  CHECK(Schedule(o).weight_decay(0) == doctest::Approx(0.1));
+  CHECK(Schedule(o).weight_decay(25) == doctest::Approx(0.1 + 0.2 * 0.5 * (1 - std::sqrt(0.5))));
+  o.weight_decay_style = WeightDecayStyle::constant;
+  CHECK(Schedule(o).weight_decay(3) == 0.3);
+  o.warmup_samples = 100;
+  CHECK_THROWS_AS(Schedule{o}, Error);
+  o.warmup_samples = 0, o.min_lr = 2.0;
+  CHECK_THROWS_AS(Schedule{o}, Error);
+}
+
+TEST_CASE("clipping scales the norm down to the limit and never up") {
+  CHECK(clip_factor(0.5, 1.0) == 1.0);
+  CHECK(clip_factor(4.0, 1.0) == doctest::Approx(0.25).epsilon(1e-5));
+  CHECK(clip_factor(4.0, 0.0) == 1.0);
+}
+
+TEST_CASE("AdamW equals the formula in double over ranges with and without decay") {
+  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+  for (int64_t n : {1, 7, 64, 1000}) {
+    std::vector<float> start(static_cast<size_t>(n)), gradient(start.size());
+    for (size_t i = 0; i < start.size(); ++i) start[i] = std::sin(static_cast<float>(i)), gradient[i] = std::cos(3.0f * static_cast<float>(i));
+    const int64_t decayed = n / 2;
+    FlatBuffer buffer{Tensor::from_host<float>(*device, {n}, start), Tensor::from_host<float>(*device, {n}, gradient), Tensor(), {}};
+    if (decayed) buffer.ranges.push_back({0, decayed, true});
+    buffer.ranges.push_back({decayed, n - decayed, false});
+    config::OptimizerConfig config;
+    config.adam_beta2 = 0.95;
+    auto adam = build(config, *device, {buffer});
+    std::vector<double> p(start.begin(), start.end()), m(p.size()), v(p.size());
+    for (int t = 1; t <= 5; ++t) {
+      adam->step({.lr = 1e-2, .weight_decay = 0.1, .gradient_scale = 0.5f});
+      for (size_t i = 0; i < p.size(); ++i) {
+        const double g = 0.5 * static_cast<double>(gradient[i]);
+        m[i] = 0.9 * m[i] + 0.1 * g, v[i] = 0.95 * v[i] + 0.05 * g * g;
+        if (static_cast<int64_t>(i) < decayed) p[i] -= 1e-2 * 0.1 * p[i];
+        p[i] -= 1e-2 * (m[i] / (1 - std::pow(0.9, t))) / (std::sqrt(v[i] / (1 - std::pow(0.95, t))) + 1e-8);
+      }
+    }
+    const auto result = buffer.main.to_host<float>();
+    for (size_t i = 0; i < p.size(); ++i) CHECK(result[i] == doctest::Approx(p[i]).epsilon(2e-6));
+  }
+}
+
+TEST_CASE("optimizers without a kernel are refused by name") {
+  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+  config::OptimizerConfig config;
+  config.optimizer = config::OptimizerKind::muon;
+  CHECK_THROWS_AS(build(config, *device, {}), Error);
+}
