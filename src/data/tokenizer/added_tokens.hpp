@@ -1,0 +1,60 @@
+// Tokens that are found in the text itself, before anything else is done to it: <|endoftext|>, <|im_start|> and their like.
+#pragma once
+
+#include <array>
+#include <bitset>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/function_ref.hpp"
+
+namespace capstan::data {
+
+struct AddedToken {
+  int32_t id = -1;
+  std::string content;
+  bool single_word = false;  // not inside a word
+  bool lstrip = false;       // takes the white space before it along
+  bool rstrip = false;       // takes the white space behind it along
+  bool normalized = false;   // looked for in the normalised text, in its own normalised form
+  bool special = false;      // left out by decode(…, skip_special)
+};
+
+// Finds tokens in a text: the leftmost first, of several that begin there the longest.
+class TokenFinder {
+ public:
+  static constexpr size_t kMaxBytes = 1024;  // of one token: bounds the time for one character of text
+
+  // `pattern` is what the text holds: the content, or its normalised form. `token` indexes the caller's list of tokens.
+  void add(std::string_view pattern, int32_t token);
+  bool empty() const { return nodes_.size() == 1; }
+
+  // Calls part(text, id) for the parts of the text in order: id is -1 for text between tokens (never empty). With
+  // `specials_as_text` special tokens count as text.
+  void split(std::string_view text, const std::vector<AddedToken>& tokens, bool specials_as_text,
+             FunctionRef<void(std::string_view text, int32_t id)> part) const;
+
+ private:
+  struct Node {
+    int32_t child = -1, sibling = -1;
+    int32_t token = -1;
+    unsigned char byte = 0;
+  };
+  // The longest match at `begin`: its token and its end, or -1.
+  int32_t match_at(std::string_view text, size_t begin, size_t& end) const;
+  size_t next_candidate(std::string_view text, size_t from) const;
+
+  std::vector<Node> nodes_ = std::vector<Node>(1);
+  std::array<int32_t, 256> roots_ = [] {
+    std::array<int32_t, 256> none{};
+    none.fill(-1);
+    return none;
+  }();
+  std::bitset<1 << 16> pairs_;  // first two bytes (a one-byte token has all that begin with it)
+  int first_bytes_ = 0;
+  unsigned char only_first_ = 0;
+};
+
+}  // namespace capstan::data

@@ -1,0 +1,250 @@
+#include "data/tokenizer/bpe.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "base/error.hpp"
+#include "data/tokenizer/byte_level.hpp"
+
+namespace capstan::data {
+
+// Two tables of pieces that fit whole words into one cache line: up to 15 bytes in two 64-bit words with at most 3 ids, and up to 31
+// bytes with at most 7. A set is two entries, the newer first; a full set forgets the older. Both have a fixed size, so
+// that hostile text costs misses and nothing else.
+class BpeModel::Memory {
+ public:
+  template <int words>
+  struct Key {
+    std::array<uint64_t, words> word;  // the last byte is the length, never 0
+    bool operator==(const Key& other) const {
+      uint64_t difference = 0;
+      for (int i = 0; i < words; ++i) difference |= word[static_cast<size_t>(i)] ^ other.word[static_cast<size_t>(i)];
+      return difference == 0;
+    }
+  };
+  template <int words, int most_ids>
+  struct Entry {
+    Key<words> key;
+    std::array<int32_t, most_ids> ids;
+    uint32_t count;
+  };
+  template <int words, int most_ids, int bits>
+  struct Table {
+    using E = Entry<words, most_ids>;
+    static constexpr size_t kLength = words * 8 - 1;  // most bytes of a piece
+    std::vector<E> entries = std::vector<E>(size_t{2} << bits);
+
+    static Key<words> key_of(std::string_view piece, const char* readable_end) {
+      Key<words> key{};
+      if (readable_end - piece.data() >= words * 8) {
+        std::memcpy(key.word.data(), piece.data(), sizeof(key.word));
+        for (size_t i = 0; i < words; ++i) {
+          const auto kept = static_cast<int>(piece.size()) - static_cast<int>(i) * 8;  // bytes of this word that count
+          key.word[i] &= kept >= 8 ? ~uint64_t{0} : kept <= 0 ? 0 : (uint64_t{1} << (kept * 8)) - 1;
+        }
+      } else {
+        std::memcpy(key.word.data(), piece.data(), piece.size());
+      }
+      key.word[words - 1] |= uint64_t{piece.size()} << 56;
+      return key;
+    }
+    E* set_of(const Key<words>& key) {
+      uint64_t hash = 0;
+      for (size_t i = 0; i < words; ++i) hash = (hash ^ key.word[i]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
+      hash *= 0xBF58476D1CE4E5B9u;
+      return &entries[(hash >> (64 - bits)) * 2];
+    }
+    static void put(E* set, const Key<words>& key, const std::vector<int32_t>& ids) {
+      set[1] = set[0];
+      set[0].key = key;
+      std::copy(ids.begin(), ids.end(), set[0].ids.begin());
+      set[0].count = static_cast<uint32_t>(ids.size());
+    }
+  };
+  Table<2, 3, 14> narrow;  // 32-byte entries, 1 MiB
+  Table<4, 7, 12> wide;    // 64-byte entries, 512 KiB
+};
+
+BpeModel::Scratch::Scratch() : memory(std::make_unique<Memory>()) {}
+BpeModel::Scratch::~Scratch() = default;
+
+void BpeModel::reserve(int64_t merges) {
+  const uint64_t slots = std::bit_ceil(static_cast<uint64_t>(merges) * 2 + 2);
+  merges_.assign(slots, Merge{kFree, 0, 0});
+  mask_ = slots - 1;
+  shift_ = 64 - std::countr_zero(slots);
+}
+
+void BpeModel::add_merge(int32_t left, int32_t right, uint32_t rank, int32_t id) {
+  const uint64_t pair = uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
+  uint64_t i = slot(pair);
+  while (merges_[i].pair != kFree && merges_[i].pair != pair) i = (i + 1) & mask_;
+  merges_[i] = {pair, rank, id};
+}
+
+void BpeModel::encode(const PieceBatch& batch, const Vocabulary& vocabulary, Scratch& scratch, std::vector<int32_t>& out) const {
+  Memory& memory = *scratch.memory;
+  constexpr size_t kMost = 8;  // room for the ids of a remembered piece
+  size_t used = out.size();
+  if (out.capacity() < used + kMost * batch.pieces.size()) out.reserve(std::max(out.capacity() * 2, used + kMost * batch.pieces.size()));
+  out.resize(used + kMost * batch.pieces.size());
+  int32_t* write = out.data() + used;
+
+  const auto append_ids = [&](size_t pieces_left) {
+    const size_t count = scratch.ids.size();
+    if (count > kMost) {  // more than this piece's share: keep room for the others
+      used = static_cast<size_t>(write - out.data());
+      out.resize(used + count + kMost * pieces_left);
+      write = out.data() + used;
+    }
+    std::copy(scratch.ids.begin(), scratch.ids.end(), write);
+    write += count;
+  };
+
+  for (size_t p = 0; p < batch.pieces.size(); ++p) {
+    const std::string_view piece = batch.pieces[p];
+    const size_t left = batch.pieces.size() - p - 1;
+    if (piece.size() <= decltype(Memory::narrow)::kLength) {
+      const auto key = decltype(Memory::narrow)::key_of(piece, batch.readable_end);
+      auto* set = memory.narrow.set_of(key);
+      const auto* hit = set[0].key == key ? &set[0] : set[1].key == key ? &set[1] : nullptr;
+      if (hit) [[likely]] {
+        std::memcpy(write, hit->ids.data(), sizeof(hit->ids));
+        write += hit->count;
+        continue;
+      }
+      encode_piece(piece, vocabulary, scratch);
+      if (scratch.ids.size() <= 3) decltype(Memory::narrow)::put(set, key, scratch.ids);
+      append_ids(left);
+    } else if (piece.size() <= decltype(Memory::wide)::kLength) {
+      const auto key = decltype(Memory::wide)::key_of(piece, batch.readable_end);
+      auto* set = memory.wide.set_of(key);
+      const auto* hit = set[0].key == key ? &set[0] : set[1].key == key ? &set[1] : nullptr;
+      if (hit) {
+        std::memcpy(write, hit->ids.data(), sizeof(hit->ids));
+        write += hit->count;
+        continue;
+      }
+      encode_piece(piece, vocabulary, scratch);
+      if (scratch.ids.size() <= 7) decltype(Memory::wide)::put(set, key, scratch.ids);
+      append_ids(left);
+    } else {
+      encode_piece(piece, vocabulary, scratch);
+      append_ids(left);
+    }
+  }
+  out.resize(static_cast<size_t>(write - out.data()));
+}
+
+void BpeModel::encode_piece(std::string_view piece, const Vocabulary& vocabulary, Scratch& scratch) const {
+  auto& ids = scratch.ids;
+  ids.clear();
+  if (piece.size() >= size_t{std::numeric_limits<int32_t>::max()})
+    fail(ErrorCode::unsupported, "a piece of text of " + std::to_string(piece.size()) + " bytes has nowhere to be cut; the limit is 2 GiB");
+  if (ignore_merges) {
+    scratch.text.clear();
+    append_byte_text(scratch.text, piece);
+    if (const auto id = vocabulary.find(scratch.text)) {
+      ids.push_back(*id);
+      return;
+    }
+  }
+  bool unknown_before = false;
+  for (const char c : piece) {
+    const int32_t id = byte_ids[static_cast<unsigned char>(c)];
+    if (id >= 0) {
+      ids.push_back(id);
+      unknown_before = false;
+    } else if (unknown >= 0 && !(fuse_unknown && unknown_before)) {
+      ids.push_back(unknown);
+      unknown_before = true;
+    }
+  }
+  constexpr size_t kShort = 48;
+  if (ids.size() < 2) return;
+  if (ids.size() <= kShort)
+    merge_short(ids);
+  else
+    merge_long(scratch);
+}
+
+void BpeModel::merge_short(std::vector<int32_t>& ids) const {
+  constexpr uint32_t kNone = ~uint32_t{0};
+  std::array<uint32_t, 64> rank;
+  std::array<int32_t, 64> merged;
+  size_t count = ids.size();
+  const auto look_up = [&](size_t i) {
+    const Merge* merge = find(ids[i], ids[i + 1]);
+    rank[i] = merge ? merge->rank : kNone;
+    merged[i] = merge ? merge->id : -1;
+  };
+  for (size_t i = 0; i + 1 < count; ++i) look_up(i);
+  while (count > 1) {
+    size_t best = 0;
+    for (size_t i = 1; i + 1 < count; ++i)
+      if (rank[i] < rank[best]) best = i;
+    if (rank[best] == kNone) break;
+    ids[best] = merged[best];
+    // The symbol at best + 1 goes, and with it one pair.
+    for (size_t i = best + 1; i + 1 < count; ++i) ids[i] = ids[i + 1];
+    for (size_t i = best + 1; i + 2 < count; ++i) {
+      rank[i] = rank[i + 1];
+      merged[i] = merged[i + 1];
+    }
+    --count;
+    if (best > 0) look_up(best - 1);
+    if (best + 1 < count) look_up(best);
+  }
+  ids.resize(count);
+}
+
+void BpeModel::merge_long(Scratch& scratch) const {
+  auto& ids = scratch.ids;
+  auto& heap = scratch.heap;  // rank << 32 | position, the smallest on top
+  const auto count = static_cast<int32_t>(ids.size());
+  scratch.next.resize(ids.size());
+  scratch.previous.resize(ids.size());
+  int32_t* const next = scratch.next.data();
+  int32_t* const previous = scratch.previous.data();
+  constexpr int32_t kGone = -2;
+  heap.clear();
+  for (int32_t i = 0; i < count; ++i) {
+    next[i] = i + 1 < count ? i + 1 : -1;
+    previous[i] = i - 1;
+    if (i + 1 < count)
+      if (const Merge* merge = find(ids[static_cast<size_t>(i)], ids[static_cast<size_t>(i) + 1]))
+        heap.push_back(uint64_t{merge->rank} << 32 | static_cast<uint32_t>(i));
+  }
+  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  const auto push = [&](int32_t left) {
+    if (left < 0 || next[left] < 0) return;
+    const Merge* merge = find(ids[static_cast<size_t>(left)], ids[static_cast<size_t>(next[left])]);
+    if (!merge) return;
+    heap.push_back(uint64_t{merge->rank} << 32 | static_cast<uint32_t>(left));
+    std::push_heap(heap.begin(), heap.end(), std::greater<>());
+  };
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    const uint64_t top = heap.back();
+    heap.pop_back();
+    const auto position = static_cast<int32_t>(top & 0xFFFFFFFF);
+    if (next[position] < 0) continue;  // gone, or the last one
+    const int32_t right = next[position];
+    const Merge* merge = find(ids[static_cast<size_t>(position)], ids[static_cast<size_t>(right)]);
+    if (!merge || merge->rank != top >> 32) continue;  // the pair has changed since
+    ids[static_cast<size_t>(position)] = merge->id;
+    next[position] = next[right];
+    next[right] = kGone;
+    if (next[position] >= 0) previous[next[position]] = position;
+    push(previous[position]);
+    push(position);
+  }
+  size_t kept = 0;
+  for (int32_t i = 0; i < count; ++i)
+    if (next[i] != kGone) ids[kept++] = ids[static_cast<size_t>(i)];
+  ids.resize(kept);
+}
+
+}  // namespace capstan::data

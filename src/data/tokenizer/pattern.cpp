@@ -1,0 +1,143 @@
+#include "data/tokenizer/pattern.hpp"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <array>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "data/tokenizer/unicode.hpp"
+
+namespace capstan::data {
+
+namespace {
+
+constexpr size_t kMaxPatternBytes = 16 << 10;
+constexpr uint32_t kMatchLimit = 10'000'000;  // steps of one match
+constexpr uint32_t kHeapLimitKib = 64 << 10;
+
+std::string pcre_message(int code) {
+  std::array<PCRE2_UCHAR, 200> buffer;
+  pcre2_get_error_message(code, buffer.data(), buffer.size());
+  return reinterpret_cast<const char*>(buffer.data());
+}
+
+// PCRE2's \s has U+180E, White_Space has not: \s and \S are spelled out. Oniguruma's class intersection has no counterpart.
+std::string translate(std::string_view regex) {
+  constexpr std::string_view spaces = "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+  std::string result;
+  bool in_class = false;
+  for (size_t i = 0; i < regex.size(); ++i) {
+    const char c = regex[i];
+    if (c == '\\' && i + 1 < regex.size()) {
+      const char escaped = regex[++i];
+      if (escaped == 's') {
+        result += in_class ? std::string(spaces) : '[' + std::string(spaces) + ']';
+      } else if (escaped == 'S' && !in_class) {
+        result += "[^" + std::string(spaces) + ']';
+      } else {
+        result += c;
+        result += escaped;
+      }
+      continue;
+    }
+    if (in_class && c == '&' && regex.substr(i, 2) == "&&")
+      fail(ErrorCode::unsupported, "the regular expression uses the class intersection `&&`");
+    if (c == '[' && !in_class) {
+      in_class = true;
+      result += c;
+      if (i + 1 < regex.size() && regex[i + 1] == '^') result += regex[++i];
+      if (i + 1 < regex.size() && regex[i + 1] == ']') result += regex[++i];
+      continue;
+    }
+    if (c == '[' && in_class && regex.substr(i, 2) != "[:")
+      fail(ErrorCode::unsupported, "the regular expression has a character class inside a character class");
+    if (c == '[') {  // a named class such as [:punct:], to its end
+      const size_t close = regex.find(":]", i);
+      if (close == std::string_view::npos) fail(ErrorCode::format, "the regular expression has an unfinished named class");
+      result += regex.substr(i, close + 2 - i);
+      i = close + 1;
+      continue;
+    }
+    if (c == ']') in_class = false;
+    result += c;
+  }
+  return result;
+}
+
+}  // namespace
+
+struct Pattern::Code {
+  pcre2_code* code = nullptr;
+  pcre2_match_context* context = nullptr;
+  ~Code() {
+    pcre2_match_context_free(context);
+    pcre2_code_free(code);
+  }
+};
+
+std::shared_ptr<const Pattern> Pattern::compile(std::string_view regex) {
+  if (regex.size() > kMaxPatternBytes)
+    fail(ErrorCode::format, "the regular expression has " + std::to_string(regex.size()) + " bytes; the limit is " +
+                                std::to_string(kMaxPatternBytes));
+  const std::string translated = translate(regex);
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  auto code = std::make_shared<Code>();
+  // Text that is not valid UTF-8 is allowed: no character of a match crosses a stray byte.
+  code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                             PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
+  if (code->code == nullptr)
+    fail(ErrorCode::format, "the regular expression " + quoted(regex) + " does not compile: " + pcre_message(error) + " (at " +
+                                std::to_string(offset) + ")");
+  code->context = pcre2_match_context_create(nullptr);
+  if (code->context == nullptr) throw std::bad_alloc();
+  pcre2_set_match_limit(code->context, kMatchLimit);
+  pcre2_set_heap_limit(code->context, kHeapLimitKib);
+  pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE);  // without it the interpreter matches the same
+  auto result = std::shared_ptr<Pattern>(new Pattern);
+  result->code_ = std::move(code);
+  result->regex_ = regex;
+  return result;
+}
+
+std::shared_ptr<const Pattern> Pattern::literal(std::string_view text) {
+  std::string regex;
+  for (const char c : text) {
+    if (std::string_view("\\^$.[]|()?*+{}-#&~ \t\n\r\f\v").find(c) != std::string_view::npos) regex += '\\';
+    regex += c;
+  }
+  return compile(regex);
+}
+
+void Pattern::find_all(std::string_view text, FunctionRef<void(size_t, size_t)> match) const {
+  struct MatchData {
+    pcre2_match_data* data;
+    ~MatchData() { pcre2_match_data_free(data); }
+  };
+  const MatchData found{pcre2_match_data_create(1, nullptr)};
+  if (found.data == nullptr) throw std::bad_alloc();
+  size_t position = 0, last_end = std::string_view::npos;
+  while (position <= text.size()) {
+    const int rc = pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), position, 0, found.data,
+                               code_->context);
+    if (rc == PCRE2_ERROR_NOMATCH) return;
+    if (rc < 0)
+      fail(ErrorCode::format, "the regular expression " + quoted(regex_) + " gave up at byte " + std::to_string(position) +
+                                  " of a text of " + std::to_string(text.size()) + " bytes: " + pcre_message(rc));
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(found.data);
+    const size_t begin = range[0], end = range[1];
+    if (begin >= end) {  // empty, or turned around by \K
+      if (end != last_end) match(end, end);
+      if (end >= text.size()) return;
+      position = end + decode_character(text.data() + end, text.data() + text.size()).bytes;
+      last_end = std::string_view::npos;
+      continue;
+    }
+    match(begin, end);
+    position = last_end = end;
+  }
+}
+
+}  // namespace capstan::data

@@ -1,0 +1,30 @@
+// A regular expression of a tokenizer.json (PCRE2, compiled just in time, bounded), for patterns that have no scanner.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/function_ref.hpp"
+
+namespace capstan::data {
+
+class Pattern {
+ public:
+  // Throws ErrorCode::format with the offset inside the pattern when it does not compile.
+  static std::shared_ptr<const Pattern> compile(std::string_view regex);
+  static std::shared_ptr<const Pattern> literal(std::string_view text);
+
+  // Calls match(begin, end) for every match, left to right, without overlaps; an empty match directly after another match
+  // is left out. Throws ErrorCode::format when the limits on backtracking are reached: no text makes it hang.
+  void find_all(std::string_view text, FunctionRef<void(size_t begin, size_t end)> match) const;
+
+ private:
+  Pattern() = default;
+  struct Code;
+  std::shared_ptr<const Code> code_;
+  std::string regex_;
+};
+
+}  // namespace capstan::data

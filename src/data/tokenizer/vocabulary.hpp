@@ -1,0 +1,41 @@
+// The tokens of a tokenizer: id ↔ text as the file has it, and id → the bytes that it stands for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace capstan::data {
+
+class Vocabulary {
+ public:
+  explicit Vocabulary(int64_t size);  // ids 0 … size-1, none of them taken yet
+
+  enum class Added : uint8_t { yes, id_taken, text_taken };
+  Added add(std::string_view text, int32_t id);  // 0 <= id < size(), text is not empty
+
+  int64_t size() const { return static_cast<int64_t>(spans_.size()); }
+  std::optional<int32_t> find(std::string_view text) const;
+  bool has(int32_t id) const { return id >= 0 && id < size() && spans_[static_cast<size_t>(id)].bytes != 0; }
+  std::string_view text(int32_t id) const;  // empty for an id that no token has
+  int64_t first_hole() const;               // size() when there is none
+
+ private:
+  struct Span {
+    uint64_t offset = 0;
+    uint32_t bytes = 0;  // 0: no token
+  };
+  std::string arena_;
+  std::vector<Span> spans_;
+  // Open addressing, at most half full.
+  struct Slot {
+    uint32_t tag;
+    int32_t id;  // -1: free
+  };
+  std::vector<Slot> slots_;
+  uint64_t mask_;
+};
+
+}  // namespace capstan::data
