@@ -1,0 +1,324 @@
+// Element-wise kernels and fixed-shape reductions. All are bound by memory: one pass, whole vectors.
+#include "kernels/elementwise.hpp"
+
+#include <cstring>
+#include <initializer_list>
+
+#include "kernels/common/dropout.hpp"
+#include "kernels/cpu/families.hpp"
+#include "kernels/cpu/parallel.hpp"
+#include "kernels/cpu/targets.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/elementwise.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/simd-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace capstan::kernels {
+namespace HWY_NAMESPACE {
+
+constexpr int64_t kBlock = 32768;  // elements to a tile
+
+void fill(Context& c, Out x, float value, int64_t n) {
+  by_type({x}, [&](auto type) HWY_ATTR {
+    const auto a = array_of<decltype(type)>(x);
+    parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      const VF v = splat(value);
+      for_vectors(end - begin, [&](int64_t i) HWY_ATTR { a.put(begin + i, v); },
+                  [&](int64_t i, int64_t k) HWY_ATTR { a.put_part(begin + i, v, k); });
+    });
+  });
+}
+
+void cast(Context& c, In x, Out y, int64_t n) {
+  if (x.dtype == y.dtype) {
+    const auto bytes = size_of(x.dtype);
+    parallel_blocks(c, n, 2 * kBlock, [&](int64_t begin, int64_t end, int) {
+      std::memcpy(y.as<char>() + begin * bytes, x.as<char>() + begin * bytes, static_cast<size_t>((end - begin) * bytes));
+    });
+    return;
+  }
+  const auto a = array_of<Any>(x);
+  const auto b = array_of<Any>(y);
+  parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    for_vectors(end - begin, [&](int64_t i) HWY_ATTR { b.put(begin + i, a.at(begin + i)); },
+                [&](int64_t i, int64_t k) HWY_ATTR { b.put_part(begin + i, a.part(begin + i, k), k); });
+  });
+}
+
+void add(Context& c, In x, In z, Out y, int64_t n) {
+  by_type({x, z, y}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const auto a = array_of<T>(x), b = array_of<T>(z), out = array_of<T>(y);
+    parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for_vectors(end - begin,
+                  [&](int64_t i) HWY_ATTR { out.put(begin + i, hn::Add(a.at(begin + i), b.at(begin + i))); },
+                  [&](int64_t i, int64_t k) HWY_ATTR {
+                    out.put_part(begin + i, hn::Add(a.part(begin + i, k), b.part(begin + i, k)), k);
+                  });
+    });
+  });
+}
+
+void axpy(Context& c, float alpha, In x, float* y, int64_t n) {
+  by_type({x}, [&](auto type) HWY_ATTR {
+    const auto a = array_of<decltype(type)>(x);
+    parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      const VF factor = splat(alpha);
+      for_vectors(end - begin,
+                  [&](int64_t i) HWY_ATTR { store(hn::MulAdd(factor, a.at(begin + i), load(y + begin + i)), y + begin + i); },
+                  [&](int64_t i, int64_t k) HWY_ATTR {
+                    store_part(hn::MulAdd(factor, a.part(begin + i, k), load_part(y + begin + i, k)), y + begin + i, k);
+                  });
+    });
+  });
+}
+
+void scale(Context& c, Out x, float factor, int64_t n) {
+  by_type({x}, [&](auto type) HWY_ATTR {
+    const auto a = array_of<decltype(type)>(x);
+    parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      const VF f = splat(factor);
+      for_vectors(end - begin, [&](int64_t i) HWY_ATTR { a.put(begin + i, hn::Mul(f, a.at(begin + i))); },
+                  [&](int64_t i, int64_t k) HWY_ATTR { a.put_part(begin + i, hn::Mul(f, a.part(begin + i, k)), k); });
+    });
+  });
+}
+
+// y = residual + mask / (1 - p) * (x + bias) on one chunk of 4 * kLanes columns from column `begin` (a multiple of it).
+template <class T>
+HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>* residual, const Array<T>& y, int64_t row,
+                            int64_t cols, float p, PhiloxKey key, int64_t row_id) {
+  const bool dropping = p > 0;
+  const auto threshold = hn::Set(DU(), dropout_threshold(p));
+  const VF factor = splat(dropping ? 1.0f / (1.0f - p) : 1.0f);
+  HWY_ALIGN uint32_t words[4 * kLanes];
+  const int64_t base = row * cols;
+  auto value = [&](int64_t col, VF v, VF b, VF r) HWY_ATTR {
+    v = hn::Add(v, b);
+    if (dropping) {
+      // words >= threshold, unsigned: max(w, t) == w.
+      const auto w = hn::Load(DU(), words + col % (4 * kStep));
+      const auto keep = hn::RebindMask(DF(), hn::Eq(hn::Max(w, threshold), w));
+      v = hn::IfThenElseZero(keep, hn::Mul(v, factor));
+    }
+    return hn::Add(v, r);
+  };
+  for (int64_t col = 0; col < cols; col += kStep) {
+    if (dropping && col % (4 * kStep) == 0)
+      philox_words(key, static_cast<uint64_t>(row_id), static_cast<uint64_t>(col) >> 2, words);
+    const VF zero = hn::Zero(DF());
+    if (const int64_t n = cols - col; n >= kStep)
+      y.put(base + col, value(col, x.at(base + col), bias ? load(bias + col) : zero, residual ? residual->at(base + col) : zero));
+    else
+      y.put_part(base + col, value(col, x.part(base + col, n), bias ? load_part(bias + col, n) : zero,
+                                   residual ? residual->part(base + col, n) : zero), n);
+  }
+}
+
+void bias_dropout_add(Context& c, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p, PhiloxKey key,
+                      const int64_t* row_ids) {
+  float* wide = nullptr;
+  if (bias) {
+    wide = c.scratch_of<float>(Context::kShared, static_cast<size_t>(cols));
+    widen(bias, wide, cols);
+  }
+  by_type({x, residual, y}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const auto a = array_of<T>(x), r = array_of<T>(residual), out = array_of<T>(y);
+    parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t row = begin; row < end; ++row)
+        dropout_row<T>(a, wide, residual ? &r : nullptr, out, row, cols, p, key, p > 0 ? row_ids[row] : 0);
+    });
+  });
+}
+
+void dropout_backward(Context& c, In dy, Out dx, int64_t rows, int64_t cols, float p, PhiloxKey key, const int64_t* row_ids) {
+  bias_dropout_add(c, dy, In{}, In{}, dx, rows, cols, p, key, row_ids);
+}
+
+void copy_rows(Context& c, In x, int64_t x_stride, Out y, int64_t y_stride, int64_t rows, int64_t cols) {
+  if (x.dtype == y.dtype) {
+    const auto bytes = size_of(x.dtype);
+    parallel_blocks(c, rows, 4 * rows_per_block(cols), [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = begin; r < end; ++r)
+        std::memcpy(y.as<char>() + r * y_stride * bytes, x.as<char>() + r * x_stride * bytes,
+                    static_cast<size_t>(cols * bytes));
+    });
+    return;
+  }
+  const auto a = array_of<Any>(x), b = array_of<Any>(y);
+  parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    for (int64_t r = begin; r < end; ++r)
+      for_vectors(cols, [&](int64_t i) HWY_ATTR { b.put(r * y_stride + i, a.at(r * x_stride + i)); },
+                  [&](int64_t i, int64_t k) HWY_ATTR { b.put_part(r * y_stride + i, a.part(r * x_stride + i, k), k); });
+  });
+}
+
+// ---- reductions: float lanes within 1024 elements, double beyond, blocks summed in order.
+
+template <class Chunk>
+HWY_INLINE void reduce(Context& c, int64_t n, double* out, bool accumulate, Chunk&& chunk) {
+  const int64_t blocks = blocks_of(n, kBlock);
+  auto* partial = c.scratch_of<double>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1)));
+  parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    double sum = 0;
+    for (int64_t at = begin; at < end; at += 1024) {
+      VF s0 = hn::Zero(DF()), s1 = s0;
+      const int64_t stop = std::min(end, at + 1024);
+      int64_t i = at;
+      for (; i + 2 * kStep <= stop; i += 2 * kStep) {
+        s0 = chunk(i, kStep, s0);
+        s1 = chunk(i + kStep, kStep, s1);
+      }
+      for (; i + kStep <= stop; i += kStep) s0 = chunk(i, kStep, s0);
+      if (i < stop) s0 = chunk(i, stop - i, s0);
+      sum += static_cast<double>(sum_lanes(hn::Add(s0, s1)));
+    }
+    partial[begin / kBlock] = sum;
+  });
+  double total = accumulate ? *out : 0;
+  for (int64_t b = 0; b < blocks; ++b) total += partial[b];
+  *out = total;
+}
+
+void sum(Context& c, In x, int64_t n, double* out, bool accumulate) {
+  by_type({x}, [&](auto type) HWY_ATTR {
+    const auto a = array_of<decltype(type)>(x);
+    reduce(c, n, out, accumulate, [&](int64_t i, int64_t k, VF s) HWY_ATTR {
+      return hn::Add(s, k == kStep ? a.at(i) : a.part(i, k));
+    });
+  });
+}
+
+void sum_of_squares(Context& c, In x, int64_t n, double* out, bool accumulate) {
+  by_type({x}, [&](auto type) HWY_ATTR {
+    const auto a = array_of<decltype(type)>(x);
+    reduce(c, n, out, accumulate, [&](int64_t i, int64_t k, VF s) HWY_ATTR {
+      const VF v = k == kStep ? a.at(i) : a.part(i, k);
+      return hn::MulAdd(v, v, s);
+    });
+  });
+}
+
+void weighted_sum(Context& c, const float* x, const float* weight, int64_t n, double* out, bool accumulate) {
+  reduce(c, n, out, accumulate, [&](int64_t i, int64_t k, VF s) HWY_ATTR {
+    return k == kStep ? hn::MulAdd(load(x + i), load(weight + i), s)
+                      : hn::MulAdd(load_part(x + i, k), load_part(weight + i, k), s);
+  });
+}
+
+void count_nonfinite(Context& c, In x, int64_t n, int64_t* out, bool accumulate) {
+  const int64_t blocks = blocks_of(n, kBlock);
+  auto* partial = c.scratch_of<int64_t>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1)));
+  by_type({x}, [&](auto type) HWY_ATTR {
+    const auto a = array_of<decltype(type)>(x);
+    parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      const auto exponent = hn::Set(DU(), 0x7F800000u);
+      int64_t found = 0;
+      auto look = [&](VF v) HWY_ATTR {
+        const auto bad = hn::Eq(hn::And(hn::BitCast(DU(), v), exponent), exponent);
+        found += static_cast<int64_t>(hn::CountTrue(DU(), bad));
+      };
+      for_vectors(end - begin, [&](int64_t i) HWY_ATTR { look(a.at(begin + i)); },
+                  [&](int64_t i, int64_t k) HWY_ATTR { look(a.part(begin + i, k)); });
+      partial[begin / kBlock] = found;
+    });
+  });
+  int64_t total = accumulate ? *out : 0;
+  for (int64_t b = 0; b < blocks; ++b) total += partial[b];
+  *out = total;
+}
+
+// ---- optimizers
+
+struct AdamVectors {
+  VF main, m, v;
+};
+HWY_INLINE AdamVectors adam_update(const AdamStep& s, VF g, AdamVectors a) {
+  if (!s.decoupled) g = hn::MulAdd(splat(s.weight_decay), a.main, g);
+  a.m = hn::MulAdd(splat(1.0f - s.beta1), g, hn::Mul(splat(s.beta1), a.m));
+  a.v = hn::MulAdd(hn::Mul(splat(1.0f - s.beta2), g), g, hn::Mul(splat(s.beta2), a.v));
+  const VF root = hn::Sqrt(hn::Mul(a.v, splat(1.0f / s.bias_correction2)));
+  VF update = hn::Div(hn::Mul(a.m, splat(1.0f / s.bias_correction1)), hn::Add(root, splat(s.eps)));
+  if (s.decoupled) update = hn::MulAdd(splat(s.weight_decay), a.main, update);
+  a.main = hn::NegMulAdd(splat(s.lr), update, a.main);
+  return a;
+}
+
+void adam(Context& c, AdamStep s, const float* grad, float grad_scale, float* main, float* m, float* v, Out model, int64_t n) {
+  const auto copy = array_of<Any>(model);
+  const bool has_copy = static_cast<bool>(model);
+  parallel_blocks(c, n, kBlock / 2, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    const VF factor = splat(grad_scale);
+    for_vectors(end - begin,
+                [&](int64_t j) HWY_ATTR {
+                  const int64_t i = begin + j;
+                  const AdamVectors a =
+                      adam_update(s, hn::Mul(load(grad + i), factor), {load(main + i), load(m + i), load(v + i)});
+                  store(a.main, main + i);
+                  store(a.m, m + i);
+                  store(a.v, v + i);
+                  if (has_copy) copy.put(i, a.main);
+                },
+                [&](int64_t j, int64_t k) HWY_ATTR {
+                  const int64_t i = begin + j;
+                  const AdamVectors a = adam_update(s, hn::Mul(load_part(grad + i, k), factor),
+                                                    {load_part(main + i, k), load_part(m + i, k), load_part(v + i, k)});
+                  store_part(a.main, main + i, k);
+                  store_part(a.m, m + i, k);
+                  store_part(a.v, v + i, k);
+                  if (has_copy) copy.put_part(i, a.main, k);
+                });
+  });
+}
+
+void sgd(Context& c, float lr, float momentum, bool nesterov, float weight_decay, const float* grad, float grad_scale,
+         float* main, float* buf, Out model, int64_t n) {
+  const auto copy = array_of<Any>(model);
+  const bool has_copy = static_cast<bool>(model);
+  parallel_blocks(c, n, kBlock / 2, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    for (int64_t i = begin; i < end; i += kStep) {
+      const int64_t k = std::min(kStep, end - i);
+      const bool whole = k == kStep;
+      VF w = whole ? load(main + i) : load_part(main + i, k);
+      const VF g = hn::MulAdd(splat(weight_decay), w, hn::Mul(splat(grad_scale), whole ? load(grad + i) : load_part(grad + i, k)));
+      VF update = g;
+      if (momentum != 0) {
+        const VF b = hn::MulAdd(splat(momentum), whole ? load(buf + i) : load_part(buf + i, k), g);
+        whole ? store(b, buf + i) : store_part(b, buf + i, k);
+        update = nesterov ? hn::MulAdd(splat(momentum), b, g) : b;
+      }
+      w = hn::NegMulAdd(splat(lr), update, w);
+      whole ? store(w, main + i) : store_part(w, main + i, k);
+      if (has_copy) whole ? copy.put(i, w) : copy.put_part(i, w, k);
+    }
+  });
+}
+
+Elementwise elementwise_family() {
+  return {fill, cast, add, axpy, scale, bias_dropout_add, dropout_backward, copy_rows, sum, sum_of_squares, weighted_sum,
+          count_nonfinite};
+}
+Optimizers optimizer_family() { return {adam, sgd}; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace capstan::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace capstan::kernels {
+HWY_EXPORT(elementwise_family);
+HWY_EXPORT(optimizer_family);
+const Elementwise& cpu_elementwise() {
+  static const Elementwise family = HWY_DYNAMIC_DISPATCH(elementwise_family)();
+  return family;
+}
+const Optimizers& cpu_optimizers() {
+  static const Optimizers family = HWY_DYNAMIC_DISPATCH(optimizer_family)();
+  return family;
+}
+}  // namespace capstan::kernels
+#endif

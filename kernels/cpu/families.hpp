@@ -1,0 +1,17 @@
+// The CPU's families, each chosen once for the instruction set of this machine.
+#pragma once
+
+#include "kernels/table.hpp"
+
+namespace capstan::kernels {
+
+const Gemm& cpu_gemm();
+const Norm& cpu_norm();
+const Activation& cpu_activation();
+const Attention& cpu_attention();
+const Embedding& cpu_embedding();
+const CrossEntropy& cpu_cross_entropy();
+const Elementwise& cpu_elementwise();
+const Optimizers& cpu_optimizers();
+
+}  // namespace capstan::kernels

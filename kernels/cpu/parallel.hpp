@@ -1,0 +1,33 @@
+// How CPU kernels share work: blocks whose size depends on the shape alone, so that results do not depend on the number
+// of threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/context.hpp"
+
+namespace capstan::kernels {
+
+inline int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
+
+// body(begin, end, worker) for consecutive blocks of [0, n).
+template <class Body>
+void parallel_blocks(Context& context, int64_t n, int64_t block, Body&& body) {
+  if (n <= 0) return;
+  context.pool->parallel_for(blocks_of(n, block), [&](int64_t tile, int worker) {
+    body(tile * block, std::min(n, (tile + 1) * block), worker);
+  });
+}
+
+// Rows to a block: about 16 Ki elements, the unit below which waking a thread costs more than it saves.
+inline int64_t rows_per_block(int64_t cols) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cols)); }
+
+// Gives every worker `bytes` of scratch before the parallel part, so that which worker meets which tile first never
+// decides when memory is asked for.
+inline void reserve_scratch(Context& context, size_t bytes) {
+  context.prepare(context.pool->size());
+  for (int worker = 0; worker < context.pool->size(); ++worker) context.scratch(worker, bytes);
+}
+
+}  // namespace capstan::kernels

@@ -1,0 +1,225 @@
+// SIMD building blocks, compiled once for every instruction set (a Highway "-inl" header): vectors of floats, loads and
+// stores of fp32 and bf16 rows with any length, exp, the normal distribution function, Philox.
+
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+
+#include "base/philox.hpp"
+#include "hwy/highway.h"
+#include "kernels/context.hpp"
+#include "kernels/cpu/parallel.hpp"
+#include "tensor/dtype.hpp"
+
+#if defined(CAPSTAN_KERNELS_CPU_SIMD_INL) == defined(HWY_TARGET_TOGGLE)
+#ifdef CAPSTAN_KERNELS_CPU_SIMD_INL
+#undef CAPSTAN_KERNELS_CPU_SIMD_INL
+#else
+#define CAPSTAN_KERNELS_CPU_SIMD_INL
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace capstan::kernels {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using DI = hn::RebindToSigned<DF>;
+using DU = hn::RebindToUnsigned<DF>;
+using DD = hn::ScalableTag<double>;
+using VF = hn::Vec<DF>;
+inline constexpr size_t kLanes = hn::MaxLanes(DF());
+inline constexpr int64_t kStep = static_cast<int64_t>(kLanes);
+
+// ---- loads and stores: `float` and `bf16` arrays, all as floats. Part: the first n < kLanes lanes, others 0.
+
+HWY_INLINE VF load(const float* p) { return hn::LoadU(DF(), p); }
+HWY_INLINE VF load(const bf16* p) {
+  const hn::Rebind<uint16_t, DF> d16;
+  const auto wide = hn::PromoteTo(DU(), hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
+  return hn::BitCast(DF(), hn::ShiftLeft<16>(wide));
+}
+HWY_INLINE void store(VF v, float* p) { hn::StoreU(v, DF(), p); }
+// Nearest even; NaNs stay NaNs.
+HWY_INLINE void store(VF v, bf16* p) {
+  const DU du;
+  const hn::Rebind<uint16_t, DF> d16;
+  const auto u = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(du, 0x7FFF)), odd));
+  const auto nan = hn::Or(hn::ShiftRight<16>(u), hn::Set(du, 0x40));
+  const auto bits = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), nan, rounded);
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(DI(), bits)), d16, reinterpret_cast<uint16_t*>(p));
+}
+template <class T>
+HWY_INLINE VF load_part(const T* p, int64_t n) {
+  HWY_ALIGN T buffer[kLanes] = {};
+  for (int64_t i = 0; i < n; ++i) buffer[i] = p[i];
+  return load(buffer);
+}
+template <class T>
+HWY_INLINE void store_part(VF v, T* p, int64_t n) {
+  HWY_ALIGN T buffer[kLanes];
+  store(v, buffer);
+  for (int64_t i = 0; i < n; ++i) p[i] = buffer[i];
+}
+
+// An array whose element type is known at compile time (float, bf16) or only at run time (Any).
+struct Any {};
+template <class T>
+struct Array {
+  T* p;
+  HWY_INLINE VF at(int64_t i) const { return load(p + i); }
+  HWY_INLINE VF part(int64_t i, int64_t n) const { return load_part(p + i, n); }
+  HWY_INLINE void put(int64_t i, VF v) const { store(v, p + i); }
+  HWY_INLINE void put_part(int64_t i, VF v, int64_t n) const { store_part(v, p + i, n); }
+};
+template <>
+struct Array<Any> {
+  void* p;
+  bool narrow;  // bf16
+  HWY_INLINE VF at(int64_t i) const {
+    return narrow ? load(static_cast<const bf16*>(p) + i) : load(static_cast<const float*>(p) + i);
+  }
+  HWY_INLINE VF part(int64_t i, int64_t n) const {
+    return narrow ? load_part(static_cast<const bf16*>(p) + i, n) : load_part(static_cast<const float*>(p) + i, n);
+  }
+  HWY_INLINE void put(int64_t i, VF v) const {
+    narrow ? store(v, static_cast<bf16*>(p) + i) : store(v, static_cast<float*>(p) + i);
+  }
+  HWY_INLINE void put_part(int64_t i, VF v, int64_t n) const {
+    narrow ? store_part(v, static_cast<bf16*>(p) + i, n) : store_part(v, static_cast<float*>(p) + i, n);
+  }
+};
+template <class T> HWY_INLINE Array<T> array_of(In x) { return {const_cast<T*>(static_cast<const T*>(x.data))}; }
+template <> HWY_INLINE Array<Any> array_of<Any>(In x) { return {const_cast<void*>(x.data), x.dtype == DType::bf16}; }
+
+// Runs body(T{}) with T = float or bf16 when all of the given arrays are of that type (absent ones fit any), else Any.
+template <class Body>
+HWY_INLINE void by_type(std::initializer_list<In> arrays, Body&& body) {
+  bool all_f32 = true, all_bf16 = true;
+  for (const In& x : arrays) {
+    if (!x) continue;
+    all_f32 &= x.dtype == DType::f32;
+    all_bf16 &= x.dtype == DType::bf16;
+  }
+  if (all_f32) body(float{});
+  else if (all_bf16) body(bf16{});
+  else body(Any{});
+}
+
+// body(i, n) over [0, count): n = kStep for whole vectors, fewer for the last one.
+template <class Whole, class Part>
+HWY_INLINE void for_vectors(int64_t count, Whole&& whole, Part&& part) {
+  int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) whole(i);
+  if (i < count) part(i, count - i);
+}
+
+// fp32 copy of a short vector such as gamma or a bias.
+HWY_INLINE void widen(In x, float* to, int64_t n) {
+  if (x.dtype == DType::bf16) {
+    const bf16* p = x.as<bf16>();
+    int64_t i = 0;
+    for (; i + kStep <= n; i += kStep) store(load(p + i), to + i);
+    for (; i < n; ++i) to[i] = static_cast<float>(p[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i] = x.as<float>()[i];
+  }
+}
+
+HWY_INLINE float sum_lanes(VF v) { return hn::GetLane(hn::SumOfLanes(DF(), v)); }
+HWY_INLINE float max_lanes(VF v) { return hn::GetLane(hn::MaxOfLanes(DF(), v)); }
+HWY_INLINE VF splat(float value) { return hn::Set(DF(), value); }
+
+// ---- elementary functions
+
+// e^x with an error of at most 2 ulp (tests/kernels/functions.cpp); 0 below -87.33, about 2.4e38 above 88.37; NaN stays NaN. Reduction by
+// ln 2 in two parts, polynomial of Cephes' expf.
+HWY_INLINE VF exp(VF x) {
+  const DF d;
+  const DI di;
+  const VF clamped = hn::Max(splat(-88.0f), hn::Min(splat(88.3762626647949f), x));
+  const VF k = hn::Round(hn::Mul(clamped, splat(1.44269504088896341f)));
+  VF r = hn::NegMulAdd(k, splat(0.693359375f), clamped);
+  r = hn::NegMulAdd(k, splat(-2.12194440e-4f), r);
+  VF p = splat(1.9875691500e-4f);
+  p = hn::MulAdd(p, r, splat(1.3981999507e-3f));
+  p = hn::MulAdd(p, r, splat(8.3334519073e-3f));
+  p = hn::MulAdd(p, r, splat(4.1665795894e-2f));
+  p = hn::MulAdd(p, r, splat(1.6666665459e-1f));
+  p = hn::MulAdd(p, r, splat(5.0000001201e-1f));
+  const VF y = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), splat(1.0f));
+  const auto power = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, k), hn::Set(di, 127)));
+  return hn::IfThenZeroElse(hn::Lt(x, splat(-87.33f)), hn::Mul(y, hn::BitCast(d, power)));
+}
+
+HWY_INLINE VF sigmoid(VF x) {
+  return hn::Div(splat(1.0f), hn::Add(splat(1.0f), exp(hn::Neg(x))));
+}
+
+// The standard normal distribution: density(x) and cumulative(x) = (1 + erf(x / sqrt 2)) / 2, to 1e-6 relative also in
+// the lower tail. erfc(z) = e^(-z²) t Q(t), t = 1 / (1 + 0.3 z); Q is a least-maximum fit on z in [0, 10] (2e-8).
+HWY_INLINE void normal_distribution(VF x, VF& cumulative, VF& density) {
+  const VF a = hn::Abs(x);
+  const VF e = exp(hn::Mul(hn::Mul(a, a), splat(-0.5f)));
+  const VF t = hn::Div(splat(1.0f), hn::MulAdd(a, splat(0.3f * 0.70710678118654752f), splat(1.0f)));
+  VF q = splat(-0.12952286005020142f);
+  q = hn::MulAdd(q, t, splat(0.4855629801750183f));
+  q = hn::MulAdd(q, t, splat(-0.5122776627540588f));
+  q = hn::MulAdd(q, t, splat(0.5477195978164673f));
+  q = hn::MulAdd(q, t, splat(-0.09465049207210541f));
+  q = hn::MulAdd(q, t, splat(0.21492598950862885f));
+  q = hn::MulAdd(q, t, splat(0.148339182138443f));
+  q = hn::MulAdd(q, t, splat(0.17071522772312164f));
+  q = hn::MulAdd(q, t, splat(0.1691880077123642f));
+  const VF tail = hn::Mul(hn::Mul(e, hn::Mul(t, q)), splat(0.5f));
+  cumulative = hn::IfThenElse(hn::Lt(x, hn::Zero(DF())), tail, hn::Sub(splat(1.0f), tail));
+  density = hn::Mul(e, splat(0.3989422804014327f));
+}
+
+// ---- Philox4x32-10, one block to a lane: counters (lo, hi) with lo the same for all and hi = hi_base + lane (low 32 bits of
+// hi_base must not overflow within the vector: bases are multiples of the lane count).
+struct PhiloxWords {
+  hn::Vec<DU> w0, w1, w2, w3;
+};
+HWY_INLINE void multiply_wide(hn::Vec<DU> a, hn::Vec<DU> b, hn::Vec<DU>& hi, hn::Vec<DU>& lo) {
+  const DU d;
+  const hn::RepartitionToWide<DU> d64;
+  const auto even = hn::MulEven(a, b);
+  const auto odd = hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(d64, a))), b);
+  lo = hn::OddEven(hn::BitCast(d, hn::ShiftLeft<32>(odd)), hn::BitCast(d, even));
+  hi = hn::OddEven(hn::BitCast(d, odd), hn::BitCast(d, hn::ShiftRight<32>(even)));
+}
+HWY_INLINE PhiloxWords philox(PhiloxKey key, uint64_t lo, uint64_t hi_base) {
+  const DU d;
+  auto c0 = hn::Set(d, static_cast<uint32_t>(lo)), c1 = hn::Set(d, static_cast<uint32_t>(lo >> 32));
+  auto c2 = hn::Add(hn::Set(d, static_cast<uint32_t>(hi_base)), hn::Iota(d, 0));
+  auto c3 = hn::Set(d, static_cast<uint32_t>(hi_base >> 32));
+  const auto m0 = hn::Set(d, 0xD2511F53u), m1 = hn::Set(d, 0xCD9E8D57u);
+  uint32_t k0 = key.k0, k1 = key.k1;
+  for (int round = 0; round < 10; ++round) {
+    hn::Vec<DU> hi0, lo0, hi1, lo1;
+    multiply_wide(c0, m0, hi0, lo0);
+    multiply_wide(c2, m1, hi1, lo1);
+    c0 = hn::Xor(hn::Xor(hi1, c1), hn::Set(d, k0));
+    c2 = hn::Xor(hn::Xor(hi0, c3), hn::Set(d, k1));
+    c1 = lo1;
+    c3 = lo0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {c0, c1, c2, c3};
+}
+
+// The words of 4 * kLanes consecutive elements: word i % 4 of block (lo, hi_base + i / 4), see common/dropout.hpp.
+HWY_INLINE void philox_words(PhiloxKey key, uint64_t lo, uint64_t hi_base, uint32_t* words) {
+  const PhiloxWords w = philox(key, lo, hi_base);
+  hn::StoreInterleaved4(w.w0, w.w1, w.w2, w.w3, DU(), words);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace capstan::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif
