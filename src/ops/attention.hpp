@@ -1,0 +1,38 @@
+#pragma once
+
+#include "kernels/attention.hpp"
+#include "ops/tape.hpp"
+
+namespace capstan::ops {
+
+// The layout of packed QKV whose row has `row` elements: how many groups there are is what the tensor says (a shard holds
+// a run of groups).
+kernels::QkvLayout qkv_layout(int64_t row, int64_t heads_per_group, int64_t head_dim);
+
+struct AttentionOptions {
+  kernels::QkvLayout layout;
+  int64_t batch = 0, seq = 0;  // qkv has batch * seq rows
+  float scale = 0;
+  int64_t window = 0;  // 0: none
+  bool causal = true;
+  float dropout = 0;
+  PhiloxKey dropout_key{};
+  int64_t head_offset = 0;  // global index of the first query head here
+  Tensor document_start;    // i32 [N] or undefined
+  Tensor row_ids;           // i64 [N], only with dropout
+};
+
+// Scaled dot-product attention: out[N, heads * head_dim] of qkv[N, row]. Keeps qkv, out and one fp32 statistic for each
+// (head, token); scores are computed again in the backward pass. FLOPs: 4 head_dim for each pair of a query head and a key
+// that it sees (causal: half of seq); backward twice that, the convention of model FLOPs.
+Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options);
+
+// Keys and values seen so far by one layer: [batch, groups, capacity, head_dim] each.
+struct KvCache {
+  Tensor k, v;
+};
+// One step of generation: appends the new tokens' keys and values at position `past` and attends. options.seq is the number
+// of new tokens of each sequence. Records nothing.
+Var attention_decode(Tape& tape, const Var& qkv, const AttentionOptions& options, const KvCache& cache, int64_t past);
+
+}  // namespace capstan::ops

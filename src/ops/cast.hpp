@@ -1,0 +1,10 @@
+#pragma once
+
+#include "ops/tape.hpp"
+
+namespace capstan::ops {
+
+// x in another element type (fp32, bf16); the gradient is cast back.
+Var cast(Tape& tape, const Var& x, DType type);
+
+}  // namespace capstan::ops

@@ -1,0 +1,92 @@
+#include "ops/linear_cross_entropy.hpp"
+
+#include <algorithm>
+
+#include "base/checked.hpp"
+#include "kernels/table.hpp"
+#include "ops/matmul.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::ops {
+
+int64_t cross_entropy_chunk(int64_t rows, int64_t columns) {
+  constexpr int64_t kLogitBytes = int64_t{128} << 20, kFewest = 256, kMost = 1024;
+  const int64_t wanted = std::clamp(kLogitBytes / (4 * std::max<int64_t>(columns, 1)), kFewest, kMost);
+  const int64_t chunks = std::max<int64_t>(1, ceil_div(rows, wanted));
+  return std::max<int64_t>(16, round_up(ceil_div(rows, chunks), 16));
+}
+
+CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight, const Tensor& labels,
+                                        const Tensor& weights, int64_t vocab) {
+  Device& device = tape.device();
+  const kernels::Table& table = device.table();
+  ParamStore& store = tape.context().store;
+  const int64_t rows = x.size(0), hidden = x.size(1);
+  CAPSTAN_ASSERT(x.value.is_contiguous() && labels.elements() == rows && weights.elements() == rows,
+                 "linear_cross_entropy: x " + x.value.text() + ", labels " + labels.text() + ", weights " + weights.text());
+  const auto w = tape.pin(weight);
+  CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == hidden, "linear_cross_entropy: `" + weight.name() + "` is " + w->text());
+  const int64_t columns = w->size(0);  // with padding
+  const int64_t true_columns = std::min(columns, vocab);
+
+  const bool differentiates = tape.recording();
+  const bool trains = differentiates && store.trains(weight), needs_dx = differentiates && x.needs_gradient();
+  const Tensor gradient = trains ? store.gradient(weight) : Tensor();
+  const Tensor dx = needs_dx ? Tensor::empty(device, x.shape(), x.dtype()) : Tensor();
+  const Tensor per_token = Tensor::empty(device, {rows});
+  {
+    OwnerScope scope(MemoryOwner::workspace);
+    const int64_t chunk = std::min(rows, cross_entropy_chunk(rows, columns));
+    const Tensor logit_buffer = Tensor::empty(device, {chunk, columns});
+    // The products of the backward pass take their operands in one type.
+    const bool separate = (trains || needs_dx) && x.dtype() != DType::f32;
+    const Tensor dlogit_buffer = separate ? Tensor::empty(device, {chunk, columns}, x.dtype()) : logit_buffer;
+    const Tensor row_max = Tensor::empty(device, {chunk}), sum_exp = Tensor::empty(device, {chunk});
+    const Tensor target = Tensor::empty(device, {chunk});
+    for (int64_t begin = 0; begin < rows; begin += chunk) {
+      const int64_t count = std::min(chunk, rows - begin);
+      const Tensor x_here = x.value.slice(0, begin, count), logits = logit_buffer.slice(0, 0, count);
+      const Tensor labels_here = labels.flat_range(begin, count, {count});
+      matmul(Transpose::no, Transpose::yes, x_here, *w, logits);
+      launch(device, table.cross_entropy->row_max, logits, count, true_columns, columns, row_max);
+      launch(device, table.cross_entropy->row_sums, logits, labels_here, row_max, count, true_columns, columns, 0, sum_exp, target);
+      launch(device, table.cross_entropy->loss, row_max, sum_exp, target, count, per_token.flat_range(begin, count, {count}));
+      if (!trains && !needs_dx) continue;
+      const Tensor dlogits = dlogit_buffer.slice(0, 0, count);
+      launch(device, table.cross_entropy->backward, logits, labels_here, row_max, sum_exp, weights.flat_range(begin, count, {count}),
+             count, true_columns, columns, 0, dlogits);
+      if (needs_dx) matmul(Transpose::no, Transpose::no, dlogits, *w, dx.slice(0, begin, count));
+      if (trains) matmul(Transpose::yes, Transpose::no, dlogits, x_here, gradient, 1);
+    }
+  }
+  CrossEntropyResult result;
+  result.per_token = per_token;
+  result.exact_sum = Tensor::empty(device, {1}, DType::f64);
+  launch(device, table.elementwise->weighted_sum, per_token, weights, rows, result.exact_sum, false);
+  const Tensor sum = Tensor::empty(device, {1});
+  matmul(Transpose::no, Transpose::no, per_token.view({1, rows}), weights.view({rows, 1}), sum.view({1, 1}));
+
+  const double products = 1.0 + (needs_dx ? 1 : 0) + (trains ? 1 : 0);
+  Cost cost = matmul_cost(rows, columns, hidden, x.dtype());
+  cost.flops *= products;
+  cost.bytes *= products;
+  result.sum = tape.record({.name = "linear_cross_entropy", .inputs = {x}, .outputs = {sum}, .parameters = {&weight},
+                            .cost = cost, .saved = {dx},
+                            .backward = [&weight](BackwardStep& step) {
+                              if (step.needs(0)) step.give(0, step.saved(0));
+                              // Done in the forward pass; here it is only accounted for.
+                              step.weight_gradient(weight, {}, {}, [](const Tensor&, std::span<const Tensor>) {});
+                            }})[0];
+  return result;
+}
+
+Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t vocab) {
+  const auto w = tape.pin(weight);
+  CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == x.size(1) && vocab <= w->size(0),
+                 "head_logits: `" + weight.name() + "` is " + w->text() + ", x is " + x.text());
+  const Tensor logits = Tensor::empty(tape.device(), {x.size(0), vocab});
+  matmul(Transpose::no, Transpose::yes, x, w->slice(0, 0, vocab), logits);
+  return logits;
+}
+
+}  // namespace capstan::ops

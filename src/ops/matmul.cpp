@@ -1,0 +1,49 @@
+#include "ops/matmul.hpp"
+
+#include "kernels/table.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::ops {
+
+void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c, float beta) {
+  const bool ta = trans_a == Transpose::yes, tb = trans_b == Transpose::yes;
+  const auto fits = [](const Tensor& t) { return t.rank() == 2 && (t.stride(1) == 1 || t.size(1) <= 1); };
+  CAPSTAN_ASSERT(fits(a) && fits(b) && fits(c), "matmul: " + a.text() + ", " + b.text() + " -> " + c.text());
+  kernels::GemmShape shape{ta, tb};
+  shape.m = a.size(ta ? 1 : 0);
+  shape.k = a.size(ta ? 0 : 1);
+  shape.n = b.size(tb ? 0 : 1);
+  CAPSTAN_ASSERT(b.size(tb ? 1 : 0) == shape.k && c.size(0) == shape.m && c.size(1) == shape.n && a.dtype() == b.dtype(),
+                 "matmul: " + a.text() + ", " + b.text() + " -> " + c.text());
+  shape.lda = a.stride(0);
+  shape.ldb = b.stride(0);
+  shape.ldc = c.stride(0);
+  launch(c.device(), c.device().table().gemm->run, shape, a, b, c, 1.0f, beta);
+}
+
+Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type) {
+  const auto dm = static_cast<double>(m), dn = static_cast<double>(n), dk = static_cast<double>(k);
+  return {2 * dm * dn * dk, (dm * dk + dk * dn + dm * dn) * static_cast<double>(size_of(type))};
+}
+
+void add_column_sum(const Tensor& x, const Tensor& gradient) {
+  CAPSTAN_ASSERT(x.rank() == 2 && gradient.elements() == x.size(1), "column sum of " + x.text() + " into " + gradient.text());
+  launch(x.device(), x.device().table().gemm->column_sum, x, gradient, x.size(0), x.size(1), x.stride(0), true);
+}
+
+void add_into(const Tensor& partial, const Tensor& gradient) {
+  CAPSTAN_ASSERT(partial.elements() == gradient.elements(), "adding " + partial.text() + " to " + gradient.text());
+  launch(gradient.device(), gradient.device().table().elementwise->axpy, 1.0f, partial, gradient, gradient.elements());
+}
+
+Tensor copy_of(const Tensor& tensor) {
+  Tensor copy = Tensor::empty(tensor.device(), tensor.shape(), tensor.dtype());
+  launch(tensor.device(), tensor.device().table().elementwise->cast, tensor, copy, tensor.elements());
+  return copy;
+}
+
+Tensor reuse_or_empty(const Tensor& tensor) {
+  return tensor.unique() ? tensor : Tensor::empty(tensor.device(), tensor.shape(), tensor.dtype());
+}
+
+}  // namespace capstan::ops
