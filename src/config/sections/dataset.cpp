@@ -1,0 +1,48 @@
+#include "config/sections/sections.hpp"
+
+namespace capstan::config {
+
+void describe(Section<DatasetConfig>& s) {
+  using D = DatasetConfig;
+  s.doc("training text").variants("kind");
+  s.field("kind", &D::kind).doc("where samples come from").alias("type");
+  s.field("data_path", &D::data_path)
+      .doc(
+          "prefixes of indexed datasets (without .bin/.idx); with weights in front of them: [0.3, a, 0.7, b]")
+      .effect(Effect::math)
+      .scalar_ok()
+      .only_for({"gpt"})
+      .example("[data/books_text_document]");
+  s.field("blend", &D::blend)
+      .doc("prefix: weight, for each dataset (prefixes relative to the current directory)")
+      .only_for({"gpt"})
+      .example("{data/books_text_document: 0.3, data/web_text_document: 0.7}");
+  s.field("train_blend", &D::train_blend)
+      .doc("as blend, for training alone, instead of split")
+      .only_for({"gpt"});
+  s.field("valid_blend", &D::valid_blend).doc("as blend, for validation alone").only_for({"gpt"});
+  s.field("test_blend", &D::test_blend).doc("as blend, for the test alone").only_for({"gpt"});
+  s.field("split", &D::split)
+      .doc("shares of the documents for train, validation and test")
+      .only_for({"gpt"})
+      .example("969,30,1");
+  s.field("path_to_cache", &D::path_to_cache)
+      .doc("directory of the built indices; null: beside the dataset")
+      .effect(Effect::io)
+      .only_for({"gpt"});
+  s.field("reset_position_ids", &D::reset_position_ids)
+      .doc("positions start again after each end of document")
+      .only_for({"gpt"});
+  s.field("reset_attention_mask", &D::reset_attention_mask)
+      .doc("attention does not cross an end of document")
+      .only_for({"gpt"});
+  s.field("eod_mask_loss", &D::eod_mask_loss).doc("no loss on end-of-document tokens").only_for({"gpt"});
+  s.field("random_seed", &D::random_seed).doc("seed of the samples' order").min(0);
+  s.field("num_workers", &D::num_workers)
+      .doc("threads that read ahead; 0: reading is part of the step; the order is the same")
+      .unit("threads")
+      .range(0, 256)
+      .effect(Effect::perf);
+}
+
+}  // namespace capstan::config

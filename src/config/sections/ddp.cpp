@@ -1,0 +1,49 @@
+#include "config/sections/sections.hpp"
+
+namespace capstan::config {
+
+void describe(Section<DdpConfig>& s) {
+  using D = DdpConfig;
+  s.doc("data parallelism: reduction of gradients and sharding over data-parallel ranks");
+  s.field("data_parallel_sharding_strategy", &D::data_parallel_sharding_strategy)
+      .doc("what is split over the data-parallel ranks (ZeRO); the numbers stay the same")
+      .effect(Effect::memory)
+      .alias("sharding")
+      .not_yet("sharding over data-parallel ranks")
+      .known_as("zero_stage");
+  s.field("outer_dp_sharding_strategy", &D::outer_dp_sharding_strategy)
+      .doc("what is split between the groups of num_distributed_optimizer_instances (HSDP)")
+      .effect(Effect::memory)
+      .not_yet("sharding between groups of ranks");
+  s.field("num_distributed_optimizer_instances", &D::num_distributed_optimizer_instances)
+      .doc("groups of ranks that each hold the whole optimizer state (HSDP)")
+      .unit("groups")
+      .min(1)
+      .effect(Effect::memory)
+      .not_yet("several groups of data-parallel ranks");
+  s.field("overlap_grad_reduce", &D::overlap_grad_reduce)
+      .doc("reduce a bucket of gradients while backward goes on")
+      .effect(Effect::perf)
+      .alias("comm_overlap.overlap_grad_reduce")
+      .not_yet("reduction of gradients during backward");
+  s.field("overlap_param_gather", &D::overlap_param_gather)
+      .doc("gather a bucket of parameters while forward goes on")
+      .effect(Effect::perf)
+      .alias("comm_overlap.overlap_param_gather")
+      .alias("optimizer.overlap_param_gather")
+      .not_yet("gathering of parameters during forward");
+  s.field("align_param_gather", &D::align_param_gather)
+      .doc("all pipeline stages gather parameters at the same time")
+      .effect(Effect::perf)
+      .alias("comm_overlap.align_param_gather")
+      .not_yet("aligned gathering of parameters");
+  s.field("bucket_size", &D::bucket_size)
+      .doc("parameters reduced or gathered together")
+      .unit("parameters")
+      .count()
+      .min(1)
+      .effect(Effect::perf)
+      .alias("comm_overlap.bucket_size");
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,46 @@
+#include "config/sections/sections.hpp"
+
+namespace capstan::config {
+
+namespace {
+bool writes_events(const Config& c) {
+  return c.logger.tensorboard;
+}
+}  // namespace
+
+void describe(Section<LoggerConfig>& s) {
+  using L = LoggerConfig;
+  const char* events = "`logger.tensorboard` is true";
+  s.doc("what a run prints and records");
+  s.field("log_interval", &L::log_interval)
+      .doc("steps between two progress lines and rows of metrics.jsonl")
+      .unit("iterations")
+      .count()
+      .min(1)
+      .effect(Effect::log);
+  s.field("logging_level", &L::logging_level)
+      .doc("least important message that is printed")
+      .effect(Effect::log);
+  s.field("tensorboard", &L::tensorboard).doc("write TensorBoard events").effect(Effect::log);
+  s.field("tensorboard_dir", &L::tensorboard_dir)
+      .doc("directory of the events; null: `tensorboard` of the run directory")
+      .effect(Effect::log)
+      .used_when<Config>(events, writes_events);
+  s.field("tensorboard_log_interval", &L::tensorboard_log_interval)
+      .doc("steps between two events of one scalar")
+      .unit("iterations")
+      .count()
+      .min(1)
+      .effect(Effect::log)
+      .used_when<Config>(events, writes_events);
+  s.field("log_params_norm", &L::log_params_norm)
+      .doc("record the global norm of the parameters")
+      .effect(Effect::log)
+      .not_yet("the norm of the parameters in the log");
+  s.field("log_num_zeros_in_grad", &L::log_num_zeros_in_grad)
+      .doc("record how many gradients are zero")
+      .effect(Effect::log)
+      .not_yet("the number of zero gradients in the log");
+}
+
+}  // namespace capstan::config

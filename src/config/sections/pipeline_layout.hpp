@@ -1,0 +1,43 @@
+// Which layers each pipeline stage holds: the layout grammar, and the split that follows from the sizes in
+// `dist`.
+//
+//   layout = items, stages separated by "|"; commas and blanks are for the eye
+//   item   = ("E" | "t" | "m" | "L" | "|" | "(" layout ")") [ "*" count ]
+//
+// Stage i belongs to pipeline rank i % PP and is that rank's virtual stage i / PP.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/config.hpp"
+
+namespace capstan::config {
+
+struct PipelineStage {
+  bool embedding = false;
+  int64_t layers = 0;
+  int64_t mtp_layers = 0;
+  bool loss = false;
+  bool operator==(const PipelineStage&) const = default;
+};
+
+struct PipelineLayout {
+  std::vector<PipelineStage> stages;  // in the order of the forward pass
+  std::string problem;  // empty, or why the text is not a layout (with the character's position, from 1)
+  bool ok() const { return problem.empty(); }
+};
+
+// Checks the grammar, that E comes first and once, L last and once, and that no layer follows a predicted
+// token.
+PipelineLayout parse_pipeline_layout(std::string_view text);
+std::string pipeline_layout_text(const std::vector<PipelineStage>& stages);  // shortest form with repetitions
+
+// All PP * VPP stages of a resolved recipe, from the layout or from the split rules; nothing when they do not
+// fit.
+std::optional<std::vector<PipelineStage>> pipeline_stages(const Config& config);
+
+}  // namespace capstan::config

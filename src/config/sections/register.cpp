@@ -1,0 +1,42 @@
+#include "config/sections/sections.hpp"
+
+namespace capstan::config {
+
+void register_sections(Schema& s) {
+  s.root<Config>([](Section<Config>& root) {
+    root.field("name", &Config::name)
+        .doc("name of the recipe; names the run directory where --run-dir does not")
+        .effect(Effect::io);
+    root.field("description", &Config::description).doc("one line about the recipe").effect(Effect::log);
+  });
+  s.section("model", &Config::model);
+  s.section("mixed_precision", &Config::mixed_precision);
+  s.section("dist", &Config::dist);
+  s.section("ddp", &Config::ddp);
+  s.section("comm_overlap", &Config::comm_overlap);
+  s.section("train", &Config::train);
+  s.section("optimizer", &Config::optimizer);
+  s.section("scheduler", &Config::scheduler);
+  s.section("dataset", &Config::dataset);
+  s.section("tokenizer", &Config::tokenizer);
+  s.section("validation", &Config::validation);
+  s.section("checkpoint", &Config::checkpoint);
+  s.section("peft", &Config::peft);
+  s.section("rng", &Config::rng);
+  s.section("resilience", &Config::resilience);
+  s.section("logger", &Config::logger);
+  s.section("profiling", &Config::profiling);
+  s.ranks_path("dist.world_size");
+  register_derivations(s);
+  register_world_rules(s);
+  register_batch_rules(s);
+  register_pipeline_rules(s);
+  register_tensor_rules(s);
+  register_precision_rules(s);
+  register_optimizer_rules(s);
+  register_moe_rules(s);
+  register_recompute_rules(s);
+  register_run_rules(s);
+}
+
+}  // namespace capstan::config

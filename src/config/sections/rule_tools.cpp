@@ -1,0 +1,64 @@
+#include "config/sections/rule_tools.hpp"
+
+#include "base/checked.hpp"
+#include "base/text.hpp"
+
+namespace capstan::config {
+
+std::string text_of(int64_t value) {
+  return std::to_string(value);
+}
+std::string text_of(double value) {
+  return to_text(value);
+}
+
+std::string product_text(const std::vector<int64_t>& factors) {
+  std::string text;
+  for (const int64_t factor : factors) text += (text.empty() ? "" : " * ") + text_of(factor);
+  if (const auto product = product_of(factors); product && factors.size() > 1)
+    text += " = " + text_of(*product);
+  return text;
+}
+
+std::optional<int64_t> product_of(const std::vector<int64_t>& factors) {
+  std::optional<int64_t> product = 1;
+  for (const int64_t factor : factors)
+    if (product) product = try_mul(*product, factor);
+  return product;
+}
+
+std::string nearest_multiples(int64_t value, int64_t step) {
+  const int64_t below = value / step * step;
+  const auto above = try_add(below, step);
+  if (below == 0) return text_of(step);
+  if (!above) return text_of(below);
+  return text_of(below) + " or " + text_of(*above);
+}
+
+std::string nearest_divisors(int64_t value, int64_t whole) {
+  int64_t below = 0, above = 0;
+  const auto consider = [&](int64_t divisor) {
+    if (divisor <= value && divisor > below) below = divisor;
+    if (divisor >= value && (above == 0 || divisor < above)) above = divisor;
+  };
+  for (int64_t d = 1; d <= 65536 && d <= whole / d; ++d) {
+    if (whole % d != 0) continue;
+    consider(d);
+    consider(whole / d);
+  }
+  if (below == 0) return text_of(above);
+  if (above == 0 || above == below) return text_of(below);
+  return text_of(below) + " or " + text_of(above);
+}
+
+int64_t virtual_stages(const Config& c) {
+  return c.dist.virtual_pipeline_model_parallel_size.value_or(1);
+}
+bool is_half(Precision precision) {
+  return precision != Precision::fp32;
+}
+bool shards(const Config& c) {
+  return c.ddp.data_parallel_sharding_strategy != ShardingStrategy::no_shard;
+}
+
+}  // namespace capstan::config

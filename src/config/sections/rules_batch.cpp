@@ -1,0 +1,296 @@
+// Batch sizes, length of the run, sequence length and sources of data.
+#include <cmath>
+
+#include "base/text.hpp"
+#include "config/sections/data_sources.hpp"
+#include "config/sections/rule_tools.hpp"
+
+namespace capstan::config {
+
+namespace {
+
+void global_batch_divisible(const Config& c, RuleReport& report) {
+  if (!c.train.global_batch_size || !c.dist.data_parallel_size) return;
+  const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
+  const int64_t batch = *c.train.global_batch_size;
+  if (batch % together == 0) return;
+  std::string help = "nearest legal global_batch_size: " + nearest_multiples(batch, together);
+  if (batch % *c.dist.data_parallel_size == 0)
+    help += "; or micro_batch_size: " +
+            nearest_divisors(c.train.micro_batch_size, batch / *c.dist.data_parallel_size);
+  report
+      .error("`train.global_batch_size` " + text_of(batch) +
+             " is not a multiple of micro_batch_size * data_parallel_size = " +
+             product_text({c.train.micro_batch_size, *c.dist.data_parallel_size}))
+      .operand("micro_batch_size * data_parallel_size", text_of(together))
+      .help(help);
+}
+
+void micro_batches_agree(const Config& c, RuleReport& report) {
+  if (!c.train.num_microbatches || !c.train.global_batch_size || !c.dist.data_parallel_size) return;
+  const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
+  if (*c.train.global_batch_size % together != 0 ||
+      *c.train.num_microbatches == *c.train.global_batch_size / together)
+    return;
+  report
+      .error("`train.num_microbatches` " + text_of(*c.train.num_microbatches) +
+             " is not global_batch_size / " +
+             "(micro_batch_size * data_parallel_size) = " + text_of(*c.train.global_batch_size / together))
+      .help("leave train.num_microbatches unset; it follows from the batch sizes");
+}
+
+void eval_batch_divisible(const Config& c, RuleReport& report) {
+  const auto& v = c.validation;
+  if (!v.eval_interval || !v.eval_global_batch_size || !v.eval_micro_batch_size || !c.dist.data_parallel_size)
+    return;
+  if (v.eval_global_batch_size == c.train.global_batch_size &&
+      *v.eval_micro_batch_size == c.train.micro_batch_size)
+    return;  // global_batch_divisible speaks
+  const int64_t together = *v.eval_micro_batch_size * *c.dist.data_parallel_size;
+  if (*v.eval_global_batch_size % together == 0) return;
+  report
+      .error("`validation.eval_global_batch_size` " + text_of(*v.eval_global_batch_size) +
+             " is not a multiple of eval_micro_batch_size * data_parallel_size = " +
+             product_text({*v.eval_micro_batch_size, *c.dist.data_parallel_size}))
+      .help("nearest legal eval_global_batch_size: " +
+            nearest_multiples(*v.eval_global_batch_size, together));
+}
+
+void length_given(const Config& c, RuleReport& report) {
+  const auto& t = c.train;
+  if (!t.train_iters && !t.train_samples) {
+    report.error("neither `train.train_iters` nor `train.train_samples` says how long the run is")
+        .help("set train.train_iters");
+  } else if (t.train_iters && t.train_samples && t.global_batch_size &&
+             *t.train_samples / *t.global_batch_size != *t.train_iters) {
+    report
+        .error("`train.train_iters` " + text_of(*t.train_iters) + " and `train.train_samples` " +
+               text_of(*t.train_samples) + " disagree: " + text_of(*t.train_samples) + " / " +
+               text_of(*t.global_batch_size) + " = " + text_of(*t.train_samples / *t.global_batch_size))
+        .help("give one of the two, and unset the other");
+  }
+}
+
+void length_of_a_step(const Config& c, RuleReport& report) {
+  if (!c.train.train_samples || !c.train.global_batch_size ||
+      *c.train.train_samples >= *c.train.global_batch_size)
+    return;
+  report
+      .error("`train.train_samples` " + text_of(*c.train.train_samples) + " is less than one step of " +
+             text_of(*c.train.global_batch_size) + " samples")
+      .help("nearest legal train_samples: " + text_of(*c.train.global_batch_size));
+}
+
+void one_source_of_data(const Config& c, RuleReport& report) {
+  const auto& d = c.dataset;
+  if (d.kind != DatasetKind::gpt) return;
+  const bool per_split = !d.train_blend.empty() || !d.valid_blend.empty() || !d.test_blend.empty();
+  const int given = (d.data_path.empty() ? 0 : 1) + (d.blend.empty() ? 0 : 1) + (per_split ? 1 : 0);
+  if (given == 1) return;
+  if (given == 0)
+    report.error("no data: neither `dataset.data_path` nor `dataset.blend` names a dataset")
+        .help(
+            "set dataset.data_path=PREFIX (what `capstan data prepare` wrote, without .bin), or "
+            "dataset=mock");
+  else
+    report
+        .error(
+            "data is named in more than one place: data_path, blend and train/valid/test_blend exclude each "
+            "other")
+        .help("keep one of them, for instance with --unset dataset.data_path");
+}
+
+void data_paths_alternate(const Config& c, RuleReport& report) {
+  if (c.dataset.kind != DatasetKind::gpt) return;
+  if (const std::string problem = data_path_problem(c.dataset.data_path); !problem.empty())
+    report.error("`dataset.data_path` " + problem).help("write [a, b], or with weights [0.3, a, 0.7, b]");
+}
+
+void blend_weights_positive(const Config& c, RuleReport& report) {
+  if (c.dataset.kind != DatasetKind::gpt) return;
+  const std::pair<const char*, const Blend*> blends[] = {{"dataset.blend", &c.dataset.blend},
+                                                         {"dataset.train_blend", &c.dataset.train_blend},
+                                                         {"dataset.valid_blend", &c.dataset.valid_blend},
+                                                         {"dataset.test_blend", &c.dataset.test_blend}};
+  for (const auto& [path, blend] : blends)
+    for (const auto& [prefix, weight] : *blend)
+      if (!(weight > 0) || !std::isfinite(weight))
+        report.error("the weight of `" + prefix + "` in `" + path + "` is " + text_of(weight))
+            .at(path)
+            .help("weights are positive; leave a dataset out to give it none");
+}
+
+void split_with_one_source(const Config& c, RuleReport& report) {
+  const auto& d = c.dataset;
+  if (d.kind != DatasetKind::gpt) return;
+  const bool per_split = !d.train_blend.empty() || !d.valid_blend.empty() || !d.test_blend.empty();
+  if (d.split && per_split)
+    report.error("`dataset.split` and blends for each split exclude each other").help("unset dataset.split");
+}
+
+void split_is_three_shares(const Config& c, RuleReport& report) {
+  if (c.dataset.kind != DatasetKind::gpt || !c.dataset.split) return;
+  const auto shares = split_shares(*c.dataset.split);
+  if (!shares)
+    report.error("`dataset.split` " + quoted(*c.dataset.split) + " is not three shares")
+        .help("train, validation, test, as in 969,30,1 or 0.9,0.1,0");
+  else if ((*shares)[0] <= 0)
+    report.error("`dataset.split` " + *c.dataset.split + " leaves nothing to train on")
+        .help("the first share has to be above 0");
+}
+
+void validation_has_data(const Config& c, RuleReport& report) {
+  const auto& d = c.dataset;
+  if (d.kind != DatasetKind::gpt || !c.validation.eval_interval) return;
+  if (d.split) {
+    const auto shares = split_shares(*d.split);
+    if (shares && (*shares)[0] > 0 && (*shares)[1] <= 0)
+      report
+          .error("`validation.eval_interval` is set, but `dataset.split` " + *d.split +
+                 " leaves nothing to validate on")
+          .help("for instance dataset.split=99,1,0, or validation.eval_interval=null");
+  } else if (!d.train_blend.empty() && d.valid_blend.empty()) {
+    report.error("`validation.eval_interval` is set, but `dataset.valid_blend` is empty")
+        .help("set dataset.valid_blend, or validation.eval_interval=null");
+  }
+}
+
+void split_blends_complete(const Config& c, RuleReport& report) {
+  const auto& d = c.dataset;
+  if (d.kind != DatasetKind::gpt || !d.train_blend.empty() || (d.valid_blend.empty() && d.test_blend.empty()))
+    return;
+  report.error("`dataset.train_blend` is missing beside the blends of the other splits")
+      .help("set dataset.train_blend");
+}
+
+void context_divides_sequence(const Config& c, RuleReport& report) {
+  const int64_t cp = c.dist.context_parallel_size;
+  if (cp == 1 || c.model.seq_length % (2 * cp) == 0) return;
+  report
+      .error("`model.seq_length` " + text_of(c.model.seq_length) +
+             " is not a multiple of 2 * context parallelism = " + text_of(2 * cp))
+      .help("nearest legal seq_length: " + nearest_multiples(c.model.seq_length, 2 * cp));
+}
+
+void sequence_divides_tensor(const Config& c, RuleReport& report) {
+  if (!c.dist.sequence_parallel) return;
+  const auto ranks = product_of({c.dist.tensor_model_parallel_size, c.dist.context_parallel_size});
+  if (!ranks || c.model.seq_length % *ranks == 0) return;
+  report
+      .error("`model.seq_length` " + text_of(c.model.seq_length) +
+             " is not a multiple of tensor * context parallelism = " + text_of(*ranks) +
+             ", over which sequence_parallel splits it")
+      .help("nearest legal seq_length: " + nearest_multiples(c.model.seq_length, *ranks));
+}
+
+void positions_cover_sequence(const Config& c, RuleReport& report) {
+  if (!c.model.max_position_embeddings || *c.model.max_position_embeddings >= c.model.seq_length) return;
+  report
+      .error("`model.max_position_embeddings` " + text_of(*c.model.max_position_embeddings) +
+             " is less than `model.seq_length` " + text_of(c.model.seq_length))
+      .help("set model.max_position_embeddings to " + text_of(c.model.seq_length) + " or more");
+}
+
+void documents_need_their_end(const Config& c, RuleReport& report) {
+  const auto& d = c.dataset;
+  if (d.kind != DatasetKind::gpt || c.tokenizer.tokenizer_type != TokenizerKind::none) return;
+  if (!d.reset_position_ids && !d.reset_attention_mask && !d.eod_mask_loss) return;
+  report
+      .error(
+          "reset_position_ids, reset_attention_mask and eod_mask_loss need to know the end-of-document "
+          "token, but "
+          "`tokenizer.tokenizer_type` is none")
+      .help("choose the tokenizer that the data was prepared with, for instance tokenizer=huggingface");
+}
+
+}  // namespace
+
+void register_batch_rules(Schema& s) {
+  s.rule<Config>(
+      {"C0201",
+       "global_batch_divisible",
+       "the global batch is a multiple of micro-batch size * data parallelism; the quotient is the number of "
+       "micro-batches",
+       {"train.global_batch_size", "train.micro_batch_size", "dist.data_parallel_size"}},
+      global_batch_divisible);
+  s.rule<Config>({"C0202",
+                  "micro_batches_agree",
+                  "a given number of micro-batches is what the batch sizes give",
+                  {"train.num_microbatches", "train.global_batch_size", "train.micro_batch_size",
+                   "dist.data_parallel_size"}},
+                 micro_batches_agree);
+  s.rule<Config>(
+      {"C0203",
+       "eval_batch_divisible",
+       "the evaluation batch is a multiple of its micro-batch size * data parallelism",
+       {"validation.eval_global_batch_size", "validation.eval_micro_batch_size", "dist.data_parallel_size"}},
+      eval_batch_divisible);
+  s.rule<Config>({"C0204",
+                  "length_given",
+                  "exactly one of train_iters and train_samples says how long the run is",
+                  {"train.train_iters", "train.train_samples", "train.global_batch_size"}},
+                 length_given);
+  s.rule<Config>({"C0205",
+                  "length_of_a_step",
+                  "a run has at least one step",
+                  {"train.train_samples", "train.global_batch_size"}},
+                 length_of_a_step);
+  s.rule<Config>({"C0206",
+                  "one_source_of_data",
+                  "a gpt dataset has exactly one source: data_path, blend, or a blend for each split",
+                  {"dataset.data_path", "dataset.blend", "dataset.train_blend"}},
+                 one_source_of_data);
+  s.rule<Config>({"C0207",
+                  "data_paths_alternate",
+                  "data_path lists prefixes, or a weight before each of them",
+                  {"dataset.data_path"}},
+                 data_paths_alternate);
+  s.rule<Config>({"C0208",
+                  "blend_weights_positive",
+                  "weights of a blend are positive",
+                  {"dataset.blend", "dataset.train_blend", "dataset.valid_blend", "dataset.test_blend"}},
+                 blend_weights_positive);
+  s.rule<Config>({"C0209",
+                  "split_with_one_source",
+                  "split is for one source; blends for each split replace it",
+                  {"dataset.split", "dataset.train_blend"}},
+                 split_with_one_source);
+  s.rule<Config>(
+      {"C0210", "split_is_three_shares", "split is three shares, the first above 0", {"dataset.split"}},
+      split_is_three_shares);
+  s.rule<Config>({"C0211",
+                  "validation_has_data",
+                  "evaluation has data of its own",
+                  {"validation.eval_interval", "dataset.split", "dataset.valid_blend"}},
+                 validation_has_data);
+  s.rule<Config>({"C0212",
+                  "split_blends_complete",
+                  "blends for each split include one for training",
+                  {"dataset.train_blend", "dataset.valid_blend", "dataset.test_blend"}},
+                 split_blends_complete);
+  s.rule<Config>(
+      {"C0213",
+       "context_divides_sequence",
+       "with context parallelism the sequence is a multiple of 2 * context_parallel_size (balanced chunks)",
+       {"model.seq_length", "dist.context_parallel_size"}},
+      context_divides_sequence);
+  s.rule<Config>({"C0214",
+                  "sequence_divides_tensor",
+                  "sequence parallelism splits each context chunk evenly over the tensor-parallel ranks",
+                  {"model.seq_length", "dist.tensor_model_parallel_size", "dist.context_parallel_size",
+                   "dist.sequence_parallel"}},
+                 sequence_divides_tensor);
+  s.rule<Config>({"C0215",
+                  "positions_cover_sequence",
+                  "max_position_embeddings is at least seq_length",
+                  {"model.max_position_embeddings", "model.seq_length"}},
+                 positions_cover_sequence);
+  s.rule<Config>({"C0216",
+                  "documents_need_their_end",
+                  "what depends on documents' ends needs a tokenizer that names the end-of-document token",
+                  {"tokenizer.tokenizer_type", "dataset.reset_position_ids", "dataset.reset_attention_mask",
+                   "dataset.eod_mask_loss"}},
+                 documents_need_their_end);
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,303 @@
+// Mixture of experts: routing, capacity, and the experts' place in the world.
+#include "config/sections/rule_tools.hpp"
+
+namespace capstan::config {
+
+namespace {
+
+bool experts(const Config& c) {
+  return c.model.num_moe_experts.has_value();
+}
+
+void expert_parallel_needs_experts(const Config& c, RuleReport& report) {
+  if (c.dist.expert_model_parallel_size == 1 || experts(c)) return;
+  report
+      .error("`dist.expert_model_parallel_size` " + text_of(c.dist.expert_model_parallel_size) +
+             " needs a model with experts, but `model.num_moe_experts` is not set")
+      .help("set dist.expert_model_parallel_size=1");
+}
+
+void experts_divide_ranks(const Config& c, RuleReport& report) {
+  const int64_t ep = c.dist.expert_model_parallel_size;
+  if (!experts(c) || *c.model.num_moe_experts % ep == 0) return;
+  report
+      .error("`model.num_moe_experts` " + text_of(*c.model.num_moe_experts) + " does not divide over " +
+             text_of(ep) + " expert-parallel ranks")
+      .help("nearest legal dist.expert_model_parallel_size: " +
+            nearest_divisors(ep, *c.model.num_moe_experts));
+}
+
+void expert_width_divides_tensor(const Config& c, RuleReport& report) {
+  if (!experts(c) || !c.dist.expert_tensor_parallel_size || !c.model.moe_ffn_hidden_size) return;
+  const int64_t etp = *c.dist.expert_tensor_parallel_size;
+  if (*c.model.moe_ffn_hidden_size % etp == 0) return;
+  report
+      .error("`model.moe_ffn_hidden_size` " + text_of(*c.model.moe_ffn_hidden_size) +
+             " does not divide over " + text_of(etp) + " expert-tensor-parallel ranks")
+      .help("nearest legal moe_ffn_hidden_size: " + nearest_multiples(*c.model.moe_ffn_hidden_size, etp));
+}
+
+void shared_width_divides_tensor(const Config& c, RuleReport& report) {
+  const auto width = c.model.moe_shared_expert_intermediate_size;
+  if (!experts(c) || !width || *width % c.dist.tensor_model_parallel_size == 0) return;
+  report
+      .error("`model.moe_shared_expert_intermediate_size` " + text_of(*width) + " does not divide over " +
+             text_of(c.dist.tensor_model_parallel_size) + " tensor-parallel ranks")
+      .help("nearest legal value: " + nearest_multiples(*width, c.dist.tensor_model_parallel_size));
+}
+
+void expert_biases_are_whole(const Config& c, RuleReport& report) {
+  if (!experts(c) || !c.model.add_bias_linear || c.dist.expert_tensor_parallel_size.value_or(1) == 1) return;
+  report
+      .error(
+          "experts with biases (`model.add_bias_linear`) cannot be split, but "
+          "`dist.expert_tensor_parallel_size` is " +
+          text_of(*c.dist.expert_tensor_parallel_size))
+      .help("set dist.expert_tensor_parallel_size=1, or model.add_bias_linear=false");
+}
+
+void experts_and_tensor_need_sequence(const Config& c, RuleReport& report) {
+  if (!experts(c) || c.dist.expert_model_parallel_size == 1 || c.dist.tensor_model_parallel_size == 1 ||
+      c.dist.sequence_parallel)
+    return;
+  report
+      .error(
+          "expert and tensor parallelism together need `dist.sequence_parallel`: else every token is routed "
+          "once "
+          "for each tensor-parallel rank")
+      .help("set dist.sequence_parallel=true");
+}
+
+void topk_of_the_experts(const Config& c, RuleReport& report) {
+  if (!experts(c) || c.model.moe_router_topk <= *c.model.num_moe_experts) return;
+  report
+      .error("`model.moe_router_topk` " + text_of(c.model.moe_router_topk) + " is more than the " +
+             text_of(*c.model.num_moe_experts) + " experts")
+      .help("at most " + text_of(*c.model.num_moe_experts));
+}
+
+void one_expert_needs_pre_softmax(const Config& c, RuleReport& report) {
+  const auto& m = c.model;
+  if (!experts(c) || m.moe_router_topk != 1 || m.moe_router_score_function != RouterScore::softmax ||
+      m.moe_router_pre_softmax)
+    return;
+  report
+      .error(
+          "with `model.moe_router_topk` 1, softmax over the one chosen expert is always 1 and the router "
+          "learns "
+          "nothing")
+      .help("set model.moe_router_pre_softmax=true, or model.moe_router_score_function=sigmoid");
+}
+
+void expert_bias_needs_sigmoid(const Config& c, RuleReport& report) {
+  if (!experts(c) || !c.model.moe_router_enable_expert_bias ||
+      c.model.moe_router_score_function == RouterScore::sigmoid)
+    return;
+  report
+      .error(
+          "`model.moe_router_enable_expert_bias` needs `model.moe_router_score_function` sigmoid, it is "
+          "softmax")
+      .help("set model.moe_router_score_function=sigmoid");
+}
+
+void expert_groups_fit(const Config& c, RuleReport& report) {
+  const auto& m = c.model;
+  if (!experts(c) || (!m.moe_router_num_groups && !m.moe_router_group_topk)) return;
+  if (!m.moe_router_num_groups || !m.moe_router_group_topk) {
+    report.error("`model.moe_router_num_groups` and `model.moe_router_group_topk` belong together")
+        .help("set both, or neither");
+    return;
+  }
+  const int64_t groups = *m.moe_router_num_groups, chosen = *m.moe_router_group_topk,
+                all = *m.num_moe_experts;
+  if (all % groups != 0)
+    report.error(text_of(all) + " experts do not divide into " + text_of(groups) + " groups")
+        .help("nearest legal moe_router_num_groups: " + nearest_divisors(groups, all));
+  else if (chosen > groups)
+    report
+        .error("`model.moe_router_group_topk` " + text_of(chosen) + " is more than the " + text_of(groups) +
+               " groups")
+        .help("at most " + text_of(groups));
+  else if (m.moe_router_topk > chosen * (all / groups))
+    report
+        .error("`model.moe_router_topk` " + text_of(m.moe_router_topk) + " is more than the " +
+               text_of(chosen * (all / groups)) + " experts of the chosen groups")
+        .help("at most " + text_of(chosen * (all / groups)));
+}
+
+void capacity_needs_aux_loss(const Config& c, RuleReport& report) {
+  const auto type = c.model.moe_router_load_balancing_type;
+  if (!experts(c) || !c.model.moe_expert_capacity_factor || type != RouterBalancing::sinkhorn) return;
+  report.error("`model.moe_expert_capacity_factor` excludes `model.moe_router_load_balancing_type` sinkhorn")
+      .help("legal types with a capacity: aux_loss, seq_aux_loss, global_aux_loss, none");
+}
+
+void padding_needs_capacity(const Config& c, RuleReport& report) {
+  if (!experts(c) || !c.model.moe_pad_expert_input_to_capacity || c.model.moe_expert_capacity_factor) return;
+  report.error("`model.moe_pad_expert_input_to_capacity` needs `model.moe_expert_capacity_factor`")
+      .help("set model.moe_expert_capacity_factor=1.0, or model.moe_pad_expert_input_to_capacity=false");
+}
+
+void shared_overlap_needs_exchange(const Config& c, RuleReport& report) {
+  const auto& m = c.model;
+  if (!experts(c) || !m.moe_shared_expert_overlap || m.moe_token_dispatcher_type == TokenDispatcher::alltoall)
+    return;
+  report
+      .error(
+          "`model.moe_shared_expert_overlap` needs `model.moe_token_dispatcher_type` alltoall, it is "
+          "allgather")
+      .help("set model.moe_token_dispatcher_type=alltoall");
+}
+
+void gathered_tokens_have_one_length(const Config& c, RuleReport& report) {
+  if (!experts(c) || c.model.moe_token_dispatcher_type != TokenDispatcher::allgather ||
+      !c.dist.variable_seq_lengths)
+    return;
+  report.error("`model.moe_token_dispatcher_type` allgather excludes `dist.variable_seq_lengths`")
+      .help("set model.moe_token_dispatcher_type=alltoall");
+}
+
+void aux_loss_has_weight(const Config& c, RuleReport& report) {
+  const auto type = c.model.moe_router_load_balancing_type;
+  const bool aux = type == RouterBalancing::aux_loss || type == RouterBalancing::seq_aux_loss ||
+                   type == RouterBalancing::global_aux_loss;
+  if (!experts(c)) return;
+  if (aux && c.model.moe_aux_loss_coeff == 0)
+    report
+        .lint("`model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
+              " has no effect with `model.moe_aux_loss_coeff` 0")
+        .help("for instance model.moe_aux_loss_coeff=0.01, or model.moe_router_load_balancing_type=none");
+  if (!aux && c.model.moe_aux_loss_coeff > 0)
+    report
+        .error("`model.moe_aux_loss_coeff` " + text_of(c.model.moe_aux_loss_coeff) +
+               " weighs a loss that `model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
+               " does not have")
+        .help("set model.moe_router_load_balancing_type=aux_loss, or model.moe_aux_loss_coeff=0");
+}
+
+void some_layer_has_experts(const Config& c, RuleReport& report) {
+  if (!experts(c)) return;
+  const int64_t before = c.model.moe_first_dense_layers, every = c.model.moe_layer_freq;
+  if (before < c.model.num_layers && every <= c.model.num_layers) return;
+  report
+      .error("no layer has experts: moe_first_dense_layers is " + text_of(before) + ", moe_layer_freq " +
+             text_of(every) + ", of " + text_of(c.model.num_layers) + " layers")
+      .help("smaller values, or leave num_moe_experts unset");
+}
+
+void expert_exchange_overlaps(const Config& c, RuleReport& report) {
+  if (!c.comm_overlap.overlap_moe_expert_parallel_comm) return;
+  const auto refuse = [&](const std::string& why, const char* help) {
+    report.error("`comm_overlap.overlap_moe_expert_parallel_comm` " + why).help(help);
+  };
+  if (c.dist.expert_model_parallel_size == 1)
+    refuse("overlaps the exchange between experts, but `dist.expert_model_parallel_size` is 1",
+           "set dist.expert_model_parallel_size to 2 or more");
+  if (c.model.moe_token_dispatcher_type != TokenDispatcher::alltoall)
+    refuse("needs `model.moe_token_dispatcher_type` alltoall",
+           "set model.moe_token_dispatcher_type=alltoall");
+  if (!is_half(c.mixed_precision.params_dtype))
+    refuse("needs bf16 or fp16 parameters", "set mixed_precision=bf16_mixed");
+  if (c.dist.pipeline_model_parallel_size > 1 && virtual_stages(c) == 1)
+    refuse("needs virtual stages where there are pipeline stages",
+           "set dist.virtual_pipeline_model_parallel_size to 2 or more");
+  if (c.model.recompute_granularity == RecomputeGranularity::full)
+    refuse("excludes full recomputation", "set model.recompute_granularity=selective");
+  for (const RecomputeModule module : c.model.recompute_modules)
+    if (module == RecomputeModule::moe)
+      refuse("excludes recomputation of moe", "leave moe out of model.recompute_modules");
+  if (c.model.moe_shared_expert_overlap)
+    refuse("excludes `model.moe_shared_expert_overlap`", "set model.moe_shared_expert_overlap=false");
+  if (c.model.mtp_num_layers.value_or(0) > 1)
+    refuse("allows at most one predicted token", "set model.mtp_num_layers=1");
+}
+
+}  // namespace
+
+void register_moe_rules(Schema& s) {
+  const std::string count = "model.num_moe_experts", ep = "dist.expert_model_parallel_size";
+  s.rule<Config>({"C0701", "expert_parallel_needs_experts", "expert parallelism needs experts", {ep, count}},
+                 expert_parallel_needs_experts);
+  s.rule<Config>(
+      {"C0702", "experts_divide_ranks", "experts divide over the expert-parallel ranks", {count, ep}},
+      experts_divide_ranks);
+  s.rule<Config>({"C0703",
+                  "expert_width_divides_tensor",
+                  "an expert's width divides over its tensor-parallel ranks",
+                  {"model.moe_ffn_hidden_size", "dist.expert_tensor_parallel_size"}},
+                 expert_width_divides_tensor);
+  s.rule<Config>({"C0704",
+                  "shared_width_divides_tensor",
+                  "the shared expert's width divides over tensor-parallel ranks",
+                  {"model.moe_shared_expert_intermediate_size", "dist.tensor_model_parallel_size"}},
+                 shared_width_divides_tensor);
+  s.rule<Config>({"C0705",
+                  "expert_biases_are_whole",
+                  "experts with biases are not split over ranks",
+                  {"dist.expert_tensor_parallel_size", "model.add_bias_linear"}},
+                 expert_biases_are_whole);
+  s.rule<Config>({"C0706",
+                  "experts_and_tensor_need_sequence",
+                  "expert and tensor parallelism together need sequence parallelism",
+                  {"dist.sequence_parallel", ep, "dist.tensor_model_parallel_size"}},
+                 experts_and_tensor_need_sequence);
+  s.rule<Config>({"C0707",
+                  "topk_of_the_experts",
+                  "a token goes to no more experts than there are",
+                  {"model.moe_router_topk", count}},
+                 topk_of_the_experts);
+  s.rule<Config>(
+      {"C0708",
+       "one_expert_needs_pre_softmax",
+       "top-1 routing takes its weight from before the choice",
+       {"model.moe_router_pre_softmax", "model.moe_router_topk", "model.moe_router_score_function"}},
+      one_expert_needs_pre_softmax);
+  s.rule<Config>({"C0709",
+                  "expert_bias_needs_sigmoid",
+                  "balancing by a bias needs sigmoid scores",
+                  {"model.moe_router_enable_expert_bias", "model.moe_router_score_function"}},
+                 expert_bias_needs_sigmoid);
+  s.rule<Config>(
+      {"C0710",
+       "expert_groups_fit",
+       "groups divide the experts, and the chosen ones hold enough of them",
+       {"model.moe_router_num_groups", "model.moe_router_group_topk", count, "model.moe_router_topk"}},
+      expert_groups_fit);
+  s.rule<Config>({"C0711",
+                  "capacity_needs_aux_loss",
+                  "a capacity excludes sinkhorn balancing",
+                  {"model.moe_expert_capacity_factor", "model.moe_router_load_balancing_type"}},
+                 capacity_needs_aux_loss);
+  s.rule<Config>({"C0712",
+                  "padding_needs_capacity",
+                  "padding to capacity needs a capacity",
+                  {"model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor"}},
+                 padding_needs_capacity);
+  s.rule<Config>({"C0713",
+                  "shared_overlap_needs_exchange",
+                  "overlap of the shared expert needs the alltoall dispatcher",
+                  {"model.moe_shared_expert_overlap", "model.moe_token_dispatcher_type"}},
+                 shared_overlap_needs_exchange);
+  s.rule<Config>({"C0714",
+                  "gathered_tokens_have_one_length",
+                  "the allgather dispatcher excludes variable lengths",
+                  {"model.moe_token_dispatcher_type", "dist.variable_seq_lengths"}},
+                 gathered_tokens_have_one_length);
+  s.rule<Config>({"C0715",
+                  "aux_loss_has_weight",
+                  "a balancing loss has a weight, and a weight a loss",
+                  {"model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type"}},
+                 aux_loss_has_weight);
+  s.rule<Config>({"C0716",
+                  "some_layer_has_experts",
+                  "a model with experts has them in some layer",
+                  {"model.moe_first_dense_layers", "model.moe_layer_freq", "model.num_layers"}},
+                 some_layer_has_experts);
+  s.rule<Config>({"C0717",
+                  "expert_exchange_overlaps",
+                  "what overlapping the experts' exchange needs and excludes",
+                  {"comm_overlap.overlap_moe_expert_parallel_comm"}},
+                 expert_exchange_overlaps);
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,284 @@
+// The optimizer, its schedules, and the overlaps of data parallelism.
+#include <cmath>
+
+#include "config/sections/rule_tools.hpp"
+
+namespace capstan::config {
+
+namespace {
+
+void gather_needs_sharding(const Config& c, RuleReport& report) {
+  if (!c.ddp.overlap_param_gather) return;
+  if (!shards(c))
+    report
+        .error(
+            "`ddp.overlap_param_gather` gathers sharded parameters, but "
+            "`ddp.data_parallel_sharding_strategy` is "
+            "no_shard")
+        .help("set ddp.data_parallel_sharding_strategy=optim, or ddp.overlap_param_gather=false");
+  else if (!c.ddp.overlap_grad_reduce)
+    report.error("`ddp.overlap_param_gather` needs `ddp.overlap_grad_reduce`")
+        .help("set ddp.overlap_grad_reduce=true");
+}
+
+void gather_with_step_fits(const Config& c, RuleReport& report) {
+  if (!c.comm_overlap.overlap_param_gather_with_optimizer_step) return;
+  if (!c.ddp.overlap_param_gather)
+    report.error("`comm_overlap.overlap_param_gather_with_optimizer_step` needs `ddp.overlap_param_gather`")
+        .help("set ddp.overlap_param_gather=true");
+  else if (virtual_stages(c) == 1)
+    report.error("`comm_overlap.overlap_param_gather_with_optimizer_step` needs virtual pipeline stages")
+        .help("set dist.virtual_pipeline_model_parallel_size to 2 or more");
+}
+
+void aligned_gather_overlaps(const Config& c, RuleReport& report) {
+  if (!c.ddp.align_param_gather || c.ddp.overlap_param_gather) return;
+  report.error("`ddp.align_param_gather` needs `ddp.overlap_param_gather`")
+      .help("set ddp.overlap_param_gather=true");
+}
+
+void floor_below_peak(const Config& c, RuleReport& report) {
+  const auto& o = c.optimizer;
+  if (o.min_lr && *o.min_lr > o.lr)
+    report.error("`optimizer.min_lr` " + text_of(*o.min_lr) + " is above `optimizer.lr` " + text_of(o.lr))
+        .help("a min_lr of at most " + text_of(o.lr));
+  if (o.decoupled_lr && o.decoupled_min_lr && *o.decoupled_min_lr > *o.decoupled_lr)
+    report
+        .error("`optimizer.decoupled_min_lr` " + text_of(*o.decoupled_min_lr) +
+               " is above `optimizer.decoupled_lr` " + text_of(*o.decoupled_lr))
+        .at("optimizer.decoupled_min_lr")
+        .help("a decoupled_min_lr of at most " + text_of(*o.decoupled_lr));
+}
+
+void warmup_starts_below_peak(const Config& c, RuleReport& report) {
+  if (c.scheduler.lr_warmup_init <= c.optimizer.lr) return;
+  report
+      .error("`scheduler.lr_warmup_init` " + text_of(c.scheduler.lr_warmup_init) +
+             " is above `optimizer.lr` " + text_of(c.optimizer.lr))
+      .help("a lr_warmup_init of at most " + text_of(c.optimizer.lr));
+}
+
+void warmup_before_decay(const Config& c, RuleReport& report) {
+  const auto& s = c.scheduler;
+  const auto check = [&](const char* warmup_path, const char* decay_path,
+                         const std::optional<int64_t>& warmup, const std::optional<int64_t>& decay) {
+    if (!warmup || !decay || *warmup < *decay) return;
+    report
+        .error("`" + std::string(warmup_path) + "` " + text_of(*warmup) + " is not below `" + decay_path +
+               "` " + text_of(*decay))
+        .at(warmup_path)
+        .operand(warmup_path)
+        .operand(decay_path)
+        .help("at most " + text_of(*decay - 1) +
+              "; scheduler.lr_warmup_fraction follows the length of the run");
+  };
+  check("scheduler.lr_warmup_iters", "scheduler.lr_decay_iters", s.lr_warmup_iters, s.lr_decay_iters);
+  check("scheduler.lr_warmup_samples", "scheduler.lr_decay_samples", s.lr_warmup_samples, s.lr_decay_samples);
+}
+
+void one_warmup(const Config& c, RuleReport& report) {
+  const auto& s = c.scheduler;
+  if (!s.lr_warmup_fraction) return;
+  const auto check = [&](const char* path, const std::optional<int64_t>& warmup,
+                         const std::optional<int64_t>& decay) {
+    if (!warmup || !decay) return;
+    const double exact = *s.lr_warmup_fraction * static_cast<double>(*decay);
+    if (std::abs(exact - static_cast<double>(*warmup)) <= 0.5 + 1e-6 * exact) return;
+    report
+        .error("`" + std::string(path) + "` " + text_of(*warmup) + " and `scheduler.lr_warmup_fraction` " +
+               text_of(*s.lr_warmup_fraction) + " (" + text_of(exact) + ") disagree")
+        .at(path)
+        .help("give one of the two: " + std::string(path) +
+              " with scheduler.lr_warmup_fraction=null, or the fraction alone");
+  };
+  check("scheduler.lr_warmup_iters", s.lr_warmup_iters, s.lr_decay_iters);
+  check("scheduler.lr_warmup_samples", s.lr_warmup_samples, s.lr_decay_samples);
+}
+
+void schedule_in_unit_of_run(const Config& c, RuleReport& report) {
+  const auto& s = c.scheduler;
+  const bool samples = c.train.train_samples.has_value();
+  const std::pair<const char*, bool> fields[] = {
+      {"scheduler.lr_decay_iters", samples && s.lr_decay_iters},
+      {"scheduler.lr_warmup_iters", samples && s.lr_warmup_iters && *s.lr_warmup_iters > 0},
+      {"scheduler.lr_wsd_decay_iters", samples && s.lr_wsd_decay_iters},
+      {"scheduler.lr_decay_samples", !samples && s.lr_decay_samples},
+      {"scheduler.lr_warmup_samples", !samples && s.lr_warmup_samples && *s.lr_warmup_samples > 0},
+      {"scheduler.lr_wsd_decay_samples", !samples && s.lr_wsd_decay_samples}};
+  for (const auto& [path, wrong] : fields)
+    if (wrong)
+      report
+          .error("`" + std::string(path) + "` does not fit a run measured in " +
+                 (samples ? "samples (`train.train_samples`)" : "iterations (`train.train_iters`)"))
+          .at(path)
+          .operand(path)
+          .help(samples ? "give the field that ends in _samples" : "give the field that ends in _iters");
+}
+
+void stable_phase_ends(const Config& c, RuleReport& report) {
+  const auto& s = c.scheduler;
+  if (s.lr_decay_style != LrDecayStyle::wsd) return;
+  const bool samples = c.train.train_samples.has_value();
+  const auto length = samples ? s.lr_wsd_decay_samples : s.lr_wsd_decay_iters;
+  const auto whole = samples ? s.lr_decay_samples : s.lr_decay_iters;
+  const auto warmup = samples ? s.lr_warmup_samples : s.lr_warmup_iters;
+  if (!length) {
+    report.error("`scheduler.lr_decay_style` WSD needs the length of its final decay")
+        .at("scheduler.lr_decay_style")
+        .help("set scheduler.lr_wsd_decay_fraction=0.1");
+    return;
+  }
+  if (!whole || *length + warmup.value_or(0) <= *whole) return;
+  report
+      .error("WSD's warm-up and final decay, " + text_of(warmup.value_or(0)) + " + " + text_of(*length) +
+             ", are longer than the whole decay, " + text_of(*whole))
+      .help("at most " + text_of(*whole - warmup.value_or(0)) + " for the final decay");
+}
+
+void one_final_decay(const Config& c, RuleReport& report) {
+  const auto& s = c.scheduler;
+  if (s.lr_decay_style != LrDecayStyle::wsd || !s.lr_wsd_decay_fraction || !s.lr_wsd_decay_iters ||
+      !s.lr_decay_iters)
+    return;
+  const double exact = *s.lr_wsd_decay_fraction * static_cast<double>(*s.lr_decay_iters);
+  if (std::abs(exact - static_cast<double>(*s.lr_wsd_decay_iters)) <= 1 + 1e-6 * exact) return;
+  report
+      .error("`scheduler.lr_wsd_decay_iters` " + text_of(*s.lr_wsd_decay_iters) +
+             " and `scheduler.lr_wsd_decay_fraction` " + text_of(*s.lr_wsd_decay_fraction) + " (" +
+             text_of(exact) + ") disagree")
+      .help("give one of the two, and set the other to null");
+}
+
+void weight_decay_has_one_owner(const Config& c, RuleReport& report) {
+  const auto& s = c.scheduler;
+  const bool varies = s.weight_decay_incr_style != WeightDecayStyle::constant;
+  if (!varies) return;  // start and end without effect are reported by their fields
+  if (s.start_weight_decay && s.end_weight_decay) return;
+  report
+      .error("`scheduler.weight_decay_incr_style` " + std::string(enum_name(s.weight_decay_incr_style)) +
+             " needs start_weight_decay and end_weight_decay")
+      .help("set both, or scheduler.weight_decay_incr_style=constant with optimizer.weight_decay");
+}
+
+void weight_decay_grows(const Config& c, RuleReport& report) {
+  const auto& s = c.scheduler;
+  if (!s.start_weight_decay || !s.end_weight_decay || *s.end_weight_decay >= *s.start_weight_decay) return;
+  report
+      .error("`scheduler.end_weight_decay` " + text_of(*s.end_weight_decay) +
+             " is below `scheduler.start_weight_decay` " + text_of(*s.start_weight_decay))
+      .help("an end_weight_decay of at least " + text_of(*s.start_weight_decay));
+}
+
+void one_schedule_on_resume(const Config& c, RuleReport& report) {
+  if (!c.scheduler.override_opt_param_scheduler || !c.scheduler.use_checkpoint_opt_param_scheduler) return;
+  report
+      .error(
+          "`scheduler.override_opt_param_scheduler` and `scheduler.use_checkpoint_opt_param_scheduler` "
+          "exclude each "
+          "other")
+      .help("set one of them to false");
+}
+
+void offload_needs_precision_aware(const Config& c, RuleReport& report) {
+  if (!c.optimizer.optimizer_cpu_offload || c.optimizer.use_precision_aware_optimizer) return;
+  report.error("`optimizer.optimizer_cpu_offload` needs `optimizer.use_precision_aware_optimizer`")
+      .help("set optimizer.use_precision_aware_optimizer=true");
+}
+
+void matrices_stay_whole(const Config& c, RuleReport& report) {
+  const auto strategy = c.ddp.data_parallel_sharding_strategy;
+  if (c.optimizer.optimizer != OptimizerKind::muon ||
+      (strategy != ShardingStrategy::optim_grads && strategy != ShardingStrategy::optim_grads_params))
+    return;
+  report
+      .error("`optimizer.optimizer` muon needs whole matrices, but `ddp.data_parallel_sharding_strategy` " +
+             std::string(enum_name(strategy)) + " splits gradients")
+      .help("nearest legal values: optim, no_shard");
+}
+
+}  // namespace
+
+void register_optimizer_rules(Schema& s) {
+  s.rule<Config>(
+      {"C0601",
+       "gather_needs_sharding",
+       "overlapped gathering needs sharding, and overlapped reduction of gradients",
+       {"ddp.overlap_param_gather", "ddp.data_parallel_sharding_strategy", "ddp.overlap_grad_reduce"}},
+      gather_needs_sharding);
+  s.rule<Config>({"C0602",
+                  "gather_with_step_fits",
+                  "gathering during the optimizer step needs overlapped gathering and virtual stages",
+                  {"comm_overlap.overlap_param_gather_with_optimizer_step", "ddp.overlap_param_gather",
+                   "dist.virtual_pipeline_model_parallel_size"}},
+                 gather_with_step_fits);
+  s.rule<Config>({"C0603",
+                  "aligned_gather_overlaps",
+                  "aligned gathering is overlapped gathering",
+                  {"ddp.align_param_gather", "ddp.overlap_param_gather"}},
+                 aligned_gather_overlaps);
+  s.rule<Config>({"C0604",
+                  "floor_below_peak",
+                  "the smallest learning rate is not above the peak",
+                  {"optimizer.min_lr", "optimizer.lr"}},
+                 floor_below_peak);
+  s.rule<Config>({"C0605",
+                  "warmup_starts_below_peak",
+                  "warm-up starts at or below the peak",
+                  {"scheduler.lr_warmup_init", "optimizer.lr"}},
+                 warmup_starts_below_peak);
+  s.rule<Config>({"C0606",
+                  "warmup_before_decay",
+                  "warm-up ends before the decay does",
+                  {"scheduler.lr_warmup_iters", "scheduler.lr_decay_iters", "scheduler.lr_warmup_samples",
+                   "scheduler.lr_decay_samples"}},
+                 warmup_before_decay);
+  s.rule<Config>({"C0607",
+                  "one_warmup",
+                  "warm-up is given as a fraction or as a length",
+                  {"scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"}},
+                 one_warmup);
+  s.rule<Config>({"C0608",
+                  "schedule_in_unit_of_run",
+                  "a run measured in samples has a schedule in samples",
+                  {"train.train_samples", "scheduler.lr_decay_iters", "scheduler.lr_decay_samples"}},
+                 schedule_in_unit_of_run);
+  s.rule<Config>({"C0609",
+                  "stable_phase_ends",
+                  "WSD's final decay has a length that fits after the warm-up",
+                  {"scheduler.lr_wsd_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"}},
+                 stable_phase_ends);
+  s.rule<Config>(
+      {"C0610",
+       "one_final_decay",
+       "WSD's final decay is given as a fraction or as a length",
+       {"scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_fraction", "scheduler.lr_decay_iters"}},
+      one_final_decay);
+  s.rule<Config>(
+      {"C0611",
+       "weight_decay_has_one_owner",
+       "a weight decay that varies has a start and an end; a constant one is optimizer.weight_decay",
+       {"scheduler.weight_decay_incr_style", "scheduler.start_weight_decay", "scheduler.end_weight_decay"}},
+      weight_decay_has_one_owner);
+  s.rule<Config>({"C0612",
+                  "weight_decay_grows",
+                  "the last weight decay is not below the first",
+                  {"scheduler.end_weight_decay", "scheduler.start_weight_decay"}},
+                 weight_decay_grows);
+  s.rule<Config>({"C0613",
+                  "one_schedule_on_resume",
+                  "on resume one schedule wins, the recipe's or the checkpoint's",
+                  {"scheduler.override_opt_param_scheduler", "scheduler.use_checkpoint_opt_param_scheduler"}},
+                 one_schedule_on_resume);
+  s.rule<Config>({"C0614",
+                  "offload_needs_precision_aware",
+                  "optimizer offload needs the precision-aware optimizer",
+                  {"optimizer.optimizer_cpu_offload", "optimizer.use_precision_aware_optimizer"}},
+                 offload_needs_precision_aware);
+  s.rule<Config>({"C0615",
+                  "matrices_stay_whole",
+                  "muon excludes sharded gradients",
+                  {"optimizer.optimizer", "ddp.data_parallel_sharding_strategy"}},
+                 matrices_stay_whole);
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,396 @@
+// How layers are spread over pipeline stages, and in which order the stages work.
+#include "config/sections/pipeline_layout.hpp"
+#include "config/sections/rule_tools.hpp"
+
+namespace capstan::config {
+
+namespace {
+
+bool has_pipeline(const Config& c) {
+  return c.dist.pipeline_model_parallel_size > 1;
+}
+bool uneven_ends(const Config& c) {
+  return c.dist.num_layers_in_first_pipeline_stage || c.dist.num_layers_in_last_pipeline_stage;
+}
+bool accounts(const Config& c) {
+  return c.dist.account_for_embedding_in_pipeline_split || c.dist.account_for_loss_in_pipeline_split;
+}
+int64_t units(const Config& c) {  // layers, and embedding and head where they count as one
+  return c.model.num_layers + (c.dist.account_for_embedding_in_pipeline_split ? 1 : 0) +
+         (c.dist.account_for_loss_in_pipeline_split ? 1 : 0);
+}
+std::string units_text(const Config& c) {
+  std::string text = text_of(c.model.num_layers) + " layers";
+  if (c.dist.account_for_embedding_in_pipeline_split) text += " + 1 for the embedding";
+  if (c.dist.account_for_loss_in_pipeline_split) text += " + 1 for the head";
+  return text;
+}
+// The layout that was given in full; a derived one agrees with the sizes that it was derived from.
+bool layout_differs(const Config& c) {
+  if (!c.dist.pipeline_model_parallel_layout) return false;
+  Config split = c;
+  split.dist.pipeline_model_parallel_layout.reset();
+  const auto stages = pipeline_stages(split);
+  return !stages || pipeline_layout_text(*stages) != *c.dist.pipeline_model_parallel_layout;
+}
+
+void virtual_stages_need_pipeline(const Config& c, RuleReport& report) {
+  if (has_pipeline(c) || virtual_stages(c) == 1) return;
+  report
+      .error("`dist.virtual_pipeline_model_parallel_size` " + text_of(virtual_stages(c)) +
+             " needs pipeline parallelism, but `dist.pipeline_model_parallel_size` is 1")
+      .help(
+          "set dist.pipeline_model_parallel_size to 2 or more, or unset "
+          "virtual_pipeline_model_parallel_size");
+}
+
+void layers_divide_stages(const Config& c, RuleReport& report) {
+  const int64_t pp = c.dist.pipeline_model_parallel_size;
+  if (!has_pipeline(c) || uneven_ends(c) || c.dist.pipeline_model_parallel_layout || units(c) % pp == 0)
+    return;
+  std::string help = "nearest legal dist.pipeline_model_parallel_size: " + nearest_divisors(pp, units(c)) +
+                     "; or num_layers: " + nearest_multiples(units(c), pp);
+  if (accounts(c))
+    help = "nearest legal dist.pipeline_model_parallel_size: " + nearest_divisors(pp, units(c));
+  const int64_t bare = c.model.num_layers;
+  if (!accounts(c) && (bare + 2) % pp == 0)
+    help +=
+        "; or let embedding and head count as layers: dist.account_for_embedding_in_pipeline_split=true "
+        "dist.account_for_loss_in_pipeline_split=true";
+  else
+    help +=
+        "; or give the ends their own sizes with dist.num_layers_in_first_pipeline_stage and "
+        "dist.num_layers_in_last_pipeline_stage";
+  report.error(units_text(c) + " do not divide into " + text_of(pp) + " pipeline stages").help(help);
+}
+
+void layers_divide_virtual_stages(const Config& c, RuleReport& report) {
+  const int64_t pp = c.dist.pipeline_model_parallel_size, vpp = virtual_stages(c);
+  if (!has_pipeline(c) || vpp == 1 || uneven_ends(c) || c.dist.pipeline_model_parallel_layout) return;
+  if (units(c) % pp != 0 || units(c) / pp % vpp == 0) return;
+  report
+      .error("the " + text_of(units(c) / pp) + " layers of a pipeline stage do not divide into " +
+             text_of(vpp) + " virtual stages")
+      .operand("layers of a stage", text_of(units(c) / pp))
+      .help("nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, units(c) / pp));
+}
+
+void virtual_stage_layers_agree(const Config& c, RuleReport& report) {
+  const auto each = c.dist.num_layers_per_virtual_pipeline_stage;
+  if (!has_pipeline(c) || !each) return;
+  const int64_t pp = c.dist.pipeline_model_parallel_size;
+  if (uneven_ends(c)) {
+    report
+        .error(
+            "`dist.num_layers_per_virtual_pipeline_stage` needs stages of equal size, but the first or the "
+            "last "
+            "stage has a size of its own")
+        .help("give dist.virtual_pipeline_model_parallel_size instead");
+    return;
+  }
+  if (units(c) % pp != 0) return;  // layers_divide_stages speaks
+  if (units(c) / pp % *each != 0) {
+    report
+        .error("the " + text_of(units(c) / pp) +
+               " layers of a pipeline stage do not divide into virtual stages of " + text_of(*each))
+        .help("nearest legal num_layers_per_virtual_pipeline_stage: " +
+              nearest_divisors(*each, units(c) / pp));
+  } else if (units(c) / pp / *each != virtual_stages(c)) {
+    report
+        .error("`dist.num_layers_per_virtual_pipeline_stage` " + text_of(*each) + " gives " +
+               text_of(units(c) / pp / *each) +
+               " virtual stages, `dist.virtual_pipeline_model_parallel_size` says " +
+               text_of(virtual_stages(c)))
+        .help("give one of the two");
+  }
+}
+
+void ends_exclude_accounting(const Config& c, RuleReport& report) {
+  if (!has_pipeline(c) || !uneven_ends(c) || !accounts(c)) return;
+  report
+      .error(
+          "a first or last stage with a size of its own and account_for_embedding/loss_in_pipeline_split "
+          "exclude "
+          "each other")
+      .help("keep one of them");
+}
+
+void middle_stages_even(const Config& c, RuleReport& report) {
+  const auto first = c.dist.num_layers_in_first_pipeline_stage,
+             last = c.dist.num_layers_in_last_pipeline_stage;
+  if (!has_pipeline(c) || !uneven_ends(c)) return;
+  const int64_t layers = c.model.num_layers - first.value_or(0) - last.value_or(0);
+  const int64_t stages = c.dist.pipeline_model_parallel_size - (first ? 1 : 0) - (last ? 1 : 0);
+  if (layers < 0)
+    report
+        .error("the first and last stage take " + text_of(first.value_or(0) + last.value_or(0)) +
+               " layers, the model has " + text_of(c.model.num_layers))
+        .help("smaller dist.num_layers_in_first_pipeline_stage or dist.num_layers_in_last_pipeline_stage");
+  else if (stages == 0 && layers > 0)
+    report.error(text_of(layers) + " layers are left and no stage to hold them")
+        .help("let the first and last stage hold " + text_of(c.model.num_layers) + " layers together");
+  else if (stages > 0 && (layers == 0 || layers % stages != 0))
+    report
+        .error(text_of(layers) + " layers between the first and last stage do not divide into " +
+               text_of(stages) + " stages")
+        .help("nearest legal number of layers there: " + nearest_multiples(layers, stages));
+}
+
+void virtual_stages_divide_ends(const Config& c, RuleReport& report) {
+  const int64_t vpp = virtual_stages(c);
+  if (!has_pipeline(c) || !uneven_ends(c) || vpp == 1) return;
+  const auto first = c.dist.num_layers_in_first_pipeline_stage,
+             last = c.dist.num_layers_in_last_pipeline_stage;
+  const int64_t layers = c.model.num_layers - first.value_or(0) - last.value_or(0);
+  const int64_t stages = c.dist.pipeline_model_parallel_size - (first ? 1 : 0) - (last ? 1 : 0);
+  const auto check = [&](const char* which, int64_t held) {
+    if (held % vpp != 0)
+      report
+          .error("the " + text_of(held) + " layers of the " + which + " stage do not divide into " +
+                 text_of(vpp) + " virtual stages")
+          .help("nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, held));
+  };
+  if (first) check("first", *first);
+  if (last) check("last", *last);
+  if (stages > 0 && layers > 0 && layers % stages == 0) check("middle", layers / stages);
+}
+
+void layout_reads(const Config& c, RuleReport& report) {
+  if (!has_pipeline(c) || !c.dist.pipeline_model_parallel_layout) return;
+  const auto layout = parse_pipeline_layout(*c.dist.pipeline_model_parallel_layout);
+  if (!layout.ok())
+    report.error("`dist.pipeline_model_parallel_layout`: " + layout.problem)
+        .help(
+            "E embedding, t layer, m predicted token, L head and loss, | between stages, (…)*n repeats: "
+            "Et*3|(tt|)*29,L");
+}
+
+void layout_divides_stages(const Config& c, RuleReport& report) {
+  if (!has_pipeline(c) || !c.dist.pipeline_model_parallel_layout) return;
+  const auto layout = parse_pipeline_layout(*c.dist.pipeline_model_parallel_layout);
+  if (!layout.ok()) return;
+  const auto stages = static_cast<int64_t>(layout.stages.size());
+  const int64_t pp = c.dist.pipeline_model_parallel_size;
+  if (stages % pp != 0)
+    report
+        .error("`dist.pipeline_model_parallel_layout` has " + text_of(stages) +
+               " stages, not a multiple of " + text_of(pp) + " pipeline ranks")
+        .help("nearest legal number of stages: " + nearest_multiples(stages, pp));
+  else if (stages / pp != virtual_stages(c))
+    report
+        .error("`dist.pipeline_model_parallel_layout` has " + text_of(stages) + " stages = " + text_of(pp) +
+               " ranks * " + text_of(stages / pp) + ", `dist.virtual_pipeline_model_parallel_size` says " +
+               text_of(virtual_stages(c)))
+        .help("unset dist.virtual_pipeline_model_parallel_size; it follows from the layout");
+}
+
+void layout_holds_all_layers(const Config& c, RuleReport& report) {
+  if (!has_pipeline(c) || !c.dist.pipeline_model_parallel_layout) return;
+  const auto layout = parse_pipeline_layout(*c.dist.pipeline_model_parallel_layout);
+  if (!layout.ok()) return;
+  int64_t layers = 0, predicted = 0;
+  for (const auto& stage : layout.stages) {
+    layers += stage.layers;
+    predicted += stage.mtp_layers;
+  }
+  if (layers != c.model.num_layers)
+    report
+        .error("`dist.pipeline_model_parallel_layout` holds " + text_of(layers) +
+               " layers, `model.num_layers` is " + text_of(c.model.num_layers))
+        .help("write `t` " + text_of(c.model.num_layers) + " times");
+  if (predicted != c.model.mtp_num_layers.value_or(0))
+    report
+        .error("`dist.pipeline_model_parallel_layout` holds " + text_of(predicted) +
+               " predicted tokens, `model.mtp_num_layers` is " + text_of(c.model.mtp_num_layers.value_or(0)))
+        .help("write `m` " + text_of(c.model.mtp_num_layers.value_or(0)) + " times");
+}
+
+void layout_excludes_split(const Config& c, RuleReport& report) {
+  if (!has_pipeline(c) || (!uneven_ends(c) && !accounts(c)) || !layout_differs(c)) return;
+  report
+      .error(
+          "`dist.pipeline_model_parallel_layout` and sizes of the first or last stage or "
+          "account_for_embedding/loss_in_pipeline_split exclude each other")
+      .help("keep the layout, which says the same in full");
+}
+
+void virtual_stages_without_overlap(const Config& c, RuleReport& report) {
+  if (c.dist.pipeline_model_parallel_size != 2 || virtual_stages(c) == 1) return;
+  if (c.comm_overlap.overlap_p2p_comm.value_or(true)) return;
+  report
+      .error(
+          "virtual stages on 2 pipeline ranks need `comm_overlap.overlap_p2p_comm`: each rank sends to and "
+          "receives from the same neighbour")
+      .help("set comm_overlap.overlap_p2p_comm=true, or use more than 2 pipeline ranks");
+}
+
+void exchange_overlaps_or_is_batched(const Config& c, RuleReport& report) {
+  if (!c.comm_overlap.overlap_p2p_comm.value_or(false) || !c.comm_overlap.batch_p2p_comm.value_or(false))
+    return;
+  report.error("`comm_overlap.overlap_p2p_comm` and `comm_overlap.batch_p2p_comm` exclude each other")
+      .help("set comm_overlap.batch_p2p_comm=false");
+}
+
+void micro_batch_groups_fit(const Config& c, RuleReport& report) {
+  const auto group = c.dist.microbatch_group_size_per_vp_stage;
+  if (!has_pipeline(c) || virtual_stages(c) == 1 || !group || !c.train.num_microbatches) return;
+  const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
+  if (*group < pp)
+    report
+        .error("`dist.microbatch_group_size_per_vp_stage` " + text_of(*group) +
+               " is less than the number of pipeline ranks, " + text_of(pp))
+        .help("nearest legal value: " + text_of(pp));
+  else if (*group > count || (count % *group != 0 && count % *group < pp))
+    report
+        .error("with virtual stages, " + text_of(count) + " micro-batches do not divide into groups of " +
+               text_of(*group))
+        .operand("train.num_microbatches")
+        .operand("dist.microbatch_group_size_per_vp_stage")
+        .operand("train.global_batch_size")
+        .help("nearest legal number of micro-batches: " + nearest_multiples(count, *group) +
+              " (global_batch_size / (micro_batch_size * data_parallel_size))");
+}
+
+void pipeline_is_filled(const Config& c, RuleReport& report) {
+  if (!has_pipeline(c) || !c.train.num_microbatches || virtual_stages(c) > 1) return;
+  const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
+  if (count >= pp) return;
+  report
+      .lint(text_of(count) + " micro-batches leave a pipeline of " + text_of(pp) + " stages empty for " +
+            text_of(100 * (pp - 1) / (count + pp - 1)) + " % of the time")
+      .help("a larger train.global_batch_size, or fewer pipeline stages");
+}
+
+void deferred_embedding_needs_pipeline(const Config& c, RuleReport& report) {
+  if (!c.comm_overlap.defer_embedding_wgrad_compute || has_pipeline(c)) return;
+  report
+      .error(
+          "`comm_overlap.defer_embedding_wgrad_compute` fills the pipeline's last bubble, but "
+          "`dist.pipeline_model_parallel_size` is 1")
+      .help("set comm_overlap.defer_embedding_wgrad_compute=false");
+}
+
+void schedule_has_flush(const Config& c, RuleReport& report) {
+  if (c.dist.pipeline_schedule != PipelineSchedule::pipedream) return;
+  report
+      .error(
+          "`dist.pipeline_schedule` pipedream does not wait for all micro-batches before the update, so that "
+          "gradients come from old weights")
+      .help(virtual_stages(c) > 1 ? "nearest exact schedule: interleaved_1f1b"
+                                  : "nearest exact schedule: 1f1b");
+}
+
+void schedule_fits_virtual_stages(const Config& c, RuleReport& report) {
+  const auto schedule = c.dist.pipeline_schedule;
+  if (!schedule || !has_pipeline(c) || schedule == PipelineSchedule::pipedream) return;
+  const bool interleaved = schedule == PipelineSchedule::interleaved;
+  if (interleaved == (virtual_stages(c) > 1)) return;
+  report
+      .error("`dist.pipeline_schedule` " + std::string(enum_name(*schedule)) +
+             (interleaved ? " needs virtual stages" : " cannot order ") +
+             (interleaved ? "" : text_of(virtual_stages(c)) + " virtual stages"))
+      .help(interleaved
+                ? "set dist.virtual_pipeline_model_parallel_size to 2 or more, or dist.pipeline_schedule=1f1b"
+                : "set dist.pipeline_schedule=interleaved_1f1b");
+}
+
+}  // namespace
+
+void register_pipeline_rules(Schema& s) {
+  const std::string pp = "dist.pipeline_model_parallel_size",
+                    vpp = "dist.virtual_pipeline_model_parallel_size",
+                    layout = "dist.pipeline_model_parallel_layout", layers = "model.num_layers",
+                    first = "dist.num_layers_in_first_pipeline_stage",
+                    last = "dist.num_layers_in_last_pipeline_stage",
+                    embedding = "dist.account_for_embedding_in_pipeline_split",
+                    loss = "dist.account_for_loss_in_pipeline_split";
+  s.rule<Config>(
+      {"C0301", "virtual_stages_need_pipeline", "virtual stages need pipeline parallelism", {vpp, pp}},
+      virtual_stages_need_pipeline);
+  s.rule<Config>({"C0302",
+                  "layers_divide_stages",
+                  "layers divide evenly into pipeline stages, unless told otherwise",
+                  {pp, layers, embedding, loss}},
+                 layers_divide_stages);
+  s.rule<Config>({"C0303",
+                  "layers_divide_virtual_stages",
+                  "the layers of a stage divide evenly into virtual stages",
+                  {vpp, pp, layers}},
+                 layers_divide_virtual_stages);
+  s.rule<Config>({"C0304",
+                  "virtual_stage_layers_agree",
+                  "layers per virtual stage divide a stage, and agree with the number of virtual stages",
+                  {"dist.num_layers_per_virtual_pipeline_stage", vpp, pp, layers}},
+                 virtual_stage_layers_agree);
+  s.rule<Config>({"C0305",
+                  "ends_exclude_accounting",
+                  "sizes of the first and last stage exclude counting embedding and head as layers",
+                  {first, last, embedding, loss}},
+                 ends_exclude_accounting);
+  s.rule<Config>({"C0306",
+                  "middle_stages_even",
+                  "the layers between first and last stage divide evenly",
+                  {first, last, pp, layers}},
+                 middle_stages_even);
+  s.rule<Config>({"C0307",
+                  "virtual_stages_divide_ends",
+                  "first, last and middle stages each divide into virtual stages",
+                  {vpp, first, last, pp, layers}},
+                 virtual_stages_divide_ends);
+  s.rule<Config>(
+      {"C0308", "layout_reads", "the layout follows its grammar: E first, L last, each once", {layout}},
+      layout_reads);
+  s.rule<Config>({"C0309",
+                  "layout_divides_stages",
+                  "the layout's stages are pipeline ranks * virtual stages",
+                  {layout, pp, vpp}},
+                 layout_divides_stages);
+  s.rule<Config>({"C0310",
+                  "layout_holds_all_layers",
+                  "the layout holds each layer and each predicted token once",
+                  {layout, layers, "model.mtp_num_layers"}},
+                 layout_holds_all_layers);
+  s.rule<Config>({"C0311",
+                  "layout_excludes_split",
+                  "a layout excludes the other ways to split layers",
+                  {layout, first, last, embedding, loss}},
+                 layout_excludes_split);
+  s.rule<Config>({"C0312",
+                  "virtual_stages_without_overlap",
+                  "virtual stages on two ranks need overlapped exchange",
+                  {"comm_overlap.overlap_p2p_comm", pp, vpp}},
+                 virtual_stages_without_overlap);
+  s.rule<Config>({"C0313",
+                  "exchange_overlaps_or_is_batched",
+                  "exchange between stages overlaps or is batched, not both",
+                  {"comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm"}},
+                 exchange_overlaps_or_is_batched);
+  s.rule<Config>({"C0314",
+                  "micro_batch_groups_fit",
+                  "with virtual stages micro-batches divide into groups of at least PP",
+                  {"dist.microbatch_group_size_per_vp_stage", "train.num_microbatches", pp, vpp,
+                   "train.global_batch_size"}},
+                 micro_batch_groups_fit);
+  s.rule<Config>({"C0315",
+                  "pipeline_is_filled",
+                  "a pipeline has at least as many micro-batches as stages",
+                  {pp, "train.num_microbatches"}},
+                 pipeline_is_filled);
+  s.rule<Config>({"C0316",
+                  "deferred_embedding_needs_pipeline",
+                  "deferring the head's weight gradient needs a pipeline",
+                  {"comm_overlap.defer_embedding_wgrad_compute", pp}},
+                 deferred_embedding_needs_pipeline);
+  s.rule<Config>({"C0317",
+                  "schedule_has_flush",
+                  "every schedule finishes all micro-batches before the update",
+                  {"dist.pipeline_schedule"}},
+                 schedule_has_flush);
+  s.rule<Config>({"C0318",
+                  "schedule_fits_virtual_stages",
+                  "interleaved_1f1b is for virtual stages, and only it",
+                  {"dist.pipeline_schedule", vpp}},
+                 schedule_fits_virtual_stages);
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,225 @@
+// Number formats that exclude or need each other.
+#include "config/sections/pipeline_layout.hpp"
+#include "config/sections/rule_tools.hpp"
+
+namespace capstan::config {
+
+namespace {
+
+bool low(const Config& c) {
+  return c.mixed_precision.fp8 || c.mixed_precision.fp4;
+}
+std::string name_of(Precision precision) {
+  return std::string(enum_name(precision));
+}
+
+void one_low_format(const Config& c, RuleReport& report) {
+  if (!c.mixed_precision.fp8 || !c.mixed_precision.fp4) return;
+  report.error("`mixed_precision.fp8` and `mixed_precision.fp4` exclude each other")
+      .help("set one of them to null");
+}
+
+void low_format_needs_half(const Config& c, RuleReport& report) {
+  if (!low(c) || is_half(c.mixed_precision.params_dtype)) return;
+  report
+      .error(
+          "fp8 and fp4 matrix products need bf16 or fp16 parameters, but `mixed_precision.params_dtype` is "
+          "fp32")
+      .help("set mixed_precision.params_dtype=bf16");
+}
+
+void low_gather_needs_sharding(const Config& c, RuleReport& report) {
+  const bool gathers = (c.mixed_precision.fp8 && c.mixed_precision.fp8_param_gather) ||
+                       (c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather);
+  if (!gathers || shards(c)) return;
+  report
+      .lint(
+          "parameters are not gathered: `ddp.data_parallel_sharding_strategy` is no_shard, so that "
+          "fp8_param_gather "
+          "and fp4_param_gather have no effect")
+      .help("set ddp.data_parallel_sharding_strategy=optim, or switch the gather off");
+}
+
+void delayed_scaling_covers_all_layers(const Config& c, RuleReport& report) {
+  const auto& m = c.mixed_precision;
+  if (!m.fp8 || m.fp8_recipe != Fp8Recipe::delayed || !m.first_last_layers_bf16) return;
+  report
+      .error(
+          "`mixed_precision.fp8_recipe` delayed and `mixed_precision.first_last_layers_bf16` exclude each "
+          "other")
+      .help("set mixed_precision.fp8_recipe=tensorwise, or mixed_precision.first_last_layers_bf16=false");
+}
+
+void delayed_scaling_keeps_activations(const Config& c, RuleReport& report) {
+  const auto& m = c.mixed_precision;
+  if (!m.fp8 || m.fp8_recipe != Fp8Recipe::delayed) return;
+  for (const RecomputeModule module : c.model.recompute_modules)
+    if (module == RecomputeModule::moe_act || module == RecomputeModule::layernorm)
+      report
+          .error("`mixed_precision.fp8_recipe` delayed cannot recompute " + std::string(enum_name(module)) +
+                 ": the maxima would be counted twice")
+          .help("set mixed_precision.fp8_recipe=tensorwise, or leave it out of model.recompute_modules");
+}
+
+void edge_layers_fit_a_stage(const Config& c, RuleReport& report) {
+  const auto& m = c.mixed_precision;
+  if (!low(c) || !m.first_last_layers_bf16) return;
+  const auto stages = pipeline_stages(c);
+  if (!stages || stages->empty()) return;
+  const auto check = [&](const char* path, int64_t wanted, int64_t held) {
+    if (wanted > held)
+      report
+          .error("`" + std::string(path) + "` " + text_of(wanted) + " is more than the " + text_of(held) +
+                 " layers of its pipeline stage")
+          .at(path)
+          .help("at most " + text_of(held));
+  };
+  const auto pp = static_cast<size_t>(c.dist.pipeline_model_parallel_size);
+  int64_t first = 0, last = 0;
+  for (size_t i = 0; i < stages->size(); ++i) {
+    if (i % pp == 0) first += (*stages)[i].layers;
+    if (i % pp == pp - 1) last += (*stages)[i].layers;
+  }
+  check("mixed_precision.num_layers_at_start_in_bf16", m.num_layers_at_start_in_bf16, first);
+  check("mixed_precision.num_layers_at_end_in_bf16", m.num_layers_at_end_in_bf16, last);
+}
+
+void fp32_residual_needs_half(const Config& c, RuleReport& report) {
+  if (!c.model.fp32_residual_connection || is_half(c.mixed_precision.params_dtype)) return;
+  report
+      .error("`model.fp32_residual_connection` says nothing new where `mixed_precision.params_dtype` is fp32")
+      .help("set model.fp32_residual_connection=false");
+}
+
+void stages_exchange_the_residual(const Config& c, RuleReport& report) {
+  if (!c.mixed_precision.pipeline_dtype) return;
+  const Precision residual =
+      c.model.fp32_residual_connection ? Precision::fp32 : c.mixed_precision.params_dtype;
+  const Precision sent = *c.mixed_precision.pipeline_dtype;
+  if (sent == residual || sent == Precision::fp32) return;
+  report
+      .error("`mixed_precision.pipeline_dtype` " + name_of(sent) +
+             " would change the residual stream, which is " + name_of(residual) + ", between stages")
+      .help("set mixed_precision.pipeline_dtype=" + name_of(residual));
+}
+
+void loss_scale_bounds(const Config& c, RuleReport& report) {
+  const auto& m = c.mixed_precision;
+  if (m.params_dtype != Precision::fp16 || m.loss_scale || m.min_loss_scale <= m.initial_loss_scale) return;
+  report
+      .error("`mixed_precision.min_loss_scale` " + text_of(m.min_loss_scale) +
+             " is above `mixed_precision.initial_loss_scale` " + text_of(m.initial_loss_scale))
+      .help("a min_loss_scale of at most " + text_of(m.initial_loss_scale));
+}
+
+void reduction_format_matters(const Config& c, RuleReport& report) {
+  if (c.mixed_precision.grad_reduce_in_fp32 || is_half(c.mixed_precision.params_dtype)) return;
+  report
+      .lint(
+          "`mixed_precision.grad_reduce_in_fp32` false has no effect: gradients are fp32 with fp32 "
+          "parameters")
+      .help("set mixed_precision.grad_reduce_in_fp32=true");
+}
+
+void state_formats_need_precision_aware(const Config& c, RuleReport& report) {
+  const auto& o = c.optimizer;
+  if (o.use_precision_aware_optimizer) {
+    if (o.optimizer != OptimizerKind::adam)
+      report
+          .error("`optimizer.use_precision_aware_optimizer` is for adam, `optimizer.optimizer` is " +
+                 std::string(enum_name(o.optimizer)))
+          .help("set optimizer.optimizer=adam");
+    return;
+  }
+  const std::pair<const char*, Precision> formats[] = {{"optimizer.main_grads_dtype", o.main_grads_dtype},
+                                                       {"optimizer.main_params_dtype", o.main_params_dtype},
+                                                       {"optimizer.exp_avg_dtype", o.exp_avg_dtype},
+                                                       {"optimizer.exp_avg_sq_dtype", o.exp_avg_sq_dtype}};
+  for (const auto& [path, format] : formats)
+    if (format != Precision::fp32)
+      report
+          .error("`" + std::string(path) + "` " + name_of(format) +
+                 " needs `optimizer.use_precision_aware_optimizer`")
+          .at(path)
+          .help("set optimizer.use_precision_aware_optimizer=true, or " + std::string(path) + "=fp32");
+}
+
+void main_copies_have_a_format(const Config& c, RuleReport& report) {
+  const auto& o = c.optimizer;
+  if (!o.use_precision_aware_optimizer) return;
+  if (o.main_params_dtype == Precision::bf16)
+    report.error("`optimizer.main_params_dtype` bf16 loses small updates")
+        .at("optimizer.main_params_dtype")
+        .help("legal values: fp32, fp16");
+  if (o.main_grads_dtype == Precision::fp16)
+    report.error("`optimizer.main_grads_dtype` fp16 overflows")
+        .at("optimizer.main_grads_dtype")
+        .help("legal values: fp32, bf16");
+}
+
+}  // namespace
+
+void register_precision_rules(Schema& s) {
+  const std::string params = "mixed_precision.params_dtype", fp8 = "mixed_precision.fp8",
+                    fp4 = "mixed_precision.fp4";
+  s.rule<Config>({"C0501", "one_low_format", "fp8 and fp4 exclude each other", {fp8, fp4}}, one_low_format);
+  s.rule<Config>({"C0502",
+                  "low_format_needs_half",
+                  "fp8 and fp4 matrix products need bf16 or fp16 parameters",
+                  {params, fp8, fp4}},
+                 low_format_needs_half);
+  s.rule<Config>({"C0503",
+                  "low_gather_needs_sharding",
+                  "gathering in fp8 or fp4 needs parameters that are gathered",
+                  {"mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather",
+                   "ddp.data_parallel_sharding_strategy"}},
+                 low_gather_needs_sharding);
+  s.rule<Config>({"C0504",
+                  "delayed_scaling_covers_all_layers",
+                  "delayed scaling excludes first and last layers in bf16",
+                  {"mixed_precision.fp8_recipe", "mixed_precision.first_last_layers_bf16"}},
+                 delayed_scaling_covers_all_layers);
+  s.rule<Config>({"C0505",
+                  "delayed_scaling_keeps_activations",
+                  "delayed scaling excludes recomputation of moe_act and layernorm",
+                  {"mixed_precision.fp8_recipe", "model.recompute_modules"}},
+                 delayed_scaling_keeps_activations);
+  s.rule<Config>({"C0506",
+                  "edge_layers_fit_a_stage",
+                  "layers kept in bf16 are layers of the first and last pipeline rank",
+                  {"mixed_precision.num_layers_at_start_in_bf16", "mixed_precision.num_layers_at_end_in_bf16",
+                   "model.num_layers", "dist.pipeline_model_parallel_size"}},
+                 edge_layers_fit_a_stage);
+  s.rule<Config>({"C0507",
+                  "fp32_residual_needs_half",
+                  "an fp32 residual stream is for bf16 or fp16 parameters",
+                  {"model.fp32_residual_connection", params}},
+                 fp32_residual_needs_half);
+  s.rule<Config>({"C0508",
+                  "stages_exchange_the_residual",
+                  "stages send the residual stream without loss",
+                  {"mixed_precision.pipeline_dtype", params, "model.fp32_residual_connection"}},
+                 stages_exchange_the_residual);
+  s.rule<Config>({"C0509",
+                  "loss_scale_bounds",
+                  "the smallest loss scale is not above the first",
+                  {"mixed_precision.min_loss_scale", "mixed_precision.initial_loss_scale"}},
+                 loss_scale_bounds);
+  s.rule<Config>({"C0510",
+                  "reduction_format_matters",
+                  "the format of reduction matters below fp32 only",
+                  {"mixed_precision.grad_reduce_in_fp32", params}},
+                 reduction_format_matters);
+  s.rule<Config>({"C0511",
+                  "state_formats_need_precision_aware",
+                  "optimizer state below fp32 needs use_precision_aware_optimizer, which is for adam",
+                  {"optimizer.use_precision_aware_optimizer", "optimizer.optimizer"}},
+                 state_formats_need_precision_aware);
+  s.rule<Config>({"C0512",
+                  "main_copies_have_a_format",
+                  "main parameters are fp32 or fp16, their gradients fp32 or bf16",
+                  {"optimizer.main_params_dtype", "optimizer.main_grads_dtype"}},
+                 main_copies_have_a_format);
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,175 @@
+// Recomputation and offload of activations.
+#include <algorithm>
+
+#include "config/sections/pipeline_layout.hpp"
+#include "config/sections/rule_tools.hpp"
+
+namespace capstan::config {
+
+namespace {
+
+bool full(const Config& c) {
+  return c.model.recompute_granularity == RecomputeGranularity::full;
+}
+bool selective(const Config& c) {
+  return c.model.recompute_granularity == RecomputeGranularity::selective;
+}
+bool recomputes(const Config& c, RecomputeModule module) {
+  const auto& modules = c.model.recompute_modules;
+  return selective(c) && std::find(modules.begin(), modules.end(), module) != modules.end();
+}
+
+void selective_has_no_layers(const Config& c, RuleReport& report) {
+  if (!selective(c)) return;
+  if (c.model.recompute_method)
+    report
+        .error("`model.recompute_method` " + std::string(enum_name(*c.model.recompute_method)) +
+               " is for full recomputation, `model.recompute_granularity` is selective")
+        .at("model.recompute_method")
+        .help("unset model.recompute_method, or set model.recompute_granularity=full");
+  if (c.model.recompute_num_layers)
+    report
+        .error("`model.recompute_num_layers` " + text_of(*c.model.recompute_num_layers) +
+               " is for full recomputation, `model.recompute_granularity` is selective")
+        .at("model.recompute_num_layers")
+        .help("unset model.recompute_num_layers, or set model.recompute_granularity=full");
+}
+
+void recomputed_layers_fit(const Config& c, RuleReport& report) {
+  if (!full(c) || !c.model.recompute_num_layers) return;
+  const auto stages = pipeline_stages(c);
+  if (!stages) return;
+  int64_t most = 0;
+  for (const auto& stage : *stages) most = std::max(most, stage.layers);
+  if (*c.model.recompute_num_layers <= most) return;
+  report
+      .error("`model.recompute_num_layers` " + text_of(*c.model.recompute_num_layers) +
+             " is more than the layers of a stage, " + text_of(most))
+      .help("at most " + text_of(most));
+}
+
+void full_has_no_modules(const Config& c, RuleReport& report) {
+  if (!full(c) || c.model.recompute_modules.empty()) return;
+  report
+      .error(
+          "`model.recompute_modules` is for selective recomputation, `model.recompute_granularity` is full")
+      .help("unset model.recompute_modules, or set model.recompute_granularity=selective");
+}
+
+void recomputed_modules_once(const Config& c, RuleReport& report) {
+  auto modules = c.model.recompute_modules;
+  std::sort(modules.begin(), modules.end());
+  const auto twice = std::adjacent_find(modules.begin(), modules.end());
+  if (twice == modules.end()) return;
+  report.error("`model.recompute_modules` names " + std::string(enum_name(*twice)) + " twice")
+      .help("name it once");
+}
+
+void recomputed_modules_exist(const Config& c, RuleReport& report) {
+  const auto refuse = [&](RecomputeModule module, const char* why) {
+    report.error("`model.recompute_modules` names " + std::string(enum_name(module)) + ", but " + why)
+        .help("leave it out of model.recompute_modules");
+  };
+  const bool experts = c.model.num_moe_experts.has_value();
+  for (const RecomputeModule module : {RecomputeModule::moe, RecomputeModule::moe_act})
+    if (recomputes(c, module) && !experts) refuse(module, "the model has no experts");
+  if (recomputes(c, RecomputeModule::moe_act) && experts && !c.model.moe_grouped_gemm)
+    refuse(RecomputeModule::moe_act, "`model.moe_grouped_gemm` is false");
+  if (recomputes(c, RecomputeModule::shared_experts)) {
+    if (!experts || !c.model.moe_shared_expert_intermediate_size)
+      refuse(RecomputeModule::shared_experts, "the model has no shared expert");
+    else if (c.model.moe_shared_expert_overlap)
+      refuse(RecomputeModule::shared_experts, "`model.moe_shared_expert_overlap` is true");
+  }
+  if (recomputes(c, RecomputeModule::mla_up_proj) && !c.model.multi_latent_attention)
+    refuse(RecomputeModule::mla_up_proj, "`model.multi_latent_attention` is false");
+}
+
+void saved_activations_distribute(const Config& c, RuleReport& report) {
+  if (!c.model.distribute_saved_activations) return;
+  if (c.dist.tensor_model_parallel_size == 1)
+    report
+        .error("`model.distribute_saved_activations` splits over the tensor-parallel ranks, but there is one")
+        .help("set model.distribute_saved_activations=false");
+  else if (c.dist.sequence_parallel)
+    report
+        .error(
+            "`model.distribute_saved_activations` and `dist.sequence_parallel` exclude each other: the "
+            "inputs are "
+            "split already")
+        .help("set model.distribute_saved_activations=false");
+  else if (!full(c))
+    report.error("`model.distribute_saved_activations` needs `model.recompute_granularity` full")
+        .help("set model.recompute_granularity=full");
+}
+
+void offloaded_layers_fit(const Config& c, RuleReport& report) {
+  if (!c.model.cpu_offloading) return;
+  const int64_t layers = c.model.cpu_offloading_num_layers;
+  if (layers < 1 || layers >= c.model.num_layers)
+    report
+        .error("`model.cpu_offloading_num_layers` " + text_of(layers) + " is not between 1 and " +
+               text_of(c.model.num_layers - 1))
+        .help("the last layer's activations are needed at once, so that at most " +
+              text_of(c.model.num_layers - 1) + " can move");
+}
+
+void offload_excludes(const Config& c, RuleReport& report) {
+  if (!c.model.cpu_offloading) return;
+  if (c.dist.pipeline_model_parallel_size > 1)
+    report.error("`model.cpu_offloading` excludes pipeline parallelism")
+        .help("set model.cpu_offloading=false");
+  if (c.model.recompute_granularity)
+    report.error("`model.cpu_offloading` and `model.recompute_granularity` exclude each other")
+        .help("set model.recompute_granularity=null, or model.cpu_offloading=false");
+}
+
+}  // namespace
+
+void register_recompute_rules(Schema& s) {
+  const std::string granularity = "model.recompute_granularity";
+  s.rule<Config>({"C0801",
+                  "selective_has_no_layers",
+                  "recompute_method and recompute_num_layers are for full recomputation",
+                  {granularity, "model.recompute_method", "model.recompute_num_layers"}},
+                 selective_has_no_layers);
+  s.rule<Config>({"C0802",
+                  "recomputed_layers_fit",
+                  "a recomputed group is not larger than a stage",
+                  {"model.recompute_num_layers", "model.num_layers", "dist.pipeline_model_parallel_size"}},
+                 recomputed_layers_fit);
+  s.rule<Config>({"C0803",
+                  "full_has_no_modules",
+                  "recompute_modules is for selective recomputation",
+                  {"model.recompute_modules", granularity}},
+                 full_has_no_modules);
+  s.rule<Config>({"C0804",
+                  "recomputed_modules_once",
+                  "recompute_modules names each module once",
+                  {"model.recompute_modules"}},
+                 recomputed_modules_once);
+  s.rule<Config>({"C0805",
+                  "recomputed_modules_exist",
+                  "recompute_modules names what the model has",
+                  {"model.recompute_modules", "model.num_moe_experts", "model.multi_latent_attention"}},
+                 recomputed_modules_exist);
+  s.rule<Config>({"C0806",
+                  "saved_activations_distribute",
+                  "distributing saved activations needs tensor parallelism and full recomputation, without "
+                  "sequence_parallel",
+                  {"model.distribute_saved_activations", "dist.tensor_model_parallel_size",
+                   "dist.sequence_parallel", granularity}},
+                 saved_activations_distribute);
+  s.rule<Config>({"C0807",
+                  "offloaded_layers_fit",
+                  "offload moves at least one and not all layers",
+                  {"model.cpu_offloading_num_layers", "model.num_layers"}},
+                 offloaded_layers_fit);
+  s.rule<Config>({"C0808",
+                  "offload_excludes",
+                  "offload excludes pipelines and recomputation",
+                  {"model.cpu_offloading", "dist.pipeline_model_parallel_size", granularity}},
+                 offload_excludes);
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,266 @@
+// Shapes of the model, and how tensor and context parallelism divide them.
+#include <cmath>
+
+#include "config/sections/rule_tools.hpp"
+
+namespace capstan::config {
+
+namespace {
+
+int64_t tp(const Config& c) {
+  return c.dist.tensor_model_parallel_size;
+}
+
+void sequence_parallel_needs_tensor(const Config& c, RuleReport& report) {
+  if (!c.dist.sequence_parallel || tp(c) > 1) return;
+  report
+      .error(
+          "`dist.sequence_parallel` splits over the tensor-parallel ranks, but "
+          "`dist.tensor_model_parallel_size` is 1")
+      .help("set dist.sequence_parallel=false, or dist.tensor_model_parallel_size to 2 or more");
+}
+
+void heads_divide_tensor(const Config& c, RuleReport& report) {
+  if (c.model.num_attention_heads % tp(c) == 0) return;
+  report
+      .error("`model.num_attention_heads` " + text_of(c.model.num_attention_heads) +
+             " does not divide over " + text_of(tp(c)) + " tensor-parallel ranks")
+      .help("nearest legal dist.tensor_model_parallel_size: " +
+            nearest_divisors(tp(c), c.model.num_attention_heads));
+}
+
+void groups_divide_tensor(const Config& c, RuleReport& report) {
+  if (!c.model.num_query_groups || c.model.multi_latent_attention) return;
+  const int64_t groups = *c.model.num_query_groups;
+  if (groups % tp(c) == 0 || tp(c) % groups == 0) return;
+  report
+      .error("`model.num_query_groups` " + text_of(groups) + " is neither a multiple nor a divisor of " +
+             text_of(tp(c)) + " tensor-parallel ranks")
+      .help("nearest legal dist.tensor_model_parallel_size: " + nearest_divisors(tp(c), groups) +
+            ", or a multiple of " + text_of(groups));
+}
+
+void groups_divide_heads(const Config& c, RuleReport& report) {
+  if (!c.model.num_query_groups || c.model.num_attention_heads % *c.model.num_query_groups == 0) return;
+  report
+      .error("`model.num_attention_heads` " + text_of(c.model.num_attention_heads) +
+             " is not a multiple of `model.num_query_groups` " + text_of(*c.model.num_query_groups))
+      .help("nearest legal num_query_groups: " +
+            nearest_divisors(*c.model.num_query_groups, c.model.num_attention_heads));
+}
+
+void heads_divide_hidden(const Config& c, RuleReport& report) {
+  if (c.model.kv_channels || c.model.num_attention_heads < 1) return;
+  report
+      .error("`model.hidden_size` " + text_of(c.model.hidden_size) +
+             " is not a multiple of `model.num_attention_heads` " + text_of(c.model.num_attention_heads) +
+             ", and `model.kv_channels` is not given")
+      .help(
+          "nearest legal hidden_size: " +
+          nearest_multiples(c.model.hidden_size, c.model.num_attention_heads) +
+          "; or num_attention_heads: " + nearest_divisors(c.model.num_attention_heads, c.model.hidden_size));
+}
+
+void feed_forward_divides_tensor(const Config& c, RuleReport& report) {
+  if (!c.model.ffn_hidden_size || *c.model.ffn_hidden_size % tp(c) == 0) return;
+  report
+      .error("`model.ffn_hidden_size` " + text_of(*c.model.ffn_hidden_size) + " does not divide over " +
+             text_of(tp(c)) + " tensor-parallel ranks")
+      .help("nearest legal ffn_hidden_size: " + nearest_multiples(*c.model.ffn_hidden_size, tp(c)));
+}
+
+void vocabulary_divides_tensor(const Config& c, RuleReport& report) {
+  if (!c.model.padded_vocab_size || *c.model.padded_vocab_size % tp(c) == 0) return;
+  report
+      .error("`model.padded_vocab_size` " + text_of(*c.model.padded_vocab_size) + " does not divide over " +
+             text_of(tp(c)) + " tensor-parallel ranks")
+      .help("set model.make_vocab_size_divisible_by to a multiple of " + text_of(tp(c)));
+}
+
+void padding_covers_vocabulary(const Config& c, RuleReport& report) {
+  if (!c.model.padded_vocab_size) return;
+  const int64_t rows = *c.model.padded_vocab_size, step = c.model.make_vocab_size_divisible_by;
+  if (rows < c.model.vocab_size)
+    report
+        .error("`model.padded_vocab_size` " + text_of(rows) + " is less than `model.vocab_size` " +
+               text_of(c.model.vocab_size))
+        .help("leave model.padded_vocab_size unset; it follows from the vocabulary");
+  else if (rows % step != 0)
+    report
+        .error("`model.padded_vocab_size` " + text_of(rows) +
+               " is not a multiple of `model.make_vocab_size_divisible_by` " + text_of(step))
+        .help("nearest legal padded_vocab_size: " + nearest_multiples(rows, step));
+}
+
+void tensor_overlap_needs_sequence_parallel(const Config& c, RuleReport& report) {
+  if (!c.comm_overlap.tp_comm_overlap || tp(c) == 1 || c.dist.sequence_parallel) return;
+  report
+      .error(
+          "`comm_overlap.tp_comm_overlap` overlaps the collectives of sequence parallelism, but "
+          "`dist.sequence_parallel` is false")
+      .help("set dist.sequence_parallel=true, or comm_overlap.tp_comm_overlap=false");
+}
+
+void rotated_width_even(const Config& c, RuleReport& report) {
+  const auto& m = c.model;
+  if (m.position_embedding_type != PositionEmbedding::rope || m.multi_latent_attention || !m.kv_channels)
+    return;
+  const double width = m.rotary_percent * static_cast<double>(*m.kv_channels);
+  const auto whole = static_cast<int64_t>(std::llround(width));
+  if (whole >= 2 && whole % 2 == 0 && std::abs(width - static_cast<double>(whole)) < 1e-6) return;
+  report
+      .error("RoPE rotates pairs, but `model.rotary_percent` " + text_of(m.rotary_percent) +
+             " of a head of width " + text_of(*m.kv_channels) + " is " + text_of(width) + " elements")
+      .help("an even kv_channels, and a rotary_percent that takes an even part of it");
+}
+
+void rope_scaling_ordered(const Config& c, RuleReport& report) {
+  const auto& m = c.model;
+  if (m.position_embedding_type != PositionEmbedding::rope || !m.rope_scaling) return;
+  if (m.rope_scaling_low_freq_factor < m.rope_scaling_high_freq_factor) return;
+  report
+      .error("`model.rope_scaling_low_freq_factor` " + text_of(m.rope_scaling_low_freq_factor) +
+             " is not below `model.rope_scaling_high_freq_factor` " +
+             text_of(m.rope_scaling_high_freq_factor))
+      .help("Llama 3.1 has 1 and 4");
+}
+
+void window_below_sequence(const Config& c, RuleReport& report) {
+  if (!c.model.window_size || *c.model.window_size < c.model.seq_length) return;
+  report
+      .lint("`model.window_size` " + text_of(*c.model.window_size) + " hides nothing in sequences of " +
+            text_of(c.model.seq_length) + " tokens")
+      .help("unset model.window_size, or make it less than " + text_of(c.model.seq_length));
+}
+
+void qkv_bias_is_extra(const Config& c, RuleReport& report) {
+  if (!c.model.add_qkv_bias || !c.model.add_bias_linear) return;
+  report.lint("`model.add_qkv_bias` adds nothing where `model.add_bias_linear` is true")
+      .help("unset model.add_qkv_bias");
+}
+
+void latent_attention_excludes_groups(const Config& c, RuleReport& report) {
+  if (!c.model.multi_latent_attention || !c.model.num_query_groups ||
+      *c.model.num_query_groups == c.model.num_attention_heads)
+    return;
+  report
+      .error("`model.multi_latent_attention` and grouped queries exclude each other: num_query_groups is " +
+             text_of(*c.model.num_query_groups) + ", num_attention_heads " +
+             text_of(c.model.num_attention_heads))
+      .help("unset model.num_query_groups");
+}
+
+void latent_attention_rotates_halves(const Config& c, RuleReport& report) {
+  if (!c.model.multi_latent_attention || !c.model.rotary_interleaved) return;
+  report.error("`model.multi_latent_attention` and `model.rotary_interleaved` exclude each other")
+      .help("set model.rotary_interleaved=false");
+}
+
+void heads_divide_exchange(const Config& c, RuleReport& report) {
+  const int64_t cp = c.dist.context_parallel_size;
+  if (cp == 1) return;
+  int64_t ranks = 1;
+  for (const CpCommType type : c.dist.cp_comm_type) {
+    if (type == CpCommType::a2a) ranks = std::max(ranks, cp);
+    if (type == CpCommType::a2a_p2p && !c.dist.hierarchical_context_parallel_sizes.empty())
+      ranks = std::max(ranks, c.dist.hierarchical_context_parallel_sizes[0]);
+  }
+  const auto needed = product_of({ranks, tp(c)});
+  if (ranks == 1 || !needed || c.model.num_attention_heads % *needed == 0) return;
+  report
+      .error("`dist.cp_comm_type` a2a exchanges heads over " + text_of(ranks) + " ranks, but the " +
+             text_of(c.model.num_attention_heads) +
+             " heads do not divide over tensor * context = " + product_text({tp(c), ranks}))
+      .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides the heads of a rank");
+}
+
+}  // namespace
+
+void register_tensor_rules(Schema& s) {
+  const std::string tensor = "dist.tensor_model_parallel_size", heads = "model.num_attention_heads",
+                    groups = "model.num_query_groups";
+  s.rule<Config>({"C0401",
+                  "sequence_parallel_needs_tensor",
+                  "sequence parallelism needs tensor parallelism",
+                  {"dist.sequence_parallel", tensor}},
+                 sequence_parallel_needs_tensor);
+  s.rule<Config>({"C0402",
+                  "heads_divide_tensor",
+                  "attention heads divide over the tensor-parallel ranks",
+                  {heads, tensor}},
+                 heads_divide_tensor);
+  s.rule<Config>(
+      {"C0403",
+       "groups_divide_tensor",
+       "key/value heads divide over the tensor-parallel ranks, or the ranks over them (replicated)",
+       {groups, tensor}},
+      groups_divide_tensor);
+  s.rule<Config>({"C0404",
+                  "groups_divide_heads",
+                  "each key/value head serves the same number of query heads",
+                  {groups, heads}},
+                 groups_divide_heads);
+  s.rule<Config>({"C0405",
+                  "heads_divide_hidden",
+                  "the hidden size divides into heads, unless kv_channels is given",
+                  {"model.hidden_size", heads, "model.kv_channels"}},
+                 heads_divide_hidden);
+  s.rule<Config>({"C0406",
+                  "feed_forward_divides_tensor",
+                  "the feed-forward width divides over the tensor-parallel ranks",
+                  {"model.ffn_hidden_size", tensor}},
+                 feed_forward_divides_tensor);
+  s.rule<Config>({"C0407",
+                  "vocabulary_divides_tensor",
+                  "the padded vocabulary divides over the tensor-parallel ranks",
+                  {"model.padded_vocab_size", "model.make_vocab_size_divisible_by", tensor}},
+                 vocabulary_divides_tensor);
+  s.rule<Config>(
+      {"C0408",
+       "padding_covers_vocabulary",
+       "a given padded_vocab_size holds the vocabulary and is a multiple of make_vocab_size_divisible_by",
+       {"model.padded_vocab_size", "model.vocab_size", "model.make_vocab_size_divisible_by"}},
+      padding_covers_vocabulary);
+  s.rule<Config>({"C0409",
+                  "tensor_overlap_needs_sequence_parallel",
+                  "overlap of tensor parallelism needs sequence_parallel",
+                  {"comm_overlap.tp_comm_overlap", "dist.sequence_parallel"}},
+                 tensor_overlap_needs_sequence_parallel);
+  s.rule<Config>({"C0410",
+                  "rotated_width_even",
+                  "the rotated part of a head has an even width",
+                  {"model.kv_channels", "model.rotary_percent"}},
+                 rotated_width_even);
+  s.rule<Config>({"C0411",
+                  "rope_scaling_ordered",
+                  "the low frequency factor is below the high one",
+                  {"model.rope_scaling_low_freq_factor", "model.rope_scaling_high_freq_factor"}},
+                 rope_scaling_ordered);
+  s.rule<Config>({"C0412",
+                  "window_below_sequence",
+                  "a sliding window is shorter than the sequence",
+                  {"model.window_size", "model.seq_length"}},
+                 window_below_sequence);
+  s.rule<Config>({"C0413",
+                  "qkv_bias_is_extra",
+                  "add_qkv_bias is for models without other biases",
+                  {"model.add_qkv_bias", "model.add_bias_linear"}},
+                 qkv_bias_is_extra);
+  s.rule<Config>({"C0414",
+                  "latent_attention_excludes_groups",
+                  "latent attention has as many key as query heads",
+                  {"model.multi_latent_attention", groups, heads}},
+                 latent_attention_excludes_groups);
+  s.rule<Config>({"C0415",
+                  "latent_attention_rotates_halves",
+                  "latent attention does not rotate interleaved",
+                  {"model.multi_latent_attention", "model.rotary_interleaved"}},
+                 latent_attention_rotates_halves);
+  s.rule<Config>({"C0416",
+                  "heads_divide_exchange",
+                  "exchange of heads for sequence needs heads for every rank",
+                  {"dist.cp_comm_type", "dist.context_parallel_size", heads, tensor}},
+                 heads_divide_exchange);
+}
+
+}  // namespace capstan::config

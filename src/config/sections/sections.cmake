@@ -1,0 +1,34 @@
+# The field tables, derivations and rules of the config room, relative to src/config; tests relative to the repository.
+set(SECTION_SOURCES
+  sections/checkpoint.cpp
+  sections/comm_overlap.cpp
+  sections/data_sources.cpp
+  sections/dataset.cpp
+  sections/ddp.cpp
+  sections/derivations.cpp
+  sections/dist.cpp
+  sections/logger.cpp
+  sections/mixed_precision.cpp
+  sections/model.cpp
+  sections/optimizer.cpp
+  sections/peft.cpp
+  sections/pipeline_layout.cpp
+  sections/profiling.cpp
+  sections/register.cpp
+  sections/resilience.cpp
+  sections/rng.cpp
+  sections/rule_tools.cpp
+  sections/rules_batch.cpp
+  sections/rules_moe.cpp
+  sections/rules_optimizer.cpp
+  sections/rules_pipeline.cpp
+  sections/rules_precision.cpp
+  sections/rules_recompute.cpp
+  sections/rules_run.cpp
+  sections/rules_tensor.cpp
+  sections/rules_world.cpp
+  sections/scheduler.cpp
+  sections/tokenizer.cpp
+  sections/train.cpp
+  sections/validation.cpp)
+set(SECTION_TESTS)

@@ -1,0 +1,45 @@
+#include "config/sections/sections.hpp"
+
+namespace capstan::config {
+
+namespace {
+bool evaluates(const Config& c) {
+  return c.validation.eval_interval.has_value();
+}
+}  // namespace
+
+void describe(Section<ValidationConfig>& s) {
+  using V = ValidationConfig;
+  const char* set = "`validation.eval_interval` is set";
+  s.doc("evaluation on held-out text during training");
+  s.field("eval_interval", &V::eval_interval)
+      .doc("steps between two evaluations; null: none")
+      .unit("iterations")
+      .count()
+      .min(1)
+      .effect(Effect::log)
+      .alias("train.eval_interval");
+  s.field("eval_iters", &V::eval_iters)
+      .doc("global batches of one evaluation")
+      .unit("iterations")
+      .count()
+      .range(1, int64_t{1} << 32)
+      .effect(Effect::log)
+      .alias("train.eval_iters")
+      .used_when<Config>(set, evaluates);
+  s.field("eval_global_batch_size", &V::eval_global_batch_size)
+      .doc("samples of one evaluation batch over all ranks")
+      .unit("samples")
+      .count()
+      .range(1, 1 << 30)
+      .effect(Effect::log)
+      .used_when<Config>(set, evaluates);
+  s.field("eval_micro_batch_size", &V::eval_micro_batch_size)
+      .doc("samples of one forward pass of evaluation")
+      .unit("samples")
+      .range(1, 1 << 30)
+      .effect(Effect::memory)
+      .used_when<Config>(set, evaluates);
+}
+
+}  // namespace capstan::config
