@@ -53,7 +53,10 @@ Tensor FlatStore::acquire(const Parameter& parameter) {
   return view(bucket.model.defined() ? bucket.model : bucket.main, parameter);
 }
 Tensor FlatStore::gradient(const Parameter& parameter) { return view(buckets_[placement(parameter).bucket].gradients, parameter); }
-Tensor FlatStore::main(const Parameter& parameter) const { return view(buckets_[placement(parameter).bucket].main, parameter); }
+Tensor FlatStore::main(const Parameter& parameter) const {
+  const Tensor& flat = buckets_[placement(parameter).bucket].main;
+  return flat.defined() ? view(flat, parameter) : Tensor();
+}
 Tensor FlatStore::part(const Parameter& parameter, const std::vector<Tensor>& buckets) const {
   return view(buckets[placement(parameter).bucket], parameter);
 }

@@ -44,7 +44,7 @@ class FlatStore final : public ParamStore {
   void refresh_model();     // model copies from main parameters (no-op in fp32)
 
   const std::vector<Placement>& placements() const { return placements_; }  // in the model's order
-  Tensor main(const Parameter& parameter) const;                            // fp32, the parameter's shape
+  Tensor main(const Parameter& parameter) const;                            // fp32, the parameter's shape; undefined where only the model copy exists
   // A view of one parameter's part of a flat tensor that was made in a bucket's shape (optimizer state).
   Tensor part(const Parameter& parameter, const std::vector<Tensor>& buckets) const;
   std::vector<optim::FlatBuffer> flat_buffers() const;

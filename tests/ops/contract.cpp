@@ -250,7 +250,8 @@ TEST_CASE("gather on use, delayed weight gradients, a recomputed region with a c
 
   for (const bool recompute : {false, true})
     for (const bool delay : {false, true}) {
-      CAPTURE(recompute), CAPTURE(delay);
+      CAPTURE(recompute);
+      CAPTURE(delay);
       GatherStore store(*device, group, {&p1, &p2}, {w1, w2});
       store.begin_step(2);
       StepContext context{*device, store};

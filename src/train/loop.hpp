@@ -1,0 +1,70 @@
+// One training run in memory: the parts, and one step of the loop. The trainer drives it and keeps the records.
+#pragma once
+
+#include <memory>
+
+#include "comm/mesh.hpp"
+#include "config/config.hpp"
+#include "models/gpt.hpp"
+#include "optim/optimizer.hpp"
+#include "parallel/flat_store.hpp"
+#include "train/setup.hpp"
+#include "train/state.hpp"
+#include "train/timers.hpp"
+
+namespace capstan::train {
+
+struct StepResult {
+  double loss = 0;            // mean over the step's loss tokens
+  double gradient_norm = 0;   // before clipping, of the mean loss
+  double learning_rate = 0;
+  int64_t loss_tokens = 0;    // of all ranks
+  bool skipped = false;       // grad_norm_skip_threshold: the update was left out
+};
+
+class Loop {
+ public:
+  Loop(const config::Config& config, comm::World& world);
+
+  // Fresh parameters from rng.seed.
+  void initialise();
+
+  // One step on the next global batch. Throws ErrorCode::failed when the loss or the gradient norm is not finite, before the
+  // optimizer has touched anything.
+  StepResult step(data::Loader& loader, StepTimers& timers);
+
+  // Mean loss over `batches` global batches from the start of the split.
+  double evaluate(std::shared_ptr<const data::GptDataset> dataset, int64_t batches);
+
+  Device& device() { return *device_; }
+  const models::GptModel& model() const { return *model_; }
+  parallel::FlatStore& store() { return *store_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
+  TrainState& state() { return state_; }
+  comm::Communicator& data_parallel() { return mesh_.group("dp-cp"); }
+  int64_t micro_batches() const { return micro_batches_; }
+  data::LoaderOptions loader_options() const;
+
+ private:
+  struct Sums {
+    double loss = 0, tokens = 0;
+  };
+  Sums forward_backward(const data::MicroBatch& batch, StepTimers* timers);
+
+  const config::Config& config_;
+  comm::Mesh mesh_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<models::GptModel> model_;
+  std::unique_ptr<parallel::FlatStore> store_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<optim::GradientNorm> norm_;
+  std::vector<optim::FlatBuffer> buffers_;
+  optim::Schedule schedule_;
+  TrainState state_;
+  Tensor loss_sum_;  // fp64 [1], accumulated over micro-batches on the device
+  Tensor one_;       // fp32 [1]: the gradient of the summed loss
+  int64_t micro_batches_ = 1;
+  bool dropout_ = false;
+};
+
+}  // namespace capstan::train

@@ -1,0 +1,195 @@
+#include "train/setup.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "kernels/table.hpp"
+#include "optim/optimizer.hpp"
+#include "parallel/flat_store.hpp"
+
+namespace capstan::train {
+
+std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks) {
+  switch (kind) {
+    case config::DeviceKind::automatic:
+    case config::DeviceKind::cpu:
+      return make_cpu_device(kernels::cpu_table(), threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks));
+    case config::DeviceKind::meta: return make_meta_device(kernels::cpu_table());
+    case config::DeviceKind::cuda:
+      fail(ErrorCode::unsupported, "train.device: cuda: this build has no CUDA backend",
+           "train.device=cpu trains here; recipes for GPUs can be checked and shown without one");
+    case config::DeviceKind::guard:
+      fail(ErrorCode::unsupported, "train.device: guard: this build has no guard backend", "train.device=cpu");
+  }
+  fail(ErrorCode::internal, "internal error: unknown device kind");
+}
+
+DType compute_type(const config::MixedPrecisionConfig& precision) {
+  switch (precision.params_dtype) {
+    case config::Precision::fp32: return DType::f32;
+    case config::Precision::bf16: return DType::bf16;
+    default: break;
+  }
+  fail(ErrorCode::unsupported, "mixed_precision.params_dtype: this build trains in fp32 and bf16", "mixed_precision=bf16_mixed");
+}
+
+std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config) {
+  const config::TokenizerConfig& t = config.tokenizer;
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  switch (t.tokenizer_type) {
+    case config::TokenizerKind::none: return nullptr;
+    case config::TokenizerKind::byte: tokenizer = data::byte_tokenizer(); break;
+    case config::TokenizerKind::huggingface:
+      if (!t.tokenizer_model) fail(ErrorCode::config, "tokenizer.tokenizer_model is not given", "tokenizer.tokenizer_model=path/to/tokenizer.json");
+      tokenizer = data::Tokenizer::load(t.tokenizer_model->resolved);
+      break;
+    case config::TokenizerKind::gpt2_bpe:
+      if (!t.vocab_file) fail(ErrorCode::config, "tokenizer.vocab_file is not given", "tokenizer.vocab_file=path/to/vocab.json");
+      tokenizer = data::Tokenizer::load(std::filesystem::path(t.vocab_file->resolved).parent_path());
+      break;
+  }
+  if (config.model.vocab_size > 0 && tokenizer->vocab_size() > config.model.vocab_size)
+    fail(ErrorCode::config,
+         "the tokenizer has " + std::to_string(tokenizer->vocab_size()) + " tokens, the model's vocabulary " + std::to_string(config.model.vocab_size),
+         "model.vocab_size=" + std::to_string(tokenizer->vocab_size()));
+  return tokenizer;
+}
+
+namespace {
+data::Blend blend_of(const config::Blend& blend) {
+  data::Blend result;
+  if (!blend.empty()) result.weights.emplace();
+  for (const auto& [prefix, weight] : blend) {
+    result.prefixes.push_back(prefix);
+    result.weights->push_back(weight);
+  }
+  return result;
+}
+}  // namespace
+
+std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const config::Config& config, const data::Tokenizer* tokenizer) {
+  const config::DatasetConfig& d = config.dataset;
+  data::GptDatasetOptions options;
+  options.sequence_length = config.model.seq_length;
+  options.seed = static_cast<uint64_t>(d.random_seed);
+  options.vocab_size = config.model.vocab_size;
+  options.mock = d.kind == config::DatasetKind::mock;
+  if (d.split) options.split = *d.split;
+  if (!options.mock) {
+    if (!d.blend.empty()) options.blend = blend_of(d.blend);
+    else if (!d.data_path.empty())
+      for (const config::Path& path : d.data_path) options.blend.prefixes.push_back(path.resolved);
+    else options.blend_per_split = {blend_of(d.train_blend), blend_of(d.valid_blend), blend_of(d.test_blend)};
+  }
+  options.documents.reset_position_ids = d.reset_position_ids;
+  options.documents.reset_attention_mask = d.reset_attention_mask;
+  options.documents.eod_mask_loss = d.eod_mask_loss;
+  if (tokenizer) {
+    options.documents.eod = tokenizer->id_of(config.tokenizer.eod_token);
+    if (!options.documents.eod) options.documents.eod = tokenizer->eod();
+  }
+  return data::build_gpt_datasets(options);
+}
+
+int64_t total_iterations(const config::Config& config) {
+  if (config.train.train_iters) return *config.train.train_iters;
+  if (config.train.train_samples) return *config.train.train_samples / *config.train.global_batch_size;
+  fail(ErrorCode::config, "neither train.train_iters nor train.train_samples is given", "train.train_iters=1000");
+}
+
+optim::Schedule make_schedule(const config::Config& config) {
+  const config::SchedulerConfig& s = config.scheduler;
+  const config::OptimizerConfig& o = config.optimizer;
+  const int64_t batch = *config.train.global_batch_size, all_samples = total_iterations(config) * batch;
+  const auto samples = [&](const std::optional<int64_t>& in_samples, const std::optional<int64_t>& iters, int64_t otherwise) {
+    return in_samples ? *in_samples : iters ? *iters * batch : otherwise;
+  };
+  optim::ScheduleOptions options;
+  options.style = s.lr_decay_style;
+  options.wsd_style = s.lr_wsd_decay_style;
+  options.max_lr = o.lr;
+  options.min_lr = o.min_lr.value_or(0.0);
+  options.init_lr = s.lr_warmup_init;
+  options.decay_samples = samples(s.lr_decay_samples, s.lr_decay_iters, all_samples);
+  const int64_t by_fraction =
+      s.lr_warmup_fraction ? static_cast<int64_t>(std::llround(*s.lr_warmup_fraction * static_cast<double>(options.decay_samples))) : 0;
+  options.warmup_samples = samples(s.lr_warmup_samples, s.lr_warmup_iters, by_fraction);
+  const int64_t wsd_by_fraction =
+      s.lr_wsd_decay_fraction ? static_cast<int64_t>(std::llround(*s.lr_wsd_decay_fraction * static_cast<double>(options.decay_samples))) : 0;
+  options.wsd_decay_samples = samples(s.lr_wsd_decay_samples, s.lr_wsd_decay_iters, wsd_by_fraction);
+  options.weight_decay_style = s.weight_decay_incr_style;
+  options.weight_decay_samples = all_samples;
+  options.start_weight_decay = s.start_weight_decay.value_or(o.weight_decay);
+  options.end_weight_decay = s.end_weight_decay.value_or(o.weight_decay);
+  return optim::Schedule(options);
+}
+
+models::GptModel::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids) {
+  const int64_t n = batch.rows * batch.sequence_length;
+  OwnerScope scope(MemoryOwner::data);
+  models::GptModel::Batch result;
+  result.batch = batch.rows;
+  result.seq = batch.sequence_length;
+  result.tokens = Tensor::from_host<int32_t>(device, {n}, batch.tokens);
+  result.labels = Tensor::from_host<int32_t>(device, {n}, batch.labels);
+  result.loss_mask = Tensor::from_host<float>(device, {n}, batch.loss_mask);
+  result.positions = Tensor::from_host<int32_t>(device, {n}, batch.position_ids);
+  const bool packed = std::any_of(batch.cu_seqlens.begin(), batch.cu_seqlens.end(), [](const auto& c) { return c.size() > 2; });
+  if (packed) {
+    std::vector<int32_t> starts(static_cast<size_t>(n));
+    for (int64_t row = 0; row < batch.rows; ++row) {
+      const auto& bounds = batch.cu_seqlens[static_cast<size_t>(row)];
+      for (size_t d = 0; d + 1 < bounds.size(); ++d)
+        std::fill(starts.begin() + row * batch.sequence_length + bounds[d], starts.begin() + row * batch.sequence_length + bounds[d + 1], bounds[d]);
+    }
+    result.document_start = Tensor::from_host<int32_t>(device, {n}, starts);
+  }
+  if (row_ids) {
+    // (consumed-sample number, position in the sample): the same on every layout. 2^24 positions, 2^39 samples.
+    std::vector<int64_t> ids(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i)
+      ids[static_cast<size_t>(i)] = static_cast<int64_t>(batch.sample_ids[static_cast<size_t>(i / batch.sequence_length)] << 24) + i % batch.sequence_length;
+    result.row_ids = Tensor::from_host<int64_t>(device, {n}, ids);
+  }
+  return result;
+}
+
+namespace {
+class CostSum final : public TapeObserver {
+ public:
+  void observe(const TapeEvent& event) override {
+    if (!event.recomputed) flops += event.cost.flops;  // what the step needs, not what recomputation adds
+  }
+  double flops = 0;
+};
+}  // namespace
+
+StepEstimate estimate_step(const config::Config& config, const models::GptModel& model) {
+  const auto device = make_meta_device(kernels::cpu_table());
+  const auto self = comm::make_self_communicator("estimate");
+  parallel::FlatStore store(*device, model.parameters(), *self, {.compute = compute_type(config.mixed_precision)});
+  const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
+  CostSum cost;
+  StepContext context{*device, store, &cost};
+  store.begin_step(static_cast<int>(model.parameters().size()));
+  store.begin_last_micro_batch();
+  data::MicroBatch shape;
+  shape.rows = config.train.micro_batch_size;
+  shape.sequence_length = config.model.seq_length;
+  const auto n = static_cast<size_t>(shape.rows * shape.sequence_length);
+  shape.tokens.resize(n), shape.labels.resize(n), shape.loss_mask.resize(n), shape.position_ids.resize(n);
+  shape.sample_ids.resize(static_cast<size_t>(shape.rows));
+  const bool dropout = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0;
+  const auto batch = upload(*device, shape, dropout);
+  {
+    Tape tape(context);
+    const auto loss = model.forward(tape, batch, {.training = true});
+    tape.output("loss", loss.sum);
+    tape.backward({{"loss", Tensor::empty(*device, {1})}});
+  }
+  optimizer->step({});
+  return {cost.flops, device->memory()};
+}
+
+}  // namespace capstan::train

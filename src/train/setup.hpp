@@ -1,0 +1,44 @@
+// The parts that training, evaluation and generation are wired from, each made from the recipe in one place.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+
+#include "comm/world.hpp"
+#include "config/config.hpp"
+#include "data/loader.hpp"
+#include "data/tokenizer/tokenizer.hpp"
+#include "models/gpt.hpp"
+#include "optim/schedule.hpp"
+#include "tensor/device.hpp"
+
+namespace capstan::train {
+
+// ErrorCode::unsupported for a device whose backend this build lacks. threads 0: cores / ranks of this host.
+std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks);
+
+DType compute_type(const config::MixedPrecisionConfig& precision);
+
+// Null when the recipe has none. Checks that the vocabulary fits the model.
+std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config);
+
+// Train, validation and test data; null where a split has no share.
+std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const config::Config& config, const data::Tokenizer* tokenizer);
+
+optim::Schedule make_schedule(const config::Config& config);
+
+// Iterations of the whole run.
+int64_t total_iterations(const config::Config& config);
+
+// A micro-batch on the device. row_ids only with dropout.
+models::GptModel::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids);
+
+// What one micro-batch costs and holds, found by running it on the meta device.
+struct StepEstimate {
+  double flops = 0;           // forward, backward and weight gradients of one micro-batch
+  MemoryUse memory;           // of the whole step of one rank
+};
+StepEstimate estimate_step(const config::Config& config, const models::GptModel& model);
+
+}  // namespace capstan::train

@@ -1,0 +1,220 @@
+#include "train/state.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/writer.hpp"
+#include "comm/reduce.hpp"
+
+namespace capstan::train {
+
+using checkpoint::Reader;
+
+namespace {
+
+std::vector<int64_t> sizes_of(const Shape& shape) { return {shape.sizes().begin(), shape.sizes().end()}; }
+
+std::string state_name(const std::string& state, const Parameter& parameter) { return "optimizer." + state + "." + parameter.name(); }
+
+// Gathers one text from every rank on all ranks.
+std::vector<std::string> gather_texts(comm::Communicator& group, const std::string& mine) {
+  const auto size = static_cast<size_t>(group.size());
+  int64_t length = static_cast<int64_t>(mine.size());
+  std::vector<int64_t> lengths(size);
+  group.all_gather(&length, lengths.data(), sizeof length);
+  const int64_t longest = std::max<int64_t>(1, *std::max_element(lengths.begin(), lengths.end()));
+  std::string padded = mine, all(size * static_cast<size_t>(longest), '\0');
+  padded.resize(static_cast<size_t>(longest));
+  group.all_gather(padded.data(), all.data(), longest);
+  std::vector<std::string> texts;
+  for (size_t r = 0; r < size; ++r) texts.push_back(all.substr(r * static_cast<size_t>(longest), static_cast<size_t>(lengths[r])));
+  return texts;
+}
+
+// Runs `work` here; throws on every rank when any failed: its own error where it happened, the first rank's text elsewhere.
+void together(comm::Communicator& group, const char* what, const std::function<void()>& work) {
+  std::exception_ptr error;
+  std::string text;
+  try {
+    work();
+  } catch (const std::exception& e) {
+    error = std::current_exception();
+    text = e.what();
+    if (text.empty()) text = "unknown error";
+  }
+  if (group.alone()) {
+    if (error) std::rethrow_exception(error);
+    return;
+  }
+  const auto texts = gather_texts(group, text);
+  if (error) std::rethrow_exception(error);
+  for (size_t r = 0; r < texts.size(); ++r)
+    if (!texts[r].empty()) fail(ErrorCode::io, std::string(what) + " failed on rank " + std::to_string(r) + ": " + texts[r]);
+}
+
+std::string attempt_name(comm::Communicator& group) {
+  // The same on all ranks, never used before: rank 0's clock and process.
+  int64_t stamp = std::chrono::system_clock::now().time_since_epoch().count();
+  group.broadcast(&stamp, sizeof stamp, 0);
+  return std::to_string(stamp);
+}
+
+}  // namespace
+
+std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state, const parallel::FlatStore& store,
+                                 const optim::Optimizer& optimizer) {
+  comm::Communicator& group = world.communicator();
+  checkpoint::SaveInfo info;
+  info.step = state.step;
+  info.consumed_samples = state.consumed_samples;
+  info.consumed_tokens = state.consumed_tokens;
+  info.run_id = plan.run_id;
+  info.recipe_hash = plan.recipe_hash;
+  info.layout = plan.layout;
+  info.version = plan.version;
+  info.parent = plan.parent;
+
+  checkpoint::FileSystem& files = checkpoint::real_file_system();
+  checkpoint::Writer writer(files, plan.root, info, attempt_name(group), world.rank(), world.size());
+  const auto add = [&](const std::string& name, const Tensor& tensor) {
+    const auto shape = sizes_of(tensor.shape());
+    writer.add(name, tensor.dtype(), shape, checkpoint::whole(shape), [tensor, bytes = std::make_shared<std::vector<std::byte>>()]() mutable {
+      bytes->resize(static_cast<size_t>(tensor.bytes()));
+      tensor.copy_to_host_bytes(tensor.dtype(), *bytes);
+      return std::span<const std::byte>(*bytes);
+    });
+  };
+  std::filesystem::path directory;
+  std::string part;
+  try {
+    together(group, "saving a checkpoint", [&] {
+      int64_t turn = 0;
+      for (const auto& placement : store.placements()) {
+        const Parameter& parameter = *placement.parameter;
+        if (turn++ % world.size() != world.rank()) continue;
+        add(parameter.name(), store.main(parameter));
+        if (!plan.optimizer) continue;
+        for (const auto& s : optimizer.state()) add(state_name(s.name, parameter), store.part(parameter, s.buffers));
+      }
+      if (world.rank() == 0) {
+        const nlohmann::ordered_json json{{"schema", "capstan.state/1"},
+                                          {"step", state.step},
+                                          {"consumed_samples", state.consumed_samples},
+                                          {"consumed_tokens", state.consumed_tokens},
+                                          {"schedule_samples", state.schedule_samples},
+                                          {"optimizer_steps", optimizer.steps()},
+                                          {"optimizer", plan.optimizer}};
+        writer.add_text(checkpoint::kStateFile, json.dump(2) + "\n");
+        writer.add_text(checkpoint::kRecipeFile, plan.recipe);
+        if (plan.tokenizer)
+          for (const auto& file : plan.tokenizer->files())
+            if (!file.path.empty()) writer.add_copy(file.name, file.path);
+      }
+      part = writer.finish_rank();
+    });
+    const auto parts = gather_texts(group, part);
+    together(group, "committing a checkpoint", [&] {
+      if (world.rank() != 0) return;
+      directory = writer.commit(parts);
+      checkpoint::Retention retention = plan.retention;
+      retention.just_written = state.step;
+      checkpoint::apply_retention(files, plan.root, retention);
+    });
+  } catch (...) {
+    if (world.rank() == 0) writer.abandon();
+    throw;
+  }
+  if (directory.empty()) directory = plan.root / checkpoint::step_directory_name(state.step);
+  return directory;
+}
+
+namespace {
+
+// Every parameter must be there with its shape. What the checkpoint has beyond that is named too: it is another model.
+void check_shapes(const Reader& reader, const parallel::FlatStore& store, const optim::Optimizer* optimizer) {
+  std::vector<std::string> problems;
+  const auto check = [&](const std::string& name, const Shape& shape) {
+    const auto* stored = reader.find(name);
+    if (!stored) problems.push_back("`" + name + "` is missing");
+    else if (stored->shape != sizes_of(shape))
+      problems.push_back("`" + name + "` is " + checkpoint::to_text(stored->shape) + " there and " + shape.text() + " in this model");
+  };
+  for (const auto& placement : store.placements()) {
+    check(placement.parameter->name(), placement.parameter->spec().shape);
+    if (optimizer)
+      for (const auto& s : optimizer->state()) check(state_name(s.name, *placement.parameter), placement.parameter->spec().shape);
+  }
+  for (const auto& [name, stored] : reader.manifest().tensors) {
+    if (name.starts_with("optimizer.")) continue;
+    bool known = false;
+    for (const auto& placement : store.placements()) known |= placement.parameter->name() == name;
+    if (!known) problems.push_back("`" + name + "` is no parameter of this model");
+  }
+  if (problems.empty()) return;
+  std::string text = "checkpoint `" + reader.directory().string() + "` does not fit the model: " + std::to_string(problems.size()) + " differences";
+  for (size_t i = 0; i < problems.size() && i < 8; ++i) text += "\n    " + problems[i];
+  if (problems.size() > 8) text += "\n    …";
+  fail(ErrorCode::failed, text, "the recipe must describe the model that the checkpoint holds: see `recipe.yaml` in it");
+}
+
+void read_into(Reader& reader, const std::string& name, const Tensor& target) {
+  std::vector<std::byte> bytes(static_cast<size_t>(target.bytes()));
+  reader.read(name, target.dtype(), bytes);
+  target.copy_from_host_bytes(bytes);
+}
+
+}  // namespace
+
+TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer) {
+  const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
+  const auto number = [&](const char* key) -> int64_t {
+    if (!json.is_object() || !json.contains(key) || !json[key].is_number_integer() || json[key].get<int64_t>() < 0)
+      fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key + "` is not a count");
+    return json[key].get<int64_t>();
+  };
+  if (optimizer && json.is_object() && json.contains("optimizer") && json["optimizer"] == false)
+    fail(ErrorCode::failed, "checkpoint `" + reader.directory().string() + "` was saved without optimizer state (checkpoint.save_optim)",
+         "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint starts from the weights alone");
+  check_shapes(reader, store, optimizer);
+  TrainState state{number("step"), number("consumed_samples"), number("consumed_tokens"), number("schedule_samples")};
+  for (const auto& placement : store.placements()) {
+    const Parameter& parameter = *placement.parameter;
+    read_into(reader, parameter.name(), store.main(parameter));
+    if (!optimizer) continue;
+    for (const auto& s : optimizer->state()) read_into(reader, state_name(s.name, parameter), store.part(parameter, s.buffers));
+  }
+  if (optimizer) optimizer->set_steps(number("optimizer_steps"));
+  store.refresh_model();
+  return state;
+}
+
+void load_parameters(Reader& reader, parallel::FlatStore& store) {
+  check_shapes(reader, store, nullptr);
+  for (const auto& placement : store.placements()) {
+    const Parameter& parameter = *placement.parameter;
+    const Tensor main = store.main(parameter);
+    read_into(reader, parameter.name(), main.defined() ? main : store.acquire(parameter));
+  }
+  if (!store.placements().empty() && store.main(*store.placements().front().parameter).defined()) store.refresh_model();
+}
+
+std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root, std::vector<std::string>& refused) {
+  std::string found;
+  int64_t step = 0;
+  together(world.communicator(), "looking for checkpoints", [&] {
+    if (world.rank() != 0) return;
+    const auto search = checkpoint::find_latest(root, checkpoint::Depth::content);
+    for (const auto& bad : search.refused) refused.push_back(bad.checkpoint.path.filename().string() + ": " + bad.reason);
+    if (search.found) found = search.found->path.string(), step = search.found->step;
+  });
+  found = gather_texts(world.communicator(), found)[0];
+  world.communicator().broadcast(&step, sizeof step, 0);
+  if (found.empty()) return std::nullopt;
+  return checkpoint::Checkpoint{found, step};
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,30 @@
+#include "train/timers.hpp"
+
+namespace capstan::train {
+
+std::string_view name_of(Phase phase) {
+  constexpr std::array<std::string_view, kPhases> names{"data", "forward", "backward", "reduce", "optimizer", "evaluate", "save", "other"};
+  return names[static_cast<size_t>(phase)];
+}
+
+void StepTimers::start_step() {
+  seconds_ = {};
+  phase_ = Phase::other;
+  mark_ = Clock::now();
+}
+
+void StepTimers::enter(Phase phase) {
+  const auto now = Clock::now();
+  seconds_[static_cast<size_t>(phase_)] += std::chrono::duration<double>(now - mark_).count();
+  mark_ = now;
+  phase_ = phase;
+}
+
+double StepTimers::step_seconds() {
+  enter(phase_);
+  double total = 0;
+  for (const double value : seconds_) total += value;
+  return total;
+}
+
+}  // namespace capstan::train

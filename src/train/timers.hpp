@@ -1,0 +1,30 @@
+// Where the time of a step goes. Every moment belongs to exactly one phase, so that the phases add up to the step.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string_view>
+
+namespace capstan::train {
+
+enum class Phase : uint8_t { data, forward, backward, reduce, optimizer, evaluate, save, other, count_ };
+inline constexpr size_t kPhases = static_cast<size_t>(Phase::count_);
+std::string_view name_of(Phase phase);
+
+class StepTimers {
+ public:
+  StepTimers() { start_step(); }
+  void start_step();         // all phases to zero; what follows is `other` until enter()
+  void enter(Phase phase);   // ends the phase before
+  double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
+  double step_seconds();     // up to now: the sum of all phases
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::array<double, kPhases> seconds_{};
+  Phase phase_ = Phase::other;
+  Clock::time_point mark_;
+};
+
+}  // namespace capstan::train

@@ -1,0 +1,337 @@
+#include "train/trainer.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "comm/reduce.hpp"
+#include "kernels/bench/rates.hpp"
+#include "kernels/table.hpp"
+#include "train/loop.hpp"
+#include "train/records/events.hpp"
+#include "train/records/metrics.hpp"
+#include "train/records/run_dir.hpp"
+#include "train/stop.hpp"
+
+namespace capstan::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string fixed(double value, int digits) {
+  std::array<char, 48> buffer;
+  std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
+  return buffer.data();
+}
+
+// Only rank 0 speaks.
+class Speaker {
+ public:
+  Speaker(ProgressSink& sink, bool speaks) : sink_(sink), speaks_(speaks) {}
+  void line(const std::string& text) { if (speaks_) sink_.line(text); }
+  void warning(const std::string& text) { if (speaks_) sink_.warning(text); }
+  void status(const std::string& text) { if (speaks_) sink_.status(text); }
+  bool terminal() const { return speaks_ && sink_.terminal(); }
+
+ private:
+  ProgressSink& sink_;
+  bool speaks_;
+};
+
+class Run {
+ public:
+  Run(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink)
+      : config_(config), world_(world), options_(options), speaker_(sink, world.rank() == 0), start_(Clock::now()) {}
+  Outcome run();
+
+ private:
+  void open_data();
+  void start_or_resume();
+  void check_changes(const checkpoint::Reader& reader);
+  void report_model();
+  void after_step(const StepResult& result, double step_seconds);
+  void log_step(const StepResult& result, double step_seconds, bool as_line);
+  void evaluate(bool last);
+  bool save(bool must_succeed);
+  std::string stop_reason();  // agreed by all ranks; empty: go on
+  bool chief() const { return world_.rank() == 0; }
+  fs::path checkpoint_root() const {
+    return config_.checkpoint.save ? fs::path(config_.checkpoint.save->resolved) : run_dir_ / "checkpoints";
+  }
+
+  const config::Config& config_;
+  comm::World& world_;
+  const RunOptions& options_;
+  Speaker speaker_;
+  Clock::time_point start_;
+
+  fs::path run_dir_;
+  std::unique_ptr<records::RunDirectory> records_;  // rank 0
+  std::unique_ptr<records::MetricsWriter> metrics_;
+  std::unique_ptr<records::EventWriter> events_;
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
+  std::array<std::shared_ptr<const data::GptDataset>, 3> datasets_;
+  std::unique_ptr<Loop> loop_;
+  StepTimers timers_;
+  int64_t total_steps_ = 0, first_step_ = 0, saved_step_ = -1;
+  fs::path last_checkpoint_;
+  double flops_per_step_ = 0, gemm_rate_ = 0;  // of this rank; FLOP/s
+  double last_loss_ = 0;
+  Clock::time_point last_line_;
+  int64_t steps_since_log_ = 0;
+  double seconds_since_log_ = 0;
+};
+
+void Run::open_data() {
+  tokenizer_ = load_tokenizer(config_);
+  datasets_ = open_datasets(config_, tokenizer_.get());
+  if (!datasets_[0]) fail(ErrorCode::config, "dataset.split gives the training data no share", "dataset.split=969,30,1");
+}
+
+void Run::check_changes(const checkpoint::Reader& reader) {
+  if (!options_.changes_since || !reader.has_file(checkpoint::kRecipeFile)) return;
+  const auto changes = options_.changes_since(reader.read_text(checkpoint::kRecipeFile));
+  std::string altering;
+  for (const RecipeChange& change : changes) {
+    const std::string text = change.path + ": " + change.before + " -> " + change.after;
+    if (change.alters_numerics) altering += "\n    " + text;
+    else speaker_.line("changed since the checkpoint: " + text);
+  }
+  if (!altering.empty())
+    fail(ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
+         "resume with the run's own values, or start a new run from its weights with checkpoint.pretrained_checkpoint=" + reader.directory().string());
+}
+
+void Run::start_or_resume() {
+  std::optional<checkpoint::Checkpoint> from;
+  std::vector<std::string> refused;
+  if (options_.resume) from = find_checkpoint(world_, checkpoint_root(), refused);
+  for (const std::string& reason : refused) speaker_.warning("not resumed from " + reason);
+  const bool own = from.has_value();
+  if (!from && config_.checkpoint.load) {
+    const fs::path load = config_.checkpoint.load->resolved;
+    if (config_.checkpoint.ckpt_step) {
+      fs::path root = load;
+      if (fs::is_directory(root / "checkpoints")) root /= "checkpoints";
+      from = checkpoint::Checkpoint{root / checkpoint::step_directory_name(*config_.checkpoint.ckpt_step), *config_.checkpoint.ckpt_step};
+    } else {
+      from = checkpoint::resolve_checkpoint(load);
+    }
+  }
+  if (from) {
+    auto reader = checkpoint::Reader::open(from->path, checkpoint::Depth::structure);
+    check_changes(reader);
+    loop_->initialise();
+    loop_->state() = load_state(reader, loop_->store(), config_.checkpoint.load_optim ? &loop_->optimizer() : nullptr);
+    speaker_.line("resumed from " + from->path.string() + " at step " + std::to_string(loop_->state().step));
+    if (own) saved_step_ = loop_->state().step, last_checkpoint_ = from->path;
+    return;
+  }
+  if (options_.resume) speaker_.line("the run has no checkpoint yet: it starts over");
+  loop_->initialise();
+  if (config_.checkpoint.pretrained_checkpoint) {
+    const auto found = checkpoint::resolve_checkpoint(config_.checkpoint.pretrained_checkpoint->resolved);
+    auto reader = checkpoint::Reader::open(found.path, checkpoint::Depth::structure);
+    load_parameters(reader, loop_->store());
+    speaker_.line("weights from " + found.path.string());
+  }
+}
+
+void Run::report_model() {
+  const StepEstimate estimate = estimate_step(config_, loop_->model());
+  flops_per_step_ = estimate.flops * static_cast<double>(loop_->micro_batches());
+  gemm_rate_ = kernels::measured_gemm_gflops(loop_->device()) * 1e9;
+  speaker_.line(human_count(static_cast<double>(loop_->store().elements())) + " parameters, " + human_count(flops_per_step_) +
+                "FLOP a step and rank, about " + human_bytes(static_cast<double>(estimate.memory.peak)) + " at the peak; GEMM rate " +
+                human_count(gemm_rate_) + "FLOP/s");
+}
+
+std::string Run::stop_reason() {
+  const int64_t step = loop_->state().step;
+  const double minutes = seconds_since(start_) / 60;
+  // Rank 0's clock and any rank's signal: agreed by a reduction, so that all leave after the same step.
+  std::array<double, 2> wishes{config_.train.exit_signal_handler && StopSignals::received() ? 1.0 : 0.0,
+                               chief() && config_.train.exit_duration_in_mins && minutes >= *config_.train.exit_duration_in_mins ? 1.0 : 0.0};
+  comm::all_reduce(world_.communicator(), wishes);
+  if (wishes[0] > 0) return "asked to stop by a signal";
+  if (wishes[1] > 0) return "train.exit_duration_in_mins=" + to_text(*config_.train.exit_duration_in_mins) + " reached";
+  if (config_.train.exit_interval && step % *config_.train.exit_interval == 0) return "train.exit_interval=" + std::to_string(*config_.train.exit_interval) + " reached";
+  return {};
+}
+
+void Run::log_step(const StepResult& result, double step_seconds, bool as_line) {
+  const int64_t step = loop_->state().step;
+  const double mean_seconds = seconds_since_log_ / static_cast<double>(std::max<int64_t>(1, steps_since_log_));
+  const double tokens_per_second = static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length) / mean_seconds;
+  const double share = gemm_rate_ > 0 ? flops_per_step_ / mean_seconds / gemm_rate_ : 0;
+  const auto memory = static_cast<double>(loop_->device().memory().peak);
+  const std::string text = "step " + std::to_string(step) + "/" + std::to_string(total_steps_) + " | loss " + fixed(result.loss, 4) + " | grad " +
+                           fixed(result.gradient_norm, 3) + " | lr " + to_text(static_cast<double>(static_cast<float>(result.learning_rate))) + " | " +
+                           human_count(tokens_per_second) + " tok/s | gemm " + fixed(100 * share, 0) + "% | " + human_bytes(memory) + " | " +
+                           human_duration(mean_seconds * static_cast<double>(total_steps_ - step)) + " left";
+  if (as_line) speaker_.line(text);
+  else speaker_.status(text);
+  if (!as_line || !chief()) return;
+  records::MetricsRow row;
+  row.add("step", step);
+  row.add("loss", result.loss);
+  row.add("grad_norm", result.gradient_norm);
+  row.add("learning_rate", result.learning_rate);
+  row.add("tokens_per_second", tokens_per_second);
+  row.add("step_seconds", step_seconds);
+  row.add("memory_bytes", static_cast<int64_t>(memory));
+  row.add("consumed_samples", loop_->state().consumed_samples);
+  row.add("consumed_tokens", loop_->state().consumed_tokens);
+  row.add("gemm_share", share);
+  for (size_t p = 0; p < kPhases; ++p) row.add("seconds_" + std::string(name_of(static_cast<Phase>(p))), timers_.seconds(static_cast<Phase>(p)));
+  metrics_->write(row);
+}
+
+void Run::after_step(const StepResult& result, double step_seconds) {
+  const int64_t step = loop_->state().step;
+  last_loss_ = result.loss;
+  ++steps_since_log_;
+  seconds_since_log_ += step_seconds;
+  if (result.skipped) {
+    speaker_.warning("step " + std::to_string(step) + ": gradient norm " + fixed(result.gradient_norm, 3) + " is above optimizer.grad_norm_skip_threshold; update skipped");
+    if (chief()) metrics_->write_event("update_skipped", step, {{"grad_norm", to_text(result.gradient_norm)}});
+  }
+  const bool at_interval = step % config_.logger.log_interval == 0 || step == first_step_ + 1 || step == total_steps_;
+  const bool silent_long = !speaker_.terminal() && seconds_since(last_line_) > 30;
+  const bool as_line = at_interval || silent_long;
+  if (as_line || speaker_.terminal()) log_step(result, step_seconds, as_line);
+  if (as_line) last_line_ = Clock::now(), steps_since_log_ = 0, seconds_since_log_ = 0;
+  if (events_ && step % config_.logger.tensorboard_log_interval == 0) {
+    events_->scalar("train/loss", step, result.loss);
+    events_->scalar("train/grad_norm", step, result.gradient_norm);
+    events_->scalar("train/learning_rate", step, result.learning_rate);
+    events_->scalar("train/step_seconds", step, step_seconds);
+  }
+}
+
+void Run::evaluate(bool last) {
+  const auto& v = config_.validation;
+  const int64_t step = loop_->state().step;
+  if (!v.eval_interval || !datasets_[1] || v.eval_iters <= 0) return;
+  if (!last && step % *v.eval_interval != 0) return;
+  if (last && step % *v.eval_interval == 0) return;  // just done
+  timers_.start_step();
+  timers_.enter(Phase::evaluate);
+  const double loss = loop_->evaluate(datasets_[1], v.eval_iters);
+  timers_.enter(Phase::other);
+  speaker_.line("step " + std::to_string(step) + " | validation loss " + fixed(loss, 4) + " | perplexity " + fixed(std::exp(loss), 2) + " | " +
+                human_duration(timers_.seconds(Phase::evaluate)));
+  if (!chief()) return;
+  metrics_->write_event("validation", step, {{"loss", to_text(loss)}, {"perplexity", to_text(std::exp(loss))}, {"seconds", to_text(timers_.seconds(Phase::evaluate))}});
+  if (events_) events_->scalar("validation/loss", step, loss);
+}
+
+bool Run::save(bool must_succeed) {
+  const int64_t step = loop_->state().step;
+  if (saved_step_ == step) return true;
+  timers_.start_step();
+  timers_.enter(Phase::save);
+  SavePlan plan;
+  plan.root = checkpoint_root();
+  plan.run_id = run_dir_.filename().string();
+  plan.recipe = options_.recipe.resolved;
+  plan.recipe_hash = options_.recipe.hash;
+  plan.version = CAPSTAN_VERSION;
+  plan.layout = "dp" + std::to_string(loop_->data_parallel().size());
+  plan.parent = last_checkpoint_.string();
+  plan.retention.most_recent = config_.checkpoint.most_recent_k;
+  plan.retention.keep_multiples = config_.checkpoint.save_retain_interval;
+  plan.optimizer = config_.checkpoint.save_optim;
+  plan.tokenizer = config_.checkpoint.save_tokenizer_assets ? tokenizer_.get() : nullptr;
+  try {
+    last_checkpoint_ = save_state(world_, plan, loop_->state(), loop_->store(), loop_->optimizer());
+    saved_step_ = step;
+  } catch (Error& error) {
+    if (must_succeed) throw error.in("while saving step " + std::to_string(step));
+    // The old checkpoint is untouched: training goes on and the next interval tries again.
+    speaker_.warning("step " + std::to_string(step) + " was not saved: " + error.message());
+    if (chief()) metrics_->write_event("save_failed", step, {{"error", quoted(error.message())}});
+    return false;
+  }
+  timers_.enter(Phase::other);
+  const double seconds = timers_.seconds(Phase::save);
+  speaker_.line("step " + std::to_string(step) + " | saved " + last_checkpoint_.string() + " in " + human_duration(seconds));
+  if (chief()) metrics_->write_event("save", step, {{"seconds", to_text(seconds)}});
+  return true;
+}
+
+Outcome Run::run() {
+  // What can be missing is looked for before anything is allocated or written.
+  open_data();
+  run_dir_ = options_.run_dir.empty() ? fs::path("runs") / options_.recipe.name : options_.run_dir;
+  total_steps_ = total_iterations(config_);
+  if (chief()) {
+    records_ = records::RunDirectory::open(run_dir_, {.resume = options_.resume,
+                                                      .given = options_.recipe.given,
+                                                      .resolved = options_.recipe.resolved,
+                                                      .command = options_.recipe.command,
+                                                      .recipe_name = options_.recipe.name,
+                                                      .version = CAPSTAN_VERSION,
+                                                      .world = world_.size()});
+  }
+  world_.communicator().barrier();
+  const auto features = kernels::cpu_features();
+  loop_ = std::make_unique<Loop>(config_, world_);
+  speaker_.line("run " + run_dir_.string() + " on " + std::string(loop_->device().name()) + ": " + std::to_string(world_.size()) +
+                (world_.size() == 1 ? " rank" : " ranks") + " x " + std::to_string(loop_->device().context().pool->size()) + " threads, " +
+                features.instruction_set + (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm ? ", bf16 products widened to fp32" : ""));
+  const StopSignals signals;
+  start_or_resume();
+  if (chief()) {
+    metrics_ = std::make_unique<records::MetricsWriter>(run_dir_ / "metrics.jsonl");
+    if (options_.resume) metrics_->truncate_after_step(loop_->state().step);
+    if (config_.logger.tensorboard)
+      events_ = std::make_unique<records::EventWriter>(config_.logger.tensorboard_dir ? fs::path(config_.logger.tensorboard_dir->resolved) : run_dir_);
+  }
+  report_model();
+
+  Outcome outcome;
+  outcome.run_dir = run_dir_;
+  first_step_ = loop_->state().step;
+  last_line_ = Clock::now();
+  data::Loader loader(datasets_[0], loop_->loader_options());
+  while (loop_->state().step < total_steps_) {
+    timers_.start_step();
+    const StepResult result = loop_->step(loader, timers_);
+    after_step(result, timers_.step_seconds());
+    evaluate(false);
+    const int64_t step = loop_->state().step;
+    outcome.reason = stop_reason();
+    if (!outcome.reason.empty() && step < total_steps_) {
+      save(true);
+      outcome.ended = Ended::stopped;
+      break;
+    }
+    if (config_.checkpoint.save_interval && step % *config_.checkpoint.save_interval == 0) save(step == total_steps_);
+  }
+  if (outcome.ended == Ended::finished) {
+    outcome.reason.clear();
+    evaluate(true);
+    save(true);
+  }
+  outcome.step = loop_->state().step;
+  outcome.loss = last_loss_;
+  outcome.checkpoint = last_checkpoint_;
+  if (chief()) records_->finish(outcome.ended == Ended::finished);
+  return outcome;
+}
+
+}  // namespace
+
+Outcome train(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink) {
+  return Run(config, world, options, sink).run();
+}
+
+}  // namespace capstan::train
