@@ -1,0 +1,101 @@
+#include "checkpoint/hash.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "base/file.hpp"
+
+namespace capstan::checkpoint {
+
+static std::string hex(uint64_t value) {
+  std::string text(16, '0');
+  for (size_t i = 16; i-- > 0; value >>= 4) text[i] = "0123456789abcdef"[value & 15];
+  return text;
+}
+
+struct Hasher::State {
+  explicit State(int64_t block) : block_bytes(block), whole(XXH3_createState()), part(XXH3_createState()) {
+    CAPSTAN_ASSERT(whole && part && block > 0, "hash state");
+    XXH3_128bits_reset(whole);
+    XXH3_64bits_reset(part);
+  }
+  ~State() {
+    XXH3_freeState(whole);
+    XXH3_freeState(part);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  void end_block() {
+    hash.blocks.push_back(hex(XXH3_64bits_digest(part)));
+    XXH3_64bits_reset(part);
+    in_block = 0;
+  }
+
+  int64_t block_bytes;
+  XXH3_state_t *whole, *part;
+  int64_t in_block = 0;
+  FileHash hash;
+};
+
+Hasher::Hasher(int64_t block_bytes) : state_(std::make_unique<State>(block_bytes)) {}
+Hasher::~Hasher() = default;
+
+void Hasher::update(std::span<const std::byte> bytes) {
+  State& s = *state_;
+  s.hash.bytes += static_cast<int64_t>(bytes.size());
+  while (!bytes.empty()) {
+    // In slices that stay in the cache, since two hashes read them.
+    const size_t room = static_cast<size_t>(s.block_bytes - s.in_block);
+    const auto slice = bytes.first(std::min({bytes.size(), room, size_t{1} << 16}));
+    XXH3_128bits_update(s.whole, slice.data(), slice.size());
+    XXH3_64bits_update(s.part, slice.data(), slice.size());
+    s.in_block += static_cast<int64_t>(slice.size());
+    bytes = bytes.subspan(slice.size());
+    if (s.in_block == s.block_bytes) s.end_block();
+  }
+}
+
+FileHash Hasher::finish() {
+  State& s = *state_;
+  if (s.in_block > 0) s.end_block();
+  const XXH128_hash_t whole = XXH3_128bits_digest(s.whole);
+  s.hash.whole = hex(whole.high64) + hex(whole.low64);
+  return std::move(s.hash);
+}
+
+std::string hash_of(std::span<const std::byte> bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return hex(hash.high64) + hex(hash.low64);
+}
+std::string hash_of(std::string_view text) {
+  return hash_of(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+FileHash hash_file(const std::filesystem::path& path, int64_t block_bytes) {
+  // O_NOFOLLOW, O_NONBLOCK: neither a link out of the directory nor a pipe that nobody writes.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0)
+    fail(errno == ENOENT ? ErrorCode::not_found : ErrorCode::io,
+         "cannot open `" + path.string() + "`: " + system_error_text(errno));
+  Hasher hasher(block_bytes);
+  std::vector<std::byte> buffer(size_t{1} << 18);
+  int error = 0;
+  while (true) {
+    const ssize_t got = ::read(fd, buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) error = errno;
+    if (got <= 0) break;
+    hasher.update(std::span(buffer).first(static_cast<size_t>(got)));
+  }
+  ::close(fd);
+  if (error) fail(ErrorCode::io, "cannot read `" + path.string() + "`: " + system_error_text(error));
+  return hasher.finish();
+}
+
+}  // namespace capstan::checkpoint

@@ -1,0 +1,229 @@
+#include "checkpoint/manifest.hpp"
+
+#include <algorithm>
+
+#include "base/checked.hpp"
+#include "base/text.hpp"
+#include "checkpoint/strict_json.hpp"
+
+namespace capstan::checkpoint {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr std::string_view kRankSchema = "capstan.checkpoint-rank/1";
+constexpr std::string_view kSealBegin = ",\n\"manifest_hash\": \"";
+constexpr std::string_view kSealEnd = "\"\n}\n";
+constexpr size_t kHashDigits = 32;
+// Names end up as file names of tensors in tools, in error lines and in keys.
+constexpr size_t kMaxTensorName = 1024;
+// Corners of all pieces of one tensor: what the check for exact cover holds in memory (1 GiB at this limit).
+constexpr size_t kMaxCorners = size_t{1} << 24;
+
+std::string files_text(const std::map<std::string, FileHash>& files) {
+  std::string text = "\"files\": {";
+  bool first = true;
+  for (const auto& [name, hash] : files) {
+    text += std::string(first ? "\n" : ",\n") + "  " + capstan::quoted(name) +
+            ": {\"bytes\": " + std::to_string(hash.bytes) + ", \"xxh3_128\": \"" + hash.whole +
+            "\", \"block_xxh3_64\": [";
+    for (size_t i = 0; i < hash.blocks.size(); ++i) text += (i ? ",\"" : "\"") + hash.blocks[i] + "\"";
+    text += "]}";
+    first = false;
+  }
+  return text + "\n}";
+}
+
+std::string tensors_text(const std::map<std::string, StoredTensor>& tensors) {
+  std::string text = "\"tensors\": {";
+  bool first = true;
+  for (const auto& [name, tensor] : tensors) {
+    text += std::string(first ? "\n" : ",\n") + "  " + capstan::quoted(name) + ": {\"dtype\": \"" +
+            std::string(name_of(tensor.dtype)) + "\", \"shape\": " + to_text(tensor.shape) +
+            ", \"pieces\": [";
+    for (size_t i = 0; i < tensor.pieces.size(); ++i) {
+      const Piece& piece = tensor.pieces[i];
+      text += std::string(i ? ",\n    " : "") + "{\"file\": " + capstan::quoted(piece.file) +
+              ", \"key\": " + capstan::quoted(piece.key) + ", \"offsets\": " + to_text(piece.where.offsets) +
+              ", \"sizes\": " + to_text(piece.where.sizes) + "}";
+    }
+    text += "]}";
+    first = false;
+  }
+  return text + "\n}";
+}
+
+bool is_hex(std::string_view text, size_t digits) {
+  return text.size() == digits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+std::map<std::string, FileHash> read_files(const JsonView& view, int64_t block_bytes) {
+  std::map<std::string, FileHash> files;
+  for (const auto& [name, value] : view.object().items()) {
+    const JsonView file = view.item(name, value);
+    if (!is_plain_file_name(name) || name == kManifestFile)
+      file.refuse("is not a name that a checkpoint's file may have");
+    file.only({"bytes", "xxh3_128", "block_xxh3_64"});
+    FileHash hash;
+    hash.bytes = file.at("bytes").count();
+    hash.whole = file.at("xxh3_128").string();
+    if (!is_hex(hash.whole, 32)) file.at("xxh3_128").refuse("is not 32 lower-case hexadecimal digits");
+    const JsonView blocks = file.at("block_xxh3_64");
+    for (size_t i = 0; i < blocks.array().size(); ++i) {
+      hash.blocks.push_back(blocks.item(i, blocks.array()[i]).string());
+      if (!is_hex(hash.blocks.back(), 16))
+        blocks.item(i, blocks.array()[i]).refuse("is not 16 lower-case hexadecimal digits");
+    }
+    const int64_t expected = hash.bytes / block_bytes + (hash.bytes % block_bytes != 0);
+    if (static_cast<int64_t>(hash.blocks.size()) != expected)
+      blocks.refuse("has " + std::to_string(hash.blocks.size()) + " entries; " + std::to_string(hash.bytes) +
+                    " bytes in blocks of " + std::to_string(block_bytes) + " make " +
+                    std::to_string(expected));
+    files.emplace(name, std::move(hash));
+  }
+  return files;
+}
+
+Shape read_sizes(const JsonView& view) {
+  if (view.array().size() > kMaxRank)
+    view.refuse("has more than " + std::to_string(kMaxRank) + " dimensions");
+  Shape shape;
+  for (size_t i = 0; i < view.array().size(); ++i) shape.push_back(view.item(i, view.array()[i]).count());
+  return shape;
+}
+
+std::map<std::string, StoredTensor> read_tensors(const JsonView& view,
+                                                 const std::map<std::string, FileHash>& files,
+                                                 bool complete) {
+  std::map<std::string, StoredTensor> tensors;
+  for (const auto& [name, value] : view.object().items()) {
+    const JsonView entry = view.item(name, value);
+    if (name.empty() || name.size() > kMaxTensorName)
+      entry.refuse("has a name of " + std::to_string(name.size()) + " bytes");
+    entry.only({"dtype", "shape", "pieces"});
+    StoredTensor tensor;
+    const auto dtype = dtype_from_name(entry.at("dtype").string());
+    if (!dtype || name_of(*dtype) != entry.at("dtype").string())
+      entry.at("dtype").refuse("is not an element type");
+    tensor.dtype = *dtype;
+    tensor.shape = read_sizes(entry.at("shape"));
+    const auto elements = try_element_count(tensor.shape);
+    if (!elements || !try_mul(*elements, size_of(*dtype)))
+      entry.at("shape").refuse("has more than 2^63 bytes");
+    const JsonView pieces = entry.at("pieces");
+    if (pieces.array().size() > (kMaxCorners >> tensor.shape.size()))
+      pieces.refuse("are " + std::to_string(pieces.array().size()) + ": too many");
+    std::vector<Rectangle> rectangles;
+    for (size_t i = 0; i < pieces.array().size(); ++i) {
+      const JsonView item = pieces.item(i, pieces.array()[i]);
+      item.only({"file", "key", "offsets", "sizes"});
+      Piece piece{item.at("file").string(),
+                  item.at("key").string(),
+                  {read_sizes(item.at("offsets")), read_sizes(item.at("sizes"))}};
+      if (!files.count(piece.file)) item.at("file").refuse("names a file that the manifest does not list");
+      if (!fits(piece.where, tensor.shape))
+        item.refuse("covers " +
+                    (piece.where.offsets.size() == piece.where.sizes.size() ? to_text(piece.where)
+                                                                            : "a crooked range") +
+                    " of a tensor of shape " + to_text(tensor.shape));
+      rectangles.push_back(piece.where);
+      tensor.pieces.push_back(std::move(piece));
+    }
+    if (complete)
+      if (const auto problem = tiling_problem(tensor.shape, rectangles))
+        pieces.refuse("are wrong: " + *problem);
+    tensors.emplace(name, std::move(tensor));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+bool is_plain_file_name(std::string_view name) {
+  return !name.empty() && name.size() <= 255 && name[0] != '.' &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+                  c == '_' || c == '-';
+         });
+}
+
+std::string seal_manifest(std::string body) {
+  const std::string hash = hash_of(body);
+  return std::move(body) + std::string(kSealBegin) + hash + std::string(kSealEnd);
+}
+
+std::string manifest_text(const Manifest& manifest) {
+  const SaveInfo& info = manifest.info;
+  return seal_manifest(
+      "{\n\"schema\": " + capstan::quoted(kSchema) + ",\n\"step\": " + std::to_string(info.step) +
+      ",\n\"consumed_samples\": " + std::to_string(info.consumed_samples) + ",\n\"consumed_tokens\": " +
+      std::to_string(info.consumed_tokens) + ",\n\"run_id\": " + capstan::quoted(info.run_id) +
+      ",\n\"recipe_hash\": " + capstan::quoted(info.recipe_hash) +
+      ",\n\"layout\": " + capstan::quoted(info.layout) + ",\n\"version\": " + capstan::quoted(info.version) +
+      ",\n\"parent\": " + capstan::quoted(info.parent) + ",\n\"world\": " + std::to_string(manifest.world) +
+      ",\n\"block_bytes\": " + std::to_string(manifest.block_bytes) + ",\n" + files_text(manifest.files) +
+      ",\n" + tensors_text(manifest.tensors));
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& file) {
+  const size_t seal = kSealBegin.size() + kHashDigits + kSealEnd.size();
+  if (text.size() < seal || !text.ends_with(kSealEnd) ||
+      text.substr(text.size() - seal, kSealBegin.size()) != kSealBegin)
+    fail(ErrorCode::format,
+         file + ": " + std::to_string(text.size()) +
+             " bytes that do not end with the manifest's hash (cut short, changed, or not a manifest)");
+  const std::string_view body = text.substr(0, text.size() - seal);
+  const std::string_view hash = text.substr(text.size() - seal + kSealBegin.size(), kHashDigits);
+  if (const std::string actual = hash_of(body); actual != hash)
+    fail(ErrorCode::format, file + ": the manifest's own hash is " + std::string(hash) +
+                                ", its content gives " + actual + ": the file was changed or damaged");
+  const json document = parse_strict_json(text, file);
+  const JsonView view(document, file);
+  const std::string& schema = view.at("schema").string();
+  if (schema != kSchema) {
+    const std::string_view family = kSchema.substr(0, kSchema.rfind('/') + 1);
+    if (schema.starts_with(family))
+      fail(ErrorCode::unsupported,
+           file + ": written in the format " + capstan::quoted(schema) + "; this program reads " +
+               capstan::quoted(kSchema),
+           "use the version of Capstan that wrote it, or a later one");
+    view.at("schema").refuse("is " + capstan::quoted(schema) + "; a checkpoint's is " +
+                             capstan::quoted(kSchema));
+  }
+  view.only({"schema", "step", "consumed_samples", "consumed_tokens", "run_id", "recipe_hash", "layout",
+             "version", "parent", "world", "block_bytes", "files", "tensors", "manifest_hash"});
+  Manifest manifest;
+  manifest.info = {
+      view.at("step").count(),     view.at("consumed_samples").count(), view.at("consumed_tokens").count(),
+      view.at("run_id").string(),  view.at("recipe_hash").string(),     view.at("layout").string(),
+      view.at("version").string(), view.at("parent").string()};
+  manifest.world = view.at("world").count();
+  manifest.block_bytes = view.at("block_bytes").count();
+  if (manifest.block_bytes < 4096) view.at("block_bytes").refuse("is below 4096");
+  manifest.files = read_files(view.at("files"), manifest.block_bytes);
+  manifest.tensors = read_tensors(view.at("tensors"), manifest.files, true);
+  return manifest;
+}
+
+std::string rank_part_text(const RankPart& part) {
+  return "{\n\"schema\": " + capstan::quoted(kRankSchema) + ",\n\"step\": " + std::to_string(part.step) +
+         ",\n\"rank\": " + std::to_string(part.rank) + ",\n\"world\": " + std::to_string(part.world) + ",\n" +
+         files_text(part.files) + ",\n" + tensors_text(part.tensors) + "\n}\n";
+}
+
+RankPart rank_part_from_text(std::string_view text, const std::string& file) {
+  const json document = parse_strict_json(text, file);
+  const JsonView view(document, file);
+  if (view.at("schema").string() != kRankSchema)
+    view.at("schema").refuse("is not " + capstan::quoted(kRankSchema));
+  RankPart part;
+  part.step = view.at("step").count();
+  part.rank = view.at("rank").count();
+  part.world = view.at("world").count();
+  part.files = read_files(view.at("files"), kBlockBytes);
+  part.tensors = read_tensors(view.at("tensors"), part.files, false);
+  return part;
+}
+
+}  // namespace capstan::checkpoint

@@ -1,0 +1,107 @@
+#include "checkpoint/reader.hpp"
+
+#include "base/checked.hpp"
+#include "base/text.hpp"
+#include "checkpoint/store.hpp"
+
+namespace capstan::checkpoint {
+
+namespace fs = std::filesystem;
+
+// 1 GiB of manifest describes some millions of pieces.
+static Manifest load_manifest(const fs::path& directory) {
+  const fs::path path = directory / kManifestFile;
+  std::error_code error;
+  const auto status = fs::symlink_status(path, error);
+  if (status.type() == fs::file_type::not_found)
+    fail(ErrorCode::not_found,
+         "`" + directory.string() + "` is not a checkpoint: it has no " + std::string(kManifestFile));
+  if (status.type() != fs::file_type::regular)
+    fail(ErrorCode::format, "`" + path.string() + "` is not a regular file");
+  return parse_manifest(read_file(path, uint64_t{1} << 30), path.string());
+}
+
+Reader Reader::open(const fs::path& directory, Depth depth) {
+  Reader reader;
+  reader.directory_ = directory;
+  reader.manifest_ = load_manifest(directory);
+  const auto problems = verify(directory, depth);
+  if (!problems.empty()) {
+    std::string more = problems.size() > 1 ? " (and " + std::to_string(problems.size() - 1) + " more)" : "";
+    fail(ErrorCode::format,
+         "checkpoint `" + directory.string() + "` does not verify: " + problems.front().text + more);
+  }
+  return reader;
+}
+
+const StoredTensor* Reader::find(std::string_view name) const {
+  const auto found = manifest_.tensors.find(std::string(name));
+  return found == manifest_.tensors.end() ? nullptr : &found->second;
+}
+
+const StoredTensor& Reader::info(std::string_view name) const {
+  if (const auto* tensor = find(name)) return *tensor;
+  std::vector<std::string> names;
+  for (const auto& entry : manifest_.tensors) names.push_back(entry.first);
+  const auto near = near_matches(name, names);
+  fail(ErrorCode::not_found,
+       "checkpoint `" + directory_.string() + "` has no tensor " + capstan::quoted(name),
+       near.empty() ? "" : "near names: " + join(near, ", "));
+}
+
+const SafetensorsFile& Reader::shard(const std::string& file_name) {
+  auto& shard = shards_[file_name];
+  if (!shard) shard = std::make_unique<SafetensorsFile>(directory_ / file_name);
+  return *shard;
+}
+
+void Reader::read(std::string_view name, DType dtype, const Rectangle& wanted, std::span<std::byte> out) {
+  const StoredTensor& tensor = info(name);
+  if (!can_convert(tensor.dtype, dtype))
+    fail(ErrorCode::unsupported, "tensor " + capstan::quoted(name) + " is stored as " +
+                                     std::string(name_of(tensor.dtype)) + " and cannot be read as " +
+                                     std::string(name_of(dtype)));
+  if (!fits(wanted, tensor.shape))
+    fail(ErrorCode::failed, "tensor " + capstan::quoted(name) + " has shape " + to_text(tensor.shape) +
+                                " in checkpoint `" + directory_.string() + "`, but " + to_text(wanted) +
+                                " of it is wanted");
+  CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == element_count(wanted.sizes) * size_of(dtype),
+                 "size of the destination");
+  for (const Piece& piece : tensor.pieces) {
+    const auto common = intersect(piece.where, wanted);
+    if (!common) continue;
+    const SafetensorsFile& file = shard(piece.file);
+    const SafetensorsEntry* entry = file.find(piece.key);
+    if (!entry || entry->dtype != tensor.dtype || entry->shape != piece.where.sizes)
+      fail(ErrorCode::format, "`" + file.path().string() + "`: " +
+                                  (entry ? "tensor " + capstan::quoted(piece.key) + " is " +
+                                               entry->dtype_name + " " + to_text(entry->shape)
+                                         : "no tensor " + capstan::quoted(piece.key)) +
+                                  ", but the manifest promises " + std::string(name_of(tensor.dtype)) + " " +
+                                  to_text(piece.where.sizes));
+    copy_cells(*common, piece.where, file.bytes(*entry).data(), tensor.dtype, wanted, out.data(), dtype);
+  }
+}
+
+void Reader::read(std::string_view name, DType dtype, std::span<std::byte> out) {
+  read(name, dtype, whole(info(name).shape), out);
+}
+
+bool Reader::has_file(std::string_view file_name) const {
+  return manifest_.files.count(std::string(file_name)) > 0;
+}
+
+std::string Reader::read_text(std::string_view file_name) const {
+  const auto found = manifest_.files.find(std::string(file_name));
+  if (found == manifest_.files.end())
+    fail(ErrorCode::not_found,
+         "checkpoint `" + directory_.string() + "` has no file " + capstan::quoted(file_name));
+  const fs::path path = directory_ / found->first;
+  std::string content = read_file(path, uint64_t{1} << 30);
+  if (hash_of(content) != found->second.whole)
+    fail(ErrorCode::format,
+         "`" + path.string() + "` differs from what was written (its hash is not the manifest's)");
+  return content;
+}
+
+}  // namespace capstan::checkpoint

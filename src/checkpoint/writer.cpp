@@ -1,0 +1,176 @@
+#include "checkpoint/writer.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "base/checked.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+
+namespace capstan::checkpoint {
+
+namespace fs = std::filesystem;
+
+static std::string zero_padded(int64_t value, size_t digits) {
+  std::string text = std::to_string(value);
+  return std::string(text.size() < digits ? digits - text.size() : 0, '0') + text;
+}
+
+std::string step_directory_name(int64_t step) {
+  return "step-" + zero_padded(step, 8);
+}
+
+Writer::Writer(FileSystem& files, fs::path root, SaveInfo info, const std::string& attempt, int rank,
+               int world)
+    : files_(files), root_(std::move(root)), info_(std::move(info)), rank_(rank), world_(world) {
+  CAPSTAN_ASSERT(is_plain_file_name(attempt) && attempt.find('.') == std::string::npos,
+                 "name of the attempt");
+  CAPSTAN_ASSERT(info_.step >= 0 && rank >= 0 && rank < world, "step and rank of a save");
+  temporary_ = root_ / (".tmp-" + step_directory_name(info_.step) + "-" + attempt);
+  part_.step = info_.step;
+  part_.rank = rank;
+  part_.world = world;
+}
+
+void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Rectangle& where,
+                 std::span<const std::byte> bytes) {
+  add(name, dtype, shape, where, [bytes] { return bytes; });
+}
+
+void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Rectangle& where,
+                 ByteSource source) {
+  CAPSTAN_ASSERT(shape.size() <= kMaxRank, "tensor " + capstan::quoted(name) + " has more than 6 dimensions");
+  CAPSTAN_ASSERT(fits(where, shape),
+                 "tensor " + capstan::quoted(name) + ": a piece outside of shape " + to_text(shape));
+  StoredTensor& tensor = part_.tensors[name];
+  if (tensor.pieces.empty()) {
+    tensor.dtype = dtype;
+    tensor.shape = shape;
+  }
+  CAPSTAN_ASSERT(tensor.dtype == dtype && tensor.shape == shape,
+                 "tensor " + capstan::quoted(name) + " with two shapes or types");
+  // A whole tensor keeps its name, so that a shard of one rank reads like any safetensors file.
+  const std::string key = where == whole(shape) ? name : name + to_text(where);
+  const std::string file = "rank-" + zero_padded(rank_, 5) + ".safetensors";
+  tensor.pieces.push_back({file, key, where});
+  tensors_.push_back({key, dtype, where.sizes, std::move(source)});
+}
+
+void Writer::add_text(std::string_view file_name, std::string content) {
+  CAPSTAN_ASSERT(
+      is_plain_file_name(file_name) && file_name != kManifestFile && !file_name.starts_with("rank-"),
+      "name of a file of a checkpoint");
+  texts_.emplace_back(file_name, std::move(content));
+}
+
+void Writer::add_copy(std::string_view file_name, const fs::path& from) {
+  add_text(file_name, read_file(from, uint64_t{1} << 30));
+}
+
+std::string Writer::finish_rank() {
+  files_.make_directories(temporary_);
+  if (!tensors_.empty() || rank_ == 0) {
+    const std::string name = "rank-" + zero_padded(rank_, 5) + ".safetensors";
+    part_.files[name] = write_safetensors(files_, temporary_ / name, tensors_, {{"format", "pt"}});
+  }
+  for (const auto& [name, content] : texts_) {
+    Hasher hasher;
+    hasher.update(std::as_bytes(std::span(content.data(), content.size())));
+    const auto file = files_.create(temporary_ / name);
+    file->write_text(content);
+    file->finish();
+    CAPSTAN_ASSERT(part_.files.emplace(name, hasher.finish()).second,
+                   "file " + capstan::quoted(name) + " twice in a checkpoint");
+  }
+  // The names of this rank's files; rank 0 syncs them once more, but it may be on another machine.
+  files_.sync_directory(temporary_);
+  tensors_.clear();
+  texts_.clear();
+  return rank_part_text(part_);
+}
+
+fs::path Writer::commit(const std::vector<std::string>& parts) {
+  Manifest manifest;
+  manifest.info = info_;
+  manifest.world = world_;
+  std::vector<bool> seen(static_cast<size_t>(world_));
+  for (const auto& text : parts) {
+    RankPart part = rank_part_from_text(text, "the list of a rank");
+    if (part.step != info_.step || part.world != world_ || part.rank >= world_ ||
+        seen[static_cast<size_t>(part.rank)])
+      fail(ErrorCode::internal, "rank " + std::to_string(part.rank) + " of " + std::to_string(part.world) +
+                                    " sent a list for step " + std::to_string(part.step) +
+                                    " that does not belong to this save (step " + std::to_string(info_.step) +
+                                    ", " + std::to_string(world_) + " ranks, each once)");
+    seen[static_cast<size_t>(part.rank)] = true;
+    for (auto& [name, hash] : part.files)
+      if (!manifest.files.emplace(name, std::move(hash)).second)
+        fail(ErrorCode::internal, "file " + capstan::quoted(name) + " was written by two ranks");
+    for (auto& [name, tensor] : part.tensors) {
+      const auto [place, added] = manifest.tensors.try_emplace(name, tensor);
+      if (added) continue;
+      if (place->second.dtype != tensor.dtype || place->second.shape != tensor.shape)
+        fail(ErrorCode::internal, "tensor " + capstan::quoted(name) + " has another shape or type on rank " +
+                                      std::to_string(part.rank));
+      std::move(tensor.pieces.begin(), tensor.pieces.end(), std::back_inserter(place->second.pieces));
+    }
+  }
+  for (size_t rank = 0; rank < seen.size(); ++rank)
+    if (!seen[rank])
+      fail(ErrorCode::internal, "rank " + std::to_string(rank) + " sent no list of its pieces");
+  for (auto& [name, tensor] : manifest.tensors) {
+    std::sort(tensor.pieces.begin(), tensor.pieces.end(), [](const Piece& a, const Piece& b) {
+      return a.where.offsets != b.where.offsets ? a.where.offsets < b.where.offsets : a.file < b.file;
+    });
+    std::vector<Rectangle> rectangles;
+    for (const auto& piece : tensor.pieces) rectangles.push_back(piece.where);
+    if (const auto problem = tiling_problem(tensor.shape, rectangles))
+      fail(ErrorCode::internal,
+           "tensor " + capstan::quoted(name) + " of shape " + to_text(tensor.shape) + ": " + *problem);
+  }
+  for (const auto& [name, hash] : manifest.files) {
+    std::error_code error;
+    const auto size = fs::file_size(temporary_ / name, error);
+    if (error || static_cast<int64_t>(size) != hash.bytes)
+      fail(ErrorCode::io,
+           "`" + (temporary_ / name).string() + "` is not there with the " + std::to_string(hash.bytes) +
+               " bytes that its rank wrote",
+           "checkpoint.save must be a directory that all ranks share");
+  }
+
+  const auto file = files_.create(temporary_ / kManifestFile);
+  file->write_text(manifest_text(manifest));
+  file->finish();
+  files_.sync_directory(temporary_);
+
+  const fs::path final = root_ / step_directory_name(info_.step);
+  std::error_code error;
+  if (fs::symlink_status(final, error).type() == fs::file_type::not_found) {
+    files_.rename_new(temporary_, final);
+    files_.sync_directory(root_);
+    return final;
+  }
+  // The step was saved before (the run was resumed from an earlier one): swap, so that at every moment one of
+  // them is there.
+  if (!files_.exchange(temporary_, final))
+    fail(ErrorCode::io,
+         "`" + final.string() + "` exists, and its file system cannot exchange two directories",
+         "move it away, then save again");
+  files_.sync_directory(root_);
+  try {
+    files_.remove_tree(temporary_);  // now the old one
+  } catch (const Error&) {           // the save itself is done; what is left is removed by remove_leftovers
+  }
+  return final;
+}
+
+void Writer::abandon() noexcept {
+  try {
+    std::error_code error;
+    if (fs::exists(temporary_, error)) files_.remove_tree(temporary_);
+  } catch (...) {  // nothing depends on it: no reader looks at the directory
+  }
+}
+
+}  // namespace capstan::checkpoint

@@ -1,0 +1,123 @@
+// What the tests of the checkpoint room share: a directory that goes away, bytes of known values, the text of
+// an error.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "checkpoint/rectangle.hpp"
+#include "checkpoint/store.hpp"
+#include "checkpoint/writer.hpp"
+
+namespace capstan::checkpoint::test {
+
+namespace fs = std::filesystem;
+
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string name = (fs::temp_directory_path() / "capstan-test-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~TemporaryDirectory() {
+    std::error_code error;
+    fs::remove_all(path_, error);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+inline fs::path golden(const std::string& name) {
+  return fs::path(CAPSTAN_SOURCE_DIR) / "tests/golden/checkpoint" / name;
+}
+inline std::string slurp(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+inline void spill(const fs::path& path, const std::string& content) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
+}
+inline std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+template <class T>
+std::span<const std::byte> bytes_of(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+template <class T>
+std::span<std::byte> room_of(std::vector<T>& values) {
+  return std::as_writable_bytes(std::span(values));
+}
+
+// The message of the Error that `action` throws; empty when it throws none. Other exceptions pass.
+template <class Action>
+std::string error_of(Action action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.message();
+  }
+  return {};
+}
+inline bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Element i of a tensor is i, so that a misplaced cell shows.
+inline std::vector<float> ramp(const Shape& shape, float first = 0) {
+  std::vector<float> values(static_cast<size_t>(element_count(shape)));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i);
+  return values;
+}
+// The cells of `part` out of a whole row-major tensor, one by one.
+inline std::vector<float> cut(const std::vector<float>& values, const Shape& shape, const Rectangle& part) {
+  std::vector<float> result;
+  for (size_t i = 0; i < values.size(); ++i) {
+    bool inside = true;
+    size_t rest = i;
+    for (size_t d = shape.size(); d-- > 0;) {
+      const auto index = static_cast<int64_t>(rest % static_cast<size_t>(shape[d]));
+      rest /= static_cast<size_t>(shape[d]);
+      inside = inside && index >= part.offsets[d] && index < part.offsets[d] + part.sizes[d];
+    }
+    if (inside) result.push_back(values[i]);
+  }
+  return result;
+}
+
+// A small checkpoint of two tensors by one rank; `first` tells saves apart.
+inline fs::path save_small(FileSystem& files, const fs::path& root, int64_t step, float first = 0,
+                           const std::string& attempt = "a", const std::string& run = "run") {
+  SaveInfo info;
+  info.step = step;
+  info.consumed_samples = step * 8;
+  info.consumed_tokens = step * 64;
+  info.run_id = run;
+  info.recipe_hash = "0123";
+  info.layout = "dp1";
+  info.version = "0.1.0";
+  Writer writer(files, root, info, attempt, 0, 1);
+  const auto weight = ramp({3, 5}, first), bias = ramp({5}, first + 0.5f);
+  writer.add("w", DType::f32, {3, 5}, whole({3, 5}), bytes_of(weight));
+  writer.add("b", DType::f32, {5}, whole({5}), bytes_of(bias));
+  writer.add_text(kStateFile, "{\"step\": " + std::to_string(step) + "}\n");
+  return writer.commit({writer.finish_rank()});
+}
+
+}  // namespace capstan::checkpoint::test

@@ -1,0 +1,332 @@
+#include "checkpoint/store.hpp"
+
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "helpers.hpp"
+
+using namespace capstan;
+using namespace capstan::checkpoint;
+using namespace capstan::checkpoint::test;
+
+static FileSystem& disk() {
+  return real_file_system();
+}
+
+static std::vector<float> read_all(Reader& reader, const std::string& name) {
+  std::vector<float> values(static_cast<size_t>(element_count(reader.info(name).shape)));
+  reader.read(name, DType::f32, room_of(values));
+  return values;
+}
+static std::vector<int64_t> steps(const fs::path& root) {
+  std::vector<int64_t> result;
+  for (const auto& checkpoint : list_checkpoints(root)) result.push_back(checkpoint.step);
+  return result;
+}
+static void flip(const fs::path& file, size_t at) {
+  std::string content = slurp(file);
+  REQUIRE(at < content.size());
+  content[at] = static_cast<char>(content[at] ^ 1);
+  spill(file, content);
+}
+
+TEST_CASE("a checkpoint comes back as it was saved") {
+  const TemporaryDirectory root;
+  const fs::path path = save_small(disk(), root.path(), 100);
+  CHECK(path == root.path() / "step-00000100");
+  CHECK(verify(path, Depth::content).empty());
+  Reader reader = Reader::open(path, Depth::content);
+  CHECK(reader.info().step == 100);
+  CHECK(reader.info().consumed_samples == 800);
+  CHECK(reader.info().run_id == "run");
+  CHECK(read_all(reader, "w") == ramp({3, 5}));
+  CHECK(read_all(reader, "b") == ramp({5}, 0.5f));
+  CHECK(reader.read_text(kStateFile) == "{\"step\": 100}\n");
+  CHECK(reader.has_file(kStateFile));
+  CHECK(!reader.has_file(kRecipeFile));
+  CHECK(holds(error_of([&] { reader.info("weight"); }), "has no tensor \"weight\""));
+  // A whole tensor keeps its name in the shard, which any safetensors reader opens.
+  CHECK(SafetensorsFile(path / "rank-00000.safetensors").at("w").shape == Shape{3, 5});
+  // The same save gives the same bytes.
+  const TemporaryDirectory other;
+  const fs::path twin = save_small(disk(), other.path(), 100, 0, "b");
+  for (const auto& entry : fs::directory_iterator(path))
+    CHECK(slurp(entry.path()) == slurp(twin / entry.path().filename()));
+}
+
+TEST_CASE("any layout reads what any layout wrote, cell by cell") {
+  // Tensors of rank 0 to 4, written by flat ranges, rows, columns or whole; read by other rectangles.
+  const std::vector<std::pair<std::string, Shape>> tensors{{"scalar", {}},         {"vector", {13}},
+                                                           {"matrix", {7, 9}},     {"cube", {3, 4, 5}},
+                                                           {"four", {2, 3, 2, 5}}, {"empty", {0, 3}}};
+  const auto pieces_of = [](const Shape& shape, int kind, int rank, int world) {
+    std::vector<Rectangle> pieces;
+    if (kind == 0 || shape.empty()) {  // one owner
+      if (rank == world - 1) pieces.push_back(whole(shape));
+    } else if (kind == 1) {  // flat range, as sharded optimizer state has it
+      const int64_t total = element_count(shape), begin = total * rank / world,
+                    end = total * (rank + 1) / world;
+      pieces = flat_range_as_rectangles(shape, begin, end - begin);
+    } else {  // rows or columns
+      const size_t d = kind == 2 ? 0 : shape.size() - 1;
+      Rectangle r = whole(shape);
+      r.offsets[d] = shape[d] * rank / world;
+      r.sizes[d] = shape[d] * (rank + 1) / world - r.offsets[d];
+      if (r.sizes[d] > 0) pieces.push_back(r);
+    }
+    return pieces;
+  };
+  for (int kind = 0; kind < 4; ++kind)
+    for (const int world : {1, 2, 3, 5}) {
+      const TemporaryDirectory root;
+      SaveInfo info;
+      info.step = 7;
+      std::vector<std::vector<float>> alive;
+      std::vector<std::unique_ptr<Writer>> writers;
+      std::vector<std::string> parts;
+      for (int rank = 0; rank < world; ++rank) {
+        auto& writer =
+            *writers.emplace_back(std::make_unique<Writer>(disk(), root.path(), info, "x", rank, world));
+        for (const auto& [name, shape] : tensors)
+          for (const auto& piece : pieces_of(shape, kind, rank, world)) {
+            alive.push_back(cut(ramp(shape), shape, piece));
+            writer.add(name, DType::f32, shape, piece, bytes_of(alive.back()));
+          }
+        if (rank == 0) writer.add_text(kStateFile, "{}");
+        parts.push_back(writer.finish_rank());
+      }
+      std::reverse(parts.begin(), parts.end());
+      Reader reader = Reader::open(writers[0]->commit(parts), Depth::content);
+      CHECK(reader.manifest().world == world);
+      for (const auto& [name, shape] : tensors) {
+        if (element_count(shape) == 0 && kind != 0) continue;
+        for (int read_kind = 0; read_kind < 4; ++read_kind)
+          for (int rank = 0; rank < 3; ++rank)
+            for (const auto& wanted : pieces_of(shape, read_kind, rank, 3)) {
+              std::vector<float> got(static_cast<size_t>(element_count(wanted.sizes)), -1);
+              reader.read(name, DType::f32, wanted, room_of(got));
+              REQUIRE(got == cut(ramp(shape), shape, wanted));
+            }
+      }
+    }
+}
+
+TEST_CASE("a rank opens only the shards it needs") {
+  const TemporaryDirectory root;
+  SaveInfo info;
+  Writer first(disk(), root.path(), info, "x", 0, 2), second(disk(), root.path(), info, "x", 1, 2);
+  const auto values = ramp({4});
+  first.add("a", DType::f32, {8}, {{0}, {4}}, bytes_of(values));
+  second.add("a", DType::f32, {8}, {{4}, {4}}, bytes_of(values));
+  const std::vector<std::string> parts{first.finish_rank(), second.finish_rank()};
+  const fs::path path = first.commit(parts);
+  Reader reader = Reader::open(path, Depth::structure);
+  spill(path / "rank-00001.safetensors", "gone bad");
+  std::vector<float> got(4);
+  reader.read("a", DType::f32, {{0}, {4}}, room_of(got));
+  CHECK(got == values);
+  CHECK(!error_of([&] { reader.read("a", DType::f32, {{1}, {4}}, room_of(got)); }).empty());
+}
+
+TEST_CASE("element types convert on reading where that is sound") {
+  const TemporaryDirectory root;
+  Writer writer(disk(), root.path(), {}, "x", 0, 1);
+  const std::vector<float> values{1.0f, -2.5f, 3.14159f};
+  const std::vector<int64_t> ids{1, 2};
+  writer.add("w", DType::f32, {3}, whole({3}), bytes_of(values));
+  writer.add("ids", DType::i64, {2}, whole({2}), bytes_of(ids));
+  Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
+  std::vector<bf16> narrow(3);
+  reader.read("w", DType::bf16, room_of(narrow));
+  for (size_t i = 0; i < 3; ++i) CHECK(narrow[i].bits == bf16(values[i]).bits);
+  std::vector<float> wrong(2);
+  CHECK(holds(error_of([&] { reader.read("ids", DType::f32, room_of(wrong)); }),
+              "is stored as i64 and cannot be read as fp32"));
+  CHECK(holds(error_of([&] { reader.read("w", DType::f32, {{2}, {2}}, room_of(wrong)); }), "has shape [3]"));
+}
+
+TEST_CASE("bytes may be made when their turn comes") {
+  const TemporaryDirectory root;
+  Writer writer(disk(), root.path(), {}, "x", 0, 1);
+  std::vector<float> staging(4);
+  for (int k = 0; k < 3; ++k)
+    writer.add("t" + std::to_string(k), DType::f32, {4}, whole({4}), [&staging, k] {
+      staging = ramp({4}, static_cast<float>(k) * 10);
+      return bytes_of(staging);
+    });
+  Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
+  for (int k = 0; k < 3; ++k)
+    CHECK(read_all(reader, "t" + std::to_string(k)) == ramp({4}, static_cast<float>(k) * 10));
+}
+
+TEST_CASE("a commit refuses parts that do not make one whole") {
+  const TemporaryDirectory root;
+  const auto values = ramp({4});
+  const auto attempt = [&](const Rectangle& a, const Rectangle& b, auto change) {
+    SaveInfo info;
+    Writer first(disk(), root.path(), info, "x", 0, 2), second(disk(), root.path(), info, "x", 1, 2);
+    first.add("w", DType::f32, {8}, a, bytes_of(values));
+    second.add("w", DType::f32, {8}, b, bytes_of(values));
+    std::vector<std::string> parts{first.finish_rank(), second.finish_rank()};
+    change(parts, first);
+    const std::string text = error_of([&] { first.commit(parts); });
+    first.abandon();
+    CHECK(list_checkpoints(root.path()).empty());
+    CHECK(fs::is_empty(root.path()));
+    return text;
+  };
+  const auto as_is = [](auto&, auto&) {};
+  CHECK(holds(attempt({{0}, {4}}, {{3}, {4}}, as_is), "tensor \"w\" of shape [8]: cell [3] is in 2 pieces"));
+  CHECK(holds(attempt({{0}, {4}}, {{0}, {4}}, as_is), "cell [0] is in 2 pieces"));
+  const Rectangle low{{0}, {4}}, high{{4}, {4}};
+  CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts.pop_back(); }), "rank 1 sent no list"));
+  CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts[1] = parts[0]; }),
+              "does not belong to this save"));
+  CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts[1] = "{"; }), "bad JSON"));
+  CHECK(
+      holds(attempt(low, high,
+                    [](auto&, Writer& w) { fs::remove(w.temporary_directory() / "rank-00001.safetensors"); }),
+            "is not there with the"));
+}
+
+TEST_CASE("the newest checkpoint that verifies is found, and newer ones refused with a reason") {
+  const TemporaryDirectory root;
+  CHECK(!find_latest(root.path() / "none", Depth::content).found);
+  for (const int64_t step : {5, 10, 20, 30}) save_small(disk(), root.path(), step);
+  fs::create_directory(root.path() / ".tmp-step-00000040-x");
+  fs::create_directory(root.path() / "step-40");
+  CHECK(find_latest(root.path(), Depth::content).found->step == 30);
+  flip(root.path() / "step-00000030/rank-00000.safetensors", 200);
+  fs::remove(root.path() / "step-00000020/manifest.json");
+  const Search search = find_latest(root.path(), Depth::content);
+  REQUIRE(search.found);
+  CHECK(search.found->step == 10);
+  REQUIRE(search.refused.size() == 2);
+  CHECK(search.refused[0].checkpoint.step == 30);
+  CHECK(holds(search.refused[0].reason,
+              "`rank-00000.safetensors` differs from what was written in block 0 (bytes 0 to"));
+  CHECK(holds(search.refused[1].reason, "no manifest.json"));
+  CHECK(resolve_checkpoint(root.path()).step == 10);
+  CHECK(resolve_checkpoint(root.path() / "step-00000005").step == 5);
+  CHECK(holds(error_of([&] { resolve_checkpoint(root.path() / "step-00000030"); }), "does not verify"));
+  CHECK(holds(error_of([&] { resolve_checkpoint(root.path() / "nothing"); }), "does not exist"));
+  const Search other = find_latest(root.path(), Depth::structure, "another");
+  CHECK(!other.found);
+  CHECK(holds(other.refused.back().reason, "it belongs to run \"run\", not to \"another\""));
+}
+
+TEST_CASE("a run directory stands for its newest checkpoint") {
+  const TemporaryDirectory run;
+  save_small(disk(), run.path() / "checkpoints", 3);
+  save_small(disk(), run.path() / "checkpoints", 4);
+  CHECK(resolve_checkpoint(run.path()).step == 4);
+  fs::remove_all(run.path() / "checkpoints/step-00000003");
+  flip(run.path() / "checkpoints/step-00000004/state.json", 2);
+  const std::string text = error_of([&] { resolve_checkpoint(run.path()); });
+  CHECK(holds(text, "no checkpoint of"));
+  CHECK(holds(text, "step-00000004: `state.json` differs"));
+}
+
+TEST_CASE("whatever does not belong is a problem: stale steps, extra, missing, linked and odd files") {
+  const TemporaryDirectory root;
+  const fs::path path = save_small(disk(), root.path(), 1);
+  const auto first_problem = [&](const fs::path& directory) {
+    const auto problems = verify(directory, Depth::structure);
+    return problems.empty() ? std::string() : problems[0].text;
+  };
+  CHECK(first_problem(path).empty());
+  CHECK(first_problem(path / "").empty());
+  fs::rename(path, root.path() / "step-00000002");
+  CHECK(
+      holds(first_problem(root.path() / "step-00000002"), "the directory says step 2, its manifest step 1"));
+  CHECK(holds(first_problem(root.path() / "step-00000002/"), "the directory says step 2"));
+  fs::rename(root.path() / "step-00000002", root.path() / "best");  // a name of the user's own is fine
+  CHECK(first_problem(root.path() / "best").empty());
+  fs::rename(root.path() / "best", path);
+  spill(path / "extra.txt", "x");
+  CHECK(holds(first_problem(path), "`extra.txt` is not in the manifest"));
+  fs::remove(path / "extra.txt");
+  const std::string shard = slurp(path / "rank-00000.safetensors");
+  spill(root.path() / "elsewhere", shard);
+  fs::remove(path / "rank-00000.safetensors");
+  CHECK(holds(first_problem(path), "`rank-00000.safetensors` is missing"));
+  fs::create_symlink(root.path() / "elsewhere", path / "rank-00000.safetensors");
+  CHECK(holds(first_problem(path), "is not a regular file"));
+  fs::remove(path / "rank-00000.safetensors");
+  REQUIRE(::mkfifo((path / "rank-00000.safetensors").c_str(), 0600) == 0);
+  CHECK(holds(first_problem(path), "is not a regular file"));
+  fs::remove(path / "rank-00000.safetensors");
+  spill(path / "rank-00000.safetensors", shard);
+  CHECK(first_problem(path).empty());
+  fs::remove(path / "manifest.json");
+  fs::create_symlink(root.path() / "elsewhere", path / "manifest.json");
+  CHECK(holds(first_problem(path), "is not a regular file"));
+}
+
+TEST_CASE("the block that differs is named") {
+  const TemporaryDirectory root;
+  Writer writer(disk(), root.path(), {}, "x", 0, 1);
+  std::vector<float> large(5 << 20);  // 20 MiB: five blocks and a bit
+  for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<float>(i % 1000);
+  writer.add("w", DType::f32, {5 << 20}, whole({5 << 20}), bytes_of(large));
+  const fs::path path = writer.commit({writer.finish_rank()});
+  CHECK(verify(path, Depth::content).empty());
+  const fs::path shard = path / "rank-00000.safetensors";
+  flip(shard, (3 << 22) + 5);
+  const auto problems = verify(path, Depth::content);
+  REQUIRE(problems.size() == 1);
+  CHECK(problems[0].file == "rank-00000.safetensors");
+  CHECK(problems[0].block == 3);
+  CHECK(holds(problems[0].text, "block 3 (bytes 12582912 to 16777216)"));
+  CHECK(verify(path, Depth::structure).empty());
+  // Two readers share the work: exactly one of them sees it.
+  CHECK(verify(path, Depth::content, 0, 2).size() + verify(path, Depth::content, 1, 2).size() == 1);
+}
+
+TEST_CASE(
+    "retention keeps the newest, the multiples, the evidence, and never deletes the newest that verifies") {
+  const TemporaryDirectory root;
+  for (int64_t step = 10; step <= 60; step += 10) save_small(disk(), root.path(), step);
+  CHECK(apply_retention(disk(), root.path(), {-1, {}, {}}).empty());
+  CHECK(apply_retention(disk(), root.path(), {4, 20, 60}) == std::vector<int64_t>{10});
+  CHECK(steps(root.path()) == std::vector<int64_t>{60, 50, 40, 30, 20});
+  // 60 and 50 are damaged in their data; 40 is the newest that verifies and stays though only two are to be
+  // kept.
+  flip(root.path() / "step-00000060/rank-00000.safetensors", 200);
+  flip(root.path() / "step-00000050/rank-00000.safetensors", 200);
+  CHECK(apply_retention(disk(), root.path(), {2, {}, {}}) == std::vector<int64_t>{20, 30});
+  CHECK(steps(root.path()) == std::vector<int64_t>{60, 50, 40});
+  // Broken structure: neither counted nor deleted.
+  spill(root.path() / "step-00000060/manifest.json", "");
+  save_small(disk(), root.path(), 70);
+  CHECK(apply_retention(disk(), root.path(), {1, {}, 70}) == std::vector<int64_t>{40, 50});
+  CHECK(steps(root.path()) == std::vector<int64_t>{70, 60});
+  CHECK(apply_retention(disk(), root.path(), {0, {}, {}}).empty());
+  CHECK(fs::exists(root.path() / "step-00000070/manifest.json"));
+  for (const auto& entry : fs::directory_iterator(root.path()))
+    CHECK(entry.path().filename().string()[0] != '.');
+}
+
+TEST_CASE("a step saved again replaces the older one in one move") {
+  const TemporaryDirectory root;
+  save_small(disk(), root.path(), 8, 0, "a");
+  const fs::path path = save_small(disk(), root.path(), 8, 1000, "b");
+  Reader reader = Reader::open(path, Depth::content);
+  CHECK(read_all(reader, "w") == ramp({3, 5}, 1000));
+  CHECK(std::distance(fs::directory_iterator(root.path()), fs::directory_iterator()) == 1);
+}
+
+TEST_CASE("leftovers of killed processes are cleared, and nothing else") {
+  const TemporaryDirectory root;
+  save_small(disk(), root.path(), 8);
+  fs::create_directories(root.path() / ".tmp-step-00000009-x/deep");
+  spill(root.path() / ".tmp-step-00000009-x/deep/file", "x");
+  fs::create_directories(root.path() / ".trash-step-00000001-0");
+  spill(root.path() / "notes.txt", "mine");
+  remove_leftovers(disk(), root.path());
+  CHECK(steps(root.path()) == std::vector<int64_t>{8});
+  CHECK(fs::exists(root.path() / "notes.txt"));
+  CHECK(std::distance(fs::directory_iterator(root.path()), fs::directory_iterator()) == 2);
+}
