@@ -1,0 +1,258 @@
+// Scalar references of the kernels, written from the formulas in kernels/*.hpp and templated on the scalar type: double for
+// values, std::complex<double> for derivatives (complex step: f(x + ih) = f(x) + i h f'(x) + O(h²), exact to rounding for
+// h = 1e-30). Only what is analytic may be instantiated with complex; comparisons look at the real part.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "kernels/activation.hpp"
+#include "kernels/attention.hpp"
+#include "kernels/common/dropout.hpp"
+#include "kernels/gemm.hpp"
+#include "kernels/norm.hpp"
+
+namespace capstan::reference {
+
+using Complex = std::complex<double>;
+template <class S> using Vec = std::vector<S>;
+
+inline double real(double x) { return x; }
+inline double real(Complex x) { return x.real(); }
+template <class S> Vec<S> convert(const Vec<double>& x) { return Vec<S>(x.begin(), x.end()); }
+
+// The gradient of a scalar function of x, one evaluation an element.
+template <class F>
+Vec<double> complex_step(const Vec<double>& x, F&& f) {
+  constexpr double h = 1e-30;
+  Vec<Complex> z = convert<Complex>(x);
+  Vec<double> gradient(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    z[i] = {x[i], h};
+    gradient[i] = f(static_cast<const Vec<Complex>&>(z)).imag() / h;
+    z[i] = {x[i], 0.0};
+  }
+  return gradient;
+}
+// sum_i w[i] y[i]: turns an array into the scalar that complex_step differentiates; w is the output gradient.
+template <class S>
+S contract(const Vec<S>& y, const Vec<double>& w) {
+  S total{};
+  for (size_t i = 0; i < y.size(); ++i) total += y[i] * w[i];
+  return total;
+}
+
+// ---- products
+
+template <class S>
+Vec<S> gemm(const kernels::GemmShape& s, const Vec<S>& a, const Vec<S>& b, const Vec<S>& c, double alpha, double beta) {
+  Vec<S> out = c;
+  for (int64_t i = 0; i < s.m; ++i)
+    for (int64_t j = 0; j < s.n; ++j) {
+      S sum{};
+      for (int64_t k = 0; k < s.k; ++k)
+        sum += a[static_cast<size_t>(s.trans_a ? k * s.lda + i : i * s.lda + k)] *
+               b[static_cast<size_t>(s.trans_b ? j * s.ldb + k : k * s.ldb + j)];
+      const auto at = static_cast<size_t>(i * s.ldc + j);
+      out[at] = alpha * sum + (beta == 0 ? S{} : beta * c[at]);
+    }
+  return out;
+}
+
+// ---- norm (plain rows)
+
+template <class S>
+Vec<S> norm(bool rms, const Vec<S>& x, const Vec<S>& gamma, double gamma_offset, const Vec<S>& beta, double eps, int64_t cols) {
+  Vec<S> y(x.size());
+  for (size_t r = 0; r * static_cast<size_t>(cols) < x.size(); ++r) {
+    const S* row = x.data() + r * static_cast<size_t>(cols);
+    S mean{}, variance{};
+    if (!rms) {
+      for (int64_t i = 0; i < cols; ++i) mean += row[i];
+      mean /= static_cast<double>(cols);
+    }
+    for (int64_t i = 0; i < cols; ++i) variance += (row[i] - mean) * (row[i] - mean);
+    variance /= static_cast<double>(cols);
+    const S rstd = 1.0 / std::sqrt(variance + eps);
+    for (int64_t i = 0; i < cols; ++i) {
+      const auto c = static_cast<size_t>(i);
+      y[r * static_cast<size_t>(cols) + c] = (row[i] - mean) * rstd * (gamma[c] + gamma_offset) + (beta.empty() ? S{} : beta[c]);
+    }
+  }
+  return y;
+}
+
+// ---- activation
+
+// erf of a complex number near the real axis: erf(x) + i y erf'(x).
+inline double erf_of(double x) { return std::erf(x); }
+inline Complex erf_of(Complex z) {
+  return {std::erf(z.real()), z.imag() * 2.0 / std::sqrt(M_PI) * std::exp(-z.real() * z.real())};
+}
+template <class S>
+S activate(kernels::ActivationKind kind, S x) {
+  using Kind = kernels::ActivationKind;
+  switch (kind) {
+    case Kind::gelu: return x * 0.5 * (1.0 + erf_of(x * std::sqrt(0.5)));
+    case Kind::gelu_tanh: return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Kind::silu: return x / (1.0 + std::exp(-x));
+    case Kind::relu: return real(x) > 0 ? x : S{};
+    case Kind::squared_relu: return real(x) > 0 ? x * x : S{};
+  }
+  return {};
+}
+// x [rows, cols] or [rows, 2 cols] when gated, bias of that width or empty.
+template <class S>
+Vec<S> activation(kernels::ActivationKind kind, bool gated, const Vec<S>& x, const Vec<S>& bias, int64_t rows, int64_t cols) {
+  const auto width = static_cast<size_t>(gated ? 2 * cols : cols), n = static_cast<size_t>(cols);
+  Vec<S> y(static_cast<size_t>(rows) * n);
+  auto at = [&](size_t r, size_t c) { return x[r * width + c] + (bias.empty() ? S{} : bias[c]); };
+  for (size_t r = 0; r < static_cast<size_t>(rows); ++r)
+    for (size_t c = 0; c < n; ++c) y[r * n + c] = activate(kind, at(r, c)) * (gated ? at(r, n + c) : S{1.0});
+  return y;
+}
+
+// ---- attention
+
+template <class S>
+Vec<S> rope(const kernels::QkvLayout& l, Vec<S> qkv, const Vec<double>& cos, const Vec<double>& sin, const Vec<int32_t>& positions,
+            int64_t rotary_dim, bool interleaved, bool inverse) {
+  const int64_t half = rotary_dim / 2;
+  for (size_t r = 0; r < positions.size(); ++r)
+    for (int64_t g = 0; g < l.groups; ++g)
+      for (int64_t h = 0; h <= l.heads_per_group; ++h)
+        for (int64_t i = 0; i < half; ++i) {
+          S* head = qkv.data() + static_cast<int64_t>(r) * l.row() + (g * (l.heads_per_group + 2) + h) * l.head_dim;
+          S& a = head[interleaved ? 2 * i : i];
+          S& b = head[interleaved ? 2 * i + 1 : half + i];
+          const double c = cos[static_cast<size_t>(positions[r] * half + i)];
+          const double s = (inverse ? -1.0 : 1.0) * sin[static_cast<size_t>(positions[r] * half + i)];
+          const S first = a * c - b * s, second = b * c + a * s;
+          a = first;
+          b = second;
+        }
+  return qkv;
+}
+
+// lse may be null. Masked queries give 0 and -infinity.
+template <class S>
+Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<int32_t>& document_start,
+                 const Vec<int64_t>& row_ids, Vec<double>* lse) {
+  const auto& l = a.qkv;
+  const int64_t heads = l.heads(), d = l.head_dim;
+  Vec<S> out(static_cast<size_t>(a.batch * a.seq * heads * d));
+  if (lse) lse->assign(static_cast<size_t>(a.batch * heads * a.seq), -std::numeric_limits<double>::infinity());
+  const uint32_t threshold = kernels::dropout_threshold(a.dropout);
+  for (int64_t b = 0; b < a.batch; ++b)
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t i = 0; i < a.seq; ++i) {
+        const int64_t row = b * a.seq + i, group = h / l.heads_per_group;
+        int64_t low = document_start.empty() ? 0 : document_start[static_cast<size_t>(row)];
+        if (a.window > 0) low = std::max(low, i - a.window + 1);
+        const int64_t high = a.causal ? i + 1 : a.seq;
+        if (low >= high) continue;
+        const S* q = qkv.data() + row * l.row() + l.query(h);
+        Vec<S> p(static_cast<size_t>(high - low));
+        double highest = -std::numeric_limits<double>::infinity();
+        for (int64_t j = low; j < high; ++j) {
+          const S* k = qkv.data() + (b * a.seq + j) * l.row() + l.key(group);
+          S dot{};
+          for (int64_t e = 0; e < d; ++e) dot += q[e] * k[e];
+          p[static_cast<size_t>(j - low)] = dot * static_cast<double>(a.scale);
+          highest = std::max(highest, real(p[static_cast<size_t>(j - low)]));
+        }
+        S sum{};
+        for (S& value : p) {
+          value = std::exp(value - highest);
+          sum += value;
+        }
+        if (lse) (*lse)[static_cast<size_t>((b * heads + h) * a.seq + i)] = highest + std::log(real(sum));
+        for (int64_t j = low; j < high; ++j) {
+          S weight = p[static_cast<size_t>(j - low)] / sum;
+          if (a.dropout > 0)
+            weight *= kernels::keep_attention(a.dropout_key, row_ids[static_cast<size_t>(row)], a.head_offset + h, j, threshold)
+                          ? 1.0 / (1.0 - static_cast<double>(a.dropout))
+                          : 0.0;
+          const S* v = qkv.data() + (b * a.seq + j) * l.row() + l.value(group);
+          for (int64_t e = 0; e < d; ++e) out[static_cast<size_t>(row * heads * d + h * d + e)] += weight * v[e];
+        }
+      }
+  return out;
+}
+
+// The gradient of sum(dout * attention(qkv)) by the analytic formulas in double: complex step costs one forward pass an
+// element, which only tiny shapes can afford (tests/kernels/attention.cpp checks this function against it).
+inline Vec<double> attention_gradient(const kernels::AttentionShape& a, const Vec<double>& qkv, const Vec<double>& dout,
+                                      const Vec<int32_t>& document_start, const Vec<int64_t>& row_ids) {
+  const auto& l = a.qkv;
+  const int64_t heads = l.heads(), d = l.head_dim;
+  Vec<double> grad(qkv.size());
+  const uint32_t threshold = kernels::dropout_threshold(a.dropout);
+  for (int64_t b = 0; b < a.batch; ++b)
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t i = 0; i < a.seq; ++i) {
+        const int64_t row = b * a.seq + i, group = h / l.heads_per_group;
+        int64_t low = document_start.empty() ? 0 : document_start[static_cast<size_t>(row)];
+        if (a.window > 0) low = std::max(low, i - a.window + 1);
+        const int64_t high = a.causal ? i + 1 : a.seq;
+        if (low >= high) continue;
+        const int64_t q_at = row * l.row() + l.query(h);
+        const auto n = static_cast<size_t>(high - low);
+        Vec<double> p(n), dp(n), keep(n, 1.0);
+        double highest = -std::numeric_limits<double>::infinity(), sum = 0, inner = 0;
+        for (size_t j = 0; j < n; ++j) {
+          const int64_t key_row = (b * a.seq + low + static_cast<int64_t>(j)) * l.row();
+          for (int64_t e = 0; e < d; ++e)
+            p[j] += qkv[static_cast<size_t>(q_at + e)] * qkv[static_cast<size_t>(key_row + l.key(group) + e)];
+          p[j] *= static_cast<double>(a.scale);
+          highest = std::max(highest, p[j]);
+        }
+        for (double& value : p) sum += value = std::exp(value - highest);
+        for (size_t j = 0; j < n; ++j) {
+          p[j] /= sum;
+          const int64_t key = low + static_cast<int64_t>(j), value_at = (b * a.seq + key) * l.row() + l.value(group);
+          if (a.dropout > 0)
+            keep[j] = kernels::keep_attention(a.dropout_key, row_ids[static_cast<size_t>(row)], a.head_offset + h, key, threshold)
+                          ? 1.0 / (1.0 - static_cast<double>(a.dropout))
+                          : 0.0;
+          for (int64_t e = 0; e < d; ++e) {
+            const double g = dout[static_cast<size_t>(row * heads * d + h * d + e)];
+            dp[j] += keep[j] * g * qkv[static_cast<size_t>(value_at + e)];
+            grad[static_cast<size_t>(value_at + e)] += p[j] * keep[j] * g;
+          }
+          inner += p[j] * dp[j];
+        }
+        for (size_t j = 0; j < n; ++j) {
+          const double ds = p[j] * (dp[j] - inner) * static_cast<double>(a.scale);
+          const int64_t k_at = (b * a.seq + low + static_cast<int64_t>(j)) * l.row() + l.key(group);
+          for (int64_t e = 0; e < d; ++e) {
+            grad[static_cast<size_t>(q_at + e)] += ds * qkv[static_cast<size_t>(k_at + e)];
+            grad[static_cast<size_t>(k_at + e)] += ds * qkv[static_cast<size_t>(q_at + e)];
+          }
+        }
+      }
+  return grad;
+}
+
+// ---- cross-entropy: per-row negative log-likelihood, log of the sum of exponentials minus the label's logit
+
+template <class S>
+Vec<S> cross_entropy(const Vec<S>& logits, const Vec<int32_t>& labels, int64_t cols, int64_t row_stride) {
+  Vec<S> loss(labels.size());
+  for (size_t r = 0; r < labels.size(); ++r) {
+    const S* row = logits.data() + static_cast<int64_t>(r) * row_stride;
+    double highest = -std::numeric_limits<double>::infinity();
+    for (int64_t c = 0; c < cols; ++c) highest = std::max(highest, real(row[c]));
+    S sum{};
+    for (int64_t c = 0; c < cols; ++c) sum += std::exp(row[c] - highest);
+    loss[r] = std::log(sum) + highest - row[labels[r]];
+  }
+  return loss;
+}
+
+}  // namespace capstan::reference

@@ -1,0 +1,123 @@
+// Arrays of a run-time element type, random values and comparisons for the kernel tests. Every kernel is run with 1, 2 and
+// 3 threads and must give the same bits.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/philox.hpp"
+#include "base/thread_pool.hpp"
+#include "kernels/table.hpp"
+#include "tests/kernels/reference.hpp"
+
+namespace capstan::testing {
+
+using reference::Vec;
+
+// Values uniform in [-scale, scale); the same for the same seed everywhere.
+inline Vec<double> random_values(int64_t n, uint64_t seed, double scale = 1) {
+  PhiloxStream stream(philox_key(seed, purpose::test, 0));
+  Vec<double> values(static_cast<size_t>(n));
+  for (double& v : values) v = (2 * stream.uniform() - 1) * scale;
+  return values;
+}
+inline Vec<int32_t> random_ints(int64_t n, uint64_t seed, int64_t below) {
+  PhiloxStream stream(philox_key(seed, purpose::test, 1));
+  Vec<int32_t> values(static_cast<size_t>(n));
+  for (int32_t& v : values) v = static_cast<int32_t>(stream.below(static_cast<uint64_t>(below)));
+  return values;
+}
+// Row ids as a sampler gives them: large, not consecutive.
+inline Vec<int64_t> row_ids(int64_t n) {
+  Vec<int64_t> ids(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) ids[static_cast<size_t>(i)] = (int64_t{1} << 33) + 7 * i;
+  return ids;
+}
+
+// An fp32 or bf16 array with guard elements behind it: a kernel that writes past its end is found. rounded(): what the
+// kernel reads, as doubles.
+class Array {
+ public:
+  Array() = default;
+  Array(DType dtype, const Vec<double>& values) : dtype_(dtype), n_(values.size()) {
+    bytes_.resize((n_ + kGuard) * static_cast<size_t>(size_of(dtype)));
+    for (size_t i = 0; i < n_ + kGuard; ++i) set(i, i < n_ ? values[i] : kMark);
+  }
+  static Array zeros(DType dtype, int64_t n, double value = 0) { return {dtype, Vec<double>(static_cast<size_t>(n), value)}; }
+  operator kernels::In() const { return n_ ? kernels::In{bytes_.data(), dtype_} : kernels::In{}; }  // NOLINT
+  kernels::Out out() { return n_ ? kernels::Out{bytes_.data(), dtype_} : kernels::Out{}; }
+  float* f32() { return n_ ? reinterpret_cast<float*>(bytes_.data()) : nullptr; }
+  Vec<double> rounded() const {
+    Vec<double> values(n_);
+    for (size_t i = 0; i < n_; ++i) values[i] = get(i);
+    return values;
+  }
+  const Vec<char>& bytes() const { return bytes_; }
+  bool guard_intact() const {
+    for (size_t i = n_; i < n_ + kGuard; ++i)
+      if (get(i) != kMark) return false;
+    return true;
+  }
+
+ private:
+  static constexpr size_t kGuard = 64;
+  static constexpr double kMark = 768;  // exact in bf16
+  void set(size_t i, double v) {
+    if (dtype_ == DType::f32) reinterpret_cast<float*>(bytes_.data())[i] = static_cast<float>(v);
+    else reinterpret_cast<bf16*>(bytes_.data())[i] = bf16(static_cast<float>(v));
+  }
+  double get(size_t i) const {
+    if (dtype_ == DType::f32) return reinterpret_cast<const float*>(bytes_.data())[i];
+    return static_cast<float>(reinterpret_cast<const bf16*>(bytes_.data())[i]);
+  }
+  DType dtype_ = DType::f32;
+  size_t n_ = 0;
+  Vec<char> bytes_;
+};
+
+// Runs `body(context, outputs)` with 1, 2 and 3 threads, each on fresh copies of `outputs`, checks that bits agree and that
+// nothing was written behind the arrays, and returns the outputs.
+template <class Body>
+Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
+  Vec<Array> first;
+  for (int threads = 1; threads <= 3; ++threads) {
+    ThreadPool pool(threads);
+    kernels::Context context;
+    context.pool = &pool;
+    context.prepare(threads);
+    Vec<Array> mine = outputs;
+    body(context, mine);
+    for (size_t i = 0; i < mine.size(); ++i) {
+      INFO("output ", i, " with ", threads, " threads");
+      CHECK(mine[i].guard_intact());
+      if (threads > 1) CHECK(mine[i].bytes() == first[i].bytes());
+    }
+    if (threads == 1) first = std::move(mine);
+  }
+  return first;
+}
+
+inline double tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 1e-2; }
+// The largest |value - expected| relative to |expected| plus the root mean square of all expected values; NaN counts as
+// infinitely wrong.
+inline double error(const Vec<double>& value, const Vec<double>& expected) {
+  if (value.size() != expected.size()) return INFINITY;
+  double squares = 0, worst = 0;
+  for (double e : expected) squares += e * e;
+  const double rms = expected.empty() ? 0 : std::sqrt(squares / static_cast<double>(expected.size()));
+  for (size_t i = 0; i < value.size(); ++i) {
+    if (value[i] == expected[i]) continue;
+    const double e = std::abs(value[i] - expected[i]) / (std::abs(expected[i]) + rms + 1e-30);
+    if (!(e <= worst)) worst = std::isnan(e) ? INFINITY : e;
+  }
+  return worst;
+}
+
+inline const char* text(DType dtype) { return dtype == DType::f32 ? "fp32" : "bf16"; }
+inline const Vec<DType> kTypes{DType::f32, DType::bf16};
+
+}  // namespace capstan::testing
