@@ -207,85 +207,85 @@ void documents_need_their_end(const Config& c, RuleReport& report) {
 
 void register_batch_rules(Schema& s) {
   s.rule<Config>(
-      {"C0201",
+      {"R0201",
        "global_batch_divisible",
        "the global batch is a multiple of micro-batch size * data parallelism; the quotient is the number of "
        "micro-batches",
        {"train.global_batch_size", "train.micro_batch_size", "dist.data_parallel_size"}},
       global_batch_divisible);
-  s.rule<Config>({"C0202",
+  s.rule<Config>({"R0202",
                   "micro_batches_agree",
                   "a given number of micro-batches is what the batch sizes give",
                   {"train.num_microbatches", "train.global_batch_size", "train.micro_batch_size",
                    "dist.data_parallel_size"}},
                  micro_batches_agree);
   s.rule<Config>(
-      {"C0203",
+      {"R0203",
        "eval_batch_divisible",
        "the evaluation batch is a multiple of its micro-batch size * data parallelism",
        {"validation.eval_global_batch_size", "validation.eval_micro_batch_size", "dist.data_parallel_size"}},
       eval_batch_divisible);
-  s.rule<Config>({"C0204",
+  s.rule<Config>({"R0204",
                   "length_given",
                   "exactly one of train_iters and train_samples says how long the run is",
                   {"train.train_iters", "train.train_samples", "train.global_batch_size"}},
                  length_given);
-  s.rule<Config>({"C0205",
+  s.rule<Config>({"R0205",
                   "length_of_a_step",
                   "a run has at least one step",
                   {"train.train_samples", "train.global_batch_size"}},
                  length_of_a_step);
-  s.rule<Config>({"C0206",
+  s.rule<Config>({"R0206",
                   "one_source_of_data",
                   "a gpt dataset has exactly one source: data_path, blend, or a blend for each split",
                   {"dataset.data_path", "dataset.blend", "dataset.train_blend"}},
                  one_source_of_data);
-  s.rule<Config>({"C0207",
+  s.rule<Config>({"R0207",
                   "data_paths_alternate",
                   "data_path lists prefixes, or a weight before each of them",
                   {"dataset.data_path"}},
                  data_paths_alternate);
-  s.rule<Config>({"C0208",
+  s.rule<Config>({"R0208",
                   "blend_weights_positive",
                   "weights of a blend are positive",
                   {"dataset.blend", "dataset.train_blend", "dataset.valid_blend", "dataset.test_blend"}},
                  blend_weights_positive);
-  s.rule<Config>({"C0209",
+  s.rule<Config>({"R0209",
                   "split_with_one_source",
                   "split is for one source; blends for each split replace it",
                   {"dataset.split", "dataset.train_blend"}},
                  split_with_one_source);
   s.rule<Config>(
-      {"C0210", "split_is_three_shares", "split is three shares, the first above 0", {"dataset.split"}},
+      {"R0210", "split_is_three_shares", "split is three shares, the first above 0", {"dataset.split"}},
       split_is_three_shares);
-  s.rule<Config>({"C0211",
+  s.rule<Config>({"R0211",
                   "validation_has_data",
                   "evaluation has data of its own",
                   {"validation.eval_interval", "dataset.split", "dataset.valid_blend"}},
                  validation_has_data);
-  s.rule<Config>({"C0212",
+  s.rule<Config>({"R0212",
                   "split_blends_complete",
                   "blends for each split include one for training",
                   {"dataset.train_blend", "dataset.valid_blend", "dataset.test_blend"}},
                  split_blends_complete);
   s.rule<Config>(
-      {"C0213",
+      {"R0213",
        "context_divides_sequence",
        "with context parallelism the sequence is a multiple of 2 * context_parallel_size (balanced chunks)",
        {"model.seq_length", "dist.context_parallel_size"}},
       context_divides_sequence);
-  s.rule<Config>({"C0214",
+  s.rule<Config>({"R0214",
                   "sequence_divides_tensor",
                   "sequence parallelism splits each context chunk evenly over the tensor-parallel ranks",
                   {"model.seq_length", "dist.tensor_model_parallel_size", "dist.context_parallel_size",
                    "dist.sequence_parallel"}},
                  sequence_divides_tensor);
-  s.rule<Config>({"C0215",
+  s.rule<Config>({"R0215",
                   "positions_cover_sequence",
                   "max_position_embeddings is at least seq_length",
                   {"model.max_position_embeddings", "model.seq_length"}},
                  positions_cover_sequence);
-  s.rule<Config>({"C0216",
+  s.rule<Config>({"R0216",
                   "documents_need_their_end",
                   "what depends on documents' ends needs a tokenizer that names the end-of-document token",
                   {"tokenizer.tokenizer_type", "dataset.reset_position_ids", "dataset.reset_attention_mask",

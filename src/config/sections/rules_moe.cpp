@@ -216,84 +216,84 @@ void expert_exchange_overlaps(const Config& c, RuleReport& report) {
 
 void register_moe_rules(Schema& s) {
   const std::string count = "model.num_moe_experts", ep = "dist.expert_model_parallel_size";
-  s.rule<Config>({"C0701", "expert_parallel_needs_experts", "expert parallelism needs experts", {ep, count}},
+  s.rule<Config>({"R0701", "expert_parallel_needs_experts", "expert parallelism needs experts", {ep, count}},
                  expert_parallel_needs_experts);
   s.rule<Config>(
-      {"C0702", "experts_divide_ranks", "experts divide over the expert-parallel ranks", {count, ep}},
+      {"R0702", "experts_divide_ranks", "experts divide over the expert-parallel ranks", {count, ep}},
       experts_divide_ranks);
-  s.rule<Config>({"C0703",
+  s.rule<Config>({"R0703",
                   "expert_width_divides_tensor",
                   "an expert's width divides over its tensor-parallel ranks",
                   {"model.moe_ffn_hidden_size", "dist.expert_tensor_parallel_size"}},
                  expert_width_divides_tensor);
-  s.rule<Config>({"C0704",
+  s.rule<Config>({"R0704",
                   "shared_width_divides_tensor",
                   "the shared expert's width divides over tensor-parallel ranks",
                   {"model.moe_shared_expert_intermediate_size", "dist.tensor_model_parallel_size"}},
                  shared_width_divides_tensor);
-  s.rule<Config>({"C0705",
+  s.rule<Config>({"R0705",
                   "expert_biases_are_whole",
                   "experts with biases are not split over ranks",
                   {"dist.expert_tensor_parallel_size", "model.add_bias_linear"}},
                  expert_biases_are_whole);
-  s.rule<Config>({"C0706",
+  s.rule<Config>({"R0706",
                   "experts_and_tensor_need_sequence",
                   "expert and tensor parallelism together need sequence parallelism",
                   {"dist.sequence_parallel", ep, "dist.tensor_model_parallel_size"}},
                  experts_and_tensor_need_sequence);
-  s.rule<Config>({"C0707",
+  s.rule<Config>({"R0707",
                   "topk_of_the_experts",
                   "a token goes to no more experts than there are",
                   {"model.moe_router_topk", count}},
                  topk_of_the_experts);
   s.rule<Config>(
-      {"C0708",
+      {"R0708",
        "one_expert_needs_pre_softmax",
        "top-1 routing takes its weight from before the choice",
        {"model.moe_router_pre_softmax", "model.moe_router_topk", "model.moe_router_score_function"}},
       one_expert_needs_pre_softmax);
-  s.rule<Config>({"C0709",
+  s.rule<Config>({"R0709",
                   "expert_bias_needs_sigmoid",
                   "balancing by a bias needs sigmoid scores",
                   {"model.moe_router_enable_expert_bias", "model.moe_router_score_function"}},
                  expert_bias_needs_sigmoid);
   s.rule<Config>(
-      {"C0710",
+      {"R0710",
        "expert_groups_fit",
        "groups divide the experts, and the chosen ones hold enough of them",
        {"model.moe_router_num_groups", "model.moe_router_group_topk", count, "model.moe_router_topk"}},
       expert_groups_fit);
-  s.rule<Config>({"C0711",
+  s.rule<Config>({"R0711",
                   "capacity_needs_aux_loss",
                   "a capacity excludes sinkhorn balancing",
                   {"model.moe_expert_capacity_factor", "model.moe_router_load_balancing_type"}},
                  capacity_needs_aux_loss);
-  s.rule<Config>({"C0712",
+  s.rule<Config>({"R0712",
                   "padding_needs_capacity",
                   "padding to capacity needs a capacity",
                   {"model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor"}},
                  padding_needs_capacity);
-  s.rule<Config>({"C0713",
+  s.rule<Config>({"R0713",
                   "shared_overlap_needs_exchange",
                   "overlap of the shared expert needs the alltoall dispatcher",
                   {"model.moe_shared_expert_overlap", "model.moe_token_dispatcher_type"}},
                  shared_overlap_needs_exchange);
-  s.rule<Config>({"C0714",
+  s.rule<Config>({"R0714",
                   "gathered_tokens_have_one_length",
                   "the allgather dispatcher excludes variable lengths",
                   {"model.moe_token_dispatcher_type", "dist.variable_seq_lengths"}},
                  gathered_tokens_have_one_length);
-  s.rule<Config>({"C0715",
+  s.rule<Config>({"R0715",
                   "aux_loss_has_weight",
                   "a balancing loss has a weight, and a weight a loss",
                   {"model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type"}},
                  aux_loss_has_weight);
-  s.rule<Config>({"C0716",
+  s.rule<Config>({"R0716",
                   "some_layer_has_experts",
                   "a model with experts has them in some layer",
                   {"model.moe_first_dense_layers", "model.moe_layer_freq", "model.num_layers"}},
                  some_layer_has_experts);
-  s.rule<Config>({"C0717",
+  s.rule<Config>({"R0717",
                   "expert_exchange_overlaps",
                   "what overlapping the experts' exchange needs and excludes",
                   {"comm_overlap.overlap_moe_expert_parallel_comm"}},

@@ -200,81 +200,81 @@ void matrices_stay_whole(const Config& c, RuleReport& report) {
 
 void register_optimizer_rules(Schema& s) {
   s.rule<Config>(
-      {"C0601",
+      {"R0601",
        "gather_needs_sharding",
        "overlapped gathering needs sharding, and overlapped reduction of gradients",
        {"ddp.overlap_param_gather", "ddp.data_parallel_sharding_strategy", "ddp.overlap_grad_reduce"}},
       gather_needs_sharding);
-  s.rule<Config>({"C0602",
+  s.rule<Config>({"R0602",
                   "gather_with_step_fits",
                   "gathering during the optimizer step needs overlapped gathering and virtual stages",
                   {"comm_overlap.overlap_param_gather_with_optimizer_step", "ddp.overlap_param_gather",
                    "dist.virtual_pipeline_model_parallel_size"}},
                  gather_with_step_fits);
-  s.rule<Config>({"C0603",
+  s.rule<Config>({"R0603",
                   "aligned_gather_overlaps",
                   "aligned gathering is overlapped gathering",
                   {"ddp.align_param_gather", "ddp.overlap_param_gather"}},
                  aligned_gather_overlaps);
-  s.rule<Config>({"C0604",
+  s.rule<Config>({"R0604",
                   "floor_below_peak",
                   "the smallest learning rate is not above the peak",
                   {"optimizer.min_lr", "optimizer.lr"}},
                  floor_below_peak);
-  s.rule<Config>({"C0605",
+  s.rule<Config>({"R0605",
                   "warmup_starts_below_peak",
                   "warm-up starts at or below the peak",
                   {"scheduler.lr_warmup_init", "optimizer.lr"}},
                  warmup_starts_below_peak);
-  s.rule<Config>({"C0606",
+  s.rule<Config>({"R0606",
                   "warmup_before_decay",
                   "warm-up ends before the decay does",
                   {"scheduler.lr_warmup_iters", "scheduler.lr_decay_iters", "scheduler.lr_warmup_samples",
                    "scheduler.lr_decay_samples"}},
                  warmup_before_decay);
-  s.rule<Config>({"C0607",
+  s.rule<Config>({"R0607",
                   "one_warmup",
                   "warm-up is given as a fraction or as a length",
                   {"scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"}},
                  one_warmup);
-  s.rule<Config>({"C0608",
+  s.rule<Config>({"R0608",
                   "schedule_in_unit_of_run",
                   "a run measured in samples has a schedule in samples",
                   {"train.train_samples", "scheduler.lr_decay_iters", "scheduler.lr_decay_samples"}},
                  schedule_in_unit_of_run);
-  s.rule<Config>({"C0609",
+  s.rule<Config>({"R0609",
                   "stable_phase_ends",
                   "WSD's final decay has a length that fits after the warm-up",
                   {"scheduler.lr_wsd_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"}},
                  stable_phase_ends);
   s.rule<Config>(
-      {"C0610",
+      {"R0610",
        "one_final_decay",
        "WSD's final decay is given as a fraction or as a length",
        {"scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_fraction", "scheduler.lr_decay_iters"}},
       one_final_decay);
   s.rule<Config>(
-      {"C0611",
+      {"R0611",
        "weight_decay_has_one_owner",
        "a weight decay that varies has a start and an end; a constant one is optimizer.weight_decay",
        {"scheduler.weight_decay_incr_style", "scheduler.start_weight_decay", "scheduler.end_weight_decay"}},
       weight_decay_has_one_owner);
-  s.rule<Config>({"C0612",
+  s.rule<Config>({"R0612",
                   "weight_decay_grows",
                   "the last weight decay is not below the first",
                   {"scheduler.end_weight_decay", "scheduler.start_weight_decay"}},
                  weight_decay_grows);
-  s.rule<Config>({"C0613",
+  s.rule<Config>({"R0613",
                   "one_schedule_on_resume",
                   "on resume one schedule wins, the recipe's or the checkpoint's",
                   {"scheduler.override_opt_param_scheduler", "scheduler.use_checkpoint_opt_param_scheduler"}},
                  one_schedule_on_resume);
-  s.rule<Config>({"C0614",
+  s.rule<Config>({"R0614",
                   "offload_needs_precision_aware",
                   "optimizer offload needs the precision-aware optimizer",
                   {"optimizer.optimizer_cpu_offload", "optimizer.use_precision_aware_optimizer"}},
                  offload_needs_precision_aware);
-  s.rule<Config>({"C0615",
+  s.rule<Config>({"R0615",
                   "matrices_stay_whole",
                   "muon excludes sharded gradients",
                   {"optimizer.optimizer", "ddp.data_parallel_sharding_strategy"}},

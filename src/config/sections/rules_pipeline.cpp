@@ -305,88 +305,88 @@ void register_pipeline_rules(Schema& s) {
                     embedding = "dist.account_for_embedding_in_pipeline_split",
                     loss = "dist.account_for_loss_in_pipeline_split";
   s.rule<Config>(
-      {"C0301", "virtual_stages_need_pipeline", "virtual stages need pipeline parallelism", {vpp, pp}},
+      {"R0301", "virtual_stages_need_pipeline", "virtual stages need pipeline parallelism", {vpp, pp}},
       virtual_stages_need_pipeline);
-  s.rule<Config>({"C0302",
+  s.rule<Config>({"R0302",
                   "layers_divide_stages",
                   "layers divide evenly into pipeline stages, unless told otherwise",
                   {pp, layers, embedding, loss}},
                  layers_divide_stages);
-  s.rule<Config>({"C0303",
+  s.rule<Config>({"R0303",
                   "layers_divide_virtual_stages",
                   "the layers of a stage divide evenly into virtual stages",
                   {vpp, pp, layers}},
                  layers_divide_virtual_stages);
-  s.rule<Config>({"C0304",
+  s.rule<Config>({"R0304",
                   "virtual_stage_layers_agree",
                   "layers per virtual stage divide a stage, and agree with the number of virtual stages",
                   {"dist.num_layers_per_virtual_pipeline_stage", vpp, pp, layers}},
                  virtual_stage_layers_agree);
-  s.rule<Config>({"C0305",
+  s.rule<Config>({"R0305",
                   "ends_exclude_accounting",
                   "sizes of the first and last stage exclude counting embedding and head as layers",
                   {first, last, embedding, loss}},
                  ends_exclude_accounting);
-  s.rule<Config>({"C0306",
+  s.rule<Config>({"R0306",
                   "middle_stages_even",
                   "the layers between first and last stage divide evenly",
                   {first, last, pp, layers}},
                  middle_stages_even);
-  s.rule<Config>({"C0307",
+  s.rule<Config>({"R0307",
                   "virtual_stages_divide_ends",
                   "first, last and middle stages each divide into virtual stages",
                   {vpp, first, last, pp, layers}},
                  virtual_stages_divide_ends);
   s.rule<Config>(
-      {"C0308", "layout_reads", "the layout follows its grammar: E first, L last, each once", {layout}},
+      {"R0308", "layout_reads", "the layout follows its grammar: E first, L last, each once", {layout}},
       layout_reads);
-  s.rule<Config>({"C0309",
+  s.rule<Config>({"R0309",
                   "layout_divides_stages",
                   "the layout's stages are pipeline ranks * virtual stages",
                   {layout, pp, vpp}},
                  layout_divides_stages);
-  s.rule<Config>({"C0310",
+  s.rule<Config>({"R0310",
                   "layout_holds_all_layers",
                   "the layout holds each layer and each predicted token once",
                   {layout, layers, "model.mtp_num_layers"}},
                  layout_holds_all_layers);
-  s.rule<Config>({"C0311",
+  s.rule<Config>({"R0311",
                   "layout_excludes_split",
                   "a layout excludes the other ways to split layers",
                   {layout, first, last, embedding, loss}},
                  layout_excludes_split);
-  s.rule<Config>({"C0312",
+  s.rule<Config>({"R0312",
                   "virtual_stages_without_overlap",
                   "virtual stages on two ranks need overlapped exchange",
                   {"comm_overlap.overlap_p2p_comm", pp, vpp}},
                  virtual_stages_without_overlap);
-  s.rule<Config>({"C0313",
+  s.rule<Config>({"R0313",
                   "exchange_overlaps_or_is_batched",
                   "exchange between stages overlaps or is batched, not both",
                   {"comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm"}},
                  exchange_overlaps_or_is_batched);
-  s.rule<Config>({"C0314",
+  s.rule<Config>({"R0314",
                   "micro_batch_groups_fit",
                   "with virtual stages micro-batches divide into groups of at least PP",
                   {"dist.microbatch_group_size_per_vp_stage", "train.num_microbatches", pp, vpp,
                    "train.global_batch_size"}},
                  micro_batch_groups_fit);
-  s.rule<Config>({"C0315",
+  s.rule<Config>({"R0315",
                   "pipeline_is_filled",
                   "a pipeline has at least as many micro-batches as stages",
                   {pp, "train.num_microbatches"}},
                  pipeline_is_filled);
-  s.rule<Config>({"C0316",
+  s.rule<Config>({"R0316",
                   "deferred_embedding_needs_pipeline",
                   "deferring the head's weight gradient needs a pipeline",
                   {"comm_overlap.defer_embedding_wgrad_compute", pp}},
                  deferred_embedding_needs_pipeline);
-  s.rule<Config>({"C0317",
+  s.rule<Config>({"R0317",
                   "schedule_has_flush",
                   "every schedule finishes all micro-batches before the update",
                   {"dist.pipeline_schedule"}},
                  schedule_has_flush);
-  s.rule<Config>({"C0318",
+  s.rule<Config>({"R0318",
                   "schedule_fits_virtual_stages",
                   "interleaved_1f1b is for virtual stages, and only it",
                   {"dist.pipeline_schedule", vpp}},

@@ -162,60 +162,60 @@ void main_copies_have_a_format(const Config& c, RuleReport& report) {
 void register_precision_rules(Schema& s) {
   const std::string params = "mixed_precision.params_dtype", fp8 = "mixed_precision.fp8",
                     fp4 = "mixed_precision.fp4";
-  s.rule<Config>({"C0501", "one_low_format", "fp8 and fp4 exclude each other", {fp8, fp4}}, one_low_format);
-  s.rule<Config>({"C0502",
+  s.rule<Config>({"R0501", "one_low_format", "fp8 and fp4 exclude each other", {fp8, fp4}}, one_low_format);
+  s.rule<Config>({"R0502",
                   "low_format_needs_half",
                   "fp8 and fp4 matrix products need bf16 or fp16 parameters",
                   {params, fp8, fp4}},
                  low_format_needs_half);
-  s.rule<Config>({"C0503",
+  s.rule<Config>({"R0503",
                   "low_gather_needs_sharding",
                   "gathering in fp8 or fp4 needs parameters that are gathered",
                   {"mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather",
                    "ddp.data_parallel_sharding_strategy"}},
                  low_gather_needs_sharding);
-  s.rule<Config>({"C0504",
+  s.rule<Config>({"R0504",
                   "delayed_scaling_covers_all_layers",
                   "delayed scaling excludes first and last layers in bf16",
                   {"mixed_precision.fp8_recipe", "mixed_precision.first_last_layers_bf16"}},
                  delayed_scaling_covers_all_layers);
-  s.rule<Config>({"C0505",
+  s.rule<Config>({"R0505",
                   "delayed_scaling_keeps_activations",
                   "delayed scaling excludes recomputation of moe_act and layernorm",
                   {"mixed_precision.fp8_recipe", "model.recompute_modules"}},
                  delayed_scaling_keeps_activations);
-  s.rule<Config>({"C0506",
+  s.rule<Config>({"R0506",
                   "edge_layers_fit_a_stage",
                   "layers kept in bf16 are layers of the first and last pipeline rank",
                   {"mixed_precision.num_layers_at_start_in_bf16", "mixed_precision.num_layers_at_end_in_bf16",
                    "model.num_layers", "dist.pipeline_model_parallel_size"}},
                  edge_layers_fit_a_stage);
-  s.rule<Config>({"C0507",
+  s.rule<Config>({"R0507",
                   "fp32_residual_needs_half",
                   "an fp32 residual stream is for bf16 or fp16 parameters",
                   {"model.fp32_residual_connection", params}},
                  fp32_residual_needs_half);
-  s.rule<Config>({"C0508",
+  s.rule<Config>({"R0508",
                   "stages_exchange_the_residual",
                   "stages send the residual stream without loss",
                   {"mixed_precision.pipeline_dtype", params, "model.fp32_residual_connection"}},
                  stages_exchange_the_residual);
-  s.rule<Config>({"C0509",
+  s.rule<Config>({"R0509",
                   "loss_scale_bounds",
                   "the smallest loss scale is not above the first",
                   {"mixed_precision.min_loss_scale", "mixed_precision.initial_loss_scale"}},
                  loss_scale_bounds);
-  s.rule<Config>({"C0510",
+  s.rule<Config>({"R0510",
                   "reduction_format_matters",
                   "the format of reduction matters below fp32 only",
                   {"mixed_precision.grad_reduce_in_fp32", params}},
                  reduction_format_matters);
-  s.rule<Config>({"C0511",
+  s.rule<Config>({"R0511",
                   "state_formats_need_precision_aware",
                   "optimizer state below fp32 needs use_precision_aware_optimizer, which is for adam",
                   {"optimizer.use_precision_aware_optimizer", "optimizer.optimizer"}},
                  state_formats_need_precision_aware);
-  s.rule<Config>({"C0512",
+  s.rule<Config>({"R0512",
                   "main_copies_have_a_format",
                   "main parameters are fp32 or fp16, their gradients fp32 or bf16",
                   {"optimizer.main_params_dtype", "optimizer.main_grads_dtype"}},

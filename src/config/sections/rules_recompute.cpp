@@ -128,44 +128,44 @@ void offload_excludes(const Config& c, RuleReport& report) {
 
 void register_recompute_rules(Schema& s) {
   const std::string granularity = "model.recompute_granularity";
-  s.rule<Config>({"C0801",
+  s.rule<Config>({"R0801",
                   "selective_has_no_layers",
                   "recompute_method and recompute_num_layers are for full recomputation",
                   {granularity, "model.recompute_method", "model.recompute_num_layers"}},
                  selective_has_no_layers);
-  s.rule<Config>({"C0802",
+  s.rule<Config>({"R0802",
                   "recomputed_layers_fit",
                   "a recomputed group is not larger than a stage",
                   {"model.recompute_num_layers", "model.num_layers", "dist.pipeline_model_parallel_size"}},
                  recomputed_layers_fit);
-  s.rule<Config>({"C0803",
+  s.rule<Config>({"R0803",
                   "full_has_no_modules",
                   "recompute_modules is for selective recomputation",
                   {"model.recompute_modules", granularity}},
                  full_has_no_modules);
-  s.rule<Config>({"C0804",
+  s.rule<Config>({"R0804",
                   "recomputed_modules_once",
                   "recompute_modules names each module once",
                   {"model.recompute_modules"}},
                  recomputed_modules_once);
-  s.rule<Config>({"C0805",
+  s.rule<Config>({"R0805",
                   "recomputed_modules_exist",
                   "recompute_modules names what the model has",
                   {"model.recompute_modules", "model.num_moe_experts", "model.multi_latent_attention"}},
                  recomputed_modules_exist);
-  s.rule<Config>({"C0806",
+  s.rule<Config>({"R0806",
                   "saved_activations_distribute",
                   "distributing saved activations needs tensor parallelism and full recomputation, without "
                   "sequence_parallel",
                   {"model.distribute_saved_activations", "dist.tensor_model_parallel_size",
                    "dist.sequence_parallel", granularity}},
                  saved_activations_distribute);
-  s.rule<Config>({"C0807",
+  s.rule<Config>({"R0807",
                   "offloaded_layers_fit",
                   "offload moves at least one and not all layers",
                   {"model.cpu_offloading_num_layers", "model.num_layers"}},
                  offloaded_layers_fit);
-  s.rule<Config>({"C0808",
+  s.rule<Config>({"R0808",
                   "offload_excludes",
                   "offload excludes pipelines and recomputation",
                   {"model.cpu_offloading", "dist.pipeline_model_parallel_size", granularity}},

@@ -105,51 +105,51 @@ void checkpoints_can_resume(const Config& c, RuleReport& report) {
 }  // namespace
 
 void register_run_rules(Schema& s) {
-  s.rule<Config>({"C0901",
+  s.rule<Config>({"R0901",
                   "one_start",
                   "a run continues another or starts from weights, not both",
                   {"checkpoint.load", "checkpoint.pretrained_checkpoint"}},
                  one_start);
-  s.rule<Config>({"C0902",
+  s.rule<Config>({"R0902",
                   "retained_are_saved",
                   "checkpoints that are kept for good are among those saved",
                   {"checkpoint.save_retain_interval", "checkpoint.save_interval"}},
                  retained_are_saved);
   s.rule<Config>(
-      {"C0903", "some_checkpoint_is_kept", "at least one checkpoint is kept", {"checkpoint.most_recent_k"}},
+      {"R0903", "some_checkpoint_is_kept", "at least one checkpoint is kept", {"checkpoint.most_recent_k"}},
       some_checkpoint_is_kept);
-  s.rule<Config>({"C0904",
+  s.rule<Config>({"R0904",
                   "adapters_need_a_model",
                   "adapters need the weights of a trained model",
                   {"checkpoint.pretrained_checkpoint"}},
                  adapters_need_a_model);
-  s.rule<Config>({"C0905", "adapters_have_targets", "adapters have layers to adapt", {"peft.target_modules"}},
+  s.rule<Config>({"R0905", "adapters_have_targets", "adapters have layers to adapt", {"peft.target_modules"}},
                  adapters_have_targets);
   s.rule<Config>(
-      {"C0906", "tokenizer_has_files", "a tokenizer has the files of its kind", {"tokenizer.tokenizer_type"}},
+      {"R0906", "tokenizer_has_files", "a tokenizer has the files of its kind", {"tokenizer.tokenizer_type"}},
       tokenizer_has_files);
-  s.rule<Config>({"C0907",
+  s.rule<Config>({"R0907",
                   "bytes_fit_vocabulary",
                   "the byte tokenizer's ids fit the vocabulary",
                   {"model.vocab_size", "tokenizer.tokenizer_type"}},
                  bytes_fit_vocabulary);
-  s.rule<Config>({"C0908",
+  s.rule<Config>({"R0908",
                   "trace_has_steps",
                   "a trace has at least one step",
                   {"profiling.profile_step_start", "profiling.profile_step_end"}},
                  trace_has_steps);
-  s.rule<Config>({"C0909",
+  s.rule<Config>({"R0909",
                   "traced_ranks_exist",
                   "traced ranks are ranks of the world",
                   {"profiling.profile_ranks", "dist.world_size"}},
                  traced_ranks_exist);
   s.rule<Config>(
-      {"C0910",
+      {"R0910",
        "rewind_needs_checkpoints",
        "rewinding needs checkpoints with optimizer state",
        {"resilience.loss_spike_action", "resilience.grad_norm_spike_action", "checkpoint.save_interval"}},
       rewind_needs_checkpoints);
-  s.rule<Config>({"C0911",
+  s.rule<Config>({"R0911",
                   "checkpoints_can_resume",
                   "checkpoints hold what a resume needs",
                   {"checkpoint.save_optim", "checkpoint.save_interval"}},

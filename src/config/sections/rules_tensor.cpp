@@ -179,84 +179,84 @@ void heads_divide_exchange(const Config& c, RuleReport& report) {
 void register_tensor_rules(Schema& s) {
   const std::string tensor = "dist.tensor_model_parallel_size", heads = "model.num_attention_heads",
                     groups = "model.num_query_groups";
-  s.rule<Config>({"C0401",
+  s.rule<Config>({"R0401",
                   "sequence_parallel_needs_tensor",
                   "sequence parallelism needs tensor parallelism",
                   {"dist.sequence_parallel", tensor}},
                  sequence_parallel_needs_tensor);
-  s.rule<Config>({"C0402",
+  s.rule<Config>({"R0402",
                   "heads_divide_tensor",
                   "attention heads divide over the tensor-parallel ranks",
                   {heads, tensor}},
                  heads_divide_tensor);
   s.rule<Config>(
-      {"C0403",
+      {"R0403",
        "groups_divide_tensor",
        "key/value heads divide over the tensor-parallel ranks, or the ranks over them (replicated)",
        {groups, tensor}},
       groups_divide_tensor);
-  s.rule<Config>({"C0404",
+  s.rule<Config>({"R0404",
                   "groups_divide_heads",
                   "each key/value head serves the same number of query heads",
                   {groups, heads}},
                  groups_divide_heads);
-  s.rule<Config>({"C0405",
+  s.rule<Config>({"R0405",
                   "heads_divide_hidden",
                   "the hidden size divides into heads, unless kv_channels is given",
                   {"model.hidden_size", heads, "model.kv_channels"}},
                  heads_divide_hidden);
-  s.rule<Config>({"C0406",
+  s.rule<Config>({"R0406",
                   "feed_forward_divides_tensor",
                   "the feed-forward width divides over the tensor-parallel ranks",
                   {"model.ffn_hidden_size", tensor}},
                  feed_forward_divides_tensor);
-  s.rule<Config>({"C0407",
+  s.rule<Config>({"R0407",
                   "vocabulary_divides_tensor",
                   "the padded vocabulary divides over the tensor-parallel ranks",
                   {"model.padded_vocab_size", "model.make_vocab_size_divisible_by", tensor}},
                  vocabulary_divides_tensor);
   s.rule<Config>(
-      {"C0408",
+      {"R0408",
        "padding_covers_vocabulary",
        "a given padded_vocab_size holds the vocabulary and is a multiple of make_vocab_size_divisible_by",
        {"model.padded_vocab_size", "model.vocab_size", "model.make_vocab_size_divisible_by"}},
       padding_covers_vocabulary);
-  s.rule<Config>({"C0409",
+  s.rule<Config>({"R0409",
                   "tensor_overlap_needs_sequence_parallel",
                   "overlap of tensor parallelism needs sequence_parallel",
                   {"comm_overlap.tp_comm_overlap", "dist.sequence_parallel"}},
                  tensor_overlap_needs_sequence_parallel);
-  s.rule<Config>({"C0410",
+  s.rule<Config>({"R0410",
                   "rotated_width_even",
                   "the rotated part of a head has an even width",
                   {"model.kv_channels", "model.rotary_percent"}},
                  rotated_width_even);
-  s.rule<Config>({"C0411",
+  s.rule<Config>({"R0411",
                   "rope_scaling_ordered",
                   "the low frequency factor is below the high one",
                   {"model.rope_scaling_low_freq_factor", "model.rope_scaling_high_freq_factor"}},
                  rope_scaling_ordered);
-  s.rule<Config>({"C0412",
+  s.rule<Config>({"R0412",
                   "window_below_sequence",
                   "a sliding window is shorter than the sequence",
                   {"model.window_size", "model.seq_length"}},
                  window_below_sequence);
-  s.rule<Config>({"C0413",
+  s.rule<Config>({"R0413",
                   "qkv_bias_is_extra",
                   "add_qkv_bias is for models without other biases",
                   {"model.add_qkv_bias", "model.add_bias_linear"}},
                  qkv_bias_is_extra);
-  s.rule<Config>({"C0414",
+  s.rule<Config>({"R0414",
                   "latent_attention_excludes_groups",
                   "latent attention has as many key as query heads",
                   {"model.multi_latent_attention", groups, heads}},
                  latent_attention_excludes_groups);
-  s.rule<Config>({"C0415",
+  s.rule<Config>({"R0415",
                   "latent_attention_rotates_halves",
                   "latent attention does not rotate interleaved",
                   {"model.multi_latent_attention", "model.rotary_interleaved"}},
                  latent_attention_rotates_halves);
-  s.rule<Config>({"C0416",
+  s.rule<Config>({"R0416",
                   "heads_divide_exchange",
                   "exchange of heads for sequence needs heads for every rank",
                   {"dist.cp_comm_type", "dist.context_parallel_size", heads, tensor}},

@@ -187,67 +187,67 @@ void backend_fits_device(const Config& c, RuleReport& report) {
 
 void register_world_rules(Schema& s) {
   s.rule<Config>(
-      {"C0101",
+      {"R0101",
        "world_divisible",
        "the world is a multiple of tensor * pipeline * context parallelism; the quotient is data parallelism",
        {"dist.world_size", "dist.tensor_model_parallel_size", "dist.pipeline_model_parallel_size",
         "dist.context_parallel_size"}},
       world_divisible);
-  s.rule<Config>({"C0102",
+  s.rule<Config>({"R0102",
                   "expert_world_divisible",
                   "the world is a multiple of expert tensor * expert * pipeline parallelism",
                   {"dist.world_size", "dist.expert_tensor_parallel_size", "dist.expert_model_parallel_size",
                    "dist.pipeline_model_parallel_size", "model.num_moe_experts"}},
                  expert_world_divisible);
-  s.rule<Config>({"C0103",
+  s.rule<Config>({"R0103",
                   "data_parallel_size_agrees",
                   "a given data_parallel_size is what the world leaves",
                   {"dist.data_parallel_size", "dist.world_size", "dist.tensor_model_parallel_size",
                    "dist.pipeline_model_parallel_size", "dist.context_parallel_size"}},
                  data_parallel_size_agrees);
-  s.rule<Config>({"C0104",
+  s.rule<Config>({"R0104",
                   "expert_data_parallel_size_agrees",
                   "a given expert_data_parallel_size is what the world leaves",
                   {"dist.expert_data_parallel_size", "dist.world_size", "dist.expert_tensor_parallel_size",
                    "dist.expert_model_parallel_size", "dist.pipeline_model_parallel_size"}},
                  expert_data_parallel_size_agrees);
-  s.rule<Config>({"C0105",
+  s.rule<Config>({"R0105",
                   "pipeline_order_needs_one_data_axis",
                   "the order tp-cp-ep-pp-dp needs the same data parallelism for dense layers and experts",
                   {"dist.use_tp_pp_dp_mapping", "dist.data_parallel_size", "dist.expert_data_parallel_size"}},
                  pipeline_order_needs_one_data_axis);
-  s.rule<Config>({"C0106",
+  s.rule<Config>({"R0106",
                   "hierarchical_sizes_multiply_to_context",
                   "the sizes of hierarchical context parallelism multiply to context_parallel_size",
                   {"dist.hierarchical_context_parallel_sizes", "dist.context_parallel_size"}},
                  hierarchical_sizes_multiply_to_context);
-  s.rule<Config>({"C0107",
+  s.rule<Config>({"R0107",
                   "hierarchical_sizes_given",
                   "two hierarchical sizes are given exactly when cp_comm_type has a2a+p2p",
                   {"dist.hierarchical_context_parallel_sizes", "dist.cp_comm_type"}},
                  hierarchical_sizes_given);
-  s.rule<Config>({"C0108",
+  s.rule<Config>({"R0108",
                   "context_exchange_for_each_layer",
                   "cp_comm_type has one item, or one for each layer",
                   {"dist.cp_comm_type", "model.num_layers"}},
                  context_exchange_for_each_layer);
   s.rule<Config>(
-      {"C0109",
+      {"R0109",
        "state_groups_divide_data",
        "num_distributed_optimizer_instances divides data * context parallelism and expert data parallelism",
        {"ddp.num_distributed_optimizer_instances", "dist.data_parallel_size", "dist.context_parallel_size"}},
       state_groups_divide_data);
-  s.rule<Config>({"C0110",
+  s.rule<Config>({"R0110",
                   "state_groups_need_sharding",
                   "groups of optimizer state need optimizer state that is sharded",
                   {"ddp.num_distributed_optimizer_instances", "ddp.data_parallel_sharding_strategy"}},
                  state_groups_need_sharding);
-  s.rule<Config>({"C0111",
+  s.rule<Config>({"R0111",
                   "outer_sharding_fits",
                   "outer_dp_sharding_strategy is no_shard or optim, and needs more than one group",
                   {"ddp.outer_dp_sharding_strategy", "ddp.num_distributed_optimizer_instances"}},
                  outer_sharding_fits);
-  s.rule<Config>({"C0112",
+  s.rule<Config>({"R0112",
                   "backend_fits_device",
                   "nccl carries collectives of GPUs only",
                   {"dist.distributed_backend", "train.device"}},
