@@ -68,6 +68,11 @@ Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
                       }})[0];
 }
 
+KvCache KvCache::empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity, DType type) {
+  const Shape shape{batch, layout.groups, capacity, layout.head_dim};
+  return {Tensor::empty(device, shape, type), Tensor::empty(device, shape, type)};
+}
+
 Var attention_decode(Tape& tape, const Var& qkv, const AttentionOptions& options, const KvCache& cache, int64_t past) {
   CAPSTAN_ASSERT(!tape.recording(), "attention_decode: a step of generation has no gradient");
   Device& device = tape.device();

@@ -30,6 +30,7 @@ Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options);
 // Keys and values seen so far by one layer: [batch, groups, capacity, head_dim] each.
 struct KvCache {
   Tensor k, v;
+  static KvCache empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity, DType type);
 };
 // One step of generation: appends the new tokens' keys and values at position `past` and attends. options.seq is the number
 // of new tokens of each sequence. Records nothing.

@@ -1,0 +1,275 @@
+#include "models/gpt.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/text.hpp"
+#include "kernels/table.hpp"
+#include "ops/linear_cross_entropy.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::models {
+
+namespace {
+
+using config::ModelConfig;
+
+// A field that resolution fills in.
+template <class T>
+T resolved(const std::optional<T>& value, const char* field) {
+  CAPSTAN_ASSERT(value.has_value(), std::string("model.") + field + " has not been resolved");
+  return *value;
+}
+
+void refuse_unsupported(const ModelConfig& c) {
+  std::vector<std::string> found;
+  const auto refuse = [&](bool when, const std::string& what) {
+    if (when) found.push_back("model." + what);
+  };
+  if (c.num_moe_experts) refuse(true, "num_moe_experts=" + std::to_string(*c.num_moe_experts));
+  refuse(c.multi_latent_attention, "multi_latent_attention=true");
+  if (c.mtp_num_layers) refuse(*c.mtp_num_layers > 0, "mtp_num_layers=" + std::to_string(*c.mtp_num_layers));
+  refuse(c.fp32_residual_connection, "fp32_residual_connection=true");
+  refuse(!c.attention_softmax_in_fp32, "attention_softmax_in_fp32=false");
+  refuse(c.distribute_saved_activations, "distribute_saved_activations=true");
+  refuse(c.cpu_offloading, "cpu_offloading=true");
+  if (c.recompute_granularity == config::RecomputeGranularity::selective)
+    for (const auto module : c.recompute_modules)
+      refuse(module != config::RecomputeModule::core_attn && module != config::RecomputeModule::mlp,
+             "recompute_modules=[" + std::string(config::enum_name(module)) + "]");
+  if (!found.empty())
+    fail(ErrorCode::unsupported, "this build cannot run a model with " + join(found, ", "),
+         "such a recipe can be resolved, checked and shown, but not trained here");
+}
+
+void require(bool condition, const std::string& message) {
+  if (!condition) fail(ErrorCode::config, message);
+}
+
+kernels::ActivationKind activation_of(config::Activation activation) {
+  switch (activation) {
+    case config::Activation::gelu: return kernels::ActivationKind::gelu;
+    case config::Activation::gelu_tanh: return kernels::ActivationKind::gelu_tanh;
+    case config::Activation::silu: return kernels::ActivationKind::silu;
+    case config::Activation::relu: return kernels::ActivationKind::relu;
+    case config::Activation::squared_relu: return kernels::ActivationKind::squared_relu;
+  }
+  fail(ErrorCode::internal, "unknown activation");
+}
+
+nn::NormKind norm_of(const ModelConfig& c) {
+  return {c.normalization == config::Normalization::rms_norm, c.layernorm_epsilon, c.layernorm_zero_centered_gamma};
+}
+
+std::optional<nn::RopeOptions> rope_of(const ModelConfig& c, int64_t head_dim) {
+  if (c.position_embedding_type != config::PositionEmbedding::rope) return std::nullopt;
+  nn::RopeOptions rope;
+  rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * c.rotary_percent);
+  require(rope.rotary_dim > 0 && rope.rotary_dim % 2 == 0,
+          "model.rotary_percent=" + to_text(c.rotary_percent) + " of a head of " + std::to_string(head_dim) +
+              " elements turns " + std::to_string(rope.rotary_dim) + " of them, which are not pairs");
+  rope.base = c.rotary_base;
+  rope.interleaved = c.rotary_interleaved;
+  if (c.rope_scaling)
+    rope.scaling = nn::RopeScaling{c.rope_scaling_factor, c.rope_scaling_low_freq_factor, c.rope_scaling_high_freq_factor,
+                                   c.rope_scaling_original_max_position_embeddings};
+  return rope;
+}
+
+Tensor positions_tensor(Device& device, int64_t batch, int64_t seq, int64_t first) {
+  std::vector<int32_t> positions(static_cast<size_t>(batch * seq));
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(first + static_cast<int64_t>(i) % seq);
+  OwnerScope scope(MemoryOwner::data);
+  return Tensor::from_host<int32_t>(device, {batch * seq}, positions);
+}
+
+}  // namespace
+
+GptModel::GptModel(const ModelConfig& config) {
+  refuse_unsupported(config);
+  hidden_ = config.hidden_size;
+  vocab_ = config.vocab_size;
+  const int64_t padded_vocab = resolved(config.padded_vocab_size, "padded_vocab_size");
+  require(config.num_layers > 0 && hidden_ > 0 && config.num_attention_heads > 0 && vocab_ > 0,
+          "a model needs model.num_layers, hidden_size, num_attention_heads and vocab_size above 0");
+  require(vocab_ <= padded_vocab, "model.padded_vocab_size=" + std::to_string(padded_vocab) + " is below model.vocab_size=" +
+                                      std::to_string(vocab_));
+  const int64_t groups = resolved(config.num_query_groups, "num_query_groups");
+  require(groups > 0 && config.num_attention_heads % groups == 0,
+          "model.num_attention_heads=" + std::to_string(config.num_attention_heads) + " is not a multiple of model.num_query_groups=" +
+              std::to_string(groups));
+  rope_ = rope_of(config, resolved(config.kv_channels, "kv_channels"));
+
+  nn::ParamList list;
+  nn::Embedding::Options embedding;
+  embedding.vocab = padded_vocab;
+  embedding.hidden = hidden_;
+  if (config.position_embedding_type == config::PositionEmbedding::learned_absolute)
+    embedding.positions = learned_positions_ = resolved(config.max_position_embeddings, "max_position_embeddings");
+  embedding.dropout = config.hidden_dropout;
+  embedding.init = {Init::Kind::normal, resolved(config.embedding_init_method_std, "embedding_init_method_std")};
+  if (config.share_embeddings_and_output_weights) embedding.places = {"output_layer.weight"};
+  embedding_ = std::make_unique<nn::Embedding>(list, "embedding", embedding);
+
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const std::string number = std::to_string(layer);
+    layers_.push_back(std::make_unique<nn::TransformerLayer>(
+        list, nn::Place{"decoder.layers." + number, static_cast<int>(layer), "layer " + number}, layer_options(config, layer)));
+  }
+  final_norm_ = std::make_unique<nn::Norm>(list, nn::Place{"decoder.final_layernorm", -1, "head"}, hidden_, norm_of(config));
+  if (!config.share_embeddings_and_output_weights) {
+    ParamSpec output = nn::Place{"output_layer", -1, "head"}.spec("weight", {padded_vocab, hidden_},
+                                                                 {Init::Kind::normal, config.init_method_std});
+    output.sharding = {MeshAxis::tensor, 0, 1};
+    output_ = &list.add(std::move(output));
+  }
+  parameters_ = list.take();
+
+  if (config.recompute_granularity == config::RecomputeGranularity::full) {
+    const int64_t number = std::clamp<int64_t>(config.recompute_num_layers.value_or(1), 1, config.num_layers);
+    const bool block = config.recompute_method == config::RecomputeMethod::block;
+    recomputed_layers_ = block ? number : config.num_layers;
+    region_layers_ = block ? 1 : number;
+  }
+}
+
+nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int64_t layer) const {
+  const Init init{Init::Kind::normal, c.init_method_std};
+  const Init output_init{Init::Kind::normal, c.init_method_std / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
+  nn::TransformerLayer::Options o;
+  o.norm = norm_of(c);
+  o.hidden_dropout = c.hidden_dropout;
+  o.residual_from_norm = c.apply_residual_connection_post_layernorm;
+  o.recompute_mlp = c.recompute_granularity == config::RecomputeGranularity::selective &&
+                    std::count(c.recompute_modules.begin(), c.recompute_modules.end(), config::RecomputeModule::mlp) > 0;
+  nn::SelfAttention::Options& a = o.attention;
+  a.hidden = hidden_;
+  a.heads = c.num_attention_heads;
+  a.groups = resolved(c.num_query_groups, "num_query_groups");
+  a.head_dim = resolved(c.kv_channels, "kv_channels");
+  a.qkv_bias = c.add_bias_linear || c.add_qkv_bias;
+  a.output_bias = c.add_bias_linear;
+  if (c.qk_layernorm) a.qk_norm = o.norm;
+  a.rope = rope_;
+  a.scale = resolved(c.softmax_scale, "softmax_scale");
+  const bool sees_all = c.window_attn_skip_freq && *c.window_attn_skip_freq > 0 && (layer + 1) % *c.window_attn_skip_freq == 0;
+  if (c.window_size && !sees_all) a.window = *c.window_size;
+  a.dropout = c.attention_dropout;
+  a.init = init;
+  a.output_init = output_init;
+  nn::Mlp::Options& m = o.mlp;
+  m.hidden = hidden_;
+  m.ffn = resolved(c.ffn_hidden_size, "ffn_hidden_size");
+  m.gated = c.gated_linear_unit;
+  m.bias = c.add_bias_linear;
+  m.activation = activation_of(c.activation_func);
+  m.init = init;
+  m.output_init = output_init;
+  return o;
+}
+
+const ops::RopeTable& GptModel::rope_table(Device& device, int64_t positions) const {
+  ops::RopeTable& table = rope_tables_[&device];
+  if (!table.cos.defined() || table.positions() < positions)
+    table = nn::make_rope_table(device, *rope_, positions);
+  return table;
+}
+
+void GptModel::check_positions(int64_t positions) const {
+  if (learned_positions_ > 0 && positions > learned_positions_)
+    fail(ErrorCode::usage, "a sequence of " + std::to_string(positions) + " tokens is longer than the model's " +
+                               std::to_string(learned_positions_) + " learned positions",
+         "shorten the text, or train with a larger model.max_position_embeddings");
+}
+
+nn::TokenContext GptModel::token_context(Device& device, const Batch& batch, const ForwardOptions& options) const {
+  const int64_t rows = batch.batch * batch.seq;
+  CAPSTAN_ASSERT(rows > 0 && batch.tokens.elements() == rows, "a batch of " + std::to_string(batch.batch) + " x " +
+                                                                  std::to_string(batch.seq) + " with tokens " + batch.tokens.text());
+  check_positions(batch.seq);
+  nn::TokenContext context;
+  context.batch = batch.batch;
+  context.seq = batch.seq;
+  if (rope_ || learned_positions_ > 0)
+    context.positions = batch.positions.defined() ? batch.positions : positions_tensor(device, batch.batch, batch.seq, 0);
+  if (rope_) context.rope = rope_table(device, batch.seq);
+  context.document_start = batch.document_start;
+  context.row_ids = batch.row_ids;
+  context.training = options.training;
+  context.seed = options.seed;
+  return context;
+}
+
+// Up to and including the last norm.
+Var GptModel::hidden_states(Tape& tape, const Tensor& tokens, const nn::TokenContext& context, bool recompute) const {
+  nn::ResidualStream stream{embedding_->forward(tape, tokens, context), {}};
+  const auto count = static_cast<int64_t>(layers_.size());
+  for (int64_t first = 0; first < count;) {
+    if (!recompute || first >= recomputed_layers_) {
+      stream = layers_[static_cast<size_t>(first++)]->forward(tape, std::move(stream), context);
+      continue;
+    }
+    const int64_t end = std::min(first + region_layers_, recomputed_layers_);
+    Var x = nn::closed(tape, std::move(stream));
+    const auto region = [this, context, first, end](Tape& inner, std::span<const Var> inputs) {
+      nn::ResidualStream s{inputs[0], {}};
+      for (int64_t layer = first; layer < end; ++layer)
+        s = layers_[static_cast<size_t>(layer)]->forward(inner, std::move(s), context);
+      return std::vector<Var>{nn::closed(inner, std::move(s))};
+    };
+    stream = {tape.recompute("layers " + std::to_string(first) + "-" + std::to_string(end - 1), {std::move(x)}, region)[0], {}};
+    first = end;
+  }
+  return nn::normalise(tape, *final_norm_, std::move(stream)).y;
+}
+
+Loss GptModel::forward(Tape& tape, const Batch& batch, const ForwardOptions& options) const {
+  const nn::TokenContext context = token_context(tape.device(), batch, options);
+  const Var x = hidden_states(tape, batch.tokens, context, options.recompute);
+  ops::CrossEntropyResult result = ops::linear_cross_entropy(tape, x, head(), batch.labels, batch.loss_mask, vocab_);
+  tape.output("loss", result.sum);
+  return {std::move(result.sum), std::move(result.exact_sum), std::move(result.per_token)};
+}
+
+Tensor GptModel::all_logits(Tape& tape, const Batch& batch) const {
+  const nn::TokenContext context = token_context(tape.device(), batch, {.training = false});
+  return ops::head_logits(tape, hidden_states(tape, batch.tokens, context, false).value, head(), vocab_);
+}
+
+KvCache GptModel::make_cache(int64_t batch, int64_t capacity) const {
+  check_positions(capacity);
+  KvCache cache;
+  cache.batch = batch;
+  cache.capacity = capacity;
+  cache.layers.resize(layers_.size());
+  return cache;
+}
+
+Tensor GptModel::next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) const {
+  Device& device = tape.device();
+  const int64_t count = cache.batch > 0 ? tokens.elements() / cache.batch : 0;
+  CAPSTAN_ASSERT(count > 0 && tokens.elements() == count * cache.batch && cache.layers.size() == layers_.size(),
+                 "tokens " + tokens.text() + " for a cache of " + std::to_string(cache.batch) + " sequences");
+  if (cache.past + count > cache.capacity)
+    fail(ErrorCode::usage, std::to_string(cache.past) + " + " + std::to_string(count) + " tokens do not fit a cache for " +
+                               std::to_string(cache.capacity));
+  nn::TokenContext context;
+  context.batch = cache.batch;
+  context.seq = count;
+  if (rope_ || learned_positions_ > 0) context.positions = positions_tensor(device, cache.batch, count, cache.past);
+  if (rope_) context.rope = rope_table(device, cache.capacity);
+  nn::ResidualStream stream{embedding_->forward(tape, tokens.view({tokens.elements()}), context), {}};
+  for (size_t i = 0; i < layers_.size(); ++i)
+    stream = layers_[i]->forward(tape, std::move(stream), context, {&cache.layers[i], cache.past, cache.capacity});
+  cache.past += count;
+  // Only the last token of each sequence goes through the head.
+  const Var x = nn::closed(tape, std::move(stream));
+  const Tensor last = Tensor::empty(device, {cache.batch, hidden_}, x.dtype());
+  launch(device, device.table().elementwise->copy_rows, x.value.slice(0, count - 1, x.size(0) - count + 1), count * hidden_, last,
+         hidden_, cache.batch, hidden_);
+  const ops::NormResult normed = final_norm_->forward(tape, Var{last, -1}, {});
+  return ops::head_logits(tape, normed.y.value, head(), vocab_);
+}
+
+}  // namespace capstan::models

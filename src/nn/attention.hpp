@@ -1,0 +1,46 @@
+#pragma once
+
+#include <optional>
+
+#include "nn/linear.hpp"
+#include "nn/norm.hpp"
+#include "nn/rope_table.hpp"
+#include "nn/token_context.hpp"
+#include "ops/attention.hpp"
+
+namespace capstan::nn {
+
+// One layer's part of a generation: the cache (made at the first step, for the heads that are here) and what is in it.
+struct LayerCache {
+  ops::KvCache* keys_values = nullptr;
+  int64_t past = 0, capacity = 0;  // tokens
+};
+
+// Causal self-attention with grouped key/value heads: linear_qkv, optional QK norm, RoPE, attention, linear_proj.
+class SelfAttention {
+ public:
+  struct Options {
+    int64_t hidden = 0, heads = 0, groups = 0, head_dim = 0;
+    bool qkv_bias = false, output_bias = false;
+    std::optional<NormKind> qk_norm;
+    std::optional<RopeOptions> rope;
+    double scale = 0;
+    int64_t window = 0;  // tokens that a query sees, itself included; 0: all earlier ones
+    double dropout = 0;  // of the attention probabilities
+    Init init, output_init;
+  };
+  SelfAttention(ParamList& parameters, const Place& place, const Options& options);
+
+  // x[N, hidden] -> [N, hidden], without the output bias: it is fused with the residual addition. With a cache the tokens
+  // follow those in it.
+  Var forward(Tape& tape, const Var& x, const TokenContext& context, const LayerCache& cache = {}) const;
+  const Parameter* output_bias() const { return output_.bias(); }
+
+ private:
+  Options options_;
+  uint64_t layer_;
+  Linear qkv_, output_;
+  std::optional<Norm> q_norm_, k_norm_;
+};
+
+}  // namespace capstan::nn

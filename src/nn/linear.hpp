@@ -1,0 +1,33 @@
+#pragma once
+
+#include "nn/param_list.hpp"
+#include "ops/tape.hpp"
+
+namespace capstan::nn {
+
+// How a linear layer is cut over tensor-parallel ranks: by its outputs (column: each rank makes part of the features) or by
+// its inputs (row: each rank makes a partial sum).
+enum class Cut : uint8_t { none, column, row };
+
+class Linear {
+ public:
+  struct Options {
+    int64_t in = 0, out = 0;  // global
+    bool bias = false;
+    Init init;
+    Cut cut = Cut::none;
+    int64_t blocks = 1;  // of the output: gate and up are two
+  };
+  Linear(ParamList& parameters, const Place& place, const Options& options);
+
+  Var forward(Tape& tape, const Var& x) const;               // x W^T + bias
+  Var forward_without_bias(Tape& tape, const Var& x) const;  // for a bias that is fused with what follows
+  const Parameter& weight() const { return *weight_; }
+  const Parameter* bias() const { return bias_; }  // null when there is none
+
+ private:
+  const Parameter* weight_;
+  const Parameter* bias_ = nullptr;
+};
+
+}  // namespace capstan::nn

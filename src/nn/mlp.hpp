@@ -1,0 +1,27 @@
+#pragma once
+
+#include "kernels/activation.hpp"
+#include "nn/linear.hpp"
+
+namespace capstan::nn {
+
+// fc2(act(fc1(x))), or gated: fc2(act(gate) * up) with fc1 = [gate; up].
+class Mlp {
+ public:
+  struct Options {
+    int64_t hidden = 0, ffn = 0;
+    bool gated = false, bias = false;
+    kernels::ActivationKind activation = kernels::ActivationKind::gelu;
+    Init init, output_init;
+  };
+  Mlp(ParamList& parameters, const Place& place, const Options& options);
+
+  Var forward(Tape& tape, const Var& x) const;  // without the output bias
+  const Parameter* output_bias() const { return fc2_.bias(); }
+
+ private:
+  Options options_;
+  Linear fc1_, fc2_;
+};
+
+}  // namespace capstan::nn

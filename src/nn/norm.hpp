@@ -1,0 +1,34 @@
+#pragma once
+
+#include "nn/param_list.hpp"
+#include "ops/norm.hpp"
+
+namespace capstan::nn {
+
+struct NormKind {
+  bool rms = false;
+  double epsilon = 1e-5;
+  bool zero_centered_gamma = false;  // gamma is stored as gamma - 1
+
+  ops::NormOptions options() const { return {rms, static_cast<float>(epsilon), zero_centered_gamma ? 1.0f : 0.0f}; }
+};
+
+// gamma (and, for LayerNorm, beta) of one norm.
+class Norm {
+ public:
+  Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind);
+
+  // sum = x + residual (an undefined residual is none), y = norm(sum).
+  ops::NormResult forward(Tape& tape, Var x, const Var& residual) const {
+    return ops::norm(tape, std::move(x), residual, *gamma_, beta_, kind_.options());
+  }
+  const Parameter* gamma() const { return gamma_; }
+  const Parameter* beta() const { return beta_; }  // null for RMSNorm
+
+ private:
+  NormKind kind_;
+  const Parameter* gamma_;
+  const Parameter* beta_ = nullptr;
+};
+
+}  // namespace capstan::nn

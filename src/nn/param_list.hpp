@@ -1,0 +1,47 @@
+// The parameters of a model in the order of their declaration. Layers add to it when they are made.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "ops/parameter.hpp"
+
+namespace capstan::nn {
+
+class ParamList {
+ public:
+  const Parameter& add(ParamSpec spec) {
+    CAPSTAN_ASSERT(names_.insert(spec.name).second, "two parameters called `" + spec.name + "`");
+    parameters_.push_back(std::make_unique<Parameter>(std::move(spec), static_cast<int>(parameters_.size())));
+    return *parameters_.back();
+  }
+  std::vector<std::unique_ptr<Parameter>> take() { return std::move(parameters_); }
+
+ private:
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::unordered_set<std::string> names_;
+};
+
+// Where a layer stands: the prefix of its parameters' names and what a ParamSpec says about place.
+struct Place {
+  std::string prefix;  // "decoder.layers.3.mlp", without the last dot
+  int layer = -1;      // global layer index, -1: outside the layers
+  std::string block;   // unit of prefetch: "layer 3"
+  Place inside(const std::string& name) const { return {prefix + "." + name, layer, block}; }
+  ParamSpec spec(const std::string& name, Shape shape, Init init) const {
+    ParamSpec result;
+    result.name = prefix + "." + name;
+    result.shape = shape;
+    result.init = init;
+    result.layer = layer;
+    result.block = block;
+    result.no_weight_decay = shape.rank() < 2;
+    return result;
+  }
+};
+
+}  // namespace capstan::nn

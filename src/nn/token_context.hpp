@@ -1,0 +1,29 @@
+// What all layers of a forward pass share: the shape of the micro-batch and what travels with its tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "base/philox.hpp"
+#include "ops/bias_dropout_add.hpp"
+#include "ops/rope.hpp"
+#include "tensor/tensor.hpp"
+
+namespace capstan::nn {
+
+// Copied into recomputed regions: tensors are views, the rest is a few words.
+struct TokenContext {
+  int64_t batch = 0, seq = 0;  // rows of every activation: batch * seq, sequence by sequence
+  Tensor positions;            // i32 [N]
+  Tensor document_start;       // i32 [N] or undefined
+  Tensor row_ids;              // i64 [N], only with dropout
+  ops::RopeTable rope;         // undefined tensors without rotary positions
+  bool training = false;       // dropout happens
+  uint64_t seed = 0;           // of dropout
+
+  ops::Dropout dropout(double p, uint32_t use, uint64_t stream) const {
+    if (!training || p <= 0) return {};
+    return {static_cast<float>(p), philox_key(seed, use, stream), row_ids};
+  }
+};
+
+}  // namespace capstan::nn
