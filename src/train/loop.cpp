@@ -1,13 +1,12 @@
 #include "train/loop.hpp"
 
-#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/reduce.hpp"
-#include "kernels/table.hpp"
-#include "tensor/launch.hpp"
+#include "nn/initialise.hpp"
 
 namespace capstan::train {
 
@@ -26,7 +25,7 @@ comm::MeshSizes mesh_sizes(const config::DistConfig& d, int64_t world) {
 Loop::Loop(const config::Config& config, comm::World& world)
     : config_(config), mesh_(mesh_sizes(config.dist, world.size()), world.rank()),
       device_(make_device(config.train.device, config.train.threads.value_or(0), world.local_size())),
-      model_(std::make_unique<models::GptModel>(config.model)), schedule_(make_schedule(config)) {
+      model_(models::build(config.model)), schedule_(make_schedule(config)) {
   mesh_.connect(world.communicator());
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
@@ -38,7 +37,6 @@ Loop::Loop(const config::Config& config, comm::World& world)
   norm_ = std::make_unique<optim::GradientNorm>(*device_);
   {
     OwnerScope scope(MemoryOwner::workspace);
-    loss_sum_ = Tensor::zeros(*device_, {1}, DType::f64);
     one_ = Tensor::from_host<float>(*device_, {1}, std::vector<float>{1.0f});
   }
   micro_batches_ = *config.train.global_batch_size / (config.train.micro_batch_size * mesh_.size(comm::Axis::dp));
@@ -49,7 +47,7 @@ void Loop::initialise() {
   for (const auto& parameter : model_->parameters()) {
     const Tensor main = store_->main(*parameter);
     std::vector<float> values(static_cast<size_t>(main.elements()));
-    models::initialise(parameter->spec(), static_cast<uint64_t>(config_.rng.seed), values, device_->context().pool);
+    nn::initialise(parameter->spec(), static_cast<uint64_t>(config_.rng.seed), nn::Rectangle::whole(main.shape()), values, *device_->context().pool);
     main.copy_from_host_bytes(std::as_bytes(std::span(values)));
   }
   store_->refresh_model();
@@ -66,24 +64,29 @@ data::LoaderOptions Loop::loader_options() const {
   return options;
 }
 
-Loop::Sums Loop::forward_backward(const data::MicroBatch& micro, StepTimers* timers) {
+void Loop::forward_backward(const data::MicroBatch& micro, StepTimers* timers, Sums& sums) {
   const bool training = timers != nullptr;
   const auto batch = upload(*device_, micro, training && dropout_);
   StepContext context{*device_, *store_};
   Tape tape(context, training ? Tape::Mode::train : Tape::Mode::inference);
-  models::GptModel::ForwardOptions options;
+  models::ForwardOptions options;
   options.training = training;
   options.seed = static_cast<uint64_t>(config_.rng.seed);
   const auto loss = model_->forward(tape, batch, options);
-  launch(*device_, device_->table().elementwise->sum, loss.sum.value, int64_t{1}, loss_sum_, true);
   if (training) {
-    tape.output("loss", loss.sum);
     timers->enter(Phase::backward);
     tape.backward({{"loss", one_}});
   }
-  Sums sums;
+  sums.losses.push_back(loss.exact_sum);
   for (const float weight : micro.loss_mask) sums.tokens += static_cast<double>(weight);
-  return sums;
+}
+
+std::array<double, 2> Loop::total(const Sums& sums) {
+  // Read only now: until here the host did not wait for the device.
+  std::array<double, 2> result{0.0, sums.tokens};
+  for (const Tensor& loss : sums.losses) result[0] += loss.to_host<double>()[0];
+  comm::all_reduce(data_parallel(), result);
+  return result;
 }
 
 StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
@@ -91,23 +94,21 @@ StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
   timers.enter(Phase::other);
   store_->zero_gradients();
   store_->begin_step(static_cast<int>(model_->parameters().size()));
-  device_->zero(loss_sum_.address(), loss_sum_.bytes());
-  double tokens = 0;
+  Sums sums;
   for (int64_t m = 0; m < micro_batches_; ++m) {
     timers.enter(Phase::data);
     const data::MicroBatch micro = loader.next();
     timers.enter(Phase::forward);
     if (m + 1 == micro_batches_) store_->begin_last_micro_batch();
-    tokens += forward_backward(micro, &timers).tokens;
+    forward_backward(micro, &timers, sums);
   }
 
   timers.enter(Phase::reduce);
   store_->reduce_gradients();
-  std::array<double, 2> sums{loss_sum_.to_host<double>()[0], tokens};
-  comm::all_reduce(data_parallel(), sums);
-  const double scale = sums[1] > 0 ? 1.0 / sums[1] : 0.0;
-  result.loss = sums[0] * scale;
-  result.loss_tokens = static_cast<int64_t>(sums[1]);
+  const auto [loss, tokens] = total(sums);
+  const double scale = tokens > 0 ? 1.0 / tokens : 0.0;
+  result.loss = loss * scale;
+  result.loss_tokens = static_cast<int64_t>(tokens);
 
   timers.enter(Phase::optimizer);
   result.gradient_norm = std::sqrt(norm_->sum_of_squares(buffers_)) * scale;
@@ -143,12 +144,10 @@ double Loop::evaluate(std::shared_ptr<const data::GptDataset> dataset, int64_t b
   options.global_batch_size = config_.validation.eval_global_batch_size.value_or(*config_.train.global_batch_size);
   data::Loader loader(std::move(dataset), options);
   const int64_t micro_batches = batches * options.global_batch_size / (options.micro_batch_size * options.data_parallel_size);
-  device_->zero(loss_sum_.address(), loss_sum_.bytes());
-  double tokens = 0;
-  for (int64_t m = 0; m < micro_batches; ++m) tokens += forward_backward(loader.next(), nullptr).tokens;
-  std::array<double, 2> sums{loss_sum_.to_host<double>()[0], tokens};
-  comm::all_reduce(data_parallel(), sums);
-  return sums[1] > 0 ? sums[0] / sums[1] : 0.0;
+  Sums sums;
+  for (int64_t m = 0; m < micro_batches; ++m) forward_backward(loader.next(), nullptr, sums);
+  const auto [loss, tokens] = total(sums);
+  return tokens > 0 ? loss / tokens : 0.0;
 }
 
 }  // namespace capstan::train

@@ -1,11 +1,13 @@
 // One training run in memory: the parts, and one step of the loop. The trainer drives it and keeps the records.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <vector>
 
 #include "comm/mesh.hpp"
 #include "config/config.hpp"
-#include "models/gpt.hpp"
+#include "models/registry.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
 #include "train/setup.hpp"
@@ -37,7 +39,7 @@ class Loop {
   double evaluate(std::shared_ptr<const data::GptDataset> dataset, int64_t batches);
 
   Device& device() { return *device_; }
-  const models::GptModel& model() const { return *model_; }
+  const models::Model& model() const { return *model_; }
   parallel::FlatStore& store() { return *store_; }
   optim::Optimizer& optimizer() { return *optimizer_; }
   TrainState& state() { return state_; }
@@ -47,21 +49,22 @@ class Loop {
 
  private:
   struct Sums {
-    double loss = 0, tokens = 0;
+    std::vector<Tensor> losses;  // fp64 [1] of each micro-batch, on the device
+    double tokens = 0;           // with their loss weights
   };
-  Sums forward_backward(const data::MicroBatch& batch, StepTimers* timers);
+  void forward_backward(const data::MicroBatch& batch, StepTimers* timers /* null: evaluation */, Sums& sums);
+  std::array<double, 2> total(const Sums& sums);  // {loss, tokens} of all ranks
 
   const config::Config& config_;
   comm::Mesh mesh_;
   std::unique_ptr<Device> device_;
-  std::unique_ptr<models::GptModel> model_;
+  std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::FlatStore> store_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::GradientNorm> norm_;
   std::vector<optim::FlatBuffer> buffers_;
   optim::Schedule schedule_;
   TrainState state_;
-  Tensor loss_sum_;  // fp64 [1], accumulated over micro-batches on the device
   Tensor one_;       // fp32 [1]: the gradient of the summed loss
   int64_t micro_batches_ = 1;
   bool dropout_ = false;

@@ -125,10 +125,10 @@ optim::Schedule make_schedule(const config::Config& config) {
   return optim::Schedule(options);
 }
 
-models::GptModel::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids) {
+models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids) {
   const int64_t n = batch.rows * batch.sequence_length;
   OwnerScope scope(MemoryOwner::data);
-  models::GptModel::Batch result;
+  models::Batch result;
   result.batch = batch.rows;
   result.seq = batch.sequence_length;
   result.tokens = Tensor::from_host<int32_t>(device, {n}, batch.tokens);
@@ -165,7 +165,7 @@ class CostSum final : public TapeObserver {
 };
 }  // namespace
 
-StepEstimate estimate_step(const config::Config& config, const models::GptModel& model) {
+StepEstimate estimate_step(const config::Config& config, const models::Model& model) {
   const auto device = make_meta_device(kernels::cpu_table());
   const auto self = comm::make_self_communicator("estimate");
   parallel::FlatStore store(*device, model.parameters(), *self, {.compute = compute_type(config.mixed_precision)});
@@ -184,11 +184,11 @@ StepEstimate estimate_step(const config::Config& config, const models::GptModel&
   const auto batch = upload(*device, shape, dropout);
   {
     Tape tape(context);
-    const auto loss = model.forward(tape, batch, {.training = true});
-    tape.output("loss", loss.sum);
+    model.forward(tape, batch, {.training = true});
     tape.backward({{"loss", Tensor::empty(*device, {1})}});
   }
   optimizer->step({});
+  model.release(*device);
   return {cost.flops, device->memory()};
 }
 

@@ -9,7 +9,7 @@
 #include "config/config.hpp"
 #include "data/loader.hpp"
 #include "data/tokenizer/tokenizer.hpp"
-#include "models/gpt.hpp"
+#include "models/registry.hpp"
 #include "optim/schedule.hpp"
 #include "tensor/device.hpp"
 
@@ -32,13 +32,13 @@ optim::Schedule make_schedule(const config::Config& config);
 int64_t total_iterations(const config::Config& config);
 
 // A micro-batch on the device. row_ids only with dropout.
-models::GptModel::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids);
+models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids);
 
 // What one micro-batch costs and holds, found by running it on the meta device.
 struct StepEstimate {
   double flops = 0;           // forward, backward and weight gradients of one micro-batch
   MemoryUse memory;           // of the whole step of one rank
 };
-StepEstimate estimate_step(const config::Config& config, const models::GptModel& model);
+StepEstimate estimate_step(const config::Config& config, const models::Model& model);
 
 }  // namespace capstan::train

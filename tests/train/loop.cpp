@@ -1,0 +1,199 @@
+// The loop on any number of ranks: learning, determinism, resume and layouts.
+#include "train/loop.hpp"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "base/error.hpp"
+#include "comm/reduce.hpp"
+#include "support/tiny.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+using capstan::testing::tiny_config;
+
+namespace {
+
+comm::World& world() {
+  static const std::unique_ptr<comm::World> joined = comm::World::join();
+  return *joined;
+}
+
+// Losses and gradient norms of steps [loop's step, until).
+std::vector<double> run_until(Loop& loop, const config::Config& config, int64_t until) {
+  const auto data = open_datasets(config, nullptr);
+  data::Loader loader(data[0], loop.loader_options());
+  StepTimers timers;
+  std::vector<double> trace;
+  while (loop.state().step < until) {
+    timers.start_step();
+    const StepResult result = loop.step(loader, timers);
+    trace.push_back(result.loss);
+    trace.push_back(result.gradient_norm);
+  }
+  return trace;
+}
+std::vector<double> run(const config::Config& config, int64_t until) {
+  Loop loop(config, world());
+  loop.initialise();
+  return run_until(loop, config, until);
+}
+
+std::filesystem::path scratch() {
+  // The same on all ranks: rank 0's process number.
+  int64_t id = ::getpid();
+  world().communicator().broadcast(&id, sizeof id, 0);
+  const auto path = std::filesystem::temp_directory_path() / ("capstan-loop-" + std::to_string(id));
+  std::filesystem::create_directories(path);
+  return path;
+}
+
+}  // namespace
+
+TEST_CASE("the loss starts at the logarithm of the vocabulary and falls; phases add up to the step") {
+  for (const bool llama : {false, true}) {
+    const auto config = tiny_config(llama, world().size());
+    const auto trace = run(config, 30);
+    CHECK(trace[0] == doctest::Approx(std::log(61.0)).epsilon(0.02));
+    CHECK(trace[58] < 0.75 * trace[0]);
+  }
+  StepTimers timers;
+  timers.enter(Phase::data), timers.enter(Phase::forward);
+  const double total = timers.step_seconds();
+  double sum = 0;
+  for (size_t p = 0; p < kPhases; ++p) sum += timers.seconds(static_cast<Phase>(p));
+  CHECK(sum == total);
+}
+
+TEST_CASE("the same run twice, and with 2 and 3 threads or other workers, gives the same bits") {
+  auto config = tiny_config(true, world().size());
+  const auto expected = run(config, 8);
+  CHECK(run(config, 8) == expected);
+  for (int64_t threads : {2, 3}) {
+    config.train.threads = threads;
+    config.dataset.num_workers = threads - 2;
+    CHECK(run(config, 8) == expected);
+  }
+}
+
+TEST_CASE("micro-batch size, and the number of ranks, change the loss by rounding only") {
+  auto config = tiny_config(true, world().size());
+  const auto expected = run(config, 8);
+  config.train.micro_batch_size = 1;
+  const auto other = run(config, 8);
+  for (size_t i = 0; i < expected.size(); ++i) CHECK(other[i] == doctest::Approx(expected[i]).epsilon(1e-5));
+  // The same on one rank: rank 0 runs it alone and tells the others.
+  struct Alone final : comm::World {
+    std::unique_ptr<comm::Communicator> self = comm::make_self_communicator("world");
+    std::string name = "here";
+    comm::Communicator& communicator() override { return *self; }
+    int local_rank() const override { return 0; }
+    int local_size() const override { return 1; }
+    const std::string& host() const override { return name; }
+    [[noreturn]] void abort(int) override { std::abort(); }
+  } alone;
+  auto single = tiny_config(true, 1);
+  Loop loop(single, alone);
+  loop.initialise();
+  const auto one_rank = run_until(loop, single, 8);
+  for (size_t i = 0; i < expected.size(); ++i) CHECK(std::abs(one_rank[i] - expected[i]) <= 1e-6 * std::abs(expected[i]) + 1e-6);
+}
+
+TEST_CASE("dropout does not depend on micro-batches or ranks; recomputation changes nothing") {
+  auto config = tiny_config(false, world().size());
+  config.model.hidden_dropout = config.model.attention_dropout = 0.1;
+  const auto expected = run(config, 4);
+  auto other = config;
+  other.train.micro_batch_size = 1;
+  const auto split = run(other, 4);
+  for (size_t i = 0; i < expected.size(); ++i) CHECK(split[i] == doctest::Approx(expected[i]).epsilon(1e-5));
+  other = config;
+  other.model.recompute_granularity = config::RecomputeGranularity::full;
+  other.model.recompute_method = config::RecomputeMethod::uniform;
+  other.model.recompute_num_layers = 1;
+  CHECK(run(other, 4) == expected);
+}
+
+TEST_CASE("resume is bitwise equal to the uninterrupted run, in fp32 and bf16") {
+  for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
+    auto config = tiny_config(true, world().size());
+    config.mixed_precision.params_dtype = precision;
+    const auto whole = run(config, 9);
+    const auto root = scratch() / (precision == config::Precision::fp32 ? "fp32" : "bf16");
+    SavePlan plan;
+    plan.root = root;
+    plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+    {
+      Loop loop(config, world());
+      loop.initialise();
+      run_until(loop, config, 5);
+      save_state(world(), plan, loop.state(), loop.store(), loop.optimizer());
+    }
+    std::vector<std::string> refused;
+    const auto found = find_checkpoint(world(), root, refused);
+    REQUIRE(found);
+    CHECK(found->step == 5);
+    Loop loop(config, world());
+    loop.initialise();
+    auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
+    loop.state() = load_state(reader, loop.store(), &loop.optimizer());
+    const auto rest = run_until(loop, config, 9);
+    CHECK(std::vector<double>(whole.begin() + 10, whole.end()) == rest);
+  }
+  world().communicator().barrier();
+  if (world().rank() == 0) std::filesystem::remove_all(scratch());
+  else scratch();
+}
+
+TEST_CASE("a loss that is not finite stops the run before the optimizer touches the state") {
+  const auto config = tiny_config(true, world().size());
+  Loop loop(config, world());
+  loop.initialise();
+  run_until(loop, config, 2);
+  const auto& parameter = *loop.model().parameters()[3];
+  const auto before = loop.store().main(parameter).to_host<float>();
+  const auto& last = *loop.model().parameters().back();
+  std::vector<float> poison(static_cast<size_t>(last.spec().shape.elements()), std::numeric_limits<float>::quiet_NaN());
+  loop.store().main(last).copy_from_host_bytes(std::as_bytes(std::span(poison)));
+  try {
+    run_until(loop, config, 3);
+    FAIL("expected an error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::failed);
+    CHECK(error.message().find("step 3: the loss is nan") == 0);
+  }
+  CHECK(loop.store().main(parameter).to_host<float>() == before);
+  CHECK(loop.state().step == 2);
+  CHECK(loop.optimizer().steps() == 2);
+}
+
+TEST_CASE("a checkpoint of another model is refused with all differences") {
+  auto config = tiny_config(true, world().size());
+  const auto root = scratch() / "other";
+  SavePlan plan;
+  plan.root = root;
+  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+  Loop loop(config, world());
+  loop.initialise();
+  save_state(world(), plan, loop.state(), loop.store(), loop.optimizer());
+  config.model.ffn_hidden_size = 128;
+  config.model.qk_layernorm = true;
+  Loop other(config, world());
+  std::vector<std::string> refused;
+  auto reader = checkpoint::Reader::open(find_checkpoint(world(), root, refused)->path, checkpoint::Depth::structure);
+  try {
+    load_state(reader, other.store(), &other.optimizer());
+    FAIL("expected an error");
+  } catch (const Error& error) {
+    CHECK(error.message().find("does not fit the model") != std::string::npos);
+    CHECK(error.message().find("linear_fc1.weight") != std::string::npos);
+    CHECK(error.message().find("is missing") != std::string::npos);
+  }
+  world().communicator().barrier();
+  if (world().rank() == 0) std::filesystem::remove_all(scratch());
+  else scratch();
+}
