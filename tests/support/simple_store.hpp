@@ -1,0 +1,117 @@
+// The simplest ParamStore, for tests: every parameter whole on one device, in the compute type, with an fp32 main copy, an
+// fp32 gradient and Adam's moments.
+#pragma once
+
+#include <limits>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/table.hpp"
+#include "nn/initialise.hpp"
+#include "ops/parameter.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::test {
+
+class SimpleStore : public ParamStore {
+ public:
+  // gathered: acquire() hands out a copy that turns into NaNs at release(), so that an operation which keeps it is found.
+  explicit SimpleStore(Device& device, DType compute = DType::f32, bool gathered = false)
+      : device_(device), compute_(compute), gathered_(gathered) {}
+  SimpleStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, DType compute = DType::f32,
+              bool gathered = false)
+      : SimpleStore(device, compute, gathered) {
+    for (const auto& parameter : parameters) add(*parameter);
+    begin();
+  }
+
+  void add(const Parameter& parameter) {
+    CAPSTAN_ASSERT(parameter.index() == static_cast<int>(slots_.size()), "parameters in their order");
+    Slot slot;
+    {
+      OwnerScope scope(MemoryOwner::gradients);
+      slot.gradient = Tensor::zeros(device_, parameter.spec().shape);
+    }
+    OwnerScope scope(MemoryOwner::parameters);
+    slot.main = Tensor::zeros(device_, parameter.spec().shape);
+    slot.model = compute_ == DType::f32 ? slot.main : Tensor::zeros(device_, parameter.spec().shape, compute_);
+    slots_.push_back(slot);
+  }
+  void set(const Parameter& parameter, std::span<const float> values) {
+    Slot& slot = at(parameter);
+    slot.main.copy_from_host_bytes(std::as_bytes(values));
+    if (compute_ != DType::f32)
+      launch(device_, device_.table().elementwise->cast, slot.main, slot.model, slot.main.elements());
+  }
+  void initialise(std::span<const std::unique_ptr<Parameter>> parameters, uint64_t seed) {
+    ThreadPool pool(1);
+    for (const auto& parameter : parameters) {
+      std::vector<float> values(static_cast<size_t>(parameter->spec().shape.elements()));
+      nn::initialise(parameter->spec(), seed, nn::Rectangle::whole(parameter->spec().shape), values, pool);
+      set(*parameter, values);
+    }
+  }
+  void freeze(const Parameter& parameter) { frozen_.insert(parameter.index()); }
+  // Begins a step: use counts and gradients are zero.
+  void begin() {
+    begin_step(static_cast<int>(slots_.size()));
+    ready.clear();
+    for (Slot& slot : slots_) device_.zero(slot.gradient.address(), slot.gradient.bytes());
+  }
+  void adam(const Parameter& parameter, kernels::AdamStep step, float grad_scale) {
+    Slot& slot = at(parameter);
+    if (!slot.m.defined()) {
+      slot.m = Tensor::zeros(device_, slot.main.shape());
+      slot.v = Tensor::zeros(device_, slot.main.shape());
+    }
+    launch(device_, device_.table().optimizers->adam, step, slot.gradient, grad_scale, slot.main, slot.m, slot.v,
+           compute_ == DType::f32 ? Tensor() : slot.model, slot.main.elements());
+  }
+  const Tensor& main(const Parameter& parameter) { return at(parameter).main; }
+
+  Tensor acquire(const Parameter& parameter) override {
+    Slot& slot = at(parameter);
+    ++pins;
+    if (!gathered_) return slot.model;
+    if (slot.pins++ == 0) {
+      OwnerScope scope(MemoryOwner::workspace);
+      slot.gathered = Tensor::empty(device_, slot.model.shape(), compute_);
+      launch(device_, device_.table().elementwise->cast, slot.model, slot.gathered, slot.model.elements());
+    }
+    return slot.gathered;
+  }
+  void release(const Parameter& parameter) override {
+    Slot& slot = at(parameter);
+    --pins;
+    if (!gathered_ || --slot.pins > 0) return;
+    launch(device_, device_.table().elementwise->fill, slot.gathered, std::numeric_limits<float>::quiet_NaN(),
+           slot.gathered.elements());
+    slot.gathered = Tensor();
+  }
+  bool trains(const Parameter& parameter) const override { return !frozen_.count(parameter.index()); }
+  Tensor gradient(const Parameter& parameter) override { return at(parameter).gradient; }
+
+  int pins = 0;                    // acquired and not released
+  std::vector<std::string> ready;  // gradients in the order in which they became ready
+
+ protected:
+  void gradient_ready(const Parameter& parameter) override { ready.push_back(parameter.name()); }
+
+ private:
+  struct Slot {
+    Tensor main, model, gradient, m, v, gathered;
+    int pins = 0;
+  };
+  Slot& at(const Parameter& parameter) { return slots_.at(static_cast<size_t>(parameter.index())); }
+
+  Device& device_;
+  DType compute_;
+  bool gathered_;
+  std::vector<Slot> slots_;
+  std::set<int> frozen_;
+};
+
+}  // namespace capstan::test
