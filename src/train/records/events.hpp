@@ -1,0 +1,50 @@
+// TensorBoard event files: TFRecord frames around Event messages, of which a trainer needs three kinds. The
+// protocol-buffer bytes are put together by hand (wire format: varints, little-endian fixed words,
+// length-delimited strings).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace capstan::records {
+
+struct Scalar {
+  std::string tag;
+  double value = 0;  // stored as float; NaN and infinities too
+};
+
+// One event file. Appends whole records with one write each, so that a reader that follows the file sees no
+// half event unless the process dies within a write, which readers tolerate.
+class EventsWriter {
+ public:
+  // Creates DIRECTORY/events.out.tfevents.<seconds>.<host>.<pid>.<n>; a resumed run writes another file
+  // beside the older ones, whose events after `resumed_at` are then hidden by TensorBoard. Times are seconds
+  // since 1970.
+  EventsWriter(const std::filesystem::path& directory, double wall_time,
+               std::optional<int64_t> resumed_at = {});
+  ~EventsWriter();
+  EventsWriter(const EventsWriter&) = delete;
+  EventsWriter& operator=(const EventsWriter&) = delete;
+
+  void write(int64_t step, double wall_time, std::span<const Scalar> scalars);
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  void append(std::string_view event);
+  std::filesystem::path path_;
+  int fd_ = -1;
+};
+
+// The parts, for tests and for other writers of records.
+uint32_t crc32c(std::string_view bytes);
+std::string frame_record(std::string_view data);  // length, its masked CRC, data, its masked CRC
+std::string version_event(double wall_time);      // the first of every file
+std::string session_start_event(double wall_time, int64_t step);
+// Tags are made safe: control characters and bytes that are not UTF-8 become `_`, at most 512 bytes.
+std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar> scalars);
+
+}  // namespace capstan::records

@@ -1,0 +1,184 @@
+#include "train/records/metrics.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "base/utf8.hpp"
+
+namespace capstan::records {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+MetricsRow& MetricsRow::raw(std::string_view name, std::string_view value) {
+  if (!body_.empty()) body_ += ", ";
+  body_ += capstan::quoted(name) + ": ";
+  body_ += value;
+  return *this;
+}
+MetricsRow& MetricsRow::number(std::string_view name, double value) {
+  return raw(name, std::isfinite(value) ? to_text(value) : "null");
+}
+MetricsRow& MetricsRow::number(std::string_view name, float value) {
+  if (!std::isfinite(value)) return raw(name, "null");
+  std::array<char, 32> buffer;
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
+  return raw(name, {buffer.data(), static_cast<size_t>(end - buffer.data())});
+}
+MetricsRow& MetricsRow::integer(std::string_view name, int64_t value) {
+  return raw(name, std::to_string(value));
+}
+MetricsRow& MetricsRow::boolean(std::string_view name, bool value) {
+  return raw(name, value ? "true" : "false");
+}
+MetricsRow& MetricsRow::text(std::string_view name, std::string_view value) {
+  std::string valid;  // a path or a message may hold any bytes, JSON may not
+  for (size_t at = 0; at < value.size();) {
+    const CodePoint point = decode_utf8(value, at);
+    append_utf8(valid, point.value);
+    at += static_cast<size_t>(point.bytes);
+  }
+  return raw(name, capstan::quoted(valid));
+}
+
+MetricsWriter::MetricsWriter(const fs::path& path)
+    : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
+  if (fd_ < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
+}
+MetricsWriter::~MetricsWriter() {
+  if (fd_ >= 0) ::close(fd_);
+}
+void MetricsWriter::write(const MetricsRow& row) {
+  const std::string line = row.line();
+  const off_t before = ::lseek(fd_, 0, SEEK_END);
+  size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t put = ::write(fd_, line.data() + done, line.size() - done);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) {
+      const int error = errno;
+      // A torn row that cannot be taken back is ended, so that the next one stands on a line of its own.
+      if (done > 0 && (before < 0 || ::ftruncate(fd_, before) != 0))
+        done = static_cast<size_t>(::write(fd_, "\n", 1) > 0);
+      fail(ErrorCode::io, "cannot write `" + path_.string() + "`: " + system_error_text(error));
+    }
+    done += static_cast<size_t>(put);
+  }
+}
+void MetricsWriter::sync() {
+  if (::fdatasync(fd_) != 0)
+    fail(ErrorCode::io, "cannot sync `" + path_.string() + "`: " + system_error_text(errno));
+}
+
+double ReadRow::number(std::string_view name) const {
+  for (const auto& [key, value] : numbers)
+    if (key == name) return value;
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+static std::optional<ReadRow> parse_row(std::string_view line) {
+  const json value = json::parse(line.begin(), line.end(), nullptr, false);
+  if (!value.is_object()) return std::nullopt;
+  ReadRow row;
+  for (const auto& [name, item] : value.items()) {
+    if (name == "step" && item.is_number_integer())
+      row.step = item.get<int64_t>();
+    else if (name == "event" && item.is_string())
+      row.event = item.get<std::string>();
+    else if (item.is_number())
+      row.numbers.emplace_back(name, item.get<double>());
+    else if (item.is_boolean())
+      row.numbers.emplace_back(name, item.get<bool>() ? 1 : 0);
+    else if (item.is_null())
+      row.numbers.emplace_back(name, std::numeric_limits<double>::quiet_NaN());
+    else if (item.is_string())
+      row.texts.emplace_back(name, item.get<std::string>());
+  }
+  return row;
+}
+
+// Calls use(line, begin, complete) for the lines of `text`, without their ends; stops when it returns false.
+template <class Use>
+static void for_each_line(std::string_view text, Use use) {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    const bool complete = end != std::string_view::npos;
+    if (!use(text.substr(begin, complete ? end - begin : std::string_view::npos), begin, complete)) return;
+    begin = complete ? end + 1 : text.size();
+  }
+}
+
+static std::string_view as_text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+int64_t truncate_after_step(const fs::path& path, int64_t step) {
+  std::error_code error;
+  if (!fs::exists(path, error)) return 0;
+  size_t keep = 0;
+  int64_t removed = 0;
+  {
+    const MappedFile file(path);
+    keep = file.bytes().size();
+    for_each_line(as_text(file.bytes()), [&](std::string_view line, size_t begin, bool complete) {
+      if (removed == 0) {
+        const auto row = parse_row(line);
+        if (complete && !(row && row->step && *row->step > step)) return true;
+        keep = begin;
+      }
+      ++removed;
+      return true;
+    });
+  }
+  if (removed == 0) return 0;
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  const bool done = fd >= 0 && ::ftruncate(fd, static_cast<off_t>(keep)) == 0 && ::fsync(fd) == 0;
+  const int error_number = errno;
+  if (fd >= 0) ::close(fd);
+  if (!done) fail(ErrorCode::io, "cannot cut `" + path.string() + "`: " + system_error_text(error_number));
+  return removed;
+}
+
+int64_t read_metrics(const fs::path& path, FunctionRef<void(const ReadRow&)> use) {
+  const MappedFile file(path);
+  int64_t skipped = 0;
+  for_each_line(as_text(file.bytes()), [&](std::string_view line, size_t, bool) {
+    if (line.empty()) return true;
+    if (const auto row = parse_row(line))
+      use(*row);
+    else
+      ++skipped;
+    return true;
+  });
+  return skipped;
+}
+
+std::optional<ReadRow> last_logged_step(const fs::path& path) {
+  constexpr size_t kTail = size_t{256} << 10;
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return std::nullopt;
+  const MappedFile file(path);
+  std::string_view text = as_text(file.bytes());
+  if (text.size() > kTail) text.remove_prefix(text.size() - kTail);
+  while (!text.empty()) {
+    if (text.back() == '\n') text.remove_suffix(1);
+    const size_t begin = text.rfind('\n');
+    const std::string_view line = begin == std::string_view::npos ? text : text.substr(begin + 1);
+    auto row = parse_row(line);
+    if (row && row->step && row->event.empty()) return row;
+    if (begin == std::string_view::npos) break;
+    text = text.substr(0, begin + 1);
+  }
+  return std::nullopt;
+}
+
+}  // namespace capstan::records

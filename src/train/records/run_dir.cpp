@@ -1,0 +1,193 @@
+#include "train/records/run_dir.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <ctime>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "checkpoint/file_system.hpp"
+#include "train/records/run_list.hpp"
+
+namespace capstan::records {
+
+namespace fs = std::filesystem;
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  std::array<char, 32> buffer;
+  return {buffer.data(), std::strftime(buffer.data(), buffer.size(), "%Y-%m-%dT%H:%M:%SZ", &parts)};
+}
+
+static std::string new_id() {
+  std::array<unsigned char, 8> bytes;
+  CAPSTAN_ASSERT(::getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
+                 "random bytes");
+  std::string id;
+  for (const unsigned byte : bytes) {
+    id += "0123456789abcdef"[byte >> 4];
+    id += "0123456789abcdef"[byte & 15];
+  }
+  return id;
+}
+
+// Takes the lock of a run or says who has it.
+static int take_lock(const fs::path& run) {
+  const fs::path path = run / "lock";
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (fd < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
+  // A listing looks at the lock for a moment by sharing it, so a refusal is tried again a few times.
+  for (int attempt = 0; ::flock(fd, LOCK_EX | LOCK_NB) != 0; ++attempt) {
+    const int error = errno;
+    if (error == EINTR) continue;
+    if (error == EWOULDBLOCK && attempt < 10) {
+      ::usleep(10'000);
+      continue;
+    }
+    std::array<char, 200> holder{};
+    const ssize_t got = ::pread(fd, holder.data(), holder.size(), 0);
+    ::close(fd);
+    if (error != EWOULDBLOCK)
+      fail(ErrorCode::io, "cannot lock `" + path.string() + "`: " + system_error_text(error));
+    const auto who = trim({holder.data(), static_cast<size_t>(got > 0 ? got : 0)});
+    fail(ErrorCode::failed,
+         "run `" + run.string() + "` is in use by " + (who.empty() ? "another process" : std::string(who)),
+         "wait for it to end, or choose another run directory");
+  }
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+  const std::string who = "process " + std::to_string(::getpid()) + " on " + host.data() + "\n";
+  if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, who.data(), who.size(), 0) < 0) {
+    // Only for the text of an error: the lock itself holds.
+  }
+  return fd;
+}
+
+RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
+  std::error_code error;
+  const bool exists = fs::exists(path / kRunFile, error);
+  if (exists && !resume) {
+    const RunSummary run = summarise(path);
+    fail(ErrorCode::failed,
+         "run `" + path.string() + "` exists already (" + std::string(name_of(run.state)) +
+             (run.step ? " at step " + std::to_string(*run.step) : std::string()) + ")",
+         "continue it with --resume, or start another with --run-dir DIR");
+  }
+  if (!exists && fs::exists(path, error)) {
+    if (!fs::is_directory(path, error))
+      fail(ErrorCode::failed, "`" + path.string() + "` is a file, not a run directory");
+    for (const auto& entry : fs::directory_iterator(path, error))
+      if (entry.path().filename() != "lock")
+        fail(ErrorCode::failed,
+             "`" + path.string() + "` exists and is not a run directory (it has no " + std::string(kRunFile) +
+                 ")",
+             "choose another with --run-dir DIR");
+  }
+  checkpoint::real_file_system().make_directories(path);
+  lock_ = take_lock(path);
+  try {
+    // Looked at again under the lock: another process may have been faster.
+    resumed_ = fs::exists(path / kRunFile, error);
+    if (resumed_ && !resume)
+      fail(ErrorCode::failed, "run `" + path.string() + "` exists already",
+           "continue it with --resume, or start another with --run-dir DIR");
+    if (resumed_) {
+      const RunFile run = read_run_file(path);
+      id_ = run.id;
+      recipe_name_ = run.recipe;
+      checkpoints_ = run.checkpoints;
+      created_ = run.created;
+      starts_ = run.starts;
+    } else {
+      id_ = new_id();
+      created_ = utc_now();
+    }
+  } catch (...) {
+    ::close(std::exchange(lock_, -1));
+    throw;
+  }
+}
+
+RunDirectory::RunDirectory(RunDirectory&& other) noexcept
+    : path_(std::move(other.path_)),
+      lock_(std::exchange(other.lock_, -1)),
+      resumed_(other.resumed_),
+      id_(std::move(other.id_)),
+      recipe_name_(std::move(other.recipe_name_)),
+      checkpoints_(std::move(other.checkpoints_)),
+      created_(std::move(other.created_)),
+      started_(std::move(other.started_)),
+      ended_(std::move(other.ended_)),
+      state_(std::move(other.state_)),
+      reason_(std::move(other.reason_)),
+      starts_(other.starts_) {}
+
+RunDirectory::~RunDirectory() {
+  if (lock_ >= 0) ::close(lock_);
+}
+
+fs::path RunDirectory::checkpoints() const {
+  return path_ / checkpoints_;
+}
+
+std::string RunDirectory::previous_recipe() const {
+  std::error_code error;
+  return fs::exists(path_ / "recipe.yaml", error) ? read_file(path_ / "recipe.yaml", 64 << 20)
+                                                  : std::string();
+}
+
+// Keeps what `name` held before under a number when the new text differs.
+static void replace_text(const fs::path& directory, const std::string& stem, const std::string& content) {
+  const fs::path path = directory / (stem + ".yaml");
+  std::error_code error;
+  if (fs::exists(path, error)) {
+    const std::string before = read_file(path, 64 << 20);
+    if (before == content) return;
+    int n = 1;
+    while (fs::exists(directory / (stem + "." + std::to_string(n) + ".yaml"), error)) ++n;
+    write_file_durably(directory / (stem + "." + std::to_string(n) + ".yaml"), before);
+  }
+  write_file_durably(path, content);
+}
+
+void RunDirectory::begin(const RunRecords& records) {
+  replace_text(path_, "recipe.given", records.recipe_given);
+  replace_text(path_, "recipe", records.recipe);
+  std::error_code error;
+  const fs::path command = path_ / "command.txt";
+  write_file_durably(command, (fs::exists(command, error) ? read_file(command, 64 << 20) : std::string()) +
+                                  records.command + "\n");
+  write_file_durably(path_ / "version.json", records.version);
+  recipe_name_ = records.recipe_name;
+  checkpoints_ = records.checkpoints;
+  checkpoint::real_file_system().make_directories(checkpoints());
+  started_ = utc_now();
+  ended_.clear();
+  reason_.clear();
+  state_ = "running";
+  ++starts_;
+  save();
+}
+
+void RunDirectory::end(RunEnd how, std::string_view reason) {
+  state_ = how == RunEnd::finished ? "finished" : how == RunEnd::stopped ? "stopped" : "failed";
+  reason_ = reason;
+  ended_ = utc_now();
+  save();
+}
+
+void RunDirectory::save() const {
+  write_file_durably(path_ / kRunFile, run_file_text({id_, recipe_name_, checkpoints_, created_, started_,
+                                                      ended_, state_, reason_, starts_}));
+}
+
+}  // namespace capstan::records

@@ -1,0 +1,66 @@
+// The directory of a run:
+//
+//   run.json              who, when, which recipe, how it ended        metrics.jsonl, events.out.tfevents.*,
+//   log.txt recipe.given.yaml     as given, with the overrides                 checkpoints/ recipe.yaml
+//   resolved, with the origin of each value      command.txt (one line per start), version.json lock held
+//   while a process works on the run
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace capstan::records {
+
+// The texts that a start leaves in the directory; the trainer hands them in.
+struct RunRecords {
+  std::string recipe_name;                  // for listings: "quickstart"
+  std::string recipe_given;                 // YAML as read, with the overrides as comments or keys
+  std::string recipe;                       // YAML, resolved, origins as comments
+  std::string command;                      // one line
+  std::string version;                      // JSON object
+  std::string checkpoints = "checkpoints";  // where they go, relative to the run directory or absolute
+};
+
+enum class RunEnd : uint8_t { finished, stopped, failed };
+
+class RunDirectory {
+ public:
+  // Creates the directory, or opens an existing run when `resume` is set, and takes its lock. Throws
+  // ErrorCode::failed when the run exists and `resume` is not set, when another process holds it, or when the
+  // directory is something else. Resuming what does not exist starts it. Only one process of a run (rank 0)
+  // does this.
+  RunDirectory(const std::filesystem::path& path, bool resume);
+  ~RunDirectory();  // gives the lock back
+  RunDirectory(RunDirectory&& other) noexcept;
+  RunDirectory& operator=(RunDirectory&&) = delete;
+
+  bool resumed() const { return resumed_; }  // there was a run; its texts can be read with previous_recipe
+  const std::string& id() const { return id_; }  // 16 hexadecimal digits, the same over all starts
+  std::string previous_recipe() const;           // recipe.yaml of the last start; empty in a new run
+
+  // Writes the texts of this start. In a resumed run, a recipe that differs from the last one's is kept as
+  // recipe.N.yaml.
+  void begin(const RunRecords& records);
+  // How it ended; not called (killed) it counts as stopped.
+  void end(RunEnd how, std::string_view reason);
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path checkpoints() const;
+  std::filesystem::path metrics() const { return path_ / "metrics.jsonl"; }
+  std::filesystem::path log() const { return path_ / "log.txt"; }
+
+ private:
+  void save() const;  // run.json
+  std::filesystem::path path_;
+  int lock_ = -1;
+  bool resumed_ = false;
+  std::string id_, recipe_name_, checkpoints_ = "checkpoints", created_, started_, ended_, state_, reason_;
+  int64_t starts_ = 0;
+};
+
+std::string utc_now();  // "2026-01-31T12:34:56Z"
+
+}  // namespace capstan::records

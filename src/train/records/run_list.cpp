@@ -1,0 +1,158 @@
+#include "train/records/run_list.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "checkpoint/store.hpp"
+#include "train/records/metrics.hpp"
+
+namespace capstan::records {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+RunFile read_run_file(const fs::path& run) {
+  const fs::path path = run / kRunFile;
+  const std::string text = read_file(path, 1 << 20);
+  const json value = json::parse(text, nullptr, false);
+  if (!value.is_object()) fail(ErrorCode::format, "`" + path.string() + "` is not a JSON object");
+  const auto text_of = [&](const char* key) {
+    const auto found = value.find(key);
+    if (found == value.end() || !found->is_string())
+      fail(ErrorCode::format, "`" + path.string() + "`: `" + key + "` is not a string");
+    return found->get<std::string>();
+  };
+  if (text_of("schema") != kRunSchema)
+    fail(ErrorCode::format, "`" + path.string() + "` is of the schema " + capstan::quoted(text_of("schema")) +
+                                ", not " + capstan::quoted(kRunSchema));
+  RunFile file{text_of("id"),      text_of("recipe"),  text_of("checkpoints"),
+               text_of("created"), text_of("started"), text_of("ended"),
+               text_of("state"),   text_of("reason"),  0};
+  if (const auto starts = value.find("starts"); starts != value.end() && starts->is_number_unsigned())
+    file.starts = starts->get<int64_t>();
+  return file;
+}
+
+std::string run_file_text(const RunFile& file) {
+  const auto line = [](const char* key, const std::string& value) {
+    return std::string("  \"") + key + "\": " + capstan::quoted(value) + ",\n";
+  };
+  return "{\n" + line("schema", std::string(kRunSchema)) + line("id", file.id) + line("recipe", file.recipe) +
+         line("checkpoints", file.checkpoints) + line("created", file.created) +
+         line("started", file.started) + line("ended", file.ended) + line("state", file.state) +
+         line("reason", file.reason) + "  \"starts\": " + std::to_string(file.starts) + "\n}\n";
+}
+
+std::string_view name_of(RunState state) {
+  switch (state) {
+    case RunState::running:
+      return "running";
+    case RunState::finished:
+      return "finished";
+    case RunState::stopped:
+      return "stopped";
+    case RunState::failed:
+      return "failed";
+  }
+  return "";
+}
+
+bool is_run(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path / kRunFile, error);
+}
+
+static bool is_locked(const fs::path& run) {
+  const int fd = ::open((run / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return false;
+  const bool locked = ::flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  ::close(fd);
+  return locked;
+}
+
+// "runs/a/" and "runs/a" and "." have the name of the directory that they are.
+static std::string directory_name(const fs::path& path) {
+  std::error_code error;
+  const fs::path full = fs::weakly_canonical(path, error);
+  return (error ? path : full).filename().string();
+}
+
+RunSummary summarise(const fs::path& run) {
+  const RunFile file = read_run_file(run);
+  RunSummary summary;
+  summary.name = directory_name(run);
+  summary.path = run;
+  summary.reason = file.reason;
+  summary.recipe = file.recipe;
+  summary.started = file.started;
+  summary.ended = file.ended;
+  if (is_locked(run))
+    summary.state = RunState::running;
+  else if (file.state == "finished")
+    summary.state = RunState::finished;
+  else if (file.state == "failed")
+    summary.state = RunState::failed;
+  else
+    summary.state = RunState::stopped;
+  if (const auto row = last_logged_step(run / "metrics.jsonl")) {
+    summary.step = row->step;
+    if (const double loss = row->number("loss"); std::isfinite(loss)) summary.last_loss = loss;
+  }
+  for (const auto& checkpoint : checkpoint::list_checkpoints(run / file.checkpoints))
+    summary.checkpoints.push_back(checkpoint.step);
+  return summary;
+}
+
+std::vector<RunSummary> list_runs(const fs::path& root) {
+  std::error_code error;
+  std::vector<RunSummary> runs;
+  for (fs::directory_iterator entry(root, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    if (!is_run(entry->path())) continue;
+    try {
+      runs.push_back(summarise(entry->path()));
+    } catch (const Error& problem) {
+      RunSummary broken;
+      broken.name = entry->path().filename().string();
+      broken.path = entry->path();
+      broken.state = RunState::failed;
+      broken.reason = problem.message();
+      runs.push_back(std::move(broken));
+    }
+  }
+  if (error && error != std::errc::no_such_file_or_directory)
+    fail(ErrorCode::io, "cannot read directory `" + root.string() + "`: " + error.message());
+  std::sort(runs.begin(), runs.end(), [](const RunSummary& a, const RunSummary& b) {
+    return a.started != b.started ? a.started > b.started : a.name < b.name;
+  });
+  return runs;
+}
+
+std::string to_json(const RunSummary& run) {
+  std::string checkpoints;
+  for (const int64_t step : run.checkpoints)
+    checkpoints += (checkpoints.empty() ? "" : ",") + std::to_string(step);
+  return "{\"name\": " + capstan::quoted(run.name) + ", \"path\": " + capstan::quoted(run.path.string()) +
+         ", \"state\": \"" + std::string(name_of(run.state)) +
+         "\", \"reason\": " + capstan::quoted(run.reason) + ", \"recipe\": " + capstan::quoted(run.recipe) +
+         ", \"started\": " + capstan::quoted(run.started) + ", \"ended\": " + capstan::quoted(run.ended) +
+         ", \"step\": " + (run.step ? std::to_string(*run.step) : "null") +
+         ", \"last_loss\": " + (run.last_loss ? to_text(*run.last_loss) : "null") + ", \"checkpoints\": [" +
+         checkpoints + "]}";
+}
+
+std::string to_json(std::span<const RunSummary> runs) {
+  std::string text = "[";
+  for (size_t i = 0; i < runs.size(); ++i) text += std::string(i ? ",\n " : "\n ") + to_json(runs[i]);
+  return text + (runs.empty() ? "]\n" : "\n]\n");
+}
+
+}  // namespace capstan::records

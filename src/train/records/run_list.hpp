@@ -1,0 +1,51 @@
+// Reading runs: what `capstan runs ls` and `capstan runs show` print.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace capstan::records {
+
+inline constexpr std::string_view kRunFile = "run.json";
+inline constexpr std::string_view kRunSchema = "capstan.run/1";
+
+// run.json as it is on the disk. Times are UTC, "2026-01-31T12:34:56Z"; empty: not yet.
+struct RunFile {
+  std::string id, recipe, checkpoints, created, started, ended;
+  std::string state;  // running (as far as the last writer knew), finished, stopped, failed
+  std::string reason;
+  int64_t starts = 0;
+};
+RunFile read_run_file(const std::filesystem::path& run);  // throws ErrorCode::not_found or ::format
+std::string run_file_text(const RunFile& file);
+
+enum class RunState : uint8_t { running, finished, stopped, failed };
+std::string_view name_of(RunState state);
+
+struct RunSummary {
+  std::string name;  // of the directory
+  std::filesystem::path path;
+  RunState state = RunState::stopped;  // running: a process holds its lock
+  std::string reason;                  // of the end, where one was given
+  std::string recipe, started, ended;
+  std::optional<int64_t> step;       // last logged
+  std::optional<double> last_loss;   // of that step; null: none, or not finite
+  std::vector<int64_t> checkpoints;  // steps, newest first; not verified
+};
+
+bool is_run(const std::filesystem::path& path);
+RunSummary summarise(const std::filesystem::path& run);  // throws like read_run_file
+
+// The runs of a directory ("runs"), latest start first. Entries that are no runs are left out; a run whose
+// run.json is damaged is listed as failed with the reason.
+std::vector<RunSummary> list_runs(const std::filesystem::path& root);
+
+std::string to_json(const RunSummary& run);             // one object
+std::string to_json(std::span<const RunSummary> runs);  // an array, one run per line
+
+}  // namespace capstan::records
