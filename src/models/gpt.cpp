@@ -62,7 +62,8 @@ nn::NormKind norm_of(const ModelConfig& c) {
   return {c.normalization == config::Normalization::rms_norm, c.layernorm_epsilon, c.layernorm_zero_centered_gamma};
 }
 
-std::optional<nn::RopeOptions> rope_of(const ModelConfig& c, int64_t head_dim) {
+std::optional<nn::RopeOptions> rope_of(const ModelConfig& c) {
+  const int64_t head_dim = resolved(c.kv_channels, "kv_channels");
   if (c.position_embedding_type != config::PositionEmbedding::rope) return std::nullopt;
   nn::RopeOptions rope;
   rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * c.rotary_percent);
@@ -99,7 +100,7 @@ GptModel::GptModel(const ModelConfig& config) {
   require(groups > 0 && config.num_attention_heads % groups == 0,
           "model.num_attention_heads=" + std::to_string(config.num_attention_heads) + " is not a multiple of model.num_query_groups=" +
               std::to_string(groups));
-  rope_ = rope_of(config, resolved(config.kv_channels, "kv_channels"));
+  if (const auto rope = rope_of(config)) rope_tables_ = std::make_unique<nn::RopeTables>(*rope);
 
   nn::ParamList list;
   nn::Embedding::Options embedding;
@@ -151,7 +152,7 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   a.qkv_bias = c.add_bias_linear || c.add_qkv_bias;
   a.output_bias = c.add_bias_linear;
   if (c.qk_layernorm) a.qk_norm = o.norm;
-  a.rope = rope_;
+  a.rope = rope_of(c);
   a.scale = resolved(c.softmax_scale, "softmax_scale");
   const bool sees_all = c.window_attn_skip_freq && *c.window_attn_skip_freq > 0 && (layer + 1) % *c.window_attn_skip_freq == 0;
   if (c.window_size && !sees_all) a.window = *c.window_size;
@@ -169,13 +170,6 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   return o;
 }
 
-const ops::RopeTable& GptModel::rope_table(Device& device, int64_t positions) const {
-  ops::RopeTable& table = rope_tables_[&device];
-  if (!table.cos.defined() || table.positions() < positions)
-    table = nn::make_rope_table(device, *rope_, positions);
-  return table;
-}
-
 void GptModel::check_positions(int64_t positions) const {
   if (learned_positions_ > 0 && positions > learned_positions_)
     fail(ErrorCode::usage, "a sequence of " + std::to_string(positions) + " tokens is longer than the model's " +
@@ -191,9 +185,9 @@ nn::TokenContext GptModel::token_context(Device& device, const Batch& batch, con
   nn::TokenContext context;
   context.batch = batch.batch;
   context.seq = batch.seq;
-  if (rope_ || learned_positions_ > 0)
+  if (rope_tables_ || learned_positions_ > 0)
     context.positions = batch.positions.defined() ? batch.positions : positions_tensor(device, batch.batch, batch.seq, 0);
-  if (rope_) context.rope = rope_table(device, batch.seq);
+  if (rope_tables_) context.rope = rope_tables_->on(device, batch.seq);
   context.document_start = batch.document_start;
   context.row_ids = batch.row_ids;
   context.training = options.training;
@@ -257,8 +251,9 @@ Tensor GptModel::next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) c
   nn::TokenContext context;
   context.batch = cache.batch;
   context.seq = count;
-  if (rope_ || learned_positions_ > 0) context.positions = positions_tensor(device, cache.batch, count, cache.past);
-  if (rope_) context.rope = rope_table(device, cache.capacity);
+  if (rope_tables_ || learned_positions_ > 0) context.positions = positions_tensor(device, cache.batch, count, cache.past);
+  if (rope_tables_ && !cache.rope.cos.defined()) cache.rope = rope_tables_->on(device, cache.capacity);
+  context.rope = cache.rope;
   nn::ResidualStream stream{embedding_->forward(tape, tokens.view({tokens.elements()}), context), {}};
   for (size_t i = 0; i < layers_.size(); ++i)
     stream = layers_[i]->forward(tape, std::move(stream), context, {&cache.layers[i], cache.past, cache.capacity});

@@ -1,13 +1,13 @@
 // Decoder-only transformers: GPT-2, Llama and their relatives, as the model section describes them.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <vector>
 
 #include "config/sections/model.hpp"
 #include "models/model.hpp"
 #include "nn/embedding.hpp"
+#include "nn/rope_table.hpp"
 #include "nn/transformer_layer.hpp"
 
 namespace capstan::models {
@@ -27,19 +27,16 @@ class GptModel final : public Model {
   KvCache make_cache(int64_t batch, int64_t capacity) const override;
   Tensor next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) const override;
   Tensor all_logits(Tape& tape, const Batch& batch) const override;
-  void release(Device& device) const override { rope_tables_.erase(&device); }
 
  private:
   nn::TransformerLayer::Options layer_options(const config::ModelConfig& config, int64_t layer) const;
   nn::TokenContext token_context(Device& device, const Batch& batch, const ForwardOptions& options) const;
-  const ops::RopeTable& rope_table(Device& device, int64_t positions) const;
   Var hidden_states(Tape& tape, const Tensor& tokens, const nn::TokenContext& context, bool recompute) const;
   const Parameter& head() const { return output_ ? *output_ : embedding_->words(); }
   void check_positions(int64_t positions) const;
 
   int64_t vocab_ = 0, hidden_ = 0;
   int64_t learned_positions_ = 0;  // rows of the position table, 0: none
-  std::optional<nn::RopeOptions> rope_;
   // Full recomputation: the first recomputed_layers_ layers in regions of region_layers_.
   int64_t recomputed_layers_ = 0, region_layers_ = 1;
 
@@ -48,7 +45,7 @@ class GptModel final : public Model {
   std::vector<std::unique_ptr<nn::TransformerLayer>> layers_;
   std::unique_ptr<nn::Norm> final_norm_;
   const Parameter* output_ = nullptr;  // null: the token table is the head too
-  mutable std::map<const Device*, ops::RopeTable> rope_tables_;
+  std::unique_ptr<nn::RopeTables> rope_tables_;  // null without rotary positions
 };
 
 }  // namespace capstan::models

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/attention.hpp"
+#include "ops/rope.hpp"
 #include "ops/tape.hpp"
 
 namespace capstan::models {
@@ -39,6 +40,7 @@ struct KvCache {
   int64_t batch = 0, capacity = 0;  // sequences, tokens of each
   int64_t past = 0;                 // tokens seen so far
   std::vector<ops::KvCache> layers;
+  ops::RopeTable rope;
 };
 
 class Model {
@@ -58,10 +60,6 @@ class Model {
 
   // fp32 [N, vocab] logits of every token, on an inference tape: small inputs only.
   virtual Tensor all_logits(Tape& tape, const Batch& batch) const = 0;
-
-  // Drops what the model keeps on a device beside the parameters (rotary tables). A device that ends before the model does
-  // is released first.
-  virtual void release(Device& device) const = 0;
 };
 
 }  // namespace capstan::models

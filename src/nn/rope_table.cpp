@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <span>
 
 namespace capstan::nn {
 
@@ -26,21 +27,27 @@ std::vector<double> rope_frequencies(const RopeOptions& options) {
   return frequencies;
 }
 
-ops::RopeTable make_rope_table(Device& device, const RopeOptions& options, int64_t positions) {
+ops::RopeTable RopeTables::on(Device& device, int64_t positions) {
   OwnerScope scope(MemoryOwner::workspace);
-  const Shape shape{positions, options.rotary_dim / 2};
-  if (device.is_meta()) return {Tensor::empty(device, shape), Tensor::empty(device, shape)};
-  const std::vector<double> frequencies = rope_frequencies(options);
-  std::vector<float> cosines, sines;
-  cosines.reserve(static_cast<size_t>(shape.elements()));
-  sines.reserve(static_cast<size_t>(shape.elements()));
-  for (int64_t p = 0; p < positions; ++p)
-    for (const double f : frequencies) {
-      const double angle = static_cast<double>(p) * f;
-      cosines.push_back(static_cast<float>(std::cos(angle)));
-      sines.push_back(static_cast<float>(std::sin(angle)));
-    }
-  return {Tensor::from_host<float>(device, shape, cosines), Tensor::from_host<float>(device, shape, sines)};
+  const Shape shape{positions, options_.rotary_dim / 2};
+  const ops::RopeTable table{Tensor::empty(device, shape), Tensor::empty(device, shape)};
+  if (device.is_meta()) return table;
+  std::lock_guard lock(mutex_);
+  const auto wanted = static_cast<size_t>(shape.elements());
+  if (cos_.size() < wanted) {
+    const std::vector<double> frequencies = rope_frequencies(options_);
+    cos_.reserve(wanted);
+    sin_.reserve(wanted);
+    for (auto p = static_cast<int64_t>(cos_.size()) / shape[1]; p < positions; ++p)
+      for (const double f : frequencies) {
+        const double angle = static_cast<double>(p) * f;
+        cos_.push_back(static_cast<float>(std::cos(angle)));
+        sin_.push_back(static_cast<float>(std::sin(angle)));
+      }
+  }
+  table.cos.copy_from_host_bytes(std::as_bytes(std::span(cos_).first(wanted)));
+  table.sin.copy_from_host_bytes(std::as_bytes(std::span(sin_).first(wanted)));
+  return table;
 }
 
 }  // namespace capstan::nn

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -27,8 +28,18 @@ struct RopeOptions {
 // Radians per position of each pair: base^(-2i / rotary_dim), scaled. rotary_dim / 2 values.
 std::vector<double> rope_frequencies(const RopeOptions& options);
 
-// cos and sin of position * frequency for positions below `positions`, computed in double, stored in fp32. On the meta
-// device nothing is computed.
-ops::RopeTable make_rope_table(Device& device, const RopeOptions& options, int64_t positions);
+// cos and sin of position * frequency, computed in double and kept in fp32 on the host for as many positions as were asked for
+// so far. A device gets its copy with each micro-batch (a few MiB at most): nothing outlives the device. Thread-safe.
+class RopeTables {
+ public:
+  explicit RopeTables(const RopeOptions& options) : options_(options) {}
+  // Rows of positions 0 … positions - 1. On the meta device nothing is computed.
+  ops::RopeTable on(Device& device, int64_t positions);
+
+ private:
+  RopeOptions options_;
+  std::mutex mutex_;
+  std::vector<float> cos_, sin_;  // [positions, rotary_dim / 2]
+};
 
 }  // namespace capstan::nn
