@@ -243,7 +243,7 @@ std::string ParsedPath::text() const {
         bool plain = !segment.name.empty() && ident_start(segment.name[0]);
         for (const char c : segment.name) plain = plain && ident(c);
         if (!out.empty()) out += '.';
-        out += plain ? segment.name : quoted(segment.name);
+        out += plain ? segment.name : capstan::quoted(segment.name);
         break;
       }
       case Segment::Kind::index: out += "[" + std::to_string(segment.index) + "]"; break;

@@ -1,0 +1,37 @@
+#include "config/hash.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "config/emit.hpp"
+
+namespace capstan::config {
+
+std::string canonical_form(const Schema& schema, const void* root, HashScope scope) {
+  std::vector<const FieldInfo*> fields = schema.fields();
+  std::sort(fields.begin(), fields.end(), [](const FieldInfo* a, const FieldInfo* b) { return a->path < b->path; });
+  std::string out;
+  for (const FieldInfo* field : fields) {
+    if (field->type->kind == Type::Kind::secret || field->section.empty()) continue;
+    if (scope == HashScope::math && field->effect != Effect::math) continue;
+    if (!schema.sections()[field->section_index].at(root)) continue;
+    Value value = schema.load(root, *field);
+    if (field->type->kind == Type::Kind::path && !value.resolved.empty()) value.text = value.resolved;
+    out += field->path + " = " + json(*field->type, value) + "\n";
+  }
+  return out;
+}
+
+std::string config_hash(const Schema& schema, const void* root, HashScope scope) {
+  const std::string text = canonical_form(schema, root, scope);
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  char digits[33];
+  std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                static_cast<unsigned long long>(hash.low64));
+  return digits;
+}
+
+}  // namespace capstan::config

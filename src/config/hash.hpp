@@ -1,0 +1,16 @@
+// "The same configuration", decidable across machines: a canonical text of all leaves, and its hash.
+#pragma once
+
+#include <string>
+
+#include "config/field.hpp"
+
+namespace capstan::config {
+
+enum class HashScope : unsigned char { math, full };  // math: only leaves with Effect::math
+// One line "path = json" for each leaf, in the order of the paths; leaves of a section that is switched off are left out.
+// Secrets and the recipe's name and description never count.
+std::string canonical_form(const Schema& schema, const void* root, HashScope scope = HashScope::full);
+std::string config_hash(const Schema& schema, const void* root, HashScope scope = HashScope::math);  // 32 hex digits
+
+}  // namespace capstan::config

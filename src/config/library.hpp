@@ -1,0 +1,51 @@
+// The recipes and presets that come with the binary, and those that a user puts beside them.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace capstan::config {
+
+struct LibraryFile {
+  std::string_view path;  // "recipes/quickstart.yaml", "configs/model/llama3-8b.yaml"
+  std::string_view text;
+};
+std::span<const LibraryFile> library_files();  // embedded at build time, sorted by path
+
+// Where names are looked up: the directories of CAPSTAN_RECIPE_PATH (DIR/NAME.yaml, DIR/configs/SECTION/NAME.yaml), then
+// what is embedded. Tests give their own.
+class Library {
+ public:
+  struct Found {
+    std::string name;       // as printed: the path of a file, "recipes/x.yaml" for an embedded one
+    std::string file;       // path to read; empty: embedded
+    std::string_view text;  // embedded only
+  };
+  struct Entry {
+    std::string name, description, file;  // file: empty for an embedded one
+  };
+  Library() = default;
+  Library(std::span<const LibraryFile> embedded, std::vector<std::string> directories)
+      : embedded_(embedded), directories_(std::move(directories)) {}
+  static Library standard();  // embedded files and CAPSTAN_RECIPE_PATH
+
+  std::optional<Found> recipe(std::string_view name) const;
+  std::optional<Found> preset(std::string_view section, std::string_view name) const;
+  std::vector<Entry> recipes() const;                           // sorted by name; description: the first comment
+  std::vector<Entry> presets(std::string_view section) const;
+
+ private:
+  std::optional<Found> find(const std::string& in_directory, const std::string& embedded) const;
+  std::vector<Entry> list(const std::string& subdirectory, const std::string& embedded_prefix) const;
+  std::span<const LibraryFile> embedded_;
+  std::vector<std::string> directories_;
+};
+
+// Names for `recipe ls`, completion and near matches.
+std::vector<Library::Entry> recipes();
+
+}  // namespace capstan::config

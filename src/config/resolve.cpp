@@ -1,0 +1,559 @@
+#include "config/resolve.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <ctime>
+#include <unordered_map>
+#include <utility>
+
+#include "base/error.hpp"
+#include "config/convert.hpp"
+#include "config/emit.hpp"
+#include "config/hash.hpp"
+#include "config/interpolate.hpp"
+#include "config/merge.hpp"
+
+namespace capstan::config {
+
+namespace {
+
+constexpr size_t kMaxDiagnostics = 300;
+
+class Resolver {
+ public:
+  Resolver(const Schema& schema, const Library& library, void* root, const Request& request)
+      : schema_(schema), root_(root), request_(request), composed_(compose(schema, library, request)) {
+    now_ = request.now ? *request.now : static_cast<int64_t>(std::time(nullptr));
+    out_.recipe_name = composed_.recipe_name;
+    leaves_.resize(schema.fields().size());
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      leaves_[i].field = schema.fields()[i];
+      index_.emplace(leaves_[i].field, i);
+    }
+    for (const Write& write : composed_.writes) leaves_[index_.at(write.field)].writes.push_back(&write);
+  }
+
+  Resolved run() {
+    if (!composed_.malformed) {  // what a broken file would have said is unknown: anything more would be guesswork
+      switch_sections();
+      for (auto& leaf : leaves_) merge(leaf);
+      add_ranks_and_name();
+      choose_variants();
+      for (size_t i = 0; i < leaves_.size(); ++i) evaluate(i);
+      resolve_deferred();
+      check_required();
+      check_rules();
+      check_effects();
+      note_hidden_presets();
+      record();
+    }
+    out_.malformed = composed_.malformed;
+    for (size_t i = 0; i < composed_.preset_of.size(); ++i)
+      if (!composed_.preset_of[i].empty()) out_.presets[schema_.sections()[i].name] = composed_.preset_of[i];
+    out_.sources = std::move(composed_.sources);
+    out_.diagnostics.insert(out_.diagnostics.begin(), composed_.diagnostics.begin(), composed_.diagnostics.end());
+    sort_diagnostics(out_.diagnostics);
+    if (out_.diagnostics.size() > kMaxDiagnostics) {
+      const size_t more = out_.diagnostics.size() - kMaxDiagnostics;
+      const Level level = out_.diagnostics.front().level;
+      out_.diagnostics.resize(kMaxDiagnostics);
+      Diagnostic rest;
+      rest.level = level;
+      rest.message = "and " + std::to_string(more) + " more";
+      out_.diagnostics.push_back(std::move(rest));
+    }
+    return std::move(out_);
+  }
+
+ private:
+  enum class State : uint8_t { waiting, active, deferred, done };
+
+  struct Leaf {
+    const FieldInfo* field = nullptr;
+    std::vector<const Write*> writes;
+    std::optional<Node> node;        // merged; nullopt: nothing was written
+    const Write* winner = nullptr;   // the last write that counts
+    State state = State::waiting;
+    bool failed = false;             // wrong, and reported
+    bool dropped = false;            // not a field of the variant in effect
+    bool from_ranks = false, from_name = false, derived = false, environment = false;
+  };
+
+  Diagnostic& report(Level level, const char* code, std::string message, Place place = {}) {
+    Diagnostic diagnostic;
+    diagnostic.level = level;
+    diagnostic.code = code;
+    diagnostic.message = std::move(message);
+    diagnostic.place = place;
+    out_.diagnostics.push_back(std::move(diagnostic));
+    return out_.diagnostics.back();
+  }
+  Leaf* leaf(const std::string& path) {
+    const FieldInfo* field = schema_.find_spelling(path);
+    return field ? &leaves_[index_.at(field)] : nullptr;
+  }
+  const Layer& layer(const Write& write) const { return composed_.layers[write.layer]; }
+  bool is_explicit(const Write& write) const { return layer(write).rank != Layer::Rank::preset; }
+  bool section_on(const FieldInfo& field) const { return schema_.sections()[field.section_index].at(root_) != nullptr; }
+
+  // ---- sections that may be off, and variants ----------------------------------------------------------------------
+
+  void switch_sections() {
+    for (const auto& section : schema_.sections()) {
+      if (!section.optional) continue;
+      const auto& choices = composed_.choices[section.index];
+      bool on = !choices.empty() && !choices.back().off;
+      for (auto& write : composed_.writes) {
+        if (write.dead || write.field->section_index != section.index || !is_explicit(write)) continue;
+        if (on || choices.empty() || write.layer > choices.back().layer) {
+          on = true;
+          continue;
+        }
+        write.dead = true;
+        const std::string place = place_text(write.place, composed_.sources, false);
+        if (write.layer == choices.back().layer) {
+          report(Level::error, "C0109", "`" + section.name + "` is switched off, and `" + write.field->path + "` is set", write.place)
+              .related(choices.back().place, "switched off here");
+        } else {
+          report(Level::note, "C0701", "`" + write.field->path + "` from " + place + " is dropped: `" + section.name + "` is switched off at " +
+                                           place_text(choices.back().place, composed_.sources, false));
+        }
+      }
+      if (on) section.ensure(root_);
+    }
+  }
+
+  void choose_variants() {
+    for (const auto& section : schema_.sections()) {
+      if (section.variant_field.empty() || !section.at(root_)) continue;
+      Leaf& chooser = leaves_[index_.at(section.find(section.variant_field))];
+      evaluate(index_.at(chooser.field));
+      if (chooser.failed) continue;
+      const std::string variant = schema_.load(root_, *chooser.field).text;
+      // The layer that decided: the explicit write, or the choice of the preset that holds it.
+      const auto& choices = composed_.choices[section.index];
+      size_t decided = 0;
+      if (chooser.winner && is_explicit(*chooser.winner)) decided = chooser.winner->layer + 1;
+      else if (!choices.empty()) decided = choices.back().layer + 1;
+      for (const auto& field : section.fields) {
+        if (field.variants.empty() || std::find(field.variants.begin(), field.variants.end(), variant) != field.variants.end()) continue;
+        Leaf& leaf = leaves_[index_.at(&field)];
+        leaf.dropped = true;
+        leaf.node.reset();
+        leaf.winner = nullptr;
+        for (const Write* write : leaf.writes) {
+          if (write->dead || !is_explicit(*write)) continue;
+          if (write->layer + 1 < decided) {
+            report(Level::note, "C0701", "`" + field.path + "` from " + place_text(write->place, composed_.sources, false) +
+                                             " is dropped: `" + section.name + "` of kind `" + variant + "` has no such field");
+          } else {
+            std::string only;
+            for (const auto& name : field.variants) only += (only.empty() ? "`" : ", `") + name + "`";
+            report(Level::error, "C0110", "`" + field.path + "` is not a field of `" + section.name + "` of kind `" + variant + "`", write->place)
+                .help("it belongs to " + section.variant_field + " " + only);
+          }
+        }
+      }
+    }
+  }
+
+  // ---- merge -------------------------------------------------------------------------------------------------------
+
+  void merge(Leaf& leaf) {
+    for (const Write* write : leaf.writes) {
+      if (write->dead) continue;
+      if (write->field->section_index < schema_.sections().size() && !section_on(*write->field)) continue;
+      if (!apply_write(leaf.node, *write, out_.diagnostics)) {
+        leaf.failed = true;
+        continue;
+      }
+      leaf.winner = write;
+    }
+  }
+
+  void add_ranks_and_name() {
+    if (request_.ranks && !schema_.ranks_path().empty()) {
+      Leaf& ranks = *leaf(schema_.ranks_path());
+      ranks.node = Node::scalar(std::to_string(*request_.ranks), {});
+      ranks.from_ranks = true;
+      ranks.winner = nullptr;
+    }
+    Leaf* name = leaf("name");
+    if (name && name->field->section.empty() && !name->node && name->field->type->kind == Type::Kind::text) {
+      name->node = Node::scalar(out_.recipe_name, {}, true);
+      name->node->raw = true;
+      name->from_name = true;
+    }
+  }
+
+  // ---- evaluation --------------------------------------------------------------------------------------------------
+
+  void evaluate(size_t at) {
+    Leaf& leaf = leaves_[at];
+    if (leaf.state != State::waiting) return;
+    if (leaf.node && !hash_ready_ && mentions_hash(*leaf.node)) {
+      if (leaf.field->effect == Effect::io || leaf.field->effect == Effect::log) {
+        leaf.state = State::deferred;
+      } else {
+        leaf.state = State::done;
+        leaf.failed = true;
+        report(Level::error, "C0405", "`${hash}` cannot be part of `" + leaf.field->path + "`, which the hash is made of", leaf.node->place);
+      }
+      return;
+    }
+    leaf.state = State::active;
+    active_.push_back(at);
+    compute(leaf);
+    active_.pop_back();
+    leaf.state = State::done;
+  }
+
+  void compute(Leaf& leaf) {
+    if (leaf.failed || leaf.dropped || !section_on(*leaf.field)) return;
+    const bool given = leaf.node && (leaf.node->kind != Node::Kind::null || leaf.node->empty);
+    const Derivation* derivation = leaf.field->formula.empty() ? nullptr : schema_.find_derivation(leaf.field->path);
+    if (given || (leaf.node && !derivation) || (leaf.node && !leaf.field->type->optional)) return convert_leaf(leaf);
+    if (!derivation) return;
+    for (const auto& input : derivation->inputs) {
+      const size_t at = index_.at(schema_.find_field(input));
+      if (&leaves_[at] == &leaf) continue;
+      if (leaves_[at].state == State::active) return;  // given by what it would be derived from
+      evaluate(at);
+      if (leaves_[at].failed) {
+        leaf.failed = true;
+        return;
+      }
+    }
+    derivation->run(root_);
+    leaf.derived = true;
+  }
+
+  void convert_leaf(Leaf& leaf) {
+    ConvertContext context;
+    context.sources = &composed_.sources;
+    context.diagnostics = &out_.diagnostics;
+    context.expand = [&](const Node& node) { return expand(node, leaf); };
+    const size_t errors = count_errors();
+    auto value = convert(*leaf.field, *leaf.node, leaf.field->path, context);
+    if (!value) {
+      leaf.failed = true;
+      if (leaf.from_ranks && count_errors() > errors) out_.diagnostics.back().help("from --ranks " + std::to_string(*request_.ranks));
+      return;
+    }
+    schema_.store(root_, *leaf.field, *value);
+  }
+  size_t count_errors() const { return out_.diagnostics.size(); }
+
+  std::optional<Node> expand(const Node& node, Leaf& leaf) {
+    Interpolation context;
+    context.diagnostics = &out_.diagnostics;
+    context.section = leaf.field->section;
+    context.path = leaf.field->path;
+    context.recipe_name = out_.recipe_name;
+    context.now = now_;
+    context.used_environment = &leaf.environment;
+    context.environment = [](const std::string& name) -> const char* { return std::getenv(name.c_str()); };
+    context.leaf = [&](const std::string& path, Place place) { return other_leaf(path, place, leaf); };
+    context.hash = [&](Place place) -> std::optional<std::string> {
+      if (hash_ready_) return hash_;
+      report(Level::error, "C0405", "`${hash}` cannot be used here", place);
+      return std::nullopt;
+    };
+    return interpolate(node, context);
+  }
+
+  // `${a.b}`: the value of a leaf, or of something inside one (`${a.list[0]}`, `${a.map.key}`).
+  std::optional<Node> other_leaf(const std::string& text, Place place, Leaf& asking) {
+    const auto parsed = parse_path(text, place, out_.diagnostics);
+    if (!parsed) return std::nullopt;
+    std::string path;
+    size_t used = 0;
+    const FieldInfo* field = nullptr;
+    for (size_t i = 0; i < parsed->segments.size() && i < 2 && !field; ++i) {
+      path += (i ? "." : "") + parsed->segments[i].name;
+      field = schema_.find_spelling(path);
+      used = i + 1;
+    }
+    if (!field) {
+      const size_t dot = text.find('.');
+      Diagnostic problem = unknown_key(schema_, dot == std::string::npos ? "" : text.substr(0, dot),
+                                       dot == std::string::npos ? text : text.substr(dot + 1), place);
+      problem.code = "C0402";
+      problem.message = schema_.find_section(text) ? "`${" + text + "}` names a whole section" : "`${" + text + "}` names no field";
+      problem.label.clear();
+      problem.suggestions.clear();
+      if (schema_.find_section(text)) problem.helps = {"name one of its fields"};
+      out_.diagnostics.push_back(std::move(problem));
+      return std::nullopt;
+    }
+    const size_t at = index_.at(field);
+    Leaf& source = leaves_[at];
+    if (source.state == State::active) {
+      auto& problem = report(Level::error, "C0403", "`" + field->path + "` is defined by itself", place);
+      auto first = std::find(active_.begin(), active_.end(), at);
+      for (; first != active_.end(); ++first) {
+        const Leaf& link = leaves_[*first];
+        const auto next = first + 1 == active_.end() ? at : *(first + 1);
+        if (link.node && link.node->place.known() && !(link.node->place.line == place.line && link.node->place.source == place.source))
+          problem.related(link.node->place, "`" + link.field->path + "` needs `" + leaves_[next].field->path + "`");
+      }
+      return std::nullopt;
+    }
+    evaluate(at);
+    if (source.state == State::deferred) {
+      report(Level::error, "C0405", "`" + field->path + "` holds `${hash}` and cannot be used here", place);
+      return std::nullopt;
+    }
+    if (source.failed) return std::nullopt;
+    asking.environment = asking.environment || source.environment;
+    Node node = node_from_value(*field->type, schema_.load(root_, *field));
+    node.place = place;
+    for (; used < parsed->segments.size(); ++used) {
+      const Segment& segment = parsed->segments[used];
+      const Node* inner = nullptr;
+      if (node.kind == Node::Kind::list && segment.kind == Segment::Kind::index) {
+        const auto size = static_cast<long long>(node.items.size());
+        const long long item = segment.index < 0 ? size + segment.index : segment.index;
+        if (item >= 0 && item < size) inner = &node.items[static_cast<size_t>(item)];
+      } else if (node.kind == Node::Kind::map && segment.kind != Segment::Kind::id) {
+        inner = node.find(segment.name);
+      }
+      if (!inner) {
+        report(Level::error, "C0402", "`${" + text + "}` names nothing: `" + field->path + "` has no such item", place);
+        return std::nullopt;
+      }
+      Node copy = *inner;
+      node = std::move(copy);
+    }
+    return node;
+  }
+
+  void resolve_deferred() {
+    bool any = false;
+    for (const auto& leaf : leaves_) any = any || leaf.state == State::deferred;
+    if (!any) return;
+    hash_ = config_hash(schema_, root_, HashScope::math);
+    hash_ready_ = true;
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      if (leaves_[i].state != State::deferred) continue;
+      leaves_[i].state = State::waiting;
+      evaluate(i);
+    }
+  }
+
+  // ---- checks ------------------------------------------------------------------------------------------------------
+
+  void check_required() {
+    for (auto& leaf : leaves_) {
+      if (!leaf.field->required || leaf.failed || leaf.dropped || !section_on(*leaf.field)) continue;
+      const Value value = schema_.load(root_, *leaf.field);
+      const bool missing = leaf.field->type->optional ? value.is_null() : !leaf.node && !leaf.derived;
+      if (!missing) continue;
+      leaf.failed = true;
+      auto& problem = report(Level::error, "C0210", "`" + leaf.field->path + "` is missing", leaf.winner ? leaf.winner->place : Place{});
+      problem.path = leaf.field->path;
+      problem.help(leaf.field->doc + ": " + type_text(*leaf.field->type, *leaf.field));
+    }
+  }
+
+  std::string origin_text(const Leaf& leaf) const { return make_origin(leaf).text; }
+
+  Origin make_origin(const Leaf& leaf) const {
+    Origin origin;
+    if (leaf.from_ranks) {
+      origin.kind = Origin::Kind::ranks;
+      origin.text = "--ranks";
+    } else if (leaf.from_name) {
+      origin.kind = Origin::Kind::derived;
+      origin.text = "derived: recipe name";
+    } else if (leaf.derived) {
+      origin.kind = Origin::Kind::derived;
+      origin.text = "derived: " + leaf.field->formula;
+    } else if (leaf.winner) {
+      origin = write_origin(*leaf.winner);
+      if (leaf.node && leaf.node->kind == Node::Kind::scalar) origin.written = leaf.node->text;
+    } else {
+      origin.text = "default";
+    }
+    origin.environment = leaf.environment;
+    return origin;
+  }
+
+  Origin write_origin(const Write& write) const {
+    Origin origin;
+    origin.place = write.place;
+    if (write.value.kind == Node::Kind::scalar) origin.written = write.value.text;
+    const Layer& from = layer(write);
+    if (from.rank == Layer::Rank::preset) {
+      origin.kind = Origin::Kind::preset;
+      origin.text = "preset " + from.preset;
+    } else {
+      const bool cli = write.place.known() &&
+                       composed_.sources[static_cast<size_t>(write.place.source)].kind == Source::Kind::cli;
+      origin.kind = cli ? Origin::Kind::cli : Origin::Kind::file;
+      origin.text = place_text(write.place, composed_.sources, false);
+    }
+    return origin;
+  }
+
+  std::string operand_note(const std::string& path) {
+    const Leaf& operand = *leaf(path);
+    const std::string value = yaml_inline(*operand.field->type, schema_.load(root_, *operand.field));
+    return "`" + path + "` = " + value + " (" + origin_text(operand) + ")";
+  }
+
+  void check_rules() {
+    for (const Rule& rule : schema_.rules()) {
+      const bool skip = std::any_of(rule.reads.begin(), rule.reads.end(), [&](const std::string& path) { return leaf(path)->failed; });
+      if (skip) continue;
+      RuleReport found;
+      rule.check(root_, found);
+      for (const auto& violation : found.violations) {
+        std::vector<Violation::Operand> operands;
+        if (!violation.pointed.empty()) operands.push_back({violation.pointed, {}, true});
+        for (const auto& operand : violation.operands)
+          if (!operand.is_path || operand.name != violation.pointed) operands.push_back(operand);
+        if (violation.operands.empty())
+          for (const auto& path : rule.reads)
+            if (path != violation.pointed) operands.push_back({path, {}, true});
+        auto& problem = report(violation.lint ? Level::warning : Level::error, rule.code.c_str(), violation.message);
+        problem.name = rule.name;
+        problem.path = violation.pointed;
+        // Point at what the user can change: the operand named by the rule, else the one set with the highest rank.
+        const Leaf* best = nullptr;
+        for (const auto& operand : operands) {
+          const Leaf* candidate = operand.is_path ? leaf(operand.name) : nullptr;
+          if (!candidate) continue;
+          if (candidate->winner && is_explicit(*candidate->winner)) {
+            const bool named = operand.name == violation.pointed;
+            if (!best || (!named && best->winner->layer < candidate->winner->layer && best->field->path != violation.pointed)) best = candidate;
+          }
+        }
+        if (best) {
+          problem.place = best->node && best->node->place.known() ? best->node->place : best->winner->place;
+          if (problem.path.empty()) problem.path = best->field->path;
+        }
+        for (const auto& operand : operands)
+          problem.note(operand.is_path && leaf(operand.name) ? operand_note(operand.name) : "`" + operand.name + "` = " + operand.value);
+        problem.help(violation.help_text);
+      }
+    }
+  }
+
+  // Explicit values that nothing reads under this configuration.
+  void check_effects() {
+    for (auto& leaf : leaves_) {
+      if (leaf.failed || leaf.dropped || !leaf.winner || !is_explicit(*leaf.winner) || !section_on(*leaf.field)) continue;
+      const SectionInfo& section = schema_.sections()[leaf.field->section_index];
+      const Condition* unmet = nullptr;
+      for (const auto* conditions : {&section.used_when, &leaf.field->used_when})
+        for (const auto& condition : *conditions)
+          if (!unmet && !condition.holds(root_)) unmet = &condition;
+      if (!unmet) continue;
+      const Value value = schema_.load(root_, *leaf.field);
+      if (value == leaf.field->default_value || value == derived_value(leaf)) continue;
+      const bool math = leaf.field->effect == Effect::math;
+      auto& problem = report(math ? Level::error : Level::warning, "C0604", "`" + leaf.field->path + "` has no effect here", leaf.winner->place);
+      problem.name = "no_effect";
+      problem.path = leaf.field->path;
+      problem.label = "read only when " + unmet->text;
+      problem.help("take it out, or see that " + unmet->text);
+    }
+  }
+
+  // What the leaf would be without its explicit value.
+  Value derived_value(const Leaf& leaf) {
+    const Derivation* derivation = leaf.field->formula.empty() ? nullptr : schema_.find_derivation(leaf.field->path);
+    if (!derivation) return leaf.field->default_value;
+    const Value kept = schema_.load(root_, *leaf.field);
+    schema_.store(root_, *leaf.field, leaf.field->default_value);
+    derivation->run(root_);
+    Value derived = schema_.load(root_, *leaf.field);
+    schema_.store(root_, *leaf.field, kept);
+    return derived;
+  }
+
+  void note_hidden_presets() {
+    for (const auto& leaf : leaves_) {
+      if (leaf.failed || leaf.dropped || !leaf.winner || !is_explicit(*leaf.winner)) continue;
+      const Write* preset = nullptr;
+      for (const Write* write : leaf.writes)
+        if (!is_explicit(*write) && !write->dead && write->rest.empty()) preset = write;
+      if (!preset || leaf.field->type->kind == Type::Kind::map || leaf.winner->op == Write::Op::append || !leaf.winner->rest.empty()) continue;
+      std::vector<Diagnostic> ignored;
+      ConvertContext context{&composed_.sources, &ignored, {}};
+      const auto soft = convert(*leaf.field, preset->value, leaf.field->path, context);
+      const Value kept = schema_.load(root_, *leaf.field);
+      if (!soft || *soft == kept) continue;
+      auto& note = report(Level::note, "C0702", "preset " + layer(*preset).preset + " would set `" + leaf.field->path + ": " +
+                                                    yaml_inline(*leaf.field->type, *soft) + "`; kept `" +
+                                                    yaml_inline(*leaf.field->type, kept) + "` from " + origin_text(leaf));
+      note.path = leaf.field->path;
+    }
+  }
+
+  void record() {
+    for (const auto& leaf : leaves_) {
+      if (leaf.failed) out_.failed.push_back(leaf.field->path);
+      if (section_on(*leaf.field)) out_.origins[leaf.field->path] = make_origin(leaf);
+      for (const Write* write : leaf.writes) {
+        HistoryEntry entry{leaf.field->path, write_origin(*write), HistoryEntry::Fate::effective};
+        if (leaf.dropped) entry.fate = HistoryEntry::Fate::dropped;
+        else if (write->dead) entry.fate = HistoryEntry::Fate::reset;
+        else if (write != leaf.winner && leaf.winner && leaf.winner->op == Write::Op::set && leaf.winner->rest.empty())
+          entry.fate = HistoryEntry::Fate::replaced;
+        out_.history.push_back(std::move(entry));
+      }
+    }
+  }
+
+  const Schema& schema_;
+  void* root_;
+  const Request& request_;
+  Composition composed_;
+  Resolved out_;
+  std::vector<Leaf> leaves_;
+  std::unordered_map<const FieldInfo*, size_t> index_;
+  std::vector<size_t> active_;
+  int64_t now_ = 0;
+  std::string hash_;
+  bool hash_ready_ = false;
+};
+
+}  // namespace
+
+const Origin& Resolved::origin(const std::string& path) const {
+  static const Origin kDefault{Origin::Kind::default_value, "default", {}, {}, false};
+  const auto found = origins.find(path);
+  return found == origins.end() ? kDefault : found->second;
+}
+
+void Resolved::require_ok() const {
+  if (ok()) return;
+  std::vector<Diagnostic> errors;
+  for (const auto& diagnostic : diagnostics)
+    if (diagnostic.level == Level::error) errors.push_back(diagnostic);
+  fail(malformed ? ErrorCode::format : ErrorCode::config, render(errors, sources));
+}
+
+Resolved resolve_into(const Schema& schema, const Library& library, void* root, const Request& request) {
+  return Resolver(schema, library, root, request).run();
+}
+
+const Schema& schema() {
+  static const Schema* built = [] {
+    auto* result = new Schema;  // lives as long as the program
+    register_sections(*result);
+    result->finish();
+    return result;
+  }();
+  return *built;
+}
+
+Resolution resolve(const Request& request) {
+  Resolution resolution;
+  static_cast<Resolved&>(resolution) = resolve_into(schema(), Library::standard(), &resolution.config, request);
+  return resolution;
+}
+
+}  // namespace capstan::config
