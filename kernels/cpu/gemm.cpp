@@ -1,9 +1,10 @@
-// Matrix products: oneDNN, single-threaded on tiles that depend on the shape alone.
+// Matrix products: packed panels and a register-tiled kernel (gemm_core-inl.hpp), cut by the shape alone.
 #include "kernels/gemm.hpp"
 
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/families.hpp"
@@ -15,66 +16,184 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/gemm.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/simd-inl.hpp"
+#include "kernels/cpu/gemm_core-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-constexpr int64_t kTileM = 512, kTileN = 768, kPanelK = 512;
+// How a product is cut, by its shape alone. B is packed once, all threads together, into shared scratch, in chunks of n and k
+// that fit; a tile is a block of rows times a block of columns, packs its rows of A for one pass of kKc and multiplies.
+struct Plan {
+  int64_t rows, cols;        // of a tile
+  int64_t chunk_n, chunk_k;  // of packed B
+};
+
+constexpr int64_t kPackedFloats = int64_t{1} << 22;  // 16 MiB of packed B at a time
+constexpr int64_t kTiles = 32;                       // enough for an even load
+constexpr int64_t kTileWork = int64_t{1} << 20;      // multiply-adds below which a tile is not worth a thread
+
+HWY_INLINE int64_t even(int64_t n, int64_t parts, int64_t unit) {  // the size of each of `parts`, in whole units
+  return std::max(unit, ((n + parts - 1) / parts + unit - 1) / unit * unit);
+}
+
+HWY_INLINE Plan plan_for(const GemmShape& s) {
+  Plan p;
+  p.chunk_k = std::min(std::max<int64_t>(s.k, 1), std::max(kKc, kPackedFloats / std::min<int64_t>(s.n + kNr, 1024) / kKc * kKc));
+  p.chunk_n = std::min(s.n, std::max(8 * kNr, kPackedFloats / p.chunk_k / kNr * kNr));
+  const double work = static_cast<double>(s.m) * static_cast<double>(p.chunk_n) * static_cast<double>(std::max<int64_t>(s.k, 1));
+  const auto wanted = static_cast<int64_t>(std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
+  int64_t across = blocks_of(p.chunk_n, 1536);
+  int64_t down = std::max(blocks_of(s.m, 192), std::min(blocks_of(s.m, 32), blocks_of(wanted, across)));
+  across = std::max(across, std::min(blocks_of(p.chunk_n, 4 * kNr), wanted / down));
+  p.rows = even(s.m, down, kMr);
+  p.cols = even(p.chunk_n, across, kNr);
+  return p;
+}
+
+// Columns [n0, n0 + n) and rows [k0, k0 + k) of op(B), as panels of k rows.
+template <class T>
+HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, int64_t n, int64_t k0, int64_t k, float* to) {
+  const int64_t group = 4 * kNr, slab = std::max<int64_t>(256, 65536 / group);  // a tile: four panels, neighbours in memory
+  const int64_t slabs = blocks_of(k, slab);
+  c.pool->parallel_for(blocks_of(n, group) * slabs, [&](int64_t tile, int) HWY_ATTR {
+    const int64_t first = tile / slabs * group, from_k = tile % slabs * slab, count = std::min(slab, k - from_k);
+    constexpr int64_t kRun = 32;  // rows of B read across the panels of the group before going on
+    for (int64_t p = from_k; p < from_k + count; p += kRun) {
+      const int64_t run = std::min(kRun, from_k + count - p);
+      for (int64_t j = first; j < std::min(n, first + group); j += kNr) {
+        const int64_t width = panel_width(n, j), cols = std::min(kNr, n - j);
+        float* panel = to + j * k + p * width;
+        if (s.trans_b) pack_transposed(b + (n0 + j) * s.ldb + k0 + p, s.ldb, run, cols, width, panel);
+        else pack_straight(b + (k0 + p) * s.ldb + n0 + j, s.ldb, run, cols, width, panel);
+      }
+    }
+  });
+}
+
+constexpr int64_t kPanelA = kKc * kMr + 16;  // not a power of two: panels of one block must not fall on the same cache sets
+
+// Rows [m0, m0 + m) and columns [k0, k0 + k) of op(A), k <= kKc, as panels kPanelA apart.
+template <class T>
+HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k, float* to) {
+  constexpr int64_t kRun = 64;
+  for (int64_t p = 0; p < k; p += kRun) {
+    const int64_t run = std::min(kRun, k - p);
+    for (int64_t i = 0; i < m; i += kMr) {
+      const int64_t rows = std::min<int64_t>(kMr, m - i);
+      float* panel = to + i / kMr * kPanelA + p * kMr;
+      if (s.trans_a) pack_straight(a + (k0 + p) * s.lda + m0 + i, s.lda, run, rows, kMr, panel);
+      else pack_transposed(a + (m0 + i) * s.lda + k0 + p, s.lda, run, rows, kMr, panel);
+    }
+  }
+}
+
+// to = fp32 of a block of C, and back.
+HWY_INLINE void read_block(const bf16* c, int64_t ldc, int64_t m, int64_t n, float* to) {
+  for (int64_t r = 0; r < m; ++r) widen({c + r * ldc, DType::bf16}, to + r * n, n);
+}
+HWY_INLINE void write_block(const float* from, int64_t m, int64_t n, bf16* c, int64_t ldc) {
+  for (int64_t r = 0; r < m; ++r)
+    for_vectors(n, [&](int64_t i) HWY_ATTR { store(load(from + r * n + i), c + r * ldc + i); },
+                [&](int64_t i, int64_t k) HWY_ATTR { store_part(load_part(from + r * n + i, k), c + r * ldc + i, k); });
+}
+
+template <class T>
+void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, float alpha, float beta) {
+  const Plan p = plan_for(s);
+  const bool narrow = out.dtype == DType::bf16;
+  // bf16 results are summed in fp32: in the tile's scratch, or when k comes in several chunks in a copy of C's columns.
+  const bool copy = narrow && p.chunk_k < s.k;
+  const int64_t panels = blocks_of(p.rows, kMr);
+  const auto a_floats = static_cast<size_t>(panels * kPanelA), c_floats = static_cast<size_t>(narrow && !copy ? p.rows * p.cols : 0);
+  const auto b_floats = static_cast<size_t>((p.chunk_n + kNr) * p.chunk_k);
+  reserve_scratch(c, (a_floats + c_floats) * sizeof(float));
+  float* packed_b = c.scratch_of<float>(Context::kShared, b_floats + static_cast<size_t>(copy ? s.m * p.chunk_n : 0));
+  float* c_copy = packed_b + b_floats;
+
+  for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
+    for (int64_t k0 = 0; k0 < s.k; k0 += p.chunk_k) {
+      const int64_t n = std::min(p.chunk_n, s.n - n0), k = std::min(p.chunk_k, s.k - k0);
+      pack_b(c, s, b, n0, n, k0, k, packed_b);
+      const int64_t across = blocks_of(n, p.cols), down = blocks_of(s.m, p.rows);
+      c.pool->parallel_for(across * down, [&](int64_t tile, int worker) HWY_ATTR {
+        const int64_t i0 = tile / across * p.rows, j0 = tile % across * p.cols;
+        const int64_t rows = std::min(p.rows, s.m - i0), cols = std::min(p.cols, n - j0);
+        float* panel = c.scratch_of<float>(worker, a_floats + c_floats);
+        const int64_t at = i0 * s.ldc + n0 + j0;
+        float* to = !narrow ? out.as<float>() + at : copy ? c_copy + i0 * n + j0 : panel + a_floats;
+        const int64_t ldt = !narrow ? s.ldc : copy ? n : cols;
+        if (narrow && beta != 0 && k0 == 0) {
+          if (copy)
+            for (int64_t r = 0; r < rows; ++r) read_block(out.as<bf16>() + at + r * s.ldc, s.ldc, 1, cols, to + r * ldt);
+          else
+            read_block(out.as<bf16>() + at, s.ldc, rows, cols, to);
+        }
+        for (int64_t pass = 0; pass < k; pass += kKc) {
+          const int64_t depth = std::min(kKc, k - pass);
+          pack_a(s, a, i0, rows, k0 + pass, depth, panel);
+          packed_product({panel, packed_b + j0 * k, kPanelA, kNr * k, pass}, rows, cols, depth, alpha,
+                         k0 + pass == 0 ? beta : 1.0f, to, ldt);
+        }
+        if (narrow && k0 + k == s.k)
+          for (int64_t r = 0; r < rows; ++r) write_block(to + r * ldt, 1, cols, out.as<bf16>() + at + r * s.ldc, s.ldc);
+      });
+    }
+}
+
+// A few rows times a transposed matrix, as in generation: B is read once, in place.
+template <class T>
+void few_rows(Context& c, const GemmShape& s, const T* a, const T* b, Out out, float alpha, float beta) {
+  const auto y = array_of<Any>(out);
+  parallel_blocks(c, s.n, std::max<int64_t>(4, rows_per_block(s.k)), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    for (int64_t j = begin; j < end; j += 4) {
+      const T* column[4];
+      for (int64_t q = 0; q < 4; ++q) column[q] = b + std::min(j + q, end - 1) * s.ldb;
+      for (int64_t i = 0; i < s.m; ++i) {
+        const T* row = a + i * s.lda;
+        VF s0 = hn::Zero(DF()), s1 = s0, s2 = s0, s3 = s0;
+        auto add = [&](VF x, VF b0, VF b1, VF b2, VF b3) HWY_ATTR {
+          s0 = hn::MulAdd(x, b0, s0);
+          s1 = hn::MulAdd(x, b1, s1);
+          s2 = hn::MulAdd(x, b2, s2);
+          s3 = hn::MulAdd(x, b3, s3);
+        };
+        for_vectors(s.k,
+                    [&](int64_t p) HWY_ATTR {
+                      add(load(row + p), load(column[0] + p), load(column[1] + p), load(column[2] + p), load(column[3] + p));
+                    },
+                    [&](int64_t p, int64_t n) HWY_ATTR {
+                      add(load_part(row + p, n), load_part(column[0] + p, n), load_part(column[1] + p, n),
+                          load_part(column[2] + p, n), load_part(column[3] + p, n));
+                    });
+        const float sums[4] = {sum_lanes(s0), sum_lanes(s1), sum_lanes(s2), sum_lanes(s3)};
+        for (int64_t q = 0; q < std::min<int64_t>(4, end - j); ++q) {
+          const int64_t at = i * s.ldc + j + q;
+          const float before = beta == 0 ? 0.0f : beta * hn::GetLane(y.part(at, 1));
+          y.put_part(at, splat(alpha * sums[q] + before), 1);
+        }
+      }
+    }
+  });
+}
 
 void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) {
   if (s.m <= 0 || s.n <= 0) return;
-  const int64_t tile_m = std::min(kTileM, s.m), tile_n = std::min(kTileN, s.n);
-  const int64_t across = blocks_of(s.n, tile_n), tiles = blocks_of(s.m, tile_m) * across;
-  const bool wide_in = a.dtype == DType::f32, wide_out = out.dtype == DType::f32;
-  const int64_t panel_k = std::min(kPanelK, std::max<int64_t>(s.k, 1));
-  const auto panel_a = static_cast<size_t>(wide_in ? 0 : tile_m * panel_k);
-  const auto panel_b = static_cast<size_t>(wide_in ? 0 : tile_n * panel_k);
-  const auto panel_c = static_cast<size_t>(wide_out ? 0 : tile_m * tile_n);
-  reserve_scratch(c, (panel_a + panel_b + panel_c) * sizeof(float));
-  const auto cc = array_of<Any>(out);
-
-  c.pool->parallel_for(tiles, [&](int64_t tile, int worker) HWY_ATTR {
-    const int64_t m0 = tile / across * tile_m, n0 = tile % across * tile_n;
-    const int64_t m = std::min(tile_m, s.m - m0), n = std::min(tile_n, s.n - n0);
-    float* pa = c.scratch_of<float>(worker, panel_a + panel_b + panel_c);
-    float* pb = pa + panel_a;
-    float* pc = pb + panel_b;
-    float* target = wide_out ? out.as<float>() + m0 * s.ldc + n0 : pc;
-    const int64_t ldt = wide_out ? s.ldc : n;
-    if (!wide_out && beta != 0)
-      for (int64_t r = 0; r < m; ++r)
-        for_vectors(n, [&](int64_t i) HWY_ATTR { store(cc.at((m0 + r) * s.ldc + n0 + i), pc + r * n + i); },
-                    [&](int64_t i, int64_t k) HWY_ATTR {
-                      store_part(cc.part((m0 + r) * s.ldc + n0 + i, k), pc + r * n + i, k);
-                    });
-    if (s.k <= 0) {
-      for (int64_t r = 0; r < m; ++r)
-        for (int64_t i = 0; i < n; ++i) target[r * ldt + i] = beta == 0 ? 0.0f : beta * target[r * ldt + i];
-    } else if (wide_in) {
-      const float* ta = a.as<float>() + (s.trans_a ? m0 : m0 * s.lda);
-      const float* tb = b.as<float>() + (s.trans_b ? n0 * s.ldb : n0);
-      serial_sgemm(s.trans_a, s.trans_b, m, n, s.k, alpha, ta, s.lda, tb, s.ldb, beta, target, ldt);
-    } else {
-      for (int64_t k0 = 0; k0 < s.k; k0 += panel_k) {
-        const int64_t k = std::min(panel_k, s.k - k0);
-        const bf16* ta = a.as<bf16>() + (s.trans_a ? k0 * s.lda + m0 : m0 * s.lda + k0);
-        const bf16* tb = b.as<bf16>() + (s.trans_b ? n0 * s.ldb + k0 : k0 * s.ldb + n0);
-        const int64_t a_rows = s.trans_a ? k : m, a_cols = s.trans_a ? m : k;
-        const int64_t b_rows = s.trans_b ? n : k, b_cols = s.trans_b ? k : n;
-        for (int64_t r = 0; r < a_rows; ++r) widen({ta + r * s.lda, DType::bf16}, pa + r * a_cols, a_cols);
-        for (int64_t r = 0; r < b_rows; ++r) widen({tb + r * s.ldb, DType::bf16}, pb + r * b_cols, b_cols);
-        serial_sgemm(s.trans_a, s.trans_b, m, n, k, alpha, pa, a_cols, pb, b_cols, k0 == 0 ? beta : 1.0f, target, ldt);
+  if (s.k <= 0) {
+    const auto y = array_of<Any>(out);
+    for (int64_t r = 0; r < s.m; ++r)
+      for (int64_t j = 0; j < s.n; ++j) {
+        const int64_t at = r * s.ldc + j;
+        y.put_part(at, beta == 0 ? hn::Zero(DF()) : hn::Mul(splat(beta), y.part(at, 1)), 1);
       }
-    }
-    if (!wide_out)
-      for (int64_t r = 0; r < m; ++r)
-        for_vectors(n, [&](int64_t i) HWY_ATTR { cc.put((m0 + r) * s.ldc + n0 + i, load(pc + r * n + i)); },
-                    [&](int64_t i, int64_t k) HWY_ATTR {
-                      cc.put_part((m0 + r) * s.ldc + n0 + i, load_part(pc + r * n + i, k), k);
-                    });
-  });
+    return;
+  }
+  const bool few = s.m <= 8 && s.trans_b && !s.trans_a;
+  if (a.dtype == DType::bf16) {
+    (few ? few_rows<bf16> : product<bf16>)(c, s, a.as<bf16>(), b.as<bf16>(), out, alpha, beta);
+  } else {
+    (few ? few_rows<float> : product<float>)(c, s, a.as<float>(), b.as<float>(), out, alpha, beta);
+  }
 }
 
 // At most 64 partial rows, whose number depends on the shape only, then their sum in order.

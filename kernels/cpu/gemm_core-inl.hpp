@@ -1,0 +1,159 @@
+// The inner parts of a matrix product (a Highway "-inl" header): packing into panels and the register-tiled product of two
+// panels. gemm.cpp puts whole products together from them, attention.cpp its blocks.
+//
+// The layout is that of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): a panel of A holds
+// kMr rows, a panel of B up to kNr columns, both with k as the outer index, so that the inner loop reads them in order.
+// kMr x kNr sums stay in registers: 4 x 24 with AVX2 (12 of 16 registers), 8 x 48 with AVX-512 (24 of 32).
+
+#include "kernels/cpu/simd-inl.hpp"
+
+#if defined(CAPSTAN_KERNELS_CPU_GEMM_CORE_INL) == defined(HWY_TARGET_TOGGLE)
+#ifdef CAPSTAN_KERNELS_CPU_GEMM_CORE_INL
+#undef CAPSTAN_KERNELS_CPU_GEMM_CORE_INL
+#else
+#define CAPSTAN_KERNELS_CPU_GEMM_CORE_INL
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace capstan::kernels {
+namespace HWY_NAMESPACE {
+
+inline constexpr int kMr = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+inline constexpr int kNv = 3;
+inline constexpr int64_t kNr = kNv * kStep;
+// k of one pass: a panel of B then stays in the first-level cache (24 KiB with AVX2) while panels of A pass by.
+inline constexpr int64_t kKc = HWY_TARGET == HWY_AVX3 ? 192 : 256;
+
+using D4 = hn::Full128<float>;
+using V4 = hn::Vec<D4>;
+HWY_INLINE V4 load4(const float* p) { return hn::LoadU(D4(), p); }
+HWY_INLINE V4 load4(const bf16* p) {
+  const hn::Rebind<uint16_t, D4> d16;
+  const hn::RebindToUnsigned<D4> du;
+  return hn::BitCast(D4(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)))));
+}
+HWY_INLINE float one(const float* p) { return *p; }
+HWY_INLINE float one(const bf16* p) { return static_cast<float>(*p); }
+
+// to[p * width + j] = from[p * ld + j] for p < k, j < n; zeros for n <= j < width. width is a multiple of 4.
+template <class T>
+HWY_INLINE void pack_straight(const T* from, int64_t ld, int64_t k, int64_t n, int64_t width, float* to) {
+  if (n == width && width % kStep == 0) {
+    for (int64_t p = 0; p < k; ++p)
+      for (int64_t j = 0; j < width; j += kStep) hn::Store(load(from + p * ld + j), DF(), to + p * width + j);
+  } else if (n == width) {
+    for (int64_t p = 0; p < k; ++p)
+      for (int64_t j = 0; j < width; j += 4) hn::Store(load4(from + p * ld + j), D4(), to + p * width + j);
+  } else {
+    for (int64_t p = 0; p < k; ++p) {
+      for (int64_t j = 0; j < n; ++j) to[p * width + j] = one(from + p * ld + j);
+      for (int64_t j = n; j < width; ++j) to[p * width + j] = 0;
+    }
+  }
+}
+// to[p * width + j] = from[j * ld + p] for p < k, j < n; zeros for n <= j < width.
+template <class T>
+HWY_INLINE void pack_transposed(const T* from, int64_t ld, int64_t k, int64_t n, int64_t width, float* to) {
+  const D4 d;
+  const hn::RepartitionToWide<D4> d2;
+  int64_t j = 0;
+  for (; j + 4 <= n; j += 4) {
+    const T* r = from + j * ld;
+    float* t = to + j;
+    int64_t p = 0;
+    for (; p + 4 <= k; p += 4) {
+      const V4 a = load4(r + p), b = load4(r + ld + p), c = load4(r + 2 * ld + p), e = load4(r + 3 * ld + p);
+      const auto ab0 = hn::BitCast(d2, hn::InterleaveLower(d, a, b)), ab1 = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
+      const auto ce0 = hn::BitCast(d2, hn::InterleaveLower(d, c, e)), ce1 = hn::BitCast(d2, hn::InterleaveUpper(d, c, e));
+      hn::Store(hn::BitCast(d, hn::InterleaveLower(d2, ab0, ce0)), d, t + p * width);
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(d2, ab0, ce0)), d, t + (p + 1) * width);
+      hn::Store(hn::BitCast(d, hn::InterleaveLower(d2, ab1, ce1)), d, t + (p + 2) * width);
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(d2, ab1, ce1)), d, t + (p + 3) * width);
+    }
+    for (; p < k; ++p)
+      for (int64_t i = 0; i < 4; ++i) t[p * width + i] = one(r + i * ld + p);
+  }
+  for (; j < width; ++j)
+    for (int64_t p = 0; p < k; ++p) to[p * width + j] = j < n ? one(from + j * ld + p) : 0.0f;
+}
+
+// Width of the panel of B that begins at column j of n: whole vectors.
+HWY_INLINE int64_t panel_width(int64_t n, int64_t j) { return std::min(kNr, (n - j + kStep - 1) / kStep * kStep); }
+
+// C[m, n] = alpha * (A panel * B panel) + beta * C for m <= kMr rows and n <= NV * kLanes columns.
+template <int NV>
+HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, float alpha, float beta,
+                                float* HWY_RESTRICT c, int64_t ldc, int64_t m, int64_t n) {
+  const DF d;
+  VF sum[kMr][NV];
+#pragma GCC unroll 8
+  for (int i = 0; i < kMr; ++i)
+#pragma GCC unroll 3
+    for (int j = 0; j < NV; ++j) sum[i][j] = hn::Zero(d);
+#pragma GCC unroll 2
+  for (int64_t p = 0; p < k; ++p) {
+    VF vb[NV];
+#pragma GCC unroll 3
+    for (int j = 0; j < NV; ++j) vb[j] = hn::Load(d, b + j * kStep);
+#pragma GCC unroll 8
+    for (int i = 0; i < kMr; ++i) {
+      const VF va = hn::Set(d, a[i]);
+#pragma GCC unroll 3
+      for (int j = 0; j < NV; ++j) sum[i][j] = hn::MulAdd(va, vb[j], sum[i][j]);
+    }
+    a += kMr;
+    b += NV * kStep;
+  }
+  const VF va = splat(alpha), vb = splat(beta);
+  if (m == kMr && n == NV * kStep) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kMr; ++i)
+#pragma GCC unroll 3
+      for (int j = 0; j < NV; ++j) {
+        float* at = c + i * ldc + j * kStep;
+        const VF v = hn::Mul(va, sum[i][j]);
+        store(beta == 0 ? v : hn::MulAdd(vb, load(at), v), at);
+      }
+  } else {
+    HWY_ALIGN float tile[kMr * NV * kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kMr; ++i)
+#pragma GCC unroll 3
+      for (int j = 0; j < NV; ++j) hn::Store(hn::Mul(va, sum[i][j]), d, tile + (i * NV + j) * kStep);
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        float& at = c[i * ldc + j];
+        at = beta == 0 ? tile[i * NV * kStep + j] : tile[i * NV * kStep + j] + beta * at;
+      }
+  }
+}
+
+// Packed operands. Panel i of A begins at a + i * a_stride and holds k rows. Panel j of B begins at b + j * b_stride; the product
+// uses its rows [b_first, b_first + k).
+struct Packed {
+  const float *a, *b;
+  int64_t a_stride, b_stride, b_first;
+};
+
+// C[m, n] = alpha * A * B + beta * C.
+HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k, float alpha, float beta, float* c, int64_t ldc) {
+  const float* b = x.b;
+  for (int64_t j = 0; j < n; j += kNr, b += x.b_stride) {
+    const int64_t width = panel_width(n, j), cols = std::min(kNr, n - j);
+    const float* pb = b + x.b_first * width;
+    const float* pa = x.a;
+    for (int64_t i = 0; i < m; i += kMr, pa += x.a_stride) {
+      const int64_t rows = std::min<int64_t>(kMr, m - i);
+      float* at = c + i * ldc + j;
+      if (width == 3 * kStep) panel_product<3>(k, pa, pb, alpha, beta, at, ldc, rows, cols);
+      else if (width == 2 * kStep) panel_product<2>(k, pa, pb, alpha, beta, at, ldc, rows, cols);
+      else panel_product<1>(k, pa, pb, alpha, beta, at, ldc, rows, cols);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace capstan::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif
