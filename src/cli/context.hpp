@@ -1,0 +1,29 @@
+// What a verb is called with.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/options.hpp"
+
+namespace capstan::cli {
+
+enum class MessageFormat : uint8_t { human, compact, json };
+
+struct Context {
+  const Verb* verb = nullptr;
+  Arguments args;
+  std::vector<std::string> command;  // the whole command line, program name first
+  MessageFormat messages = MessageFormat::human;
+  int verbosity = 0;  // -1 quiet, 0, 1, 2
+  bool color_out = false, color_err = false;
+  bool quiet() const { return verbosity < 0; }
+};
+
+std::span<const Verb* const> all_verbs();
+
+// The command line as it could be typed again.
+std::string command_text(const std::vector<std::string>& command);
+std::string shell_quoted(const std::string& word);
+
+}  // namespace capstan::cli

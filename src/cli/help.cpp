@@ -1,0 +1,193 @@
+#include "cli/help.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "base/utf8.hpp"
+#include "cli/context.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+constexpr size_t kShortLines = 24;
+
+struct Line {
+  std::string left, right;
+};
+
+std::string columns(const std::vector<Line>& lines, size_t indent, size_t least_width) {
+  size_t width = least_width;
+  for (const Line& line : lines)
+    if (const size_t w = count_code_points(line.left); w <= 44) width = std::max(width, w);
+  std::string text;
+  for (const Line& line : lines) {
+    text += std::string(indent, ' ') + line.left;
+    const size_t w = count_code_points(line.left);
+    if (!line.right.empty()) text += std::string(w < width ? width - w + 2 : 2, ' ') + line.right;
+    text += '\n';
+  }
+  return text;
+}
+
+Line option_line(const Option& option) {
+  std::string left = option.letter ? std::string("-") + option.letter + ", " : "    ";
+  left += "--" + std::string(option.name);
+  if (!option.argument.empty()) left += " " + std::string(option.argument);
+  return {left, std::string(option.doc)};
+}
+
+std::vector<Line> option_lines(std::span<const Option> options) {
+  std::vector<Line> lines;
+  for (const Option& option : options) lines.push_back(option_line(option));
+  return lines;
+}
+
+std::vector<Line> example_lines(const Verb& verb, size_t most) {
+  std::vector<Line> lines;
+  for (size_t i = 0; i < verb.examples.size() && i < most; ++i)
+    lines.push_back({"capstan " + std::string(verb.examples[i].command),
+                     verb.examples[i].doc.empty() ? "" : "# " + std::string(verb.examples[i].doc)});
+  return lines;
+}
+
+std::string opening(const Verb& verb) {
+  std::string text = std::string(verb.purpose) + "\n\nusage: capstan " + std::string(verb.name);
+  if (!verb.usage.empty()) text += " " + std::string(verb.usage);
+  return text + "\n";
+}
+
+size_t line_count(std::string_view text) { return static_cast<size_t>(std::count(text.begin(), text.end(), '\n')); }
+
+const char* const kCheatSheet =
+    "overrides:\n"
+    "  a.b=c      set a field                 section=NAME  choose a preset, section=null none\n"
+    "  list+=x    append, list[0]=x  replace  @FILE         merge a YAML file (also -f FILE)\n"
+    "  ~a.b       back to the preset or default             --set, --append, --unset: long forms\n";
+
+struct VerbLine {
+  std::string_view name, purpose;
+};
+
+// The verbs, a group as one line, in the order of the table.
+std::vector<VerbLine> verb_lines() {
+  static const VerbLine groups[] = {{"recipe", "list, copy and begin recipes"},
+                                    {"data", "text to indexed datasets, and a look into them"},
+                                    {"tokenizer", "learn a tokenizer; text to ids and back"},
+                                    {"runs", "what is in the run directories"}};
+  std::vector<VerbLine> lines;
+  for (const Verb* verb : all_verbs()) {
+    const size_t blank = verb->name.find(' ');
+    if (blank == std::string_view::npos) {
+      lines.push_back({verb->name, verb->purpose});
+      continue;
+    }
+    const std::string_view group = verb->name.substr(0, blank);
+    if (!lines.empty() && lines.back().name == group) continue;
+    for (const VerbLine& known : groups)
+      if (known.name == group) lines.push_back(known);
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::string short_help(const Verb& verb) {
+  std::string text = opening(verb);
+  text += "\n" + columns(example_lines(verb, 3), 2, 0);
+  std::string tail = "\ncapstan " + std::string(verb.name) + " --help tells more";
+  tail += verb.overrides ? "; `capstan help overrides`, `capstan help recipes`\n" : "\n";
+  std::string options;
+  if (!verb.options.empty()) options = "\n" + columns(option_lines(verb.options), 2, 0);
+  const std::string cheat = verb.overrides ? std::string("\n") + kCheatSheet : std::string();
+  // What does not fit a small terminal stays in the full help.
+  if (line_count(text + options + cheat + tail) <= kShortLines) return text + options + cheat + tail;
+  if (line_count(text + options + tail) <= kShortLines) return text + options + tail;
+  std::vector<Line> lines = option_lines(verb.options);
+  const size_t room = kShortLines - line_count(text + tail) - 1;
+  lines.resize(std::min(lines.size(), room));
+  return text + "\n" + columns(lines, 2, 0) + tail;
+}
+
+std::string full_help(const Verb& verb) {
+  std::string text = opening(verb);
+  if (!verb.examples.empty()) text += "\nexamples:\n" + columns(example_lines(verb, verb.examples.size()), 2, 0);
+  std::vector<std::string_view> groups;
+  for (const Option& option : verb.options)
+    if (std::find(groups.begin(), groups.end(), option.group) == groups.end()) groups.push_back(option.group);
+  for (const std::string_view group : groups) {
+    std::vector<Line> lines;
+    for (const Option& option : verb.options)
+      if (option.group == group) lines.push_back(option_line(option));
+    text += "\n" + (group.empty() ? std::string("flags") : std::string(group)) + ":\n" + columns(lines, 2, 24);
+  }
+  if (verb.overrides) text += std::string("\n") + kCheatSheet + columns(option_lines(override_options()), 2, 24);
+  text += "\neverywhere:\n" + columns(option_lines(global_options()), 2, 24);
+  if (!verb.details.empty()) text += "\n" + std::string(verb.details);
+  if (!text.ends_with('\n')) text += '\n';
+  return text + "\nSee also: capstan help overrides | recipes | exit-codes | files\n";
+}
+
+std::string group_help(std::string_view group) {
+  std::string purpose;
+  for (const VerbLine& line : verb_lines())
+    if (line.name == group) purpose = line.purpose;
+  if (!purpose.empty() && purpose[0] >= 'a' && purpose[0] <= 'z') purpose[0] = static_cast<char>(purpose[0] - 'a' + 'A');
+  std::string text = purpose + ".\n\nusage: capstan " + std::string(group) + " VERB …\n\nverbs:\n";
+  std::vector<Line> lines, examples;
+  for (const std::string_view word : words_of_group(all_verbs(), group))
+    for (const Verb* verb : all_verbs())
+      if (verb->name == std::string(group) + " " + std::string(word)) {
+        lines.push_back({std::string(word), std::string(verb->purpose)});
+        for (Line& line : example_lines(*verb, 1)) examples.push_back(std::move(line));
+      }
+  text += columns(lines, 2, 8);
+  text += "\nexamples:\n" + columns(examples, 2, 0);
+  return text + "\ncapstan " + std::string(group) + " VERB -h tells more\n";
+}
+
+std::string program_help(bool full) {
+  std::string text =
+      "Capstan trains transformer language models from one YAML recipe.\n\n"
+      "usage: capstan VERB … [flags]\n\n"
+      "  capstan train quickstart dataset=mock train.train_iters=20   # train, on random tokens\n"
+      "  capstan check llama3-70b --ranks 128                         # find mistakes before they cost\n\n";
+  std::vector<Line> lines;
+  for (const VerbLine& line : verb_lines()) lines.push_back({std::string(line.name), std::string(line.purpose)});
+  text += columns(lines, 2, 10);
+  if (full) {
+    text += "\nhelp topics (capstan help TOPIC):\n";
+    lines.clear();
+    for (const Topic& topic : topics()) lines.push_back({std::string(topic.name), std::string(topic.title)});
+    text += columns(lines, 2, 10) + "\neverywhere:\n" + columns(option_lines(global_options()), 2, 24);
+    return text + "\nA verb's flags: capstan VERB -h (short) or --help (all). Version: capstan version\n";
+  }
+  return text + "\ncapstan VERB -h · capstan --help · capstan help overrides\n";
+}
+
+void unknown_verb(const std::string& word) {
+  std::vector<std::string> names;
+  for (const VerbLine& line : verb_lines()) names.emplace_back(line.name);
+  std::string help = did_you_mean(word, names);
+  if (help.empty()) help = "`capstan -h` lists the verbs";
+  fail(ErrorCode::usage, "unknown verb `" + word + "`", help);
+}
+
+std::string help_on(const std::vector<std::string>& words) {
+  if (words.empty()) return program_help(true);
+  const std::string name = join(words, " ");
+  for (const Verb* verb : all_verbs())
+    if (verb->name == name) return full_help(*verb);
+  if (!words_of_group(all_verbs(), name).empty()) return group_help(name);
+  for (const Topic& topic : topics())
+    if (topic.name == name) return std::string(topic.text);
+  std::vector<std::string> names;
+  for (const Verb* verb : all_verbs()) names.emplace_back(verb->name);
+  for (const Topic& topic : topics()) names.emplace_back(topic.name);
+  std::string help = did_you_mean(name, names);
+  if (help.empty()) help = "`capstan help` lists verbs and topics";
+  fail(ErrorCode::usage, "no help on `" + name + "`", help);
+}
+
+}  // namespace capstan::cli

@@ -1,0 +1,31 @@
+// Help texts, all made from the option tables and the pages of docs/.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/options.hpp"
+
+namespace capstan::cli {
+
+struct Topic {
+  std::string_view name;   // "exit-codes"
+  std::string_view title;  // first heading of the page
+  std::string_view text;   // the page
+};
+// docs/*.md, embedded at build time.
+const std::vector<Topic>& topics();
+
+std::string short_help(const Verb& verb);  // at most 24 lines
+std::string full_help(const Verb& verb);
+std::string group_help(std::string_view group);  // "data": its verbs
+std::string program_help(bool full);
+
+// "train", "data prepare", "data", "overrides" → its help. ErrorCode::usage for an unknown name.
+std::string help_on(const std::vector<std::string>& words);
+
+// The first usage error of a line: unknown verb, with near names.
+[[noreturn]] void unknown_verb(const std::string& word);
+
+}  // namespace capstan::cli

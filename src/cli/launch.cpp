@@ -1,0 +1,144 @@
+#include "cli/launch.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "cli/report.hpp"
+#include "cli/terminal.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+constexpr int64_t kMostRanks = 4096;
+
+// Written by the handler, read by the loop below.
+volatile sig_atomic_t g_first_signal = 0, g_signals = 0;
+volatile pid_t g_launcher = 0;
+
+void on_stop_signal(int signal) {
+  g_signals = g_signals + 1;
+  if (g_first_signal == 0) g_first_signal = signal;
+  // mpirun forwards SIGUSR1 to every rank; SIGTERM ends them and itself.
+  if (g_launcher > 0) ::kill(g_launcher, g_signals == 1 ? SIGUSR1 : SIGTERM);
+}
+
+std::string find_program(const std::string& name) {
+  const char* path = std::getenv("PATH");
+  for (const std::string_view directory : split(path ? path : "", ':')) {
+    const std::string candidate = std::string(directory) + "/" + name;
+    if (!directory.empty() && ::access(candidate.c_str(), X_OK) == 0) return candidate;
+  }
+  fail(ErrorCode::not_found, "`--nproc` needs `" + name + "`, and PATH has none", "scripts/install.sh installs it (package openmpi-bin)");
+}
+
+std::string own_path() {
+  std::error_code code;
+  const auto path = std::filesystem::read_symlink("/proc/self/exe", code);
+  if (code) fail(ErrorCode::io, "cannot tell where this program lies: " + code.message());
+  return path.string();
+}
+
+}  // namespace
+
+std::vector<std::string> without_nproc(const std::vector<std::string>& command) {
+  std::vector<std::string> rest;
+  for (size_t i = 1; i < command.size(); ++i) {
+    if (command[i] == "--") {
+      rest.insert(rest.end(), command.begin() + static_cast<std::ptrdiff_t>(i), command.end());
+      break;
+    }
+    if (command[i] == "--nproc") ++i;
+    else if (command[i] == "-C" || command[i] == "--directory") ++i;  // the parent is already there
+    else if (!command[i].starts_with("--nproc=") && !command[i].starts_with("--directory=")) rest.push_back(command[i]);
+  }
+  return rest;
+}
+
+int launch_ranks(const Context& context, int64_t ranks) {
+  if (ranks < 1 || ranks > kMostRanks)
+    fail(ErrorCode::usage, "`--nproc` takes a number of ranks from 1 to " + std::to_string(kMostRanks));
+  if (const auto launched = comm::launched_as(); !launched.source.empty())
+    fail(ErrorCode::usage, "`--nproc` inside a world that " + launched.source + " has launched",
+         "leave `--nproc` out: this process is rank " + std::to_string(launched.rank) + " of " + std::to_string(launched.size));
+
+  // Binding is left to the ranks' own thread pools: by default mpirun would pin each of two ranks to one core.
+  std::vector<std::string> arguments = {find_program("mpirun"), "-q", "-n", std::to_string(ranks), "--oversubscribe",
+                                        "--bind-to", "none"};
+  if (::geteuid() == 0) arguments.emplace_back("--allow-run-as-root");
+  arguments.push_back(own_path());
+  for (std::string& word : without_nproc(context.command)) arguments.push_back(std::move(word));
+
+  struct sigaction action {};
+  action.sa_handler = on_stop_signal;
+  sigemptyset(&action.sa_mask);
+  // A signal that arrives before mpirun runs is kept and forwarded after the fork.
+  sigset_t stops, before;
+  sigemptyset(&stops);
+  sigaddset(&stops, SIGINT);
+  sigaddset(&stops, SIGTERM);
+  sigprocmask(SIG_BLOCK, &stops, &before);
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+
+  std::vector<char*> argv;
+  for (std::string& word : arguments) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const pid_t parent = ::getpid();
+  const bool terminal = is_terminal(STDERR_FILENO);
+  const pid_t child = ::fork();
+  if (child < 0) fail(ErrorCode::io, "cannot start mpirun: " + system_error_text(errno));
+  if (child == 0) {
+    // A group of its own: ctrl-C reaches the parent alone, which asks for a save instead of letting mpirun end the ranks.
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(4);
+    const int null = ::open("/dev/null", O_RDONLY);
+    if (null >= 0) ::dup2(null, STDIN_FILENO);
+    if (terminal) ::setenv("CAPSTAN_PARENT_TERMINAL", "1", 1);
+    struct sigaction standard {};
+    standard.sa_handler = SIG_DFL;
+    ::sigaction(SIGINT, &standard, nullptr);
+    ::sigaction(SIGTERM, &standard, nullptr);
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  g_launcher = child;
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0)
+    if (errno != EINTR) fail(ErrorCode::io, "cannot wait for mpirun: " + system_error_text(errno));
+  g_launcher = 0;
+
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  if (code == 127) fail(ErrorCode::failed, "mpirun did not start");
+  if (code < 128) return code;
+  if (g_signals > 1) return 128 + static_cast<int>(g_first_signal);
+  say("error: a rank was ended by signal " + std::to_string(code - 128) + "; mpirun has ended the others\n");
+  return exit_code_of(ErrorCode::rank_failure);
+}
+
+int run_in_world(const Context& context, FunctionRef<int(comm::World&)> body) {
+  const std::unique_ptr<comm::World> world = comm::World::join();
+  if (world->size() == 1) return body(*world);
+  try {
+    return body(*world);
+  } catch (...) {
+    world->abort(report(as_error(std::current_exception()), context.command, {context.messages, context.color_err}));
+  }
+}
+
+}  // namespace capstan::cli

@@ -1,0 +1,261 @@
+#include "cli/options.hpp"
+
+#include <algorithm>
+#include <boost/program_options.hpp>
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+
+namespace capstan::cli {
+
+namespace po = boost::program_options;
+
+namespace {
+
+const Option kGlobal[] = {
+    {"help", 'h', "", "this help; -h is the short one", "everywhere"},
+    {"quiet", 'q', "", "only warnings and errors", "everywhere"},
+    {"verbose", 'v', "", "more detail; -vv still more", "everywhere"},
+    {"color", 0, "WHEN", "auto, always or never", "everywhere"},
+    {"message-format", 0, "FORM", "diagnostics as human, short (file:line:col) or json", "everywhere"},
+    {"no-input", 0, "", "never ask; fail instead", "everywhere"},
+    {"directory", 'C', "DIR", "run as if started in DIR", "everywhere"},
+};
+
+const Option kOverride[] = {
+    {"file", 'f', "FILE", "merge a YAML file, as @FILE does", "overrides"},
+    {"set", 0, "K=V", "set a field, as K=V does", "overrides"},
+    {"append", 0, "K=V", "append to a list, as K+=V does", "overrides"},
+    {"unset", 0, "K", "back to the preset's or the default value, as ~K does", "overrides"},
+};
+
+std::vector<Option> table_of(const Verb& verb) {
+  std::vector<Option> table(verb.options.begin(), verb.options.end());
+  if (verb.overrides) table.insert(table.end(), std::begin(kOverride), std::end(kOverride));
+  table.insert(table.end(), std::begin(kGlobal), std::end(kGlobal));
+  return table;
+}
+
+bool identifier(char c, bool first) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (!first && ((c >= '0' && c <= '9') || c == '-'));
+}
+
+// A word that means to change a field, well written or not; the override parser judges it.
+bool looks_like_override(std::string_view word) {
+  if (word.empty() || word == "-" || word == "~") return false;
+  if (word[0] == '=' || word[0] == '@') return true;
+  if ((word[0] == '~' || word[0] == '+') && word.size() > 1 && word[1] != '/') return true;
+  const size_t equal = word.find('=');
+  if (equal == std::string_view::npos || equal == 0) return false;
+  return word.substr(0, equal).find('/') == std::string_view::npos || word.find_first_of("[\"") < equal;
+}
+
+// `--model.layers=4`, `--lr=3`: a field written as a flag.
+std::string as_override(const std::string& token, const std::string* next) {
+  const size_t name = token.find_first_not_of('-');
+  if (name == std::string::npos || !identifier(token[name], true)) return {};
+  const size_t equal = token.find('=');
+  const std::string path = token.substr(name, equal == std::string::npos ? std::string::npos : equal - name);
+  if (path.find('.') == std::string::npos) return {};
+  for (size_t i = 0; i < path.size(); ++i)
+    if (path[i] != '.' && path[i] != '[' && path[i] != ']' && !identifier(path[i], false)) return {};
+  if (equal != std::string::npos) return token.substr(name);
+  return path + "=" + (next && !next->empty() && (*next)[0] != '-' ? *next : "VALUE");
+}
+
+}  // namespace
+
+std::span<const Option> global_options() { return kGlobal; }
+std::span<const Option> override_options() { return kOverride; }
+
+size_t Arguments::count(std::string_view option) const {
+  return static_cast<size_t>(std::count_if(values_.begin(), values_.end(), [&](const auto& v) { return v.first == option; }));
+}
+
+std::optional<std::string> Arguments::value(std::string_view option) const {
+  for (auto at = values_.rbegin(); at != values_.rend(); ++at)
+    if (at->first == option) return at->second;
+  return std::nullopt;
+}
+
+std::string Arguments::required(std::string_view option) const {
+  auto text = value(option);
+  if (!text) fail(ErrorCode::usage, "`--" + std::string(option) + "` is missing");
+  return *text;
+}
+
+std::optional<int64_t> Arguments::integer(std::string_view option, int64_t least, int64_t most) const {
+  const auto text = value(option);
+  if (!text) return std::nullopt;
+  const auto number = parse_int(*text);
+  if (!number || *number < least || *number > most)
+    fail(ErrorCode::usage, "`--" + std::string(option) + "` takes a whole number, not `" + *text + "`",
+         most == INT64_MAX ? "at least " + std::to_string(least)
+                           : "from " + std::to_string(least) + " to " + std::to_string(most));
+  return number;
+}
+
+std::optional<double> Arguments::number(std::string_view option, double least, double most) const {
+  const auto text = value(option);
+  if (!text) return std::nullopt;
+  const auto number = parse_double(*text);
+  if (!number || !(*number >= least && *number <= most))
+    fail(ErrorCode::usage, "`--" + std::string(option) + "` takes a number, not `" + *text + "`",
+         "from " + to_text(least) + " to " + to_text(most));
+  return number;
+}
+
+std::string Arguments::choice(std::string_view option, std::span<const std::string_view> choices,
+                              std::string_view otherwise) const {
+  const auto text = value(option);
+  if (!text) return std::string(otherwise);
+  std::vector<std::string> names(choices.begin(), choices.end());
+  if (std::find(names.begin(), names.end(), *text) == names.end())
+    fail(ErrorCode::usage, "`--" + std::string(option) + "` does not know `" + *text + "`", "one of: " + join(names, ", "));
+  return *text;
+}
+
+const std::string& Arguments::word(size_t index, std::string_view what) const {
+  if (index >= words_.size()) fail(ErrorCode::usage, std::string(what) + " is missing");
+  return words_[index];
+}
+
+std::string did_you_mean(std::string_view given, const std::vector<std::string>& candidates, std::string_view prefix) {
+  const auto near = near_matches(given, candidates);
+  if (near.empty()) return {};
+  std::string text = "did you mean ";
+  for (size_t i = 0; i < near.size(); ++i) {
+    if (i > 0) text += i + 1 == near.size() ? " or " : ", ";
+    text += "`" + std::string(prefix) + near[i] + "`";
+  }
+  return text + "?";
+}
+
+Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& tokens) {
+  const std::vector<Option> table = table_of(verb);
+  po::options_description description;
+  std::vector<std::string> names;
+  for (const Option& option : table) {
+    names.emplace_back(option.name);
+    std::string spelled(option.name);
+    if (option.letter) spelled += std::string(",") + option.letter;
+    description.add(boost::shared_ptr<po::option_description>(
+        new po::option_description(spelled.c_str(), new po::untyped_value(option.argument.empty()), "")));
+  }
+  po::positional_options_description positional;
+  positional.add("", -1);
+
+  po::parsed_options parsed(nullptr);
+  try {
+    const int style = po::command_line_style::default_style & ~po::command_line_style::allow_guessing;
+    parsed = po::command_line_parser(tokens).options(description).positional(positional).style(style).allow_unregistered().run();
+  } catch (const po::invalid_command_line_syntax& error) {
+    const std::string& name = error.get_option_name();
+    if (error.kind() == po::invalid_syntax::empty_adjacent_parameter)
+      fail(ErrorCode::usage, "`" + name + "=` has no value", "an empty value is written as a word of its own: `" + name + " \"\"`");
+    if (error.kind() == po::invalid_syntax::extra_parameter)
+      fail(ErrorCode::usage, "`" + name + "` takes no value");
+    fail(ErrorCode::usage, "`" + name + "` needs a value");
+  } catch (const po::error& error) {
+    fail(ErrorCode::usage, error.what());
+  }
+
+  Arguments arguments;
+  std::vector<std::string> problems, helps;
+  const auto unknown = [&](const std::string& token, const std::string* next) {
+    if (const std::string field = as_override(token, next); !field.empty()) {
+      problems.push_back("`" + token + "` is not a flag");
+      helps.push_back((verb.overrides ? "overrides have no dashes: write `" : "overrides have no dashes, and this verb takes none: `") +
+                      field + "`");
+      return;
+    }
+    problems.push_back("unknown flag `" + token.substr(0, token.find('=')) + "`");
+    const std::string bare = token.substr(token.find_first_not_of('-') == std::string::npos ? 0 : token.find_first_not_of('-'));
+    helps.push_back(token.starts_with("--") ? did_you_mean(bare.substr(0, bare.find('=')), names, "--") : std::string());
+  };
+
+  std::string skip_value_of_unknown;  // `--model.layers 4`: the 4 belongs to it
+  for (size_t i = 0; i < parsed.options.size(); ++i) {
+    const auto& option = parsed.options[i];
+    const std::string first = option.original_tokens.empty() ? std::string() : option.original_tokens.front();
+    if (option.unregistered) {
+      const bool word_follows = i + 1 < parsed.options.size() && parsed.options[i + 1].position_key >= 0;
+      const std::string* next = word_follows && !parsed.options[i + 1].value.empty() ? &parsed.options[i + 1].value.front() : nullptr;
+      const std::string field = as_override(first, next);
+      unknown(first, next);
+      if (next && !field.empty() && first.find('=') == std::string::npos) ++i;
+      continue;
+    }
+    if (option.position_key >= 0) {
+      const std::string word = option.value.empty() ? std::string() : option.value.front();
+      if (verb.overrides && looks_like_override(word)) arguments.overrides_.push_back(config::Override::token(word));
+      else arguments.words_.push_back(word);
+      continue;
+    }
+    const auto entry = std::find_if(table.begin(), table.end(), [&](const Option& o) { return o.name == option.string_key; });
+    CAPSTAN_ASSERT(entry != table.end(), option.string_key);
+    const std::string value = option.value.empty() ? std::string() : option.value.front();
+    // A flag's own spelling tells -h from --help.
+    arguments.values_.emplace_back(entry->name, entry->argument.empty() ? first : value);
+    if (!verb.overrides) continue;
+    using Kind = config::Override::Kind;
+    if (entry->name == "file") arguments.overrides_.push_back(config::Override::file(value));
+    if (entry->name == "set") arguments.overrides_.push_back({Kind::set, value});
+    if (entry->name == "append") arguments.overrides_.push_back({Kind::append, value});
+    if (entry->name == "unset") arguments.overrides_.push_back({Kind::unset, value});
+  }
+  if (!arguments.has("help")) {
+    for (size_t i = verb.max_words; i < arguments.words_.size(); ++i) {
+      const std::string& word = arguments.words_[i];
+      std::error_code ignored;
+      problems.push_back("unexpected argument `" + word + "`");
+      const bool next_is_equal =
+          std::any_of(arguments.overrides_.begin(), arguments.overrides_.end(), [](const auto& o) { return o.text.starts_with("="); });
+      if (verb.overrides && next_is_equal) {
+        helps.push_back("write `" + word + "=value` without blanks, or quote the whole override");
+      } else if (verb.overrides && std::filesystem::is_regular_file(word, ignored)) {
+        helps.push_back("to merge this file into the recipe write `@" + word + "`");
+      } else if (verb.overrides) {
+        helps.push_back("an override is written `section.field=value`");
+      } else {
+        helps.emplace_back();
+      }
+    }
+  }
+  if (!problems.empty()) {
+    std::string message = problems[0];
+    if (!helps[0].empty() && problems.size() > 1) message += " (" + helps[0] + ")";
+    for (size_t i = 1; i < problems.size(); ++i)
+      message += "\n  and " + problems[i] + (helps[i].empty() ? "" : " (" + helps[i] + ")");
+    std::string help = problems.size() == 1 ? helps[0] : std::string();
+    if (help.empty()) help = "`capstan " + std::string(verb.name) + " --help` lists the flags";
+    fail(ErrorCode::usage, message, help);
+  }
+  return arguments;
+}
+
+std::optional<size_t> find_verb_word(const std::vector<std::string>& tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const std::string& token = tokens[i];
+    if (token.empty() || token[0] != '-' || token == "-") return i;
+    if (token == "--") return std::nullopt;
+    for (const Option& option : kGlobal) {
+      if (option.argument.empty()) continue;
+      const bool spelled_long = token == "--" + std::string(option.name);
+      const bool spelled_short = option.letter && token.size() == 2 && token[1] == option.letter;
+      if (spelled_long || spelled_short) ++i;
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string_view> words_of_group(std::span<const Verb* const> verbs, std::string_view group) {
+  std::vector<std::string_view> words;
+  for (const Verb* verb : verbs)
+    if (verb->name.size() > group.size() && verb->name.starts_with(group) && verb->name[group.size()] == ' ')
+      words.push_back(verb->name.substr(group.size() + 1));
+  return words;
+}
+
+}  // namespace capstan::cli

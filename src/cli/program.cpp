@@ -1,0 +1,155 @@
+// Parse the global flags, find the verb, run it, and turn what went wrong into a message and an exit code.
+
+#include "cli/program.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "cli/context.hpp"
+#include "cli/help.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/report.hpp"
+#include "cli/terminal.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+std::string_view value_of(const std::vector<std::string>& tokens, std::string_view flag) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] == "--") break;
+    if (tokens[i] == flag && i + 1 < tokens.size()) return tokens[i + 1];
+    if (tokens[i].size() > flag.size() && tokens[i].starts_with(flag) && tokens[i][flag.size()] == '=')
+      return std::string_view(tokens[i]).substr(flag.size() + 1);
+  }
+  return {};
+}
+
+// What the flags say before they are parsed properly: an error in them is to be shown in the form that they ask for.
+Appearance appearance_of(const std::vector<std::string>& tokens) {
+  Appearance result;
+  ColorWhen when = ColorWhen::automatic;
+  const std::string_view format = value_of(tokens, "--message-format"), color = value_of(tokens, "--color");
+  if (format == "short") result.messages = MessageFormat::compact;
+  if (format == "json") result.messages = MessageFormat::json;
+  if (color == "always") when = ColorWhen::always;
+  if (color == "never") when = ColorWhen::never;
+  result.color = use_color(when, STDERR_FILENO);
+  return result;
+}
+
+void change_directory(const std::string& directory) {
+  if (::chdir(directory.c_str()) != 0)
+    fail(ErrorCode::not_found, "cannot enter `" + directory + "`: " + system_error_text(errno));
+}
+
+int run_verb(const std::vector<std::string>& command, const Appearance& how) {
+  std::vector<std::string> tokens(command.begin() + 1, command.end());
+  if (tokens.empty()) {
+    say(program_help(false));
+    return exit_code_of(ErrorCode::usage);
+  }
+  const auto at = find_verb_word(tokens);
+  if (!at) {
+    // Only flags: -h, --help, --version.
+    for (const std::string& token : tokens) {
+      if (token == "-h" || token == "--help") return put(program_help(token == "--help")), 0;
+      if (token == "-V" || token == "--version") {
+        Context context;
+        context.verb = *std::find_if(all_verbs().begin(), all_verbs().end(), [](const Verb* v) { return v->name == "version"; });
+        context.command = command;
+        return context.verb->run(context);
+      }
+    }
+    Verb nothing;
+    nothing.name = "help";
+    parse_arguments(nothing, tokens);
+    say(program_help(false));
+    return exit_code_of(ErrorCode::usage);
+  }
+
+  const std::string word = tokens[*at];
+  tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(*at));
+  const Verb* verb = nullptr;
+  for (const Verb* known : all_verbs())
+    if (known->name == word) verb = known;
+  if (const auto inner = words_of_group(all_verbs(), word); !verb && !inner.empty()) {
+    const auto second = find_verb_word(tokens);
+    const bool help = std::any_of(tokens.begin(), tokens.end(), [](const auto& t) { return t == "-h" || t == "--help"; });
+    if (!second) {
+      if (help) return put(group_help(word)), 0;
+      say(group_help(word));
+      return exit_code_of(ErrorCode::usage);
+    }
+    const std::string name = word + " " + tokens[*second];
+    for (const Verb* known : all_verbs())
+      if (known->name == name) verb = known;
+    if (!verb) {
+      std::vector<std::string> names(inner.begin(), inner.end());
+      std::string near = did_you_mean(tokens[*second], names);
+      if (near.empty()) near = "one of: " + join(names, ", ");
+      fail(ErrorCode::usage, "`capstan " + word + "` has no verb `" + tokens[*second] + "`", near);
+    }
+    tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(*second));
+  }
+  if (!verb) unknown_verb(word);
+
+  Context context;
+  context.verb = verb;
+  context.command = command;
+  context.args = parse_arguments(*verb, tokens);
+  if (const auto help = context.args.value("help"))
+    return put(help->starts_with("--") ? full_help(*verb) : short_help(*verb)), 0;
+  static constexpr std::string_view kForms[] = {"human", "short", "json"}, kColors[] = {"auto", "always", "never"};
+  context.args.choice("message-format", kForms, "human");
+  context.args.choice("color", kColors, "auto");
+  context.messages = how.messages;
+  context.verbosity = context.args.has("quiet") ? -1 : static_cast<int>(context.args.count("verbose"));
+  for (const std::string& token : tokens) {
+    if (token == "--") break;
+    if (token == "-vv" || token == "-vvv") context.verbosity = 2;
+  }
+  const std::string color = context.args.value("color").value_or("auto");
+  context.color_out = use_color(color == "always" ? ColorWhen::always : color == "never" ? ColorWhen::never : ColorWhen::automatic,
+                                STDOUT_FILENO);
+  context.color_err = how.color;
+  if (const auto directory = context.args.value("directory")) change_directory(*directory);
+  return verb->run(context);
+}
+
+}  // namespace
+
+std::string shell_quoted(const std::string& word) {
+  const std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+std::string command_text(const std::vector<std::string>& command) {
+  std::vector<std::string> words;
+  for (const std::string& word : command) words.push_back(shell_quoted(word));
+  return join(words, " ");
+}
+
+int run_program(const std::vector<std::string>& command) {
+  const Appearance how = appearance_of(command);
+  try {
+    const int code = run_verb(command, how);
+    finish_output();
+    return code;
+  } catch (const Exit& exit) {
+    return exit.code;
+  } catch (...) {
+    return report(as_error(std::current_exception()), command, how);
+  }
+}
+
+}  // namespace capstan::cli

@@ -1,0 +1,65 @@
+#include "cli/report.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/terminal.hpp"
+#include "comm/world.hpp"
+
+namespace capstan::cli {
+
+Error as_error(std::exception_ptr exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return {ErrorCode::no_fit, "the system has no memory left for this process"};
+  } catch (const std::exception& error) {
+    return {ErrorCode::internal, error.what()};
+  } catch (...) {
+    return {ErrorCode::internal, "an exception of unknown type"};
+  }
+}
+
+std::string render_error(const Error& error, const std::vector<std::string>& command, const Appearance& how) {
+  if (how.messages == MessageFormat::json) {
+    nlohmann::ordered_json object = {{"level", "error"}, {"code", name_of(error.code())}, {"message", error.message()}};
+    if (!error.context().empty()) object["context"] = error.context();
+    if (!error.help().empty()) object["help"] = error.help();
+    object["exit_code"] = exit_code_of(error.code());
+    return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  }
+  std::string text = (how.color ? "\x1b[1;31merror\x1b[0m: " : "error: ") + error.message() + "\n";
+  if (how.messages == MessageFormat::compact) {
+    std::replace(text.begin(), text.end() - 1, '\n', ' ');
+    return text;
+  }
+  for (const std::string& line : error.context()) text += "  = " + line + "\n";
+  if (!error.help().empty()) text += "  = help: " + error.help() + "\n";
+  if (error.code() == ErrorCode::internal)
+    text += "  = note: this is a bug in Capstan, not in what you did; please report it with the output of `capstan version`\n"
+            "          and this command line: " + command_text(command) + "\n";
+  return text;
+}
+
+int report(const Error& error, const std::vector<std::string>& command, const Appearance& how) {
+  int rank = 0;
+  try {
+    rank = comm::launched_as().rank;
+  } catch (const Error&) {
+    // The launcher's variables themselves are wrong: every rank says so.
+  }
+  std::string text = render_error(error, command, how);
+  if (rank > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    if (how.messages != MessageFormat::json) text = "rank " + std::to_string(rank) + ": " + text;
+  }
+  say(text);
+  return exit_code_of(error.code());
+}
+
+}  // namespace capstan::cli

@@ -1,0 +1,19 @@
+// Rows of text, set in columns.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace capstan::cli {
+
+class Table {
+ public:
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  bool empty() const { return rows_.empty(); }
+  std::string text() const;  // each line ends with a line break; the last column is not padded
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace capstan::cli

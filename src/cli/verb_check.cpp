@@ -1,0 +1,87 @@
+// capstan check
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/terminal.hpp"
+#include "cli/verbs.hpp"
+#include "config/field.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+std::string counted(size_t number, const char* what) {
+  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
+}
+
+std::string layout_text(const config::Config& config) {
+  const config::DistConfig& d = config.dist;
+  std::string text = counted(static_cast<size_t>(d.world_size), "rank");
+  const auto axis = [&](const char* name, int64_t size) {
+    if (size > 1) text += std::string(", ") + name + " " + std::to_string(size);
+  };
+  axis("tp", d.tensor_model_parallel_size);
+  axis("pp", d.pipeline_model_parallel_size);
+  axis("cp", d.context_parallel_size);
+  axis("ep", d.expert_model_parallel_size);
+  axis("dp", d.data_parallel_size.value_or(1));
+  return text;
+}
+
+int run_check(Context& context) {
+  const std::string& recipe = context.args.word(0, "RECIPE");
+  const config::Resolution resolution = resolve_recipe(context, recipe, ranks_argument(context));
+  const size_t errors = count(resolution.diagnostics, config::Level::error);
+  const size_t warnings = count(resolution.diagnostics, config::Level::warning);
+  std::vector<config::MissingFeature> missing;
+  if (resolution.ok()) missing = config::missing_features(config::schema(), &resolution.config);
+
+  if (context.args.has("json")) {
+    config::RenderOptions options;
+    options.format = config::DiagnosticFormat::json;
+    nlohmann::ordered_json object = {{"schema", "capstan.check/1"}, {"recipe", resolution.recipe_name}, {"ok", resolution.ok()},
+                                     {"errors", errors},            {"warnings", warnings}};
+    object["diagnostics"] =
+        nlohmann::ordered_json::parse(config::render(resolution.diagnostics, resolution.sources, options));
+    object["refused_by_train"] = nlohmann::ordered_json::array();
+    for (const auto& feature : missing) object["refused_by_train"].push_back({{"path", feature.path}, {"reason", feature.reason}});
+    put(object.dump(2) + "\n");
+  } else {
+    show_diagnostics(context, resolution);
+    if (resolution.ok() && !context.quiet()) {
+      std::string line = resolution.recipe_name + ": ";
+      line += warnings == 0 ? std::string("ok") : "no errors, " + counted(warnings, "warning");
+      put(line + " (" + layout_text(resolution.config) + ")\n");
+      if (!missing.empty()) {
+        std::string text = "note: sound, but `train` of this version refuses it:\n";
+        for (const auto& feature : missing) text += "  " + feature.path + ": " + feature.reason + "\n";
+        say(text);
+      }
+    }
+  }
+  if (resolution.ok()) return 0;
+  // A recipe that can be read and has errors is what check is for; one that cannot be read is not.
+  return resolution.malformed ? 2 : 1;
+}
+
+}  // namespace
+
+const Verb kCheck = {
+    .name = "check",
+    .purpose = "find all mistakes in a recipe, in milliseconds, without a GPU",
+    .usage = "RECIPE [a.b=c …] [flags]",
+    .examples = {{"check llama3-70b", "at its own world size"},
+                 {"check llama3-70b dist.tp=8 --ranks 128", "another layout, another world"},
+                 {"check my.yaml --message-format short", "file:line:col, for editors"}},
+    .options = {{"ranks", 0, "N", "the world size, instead of the recipe's"},
+                {"json", 0, "", "the result and all diagnostics as one JSON object"}},
+    .details = "Exit code 0: no errors; 1: the recipe has errors; 2: it cannot be read, or the command line is wrong.\n"
+               "Needs no data, tokenizer or weights on disk: `train` reports missing ones before it begins.\n",
+    .overrides = true,
+    .max_words = 1,
+    .run = run_check,
+};
+
+}  // namespace capstan::cli

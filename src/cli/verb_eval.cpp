@@ -1,0 +1,73 @@
+// capstan eval
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "cli/stored_model.hpp"
+#include "cli/terminal.hpp"
+#include "cli/verbs.hpp"
+#include "train/evaluate.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+std::string fixed(double value, int digits) {
+  std::array<char, 64> text;
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
+int run_eval(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& name = args.word(0, "CHECKPOINT");
+  const std::string file = args.required("text");
+  train::EvalOptions options;
+  options.text = read_file(file == "-" ? "/dev/stdin" : file);
+  options.stride = args.integer("stride", 1).value_or(0);
+  const bool per_token = args.has("per-token");
+  if (per_token)
+    options.per_token = [](int32_t id, double logprob) {
+      put("{\"id\":" + std::to_string(id) + ",\"logprob\":" + to_text(logprob) + "}\n");
+    };
+  const auto model = load_stored_model(context, name);
+  const train::EvalResult result = train::evaluate_text(*model, options);
+  if (args.has("json") && !per_token) {
+    const nlohmann::ordered_json object = {{"schema", "capstan.eval/1"}, {"loss", result.loss},
+                                           {"perplexity", result.perplexity}, {"tokens", result.tokens},
+                                           {"bits_per_byte", result.bits_per_byte}};
+    put(object.dump() + "\n");
+    return 0;
+  }
+  const std::string line = "loss " + fixed(result.loss, 4) + " | perplexity " + fixed(result.perplexity, 2) + " | " +
+                           fixed(result.bits_per_byte, 4) + " bits/byte | " + with_separators(result.tokens) + " tokens\n";
+  if (per_token) {
+    if (!context.quiet()) say(line);
+  } else {
+    put(line);
+  }
+  return 0;
+}
+
+}  // namespace
+
+const Verb kEval = {
+    .name = "eval",
+    .purpose = "loss and perplexity of a text under a checkpoint",
+    .usage = "CHECKPOINT|RUN --text FILE [flags]",
+    .examples = {{"eval runs/quickstart --text heldout.txt", "loss, perplexity, bits per byte"},
+                 {"eval runs/quickstart --text heldout.txt --per-token", "one {\"id\":…,\"logprob\":…} for each token"}},
+    .options = {{"text", 0, "FILE", "the text, UTF-8; `-` is standard input"},
+                {"per-token", 0, "", "a JSON line for each predicted token; the logarithm is natural"},
+                {"stride", 0, "N", "tokens by which windows move on; default: the sequence length"},
+                {"json", 0, "", "the result as one JSON object"}},
+    .details = "Overrides apply to the recipe that the checkpoint carries: train.threads=1.\n",
+    .overrides = true,
+    .max_words = 1,
+    .run = run_eval,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,80 @@
+// capstan generate
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/stored_model.hpp"
+#include "cli/terminal.hpp"
+#include "cli/verbs.hpp"
+#include "train/generate.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+int run_generate(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& name = args.word(0, "CHECKPOINT");
+  train::GenerateOptions options;
+  options.prompt = args.value("prompt").value_or("");
+  options.max_tokens = args.integer("max-tokens", 1).value_or(100);
+  options.temperature = args.number("temperature", 0, 1000).value_or(1.0);
+  options.top_k = args.integer("top-k", 0).value_or(0);
+  options.top_p = args.number("top-p", 0, 1).value_or(1.0);
+  options.seed = static_cast<uint64_t>(args.integer("seed", 0).value_or(1234));
+  options.stop_at_eod = !args.has("ignore-eod");
+  const bool json = args.has("json");
+
+  const auto model = load_stored_model(context, name);
+  std::string text;
+  if (!json && !args.has("no-echo")) put(options.prompt);
+  options.on_text = [&](const std::string& piece) {
+    if (json) {
+      text += piece;
+      return;
+    }
+    put(piece);
+    flush_output();
+  };
+  const train::GenerateResult result = train::generate(*model, options);
+  if (json) {
+    const nlohmann::ordered_json object = {{"schema", "capstan.generate/1"}, {"prompt", options.prompt},
+                                           {"text", text},                   {"prompt_tokens", result.prompt_tokens},
+                                           {"tokens", result.tokens},        {"ended", result.ended},
+                                           {"seconds", result.seconds}};
+    put(object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    return 0;
+  }
+  put("\n");
+  finish_output();
+  if (context.verbosity > 0 && result.seconds > 0)
+    say(std::to_string(result.tokens) + " tokens, " + human_count(static_cast<double>(result.tokens) / result.seconds) + " tokens/s\n");
+  return 0;
+}
+
+}  // namespace
+
+const Verb kGenerate = {
+    .name = "generate",
+    .purpose = "text from a checkpoint",
+    .usage = "CHECKPOINT|RUN --prompt TEXT [flags]",
+    .examples = {{"generate runs/quickstart --prompt \"The best way to\"", "from its newest checkpoint"},
+                 {"generate runs/quickstart --prompt \"Q:\" --temperature 0.7 --top-p 0.9 --max-tokens 60", ""},
+                 {"generate runs/quickstart --prompt \"To be\" --temperature 0", "always the likeliest token"}},
+    .options = {{"prompt", 'p', "TEXT", "what to continue; default: begin a document"},
+                {"max-tokens", 0, "N", "new tokens; default 100"},
+                {"temperature", 0, "T", "0: the likeliest token; default 1"},
+                {"top-k", 0, "K", "only the K likeliest; 0 (default): all"},
+                {"top-p", 0, "P", "only the likeliest that add up to P; default 1"},
+                {"seed", 0, "S", "same seed, same text; default 1234"},
+                {"ignore-eod", 0, "", "go on after the end of a document"},
+                {"no-echo", 0, "", "leave the prompt out of the output"},
+                {"json", 0, "", "the whole text at the end, as one JSON object"}},
+    .details = "Overrides apply to the recipe that the checkpoint carries: train.threads=1.\n",
+    .overrides = true,
+    .max_words = 1,
+    .run = run_generate,
+};
+
+}  // namespace capstan::cli

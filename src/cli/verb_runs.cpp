@@ -1,0 +1,94 @@
+// capstan runs ls | show
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/table.hpp"
+#include "cli/terminal.hpp"
+#include "cli/verbs.hpp"
+#include "train/records/metrics.hpp"
+#include "train/records/run_list.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+std::string step_text(const records::RunSummary& run) { return run.step ? std::to_string(*run.step) : "-"; }
+
+std::string loss_text(const std::optional<double>& loss) {
+  char text[32];
+  if (!loss) return "-";
+  std::snprintf(text, sizeof text, "%.4f", *loss);
+  return text;
+}
+
+int run_runs_ls(Context& context) {
+  const std::string root = context.args.words().empty() ? "runs" : context.args.words()[0];
+  const auto runs = records::list_runs(root);
+  if (context.args.has("json")) {
+    put("{\"schema\":\"capstan.runs/1\",\"runs\":" + records::to_json(runs) + "}\n");
+    return 0;
+  }
+  if (runs.empty()) {
+    if (!context.quiet()) say("no runs in " + root + "\n");
+    return 0;
+  }
+  Table table;
+  table.add({"RUN", "STATE", "STEP", "LOSS", "STARTED", "RECIPE"});
+  for (const records::RunSummary& run : runs)
+    table.add({run.name, std::string(name_of(run.state)), step_text(run), loss_text(run.last_loss), run.started, run.recipe});
+  put(table.text());
+  return 0;
+}
+
+int run_runs_show(Context& context) {
+  std::filesystem::path path = context.args.word(0, "RUN");
+  if (!records::is_run(path) && records::is_run("runs" / path)) path = "runs" / path;
+  const records::RunSummary run = records::summarise(path);
+  if (context.args.has("json")) {
+    put("{\"schema\":\"capstan.run_summary/1\",\"run\":" + records::to_json(run) + "}\n");
+    return 0;
+  }
+  Table table;
+  table.add({"run", run.path.string()});
+  table.add({"state", std::string(name_of(run.state)) + (run.reason.empty() ? "" : ": " + run.reason)});
+  table.add({"recipe", run.recipe});
+  table.add({"started", run.started});
+  if (!run.ended.empty()) table.add({"ended", run.ended});
+  table.add({"step", step_text(run)});
+  table.add({"loss", loss_text(run.last_loss)});
+  if (const auto row = records::last_logged_step(run.path / "metrics.jsonl")) {
+    table.add({"tokens/s", human_count(row->number("tokens_per_second"))});
+    table.add({"memory", human_bytes(row->number("memory_bytes"))});
+  }
+  std::string steps;
+  for (const int64_t step : run.checkpoints) steps += (steps.empty() ? "" : ", ") + std::to_string(step);
+  table.add({"checkpoints", steps.empty() ? "none" : steps});
+  put(table.text());
+  return 0;
+}
+
+}  // namespace
+
+const Verb kRunsLs = {
+    .name = "runs ls",
+    .purpose = "the runs of a directory, the latest first",
+    .usage = "[DIR] [--json]",
+    .examples = {{"runs ls", "of ./runs"}, {"runs ls experiments --json", ""}},
+    .options = {{"json", 0, "", "as one JSON object"}},
+    .max_words = 1,
+    .run = run_runs_ls,
+};
+
+const Verb kRunsShow = {
+    .name = "runs show",
+    .purpose = "one run: state, last step, checkpoints",
+    .usage = "RUN [--json]",
+    .examples = {{"runs show runs/quickstart", ""}, {"runs show quickstart", "the same, by name"}},
+    .options = {{"json", 0, "", "as one JSON object"}},
+    .max_words = 1,
+    .run = run_runs_show,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,111 @@
+// capstan train
+#include <signal.h>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/launch.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/recipe_record.hpp"
+#include "cli/terminal.hpp"
+#include "cli/verbs.hpp"
+#include "config/field.hpp"
+#include "train/trainer.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+void refuse_missing_features(const config::Config& config) {
+  const auto missing = config::missing_features(config::schema(), &config);
+  if (missing.empty()) return;
+  std::string message = "this recipe is sound, but this version cannot train it:";
+  for (const auto& feature : missing) message += "\n    " + feature.path + ": " + feature.reason;
+  fail(ErrorCode::unsupported, message, "`capstan check` and `capstan show` work on it");
+}
+
+std::string resume_command(const Context& context, const train::Outcome& outcome) {
+  std::vector<std::string> command;
+  bool has_resume = false, has_directory = false;
+  for (const std::string& word : context.command) {
+    has_resume = has_resume || word == "--resume";
+    has_directory = has_directory || word == "--run-dir" || word.starts_with("--run-dir=");
+    command.push_back(word);
+  }
+  if (!has_directory) command.insert(command.end(), {"--run-dir", outcome.run_dir.string()});
+  if (!has_resume) command.emplace_back("--resume");
+  return command_text(command);
+}
+
+int run_train(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& recipe = args.word(0, "RECIPE");
+  // A reader of the progress lines that goes away does not end the run.
+  ::signal(SIGPIPE, SIG_IGN);
+
+  const auto nproc = args.integer("nproc", 1, 4096);
+  const comm::LaunchedAs launched = comm::launched_as();
+  const bool chief = launched.rank == 0;
+  if (nproc && *nproc > 1 && recipe == "-")
+    fail(ErrorCode::usage, "a recipe from standard input reaches only one rank", "write it to a file and name that");
+  Context for_diagnostics = context;
+  if (!chief) for_diagnostics.verbosity = -1;
+  const int64_t ranks = nproc ? *nproc : launched.size;
+  const config::Resolution resolution = resolve_recipe(context, recipe, ranks);
+  if (chief) show_diagnostics(context, resolution);
+  if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
+  refuse_missing_features(resolution.config);
+  if (nproc && *nproc > 1) return launch_ranks(context, *nproc);
+
+  Progress progress(chief && !context.quiet(), context.color_err);
+  progress.line("capstan " CAPSTAN_VERSION ": training " + resolution.recipe_name + " on " + std::to_string(ranks) +
+                (ranks == 1 ? " rank" : " ranks"));
+  for (const config::HistoryEntry& entry : resolution.history)
+    if (entry.path == "dist.world_size" && entry.fate != config::HistoryEntry::Fate::effective && !entry.origin.written.empty() &&
+        entry.origin.written != std::to_string(ranks))
+      progress.line("the recipe asks for " + entry.origin.written + " ranks (" + entry.origin.text + "), this run has " +
+                    std::to_string(ranks));
+
+  return run_in_world(context, [&](comm::World& world) {
+    train::RunOptions options;
+    options.run_dir = args.value("run-dir").value_or("");
+    options.resume = args.has("resume");
+    options.recipe = recipe_record(resolution, context);
+    options.changes_since = [&](const std::string& stored) { return changes_since(stored, resolution); };
+    const train::Outcome outcome = train::train(resolution.config, world, options, progress);
+    if (outcome.ended == train::Ended::finished) {
+      progress.line("done: " + std::to_string(outcome.step) + " steps, loss " + to_text(outcome.loss) + "; run " +
+                    outcome.run_dir.string());
+      if (!outcome.checkpoint.empty())
+        progress.line("try: capstan generate " + shell_quoted(outcome.run_dir.string()) + " --prompt TEXT");
+      return 0;
+    }
+    progress.line("stopped at step " + std::to_string(outcome.step) + ": " + outcome.reason + "; checkpoint " +
+                  outcome.checkpoint.string());
+    progress.line("continue with: " + resume_command(context, outcome));
+    return 75;
+  });
+}
+
+}  // namespace
+
+const Verb kTrain = {
+    .name = "train",
+    .purpose = "train a model from a recipe, or continue a run",
+    .usage = "RECIPE [a.b=c …] [flags]",
+    .examples = {{"train quickstart", "a named recipe, into runs/quickstart"},
+                 {"train my.yaml optimizer.lr=1e-3 --run-dir runs/a", "a file, one field changed"},
+                 {"train my.yaml --run-dir runs/a --resume", "from its newest checkpoint"},
+                 {"train quickstart --nproc 2", "two ranks on this machine"}},
+    .options = {{"run-dir", 0, "DIR", "where the run is recorded; default runs/NAME"},
+                {"resume", 0, "", "continue the run in that directory"},
+                {"nproc", 0, "N", "start N ranks with mpirun and stay their parent"}},
+    .details = "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and checkpoints.\n"
+               "An existing one is refused without --resume. SIGINT (ctrl-C) and SIGTERM save a checkpoint and end with\n"
+               "code 75; a second one ends at once. `train.exit_interval=N` stops after step N in the same way.\n"
+               "The world size is that of the launch (`mpirun -n 2 capstan train …` or --nproc 2), not the recipe's.\n",
+    .overrides = true,
+    .max_words = 1,
+    .run = run_train,
+};
+
+}  // namespace capstan::cli
