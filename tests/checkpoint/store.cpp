@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "helpers.hpp"
 
@@ -329,4 +330,39 @@ TEST_CASE("leftovers of killed processes are cleared, and nothing else") {
   CHECK(steps(root.path()) == std::vector<int64_t>{8});
   CHECK(fs::exists(root.path() / "notes.txt"));
   CHECK(std::distance(fs::directory_iterator(root.path()), fs::directory_iterator()) == 2);
+}
+
+TEST_CASE("a sample for scripts/peers/check_checkpoint.py") {
+  const char* out = std::getenv("CAPSTAN_PEER_OUT");
+  if (!out) return;
+  const fs::path root(out);
+  fs::remove_all(root / "step-00000009");
+  SaveInfo info;
+  info.step = 9;
+  constexpr int kWorld = 4;
+  std::vector<std::string> parts;
+  std::vector<std::vector<float>> alive;
+  std::vector<std::vector<bf16>> alive_narrow;
+  std::unique_ptr<Writer> last;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    last = std::make_unique<Writer>(disk(), root, info, "peer", rank, kWorld);
+    const Shape flat{5, 7, 3}, rows{8, 6}, columns{3, 16};
+    const int64_t begin = 105 * rank / kWorld, end = 105 * (rank + 1) / kWorld;
+    for (const auto& piece : flat_range_as_rectangles(flat, begin, end - begin)) {
+      alive.push_back(cut(ramp(flat), flat, piece));
+      last->add("flat", DType::f32, flat, piece, bytes_of(alive.back()));
+    }
+    const Rectangle row{{rank * 2, 0}, {2, 6}}, column{{0, rank * 4}, {3, 4}};
+    alive.push_back(cut(ramp(rows), rows, row));
+    last->add("rows", DType::f32, rows, row, bytes_of(alive.back()));
+    const auto values = cut(ramp(columns), columns, column);
+    alive_narrow.emplace_back(values.begin(), values.end());
+    last->add("columns", DType::bf16, columns, column, bytes_of(alive_narrow.back()));
+    if (rank == 2) {
+      alive.push_back({0});
+      last->add("scalar", DType::f32, {}, whole({}), bytes_of(alive.back()));
+    }
+    parts.push_back(last->finish_rank());
+  }
+  last->commit(parts);
 }

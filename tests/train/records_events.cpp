@@ -57,7 +57,7 @@ TEST_CASE("a file begins with the version and grows by whole records") {
   const EventsWriter resumed(nested, 1.0, 5);  // the same second: another file
   CHECK(resumed.path() != writer.path());
   CHECK(slurp(resumed.path()) ==
-        frame_record(version_event(1.0)) + frame_record(session_start_event(1.0, 5)));
+        frame_record(version_event(1.0)) + frame_record(session_start_event(1.0, 6)));
   spill(directory.path() / "file", "");
   CHECK(holds(error_of([&] { EventsWriter(directory.path() / "file", 1.0); }), "cannot create"));
 }

@@ -144,7 +144,8 @@ EventsWriter::EventsWriter(const std::filesystem::path& directory, double wall_t
       fail(ErrorCode::io, "cannot create `" + path_.string() + "`: " + system_error_text(errno));
   }
   append(version_event(wall_time));
-  if (resumed_at) append(session_start_event(wall_time, *resumed_at));
+  // TensorBoard hides what has this step or a later one.
+  if (resumed_at) append(session_start_event(wall_time, *resumed_at + 1));
 }
 
 EventsWriter::~EventsWriter() {
