@@ -31,4 +31,8 @@ set(SECTION_SOURCES
   sections/tokenizer.cpp
   sections/train.cpp
   sections/validation.cpp)
-set(SECTION_TESTS)
+set(SECTION_TESTS
+  ../../tests/config/rules_cases_layout.cpp
+  ../../tests/config/rules_cases_model.cpp
+  ../../tests/config/rules_table.cpp
+  ../../tests/config/sections_bench.cpp)

@@ -1,0 +1,27 @@
+// A bench for tests of sections: overrides on a small legal recipe, derivations, one rule. No files, no
+// composition.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/sections/sections.hpp"
+
+namespace capstan::config::testing {
+
+struct Finding {
+  std::string message, help;
+  std::vector<std::string>
+      operands;  // "path = value" and "expression = value", of the rule's reads where none are named
+  bool lint = false;
+};
+
+// The small recipe: 8 layers, 64 wide, 8 heads, 4 key/value heads, mock data, one rank; then `overrides`,
+// each "path=value". A name or alias that does not exist, or a value that does not convert, fails the test.
+Config bench_config(const std::vector<std::string>& overrides);
+
+std::vector<Finding> findings(const std::string& rule, const Config& config);
+// "rule: message" of every error that any rule finds.
+std::vector<std::string> all_errors(const Config& config);
+
+}  // namespace capstan::config::testing
