@@ -1,0 +1,84 @@
+// How several datasets become one stream of samples, and how one dataset becomes three splits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "data/sample.hpp"
+
+namespace capstan::data {
+
+enum class Split : uint8_t { train, valid, test };
+inline constexpr std::array<const char*, 3> kSplitNames = {"train", "valid", "test"};
+
+// "969,30,1" → shares of [0, 1] as (begin, end); nullopt for a split without a share. One to three non-negative numbers,
+// missing ones are 0. ErrorCode::config otherwise.
+using SplitShares = std::array<std::optional<std::pair<double, double>>, 3>;
+SplitShares parse_split(std::string_view text);
+// Elements [begin, end) of `count`: share · count rounded half to even, as Python's round() does.
+std::pair<int64_t, int64_t> split_range(std::pair<double, double> share, int64_t count);
+
+// Prefixes and their weights; without weights each dataset counts by its size.
+struct Blend {
+  std::vector<std::string> prefixes;
+  std::optional<std::vector<double>> weights;
+  bool empty() const { return prefixes.empty(); }
+};
+// Megatron's list: "w1 p1 w2 p2 …" or prefixes only. ErrorCode::config if it is neither.
+Blend parse_blend(const std::vector<std::string>& words);
+
+// Sample k of a blend comes from the dataset that is furthest behind its share, argmax over i of weight_i · max(k, 1) -
+// taken_i, the lowest i among equals (Megatron's greedy rule). The choice depends on k and the weights, not on a total.
+class BlendOrder {
+ public:
+  // weights: normalised here; finite, >= 0, not all 0, at most 32767. limits: where a dataset drops out (none: never).
+  explicit BlendOrder(std::vector<double> weights, std::vector<int64_t> limits = {});
+
+  struct Choice {
+    int32_t dataset;  // -1 when every dataset has dropped out
+    int64_t sample;   // within that dataset
+  };
+  Choice at(int64_t k) const;  // thread-safe
+  const std::vector<double>& weights() const { return weights_; }
+
+ private:
+  // Choices are made in order, a block at a time; the counts at every 64th block are kept to come back to.
+  static constexpr int64_t kBlock = 4096, kKeptEvery = 64;
+  using Counts = std::vector<int64_t>;
+  struct Decoded {
+    int64_t block = -1;
+    std::vector<Choice> choices;
+  };
+  void advance(Counts& counts, int64_t block, std::vector<Choice>* choices) const;
+
+  std::vector<double> weights_;
+  std::vector<int64_t> limits_;
+  mutable std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
+  mutable std::map<int64_t, Counts> kept_;  // block → counts before it
+  mutable int64_t next_block_ = 0;          // counts_ are those before this block
+  mutable Counts counts_;
+  mutable std::array<Decoded, 4> decoded_;
+};
+
+class BlendedSource final : public SampleSource {
+ public:
+  BlendedSource(std::vector<std::shared_ptr<const SampleSource>> parts, BlendOrder order, int64_t samples = kEndless);
+  int64_t samples() const override { return samples_; }
+  int64_t epoch_samples() const override;
+  void read(int64_t number, std::span<int32_t> text) const override;
+
+ private:
+  std::vector<std::shared_ptr<const SampleSource>> parts_;
+  BlendOrder order_;
+  int64_t samples_;
+};
+
+}  // namespace capstan::data

@@ -1,0 +1,163 @@
+#include "data/inspect.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/text.hpp"
+
+namespace capstan::data {
+
+namespace {
+
+std::string pad(std::string text, size_t width) {
+  if (text.size() < width) text.insert(0, width - text.size(), ' ');
+  return text;
+}
+
+// Range of lengths of histogram bin i, inclusive.
+std::pair<int64_t, int64_t> bounds(size_t bin) {
+  if (bin == 0) return {0, 0};
+  return {int64_t{1} << (bin - 1), (int64_t{1} << bin) - 1};
+}
+
+}  // namespace
+
+DatasetReport inspect(const std::string& prefix, const InspectOptions& options) {
+  std::string name = prefix;
+  // People complete file names: both files stand for their prefix.
+  for (const std::string_view ending : {".bin", ".idx"})
+    if (name.ends_with(ending)) name.resize(name.size() - ending.size());
+  const IndexedDataset dataset(name);
+  DatasetReport report;
+  report.prefix = name;
+  report.type = dataset.type();
+  report.documents = dataset.documents();
+  report.sequences = dataset.sequences();
+  report.tokens = dataset.tokens();
+  report.bin_bytes = dataset.bin_bytes();
+  report.index_bytes = static_cast<int64_t>(std::filesystem::file_size(name + ".idx"));
+
+  int64_t begin = 0;
+  for (int64_t document = 0; document < dataset.documents(); ++document) {
+    const int64_t end = dataset.document_begin(document + 1);
+    int64_t tokens = 0;
+    for (int64_t sequence = begin; sequence < end; ++sequence) tokens += dataset.length(sequence);
+    begin = end;
+    ++report.length_counts[static_cast<size_t>(std::bit_width(static_cast<uint64_t>(tokens)))];
+    if (tokens == 0) ++report.empty_documents;
+    report.shortest = document == 0 ? tokens : std::min(report.shortest, tokens);
+    report.longest = std::max(report.longest, tokens);
+  }
+  if (report.documents > 0) report.mean = static_cast<double>(report.tokens) / static_cast<double>(report.documents);
+
+  if (options.scan_tokens) {
+    std::vector<int32_t> ids;
+    for (int64_t sequence = 0; sequence < dataset.sequences(); ++sequence)
+      for (int64_t at = 0; at < dataset.length(sequence); at += static_cast<int64_t>(ids.size())) {
+        ids.resize(static_cast<size_t>(std::min<int64_t>(1 << 16, dataset.length(sequence) - at)));
+        dataset.read(sequence, at, ids);
+        report.largest_token = std::max(report.largest_token, *std::max_element(ids.begin(), ids.end()));
+      }
+  }
+
+  const int64_t shown = std::min(options.samples, report.documents);
+  for (int64_t i = 0; i < shown; ++i) {
+    const int64_t document = i * report.documents / shown;
+    DatasetReport::Sample sample{document, 0, {}, {}};
+    for (int64_t s = dataset.document_begin(document); s < dataset.document_begin(document + 1); ++s) {
+      const int64_t tokens = dataset.length(s);
+      sample.tokens += tokens;
+      const auto room = options.sample_tokens - static_cast<int64_t>(sample.ids.size());
+      const auto take = static_cast<size_t>(std::clamp<int64_t>(room, 0, tokens));
+      sample.ids.resize(sample.ids.size() + take);
+      dataset.read(s, 0, std::span(sample.ids).last(take));
+    }
+    if (options.decode) sample.text = options.decode(sample.ids);
+    report.samples.push_back(std::move(sample));
+  }
+  return report;
+}
+
+std::string to_text_report(const DatasetReport& report) {
+  std::string out;
+  const auto line = [&](std::string_view label, const std::string& value) {
+    out += std::string(label) + std::string(std::max<size_t>(14, label.size() + 1) - label.size(), ' ') + value + "\n";
+  };
+  line("dataset", report.prefix);
+  line("documents", with_separators(report.documents) +
+                        (report.empty_documents ? " (" + with_separators(report.empty_documents) + " empty)" : ""));
+  if (report.sequences != report.documents) line("sequences", with_separators(report.sequences));
+  line("tokens", with_separators(report.tokens) + " (" + human_count(static_cast<double>(report.tokens)) + ")");
+  line("token type", std::string(name_of(report.type)));
+  if (report.largest_token >= 0) line("largest token", with_separators(report.largest_token));
+  line("on disk", human_bytes(static_cast<double>(report.bin_bytes)) + " tokens + " +
+                      human_bytes(static_cast<double>(report.index_bytes)) + " index");
+  if (report.documents == 0) return out;
+  char mean[32];
+  std::snprintf(mean, sizeof mean, "%.1f", report.mean);
+  line("tokens/document", std::string(mean) + " on average, " + with_separators(report.shortest) + " to " + with_separators(report.longest));
+
+  constexpr int64_t kBarWidth = 40;
+  const int64_t most = *std::max_element(report.length_counts.begin(), report.length_counts.end());
+  size_t first = 0, last = report.length_counts.size();
+  while (report.length_counts[first] == 0) ++first;
+  while (report.length_counts[last - 1] == 0) --last;
+  std::vector<std::string> ranges;
+  size_t width = 0;
+  for (size_t bin = first; bin < last; ++bin) {
+    const auto [from, to] = bounds(bin);
+    ranges.push_back(from == to ? with_separators(from) : with_separators(from) + " - " + with_separators(to));
+    width = std::max(width, ranges.back().size());
+  }
+  out += "\nlength in tokens, and how many documents have it\n";
+  for (size_t bin = first; bin < last; ++bin) {
+    const int64_t count = report.length_counts[bin];
+    out += "  " + pad(ranges[bin - first], width) + "  " + pad(with_separators(count), with_separators(most).size());
+    // A double: count · width may not fit 64 bits in a hostile index.
+    const auto bar = static_cast<size_t>(static_cast<double>(count) / static_cast<double>(most) * kBarWidth + 0.5);
+    if (count > 0) out += "  " + std::string(std::max<size_t>(bar, 1), '#');
+    out += "\n";
+  }
+  for (const auto& sample : report.samples) {
+    out += "\ndocument " + with_separators(sample.document) + " (" + with_separators(sample.tokens) + " tokens)\n ";
+    for (const int32_t id : sample.ids) out += " " + std::to_string(id);
+    if (sample.tokens > static_cast<int64_t>(sample.ids.size())) out += " ...";
+    out += "\n";
+    if (!sample.text.empty()) out += "  " + capstan::quoted(sample.text) + "\n";
+  }
+  return out;
+}
+
+std::string to_json_report(const DatasetReport& report) {
+  nlohmann::ordered_json json;
+  json["prefix"] = report.prefix;
+  json["documents"] = report.documents;
+  json["empty_documents"] = report.empty_documents;
+  json["sequences"] = report.sequences;
+  json["tokens"] = report.tokens;
+  json["token_type"] = name_of(report.type);
+  if (report.largest_token >= 0) json["largest_token"] = report.largest_token;
+  json["bin_bytes"] = report.bin_bytes;
+  json["index_bytes"] = report.index_bytes;
+  json["shortest"] = report.shortest;
+  json["longest"] = report.longest;
+  json["mean"] = report.mean;
+  json["lengths"] = nlohmann::ordered_json::array();
+  for (size_t bin = 0; bin < report.length_counts.size(); ++bin)
+    if (report.length_counts[bin] > 0)
+      json["lengths"].push_back(
+          {{"from", bounds(bin).first}, {"to", bounds(bin).second}, {"documents", report.length_counts[bin]}});
+  json["samples"] = nlohmann::ordered_json::array();
+  for (const auto& sample : report.samples) {
+    nlohmann::ordered_json one{{"document", sample.document}, {"tokens", sample.tokens}, {"ids", sample.ids}};
+    if (!sample.text.empty()) one["text"] = sample.text;
+    json["samples"].push_back(std::move(one));
+  }
+  // Decoded text may end inside a character: what is not UTF-8 is replaced.
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace capstan::data

@@ -1,0 +1,49 @@
+// What an indexed dataset holds, for people and for scripts. No tokenizer needed; with one, samples are decoded.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/indexed_dataset.hpp"
+
+namespace capstan::data {
+
+using DecodeFunction = std::function<std::string(std::span<const int32_t> ids)>;
+
+struct DatasetReport {
+  std::string prefix;
+  TokenType type = TokenType::u16;
+  int64_t documents = 0, sequences = 0, tokens = 0, bin_bytes = 0, index_bytes = 0;
+  int64_t empty_documents = 0;
+  int64_t shortest = 0, longest = 0;  // tokens of a document
+  double mean = 0;
+  // Documents of at least 2^(i-1) and less than 2^i tokens; [0] are the empty ones.
+  std::array<int64_t, 64> length_counts{};
+  int32_t largest_token = -1;  // -1 unless asked for
+  struct Sample {
+    int64_t document;
+    int64_t tokens;              // of the whole document
+    std::vector<int32_t> ids;    // its beginning
+    std::string text;            // decoded, if a decoder was given
+  };
+  std::vector<Sample> samples;
+};
+
+struct InspectOptions {
+  int64_t samples = 3;          // documents shown, spread evenly over the dataset
+  int64_t sample_tokens = 32;   // of each
+  bool scan_tokens = false;     // read every token: finds the largest one
+  DecodeFunction decode;        // may be empty
+};
+
+// Throws what opening an IndexedDataset throws; each document's length is read, so a damaged index is found.
+DatasetReport inspect(const std::string& prefix, const InspectOptions& options = {});
+
+std::string to_text_report(const DatasetReport& report);  // several lines, ends with a line break
+std::string to_json_report(const DatasetReport& report);  // one JSON object
+
+}  // namespace capstan::data

@@ -1,0 +1,289 @@
+#include "data/prepare.hpp"
+
+#include <simdjson.h>
+
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "base/utf8.hpp"
+#include "data/indexed_writer.hpp"
+
+namespace capstan::data {
+
+namespace {
+
+constexpr int64_t kTileBytes = 256 << 10;
+constexpr int64_t kBatchBytes = 8 << 20;
+
+// What a record came to: what is wrong with it and where in it.
+struct Problem {
+  size_t byte;
+  std::string reason;
+};
+
+// The part of a dataset that one tile makes, for one key.
+struct KeyPart {
+  std::string tokens;  // encoded
+  std::vector<int32_t> sequence_lengths, sequences_per_document;
+  int64_t empty_documents = 0, text_bytes = 0;
+};
+struct TilePart {
+  std::vector<KeyPart> keys;
+  std::vector<std::string> bad;  // "file:line:column: reason"
+};
+
+std::string place_of(const Record& record, std::string_view text, size_t byte, const std::string& path) {
+  const auto before = text.substr(0, std::min(byte, text.size()));
+  const auto breaks = std::count(before.begin(), before.end(), '\n');
+  const auto last = before.rfind('\n');
+  const auto in_line = last == std::string_view::npos ? before : before.substr(last + 1);
+  const int64_t column =
+      static_cast<int64_t>(count_code_points(in_line)) + (last == std::string_view::npos ? record.column : 1);
+  return path + ":" + std::to_string(record.line + breaks) + ":" + std::to_string(column);
+}
+
+// simdjson says that a record is no JSON, nlohmann's parser says where and why.
+Problem json_problem(std::string_view text, simdjson::error_code error) {
+  if (const auto at = first_invalid_utf8(text)) return {*at, "invalid UTF-8"};
+  try {
+    [[maybe_unused]] const auto value = nlohmann::json::parse(text.begin(), text.end());
+  } catch (const nlohmann::json::parse_error& found) {
+    std::string reason = found.what();  // "[json.exception.parse_error.101] parse error at line 1, column 5: reason"
+    if (const auto at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
+    return {found.byte > 0 ? found.byte - 1 : 0, "not JSON: " + reason};
+  } catch (const nlohmann::json::exception& found) {
+    return {0, std::string("not JSON: ") + found.what()};
+  }
+  return {0, std::string("not JSON: ") + simdjson::error_message(error)};
+}
+
+std::string_view kind_of(simdjson::dom::element_type type) {
+  switch (type) {
+    case simdjson::dom::element_type::ARRAY: return "a list";
+    case simdjson::dom::element_type::OBJECT: return "an object";
+    case simdjson::dom::element_type::STRING: return "a string";
+    case simdjson::dom::element_type::BOOL: return "true or false";
+    case simdjson::dom::element_type::NULL_VALUE: return "null";
+    default: return "a number";
+  }
+}
+
+// Tokenizes records, one tile at a time; one for each worker.
+class TileWorker {
+ public:
+  TileWorker(const PrepareOptions& options, const EncodeFunction& encode, TokenType type)
+      : options_(options), encode_(encode), type_(type) {}
+
+  void run(const RecordBatch& batch, const std::vector<InputFile>& files, size_t begin, size_t end, TilePart& out) {
+    out.keys.assign(options_.json_keys.size(), {});
+    out.bad.clear();
+    for (size_t i = begin; i < end; ++i) {
+      const Record& record = batch.records[i];
+      const auto text = batch.of(record);
+      const auto& path = files[static_cast<size_t>(record.file)].path;
+      try {
+        if (const auto problem = add(record, text, out))
+          out.bad.push_back(place_of(record, text, problem->byte, path) + ": " + problem->reason);
+      } catch (Error& error) {
+        throw error.in("while tokenizing " + place_of(record, text, 0, path));
+      }
+      if (!out.bad.empty() && options_.on_bad_line == OnBadLine::fail) return;
+    }
+  }
+
+ private:
+  std::optional<Problem> add(const Record& record, std::string_view text, TilePart& out) {
+    if (!record.problem.empty()) return Problem{0, record.problem};
+    if (!record.json) {
+      if (const auto at = first_invalid_utf8(text)) return Problem{*at, "invalid UTF-8"};
+      add_document({&text, 1}, out.keys[0]);
+      return std::nullopt;
+    }
+    simdjson::dom::element root;
+    // The batch has readable bytes after each record, so nothing is copied.
+    if (const auto error = parser_.parse(text.data(), text.size(), false).get(root)) return json_problem(text, error);
+    simdjson::dom::object object;
+    if (root.get(object)) return Problem{0, "expected an object, not " + std::string(kind_of(root.type()))};
+    // All keys are looked at before any is tokenized: a bad record leaves no trace in any dataset.
+    values_.assign(options_.json_keys.size(), {});
+    for (size_t k = 0; k < options_.json_keys.size(); ++k)
+      if (auto problem = strings_of(object, options_.json_keys[k], values_[k])) return problem;
+    for (size_t k = 0; k < options_.json_keys.size(); ++k) add_document(values_[k], out.keys[k]);
+    return std::nullopt;
+  }
+
+  static std::optional<Problem> strings_of(simdjson::dom::object object, const std::string& key,
+                                           std::vector<std::string_view>& strings) {
+    std::optional<simdjson::dom::element> value;
+    for (const auto field : object)  // of equal keys the last one counts, as in Python
+      if (field.key == key) value = field.value;
+    if (!value) return Problem{0, "no key `" + key + "`"};
+    std::string_view text;
+    if (!value->get(text)) {
+      strings.push_back(text);
+      return std::nullopt;
+    }
+    simdjson::dom::array list;
+    if (value->get(list))
+      return Problem{0, "key `" + key + "` is " + std::string(kind_of(value->type())) +
+                            ", not a string or a list of strings"};
+    for (const auto item : list) {
+      if (item.get(text))
+        return Problem{0, "key `" + key + "` is a list with " + std::string(kind_of(item.type())) + " in it, not only strings"};
+      strings.push_back(text);
+    }
+    return std::nullopt;
+  }
+
+  void add_document(std::span<const std::string_view> sentences, KeyPart& out) {
+    int32_t sequences = 0;
+    for (const auto sentence : sentences) {
+      ids_.clear();
+      encode_(sentence, ids_);
+      out.text_bytes += static_cast<int64_t>(sentence.size());
+      if (ids_.empty()) continue;
+      if (ids_.size() >= size_t{INT32_MAX}) fail(ErrorCode::format, "a sequence of 2^31 tokens or more cannot be stored");
+      for (const int32_t id : ids_) put(id, out);
+      out.sequence_lengths.push_back(static_cast<int32_t>(ids_.size()));
+      ++sequences;
+    }
+    if (sequences > 0 && options_.append_eod) {
+      put(*options_.eod, out);
+      ++out.sequence_lengths.back();
+    }
+    if (sequences == 0) ++out.empty_documents;
+    out.sequences_per_document.push_back(sequences);
+  }
+
+  void put(int32_t id, KeyPart& out) const {
+    if (!append_token(out.tokens, type_, id))
+      fail(ErrorCode::internal, "the tokenizer of " + std::to_string(options_.vocab_size) + " tokens gave token " +
+                                    std::to_string(id) + ", which " + std::string(name_of(type_)) + " cannot hold");
+  }
+
+  const PrepareOptions& options_;
+  const EncodeFunction& encode_;
+  TokenType type_;
+  simdjson::dom::parser parser_;
+  std::vector<std::vector<std::string_view>> values_;
+  std::vector<int32_t> ids_;
+};
+
+// Tiles are consecutive records of about kTileBytes: where they begin, and the end.
+std::vector<size_t> tiles_of(const RecordBatch& batch) {
+  std::vector<size_t> begins;
+  int64_t bytes = kTileBytes;
+  for (size_t i = 0; i < batch.records.size(); ++i) {
+    if (bytes >= kTileBytes) {
+      begins.push_back(i);
+      bytes = 0;
+    }
+    bytes += static_cast<int64_t>(batch.records[i].length) + 1;
+  }
+  begins.push_back(batch.records.size());
+  return begins;
+}
+
+void check(const PrepareOptions& options) {
+  if (options.json_keys.empty()) fail(ErrorCode::usage, "no JSON key to take the text from");
+  for (const auto& key : options.json_keys) {
+    if (key.empty() || key.find('/') != std::string::npos)
+      fail(ErrorCode::usage, "the JSON key `" + key + "` cannot be part of a file name");
+    if (std::count(options.json_keys.begin(), options.json_keys.end(), key) > 1)
+      fail(ErrorCode::usage, "the JSON key `" + key + "` is given twice");
+  }
+  if (options.output_prefix.empty() || options.output_prefix.ends_with('/'))
+    fail(ErrorCode::usage, "the output prefix `" + options.output_prefix + "` does not end in a name");
+  if (options.append_eod && !options.eod)
+    fail(ErrorCode::usage, "the tokenizer has no end-of-document token to append", "name one with --eod TOKEN");
+}
+
+}  // namespace
+
+PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encode, ThreadPool& pool) {
+  check(options);
+  const auto start = std::chrono::steady_clock::now();
+  RecordReader reader(expand_inputs(options.inputs), options.records);
+  PrepareResult result;
+  result.type = token_type_for_vocab(options.vocab_size);
+  result.files = static_cast<int64_t>(reader.files().size());
+
+  std::vector<std::unique_ptr<IndexedWriter>> writers;
+  for (const auto& key : options.json_keys) {
+    result.keys.push_back({key, options.output_prefix + "_" + key + "_document"});
+    writers.push_back(std::make_unique<IndexedWriter>(result.keys.back().prefix, result.type));
+  }
+  std::vector<std::unique_ptr<TileWorker>> workers;
+  for (int i = 0; i < pool.size(); ++i) workers.push_back(std::make_unique<TileWorker>(options, encode, result.type));
+
+  const int64_t batch_bytes = std::max(kBatchBytes, 4 * kTileBytes * pool.size());
+  auto batch = std::make_unique<RecordBatch>(), following = std::make_unique<RecordBatch>();
+  std::vector<TilePart> parts;
+  bool more = reader.next(*batch, batch_bytes);
+  while (more) {
+    // The next batch is read while this one is tokenized.
+    auto reading = std::async(std::launch::async, [&] { return reader.next(*following, batch_bytes); });
+    const auto tiles = tiles_of(*batch);
+    if (parts.size() < tiles.size()) parts.resize(tiles.size());
+    pool.parallel_for(static_cast<int64_t>(tiles.size()) - 1, [&](int64_t tile, int worker) {
+      const auto at = static_cast<size_t>(tile);
+      workers[static_cast<size_t>(worker)]->run(*batch, reader.files(), tiles[at], tiles[at + 1], parts[at]);
+    });
+    for (size_t tile = 0; tile + 1 < tiles.size(); ++tile) {
+      const TilePart& part = parts[tile];
+      if (!part.bad.empty() && options.on_bad_line == OnBadLine::fail)
+        fail(ErrorCode::format, part.bad[0], "--on-bad-line skip leaves such records out and counts them");
+      for (const auto& report : part.bad)
+        if (static_cast<int64_t>(result.reports.size()) < options.max_reports) result.reports.push_back(report);
+      result.skipped += static_cast<int64_t>(part.bad.size());
+      for (size_t k = 0; k < writers.size(); ++k) {
+        const KeyPart& of = part.keys[k];
+        writers[k]->add_encoded(std::as_bytes(std::span(of.tokens.data(), of.tokens.size())), of.sequence_lengths,
+                                of.sequences_per_document);
+        result.keys[k].empty_documents += of.empty_documents;
+        result.keys[k].text_bytes += of.text_bytes;
+      }
+    }
+    result.records += static_cast<int64_t>(batch->records.size());
+    result.file_bytes = batch->file_bytes;
+    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (options.progress) {
+      PrepareProgress now;
+      now.documents = writers[0]->documents();
+      for (size_t k = 0; k < writers.size(); ++k) {
+        now.tokens += writers[k]->tokens();
+        now.text_bytes += result.keys[k].text_bytes;
+      }
+      now.skipped = result.skipped;
+      now.file_bytes = batch->file_bytes;
+      now.file_bytes_total = std::max(reader.file_bytes_total(), now.file_bytes);
+      now.seconds = result.seconds;
+      now.text_bytes_per_second = static_cast<double>(now.text_bytes) / std::max(now.seconds, 1e-9);
+      now.seconds_left = now.seconds * static_cast<double>(now.file_bytes_total - now.file_bytes) /
+                         static_cast<double>(std::max<int64_t>(now.file_bytes, 1));
+      options.progress(now);
+    }
+    more = reading.get();
+    std::swap(batch, following);
+  }
+  if (writers[0]->documents() == 0)
+    fail(ErrorCode::format, "the input holds no document" +
+                                (result.skipped > 0 ? ": all " + std::to_string(result.skipped) +
+                                                          " records are bad, the first is " + result.reports[0]
+                                                    : std::string{}));
+  for (size_t k = 0; k < writers.size(); ++k) {
+    result.keys[k].documents = writers[k]->documents();
+    result.keys[k].sequences = writers[k]->sequences();
+    result.keys[k].tokens = writers[k]->tokens();
+    writers[k]->finish();
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+}  // namespace capstan::data

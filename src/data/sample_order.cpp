@@ -1,0 +1,184 @@
+#include "data/sample_order.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "data/numpy_random.hpp"
+#include "data/permutation.hpp"
+
+namespace capstan::data {
+
+SampleTable::SampleTable(const IndexedDataset& dataset, int64_t positions, SequenceAt at, int64_t samples,
+                         int64_t sequence_length)
+    : positions_(positions), sequence_length_(sequence_length) {
+  const int64_t rows = samples / kStride + 1, step = kStride * sequence_length;
+  places_.reserve(static_cast<size_t>(rows));
+  int64_t before = 0;  // tokens of the positions passed
+  int64_t target = 0;  // the token that the next row is about
+  for (int64_t position = 0; position < positions && static_cast<int64_t>(places_.size()) < rows; ++position) {
+    const int64_t end = before + dataset.length(at(position));
+    while (target < end && static_cast<int64_t>(places_.size()) < rows) {
+      places_.push_back({position, target - before});
+      target += step;
+    }
+    before = end;
+  }
+  if (static_cast<int64_t>(places_.size()) < rows)
+    fail(ErrorCode::format, dataset.prefix() + ".idx: the lengths of the sequences sum to " + std::to_string(before) +
+                                " tokens, fewer than their places in the .bin file promise");
+}
+
+Place SampleTable::place(int64_t sample, const IndexedDataset& dataset, SequenceAt at) const {
+  Place place = places_[static_cast<size_t>(sample / kStride)];
+  // Megatron's very first row is (0, 0) even if the first sequences are empty; the walk below never stops at an empty one.
+  int64_t ahead = sample % kStride * sequence_length_;
+  while (ahead > 0) {
+    CAPSTAN_ASSERT(place.position < positions_, "a sample beyond the stream");
+    const int64_t left = dataset.length(at(place.position)) - place.offset;
+    if (ahead < left) {
+      place.offset += ahead;
+      break;
+    }
+    ahead -= left;
+    place = {place.position + 1, 0};
+    if (ahead == 0)
+      while (place.position < positions_ && dataset.length(at(place.position)) == 0) ++place.position;
+  }
+  return place;
+}
+
+void read_stream(const IndexedDataset& dataset, int64_t positions, SampleTable::SequenceAt at, Place place,
+                 std::span<int32_t> text) {
+  while (!text.empty()) {
+    const int64_t sequence = at(place.position);
+    const int64_t left = dataset.length(sequence) - place.offset;
+    const auto part = std::min(left, static_cast<int64_t>(text.size()));
+    dataset.read(sequence, place.offset, text.first(static_cast<size_t>(part)));
+    text = text.subspan(static_cast<size_t>(part));
+    place = {place.position + 1 == positions ? 0 : place.position + 1, 0};
+  }
+}
+
+namespace {
+
+void check_split(const SequenceRange& range, int64_t sequence_length) {
+  CAPSTAN_ASSERT(sequence_length > 0, "a sequence length");
+  if (range.tokens() <= 0)
+    fail(ErrorCode::failed,
+         "sequences " + std::to_string(range.begin) + " to " + std::to_string(range.end) + " of dataset `" +
+             range.dataset->prefix() + "` hold no tokens",
+         "the split gives this part no text: use a larger share of it, or more text");
+}
+
+}  // namespace
+
+// --- our order
+
+struct CapstanOrder::Epoch {
+  int64_t number;
+  Permutation sequences, samples;
+  std::optional<SampleTable> table;
+};
+
+CapstanOrder::CapstanOrder(SequenceRange range, int64_t sequence_length, uint64_t seed)
+    : range_(std::move(range)), sequence_length_(sequence_length), seed_(seed) {
+  check_split(range_, sequence_length);
+  per_epoch_ = std::max<int64_t>(1, (range_.tokens() - 1) / sequence_length);
+}
+
+std::shared_ptr<const CapstanOrder::Epoch> CapstanOrder::epoch(int64_t number) const {
+  std::lock_guard lock(mutex_);
+  auto& slot = recent_[static_cast<size_t>(number % 2)];
+  if (slot && slot->number == number) return slot;
+  const auto key = [&](uint64_t use) {
+    return philox_key(seed_, purpose::data_shuffle, 2 * static_cast<uint64_t>(number) + use);
+  };
+  auto built = std::make_shared<Epoch>(
+      Epoch{number, Permutation(range_.count(), key(0)), Permutation(per_epoch_, key(1)), std::nullopt});
+  // per_epoch_ - 1 is the last sample: with at most T tokens in the split there is one, and it begins at token 0.
+  built->table.emplace(
+      *range_.dataset, range_.count(), [&](int64_t position) { return range_.begin + built->sequences(position); },
+      per_epoch_ - 1, sequence_length_);
+  slot = std::move(built);
+  return slot;
+}
+
+void CapstanOrder::read(int64_t number, std::span<int32_t> text) const {
+  CAPSTAN_ASSERT(number >= 0, "a sample number");
+  const auto of = epoch(number / per_epoch_);
+  const auto at = [&](int64_t position) { return range_.begin + of->sequences(position); };
+  const Place place = of->table->place(of->samples(number % per_epoch_), *range_.dataset, at);
+  read_stream(*range_.dataset, range_.count(), at, place, text);
+}
+
+// --- Megatron's order
+
+MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint64_t seed,
+                             std::optional<int64_t> num_samples)
+    : range_(std::move(range)), sequence_length_(sequence_length) {
+  check_split(range_, sequence_length);
+  if (seed > UINT32_MAX)
+    fail(ErrorCode::config, "seed " + std::to_string(seed) + " is above 4294967295, the largest that Megatron's order knows");
+  const int64_t per_epoch = range_.tokens(), count = range_.count();
+  // One token more than the samples need: the last label.
+  int64_t epochs = 1;
+  if (num_samples)
+    epochs = std::max<int64_t>(1, ceil_div(checked_add(checked_mul(*num_samples, sequence_length), 1), per_epoch));
+  const int64_t total = (checked_mul(epochs, per_epoch) - 1) / sequence_length;
+  if (total >= int64_t{UINT32_MAX} - 1 || range_.end > INT32_MAX || checked_mul(epochs, count) > INT32_MAX)
+    fail(ErrorCode::unsupported, "Megatron's order over " + std::to_string(epochs) + " epochs of " + std::to_string(count) +
+                                     " sequences and " + std::to_string(total) + " samples is larger than its 32-bit indices",
+         "use `order: capstan`");
+  if (total == 0)
+    fail(ErrorCode::failed, "dataset `" + range_.dataset->prefix() + "` has " + std::to_string(per_epoch) +
+                                " tokens in this split, fewer than one sample of " + std::to_string(sequence_length + 1));
+  per_epoch_ = (per_epoch - 1) / sequence_length;
+
+  bool last_apart = false;
+  int64_t without_last = total;
+  if (epochs > 1) {
+    without_last = ((epochs - 1) * per_epoch - 1) / sequence_length;
+    const int64_t from_last = *num_samples - without_last;
+    last_apart = from_last < static_cast<int64_t>(0.80 * static_cast<double>(per_epoch_));
+    if (!last_apart) without_last = total;
+  }
+
+  NumpyRandomState random(static_cast<uint32_t>(seed));
+  document_index_.resize(static_cast<size_t>(epochs * count));
+  for (int64_t i = 0; i < epochs * count; ++i)
+    document_index_[static_cast<size_t>(i)] = static_cast<int32_t>(range_.begin + i % count);
+  const auto documents = std::span(document_index_);
+  const auto first = static_cast<size_t>((last_apart ? epochs - 1 : epochs) * count);
+  random.shuffle(documents.first(first));
+  if (last_apart) random.shuffle(documents.subspan(first));
+
+  table_.emplace(
+      *range_.dataset, epochs * count,
+      [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; }, total, sequence_length);
+
+  shuffle_index_.resize(static_cast<size_t>(total));
+  std::iota(shuffle_index_.begin(), shuffle_index_.end(), 0u);
+  const auto samples = std::span(shuffle_index_);
+  random.shuffle(samples.first(static_cast<size_t>(without_last)));
+  if (without_last < total) random.shuffle(samples.subspan(static_cast<size_t>(without_last)));
+}
+
+Place MegatronOrder::sample_index(int64_t row) const {
+  if (row == 0) return {0, 0};
+  return table_->place(row, *range_.dataset,
+                       [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; });
+}
+
+void MegatronOrder::read(int64_t number, std::span<int32_t> text) const {
+  if (number < 0 || number >= samples())
+    fail(ErrorCode::failed, "sample " + std::to_string(number) + " of dataset `" + range_.dataset->prefix() +
+                                "` was asked for, but Megatron's order was built for " + std::to_string(samples()));
+  read_stream(*range_.dataset, static_cast<int64_t>(document_index_.size()),
+              [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; },
+              sample_index(shuffle_index_[static_cast<size_t>(number)]), text);
+}
+
+}  // namespace capstan::data
