@@ -188,7 +188,6 @@ StepEstimate estimate_step(const config::Config& config, const models::Model& mo
     tape.backward({{"loss", Tensor::empty(*device, {1})}});
   }
   optimizer->step({});
-  model.release(*device);
   return {cost.flops, device->memory()};
 }
 

@@ -1,14 +1,12 @@
 #include "train/state.hpp"
 
-#include <algorithm>
 #include <chrono>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/writer.hpp"
-#include "comm/reduce.hpp"
+#include "comm/together.hpp"
 
 namespace capstan::train {
 
@@ -19,42 +17,6 @@ namespace {
 std::vector<int64_t> sizes_of(const Shape& shape) { return {shape.sizes().begin(), shape.sizes().end()}; }
 
 std::string state_name(const std::string& state, const Parameter& parameter) { return "optimizer." + state + "." + parameter.name(); }
-
-// Gathers one text from every rank on all ranks.
-std::vector<std::string> gather_texts(comm::Communicator& group, const std::string& mine) {
-  const auto size = static_cast<size_t>(group.size());
-  int64_t length = static_cast<int64_t>(mine.size());
-  std::vector<int64_t> lengths(size);
-  group.all_gather(&length, lengths.data(), sizeof length);
-  const int64_t longest = std::max<int64_t>(1, *std::max_element(lengths.begin(), lengths.end()));
-  std::string padded = mine, all(size * static_cast<size_t>(longest), '\0');
-  padded.resize(static_cast<size_t>(longest));
-  group.all_gather(padded.data(), all.data(), longest);
-  std::vector<std::string> texts;
-  for (size_t r = 0; r < size; ++r) texts.push_back(all.substr(r * static_cast<size_t>(longest), static_cast<size_t>(lengths[r])));
-  return texts;
-}
-
-// Runs `work` here; throws on every rank when any failed: its own error where it happened, the first rank's text elsewhere.
-void together(comm::Communicator& group, const char* what, const std::function<void()>& work) {
-  std::exception_ptr error;
-  std::string text;
-  try {
-    work();
-  } catch (const std::exception& e) {
-    error = std::current_exception();
-    text = e.what();
-    if (text.empty()) text = "unknown error";
-  }
-  if (group.alone()) {
-    if (error) std::rethrow_exception(error);
-    return;
-  }
-  const auto texts = gather_texts(group, text);
-  if (error) std::rethrow_exception(error);
-  for (size_t r = 0; r < texts.size(); ++r)
-    if (!texts[r].empty()) fail(ErrorCode::io, std::string(what) + " failed on rank " + std::to_string(r) + ": " + texts[r]);
-}
 
 std::string attempt_name(comm::Communicator& group) {
   // The same on all ranks, never used before: rank 0's clock and process.
@@ -91,7 +53,7 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
   std::filesystem::path directory;
   std::string part;
   try {
-    together(group, "saving a checkpoint", [&] {
+    comm::together(group, "saving a checkpoint", [&] {
       int64_t turn = 0;
       for (const auto& placement : store.placements()) {
         const Parameter& parameter = *placement.parameter;
@@ -116,8 +78,8 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
       }
       part = writer.finish_rank();
     });
-    const auto parts = gather_texts(group, part);
-    together(group, "committing a checkpoint", [&] {
+    const auto parts = comm::gather_texts(group, part);
+    comm::together(group, "committing a checkpoint", [&] {
       if (world.rank() != 0) return;
       directory = writer.commit(parts);
       checkpoint::Retention retention = plan.retention;
@@ -205,13 +167,13 @@ void load_parameters(Reader& reader, parallel::FlatStore& store) {
 std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root, std::vector<std::string>& refused) {
   std::string found;
   int64_t step = 0;
-  together(world.communicator(), "looking for checkpoints", [&] {
+  comm::together(world.communicator(), "looking for checkpoints", [&] {
     if (world.rank() != 0) return;
     const auto search = checkpoint::find_latest(root, checkpoint::Depth::content);
     for (const auto& bad : search.refused) refused.push_back(bad.checkpoint.path.filename().string() + ": " + bad.reason);
     if (search.found) found = search.found->path.string(), step = search.found->step;
   });
-  found = gather_texts(world.communicator(), found)[0];
+  found = comm::gather_texts(world.communicator(), found)[0];
   world.communicator().broadcast(&step, sizeof step, 0);
   if (found.empty()) return std::nullopt;
   return checkpoint::Checkpoint{found, step};

@@ -1,14 +1,21 @@
 #include "train/trainer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "checkpoint/writer.hpp"
 #include "comm/reduce.hpp"
-#include "kernels/bench/rates.hpp"
+#include "comm/together.hpp"
+#if __has_include("kernels/bench/bench.hpp")
+#include "kernels/bench/bench.hpp"
+#else
+namespace capstan::kernels { static double measured_gemm_gflops(Device&) { return 0; } }
+#endif
 #include "kernels/table.hpp"
 #include "train/loop.hpp"
 #include "train/records/events.hpp"
@@ -31,6 +38,8 @@ std::string fixed(double value, int digits) {
   return buffer.data();
 }
 
+double wall_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
 // Only rank 0 speaks.
 class Speaker {
  public:
@@ -50,9 +59,12 @@ class Run {
   Run(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink)
       : config_(config), world_(world), options_(options), speaker_(sink, world.rank() == 0), start_(Clock::now()) {}
   Outcome run();
+  void failed(const std::string& reason) noexcept;  // leaves a record of how the run ended, where there is a place for it
 
  private:
   void open_data();
+  void open_records();
+  void write_events(int64_t step, std::span<const records::Scalar> scalars);
   void start_or_resume();
   void check_changes(const checkpoint::Reader& reader);
   void report_model();
@@ -73,9 +85,10 @@ class Run {
   Clock::time_point start_;
 
   fs::path run_dir_;
+  std::string run_id_;
   std::unique_ptr<records::RunDirectory> records_;  // rank 0
   std::unique_ptr<records::MetricsWriter> metrics_;
-  std::unique_ptr<records::EventWriter> events_;
+  std::unique_ptr<records::EventsWriter> events_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   std::array<std::shared_ptr<const data::GptDataset>, 3> datasets_;
   std::unique_ptr<Loop> loop_;
@@ -88,6 +101,24 @@ class Run {
   int64_t steps_since_log_ = 0;
   double seconds_since_log_ = 0;
 };
+
+void Run::open_records() {
+  // Rank 0 owns the directory; a refusal there ends the run on every rank.
+  comm::together(world_.communicator(), "opening the run directory", [&] {
+    if (!chief()) return;
+    records_ = std::make_unique<records::RunDirectory>(run_dir_, options_.resume);
+    records_->begin({.recipe_name = options_.recipe.name,
+                     .recipe_given = options_.recipe.given,
+                     .recipe = options_.recipe.resolved,
+                     .command = options_.recipe.command,
+                     .version = "{\"version\": \"" CAPSTAN_VERSION "\", \"world\": " + std::to_string(world_.size()) + "}\n",
+                     .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints"});
+    run_id_ = records_->id();
+  });
+  run_id_ = comm::gather_texts(world_.communicator(), run_id_)[0];
+}
+
+void Run::write_events(int64_t step, std::span<const records::Scalar> scalars) { events_->write(step, wall_time(), scalars); }
 
 void Run::open_data() {
   tokenizer_ = load_tokenizer(config_);
@@ -179,18 +210,18 @@ void Run::log_step(const StepResult& result, double step_seconds, bool as_line) 
   if (as_line) speaker_.line(text);
   else speaker_.status(text);
   if (!as_line || !chief()) return;
-  records::MetricsRow row;
-  row.add("step", step);
-  row.add("loss", result.loss);
-  row.add("grad_norm", result.gradient_norm);
-  row.add("learning_rate", result.learning_rate);
-  row.add("tokens_per_second", tokens_per_second);
-  row.add("step_seconds", step_seconds);
-  row.add("memory_bytes", static_cast<int64_t>(memory));
-  row.add("consumed_samples", loop_->state().consumed_samples);
-  row.add("consumed_tokens", loop_->state().consumed_tokens);
-  row.add("gemm_share", share);
-  for (size_t p = 0; p < kPhases; ++p) row.add("seconds_" + std::string(name_of(static_cast<Phase>(p))), timers_.seconds(static_cast<Phase>(p)));
+  records::MetricsRow row(step);
+  row.number("loss", result.loss)
+      .number("grad_norm", result.gradient_norm)
+      .number("learning_rate", result.learning_rate)
+      .number("tokens_per_second", tokens_per_second)
+      .number("step_seconds", step_seconds)
+      .integer("memory_bytes", static_cast<int64_t>(memory))
+      .number("gemm_share", share)
+      .integer("consumed_samples", loop_->state().consumed_samples)
+      .integer("consumed_tokens", loop_->state().consumed_tokens);
+  for (size_t p = 0; p < kPhases; ++p)
+    row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))), timers_.seconds(static_cast<Phase>(p)));
   metrics_->write(row);
 }
 
@@ -201,19 +232,18 @@ void Run::after_step(const StepResult& result, double step_seconds) {
   seconds_since_log_ += step_seconds;
   if (result.skipped) {
     speaker_.warning("step " + std::to_string(step) + ": gradient norm " + fixed(result.gradient_norm, 3) + " is above optimizer.grad_norm_skip_threshold; update skipped");
-    if (chief()) metrics_->write_event("update_skipped", step, {{"grad_norm", to_text(result.gradient_norm)}});
+    if (chief()) metrics_->write(records::MetricsRow(step, "update_skipped").number("grad_norm", result.gradient_norm));
   }
   const bool at_interval = step % config_.logger.log_interval == 0 || step == first_step_ + 1 || step == total_steps_;
   const bool silent_long = !speaker_.terminal() && seconds_since(last_line_) > 30;
   const bool as_line = at_interval || silent_long;
   if (as_line || speaker_.terminal()) log_step(result, step_seconds, as_line);
   if (as_line) last_line_ = Clock::now(), steps_since_log_ = 0, seconds_since_log_ = 0;
-  if (events_ && step % config_.logger.tensorboard_log_interval == 0) {
-    events_->scalar("train/loss", step, result.loss);
-    events_->scalar("train/grad_norm", step, result.gradient_norm);
-    events_->scalar("train/learning_rate", step, result.learning_rate);
-    events_->scalar("train/step_seconds", step, step_seconds);
-  }
+  if (events_ && step % config_.logger.tensorboard_log_interval == 0)
+    write_events(step, std::array<records::Scalar, 4>{{{"train/loss", result.loss},
+                                                       {"train/grad_norm", result.gradient_norm},
+                                                       {"train/learning_rate", result.learning_rate},
+                                                       {"train/step_seconds", step_seconds}}});
 }
 
 void Run::evaluate(bool last) {
@@ -229,8 +259,11 @@ void Run::evaluate(bool last) {
   speaker_.line("step " + std::to_string(step) + " | validation loss " + fixed(loss, 4) + " | perplexity " + fixed(std::exp(loss), 2) + " | " +
                 human_duration(timers_.seconds(Phase::evaluate)));
   if (!chief()) return;
-  metrics_->write_event("validation", step, {{"loss", to_text(loss)}, {"perplexity", to_text(std::exp(loss))}, {"seconds", to_text(timers_.seconds(Phase::evaluate))}});
-  if (events_) events_->scalar("validation/loss", step, loss);
+  metrics_->write(records::MetricsRow(step, "validation")
+                      .number("loss", loss)
+                      .number("perplexity", std::exp(loss))
+                      .number("seconds", timers_.seconds(Phase::evaluate)));
+  if (events_) write_events(step, std::array<records::Scalar, 1>{{{"validation/loss", loss}}});
 }
 
 bool Run::save(bool must_succeed) {
@@ -240,7 +273,7 @@ bool Run::save(bool must_succeed) {
   timers_.enter(Phase::save);
   SavePlan plan;
   plan.root = checkpoint_root();
-  plan.run_id = run_dir_.filename().string();
+  plan.run_id = run_id_;
   plan.recipe = options_.recipe.resolved;
   plan.recipe_hash = options_.recipe.hash;
   plan.version = CAPSTAN_VERSION;
@@ -257,14 +290,25 @@ bool Run::save(bool must_succeed) {
     if (must_succeed) throw error.in("while saving step " + std::to_string(step));
     // The old checkpoint is untouched: training goes on and the next interval tries again.
     speaker_.warning("step " + std::to_string(step) + " was not saved: " + error.message());
-    if (chief()) metrics_->write_event("save_failed", step, {{"error", quoted(error.message())}});
+    if (chief()) metrics_->write(records::MetricsRow(step, "save_failed").text("error", error.message()));
     return false;
   }
   timers_.enter(Phase::other);
   const double seconds = timers_.seconds(Phase::save);
   speaker_.line("step " + std::to_string(step) + " | saved " + last_checkpoint_.string() + " in " + human_duration(seconds));
-  if (chief()) metrics_->write_event("save", step, {{"seconds", to_text(seconds)}});
+  if (chief()) {
+    metrics_->write(records::MetricsRow(step, "save").number("seconds", seconds));
+    metrics_->sync();
+  }
   return true;
+}
+
+void Run::failed(const std::string& reason) noexcept {
+  try {
+    if (metrics_) metrics_->write(records::MetricsRow(loop_->state().step, "failed").text("reason", reason));
+    if (records_) records_->end(records::RunEnd::failed, reason);
+  } catch (const std::exception&) {  // the disk may be what failed: the error that is on its way says more
+  }
 }
 
 Outcome Run::run() {
@@ -272,16 +316,7 @@ Outcome Run::run() {
   open_data();
   run_dir_ = options_.run_dir.empty() ? fs::path("runs") / options_.recipe.name : options_.run_dir;
   total_steps_ = total_iterations(config_);
-  if (chief()) {
-    records_ = records::RunDirectory::open(run_dir_, {.resume = options_.resume,
-                                                      .given = options_.recipe.given,
-                                                      .resolved = options_.recipe.resolved,
-                                                      .command = options_.recipe.command,
-                                                      .recipe_name = options_.recipe.name,
-                                                      .version = CAPSTAN_VERSION,
-                                                      .world = world_.size()});
-  }
-  world_.communicator().barrier();
+  open_records();
   const auto features = kernels::cpu_features();
   loop_ = std::make_unique<Loop>(config_, world_);
   speaker_.line("run " + run_dir_.string() + " on " + std::string(loop_->device().name()) + ": " + std::to_string(world_.size()) +
@@ -290,10 +325,13 @@ Outcome Run::run() {
   const StopSignals signals;
   start_or_resume();
   if (chief()) {
-    metrics_ = std::make_unique<records::MetricsWriter>(run_dir_ / "metrics.jsonl");
-    if (options_.resume) metrics_->truncate_after_step(loop_->state().step);
+    const int64_t step = loop_->state().step;
+    if (records_->resumed()) records::truncate_after_step(records_->metrics(), step);
+    metrics_ = std::make_unique<records::MetricsWriter>(records_->metrics());
     if (config_.logger.tensorboard)
-      events_ = std::make_unique<records::EventWriter>(config_.logger.tensorboard_dir ? fs::path(config_.logger.tensorboard_dir->resolved) : run_dir_);
+      events_ = std::make_unique<records::EventsWriter>(
+          config_.logger.tensorboard_dir ? fs::path(config_.logger.tensorboard_dir->resolved) : run_dir_, wall_time(),
+          records_->resumed() ? std::optional<int64_t>(step) : std::nullopt);
   }
   report_model();
 
@@ -324,14 +362,20 @@ Outcome Run::run() {
   outcome.step = loop_->state().step;
   outcome.loss = last_loss_;
   outcome.checkpoint = last_checkpoint_;
-  if (chief()) records_->finish(outcome.ended == Ended::finished);
+  if (chief()) records_->end(outcome.ended == Ended::finished ? records::RunEnd::finished : records::RunEnd::stopped, outcome.reason);
   return outcome;
 }
 
 }  // namespace
 
 Outcome train(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink) {
-  return Run(config, world, options, sink).run();
+  Run run(config, world, options, sink);
+  try {
+    return run.run();
+  } catch (const std::exception& error) {
+    run.failed(error.what());
+    throw;
+  }
 }
 
 }  // namespace capstan::train

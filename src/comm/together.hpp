@@ -1,0 +1,19 @@
+// Errors and texts that all ranks of a group share: what fails on one rank fails on all, with one reason.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/function_ref.hpp"
+#include "comm/communicator.hpp"
+
+namespace capstan::comm {
+
+// One text from every rank, on all ranks, by rank. Collective.
+std::vector<std::string> gather_texts(Communicator& group, const std::string& mine);
+
+// Runs `work` on this rank; throws on every rank when it failed on any: the error itself where it happened, elsewhere
+// ErrorCode::rank_failure naming the rank and its reason. Collective.
+void together(Communicator& group, const char* what, FunctionRef<void()> work);
+
+}  // namespace capstan::comm
