@@ -1,0 +1,466 @@
+// What models promise beside the right numbers: recomputation, dropout, documents, generation, tied parameters, planning.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/philox.hpp"
+#include "models/registry.hpp"
+#include "tests/models/tiny.hpp"
+#include "tests/support/devices.hpp"
+#include "tests/support/simple_store.hpp"
+
+using namespace capstan;
+using namespace capstan::test;
+
+namespace {
+
+struct Data {
+  std::vector<int32_t> tokens, labels, positions, document_start;
+  std::vector<float> mask;
+  std::vector<int64_t> row_ids;
+};
+Data random_batch(int64_t rows, uint64_t seed) {
+  Data data;
+  PhiloxStream stream(philox_key(seed, purpose::test, 3));
+  for (int64_t i = 0; i < rows; ++i) {
+    data.tokens.push_back(static_cast<int32_t>(stream.below(131)));
+    data.labels.push_back(static_cast<int32_t>(stream.below(131)));
+    data.mask.push_back(stream.below(5) ? 1.0f : 0.0f);
+    data.row_ids.push_back(static_cast<int64_t>(seed * 100000) + i);
+  }
+  return data;
+}
+models::Batch upload(Device& device, int64_t batch, int64_t seq, const Data& data) {
+  models::Batch b = make_batch(device, batch, seq, data.tokens, data.labels, data.mask);
+  b.row_ids = Tensor::from_host<int64_t>(device, {batch * seq}, data.row_ids);
+  if (!data.positions.empty()) b.positions = Tensor::from_host<int32_t>(device, {batch * seq}, data.positions);
+  if (!data.document_start.empty()) b.document_start = Tensor::from_host<int32_t>(device, {batch * seq}, data.document_start);
+  return b;
+}
+Tensor one(Device& device) { return Tensor::from_host<float>(device, {1}, std::vector<float>{1}); }
+
+using Gradients = std::map<std::string, std::vector<float>>;
+struct Step {
+  double loss = 0;
+  std::vector<float> per_token;
+  Gradients gradients;
+  int64_t peak = 0;
+  bool operator==(const Step& o) const { return loss == o.loss && per_token == o.per_token && gradients == o.gradients; }
+};
+Step run_step(Device& device, const config::ModelConfig& config, DType type, int64_t batch, int64_t seq, const Data& data,
+              models::ForwardOptions options = {}, bool delayed = false) {
+  const auto model = models::build(config);
+  SimpleStore store(device, model->parameters(), type, true);
+  store.initialise(model->parameters(), 7);
+  StepContext context{device, store};
+  device.reset_peak();
+  Step step;
+  Tape tape(context);
+  const models::Loss loss = model->forward(tape, upload(device, batch, seq, data), options);
+  tape.backward({{"loss", one(device)}}, {.delay_weight_gradients = delayed});
+  tape.run_weight_gradients();
+  step.peak = device.memory().peak;
+  step.loss = loss.exact_sum.to_host<double>()[0];
+  step.per_token = loss.per_token.to_floats();
+  for (const auto& p : model->parameters()) step.gradients[p->name()] = store.gradient(*p).to_floats();
+  return step;
+}
+
+config::ModelConfig larger_init(config::ModelConfig c) {
+  c.init_method_std = 0.2;
+  c.embedding_init_method_std = 0.5;
+  return c;
+}
+std::vector<config::ModelConfig> all_models() {
+  return {larger_init(tiny_gpt2()), larger_init(tiny_llama()), larger_init(tiny_llama_variant())};
+}
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(static_cast<double>(a[i]) - b[i]));
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE("recomputation, delayed weight gradients and threads change no bit, dropout included") {
+  const Data data = random_batch(2 * 19, 1);
+  for (config::ModelConfig c : all_models())
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const double dropout : {0.0, 0.2}) {
+        c.num_layers = 3;
+        c.hidden_dropout = c.attention_dropout = dropout;
+        const auto device = make_cpu_device(kernels::cpu_table(), 1), three = make_cpu_device(kernels::cpu_table(), 3);
+        const models::ForwardOptions options{.training = true, .seed = 11};
+        const Step plain = run_step(*device, c, type, 2, 19, data, options);
+        CHECK((run_step(*three, c, type, 2, 19, data, options) == plain));
+        CHECK((run_step(*device, c, type, 2, 19, data, options, true) == plain));
+        config::ModelConfig r = c;
+        r.recompute_granularity = config::RecomputeGranularity::full;
+        for (const auto method : {config::RecomputeMethod::uniform, config::RecomputeMethod::block})
+          for (const int64_t layers : {1, 2, 3}) {
+            r.recompute_method = method;
+            r.recompute_num_layers = layers;
+            const Step again = run_step(*device, r, type, 2, 19, data, options);
+            CHECK((again == plain));
+            if (method == config::RecomputeMethod::uniform && layers == 1) CHECK(again.peak < plain.peak);
+          }
+        CHECK((run_step(*device, r, type, 2, 19, data, {.training = true, .seed = 11, .recompute = false}) == plain));
+        config::ModelConfig s = c;
+        s.recompute_granularity = config::RecomputeGranularity::selective;
+        s.recompute_modules = {config::RecomputeModule::core_attn, config::RecomputeModule::mlp};
+        CHECK((run_step(*device, s, type, 2, 19, data, options) == plain));
+      }
+}
+
+TEST_CASE("a micro-batch split in two gives the same sums") {
+  const Data data = random_batch(4 * 13, 2);
+  for (config::ModelConfig c : all_models()) {
+    c.hidden_dropout = c.attention_dropout = 0.1;  // row ids travel with the tokens
+    const auto device = make_cpu_device(kernels::cpu_table(), 2);
+    const models::ForwardOptions options{.training = true, .seed = 3};
+    const Step whole = run_step(*device, c, DType::f32, 4, 13, data, options);
+    Step sum;
+    for (const size_t half : {size_t{0}, size_t{1}}) {
+      const auto part = [&](const auto& all) {
+        return std::decay_t<decltype(all)>(all.begin() + static_cast<int64_t>(half * 26), all.begin() + static_cast<int64_t>(half * 26 + 26));
+      };
+      const Data d{part(data.tokens), part(data.labels), {}, {}, part(data.mask), part(data.row_ids)};
+      const Step step = run_step(*device, c, DType::f32, 2, 13, d, options);
+      sum.loss += step.loss;
+      for (const auto& [name, values] : step.gradients) {
+        auto& total = sum.gradients[name];
+        total.resize(values.size());
+        for (size_t i = 0; i < values.size(); ++i) total[i] += values[i];
+      }
+    }
+    CHECK(sum.loss == doctest::Approx(whole.loss).epsilon(1e-6));
+    for (const auto& [name, values] : whole.gradients) {
+      CAPTURE(name);
+      double scale = 0;
+      for (const float v : values) scale = std::max(scale, std::abs(static_cast<double>(v)));
+      CHECK(largest_difference(values, sum.gradients[name]) < 1e-5 * (scale + 1));
+    }
+  }
+}
+
+TEST_CASE("dropout: another seed, another mask; none outside training; the mean loss stays near") {
+  config::ModelConfig c = tiny_gpt2();
+  const auto device = make_cpu_device(kernels::cpu_table(), 2);
+  const Data data = random_batch(2 * 19, 4);
+  const Step dry = run_step(*device, c, DType::f32, 2, 19, data);
+  c.hidden_dropout = c.attention_dropout = 0.1;
+  const Step evaluated = run_step(*device, c, DType::f32, 2, 19, data, {.training = false});
+  CHECK((evaluated == dry));
+  double mean = 0;
+  std::set<double> losses;
+  for (uint64_t seed = 0; seed < 16; ++seed) {
+    const Step step = run_step(*device, c, DType::f32, 2, 19, data, {.training = true, .seed = seed});
+    losses.insert(step.loss);
+    mean += step.loss / 16;
+  }
+  CHECK(losses.size() == 16);
+  CHECK(mean == doctest::Approx(dry.loss).epsilon(0.02));
+}
+
+TEST_CASE("documents packed into one sequence equal separate sequences") {
+  const std::vector<int64_t> lengths{5, 1, 9, 4};
+  for (const config::ModelConfig& c : all_models()) {
+    const auto device = make_cpu_device(kernels::cpu_table(), 2);
+    Data packed = random_batch(19, 5);
+    packed.mask.assign(19, 1.0f);
+    Gradients sum;
+    std::vector<float> per_token;
+    double loss = 0;
+    int64_t begin = 0;
+    for (const int64_t length : lengths) {
+      const auto part = [&](const auto& all) { return std::decay_t<decltype(all)>(all.begin() + begin, all.begin() + begin + length); };
+      const Data d{part(packed.tokens), part(packed.labels), {}, {}, part(packed.mask), part(packed.row_ids)};
+      const Step step = run_step(*device, c, DType::f32, 1, length, d);
+      loss += step.loss;
+      per_token.insert(per_token.end(), step.per_token.begin(), step.per_token.end());
+      for (const auto& [name, values] : step.gradients) {
+        auto& total = sum[name];
+        total.resize(values.size());
+        for (size_t i = 0; i < values.size(); ++i) total[i] += values[i];
+      }
+      for (int64_t i = 0; i < length; ++i) {
+        packed.positions.push_back(static_cast<int32_t>(i));
+        packed.document_start.push_back(static_cast<int32_t>(begin));
+      }
+      begin += length;
+    }
+    const Step step = run_step(*device, c, DType::f32, 1, 19, packed);
+    CHECK(step.loss == doctest::Approx(loss).epsilon(1e-6));
+    CHECK(largest_difference(step.per_token, per_token) < 2e-5);
+    for (const auto& [name, values] : step.gradients) {
+      CAPTURE(name);
+      CHECK(largest_difference(values, sum[name]) < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("generation with a cache gives the logits of the full forward") {
+  for (const config::ModelConfig& c : all_models())
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const auto device = make_cpu_device(kernels::cpu_table(), 2);
+      const auto model = models::build(c);
+      SimpleStore store(*device, model->parameters(), type, true);
+      store.initialise(model->parameters(), 3);
+      StepContext context{*device, store};
+      const int64_t batch = 2, seq = 21;
+      const Data data = random_batch(batch * seq, 6);
+      std::vector<float> full;
+      {
+        Tape tape(context, Tape::Mode::inference);
+        full = model->all_logits(tape, upload(*device, batch, seq, data)).to_floats();
+      }
+      models::KvCache cache = model->make_cache(batch, seq);
+      for (const int64_t count : {9, 1, 1, 4, 1, 5}) {  // a prompt, then tokens one by one and a few at once
+        std::vector<int32_t> tokens;
+        for (int64_t b = 0; b < batch; ++b)
+          for (int64_t i = 0; i < count; ++i) tokens.push_back(data.tokens[static_cast<size_t>(b * seq + cache.past + i)]);
+        Tape tape(context, Tape::Mode::inference);
+        const Tensor logits = model->next_logits(tape, Tensor::from_host<int32_t>(*device, {batch, count}, tokens), cache);
+        CHECK(logits.shape() == Shape{batch, 131});
+        const auto values = logits.to_floats();
+        for (int64_t b = 0; b < batch; ++b) {
+          const auto at = full.begin() + (b * seq + cache.past - 1) * 131;
+          const std::vector<float> expected(at, at + 131), got(values.begin() + b * 131, values.begin() + b * 131 + 131);
+          CHECK(largest_difference(got, expected) < (type == DType::f32 ? 1e-4 : 0.15));
+        }
+      }
+      CHECK(cache.past == seq);
+      Tape tape(context, Tape::Mode::inference);
+      const Tensor more = Tensor::from_host<int32_t>(*device, {batch, 1}, std::vector<int32_t>{1, 2});
+      CHECK_THROWS_AS((void)model->next_logits(tape, more, cache), Error);
+    }
+  CHECK_THROWS_AS((void)models::build(tiny_gpt2())->make_cache(1, 30), Error);  // 29 learned positions
+}
+
+TEST_CASE("a tied table gets the sum of the gradients of its places") {
+  config::ModelConfig tied = larger_init(tiny_llama()), untied = tied;
+  tied.share_embeddings_and_output_weights = true;
+  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+  const Data data = random_batch(19, 8);
+  const auto run = [&](const config::ModelConfig& c) {
+    const auto model = models::build(c);
+    SimpleStore store(*device, model->parameters());
+    store.initialise(model->parameters(), 7);
+    const auto& first = *model->parameters().front();
+    for (const auto& p : model->parameters())
+      if (p->name() == "output_layer.weight") store.set(*p, store.main(first).to_floats());
+    StepContext context{*device, store};
+    store.begin_last_micro_batch();
+    Tape tape(context);
+    (void)model->forward(tape, upload(*device, 1, 19, data), {});
+    tape.backward({{"loss", one(*device)}});
+    CHECK(store.ready.size() == model->parameters().size());
+    CHECK(store.ready.back() == "embedding.word_embeddings.weight");
+    Gradients g;
+    for (const auto& p : model->parameters()) g[p->name()] = store.gradient(*p).to_floats();
+    return g;
+  };
+  Gradients a = run(tied), b = run(untied);
+  auto& sum = b["embedding.word_embeddings.weight"];
+  for (size_t i = 0; i < sum.size(); ++i) sum[i] += b["output_layer.weight"][i];
+  CHECK(largest_difference(a["embedding.word_embeddings.weight"], sum) < 1e-4);
+}
+
+TEST_CASE("frozen parameters get no gradient, and the others the same one") {
+  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+  const Data data = random_batch(19, 9);
+  const auto model = models::build(larger_init(tiny_gpt2()));
+  const auto run = [&](bool freeze) {
+    SimpleStore store(*device, model->parameters());
+    store.initialise(model->parameters(), 7);
+    for (const auto& p : model->parameters())
+      if (freeze && p->name().find("layers.1.mlp") == std::string::npos) store.freeze(*p);
+    StepContext context{*device, store};
+    Tape tape(context);
+    (void)model->forward(tape, upload(*device, 1, 19, data), {});
+    tape.backward({{"loss", one(*device)}});
+    Gradients g;
+    for (const auto& p : model->parameters()) g[p->name()] = store.gradient(*p).to_floats();
+    return g;
+  };
+  const Gradients all = run(false), few = run(true);
+  for (const auto& [name, values] : few) {
+    if (name.find("layers.1.mlp") != std::string::npos) CHECK(values == all.at(name));
+    else CHECK(values == std::vector<float>(values.size(), 0.0f));
+  }
+}
+
+TEST_CASE("residual variants run: dropout without biases, the residual after the norm, zero-centred gamma") {
+  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+  const Data data = random_batch(19, 10);
+  config::ModelConfig c = larger_init(tiny_llama());
+  const Step plain = run_step(*device, c, DType::f32, 1, 19, data);
+  config::ModelConfig after = c;
+  after.apply_residual_connection_post_layernorm = true;
+  CHECK(run_step(*device, after, DType::f32, 1, 19, data).loss != plain.loss);
+  config::ModelConfig centred = c;
+  centred.layernorm_zero_centered_gamma = true;  // gamma begins at 0 and means 1: the same function
+  const Step same = run_step(*device, centred, DType::f32, 1, 19, data);
+  CHECK(same.loss == plain.loss);
+  CHECK(same.gradients == plain.gradients);
+  config::ModelConfig skipping = larger_init(tiny_llama_variant());
+  const double windowed = run_step(*device, skipping, DType::f32, 1, 19, data).loss;
+  skipping.window_attn_skip_freq = 2;
+  const double half = run_step(*device, skipping, DType::f32, 1, 19, data).loss;
+  skipping.window_attn_skip_freq = 1;
+  const double none = run_step(*device, skipping, DType::f32, 1, 19, data).loss;
+  skipping.window_size.reset();
+  CHECK(none == run_step(*device, skipping, DType::f32, 1, 19, data).loss);
+  CHECK(windowed != half);
+  CHECK(half != none);
+}
+
+TEST_CASE("parameters are listed before anything is allocated") {
+  config::ModelConfig c;
+  c.num_layers = 12;
+  c.hidden_size = 768;
+  c.num_attention_heads = 12;
+  c.num_query_groups = 12;
+  c.kv_channels = 64;
+  c.ffn_hidden_size = 3072;
+  c.vocab_size = c.padded_vocab_size.emplace(50257);
+  c.max_position_embeddings = 1024;
+  c.softmax_scale = 0.125;
+  c.embedding_init_method_std = 0.02;
+  const auto model = models::build(c);
+  int64_t elements = 0;
+  std::map<std::string, const ParamSpec*> specs;
+  for (const auto& p : model->parameters()) {
+    elements += p->spec().shape.elements();
+    CHECK(p->index() == static_cast<int>(specs.size()));
+    specs[p->name()] = &p->spec();
+  }
+  CHECK(elements == 124439808);  // GPT-2 small
+  const ParamSpec& words = *specs.at("embedding.word_embeddings.weight");
+  CHECK(words.places == std::vector<std::string>{"output_layer.weight"});
+  CHECK(words.sharding.axis == MeshAxis::tensor);
+  CHECK(!words.no_weight_decay);
+  CHECK(specs.count("output_layer.weight") == 0);
+  const ParamSpec& qkv = *specs.at("decoder.layers.11.self_attention.linear_qkv.weight");
+  CHECK(qkv.shape == Shape{2304, 768});
+  CHECK(qkv.layer == 11);
+  CHECK(qkv.block == "layer 11");
+  CHECK(qkv.init.std == 0.02);
+  const ParamSpec& proj = *specs.at("decoder.layers.3.self_attention.linear_proj.weight");
+  CHECK(proj.sharding.dim == 1);
+  CHECK(proj.init.std == doctest::Approx(0.02 / std::sqrt(24.0)));
+  CHECK(specs.at("decoder.layers.0.mlp.linear_fc2.bias")->sharding.axis == MeshAxis::none);
+  CHECK(specs.at("decoder.layers.0.mlp.linear_fc1.bias")->sharding.axis == MeshAxis::tensor);
+  CHECK(specs.at("decoder.final_layernorm.weight")->init.kind == Init::Kind::ones);
+  CHECK(specs.at("decoder.final_layernorm.bias")->no_weight_decay);
+
+  const auto llama = models::build(tiny_llama());
+  for (const auto& p : llama->parameters())
+    if (p->name() == "decoder.layers.0.mlp.linear_fc1.weight") CHECK(p->spec().sharding.blocks == 2);
+}
+
+TEST_CASE("what cannot be run is refused by name") {
+  const auto refusal = [](const config::ModelConfig& c) {
+    try {
+      (void)models::build(c);
+    } catch (const Error& e) {
+      return std::string(name_of(e.code())) + ": " + e.message();
+    }
+    return std::string("built");
+  };
+  config::ModelConfig c = tiny_llama();
+  c.num_moe_experts = 8;
+  c.multi_latent_attention = true;
+  const std::string both = refusal(c);
+  CHECK(both.find("unsupported: ") == 0);
+  CHECK(both.find("model.num_moe_experts=8") != std::string::npos);
+  CHECK(both.find("model.multi_latent_attention=true") != std::string::npos);
+  c = tiny_llama();
+  c.recompute_granularity = config::RecomputeGranularity::selective;
+  c.recompute_modules = {config::RecomputeModule::core_attn, config::RecomputeModule::layernorm};
+  CHECK(refusal(c).find("recompute_modules=[layernorm]") != std::string::npos);
+  c = tiny_llama();
+  c.fp32_residual_connection = true;
+  CHECK(refusal(c).find("fp32_residual_connection") != std::string::npos);
+  c = tiny_llama();
+  c.num_query_groups = 4;
+  CHECK(refusal(c).find("config: model.num_attention_heads=6") == 0);
+  c = tiny_llama();
+  c.rotary_percent = 0.4;  // 3 of 8
+  CHECK(refusal(c).find("not pairs") != std::string::npos);
+}
+
+TEST_CASE("an 8B model's step runs on the meta device in less than 100 ms and says what memory it takes") {
+  config::ModelConfig c;
+  c.num_layers = 32;
+  c.hidden_size = 4096;
+  c.ffn_hidden_size = 14336;
+  c.num_attention_heads = 32;
+  c.num_query_groups = 8;
+  c.kv_channels = 128;
+  c.softmax_scale = 1 / std::sqrt(128.0);
+  c.seq_length = c.max_position_embeddings.emplace(8192);
+  c.vocab_size = c.padded_vocab_size.emplace(128256);
+  c.position_embedding_type = config::PositionEmbedding::rope;
+  c.rotary_base = 500000;
+  c.normalization = config::Normalization::rms_norm;
+  c.gated_linear_unit = true;
+  c.activation_func = config::Activation::silu;
+  c.add_bias_linear = false;
+  c.share_embeddings_and_output_weights = false;
+  c.hidden_dropout = c.attention_dropout = 0;
+  c.embedding_init_method_std = c.init_method_std = 0.01;
+
+  struct Count final : TapeObserver {
+    double flops = 0;
+    void observe(const TapeEvent& event) override { flops += event.cost.flops; }
+  };
+  const auto run = [&](Count& count, MemoryUse& use) {
+    const auto started = std::chrono::steady_clock::now();
+    const auto device = make_meta_device(kernels::cpu_table());
+    const auto model = models::build(c);
+    SimpleStore store(*device, model->parameters(), DType::bf16);
+    StepContext context{*device, store, &count};
+    models::Batch batch;
+    batch.batch = 1;
+    batch.seq = 8192;
+    {
+      OwnerScope scope(MemoryOwner::data);
+      batch.tokens = Tensor::empty(*device, {8192}, DType::i32);
+      batch.labels = Tensor::empty(*device, {8192}, DType::i32);
+      batch.loss_mask = Tensor::empty(*device, {8192});
+    }
+    Tape tape(context);
+    (void)model->forward(tape, batch, {});
+    tape.backward({{"loss", Tensor::empty(*device, {1})}});
+    use = device->memory();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  };
+  Count count;
+  MemoryUse use;
+  double seconds = run(count, use);
+  for (int i = 0; i < 2; ++i) {  // the best of three: other work shares the machine
+    count.flops = 0;
+    seconds = std::min(seconds, run(count, use));
+  }
+  MESSAGE("meta step of 8B x 8192: " << seconds * 1e3 << " ms");
+  CHECK(seconds < 0.1);
+  const auto at = [&](MemoryOwner owner) { return static_cast<double>(use.at_peak_by_owner[static_cast<size_t>(owner)]); };
+  // Parameters: bf16 and the fp32 main copy of this store; gradients fp32.
+  const double parameters = 8030261248.0;
+  CHECK(at(MemoryOwner::parameters) == doctest::Approx(6 * parameters).epsilon(0.01));
+  CHECK(at(MemoryOwner::gradients) == doctest::Approx(4 * parameters).epsilon(0.01));
+  // Activations kept: 8 h + 4 q + 4 k + 6 f bytes a token and layer, and what is alive at the peak on top.
+  const double kept = 8192.0 * 32 * (8 * 4096 + 4 * 4096 + 4 * 1024 + 6 * 14336);
+  CHECK(at(MemoryOwner::activations) > kept);
+  CHECK(at(MemoryOwner::activations) < 1.1 * kept);
+  // 6 FLOPs for each weight of a product and token, and attention over half of the sequence.
+  const double weights = 32.0 * (4096.0 * (4096 + 2048) + 4096.0 * 4096 + 3.0 * 4096 * 14336) + 4096.0 * 128256;
+  const double expected = 6 * 8192.0 * (weights + 32.0 * 4096 * 8192);
+  CHECK(count.flops == doctest::Approx(expected).epsilon(0.001));
+}

@@ -1,0 +1,113 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "base/error.hpp"
+#include "base/philox.hpp"
+#include "nn/initialise.hpp"
+#include "nn/param_list.hpp"
+#include "nn/rope_table.hpp"
+#include "tests/support/devices.hpp"
+
+using namespace capstan;
+
+namespace {
+ParamSpec spec_of(const std::string& name, Shape shape, Init init) {
+  ParamSpec spec;
+  spec.name = name;
+  spec.shape = shape;
+  spec.init = init;
+  return spec;
+}
+std::vector<float> part_of(const ParamSpec& spec, nn::Rectangle part, int threads = 2, uint64_t seed = 5) {
+  ThreadPool pool(threads);
+  std::vector<float> values(static_cast<size_t>(part.rows * part.columns), -1.0f);
+  nn::initialise(spec, seed, part, values, pool);
+  return values;
+}
+}  // namespace
+
+TEST_CASE("initial values depend on seed, name and place only") {
+  const ParamSpec spec = spec_of("a.weight", {211, 173}, {Init::Kind::normal, 0.5});
+  const std::vector<float> whole = part_of(spec, nn::Rectangle::whole(spec.shape));
+  CHECK(whole == part_of(spec, nn::Rectangle::whole(spec.shape), 1));
+  CHECK(whole != part_of(spec, nn::Rectangle::whole(spec.shape), 1, 6));
+  CHECK(whole != part_of(spec_of("b.weight", {211, 173}, spec.init), nn::Rectangle::whole(spec.shape)));
+  for (const nn::Rectangle part : {nn::Rectangle{3, 50, 0, 173}, {0, 211, 7, 33}, {210, 1, 172, 1}, {9, 3, 1, 171}, {5, 0, 0, 173}}) {
+    const std::vector<float> values = part_of(spec, part, 3);
+    for (int64_t r = 0; r < part.rows; ++r)
+      for (int64_t c = 0; c < part.columns; ++c)
+        REQUIRE(values[static_cast<size_t>(r * part.columns + c)] == whole[static_cast<size_t>((part.row + r) * 173 + part.column + c)]);
+  }
+  CHECK_THROWS_AS((void)part_of(spec, {200, 12, 0, 173}), Error);
+  CHECK(part_of(spec_of("g", {4}, {Init::Kind::ones}), {1, 2, 0, 1}) == std::vector<float>{1, 1});
+  CHECK(part_of(spec_of("g", {4}, {Init::Kind::zeros}), {1, 2, 0, 1}) == std::vector<float>{0, 0});
+}
+
+TEST_CASE("initial values are normal with the given deviation") {
+  const ParamSpec spec = spec_of("w", {1000, 400}, {Init::Kind::normal, 0.02});
+  const auto values = part_of(spec, nn::Rectangle::whole(spec.shape));
+  double sum = 0, squares = 0, fourth = 0;
+  int64_t within = 0;
+  for (const float v : values) {
+    const double z = v / 0.02;
+    sum += z;
+    squares += z * z;
+    fourth += z * z * z * z;
+    within += std::abs(z) < 1;
+  }
+  const auto n = static_cast<double>(values.size());
+  CHECK(std::abs(sum / n) < 5 / std::sqrt(n));
+  CHECK(squares / n == doctest::Approx(1).epsilon(0.01));
+  CHECK(fourth / n == doctest::Approx(3).epsilon(0.03));
+  CHECK(static_cast<double>(within) / n == doctest::Approx(0.6827).epsilon(0.005));
+}
+
+TEST_CASE("the key of a parameter is the hash of its name: values that must not change between versions") {
+  const auto values = part_of(spec_of("decoder.layers.0.mlp.linear_fc1.weight", {4, 4}, {Init::Kind::normal, 1.0}), {0, 4, 0, 4}, 1, 1234);
+  uint64_t hash = 0xCBF29CE484222325;
+  for (const char c : std::string("decoder.layers.0.mlp.linear_fc1.weight")) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  for (size_t i = 0; i < 16; ++i) CHECK(values[i] == static_cast<float>(normal_at(philox_key(1234, purpose::init, hash), i)));
+}
+
+TEST_CASE("rotary frequencies: plain and scaled as in Llama 3.1") {
+  nn::RopeOptions options{.rotary_dim = 128, .base = 500000};
+  const auto plain = nn::rope_frequencies(options);
+  CHECK(plain.size() == 64);
+  CHECK(plain[0] == 1);
+  CHECK(plain[63] == doctest::Approx(std::pow(500000.0, -126.0 / 128)));
+  options.scaling = nn::RopeScaling{8, 1, 4, 8192};
+  const auto scaled = nn::rope_frequencies(options);
+  for (size_t i = 0; i < 64; ++i) {
+    const double wavelength = 2 * M_PI / plain[i];
+    if (wavelength < 2048) CHECK(scaled[i] == plain[i]);
+    else if (wavelength > 8192) CHECK(scaled[i] == doctest::Approx(plain[i] / 8));
+    else CHECK((scaled[i] < plain[i] && scaled[i] > plain[i] / 8));
+    if (i > 0) CHECK(scaled[i] < scaled[i - 1]);
+  }
+}
+
+TEST_CASE("rotary tables grow and keep their rows") {
+  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+  nn::RopeTables tables({.rotary_dim = 6, .base = 100});
+  const auto small = tables.on(*device, 3), large = tables.on(*device, 5);
+  CHECK(large.positions() == 5);
+  CHECK(large.rotary_dim() == 6);
+  const auto a = small.cos.to_floats(), b = large.cos.to_floats(), s = large.sin.to_floats();
+  CHECK(std::equal(a.begin(), a.end(), b.begin()));
+  CHECK(b[4 * 3 + 1] == static_cast<float>(std::cos(4 * std::pow(100.0, -2.0 / 6))));
+  CHECK(s[4 * 3 + 1] == static_cast<float>(std::sin(4 * std::pow(100.0, -2.0 / 6))));
+  CHECK(tables.on(*device, 2).positions() == 2);
+}
+
+TEST_CASE("a name is given once") {
+  nn::ParamList list;
+  const nn::Place place{"decoder.layers.0.mlp", 0, "layer 0"};
+  const Parameter& p = list.add(place.inside("linear_fc1").spec("weight", {2, 3}, {}));
+  CHECK(p.name() == "decoder.layers.0.mlp.linear_fc1.weight");
+  CHECK(p.spec().layer == 0);
+  CHECK(!p.spec().no_weight_decay);
+  CHECK(list.add(place.inside("linear_fc1").spec("bias", {2}, {})).spec().no_weight_decay);
+  CHECK_THROWS_AS(list.add(place.inside("linear_fc1").spec("bias", {2}, {})), Error);
+}
