@@ -880,7 +880,13 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
       for (const auto& alias : field.aliases)
         if (alias.find('.') == std::string::npos) names.push_back(alias);
     }
-    for (const auto& near : near_matches(key, names)) offer("a field with a similar name exists: `" + section + "." + near + "`", near);
+    std::set<const FieldInfo*> seen;
+    for (const auto& near : near_matches(key, names, 6)) {
+      const FieldInfo* field = schema.find_spelling(section + "." + near);
+      if (!seen.insert(field).second) continue;
+      const std::string is = field->path == section + "." + near ? "" : " (an alias of `" + field->path + "`)";
+      offer("a field with a similar name exists: `" + section + "." + near + "`" + is, near);
+    }
   }
   if (offered == 0 && !known) {
     std::vector<std::string> names;

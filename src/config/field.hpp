@@ -402,7 +402,7 @@ const RecordInfo& record_of() {
 class Violation {
  public:
   Violation& at(std::string path);                       // point here, and print it first
-  Violation& operand(std::string path);                  // print this one too (replaces the rule's `reads`)
+  Violation& operand(std::string path);                  // print these paths instead of the rule's `reads`
   Violation& operand(std::string expression, std::string value);  // "micro_batch_size * data_parallel_size", "64"
   Violation& help(std::string text);                     // "nearest legal values: 1024 and 960"
   struct Operand {

@@ -357,7 +357,7 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
       const size_t name = text.find_first_not_of('-');
       const size_t equal = split_at(text);
       std::string fixed(name == std::string_view::npos ? "" : text.substr(name));
-      if (equal == std::string_view::npos) fixed += "=" + (next_token ? *next_token : "value");
+      if (equal == std::string_view::npos) fixed += "=" + (next_token && next_token->find('=') == std::string::npos ? *next_token : "value");
       report(diagnostics, result.place, "`" + std::string(text) + "` is not a flag")
           .help("overrides have no dashes: write `" + fixed + "`");
       return std::nullopt;

@@ -413,7 +413,9 @@ class Resolver {
         if (!violation.pointed.empty()) operands.push_back({violation.pointed, {}, true});
         for (const auto& operand : violation.operands)
           if (!operand.is_path || operand.name != violation.pointed) operands.push_back(operand);
-        if (violation.operands.empty())
+        const bool named_paths = std::any_of(violation.operands.begin(), violation.operands.end(),
+                                             [](const Violation::Operand& operand) { return operand.is_path; });
+        if (!named_paths)
           for (const auto& path : rule.reads)
             if (path != violation.pointed) operands.push_back({path, {}, true});
         auto& problem = report(violation.lint ? Level::warning : Level::error, rule.code.c_str(), violation.message);
@@ -473,6 +475,18 @@ class Resolver {
     return derived;
   }
 
+  // What presets, derivation and default would give.
+  Value soft_value(const Leaf& leaf) {
+    const Write* preset = nullptr;
+    for (const Write* write : leaf.writes)
+      if (!is_explicit(*write) && !write->dead) preset = write;
+    if (!preset) return derived_value(leaf);
+    std::vector<Diagnostic> ignored;
+    ConvertContext context{&composed_.sources, &ignored, {}};
+    const auto value = convert(*leaf.field, preset->value, leaf.field->path, context);
+    return value ? *value : derived_value(leaf);
+  }
+
   void note_hidden_presets() {
     for (const auto& leaf : leaves_) {
       if (leaf.failed || leaf.dropped || !leaf.winner || !is_explicit(*leaf.winner)) continue;
@@ -495,6 +509,9 @@ class Resolver {
   void record() {
     for (const auto& leaf : leaves_) {
       if (leaf.failed) out_.failed.push_back(leaf.field->path);
+      if (leaf.winner && is_explicit(*leaf.winner) && !leaf.failed && section_on(*leaf.field) &&
+          schema_.load(root_, *leaf.field) != soft_value(leaf))
+        out_.changed.insert(leaf.field->path);
       if (section_on(*leaf.field)) out_.origins[leaf.field->path] = make_origin(leaf);
       for (const Write* write : leaf.writes) {
         HistoryEntry entry{leaf.field->path, write_origin(*write), HistoryEntry::Fate::effective};

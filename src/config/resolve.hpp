@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,7 @@ struct Resolved {
   std::map<std::string, Origin> origins; // by canonical path
   std::vector<HistoryEntry> history;
   std::map<std::string, std::string> presets;  // section → preset in effect
+  std::set<std::string> changed;         // leaves whose explicit value differs from what preset, derivation or default give
   bool malformed = false;                // some file could not be read or parsed: exit code 2, also for `check`
   std::vector<std::string> failed;       // leaves without a value, because theirs is wrong
 
