@@ -97,32 +97,38 @@ void derive_world(Schema& s) {
 
 // Of virtual stages, layers of one, and the layout in full at most one is given; each of the others follows.
 void derive_pipeline(Schema& s) {
-  s.derive<Config>("dist.virtual_pipeline_model_parallel_size",
-                   "stages of the layout / dist.pipeline_model_parallel_size, or layers of a rank / layers "
-                   "of a virtual stage",
-                   [](Config& c) {
-                     auto& d = c.dist;
-                     const int64_t pp = d.pipeline_model_parallel_size;
-                     if (pp < 2) return;
-                     if (d.pipeline_model_parallel_layout) {
-                       const auto layout = parse_pipeline_layout(*d.pipeline_model_parallel_layout);
-                       const auto stages = static_cast<int64_t>(layout.stages.size());
-                       if (layout.ok() && stages % pp == 0 && stages > pp)
-                         d.virtual_pipeline_model_parallel_size = stages / pp;
-                     } else if (d.num_layers_per_virtual_pipeline_stage) {
-                       const int64_t units = c.model.num_layers +
-                                             (d.account_for_embedding_in_pipeline_split ? 1 : 0) +
-                                             (d.account_for_loss_in_pipeline_split ? 1 : 0);
-                       const int64_t each = *d.num_layers_per_virtual_pipeline_stage;
-                       if (units % pp == 0 && units / pp % each == 0 && units / pp / each > 1)
-                         d.virtual_pipeline_model_parallel_size = units / pp / each;
-                     }
-                   });
+  s.derive<Config>(
+      "dist.virtual_pipeline_model_parallel_size",
+      "stages of dist.pipeline_model_parallel_layout / dist.pipeline_model_parallel_size, or "
+      "model.num_layers (with "
+      "dist.account_for_embedding_in_pipeline_split and dist.account_for_loss_in_pipeline_split) / "
+      "dist.pipeline_model_parallel_size / dist.num_layers_per_virtual_pipeline_stage",
+      [](Config& c) {
+        auto& d = c.dist;
+        const int64_t pp = d.pipeline_model_parallel_size;
+        if (pp < 2) return;
+        if (d.pipeline_model_parallel_layout) {
+          const auto layout = parse_pipeline_layout(*d.pipeline_model_parallel_layout);
+          const auto stages = static_cast<int64_t>(layout.stages.size());
+          if (layout.ok() && stages % pp == 0 && stages > pp)
+            d.virtual_pipeline_model_parallel_size = stages / pp;
+        } else if (d.num_layers_per_virtual_pipeline_stage) {
+          const int64_t units = c.model.num_layers + (d.account_for_embedding_in_pipeline_split ? 1 : 0) +
+                                (d.account_for_loss_in_pipeline_split ? 1 : 0);
+          const int64_t each = *d.num_layers_per_virtual_pipeline_stage;
+          if (units % pp == 0 && units / pp % each == 0 && units / pp / each > 1)
+            d.virtual_pipeline_model_parallel_size = units / pp / each;
+        }
+      });
   s.derive<Config>(
       "dist.num_layers_per_virtual_pipeline_stage",
-      "layers of a rank / dist.virtual_pipeline_model_parallel_size, where all are equal", [](Config& c) {
+      "model.num_layers (with dist.account_for_embedding_in_pipeline_split and "
+      "dist.account_for_loss_in_pipeline_split) / dist.pipeline_model_parallel_size / "
+      "dist.virtual_pipeline_model_parallel_size, unless dist.num_layers_in_first_pipeline_stage, "
+      "dist.num_layers_in_last_pipeline_stage or dist.pipeline_model_parallel_layout make stages differ",
+      [](Config& c) {
         auto& d = c.dist;
-        if (!d.virtual_pipeline_model_parallel_size || d.pipeline_model_parallel_layout ||
+        if (!d.virtual_pipeline_model_parallel_size || !layout_is_the_split(c) ||
             d.num_layers_in_first_pipeline_stage || d.num_layers_in_last_pipeline_stage)
           return;
         const int64_t units = c.model.num_layers + (d.account_for_embedding_in_pipeline_split ? 1 : 0) +
@@ -130,14 +136,17 @@ void derive_pipeline(Schema& s) {
         const auto chunks = try_mul(d.pipeline_model_parallel_size, *d.virtual_pipeline_model_parallel_size);
         if (chunks && units % *chunks == 0) d.num_layers_per_virtual_pipeline_stage = units / *chunks;
       });
-  s.derive<Config>("dist.pipeline_model_parallel_layout",
-                   "model.num_layers split over dist.pipeline_model_parallel_size * "
-                   "dist.virtual_pipeline_model_parallel_size stages",
-                   [](Config& c) {
-                     if (c.dist.pipeline_model_parallel_size < 2) return;
-                     if (const auto stages = pipeline_stages(c))
-                       c.dist.pipeline_model_parallel_layout = pipeline_layout_text(*stages);
-                   });
+  s.derive<Config>(
+      "dist.pipeline_model_parallel_layout",
+      "model.num_layers (and model.mtp_num_layers) over dist.pipeline_model_parallel_size * "
+      "dist.virtual_pipeline_model_parallel_size stages, with dist.num_layers_in_first_pipeline_stage, "
+      "dist.num_layers_in_last_pipeline_stage, dist.account_for_embedding_in_pipeline_split and "
+      "dist.account_for_loss_in_pipeline_split",
+      [](Config& c) {
+        if (c.dist.pipeline_model_parallel_size < 2) return;
+        if (const auto stages = pipeline_stages(c))
+          c.dist.pipeline_model_parallel_layout = pipeline_layout_text(*stages);
+      });
   s.derive<Config>("dist.microbatch_group_size_per_vp_stage",
                    "dist.pipeline_model_parallel_size where dist.virtual_pipeline_model_parallel_size is set",
                    [](Config& c) {
@@ -154,7 +163,9 @@ void derive_pipeline(Schema& s) {
                                                     : PipelineSchedule::one_f_one_b;
                    });
   s.derive<Config>("comm_overlap.overlap_p2p_comm",
-                   "true where dist.virtual_pipeline_model_parallel_size is above 1", [](Config& c) {
+                   "true where dist.pipeline_model_parallel_size and "
+                   "dist.virtual_pipeline_model_parallel_size are above 1",
+                   [](Config& c) {
                      if (c.dist.pipeline_model_parallel_size > 1)
                        c.comm_overlap.overlap_p2p_comm =
                            c.dist.virtual_pipeline_model_parallel_size.value_or(1) > 1;
@@ -202,9 +213,10 @@ void derive_schedule(Schema& s) {
                    [](Config& c) {
                      if (c.optimizer.decoupled_lr) c.optimizer.decoupled_min_lr = c.optimizer.min_lr;
                    });
-  s.derive<Config>("scheduler.lr_decay_iters", "train.train_iters", [](Config& c) {
-    if (!c.train.train_samples) c.scheduler.lr_decay_iters = c.train.train_iters;
-  });
+  s.derive<Config>("scheduler.lr_decay_iters", "train.train_iters, unless train.train_samples is set",
+                   [](Config& c) {
+                     if (!c.train.train_samples) c.scheduler.lr_decay_iters = c.train.train_iters;
+                   });
   s.derive<Config>("scheduler.lr_decay_samples", "train.train_samples",
                    [](Config& c) { c.scheduler.lr_decay_samples = c.train.train_samples; });
   s.derive<Config>("scheduler.lr_warmup_iters",

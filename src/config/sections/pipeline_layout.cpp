@@ -198,4 +198,12 @@ std::optional<std::vector<PipelineStage>> pipeline_stages(const Config& config) 
   return stages;
 }
 
+bool layout_is_the_split(const Config& config) {
+  if (!config.dist.pipeline_model_parallel_layout) return true;
+  Config split = config;
+  split.dist.pipeline_model_parallel_layout.reset();
+  const auto stages = pipeline_stages(split);
+  return stages && pipeline_layout_text(*stages) == *config.dist.pipeline_model_parallel_layout;
+}
+
 }  // namespace capstan::config

@@ -40,4 +40,7 @@ std::string pipeline_layout_text(const std::vector<PipelineStage>& stages);  // 
 // fit.
 std::optional<std::vector<PipelineStage>> pipeline_stages(const Config& config);
 
+// The layout is unset, or says in full what the sizes say.
+bool layout_is_the_split(const Config& config);
+
 }  // namespace capstan::config

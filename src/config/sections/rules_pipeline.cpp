@@ -25,15 +25,6 @@ std::string units_text(const Config& c) {
   if (c.dist.account_for_loss_in_pipeline_split) text += " + 1 for the head";
   return text;
 }
-// The layout that was given in full; a derived one agrees with the sizes that it was derived from.
-bool layout_differs(const Config& c) {
-  if (!c.dist.pipeline_model_parallel_layout) return false;
-  Config split = c;
-  split.dist.pipeline_model_parallel_layout.reset();
-  const auto stages = pipeline_stages(split);
-  return !stages || pipeline_layout_text(*stages) != *c.dist.pipeline_model_parallel_layout;
-}
-
 void virtual_stages_need_pipeline(const Config& c, RuleReport& report) {
   if (has_pipeline(c) || virtual_stages(c) == 1) return;
   report
@@ -206,7 +197,7 @@ void layout_holds_all_layers(const Config& c, RuleReport& report) {
 }
 
 void layout_excludes_split(const Config& c, RuleReport& report) {
-  if (!has_pipeline(c) || (!uneven_ends(c) && !accounts(c)) || !layout_differs(c)) return;
+  if (!has_pipeline(c) || (!uneven_ends(c) && !accounts(c)) || layout_is_the_split(c)) return;
   report
       .error(
           "`dist.pipeline_model_parallel_layout` and sizes of the first or last stage or "
