@@ -32,7 +32,9 @@ set(SECTION_SOURCES
   sections/train.cpp
   sections/validation.cpp)
 set(SECTION_TESTS
+  ../../tests/config/recipes_shipped.cpp
   ../../tests/config/rules_cases_layout.cpp
   ../../tests/config/rules_cases_model.cpp
   ../../tests/config/rules_table.cpp
-  ../../tests/config/sections_bench.cpp)
+  ../../tests/config/sections_bench.cpp
+  ../../tests/config/sections_fields.cpp)

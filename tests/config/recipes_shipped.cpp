@@ -1,0 +1,259 @@
+// The recipes and presets that come with the binary resolve and check for their real world size.
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "config/resolve.hpp"
+
+using namespace capstan;
+using namespace capstan::config;
+
+namespace {
+
+Resolution resolved(const std::string& recipe, const std::vector<std::string>& overrides = {},
+                    std::optional<int64_t> ranks = {}) {
+  Request request;
+  request.recipe = recipe;
+  request.ranks = ranks;
+  for (const auto& text : overrides) request.overrides.push_back(Override::token(text));
+  return resolve(request);
+}
+
+std::string problems(const Resolution& r) {
+  return render(r.diagnostics, r.sources);
+}
+
+const char* const kRecipes[] = {"quickstart", "gpt2-124m",     "llama3-8b",
+                                "llama3-70b", "llama3.1-405b", "gpt3-175b"};
+
+}  // namespace
+
+TEST_CASE("every shipped recipe checks without errors or warnings, and is described") {
+  const auto entries = recipes();
+  for (const char* name : kRecipes) {
+    CAPTURE(name);
+    const auto r = resolved(name);
+    CHECK_MESSAGE(r.ok(), problems(r));
+    CHECK(count(r.diagnostics, Level::warning) == 0);
+    CHECK(r.config.name == name);
+    CHECK_FALSE(r.config.description.empty());
+    bool listed = false;
+    for (const auto& entry : entries) listed = listed || (entry.name == name && !entry.description.empty());
+    CHECK(listed);
+  }
+  for (const auto& entry : entries) CHECK_MESSAGE(resolved(entry.name).ok(), entry.name);
+}
+
+TEST_CASE("sizes and layouts are those of the published models") {
+  struct Truth {
+    const char* recipe;
+    int64_t layers, hidden, ffn, heads, groups, head_width, vocab, padded, seq;
+    int64_t world, tp, pp, vpp, cp, dp;
+    int64_t mbs, gbs, microbatches, iters, warmup;
+    double lr, min_lr;
+    Precision params;
+    bool reduce_fp32, tied, bias;
+  };
+  const Truth truths[] = {
+      {"quickstart",
+       4,
+       256,
+       704,
+       8,
+       4,
+       32,
+       4096,
+       4096,
+       256,
+       1,
+       1,
+       1,
+       1,
+       1,
+       1,
+       8,
+       16,
+       2,
+       200,
+       10,
+       2e-3,
+       2e-4,
+       Precision::fp32,
+       true,
+       true,
+       false},
+      {"gpt2-124m", 12, 768, 3072, 12,     12,   64,   50257, 50304,           1024, 1,    1,   1, 1, 1,
+       1,           4,  512, 128,  600000, 2000, 6e-4, 6e-5,  Precision::bf16, true, true, true},
+      {"llama3-8b", 32, 4096, 14336, 32,      8,    128,  128256, 128256,          8192, 8,     1,    1, 1, 2,
+       4,           1,  512,  128,   1168251, 2000, 3e-4, 3e-5,   Precision::bf16, true, false, false},
+      {"llama3-70b",
+       80,
+       8192,
+       28672,
+       64,
+       8,
+       128,
+       128256,
+       128256,
+       8192,
+       64,
+       4,
+       4,
+       5,
+       2,
+       2,
+       1,
+       512,
+       256,
+       1168251,
+       2000,
+       3e-4,
+       3e-5,
+       Precision::bf16,
+       true,
+       false,
+       false},
+      {"llama3.1-405b",
+       126,
+       16384,
+       53248,
+       128,
+       8,
+       128,
+       128256,
+       128256,
+       8192,
+       1024,
+       8,
+       8,
+       8,
+       2,
+       8,
+       1,
+       512,
+       64,
+       1168251,
+       2000,
+       3e-4,
+       3e-5,
+       Precision::bf16,
+       true,
+       false,
+       false},
+      {"gpt3-175b", 96, 12288, 49152, 96,      96,   128,  50257, 50304,           2048,  128,  4,   8, 6, 1,
+       4,           2,  2048,  256,   1168251, 2000, 9e-5, 9e-6,  Precision::bf16, false, true, true},
+  };
+  for (const auto& t : truths) {
+    CAPTURE(t.recipe);
+    const auto r = resolved(t.recipe);
+    REQUIRE_MESSAGE(r.ok(), problems(r));
+    const Config& c = r.config;
+    CHECK(c.model.num_layers == t.layers);
+    CHECK(c.model.hidden_size == t.hidden);
+    CHECK(c.model.ffn_hidden_size == t.ffn);
+    CHECK(c.model.num_attention_heads == t.heads);
+    CHECK(c.model.num_query_groups == t.groups);
+    CHECK(c.model.kv_channels == t.head_width);
+    CHECK(c.model.vocab_size == t.vocab);
+    CHECK(c.model.padded_vocab_size == t.padded);
+    CHECK(c.model.seq_length == t.seq);
+    CHECK(c.dist.world_size == t.world);
+    CHECK(c.dist.tensor_model_parallel_size == t.tp);
+    CHECK(c.dist.pipeline_model_parallel_size == t.pp);
+    CHECK(c.dist.virtual_pipeline_model_parallel_size.value_or(1) == t.vpp);
+    CHECK(c.dist.context_parallel_size == t.cp);
+    CHECK(c.dist.data_parallel_size == t.dp);
+    CHECK(c.dist.sequence_parallel == (t.tp > 1));
+    CHECK(c.train.micro_batch_size == t.mbs);
+    CHECK(c.train.global_batch_size == t.gbs);
+    CHECK(c.train.num_microbatches == t.microbatches);
+    CHECK(c.train.train_iters == t.iters);
+    CHECK(c.scheduler.lr_warmup_iters == t.warmup);
+    CHECK(c.optimizer.lr == doctest::Approx(t.lr));
+    CHECK(c.optimizer.min_lr.value() == doctest::Approx(t.min_lr));
+    CHECK(c.mixed_precision.params_dtype == t.params);
+    CHECK(c.mixed_precision.grad_reduce_in_fp32 == t.reduce_fp32);
+    CHECK(c.model.share_embeddings_and_output_weights == t.tied);
+    CHECK(c.model.add_bias_linear == t.bias);
+    CHECK(c.model.hidden_dropout == 0);
+    CHECK(c.train.device == DeviceKind::automatic);
+  }
+}
+
+TEST_CASE("gpt3-175b fits 128, 256 and 512 ranks, and not 100") {
+  for (const int64_t ranks : {128, 256, 512}) {
+    const auto r = resolved("gpt3-175b", {}, ranks);
+    CHECK_MESSAGE(r.ok(), problems(r));
+    CHECK(r.config.dist.data_parallel_size == ranks / 32);
+  }
+  const auto r = resolved("gpt3-175b", {}, 100);
+  CHECK_FALSE(r.ok());
+  CHECK(problems(r).find("nearest legal dist.world_size: 96 or 128") != std::string::npos);
+}
+
+TEST_CASE("train_iters alone is legal in every shipped recipe and schedule") {
+  for (const char* name : kRecipes)
+    for (const char* iters : {"1", "2", "3", "10", "100", "1000"})
+      for (const char* schedule : {"", "constant", "linear", "inverse_square_root", "wsd"}) {
+        std::vector<std::string> overrides = {std::string("train.train_iters=") + iters};
+        if (*schedule) overrides.push_back(std::string("scheduler=") + schedule);
+        const auto r = resolved(name, overrides);
+        CHECK_MESSAGE(r.ok(), name << " " << iters << " " << schedule << "\n" << problems(r));
+      }
+}
+
+TEST_CASE("the usual overrides are legal on every shipped recipe") {
+  for (const char* name : kRecipes)
+    for (const auto& overrides : std::vector<std::vector<std::string>>{
+             {"dataset=mock"},
+             {"mixed_precision=fp32"},
+             {"mixed_precision=bf16_mixed"},
+             {"tokenizer=none"},
+             {"dataset=mock", "tokenizer=none", "train.train_iters=5"},
+             {"dataset.data_path=mine_text_document", "tokenizer.tokenizer_model=mine.json"},
+             {"dataset.data_path=[0.3, a, 0.7, b]"},
+             {"checkpoint.save=out", "checkpoint.load=in", "checkpoint.save_interval=7"},
+             {"checkpoint.pretrained_checkpoint=in"},
+             {"model.seq_length=1024", "train.micro_batch_size=1"},
+             {"validation.eval_interval=null"},
+             {"train.exit_interval=3", "rng.seed=7"},
+             {"model.recompute_granularity=full"}}) {
+      const auto r = resolved(name, overrides);
+      CHECK_MESSAGE(r.ok(), name << " " << overrides[0] << "\n" << problems(r));
+    }
+}
+
+TEST_CASE("every preset resolves") {
+  const auto library = Library::standard();
+  size_t seen = 0;
+  for (const auto& section : schema().sections()) {
+    if (section.name.empty()) continue;
+    for (const auto& preset : library.presets(section.name)) {
+      CAPTURE(section.name);
+      CAPTURE(preset.name);
+      CHECK_FALSE(preset.description.empty());
+      std::vector<std::string> overrides = {section.name + "=" + preset.name};
+      if (section.name == "peft") overrides.push_back("checkpoint.pretrained_checkpoint=runs/base");
+      if (preset.name == "gpt2_bpe") {
+        overrides.push_back("tokenizer.vocab_file=vocab.json");
+        overrides.push_back("tokenizer.merge_file=merges.txt");
+      }
+      const auto r = resolved("gpt2-124m", overrides);
+      CHECK_MESSAGE(r.ok(), problems(r));
+      ++seen;
+    }
+  }
+  CHECK(seen >= 50);
+}
+
+TEST_CASE("recipes choose presets and do not spell what a preset owns") {
+  for (const char* name : kRecipes) {
+    const auto r = resolved(name);
+    std::set<std::string> of_preset;
+    for (const auto& entry : r.history)
+      if (entry.origin.kind == Origin::Kind::preset) of_preset.insert(entry.path);
+    for (const auto& entry : r.history)
+      if (entry.origin.kind == Origin::Kind::file)
+        CHECK_MESSAGE(of_preset.count(entry.path) == 0, name << " spells " << entry.path);
+  }
+}
