@@ -317,6 +317,12 @@ TEST_CASE("residual variants run: dropout without biases, the residual after the
   skipping.window_size.reset();
   CHECK(none == run_step(*device, skipping, DType::f32, 1, 19, data).loss);
   CHECK(windowed != half);
+  // Layers are counted from 1: with n = 2 the first layer keeps its window.
+  config::ModelConfig single = larger_init(tiny_llama_variant());
+  single.num_layers = 1;
+  const double first = run_step(*device, single, DType::f32, 1, 19, data).loss;
+  single.window_attn_skip_freq = 2;
+  CHECK(first == run_step(*device, single, DType::f32, 1, 19, data).loss);
   CHECK(half != none);
 }
 

@@ -1,14 +1,15 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <numeric>
 
 #include "base/error.hpp"
 #include "base/philox.hpp"
 #include "nn/initialise.hpp"
 #include "nn/param_list.hpp"
 #include "nn/rope_table.hpp"
+#include "nn/transformer_layer.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/simple_store.hpp"
 
 using namespace capstan;
 
@@ -110,4 +111,47 @@ TEST_CASE("a name is given once") {
   CHECK(!p.spec().no_weight_decay);
   CHECK(list.add(place.inside("linear_fc1").spec("bias", {2}, {})).spec().no_weight_decay);
   CHECK_THROWS_AS(list.add(place.inside("linear_fc1").spec("bias", {2}, {})), Error);
+}
+
+TEST_CASE("every use of hidden dropout draws a mask of its own") {
+  // All weights are zero and the output biases 1: a layer adds 1/(1-p) for each branch that keeps the element.
+  nn::TransformerLayer::Options options;
+  options.hidden_dropout = 0.25;
+  options.attention.hidden = options.mlp.hidden = 40;
+  options.attention.heads = options.attention.groups = 2;
+  options.attention.head_dim = 4;
+  options.attention.output_bias = options.mlp.bias = true;
+  options.mlp.ffn = 8;
+  nn::ParamList list;
+  std::vector<nn::TransformerLayer> layers;
+  for (int i = 0; i < 2; ++i) layers.emplace_back(list, nn::Place{"layers." + std::to_string(i), i, "layer"}, options);
+  const auto parameters = list.take();
+  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+  test::SimpleStore store(*device, parameters);
+  for (const auto& p : parameters)
+    if (p->name().find("proj.bias") != std::string::npos || p->name().find("fc2.bias") != std::string::npos)
+      store.set(*p, std::vector<float>(40, 1.0f));
+  StepContext context{*device, store};
+  const int64_t rows = 50;
+  nn::TokenContext tokens;
+  tokens.batch = 1;
+  tokens.seq = rows;
+  tokens.training = true;
+  std::vector<int64_t> ids(static_cast<size_t>(rows));
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(1000 + i);
+  tokens.row_ids = Tensor::from_host<int64_t>(*device, {rows}, ids);
+  std::vector<std::vector<float>> results;
+  for (const auto& layer : layers) {
+    Tape tape(context);
+    const Var x = tape.input("x", Tensor::zeros(*device, {rows, 40}));
+    results.push_back(nn::closed(tape, layer.forward(tape, {x, {}}, tokens)).value.to_floats());
+  }
+  CHECK(results[0] != results[1]);
+  for (const auto& values : results) {
+    double count[3] = {};
+    for (const float v : values) count[static_cast<int>(std::lround(v * 0.75))] += 1.0 / static_cast<double>(values.size());
+    CHECK(count[0] == doctest::Approx(0.0625).epsilon(0.3));
+    CHECK(count[1] == doctest::Approx(0.375).epsilon(0.1));
+    CHECK(count[2] == doctest::Approx(0.5625).epsilon(0.1));
+  }
 }

@@ -1,6 +1,7 @@
 // Holds an operation to a scalar reference: values in double, gradients by complex step (tests/kernels/reference.hpp). Each
-// case runs plain, with delayed weight gradients and inside a recomputed region, which must give the same bits, and with
-// parameters that are taken away when the operation releases them.
+// case runs plain, on inputs that nobody else holds (which it may overwrite), with delayed weight gradients and inside a
+// recomputed region: the same bits always. Parameters are taken away when the operation releases them, gradient buffers
+// begin with something in them, and inputs that somebody holds must stay as they are.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "nn/param_list.hpp"
+#include "ops/bias_dropout_add.hpp"
 #include "tests/kernels/support.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/simple_store.hpp"
@@ -63,7 +65,8 @@ struct OpRun {
   }
 };
 
-enum class Way { plain, delayed, recomputed };
+enum class Way { plain, owned, delayed, recomputed };
+constexpr float kGradientBefore = 0.25f;
 
 // op(Tape&, vector<Var> inputs, vector<const Parameter*>) -> vector<Var>.
 template <class Op>
@@ -78,6 +81,8 @@ OpRun run_op(Device& device, const OpCase& c, Op&& op, Way way, const std::vecto
     const std::vector<float> values(c.parameters[i].values.begin(), c.parameters[i].values.end());
     store.set(*parameters[i], values);
     handles.push_back(parameters[i].get());
+    const Tensor gradient = store.gradient(*parameters[i]);
+    launch(device, device.table().elementwise->fill, gradient, kGradientBefore, gradient.elements());
   }
   store.begin_last_micro_batch();
   StepContext context{device, store};
@@ -85,12 +90,16 @@ OpRun run_op(Device& device, const OpCase& c, Op&& op, Way way, const std::vecto
   std::vector<Var> inputs;
   for (size_t i = 0; i < c.inputs.size(); ++i)
     inputs.push_back(tape.input("x" + std::to_string(i), upload(device, c.inputs[i], c.type), true));
+  std::vector<Tensor> held;
+  for (Var& input : inputs)
+    if (way != Way::owned) held.push_back(input.value);
+    else input = ops::bias_dropout_add(tape, std::move(input), nullptr, {}, {});  // x + nothing: a copy of its own
   std::vector<Var> outputs;
   if (way == Way::recomputed)
     outputs = tape.recompute("region", inputs, [&](Tape& inner, std::span<const Var> arguments) {
       return op(inner, std::vector<Var>(arguments.begin(), arguments.end()), handles);
     });
-  else outputs = op(tape, inputs, handles);
+  else outputs = op(tape, std::move(inputs), handles);
   OpRun run;
   std::map<std::string, Tensor> gradients;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -104,6 +113,7 @@ OpRun run_op(Device& device, const OpCase& c, Op&& op, Way way, const std::vecto
   tape.backward(gradients, {.delay_weight_gradients = way == Way::delayed});
   if (way == Way::delayed) CHECK(store.ready.empty());
   tape.run_weight_gradients();
+  for (size_t i = 0; i < held.size(); ++i) CHECK(as_doubles(held[i]) == c.inputs[i].values);
   CHECK(store.pins == 0);
   CHECK(store.ready.size() == parameters.size());
   for (size_t i = 0; i < c.inputs.size(); ++i) run.input_gradients.push_back(as_doubles(tape.input_gradient("x" + std::to_string(i))));
@@ -148,11 +158,12 @@ void check_op(const std::string& name, OpCase c, Op&& op, Ref&& ref) {
       return loss(all, cp);
     }));
   for (size_t i = 0; i < p.size(); ++i)
-    dp.push_back(reference::complex_step(p[i], [&](const Vec<Complex>& v) {
+    for (double& d : dp.emplace_back(reference::complex_step(p[i], [&](const Vec<Complex>& v) {
       auto all = cp;
       all[i] = v;
       return loss(cx, all);
-    }));
+    })))
+      d += kGradientBefore;
 
   OpRun first;
   on_every_device([&](Device& device) {
@@ -173,6 +184,7 @@ void check_op(const std::string& name, OpCase c, Op&& op, Ref&& ref) {
       }
     }
     CHECK((plain == first));  // any number of threads
+    CHECK((run_op(device, c, op, Way::owned, upstream) == first));
     CHECK((run_op(device, c, op, Way::delayed, upstream) == first));
     if (c.recomputable) CHECK((run_op(device, c, op, Way::recomputed, upstream) == first));
   });

@@ -87,6 +87,7 @@ class SimpleStore : public ParamStore {
     Slot& slot = at(parameter);
     --pins;
     if (!gathered_ || --slot.pins > 0) return;
+    CAPSTAN_ASSERT(slot.gathered.unique(), "somebody keeps the gathered `" + parameter.name() + "`");
     launch(device_, device_.table().elementwise->fill, slot.gathered, std::numeric_limits<float>::quiet_NaN(),
            slot.gathered.elements());
     slot.gathered = Tensor();
