@@ -131,7 +131,7 @@ TEST_CASE("tokenizer: the byte tokenizer") {
   CHECK(bytes->encode(std::string_view("A\0\xFF z", 5)) == std::vector<int32_t>{'A', 0, 255, ' ', 'z'});
   CHECK(bytes->encode("x<|endoftext|>") == std::vector<int32_t>{'x', 256});
   std::string text;
-  for (int i = 0; i < 100'000; ++i) text += static_cast<char>(i * i >> 3);
+  for (int i = 0; i < 100'000; ++i) text += static_cast<char>(static_cast<unsigned>(i) * static_cast<unsigned>(i) >> 3);
   CHECK(bytes->decode_bytes(bytes->encode(text)) == text);
   CHECK(Tokenizer::load("bytes") == bytes);
 }

@@ -288,11 +288,11 @@ LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std:
     spec.vocab.emplace_back(field.key, static_cast<int32_t>(id));
   }
 
-  result.merges_text = std::move(merges);
+  result.merges_text = std::make_unique<const std::string>(std::move(merges));
   spec.merges_place = merges_name;
   spec.merges_are_lines = true;
   size_t number = 0;
-  for (std::string_view line : split(result.merges_text, '\n')) {
+  for (std::string_view line : split(*result.merges_text, '\n')) {
     ++number;
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     const size_t space = line.find(' ');

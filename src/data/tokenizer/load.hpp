@@ -14,7 +14,7 @@ namespace capstan::data {
 struct LoadedSpec {
   TokenizerSpec spec;
   std::vector<std::unique_ptr<JsonFile>> documents;
-  std::string merges_text;
+  std::unique_ptr<const std::string> merges_text;  // apart, so that moving the rest does not move it
 };
 
 // `name` is what messages call the file. Components that this build does not know are ErrorCode::unsupported, by name and path.
