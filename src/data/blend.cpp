@@ -15,12 +15,14 @@ SplitShares parse_split(std::string_view text) {
   for (const auto part : split(text, ',')) {
     const auto share = parse_double(trim(part));
     if (!share || !std::isfinite(*share) || *share < 0)
-      fail(ErrorCode::config, "split `" + std::string(text) + "`: `" + std::string(trim(part)) + "` is not a share",
+      fail(ErrorCode::config,
+           "split `" + std::string(text) + "`: `" + std::string(trim(part)) + "` is not a share",
            "write shares of train, validation and test as in `969,30,1`");
     shares.push_back(*share);
   }
   if (shares.size() > 3)
-    fail(ErrorCode::config, "split `" + std::string(text) + "` has " + std::to_string(shares.size()) + " shares, not three");
+    fail(ErrorCode::config,
+         "split `" + std::string(text) + "` has " + std::to_string(shares.size()) + " shares, not three");
   shares.resize(3, 0.0);
   const double sum = shares[0] + shares[1] + shares[2];
   if (!(sum > 0) || !std::isfinite(sum))
@@ -59,7 +61,8 @@ Blend parse_blend(const std::vector<std::string>& words) {
   }
   if (numbers != words.size() / 2)
     fail(ErrorCode::config, "a blend is either prefixes only or weight and prefix in turn; this one has " +
-                                std::to_string(numbers) + " weights for " + std::to_string(words.size() / 2) + " pairs");
+                                std::to_string(numbers) + " weights for " + std::to_string(words.size() / 2) +
+                                " pairs");
   for (size_t i = 1; i < words.size(); i += 2) blend.prefixes.emplace_back(trim(words[i]));
   blend.weights = std::move(weights);
   return blend;
@@ -74,7 +77,8 @@ BlendOrder::BlendOrder(std::vector<double> weights, std::vector<int64_t> limits)
     if (!std::isfinite(weight) || weight < 0)
       fail(ErrorCode::config, "the weight " + to_text(weight) + " in a blend is not a non-negative number");
   const double sum = std::accumulate(weights_.begin(), weights_.end(), 0.0);
-  if (!(sum > 0) || !std::isfinite(sum)) fail(ErrorCode::config, "the weights of a blend sum to " + to_text(sum));
+  if (!(sum > 0) || !std::isfinite(sum))
+    fail(ErrorCode::config, "the weights of a blend sum to " + to_text(sum));
   for (double& weight : weights_) weight /= sum;
 }
 
@@ -117,7 +121,8 @@ BlendOrder::Choice BlendOrder::at(int64_t k) const {
   return slot.choices[static_cast<size_t>(k % kBlock)];
 }
 
-BlendedSource::BlendedSource(std::vector<std::shared_ptr<const SampleSource>> parts, BlendOrder order, int64_t samples)
+BlendedSource::BlendedSource(std::vector<std::shared_ptr<const SampleSource>> parts, BlendOrder order,
+                             int64_t samples)
     : parts_(std::move(parts)), order_(std::move(order)), samples_(samples) {
   CAPSTAN_ASSERT(parts_.size() == order_.weights().size(), "a weight for each dataset");
 }
@@ -131,7 +136,8 @@ int64_t BlendedSource::epoch_samples() const {
 void BlendedSource::read(int64_t number, std::span<int32_t> text) const {
   const auto choice = order_.at(number);
   if (number >= samples_ || choice.dataset < 0)
-    fail(ErrorCode::failed, "sample " + std::to_string(number) + " of a blend was asked for, but it was built for " +
+    fail(ErrorCode::failed, "sample " + std::to_string(number) +
+                                " of a blend was asked for, but it was built for " +
                                 std::to_string(samples_));
   parts_[static_cast<size_t>(choice.dataset)]->read(choice.sample, text);
 }

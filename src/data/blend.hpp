@@ -19,8 +19,8 @@ namespace capstan::data {
 enum class Split : uint8_t { train, valid, test };
 inline constexpr std::array<const char*, 3> kSplitNames = {"train", "valid", "test"};
 
-// "969,30,1" → shares of [0, 1] as (begin, end); nullopt for a split without a share. One to three non-negative numbers,
-// missing ones are 0. ErrorCode::config otherwise.
+// "969,30,1" → shares of [0, 1] as (begin, end); nullopt for a split without a share. One to three
+// non-negative numbers, missing ones are 0. ErrorCode::config otherwise.
 using SplitShares = std::array<std::optional<std::pair<double, double>>, 3>;
 SplitShares parse_split(std::string_view text);
 // Elements [begin, end) of `count`: share · count rounded half to even, as Python's round() does.
@@ -35,11 +35,13 @@ struct Blend {
 // Megatron's list: "w1 p1 w2 p2 …" or prefixes only. ErrorCode::config if it is neither.
 Blend parse_blend(const std::vector<std::string>& words);
 
-// Sample k of a blend comes from the dataset that is furthest behind its share, argmax over i of weight_i · max(k, 1) -
-// taken_i, the lowest i among equals (Megatron's greedy rule). The choice depends on k and the weights, not on a total.
+// Sample k of a blend comes from the dataset that is furthest behind its share, argmax over i of weight_i ·
+// max(k, 1) - taken_i, the lowest i among equals (Megatron's greedy rule). The choice depends on k and the
+// weights, not on a total.
 class BlendOrder {
  public:
-  // weights: normalised here; finite, >= 0, not all 0, at most 32767. limits: where a dataset drops out (none: never).
+  // weights: normalised here; finite, >= 0, not all 0, at most 32767. limits: where a dataset drops out
+  // (none: never).
   explicit BlendOrder(std::vector<double> weights, std::vector<int64_t> limits = {});
 
   struct Choice {
@@ -70,7 +72,8 @@ class BlendOrder {
 
 class BlendedSource final : public SampleSource {
  public:
-  BlendedSource(std::vector<std::shared_ptr<const SampleSource>> parts, BlendOrder order, int64_t samples = kEndless);
+  BlendedSource(std::vector<std::shared_ptr<const SampleSource>> parts, BlendOrder order,
+                int64_t samples = kEndless);
   int64_t samples() const override { return samples_; }
   int64_t epoch_samples() const override;
   void read(int64_t number, std::span<int32_t> text) const override;

@@ -11,14 +11,16 @@
 
 namespace capstan::data {
 
-GptDataset::GptDataset(std::shared_ptr<const SampleSource> source, int64_t sequence_length, DocumentOptions documents)
+GptDataset::GptDataset(std::shared_ptr<const SampleSource> source, int64_t sequence_length,
+                       DocumentOptions documents)
     : source_(std::move(source)), sequence_length_(sequence_length), documents_(documents) {
   const char* flag = documents_.reset_attention_mask ? "reset_attention_mask"
                      : documents_.reset_position_ids ? "reset_position_ids"
                      : documents_.eod_mask_loss      ? "eod_mask_loss"
                                                      : nullptr;
   if (flag && !documents_.eod)
-    fail(ErrorCode::config, std::string(flag) + " needs to know the end-of-document token, but the tokenizer has none",
+    fail(ErrorCode::config,
+         std::string(flag) + " needs to know the end-of-document token, but the tokenizer has none",
          "name it with `tokenizer.eod_token`, or switch the option off");
 }
 
@@ -37,19 +39,21 @@ class Builder {
  public:
   explicit Builder(const GptDatasetOptions& options) : options_(options) {}
 
-  std::shared_ptr<const SampleSource> split(const Blend& blend, size_t split, std::optional<std::pair<double, double>> share) {
+  std::shared_ptr<const SampleSource> split(const Blend& blend, size_t split,
+                                            std::optional<std::pair<double, double>> share) {
     if (blend.weights && blend.weights->size() != blend.prefixes.size())
       fail(ErrorCode::config, "a blend has " + std::to_string(blend.prefixes.size()) + " datasets and " +
                                   std::to_string(blend.weights->size()) + " weights");
-    return options_.order == DataOrder::capstan ? capstan_split(blend, split, share) : megatron_split(blend, split, share);
+    return options_.order == DataOrder::capstan ? capstan_split(blend, split, share)
+                                                : megatron_split(blend, split, share);
   }
 
  private:
   SequenceRange range(const std::string& prefix, std::optional<std::pair<double, double>> share) {
     auto& dataset = open_[prefix];
     if (!dataset) dataset = std::make_shared<IndexedDataset>(prefix, options_.vocab_size);
-    const auto [begin, end] =
-        share ? split_range(*share, dataset->sequences()) : std::pair<int64_t, int64_t>{0, dataset->sequences()};
+    const auto [begin, end] = share ? split_range(*share, dataset->sequences())
+                                    : std::pair<int64_t, int64_t>{0, dataset->sequences()};
     return {dataset, begin, end};
   }
 
@@ -68,7 +72,8 @@ class Builder {
     std::vector<double> weights;
     for (size_t i = 0; i < blend.prefixes.size(); ++i) {
       const auto part = range(blend.prefixes[i], share);
-      // A dataset too small for this split adds nothing to a blend by size; one with a weight was asked for by name.
+      // A dataset too small for this split adds nothing to a blend by size; one with a weight was asked for
+      // by name.
       if (!blend.weights && blend.prefixes.size() > 1 && part.tokens() == 0) continue;
       if (blend.weights && (*blend.weights)[i] == 0) continue;
       weights.push_back(blend.weights ? (*blend.weights)[i] : static_cast<double>(part.tokens()));
@@ -77,19 +82,22 @@ class Builder {
       }));
     }
     if (parts.empty())
-      fail(ErrorCode::failed, std::string("no dataset of the blend has tokens in the ") + kSplitNames[split] + " split");
+      fail(ErrorCode::failed,
+           std::string("no dataset of the blend has tokens in the ") + kSplitNames[split] + " split");
     if (parts.size() == 1) return parts[0];
     return std::make_shared<BlendedSource>(std::move(parts), BlendOrder(std::move(weights)));
   }
 
-  // As Megatron's builder: a single prefix without weights is asked for the samples themselves; weighted parts for their
-  // share and a surplus; parts without weights give one epoch each and count by their samples.
+  // As Megatron's builder: a single prefix without weights is asked for the samples themselves; weighted
+  // parts for their share and a surplus; parts without weights give one epoch each and count by their
+  // samples.
   std::shared_ptr<const SampleSource> megatron_split(const Blend& blend, size_t split,
                                                      std::optional<std::pair<double, double>> share) {
     const auto wanted = options_.num_samples[split];
     const auto order = [&](const std::string& prefix, std::optional<int64_t> samples) {
       return in_split(split, prefix, [&] {
-        return std::make_shared<MegatronOrder>(range(prefix, share), options_.sequence_length, options_.seed, samples);
+        return std::make_shared<MegatronOrder>(range(prefix, share), options_.sequence_length, options_.seed,
+                                               samples);
       });
     };
     const size_t parts_count = blend.prefixes.size();
@@ -105,7 +113,8 @@ class Builder {
         if (!wanted) limits.push_back(parts.back()->samples());
         total += parts.back()->samples();
       }
-      return std::make_shared<BlendedSource>(std::move(parts), BlendOrder(std::move(sizes), std::move(limits)),
+      return std::make_shared<BlendedSource>(std::move(parts),
+                                             BlendOrder(std::move(sizes), std::move(limits)),
                                              wanted ? std::min(*wanted, total) : total);
     }
     if (!wanted)
@@ -130,11 +139,12 @@ class Builder {
 
 std::array<std::shared_ptr<const GptDataset>, 3> build_gpt_datasets(const GptDatasetOptions& options) {
   if (options.sequence_length <= 0)
-    fail(ErrorCode::config, "the sequence length " + std::to_string(options.sequence_length) + " is not positive");
+    fail(ErrorCode::config,
+         "the sequence length " + std::to_string(options.sequence_length) + " is not positive");
   DocumentOptions documents = options.documents;
   std::array<std::shared_ptr<const GptDataset>, 3> result;
-  const bool per_split =
-      !options.blend_per_split[0].empty() || !options.blend_per_split[1].empty() || !options.blend_per_split[2].empty();
+  const bool per_split = !options.blend_per_split[0].empty() || !options.blend_per_split[1].empty() ||
+                         !options.blend_per_split[2].empty();
   if (int{options.mock} + int{!options.blend.empty()} + int{per_split} != 1)
     fail(ErrorCode::config, "training data is either mock, one blend with a split, or a blend for each split",
          "set `dataset=mock`, or name prepared datasets with `dataset.data_path=[PREFIX]`");
@@ -146,13 +156,16 @@ std::array<std::shared_ptr<const GptDataset>, 3> build_gpt_datasets(const GptDat
     std::shared_ptr<const SampleSource> source;
     if (options.mock) {
       if (!documents.eod) documents.eod = checked_cast<int32_t>(options.vocab_size - 1);
-      source = std::make_shared<MockSource>(options.vocab_size, *documents.eod, options.seed, static_cast<Split>(split));
+      source = std::make_shared<MockSource>(options.vocab_size, *documents.eod, options.seed,
+                                            static_cast<Split>(split));
     } else if (per_split) {
-      if (!options.blend_per_split[split].empty()) source = builder.split(options.blend_per_split[split], split, std::nullopt);
+      if (!options.blend_per_split[split].empty())
+        source = builder.split(options.blend_per_split[split], split, std::nullopt);
     } else if (shares[split]) {
       source = builder.split(options.blend, split, shares[split]);
     }
-    if (source) result[split] = std::make_shared<GptDataset>(std::move(source), options.sequence_length, documents);
+    if (source)
+      result[split] = std::make_shared<GptDataset>(std::move(source), options.sequence_length, documents);
   }
   return result;
 }

@@ -1,5 +1,5 @@
-// GPT training data of one run: for each split a source of samples and what makes rows of them. src/train fills
-// GptDatasetOptions from the recipe.
+// GPT training data of one run: for each split a source of samples and what makes rows of them. src/train
+// fills GptDatasetOptions from the recipe.
 #pragma once
 
 #include <array>
@@ -23,7 +23,8 @@ struct GptDatasetOptions {
   std::array<Blend, 3> blend_per_split;
 
   int64_t sequence_length = 0;
-  int64_t vocab_size = 0;  // of the tokenizer; a token at or above it is an error. 0: not checked (mock: required)
+  int64_t vocab_size =
+      0;  // of the tokenizer; a token at or above it is an error. 0: not checked (mock: required)
   uint64_t seed = 1234;
   DataOrder order = DataOrder::capstan;
   // DataOrder::megatron only: how many samples each split will be asked for (nullopt: one epoch).
@@ -36,10 +37,12 @@ class GptDataset {
   GptDataset(std::shared_ptr<const SampleSource> source, int64_t sequence_length, DocumentOptions documents);
 
   int64_t sequence_length() const { return sequence_length_; }
-  int64_t samples() const { return source_->samples(); }              // SampleSource::kEndless unless the order is Megatron's
+  int64_t samples() const {
+    return source_->samples();
+  }  // SampleSource::kEndless unless the order is Megatron's
   int64_t epoch_samples() const { return source_->epoch_samples(); }  // of one pass over all parts
   void text(int64_t number, std::span<int32_t> out) const { source_->read(number, out); }  // [T + 1]
-  void row(int64_t number, const RowView& out) const;  // thread-safe
+  void row(int64_t number, const RowView& out) const;                                      // thread-safe
 
  private:
   std::shared_ptr<const SampleSource> source_;
@@ -47,9 +50,9 @@ class GptDataset {
   DocumentOptions documents_;
 };
 
-// Opens every dataset once and builds the three splits (Split as index); null for a split that gets no share. Cheap: the
-// order of an epoch is worked out when its first sample is read.
-// ErrorCode::not_found and ::format for files, ::config for contradictory options, ::failed for a split without tokens.
+// Opens every dataset once and builds the three splits (Split as index); null for a split that gets no share.
+// Cheap: the order of an epoch is worked out when its first sample is read. ErrorCode::not_found and ::format
+// for files, ::config for contradictory options, ::failed for a split without tokens.
 std::array<std::shared_ptr<const GptDataset>, 3> build_gpt_datasets(const GptDatasetOptions& options);
 
 }  // namespace capstan::data

@@ -39,12 +39,18 @@ size_t widen(const std::byte* from, std::span<int32_t> out, int64_t limit) {
 
 int64_t value_at(TokenType type, const std::byte* at) {
   switch (type) {
-    case TokenType::u8: return load<uint8_t>(at);
-    case TokenType::i8: return load<int8_t>(at);
-    case TokenType::i16: return load<int16_t>(at);
-    case TokenType::u16: return load<uint16_t>(at);
-    case TokenType::i32: return load<int32_t>(at);
-    default: return load<int64_t>(at);
+    case TokenType::u8:
+      return load<uint8_t>(at);
+    case TokenType::i8:
+      return load<int8_t>(at);
+    case TokenType::i16:
+      return load<int16_t>(at);
+    case TokenType::u16:
+      return load<uint16_t>(at);
+    case TokenType::i32:
+      return load<int32_t>(at);
+    default:
+      return load<int64_t>(at);
   }
 }
 
@@ -52,14 +58,22 @@ int64_t value_at(TokenType type, const std::byte* at) {
 
 std::string_view name_of(TokenType type) {
   switch (type) {
-    case TokenType::u8: return "u8";
-    case TokenType::i8: return "i8";
-    case TokenType::i16: return "i16";
-    case TokenType::i32: return "i32";
-    case TokenType::i64: return "i64";
-    case TokenType::f64: return "f64";
-    case TokenType::f32: return "f32";
-    case TokenType::u16: return "u16";
+    case TokenType::u8:
+      return "u8";
+    case TokenType::i8:
+      return "i8";
+    case TokenType::i16:
+      return "i16";
+    case TokenType::i32:
+      return "i32";
+    case TokenType::i64:
+      return "i64";
+    case TokenType::f64:
+      return "f64";
+    case TokenType::f32:
+      return "f32";
+    case TokenType::u16:
+      return "u16";
   }
   return "?";
 }
@@ -67,18 +81,24 @@ std::string_view name_of(TokenType type) {
 int64_t bytes_of(TokenType type) {
   switch (type) {
     case TokenType::u8:
-    case TokenType::i8: return 1;
+    case TokenType::i8:
+      return 1;
     case TokenType::i16:
-    case TokenType::u16: return 2;
+    case TokenType::u16:
+      return 2;
     case TokenType::i32:
-    case TokenType::f32: return 4;
+    case TokenType::f32:
+      return 4;
     case TokenType::i64:
-    case TokenType::f64: return 8;
+    case TokenType::f64:
+      return 8;
   }
   return 0;
 }
 
-TokenType token_type_for_vocab(int64_t vocab_size) { return vocab_size < 65500 ? TokenType::u16 : TokenType::i32; }
+TokenType token_type_for_vocab(int64_t vocab_size) {
+  return vocab_size < 65500 ? TokenType::u16 : TokenType::i32;
+}
 
 IndexedDataset::IndexedDataset(std::string prefix, int64_t vocab_size)
     : prefix_(std::move(prefix)),
@@ -100,7 +120,8 @@ void IndexedDataset::bad_index(int64_t offset, const std::string& what) const {
 void IndexedDataset::check_header() {
   ByteCursor cursor(index_.bytes(), index_path_);
   if (cursor.take_text(sizeof kIndexMagic, "the magic") != std::string_view(kIndexMagic, sizeof kIndexMagic))
-    fail(ErrorCode::format, index_path_ + ": offset 0: not the index of an indexed dataset (it does not begin with MMIDIDX)",
+    fail(ErrorCode::format,
+         index_path_ + ": offset 0: not the index of an indexed dataset (it does not begin with MMIDIDX)",
          "name a dataset by its prefix, without .bin or .idx; `capstan data prepare` makes one from text");
   if (const auto version = cursor.read<uint64_t>("the version"); version != 1)
     bad_index(9, "version " + std::to_string(version) + " is not known; only version 1 is");
@@ -116,7 +137,8 @@ void IndexedDataset::check_header() {
   // Compared with what is there before any product is formed: each sequence needs 12 bytes, each boundary 8.
   const uint64_t left = cursor.remaining();
   if (sequences > left / 12)
-    bad_index(18, std::to_string(sequences) + " sequences need more than the " + std::to_string(left) + " bytes that follow");
+    bad_index(18, std::to_string(sequences) + " sequences need more than the " + std::to_string(left) +
+                      " bytes that follow");
   if (boundaries > (left - 12 * sequences) / 8)
     bad_index(26, std::to_string(boundaries) + " document boundaries need more than the " +
                       std::to_string(left - 12 * sequences) + " bytes that follow the sequences");
@@ -126,28 +148,33 @@ void IndexedDataset::check_header() {
   const uint64_t over = left - 12 * sequences - 8 * boundaries;
   if (over != 0 && over != sequences)
     bad_index(documents_at() + 8 * (documents_ + 1),
-              std::to_string(over) + " bytes too many (neither none nor one mode for each of " + std::to_string(sequences) +
-                  " sequences)");
+              std::to_string(over) + " bytes too many (neither none nor one mode for each of " +
+                  std::to_string(sequences) + " sequences)");
   multimodal_ = over != 0;
 
   if (bin_.size() % item_bytes_ != 0)
-    fail(ErrorCode::format, bin_.path() + ": " + std::to_string(bin_.size()) + " bytes are not a whole number of " +
-                                std::string(name_of(type_)) + " tokens");
+    fail(ErrorCode::format, bin_.path() + ": " + std::to_string(bin_.size()) +
+                                " bytes are not a whole number of " + std::string(name_of(type_)) +
+                                " tokens");
   tokens_ = bin_.size() / item_bytes_;
 }
 
 void IndexedDataset::check_arrays(const RandomFile& index) const {
-  const auto last_boundary = [&](int64_t at) { return load<int64_t>(index_.bytes().data() + documents_at() + 8 * at); };
-  if (last_boundary(0) != 0) bad_index(documents_at(), "the first document begins at sequence " +
-                                                           std::to_string(last_boundary(0)) + ", not 0");
+  const auto last_boundary = [&](int64_t at) {
+    return load<int64_t>(index_.bytes().data() + documents_at() + 8 * at);
+  };
+  if (last_boundary(0) != 0)
+    bad_index(documents_at(),
+              "the first document begins at sequence " + std::to_string(last_boundary(0)) + ", not 0");
   if (last_boundary(documents_) != sequences_)
     bad_index(documents_at() + 8 * documents_, "the last document ends at sequence " +
-                                                   std::to_string(last_boundary(documents_)) + ", but there are " +
-                                                   std::to_string(sequences_));
+                                                   std::to_string(last_boundary(documents_)) +
+                                                   ", but there are " + std::to_string(sequences_));
   if (sequences_ > kFullCheckSequences) {
     const int64_t last = sequences_ - 1;
     if (checked_add(first_token(last), length(last)) != tokens_)
-      fail(ErrorCode::format, bin_.path() + ": " + std::to_string(bin_.size()) + " bytes, but the index ends at token " +
+      fail(ErrorCode::format, bin_.path() + ": " + std::to_string(bin_.size()) +
+                                  " bytes, but the index ends at token " +
                                   std::to_string(first_token(last) + length(last)));
     return;
   }
@@ -167,15 +194,15 @@ void IndexedDataset::check_arrays(const RandomFile& index) const {
                   "sequence " + std::to_string(begin + i) + " has length " + std::to_string(tokens));
       const auto pointer = load<int64_t>(pointers.data() + 8 * i);
       if (pointer != expected)
-        bad_index(pointers_at() + 8 * (begin + i), "sequence " + std::to_string(begin + i) + " points to byte " +
-                                                       std::to_string(pointer) + ", but the lengths before it end at byte " +
-                                                       std::to_string(expected));
+        bad_index(pointers_at() + 8 * (begin + i),
+                  "sequence " + std::to_string(begin + i) + " points to byte " + std::to_string(pointer) +
+                      ", but the lengths before it end at byte " + std::to_string(expected));
       expected += static_cast<int64_t>(tokens) * item_bytes_;  // at most 2^26 · 2^31 · 8
     }
   }
   if (expected != bin_.size())
-    fail(ErrorCode::format, bin_.path() + ": " + std::to_string(bin_.size()) + " bytes, but the index accounts for " +
-                                std::to_string(expected));
+    fail(ErrorCode::format, bin_.path() + ": " + std::to_string(bin_.size()) +
+                                " bytes, but the index accounts for " + std::to_string(expected));
 
   int64_t previous = 0;
   for (int64_t begin = 0; begin <= documents_; begin += kChunk) {
@@ -185,8 +212,8 @@ void IndexedDataset::check_arrays(const RandomFile& index) const {
       const auto boundary = load<int64_t>(pointers.data() + 8 * i);
       if (boundary < previous || boundary > sequences_)
         bad_index(documents_at() + 8 * (begin + i), "document boundary " + std::to_string(boundary) +
-                                                        " is not between " + std::to_string(previous) + " and " +
-                                                        std::to_string(sequences_));
+                                                        " is not between " + std::to_string(previous) +
+                                                        " and " + std::to_string(sequences_));
       previous = boundary;
     }
   }
@@ -195,7 +222,8 @@ void IndexedDataset::check_arrays(const RandomFile& index) const {
 int32_t IndexedDataset::length(int64_t sequence) const {
   const auto tokens = load<int32_t>(index_.bytes().data() + lengths_at() + 4 * sequence);
   if (tokens < 0) [[unlikely]]
-    bad_index(lengths_at() + 4 * sequence, "sequence " + std::to_string(sequence) + " has length " + std::to_string(tokens));
+    bad_index(lengths_at() + 4 * sequence,
+              "sequence " + std::to_string(sequence) + " has length " + std::to_string(tokens));
   return tokens;
 }
 
@@ -204,15 +232,16 @@ int64_t IndexedDataset::first_token(int64_t sequence) const {
   const auto pointer = load<int64_t>(index_.bytes().data() + pointers_at() + 8 * sequence);
   if (pointer < 0 || pointer > bin_.size() || pointer % item_bytes_ != 0) [[unlikely]]
     bad_index(pointers_at() + 8 * sequence, "sequence " + std::to_string(sequence) + " points to byte " +
-                                                std::to_string(pointer) + " of a file of " + std::to_string(bin_.size()));
+                                                std::to_string(pointer) + " of a file of " +
+                                                std::to_string(bin_.size()));
   return pointer / item_bytes_;
 }
 
 int64_t IndexedDataset::document_begin(int64_t document) const {
   const auto boundary = load<int64_t>(index_.bytes().data() + documents_at() + 8 * document);
   if (boundary < 0 || boundary > sequences_) [[unlikely]]
-    bad_index(documents_at() + 8 * document, "document boundary " + std::to_string(boundary) + " is outside 0 to " +
-                                                 std::to_string(sequences_));
+    bad_index(documents_at() + 8 * document, "document boundary " + std::to_string(boundary) +
+                                                 " is outside 0 to " + std::to_string(sequences_));
   return boundary;
 }
 
@@ -220,7 +249,8 @@ void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int32_t> o
   CAPSTAN_ASSERT(sequence >= 0 && sequence < sequences_, "a sequence outside the dataset");
   const int64_t begin = first_token(sequence), tokens = length(sequence);
   const auto count = static_cast<int64_t>(out.size());
-  CAPSTAN_ASSERT(offset >= 0 && offset <= tokens && count <= tokens - offset, "tokens outside their sequence");
+  CAPSTAN_ASSERT(offset >= 0 && offset <= tokens && count <= tokens - offset,
+                 "tokens outside their sequence");
   if (begin > tokens_ - tokens)
     bad_index(pointers_at() + 8 * sequence, "sequence " + std::to_string(sequence) + " ends beyond the " +
                                                 std::to_string(tokens_) + " tokens of the .bin file");
@@ -240,12 +270,24 @@ void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int32_t> o
   const int64_t limit = vocab_size_ > 0 ? vocab_size_ : int64_t{1} << 31;
   size_t good = 0;
   switch (type_) {
-    case TokenType::u8: good = widen<uint8_t>(raw.data(), out, limit); break;
-    case TokenType::i8: good = widen<int8_t>(raw.data(), out, limit); break;
-    case TokenType::i16: good = widen<int16_t>(raw.data(), out, limit); break;
-    case TokenType::u16: good = widen<uint16_t>(raw.data(), out, limit); break;
-    case TokenType::i32: good = widen<int32_t>(raw.data(), out, limit); break;
-    default: good = widen<int64_t>(raw.data(), out, limit); break;
+    case TokenType::u8:
+      good = widen<uint8_t>(raw.data(), out, limit);
+      break;
+    case TokenType::i8:
+      good = widen<int8_t>(raw.data(), out, limit);
+      break;
+    case TokenType::i16:
+      good = widen<int16_t>(raw.data(), out, limit);
+      break;
+    case TokenType::u16:
+      good = widen<uint16_t>(raw.data(), out, limit);
+      break;
+    case TokenType::i32:
+      good = widen<int32_t>(raw.data(), out, limit);
+      break;
+    default:
+      good = widen<int64_t>(raw.data(), out, limit);
+      break;
   }
   if (good < out.size()) {
     const auto where = static_cast<int64_t>(good) * item_bytes_;

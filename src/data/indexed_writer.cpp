@@ -35,13 +35,20 @@ bool append_token(std::string& out, TokenType type, int32_t token) {
   };
   if (token < 0) return false;
   switch (type) {
-    case TokenType::u8: return put_as(static_cast<uint8_t>(token));
-    case TokenType::i8: return put_as(static_cast<int8_t>(token));
-    case TokenType::i16: return put_as(static_cast<int16_t>(token));
-    case TokenType::u16: return put_as(static_cast<uint16_t>(token));
-    case TokenType::i32: return put_as(token);
-    case TokenType::i64: return put_as(static_cast<int64_t>(token));
-    default: return false;
+    case TokenType::u8:
+      return put_as(static_cast<uint8_t>(token));
+    case TokenType::i8:
+      return put_as(static_cast<int8_t>(token));
+    case TokenType::i16:
+      return put_as(static_cast<int16_t>(token));
+    case TokenType::u16:
+      return put_as(static_cast<uint16_t>(token));
+    case TokenType::i32:
+      return put_as(token);
+    case TokenType::i64:
+      return put_as(static_cast<int64_t>(token));
+    default:
+      return false;
   }
 }
 
@@ -64,7 +71,8 @@ IndexedWriter::~IndexedWriter() {
 }
 
 void IndexedWriter::remove_temporaries() noexcept {
-  for (const char* part : {".bin", ".lengths", ".documents", ".idx"}) ::unlink((prefix_ + part + suffix_).c_str());
+  for (const char* part : {".bin", ".lengths", ".documents", ".idx"})
+    ::unlink((prefix_ + part + suffix_).c_str());
 }
 
 void IndexedWriter::add_document(std::span<const int32_t> tokens, std::span<const int32_t> sequence_lengths) {
@@ -72,23 +80,27 @@ void IndexedWriter::add_document(std::span<const int32_t> tokens, std::span<cons
   encoded.reserve(tokens.size() * static_cast<size_t>(bytes_of(type_)));
   for (const int32_t token : tokens)
     if (!append_token(encoded, type_, token))
-      fail(ErrorCode::format, "token " + std::to_string(token) + " does not fit the dataset's type " + std::string(name_of(type_)));
+      fail(ErrorCode::format, "token " + std::to_string(token) + " does not fit the dataset's type " +
+                                  std::string(name_of(type_)));
   const auto count = static_cast<int32_t>(sequence_lengths.size());
-  add_encoded(std::as_bytes(std::span(encoded.data(), encoded.size())), sequence_lengths, std::span(&count, 1));
+  add_encoded(std::as_bytes(std::span(encoded.data(), encoded.size())), sequence_lengths,
+              std::span(&count, 1));
 }
 
 void IndexedWriter::add_encoded(std::span<const std::byte> tokens, std::span<const int32_t> sequence_lengths,
                                 std::span<const int32_t> sequences_per_document) {
   int64_t sum = 0, sequences = 0;
   for (const int32_t length : sequence_lengths) sum += length;
-  CAPSTAN_ASSERT(sum * bytes_of(type_) == static_cast<int64_t>(tokens.size()), "sequence lengths and tokens disagree");
+  CAPSTAN_ASSERT(sum * bytes_of(type_) == static_cast<int64_t>(tokens.size()),
+                 "sequence lengths and tokens disagree");
   bin_->write(tokens);
   lengths_->write(std::as_bytes(sequence_lengths));
   for (const int32_t count : sequences_per_document) {
     sequences += count;
     put(*boundaries_, sequences_ + sequences);
   }
-  CAPSTAN_ASSERT(sequences == static_cast<int64_t>(sequence_lengths.size()), "documents and sequences disagree");
+  CAPSTAN_ASSERT(sequences == static_cast<int64_t>(sequence_lengths.size()),
+                 "documents and sequences disagree");
   sequences_ += sequences;
   documents_ += static_cast<int64_t>(sequences_per_document.size());
   tokens_ += sum;
@@ -135,7 +147,8 @@ void IndexedWriter::finish() {
   lengths_->finish(false);
   boundaries_->finish(false);
   write_index();
-  // A reader needs both files: an old index must not meet the new tokens, so it goes first and the new one comes last.
+  // A reader needs both files: an old index must not meet the new tokens, so it goes first and the new one
+  // comes last.
   std::error_code ignored;
   std::filesystem::remove(prefix_ + ".idx", ignored);
   rename_over(prefix_ + ".bin" + suffix_, prefix_ + ".bin");

@@ -1,6 +1,7 @@
-// Writer of Megatron's indexed datasets (layout: indexed_dataset.hpp). Memory does not grow with the dataset: lengths and
-// document boundaries are spooled beside the output until the counts of the header are known. Everything is written under
-// temporary names; finish() syncs and renames, .idx last, so that a dataset is there completely or not at all.
+// Writer of Megatron's indexed datasets (layout: indexed_dataset.hpp). Memory does not grow with the dataset:
+// lengths and document boundaries are spooled beside the output until the counts of the header are known.
+// Everything is written under temporary names; finish() syncs and renames, .idx last, so that a dataset is
+// there completely or not at all.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +21,11 @@ class IndexedWriter {
   IndexedWriter(const IndexedWriter&) = delete;
   IndexedWriter& operator=(const IndexedWriter&) = delete;
 
-  // One document: its tokens and the lengths of its sequences, which sum to the number of tokens. A document without
-  // tokens (and without sequences) is legal. A token that the type cannot hold is an error.
+  // One document: its tokens and the lengths of its sequences, which sum to the number of tokens. A document
+  // without tokens (and without sequences) is legal. A token that the type cannot hold is an error.
   void add_document(std::span<const int32_t> tokens, std::span<const int32_t> sequence_lengths);
-  // Many documents whose tokens are already encoded. sequences_per_document[i] consecutive lengths belong to document i.
+  // Many documents whose tokens are already encoded. sequences_per_document[i] consecutive lengths belong to
+  // document i.
   void add_encoded(std::span<const std::byte> tokens, std::span<const int32_t> sequence_lengths,
                    std::span<const int32_t> sequences_per_document);
 

@@ -45,7 +45,8 @@ struct InputStream::State {
   }
   int64_t offset() const { return file_read - static_cast<int64_t>(end - begin); }
   [[noreturn]] void bad(const std::string& what, std::string help = {}) const {
-    fail(ErrorCode::format, file.path() + ": offset " + std::to_string(offset()) + ": " + what, std::move(help));
+    fail(ErrorCode::format, file.path() + ": offset " + std::to_string(offset()) + ": " + what,
+         std::move(help));
   }
   bool refill() {
     if (begin < end) return true;
@@ -101,7 +102,8 @@ struct InputStream::State {
   }
 };
 
-InputStream::InputStream(const std::string& path, InputLimits limits) : state_(std::make_unique<State>(path)) {
+InputStream::InputStream(const std::string& path, InputLimits limits)
+    : state_(std::make_unique<State>(path)) {
   State& state = *state_;
   state.limits = limits;
   if (path.ends_with(".gz")) {
@@ -127,7 +129,11 @@ size_t InputStream::read(std::span<char> out) {
   return count;
 }
 
-int64_t InputStream::file_size() const { return state_->file.size(); }
-int64_t InputStream::file_bytes_read() const { return state_->offset(); }
+int64_t InputStream::file_size() const {
+  return state_->file.size();
+}
+int64_t InputStream::file_bytes_read() const {
+  return state_->offset();
+}
 
 }  // namespace capstan::data

@@ -22,7 +22,8 @@ class InputStream {
   InputStream(const InputStream&) = delete;
   InputStream& operator=(const InputStream&) = delete;
 
-  // Up to out.size() bytes; 0 at the end. A truncated or corrupt file is ErrorCode::format with the offset in the file.
+  // Up to out.size() bytes; 0 at the end. A truncated or corrupt file is ErrorCode::format with the offset in
+  // the file.
   size_t read(std::span<char> out);
 
   int64_t file_size() const;

@@ -51,7 +51,8 @@ DatasetReport inspect(const std::string& prefix, const InspectOptions& options) 
     report.shortest = document == 0 ? tokens : std::min(report.shortest, tokens);
     report.longest = std::max(report.longest, tokens);
   }
-  if (report.documents > 0) report.mean = static_cast<double>(report.tokens) / static_cast<double>(report.documents);
+  if (report.documents > 0)
+    report.mean = static_cast<double>(report.tokens) / static_cast<double>(report.documents);
 
   if (options.scan_tokens) {
     std::vector<int32_t> ids;
@@ -84,13 +85,16 @@ DatasetReport inspect(const std::string& prefix, const InspectOptions& options) 
 std::string to_text_report(const DatasetReport& report) {
   std::string out;
   const auto line = [&](std::string_view label, const std::string& value) {
-    out += std::string(label) + std::string(std::max<size_t>(14, label.size() + 1) - label.size(), ' ') + value + "\n";
+    out += std::string(label) + std::string(std::max<size_t>(14, label.size() + 1) - label.size(), ' ') +
+           value + "\n";
   };
   line("dataset", report.prefix);
-  line("documents", with_separators(report.documents) +
-                        (report.empty_documents ? " (" + with_separators(report.empty_documents) + " empty)" : ""));
+  line("documents",
+       with_separators(report.documents) +
+           (report.empty_documents ? " (" + with_separators(report.empty_documents) + " empty)" : ""));
   if (report.sequences != report.documents) line("sequences", with_separators(report.sequences));
-  line("tokens", with_separators(report.tokens) + " (" + human_count(static_cast<double>(report.tokens)) + ")");
+  line("tokens",
+       with_separators(report.tokens) + " (" + human_count(static_cast<double>(report.tokens)) + ")");
   line("token type", std::string(name_of(report.type)));
   if (report.largest_token >= 0) line("largest token", with_separators(report.largest_token));
   line("on disk", human_bytes(static_cast<double>(report.bin_bytes)) + " tokens + " +
@@ -98,7 +102,8 @@ std::string to_text_report(const DatasetReport& report) {
   if (report.documents == 0) return out;
   char mean[32];
   std::snprintf(mean, sizeof mean, "%.1f", report.mean);
-  line("tokens/document", std::string(mean) + " on average, " + with_separators(report.shortest) + " to " + with_separators(report.longest));
+  line("tokens/document", std::string(mean) + " on average, " + with_separators(report.shortest) + " to " +
+                              with_separators(report.longest));
 
   constexpr int64_t kBarWidth = 40;
   const int64_t most = *std::max_element(report.length_counts.begin(), report.length_counts.end());
@@ -109,20 +114,24 @@ std::string to_text_report(const DatasetReport& report) {
   size_t width = 0;
   for (size_t bin = first; bin < last; ++bin) {
     const auto [from, to] = bounds(bin);
-    ranges.push_back(from == to ? with_separators(from) : with_separators(from) + " - " + with_separators(to));
+    ranges.push_back(from == to ? with_separators(from)
+                                : with_separators(from) + " - " + with_separators(to));
     width = std::max(width, ranges.back().size());
   }
   out += "\nlength in tokens, and how many documents have it\n";
   for (size_t bin = first; bin < last; ++bin) {
     const int64_t count = report.length_counts[bin];
-    out += "  " + pad(ranges[bin - first], width) + "  " + pad(with_separators(count), with_separators(most).size());
+    out += "  " + pad(ranges[bin - first], width) + "  " +
+           pad(with_separators(count), with_separators(most).size());
     // A double: count · width may not fit 64 bits in a hostile index.
-    const auto bar = static_cast<size_t>(static_cast<double>(count) / static_cast<double>(most) * kBarWidth + 0.5);
+    const auto bar =
+        static_cast<size_t>(static_cast<double>(count) / static_cast<double>(most) * kBarWidth + 0.5);
     if (count > 0) out += "  " + std::string(std::max<size_t>(bar, 1), '#');
     out += "\n";
   }
   for (const auto& sample : report.samples) {
-    out += "\ndocument " + with_separators(sample.document) + " (" + with_separators(sample.tokens) + " tokens)\n ";
+    out += "\ndocument " + with_separators(sample.document) + " (" + with_separators(sample.tokens) +
+           " tokens)\n ";
     for (const int32_t id : sample.ids) out += " " + std::to_string(id);
     if (sample.tokens > static_cast<int64_t>(sample.ids.size())) out += " ...";
     out += "\n";
@@ -148,8 +157,9 @@ std::string to_json_report(const DatasetReport& report) {
   json["lengths"] = nlohmann::ordered_json::array();
   for (size_t bin = 0; bin < report.length_counts.size(); ++bin)
     if (report.length_counts[bin] > 0)
-      json["lengths"].push_back(
-          {{"from", bounds(bin).first}, {"to", bounds(bin).second}, {"documents", report.length_counts[bin]}});
+      json["lengths"].push_back({{"from", bounds(bin).first},
+                                 {"to", bounds(bin).second},
+                                 {"documents", report.length_counts[bin]}});
   json["samples"] = nlohmann::ordered_json::array();
   for (const auto& sample : report.samples) {
     nlohmann::ordered_json one{{"document", sample.document}, {"tokens", sample.tokens}, {"ids", sample.ids}};

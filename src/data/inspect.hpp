@@ -1,4 +1,5 @@
-// What an indexed dataset holds, for people and for scripts. No tokenizer needed; with one, samples are decoded.
+// What an indexed dataset holds, for people and for scripts. No tokenizer needed; with one, samples are
+// decoded.
 #pragma once
 
 #include <array>
@@ -26,18 +27,18 @@ struct DatasetReport {
   int32_t largest_token = -1;  // -1 unless asked for
   struct Sample {
     int64_t document;
-    int64_t tokens;              // of the whole document
-    std::vector<int32_t> ids;    // its beginning
-    std::string text;            // decoded, if a decoder was given
+    int64_t tokens;            // of the whole document
+    std::vector<int32_t> ids;  // its beginning
+    std::string text;          // decoded, if a decoder was given
   };
   std::vector<Sample> samples;
 };
 
 struct InspectOptions {
-  int64_t samples = 3;          // documents shown, spread evenly over the dataset
-  int64_t sample_tokens = 32;   // of each
-  bool scan_tokens = false;     // read every token: finds the largest one
-  DecodeFunction decode;        // may be empty
+  int64_t samples = 3;         // documents shown, spread evenly over the dataset
+  int64_t sample_tokens = 32;  // of each
+  bool scan_tokens = false;    // read every token: finds the largest one
+  DecodeFunction decode;       // may be empty
 };
 
 // Throws what opening an IndexedDataset throws; each document's length is read, so a damaged index is found.

@@ -17,8 +17,8 @@ struct Loader::State {
   int64_t taken = 0;  // micro-batches returned
   double waited = 0;
 
-  // Workers claim micro-steps in order; the result of step m goes to slot m % slots.size(). A step is claimed only when its
-  // slot is free, that is when step m - slots.size() has been taken.
+  // Workers claim micro-steps in order; the result of step m goes to slot m % slots.size(). A step is claimed
+  // only when its slot is free, that is when step m - slots.size() has been taken.
   struct Slot {
     bool ready = false;
     MicroBatch batch;
@@ -33,11 +33,13 @@ struct Loader::State {
 
   MicroBatch read(int64_t step) const {
     const int64_t rows = options.micro_batch_size, length = dataset->sequence_length();
-    const int64_t first = options.consumed_samples + step * rows * options.data_parallel_size + options.data_parallel_rank * rows;
+    const int64_t first = options.consumed_samples + step * rows * options.data_parallel_size +
+                          options.data_parallel_rank * rows;
     MicroBatch batch;
     batch.rows = rows;
     batch.sequence_length = length;
-    const auto elements = static_cast<size_t>(checked_mul(rows, length)), row_elements = static_cast<size_t>(length);
+    const auto elements = static_cast<size_t>(checked_mul(rows, length)),
+               row_elements = static_cast<size_t>(length);
     batch.tokens.resize(elements);
     batch.labels.resize(elements);
     batch.loss_mask.resize(elements);
@@ -49,12 +51,15 @@ struct Loader::State {
       const int64_t sample = first + static_cast<int64_t>(row);
       batch.sample_ids[row] = static_cast<uint64_t>(sample);
       try {
-        dataset->row(sample, {std::span(batch.tokens).subspan(at, row_elements), std::span(batch.labels).subspan(at, row_elements),
-                              std::span(batch.loss_mask).subspan(at, row_elements),
-                              std::span(batch.position_ids).subspan(at, row_elements), &batch.cu_seqlens[row]});
+        dataset->row(sample,
+                     {std::span(batch.tokens).subspan(at, row_elements),
+                      std::span(batch.labels).subspan(at, row_elements),
+                      std::span(batch.loss_mask).subspan(at, row_elements),
+                      std::span(batch.position_ids).subspan(at, row_elements), &batch.cu_seqlens[row]});
       } catch (Error& error) {
         throw error.in("while reading sample " + std::to_string(sample) + " (row " + std::to_string(row) +
-                       " of a micro-batch on data-parallel rank " + std::to_string(options.data_parallel_rank) + ")");
+                       " of a micro-batch on data-parallel rank " +
+                       std::to_string(options.data_parallel_rank) + ")");
       }
     }
     return batch;
@@ -87,14 +92,15 @@ struct Loader::State {
   }
 };
 
-Loader::Loader(std::shared_ptr<const GptDataset> dataset, const LoaderOptions& options) : state_(std::make_unique<State>()) {
+Loader::Loader(std::shared_ptr<const GptDataset> dataset, const LoaderOptions& options)
+    : state_(std::make_unique<State>()) {
   CAPSTAN_ASSERT(dataset != nullptr, "a loader needs a dataset");
   const int64_t rows = options.micro_batch_size, ranks = options.data_parallel_size;
   if (rows <= 0 || ranks <= 0 || options.data_parallel_rank < 0 || options.data_parallel_rank >= ranks ||
       options.consumed_samples < 0 || options.num_workers < 0)
     fail(ErrorCode::config, "a loader of micro-batches of " + std::to_string(rows) + " for rank " +
-                                std::to_string(options.data_parallel_rank) + " of " + std::to_string(ranks) + " with " +
-                                std::to_string(options.num_workers) + " workers makes no sense");
+                                std::to_string(options.data_parallel_rank) + " of " + std::to_string(ranks) +
+                                " with " + std::to_string(options.num_workers) + " workers makes no sense");
   if (options.global_batch_size <= 0 || options.global_batch_size % checked_mul(rows, ranks) != 0)
     fail(ErrorCode::config, "the global batch of " + std::to_string(options.global_batch_size) +
                                 " samples is not a multiple of micro-batch " + std::to_string(rows) + " × " +
@@ -105,7 +111,8 @@ Loader::Loader(std::shared_ptr<const GptDataset> dataset, const LoaderOptions& o
   const int ahead = options.read_ahead > 0 ? options.read_ahead : 2 * options.num_workers;
   state_->slots.resize(static_cast<size_t>(ahead));
   try {
-    for (int i = 0; i < options.num_workers; ++i) state_->workers.emplace_back([state = state_.get()] { state->work(); });
+    for (int i = 0; i < options.num_workers; ++i)
+      state_->workers.emplace_back([state = state_.get()] { state->work(); });
   } catch (const std::system_error& error) {
     // The destructor will not run: whoever started must end.
     {

@@ -1,9 +1,9 @@
 // Micro-batches of one data-parallel rank, in order, read ahead by threads.
 //
-// Micro-step m of the run takes samples [c + m·B·R, c + (m + 1)·B·R) of the dataset, c = consumed_samples, B =
-// micro_batch_size, R = data_parallel_size; rank r gets rows [r·B, (r + 1)·B) of them (Megatron's `single` sampler). The
-// rows do not depend on the number of workers, and a loader that starts at consumed_samples continues exactly where another
-// one stood.
+// Micro-step m of the run takes samples [c + m·B·R, c + (m + 1)·B·R) of the dataset, c = consumed_samples, B
+// = micro_batch_size, R = data_parallel_size; rank r gets rows [r·B, (r + 1)·B) of them (Megatron's `single`
+// sampler). The rows do not depend on the number of workers, and a loader that starts at consumed_samples
+// continues exactly where another one stood.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ namespace capstan::data {
 // B rows of T tokens, row-major.
 struct MicroBatch {
   int64_t rows = 0, sequence_length = 0;
-  std::vector<int32_t> tokens;        // [B, T]
-  std::vector<int32_t> labels;        // [B, T]
-  std::vector<float> loss_mask;       // [B, T] 0 or 1
-  std::vector<int32_t> position_ids;  // [B, T]
+  std::vector<int32_t> tokens;                   // [B, T]
+  std::vector<int32_t> labels;                   // [B, T]
+  std::vector<float> loss_mask;                  // [B, T] 0 or 1
+  std::vector<int32_t> position_ids;             // [B, T]
   std::vector<std::vector<int32_t>> cu_seqlens;  // [B] starts of documents kept apart in that row, then T
-  std::vector<uint64_t> sample_ids;   // [B] consumed-sample number of each row: equal on every layout
+  std::vector<uint64_t> sample_ids;  // [B] consumed-sample number of each row: equal on every layout
 };
 
 struct LoaderOptions {
@@ -41,8 +41,8 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // The next micro-batch. What went wrong while it was read is thrown here, with the micro-batch in the context; the same
-  // call may be made again and fails again.
+  // The next micro-batch. What went wrong while it was read is thrown here, with the micro-batch in the
+  // context; the same call may be made again and fails again.
   MicroBatch next();
 
   // Samples, over all ranks, of the micro-batches that next() has returned, plus those before this loader.

@@ -8,8 +8,9 @@ namespace capstan::data {
 MockSource::MockSource(int64_t vocab_size, int32_t eod, uint64_t seed, Split split, int64_t max_document)
     : vocab_size_(vocab_size), max_document_(max_document), eod_(eod), seed_(seed), split_(split) {
   if (vocab_size < 2 || eod < 0 || eod >= vocab_size)
-    fail(ErrorCode::config, "mock data needs a vocabulary of at least 2 with the end-of-document token inside it, not " +
-                                std::to_string(vocab_size) + " and token " + std::to_string(eod));
+    fail(ErrorCode::config,
+         "mock data needs a vocabulary of at least 2 with the end-of-document token inside it, not " +
+             std::to_string(vocab_size) + " and token " + std::to_string(eod));
   CAPSTAN_ASSERT(max_document >= 2, "the length of mock documents");
 }
 

@@ -46,7 +46,11 @@ template <class T>
 static void shuffle_with(NumpyRandomState& random, std::span<T> values) {
   for (size_t i = values.size(); i-- > 1;) std::swap(values[i], values[random.interval(i)]);
 }
-void NumpyRandomState::shuffle(std::span<int32_t> values) { shuffle_with(*this, values); }
-void NumpyRandomState::shuffle(std::span<uint32_t> values) { shuffle_with(*this, values); }
+void NumpyRandomState::shuffle(std::span<int32_t> values) {
+  shuffle_with(*this, values);
+}
+void NumpyRandomState::shuffle(std::span<uint32_t> values) {
+  shuffle_with(*this, values);
+}
 
 }  // namespace capstan::data

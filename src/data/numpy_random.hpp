@@ -1,4 +1,5 @@
-// numpy.random.RandomState as far as Megatron's data order needs it: MT19937 seeded with one integer, and shuffle().
+// numpy.random.RandomState as far as Megatron's data order needs it: MT19937 seeded with one integer, and
+// shuffle().
 #pragma once
 
 #include <array>

@@ -6,7 +6,8 @@
 
 namespace capstan::data {
 
-Permutation::Permutation(int64_t size, PhiloxKey key) : size_(static_cast<uint64_t>(size)) {
+Permutation::Permutation(int64_t size, PhiloxKey key)
+    : size_(static_cast<uint64_t>(size)), rounds_(size < 65536 ? 24 : 8) {
   CAPSTAN_ASSERT(size > 0 && size < (int64_t{1} << 62), "the size of a permutation");
   left_radix_ = static_cast<uint64_t>(std::sqrt(static_cast<double>(size)));
   while (left_radix_ * left_radix_ < size_) ++left_radix_;

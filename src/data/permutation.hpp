@@ -1,9 +1,11 @@
-// A keyed permutation of [0, n) that is computed, not stored: any position on its own, no memory, no order of drawing. It
-// is what a shuffle of documents or samples means here.
+// A keyed permutation of [0, n) that is computed, not stored: any position on its own, no memory, no order of
+// drawing. It is what a shuffle of documents or samples means here.
 //
-// Positions are written as (l, r) in mixed radix a × b >= n, a and b near sqrt(n), and pass eight rounds of a Feistel
-// network whose round keys are Philox words: l += F(r) mod a, then r += F(l) mod b. A result at or above n goes through
-// again (cycle walking), which happens to fewer than about 2/sqrt(n) of the positions.
+// Positions are written as (l, r) in mixed radix a × b >= n, a and b near sqrt(n), and pass the rounds of a
+// Feistel network whose round keys are Philox words: l += F(r) mod a, then r += F(l) mod b. A result at or
+// above n goes through again (cycle walking), which happens to fewer than about 2/sqrt(n) of the positions.
+// Eight rounds are enough where a round draws from many values; below 65536 positions it takes 24 until every
+// order is equally likely (the tests measure it).
 #pragma once
 
 #include <array>
@@ -25,7 +27,7 @@ class Permutation {
     auto x = static_cast<uint64_t>(position);
     do {
       uint64_t left = x / right_radix_, right = x % right_radix_;
-      for (std::size_t round = 0; round < kRounds; round += 2) {
+      for (std::size_t round = 0; round < rounds_; round += 2) {
         left += scaled(right, keys_[round], left_radix_);
         if (left >= left_radix_) left -= left_radix_;
         right += scaled(left, keys_[round + 1], right_radix_);
@@ -45,8 +47,8 @@ class Permutation {
   }
 
   uint64_t size_, left_radix_, right_radix_;
-  static constexpr std::size_t kRounds = 8;
-  std::array<uint64_t, kRounds> keys_;
+  std::size_t rounds_;
+  std::array<uint64_t, 24> keys_;
 };
 
 }  // namespace capstan::data

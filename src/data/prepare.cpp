@@ -53,7 +53,8 @@ Problem json_problem(std::string_view text, simdjson::error_code error) {
   try {
     [[maybe_unused]] const auto value = nlohmann::json::parse(text.begin(), text.end());
   } catch (const nlohmann::json::parse_error& found) {
-    std::string reason = found.what();  // "[json.exception.parse_error.101] parse error at line 1, column 5: reason"
+    std::string reason =
+        found.what();  // "[json.exception.parse_error.101] parse error at line 1, column 5: reason"
     if (const auto at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
     return {found.byte > 0 ? found.byte - 1 : 0, "not JSON: " + reason};
   } catch (const nlohmann::json::exception& found) {
@@ -64,12 +65,18 @@ Problem json_problem(std::string_view text, simdjson::error_code error) {
 
 std::string_view kind_of(simdjson::dom::element_type type) {
   switch (type) {
-    case simdjson::dom::element_type::ARRAY: return "a list";
-    case simdjson::dom::element_type::OBJECT: return "an object";
-    case simdjson::dom::element_type::STRING: return "a string";
-    case simdjson::dom::element_type::BOOL: return "true or false";
-    case simdjson::dom::element_type::NULL_VALUE: return "null";
-    default: return "a number";
+    case simdjson::dom::element_type::ARRAY:
+      return "a list";
+    case simdjson::dom::element_type::OBJECT:
+      return "an object";
+    case simdjson::dom::element_type::STRING:
+      return "a string";
+    case simdjson::dom::element_type::BOOL:
+      return "true or false";
+    case simdjson::dom::element_type::NULL_VALUE:
+      return "null";
+    default:
+      return "a number";
   }
 }
 
@@ -79,7 +86,8 @@ class TileWorker {
   TileWorker(const PrepareOptions& options, const EncodeFunction& encode, TokenType type)
       : options_(options), encode_(encode), type_(type) {}
 
-  void run(const RecordBatch& batch, const std::vector<InputFile>& files, size_t begin, size_t end, TilePart& out) {
+  void run(const RecordBatch& batch, const std::vector<InputFile>& files, size_t begin, size_t end,
+           TilePart& out) {
     out.keys.assign(options_.json_keys.size(), {});
     out.bad.clear();
     for (size_t i = begin; i < end; ++i) {
@@ -106,7 +114,8 @@ class TileWorker {
     }
     simdjson::dom::element root;
     // The batch has readable bytes after each record, so nothing is copied.
-    if (const auto error = parser_.parse(text.data(), text.size(), false).get(root)) return json_problem(text, error);
+    if (const auto error = parser_.parse(text.data(), text.size(), false).get(root))
+      return json_problem(text, error);
     simdjson::dom::object object;
     if (root.get(object)) return Problem{0, "expected an object, not " + std::string(kind_of(root.type()))};
     // All keys are looked at before any is tokenized: a bad record leaves no trace in any dataset.
@@ -134,7 +143,8 @@ class TileWorker {
                             ", not a string or a list of strings"};
     for (const auto item : list) {
       if (item.get(text))
-        return Problem{0, "key `" + key + "` is a list with " + std::string(kind_of(item.type())) + " in it, not only strings"};
+        return Problem{0, "key `" + key + "` is a list with " + std::string(kind_of(item.type())) +
+                              " in it, not only strings"};
       strings.push_back(text);
     }
     return std::nullopt;
@@ -147,7 +157,8 @@ class TileWorker {
       encode_(sentence, ids_);
       out.text_bytes += static_cast<int64_t>(sentence.size());
       if (ids_.empty()) continue;
-      if (ids_.size() >= size_t{INT32_MAX}) fail(ErrorCode::format, "a sequence of 2^31 tokens or more cannot be stored");
+      if (ids_.size() >= size_t{INT32_MAX})
+        fail(ErrorCode::format, "a sequence of 2^31 tokens or more cannot be stored");
       for (const int32_t id : ids_) put(id, out);
       out.sequence_lengths.push_back(static_cast<int32_t>(ids_.size()));
       ++sequences;
@@ -162,8 +173,9 @@ class TileWorker {
 
   void put(int32_t id, KeyPart& out) const {
     if (!append_token(out.tokens, type_, id))
-      fail(ErrorCode::internal, "the tokenizer of " + std::to_string(options_.vocab_size) + " tokens gave token " +
-                                    std::to_string(id) + ", which " + std::string(name_of(type_)) + " cannot hold");
+      fail(ErrorCode::internal, "the tokenizer of " + std::to_string(options_.vocab_size) +
+                                    " tokens gave token " + std::to_string(id) + ", which " +
+                                    std::string(name_of(type_)) + " cannot hold");
   }
 
   const PrepareOptions& options_;
@@ -200,7 +212,8 @@ void check(const PrepareOptions& options) {
   if (options.output_prefix.empty() || options.output_prefix.ends_with('/'))
     fail(ErrorCode::usage, "the output prefix `" + options.output_prefix + "` does not end in a name");
   if (options.append_eod && !options.eod)
-    fail(ErrorCode::usage, "the tokenizer has no end-of-document token to append", "name one with --eod TOKEN");
+    fail(ErrorCode::usage, "the tokenizer has no end-of-document token to append",
+         "name one with --eod TOKEN");
 }
 
 }  // namespace
@@ -219,7 +232,8 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
     writers.push_back(std::make_unique<IndexedWriter>(result.keys.back().prefix, result.type));
   }
   std::vector<std::unique_ptr<TileWorker>> workers;
-  for (int i = 0; i < pool.size(); ++i) workers.push_back(std::make_unique<TileWorker>(options, encode, result.type));
+  for (int i = 0; i < pool.size(); ++i)
+    workers.push_back(std::make_unique<TileWorker>(options, encode, result.type));
 
   const int64_t batch_bytes = std::max(kBatchBytes, 4 * kTileBytes * pool.size());
   auto batch = std::make_unique<RecordBatch>(), following = std::make_unique<RecordBatch>();
@@ -239,12 +253,13 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
       if (!part.bad.empty() && options.on_bad_line == OnBadLine::fail)
         fail(ErrorCode::format, part.bad[0], "--on-bad-line skip leaves such records out and counts them");
       for (const auto& report : part.bad)
-        if (static_cast<int64_t>(result.reports.size()) < options.max_reports) result.reports.push_back(report);
+        if (static_cast<int64_t>(result.reports.size()) < options.max_reports)
+          result.reports.push_back(report);
       result.skipped += static_cast<int64_t>(part.bad.size());
       for (size_t k = 0; k < writers.size(); ++k) {
         const KeyPart& of = part.keys[k];
-        writers[k]->add_encoded(std::as_bytes(std::span(of.tokens.data(), of.tokens.size())), of.sequence_lengths,
-                                of.sequences_per_document);
+        writers[k]->add_encoded(std::as_bytes(std::span(of.tokens.data(), of.tokens.size())),
+                                of.sequence_lengths, of.sequences_per_document);
         result.keys[k].empty_documents += of.empty_documents;
         result.keys[k].text_bytes += of.text_bytes;
       }
@@ -272,10 +287,11 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
     std::swap(batch, following);
   }
   if (writers[0]->documents() == 0)
-    fail(ErrorCode::format, "the input holds no document" +
-                                (result.skipped > 0 ? ": all " + std::to_string(result.skipped) +
-                                                          " records are bad, the first is " + result.reports[0]
-                                                    : std::string{}));
+    fail(ErrorCode::format,
+         "the input holds no document" + (result.skipped > 0
+                                              ? ": all " + std::to_string(result.skipped) +
+                                                    " records are bad, the first is " + result.reports[0]
+                                              : std::string{}));
   for (size_t k = 0; k < writers.size(); ++k) {
     result.keys[k].documents = writers[k]->documents();
     result.keys[k].sequences = writers[k]->sequences();

@@ -1,9 +1,11 @@
-// Text → indexed datasets: reads records, tokenizes them on all threads, writes PREFIX_<key>_document.bin/.idx. The bytes
-// depend on the input, the tokenizer and the options; not on the number of threads.
+// Text → indexed datasets: reads records, tokenizes them on all threads, writes
+// PREFIX_<key>_document.bin/.idx. The bytes depend on the input, the tokenizer and the options; not on the
+// number of threads.
 //
-// Semantics of Megatron's preprocess_data.py: a value is a string, or a list of strings, each of which becomes one sequence of
-// the document; a string without tokens adds no sequence; the end-of-document token joins the last sequence of a document
-// that has tokens; a document without tokens is kept as an empty one. Plain text has the one key `text`.
+// Semantics of Megatron's preprocess_data.py: a value is a string, or a list of strings, each of which
+// becomes one sequence of the document; a string without tokens adds no sequence; the end-of-document token
+// joins the last sequence of a document that has tokens; a document without tokens is kept as an empty one.
+// Plain text has the one key `text`.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,8 @@
 
 namespace capstan::data {
 
-// Replaces or extends `ids`, which is empty, by the tokens of `text`, special tokens not added. Called from many threads.
+// Replaces or extends `ids`, which is empty, by the tokens of `text`, special tokens not added. Called from
+// many threads.
 using EncodeFunction = std::function<void(std::string_view text, std::vector<int32_t>& ids)>;
 
 enum class OnBadLine : uint8_t { fail, skip };
@@ -40,7 +43,7 @@ struct PrepareOptions {
   std::optional<int32_t> eod;  // required by append_eod
   int64_t vocab_size = 0;      // decides the token type (token_type_for_vocab)
   OnBadLine on_bad_line = OnBadLine::fail;
-  int64_t max_reports = 20;                               // bad records described in the result
+  int64_t max_reports = 20;                              // bad records described in the result
   std::function<void(const PrepareProgress&)> progress;  // called between batches, from the calling thread
 };
 
@@ -56,7 +59,8 @@ struct PrepareResult {
   double seconds = 0;
 };
 
-// Nothing appears under the output names unless all went well. ErrorCode::format for a bad record under OnBadLine::fail
+// Nothing appears under the output names unless all went well. ErrorCode::format for a bad record under
+// OnBadLine::fail
 // ("file:line:column: reason", the first in the order of the input) and for input without a single document.
 PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encode, ThreadPool& pool);
 

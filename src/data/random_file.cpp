@@ -45,8 +45,8 @@ RandomFile& RandomFile::operator=(RandomFile&& other) noexcept {
 void RandomFile::read(int64_t offset, std::span<std::byte> out) const {
   size_t done = 0;
   while (done < out.size()) {
-    const ssize_t got =
-        ::pread(fd_, out.data() + done, out.size() - done, static_cast<off_t>(offset + static_cast<int64_t>(done)));
+    const ssize_t got = ::pread(fd_, out.data() + done, out.size() - done,
+                                static_cast<off_t>(offset + static_cast<int64_t>(done)));
     if (got < 0) {
       if (errno == EINTR) continue;
       fail(ErrorCode::io, "cannot read `" + path_ + "`: " + system_error_text(errno));

@@ -1,5 +1,5 @@
-// A regular file read at any offset with pread(2). Unlike a map, a file that shrinks while it is read gives an error, not a
-// signal. Reads from several threads at once are fine.
+// A regular file read at any offset with pread(2). Unlike a map, a file that shrinks while it is read gives
+// an error, not a signal. Reads from several threads at once are fine.
 #pragma once
 
 #include <cstdint>

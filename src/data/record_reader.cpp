@@ -18,7 +18,9 @@ namespace {
 constexpr size_t kBuffer = 1 << 20;
 constexpr size_t kPadding = 64;  // SIMDJSON_PADDING: a parser may look this far beyond a record
 
-bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+bool is_blank(char c) {
+  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
 bool is_blank(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return is_blank(c); });
 }
@@ -76,7 +78,7 @@ struct RecordReader::State {
   bool json = false;
   TextSplit split = TextSplit::file;
   std::vector<char> buffer = std::vector<char>(kBuffer);
-  size_t begin = 0, end = 0;  // unread bytes of the buffer
+  size_t begin = 0, end = 0;     // unread bytes of the buffer
   int64_t line = 1, column = 1;  // of the next byte; the column is kept where JSON is cut
   int64_t done_bytes = 0, total_bytes = 0;
   enum class Array { none, before_element, after_element, closed } array = Array::none;
@@ -105,7 +107,8 @@ struct RecordReader::State {
     line = column = 1;
     array = Array::none;
     first_element = true;
-    const InputFormat format = options.format == InputFormat::automatic ? format_by_name(input.path) : options.format;
+    const InputFormat format =
+        options.format == InputFormat::automatic ? format_by_name(input.path) : options.format;
     json = format == InputFormat::json;
     split = options.split != TextSplit::automatic ? options.split
             : input.from_directory                ? TextSplit::file
@@ -127,8 +130,8 @@ struct RecordReader::State {
     }
   }
 
-  // Reads to the next line break (not included) and appends to the batch's text. False at the end of the file without any
-  // byte. `cut`: the line was longer than allowed and only its beginning was kept.
+  // Reads to the next line break (not included) and appends to the batch's text. False at the end of the file
+  // without any byte. `cut`: the line was longer than allowed and only its beginning was kept.
   bool take_line(size_t start, bool& cut, bool& ended_by_break) {
     bool any = false;
     cut = ended_by_break = false;
@@ -225,7 +228,8 @@ struct RecordReader::State {
     for (;;) {
       if (!fill()) bad(at_line, at_column, "the JSON array ends inside the element that begins here");
       const char c = buffer[begin];
-      if (!in_string && depth == 0 && (c == ',' || c == ']') ) break;
+      // A number or a word ends before what follows it, everything else with its own last character.
+      if (!in_string && depth == 0 && (c == ',' || c == ']' || is_blank(c))) break;
       take();
       if (!cut) batch->text.push_back(c);
       if (static_cast<int64_t>(batch->text.size() - start) > options.max_record_bytes) cut = true;
@@ -236,12 +240,14 @@ struct RecordReader::State {
           escaped = true;
         else if (c == '"')
           in_string = false;
+        if (!in_string && depth == 0) break;
       } else if (c == '"') {
         in_string = true;
       } else if (c == '{' || c == '[') {
         ++depth;
-      } else if ((c == '}' || c == ']') && --depth < 0) {
-        bad(line, column - 1, "a closing bracket without an opening one");
+      } else if (c == '}' || c == ']') {
+        if (--depth < 0) bad(line, column - 1, "a closing bracket without an opening one");
+        if (depth == 0) break;
       }
     }
     array = Array::after_element;
@@ -284,7 +290,8 @@ struct RecordReader::State {
       std::string_view text = std::string_view(batch->text).substr(line_start);
       if (text.ends_with('\r')) text.remove_suffix(1);
       const bool boundary =
-          !any || (!cut && (split == TextSplit::blank_line ? is_blank(text) : text == std::string_view(options.separator)));
+          !any || (!cut && (split == TextSplit::blank_line ? is_blank(text)
+                                                           : text == std::string_view(options.separator)));
       if (!boundary) {
         if (ended && !too_long) batch->text.push_back('\n');
         continue;
@@ -307,10 +314,13 @@ struct RecordReader::State {
     }
   }
 
-  bool next_record() { return !json ? next_text() : array == Array::none ? next_json_line() : next_element(); }
+  bool next_record() {
+    return !json ? next_text() : array == Array::none ? next_json_line() : next_element();
+  }
 };
 
-RecordReader::RecordReader(std::vector<InputFile> files, RecordOptions options) : state_(std::make_unique<State>()) {
+RecordReader::RecordReader(std::vector<InputFile> files, RecordOptions options)
+    : state_(std::make_unique<State>()) {
   state_->files = std::move(files);
   state_->options = std::move(options);
   for (const auto& input : state_->files) {
@@ -341,7 +351,11 @@ bool RecordReader::next(RecordBatch& batch, int64_t target_bytes) {
   return !batch.records.empty();
 }
 
-const std::vector<InputFile>& RecordReader::files() const { return state_->files; }
-int64_t RecordReader::file_bytes_total() const { return state_->total_bytes; }
+const std::vector<InputFile>& RecordReader::files() const {
+  return state_->files;
+}
+int64_t RecordReader::file_bytes_total() const {
+  return state_->total_bytes;
+}
 
 }  // namespace capstan::data

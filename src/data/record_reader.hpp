@@ -1,5 +1,6 @@
-// Cuts input files into records, in order and a batch at a time: JSON values (one a line, or the elements of one array) and
-// pieces of plain text. It finds where records begin and end; what a JSON value holds is prepare's business.
+// Cuts input files into records, in order and a batch at a time: JSON values (one a line, or the elements of
+// one array) and pieces of plain text. It finds where records begin and end; what a JSON value holds is
+// prepare's business.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +37,8 @@ struct InputFile {
   std::string path;
   bool from_directory = false;
 };
-// Files as named; a directory stands for all regular files below it, sorted by path, without hidden ones and symbolic links.
-// ErrorCode::not_found for a name that does not exist, ::format if nothing is left.
+// Files as named; a directory stands for all regular files below it, sorted by path, without hidden ones and
+// symbolic links. ErrorCode::not_found for a name that does not exist, ::format if nothing is left.
 std::vector<InputFile> expand_inputs(const std::vector<std::string>& names);
 
 struct Record {
@@ -53,7 +54,9 @@ struct RecordBatch {
   std::string text;  // the records; 64 readable bytes follow the last one
   std::vector<Record> records;
   int64_t file_bytes = 0;  // read so far from all files, as stored on disk
-  std::string_view of(const Record& record) const { return std::string_view(text).substr(record.offset, record.length); }
+  std::string_view of(const Record& record) const {
+    return std::string_view(text).substr(record.offset, record.length);
+  }
 };
 
 class RecordReader {
@@ -62,7 +65,8 @@ class RecordReader {
   ~RecordReader();
 
   // Replaces the batch by the next records, about target_bytes of them (at least one). False at the end.
-  // Throws ErrorCode::format for what a next record cannot make good: broken compression, an array that is not one.
+  // Throws ErrorCode::format for what a next record cannot make good: broken compression, an array that is
+  // not one.
   bool next(RecordBatch& batch, int64_t target_bytes);
 
   const std::vector<InputFile>& files() const;

@@ -19,7 +19,8 @@ void fill_row(std::span<const int32_t> text, const DocumentOptions& options, con
     row.position_ids[i] = position++;
     if (!end) continue;
     if (options.reset_position_ids) position = 0;
-    if (options.reset_attention_mask && i + 1 < length) row.cu_seqlens->push_back(static_cast<int32_t>(i + 1));
+    if (options.reset_attention_mask && i + 1 < length)
+      row.cu_seqlens->push_back(static_cast<int32_t>(i + 1));
   }
   row.cu_seqlens->push_back(static_cast<int32_t>(length));
 }

@@ -18,22 +18,34 @@ SampleTable::SampleTable(const IndexedDataset& dataset, int64_t positions, Seque
   places_.reserve(static_cast<size_t>(rows));
   int64_t before = 0;  // tokens of the positions passed
   int64_t target = 0;  // the token that the next row is about
-  for (int64_t position = 0; position < positions && static_cast<int64_t>(places_.size()) < rows; ++position) {
-    const int64_t end = before + dataset.length(at(position));
-    while (target < end && static_cast<int64_t>(places_.size()) < rows) {
-      places_.push_back({position, target - before});
-      target += step;
+  constexpr int64_t kAhead = 256;
+  std::array<int64_t, kAhead> sequences;
+  for (int64_t begin = 0; begin < positions && static_cast<int64_t>(places_.size()) < rows; begin += kAhead) {
+    const int64_t end = std::min(begin + kAhead, positions);
+    for (int64_t position = begin; position < end; ++position) {
+      const int64_t sequence = at(position);
+      sequences[static_cast<size_t>(position - begin)] = sequence;
+      dataset.prefetch_length(sequence);
     }
-    before = end;
+    for (int64_t position = begin; position < end; ++position) {
+      const int64_t after = before + dataset.length(sequences[static_cast<size_t>(position - begin)]);
+      while (target < after && static_cast<int64_t>(places_.size()) < rows) {
+        places_.push_back({position, target - before});
+        target += step;
+      }
+      before = after;
+    }
   }
   if (static_cast<int64_t>(places_.size()) < rows)
-    fail(ErrorCode::format, dataset.prefix() + ".idx: the lengths of the sequences sum to " + std::to_string(before) +
+    fail(ErrorCode::format, dataset.prefix() + ".idx: the lengths of the sequences sum to " +
+                                std::to_string(before) +
                                 " tokens, fewer than their places in the .bin file promise");
 }
 
 Place SampleTable::place(int64_t sample, const IndexedDataset& dataset, SequenceAt at) const {
   Place place = places_[static_cast<size_t>(sample / kStride)];
-  // Megatron's very first row is (0, 0) even if the first sequences are empty; the walk below never stops at an empty one.
+  // Megatron's very first row is (0, 0) even if the first sequences are empty; the walk below never stops at
+  // an empty one.
   int64_t ahead = sample % kStride * sequence_length_;
   while (ahead > 0) {
     CAPSTAN_ASSERT(place.position < positions_, "a sample beyond the stream");
@@ -98,10 +110,12 @@ std::shared_ptr<const CapstanOrder::Epoch> CapstanOrder::epoch(int64_t number) c
   };
   auto built = std::make_shared<Epoch>(
       Epoch{number, Permutation(range_.count(), key(0)), Permutation(per_epoch_, key(1)), std::nullopt});
-  // per_epoch_ - 1 is the last sample: with at most T tokens in the split there is one, and it begins at token 0.
+  // per_epoch_ - 1 is the last sample: with at most T tokens in the split there is one, and it begins at
+  // token 0.
   built->table.emplace(
-      *range_.dataset, range_.count(), [&](int64_t position) { return range_.begin + built->sequences(position); },
-      per_epoch_ - 1, sequence_length_);
+      *range_.dataset, range_.count(),
+      [&](int64_t position) { return range_.begin + built->sequences(position); }, per_epoch_ - 1,
+      sequence_length_);
   slot = std::move(built);
   return slot;
 }
@@ -121,20 +135,24 @@ MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint6
     : range_(std::move(range)), sequence_length_(sequence_length) {
   check_split(range_, sequence_length);
   if (seed > UINT32_MAX)
-    fail(ErrorCode::config, "seed " + std::to_string(seed) + " is above 4294967295, the largest that Megatron's order knows");
+    fail(ErrorCode::config,
+         "seed " + std::to_string(seed) + " is above 4294967295, the largest that Megatron's order knows");
   const int64_t per_epoch = range_.tokens(), count = range_.count();
   // One token more than the samples need: the last label.
   int64_t epochs = 1;
   if (num_samples)
-    epochs = std::max<int64_t>(1, ceil_div(checked_add(checked_mul(*num_samples, sequence_length), 1), per_epoch));
+    epochs =
+        std::max<int64_t>(1, ceil_div(checked_add(checked_mul(*num_samples, sequence_length), 1), per_epoch));
   const int64_t total = (checked_mul(epochs, per_epoch) - 1) / sequence_length;
   if (total >= int64_t{UINT32_MAX} - 1 || range_.end > INT32_MAX || checked_mul(epochs, count) > INT32_MAX)
-    fail(ErrorCode::unsupported, "Megatron's order over " + std::to_string(epochs) + " epochs of " + std::to_string(count) +
-                                     " sequences and " + std::to_string(total) + " samples is larger than its 32-bit indices",
+    fail(ErrorCode::unsupported,
+         "Megatron's order over " + std::to_string(epochs) + " epochs of " + std::to_string(count) +
+             " sequences and " + std::to_string(total) + " samples is larger than its 32-bit indices",
          "use `order: capstan`");
   if (total == 0)
     fail(ErrorCode::failed, "dataset `" + range_.dataset->prefix() + "` has " + std::to_string(per_epoch) +
-                                " tokens in this split, fewer than one sample of " + std::to_string(sequence_length + 1));
+                                " tokens in this split, fewer than one sample of " +
+                                std::to_string(sequence_length + 1));
   per_epoch_ = (per_epoch - 1) / sequence_length;
 
   bool last_apart = false;
@@ -157,7 +175,8 @@ MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint6
 
   table_.emplace(
       *range_.dataset, epochs * count,
-      [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; }, total, sequence_length);
+      [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; }, total,
+      sequence_length);
 
   shuffle_index_.resize(static_cast<size_t>(total));
   std::iota(shuffle_index_.begin(), shuffle_index_.end(), 0u);
@@ -168,17 +187,20 @@ MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint6
 
 Place MegatronOrder::sample_index(int64_t row) const {
   if (row == 0) return {0, 0};
-  return table_->place(row, *range_.dataset,
-                       [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; });
+  return table_->place(row, *range_.dataset, [&](int64_t position) {
+    return int64_t{document_index_[static_cast<size_t>(position)]};
+  });
 }
 
 void MegatronOrder::read(int64_t number, std::span<int32_t> text) const {
   if (number < 0 || number >= samples())
     fail(ErrorCode::failed, "sample " + std::to_string(number) + " of dataset `" + range_.dataset->prefix() +
-                                "` was asked for, but Megatron's order was built for " + std::to_string(samples()));
-  read_stream(*range_.dataset, static_cast<int64_t>(document_index_.size()),
-              [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; },
-              sample_index(shuffle_index_[static_cast<size_t>(number)]), text);
+                                "` was asked for, but Megatron's order was built for " +
+                                std::to_string(samples()));
+  read_stream(
+      *range_.dataset, static_cast<int64_t>(document_index_.size()),
+      [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; },
+      sample_index(shuffle_index_[static_cast<size_t>(number)]), text);
 }
 
 }  // namespace capstan::data

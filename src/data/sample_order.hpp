@@ -1,16 +1,20 @@
-// Which tokens a sample of an indexed dataset holds. Both orders lay the sequences of a split end to end, in some order, and
-// sample i of that stream is its tokens [i·T, i·T + T], T = sequence length (neighbours share one token: the last label of
-// one is the first input of the next). No separator is put between sequences: an end-of-document token is there if
-// preparation appended one.
+// Which tokens a sample of an indexed dataset holds. Both orders lay the sequences of a split end to end, in
+// some order, and sample i of that stream is its tokens [i·T, i·T + T], T = sequence length (neighbours share
+// one token: the last label of one is the first input of the next). No separator is put between sequences: an
+// end-of-document token is there if preparation appended one.
 //
-// CapstanOrder. Epoch e orders the sequences by Permutation(N, key(seed, e, 0)), takes the n = (tokens - 1)/T whole samples of
-//   that stream and deals them by Permutation(n, key(seed, e, 1)). Sample number i belongs to epoch i / n. What a sample holds
-//   therefore depends on (data, seed, T, i) and never on how many samples will be asked for: a longer run begins with the
-//   shorter one. The fewer than T tokens that remain at the end of an epoch differ from epoch to epoch. A split with at most
-//   T tokens gives one sample per epoch, read around the end of the stream.
+// CapstanOrder. Epoch e orders the sequences by Permutation(N, key(seed, e, 0)), takes the n = (tokens - 1)/T
+// whole samples of
+//   that stream and deals them by Permutation(n, key(seed, e, 1)). Sample number i belongs to epoch i / n.
+//   What a sample holds therefore depends on (data, seed, T, i) and never on how many samples will be asked
+//   for: a longer run begins with the shorter one. The fewer than T tokens that remain at the end of an epoch
+//   differ from epoch to epoch. A split with at most T tokens gives one sample per epoch, read around the end
+//   of the stream.
 //
-// MegatronOrder. Megatron-LM's indices, bit for bit (numpy.random.RandomState(seed); documents of all epochs shuffled together;
-//   the last epoch apart when less than 80 % of it is used). They depend on num_samples and so on the length of the run.
+// MegatronOrder. Megatron-LM's indices, bit for bit (numpy.random.RandomState(seed); documents of all epochs
+// shuffled together;
+//   the last epoch apart when less than 80 % of it is used). They depend on num_samples and so on the length
+//   of the run.
 #pragma once
 
 #include <array>
@@ -41,11 +45,13 @@ struct Place {
   bool operator==(const Place&) const = default;
 };
 
-// Where each sample of a stream of sequences begins. Keeps the place of every 8th sample (16 bytes) and walks from there.
+// Where each sample of a stream of sequences begins. Keeps the place of every 8th sample (16 bytes) and walks
+// from there.
 class SampleTable {
  public:
   using SequenceAt = FunctionRef<int64_t(int64_t position)>;  // sequence number in the dataset
-  SampleTable(const IndexedDataset& dataset, int64_t positions, SequenceAt at, int64_t samples, int64_t sequence_length);
+  SampleTable(const IndexedDataset& dataset, int64_t positions, SequenceAt at, int64_t samples,
+              int64_t sequence_length);
 
   Place place(int64_t sample, const IndexedDataset& dataset, SequenceAt at) const;  // sample in [0, samples]
 
@@ -74,13 +80,15 @@ class CapstanOrder final : public SampleSource {
   int64_t sequence_length_, per_epoch_;
   uint64_t seed_;
   mutable std::mutex mutex_;
-  mutable std::array<std::shared_ptr<const Epoch>, 2> recent_;  // readers straddle at most one end of an epoch
+  mutable std::array<std::shared_ptr<const Epoch>, 2>
+      recent_;  // readers straddle at most one end of an epoch
 };
 
 class MegatronOrder final : public SampleSource {
  public:
   // num_samples: nullopt builds one epoch. seed < 2^32.
-  MegatronOrder(SequenceRange range, int64_t sequence_length, uint64_t seed, std::optional<int64_t> num_samples);
+  MegatronOrder(SequenceRange range, int64_t sequence_length, uint64_t seed,
+                std::optional<int64_t> num_samples);
   int64_t samples() const override { return static_cast<int64_t>(shuffle_index_.size()); }
   int64_t epoch_samples() const override { return per_epoch_; }
   void read(int64_t number, std::span<int32_t> text) const override;

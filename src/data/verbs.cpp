@@ -32,7 +32,10 @@ int32_t eod_of(const Tokenizer& tokenizer, const PrepareVerb& verb) {
 }
 
 std::string percent(int64_t part, int64_t whole) {
-  return whole > 0 ? std::to_string(static_cast<int>(100.0 * static_cast<double>(part) / static_cast<double>(whole))) + " %" : "";
+  return whole > 0 ? std::to_string(
+                         static_cast<int>(100.0 * static_cast<double>(part) / static_cast<double>(whole))) +
+                         " %"
+                   : "";
 }
 
 std::string rate(double bytes_per_second) {
@@ -48,9 +51,11 @@ PrepareResult run_prepare(const PrepareVerb& verb) {
   options.inputs = verb.inputs;
   options.output_prefix = verb.output;
   options.json_keys = verb.json_keys;
-  options.records.format = one_of<InputFormat>(
-      "--format", verb.format,
-      {{"auto", InputFormat::automatic}, {"json", InputFormat::json}, {"jsonl", InputFormat::json}, {"text", InputFormat::text}});
+  options.records.format = one_of<InputFormat>("--format", verb.format,
+                                               {{"auto", InputFormat::automatic},
+                                                {"json", InputFormat::json},
+                                                {"jsonl", InputFormat::json},
+                                                {"text", InputFormat::text}});
   options.records.split = one_of<TextSplit>("--documents", verb.documents,
                                             {{"auto", TextSplit::automatic},
                                              {"blank-line", TextSplit::blank_line},
@@ -64,8 +69,8 @@ PrepareResult run_prepare(const PrepareVerb& verb) {
     options.records.split = TextSplit::separator;
     options.records.separator = *verb.separator;
   }
-  options.on_bad_line =
-      one_of<OnBadLine>("--on-bad-line", verb.on_bad_line, {{"fail", OnBadLine::fail}, {"skip", OnBadLine::skip}});
+  options.on_bad_line = one_of<OnBadLine>("--on-bad-line", verb.on_bad_line,
+                                          {{"fail", OnBadLine::fail}, {"skip", OnBadLine::skip}});
   if (verb.workers < 0) fail(ErrorCode::usage, "--workers " + std::to_string(verb.workers) + " is negative");
   if (verb.eod && !verb.append_eod) fail(ErrorCode::usage, "--eod has no effect without --append-eod");
 
@@ -75,14 +80,17 @@ PrepareResult run_prepare(const PrepareVerb& verb) {
   options.vocab_size = tokenizer->vocab_size();
   options.progress = verb.progress;
   ThreadPool pool(verb.workers);
-  return prepare(options, [&](std::string_view text, std::vector<int32_t>& ids) { tokenizer->encode(text, ids); }, pool);
+  return prepare(
+      options, [&](std::string_view text, std::vector<int32_t>& ids) { tokenizer->encode(text, ids); }, pool);
 }
 
 std::string to_text(const PrepareProgress& now) {
-  std::string line = rate(now.text_bytes_per_second) + "  " + human_count(static_cast<double>(now.documents)) + " documents  " +
+  std::string line = rate(now.text_bytes_per_second) + "  " +
+                     human_count(static_cast<double>(now.documents)) + " documents  " +
                      human_count(static_cast<double>(now.tokens)) + " tokens";
   if (now.skipped > 0) line += "  " + with_separators(now.skipped) + " skipped";
-  return line + "  " + percent(now.file_bytes, now.file_bytes_total) + "  " + human_duration(now.seconds_left) + " left";
+  return line + "  " + percent(now.file_bytes, now.file_bytes_total) + "  " +
+         human_duration(now.seconds_left) + " left";
 }
 
 std::string to_text(const PrepareResult& result) {
@@ -90,8 +98,8 @@ std::string to_text(const PrepareResult& result) {
   int64_t text_bytes = 0;
   for (const auto& key : result.keys) {
     text_bytes += key.text_bytes;
-    out += key.prefix + ".bin/.idx: " + with_separators(key.documents) + " documents, " + with_separators(key.tokens) +
-           " tokens (" + std::string(name_of(result.type)) + ")";
+    out += key.prefix + ".bin/.idx: " + with_separators(key.documents) + " documents, " +
+           with_separators(key.tokens) + " tokens (" + std::string(name_of(result.type)) + ")";
     if (key.empty_documents > 0) out += ", " + with_separators(key.empty_documents) + " empty";
     if (key.tokens > 0) {
       char text[48];

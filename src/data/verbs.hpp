@@ -1,5 +1,6 @@
-// The bodies of `capstan data prepare` and `capstan data inspect`: names and files in, a result to print out. The command
-// line parses flags into these structs, prints what they return and shows progress; it decides nothing.
+// The bodies of `capstan data prepare` and `capstan data inspect`: names and files in, a result to print out.
+// The command line parses flags into these structs, prints what they return and shows progress; it decides
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +21,12 @@ struct PrepareVerb {
   std::vector<std::string> json_keys = {"text"};  // --json-keys
   bool append_eod = false;                        // --append-eod
   std::optional<std::string> eod;                 // --eod TOKEN; default: the tokenizer's own end of document
-  std::string format = "auto";        // --format auto|json|text
-  std::string documents = "auto";     // --documents auto|blank-line|separator|file: what ends a document of plain text
+  std::string format = "auto";                    // --format auto|json|text
+  std::string documents =
+      "auto";  // --documents auto|blank-line|separator|file: what ends a document of plain text
   std::optional<std::string> separator;  // --separator LINE (implies --documents separator)
-  std::string on_bad_line = "fail";   // --on-bad-line fail|skip
-  int workers = 0;                    // --workers; 0: the cores of this process
+  std::string on_bad_line = "fail";      // --on-bad-line fail|skip
+  int workers = 0;                       // --workers; 0: the cores of this process
   std::function<void(const PrepareProgress&)> progress;
 };
 // ErrorCode::usage for an unknown word or token, otherwise what prepare() throws.

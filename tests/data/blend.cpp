@@ -29,7 +29,8 @@ TEST_CASE("splits are those of megatron-core") {
 }
 
 TEST_CASE("what is not a split is refused") {
-  for (const char* text : {"", "a", "1,,1", "1,-1", "0,0,0", "1,1,1,1", "nan", "inf,1", "1e308,1e308", "0x1", "969;30;1"}) {
+  for (const char* text :
+       {"", "a", "1,,1", "1,-1", "0,0,0", "1,1,1,1", "nan", "inf,1", "1e308,1e308", "0x1", "969;30;1"}) {
     CAPTURE(text);
     CHECK(error_of([&] { parse_split(text); }).starts_with("config: "));
   }
@@ -53,7 +54,8 @@ TEST_CASE("the greedy order is megatron-core's, from any place") {
     const std::string expected = test["dataset"];
     CAPTURE(test["weights"].dump());
     std::string found;
-    for (size_t k = 0; k < expected.size(); ++k) found += std::to_string(order.at(static_cast<int64_t>(k)).dataset);
+    for (size_t k = 0; k < expected.size(); ++k)
+      found += std::to_string(order.at(static_cast<int64_t>(k)).dataset);
     CHECK(found == expected);
     CHECK(order.at(static_cast<int64_t>(expected.size()) - 1).sample == test["last_sample"].get<int64_t>());
   }
@@ -84,7 +86,8 @@ TEST_CASE("a blend far from its start equals the definition, whatever was asked 
             choice.sample == expected[static_cast<size_t>(k)].sample;
   }
   CHECK(equal);
-  for (int64_t k = 0; k < kLength; k += 7) equal = equal && order.at(k).sample == expected[static_cast<size_t>(k)].sample;
+  for (int64_t k = 0; k < kLength; k += 7)
+    equal = equal && order.at(k).sample == expected[static_cast<size_t>(k)].sample;
   CHECK(equal);
   // Shares are kept to within one sample at every prefix.
   for (size_t i = 0; i < weights.size(); ++i)

@@ -1,4 +1,5 @@
-// What the tests of the datasets share: a directory that goes away, small datasets, and the fixtures of megatron-core.
+// What the tests of the datasets share: a directory that goes away, small datasets, and the fixtures of
+// megatron-core.
 #pragma once
 
 #include <unistd.h>
@@ -49,9 +50,11 @@ inline void write_dataset(const std::string& prefix, const std::vector<std::vect
   writer.finish();
 }
 
-// `count` documents whose tokens count up from 0 over the whole dataset: a token is its own place. lengths(i) in tokens.
+// `count` documents whose tokens count up from 0 over the whole dataset: a token is its own place. lengths(i)
+// in tokens.
 template <class Lengths>
-std::shared_ptr<const IndexedDataset> counting_dataset(const std::string& prefix, int64_t count, Lengths lengths) {
+std::shared_ptr<const IndexedDataset> counting_dataset(const std::string& prefix, int64_t count,
+                                                       Lengths lengths) {
   IndexedWriter writer(prefix, TokenType::i32);
   int32_t next = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -64,7 +67,9 @@ std::shared_ptr<const IndexedDataset> counting_dataset(const std::string& prefix
   return std::make_shared<IndexedDataset>(prefix);
 }
 
-inline std::string fixture(const std::string& name) { return std::string(CAPSTAN_SOURCE_DIR "/tests/data/indexed/") + name; }
+inline std::string fixture(const std::string& name) {
+  return std::string(CAPSTAN_SOURCE_DIR "/tests/data/indexed/") + name;
+}
 
 // The error of a call: "code: message" with context and help; empty when it did not throw a capstan::Error.
 template <class Call>

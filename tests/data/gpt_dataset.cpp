@@ -78,7 +78,8 @@ TEST_CASE("whole builds in Megatron's order: blends by weight, by size, per spli
     if (what == "sizes" || what == "all") options.blend = {{a, b}, std::nullopt};
     if (what == "one with weight") options.blend = {{a}, std::vector{1.0}};
     if (what == "per split")
-      options.blend_per_split = {Blend{{a, b}, std::vector{0.5, 0.5}}, Blend{{b}, std::nullopt}, Blend{{a}, std::vector{2.0}}};
+      options.blend_per_split = {Blend{{a, b}, std::vector{0.5, 0.5}}, Blend{{b}, std::nullopt},
+                                 Blend{{a}, std::vector{2.0}}};
     for (size_t i = 0; i < 3; ++i)
       if (!test["sizes"][i].is_null()) options.num_samples[i] = test["sizes"][i].get<int64_t>();
     const auto splits = build_gpt_datasets(options);
@@ -86,7 +87,8 @@ TEST_CASE("whole builds in Megatron's order: blends by weight, by size, per spli
       REQUIRE(splits[i]);
       CHECK(splits[i]->samples() == test["lengths"][i].get<int64_t>());
       for (size_t row = 0; row < test["texts"][i].size(); ++row)
-        CHECK(text_of(*splits[i], static_cast<int64_t>(row)) == test["texts"][i][row].get<std::vector<int32_t>>());
+        CHECK(text_of(*splits[i], static_cast<int64_t>(row)) ==
+              test["texts"][i][row].get<std::vector<int32_t>>());
     }
   }
 }
@@ -122,7 +124,8 @@ TEST_CASE("our order: splits do not share tokens, absent splits are null, blends
   const auto by_size = build_gpt_datasets(options)[0];
   from_high = 0;
   for (int64_t i = 0; i < 1000; ++i) from_high += text_of(*by_size, i)[0] >= 1'000'000;
-  CHECK(std::abs(static_cast<double>(from_high) - 1000.0 * 2000 / (2000 + static_cast<double>(dataset->tokens()))) < 2);
+  CHECK(std::abs(static_cast<double>(from_high) -
+                 1000.0 * 2000 / (2000 + static_cast<double>(dataset->tokens()))) < 2);
   CHECK(by_size->epoch_samples() == (2000 - 1) / 6 + (dataset->tokens() - 1) / 6);
 }
 
@@ -135,7 +138,8 @@ TEST_CASE("options that contradict each other, and errors with their split and d
   CHECK(error_of([&] { build_gpt_datasets(options); }).find("1 datasets and 2 weights") != std::string::npos);
   options = options_for({{fixture("a")}, std::nullopt});
   options.documents.reset_attention_mask = true;
-  CHECK(error_of([&] { build_gpt_datasets(options); }).find("reset_attention_mask needs to know") != std::string::npos);
+  CHECK(error_of([&] { build_gpt_datasets(options); }).find("reset_attention_mask needs to know") !=
+        std::string::npos);
   options = options_for({{fixture("missing")}, std::nullopt});
   CHECK(error_of([&] { build_gpt_datasets(options); }).starts_with("not_found: "));
   options = options_for({{fixture("small_u16")}, std::nullopt});
@@ -148,11 +152,13 @@ TEST_CASE("options that contradict each other, and errors with their split and d
   options.vocab_size = 60000;
   options.sequence_length = 10;
   const auto split = build_gpt_datasets(options)[0];
-  CHECK(error_of([&] { text_of(*split, 0); }).find("token 65499 is not below the vocabulary size 60000") != std::string::npos);
+  CHECK(error_of([&] { text_of(*split, 0); }).find("token 65499 is not below the vocabulary size 60000") !=
+        std::string::npos);
 }
 
 TEST_CASE("mock data can be learned, end their documents, and depend on seed, split and number alone") {
-  const MockSource train(50, 49, 1234, Split::train, 64), valid(50, 49, 1234, Split::valid, 64), middle(50, 7, 1, Split::train, 64);
+  const MockSource train(50, 49, 1234, Split::train, 64), valid(50, 49, 1234, Split::valid, 64),
+      middle(50, 7, 1, Split::train, 64);
   std::vector<int32_t> text(257), again(257);
   int64_t follows = 0, ends = 0, total = 0;
   std::map<int32_t, int64_t> counts;
@@ -190,5 +196,6 @@ TEST_CASE("mock data can be learned, end their documents, and depend on seed, sp
   options.documents.reset_attention_mask = true;  // the mock knows its own end of document
   CHECK(build_gpt_datasets(options)[2]);
   options.vocab_size = 0;
-  CHECK(error_of([&] { build_gpt_datasets(options); }).find("mock data needs a vocabulary") != std::string::npos);
+  CHECK(error_of([&] { build_gpt_datasets(options); }).find("mock data needs a vocabulary") !=
+        std::string::npos);
 }

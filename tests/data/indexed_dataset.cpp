@@ -2,8 +2,8 @@
 
 #include <doctest/doctest.h>
 
-#include <chrono>
 #include <sys/stat.h>
+#include <ctime>
 
 #include <cstring>
 #include <functional>
@@ -69,14 +69,17 @@ TEST_CASE("what megatron-core wrote is written alike and read back") {
     const int32_t high = wide ? 128000 : 65499;
     const TempDirectory directory;
     IndexedWriter writer(directory / name, wide ? TokenType::i32 : TokenType::u16);
-    const auto add = [&](std::vector<int32_t> tokens, std::vector<int32_t> lengths) { writer.add_document(tokens, lengths); };
+    const auto add = [&](std::vector<int32_t> tokens, std::vector<int32_t> lengths) {
+      writer.add_document(tokens, lengths);
+    };
     add({1, 2, 3}, {3});
     add({}, {});
     add({4, 5, 6}, {2, 1});
     add({7, 8, 9, 10, high}, {5});
     add({}, {});
     writer.finish();
-    for (const char* part : {".bin", ".idx"}) CHECK(read_file(directory / (name + part)) == read_file(fixture(name + part)));
+    for (const char* part : {".bin", ".idx"})
+      CHECK(read_file(directory / (name + part)) == read_file(fixture(name + part)));
 
     const IndexedDataset dataset(fixture(name));
     CHECK(dataset.documents() == 5);
@@ -102,7 +105,8 @@ TEST_CASE("the type follows the vocabulary as in Megatron; every integer type is
   CHECK(token_type_for_vocab(65499) == TokenType::u16);
   CHECK(token_type_for_vocab(65500) == TokenType::i32);
   const TempDirectory directory;
-  for (const auto type : {TokenType::u8, TokenType::i8, TokenType::i16, TokenType::u16, TokenType::i32, TokenType::i64}) {
+  for (const auto type :
+       {TokenType::u8, TokenType::i8, TokenType::i16, TokenType::u16, TokenType::i32, TokenType::i64}) {
     const auto prefix = directory / std::string(name_of(type));
     write_dataset(prefix, {{0, 1, 127}, {5}}, type);
     const IndexedDataset dataset(prefix);
@@ -110,8 +114,10 @@ TEST_CASE("the type follows the vocabulary as in Megatron; every integer type is
     CHECK(read_all(dataset, 0) == std::vector<int32_t>{0, 1, 127});
     CHECK(read_all(dataset, 1) == std::vector<int32_t>{5});
   }
-  CHECK(error_of([&] { write_dataset(directory / "x", {{65536}}); }).find("token 65536 does not fit") != std::string::npos);
-  CHECK(error_of([&] { write_dataset(directory / "x", {{-1}}, TokenType::i32); }).find("token -1") != std::string::npos);
+  CHECK(error_of([&] { write_dataset(directory / "x", {{65536}}); }).find("token 65536 does not fit") !=
+        std::string::npos);
+  CHECK(error_of([&] { write_dataset(directory / "x", {{-1}}, TokenType::i32); }).find("token -1") !=
+        std::string::npos);
   CHECK(!std::filesystem::exists(directory / "x.bin"));
 }
 
@@ -126,7 +132,8 @@ TEST_CASE("an empty dataset and one without documents are legal") {
 }
 
 TEST_CASE("hostile .idx and .bin: a clear error with file and offset, never a crash") {
-  // Layout of the index under attack: S = 2, D = 3: lengths at 34, pointers at 42, documents at 58, end at 82.
+  // Layout of the index under attack: S = 2, D = 3: lengths at 34, pointers at 42, documents at 58, end
+  // at 82.
   struct Case {
     const char* what;
     std::function<void(std::string& index, std::string& bin)> damage;
@@ -137,8 +144,10 @@ TEST_CASE("hostile .idx and .bin: a clear error with file and offset, never a cr
   };
   const Case cases[] = {
       {"magic", at(0, 'X'), ".idx: offset 0: not the index of an indexed dataset"},
-      {"empty index", [](std::string& index, std::string&) { index.clear(); }, "offset 0: the magic needs 9 bytes"},
-      {"truncated header", [](std::string& index, std::string&) { index.resize(20); }, "offset 18: the number of sequences"},
+      {"empty index", [](std::string& index, std::string&) { index.clear(); },
+       "offset 0: the magic needs 9 bytes"},
+      {"truncated header", [](std::string& index, std::string&) { index.resize(20); },
+       "offset 18: the number of sequences"},
       {"version 0", at(9, uint64_t{0}), "offset 9: version 0"},
       {"version 2", at(9, uint64_t{2}), "offset 9: version 2"},
       {"type 0", at(17, uint8_t{0}), "offset 17: token type 0"},
@@ -161,10 +170,14 @@ TEST_CASE("hostile .idx and .bin: a clear error with file and offset, never a cr
       {"documents end early", at(74, int64_t{1}), "offset 74: the last document ends at sequence 1"},
       {"documents decrease", at(66, int64_t{3}), "offset 66: document boundary 3"},
       {"documents negative", at(66, int64_t{-1}), "offset 66: document boundary -1"},
-      {"one byte too many", [](std::string& index, std::string&) { index += 'x'; }, "offset 82: 1 bytes too many"},
-      {"half a token", [](std::string&, std::string& bin) { bin += 'x'; }, ".bin: 11 bytes are not a whole number of u16"},
-      {"a token too many", [](std::string&, std::string& bin) { bin += "xx"; }, ".bin: 12 bytes, but the index accounts for 10"},
-      {"no tokens", [](std::string&, std::string& bin) { bin.clear(); }, ".bin: 0 bytes, but the index accounts for 10"},
+      {"one byte too many", [](std::string& index, std::string&) { index += 'x'; },
+       "offset 82: 1 bytes too many"},
+      {"half a token", [](std::string&, std::string& bin) { bin += 'x'; },
+       ".bin: 11 bytes are not a whole number of u16"},
+      {"a token too many", [](std::string&, std::string& bin) { bin += "xx"; },
+       ".bin: 12 bytes, but the index accounts for 10"},
+      {"no tokens", [](std::string&, std::string& bin) { bin.clear(); },
+       ".bin: 0 bytes, but the index accounts for 10"},
   };
   const TempDirectory directory;
   write_dataset(directory / "good", {{1, 2, 3}, {4, 5}});
@@ -178,10 +191,12 @@ TEST_CASE("hostile .idx and .bin: a clear error with file and offset, never a cr
     const auto error = error_of([&] { IndexedDataset dataset(directory / "bad"); });
     CHECK(error.starts_with("format: "));
     CHECK(error.find(directory / "bad") != std::string::npos);
-    if (test.expected != std::string_view("does not matter")) CHECK(error.find(test.expected) != std::string::npos);
+    if (test.expected != std::string_view("does not matter"))
+      CHECK(error.find(test.expected) != std::string::npos);
     INFO(error);
   }
-  // Every truncation and every flipped byte of the index: an error or a dataset that can be read, nothing else.
+  // Every truncation and every flipped byte of the index: an error or a dataset that can be read, nothing
+  // else.
   for (size_t size = 0; size < index.size(); ++size) {
     write_text(directory / "bad.idx", index.substr(0, size));
     write_text(directory / "bad.bin", bin);
@@ -228,8 +243,9 @@ TEST_CASE("a token outside the vocabulary is found when it is read, with its off
   poke(bin, 8, int64_t{-7});
   poke(bin, 16, int64_t{1} << 40);
   write_text(directory / "n.bin", bin);
-  CHECK(error_of([&] { read_all(IndexedDataset(directory / "n"), 0); }).find("offset 8: token -7 is negative") !=
-        std::string::npos);
+  CHECK(error_of([&] {
+          read_all(IndexedDataset(directory / "n"), 0);
+        }).find("offset 8: token -7 is negative") != std::string::npos);
 }
 
 TEST_CASE("a .bin that shrinks after opening is an error, not a signal") {
@@ -245,7 +261,8 @@ TEST_CASE("a sparse file of 4 TiB is refused by its index, at once") {
   write_dataset(directory / "t", {{1, 2, 3}});
   std::error_code error;
   std::filesystem::resize_file(directory / "t.bin", uintmax_t{1} << 42, error);
-  if (!error) CHECK(error_of([&] { IndexedDataset(directory / "t"); }).find("accounts for 6") != std::string::npos);
+  if (!error)
+    CHECK(error_of([&] { IndexedDataset(directory / "t"); }).find("accounts for 6") != std::string::npos);
 }
 
 TEST_CASE("ten million documents open in a second and 200 MiB, first sample included") {
@@ -258,26 +275,31 @@ TEST_CASE("ten million documents open in a second and 200 MiB, first sample incl
     std::string tokens;
     for (int64_t begin = 0; begin < kDocuments; begin += kChunk) {
       int64_t sum = 0;
-      for (int64_t i = 0; i < kChunk; ++i) sum += lengths[static_cast<size_t>(i)] = static_cast<int32_t>((begin + i) % 5 + 1);
+      for (int64_t i = 0; i < kChunk; ++i)
+        sum += lengths[static_cast<size_t>(i)] = static_cast<int32_t>((begin + i) % 5 + 1);
       tokens.resize(static_cast<size_t>(2 * sum));
       writer.add_encoded(std::as_bytes(std::span(tokens.data(), tokens.size())), lengths, ones);
     }
     writer.finish();
   }
   const int64_t before = resident_bytes();
-  const auto start = std::chrono::steady_clock::now();
+  // Processor time: other work on the machine must not fail the test. (There is no input or output to wait
+  // for.)
+  const auto start = std::clock();
+  const auto seconds = [&] { return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC; };
   const auto dataset = std::make_shared<IndexedDataset>(directory / "large");
-  const double opened = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double opened = seconds();
   const CapstanOrder order({dataset, 0, dataset->sequences()}, 512, 1234);
   std::vector<int32_t> text(513);
   order.read(0, text);
-  const double first = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double first = seconds();
   const int64_t after = resident_bytes();
-  MESSAGE("open " << opened << " s, with the order of the first epoch " << first << " s, " << (after - before) / 1e6 << " MB");
+  MESSAGE("open " << opened << " s, with the order of the first epoch " << first << " s, "
+                  << (after - before) / 1e6 << " MB");
   CHECK(dataset->documents() == kDocuments);
   CHECK(after - before < (int64_t{200} << 20));
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   CHECK(opened < 1.0);
-  CHECK(first < 2.0);
+  CHECK(first < 1.0);
 #endif
 }

@@ -109,7 +109,8 @@ TEST_CASE("ranks take contiguous rows; together they are the single rank's batch
     CHECK(first.tokens[4] == static_cast<int32_t>(base) + 1);
     CHECK(first.cu_seqlens == std::vector<std::vector<int32_t>>{{0, 4}, {0, 4}});
     CHECK(loader.consumed_samples() == 17);
-    for (const auto& batch : {first, second}) seen.insert(seen.end(), batch.sample_ids.begin(), batch.sample_ids.end());
+    for (const auto& batch : {first, second})
+      seen.insert(seen.end(), batch.sample_ids.begin(), batch.sample_ids.end());
   }
   std::sort(seen.begin(), seen.end());
   for (size_t i = 0; i < seen.size(); ++i) CHECK(seen[i] == 5 + i);
@@ -128,7 +129,8 @@ TEST_CASE("what fails in a worker surfaces at next(), in its turn, with its plac
     for (int again = 0; again < 2; ++again) {
       const auto error = error_of([&] { loader.next(); });
       CHECK(error.starts_with("format: sample is broken"));
-      CHECK(error.find("while reading sample 21 (row 1 of a micro-batch on data-parallel rank 0)") != std::string::npos);
+      CHECK(error.find("while reading sample 21 (row 1 of a micro-batch on data-parallel rank 0)") !=
+            std::string::npos);
     }
     CHECK(loader.consumed_samples() == 20);
   }
@@ -164,8 +166,8 @@ TEST_CASE("a loader that makes no sense is refused") {
 }
 
 TEST_CASE("longer runs begin with shorter ones") {
-  // Nothing that a loader is given says how long the run is; the order of a longer one is read here in one go, a shorter one's
-  // in pieces with other batch shapes.
+  // Nothing that a loader is given says how long the run is; the order of a longer one is read here in one
+  // go, a shorter one's in pieces with other batch shapes.
   const auto dataset = fixture_dataset();
   LoaderOptions options;
   options.global_batch_size = 1;
