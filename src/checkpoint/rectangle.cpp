@@ -65,9 +65,12 @@ std::string to_text(const Shape& shape) {
 
 std::string to_text(const Rectangle& rectangle) {
   std::string text = "[";
-  for (size_t d = 0; d < rectangle.rank(); ++d)
-    text += (d ? "," : "") + std::to_string(rectangle.offsets[d]) + ":" +
-            std::to_string(rectangle.offsets[d] + rectangle.sizes[d]);
+  for (size_t d = 0; d < rectangle.rank(); ++d) {
+    const int64_t begin = rectangle.offsets[d], size = rectangle.sizes[d];
+    const auto end = try_add(begin, size);  // a refused one may be anything
+    text += (d ? "," : "") + std::to_string(begin) + ":" +
+            (end ? std::to_string(*end) : std::to_string(begin) + "+" + std::to_string(size));
+  }
   return text + "]";
 }
 
