@@ -3,6 +3,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
 
 #include "base/error.hpp"
@@ -14,7 +15,8 @@ namespace capstan::data {
 namespace {
 
 constexpr size_t kMaxPatternBytes = 16 << 10;
-constexpr uint32_t kMatchLimit = 10'000'000;  // steps of one match
+// Steps of backtracking in one match: enough to run through the whole text a few times, too few to do so for every character.
+constexpr size_t kMatchLimit = 200'000, kMatchLimitPerByte = 8;
 constexpr uint32_t kHeapLimitKib = 64 << 10;
 
 std::string pcre_message(int code) {
@@ -70,11 +72,7 @@ std::string translate(std::string_view regex) {
 
 struct Pattern::Code {
   pcre2_code* code = nullptr;
-  pcre2_match_context* context = nullptr;
-  ~Code() {
-    pcre2_match_context_free(context);
-    pcre2_code_free(code);
-  }
+  ~Code() { pcre2_code_free(code); }
 };
 
 std::shared_ptr<const Pattern> Pattern::compile(std::string_view regex) {
@@ -91,10 +89,6 @@ std::shared_ptr<const Pattern> Pattern::compile(std::string_view regex) {
   if (code->code == nullptr)
     fail(ErrorCode::format, "the regular expression " + quoted(regex) + " does not compile: " + pcre_message(error) + " (at " +
                                 std::to_string(offset) + ")");
-  code->context = pcre2_match_context_create(nullptr);
-  if (code->context == nullptr) throw std::bad_alloc();
-  pcre2_set_match_limit(code->context, kMatchLimit);
-  pcre2_set_heap_limit(code->context, kHeapLimitKib);
   pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE);  // without it the interpreter matches the same
   auto result = std::shared_ptr<Pattern>(new Pattern);
   result->code_ = std::move(code);
@@ -112,16 +106,23 @@ std::shared_ptr<const Pattern> Pattern::literal(std::string_view text) {
 }
 
 void Pattern::find_all(std::string_view text, FunctionRef<void(size_t, size_t)> match) const {
-  struct MatchData {
-    pcre2_match_data* data;
-    ~MatchData() { pcre2_match_data_free(data); }
+  struct Match {
+    pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+    pcre2_match_context* context = pcre2_match_context_create(nullptr);
+    ~Match() {
+      pcre2_match_context_free(context);
+      pcre2_match_data_free(data);
+    }
   };
-  const MatchData found{pcre2_match_data_create(1, nullptr)};
-  if (found.data == nullptr) throw std::bad_alloc();
+  const Match found;
+  if (found.data == nullptr || found.context == nullptr) throw std::bad_alloc();
+  const size_t limit = kMatchLimit + kMatchLimitPerByte * std::min<size_t>(text.size(), 1 << 28);
+  pcre2_set_match_limit(found.context, static_cast<uint32_t>(limit));
+  pcre2_set_heap_limit(found.context, kHeapLimitKib);
   size_t position = 0, last_end = std::string_view::npos;
   while (position <= text.size()) {
     const int rc = pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), position, 0, found.data,
-                               code_->context);
+                               found.context);
     if (rc == PCRE2_ERROR_NOMATCH) return;
     if (rc < 0)
       fail(ErrorCode::format, "the regular expression " + quoted(regex_) + " gave up at byte " + std::to_string(position) +
