@@ -83,7 +83,8 @@ TEST_CASE("a resume cuts the file back to its step, and a torn line off") {
   std::string text, kept;
   for (int64_t step = 1; step <= 10; ++step) {
     text += MetricsRow(step).number("loss", 1.0 / static_cast<double>(step)).line();
-    if (step == 5) text += MetricsRow(5, "validation").number("loss", 1.0).line() + "{\"event\": \"saved\"}\n";
+    if (step == 5)
+      text += MetricsRow(5, "validation").number("loss", 1.0).line() + "{\"event\": \"saved\"}\n";
     if (step == 5) kept = text;
   }
   for (const std::string tail : {"", "{\"step\": 11, \"lo", "{\"step\": 2}"}) {
