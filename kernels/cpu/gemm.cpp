@@ -29,23 +29,27 @@ struct Plan {
   int64_t chunk_n, chunk_k;  // of packed B
 };
 
-constexpr int64_t kPackedFloats = int64_t{1} << 22;  // 16 MiB of packed B at a time
+constexpr int64_t kPackedFloats = int64_t{1} << 20;  // 4 MiB of packed B at a time: a part of the last-level cache
 constexpr int64_t kTiles = 32;                       // enough for an even load
 constexpr int64_t kTileWork = int64_t{1} << 20;      // multiply-adds below which a tile is not worth a thread
+// A tile packs rows x kKc of A, which shall stay in the second-level cache, and uses each panel of B `rows` times: with fewer
+// than 64 rows fetching B would cost more than multiplying.
+constexpr int64_t kMaxRows = 192, kMinRows = 64, kMaxCols = 1536, kMinCols = 4 * kNr;
 
 HWY_INLINE int64_t even(int64_t n, int64_t parts, int64_t unit) {  // the size of each of `parts`, in whole units
   return std::max(unit, ((n + parts - 1) / parts + unit - 1) / unit * unit);
 }
 
-HWY_INLINE Plan plan_for(const GemmShape& s) {
+HWY_INLINE Plan plan_for(const GemmShape& s, bool narrow) {
   Plan p;
-  p.chunk_k = std::min(std::max<int64_t>(s.k, 1), std::max(kKc, kPackedFloats / std::min<int64_t>(s.n + kNr, 1024) / kKc * kKc));
+  // Between two chunks of k the sums lie in C. bf16 cannot hold them, so there a chunk is as deep as can be.
+  p.chunk_k = std::min(s.k, even(s.k, blocks_of(s.k, narrow ? 16 * kKc : 2 * kKc), 4));
   p.chunk_n = std::min(s.n, std::max(8 * kNr, kPackedFloats / p.chunk_k / kNr * kNr));
-  const double work = static_cast<double>(s.m) * static_cast<double>(p.chunk_n) * static_cast<double>(std::max<int64_t>(s.k, 1));
+  const double work = static_cast<double>(s.m) * static_cast<double>(p.chunk_n) * static_cast<double>(s.k);
   const auto wanted = static_cast<int64_t>(std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
-  int64_t across = blocks_of(p.chunk_n, 1536);
-  int64_t down = std::max(blocks_of(s.m, 192), std::min(blocks_of(s.m, 32), blocks_of(wanted, across)));
-  across = std::max(across, std::min(blocks_of(p.chunk_n, 4 * kNr), wanted / down));
+  int64_t across = blocks_of(p.chunk_n, kMaxCols);
+  const int64_t down = std::max(blocks_of(s.m, kMaxRows), std::min(blocks_of(s.m, kMinRows), blocks_of(wanted, across)));
+  across = std::max(across, std::min(blocks_of(p.chunk_n, kMinCols), blocks_of(wanted, down)));
   p.rows = even(s.m, down, kMr);
   p.cols = even(p.chunk_n, across, kNr);
   return p;
@@ -76,15 +80,23 @@ constexpr int64_t kPanelA = kKc * kMr + 16;  // not a power of two: panels of on
 // Rows [m0, m0 + m) and columns [k0, k0 + k) of op(A), k <= kKc, as panels kPanelA apart.
 template <class T>
 HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k, float* to) {
+  if (s.trans_a) {
+    // A row of the array holds four (eight) members of every panel: it is read once, in order.
+    for (int64_t p = 0; p < k; ++p) {
+      const T* row = a + (k0 + p) * s.lda + m0;
+      float* panel = to + p * kMr;
+      int64_t i = 0;
+      for (; i + kMr <= m; i += kMr, panel += kPanelA) pack_straight(row + i, s.lda, 1, kMr, kMr, panel);
+      if (i < m) pack_straight(row + i, s.lda, 1, m - i, kMr, panel);
+    }
+    return;
+  }
   constexpr int64_t kRun = 64;
   for (int64_t p = 0; p < k; p += kRun) {
     const int64_t run = std::min(kRun, k - p);
-    for (int64_t i = 0; i < m; i += kMr) {
-      const int64_t rows = std::min<int64_t>(kMr, m - i);
-      float* panel = to + i / kMr * kPanelA + p * kMr;
-      if (s.trans_a) pack_straight(a + (k0 + p) * s.lda + m0 + i, s.lda, run, rows, kMr, panel);
-      else pack_transposed(a + (m0 + i) * s.lda + k0 + p, s.lda, run, rows, kMr, panel);
-    }
+    for (int64_t i = 0; i < m; i += kMr)
+      pack_transposed(a + (m0 + i) * s.lda + k0 + p, s.lda, run, std::min<int64_t>(kMr, m - i), kMr,
+                      to + i / kMr * kPanelA + p * kMr);
   }
 }
 
@@ -100,8 +112,8 @@ HWY_INLINE void write_block(const float* from, int64_t m, int64_t n, bf16* c, in
 
 template <class T>
 void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, float alpha, float beta) {
-  const Plan p = plan_for(s);
   const bool narrow = out.dtype == DType::bf16;
+  const Plan p = plan_for(s, narrow);
   // bf16 results are summed in fp32: in the tile's scratch, or when k comes in several chunks in a copy of C's columns.
   const bool copy = narrow && p.chunk_k < s.k;
   const int64_t panels = blocks_of(p.rows, kMr);
@@ -129,8 +141,9 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
           else
             read_block(out.as<bf16>() + at, s.ldc, rows, cols, to);
         }
-        for (int64_t pass = 0; pass < k; pass += kKc) {
-          const int64_t depth = std::min(kKc, k - pass);
+        const int64_t deep = even(k, blocks_of(k, kKc), 4);
+        for (int64_t pass = 0; pass < k; pass += deep) {
+          const int64_t depth = std::min(deep, k - pass);
           pack_a(s, a, i0, rows, k0 + pass, depth, panel);
           packed_product({panel, packed_b + j0 * k, kPanelA, kNr * k, pass}, rows, cols, depth, alpha,
                          k0 + pass == 0 ? beta : 1.0f, to, ldt);

@@ -85,6 +85,9 @@ template <int NV>
 HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, float alpha, float beta,
                                 float* HWY_RESTRICT c, int64_t ldc, int64_t m, int64_t n) {
   const DF d;
+  // The sums go to C at the end: its lines come while the sums are made.
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t j = 0; j < NV * kStep; j += 16) hwy::Prefetch(c + i * ldc + j);
   VF sum[kMr][NV];
 #pragma GCC unroll 8
   for (int i = 0; i < kMr; ++i)

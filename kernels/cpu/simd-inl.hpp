@@ -6,6 +6,7 @@
 #include <initializer_list>
 
 #include "base/philox.hpp"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/context.hpp"
 #include "kernels/cpu/parallel.hpp"
