@@ -1,0 +1,220 @@
+#include "kernels/bench/bench.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "base/philox.hpp"
+#include "kernels/table.hpp"
+#include "tensor/launch.hpp"
+#include "tensor/tensor.hpp"
+
+namespace capstan::kernels {
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// The shortest of as many runs as fit into `seconds`, at least two: the first one meets cold memory.
+template <class Run>
+double shortest(Device& device, double seconds, Run&& run) {
+  double best = 1e30;
+  const double start = now();
+  for (int i = 0; i < 2 || now() - start < seconds; ++i) {
+    const double before = now();
+    run();
+    device.synchronize();
+    best = std::min(best, now() - before);
+  }
+  return best;
+}
+
+// Values in [-1, 1): never measure on zeros, some machines are faster on them.
+Tensor noise(Device& device, int64_t n, DType dtype = DType::f32) {
+  std::vector<float> values(static_cast<size_t>(n));
+  uint32_t state = 1;
+  for (float& v : values) {
+    state = state * 1664525u + 1013904223u;
+    v = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+  }
+  const Tensor wide = Tensor::from_host<float>(device, {n}, values);
+  if (dtype == DType::f32) return wide;
+  const Tensor narrow = Tensor::empty(device, {n}, dtype);
+  launch(device, device.table().elementwise->cast, wide, narrow, n);
+  return narrow;
+}
+
+}  // namespace
+
+double product_gflops(Device& device, const ProductShape& s, DType dtype, double seconds) {
+  const Tensor a = noise(device, s.m * s.k, dtype), b = noise(device, s.n * s.k, dtype), c = Tensor::zeros(device, {s.m * s.n});
+  const GemmShape shape{s.trans_a, s.trans_b, s.m, s.n, s.k, s.trans_a ? s.m : s.k, s.trans_b ? s.k : s.n, s.n};
+  // A weight gradient (A transposed) adds to what is there.
+  const double time = shortest(device, seconds, [&] {
+    launch(device, device.table().gemm->run, shape, a, b, c, 1.0f, s.trans_a ? 1.0f : 0.0f);
+  });
+  return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / time * 1e-9;
+}
+
+double measured_gemm_gflops(Device& device) {
+  double best = 0;
+  for (const ProductShape& shape : {ProductShape{"", false, true, 1024, 768, 768}, ProductShape{"", false, false, 1024, 1024, 1024}})
+    best = std::max(best, product_gflops(device, shape, DType::f32, 0.12));
+  return best;
+}
+
+double measured_copy_gbps(Device& device) {
+  const int64_t n = 16 << 20;
+  const Tensor a = noise(device, n), b = Tensor::zeros(device, {n});
+  const double time = shortest(device, 0.1, [&] { launch(device, device.table().elementwise->cast, a, b, n); });
+  return 8.0 * static_cast<double>(n) / time * 1e-9;
+}
+
+const std::vector<ProductShape>& product_shapes() {
+  static const std::vector<ProductShape> shapes{
+      {"gpt2-124m qkv forward", false, true, 4096, 2304, 768},
+      {"gpt2-124m qkv input gradient", false, false, 4096, 768, 2304},
+      {"gpt2-124m qkv weight gradient", true, false, 2304, 768, 4096},
+      {"gpt2-124m mlp up forward", false, true, 4096, 3072, 768},
+      {"gpt2-124m mlp up weight gradient", true, false, 3072, 768, 4096},
+      {"gpt2-124m mlp down forward", false, true, 4096, 768, 3072},
+      {"gpt2-124m mlp down input gradient", false, false, 4096, 3072, 768},
+      {"gpt2-124m mlp down weight gradient", true, false, 768, 3072, 4096},
+      {"gpt2-124m head forward (1024 tokens)", false, true, 1024, 50304, 768},
+      {"gpt2-124m head input gradient", false, false, 1024, 768, 50304},
+      {"gpt2-124m head weight gradient", true, false, 50304, 768, 1024},
+      {"quickstart qkv forward", false, true, 2048, 512, 256},
+      {"quickstart mlp up forward", false, true, 2048, 1024, 256},
+      {"quickstart mlp down forward", false, true, 2048, 256, 1024},
+      {"quickstart mlp up input gradient", false, false, 2048, 256, 1024},
+      {"quickstart mlp up weight gradient", true, false, 1024, 256, 2048},
+      {"quickstart mlp down weight gradient", true, false, 256, 1024, 2048},
+      {"quickstart head forward", false, true, 1024, 8192, 256},
+      {"quickstart head weight gradient", true, false, 8192, 256, 1024},
+  };
+  return shapes;
+}
+
+std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps, double seconds) {
+  const Table& table = device.table();
+  std::vector<KernelRate> rates;
+  auto bound_by_memory = [&](std::string name, int64_t bytes, auto&& run) {
+    const double rate = static_cast<double>(bytes) / shortest(device, seconds, run) * 1e-9;
+    rates.push_back({std::move(name), Roof::copy, rate, rate / copy_gbps});
+  };
+  auto bound_by_products = [&](std::string name, double flops, auto&& run) {
+    const double rate = flops / shortest(device, seconds, run) * 1e-9;
+    rates.push_back({std::move(name), Roof::gemm, rate, rate / gemm_gflops});
+  };
+
+  struct Model {
+    const char* name;
+    int64_t batch, seq, groups, heads_per_group, head_dim, width, inner, vocabulary;
+    bool gated;
+  };
+  for (const Model& m : {Model{"gpt2-124m", 4, 1024, 12, 1, 64, 768, 3072, 50304, false},
+                         Model{"quickstart", 16, 128, 4, 2, 32, 256, 1024, 8192, true}}) {
+    const std::string prefix = std::string(m.name) + " ";
+    const int64_t tokens = m.batch * m.seq, n = tokens * m.width, heads = m.groups * m.heads_per_group;
+    const QkvLayout layout{m.groups, m.heads_per_group, m.head_dim};
+    {
+      AttentionShape a;
+      a.qkv = layout;
+      a.batch = m.batch;
+      a.seq = m.seq;
+      a.scale = 1 / std::sqrt(static_cast<float>(m.head_dim));
+      const Tensor qkv = noise(device, tokens * layout.row()), out = Tensor::zeros(device, {tokens * heads * m.head_dim}),
+                   dout = noise(device, tokens * heads * m.head_dim), dqkv = Tensor::zeros(device, {tokens * layout.row()}),
+                   lse = Tensor::zeros(device, {m.batch * heads * m.seq}), none;
+      // Two products of seq x seq x head_dim forward, five backward; half of the square is masked.
+      const double product = static_cast<double>(m.batch * heads) * static_cast<double>(m.seq) * static_cast<double>(m.seq) *
+                             static_cast<double>(m.head_dim);
+      bound_by_products(prefix + "attention forward", 2 * product,
+                        [&] { launch(device, table.attention->forward, a, qkv, none, none, out, lse); });
+      bound_by_products(prefix + "attention backward", 5 * product,
+                        [&] { launch(device, table.attention->backward, a, qkv, out, lse, dout, none, none, dqkv); });
+      const Tensor angles = noise(device, m.seq * m.head_dim / 2);
+      std::vector<int32_t> places(static_cast<size_t>(tokens));
+      for (size_t i = 0; i < places.size(); ++i) places[i] = static_cast<int32_t>(i % static_cast<size_t>(m.seq));
+      const Tensor positions = Tensor::from_host<int32_t>(device, {tokens}, places);
+      bound_by_memory(prefix + "rope", 8 * tokens * (layout.row() - m.groups * m.head_dim), [&] {
+        launch(device, table.attention->rope, layout, qkv, angles, angles, positions, tokens, m.head_dim, false, false);
+      });
+    }
+    {
+      const Tensor x = noise(device, n), y = Tensor::zeros(device, {n}), z = noise(device, n), gamma = noise(device, m.width),
+                   mean = Tensor::zeros(device, {tokens}), rstd = Tensor::zeros(device, {tokens}),
+                   dgamma = Tensor::zeros(device, {m.width}), none;
+      const NormRows rows{tokens, m.width, 1, 0, m.width};
+      bound_by_memory(prefix + "norm forward", 8 * n, [&] {
+        launch(device, table.norm->forward, false, rows, x, none, none, gamma, 0.0f, gamma, 1e-5f, y, mean, rstd);
+      });
+      bound_by_memory(prefix + "residual + norm forward", 16 * n, [&] {
+        launch(device, table.norm->forward, true, rows, x, z, x, gamma, 0.0f, none, 1e-5f, y, none, rstd);
+      });
+      bound_by_memory(prefix + "norm backward, accumulated", 16 * n, [&] {
+        launch(device, table.norm->backward, false, rows, z, x, gamma, 0.0f, mean, rstd, y, true, dgamma, dgamma);
+      });
+      bound_by_memory(prefix + "bias + residual", 12 * n, [&] {
+        launch(device, table.elementwise->bias_dropout_add, x, gamma, z, y, tokens, m.width, 0.0f, PhiloxKey{1, 2}, none);
+      });
+    }
+    {
+      const int64_t wide = tokens * m.inner, in = m.gated ? 2 * wide : wide;
+      const auto kind = m.gated ? ActivationKind::silu : ActivationKind::gelu_tanh;
+      const Tensor x = noise(device, in), y = noise(device, wide), dx = Tensor::zeros(device, {in}), none;
+      bound_by_memory(prefix + (m.gated ? "swiglu forward" : "gelu forward"), 4 * (in + wide), [&] {
+        launch(device, table.activation->forward, kind, m.gated, x, none, y, tokens, m.inner);
+      });
+      bound_by_memory(prefix + (m.gated ? "swiglu backward" : "gelu backward"), 4 * (2 * in + wide), [&] {
+        launch(device, table.activation->backward, kind, m.gated, y, x, none, dx, tokens, m.inner);
+      });
+      const Tensor sums = Tensor::zeros(device, {m.inner});
+      bound_by_memory(prefix + "column sum", 4 * wide, [&] {
+        launch(device, table.gemm->column_sum, y, sums, tokens, m.inner, m.inner, true);
+      });
+    }
+    {
+      const int64_t rows = 256;
+      const Tensor logits = noise(device, rows * m.vocabulary), labels = Tensor::zeros(device, {rows}, DType::i32),
+                   highest = Tensor::zeros(device, {rows}), sums = Tensor::zeros(device, {rows}), target = Tensor::zeros(device, {rows}),
+                   weight = noise(device, rows), out = Tensor::zeros(device, {rows * m.vocabulary});
+      bound_by_memory(prefix + "cross-entropy forward (256 rows)", 8 * rows * m.vocabulary, [&] {
+        launch(device, table.cross_entropy->row_max, logits, rows, m.vocabulary, m.vocabulary, highest);
+        launch(device, table.cross_entropy->row_sums, logits, labels, highest, rows, m.vocabulary, m.vocabulary, 0, sums, target);
+      });
+      bound_by_memory(prefix + "cross-entropy backward (256 rows)", 8 * rows * m.vocabulary, [&] {
+        launch(device, table.cross_entropy->backward, logits, labels, highest, sums, weight, rows, m.vocabulary, m.vocabulary, 0, out);
+      });
+      const Tensor wte = noise(device, m.vocabulary * m.width), ids = Tensor::zeros(device, {tokens}, DType::i32),
+                   out_rows = noise(device, n), none;
+      bound_by_memory(prefix + "embedding forward", 8 * n, [&] {
+        launch(device, table.embedding->forward, wte, ids, none, none, out_rows, tokens, m.width, 0, m.vocabulary);
+      });
+      bound_by_memory(prefix + "embedding backward", 12 * n, [&] {
+        launch(device, table.embedding->backward, out_rows, ids, wte, tokens, m.width, 0, m.vocabulary);
+      });
+    }
+  }
+  {
+    const int64_t n = 16 << 20;
+    const Tensor grad = noise(device, n), main = noise(device, n), m = noise(device, n), v = Tensor::zeros(device, {n}), none;
+    AdamStep step;
+    step.lr = 1e-3f, step.beta1 = 0.9f, step.beta2 = 0.95f, step.eps = 1e-8f, step.weight_decay = 0.1f;
+    bound_by_memory("adam (16 Mi parameters)", 28 * n, [&] {
+      launch(device, table.optimizers->adam, step, grad, 1.0f, main, m, v, none, n);
+    });
+    const Tensor sum = Tensor::zeros(device, {1}, DType::f64);
+    bound_by_memory("sum of squares (16 Mi)", 4 * n, [&] { launch(device, table.elementwise->sum_of_squares, grad, n, sum, false); });
+    const int64_t rows = 4096, cols = 4096;
+    std::vector<int64_t> ids(static_cast<size_t>(rows));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
+    const Tensor row_ids = Tensor::from_host<int64_t>(device, {rows}, ids);
+    bound_by_memory("dropout (16 Mi)", 8 * n, [&] {
+      launch(device, table.elementwise->dropout_backward, grad, v, rows, cols, 0.1f, PhiloxKey{1, 2}, row_ids);
+    });
+  }
+  return rates;
+}
+
+}  // namespace capstan::kernels

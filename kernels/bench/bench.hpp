@@ -1,0 +1,39 @@
+// What this machine's kernels reach: the roofs that logs and `capstan bench` compare with, and each kernel's share of the one
+// that binds it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tensor/device.hpp"
+
+namespace capstan::kernels {
+
+// The rate of fp32 matrix products, 2mnk floating-point operations each, in GFLOP/s: the best seen of a few medium shapes in
+// about 0.3 s. What a training step's `gemm%` refers to.
+double measured_gemm_gflops(Device& device);
+
+// The rate of a copy of 64 MiB, bytes read plus bytes written, in GB/s: the best seen in about 0.1 s.
+double measured_copy_gbps(Device& device);
+
+enum class Roof : uint8_t { gemm, copy };
+struct KernelRate {
+  std::string name;   // "attention forward 4x1024x12x64"
+  Roof roof;          // what binds it
+  double rate = 0;    // GFLOP/s or GB/s
+  double share = 0;   // of the roof
+};
+// One row for each kernel at the shapes of a model: GPT-2 124M at 4 x 1024 tokens and the `quickstart` recipe. Causal
+// attention counts half of the square. Each takes about `seconds`.
+std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps, double seconds = 0.3);
+
+struct ProductShape {
+  const char* name;
+  bool trans_a, trans_b;
+  int64_t m, n, k;
+};
+// The products of a training step of the two models: forward, input gradient, weight gradient.
+const std::vector<ProductShape>& product_shapes();
+double product_gflops(Device& device, const ProductShape& shape, DType dtype, double seconds);
+
+}  // namespace capstan::kernels
