@@ -45,12 +45,8 @@ void describe(Section<CheckpointConfig>& s) {
   s.field("save_optim", &C::save_optim)
       .doc("save the optimizer's state; without it a run cannot continue")
       .effect(Effect::io);
-  s.field("save_rng", &C::save_rng).doc("save the seed and its position").effect(Effect::io);
   s.field("load_optim", &C::load_optim)
       .doc("continue with the saved optimizer state")
-      .used_when<Config>(load, loads);
-  s.field("load_rng", &C::load_rng)
-      .doc("continue with the saved seed and position")
       .used_when<Config>(load, loads);
   s.field("async_save", &C::async_save)
       .doc("write while training goes on; the step waits for the copy only")

@@ -17,9 +17,7 @@ struct CheckpointConfig {
   std::optional<int64_t> save_retain_interval;  // steps whose multiples are never deleted
   int64_t most_recent_k = 2;                    // newest checkpoints kept; -1: all
   bool save_optim = true;
-  bool save_rng = true;
   bool load_optim = true;
-  bool load_rng = true;
   bool async_save = false;
   bool save_tokenizer_assets = true;
 };

@@ -29,7 +29,8 @@ void describe(Section<DatasetConfig>& s) {
   s.field("path_to_cache", &D::path_to_cache)
       .doc("directory of the built indices; null: beside the dataset")
       .effect(Effect::io)
-      .only_for({"gpt"});
+      .only_for({"gpt"})
+      .not_yet("a cache of indices on disk");
   s.field("reset_position_ids", &D::reset_position_ids)
       .doc("positions start again after each end of document")
       .only_for({"gpt"});

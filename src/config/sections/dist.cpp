@@ -167,7 +167,8 @@ void describe(Section<DistConfig>& s) {
       .effect(Effect::perf);
   s.field("distributed_backend", &D::distributed_backend)
       .doc("what carries collectives")
-      .effect(Effect::perf);
+      .effect(Effect::perf)
+      .not_yet("NCCL", [](const Value& v) { return v.text == "nccl"; });
 }
 
 }  // namespace capstan::config

@@ -18,9 +18,6 @@ void describe(Section<LoggerConfig>& s) {
       .count()
       .min(1)
       .effect(Effect::log);
-  s.field("logging_level", &L::logging_level)
-      .doc("least important message that is printed")
-      .effect(Effect::log);
   s.field("tensorboard", &L::tensorboard).doc("write TensorBoard events").effect(Effect::log);
   s.field("tensorboard_dir", &L::tensorboard_dir)
       .doc("directory of the events; null: `tensorboard` of the run directory")

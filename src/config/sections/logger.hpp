@@ -8,21 +8,8 @@
 
 namespace capstan::config {
 
-enum class LogLevel : uint8_t { debug, info, warning, error };
-
-template <>
-struct EnumNames<LogLevel> {
-  static constexpr EnumEntry<LogLevel> list[] = {
-      {LogLevel::debug, "debug", "everything"},
-      {LogLevel::info, "info", "progress and notes"},
-      {LogLevel::warning, "warning", "warnings and errors"},
-      {LogLevel::error, "error", "errors alone"},
-  };
-};
-
 struct LoggerConfig {
-  int64_t log_interval = 10;  // steps between two progress lines and rows of metrics.jsonl
-  LogLevel logging_level = LogLevel::info;
+  int64_t log_interval = 10;             // steps between two progress lines and rows of metrics.jsonl
   bool tensorboard = true;               // event files
   std::optional<Path> tensorboard_dir;   // null: `tensorboard` of the run directory
   int64_t tensorboard_log_interval = 1;  // steps

@@ -28,11 +28,11 @@ bool has_layer_norm(const Config& c) {
   return c.model.normalization == Normalization::layer_norm;
 }
 
-bool is_selective(const Value& v) {
-  return v.text == "selective";
-}
-bool is_block(const Value& v) {
-  return v.text == "block";
+// The modules whose recomputation the layers know; attention never keeps its scores.
+bool names_other_modules(const Value& v) {
+  for (const Value& module : v.items)
+    if (module.text != "core_attn" && module.text != "mlp") return true;
+  return false;
 }
 
 void size_fields(Section<ModelConfig>& s) {
@@ -171,7 +171,6 @@ void block_fields(Section<ModelConfig>& s) {
   s.field("qk_layernorm", &M::qk_layernorm).doc("normalise each query and key head before RoPE");
   s.field("apply_residual_connection_post_layernorm", &M::apply_residual_connection_post_layernorm)
       .doc("the residual branches off after the norm, as in the first BERT")
-      .not_yet("residual connections after the norm")
       .used_when<Config>("`model.normalization` is LayerNorm", has_layer_norm);
   s.field("fp32_residual_connection", &M::fp32_residual_connection)
       .doc("keep the residual stream in fp32")
@@ -218,12 +217,10 @@ void recompute_fields(Section<ModelConfig>& s) {
   const char* set = "`model.recompute_granularity` is set";
   s.field("recompute_granularity", &M::recompute_granularity)
       .doc("activations that backward computes again instead of keeping them; null: none")
-      .effect(Effect::memory)
-      .not_yet("selective recomputation", is_selective);
+      .effect(Effect::memory);
   s.field("recompute_method", &M::recompute_method)
       .doc("which layers full recomputation covers")
       .effect(Effect::memory)
-      .not_yet("block recomputation", is_block)
       .used_when<Config>(set, recomputes);
   s.field("recompute_num_layers", &M::recompute_num_layers)
       .doc("uniform: layers of one group; block: layers of each stage that are recomputed")
@@ -235,7 +232,8 @@ void recompute_fields(Section<ModelConfig>& s) {
       .doc("what selective recomputation runs again")
       .scalar_ok()
       .effect(Effect::memory)
-      .used_when<Config>(set, recomputes);
+      .used_when<Config>(set, recomputes)
+      .not_yet("recomputation of modules other than core_attn and mlp", names_other_modules);
   s.field("distribute_saved_activations", &M::distribute_saved_activations)
       .doc("split the kept inputs of full recomputation over the tensor-parallel ranks")
       .effect(Effect::memory)

@@ -18,14 +18,8 @@ bool has_muon(const Config& c) {
 bool has_own_rate(const Config& c) {
   return c.optimizer.decoupled_lr.has_value();
 }
-bool is_not_adam(const Value& v) {
-  return v.text != "adam";
-}
-bool is_true(const Value& v) {
-  return v.boolean;
-}
-bool is_false(const Value& v) {
-  return !v.boolean;
+bool is_lion_or_muon(const Value& v) {
+  return v.text == "lion" || v.text == "muon";
 }
 }  // namespace
 
@@ -35,7 +29,7 @@ void describe(Section<OptimizerConfig>& s) {
   s.doc("the optimizer and its coefficients");
   s.field("optimizer", &O::optimizer)
       .doc("which update")
-      .not_yet("optimizers other than adam", is_not_adam)
+      .not_yet("this optimizer", is_lion_or_muon)
       .known_as("type")
       .known_as("name");
   s.field("lr", &O::lr)
@@ -60,11 +54,9 @@ void describe(Section<OptimizerConfig>& s) {
           "biases")
       .min(0);
   s.field("decoupled_weight_decay", &O::decoupled_weight_decay)
-      .doc("decay apart from the gradient (AdamW); false: added to the gradient (L2)")
-      .not_yet("weight decay through the gradient", is_false);
+      .doc("decay apart from the gradient (AdamW); false: added to the gradient (L2)");
   s.field("apply_wd_to_qk_layernorm", &O::apply_wd_to_qk_layernorm)
-      .doc("decay the norms of queries and keys too")
-      .not_yet("weight decay on norms of queries and keys", is_true);
+      .doc("decay the norms of queries and keys too");
   s.field("adam_beta1", &O::adam_beta1)
       .doc("how much of the mean of gradients a step keeps")
       .min(0)
@@ -121,8 +113,7 @@ void describe(Section<OptimizerConfig>& s) {
       .known_as("gradient_clip_val");
   s.field("grad_norm_skip_threshold", &O::grad_norm_skip_threshold)
       .doc("an update whose gradient norm is above this is skipped; null: none")
-      .above(0)
-      .not_yet("skipping updates by gradient norm");
+      .above(0);
   s.field("use_precision_aware_optimizer", &O::use_precision_aware_optimizer)
       .doc("main parameters, gradients and moments in the four formats below")
       .not_yet("optimizer state below fp32");

@@ -27,7 +27,8 @@ void describe(Section<ResilienceConfig>& s) {
       .duration_unit("m")
       .above(0)
       .effect(Effect::io)
-      .alias("dist.distributed_timeout_minutes");
+      .alias("dist.distributed_timeout_minutes")
+      .not_yet("a watch on silent ranks");
   s.field("memory_limit", &R::memory_limit)
       .doc("memory of one rank; a step that needs more is refused before it starts")
       .min(1)
