@@ -35,11 +35,11 @@ class Scanner {
   static bool blank(char c) { return c == ' ' || c == '\t'; }
 
   void line(size_t begin, size_t end) {
-    if (static_cast<int64_t>(end - begin) > TreeLimits::kLineBytes) return report(PrescanProblem::Kind::long_line, begin);
     for (size_t i = begin; i < end; ++i) {
       const auto c = static_cast<unsigned char>(text_[i]);
       if ((c < 0x20 && c != '\t') || c == 0x7f) return report(PrescanProblem::Kind::control_character, i);
     }
+    if (static_cast<int64_t>(end - begin) > TreeLimits::kLineBytes) return report(PrescanProblem::Kind::long_line, begin);
     size_t first = begin;
     while (first < end && text_[first] == ' ') ++first;
     const size_t indent = first - begin;

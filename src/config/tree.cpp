@@ -153,8 +153,7 @@ class Builder : public YAML::EventHandler {
     node.empty = word.empty();
     if (node.empty && !stack_.empty() && stack_.back().has_key) {
       node.place = stack_.back().key_place;
-      if (lines_.offset(mark) == stack_.back().key_offset)  // the parser saw no colon at all
-      {
+      if (lines_.offset(mark) == stack_.back().key_offset && !colon_follows()) {
         error("C0002", "missing `:` after `" + shortened(stack_.back().key) + "`", node.place, "");
         stack_.back().drop = true;
       }
@@ -246,6 +245,14 @@ class Builder : public YAML::EventHandler {
   static std::string shortened(const std::string& text) { return text.size() > 60 ? text.substr(0, 57) + "..." : text; }
 
   bool is_key() const { return !stack_.empty() && stack_.back().node.kind == Node::Kind::map && !stack_.back().has_key; }
+
+  // Whether the line of the last key has a colon behind it; without one the parser took the line for a key alone.
+  bool colon_follows() const {
+    const Frame& frame = stack_.back();
+    const std::string_view line = lines_.line(lines_.line_of(frame.key_offset));
+    const size_t end = frame.key_offset - lines_.begin_of(lines_.line_of(frame.key_offset)) + frame.key.size();
+    return end < line.size() && line.find(':', end) != std::string_view::npos;
+  }
 
   // The word that stands for null at `at`, empty when nothing was written (the mark is then the next token's).
   std::string_view null_word(size_t at) const {
