@@ -1,12 +1,16 @@
 // Reader of Megatron's indexed datasets: PREFIX.bin holds tokens back to back, PREFIX.idx says where each
 // sequence and document begins.
 //
-//   .idx (little endian)   0  "MMIDIDX\0\0"          9  u64 version = 1      17  u8 token type
-//                         18  u64 S (sequences)      26  u64 D = documents + 1
-//                         34  i32 length[S] (tokens), i64 pointer[S] (bytes into .bin), i64 document[D]
-//                         (first sequence;
-//                             starts with 0, last is S), and in multimodal files i8 mode[S], which is not
-//                             used here
+//   .idx, little endian
+//    0  "MMIDIDX\0\0"
+//    9  u64 version = 1
+//   17  u8  token type
+//   18  u64 S = sequences
+//   26  u64 D = documents + 1
+//   34  i32 length[S], in tokens
+//       i64 pointer[S], in bytes of .bin
+//       i64 document[D], each its first sequence; starts with 0, the last is S
+//       i8  mode[S], only in multimodal files; not used here
 //
 // Opening checks the sizes and, up to kFullCheckSequences, every length, pointer and document boundary
 // (streamed: the pages of the index do not stay in memory). Beyond that each sequence is checked when it is

@@ -1,9 +1,9 @@
 // Micro-batches of one data-parallel rank, in order, read ahead by threads.
 //
-// Micro-step m of the run takes samples [c + m·B·R, c + (m + 1)·B·R) of the dataset, c = consumed_samples, B
-// = micro_batch_size, R = data_parallel_size; rank r gets rows [r·B, (r + 1)·B) of them (Megatron's `single`
-// sampler). The rows do not depend on the number of workers, and a loader that starts at consumed_samples
-// continues exactly where another one stood.
+// With c = consumed_samples, B = micro_batch_size and R = data_parallel_size, micro-step m of the run takes
+// samples [c + m·B·R, c + (m + 1)·B·R) of the dataset, and rank r gets rows [r·B, (r + 1)·B) of them, as
+// Megatron's `single` sampler does. The rows do not depend on the number of workers, and a loader that starts
+// at consumed_samples continues exactly where another one stood.
 #pragma once
 
 #include <cstdint>

@@ -3,18 +3,16 @@
 // one token: the last label of one is the first input of the next). No separator is put between sequences: an
 // end-of-document token is there if preparation appended one.
 //
-// CapstanOrder. Epoch e orders the sequences by Permutation(N, key(seed, e, 0)), takes the n = (tokens - 1)/T
-// whole samples of
-//   that stream and deals them by Permutation(n, key(seed, e, 1)). Sample number i belongs to epoch i / n.
-//   What a sample holds therefore depends on (data, seed, T, i) and never on how many samples will be asked
-//   for: a longer run begins with the shorter one. The fewer than T tokens that remain at the end of an epoch
-//   differ from epoch to epoch. A split with at most T tokens gives one sample per epoch, read around the end
-//   of the stream.
+// CapstanOrder: epoch e orders the sequences by Permutation(N, key(seed, e, 0)), takes the n = (tokens - 1)/T
+// whole samples of that stream and deals them by Permutation(n, key(seed, e, 1)). Sample number i belongs to
+// epoch i / n. What a sample holds therefore depends on (data, seed, T, i) and never on how many samples will
+// be asked for: a longer run begins with the shorter one. The fewer than T tokens that remain at the end of
+// an epoch differ from epoch to epoch. A split with at most T tokens gives one sample per epoch, read around
+// the end of the stream.
 //
-// MegatronOrder. Megatron-LM's indices, bit for bit (numpy.random.RandomState(seed); documents of all epochs
-// shuffled together;
-//   the last epoch apart when less than 80 % of it is used). They depend on num_samples and so on the length
-//   of the run.
+// MegatronOrder: Megatron-LM's indices, bit for bit (numpy.random.RandomState(seed); documents of all epochs
+// shuffled together; the last epoch apart when less than 80 % of it is used). They depend on num_samples and
+// so on the length of the run.
 #pragma once
 
 #include <array>

@@ -22,8 +22,8 @@ struct PrepareVerb {
   bool append_eod = false;                        // --append-eod
   std::optional<std::string> eod;                 // --eod TOKEN; default: the tokenizer's own end of document
   std::string format = "auto";                    // --format auto|json|text
-  std::string documents =
-      "auto";  // --documents auto|blank-line|separator|file: what ends a document of plain text
+  // --documents auto|blank-line|separator|file: what ends a document of plain text
+  std::string documents = "auto";
   std::optional<std::string> separator;  // --separator LINE (implies --documents separator)
   std::string on_bad_line = "fail";      // --on-bad-line fail|skip
   int workers = 0;                       // --workers; 0: the cores of this process
