@@ -1,6 +1,4 @@
 // capstan tokenizer train | encode | decode
-#include <charconv>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -11,10 +9,10 @@
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
-#include "data/input_stream.hpp"
 #include "data/record_reader.hpp"
 #include "data/tokenizer/tokenizer.hpp"
 #include "data/tokenizer/train_bpe.hpp"
+#include "data/tokenizer/verbs.hpp"
 
 namespace capstan::cli {
 
@@ -22,6 +20,8 @@ namespace {
 
 constexpr std::string_view kPreTokenizers[] = {"gpt2", "llama3", "qwen2"};
 constexpr std::string_view kDocuments[] = {"auto", "blank-line", "separator", "file"};
+
+int workers(const Arguments& args) { return static_cast<int>(args.integer("workers", 0, 1024).value_or(0)); }
 
 // The documents of the input files: text as it is, of a JSON object the string under `key`.
 class Documents {
@@ -75,7 +75,7 @@ int run_tokenizer_train(Context& context) {
   // For learning a vocabulary a file is one long text unless it says otherwise.
   records.split = how == "blank-line" ? TextSplit::blank_line : how == "separator" ? TextSplit::separator : TextSplit::file;
   records.separator = args.value("separator").value_or("%");
-  ThreadPool pool(static_cast<int>(args.integer("workers", 0, 1024).value_or(0)));
+  ThreadPool pool(workers(args));
 
   Progress progress(!context.quiet(), context.color_err);
   progress.plain_status_every(std::chrono::seconds(10));
@@ -97,106 +97,22 @@ int run_tokenizer_train(Context& context) {
   return 0;
 }
 
-// Lines of a file or of standard input, a batch at a time. A line ends at \n only; nothing is trimmed.
-class LineBatches {
- public:
-  explicit LineBatches(const std::string& name) : stream_(name == "-" ? "/dev/stdin" : name) {}
-  // The complete lines of about a megabyte; false when nothing is left.
-  bool next(std::vector<std::string_view>& lines) {
-    lines.clear();
-    text_.erase(0, used_);
-    used_ = 0;
-    while (!ended_ && (text_.size() < kBatch || text_.find('\n') == std::string::npos)) {
-      const size_t before = text_.size();
-      text_.resize(before + kBatch);
-      const size_t got = stream_.read({text_.data() + before, kBatch});
-      text_.resize(before + got);
-      ended_ = got == 0;
-    }
-    while (used_ < text_.size()) {
-      const size_t end = text_.find('\n', used_);
-      if (end == std::string::npos && !ended_) break;
-      const size_t length = (end == std::string::npos ? text_.size() : end) - used_;
-      lines.push_back(std::string_view(text_).substr(used_, length));
-      used_ += length + (end == std::string::npos ? 0 : 1);
-    }
-    return !lines.empty();
-  }
-
- private:
-  static constexpr size_t kBatch = size_t{1} << 20;
-  data::InputStream stream_;
-  std::string text_;
-  size_t used_ = 0;
-  bool ended_ = false;
-};
-
-void append_ids(std::string& out, const std::vector<int32_t>& ids) {
-  out += "{\"ids\":[";
-  for (size_t i = 0; i < ids.size(); ++i) {
-    char digits[16];
-    const auto end = std::to_chars(digits, digits + sizeof digits, ids[i]).ptr;
-    if (i > 0) out += ',';
-    out.append(digits, end);
-  }
-  out += "]}\n";
-}
-
 int run_tokenizer_encode(Context& context) {
   const Arguments& args = context.args;
+  const std::string& file = args.word(0, "FILE");
   const auto tokenizer = data::Tokenizer::load(tokenizer_argument(context));
-  LineBatches batches(args.word(0, "FILE"));
-  ThreadPool pool(static_cast<int>(args.integer("workers", 0, 1024).value_or(0)));
+  ThreadPool pool(workers(args));
   const data::EncodeOptions options{.specials_as_text = args.has("specials-as-text")};
-  std::vector<std::string_view> lines;
-  constexpr size_t kTile = 64;
-  while (batches.next(lines)) {
-    const size_t tiles = (lines.size() + kTile - 1) / kTile;
-    std::vector<std::string> parts(tiles);
-    pool.parallel_for(static_cast<int64_t>(tiles), [&](int64_t tile, int) {
-      std::vector<int32_t> ids;
-      const size_t begin = static_cast<size_t>(tile) * kTile;
-      for (size_t i = begin; i < std::min(begin + kTile, lines.size()); ++i) {
-        ids.clear();
-        tokenizer->encode(lines[i], ids, options);
-        append_ids(parts[static_cast<size_t>(tile)], ids);
-      }
-    });
-    for (const std::string& part : parts) put(part);
-  }
+  data::encode_file(*tokenizer, file, [](std::string_view text) { put(text); }, pool, {}, options);
   return 0;
 }
 
 int run_tokenizer_decode(Context& context) {
   const Arguments& args = context.args;
-  const auto tokenizer = data::Tokenizer::load(tokenizer_argument(context));
   const std::string& file = args.word(0, "FILE");
-  LineBatches batches(file);
-  const bool skip_special = args.has("skip-special");
-  std::vector<std::string_view> lines;
-  std::vector<int32_t> ids;
-  int64_t number = 0;
-  while (batches.next(lines)) {
-    for (const std::string_view line : lines) {
-      ++number;
-      const std::string place = file + ":" + std::to_string(number);
-      const auto value = nlohmann::json::parse(line, nullptr, false);
-      const nlohmann::json* list = value.is_array() ? &value : nullptr;
-      if (value.is_object() && value.contains("ids")) list = &value["ids"];
-      if (value.is_discarded() || !list || !list->is_array())
-        fail(ErrorCode::format, place + ": this line is not {\"ids\":[…]}", "`capstan tokenizer encode` writes such lines");
-      ids.clear();
-      for (const auto& item : *list) {
-        const bool fits = item.is_number_integer() && item.get<double>() >= 0 &&
-                          item.get<double>() < static_cast<double>(tokenizer->vocab_size());
-        if (!fits)
-          fail(ErrorCode::format, place + ": " + item.dump() + " is not an id of this tokenizer",
-               "ids go from 0 to " + std::to_string(tokenizer->vocab_size() - 1));
-        ids.push_back(item.get<int32_t>());
-      }
-      put(tokenizer->decode_bytes(ids, skip_special) + "\n");
-    }
-  }
+  const auto tokenizer = data::Tokenizer::load(tokenizer_argument(context));
+  ThreadPool pool(workers(args));
+  data::decode_file(*tokenizer, file, [](std::string_view text) { put(text); }, pool);
   return 0;
 }
 
@@ -228,7 +144,7 @@ const Verb kTokenizerEncode = {
     .purpose = "text to token ids, a line at a time",
     .usage = "FILE --tokenizer tokenizer.json [flags]",
     .examples = {{"tokenizer encode lines.txt --tokenizer tokenizer.json", "one {\"ids\":[…]} for each line"},
-                 {"tokenizer encode - -r quickstart", "standard input, the tokenizer of a recipe"}},
+                 {"tokenizer encode lines.txt -r quickstart", "with the tokenizer of a recipe"}},
     .options = {{"tokenizer", 't', "FILE", "tokenizer.json, a directory with one, or `bytes`"},
                 {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
                 {"specials-as-text", 0, "", "special tokens inside the text are ordinary text"},
@@ -243,10 +159,10 @@ const Verb kTokenizerDecode = {
     .name = "tokenizer decode",
     .purpose = "token ids back to text",
     .usage = "FILE --tokenizer tokenizer.json [flags]",
-    .examples = {{"tokenizer decode ids.jsonl --tokenizer tokenizer.json", "lines of {\"ids\":[…]} or of [ids]"}},
+    .examples = {{"tokenizer decode ids.jsonl --tokenizer tokenizer.json", "lines of {\"ids\":[…]}"}},
     .options = {{"tokenizer", 't', "FILE", "tokenizer.json, a directory with one, or `bytes`"},
                 {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
-                {"skip-special", 0, "", "leave special tokens out"}},
+                {"workers", 0, "N", "threads; default: the cores of this process"}},
     .details = "The bytes that the ids stand for are written as they are: decode gives back what encode read.\n",
     .overrides = true,
     .max_words = 1,

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# Builds Capstan and runs its tests. Ends with one line "N passed, N failed".
+#
+#   scripts/test.sh           fast: release build with warnings as errors, all tests but those labelled `slow`
+#   scripts/test.sh --full    also the slow tests, one build with address and undefined-behaviour sanitizers, the tests
+#                             labelled `threaded` under the thread sanitizer, and each fuzz target for a while
+#   -j N                      compile and test jobs; default: the cores
+#   --no-install              take the installed packages as they are
+#
+# CAPSTAN_FUZZ_SECONDS       how long each fuzz target runs (default 20)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+full=no install=yes jobs=$(nproc)
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --full) full=yes ;;
+    --no-install) install=no ;;
+    -j) jobs=$2; shift ;;
+    -h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "test.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+logs=build/test-logs
+mkdir -p "$logs"
+begun=$SECONDS
+passed=0 failed=0
+failures=()
+
+stage() { printf '\n== %s  (%dm %02ds)\n' "$1" $(((SECONDS - begun) / 60)) $(((SECONDS - begun) % 60)); }
+
+# A step whose failure ends everything: nothing after it would mean anything.
+must() { "$@" || { echo "test.sh: failed: $*" >&2; exit 1; }; }
+
+build() { # PRESET [cmake arguments]
+  local preset=$1
+  shift
+  must cmake --preset "$preset" -DCAPSTAN_WERROR=ON "$@" >"$logs/configure-$preset.txt"
+  must cmake --build --preset "$preset" -j "$jobs"
+}
+
+# Runs ctest and adds its counts to the totals; a failing test does not stop the rest.
+tests() { # PRESET [ctest arguments]
+  local preset=$1 log="$logs/ctest-$1.txt" total=0 bad=0
+  shift
+  ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log" || true
+  # "98% tests passed, 2 tests failed out of 120"
+  read -r bad total < <(sed -nE 's/^.*, ([0-9]+) tests? failed out of ([0-9]+).*$/\1 \2/p' "$log" | tail -n 1) || true
+  if [ "${total:-0}" -eq 0 ]; then
+    bad=1 total=1
+    failures+=("$preset: ctest did not report")
+  fi
+  passed=$((passed + total - bad))
+  failed=$((failed + bad))
+  while read -r name; do failures+=("$preset: $name"); done < <(sed -nE 's/^[[:space:]]+[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log")
+}
+
+result() { # NAME STATUS
+  if [ "$2" -eq 0 ]; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    failures+=("$1")
+  fi
+}
+
+if [ "$install" = yes ]; then
+  stage install
+  if [ "$full" = yes ]; then must scripts/install.sh everything; else must scripts/install.sh quickstart; fi
+fi
+
+stage "build: release"
+build release
+stage "tests: release"
+if [ "$full" = yes ]; then tests release; else tests release -LE slow; fi
+
+if [ "$full" = yes ]; then
+  # Leaks: Open MPI and the loader keep some memory until the end; scripts/lsan.supp names them. Threads: Open MPI and
+  # libgomp synchronise in ways that the sanitizer cannot see; scripts/tsan.supp names them.
+  export ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1"
+  export LSAN_OPTIONS="suppressions=$PWD/scripts/lsan.supp:print_suppressions=0"
+  export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"
+  export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:halt_on_error=1:second_deadlock_stack=1"
+
+  stage "build: asan"
+  build asan
+  stage "tests: asan"
+  tests asan -LE slow
+
+  stage "build: tsan"
+  build tsan
+  stage "tests: tsan"
+  tests tsan -L threaded -LE slow
+
+  stage "build: fuzz"
+  must cmake --preset fuzz >"$logs/configure-fuzz.txt"
+  must cmake --build --preset fuzz -j "$jobs" --target fuzz_all
+  stage "fuzz: ${CAPSTAN_FUZZ_SECONDS:-20} s a target"
+  # As many targets at a time as there are jobs; a target's report is in its log.
+  running=()
+  for target in build/fuzz/fuzz_*; do
+    [ -f "$target" ] && [ -x "$target" ] || continue
+    scripts/fuzz.sh "$(basename "$target")" "${CAPSTAN_FUZZ_SECONDS:-20}" >"$logs/$(basename "$target").txt" 2>&1 &
+    running+=("$(basename "$target") $!")
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do sleep 0.2; done
+  done
+  for entry in "${running[@]}"; do
+    read -r name pid <<<"$entry"
+    status=0
+    wait "$pid" || status=$?
+    result "fuzz: $name (see $logs/$name.txt)" "$status"
+    [ "$status" -eq 0 ] && echo "  $name: $(grep -E '^Done ' "$logs/$name.txt" | tail -n 1)" || tail -n 40 "$logs/$name.txt"
+  done
+
+  stage "style"
+  status=0
+  scripts/format.sh --check || status=$?
+  result "style: scripts/format.sh --check" "$status"
+fi
+
+stage done
+for name in "${failures[@]}"; do echo "FAILED  $name"; done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,93 @@
+#include "cli/recipe_record.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/file.hpp"
+#include "config/hash.hpp"
+#include "config/show.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+// A recipe that exists only as text, resolved as if it lay in a file.
+config::Resolution resolve_text(const std::string& text) {
+  std::string path = (std::filesystem::temp_directory_path() / "capstan-stored-XXXXXX.yaml").string();
+  const int file = ::mkstemps(path.data(), 5);
+  if (file < 0) fail(ErrorCode::io, "cannot create `" + path + "`: " + system_error_text(errno));
+  ::close(file);
+  struct Remove {
+    const std::string& path;
+    ~Remove() { ::unlink(path.c_str()); }
+  } remove{path};
+  FileWriter writer(path);
+  writer.write(text);
+  writer.finish(false);
+  config::Request request;
+  request.recipe = path;
+  return config::resolve(request);
+}
+
+bool longer(const train::RecipeChange& change) {
+  if (change.path != "train.train_iters" && change.path != "train.train_samples") return false;
+  return std::atoll(change.after.c_str()) > std::atoll(change.before.c_str());
+}
+
+}  // namespace
+
+train::RecipeRecord recipe_record(const config::Resolution& resolution, const Context& context) {
+  train::RecipeRecord record;
+  record.name = resolution.config.name.empty() ? resolution.recipe_name : resolution.config.name;
+  record.command = command_text(context.command);
+  for (const config::Source& source : resolution.sources)
+    if (source.kind != config::Source::Kind::cli && !source.name.starts_with("configs/")) {
+      record.given += "# " + source.name + "\n" + source.text;
+      if (!record.given.ends_with('\n')) record.given += '\n';
+      // What it extends and merges is named in it; recipe.yaml holds what came of all of them.
+      break;
+    }
+  if (!context.args.overrides().empty()) record.given += "\n# on the command line:\n";
+  for (const config::Override& override : context.args.overrides()) {
+    using Kind = config::Override::Kind;
+    const char* flag = override.kind == Kind::set      ? "--set "
+                       : override.kind == Kind::append ? "--append "
+                       : override.kind == Kind::unset  ? "--unset "
+                       : override.kind == Kind::file   ? "-f "
+                                                       : "";
+    std::string text = override.text;
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    record.given += std::string("#   ") + flag + text + "\n";
+  }
+  record.resolved = config::resolved_recipe(resolution);
+  record.hash = config::config_hash(config::schema(), &resolution.config);
+  return record;
+}
+
+std::vector<train::RecipeChange> changes_since(const std::string& stored, const config::Resolution& now) {
+  const config::Resolution before = resolve_text(stored);
+  if (!before.ok())
+    fail(ErrorCode::format, "the recipe that the checkpoint carries does not resolve: " + before.diagnostics.front().message,
+         "it was written by another version, or changed since");
+  // Compared in the form in which recipes are stored: paths absolute.
+  const config::Resolution stored_now = resolve_text(config::resolved_recipe(now));
+  const auto differences = config::diff(before, stored_now);
+  std::vector<train::RecipeChange> changes;
+  for (const config::Change& difference : differences) {
+    train::RecipeChange change{difference.path, difference.before, difference.after, difference.effect == config::Effect::math};
+    if (longer(change)) change.alters_numerics = false;
+    // A derived value follows its inputs; they are what is judged.
+    if (now.origin(change.path).kind == config::Origin::Kind::derived)
+      if (const config::Derivation* derivation = config::schema().find_derivation(change.path))
+        for (const std::string& input : derivation->inputs)
+          for (const config::Change& other : differences)
+            if (other.path == input) change.alters_numerics = false;
+    changes.push_back(std::move(change));
+  }
+  return changes;
+}
+
+}  // namespace capstan::cli

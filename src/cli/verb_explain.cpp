@@ -1,0 +1,51 @@
+// capstan explain
+#include <optional>
+
+#include "base/error.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/terminal.hpp"
+#include "cli/verbs.hpp"
+#include "config/show.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+int run_explain(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& what = args.word(0, "PATH");
+  std::optional<config::Resolution> resolution;
+  if (const auto recipe = args.value("recipe")) {
+    resolution = require_recipe(context, *recipe, ranks_argument(context));
+  } else if (!args.overrides().empty()) {
+    fail(ErrorCode::usage, "the override `" + args.overrides().front().text + "` changes a recipe, and none is given",
+         "name one with -r RECIPE");
+  }
+  if (args.has("json")) {
+    const config::Config* config = resolution ? &resolution->config : nullptr;
+    put(config::explain_json(config::schema(), what, config, resolution ? &*resolution : nullptr));
+    put("\n");
+  } else {
+    put(config::explain(what, resolution ? &*resolution : nullptr));
+  }
+  return 0;
+}
+
+}  // namespace
+
+const Verb kExplain = {
+    .name = "explain",
+    .purpose = "everything about a field, a section, a rule or an error code",
+    .usage = "PATH [-r RECIPE] [a.b=c …] [flags]",
+    .examples = {{"explain optimizer.lr", "what it is, its unit, range and default"},
+                 {"explain model.ffn_hidden_size -r llama3-8b", "its value there, and every write to it"},
+                 {"explain dist", "the fields of a section"}},
+    .options = {{"recipe", 'r', "RECIPE", "value, every write in order, and what depends on it"},
+                {"ranks", 0, "N", "the world size, instead of the recipe's"},
+                {"json", 0, "", "as one JSON object"}},
+    .overrides = true,
+    .max_words = 1,
+    .run = run_explain,
+};
+
+}  // namespace capstan::cli
