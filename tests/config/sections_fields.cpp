@@ -56,7 +56,8 @@ TEST_CASE("names of other places and short names are the same leaf") {
       {"optimizer.loss_scale", "mixed_precision.loss_scale"},
       {"train.eval_interval", "validation.eval_interval"},
   };
-  for (const auto& [alias, path] : names) {
+  for (const auto& name : names) {
+    const std::string alias = name.first, path = name.second;
     const FieldInfo* field = schema().find_spelling(alias);
     REQUIRE_MESSAGE(field != nullptr, alias);
     CHECK(field->path == path);
@@ -180,7 +181,7 @@ TEST_CASE("the layout grammar") {
   CHECK(good("(E)(t|(t|)*2)*2 tmL").size() == 7);
   CHECK(good("E||tL")[1] == PipelineStage{});
 
-  for (const auto& [text, problem] : std::vector<std::pair<const char*, const char*>>{
+  for (const auto& bad : std::vector<std::pair<const char*, const char*>>{
            {"", "`E` (the embedding) is missing"},
            {"tt|L", "missing"},
            {"tE|L", "`E` has to be the first item"},
@@ -199,6 +200,7 @@ TEST_CASE("the layout grammar") {
            {"E(((((((((t)))))))))L", "nested"},
            {"E(t*1000000)*1000000L", "more than 1048576"},
        }) {
+    const std::string text = bad.first, problem = bad.second;
     CAPTURE(text);
     const auto layout = parse_pipeline_layout(text);
     CHECK(layout.problem.find(problem) != std::string::npos);
@@ -320,5 +322,5 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
       {{"resilience.rerun_mode=validate_results"}, "resilience.rerun_mode"},
       {{"profiling.trace=true"}, "profiling.trace"},
   };
-  for (const auto& [overrides, path] : refused) CHECK_MESSAGE(missing(overrides).count(path) == 1, path);
+  for (const auto& one : refused) CHECK_MESSAGE(missing(one.first).count(one.second) == 1, one.second);
 }

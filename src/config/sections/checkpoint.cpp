@@ -14,10 +14,14 @@ void describe(Section<CheckpointConfig>& s) {
   s.doc("saving, resuming and starting from weights");
   s.field("save", &C::save)
       .doc("directory of the checkpoints; null: `checkpoints` of the run directory")
-      .effect(Effect::io);
+      .effect(Effect::io)
+      .known_as("save_dir")
+      .known_as("output_dir");
   s.field("load", &C::load)
       .doc("run or checkpoint to continue from, with optimizer, schedule and data position")
-      .example("runs/quickstart");
+      .example("runs/quickstart")
+      .known_as("resume")
+      .known_as("resume_from_checkpoint");
   s.field("pretrained_checkpoint", &C::pretrained_checkpoint)
       .doc("run or checkpoint whose weights alone are the start");
   s.field("ckpt_step", &C::ckpt_step)
@@ -41,7 +45,9 @@ void describe(Section<CheckpointConfig>& s) {
       .doc("newest checkpoints that are kept; -1: all")
       .unit("checkpoints")
       .min(-1)
-      .effect(Effect::io);
+      .effect(Effect::io)
+      .known_as("save_total_limit")
+      .known_as("keep_last");
   s.field("save_optim", &C::save_optim)
       .doc("save the optimizer's state; without it a run cannot continue")
       .effect(Effect::io);

@@ -19,9 +19,17 @@ void describe(Section<DatasetConfig>& s) {
       .example("{data/books_text_document: 0.3, data/web_text_document: 0.7}");
   s.field("train_blend", &D::train_blend)
       .doc("as blend, for training alone, instead of split")
-      .only_for({"gpt"});
-  s.field("valid_blend", &D::valid_blend).doc("as blend, for validation alone").only_for({"gpt"});
-  s.field("test_blend", &D::test_blend).doc("as blend, for the test alone").only_for({"gpt"});
+      .only_for({"gpt"})
+      .known_as("blend_per_split")
+      .known_as("train_data_path");
+  s.field("valid_blend", &D::valid_blend)
+      .doc("as blend, for validation alone")
+      .only_for({"gpt"})
+      .known_as("valid_data_path");
+  s.field("test_blend", &D::test_blend)
+      .doc("as blend, for the test alone")
+      .only_for({"gpt"})
+      .known_as("test_data_path");
   s.field("split", &D::split)
       .doc("shares of the documents for train, validation and test")
       .only_for({"gpt"})

@@ -10,7 +10,10 @@ void describe(Section<DdpConfig>& s) {
       .effect(Effect::memory)
       .alias("sharding")
       .not_yet("sharding over data-parallel ranks")
-      .known_as("zero_stage");
+      .known_as("zero_stage")
+      .known_as("use_distributed_optimizer")
+      .known_as("use_megatron_fsdp")
+      .known_as("fsdp");
   s.field("outer_dp_sharding_strategy", &D::outer_dp_sharding_strategy)
       .doc("what is split between the groups of num_distributed_optimizer_instances (HSDP)")
       .effect(Effect::memory)

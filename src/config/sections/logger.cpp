@@ -17,7 +17,9 @@ void describe(Section<LoggerConfig>& s) {
       .unit("iterations")
       .count()
       .min(1)
-      .effect(Effect::log);
+      .effect(Effect::log)
+      .known_as("logging_steps")
+      .known_as("log_every_n_steps");
   s.field("tensorboard", &L::tensorboard).doc("write TensorBoard events").effect(Effect::log);
   s.field("tensorboard_dir", &L::tensorboard_dir)
       .doc("directory of the events; null: `tensorboard` of the run directory")

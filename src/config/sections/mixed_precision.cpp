@@ -38,7 +38,13 @@ void describe(Section<MixedPrecisionConfig>& s) {
   s.field("params_dtype", &M::params_dtype)
       .doc("parameters and activations in forward and backward; the optimizer's main parameters are fp32")
       .alias("model.params_dtype")
-      .not_yet("fp16", names_fp16);
+      .not_yet("fp16", names_fp16)
+      .known_as("bf16")
+      .known_as("fp16")
+      .known_as("fp32")
+      .known_as("autocast_dtype")
+      .known_as("dtype")
+      .known_as("precision");
   s.field("pipeline_dtype", &M::pipeline_dtype)
       .doc("activations sent between pipeline stages")
       .alias("model.pipeline_dtype");

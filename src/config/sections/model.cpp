@@ -42,7 +42,9 @@ void size_fields(Section<ModelConfig>& s) {
       .unit("layers")
       .range(1, 1 << 20)
       .required()
-      .alias("n_layers");
+      .alias("n_layers")
+      .known_as("n_layer")
+      .known_as("num_hidden_layers");
   s.field("hidden_size", &M::hidden_size)
       .doc("width of the residual stream")
       .unit("elements")
@@ -158,13 +160,17 @@ void block_fields(Section<ModelConfig>& s) {
   s.field("layernorm_epsilon", &M::layernorm_epsilon)
       .doc("added to the variance under the square root")
       .above(0)
-      .alias("norm_epsilon");
+      .alias("norm_epsilon")
+      .known_as("rms_norm_eps")
+      .known_as("layer_norm_epsilon");
   s.field("layernorm_zero_centered_gamma", &M::layernorm_zero_centered_gamma)
       .doc("store gamma - 1, so that weight decay pulls gamma towards 1 (layernorm1p)");
   s.field("gated_linear_unit", &M::gated_linear_unit)
       .doc("feed-forward network act(x W_gate) * (x W_up); SwiGLU is this with silu")
       .known_as("swiglu");
-  s.field("activation_func", &M::activation_func).doc("activation of the feed-forward network");
+  s.field("activation_func", &M::activation_func)
+      .doc("activation of the feed-forward network")
+      .known_as("hidden_act");
   s.field("add_bias_linear", &M::add_bias_linear).doc("a bias on every linear layer of a block");
   s.field("add_qkv_bias", &M::add_qkv_bias)
       .doc("a bias on the QKV projection, whatever add_bias_linear says");
@@ -206,7 +212,8 @@ void block_fields(Section<ModelConfig>& s) {
       .below(1);
   s.field("init_method_std", &M::init_method_std)
       .doc("standard deviation of initial weights; output layers of a block: this / sqrt(2 num_layers)")
-      .above(0);
+      .above(0)
+      .known_as("initializer_range");
   s.field("embedding_init_method_std", &M::embedding_init_method_std)
       .doc("standard deviation of the initial embeddings")
       .above(0);

@@ -10,7 +10,9 @@ void describe(Section<TokenizerConfig>& s) {
       .doc("a tokenizer.json")
       .effect(Effect::io)
       .only_for({"huggingface"})
-      .example("tokenizers/gpt2/tokenizer.json");
+      .example("tokenizers/gpt2/tokenizer.json")
+      .known_as("tokenizer_name")
+      .known_as("tokenizer_name_or_path");
   s.field("vocab_file", &T::vocab_file).doc("vocab.json").effect(Effect::io).only_for({"gpt2_bpe"});
   s.field("merge_file", &T::merge_file).doc("merges.txt").effect(Effect::io).only_for({"gpt2_bpe"});
   s.field("pre_tokenizer", &T::pre_tokenizer)

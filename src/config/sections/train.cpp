@@ -11,7 +11,8 @@ void describe(Section<TrainConfig>& s) {
       .range(1, 1 << 30)
       .effect(Effect::memory)
       .alias("mbs")
-      .known_as("batch_size");
+      .known_as("batch_size")
+      .known_as("per_device_train_batch_size");
   s.field("global_batch_size", &T::global_batch_size)
       .doc("samples of one step over all ranks")
       .unit("samples")

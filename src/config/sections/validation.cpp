@@ -18,7 +18,9 @@ void describe(Section<ValidationConfig>& s) {
       .count()
       .min(1)
       .effect(Effect::log)
-      .alias("train.eval_interval");
+      .alias("train.eval_interval")
+      .known_as("eval_steps")
+      .known_as("val_check_interval");
   s.field("eval_iters", &V::eval_iters)
       .doc("global batches of one evaluation")
       .unit("iterations")
