@@ -1,15 +1,11 @@
 // Matrix products: packed panels and a register-tiled kernel (gemm_core-inl.hpp), cut by the shape alone.
 #include "kernels/gemm.hpp"
 
-#include <dlfcn.h>
-#include <oneapi/dnnl/dnnl.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
-#include "kernels/cpu/serial_gemm.hpp"
 #include "kernels/cpu/targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -246,23 +242,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace capstan::kernels {
-
-namespace {
-// Debian's oneDNN shares work by OpenMP. Each of our threads tells OpenMP once that it wants one thread; without an OpenMP
-// in the process there is nothing to tell.
-void use_one_openmp_thread() {
-  static const auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
-  thread_local bool done = false;
-  if (!done && set) set(1);
-  done = true;
-}
-}  // namespace
-
-void serial_sgemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
-                  const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
-  use_one_openmp_thread();
-  dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-}
 
 HWY_EXPORT(gemm_family);
 const Gemm& cpu_gemm() {

@@ -80,14 +80,21 @@ HWY_INLINE void pack_transposed(const T* from, int64_t ld, int64_t k, int64_t n,
 // Width of the panel of B that begins at column j of n: whole vectors.
 HWY_INLINE int64_t panel_width(int64_t n, int64_t j) { return std::min(kNr, (n - j + kStep - 1) / kStep * kStep); }
 
-// C[m, n] = alpha * (A panel * B panel) + beta * C for m <= kMr rows and n <= NV * kLanes columns.
-template <int NV>
-HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, float alpha, float beta,
-                                float* HWY_RESTRICT c, int64_t ldc, int64_t m, int64_t n) {
+// Where kMr rows of A come from. Columns: element (i, p) at a[p * step + i], a packed panel (step = kMr) or a transposed
+// matrix as it lies. Rows: at a[i * step + p], a matrix as it lies; rows from m on repeat row m - 1.
+enum class From { columns, rows };
+
+// C[m, n] = alpha * A * (panel of B) + beta * C for m <= kMr rows, n <= NV * kLanes columns and depth k.
+template <int NV, From kFrom>
+HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t step, const float* HWY_RESTRICT b, float alpha,
+                                float beta, float* HWY_RESTRICT c, int64_t ldc, int64_t m, int64_t n) {
   const DF d;
   // The sums go to C at the end: its lines come while the sums are made.
   for (int64_t i = 0; i < m; ++i)
     for (int64_t j = 0; j < NV * kStep; j += 16) hwy::Prefetch(c + i * ldc + j);
+  const float* row[kMr];
+  if (kFrom == From::rows)
+    for (int i = 0; i < kMr; ++i) row[i] = a + std::min<int64_t>(i, m - 1) * step;
   VF sum[kMr][NV];
 #pragma GCC unroll 8
   for (int i = 0; i < kMr; ++i)
@@ -100,11 +107,11 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, const fl
     for (int j = 0; j < NV; ++j) vb[j] = hn::Load(d, b + j * kStep);
 #pragma GCC unroll 8
     for (int i = 0; i < kMr; ++i) {
-      const VF va = hn::Set(d, a[i]);
+      const VF va = hn::Set(d, kFrom == From::rows ? row[i][p] : a[i]);
 #pragma GCC unroll 3
       for (int j = 0; j < NV; ++j) sum[i][j] = hn::MulAdd(va, vb[j], sum[i][j]);
     }
-    a += kMr;
+    if (kFrom == From::columns) a += step;
     b += NV * kStep;
   }
   const VF va = splat(alpha), vb = splat(beta);
@@ -130,6 +137,13 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, const fl
       }
   }
 }
+template <From kFrom>
+HWY_INLINE void panel_product_of(int64_t width, int64_t k, const float* a, int64_t step, const float* b, float alpha, float beta,
+                                 float* c, int64_t ldc, int64_t m, int64_t n) {
+  if (width == 3 * kStep) panel_product<3, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
+  else if (width == 2 * kStep) panel_product<2, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
+  else panel_product<1, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
+}
 
 // Packed operands. Panel i of A begins at a + i * a_stride and holds k rows. Panel j of B begins at b + j * b_stride; the product
 // uses its rows [b_first, b_first + k).
@@ -147,10 +161,7 @@ HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k,
     const float* pa = x.a;
     for (int64_t i = 0; i < m; i += kMr, pa += x.a_stride) {
       const int64_t rows = std::min<int64_t>(kMr, m - i);
-      float* at = c + i * ldc + j;
-      if (width == 3 * kStep) panel_product<3>(k, pa, pb, alpha, beta, at, ldc, rows, cols);
-      else if (width == 2 * kStep) panel_product<2>(k, pa, pb, alpha, beta, at, ldc, rows, cols);
-      else panel_product<1>(k, pa, pb, alpha, beta, at, ldc, rows, cols);
+      panel_product_of<From::columns>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc, rows, cols);
     }
   }
 }
