@@ -14,8 +14,9 @@ using namespace capstan;
 using namespace capstan::data;
 namespace fixtures = tokenizer_fixtures;
 
-static const char* const kVariants[] = {"gpt2",          "gpt2_prefix_added", "llama3_ignore_merges", "qwen2_nfc",
-                                        "smollm_digits", "split_sequence",    "split_behaviors",      "unknown_fused"};
+static const char* const kVariants[] = {
+    "gpt2",          "gpt2_prefix_added", "llama3_ignore_merges", "qwen2_nfc",
+    "smollm_digits", "split_sequence",    "split_behaviors",      "unknown_fused"};
 
 TEST_CASE("tokenizer: ids equal Hugging Face's on every sample") {
   const auto samples = fixtures::samples();
@@ -78,26 +79,32 @@ TEST_CASE("tokenizer: names, sizes and special tokens") {
 }
 
 TEST_CASE("tokenizer: bytes that are not UTF-8 survive") {
-  for (const std::string variant : {"gpt2", "llama3_ignore_merges", "qwen2_nfc", "smollm_digits", "split_sequence"}) {
+  for (const std::string variant :
+       {"gpt2", "llama3_ignore_merges", "qwen2_nfc", "smollm_digits", "split_sequence"}) {
     CAPTURE(variant);
     const auto tokenizer = Tokenizer::load(fixtures::path(variant + ".json"));
     PhiloxStream random(philox_key(7, purpose::test, 1));
     for (int round = 0; round < 200; ++round) {
       std::string text;
       const uint64_t length = random.below(80);
-      for (uint64_t i = 0; i < length; ++i) text += static_cast<char>(random.below(3) ? random.below(256) : ' ' + random.below(95));
+      for (uint64_t i = 0; i < length; ++i)
+        text += static_cast<char>(random.below(3) ? random.below(256) : ' ' + random.below(95));
       const auto ids = tokenizer->encode(text);
-      if (variant != "qwen2_nfc" || std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0xCC; }))
+      if (variant != "qwen2_nfc" ||
+          std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0xCC; }))
         CHECK(tokenizer->decode_bytes(ids) == text);
     }
   }
   const auto tokenizer = Tokenizer::load(fixtures::path("gpt2.json"));
-  CHECK(tokenizer->decode(tokenizer->encode("a\xFF\xE2\x82z\xF0\x9F\x98")) == "a\xEF\xBF\xBD\xEF\xBF\xBDz\xEF\xBF\xBD");
+  CHECK(tokenizer->decode(tokenizer->encode("a\xFF\xE2\x82z\xF0\x9F\x98")) ==
+        "a\xEF\xBF\xBD\xEF\xBF\xBDz\xEF\xBF\xBD");
   // The table of the Unicode Standard, 3.9: one U+FFFD for each maximal part.
   CHECK(byte_tokenizer()->decode(byte_tokenizer()->encode("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41")) ==
-        "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD" "A");
+        "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"
+        "A");
   CHECK(byte_tokenizer()->decode(byte_tokenizer()->encode("\xE1\x80\xE2\xF0\x91\x92\xF1\xBF\x41")) ==
-        "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD" "A");
+        "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"
+        "A");
 }
 
 TEST_CASE("tokenizer: the stream decoder gives what decode gives, character by character") {
@@ -118,7 +125,9 @@ TEST_CASE("tokenizer: the stream decoder gives what decode gives, character by c
   CHECK(stream.push(0x82) == "");
   CHECK(stream.push(0xAC) == "€");
   CHECK(stream.push(0xF0) == "");
-  CHECK(stream.push('a') == "\xEF\xBF\xBD" "a");
+  CHECK(stream.push('a') ==
+        "\xEF\xBF\xBD"
+        "a");
   CHECK(stream.push(0xE2) == "");
   CHECK(stream.finish() == "\xEF\xBF\xBD");
   CHECK(stream.finish() == "");
@@ -131,7 +140,8 @@ TEST_CASE("tokenizer: the byte tokenizer") {
   CHECK(bytes->encode(std::string_view("A\0\xFF z", 5)) == std::vector<int32_t>{'A', 0, 255, ' ', 'z'});
   CHECK(bytes->encode("x<|endoftext|>") == std::vector<int32_t>{'x', 256});
   std::string text;
-  for (int i = 0; i < 100'000; ++i) text += static_cast<char>(static_cast<unsigned>(i) * static_cast<unsigned>(i) >> 3);
+  for (int i = 0; i < 100'000; ++i)
+    text += static_cast<char>(static_cast<unsigned>(i) * static_cast<unsigned>(i) >> 3);
   CHECK(bytes->decode_bytes(bytes->encode(text)) == text);
   CHECK(Tokenizer::load("bytes") == bytes);
 }
@@ -150,7 +160,8 @@ TEST_CASE("tokenizer: many threads share one tokenizer") {
 }
 
 // Merging as defined: look for the pair of the lowest rank, the leftmost of equals, merge, again.
-static std::vector<int32_t> merge_by_definition(const std::vector<std::array<int32_t, 3>>& merges, std::vector<int32_t> ids) {
+static std::vector<int32_t> merge_by_definition(const std::vector<std::array<int32_t, 3>>& merges,
+                                                std::vector<int32_t> ids) {
   for (;;) {
     size_t best = merges.size(), place = 0;
     for (size_t i = 0; i + 1 < ids.size(); ++i)
@@ -169,7 +180,8 @@ TEST_CASE("bpe: merging short, long and remembered pieces follows the definition
     std::vector<std::string> tokens = {"a", "b", "c", "d"};
     std::vector<std::array<int32_t, 3>> merges;
     while (merges.size() < 40) {
-      const auto left = static_cast<int32_t>(random.below(tokens.size())), right = static_cast<int32_t>(random.below(tokens.size()));
+      const auto left = static_cast<int32_t>(random.below(tokens.size())),
+                 right = static_cast<int32_t>(random.below(tokens.size()));
       const std::string joined = tokens[static_cast<size_t>(left)] + tokens[static_cast<size_t>(right)];
       if (joined.size() > 12) continue;
       bool twice = false;
@@ -180,11 +192,13 @@ TEST_CASE("bpe: merging short, long and remembered pieces follows the definition
       merges.push_back({left, right, static_cast<int32_t>(found - tokens.begin())});
     }
     Vocabulary vocabulary(static_cast<int64_t>(tokens.size()));
-    for (size_t i = 0; i < tokens.size(); ++i) REQUIRE(vocabulary.add(tokens[i], static_cast<int32_t>(i)) == Vocabulary::Added::yes);
+    for (size_t i = 0; i < tokens.size(); ++i)
+      REQUIRE(vocabulary.add(tokens[i], static_cast<int32_t>(i)) == Vocabulary::Added::yes);
     BpeModel model(40);
     model.byte_ids.fill(-1);
     for (int i = 0; i < 4; ++i) model.byte_ids[static_cast<size_t>('a' + i)] = i;
-    for (size_t r = 0; r < merges.size(); ++r) model.add_merge(merges[r][0], merges[r][1], static_cast<uint32_t>(r), merges[r][2]);
+    for (size_t r = 0; r < merges.size(); ++r)
+      model.add_merge(merges[r][0], merges[r][1], static_cast<uint32_t>(r), merges[r][2]);
     BpeModel::Scratch scratch;
     for (int round = 0; round < 60; ++round) {
       std::string piece;

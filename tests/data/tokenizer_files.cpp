@@ -79,7 +79,8 @@ TEST_CASE("tokenizer.json: what is wrong is said with its place") {
       {"/added_tokens/0/id", "5", "leaves holes"},
       {"/added_tokens/0/id", "3", "the id 3 belongs to \"abb\" already"},
       {"/added_tokens/0/id", "null", "added_tokens[0]: `id` and `content` are needed"},
-      {"/added_tokens/0/content", "\"ab\"", "added_tokens[\"ab\"]: the id 4 is not that of the vocabulary, 2"},
+      {"/added_tokens/0/content", "\"ab\"",
+       "added_tokens[\"ab\"]: the id 4 is not that of the vocabulary, 2"},
       {"/added_tokens/0/content", "7", "added_tokens[0].content: expected a string"},
       {"/added_tokens/0/special", "\"yes\"", "added_tokens[0].special: expected a boolean, got a string"},
       {"/added_tokens", "{}", "added_tokens: expected an array"},
@@ -101,21 +102,32 @@ TEST_CASE("tokenizer.json: what is wrong is said with its place") {
       {"/model/ignore_merges", "1", "model.ignore_merges: expected a boolean"},
       {"/model/continuing_subword_prefix", "\"##\"", "model.continuing_subword_prefix"},
       {"/model/end_of_word_suffix", "\"</w>\"", "model.end_of_word_suffix"},
-      {"/normalizer", "{\"type\":\"Lowercase\"}", "normalizer: the normalizer \"Lowercase\" is not supported"},
-      {"/normalizer", "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Strip\"}]}", "normalizer.normalizers[1]: the normalizer \"Strip\""},
+      {"/normalizer", "{\"type\":\"Lowercase\"}",
+       "normalizer: the normalizer \"Lowercase\" is not supported"},
+      {"/normalizer", "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Strip\"}]}",
+       "normalizer.normalizers[1]: the normalizer \"Strip\""},
       {"/normalizer", "{\"kind\":1}", "normalizer: there is no `type`"},
       {"/pre_tokenizer", "null", "only byte-level tokenizers are supported"},
-      {"/pre_tokenizer", "{\"type\":\"Metaspace\"}", "pre_tokenizer: the pre-tokenizer \"Metaspace\" is not supported"},
+      {"/pre_tokenizer", "{\"type\":\"Metaspace\"}",
+       "pre_tokenizer: the pre-tokenizer \"Metaspace\" is not supported"},
       {"/pre_tokenizer", "{\"type\":\"Digits\"}", "there is no ByteLevel step"},
-      {"/pre_tokenizer", "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"Digits\"}]}", "pre_tokenizer.pretokenizers[1]: a step after ByteLevel"},
+      {"/pre_tokenizer",
+       "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"Digits\"}]}",
+       "pre_tokenizer.pretokenizers[1]: a step after ByteLevel"},
       {"/pre_tokenizer", "{\"type\":\"Sequence\"}", "there is no `pretokenizers`"},
-      {"/pre_tokenizer", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a(\"},\"behavior\":\"Isolated\"}", "pre_tokenizer.pattern: the regular expression"},
-      {"/pre_tokenizer", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Sideways\"}", "pre_tokenizer.behavior: unknown behavior \"Sideways\""},
-      {"/pre_tokenizer", "{\"type\":\"Split\",\"pattern\":{},\"behavior\":\"Isolated\"}", "expected one of `Regex` and `String`"},
-      {"/pre_tokenizer", "{\"type\":\"Split\",\"pattern\":\"a\",\"behavior\":\"Isolated\"}", "pre_tokenizer.pattern: expected an object"},
+      {"/pre_tokenizer", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a(\"},\"behavior\":\"Isolated\"}",
+       "pre_tokenizer.pattern: the regular expression"},
+      {"/pre_tokenizer", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Sideways\"}",
+       "pre_tokenizer.behavior: unknown behavior \"Sideways\""},
+      {"/pre_tokenizer", "{\"type\":\"Split\",\"pattern\":{},\"behavior\":\"Isolated\"}",
+       "expected one of `Regex` and `String`"},
+      {"/pre_tokenizer", "{\"type\":\"Split\",\"pattern\":\"a\",\"behavior\":\"Isolated\"}",
+       "pre_tokenizer.pattern: expected an object"},
       {"/decoder", "{\"type\":\"WordPiece\"}", "decoder: the decoder \"WordPiece\" is not supported"},
-      {"/post_processor", "{\"type\":\"Surprise\"}", "post_processor: the post-processor \"Surprise\" is not supported"},
-      {"/post_processor", "{\"type\":\"TemplateProcessing\",\"single\":[5]}", "post_processor.single[0]: expected an object"},
+      {"/post_processor", "{\"type\":\"Surprise\"}",
+       "post_processor: the post-processor \"Surprise\" is not supported"},
+      {"/post_processor", "{\"type\":\"TemplateProcessing\",\"single\":[5]}",
+       "post_processor.single[0]: expected an object"},
   };
   for (const Row& row : rows) {
     Json json = good();
@@ -163,7 +175,9 @@ TEST_CASE("tokenizer.json: text that is no JSON, or too much of it") {
   CHECK(error_of(json.dump()).find("white space") != std::string::npos);
   json = good();
   json["pre_tokenizer"] = {{"type", "ByteLevel"}};
-  for (int i = 0; i < 20; ++i) json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {{{"type", "Digits"}}, json["pre_tokenizer"]}}};
+  for (int i = 0; i < 20; ++i)
+    json["pre_tokenizer"] = {{"type", "Sequence"},
+                             {"pretokenizers", {{{"type", "Digits"}}, json["pre_tokenizer"]}}};
   CHECK(error_of(json.dump()).find("there are more than 16 steps") != std::string::npos);
   // Every prefix of a tokenizer.json is an error, none a crash.
   const std::string whole = good().dump();
@@ -187,12 +201,17 @@ TEST_CASE("tokenizer.json: every byte changed gives a tokenizer or an error") {
 TEST_CASE("tokenizer: large files load fast") {
   // As large as Llama 3's: 128 000 tokens, 280 000 merges.
   std::vector<std::string> tokens;
-  std::string json = R"({"version":"1.0","pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"model":{"type":"BPE","vocab":{)", merges;
+  std::string
+      json =
+          R"({"version":"1.0","pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"model":{"type":"BPE","vocab":{)",
+      merges;
   const std::string letters = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRST";  // 56
   for (const char c : letters) tokens.emplace_back(1, c);
-  for (const char a : letters) for (const char b : letters) tokens.push_back({a, b});
+  for (const char a : letters)
+    for (const char b : letters) tokens.push_back({a, b});
   for (size_t i = 0; tokens.size() < 128'000; ++i) tokens.push_back(tokens[56 + i / 56] + letters[i % 56]);
-  for (size_t i = 0; i < tokens.size(); ++i) json += (i ? ",\"" : "\"") + tokens[i] + "\":" + std::to_string(i);
+  for (size_t i = 0; i < tokens.size(); ++i)
+    json += (i ? ",\"" : "\"") + tokens[i] + "\":" + std::to_string(i);
   for (size_t i = 56; i < tokens.size(); ++i) {
     const std::string& token = tokens[i];
     merges += (i > 56 ? ",[\"" : "[\"") + token.substr(0, token.size() - 1) + "\",\"" + token.back() + "\"]";
@@ -211,8 +230,10 @@ TEST_CASE("tokenizer: directories, the files to keep, hashes") {
   const Directory directory;
   const Json gpt2 = Json::parse(read_file(fixtures::path("gpt2.json")));
   std::string merges = "#version: 0.2\n";
-  for (const auto& merge : gpt2["model"]["merges"]) merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
-  CHECK_THROWS_WITH_AS(Tokenizer::load(directory.path), doctest::Contains("neither tokenizer.json nor vocab.json"), Error);
+  for (const auto& merge : gpt2["model"]["merges"])
+    merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+  CHECK_THROWS_WITH_AS(Tokenizer::load(directory.path),
+                       doctest::Contains("neither tokenizer.json nor vocab.json"), Error);
   CHECK_THROWS_AS(Tokenizer::load(directory.path / "missing.json"), Error);
   directory.write("vocab.json", gpt2["model"]["vocab"].dump());
   directory.write("merges.txt", merges);
@@ -226,16 +247,22 @@ TEST_CASE("tokenizer: directories, the files to keep, hashes") {
     CHECK(tokenizer->files()[1].name == "merges.txt");
   }
   directory.write("merges.txt", merges + "no such pair\n");
-  CHECK_THROWS_WITH_AS(Tokenizer::load(directory.path), doctest::Contains("merges.txt:445: expected two tokens"), Error);
+  CHECK_THROWS_WITH_AS(Tokenizer::load(directory.path),
+                       doctest::Contains("merges.txt:445: expected two tokens"), Error);
   directory.write("merges.txt", "a zz\n");
-  CHECK_THROWS_WITH_AS(Tokenizer::load(directory.path), doctest::Contains("merges.txt:1: \"zz\" is not in the vocabulary"), Error);
+  CHECK_THROWS_WITH_AS(Tokenizer::load(directory.path),
+                       doctest::Contains("merges.txt:1: \"zz\" is not in the vocabulary"), Error);
   directory.write("merges.txt", merges);
 
   // Qwen's pair of files: the class in tokenizer_config.json tells the pattern; tokens are added there.
   const Json qwen = Json::parse(read_file(fixtures::path("qwen2_nfc.json")));
   merges.clear();
-  for (const auto& merge : qwen["model"]["merges"]) merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\r\n";
-  Json config = {{"tokenizer_class", "Qwen2Tokenizer"}, {"eos_token", "<|im_end|>"}, {"bos_token", nullptr}, {"added_tokens_decoder", Json::object()}};
+  for (const auto& merge : qwen["model"]["merges"])
+    merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\r\n";
+  Json config = {{"tokenizer_class", "Qwen2Tokenizer"},
+                 {"eos_token", "<|im_end|>"},
+                 {"bos_token", nullptr},
+                 {"added_tokens_decoder", Json::object()}};
   for (const auto& token : qwen["added_tokens"]) {
     Json fields = token;
     fields.erase("id");
@@ -254,7 +281,8 @@ TEST_CASE("tokenizer: directories, the files to keep, hashes") {
   }
   config["tokenizer_class"] = "LlamaTokenizer";
   directory.write("tokenizer_config.json", config.dump());
-  CHECK_THROWS_WITH_AS(Tokenizer::load(directory.path), doctest::Contains("tokenizer_class: \"LlamaTokenizer\""), Error);
+  CHECK_THROWS_WITH_AS(Tokenizer::load(directory.path),
+                       doctest::Contains("tokenizer_class: \"LlamaTokenizer\""), Error);
   directory.write("tokenizer_config.json", "{");
   CHECK_THROWS_WITH_AS(Tokenizer::load(directory.path), doctest::Contains("tokenizer_config.json:1:"), Error);
 
@@ -284,17 +312,20 @@ TEST_CASE("verbs: encode and decode files") {
   std::string text;
   for (int round = 0; round < 60; ++round)
     for (const auto& sample : fixtures::samples()) text += sample + "\n";
-  for (const std::string& content : {text, text + "no newline at the end", std::string(), std::string("\n"), std::string("x"), std::string("\n\n \r\n")}) {
+  for (const std::string& content : {text, text + "no newline at the end", std::string(), std::string("\n"),
+                                     std::string("x"), std::string("\n\n \r\n")}) {
     const auto file = directory.write("text.txt", content);
     std::string lines[2];
     for (const int threads : {1, 3}) {
       ThreadPool pool(threads);
       std::string& out = lines[threads / 2];
       int64_t last = -1;
-      const auto totals = encode_file(*tokenizer, file, [&](std::string_view part) { out += part; }, pool, [&](int64_t done, int64_t total) {
-        CHECK(total == static_cast<int64_t>(content.size()));
-        last = done;
-      });
+      const auto totals = encode_file(
+          *tokenizer, file, [&](std::string_view part) { out += part; }, pool,
+          [&](int64_t done, int64_t total) {
+            CHECK(total == static_cast<int64_t>(content.size()));
+            last = done;
+          });
       CHECK(totals.bytes == static_cast<int64_t>(content.size()));
       CHECK(totals.lines == static_cast<int64_t>(std::count(out.begin(), out.end(), '\n')));
       if (!content.empty()) CHECK(last == static_cast<int64_t>(content.size()));
@@ -302,7 +333,9 @@ TEST_CASE("verbs: encode and decode files") {
     CHECK(lines[0] == lines[1]);
     ThreadPool pool(2);
     std::string back;
-    decode_file(*tokenizer, directory.write("ids.jsonl", lines[0]), [&](std::string_view part) { back += part; }, pool);
+    decode_file(
+        *tokenizer, directory.write("ids.jsonl", lines[0]), [&](std::string_view part) { back += part; },
+        pool);
     CHECK(back == content);
   }
   ThreadPool pool(2);
@@ -323,7 +356,8 @@ TEST_CASE("verbs: encode and decode files") {
       {"{\"ids\":[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]}", "bad.jsonl:1: "},
   };
   for (const auto& [content, says] : bad)
-    CHECK_THROWS_WITH_AS(decode_file(*tokenizer, directory.write("bad.jsonl", content), sink, pool), doctest::Contains(says), Error);
+    CHECK_THROWS_WITH_AS(decode_file(*tokenizer, directory.write("bad.jsonl", content), sink, pool),
+                         doctest::Contains(says), Error);
   CHECK_THROWS_AS(encode_file(*tokenizer, directory.path / "missing", sink, pool), Error);
   CHECK_THROWS_AS(encode_file(*tokenizer, directory.path, sink, pool), Error);
 }
@@ -337,7 +371,8 @@ TEST_CASE("verbs: train to a file") {
   const auto tokenizer = train_to_file(files, {.vocab_size = 500}, directory.path / "tokenizer.json", pool);
   CHECK(tokenizer->vocab_size() == 500);
   CHECK(tokenizer->decode(tokenizer->encode(text)) == text);
-  CHECK_THROWS_WITH_AS(train_to_file(files, {.vocab_size = 500}, directory.path, pool), doctest::Contains("is a directory"), Error);
+  CHECK_THROWS_WITH_AS(train_to_file(files, {.vocab_size = 500}, directory.path, pool),
+                       doctest::Contains("is a directory"), Error);
   const std::vector<fs::path> missing = {directory.path / "none.txt"};
   CHECK_THROWS_AS(train_to_file(missing, {.vocab_size = 500}, directory.path / "t.json", pool), Error);
   CHECK(!fs::exists(directory.path / "t.json"));

@@ -25,7 +25,8 @@ inline std::vector<std::string> lines(const std::string& name) {
 
 inline std::vector<std::string> samples() {
   std::vector<std::string> result;
-  for (const auto& line : lines("text.txt")) result.push_back(nlohmann::json::parse("\"" + line + "\"").get<std::string>());
+  for (const auto& line : lines("text.txt"))
+    result.push_back(nlohmann::json::parse("\"" + line + "\"").get<std::string>());
   return result;
 }
 

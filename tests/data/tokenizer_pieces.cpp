@@ -1,4 +1,5 @@
-// The stages before the model: Unicode classes, scanners against regular expressions, NFC, tokens in the text.
+// The stages before the model: Unicode classes, scanners against regular expressions, NFC, tokens in the
+// text.
 #include <doctest/doctest.h>
 #include <utf8proc.h>
 
@@ -32,11 +33,16 @@ TEST_CASE("unicode: the classes of Oniguruma in tokenizers 0.23") {
   CHECK(marks == 2501);
   CHECK(spaces == 25);
   for (const char32_t c : {U'\n', U'\r'}) CHECK(classes.of(c) == (kSpace | kNewline));
-  for (const char32_t c : {char32_t{0x85}, char32_t{0x2028}, char32_t{0x3000}, char32_t{0xA0}}) CHECK(classes.of(c) == kSpace);
-  for (const char32_t c : {char32_t{0x180E}, char32_t{0x200B}, char32_t{0xFEFF}, char32_t{0x1C}}) CHECK(classes.of(c) == 0);
-  for (const char32_t c : {U'a', U'Z', U'7', U'_', U'é', char32_t{0x301}, char32_t{0x200D}, char32_t{0x24B6}, char32_t{0x2160}, char32_t{0x203F}})
+  for (const char32_t c : {char32_t{0x85}, char32_t{0x2028}, char32_t{0x3000}, char32_t{0xA0}})
+    CHECK(classes.of(c) == kSpace);
+  for (const char32_t c : {char32_t{0x180E}, char32_t{0x200B}, char32_t{0xFEFF}, char32_t{0x1C}})
+    CHECK(classes.of(c) == 0);
+  for (const char32_t c : {U'a', U'Z', U'7', U'_', U'é', char32_t{0x301}, char32_t{0x200D}, char32_t{0x24B6},
+                           char32_t{0x2160}, char32_t{0x203F}})
     CHECK(is_word_character(c));
-  for (const char32_t c : {U' ', U'-', U'!', char32_t{0xB2}, char32_t{0x2460}, char32_t{0x1F600}, char32_t{0xFFFD}}) CHECK(!is_word_character(c));
+  for (const char32_t c :
+       {U' ', U'-', U'!', char32_t{0xB2}, char32_t{0x2460}, char32_t{0x1F600}, char32_t{0xFFFD}})
+    CHECK(!is_word_character(c));
 }
 
 static std::vector<std::string> pieces_of(const PreTokenizer& pre_tokenizer, std::string_view text) {
@@ -58,7 +64,8 @@ static PreTokenizer one_step(Kind kind, std::shared_ptr<const Pattern> pattern =
   return result;
 }
 
-// Text out of the characters that the patterns tell apart, and of random ones on whose class PCRE2's Unicode agrees with ours.
+// Text out of the characters that the patterns tell apart, and of random ones on whose class PCRE2's Unicode
+// agrees with ours.
 class RandomText {
  public:
   explicit RandomText(uint64_t seed) : random_(philox_key(seed, purpose::test, 4)) {
@@ -74,11 +81,14 @@ class RandomText {
       }
     }
     for (char32_t c = 0; c < 0x110000; ++c)
-      if (!(c >= 0xD800 && c < 0xE000) && classes_[c] == (unicode_classes().of(c) & (kLetter | kNumber | kSpace))) agreed_.push_back(c);
+      if (!(c >= 0xD800 && c < 0xE000) &&
+          classes_[c] == (unicode_classes().of(c) & (kLetter | kNumber | kSpace)))
+        agreed_.push_back(c);
     CHECK(agreed_.size() > 1'100'000);
   }
   std::string next(bool broken_bytes) {
-    static const std::u32string common = U"   \n\r\t''sStTmMdDrReEvVlLaZ09.!-<|>\u00a0\u2028\u3000éß١½你\u0301\u200d\u017f\u212a\U0001F600";
+    static const std::u32string common =
+        U"   \n\r\t''sStTmMdDrReEvVlLaZ09.!-<|>\u00a0\u2028\u3000éß١½你\u0301\u200d\u017f\u212a\U0001F600";
     std::string text;
     const uint64_t length = random_.below(24);
     for (uint64_t i = 0; i < length; ++i) {
@@ -100,7 +110,8 @@ class RandomText {
 };
 
 TEST_CASE("pre-tokenizers: the scanners equal the regular expressions") {
-  const std::pair<Kind, std::string_view> known[] = {{Kind::gpt2, kGpt2Pattern}, {Kind::llama3, kLlama3Pattern}, {Kind::qwen2, kQwen2Pattern}};
+  const std::pair<Kind, std::string_view> known[] = {
+      {Kind::gpt2, kGpt2Pattern}, {Kind::llama3, kLlama3Pattern}, {Kind::qwen2, kQwen2Pattern}};
   for (const auto& [kind, regex] : known) {
     CAPTURE(regex);
     Kind found = Kind::whole;
@@ -131,7 +142,8 @@ TEST_CASE("pre-tokenizers: the scanners equal the regular expressions") {
   // tiktoken's own spelling of cl100k is the same.
   const std::string_view cl100k =
       R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
-  const PreTokenizer scanner = one_step(Kind::llama3), general = one_step(Kind::pattern, Pattern::compile(cl100k));
+  const PreTokenizer scanner = one_step(Kind::llama3),
+                     general = one_step(Kind::pattern, Pattern::compile(cl100k));
   RandomText text(12);
   for (int round = 0; round < 30'000; ++round) {
     const std::string sample = text.next(false);
@@ -149,7 +161,8 @@ TEST_CASE("pre-tokenizers: a piece longer than a batch, steps after steps, space
   CHECK(joined == text);
   steps.steps[1].add_prefix_space = true;
   CHECK(pieces_of(steps, "ab12 c") == std::vector<std::string>{" ab", " 1", " 2", " c"});
-  CHECK(pieces_of(one_step(Kind::digit_runs), "ab12 c345") == std::vector<std::string>{"ab", "12", " c", "345"});
+  CHECK(pieces_of(one_step(Kind::digit_runs), "ab12 c345") ==
+        std::vector<std::string>{"ab", "12", " c", "345"});
   CHECK(pieces_of(steps, "").empty());
 }
 
@@ -160,7 +173,8 @@ TEST_CASE("pre-tokenizers: patterns are bounded and say where they are wrong") {
   CHECK_THROWS_AS(Pattern::compile("\\C"), Error);
   CHECK_THROWS_AS(Pattern::compile(std::string(20'000, 'a')), Error);
   const auto evil = Pattern::compile("(a+)+$");
-  CHECK_THROWS_WITH_AS(evil->find_all(std::string(64, 'a') + "b", [](size_t, size_t) {}), doctest::Contains("gave up"), Error);
+  CHECK_THROWS_WITH_AS(evil->find_all(std::string(64, 'a') + "b", [](size_t, size_t) {}),
+                       doctest::Contains("gave up"), Error);
   std::vector<std::pair<size_t, size_t>> found;
   const auto note = [&](size_t begin, size_t end) { found.emplace_back(begin, end); };
   Pattern::compile("x*")->find_all("axxb", note);
@@ -180,11 +194,14 @@ TEST_CASE("normalizer: NFC equals utf8proc's") {
   for (char32_t c = 0; c < 0x30000; ++c) {
     if (c >= 0xD800 && c < 0xE000) continue;
     const auto* property = utf8proc_get_property(static_cast<utf8proc_int32_t>(c));
-    if (property->combining_class != 0 || property->decomp_seqindex != UINT16_MAX || (c >= 0x1100 && c < 0x1200)) interesting.push_back(c);
+    if (property->combining_class != 0 || property->decomp_seqindex != UINT16_MAX ||
+        (c >= 0x1100 && c < 0x1200))
+      interesting.push_back(c);
   }
   const auto reference = [](const std::string& text) {
     utf8proc_uint8_t* out = nullptr;
-    const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()), &out,
+    const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                   static_cast<utf8proc_ssize_t>(text.size()), &out,
                                    static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
     REQUIRE(size >= 0);
     const std::string result(reinterpret_cast<const char*>(out), static_cast<size_t>(size));
@@ -203,8 +220,9 @@ TEST_CASE("normalizer: NFC equals utf8proc's") {
     std::string text;
     for (uint64_t i = random.below(10); i > 0; --i) {
       const uint64_t choice = random.below(6);
-      append_utf8(text, choice < 3 ? interesting[random.below(interesting.size())]
-                        : choice < 5 ? U"aeou Aq\u0301\u0323\u0307가각\u1161\u11a8か"[random.below(16)] : char32_t(0x20 + random.below(0x2000)));
+      append_utf8(text, choice < 3   ? interesting[random.below(interesting.size())]
+                        : choice < 5 ? U"aeou Aq\u0301\u0323\u0307가각\u1161\u11a8か"[random.below(16)]
+                                     : char32_t(0x20 + random.below(0x2000)));
     }
     CHECK(nfc.apply(text, buffer) == reference(text));
   }
@@ -214,7 +232,11 @@ TEST_CASE("normalizer: NFC equals utf8proc's") {
   std::string marks = "a";
   for (int i = 0; i < 300'000; ++i) append_utf8(marks, i % 2 ? 0x323 : 0x301);
   CHECK(nfc.apply(marks, buffer).size() > 500'000);
-  CHECK(nfc.apply("e\xCC\x81\xFF\xCC\x81" "e\xCC", buffer) == "\xC3\xA9\xFF\xCC\x81" "e\xCC");
+  CHECK(nfc.apply("e\xCC\x81\xFF\xCC\x81"
+                  "e\xCC",
+                  buffer) ==
+        "\xC3\xA9\xFF\xCC\x81"
+        "e\xCC");
 }
 
 TEST_CASE("added tokens: the leftmost, then the longest") {
@@ -226,7 +248,8 @@ TEST_CASE("added tokens: the leftmost, then the longest") {
     }
     std::string result;
     finder.split(text, tokens, as_text, [&](std::string_view part, int32_t id) {
-      result += id < 0 ? "(" + std::string(part) + ")" : "[" + std::to_string(id) + ":" + std::string(part) + "]";
+      result +=
+          id < 0 ? "(" + std::string(part) + ")" : "[" + std::to_string(id) + ":" + std::string(part) + "]";
     });
     return result;
   };

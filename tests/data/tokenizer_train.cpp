@@ -13,8 +13,8 @@ using namespace capstan;
 using namespace capstan::data;
 namespace fixtures = tokenizer_fixtures;
 
-static std::string train(const std::vector<std::string>& documents, const TrainOptions& options, int threads = 2,
-                         const TrainProgressSink& progress = {}) {
+static std::string train(const std::vector<std::string>& documents, const TrainOptions& options,
+                         int threads = 2, const TrainProgressSink& progress = {}) {
   ThreadPool pool(threads);
   size_t next = 0;
   return train_bpe(
@@ -30,8 +30,10 @@ TEST_CASE("train_bpe: the tokenizer.json that Hugging Face learns and saves") {
   const auto samples = fixtures::samples();
   CHECK(train(samples, {.vocab_size = 700}) == read_file(fixtures::path("trained_gpt2.json")));
   const auto compact = [](const std::string& json) { return nlohmann::ordered_json::parse(json).dump(); };
-  CHECK(compact(train(samples, {.vocab_size = 700, .pre_tokenizer = PreTokenizerChoice::llama3,
-                                .special_tokens = {"<|begin_of_text|>", "<|end_of_text|>"}})) == read_file(fixtures::path("trained_llama3.json")));
+  CHECK(compact(train(samples, {.vocab_size = 700,
+                                .pre_tokenizer = PreTokenizerChoice::llama3,
+                                .special_tokens = {"<|begin_of_text|>", "<|end_of_text|>"}})) ==
+        read_file(fixtures::path("trained_llama3.json")));
   CHECK(compact(train(samples, {.vocab_size = 700, .pre_tokenizer = PreTokenizerChoice::qwen2})) ==
         read_file(fixtures::path("trained_qwen2.json")));
 }
@@ -40,7 +42,8 @@ TEST_CASE("train_bpe: the number of threads changes nothing, progress ends at th
   const auto samples = fixtures::samples();
   const TrainOptions options{.vocab_size = 600};
   std::map<std::string, TrainProgress> last;
-  const std::string one = train(samples, options, 1, [&](const TrainProgress& p) { last.insert_or_assign(std::string(p.phase), p); });
+  const std::string one = train(
+      samples, options, 1, [&](const TrainProgress& p) { last.insert_or_assign(std::string(p.phase), p); });
   CHECK(last.count("reading") == 1);
   CHECK(last.count("counting") == 1);
   CHECK(last.at("merging").done == 600);
@@ -60,7 +63,8 @@ TEST_CASE("train_bpe: files are one text each, however they are cut") {
   const std::vector<std::filesystem::path> files = {directory / "a.txt", directory / "empty.txt"};
   std::ofstream(files[0], std::ios::binary) << text;
   std::ofstream(files[1], std::ios::binary) << "";
-  for (const auto choice : {PreTokenizerChoice::gpt2, PreTokenizerChoice::llama3, PreTokenizerChoice::qwen2}) {
+  for (const auto choice :
+       {PreTokenizerChoice::gpt2, PreTokenizerChoice::llama3, PreTokenizerChoice::qwen2}) {
     const TrainOptions options{.vocab_size = 900, .pre_tokenizer = choice};
     ThreadPool pool(3);
     CHECK(train_bpe(files, options, pool) == train({text}, options));
@@ -75,14 +79,19 @@ TEST_CASE("train_bpe: small and strange cases") {
   CHECK(empty->decode(empty->encode("any text")) == "any text");
   // A pair must be frequent enough.
   CHECK(Tokenizer::from_json(train({"abab"}, {.vocab_size = 1000, .min_frequency = 3}))->vocab_size() == 257);
-  CHECK(Tokenizer::from_json(train({"abab"}, {.vocab_size = 1000, .min_frequency = 2}))->encode("ab").size() == 1);
+  CHECK(
+      Tokenizer::from_json(train({"abab"}, {.vocab_size = 1000, .min_frequency = 2}))->encode("ab").size() ==
+      1);
   // A special token that is a byte of the alphabet; text that is not UTF-8; a long run.
-  const auto odd = Tokenizer::from_json(train({std::string(5000, 'a'), "\xFF\xFE\xFF\xFE\xFF\xFE"}, {.vocab_size = 300, .special_tokens = {"!", "\"q\"\\"}}));
+  const auto odd = Tokenizer::from_json(train({std::string(5000, 'a'), "\xFF\xFE\xFF\xFE\xFF\xFE"},
+                                              {.vocab_size = 300, .special_tokens = {"!", "\"q\"\\"}}));
   CHECK(odd->id_of("!") == 0);
   CHECK(odd->id_of("\"q\"\\") == 1);
   CHECK(odd->encode(std::string(5000, 'a')).size() < 20);
   CHECK(odd->encode("\xFF\xFE").size() == 1);
-  const auto prefixed = Tokenizer::from_json(train({"ab ab ab"}, {.vocab_size = 300, .pre_tokenizer = PreTokenizerChoice::llama3, .add_prefix_space = true}));
+  const auto prefixed = Tokenizer::from_json(
+      train({"ab ab ab"},
+            {.vocab_size = 300, .pre_tokenizer = PreTokenizerChoice::llama3, .add_prefix_space = true}));
   CHECK(prefixed->encode("ab") == prefixed->encode(" ab"));
 
   CHECK_THROWS_WITH_AS(train({}, {.vocab_size = 256}), doctest::Contains("at least 257"), Error);

@@ -1,4 +1,5 @@
-// Two readers of strangers' bytes: a tokenizer.json (input beginning with `{`, or anything else but the two letters below), and text
+// Two readers of strangers' bytes: a tokenizer.json (input beginning with `{`, or anything else but the two
+// letters below), and text
 // (`T` and bytes: encoded by every pre-tokenizer and decoded again).
 #include <cstdint>
 #include <cstdlib>
@@ -16,10 +17,12 @@ namespace {
 const std::shared_ptr<const Tokenizer>* text_tokenizers() {
   static const std::shared_ptr<const Tokenizer>* const result = [] {
     auto* made = new std::shared_ptr<const Tokenizer>[4];
-    const std::string_view text = "the then there 123 12 1 's 'll \n\n \r\n é éé 你好 你 \U0001F600 <|endoftext|> e\xCC\x81";
+    const std::string_view text =
+        "the then there 123 12 1 's 'll \n\n \r\n é éé 你好 你 \U0001F600 <|endoftext|> e\xCC\x81";
     ThreadPool pool(1);
     int i = 0;
-    for (const auto choice : {PreTokenizerChoice::gpt2, PreTokenizerChoice::llama3, PreTokenizerChoice::qwen2}) {
+    for (const auto choice :
+         {PreTokenizerChoice::gpt2, PreTokenizerChoice::llama3, PreTokenizerChoice::qwen2}) {
       TrainOptions options;
       options.vocab_size = 300;
       options.min_frequency = 1;

@@ -20,7 +20,8 @@ void TokenFinder::add(std::string_view pattern, int32_t token) {
   int32_t node = root;
   for (size_t i = 1; i < pattern.size(); ++i) {
     int32_t child = nodes_[static_cast<size_t>(node)].child;
-    while (child >= 0 && nodes_[static_cast<size_t>(child)].byte != byte_at(i)) child = nodes_[static_cast<size_t>(child)].sibling;
+    while (child >= 0 && nodes_[static_cast<size_t>(child)].byte != byte_at(i))
+      child = nodes_[static_cast<size_t>(child)].sibling;
     if (child < 0) {
       child = static_cast<int32_t>(nodes_.size());
       nodes_.push_back({-1, nodes_[static_cast<size_t>(node)].child, -1, byte_at(i)});
@@ -53,7 +54,8 @@ int32_t TokenFinder::match_at(std::string_view text, size_t begin, size_t& end) 
 // The first place from `from` on where a token may begin; text.size() when there is none.
 size_t TokenFinder::next_candidate(std::string_view text, size_t from) const {
   if (first_bytes_ == 1) {
-    const void* found = from < text.size() ? std::memchr(text.data() + from, only_first_, text.size() - from) : nullptr;
+    const void* found =
+        from < text.size() ? std::memchr(text.data() + from, only_first_, text.size() - from) : nullptr;
     return found ? static_cast<size_t>(static_cast<const char*>(found) - text.data()) : text.size();
   }
   const auto byte_at = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
@@ -80,7 +82,8 @@ void TokenFinder::split(std::string_view text, const std::vector<AddedToken>& to
     if (counts && token.single_word) {
       const bool after_word = start > 0 && is_word_character(character_before(text, start).value);
       const bool before_word =
-          stop < text.size() && is_word_character(decode_character(text.data() + stop, text.data() + text.size()).value);
+          stop < text.size() &&
+          is_word_character(decode_character(text.data() + stop, text.data() + text.size()).value);
       counts = !after_word && !before_word;
     }
     if (counts) {

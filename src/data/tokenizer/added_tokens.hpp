@@ -1,4 +1,5 @@
-// Tokens that are found in the text itself, before anything else is done to it: <|endoftext|>, <|im_start|> and their like.
+// Tokens that are found in the text itself, before anything else is done to it: <|endoftext|>, <|im_start|>
+// and their like.
 #pragma once
 
 #include <array>
@@ -27,12 +28,13 @@ class TokenFinder {
  public:
   static constexpr size_t kMaxBytes = 1024;  // of one token: bounds the time for one character of text
 
-  // `pattern` is what the text holds: the content, or its normalised form. `token` indexes the caller's list of tokens.
+  // `pattern` is what the text holds: the content, or its normalised form. `token` indexes the caller's list
+  // of tokens.
   void add(std::string_view pattern, int32_t token);
   bool empty() const { return nodes_.size() == 1; }
 
-  // Calls part(text, id) for the parts of the text in order: id is -1 for text between tokens (never empty). With
-  // `specials_as_text` special tokens count as text.
+  // Calls part(text, id) for the parts of the text in order: id is -1 for text between tokens (never empty).
+  // With `specials_as_text` special tokens count as text.
   void split(std::string_view text, const std::vector<AddedToken>& tokens, bool specials_as_text,
              FunctionRef<void(std::string_view text, int32_t id)> part) const;
 

@@ -10,9 +10,9 @@
 
 namespace capstan::data {
 
-// Two tables of pieces that fit whole words into one cache line: up to 15 bytes in two 64-bit words with at most 3 ids, and up to 31
-// bytes with at most 7. A set is two entries, the newer first; a full set forgets the older. Both have a fixed size, so
-// that hostile text costs misses and nothing else.
+// Two tables of pieces that fit whole words into one cache line: up to 15 bytes in two 64-bit words with at
+// most 3 ids, and up to 31 bytes with at most 7. A set is two entries, the newer first; a full set forgets
+// the older. Both have a fixed size, so that hostile text costs misses and nothing else.
 class BpeModel::Memory {
  public:
   template <int words>
@@ -20,7 +20,8 @@ class BpeModel::Memory {
     std::array<uint64_t, words> word;  // the last byte is the length, never 0
     bool operator==(const Key& other) const {
       uint64_t difference = 0;
-      for (int i = 0; i < words; ++i) difference |= word[static_cast<size_t>(i)] ^ other.word[static_cast<size_t>(i)];
+      for (int i = 0; i < words; ++i)
+        difference |= word[static_cast<size_t>(i)] ^ other.word[static_cast<size_t>(i)];
       return difference == 0;
     }
   };
@@ -41,7 +42,8 @@ class BpeModel::Memory {
       if (readable_end - piece.data() >= words * 8) {
         std::memcpy(key.word.data(), piece.data(), sizeof(key.word));
         for (size_t i = 0; i < words; ++i) {
-          const auto kept = static_cast<int>(piece.size()) - static_cast<int>(i) * 8;  // bytes of this word that count
+          const auto kept =
+              static_cast<int>(piece.size()) - static_cast<int>(i) * 8;  // bytes of this word that count
           key.word[i] &= kept >= 8 ? ~uint64_t{0} : kept <= 0 ? 0 : (uint64_t{1} << (kept * 8)) - 1;
         }
       } else {
@@ -52,7 +54,8 @@ class BpeModel::Memory {
     }
     E* set_of(const Key<words>& key) {
       uint64_t hash = 0;
-      for (size_t i = 0; i < words; ++i) hash = (hash ^ key.word[i]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
+      for (size_t i = 0; i < words; ++i)
+        hash = (hash ^ key.word[i]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
       hash *= 0xBF58476D1CE4E5B9u;
       return &entries[(hash >> (64 - bits)) * 2];
     }
@@ -63,7 +66,7 @@ class BpeModel::Memory {
       set[0].count = static_cast<uint32_t>(ids.size());
     }
   };
-  Table<2, 3, 14> narrow;  // 32-byte entries, 1 MiB
+  Table<2, 3, 15> narrow;  // 32-byte entries, 2 MiB
   Table<4, 7, 12> wide;    // 64-byte entries, 512 KiB
 };
 
@@ -84,11 +87,13 @@ void BpeModel::add_merge(int32_t left, int32_t right, uint32_t rank, int32_t id)
   merges_[i] = {pair, rank, id};
 }
 
-void BpeModel::encode(const PieceBatch& batch, const Vocabulary& vocabulary, Scratch& scratch, std::vector<int32_t>& out) const {
+void BpeModel::encode(const PieceBatch& batch, const Vocabulary& vocabulary, Scratch& scratch,
+                      std::vector<int32_t>& out) const {
   Memory& memory = *scratch.memory;
   constexpr size_t kMost = 8;  // room for the ids of a remembered piece
   size_t used = out.size();
-  if (out.capacity() < used + kMost * batch.pieces.size()) out.reserve(std::max(out.capacity() * 2, used + kMost * batch.pieces.size()));
+  if (out.capacity() < used + kMost * batch.pieces.size())
+    out.reserve(std::max(out.capacity() * 2, used + kMost * batch.pieces.size()));
   out.resize(used + kMost * batch.pieces.size());
   int32_t* write = out.data() + used;
 
@@ -142,7 +147,8 @@ void BpeModel::encode_piece(std::string_view piece, const Vocabulary& vocabulary
   auto& ids = scratch.ids;
   ids.clear();
   if (piece.size() >= size_t{std::numeric_limits<int32_t>::max()})
-    fail(ErrorCode::unsupported, "a piece of text of " + std::to_string(piece.size()) + " bytes has nowhere to be cut; the limit is 2 GiB");
+    fail(ErrorCode::unsupported, "a piece of text of " + std::to_string(piece.size()) +
+                                     " bytes has nowhere to be cut; the limit is 2 GiB");
   if (ignore_merges) {
     scratch.text.clear();
     append_byte_text(scratch.text, piece);

@@ -1,7 +1,8 @@
 // Byte-pair merging of one piece, with a memory of pieces seen.
 //
-// The result is that of Hugging Face's BPE: again and again the adjacent pair of the lowest rank is merged, the leftmost first.
-// Short pieces do so by looking through an array, long ones with a heap, so that no text takes quadratic time.
+// The result is that of Hugging Face's BPE: again and again the adjacent pair of the lowest rank is merged,
+// the leftmost first. Short pieces do so by looking through an array, long ones with a heap, so that no text
+// takes quadratic time.
 #pragma once
 
 #include <array>
@@ -39,11 +40,13 @@ class BpeModel {
   int32_t unknown = -1;        // for bytes that have no token; -1: they are left out
   bool fuse_unknown = false;
 
-  // Merging (left, right) gives `id`; a lower rank goes first. Of two merges of one pair the later one counts.
+  // Merging (left, right) gives `id`; a lower rank goes first. Of two merges of one pair the later one
+  // counts.
   void add_merge(int32_t left, int32_t right, uint32_t rank, int32_t id);
 
   // Appends the ids of the pieces to out.
-  void encode(const PieceBatch& batch, const Vocabulary& vocabulary, Scratch& scratch, std::vector<int32_t>& out) const;
+  void encode(const PieceBatch& batch, const Vocabulary& vocabulary, Scratch& scratch,
+              std::vector<int32_t>& out) const;
 
  private:
   struct Merge {
@@ -62,7 +65,8 @@ class BpeModel {
     }
   }
   uint64_t slot(uint64_t pair) const { return (pair * 0x9E3779B97F4A7C15u) >> shift_; }
-  void encode_piece(std::string_view piece, const Vocabulary& vocabulary, Scratch& scratch) const;  // → scratch.ids
+  void encode_piece(std::string_view piece, const Vocabulary& vocabulary,
+                    Scratch& scratch) const;  // → scratch.ids
   void merge_short(std::vector<int32_t>& ids) const;
   void merge_long(Scratch& scratch) const;
 

@@ -22,7 +22,8 @@ const std::array<int16_t, kByteAlphabetSize>& character_to_byte() {
   static const std::array<int16_t, kByteAlphabetSize> table = [] {
     std::array<int16_t, kByteAlphabetSize> result;
     result.fill(-1);
-    for (int b = 0; b < 256; ++b) result[byte_to_character()[static_cast<size_t>(b)]] = static_cast<int16_t>(b);
+    for (int b = 0; b < 256; ++b)
+      result[byte_to_character()[static_cast<size_t>(b)]] = static_cast<int16_t>(b);
     return result;
   }();
   return table;

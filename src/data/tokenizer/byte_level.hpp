@@ -1,5 +1,6 @@
-// The byte-level alphabet of GPT-2: every byte is one printable character, so that a vocabulary of bytes can be written as
-// text. 0x21-0x7E, 0xA1-0xAC and 0xAE-0xFF stand for themselves; the other 68 bytes, ascending, are U+0100, U+0101, …
+// The byte-level alphabet of GPT-2: every byte is one printable character, so that a vocabulary of bytes can
+// be written as text. 0x21-0x7E, 0xA1-0xAC and 0xAE-0xFF stand for themselves; the other 68 bytes, ascending,
+// are U+0100, U+0101, …
 #pragma once
 
 #include <array>
@@ -9,13 +10,14 @@
 
 namespace capstan::data {
 
-inline constexpr char32_t kByteAlphabetSize = 0x144;         // all 256 characters lie below
-const std::array<uint16_t, 256>& byte_to_character();        // byte → code point
+inline constexpr char32_t kByteAlphabetSize = 0x144;                // all 256 characters lie below
+const std::array<uint16_t, 256>& byte_to_character();               // byte → code point
 const std::array<int16_t, kByteAlphabetSize>& character_to_byte();  // code point → byte, or -1
 
 // Appends the text that stands for the bytes.
 void append_byte_text(std::string& out, std::string_view bytes);
-// Appends the bytes that a token's text stands for; false, and nothing appended, when a character is outside the alphabet.
+// Appends the bytes that a token's text stands for; false, and nothing appended, when a character is outside
+// the alphabet.
 bool append_text_bytes(std::string& out, std::string_view text);
 
 }  // namespace capstan::data

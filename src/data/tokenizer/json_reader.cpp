@@ -30,7 +30,8 @@ struct Locator : nlohmann::json::json_sax_t {
   bool parse_error(size_t at, const std::string&, const nlohmann::json::exception& error) override {
     position = at > 0 ? at - 1 : 0;
     reason = error.what();
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while …": only the last part is news.
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while …": only the last
+    // part is news.
     if (const size_t colon = reason.find(": "); colon != std::string::npos) reason.erase(0, colon + 2);
     return false;
   }
@@ -47,7 +48,8 @@ std::string place(std::string_view text, size_t offset) {
 
 JsonFile::JsonFile(std::string text, std::string name) : text_(std::move(text)), name_(std::move(name)) {
   if (text_.size() > kMaxBytes)
-    fail(ErrorCode::format, name_ + " has " + std::to_string(text_.size()) + " bytes; the limit is " + std::to_string(kMaxBytes));
+    fail(ErrorCode::format, name_ + " has " + std::to_string(text_.size()) + " bytes; the limit is " +
+                                std::to_string(kMaxBytes));
   if (text_.find_first_not_of(" \t\r\n") == std::string::npos) fail(ErrorCode::format, name_ + " is empty");
   text_.reserve(text_.size() + simdjson::SIMDJSON_PADDING);
   auto error = parser_.allocate(text_.size(), kMaxDepth);
@@ -55,9 +57,11 @@ JsonFile::JsonFile(std::string text, std::string name) : text_(std::move(text)),
   if (!error) return;
   if (error == simdjson::MEMALLOC) throw std::bad_alloc();
   if (error == simdjson::DEPTH_ERROR)
-    fail(ErrorCode::format, name_ + ": objects and arrays are nested more than " + std::to_string(kMaxDepth) + " deep");
+    fail(ErrorCode::format,
+         name_ + ": objects and arrays are nested more than " + std::to_string(kMaxDepth) + " deep");
   if (const auto invalid = first_invalid_utf8(text_))
-    fail(ErrorCode::format, name_ + ":" + place(text_, *invalid) + ": invalid UTF-8 at byte " + std::to_string(*invalid));
+    fail(ErrorCode::format,
+         name_ + ":" + place(text_, *invalid) + ": invalid UTF-8 at byte " + std::to_string(*invalid));
   Locator locator;
   nlohmann::json::sax_parse(text_, &locator, nlohmann::json::input_format_t::json, true);
   if (locator.reason.empty()) fail(ErrorCode::format, name_ + ": " + simdjson::error_message(error));
@@ -71,14 +75,21 @@ void JsonFile::fail_at(std::string_view path, std::string_view what, ErrorCode c
 std::string_view json_type_name(simdjson::dom::element value) {
   using simdjson::dom::element_type;
   switch (value.type()) {
-    case element_type::ARRAY: return "an array";
-    case element_type::OBJECT: return "an object";
+    case element_type::ARRAY:
+      return "an array";
+    case element_type::OBJECT:
+      return "an object";
     case element_type::INT64:
-    case element_type::UINT64: return "an integer";
-    case element_type::DOUBLE: return "a fraction";
-    case element_type::STRING: return "a string";
-    case element_type::BOOL: return "a boolean";
-    case element_type::NULL_VALUE: return "null";
+    case element_type::UINT64:
+      return "an integer";
+    case element_type::DOUBLE:
+      return "a fraction";
+    case element_type::STRING:
+      return "a string";
+    case element_type::BOOL:
+      return "a boolean";
+    case element_type::NULL_VALUE:
+      return "null";
   }
   return "something else";
 }
@@ -114,12 +125,14 @@ bool JsonFile::boolean(simdjson::dom::element value, std::string_view path) cons
 }
 int64_t JsonFile::integer(simdjson::dom::element value, std::string_view path) const {
   int64_t result = 0;
-  if (!value.is_int64()) fail_at(path, value.is_uint64() ? "the number is out of range" : expected("an integer", value));
+  if (!value.is_int64())
+    fail_at(path, value.is_uint64() ? "the number is out of range" : expected("an integer", value));
   if (value.get(result)) fail_at(path, "the number is out of range");
   return result;
 }
 
-std::optional<simdjson::dom::element> JsonFile::member(simdjson::dom::object object, std::string_view key) const {
+std::optional<simdjson::dom::element> JsonFile::member(simdjson::dom::object object,
+                                                       std::string_view key) const {
   simdjson::dom::element value;
   if (object.at_key(key).get(value) || value.is_null()) return std::nullopt;
   return value;
@@ -129,7 +142,8 @@ std::string_view JsonFile::text_or(simdjson::dom::object object, std::string_vie
   const auto value = member(object, key);
   return value ? text(*value, std::string(path) + "." + std::string(key)) : otherwise;
 }
-bool JsonFile::boolean_or(simdjson::dom::object object, std::string_view path, std::string_view key, bool otherwise) const {
+bool JsonFile::boolean_or(simdjson::dom::object object, std::string_view path, std::string_view key,
+                          bool otherwise) const {
   const auto value = member(object, key);
   return value ? boolean(*value, std::string(path) + "." + std::string(key)) : otherwise;
 }

@@ -1,5 +1,5 @@
-// A JSON file that somebody else wrote: parsed by simdjson within limits, every complaint with file and place. Private to the
-// loaders (it pulls in simdjson).
+// A JSON file that somebody else wrote: parsed by simdjson within limits, every complaint with file and
+// place. Private to the loaders (it pulls in simdjson).
 #pragma once
 
 #include <simdjson.h>
@@ -24,9 +24,11 @@ class JsonFile {
   const std::string& name() const { return name_; }
 
   // "NAME: PATH: what"
-  [[noreturn]] void fail_at(std::string_view path, std::string_view what, ErrorCode code = ErrorCode::format) const;
+  [[noreturn]] void fail_at(std::string_view path, std::string_view what,
+                            ErrorCode code = ErrorCode::format) const;
 
-  simdjson::dom::object object(simdjson::dom::element value, std::string_view path) const;  // refuses duplicate keys
+  simdjson::dom::object object(simdjson::dom::element value,
+                               std::string_view path) const;  // refuses duplicate keys
   simdjson::dom::array array(simdjson::dom::element value, std::string_view path) const;
   std::string_view text(simdjson::dom::element value, std::string_view path) const;
   bool boolean(simdjson::dom::element value, std::string_view path) const;
@@ -34,8 +36,10 @@ class JsonFile {
 
   // A member, nullopt when it is absent or null.
   std::optional<simdjson::dom::element> member(simdjson::dom::object object, std::string_view key) const;
-  std::string_view text_or(simdjson::dom::object object, std::string_view path, std::string_view key, std::string_view otherwise) const;
-  bool boolean_or(simdjson::dom::object object, std::string_view path, std::string_view key, bool otherwise) const;
+  std::string_view text_or(simdjson::dom::object object, std::string_view path, std::string_view key,
+                           std::string_view otherwise) const;
+  bool boolean_or(simdjson::dom::object object, std::string_view path, std::string_view key,
+                  bool otherwise) const;
 
  private:
   std::string text_, name_;

@@ -9,8 +9,12 @@ namespace {
 using simdjson::dom::element;
 using simdjson::dom::object;
 
-std::string child(std::string_view path, std::string_view key) { return std::string(path) + "." + std::string(key); }
-std::string child(std::string_view path, size_t index) { return std::string(path) + "[" + std::to_string(index) + "]"; }
+std::string child(std::string_view path, std::string_view key) {
+  return std::string(path) + "." + std::string(key);
+}
+std::string child(std::string_view path, size_t index) {
+  return std::string(path) + "[" + std::to_string(index) + "]";
+}
 
 class TokenizerJson {
  public:
@@ -20,7 +24,8 @@ class TokenizerJson {
     const object root = file_.object(file_.root(), "");
     if (const auto version = file_.member(root, "version"))
       if (file_.text(*version, "version") != "1.0")
-        file_.fail_at("version", "expected \"1.0\", got " + quoted(file_.text(*version, "version")), ErrorCode::unsupported);
+        file_.fail_at("version", "expected \"1.0\", got " + quoted(file_.text(*version, "version")),
+                      ErrorCode::unsupported);
     const auto model = file_.member(root, "model");
     if (!model) file_.fail_at("", "there is no `model`: this is not a tokenizer.json");
     // "truncation" and "padding" are about batches of a model's inputs; encode() never cuts or pads.
@@ -28,15 +33,20 @@ class TokenizerJson {
     if (const auto value = file_.member(root, "normalizer")) read_normalizer(*value, "normalizer");
     if (const auto value = file_.member(root, "pre_tokenizer")) read_pre_tokenizer(*value, "pre_tokenizer");
     if (!byte_level_)
-      file_.fail_at("pre_tokenizer", "there is no ByteLevel step: only byte-level tokenizers are supported", ErrorCode::unsupported);
+      file_.fail_at("pre_tokenizer", "there is no ByteLevel step: only byte-level tokenizers are supported",
+                    ErrorCode::unsupported);
     if (const auto value = file_.member(root, "decoder")) read_decoder(*value, "decoder");
-    if (const auto value = file_.member(root, "post_processor")) read_post_processor(*value, "post_processor");
+    if (const auto value = file_.member(root, "post_processor"))
+      read_post_processor(*value, "post_processor");
     read_model(*model);
   }
 
  private:
-  [[noreturn]] void unknown(std::string_view path, std::string_view kind, std::string_view type, std::string_view known) const {
-    fail(ErrorCode::unsupported, file_.name() + ": " + std::string(path) + ": the " + std::string(kind) + " " + quoted(type) + " is not supported",
+  [[noreturn]] void unknown(std::string_view path, std::string_view kind, std::string_view type,
+                            std::string_view known) const {
+    fail(ErrorCode::unsupported,
+         file_.name() + ": " + std::string(path) + ": the " + std::string(kind) + " " + quoted(type) +
+             " is not supported",
          "supported here: " + std::string(known));
   }
   // The object and its "type".
@@ -72,7 +82,8 @@ class TokenizerJson {
 
   int32_t token_id(element value, std::string_view path) const {
     const int64_t id = file_.integer(value, path);
-    if (id < 0 || id > INT32_MAX - 1) file_.fail_at(path, "the id " + std::to_string(id) + " is out of range");
+    if (id < 0 || id > INT32_MAX - 1)
+      file_.fail_at(path, "the id " + std::to_string(id) + " is out of range");
     return static_cast<int32_t>(id);
   }
 
@@ -84,16 +95,19 @@ class TokenizerJson {
       const auto parts = file_.member(fields, "normalizers");
       if (!parts) file_.fail_at(path, "there is no `normalizers`");
       size_t index = 0;
-      for (const element part : file_.array(*parts, child(path, "normalizers"))) read_normalizer(part, child(child(path, "normalizers"), index++));
+      for (const element part : file_.array(*parts, child(path, "normalizers")))
+        read_normalizer(part, child(child(path, "normalizers"), index++));
     } else {
       unknown(path, "normalizer", type, "NFC, Sequence");
     }
   }
 
   void add_step(PreTokenizerStep step, const std::string& path) {
-    if (byte_level_) file_.fail_at(path, "a step after ByteLevel would see bytes instead of text", ErrorCode::unsupported);
+    if (byte_level_)
+      file_.fail_at(path, "a step after ByteLevel would see bytes instead of text", ErrorCode::unsupported);
     if (spec_.pre_tokenizer.steps.size() == PreTokenizer::kMaxSteps)
-      file_.fail_at(path, "there are more than " + std::to_string(PreTokenizer::kMaxSteps) + " steps", ErrorCode::unsupported);
+      file_.fail_at(path, "there are more than " + std::to_string(PreTokenizer::kMaxSteps) + " steps",
+                    ErrorCode::unsupported);
     spec_.pre_tokenizer.steps.push_back(std::move(step));
   }
 
@@ -105,12 +119,14 @@ class TokenizerJson {
       step.add_prefix_space = file_.boolean_or(fields, path, "add_prefix_space", true);
       step.kind = file_.boolean_or(fields, path, "use_regex", true) ? Kind::gpt2 : Kind::whole;
       // A step that changes nothing is none.
-      if (step.add_prefix_space || step.kind != Kind::whole || spec_.pre_tokenizer.steps.empty()) add_step(step, path);
+      if (step.add_prefix_space || step.kind != Kind::whole || spec_.pre_tokenizer.steps.empty())
+        add_step(step, path);
       byte_level_ = true;
     } else if (type == "Split") {
       read_split(fields, path);
     } else if (type == "Digits") {
-      step.kind = file_.boolean_or(fields, path, "individual_digits", false) ? Kind::single_digits : Kind::digit_runs;
+      step.kind =
+          file_.boolean_or(fields, path, "individual_digits", false) ? Kind::single_digits : Kind::digit_runs;
       add_step(step, path);
     } else if (type == "Sequence") {
       const auto parts = file_.member(fields, "pretokenizers");
@@ -129,12 +145,18 @@ class TokenizerJson {
     step.kind = Kind::pattern;
     const std::string_view behavior = file_.text_or(fields, path, "behavior", "");
     step.invert = file_.boolean_or(fields, path, "invert", false);
-    if (behavior == "Removed") step.behavior = SplitBehavior::removed;
-    else if (behavior == "Isolated") step.behavior = SplitBehavior::isolated;
-    else if (behavior == "MergedWithPrevious") step.behavior = SplitBehavior::merged_with_previous;
-    else if (behavior == "MergedWithNext") step.behavior = SplitBehavior::merged_with_next;
-    else if (behavior == "Contiguous") step.behavior = SplitBehavior::contiguous;
-    else file_.fail_at(child(path, "behavior"), "unknown behavior " + quoted(behavior));
+    if (behavior == "Removed")
+      step.behavior = SplitBehavior::removed;
+    else if (behavior == "Isolated")
+      step.behavior = SplitBehavior::isolated;
+    else if (behavior == "MergedWithPrevious")
+      step.behavior = SplitBehavior::merged_with_previous;
+    else if (behavior == "MergedWithNext")
+      step.behavior = SplitBehavior::merged_with_next;
+    else if (behavior == "Contiguous")
+      step.behavior = SplitBehavior::contiguous;
+    else
+      file_.fail_at(child(path, "behavior"), "unknown behavior " + quoted(behavior));
 
     const auto pattern = file_.member(fields, "pattern");
     if (!pattern) file_.fail_at(path, "there is no `pattern`");
@@ -144,7 +166,8 @@ class TokenizerJson {
     if (!regex == !literal) file_.fail_at(pattern_path, "expected one of `Regex` and `String`");
     const std::string text(file_.text(regex ? *regex : *literal, pattern_path));
     // The known patterns match every character, so that what they leave out is nothing.
-    const bool everything = (step.behavior == SplitBehavior::isolated) || (step.behavior == SplitBehavior::removed && step.invert);
+    const bool everything = (step.behavior == SplitBehavior::isolated) ||
+                            (step.behavior == SplitBehavior::removed && step.invert);
     if (!regex || !everything || !known_pattern(text, step.kind)) {
       step.kind = Kind::pattern;
       try {
@@ -163,10 +186,12 @@ class TokenizerJson {
     const auto parts = file_.member(fields, "decoders");
     if (!parts) file_.fail_at(path, "there is no `decoders`");
     size_t index = 0;
-    for (const element part : file_.array(*parts, child(path, "decoders"))) read_decoder(part, child(child(path, "decoders"), index++));
+    for (const element part : file_.array(*parts, child(path, "decoders")))
+      read_decoder(part, child(child(path, "decoders"), index++));
   }
 
-  // Post-processors add special tokens or trim offsets; neither concerns encode(). The name of the first token is kept.
+  // Post-processors add special tokens or trim offsets; neither concerns encode(). The name of the first
+  // token is kept.
   void read_post_processor(element value, const std::string& path) {
     const auto [fields, type] = typed(value, path);
     if (type == "TemplateProcessing") {
@@ -185,22 +210,27 @@ class TokenizerJson {
       const auto parts = file_.member(fields, "processors");
       if (!parts) file_.fail_at(path, "there is no `processors`");
       size_t index = 0;
-      for (const element part : file_.array(*parts, child(path, "processors"))) read_post_processor(part, child(child(path, "processors"), index++));
+      for (const element part : file_.array(*parts, child(path, "processors")))
+        read_post_processor(part, child(child(path, "processors"), index++));
     } else if (type != "ByteLevel" && type != "RobertaProcessing" && type != "BertProcessing") {
-      unknown(path, "post-processor", type, "ByteLevel, TemplateProcessing, RobertaProcessing, BertProcessing, Sequence");
+      unknown(path, "post-processor", type,
+              "ByteLevel, TemplateProcessing, RobertaProcessing, BertProcessing, Sequence");
     }
   }
 
   void read_model(element value) {
     const std::string path = "model";
     object fields;
-    if (value.get(fields)) file_.fail_at(path, "expected an object, got " + std::string(json_type_name(value)));
+    if (value.get(fields))
+      file_.fail_at(path, "expected an object, got " + std::string(json_type_name(value)));
     const std::string_view type = file_.text_or(fields, path, "type", "BPE");
     if (type != "BPE") unknown(child(path, "type"), "model", type, "BPE");
     file_.object(value, path);
     if (const auto dropout = file_.member(fields, "dropout")) {
       double rate = 0;
-      if (dropout->get(rate) || rate != 0) file_.fail_at("model.dropout", "merges that are dropped at random are not supported", ErrorCode::unsupported);
+      if (dropout->get(rate) || rate != 0)
+        file_.fail_at("model.dropout", "merges that are dropped at random are not supported",
+                      ErrorCode::unsupported);
     }
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
       if (!file_.text_or(fields, path, key, "").empty())
@@ -208,13 +238,15 @@ class TokenizerJson {
     spec_.fuse_unknown = file_.boolean_or(fields, path, "fuse_unk", false);
     spec_.byte_fallback = file_.boolean_or(fields, path, "byte_fallback", false);
     spec_.ignore_merges = file_.boolean_or(fields, path, "ignore_merges", false);
-    if (const auto token = file_.member(fields, "unk_token")) spec_.unknown = file_.text(*token, "model.unk_token");
+    if (const auto token = file_.member(fields, "unk_token"))
+      spec_.unknown = file_.text(*token, "model.unk_token");
 
     const auto vocab = file_.member(fields, "vocab");
     if (!vocab) file_.fail_at(path, "there is no `vocab`");
     spec_.vocab_place = file_.name() + ": model.vocab";
     object entries;
-    if (vocab->get(entries)) file_.fail_at("model.vocab", "expected an object, got " + std::string(json_type_name(*vocab)));
+    if (vocab->get(entries))
+      file_.fail_at("model.vocab", "expected an object, got " + std::string(json_type_name(*vocab)));
     for (const auto field : entries) {
       if (!field.value.is_int64() || int64_t{field.value} < 0 || int64_t{field.value} > INT32_MAX - 1)
         token_id(field.value, "model.vocab[" + quoted(field.key) + "]");
@@ -233,7 +265,8 @@ class TokenizerJson {
       if (line.substr(0, 8) == "#version") return;
       const size_t space = line.find(' ');
       if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)
-        file_.fail_at(child("model.merges", index), "expected two tokens with one space between them, got " + quoted(line));
+        file_.fail_at(child("model.merges", index),
+                      "expected two tokens with one space between them, got " + quoted(line));
       spec_.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
       return;
     }
@@ -271,8 +304,8 @@ void read_special_names(const JsonFile& config, TokenizerSpec& spec) {
   if (auto name = special_name(config, fields, "eos_token"); name && !name->empty()) spec.eos = name;
 }
 
-LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std::string merges, std::string merges_name,
-                                 std::string config, std::string config_name) {
+LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std::string merges,
+                                 std::string merges_name, std::string config, std::string config_name) {
   using Kind = PreTokenizerStep::Kind;
   LoadedSpec result;
   TokenizerSpec& spec = result.spec;
@@ -280,7 +313,8 @@ LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std:
   const JsonFile& file = *result.documents.back();
   spec.vocab_place = file.name();
   object entries;
-  if (file.root().get(entries)) file.fail_at("", "expected an object of tokens and ids, got " + std::string(json_type_name(file.root())));
+  if (file.root().get(entries))
+    file.fail_at("", "expected an object of tokens and ids, got " + std::string(json_type_name(file.root())));
   for (const auto field : entries) {
     const std::string path = "[" + quoted(field.key) + "]";
     const int64_t id = field.value.is_int64() ? int64_t{field.value} : file.integer(field.value, path);
@@ -297,12 +331,14 @@ LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std:
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     const size_t space = line.find(' ');
     if (line.empty() || line.substr(0, 8) == "#version") {
-      // An empty line keeps its number in messages; the rank does not count it, as in Hugging Face's own reader.
+      // An empty line keeps its number in messages; the rank does not count it, as in Hugging Face's own
+      // reader.
       spec.merges.emplace_back(std::string_view(), std::string_view());
       continue;
     }
     if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)
-      fail(ErrorCode::format, merges_name + ":" + std::to_string(number) + ": expected two tokens with one space between them, got " + quoted(line));
+      fail(ErrorCode::format, merges_name + ":" + std::to_string(number) +
+                                  ": expected two tokens with one space between them, got " + quoted(line));
     spec.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
   }
 
@@ -334,7 +370,9 @@ LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std:
     } else if (kind == "GPT2Tokenizer") {
       step.add_prefix_space = settings.boolean_or(fields, "", "add_prefix_space", false);
     } else {
-      fail(ErrorCode::unsupported, settings.name() + ": tokenizer_class: " + quoted(kind) + " with vocab.json and merges.txt is not supported",
+      fail(ErrorCode::unsupported,
+           settings.name() + ": tokenizer_class: " + quoted(kind) +
+               " with vocab.json and merges.txt is not supported",
            "supported here: GPT2Tokenizer, Qwen2Tokenizer; any other byte-level one as tokenizer.json");
     }
     if (const auto added = settings.member(fields, "added_tokens_decoder")) {

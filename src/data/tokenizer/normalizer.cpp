@@ -15,11 +15,12 @@ namespace capstan::data {
 
 namespace {
 
-constexpr char32_t kFirst = 0x300;    // NFC changes nothing below, unless a character from above follows
-constexpr char32_t kLimit = 0x30000;  // compatibility ideographs end before it; beyond there is nothing to compose
+constexpr char32_t kFirst = 0x300;  // NFC changes nothing below, unless a character from above follows
+constexpr char32_t kLimit =
+    0x30000;  // compatibility ideographs end before it; beyond there is nothing to compose
 
-// Characters that are not normal by themselves or that may join the one before: not their own NFC, of a combining class
-// other than 0, or the second half of a composition. Text without them is already in NFC.
+// Characters that are not normal by themselves or that may join the one before: not their own NFC, of a
+// combining class other than 0, or the second half of a composition. Text without them is already in NFC.
 using Unsafe = std::bitset<kLimit>;
 
 std::unique_ptr<Unsafe> make_unsafe() {
@@ -31,15 +32,17 @@ std::unique_ptr<Unsafe> make_unsafe() {
     if (property->decomp_seqindex == UINT16_MAX) continue;
     std::array<utf8proc_int32_t, 64> full;
     int last_boundary = 0;
-    const auto count = utf8proc_decompose_char(point, full.data(), static_cast<utf8proc_ssize_t>(full.size()),
-                                               static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE), &last_boundary);
+    const auto count = utf8proc_decompose_char(
+        point, full.data(), static_cast<utf8proc_ssize_t>(full.size()),
+        static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE), &last_boundary);
     if (count < 1 || count > static_cast<utf8proc_ssize_t>(full.size())) continue;
     // The full decomposition ends with the second half of every step, and so do the ones in the middle.
     for (utf8proc_ssize_t i = 1; i < count; ++i)
-      if (full[static_cast<size_t>(i)] >= static_cast<utf8proc_int32_t>(kFirst)) result->set(static_cast<size_t>(full[static_cast<size_t>(i)]));
+      if (full[static_cast<size_t>(i)] >= static_cast<utf8proc_int32_t>(kFirst))
+        result->set(static_cast<size_t>(full[static_cast<size_t>(i)]));
     auto composed = full;
-    const auto left = utf8proc_normalize_utf32(composed.data(), count,
-                                               static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+    const auto left = utf8proc_normalize_utf32(
+        composed.data(), count, static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
     if (left != 1 || composed[0] != point) result->set(c);
   }
   for (char32_t c = 0x1160; c <= 0x11FF; ++c) result->set(c);  // conjoining vowels and final consonants
@@ -61,8 +64,9 @@ class Nfc {
       p += c.bytes;
       std::array<utf8proc_int32_t, 64> part;
       int boundary = 0;
-      const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.value), part.data(), 64,
-                                                 static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE), &boundary);
+      const auto count = utf8proc_decompose_char(
+          static_cast<utf8proc_int32_t>(c.value), part.data(), 64,
+          static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE), &boundary);
       points.insert(points.end(), part.begin(), part.begin() + std::clamp<utf8proc_ssize_t>(count, 0, 64));
     }
     // Canonical order, by our own sort: the library's takes quadratic time on long runs of marks.
@@ -73,12 +77,15 @@ class Nfc {
         continue;
       }
       const auto last = std::find_if(first, points.end(), [&](utf8proc_int32_t c) { return rank(c) == 0; });
-      std::stable_sort(first, last, [&](utf8proc_int32_t a, utf8proc_int32_t b) { return rank(a) < rank(b); });
+      std::stable_sort(first, last,
+                       [&](utf8proc_int32_t a, utf8proc_int32_t b) { return rank(a) < rank(b); });
       first = last;
     }
-    const auto count = utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
-                                                static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
-    for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(out, static_cast<char32_t>(points[static_cast<size_t>(i)]));
+    const auto count =
+        utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
+                                 static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+    for (utf8proc_ssize_t i = 0; i < count; ++i)
+      append_utf8(out, static_cast<char32_t>(points[static_cast<size_t>(i)]));
   }
 
  private:
@@ -111,7 +118,8 @@ std::string_view apply_nfc(std::string_view text, std::string& buffer) {
       p += c.bytes;
       continue;
     }
-    // A run from the character before up to the next one that joins nothing. A stray byte is a character of its own.
+    // A run from the character before up to the next one that joins nothing. A stray byte is a character of
+    // its own.
     const char* first = previous;
     if (first < p) {
       const Character before = decode_character(first, end);

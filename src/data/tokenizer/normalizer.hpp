@@ -1,4 +1,5 @@
-// What is done to text before it is cut into pieces. Qwen's tokenizers ask for NFC, the other byte-level ones for nothing.
+// What is done to text before it is cut into pieces. Qwen's tokenizers ask for NFC, the other byte-level ones
+// for nothing.
 #pragma once
 
 #include <string>
@@ -11,8 +12,8 @@ class Normalizer {
   bool nfc = false;
 
   bool active() const { return nfc; }
-  // The normalised text: `text` itself where nothing changes (the usual case, found without copying), else `buffer`.
-  // Bytes that are not UTF-8 are kept as they are.
+  // The normalised text: `text` itself where nothing changes (the usual case, found without copying), else
+  // `buffer`. Bytes that are not UTF-8 are kept as they are.
   std::string_view apply(std::string_view text, std::string& buffer) const;
 };
 

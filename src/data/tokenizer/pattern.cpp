@@ -15,7 +15,8 @@ namespace capstan::data {
 namespace {
 
 constexpr size_t kMaxPatternBytes = 16 << 10;
-// Steps of backtracking in one match: enough to run through the whole text a few times, too few to do so for every character.
+// Steps of backtracking in one match: enough to run through the whole text a few times, too few to do so for
+// every character.
 constexpr size_t kMatchLimit = 200'000, kMatchLimitPerByte = 8;
 constexpr uint32_t kHeapLimitKib = 64 << 10;
 
@@ -25,9 +26,11 @@ std::string pcre_message(int code) {
   return reinterpret_cast<const char*>(buffer.data());
 }
 
-// PCRE2's \s has U+180E, White_Space has not: \s and \S are spelled out. Oniguruma's class intersection has no counterpart.
+// PCRE2's \s has U+180E, White_Space has not: \s and \S are spelled out. Oniguruma's class intersection has
+// no counterpart.
 std::string translate(std::string_view regex) {
-  constexpr std::string_view spaces = "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+  constexpr std::string_view spaces =
+      "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
   std::string result;
   bool in_class = false;
   for (size_t i = 0; i < regex.size(); ++i) {
@@ -57,7 +60,8 @@ std::string translate(std::string_view regex) {
       fail(ErrorCode::unsupported, "the regular expression has a character class inside a character class");
     if (c == '[') {  // a named class such as [:punct:], to its end
       const size_t close = regex.find(":]", i);
-      if (close == std::string_view::npos) fail(ErrorCode::format, "the regular expression has an unfinished named class");
+      if (close == std::string_view::npos)
+        fail(ErrorCode::format, "the regular expression has an unfinished named class");
       result += regex.substr(i, close + 2 - i);
       i = close + 1;
       continue;
@@ -77,18 +81,19 @@ struct Pattern::Code {
 
 std::shared_ptr<const Pattern> Pattern::compile(std::string_view regex) {
   if (regex.size() > kMaxPatternBytes)
-    fail(ErrorCode::format, "the regular expression has " + std::to_string(regex.size()) + " bytes; the limit is " +
-                                std::to_string(kMaxPatternBytes));
+    fail(ErrorCode::format, "the regular expression has " + std::to_string(regex.size()) +
+                                " bytes; the limit is " + std::to_string(kMaxPatternBytes));
   const std::string translated = translate(regex);
   int error = 0;
   PCRE2_SIZE offset = 0;
   auto code = std::make_shared<Code>();
   // Text that is not valid UTF-8 is allowed: no character of a match crosses a stray byte.
   code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                             PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
+                             PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C,
+                             &error, &offset, nullptr);
   if (code->code == nullptr)
-    fail(ErrorCode::format, "the regular expression " + quoted(regex) + " does not compile: " + pcre_message(error) + " (at " +
-                                std::to_string(offset) + ")");
+    fail(ErrorCode::format, "the regular expression " + quoted(regex) + " does not compile: " +
+                                pcre_message(error) + " (at " + std::to_string(offset) + ")");
   pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE);  // without it the interpreter matches the same
   auto result = std::shared_ptr<Pattern>(new Pattern);
   result->code_ = std::move(code);
@@ -121,12 +126,13 @@ void Pattern::find_all(std::string_view text, FunctionRef<void(size_t, size_t)> 
   pcre2_set_heap_limit(found.context, kHeapLimitKib);
   size_t position = 0, last_end = std::string_view::npos;
   while (position <= text.size()) {
-    const int rc = pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), position, 0, found.data,
-                               found.context);
+    const int rc = pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), position,
+                               0, found.data, found.context);
     if (rc == PCRE2_ERROR_NOMATCH) return;
     if (rc < 0)
-      fail(ErrorCode::format, "the regular expression " + quoted(regex_) + " gave up at byte " + std::to_string(position) +
-                                  " of a text of " + std::to_string(text.size()) + " bytes: " + pcre_message(rc));
+      fail(ErrorCode::format, "the regular expression " + quoted(regex_) + " gave up at byte " +
+                                  std::to_string(position) + " of a text of " + std::to_string(text.size()) +
+                                  " bytes: " + pcre_message(rc));
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(found.data);
     const size_t begin = range[0], end = range[1];
     if (begin >= end) {  // empty, or turned around by \K

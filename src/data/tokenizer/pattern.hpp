@@ -1,4 +1,5 @@
-// A regular expression of a tokenizer.json (PCRE2, compiled just in time, bounded), for patterns that have no scanner.
+// A regular expression of a tokenizer.json (PCRE2, compiled just in time, bounded), for patterns that have no
+// scanner.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,9 @@ class Pattern {
   static std::shared_ptr<const Pattern> compile(std::string_view regex);
   static std::shared_ptr<const Pattern> literal(std::string_view text);
 
-  // Calls match(begin, end) for every match, left to right, without overlaps; an empty match directly after another match
-  // is left out. Throws ErrorCode::format when the limits on backtracking are reached: no text makes it hang.
+  // Calls match(begin, end) for every match, left to right, without overlaps; an empty match directly after
+  // another match is left out. Throws ErrorCode::format when the limits on backtracking are reached: no text
+  // makes it hang.
   void find_all(std::string_view text, FunctionRef<void(size_t begin, size_t end)> match) const;
 
  private:

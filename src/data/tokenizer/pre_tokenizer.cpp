@@ -5,7 +5,8 @@
 
 namespace capstan::data {
 
-const std::string_view kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+const std::string_view kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 const std::string_view kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 const std::string_view kQwen2Pattern =
@@ -13,8 +14,8 @@ const std::string_view kQwen2Pattern =
 
 bool known_pattern(std::string_view regex, PreTokenizerStep::Kind& kind) {
   using Kind = PreTokenizerStep::Kind;
-  // cl100k as tiktoken writes it: possessive where the other cannot backtrack into, and \s*[\r\n], whose greedy \s* takes all
-  // newlines but the last, so that [\r\n]+ matches the same.
+  // cl100k as tiktoken writes it: possessive where the other cannot backtrack into, and \s*[\r\n], whose
+  // greedy \s* takes all newlines but the last, so that [\r\n]+ matches the same.
   constexpr std::string_view kCl100k =
       R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
   if (regex == kGpt2Pattern) return kind = Kind::gpt2, true;
@@ -27,7 +28,8 @@ namespace {
 
 // Fills `out` with pieces from `position` on, moves it behind them and returns their number.
 template <class Next>
-size_t scan_pieces(const scan::Context& text, const char*& position, std::string_view* out, size_t most, Next next) {
+size_t scan_pieces(const scan::Context& text, const char*& position, std::string_view* out, size_t most,
+                   Next next) {
   size_t count = 0;
   const char* p = position;
   while (count < most && p < text.end) {
@@ -39,12 +41,16 @@ size_t scan_pieces(const scan::Context& text, const char*& position, std::string
   return count;
 }
 
-size_t scan_kind(PreTokenizerStep::Kind kind, const scan::Context& text, const char*& position, std::string_view* out, size_t most) {
+size_t scan_kind(PreTokenizerStep::Kind kind, const scan::Context& text, const char*& position,
+                 std::string_view* out, size_t most) {
   using Kind = PreTokenizerStep::Kind;
   switch (kind) {
-    case Kind::gpt2: return scan_pieces(text, position, out, most, scan::gpt2);
-    case Kind::llama3: return scan_pieces(text, position, out, most, scan::llama3<3>);
-    case Kind::qwen2: return scan_pieces(text, position, out, most, scan::llama3<1>);
+    case Kind::gpt2:
+      return scan_pieces(text, position, out, most, scan::gpt2);
+    case Kind::llama3:
+      return scan_pieces(text, position, out, most, scan::llama3<3>);
+    case Kind::qwen2:
+      return scan_pieces(text, position, out, most, scan::llama3<1>);
     case Kind::single_digits:
       return scan_pieces(text, position, out, most, [](const scan::Context& t, const char* p) {
         const auto c = t.at(p);
@@ -56,7 +62,8 @@ size_t scan_kind(PreTokenizerStep::Kind kind, const scan::Context& text, const c
         const uint8_t wanted = t.at(p).bits & kNumber;
         return t.skip(p, [wanted](uint8_t bits) { return (bits & kNumber) == wanted; });
       });
-    default: break;
+    default:
+      break;
   }
   out[0] = {position, static_cast<size_t>(text.end - position)};
   position = text.end;
@@ -82,7 +89,9 @@ void cut_by_pattern(const PreTokenizerStep& step, std::string_view text, std::ve
 
   std::vector<Part> merged;
   switch (step.behavior) {
-    case SplitBehavior::isolated: merged = std::move(parts); break;
+    case SplitBehavior::isolated:
+      merged = std::move(parts);
+      break;
     case SplitBehavior::removed:
       for (const Part& part : parts)
         if (!part.match) merged.push_back(part);
@@ -91,7 +100,8 @@ void cut_by_pattern(const PreTokenizerStep& step, std::string_view text, std::ve
     case SplitBehavior::merged_with_previous: {
       bool before = false;
       for (const Part& part : parts) {
-        const bool join = step.behavior == SplitBehavior::contiguous ? part.match == before : part.match && !before;
+        const bool join =
+            step.behavior == SplitBehavior::contiguous ? part.match == before : part.match && !before;
         if (join && !merged.empty())
           merged.back().end = part.end;
         else
@@ -125,7 +135,8 @@ void flush(PreTokenizer::Scratch& scratch, FunctionRef<void(const PieceBatch&)> 
 
 }  // namespace
 
-void PreTokenizer::run(std::string_view text, Scratch& scratch, FunctionRef<void(const PieceBatch&)> sink) const {
+void PreTokenizer::run(std::string_view text, Scratch& scratch,
+                       FunctionRef<void(const PieceBatch&)> sink) const {
   scratch.prefixed.resize(steps.size());
   scratch.cut.resize(steps.size());
   scratch.count = 0;
@@ -164,7 +175,8 @@ void PreTokenizer::run_step(size_t index, std::string_view text, Scratch& scratc
     while (position < context.end) {
       if (last) {
         if (scratch.count == kBatch) flush(scratch, sink);
-        scratch.count += scan_kind(step.kind, context, position, scratch.batch.data() + scratch.count, kBatch - scratch.count);
+        scratch.count += scan_kind(step.kind, context, position, scratch.batch.data() + scratch.count,
+                                   kBatch - scratch.count);
       } else {
         const size_t count = scan_kind(step.kind, context, position, local.data(), local.size());
         for (size_t i = 0; i < count; ++i) run_step(index + 1, local[i], scratch, sink);

@@ -1,7 +1,8 @@
 // Cuts text into the pieces inside which byte pairs are merged.
 //
-// A tokenizer.json lists steps, each of which cuts the pieces of the one before. The patterns that models use have
-// hand-written scanners (scanners.hpp), which one linear pass without allocation serves; any other goes through PCRE2.
+// A tokenizer.json lists steps, each of which cuts the pieces of the one before. The patterns that models use
+// have hand-written scanners (scanners.hpp), which one linear pass without allocation serves; any other goes
+// through PCRE2.
 #pragma once
 
 #include <array>
@@ -44,8 +45,8 @@ class PreTokenizer {
     std::array<std::string_view, kBatch> batch;
     size_t count = 0;
     const char* readable_end = nullptr;
-    std::vector<std::string> prefixed;                     // per step: the piece with a space before it
-    std::vector<std::vector<std::string_view>> cut;        // per step
+    std::vector<std::string> prefixed;               // per step: the piece with a space before it
+    std::vector<std::vector<std::string_view>> cut;  // per step
   };
 
   std::vector<PreTokenizerStep> steps;
@@ -53,7 +54,8 @@ class PreTokenizer {
   void run(std::string_view text, Scratch& scratch, FunctionRef<void(const PieceBatch&)> sink) const;
 
  private:
-  void run_step(size_t index, std::string_view text, Scratch& scratch, FunctionRef<void(const PieceBatch&)> sink) const;
+  void run_step(size_t index, std::string_view text, Scratch& scratch,
+                FunctionRef<void(const PieceBatch&)> sink) const;
 };
 
 // The regular expressions that have a scanner: `regex` is compared as text. False: it needs a Pattern.

@@ -1,5 +1,6 @@
-// Scanners for the patterns of GPT-2, Llama 3 (also cl100k) and Qwen 2: each returns the end of the piece that begins at p < end.
-// They equal the regular expressions (kGpt2Pattern, …) on every text; tests/data/tokenizer_pieces.cpp compares them with PCRE2.
+// Scanners for the patterns of GPT-2, Llama 3 (also cl100k) and Qwen 2: each returns the end of the piece
+// that begins at p < end. They equal the regular expressions (kGpt2Pattern, …) on every text;
+// tests/data/tokenizer_pieces.cpp compares them with PCRE2.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,9 @@ struct Context {
   }
 };
 
-inline bool is_other(uint8_t bits) { return !(bits & (kLetter | kNumber | kSpace)); }
+inline bool is_other(uint8_t bits) {
+  return !(bits & (kLetter | kNumber | kSpace));
+}
 
 // (\s*[\r\n]+|)\s+(?!\S)|\s+ where p is a space: the alternative with newlines only where the pattern has it.
 template <bool with_newlines>
@@ -64,14 +67,20 @@ inline const char* gpt2(const Context& text, const char* p) {
   const char* const end = text.end;
   if (*p == '\'' && end - p >= 2) {
     switch (p[1]) {
-      case 's': case 't': case 'm': case 'd': return p + 2;
-      case 'r': case 'v':
+      case 's':
+      case 't':
+      case 'm':
+      case 'd':
+        return p + 2;
+      case 'r':
+      case 'v':
         if (end - p >= 3 && p[2] == 'e') return p + 3;
         break;
       case 'l':
         if (end - p >= 3 && p[2] == 'l') return p + 3;
         break;
-      default: break;
+      default:
+        break;
     }
   }
   const char* q = p;
@@ -95,16 +104,25 @@ inline const char* contraction(const char* p, const char* end) {
   if (left < 2) return nullptr;
   const auto lower = [p](int i) { return p[i] | 0x20; };
   switch (lower(1)) {
-    case 's': case 't': case 'm': case 'd': return p + 2;
-    case 'r': case 'v': return left >= 3 && lower(2) == 'e' ? p + 3 : nullptr;
-    case 'l': return left >= 3 && lower(2) == 'l' ? p + 3 : nullptr;
-    default: break;
+    case 's':
+    case 't':
+    case 'm':
+    case 'd':
+      return p + 2;
+    case 'r':
+    case 'v':
+      return left >= 3 && lower(2) == 'e' ? p + 3 : nullptr;
+    case 'l':
+      return left >= 3 && lower(2) == 'l' ? p + 3 : nullptr;
+    default:
+      break;
   }
   if (left >= 3 && p[1] == '\xC5' && p[2] == '\xBF') return p + 3;
   return nullptr;
 }
 
-// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}|
+// ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 template <int digits>
 const char* llama3(const Context& text, const char* p) {
   const char* const end = text.end;

@@ -1,5 +1,5 @@
-// What the files of a tokenizer say, before it is built: load.cpp reads it, build.cpp checks it and makes the stages.
-// Texts are views into the documents that the loader holds until the tokenizer is built.
+// What the files of a tokenizer say, before it is built: load.cpp reads it, build.cpp checks it and makes the
+// stages. Texts are views into the documents that the loader holds until the tokenizer is built.
 #pragma once
 
 #include <cstdint>

@@ -33,8 +33,9 @@ std::string hash_text(std::string_view content) {
   return result;
 }
 
-// What of `bytes` is complete, as UTF-8, with U+FFFD for each maximal part of a broken sequence (as Rust and the web do it).
-// Returns the number of bytes used; the rest is the beginning of a character that may still be completed (all is used if `last`).
+// What of `bytes` is complete, as UTF-8, with U+FFFD for each maximal part of a broken sequence (as Rust and
+// the web do it). Returns the number of bytes used; the rest is the beginning of a character that may still
+// be completed (all is used if `last`).
 size_t append_lossy(std::string& out, std::string_view bytes, bool last) {
   constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
   size_t i = 0;
@@ -98,7 +99,8 @@ struct Tokenizer::Parts {
   }
   void give(std::unique_ptr<Scratch> scratch) {
     constexpr size_t kLargeBuffer = 64 << 20;  // a single huge text must not keep its buffers for ever
-    if (scratch->normalized.capacity() > kLargeBuffer || scratch->model.heap.capacity() > kLargeBuffer / 8) return;
+    if (scratch->normalized.capacity() > kLargeBuffer || scratch->model.heap.capacity() > kLargeBuffer / 8)
+      return;
     std::lock_guard lock(mutex);
     idle.push_back(std::move(scratch));
   }
@@ -111,7 +113,9 @@ struct Tokenizer::Parts {
 
 void Tokenizer::Parts::add_vocabulary(const TokenizerSpec& spec) {
   // Ids are dense, so the number of distinct tokens is one more than the highest id.
-  const auto at = [&](std::string_view place, std::string_view token) { return std::string(place) + "[" + capstan::quoted(token) + "]"; };
+  const auto at = [&](std::string_view place, std::string_view token) {
+    return std::string(place) + "[" + capstan::quoted(token) + "]";
+  };
   std::vector<const AddedToken*> fresh;
   {
     int64_t highest = -1;
@@ -121,33 +125,40 @@ void Tokenizer::Parts::add_vocabulary(const TokenizerSpec& spec) {
     if (highest >= most) {
       for (const auto& [token, id] : spec.vocab)
         if (id == highest)
-          fail(ErrorCode::format, at(spec.vocab_place, token) + ": the id " + std::to_string(id) + " leaves holes: there are only " +
-                                      std::to_string(most) + " tokens");
-      fail(ErrorCode::format, spec.added_place + ": the id " + std::to_string(highest) + " leaves holes: there are only " +
-                                  std::to_string(most) + " tokens");
+          fail(ErrorCode::format, at(spec.vocab_place, token) + ": the id " + std::to_string(id) +
+                                      " leaves holes: there are only " + std::to_string(most) + " tokens");
+      fail(ErrorCode::format, spec.added_place + ": the id " + std::to_string(highest) +
+                                  " leaves holes: there are only " + std::to_string(most) + " tokens");
     }
     vocabulary = Vocabulary(highest + 1);
   }
   const auto insert = [&](std::string_view token, int32_t id, std::string_view place) {
-    if (token.empty()) fail(ErrorCode::format, std::string(place) + ": the token of id " + std::to_string(id) + " is empty");
+    if (token.empty())
+      fail(ErrorCode::format, std::string(place) + ": the token of id " + std::to_string(id) + " is empty");
     if (token.size() > (1 << 20))
-      fail(ErrorCode::format, std::string(place) + ": the token of id " + std::to_string(id) + " has more than 1 MiB");
+      fail(ErrorCode::format,
+           std::string(place) + ": the token of id " + std::to_string(id) + " has more than 1 MiB");
     switch (vocabulary.add(token, id)) {
-      case Vocabulary::Added::yes: break;
+      case Vocabulary::Added::yes:
+        break;
       case Vocabulary::Added::id_taken:
-        fail(ErrorCode::format, at(place, token) + ": the id " + std::to_string(id) + " belongs to " + capstan::quoted(vocabulary.text(id)) + " already");
-      case Vocabulary::Added::text_taken: fail(ErrorCode::format, at(place, token) + ": the token is there twice");
+        fail(ErrorCode::format, at(place, token) + ": the id " + std::to_string(id) + " belongs to " +
+                                    capstan::quoted(vocabulary.text(id)) + " already");
+      case Vocabulary::Added::text_taken:
+        fail(ErrorCode::format, at(place, token) + ": the token is there twice");
     }
   };
   for (const auto& [token, id] : spec.vocab) insert(token, id, spec.vocab_place);
 
   std::vector<bool> is_added(static_cast<size_t>(vocabulary.size()));
-  std::vector<bool> by_content(static_cast<size_t>(vocabulary.size()));  // not in the model: decoded as it is written
+  std::vector<bool> by_content(
+      static_cast<size_t>(vocabulary.size()));  // not in the model: decoded as it is written
   for (const AddedToken& token : spec.added) {
     if (token.content.empty()) continue;
     if (token.content.size() > TokenFinder::kMaxBytes)
-      fail(ErrorCode::unsupported, at(spec.added_place, token.content.substr(0, 40) + "…") + ": has more than " +
-                                       std::to_string(TokenFinder::kMaxBytes) + " bytes");
+      fail(ErrorCode::unsupported, at(spec.added_place, token.content.substr(0, 40) + "…") +
+                                       ": has more than " + std::to_string(TokenFinder::kMaxBytes) +
+                                       " bytes");
     const auto known = vocabulary.find(token.content);
     if (known && *known != token.id)
       fail(ErrorCode::format, at(spec.added_place, token.content) + ": the id " + std::to_string(token.id) +
@@ -159,15 +170,17 @@ void Tokenizer::Parts::add_vocabulary(const TokenizerSpec& spec) {
       fail(ErrorCode::format, at(spec.added_place, token.content) + ": the token is there twice");
     }
     is_added[static_cast<size_t>(token.id)] = true;
-    const bool blank = std::all_of(token.content.begin(), token.content.end(), [](char c) { return c == ' ' || (c >= 9 && c <= 13); });
+    const bool blank = std::all_of(token.content.begin(), token.content.end(),
+                                   [](char c) { return c == ' ' || (c >= 9 && c <= 13); });
     if (blank && (token.lstrip || token.rstrip))
-      fail(ErrorCode::unsupported, at(spec.added_place, token.content) + ": a token of white space cannot take white space along");
+      fail(ErrorCode::unsupported,
+           at(spec.added_place, token.content) + ": a token of white space cannot take white space along");
     added.push_back(token);
   }
   if (vocabulary.size() == 0) fail(ErrorCode::format, spec.vocab_place + ": there are no tokens");
   if (const int64_t hole = vocabulary.first_hole(); hole < vocabulary.size())
-    fail(ErrorCode::format, spec.vocab_place + ": no token has the id " + std::to_string(hole) + ", but ids go up to " +
-                                std::to_string(vocabulary.size() - 1));
+    fail(ErrorCode::format, spec.vocab_place + ": no token has the id " + std::to_string(hole) +
+                                ", but ids go up to " + std::to_string(vocabulary.size() - 1));
 
   // What each id stands for.
   std::vector<size_t> ends(static_cast<size_t>(vocabulary.size()));
@@ -203,22 +216,30 @@ void Tokenizer::Parts::add_merges(const TokenizerSpec& spec) {
   }
   if (spec.unknown && !spec.unknown->empty()) {
     const auto id = vocabulary.find(*spec.unknown);
-    if (!id && !complete) fail(ErrorCode::format, spec.vocab_place + ": the unknown token " + capstan::quoted(*spec.unknown) + " is not there");
+    if (!id && !complete)
+      fail(ErrorCode::format,
+           spec.vocab_place + ": the unknown token " + capstan::quoted(*spec.unknown) + " is not there");
     model.unknown = id.value_or(-1);
   }
   if (spec.byte_fallback && !complete)
-    fail(ErrorCode::unsupported, spec.vocab_place + ": byte_fallback is not supported in a byte-level tokenizer that lacks bytes");
+    fail(ErrorCode::unsupported,
+         spec.vocab_place + ": byte_fallback is not supported in a byte-level tokenizer that lacks bytes");
 
   std::string joined;
   for (size_t i = 0; i < spec.merges.size(); ++i) {
     const auto& [left, right] = spec.merges[i];
     if (left.empty() && right.empty() && spec.merges_are_lines) continue;
     joined.assign(left).append(right);
-    const auto left_id = vocabulary.find(left), right_id = vocabulary.find(right), id = vocabulary.find(joined);
+    const auto left_id = vocabulary.find(left), right_id = vocabulary.find(right),
+               id = vocabulary.find(joined);
     if (!left_id || !right_id || !id) {
       const std::string place = spec.merges_are_lines ? spec.merges_place + ":" + std::to_string(i + 1)
                                                       : spec.merges_place + "[" + std::to_string(i) + "]";
-      fail(ErrorCode::format, place + ": " + capstan::quoted(!left_id ? left : !right_id ? right : joined) + " is not in the vocabulary");
+      fail(ErrorCode::format, place + ": " +
+                                  capstan::quoted(!left_id    ? left
+                                                  : !right_id ? right
+                                                              : joined) +
+                                  " is not in the vocabulary");
     }
     model.add_merge(*left_id, *right_id, static_cast<uint32_t>(i), *id);
   }
@@ -240,7 +261,9 @@ void Tokenizer::Parts::build(const TokenizerSpec& spec) {
   add_vocabulary(spec);
   add_merges(spec);
   add_finders();
-  const auto named = [&](const std::optional<std::string>& name) { return name ? vocabulary.find(*name) : std::nullopt; };
+  const auto named = [&](const std::optional<std::string>& name) {
+    return name ? vocabulary.find(*name) : std::nullopt;
+  };
   bos = named(spec.bos);
   eos = named(spec.eos);
   eod = vocabulary.find("<|endoftext|>");
@@ -284,14 +307,16 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
   LoadedSpec loaded;
   if (exists("tokenizer.json")) {
     loaded = read_tokenizer_json(read(path / "tokenizer.json"), (path / "tokenizer.json").string());
-    if (exists("tokenizer_config.json")) read_special_names(JsonFile(read(config), config.string()), loaded.spec);
+    if (exists("tokenizer_config.json"))
+      read_special_names(JsonFile(read(config), config.string()), loaded.spec);
   } else if (exists("vocab.json") && exists("merges.txt")) {
     std::string vocab = read(path / "vocab.json"), merges = read(path / "merges.txt");
     std::string settings = exists("tokenizer_config.json") ? read(config) : std::string();
-    loaded = read_vocab_and_merges(std::move(vocab), (path / "vocab.json").string(), std::move(merges), (path / "merges.txt").string(),
-                                   std::move(settings), config.string());
+    loaded = read_vocab_and_merges(std::move(vocab), (path / "vocab.json").string(), std::move(merges),
+                                   (path / "merges.txt").string(), std::move(settings), config.string());
   } else {
-    fail(ErrorCode::not_found, "`" + path.string() + "` has neither tokenizer.json nor vocab.json with merges.txt");
+    fail(ErrorCode::not_found,
+         "`" + path.string() + "` has neither tokenizer.json nor vocab.json with merges.txt");
   }
   for (const char* name : {"special_tokens_map.json", "chat_template.jinja"})
     if (exists(name)) read(path / name);
@@ -304,7 +329,9 @@ void Tokenizer::encode(std::string_view text, std::vector<int32_t>& out, const E
   Parts& parts = *parts_;
   auto scratch = parts.take();
   if (!scratch) scratch = std::make_unique<Scratch>();
-  const auto sink = [&](const PieceBatch& batch) { parts.model.encode(batch, parts.vocabulary, scratch->model, out); };
+  const auto sink = [&](const PieceBatch& batch) {
+    parts.model.encode(batch, parts.vocabulary, scratch->model, out);
+  };
   const auto encode_text = [&](std::string_view part, int32_t id) {
     if (id >= 0)
       out.push_back(id);
@@ -354,14 +381,30 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
   return result;
 }
 
-int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(parts_->bytes.size()); }
-std::optional<int32_t> Tokenizer::id_of(std::string_view token) const { return parts_->vocabulary.find(token); }
-std::string_view Tokenizer::token_of(int32_t id) const { return parts_->vocabulary.text(id); }
-bool Tokenizer::is_special(int32_t id) const { return id >= 0 && id < vocab_size() && parts_->special[static_cast<size_t>(id)]; }
-std::optional<int32_t> Tokenizer::eod() const { return parts_->eod; }
-std::optional<int32_t> Tokenizer::bos() const { return parts_->bos; }
-std::optional<int32_t> Tokenizer::eos() const { return parts_->eos; }
-const std::vector<TokenizerFile>& Tokenizer::files() const { return parts_->files; }
+int64_t Tokenizer::vocab_size() const {
+  return static_cast<int64_t>(parts_->bytes.size());
+}
+std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
+  return parts_->vocabulary.find(token);
+}
+std::string_view Tokenizer::token_of(int32_t id) const {
+  return parts_->vocabulary.text(id);
+}
+bool Tokenizer::is_special(int32_t id) const {
+  return id >= 0 && id < vocab_size() && parts_->special[static_cast<size_t>(id)];
+}
+std::optional<int32_t> Tokenizer::eod() const {
+  return parts_->eod;
+}
+std::optional<int32_t> Tokenizer::bos() const {
+  return parts_->bos;
+}
+std::optional<int32_t> Tokenizer::eos() const {
+  return parts_->eos;
+}
+const std::vector<TokenizerFile>& Tokenizer::files() const {
+  return parts_->files;
+}
 
 std::string Tokenizer::content_hash() const {
   std::string all;
@@ -371,7 +414,8 @@ std::string Tokenizer::content_hash() const {
 
 void Tokenizer::write_to(const fs::path& directory) const {
   for (const TokenizerFile& file : parts_->files) {
-    const std::string content = file.path.empty() ? parts_->generated : read_file(file.path, JsonFile::kMaxBytes);
+    const std::string content =
+        file.path.empty() ? parts_->generated : read_file(file.path, JsonFile::kMaxBytes);
     if (hash_text(content) != file.hash)
       fail(ErrorCode::failed, "`" + file.path.string() + "` has changed since the tokenizer was read");
     write_file_durably(directory / file.name, content);
@@ -396,11 +440,16 @@ std::string StreamDecoder::finish() {
 std::shared_ptr<const Tokenizer> byte_tokenizer() {
   static const std::shared_ptr<const Tokenizer> tokenizer = [] {
     std::string json =
-        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":256,\"content\":\"<|endoftext|>\","
-        "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],\"normalizer\":null,"
-        "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false},"
-        "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false},"
-        "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,"
+        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":256,\"content\":"
+        "\"<|endoftext|>\","
+        "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],"
+        "\"normalizer\":null,"
+        "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_"
+        "regex\":false},"
+        "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_"
+        "offsets\":true,\"use_regex\":false},"
+        "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
+        "\"end_of_word_suffix\":null,"
         "\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,\"vocab\":{";
     for (int b = 0; b < 256; ++b) {
       const char byte = static_cast<char>(b);

@@ -1,8 +1,8 @@
 // Text ↔ token ids, as Hugging Face tokenizers does it for byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM).
 //
-// A Tokenizer is immutable; every member may be called from any number of threads at once. Ids are int32, 0 … vocab_size()-1, each with a
-// token. Errors of files are ErrorCode::format (what is wrong, where) or ::unsupported (a component that this build does not
-// know, by name and JSON path).
+// A Tokenizer is immutable; every member may be called from any number of threads at once. Ids are int32, 0 …
+// vocab_size()-1, each with a token. Errors of files are ErrorCode::format (what is wrong, where) or
+// ::unsupported (a component that this build does not know, by name and JSON path).
 #pragma once
 
 #include <cstdint>
@@ -26,39 +26,43 @@ struct TokenizerFile {
   std::string name;            // plain file name: "tokenizer.json"
   std::filesystem::path path;  // empty: made by this program; write_to() writes it all the same
   uint64_t bytes = 0;
-  std::string hash;            // XXH3-128 of the content, 32 hexadecimal digits
+  std::string hash;  // XXH3-128 of the content, 32 hexadecimal digits
 };
 
 class Tokenizer {
  public:
-  // A tokenizer.json, a directory with one (or with vocab.json and merges.txt, and tokenizer_config.json where there is one), or the word
-  // `bytes` for byte_tokenizer().
+  // A tokenizer.json, a directory with one (or with vocab.json and merges.txt, and tokenizer_config.json
+  // where there is one), or the word `bytes` for byte_tokenizer().
   static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& path);
   // From the text of a tokenizer.json; `name` is what messages call it.
-  static std::shared_ptr<const Tokenizer> from_json(std::string text, const std::string& name = "tokenizer.json");
+  static std::shared_ptr<const Tokenizer> from_json(std::string text,
+                                                    const std::string& name = "tokenizer.json");
 
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // Appends the ids of the text to `out`. No special tokens are added around it, nothing is trimmed; tokens inside the text
+  // Appends the ids of the text to `out`. No special tokens are added around it, nothing is trimmed; tokens
+  // inside the text
   // (<|endoftext|>) are recognised as Hugging Face does. Bytes that are not UTF-8 are encoded as they are.
   void encode(std::string_view text, std::vector<int32_t>& out, const EncodeOptions& options = {}) const;
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
-  // The text of the ids; ids without a token (padded rows of an embedding) give nothing. decode() is valid UTF-8, with U+FFFD for
-  // what is not; decode_bytes() is what the ids stand for, so that decode_bytes(encode(x)) is x (unless a normalizer changed it).
+  // The text of the ids; ids without a token (padded rows of an embedding) give nothing. decode() is valid
+  // UTF-8, with U+FFFD for what is not; decode_bytes() is what the ids stand for, so that
+  // decode_bytes(encode(x)) is x (unless a normalizer changed it).
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
   std::string decode_bytes(std::span<const int32_t> ids, bool skip_special = false) const;
   std::string_view bytes_of(int32_t id) const;  // what one id stands for
 
   int64_t vocab_size() const;  // 1 + the highest id, added tokens included
-  std::optional<int32_t> id_of(std::string_view token) const;  // by the text in the file: "Ġthe", "<|endoftext|>"
-  std::string_view token_of(int32_t id) const;                 // empty for an id without a token
+  std::optional<int32_t> id_of(
+      std::string_view token) const;            // by the text in the file: "Ġthe", "<|endoftext|>"
+  std::string_view token_of(int32_t id) const;  // empty for an id without a token
   bool is_special(int32_t id) const;
 
-  // End of document: <|endoftext|> where there is one, else the eos_token of tokenizer_config.json. bos: the template's, or
-  // the bos_token of tokenizer_config.json.
+  // End of document: <|endoftext|> where there is one, else the eos_token of tokenizer_config.json. bos: the
+  // template's, or the bos_token of tokenizer_config.json.
   std::optional<int32_t> eod() const;
   std::optional<int32_t> bos() const;
   std::optional<int32_t> eos() const;
@@ -66,7 +70,8 @@ class Tokenizer {
   // The files that it was read from, in a fixed order, and one hash over names and contents.
   const std::vector<TokenizerFile>& files() const;
   std::string content_hash() const;
-  // Copies the files into a directory that exists, durably. Throws ErrorCode::failed when one has changed since it was read.
+  // Copies the files into a directory that exists, durably. Throws ErrorCode::failed when one has changed
+  // since it was read.
   void write_to(const std::filesystem::path& directory) const;
 
  private:

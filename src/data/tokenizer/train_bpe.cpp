@@ -66,9 +66,10 @@ class WordCounts {
 
 // The merge loop. Words are sequences of ids in one array, each shrinking in place as its pairs are merged.
 //
-// A heap holds (count, pair, words with it); an entry is trusted only if its count is still the pair's. That entries of one pair
-// may be several, each with its own words, and that a pair's own count is not taken back when it is merged, is what Hugging Face does:
-// it shows in rare vocabularies (a token that two merges make), so it is kept.
+// A heap holds (count, pair, words with it); an entry is trusted only if its count is still the pair's. That
+// entries of one pair may be several, each with its own words, and that a pair's own count is not taken back
+// when it is merged, is what Hugging Face does: it shows in rare vocabularies (a token that two merges make),
+// so it is kept.
 class Merger {
  public:
   Merger(const TrainOptions& options, const WordCounts& words);
@@ -82,7 +83,9 @@ class Merger {
     Pair pair;
     int32_t words;  // index into word_lists_
     // The heap's top: the highest count, of equals the smallest pair.
-    bool operator<(const Entry& other) const { return count != other.count ? count < other.count : pair > other.pair; }
+    bool operator<(const Entry& other) const {
+      return count != other.count ? count < other.count : pair > other.pair;
+    }
   };
   struct PairState {
     int64_t count = 0;
@@ -261,7 +264,8 @@ void Merger::run(int64_t vocab_size, int64_t min_frequency, const TrainProgressS
       continue;
     }
     if (top.count < 1 || top.count < min_frequency) break;
-    const auto left = static_cast<int32_t>(top.pair >> 32), right = static_cast<int32_t>(top.pair & 0xFFFFFFFF);
+    const auto left = static_cast<int32_t>(top.pair >> 32),
+               right = static_cast<int32_t>(top.pair & 0xFFFFFFFF);
     const int32_t id = token(tokens_[static_cast<size_t>(left)] + tokens_[static_cast<size_t>(right)]);
     merges_.push_back(top.pair);
     const std::vector<uint32_t> list = std::move(word_lists_[static_cast<size_t>(top.words)]);
@@ -272,7 +276,8 @@ void Merger::run(int64_t vocab_size, int64_t min_frequency, const TrainProgressS
     const auto size = static_cast<int64_t>(tokens_.size());
     if (progress && size - reported >= 64) progress({"merging", reported = size, vocab_size});
   }
-  if (progress) progress({"merging", static_cast<int64_t>(tokens_.size()), static_cast<int64_t>(tokens_.size())});
+  if (progress)
+    progress({"merging", static_cast<int64_t>(tokens_.size()), static_cast<int64_t>(tokens_.size())});
 }
 
 // Laid out as Hugging Face saves it.
@@ -283,30 +288,43 @@ std::string Merger::json(const TrainOptions& options) const {
   for (const auto& special : options.special_tokens) special_ids.push_back(ids_.at(special));
   std::sort(special_ids.begin(), special_ids.end());
   for (size_t i = 0; i < special_ids.size(); ++i) {
-    out += "    {\n      \"id\": " + std::to_string(special_ids[i]) + ",\n      \"content\": " +
-           capstan::quoted(tokens_[static_cast<size_t>(special_ids[i])]) +
+    out += "    {\n      \"id\": " + std::to_string(special_ids[i]) +
+           ",\n      \"content\": " + capstan::quoted(tokens_[static_cast<size_t>(special_ids[i])]) +
            ",\n      \"single_word\": false,\n      \"lstrip\": false,\n      \"rstrip\": false,\n"
            "      \"normalized\": false,\n      \"special\": true\n    }";
     out += i + 1 < special_ids.size() ? ",\n" : "\n  ],\n";
   }
-  out += options.pre_tokenizer == PreTokenizerChoice::qwen2 ? "  \"normalizer\": {\n    \"type\": \"NFC\"\n  },\n" : "  \"normalizer\": null,\n";
+  out += options.pre_tokenizer == PreTokenizerChoice::qwen2
+             ? "  \"normalizer\": {\n    \"type\": \"NFC\"\n  },\n"
+             : "  \"normalizer\": null,\n";
   const std::string prefix = options.add_prefix_space ? "true" : "false";
   if (options.pre_tokenizer == PreTokenizerChoice::gpt2) {
     out += "  \"pre_tokenizer\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": " + prefix +
            ",\n    \"trim_offsets\": true,\n    \"use_regex\": true\n  },\n";
   } else {
     const auto pattern = options.pre_tokenizer == PreTokenizerChoice::llama3 ? kLlama3Pattern : kQwen2Pattern;
-    out += "  \"pre_tokenizer\": {\n    \"type\": \"Sequence\",\n    \"pretokenizers\": [\n      {\n        \"type\": \"Split\",\n"
-           "        \"pattern\": {\n          \"Regex\": " + capstan::quoted(pattern) +
-           "\n        },\n        \"behavior\": \"Isolated\",\n        \"invert\": false\n      },\n      {\n        \"type\": \"ByteLevel\",\n"
-           "        \"add_prefix_space\": " + prefix + ",\n        \"trim_offsets\": true,\n        \"use_regex\": false\n      }\n    ]\n  },\n";
+    out +=
+        "  \"pre_tokenizer\": {\n    \"type\": \"Sequence\",\n    \"pretokenizers\": [\n      {\n        "
+        "\"type\": \"Split\",\n"
+        "        \"pattern\": {\n          \"Regex\": " +
+        capstan::quoted(pattern) +
+        "\n        },\n        \"behavior\": \"Isolated\",\n        \"invert\": false\n      },\n      {\n   "
+        "     \"type\": \"ByteLevel\",\n"
+        "        \"add_prefix_space\": " +
+        prefix + ",\n        \"trim_offsets\": true,\n        \"use_regex\": false\n      }\n    ]\n  },\n";
   }
-  out += "  \"post_processor\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": true,\n    \"trim_offsets\": false,\n    \"use_regex\": true\n  },\n"
-         "  \"decoder\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": true,\n    \"trim_offsets\": true,\n    \"use_regex\": true\n  },\n"
-         "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n    \"continuing_subword_prefix\": null,\n"
-         "    \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    \"ignore_merges\": false,\n    \"vocab\": {\n";
+  out +=
+      "  \"post_processor\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": true,\n    "
+      "\"trim_offsets\": false,\n    \"use_regex\": true\n  },\n"
+      "  \"decoder\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": true,\n    "
+      "\"trim_offsets\": true,\n    \"use_regex\": true\n  },\n"
+      "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n    "
+      "\"continuing_subword_prefix\": null,\n"
+      "    \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    "
+      "\"ignore_merges\": false,\n    \"vocab\": {\n";
   for (size_t id = 0; id < tokens_.size(); ++id)
-    out += "      " + capstan::quoted(tokens_[id]) + ": " + std::to_string(id) + (id + 1 < tokens_.size() ? ",\n" : "\n    },\n");
+    out += "      " + capstan::quoted(tokens_[id]) + ": " + std::to_string(id) +
+           (id + 1 < tokens_.size() ? ",\n" : "\n    },\n");
   // A pair that was merged twice counts at its later rank.
   std::vector<Pair> merges;
   std::unordered_map<Pair, size_t> last;
@@ -315,7 +333,8 @@ std::string Merger::json(const TrainOptions& options) const {
     if (last[merges_[rank]] == rank) merges.push_back(merges_[rank]);
   out += merges.empty() ? "    \"merges\": []\n" : "    \"merges\": [\n";
   for (size_t i = 0; i < merges.size(); ++i)
-    out += "      [\n        " + capstan::quoted(tokens_[merges[i] >> 32]) + ",\n        " + capstan::quoted(tokens_[merges[i] & 0xFFFFFFFF]) +
+    out += "      [\n        " + capstan::quoted(tokens_[merges[i] >> 32]) + ",\n        " +
+           capstan::quoted(tokens_[merges[i] & 0xFFFFFFFF]) +
            (i + 1 < merges.size() ? "\n      ],\n" : "\n      ]\n    ]\n");
   return out + "  }\n}";
 }
@@ -323,7 +342,8 @@ std::string Merger::json(const TrainOptions& options) const {
 // Cuts documents into words on all threads.
 class WordCounter {
  public:
-  WordCounter(const TrainOptions& options, ThreadPool& pool) : pool_(pool), workers_(static_cast<size_t>(pool.size())) {
+  WordCounter(const TrainOptions& options, ThreadPool& pool)
+      : pool_(pool), workers_(static_cast<size_t>(pool.size())) {
     using Kind = PreTokenizerStep::Kind;
     PreTokenizerStep step;
     step.kind = options.pre_tokenizer == PreTokenizerChoice::gpt2     ? Kind::gpt2
@@ -343,7 +363,8 @@ class WordCounter {
   void count(std::span<const std::string_view> documents) {
     pool_.parallel_for(static_cast<int64_t>(documents.size()), [&](int64_t tile, int index) {
       Worker& worker = workers_[static_cast<size_t>(index)];
-      const std::string_view text = normalizer_.apply(documents[static_cast<size_t>(tile)], worker.normalized);
+      const std::string_view text =
+          normalizer_.apply(documents[static_cast<size_t>(tile)], worker.normalized);
       pre_tokenizer_.run(text, worker.scratch, [&](const PieceBatch& batch) {
         for (const std::string_view piece : batch.pieces) worker.words.add(piece, 1);
       });
@@ -354,12 +375,14 @@ class WordCounter {
   WordCounts finish() {
     WordCounts joined;
     for (Worker& worker : workers_) {
-      for (size_t w = 0; w < worker.words.size(); ++w) joined.add(worker.words.word(w), worker.words.count(w));
+      for (size_t w = 0; w < worker.words.size(); ++w)
+        joined.add(worker.words.word(w), worker.words.count(w));
       worker.words = WordCounts();
     }
     std::vector<uint32_t> order(joined.size());
     for (size_t w = 0; w < order.size(); ++w) order[w] = static_cast<uint32_t>(w);
-    std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return joined.word(a) < joined.word(b); });
+    std::sort(order.begin(), order.end(),
+              [&](uint32_t a, uint32_t b) { return joined.word(a) < joined.word(b); });
     WordCounts sorted;
     for (const uint32_t w : order) sorted.add(joined.word(w), joined.count(w));
     return sorted;
@@ -380,31 +403,37 @@ class WordCounter {
 void check(const TrainOptions& options) {
   std::vector<std::string> names = options.special_tokens;
   std::sort(names.begin(), names.end());
-  if (std::adjacent_find(names.begin(), names.end()) != names.end()) fail(ErrorCode::usage, "a special token is named twice");
+  if (std::adjacent_find(names.begin(), names.end()) != names.end())
+    fail(ErrorCode::usage, "a special token is named twice");
   for (const auto& name : names)
     if (name.empty() || name.size() > 1024) fail(ErrorCode::usage, "a special token has 1 to 1024 bytes");
   const auto least = static_cast<int64_t>(names.size()) + 256;
   if (options.vocab_size < least)
     fail(ErrorCode::usage, "a vocabulary of " + std::to_string(options.vocab_size) + " entries is too small",
-         "at least " + std::to_string(least) + ": 256 bytes and " + std::to_string(names.size()) + " special tokens");
+         "at least " + std::to_string(least) + ": 256 bytes and " + std::to_string(names.size()) +
+             " special tokens");
   if (options.vocab_size > (int64_t{1} << 24))
-    fail(ErrorCode::usage, "a vocabulary of " + std::to_string(options.vocab_size) + " entries is too large; the limit is 2^24");
+    fail(ErrorCode::usage, "a vocabulary of " + std::to_string(options.vocab_size) +
+                               " entries is too large; the limit is 2^24");
   if (options.min_frequency < 0) fail(ErrorCode::usage, "the least frequency of a pair is negative");
 }
 
 std::string learn(WordCounter& counter, const TrainOptions& options, const TrainProgressSink& progress) {
   const WordCounts words = counter.finish();
-  if (progress) progress({"counting", static_cast<int64_t>(words.size()), static_cast<int64_t>(words.size())});
+  if (progress)
+    progress({"counting", static_cast<int64_t>(words.size()), static_cast<int64_t>(words.size())});
   Merger merger(options, words);
   merger.run(options.vocab_size, options.min_frequency, progress);
   return merger.json(options);
 }
 
-// A place near `offset` where no piece of any of the patterns crosses: between a letter or digit and a newline, ASCII both.
+// A place near `offset` where no piece of any of the patterns crosses: between a letter or digit and a
+// newline, ASCII both.
 size_t cut_near(std::string_view text, size_t offset) {
   for (size_t i = offset; i < text.size(); ++i) {
     const char before = text[i - 1];
-    const bool alphanumeric = (before >= 'a' && before <= 'z') || (before >= 'A' && before <= 'Z') || (before >= '0' && before <= '9');
+    const bool alphanumeric = (before >= 'a' && before <= 'z') || (before >= 'A' && before <= 'Z') ||
+                              (before >= '0' && before <= '9');
     if (text[i] == '\n' && alphanumeric) return i;
   }
   return text.size();
@@ -419,7 +448,8 @@ PreTokenizerChoice pre_tokenizer_by_name(std::string_view name) {
   fail(ErrorCode::usage, "there is no pre-tokenizer " + capstan::quoted(name), "one of gpt2, llama3, qwen2");
 }
 
-std::string train_bpe(DocumentSource documents, const TrainOptions& options, ThreadPool& pool, const TrainProgressSink& progress) {
+std::string train_bpe(DocumentSource documents, const TrainOptions& options, ThreadPool& pool,
+                      const TrainProgressSink& progress) {
   check(options);
   WordCounter counter(options, pool);
   constexpr size_t kBatchBytes = 8 << 20;
@@ -442,8 +472,8 @@ std::string train_bpe(DocumentSource documents, const TrainOptions& options, Thr
   return learn(counter, options, progress);
 }
 
-std::string train_bpe(std::span<const std::filesystem::path> files, const TrainOptions& options, ThreadPool& pool,
-                      const TrainProgressSink& progress) {
+std::string train_bpe(std::span<const std::filesystem::path> files, const TrainOptions& options,
+                      ThreadPool& pool, const TrainProgressSink& progress) {
   check(options);
   WordCounter counter(options, pool);
   std::vector<MappedFile> maps;

@@ -1,5 +1,5 @@
-// Learns a byte-level BPE vocabulary, as Hugging Face's BpeTrainer does: the same documents and options give the same
-// tokenizer.json, byte for byte, whatever the number of threads.
+// Learns a byte-level BPE vocabulary, as Hugging Face's BpeTrainer does: the same documents and options give
+// the same tokenizer.json, byte for byte, whatever the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@
 namespace capstan::data {
 
 enum class PreTokenizerChoice : uint8_t { gpt2, llama3, qwen2 };  // qwen2 normalises to NFC as well
-PreTokenizerChoice pre_tokenizer_by_name(std::string_view name);  // "gpt2", "llama3", "qwen2"; ErrorCode::usage otherwise
+PreTokenizerChoice pre_tokenizer_by_name(
+    std::string_view name);  // "gpt2", "llama3", "qwen2"; ErrorCode::usage otherwise
 
 struct TrainOptions {
   int64_t vocab_size = 0;     // entries in all: the special tokens, 256 bytes, the merges
@@ -37,10 +38,12 @@ using TrainProgressSink = std::function<void(const TrainProgress&)>;
 using DocumentSource = FunctionRef<bool(std::string& document)>;
 
 // Returns the text of a tokenizer.json. Throws ErrorCode::usage for options that cannot be.
-std::string train_bpe(DocumentSource documents, const TrainOptions& options, ThreadPool& pool, const TrainProgressSink& progress = {});
-
-// Plain text files, each read as one text. (It is cut for the threads only where no piece of text could cross.)
-std::string train_bpe(std::span<const std::filesystem::path> files, const TrainOptions& options, ThreadPool& pool,
+std::string train_bpe(DocumentSource documents, const TrainOptions& options, ThreadPool& pool,
                       const TrainProgressSink& progress = {});
+
+// Plain text files, each read as one text. (It is cut for the threads only where no piece of text could
+// cross.)
+std::string train_bpe(std::span<const std::filesystem::path> files, const TrainOptions& options,
+                      ThreadPool& pool, const TrainProgressSink& progress = {});
 
 }  // namespace capstan::data

@@ -1,5 +1,6 @@
-// Unicode classes of code points as the regular expressions of tokenizers see them: Unicode 16.0, the version of Oniguruma
-// in Hugging Face tokenizers 0.21 and later. Reference: tests/data/tokenizer_unicode.cpp holds the counts and edges.
+// Unicode classes of code points as the regular expressions of tokenizers see them: Unicode 16.0, the version
+// of Oniguruma in Hugging Face tokenizers 0.21 and later. Reference: tests/data/tokenizer_unicode.cpp holds
+// the counts and edges.
 #pragma once
 
 #include <array>
@@ -9,11 +10,11 @@
 
 namespace capstan::data {
 
-inline constexpr uint8_t kLetter = 1;   // \p{L}
-inline constexpr uint8_t kNumber = 2;   // \p{N}
-inline constexpr uint8_t kSpace = 4;    // \s, the property White_Space
-inline constexpr uint8_t kMark = 8;     // \p{M}
-inline constexpr uint8_t kNewline = 16; // \r and \n (also kSpace)
+inline constexpr uint8_t kLetter = 1;    // \p{L}
+inline constexpr uint8_t kNumber = 2;    // \p{N}
+inline constexpr uint8_t kSpace = 4;     // \s, the property White_Space
+inline constexpr uint8_t kMark = 8;      // \p{M}
+inline constexpr uint8_t kNewline = 16;  // \r and \n (also kSpace)
 
 struct UnicodeClasses {
   static constexpr char32_t kSize = 0x34000;  // no letter, number or space is assigned beyond it
@@ -50,7 +51,8 @@ inline Character decode_multibyte(const char* p, const char* end) {
     return {c, 3};
   }
   if (first > 0xF4 || end - p < 4 || !follows(1) || !follows(2) || !follows(3)) return {0xFFFD, 1};
-  const char32_t c = (first & 0x07) << 18 | (byte(1) & 0x3Fu) << 12 | (byte(2) & 0x3Fu) << 6 | (byte(3) & 0x3Fu);
+  const char32_t c =
+      (first & 0x07) << 18 | (byte(1) & 0x3Fu) << 12 | (byte(2) & 0x3Fu) << 6 | (byte(3) & 0x3Fu);
   if (c < 0x10000 || c > 0x10FFFF) return {0xFFFD, 1};
   return {c, 4};
 }

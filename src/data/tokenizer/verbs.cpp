@@ -22,9 +22,11 @@ struct Output {
   std::string error;  // the file is wrong here; reported when all before it is written
 };
 
-// Cuts the file behind newlines, has `convert` run on the parts by all threads and writes what it gives in order.
-FileTotals convert_file(const std::filesystem::path& file, TextSink write, ThreadPool& pool, const FileProgress& progress,
-                        FunctionRef<void(std::string_view part, size_t offset, int worker, Output& out)> convert) {
+// Cuts the file behind newlines, has `convert` run on the parts by all threads and writes what it gives in
+// order.
+FileTotals convert_file(
+    const std::filesystem::path& file, TextSink write, ThreadPool& pool, const FileProgress& progress,
+    FunctionRef<void(std::string_view part, size_t offset, int worker, Output& out)> convert) {
   const MappedFile map(file);
   map.advise_sequential();
   const std::string_view text(reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size());
@@ -71,8 +73,8 @@ void append_number(std::string& out, int32_t value) {
 
 }  // namespace
 
-FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write, ThreadPool& pool,
-                       const FileProgress& progress, const EncodeOptions& options) {
+FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
+                       ThreadPool& pool, const FileProgress& progress, const EncodeOptions& options) {
   return convert_file(file, write, pool, progress, [&](std::string_view part, size_t, int, Output& out) {
     std::vector<int32_t> ids;
     for (size_t begin = 0; begin < part.size();) {
@@ -95,52 +97,60 @@ FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
   });
 }
 
-FileTotals decode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write, ThreadPool& pool,
-                       const FileProgress& progress) {
+FileTotals decode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
+                       ThreadPool& pool, const FileProgress& progress) {
   std::vector<std::unique_ptr<simdjson::dom::parser>> parsers(static_cast<size_t>(pool.size()));
   const auto parse = [&](std::string_view line, simdjson::dom::parser& parser, Output& out) -> std::string {
     simdjson::dom::element root;
-    if (const auto error = parser.parse(line.data(), line.size(), true).get(root)) return simdjson::error_message(error);
+    if (const auto error = parser.parse(line.data(), line.size(), true).get(root))
+      return simdjson::error_message(error);
     simdjson::dom::array ids;
     if (root["ids"].get(ids)) return "expected an object with an array `ids`";
     for (const auto value : ids) {
       int64_t id = 0;
       if (!value.is_int64() || value.get(id)) return "expected integers in `ids`";
       if (id < 0 || id >= tokenizer.vocab_size())
-        return "the id " + std::to_string(id) + " is not in the vocabulary of " + std::to_string(tokenizer.vocab_size()) + " tokens";
+        return "the id " + std::to_string(id) + " is not in the vocabulary of " +
+               std::to_string(tokenizer.vocab_size()) + " tokens";
       out.text += tokenizer.bytes_of(static_cast<int32_t>(id));
       ++out.totals.tokens;
     }
     bool newline = true;
-    if (const auto error = root["newline"].get(newline); error && error != simdjson::NO_SUCH_FIELD) return "expected a boolean `newline`";
+    if (const auto error = root["newline"].get(newline); error && error != simdjson::NO_SUCH_FIELD)
+      return "expected a boolean `newline`";
     if (newline) out.text += '\n';
     return {};
   };
-  return convert_file(file, write, pool, progress, [&](std::string_view part, size_t offset, int worker, Output& out) {
-    auto& parser = parsers[static_cast<size_t>(worker)];
-    if (!parser) {
-      parser = std::make_unique<simdjson::dom::parser>();
-      if (parser->allocate(0, 16)) throw std::bad_alloc();
-    }
-    for (size_t begin = 0; begin < part.size();) {
-      const size_t newline = std::min(part.find('\n', begin), part.size());
-      const std::string why = parse(part.substr(begin, newline - begin), *parser, out);
-      if (!why.empty()) {
-        const std::string_view before(part.data() - offset, offset + begin);
-        out.error = file.string() + ":" + std::to_string(1 + std::count(before.begin(), before.end(), '\n')) + ": " + why;
-        return;
-      }
-      ++out.totals.lines;
-      begin = newline + 1;
-    }
-    out.totals.bytes = static_cast<int64_t>(out.text.size());
-  });
+  return convert_file(
+      file, write, pool, progress, [&](std::string_view part, size_t offset, int worker, Output& out) {
+        auto& parser = parsers[static_cast<size_t>(worker)];
+        if (!parser) {
+          parser = std::make_unique<simdjson::dom::parser>();
+          if (parser->allocate(0, 16)) throw std::bad_alloc();
+        }
+        for (size_t begin = 0; begin < part.size();) {
+          const size_t newline = std::min(part.find('\n', begin), part.size());
+          const std::string why = parse(part.substr(begin, newline - begin), *parser, out);
+          if (!why.empty()) {
+            const std::string_view before(part.data() - offset, offset + begin);
+            out.error = file.string() + ":" +
+                        std::to_string(1 + std::count(before.begin(), before.end(), '\n')) + ": " + why;
+            return;
+          }
+          ++out.totals.lines;
+          begin = newline + 1;
+        }
+        out.totals.bytes = static_cast<int64_t>(out.text.size());
+      });
 }
 
-std::shared_ptr<const Tokenizer> train_to_file(std::span<const std::filesystem::path> files, const TrainOptions& options,
-                                               const std::filesystem::path& output, ThreadPool& pool, const TrainProgressSink& progress) {
+std::shared_ptr<const Tokenizer> train_to_file(std::span<const std::filesystem::path> files,
+                                               const TrainOptions& options,
+                                               const std::filesystem::path& output, ThreadPool& pool,
+                                               const TrainProgressSink& progress) {
   if (std::error_code ignored; std::filesystem::is_directory(output, ignored))
-    fail(ErrorCode::usage, "the output `" + output.string() + "` is a directory", "name the file: " + (output / "tokenizer.json").string());
+    fail(ErrorCode::usage, "the output `" + output.string() + "` is a directory",
+         "name the file: " + (output / "tokenizer.json").string());
   write_file_durably(output, train_bpe(files, options, pool, progress));
   return Tokenizer::load(output);
 }
