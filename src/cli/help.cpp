@@ -179,9 +179,11 @@ std::string help_on(const std::vector<std::string>& words) {
   const std::string name = join(words, " ");
   for (const Verb* verb : all_verbs())
     if (verb->name == name) return full_help(*verb);
-  if (!words_of_group(all_verbs(), name).empty()) return group_help(name);
+  std::string page;
   for (const Topic& topic : topics())
-    if (topic.name == name) return std::string(topic.text);
+    if (topic.name == name) page = topic.text;
+  if (!words_of_group(all_verbs(), name).empty()) return group_help(name) + (page.empty() ? "" : "\n" + page);
+  if (!page.empty()) return page;
   std::vector<std::string> names;
   for (const Verb* verb : all_verbs()) names.emplace_back(verb->name);
   for (const Topic& topic : topics()) names.emplace_back(topic.name);

@@ -61,7 +61,8 @@ std::vector<std::string> without_nproc(const std::vector<std::string>& command) 
     }
     if (command[i] == "--nproc") ++i;
     else if (command[i] == "-C" || command[i] == "--directory") ++i;  // the parent is already there
-    else if (!command[i].starts_with("--nproc=") && !command[i].starts_with("--directory=")) rest.push_back(command[i]);
+    else if (!command[i].starts_with("--nproc=") && !command[i].starts_with("--directory=") && !command[i].starts_with("-C"))
+      rest.push_back(command[i]);
   }
   return rest;
 }

@@ -1,0 +1,256 @@
+// From text to a trained model with the program alone: data, tokenizer, train, stop, resume, eval, generate, runs.
+#include <doctest/doctest.h>
+#include <signal.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "process.hpp"
+
+using namespace capstan::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+// Sentences that a tiny model can learn something from.
+static std::string corpus(int documents) {
+  const char* const who[] = {"the cat", "a dog", "my friend", "the old captain", "nobody"};
+  const char* const does[] = {"sees", "hauls", "likes", "forgets"};
+  const char* const what[] = {"the load", "a rope", "the quick fish", "its own tail", "the morning", "a capstan"};
+  std::string text;
+  for (int i = 0; i < documents; ++i) {
+    for (int j = 0; j < 4; ++j)
+      text += std::string(who[(i + j) % 5]) + " " + does[(i * 3 + j) % 4] + " " + what[(i * 7 + j * 5) % 6] + ". ";
+    text += "\n%\n";
+  }
+  return text;
+}
+
+static const char* const kRecipe = R"(
+name: tiny
+description: two layers, for the tests
+model:
+  num_layers: 2
+  hidden_size: 32
+  ffn_hidden_size: 64
+  num_attention_heads: 4
+  num_query_groups: 2
+  seq_length: 32
+  vocab_size: 320
+  make_vocab_size_divisible_by: 1
+  position_embedding_type: rope
+  normalization: RMSNorm
+  activation_func: silu
+  gated_linear_unit: true
+  add_bias_linear: false
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+mixed_precision: fp32
+train: {micro_batch_size: 2, global_batch_size: 4, train_iters: 12, threads: 1}
+optimizer: {preset: adamw, lr: 5e-3, min_lr: 5e-4}
+scheduler: {preset: cosine, lr_warmup_fraction: 0.1}
+dataset: {preset: gpt, data_path: corpus_text_document, split: "90,10,0"}
+tokenizer: {preset: huggingface, tokenizer_model: tokenizer.json}
+validation: {eval_interval: 6, eval_iters: 1}
+checkpoint: {save_interval: 6}
+logger: {log_interval: 1}
+)";
+
+namespace {
+// Text, tokenizer, dataset and recipe in one directory, made once.
+struct Prepared : ScratchDirectory {
+  Prepared() {
+    write("corpus.txt", corpus(300));
+    write("heldout.txt", "the cat hauls a rope. nobody likes the morning.");
+    write("tiny.yaml", kRecipe);
+    REQUIRE(in({"tokenizer", "train", "corpus.txt", "--separator", "%", "--vocab-size", "320", "--output", "tokenizer.json"}).code == 0);
+    const Finished made = in({"data", "prepare", "corpus.txt", "--separator", "%", "--tokenizer", "tokenizer.json", "--append-eod",
+                              "--output", "corpus"});
+    REQUIRE_MESSAGE(made.code == 0, made.err);
+  }
+  Finished in(std::vector<std::string> arguments) const {
+    Launch launch;
+    launch.arguments = std::move(arguments);
+    launch.directory = path();
+    return run(launch);
+  }
+};
+const Prepared& prepared() {
+  static const Prepared once;
+  return once;
+}
+std::vector<json> rows_of(const std::string& file) {
+  std::vector<json> rows;
+  std::istringstream text(read_text(file));
+  for (std::string line; std::getline(text, line);) rows.push_back(json::parse(line));
+  return rows;
+}
+// The losses by step.
+std::vector<double> losses_of(const std::string& run) {
+  std::vector<double> losses;
+  for (const json& row : rows_of(run + "/metrics.jsonl"))
+    if (!row.contains("event")) losses.push_back(row["loss"].is_null() ? NAN : row["loss"].get<double>());
+  return losses;
+}
+}  // namespace
+
+TEST_CASE("tokenizer: encode gives a JSON line for each line, decode the very text") {
+  const Prepared& p = prepared();
+  p.write("lines.txt", "the cat  sees\n\n  a rope\t.\nK\xc3\xb6nig \xe2\x82\xac\r\nlast");
+  const Finished encoded = p.in({"tokenizer", "encode", "lines.txt", "--tokenizer", "tokenizer.json"});
+  REQUIRE(encoded.code == 0);
+  CHECK(count_lines(encoded.out) == 5);
+  std::istringstream lines(encoded.out);
+  for (std::string line; std::getline(lines, line);) CHECK(json::parse(line)["ids"].is_array());
+  p.write("ids.jsonl", encoded.out);
+  CHECK(p.in({"tokenizer", "decode", "ids.jsonl", "--tokenizer", "tokenizer.json"}).out == read_text(p.file("lines.txt")));
+  // A recipe names the same tokenizer.
+  CHECK(p.in({"tokenizer", "encode", "lines.txt", "-r", "./tiny.yaml"}).out == encoded.out);
+  CHECK(p.in({"tokenizer", "encode", "lines.txt", "-r", "./tiny.yaml", "tokenizer=byte"}).out != encoded.out);
+  CHECK(p.in({"tokenizer", "encode", "lines.txt"}).code == 2);
+  CHECK(p.in({"tokenizer", "encode", "missing.txt", "--tokenizer", "tokenizer.json"}).code == 2);
+}
+
+TEST_CASE("data inspect needs no tokenizer") {
+  const Prepared& p = prepared();
+  const Finished report = p.in({"data", "inspect", "corpus_text_document", "--json"});
+  REQUIRE(report.code == 0);
+  CHECK(json::parse(report.out)["documents"] == 300);
+  CHECK(contains(p.in({"data", "inspect", "corpus_text_document", "-t", "tokenizer.json"}).out, "capstan"));
+  CHECK(p.in({"data", "inspect", "nothing"}).code == 2);
+}
+
+TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted run, to the bit") {
+  const Prepared& p = prepared();
+  const Finished whole = p.in({"train", "./tiny.yaml", "--run-dir", "whole"});
+  REQUIRE_MESSAGE(whole.code == 0, whole.err);
+  CHECK(whole.out.empty());
+  const auto losses = losses_of(p.file("whole"));
+  REQUIRE(losses.size() == 12);
+  CHECK(losses.front() == doctest::Approx(std::log(320.0)).epsilon(0.05));
+  CHECK(losses.back() < losses.front() - 0.5);
+  for (const char* name : {"step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_seconds", "memory_bytes"})
+    CHECK(rows_of(p.file("whole/metrics.jsonl")).front().contains(name));
+
+  const Finished stopped = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "train.exit_interval=5"});
+  CHECK_MESSAGE(stopped.code == 75, stopped.err);
+  CHECK(contains(stopped.err, "--resume"));
+  CHECK(losses_of(p.file("parts")).size() == 5);
+  // An existing run is refused without --resume, and left as it is.
+  CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "parts"}).code == 1);
+  CHECK(losses_of(p.file("parts")).size() == 5);
+  // What alters the numbers is refused, with the difference.
+  const Finished other = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "optimizer.lr=1e-3"});
+  CHECK(other.code == 1);
+  CHECK(contains(other.err, "optimizer.lr"));
+  const Finished rest = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume"});
+  CHECK_MESSAGE(rest.code == 0, rest.err);
+  CHECK(losses_of(p.file("parts")) == losses);
+  // A longer run is no other run.
+  const Finished longer = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "train.train_iters=14"});
+  CHECK_MESSAGE(longer.code == 0, longer.err);
+  CHECK(losses_of(p.file("parts")).size() == 14);
+}
+
+TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them") {
+  const Prepared& p = prepared();
+  if (!fs::exists(p.file("whole"))) REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "whole"}).code == 0);
+  const Finished total = p.in({"eval", "whole", "--text", "heldout.txt", "--json"});
+  REQUIRE_MESSAGE(total.code == 0, total.err);
+  const json result = json::parse(total.out);
+  const Finished tokens = p.in({"eval", "whole/checkpoints/step-00000012", "--text", "heldout.txt", "--per-token"});
+  REQUIRE_MESSAGE(tokens.code == 0, tokens.err);
+  double sum = 0;
+  int64_t count = 0;
+  std::istringstream lines(tokens.out);
+  for (std::string line; std::getline(lines, line); ++count) {
+    const json row = json::parse(line);
+    CHECK(row["id"].is_number_integer());
+    sum += row["logprob"].get<double>();
+  }
+  CHECK(count == result["tokens"].get<int64_t>());
+  CHECK(-sum / static_cast<double>(count) == doctest::Approx(result["loss"].get<double>()).epsilon(1e-6));
+  CHECK(std::exp(result["loss"].get<double>()) == doctest::Approx(result["perplexity"].get<double>()).epsilon(1e-6));
+
+  const auto write = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = {"generate", "whole", "--prompt", "the cat", "--max-tokens", "12"};
+    words.insert(words.end(), more.begin(), more.end());
+    return p.in(words);
+  };
+  const Finished greedy = write({"--temperature", "0"});
+  REQUIRE_MESSAGE(greedy.code == 0, greedy.err);
+  CHECK(greedy.out.starts_with("the cat"));
+  CHECK(write({"--temperature", "0"}).out == greedy.out);
+  CHECK(write({"--top-k", "1"}).out == greedy.out);
+  CHECK(write({"--seed", "1"}).out == write({"--seed", "1"}).out);
+  CHECK(json::parse(write({"--json"}).out)["prompt"] == "the cat");
+  CHECK(write({"--temperature", "-1"}).code == 2);
+  CHECK(write({"--top-p", "1.5"}).code == 2);
+  CHECK(p.in({"generate", "nowhere", "--prompt", "x"}).code == 2);
+  CHECK(p.in({"eval", "whole", "--text", "missing.txt"}).code == 2);
+
+  const json runs = json::parse(p.in({"runs", "ls", ".", "--json"}).out);
+  CHECK(runs["schema"] == "capstan.runs/1");
+  bool listed = false;
+  for (const json& one : runs["runs"]) listed = listed || (one["name"] == "whole" && one["state"] == "finished");
+  CHECK(listed);
+  CHECK(contains(p.in({"runs", "show", "whole"}).out, "finished"));
+}
+
+TEST_CASE("the first line of train appears at once; what is missing is told before anything begins") {
+  const Prepared& p = prepared();
+  double best = 1e9;
+  Finished result;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    result = p.in({"train", "./tiny.yaml", "dataset=mock", "train.train_iters=1", "--run-dir", "first" + std::to_string(attempt)});
+    CHECK_MESSAGE(result.code == 0, result.err);
+    best = std::min(best, result.first_line_seconds);
+  }
+#if CAPSTAN_TIMED
+  MESSAGE("first line after " << 1e3 * best << " ms");
+  CHECK(best < 0.1);
+#endif
+  const Finished missing = p.in({"train", "./tiny.yaml", "dataset.data_path=not_there", "--run-dir", "never"});
+  CHECK(missing.code == 2);
+  CHECK(contains(missing.err, "not_there"));
+  CHECK_FALSE(fs::exists(p.file("never")));
+  const Finished gpu = p.in({"train", "./tiny.yaml", "train.device=cuda", "--run-dir", "never"});
+  CHECK(gpu.code == 1);
+  CHECK(contains(gpu.err, "cuda"));
+  const Finished grid = p.in({"train", "llama3-70b", "dataset=mock", "--run-dir", "never"});
+  CHECK(grid.code != 0);
+  CHECK_FALSE(fs::exists(p.file("never")));
+}
+
+static void stop_and_resume(const std::string& name, int signal, const std::vector<std::string>& more) {
+  const Prepared& p = prepared();
+  Launch launch;
+  launch.directory = p.path();
+  launch.arguments = {"train", "./tiny.yaml", "train.train_iters=1000000", "--run-dir", name};
+  launch.arguments.insert(launch.arguments.end(), more.begin(), more.end());
+  bool sent = false;
+  launch.on_error_text = [&](const std::string& text) {
+    if (sent || !contains(text, "step 3")) return 0;
+    sent = true;
+    return signal;
+  };
+  const Finished stopped = run(launch);
+  CHECK(sent);
+  CHECK_MESSAGE(stopped.code == 75, stopped.err);
+  CHECK(contains(stopped.err, "continue with"));
+  const int64_t steps = static_cast<int64_t>(losses_of(p.file(name)).size());
+  CHECK(steps >= 3);
+  std::vector<std::string> again = {"train", "./tiny.yaml", "train.train_iters=" + std::to_string(1000000), "--run-dir", name, "--resume",
+                                    "train.exit_interval=" + std::to_string(steps + 1)};
+  again.insert(again.end(), more.begin(), more.end());
+  const Finished on = p.in(again);
+  CHECK_MESSAGE(on.code == 75, on.err);
+  CHECK(contains(on.err, "resumed from"));
+  CHECK(static_cast<int64_t>(losses_of(p.file(name)).size()) == steps + 1);
+}
+
+TEST_CASE("SIGINT and SIGTERM save and end with 75") {
+  stop_and_resume("interrupted", SIGINT, {});
+  stop_and_resume("terminated", SIGTERM, {});
+}

@@ -1,0 +1,49 @@
+// Runs the program as a user would, and keeps what it said.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace capstan::test {
+
+struct Finished {
+  int code = 0;  // exit code; 128 + signal when a signal ended it
+  std::string out, err;
+  double seconds = 0;             // until it ended
+  double cpu_seconds = 0;         // user and system
+  double first_line_seconds = 0;  // until the first line on standard error
+};
+
+struct Launch {
+  std::vector<std::string> arguments;              // without the program's name
+  std::vector<std::string> environment;            // "NAME=value" on top of a plain one
+  std::string input;                               // standard input
+  std::string directory;                           // where it runs; empty: here
+  double time_limit = 120;
+  // Called with what standard error holds so far whenever there is more; returns a signal to send, 0 for none.
+  std::function<int(const std::string& err)> on_error_text;
+};
+Finished run(const Launch& launch);
+Finished run(std::vector<std::string> arguments);
+
+int count_lines(const std::string& text);
+bool contains(const std::string& text, const std::string& part);
+
+// A directory that goes away with the object.
+class ScratchDirectory {
+ public:
+  ScratchDirectory();
+  ~ScratchDirectory();
+  ScratchDirectory(const ScratchDirectory&) = delete;
+  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  std::string write(const std::string& name, const std::string& text) const;  // returns the path
+
+ private:
+  std::string path_;
+};
+std::string read_text(const std::string& path);
+
+}  // namespace capstan::test

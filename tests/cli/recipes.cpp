@@ -1,0 +1,167 @@
+// check, show, explain, schema, recipe: what scripts and editors rely on.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "process.hpp"
+
+using namespace capstan::test;
+namespace fs = std::filesystem;
+
+TEST_CASE("check: 0 sound, 1 errors in a readable recipe, 2 unreadable") {
+  ScratchDirectory scratch;
+  const Finished good = run({"check", "llama3.1-405b"});
+  CHECK(good.code == 0);
+  CHECK(contains(good.out, "1024 ranks"));
+  CHECK(run({"check", "quickstart", "model.num_attention_heads=7"}).code == 1);
+  CHECK(run({"check", "llama3-70b", "--ranks", "100"}).code == 1);
+  CHECK(run({"check", "no-such-recipe"}).code == 2);
+  CHECK(run({"check", "./no-such.yaml"}).code == 2);
+  CHECK(run({"check", scratch.path() + "/"}).code == 2);
+  CHECK(run({"check", scratch.write("bad.yaml", "model: {num_layers: [1\n")}).code == 2);
+  CHECK(run({"check", scratch.write("wrong.yaml", "extends: quickstart\nmodel: {num_layer: 3}\n")}).code == 1);
+  // For every other verb a recipe with errors is code 2.
+  CHECK(run({"show", "quickstart", "model.num_attention_heads=7"}).code == 2);
+  CHECK(run({"train", "quickstart", "model.num_attention_heads=7"}).code == 2);
+  CHECK(run({"explain", "model.num_layers", "-r", "quickstart", "model.num_attention_heads=7"}).code == 2);
+}
+
+TEST_CASE("check --json") {
+  const Finished good = run({"check", "llama3-8b", "--json"});
+  REQUIRE(nlohmann::json::accept(good.out));
+  CHECK(nlohmann::json::parse(good.out)["ok"] == true);
+  CHECK(nlohmann::json::parse(good.out)["schema"] == "capstan.check/1");
+  const Finished bad = run({"check", "llama3-8b", "model.num_layer=3", "model.hidden_size=abc", "--json"});
+  CHECK(bad.code == 1);
+  REQUIRE(nlohmann::json::accept(bad.out));
+  CHECK(nlohmann::json::parse(bad.out)["errors"] == 2);
+  CHECK(bad.err.empty());
+}
+
+TEST_CASE("every named recipe resolves and checks for its own world") {
+  const auto listed = nlohmann::json::parse(run({"recipe", "ls", "--json"}).out);
+  size_t seen = 0;
+  for (const auto& recipe : listed["recipes"]) {
+    const std::string name = recipe["name"];
+    CAPTURE(name);
+    CHECK(!recipe["description"].get<std::string>().empty());
+    const Finished result = run({"check", name});
+    CHECK_MESSAGE(result.code == 0, result.err);
+    CHECK_FALSE(contains(result.err, "warning"));
+    ++seen;
+  }
+  CHECK(seen >= 6);
+  size_t examples = 0;
+  for (const auto& entry : fs::directory_iterator(std::string(CAPSTAN_SOURCE_DIR) + "/examples")) {
+    if (entry.path().extension() != ".yaml") continue;
+    const Finished result = run({"check", entry.path().string()});
+    CHECK_MESSAGE(result.code == 0, result.err);
+    ++examples;
+  }
+  CHECK(examples >= 3);
+}
+
+TEST_CASE("show: a value, a section, everything, origins, JSON, minimal") {
+  CHECK(run({"show", "llama3-8b", "model.num_layers"}).out == "32\n");
+  CHECK(run({"show", "llama3-8b", "model.num_layers", "model.num_layers=4"}).out == "4\n");
+  CHECK(run({"show", "llama3-8b", "model.num_layers", "--set", "model.num_layers=5"}).out == "5\n");
+  CHECK(run({"show", "llama3-8b", "model.num_layer"}).code == 2);
+  const Finished json = run({"show", "llama3-8b", "--format", "json"});
+  REQUIRE(nlohmann::json::accept(json.out));
+  CHECK(nlohmann::json::parse(json.out)["model"]["num_layers"] == 32);
+  const Finished full = run({"show", "llama3-8b", "model.num_layers=4", "--json"});
+  REQUIRE(nlohmann::json::accept(full.out));
+  const auto object = nlohmann::json::parse(full.out);
+  CHECK(object["schema"] == "capstan.show/1");
+  CHECK(object["config"]["model"]["num_layers"] == 4);
+  CHECK(object["origins"]["model.num_layers"] == "<cli>:1");
+  CHECK(contains(run({"show", "llama3-8b", "--origin"}).out, "model.num_layers"));
+  CHECK(run({"show", "llama3-8b", "--origin", "--minimal"}).code == 2);
+
+  // What show prints is a recipe that resolves to the same.
+  ScratchDirectory scratch;
+  for (const char* form : {"--minimal", "--format=yaml"}) {
+    const std::string copy = scratch.write("copy.yaml", run({"show", "llama3-8b", form}).out);
+    CHECK(run({"show", copy, "--format", "json"}).out == json.out);
+  }
+}
+
+TEST_CASE("world size: the recipe's, or --ranks") {
+  CHECK(run({"show", "llama3-70b", "dist.world_size"}).out == "64\n");
+  CHECK(run({"show", "llama3-70b", "dist.world_size", "--ranks", "128"}).out == "128\n");
+  CHECK(run({"check", "gpt3-175b", "--ranks", "256"}).code == 0);
+  CHECK(run({"check", "gpt3-175b", "--ranks", "512"}).code == 0);
+}
+
+TEST_CASE("a recipe from standard input and from files") {
+  Launch launch;
+  launch.arguments = {"show", "-", "model.num_layers"};
+  launch.input = "extends: quickstart\nmodel: {num_layers: 3}\n";
+  CHECK(run(launch).out == "3\n");
+  ScratchDirectory scratch;
+  scratch.write("more.yaml", "model: {num_layers: 7}\n");
+  CHECK(run({"show", "quickstart", "model.num_layers", "@" + scratch.file("more.yaml")}).out == "7\n");
+  CHECK(run({"show", "quickstart", "model.num_layers", "-f", scratch.file("more.yaml")}).out == "7\n");
+  CHECK(run({"-C", scratch.path(), "show", "quickstart", "model.num_layers", "@more.yaml"}).out == "7\n");
+}
+
+TEST_CASE("recipe new and cp make recipes that check") {
+  ScratchDirectory scratch;
+  const std::string mine = scratch.file("mine.yaml"), copy = scratch.file("copy.yaml");
+  CHECK(run({"recipe", "new", mine}).code == 0);
+  CHECK(run({"check", mine}).code == 0);
+  CHECK(run({"recipe", "new", mine}).code == 2);  // never over a file
+  CHECK(run({"recipe", "cp", "llama3-8b", copy}).code == 0);
+  CHECK(run({"show", copy, "--format", "json"}).out == run({"show", "llama3-8b", "--format", "json"}).out);
+  const Finished unknown = run({"recipe", "cp", "llama3-8", scratch.file("x.yaml")});
+  CHECK(unknown.code == 2);
+  CHECK(contains(unknown.err, "`llama3-8b`"));
+}
+
+TEST_CASE("explain: fields, sections, values") {
+  const Finished field = run({"explain", "optimizer.lr"});
+  CHECK(field.code == 0);
+  CHECK(contains(field.out, "optimizer.lr"));
+  CHECK(contains(run({"explain", "model.num_layers", "-r", "quickstart", "model.num_layers=9"}).out, "<cli>:1"));
+  CHECK(run({"explain", "optimizer.lrr"}).code == 2);
+  CHECK(nlohmann::json::accept(run({"explain", "optimizer.lr", "--json"}).out));
+}
+
+TEST_CASE("the committed schemas are those of the program") {
+  ScratchDirectory scratch;
+  REQUIRE(run({"schema", "--write", scratch.path()}).code == 0);
+  size_t files = 0;
+  for (const auto& entry : fs::directory_iterator(scratch.path())) {
+    const std::string name = entry.path().filename().string();
+    CAPTURE(name);
+    CHECK(nlohmann::json::parse(read_text(entry.path().string()))["$schema"] == "https://json-schema.org/draft/2020-12/schema");
+    // Stale? build/release/capstan schema --write schemas
+    CHECK(read_text(entry.path().string()) == read_text(std::string(CAPSTAN_SOURCE_DIR) + "/schemas/" + name));
+    ++files;
+  }
+  size_t committed = 0;
+  for (const auto& entry : fs::directory_iterator(std::string(CAPSTAN_SOURCE_DIR) + "/schemas"))
+    committed += entry.path().extension() == ".json";
+  CHECK(files == committed);
+  CHECK(run({"schema"}).out == read_text(scratch.file("recipe.schema.json")));
+  CHECK(run({"schema", "optimizr"}).code == 2);
+}
+
+#if CAPSTAN_TIMED
+static double median_cpu(const std::vector<std::string>& words) {
+  std::vector<double> times;
+  for (int i = 0; i < 20; ++i) times.push_back(run(words).cpu_seconds);
+  std::sort(times.begin(), times.end());
+  return times[10];
+}
+
+TEST_CASE("a recipe for 1024 ranks is checked and shown in milliseconds") {
+  // Processor time, so that what else the machine does hardly counts.
+  const double check = median_cpu({"check", "llama3.1-405b"}), show = median_cpu({"show", "llama3.1-405b"});
+  MESSAGE("check " << 1e3 * check << " ms, show " << 1e3 * show << " ms");
+  CHECK(check < 0.020);
+  CHECK(show < 0.030);
+}
+#endif

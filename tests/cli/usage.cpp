@@ -1,0 +1,172 @@
+// Help, flags, exit codes, and which stream says what.
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "process.hpp"
+
+using namespace capstan::test;
+
+static const std::vector<std::vector<std::string>> kVerbs = {
+    {"train"},       {"check"},           {"show"},             {"explain"},          {"schema"}, {"recipe", "ls"}, {"recipe", "cp"},
+    {"recipe", "new"}, {"data", "prepare"}, {"data", "inspect"}, {"tokenizer", "train"}, {"tokenizer", "encode"},
+    {"tokenizer", "decode"}, {"generate"},   {"eval"},             {"bench"},            {"runs", "ls"}, {"runs", "show"}, {"help"}, {"version"}};
+
+static std::vector<std::string> with(std::vector<std::string> words, const std::string& last) {
+  words.push_back(last);
+  return words;
+}
+
+static bool all_lines_fit(const std::string& text, size_t columns) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    size_t width = 0;
+    for (size_t i = at; i < end; ++i) width += (static_cast<unsigned char>(text[i]) & 0xc0) != 0x80;
+    if (width > columns) {
+      MESSAGE(text.substr(at, end - at));
+      return false;
+    }
+    at = end + 1;
+  }
+  return true;
+}
+
+TEST_CASE("help goes to standard output, the short one fits a small terminal") {
+  for (const auto& verb : kVerbs) {
+    CAPTURE(verb.back());
+    const Finished brief = run(with(verb, "-h")), full = run(with(verb, "--help"));
+    CHECK(brief.code == 0);
+    CHECK(brief.err.empty());
+    CHECK(count_lines(brief.out) <= 24);
+    CHECK(contains(brief.out, "usage: capstan " + verb.front()));
+    CHECK(contains(brief.out, "  capstan "));  // an example
+    CHECK(brief.out.find("  capstan ") < brief.out.find("--help"));
+    CHECK(full.code == 0);
+    CHECK(full.err.empty());
+    CHECK(contains(full.out, "--message-format"));
+    CHECK(all_lines_fit(full.out, 130));
+    CHECK(run({"help", verb.front()}).code == 0);
+  }
+  CHECK(count_lines(run({"-h"}).out) <= 24);
+  CHECK(count_lines(run({"data", "-h"}).out) <= 24);
+}
+
+TEST_CASE("help lists every verb and topic, and shows the pages of docs/") {
+  const Finished all = run({"help"});
+  CHECK(all.code == 0);
+  for (const auto& verb : kVerbs) CHECK(contains(all.out, "  " + verb.front()));
+  for (const char* topic : {"overrides", "units", "exit-codes", "environment", "files", "recipes", "checkpoints", "data"}) {
+    CHECK(contains(all.out, topic));
+    if (std::string(topic) == "data") continue;  // a group of verbs too
+    const Finished page = run({"help", topic});
+    CHECK(page.code == 0);
+    const std::string text = read_text(std::string(CAPSTAN_SOURCE_DIR) + "/docs/" + topic + ".md");
+    CHECK(page.out == text.substr(2));
+  }
+  const Finished unknown = run({"help", "overides"});
+  CHECK(unknown.code == 2);
+  CHECK(contains(unknown.err, "did you mean `overrides`"));
+}
+
+TEST_CASE("without arguments: short help on standard error, code 2") {
+  const Finished none = run(std::vector<std::string>{});
+  CHECK(none.code == 2);
+  CHECK(none.out.empty());
+  CHECK(count_lines(none.err) <= 24);
+  const Finished group = run({"tokenizer"});
+  CHECK(group.code == 2);
+  CHECK(group.out.empty());
+  CHECK(contains(group.err, "encode"));
+}
+
+TEST_CASE("unknown verbs and flags: near names, all at once, code 2") {
+  const Finished verb = run({"tran", "quickstart"});
+  CHECK(verb.code == 2);
+  CHECK(verb.out.empty());
+  CHECK(contains(verb.err, "unknown verb `tran`"));
+  CHECK(contains(verb.err, "`train`"));
+  const Finished inner = run({"data", "prepair"});
+  CHECK(inner.code == 2);
+  CHECK(contains(inner.err, "`prepare`"));
+
+  const Finished flags = run({"check", "quickstart", "--rank", "8", "--jsn", "-z"});
+  CHECK(flags.code == 2);
+  CHECK(contains(flags.err, "unknown flag `--rank`"));
+  CHECK(contains(flags.err, "`--ranks`"));
+  CHECK(contains(flags.err, "unknown flag `--jsn`"));
+  CHECK(contains(flags.err, "`--json`"));
+  CHECK(contains(flags.err, "unknown flag `-z`"));
+
+  // No guessing: a prefix is not the flag.
+  CHECK(run({"train", "quickstart", "--res"}).code == 2);
+  CHECK(run({"check", "quickstart", "--ranks"}).code == 2);
+  CHECK(run({"check", "quickstart", "--ranks", "eight"}).code == 2);
+  CHECK(run({"check", "quickstart", "--ranks", "0"}).code == 2);
+  CHECK(run({"check", "quickstart", "--color", "green"}).code == 2);
+  CHECK(run({"check", "quickstart", "--json=yes"}).code == 2);
+  CHECK(run({"check"}).code == 2);
+  CHECK(run({"generate"}).code == 2);
+  CHECK(run({"version", "extra"}).code == 2);
+}
+
+TEST_CASE("what a shell and other tools make of an override is told how to write it") {
+  struct Case {
+    std::vector<std::string> words;
+    std::string said;
+  };
+  const Case cases[] = {
+      {{"check", "quickstart", "--model.num_layers=4"}, "write `model.num_layers=4`"},
+      {{"check", "quickstart", "--model.num_layers", "4"}, "write `model.num_layers=4`"},
+      {{"check", "quickstart", "model.num_layers", "=", "4"}, "`model.num_layers=value`"},
+      {{"check", "quickstart", "model.num_layers=", "4"}, "4"},
+      {{"check", "quickstart", "\u201cmodel.num_layers=4\u201d"}, "straight quotes"},
+      {{"check", "quickstart", "model.num_layers"}, "section.field=value"},
+      {{"check", "quickstart", CAPSTAN_SOURCE_DIR "/recipes/quickstart.yaml"}, "`@"},
+      {{"check", "quickstart", "model.num_layer=4"}, "num_layers"},
+      {{"data", "prepare", "x.txt", "--tokenizer.kind=byte", "--output", "y"}, "takes none"},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.words.back());
+    const Finished result = run(c.words);
+    CHECK(result.code != 0);
+    CHECK(result.code <= 2);
+    CHECK(result.out.empty());
+    CHECK_MESSAGE(contains(result.err, c.said), result.err);
+  }
+  CHECK(run({"show", "quickstart", "model.num_layers", "model.num_layers=3", "--", "model.num_layers=5"}).out == "5\n");
+}
+
+TEST_CASE("colour only where it is wanted") {
+  const std::vector<std::string> wrong = {"check", "quickstart", "model.num_layer=4"};
+  const auto colored = [&](std::vector<std::string> words, std::vector<std::string> environment) {
+    Launch launch;
+    launch.arguments = std::move(words);
+    launch.environment = std::move(environment);
+    return contains(run(launch).err, "\x1b[");
+  };
+  CHECK_FALSE(colored(wrong, {}));  // not a terminal
+  CHECK(colored(with(wrong, "--color=always"), {}));
+  CHECK(colored(with(wrong, "--color=always"), {"NO_COLOR=1"}));
+  CHECK(colored(wrong, {"CLICOLOR_FORCE=1"}));
+  CHECK_FALSE(colored(wrong, {"CLICOLOR_FORCE=1", "NO_COLOR=1"}));
+  CHECK_FALSE(colored(with(wrong, "--color=never"), {"CLICOLOR_FORCE=1"}));
+}
+
+TEST_CASE("messages for editors and programs") {
+  const Finished brief = run({"check", "quickstart", "model.num_layer=4", "--message-format", "short"});
+  CHECK(contains(brief.err, "<cli>:1"));
+  CHECK(contains(brief.err, "error["));
+  const Finished json = run({"check", "quickstart", "model.num_layer=4", "--message-format=json"});
+  CHECK(nlohmann::json::accept(json.err));
+  const Finished usage = run({"check", "--nope", "--message-format=json"});
+  CHECK(usage.code == 2);
+  REQUIRE(nlohmann::json::accept(usage.err));
+  CHECK(nlohmann::json::parse(usage.err)["exit_code"] == 2);
+}
+
+TEST_CASE("version") {
+  CHECK(contains(run({"version"}).out, "capstan "));
+  CHECK(run({"--version"}).out == run({"version"}).out);
+  CHECK(nlohmann::json::parse(run({"version", "--json"}).out)["schema"] == "capstan.version/1");
+}
