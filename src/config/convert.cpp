@@ -220,6 +220,7 @@ class Converter {
       problem.replace(node.place, text);
       return std::nullopt;
     }
+    if (text.empty() && type.kind == Type::Kind::secret && node.quoted) return Value::of(std::string());  // none
     if (text.empty() && type.kind != Type::Kind::text && type.kind != Type::Kind::path) {
       error("C0203", "`" + path + "` has no value", node, "it takes " + type_text(type, field_));
       return std::nullopt;

@@ -1,6 +1,7 @@
 #include "config/emit.hpp"
 
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 
@@ -25,10 +26,25 @@ std::string bytes_text(int64_t bytes) {
   static constexpr std::array units{"TiB", "GiB", "MiB", "KiB"};
   int64_t size = int64_t{1} << 40;
   for (const char* unit : units) {
-    if (bytes != 0 && bytes % size == 0) return std::to_string(bytes / size) + unit;
+    if (bytes != 0 && bytes % size == 0 && bytes / size < 100'000) return std::to_string(bytes / size) + unit;
     size >>= 10;
   }
   return std::to_string(bytes);
+}
+
+// The shortest digits that round-trip, spelled so that YAML 1.1 also reads a number: it needs a point before an exponent.
+std::string real_text(double value) {
+  if (!std::isfinite(value)) return to_text(value);
+  if (value == 0) return std::signbit(value) ? "-0.0" : "0";
+  std::array<char, 400> buffer;
+  const double size = std::abs(value);
+  const bool fixed = size >= 1e-4 && size < 1e16;
+  const auto [end, error] = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,
+                                          fixed ? std::chars_format::fixed : std::chars_format::scientific);
+  std::string text(buffer.data(), end);
+  const size_t exponent = text.find('e');
+  if (exponent != std::string::npos && text.find('.') == std::string::npos) text.insert(exponent, ".0");
+  return text;
 }
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
@@ -132,7 +148,7 @@ std::string scalar_text(const Type& type, const Value& value) {
     case Value::Kind::null: return "null";
     case Value::Kind::boolean: return value.boolean ? "true" : "false";
     case Value::Kind::integer: return type.kind == Type::Kind::bytes ? bytes_text(value.integer) : std::to_string(value.integer);
-    case Value::Kind::real: return type.kind == Type::Kind::duration ? duration_text(value.real) : to_text(value.real);
+    case Value::Kind::real: return type.kind == Type::Kind::duration ? duration_text(value.real) : real_text(value.real);
     default: return value.text;
   }
 }
@@ -201,7 +217,7 @@ std::string json(const Type& type, const Value& value, int indent, int level) {
     case Value::Kind::real:
       if (type.kind == Type::Kind::duration) return quoted(duration_text(value.real));
       if (!std::isfinite(value.real)) return quoted(to_text(value.real));
-      return to_text(value.real);
+      return real_text(value.real);
     case Value::Kind::text: return quoted(value.text);
     case Value::Kind::list: {
       std::string out = "[";

@@ -10,6 +10,12 @@
 
 namespace capstan::config {
 
+// Paths by what they lead to, wherever the recipe that names them lies.
+static void make_absolute(Value& value) {
+  if (!value.resolved.empty()) value.text = value.resolved;
+  for (auto& item : value.items) make_absolute(item);
+}
+
 std::string canonical_form(const Schema& schema, const void* root, HashScope scope) {
   std::vector<const FieldInfo*> fields = schema.fields();
   std::sort(fields.begin(), fields.end(), [](const FieldInfo* a, const FieldInfo* b) { return a->path < b->path; });
@@ -19,7 +25,7 @@ std::string canonical_form(const Schema& schema, const void* root, HashScope sco
     if (scope == HashScope::math && field->effect != Effect::math) continue;
     if (!schema.sections()[field->section_index].at(root)) continue;
     Value value = schema.load(root, *field);
-    if (field->type->kind == Type::Kind::path && !value.resolved.empty()) value.text = value.resolved;
+    make_absolute(value);
     out += field->path + " = " + json(*field->type, value) + "\n";
   }
   return out;

@@ -140,6 +140,8 @@ class ValueParser {
         continue;
       }
       if (c == ',' || c == ']' || c == '}' || (key && c == ':')) break;
+      if (c == ':' && at_ + 1 < text_.size() && blank(text_[at_ + 1]))
+        return failed(at_, at_ + 1, "a `:` that cannot stand here", "a comma is missing in front of the key, or the text needs quotes");
     }
     size_t end = at_;
     while (end > begin && blank(text_[end - 1])) --end;

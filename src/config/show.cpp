@@ -61,8 +61,11 @@ std::string recipe_text(const Schema& schema, const void* root, const Resolved& 
       continue;
     }
     std::string lines;
-    for (const auto& field : section.fields)
-      if (present(schema, root, field)) lines += leaf_line(schema, root, resolved, field, indent, comments, options);
+    for (const auto& field : section.fields) {
+      if (!present(schema, root, field)) continue;
+      if (!field.deprecated.empty() && schema.load(root, field) == field.default_value) continue;
+      lines += leaf_line(schema, root, resolved, field, indent, comments, options);
+    }
     if (!section.name.empty()) out += lines.empty() ? section.name + ": {}\n" : section.name + ":\n";
     out += lines;
   }

@@ -462,6 +462,8 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
     std::string text(said);
     for (size_t i = text.find("illegal"); i != std::string::npos; i = text.find("illegal")) text.replace(i, 7, "invalid");
     diagnostic.message = text;
+    if (text == "unknown escape character: $") diagnostic.help("in double quotes write `\\\\${`, or put the text in single quotes");
+    else if (text.starts_with("unknown escape")) diagnostic.help("in double quotes a backslash is written `\\\\`; in single quotes it is plain text");
   }
   const size_t line = lines.line_of(at);
   for (size_t back = 0; back < 3 && back <= line; ++back) {

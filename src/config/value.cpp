@@ -51,7 +51,7 @@ bool Value::operator==(const Value& other) const {
     case Kind::boolean: return boolean == other.boolean;
     case Kind::integer: return integer == other.integer;
     case Kind::real: return real == other.real || (std::isnan(real) && std::isnan(other.real));
-    case Kind::text: return text == other.text;
+    case Kind::text: return resolved.empty() || other.resolved.empty() ? text == other.text : resolved == other.resolved;
     case Kind::list: return items == other.items;
     case Kind::map: return keys == other.keys && items == other.items;
   }

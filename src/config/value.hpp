@@ -31,7 +31,7 @@ struct Value {
 
   bool is_null() const { return kind == Kind::null; }
   double number() const { return kind == Kind::integer ? static_cast<double>(integer) : real; }
-  bool operator==(const Value& other) const;  // NaN equals NaN; a path's absolute form does not count
+  bool operator==(const Value& other) const;  // NaN equals NaN; paths by their absolute form
   bool operator!=(const Value& other) const { return !(*this == other); }
 };
 

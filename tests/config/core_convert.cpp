@@ -74,7 +74,7 @@ TEST_CASE("integers") {
            {"train.iters", "2B", "2000000000"}, {"train.iters", "2G", "2000000000"}, {"train.iters", "1T", "1000000000000"},
            {"train.iters", "4Ki", "4096"}, {"train.iters", "1.5Ki", "1536"}, {"train.iters", "2Mi", "2097152"},
            {"train.iters", "1Gi", "1073741824"}, {"train.iters", "1500e-2", "15"}, {"train.iters", "0.5k", "500"},
-           {"train.iters", "1.0", "1"}, {"train.micro_batch", "4k", "4000"}, {"dataset.seed", "-3", "-3"},
+           {"train.iters", "1.0", "1"}, {"dataset.seed", "4k", "4000"}, {"dataset.seed", "-3", "-3"},
            {"dataset.seed", "0", "0"}, {"dataset.seed", "-9223372036854775808", "-9223372036854775808"},
            {"dataset.seed", "9223372036854775807", "9223372036854775807"},
            {"train.iters", "017", "C0201&leading zero&write 17"}, {"train.iters", "08", "C0201&leading zero&write 8"},
@@ -114,7 +114,7 @@ TEST_CASE("reals") {
   for (const Row& row : {
            Row{"optimizer.lr", "1e-4", "0.0001"}, {"optimizer.lr", ".5", "0.5"}, {"optimizer.lr", "5.", "5"},
            {"optimizer.lr", "3", "3"}, {"optimizer.lr", "+1E-3", "0.001"}, {"optimizer.lr", "1.0e-4", "0.0001"},
-           {"optimizer.lr", "0.1", "0.1"}, {"optimizer.min_lr", "0", "0"}, {"optimizer.min_lr", "-0.0", "-0"},
+           {"optimizer.lr", "0.1", "0.1"}, {"optimizer.min_lr", "0", "0"}, {"optimizer.min_lr", "-0.0", "-0.0"},
            {"optimizer.lr", "1_000e-3", "1"}, {"optimizer.lr", "1.5x", "C0201&is not a number"},
            {"optimizer.lr", "0", "C0202&must be above 0"}, {"optimizer.lr", "11", "C0202&must be at most 10"},
            {"optimizer.beta", "1", "C0202&must be below 1"}, {"optimizer.lr", "1e400", "C0201&does not fit a double"},

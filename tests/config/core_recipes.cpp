@@ -1,1 +1,110 @@
+// The real schema and the recipes that come with the binary: they resolve, print, read back, and are quick to check.
 #include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "base/file.hpp"
+#include "config/hash.hpp"
+#include "config/json_schema.hpp"
+#include "config/resolve.hpp"
+#include "config/show.hpp"
+
+using namespace capstan;
+using namespace capstan::config;
+
+namespace {
+
+// In the current directory, which the paths of embedded recipes are relative to.
+Resolution resolve_text(const std::string& yaml) {
+  const auto path = std::filesystem::current_path() / "capstan-recipe-round-trip.yaml";
+  std::ofstream(path, std::ios::binary) << yaml;
+  Request request;
+  request.recipe = path.string();
+  auto resolution = resolve(request);
+  std::filesystem::remove(path);
+  return resolution;
+}
+
+double median_ms(int rounds, const std::string& recipe, bool print) {
+  std::vector<double> times;
+  for (int i = 0; i < rounds; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    Request request;
+    request.recipe = recipe;
+    const auto resolution = resolve(request);
+    if (print) CHECK(show(resolution).size() > 1000);
+    times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+}  // namespace
+
+TEST_CASE("every shipped recipe resolves, and every printed form of it reads back as the same") {
+  CHECK(recipes().size() >= 6);
+  for (const auto& entry : recipes()) {
+    CAPTURE(entry.name);
+    CHECK_FALSE(entry.description.empty());
+    Request request;
+    request.recipe = entry.name;
+    const auto resolution = resolve(request);
+    CAPTURE(render(resolution.diagnostics, resolution.sources));
+    REQUIRE(resolution.ok());
+    CHECK(resolution.config.name == entry.name);
+    const std::string hash = config_hash(schema(), &resolution.config, HashScope::full);
+    for (const auto& text : {show(resolution), show(resolution, {ShowFormat::minimal, ""}), resolved_recipe(resolution),
+                             show(resolution, {ShowFormat::json, ""})}) {
+      const auto again = resolve_text(text);
+      CAPTURE(text);
+      CAPTURE(render(again.diagnostics, again.sources));
+      CHECK(again.ok());
+      CHECK(diff(resolution, again).empty());
+      CHECK(config_hash(schema(), &again.config, HashScope::full) == hash);
+    }
+  }
+}
+
+TEST_CASE("checking and showing the 405B recipe takes milliseconds") {
+  const double check = median_ms(20, "llama3.1-405b", false), print = median_ms(20, "llama3.1-405b", true);
+  MESSAGE("resolve: " << check << " ms, resolve and show: " << print << " ms (medians of 20)");
+#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  CHECK(check < 20);
+  CHECK(print < 30);
+#endif
+}
+
+TEST_CASE("the JSON Schemas in schemas/ are those of this binary") {
+  const std::filesystem::path directory = std::filesystem::path(CAPSTAN_SOURCE_DIR) / "schemas";
+  const auto files = schema_files(schema(), Library(library_files(), {}));
+  if (std::getenv("CAPSTAN_WRITE_SCHEMAS"))
+    for (const auto& [name, text] : files) std::ofstream(directory / name, std::ios::binary) << text;
+  for (const auto& [name, text] : files) {
+    CAPTURE(name);
+    REQUIRE(std::filesystem::exists(directory / name));
+    const bool fresh = read_file(directory / name) == text;
+    CHECK_MESSAGE(fresh, "stale: write them with CAPSTAN_WRITE_SCHEMAS=1 and this test, or `capstan schema`");
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    if (entry.path().extension() == ".json") CHECK(files.count(entry.path().filename().string()) == 1);
+}
+
+TEST_CASE("every field, section and rule explains itself") {
+  Request request;
+  request.recipe = "quickstart";
+  const auto resolution = resolve(request);
+  for (const FieldInfo* field : schema().fields()) {
+    CHECK(explain(field->path, &resolution).size() > field->path.size() + field->doc.size());
+    CHECK_FALSE(explain_json(schema(), field->path, &resolution.config, &resolution).empty());
+  }
+  for (const auto& section : schema().sections())
+    if (!section.name.empty()) CHECK_FALSE(explain(section.name).empty());
+  for (const auto& rule : schema().rules()) {
+    CHECK_FALSE(explain(rule.code).empty());
+    CHECK_FALSE(explain(rule.name).empty());
+  }
+}

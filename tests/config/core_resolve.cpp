@@ -320,7 +320,7 @@ TEST_CASE("interpolation") {
       {"train.note", "${model.ffn_hidden_size}", "'256'"},  // derived
       {"train.note", "${model.n_embd}", "'64'"},            // alias
       {"train.note", "${optimizer.min_lr}", "null"},
-      {"train.note", "${train.timeout}", "10m"},
+      {"train.note", "${train.timeout}", "'10m'"},
       {"train.note", "${train.tags[0]}", "a"},
       {"train.tags", "${train.skip}", "[]"},
       {"train.tags", "[x, '${name}', '${train.tags}']", "C0403"},

@@ -90,7 +90,7 @@ static void check_heads(const Root& c, RuleReport& report) {
 }
 static void check_batch(const Root& c, RuleReport& report) {
   const int64_t product = c.train.micro_batch * c.dist.data_parallel_size.value_or(1);
-  if (c.train.global_batch % product != 0)
+  if (product > 0 && c.train.global_batch % product != 0)
     report.error("the global batch does not divide").operand("micro_batch * data_parallel_size", std::to_string(product));
   if (c.train.micro_batch > 64) report.lint("a large micro batch").at("train.micro_batch");
 }
