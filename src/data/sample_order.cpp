@@ -132,7 +132,7 @@ void CapstanOrder::read(int64_t number, std::span<int32_t> text) const {
 
 MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint64_t seed,
                              std::optional<int64_t> num_samples)
-    : range_(std::move(range)), sequence_length_(sequence_length) {
+    : range_(std::move(range)) {
   check_split(range_, sequence_length);
   if (seed > UINT32_MAX)
     fail(ErrorCode::config,

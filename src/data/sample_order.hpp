@@ -78,8 +78,8 @@ class CapstanOrder final : public SampleSource {
   int64_t sequence_length_, per_epoch_;
   uint64_t seed_;
   mutable std::mutex mutex_;
-  mutable std::array<std::shared_ptr<const Epoch>, 2>
-      recent_;  // readers straddle at most one end of an epoch
+  // By parity: readers that work ahead of each other straddle the end of an epoch.
+  mutable std::array<std::shared_ptr<const Epoch>, 2> recent_;
 };
 
 class MegatronOrder final : public SampleSource {
@@ -97,7 +97,7 @@ class MegatronOrder final : public SampleSource {
 
  private:
   SequenceRange range_;
-  int64_t sequence_length_, per_epoch_;
+  int64_t per_epoch_;
   std::vector<int32_t> document_index_;
   std::vector<uint32_t> shuffle_index_;
   std::optional<SampleTable> table_;
