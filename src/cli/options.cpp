@@ -143,13 +143,10 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     description.add(boost::shared_ptr<po::option_description>(
         new po::option_description(spelled.c_str(), new po::untyped_value(option.argument.empty()), "")));
   }
-  po::positional_options_description positional;
-  positional.add("", -1);
-
   po::parsed_options parsed(nullptr);
   try {
     const int style = po::command_line_style::default_style & ~po::command_line_style::allow_guessing;
-    parsed = po::command_line_parser(tokens).options(description).positional(positional).style(style).allow_unregistered().run();
+    parsed = po::command_line_parser(tokens).options(description).style(style).allow_unregistered().run();
   } catch (const po::invalid_command_line_syntax& error) {
     const std::string& name = error.get_option_name();
     if (error.kind() == po::invalid_syntax::empty_adjacent_parameter)
