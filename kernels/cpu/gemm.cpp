@@ -1,10 +1,12 @@
-// Matrix products: packed panels and a register-tiled kernel (gemm_core-inl.hpp), cut by the shape alone.
+// Matrix products: packed panels and a register-tiled kernel (gemm_core-inl.hpp), cut by the shape alone. bf16 operands are
+// widened as they are packed; a processor that multiplies bf16 itself gets oneDNN (onednn.hpp).
 #include "kernels/gemm.hpp"
 
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/families.hpp"
+#include "kernels/cpu/onednn.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "kernels/cpu/targets.hpp"
 
@@ -186,6 +188,20 @@ void few_rows(Context& c, const GemmShape& s, const T* a, const T* b, Out out, f
   });
 }
 
+// bf16 on a processor that multiplies it: oneDNN on tiles of fixed size, one thread each.
+void native_product(Context& c, const GemmShape& s, In a, In b, Out out, float beta) {
+  const int64_t rows = even(s.m, blocks_of(s.m, 256), 32), cols = even(s.n, blocks_of(s.n, 768), 64);
+  const int64_t across = blocks_of(s.n, cols), size = size_of(out.dtype);
+  c.pool->parallel_for(blocks_of(s.m, rows) * across, [&](int64_t tile, int) {
+    const int64_t i = tile / across * rows, j = tile % across * cols;
+    GemmShape t = s;
+    t.m = std::min(rows, s.m - i);
+    t.n = std::min(cols, s.n - j);
+    onednn_product(t, {a.as<bf16>() + (s.trans_a ? i : i * s.lda), DType::bf16},
+                   {b.as<bf16>() + (s.trans_b ? j * s.ldb : j), DType::bf16}, {out.as<char>() + (i * s.ldc + j) * size, out.dtype}, beta);
+  });
+}
+
 void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) {
   if (s.m <= 0 || s.n <= 0) return;
   if (s.k <= 0) {
@@ -198,7 +214,9 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
     return;
   }
   const bool few = s.m <= 8 && s.trans_b && !s.trans_a;
-  if (a.dtype == DType::bf16) {
+  if (a.dtype == DType::bf16 && !few && alpha == 1.0f && (beta == 0.0f || beta == 1.0f) && *native_bf16()) {
+    native_product(c, s, a, b, out, beta);
+  } else if (a.dtype == DType::bf16) {
     (few ? few_rows<bf16> : product<bf16>)(c, s, a.as<bf16>(), b.as<bf16>(), out, alpha, beta);
   } else {
     (few ? few_rows<float> : product<float>)(c, s, a.as<float>(), b.as<float>(), out, alpha, beta);

@@ -2,6 +2,7 @@
 #include "kernels/table.hpp"
 
 #include "kernels/cpu/families.hpp"
+#include "kernels/cpu/onednn.hpp"
 
 namespace capstan::kernels {
 
@@ -12,6 +13,7 @@ const Table& cpu_table() {
 }
 
 CpuFeatures cpu_features() {
+  if (*native_bf16()) return {native_bf16(), true};
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     return {"AVX-512", false};

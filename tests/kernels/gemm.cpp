@@ -1,3 +1,4 @@
+#include "kernels/cpu/onednn.hpp"
 #include "tests/kernels/support.hpp"
 
 using namespace capstan;
@@ -50,6 +51,25 @@ TEST_CASE("products of several tiles and k panels keep their bits for any number
 TEST_CASE("a product over nothing scales C") {
   check_product({false, false, 7, 9, 0}, DType::f32, DType::f32, 1.0, 0.5, 80);
   check_product({false, true, 7, 9, 0}, DType::bf16, DType::bf16, 1.0, 0.0, 81);
+}
+
+TEST_CASE("oneDNN's product on the calling thread, where it has one") {
+  for (DType in : kTypes) {
+    if (in == DType::bf16 && !*kernels::native_bf16()) continue;  // fp32 takes the same path
+    for (int t = 0; t < 4; ++t)
+      for (float beta : {0.0f, 1.0f}) {
+        kernels::GemmShape s{(t & 1) != 0, (t & 2) != 0, 37, 65, 130};
+        s.lda = (s.trans_a ? s.m : s.k) + 3;
+        s.ldb = (s.trans_b ? s.k : s.n) + 5;
+        s.ldc = s.n + 7;
+        const Array a(in, random_values((s.trans_a ? s.k : s.m) * s.lda, 1)), b(in, random_values((s.trans_b ? s.n : s.k) * s.ldb, 2)),
+            c(DType::f32, random_values(s.m * s.ldc, 3));
+        const auto y = run_kernel({c}, [&](kernels::Context&, Vec<Array>& out) {
+          CHECK(kernels::onednn_product(s, a, b, out[0].out(), beta));
+        });
+        CHECK(error(y[0].rounded(), reference::gemm<double>(s, a.rounded(), b.rounded(), c.rounded(), 1.0, beta)) < 1e-5);
+      }
+  }
 }
 
 TEST_CASE("column sums") {

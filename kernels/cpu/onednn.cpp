@@ -1,0 +1,89 @@
+#include "kernels/cpu/onednn.hpp"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <map>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <string>
+
+namespace capstan::kernels {
+
+namespace {
+
+// Debian's oneDNN shares work by OpenMP. Each of our threads tells OpenMP once that it wants one thread, because the bits of a
+// threaded product depend on the number of threads; without an OpenMP in the process there is nothing to tell.
+void use_one_openmp_thread() {
+  static const auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+  thread_local bool done = false;
+  if (!done && set) set(1);
+  done = true;
+}
+
+const dnnl::engine& engine() {
+  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
+}
+
+dnnl::memory::data_type type_of(DType type) {
+  return type == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+}
+
+struct Product {
+  dnnl::matmul::primitive_desc description;
+  dnnl::matmul primitive;
+};
+
+dnnl::matmul::primitive_desc describe(const GemmShape& s, DType in, DType out, bool add) {
+  using dnnl::memory;
+  const memory::desc a({s.m, s.k}, type_of(in), s.trans_a ? memory::dims{1, s.lda} : memory::dims{s.lda, 1});
+  const memory::desc b({s.k, s.n}, type_of(in), s.trans_b ? memory::dims{1, s.ldb} : memory::dims{s.ldb, 1});
+  const memory::desc c({s.m, s.n}, type_of(out), memory::dims{s.ldc, 1});
+  dnnl::primitive_attr attributes;
+  if (add) {
+    dnnl::post_ops sum;
+    sum.append_sum(1.0f);
+    attributes.set_post_ops(sum);
+  }
+  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attributes, engine(), true);  // empty when there is none
+}
+
+// A training step has a few dozen tile shapes; each thread keeps its primitives.
+Product* product_for(const GemmShape& s, DType in, DType out, bool add) {
+  using Key = std::array<int64_t, 10>;
+  thread_local std::map<Key, Product> known;
+  const Key key{s.trans_a, s.trans_b, s.m, s.n, s.k, s.lda, s.ldb, s.ldc, static_cast<int64_t>(in) * 16 + static_cast<int64_t>(out), add};
+  if (const auto found = known.find(key); found != known.end()) return &found->second;
+  if (known.size() > 512) known.clear();
+  auto description = describe(s, in, out, add);
+  if (!description.get(true)) return nullptr;
+  dnnl::matmul primitive(description);
+  return &known.emplace(key, Product{std::move(description), std::move(primitive)}).first->second;
+}
+
+}  // namespace
+
+bool onednn_product(const GemmShape& s, In a, In b, Out c, float beta) {
+  use_one_openmp_thread();
+  thread_local dnnl::stream stream(engine());
+  Product* product = product_for(s, a.dtype, c.dtype, beta != 0);
+  if (!product) return false;
+  const auto& d = product->description;
+  dnnl::memory ma(d.src_desc(), engine(), const_cast<void*>(a.data)), mb(d.weights_desc(), engine(), const_cast<void*>(b.data)),
+      mc(d.dst_desc(), engine(), c.data);
+  product->primitive.execute(stream, {{DNNL_ARG_SRC, ma}, {DNNL_ARG_WEIGHTS, mb}, {DNNL_ARG_DST, mc}});
+  stream.wait();
+  return true;
+}
+
+const char* native_bf16() {
+  static const char* const answer = [] {
+    if (!__builtin_cpu_supports("avx512bf16")) return "";
+    const auto description = describe({false, true, 512, 512, 512, 512, 512, 512}, DType::bf16, DType::f32, false);
+    if (!description.get(true)) return "";
+    return std::string(description.impl_info_str()).find("amx") != std::string::npos ? "AMX bf16" : "AVX-512 bf16";
+  }();
+  return answer;
+}
+
+}  // namespace capstan::kernels
