@@ -49,17 +49,23 @@ void require(bool condition, const std::string& message) {
 
 kernels::ActivationKind activation_of(config::Activation activation) {
   switch (activation) {
-    case config::Activation::gelu: return kernels::ActivationKind::gelu;
-    case config::Activation::gelu_tanh: return kernels::ActivationKind::gelu_tanh;
-    case config::Activation::silu: return kernels::ActivationKind::silu;
-    case config::Activation::relu: return kernels::ActivationKind::relu;
-    case config::Activation::squared_relu: return kernels::ActivationKind::squared_relu;
+    case config::Activation::gelu:
+      return kernels::ActivationKind::gelu;
+    case config::Activation::gelu_tanh:
+      return kernels::ActivationKind::gelu_tanh;
+    case config::Activation::silu:
+      return kernels::ActivationKind::silu;
+    case config::Activation::relu:
+      return kernels::ActivationKind::relu;
+    case config::Activation::squared_relu:
+      return kernels::ActivationKind::squared_relu;
   }
   fail(ErrorCode::internal, "unknown activation");
 }
 
 nn::NormKind norm_of(const ModelConfig& c) {
-  return {c.normalization == config::Normalization::rms_norm, c.layernorm_epsilon, c.layernorm_zero_centered_gamma};
+  return {c.normalization == config::Normalization::rms_norm, c.layernorm_epsilon,
+          c.layernorm_zero_centered_gamma};
 }
 
 std::optional<nn::RopeOptions> rope_of(const ModelConfig& c) {
@@ -73,14 +79,16 @@ std::optional<nn::RopeOptions> rope_of(const ModelConfig& c) {
   rope.base = c.rotary_base;
   rope.interleaved = c.rotary_interleaved;
   if (c.rope_scaling)
-    rope.scaling = nn::RopeScaling{c.rope_scaling_factor, c.rope_scaling_low_freq_factor, c.rope_scaling_high_freq_factor,
-                                   c.rope_scaling_original_max_position_embeddings};
+    rope.scaling =
+        nn::RopeScaling{c.rope_scaling_factor, c.rope_scaling_low_freq_factor,
+                        c.rope_scaling_high_freq_factor, c.rope_scaling_original_max_position_embeddings};
   return rope;
 }
 
 Tensor positions_tensor(Device& device, int64_t batch, int64_t seq, int64_t first) {
   std::vector<int32_t> positions(static_cast<size_t>(batch * seq));
-  for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(first + static_cast<int64_t>(i) % seq);
+  for (size_t i = 0; i < positions.size(); ++i)
+    positions[i] = static_cast<int32_t>(first + static_cast<int64_t>(i) % seq);
   OwnerScope scope(MemoryOwner::data);
   return Tensor::from_host<int32_t>(device, {batch * seq}, positions);
 }
@@ -94,12 +102,12 @@ GptModel::GptModel(const ModelConfig& config) {
   const int64_t padded_vocab = resolved(config.padded_vocab_size, "padded_vocab_size");
   require(config.num_layers > 0 && hidden_ > 0 && config.num_attention_heads > 0 && vocab_ > 0,
           "a model needs model.num_layers, hidden_size, num_attention_heads and vocab_size above 0");
-  require(vocab_ <= padded_vocab, "model.padded_vocab_size=" + std::to_string(padded_vocab) + " is below model.vocab_size=" +
-                                      std::to_string(vocab_));
+  require(vocab_ <= padded_vocab, "model.padded_vocab_size=" + std::to_string(padded_vocab) +
+                                      " is below model.vocab_size=" + std::to_string(vocab_));
   const int64_t groups = resolved(config.num_query_groups, "num_query_groups");
   require(groups > 0 && config.num_attention_heads % groups == 0,
-          "model.num_attention_heads=" + std::to_string(config.num_attention_heads) + " is not a multiple of model.num_query_groups=" +
-              std::to_string(groups));
+          "model.num_attention_heads=" + std::to_string(config.num_attention_heads) +
+              " is not a multiple of model.num_query_groups=" + std::to_string(groups));
   if (const auto rope = rope_of(config)) rope_tables_ = std::make_unique<nn::RopeTables>(*rope);
 
   nn::ParamList list;
@@ -107,21 +115,25 @@ GptModel::GptModel(const ModelConfig& config) {
   embedding.vocab = padded_vocab;
   embedding.hidden = hidden_;
   if (config.position_embedding_type == config::PositionEmbedding::learned_absolute)
-    embedding.positions = learned_positions_ = resolved(config.max_position_embeddings, "max_position_embeddings");
+    embedding.positions = learned_positions_ =
+        resolved(config.max_position_embeddings, "max_position_embeddings");
   embedding.dropout = config.hidden_dropout;
-  embedding.init = {Init::Kind::normal, resolved(config.embedding_init_method_std, "embedding_init_method_std")};
+  embedding.init = {Init::Kind::normal,
+                    resolved(config.embedding_init_method_std, "embedding_init_method_std")};
   if (config.share_embeddings_and_output_weights) embedding.places = {"output_layer.weight"};
   embedding_ = std::make_unique<nn::Embedding>(list, "embedding", embedding);
 
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const std::string number = std::to_string(layer);
     layers_.push_back(std::make_unique<nn::TransformerLayer>(
-        list, nn::Place{"decoder.layers." + number, static_cast<int>(layer), "layer " + number}, layer_options(config, layer)));
+        list, nn::Place{"decoder.layers." + number, static_cast<int>(layer), "layer " + number},
+        layer_options(config, layer)));
   }
-  final_norm_ = std::make_unique<nn::Norm>(list, nn::Place{"decoder.final_layernorm", -1, "head"}, hidden_, norm_of(config));
+  final_norm_ = std::make_unique<nn::Norm>(list, nn::Place{"decoder.final_layernorm", -1, "head"}, hidden_,
+                                           norm_of(config));
   if (!config.share_embeddings_and_output_weights) {
-    ParamSpec output = nn::Place{"output_layer", -1, "head"}.spec("weight", {padded_vocab, hidden_},
-                                                                 {Init::Kind::normal, config.init_method_std});
+    ParamSpec output = nn::Place{"output_layer", -1, "head"}.spec(
+        "weight", {padded_vocab, hidden_}, {Init::Kind::normal, config.init_method_std});
     output.sharding = {MeshAxis::tensor, 0, 1};
     output_ = &list.add(std::move(output));
   }
@@ -137,13 +149,15 @@ GptModel::GptModel(const ModelConfig& config) {
 
 nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int64_t layer) const {
   const Init init{Init::Kind::normal, c.init_method_std};
-  const Init output_init{Init::Kind::normal, c.init_method_std / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
+  const Init output_init{Init::Kind::normal,
+                         c.init_method_std / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
   nn::TransformerLayer::Options o;
   o.norm = norm_of(c);
   o.hidden_dropout = c.hidden_dropout;
   o.residual_from_norm = c.apply_residual_connection_post_layernorm;
-  o.recompute_mlp = c.recompute_granularity == config::RecomputeGranularity::selective &&
-                    std::count(c.recompute_modules.begin(), c.recompute_modules.end(), config::RecomputeModule::mlp) > 0;
+  o.recompute_mlp =
+      c.recompute_granularity == config::RecomputeGranularity::selective &&
+      std::count(c.recompute_modules.begin(), c.recompute_modules.end(), config::RecomputeModule::mlp) > 0;
   nn::SelfAttention::Options& a = o.attention;
   a.hidden = hidden_;
   a.heads = c.num_attention_heads;
@@ -154,7 +168,8 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   if (c.qk_layernorm) a.qk_norm = o.norm;
   a.rope = rope_of(c);
   a.scale = resolved(c.softmax_scale, "softmax_scale");
-  const bool sees_all = c.window_attn_skip_freq && *c.window_attn_skip_freq > 0 && (layer + 1) % *c.window_attn_skip_freq == 0;
+  const bool sees_all =
+      c.window_attn_skip_freq && *c.window_attn_skip_freq > 0 && (layer + 1) % *c.window_attn_skip_freq == 0;
   if (c.window_size && !sees_all) a.window = *c.window_size;
   a.dropout = c.attention_dropout;
   a.init = init;
@@ -172,21 +187,25 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
 
 void GptModel::check_positions(int64_t positions) const {
   if (learned_positions_ > 0 && positions > learned_positions_)
-    fail(ErrorCode::usage, "a sequence of " + std::to_string(positions) + " tokens is longer than the model's " +
-                               std::to_string(learned_positions_) + " learned positions",
+    fail(ErrorCode::usage,
+         "a sequence of " + std::to_string(positions) + " tokens is longer than the model's " +
+             std::to_string(learned_positions_) + " learned positions",
          "shorten the text, or train with a larger model.max_position_embeddings");
 }
 
-nn::TokenContext GptModel::token_context(Device& device, const Batch& batch, const ForwardOptions& options) const {
+nn::TokenContext GptModel::token_context(Device& device, const Batch& batch,
+                                         const ForwardOptions& options) const {
   const int64_t rows = batch.batch * batch.seq;
-  CAPSTAN_ASSERT(rows > 0 && batch.tokens.elements() == rows, "a batch of " + std::to_string(batch.batch) + " x " +
-                                                                  std::to_string(batch.seq) + " with tokens " + batch.tokens.text());
+  CAPSTAN_ASSERT(rows > 0 && batch.tokens.elements() == rows, "a batch of " + std::to_string(batch.batch) +
+                                                                  " x " + std::to_string(batch.seq) +
+                                                                  " with tokens " + batch.tokens.text());
   check_positions(batch.seq);
   nn::TokenContext context;
   context.batch = batch.batch;
   context.seq = batch.seq;
   if (rope_tables_ || learned_positions_ > 0)
-    context.positions = batch.positions.defined() ? batch.positions : positions_tensor(device, batch.batch, batch.seq, 0);
+    context.positions =
+        batch.positions.defined() ? batch.positions : positions_tensor(device, batch.batch, batch.seq, 0);
   if (rope_tables_) context.rope = rope_tables_->on(device, batch.seq);
   context.document_start = batch.document_start;
   context.row_ids = batch.row_ids;
@@ -196,7 +215,8 @@ nn::TokenContext GptModel::token_context(Device& device, const Batch& batch, con
 }
 
 // Up to and including the last norm.
-Var GptModel::hidden_states(Tape& tape, const Tensor& tokens, const nn::TokenContext& context, bool recompute) const {
+Var GptModel::hidden_states(Tape& tape, const Tensor& tokens, const nn::TokenContext& context,
+                            bool recompute) const {
   nn::ResidualStream stream{embedding_->forward(tape, tokens, context), {}};
   const auto count = static_cast<int64_t>(layers_.size());
   for (int64_t first = 0; first < count;) {
@@ -212,7 +232,9 @@ Var GptModel::hidden_states(Tape& tape, const Tensor& tokens, const nn::TokenCon
         s = layers_[static_cast<size_t>(layer)]->forward(inner, std::move(s), context);
       return std::vector<Var>{nn::closed(inner, std::move(s))};
     };
-    stream = {tape.recompute("layers " + std::to_string(first) + "-" + std::to_string(end - 1), {std::move(x)}, region)[0], {}};
+    stream = {tape.recompute("layers " + std::to_string(first) + "-" + std::to_string(end - 1),
+                             {std::move(x)}, region)[0],
+              {}};
     first = end;
   }
   return nn::normalise(tape, *final_norm_, std::move(stream)).y;
@@ -221,7 +243,8 @@ Var GptModel::hidden_states(Tape& tape, const Tensor& tokens, const nn::TokenCon
 Loss GptModel::forward(Tape& tape, const Batch& batch, const ForwardOptions& options) const {
   const nn::TokenContext context = token_context(tape.device(), batch, options);
   const Var x = hidden_states(tape, batch.tokens, context, options.recompute);
-  ops::CrossEntropyResult result = ops::linear_cross_entropy(tape, x, head(), batch.labels, batch.loss_mask, vocab_);
+  ops::CrossEntropyResult result =
+      ops::linear_cross_entropy(tape, x, head(), batch.labels, batch.loss_mask, vocab_);
   tape.output("loss", result.sum);
   return {std::move(result.sum), std::move(result.exact_sum), std::move(result.per_token)};
 }
@@ -243,26 +266,29 @@ KvCache GptModel::make_cache(int64_t batch, int64_t capacity) const {
 Tensor GptModel::next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) const {
   Device& device = tape.device();
   const int64_t count = cache.batch > 0 ? tokens.elements() / cache.batch : 0;
-  CAPSTAN_ASSERT(count > 0 && tokens.elements() == count * cache.batch && cache.layers.size() == layers_.size(),
-                 "tokens " + tokens.text() + " for a cache of " + std::to_string(cache.batch) + " sequences");
+  CAPSTAN_ASSERT(
+      count > 0 && tokens.elements() == count * cache.batch && cache.layers.size() == layers_.size(),
+      "tokens " + tokens.text() + " for a cache of " + std::to_string(cache.batch) + " sequences");
   if (cache.past + count > cache.capacity)
-    fail(ErrorCode::usage, std::to_string(cache.past) + " + " + std::to_string(count) + " tokens do not fit a cache for " +
-                               std::to_string(cache.capacity));
+    fail(ErrorCode::usage, std::to_string(cache.past) + " + " + std::to_string(count) +
+                               " tokens do not fit a cache for " + std::to_string(cache.capacity));
   nn::TokenContext context;
   context.batch = cache.batch;
   context.seq = count;
-  if (rope_tables_ || learned_positions_ > 0) context.positions = positions_tensor(device, cache.batch, count, cache.past);
+  if (rope_tables_ || learned_positions_ > 0)
+    context.positions = positions_tensor(device, cache.batch, count, cache.past);
   if (rope_tables_ && !cache.rope.cos.defined()) cache.rope = rope_tables_->on(device, cache.capacity);
   context.rope = cache.rope;
   nn::ResidualStream stream{embedding_->forward(tape, tokens.view({tokens.elements()}), context), {}};
   for (size_t i = 0; i < layers_.size(); ++i)
-    stream = layers_[i]->forward(tape, std::move(stream), context, {&cache.layers[i], cache.past, cache.capacity});
+    stream =
+        layers_[i]->forward(tape, std::move(stream), context, {&cache.layers[i], cache.past, cache.capacity});
   cache.past += count;
   // Only the last token of each sequence goes through the head.
   const Var x = nn::closed(tape, std::move(stream));
   const Tensor last = Tensor::empty(device, {cache.batch, hidden_}, x.dtype());
-  launch(device, device.table().elementwise->copy_rows, x.value.slice(0, count - 1, x.size(0) - count + 1), count * hidden_, last,
-         hidden_, cache.batch, hidden_);
+  launch(device, device.table().elementwise->copy_rows, x.value.slice(0, count - 1, x.size(0) - count + 1),
+         count * hidden_, last, hidden_, cache.batch, hidden_);
   const ops::NormResult normed = final_norm_->forward(tape, Var{last, -1}, {});
   return ops::head_logits(tape, normed.y.value, head(), vocab_);
 }

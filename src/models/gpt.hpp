@@ -44,7 +44,7 @@ class GptModel final : public Model {
   std::unique_ptr<nn::Embedding> embedding_;
   std::vector<std::unique_ptr<nn::TransformerLayer>> layers_;
   std::unique_ptr<nn::Norm> final_norm_;
-  const Parameter* output_ = nullptr;  // null: the token table is the head too
+  const Parameter* output_ = nullptr;            // null: the token table is the head too
   std::unique_ptr<nn::RopeTables> rope_tables_;  // null without rotary positions
 };
 

@@ -18,7 +18,8 @@ struct Batch {
   Tensor labels;          // i32 [N]
   Tensor loss_mask;       // fp32 [N], weights of the tokens' losses
   Tensor positions;       // i32 [N]; undefined: 0 … seq - 1 in every sequence
-  Tensor document_start;  // i32 [N], index within its sequence of the first token of the token's document; undefined: 0
+  Tensor document_start;  // i32 [N], index within its sequence of the first token of the token's document;
+                          // undefined: 0
   Tensor row_ids;         // i64 [N], one id for each token of the run; needed with dropout only
 };
 
@@ -31,7 +32,7 @@ struct ForwardOptions {
 // Sums over the micro-batch's tokens, weighted with the loss mask; nothing is divided by a count.
 struct Loss {
   Var sum;           // fp32 [1], also the tape's output "loss": backward({{"loss", ones}}) with exactly 1
-  Tensor exact_sum;  // f64 [1], the same summed in double: what to log and to add up over micro-batches and ranks
+  Tensor exact_sum;  // f64 [1], the same in double: what to log and to add over micro-batches and ranks
   Tensor per_token;  // fp32 [N], -log p(label) in natural logarithm, unweighted
 };
 
@@ -47,14 +48,16 @@ class Model {
  public:
   virtual ~Model() = default;
 
-  // In the order of the forward pass; nothing is allocated for them here. Addresses are stable while the model lives.
+  // In the order of the forward pass; nothing is allocated for them here. Addresses are stable while the
+  // model lives.
   virtual const std::vector<std::unique_ptr<Parameter>>& parameters() const = 0;
 
   // A training step's forward, or, on an inference tape, the losses alone.
   virtual Loss forward(Tape& tape, const Batch& batch, const ForwardOptions& options) const = 0;
 
-  // Generation, on an inference tape: feeds tokens i32 [batch, new] after those in the cache; fp32 [batch, vocab] logits of each
-  // sequence's last token. Errors: usage when the tokens do not fit the cache or the model's positions.
+  // Generation, on an inference tape: feeds tokens i32 [batch, new] after those in the cache; fp32 [batch,
+  // vocab] logits of each sequence's last token. Errors: usage when the tokens do not fit the cache or the
+  // model's positions.
   virtual KvCache make_cache(int64_t batch, int64_t capacity) const = 0;
   virtual Tensor next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) const = 0;
 

@@ -13,7 +13,10 @@ struct Family {
   std::unique_ptr<Model> (*build)(const config::ModelConfig&);
 };
 constexpr Family kFamilies[] = {
-    {&GptModel::takes, [](const config::ModelConfig& config) -> std::unique_ptr<Model> { return std::make_unique<GptModel>(config); }},
+    {&GptModel::takes,
+     [](const config::ModelConfig& config) -> std::unique_ptr<Model> {
+       return std::make_unique<GptModel>(config);
+     }},
 };
 
 }  // namespace

@@ -6,24 +6,33 @@ SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Op
     : options_(options),
       layer_(static_cast<uint64_t>(place.layer)),
       qkv_(parameters, place.inside("linear_qkv"),
-           {.in = options.hidden, .out = (options.heads + 2 * options.groups) * options.head_dim, .bias = options.qkv_bias,
-            .init = options.init, .cut = Cut::column}),
+           {.in = options.hidden,
+            .out = (options.heads + 2 * options.groups) * options.head_dim,
+            .bias = options.qkv_bias,
+            .init = options.init,
+            .cut = Cut::column}),
       output_(parameters, place.inside("linear_proj"),
-              {.in = options.heads * options.head_dim, .out = options.hidden, .bias = options.output_bias,
-               .init = options.output_init, .cut = Cut::row}) {
+              {.in = options.heads * options.head_dim,
+               .out = options.hidden,
+               .bias = options.output_bias,
+               .init = options.output_init,
+               .cut = Cut::row}) {
   if (!options.qk_norm) return;
   q_norm_.emplace(parameters, place.inside("q_layernorm"), options.head_dim, *options.qk_norm);
   k_norm_.emplace(parameters, place.inside("k_layernorm"), options.head_dim, *options.qk_norm);
 }
 
-Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context, const LayerCache& cache) const {
+Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context,
+                           const LayerCache& cache) const {
   Var qkv = qkv_.forward(tape, x);
   const auto layout = ops::qkv_layout(qkv.size(1), options_.heads / options_.groups, options_.head_dim);
   if (q_norm_)
-    qkv = ops::qk_norm(tape, qkv, layout, {q_norm_->gamma(), q_norm_->beta(), k_norm_->gamma(), k_norm_->beta()},
+    qkv = ops::qk_norm(tape, qkv, layout,
+                       {q_norm_->gamma(), q_norm_->beta(), k_norm_->gamma(), k_norm_->beta()},
                        options_.qk_norm->options());
   if (options_.rope)
-    qkv = ops::rope(tape, std::move(qkv), layout, context.rope, context.positions, options_.rope->interleaved);
+    qkv =
+        ops::rope(tape, std::move(qkv), layout, context.rope, context.positions, options_.rope->interleaved);
   ops::AttentionOptions attention;
   attention.layout = layout;
   attention.batch = context.batch;

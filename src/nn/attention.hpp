@@ -10,13 +10,15 @@
 
 namespace capstan::nn {
 
-// One layer's part of a generation: the cache (made at the first step, for the heads that are here) and what is in it.
+// One layer's part of a generation: the cache (made at the first step, for the heads that are here) and what
+// is in it.
 struct LayerCache {
   ops::KvCache* keys_values = nullptr;
   int64_t past = 0, capacity = 0;  // tokens
 };
 
-// Causal self-attention with grouped key/value heads: linear_qkv, optional QK norm, RoPE, attention, linear_proj.
+// Causal self-attention with grouped key/value heads: linear_qkv, optional QK norm, RoPE, attention,
+// linear_proj.
 class SelfAttention {
  public:
   struct Options {
@@ -31,8 +33,8 @@ class SelfAttention {
   };
   SelfAttention(ParamList& parameters, const Place& place, const Options& options);
 
-  // x[N, hidden] -> [N, hidden], without the output bias: it is fused with the residual addition. With a cache the tokens
-  // follow those in it.
+  // x[N, hidden] -> [N, hidden], without the output bias: it is fused with the residual addition. With a
+  // cache the tokens follow those in it.
   Var forward(Tape& tape, const Var& x, const TokenContext& context, const LayerCache& cache = {}) const;
   const Parameter* output_bias() const { return output_.bias(); }
 

@@ -4,8 +4,10 @@
 
 namespace capstan::nn {
 
-Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Options& options) : dropout_(options.dropout) {
-  ParamSpec words = Place{prefix + ".word_embeddings", -1, "embedding"}.spec("weight", {options.vocab, options.hidden}, options.init);
+Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Options& options)
+    : dropout_(options.dropout) {
+  ParamSpec words = Place{prefix + ".word_embeddings", -1, "embedding"}.spec(
+      "weight", {options.vocab, options.hidden}, options.init);
   words.sharding = {MeshAxis::tensor, 0, 1};
   words.places = options.places;
   words_ = &parameters.add(std::move(words));

@@ -40,10 +40,12 @@ Rectangle Rectangle::whole(const Shape& shape) {
   return {0, shape[0], 0, shape[0] == 0 ? 0 : shape.elements() / shape[0]};
 }
 
-void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std::span<float> values, ThreadPool& pool) {
+void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std::span<float> values,
+                ThreadPool& pool) {
   const Rectangle whole = Rectangle::whole(spec.shape);
   CAPSTAN_ASSERT(part.row >= 0 && part.row + part.rows <= whole.rows && part.column >= 0 &&
-                     part.column + part.columns <= whole.columns && static_cast<int64_t>(values.size()) == part.rows * part.columns,
+                     part.column + part.columns <= whole.columns &&
+                     static_cast<int64_t>(values.size()) == part.rows * part.columns,
                  "a part of `" + spec.name + "` " + spec.shape.text());
   if (spec.init.kind != Init::Kind::normal) {
     std::fill(values.begin(), values.end(), spec.init.kind == Init::Kind::ones ? 1.0f : 0.0f);
@@ -57,7 +59,8 @@ void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std
   if (run == 0 || runs == 0) return;
   const int64_t tiles_per_run = (run + kTile - 1) / kTile;
   pool.parallel_for(runs * tiles_per_run, [&](int64_t tile, int) {
-    const int64_t r = tile / tiles_per_run, begin = tile % tiles_per_run * kTile, count = std::min(kTile, run - begin);
+    const int64_t r = tile / tiles_per_run, begin = tile % tiles_per_run * kTile,
+                  count = std::min(kTile, run - begin);
     const int64_t position = (part.row + r) * whole.columns + part.column + begin;
     normal_run(key, spec.init.std, static_cast<uint64_t>(position),
                values.subspan(static_cast<size_t>(r * run + begin), static_cast<size_t>(count)));

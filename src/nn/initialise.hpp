@@ -9,14 +9,17 @@
 
 namespace capstan::nn {
 
-// A part of a parameter seen as a matrix: rows are the first dimension, columns all others together (1 for a vector).
+// A part of a parameter seen as a matrix: rows are the first dimension, columns all others together (1 for a
+// vector).
 struct Rectangle {
   int64_t row = 0, rows = 0, column = 0, columns = 0;
   static Rectangle whole(const Shape& shape);
 };
 
-// Writes the part's values, row-major, [part.rows * part.columns]. Element i (row-major in the global tensor) depends on (seed,
-// spec.name, i) alone: normal values are std * normal_at(philox_key(seed, purpose::init, hash of the name), i).
-void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std::span<float> values, ThreadPool& pool);
+// Writes the part's values, row-major, [part.rows * part.columns]. Element i (row-major in the global tensor)
+// depends on (seed, spec.name, i) alone: normal values are std * normal_at(philox_key(seed, purpose::init,
+// hash of the name), i).
+void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std::span<float> values,
+                ThreadPool& pool);
 
 }  // namespace capstan::nn

@@ -5,8 +5,8 @@
 
 namespace capstan::nn {
 
-// How a linear layer is cut over tensor-parallel ranks: by its outputs (column: each rank makes part of the features) or by
-// its inputs (row: each rank makes a partial sum).
+// How a linear layer is cut over tensor-parallel ranks: by its outputs (column: each rank makes part of the
+// features) or by its inputs (row: each rank makes a partial sum).
 enum class Cut : uint8_t { none, column, row };
 
 class Linear {

@@ -7,10 +7,18 @@ namespace capstan::nn {
 Mlp::Mlp(ParamList& parameters, const Place& place, const Options& options)
     : options_(options),
       fc1_(parameters, place.inside("linear_fc1"),
-           {.in = options.hidden, .out = options.ffn * (options.gated ? 2 : 1), .bias = options.bias, .init = options.init,
-            .cut = Cut::column, .blocks = options.gated ? 2 : 1}),
+           {.in = options.hidden,
+            .out = options.ffn * (options.gated ? 2 : 1),
+            .bias = options.bias,
+            .init = options.init,
+            .cut = Cut::column,
+            .blocks = options.gated ? 2 : 1}),
       fc2_(parameters, place.inside("linear_fc2"),
-           {.in = options.ffn, .out = options.hidden, .bias = options.bias, .init = options.output_init, .cut = Cut::row}) {}
+           {.in = options.ffn,
+            .out = options.hidden,
+            .bias = options.bias,
+            .init = options.output_init,
+            .cut = Cut::row}) {}
 
 Var Mlp::forward(Tape& tape, const Var& x) const {
   Var inner = fc1_.forward_without_bias(tape, x);

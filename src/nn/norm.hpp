@@ -10,7 +10,9 @@ struct NormKind {
   double epsilon = 1e-5;
   bool zero_centered_gamma = false;  // gamma is stored as gamma - 1
 
-  ops::NormOptions options() const { return {rms, static_cast<float>(epsilon), zero_centered_gamma ? 1.0f : 0.0f}; }
+  ops::NormOptions options() const {
+    return {rms, static_cast<float>(epsilon), zero_centered_gamma ? 1.0f : 0.0f};
+  }
 };
 
 // gamma (and, for LayerNorm, beta) of one norm.

@@ -9,7 +9,8 @@ namespace capstan::nn {
 std::vector<double> rope_frequencies(const RopeOptions& options) {
   std::vector<double> frequencies(static_cast<size_t>(options.rotary_dim / 2));
   for (size_t i = 0; i < frequencies.size(); ++i)
-    frequencies[i] = std::pow(options.base, -2.0 * static_cast<double>(i) / static_cast<double>(options.rotary_dim));
+    frequencies[i] =
+        std::pow(options.base, -2.0 * static_cast<double>(i) / static_cast<double>(options.rotary_dim));
   if (!options.scaling) return frequencies;
   const RopeScaling& s = *options.scaling;
   const auto original = static_cast<double>(s.original_positions);
@@ -20,7 +21,8 @@ std::vector<double> rope_frequencies(const RopeOptions& options) {
     if (wavelength > shortest_scaled) {
       f /= s.factor;
     } else {
-      const double smooth = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+      const double smooth =
+          (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
       f = (1 - smooth) * f / s.factor + smooth * f;
     }
   }

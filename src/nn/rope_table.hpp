@@ -10,9 +10,9 @@
 
 namespace capstan::nn {
 
-// Llama 3.1's scaling of the rotary frequencies (Llama 3 herd paper, 3.2; the reference implementation's `apply_scaling`):
-// wavelengths above original / low_freq_factor are divided by factor, below original / high_freq_factor left alone, and
-// interpolated in between.
+// Llama 3.1's scaling of the rotary frequencies (Llama 3 herd paper, 3.2; the reference implementation's
+// `apply_scaling`): wavelengths above original / low_freq_factor are divided by factor, below original /
+// high_freq_factor left alone, and interpolated in between.
 struct RopeScaling {
   double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
   int64_t original_positions = 8192;
@@ -28,8 +28,9 @@ struct RopeOptions {
 // Radians per position of each pair: base^(-2i / rotary_dim), scaled. rotary_dim / 2 values.
 std::vector<double> rope_frequencies(const RopeOptions& options);
 
-// cos and sin of position * frequency, computed in double and kept in fp32 on the host for as many positions as were asked for
-// so far. A device gets its copy with each micro-batch (a few MiB at most): nothing outlives the device. Thread-safe.
+// cos and sin of position * frequency, computed in double and kept in fp32 on the host for as many positions
+// as were asked for so far. A device gets its copy with each micro-batch (a few MiB at most): nothing
+// outlives the device. Thread-safe.
 class RopeTables {
  public:
   explicit RopeTables(const RopeOptions& options) : options_(options) {}

@@ -20,11 +20,13 @@ TransformerLayer::TransformerLayer(ParamList& parameters, const Place& place, co
       mlp_norm_(parameters, place.inside("pre_mlp_layernorm"), options.mlp.hidden, options.norm),
       mlp_(parameters, place.inside("mlp"), options.mlp) {}
 
-ResidualStream TransformerLayer::add_branch(Tape& tape, ops::NormResult before, Var branch, const Parameter* bias,
-                                            const TokenContext& context, uint64_t sublayer) const {
+ResidualStream TransformerLayer::add_branch(Tape& tape, ops::NormResult before, Var branch,
+                                            const Parameter* bias, const TokenContext& context,
+                                            uint64_t sublayer) const {
   Var residual = options_.residual_from_norm ? std::move(before.y) : std::move(before.sum);
   before = {};
-  const ops::Dropout dropout = context.dropout(options_.hidden_dropout, purpose::hidden_dropout, 2 * layer_ + sublayer);
+  const ops::Dropout dropout =
+      context.dropout(options_.hidden_dropout, purpose::hidden_dropout, 2 * layer_ + sublayer);
   if (!bias && dropout.p == 0) return {std::move(residual), std::move(branch)};
   return {ops::bias_dropout_add(tape, std::move(branch), bias, residual, dropout), {}};
 }

@@ -5,8 +5,8 @@
 
 namespace capstan::nn {
 
-// The residual stream between sublayers. A branch's output waits in `pending` until the next norm adds it in the same pass;
-// the stream's value is residual + pending.
+// The residual stream between sublayers. A branch's output waits in `pending` until the next norm adds it in
+// the same pass; the stream's value is residual + pending.
 struct ResidualStream {
   Var residual;
   Var pending;  // an undefined value: nothing waits
@@ -32,11 +32,12 @@ class TransformerLayer {
   };
   TransformerLayer(ParamList& parameters, const Place& place, const Options& options);
 
-  ResidualStream forward(Tape& tape, ResidualStream stream, const TokenContext& context, const LayerCache& cache = {}) const;
+  ResidualStream forward(Tape& tape, ResidualStream stream, const TokenContext& context,
+                         const LayerCache& cache = {}) const;
 
  private:
-  ResidualStream add_branch(Tape& tape, ops::NormResult before, Var branch, const Parameter* bias, const TokenContext& context,
-                            uint64_t sublayer) const;
+  ResidualStream add_branch(Tape& tape, ops::NormResult before, Var branch, const Parameter* bias,
+                            const TokenContext& context, uint64_t sublayer) const;
   Options options_;
   uint64_t layer_;
   Norm input_norm_;

@@ -6,16 +6,19 @@
 
 namespace capstan::ops {
 
-Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::ActivationKind kind, bool gated) {
+Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::ActivationKind kind,
+                    bool gated) {
   Device& device = tape.device();
   const int64_t rows = x.size(0), width = x.size(1);
-  CAPSTAN_ASSERT(x.value.is_contiguous() && (!gated || width % 2 == 0), "bias_activation: x " + x.value.text());
+  CAPSTAN_ASSERT(x.value.is_contiguous() && (!gated || width % 2 == 0),
+                 "bias_activation: x " + x.value.text());
   const int64_t cols = gated ? width / 2 : width;
   const Tensor y = Tensor::empty(device, {rows, cols}, x.dtype());
   Record record{.name = "bias_activation", .inputs = {x}, .outputs = {y}};
   if (bias) {
     const auto b = tape.pin(*bias);
-    CAPSTAN_ASSERT(b->elements() == width, "bias_activation: `" + bias->name() + "` is " + b->text() + ", x is " + x.value.text());
+    CAPSTAN_ASSERT(b->elements() == width,
+                   "bias_activation: `" + bias->name() + "` is " + b->text() + ", x is " + x.value.text());
     launch(device, device.table().activation->forward, kind, gated, x.value, *b, y, rows, cols);
     record.parameters = {bias};
   } else {
@@ -30,14 +33,17 @@ Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::Ac
     const Tensor dx = reuse_or_empty(step.saved(0));
     if (bias) {
       const auto b = step.pin(*bias);
-      launch(dev, dev.table().activation->backward, kind, gated, step.output_gradient(), step.saved(0), *b, dx, rows, cols);
+      launch(dev, dev.table().activation->backward, kind, gated, step.output_gradient(), step.saved(0), *b,
+             dx, rows, cols);
     } else {
-      launch(dev, dev.table().activation->backward, kind, gated, step.output_gradient(), step.saved(0), Tensor(), dx, rows, cols);
+      launch(dev, dev.table().activation->backward, kind, gated, step.output_gradient(), step.saved(0),
+             Tensor(), dx, rows, cols);
     }
     step.give(0, dx);
     if (bias)
-      step.weight_gradient(*bias, {0, static_cast<double>(dx.bytes())}, {dx},
-                           [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
+      step.weight_gradient(
+          *bias, {0, static_cast<double>(dx.bytes())}, {dx},
+          [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
   };
   return tape.record(std::move(record))[0];
 }

@@ -9,7 +9,8 @@ namespace capstan::ops {
 
 kernels::QkvLayout qkv_layout(int64_t row, int64_t heads_per_group, int64_t head_dim) {
   const int64_t group = (heads_per_group + 2) * head_dim;
-  CAPSTAN_ASSERT(group > 0 && row % group == 0, "attention: a row of " + std::to_string(row) + " elements is not whole groups of " +
+  CAPSTAN_ASSERT(group > 0 && row % group == 0, "attention: a row of " + std::to_string(row) +
+                                                    " elements is not whole groups of " +
                                                     std::to_string(group));
   return {row / group, heads_per_group, head_dim};
 }
@@ -42,8 +43,9 @@ Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
   Device& device = tape.device();
   const kernels::QkvLayout& layout = options.layout;
   const int64_t rows = qkv.size(0);
-  CAPSTAN_ASSERT(qkv.value.is_contiguous() && rows == options.batch * options.seq && qkv.size(1) == layout.row(),
-                 "attention: qkv " + qkv.value.text());
+  CAPSTAN_ASSERT(
+      qkv.value.is_contiguous() && rows == options.batch * options.seq && qkv.size(1) == layout.row(),
+      "attention: qkv " + qkv.value.text());
   CAPSTAN_ASSERT(!options.document_start.defined() || options.document_start.elements() == rows,
                  "attention: document_start " + options.document_start.text());
   CAPSTAN_ASSERT(options.dropout == 0 || (options.row_ids.defined() && options.row_ids.elements() == rows),
@@ -52,36 +54,46 @@ Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
   const Tensor lse = Tensor::empty(device, {options.batch, layout.heads(), options.seq});
   const kernels::AttentionShape shape = shape_of(options);
   const Tensor row_ids = options.dropout > 0 ? options.row_ids : Tensor();
-  launch(device, device.table().attention->forward, shape, qkv.value, options.document_start, row_ids, out, lse);
+  launch(device, device.table().attention->forward, shape, qkv.value, options.document_start, row_ids, out,
+         lse);
 
-  const double flops = 4.0 * static_cast<double>(layout.head_dim * layout.heads()) * static_cast<double>(rows) * keys_seen(options);
+  const double flops = 4.0 * static_cast<double>(layout.head_dim * layout.heads()) *
+                       static_cast<double>(rows) * keys_seen(options);
   const auto bytes = static_cast<double>(qkv.value.bytes() + out.bytes());
-  return tape.record({.name = "attention", .inputs = {qkv}, .outputs = {out}, .cost = {flops, bytes},
-                      .backward_cost = {2 * flops, 2 * bytes}, .saved = {qkv.value, out, lse},
+  return tape.record({.name = "attention",
+                      .inputs = {qkv},
+                      .outputs = {out},
+                      .cost = {flops, bytes},
+                      .backward_cost = {2 * flops, 2 * bytes},
+                      .saved = {qkv.value, out, lse},
                       .backward = [shape, documents = options.document_start, row_ids](BackwardStep& step) {
                         Device& dev = step.device();
                         const Tensor& saved_qkv = step.saved(0);
                         const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
-                        launch(dev, dev.table().attention->backward, shape, saved_qkv, step.saved(1), step.saved(2),
-                               step.output_gradient(), documents, row_ids, dqkv);
+                        launch(dev, dev.table().attention->backward, shape, saved_qkv, step.saved(1),
+                               step.saved(2), step.output_gradient(), documents, row_ids, dqkv);
                         step.give(0, dqkv);
                       }})[0];
 }
 
-KvCache KvCache::empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity, DType type) {
+KvCache KvCache::empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
+                       DType type) {
   const Shape shape{batch, layout.groups, capacity, layout.head_dim};
   return {Tensor::empty(device, shape, type), Tensor::empty(device, shape, type)};
 }
 
-Var attention_decode(Tape& tape, const Var& qkv, const AttentionOptions& options, const KvCache& cache, int64_t past) {
+Var attention_decode(Tape& tape, const Var& qkv, const AttentionOptions& options, const KvCache& cache,
+                     int64_t past) {
   CAPSTAN_ASSERT(!tape.recording(), "attention_decode: a step of generation has no gradient");
   Device& device = tape.device();
   const kernels::QkvLayout& layout = options.layout;
   const int64_t rows = qkv.size(0), capacity = cache.k.size(2);
-  CAPSTAN_ASSERT(rows == options.batch * options.seq && qkv.size(1) == layout.row() && past + options.seq <= capacity &&
+  CAPSTAN_ASSERT(rows == options.batch * options.seq && qkv.size(1) == layout.row() &&
+                     past + options.seq <= capacity &&
                      cache.k.shape() == (Shape{options.batch, layout.groups, capacity, layout.head_dim}) &&
                      cache.k.shape() == cache.v.shape() && cache.k.dtype() == qkv.dtype(),
-                 "attention_decode: qkv " + qkv.value.text() + ", cache " + cache.k.text() + ", past " + std::to_string(past));
+                 "attention_decode: qkv " + qkv.value.text() + ", cache " + cache.k.text() + ", past " +
+                     std::to_string(past));
   const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
   kernels::AttentionShape shape = shape_of(options);
   shape.dropout = 0;

@@ -5,8 +5,8 @@
 
 namespace capstan::ops {
 
-// The layout of packed QKV whose row has `row` elements: how many groups there are is what the tensor says (a shard holds
-// a run of groups).
+// The layout of packed QKV whose row has `row` elements: how many groups there are is what the tensor says (a
+// shard holds a run of groups).
 kernels::QkvLayout qkv_layout(int64_t row, int64_t heads_per_group, int64_t head_dim);
 
 struct AttentionOptions {
@@ -22,18 +22,21 @@ struct AttentionOptions {
   Tensor row_ids;           // i64 [N], only with dropout
 };
 
-// Scaled dot-product attention: out[N, heads * head_dim] of qkv[N, row]. Keeps qkv, out and one fp32 statistic for each
-// (head, token); scores are computed again in the backward pass. FLOPs: 4 head_dim for each pair of a query head and a key
-// that it sees (causal: half of seq); backward twice that, the convention of model FLOPs.
+// Scaled dot-product attention: out[N, heads * head_dim] of qkv[N, row]. Keeps qkv, out and one fp32
+// statistic for each (head, token); scores are computed again in the backward pass. FLOPs: 4 head_dim for
+// each pair of a query head and a key that it sees (causal: half of seq); backward twice that, the convention
+// of model FLOPs.
 Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options);
 
 // Keys and values seen so far by one layer: [batch, groups, capacity, head_dim] each.
 struct KvCache {
   Tensor k, v;
-  static KvCache empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity, DType type);
+  static KvCache empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
+                       DType type);
 };
-// One step of generation: appends the new tokens' keys and values at position `past` and attends. options.seq is the number
-// of new tokens of each sequence. Records nothing.
-Var attention_decode(Tape& tape, const Var& qkv, const AttentionOptions& options, const KvCache& cache, int64_t past);
+// One step of generation: appends the new tokens' keys and values at position `past` and attends. options.seq
+// is the number of new tokens of each sequence. Records nothing.
+Var attention_decode(Tape& tape, const Var& qkv, const AttentionOptions& options, const KvCache& cache,
+                     int64_t past);
 
 }  // namespace capstan::ops

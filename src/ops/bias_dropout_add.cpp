@@ -13,7 +13,8 @@ Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residu
   const float p = dropout.p;
   const PhiloxKey key = dropout.key;
   const Tensor row_ids = p > 0 ? dropout.row_ids : Tensor();
-  CAPSTAN_ASSERT(x.value.is_contiguous() && (!adds || residual.shape() == x.shape()), "bias_dropout_add: x " + x.value.text());
+  CAPSTAN_ASSERT(x.value.is_contiguous() && (!adds || residual.shape() == x.shape()),
+                 "bias_dropout_add: x " + x.value.text());
   CAPSTAN_ASSERT(p == 0 || (row_ids.defined() && row_ids.elements() == rows),
                  "bias_dropout_add: dropout needs the rows' ids, got " + row_ids.text());
   const Tensor y = reuse_or_empty(x.value);
@@ -21,10 +22,12 @@ Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residu
   if (bias) {
     const auto b = tape.pin(*bias);
     CAPSTAN_ASSERT(b->elements() == cols, "bias_dropout_add: `" + bias->name() + "` is " + b->text());
-    launch(device, device.table().elementwise->bias_dropout_add, x.value, *b, residual.value, y, rows, cols, p, key, row_ids);
+    launch(device, device.table().elementwise->bias_dropout_add, x.value, *b, residual.value, y, rows, cols,
+           p, key, row_ids);
     record.parameters = {bias};
   } else {
-    launch(device, device.table().elementwise->bias_dropout_add, x.value, Tensor(), residual.value, y, rows, cols, p, key, row_ids);
+    launch(device, device.table().elementwise->bias_dropout_add, x.value, Tensor(), residual.value, y, rows,
+           cols, p, key, row_ids);
   }
   record.inputs = {std::move(x)};
   if (adds) record.inputs.push_back(residual);
@@ -42,13 +45,16 @@ Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residu
     if (adds) step.give(1, std::move(dy));
     dy = Tensor();
     if (bias)
-      step.weight_gradient(*bias, {0, static_cast<double>(dx.bytes())}, {dx},
-                           [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
+      step.weight_gradient(
+          *bias, {0, static_cast<double>(dx.bytes())}, {dx},
+          [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
     step.give(0, std::move(dx));
   };
   return tape.record(std::move(record))[0];
 }
 
-Var add(Tape& tape, Var a, const Var& b) { return bias_dropout_add(tape, std::move(a), nullptr, b, {}); }
+Var add(Tape& tape, Var a, const Var& b) {
+  return bias_dropout_add(tape, std::move(a), nullptr, b, {});
+}
 
 }  // namespace capstan::ops

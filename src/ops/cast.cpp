@@ -18,7 +18,11 @@ Var cast(Tape& tape, const Var& x, DType type) {
   CAPSTAN_ASSERT(x.value.is_contiguous(), "cast: x " + x.value.text());
   const Tensor y = converted(x.value, type);
   const Cost cost{0, static_cast<double>(x.value.bytes() + y.bytes())};
-  return tape.record({.name = "cast", .inputs = {x}, .outputs = {y}, .cost = cost, .backward_cost = cost,
+  return tape.record({.name = "cast",
+                      .inputs = {x},
+                      .outputs = {y},
+                      .cost = cost,
+                      .backward_cost = cost,
                       .backward = [from = x.dtype()](BackwardStep& step) {
                         step.give(0, converted(step.output_gradient(), from));
                       }})[0];

@@ -10,14 +10,14 @@ namespace {
 BackwardStep::WeightFunction scatter_rows(int64_t first_row) {
   return [first_row](const Tensor& gradient, std::span<const Tensor> t) {
     Device& device = gradient.device();
-    launch(device, device.table().embedding->backward, t[0], t[1], gradient, t[0].size(0), t[0].size(1), first_row,
-           gradient.size(0));
+    launch(device, device.table().embedding->backward, t[0], t[1], gradient, t[0].size(0), t[0].size(1),
+           first_row, gradient.size(0));
   };
 }
 }  // namespace
 
-Var embedding(Tape& tape, const Tensor& ids, const Parameter& table, const Parameter* position_table, const Tensor& positions,
-              int64_t first_row) {
+Var embedding(Tape& tape, const Tensor& ids, const Parameter& table, const Parameter* position_table,
+              const Tensor& positions, int64_t first_row) {
   Device& device = tape.device();
   const int64_t rows = ids.elements();
   CAPSTAN_ASSERT(!position_table || (positions.defined() && positions.elements() == rows),
@@ -29,10 +29,12 @@ Var embedding(Tape& tape, const Tensor& ids, const Parameter& table, const Param
   Record record{.name = "embedding", .parameters = {&table}};
   if (position_table) {
     const auto p = tape.pin(*position_table);
-    launch(device, device.table().embedding->forward, *t, ids, *p, positions, y, rows, cols, first_row, table_rows);
+    launch(device, device.table().embedding->forward, *t, ids, *p, positions, y, rows, cols, first_row,
+           table_rows);
     record.parameters.push_back(position_table);
   } else {
-    launch(device, device.table().embedding->forward, *t, ids, Tensor(), Tensor(), y, rows, cols, first_row, table_rows);
+    launch(device, device.table().embedding->forward, *t, ids, Tensor(), Tensor(), y, rows, cols, first_row,
+           table_rows);
   }
   record.outputs = {y};
   const Cost cost{0, static_cast<double>(2 * y.bytes())};

@@ -13,7 +13,8 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* b
   int64_t out = 0;
   {
     const auto w = tape.pin(weight);
-    CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == in, "linear: `" + weight.name() + "` is " + w->text() + ", x is " + x.value.text());
+    CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == in,
+                   "linear: `" + weight.name() + "` is " + w->text() + ", x is " + x.value.text());
     out = w->size(0);
     const Tensor y = Tensor::empty(device, {rows, out}, x.dtype());
     matmul(Transpose::no, Transpose::yes, x.value, *w, y);
@@ -21,9 +22,11 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* b
   }
   if (bias) {
     const auto b = tape.pin(*bias);
-    CAPSTAN_ASSERT(b->elements() == out, "linear: `" + bias->name() + "` is " + b->text() + " for " + std::to_string(out) + " columns");
+    CAPSTAN_ASSERT(b->elements() == out, "linear: `" + bias->name() + "` is " + b->text() + " for " +
+                                             std::to_string(out) + " columns");
     const Tensor& y = record.outputs[0];
-    launch(device, device.table().elementwise->bias_dropout_add, y, *b, Tensor(), y, rows, out, 0.0f, PhiloxKey{}, Tensor());
+    launch(device, device.table().elementwise->bias_dropout_add, y, *b, Tensor(), y, rows, out, 0.0f,
+           PhiloxKey{}, Tensor());
     record.parameters.push_back(bias);
   }
   const bool trains = tape.context().store.trains(weight);
@@ -39,12 +42,14 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* b
       step.give(0, dx);
     }
     if (trains)
-      step.weight_gradient(weight, cost, {step.saved(0), dy}, [](const Tensor& gradient, std::span<const Tensor> t) {
-        matmul(Transpose::yes, Transpose::no, t[1], t[0], gradient, 1);
-      });
+      step.weight_gradient(weight, cost, {step.saved(0), dy},
+                           [](const Tensor& gradient, std::span<const Tensor> t) {
+                             matmul(Transpose::yes, Transpose::no, t[1], t[0], gradient, 1);
+                           });
     if (bias)
-      step.weight_gradient(*bias, {0, static_cast<double>(dy.bytes())}, {dy},
-                           [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
+      step.weight_gradient(
+          *bias, {0, static_cast<double>(dy.bytes())}, {dy},
+          [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
   };
   return tape.record(std::move(record))[0];
 }

@@ -16,16 +16,18 @@ int64_t cross_entropy_chunk(int64_t rows, int64_t columns) {
   return std::max<int64_t>(16, round_up(ceil_div(rows, chunks), 16));
 }
 
-CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight, const Tensor& labels,
-                                        const Tensor& weights, int64_t vocab) {
+CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight,
+                                        const Tensor& labels, const Tensor& weights, int64_t vocab) {
   Device& device = tape.device();
   const kernels::Table& table = device.table();
   ParamStore& store = tape.context().store;
   const int64_t rows = x.size(0), hidden = x.size(1);
   CAPSTAN_ASSERT(x.value.is_contiguous() && labels.elements() == rows && weights.elements() == rows,
-                 "linear_cross_entropy: x " + x.value.text() + ", labels " + labels.text() + ", weights " + weights.text());
+                 "linear_cross_entropy: x " + x.value.text() + ", labels " + labels.text() + ", weights " +
+                     weights.text());
   const auto w = tape.pin(weight);
-  CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == hidden, "linear_cross_entropy: `" + weight.name() + "` is " + w->text());
+  CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == hidden,
+                 "linear_cross_entropy: `" + weight.name() + "` is " + w->text());
   const int64_t columns = w->size(0);  // with padding
   const int64_t true_columns = std::min(columns, vocab);
 
@@ -49,12 +51,14 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
       const Tensor labels_here = labels.flat_range(begin, count, {count});
       matmul(Transpose::no, Transpose::yes, x_here, *w, logits);
       launch(device, table.cross_entropy->row_max, logits, count, true_columns, columns, row_max);
-      launch(device, table.cross_entropy->row_sums, logits, labels_here, row_max, count, true_columns, columns, 0, sum_exp, target);
-      launch(device, table.cross_entropy->loss, row_max, sum_exp, target, count, per_token.flat_range(begin, count, {count}));
+      launch(device, table.cross_entropy->row_sums, logits, labels_here, row_max, count, true_columns,
+             columns, 0, sum_exp, target);
+      launch(device, table.cross_entropy->loss, row_max, sum_exp, target, count,
+             per_token.flat_range(begin, count, {count}));
       if (!trains && !needs_dx) continue;
       const Tensor dlogits = dlogit_buffer.slice(0, 0, count);
-      launch(device, table.cross_entropy->backward, logits, labels_here, row_max, sum_exp, weights.flat_range(begin, count, {count}),
-             count, true_columns, columns, 0, dlogits);
+      launch(device, table.cross_entropy->backward, logits, labels_here, row_max, sum_exp,
+             weights.flat_range(begin, count, {count}), count, true_columns, columns, 0, dlogits);
       if (needs_dx) matmul(Transpose::no, Transpose::no, dlogits, *w, dx.slice(0, begin, count));
       if (trains) matmul(Transpose::yes, Transpose::no, dlogits, x_here, gradient, 1);
     }
@@ -70,13 +74,18 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   Cost cost = matmul_cost(rows, columns, hidden, x.dtype());
   cost.flops *= products;
   cost.bytes *= products;
-  result.sum = tape.record({.name = "linear_cross_entropy", .inputs = {x}, .outputs = {sum}, .parameters = {&weight},
-                            .cost = cost, .saved = {dx},
-                            .backward = [&weight](BackwardStep& step) {
-                              if (step.needs(0)) step.give(0, step.saved(0));
-                              // Done in the forward pass; here it is only accounted for.
-                              step.weight_gradient(weight, {}, {}, [](const Tensor&, std::span<const Tensor>) {});
-                            }})[0];
+  result.sum =
+      tape.record({.name = "linear_cross_entropy",
+                   .inputs = {x},
+                   .outputs = {sum},
+                   .parameters = {&weight},
+                   .cost = cost,
+                   .saved = {dx},
+                   .backward = [&weight](BackwardStep& step) {
+                     if (step.needs(0)) step.give(0, step.saved(0));
+                     // Done in the forward pass; here it is only accounted for.
+                     step.weight_gradient(weight, {}, {}, [](const Tensor&, std::span<const Tensor>) {});
+                   }})[0];
   return result;
 }
 

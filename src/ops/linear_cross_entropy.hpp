@@ -10,21 +10,22 @@ struct CrossEntropyResult {
   Tensor per_token;  // fp32 [N]: -log p(label), unweighted, without a gradient
 };
 
-// The output layer and the loss in one, chunk by chunk over the rows: logits[N, V] = x[N, h] W^T never exist as a whole.
-// labels i32 [N], weights fp32 [N] (the loss mask; scale it where a loss scale is wanted). Columns at or above `vocab` are
-// padding and take no part.
+// The output layer and the loss in one, chunk by chunk over the rows: logits[N, V] = x[N, h] W^T never exist
+// as a whole. labels i32 [N], weights fp32 [N] (the loss mask; scale it where a loss scale is wanted).
+// Columns at or above `vocab` are padding and take no part.
 //
-// Where the tape records, this forward step also does the backward: dx is kept instead of logits, and the weight gradient
-// is accumulated right away, for an upstream gradient of 1. Backward must therefore be started with 1 on `sum`. FLOPs: 6 N h V
-// in F, none in B and W.
-CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight, const Tensor& labels,
-                                        const Tensor& weights, int64_t vocab);
+// Where the tape records, this forward step also does the backward: dx is kept instead of logits, and the
+// weight gradient is accumulated right away, for an upstream gradient of 1. Backward must therefore be
+// started with 1 on `sum`. FLOPs: 6 N h V in F, none in B and W.
+CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight,
+                                        const Tensor& labels, const Tensor& weights, int64_t vocab);
 
 // fp32 [N, vocab] logits of x[N, h] without padding: for generation and small checks.
 Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t vocab);
 
-// Rows of one chunk: enough to keep the accumulation of the weight gradient (its reading and writing V x h) cheap beside the
-// products, few enough for the logits to stay within 128 MiB; a multiple of 16, the same for all chunks but the last.
+// Rows of one chunk: enough to keep the accumulation of the weight gradient (its reading and writing V x h)
+// cheap beside the products, few enough for the logits to stay within 128 MiB; a multiple of 16, the same for
+// all chunks but the last.
 int64_t cross_entropy_chunk(int64_t rows, int64_t columns);
 
 }  // namespace capstan::ops

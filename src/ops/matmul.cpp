@@ -5,7 +5,8 @@
 
 namespace capstan::ops {
 
-void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c, float beta) {
+void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
+            float beta) {
   const bool ta = trans_a == Transpose::yes, tb = trans_b == Transpose::yes;
   const auto fits = [](const Tensor& t) { return t.rank() == 2 && (t.stride(1) == 1 || t.size(1) <= 1); };
   CAPSTAN_ASSERT(fits(a) && fits(b) && fits(c), "matmul: " + a.text() + ", " + b.text() + " -> " + c.text());
@@ -13,8 +14,9 @@ void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor&
   shape.m = a.size(ta ? 1 : 0);
   shape.k = a.size(ta ? 0 : 1);
   shape.n = b.size(tb ? 0 : 1);
-  CAPSTAN_ASSERT(b.size(tb ? 1 : 0) == shape.k && c.size(0) == shape.m && c.size(1) == shape.n && a.dtype() == b.dtype(),
-                 "matmul: " + a.text() + ", " + b.text() + " -> " + c.text());
+  CAPSTAN_ASSERT(
+      b.size(tb ? 1 : 0) == shape.k && c.size(0) == shape.m && c.size(1) == shape.n && a.dtype() == b.dtype(),
+      "matmul: " + a.text() + ", " + b.text() + " -> " + c.text());
   shape.lda = a.stride(0);
   shape.ldb = b.stride(0);
   shape.ldc = c.stride(0);
@@ -27,13 +29,17 @@ Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type) {
 }
 
 void add_column_sum(const Tensor& x, const Tensor& gradient) {
-  CAPSTAN_ASSERT(x.rank() == 2 && gradient.elements() == x.size(1), "column sum of " + x.text() + " into " + gradient.text());
-  launch(x.device(), x.device().table().gemm->column_sum, x, gradient, x.size(0), x.size(1), x.stride(0), true);
+  CAPSTAN_ASSERT(x.rank() == 2 && gradient.elements() == x.size(1),
+                 "column sum of " + x.text() + " into " + gradient.text());
+  launch(x.device(), x.device().table().gemm->column_sum, x, gradient, x.size(0), x.size(1), x.stride(0),
+         true);
 }
 
 void add_into(const Tensor& partial, const Tensor& gradient) {
-  CAPSTAN_ASSERT(partial.elements() == gradient.elements(), "adding " + partial.text() + " to " + gradient.text());
-  launch(gradient.device(), gradient.device().table().elementwise->axpy, 1.0f, partial, gradient, gradient.elements());
+  CAPSTAN_ASSERT(partial.elements() == gradient.elements(),
+                 "adding " + partial.text() + " to " + gradient.text());
+  launch(gradient.device(), gradient.device().table().elementwise->axpy, 1.0f, partial, gradient,
+         gradient.elements());
 }
 
 Tensor copy_of(const Tensor& tensor) {

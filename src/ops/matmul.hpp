@@ -8,9 +8,10 @@ namespace capstan::ops {
 
 enum class Transpose : uint8_t { no, yes };
 
-// c[m, n] = op(a)[m, k] op(b)[k, n] + beta c. Matrices of two dimensions whose rows may lie apart (slices of rows or of
-// columns); a and b fp32 or bf16 alike, c fp32 or bf16.
-void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c, float beta = 0);
+// c[m, n] = op(a)[m, k] op(b)[k, n] + beta c. Matrices of two dimensions whose rows may lie apart (slices of
+// rows or of columns); a and b fp32 or bf16 alike, c fp32 or bf16.
+void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
+            float beta = 0);
 
 // 2 m n k FLOPs and the bytes of three matrices.
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type);
@@ -18,15 +19,15 @@ Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type);
 // gradient[n] += sum over rows of x[m, n].
 void add_column_sum(const Tensor& x, const Tensor& gradient);
 
-// gradient += partial, both fp32 with equally many elements: how a weight gradient that a backward kernel has made as a
-// by-product reaches the gradient buffer.
+// gradient += partial, both fp32 with equally many elements: how a weight gradient that a backward kernel has
+// made as a by-product reaches the gradient buffer.
 void add_into(const Tensor& partial, const Tensor& gradient);
 
 // A copy of `tensor` that nobody else holds.
 Tensor copy_of(const Tensor& tensor);
 
-// The tensor itself where it is the only view of its memory, so that the kernel may write over it; else new memory of
-// the same shape and type, uninitialised.
+// The tensor itself where it is the only view of its memory, so that the kernel may write over it; else new
+// memory of the same shape and type, uninitialised.
 Tensor reuse_or_empty(const Tensor& tensor);
 
 }  // namespace capstan::ops

@@ -8,8 +8,8 @@ namespace capstan::ops {
 
 namespace {
 
-// The gradients of gamma and beta are by-products of the backward kernel (which adds: they begin at zero); the W step adds
-// them to the gradient buffers.
+// The gradients of gamma and beta are by-products of the backward kernel (which adds: they begin at zero);
+// the W step adds them to the gradient buffers.
 Tensor partial_for(Device& device, const ParamStore& store, const Parameter* parameter, int64_t cols) {
   return parameter && store.trains(*parameter) ? Tensor::zeros(device, {cols}) : Tensor();
 }
@@ -17,9 +17,10 @@ void hand_over(BackwardStep& step, const Parameter* parameter, const Tensor& par
   if (!parameter) return;
   std::vector<Tensor> tensors;
   if (partial.defined()) tensors.push_back(partial);
-  step.weight_gradient(*parameter, {}, std::move(tensors), [](const Tensor& gradient, std::span<const Tensor> t) {
-    if (!t.empty()) add_into(t[0], gradient);
-  });
+  step.weight_gradient(*parameter, {}, std::move(tensors),
+                       [](const Tensor& gradient, std::span<const Tensor> t) {
+                         if (!t.empty()) add_into(t[0], gradient);
+                       });
 }
 Tensor pinned(Tape& tape, const Parameter* parameter, std::vector<std::unique_ptr<ParamPin>>& pins) {
   if (!parameter) return {};
@@ -29,12 +30,15 @@ Tensor pinned(Tape& tape, const Parameter* parameter, std::vector<std::unique_pt
 
 }  // namespace
 
-NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta, NormOptions options) {
+NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta,
+                NormOptions options) {
   Device& device = tape.device();
   const int64_t rows = x.size(0), cols = x.size(1);
   const bool adds = residual.value.defined();
-  CAPSTAN_ASSERT(x.value.is_contiguous() && (!adds || residual.shape() == x.shape()), "norm: x " + x.value.text());
-  Record record{.name = adds ? "residual_norm" : "norm", .inputs = {{Tensor(), x.slot}}, .parameters = {&gamma}};
+  CAPSTAN_ASSERT(x.value.is_contiguous() && (!adds || residual.shape() == x.shape()),
+                 "norm: x " + x.value.text());
+  Record record{
+      .name = adds ? "residual_norm" : "norm", .inputs = {{Tensor(), x.slot}}, .parameters = {&gamma}};
   if (adds) record.inputs.push_back(residual);
   if (beta) record.parameters.push_back(beta);
 
@@ -47,9 +51,10 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
     const auto g = tape.pin(gamma);
     std::vector<std::unique_ptr<ParamPin>> pins;
     const Tensor b = pinned(tape, beta, pins);
-    CAPSTAN_ASSERT(g->elements() == cols, "norm: `" + gamma.name() + "` is " + g->text() + ", x is " + x.value.text());
-    launch(device, device.table().norm->forward, options.rms, layout, x.value, residual.value, adds ? sum : Tensor(), *g,
-           options.gamma_offset, b, options.epsilon, y, mean, rstd);
+    CAPSTAN_ASSERT(g->elements() == cols,
+                   "norm: `" + gamma.name() + "` is " + g->text() + ", x is " + x.value.text());
+    launch(device, device.table().norm->forward, options.rms, layout, x.value, residual.value,
+           adds ? sum : Tensor(), *g, options.gamma_offset, b, options.epsilon, y, mean, rstd);
   }
   record.inputs[0].value = x.value;
   x.value = Tensor();
@@ -70,14 +75,17 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
       return;
     }
     const ParamStore& store = step.context().store;
-    const Tensor dgamma = partial_for(dev, store, &gamma, layout.cols), dbeta = partial_for(dev, store, beta, layout.cols);
+    const Tensor dgamma = partial_for(dev, store, &gamma, layout.cols),
+                 dbeta = partial_for(dev, store, beta, layout.cols);
     Tensor dx;
-    if (dsum.defined()) dx = dsum.unique() ? dsum : copy_of(dsum);
-    else dx = reuse_or_empty(dy);
+    if (dsum.defined())
+      dx = dsum.unique() ? dsum : copy_of(dsum);
+    else
+      dx = reuse_or_empty(dy);
     {
       const auto g = step.pin(gamma);
-      launch(dev, dev.table().norm->backward, options.rms, layout, dy, step.saved(0), *g, options.gamma_offset, step.saved(1),
-             step.saved(2), dx, dsum.defined(), dgamma, dbeta);
+      launch(dev, dev.table().norm->backward, options.rms, layout, dy, step.saved(0), *g,
+             options.gamma_offset, step.saved(1), step.saved(2), dx, dsum.defined(), dgamma, dbeta);
     }
     dsum = Tensor();
     hand_over(step, &gamma, dgamma);
@@ -97,7 +105,9 @@ struct HeadRows {
   int64_t first;
 };
 HeadRows query_rows(kernels::QkvLayout q, int64_t tokens) {
-  return {{tokens * q.heads(), q.head_dim, q.heads_per_group, q.head_dim, (q.heads_per_group + 2) * q.head_dim}, 0};
+  return {
+      {tokens * q.heads(), q.head_dim, q.heads_per_group, q.head_dim, (q.heads_per_group + 2) * q.head_dim},
+      0};
 }
 HeadRows key_rows(kernels::QkvLayout q, int64_t tokens) {
   return {{tokens * q.groups, q.head_dim, 1, 0, (q.heads_per_group + 2) * q.head_dim}, q.key(0)};
@@ -108,10 +118,12 @@ Tensor from(const Tensor& packed, int64_t first) {
 
 }  // namespace
 
-Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormParameters& parameters, NormOptions options) {
+Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormParameters& parameters,
+            NormOptions options) {
   Device& device = tape.device();
   const int64_t tokens = qkv.size(0);
-  CAPSTAN_ASSERT(qkv.value.is_contiguous() && qkv.size(1) == layout.row(), "qk_norm: qkv " + qkv.value.text());
+  CAPSTAN_ASSERT(qkv.value.is_contiguous() && qkv.size(1) == layout.row(),
+                 "qk_norm: qkv " + qkv.value.text());
   Record record{.name = "qk_norm", .inputs = {qkv}};
   const Tensor y = Tensor::empty(device, qkv.shape(), qkv.dtype());
   record.saved = {qkv.value};
@@ -121,8 +133,8 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
     CAPSTAN_ASSERT(g.elements() == layout.head_dim, "qk_norm: `" + gamma.name() + "` is " + g.text());
     const Tensor mean = options.rms ? Tensor() : Tensor::empty(device, {heads.rows.rows});
     const Tensor rstd = Tensor::empty(device, {heads.rows.rows});
-    launch(device, device.table().norm->forward, options.rms, heads.rows, from(qkv.value, heads.first), Tensor(), Tensor(), g,
-           options.gamma_offset, b, options.epsilon, from(y, heads.first), mean, rstd);
+    launch(device, device.table().norm->forward, options.rms, heads.rows, from(qkv.value, heads.first),
+           Tensor(), Tensor(), g, options.gamma_offset, b, options.epsilon, from(y, heads.first), mean, rstd);
     record.saved.push_back(mean);
     record.saved.push_back(rstd);
     record.parameters.push_back(&gamma);
@@ -131,8 +143,8 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
   normalise(query_rows(layout, tokens), *parameters.q_gamma, parameters.q_beta);
   normalise(key_rows(layout, tokens), *parameters.k_gamma, parameters.k_beta);
   const int64_t stride = (layout.heads_per_group + 2) * layout.head_dim;
-  launch(device, device.table().elementwise->copy_rows, from(qkv.value, layout.value(0)), stride, from(y, layout.value(0)),
-         stride, tokens * layout.groups, layout.head_dim);
+  launch(device, device.table().elementwise->copy_rows, from(qkv.value, layout.value(0)), stride,
+         from(y, layout.value(0)), stride, tokens * layout.groups, layout.head_dim);
   record.outputs = {y};
   record.cost = {0, 2.0 * static_cast<double>(y.bytes())};
   record.backward_cost = {0, 3.0 * static_cast<double>(y.bytes())};
@@ -148,8 +160,8 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
       {
         const auto g = step.pin(gamma);
         const Tensor d = from(dx, heads.first);
-        launch(dev, dev.table().norm->backward, options.rms, heads.rows, d, from(step.saved(0), heads.first), *g,
-               options.gamma_offset, step.saved(saved), step.saved(saved + 1), d, false, dgamma, dbeta);
+        launch(dev, dev.table().norm->backward, options.rms, heads.rows, d, from(step.saved(0), heads.first),
+               *g, options.gamma_offset, step.saved(saved), step.saved(saved + 1), d, false, dgamma, dbeta);
       }
       hand_over(step, &gamma, dgamma);
       hand_over(step, beta, dbeta);

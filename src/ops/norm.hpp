@@ -6,7 +6,7 @@
 namespace capstan::ops {
 
 struct NormOptions {
-  bool rms = false;       // RMSNorm, else LayerNorm
+  bool rms = false;  // RMSNorm, else LayerNorm
   float epsilon = 1e-5f;
   float gamma_offset = 0;  // 1 where gamma is stored as gamma - 1
 };
@@ -16,19 +16,22 @@ struct NormResult {
   Var y;    // the normalised sum
 };
 
-// The residual addition and the norm that follows it, in one pass: y = norm(x + residual) * gamma (+ beta) over the last
-// dimension of [N, h]. An undefined residual is none. Move x in: its memory then takes the sum. Whoever goes on with the
-// residual stream uses `sum` (also without a residual), so that its gradient is added within the norm's backward kernel.
-NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta, NormOptions options);
+// The residual addition and the norm that follows it, in one pass: y = norm(x + residual) * gamma (+ beta)
+// over the last dimension of [N, h]. An undefined residual is none. Move x in: its memory then takes the sum.
+// Whoever goes on with the residual stream uses `sum` (also without a residual), so that its gradient is
+// added within the norm's backward kernel.
+NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta,
+                NormOptions options);
 
-// Normalises each query and each key head of packed QKV [N, row] over head_dim; values pass. gammas [head_dim]; betas only
-// with LayerNorm.
+// Normalises each query and each key head of packed QKV [N, row] over head_dim; values pass. gammas
+// [head_dim]; betas only with LayerNorm.
 struct QkNormParameters {
   const Parameter* q_gamma = nullptr;
   const Parameter* q_beta = nullptr;
   const Parameter* k_gamma = nullptr;
   const Parameter* k_beta = nullptr;
 };
-Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormParameters& parameters, NormOptions options);
+Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormParameters& parameters,
+            NormOptions options);
 
 }  // namespace capstan::ops

@@ -13,7 +13,9 @@ struct RopeTable {
 };
 
 // Rotates the query and key heads of packed QKV [N, row] by the angles of positions i32 [N], which are below
-// table.positions(). Move qkv in: it is then rotated where it lies. The backward is the inverse rotation; nothing is kept.
-Var rope(Tape& tape, Var qkv, kernels::QkvLayout layout, const RopeTable& table, const Tensor& positions, bool interleaved);
+// table.positions(). Move qkv in: it is then rotated where it lies. The backward is the inverse rotation;
+// nothing is kept.
+Var rope(Tape& tape, Var qkv, kernels::QkvLayout layout, const RopeTable& table, const Tensor& positions,
+         bool interleaved);
 
 }  // namespace capstan::ops

@@ -1,4 +1,5 @@
-// What models promise beside the right numbers: recomputation, dropout, documents, generation, tied parameters, planning.
+// What models promise beside the right numbers: recomputation, dropout, documents, generation, tied
+// parameters, planning.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -37,11 +38,15 @@ Data random_batch(int64_t rows, uint64_t seed) {
 models::Batch upload(Device& device, int64_t batch, int64_t seq, const Data& data) {
   models::Batch b = make_batch(device, batch, seq, data.tokens, data.labels, data.mask);
   b.row_ids = Tensor::from_host<int64_t>(device, {batch * seq}, data.row_ids);
-  if (!data.positions.empty()) b.positions = Tensor::from_host<int32_t>(device, {batch * seq}, data.positions);
-  if (!data.document_start.empty()) b.document_start = Tensor::from_host<int32_t>(device, {batch * seq}, data.document_start);
+  if (!data.positions.empty())
+    b.positions = Tensor::from_host<int32_t>(device, {batch * seq}, data.positions);
+  if (!data.document_start.empty())
+    b.document_start = Tensor::from_host<int32_t>(device, {batch * seq}, data.document_start);
   return b;
 }
-Tensor one(Device& device) { return Tensor::from_host<float>(device, {1}, std::vector<float>{1}); }
+Tensor one(Device& device) {
+  return Tensor::from_host<float>(device, {1}, std::vector<float>{1});
+}
 
 using Gradients = std::map<std::string, std::vector<float>>;
 struct Step {
@@ -49,10 +54,12 @@ struct Step {
   std::vector<float> per_token;
   Gradients gradients;
   int64_t peak = 0;
-  bool operator==(const Step& o) const { return loss == o.loss && per_token == o.per_token && gradients == o.gradients; }
+  bool operator==(const Step& o) const {
+    return loss == o.loss && per_token == o.per_token && gradients == o.gradients;
+  }
 };
-Step run_step(Device& device, const config::ModelConfig& config, DType type, int64_t batch, int64_t seq, const Data& data,
-              models::ForwardOptions options = {}, bool delayed = false) {
+Step run_step(Device& device, const config::ModelConfig& config, DType type, int64_t batch, int64_t seq,
+              const Data& data, models::ForwardOptions options = {}, bool delayed = false) {
   const auto model = models::build(config);
   SimpleStore store(device, model->parameters(), type, true);
   store.initialise(model->parameters(), 7);
@@ -94,7 +101,8 @@ TEST_CASE("recomputation, delayed weight gradients and threads change no bit, dr
       for (const double dropout : {0.0, 0.2}) {
         c.num_layers = 3;
         c.hidden_dropout = c.attention_dropout = dropout;
-        const auto device = make_cpu_device(kernels::cpu_table(), 1), three = make_cpu_device(kernels::cpu_table(), 3);
+        const auto device = make_cpu_device(kernels::cpu_table(), 1),
+                   three = make_cpu_device(kernels::cpu_table(), 3);
         const models::ForwardOptions options{.training = true, .seed = 11};
         const Step plain = run_step(*device, c, type, 2, 19, data, options);
         CHECK((run_step(*three, c, type, 2, 19, data, options) == plain));
@@ -109,7 +117,8 @@ TEST_CASE("recomputation, delayed weight gradients and threads change no bit, dr
             CHECK((again == plain));
             if (method == config::RecomputeMethod::uniform && layers == 1) CHECK(again.peak < plain.peak);
           }
-        CHECK((run_step(*device, r, type, 2, 19, data, {.training = true, .seed = 11, .recompute = false}) == plain));
+        CHECK((run_step(*device, r, type, 2, 19, data, {.training = true, .seed = 11, .recompute = false}) ==
+               plain));
         config::ModelConfig s = c;
         s.recompute_granularity = config::RecomputeGranularity::selective;
         s.recompute_modules = {config::RecomputeModule::core_attn, config::RecomputeModule::mlp};
@@ -127,7 +136,8 @@ TEST_CASE("a micro-batch split in two gives the same sums") {
     Step sum;
     for (const size_t half : {size_t{0}, size_t{1}}) {
       const auto part = [&](const auto& all) {
-        return std::decay_t<decltype(all)>(all.begin() + static_cast<int64_t>(half * 26), all.begin() + static_cast<int64_t>(half * 26 + 26));
+        return std::decay_t<decltype(all)>(all.begin() + static_cast<int64_t>(half * 26),
+                                           all.begin() + static_cast<int64_t>(half * 26 + 26));
       };
       const Data d{part(data.tokens), part(data.labels), {}, {}, part(data.mask), part(data.row_ids)};
       const Step step = run_step(*device, c, DType::f32, 2, 13, d, options);
@@ -139,7 +149,9 @@ TEST_CASE("a micro-batch split in two gives the same sums") {
       }
     }
     CHECK(sum.loss == doctest::Approx(whole.loss).epsilon(1e-6));
-    for (const auto& [name, values] : whole.gradients) {
+    for (const auto& entry : whole.gradients) {
+      const std::string& name = entry.first;
+      const std::vector<float>& values = entry.second;
       CAPTURE(name);
       double scale = 0;
       for (const float v : values) scale = std::max(scale, std::abs(static_cast<double>(v)));
@@ -178,7 +190,9 @@ TEST_CASE("documents packed into one sequence equal separate sequences") {
     double loss = 0;
     int64_t begin = 0;
     for (const int64_t length : lengths) {
-      const auto part = [&](const auto& all) { return std::decay_t<decltype(all)>(all.begin() + begin, all.begin() + begin + length); };
+      const auto part = [&](const auto& all) {
+        return std::decay_t<decltype(all)>(all.begin() + begin, all.begin() + begin + length);
+      };
       const Data d{part(packed.tokens), part(packed.labels), {}, {}, part(packed.mask), part(packed.row_ids)};
       const Step step = run_step(*device, c, DType::f32, 1, length, d);
       loss += step.loss;
@@ -197,9 +211,9 @@ TEST_CASE("documents packed into one sequence equal separate sequences") {
     const Step step = run_step(*device, c, DType::f32, 1, 19, packed);
     CHECK(step.loss == doctest::Approx(loss).epsilon(1e-6));
     CHECK(largest_difference(step.per_token, per_token) < 2e-5);
-    for (const auto& [name, values] : step.gradients) {
-      CAPTURE(name);
-      CHECK(largest_difference(values, sum[name]) < 1e-4);
+    for (const auto& entry : step.gradients) {
+      CAPTURE(entry.first);
+      CHECK(largest_difference(entry.second, sum[entry.first]) < 1e-4);
     }
   }
 }
@@ -223,14 +237,17 @@ TEST_CASE("generation with a cache gives the logits of the full forward") {
       for (const int64_t count : {9, 1, 1, 4, 1, 5}) {  // a prompt, then tokens one by one and a few at once
         std::vector<int32_t> tokens;
         for (int64_t b = 0; b < batch; ++b)
-          for (int64_t i = 0; i < count; ++i) tokens.push_back(data.tokens[static_cast<size_t>(b * seq + cache.past + i)]);
+          for (int64_t i = 0; i < count; ++i)
+            tokens.push_back(data.tokens[static_cast<size_t>(b * seq + cache.past + i)]);
         Tape tape(context, Tape::Mode::inference);
-        const Tensor logits = model->next_logits(tape, Tensor::from_host<int32_t>(*device, {batch, count}, tokens), cache);
+        const Tensor logits =
+            model->next_logits(tape, Tensor::from_host<int32_t>(*device, {batch, count}, tokens), cache);
         CHECK(logits.shape() == Shape{batch, 131});
         const auto values = logits.to_floats();
         for (int64_t b = 0; b < batch; ++b) {
           const auto at = full.begin() + (b * seq + cache.past - 1) * 131;
-          const std::vector<float> expected(at, at + 131), got(values.begin() + b * 131, values.begin() + b * 131 + 131);
+          const std::vector<float> expected(at, at + 131),
+              got(values.begin() + b * 131, values.begin() + b * 131 + 131);
           CHECK(largest_difference(got, expected) < (type == DType::f32 ? 1e-4 : 0.15));
         }
       }
@@ -290,8 +307,10 @@ TEST_CASE("frozen parameters get no gradient, and the others the same one") {
   };
   const Gradients all = run(false), few = run(true);
   for (const auto& [name, values] : few) {
-    if (name.find("layers.1.mlp") != std::string::npos) CHECK(values == all.at(name));
-    else CHECK(values == std::vector<float>(values.size(), 0.0f));
+    if (name.find("layers.1.mlp") != std::string::npos)
+      CHECK(values == all.at(name));
+    else
+      CHECK(values == std::vector<float>(values.size(), 0.0f));
   }
 }
 
@@ -456,7 +475,9 @@ TEST_CASE("an 8B model's step runs on the meta device in less than 100 ms and sa
   }
   MESSAGE("meta step of 8B x 8192: " << seconds * 1e3 << " ms");
   CHECK(seconds < 0.1);
-  const auto at = [&](MemoryOwner owner) { return static_cast<double>(use.at_peak_by_owner[static_cast<size_t>(owner)]); };
+  const auto at = [&](MemoryOwner owner) {
+    return static_cast<double>(use.at_peak_by_owner[static_cast<size_t>(owner)]);
+  };
   // Parameters: bf16 and the fp32 main copy of this store; gradients fp32.
   const double parameters = 8030261248.0;
   CHECK(at(MemoryOwner::parameters) == doctest::Approx(6 * parameters).epsilon(0.01));
@@ -466,7 +487,8 @@ TEST_CASE("an 8B model's step runs on the meta device in less than 100 ms and sa
   CHECK(at(MemoryOwner::activations) > kept);
   CHECK(at(MemoryOwner::activations) < 1.1 * kept);
   // 6 FLOPs for each weight of a product and token, and attention over half of the sequence.
-  const double weights = 32.0 * (4096.0 * (4096 + 2048) + 4096.0 * 4096 + 3.0 * 4096 * 14336) + 4096.0 * 128256;
+  const double weights =
+      32.0 * (4096.0 * (4096 + 2048) + 4096.0 * 4096 + 3.0 * 4096 * 14336) + 4096.0 * 128256;
   const double expected = 6 * 8192.0 * (weights + 32.0 * 4096 * 8192);
   CHECK(count.flops == doctest::Approx(expected).epsilon(0.001));
 }

@@ -25,11 +25,14 @@ struct Golden {
   explicit Golden(const std::string& fixture_name)
       : name(fixture_name),
         fixture(std::string(CAPSTAN_SOURCE_DIR) + "/tests/golden/models/" + fixture_name + ".safetensors"),
-        config(fixture_name == "gpt2" ? tiny_gpt2() : fixture_name == "llama" ? tiny_llama() : tiny_llama_variant()),
+        config(fixture_name == "gpt2"    ? tiny_gpt2()
+               : fixture_name == "llama" ? tiny_llama()
+                                         : tiny_llama_variant()),
         model(models::build(config)) {}
 
   void load(SimpleStore& store) const {
-    for (const auto& parameter : model->parameters()) store.set(*parameter, padded("param." + parameter->name(), *parameter, 0.37f));
+    for (const auto& parameter : model->parameters())
+      store.set(*parameter, padded("param." + parameter->name(), *parameter, 0.37f));
   }
   // The fixture has no padding rows: here they hold something that must not matter.
   std::vector<float> padded(const std::string& key, const Parameter& parameter, float padding) const {
@@ -54,7 +57,8 @@ struct Golden {
   double tokens_of(int64_t step) const {
     const auto mask = fixture.get<float>("loss_mask");
     double sum = 0;
-    for (int64_t i = step * kBatch * kSeq; i < (step + 1) * kBatch * kSeq; ++i) sum += mask[static_cast<size_t>(i)];
+    for (int64_t i = step * kBatch * kSeq; i < (step + 1) * kBatch * kSeq; ++i)
+      sum += mask[static_cast<size_t>(i)];
     return sum;
   }
 };
@@ -80,9 +84,11 @@ Difference difference(const std::vector<float>& a, const std::vector<float>& b) 
   return {norm_of(d) / norm_of(b), largest / scale};
 }
 
-// A key bias adds the same to all logits of a query: the softmax does not see it, and its true gradient is zero. (With RoPE
-// or QK norm it does matter.) What is computed is rounding noise, so its part of the packed bias is left out.
-std::vector<float> without_key_bias(const Golden& golden, const std::string& name, std::vector<float> values) {
+// A key bias adds the same to all logits of a query: the softmax does not see it, and its true gradient is
+// zero. (With RoPE or QK norm it does matter.) What is computed is rounding noise, so its part of the packed
+// bias is left out.
+std::vector<float> without_key_bias(const Golden& golden, const std::string& name,
+                                    std::vector<float> values) {
   if (golden.name != "gpt2" || name.find("linear_qkv.bias") == std::string::npos) return values;
   const auto d = static_cast<size_t>(*golden.config.kv_channels);
   std::vector<float> kept;
@@ -101,8 +107,10 @@ void check_logits_loss_and_gradients(const std::string& name, DType type, double
   const models::Batch batch = golden.batch(*device, 0);
   {
     Tape tape(context, Tape::Mode::inference);
-    const Difference d = difference(golden.model->all_logits(tape, batch).to_floats(), golden.fixture.get<float>("logits"));
-    MESSAGE(name << " " << name_of(type) << ": logits " << d.normwise << " normwise, " << d.elementwise << " elementwise");
+    const Difference d =
+        difference(golden.model->all_logits(tape, batch).to_floats(), golden.fixture.get<float>("logits"));
+    MESSAGE(name << " " << name_of(type) << ": logits " << d.normwise << " normwise, " << d.elementwise
+                 << " elementwise");
     CHECK(d.normwise < tolerance);
     CHECK(d.elementwise < tolerance);
   }
@@ -111,7 +119,8 @@ void check_logits_loss_and_gradients(const std::string& name, DType type, double
   const double count = golden.tokens_of(0), expected = golden.fixture.get<double>("loss").at(0);
   CHECK(std::abs(loss.exact_sum.to_host<double>()[0] / count / expected - 1) < tolerance);
   CHECK(std::abs(loss.sum.value.to_floats()[0] / count / expected - 1) < tolerance);
-  CHECK(difference(loss.per_token.to_floats(), golden.fixture.get<float>("token_losses")).normwise < tolerance);
+  CHECK(difference(loss.per_token.to_floats(), golden.fixture.get<float>("token_losses")).normwise <
+        tolerance);
   tape.backward({{"loss", Tensor::from_host<float>(*device, {1}, std::vector<float>{1})}});
   CHECK(store.pins == 0);
 
@@ -140,7 +149,8 @@ void check_ten_steps(const std::string& name, DType type, double tolerance) {
   SimpleStore store(*device, golden.model->parameters(), type);
   golden.load(store);
   StepContext context{*device, store};
-  const auto losses = golden.fixture.get<double>("step_losses"), norms = golden.fixture.get<double>("step_grad_norms");
+  const auto losses = golden.fixture.get<double>("step_losses"),
+             norms = golden.fixture.get<double>("step_grad_norms");
   double worst = 0;
   for (int64_t step = 0; step < static_cast<int64_t>(losses.size()); ++step) {
     store.begin();

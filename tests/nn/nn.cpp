@@ -35,11 +35,13 @@ TEST_CASE("initial values depend on seed, name and place only") {
   CHECK(whole == part_of(spec, nn::Rectangle::whole(spec.shape), 1));
   CHECK(whole != part_of(spec, nn::Rectangle::whole(spec.shape), 1, 6));
   CHECK(whole != part_of(spec_of("b.weight", {211, 173}, spec.init), nn::Rectangle::whole(spec.shape)));
-  for (const nn::Rectangle part : {nn::Rectangle{3, 50, 0, 173}, {0, 211, 7, 33}, {210, 1, 172, 1}, {9, 3, 1, 171}, {5, 0, 0, 173}}) {
+  for (const nn::Rectangle part :
+       {nn::Rectangle{3, 50, 0, 173}, {0, 211, 7, 33}, {210, 1, 172, 1}, {9, 3, 1, 171}, {5, 0, 0, 173}}) {
     const std::vector<float> values = part_of(spec, part, 3);
     for (int64_t r = 0; r < part.rows; ++r)
       for (int64_t c = 0; c < part.columns; ++c)
-        REQUIRE(values[static_cast<size_t>(r * part.columns + c)] == whole[static_cast<size_t>((part.row + r) * 173 + part.column + c)]);
+        REQUIRE(values[static_cast<size_t>(r * part.columns + c)] ==
+                whole[static_cast<size_t>((part.row + r) * 173 + part.column + c)]);
   }
   CHECK_THROWS_AS((void)part_of(spec, {200, 12, 0, 173}), Error);
   CHECK(part_of(spec_of("g", {4}, {Init::Kind::ones}), {1, 2, 0, 1}) == std::vector<float>{1, 1});
@@ -66,10 +68,14 @@ TEST_CASE("initial values are normal with the given deviation") {
 }
 
 TEST_CASE("the key of a parameter is the hash of its name: values that must not change between versions") {
-  const auto values = part_of(spec_of("decoder.layers.0.mlp.linear_fc1.weight", {4, 4}, {Init::Kind::normal, 1.0}), {0, 4, 0, 4}, 1, 1234);
+  const auto values =
+      part_of(spec_of("decoder.layers.0.mlp.linear_fc1.weight", {4, 4}, {Init::Kind::normal, 1.0}),
+              {0, 4, 0, 4}, 1, 1234);
   uint64_t hash = 0xCBF29CE484222325;
-  for (const char c : std::string("decoder.layers.0.mlp.linear_fc1.weight")) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-  for (size_t i = 0; i < 16; ++i) CHECK(values[i] == static_cast<float>(normal_at(philox_key(1234, purpose::init, hash), i)));
+  for (const char c : std::string("decoder.layers.0.mlp.linear_fc1.weight"))
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  for (size_t i = 0; i < 16; ++i)
+    CHECK(values[i] == static_cast<float>(normal_at(philox_key(1234, purpose::init, hash), i)));
 }
 
 TEST_CASE("rotary frequencies: plain and scaled as in Llama 3.1") {
@@ -82,9 +88,12 @@ TEST_CASE("rotary frequencies: plain and scaled as in Llama 3.1") {
   const auto scaled = nn::rope_frequencies(options);
   for (size_t i = 0; i < 64; ++i) {
     const double wavelength = 2 * M_PI / plain[i];
-    if (wavelength < 2048) CHECK(scaled[i] == plain[i]);
-    else if (wavelength > 8192) CHECK(scaled[i] == doctest::Approx(plain[i] / 8));
-    else CHECK((scaled[i] < plain[i] && scaled[i] > plain[i] / 8));
+    if (wavelength < 2048)
+      CHECK(scaled[i] == plain[i]);
+    else if (wavelength > 8192)
+      CHECK(scaled[i] == doctest::Approx(plain[i] / 8));
+    else
+      CHECK((scaled[i] < plain[i] && scaled[i] > plain[i] / 8));
     if (i > 0) CHECK(scaled[i] < scaled[i - 1]);
   }
 }
@@ -114,7 +123,8 @@ TEST_CASE("a name is given once") {
 }
 
 TEST_CASE("every use of hidden dropout draws a mask of its own") {
-  // All weights are zero and the output biases 1: a layer adds 1/(1-p) for each branch that keeps the element.
+  // All weights are zero and the output biases 1: a layer adds 1/(1-p) for each branch that keeps the
+  // element.
   nn::TransformerLayer::Options options;
   options.hidden_dropout = 0.25;
   options.attention.hidden = options.mlp.hidden = 40;
@@ -124,7 +134,8 @@ TEST_CASE("every use of hidden dropout draws a mask of its own") {
   options.mlp.ffn = 8;
   nn::ParamList list;
   std::vector<nn::TransformerLayer> layers;
-  for (int i = 0; i < 2; ++i) layers.emplace_back(list, nn::Place{"layers." + std::to_string(i), i, "layer"}, options);
+  for (int i = 0; i < 2; ++i)
+    layers.emplace_back(list, nn::Place{"layers." + std::to_string(i), i, "layer"}, options);
   const auto parameters = list.take();
   const auto device = make_cpu_device(kernels::cpu_table(), 1);
   test::SimpleStore store(*device, parameters);
@@ -149,7 +160,8 @@ TEST_CASE("every use of hidden dropout draws a mask of its own") {
   CHECK(results[0] != results[1]);
   for (const auto& values : results) {
     double count[3] = {};
-    for (const float v : values) count[static_cast<int>(std::lround(v * 0.75))] += 1.0 / static_cast<double>(values.size());
+    for (const float v : values)
+      count[static_cast<int>(std::lround(v * 0.75))] += 1.0 / static_cast<double>(values.size());
     CHECK(count[0] == doctest::Approx(0.0625).epsilon(0.3));
     CHECK(count[1] == doctest::Approx(0.375).epsilon(0.1));
     CHECK(count[2] == doctest::Approx(0.5625).epsilon(0.1));

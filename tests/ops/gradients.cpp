@@ -23,10 +23,13 @@ using Handles = std::vector<const Parameter*>;
 using Vars = std::vector<Var>;
 
 const DType kTypes[] = {DType::f32, DType::bf16};
-double tolerance(DType type) { return type == DType::f32 ? 2e-5 : 3e-2; }
+double tolerance(DType type) {
+  return type == DType::f32 ? 2e-5 : 3e-2;
+}
 
 template <class S>
-Vec<S> linear_reference(const Vec<S>& x, const Vec<S>& w, const Vec<S>& bias, size_t rows, size_t in, size_t out) {
+Vec<S> linear_reference(const Vec<S>& x, const Vec<S>& w, const Vec<S>& bias, size_t rows, size_t in,
+                        size_t out) {
   Vec<S> y(rows * out);
   for (size_t r = 0; r < rows; ++r)
     for (size_t o = 0; o < out; ++o) {
@@ -44,16 +47,21 @@ TEST_CASE("linear: value and gradients of input, weight and bias") {
     for (const bool bias : {false, true})
       for (const uint64_t seed : {1, 2}) {
         const int64_t rows = 5 + static_cast<int64_t>(seed), in = 7, out = 9;
-        OpCase c{.inputs = {random_value({rows, in}, seed)}, .parameters = {random_value({out, in}, seed + 10)}, .type = type,
+        OpCase c{.inputs = {random_value({rows, in}, seed)},
+                 .parameters = {random_value({out, in}, seed + 10)},
+                 .type = type,
                  .tolerance = tolerance(type)};
         if (bias) c.parameters.push_back(random_value({out}, seed + 20));
         check_op(
             "linear", c,
-            [](Tape& t, Vars x, const Handles& p) { return Vars{ops::linear(t, x[0], *p[0], p.size() > 1 ? p[1] : nullptr)}; },
+            [](Tape& t, Vars x, const Handles& p) {
+              return Vars{ops::linear(t, x[0], *p[0], p.size() > 1 ? p[1] : nullptr)};
+            },
             [&](const auto& x, const auto& p) {
               using L = std::decay_t<decltype(x)>;
-              return L{linear_reference(x[0], p[0], p.size() > 1 ? p[1] : typename L::value_type{}, static_cast<size_t>(rows),
-                                        static_cast<size_t>(in), static_cast<size_t>(out))};
+              return L{linear_reference(x[0], p[0], p.size() > 1 ? p[1] : typename L::value_type{},
+                                        static_cast<size_t>(rows), static_cast<size_t>(in),
+                                        static_cast<size_t>(out))};
             });
       }
 }
@@ -71,7 +79,8 @@ TEST_CASE("embedding: rows of tables, shards, gradients summed over repeated ids
             [&](Tape& t, Vars, const Handles& p) {
               const Tensor i = Tensor::from_host<int32_t>(t.device(), {7}, ids);
               const Tensor at = Tensor::from_host<int32_t>(t.device(), {7}, positions);
-              return Vars{ops::embedding(t, i, *p[0], learned ? p[1] : nullptr, learned ? at : Tensor(), first_row)};
+              return Vars{
+                  ops::embedding(t, i, *p[0], learned ? p[1] : nullptr, learned ? at : Tensor(), first_row)};
             },
             [&](const auto&, const auto& p) {
               using L = std::decay_t<decltype(p)>;
@@ -94,22 +103,26 @@ TEST_CASE("norm: with and without residual, each output used or not") {
         for (const auto& used : {std::vector<bool>{true, true}, {false, true}, {true, false}}) {
           const int64_t rows = 6, cols = 11;
           const float offset = rms ? 1.0f : 0.0f;
-          OpCase c{.inputs = {random_value({rows, cols}, 1)}, .parameters = {random_value({cols}, 3)}, .type = type,
-                   .tolerance = tolerance(type), .used_outputs = used};
+          OpCase c{.inputs = {random_value({rows, cols}, 1)},
+                   .parameters = {random_value({cols}, 3)},
+                   .type = type,
+                   .tolerance = tolerance(type),
+                   .used_outputs = used};
           if (residual) c.inputs.push_back(random_value({rows, cols}, 2));
           if (!rms) c.parameters.push_back(random_value({cols}, 4));
           check_op(
               "norm", c,
               [&](Tape& t, Vars x, const Handles& p) {
-                ops::NormResult r = ops::norm(t, std::move(x[0]), x.size() > 1 ? x[1] : Var{}, *p[0], rms ? nullptr : p[1],
-                                              {rms, 1e-3f, offset});
+                ops::NormResult r = ops::norm(t, std::move(x[0]), x.size() > 1 ? x[1] : Var{}, *p[0],
+                                              rms ? nullptr : p[1], {rms, 1e-3f, offset});
                 return Vars{r.sum, r.y};
               },
               [&](const auto& x, const auto& p) {
                 using L = std::decay_t<decltype(x)>;
                 auto sum = x[0];
                 for (size_t i = 0; i < sum.size() && residual; ++i) sum[i] += x[1][i];
-                return L{sum, reference::norm(rms, sum, p[0], offset, rms ? typename L::value_type{} : p[1], 1e-3f, cols)};
+                return L{sum, reference::norm(rms, sum, p[0], offset, rms ? typename L::value_type{} : p[1],
+                                              1e-3f, cols)};
               });
         }
 }
@@ -119,8 +132,10 @@ TEST_CASE("qk_norm: every query and key head on its own, values pass") {
   const int64_t tokens = 3;
   for (const DType type : kTypes)
     for (const bool rms : {false, true}) {
-      OpCase c{.inputs = {random_value({tokens, layout.row()}, 1)}, .parameters = {random_value({5}, 2), random_value({5}, 3)},
-               .type = type, .tolerance = tolerance(type)};
+      OpCase c{.inputs = {random_value({tokens, layout.row()}, 1)},
+               .parameters = {random_value({5}, 2), random_value({5}, 3)},
+               .type = type,
+               .tolerance = tolerance(type)};
       if (!rms) {
         c.parameters.push_back(random_value({5}, 4));
         c.parameters.push_back(random_value({5}, 5));
@@ -128,7 +143,8 @@ TEST_CASE("qk_norm: every query and key head on its own, values pass") {
       check_op(
           "qk_norm", c,
           [&](Tape& t, Vars x, const Handles& p) {
-            return Vars{ops::qk_norm(t, x[0], layout, {p[0], rms ? nullptr : p[2], p[1], rms ? nullptr : p[3]}, {rms, 1e-3f, 0})};
+            return Vars{ops::qk_norm(
+                t, x[0], layout, {p[0], rms ? nullptr : p[2], p[1], rms ? nullptr : p[3]}, {rms, 1e-3f, 0})};
           },
           [&](const auto& x, const auto& p) {
             using L = std::decay_t<decltype(x)>;
@@ -137,7 +153,8 @@ TEST_CASE("qk_norm: every query and key head on its own, values pass") {
             for (size_t head = 0; head < y.size() / 5; ++head) {
               const size_t kind = head % 5;  // three queries, a key, a value
               if (kind == 4) continue;
-              const V part(y.begin() + static_cast<int64_t>(head * 5), y.begin() + static_cast<int64_t>(head * 5 + 5));
+              const V part(y.begin() + static_cast<int64_t>(head * 5),
+                           y.begin() + static_cast<int64_t>(head * 5 + 5));
               const size_t which = kind == 3 ? 1 : 0;
               const V n = reference::norm(rms, part, p[which], 0, rms ? V{} : p[which + 2], 1e-3f, 5);
               std::copy(n.begin(), n.end(), y.begin() + static_cast<int64_t>(head * 5));
@@ -164,7 +181,8 @@ TEST_CASE("rope: forward and inverse rotation, part of a head, both pairings") {
             [&](Tape& t, Vars x, const Handles&) {
               const ops::RopeTable table{upload(t.device(), {{6, rotary / 2}, cosines}, DType::f32),
                                          upload(t.device(), {{6, rotary / 2}, sines}, DType::f32)};
-              return Vars{ops::rope(t, std::move(x[0]), layout, table, Tensor::from_host<int32_t>(t.device(), {4}, positions), interleaved)};
+              return Vars{ops::rope(t, std::move(x[0]), layout, table,
+                                    Tensor::from_host<int32_t>(t.device(), {4}, positions), interleaved)};
             },
             [&](const auto& x, const auto&) {
               using L = std::decay_t<decltype(x)>;
@@ -190,7 +208,9 @@ TEST_CASE("attention: causal, window, documents, dropout") {
       shape.dropout_key = philox_key(5, purpose::attention_dropout, 1);
       shape.head_offset = 4;
       const Vec<int32_t> starts = variant == 2 ? documents : Vec<int32_t>{};
-      OpCase c{.inputs = {random_value({batch * seq, layout.row()}, 1, 1.5)}, .type = type, .tolerance = tolerance(type)};
+      OpCase c{.inputs = {random_value({batch * seq, layout.row()}, 1, 1.5)},
+               .type = type,
+               .tolerance = tolerance(type)};
       check_op(
           "attention", c,
           [&](Tape& t, Vars x, const Handles&) {
@@ -203,7 +223,8 @@ TEST_CASE("attention: causal, window, documents, dropout") {
             o.dropout = shape.dropout;
             o.dropout_key = shape.dropout_key;
             o.head_offset = shape.head_offset;
-            if (variant == 2) o.document_start = Tensor::from_host<int32_t>(t.device(), {batch * seq}, documents);
+            if (variant == 2)
+              o.document_start = Tensor::from_host<int32_t>(t.device(), {batch * seq}, documents);
             if (variant == 3) o.row_ids = Tensor::from_host<int64_t>(t.device(), {batch * seq}, ids);
             return Vars{ops::attention(t, x[0], o)};
           },
@@ -225,10 +246,13 @@ TEST_CASE("bias_activation: every kind, gated or not, with and without bias") {
           if (bias) c.parameters.push_back(random_value({width}, 2));
           check_op(
               "bias_activation", c,
-              [&](Tape& t, Vars x, const Handles& p) { return Vars{ops::bias_activation(t, x[0], bias ? p[0] : nullptr, kind, gated)}; },
+              [&](Tape& t, Vars x, const Handles& p) {
+                return Vars{ops::bias_activation(t, x[0], bias ? p[0] : nullptr, kind, gated)};
+              },
               [&](const auto& x, const auto& p) {
                 using L = std::decay_t<decltype(x)>;
-                return L{reference::activation(kind, gated, x[0], bias ? p[0] : typename L::value_type{}, rows, cols)};
+                return L{reference::activation(kind, gated, x[0], bias ? p[0] : typename L::value_type{},
+                                               rows, cols)};
               });
         }
 }
@@ -247,7 +271,8 @@ TEST_CASE("bias_dropout_add: every combination; the mask of backward is the mask
               "bias_dropout_add", c,
               [&](Tape& t, Vars x, const Handles& h) {
                 const ops::Dropout dropout{p, key, Tensor::from_host<int64_t>(t.device(), {4}, ids)};
-                return Vars{ops::bias_dropout_add(t, std::move(x[0]), bias ? h[0] : nullptr, residual ? x[1] : Var{}, dropout)};
+                return Vars{ops::bias_dropout_add(t, std::move(x[0]), bias ? h[0] : nullptr,
+                                                  residual ? x[1] : Var{}, dropout)};
               },
               [&](const auto& x, const auto& h) {
                 using L = std::decay_t<decltype(x)>;
@@ -256,7 +281,9 @@ TEST_CASE("bias_dropout_add: every combination; the mask of backward is the mask
                 for (size_t i = 0; i < y.size(); ++i) {
                   if (bias) y[i] += h[0][i % 9];
                   if (p > 0)
-                    y[i] *= kernels::keep_hidden(key, ids[i / 9], static_cast<int64_t>(i % 9), threshold) ? 1 / (1 - static_cast<double>(p)) : 0.0;
+                    y[i] *= kernels::keep_hidden(key, ids[i / 9], static_cast<int64_t>(i % 9), threshold)
+                                ? 1 / (1 - static_cast<double>(p))
+                                : 0.0;
                   if (residual) y[i] += x[1][i];
                 }
                 return L{y};
@@ -264,7 +291,8 @@ TEST_CASE("bias_dropout_add: every combination; the mask of backward is the mask
         }
 }
 
-TEST_CASE("linear_cross_entropy: chunks, padding columns, weights; the gradient is made in the forward pass") {
+TEST_CASE(
+    "linear_cross_entropy: chunks, padding columns, weights; the gradient is made in the forward pass") {
   for (const DType type : kTypes)
     for (const int64_t rows : {int64_t{5}, int64_t{1030}}) {
       const int64_t hidden = 3, columns = 10, vocab = 7;
@@ -272,20 +300,26 @@ TEST_CASE("linear_cross_entropy: chunks, padding columns, weights; the gradient 
       const Vec<int32_t> labels = testing::random_ints(rows, 5, vocab);
       Vec<double> weights = testing::random_values(rows, 6);
       for (double& w : weights) w = w < -0.5 ? 0 : static_cast<float>(w + 1);
-      OpCase c{.inputs = {random_value({rows, hidden}, 1)}, .parameters = {random_value({columns, hidden}, 2)}, .type = type,
-               .tolerance = tolerance(type), .output_gradients = {{1.0}}};
+      OpCase c{.inputs = {random_value({rows, hidden}, 1)},
+               .parameters = {random_value({columns, hidden}, 2)},
+               .type = type,
+               .tolerance = tolerance(type),
+               .output_gradients = {{1.0}}};
       check_op(
           "linear_cross_entropy", c,
           [&](Tape& t, Vars x, const Handles& p) {
-            const auto r = ops::linear_cross_entropy(t, x[0], *p[0], Tensor::from_host<int32_t>(t.device(), {rows}, labels),
-                                                     upload(t.device(), {{rows}, weights}, DType::f32), vocab);
-            CHECK(r.exact_sum.to_host<double>()[0] == doctest::Approx(r.sum.value.to_floats()[0]).epsilon(1e-6));
+            const auto r = ops::linear_cross_entropy(
+                t, x[0], *p[0], Tensor::from_host<int32_t>(t.device(), {rows}, labels),
+                upload(t.device(), {{rows}, weights}, DType::f32), vocab);
+            CHECK(r.exact_sum.to_host<double>()[0] ==
+                  doctest::Approx(r.sum.value.to_floats()[0]).epsilon(1e-6));
             return Vars{r.sum};
           },
           [&](const auto& x, const auto& p) {
             using L = std::decay_t<decltype(x)>;
             using V = typename L::value_type;
-            const V logits = linear_reference(x[0], p[0], V{}, static_cast<size_t>(rows), static_cast<size_t>(hidden), static_cast<size_t>(columns));
+            const V logits = linear_reference(x[0], p[0], V{}, static_cast<size_t>(rows),
+                                              static_cast<size_t>(hidden), static_cast<size_t>(columns));
             const V losses = reference::cross_entropy(logits, labels, vocab, columns);
             return L{V{reference::contract(losses, weights)}};
           });
@@ -293,14 +327,16 @@ TEST_CASE("linear_cross_entropy: chunks, padding columns, weights; the gradient 
 }
 
 TEST_CASE("cast and add") {
-  check_op("add", {.inputs = {random_value({3, 5}, 1), random_value({3, 5}, 2)}},
-           [](Tape& t, Vars x, const Handles&) { return Vars{ops::add(t, std::move(x[0]), x[1])}; },
-           [](const auto& x, const auto&) {
-             auto y = x[0];
-             for (size_t i = 0; i < y.size(); ++i) y[i] += x[1][i];
-             return std::decay_t<decltype(x)>{y};
-           });
-  check_op("cast", {.inputs = {random_value({3, 5}, 1)}, .tolerance = 1e-2},
-           [](Tape& t, Vars x, const Handles&) { return Vars{ops::cast(t, x[0], DType::bf16)}; },
-           [](const auto& x, const auto&) { return std::decay_t<decltype(x)>{x[0]}; });
+  check_op(
+      "add", {.inputs = {random_value({3, 5}, 1), random_value({3, 5}, 2)}},
+      [](Tape& t, Vars x, const Handles&) { return Vars{ops::add(t, std::move(x[0]), x[1])}; },
+      [](const auto& x, const auto&) {
+        auto y = x[0];
+        for (size_t i = 0; i < y.size(); ++i) y[i] += x[1][i];
+        return std::decay_t<decltype(x)>{y};
+      });
+  check_op(
+      "cast", {.inputs = {random_value({3, 5}, 1)}, .tolerance = 1e-2},
+      [](Tape& t, Vars x, const Handles&) { return Vars{ops::cast(t, x[0], DType::bf16)}; },
+      [](const auto& x, const auto&) { return std::decay_t<decltype(x)>{x[0]}; });
 }

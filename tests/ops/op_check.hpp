@@ -1,7 +1,8 @@
-// Holds an operation to a scalar reference: values in double, gradients by complex step (tests/kernels/reference.hpp). Each
-// case runs plain, on inputs that nobody else holds (which it may overwrite), with delayed weight gradients and inside a
-// recomputed region: the same bits always. Parameters are taken away when the operation releases them, gradient buffers
-// begin with something in them, and inputs that somebody holds must stay as they are.
+// Holds an operation to a scalar reference: values in double, gradients by complex step
+// (tests/kernels/reference.hpp). Each case runs plain, on inputs that nobody else holds (which it may
+// overwrite), with delayed weight gradients and inside a recomputed region: the same bits always. Parameters
+// are taken away when the operation releases them, gradient buffers begin with something in them, and inputs
+// that somebody holds must stay as they are.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -33,7 +34,8 @@ inline Vec<double> rounded(const Vec<double>& values, DType type) {
   Vec<double> result;
   for (const double v : values) {
     const auto f = static_cast<float>(v);
-    result.push_back(type == DType::bf16 ? static_cast<double>(static_cast<float>(bf16(f))) : static_cast<double>(f));
+    result.push_back(type == DType::bf16 ? static_cast<double>(static_cast<float>(bf16(f)))
+                                         : static_cast<double>(f));
   }
   return result;
 }
@@ -61,7 +63,8 @@ struct OpCase {
 struct OpRun {
   std::vector<Vec<double>> outputs, input_gradients, parameter_gradients;
   bool operator==(const OpRun& o) const {
-    return outputs == o.outputs && input_gradients == o.input_gradients && parameter_gradients == o.parameter_gradients;
+    return outputs == o.outputs && input_gradients == o.input_gradients &&
+           parameter_gradients == o.parameter_gradients;
   }
 };
 
@@ -92,21 +95,26 @@ OpRun run_op(Device& device, const OpCase& c, Op&& op, Way way, const std::vecto
     inputs.push_back(tape.input("x" + std::to_string(i), upload(device, c.inputs[i], c.type), true));
   std::vector<Tensor> held;
   for (Var& input : inputs)
-    if (way != Way::owned) held.push_back(input.value);
-    else input = ops::bias_dropout_add(tape, std::move(input), nullptr, {}, {});  // x + nothing: a copy of its own
+    if (way != Way::owned)
+      held.push_back(input.value);
+    else
+      input =
+          ops::bias_dropout_add(tape, std::move(input), nullptr, {}, {});  // x + nothing: a copy of its own
   std::vector<Var> outputs;
   if (way == Way::recomputed)
     outputs = tape.recompute("region", inputs, [&](Tape& inner, std::span<const Var> arguments) {
       return op(inner, std::vector<Var>(arguments.begin(), arguments.end()), handles);
     });
-  else outputs = op(tape, std::move(inputs), handles);
+  else
+    outputs = op(tape, std::move(inputs), handles);
   OpRun run;
   std::map<std::string, Tensor> gradients;
   for (size_t i = 0; i < outputs.size(); ++i) {
     run.outputs.push_back(as_doubles(outputs[i].value));
     tape.output("y" + std::to_string(i), outputs[i]);
     if (i < upstream.size() && !upstream[i].empty())
-      gradients["y" + std::to_string(i)] = upload(device, {outputs[i].shape(), upstream[i]}, outputs[i].dtype());
+      gradients["y" + std::to_string(i)] =
+          upload(device, {outputs[i].shape(), upstream[i]}, outputs[i].dtype());
   }
   outputs.clear();
   inputs.clear();
@@ -116,7 +124,8 @@ OpRun run_op(Device& device, const OpCase& c, Op&& op, Way way, const std::vecto
   for (size_t i = 0; i < held.size(); ++i) CHECK(as_doubles(held[i]) == c.inputs[i].values);
   CHECK(store.pins == 0);
   CHECK(store.ready.size() == parameters.size());
-  for (size_t i = 0; i < c.inputs.size(); ++i) run.input_gradients.push_back(as_doubles(tape.input_gradient("x" + std::to_string(i))));
+  for (size_t i = 0; i < c.inputs.size(); ++i)
+    run.input_gradients.push_back(as_doubles(tape.input_gradient("x" + std::to_string(i))));
   for (const Parameter* p : handles) run.parameter_gradients.push_back(as_doubles(store.gradient(*p)));
   return run;
 }
@@ -135,9 +144,10 @@ void check_op(const std::string& name, OpCase c, Op&& op, Ref&& ref) {
   std::vector<Vec<double>> upstream(expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
     if (!c.used_outputs.empty() && !c.used_outputs[i]) continue;
-    upstream[i] = i < c.output_gradients.size()
-                      ? c.output_gradients[i]
-                      : rounded(testing::random_values(static_cast<int64_t>(expected[i].size()), 900 + i), c.type);
+    upstream[i] =
+        i < c.output_gradients.size()
+            ? c.output_gradients[i]
+            : rounded(testing::random_values(static_cast<int64_t>(expected[i].size()), 900 + i), c.type);
   }
   const auto loss = [&](const auto& xs, const auto& ps) {
     using S = typename std::decay_t<decltype(xs[0])>::value_type;
@@ -159,10 +169,10 @@ void check_op(const std::string& name, OpCase c, Op&& op, Ref&& ref) {
     }));
   for (size_t i = 0; i < p.size(); ++i)
     for (double& d : dp.emplace_back(reference::complex_step(p[i], [&](const Vec<Complex>& v) {
-      auto all = cp;
-      all[i] = v;
-      return loss(cx, all);
-    })))
+           auto all = cp;
+           all[i] = v;
+           return loss(cx, all);
+         })))
       d += kGradientBefore;
 
   OpRun first;

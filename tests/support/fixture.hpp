@@ -22,11 +22,13 @@ class Fixture {
     uint64_t header = 0;
     if (bytes_.size() < 8) throw std::runtime_error("no fixture " + path);
     std::memcpy(&header, bytes_.data(), 8);
-    const auto index = nlohmann::json::parse(bytes_.begin() + 8, bytes_.begin() + 8 + static_cast<int64_t>(header));
+    const auto index =
+        nlohmann::json::parse(bytes_.begin() + 8, bytes_.begin() + 8 + static_cast<int64_t>(header));
     for (const auto& [name, entry] : index.items()) {
       if (name == "__metadata__") continue;
       const auto offsets = entry.at("data_offsets").get<std::vector<size_t>>();
-      entries_[name] = {8 + header + offsets.at(0), offsets.at(1) - offsets.at(0), entry.at("shape").get<std::vector<int64_t>>()};
+      entries_[name] = {8 + header + offsets.at(0), offsets.at(1) - offsets.at(0),
+                        entry.at("shape").get<std::vector<int64_t>>()};
     }
   }
   bool has(const std::string& name) const { return entries_.count(name) > 0; }

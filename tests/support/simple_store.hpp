@@ -1,5 +1,5 @@
-// The simplest ParamStore, for tests: every parameter whole on one device, in the compute type, with an fp32 main copy, an
-// fp32 gradient and Adam's moments.
+// The simplest ParamStore, for tests: every parameter whole on one device, in the compute type, with an fp32
+// main copy, an fp32 gradient and Adam's moments.
 #pragma once
 
 #include <limits>
@@ -18,11 +18,12 @@ namespace capstan::test {
 
 class SimpleStore : public ParamStore {
  public:
-  // gathered: acquire() hands out a copy that turns into NaNs at release(), so that an operation which keeps it is found.
+  // gathered: acquire() hands out a copy that turns into NaNs at release(), so that an operation which keeps
+  // it is found.
   explicit SimpleStore(Device& device, DType compute = DType::f32, bool gathered = false)
       : device_(device), compute_(compute), gathered_(gathered) {}
-  SimpleStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, DType compute = DType::f32,
-              bool gathered = false)
+  SimpleStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters,
+              DType compute = DType::f32, bool gathered = false)
       : SimpleStore(device, compute, gathered) {
     for (const auto& parameter : parameters) add(*parameter);
     begin();
@@ -37,7 +38,8 @@ class SimpleStore : public ParamStore {
     }
     OwnerScope scope(MemoryOwner::parameters);
     slot.main = Tensor::zeros(device_, parameter.spec().shape);
-    slot.model = compute_ == DType::f32 ? slot.main : Tensor::zeros(device_, parameter.spec().shape, compute_);
+    slot.model =
+        compute_ == DType::f32 ? slot.main : Tensor::zeros(device_, parameter.spec().shape, compute_);
     slots_.push_back(slot);
   }
   void set(const Parameter& parameter, std::span<const float> values) {
@@ -67,8 +69,8 @@ class SimpleStore : public ParamStore {
       slot.m = Tensor::zeros(device_, slot.main.shape());
       slot.v = Tensor::zeros(device_, slot.main.shape());
     }
-    launch(device_, device_.table().optimizers->adam, step, slot.gradient, grad_scale, slot.main, slot.m, slot.v,
-           compute_ == DType::f32 ? Tensor() : slot.model, slot.main.elements());
+    launch(device_, device_.table().optimizers->adam, step, slot.gradient, grad_scale, slot.main, slot.m,
+           slot.v, compute_ == DType::f32 ? Tensor() : slot.model, slot.main.elements());
   }
   const Tensor& main(const Parameter& parameter) { return at(parameter).main; }
 
