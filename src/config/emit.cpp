@@ -85,9 +85,9 @@ std::string double_quoted(std::string_view text) {
       std::array<char, 8> buffer;
       std::snprintf(buffer.data(), buffer.size(), "\\x%02X", static_cast<unsigned>(c));
       out += buffer.data();
-    } else if (rest.starts_with("\xC2\x85")) out += "\\N", i += 1;
-    else if (rest.starts_with("\xE2\x80\xA8")) out += "\\L", i += 2;
-    else if (rest.starts_with("\xE2\x80\xA9")) out += "\\P", i += 2;
+    } else if (rest.starts_with("\xC2\x85")) out += "\\u0085", i += 1;
+    else if (rest.starts_with("\xE2\x80\xA8")) out += "\\u2028", i += 2;
+    else if (rest.starts_with("\xE2\x80\xA9")) out += "\\u2029", i += 2;
     else if (rest.starts_with("\xEF\xBB\xBF")) out += "\\uFEFF", i += 2;
     else if (rest.starts_with("\xEF\xBF\xBE")) out += "\\uFFFE", i += 2;
     else if (rest.starts_with("\xEF\xBF\xBF")) out += "\\uFFFF", i += 2;
@@ -161,7 +161,7 @@ std::string yaml_text(std::string_view text, bool flow) {
                std::string_view("-?:,[]{}#&*!|>'\"%@`").find(first) != std::string_view::npos ||
                text.find(": ") != std::string_view::npos || text.find(" #") != std::string_view::npos ||
                text.starts_with("---") || text.starts_with("...");
-  if (flow && text.find_first_of(",[]{}:") != std::string_view::npos) quote = true;
+  if (flow && text.find_first_of(",[]{}:?") != std::string_view::npos) quote = true;  // yaml-cpp 0.7 ends a text at `?` there
   return quote ? single_quoted(text) : std::string(text);
 }
 

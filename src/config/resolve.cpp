@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <ctime>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -463,10 +464,22 @@ class Resolver {
     }
   }
 
-  // What the leaf would be without its explicit value.
+  // Whether one of these inputs was itself derived, by whatever way, from `path`.
+  bool derived_from(const std::vector<std::string>& inputs, const std::string& path, std::set<std::string>& seen) {
+    for (const auto& input : inputs) {
+      if (input == path) return true;
+      const Derivation* derivation = leaf(input)->derived ? schema_.find_derivation(input) : nullptr;
+      if (derivation && seen.insert(input).second && derived_from(derivation->inputs, path, seen)) return true;
+    }
+    return false;
+  }
+
+  // What the leaf would be without its explicit value. Where two leaves are derived from each other, the given one is
+  // the source, and nothing else would give it.
   Value derived_value(const Leaf& leaf) {
     const Derivation* derivation = leaf.field->formula.empty() ? nullptr : schema_.find_derivation(leaf.field->path);
-    if (!derivation) return leaf.field->default_value;
+    std::set<std::string> seen;
+    if (!derivation || derived_from(derivation->inputs, leaf.field->path, seen)) return leaf.field->default_value;
     const Value kept = schema_.load(root_, *leaf.field);
     schema_.store(root_, *leaf.field, leaf.field->default_value);
     derivation->run(root_);

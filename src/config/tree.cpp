@@ -207,6 +207,10 @@ class Builder : public YAML::EventHandler {
       bytes = 1;
     }
     Node node = Node::scalar(text, lines_.place(at, std::max<size_t>(1, bytes)), quoted);
+    if (first_invalid_utf8(text)) {  // yaml-cpp 0.7 turns \N and \_ into single bytes
+      error("C0004", "an escape that does not give valid text", node.place, "").help("write the character itself, or \\uXXXX");
+      node.text.clear();
+    }
     value(std::move(node), anchor, at);
   }
 
@@ -462,6 +466,7 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
     std::string text(said);
     for (size_t i = text.find("illegal"); i != std::string::npos; i = text.find("illegal")) text.replace(i, 7, "invalid");
     diagnostic.message = text;
+    if (text.starts_with("unknown escape") && at >= 2) diagnostic.place = lines.place(at - 2, 2);
     if (text == "unknown escape character: $") diagnostic.help("in double quotes write `\\\\${`, or put the text in single quotes");
     else if (text.starts_with("unknown escape")) diagnostic.help("in double quotes a backslash is written `\\\\`; in single quotes it is plain text");
   }

@@ -63,6 +63,7 @@ TEST_CASE("every shipped recipe resolves, and every printed form of it reads bac
       CAPTURE(text);
       CAPTURE(render(again.diagnostics, again.sources));
       CHECK(again.ok());
+      CAPTURE(render_diff(diff(resolution, again)));
       CHECK(diff(resolution, again).empty());
       CHECK(config_hash(schema(), &again.config, HashScope::full) == hash);
     }

@@ -52,7 +52,7 @@ struct TrainSection {
   Duration timeout{600};
   Duration minutes{60};
   Bytes buffer{1 << 20};
-  Path save{"out", "out"};
+  Path save;
   std::optional<Path> load;
   double limit = 1;
   std::map<std::string, std::string> env;

@@ -147,6 +147,8 @@ TEST_CASE("syntax errors: own words, exact place, a way out") {
       {"hello\n", "r.yaml:1:1", "a recipe is a mapping of sections, not a single value", ""},
       {"a: \xFF\n", "r.yaml:1:4", "invalid UTF-8 at byte 3", "UTF-8"},
       {"ä: \xC3\n", "r.yaml:1:4", "invalid UTF-8 at byte 4", "UTF-8"},
+      {"a: \"x\\N\"\n", "r.yaml:1:4", "an escape that does not give valid text", "uXXXX"},
+      {"a: \"\\${x}\"\n", "r.yaml:1:5", "unknown escape character: $", "in double quotes write"},
       {"a: \x01\n", "r.yaml:1:4", "control character U+0001", "escape"},
       {"a: \x04 b\n", "r.yaml:1:4", "control character U+0004", "escape"},
   };
