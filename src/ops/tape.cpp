@@ -61,6 +61,10 @@ void BackwardStep::weight_gradient(const Parameter& parameter, Cost cost, std::v
 
 // ---- the tape --------------------------------------------------------------------------------------------------------
 
+Tape::Tape(StepContext& context, Mode mode) : context_(context), mode_(mode) {
+  if (context.observer) last_mark_ = now_seconds();
+}
+
 Var Tape::input(const std::string& name, Tensor value, bool needs_gradient) {
   Var var{std::move(value), -1};
   if (needs_gradient && recording()) {
@@ -153,7 +157,10 @@ void Tape::run_weight_step(WeightStep& step) {
   const double started = context_.observer ? now_seconds() : 0;
   const Tensor gradient = context_.store.gradient(*step.parameter);
   step.run(gradient, step.tensors);
-  if (context_.observer) note({'W', step.name, shapes_of(step.tensors), step.cost, bytes_of(step.tensors)}, started);
+  if (context_.observer) {
+    note({'W', step.name, shapes_of(step.tensors), step.cost, bytes_of(step.tensors)}, started);
+    inner_seconds_ += last_mark_ - started;
+  }
   step.tensors.clear();
   context_.store.note_weight_gradient(*step.parameter);
 }
@@ -199,8 +206,10 @@ void Tape::run_backward(BackwardOptions options) {
     if (!reached)
       for (size_t i = 0; i < entry.output_slots.size(); ++i)
         step.output_gradients_[i] = Tensor::zeros(device(), entry.output_shapes[i], entry.output_dtypes[i]);
+    inner_seconds_ = 0;
     entry.backward(step);
-    if (context_.observer) note(std::move(event), started);
+    // What ran inside (weight steps, a region run again) was observed on its own.
+    if (context_.observer) note(std::move(event), started + inner_seconds_);
     entries_.pop_back();
   }
 }
@@ -252,6 +261,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
   entry.name = name;
   entry.saved = std::move(saved);
   entry.backward = [this, choices, first_choice, needs, body = std::move(body)](BackwardStep& step) {
+    const double started = context_.observer ? now_seconds() : 0;
     Tape again(context_, Mode::train);
     again.repeated_ = true;
     again.choices_ = choices;
@@ -270,6 +280,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
       Tensor& gradient = again.gradients_[static_cast<size_t>(arguments[i].slot)];
       if (gradient.defined()) step.give(i, std::move(gradient));
     }
+    if (context_.observer) inner_seconds_ += now_seconds() - started;  // observed by the inner tape
     // Delayed weight gradients outlive the inner tape: their tensors keep what they need.
     for (WeightStep& weight : again.weight_steps_) weight_steps_.push_back(std::move(weight));
   };

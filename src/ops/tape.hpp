@@ -113,7 +113,7 @@ class Tape {
     train,      // records
     inference,  // records nothing and counts nothing
   };
-  explicit Tape(StepContext& context, Mode mode = Mode::train) : context_(context), mode_(mode) {}
+  explicit Tape(StepContext& context, Mode mode = Mode::train);
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
@@ -188,7 +188,8 @@ class Tape {
   std::vector<std::pair<int, Tensor>> side_losses_;
   std::shared_ptr<std::vector<Tensor>> choices_;  // of the outermost recomputed region
   size_t next_choice_ = 0;                        // when repeated
-  double last_mark_ = 0;  // host clock at the end of the last observed piece
+  double last_mark_ = 0;       // host clock at the end of the last observed piece
+  double inner_seconds_ = 0;   // within the running backward step, observed as events of their own
 };
 
 }  // namespace capstan

@@ -10,19 +10,19 @@
 
 namespace capstan::train {
 
+void check_device(config::DeviceKind kind) {
+  if (kind == config::DeviceKind::cuda)
+    fail(ErrorCode::unsupported, "train.device: cuda: this build has no CUDA backend",
+         "train.device=cpu trains here; recipes for GPUs can be checked and shown without one");
+  if (kind == config::DeviceKind::guard)
+    fail(ErrorCode::unsupported, "train.device: guard: this build has no guard backend", "train.device=cpu");
+  if (kind == config::DeviceKind::meta)
+    fail(ErrorCode::unsupported, "train.device: meta: it has shapes and no memory, so that nothing could be learnt", "train.device=cpu");
+}
+
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks) {
-  switch (kind) {
-    case config::DeviceKind::automatic:
-    case config::DeviceKind::cpu:
-      return make_cpu_device(kernels::cpu_table(), threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks));
-    case config::DeviceKind::meta: return make_meta_device(kernels::cpu_table());
-    case config::DeviceKind::cuda:
-      fail(ErrorCode::unsupported, "train.device: cuda: this build has no CUDA backend",
-           "train.device=cpu trains here; recipes for GPUs can be checked and shown without one");
-    case config::DeviceKind::guard:
-      fail(ErrorCode::unsupported, "train.device: guard: this build has no guard backend", "train.device=cpu");
-  }
-  fail(ErrorCode::internal, "internal error: unknown device kind");
+  check_device(kind);
+  return make_cpu_device(kernels::cpu_table(), threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks));
 }
 
 DType compute_type(const config::MixedPrecisionConfig& precision) {

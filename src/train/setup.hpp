@@ -15,7 +15,9 @@
 
 namespace capstan::train {
 
-// ErrorCode::unsupported for a device whose backend this build lacks. threads 0: cores / ranks of this host.
+// ErrorCode::unsupported for a device whose backend this build lacks.
+void check_device(config::DeviceKind kind);
+// threads 0: cores / ranks of this host.
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks);
 
 DType compute_type(const config::MixedPrecisionConfig& precision);

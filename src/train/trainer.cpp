@@ -38,6 +38,12 @@ std::string fixed(double value, int digits) {
   return buffer.data();
 }
 
+std::string significant(double value) {  // three digits: 2e-04
+  std::array<char, 48> buffer;
+  std::snprintf(buffer.data(), buffer.size(), "%.3g", value);
+  return buffer.data();
+}
+
 double wall_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 // Only rank 0 speaks.
@@ -95,6 +101,7 @@ class Run {
   StepTimers timers_;
   int64_t total_steps_ = 0, first_step_ = 0, saved_step_ = -1;
   fs::path last_checkpoint_;
+  StepEstimate estimate_;
   double flops_per_step_ = 0, gemm_rate_ = 0;  // of this rank; FLOP/s
   double last_loss_ = 0;
   Clock::time_point last_line_;
@@ -176,11 +183,10 @@ void Run::start_or_resume() {
 }
 
 void Run::report_model() {
-  const StepEstimate estimate = estimate_step(config_, loop_->model());
-  flops_per_step_ = estimate.flops * static_cast<double>(loop_->micro_batches());
+  flops_per_step_ = estimate_.flops * static_cast<double>(loop_->micro_batches());
   gemm_rate_ = kernels::measured_gemm_gflops(loop_->device()) * 1e9;
   speaker_.line(human_count(static_cast<double>(loop_->store().elements())) + " parameters, " + human_count(flops_per_step_) +
-                "FLOP a step and rank, about " + human_bytes(static_cast<double>(estimate.memory.peak)) + " at the peak; GEMM rate " +
+                "FLOP a step and rank, about " + human_bytes(static_cast<double>(estimate_.memory.peak)) + " at the peak; GEMM rate " +
                 human_count(gemm_rate_) + "FLOP/s");
 }
 
@@ -204,7 +210,7 @@ void Run::log_step(const StepResult& result, double step_seconds, bool as_line) 
   const double share = gemm_rate_ > 0 ? flops_per_step_ / mean_seconds / gemm_rate_ : 0;
   const auto memory = static_cast<double>(loop_->device().memory().peak);
   const std::string text = "step " + std::to_string(step) + "/" + std::to_string(total_steps_) + " | loss " + fixed(result.loss, 4) + " | grad " +
-                           fixed(result.gradient_norm, 3) + " | lr " + to_text(static_cast<double>(static_cast<float>(result.learning_rate))) + " | " +
+                           fixed(result.gradient_norm, 3) + " | lr " + significant(result.learning_rate) + " | " +
                            human_count(tokens_per_second) + " tok/s | gemm " + fixed(100 * share, 0) + "% | " + human_bytes(memory) + " | " +
                            human_duration(mean_seconds * static_cast<double>(total_steps_ - step)) + " left";
   if (as_line) speaker_.line(text);
@@ -312,8 +318,11 @@ void Run::failed(const std::string& reason) noexcept {
 }
 
 Outcome Run::run() {
-  // What can be missing is looked for before anything is allocated or written.
+  // What can be missing or unsupported is found before anything is allocated or written; the step runs once on the meta
+  // device, through the same code.
+  check_device(config_.train.device);
   open_data();
+  estimate_ = estimate_step(config_, *models::build(config_.model));
   run_dir_ = options_.run_dir.empty() ? fs::path("runs") / options_.recipe.name : options_.run_dir;
   total_steps_ = total_iterations(config_);
   open_records();
