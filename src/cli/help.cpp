@@ -20,7 +20,7 @@ struct Line {
 std::string columns(const std::vector<Line>& lines, size_t indent, size_t least_width) {
   size_t width = least_width;
   for (const Line& line : lines)
-    if (const size_t w = count_code_points(line.left); w <= 44) width = std::max(width, w);
+    if (const size_t w = count_code_points(line.left); w <= 58) width = std::max(width, w);
   std::string text;
   for (const Line& line : lines) {
     text += std::string(indent, ' ') + line.left;

@@ -138,7 +138,9 @@ int run_in_world(const Context& context, FunctionRef<int(comm::World&)> body) {
   try {
     return body(*world);
   } catch (...) {
-    world->abort(report(as_error(std::current_exception()), context.command, {context.messages, context.color_err}));
+    const int code = report(as_error(std::current_exception()), context.command, {context.messages, context.color_err});
+    world->abort(code);
+    return code;
   }
 }
 

@@ -73,8 +73,7 @@ int run_train(Context& context) {
     options.changes_since = [&](const std::string& stored) { return changes_since(stored, resolution); };
     const train::Outcome outcome = train::train(resolution.config, world, options, progress);
     if (outcome.ended == train::Ended::finished) {
-      progress.line("done: " + std::to_string(outcome.step) + " steps, loss " + to_text(outcome.loss) + "; run " +
-                    outcome.run_dir.string());
+      progress.line("done: " + std::to_string(outcome.step) + " steps; run " + outcome.run_dir.string());
       if (!outcome.checkpoint.empty())
         progress.line("try: capstan generate " + shell_quoted(outcome.run_dir.string()) + " --prompt TEXT");
       return 0;

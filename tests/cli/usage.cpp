@@ -124,7 +124,8 @@ TEST_CASE("what a shell and other tools make of an override is told how to write
       {{"check", "quickstart", "model.num_layers"}, "section.field=value"},
       {{"check", "quickstart", CAPSTAN_SOURCE_DIR "/recipes/quickstart.yaml"}, "`@"},
       {{"check", "quickstart", "model.num_layer=4"}, "num_layers"},
-      {{"data", "prepare", "x.txt", "--tokenizer.kind=byte", "--output", "y"}, "takes none"},
+      {{"runs", "ls", "--model.num_layers=4"}, "takes none"},
+      {{"data", "prepare", "x.txt", "--tokenizer.kind=byte", "--output", "y"}, "`tokenizer.kind=byte`"},
   };
   for (const Case& c : cases) {
     CAPTURE(c.words.back());
