@@ -90,7 +90,8 @@ if [ "$full" = yes ]; then
   tests asan -LE slow
 
   stage "build: tsan"
-  build tsan
+  must cmake --preset tsan -DCAPSTAN_WERROR=ON >"$logs/configure-tsan.txt"
+  must cmake --build --preset tsan -j "$jobs" --target threaded_tests
   stage "tests: tsan"
   tests tsan -L threaded -LE slow
 
