@@ -2,7 +2,7 @@
 # Checks Capstan against Python peers: Hugging Face tokenizers and safetensors, TensorBoard, jsonschema, megatron-core, PyTorch.
 # Outside CI, which uses the committed fixtures. Needs Python 3.11 or later with venv, and the network for the first call.
 #
-#   scripts/peers.sh               makes build/peers (about 2 GB), runs scripts/peers/*.py
+#   scripts/peers.sh               makes build/peers (about 6 GB), runs scripts/peers/*.py
 #   scripts/peers.sh --fixtures    also makes the fixtures again in a copy and compares them with the committed ones
 #   scripts/peers.sh NAME…         only scripts/peers/check_NAME.py
 set -euo pipefail
@@ -25,7 +25,7 @@ if [ ! -x "$python" ]; then
   echo "== making $venv"
   python3 -m venv "$venv"
   "$python" -m pip install -q --upgrade pip
-  "$python" -m pip install -q "torch==2.15.0" --index-url https://download.pytorch.org/whl/cpu
+  "$python" -m pip install -q "torch==2.15.0"
   "$python" -m pip install -q -r scripts/peers-requirements.txt
   "$python" -m pip install -q --no-deps "megatron-core==0.16.1"
 fi
