@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.hpp"
+#include "config/sections/data_sources.hpp"
 #include "kernels/table.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
@@ -44,10 +45,19 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& conf
       if (!t.tokenizer_model) fail(ErrorCode::config, "tokenizer.tokenizer_model is not given", "tokenizer.tokenizer_model=path/to/tokenizer.json");
       tokenizer = data::Tokenizer::load(t.tokenizer_model->resolved);
       break;
-    case config::TokenizerKind::gpt2_bpe:
-      if (!t.vocab_file) fail(ErrorCode::config, "tokenizer.vocab_file is not given", "tokenizer.vocab_file=path/to/vocab.json");
-      tokenizer = data::Tokenizer::load(std::filesystem::path(t.vocab_file->resolved).parent_path());
+    case config::TokenizerKind::gpt2_bpe: {
+      if (!t.vocab_file || !t.merge_file) fail(ErrorCode::config, "tokenizer.vocab_file and tokenizer.merge_file are not both given");
+      const std::filesystem::path vocab = t.vocab_file->resolved, merges = t.merge_file->resolved;
+      if (vocab.filename() != "vocab.json" || merges.filename() != "merges.txt" || vocab.parent_path() != merges.parent_path())
+        fail(ErrorCode::unsupported, "tokenizer.vocab_file `" + t.vocab_file->text + "` and tokenizer.merge_file `" + t.merge_file->text +
+                                         "` are not a vocab.json and a merges.txt in one directory",
+             "rename or copy them together, or name a tokenizer.json with tokenizer.tokenizer_model");
+      if (t.pre_tokenizer != config::PreTokenizer::gpt2)
+        fail(ErrorCode::unsupported, "tokenizer.pre_tokenizer: vocab.json and merges.txt are read with GPT-2's rules",
+             "a tokenizer.json names its own pre-tokenizer: tokenizer.tokenizer_model=path/to/tokenizer.json");
+      tokenizer = data::Tokenizer::load(vocab.parent_path());
       break;
+    }
   }
   if (config.model.vocab_size > 0 && tokenizer->vocab_size() > config.model.vocab_size)
     fail(ErrorCode::config,
@@ -57,12 +67,13 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& conf
 }
 
 namespace {
-data::Blend blend_of(const config::Blend& blend) {
+data::Blend blend_of(const std::vector<config::WeightedPrefix>& sources) {
   data::Blend result;
-  if (!blend.empty()) result.weights.emplace();
-  for (const auto& [prefix, weight] : blend) {
-    result.prefixes.push_back(prefix);
-    result.weights->push_back(weight);
+  for (const auto& source : sources) {
+    result.prefixes.push_back(source.prefix);
+    if (!source.weight) continue;
+    if (!result.weights) result.weights.emplace();
+    result.weights->push_back(*source.weight);
   }
   return result;
 }
@@ -75,12 +86,14 @@ std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const confi
   options.seed = static_cast<uint64_t>(d.random_seed);
   options.vocab_size = config.model.vocab_size;
   options.mock = d.kind == config::DatasetKind::mock;
-  if (d.split) options.split = *d.split;
   if (!options.mock) {
-    if (!d.blend.empty()) options.blend = blend_of(d.blend);
-    else if (!d.data_path.empty())
-      for (const config::Path& path : d.data_path) options.blend.prefixes.push_back(path.resolved);
-    else options.blend_per_split = {blend_of(d.train_blend), blend_of(d.valid_blend), blend_of(d.test_blend)};
+    const config::DataSources sources = config::data_sources(d);
+    if (sources.shares) {
+      options.blend = blend_of(sources.splits[0]);
+      if (d.split) options.split = *d.split;
+    } else {
+      for (size_t i = 0; i < 3; ++i) options.blend_per_split[i] = blend_of(sources.splits[i]);
+    }
   }
   options.documents.reset_position_ids = d.reset_position_ids;
   options.documents.reset_attention_mask = d.reset_attention_mask;
