@@ -87,7 +87,9 @@ if [ "$full" = yes ]; then
   stage "build: asan"
   build asan
   stage "tests: asan"
-  tests asan -LE slow
+  tests asan -LE "slow|ranks"
+  # What Open MPI leaves behind lies in modules that are unloaded by then: no suppression can name it.
+  ASAN_OPTIONS="${ASAN_OPTIONS/detect_leaks=1/detect_leaks=0}" tests asan -L ranks -LE slow
 
   stage "build: tsan"
   must cmake --preset tsan -DCAPSTAN_WERROR=ON >"$logs/configure-tsan.txt"
