@@ -12,7 +12,7 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1")
 
 # FMA contraction is left to explicit code: the same source gives the same bits at every optimisation level.
-add_compile_options(-Wall -Wextra -Wshadow -Wno-missing-field-initializers -Wno-restrict -ffp-contract=off -fno-math-errno)
+add_compile_options(-Wall -Wextra -Wshadow -Wno-missing-field-initializers $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -ffp-contract=off -fno-math-errno)
 if(CAPSTAN_WERROR)
   add_compile_options(-Werror)
 endif()
