@@ -11,11 +11,7 @@
 #include "checkpoint/writer.hpp"
 #include "comm/reduce.hpp"
 #include "comm/together.hpp"
-#if __has_include("kernels/bench/bench.hpp")
 #include "kernels/bench/bench.hpp"
-#else
-namespace capstan::kernels { static double measured_gemm_gflops(Device&) { return 0; } }
-#endif
 #include "kernels/table.hpp"
 #include "train/loop.hpp"
 #include "train/records/events.hpp"
@@ -185,6 +181,8 @@ void Run::start_or_resume() {
 void Run::report_model() {
   flops_per_step_ = estimate_.flops * static_cast<double>(loop_->micro_batches());
   gemm_rate_ = kernels::measured_gemm_gflops(loop_->device()) * 1e9;
+  loop_->device().release_cached();  // the measurement's matrices are no part of the run
+  loop_->device().reset_peak();
   speaker_.line(human_count(static_cast<double>(loop_->store().elements())) + " parameters, " + human_count(flops_per_step_) +
                 "FLOP a step and rank, about " + human_bytes(static_cast<double>(estimate_.memory.peak)) + " at the peak; GEMM rate " +
                 human_count(gemm_rate_) + "FLOP/s");
