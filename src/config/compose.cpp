@@ -40,6 +40,9 @@ class Composer {
       : schema_(schema), library_(library), request_(request) {
     out_.choices.resize(schema.sections().size());
     out_.preset_of.resize(schema.sections().size());
+    for (const FieldInfo* field : schema.fields())
+      for (const auto& alias : field->aliases)
+        if (const size_t dot = alias.find('.'); dot != std::string::npos) alias_prefixes_.insert(alias.substr(0, dot));
   }
 
   Composition run() {
@@ -364,12 +367,7 @@ class Composer {
     return target;
   }
 
-  bool alias_prefix(const std::string& name) const {
-    for (const FieldInfo* field : schema_.fields())
-      for (const auto& alias : field->aliases)
-        if (alias.size() > name.size() && alias.starts_with(name) && alias[name.size()] == '.') return true;
-    return false;
-  }
+  bool alias_prefix(const std::string& name) const { return alias_prefixes_.count(name) > 0; }
 
   void write(const ParsedPath& path, const Node& value, Write::Op op, Place place) {
     const auto target = find(path);
@@ -835,6 +833,7 @@ class Composer {
   const Request& request_;
   Composition out_;
   std::string current_directory_;
+  std::set<std::string> alias_prefixes_;  // `parallel` of `parallel.tp`
   const Origin* origin_ = nullptr;  // of the file being read; null on the command line
   size_t layer_ = 0;
   size_t files_ = 0;

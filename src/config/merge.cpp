@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <unordered_map>
 
 #include "base/text.hpp"
 #include "config/convert.hpp"
@@ -113,10 +114,12 @@ class Editor {
   }
 
   bool merge(Node& target) {
+    std::unordered_map<std::string, size_t> index;
+    for (size_t i = 0; i < target.keys.size(); ++i) index.emplace(target.keys[i], i);
     for (size_t i = 0; i < write_.value.items.size(); ++i) {
-      const auto found = std::find(target.keys.begin(), target.keys.end(), write_.value.keys[i]);
-      if (found == target.keys.end()) target.add(write_.value.keys[i], write_.value.key_places[i], write_.value.items[i]);
-      else target.items[static_cast<size_t>(found - target.keys.begin())] = write_.value.items[i];
+      const auto [place, fresh] = index.emplace(write_.value.keys[i], target.keys.size());
+      if (fresh) target.add(write_.value.keys[i], write_.value.key_places[i], write_.value.items[i]);
+      else target.items[place->second] = write_.value.items[i];
     }
     return true;
   }

@@ -76,12 +76,18 @@ class Lines {
     return std::min(text_.size(), begins_[line] + static_cast<size_t>(std::max(0, mark.column)));
   }
   Place place(size_t offset, size_t bytes = 1) const {
-    const auto next = std::upper_bound(begins_.begin(), begins_.end(), offset);
-    const auto line = static_cast<size_t>(next - begins_.begin()) - 1;
-    const std::string_view before = text_.substr(begins_[line], offset - begins_[line]);
+    const size_t line = line_of(offset);
+    // Places come in the order of the text: characters are counted on from the last one.
+    if (line != last_line_ || offset < last_offset_) {
+      last_line_ = line;
+      last_offset_ = begins_[line];
+      last_column_ = 1;
+    }
+    last_column_ += static_cast<int>(count_code_points(text_.substr(last_offset_, offset - last_offset_)));
+    last_offset_ = offset;
     std::string_view covered = text_.substr(std::min(offset, text_.size()), bytes);
     covered = covered.substr(0, covered.find('\n'));
-    return {source_, static_cast<int>(line) + 1, static_cast<int>(count_code_points(before)) + 1,
+    return {source_, static_cast<int>(line) + 1, last_column_,
             std::max(1, static_cast<int>(count_code_points(covered)))};
   }
   std::string_view text() const { return text_; }
@@ -98,6 +104,8 @@ class Lines {
   int source_;
   std::string_view text_;
   std::vector<size_t> begins_;
+  mutable size_t last_line_ = static_cast<size_t>(-1), last_offset_ = 0;
+  mutable int last_column_ = 1;
 };
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n'; }
@@ -365,7 +373,14 @@ class Builder : public YAML::EventHandler {
 
   void value(Node node, YAML::anchor_t anchor, size_t at, bool counted = true) {
     if (counted) count(node.place);
-    if (anchor) anchors_[anchor] = {node, node.size()};
+    if (anchor) {
+      const int64_t size = node.size();
+      if ((anchored_ += size) > 2 * TreeLimits::kNodes) {
+        error("C0008", "anchors of more than " + std::to_string(2 * TreeLimits::kNodes) + " values", node.place, "");
+        throw Abort{};
+      }
+      anchors_[anchor] = {node, size};
+    }
     if (stack_.empty()) {
       root = std::move(node);
       return;
@@ -395,7 +410,7 @@ class Builder : public YAML::EventHandler {
   std::vector<Frame> stack_;
   std::map<YAML::anchor_t, std::pair<Node, int64_t>> anchors_;
   int documents_ = 0;
-  int64_t written_ = 0, expanded_ = 0;
+  int64_t written_ = 0, expanded_ = 0, anchored_ = 0;
 };
 
 // `lr:1e-4` in this line: the byte range of "lr:1e-4", if the line is such.
