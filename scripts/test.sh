@@ -34,11 +34,13 @@ stage() { printf '\n== %s  (%dm %02ds)\n' "$1" $(((SECONDS - begun) / 60)) $(((S
 # A step whose failure ends everything: nothing after it would mean anything.
 must() { "$@" || { echo "test.sh: failed: $*" >&2; exit 1; }; }
 
-build() { # PRESET [cmake arguments]
+configure() { # PRESET
+  must cmake --preset "$1" -DCAPSTAN_WERROR=ON >"$logs/configure-$1.txt"
+}
+build() { # PRESET [--target TARGET…]
   local preset=$1
   shift
-  must cmake --preset "$preset" -DCAPSTAN_WERROR=ON "$@" >"$logs/configure-$preset.txt"
-  must cmake --build --preset "$preset" -j "$jobs"
+  must cmake --build --preset "$preset" -j "$jobs" "$@"
 }
 
 # Runs ctest and adds its counts to the totals; a failing test does not stop the rest.
@@ -72,6 +74,7 @@ if [ "$install" = yes ]; then
 fi
 
 stage "build: release"
+configure release
 build release
 stage "tests: release"
 if [ "$full" = yes ]; then tests release; else tests release -LE slow; fi
@@ -85,6 +88,7 @@ if [ "$full" = yes ]; then
   export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:halt_on_error=1:second_deadlock_stack=1"
 
   stage "build: asan"
+  configure asan
   build asan
   stage "tests: asan"
   tests asan -LE "slow|ranks"
@@ -98,8 +102,8 @@ if [ "$full" = yes ]; then
   tests tsan -L threaded -LE slow
 
   stage "build: fuzz"
-  must cmake --preset fuzz >"$logs/configure-fuzz.txt"
-  must cmake --build --preset fuzz -j "$jobs" --target fuzz_all
+  configure fuzz
+  build fuzz --target fuzz_all
   stage "fuzz: ${CAPSTAN_FUZZ_SECONDS:-20} s a target"
   # As many targets at a time as there are jobs; a target's report is in its log.
   running=()

@@ -58,7 +58,9 @@ std::string opening(const Verb& verb) {
   return text + "\n";
 }
 
-size_t line_count(std::string_view text) { return static_cast<size_t>(std::count(text.begin(), text.end(), '\n')); }
+size_t line_count(std::string_view text) {
+  return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+}
 
 const char* const kCheatSheet =
     "overrides:\n"
@@ -112,7 +114,8 @@ std::string short_help(const Verb& verb) {
 
 std::string full_help(const Verb& verb) {
   std::string text = opening(verb);
-  if (!verb.examples.empty()) text += "\nexamples:\n" + columns(example_lines(verb, verb.examples.size()), 2, 0);
+  if (!verb.examples.empty())
+    text += "\nexamples:\n" + columns(example_lines(verb, verb.examples.size()), 2, 0);
   std::vector<std::string_view> groups;
   for (const Option& option : verb.options)
     if (std::find(groups.begin(), groups.end(), option.group) == groups.end()) groups.push_back(option.group);
@@ -120,9 +123,11 @@ std::string full_help(const Verb& verb) {
     std::vector<Line> lines;
     for (const Option& option : verb.options)
       if (option.group == group) lines.push_back(option_line(option));
-    text += "\n" + (group.empty() ? std::string("flags") : std::string(group)) + ":\n" + columns(lines, 2, 24);
+    text +=
+        "\n" + (group.empty() ? std::string("flags") : std::string(group)) + ":\n" + columns(lines, 2, 24);
   }
-  if (verb.overrides) text += std::string("\n") + kCheatSheet + columns(option_lines(override_options()), 2, 24);
+  if (verb.overrides)
+    text += std::string("\n") + kCheatSheet + columns(option_lines(override_options()), 2, 24);
   text += "\neverywhere:\n" + columns(option_lines(global_options()), 2, 24);
   if (!verb.details.empty()) text += "\n" + std::string(verb.details);
   if (!text.ends_with('\n')) text += '\n';
@@ -133,7 +138,8 @@ std::string group_help(std::string_view group) {
   std::string purpose;
   for (const VerbLine& line : verb_lines())
     if (line.name == group) purpose = line.purpose;
-  if (!purpose.empty() && purpose[0] >= 'a' && purpose[0] <= 'z') purpose[0] = static_cast<char>(purpose[0] - 'a' + 'A');
+  if (!purpose.empty() && purpose[0] >= 'a' && purpose[0] <= 'z')
+    purpose[0] = static_cast<char>(purpose[0] - 'a' + 'A');
   std::string text = purpose + ".\n\nusage: capstan " + std::string(group) + " VERB …\n\nverbs:\n";
   std::vector<Line> lines, examples;
   for (const std::string_view word : words_of_group(all_verbs(), group))
@@ -154,7 +160,8 @@ std::string program_help(bool full) {
       "  capstan train quickstart dataset=mock train.train_iters=20   # train, on random tokens\n"
       "  capstan check llama3-70b --ranks 128                         # find mistakes before they cost\n\n";
   std::vector<Line> lines;
-  for (const VerbLine& line : verb_lines()) lines.push_back({std::string(line.name), std::string(line.purpose)});
+  for (const VerbLine& line : verb_lines())
+    lines.push_back({std::string(line.name), std::string(line.purpose)});
   text += columns(lines, 2, 10);
   if (full) {
     text += "\nhelp topics (capstan help TOPIC):\n";

@@ -40,7 +40,8 @@ std::string find_program(const std::string& name) {
     const std::string candidate = std::string(directory) + "/" + name;
     if (!directory.empty() && ::access(candidate.c_str(), X_OK) == 0) return candidate;
   }
-  fail(ErrorCode::not_found, "`--nproc` needs `" + name + "`, and PATH has none", "scripts/install.sh installs it (package openmpi-bin)");
+  fail(ErrorCode::not_found, "`--nproc` needs `" + name + "`, and PATH has none",
+       "scripts/install.sh installs it (package openmpi-bin)");
 }
 
 std::string own_path() {
@@ -59,9 +60,12 @@ std::vector<std::string> without_nproc(const std::vector<std::string>& command) 
       rest.insert(rest.end(), command.begin() + static_cast<std::ptrdiff_t>(i), command.end());
       break;
     }
-    if (command[i] == "--nproc") ++i;
-    else if (command[i] == "-C" || command[i] == "--directory") ++i;  // the parent is already there
-    else if (!command[i].starts_with("--nproc=") && !command[i].starts_with("--directory=") && !command[i].starts_with("-C"))
+    if (command[i] == "--nproc")
+      ++i;
+    else if (command[i] == "-C" || command[i] == "--directory")
+      ++i;  // the parent is already there
+    else if (!command[i].starts_with("--nproc=") && !command[i].starts_with("--directory=") &&
+             !command[i].starts_with("-C"))
       rest.push_back(command[i]);
   }
   return rest;
@@ -72,11 +76,13 @@ int launch_ranks(const Context& context, int64_t ranks) {
     fail(ErrorCode::usage, "`--nproc` takes a number of ranks from 1 to " + std::to_string(kMostRanks));
   if (const auto launched = comm::launched_as(); !launched.source.empty())
     fail(ErrorCode::usage, "`--nproc` inside a world that " + launched.source + " has launched",
-         "leave `--nproc` out: this process is rank " + std::to_string(launched.rank) + " of " + std::to_string(launched.size));
+         "leave `--nproc` out: this process is rank " + std::to_string(launched.rank) + " of " +
+             std::to_string(launched.size));
 
-  // Binding is left to the ranks' own thread pools: by default mpirun would pin each of two ranks to one core.
-  std::vector<std::string> arguments = {find_program("mpirun"), "-q", "-n", std::to_string(ranks), "--oversubscribe",
-                                        "--bind-to", "none"};
+  // Binding is left to the ranks' own thread pools: by default mpirun would pin each of two ranks to one
+  // core.
+  std::vector<std::string> arguments = {find_program("mpirun"), "-q",        "-n",  std::to_string(ranks),
+                                        "--oversubscribe",      "--bind-to", "none"};
   if (::geteuid() == 0) arguments.emplace_back("--allow-run-as-root");
   arguments.push_back(own_path());
   for (std::string& word : without_nproc(context.command)) arguments.push_back(std::move(word));
@@ -101,7 +107,8 @@ int launch_ranks(const Context& context, int64_t ranks) {
   const pid_t child = ::fork();
   if (child < 0) fail(ErrorCode::io, "cannot start mpirun: " + system_error_text(errno));
   if (child == 0) {
-    // A group of its own: ctrl-C reaches the parent alone, which asks for a save instead of letting mpirun end the ranks.
+    // A group of its own: ctrl-C reaches the parent alone, which asks for a save instead of letting mpirun
+    // end the ranks.
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(4);
@@ -126,8 +133,9 @@ int launch_ranks(const Context& context, int64_t ranks) {
 
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (code == 127) fail(ErrorCode::failed, "mpirun did not start");
+  // mpirun itself ends with 1 when it is told to end.
+  if (g_signals > 1 && code != 0 && code != 75) return 128 + static_cast<int>(g_first_signal);
   if (code < 128) return code;
-  if (g_signals > 1) return 128 + static_cast<int>(g_first_signal);
   say("error: a rank was ended by signal " + std::to_string(code - 128) + "; mpirun has ended the others\n");
   return exit_code_of(ErrorCode::rank_failure);
 }
@@ -138,7 +146,8 @@ int run_in_world(const Context& context, FunctionRef<int(comm::World&)> body) {
   try {
     return body(*world);
   } catch (...) {
-    const int code = report(as_error(std::current_exception()), context.command, {context.messages, context.color_err});
+    const int code =
+        report(as_error(std::current_exception()), context.command, {context.messages, context.color_err});
     world->abort(code);
     return code;
   }

@@ -11,13 +11,15 @@
 
 namespace capstan::cli {
 
-// Runs the command without its --nproc as `ranks` ranks and waits. SIGINT and SIGTERM become a request to save (SIGUSR1, which
-// mpirun forwards; SIGTERM would make it kill the ranks), a second one ends them. Returns the exit code of the run: 75 and the
-// codes of `capstan help exit-codes` as the ranks gave them, 4 for a rank that died, 130 or 143 when ended by the second signal.
+// Runs the command without its --nproc as `ranks` ranks and waits. SIGINT and SIGTERM become a request to
+// save (SIGUSR1, which mpirun forwards; SIGTERM would make it kill the ranks), a second one ends them.
+// Returns the exit code of the run: 75 and the codes of `capstan help exit-codes` as the ranks gave them, 4
+// for a rank that died, 130 or 143 when ended by the second signal.
 int launch_ranks(const Context& context, int64_t ranks);
 
-// Joins the world that this process was launched into and runs `body` in it. With several ranks an error is reported here and
-// ends all of them: leaving the world in good order would wait for ranks that still hope for this one.
+// Joins the world that this process was launched into and runs `body` in it. With several ranks an error is
+// reported here and ends all of them: leaving the world in good order would wait for ranks that still hope
+// for this one.
 int run_in_world(const Context& context, FunctionRef<int(comm::World&)> body);
 
 // What `launch_ranks` starts, without the program name and its flags: for tests.

@@ -38,7 +38,8 @@ std::vector<Option> table_of(const Verb& verb) {
 }
 
 bool identifier(char c, bool first) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (!first && ((c >= '0' && c <= '9') || c == '-'));
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
+         (!first && ((c >= '0' && c <= '9') || c == '-'));
 }
 
 // A word that means to change a field, well written or not; the override parser judges it.
@@ -66,11 +67,16 @@ std::string as_override(const std::string& token, const std::string* next) {
 
 }  // namespace
 
-std::span<const Option> global_options() { return kGlobal; }
-std::span<const Option> override_options() { return kOverride; }
+std::span<const Option> global_options() {
+  return kGlobal;
+}
+std::span<const Option> override_options() {
+  return kOverride;
+}
 
 size_t Arguments::count(std::string_view option) const {
-  return static_cast<size_t>(std::count_if(values_.begin(), values_.end(), [&](const auto& v) { return v.first == option; }));
+  return static_cast<size_t>(
+      std::count_if(values_.begin(), values_.end(), [&](const auto& v) { return v.first == option; }));
 }
 
 std::optional<std::string> Arguments::value(std::string_view option) const {
@@ -112,7 +118,8 @@ std::string Arguments::choice(std::string_view option, std::span<const std::stri
   if (!text) return std::string(otherwise);
   std::vector<std::string> names(choices.begin(), choices.end());
   if (std::find(names.begin(), names.end(), *text) == names.end())
-    fail(ErrorCode::usage, "`--" + std::string(option) + "` does not know `" + *text + "`", "one of: " + join(names, ", "));
+    fail(ErrorCode::usage, "`--" + std::string(option) + "` does not know `" + *text + "`",
+         "one of: " + join(names, ", "));
   return *text;
 }
 
@@ -121,7 +128,8 @@ const std::string& Arguments::word(size_t index, std::string_view what) const {
   return words_[index];
 }
 
-std::string did_you_mean(std::string_view given, const std::vector<std::string>& candidates, std::string_view prefix) {
+std::string did_you_mean(std::string_view given, const std::vector<std::string>& candidates,
+                         std::string_view prefix) {
   const auto near = near_matches(given, candidates);
   if (near.empty()) return {};
   std::string text = "did you mean ";
@@ -150,7 +158,8 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
   } catch (const po::invalid_command_line_syntax& error) {
     const std::string& name = error.get_option_name();
     if (error.kind() == po::invalid_syntax::empty_adjacent_parameter)
-      fail(ErrorCode::usage, "`" + name + "=` has no value", "an empty value is written as a word of its own: `" + name + " \"\"`");
+      fail(ErrorCode::usage, "`" + name + "=` has no value",
+           "an empty value is written as a word of its own: `" + name + " \"\"`");
     if (error.kind() == po::invalid_syntax::extra_parameter)
       fail(ErrorCode::usage, "`" + name + "` takes no value");
     fail(ErrorCode::usage, "`" + name + "` needs a value");
@@ -163,13 +172,16 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
   const auto unknown = [&](const std::string& token, const std::string* next) {
     if (const std::string field = as_override(token, next); !field.empty()) {
       problems.push_back("`" + token + "` is not a flag");
-      helps.push_back((verb.overrides ? "overrides have no dashes: write `" : "overrides have no dashes, and this verb takes none: `") +
+      helps.push_back((verb.overrides ? "overrides have no dashes: write `"
+                                      : "overrides have no dashes, and this verb takes none: `") +
                       field + "`");
       return;
     }
     problems.push_back("unknown flag `" + token.substr(0, token.find('=')) + "`");
-    const std::string bare = token.substr(token.find_first_not_of('-') == std::string::npos ? 0 : token.find_first_not_of('-'));
-    helps.push_back(token.starts_with("--") ? did_you_mean(bare.substr(0, bare.find('=')), names, "--") : std::string());
+    const std::string bare =
+        token.substr(token.find_first_not_of('-') == std::string::npos ? 0 : token.find_first_not_of('-'));
+    helps.push_back(token.starts_with("--") ? did_you_mean(bare.substr(0, bare.find('=')), names, "--")
+                                            : std::string());
   };
 
   std::string skip_value_of_unknown;  // `--model.layers 4`: the 4 belongs to it
@@ -178,7 +190,9 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     const std::string first = option.original_tokens.empty() ? std::string() : option.original_tokens.front();
     if (option.unregistered) {
       const bool word_follows = i + 1 < parsed.options.size() && parsed.options[i + 1].position_key >= 0;
-      const std::string* next = word_follows && !parsed.options[i + 1].value.empty() ? &parsed.options[i + 1].value.front() : nullptr;
+      const std::string* next = word_follows && !parsed.options[i + 1].value.empty()
+                                    ? &parsed.options[i + 1].value.front()
+                                    : nullptr;
       const std::string field = as_override(first, next);
       unknown(first, next);
       if (next && !field.empty() && first.find('=') == std::string::npos) ++i;
@@ -186,11 +200,14 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     }
     if (option.position_key >= 0) {
       const std::string word = option.value.empty() ? std::string() : option.value.front();
-      if (verb.overrides && looks_like_override(word)) arguments.overrides_.push_back(config::Override::token(word));
-      else arguments.words_.push_back(word);
+      if (verb.overrides && looks_like_override(word))
+        arguments.overrides_.push_back(config::Override::token(word));
+      else
+        arguments.words_.push_back(word);
       continue;
     }
-    const auto entry = std::find_if(table.begin(), table.end(), [&](const Option& o) { return o.name == option.string_key; });
+    const auto entry = std::find_if(table.begin(), table.end(),
+                                    [&](const Option& o) { return o.name == option.string_key; });
     CAPSTAN_ASSERT(entry != table.end(), option.string_key);
     const std::string value = option.value.empty() ? std::string() : option.value.front();
     // A flag's own spelling tells -h from --help.
@@ -207,8 +224,8 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
       const std::string& word = arguments.words_[i];
       std::error_code ignored;
       problems.push_back("unexpected argument `" + word + "`");
-      const bool next_is_equal =
-          std::any_of(arguments.overrides_.begin(), arguments.overrides_.end(), [](const auto& o) { return o.text.starts_with("="); });
+      const bool next_is_equal = std::any_of(arguments.overrides_.begin(), arguments.overrides_.end(),
+                                             [](const auto& o) { return o.text.starts_with("="); });
       if (verb.overrides && next_is_equal) {
         helps.push_back("write `" + word + "=value` without blanks, or quote the whole override");
       } else if (verb.overrides && std::filesystem::is_regular_file(word, ignored)) {

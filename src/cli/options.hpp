@@ -1,4 +1,5 @@
-// The option table of a verb, and a command line read by it. Parser, help and completion all come from the table.
+// The option table of a verb, and a command line read by it. Parser, help and completion all come from the
+// table.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +55,8 @@ class Arguments {
   std::string required(std::string_view option) const;              // ErrorCode::usage when missing
   std::optional<int64_t> integer(std::string_view option, int64_t least, int64_t most = INT64_MAX) const;
   std::optional<double> number(std::string_view option, double least, double most) const;
-  std::string choice(std::string_view option, std::span<const std::string_view> choices, std::string_view otherwise) const;
+  std::string choice(std::string_view option, std::span<const std::string_view> choices,
+                     std::string_view otherwise) const;
 
   const std::vector<std::string>& words() const { return words_; }
   // ErrorCode::usage: "`what` is missing".
@@ -71,13 +73,15 @@ class Arguments {
 // Errors, all at once: ErrorCode::usage.
 Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& tokens);
 
-// The place of the verb among the tokens: the first word that is neither a global flag nor the argument of one.
+// The place of the verb among the tokens: the first word that is neither a global flag nor the argument of
+// one.
 std::optional<size_t> find_verb_word(const std::vector<std::string>& tokens);
 
 // "data" → {"prepare", "inspect"}; empty for a plain verb.
 std::vector<std::string_view> words_of_group(std::span<const Verb* const> verbs, std::string_view group);
 
 // The help of the error for an unknown name: "did you mean `a` or `b`?"; empty when nothing is near.
-std::string did_you_mean(std::string_view given, const std::vector<std::string>& candidates, std::string_view prefix = "");
+std::string did_you_mean(std::string_view given, const std::vector<std::string>& candidates,
+                         std::string_view prefix = "");
 
 }  // namespace capstan::cli

@@ -31,7 +31,8 @@ std::string_view value_of(const std::vector<std::string>& tokens, std::string_vi
   return {};
 }
 
-// What the flags say before they are parsed properly: an error in them is to be shown in the form that they ask for.
+// What the flags say before they are parsed properly: an error in them is to be shown in the form that they
+// ask for.
 Appearance appearance_of(const std::vector<std::string>& tokens) {
   Appearance result;
   ColorWhen when = ColorWhen::automatic;
@@ -62,7 +63,8 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
       if (token == "-h" || token == "--help") return put(program_help(token == "--help")), 0;
       if (token == "-V" || token == "--version") {
         Context context;
-        context.verb = *std::find_if(all_verbs().begin(), all_verbs().end(), [](const Verb* v) { return v->name == "version"; });
+        context.verb = *std::find_if(all_verbs().begin(), all_verbs().end(),
+                                     [](const Verb* v) { return v->name == "version"; });
         context.command = command;
         return context.verb->run(context);
       }
@@ -81,7 +83,8 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
     if (known->name == word) verb = known;
   if (const auto inner = words_of_group(all_verbs(), word); !verb && !inner.empty()) {
     const auto second = find_verb_word(tokens);
-    const bool help = std::any_of(tokens.begin(), tokens.end(), [](const auto& t) { return t == "-h" || t == "--help"; });
+    const bool help =
+        std::any_of(tokens.begin(), tokens.end(), [](const auto& t) { return t == "-h" || t == "--help"; });
     if (!second) {
       if (help) return put(group_help(word)), 0;
       say(group_help(word));
@@ -106,7 +109,8 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
   context.args = parse_arguments(*verb, tokens);
   if (const auto help = context.args.value("help"))
     return put(help->starts_with("--") ? full_help(*verb) : short_help(*verb)), 0;
-  static constexpr std::string_view kForms[] = {"human", "short", "json"}, kColors[] = {"auto", "always", "never"};
+  static constexpr std::string_view kForms[] = {"human", "short", "json"},
+                                    kColors[] = {"auto", "always", "never"};
   context.args.choice("message-format", kForms, "human");
   context.args.choice("color", kColors, "auto");
   context.messages = how.messages;
@@ -116,7 +120,9 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
     if (token == "-vv" || token == "-vvv") context.verbosity = 2;
   }
   const std::string color = context.args.value("color").value_or("auto");
-  context.color_out = use_color(color == "always" ? ColorWhen::always : color == "never" ? ColorWhen::never : ColorWhen::automatic,
+  context.color_out = use_color(color == "always"  ? ColorWhen::always
+                                : color == "never" ? ColorWhen::never
+                                                   : ColorWhen::automatic,
                                 STDOUT_FILENO);
   context.color_err = how.color;
   if (const auto directory = context.args.value("directory")) change_directory(*directory);

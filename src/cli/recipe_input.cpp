@@ -7,7 +7,8 @@
 
 namespace capstan::cli {
 
-config::Resolution resolve_recipe(const Context& context, const std::string& recipe, std::optional<int64_t> ranks) {
+config::Resolution resolve_recipe(const Context& context, const std::string& recipe,
+                                  std::optional<int64_t> ranks) {
   config::Request request;
   request.recipe = recipe;
   request.overrides = context.args.overrides();
@@ -30,31 +31,38 @@ void show_diagnostics(const Context& context, const config::Resolved& resolved) 
   say(text);
 }
 
-config::Resolution require_recipe(const Context& context, const std::string& recipe, std::optional<int64_t> ranks) {
+config::Resolution require_recipe(const Context& context, const std::string& recipe,
+                                  std::optional<int64_t> ranks) {
   config::Resolution resolution = resolve_recipe(context, recipe, ranks);
   show_diagnostics(context, resolution);
   if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
   return resolution;
 }
 
-std::optional<int64_t> ranks_argument(const Context& context) { return context.args.integer("ranks", 1, 1 << 24); }
+std::optional<int64_t> ranks_argument(const Context& context) {
+  return context.args.integer("ranks", 1, 1 << 24);
+}
 
 std::string tokenizer_argument(const Context& context) {
   const auto file = context.args.value("tokenizer");
   const auto recipe = context.args.value("recipe");
   if (file && recipe) fail(ErrorCode::usage, "`--tokenizer` and `--recipe` exclude each other");
   if (file && !context.args.overrides().empty())
-    fail(ErrorCode::usage, "the override `" + context.args.overrides().front().text + "` changes a recipe, and none is given",
+    fail(ErrorCode::usage,
+         "the override `" + context.args.overrides().front().text + "` changes a recipe, and none is given",
          "name one with --recipe; a file of this name is written ./" + context.args.overrides().front().text);
   if (file) return *file;
   if (!recipe)
-    fail(ErrorCode::usage, "`--tokenizer` is missing", "name a tokenizer.json, the word `bytes`, or with --recipe the recipe that names one");
+    fail(ErrorCode::usage, "`--tokenizer` is missing",
+         "name a tokenizer.json, the word `bytes`, or with --recipe the recipe that names one");
   const config::Resolution resolution = require_recipe(context, *recipe);
   const config::TokenizerConfig& tokenizer = resolution.config.tokenizer;
   if (tokenizer.tokenizer_type == config::TokenizerKind::byte) return "bytes";
   if (tokenizer.tokenizer_model) return tokenizer.tokenizer_model->resolved;
-  if (tokenizer.vocab_file) return std::filesystem::path(tokenizer.vocab_file->resolved).parent_path().string();
-  fail(ErrorCode::config, "the recipe `" + *recipe + "` names no tokenizer", "tokenizer.tokenizer_model=FILE names one");
+  if (tokenizer.vocab_file)
+    return std::filesystem::path(tokenizer.vocab_file->resolved).parent_path().string();
+  fail(ErrorCode::config, "the recipe `" + *recipe + "` names no tokenizer",
+       "tokenizer.tokenizer_model=FILE names one");
 }
 
 }  // namespace capstan::cli

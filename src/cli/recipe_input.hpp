@@ -15,13 +15,15 @@ struct Exit {
 };
 
 // Errors in the recipe are in the result. Throws Error for a recipe that cannot be read.
-config::Resolution resolve_recipe(const Context& context, const std::string& recipe, std::optional<int64_t> ranks = std::nullopt);
+config::Resolution resolve_recipe(const Context& context, const std::string& recipe,
+                                  std::optional<int64_t> ranks = std::nullopt);
 
 // Errors, warnings and notes in the form that was asked for; --quiet leaves the notes out.
 void show_diagnostics(const Context& context, const config::Resolved& resolved);
 
 // Both; throws Exit{2} where the recipe has errors.
-config::Resolution require_recipe(const Context& context, const std::string& recipe, std::optional<int64_t> ranks = std::nullopt);
+config::Resolution require_recipe(const Context& context, const std::string& recipe,
+                                  std::optional<int64_t> ranks = std::nullopt);
 
 std::optional<int64_t> ranks_argument(const Context& context);  // --ranks
 

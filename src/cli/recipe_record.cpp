@@ -70,14 +70,16 @@ train::RecipeRecord recipe_record(const config::Resolution& resolution, const Co
 std::vector<train::RecipeChange> changes_since(const std::string& stored, const config::Resolution& now) {
   const config::Resolution before = resolve_text(stored);
   if (!before.ok())
-    fail(ErrorCode::format, "the recipe that the checkpoint carries does not resolve: " + before.diagnostics.front().message,
+    fail(ErrorCode::format,
+         "the recipe that the checkpoint carries does not resolve: " + before.diagnostics.front().message,
          "it was written by another version, or changed since");
   // Compared in the form in which recipes are stored: paths absolute.
   const config::Resolution stored_now = resolve_text(config::resolved_recipe(now));
   const auto differences = config::diff(before, stored_now);
   std::vector<train::RecipeChange> changes;
   for (const config::Change& difference : differences) {
-    train::RecipeChange change{difference.path, difference.before, difference.after, difference.effect == config::Effect::math};
+    train::RecipeChange change{difference.path, difference.before, difference.after,
+                               difference.effect == config::Effect::math};
     if (longer(change)) change.alters_numerics = false;
     // A derived value follows its inputs; they are what is judged.
     if (now.origin(change.path).kind == config::Origin::Kind::derived)

@@ -27,7 +27,8 @@ Error as_error(std::exception_ptr exception) {
 
 std::string render_error(const Error& error, const std::vector<std::string>& command, const Appearance& how) {
   if (how.messages == MessageFormat::json) {
-    nlohmann::ordered_json object = {{"level", "error"}, {"code", name_of(error.code())}, {"message", error.message()}};
+    nlohmann::ordered_json object = {
+        {"level", "error"}, {"code", name_of(error.code())}, {"message", error.message()}};
     if (!error.context().empty()) object["context"] = error.context();
     if (!error.help().empty()) object["help"] = error.help();
     object["exit_code"] = exit_code_of(error.code());
@@ -41,8 +42,11 @@ std::string render_error(const Error& error, const std::vector<std::string>& com
   for (const std::string& line : error.context()) text += "  = " + line + "\n";
   if (!error.help().empty()) text += "  = help: " + error.help() + "\n";
   if (error.code() == ErrorCode::internal)
-    text += "  = note: this is a bug in Capstan, not in what you did; please report it with the output of `capstan version`\n"
-            "          and this command line: " + command_text(command) + "\n";
+    text +=
+        "  = note: this is a bug in Capstan, not in what you did; please report it with the output of "
+        "`capstan version`\n"
+        "          and this command line: " +
+        command_text(command) + "\n";
   return text;
 }
 

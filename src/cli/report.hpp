@@ -10,7 +10,8 @@
 
 namespace capstan::cli {
 
-// How messages look; known before the command line is parsed, because errors in it are shown in this form too.
+// How messages look; known before the command line is parsed, because errors in it are shown in this form
+// too.
 struct Appearance {
   MessageFormat messages = MessageFormat::human;
   bool color = false;
@@ -21,8 +22,8 @@ Error as_error(std::exception_ptr exception);
 
 std::string render_error(const Error& error, const std::vector<std::string>& command, const Appearance& how);
 
-// Shows it and returns the exit code. In a world of several ranks an error is shown once, though each may hit it: rank 0
-// speaks at once, another rank waits a moment, in which the launcher ends it if rank 0 failed too.
+// Shows it and returns the exit code. In a world of several ranks an error is shown once, though each may hit
+// it: rank 0 speaks at once, another rank waits a moment, in which the launcher ends it if rank 0 failed too.
 int report(const Error& error, const std::vector<std::string>& command, const Appearance& how);
 
 }  // namespace capstan::cli

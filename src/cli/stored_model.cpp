@@ -10,7 +10,8 @@ namespace capstan::cli {
 std::shared_ptr<train::LoadedModel> load_stored_model(const Context& context, const std::string& name) {
   for (const char* const scheme : {"hf:", "gguf:"})
     if (name.starts_with(scheme))
-      fail(ErrorCode::unsupported, "`" + name + "`: this version reads its own checkpoints only", "name a run or a checkpoint directory");
+      fail(ErrorCode::unsupported, "`" + name + "`: this version reads its own checkpoints only",
+           "name a run or a checkpoint directory");
   const checkpoint::Checkpoint checkpoint = checkpoint::resolve_checkpoint(name);
   if (context.verbosity > 0) say("checkpoint " + checkpoint.path.string() + "\n");
   const std::filesystem::path recipe = checkpoint.path / std::string(checkpoint::kRecipeFile);

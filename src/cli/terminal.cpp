@@ -60,7 +60,8 @@ int terminal_columns() {
 }
 
 void put(std::string_view text) {
-  if (g_output_error == 0 && std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) g_output_error = errno;
+  if (g_output_error == 0 && std::fwrite(text.data(), 1, text.size(), stdout) != text.size())
+    g_output_error = errno;
 }
 
 void flush_output() {
@@ -81,7 +82,9 @@ void say(std::string_view text) {
 Progress::Progress(bool shown, bool color)
     : shown_(shown), color_(color), terminal_(shown && is_terminal(STDERR_FILENO)) {}
 
-Progress::~Progress() { clear(); }
+Progress::~Progress() {
+  clear();
+}
 
 void Progress::clear() {
   if (drawn_) write_all(STDERR_FILENO, "\r\x1b[K");

@@ -16,8 +16,8 @@ bool use_color(ColorWhen when, int descriptor);
 bool is_terminal(int descriptor);
 int terminal_columns();
 
-// Data. The first failed write is remembered; finish_output() reports it as ErrorCode::io (a closed pipe is not an error:
-// the reader had enough).
+// Data. The first failed write is remembered; finish_output() reports it as ErrorCode::io (a closed pipe is
+// not an error: the reader had enough).
 void put(std::string_view text);
 void flush_output();  // what was put so far is seen now
 void finish_output();

@@ -46,7 +46,8 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   loop.initialise();
   const auto datasets = train::open_datasets(config, nullptr);
   data::Loader loader(datasets[0], loop.loader_options());
-  const double flops = train::estimate_step(config, loop.model()).flops * static_cast<double>(loop.micro_batches());
+  const double flops =
+      train::estimate_step(config, loop.model()).flops * static_cast<double>(loop.micro_batches());
   const double tokens = static_cast<double>(*config.train.global_batch_size * config.model.seq_length);
 
   train::StepTimers timers;
@@ -85,7 +86,8 @@ int run_bench(Context& context) {
 
   const auto recipe = args.value("recipe");
   if (!recipe && !context.args.overrides().empty())
-    fail(ErrorCode::usage, "the override `" + context.args.overrides().front().text + "` changes a recipe, and none is given",
+    fail(ErrorCode::usage,
+         "the override `" + context.args.overrides().front().text + "` changes a recipe, and none is given",
          "name one with -r RECIPE");
   config::Request request;
   request.recipe = recipe.value_or("quickstart");
@@ -107,13 +109,16 @@ int run_bench(Context& context) {
                        {"threads", device->context().pool->size()},
                        {"instruction_set", features.instruction_set},
                        {"native_bf16", features.native_bf16_gemm}};
-  put_unless_json(args, "machine: " + std::to_string(available_cores()) + " cores, " + std::string(features.instruction_set) +
-                            (features.native_bf16_gemm ? ", multiplies bf16" : ", bf16 products widened to fp32") + "\n");
+  put_unless_json(
+      args, "machine: " + std::to_string(available_cores()) + " cores, " +
+                std::string(features.instruction_set) +
+                (features.native_bf16_gemm ? ", multiplies bf16" : ", bf16 products widened to fp32") + "\n");
   const double gemm = kernels::measured_gemm_gflops(*device);
   const double copy = kernels::measured_copy_gbps(*device);
   object["gemm_gflops"] = gemm;
   object["copy_gbps"] = copy;
-  put_unless_json(args, "gemm:    " + fixed(gemm, 1) + " GFLOP/s fp32\ncopy:    " + fixed(copy, 1) + " GB/s read and written\n");
+  put_unless_json(args, "gemm:    " + fixed(gemm, 1) + " GFLOP/s fp32\ncopy:    " + fixed(copy, 1) +
+                            " GB/s read and written\n");
   flush_output();
 
   object["kernels"] = nlohmann::ordered_json::array();
@@ -123,13 +128,15 @@ int run_bench(Context& context) {
     for (const kernels::ProductShape& shape : kernels::product_shapes()) {
       if (!wanted(shape.name)) continue;
       const double rate = kernels::product_gflops(*device, shape, DType::f32, seconds);
-      object["kernels"].push_back({{"name", shape.name}, {"rate", rate}, {"unit", "GFLOP/s"}, {"share", rate / gemm}});
+      object["kernels"].push_back(
+          {{"name", shape.name}, {"rate", rate}, {"unit", "GFLOP/s"}, {"share", rate / gemm}});
       table.add({shape.name, fixed(rate, 1) + " GFLOP/s", fixed(100 * rate / gemm, 0) + "%"});
     }
     for (const kernels::KernelRate& kernel : kernels::measure_kernels(*device, gemm, copy, seconds)) {
       if (!wanted(kernel.name)) continue;
       const char* unit = kernel.roof == kernels::Roof::gemm ? "GFLOP/s" : "GB/s";
-      object["kernels"].push_back({{"name", kernel.name}, {"rate", kernel.rate}, {"unit", unit}, {"share", kernel.share}});
+      object["kernels"].push_back(
+          {{"name", kernel.name}, {"rate", kernel.rate}, {"unit", unit}, {"share", kernel.share}});
       table.add({kernel.name, fixed(kernel.rate, 1) + " " + unit, fixed(100 * kernel.share, 0) + "%"});
     }
     put_unless_json(args, "\nkernels, and their share of the rate that binds them:\n" + table.text());
@@ -144,11 +151,18 @@ int run_bench(Context& context) {
     for (size_t p = 0; p < train::kPhases; ++p) {
       const std::string name(train::name_of(static_cast<train::Phase>(p)));
       phases[name] = step.phases[p];
-      if (step.phases[p] > 0) table.add({"  " + name, fixed(1e3 * step.phases[p], 1) + " ms", fixed(100 * step.phases[p] / step.seconds, 0) + "%"});
+      if (step.phases[p] > 0)
+        table.add({"  " + name, fixed(1e3 * step.phases[p], 1) + " ms",
+                   fixed(100 * step.phases[p] / step.seconds, 0) + "%"});
     }
-    object["step"] = {{"recipe", resolution.recipe_name}, {"tokens_per_second", step.tokens_per_second}, {"share", step.share},
-                      {"seconds", step.seconds},          {"phases", phases},                            {"steps", step.steps}};
-    put_unless_json(args, "\ntraining step of " + resolution.recipe_name + ": " + human_count(step.tokens_per_second) + " tokens/s, " +
+    object["step"] = {{"recipe", resolution.recipe_name},
+                      {"tokens_per_second", step.tokens_per_second},
+                      {"share", step.share},
+                      {"seconds", step.seconds},
+                      {"phases", phases},
+                      {"steps", step.steps}};
+    put_unless_json(args, "\ntraining step of " + resolution.recipe_name + ": " +
+                              human_count(step.tokens_per_second) + " tokens/s, " +
                               fixed(100 * step.share, 0) + "% of the GEMM rate\n" + table.text());
   }
   if (args.has("json")) put(object.dump(2) + "\n");
@@ -163,11 +177,13 @@ const Verb kBench = {
     .usage = "[NAME…] [-r RECIPE [a.b=c …]] [flags]",
     .examples = {{"bench", "machine, kernels, a step of quickstart"},
                  {"bench attention", "only kernels with that in their name"},
-                 {"bench step -r gpt2-124m train.micro_batch_size=4", "a training step of a recipe, on random tokens"}},
+                 {"bench step -r gpt2-124m train.micro_batch_size=4",
+                  "a training step of a recipe, on random tokens"}},
     .options = {{"recipe", 'r', "RECIPE", "whose training step; default quickstart"},
                 {"seconds", 0, "S", "spent on each kernel; default 0.2"},
                 {"json", 0, "", "as one JSON object"}},
-    .details = "Shares: products and attention of the measured GEMM rate, everything else of the copy bandwidth.\n",
+    .details =
+        "Shares: products and attention of the measured GEMM rate, everything else of the copy bandwidth.\n",
     .overrides = true,
     .max_words = SIZE_MAX,
     .run = run_bench,

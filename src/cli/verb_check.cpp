@@ -41,12 +41,16 @@ int run_check(Context& context) {
   if (context.args.has("json")) {
     config::RenderOptions options;
     options.format = config::DiagnosticFormat::json;
-    nlohmann::ordered_json object = {{"schema", "capstan.check/1"}, {"recipe", resolution.recipe_name}, {"ok", resolution.ok()},
-                                     {"errors", errors},            {"warnings", warnings}};
+    nlohmann::ordered_json object = {{"schema", "capstan.check/1"},
+                                     {"recipe", resolution.recipe_name},
+                                     {"ok", resolution.ok()},
+                                     {"errors", errors},
+                                     {"warnings", warnings}};
     object["diagnostics"] =
         nlohmann::ordered_json::parse(config::render(resolution.diagnostics, resolution.sources, options));
     object["refused_by_train"] = nlohmann::ordered_json::array();
-    for (const auto& feature : missing) object["refused_by_train"].push_back({{"path", feature.path}, {"reason", feature.reason}});
+    for (const auto& feature : missing)
+      object["refused_by_train"].push_back({{"path", feature.path}, {"reason", feature.reason}});
     put(object.dump(2) + "\n");
   } else {
     show_diagnostics(context, resolution);
@@ -77,8 +81,10 @@ const Verb kCheck = {
                  {"check my.yaml --message-format short", "file:line:col, for editors"}},
     .options = {{"ranks", 0, "N", "the world size, instead of the recipe's"},
                 {"json", 0, "", "the result and all diagnostics as one JSON object"}},
-    .details = "Exit code 0: no errors; 1: the recipe has errors; 2: it cannot be read, or the command line is wrong.\n"
-               "Needs no data, tokenizer or weights on disk: `train` reports missing ones before it begins.\n",
+    .details =
+        "Exit code 0: no errors; 1: the recipe has errors; 2: it cannot be read, or the command line is "
+        "wrong.\n"
+        "Needs no data, tokenizer or weights on disk: `train` reports missing ones before it begins.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_check,

@@ -36,14 +36,17 @@ int run_eval(Context& context) {
   const auto model = load_stored_model(context, name);
   const train::EvalResult result = train::evaluate_text(*model, options);
   if (args.has("json") && !per_token) {
-    const nlohmann::ordered_json object = {{"schema", "capstan.eval/1"}, {"loss", result.loss},
-                                           {"perplexity", result.perplexity}, {"tokens", result.tokens},
+    const nlohmann::ordered_json object = {{"schema", "capstan.eval/1"},
+                                           {"loss", result.loss},
+                                           {"perplexity", result.perplexity},
+                                           {"tokens", result.tokens},
                                            {"bits_per_byte", result.bits_per_byte}};
     put(object.dump() + "\n");
     return 0;
   }
-  const std::string line = "loss " + fixed(result.loss, 4) + " | perplexity " + fixed(result.perplexity, 2) + " | " +
-                           fixed(result.bits_per_byte, 4) + " bits/byte | " + with_separators(result.tokens) + " tokens\n";
+  const std::string line = "loss " + fixed(result.loss, 4) + " | perplexity " + fixed(result.perplexity, 2) +
+                           " | " + fixed(result.bits_per_byte, 4) + " bits/byte | " +
+                           with_separators(result.tokens) + " tokens\n";
   if (per_token) {
     if (!context.quiet()) say(line);
   } else {
@@ -59,7 +62,8 @@ const Verb kEval = {
     .purpose = "loss and perplexity of a text under a checkpoint",
     .usage = "CHECKPOINT|RUN --text FILE [flags]",
     .examples = {{"eval runs/quickstart --text heldout.txt", "loss, perplexity, bits per byte"},
-                 {"eval runs/quickstart --text heldout.txt --per-token", "one {\"id\":…,\"logprob\":…} for each token"}},
+                 {"eval runs/quickstart --text heldout.txt --per-token",
+                  "one {\"id\":…,\"logprob\":…} for each token"}},
     .options = {{"text", 0, "FILE", "the text, UTF-8; `-` is standard input"},
                 {"per-token", 0, "", "a JSON line for each predicted token; the logarithm is natural"},
                 {"stride", 0, "N", "tokens by which windows move on; default: the sequence length"},

@@ -18,7 +18,8 @@ int run_explain(Context& context) {
   if (const auto recipe = args.value("recipe")) {
     resolution = require_recipe(context, *recipe, ranks_argument(context));
   } else if (!args.overrides().empty()) {
-    fail(ErrorCode::usage, "the override `" + args.overrides().front().text + "` changes a recipe, and none is given",
+    fail(ErrorCode::usage,
+         "the override `" + args.overrides().front().text + "` changes a recipe, and none is given",
          "name one with -r RECIPE");
   }
   if (args.has("json")) {

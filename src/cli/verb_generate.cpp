@@ -39,9 +39,12 @@ int run_generate(Context& context) {
   };
   const train::GenerateResult result = train::generate(*model, options);
   if (json) {
-    const nlohmann::ordered_json object = {{"schema", "capstan.generate/1"}, {"prompt", options.prompt},
-                                           {"text", text},                   {"prompt_tokens", result.prompt_tokens},
-                                           {"tokens", result.tokens},        {"ended", result.ended},
+    const nlohmann::ordered_json object = {{"schema", "capstan.generate/1"},
+                                           {"prompt", options.prompt},
+                                           {"text", text},
+                                           {"prompt_tokens", result.prompt_tokens},
+                                           {"tokens", result.tokens},
+                                           {"ended", result.ended},
                                            {"seconds", result.seconds}};
     put(object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     return 0;
@@ -49,7 +52,8 @@ int run_generate(Context& context) {
   put("\n");
   finish_output();
   if (context.verbosity > 0 && result.seconds > 0)
-    say(std::to_string(result.tokens) + " tokens, " + human_count(static_cast<double>(result.tokens) / result.seconds) + " tokens/s\n");
+    say(std::to_string(result.tokens) + " tokens, " +
+        human_count(static_cast<double>(result.tokens) / result.seconds) + " tokens/s\n");
   return 0;
 }
 
@@ -60,8 +64,10 @@ const Verb kGenerate = {
     .purpose = "text from a checkpoint",
     .usage = "CHECKPOINT|RUN --prompt TEXT [flags]",
     .examples = {{"generate runs/quickstart --prompt \"The best way to\"", "from its newest checkpoint"},
-                 {"generate runs/quickstart --prompt \"Q:\" --temperature 0.7 --top-p 0.9 --max-tokens 60", ""},
-                 {"generate runs/quickstart --prompt \"To be\" --temperature 0", "always the likeliest token"}},
+                 {"generate runs/quickstart --prompt \"Q:\" --temperature 0.7 --top-p 0.9 --max-tokens 60",
+                  ""},
+                 {"generate runs/quickstart --prompt \"To be\" --temperature 0",
+                  "always the likeliest token"}},
     .options = {{"prompt", 'p', "TEXT", "what to continue; default: begin a document"},
                 {"max-tokens", 0, "N", "new tokens; default 100"},
                 {"temperature", 0, "T", "0: the likeliest token; default 1"},

@@ -4,8 +4,8 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "cli/table.hpp"
 #include "cli/recipe_input.hpp"
+#include "cli/table.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
 #include "config/library.hpp"
@@ -62,7 +62,8 @@ int run_recipe_ls(Context& context) {
 void write_new(const std::filesystem::path& path, const std::string& text) {
   std::error_code ignored;
   if (std::filesystem::exists(std::filesystem::symlink_status(path, ignored)))
-    fail(ErrorCode::usage, "`" + path.string() + "` exists already", "choose another name, or remove it first");
+    fail(ErrorCode::usage, "`" + path.string() + "` exists already",
+         "choose another name, or remove it first");
   if (path.has_parent_path() && !std::filesystem::is_directory(path.parent_path()))
     fail(ErrorCode::not_found, "there is no directory `" + path.parent_path().string() + "`");
   write_file_durably(path, text);
@@ -94,17 +95,21 @@ int run_recipe_new(Context& context) {
   const config::Resolution resolution = config::resolve(request);
   if (!resolution.ok()) show_diagnostics(context, resolution), throw Exit{2};
   const std::string name = std::filesystem::path(to).stem().string();
-  write_new(to,
-            "# What differs from the recipe `" + base + "`. See: capstan help recipes, capstan explain SECTION\n"
-            "extends: " + base + "\n"
-            "name: " + name + "\n"
-            "description: one line for listings\n\n"
-            "# model: {num_layers: 6}              # fields: capstan explain model\n"
-            "# mixed_precision: bf16_mixed         # presets: capstan recipe ls mixed_precision\n"
-            "# optimizer: {lr: 1e-3}\n"
-            "# train: {train_iters: 1000}\n"
-            "# dataset: {data_path: data/corpus_text_document}\n"
-            "# tokenizer: {tokenizer_model: data/tokenizer.json}\n");
+  write_new(to, "# What differs from the recipe `" + base +
+                    "`. See: capstan help recipes, capstan explain SECTION\n"
+                    "extends: " +
+                    base +
+                    "\n"
+                    "name: " +
+                    name +
+                    "\n"
+                    "description: one line for listings\n\n"
+                    "# model: {num_layers: 6}              # fields: capstan explain model\n"
+                    "# mixed_precision: bf16_mixed         # presets: capstan recipe ls mixed_precision\n"
+                    "# optimizer: {lr: 1e-3}\n"
+                    "# train: {train_iters: 1000}\n"
+                    "# dataset: {data_path: data/corpus_text_document}\n"
+                    "# tokenizer: {tokenizer_model: data/tokenizer.json}\n");
   put(to + ": extends " + base + "; next: capstan check " + shell_quoted(to) + "\n");
   return 0;
 }
@@ -115,7 +120,8 @@ const Verb kRecipeLs = {
     .name = "recipe ls",
     .purpose = "the recipes, or the presets of a section",
     .usage = "[SECTION] [--json]",
-    .examples = {{"recipe ls", "recipes by name"}, {"recipe ls mixed_precision", "what `mixed_precision=NAME` can choose"}},
+    .examples = {{"recipe ls", "recipes by name"},
+                 {"recipe ls mixed_precision", "what `mixed_precision=NAME` can choose"}},
     .options = {{"json", 0, "", "as one JSON object"}},
     .max_words = 1,
     .run = run_recipe_ls,

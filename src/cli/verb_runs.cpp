@@ -14,7 +14,9 @@ namespace capstan::cli {
 
 namespace {
 
-std::string step_text(const records::RunSummary& run) { return run.step ? std::to_string(*run.step) : "-"; }
+std::string step_text(const records::RunSummary& run) {
+  return run.step ? std::to_string(*run.step) : "-";
+}
 
 std::string loss_text(const std::optional<double>& loss) {
   char text[32];
@@ -37,7 +39,8 @@ int run_runs_ls(Context& context) {
   Table table;
   table.add({"RUN", "STATE", "STEP", "LOSS", "STARTED", "RECIPE"});
   for (const records::RunSummary& run : runs)
-    table.add({run.name, std::string(name_of(run.state)), step_text(run), loss_text(run.last_loss), run.started, run.recipe});
+    table.add({run.name, std::string(name_of(run.state)), step_text(run), loss_text(run.last_loss),
+               run.started, run.recipe});
   put(table.text());
   return 0;
 }

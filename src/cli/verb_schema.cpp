@@ -17,7 +17,9 @@ int run_schema(Context& context) {
   // Only what comes with the program: the schemas do not depend on where they are made.
   const config::Library library(config::library_files(), {});
   if (const auto directory = args.value("write")) {
-    if (!args.words().empty()) fail(ErrorCode::usage, "--write writes the schemas of all sections", "leave `" + args.words()[0] + "` out");
+    if (!args.words().empty())
+      fail(ErrorCode::usage, "--write writes the schemas of all sections",
+           "leave `" + args.words()[0] + "` out");
     std::filesystem::create_directories(*directory);
     const auto files = config::schema_files(schema, library);
     for (const auto& [name, text] : files) write_file_durably(std::filesystem::path(*directory) / name, text);
@@ -50,7 +52,9 @@ const Verb kSchema = {
                  {"schema optimizer", "of a section or a preset file"},
                  {"schema --write schemas", "all of them, as files"}},
     .options = {{"write", 0, "DIR", "write recipe.schema.json and one for each section"}},
-    .details = "An editor finds it by the comment `# yaml-language-server: $schema=PATH/recipe.schema.json` at the top of a recipe.\n",
+    .details =
+        "An editor finds it by the comment `# yaml-language-server: $schema=PATH/recipe.schema.json` at the "
+        "top of a recipe.\n",
     .max_words = 1,
     .run = run_schema,
 };

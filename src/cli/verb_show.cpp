@@ -33,7 +33,8 @@ int run_show(Context& context) {
   options.format = config::ShowFormat::json;
   nlohmann::ordered_json object = {{"schema", "capstan.show/1"}, {"recipe", resolution.recipe_name}};
   if (!options.path.empty()) object["path"] = options.path;
-  object[options.path.empty() ? "config" : "value"] = nlohmann::ordered_json::parse(config::show(resolution, options));
+  object[options.path.empty() ? "config" : "value"] =
+      nlohmann::ordered_json::parse(config::show(resolution, options));
   object["presets"] = resolution.presets;
   if (options.path.empty()) {
     nlohmann::ordered_json origins = nlohmann::ordered_json::object();
@@ -54,7 +55,8 @@ const Verb kShow = {
                  {"show llama3-8b model.num_layers", "one value"},
                  {"show my.yaml --origin", "each leaf, and who said so"},
                  {"show my.yaml --minimal", "only what differs from presets and defaults"}},
-    .options = {{"origin", 0, "", "each leaf with its origin: file:line:col, preset, <cli>:n, derived: formula"},
+    .options = {{"origin", 0, "",
+                 "each leaf with its origin: file:line:col, preset, <cli>:n, derived: formula"},
                 {"minimal", 0, "", "the shortest recipe that resolves to the same"},
                 {"format", 0, "FORM", "yaml (default) or json: plain nested values"},
                 {"ranks", 0, "N", "the world size, instead of the recipe's"},

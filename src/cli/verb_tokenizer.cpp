@@ -21,7 +21,9 @@ namespace {
 constexpr std::string_view kPreTokenizers[] = {"gpt2", "llama3", "qwen2"};
 constexpr std::string_view kDocuments[] = {"auto", "blank-line", "separator", "file"};
 
-int workers(const Arguments& args) { return static_cast<int>(args.integer("workers", 0, 1024).value_or(0)); }
+int workers(const Arguments& args) {
+  return static_cast<int>(args.integer("workers", 0, 1024).value_or(0));
+}
 
 // The documents of the input files: text as it is, of a JSON object the string under `key`.
 class Documents {
@@ -35,15 +37,16 @@ class Documents {
       if (!reader_.next(batch_, int64_t{4} << 20)) return false;
     }
     const data::Record& record = batch_.records[at_++];
-    const std::string place = reader_.files()[static_cast<size_t>(record.file)].path + ":" + std::to_string(record.line) + ":" +
-                              std::to_string(record.column);
+    const std::string place = reader_.files()[static_cast<size_t>(record.file)].path + ":" +
+                              std::to_string(record.line) + ":" + std::to_string(record.column);
     if (!record.problem.empty()) fail(ErrorCode::format, place + ": " + record.problem);
     const std::string_view text = batch_.of(record);
     if (!record.json) return document.assign(text), true;
     const auto value = nlohmann::json::parse(text, nullptr, false);
     if (value.is_discarded()) fail(ErrorCode::format, place + ": this is not a JSON value");
     if (!value.is_object() || !value.contains(key_) || !value[key_].is_string())
-      fail(ErrorCode::format, place + ": no text under `" + key_ + "`", "--json-key names the key that holds the text");
+      fail(ErrorCode::format, place + ": no text under `" + key_ + "`",
+           "--json-key names the key that holds the text");
     document = value[key_].get<std::string>();
     return true;
   }
@@ -65,7 +68,8 @@ int run_tokenizer_train(Context& context) {
   options.pre_tokenizer = data::pre_tokenizer_by_name(args.choice("pre-tokenizer", kPreTokenizers, "gpt2"));
   if (args.has("special")) {
     options.special_tokens.clear();
-    for (std::string_view token : split(*args.value("special"), ',')) options.special_tokens.emplace_back(token);
+    for (std::string_view token : split(*args.value("special"), ','))
+      options.special_tokens.emplace_back(token);
   }
   const std::filesystem::path output = args.required("output");
 
@@ -73,7 +77,9 @@ int run_tokenizer_train(Context& context) {
   const std::string how = args.choice("documents", kDocuments, args.has("separator") ? "separator" : "auto");
   using data::TextSplit;
   // For learning a vocabulary a file is one long text unless it says otherwise.
-  records.split = how == "blank-line" ? TextSplit::blank_line : how == "separator" ? TextSplit::separator : TextSplit::file;
+  records.split = how == "blank-line"  ? TextSplit::blank_line
+                  : how == "separator" ? TextSplit::separator
+                                       : TextSplit::file;
   records.separator = args.value("separator").value_or("%");
   ThreadPool pool(workers(args));
 
@@ -103,7 +109,8 @@ int run_tokenizer_encode(Context& context) {
   const auto tokenizer = data::Tokenizer::load(tokenizer_argument(context));
   ThreadPool pool(workers(args));
   const data::EncodeOptions options{.specials_as_text = args.has("specials-as-text")};
-  data::encode_file(*tokenizer, file, [](std::string_view text) { put(text); }, pool, {}, options);
+  data::encode_file(
+      *tokenizer, file, [](std::string_view text) { put(text); }, pool, {}, options);
   return 0;
 }
 
@@ -112,7 +119,8 @@ int run_tokenizer_decode(Context& context) {
   const std::string& file = args.word(0, "FILE");
   const auto tokenizer = data::Tokenizer::load(tokenizer_argument(context));
   ThreadPool pool(workers(args));
-  data::decode_file(*tokenizer, file, [](std::string_view text) { put(text); }, pool);
+  data::decode_file(
+      *tokenizer, file, [](std::string_view text) { put(text); }, pool);
   return 0;
 }
 
@@ -124,13 +132,15 @@ const Verb kTokenizerTrain = {
     .usage = "FILE… --vocab-size N --output tokenizer.json [flags]",
     .examples = {{"tokenizer train corpus.txt --vocab-size 32000 --output tokenizer.json", ""},
                  {"tokenizer train a.jsonl b.jsonl --vocab-size 50000 -o t.json --pre-tokenizer llama3", ""},
-                 {"tokenizer train quotes.txt --separator % --vocab-size 4096 -o t.json", "documents between lines of `%`"}},
+                 {"tokenizer train quotes.txt --separator % --vocab-size 4096 -o t.json",
+                  "documents between lines of `%`"}},
     .options = {{"vocab-size", 0, "N", "entries in all: special tokens, 256 bytes, merges"},
                 {"output", 'o', "FILE", "the tokenizer.json to write; Hugging Face tokenizers loads it"},
                 {"pre-tokenizer", 0, "NAME", "gpt2 (default), llama3 or qwen2"},
                 {"min-frequency", 0, "N", "pairs that are rarer are not merged; default 2"},
                 {"special", 0, "TOKEN,…", "special tokens, the first ids; default <|endoftext|>"},
-                {"documents", 0, "HOW", "what ends a document of plain text: file (default), blank-line or separator"},
+                {"documents", 0, "HOW",
+                 "what ends a document of plain text: file (default), blank-line or separator"},
                 {"separator", 0, "LINE", "documents are separated by this line"},
                 {"json-key", 0, "KEY", "of .json and .jsonl files the text under this key; default text"},
                 {"workers", 0, "N", "threads; default: the cores of this process"}},
@@ -163,7 +173,8 @@ const Verb kTokenizerDecode = {
     .options = {{"tokenizer", 't', "FILE", "tokenizer.json, a directory with one, or `bytes`"},
                 {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
                 {"workers", 0, "N", "threads; default: the cores of this process"}},
-    .details = "The bytes that the ids stand for are written as they are: decode gives back what encode read.\n",
+    .details =
+        "The bytes that the ids stand for are written as they are: decode gives back what encode read.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_tokenizer_decode,

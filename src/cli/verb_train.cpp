@@ -46,7 +46,8 @@ int run_train(Context& context) {
   const comm::LaunchedAs launched = comm::launched_as();
   const bool chief = launched.rank == 0;
   if (nproc && *nproc > 1 && recipe == "-")
-    fail(ErrorCode::usage, "a recipe from standard input reaches only one rank", "write it to a file and name that");
+    fail(ErrorCode::usage, "a recipe from standard input reaches only one rank",
+         "write it to a file and name that");
   Context for_diagnostics = context;
   if (!chief) for_diagnostics.verbosity = -1;
   const int64_t ranks = nproc ? *nproc : launched.size;
@@ -57,13 +58,13 @@ int run_train(Context& context) {
   if (nproc && *nproc > 1) return launch_ranks(context, *nproc);
 
   Progress progress(chief && !context.quiet(), context.color_err);
-  progress.line("capstan " CAPSTAN_VERSION ": training " + resolution.recipe_name + " on " + std::to_string(ranks) +
-                (ranks == 1 ? " rank" : " ranks"));
+  progress.line("capstan " CAPSTAN_VERSION ": training " + resolution.recipe_name + " on " +
+                std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"));
   for (const config::HistoryEntry& entry : resolution.history)
-    if (entry.path == "dist.world_size" && entry.fate != config::HistoryEntry::Fate::effective && !entry.origin.written.empty() &&
-        entry.origin.written != std::to_string(ranks))
-      progress.line("the recipe asks for " + entry.origin.written + " ranks (" + entry.origin.text + "), this run has " +
-                    std::to_string(ranks));
+    if (entry.path == "dist.world_size" && entry.fate != config::HistoryEntry::Fate::effective &&
+        !entry.origin.written.empty() && entry.origin.written != std::to_string(ranks))
+      progress.line("the recipe asks for " + entry.origin.written + " ranks (" + entry.origin.text +
+                    "), this run has " + std::to_string(ranks));
 
   return run_in_world(context, [&](comm::World& world) {
     train::RunOptions options;
@@ -78,8 +79,8 @@ int run_train(Context& context) {
         progress.line("try: capstan generate " + shell_quoted(outcome.run_dir.string()) + " --prompt TEXT");
       return 0;
     }
-    progress.line("stopped at step " + std::to_string(outcome.step) + ": " + outcome.reason + "; checkpoint " +
-                  outcome.checkpoint.string());
+    progress.line("stopped at step " + std::to_string(outcome.step) + ": " + outcome.reason +
+                  "; checkpoint " + outcome.checkpoint.string());
     progress.line("continue with: " + resume_command(context, outcome));
     return 75;
   });
@@ -98,10 +99,14 @@ const Verb kTrain = {
     .options = {{"run-dir", 0, "DIR", "where the run is recorded; default runs/NAME"},
                 {"resume", 0, "", "continue the run in that directory"},
                 {"nproc", 0, "N", "start N ranks with mpirun and stay their parent"}},
-    .details = "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and checkpoints.\n"
-               "An existing one is refused without --resume. SIGINT (ctrl-C) and SIGTERM save a checkpoint and end with\n"
-               "code 75; a second one ends at once. `train.exit_interval=N` stops after step N in the same way.\n"
-               "The world size is that of the launch (`mpirun -n 2 capstan train …` or --nproc 2), not the recipe's.\n",
+    .details =
+        "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and "
+        "checkpoints.\n"
+        "An existing one is refused without --resume. SIGINT (ctrl-C) and SIGTERM save a checkpoint and end "
+        "with\n"
+        "code 75; a second one ends at once. `train.exit_interval=N` stops after step N in the same way.\n"
+        "The world size is that of the launch (`mpirun -n 2 capstan train …` or --nproc 2), not the "
+        "recipe's.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_train,

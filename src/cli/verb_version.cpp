@@ -21,8 +21,10 @@ int run_version(Context& context) {
       put(std::string("build     " CAPSTAN_BUILD_TYPE ", ") + kCompiler + "\ndevices   cpu\n");
     return 0;
   }
-  const nlohmann::ordered_json object = {{"schema", "capstan.version/1"}, {"version", CAPSTAN_VERSION},
-                                         {"build", CAPSTAN_BUILD_TYPE},   {"compiler", kCompiler},
+  const nlohmann::ordered_json object = {{"schema", "capstan.version/1"},
+                                         {"version", CAPSTAN_VERSION},
+                                         {"build", CAPSTAN_BUILD_TYPE},
+                                         {"compiler", kCompiler},
                                          {"devices", {"cpu"}}};
   put(object.dump(2) + "\n");
   return 0;
@@ -35,7 +37,8 @@ const Verb kVersion = {
     .purpose = "the version of this program",
     .usage = "[--full | --json]",
     .examples = {{"version", ""}, {"version --json", "with build type and compiler"}},
-    .options = {{"full", 0, "", "build type, compiler and devices too"}, {"json", 0, "", "as one JSON object"}},
+    .options = {{"full", 0, "", "build type, compiler and devices too"},
+                {"json", 0, "", "as one JSON object"}},
     .run = run_version,
 };
 

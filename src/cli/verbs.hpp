@@ -5,7 +5,8 @@
 
 namespace capstan::cli {
 
-extern const Verb kTrain, kCheck, kShow, kExplain, kSchema, kRecipeLs, kRecipeCp, kRecipeNew, kDataPrepare, kDataInspect,
-    kTokenizerTrain, kTokenizerEncode, kTokenizerDecode, kGenerate, kEval, kBench, kRunsLs, kRunsShow, kHelp, kVersion;
+extern const Verb kTrain, kCheck, kShow, kExplain, kSchema, kRecipeLs, kRecipeCp, kRecipeNew, kDataPrepare,
+    kDataInspect, kTokenizerTrain, kTokenizerEncode, kTokenizerDecode, kGenerate, kEval, kBench, kRunsLs,
+    kRunsShow, kHelp, kVersion;
 
 }  // namespace capstan::cli

@@ -1,4 +1,5 @@
-// From text to a trained model with the program alone: data, tokenizer, train, stop, resume, eval, generate, runs.
+// From text to a trained model with the program alone: data, tokenizer, train, stop, resume, eval, generate,
+// runs.
 #include <doctest/doctest.h>
 #include <signal.h>
 
@@ -17,11 +18,13 @@ namespace fs = std::filesystem;
 static std::string corpus(int documents) {
   const char* const who[] = {"the cat", "a dog", "my friend", "the old captain", "nobody"};
   const char* const does[] = {"sees", "hauls", "likes", "forgets"};
-  const char* const what[] = {"the load", "a rope", "the quick fish", "its own tail", "the morning", "a capstan"};
+  const char* const what[] = {"the load",     "a rope",      "the quick fish",
+                              "its own tail", "the morning", "a capstan"};
   std::string text;
   for (int i = 0; i < documents; ++i) {
     for (int j = 0; j < 4; ++j)
-      text += std::string(who[(i + j) % 5]) + " " + does[(i * 3 + j) % 4] + " " + what[(i * 7 + j * 5) % 6] + ". ";
+      text += std::string(who[(i + j) % 5]) + " " + does[(i * 3 + j) % 4] + " " + what[(i * 7 + j * 5) % 6] +
+              ". ";
     text += "\n%\n";
   }
   return text;
@@ -64,9 +67,11 @@ struct Prepared : ScratchDirectory {
     write("corpus.txt", corpus(300));
     write("heldout.txt", "the cat hauls a rope. nobody likes the morning.");
     write("tiny.yaml", kRecipe);
-    REQUIRE(in({"tokenizer", "train", "corpus.txt", "--separator", "%", "--vocab-size", "320", "--output", "tokenizer.json"}).code == 0);
-    const Finished made = in({"data", "prepare", "corpus.txt", "--separator", "%", "--tokenizer", "tokenizer.json", "--append-eod",
-                              "--output", "corpus"});
+    REQUIRE(in({"tokenizer", "train", "corpus.txt", "--separator", "%", "--vocab-size", "320", "--output",
+                "tokenizer.json"})
+                .code == 0);
+    const Finished made = in({"data", "prepare", "corpus.txt", "--separator", "%", "--tokenizer",
+                              "tokenizer.json", "--append-eod", "--output", "corpus"});
     REQUIRE_MESSAGE(made.code == 0, made.err);
   }
   Finished in(std::vector<std::string> arguments) const {
@@ -104,7 +109,8 @@ TEST_CASE("tokenizer: encode gives a JSON line for each line, decode the very te
   std::istringstream lines(encoded.out);
   for (std::string line; std::getline(lines, line);) CHECK(json::parse(line)["ids"].is_array());
   p.write("ids.jsonl", encoded.out);
-  CHECK(p.in({"tokenizer", "decode", "ids.jsonl", "--tokenizer", "tokenizer.json"}).out == read_text(p.file("lines.txt")));
+  CHECK(p.in({"tokenizer", "decode", "ids.jsonl", "--tokenizer", "tokenizer.json"}).out ==
+        read_text(p.file("lines.txt")));
   // A recipe names the same tokenizer.
   CHECK(p.in({"tokenizer", "encode", "lines.txt", "-r", "./tiny.yaml"}).out == encoded.out);
   CHECK(p.in({"tokenizer", "encode", "lines.txt", "-r", "./tiny.yaml", "tokenizer=byte"}).out != encoded.out);
@@ -130,7 +136,8 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
   REQUIRE(losses.size() == 12);
   CHECK(losses.front() == doctest::Approx(std::log(320.0)).epsilon(0.05));
   CHECK(losses.back() < losses.front() - 0.5);
-  for (const char* name : {"step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_seconds", "memory_bytes"})
+  for (const char* name :
+       {"step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_seconds", "memory_bytes"})
     CHECK(rows_of(p.file("whole/metrics.jsonl")).front().contains(name));
 
   const Finished stopped = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "train.exit_interval=5"});
@@ -141,14 +148,16 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
   CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "parts"}).code == 1);
   CHECK(losses_of(p.file("parts")).size() == 5);
   // What alters the numbers is refused, with the difference.
-  const Finished other = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "optimizer.lr=1e-3"});
+  const Finished other =
+      p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "optimizer.lr=1e-3"});
   CHECK(other.code == 1);
   CHECK(contains(other.err, "optimizer.lr"));
   const Finished rest = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume"});
   CHECK_MESSAGE(rest.code == 0, rest.err);
   CHECK(losses_of(p.file("parts")) == losses);
   // A longer run is no other run.
-  const Finished longer = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "train.train_iters=14"});
+  const Finished longer =
+      p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "train.train_iters=14"});
   CHECK_MESSAGE(longer.code == 0, longer.err);
   CHECK(losses_of(p.file("parts")).size() == 14);
 }
@@ -159,7 +168,8 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
   const Finished total = p.in({"eval", "whole", "--text", "heldout.txt", "--json"});
   REQUIRE_MESSAGE(total.code == 0, total.err);
   const json result = json::parse(total.out);
-  const Finished tokens = p.in({"eval", "whole/checkpoints/step-00000012", "--text", "heldout.txt", "--per-token"});
+  const Finished tokens =
+      p.in({"eval", "whole/checkpoints/step-00000012", "--text", "heldout.txt", "--per-token"});
   REQUIRE_MESSAGE(tokens.code == 0, tokens.err);
   double sum = 0;
   int64_t count = 0;
@@ -171,7 +181,8 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
   }
   CHECK(count == result["tokens"].get<int64_t>());
   CHECK(-sum / static_cast<double>(count) == doctest::Approx(result["loss"].get<double>()).epsilon(1e-6));
-  CHECK(std::exp(result["loss"].get<double>()) == doctest::Approx(result["perplexity"].get<double>()).epsilon(1e-6));
+  CHECK(std::exp(result["loss"].get<double>()) ==
+        doctest::Approx(result["perplexity"].get<double>()).epsilon(1e-6));
 
   const auto write = [&](std::vector<std::string> more) {
     std::vector<std::string> words = {"generate", "whole", "--prompt", "the cat", "--max-tokens", "12"};
@@ -193,7 +204,8 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
   const json runs = json::parse(p.in({"runs", "ls", ".", "--json"}).out);
   CHECK(runs["schema"] == "capstan.runs/1");
   bool listed = false;
-  for (const json& one : runs["runs"]) listed = listed || (one["name"] == "whole" && one["state"] == "finished");
+  for (const json& one : runs["runs"])
+    listed = listed || (one["name"] == "whole" && one["state"] == "finished");
   CHECK(listed);
   CHECK(contains(p.in({"runs", "show", "whole"}).out, "finished"));
 }
@@ -203,7 +215,8 @@ TEST_CASE("the first line of train appears at once; what is missing is told befo
   double best = 1e9;
   Finished result;
   for (int attempt = 0; attempt < 5; ++attempt) {
-    result = p.in({"train", "./tiny.yaml", "dataset=mock", "train.train_iters=1", "--run-dir", "first" + std::to_string(attempt)});
+    result = p.in({"train", "./tiny.yaml", "dataset=mock", "train.train_iters=1", "--run-dir",
+                   "first" + std::to_string(attempt)});
     CHECK_MESSAGE(result.code == 0, result.err);
     best = std::min(best, result.first_line_seconds);
   }
@@ -211,7 +224,8 @@ TEST_CASE("the first line of train appears at once; what is missing is told befo
   MESSAGE("first line after " << 1e3 * best << " ms");
   CHECK(best < 0.1);
 #endif
-  const Finished missing = p.in({"train", "./tiny.yaml", "dataset.data_path=not_there", "--run-dir", "never"});
+  const Finished missing =
+      p.in({"train", "./tiny.yaml", "dataset.data_path=not_there", "--run-dir", "never"});
   CHECK(missing.code == 2);
   CHECK(contains(missing.err, "not_there"));
   CHECK_FALSE(fs::exists(p.file("never")));
@@ -230,7 +244,7 @@ static void stop_and_resume(const std::string& name, int signal, const std::vect
   launch.arguments = {"train", "./tiny.yaml", "train.train_iters=1000000", "--run-dir", name};
   launch.arguments.insert(launch.arguments.end(), more.begin(), more.end());
   bool sent = false;
-  launch.on_error_text = [&](const std::string& text) {
+  launch.on_error_text = [&](const std::string& text, int) {
     if (sent || !contains(text, "step 3")) return 0;
     sent = true;
     return signal;
@@ -241,8 +255,9 @@ static void stop_and_resume(const std::string& name, int signal, const std::vect
   CHECK(contains(stopped.err, "continue with"));
   const int64_t steps = static_cast<int64_t>(losses_of(p.file(name)).size());
   CHECK(steps >= 3);
-  std::vector<std::string> again = {"train", "./tiny.yaml", "train.train_iters=" + std::to_string(1000000), "--run-dir", name, "--resume",
-                                    "train.exit_interval=" + std::to_string(steps + 1)};
+  std::vector<std::string> again = {
+      "train", "./tiny.yaml", "train.train_iters=" + std::to_string(1000000),    "--run-dir",
+      name,    "--resume",    "train.exit_interval=" + std::to_string(steps + 1)};
   again.insert(again.end(), more.begin(), more.end());
   const Finished on = p.in(again);
   CHECK_MESSAGE(on.code == 75, on.err);

@@ -23,8 +23,10 @@ const char* const kProgram = CAPSTAN_BINARY_DIR "/capstan";
 
 // Terminal and colour settings of whoever runs the tests do not count; a sanitizer's do.
 std::vector<std::string> environment_of(const Launch& launch) {
-  std::vector<std::string> all = {"TERM=xterm", "LC_ALL=C.UTF-8", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"};
-  for (const char* name : {"PATH", "HOME", "TMPDIR", "ASAN_OPTIONS", "LSAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS", "LD_LIBRARY_PATH"})
+  std::vector<std::string> all = {"TERM=xterm", "LC_ALL=C.UTF-8", "OMPI_ALLOW_RUN_AS_ROOT=1",
+                                  "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"};
+  for (const char* name : {"PATH", "HOME", "TMPDIR", "ASAN_OPTIONS", "LSAN_OPTIONS", "UBSAN_OPTIONS",
+                           "TSAN_OPTIONS", "LD_LIBRARY_PATH"})
     if (const char* value = std::getenv(name)) all.push_back(std::string(name) + "=" + value);
   all.insert(all.end(), launch.environment.begin(), launch.environment.end());
   return all;
@@ -45,7 +47,8 @@ Finished run(const Launch& launch) {
   std::vector<std::string> variables = environment_of(launch);
   const auto argv = pointers(words), envp = pointers(variables);
   int in[2], out[2], err[2];
-  if (::pipe2(in, O_CLOEXEC) || ::pipe2(out, O_CLOEXEC) || ::pipe2(err, O_CLOEXEC)) throw std::runtime_error("pipe");
+  if (::pipe2(in, O_CLOEXEC) || ::pipe2(out, O_CLOEXEC) || ::pipe2(err, O_CLOEXEC))
+    throw std::runtime_error("pipe");
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
@@ -61,7 +64,8 @@ Finished run(const Launch& launch) {
   }
   ::close(in[0]), ::close(out[1]), ::close(err[1]);
   // Small inputs only: they fit into the pipe.
-  if (!launch.input.empty() && ::write(in[1], launch.input.data(), launch.input.size()) < 0) throw std::runtime_error("write");
+  if (!launch.input.empty() && ::write(in[1], launch.input.data(), launch.input.size()) < 0)
+    throw std::runtime_error("write");
   ::close(in[1]);
 
   Finished result;
@@ -84,7 +88,7 @@ Finished run(const Launch& launch) {
       if (i == 0) continue;
       if (result.first_line_seconds == 0 && contains(text, "\n")) result.first_line_seconds = elapsed();
       if (launch.on_error_text)
-        if (const int signal = launch.on_error_text(text)) ::kill(child, signal);
+        if (const int signal = launch.on_error_text(text, child)) ::kill(child, signal);
     }
     if (elapsed() > launch.time_limit && !killed) {
       ::kill(child, SIGKILL);
@@ -96,7 +100,9 @@ Finished run(const Launch& launch) {
   rusage usage{};
   ::wait4(child, &status, 0, &usage);
   result.seconds = elapsed();
-  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec); };
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
   result.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime);
   result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (killed) result.err += "\n(the test ended it: it ran for too long)\n";
@@ -109,8 +115,20 @@ Finished run(std::vector<std::string> arguments) {
   return run(launch);
 }
 
-int count_lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+std::vector<int> children_of(int process) {
+  const std::string number = std::to_string(process);
+  std::istringstream text(read_text("/proc/" + number + "/task/" + number + "/children"));
+  std::vector<int> children;
+  for (int child = 0; text >> child;) children.push_back(child);
+  return children;
+}
+
+int count_lines(const std::string& text) {
+  return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+}
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 ScratchDirectory::ScratchDirectory() {
   path_ = (std::filesystem::temp_directory_path() / "capstan-cli-XXXXXX").string();

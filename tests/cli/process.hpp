@@ -16,16 +16,20 @@ struct Finished {
 };
 
 struct Launch {
-  std::vector<std::string> arguments;              // without the program's name
-  std::vector<std::string> environment;            // "NAME=value" on top of a plain one
-  std::string input;                               // standard input
-  std::string directory;                           // where it runs; empty: here
+  std::vector<std::string> arguments;    // without the program's name
+  std::vector<std::string> environment;  // "NAME=value" on top of a plain one
+  std::string input;                     // standard input
+  std::string directory;                 // where it runs; empty: here
   double time_limit = 120;
-  // Called with what standard error holds so far whenever there is more; returns a signal to send, 0 for none.
-  std::function<int(const std::string& err)> on_error_text;
+  // Called with what standard error holds so far whenever there is more; returns a signal to send, 0 for
+  // none.
+  std::function<int(const std::string& err, int process)> on_error_text;
 };
 Finished run(const Launch& launch);
 Finished run(std::vector<std::string> arguments);
+
+// The processes that a process has started and that still run.
+std::vector<int> children_of(int process);
 
 int count_lines(const std::string& text);
 bool contains(const std::string& text, const std::string& part);

@@ -1,18 +1,30 @@
 // --nproc: the parent of mpirun.
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "process.hpp"
 
 using namespace capstan::test;
 
-static const std::vector<std::string> kMock = {"train",          "quickstart",           "dataset=mock",
-                                               "tokenizer=none", "model.num_layers=1",   "model.hidden_size=32",
-                                               "model.ffn_hidden_size=64", "model.num_attention_heads=4", "model.num_query_groups=2",
-                                               "model.seq_length=16", "model.vocab_size=256", "train.threads=1", "logger.log_interval=1",
-                                               "train.micro_batch_size=1", "train.global_batch_size=2"};
+static const std::vector<std::string> kMock = {"train",
+                                               "quickstart",
+                                               "dataset=mock",
+                                               "tokenizer=none",
+                                               "model.num_layers=1",
+                                               "model.hidden_size=32",
+                                               "model.ffn_hidden_size=64",
+                                               "model.num_attention_heads=4",
+                                               "model.num_query_groups=2",
+                                               "model.seq_length=16",
+                                               "model.vocab_size=256",
+                                               "train.threads=1",
+                                               "logger.log_interval=1",
+                                               "train.micro_batch_size=1",
+                                               "train.global_batch_size=2"};
 
-static Finished run_mock(const ScratchDirectory& scratch, std::vector<std::string> more, std::function<int(const std::string&)> react = {}) {
+static Finished run_mock(const ScratchDirectory& scratch, std::vector<std::string> more,
+                         std::function<int(const std::string&, int)> react = {}) {
   Launch launch;
   launch.directory = scratch.path();
   launch.arguments = kMock;
@@ -26,13 +38,15 @@ TEST_CASE("two ranks under one parent; its exit code is theirs") {
   const Finished done = run_mock(scratch, {"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
   CHECK_MESSAGE(done.code == 0, done.err);
   CHECK(contains(done.err, "2 ranks"));
-  const Finished stopped = run_mock(scratch, {"--nproc=2", "train.train_iters=9", "train.exit_interval=4", "--run-dir", "b"});
+  const Finished stopped =
+      run_mock(scratch, {"--nproc=2", "train.train_iters=9", "train.exit_interval=4", "--run-dir", "b"});
   CHECK_MESSAGE(stopped.code == 75, stopped.err);
   // One error, however many ranks hit it.
   const Finished exists = run_mock(scratch, {"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
   CHECK(exists.code == 1);
   size_t times = 0;
-  for (size_t at = exists.err.find("error"); at != std::string::npos; at = exists.err.find("error", at + 1)) ++times;
+  for (size_t at = exists.err.find("error"); at != std::string::npos; at = exists.err.find("error", at + 1))
+    ++times;
   CHECK_MESSAGE(times == 1, exists.err);
   CHECK(run_mock(scratch, {"--nproc", "2", "train.global_batch_size=3", "--run-dir", "c"}).code == 2);
   CHECK(run_mock(scratch, {"--nproc", "0"}).code == 2);
@@ -44,15 +58,55 @@ TEST_CASE("SIGINT and SIGTERM to the parent: both ranks save, 75") {
     bool sent = false;
     const std::string name = "run" + std::to_string(signal);
     const Finished stopped =
-        run_mock(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", name}, [&](const std::string& text) {
-          if (sent || !contains(text, "step 2")) return 0;
-          sent = true;
-          return signal;
-        });
+        run_mock(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", name},
+                 [&](const std::string& text, int) {
+                   if (sent || !contains(text, "step 2")) return 0;
+                   sent = true;
+                   return signal;
+                 });
     CHECK(sent);
     CHECK_MESSAGE(stopped.code == 75, stopped.err);
     CHECK(contains(stopped.err, "continue with"));
-    const Finished on = run_mock(scratch, {"train.train_iters=1000000", "train.exit_duration_in_mins=0.001", "--run-dir", name, "--resume"});
+    const Finished on = run_mock(scratch, {"train.train_iters=1000000", "train.exit_duration_in_mins=0.001",
+                                           "--run-dir", name, "--resume"});
     CHECK_MESSAGE(on.code == 75, on.err);  // on one rank: the layout may change
   }
+}
+
+static std::vector<int> ranks_of(int parent) {
+  const auto launcher = children_of(parent);
+  return launcher.empty() ? std::vector<int>{} : children_of(launcher.front());
+}
+
+TEST_CASE("a rank that dies: code 4, told once") {
+  ScratchDirectory scratch;
+  bool sent = false;
+  const Finished ended = run_mock(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", "a"},
+                                  [&](const std::string& text, int parent) {
+                                    const auto ranks = ranks_of(parent);
+                                    if (sent || !contains(text, "step 2") || ranks.size() != 2) return 0;
+                                    sent = true;
+                                    ::kill(ranks.back(), SIGKILL);
+                                    return 0;
+                                  });
+  CHECK(sent);
+  CHECK_MESSAGE(ended.code == 4, ended.err);
+  CHECK(contains(ended.err, "signal 9"));
+}
+
+TEST_CASE("a second SIGTERM ends ranks that do not answer: code 143") {
+  ScratchDirectory scratch;
+  bool sent = false;
+  const Finished ended = run_mock(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", "a"},
+                                  [&](const std::string& text, int parent) {
+                                    const auto ranks = ranks_of(parent);
+                                    if (sent || !contains(text, "step 2") || ranks.size() != 2) return 0;
+                                    sent = true;
+                                    ::kill(ranks.back(), SIGSTOP);
+                                    ::kill(parent, SIGTERM);
+                                    ::usleep(300'000);
+                                    return SIGTERM;
+                                  });
+  CHECK(sent);
+  CHECK_MESSAGE(ended.code == 143, ended.err);
 }

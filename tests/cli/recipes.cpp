@@ -21,7 +21,8 @@ TEST_CASE("check: 0 sound, 1 errors in a readable recipe, 2 unreadable") {
   CHECK(run({"check", "./no-such.yaml"}).code == 2);
   CHECK(run({"check", scratch.path() + "/"}).code == 2);
   CHECK(run({"check", scratch.write("bad.yaml", "model: {num_layers: [1\n")}).code == 2);
-  CHECK(run({"check", scratch.write("wrong.yaml", "extends: quickstart\nmodel: {num_layer: 3}\n")}).code == 1);
+  CHECK(run({"check", scratch.write("wrong.yaml", "extends: quickstart\nmodel: {num_layer: 3}\n")}).code ==
+        1);
   // For every other verb a recipe with errors is code 2.
   CHECK(run({"show", "quickstart", "model.num_attention_heads=7"}).code == 2);
   CHECK(run({"train", "quickstart", "model.num_attention_heads=7"}).code == 2);
@@ -124,7 +125,8 @@ TEST_CASE("explain: fields, sections, values") {
   const Finished field = run({"explain", "optimizer.lr"});
   CHECK(field.code == 0);
   CHECK(contains(field.out, "optimizer.lr"));
-  CHECK(contains(run({"explain", "model.num_layers", "-r", "quickstart", "model.num_layers=9"}).out, "<cli>:1"));
+  CHECK(contains(run({"explain", "model.num_layers", "-r", "quickstart", "model.num_layers=9"}).out,
+                 "<cli>:1"));
   CHECK(run({"explain", "optimizer.lrr"}).code == 2);
   CHECK(nlohmann::json::accept(run({"explain", "optimizer.lr", "--json"}).out));
 }
@@ -136,9 +138,11 @@ TEST_CASE("the committed schemas are those of the program") {
   for (const auto& entry : fs::directory_iterator(scratch.path())) {
     const std::string name = entry.path().filename().string();
     CAPTURE(name);
-    CHECK(nlohmann::json::parse(read_text(entry.path().string()))["$schema"] == "https://json-schema.org/draft/2020-12/schema");
+    CHECK(nlohmann::json::parse(read_text(entry.path().string()))["$schema"] ==
+          "https://json-schema.org/draft/2020-12/schema");
     // Stale? build/release/capstan schema --write schemas
-    CHECK(read_text(entry.path().string()) == read_text(std::string(CAPSTAN_SOURCE_DIR) + "/schemas/" + name));
+    CHECK(read_text(entry.path().string()) ==
+          read_text(std::string(CAPSTAN_SOURCE_DIR) + "/schemas/" + name));
     ++files;
   }
   size_t committed = 0;

@@ -7,10 +7,26 @@
 
 using namespace capstan::test;
 
-static const std::vector<std::vector<std::string>> kVerbs = {
-    {"train"},       {"check"},           {"show"},             {"explain"},          {"schema"}, {"recipe", "ls"}, {"recipe", "cp"},
-    {"recipe", "new"}, {"data", "prepare"}, {"data", "inspect"}, {"tokenizer", "train"}, {"tokenizer", "encode"},
-    {"tokenizer", "decode"}, {"generate"},   {"eval"},             {"bench"},            {"runs", "ls"}, {"runs", "show"}, {"help"}, {"version"}};
+static const std::vector<std::vector<std::string>> kVerbs = {{"train"},
+                                                             {"check"},
+                                                             {"show"},
+                                                             {"explain"},
+                                                             {"schema"},
+                                                             {"recipe", "ls"},
+                                                             {"recipe", "cp"},
+                                                             {"recipe", "new"},
+                                                             {"data", "prepare"},
+                                                             {"data", "inspect"},
+                                                             {"tokenizer", "train"},
+                                                             {"tokenizer", "encode"},
+                                                             {"tokenizer", "decode"},
+                                                             {"generate"},
+                                                             {"eval"},
+                                                             {"bench"},
+                                                             {"runs", "ls"},
+                                                             {"runs", "show"},
+                                                             {"help"},
+                                                             {"version"}};
 
 static std::vector<std::string> with(std::vector<std::string> words, const std::string& last) {
   words.push_back(last);
@@ -56,7 +72,8 @@ TEST_CASE("help lists every verb and topic, and shows the pages of docs/") {
   const Finished all = run({"help"});
   CHECK(all.code == 0);
   for (const auto& verb : kVerbs) CHECK(contains(all.out, "  " + verb.front()));
-  for (const char* topic : {"overrides", "units", "exit-codes", "environment", "files", "recipes", "checkpoints", "data"}) {
+  for (const char* topic :
+       {"overrides", "units", "exit-codes", "environment", "files", "recipes", "checkpoints", "data"}) {
     CHECK(contains(all.out, topic));
     if (std::string(topic) == "data") continue;  // a group of verbs too
     const Finished page = run({"help", topic});
@@ -135,7 +152,9 @@ TEST_CASE("what a shell and other tools make of an override is told how to write
     CHECK(result.out.empty());
     CHECK_MESSAGE(contains(result.err, c.said), result.err);
   }
-  CHECK(run({"show", "quickstart", "model.num_layers", "model.num_layers=3", "--", "model.num_layers=5"}).out == "5\n");
+  CHECK(
+      run({"show", "quickstart", "model.num_layers", "model.num_layers=3", "--", "model.num_layers=5"}).out ==
+      "5\n");
 }
 
 TEST_CASE("colour only where it is wanted") {
