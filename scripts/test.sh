@@ -120,11 +120,6 @@ if [ "$full" = yes ]; then
     result "fuzz: $name (see $logs/$name.txt)" "$status"
     [ "$status" -eq 0 ] && echo "  $name: $(grep -E '^Done ' "$logs/$name.txt" | tail -n 1)" || tail -n 40 "$logs/$name.txt"
   done
-
-  stage "style"
-  status=0
-  scripts/format.sh --check || status=$?
-  result "style: scripts/format.sh --check" "$status"
 fi
 
 stage done
