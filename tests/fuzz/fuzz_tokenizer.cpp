@@ -1,6 +1,5 @@
 // Two readers of strangers' bytes: a tokenizer.json (input beginning with `{`, or anything else but the two
-// letters below), and text
-// (`T` and bytes: encoded by every pre-tokenizer and decoded again).
+// letters below), and text (`T` and bytes: encoded by every pre-tokenizer and decoded again).
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

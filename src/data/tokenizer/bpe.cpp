@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #include "base/error.hpp"
 #include "data/tokenizer/byte_level.hpp"
@@ -35,7 +37,15 @@ class BpeModel::Memory {
   struct Table {
     using E = Entry<words, most_ids>;
     static constexpr size_t kLength = words * 8 - 1;  // most bytes of a piece
-    std::vector<E> entries = std::vector<E>(size_t{2} << bits);
+    // From calloc: memory that no piece needs is never touched. An entry of zeros is a valid one that matches
+    // nothing.
+    struct Free {
+      void operator()(void* memory) const { std::free(memory); }
+    };
+    std::unique_ptr<E[], Free> entries{static_cast<E*>(std::calloc(size_t{2} << bits, sizeof(E)))};
+    Table() {
+      if (!entries) throw std::bad_alloc();
+    }
 
     static Key<words> key_of(std::string_view piece, const char* readable_end) {
       Key<words> key{};

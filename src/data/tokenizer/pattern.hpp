@@ -1,5 +1,6 @@
-// A regular expression of a tokenizer.json (PCRE2, compiled just in time, bounded), for patterns that have no
-// scanner.
+// A regular expression of a tokenizer.json (PCRE2, compiled just in time, bounded), for patterns without a
+// scanner. Its classes are of PCRE2's own Unicode version (14 in Debian 12); \s is White_Space, as in Rust
+// and Oniguruma.
 #pragma once
 
 #include <cstddef>

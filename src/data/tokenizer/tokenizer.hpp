@@ -43,21 +43,23 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
 
   // Appends the ids of the text to `out`. No special tokens are added around it, nothing is trimmed; tokens
-  // inside the text
-  // (<|endoftext|>) are recognised as Hugging Face does. Bytes that are not UTF-8 are encoded as they are.
+  // inside the text (<|endoftext|>) are recognised as Hugging Face does. Bytes that are not UTF-8 are encoded
+  // as they are.
   void encode(std::string_view text, std::vector<int32_t>& out, const EncodeOptions& options = {}) const;
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
   // The text of the ids; ids without a token (padded rows of an embedding) give nothing. decode() is valid
   // UTF-8, with U+FFFD for what is not; decode_bytes() is what the ids stand for, so that
   // decode_bytes(encode(x)) is x (unless a normalizer changed it).
+  // One difference to Hugging Face: an added token such as `café` is decoded as it is written, where that
+  // takes its é for a byte.
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
   std::string decode_bytes(std::span<const int32_t> ids, bool skip_special = false) const;
   std::string_view bytes_of(int32_t id) const;  // what one id stands for
 
   int64_t vocab_size() const;  // 1 + the highest id, added tokens included
-  std::optional<int32_t> id_of(
-      std::string_view token) const;            // by the text in the file: "Ġthe", "<|endoftext|>"
+  // By the text in the file: "Ġthe", "<|endoftext|>".
+  std::optional<int32_t> id_of(std::string_view token) const;
   std::string_view token_of(int32_t id) const;  // empty for an id without a token
   bool is_special(int32_t id) const;
 
