@@ -32,7 +32,7 @@ constexpr int64_t kTiles = 32;                       // enough for an even load
 constexpr int64_t kTileWork = int64_t{1} << 20;      // multiply-adds below which a tile is not worth a thread
 // A tile packs rows x kKc of A, which shall stay in the second-level cache, and uses each panel of B `rows` times: with fewer
 // than 64 rows fetching B would cost more than multiplying.
-constexpr int64_t kMaxRows = 192, kMinRows = 64, kMaxCols = 1536, kMinCols = 4 * kNr;
+constexpr int64_t kMaxRows = 128, kMinRows = 64, kMaxCols = 1536, kMinCols = 4 * kNr;
 
 HWY_INLINE int64_t even(int64_t n, int64_t parts, int64_t unit) {  // the size of each of `parts`, in whole units
   return std::max(unit, ((n + parts - 1) / parts + unit - 1) / unit * unit);

@@ -21,8 +21,8 @@ namespace HWY_NAMESPACE {
 inline constexpr int kMr = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 inline constexpr int kNv = 3;
 inline constexpr int64_t kNr = kNv * kStep;
-// k of one pass: a panel of B then stays in the first-level cache (24 KiB with AVX2) while panels of A pass by.
-inline constexpr int64_t kKc = HWY_TARGET == HWY_AVX3 ? 192 : 256;
+// k of one pass: a panel of B (36 or 48 KiB) is about as large as the first-level cache, in which panels of A pass it by.
+inline constexpr int64_t kKc = HWY_TARGET == HWY_AVX3 ? 256 : 384;
 
 using D4 = hn::Full128<float>;
 using V4 = hn::Vec<D4>;
@@ -159,8 +159,16 @@ HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k,
     const int64_t width = panel_width(n, j), cols = std::min(kNr, n - j);
     const float* pb = b + x.b_first * width;
     const float* pa = x.a;
+    // Two things are fetched ahead, or the kernel would wait for them: the beginning of the next panel of A, and bit by bit the
+    // next panel of B into the second-level cache.
+    const int64_t floats_each = (k * kNr * kMr / m + 15) / 16 * 16;
+    const float* next_b = b + x.b_stride + x.b_first * kNr;
     for (int64_t i = 0; i < m; i += kMr, pa += x.a_stride) {
       const int64_t rows = std::min<int64_t>(kMr, m - i);
+      if (i + kMr < m)
+        for (int64_t q = 0; q < 128; q += 16) hwy::Prefetch(pa + x.a_stride + q);
+      if (j + kNr < n)
+        for (int64_t q = 0; q < floats_each; q += 16, next_b += 16) __builtin_prefetch(next_b, 0, 2);
       panel_product_of<From::columns>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc, rows, cols);
     }
   }

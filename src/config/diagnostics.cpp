@@ -223,7 +223,8 @@ std::string render(const std::vector<Diagnostic>& diagnostics, const std::vector
   }
   for (const auto& diagnostic : diagnostics) {
     out += render(diagnostic, sources, options);
-    if (options.format == DiagnosticFormat::human) out += "\n";
+    const bool one_line = !diagnostic.place.known() && diagnostic.also.empty() && diagnostic.notes.empty() && diagnostic.helps.empty();
+    if (options.format == DiagnosticFormat::human && !one_line) out += "\n";
   }
   const size_t errors = count(diagnostics, Level::error), warnings = count(diagnostics, Level::warning);
   if (options.format == DiagnosticFormat::human && errors + warnings > 0) {

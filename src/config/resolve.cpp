@@ -432,6 +432,7 @@ class Resolver {
             if (!best || (!named && best->winner->layer < candidate->winner->layer && best->field->path != violation.pointed)) best = candidate;
           }
         }
+        if (!violation.pointed.empty() && leaf(violation.pointed)->from_ranks) best = nullptr;
         if (best) {
           problem.place = best->node && best->node->place.known() ? best->node->place : best->winner->place;
           if (problem.path.empty()) problem.path = best->field->path;

@@ -14,6 +14,8 @@ namespace capstan::data {
 
 namespace {
 
+constexpr size_t kSpoolBuffer = 64 << 10;
+
 template <class T>
 void put(FileWriter& file, T value) {
   file.write(std::as_bytes(std::span(&value, 1)));
@@ -57,8 +59,8 @@ IndexedWriter::IndexedWriter(std::string prefix, TokenType type)
   CAPSTAN_ASSERT(type != TokenType::f32 && type != TokenType::f64, "tokens are integers");
   try {
     bin_ = std::make_unique<FileWriter>(prefix_ + ".bin" + suffix_);
-    lengths_ = std::make_unique<FileWriter>(prefix_ + ".lengths" + suffix_);
-    boundaries_ = std::make_unique<FileWriter>(prefix_ + ".documents" + suffix_);
+    lengths_ = std::make_unique<FileWriter>(prefix_ + ".lengths" + suffix_, kSpoolBuffer);
+    boundaries_ = std::make_unique<FileWriter>(prefix_ + ".documents" + suffix_, kSpoolBuffer);
   } catch (...) {
     remove_temporaries();
     throw;
@@ -132,7 +134,7 @@ void IndexedWriter::write_index() {
       }
     }
   const RandomFile documents(prefix_ + ".documents" + suffix_);
-  std::vector<std::byte> buffer(1 << 20);
+  std::vector<std::byte> buffer(kSpoolBuffer);
   for (int64_t at = 0; at < documents.size(); at += static_cast<int64_t>(buffer.size())) {
     const auto part = std::span(buffer).first(
         static_cast<size_t>(std::min(static_cast<int64_t>(buffer.size()), documents.size() - at)));

@@ -241,7 +241,9 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
   bool more = reader.next(*batch, batch_bytes);
   while (more) {
     // The next batch is read while this one is tokenized.
-    auto reading = std::async(std::launch::async, [&] { return reader.next(*following, batch_bytes); });
+    std::future<bool> reading;
+    if (!reader.at_end())
+      reading = std::async(std::launch::async, [&] { return reader.next(*following, batch_bytes); });
     const auto tiles = tiles_of(*batch);
     if (parts.size() < tiles.size()) parts.resize(tiles.size());
     pool.parallel_for(static_cast<int64_t>(tiles.size()) - 1, [&](int64_t tile, int worker) {
@@ -283,7 +285,7 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
                          static_cast<double>(std::max<int64_t>(now.file_bytes, 1));
       options.progress(now);
     }
-    more = reading.get();
+    more = reading.valid() && reading.get();
     std::swap(batch, following);
   }
   if (writers[0]->documents() == 0)

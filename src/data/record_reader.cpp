@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr size_t kBuffer = 1 << 20;
+constexpr size_t kBuffer = 256 << 10;
 constexpr size_t kPadding = 64;  // SIMDJSON_PADDING: a parser may look this far beyond a record
 
 bool is_blank(char c) {
@@ -351,6 +351,9 @@ bool RecordReader::next(RecordBatch& batch, int64_t target_bytes) {
   return !batch.records.empty();
 }
 
+bool RecordReader::at_end() const {
+  return !state_->stream && state_->file + 1 == static_cast<int32_t>(state_->files.size());
+}
 const std::vector<InputFile>& RecordReader::files() const {
   return state_->files;
 }

@@ -69,6 +69,8 @@ class RecordReader {
   // not one.
   bool next(RecordBatch& batch, int64_t target_bytes);
 
+  bool at_end() const;  // true: next() would give nothing. False while it has not looked
+
   const std::vector<InputFile>& files() const;
   int64_t file_bytes_total() const;  // of all files, as stored on disk
 

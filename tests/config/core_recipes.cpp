@@ -2,8 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 
@@ -32,12 +32,12 @@ Resolution resolve_text(const std::string& yaml) {
 double median_ms(int rounds, const std::string& recipe, bool print) {
   std::vector<double> times;
   for (int i = 0; i < rounds; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     Request request;
     request.recipe = recipe;
     const auto resolution = resolve(request);
     if (print) CHECK(show(resolution).size() > 1000);
-    times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    times.push_back(1000.0 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
   }
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
@@ -73,9 +73,9 @@ TEST_CASE("every shipped recipe resolves, and every printed form of it reads bac
 TEST_CASE("checking and showing the 405B recipe takes milliseconds") {
   const double check = median_ms(20, "llama3.1-405b", false), print = median_ms(20, "llama3.1-405b", true);
   MESSAGE("resolve: " << check << " ms, resolve and show: " << print << " ms (medians of 20)");
-#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  CHECK(check < 20);
-  CHECK(print < 30);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  CHECK(check < 5);  // a process that starts, checks and ends has 20 ms
+  CHECK(print < 10);
 #endif
 }
 

@@ -3,8 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <fstream>
+#include <ctime>
 #include <locale>
 
 #include "base/error.hpp"
@@ -229,14 +228,14 @@ TEST_CASE("hostile input: a clear error within 100 ms and 64 MiB") {
   for (const auto& row : rows) {
     CAPTURE(std::string(row.name));
 
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // processor time: other programs on the machine do not count
     const auto parsed = parse(row.text);
-    const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    const double ms = 1000.0 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     REQUIRE_FALSE(parsed.diagnostics.empty());
     CAPTURE(parsed.message());
     CHECK(parsed.message().find(row.message) != std::string::npos);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    CHECK(ms < 400);  // 100 ms on an idle core; the limit leaves room for a busy machine
+    CHECK(ms < 200);  // 100 ms on a desktop core; small cloud cores and shared caches get twice that
 #else
     (void)ms;
 #endif
@@ -271,9 +270,9 @@ TEST_CASE("files that are none") {
   CHECK(code("/dev/zero.yaml").find("not_found") == 0);
   const std::string sparse = w.write("sparse.yaml", "");
   REQUIRE(truncate(sparse.c_str(), 1LL << 30) == 0);
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   CHECK(code(sparse).find("format: ") == 0);
-  CHECK(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count() < 100);
+  CHECK(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC < 0.1);
   CHECK(code("").find("usage: ") == 0);
   CHECK(code("no such recipe").find("not_found: ") == 0);
   CHECK(code("bas").find("not_found: ") == 0);
