@@ -11,7 +11,7 @@ namespace capstan::kernels {
 struct QkvLayout {
   int64_t groups = 0, heads_per_group = 0, head_dim = 0;
   int64_t heads() const { return groups * heads_per_group; }
-  int64_t row() const { return groups * (heads_per_group + 2) * head_dim; }        // elements per token
+  int64_t row() const { return groups * (heads_per_group + 2) * head_dim; }  // elements per token
   int64_t query(int64_t head) const {
     return (head / heads_per_group * (heads_per_group + 2) + head % heads_per_group) * head_dim;
   }
@@ -25,31 +25,32 @@ struct AttentionShape {
   float scale = 0;             // of the logits, usually 1/sqrt(head_dim)
   int64_t window = 0;          // > 0: a query sees keys in (position - window, position]; 0: all before it
   bool causal = true;
-  float dropout = 0;           // probability; 0 = none
-  PhiloxKey dropout_key{};     // per layer; position = (row id, head, key position): see common/dropout.hpp
-  int64_t head_offset = 0;     // global index of the first head here (tensor parallelism)
+  float dropout = 0;        // probability; 0 = none
+  PhiloxKey dropout_key{};  // per layer; position = (row id, head, key position): see common/dropout.hpp
+  int64_t head_offset = 0;  // global index of the first head here (tensor parallelism)
 };
 
 struct Attention {
   // Rotates the query and key heads in place. cos, sin: fp32 [max_positions, rotary_dim / 2]; position of row r is
   // positions[r]. Pairs are (i, i + rotary_dim/2) (the half-split form), or (2i, 2i+1) when interleaved. inverse: the
   // transposed rotation, which is the backward pass. Only the first rotary_dim of each head turn.
-  void (*rope)(Context&, QkvLayout, Out qkv, const float* cos, const float* sin, const int32_t* positions, int64_t rows,
-               int64_t rotary_dim, bool interleaved, bool inverse);
+  void (*rope)(Context&, QkvLayout, Out qkv, const float* cos, const float* sin, const int32_t* positions,
+               int64_t rows, int64_t rotary_dim, bool interleaved, bool inverse);
 
   // out [batch*seq, heads*head_dim] = softmax(scale * q k^T + mask) v per head; lse [batch, heads, seq] is saved (natural
   // log of the sum of exponentials of the scaled logits). Never holds a seq x seq matrix. document_start [batch*seq]: index
   // within its sequence of the first token of this token's document (0 everywhere = no packing), null = none; keys
   // before it are masked. row_ids [batch*seq] only with dropout.
-  void (*forward)(Context&, AttentionShape, In qkv, const int32_t* document_start, const int64_t* row_ids, Out out, float* lse);
+  void (*forward)(Context&, AttentionShape, In qkv, const int32_t* document_start, const int64_t* row_ids,
+                  Out out, float* lse);
   // dqkv in the layout of qkv, overwritten completely.
-  void (*backward)(Context&, AttentionShape, In qkv, In out, const float* lse, In dout, const int32_t* document_start,
-                   const int64_t* row_ids, Out dqkv);
+  void (*backward)(Context&, AttentionShape, In qkv, In out, const float* lse, In dout,
+                   const int32_t* document_start, const int64_t* row_ids, Out dqkv);
 
   // One step of generation with a cache: appends k and v of the new tokens (qkv [batch*new_tokens, row]) at position
   // `past`, then attends. k_cache, v_cache: [batch, groups, capacity, head_dim]. out [batch*new_tokens, heads*head_dim].
-  void (*decode)(Context&, AttentionShape /* seq = new tokens */, In qkv, Out k_cache, Out v_cache, int64_t past,
-                 int64_t capacity, Out out);
+  void (*decode)(Context&, AttentionShape /* seq = new tokens */, In qkv, Out k_cache, Out v_cache,
+                 int64_t past, int64_t capacity, Out out);
 };
 
 }  // namespace capstan::kernels

@@ -16,13 +16,19 @@ namespace capstan::kernels {
 struct In {
   const void* data = nullptr;
   DType dtype = DType::f32;
-  template <class T> const T* as() const { return static_cast<const T*>(data); }
+  template <class T>
+  const T* as() const {
+    return static_cast<const T*>(data);
+  }
   explicit operator bool() const { return data != nullptr; }
 };
 struct Out {
   void* data = nullptr;
   DType dtype = DType::f32;
-  template <class T> T* as() const { return static_cast<T*>(data); }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
   explicit operator bool() const { return data != nullptr; }
   operator In() const { return {data, dtype}; }  // NOLINT: what may be written may be read
 };
@@ -36,7 +42,8 @@ class Context {
   // largest request and then never asks the system again. Contents are undefined.
   static constexpr int kShared = -1;
   std::byte* scratch(int worker, size_t bytes);
-  template <class T> T* scratch_of(int worker, size_t count) {
+  template <class T>
+  T* scratch_of(int worker, size_t count) {
     return reinterpret_cast<T*>(scratch(worker, count * sizeof(T)));
   }
   // To be called before parallel work asks for scratch from several workers.

@@ -10,14 +10,16 @@ struct CrossEntropy {
   void (*row_max)(Context&, In logits, int64_t rows, int64_t cols, int64_t row_stride, float* row_max);
   // sum_exp[r] = sum_c exp(logits[r,c] - row_max[r]); target[r] = logits[r, labels[r] - first_col], 0 when the label lies
   // outside [first_col, first_col + cols).
-  void (*row_sums)(Context&, In logits, const int32_t* labels, const float* row_max, int64_t rows, int64_t cols,
-                   int64_t row_stride, int64_t first_col, float* sum_exp, float* target);
+  void (*row_sums)(Context&, In logits, const int32_t* labels, const float* row_max, int64_t rows,
+                   int64_t cols, int64_t row_stride, int64_t first_col, float* sum_exp, float* target);
   // loss[r] = log(sum_exp) + row_max - target; negative log-likelihood, natural logarithm.
-  void (*loss)(Context&, const float* row_max, const float* sum_exp, const float* target, int64_t rows, float* loss);
+  void (*loss)(Context&, const float* row_max, const float* sum_exp, const float* target, int64_t rows,
+               float* loss);
   // dlogits[r,c] = (exp(logits - row_max) / sum_exp - [c == label]) * weight[r] for c < cols and 0 for the padding up to
   // row_stride. In place (dlogits may be logits).
   void (*backward)(Context&, In logits, const int32_t* labels, const float* row_max, const float* sum_exp,
-                   const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col, Out dlogits);
+                   const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
+                   Out dlogits);
 };
 
 }  // namespace capstan::kernels

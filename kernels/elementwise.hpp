@@ -8,23 +8,25 @@ namespace capstan::kernels {
 
 struct Elementwise {
   void (*fill)(Context&, Out x, float value, int64_t n);
-  void (*cast)(Context&, In x, Out y, int64_t n);                       // fp32 <-> bf16, or a copy
-  void (*add)(Context&, In a, In b, Out y, int64_t n);                  // y = a + b; y may be a or b
-  void (*axpy)(Context&, float alpha, In x, float* y, int64_t n);       // y += alpha x, fp32 y
-  void (*scale)(Context&, Out x, float factor, int64_t n);              // x *= factor
+  void (*cast)(Context&, In x, Out y, int64_t n);                  // fp32 <-> bf16, or a copy
+  void (*add)(Context&, In a, In b, Out y, int64_t n);             // y = a + b; y may be a or b
+  void (*axpy)(Context&, float alpha, In x, float* y, int64_t n);  // y += alpha x, fp32 y
+  void (*scale)(Context&, Out x, float factor, int64_t n);         // x *= factor
   // y = residual + mask * (x + bias) / (1 - p); mask from Philox at (row_ids[r], c): common/dropout.hpp. p = 0 is the plain
   // fused bias + residual. bias [cols] and residual may be null. y may be x or residual.
-  void (*bias_dropout_add)(Context&, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p, PhiloxKey key,
-                           const int64_t* row_ids);
+  void (*bias_dropout_add)(Context&, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p,
+                           PhiloxKey key, const int64_t* row_ids);
   // dx = mask * dy / (1 - p); dx may be dy.
-  void (*dropout_backward)(Context&, In dy, Out dx, int64_t rows, int64_t cols, float p, PhiloxKey key, const int64_t* row_ids);
+  void (*dropout_backward)(Context&, In dy, Out dx, int64_t rows, int64_t cols, float p, PhiloxKey key,
+                           const int64_t* row_ids);
   // Rows [rows, cols] copied between strided matrices (elements between rows).
   void (*copy_rows)(Context&, In x, int64_t x_stride, Out y, int64_t y_stride, int64_t rows, int64_t cols);
 
   // Fixed-shape reductions into one double (host devices write through the pointer: it lies in device memory).
   void (*sum)(Context&, In x, int64_t n, double* out, bool accumulate);
   void (*sum_of_squares)(Context&, In x, int64_t n, double* out, bool accumulate);
-  void (*weighted_sum)(Context&, const float* x, const float* weight, int64_t n, double* out, bool accumulate);
+  void (*weighted_sum)(Context&, const float* x, const float* weight, int64_t n, double* out,
+                       bool accumulate);
   void (*count_nonfinite)(Context&, In x, int64_t n, int64_t* out, bool accumulate);  // NaNs and infinities
 };
 
@@ -37,10 +39,11 @@ struct AdamStep {
 struct Optimizers {
   // main[i] fp32 is updated from grad[i] * grad_scale (fp32) with moments m, v (fp32); `model` receives main rounded to its
   // type where it is a separate copy (null otherwise). One pass. 28 bytes read + written an element in fp32.
-  void (*adam)(Context&, AdamStep, const float* grad, float grad_scale, float* main, float* m, float* v, Out model, int64_t n);
+  void (*adam)(Context&, AdamStep, const float* grad, float grad_scale, float* main, float* m, float* v,
+               Out model, int64_t n);
   // SGD with momentum: buf = momentum * buf + g; main -= lr * (nesterov ? g + momentum * buf : buf).
-  void (*sgd)(Context&, float lr, float momentum, bool nesterov, float weight_decay, const float* grad, float grad_scale,
-              float* main, float* buf, Out model, int64_t n);
+  void (*sgd)(Context&, float lr, float momentum, bool nesterov, float weight_decay, const float* grad,
+              float grad_scale, float* main, float* buf, Out model, int64_t n);
 };
 
 }  // namespace capstan::kernels

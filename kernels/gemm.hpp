@@ -16,7 +16,8 @@ struct Gemm {
   // 2mnk FLOPs. The result depends on the shape only, not on the number of threads. k = 0 gives beta * C.
   void (*run)(Context&, GemmShape, In a, In b, Out c, float alpha, float beta);
   // out[n] (+)= sum over rows of x[m,n]: bias gradients. out is fp32.
-  void (*column_sum)(Context&, In x, float* out, int64_t rows, int64_t cols, int64_t row_stride, bool accumulate);
+  void (*column_sum)(Context&, In x, float* out, int64_t rows, int64_t cols, int64_t row_stride,
+                     bool accumulate);
 };
 
 }  // namespace capstan::kernels

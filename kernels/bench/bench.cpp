@@ -13,7 +13,9 @@ namespace capstan::kernels {
 
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // The shortest of as many runs as fit into `seconds`, at least two: the first one meets cold memory.
 template <class Run>
@@ -47,8 +49,10 @@ Tensor noise(Device& device, int64_t n, DType dtype = DType::f32) {
 }  // namespace
 
 double product_gflops(Device& device, const ProductShape& s, DType dtype, double seconds) {
-  const Tensor a = noise(device, s.m * s.k, dtype), b = noise(device, s.n * s.k, dtype), c = Tensor::zeros(device, {s.m * s.n});
-  const GemmShape shape{s.trans_a, s.trans_b, s.m, s.n, s.k, s.trans_a ? s.m : s.k, s.trans_b ? s.k : s.n, s.n};
+  const Tensor a = noise(device, s.m * s.k, dtype), b = noise(device, s.n * s.k, dtype),
+               c = Tensor::zeros(device, {s.m * s.n});
+  const GemmShape shape{s.trans_a, s.trans_b, s.m, s.n, s.k, s.trans_a ? s.m : s.k, s.trans_b ? s.k : s.n,
+                        s.n};
   // A weight gradient (A transposed) adds to what is there.
   const double time = shortest(device, seconds, [&] {
     launch(device, device.table().gemm->run, shape, a, b, c, 1.0f, s.trans_a ? 1.0f : 0.0f);
@@ -58,7 +62,8 @@ double product_gflops(Device& device, const ProductShape& s, DType dtype, double
 
 double measured_gemm_gflops(Device& device) {
   double best = 0;
-  for (const ProductShape& shape : {ProductShape{"", false, true, 1024, 768, 768}, ProductShape{"", false, false, 1024, 1024, 1024}})
+  for (const ProductShape& shape :
+       {ProductShape{"", false, true, 1024, 768, 768}, ProductShape{"", false, false, 1024, 1024, 1024}})
     best = std::max(best, product_gflops(device, shape, DType::f32, 0.12));
   return best;
 }
@@ -66,7 +71,8 @@ double measured_gemm_gflops(Device& device) {
 double measured_copy_gbps(Device& device) {
   const int64_t n = 16 << 20;
   const Tensor a = noise(device, n), b = Tensor::zeros(device, {n});
-  const double time = shortest(device, 0.1, [&] { launch(device, device.table().elementwise->cast, a, b, n); });
+  const double time =
+      shortest(device, 0.1, [&] { launch(device, device.table().elementwise->cast, a, b, n); });
   return 8.0 * static_cast<double>(n) / time * 1e-9;
 }
 
@@ -95,7 +101,8 @@ const std::vector<ProductShape>& product_shapes() {
   return shapes;
 }
 
-std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps, double seconds) {
+std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps,
+                                        double seconds) {
   const Table& table = device.table();
   std::vector<KernelRate> rates;
   auto bound_by_memory = [&](std::string name, int64_t bytes, auto&& run) {
@@ -123,40 +130,48 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
       a.batch = m.batch;
       a.seq = m.seq;
       a.scale = 1 / std::sqrt(static_cast<float>(m.head_dim));
-      const Tensor qkv = noise(device, tokens * layout.row()), out = Tensor::zeros(device, {tokens * heads * m.head_dim}),
-                   dout = noise(device, tokens * heads * m.head_dim), dqkv = Tensor::zeros(device, {tokens * layout.row()}),
+      const Tensor qkv = noise(device, tokens * layout.row()),
+                   out = Tensor::zeros(device, {tokens * heads * m.head_dim}),
+                   dout = noise(device, tokens * heads * m.head_dim),
+                   dqkv = Tensor::zeros(device, {tokens * layout.row()}),
                    lse = Tensor::zeros(device, {m.batch * heads * m.seq}), none;
       // Two products of seq x seq x head_dim forward, five backward; half of the square is masked.
-      const double product = static_cast<double>(m.batch * heads) * static_cast<double>(m.seq) * static_cast<double>(m.seq) *
-                             static_cast<double>(m.head_dim);
+      const double product = static_cast<double>(m.batch * heads) * static_cast<double>(m.seq) *
+                             static_cast<double>(m.seq) * static_cast<double>(m.head_dim);
       bound_by_products(prefix + "attention forward", 2 * product,
                         [&] { launch(device, table.attention->forward, a, qkv, none, none, out, lse); });
-      bound_by_products(prefix + "attention backward", 5 * product,
-                        [&] { launch(device, table.attention->backward, a, qkv, out, lse, dout, none, none, dqkv); });
+      bound_by_products(prefix + "attention backward", 5 * product, [&] {
+        launch(device, table.attention->backward, a, qkv, out, lse, dout, none, none, dqkv);
+      });
       const Tensor angles = noise(device, m.seq * m.head_dim / 2);
       std::vector<int32_t> places(static_cast<size_t>(tokens));
-      for (size_t i = 0; i < places.size(); ++i) places[i] = static_cast<int32_t>(i % static_cast<size_t>(m.seq));
+      for (size_t i = 0; i < places.size(); ++i)
+        places[i] = static_cast<int32_t>(i % static_cast<size_t>(m.seq));
       const Tensor positions = Tensor::from_host<int32_t>(device, {tokens}, places);
       bound_by_memory(prefix + "rope", 8 * tokens * (layout.row() - m.groups * m.head_dim), [&] {
-        launch(device, table.attention->rope, layout, qkv, angles, angles, positions, tokens, m.head_dim, false, false);
+        launch(device, table.attention->rope, layout, qkv, angles, angles, positions, tokens, m.head_dim,
+               false, false);
       });
     }
     {
-      const Tensor x = noise(device, n), y = Tensor::zeros(device, {n}), z = noise(device, n), gamma = noise(device, m.width),
-                   mean = Tensor::zeros(device, {tokens}), rstd = Tensor::zeros(device, {tokens}),
-                   dgamma = Tensor::zeros(device, {m.width}), none;
+      const Tensor x = noise(device, n), y = Tensor::zeros(device, {n}), z = noise(device, n),
+                   gamma = noise(device, m.width), mean = Tensor::zeros(device, {tokens}),
+                   rstd = Tensor::zeros(device, {tokens}), dgamma = Tensor::zeros(device, {m.width}), none;
       const NormRows rows{tokens, m.width, 1, 0, m.width};
       bound_by_memory(prefix + "norm forward", 8 * n, [&] {
-        launch(device, table.norm->forward, false, rows, x, none, none, gamma, 0.0f, gamma, 1e-5f, y, mean, rstd);
+        launch(device, table.norm->forward, false, rows, x, none, none, gamma, 0.0f, gamma, 1e-5f, y, mean,
+               rstd);
       });
       bound_by_memory(prefix + "residual + norm forward", 16 * n, [&] {
         launch(device, table.norm->forward, true, rows, x, z, x, gamma, 0.0f, none, 1e-5f, y, none, rstd);
       });
       bound_by_memory(prefix + "norm backward, accumulated", 16 * n, [&] {
-        launch(device, table.norm->backward, false, rows, z, x, gamma, 0.0f, mean, rstd, y, true, dgamma, dgamma);
+        launch(device, table.norm->backward, false, rows, z, x, gamma, 0.0f, mean, rstd, y, true, dgamma,
+               dgamma);
       });
       bound_by_memory(prefix + "bias + residual", 12 * n, [&] {
-        launch(device, table.elementwise->bias_dropout_add, x, gamma, z, y, tokens, m.width, 0.0f, PhiloxKey{1, 2}, none);
+        launch(device, table.elementwise->bias_dropout_add, x, gamma, z, y, tokens, m.width, 0.0f,
+               PhiloxKey{1, 2}, none);
       });
     }
     {
@@ -176,20 +191,25 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
     }
     {
       const int64_t rows = 256;
-      const Tensor logits = noise(device, rows * m.vocabulary), labels = Tensor::zeros(device, {rows}, DType::i32),
-                   highest = Tensor::zeros(device, {rows}), sums = Tensor::zeros(device, {rows}), target = Tensor::zeros(device, {rows}),
-                   weight = noise(device, rows), out = Tensor::zeros(device, {rows * m.vocabulary});
+      const Tensor logits = noise(device, rows * m.vocabulary),
+                   labels = Tensor::zeros(device, {rows}, DType::i32),
+                   highest = Tensor::zeros(device, {rows}), sums = Tensor::zeros(device, {rows}),
+                   target = Tensor::zeros(device, {rows}), weight = noise(device, rows),
+                   out = Tensor::zeros(device, {rows * m.vocabulary});
       bound_by_memory(prefix + "cross-entropy forward (256 rows)", 8 * rows * m.vocabulary, [&] {
         launch(device, table.cross_entropy->row_max, logits, rows, m.vocabulary, m.vocabulary, highest);
-        launch(device, table.cross_entropy->row_sums, logits, labels, highest, rows, m.vocabulary, m.vocabulary, 0, sums, target);
+        launch(device, table.cross_entropy->row_sums, logits, labels, highest, rows, m.vocabulary,
+               m.vocabulary, 0, sums, target);
       });
       bound_by_memory(prefix + "cross-entropy backward (256 rows)", 8 * rows * m.vocabulary, [&] {
-        launch(device, table.cross_entropy->backward, logits, labels, highest, sums, weight, rows, m.vocabulary, m.vocabulary, 0, out);
+        launch(device, table.cross_entropy->backward, logits, labels, highest, sums, weight, rows,
+               m.vocabulary, m.vocabulary, 0, out);
       });
-      const Tensor wte = noise(device, m.vocabulary * m.width), ids = Tensor::zeros(device, {tokens}, DType::i32),
-                   out_rows = noise(device, n), none;
+      const Tensor wte = noise(device, m.vocabulary * m.width),
+                   ids = Tensor::zeros(device, {tokens}, DType::i32), out_rows = noise(device, n), none;
       bound_by_memory(prefix + "embedding forward", 8 * n, [&] {
-        launch(device, table.embedding->forward, wte, ids, none, none, out_rows, tokens, m.width, 0, m.vocabulary);
+        launch(device, table.embedding->forward, wte, ids, none, none, out_rows, tokens, m.width, 0,
+               m.vocabulary);
       });
       bound_by_memory(prefix + "embedding backward", 12 * n, [&] {
         launch(device, table.embedding->backward, out_rows, ids, wte, tokens, m.width, 0, m.vocabulary);
@@ -198,20 +218,22 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
   }
   {
     const int64_t n = 16 << 20;
-    const Tensor grad = noise(device, n), main = noise(device, n), m = noise(device, n), v = Tensor::zeros(device, {n}), none;
+    const Tensor grad = noise(device, n), main = noise(device, n), m = noise(device, n),
+                 v = Tensor::zeros(device, {n}), none;
     AdamStep step;
     step.lr = 1e-3f, step.beta1 = 0.9f, step.beta2 = 0.95f, step.eps = 1e-8f, step.weight_decay = 0.1f;
-    bound_by_memory("adam (16 Mi parameters)", 28 * n, [&] {
-      launch(device, table.optimizers->adam, step, grad, 1.0f, main, m, v, none, n);
-    });
+    bound_by_memory("adam (16 Mi parameters)", 28 * n,
+                    [&] { launch(device, table.optimizers->adam, step, grad, 1.0f, main, m, v, none, n); });
     const Tensor sum = Tensor::zeros(device, {1}, DType::f64);
-    bound_by_memory("sum of squares (16 Mi)", 4 * n, [&] { launch(device, table.elementwise->sum_of_squares, grad, n, sum, false); });
+    bound_by_memory("sum of squares (16 Mi)", 4 * n,
+                    [&] { launch(device, table.elementwise->sum_of_squares, grad, n, sum, false); });
     const int64_t rows = 4096, cols = 4096;
     std::vector<int64_t> ids(static_cast<size_t>(rows));
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
     const Tensor row_ids = Tensor::from_host<int64_t>(device, {rows}, ids);
     bound_by_memory("dropout (16 Mi)", 8 * n, [&] {
-      launch(device, table.elementwise->dropout_backward, grad, v, rows, cols, 0.1f, PhiloxKey{1, 2}, row_ids);
+      launch(device, table.elementwise->dropout_backward, grad, v, rows, cols, 0.1f, PhiloxKey{1, 2},
+             row_ids);
     });
   }
   return rates;

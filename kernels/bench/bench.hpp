@@ -18,14 +18,15 @@ double measured_copy_gbps(Device& device);
 
 enum class Roof : uint8_t { gemm, copy };
 struct KernelRate {
-  std::string name;   // "attention forward 4x1024x12x64"
-  Roof roof;          // what binds it
-  double rate = 0;    // GFLOP/s or GB/s
-  double share = 0;   // of the roof
+  std::string name;  // "attention forward 4x1024x12x64"
+  Roof roof;         // what binds it
+  double rate = 0;   // GFLOP/s or GB/s
+  double share = 0;  // of the roof
 };
 // One row for each kernel at the shapes of a model: GPT-2 124M at 4 x 1024 tokens and the `quickstart` recipe. Causal
 // attention counts half of the square. Each takes about `seconds`.
-std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps, double seconds = 0.3);
+std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps,
+                                        double seconds = 0.3);
 
 struct ProductShape {
   const char* name;

@@ -90,8 +90,10 @@ HWY_INLINE VF biased(const Array<T>& x, int64_t at, const float* bias, int64_t i
 }
 template <class T>
 HWY_INLINE void put_n(const Array<T>& y, int64_t at, VF v, int64_t n) {
-  if (n == kStep) y.put(at, v);
-  else y.put_part(at, v, n);
+  if (n == kStep)
+    y.put(at, v);
+  else
+    y.put_part(at, v, n);
 }
 
 template <class F>
@@ -112,7 +114,8 @@ void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t 
           const float* up_bias = bias ? bias + cols : nullptr;
           for (int64_t i = 0; i < cols; i += kStep) {
             const int64_t n = std::min(kStep, cols - i);
-            put_n(y, r * cols + i, hn::Mul(F::value(biased(x, gate, bias, i, n)), biased(x, up, up_bias, i, n)), n);
+            put_n(y, r * cols + i,
+                  hn::Mul(F::value(biased(x, gate, bias, i, n)), biased(x, up, up_bias, i, n)), n);
           }
         }
       }
@@ -121,7 +124,8 @@ void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t 
 }
 
 template <class F>
-void backward_as(Context& c, bool gated, In dy_in, In x_in, In bias_in, Out dx_out, int64_t rows, int64_t cols) {
+void backward_as(Context& c, bool gated, In dy_in, In x_in, In bias_in, Out dx_out, int64_t rows,
+                 int64_t cols) {
   const float* bias = wide_bias(c, bias_in, gated ? 2 * cols : cols);
   by_type({x_in, dy_in, dx_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
@@ -150,24 +154,37 @@ void backward_as(Context& c, bool gated, In dy_in, In x_in, In bias_in, Out dx_o
 
 void forward(Context& c, ActivationKind kind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols) {
   switch (kind) {
-    case ActivationKind::gelu: return forward_as<Gelu>(c, gated, x, bias, y, rows, cols);
-    case ActivationKind::gelu_tanh: return forward_as<GeluTanh>(c, gated, x, bias, y, rows, cols);
-    case ActivationKind::silu: return forward_as<Silu>(c, gated, x, bias, y, rows, cols);
-    case ActivationKind::relu: return forward_as<Relu>(c, gated, x, bias, y, rows, cols);
-    case ActivationKind::squared_relu: return forward_as<SquaredRelu>(c, gated, x, bias, y, rows, cols);
+    case ActivationKind::gelu:
+      return forward_as<Gelu>(c, gated, x, bias, y, rows, cols);
+    case ActivationKind::gelu_tanh:
+      return forward_as<GeluTanh>(c, gated, x, bias, y, rows, cols);
+    case ActivationKind::silu:
+      return forward_as<Silu>(c, gated, x, bias, y, rows, cols);
+    case ActivationKind::relu:
+      return forward_as<Relu>(c, gated, x, bias, y, rows, cols);
+    case ActivationKind::squared_relu:
+      return forward_as<SquaredRelu>(c, gated, x, bias, y, rows, cols);
   }
 }
-void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias, Out dx, int64_t rows, int64_t cols) {
+void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias, Out dx, int64_t rows,
+              int64_t cols) {
   switch (kind) {
-    case ActivationKind::gelu: return backward_as<Gelu>(c, gated, dy, x, bias, dx, rows, cols);
-    case ActivationKind::gelu_tanh: return backward_as<GeluTanh>(c, gated, dy, x, bias, dx, rows, cols);
-    case ActivationKind::silu: return backward_as<Silu>(c, gated, dy, x, bias, dx, rows, cols);
-    case ActivationKind::relu: return backward_as<Relu>(c, gated, dy, x, bias, dx, rows, cols);
-    case ActivationKind::squared_relu: return backward_as<SquaredRelu>(c, gated, dy, x, bias, dx, rows, cols);
+    case ActivationKind::gelu:
+      return backward_as<Gelu>(c, gated, dy, x, bias, dx, rows, cols);
+    case ActivationKind::gelu_tanh:
+      return backward_as<GeluTanh>(c, gated, dy, x, bias, dx, rows, cols);
+    case ActivationKind::silu:
+      return backward_as<Silu>(c, gated, dy, x, bias, dx, rows, cols);
+    case ActivationKind::relu:
+      return backward_as<Relu>(c, gated, dy, x, bias, dx, rows, cols);
+    case ActivationKind::squared_relu:
+      return backward_as<SquaredRelu>(c, gated, dy, x, bias, dx, rows, cols);
   }
 }
 
-Activation activation_family() { return {forward, backward}; }
+Activation activation_family() {
+  return {forward, backward};
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace capstan::kernels

@@ -30,8 +30,13 @@ constexpr int64_t kKeys = 144;    // a block of keys: whole panels for every vec
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 static_assert(kKeys % kNr == 0 && kQueries % kMr == 0);
 
-HWY_INLINE int64_t whole_vectors(int64_t n) { return (n + kStep - 1) / kStep * kStep; }
-template <class T> HWY_INLINE const T* at(In x, int64_t i) { return x.as<T>() + i; }
+HWY_INLINE int64_t whole_vectors(int64_t n) {
+  return (n + kStep - 1) / kStep * kStep;
+}
+template <class T>
+HWY_INLINE const T* at(In x, int64_t i) {
+  return x.as<T>() + i;
+}
 
 // Row r of a matrix inside a larger array lies at base[offset + r * stride].
 struct Rows {
@@ -46,7 +51,8 @@ HWY_INLINE const float* wide_rows(const Rows& x, int64_t n, int64_t cols, float*
     ld = x.stride;
     return at<float>(x.base, x.offset);
   }
-  for (int64_t r = 0; r < n; ++r) widen({at<bf16>(x.base, x.offset + r * x.stride), DType::bf16}, buffer + r * cols, cols);
+  for (int64_t r = 0; r < n; ++r)
+    widen({at<bf16>(x.base, x.offset + r * x.stride), DType::bf16}, buffer + r * cols, cols);
   ld = cols;
   return buffer;
 }
@@ -55,8 +61,10 @@ HWY_INLINE void pack_as_columns(const Rows& x, int64_t first, int64_t n, int64_t
   for (int64_t j = first; j < first + n; j += kNr) {
     const Rows r = x.from(j);
     const int64_t width = panel_width(rows, j), count = std::min(kNr, rows - j);
-    if (x.narrow()) pack_transposed(at<bf16>(r.base, r.offset), r.stride, d, count, width, to + j * d);
-    else pack_transposed(at<float>(r.base, r.offset), r.stride, d, count, width, to + j * d);
+    if (x.narrow())
+      pack_transposed(at<bf16>(r.base, r.offset), r.stride, d, count, width, to + j * d);
+    else
+      pack_transposed(at<float>(r.base, r.offset), r.stride, d, count, width, to + j * d);
   }
 }
 // Panels of X: columns are its d columns, depth its rows; rows [first, first + n) of `rows`.
@@ -65,18 +73,25 @@ HWY_INLINE void pack_as_depth(const Rows& x, int64_t first, int64_t n, int64_t r
   for (int64_t j = 0; j < d; j += kNr) {
     const int64_t width = panel_width(d, j), cols = std::min(kNr, d - j);
     float* panel = to + j * rows + first * width;
-    if (x.narrow()) pack_straight(at<bf16>(r.base, r.offset + j), r.stride, n, cols, width, panel);
-    else pack_straight(at<float>(r.base, r.offset + j), r.stride, n, cols, width, panel);
+    if (x.narrow())
+      pack_straight(at<bf16>(r.base, r.offset + j), r.stride, n, cols, width, panel);
+    else
+      pack_straight(at<float>(r.base, r.offset + j), r.stride, n, cols, width, panel);
   }
 }
-HWY_INLINE int64_t columns_floats(int64_t rows, int64_t d) { return whole_vectors(rows) * d; }
-HWY_INLINE int64_t depth_floats(int64_t rows, int64_t d) { return rows * whole_vectors(d); }
+HWY_INLINE int64_t columns_floats(int64_t rows, int64_t d) {
+  return whole_vectors(rows) * d;
+}
+HWY_INLINE int64_t depth_floats(int64_t rows, int64_t d) {
+  return rows * whole_vectors(d);
+}
 
 HWY_INLINE void write_row(Out y, int64_t to, const float* from, float factor, int64_t cols) {
   const auto out = array_of<Any>(y);
   const VF f = splat(factor);
-  for_vectors(cols, [&](int64_t i) HWY_ATTR { out.put(to + i, hn::Mul(load(from + i), f)); },
-              [&](int64_t i, int64_t n) HWY_ATTR { out.put_part(to + i, hn::Mul(load_part(from + i, n), f), n); });
+  for_vectors(
+      cols, [&](int64_t i) HWY_ATTR { out.put(to + i, hn::Mul(load(from + i), f)); },
+      [&](int64_t i, int64_t n) HWY_ATTR { out.put_part(to + i, hn::Mul(load_part(from + i, n), f), n); });
 }
 
 // What query `i` (a position in its sequence) may see.
@@ -94,11 +109,12 @@ struct Mask {
 
 // The intervals of a block of queries, and of the queries and keys of one block of scores relative to its corner.
 struct Block {
-  int64_t q0, nq;                           // queries
-  int64_t begin, end;                       // all keys that any of them sees; begin is a multiple of kNr
-  int64_t low[kQueries], high[kQueries];    // keys of each query
-  int64_t k0 = 0, nk = 0, width = 0;        // the current keys; width: whole vectors
-  Block(const Mask& mask, int64_t past, int64_t first, int64_t count) : q0(first), nq(count), begin(mask.keys), end(0) {
+  int64_t q0, nq;                         // queries
+  int64_t begin, end;                     // all keys that any of them sees; begin is a multiple of kNr
+  int64_t low[kQueries], high[kQueries];  // keys of each query
+  int64_t k0 = 0, nk = 0, width = 0;      // the current keys; width: whole vectors
+  Block(const Mask& mask, int64_t past, int64_t first, int64_t count)
+      : q0(first), nq(count), begin(mask.keys), end(0) {
     for (int64_t i = 0; i < nq; ++i) {
       low[i] = mask.low(past + q0 + i);
       high[i] = std::max(low[i], mask.high(past + q0 + i));
@@ -139,41 +155,45 @@ struct Block {
 
 // scores[nq, kKeys] = alpha X Y^T for the pairs that somebody sees; X: rows at x, Y: panels of columns. Places that nobody
 // sees keep what they held.
-HWY_INLINE void score_products(const Block& b, const float* x, int64_t ldx, const float* y_columns, int64_t keys, int64_t d,
-                               float alpha, float* scores) {
+HWY_INLINE void score_products(const Block& b, const float* x, int64_t ldx, const float* y_columns,
+                               int64_t keys, int64_t d, float alpha, float* scores) {
   for (int64_t i = 0; i < b.nq; i += kMr) {
     const int64_t rows = std::min<int64_t>(kMr, b.nq - i);
     int64_t from, to;
     if (!b.keys_of_rows(i, rows, from, to)) continue;
     for (int64_t j = from / kNr * kNr; j < to; j += kNr)
-      panel_product_of<From::rows>(panel_width(keys, b.k0 + j), d, x + i * ldx, ldx, y_columns + (b.k0 + j) * d, alpha, 0.0f,
-                                   scores + i * kKeys + j, kKeys, rows, std::min(kNr, std::min(keys - b.k0, kKeys) - j));
+      panel_product_of<From::rows>(panel_width(keys, b.k0 + j), d, x + i * ldx, ldx,
+                                   y_columns + (b.k0 + j) * d, alpha, 0.0f, scores + i * kKeys + j, kKeys,
+                                   rows, std::min(kNr, std::min(keys - b.k0, kKeys) - j));
   }
 }
 // out[nq, d] += alpha S Y; Y: panels of depth over all keys.
-HWY_INLINE void weighted_rows(const Block& b, const float* s, const float* y_depth, int64_t keys, int64_t d, float alpha, float* out) {
+HWY_INLINE void weighted_rows(const Block& b, const float* s, const float* y_depth, int64_t keys, int64_t d,
+                              float alpha, float* out) {
   for (int64_t i = 0; i < b.nq; i += kMr) {
     const int64_t rows = std::min<int64_t>(kMr, b.nq - i);
     int64_t from, to;
     if (!b.keys_of_rows(i, rows, from, to)) continue;
     for (int64_t j = 0; j < d; j += kNr) {
       const int64_t width = panel_width(d, j);
-      panel_product_of<From::rows>(width, to - from, s + i * kKeys + from, kKeys, y_depth + j * keys + (b.k0 + from) * width, alpha,
-                                   1.0f, out + i * d + j, d, rows, std::min(kNr, d - j));
+      panel_product_of<From::rows>(width, to - from, s + i * kKeys + from, kKeys,
+                                   y_depth + j * keys + (b.k0 + from) * width, alpha, 1.0f, out + i * d + j,
+                                   d, rows, std::min(kNr, d - j));
     }
   }
 }
 // out[keys, d] += alpha S^T X for the block's keys; X: panels of depth over all `queries`.
-HWY_INLINE void weighted_columns(const Block& b, const float* s, const float* x_depth, int64_t queries, int64_t d, float alpha,
-                                 float* out) {
+HWY_INLINE void weighted_columns(const Block& b, const float* s, const float* x_depth, int64_t queries,
+                                 int64_t d, float alpha, float* out) {
   for (int64_t i = 0; i < b.nk; i += kMr) {
     const int64_t rows = std::min<int64_t>(kMr, b.nk - i);
     int64_t from, to;
     if (!b.queries_of(i, rows, from, to)) continue;
     for (int64_t j = 0; j < d; j += kNr) {
       const int64_t width = panel_width(d, j);
-      panel_product_of<From::columns>(width, to - from, s + from * kKeys + i, kKeys, x_depth + j * queries + (b.q0 + from) * width,
-                                      alpha, 1.0f, out + (b.k0 + i) * d + j, d, rows, std::min(kNr, d - j));
+      panel_product_of<From::columns>(width, to - from, s + from * kKeys + i, kKeys,
+                                      x_depth + j * queries + (b.q0 + from) * width, alpha, 1.0f,
+                                      out + (b.k0 + i) * d + j, d, rows, std::min(kNr, d - j));
     }
   }
 }
@@ -184,9 +204,11 @@ struct Dropping {
   uint64_t head = 0;  // global index
 };
 // The words of keys [first, first + n), first a multiple of 4 (common/dropout.hpp).
-HWY_INLINE void dropout_words(const Dropping& drop, int64_t row_id, int64_t first, int64_t n, uint32_t* words) {
+HWY_INLINE void dropout_words(const Dropping& drop, int64_t row_id, int64_t first, int64_t n,
+                              uint32_t* words) {
   for (int64_t i = 0; i < n; i += 4 * kStep)
-    philox_words(drop.key, static_cast<uint64_t>(row_id), drop.head << 40 | static_cast<uint64_t>(first + i) >> 2, words + i);
+    philox_words(drop.key, static_cast<uint64_t>(row_id),
+                 drop.head << 40 | static_cast<uint64_t>(first + i) >> 2, words + i);
 }
 HWY_INLINE VF dropped(VF v, const uint32_t* words, hn::Vec<DU> threshold, VF factor) {
   const auto w = hn::LoadU(DU(), words);
@@ -194,7 +216,9 @@ HWY_INLINE VF dropped(VF v, const uint32_t* words, hn::Vec<DU> threshold, VF fac
 }
 constexpr size_t kWords = kKeys + 4 * kLanes;
 
-HWY_INLINE float exp_one(float x) { return hn::GetLane(exp(splat(x))); }
+HWY_INLINE float exp_one(float x) {
+  return hn::GetLane(exp(splat(x)));
+}
 
 // Cuts a row of scores to the keys [from, to): -infinity beside them up to whole vectors, which are then [begin, end),
 // zeros further out.
@@ -215,7 +239,11 @@ struct ForwardScratch {
   uint32_t* words;
   static size_t floats(int64_t d) { return static_cast<size_t>(kQueries * (kKeys + 2 * d + 2)) + kWords; }
   ForwardScratch(float* base, int64_t d)
-      : scores(base), out(scores + kQueries * kKeys), q(out + kQueries * d), max(q + kQueries * d), sum(max + kQueries),
+      : scores(base),
+        out(scores + kQueries * kKeys),
+        q(out + kQueries * d),
+        max(q + kQueries * d),
+        sum(max + kQueries),
         words(reinterpret_cast<uint32_t*>(sum + kQueries)) {}
 };
 
@@ -225,8 +253,9 @@ struct PackedKeys {
 };
 
 // The output of one block of queries of one head: running maximum and sum over the blocks of keys.
-void forward_block(const ForwardScratch& s, Block& b, const Rows& q_rows, const PackedKeys& kv, int64_t d, float scale,
-                   const Dropping& drop, const int64_t* row_ids, Out out, int64_t out_at, int64_t out_stride, float* lse) {
+void forward_block(const ForwardScratch& s, Block& b, const Rows& q_rows, const PackedKeys& kv, int64_t d,
+                   float scale, const Dropping& drop, const int64_t* row_ids, Out out, int64_t out_at,
+                   int64_t out_stride, float* lse) {
   std::memset(s.out, 0, static_cast<size_t>(b.nq * d) * sizeof(float));
   for (int64_t i = 0; i < b.nq; ++i) s.max[i] = -kInfinity, s.sum[i] = 0;
   int64_t ldq;
@@ -262,13 +291,15 @@ void forward_block(const ForwardScratch& s, Block& b, const Rows& q_rows, const 
         float* o = s.out + i * d;
         s.sum[i] *= correction;
         s.max[i] = highest;
-        for_vectors(d, [&](int64_t j) HWY_ATTR { store(hn::Mul(load(o + j), f), o + j); },
-                    [&](int64_t j, int64_t n) HWY_ATTR { store_part(hn::Mul(load_part(o + j, n), f), o + j, n); });
+        for_vectors(
+            d, [&](int64_t j) HWY_ATTR { store(hn::Mul(load(o + j), f), o + j); },
+            [&](int64_t j, int64_t n) HWY_ATTR { store_part(hn::Mul(load_part(o + j, n), f), o + j, n); });
       }
       s.sum[i] += sum_lanes(total);
       if (drop.p > 0) {
         dropout_words(drop, row_ids[b.q0 + i], k0, b.width, s.words);
-        for (int64_t j = begin; j < end; j += kStep) store(dropped(load(row + j), s.words + j, threshold, keep_factor), row + j);
+        for (int64_t j = begin; j < end; j += kStep)
+          store(dropped(load(row + j), s.words + j, threshold, keep_factor), row + j);
       }
     }
     weighted_rows(b, s.scores, kv.v_depth, kv.keys, d, 1.0f, s.out);
@@ -281,11 +312,12 @@ void forward_block(const ForwardScratch& s, Block& b, const Rows& q_rows, const 
 }
 
 // Keys and values of all groups are packed first, all threads together, because every block of queries uses them.
-void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start, const int64_t* row_ids, Out out,
-             float* lse) {
-  const int64_t heads = a.qkv.heads(), groups = a.qkv.groups, per_group = a.qkv.heads_per_group, d = a.qkv.head_dim,
-                row = a.qkv.row(), seq = a.seq;
-  const int64_t k_floats = columns_floats(seq, d), v_floats = depth_floats(seq, d), floats = k_floats + v_floats;
+void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start, const int64_t* row_ids,
+             Out out, float* lse) {
+  const int64_t heads = a.qkv.heads(), groups = a.qkv.groups, per_group = a.qkv.heads_per_group,
+                d = a.qkv.head_dim, row = a.qkv.row(), seq = a.seq;
+  const int64_t k_floats = columns_floats(seq, d), v_floats = depth_floats(seq, d),
+                floats = k_floats + v_floats;
   float* packed = c.scratch_of<float>(Context::kShared, static_cast<size_t>(a.batch * groups * floats));
   reserve_scratch(c, ForwardScratch::floats(d) * sizeof(float));
 
@@ -306,10 +338,12 @@ void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start
     const int64_t head = group * per_group + head_in_group, token = b * seq, q0 = block * kQueries;
     const ForwardScratch s(c.scratch_of<float>(worker, ForwardScratch::floats(d)), d);
     const float* keys = packed + (b * groups + group) * floats;
-    Block scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, 0, q0, std::min(kQueries, seq - q0));
-    forward_block(s, scores, {qkv, token * row + a.qkv.query(head), row}, {keys, keys + k_floats, seq}, d, a.scale,
-                  {a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)}, row_ids ? row_ids + token : nullptr,
-                  out, token * heads * d + head * d, heads * d, lse ? lse + (b * heads + head) * seq : nullptr);
+    Block scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, 0, q0,
+                 std::min(kQueries, seq - q0));
+    forward_block(s, scores, {qkv, token * row + a.qkv.query(head), row}, {keys, keys + k_floats, seq}, d,
+                  a.scale, {a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)},
+                  row_ids ? row_ids + token : nullptr, out, token * heads * d + head * d, heads * d,
+                  lse ? lse + (b * heads + head) * seq : nullptr);
   });
 }
 
@@ -347,8 +381,8 @@ struct BackwardScratch {
 };
 
 // P and dS of the current block of scores from logits in s.p and dO V^T in s.dp; s.p then holds P with dropout.
-HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const float* lse, const Dropping& drop,
-                                const int64_t* row_ids) {
+HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const float* lse,
+                                const Dropping& drop, const int64_t* row_ids) {
   const auto threshold = hn::Set(DU(), dropout_threshold(drop.p));
   const VF keep_factor = splat(drop.p > 0 ? 1.0f / (1.0f - drop.p) : 1.0f);
   for (int64_t i = 0; i < b.nq; ++i) {
@@ -379,9 +413,10 @@ HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const 
   }
 }
 
-void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In dout, const int32_t* document_start,
-              const int64_t* row_ids, Out dqkv) {
-  const int64_t heads = a.qkv.heads(), per_group = a.qkv.heads_per_group, d = a.qkv.head_dim, row = a.qkv.row(), seq = a.seq;
+void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In dout,
+              const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
+  const int64_t heads = a.qkv.heads(), per_group = a.qkv.heads_per_group, d = a.qkv.head_dim,
+                row = a.qkv.row(), seq = a.seq;
   const size_t floats = BackwardScratch(nullptr, seq, d).floats;
   reserve_scratch(c, floats * sizeof(float));
   const auto o_array = array_of<Any>(out), do_array = array_of<Any>(dout);
@@ -413,17 +448,19 @@ void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In
         for (int64_t i = 0; i < block.nq; ++i) {
           const int64_t from = out_at + (q0 + i) * heads * d;
           VF sum = hn::Zero(DF());
-          for_vectors(d, [&](int64_t j) HWY_ATTR { sum = hn::MulAdd(o_array.at(from + j), do_array.at(from + j), sum); },
-                      [&](int64_t j, int64_t n) HWY_ATTR {
-                        sum = hn::MulAdd(o_array.part(from + j, n), do_array.part(from + j, n), sum);
-                      });
+          for_vectors(
+              d,
+              [&](int64_t j) HWY_ATTR { sum = hn::MulAdd(o_array.at(from + j), do_array.at(from + j), sum); },
+              [&](int64_t j, int64_t n)
+                  HWY_ATTR { sum = hn::MulAdd(o_array.part(from + j, n), do_array.part(from + j, n), sum); });
           s.delta[i] = sum_lanes(sum);
         }
         for (int64_t k0 = block.begin; k0 < block.end; k0 += kKeys) {
           block.at_keys(k0);
           score_products(block, q_wide, ldq, s.k_columns, seq, d, a.scale, s.p);
           score_products(block, do_wide, ldo, s.v_columns, seq, d, 1.0f, s.dp);
-          score_gradients(s, block, lse + (b * heads + head) * seq, drop, row_ids ? row_ids + token : nullptr);
+          score_gradients(s, block, lse + (b * heads + head) * seq, drop,
+                          row_ids ? row_ids + token : nullptr);
           weighted_columns(block, s.p, s.dout_depth, seq, d, 1.0f, s.dv);
           weighted_columns(block, s.dp, s.q_depth, seq, d, a.scale, s.dk);
           weighted_rows(block, s.dp, s.k_depth, seq, d, a.scale, s.dq);
@@ -443,13 +480,15 @@ void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In
 
 // One query against keys [low, high) of a cache, as it lies: read once, nothing to pack.
 template <class T>
-HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, float scale, int64_t low, int64_t high, float* scores,
-                             float* out) {
+HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, float scale, int64_t low,
+                             int64_t high, float* scores, float* out) {
   float highest = -kInfinity;
   for (int64_t j = low; j < high; ++j) {
     VF sum = hn::Zero(DF());
-    for_vectors(d, [&](int64_t i) HWY_ATTR { sum = hn::MulAdd(load(q + i), load(k + j * d + i), sum); },
-                [&](int64_t i, int64_t n) HWY_ATTR { sum = hn::MulAdd(load_part(q + i, n), load_part(k + j * d + i, n), sum); });
+    for_vectors(
+        d, [&](int64_t i) HWY_ATTR { sum = hn::MulAdd(load(q + i), load(k + j * d + i), sum); },
+        [&](int64_t i, int64_t n)
+            HWY_ATTR { sum = hn::MulAdd(load_part(q + i, n), load_part(k + j * d + i, n), sum); });
     scores[j - low] = sum_lanes(sum) * scale;
     highest = std::max(highest, scores[j - low]);
   }
@@ -459,25 +498,31 @@ HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, 
     const float p = exp_one(scores[j - low] - highest);
     const VF weight = splat(p);
     total += p;
-    for_vectors(d, [&](int64_t i) HWY_ATTR { store(hn::MulAdd(weight, load(v + j * d + i), load(out + i)), out + i); },
-                [&](int64_t i, int64_t n) HWY_ATTR {
-                  store_part(hn::MulAdd(weight, load_part(v + j * d + i, n), load_part(out + i, n)), out + i, n);
-                });
+    for_vectors(
+        d,
+        [&](int64_t i) HWY_ATTR { store(hn::MulAdd(weight, load(v + j * d + i), load(out + i)), out + i); },
+        [&](int64_t i, int64_t n) HWY_ATTR {
+          store_part(hn::MulAdd(weight, load_part(v + j * d + i, n), load_part(out + i, n)), out + i, n);
+        });
   }
   const float factor = high > low ? 1.0f / total : 0.0f;
   for (int64_t i = 0; i < d; ++i) out[i] *= factor;
 }
 
-void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int64_t past, int64_t capacity, Out out) {
-  const int64_t heads = a.qkv.heads(), d = a.qkv.head_dim, row = a.qkv.row(), groups = a.qkv.groups, keys = past + a.seq;
+void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int64_t past, int64_t capacity,
+            Out out) {
+  const int64_t heads = a.qkv.heads(), d = a.qkv.head_dim, row = a.qkv.row(), groups = a.qkv.groups,
+                keys = past + a.seq;
   const auto x = array_of<Any>(qkv), kc = array_of<Any>(k_cache), vc = array_of<Any>(v_cache);
   const bool few = a.seq < kMr;
   const int64_t k_floats = columns_floats(keys, d), v_floats = depth_floats(keys, d);
-  const size_t floats = ForwardScratch::floats(d) + static_cast<size_t>(few ? keys : k_floats + v_floats) + 16;
+  const size_t floats =
+      ForwardScratch::floats(d) + static_cast<size_t>(few ? keys : k_floats + v_floats) + 16;
   reserve_scratch(c, floats * sizeof(float));
   // One tile a group: it appends the new keys and values and then attends, so that it reads what it wrote.
   c.pool->parallel_for(a.batch * groups, [&](int64_t tile, int worker) HWY_ATTR {
-    const int64_t b = tile / groups, group = tile % groups, cache = (b * groups + group) * capacity * d, token = b * a.seq;
+    const int64_t b = tile / groups, group = tile % groups, cache = (b * groups + group) * capacity * d,
+                  token = b * a.seq;
     for (int64_t t = 0; t < a.seq; ++t) {
       const int64_t from = (token + t) * row, to = cache + (past + t) * d;
       for (int64_t i = 0; i < d; i += kStep) {
@@ -502,16 +547,19 @@ void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int6
           const float* query = wide_rows(q.from(t), 1, d, s.q, ld);
           const int64_t low = mask.low(past + t), high = mask.high(past + t);
           if (k_cache.dtype == DType::bf16)
-            single_query(query, k_cache.as<bf16>() + cache, v_cache.as<bf16>() + cache, d, a.scale, low, high, packed, s.out);
+            single_query(query, k_cache.as<bf16>() + cache, v_cache.as<bf16>() + cache, d, a.scale, low, high,
+                         packed, s.out);
           else
-            single_query(query, k_cache.as<float>() + cache, v_cache.as<float>() + cache, d, a.scale, low, high, packed, s.out);
+            single_query(query, k_cache.as<float>() + cache, v_cache.as<float>() + cache, d, a.scale, low,
+                         high, packed, s.out);
           write_row(out, out_at + t * heads * d, s.out, 1.0f, d);
         }
         continue;
       }
       for (int64_t q0 = 0; q0 < a.seq; q0 += kQueries) {
         Block block(mask, past, q0, std::min(kQueries, a.seq - q0));
-        forward_block(s, block, q, {packed, packed + k_floats, keys}, d, a.scale, Dropping{}, nullptr, out, out_at, heads * d, nullptr);
+        forward_block(s, block, q, {packed, packed + k_floats, keys}, d, a.scale, Dropping{}, nullptr, out,
+                      out_at, heads * d, nullptr);
       }
     }
   });
@@ -520,8 +568,8 @@ void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int6
 // ---- rotary embedding
 
 template <class T>
-HWY_INLINE void rotate_head(const Array<T>& x, int64_t at, const float* cos, const float* sin, int64_t half, bool interleaved,
-                            VF sign) {
+HWY_INLINE void rotate_head(const Array<T>& x, int64_t at, const float* cos, const float* sin, int64_t half,
+                            bool interleaved, VF sign) {
   if (!interleaved) {
     for (int64_t i = 0; i < half; i += kStep) {
       const int64_t n = std::min(kStep, half - i);
@@ -546,18 +594,20 @@ HWY_INLINE void rotate_head(const Array<T>& x, int64_t at, const float* cos, con
     // Two vectors of pairs are separated into first and second members and put together again.
     HWY_ALIGN float pairs[2 * kLanes] = {};
     for (int64_t j = 0; j < 2; ++j)
-      if (const int64_t m = std::min(kStep, 2 * n - j * kStep); m > 0) store(x.part(at + 2 * i + j * kStep, m), pairs + j * kStep);
+      if (const int64_t m = std::min(kStep, 2 * n - j * kStep); m > 0)
+        store(x.part(at + 2 * i + j * kStep, m), pairs + j * kStep);
     VF a, b;
     hn::LoadInterleaved2(DF(), pairs, a, b);
     const VF c = load_part(cos + i, n), s = hn::Mul(sign, load_part(sin + i, n));
     hn::StoreInterleaved2(hn::NegMulAdd(b, s, hn::Mul(a, c)), hn::MulAdd(a, s, hn::Mul(b, c)), DF(), pairs);
     for (int64_t j = 0; j < 2; ++j)
-      if (const int64_t m = std::min(kStep, 2 * n - j * kStep); m > 0) x.put_part(at + 2 * i + j * kStep, load(pairs + j * kStep), m);
+      if (const int64_t m = std::min(kStep, 2 * n - j * kStep); m > 0)
+        x.put_part(at + 2 * i + j * kStep, load(pairs + j * kStep), m);
   }
 }
 
-void rope(Context& c, QkvLayout layout, Out qkv, const float* cos, const float* sin, const int32_t* positions, int64_t rows,
-          int64_t rotary_dim, bool interleaved, bool inverse) {
+void rope(Context& c, QkvLayout layout, Out qkv, const float* cos, const float* sin, const int32_t* positions,
+          int64_t rows, int64_t rotary_dim, bool interleaved, bool inverse) {
   const int64_t half = rotary_dim / 2, width = layout.row(), d = layout.head_dim;
   by_type({qkv}, [&](auto type) HWY_ATTR {
     const auto x = array_of<decltype(type)>(qkv);
@@ -567,14 +617,16 @@ void rope(Context& c, QkvLayout layout, Out qkv, const float* cos, const float* 
         const int64_t table = int64_t{positions[r]} * half;
         for (int64_t g = 0; g < layout.groups; ++g)
           for (int64_t h = 0; h <= layout.heads_per_group; ++h)  // the query heads and the key head
-            rotate_head(x, r * width + (g * (layout.heads_per_group + 2) + h) * d, cos + table, sin + table, half,
-                        interleaved, sign);
+            rotate_head(x, r * width + (g * (layout.heads_per_group + 2) + h) * d, cos + table, sin + table,
+                        half, interleaved, sign);
       }
     });
   });
 }
 
-Attention attention_family() { return {rope, forward, backward, decode}; }
+Attention attention_family() {
+  return {rope, forward, backward, decode};
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace capstan::kernels

@@ -46,8 +46,8 @@ void row_max(Context& c, In logits, int64_t rows, int64_t cols, int64_t row_stri
   });
 }
 
-void row_sums(Context& c, In logits, const int32_t* labels, const float* max, int64_t rows, int64_t cols, int64_t row_stride,
-              int64_t first_col, float* sum_exp, float* target) {
+void row_sums(Context& c, In logits, const int32_t* labels, const float* max, int64_t rows, int64_t cols,
+              int64_t row_stride, int64_t first_col, float* sum_exp, float* target) {
   by_type({logits}, [&](auto type) HWY_ATTR {
     const auto x = array_of<decltype(type)>(logits);
     parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
@@ -81,8 +81,9 @@ void loss(Context& c, const float* max, const float* sum_exp, const float* targe
   });
 }
 
-void backward(Context& c, In logits, const int32_t* labels, const float* max, const float* sum_exp, const float* weight,
-              int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col, Out dlogits) {
+void backward(Context& c, In logits, const int32_t* labels, const float* max, const float* sum_exp,
+              const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
+              Out dlogits) {
   by_type({logits, dlogits}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto x = array_of<T>(logits), dx = array_of<T>(dlogits);
@@ -94,11 +95,10 @@ void backward(Context& c, In logits, const int32_t* labels, const float* max, co
         const float factor = weight[r] / sum_exp[r];
         const float at_label = here ? value_at(x, at + label) : 0.0f;
         const VF m = splat(max[r]), f = splat(factor);
-        for_vectors(cols,
-                    [&](int64_t i) HWY_ATTR { dx.put(at + i, hn::Mul(exp(hn::Sub(x.at(at + i), m)), f)); },
-                    [&](int64_t i, int64_t n) HWY_ATTR {
-                      dx.put_part(at + i, hn::Mul(exp(hn::Sub(x.part(at + i, n), m)), f), n);
-                    });
+        for_vectors(
+            cols, [&](int64_t i) HWY_ATTR { dx.put(at + i, hn::Mul(exp(hn::Sub(x.at(at + i), m)), f)); },
+            [&](int64_t i, int64_t n)
+                HWY_ATTR { dx.put_part(at + i, hn::Mul(exp(hn::Sub(x.part(at + i, n), m)), f), n); });
         if (here) {
           const VF p = hn::Mul(exp(hn::Sub(splat(at_label), m)), f);
           dx.put_part(at + label, hn::Sub(p, splat(weight[r])), 1);
@@ -110,7 +110,9 @@ void backward(Context& c, In logits, const int32_t* labels, const float* max, co
   });
 }
 
-CrossEntropy cross_entropy_family() { return {row_max, row_sums, loss, backward}; }
+CrossEntropy cross_entropy_family() {
+  return {row_max, row_sums, loss, backward};
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace capstan::kernels

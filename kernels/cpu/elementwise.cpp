@@ -26,8 +26,9 @@ void fill(Context& c, Out x, float value, int64_t n) {
     const auto a = array_of<decltype(type)>(x);
     parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
       const VF v = splat(value);
-      for_vectors(end - begin, [&](int64_t i) HWY_ATTR { a.put(begin + i, v); },
-                  [&](int64_t i, int64_t k) HWY_ATTR { a.put_part(begin + i, v, k); });
+      for_vectors(
+          end - begin, [&](int64_t i) HWY_ATTR { a.put(begin + i, v); },
+          [&](int64_t i, int64_t k) HWY_ATTR { a.put_part(begin + i, v, k); });
     });
   });
 }
@@ -36,15 +37,17 @@ void cast(Context& c, In x, Out y, int64_t n) {
   if (x.dtype == y.dtype) {
     const auto bytes = size_of(x.dtype);
     parallel_blocks(c, n, 2 * kBlock, [&](int64_t begin, int64_t end, int) {
-      std::memcpy(y.as<char>() + begin * bytes, x.as<char>() + begin * bytes, static_cast<size_t>((end - begin) * bytes));
+      std::memcpy(y.as<char>() + begin * bytes, x.as<char>() + begin * bytes,
+                  static_cast<size_t>((end - begin) * bytes));
     });
     return;
   }
   const auto a = array_of<Any>(x);
   const auto b = array_of<Any>(y);
   parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
-    for_vectors(end - begin, [&](int64_t i) HWY_ATTR { b.put(begin + i, a.at(begin + i)); },
-                [&](int64_t i, int64_t k) HWY_ATTR { b.put_part(begin + i, a.part(begin + i, k), k); });
+    for_vectors(
+        end - begin, [&](int64_t i) HWY_ATTR { b.put(begin + i, a.at(begin + i)); },
+        [&](int64_t i, int64_t k) HWY_ATTR { b.put_part(begin + i, a.part(begin + i, k), k); });
   });
 }
 
@@ -53,11 +56,11 @@ void add(Context& c, In x, In z, Out y, int64_t n) {
     using T = decltype(type);
     const auto a = array_of<T>(x), b = array_of<T>(z), out = array_of<T>(y);
     parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
-      for_vectors(end - begin,
-                  [&](int64_t i) HWY_ATTR { out.put(begin + i, hn::Add(a.at(begin + i), b.at(begin + i))); },
-                  [&](int64_t i, int64_t k) HWY_ATTR {
-                    out.put_part(begin + i, hn::Add(a.part(begin + i, k), b.part(begin + i, k)), k);
-                  });
+      for_vectors(
+          end - begin,
+          [&](int64_t i) HWY_ATTR { out.put(begin + i, hn::Add(a.at(begin + i), b.at(begin + i))); },
+          [&](int64_t i, int64_t k)
+              HWY_ATTR { out.put_part(begin + i, hn::Add(a.part(begin + i, k), b.part(begin + i, k)), k); });
     });
   });
 }
@@ -67,11 +70,14 @@ void axpy(Context& c, float alpha, In x, float* y, int64_t n) {
     const auto a = array_of<decltype(type)>(x);
     parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
       const VF factor = splat(alpha);
-      for_vectors(end - begin,
-                  [&](int64_t i) HWY_ATTR { store(hn::MulAdd(factor, a.at(begin + i), load(y + begin + i)), y + begin + i); },
-                  [&](int64_t i, int64_t k) HWY_ATTR {
-                    store_part(hn::MulAdd(factor, a.part(begin + i, k), load_part(y + begin + i, k)), y + begin + i, k);
-                  });
+      for_vectors(
+          end - begin,
+          [&](int64_t i)
+              HWY_ATTR { store(hn::MulAdd(factor, a.at(begin + i), load(y + begin + i)), y + begin + i); },
+          [&](int64_t i, int64_t k) HWY_ATTR {
+            store_part(hn::MulAdd(factor, a.part(begin + i, k), load_part(y + begin + i, k)), y + begin + i,
+                       k);
+          });
     });
   });
 }
@@ -81,16 +87,17 @@ void scale(Context& c, Out x, float factor, int64_t n) {
     const auto a = array_of<decltype(type)>(x);
     parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
       const VF f = splat(factor);
-      for_vectors(end - begin, [&](int64_t i) HWY_ATTR { a.put(begin + i, hn::Mul(f, a.at(begin + i))); },
-                  [&](int64_t i, int64_t k) HWY_ATTR { a.put_part(begin + i, hn::Mul(f, a.part(begin + i, k)), k); });
+      for_vectors(
+          end - begin, [&](int64_t i) HWY_ATTR { a.put(begin + i, hn::Mul(f, a.at(begin + i))); },
+          [&](int64_t i, int64_t k) HWY_ATTR { a.put_part(begin + i, hn::Mul(f, a.part(begin + i, k)), k); });
     });
   });
 }
 
 // y = residual + mask / (1 - p) * (x + bias) on one chunk of 4 * kLanes columns from column `begin` (a multiple of it).
 template <class T>
-HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>* residual, const Array<T>& y, int64_t row,
-                            int64_t cols, float p, PhiloxKey key, int64_t row_id) {
+HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>* residual, const Array<T>& y,
+                            int64_t row, int64_t cols, float p, PhiloxKey key, int64_t row_id) {
   const bool dropping = p > 0;
   const auto threshold = hn::Set(DU(), dropout_threshold(p));
   const VF factor = splat(dropping ? 1.0f / (1.0f - p) : 1.0f);
@@ -111,15 +118,18 @@ HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>
       philox_words(key, static_cast<uint64_t>(row_id), static_cast<uint64_t>(col) >> 2, words);
     const VF zero = hn::Zero(DF());
     if (const int64_t n = cols - col; n >= kStep)
-      y.put(base + col, value(col, x.at(base + col), bias ? load(bias + col) : zero, residual ? residual->at(base + col) : zero));
+      y.put(base + col, value(col, x.at(base + col), bias ? load(bias + col) : zero,
+                              residual ? residual->at(base + col) : zero));
     else
-      y.put_part(base + col, value(col, x.part(base + col, n), bias ? load_part(bias + col, n) : zero,
-                                   residual ? residual->part(base + col, n) : zero), n);
+      y.put_part(base + col,
+                 value(col, x.part(base + col, n), bias ? load_part(bias + col, n) : zero,
+                       residual ? residual->part(base + col, n) : zero),
+                 n);
   }
 }
 
-void bias_dropout_add(Context& c, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p, PhiloxKey key,
-                      const int64_t* row_ids) {
+void bias_dropout_add(Context& c, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p,
+                      PhiloxKey key, const int64_t* row_ids) {
   float* wide = nullptr;
   if (bias) {
     wide = c.scratch_of<float>(Context::kShared, static_cast<size_t>(cols));
@@ -135,7 +145,8 @@ void bias_dropout_add(Context& c, In x, In bias, In residual, Out y, int64_t row
   });
 }
 
-void dropout_backward(Context& c, In dy, Out dx, int64_t rows, int64_t cols, float p, PhiloxKey key, const int64_t* row_ids) {
+void dropout_backward(Context& c, In dy, Out dx, int64_t rows, int64_t cols, float p, PhiloxKey key,
+                      const int64_t* row_ids) {
   bias_dropout_add(c, dy, In{}, In{}, dx, rows, cols, p, key, row_ids);
 }
 
@@ -152,8 +163,10 @@ void copy_rows(Context& c, In x, int64_t x_stride, Out y, int64_t y_stride, int6
   const auto a = array_of<Any>(x), b = array_of<Any>(y);
   parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     for (int64_t r = begin; r < end; ++r)
-      for_vectors(cols, [&](int64_t i) HWY_ATTR { b.put(r * y_stride + i, a.at(r * x_stride + i)); },
-                  [&](int64_t i, int64_t k) HWY_ATTR { b.put_part(r * y_stride + i, a.part(r * x_stride + i, k), k); });
+      for_vectors(
+          cols, [&](int64_t i) HWY_ATTR { b.put(r * y_stride + i, a.at(r * x_stride + i)); },
+          [&](int64_t i, int64_t k)
+              HWY_ATTR { b.put_part(r * y_stride + i, a.part(r * x_stride + i, k), k); });
   });
 }
 
@@ -222,8 +235,9 @@ void count_nonfinite(Context& c, In x, int64_t n, int64_t* out, bool accumulate)
         const auto bad = hn::Eq(hn::And(hn::BitCast(DU(), v), exponent), exponent);
         found += static_cast<int64_t>(hn::CountTrue(DU(), bad));
       };
-      for_vectors(end - begin, [&](int64_t i) HWY_ATTR { look(a.at(begin + i)); },
-                  [&](int64_t i, int64_t k) HWY_ATTR { look(a.part(begin + i, k)); });
+      for_vectors(
+          end - begin, [&](int64_t i) HWY_ATTR { look(a.at(begin + i)); },
+          [&](int64_t i, int64_t k) HWY_ATTR { look(a.part(begin + i, k)); });
       partial[begin / kBlock] = found;
     });
   });
@@ -248,35 +262,38 @@ HWY_INLINE AdamVectors adam_update(const AdamStep& s, VF g, AdamVectors a) {
   return a;
 }
 
-void adam(Context& c, AdamStep s, const float* grad, float grad_scale, float* main, float* m, float* v, Out model, int64_t n) {
+void adam(Context& c, AdamStep s, const float* grad, float grad_scale, float* main, float* m, float* v,
+          Out model, int64_t n) {
   const auto copy = array_of<Any>(model);
   const bool has_copy = static_cast<bool>(model);
   parallel_blocks(c, n, kBlock / 2, [&](int64_t begin, int64_t end, int) HWY_ATTR {
     const VF factor = splat(grad_scale);
-    for_vectors(end - begin,
-                [&](int64_t j) HWY_ATTR {
-                  const int64_t i = begin + j;
-                  const AdamVectors a =
-                      adam_update(s, hn::Mul(load(grad + i), factor), {load(main + i), load(m + i), load(v + i)});
-                  store(a.main, main + i);
-                  store(a.m, m + i);
-                  store(a.v, v + i);
-                  if (has_copy) copy.put(i, a.main);
-                },
-                [&](int64_t j, int64_t k) HWY_ATTR {
-                  const int64_t i = begin + j;
-                  const AdamVectors a = adam_update(s, hn::Mul(load_part(grad + i, k), factor),
-                                                    {load_part(main + i, k), load_part(m + i, k), load_part(v + i, k)});
-                  store_part(a.main, main + i, k);
-                  store_part(a.m, m + i, k);
-                  store_part(a.v, v + i, k);
-                  if (has_copy) copy.put_part(i, a.main, k);
-                });
+    for_vectors(
+        end - begin,
+        [&](int64_t j) HWY_ATTR {
+          const int64_t i = begin + j;
+          const AdamVectors a =
+              adam_update(s, hn::Mul(load(grad + i), factor), {load(main + i), load(m + i), load(v + i)});
+          store(a.main, main + i);
+          store(a.m, m + i);
+          store(a.v, v + i);
+          if (has_copy) copy.put(i, a.main);
+        },
+        [&](int64_t j, int64_t k) HWY_ATTR {
+          const int64_t i = begin + j;
+          const AdamVectors a =
+              adam_update(s, hn::Mul(load_part(grad + i, k), factor),
+                          {load_part(main + i, k), load_part(m + i, k), load_part(v + i, k)});
+          store_part(a.main, main + i, k);
+          store_part(a.m, m + i, k);
+          store_part(a.v, v + i, k);
+          if (has_copy) copy.put_part(i, a.main, k);
+        });
   });
 }
 
-void sgd(Context& c, float lr, float momentum, bool nesterov, float weight_decay, const float* grad, float grad_scale,
-         float* main, float* buf, Out model, int64_t n) {
+void sgd(Context& c, float lr, float momentum, bool nesterov, float weight_decay, const float* grad,
+         float grad_scale, float* main, float* buf, Out model, int64_t n) {
   const auto copy = array_of<Any>(model);
   const bool has_copy = static_cast<bool>(model);
   parallel_blocks(c, n, kBlock / 2, [&](int64_t begin, int64_t end, int) HWY_ATTR {
@@ -284,7 +301,8 @@ void sgd(Context& c, float lr, float momentum, bool nesterov, float weight_decay
       const int64_t k = std::min(kStep, end - i);
       const bool whole = k == kStep;
       VF w = whole ? load(main + i) : load_part(main + i, k);
-      const VF g = hn::MulAdd(splat(weight_decay), w, hn::Mul(splat(grad_scale), whole ? load(grad + i) : load_part(grad + i, k)));
+      const VF g = hn::MulAdd(splat(weight_decay), w,
+                              hn::Mul(splat(grad_scale), whole ? load(grad + i) : load_part(grad + i, k)));
       VF update = g;
       if (momentum != 0) {
         const VF b = hn::MulAdd(splat(momentum), whole ? load(buf + i) : load_part(buf + i, k), g);
@@ -299,10 +317,22 @@ void sgd(Context& c, float lr, float momentum, bool nesterov, float weight_decay
 }
 
 Elementwise elementwise_family() {
-  return {fill, cast, add, axpy, scale, bias_dropout_add, dropout_backward, copy_rows, sum, sum_of_squares, weighted_sum,
+  return {fill,
+          cast,
+          add,
+          axpy,
+          scale,
+          bias_dropout_add,
+          dropout_backward,
+          copy_rows,
+          sum,
+          sum_of_squares,
+          weighted_sum,
           count_nonfinite};
 }
-Optimizers optimizer_family() { return {adam, sgd}; }
+Optimizers optimizer_family() {
+  return {adam, sgd};
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace capstan::kernels

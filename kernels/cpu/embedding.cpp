@@ -15,8 +15,8 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-void forward(Context& c, In table_in, const int32_t* ids, In position_in, const int32_t* positions, Out out_out,
-             int64_t rows, int64_t cols, int64_t first_row, int64_t rows_here) {
+void forward(Context& c, In table_in, const int32_t* ids, In position_in, const int32_t* positions,
+             Out out_out, int64_t rows, int64_t cols, int64_t first_row, int64_t rows_here) {
   by_type({table_in, position_in, out_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto table = array_of<T>(table_in), place = array_of<T>(position_in), out = array_of<T>(out_out);
@@ -25,25 +25,26 @@ void forward(Context& c, In table_in, const int32_t* ids, In position_in, const 
         const int64_t id = ids[r] - first_row;
         const bool here = id >= 0 && id < rows_here;
         const int64_t from = id * cols, with = position_in ? int64_t{positions[r]} * cols : 0, to = r * cols;
-        for_vectors(cols,
-                    [&](int64_t i) HWY_ATTR {
-                      VF v = here ? table.at(from + i) : hn::Zero(DF());
-                      if (position_in) v = hn::Add(v, place.at(with + i));
-                      out.put(to + i, v);
-                    },
-                    [&](int64_t i, int64_t n) HWY_ATTR {
-                      VF v = here ? table.part(from + i, n) : hn::Zero(DF());
-                      if (position_in) v = hn::Add(v, place.part(with + i, n));
-                      out.put_part(to + i, v, n);
-                    });
+        for_vectors(
+            cols,
+            [&](int64_t i) HWY_ATTR {
+              VF v = here ? table.at(from + i) : hn::Zero(DF());
+              if (position_in) v = hn::Add(v, place.at(with + i));
+              out.put(to + i, v);
+            },
+            [&](int64_t i, int64_t n) HWY_ATTR {
+              VF v = here ? table.part(from + i, n) : hn::Zero(DF());
+              if (position_in) v = hn::Add(v, place.part(with + i, n));
+              out.put_part(to + i, v, n);
+            });
       }
     });
   });
 }
 
 // Every tile owns a range of columns and walks over all rows in order: equal ids meet in the order of r, without atomics.
-void backward(Context& c, In dout_in, const int32_t* ids, float* dtable, int64_t rows, int64_t cols, int64_t first_row,
-              int64_t rows_here) {
+void backward(Context& c, In dout_in, const int32_t* ids, float* dtable, int64_t rows, int64_t cols,
+              int64_t first_row, int64_t rows_here) {
   by_type({dout_in}, [&](auto type) HWY_ATTR {
     const auto dout = array_of<decltype(type)>(dout_in);
     parallel_blocks(c, cols, 64, [&](int64_t begin, int64_t end, int) HWY_ATTR {
@@ -52,16 +53,18 @@ void backward(Context& c, In dout_in, const int32_t* ids, float* dtable, int64_t
         if (id < 0 || id >= rows_here) continue;
         float* to = dtable + id * cols + begin;
         const int64_t from = r * cols + begin;
-        for_vectors(end - begin, [&](int64_t i) HWY_ATTR { store(hn::Add(load(to + i), dout.at(from + i)), to + i); },
-                    [&](int64_t i, int64_t n) HWY_ATTR {
-                      store_part(hn::Add(load_part(to + i, n), dout.part(from + i, n)), to + i, n);
-                    });
+        for_vectors(
+            end - begin, [&](int64_t i) HWY_ATTR { store(hn::Add(load(to + i), dout.at(from + i)), to + i); },
+            [&](int64_t i, int64_t n)
+                HWY_ATTR { store_part(hn::Add(load_part(to + i, n), dout.part(from + i, n)), to + i, n); });
       }
     });
   });
 }
 
-Embedding embedding_family() { return {forward, backward}; }
+Embedding embedding_family() {
+  return {forward, backward};
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace capstan::kernels

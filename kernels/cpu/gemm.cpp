@@ -27,14 +27,16 @@ struct Plan {
   int64_t chunk_n, chunk_k;  // of packed B
 };
 
-constexpr int64_t kPackedFloats = int64_t{1} << 20;  // 4 MiB of packed B at a time: a part of the last-level cache
-constexpr int64_t kTiles = 32;                       // enough for an even load
-constexpr int64_t kTileWork = int64_t{1} << 20;      // multiply-adds below which a tile is not worth a thread
+constexpr int64_t kPackedFloats = int64_t{1}
+                                  << 20;  // 4 MiB of packed B at a time: a part of the last-level cache
+constexpr int64_t kTiles = 32;            // enough for an even load
+constexpr int64_t kTileWork = int64_t{1} << 20;  // multiply-adds below which a tile is not worth a thread
 // A tile packs rows x kKc of A, which shall stay in the second-level cache, and uses each panel of B `rows` times: with fewer
 // than 64 rows fetching B would cost more than multiplying.
 constexpr int64_t kMaxRows = 128, kMinRows = 64, kMaxCols = 1536, kMinCols = 4 * kNr;
 
-HWY_INLINE int64_t even(int64_t n, int64_t parts, int64_t unit) {  // the size of each of `parts`, in whole units
+HWY_INLINE int64_t even(int64_t n, int64_t parts,
+                        int64_t unit) {  // the size of each of `parts`, in whole units
   return std::max(unit, ((n + parts - 1) / parts + unit - 1) / unit * unit);
 }
 
@@ -44,9 +46,11 @@ HWY_INLINE Plan plan_for(const GemmShape& s, bool narrow) {
   p.chunk_k = std::min(s.k, even(s.k, blocks_of(s.k, narrow ? 16 * kKc : 2 * kKc), 4));
   p.chunk_n = std::min(s.n, std::max(8 * kNr, kPackedFloats / p.chunk_k / kNr * kNr));
   const double work = static_cast<double>(s.m) * static_cast<double>(p.chunk_n) * static_cast<double>(s.k);
-  const auto wanted = static_cast<int64_t>(std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
+  const auto wanted = static_cast<int64_t>(
+      std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
   int64_t across = blocks_of(p.chunk_n, kMaxCols);
-  const int64_t down = std::max(blocks_of(s.m, kMaxRows), std::min(blocks_of(s.m, kMinRows), blocks_of(wanted, across)));
+  const int64_t down =
+      std::max(blocks_of(s.m, kMaxRows), std::min(blocks_of(s.m, kMinRows), blocks_of(wanted, across)));
   across = std::max(across, std::min(blocks_of(p.chunk_n, kMinCols), blocks_of(wanted, down)));
   p.rows = even(s.m, down, kMr);
   p.cols = even(p.chunk_n, across, kNr);
@@ -55,29 +59,36 @@ HWY_INLINE Plan plan_for(const GemmShape& s, bool narrow) {
 
 // Columns [n0, n0 + n) and rows [k0, k0 + k) of op(B), as panels of k rows.
 template <class T>
-HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, int64_t n, int64_t k0, int64_t k, float* to) {
-  const int64_t group = 4 * kNr, slab = std::max<int64_t>(256, 65536 / group);  // a tile: four panels, neighbours in memory
+HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, int64_t n, int64_t k0,
+                       int64_t k, float* to) {
+  const int64_t group = 4 * kNr,
+                slab = std::max<int64_t>(256, 65536 / group);  // a tile: four panels, neighbours in memory
   const int64_t slabs = blocks_of(k, slab);
   c.pool->parallel_for(blocks_of(n, group) * slabs, [&](int64_t tile, int) HWY_ATTR {
-    const int64_t first = tile / slabs * group, from_k = tile % slabs * slab, count = std::min(slab, k - from_k);
+    const int64_t first = tile / slabs * group, from_k = tile % slabs * slab,
+                  count = std::min(slab, k - from_k);
     constexpr int64_t kRun = 32;  // rows of B read across the panels of the group before going on
     for (int64_t p = from_k; p < from_k + count; p += kRun) {
       const int64_t run = std::min(kRun, from_k + count - p);
       for (int64_t j = first; j < std::min(n, first + group); j += kNr) {
         const int64_t width = panel_width(n, j), cols = std::min(kNr, n - j);
         float* panel = to + j * k + p * width;
-        if (s.trans_b) pack_transposed(b + (n0 + j) * s.ldb + k0 + p, s.ldb, run, cols, width, panel);
-        else pack_straight(b + (k0 + p) * s.ldb + n0 + j, s.ldb, run, cols, width, panel);
+        if (s.trans_b)
+          pack_transposed(b + (n0 + j) * s.ldb + k0 + p, s.ldb, run, cols, width, panel);
+        else
+          pack_straight(b + (k0 + p) * s.ldb + n0 + j, s.ldb, run, cols, width, panel);
       }
     }
   });
 }
 
-constexpr int64_t kPanelA = kKc * kMr + 16;  // not a power of two: panels of one block must not fall on the same cache sets
+constexpr int64_t kPanelA =
+    kKc * kMr + 16;  // not a power of two: panels of one block must not fall on the same cache sets
 
 // Rows [m0, m0 + m) and columns [k0, k0 + k) of op(A), k <= kKc, as panels kPanelA apart.
 template <class T>
-HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k, float* to) {
+HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k,
+                       float* to) {
   if (s.trans_a) {
     // A row of the array holds four (eight) members of every panel: it is read once, in order.
     for (int64_t p = 0; p < k; ++p) {
@@ -104,8 +115,10 @@ HWY_INLINE void read_block(const bf16* c, int64_t ldc, int64_t m, int64_t n, flo
 }
 HWY_INLINE void write_block(const float* from, int64_t m, int64_t n, bf16* c, int64_t ldc) {
   for (int64_t r = 0; r < m; ++r)
-    for_vectors(n, [&](int64_t i) HWY_ATTR { store(load(from + r * n + i), c + r * ldc + i); },
-                [&](int64_t i, int64_t k) HWY_ATTR { store_part(load_part(from + r * n + i, k), c + r * ldc + i, k); });
+    for_vectors(
+        n, [&](int64_t i) HWY_ATTR { store(load(from + r * n + i), c + r * ldc + i); },
+        [&](int64_t i, int64_t k)
+            HWY_ATTR { store_part(load_part(from + r * n + i, k), c + r * ldc + i, k); });
 }
 
 template <class T>
@@ -115,10 +128,12 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
   // bf16 results are summed in fp32: in the tile's scratch, or when k comes in several chunks in a copy of C's columns.
   const bool copy = narrow && p.chunk_k < s.k;
   const int64_t panels = blocks_of(p.rows, kMr);
-  const auto a_floats = static_cast<size_t>(panels * kPanelA), c_floats = static_cast<size_t>(narrow && !copy ? p.rows * p.cols : 0);
+  const auto a_floats = static_cast<size_t>(panels * kPanelA),
+             c_floats = static_cast<size_t>(narrow && !copy ? p.rows * p.cols : 0);
   const auto b_floats = static_cast<size_t>((p.chunk_n + kNr) * p.chunk_k);
   reserve_scratch(c, (a_floats + c_floats) * sizeof(float));
-  float* packed_b = c.scratch_of<float>(Context::kShared, b_floats + static_cast<size_t>(copy ? s.m * p.chunk_n : 0));
+  float* packed_b =
+      c.scratch_of<float>(Context::kShared, b_floats + static_cast<size_t>(copy ? s.m * p.chunk_n : 0));
   float* c_copy = packed_b + b_floats;
 
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
@@ -135,7 +150,8 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
         const int64_t ldt = !narrow ? s.ldc : copy ? n : cols;
         if (narrow && beta != 0 && k0 == 0) {
           if (copy)
-            for (int64_t r = 0; r < rows; ++r) read_block(out.as<bf16>() + at + r * s.ldc, s.ldc, 1, cols, to + r * ldt);
+            for (int64_t r = 0; r < rows; ++r)
+              read_block(out.as<bf16>() + at + r * s.ldc, s.ldc, 1, cols, to + r * ldt);
           else
             read_block(out.as<bf16>() + at, s.ldc, rows, cols, to);
         }
@@ -147,7 +163,8 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
                          k0 + pass == 0 ? beta : 1.0f, to, ldt);
         }
         if (narrow && k0 + k == s.k)
-          for (int64_t r = 0; r < rows; ++r) write_block(to + r * ldt, 1, cols, out.as<bf16>() + at + r * s.ldc, s.ldc);
+          for (int64_t r = 0; r < rows; ++r)
+            write_block(to + r * ldt, 1, cols, out.as<bf16>() + at + r * s.ldc, s.ldc);
       });
     }
 }
@@ -156,36 +173,39 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
 template <class T>
 void few_rows(Context& c, const GemmShape& s, const T* a, const T* b, Out out, float alpha, float beta) {
   const auto y = array_of<Any>(out);
-  parallel_blocks(c, s.n, std::max<int64_t>(4, rows_per_block(s.k)), [&](int64_t begin, int64_t end, int) HWY_ATTR {
-    for (int64_t j = begin; j < end; j += 4) {
-      const T* column[4];
-      for (int64_t q = 0; q < 4; ++q) column[q] = b + std::min(j + q, end - 1) * s.ldb;
-      for (int64_t i = 0; i < s.m; ++i) {
-        const T* row = a + i * s.lda;
-        VF s0 = hn::Zero(DF()), s1 = s0, s2 = s0, s3 = s0;
-        auto add = [&](VF x, VF b0, VF b1, VF b2, VF b3) HWY_ATTR {
-          s0 = hn::MulAdd(x, b0, s0);
-          s1 = hn::MulAdd(x, b1, s1);
-          s2 = hn::MulAdd(x, b2, s2);
-          s3 = hn::MulAdd(x, b3, s3);
-        };
-        for_vectors(s.k,
-                    [&](int64_t p) HWY_ATTR {
-                      add(load(row + p), load(column[0] + p), load(column[1] + p), load(column[2] + p), load(column[3] + p));
-                    },
-                    [&](int64_t p, int64_t n) HWY_ATTR {
-                      add(load_part(row + p, n), load_part(column[0] + p, n), load_part(column[1] + p, n),
-                          load_part(column[2] + p, n), load_part(column[3] + p, n));
-                    });
-        const float sums[4] = {sum_lanes(s0), sum_lanes(s1), sum_lanes(s2), sum_lanes(s3)};
-        for (int64_t q = 0; q < std::min<int64_t>(4, end - j); ++q) {
-          const int64_t at = i * s.ldc + j + q;
-          const float before = beta == 0 ? 0.0f : beta * hn::GetLane(y.part(at, 1));
-          y.put_part(at, splat(alpha * sums[q] + before), 1);
+  parallel_blocks(
+      c, s.n, std::max<int64_t>(4, rows_per_block(s.k)), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+        for (int64_t j = begin; j < end; j += 4) {
+          const T* column[4];
+          for (int64_t q = 0; q < 4; ++q) column[q] = b + std::min(j + q, end - 1) * s.ldb;
+          for (int64_t i = 0; i < s.m; ++i) {
+            const T* row = a + i * s.lda;
+            VF s0 = hn::Zero(DF()), s1 = s0, s2 = s0, s3 = s0;
+            auto add = [&](VF x, VF b0, VF b1, VF b2, VF b3) HWY_ATTR {
+              s0 = hn::MulAdd(x, b0, s0);
+              s1 = hn::MulAdd(x, b1, s1);
+              s2 = hn::MulAdd(x, b2, s2);
+              s3 = hn::MulAdd(x, b3, s3);
+            };
+            for_vectors(
+                s.k,
+                [&](int64_t p) HWY_ATTR {
+                  add(load(row + p), load(column[0] + p), load(column[1] + p), load(column[2] + p),
+                      load(column[3] + p));
+                },
+                [&](int64_t p, int64_t n) HWY_ATTR {
+                  add(load_part(row + p, n), load_part(column[0] + p, n), load_part(column[1] + p, n),
+                      load_part(column[2] + p, n), load_part(column[3] + p, n));
+                });
+            const float sums[4] = {sum_lanes(s0), sum_lanes(s1), sum_lanes(s2), sum_lanes(s3)};
+            for (int64_t q = 0; q < std::min<int64_t>(4, end - j); ++q) {
+              const int64_t at = i * s.ldc + j + q;
+              const float before = beta == 0 ? 0.0f : beta * hn::GetLane(y.part(at, 1));
+              y.put_part(at, splat(alpha * sums[q] + before), 1);
+            }
+          }
         }
-      }
-    }
-  });
+      });
 }
 
 // bf16 on a processor that multiplies it: oneDNN on tiles of fixed size, one thread each.
@@ -198,7 +218,8 @@ void native_product(Context& c, const GemmShape& s, In a, In b, Out out, float b
     t.m = std::min(rows, s.m - i);
     t.n = std::min(cols, s.n - j);
     onednn_product(t, {a.as<bf16>() + (s.trans_a ? i : i * s.lda), DType::bf16},
-                   {b.as<bf16>() + (s.trans_b ? j * s.ldb : j), DType::bf16}, {out.as<char>() + (i * s.ldc + j) * size, out.dtype}, beta);
+                   {b.as<bf16>() + (s.trans_b ? j * s.ldb : j), DType::bf16},
+                   {out.as<char>() + (i * s.ldc + j) * size, out.dtype}, beta);
   });
 }
 
@@ -224,22 +245,25 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
 }
 
 // At most 64 partial rows, whose number depends on the shape only, then their sum in order.
-void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int64_t row_stride, bool accumulate) {
+void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int64_t row_stride,
+                bool accumulate) {
   if (cols <= 0) return;
   const int64_t block = std::max(rows_per_block(cols), blocks_of(std::max<int64_t>(rows, 1), 64));
   const int64_t blocks = blocks_of(rows, block);
   const int64_t width = (cols + kStep - 1) / kStep * kStep;
-  float* partial = c.scratch_of<float>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1) * width));
+  float* partial =
+      c.scratch_of<float>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1) * width));
   by_type({x_in}, [&](auto type) HWY_ATTR {
     const auto x = array_of<decltype(type)>(x_in);
     parallel_blocks(c, rows, block, [&](int64_t begin, int64_t end, int) HWY_ATTR {
       float* sum = partial + begin / block * width;
       std::memset(sum, 0, static_cast<size_t>(width) * sizeof(float));
       for (int64_t r = begin; r < end; ++r)
-        for_vectors(cols, [&](int64_t i) HWY_ATTR { store(hn::Add(load(sum + i), x.at(r * row_stride + i)), sum + i); },
-                    [&](int64_t i, int64_t n) HWY_ATTR {
-                      store(hn::Add(load(sum + i), x.part(r * row_stride + i, n)), sum + i);
-                    });
+        for_vectors(
+            cols,
+            [&](int64_t i) HWY_ATTR { store(hn::Add(load(sum + i), x.at(r * row_stride + i)), sum + i); },
+            [&](int64_t i, int64_t n)
+                HWY_ATTR { store(hn::Add(load(sum + i), x.part(r * row_stride + i, n)), sum + i); });
     });
   });
   parallel_blocks(c, cols, 4096, [&](int64_t begin, int64_t end, int) HWY_ATTR {
@@ -252,7 +276,9 @@ void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int
   });
 }
 
-Gemm gemm_family() { return {run, column_sum}; }
+Gemm gemm_family() {
+  return {run, column_sum};
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace capstan::kernels

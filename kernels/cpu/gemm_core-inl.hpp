@@ -26,14 +26,21 @@ inline constexpr int64_t kKc = HWY_TARGET == HWY_AVX3 ? 256 : 384;
 
 using D4 = hn::Full128<float>;
 using V4 = hn::Vec<D4>;
-HWY_INLINE V4 load4(const float* p) { return hn::LoadU(D4(), p); }
+HWY_INLINE V4 load4(const float* p) {
+  return hn::LoadU(D4(), p);
+}
 HWY_INLINE V4 load4(const bf16* p) {
   const hn::Rebind<uint16_t, D4> d16;
   const hn::RebindToUnsigned<D4> du;
-  return hn::BitCast(D4(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)))));
+  return hn::BitCast(
+      D4(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)))));
 }
-HWY_INLINE float one(const float* p) { return *p; }
-HWY_INLINE float one(const bf16* p) { return static_cast<float>(*p); }
+HWY_INLINE float one(const float* p) {
+  return *p;
+}
+HWY_INLINE float one(const bf16* p) {
+  return static_cast<float>(*p);
+}
 
 // to[p * width + j] = from[p * ld + j] for p < k, j < n; zeros for n <= j < width. width is a multiple of 4.
 template <class T>
@@ -63,8 +70,10 @@ HWY_INLINE void pack_transposed(const T* from, int64_t ld, int64_t k, int64_t n,
     int64_t p = 0;
     for (; p + 4 <= k; p += 4) {
       const V4 a = load4(r + p), b = load4(r + ld + p), c = load4(r + 2 * ld + p), e = load4(r + 3 * ld + p);
-      const auto ab0 = hn::BitCast(d2, hn::InterleaveLower(d, a, b)), ab1 = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
-      const auto ce0 = hn::BitCast(d2, hn::InterleaveLower(d, c, e)), ce1 = hn::BitCast(d2, hn::InterleaveUpper(d, c, e));
+      const auto ab0 = hn::BitCast(d2, hn::InterleaveLower(d, a, b)),
+                 ab1 = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
+      const auto ce0 = hn::BitCast(d2, hn::InterleaveLower(d, c, e)),
+                 ce1 = hn::BitCast(d2, hn::InterleaveUpper(d, c, e));
       hn::Store(hn::BitCast(d, hn::InterleaveLower(d2, ab0, ce0)), d, t + p * width);
       hn::Store(hn::BitCast(d, hn::InterleaveUpper(d2, ab0, ce0)), d, t + (p + 1) * width);
       hn::Store(hn::BitCast(d, hn::InterleaveLower(d2, ab1, ce1)), d, t + (p + 2) * width);
@@ -78,7 +87,9 @@ HWY_INLINE void pack_transposed(const T* from, int64_t ld, int64_t k, int64_t n,
 }
 
 // Width of the panel of B that begins at column j of n: whole vectors.
-HWY_INLINE int64_t panel_width(int64_t n, int64_t j) { return std::min(kNr, (n - j + kStep - 1) / kStep * kStep); }
+HWY_INLINE int64_t panel_width(int64_t n, int64_t j) {
+  return std::min(kNr, (n - j + kStep - 1) / kStep * kStep);
+}
 
 // Where kMr rows of A come from. Columns: element (i, p) at a[p * step + i], a packed panel (step = kMr) or a transposed
 // matrix as it lies. Rows: at a[i * step + p], a matrix as it lies; rows from m on repeat row m - 1.
@@ -86,8 +97,9 @@ enum class From { columns, rows };
 
 // C[m, n] = alpha * A * (panel of B) + beta * C for m <= kMr rows, n <= NV * kLanes columns and depth k.
 template <int NV, From kFrom>
-HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t step, const float* HWY_RESTRICT b, float alpha,
-                                float beta, float* HWY_RESTRICT c, int64_t ldc, int64_t m, int64_t n) {
+HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t step,
+                                const float* HWY_RESTRICT b, float alpha, float beta, float* HWY_RESTRICT c,
+                                int64_t ldc, int64_t m, int64_t n) {
   const DF d;
   // The sums go to C at the end: its lines come while the sums are made.
   for (int64_t i = 0; i < m; ++i)
@@ -138,11 +150,14 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
   }
 }
 template <From kFrom>
-HWY_INLINE void panel_product_of(int64_t width, int64_t k, const float* a, int64_t step, const float* b, float alpha, float beta,
-                                 float* c, int64_t ldc, int64_t m, int64_t n) {
-  if (width == 3 * kStep) panel_product<3, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
-  else if (width == 2 * kStep) panel_product<2, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
-  else panel_product<1, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
+HWY_INLINE void panel_product_of(int64_t width, int64_t k, const float* a, int64_t step, const float* b,
+                                 float alpha, float beta, float* c, int64_t ldc, int64_t m, int64_t n) {
+  if (width == 3 * kStep)
+    panel_product<3, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
+  else if (width == 2 * kStep)
+    panel_product<2, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
+  else
+    panel_product<1, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
 }
 
 // Packed operands. Panel i of A begins at a + i * a_stride and holds k rows. Panel j of B begins at b + j * b_stride; the product
@@ -153,7 +168,8 @@ struct Packed {
 };
 
 // C[m, n] = alpha * A * B + beta * C.
-HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k, float alpha, float beta, float* c, int64_t ldc) {
+HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k, float alpha, float beta,
+                               float* c, int64_t ldc) {
   const float* b = x.b;
   for (int64_t j = 0; j < n; j += kNr, b += x.b_stride) {
     const int64_t width = panel_width(n, j), cols = std::min(kNr, n - j);

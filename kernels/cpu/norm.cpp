@@ -23,7 +23,9 @@ HWY_INLINE int64_t row_start(const NormRows& r, int64_t row) {
   return row / r.inner * r.outer_stride + row % r.inner * r.inner_stride;
 }
 // Scratch rows are padded with zeros to whole vectors: sums need no tail.
-HWY_INLINE int64_t padded(int64_t cols) { return (cols + kStep - 1) / kStep * kStep; }
+HWY_INLINE int64_t padded(int64_t cols) {
+  return (cols + kStep - 1) / kStep * kStep;
+}
 
 template <class T>
 HWY_INLINE void read_row(const Array<T>& x, int64_t at, int64_t cols, float* to) {
@@ -32,8 +34,8 @@ HWY_INLINE void read_row(const Array<T>& x, int64_t at, int64_t cols, float* to)
   if (i < cols) store(x.part(at + i, cols - i), to + i);
 }
 
-void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out sum_out, In gamma, float gamma_offset,
-             In beta, float eps, Out y_out, float* mean_out, float* rstd_out) {
+void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out sum_out, In gamma,
+             float gamma_offset, In beta, float eps, Out y_out, float* mean_out, float* rstd_out) {
   const int64_t cols = rows.cols, width = padded(cols);
   const bool has_beta = static_cast<bool>(beta);
   float* g = c.scratch_of<float>(Context::kShared, static_cast<size_t>(2 * width));
@@ -56,15 +58,16 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
         read_row(x, at, cols, row);
         if (residual_in) {
           // What is normalised is the sum as it is stored: the backward pass reads it from there.
-          for_vectors(cols,
-                      [&](int64_t i) HWY_ATTR {
-                        total.put(at + i, hn::Add(load(row + i), residual.at(at + i)));
-                        store(total.at(at + i), row + i);
-                      },
-                      [&](int64_t i, int64_t n) HWY_ATTR {
-                        total.put_part(at + i, hn::Add(load(row + i), residual.part(at + i, n)), n);
-                        store(total.part(at + i, n), row + i);
-                      });
+          for_vectors(
+              cols,
+              [&](int64_t i) HWY_ATTR {
+                total.put(at + i, hn::Add(load(row + i), residual.at(at + i)));
+                store(total.at(at + i), row + i);
+              },
+              [&](int64_t i, int64_t n) HWY_ATTR {
+                total.put_part(at + i, hn::Add(load(row + i), residual.part(at + i, n)), n);
+                store(total.part(at + i, n), row + i);
+              });
         }
         float mean = 0;
         if (!rms) {
@@ -79,7 +82,8 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
           squares = hn::MulAdd(v, v, squares);
         }
         float total_squares = sum_lanes(squares);
-        for (int64_t i = cols / kStep * kStep; i < cols; ++i) total_squares += (row[i] - mean) * (row[i] - mean);
+        for (int64_t i = cols / kStep * kStep; i < cols; ++i)
+          total_squares += (row[i] - mean) * (row[i] - mean);
         const float rstd = 1.0f / std::sqrt(total_squares * inverse_cols + eps);
         if (!rms) mean_out[r] = mean;
         rstd_out[r] = rstd;
@@ -88,23 +92,26 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
           const VF v = hn::Mul(hn::Mul(hn::Sub(load(row + i), vmean), vrstd), load(g + i));
           return has_beta ? hn::Add(v, load(b + i)) : v;
         };
-        for_vectors(cols, [&](int64_t i) HWY_ATTR { y.put(at + i, value(i)); },
-                    [&](int64_t i, int64_t n) HWY_ATTR { y.put_part(at + i, value(i), n); });
+        for_vectors(
+            cols, [&](int64_t i) HWY_ATTR { y.put(at + i, value(i)); },
+            [&](int64_t i, int64_t n) HWY_ATTR { y.put_part(at + i, value(i), n); });
       }
     });
   });
 }
 
 // With xhat = (x - mean) rstd and h = dy g:  dx = rstd (h - mean(h) - xhat mean(h xhat)); RMSNorm lacks mean(h).
-void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, float gamma_offset, const float* mean_in,
-              const float* rstd_in, Out dx_out, bool accumulate, float* dgamma, float* dbeta) {
+void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, float gamma_offset,
+              const float* mean_in, const float* rstd_in, Out dx_out, bool accumulate, float* dgamma,
+              float* dbeta) {
   const int64_t cols = rows.cols, width = padded(cols);
   if (rows.rows <= 0) return;
   // Parameter gradients: at most 64 partial rows, whose number depends on the shape only.
   const int64_t block = std::max(rows_per_block(cols), blocks_of(rows.rows, 64));
   const int64_t blocks = blocks_of(rows.rows, block);
   const bool partials = dgamma || dbeta;
-  float* g = c.scratch_of<float>(Context::kShared, static_cast<size_t>(width * (1 + (partials ? 2 * blocks : 0))));
+  float* g =
+      c.scratch_of<float>(Context::kShared, static_cast<size_t>(width * (1 + (partials ? 2 * blocks : 0))));
   float* partial = g + width;
   std::memset(g, 0, static_cast<size_t>(width) * sizeof(float));
   widen(gamma, g, cols);
@@ -137,19 +144,23 @@ void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, 
             store(hn::Add(d, load(my_dbeta + i)), my_dbeta + i);
           }
         };
-        for_vectors(cols, [&](int64_t i) HWY_ATTR { first(i, dy.at(at + i), x.at(at + i)); },
-                    [&](int64_t i, int64_t n) HWY_ATTR { first(i, dy.part(at + i, n), x.part(at + i, n)); });
+        for_vectors(
+            cols, [&](int64_t i) HWY_ATTR { first(i, dy.at(at + i), x.at(at + i)); },
+            [&](int64_t i, int64_t n) HWY_ATTR { first(i, dy.part(at + i, n), x.part(at + i, n)); });
         const VF mean_h = splat(rms ? 0.0f : sum_lanes(sum_h) * inverse_cols);
         const VF mean_hx = splat(sum_lanes(sum_hx) * inverse_cols);
         auto value = [&](int64_t i) HWY_ATTR {
           return hn::Mul(vrstd, hn::NegMulAdd(load(xhat + i), mean_hx, hn::Sub(load(h + i), mean_h)));
         };
         if (accumulate)
-          for_vectors(cols, [&](int64_t i) HWY_ATTR { dx.put(at + i, hn::Add(dx.at(at + i), value(i))); },
-                      [&](int64_t i, int64_t n) HWY_ATTR { dx.put_part(at + i, hn::Add(dx.part(at + i, n), value(i)), n); });
+          for_vectors(
+              cols, [&](int64_t i) HWY_ATTR { dx.put(at + i, hn::Add(dx.at(at + i), value(i))); },
+              [&](int64_t i, int64_t n)
+                  HWY_ATTR { dx.put_part(at + i, hn::Add(dx.part(at + i, n), value(i)), n); });
         else
-          for_vectors(cols, [&](int64_t i) HWY_ATTR { dx.put(at + i, value(i)); },
-                      [&](int64_t i, int64_t n) HWY_ATTR { dx.put_part(at + i, value(i), n); });
+          for_vectors(
+              cols, [&](int64_t i) HWY_ATTR { dx.put(at + i, value(i)); },
+              [&](int64_t i, int64_t n) HWY_ATTR { dx.put_part(at + i, value(i), n); });
       }
     });
   });
@@ -168,7 +179,9 @@ void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, 
   });
 }
 
-Norm norm_family() { return {forward, backward}; }
+Norm norm_family() {
+  return {forward, backward};
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace capstan::kernels

@@ -45,14 +45,18 @@ dnnl::matmul::primitive_desc describe(const GemmShape& s, DType in, DType out, b
     sum.append_sum(1.0f);
     attributes.set_post_ops(sum);
   }
-  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attributes, engine(), true);  // empty when there is none
+  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attributes, engine(),
+                                      true);  // empty when there is none
 }
 
 // A training step has a few dozen tile shapes; each thread keeps its primitives.
 Product* product_for(const GemmShape& s, DType in, DType out, bool add) {
   using Key = std::array<int64_t, 10>;
   thread_local std::map<Key, Product> known;
-  const Key key{s.trans_a, s.trans_b, s.m, s.n, s.k, s.lda, s.ldb, s.ldc, static_cast<int64_t>(in) * 16 + static_cast<int64_t>(out), add};
+  const Key key{s.trans_a, s.trans_b, s.m,
+                s.n,       s.k,       s.lda,
+                s.ldb,     s.ldc,     static_cast<int64_t>(in) * 16 + static_cast<int64_t>(out),
+                add};
   if (const auto found = known.find(key); found != known.end()) return &found->second;
   if (known.size() > 512) known.clear();
   auto description = describe(s, in, out, add);
@@ -69,8 +73,8 @@ bool onednn_product(const GemmShape& s, In a, In b, Out c, float beta) {
   Product* product = product_for(s, a.dtype, c.dtype, beta != 0);
   if (!product) return false;
   const auto& d = product->description;
-  dnnl::memory ma(d.src_desc(), engine(), const_cast<void*>(a.data)), mb(d.weights_desc(), engine(), const_cast<void*>(b.data)),
-      mc(d.dst_desc(), engine(), c.data);
+  dnnl::memory ma(d.src_desc(), engine(), const_cast<void*>(a.data)),
+      mb(d.weights_desc(), engine(), const_cast<void*>(b.data)), mc(d.dst_desc(), engine(), c.data);
   product->primitive.execute(stream, {{DNNL_ARG_SRC, ma}, {DNNL_ARG_WEIGHTS, mb}, {DNNL_ARG_DST, mc}});
   stream.wait();
   return true;
@@ -79,9 +83,11 @@ bool onednn_product(const GemmShape& s, In a, In b, Out c, float beta) {
 const char* native_bf16() {
   static const char* const answer = [] {
     if (!__builtin_cpu_supports("avx512bf16")) return "";
-    const auto description = describe({false, true, 512, 512, 512, 512, 512, 512}, DType::bf16, DType::f32, false);
+    const auto description =
+        describe({false, true, 512, 512, 512, 512, 512, 512}, DType::bf16, DType::f32, false);
     if (!description.get(true)) return "";
-    return std::string(description.impl_info_str()).find("amx") != std::string::npos ? "AMX bf16" : "AVX-512 bf16";
+    return std::string(description.impl_info_str()).find("amx") != std::string::npos ? "AMX bf16"
+                                                                                     : "AVX-512 bf16";
   }();
   return answer;
 }

@@ -9,7 +9,9 @@
 
 namespace capstan::kernels {
 
-inline int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
+inline int64_t blocks_of(int64_t n, int64_t block) {
+  return (n + block - 1) / block;
+}
 
 // body(begin, end, worker) for consecutive blocks of [0, n).
 template <class Body>
@@ -21,7 +23,9 @@ void parallel_blocks(Context& context, int64_t n, int64_t block, Body&& body) {
 }
 
 // Rows to a block: about 16 Ki elements, the unit below which waking a thread costs more than it saves.
-inline int64_t rows_per_block(int64_t cols) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cols)); }
+inline int64_t rows_per_block(int64_t cols) {
+  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cols));
+}
 
 // Gives every worker `bytes` of scratch before the parallel part, so that which worker meets which tile first never
 // decides when memory is asked for.

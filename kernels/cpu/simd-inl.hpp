@@ -34,13 +34,17 @@ inline constexpr int64_t kStep = static_cast<int64_t>(kLanes);
 
 // ---- loads and stores: `float` and `bf16` arrays, all as floats. Part: the first n < kLanes lanes, others 0.
 
-HWY_INLINE VF load(const float* p) { return hn::LoadU(DF(), p); }
+HWY_INLINE VF load(const float* p) {
+  return hn::LoadU(DF(), p);
+}
 HWY_INLINE VF load(const bf16* p) {
   const hn::Rebind<uint16_t, DF> d16;
   const auto wide = hn::PromoteTo(DU(), hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
   return hn::BitCast(DF(), hn::ShiftLeft<16>(wide));
 }
-HWY_INLINE void store(VF v, float* p) { hn::StoreU(v, DF(), p); }
+HWY_INLINE void store(VF v, float* p) {
+  hn::StoreU(v, DF(), p);
+}
 // Nearest even; NaNs stay NaNs.
 HWY_INLINE void store(VF v, bf16* p) {
   const DU du;
@@ -83,7 +87,8 @@ struct Array<Any> {
     return narrow ? load(static_cast<const bf16*>(p) + i) : load(static_cast<const float*>(p) + i);
   }
   HWY_INLINE VF part(int64_t i, int64_t n) const {
-    return narrow ? load_part(static_cast<const bf16*>(p) + i, n) : load_part(static_cast<const float*>(p) + i, n);
+    return narrow ? load_part(static_cast<const bf16*>(p) + i, n)
+                  : load_part(static_cast<const float*>(p) + i, n);
   }
   HWY_INLINE void put(int64_t i, VF v) const {
     narrow ? store(v, static_cast<bf16*>(p) + i) : store(v, static_cast<float*>(p) + i);
@@ -92,8 +97,14 @@ struct Array<Any> {
     narrow ? store_part(v, static_cast<bf16*>(p) + i, n) : store_part(v, static_cast<float*>(p) + i, n);
   }
 };
-template <class T> HWY_INLINE Array<T> array_of(In x) { return {const_cast<T*>(static_cast<const T*>(x.data))}; }
-template <> HWY_INLINE Array<Any> array_of<Any>(In x) { return {const_cast<void*>(x.data), x.dtype == DType::bf16}; }
+template <class T>
+HWY_INLINE Array<T> array_of(In x) {
+  return {const_cast<T*>(static_cast<const T*>(x.data))};
+}
+template <>
+HWY_INLINE Array<Any> array_of<Any>(In x) {
+  return {const_cast<void*>(x.data), x.dtype == DType::bf16};
+}
 
 // Runs body(T{}) with T = float or bf16 when all of the given arrays are of that type (absent ones fit any), else Any.
 template <class Body>
@@ -104,9 +115,12 @@ HWY_INLINE void by_type(std::initializer_list<In> arrays, Body&& body) {
     all_f32 &= x.dtype == DType::f32;
     all_bf16 &= x.dtype == DType::bf16;
   }
-  if (all_f32) body(float{});
-  else if (all_bf16) body(bf16{});
-  else body(Any{});
+  if (all_f32)
+    body(float{});
+  else if (all_bf16)
+    body(bf16{});
+  else
+    body(Any{});
 }
 
 // body(i, n) over [0, count): n = kStep for whole vectors, fewer for the last one.
@@ -129,9 +143,15 @@ HWY_INLINE void widen(In x, float* to, int64_t n) {
   }
 }
 
-HWY_INLINE float sum_lanes(VF v) { return hn::GetLane(hn::SumOfLanes(DF(), v)); }
-HWY_INLINE float max_lanes(VF v) { return hn::GetLane(hn::MaxOfLanes(DF(), v)); }
-HWY_INLINE VF splat(float value) { return hn::Set(DF(), value); }
+HWY_INLINE float sum_lanes(VF v) {
+  return hn::GetLane(hn::SumOfLanes(DF(), v));
+}
+HWY_INLINE float max_lanes(VF v) {
+  return hn::GetLane(hn::MaxOfLanes(DF(), v));
+}
+HWY_INLINE VF splat(float value) {
+  return hn::Set(DF(), value);
+}
 
 // ---- elementary functions
 

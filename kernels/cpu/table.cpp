@@ -14,8 +14,8 @@ const Table& cpu_table() {
 
 CpuFeatures cpu_features() {
   if (*native_bf16()) return {native_bf16(), true};
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     return {"AVX-512", false};
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {"AVX2", false};
   return {"SSE4.2", false};

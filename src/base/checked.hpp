@@ -35,7 +35,11 @@ To checked_cast(From value) {
     fail(ErrorCode::format, "value " + std::to_string(value) + " does not fit its field");
   return result;
 }
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+constexpr int64_t round_up(int64_t a, int64_t b) {
+  return ceil_div(a, b) * b;
+}
 
 }  // namespace capstan

@@ -38,7 +38,9 @@ class Error : public std::exception {
   const std::string& message() const { return message_; }
   const std::string& help() const { return help_; }
   const std::vector<std::string>& context() const { return context_; }
-  const char* what() const noexcept override { return what_.c_str(); }  // message, context and help on separate lines
+  const char* what() const noexcept override {
+    return what_.c_str();
+  }  // message, context and help on separate lines
 
  private:
   void compose();
@@ -50,11 +52,12 @@ class Error : public std::exception {
 [[noreturn]] void fail(ErrorCode code, std::string message, std::string help = {});
 
 // A broken invariant of our own: always on, throws ErrorCode::internal with the place.
-#define CAPSTAN_ASSERT(condition, text)                                        \
-  do {                                                                         \
-    if (!(condition)) [[unlikely]]                                             \
-      ::capstan::assertion_failed(#condition, text, __FILE__, __LINE__);       \
+#define CAPSTAN_ASSERT(condition, text)                                  \
+  do {                                                                   \
+    if (!(condition)) [[unlikely]]                                       \
+      ::capstan::assertion_failed(#condition, text, __FILE__, __LINE__); \
   } while (false)
-[[noreturn]] void assertion_failed(const char* condition, const std::string& text, const char* file, int line);
+[[noreturn]] void assertion_failed(const char* condition, const std::string& text, const char* file,
+                                   int line);
 
 }  // namespace capstan

@@ -16,17 +16,22 @@ namespace capstan {
 
 namespace fs = std::filesystem;
 
-std::string system_error_text(int error_number) { return std::generic_category().message(error_number); }
+std::string system_error_text(int error_number) {
+  return std::generic_category().message(error_number);
+}
 
 [[noreturn]] static void fail_io(const char* action, const fs::path& path, int error_number) {
-  const ErrorCode code = error_number == ENOENT || error_number == ENOTDIR ? ErrorCode::not_found : ErrorCode::io;
-  fail(code, std::string("cannot ") + action + " `" + path.string() + "`: " + system_error_text(error_number));
+  const ErrorCode code =
+      error_number == ENOENT || error_number == ENOTDIR ? ErrorCode::not_found : ErrorCode::io;
+  fail(code,
+       std::string("cannot ") + action + " `" + path.string() + "`: " + system_error_text(error_number));
 }
 
 namespace {
 class Descriptor {
  public:
-  Descriptor(const fs::path& path, int flags, mode_t mode, const char* action) : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
+  Descriptor(const fs::path& path, int flags, mode_t mode, const char* action)
+      : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
     if (fd_ < 0) fail_io(action, path, errno);
   }
   ~Descriptor() { ::close(fd_); }
@@ -39,7 +44,7 @@ class Descriptor {
 };
 
 uint64_t regular_size(int fd, const fs::path& path) {
-  struct stat status{};
+  struct stat status {};
   if (::fstat(fd, &status) != 0) fail_io("read", path, errno);
   if (S_ISDIR(status.st_mode)) fail(ErrorCode::format, "`" + path.string() + "` is a directory, not a file");
   if (!S_ISREG(status.st_mode)) fail(ErrorCode::format, "`" + path.string() + "` is not a regular file");
@@ -52,7 +57,8 @@ std::string read_file(const fs::path& path, uint64_t limit) {
   const Descriptor file(path, O_RDONLY | O_NONBLOCK, 0, "open");
   const uint64_t size = regular_size(file.get(), path);
   if (size > limit)
-    fail(ErrorCode::format, "`" + path.string() + "` has " + std::to_string(size) + " bytes; the limit is " + std::to_string(limit));
+    fail(ErrorCode::format, "`" + path.string() + "` has " + std::to_string(size) + " bytes; the limit is " +
+                                std::to_string(limit));
   std::string content(size, '\0');
   size_t done = 0;
   while (done < size) {
@@ -80,7 +86,9 @@ MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
@@ -95,8 +103,10 @@ void MappedFile::advise_sequential() const {
 }
 
 FileWriter::FileWriter(const fs::path& path, size_t buffer_bytes)
-    : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)),
-      buffer_(std::make_unique<std::byte[]>(buffer_bytes)), capacity_(buffer_bytes) {
+    : path_(path),
+      fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)),
+      buffer_(std::make_unique<std::byte[]>(buffer_bytes)),
+      capacity_(buffer_bytes) {
   if (fd_ < 0) fail_io("create", path, errno);
 }
 FileWriter::~FileWriter() {
@@ -128,7 +138,9 @@ void FileWriter::write(std::span<const std::byte> bytes) {
   if (!bytes.empty()) std::memcpy(buffer_.get() + used_, bytes.data(), bytes.size());
   used_ += bytes.size();
 }
-void FileWriter::flush() { drain(); }
+void FileWriter::flush() {
+  drain();
+}
 void FileWriter::finish(bool sync) {
   drain();
   // A failed fsync may have dropped the pages: it is never tried again on the same descriptor.
@@ -137,7 +149,8 @@ void FileWriter::finish(bool sync) {
 }
 
 void sync_directory(const fs::path& path) {
-  const Descriptor directory(path.empty() ? fs::path(".") : path, O_RDONLY | O_DIRECTORY, 0, "open directory");
+  const Descriptor directory(path.empty() ? fs::path(".") : path, O_RDONLY | O_DIRECTORY, 0,
+                             "open directory");
   if (::fsync(directory.get()) != 0) fail_io("sync directory", path, errno);
 }
 
@@ -153,7 +166,8 @@ void write_file_durably(const fs::path& path, std::string_view content) {
 }
 
 void rename_new(const fs::path& from, const fs::path& to) {
-  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) != 0) fail_io("rename", from, errno);
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) != 0)
+    fail_io("rename", from, errno);
   sync_directory(to.parent_path());
 }
 

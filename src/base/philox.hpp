@@ -16,8 +16,8 @@ struct PhiloxKey {
 PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t stream);
 
 namespace purpose {
-inline constexpr uint32_t init = 1, hidden_dropout = 2, attention_dropout = 3, embedding_dropout = 4, data_shuffle = 5,
-                          sampling = 6, mock_data = 7, test = 99;
+inline constexpr uint32_t init = 1, hidden_dropout = 2, attention_dropout = 3, embedding_dropout = 4,
+                          data_shuffle = 5, sampling = 6, mock_data = 7, test = 99;
 }
 
 // One block of four words at counter (lo, hi). Header-only: kernels for every device compile it.
@@ -27,7 +27,8 @@ inline std::array<uint32_t, 4> philox4x32(PhiloxKey key, uint64_t lo, uint64_t h
   uint32_t k0 = key.k0, k1 = key.k1;
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53} * c0, p1 = uint64_t{0xCD9E8D57} * c2;
-    const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0,
+                   n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
     c1 = static_cast<uint32_t>(p1);
     c3 = static_cast<uint32_t>(p0);
     c0 = n0;
@@ -39,7 +40,9 @@ inline std::array<uint32_t, 4> philox4x32(PhiloxKey key, uint64_t lo, uint64_t h
 }
 
 // (0, 1): 24 bits, centred, never 0 or 1.
-inline float uniform_open(uint32_t word) { return (static_cast<float>(word >> 8) + 0.5f) * 0x1p-24f; }
+inline float uniform_open(uint32_t word) {
+  return (static_cast<float>(word >> 8) + 0.5f) * 0x1p-24f;
+}
 
 // A sequence of words at consecutive counters, for shuffles and sampling on the host.
 class PhiloxStream {
@@ -47,7 +50,7 @@ class PhiloxStream {
   PhiloxStream(PhiloxKey key, uint64_t position = 0) : key_(key), block_(position) {}
   uint32_t next32();
   uint64_t next64() { return (uint64_t{next32()} << 32) | next32(); }
-  uint64_t below(uint64_t bound);  // unbiased, bound > 0
+  uint64_t below(uint64_t bound);                                             // unbiased, bound > 0
   double uniform() { return static_cast<double>(next64() >> 11) * 0x1p-53; }  // [0, 1)
 
  private:

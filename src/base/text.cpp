@@ -42,8 +42,12 @@ static std::optional<T> parse(std::string_view text) {
   if (error != std::errc{} || end != text.data() + text.size() || text.empty()) return std::nullopt;
   return value;
 }
-std::optional<int64_t> parse_int(std::string_view text) { return parse<int64_t>(text); }
-std::optional<double> parse_double(std::string_view text) { return parse<double>(text); }
+std::optional<int64_t> parse_int(std::string_view text) {
+  return parse<int64_t>(text);
+}
+std::optional<double> parse_double(std::string_view text) {
+  return parse<double>(text);
+}
 
 std::string to_text(double value) {
   if (std::isnan(value)) return "nan";
@@ -72,24 +76,29 @@ static size_t edit_distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
-std::vector<std::string> near_matches(std::string_view text, std::span<const std::string> candidates, size_t most) {
+std::vector<std::string> near_matches(std::string_view text, std::span<const std::string> candidates,
+                                      size_t most) {
   if (text.size() > 200) return {};
   std::vector<std::pair<size_t, const std::string*>> found;
   for (const auto& candidate : candidates) {
     size_t distance = edit_distance(text, candidate);
     // A prefix or a part ("lr_warmup" of "lr_warmup_iters") is near, however long the rest.
-    const bool part = text.size() >= 3 && candidate.size() >= 3 &&
-                      (candidate.find(text) != std::string::npos || text.find(candidate) != std::string_view::npos);
+    const bool part =
+        text.size() >= 3 && candidate.size() >= 3 &&
+        (candidate.find(text) != std::string::npos || text.find(candidate) != std::string_view::npos);
     if (part) distance = std::min<size_t>(distance, 2);
-    if (distance <= std::max<size_t>(1, std::max(text.size(), candidate.size()) / 3)) found.emplace_back(distance, &candidate);
+    if (distance <= std::max<size_t>(1, std::max(text.size(), candidate.size()) / 3))
+      found.emplace_back(distance, &candidate);
   }
-  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<std::string> result;
   for (size_t i = 0; i < found.size() && i < most; ++i) result.push_back(*found[i].second);
   return result;
 }
 
-static std::string scaled(double value, double step, std::span<const char* const> units, const char* separator) {
+static std::string scaled(double value, double step, std::span<const char* const> units,
+                          const char* separator) {
   size_t unit = 0;
   while (std::abs(value) >= step && unit + 1 < units.size()) {
     value /= step;
@@ -97,7 +106,8 @@ static std::string scaled(double value, double step, std::span<const char* const
   }
   std::array<char, 48> buffer;
   const int decimals = unit == 0 ? 0 : std::abs(value) < 10 ? 2 : 1;
-  std::snprintf(buffer.data(), buffer.size(), "%.*f%s%s", decimals, value, units[unit][0] ? separator : "", units[unit]);
+  std::snprintf(buffer.data(), buffer.size(), "%.*f%s%s", decimals, value, units[unit][0] ? separator : "",
+                units[unit]);
   return buffer.data();
 }
 
@@ -114,14 +124,19 @@ std::string human_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
   std::array<char, 48> buffer;
   const auto total = static_cast<int64_t>(seconds + 0.5);
-  if (seconds < 1) std::snprintf(buffer.data(), buffer.size(), "%.0f ms", seconds * 1000);
-  else if (total < 60) std::snprintf(buffer.data(), buffer.size(), "%llds", static_cast<long long>(total));
+  if (seconds < 1)
+    std::snprintf(buffer.data(), buffer.size(), "%.0f ms", seconds * 1000);
+  else if (total < 60)
+    std::snprintf(buffer.data(), buffer.size(), "%llds", static_cast<long long>(total));
   else if (total < 3600)
-    std::snprintf(buffer.data(), buffer.size(), "%lldm %02llds", static_cast<long long>(total / 60), static_cast<long long>(total % 60));
+    std::snprintf(buffer.data(), buffer.size(), "%lldm %02llds", static_cast<long long>(total / 60),
+                  static_cast<long long>(total % 60));
   else if (total < 86400)
-    std::snprintf(buffer.data(), buffer.size(), "%lldh %02lldm", static_cast<long long>(total / 3600), static_cast<long long>(total / 60 % 60));
+    std::snprintf(buffer.data(), buffer.size(), "%lldh %02lldm", static_cast<long long>(total / 3600),
+                  static_cast<long long>(total / 60 % 60));
   else
-    std::snprintf(buffer.data(), buffer.size(), "%lldd %02lldh", static_cast<long long>(total / 86400), static_cast<long long>(total / 3600 % 24));
+    std::snprintf(buffer.data(), buffer.size(), "%lldd %02lldh", static_cast<long long>(total / 86400),
+                  static_cast<long long>(total / 3600 % 24));
   return buffer.data();
 }
 
@@ -136,11 +151,21 @@ std::string quoted(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
     switch (c) {
-      case '"': result += "\\\""; break;
-      case '\\': result += "\\\\"; break;
-      case '\n': result += "\\n"; break;
-      case '\r': result += "\\r"; break;
-      case '\t': result += "\\t"; break;
+      case '"':
+        result += "\\\"";
+        break;
+      case '\\':
+        result += "\\\\";
+        break;
+      case '\n':
+        result += "\\n";
+        break;
+      case '\r':
+        result += "\\r";
+        break;
+      case '\t':
+        result += "\\t";
+        break;
       default:
         if (static_cast<unsigned char>(c) < 0x20) {
           std::array<char, 8> buffer;

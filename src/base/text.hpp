@@ -17,15 +17,17 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
 // The whole text must be the number; nullopt otherwise. Never looks at the locale.
 std::optional<int64_t> parse_int(std::string_view text);
 std::optional<double> parse_double(std::string_view text);
-std::string to_text(double value);  // shortest decimal that reads back as the same double; "inf", "-inf", "nan"
+std::string to_text(
+    double value);  // shortest decimal that reads back as the same double; "inf", "-inf", "nan"
 
 // Up to `most` candidates near `text` (edit distance with transpositions, common prefixes), best first.
-std::vector<std::string> near_matches(std::string_view text, std::span<const std::string> candidates, size_t most = 3);
+std::vector<std::string> near_matches(std::string_view text, std::span<const std::string> candidates,
+                                      size_t most = 3);
 
-std::string human_bytes(double bytes);        // "1.5 GiB"
-std::string human_count(double count);        // "124.4M", "8.03B"
-std::string human_duration(double seconds);   // "3m 12s"
-std::string with_separators(int64_t value);   // "4 194 304"
-std::string quoted(std::string_view text);    // JSON string with quotes, escapes and all
+std::string human_bytes(double bytes);       // "1.5 GiB"
+std::string human_count(double count);       // "124.4M", "8.03B"
+std::string human_duration(double seconds);  // "3m 12s"
+std::string with_separators(int64_t value);  // "4 194 304"
+std::string quoted(std::string_view text);   // JSON string with quotes, escapes and all
 
 }  // namespace capstan

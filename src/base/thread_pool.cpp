@@ -66,7 +66,8 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()), size_(threads > 0 ? threads : available_cores()) {
+ThreadPool::ThreadPool(int threads)
+    : state_(std::make_unique<State>()), size_(threads > 0 ? threads : available_cores()) {
   for (int worker = 1; worker < size_; ++worker)
     state_->threads.emplace_back([state = state_.get(), worker] { state->loop(worker); });
 }

@@ -36,8 +36,12 @@ class Communicator {
   virtual WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) = 0;
   virtual void barrier() = 0;
 
-  void all_gather(const void* mine, void* all, int64_t bytes_per_rank) { start_all_gather(mine, all, bytes_per_rank)->wait(); }
-  void all_to_all(const void* send, void* receive, int64_t bytes_per_rank) { start_all_to_all(send, receive, bytes_per_rank)->wait(); }
+  void all_gather(const void* mine, void* all, int64_t bytes_per_rank) {
+    start_all_gather(mine, all, bytes_per_rank)->wait();
+  }
+  void all_to_all(const void* send, void* receive, int64_t bytes_per_rank) {
+    start_all_to_all(send, receive, bytes_per_rank)->wait();
+  }
   void broadcast(void* data, int64_t bytes, int root) { start_broadcast(data, bytes, root)->wait(); }
 
   bool alone() const { return size() == 1; }

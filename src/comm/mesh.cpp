@@ -56,9 +56,11 @@ std::array<Axis, kAxes> order_of(const MeshSizes& sizes) {
 }
 int64_t quotient(int64_t world, int64_t product, const std::string& grid) {
   if (product <= 0 || world % product != 0)
-    fail(ErrorCode::config, "a world of " + std::to_string(world) + " ranks does not divide into " + grid + " = " + std::to_string(product),
-         "the nearest worlds are " + std::to_string(std::max<int64_t>(product, world / product * product)) + " and " +
-             std::to_string((world / product + 1) * product));
+    fail(ErrorCode::config,
+         "a world of " + std::to_string(world) + " ranks does not divide into " + grid + " = " +
+             std::to_string(product),
+         "the nearest worlds are " + std::to_string(std::max<int64_t>(product, world / product * product)) +
+             " and " + std::to_string((world / product + 1) * product));
   return world / product;
 }
 Grid dense_grid(const MeshSizes& s) {
@@ -66,17 +68,20 @@ Grid dense_grid(const MeshSizes& s) {
   return Grid({s.tp, s.cp, 1, dp, s.pp}, order_of(s));
 }
 Grid expert_grid(const MeshSizes& s) {
-  const int64_t dp = quotient(s.world, s.etp * s.ep * s.pp, "ETP x EP x PP (expert grid: EP is part of the data-parallel ranks)");
+  const int64_t dp = quotient(s.world, s.etp * s.ep * s.pp,
+                              "ETP x EP x PP (expert grid: EP is part of the data-parallel ranks)");
   return Grid({s.etp, 1, s.ep, dp, s.pp}, order_of(s));
 }
 }  // namespace
 
-Mesh::Mesh(const MeshSizes& sizes, int64_t rank) : dense_(dense_grid(sizes)), expert_(expert_grid(sizes)), rank_(rank) {}
+Mesh::Mesh(const MeshSizes& sizes, int64_t rank)
+    : dense_(dense_grid(sizes)), expert_(expert_grid(sizes)), rank_(rank) {}
 
 void Mesh::connect(Communicator& world) {
   const std::vector<std::pair<std::string, std::vector<Axis>>> wanted{
-      {"tp", {Axis::tp}}, {"cp", {Axis::cp}}, {"dp", {Axis::dp}}, {"dp-cp", {Axis::dp, Axis::cp}}, {"pp", {Axis::pp}},
-      {"tp-pp", {Axis::tp, Axis::pp}}};
+      {"tp", {Axis::tp}}, {"cp", {Axis::cp}},
+      {"dp", {Axis::dp}}, {"dp-cp", {Axis::dp, Axis::cp}},
+      {"pp", {Axis::pp}}, {"tp-pp", {Axis::tp, Axis::pp}}};
   for (const auto& [name, axes] : wanted) {
     const auto members = dense_.group_of(rank_, axes);
     const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();

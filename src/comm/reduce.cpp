@@ -9,7 +9,9 @@
 namespace capstan::comm {
 
 namespace {
-std::byte* bytes_of(const Tensor& tensor) { return tensor.device().host_address(tensor.address()); }
+std::byte* bytes_of(const Tensor& tensor) {
+  return tensor.device().host_address(tensor.address());
+}
 
 // sum[i] = part 0 [i] + part 1 [i] + …, the parts lying one after the other.
 void sum_parts(Device& device, const float* parts, int count, float* sum, int64_t n) {
@@ -22,7 +24,8 @@ void sum_parts(Device& device, const float* parts, int count, float* sum, int64_
       sum[i] = total;
     }
   };
-  if (device.context().pool) device.context().pool->parallel_for(ceil_div(n, kTile), tile);
+  if (device.context().pool)
+    device.context().pool->parallel_for(ceil_div(n, kTile), tile);
   else
     for (int64_t t = 0; t < ceil_div(n, kTile); ++t) tile(t, 0);
 }
@@ -37,7 +40,9 @@ void all_reduce(Communicator& group, std::span<double> values, ReduceOp op) {
     double result = all[i];
     for (size_t r = 1; r < size; ++r) {
       const double other = all[r * values.size() + i];
-      result = op == ReduceOp::sum ? result + other : op == ReduceOp::max ? std::max(result, other) : std::min(result, other);
+      result = op == ReduceOp::sum   ? result + other
+               : op == ReduceOp::max ? std::max(result, other)
+                                     : std::min(result, other);
     }
     values[i] = result;
   }
@@ -59,12 +64,14 @@ void reduce_scatter_sum(Communicator& group, const Tensor& values) {
   std::byte* data = bytes_of(values);
   std::byte* parts = bytes_of(received);
   group.all_to_all(data, parts, n * 4);
-  sum_parts(values.device(), reinterpret_cast<const float*>(parts), size, reinterpret_cast<float*>(data) + group.rank() * n, n);
+  sum_parts(values.device(), reinterpret_cast<const float*>(parts), size,
+            reinterpret_cast<float*>(data) + group.rank() * n, n);
 }
 
 void all_gather_slices(Communicator& group, const Tensor& values) {
   if (group.alone() || values.device().is_meta()) return;
-  CAPSTAN_ASSERT(values.is_contiguous() && values.elements() % group.size() == 0, "all_gather of " + values.text());
+  CAPSTAN_ASSERT(values.is_contiguous() && values.elements() % group.size() == 0,
+                 "all_gather of " + values.text());
   std::byte* data = bytes_of(values);
   const int64_t bytes = values.bytes() / group.size();
   group.all_gather(data + group.rank() * bytes, data, bytes);
@@ -81,8 +88,7 @@ void all_reduce_sum_any(Communicator& group, const Tensor& values) {
   if (padded == values.elements()) return all_reduce_sum(group, values);
   OwnerScope scope(MemoryOwner::workspace);
   const Tensor copy = Tensor::zeros(values.device(), {padded});
-  if (!values.device().is_meta())
-    std::copy_n(bytes_of(values), values.bytes(), bytes_of(copy));
+  if (!values.device().is_meta()) std::copy_n(bytes_of(values), values.bytes(), bytes_of(copy));
   all_reduce_sum(group, copy);
   if (!values.device().is_meta()) std::copy_n(bytes_of(copy), values.bytes(), bytes_of(values));
 }

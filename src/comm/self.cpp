@@ -18,9 +18,15 @@ class SelfCommunicator final : public Communicator {
   int rank() const override { return 0; }
   int size() const override { return 1; }
   const std::string& name() const override { return name_; }
-  std::unique_ptr<Communicator> split(int, int, const std::string& name) override { return make_self_communicator(name); }
-  WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes) override { return copy(mine, all, bytes); }
-  WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes) override { return copy(send, receive, bytes); }
+  std::unique_ptr<Communicator> split(int, int, const std::string& name) override {
+    return make_self_communicator(name);
+  }
+  WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes) override {
+    return copy(mine, all, bytes);
+  }
+  WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes) override {
+    return copy(send, receive, bytes);
+  }
   WorkHandle start_broadcast(void*, int64_t, int) override { return std::make_unique<Done>(); }
   WorkHandle start_send(const void*, int64_t, int, int) override { return no_peer(); }
   WorkHandle start_receive(void*, int64_t, int, int) override { return no_peer(); }
@@ -31,7 +37,9 @@ class SelfCommunicator final : public Communicator {
     if (from != to && bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
     return std::make_unique<Done>();
   }
-  [[noreturn]] WorkHandle no_peer() { fail(ErrorCode::internal, "internal error: group `" + name_ + "` has one rank and no peer"); }
+  [[noreturn]] WorkHandle no_peer() {
+    fail(ErrorCode::internal, "internal error: group `" + name_ + "` has one rank and no peer");
+  }
   std::string name_;
 };
 
@@ -43,7 +51,8 @@ class MetaCommunicator final : public Communicator {
   const std::string& name() const override { return name_; }
   // What the members of a subgroup are cannot be asked of peers that do not exist: the mesh makes its groups by arithmetic.
   std::unique_ptr<Communicator> split(int, int, const std::string& name) override {
-    fail(ErrorCode::internal, "internal error: a meta group `" + name + "` is made by the mesh, not by a split");
+    fail(ErrorCode::internal,
+         "internal error: a meta group `" + name + "` is made by the mesh, not by a split");
   }
   WorkHandle start_all_gather(const void*, void*, int64_t) override { return std::make_unique<Done>(); }
   WorkHandle start_all_to_all(const void*, void*, int64_t) override { return std::make_unique<Done>(); }
@@ -59,7 +68,9 @@ class MetaCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_self_communicator(const std::string& name) { return std::make_unique<SelfCommunicator>(name); }
+std::unique_ptr<Communicator> make_self_communicator(const std::string& name) {
+  return std::make_unique<SelfCommunicator>(name);
+}
 std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, const std::string& name) {
   return std::make_unique<MetaCommunicator>(rank, size, name);
 }

@@ -17,7 +17,8 @@ std::vector<std::string> gather_texts(Communicator& group, const std::string& mi
   padded.resize(static_cast<size_t>(longest));
   group.all_gather(padded.data(), all.data(), longest);
   std::vector<std::string> texts;
-  for (size_t r = 0; r < size; ++r) texts.push_back(all.substr(r * static_cast<size_t>(longest), static_cast<size_t>(lengths[r])));
+  for (size_t r = 0; r < size; ++r)
+    texts.push_back(all.substr(r * static_cast<size_t>(longest), static_cast<size_t>(lengths[r])));
   return texts;
 }
 
@@ -38,7 +39,9 @@ void together(Communicator& group, const char* what, FunctionRef<void()> work) {
   const auto texts = gather_texts(group, text);
   if (error) std::rethrow_exception(error);
   for (size_t r = 0; r < texts.size(); ++r)
-    if (!texts[r].empty()) fail(ErrorCode::rank_failure, std::string(what) + " failed on rank " + std::to_string(r) + ": " + texts[r]);
+    if (!texts[r].empty())
+      fail(ErrorCode::rank_failure,
+           std::string(what) + " failed on rank " + std::to_string(r) + ": " + texts[r]);
 }
 
 }  // namespace capstan::comm

@@ -26,9 +26,11 @@ namespace {
 
 class Requests final : public Work {
  public:
-  Requests(std::vector<MPI_Request> requests, const std::string& group) : requests_(std::move(requests)), group_(group) {}
+  Requests(std::vector<MPI_Request> requests, const std::string& group)
+      : requests_(std::move(requests)), group_(group) {}
   ~Requests() override {
-    if (!requests_.empty()) MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
+    if (!requests_.empty())
+      MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
   }
   void wait() override {
     const int code = MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
@@ -43,7 +45,8 @@ class Requests final : public Work {
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(MPI_Comm comm, std::string name, bool owned) : comm_(comm), name_(std::move(name)), owned_(owned) {
+  MpiCommunicator(MPI_Comm comm, std::string name, bool owned)
+      : comm_(comm), name_(std::move(name)), owned_(owned) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
@@ -73,13 +76,14 @@ class MpiCommunicator final : public Communicator {
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       if (offset == 0 && count == bytes) {
         requests.emplace_back();
-        check("MPI_Iallgather", MPI_Iallgather(in_place ? MPI_IN_PLACE : mine, count, MPI_BYTE, all, count, MPI_BYTE, comm_,
-                                               &requests.back()));
+        check("MPI_Iallgather", MPI_Iallgather(in_place ? MPI_IN_PLACE : mine, count, MPI_BYTE, all, count,
+                                               MPI_BYTE, comm_, &requests.back()));
         return;
       }
       for (int root = 0; root < size_; ++root) {
         std::byte* part = static_cast<std::byte*>(all) + root * bytes + offset;
-        if (root == rank_ && !in_place) std::memcpy(part, static_cast<const std::byte*>(mine) + offset, static_cast<size_t>(count));
+        if (root == rank_ && !in_place)
+          std::memcpy(part, static_cast<const std::byte*>(mine) + offset, static_cast<size_t>(count));
         requests.emplace_back();
         check("MPI_Ibcast", MPI_Ibcast(part, count, MPI_BYTE, root, comm_, &requests.back()));
       }
@@ -89,33 +93,36 @@ class MpiCommunicator final : public Communicator {
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       for (int peer = 0; peer < size_; ++peer) {
         requests.emplace_back();
-        check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(receive) + peer * bytes + offset, count, MPI_BYTE, peer, kCollectiveTag,
-                                     comm_, &requests.back()));
+        check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(receive) + peer * bytes + offset, count,
+                                     MPI_BYTE, peer, kCollectiveTag, comm_, &requests.back()));
       }
       for (int shift = 0; shift < size_; ++shift) {  // every rank begins with another peer
         const int peer = (rank_ + shift) % size_;
         requests.emplace_back();
-        check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(send) + peer * bytes + offset, count, MPI_BYTE, peer,
-                                     kCollectiveTag, comm_, &requests.back()));
+        check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(send) + peer * bytes + offset, count,
+                                     MPI_BYTE, peer, kCollectiveTag, comm_, &requests.back()));
       }
     });
   }
   WorkHandle start_broadcast(void* data, int64_t bytes, int root) override {
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       requests.emplace_back();
-      check("MPI_Ibcast", MPI_Ibcast(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, root, comm_, &requests.back()));
+      check("MPI_Ibcast", MPI_Ibcast(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, root, comm_,
+                                     &requests.back()));
     });
   }
   WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       requests.emplace_back();
-      check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(data) + offset, count, MPI_BYTE, to, tag, comm_, &requests.back()));
+      check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(data) + offset, count, MPI_BYTE, to, tag,
+                                   comm_, &requests.back()));
     });
   }
   WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) override {
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       requests.emplace_back();
-      check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, from, tag, comm_, &requests.back()));
+      check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, from, tag, comm_,
+                                   &requests.back()));
     });
   }
   void barrier() override { check("MPI_Barrier", MPI_Barrier(comm_)); }
@@ -165,7 +172,8 @@ class MpiWorld final : public World {
   MpiWorld() {
     int provided = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
-    if (provided < MPI_THREAD_FUNNELED) fail(ErrorCode::unsupported, "this MPI does not allow threads beside the one that communicates");
+    if (provided < MPI_THREAD_FUNNELED)
+      fail(ErrorCode::unsupported, "this MPI does not allow threads beside the one that communicates");
     world_ = std::make_unique<MpiCommunicator>(MPI_COMM_WORLD, "world", false);
     MPI_Comm local = MPI_COMM_NULL;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world_->rank(), MPI_INFO_NULL, &local);
@@ -197,7 +205,8 @@ std::optional<int> number_in(const char* variable) {
   if (!text || !*text) return std::nullopt;
   const auto value = parse_int(text);
   if (!value || *value < 0 || *value > 1'000'000)
-    fail(ErrorCode::usage, std::string("environment variable ") + variable + "=" + text + " is not a rank or size");
+    fail(ErrorCode::usage,
+         std::string("environment variable ") + variable + "=" + text + " is not a rank or size");
   return static_cast<int>(*value);
 }
 
@@ -208,7 +217,8 @@ LaunchedAs launched_as() {
     const char *name, *rank, *size, *local_rank, *local_size;
   };
   constexpr std::array<Launcher, 3> launchers{{
-      {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+      {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+       "OMPI_COMM_WORLD_LOCAL_SIZE"},
       {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
       {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
   }};
@@ -216,13 +226,17 @@ LaunchedAs launched_as() {
     const auto rank = number_in(launcher.rank), size = number_in(launcher.size);
     if (!rank || !size) continue;
     if (*rank >= *size)
-      fail(ErrorCode::usage, std::string(launcher.rank) + "=" + std::to_string(*rank) + " contradicts " + launcher.size + "=" + std::to_string(*size));
-    return {*rank, *size, number_in(launcher.local_rank).value_or(0), number_in(launcher.local_size).value_or(1), launcher.name};
+      fail(ErrorCode::usage, std::string(launcher.rank) + "=" + std::to_string(*rank) + " contradicts " +
+                                 launcher.size + "=" + std::to_string(*size));
+    return {*rank, *size, number_in(launcher.local_rank).value_or(0),
+            number_in(launcher.local_size).value_or(1), launcher.name};
   }
   const auto rank = number_in("RANK"), size = number_in("WORLD_SIZE");
   if (rank && size && *size > 1)
-    fail(ErrorCode::usage, "started by torchrun (WORLD_SIZE=" + std::to_string(*size) + "), whose processes MPI cannot join",
-         "start it with `mpirun -n " + std::to_string(*size) + " capstan train …` or `capstan train … --nproc " + std::to_string(*size) + "`");
+    fail(ErrorCode::usage,
+         "started by torchrun (WORLD_SIZE=" + std::to_string(*size) + "), whose processes MPI cannot join",
+         "start it with `mpirun -n " + std::to_string(*size) +
+             " capstan train …` or `capstan train … --nproc " + std::to_string(*size) + "`");
   return {};
 }
 
@@ -231,8 +245,10 @@ std::unique_ptr<World> World::join() {
   if (launched.size == 1) return std::make_unique<SingleWorld>();
   auto world = std::make_unique<MpiWorld>();
   if (world->size() != launched.size || world->rank() != launched.rank)
-    fail(ErrorCode::usage, launched.source + " says rank " + std::to_string(launched.rank) + " of " + std::to_string(launched.size) +
-                               ", MPI says rank " + std::to_string(world->rank()) + " of " + std::to_string(world->size()),
+    fail(ErrorCode::usage,
+         launched.source + " says rank " + std::to_string(launched.rank) + " of " +
+             std::to_string(launched.size) + ", MPI says rank " + std::to_string(world->rank()) + " of " +
+             std::to_string(world->size()),
          "start the processes with the mpirun or srun that belongs to the MPI library of this build");
   return world;
 }

@@ -42,7 +42,8 @@ class Composer {
     out_.preset_of.resize(schema.sections().size());
     for (const FieldInfo* field : schema.fields())
       for (const auto& alias : field->aliases)
-        if (const size_t dot = alias.find('.'); dot != std::string::npos) alias_prefixes_.insert(alias.substr(0, dot));
+        if (const size_t dot = alias.find('.'); dot != std::string::npos)
+          alias_prefixes_.insert(alias.substr(0, dot));
   }
 
   Composition run() {
@@ -86,7 +87,8 @@ class Composer {
     auto tree = parse_yaml(source, out_.sources, out_.diagnostics);
     if (!tree) out_.malformed = true;
     if (tree && (total_nodes_ += tree->size()) > kMaxTotalNodes) {
-      error("C0009", "more than " + std::to_string(kMaxTotalNodes) + " values in all files together", tree->place);
+      error("C0009", "more than " + std::to_string(kMaxTotalNodes) + " values in all files together",
+            tree->place);
       out_.malformed = true;
       return std::nullopt;
     }
@@ -95,13 +97,16 @@ class Composer {
 
   bool budget(Place place) {
     if (++files_ <= kMaxFiles) return true;
-    if (files_ == kMaxFiles + 1) error("C0502", "more than " + std::to_string(kMaxFiles) + " files in one recipe", place);
+    if (files_ == kMaxFiles + 1)
+      error("C0502", "more than " + std::to_string(kMaxFiles) + " files in one recipe", place);
     return false;
   }
 
   void read_recipe() {
     const std::string& name = request_.recipe;
-    if (name.empty()) fail(ErrorCode::usage, "no recipe is given", "`capstan recipe ls` lists the recipes that come with Capstan");
+    if (name.empty())
+      fail(ErrorCode::usage, "no recipe is given",
+           "`capstan recipe ls` lists the recipes that come with Capstan");
     int source = -1;
     Origin origin;
     std::string identity;
@@ -115,7 +120,8 @@ class Composer {
       origin.root = current_directory_;
       out_.recipe_name = "stdin";
     } else if (is_path(name)) {
-      source = add_source(Source::Kind::file, name, read_file(name, TreeLimits::kFileBytes), directory_of(name));
+      source =
+          add_source(Source::Kind::file, name, read_file(name, TreeLimits::kFileBytes), directory_of(name));
       origin.root = out_.sources.back().directory;
       out_.recipe_name = fs::path(name).stem().string();
       identity = canonical(name);
@@ -125,11 +131,14 @@ class Composer {
         std::vector<std::string> names;
         for (const auto& entry : library_.recipes()) names.push_back(entry.name);
         std::string help;
-        for (const auto& near : near_matches(name, names)) help += (help.empty() ? "did you mean `" : ", `") + near + "`";
+        for (const auto& near : near_matches(name, names))
+          help += (help.empty() ? "did you mean `" : ", `") + near + "`";
         std::error_code ignored;
         if (fs::exists(name, ignored)) help = "to use the file of that name write `./" + name + "`";
         fail(ErrorCode::not_found, "there is no recipe named `" + shortened(name) + "`",
-             help.empty() ? "`capstan recipe ls` lists them; a file is given by a path that contains `/` or ends in .yaml" : help + "?");
+             help.empty() ? "`capstan recipe ls` lists them; a file is given by a path that contains `/` or "
+                            "ends in .yaml"
+                          : help + "?");
       }
       source = add_found(*found);
       if (!found->file.empty()) origin.root = out_.sources.back().directory;
@@ -148,8 +157,10 @@ class Composer {
   }
 
   int add_found(const Library::Found& found) {
-    if (found.file.empty()) return add_source(Source::Kind::embedded, found.name, std::string(found.text), current_directory_);
-    return add_source(Source::Kind::file, found.name, read_file(found.file, TreeLimits::kFileBytes), directory_of(found.file));
+    if (found.file.empty())
+      return add_source(Source::Kind::embedded, found.name, std::string(found.text), current_directory_);
+    return add_source(Source::Kind::file, found.name, read_file(found.file, TreeLimits::kFileBytes),
+                      directory_of(found.file));
   }
 
   // The file that a recipe names, when it stays inside the recipe's directory.
@@ -159,15 +170,18 @@ class Composer {
       return std::nullopt;
     }
     if (origin.root.empty()) {
-      error("C0503", "a recipe that comes with Capstan cannot name the file `" + shortened(text) + "`", place);
+      error("C0503", "a recipe that comes with Capstan cannot name the file `" + shortened(text) + "`",
+            place);
       return std::nullopt;
     }
     const fs::path path = fs::path(out_.sources[static_cast<size_t>(source)].directory) / text;
     const fs::path target = canonical(path.string()), root = canonical(origin.root);
     const auto [root_end, ignored] = std::mismatch(root.begin(), root.end(), target.begin(), target.end());
     if (root_end != root.end()) {
-      error("C0503", "`" + shortened(text) + "` is outside the directory of the recipe", place, "leads to " + target.string())
-          .help("files that a recipe names lie in " + root.string() + " or below; from elsewhere give them with `-f`");
+      error("C0503", "`" + shortened(text) + "` is outside the directory of the recipe", place,
+            "leads to " + target.string())
+          .help("files that a recipe names lie in " + root.string() +
+                " or below; from elsewhere give them with `-f`");
       return std::nullopt;
     }
     return path.lexically_normal().string();
@@ -176,7 +190,8 @@ class Composer {
   // Reads a file named inside another one or on the command line; problems become diagnostics at `place`.
   std::optional<int> read_named(const std::string& file, const std::string& shown, Place place) {
     try {
-      return add_source(Source::Kind::file, shown, read_file(file, TreeLimits::kFileBytes), directory_of(file));
+      return add_source(Source::Kind::file, shown, read_file(file, TreeLimits::kFileBytes),
+                        directory_of(file));
     } catch (const Error& problem) {
       error("C0001", problem.message(), place).help(problem.help());
       out_.malformed = true;
@@ -184,15 +199,19 @@ class Composer {
     }
   }
 
-  void read_tree(const Node& tree, int source, const Origin& origin, std::vector<std::pair<std::string, Place>>& ring) {
+  void read_tree(const Node& tree, int source, const Origin& origin,
+                 std::vector<std::pair<std::string, Place>>& ring) {
     if (const Node* extends = tree.find("extends")) {
-      if (extends->kind == Node::Kind::scalar) extend(*extends, source, origin, ring);
+      if (extends->kind == Node::Kind::scalar)
+        extend(*extends, source, origin, ring);
       else if (extends->kind == Node::Kind::list)
         for (const auto& item : extends->items) extend(item, source, origin, ring);
-      else error("C0501", "`extends` takes the name or path of a recipe, or a list of them", extends->place);
+      else
+        error("C0501", "`extends` takes the name or path of a recipe, or a list of them", extends->place);
     }
     if (const Node* version = tree.find("schema"); version && version->text != "capstan/1")
-      error("C0504", "`" + shortened(version->text) + "` is not a recipe format that this version reads", version->place)
+      error("C0504", "`" + shortened(version->text) + "` is not a recipe format that this version reads",
+            version->place)
           .help("write `schema: capstan/1`");
     out_.layers.push_back({origin.rank, {}});
     layer_ = out_.layers.size() - 1;
@@ -203,7 +222,8 @@ class Composer {
     origin_ = nullptr;
   }
 
-  void extend(const Node& item, int source, const Origin& origin, std::vector<std::pair<std::string, Place>>& ring) {
+  void extend(const Node& item, int source, const Origin& origin,
+              std::vector<std::pair<std::string, Place>>& ring) {
     if (item.kind != Node::Kind::scalar || item.text.empty()) {
       error("C0501", "`extends` takes the name or path of a recipe, or a list of them", item.place);
       return;
@@ -218,7 +238,8 @@ class Composer {
       identity = canonical(*file);
       if (cycle(identity, item, ring)) return;
       std::error_code ignored;
-      const fs::path shown = fs::path(out_.sources[static_cast<size_t>(source)].name).parent_path() / item.text;
+      const fs::path shown =
+          fs::path(out_.sources[static_cast<size_t>(source)].name).parent_path() / item.text;
       parent = read_named(*file, shown.lexically_normal().string(), item.place);
     } else {
       const auto found = library_.recipe(item.text);
@@ -235,8 +256,10 @@ class Composer {
       identity = found->file.empty() ? found->name : canonical(found->file);
       if (cycle(identity, item, ring)) return;
       next.root = found->file.empty() ? "" : directory_of(found->file);
-      if (found->file.empty()) parent = add_found(*found);
-      else parent = read_named(found->file, found->name, item.place);
+      if (found->file.empty())
+        parent = add_found(*found);
+      else
+        parent = read_named(found->file, found->name, item.place);
     }
     if (!parent) return;
     ring.emplace_back(identity, item.place);
@@ -244,10 +267,13 @@ class Composer {
     ring.pop_back();
   }
 
-  bool cycle(const std::string& identity, const Node& item, const std::vector<std::pair<std::string, Place>>& ring) {
-    const auto first = std::find_if(ring.begin(), ring.end(), [&](const auto& link) { return link.first == identity; });
+  bool cycle(const std::string& identity, const Node& item,
+             const std::vector<std::pair<std::string, Place>>& ring) {
+    const auto first =
+        std::find_if(ring.begin(), ring.end(), [&](const auto& link) { return link.first == identity; });
     if (first == ring.end()) return false;
-    auto& problem = error("C0501", "`extends` goes round in a circle", item.place, "leads back to a recipe that extends this one");
+    auto& problem = error("C0501", "`extends` goes round in a circle", item.place,
+                          "leads back to a recipe that extends this one");
     for (auto link = first + 1; link != ring.end(); ++link) problem.related(link->second, "by way of this");
     return true;
   }
@@ -267,7 +293,8 @@ class Composer {
       const auto op = take_plus(key) ? Write::Op::append : Write::Op::set;
       const Place place = tree.key_places[i];
       if (key.find('.') != std::string::npos || key.find('[') != std::string::npos) {
-        if (const auto path = parse_path(key, place, out_.diagnostics)) write(*path, tree.items[i], op, place);
+        if (const auto path = parse_path(key, place, out_.diagnostics))
+          write(*path, tree.items[i], op, place);
         continue;
       }
       ParsedPath path;
@@ -287,7 +314,8 @@ class Composer {
     };
     if (unset.kind == Node::Kind::list)
       for (const auto& item : unset.items) one(item);
-    else one(unset);
+    else
+      one(unset);
   }
 
   void unknown(const std::string& section, const std::string& key, Place place) {
@@ -348,7 +376,8 @@ class Composer {
       } else {
         if (segments.size() > 1 && segments[1].kind == Segment::Kind::name)
           unknown(first, segments[1].name, place);
-        else unknown("", first, place);
+        else
+          unknown("", first, place);
       }
       return std::nullopt;
     }
@@ -405,7 +434,8 @@ class Composer {
       path.segments.push_back({Segment::Kind::name, key, {}, 0});
       if (key.find('.') != std::string::npos && !schema_.find_spelling(section + "." + key)) {
         error("C0102", "unknown key `" + section + "." + shortened(key) + "`", map.key_places[i])
-            .help("dotted keys stand at the top of a recipe only: `" + section + "." + shortened(key) + ": …`");
+            .help("dotted keys stand at the top of a recipe only: `" + section + "." + shortened(key) +
+                  ": …`");
         continue;
       }
       // The place is the key's, without the section in front.
@@ -431,7 +461,8 @@ class Composer {
     switch (value.kind) {
       case Node::Kind::null:
         if (value.empty) {
-          error("C0203", "the section `" + name + "` has no value", place).help("leave the line out, or write its fields below it, indented");
+          error("C0203", "the section `" + name + "` has no value", place)
+              .help("leave the line out, or write its fields below it, indented");
           return;
         }
         if (!section.optional) {
@@ -441,7 +472,8 @@ class Composer {
         choice.off = true;
         break;
       case Node::Kind::list:
-        error("C0206", "`" + name + "` is a section: it takes a mapping or the name of a preset, not a list", value.place);
+        error("C0206", "`" + name + "` is a section: it takes a mapping or the name of a preset, not a list",
+              value.place);
         return;
       case Node::Kind::map: {
         Node members = value;
@@ -453,11 +485,13 @@ class Composer {
           members.items.erase(members.items.begin() + static_cast<std::ptrdiff_t>(i));
           if (preset.kind == Node::Kind::scalar && !preset.text.empty() && preset.text[0] != '@')
             write_section(section, preset, Write::Op::set, place);
-          else error("C0505", "`preset` takes the name of a preset of `" + name + "`", preset.place);
+          else
+            error("C0505", "`preset` takes the name of a preset of `" + name + "`", preset.place);
           break;
         }
         // A mapping in an optional section switches it on, even an empty one.
-        if (section.optional && members.items.empty() && value.items.empty()) out_.choices[section.index].push_back(choice);
+        if (section.optional && members.items.empty() && value.items.empty())
+          out_.choices[section.index].push_back(choice);
         write_members(name, members);
         return;
       }
@@ -480,12 +514,14 @@ class Composer {
     std::vector<std::string> names;
     for (const auto& entry : library_.presets(section.name)) names.push_back(entry.name);
     const size_t colon = value.text.find(':');
-    if (colon != std::string::npos && schema_.find_spelling(section.name + "." + value.text.substr(0, colon))) {
+    if (colon != std::string::npos &&
+        schema_.find_spelling(section.name + "." + value.text.substr(0, colon))) {
       error("C0002", "missing space after `:`", value.place)
           .help("write `" + value.text.substr(0, colon) + ": " + value.text.substr(colon + 1) + "`");
       return false;
     }
-    auto& problem = error("C0505", "`" + section.name + "` has no preset named `" + shortened(value.text) + "`", value.place);
+    auto& problem = error(
+        "C0505", "`" + section.name + "` has no preset named `" + shortened(value.text) + "`", value.place);
     const auto near = near_matches(value.text, names);
     for (const auto& name : near) problem.help("a preset with a similar name exists: `" + name + "`");
     if (near.empty() && !names.empty()) {
@@ -506,7 +542,9 @@ class Composer {
       const auto allowed = inside(file, place.source, *origin_, place);
       if (!allowed) return;
       path = *allowed;
-      shown = (fs::path(out_.sources[static_cast<size_t>(place.source)].name).parent_path() / file).lexically_normal().string();
+      shown = (fs::path(out_.sources[static_cast<size_t>(place.source)].name).parent_path() / file)
+                  .lexically_normal()
+                  .string();
     }
     const auto source = read_named(path, shown, place);
     if (!source) return;
@@ -523,14 +561,18 @@ class Composer {
     std::map<std::pair<const FieldInfo*, std::string>, const Write*> seen;
     for (const Write& later : out_.writes) {
       if (later.layer != layer_ || later.dead) continue;
-      const auto [place, fresh] = seen.emplace(std::pair(later.field, ParsedPath{later.rest, {}}.text()), &later);
+      const auto [place, fresh] =
+          seen.emplace(std::pair(later.field, ParsedPath{later.rest, {}}.text()), &later);
       if (fresh) continue;
       const Write& first = *place->second;
       if (first.spelling == later.spelling)
-        error("C0104", "`" + later.field->path + "` is given twice in one file", later.place, "given again here")
+        error("C0104", "`" + later.field->path + "` is given twice in one file", later.place,
+              "given again here")
             .related(first.place, "first given here");
       else
-        error("C0104", "`" + first.spelling + "` and `" + later.spelling + "` are the same leaf, given twice in one file",
+        error("C0104",
+              "`" + first.spelling + "` and `" + later.spelling +
+                  "` are the same leaf, given twice in one file",
               later.place, "given again here")
             .related(first.place, "first given here")
             .help("keep one of them; the canonical name is `" + later.field->path + "`");
@@ -559,12 +601,14 @@ class Composer {
     for (size_t i = 0; i < request_.overrides.size(); ++i) {
       const std::string* next = i + 1 < request_.overrides.size() ? &request_.overrides[i + 1].text : nullptr;
       // `lr = 1` arrives as three words; one message is enough.
-      const bool skip = i > 0 && request_.overrides[i].text == "=" && request_.overrides[i - 1].text.find('=') == std::string::npos;
+      const bool skip = i > 0 && request_.overrides[i].text == "=" &&
+                        request_.overrides[i - 1].text.find('=') == std::string::npos;
       if (skip) {
         if (next && next->find('=') == std::string::npos) ++i;
         continue;
       }
-      if (auto one = parse_override(request_.overrides[i], next, source, static_cast<int>(i) + 1, out_.diagnostics))
+      if (auto one =
+              parse_override(request_.overrides[i], next, source, static_cast<int>(i) + 1, out_.diagnostics))
         parsed.push_back(std::move(*one));
     }
     for (const auto& one : parsed)
@@ -595,8 +639,10 @@ class Composer {
     out_.layers.push_back({Layer::Rank::file, {}});
     layer_ = out_.layers.size() - 1;
     origin_ = &origin;
-    if (target->section) write_section(*target->section, *tree, Write::Op::set, one.place);
-    else if (target->field) add_write(*target, *tree, Write::Op::set, one.place);
+    if (target->section)
+      write_section(*target->section, *tree, Write::Op::set, one.place);
+    else if (target->field)
+      add_write(*target, *tree, Write::Op::set, one.place);
     find_duplicates();
     origin_ = nullptr;
   }
@@ -610,10 +656,12 @@ class Composer {
     if (target->section) {
       if (value.empty) {
         error("C0203", "the section `" + target->section->name + "` has no value", one.place)
-            .help("write the name of a preset, a mapping {…}, or `~" + target->section->name + "` to reset it");
+            .help("write the name of a preset, a mapping {…}, or `~" + target->section->name +
+                  "` to reset it");
         return;
       }
-      return write_section(*target->section, value, one.op == Op::append ? Write::Op::append : Write::Op::set, one.place);
+      return write_section(*target->section, value, one.op == Op::append ? Write::Op::append : Write::Op::set,
+                           one.place);
     }
     if (target->prefix) {
       unknown("", target->spelling, one.path.place);
@@ -627,15 +675,18 @@ class Composer {
     if (one.op == Op::add) {
       for (const auto& write : out_.writes) {
         if (write.dead || write.field != target->field || !same(write.rest, target->rest)) continue;
-        error("C0106", "`" + target->field->path + "` already has an explicit value", one.place, "`+` only adds")
+        error("C0106", "`" + target->field->path + "` already has an explicit value", one.place,
+              "`+` only adds")
             .related(write.place, "set here")
             .help("to replace it write `" + one.path.text() + "=…`");
         return;
       }
     }
-    if (one.op == Op::append && type.kind != Type::Kind::list && type.kind != Type::Kind::map && target->rest.empty()) {
-      error("C0103", "`+=` adds to lists and open mappings, and `" + target->field->path + "` takes " +
-                         type_text(type, *target->field),
+    if (one.op == Op::append && type.kind != Type::Kind::list && type.kind != Type::Kind::map &&
+        target->rest.empty()) {
+      error("C0103",
+            "`+=` adds to lists and open mappings, and `" + target->field->path + "` takes " +
+                type_text(type, *target->field),
             one.place)
           .help("write `" + one.path.text() + "=…`");
       return;
@@ -651,12 +702,14 @@ class Composer {
     if (last.op != Write::Op::set || last.value.kind == Node::Kind::map) return;
     for (size_t i = 0; i + 1 < out_.writes.size(); ++i) {
       const Write& earlier = out_.writes[i];
-      if (earlier.dead || earlier.layer != last.layer || earlier.op != Write::Op::set || earlier.field != last.field ||
-          !same(earlier.rest, last.rest))
+      if (earlier.dead || earlier.layer != last.layer || earlier.op != Write::Op::set ||
+          earlier.field != last.field || !same(earlier.rest, last.rest))
         continue;
       if (earlier.spelling != last.spelling) {
         if (equal(*last.field, earlier.value, last.value)) continue;
-        error("C0105", "`" + earlier.spelling + "` and `" + last.spelling + "` are the same leaf and are given different values",
+        error("C0105",
+              "`" + earlier.spelling + "` and `" + last.spelling +
+                  "` are the same leaf and are given different values",
               last.place)
             .related(earlier.place, "given here, with the same rank")
             .help("keep one of them; the canonical name is `" + last.field->path + "`");
@@ -684,7 +737,8 @@ class Composer {
       write.spelling = target->spelling;
       write.layer = layer_;
       if (expected) {
-        error("C0107", "`~path=value` compares leaves, not items", path.place).help("write `~" + path.text() + "`");
+        error("C0107", "`~path=value` compares leaves, not items", path.place)
+            .help("write `~" + path.text() + "`");
         return;
       }
       out_.writes.push_back(std::move(write));
@@ -701,24 +755,32 @@ class Composer {
     }
     if (expected) {
       if (!target->field) {
-        error("C0107", "`~section=value` is not an override", path.place).help("write `~" + path.text() + "`");
+        error("C0107", "`~section=value` is not an override", path.place)
+            .help("write `~" + path.text() + "`");
         return;
       }
       if (!current || !equal(*target->field, current->value, *expected)) {
-        auto& problem = error("C0107", "`" + target->field->path + "` is not `" + shortened(expected->text) + "`, so it is not reset", path.place);
-        if (current) problem.related(current->place, "set here");
-        else problem.note("nothing sets it explicitly");
+        auto& problem = error(
+            "C0107",
+            "`" + target->field->path + "` is not `" + shortened(expected->text) + "`, so it is not reset",
+            path.place);
+        if (current)
+          problem.related(current->place, "set here");
+        else
+          problem.note("nothing sets it explicitly");
         return;
       }
     }
     if (!any) {
-      auto& lint = error("C0603", "nothing sets `" + path.text() + "` explicitly, so there is nothing to reset", path.place);
+      auto& lint = error(
+          "C0603", "nothing sets `" + path.text() + "` explicitly, so there is nothing to reset", path.place);
       lint.level = Level::warning;
       lint.name = "unused_override";
       return;
     }
     for (auto& write : out_.writes)
-      if (target->field ? write.field == target->field : write.field->section == target->section->name) write.dead = true;
+      if (target->field ? write.field == target->field : write.field->section == target->section->name)
+        write.dead = true;
   }
 
   bool equal(const FieldInfo& field, const Node& a, const Node& b) const {
@@ -769,13 +831,16 @@ class Composer {
 
   template <class F>
   static bool own_later(const std::vector<Write>& soft, const Write& write, const F& is_own) {
-    return std::any_of(soft.begin(), soft.end(), [&](const Write& other) { return other.field == write.field && is_own(other); });
+    return std::any_of(soft.begin(), soft.end(),
+                       [&](const Write& other) { return other.field == write.field && is_own(other); });
   }
 
-  void read_preset(const SectionInfo& section, const std::string& name, Place place, std::set<std::string>& seen) {
+  void read_preset(const SectionInfo& section, const std::string& name, Place place,
+                   std::set<std::string>& seen) {
     if (!budget(place)) return;
     std::optional<int> source;
-    const bool cli = place.known() && out_.sources[static_cast<size_t>(place.source)].kind == Source::Kind::cli;
+    const bool cli =
+        place.known() && out_.sources[static_cast<size_t>(place.source)].kind == Source::Kind::cli;
     if (is_path(name)) {
       std::string file = name;
       if (!cli && place.known()) {
@@ -792,8 +857,10 @@ class Composer {
         error("C0505", "`" + section.name + "` has no preset named `" + shortened(name) + "`", place);
         return;
       }
-      if (found->file.empty()) source = add_found(*found);
-      else source = read_named(found->file, found->name, place);
+      if (found->file.empty())
+        source = add_found(*found);
+      else
+        source = read_named(found->file, found->name, place);
     }
     if (!source) return;
     if (!seen.insert(name).second) {
@@ -803,8 +870,10 @@ class Composer {
     const auto tree = parse(*source);
     if (!tree) return;
     if (const Node* extends = tree->find("extends")) {
-      if (extends->kind == Node::Kind::scalar) read_preset(section, extends->text, extends->place, seen);
-      else error("C0501", "`extends` of a preset takes the name of one preset", extends->place);
+      if (extends->kind == Node::Kind::scalar)
+        read_preset(section, extends->text, extends->place, seen);
+      else
+        error("C0501", "`extends` of a preset takes the name of one preset", extends->place);
     }
     for (size_t i = 0; i < tree->items.size(); ++i) {
       std::string key = tree->keys[i];
@@ -812,8 +881,10 @@ class Composer {
       const auto op = take_plus(key) ? Write::Op::append : Write::Op::set;
       ParsedPath path;
       path.place = tree->key_places[i];
-      if (key.find('.') == std::string::npos) path.segments.push_back({Segment::Kind::name, section.name, {}, 0});
-      for (const auto part : split(key, '.')) path.segments.push_back({Segment::Kind::name, std::string(part), {}, 0});
+      if (key.find('.') == std::string::npos)
+        path.segments.push_back({Segment::Kind::name, section.name, {}, 0});
+      for (const auto part : split(key, '.'))
+        path.segments.push_back({Segment::Kind::name, std::string(part), {}, 0});
       const auto target = find(path);
       if (!target) continue;
       if (!target->field) {
@@ -834,7 +905,7 @@ class Composer {
   Composition out_;
   std::string current_directory_;
   std::set<std::string> alias_prefixes_;  // `parallel` of `parallel.tp`
-  const Origin* origin_ = nullptr;  // of the file being read; null on the command line
+  const Origin* origin_ = nullptr;        // of the file being read; null on the command line
   size_t layer_ = 0;
   size_t files_ = 0;
   int64_t total_nodes_ = 0;
@@ -848,13 +919,16 @@ Composition compose(const Schema& schema, const Library& library, const Request&
   return Composer(schema, library, request).run();
 }
 
-Diagnostic unknown_key(const Schema& schema, const std::string& section, const std::string& key, Place place, bool suggest) {
+Diagnostic unknown_key(const Schema& schema, const std::string& section, const std::string& key, Place place,
+                       bool suggest) {
   Diagnostic diagnostic;
   diagnostic.code = "C0102";
   diagnostic.place = place;
   const SectionInfo* known = section.empty() ? nullptr : schema.find_section(section);
   diagnostic.message = "unknown key `" + (section.empty() ? "" : section + ".") + shortened(key) + "`";
-  diagnostic.label = known ? "not a field of `" + section + "`" : section.empty() ? "not a section" : "`" + section + "` is not a section";
+  diagnostic.label = known             ? "not a field of `" + section + "`"
+                     : section.empty() ? "not a section"
+                                       : "`" + section + "` is not a section";
 
   if (!suggest) return diagnostic;
   size_t offered = 0;
@@ -864,12 +938,14 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
   };
   // The same name in another section, or the name that another tool gives it.
   for (const FieldInfo* field : schema.fields())
-    if (field->name == key && field->section != section) offer("a field with that name exists: `" + field->path + "`", "");
+    if (field->name == key && field->section != section)
+      offer("a field with that name exists: `" + field->path + "`", "");
   for (const FieldInfo* field : schema.fields()) {
     if (field->name == key) continue;
     if (std::find(field->known_as.begin(), field->known_as.end(), key) != field->known_as.end())
       offer("it is called `" + field->path + "` here", field->section == section ? field->name : "");
-    else if (field->section != section && std::find(field->aliases.begin(), field->aliases.end(), key) != field->aliases.end())
+    else if (field->section != section &&
+             std::find(field->aliases.begin(), field->aliases.end(), key) != field->aliases.end())
       offer("a field with that name exists: `" + field->path + "`", "");
   }
   if (offered == 0 && known) {
@@ -883,7 +959,8 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
     for (const auto& near : near_matches(key, names, 6)) {
       const FieldInfo* field = schema.find_spelling(section + "." + near);
       if (!seen.insert(field).second) continue;
-      const std::string is = field->path == section + "." + near ? "" : " (an alias of `" + field->path + "`)";
+      const std::string is =
+          field->path == section + "." + near ? "" : " (an alias of `" + field->path + "`)";
       offer("a field with a similar name exists: `" + section + "." + near + "`" + is, near);
     }
   }

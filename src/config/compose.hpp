@@ -16,10 +16,10 @@
 namespace capstan::config {
 
 struct Request {
-  std::string recipe;                // a name, a path (contains "/" or ends in .yaml/.yml), or "-" for standard input
-  std::vector<Override> overrides;   // in the order given, -f files included
-  std::optional<int64_t> ranks;      // --ranks: the world size, instead of the recipe's
-  std::optional<int64_t> now;        // seconds since 1970 for ${now:…}; tests and resumed runs fix it
+  std::string recipe;  // a name, a path (contains "/" or ends in .yaml/.yml), or "-" for standard input
+  std::vector<Override> overrides;  // in the order given, -f files included
+  std::optional<int64_t> ranks;     // --ranks: the world size, instead of the recipe's
+  std::optional<int64_t> now;       // seconds since 1970 for ${now:…}; tests and resumed runs fix it
 };
 
 // One file, preset or command line. Later layers win over earlier ones of the same or a lower rank.
@@ -35,17 +35,17 @@ struct Write {
   const FieldInfo* field = nullptr;
   std::vector<Segment> rest;  // below the leaf: an index, a key
   Node value;
-  Place place;                // the key, or the override
-  std::string spelling;       // the path as written
-  size_t layer = 0;           // index into Composition::layers
-  bool dead = false;          // a later `~path` took it back
+  Place place;           // the key, or the override
+  std::string spelling;  // the path as written
+  size_t layer = 0;      // index into Composition::layers
+  bool dead = false;     // a later `~path` took it back
 };
 
 // A preset chosen for a section, or the section switched off.
 struct Choice {
   size_t layer = 0;
   bool off = false;
-  std::string preset;      // name, or the path of a preset file
+  std::string preset;  // name, or the path of a preset file
   Place place;
 };
 
@@ -54,11 +54,11 @@ struct Composition {
   std::vector<Source> sources;
   std::vector<Diagnostic> diagnostics;
   std::vector<Layer> layers;
-  std::vector<Write> writes;                         // soft ones first, then by rank and order
-  std::vector<std::vector<Choice>> choices;          // by section index
-  std::vector<std::string> preset_of;                // by section index: the preset in effect, empty without
+  std::vector<Write> writes;                 // soft ones first, then by rank and order
+  std::vector<std::vector<Choice>> choices;  // by section index
+  std::vector<std::string> preset_of;        // by section index: the preset in effect, empty without
   std::vector<const FieldInfo*> unset_without_effect;
-  bool malformed = false;                            // a file could not be read or parsed
+  bool malformed = false;  // a file could not be read or parsed
 };
 
 // Throws Error only when the recipe itself cannot be read (ErrorCode::not_found, format, io).

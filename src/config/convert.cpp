@@ -12,7 +12,8 @@ namespace capstan::config {
 namespace {
 
 std::string number_text(double value) {
-  if (std::floor(value) == value && std::abs(value) < 9e15) return std::to_string(static_cast<int64_t>(value));
+  if (std::floor(value) == value && std::abs(value) < 9e15)
+    return std::to_string(static_cast<int64_t>(value));
   return to_text(value);
 }
 
@@ -24,10 +25,14 @@ std::string shown(std::string_view text) {
 
 const char* node_kind(const Node& node) {
   switch (node.kind) {
-    case Node::Kind::null: return node.empty ? "nothing" : "null";
-    case Node::Kind::scalar: return "a single value";
-    case Node::Kind::list: return "a list";
-    case Node::Kind::map: return "a mapping";
+    case Node::Kind::null:
+      return node.empty ? "nothing" : "null";
+    case Node::Kind::scalar:
+      return "a single value";
+    case Node::Kind::list:
+      return "a list";
+    case Node::Kind::map:
+      return "a mapping";
   }
   return "a value";
 }
@@ -45,18 +50,22 @@ class Converter {
   std::optional<Value> run(const Type& type, const Node& given, const std::string& path) {
     const Node* node = &given;
     std::optional<Node> expanded;
-    if (given.kind == Node::Kind::scalar && !given.raw && type.kind != Type::Kind::secret && context_.expand &&
-        given.text.find("${") != std::string::npos) {
+    if (given.kind == Node::Kind::scalar && !given.raw && type.kind != Type::Kind::secret &&
+        context_.expand && given.text.find("${") != std::string::npos) {
       expanded = context_.expand(given);
       if (!expanded) return std::nullopt;
       node = &*expanded;
     }
     if (node->kind == Node::Kind::null) return null(type, *node, path);
     switch (type.kind) {
-      case Type::Kind::list: return list(type, *node, path);
-      case Type::Kind::map: return map(type, *node, path);
-      case Type::Kind::record: return record(type, *node, path);
-      default: break;
+      case Type::Kind::list:
+        return list(type, *node, path);
+      case Type::Kind::map:
+        return map(type, *node, path);
+      case Type::Kind::record:
+        return record(type, *node, path);
+      default:
+        break;
     }
     if (node->kind != Node::Kind::scalar) {
       error("C0206", "`" + path + "` takes " + type_text(type, field_) + ", not " + node_kind(*node), *node);
@@ -85,11 +94,12 @@ class Converter {
   std::optional<Value> null(const Type& type, const Node& node, const std::string& path) {
     if (node.empty) {
       error("C0203", "`" + path + "` has no value", node,
-            type.optional                                                            ? "write `null` to leave it unset"
-            : type.kind == Type::Kind::text || type.kind == Type::Kind::path         ? "write \"\" for an empty text"
-            : type.kind == Type::Kind::list                                          ? "write [] for an empty list"
-            : type.kind == Type::Kind::map || type.kind == Type::Kind::record        ? "write {} for an empty mapping"
-                                                                                     : "it takes " + type_text(type, field_));
+            type.optional ? "write `null` to leave it unset"
+            : type.kind == Type::Kind::text || type.kind == Type::Kind::path ? "write \"\" for an empty text"
+            : type.kind == Type::Kind::list                                  ? "write [] for an empty list"
+            : type.kind == Type::Kind::map || type.kind == Type::Kind::record
+                ? "write {} for an empty mapping"
+                : "it takes " + type_text(type, field_));
       return std::nullopt;
     }
     if (type.optional) return Value();
@@ -102,8 +112,8 @@ class Converter {
   std::optional<Value> list(const Type& type, const Node& node, const std::string& path) {
     Value result = Value::list();
     if (node.kind == Node::Kind::scalar && field_.scalar_ok) {
-      if (node.text.find(',') != std::string::npos && !node.quoted && type.element->kind != Type::Kind::text &&
-          type.element->kind != Type::Kind::path) {
+      if (node.text.find(',') != std::string::npos && !node.quoted &&
+          type.element->kind != Type::Kind::text && type.element->kind != Type::Kind::path) {
         comma(node, path, true);
         return std::nullopt;
       }
@@ -118,15 +128,19 @@ class Converter {
         comma(node, path, true);
       } else {
         error("C0206", "`" + path + "` takes a list, not " + node_kind(node), node,
-              scalar ? "write [" + shown(node.text) + "]; to append an item: " + path + "+=" + shown(node.text) : "");
+              scalar
+                  ? "write [" + shown(node.text) + "]; to append an item: " + path + "+=" + shown(node.text)
+                  : "");
       }
       return std::nullopt;
     }
     bool good = true;
     for (size_t i = 0; i < node.items.size(); ++i) {
       auto item = run(*type.element, node.items[i], path + "[" + std::to_string(i) + "]");
-      if (item) result.items.push_back(std::move(*item));
-      else good = false;
+      if (item)
+        result.items.push_back(std::move(*item));
+      else
+        good = false;
     }
     if (good && type.element->kind == Type::Kind::record && !type.element->record->id_field.empty())
       good = unique_ids(result, node, path, *type.element->record);
@@ -144,7 +158,8 @@ class Converter {
         };
         const std::string *a = id(i), *b = id(j);
         if (!a || !b || a->empty() || *a != *b) continue;
-        error("C0206", "`" + path + "` has two items with " + record.id_field + " `" + *a + "`", node.items[i])
+        error("C0206", "`" + path + "` has two items with " + record.id_field + " `" + *a + "`",
+              node.items[i])
             .related(node.items[j].place, "the first one");
         return false;
       }
@@ -161,8 +176,10 @@ class Converter {
     bool good = true;
     for (size_t i = 0; i < node.items.size(); ++i) {
       auto item = run(*type.element, node.items[i], path + "." + node.keys[i]);
-      if (item) result.add(node.keys[i], std::move(*item));
-      else good = false;
+      if (item)
+        result.add(node.keys[i], std::move(*item));
+      else
+        good = false;
     }
     if (!good) return std::nullopt;
     return result;
@@ -181,22 +198,28 @@ class Converter {
     for (size_t i = 0; i < node.items.size(); ++i) {
       const FieldInfo* field = info.find(node.keys[i]);
       for (const auto& candidate : info.fields)
-        if (!field && std::find(candidate.aliases.begin(), candidate.aliases.end(), node.keys[i]) != candidate.aliases.end())
+        if (!field && std::find(candidate.aliases.begin(), candidate.aliases.end(), node.keys[i]) !=
+                          candidate.aliases.end())
           field = &candidate;
       if (!field) {
         auto& problem = error("C0102", "unknown key `" + path + "." + shown(node.keys[i]) + "`", node);
         problem.place = node.key_places[i];
-        for (const auto& near : near_matches(node.keys[i], names)) problem.help("a field with a similar name exists: `" + near + "`");
+        for (const auto& near : near_matches(node.keys[i], names))
+          problem.help("a field with a similar name exists: `" + near + "`");
         good = false;
         continue;
       }
       Converter inner(*field, context_);
       auto value = inner.run(*field->type, node.items[i], path + "." + field->name);
-      if (value) result.add(field->name, std::move(*value));
-      else good = false;
+      if (value)
+        result.add(field->name, std::move(*value));
+      else
+        good = false;
     }
     for (const auto& field : info.fields) {
-      if (!field.required || std::find(result.keys.begin(), result.keys.end(), field.name) != result.keys.end()) continue;
+      if (!field.required ||
+          std::find(result.keys.begin(), result.keys.end(), field.name) != result.keys.end())
+        continue;
       if (good) error("C0210", "`" + path + "` lacks `" + field.name + "`", node, field.doc);
       good = false;
     }
@@ -205,22 +228,28 @@ class Converter {
   }
 
   void comma(const Node& node, const std::string& path, bool list) {
-    const bool cli = node.place.known() && (*context_.sources)[static_cast<size_t>(node.place.source)].kind == Source::Kind::cli;
-    error("C0201", "`" + shown(node.text) + "` is not " + (list ? "a list" : "one value") + " for `" + path + "`", node,
-          "use `[" + shown(node.text) + "]` for a list" + (cli ? ", or `capstan sweep` for several runs" : ""));
+    const bool cli = node.place.known() &&
+                     (*context_.sources)[static_cast<size_t>(node.place.source)].kind == Source::Kind::cli;
+    error(
+        "C0201",
+        "`" + shown(node.text) + "` is not " + (list ? "a list" : "one value") + " for `" + path + "`", node,
+        "use `[" + shown(node.text) + "]` for a list" + (cli ? ", or `capstan sweep` for several runs" : ""));
   }
 
   std::optional<Value> scalar(const Type& type, const Node& node, const std::string& path) {
     const std::string& text = node.text;
-    const bool numeric = type.kind == Type::Kind::boolean || type.kind == Type::Kind::integer || type.kind == Type::Kind::real;
+    const bool numeric =
+        type.kind == Type::Kind::boolean || type.kind == Type::Kind::integer || type.kind == Type::Kind::real;
     const bool unit = type.kind == Type::Kind::bytes || type.kind == Type::Kind::duration;
-    if (node.quoted && (numeric || (unit && !text.empty() && text.find_first_not_of("0123456789.+-_eE") == std::string::npos))) {
-      auto& problem = error("C0204", "`" + path + "` takes " + type_text(type, field_) + ", not quoted text", node,
-                            "remove the quotes: " + shown(text));
+    if (node.quoted && (numeric || (unit && !text.empty() &&
+                                    text.find_first_not_of("0123456789.+-_eE") == std::string::npos))) {
+      auto& problem = error("C0204", "`" + path + "` takes " + type_text(type, field_) + ", not quoted text",
+                            node, "remove the quotes: " + shown(text));
       problem.replace(node.place, text);
       return std::nullopt;
     }
-    if (text.empty() && type.kind == Type::Kind::secret && node.quoted) return Value::of(std::string());  // none
+    if (text.empty() && type.kind == Type::Kind::secret && node.quoted)
+      return Value::of(std::string());  // none
     if (text.empty() && type.kind != Type::Kind::text && type.kind != Type::Kind::path) {
       error("C0203", "`" + path + "` has no value", node, "it takes " + type_text(type, field_));
       return std::nullopt;
@@ -236,7 +265,8 @@ class Converter {
     TextProblem problem;
     std::optional<Value> result;
     switch (type.kind) {
-      case Type::Kind::boolean: return boolean(node, path);
+      case Type::Kind::boolean:
+        return boolean(node, path);
       case Type::Kind::integer:
         if (const auto value = integer_from_text(text, field_.form, problem)) result = Value::of(*value);
         break;
@@ -247,7 +277,8 @@ class Converter {
         if (const auto value = bytes_from_text(text, problem)) result = Value::of(*value);
         break;
       case Type::Kind::duration:
-        if (const auto value = duration_from_text(text, field_.duration_unit, problem)) result = Value::of(*value);
+        if (const auto value = duration_from_text(text, field_.duration_unit, problem))
+          result = Value::of(*value);
         break;
       case Type::Kind::text:
         if (!node.quoted && !node.raw && (text == "None" || text == "none") && type.optional) {
@@ -257,15 +288,21 @@ class Converter {
           lint.name = "none_as_text";
         }
         return Value::of(text);
-      case Type::Kind::enumeration: return enumeration(type, node, path);
-      case Type::Kind::path: return file_path(node);
-      case Type::Kind::secret: return secret(node, path);
-      default: return std::nullopt;
+      case Type::Kind::enumeration:
+        return enumeration(type, node, path);
+      case Type::Kind::path:
+        return file_path(node);
+      case Type::Kind::secret:
+        return secret(node, path);
+      default:
+        return std::nullopt;
     }
     if (!result || problem.warning) {
-      auto& reported = error("C0201", "`" + shown(text) + "` " + (problem.message.empty() ? "is not a value" : problem.message) +
-                                          " (`" + path + "` takes " + type_text(type, field_) + ")",
-                             node, problem.help);
+      auto& reported =
+          error("C0201",
+                "`" + shown(text) + "` " + (problem.message.empty() ? "is not a value" : problem.message) +
+                    " (`" + path + "` takes " + type_text(type, field_) + ")",
+                node, problem.help);
       if (problem.warning) {
         reported.level = Level::warning;
         reported.name = "underflow";
@@ -275,7 +312,8 @@ class Converter {
   }
 
   bool on_command_line(const Node& node) const {
-    return node.place.known() && (*context_.sources)[static_cast<size_t>(node.place.source)].kind == Source::Kind::cli;
+    return node.place.known() &&
+           (*context_.sources)[static_cast<size_t>(node.place.source)].kind == Source::Kind::cli;
   }
 
   std::optional<Value> boolean(const Node& node, const std::string& path) {
@@ -288,7 +326,8 @@ class Converter {
       if (word == candidate) help = "write true";
     for (const auto candidate : no)
       if (word == candidate) help = "write false";
-    error("C0201", "`" + shown(node.text) + "` is not a boolean (`" + path + "` takes true or false)", node, help);
+    error("C0201", "`" + shown(node.text) + "` is not a boolean (`" + path + "` takes true or false)", node,
+          help);
     return std::nullopt;
   }
 
@@ -321,7 +360,8 @@ class Converter {
     std::filesystem::path path(node.text);
     if (path.is_relative()) {
       std::string base = node.base;
-      if (base.empty() && node.place.known()) base = (*context_.sources)[static_cast<size_t>(node.place.source)].directory;
+      if (base.empty() && node.place.known())
+        base = (*context_.sources)[static_cast<size_t>(node.place.source)].directory;
       if (!base.empty()) path = std::filesystem::path(base) / path;
     }
     value.resolved = path.lexically_normal().string();
@@ -334,7 +374,8 @@ class Converter {
     for (const std::string_view prefix : {"${env:", "${oc.env:"}) {
       if (!text.starts_with(prefix) || !text.ends_with("}")) continue;
       const std::string_view name = text.substr(prefix.size(), text.size() - prefix.size() - 1);
-      if (!name.empty() && name.find_first_of(",${}") == std::string_view::npos) return Value::of("env:" + std::string(name));
+      if (!name.empty() && name.find_first_of(",${}") == std::string_view::npos)
+        return Value::of("env:" + std::string(name));
     }
     auto& problem = error("C0208", "`" + path + "` is a secret and cannot be written here", node,
                           "write ${env:NAME} or file:/path/to/secret");
@@ -356,16 +397,22 @@ class Converter {
         node.text.find('%') == std::string::npos)
       return refuse("a fraction is at most 1", "write " + to_text(number / 100) + " or " + node.text + "%");
     if (field_.min && (number < *field_.min || (field_.min_open && number == *field_.min)))
-      return refuse(std::string("it must be ") + (field_.min_open ? "above " : "at least ") + number_text(*field_.min), "");
+      return refuse(
+          std::string("it must be ") + (field_.min_open ? "above " : "at least ") + number_text(*field_.min),
+          "");
     if (field_.max && (number > *field_.max || (field_.max_open && number == *field_.max)))
-      return refuse(std::string("it must be ") + (field_.max_open ? "below " : "at most ") + number_text(*field_.max), "");
+      return refuse(
+          std::string("it must be ") + (field_.max_open ? "below " : "at most ") + number_text(*field_.max),
+          "");
     if (!field_.one_of.empty() && type.kind == Type::Kind::integer &&
         std::find(field_.one_of.begin(), field_.one_of.end(), value.integer) == field_.one_of.end())
       return refuse("it must be " + range_text(field_), "");
-    if (field_.multiple_of > 1 && type.kind == Type::Kind::integer && value.integer % field_.multiple_of != 0) {
+    if (field_.multiple_of > 1 && type.kind == Type::Kind::integer &&
+        value.integer % field_.multiple_of != 0) {
       const int64_t below = value.integer / field_.multiple_of * field_.multiple_of;
       return refuse("it must be a multiple of " + std::to_string(field_.multiple_of),
-                    "nearest: " + (below > 0 ? std::to_string(below) + " and " : "") + std::to_string(below + field_.multiple_of));
+                    "nearest: " + (below > 0 ? std::to_string(below) + " and " : "") +
+                        std::to_string(below + field_.multiple_of));
     }
     return true;
   }
@@ -377,7 +424,8 @@ class Converter {
 
 }  // namespace
 
-std::optional<Value> convert(const FieldInfo& field, const Node& node, const std::string& path, const ConvertContext& context) {
+std::optional<Value> convert(const FieldInfo& field, const Node& node, const std::string& path,
+                             const ConvertContext& context) {
   return Converter(field, context).run(*field.type, node, path);
 }
 
@@ -392,9 +440,12 @@ std::string range_text(const FieldInfo& field) {
     out = "from " + number_text(*field.min) + " to " + number_text(*field.max);
   else {
     if (field.min) out = (field.min_open ? "above " : "at least ") + number_text(*field.min);
-    if (field.max) out += (out.empty() ? "" : " and ") + std::string(field.max_open ? "below " : "at most ") + number_text(*field.max);
+    if (field.max)
+      out += (out.empty() ? "" : " and ") + std::string(field.max_open ? "below " : "at most ") +
+             number_text(*field.max);
   }
-  if (field.multiple_of > 1) out += (out.empty() ? "" : ", ") + std::string("a multiple of ") + std::to_string(field.multiple_of);
+  if (field.multiple_of > 1)
+    out += (out.empty() ? "" : ", ") + std::string("a multiple of ") + std::to_string(field.multiple_of);
   return out;
 }
 
@@ -404,23 +455,34 @@ std::string type_text(const Type& type, const FieldInfo& field) {
     return range.empty() ? what : what + " " + range;
   };
   switch (type.kind) {
-    case Type::Kind::boolean: return "true or false";
-    case Type::Kind::integer: return field.one_of.empty() ? ranged("an integer") : range_text(field);
-    case Type::Kind::real: return ranged(field.form == NumberForm::fraction ? "a fraction" : "a number");
-    case Type::Kind::text: return "text";
+    case Type::Kind::boolean:
+      return "true or false";
+    case Type::Kind::integer:
+      return field.one_of.empty() ? ranged("an integer") : range_text(field);
+    case Type::Kind::real:
+      return ranged(field.form == NumberForm::fraction ? "a fraction" : "a number");
+    case Type::Kind::text:
+      return "text";
     case Type::Kind::enumeration: {
       std::string out = "one of ";
       for (size_t i = 0; i < type.names->entries.size(); ++i)
         out += (i ? ", " : "") + std::string(type.names->entries[i].name);
       return out;
     }
-    case Type::Kind::path: return "a path";
-    case Type::Kind::bytes: return ranged("a number of bytes");
-    case Type::Kind::duration: return "a duration";
-    case Type::Kind::secret: return "a reference to a secret";
-    case Type::Kind::list: return "a list of values, each " + type_text(*type.element, field);
-    case Type::Kind::map: return "a mapping of names to values, each " + type_text(*type.element, field);
-    case Type::Kind::record: return "a mapping";
+    case Type::Kind::path:
+      return "a path";
+    case Type::Kind::bytes:
+      return ranged("a number of bytes");
+    case Type::Kind::duration:
+      return "a duration";
+    case Type::Kind::secret:
+      return "a reference to a secret";
+    case Type::Kind::list:
+      return "a list of values, each " + type_text(*type.element, field);
+    case Type::Kind::map:
+      return "a mapping of names to values, each " + type_text(*type.element, field);
+    case Type::Kind::record:
+      return "a mapping";
   }
   return "a value";
 }

@@ -21,7 +21,8 @@ struct ConvertContext {
 };
 
 // The value of one leaf. `path` names it in messages. nullopt: reported.
-std::optional<Value> convert(const FieldInfo& field, const Node& node, const std::string& path, const ConvertContext& context);
+std::optional<Value> convert(const FieldInfo& field, const Node& node, const std::string& path,
+                             const ConvertContext& context);
 
 // The texts of numbers, for tests and tools. `problem` gets a message fragment ("is not an integer") and a help.
 struct TextProblem {
@@ -31,7 +32,8 @@ struct TextProblem {
 std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form, TextProblem& problem);
 std::optional<double> real_from_text(std::string_view text, const FieldInfo& field, TextProblem& problem);
 std::optional<int64_t> bytes_from_text(std::string_view text, TextProblem& problem);
-std::optional<double> duration_from_text(std::string_view text, std::string_view default_unit, TextProblem& problem);
+std::optional<double> duration_from_text(std::string_view text, std::string_view default_unit,
+                                         TextProblem& problem);
 
 // "an integer from 1 to 4096", "true or false", "one of gelu, silu": for messages, explain and documentation.
 std::string type_text(const Type& type, const FieldInfo& field);

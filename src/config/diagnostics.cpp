@@ -21,9 +21,12 @@ std::string_view Source::line(int number) const {
 
 std::string_view level_name(Level level) {
   switch (level) {
-    case Level::error: return "error";
-    case Level::warning: return "warning";
-    case Level::note: return "note";
+    case Level::error:
+      return "error";
+    case Level::warning:
+      return "warning";
+    case Level::note:
+      return "note";
   }
   return "error";
 }
@@ -43,7 +46,9 @@ struct Palette {
 };
 Palette palette(Level level, bool color) {
   if (!color) return {};
-  const char* paint = level == Level::error ? "\033[1;31m" : level == Level::warning ? "\033[1;33m" : "\033[1;36m";
+  const char* paint = level == Level::error     ? "\033[1;31m"
+                      : level == Level::warning ? "\033[1;33m"
+                                                : "\033[1;36m";
   return {paint, "\033[1m", "\033[1;34m", "\033[0m"};
 }
 
@@ -52,8 +57,9 @@ std::string printable(std::string_view line) {
   std::string result;
   for (size_t i = 0; i < line.size();) {
     const auto [value, bytes] = decode_utf8(line, i);
-    if (value < 0x20 || value == 0x7f || (value >= 0x80 && value < 0xa0) || (value >= 0x200b && value <= 0x200f) ||
-        (value >= 0x202a && value <= 0x202e) || (value >= 0x2066 && value <= 0x2069))
+    if (value < 0x20 || value == 0x7f || (value >= 0x80 && value < 0xa0) ||
+        (value >= 0x200b && value <= 0x200f) || (value >= 0x202a && value <= 0x202e) ||
+        (value >= 0x2066 && value <= 0x2069))
       result += value == '\t' ? " " : "?";
     else
       append_utf8(result, value);
@@ -91,13 +97,16 @@ std::string window(std::string_view line, int& column, int& length) {
 void snippet(std::string& out, const Place& where, const std::string& label, char mark, size_t gutter,
              const std::vector<Source>& sources, const Palette& colors, const char* paint) {
   int column = where.column, length = where.length;
-  const std::string line = window(sources[static_cast<size_t>(where.source)].line(where.line), column, length);
+  const std::string line =
+      window(sources[static_cast<size_t>(where.source)].line(where.line), column, length);
   const std::string number = std::to_string(where.line);
   const std::string blank(gutter, ' ');
   out += blank + colors.frame + " |" + colors.off + "\n";
-  out += colors.frame + std::string(gutter - number.size(), ' ') + number + " |" + colors.off + " " + line + "\n";
-  out += blank + colors.frame + " |" + colors.off + " " + std::string(static_cast<size_t>(column - 1), ' ') + paint +
-         std::string(static_cast<size_t>(length), mark) + (label.empty() ? "" : " " + label) + colors.off + "\n";
+  out += colors.frame + std::string(gutter - number.size(), ' ') + number + " |" + colors.off + " " + line +
+         "\n";
+  out += blank + colors.frame + " |" + colors.off + " " + std::string(static_cast<size_t>(column - 1), ' ') +
+         paint + std::string(static_cast<size_t>(length), mark) + (label.empty() ? "" : " " + label) +
+         colors.off + "\n";
 }
 
 std::string human(const Diagnostic& diagnostic, const std::vector<Source>& sources, bool color) {
@@ -131,7 +140,8 @@ std::string human(const Diagnostic& diagnostic, const std::vector<Source>& sourc
         indented += c;
         if (c == '\n') indented += blank + "   " + std::string(std::string_view(kind).size(), ' ') + "  ";
       }
-      out += blank + colors.frame + " = " + colors.off + colors.bold + kind + colors.off + ": " + indented + "\n";
+      out += blank + colors.frame + " = " + colors.off + colors.bold + kind + colors.off + ": " + indented +
+             "\n";
     }
   };
   lines("note", diagnostic.notes);
@@ -171,7 +181,8 @@ std::string place_json(const Place& place, const std::vector<Source>& sources) {
 }
 
 std::string json(const Diagnostic& diagnostic, const std::vector<Source>& sources) {
-  std::string out = "{\"level\":" + quoted(level_name(diagnostic.level)) + ",\"code\":" + quoted(diagnostic.code);
+  std::string out =
+      "{\"level\":" + quoted(level_name(diagnostic.level)) + ",\"code\":" + quoted(diagnostic.code);
   if (!diagnostic.name.empty()) out += ",\"name\":" + quoted(diagnostic.name);
   out += ",\"message\":" + quoted(diagnostic.message);
   if (!diagnostic.path.empty()) out += ",\"path\":" + quoted(diagnostic.path);
@@ -194,7 +205,8 @@ std::string json(const Diagnostic& diagnostic, const std::vector<Source>& source
   out += "],\"suggestions\":[";
   for (size_t i = 0; i < diagnostic.suggestions.size(); ++i) {
     const auto& suggestion = diagnostic.suggestions[i];
-    out += std::string(i ? "," : "") + "{\"replacement\":" + quoted(suggestion.replacement) + ",\"applicability\":" +
+    out += std::string(i ? "," : "") + "{\"replacement\":" + quoted(suggestion.replacement) +
+           ",\"applicability\":" +
            (suggestion.machine_applicable ? "\"machine-applicable\"" : "\"maybe-incorrect\"");
     if (suggestion.place.known()) out += "," + place_json(suggestion.place, sources);
     out += "}";
@@ -204,11 +216,15 @@ std::string json(const Diagnostic& diagnostic, const std::vector<Source>& source
 
 }  // namespace
 
-std::string render(const Diagnostic& diagnostic, const std::vector<Source>& sources, const RenderOptions& options) {
+std::string render(const Diagnostic& diagnostic, const std::vector<Source>& sources,
+                   const RenderOptions& options) {
   switch (options.format) {
-    case DiagnosticFormat::human: return human(diagnostic, sources, options.color);
-    case DiagnosticFormat::compact: return compact(diagnostic, sources);
-    case DiagnosticFormat::json: return json(diagnostic, sources);
+    case DiagnosticFormat::human:
+      return human(diagnostic, sources, options.color);
+    case DiagnosticFormat::compact:
+      return compact(diagnostic, sources);
+    case DiagnosticFormat::json:
+      return json(diagnostic, sources);
   }
   return {};
 }
@@ -223,7 +239,8 @@ std::string render(const std::vector<Diagnostic>& diagnostics, const std::vector
   }
   for (const auto& diagnostic : diagnostics) {
     out += render(diagnostic, sources, options);
-    const bool one_line = !diagnostic.place.known() && diagnostic.also.empty() && diagnostic.notes.empty() && diagnostic.helps.empty();
+    const bool one_line = !diagnostic.place.known() && diagnostic.also.empty() && diagnostic.notes.empty() &&
+                          diagnostic.helps.empty();
     if (options.format == DiagnosticFormat::human && !one_line) out += "\n";
   }
   const size_t errors = count(diagnostics, Level::error), warnings = count(diagnostics, Level::warning);
@@ -238,8 +255,9 @@ std::string render(const std::vector<Diagnostic>& diagnostics, const std::vector
 }
 
 size_t count(const std::vector<Diagnostic>& diagnostics, Level level) {
-  return static_cast<size_t>(std::count_if(diagnostics.begin(), diagnostics.end(),
-                                           [&](const Diagnostic& diagnostic) { return diagnostic.level == level; }));
+  return static_cast<size_t>(
+      std::count_if(diagnostics.begin(), diagnostics.end(),
+                    [&](const Diagnostic& diagnostic) { return diagnostic.level == level; }));
 }
 
 void sort_diagnostics(std::vector<Diagnostic>& diagnostics) {

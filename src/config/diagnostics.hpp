@@ -41,12 +41,12 @@ struct Diagnostic {
     bool machine_applicable = false;
   };
   Level level = Level::error;
-  std::string code;     // "C0102"
-  std::string name;     // lints and rules: "unused_override"
+  std::string code;  // "C0102"
+  std::string name;  // lints and rules: "unused_override"
   std::string message;
   Place place;
-  std::string label;    // under the caret
-  std::string path;     // the leaf it is about, where there is one
+  std::string label;  // under the caret
+  std::string path;   // the leaf it is about, where there is one
   std::vector<Label> also;
   std::vector<std::string> notes;
   std::vector<std::string> helps;
@@ -73,12 +73,17 @@ struct Diagnostic {
 // "file:line:col"; for the command line "<cli>:n" and, with `column`, "<cli>:n:col".
 std::string place_text(const Place& place, const std::vector<Source>& sources, bool column = true);
 
-enum class DiagnosticFormat : unsigned char { human, compact, json };  // compact: file:line:col: level[code]: message
+enum class DiagnosticFormat : unsigned char {
+  human,
+  compact,
+  json
+};  // compact: file:line:col: level[code]: message
 struct RenderOptions {
   DiagnosticFormat format = DiagnosticFormat::human;
   bool color = false;
 };
-std::string render(const Diagnostic& diagnostic, const std::vector<Source>& sources, const RenderOptions& options = {});
+std::string render(const Diagnostic& diagnostic, const std::vector<Source>& sources,
+                   const RenderOptions& options = {});
 // All of them. human ends with a count line; json is one array of objects with LSP ranges (zero-based, UTF-16) and suggestions.
 std::string render(const std::vector<Diagnostic>& diagnostics, const std::vector<Source>& sources,
                    const RenderOptions& options = {});

@@ -47,29 +47,39 @@ std::string real_text(double value) {
   return text;
 }
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
-bool digit(char c) { return c >= '0' && c <= '9'; }
+char lower(char c) {
+  return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+}
+bool digit(char c) {
+  return c >= '0' && c <= '9';
+}
 
 // Would YAML 1.1 or 1.2 read this plain text as null, a boolean, a number, a time or a merge key?
 bool reads_as_other_type(std::string_view text) {
   std::string word;
   for (const char c : text.substr(0, 12)) word += lower(c);
-  for (const std::string_view other : {"~", "null", "true", "false", "yes", "no", "on", "off", "y", "n", "none", "<<", "=",
-                                       ".inf", "-.inf", "+.inf", ".nan", "inf", "-inf", "+inf", "nan"})
+  for (const std::string_view other :
+       {"~",  "null", "true", "false", "yes",   "no",   "on",  "off",  "y",    "n",  "none",
+        "<<", "=",    ".inf", "-.inf", "+.inf", ".nan", "inf", "-inf", "+inf", "nan"})
     if (word == other && text.size() == other.size()) return true;
   const size_t sign = text[0] == '+' || text[0] == '-' ? 1 : 0;
   if (sign >= text.size()) return true;
-  const bool starts = digit(text[sign]) || (text[sign] == '.' && sign + 1 < text.size() && digit(text[sign + 1]));
-  return starts && text.find_first_not_of("0123456789abcdefABCDEFxXoO_.:+-tTzZ kMGTBimsh%") == std::string_view::npos;
+  const bool starts =
+      digit(text[sign]) || (text[sign] == '.' && sign + 1 < text.size() && digit(text[sign + 1]));
+  return starts &&
+         text.find_first_not_of("0123456789abcdefABCDEFxXoO_.:+-tTzZ kMGTBimsh%") == std::string_view::npos;
 }
 
 bool needs_double_quotes(std::string_view text) {
   for (const char c : text)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return true;
   // Characters that YAML takes for line ends or refuses to print.
-  return text.find("\xC2\x85") != std::string_view::npos || text.find("\xE2\x80\xA8") != std::string_view::npos ||
-         text.find("\xE2\x80\xA9") != std::string_view::npos || text.find("\xEF\xBB\xBF") != std::string_view::npos ||
-         text.find("\xEF\xBF\xBE") != std::string_view::npos || text.find("\xEF\xBF\xBF") != std::string_view::npos;
+  return text.find("\xC2\x85") != std::string_view::npos ||
+         text.find("\xE2\x80\xA8") != std::string_view::npos ||
+         text.find("\xE2\x80\xA9") != std::string_view::npos ||
+         text.find("\xEF\xBB\xBF") != std::string_view::npos ||
+         text.find("\xEF\xBF\xBE") != std::string_view::npos ||
+         text.find("\xEF\xBF\xBF") != std::string_view::npos;
 }
 
 std::string double_quoted(std::string_view text) {
@@ -77,21 +87,32 @@ std::string double_quoted(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     const std::string_view rest = text.substr(i);
-    if (c == '"' || c == '\\') out += '\\', out += c;
-    else if (c == '\n') out += "\\n";
-    else if (c == '\t') out += "\\t";
-    else if (c == '\r') out += "\\r";
+    if (c == '"' || c == '\\')
+      out += '\\', out += c;
+    else if (c == '\n')
+      out += "\\n";
+    else if (c == '\t')
+      out += "\\t";
+    else if (c == '\r')
+      out += "\\r";
     else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
       std::array<char, 8> buffer;
       std::snprintf(buffer.data(), buffer.size(), "\\x%02X", static_cast<unsigned>(c));
       out += buffer.data();
-    } else if (rest.starts_with("\xC2\x85")) out += "\\u0085", i += 1;
-    else if (rest.starts_with("\xE2\x80\xA8")) out += "\\u2028", i += 2;
-    else if (rest.starts_with("\xE2\x80\xA9")) out += "\\u2029", i += 2;
-    else if (rest.starts_with("\xEF\xBB\xBF")) out += "\\uFEFF", i += 2;
-    else if (rest.starts_with("\xEF\xBF\xBE")) out += "\\uFFFE", i += 2;
-    else if (rest.starts_with("\xEF\xBF\xBF")) out += "\\uFFFF", i += 2;
-    else out += c;
+    } else if (rest.starts_with("\xC2\x85"))
+      out += "\\u0085", i += 1;
+    else if (rest.starts_with("\xE2\x80\xA8"))
+      out += "\\u2028", i += 2;
+    else if (rest.starts_with("\xE2\x80\xA9"))
+      out += "\\u2029", i += 2;
+    else if (rest.starts_with("\xEF\xBB\xBF"))
+      out += "\\uFEFF", i += 2;
+    else if (rest.starts_with("\xEF\xBF\xBE"))
+      out += "\\uFFFE", i += 2;
+    else if (rest.starts_with("\xEF\xBF\xBF"))
+      out += "\\uFFFF", i += 2;
+    else
+      out += c;
   }
   return out + "\"";
 }
@@ -107,13 +128,14 @@ std::string single_quoted(std::string_view text) {
 
 std::string escaped(std::string text, bool recipe) {
   if (!recipe) return text;
-  for (size_t at = text.find("${"); at != std::string::npos; at = text.find("${", at + 3)) text.insert(at, 1, '\\');
+  for (size_t at = text.find("${"); at != std::string::npos; at = text.find("${", at + 3))
+    text.insert(at, 1, '\\');
   return text;
 }
 
 bool is_text(const Type& type) {
-  return type.kind == Type::Kind::text || type.kind == Type::Kind::path || type.kind == Type::Kind::enumeration ||
-         type.kind == Type::Kind::secret;
+  return type.kind == Type::Kind::text || type.kind == Type::Kind::path ||
+         type.kind == Type::Kind::enumeration || type.kind == Type::Kind::secret;
 }
 
 std::string yaml_scalar(const Type& type, const Value& value, bool flow, const EmitOptions& options) {
@@ -145,11 +167,16 @@ const Type& element_type(const Type& type, const std::string& key) {
 
 std::string scalar_text(const Type& type, const Value& value) {
   switch (value.kind) {
-    case Value::Kind::null: return "null";
-    case Value::Kind::boolean: return value.boolean ? "true" : "false";
-    case Value::Kind::integer: return type.kind == Type::Kind::bytes ? bytes_text(value.integer) : std::to_string(value.integer);
-    case Value::Kind::real: return type.kind == Type::Kind::duration ? duration_text(value.real) : real_text(value.real);
-    default: return value.text;
+    case Value::Kind::null:
+      return "null";
+    case Value::Kind::boolean:
+      return value.boolean ? "true" : "false";
+    case Value::Kind::integer:
+      return type.kind == Type::Kind::bytes ? bytes_text(value.integer) : std::to_string(value.integer);
+    case Value::Kind::real:
+      return type.kind == Type::Kind::duration ? duration_text(value.real) : real_text(value.real);
+    default:
+      return value.text;
   }
 }
 
@@ -161,7 +188,8 @@ std::string yaml_text(std::string_view text, bool flow) {
                std::string_view("-?:,[]{}#&*!|>'\"%@`").find(first) != std::string_view::npos ||
                text.find(": ") != std::string_view::npos || text.find(" #") != std::string_view::npos ||
                text.starts_with("---") || text.starts_with("...");
-  if (flow && text.find_first_of(",[]{}:?") != std::string_view::npos) quote = true;  // yaml-cpp 0.7 ends a text at `?` there
+  if (flow && text.find_first_of(",[]{}:?") != std::string_view::npos)
+    quote = true;  // yaml-cpp 0.7 ends a text at `?` there
   return quote ? single_quoted(text) : std::string(text);
 }
 
@@ -181,7 +209,8 @@ std::string yaml_inline(const Type& type, const Value& value, const EmitOptions&
       const Type& element = element_type(type, value.keys[i]);
       const bool nested = value.items[i].kind == Value::Kind::list || value.items[i].kind == Value::Kind::map;
       out += (i ? ", " : "") + yaml_text(value.keys[i], true) + ": " +
-             (nested ? yaml_inline(element, value.items[i], options) : yaml_scalar(element, value.items[i], true, options));
+             (nested ? yaml_inline(element, value.items[i], options)
+                     : yaml_scalar(element, value.items[i], true, options));
     }
     return out + "}";
   }
@@ -191,7 +220,8 @@ std::string yaml_inline(const Type& type, const Value& value, const EmitOptions&
 std::string yaml_block(const Type& type, const Value& value, int indent, const EmitOptions& options) {
   const bool collection = value.kind == Value::Kind::list || value.kind == Value::Kind::map;
   const std::string line = yaml_inline(type, value, options);
-  if (!collection || value.items.empty() || (static_cast<int>(line.size()) + indent < 100 && value.kind == Value::Kind::list))
+  if (!collection || value.items.empty() ||
+      (static_cast<int>(line.size()) + indent < 100 && value.kind == Value::Kind::list))
     return " " + line + "\n";
   std::string out = "\n";
   const std::string blank(static_cast<size_t>(indent) + 2, ' ');
@@ -200,7 +230,8 @@ std::string yaml_block(const Type& type, const Value& value, int indent, const E
       out += blank + "- " + yaml_inline(*type.element, value.items[i], options) + "\n";
     } else {
       const Type& element = element_type(type, value.keys[i]);
-      out += blank + yaml_text(value.keys[i]) + ":" + yaml_block(element, value.items[i], indent + 2, options);
+      out +=
+          blank + yaml_text(value.keys[i]) + ":" + yaml_block(element, value.items[i], indent + 2, options);
     }
   }
   return out;
@@ -211,14 +242,18 @@ std::string json(const Type& type, const Value& value, int indent, int level) {
     return indent < 0 ? std::string() : "\n" + std::string(static_cast<size_t>(indent * depth), ' ');
   };
   switch (value.kind) {
-    case Value::Kind::null: return "null";
-    case Value::Kind::boolean: return value.boolean ? "true" : "false";
-    case Value::Kind::integer: return std::to_string(value.integer);
+    case Value::Kind::null:
+      return "null";
+    case Value::Kind::boolean:
+      return value.boolean ? "true" : "false";
+    case Value::Kind::integer:
+      return std::to_string(value.integer);
     case Value::Kind::real:
       if (type.kind == Type::Kind::duration) return quoted(duration_text(value.real));
       if (!std::isfinite(value.real)) return quoted(to_text(value.real));
       return real_text(value.real);
-    case Value::Kind::text: return quoted(value.text);
+    case Value::Kind::text:
+      return quoted(value.text);
     case Value::Kind::list: {
       std::string out = "[";
       for (size_t i = 0; i < value.items.size(); ++i)

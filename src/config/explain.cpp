@@ -56,7 +56,9 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0506", "two presets set one leaf differently"},
       {"C0601", "none_as_text: the text `None` where null may have been meant"},
       {"C0602", "deprecated_key: an old name or a deprecated field"},
-      {"C0603", "unused_override: an override without effect, because a later one replaces it or there is nothing to reset"},
+      {"C0603",
+       "unused_override: an override without effect, because a later one replaces it or there is nothing to "
+       "reset"},
       {"C0604", "no_effect: an explicit value that nothing reads under this configuration"},
       {"C0701", "a value is dropped because its section is off or of another kind"},
       {"C0702", "a preset's value is hidden by an explicit one"},
@@ -84,7 +86,8 @@ Subject find_subject(const Schema& schema, std::string_view what) {
   if (subject.field || subject.section || subject.rule || subject.code || what.empty()) return subject;
   const size_t dot = what.find('.');
   const bool dotted = dot != std::string_view::npos;
-  const Diagnostic problem = unknown_key(schema, dotted ? std::string(what.substr(0, dot)) : "", std::string(dotted ? what.substr(dot + 1) : what), {});
+  const Diagnostic problem = unknown_key(schema, dotted ? std::string(what.substr(0, dot)) : "",
+                                         std::string(dotted ? what.substr(dot + 1) : what), {});
   std::string help;
   for (const auto& line : problem.helps) help += (help.empty() ? "" : "; ") + line;
   fail(ErrorCode::usage, "there is no field, section, rule or code `" + std::string(what) + "`", help);
@@ -92,10 +95,14 @@ Subject find_subject(const Schema& schema, std::string_view what) {
 
 const char* fate_text(HistoryEntry::Fate fate) {
   switch (fate) {
-    case HistoryEntry::Fate::effective: return "";
-    case HistoryEntry::Fate::replaced: return "  (replaced)";
-    case HistoryEntry::Fate::reset: return "  (taken back)";
-    case HistoryEntry::Fate::dropped: return "  (dropped)";
+    case HistoryEntry::Fate::effective:
+      return "";
+    case HistoryEntry::Fate::replaced:
+      return "  (replaced)";
+    case HistoryEntry::Fate::reset:
+      return "  (taken back)";
+    case HistoryEntry::Fate::dropped:
+      return "  (dropped)";
   }
   return "";
 }
@@ -103,7 +110,8 @@ const char* fate_text(HistoryEntry::Fate fate) {
 std::vector<std::string> spellings(const FieldInfo& field, const std::vector<std::string>& names) {
   std::vector<std::string> out;
   for (const auto& name : names)
-    out.push_back(name.find('.') != std::string::npos || field.section.empty() ? name : field.section + "." + name);
+    out.push_back(name.find('.') != std::string::npos || field.section.empty() ? name
+                                                                               : field.section + "." + name);
   return out;
 }
 
@@ -116,20 +124,23 @@ std::vector<std::string> dependants(const Schema& schema, const FieldInfo& field
   return out;
 }
 
-std::string explain_field(const Schema& schema, const FieldInfo& field, const void* root, const Resolved* resolved) {
+std::string explain_field(const Schema& schema, const FieldInfo& field, const void* root,
+                          const Resolved* resolved) {
   std::string out = field.path + "\n  " + field.doc + "\n\n";
   const auto row = [&](std::string_view name, const std::string& text) {
     if (text.empty()) return;
     out += "  " + std::string(name) + std::string(name.size() < 10 ? 10 - name.size() : 1, ' ') + text + "\n";
   };
-  row("type", type_text(*field.type, field) + (field.type->optional ? ", or null" : "") + (field.scalar_ok ? "; one item may stand without brackets" : ""));
+  row("type", type_text(*field.type, field) + (field.type->optional ? ", or null" : "") +
+                  (field.scalar_ok ? "; one item may stand without brackets" : ""));
   row("default", field.required ? "none: must be given" : yaml_inline(*field.type, field.default_value));
   row("derived", field.formula);
   row("unit", field.unit);
   row("effect", std::string(effect_name(field.effect)));
   row("since", field.since);
   for (const auto& condition : field.used_when) row("read when", condition.text);
-  for (const auto& condition : schema.sections()[field.section_index].used_when) row("read when", condition.text);
+  for (const auto& condition : schema.sections()[field.section_index].used_when)
+    row("read when", condition.text);
   row("only for", join(field.variants, ", "));
   row("aliases", join(spellings(field, field.aliases), ", "));
   row("was", join(spellings(field, field.old_names), ", "));
@@ -142,7 +153,8 @@ std::string explain_field(const Schema& schema, const FieldInfo& field, const vo
     out += "\n  values\n";
     for (const auto& entry : type->names->entries) {
       std::string line = "    " + std::string(entry.name);
-      if (!entry.doc.empty()) line += (line.size() < 20 ? std::string(20 - line.size(), ' ') : "  ") + std::string(entry.doc);
+      if (!entry.doc.empty())
+        line += (line.size() < 20 ? std::string(20 - line.size(), ' ') : "  ") + std::string(entry.doc);
       if (!entry.aliases.empty()) line += "  (also " + join(entry.aliases, ", ") + ")";
       out += line + "\n";
     }
@@ -165,17 +177,23 @@ std::string explain_field(const Schema& schema, const FieldInfo& field, const vo
   if (!resolved || !root) return out;
   out += "\n  in " + resolved->recipe_name + "\n";
   if (!schema.sections()[field.section_index].at(root)) return out + "    the section is switched off\n";
-  out += "    " + yaml_inline(*field.type, schema.load(root, field)) + "  (" + resolved->origin(field.path).text + ")\n";
+  out += "    " + yaml_inline(*field.type, schema.load(root, field)) + "  (" +
+         resolved->origin(field.path).text + ")\n";
   std::string writes;
   for (const auto& entry : resolved->history)
     if (entry.path == field.path)
-      writes += "    " + entry.origin.text + (entry.origin.written.empty() ? "" : ": " + entry.origin.written) + fate_text(entry.fate) + "\n";
-  if (!writes.empty()) out += "\n  writes, weakest first\n    default: " + yaml_inline(*field.type, field.default_value) + "\n" + writes;
+      writes += "    " + entry.origin.text +
+                (entry.origin.written.empty() ? "" : ": " + entry.origin.written) + fate_text(entry.fate) +
+                "\n";
+  if (!writes.empty())
+    out += "\n  writes, weakest first\n    default: " + yaml_inline(*field.type, field.default_value) + "\n" +
+           writes;
   return out;
 }
 
 std::string explain_section(const SectionInfo& section) {
-  std::string out = section.name + "\n  " + section.doc + (section.optional ? " (may be switched off: null)" : "") + "\n\n";
+  std::string out =
+      section.name + "\n  " + section.doc + (section.optional ? " (may be switched off: null)" : "") + "\n\n";
   size_t width = 0;
   for (const auto& field : section.fields) width = std::max(width, field.name.size());
   for (const auto& field : section.fields)
@@ -189,11 +207,14 @@ std::string texts(const std::vector<std::string>& items) {
   return out + "]";
 }
 
-std::string field_json(const Schema& schema, const FieldInfo& field, const void* root, const Resolved* resolved) {
-  std::string out = "{\"path\":" + quoted(field.path) + ",\"doc\":" + quoted(field.doc) + ",\"type\":" + quoted(type_text(*field.type, field)) +
-                    ",\"optional\":" + (field.type->optional ? "true" : "false") + ",\"required\":" + (field.required ? "true" : "false") +
-                    ",\"default\":" + json(*field.type, field.default_value) + ",\"effect\":" + quoted(effect_name(field.effect)) +
-                    ",\"since\":" + quoted(field.since);
+std::string field_json(const Schema& schema, const FieldInfo& field, const void* root,
+                       const Resolved* resolved) {
+  std::string out = "{\"path\":" + quoted(field.path) + ",\"doc\":" + quoted(field.doc) +
+                    ",\"type\":" + quoted(type_text(*field.type, field)) +
+                    ",\"optional\":" + (field.type->optional ? "true" : "false") +
+                    ",\"required\":" + (field.required ? "true" : "false") +
+                    ",\"default\":" + json(*field.type, field.default_value) +
+                    ",\"effect\":" + quoted(effect_name(field.effect)) + ",\"since\":" + quoted(field.since);
   if (!field.unit.empty()) out += ",\"unit\":" + quoted(field.unit);
   if (!field.formula.empty()) out += ",\"derived\":" + quoted(field.formula);
   out += ",\"aliases\":" + texts(spellings(field, field.aliases));
@@ -202,7 +223,8 @@ std::string field_json(const Schema& schema, const FieldInfo& field, const void*
     out += ",\"values\":[";
     for (size_t i = 0; i < type->names->entries.size(); ++i) {
       const auto& entry = type->names->entries[i];
-      out += std::string(i ? "," : "") + "{\"name\":" + quoted(entry.name) + ",\"doc\":" + quoted(entry.doc) + "}";
+      out += std::string(i ? "," : "") + "{\"name\":" + quoted(entry.name) + ",\"doc\":" + quoted(entry.doc) +
+             "}";
     }
     out += "]";
   }
@@ -210,12 +232,14 @@ std::string field_json(const Schema& schema, const FieldInfo& field, const void*
   bool first = true;
   for (const auto& rule : schema.rules())
     if (std::find(rule.reads.begin(), rule.reads.end(), field.path) != rule.reads.end()) {
-      out += std::string(first ? "" : ",") + "{\"code\":" + quoted(rule.code) + ",\"name\":" + quoted(rule.name) + ",\"doc\":" + quoted(rule.doc) + "}";
+      out += std::string(first ? "" : ",") + "{\"code\":" + quoted(rule.code) +
+             ",\"name\":" + quoted(rule.name) + ",\"doc\":" + quoted(rule.doc) + "}";
       first = false;
     }
   out += "]";
   if (root && resolved && schema.sections()[field.section_index].at(root)) {
-    out += ",\"value\":" + json(*field.type, schema.load(root, field)) + ",\"origin\":" + quoted(resolved->origin(field.path).text) + ",\"writes\":[";
+    out += ",\"value\":" + json(*field.type, schema.load(root, field)) +
+           ",\"origin\":" + quoted(resolved->origin(field.path).text) + ",\"writes\":[";
     first = true;
     for (const auto& entry : resolved->history) {
       if (entry.path != field.path) continue;
@@ -223,8 +247,8 @@ std::string field_json(const Schema& schema, const FieldInfo& field, const void*
                                : entry.fate == HistoryEntry::Fate::replaced ? "replaced"
                                : entry.fate == HistoryEntry::Fate::reset    ? "reset"
                                                                             : "dropped";
-      out += std::string(first ? "" : ",") + "{\"origin\":" + quoted(entry.origin.text) + ",\"written\":" + quoted(entry.origin.written) +
-             ",\"fate\":" + quoted(fate) + "}";
+      out += std::string(first ? "" : ",") + "{\"origin\":" + quoted(entry.origin.text) +
+             ",\"written\":" + quoted(entry.origin.written) + ",\"fate\":" + quoted(fate) + "}";
       first = false;
     }
     out += "]";
@@ -239,33 +263,40 @@ std::string explain(const Schema& schema, std::string_view what, const void* roo
   if (subject.field) return explain_field(schema, *subject.field, root, resolved);
   if (subject.section) return explain_section(*subject.section);
   if (subject.rule)
-    return subject.rule->code + " " + subject.rule->name + "\n  " + subject.rule->doc + "\n\n  reads " + join(subject.rule->reads, ", ") + "\n";
+    return subject.rule->code + " " + subject.rule->name + "\n  " + subject.rule->doc + "\n\n  reads " +
+           join(subject.rule->reads, ", ") + "\n";
   if (subject.code) return std::string(subject.code->code) + "\n  " + subject.code->title + "\n";
   std::string out;
   for (const auto& section : schema.sections())
     if (!section.name.empty())
-      out += section.name + std::string(section.name.size() < 18 ? 18 - section.name.size() : 1, ' ') + section.doc + "\n";
+      out += section.name + std::string(section.name.size() < 18 ? 18 - section.name.size() : 1, ' ') +
+             section.doc + "\n";
   return out;
 }
 std::string explain(std::string_view what, const Resolution* resolution) {
   return explain(schema(), what, resolution ? &resolution->config : nullptr, resolution);
 }
 
-std::string explain_json(const Schema& schema, std::string_view what, const void* root, const Resolved* resolved) {
+std::string explain_json(const Schema& schema, std::string_view what, const void* root,
+                         const Resolved* resolved) {
   const Subject subject = find_subject(schema, what);
   if (subject.field) return field_json(schema, *subject.field, root, resolved) + "\n";
   if (subject.rule)
-    return "{\"code\":" + quoted(subject.rule->code) + ",\"name\":" + quoted(subject.rule->name) + ",\"doc\":" + quoted(subject.rule->doc) +
-           ",\"reads\":" + texts(subject.rule->reads) + "}\n";
-  if (subject.code) return "{\"code\":" + quoted(subject.code->code) + ",\"doc\":" + quoted(subject.code->title) + "}\n";
+    return "{\"code\":" + quoted(subject.rule->code) + ",\"name\":" + quoted(subject.rule->name) +
+           ",\"doc\":" + quoted(subject.rule->doc) + ",\"reads\":" + texts(subject.rule->reads) + "}\n";
+  if (subject.code)
+    return "{\"code\":" + quoted(subject.code->code) + ",\"doc\":" + quoted(subject.code->title) + "}\n";
   std::string out = "{\"sections\":[";
   bool first = true;
   for (const auto& section : schema.sections()) {
     if (subject.section ? &section != subject.section : section.name.empty()) continue;
-    out += std::string(first ? "" : ",") + "{\"name\":" + quoted(section.name) + ",\"doc\":" + quoted(section.doc) +
-           ",\"optional\":" + (section.optional ? "true" : "false") + ",\"fields\":[";
+    out += std::string(first ? "" : ",") + "{\"name\":" + quoted(section.name) +
+           ",\"doc\":" + quoted(section.doc) + ",\"optional\":" + (section.optional ? "true" : "false") +
+           ",\"fields\":[";
     for (size_t i = 0; i < section.fields.size(); ++i)
-      out += std::string(i ? "," : "") + (subject.section ? field_json(schema, section.fields[i], root, resolved) : quoted(section.fields[i].name));
+      out +=
+          std::string(i ? "," : "") + (subject.section ? field_json(schema, section.fields[i], root, resolved)
+                                                       : quoted(section.fields[i].name));
     out += "]}";
     first = false;
   }

@@ -12,11 +12,16 @@ namespace capstan::config {
 
 std::string_view effect_name(Effect effect) {
   switch (effect) {
-    case Effect::math: return "math";
-    case Effect::perf: return "perf";
-    case Effect::memory: return "memory";
-    case Effect::io: return "io";
-    case Effect::log: return "log";
+    case Effect::math:
+      return "math";
+    case Effect::perf:
+      return "perf";
+    case Effect::memory:
+      return "memory";
+    case Effect::io:
+      return "io";
+    case Effect::log:
+      return "log";
   }
   return "math";
 }
@@ -39,7 +44,8 @@ std::string Secret::read() const {
 
 const EnumTable::Entry* EnumTable::find(std::string_view name) const {
   for (const auto& entry : entries)
-    if (entry.name == name || std::find(entry.aliases.begin(), entry.aliases.end(), name) != entry.aliases.end())
+    if (entry.name == name ||
+        std::find(entry.aliases.begin(), entry.aliases.end(), name) != entry.aliases.end())
       return &entry;
   return nullptr;
 }
@@ -109,7 +115,9 @@ Type scalar_type<Path>() {
         value.resolved = as<Path>(m).resolved;
         return value;
       },
-      [](void* m, const Value& v) { as<Path>(m) = {v.text, v.resolved.empty() ? v.text : v.resolved}; });
+      [](void* m, const Value& v) {
+        as<Path>(m) = {v.text, v.resolved.empty() ? v.text : v.resolved};
+      });
 }
 template <>
 Type scalar_type<Bytes>() {
@@ -186,7 +194,9 @@ Field& Field::effect(Effect value) {
   info_->effect = value;
   return *this;
 }
-Field& Field::range(double low, double high) { return min(low).max(high); }
+Field& Field::range(double low, double high) {
+  return min(low).max(high);
+}
 Field& Field::min(double value) {
   info_->min = value;
   info_->min_open = false;
@@ -369,7 +379,8 @@ static std::vector<std::string> paths_in(const std::string& formula, const Schem
     while (end < formula.size() && word(formula[end])) ++end;
     std::string name = formula.substr(i, end - i);
     while (!name.empty() && name.back() == '.') name.pop_back();
-    if (schema.find_field(name) && std::find(paths.begin(), paths.end(), name) == paths.end()) paths.push_back(name);
+    if (schema.find_field(name) && std::find(paths.begin(), paths.end(), name) == paths.end())
+      paths.push_back(name);
     i = end;
   }
   return paths;
@@ -381,17 +392,20 @@ void Schema::finish() {
   derivation_by_path_.clear();
   const auto claim = [&](std::string spelling, const FieldInfo& field, Spelling spelled) {
     const auto [place, fresh] = by_spelling_.emplace(std::move(spelling), std::pair(&field, spelled));
-    CAPSTAN_ASSERT(fresh || place->second.first == &field,
-                   "two fields are spelled `" + place->first + "`: " + place->second.first->path + " and " + field.path);
+    CAPSTAN_ASSERT(
+        fresh || place->second.first == &field,
+        "two fields are spelled `" + place->first + "`: " + place->second.first->path + " and " + field.path);
   };
   for (const FieldInfo* field : order_) {
-    CAPSTAN_ASSERT(by_path_.emplace(field->path, field).second, "field `" + field->path + "` is registered twice");
+    CAPSTAN_ASSERT(by_path_.emplace(field->path, field).second,
+                   "field `" + field->path + "` is registered twice");
     CAPSTAN_ASSERT(!field->doc.empty(), "field `" + field->path + "` has no documentation");
     CAPSTAN_ASSERT(find_section(field->path) == nullptr, "`" + field->path + "` names a field and a section");
     claim(field->path, *field, Spelling::canonical);
   }
   const auto absolute = [](const FieldInfo& field, const std::string& alias) {
-    return alias.find('.') != std::string::npos || field.section.empty() ? alias : field.section + "." + alias;
+    return alias.find('.') != std::string::npos || field.section.empty() ? alias
+                                                                         : field.section + "." + alias;
   };
   for (const FieldInfo* field : order_) {
     for (const auto& alias : field->aliases) claim(absolute(*field, alias), *field, Spelling::alias);
@@ -401,14 +415,17 @@ void Schema::finish() {
     if (section.variant_field.empty()) continue;
     const FieldInfo* chooser = section.find(section.variant_field);
     CAPSTAN_ASSERT(chooser && chooser->type->kind == Type::Kind::enumeration,
-                   "section `" + section.name + "` has no enum field `" + section.variant_field + "` to choose variants");
+                   "section `" + section.name + "` has no enum field `" + section.variant_field +
+                       "` to choose variants");
     for (const auto& field : section.fields)
       for (const auto& variant : field.variants)
-        CAPSTAN_ASSERT(chooser->type->names->find(variant), "field `" + field.path + "` is for an unknown variant " + variant);
+        CAPSTAN_ASSERT(chooser->type->names->find(variant),
+                       "field `" + field.path + "` is for an unknown variant " + variant);
   }
   for (size_t i = 0; i < derivations_.size(); ++i) {
     auto& derivation = derivations_[i];
-    CAPSTAN_ASSERT(find_field(derivation.path), "a derivation for the unknown field `" + derivation.path + "`");
+    CAPSTAN_ASSERT(find_field(derivation.path),
+                   "a derivation for the unknown field `" + derivation.path + "`");
     CAPSTAN_ASSERT(derivation_by_path_.emplace(derivation.path, i).second,
                    "field `" + derivation.path + "` has two derivations");
     derivation.inputs = paths_in(derivation.formula, *this);
@@ -416,11 +433,13 @@ void Schema::finish() {
       if (field.path == derivation.path) field.formula = derivation.formula;
   }
   for (const auto& rule : rules_) {
-    CAPSTAN_ASSERT(!rule.name.empty() && !rule.doc.empty(), "rule " + rule.code + " has no name or documentation");
+    CAPSTAN_ASSERT(!rule.name.empty() && !rule.doc.empty(),
+                   "rule " + rule.code + " has no name or documentation");
     for (const auto& path : rule.reads)
       CAPSTAN_ASSERT(find_field(path), "rule `" + rule.name + "` reads the unknown field `" + path + "`");
   }
-  CAPSTAN_ASSERT(ranks_path_.empty() || find_field(ranks_path_), "unknown field `" + ranks_path_ + "` for the ranks");
+  CAPSTAN_ASSERT(ranks_path_.empty() || find_field(ranks_path_),
+                 "unknown field `" + ranks_path_ + "` for the ranks");
 }
 
 const SectionInfo* Schema::find_section(std::string_view name) const {

@@ -68,7 +68,20 @@ struct RecordInfo;
 // A C++ type at run time. load and store move between a member and a Value; store expects a value that conversion
 // by this Type has produced.
 struct Type {
-  enum class Kind : uint8_t { boolean, integer, real, text, enumeration, path, bytes, duration, secret, list, map, record };
+  enum class Kind : uint8_t {
+    boolean,
+    integer,
+    real,
+    text,
+    enumeration,
+    path,
+    bytes,
+    duration,
+    secret,
+    list,
+    map,
+    record
+  };
   Kind kind = Kind::text;
   bool optional = false;               // takes null
   const EnumTable* names = nullptr;    // enumeration
@@ -89,14 +102,14 @@ struct Condition {
 
 // A value that check accepts and train refuses by name, because the engine lacks the feature.
 struct NotYet {
-  std::string reason;                          // what is missing: "virtual pipeline stages"
-  std::function<bool(const Value&)> applies;   // empty: any value but the default
+  std::string reason;                         // what is missing: "virtual pipeline stages"
+  std::function<bool(const Value&)> applies;  // empty: any value but the default
 };
 
 struct FieldInfo {
   std::string name, path, section;
   const Type* type = nullptr;
-  size_t offset = 0;          // from the section struct
+  size_t offset = 0;  // from the section struct
   size_t section_index = 0;
   Value default_value;
 
@@ -107,17 +120,20 @@ struct FieldInfo {
   bool min_open = false, max_open = false;
   std::vector<int64_t> one_of;
   int64_t multiple_of = 0;
-  std::string duration_unit;  // Duration: unit of a plain number ("s", "m", …), empty: a plain number is refused
+  std::string
+      duration_unit;  // Duration: unit of a plain number ("s", "m", …), empty: a plain number is refused
   bool allow_inf = false, allow_nan = false, scalar_ok = false, required = false, no_preset = false;
-  std::string deprecated;                // why, and what to use instead
-  std::vector<std::string> aliases;      // other spellings of this leaf; with a dot: absolute, else in the same section
-  std::vector<std::string> old_names;    // accepted with a `deprecated_key` lint
-  std::vector<std::string> known_as;     // names in other tools: suggested, not accepted
-  std::vector<std::string> variants;     // values of the section's variant field under which this field exists; empty: all
+  std::string deprecated;  // why, and what to use instead
+  std::vector<std::string>
+      aliases;  // other spellings of this leaf; with a dot: absolute, else in the same section
+  std::vector<std::string> old_names;  // accepted with a `deprecated_key` lint
+  std::vector<std::string> known_as;   // names in other tools: suggested, not accepted
+  std::vector<std::string>
+      variants;  // values of the section's variant field under which this field exists; empty: all
   std::vector<std::string> examples;
   std::vector<NotYet> not_yet;
   std::vector<Condition> used_when;
-  std::string formula;                   // derived where unset (Schema::derive)
+  std::string formula;  // derived where unset (Schema::derive)
 };
 
 // Chained attributes of one field.
@@ -125,38 +141,39 @@ class Field {
  public:
   explicit Field(FieldInfo& info) : info_(&info) {}
   Field& doc(std::string text);
-  Field& unit(std::string text);                 // "tokens", "samples", "iterations": shown, and x-unit in the JSON Schema
+  Field& unit(std::string text);  // "tokens", "samples", "iterations": shown, and x-unit in the JSON Schema
   Field& since(std::string version);
   Field& effect(Effect value);
-  Field& range(double min, double max);          // both ends included
+  Field& range(double min, double max);  // both ends included
   Field& min(double value);
   Field& max(double value);
-  Field& above(double value);                    // excluded end
+  Field& above(double value);  // excluded end
   Field& below(double value);
   Field& one_of(std::initializer_list<int64_t> values);
   Field& multiple_of(int64_t value);
   Field& count();
   Field& tokens();
   Field& hex();
-  Field& fraction();                             // accepts 3%; range 0..1 unless one is given
-  Field& duration_unit(std::string unit);        // ms s m h d
+  Field& fraction();                       // accepts 3%; range 0..1 unless one is given
+  Field& duration_unit(std::string unit);  // ms s m h d
   Field& allow_inf();
   Field& allow_nan();
-  Field& scalar_ok();                            // a list field also takes one item without brackets
-  Field& required();                             // must be given by a recipe, a preset or a derivation
-  Field& no_preset();                            // presets may not set it
+  Field& scalar_ok();  // a list field also takes one item without brackets
+  Field& required();   // must be given by a recipe, a preset or a derivation
+  Field& no_preset();  // presets may not set it
   Field& deprecated(std::string instead);
-  Field& alias(std::string spelling);            // "learning_rate", or "model.tensor_model_parallel_size" (absolute)
-  Field& renamed_from(std::string old_name);     // old_name: as alias
+  Field& alias(std::string spelling);  // "learning_rate", or "model.tensor_model_parallel_size" (absolute)
+  Field& renamed_from(std::string old_name);  // old_name: as alias
   Field& known_as(std::string other_tools_name);
   Field& only_for(std::initializer_list<const char*> variants);
   Field& example(std::string text);
-  Field& not_yet(std::string reason);                                          // any value but the default
+  Field& not_yet(std::string reason);  // any value but the default
   Field& not_yet(std::string reason, bool (*applies)(const Value&));
   // used_when<Config>("`model.num_moe_experts` is set", [](const Config& c) { return c.model.num_moe_experts.has_value(); })
   template <class Root>
   Field& used_when(std::string text, bool (*holds)(const Root&)) {
-    return add_condition(std::move(text), [holds](const void* root) { return holds(*static_cast<const Root*>(root)); });
+    return add_condition(std::move(text),
+                         [holds](const void* root) { return holds(*static_cast<const Root*>(root)); });
   }
   FieldInfo& info() { return *info_; }
 
@@ -168,48 +185,75 @@ class Field {
 // What is said about one struct: a section of the recipe, or an item of a list of structs.
 struct RecordInfo {
   std::string name, doc;
-  std::string id_field;                   // items of a list: `datasets[name=code]` finds by this field
-  std::string variant_field;              // sections with variants: the enum field that chooses
-  std::vector<Condition> used_when;       // holds for every field
-  std::deque<FieldInfo> fields;           // in the order declared
+  std::string id_field;              // items of a list: `datasets[name=code]` finds by this field
+  std::string variant_field;         // sections with variants: the enum field that chooses
+  std::vector<Condition> used_when;  // holds for every field
+  std::deque<FieldInfo> fields;      // in the order declared
   const FieldInfo* find(std::string_view name) const;
 };
 
 struct SectionInfo : RecordInfo {
   bool optional = false;
   size_t index = 0;
-  std::function<const void*(const void* root)> at;    // null: the section is switched off
-  std::function<void*(void* root)> ensure;            // switches it on
-  std::function<void(void* root)> clear;              // back to the defaults (optional: off)
+  std::function<const void*(const void* root)> at;  // null: the section is switched off
+  std::function<void*(void* root)> ensure;          // switches it on
+  std::function<void(void* root)> clear;            // back to the defaults (optional: off)
 };
 
 namespace detail {
-template <class T> struct IsOptional : std::false_type {};
-template <class T> struct IsOptional<std::optional<T>> : std::true_type { using Inner = T; };
-template <class T> struct IsVector : std::false_type {};
-template <class T> struct IsVector<std::vector<T>> : std::true_type { using Inner = T; };
-template <class T> struct IsMap : std::false_type {};
-template <class T> struct IsMap<std::map<std::string, T>> : std::true_type { using Inner = T; };
-template <class T> struct IsOrderedMap : std::false_type {};  // an open map that keeps the order written
-template <class T> struct IsOrderedMap<std::vector<std::pair<std::string, T>>> : std::true_type { using Inner = T; };
+template <class T>
+struct IsOptional : std::false_type {};
+template <class T>
+struct IsOptional<std::optional<T>> : std::true_type {
+  using Inner = T;
+};
+template <class T>
+struct IsVector : std::false_type {};
+template <class T>
+struct IsVector<std::vector<T>> : std::true_type {
+  using Inner = T;
+};
+template <class T>
+struct IsMap : std::false_type {};
+template <class T>
+struct IsMap<std::map<std::string, T>> : std::true_type {
+  using Inner = T;
+};
+template <class T>
+struct IsOrderedMap : std::false_type {};  // an open map that keeps the order written
+template <class T>
+struct IsOrderedMap<std::vector<std::pair<std::string, T>>> : std::true_type {
+  using Inner = T;
+};
 
-template <class T> Type scalar_type();  // the closed set; defined in field.cpp
-template <> Type scalar_type<bool>();
-template <> Type scalar_type<int64_t>();
-template <> Type scalar_type<double>();
-template <> Type scalar_type<std::string>();
-template <> Type scalar_type<Path>();
-template <> Type scalar_type<Bytes>();
-template <> Type scalar_type<Duration>();
-template <> Type scalar_type<Secret>();
+template <class T>
+Type scalar_type();  // the closed set; defined in field.cpp
+template <>
+Type scalar_type<bool>();
+template <>
+Type scalar_type<int64_t>();
+template <>
+Type scalar_type<double>();
+template <>
+Type scalar_type<std::string>();
+template <>
+Type scalar_type<Path>();
+template <>
+Type scalar_type<Bytes>();
+template <>
+Type scalar_type<Duration>();
+template <>
+Type scalar_type<Secret>();
 template <class T>
 inline constexpr bool kIsScalar =
-    std::is_same_v<T, bool> || std::is_same_v<T, int64_t> || std::is_same_v<T, double> || std::is_same_v<T, std::string> ||
-    std::is_same_v<T, Path> || std::is_same_v<T, Bytes> || std::is_same_v<T, Duration> || std::is_same_v<T, Secret>;
+    std::is_same_v<T, bool> || std::is_same_v<T, int64_t> || std::is_same_v<T, double> ||
+    std::is_same_v<T, std::string> || std::is_same_v<T, Path> || std::is_same_v<T, Bytes> ||
+    std::is_same_v<T, Duration> || std::is_same_v<T, Secret>;
 
 Value load_record(const RecordInfo& record, const void* object);
 void store_record(const RecordInfo& record, void* object, const Value& value);
-template <class T> const RecordInfo& record_of();
+template <class T>
+const RecordInfo& record_of();
 }  // namespace detail
 
 template <class E>
@@ -240,7 +284,8 @@ Type make_type() {
       return Value::of(std::string(entry ? entry->name : "?"));
     };
     type.store = [](void* member, const Value& value) {
-      if (const auto* entry = enum_table<T>().find(value.text)) *static_cast<T*>(member) = static_cast<T>(entry->value);
+      if (const auto* entry = enum_table<T>().find(value.text))
+        *static_cast<T*>(member) = static_cast<T>(entry->value);
     };
   } else if constexpr (IsOptional<T>::value) {
     using Inner = typename IsOptional<T>::Inner;
@@ -265,7 +310,8 @@ Type make_type() {
     type.element = &type_of<Inner>();
     type.load = [](const void* member) {
       Value map = Value::map();
-      for (const auto& [key, item] : *static_cast<const T*>(member)) map.add(key, type_of<Inner>().load(&item));
+      for (const auto& [key, item] : *static_cast<const T*>(member))
+        map.add(key, type_of<Inner>().load(&item));
       return map;
     };
     type.store = [](void* member, const Value& value) {
@@ -281,7 +327,8 @@ Type make_type() {
     type.element = &type_of<Inner>();
     type.load = [](const void* member) {
       Value list = Value::list();
-      for (const auto& item : *static_cast<const T*>(member)) list.items.push_back(type_of<Inner>().load(&item));
+      for (const auto& item : *static_cast<const T*>(member))
+        list.items.push_back(type_of<Inner>().load(&item));
       return list;
     };
     type.store = [](void* member, const Value& value) {
@@ -295,17 +342,20 @@ Type make_type() {
     type.element = &type_of<Inner>();
     type.load = [](const void* member) {
       Value map = Value::map();
-      for (const auto& [key, item] : *static_cast<const T*>(member)) map.add(key, type_of<Inner>().load(&item));
+      for (const auto& [key, item] : *static_cast<const T*>(member))
+        map.add(key, type_of<Inner>().load(&item));
       return map;
     };
     type.store = [](void* member, const Value& value) {
       auto& target = *static_cast<T*>(member);
       target.clear();
-      for (size_t i = 0; i < value.items.size(); ++i) type_of<Inner>().store(&target[value.keys[i]], value.items[i]);
+      for (size_t i = 0; i < value.items.size(); ++i)
+        type_of<Inner>().store(&target[value.keys[i]], value.items[i]);
     };
   } else {
-    static_assert(std::is_class_v<T>, "a field is bool, int64_t, double, std::string, Path, Bytes, Duration, Secret, an enum "
-                                      "with EnumNames, a struct with describe(), or optional/vector/map of these");
+    static_assert(std::is_class_v<T>,
+                  "a field is bool, int64_t, double, std::string, Path, Bytes, Duration, Secret, an enum "
+                  "with EnumNames, a struct with describe(), or optional/vector/map of these");
     type.kind = Type::Kind::record;
     type.record = &record_of<T>();
     type.load = [](const void* member) { return load_record(record_of<T>(), member); };
@@ -358,7 +408,8 @@ class Section {
     info_.id_field = std::move(field);
     return *this;
   }
-  Section& variants(std::string field) {  // the enum field whose value decides which fields exist (Field::only_for)
+  Section& variants(
+      std::string field) {  // the enum field whose value decides which fields exist (Field::only_for)
     info_.variant_field = std::move(field);
     return *this;
   }
@@ -374,7 +425,8 @@ class Section {
     FieldInfo& info = info_.fields.emplace_back();
     info.name = std::move(name);
     info.type = &type_of<T>();
-    info.offset = static_cast<size_t>(reinterpret_cast<const char*>(place) - reinterpret_cast<const char*>(&prototype_));
+    info.offset = static_cast<size_t>(reinterpret_cast<const char*>(place) -
+                                      reinterpret_cast<const char*>(&prototype_));
     info.default_value = info.type->load(place);
     return Field(info);
   }
@@ -401,10 +453,11 @@ const RecordInfo& record_of() {
 // the place that set it; the first one is where the diagnostic points.
 class Violation {
  public:
-  Violation& at(std::string path);                       // point here, and print it first
-  Violation& operand(std::string path);                  // print these paths instead of the rule's `reads`
-  Violation& operand(std::string expression, std::string value);  // "micro_batch_size * data_parallel_size", "64"
-  Violation& help(std::string text);                     // "nearest legal values: 1024 and 960"
+  Violation& at(std::string path);       // point here, and print it first
+  Violation& operand(std::string path);  // print these paths instead of the rule's `reads`
+  Violation& operand(std::string expression,
+                     std::string value);  // "micro_batch_size * data_parallel_size", "64"
+  Violation& help(std::string text);      // "nearest legal values: 1024 and 960"
   struct Operand {
     std::string name, value;  // value: empty for a path
     bool is_path;
@@ -416,7 +469,8 @@ class Violation {
 
 class RuleReport {
  public:
-  Violation& error(std::string message);  // "`train.global_batch_size` is not a multiple of …", lower case, no full stop
+  Violation& error(
+      std::string message);  // "`train.global_batch_size` is not a multiple of …", lower case, no full stop
   Violation& lint(std::string message);
   std::deque<Violation> violations;
 };
@@ -446,7 +500,9 @@ class Schema {
   template <class Root, class S>
   SectionInfo& section(std::string name, S Root::*member) {
     SectionInfo& info = add_section(std::move(name));
-    info.at = [member](const void* root) -> const void* { return &(static_cast<const Root*>(root)->*member); };
+    info.at = [member](const void* root) -> const void* {
+      return &(static_cast<const Root*>(root)->*member);
+    };
     info.ensure = [member](void* root) -> void* { return &(static_cast<Root*>(root)->*member); };
     info.clear = [member](void* root) { static_cast<Root*>(root)->*member = S{}; };
     Section<S> table(info);
@@ -490,7 +546,8 @@ class Schema {
   // fields. It leaves the target alone when it cannot tell.
   template <class Root>
   void derive(std::string path, std::string formula, void (*function)(Root&)) {
-    add_derivation(std::move(path), std::move(formula), [function](void* root) { function(*static_cast<Root*>(root)); });
+    add_derivation(std::move(path), std::move(formula),
+                   [function](void* root) { function(*static_cast<Root*>(root)); });
   }
   template <class Root>
   void rule(RuleInfo info, void (*check)(const Root&, RuleReport&)) {
@@ -511,7 +568,7 @@ class Schema {
   const std::vector<Rule>& rules() const { return rules_; }
   const std::vector<Derivation>& derivations() const { return derivations_; }
   const SectionInfo* find_section(std::string_view name) const;
-  const FieldInfo* find_field(std::string_view path) const;      // canonical path only
+  const FieldInfo* find_field(std::string_view path) const;  // canonical path only
   const Derivation* find_derivation(std::string_view path) const;
   // Canonical path, alias or old name; `spelled` tells which.
   enum class Spelling : uint8_t { canonical, alias, old_name };

@@ -18,7 +18,8 @@ static void make_absolute(Value& value) {
 
 std::string canonical_form(const Schema& schema, const void* root, HashScope scope) {
   std::vector<const FieldInfo*> fields = schema.fields();
-  std::sort(fields.begin(), fields.end(), [](const FieldInfo* a, const FieldInfo* b) { return a->path < b->path; });
+  std::sort(fields.begin(), fields.end(),
+            [](const FieldInfo* a, const FieldInfo* b) { return a->path < b->path; });
   std::string out;
   for (const FieldInfo* field : fields) {
     if (field->type->kind == Type::Kind::secret || field->section.empty()) continue;

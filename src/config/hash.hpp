@@ -11,6 +11,7 @@ enum class HashScope : unsigned char { math, full };  // math: only leaves with 
 // One line "path = json" for each leaf, in the order of the paths; leaves of a section that is switched off are left out.
 // Secrets and the recipe's name and description never count.
 std::string canonical_form(const Schema& schema, const void* root, HashScope scope = HashScope::full);
-std::string config_hash(const Schema& schema, const void* root, HashScope scope = HashScope::math);  // 32 hex digits
+std::string config_hash(const Schema& schema, const void* root,
+                        HashScope scope = HashScope::math);  // 32 hex digits
 
 }  // namespace capstan::config

@@ -11,8 +11,8 @@ namespace capstan::config {
 
 namespace {
 
-constexpr int kDepth = 16;              // ${…} inside ${…}
-constexpr size_t kBytes = 1 << 20;      // of one text after replacement
+constexpr int kDepth = 16;          // ${…} inside ${…}
+constexpr size_t kBytes = 1 << 20;  // of one text after replacement
 
 class Expander {
  public:
@@ -41,8 +41,10 @@ class Expander {
   static size_t closing(std::string_view text, size_t begin) {
     int depth = 0;
     for (size_t i = begin; i < text.size(); ++i) {
-      if (text[i] == '$' && i + 1 < text.size() && text[i + 1] == '{') ++depth, ++i;
-      else if (text[i] == '}' && --depth == 0) return i;
+      if (text[i] == '$' && i + 1 < text.size() && text[i + 1] == '{')
+        ++depth, ++i;
+      else if (text[i] == '}' && --depth == 0)
+        return i;
     }
     return std::string_view::npos;
   }
@@ -50,9 +52,11 @@ class Expander {
   Place place(size_t begin, size_t length) const {
     Place result = scalar_.place;
     const auto characters = static_cast<int>(count_code_points(scalar_.text));
-    if (scalar_.quoted || characters != result.length || depth_ > 0) return result;  // written on several lines, or escaped
+    if (scalar_.quoted || characters != result.length || depth_ > 0)
+      return result;  // written on several lines, or escaped
     result.column += static_cast<int>(count_code_points(std::string_view(scalar_.text).substr(0, begin)));
-    result.length = std::max(1, static_cast<int>(count_code_points(std::string_view(scalar_.text).substr(begin, length))));
+    result.length = std::max(
+        1, static_cast<int>(count_code_points(std::string_view(scalar_.text).substr(begin, length))));
     return result;
   }
 
@@ -75,13 +79,16 @@ class Expander {
       } else if (text.substr(i).starts_with("${")) {
         const size_t end = closing(text, i);
         if (end == std::string_view::npos) {
-          error("C0401", "`${` is never closed", place(origin + i, 2)).help("for the text itself write `\\${`");
+          error("C0401", "`${` is never closed", place(origin + i, 2))
+              .help("for the text itself write `\\${`");
           return std::nullopt;
         }
         const auto node = expression(text.substr(i + 2, end - i - 2), origin + i, depth);
         if (!node) return std::nullopt;
         if (node->kind != Node::Kind::scalar) {
-          error("C0405", std::string(node->kind == Node::Kind::null ? "null" : "a list or a mapping") + " cannot be part of a text",
+          error("C0405",
+                std::string(node->kind == Node::Kind::null ? "null" : "a list or a mapping") +
+                    " cannot be part of a text",
                 place(origin + i, end - i + 1));
           return std::nullopt;
         }
@@ -119,7 +126,8 @@ class Expander {
       return std::nullopt;
     }
     if (text[0] == '=') {
-      error("C0401", "arithmetic in `${= …}` is not part of recipes", where).help("write the number, or leave the field out where it is derived");
+      error("C0401", "arithmetic in `${= …}` is not part of recipes", where)
+          .help("write the number, or leave the field out where it is derived");
       return std::nullopt;
     }
     if (text == "hash") {
@@ -128,7 +136,8 @@ class Expander {
       return Node::scalar(std::move(*hash), where, true);
     }
     if (text == "recipe.name") return Node::scalar(context_.recipe_name, where, true);
-    if (const size_t colon = text.find(':'); colon != std::string_view::npos) return function(text, colon, where);
+    if (const size_t colon = text.find(':'); colon != std::string_view::npos)
+      return function(text, colon, where);
     return reference(text, where);
   }
 
@@ -166,9 +175,11 @@ class Expander {
       std::tm parts{};
       gmtime_r(&time, &parts);
       std::string buffer(256, '\0');
-      const size_t length = format.size() > 64 ? 0 : std::strftime(buffer.data(), buffer.size(), format.c_str(), &parts);
+      const size_t length =
+          format.size() > 64 ? 0 : std::strftime(buffer.data(), buffer.size(), format.c_str(), &parts);
       if (length == 0) {
-        error("C0401", "`" + format.substr(0, 80) + "` is not a time format", where).help("for instance ${now:%Y-%m-%d}");
+        error("C0401", "`" + format.substr(0, 80) + "` is not a time format", where)
+            .help("for instance ${now:%Y-%m-%d}");
         return std::nullopt;
       }
       return Node::scalar(buffer.substr(0, length), where, true);
@@ -176,8 +187,12 @@ class Expander {
     auto& problem = error("C0401", "`${" + std::string(name) + ":…}` is not known", where);
     const std::vector<std::string> known{"env", "oc.env", "now"};
     const auto near = near_matches(name, known, 1);
-    if (!near.empty()) problem.help("did you mean `${" + near[0] + ":…}`?");
-    else problem.help("known are ${env:NAME}, ${env:NAME,default}, ${now:%Y-%m-%d}, ${recipe.name}, ${hash} and ${section.field}");
+    if (!near.empty())
+      problem.help("did you mean `${" + near[0] + ":…}`?");
+    else
+      problem.help(
+          "known are ${env:NAME}, ${env:NAME,default}, ${now:%Y-%m-%d}, ${recipe.name}, ${hash} and "
+          "${section.field}");
     return std::nullopt;
   }
 
@@ -188,8 +203,10 @@ class Expander {
       while (dots < text.size() && text[dots] == '.') ++dots;
       const std::string rest(text.substr(dots));
       // One dot: beside this leaf. Two: one level up, the top of the recipe.
-      if (dots == 1) path = context_.section.empty() ? rest : context_.section + "." + rest;
-      else if (dots == 2 && !context_.section.empty()) path = rest;
+      if (dots == 1)
+        path = context_.section.empty() ? rest : context_.section + "." + rest;
+      else if (dots == 2 && !context_.section.empty())
+        path = rest;
       else {
         error("C0402", "`${" + std::string(text) + "}` leads above the top of the recipe", where);
         return std::nullopt;
@@ -205,10 +222,13 @@ class Expander {
 
 }  // namespace
 
-std::optional<Node> interpolate(const Node& scalar, const Interpolation& context) { return Expander(scalar, context).run(); }
+std::optional<Node> interpolate(const Node& scalar, const Interpolation& context) {
+  return Expander(scalar, context).run();
+}
 
 bool mentions_hash(const Node& node) {
-  if (node.kind == Node::Kind::scalar && !node.raw && node.text.find("${hash}") != std::string::npos) return true;
+  if (node.kind == Node::Kind::scalar && !node.raw && node.text.find("${hash}") != std::string::npos)
+    return true;
   return std::any_of(node.items.begin(), node.items.end(), mentions_hash);
 }
 

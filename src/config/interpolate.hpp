@@ -16,10 +16,10 @@ namespace capstan::config {
 
 struct Interpolation {
   std::vector<Diagnostic>* diagnostics = nullptr;
-  std::string section;        // of the leaf that holds the text, for ${.sibling} and ${..up.one}
-  std::string path;           // of that leaf
+  std::string section;  // of the leaf that holds the text, for ${.sibling} and ${..up.one}
+  std::string path;     // of that leaf
   std::string recipe_name;
-  int64_t now = 0;            // seconds since 1970, UTC
+  int64_t now = 0;  // seconds since 1970, UTC
   // The value of another leaf (an absolute path) as a node; nullopt: reported through `place`, or already wrong itself.
   std::function<std::optional<Node>(const std::string& path, Place place)> leaf;
   std::function<std::optional<std::string>(Place place)> hash;

@@ -39,7 +39,8 @@ class Json {
     for (size_t i = 0; i < members_.size(); ++i) {
       out += flat ? (i ? ", " : "") : (i ? ",\n" : "\n") + blank;
       if (object_) out += quoted(members_[i].first) + ": ";
-      const auto found = std::find_if(children_.begin(), children_.end(), [&](const auto& child) { return child.first == i; });
+      const auto found = std::find_if(children_.begin(), children_.end(),
+                                      [&](const auto& child) { return child.first == i; });
       out += found == children_.end() ? members_[i].second : found->second.print(level + 1);
     }
     if (!flat) out += "\n" + std::string(static_cast<size_t>(2 * level), ' ');
@@ -62,7 +63,9 @@ std::string regex(std::string_view text) {
   return out;
 }
 
-Json string_pattern(std::string_view pattern) { return Json::object().text("type", "string").text("pattern", pattern); }
+Json string_pattern(std::string_view pattern) {
+  return Json::object().text("type", "string").text("pattern", pattern);
+}
 
 void add_limits(Json& schema, const FieldInfo& field) {
   if (field.min) schema.raw(field.min_open ? "exclusiveMinimum" : "minimum", to_text(*field.min));
@@ -81,14 +84,19 @@ Json record_schema(const RecordInfo& record);
 std::vector<Json> forms(const Type& type, const FieldInfo& field) {
   std::vector<Json> out;
   switch (type.kind) {
-    case Type::Kind::boolean: out.push_back(Json::object().text("type", "boolean")); break;
+    case Type::Kind::boolean:
+      out.push_back(Json::object().text("type", "boolean"));
+      break;
     case Type::Kind::integer: {
       Json number = Json::object().text("type", "integer");
       add_limits(number, field);
       out.push_back(number);
-      if (field.form == NumberForm::tokens) out.push_back(string_pattern("^[+-]?[0-9]+(_[0-9]+)+$"));
-      else if (field.form == NumberForm::hex) out.push_back(string_pattern("^0[xX][0-9a-fA-F]+$"));
-      else out.push_back(string_pattern("^[+-]?[0-9][0-9_]*(\\.[0-9]*)?([eE][+-]?[0-9]+)?([kMBGT]|[KMGT]i)?$"));
+      if (field.form == NumberForm::tokens)
+        out.push_back(string_pattern("^[+-]?[0-9]+(_[0-9]+)+$"));
+      else if (field.form == NumberForm::hex)
+        out.push_back(string_pattern("^0[xX][0-9a-fA-F]+$"));
+      else
+        out.push_back(string_pattern("^[+-]?[0-9][0-9_]*(\\.[0-9]*)?([eE][+-]?[0-9]+)?([kMBGT]|[KMGT]i)?$"));
       break;
     }
     case Type::Kind::real: {
@@ -100,7 +108,8 @@ std::vector<Json> forms(const Type& type, const FieldInfo& field) {
       if (field.form == NumberForm::fraction) pattern += "%?";
       if (field.form == NumberForm::count) pattern += "([kMBGT]|[KMGT]i)?";
       out.push_back(string_pattern(pattern + "$"));
-      if (field.allow_inf || field.allow_nan) out.push_back(string_pattern("^[+-]?\\.?([iI]nf|[nN]a[nN]|NAN|INF)$"));
+      if (field.allow_inf || field.allow_nan)
+        out.push_back(string_pattern("^[+-]?\\.?([iI]nf|[nN]a[nN]|NAN|INF)$"));
       break;
     }
     case Type::Kind::bytes: {
@@ -118,8 +127,12 @@ std::vector<Json> forms(const Type& type, const FieldInfo& field) {
       // Text is taken as written: 007 and 2026-11-21 are text, too.
       out.push_back(Json::object().raw("type", "[\"string\", \"number\", \"boolean\"]"));
       break;
-    case Type::Kind::path: out.push_back(Json::object().text("type", "string")); break;
-    case Type::Kind::secret: out.push_back(string_pattern("^(\\$\\{(oc\\.)?env:[A-Za-z_][A-Za-z0-9_]*\\}|file:/.*)$")); break;
+    case Type::Kind::path:
+      out.push_back(Json::object().text("type", "string"));
+      break;
+    case Type::Kind::secret:
+      out.push_back(string_pattern("^(\\$\\{(oc\\.)?env:[A-Za-z_][A-Za-z0-9_]*\\}|file:/.*)$"));
+      break;
     case Type::Kind::enumeration: {
       Json names = Json::array();
       for (const auto& entry : type.names->entries) {
@@ -139,7 +152,8 @@ std::vector<Json> forms(const Type& type, const FieldInfo& field) {
       const auto item_forms = forms(*type.element, field);
       for (const auto& form : item_forms) items.item(form);
       items.item(string_pattern("\\$\\{"));
-      out.push_back(Json::object().text("type", "array").child("items", Json::object().child("anyOf", items)));
+      out.push_back(
+          Json::object().text("type", "array").child("items", Json::object().child("anyOf", items)));
       if (field.scalar_ok) out.insert(out.end(), item_forms.begin(), item_forms.end());
       break;
     }
@@ -147,10 +161,14 @@ std::vector<Json> forms(const Type& type, const FieldInfo& field) {
       Json values = Json::array();
       for (const auto& form : forms(*type.element, field)) values.item(form);
       values.item(string_pattern("\\$\\{"));
-      out.push_back(Json::object().text("type", "object").child("additionalProperties", Json::object().child("anyOf", values)));
+      out.push_back(Json::object()
+                        .text("type", "object")
+                        .child("additionalProperties", Json::object().child("anyOf", values)));
       break;
     }
-    case Type::Kind::record: out.push_back(record_schema(*type.record)); break;
+    case Type::Kind::record:
+      out.push_back(record_schema(*type.record));
+      break;
   }
   return out;
 }
@@ -190,7 +208,9 @@ Json record_schema(const RecordInfo& record) {
   return schema;
 }
 
-bool appends(const FieldInfo& field) { return field.type->kind == Type::Kind::list || field.type->kind == Type::Kind::map; }
+bool appends(const FieldInfo& field) {
+  return field.type->kind == Type::Kind::list || field.type->kind == Type::Kind::map;
+}
 
 // Every spelling under which a section takes a field: own names, short forms, places that belong to other sections.
 Json section_properties(const Schema& schema, const std::string& section) {
@@ -198,14 +218,17 @@ Json section_properties(const Schema& schema, const std::string& section) {
   std::set<std::string> seen;
   const auto add = [&](const std::string& name, const FieldInfo& field, bool alias) {
     if (!seen.insert(name).second) return;
-    Json entry = field_schema(field, alias ? field.doc + " (another name of `" + field.path + "`)" : field.doc);
+    Json entry =
+        field_schema(field, alias ? field.doc + " (another name of `" + field.path + "`)" : field.doc);
     properties.child(name, entry);
     if (appends(field)) {
       Json items = Json::array();
       for (const auto& form : forms(*field.type, field)) items.item(form);
       if (field.type->kind == Type::Kind::list)
         for (const auto& form : forms(*field.type->element, field)) items.item(form);
-      properties.child(name + "+", Json::object().text("description", "adds to `" + field.path + "`").child("anyOf", items));
+      properties.child(
+          name + "+",
+          Json::object().text("description", "adds to `" + field.path + "`").child("anyOf", items));
     }
   };
   for (const FieldInfo* field : schema.fields())
@@ -226,7 +249,10 @@ Json section_object(const Schema& schema, const SectionInfo& section) {
   object.text("description", section.doc).text("type", "object");
   Json properties = section_properties(schema, section.name);
   if (!section.find("preset"))
-    properties.child("preset", Json::object().text("description", "a preset of this section, whose fields yield to those written here").text("type", "string"));
+    properties.child("preset", Json::object()
+                                   .text("description",
+                                         "a preset of this section, whose fields yield to those written here")
+                                   .text("type", "string"));
   object.child("properties", properties);
   object.raw("additionalProperties", "false");
   return object;
@@ -241,17 +267,24 @@ std::string recipe_json_schema(const Schema& schema, const Library& library) {
   root.text("title", "Capstan recipe");
   root.text("type", "object");
   Json properties = Json::object();
-  properties.child("schema", Json::object().text("description", "version of the recipe format").text("const", "capstan/1"));
+  properties.child(
+      "schema",
+      Json::object().text("description", "version of the recipe format").text("const", "capstan/1"));
   const Json one = Json::object().text("type", "string");
   Json names = Json::array();
   for (const auto& recipe : library.recipes()) names.item_text(recipe.name);
   Json extends = Json::array();
   extends.item(Json::object().text("type", "string").child("examples", names));
   extends.item(Json::object().text("type", "array").child("items", one));
-  properties.child("extends", Json::object().text("description", "recipes to start from, by name or path; later ones win").child("anyOf", extends));
+  properties.child("extends",
+                   Json::object()
+                       .text("description", "recipes to start from, by name or path; later ones win")
+                       .child("anyOf", extends));
   Json unset = Json::array();
   unset.item(one).item(Json::object().text("type", "array").child("items", one));
-  properties.child("unset", Json::object().text("description", "paths that go back to preset or default").child("anyOf", unset));
+  properties.child(
+      "unset",
+      Json::object().text("description", "paths that go back to preset or default").child("anyOf", unset));
   Json definitions = Json::object();
   std::set<std::string> sections;
   for (const auto& section : schema.sections()) {
@@ -275,11 +308,15 @@ std::string recipe_json_schema(const Schema& schema, const Library& library) {
   std::set<std::string> prefixes;
   for (const FieldInfo* field : schema.fields())
     for (const auto& alias : field->aliases)
-      if (const size_t dot = alias.find('.'); dot != std::string::npos && !sections.count(alias.substr(0, dot)))
+      if (const size_t dot = alias.find('.');
+          dot != std::string::npos && !sections.count(alias.substr(0, dot)))
         prefixes.insert(alias.substr(0, dot));
   for (const auto& prefix : prefixes)
-    properties.child(prefix, Json::object().text("description", "other names of fields").text("type", "object")
-                                 .child("properties", section_properties(schema, prefix)).raw("additionalProperties", "false"));
+    properties.child(prefix, Json::object()
+                                 .text("description", "other names of fields")
+                                 .text("type", "object")
+                                 .child("properties", section_properties(schema, prefix))
+                                 .raw("additionalProperties", "false"));
   root.child("properties", properties);
   // Dotted keys stand at the top only; what they name is checked by `capstan check`.
   std::string dotted;
@@ -299,8 +336,12 @@ std::string section_json_schema(const Schema& schema, const SectionInfo& section
   root.text("title", "Capstan section " + section.name);
   root.text("description", section.doc).text("type", "object");
   Json properties = section_properties(schema, section.name);
-  properties.child("extends", Json::object().text("description", "in a preset file: the preset to start from").text("type", "string"));
-  if (!section.find("preset")) properties.child("preset", Json::object().text("description", "a preset of this section").text("type", "string"));
+  properties.child("extends", Json::object()
+                                  .text("description", "in a preset file: the preset to start from")
+                                  .text("type", "string"));
+  if (!section.find("preset"))
+    properties.child("preset",
+                     Json::object().text("description", "a preset of this section").text("type", "string"));
   root.child("properties", properties);
   root.child("patternProperties", Json::object().raw("^[a-z_]+\\.", "{}"));
   root.raw("additionalProperties", "false");

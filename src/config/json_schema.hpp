@@ -10,7 +10,8 @@
 namespace capstan::config {
 
 std::string recipe_json_schema(const Schema& schema, const Library& library);
-std::string section_json_schema(const Schema& schema, const SectionInfo& section);  // a section's mapping, or a preset file
+std::string section_json_schema(const Schema& schema,
+                                const SectionInfo& section);  // a section's mapping, or a preset file
 // File name → content, for schemas/: "recipe.schema.json" and one for each section.
 std::map<std::string, std::string> schema_files(const Schema& schema, const Library& library);
 

@@ -27,7 +27,8 @@ Library Library::standard() {
   return {library_files(), std::move(directories)};
 }
 
-std::optional<Library::Found> Library::find(const std::string& in_directory, const std::string& embedded) const {
+std::optional<Library::Found> Library::find(const std::string& in_directory,
+                                            const std::string& embedded) const {
   for (const auto& directory : directories_) {
     const fs::path path = fs::path(directory) / in_directory;
     std::error_code ignored;
@@ -48,14 +49,17 @@ std::optional<Library::Found> Library::preset(std::string_view section, std::str
   return find(path, path);
 }
 
-std::vector<Library::Entry> Library::list(const std::string& subdirectory, const std::string& embedded_prefix) const {
+std::vector<Library::Entry> Library::list(const std::string& subdirectory,
+                                          const std::string& embedded_prefix) const {
   std::vector<Entry> entries;
   const auto known = [&](std::string_view name) {
-    return std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.name == name; });
+    return std::any_of(entries.begin(), entries.end(),
+                       [&](const Entry& entry) { return entry.name == name; });
   };
   for (const auto& directory : directories_) {
     std::error_code problem;
-    for (fs::directory_iterator it(fs::path(directory) / subdirectory, problem), end; !problem && it != end; it.increment(problem)) {
+    for (fs::directory_iterator it(fs::path(directory) / subdirectory, problem), end; !problem && it != end;
+         it.increment(problem)) {
       std::error_code ignored;
       if (it->path().extension() != ".yaml" || !it->is_regular_file(ignored)) continue;
       const std::string name = it->path().stem().string();
@@ -79,12 +83,16 @@ std::vector<Library::Entry> Library::list(const std::string& subdirectory, const
   return entries;
 }
 
-std::vector<Library::Entry> Library::recipes() const { return list("", "recipes/"); }
+std::vector<Library::Entry> Library::recipes() const {
+  return list("", "recipes/");
+}
 std::vector<Library::Entry> Library::presets(std::string_view section) const {
   const std::string path = "configs/" + std::string(section);
   return list(path, path + "/");
 }
 
-std::vector<Library::Entry> recipes() { return Library::standard().recipes(); }
+std::vector<Library::Entry> recipes() {
+  return Library::standard().recipes();
+}
 
 }  // namespace capstan::config

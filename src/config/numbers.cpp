@@ -14,8 +14,12 @@ namespace capstan::config {
 
 namespace {
 
-bool digit(char c) { return c >= '0' && c <= '9'; }
-bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+bool digit(char c) {
+  return c >= '0' && c <= '9';
+}
+bool letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
 
 // digits * 10^exponent, and what stands behind the number.
 struct Decimal {
@@ -42,7 +46,8 @@ std::optional<Decimal> read_decimal(std::string_view text) {
       if (!number.digits.empty() || c != '0') number.digits += c;
       if (point) --number.exponent;
     } else if (c == '_') {
-      if (at == begin || !digit(text[at - 1]) || at + 1 == text.size() || !digit(text[at + 1])) return std::nullopt;
+      if (at == begin || !digit(text[at - 1]) || at + 1 == text.size() || !digit(text[at + 1]))
+        return std::nullopt;
     } else if (c == '.' && !point) {
       point = true;
       number.pure = false;
@@ -78,7 +83,8 @@ Fit to_integer(Decimal number, int64_t factor, int64_t& result) {
     number.digits.pop_back();
     ++number.exponent;
   }
-  if (number.exponent > 30 || number.digits.size() > 40) return number.exponent < -60 ? Fit::fraction : Fit::overflow;
+  if (number.exponent > 30 || number.digits.size() > 40)
+    return number.exponent < -60 ? Fit::fraction : Fit::overflow;
   __int128 value = 0;
   const __int128 limit = static_cast<__int128>(std::numeric_limits<int64_t>::max()) * 4096;
   for (const char c : number.digits) {
@@ -107,7 +113,8 @@ Fit to_integer(Decimal number, int64_t factor, int64_t& result) {
     }
   }
   if (number.negative) value = -value;
-  if (value > std::numeric_limits<int64_t>::max() || value < std::numeric_limits<int64_t>::min()) return Fit::overflow;
+  if (value > std::numeric_limits<int64_t>::max() || value < std::numeric_limits<int64_t>::min())
+    return Fit::overflow;
   result = static_cast<int64_t>(value);
   return Fit::fits;
 }
@@ -117,11 +124,12 @@ struct Suffix {
   int64_t factor;
 };
 constexpr int64_t kKi = 1024, kMi = kKi * 1024, kGi = kMi * 1024, kTi = kGi * 1024;
-constexpr Suffix kCounts[] = {{"k", 1'000},         {"M", 1'000'000},         {"B", 1'000'000'000},
-                              {"G", 1'000'000'000}, {"T", 1'000'000'000'000}, {"Ki", kKi},
-                              {"Mi", kMi},          {"Gi", kGi},              {"Ti", kTi}};
-constexpr Suffix kByteUnits[] = {{"B", 1},     {"kB", 1'000}, {"MB", 1'000'000}, {"GB", 1'000'000'000}, {"TB", 1'000'000'000'000},
-                                 {"KiB", kKi}, {"MiB", kMi},  {"GiB", kGi},      {"TiB", kTi}};
+constexpr Suffix kCounts[] = {
+    {"k", 1'000}, {"M", 1'000'000}, {"B", 1'000'000'000}, {"G", 1'000'000'000}, {"T", 1'000'000'000'000},
+    {"Ki", kKi},  {"Mi", kMi},      {"Gi", kGi},          {"Ti", kTi}};
+constexpr Suffix kByteUnits[] = {
+    {"B", 1},     {"kB", 1'000}, {"MB", 1'000'000}, {"GB", 1'000'000'000}, {"TB", 1'000'000'000'000},
+    {"KiB", kKi}, {"MiB", kMi},  {"GiB", kGi},      {"TiB", kTi}};
 template <size_t N>
 const Suffix* find_suffix(const Suffix (&table)[N], std::string_view text) {
   for (const auto& suffix : table)
@@ -158,7 +166,8 @@ bool all_digits_and(std::string_view text, char separator) {
 }  // namespace
 
 std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form, TextProblem& problem) {
-  const std::string_view unsigned_text = !text.empty() && (text[0] == '-' || text[0] == '+') ? text.substr(1) : text;
+  const std::string_view unsigned_text =
+      !text.empty() && (text[0] == '-' || text[0] == '+') ? text.substr(1) : text;
   if (unsigned_text.starts_with("0x") || unsigned_text.starts_with("0X") || unsigned_text.starts_with("0o") ||
       unsigned_text.starts_with("0b")) {
     const int base = unsigned_text[1] == 'o' ? 8 : unsigned_text[1] == 'b' ? 2 : 16;
@@ -170,7 +179,10 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
       return refuse(problem, "is not an integer");
     const int64_t number = text[0] == '-' ? -static_cast<int64_t>(value) : static_cast<int64_t>(value);
     if (form == NumberForm::hex && base == 16) return number;
-    return refuse(problem, base == 8 ? "is octal" : base == 2 ? "is binary" : "is hexadecimal",
+    return refuse(problem,
+                  base == 8   ? "is octal"
+                  : base == 2 ? "is binary"
+                              : "is hexadecimal",
                   "write " + std::to_string(number));
   }
   const auto number = read_decimal(text);
@@ -190,11 +202,17 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
       if (rest.find(',') != std::string_view::npos)
         return refuse(problem, "is not an integer", "digits may be grouped with `_`: 1_000_000");
       if (find_suffix(kByteUnits, rest) || rest == "KB" || rest == "b")
-        return refuse(problem, "is a number of bytes in a count field", "write " + head + std::string(rest.substr(0, 1) == "K" ? "k" : rest.substr(0, 1)) + " or the number itself");
-      if (rest == "K") return refuse(problem, "has the unknown suffix `K`", head + "k is " + head + "000, " + head + "Ki is " + head + " * 1024");
-      if (rest == "m") return refuse(problem, "has the unknown suffix `m`", "a million is `M`: " + head + "M");
+        return refuse(problem, "is a number of bytes in a count field",
+                      "write " + head + std::string(rest.substr(0, 1) == "K" ? "k" : rest.substr(0, 1)) +
+                          " or the number itself");
+      if (rest == "K")
+        return refuse(problem, "has the unknown suffix `K`",
+                      head + "k is " + head + "000, " + head + "Ki is " + head + " * 1024");
+      if (rest == "m")
+        return refuse(problem, "has the unknown suffix `m`", "a million is `M`: " + head + "M");
       if (rest == "g" || rest == "t")
-        return refuse(problem, "has the unknown suffix `" + std::string(rest) + "`", "suffixes are k M B G T and Ki Mi Gi Ti");
+        return refuse(problem, "has the unknown suffix `" + std::string(rest) + "`",
+                      "suffixes are k M B G T and Ki Mi Gi Ti");
       if (rest == "%") return refuse(problem, "is a percentage in an integer field");
       if (rest.front() == ' ' && find_suffix(kCounts, trim(rest)))
         return refuse(problem, "has a blank before its suffix", "write " + head + std::string(trim(rest)));
@@ -203,23 +221,28 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
     if (form == NumberForm::tokens) {
       Decimal mantissa = *number;
       int64_t decimal = 0, binary = 0;
-      const int64_t power = suffix->factor == 1'000 || suffix->factor == kKi             ? 1
-                            : suffix->factor == 1'000'000 || suffix->factor == kMi       ? 2
-                            : suffix->factor == 1'000'000'000 || suffix->factor == kGi   ? 3
-                                                                                         : 4;
+      const int64_t power = suffix->factor == 1'000 || suffix->factor == kKi           ? 1
+                            : suffix->factor == 1'000'000 || suffix->factor == kMi     ? 2
+                            : suffix->factor == 1'000'000'000 || suffix->factor == kGi ? 3
+                                                                                       : 4;
       int64_t ten = 1, two = 1;
       for (int64_t i = 0; i < power; ++i) ten *= 1000, two *= 1024;
-      const bool both = to_integer(mantissa, ten, decimal) == Fit::fits && to_integer(mantissa, two, binary) == Fit::fits;
+      const bool both =
+          to_integer(mantissa, ten, decimal) == Fit::fits && to_integer(mantissa, two, binary) == Fit::fits;
       return refuse(problem, "has a suffix, and a length in tokens takes none",
-                    both ? "write " + std::to_string(decimal) + " or " + std::to_string(binary) : "write the number itself");
+                    both ? "write " + std::to_string(decimal) + " or " + std::to_string(binary)
+                         : "write the number itself");
     }
     factor = suffix->factor;
   }
   int64_t value = 0;
   switch (to_integer(*number, factor, value)) {
-    case Fit::fits: return value;
-    case Fit::fraction: return refuse(problem, "is not an integer");
-    case Fit::overflow: return refuse(problem, "does not fit 64 bits", std::string("integers reach from ") + kIntegerRange);
+    case Fit::fits:
+      return value;
+    case Fit::fraction:
+      return refuse(problem, "is not an integer");
+    case Fit::overflow:
+      return refuse(problem, "does not fit 64 bits", std::string("integers reach from ") + kIntegerRange);
   }
   return std::nullopt;
 }
@@ -244,7 +267,8 @@ std::optional<double> real_from_text(std::string_view text, const FieldInfo& fie
   }
   const auto number = read_decimal(text);
   if (!number) {
-    if (text.find(',') != std::string_view::npos) return refuse(problem, "is not a number", "the decimal mark is a point: 1.5");
+    if (text.find(',') != std::string_view::npos)
+      return refuse(problem, "is not a number", "the decimal mark is a point: 1.5");
     return refuse(problem, "is not a number");
   }
   if (number->leading_zero && number->pure && number->rest.empty())
@@ -259,7 +283,8 @@ std::optional<double> real_from_text(std::string_view text, const FieldInfo& fie
       digits += "e-2";
     } else if (number->rest == "%") {
       const auto value = parse_double(digits + (exponent ? "" : "e-2"));
-      return refuse(problem, "is a percentage", value && !exponent ? "write " + to_text(*value) : "write a plain number");
+      return refuse(problem, "is a percentage",
+                    value && !exponent ? "write " + to_text(*value) : "write a plain number");
     } else if (suffix && field.form == NumberForm::count) {
       const auto value = parse_double(digits);
       if (!value) return refuse(problem, "is not a number");
@@ -303,7 +328,9 @@ std::optional<int64_t> bytes_from_text(std::string_view text, TextProblem& probl
       if ((unit.size() == 1 || (unit.size() == 2 && (unit[1] == 'B' || unit[1] == 'i' || unit[1] == 'b'))) &&
           std::string_view("kKMGT").find(first) != std::string_view::npos) {
         const std::string decimal(1, first == 'K' ? 'k' : first), binary(1, first == 'k' ? 'K' : first);
-        return refuse(problem, "is ambiguous", "write " + head + decimal + "B (powers of 1000) or " + head + binary + "iB (powers of 1024)");
+        return refuse(
+            problem, "is ambiguous",
+            "write " + head + decimal + "B (powers of 1000) or " + head + binary + "iB (powers of 1024)");
       }
       return refuse(problem, "is not a number of bytes", "units are B kB MB GB TB and KiB MiB GiB TiB");
     }
@@ -311,14 +338,18 @@ std::optional<int64_t> bytes_from_text(std::string_view text, TextProblem& probl
   }
   int64_t value = 0;
   switch (to_integer(*number, factor, value)) {
-    case Fit::fits: return value;
-    case Fit::fraction: return refuse(problem, "is not a whole number of bytes");
-    case Fit::overflow: return refuse(problem, "does not fit 64 bits", std::string("integers reach from ") + kIntegerRange);
+    case Fit::fits:
+      return value;
+    case Fit::fraction:
+      return refuse(problem, "is not a whole number of bytes");
+    case Fit::overflow:
+      return refuse(problem, "does not fit 64 bits", std::string("integers reach from ") + kIntegerRange);
   }
   return std::nullopt;
 }
 
-std::optional<double> duration_from_text(std::string_view text, std::string_view default_unit, TextProblem& problem) {
+std::optional<double> duration_from_text(std::string_view text, std::string_view default_unit,
+                                         TextProblem& problem) {
   if (all_digits_and(text, ':')) {
     const auto parts = split(text, ':');
     static constexpr const char* units[] = {"h", "m", "s"};
@@ -332,14 +363,20 @@ std::optional<double> duration_from_text(std::string_view text, std::string_view
     return refuse(problem, "is not a duration");
   }
   const auto unit_seconds = [](std::string_view unit) -> double {
-    return unit == "ms" ? 1e-3 : unit == "s" ? 1 : unit == "m" ? 60 : unit == "h" ? 3600 : unit == "d" ? 86400 : 0;
+    return unit == "ms"  ? 1e-3
+           : unit == "s" ? 1
+           : unit == "m" ? 60
+           : unit == "h" ? 3600
+           : unit == "d" ? 86400
+                         : 0;
   };
   double total = 0, last_unit = std::numeric_limits<double>::infinity();
   std::string_view rest = text;
   if (rest.empty()) return refuse(problem, "is not a duration", "write for instance 90s, 5m or 1h30m");
   for (bool first = true; !rest.empty(); first = false) {
     const auto number = read_decimal(rest);
-    if (!number || (number->negative && !first)) return refuse(problem, "is not a duration", "write for instance 90s, 5m or 1h30m");
+    if (!number || (number->negative && !first))
+      return refuse(problem, "is not a duration", "write for instance 90s, 5m or 1h30m");
     std::string digits;
     for (const char c : rest.substr(0, rest.size() - number->rest.size()))
       if (c != '_' && c != '+') digits += c;
@@ -358,7 +395,8 @@ std::optional<double> duration_from_text(std::string_view text, std::string_view
       if (unit == "M") return refuse(problem, "is not a duration", "minutes are `m`: " + digits + "m");
       return refuse(problem, "is not a duration", "units are ms s m h d, for instance 1h30m");
     }
-    if (seconds >= last_unit) return refuse(problem, "is not a duration", "units go from large to small, each once: 1h30m");
+    if (seconds >= last_unit)
+      return refuse(problem, "is not a duration", "units go from large to small, each once: 1h30m");
     last_unit = seconds;
     total += *value * seconds;
     rest = number->rest.substr(end);

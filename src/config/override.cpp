@@ -10,7 +10,8 @@ namespace capstan::config {
 
 namespace {
 
-Diagnostic& report(std::vector<Diagnostic>& diagnostics, Place place, std::string message, std::string label = {}) {
+Diagnostic& report(std::vector<Diagnostic>& diagnostics, Place place, std::string message,
+                   std::string label = {}) {
   Diagnostic diagnostic;
   diagnostic.code = "C0103";
   diagnostic.message = std::move(message);
@@ -28,10 +29,18 @@ Place part(const Place& whole, std::string_view text, size_t begin, size_t end) 
   return place;
 }
 
-bool ident_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
-bool digit(char c) { return c >= '0' && c <= '9'; }
-bool ident(char c) { return ident_start(c) || digit(c) || c == '-'; }
-bool blank(char c) { return c == ' ' || c == '\t'; }
+bool ident_start(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+bool digit(char c) {
+  return c >= '0' && c <= '9';
+}
+bool ident(char c) {
+  return ident_start(c) || digit(c) || c == '-';
+}
+bool blank(char c) {
+  return c == ' ' || c == '\t';
+}
 
 // Smart quotes that a text processor has put in: the byte offset of the first.
 std::optional<size_t> smart_quote(std::string_view text) {
@@ -111,11 +120,18 @@ class ValueParser {
       if (c == '\\' && quote == '"' && at_ + 1 < text_.size()) {
         const char next = text_[++at_];
         switch (next) {
-          case 'n': out += '\n'; break;
-          case 't': out += '\t'; break;
+          case 'n':
+            out += '\n';
+            break;
+          case 't':
+            out += '\t';
+            break;
           case '"':
-          case '\\': out += next; break;
-          default: out += '\\', out += next;
+          case '\\':
+            out += next;
+            break;
+          default:
+            out += '\\', out += next;
         }
         continue;
       }
@@ -141,11 +157,13 @@ class ValueParser {
       }
       if (c == ',' || c == ']' || c == '}' || (key && c == ':')) break;
       if (c == ':' && at_ + 1 < text_.size() && blank(text_[at_ + 1]))
-        return failed(at_, at_ + 1, "a `:` that cannot stand here", "a comma is missing in front of the key, or the text needs quotes");
+        return failed(at_, at_ + 1, "a `:` that cannot stand here",
+                      "a comma is missing in front of the key, or the text needs quotes");
     }
     size_t end = at_;
     while (end > begin && blank(text_[end - 1])) --end;
-    if (end == begin) return failed(begin, begin + 1, key ? "a key is missing here" : "a value is missing here", "");
+    if (end == begin)
+      return failed(begin, begin + 1, key ? "a key is missing here" : "a value is missing here", "");
     return scalar_node(std::string(text_.substr(begin, end - begin)), part(whole_, text_, begin, end), false);
   }
 
@@ -168,13 +186,15 @@ class ValueParser {
     for (bool first = true;; first = false) {
       skip();
       if (at_ == text_.size())
-        return failed(begin, begin + 1, std::string("`") + close + "` is missing", "quote the whole override if the shell splits it");
+        return failed(begin, begin + 1, std::string("`") + close + "` is missing",
+                      "quote the whole override if the shell splits it");
       if (text_[at_] == close) {
         ++at_;
         break;
       }
       if (!first) {
-        if (text_[at_] != ',') return failed(at_, at_ + 1, std::string("expected `,` or `") + close + "` here", "");
+        if (text_[at_] != ',')
+          return failed(at_, at_ + 1, std::string("expected `,` or `") + close + "` here", "");
         ++at_;
         skip();
         if (at_ < text_.size() && text_[at_] == close) {  // a trailing comma
@@ -192,7 +212,8 @@ class ValueParser {
       if (!key) return std::nullopt;
       skip();
       if (at_ == text_.size() || text_[at_] != ':')
-        return failed(at_ < text_.size() ? at_ : begin, at_ + 1, "expected `:` after the key `" + key->text + "`", "");
+        return failed(at_ < text_.size() ? at_ : begin, at_ + 1,
+                      "expected `:` after the key `" + key->text + "`", "");
       ++at_;
       if (const Node* before = node.find(key->text)) {
         (void)before;
@@ -248,8 +269,12 @@ std::string ParsedPath::text() const {
         out += plain ? segment.name : capstan::quoted(segment.name);
         break;
       }
-      case Segment::Kind::index: out += "[" + std::to_string(segment.index) + "]"; break;
-      case Segment::Kind::id: out += "[" + segment.name + "=" + segment.text + "]"; break;
+      case Segment::Kind::index:
+        out += "[" + std::to_string(segment.index) + "]";
+        break;
+      case Segment::Kind::id:
+        out += "[" + segment.name + "=" + segment.text + "]";
+        break;
     }
   }
   return out;
@@ -259,7 +284,8 @@ std::optional<Node> parse_value(std::string_view text, Place place, std::vector<
   return ValueParser(text, place, diagnostics).run();
 }
 
-std::optional<ParsedPath> parse_path(std::string_view text, Place place, std::vector<Diagnostic>& diagnostics) {
+std::optional<ParsedPath> parse_path(std::string_view text, Place place,
+                                     std::vector<Diagnostic>& diagnostics) {
   ParsedPath path;
   path.place = place;
   const auto failed = [&](size_t begin, size_t end, std::string message, std::string help) {
@@ -272,7 +298,8 @@ std::optional<ParsedPath> parse_path(std::string_view text, Place place, std::ve
     if (path.segments.size() > 64) return failed(0, text.size(), "a path of more than 64 parts", "");
     if (expect_name) {
       expect_name = false;
-      if (at == text.size()) return failed(at ? at - 1 : 0, at, text.empty() ? "the path is empty" : "the path ends with `.`", "");
+      if (at == text.size())
+        return failed(at ? at - 1 : 0, at, text.empty() ? "the path is empty" : "the path ends with `.`", "");
       Segment segment;
       if (text[at] == '"' || text[at] == '\'') {
         const size_t end = text.find(text[at], at + 1);
@@ -333,8 +360,8 @@ std::optional<ParsedPath> parse_path(std::string_view text, Place place, std::ve
   return path;
 }
 
-std::optional<ParsedOverride> parse_override(const Override& given, const std::string* next_token, int source, int line,
-                                             std::vector<Diagnostic>& diagnostics) {
+std::optional<ParsedOverride> parse_override(const Override& given, const std::string* next_token, int source,
+                                             int line, std::vector<Diagnostic>& diagnostics) {
   const std::string_view text = given.text;
   ParsedOverride result;
   result.place = {source, line, 1, std::max(1, static_cast<int>(count_code_points(text)))};
@@ -359,7 +386,8 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
       const size_t name = text.find_first_not_of('-');
       const size_t equal = split_at(text);
       std::string fixed(name == std::string_view::npos ? "" : text.substr(name));
-      if (equal == std::string_view::npos) fixed += "=" + (next_token && next_token->find('=') == std::string::npos ? *next_token : "value");
+      if (equal == std::string_view::npos)
+        fixed += "=" + (next_token && next_token->find('=') == std::string::npos ? *next_token : "value");
       report(diagnostics, result.place, "`" + std::string(text) + "` is not a flag")
           .help("overrides have no dashes: write `" + fixed + "`");
       return std::nullopt;
@@ -380,7 +408,8 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
   const size_t first_equal = split_at(text);
   const std::string_view left = text.substr(0, first_equal);
   if (const auto quote = smart_quote(left)) {
-    report(diagnostics, here(*quote, *quote + 3), "typographic quotes", "not a quote that a shell or a recipe knows")
+    report(diagnostics, here(*quote, *quote + 3), "typographic quotes",
+           "not a quote that a shell or a recipe knows")
         .help("use straight quotes: ' or \"");
     return std::nullopt;
   }
@@ -388,14 +417,22 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
   size_t path_begin = 0, path_end = text.size();
   size_t equal = std::string_view::npos;
   switch (given.kind) {
-    case Override::Kind::unset: result.op = Op::unset; break;
-    case Override::Kind::append: result.op = Op::append; break;
-    default: result.op = Op::set;
+    case Override::Kind::unset:
+      result.op = Op::unset;
+      break;
+    case Override::Kind::append:
+      result.op = Op::append;
+      break;
+    default:
+      result.op = Op::set;
   }
   if (given.kind == Override::Kind::token) {
-    if (text.starts_with("++")) result.op = Op::force, path_begin = 2;
-    else if (text.starts_with("+")) result.op = Op::add, path_begin = 1;
-    else if (text.starts_with("~")) result.op = Op::unset, path_begin = 1;
+    if (text.starts_with("++"))
+      result.op = Op::force, path_begin = 2;
+    else if (text.starts_with("+"))
+      result.op = Op::add, path_begin = 1;
+    else if (text.starts_with("~"))
+      result.op = Op::unset, path_begin = 1;
   }
   const size_t found = split_at(text.substr(path_begin));
   if (found != std::string_view::npos) {
@@ -420,10 +457,12 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
     return std::nullopt;
   }
   if (path_end > path_begin && blank(text[path_end - 1])) {
-    report(diagnostics, here(path_begin, equal + 1), "blank around `=`").help("write `name=value` without blanks");
+    report(diagnostics, here(path_begin, equal + 1), "blank around `=`")
+        .help("write `name=value` without blanks");
     return std::nullopt;
   }
-  auto path = parse_path(text.substr(path_begin, path_end - path_begin), here(path_begin, path_end), diagnostics);
+  auto path =
+      parse_path(text.substr(path_begin, path_end - path_begin), here(path_begin, path_end), diagnostics);
   if (!path) return std::nullopt;
   result.path = std::move(*path);
   if (equal == std::string_view::npos) return result;
@@ -438,7 +477,8 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
     return std::nullopt;
   }
   if (right.starts_with("\u201c") || right.starts_with("\u2018") || right.starts_with("\u00ab")) {
-    report(diagnostics, result.value_place, "typographic quotes", "not a quote that a shell or a recipe knows")
+    report(diagnostics, result.value_place, "typographic quotes",
+           "not a quote that a shell or a recipe knows")
         .help("use straight quotes: ' or \"");
     return std::nullopt;
   }

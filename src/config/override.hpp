@@ -47,13 +47,14 @@ struct ParsedOverride {
 };
 
 // `line` is the override's line in the command-line source (from 1). nullopt: reported.
-std::optional<ParsedOverride> parse_override(const Override& given, const std::string* next_token, int source, int line,
-                                             std::vector<Diagnostic>& diagnostics);
+std::optional<ParsedOverride> parse_override(const Override& given, const std::string* next_token, int source,
+                                             int line, std::vector<Diagnostic>& diagnostics);
 
 // A value as the right side of an override: a scalar, "[a, b]", "{k: v}", quoted text. Also for tests and tools.
 std::optional<Node> parse_value(std::string_view text, Place place, std::vector<Diagnostic>& diagnostics);
 
 // `a.b[0]."c.d"`, for show and explain. `error` gets the reason.
-std::optional<ParsedPath> parse_path(std::string_view text, Place place, std::vector<Diagnostic>& diagnostics);
+std::optional<ParsedPath> parse_path(std::string_view text, Place place,
+                                     std::vector<Diagnostic>& diagnostics);
 
 }  // namespace capstan::config

@@ -39,7 +39,8 @@ class Scanner {
       const auto c = static_cast<unsigned char>(text_[i]);
       if ((c < 0x20 && c != '\t') || c == 0x7f) return report(PrescanProblem::Kind::control_character, i);
     }
-    if (static_cast<int64_t>(end - begin) > TreeLimits::kLineBytes) return report(PrescanProblem::Kind::long_line, begin);
+    if (static_cast<int64_t>(end - begin) > TreeLimits::kLineBytes)
+      return report(PrescanProblem::Kind::long_line, begin);
     size_t first = begin;
     while (first < end && text_[first] == ' ') ++first;
     const size_t indent = first - begin;
@@ -67,12 +68,16 @@ class Scanner {
       const char next = i + 1 < end ? text_[i + 1] : '\n';
       switch (state_) {
         case State::single_quoted:
-          if (c == '\'' && next == '\'') ++i;
-          else if (c == '\'') state_ = State::none;
+          if (c == '\'' && next == '\'')
+            ++i;
+          else if (c == '\'')
+            state_ = State::none;
           continue;
         case State::double_quoted:
-          if (c == '\\') ++i;
-          else if (c == '"') state_ = State::none;
+          if (c == '\\')
+            ++i;
+          else if (c == '"')
+            state_ = State::none;
           continue;
         case State::plain:
           if (c == '#' && blank(text_[i - 1])) return;
@@ -82,7 +87,8 @@ class Scanner {
             flow(c, i);
           }
           continue;
-        case State::none: break;
+        case State::none:
+          break;
       }
       if (blank(c)) continue;
       if (c == '#') return;
@@ -94,12 +100,18 @@ class Scanner {
         parent = static_cast<int64_t>(i - begin);
         in_entries = false;
       }
-      if (c == '"') state_ = State::double_quoted;
-      else if (c == '\'') state_ = State::single_quoted;
-      else if (c == '[' || c == '{' || ((c == ']' || c == '}' || c == ',') && !open_.empty())) flow(c, i);
-      else if (c == ':' && (blank(next) || next == '\n')) continue;
+      if (c == '"')
+        state_ = State::double_quoted;
+      else if (c == '\'')
+        state_ = State::single_quoted;
+      else if (c == '[' || c == '{' || ((c == ']' || c == '}' || c == ',') && !open_.empty()))
+        flow(c, i);
+      else if (c == ':' && (blank(next) || next == '\n'))
+        continue;
       else if (c == '&' || c == '!' || c == '*') {
-        const auto ends = [&](char d) { return blank(d) || (!open_.empty() && std::string_view(",[]{}").find(d) != std::string_view::npos); };
+        const auto ends = [&](char d) {
+          return blank(d) || (!open_.empty() && std::string_view(",[]{}").find(d) != std::string_view::npos);
+        };
         while (i + 1 < end && !ends(text_[i + 1])) ++i;
       } else if ((c == '|' || c == '>') && open_.empty()) {
         block_ = true;
@@ -112,10 +124,12 @@ class Scanner {
   }
 
   void flow(char c, size_t offset) {
-    if (++flow_tokens_ > TreeLimits::kFlowTokens) return report(PrescanProblem::Kind::too_many_values, offset);
+    if (++flow_tokens_ > TreeLimits::kFlowTokens)
+      return report(PrescanProblem::Kind::too_many_values, offset);
     if (c == '[' || c == '{') {
       open_.push_back(offset);
-      if (open_.size() > static_cast<size_t>(TreeLimits::kDepth)) report(PrescanProblem::Kind::flow_depth, offset);
+      if (open_.size() > static_cast<size_t>(TreeLimits::kDepth))
+        report(PrescanProblem::Kind::flow_depth, offset);
     } else if (c != ',' && !open_.empty()) {
       open_.pop_back();
     }
@@ -132,6 +146,8 @@ class Scanner {
 
 }  // namespace
 
-Prescan prescan(std::string_view text) { return Scanner(text).run(); }
+Prescan prescan(std::string_view text) {
+  return Scanner(text).run();
+}
 
 }  // namespace capstan::config

@@ -35,7 +35,8 @@ class Resolver {
   }
 
   Resolved run() {
-    if (!composed_.malformed) {  // what a broken file would have said is unknown: anything more would be guesswork
+    if (!composed_
+             .malformed) {  // what a broken file would have said is unknown: anything more would be guesswork
       switch_sections();
       for (auto& leaf : leaves_) merge(leaf);
       add_ranks_and_name();
@@ -52,7 +53,8 @@ class Resolver {
     for (size_t i = 0; i < composed_.preset_of.size(); ++i)
       if (!composed_.preset_of[i].empty()) out_.presets[schema_.sections()[i].name] = composed_.preset_of[i];
     out_.sources = std::move(composed_.sources);
-    out_.diagnostics.insert(out_.diagnostics.begin(), composed_.diagnostics.begin(), composed_.diagnostics.end());
+    out_.diagnostics.insert(out_.diagnostics.begin(), composed_.diagnostics.begin(),
+                            composed_.diagnostics.end());
     sort_diagnostics(out_.diagnostics);
     if (out_.diagnostics.size() > kMaxDiagnostics) {
       const size_t more = out_.diagnostics.size() - kMaxDiagnostics;
@@ -72,11 +74,11 @@ class Resolver {
   struct Leaf {
     const FieldInfo* field = nullptr;
     std::vector<const Write*> writes;
-    std::optional<Node> node;        // merged; nullopt: nothing was written
-    const Write* winner = nullptr;   // the last write that counts
+    std::optional<Node> node;       // merged; nullopt: nothing was written
+    const Write* winner = nullptr;  // the last write that counts
     State state = State::waiting;
-    bool failed = false;             // wrong, and reported
-    bool dropped = false;            // not a field of the variant in effect
+    bool failed = false;   // wrong, and reported
+    bool dropped = false;  // not a field of the variant in effect
     bool from_ranks = false, from_name = false, derived = false, environment = false;
   };
 
@@ -95,7 +97,9 @@ class Resolver {
   }
   const Layer& layer(const Write& write) const { return composed_.layers[write.layer]; }
   bool is_explicit(const Write& write) const { return layer(write).rank != Layer::Rank::preset; }
-  bool section_on(const FieldInfo& field) const { return schema_.sections()[field.section_index].at(root_) != nullptr; }
+  bool section_on(const FieldInfo& field) const {
+    return schema_.sections()[field.section_index].at(root_) != nullptr;
+  }
 
   // ---- sections that may be off, and variants ----------------------------------------------------------------------
 
@@ -113,11 +117,14 @@ class Resolver {
         write.dead = true;
         const std::string place = place_text(write.place, composed_.sources, false);
         if (write.layer == choices.back().layer) {
-          report(Level::error, "C0109", "`" + section.name + "` is switched off, and `" + write.field->path + "` is set", write.place)
+          report(Level::error, "C0109",
+                 "`" + section.name + "` is switched off, and `" + write.field->path + "` is set",
+                 write.place)
               .related(choices.back().place, "switched off here");
         } else {
-          report(Level::note, "C0701", "`" + write.field->path + "` from " + place + " is dropped: `" + section.name + "` is switched off at " +
-                                           place_text(choices.back().place, composed_.sources, false));
+          report(Level::note, "C0701",
+                 "`" + write.field->path + "` from " + place + " is dropped: `" + section.name +
+                     "` is switched off at " + place_text(choices.back().place, composed_.sources, false));
         }
       }
       if (on) section.ensure(root_);
@@ -134,10 +141,14 @@ class Resolver {
       // The layer that decided: the explicit write, or the choice of the preset that holds it.
       const auto& choices = composed_.choices[section.index];
       size_t decided = 0;
-      if (chooser.winner && is_explicit(*chooser.winner)) decided = chooser.winner->layer + 1;
-      else if (!choices.empty()) decided = choices.back().layer + 1;
+      if (chooser.winner && is_explicit(*chooser.winner))
+        decided = chooser.winner->layer + 1;
+      else if (!choices.empty())
+        decided = choices.back().layer + 1;
       for (const auto& field : section.fields) {
-        if (field.variants.empty() || std::find(field.variants.begin(), field.variants.end(), variant) != field.variants.end()) continue;
+        if (field.variants.empty() ||
+            std::find(field.variants.begin(), field.variants.end(), variant) != field.variants.end())
+          continue;
         Leaf& leaf = leaves_[index_.at(&field)];
         leaf.dropped = true;
         leaf.node.reset();
@@ -145,12 +156,15 @@ class Resolver {
         for (const Write* write : leaf.writes) {
           if (write->dead || !is_explicit(*write)) continue;
           if (write->layer + 1 < decided) {
-            report(Level::note, "C0701", "`" + field.path + "` from " + place_text(write->place, composed_.sources, false) +
-                                             " is dropped: `" + section.name + "` of kind `" + variant + "` has no such field");
+            report(Level::note, "C0701",
+                   "`" + field.path + "` from " + place_text(write->place, composed_.sources, false) +
+                       " is dropped: `" + section.name + "` of kind `" + variant + "` has no such field");
           } else {
             std::string only;
             for (const auto& name : field.variants) only += (only.empty() ? "`" : ", `") + name + "`";
-            report(Level::error, "C0110", "`" + field.path + "` is not a field of `" + section.name + "` of kind `" + variant + "`", write->place)
+            report(Level::error, "C0110",
+                   "`" + field.path + "` is not a field of `" + section.name + "` of kind `" + variant + "`",
+                   write->place)
                 .help("it belongs to " + section.variant_field + " " + only);
           }
         }
@@ -198,7 +212,9 @@ class Resolver {
       } else {
         leaf.state = State::done;
         leaf.failed = true;
-        report(Level::error, "C0405", "`${hash}` cannot be part of `" + leaf.field->path + "`, which the hash is made of", leaf.node->place);
+        report(Level::error, "C0405",
+               "`${hash}` cannot be part of `" + leaf.field->path + "`, which the hash is made of",
+               leaf.node->place);
       }
       return;
     }
@@ -212,8 +228,10 @@ class Resolver {
   void compute(Leaf& leaf) {
     if (leaf.failed || leaf.dropped || !section_on(*leaf.field)) return;
     const bool given = leaf.node && (leaf.node->kind != Node::Kind::null || leaf.node->empty);
-    const Derivation* derivation = leaf.field->formula.empty() ? nullptr : schema_.find_derivation(leaf.field->path);
-    if (given || (leaf.node && !derivation) || (leaf.node && !leaf.field->type->optional)) return convert_leaf(leaf);
+    const Derivation* derivation =
+        leaf.field->formula.empty() ? nullptr : schema_.find_derivation(leaf.field->path);
+    if (given || (leaf.node && !derivation) || (leaf.node && !leaf.field->type->optional))
+      return convert_leaf(leaf);
     if (!derivation) return;
     for (const auto& input : derivation->inputs) {
       const size_t at = index_.at(schema_.find_field(input));
@@ -238,7 +256,8 @@ class Resolver {
     auto value = convert(*leaf.field, *leaf.node, leaf.field->path, context);
     if (!value) {
       leaf.failed = true;
-      if (leaf.from_ranks && count_errors() > errors) out_.diagnostics.back().help("from --ranks " + std::to_string(*request_.ranks));
+      if (leaf.from_ranks && count_errors() > errors)
+        out_.diagnostics.back().help("from --ranks " + std::to_string(*request_.ranks));
       return;
     }
     schema_.store(root_, *leaf.field, *value);
@@ -280,7 +299,8 @@ class Resolver {
       Diagnostic problem = unknown_key(schema_, dot == std::string::npos ? "" : text.substr(0, dot),
                                        dot == std::string::npos ? text : text.substr(dot + 1), place);
       problem.code = "C0402";
-      problem.message = schema_.find_section(text) ? "`${" + text + "}` names a whole section" : "`${" + text + "}` names no field";
+      problem.message = schema_.find_section(text) ? "`${" + text + "}` names a whole section"
+                                                   : "`${" + text + "}` names no field";
       problem.label.clear();
       problem.suggestions.clear();
       if (schema_.find_section(text)) problem.helps = {"name one of its fields"};
@@ -295,8 +315,10 @@ class Resolver {
       for (; first != active_.end(); ++first) {
         const Leaf& link = leaves_[*first];
         const auto next = first + 1 == active_.end() ? at : *(first + 1);
-        if (link.node && link.node->place.known() && !(link.node->place.line == place.line && link.node->place.source == place.source))
-          problem.related(link.node->place, "`" + link.field->path + "` needs `" + leaves_[next].field->path + "`");
+        if (link.node && link.node->place.known() &&
+            !(link.node->place.line == place.line && link.node->place.source == place.source))
+          problem.related(link.node->place,
+                          "`" + link.field->path + "` needs `" + leaves_[next].field->path + "`");
       }
       return std::nullopt;
     }
@@ -320,7 +342,8 @@ class Resolver {
         inner = node.find(segment.name);
       }
       if (!inner) {
-        report(Level::error, "C0402", "`${" + text + "}` names nothing: `" + field->path + "` has no such item", place);
+        report(Level::error, "C0402",
+               "`${" + text + "}` names nothing: `" + field->path + "` has no such item", place);
         return std::nullopt;
       }
       Node copy = *inner;
@@ -351,7 +374,8 @@ class Resolver {
       const bool missing = leaf.field->type->optional ? value.is_null() : !leaf.node && !leaf.derived;
       if (!missing) continue;
       leaf.failed = true;
-      auto& problem = report(Level::error, "C0210", "`" + leaf.field->path + "` is missing", leaf.winner ? leaf.winner->place : Place{});
+      auto& problem = report(Level::error, "C0210", "`" + leaf.field->path + "` is missing",
+                             leaf.winner ? leaf.winner->place : Place{});
       problem.path = leaf.field->path;
       problem.help(leaf.field->doc + ": " + type_text(*leaf.field->type, *leaf.field));
     }
@@ -405,7 +429,8 @@ class Resolver {
 
   void check_rules() {
     for (const Rule& rule : schema_.rules()) {
-      const bool skip = std::any_of(rule.reads.begin(), rule.reads.end(), [&](const std::string& path) { return leaf(path)->failed; });
+      const bool skip = std::any_of(rule.reads.begin(), rule.reads.end(),
+                                    [&](const std::string& path) { return leaf(path)->failed; });
       if (skip) continue;
       RuleReport found;
       rule.check(root_, found);
@@ -414,12 +439,14 @@ class Resolver {
         if (!violation.pointed.empty()) operands.push_back({violation.pointed, {}, true});
         for (const auto& operand : violation.operands)
           if (!operand.is_path || operand.name != violation.pointed) operands.push_back(operand);
-        const bool named_paths = std::any_of(violation.operands.begin(), violation.operands.end(),
-                                             [](const Violation::Operand& operand) { return operand.is_path; });
+        const bool named_paths =
+            std::any_of(violation.operands.begin(), violation.operands.end(),
+                        [](const Violation::Operand& operand) { return operand.is_path; });
         if (!named_paths)
           for (const auto& path : rule.reads)
             if (path != violation.pointed) operands.push_back({path, {}, true});
-        auto& problem = report(violation.lint ? Level::warning : Level::error, rule.code.c_str(), violation.message);
+        auto& problem =
+            report(violation.lint ? Level::warning : Level::error, rule.code.c_str(), violation.message);
         problem.name = rule.name;
         problem.path = violation.pointed;
         // Point at what the user can change: the operand named by the rule, else the one set with the highest rank.
@@ -429,7 +456,9 @@ class Resolver {
           if (!candidate) continue;
           if (candidate->winner && is_explicit(*candidate->winner)) {
             const bool named = operand.name == violation.pointed;
-            if (!best || (!named && best->winner->layer < candidate->winner->layer && best->field->path != violation.pointed)) best = candidate;
+            if (!best || (!named && best->winner->layer < candidate->winner->layer &&
+                          best->field->path != violation.pointed))
+              best = candidate;
           }
         }
         if (!violation.pointed.empty() && leaf(violation.pointed)->from_ranks) best = nullptr;
@@ -438,7 +467,8 @@ class Resolver {
           if (problem.path.empty()) problem.path = best->field->path;
         }
         for (const auto& operand : operands)
-          problem.note(operand.is_path && leaf(operand.name) ? operand_note(operand.name) : "`" + operand.name + "` = " + operand.value);
+          problem.note(operand.is_path && leaf(operand.name) ? operand_note(operand.name)
+                                                             : "`" + operand.name + "` = " + operand.value);
         problem.help(violation.help_text);
       }
     }
@@ -447,7 +477,9 @@ class Resolver {
   // Explicit values that nothing reads under this configuration.
   void check_effects() {
     for (auto& leaf : leaves_) {
-      if (leaf.failed || leaf.dropped || !leaf.winner || !is_explicit(*leaf.winner) || !section_on(*leaf.field)) continue;
+      if (leaf.failed || leaf.dropped || !leaf.winner || !is_explicit(*leaf.winner) ||
+          !section_on(*leaf.field))
+        continue;
       const SectionInfo& section = schema_.sections()[leaf.field->section_index];
       const Condition* unmet = nullptr;
       for (const auto* conditions : {&section.used_when, &leaf.field->used_when})
@@ -457,7 +489,8 @@ class Resolver {
       const Value value = schema_.load(root_, *leaf.field);
       if (value == leaf.field->default_value || value == derived_value(leaf)) continue;
       const bool math = leaf.field->effect == Effect::math;
-      auto& problem = report(math ? Level::error : Level::warning, "C0604", "`" + leaf.field->path + "` has no effect here", leaf.winner->place);
+      auto& problem = report(math ? Level::error : Level::warning, "C0604",
+                             "`" + leaf.field->path + "` has no effect here", leaf.winner->place);
       problem.name = "no_effect";
       problem.path = leaf.field->path;
       problem.label = "read only when " + unmet->text;
@@ -466,11 +499,13 @@ class Resolver {
   }
 
   // Whether one of these inputs was itself derived, by whatever way, from `path`.
-  bool derived_from(const std::vector<std::string>& inputs, const std::string& path, std::set<std::string>& seen) {
+  bool derived_from(const std::vector<std::string>& inputs, const std::string& path,
+                    std::set<std::string>& seen) {
     for (const auto& input : inputs) {
       if (input == path) return true;
       const Derivation* derivation = leaf(input)->derived ? schema_.find_derivation(input) : nullptr;
-      if (derivation && seen.insert(input).second && derived_from(derivation->inputs, path, seen)) return true;
+      if (derivation && seen.insert(input).second && derived_from(derivation->inputs, path, seen))
+        return true;
     }
     return false;
   }
@@ -478,9 +513,11 @@ class Resolver {
   // What the leaf would be without its explicit value. Where two leaves are derived from each other, the given one is
   // the source, and nothing else would give it.
   Value derived_value(const Leaf& leaf) {
-    const Derivation* derivation = leaf.field->formula.empty() ? nullptr : schema_.find_derivation(leaf.field->path);
+    const Derivation* derivation =
+        leaf.field->formula.empty() ? nullptr : schema_.find_derivation(leaf.field->path);
     std::set<std::string> seen;
-    if (!derivation || derived_from(derivation->inputs, leaf.field->path, seen)) return leaf.field->default_value;
+    if (!derivation || derived_from(derivation->inputs, leaf.field->path, seen))
+      return leaf.field->default_value;
     const Value kept = schema_.load(root_, *leaf.field);
     schema_.store(root_, *leaf.field, leaf.field->default_value);
     derivation->run(root_);
@@ -507,15 +544,18 @@ class Resolver {
       const Write* preset = nullptr;
       for (const Write* write : leaf.writes)
         if (!is_explicit(*write) && !write->dead && write->rest.empty()) preset = write;
-      if (!preset || leaf.field->type->kind == Type::Kind::map || leaf.winner->op == Write::Op::append || !leaf.winner->rest.empty()) continue;
+      if (!preset || leaf.field->type->kind == Type::Kind::map || leaf.winner->op == Write::Op::append ||
+          !leaf.winner->rest.empty())
+        continue;
       std::vector<Diagnostic> ignored;
       ConvertContext context{&composed_.sources, &ignored, {}};
       const auto soft = convert(*leaf.field, preset->value, leaf.field->path, context);
       const Value kept = schema_.load(root_, *leaf.field);
       if (!soft || *soft == kept) continue;
-      auto& note = report(Level::note, "C0702", "preset " + layer(*preset).preset + " would set `" + leaf.field->path + ": " +
-                                                    yaml_inline(*leaf.field->type, *soft) + "`; kept `" +
-                                                    yaml_inline(*leaf.field->type, kept) + "` from " + origin_text(leaf));
+      auto& note = report(Level::note, "C0702",
+                          "preset " + layer(*preset).preset + " would set `" + leaf.field->path + ": " +
+                              yaml_inline(*leaf.field->type, *soft) + "`; kept `" +
+                              yaml_inline(*leaf.field->type, kept) + "` from " + origin_text(leaf));
       note.path = leaf.field->path;
     }
   }
@@ -529,9 +569,12 @@ class Resolver {
       if (section_on(*leaf.field)) out_.origins[leaf.field->path] = make_origin(leaf);
       for (const Write* write : leaf.writes) {
         HistoryEntry entry{leaf.field->path, write_origin(*write), HistoryEntry::Fate::effective};
-        if (leaf.dropped) entry.fate = HistoryEntry::Fate::dropped;
-        else if (write->dead) entry.fate = HistoryEntry::Fate::reset;
-        else if (write != leaf.winner && leaf.winner && leaf.winner->op == Write::Op::set && leaf.winner->rest.empty())
+        if (leaf.dropped)
+          entry.fate = HistoryEntry::Fate::dropped;
+        else if (write->dead)
+          entry.fate = HistoryEntry::Fate::reset;
+        else if (write != leaf.winner && leaf.winner && leaf.winner->op == Write::Op::set &&
+                 leaf.winner->rest.empty())
           entry.fate = HistoryEntry::Fate::replaced;
         out_.history.push_back(std::move(entry));
       }
@@ -583,7 +626,8 @@ const Schema& schema() {
 
 Resolution resolve(const Request& request) {
   Resolution resolution;
-  static_cast<Resolved&>(resolution) = resolve_into(schema(), Library::standard(), &resolution.config, request);
+  static_cast<Resolved&>(resolution) =
+      resolve_into(schema(), Library::standard(), &resolution.config, request);
   return resolution;
 }
 

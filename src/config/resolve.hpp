@@ -18,10 +18,12 @@ namespace capstan::config {
 struct Origin {
   enum class Kind : uint8_t { default_value, preset, file, cli, derived, ranks };
   Kind kind = Kind::default_value;
-  std::string text;          // "default", "preset model/llama3-8b", "my.yaml:9:5", "<cli>:2", "derived: 4 * model.hidden_size"
-  Place place;               // file, cli and preset
-  std::string written;       // the text as written, where it is a scalar
-  bool environment = false;  // took something from the environment: another machine may resolve it differently
+  std::string
+      text;  // "default", "preset model/llama3-8b", "my.yaml:9:5", "<cli>:2", "derived: 4 * model.hidden_size"
+  Place place;          // file, cli and preset
+  std::string written;  // the text as written, where it is a scalar
+  bool environment =
+      false;  // took something from the environment: another machine may resolve it differently
   bool is_explicit() const { return kind == Kind::file || kind == Kind::cli || kind == Kind::ranks; }
 };
 
@@ -37,13 +39,14 @@ struct HistoryEntry {
 struct Resolved {
   std::string recipe_name;
   std::vector<Source> sources;
-  std::vector<Diagnostic> diagnostics;   // sorted: errors, warnings, notes
-  std::map<std::string, Origin> origins; // by canonical path
+  std::vector<Diagnostic> diagnostics;    // sorted: errors, warnings, notes
+  std::map<std::string, Origin> origins;  // by canonical path
   std::vector<HistoryEntry> history;
   std::map<std::string, std::string> presets;  // section → preset in effect
-  std::set<std::string> changed;         // leaves whose explicit value differs from what preset, derivation or default give
-  bool malformed = false;                // some file could not be read or parsed: exit code 2, also for `check`
-  std::vector<std::string> failed;       // leaves without a value, because theirs is wrong
+  std::set<std::string>
+      changed;             // leaves whose explicit value differs from what preset, derivation or default give
+  bool malformed = false;  // some file could not be read or parsed: exit code 2, also for `check`
+  std::vector<std::string> failed;  // leaves without a value, because theirs is wrong
 
   bool ok() const { return count(diagnostics, Level::error) == 0; }
   const Origin& origin(const std::string& path) const;

@@ -33,19 +33,22 @@ std::string written_comment(const FieldInfo& field, const Value& value, const Or
   if (origin.written.empty() || origin.written.size() > 60 || value.kind == Value::Kind::text) return {};
   const std::string text = scalar_text(*field.type, value);
   if (origin.written == text || value.kind == Value::Kind::boolean || value.is_null()) return {};
-  if (value.kind == Value::Kind::real && field.type->kind == Type::Kind::real && parse_double(origin.written) == value.real) return {};
+  if (value.kind == Value::Kind::real && field.type->kind == Type::Kind::real &&
+      parse_double(origin.written) == value.real)
+    return {};
   return "  # " + one_line(origin.written);
 }
 
 enum class Comments : unsigned char { written, origins };
 
-std::string leaf_line(const Schema& schema, const void* root, const Resolved& resolved, const FieldInfo& field, int indent,
-                      Comments comments, const EmitOptions& options) {
+std::string leaf_line(const Schema& schema, const void* root, const Resolved& resolved,
+                      const FieldInfo& field, int indent, Comments comments, const EmitOptions& options) {
   const Value value = schema.load(root, field);
   std::string text = std::string(static_cast<size_t>(indent), ' ') + field.name + ":" +
                      yaml_block(*field.type, value, indent, options);
   const Origin& origin = resolved.origin(field.path);
-  const std::string comment = comments == Comments::origins ? "  # " + one_line(origin.text) + (origin.environment ? " (environment)" : "")
+  const std::string comment = comments == Comments::origins ? "  # " + one_line(origin.text) +
+                                                                  (origin.environment ? " (environment)" : "")
                                                             : written_comment(field, value, origin);
   if (!comment.empty()) text.insert(text.find('\n'), comment);
   return text;
@@ -87,7 +90,8 @@ std::string minimal_text(const Schema& schema, const void* root, const Resolved&
       out += lines;
     } else if (preset != resolved.presets.end() && section.at(root)) {
       const std::string name = yaml_text(preset->second);
-      out += lines.empty() ? section.name + ": " + name + "\n" : section.name + ":\n  preset: " + name + "\n" + lines;
+      out += lines.empty() ? section.name + ": " + name + "\n"
+                           : section.name + ":\n  preset: " + name + "\n" + lines;
     } else if (!lines.empty()) {
       out += section.name + ":\n" + lines;
     } else if (section.optional && section.at(root)) {
@@ -109,7 +113,9 @@ Selected select(const Schema& schema, const std::string& path) {
   if (path.empty()) return selected;
   std::vector<Diagnostic> problems;
   const auto parsed = parse_path(path, {}, problems);
-  if (!parsed) fail(ErrorCode::usage, "`" + path + "` is not a path: " + problems.back().message, problems.back().helps.empty() ? "" : problems.back().helps[0]);
+  if (!parsed)
+    fail(ErrorCode::usage, "`" + path + "` is not a path: " + problems.back().message,
+         problems.back().helps.empty() ? "" : problems.back().helps[0]);
   const auto& segments = parsed->segments;
   selected.section = segments.size() == 1 ? schema.find_section(segments[0].name) : nullptr;
   if (selected.section) return selected;
@@ -122,7 +128,8 @@ Selected select(const Schema& schema, const std::string& path) {
     return selected;
   }
   const bool in_section = segments.size() > 1;
-  const Diagnostic problem = unknown_key(schema, in_section ? segments[0].name : "", segments[in_section ? 1 : 0].name, {});
+  const Diagnostic problem =
+      unknown_key(schema, in_section ? segments[0].name : "", segments[in_section ? 1 : 0].name, {});
   std::string help;
   for (const auto& line : problem.helps) help += (help.empty() ? "" : "; ") + line;
   fail(ErrorCode::usage, "there is no field `" + path + "`", help);
@@ -148,9 +155,12 @@ Part descend(const FieldInfo& field, Value value, const std::vector<Segment>& re
     } else if (value.kind == Value::Kind::map) {
       for (size_t i = 0; i < value.keys.size(); ++i)
         if (value.keys[i] == segment.name) inner = &value.items[i];
-      if (type->record && type->record->find(segment.name)) inner_type = type->record->find(segment.name)->type;
+      if (type->record && type->record->find(segment.name))
+        inner_type = type->record->find(segment.name)->type;
     }
-    if (!inner) fail(ErrorCode::usage, "`" + path + "` names nothing", "`" + field.path + "` is " + yaml_inline(*field.type, value));
+    if (!inner)
+      fail(ErrorCode::usage, "`" + path + "` names nothing",
+           "`" + field.path + "` is " + yaml_inline(*field.type, value));
     Value copy = *inner;
     value = std::move(copy);
     type = inner_type;
@@ -164,8 +174,8 @@ std::string json_section(const Schema& schema, const void* root, const SectionIn
   bool first = true;
   for (const auto& field : section.fields) {
     if (!present(schema, root, field)) continue;
-    out += std::string(first ? "" : ",") + "\n" + std::string(static_cast<size_t>(2 * level + 2), ' ') + quoted(field.name) + ": " +
-           json(*field.type, schema.load(root, field), 2, level + 1);
+    out += std::string(first ? "" : ",") + "\n" + std::string(static_cast<size_t>(2 * level + 2), ' ') +
+           quoted(field.name) + ": " + json(*field.type, schema.load(root, field), 2, level + 1);
     first = false;
   }
   return out + "\n" + std::string(static_cast<size_t>(2 * level), ' ') + "}";
@@ -183,12 +193,14 @@ std::string json_all(const Schema& schema, const void* root) {
       member(section.name, json_section(schema, root, section, 1));
       continue;
     }
-    for (const auto& field : section.fields) member(field.name, json(*field.type, schema.load(root, field), 2, 1));
+    for (const auto& field : section.fields)
+      member(field.name, json(*field.type, schema.load(root, field), 2, 1));
   }
   return out + "\n}\n";
 }
 
-std::string origin_lines(const Schema& schema, const void* root, const Resolved& resolved, const Selected& selected) {
+std::string origin_lines(const Schema& schema, const void* root, const Resolved& resolved,
+                         const Selected& selected) {
   std::string out;
   const EmitOptions options;
   for (const FieldInfo* field : schema.fields()) {
@@ -209,12 +221,14 @@ std::string origin_lines(const Schema& schema, const void* root, const Resolved&
 
 }  // namespace
 
-std::string show(const Schema& schema, const void* root, const Resolved& resolved, const ShowOptions& options) {
+std::string show(const Schema& schema, const void* root, const Resolved& resolved,
+                 const ShowOptions& options) {
   const Selected selected = select(schema, options.path);
   const EmitOptions emit;
   if (options.format == ShowFormat::origin) return origin_lines(schema, root, resolved, selected);
   if (selected.field) {
-    const Part part = descend(*selected.field, schema.load(root, *selected.field), selected.rest, options.path);
+    const Part part =
+        descend(*selected.field, schema.load(root, *selected.field), selected.rest, options.path);
     if (options.format == ShowFormat::json) return json(*part.type, part.value, 2) + "\n";
     return yaml_inline(*part.type, part.value, emit) + "\n";
   }
@@ -223,14 +237,18 @@ std::string show(const Schema& schema, const void* root, const Resolved& resolve
     if (!selected.section->at(root)) return "null\n";
     std::string out;
     for (const auto& field : selected.section->fields)
-      if (present(schema, root, field) && (options.format != ShowFormat::minimal || resolved.changed.count(field.path)))
+      if (present(schema, root, field) &&
+          (options.format != ShowFormat::minimal || resolved.changed.count(field.path)))
         out += leaf_line(schema, root, resolved, field, 0, Comments::written, emit);
     return out.empty() ? "{}\n" : out;
   }
   switch (options.format) {
-    case ShowFormat::json: return json_all(schema, root);
-    case ShowFormat::minimal: return minimal_text(schema, root, resolved);
-    default: return recipe_text(schema, root, resolved, Comments::written, emit);
+    case ShowFormat::json:
+      return json_all(schema, root);
+    case ShowFormat::minimal:
+      return minimal_text(schema, root, resolved);
+    default:
+      return recipe_text(schema, root, resolved, Comments::written, emit);
   }
 }
 std::string show(const Resolution& resolution, const ShowOptions& options) {
@@ -242,20 +260,24 @@ std::string resolved_recipe(const Schema& schema, const void* root, const Resolv
   options.absolute_paths = true;
   return recipe_text(schema, root, resolved, Comments::origins, options);
 }
-std::string resolved_recipe(const Resolution& resolution) { return resolved_recipe(schema(), &resolution.config, resolution); }
+std::string resolved_recipe(const Resolution& resolution) {
+  return resolved_recipe(schema(), &resolution.config, resolution);
+}
 
-std::vector<Change> diff(const Schema& schema, const void* before_root, const Resolved& before, const void* after_root,
-                         const Resolved& after) {
+std::vector<Change> diff(const Schema& schema, const void* before_root, const Resolved& before,
+                         const void* after_root, const Resolved& after) {
   std::vector<Change> changes;
   for (const FieldInfo* field : schema.fields()) {
     const bool was = present(schema, before_root, *field), is = present(schema, after_root, *field);
     if (!was && !is) continue;
     const Value a = schema.load(before_root, *field), b = schema.load(after_root, *field);
     if (was == is && a == b) continue;
-    changes.push_back({field->path, field->effect, was ? yaml_inline(*field->type, a) : "", is ? yaml_inline(*field->type, b) : "",
-                       was ? before.origin(field->path).text : "", is ? after.origin(field->path).text : ""});
+    changes.push_back({field->path, field->effect, was ? yaml_inline(*field->type, a) : "",
+                       is ? yaml_inline(*field->type, b) : "", was ? before.origin(field->path).text : "",
+                       is ? after.origin(field->path).text : ""});
   }
-  std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) { return a.effect < b.effect; });
+  std::stable_sort(changes.begin(), changes.end(),
+                   [](const Change& a, const Change& b) { return a.effect < b.effect; });
   return changes;
 }
 std::vector<Change> diff(const Resolution& before, const Resolution& after) {
@@ -266,17 +288,23 @@ std::string render_diff(const std::vector<Change>& changes) {
   std::string out;
   const auto title = [](Effect effect) {
     switch (effect) {
-      case Effect::math: return "math: changes the numbers of the training run";
-      case Effect::perf: return "perf: changes its speed";
-      case Effect::memory: return "memory: changes what it needs";
-      case Effect::io: return "io: changes the files read and written";
-      case Effect::log: return "log: changes what is reported";
+      case Effect::math:
+        return "math: changes the numbers of the training run";
+      case Effect::perf:
+        return "perf: changes its speed";
+      case Effect::memory:
+        return "memory: changes what it needs";
+      case Effect::io:
+        return "io: changes the files read and written";
+      case Effect::log:
+        return "log: changes what is reported";
     }
     return "";
   };
   for (size_t i = 0; i < changes.size(); ++i) {
     const Change& change = changes[i];
-    if (i == 0 || changes[i - 1].effect != change.effect) out += (i ? "\n" : "") + std::string(title(change.effect)) + "\n";
+    if (i == 0 || changes[i - 1].effect != change.effect)
+      out += (i ? "\n" : "") + std::string(title(change.effect)) + "\n";
     const auto side = [](const std::string& value, const std::string& origin) {
       return value.empty() ? std::string("(off)") : value + "  (" + origin + ")";
     };

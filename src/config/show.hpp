@@ -21,7 +21,8 @@ struct ShowOptions {
   std::string path;  // a section, a leaf or something inside one; empty: everything. Aliases are known.
 };
 // Ends with a newline. Throws Error(ErrorCode::usage) for a path that names nothing, with near matches.
-std::string show(const Schema& schema, const void* root, const Resolved& resolved, const ShowOptions& options = {});
+std::string show(const Schema& schema, const void* root, const Resolved& resolved,
+                 const ShowOptions& options = {});
 std::string show(const Resolution& resolution, const ShowOptions& options = {});
 
 // The recipe that a run directory keeps: every leaf, paths made absolute, each leaf's origin as a comment. Resolves to the
@@ -31,7 +32,8 @@ std::string resolved_recipe(const Resolution& resolution);
 
 // Everything about a field, a section, a rule (`R0201`, `global_batch_divisible`) or a diagnostic code; with a resolution
 // also the value, every write in order, and what depends on it. Throws like show.
-std::string explain(const Schema& schema, std::string_view what, const void* root = nullptr, const Resolved* resolved = nullptr);
+std::string explain(const Schema& schema, std::string_view what, const void* root = nullptr,
+                    const Resolved* resolved = nullptr);
 std::string explain(std::string_view what, const Resolution* resolution = nullptr);
 std::string explain_json(const Schema& schema, std::string_view what, const void* root = nullptr,
                          const Resolved* resolved = nullptr);
@@ -39,12 +41,12 @@ std::string explain_json(const Schema& schema, std::string_view what, const void
 struct Change {
   std::string path;
   Effect effect;
-  std::string before, after;                // as YAML; empty where the section is off
+  std::string before, after;  // as YAML; empty where the section is off
   std::string before_origin, after_origin;
 };
 // Leaves that differ, by effect (math first), then in the order of the schema.
-std::vector<Change> diff(const Schema& schema, const void* before_root, const Resolved& before, const void* after_root,
-                         const Resolved& after);
+std::vector<Change> diff(const Schema& schema, const void* before_root, const Resolved& before,
+                         const void* after_root, const Resolved& after);
 std::vector<Change> diff(const Resolution& before, const Resolution& after);
 std::string render_diff(const std::vector<Change>& changes);  // grouped, human; empty when equal
 

@@ -96,7 +96,8 @@ class Lines {
     return text_.substr(begins_[number], text_.find('\n', begins_[number]) - begins_[number]);
   }
   size_t line_of(size_t offset) const {
-    return static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin()) - 1;
+    return static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin()) -
+           1;
   }
   size_t begin_of(size_t number) const { return begins_[number]; }
 
@@ -108,7 +109,9 @@ class Lines {
   mutable int last_column_ = 1;
 };
 
-bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n'; }
+bool is_blank(char c) {
+  return c == ' ' || c == '\t' || c == '\n';
+}
 
 // Past `&anchor` and `!tag` in front of a value.
 size_t skip_properties(std::string_view text, size_t at) {
@@ -126,8 +129,10 @@ std::optional<size_t> quoted_length(std::string_view text, size_t at) {
     if (quote == '"' && text[i] == '\\') {
       ++i;
     } else if (text[i] == quote) {
-      if (quote == '\'' && i + 1 < text.size() && text[i + 1] == '\'') ++i;
-      else return i + 1 - at;
+      if (quote == '\'' && i + 1 < text.size() && text[i + 1] == '\'')
+        ++i;
+      else
+        return i + 1 - at;
     }
   }
   return std::nullopt;
@@ -135,7 +140,8 @@ std::optional<size_t> quoted_length(std::string_view text, size_t at) {
 
 class Builder : public YAML::EventHandler {
  public:
-  Builder(const Lines& lines, std::vector<Diagnostic>& diagnostics) : lines_(lines), diagnostics_(diagnostics) {}
+  Builder(const Lines& lines, std::vector<Diagnostic>& diagnostics)
+      : lines_(lines), diagnostics_(diagnostics) {}
 
   std::optional<Node> root;
 
@@ -207,7 +213,8 @@ class Builder : public YAML::EventHandler {
       quoted = true;
       const auto length = quoted_length(lines_.text(), at);
       if (!length) {
-        error("C0002", std::string("the quote `") + first + "` is never closed", lines_.place(at), "opened here");
+        error("C0002", std::string("the quote `") + first + "` is never closed", lines_.place(at),
+              "opened here");
         throw Abort{};
       }
       bytes = *length;
@@ -216,7 +223,8 @@ class Builder : public YAML::EventHandler {
     }
     Node node = Node::scalar(text, lines_.place(at, std::max<size_t>(1, bytes)), quoted);
     if (first_invalid_utf8(text)) {  // yaml-cpp 0.7 turns \N and \_ into single bytes
-      error("C0004", "an escape that does not give valid text", node.place, "").help("write the character itself, or \\uXXXX");
+      error("C0004", "an escape that does not give valid text", node.place, "")
+          .help("write the character itself, or \\uXXXX");
       node.text.clear();
     }
     value(std::move(node), anchor, at);
@@ -254,15 +262,20 @@ class Builder : public YAML::EventHandler {
     diagnostics_.push_back(std::move(diagnostic));
     return diagnostics_.back();
   }
-  static std::string shortened(const std::string& text) { return text.size() > 60 ? text.substr(0, 57) + "..." : text; }
+  static std::string shortened(const std::string& text) {
+    return text.size() > 60 ? text.substr(0, 57) + "..." : text;
+  }
 
-  bool is_key() const { return !stack_.empty() && stack_.back().node.kind == Node::Kind::map && !stack_.back().has_key; }
+  bool is_key() const {
+    return !stack_.empty() && stack_.back().node.kind == Node::Kind::map && !stack_.back().has_key;
+  }
 
   // Whether the line of the last key has a colon behind it; without one the parser took the line for a key alone.
   bool colon_follows() const {
     const Frame& frame = stack_.back();
     const std::string_view line = lines_.line(lines_.line_of(frame.key_offset));
-    const size_t end = frame.key_offset - lines_.begin_of(lines_.line_of(frame.key_offset)) + frame.key.size();
+    const size_t end =
+        frame.key_offset - lines_.begin_of(lines_.line_of(frame.key_offset)) + frame.key.size();
     return end < line.size() && line.find(':', end) != std::string_view::npos;
   }
 
@@ -272,8 +285,10 @@ class Builder : public YAML::EventHandler {
     if (!stack_.empty() && stack_.back().has_key) {
       const Frame& frame = stack_.back();
       if (at == frame.key_offset) return {};
-      const size_t key_line = lines_.line_of(frame.key_offset), line = lines_.line_of(std::min(at, lines_.text().size()));
-      if (line > key_line && at - lines_.begin_of(line) <= frame.key_offset - lines_.begin_of(key_line)) return {};
+      const size_t key_line = lines_.line_of(frame.key_offset),
+                   line = lines_.line_of(std::min(at, lines_.text().size()));
+      if (line > key_line && at - lines_.begin_of(line) <= frame.key_offset - lines_.begin_of(key_line))
+        return {};
     }
     for (const std::string_view word : {"null", "Null", "NULL", "~"})
       if (rest.starts_with(word) &&
@@ -301,21 +316,25 @@ class Builder : public YAML::EventHandler {
     while (end < lines_.text().size() && !is_blank(lines_.text()[end])) ++end;
     const std::string written(lines_.text().substr(at, std::min<size_t>(end - at, 60)));
     error("C0007", "the tag `" + written + "` is not accepted", lines_.place(at, end - at), "")
-        .help("values take their type from the field; write the value alone, in quotes if it starts with `!`");
+        .help(
+            "values take their type from the field; write the value alone, in quotes if it starts with `!`");
     return false;
   }
 
   void check_budget(Place place) {
     if (expanded_ > TreeLimits::kNodes) {
       if (expanded_ > written_) {
-        error("C0008", "aliases expand to more than " + std::to_string(TreeLimits::kNodes) + " values", place, "");
+        error("C0008", "aliases expand to more than " + std::to_string(TreeLimits::kNodes) + " values", place,
+              "");
       } else {
         error("C0009", "more than " + std::to_string(TreeLimits::kNodes) + " values in one file", place, "");
       }
       throw Abort{};
     }
     if (expanded_ > TreeLimits::kAliasFloor && expanded_ > TreeLimits::kAliasRatio * written_) {
-      error("C0008", "aliases expand the file more than " + std::to_string(TreeLimits::kAliasRatio) + " times", place, "");
+      error("C0008",
+            "aliases expand the file more than " + std::to_string(TreeLimits::kAliasRatio) + " times", place,
+            "");
       throw Abort{};
     }
   }
@@ -330,12 +349,14 @@ class Builder : public YAML::EventHandler {
     const size_t at = lines_.offset(mark);
     check_tag(tag, mark);
     if (is_key()) {
-      error("C0012", std::string("a key must be plain text, not a ") + (kind == Node::Kind::map ? "mapping" : "list"),
+      error("C0012",
+            std::string("a key must be plain text, not a ") + (kind == Node::Kind::map ? "mapping" : "list"),
             lines_.place(at), "");
       throw Abort{};
     }
     if (stack_.size() >= static_cast<size_t>(TreeLimits::kDepth)) {
-      error("C0009", "nested more than " + std::to_string(TreeLimits::kDepth) + " levels deep", lines_.place(at), "");
+      error("C0009", "nested more than " + std::to_string(TreeLimits::kDepth) + " levels deep",
+            lines_.place(at), "");
       throw Abort{};
     }
     Frame frame;
@@ -363,7 +384,9 @@ class Builder : public YAML::EventHandler {
       error("C0012", "a key must be plain text, not null", node.place, "");
     } else if (frame.key == "<<" && !node.quoted) {
       error("C0006", "merge keys (`<<`) are not accepted", node.place, "")
-          .help("to start from another recipe write `extends: name` at the top; to share a section, make it a preset");
+          .help(
+              "to start from another recipe write `extends: name` at the top; to share a section, make it a "
+              "preset");
     } else if (frame.key.size() > 1000) {
       error("C0012", "a key of more than 1000 bytes", node.place, "");
     } else {
@@ -376,7 +399,8 @@ class Builder : public YAML::EventHandler {
     if (anchor) {
       const int64_t size = node.size();
       if ((anchored_ += size) > 2 * TreeLimits::kNodes) {
-        error("C0008", "anchors of more than " + std::to_string(2 * TreeLimits::kNodes) + " values", node.place, "");
+        error("C0008", "anchors of more than " + std::to_string(2 * TreeLimits::kNodes) + " values",
+              node.place, "");
         throw Abort{};
       }
       anchors_[anchor] = {node, size};
@@ -419,11 +443,12 @@ std::optional<std::pair<size_t, size_t>> missing_space(std::string_view line) {
   if (begin == std::string_view::npos) return std::nullopt;
   size_t end = begin;
   const auto word = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '.' || c == '-';
   };
   while (end < line.size() && word(line[end])) ++end;
-  if (end == begin || end + 1 >= line.size() || line[end] != ':' || is_blank(line[end + 1]) || line[end + 1] == ':' ||
-      line[end + 1] == '/')
+  if (end == begin || end + 1 >= line.size() || line[end] != ':' || is_blank(line[end + 1]) ||
+      line[end + 1] == ':' || line[end + 1] == '/')
     return std::nullopt;
   return std::pair(begin, line.find_last_not_of(' ') + 1);
 }
@@ -452,7 +477,8 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
     if (scan.unclosed) at = *scan.unclosed;
     const bool list = scan.unclosed ? lines.text()[at] == '[' : said == YAML::ErrorMsg::END_OF_SEQ_FLOW;
     diagnostic.place = lines.place(at);
-    diagnostic.message = list ? "the list is not closed: `]` is missing" : "the mapping is not closed: `}` is missing";
+    diagnostic.message =
+        list ? "the list is not closed: `]` is missing" : "the mapping is not closed: `}` is missing";
     diagnostic.label = scan.unclosed ? "opened here" : "";
   } else if (said == YAML::ErrorMsg::UNKNOWN_TOKEN) {
     diagnostic.message = std::string("a value cannot start with `") + found + "`";
@@ -467,23 +493,29 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
     diagnostic.message = "nested more than " + std::to_string(TreeLimits::kDepth) + " levels deep";
   } else if (said == YAML::ErrorMsg::MAP_VALUE) {
     diagnostic.message = "a `:` that cannot stand here";
-    diagnostic.help("a value that contains `: ` needs quotes; a nested mapping starts on its own line, indented");
+    diagnostic.help(
+        "a value that contains `: ` needs quotes; a nested mapping starts on its own line, indented");
   } else if (said == YAML::ErrorMsg::MAP_KEY || said == YAML::ErrorMsg::BLOCK_ENTRY) {
     diagnostic.message = std::string("`") + found + "` cannot stand here";
   } else if (said == YAML::ErrorMsg::END_OF_MAP || said == YAML::ErrorMsg::END_OF_SEQ) {
-    diagnostic.message = said == YAML::ErrorMsg::END_OF_MAP ? "expected a key here" : "expected a list item (`- …`) here";
-    diagnostic.help("check the indentation: keys of one mapping and dashes of one list start in the same column");
+    diagnostic.message =
+        said == YAML::ErrorMsg::END_OF_MAP ? "expected a key here" : "expected a list item (`- …`) here";
+    diagnostic.help(
+        "check the indentation: keys of one mapping and dashes of one list start in the same column");
   } else if (said == YAML::ErrorMsg::TAB_IN_INDENTATION) {
     diagnostic.code = "C0003";
     diagnostic.message = "tab used for indentation";
     diagnostic.help("indent with spaces");
   } else {
     std::string text(said);
-    for (size_t i = text.find("illegal"); i != std::string::npos; i = text.find("illegal")) text.replace(i, 7, "invalid");
+    for (size_t i = text.find("illegal"); i != std::string::npos; i = text.find("illegal"))
+      text.replace(i, 7, "invalid");
     diagnostic.message = text;
     if (text.starts_with("unknown escape") && at >= 2) diagnostic.place = lines.place(at - 2, 2);
-    if (text == "unknown escape character: $") diagnostic.help("in double quotes write `\\\\${`, or put the text in single quotes");
-    else if (text.starts_with("unknown escape")) diagnostic.help("in double quotes a backslash is written `\\\\`; in single quotes it is plain text");
+    if (text == "unknown escape character: $")
+      diagnostic.help("in double quotes write `\\\\${`, or put the text in single quotes");
+    else if (text.starts_with("unknown escape"))
+      diagnostic.help("in double quotes a backslash is written `\\\\`; in single quotes it is plain text");
   }
   const size_t line = lines.line_of(at);
   for (size_t back = 0; back < 3 && back <= line; ++back) {
@@ -491,7 +523,8 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
     const auto range = missing_space(candidate);
     if (!range || said == YAML::ErrorMsg::UNKNOWN_ANCHOR) continue;
     const std::string_view pair = candidate.substr(range->first, range->second - range->first);
-    const std::string fixed = std::string(pair.substr(0, pair.find(':'))) + ": " + std::string(pair.substr(pair.find(':') + 1));
+    const std::string fixed =
+        std::string(pair.substr(0, pair.find(':'))) + ": " + std::string(pair.substr(pair.find(':') + 1));
     diagnostic.message = "missing space after `:`";
     diagnostic.place = lines.place(lines.begin_of(line - back) + range->first, pair.size());
     diagnostic.helps.clear();
@@ -545,7 +578,8 @@ bool prescan_failed(const Prescan& scan, const Lines& lines, std::vector<Diagnos
 
 }  // namespace
 
-std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources, std::vector<Diagnostic>& diagnostics) {
+std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources,
+                               std::vector<Diagnostic>& diagnostics) {
   const std::string& text = sources[static_cast<size_t>(source)].text;
   const auto simple = [&](const char* code, std::string message, Place place, std::string help) {
     Diagnostic diagnostic;
@@ -569,7 +603,8 @@ std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources, s
   try {
     std::istringstream in(text);
     YAML::Parser parser(in);
-    while (parser.HandleNextDocument(builder)) {}
+    while (parser.HandleNextDocument(builder)) {
+    }
   } catch (const Abort&) {
     return std::nullopt;
   } catch (const YAML::Exception& problem) {
@@ -577,13 +612,15 @@ std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources, s
     return std::nullopt;
   }
   if (!builder.root || builder.root->kind == Node::Kind::null)
-    return simple("C0011", "empty recipe", lines.place(0), "a recipe is a mapping of sections; `capstan recipe ls` lists examples");
+    return simple("C0011", "empty recipe", lines.place(0),
+                  "a recipe is a mapping of sections; `capstan recipe ls` lists examples");
   if (builder.root->kind != Node::Kind::map) {
     const std::string_view first = lines.line(static_cast<size_t>(builder.root->place.line) - 1);
     if (builder.root->kind == Node::Kind::scalar && missing_space(first))
       return simple("C0002", "missing space after `:`", builder.root->place, "write `key: value`");
-    return simple("C0013", "a recipe is a mapping of sections, not a " +
-                               std::string(builder.root->kind == Node::Kind::list ? "list" : "single value"),
+    return simple("C0013",
+                  "a recipe is a mapping of sections, not a " +
+                      std::string(builder.root->kind == Node::Kind::list ? "list" : "single value"),
                   builder.root->place, "");
   }
   return std::move(builder.root);

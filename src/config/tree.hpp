@@ -16,11 +16,12 @@ namespace capstan::config {
 struct TreeLimits {
   static constexpr int64_t kFileBytes = 4 << 20;
   static constexpr int64_t kLineBytes = 1 << 20;
-  static constexpr int64_t kNodes = 10'000;          // after aliases are expanded
-  static constexpr int64_t kAliasRatio = 100;        // expanded to written nodes, looked at above kAliasFloor
+  static constexpr int64_t kNodes = 10'000;    // after aliases are expanded
+  static constexpr int64_t kAliasRatio = 100;  // expanded to written nodes, looked at above kAliasFloor
   static constexpr int64_t kAliasFloor = 1'000;
   static constexpr int kDepth = 64;
-  static constexpr int64_t kFlowTokens = 50'000;     // brackets and commas: yaml-cpp queues a whole flow collection
+  static constexpr int64_t kFlowTokens =
+      50'000;  // brackets and commas: yaml-cpp queues a whole flow collection
 };
 
 struct Node {
@@ -33,9 +34,9 @@ struct Node {
   Place place;          // of the value; for an alias, of the alias
   Place anchor;         // for an alias, where the value itself stands
   std::string base;     // directory that paths in this value are relative to; empty: that of its source
-  std::vector<std::string> keys;   // map: one for each item
-  std::vector<Place> key_places;   // map: likewise
-  std::vector<Node> items;         // list, map
+  std::vector<std::string> keys;  // map: one for each item
+  std::vector<Place> key_places;  // map: likewise
+  std::vector<Node> items;        // list, map
 
   static Node scalar(std::string text, Place place, bool quoted = false);
   const Node* find(std::string_view key) const;
@@ -48,7 +49,8 @@ std::string normalized(std::string text);
 
 // One document, a mapping at its top. Everything that is wrong goes to `diagnostics` (syntax errors: the first, all others:
 // all of them); nullopt when there is no tree to go on with. `sources[source]` holds the text.
-std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources, std::vector<Diagnostic>& diagnostics);
+std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources,
+                               std::vector<Diagnostic>& diagnostics);
 
 // The comment block at the top of a recipe, as one line (the recipe's description); editor mode lines are left out.
 std::string leading_comment(std::string_view text);

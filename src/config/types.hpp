@@ -9,8 +9,8 @@
 namespace capstan::config {
 
 template <class S>
-class Section;   // the field table of one struct (config/field.hpp)
-class Schema;    // all sections, rules and derivations (config/field.hpp)
+class Section;  // the field table of one struct (config/field.hpp)
+class Schema;   // all sections, rules and derivations (config/field.hpp)
 class RuleReport;
 
 // A file name as the user wrote it, and the same made absolute: relative to the file that wrote it, or to the current

@@ -47,13 +47,20 @@ void Value::add(std::string key, Value value) {
 bool Value::operator==(const Value& other) const {
   if (kind != other.kind) return false;
   switch (kind) {
-    case Kind::null: return true;
-    case Kind::boolean: return boolean == other.boolean;
-    case Kind::integer: return integer == other.integer;
-    case Kind::real: return real == other.real || (std::isnan(real) && std::isnan(other.real));
-    case Kind::text: return resolved.empty() || other.resolved.empty() ? text == other.text : resolved == other.resolved;
-    case Kind::list: return items == other.items;
-    case Kind::map: return keys == other.keys && items == other.items;
+    case Kind::null:
+      return true;
+    case Kind::boolean:
+      return boolean == other.boolean;
+    case Kind::integer:
+      return integer == other.integer;
+    case Kind::real:
+      return real == other.real || (std::isnan(real) && std::isnan(other.real));
+    case Kind::text:
+      return resolved.empty() || other.resolved.empty() ? text == other.text : resolved == other.resolved;
+    case Kind::list:
+      return items == other.items;
+    case Kind::map:
+      return keys == other.keys && items == other.items;
   }
   return false;
 }

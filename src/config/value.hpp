@@ -14,11 +14,11 @@ struct Value {
 
   Kind kind = Kind::null;
   bool boolean = false;
-  int64_t integer = 0;         // integers, bytes
-  double real = 0;             // reals, durations (seconds)
-  std::string text;            // text, enum names, paths as written, secret references
-  std::string resolved;        // paths only: the absolute form
-  std::vector<Value> items;    // list and map
+  int64_t integer = 0;            // integers, bytes
+  double real = 0;                // reals, durations (seconds)
+  std::string text;               // text, enum names, paths as written, secret references
+  std::string resolved;           // paths only: the absolute form
+  std::vector<Value> items;       // list and map
   std::vector<std::string> keys;  // map: one for each item, in the order written
 
   static Value of(bool value);

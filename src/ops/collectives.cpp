@@ -21,21 +21,34 @@ Cost cost_of(const Var& x, const comm::Communicator& group) {
 
 Var reduce_from_group(Tape& tape, const Var& x, comm::Communicator& group) {
   if (group.alone()) return x;
-  return tape.record({.name = "reduce_from_" + group.name(), .inputs = {x}, .outputs = {summed_copy(x.value, group)}, .cost = cost_of(x, group),
+  return tape.record({.name = "reduce_from_" + group.name(),
+                      .inputs = {x},
+                      .outputs = {summed_copy(x.value, group)},
+                      .cost = cost_of(x, group),
                       .backward = [](BackwardStep& step) { step.give(0, step.output_gradient()); }})[0];
 }
 
 Var copy_to_group(Tape& tape, const Var& x, comm::Communicator& group) {
   if (group.alone()) return x;
-  return tape.record({.name = "copy_to_" + group.name(), .inputs = {x}, .outputs = {x.value}, .backward_cost = cost_of(x, group),
-                      .backward = [&group](BackwardStep& step) { step.give(0, summed_copy(step.output_gradient(), group)); }})[0];
+  return tape.record({.name = "copy_to_" + group.name(),
+                      .inputs = {x},
+                      .outputs = {x.value},
+                      .backward_cost = cost_of(x, group),
+                      .backward = [&group](BackwardStep& step) {
+                        step.give(0, summed_copy(step.output_gradient(), group));
+                      }})[0];
 }
 
 Var all_reduce(Tape& tape, const Var& x, comm::Communicator& group) {
   if (group.alone()) return x;
-  return tape.record({.name = "all_reduce_" + group.name(), .inputs = {x}, .outputs = {summed_copy(x.value, group)}, .cost = cost_of(x, group),
+  return tape.record({.name = "all_reduce_" + group.name(),
+                      .inputs = {x},
+                      .outputs = {summed_copy(x.value, group)},
+                      .cost = cost_of(x, group),
                       .backward_cost = cost_of(x, group),
-                      .backward = [&group](BackwardStep& step) { step.give(0, summed_copy(step.output_gradient(), group)); }})[0];
+                      .backward = [&group](BackwardStep& step) {
+                        step.give(0, summed_copy(step.output_gradient(), group));
+                      }})[0];
 }
 
 }  // namespace capstan::ops

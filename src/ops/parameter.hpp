@@ -70,7 +70,7 @@ class ParamStore {
   // parameter has been accumulated; gradient_ready() is then called once.
   void begin_step(int parameters);
   void begin_last_micro_batch() { last_micro_batch_ = true; }
-  void note_use(const Parameter& parameter);             // by the tape, once for each use in a forward pass
+  void note_use(const Parameter& parameter);              // by the tape, once for each use in a forward pass
   void note_weight_gradient(const Parameter& parameter);  // by the tape, after the use's weight gradient
 
  protected:
@@ -84,7 +84,8 @@ class ParamStore {
 // A parameter resolved for the duration of one operation.
 class ParamPin {
  public:
-  ParamPin(ParamStore& store, const Parameter& parameter) : store_(store), parameter_(parameter), tensor_(store.acquire(parameter)) {}
+  ParamPin(ParamStore& store, const Parameter& parameter)
+      : store_(store), parameter_(parameter), tensor_(store.acquire(parameter)) {}
   ~ParamPin() {
     tensor_ = Tensor();
     store_.release(parameter_);

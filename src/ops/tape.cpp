@@ -46,17 +46,24 @@ void ParamStore::note_weight_gradient(const Parameter& parameter) {
 
 // ---- backward steps --------------------------------------------------------------------------------------------------
 
-StepContext& BackwardStep::context() { return tape_.context_; }
-bool BackwardStep::needs(size_t input) const { return tape_.entries_[entry_].input_slots[input] >= 0; }
+StepContext& BackwardStep::context() {
+  return tape_.context_;
+}
+bool BackwardStep::needs(size_t input) const {
+  return tape_.entries_[entry_].input_slots[input] >= 0;
+}
 void BackwardStep::give(size_t input, Tensor gradient) {
   const int slot = tape_.entries_[entry_].input_slots[input];
   if (slot >= 0) tape_.accumulate(slot, std::move(gradient));
 }
-void BackwardStep::weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors, WeightFunction run) {
+void BackwardStep::weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors,
+                                   WeightFunction run) {
   if (!tape_.context_.store.trains(parameter)) return;
   Tape::WeightStep step{&parameter, tape_.entries_[entry_].name, cost, std::move(tensors), std::move(run)};
-  if (tape_.delay_weights_) tape_.weight_steps_.push_back(std::move(step));
-  else tape_.run_weight_step(step);
+  if (tape_.delay_weights_)
+    tape_.weight_steps_.push_back(std::move(step));
+  else
+    tape_.run_weight_step(step);
 }
 
 // ---- the tape --------------------------------------------------------------------------------------------------------
@@ -146,7 +153,8 @@ void Tape::accumulate(int slot, Tensor gradient) {
     sum = std::move(gradient);
     return;
   }
-  CAPSTAN_ASSERT(sum.shape().elements() == gradient.shape().elements(), "gradients of different shapes for one value");
+  CAPSTAN_ASSERT(sum.shape().elements() == gradient.shape().elements(),
+                 "gradients of different shapes for one value");
   // Somebody else may hold the tensor that was given first: it is then left alone.
   Tensor target = sum.unique() ? sum : Tensor::empty(sum.device(), sum.shape(), sum.dtype());
   launch(sum.device(), sum.device().table().elementwise->add, sum, gradient, target, sum.elements());
@@ -201,7 +209,8 @@ void Tape::run_backward(BackwardOptions options) {
     const double started = context_.observer ? now_seconds() : 0;
     TapeEvent event;
     if (context_.observer)
-      event = {'B', entry.name, shapes_of(step.output_gradients_), entry.backward_cost, bytes_of(step.saved_)};
+      event = {'B', entry.name, shapes_of(step.output_gradients_), entry.backward_cost,
+               bytes_of(step.saved_)};
     // What nothing depends on has a zero gradient; the operation still runs so that its weight gradients are accounted for.
     if (!reached)
       for (size_t i = 0; i < entry.output_slots.size(); ++i)
@@ -224,7 +233,8 @@ Tensor Tape::choice(const std::function<Tensor()>& compute) {
 }
 
 std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> inputs, Body body) {
-  if (!recording()) return body(*this, inputs);  // inference, or inside a region that is itself run again later
+  if (!recording())
+    return body(*this, inputs);  // inference, or inside a region that is itself run again later
 
   // A region inside a repeated one replays its part of the outer region's choices.
   const auto choices = choices_ ? choices_ : std::make_shared<std::vector<Tensor>>();
@@ -272,7 +282,8 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
     const std::vector<Var> values = body(again, arguments);
     for (size_t i = 0; i < values.size(); ++i) {
       Tensor& gradient = step.output_gradient(i);
-      if (gradient.defined() && values[i].needs_gradient()) again.accumulate(values[i].slot, std::move(gradient));
+      if (gradient.defined() && values[i].needs_gradient())
+        again.accumulate(values[i].slot, std::move(gradient));
     }
     again.run_backward({.delay_weight_gradients = delay_weights_});
     for (size_t i = 0; i < needs.size(); ++i) {

@@ -81,7 +81,8 @@ class BackwardStep {
 
   // Hands over a weight gradient: `run` adds into `gradient` (fp32, the parameter's shape) and reads `tensors`.
   using WeightFunction = std::function<void(const Tensor& gradient, std::span<const Tensor> tensors)>;
-  void weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors, WeightFunction run);
+  void weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors,
+                       WeightFunction run);
 
   StepContext& context();
   Device& device() { return context().device; }
@@ -148,7 +149,9 @@ class Tape {
     bool delay_weight_gradients = false;
   };
   void backward(const std::map<std::string, Tensor>& output_gradients, BackwardOptions options);
-  void backward(const std::map<std::string, Tensor>& output_gradients) { backward(output_gradients, BackwardOptions()); }
+  void backward(const std::map<std::string, Tensor>& output_gradients) {
+    backward(output_gradients, BackwardOptions());
+  }
   void run_weight_gradients();
   size_t pending_weight_gradients() const { return weight_steps_.size(); }
 
@@ -188,8 +191,8 @@ class Tape {
   std::vector<std::pair<int, Tensor>> side_losses_;
   std::shared_ptr<std::vector<Tensor>> choices_;  // of the outermost recomputed region
   size_t next_choice_ = 0;                        // when repeated
-  double last_mark_ = 0;       // host clock at the end of the last observed piece
-  double inner_seconds_ = 0;   // within the running backward step, observed as events of their own
+  double last_mark_ = 0;                          // host clock at the end of the last observed piece
+  double inner_seconds_ = 0;  // within the running backward step, observed as events of their own
 };
 
 }  // namespace capstan

@@ -42,9 +42,9 @@ class Adam final : public Optimizer {
       for (const FlatBuffer::Range& range : buffer.ranges) {
         step.lr = static_cast<float>(range.decoupled_lr ? options.decoupled_lr : options.lr);
         step.weight_decay = range.weight_decay ? static_cast<float>(options.weight_decay) : 0.0f;
-        launch(device_, device_.table().optimizers->adam, step, part(buffer.gradients, range), options.gradient_scale,
-               part(buffer.main, range), part(state_[0].buffers[b], range), part(state_[1].buffers[b], range), part(buffer.model, range),
-               range.count);
+        launch(device_, device_.table().optimizers->adam, step, part(buffer.gradients, range),
+               options.gradient_scale, part(buffer.main, range), part(state_[0].buffers[b], range),
+               part(state_[1].buffers[b], range), part(buffer.model, range), range.count);
       }
     }
   }
@@ -69,9 +69,11 @@ class Sgd final : public Optimizer {
     for (size_t b = 0; b < buffers_.size(); ++b) {
       const FlatBuffer& buffer = buffers_[b];
       for (const FlatBuffer::Range& range : buffer.ranges)
-        launch(device_, device_.table().optimizers->sgd, static_cast<float>(range.decoupled_lr ? options.decoupled_lr : options.lr), momentum_,
-               false, range.weight_decay ? static_cast<float>(options.weight_decay) : 0.0f, part(buffer.gradients, range),
-               options.gradient_scale, part(buffer.main, range), part(state_[0].buffers[b], range), part(buffer.model, range), range.count);
+        launch(device_, device_.table().optimizers->sgd,
+               static_cast<float>(range.decoupled_lr ? options.decoupled_lr : options.lr), momentum_, false,
+               range.weight_decay ? static_cast<float>(options.weight_decay) : 0.0f,
+               part(buffer.gradients, range), options.gradient_scale, part(buffer.main, range),
+               part(state_[0].buffers[b], range), part(buffer.model, range), range.count);
     }
   }
   const std::vector<State>& state() const override { return state_; }
@@ -85,14 +87,19 @@ class Sgd final : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers) {
+std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
+                                 std::vector<FlatBuffer> buffers) {
   switch (config.optimizer) {
-    case config::OptimizerKind::adam: return std::make_unique<Adam>(config, device, std::move(buffers));
-    case config::OptimizerKind::sgd: return std::make_unique<Sgd>(config, device, std::move(buffers));
+    case config::OptimizerKind::adam:
+      return std::make_unique<Adam>(config, device, std::move(buffers));
+    case config::OptimizerKind::sgd:
+      return std::make_unique<Sgd>(config, device, std::move(buffers));
     case config::OptimizerKind::lion:
-    case config::OptimizerKind::muon: break;
+    case config::OptimizerKind::muon:
+      break;
   }
-  fail(ErrorCode::unsupported, "optimizer.optimizer: this build trains with adam and sgd", "optimizer.optimizer=adam");
+  fail(ErrorCode::unsupported, "optimizer.optimizer: this build trains with adam and sgd",
+       "optimizer.optimizer=adam");
 }
 
 GradientNorm::GradientNorm(Device& device) {
@@ -106,12 +113,15 @@ double GradientNorm::sum_of_squares(const std::vector<FlatBuffer>& buffers) {
   bool first = true;
   for (const FlatBuffer& buffer : buffers)
     for (const FlatBuffer::Range& range : buffer.ranges) {
-      launch(device, device.table().elementwise->sum_of_squares, part(buffer.gradients, range), range.count, result_, !first);
+      launch(device, device.table().elementwise->sum_of_squares, part(buffer.gradients, range), range.count,
+             result_, !first);
       first = false;
     }
   return first ? 0.0 : result_.to_host<double>()[0];
 }
 
-double clip_factor(double norm, double clip) { return clip > 0 && norm > clip ? clip / (norm + 1e-6) : 1.0; }
+double clip_factor(double norm, double clip) {
+  return clip > 0 && norm > clip ? clip / (norm + 1e-6) : 1.0;
+}
 
 }  // namespace capstan::optim

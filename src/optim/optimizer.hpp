@@ -19,9 +19,9 @@ struct FlatBuffer {
     bool weight_decay = true;
     bool decoupled_lr = false;  // embedding and head
   };
-  Tensor main;       // fp32 [n]
-  Tensor gradients;  // fp32 [n]
-  Tensor model;      // compute type [n]; undefined where main is what the model computes with
+  Tensor main;                // fp32 [n]
+  Tensor gradients;           // fp32 [n]
+  Tensor model;               // compute type [n]; undefined where main is what the model computes with
   std::vector<Range> ranges;  // sorted, disjoint; what no range covers is padding and stays as it is
 };
 
@@ -48,13 +48,15 @@ class Optimizer {
 };
 
 // ErrorCode::unsupported for kinds that have no kernel yet, by name.
-std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers);
+std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
+                                 std::vector<FlatBuffer> buffers);
 
 // Square root of the sum of squares of all gradients in the buffers' ranges, in double; the caller adds up over ranks.
 class GradientNorm {
  public:
   explicit GradientNorm(Device& device);
-  double sum_of_squares(const std::vector<FlatBuffer>& buffers);  // waits for the device; not finite if a gradient is not
+  double sum_of_squares(
+      const std::vector<FlatBuffer>& buffers);  // waits for the device; not finite if a gradient is not
 
  private:
   Tensor result_;  // fp64 [1]

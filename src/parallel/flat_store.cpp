@@ -11,13 +11,14 @@ namespace {
 constexpr int64_t kAlignment = 64;  // elements: a cache line of any type, and an even cut over ranks
 }
 
-FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, comm::Communicator& data_parallel,
-                     const Options& options)
+FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters,
+                     comm::Communicator& data_parallel, const Options& options)
     : device_(device), data_parallel_(data_parallel), options_(options) {
   placements_.resize(parameters.size());
   for (size_t i = parameters.size(); i-- > 0;) {
     const Parameter& parameter = *parameters[i];
-    CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i), "parameters are indexed by their place in the list");
+    CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
+                   "parameters are indexed by their place in the list");
     const int64_t count = parameter.spec().shape.elements();
     if (buckets_.empty() || buckets_.back().elements >= options.bucket_elements) buckets_.emplace_back();
     Bucket& bucket = buckets_.back();
@@ -52,7 +53,9 @@ Tensor FlatStore::acquire(const Parameter& parameter) {
   const Bucket& bucket = buckets_[placement(parameter).bucket];
   return view(bucket.model.defined() ? bucket.model : bucket.main, parameter);
 }
-Tensor FlatStore::gradient(const Parameter& parameter) { return view(buckets_[placement(parameter).bucket].gradients, parameter); }
+Tensor FlatStore::gradient(const Parameter& parameter) {
+  return view(buckets_[placement(parameter).bucket].gradients, parameter);
+}
 Tensor FlatStore::main(const Parameter& parameter) const {
   const Tensor& flat = buckets_[placement(parameter).bucket].main;
   return flat.defined() ? view(flat, parameter) : Tensor();
@@ -72,7 +75,8 @@ void FlatStore::reduce_gradients() {
 
 void FlatStore::refresh_model() {
   for (Bucket& bucket : buckets_)
-    if (bucket.model.defined()) launch(device_, device_.table().elementwise->cast, bucket.main, bucket.model, bucket.elements);
+    if (bucket.model.defined())
+      launch(device_, device_.table().elementwise->cast, bucket.main, bucket.model, bucket.elements);
 }
 
 std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
@@ -81,8 +85,10 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
     optim::FlatBuffer buffer{bucket.main, bucket.gradients, bucket.model, {}};
     for (const Parameter* parameter : bucket.parameters) {
       const ParamSpec& spec = parameter->spec();
-      optim::FlatBuffer::Range range{placement(*parameter).begin, spec.shape.elements(), !spec.no_weight_decay, spec.layer < 0 && spec.shape.rank() == 2};
-      const bool qk_norm = spec.name.find(".q_layernorm.") != std::string::npos || spec.name.find(".k_layernorm.") != std::string::npos;
+      optim::FlatBuffer::Range range{placement(*parameter).begin, spec.shape.elements(),
+                                     !spec.no_weight_decay, spec.layer < 0 && spec.shape.rank() == 2};
+      const bool qk_norm = spec.name.find(".q_layernorm.") != std::string::npos ||
+                           spec.name.find(".k_layernorm.") != std::string::npos;
       if (options_.decay_qk_norm && qk_norm) range.weight_decay = true;
       buffer.ranges.push_back(range);
     }

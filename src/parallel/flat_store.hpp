@@ -31,7 +31,8 @@ class FlatStore final : public ParamStore {
     int64_t begin;  // elements from the start of the bucket
   };
 
-  FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, comm::Communicator& data_parallel, const Options& options);
+  FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters,
+            comm::Communicator& data_parallel, const Options& options);
 
   // ParamStore
   Tensor acquire(const Parameter& parameter) override;
@@ -44,7 +45,8 @@ class FlatStore final : public ParamStore {
   void refresh_model();     // model copies from main parameters (no-op in fp32)
 
   const std::vector<Placement>& placements() const { return placements_; }  // in the model's order
-  Tensor main(const Parameter& parameter) const;                            // fp32, the parameter's shape; undefined where only the model copy exists
+  Tensor main(const Parameter& parameter)
+      const;  // fp32, the parameter's shape; undefined where only the model copy exists
   // A view of one parameter's part of a flat tensor that was made in a bucket's shape (optimizer state).
   Tensor part(const Parameter& parameter, const std::vector<Tensor>& buckets) const;
   std::vector<optim::FlatBuffer> flat_buffers() const;
@@ -56,7 +58,9 @@ class FlatStore final : public ParamStore {
     Tensor main, model, gradients;
     std::vector<const Parameter*> parameters;
   };
-  const Placement& placement(const Parameter& parameter) const { return placements_[static_cast<size_t>(parameter.index())]; }
+  const Placement& placement(const Parameter& parameter) const {
+    return placements_[static_cast<size_t>(parameter.index())];
+  }
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
 
   Device& device_;

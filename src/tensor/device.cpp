@@ -19,17 +19,23 @@ std::string_view name_of(DeviceType type) {
   return names[static_cast<size_t>(type)];
 }
 std::string_view name_of(MemoryOwner owner) {
-  constexpr std::array<std::string_view, kMemoryOwners> names{"parameters", "gradients", "main_parameters", "moments",
-                                                              "activations", "workspace", "data"};
+  constexpr std::array<std::string_view, kMemoryOwners> names{
+      "parameters", "gradients", "main_parameters", "moments", "activations", "workspace", "data"};
   return names[static_cast<size_t>(owner)];
 }
 
 namespace {
 thread_local MemoryOwner current_owner = MemoryOwner::activations;
 }
-OwnerScope::OwnerScope(MemoryOwner owner) : before_(current_owner) { current_owner = owner; }
-OwnerScope::~OwnerScope() { current_owner = before_; }
-MemoryOwner OwnerScope::current() { return current_owner; }
+OwnerScope::OwnerScope(MemoryOwner owner) : before_(current_owner) {
+  current_owner = owner;
+}
+OwnerScope::~OwnerScope() {
+  current_owner = before_;
+}
+MemoryOwner OwnerScope::current() {
+  return current_owner;
+}
 
 int64_t round_allocation(int64_t bytes) {
   if (bytes <= (1 << 20)) return round_up(bytes < 1 ? 1 : bytes, 512);
@@ -40,7 +46,9 @@ int64_t round_allocation(int64_t bytes) {
 struct Device::Cache {
   std::unordered_map<int64_t, std::vector<std::byte*>> free_blocks;  // by rounded size
 };
-void Device::CacheDeleter::operator()(Cache* cache) const { delete cache; }
+void Device::CacheDeleter::operator()(Cache* cache) const {
+  delete cache;
+}
 
 std::byte* Device::allocate(int64_t bytes, MemoryOwner owner) {
   if (!cache_) cache_.reset(new Cache);
@@ -57,9 +65,10 @@ std::byte* Device::allocate(int64_t bytes, MemoryOwner owner) {
       data = system_allocate(size);
     }
     if (!data)
-      fail(ErrorCode::no_fit, "out of memory on " + std::string(name()) + ": " + human_bytes(static_cast<double>(size)) +
-                                  " for " + std::string(name_of(owner)) + " on top of " +
-                                  human_bytes(static_cast<double>(use_.now)) + " in use",
+      fail(ErrorCode::no_fit,
+           "out of memory on " + std::string(name()) + ": " + human_bytes(static_cast<double>(size)) +
+               " for " + std::string(name_of(owner)) + " on top of " +
+               human_bytes(static_cast<double>(use_.now)) + " in use",
            "a smaller train.micro_batch_size or model.recompute_granularity=full needs less");
     use_.reserved += size;
     ++use_.system_requests;
@@ -121,7 +130,8 @@ class CpuDevice final : public Device {
     // Large blocks are aligned to huge pages and ask for them: fewer page faults and TLB misses in the first step.
     const size_t huge = size_t{2} << 20;
     const size_t alignment = bytes >= static_cast<int64_t>(huge) ? huge : 64;
-    void* data = std::aligned_alloc(alignment, static_cast<size_t>(round_up(bytes, static_cast<int64_t>(alignment))));
+    void* data =
+        std::aligned_alloc(alignment, static_cast<size_t>(round_up(bytes, static_cast<int64_t>(alignment))));
     if (data && alignment == huge) ::madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
     return static_cast<std::byte*>(data);
   }
@@ -161,7 +171,9 @@ class MetaDevice final : public Device {
 std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads) {
   return std::make_unique<CpuDevice>(table, threads);
 }
-std::unique_ptr<Device> make_meta_device(const kernels::Table& table) { return std::make_unique<MetaDevice>(table); }
+std::unique_ptr<Device> make_meta_device(const kernels::Table& table) {
+  return std::make_unique<MetaDevice>(table);
+}
 
 }  // namespace capstan
 
@@ -178,7 +190,8 @@ std::byte* Context::scratch(int worker, size_t bytes) {
   if (block.bytes < bytes) {
     const size_t wanted = bytes + bytes / 4;
     block.memory = std::make_unique_for_overwrite<std::byte[]>(wanted + 64);
-    block.aligned = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(block.memory.get()) + 63) & ~uintptr_t{63});
+    block.aligned =
+        reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(block.memory.get()) + 63) & ~uintptr_t{63});
     block.bytes = wanted;
   }
   return block.aligned;

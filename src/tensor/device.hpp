@@ -22,7 +22,16 @@ enum class DeviceType : uint8_t { cpu, cuda, guard, meta };
 std::string_view name_of(DeviceType type);
 
 // Who asked for memory: the account that the memory table, the planner and the limit speak of.
-enum class MemoryOwner : uint8_t { parameters, gradients, main_parameters, moments, activations, workspace, data, count_ };
+enum class MemoryOwner : uint8_t {
+  parameters,
+  gradients,
+  main_parameters,
+  moments,
+  activations,
+  workspace,
+  data,
+  count_
+};
 inline constexpr size_t kMemoryOwners = static_cast<size_t>(MemoryOwner::count_);
 std::string_view name_of(MemoryOwner owner);
 
@@ -39,12 +48,12 @@ class OwnerScope {
   MemoryOwner before_;
 };
 
-struct MemoryUse {  // bytes, after the allocator's rounding
-  int64_t now = 0, peak = 0;                           // all owners together
+struct MemoryUse {            // bytes, after the allocator's rounding
+  int64_t now = 0, peak = 0;  // all owners together
   std::array<int64_t, kMemoryOwners> now_by_owner{};
   std::array<int64_t, kMemoryOwners> at_peak_by_owner{};  // the split at the moment of the peak
-  int64_t reserved = 0;                                // taken from the system, in use or kept for reuse
-  int64_t system_requests = 0;                         // how often the system was asked
+  int64_t reserved = 0;                                   // taken from the system, in use or kept for reuse
+  int64_t system_requests = 0;                            // how often the system was asked
 };
 
 class Device {
@@ -86,7 +95,9 @@ class Device {
 
  private:
   struct Cache;
-  struct CacheDeleter { void operator()(Cache*) const; };
+  struct CacheDeleter {
+    void operator()(Cache*) const;
+  };
   std::unique_ptr<Cache, CacheDeleter> cache_;
   MemoryUse use_;
 };

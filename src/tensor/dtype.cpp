@@ -22,8 +22,12 @@ constexpr std::array<Row, 10> rows{{{DType::f32, 4, "fp32", "float32", "F32"},
                                     {DType::i64, 8, "i64", "int64", "I64"}}};
 }  // namespace
 
-int64_t size_of(DType type) { return rows[static_cast<size_t>(type)].size; }
-std::string_view name_of(DType type) { return rows[static_cast<size_t>(type)].name; }
+int64_t size_of(DType type) {
+  return rows[static_cast<size_t>(type)].size;
+}
+std::string_view name_of(DType type) {
+  return rows[static_cast<size_t>(type)].name;
+}
 std::optional<DType> dtype_from_name(std::string_view name) {
   for (const auto& row : rows)
     if (name == row.name || name == row.alias || name == row.safetensors) return row.type;

@@ -11,8 +11,8 @@ namespace capstan {
 
 enum class DType : uint8_t { f32, bf16, f16, f64, u8, i8, u16, i16, i32, i64 };
 
-int64_t size_of(DType type);                                // bytes
-std::string_view name_of(DType type);                       // "fp32", "bf16", "i32" …
+int64_t size_of(DType type);                                  // bytes
+std::string_view name_of(DType type);                         // "fp32", "bf16", "i32" …
 std::optional<DType> dtype_from_name(std::string_view name);  // also "float32", "bfloat16", "F32", "BF16" …
 
 // Brain float: the upper half of an fp32. Arithmetic happens in fp32; storing rounds to nearest even and keeps NaNs.
@@ -21,20 +21,44 @@ struct bf16 {
   bf16() = default;
   explicit bf16(float value) {
     const uint32_t u = std::bit_cast<uint32_t>(value);
-    if ((u & 0x7FFFFFFFu) > 0x7F800000u) bits = static_cast<uint16_t>((u >> 16) | 0x40u);
-    else bits = static_cast<uint16_t>((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u)
+      bits = static_cast<uint16_t>((u >> 16) | 0x40u);
+    else
+      bits = static_cast<uint16_t>((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
   }
   explicit operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 static_assert(sizeof(bf16) == 2);
 
-template <class T> struct DTypeOf;
-template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
-template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
-template <> struct DTypeOf<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<uint8_t> { static constexpr DType value = DType::u8; };
-template <> struct DTypeOf<uint16_t> { static constexpr DType value = DType::u16; };
-template <> struct DTypeOf<int32_t> { static constexpr DType value = DType::i32; };
-template <> struct DTypeOf<int64_t> { static constexpr DType value = DType::i64; };
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<bf16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<uint8_t> {
+  static constexpr DType value = DType::u8;
+};
+template <>
+struct DTypeOf<uint16_t> {
+  static constexpr DType value = DType::u16;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::i64;
+};
 
 }  // namespace capstan

@@ -14,15 +14,21 @@ namespace capstan {
 template <class P>
 struct KernelArgument {
   template <class A>
-  static P from(A&& value) { return static_cast<P>(std::forward<A>(value)); }
+  static P from(A&& value) {
+    return static_cast<P>(std::forward<A>(value));
+  }
 };
 template <>
 struct KernelArgument<kernels::In> {
-  static kernels::In from(const Tensor& t) { return t.defined() ? kernels::In{t.address(), t.dtype()} : kernels::In{}; }
+  static kernels::In from(const Tensor& t) {
+    return t.defined() ? kernels::In{t.address(), t.dtype()} : kernels::In{};
+  }
 };
 template <>
 struct KernelArgument<kernels::Out> {
-  static kernels::Out from(const Tensor& t) { return t.defined() ? kernels::Out{t.address(), t.dtype()} : kernels::Out{}; }
+  static kernels::Out from(const Tensor& t) {
+    return t.defined() ? kernels::Out{t.address(), t.dtype()} : kernels::Out{};
+  }
 };
 // A typed pointer parameter takes a tensor of exactly that type, or an undefined one as nullptr.
 template <class T>
@@ -36,7 +42,8 @@ struct KernelArgument<T*> {
 
 template <class... P, class... A>
 void launch(Device& device, void (*kernel)(kernels::Context&, P...), A&&... arguments) {
-  static_assert(sizeof...(P) == sizeof...(A), "as many arguments as the kernel has parameters after its context");
+  static_assert(sizeof...(P) == sizeof...(A),
+                "as many arguments as the kernel has parameters after its context");
   if (device.is_meta()) return;
   kernel(device.context(), KernelArgument<P>::from(std::forward<A>(arguments))...);
 }

@@ -21,7 +21,8 @@ int64_t Shape::elements() const {
   return product;
 }
 bool Shape::operator==(const Shape& other) const {
-  return rank_ == other.rank_ && std::memcmp(sizes_.data(), other.sizes_.data(), sizeof(int64_t) * static_cast<size_t>(rank_)) == 0;
+  return rank_ == other.rank_ &&
+         std::memcmp(sizes_.data(), other.sizes_.data(), sizeof(int64_t) * static_cast<size_t>(rank_)) == 0;
 }
 std::string Shape::text() const {
   std::string result = "[";
@@ -31,11 +32,14 @@ std::string Shape::text() const {
 
 Storage::Storage(Device& device, int64_t bytes, MemoryOwner owner)
     : device_(device), bytes_(bytes), owner_(owner), data_(device.allocate(bytes, owner)) {}
-Storage::~Storage() { device_.free(data_, bytes_, owner_); }
+Storage::~Storage() {
+  device_.free(data_, bytes_, owner_);
+}
 
 Tensor Tensor::empty(Device& device, const Shape& shape, DType dtype) {
   Tensor result;
-  result.storage_ = std::make_shared<Storage>(device, checked_mul(shape.elements(), size_of(dtype)), OwnerScope::current());
+  result.storage_ =
+      std::make_shared<Storage>(device, checked_mul(shape.elements(), size_of(dtype)), OwnerScope::current());
   result.shape_ = shape;
   result.dtype_ = dtype;
   for (int64_t i = shape.rank() - 1, stride = 1; i >= 0; --i) {
@@ -51,7 +55,8 @@ Tensor Tensor::zeros(Device& device, const Shape& shape, DType dtype) {
   return result;
 }
 
-Tensor Tensor::from_host_bytes(Device& device, const Shape& shape, DType dtype, std::span<const std::byte> bytes) {
+Tensor Tensor::from_host_bytes(Device& device, const Shape& shape, DType dtype,
+                               std::span<const std::byte> bytes) {
   Tensor result = empty(device, shape, dtype);
   result.copy_from_host_bytes(bytes);
   return result;
@@ -67,13 +72,15 @@ bool Tensor::is_contiguous() const {
 }
 
 Tensor Tensor::view(const Shape& shape) const {
-  CAPSTAN_ASSERT(is_contiguous() && shape.elements() == elements(), "view of " + text() + " as " + shape.text());
+  CAPSTAN_ASSERT(is_contiguous() && shape.elements() == elements(),
+                 "view of " + text() + " as " + shape.text());
   return flat_range(0, elements(), shape);
 }
 
 Tensor Tensor::flat_range(int64_t begin, int64_t count, const Shape& shape) const {
-  CAPSTAN_ASSERT(is_contiguous() && begin >= 0 && count >= 0 && begin + count <= elements() && shape.elements() == count,
-                 "range of " + text());
+  CAPSTAN_ASSERT(
+      is_contiguous() && begin >= 0 && count >= 0 && begin + count <= elements() && shape.elements() == count,
+      "range of " + text());
   Tensor result = *this;
   result.offset_ += begin * size_of(dtype_);
   result.shape_ = shape;
@@ -85,7 +92,8 @@ Tensor Tensor::flat_range(int64_t begin, int64_t count, const Shape& shape) cons
 }
 
 Tensor Tensor::slice(int dim, int64_t begin, int64_t count) const {
-  CAPSTAN_ASSERT(dim >= 0 && dim < rank() && begin >= 0 && count >= 0 && begin + count <= size(dim), "slice of " + text());
+  CAPSTAN_ASSERT(dim >= 0 && dim < rank() && begin >= 0 && count >= 0 && begin + count <= size(dim),
+                 "slice of " + text());
   Tensor result = *this;
   result.offset_ += begin * stride(dim) * size_of(dtype_);
   result.shape_[dim] = count;
@@ -98,7 +106,8 @@ void Tensor::copy_to_host_bytes(DType expected, std::span<std::byte> bytes) cons
   device().copy_to_host(bytes.data(), address(), this->bytes());
 }
 void Tensor::copy_from_host_bytes(std::span<const std::byte> bytes) const {
-  CAPSTAN_ASSERT(is_contiguous() && static_cast<int64_t>(bytes.size()) == this->bytes(), "copy from the host to " + text());
+  CAPSTAN_ASSERT(is_contiguous() && static_cast<int64_t>(bytes.size()) == this->bytes(),
+                 "copy from the host to " + text());
   device().copy_to_device(address(), bytes.data(), this->bytes());
   device().synchronize();
 }

@@ -61,20 +61,23 @@ class Tensor {
   static Tensor from_host(Device& device, const Shape& shape, std::span<const T> values) {
     return from_host_bytes(device, shape, DTypeOf<T>::value, std::as_bytes(values));
   }
-  static Tensor from_host_bytes(Device& device, const Shape& shape, DType dtype, std::span<const std::byte> bytes);
+  static Tensor from_host_bytes(Device& device, const Shape& shape, DType dtype,
+                                std::span<const std::byte> bytes);
 
   bool defined() const { return storage_ != nullptr; }
   Device& device() const { return storage_->device(); }
   const Shape& shape() const { return shape_; }
   int64_t size(int dim) const { return shape_[dim < 0 ? dim + shape_.rank() : dim]; }
-  int64_t stride(int dim) const { return strides_[static_cast<size_t>(dim < 0 ? dim + shape_.rank() : dim)]; }  // elements
+  int64_t stride(int dim) const {
+    return strides_[static_cast<size_t>(dim < 0 ? dim + shape_.rank() : dim)];
+  }  // elements
   int rank() const { return shape_.rank(); }
   int64_t elements() const { return shape_.elements(); }
   int64_t bytes() const { return elements() * size_of(dtype_); }
   DType dtype() const { return dtype_; }
   bool is_contiguous() const;
   std::byte* address() const { return storage_->data() + offset_; }  // a device address, see Storage::data
-  bool unique() const { return storage_.use_count() == 1; }  // no other tensor sees this storage
+  bool unique() const { return storage_.use_count() == 1; }          // no other tensor sees this storage
   bool shares_storage_with(const Tensor& other) const { return storage_ == other.storage_; }
 
   // Views; no data moves. view() needs a contiguous tensor and the same number of elements.

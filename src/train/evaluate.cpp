@@ -9,9 +9,13 @@
 namespace capstan::train {
 
 EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
-  if (!model.tokenizer) fail(ErrorCode::unsupported, "the checkpoint has no tokenizer: text cannot be turned into ids", "train with a tokenizer section");
+  if (!model.tokenizer)
+    fail(ErrorCode::unsupported, "the checkpoint has no tokenizer: text cannot be turned into ids",
+         "train with a tokenizer section");
   const std::vector<int32_t> ids = model.tokenizer->encode(options.text);
-  if (ids.size() < 2) fail(ErrorCode::usage, "the text has " + std::to_string(ids.size()) + " tokens; at least two are needed to predict one");
+  if (ids.size() < 2)
+    fail(ErrorCode::usage,
+         "the text has " + std::to_string(ids.size()) + " tokens; at least two are needed to predict one");
   const int64_t window = model.config.model.seq_length, predictions = static_cast<int64_t>(ids.size()) - 1;
   const int64_t stride = options.stride > 0 ? std::min(options.stride, window) : window;
 
@@ -45,9 +49,11 @@ EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
     }
     StepContext context{*model.device, *model.store};
     Tape tape(context, Tape::Mode::inference);
-    const auto losses = model.model->forward(tape, upload(*model.device, batch, false), {.training = false}).per_token.to_host<float>();
+    const auto losses = model.model->forward(tape, upload(*model.device, batch, false), {.training = false})
+                            .per_token.to_host<float>();
     for (int64_t row = 0; row < rows; ++row)
-      for (int64_t t = counted[static_cast<size_t>(row)].first; t < counted[static_cast<size_t>(row)].second; ++t) {
+      for (int64_t t = counted[static_cast<size_t>(row)].first; t < counted[static_cast<size_t>(row)].second;
+           ++t) {
         const auto at = static_cast<size_t>(row * window + t);
         total += static_cast<double>(losses[at]);
         ++result.tokens;

@@ -18,9 +18,9 @@ struct EvalOptions {
   std::function<void(int32_t id, double logprob)> per_token;
 };
 struct EvalResult {
-  double loss = 0;         // mean negative log-likelihood in nats
-  double perplexity = 0;   // exp(loss)
-  int64_t tokens = 0;      // predicted tokens: all but the first
+  double loss = 0;           // mean negative log-likelihood in nats
+  double perplexity = 0;     // exp(loss)
+  int64_t tokens = 0;        // predicted tokens: all but the first
   double bits_per_byte = 0;  // of the text
 };
 

@@ -22,7 +22,7 @@ struct GenerateOptions {
 };
 struct GenerateResult {
   int64_t prompt_tokens = 0, tokens = 0;
-  bool ended = false;       // by the end-of-document token
+  bool ended = false;                      // by the end-of-document token
   double prompt_seconds = 0, seconds = 0;  // reading the prompt; writing the rest
 };
 

@@ -5,13 +5,14 @@
 
 namespace capstan::train {
 
-std::shared_ptr<LoadedModel> load_model(const std::filesystem::path& checkpoint, const config::Config& config) {
+std::shared_ptr<LoadedModel> load_model(const std::filesystem::path& checkpoint,
+                                        const config::Config& config) {
   auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Depth::content);
   auto result = std::make_shared<LoadedModel>();
   result->config = config;
   config::Config& own = result->config;
-  if (own.tokenizer.tokenizer_type != config::TokenizerKind::none && own.tokenizer.tokenizer_type != config::TokenizerKind::byte &&
-      reader.has_file("tokenizer.json")) {
+  if (own.tokenizer.tokenizer_type != config::TokenizerKind::none &&
+      own.tokenizer.tokenizer_type != config::TokenizerKind::byte && reader.has_file("tokenizer.json")) {
     own.tokenizer.tokenizer_type = config::TokenizerKind::huggingface;
     const auto path = (checkpoint / "tokenizer.json").string();
     own.tokenizer.tokenizer_model = config::Path{path, path};
@@ -20,8 +21,9 @@ std::shared_ptr<LoadedModel> load_model(const std::filesystem::path& checkpoint,
   result->device = make_device(own.train.device, own.train.threads.value_or(0), 1);
   result->self = comm::make_self_communicator("self");
   result->model = models::build(own.model);
-  result->store = std::make_unique<parallel::FlatStore>(*result->device, result->model->parameters(), *result->self,
-                                                        parallel::FlatStore::Options{.compute = compute_type(own.mixed_precision), .gradients = false});
+  result->store = std::make_unique<parallel::FlatStore>(
+      *result->device, result->model->parameters(), *result->self,
+      parallel::FlatStore::Options{.compute = compute_type(own.mixed_precision), .gradients = false});
   load_parameters(reader, *result->store);
   return result;
 }

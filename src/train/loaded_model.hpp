@@ -24,6 +24,7 @@ class LoadedModel {
 
 // config: the recipe that the checkpoint carries (recipe.yaml), with the user's overrides. The tokenizer is the checkpoint's
 // own copy where there is one. Verifies every file that it reads.
-std::shared_ptr<LoadedModel> load_model(const std::filesystem::path& checkpoint, const config::Config& config);
+std::shared_ptr<LoadedModel> load_model(const std::filesystem::path& checkpoint,
+                                        const config::Config& config);
 
 }  // namespace capstan::train

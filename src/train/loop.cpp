@@ -23,9 +23,11 @@ comm::MeshSizes mesh_sizes(const config::DistConfig& d, int64_t world) {
 }  // namespace
 
 Loop::Loop(const config::Config& config, comm::World& world)
-    : config_(config), mesh_(mesh_sizes(config.dist, world.size()), world.rank()),
+    : config_(config),
+      mesh_(mesh_sizes(config.dist, world.size()), world.rank()),
       device_(make_device(config.train.device, config.train.threads.value_or(0), world.local_size())),
-      model_(models::build(config.model)), schedule_(make_schedule(config)) {
+      model_(models::build(config.model)),
+      schedule_(make_schedule(config)) {
   mesh_.connect(world.communicator());
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
@@ -39,7 +41,8 @@ Loop::Loop(const config::Config& config, comm::World& world)
     OwnerScope scope(MemoryOwner::workspace);
     one_ = Tensor::from_host<float>(*device_, {1}, std::vector<float>{1.0f});
   }
-  micro_batches_ = *config.train.global_batch_size / (config.train.micro_batch_size * mesh_.size(comm::Axis::dp));
+  micro_batches_ =
+      *config.train.global_batch_size / (config.train.micro_batch_size * mesh_.size(comm::Axis::dp));
   dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0;
 }
 
@@ -47,7 +50,8 @@ void Loop::initialise() {
   for (const auto& parameter : model_->parameters()) {
     const Tensor main = store_->main(*parameter);
     std::vector<float> values(static_cast<size_t>(main.elements()));
-    nn::initialise(parameter->spec(), static_cast<uint64_t>(config_.rng.seed), nn::Rectangle::whole(main.shape()), values, *device_->context().pool);
+    nn::initialise(parameter->spec(), static_cast<uint64_t>(config_.rng.seed),
+                   nn::Rectangle::whole(main.shape()), values, *device_->context().pool);
     main.copy_from_host_bytes(std::as_bytes(std::span(values)));
   }
   store_->refresh_model();
@@ -113,20 +117,27 @@ StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
   timers.enter(Phase::optimizer);
   result.gradient_norm = std::sqrt(norm_->sum_of_squares(buffers_)) * scale;
   result.learning_rate = schedule_.learning_rate(state_.schedule_samples);
-  if (config_.resilience.check_for_nan && !(std::isfinite(result.loss) && std::isfinite(result.gradient_norm)))
+  if (config_.resilience.check_for_nan &&
+      !(std::isfinite(result.loss) && std::isfinite(result.gradient_norm)))
     fail(ErrorCode::failed,
-         "step " + std::to_string(state_.step + 1) + ": the " + (std::isfinite(result.loss) ? "gradient norm" : "loss") + " is " +
-             to_text(std::isfinite(result.loss) ? result.gradient_norm : result.loss) + "; parameters and optimizer are those of step " +
-             std::to_string(state_.step),
-         "a lower optimizer.lr, a longer warm-up or another precision; resilience.check_for_nan=false goes on regardless");
-  result.skipped = config_.optimizer.grad_norm_skip_threshold && result.gradient_norm > *config_.optimizer.grad_norm_skip_threshold;
+         "step " + std::to_string(state_.step + 1) + ": the " +
+             (std::isfinite(result.loss) ? "gradient norm" : "loss") + " is " +
+             to_text(std::isfinite(result.loss) ? result.gradient_norm : result.loss) +
+             "; parameters and optimizer are those of step " + std::to_string(state_.step),
+         "a lower optimizer.lr, a longer warm-up or another precision; resilience.check_for_nan=false goes "
+         "on regardless");
+  result.skipped = config_.optimizer.grad_norm_skip_threshold &&
+                   result.gradient_norm > *config_.optimizer.grad_norm_skip_threshold;
   const int64_t batch = *config_.train.global_batch_size;
   if (!result.skipped) {
     optim::StepOptions step;
     step.lr = result.learning_rate;
-    step.decoupled_lr = config_.optimizer.decoupled_lr ? step.lr * *config_.optimizer.decoupled_lr / config_.optimizer.lr : step.lr;
+    step.decoupled_lr = config_.optimizer.decoupled_lr
+                            ? step.lr * *config_.optimizer.decoupled_lr / config_.optimizer.lr
+                            : step.lr;
     step.weight_decay = schedule_.weight_decay(state_.schedule_samples);
-    step.gradient_scale = static_cast<float>(scale * optim::clip_factor(result.gradient_norm, config_.optimizer.clip_grad));
+    step.gradient_scale =
+        static_cast<float>(scale * optim::clip_factor(result.gradient_norm, config_.optimizer.clip_grad));
     optimizer_->step(step);
     state_.schedule_samples += batch;  // skipped updates do not consume the schedule
   }
@@ -140,10 +151,13 @@ StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
 double Loop::evaluate(std::shared_ptr<const data::GptDataset> dataset, int64_t batches) {
   data::LoaderOptions options = loader_options();
   options.consumed_samples = 0;
-  options.micro_batch_size = config_.validation.eval_micro_batch_size.value_or(config_.train.micro_batch_size);
-  options.global_batch_size = config_.validation.eval_global_batch_size.value_or(*config_.train.global_batch_size);
+  options.micro_batch_size =
+      config_.validation.eval_micro_batch_size.value_or(config_.train.micro_batch_size);
+  options.global_batch_size =
+      config_.validation.eval_global_batch_size.value_or(*config_.train.global_batch_size);
   data::Loader loader(std::move(dataset), options);
-  const int64_t micro_batches = batches * options.global_batch_size / (options.micro_batch_size * options.data_parallel_size);
+  const int64_t micro_batches =
+      batches * options.global_batch_size / (options.micro_batch_size * options.data_parallel_size);
   Sums sums;
   for (int64_t m = 0; m < micro_batches; ++m) forward_backward(loader.next(), nullptr, sums);
   const auto [loss, tokens] = total(sums);

@@ -17,11 +17,11 @@
 namespace capstan::train {
 
 struct StepResult {
-  double loss = 0;            // mean over the step's loss tokens
-  double gradient_norm = 0;   // before clipping, of the mean loss
+  double loss = 0;           // mean over the step's loss tokens
+  double gradient_norm = 0;  // before clipping, of the mean loss
   double learning_rate = 0;
-  int64_t loss_tokens = 0;    // of all ranks
-  bool skipped = false;       // grad_norm_skip_threshold: the update was left out
+  int64_t loss_tokens = 0;  // of all ranks
+  bool skipped = false;     // grad_norm_skip_threshold: the update was left out
 };
 
 class Loop {
@@ -65,7 +65,7 @@ class Loop {
   std::vector<optim::FlatBuffer> buffers_;
   optim::Schedule schedule_;
   TrainState state_;
-  Tensor one_;       // fp32 [1]: the gradient of the summed loss
+  Tensor one_;  // fp32 [1]: the gradient of the summed loss
   int64_t micro_batches_ = 1;
   bool dropout_ = false;
 };

@@ -18,50 +18,68 @@ void check_device(config::DeviceKind kind) {
   if (kind == config::DeviceKind::guard)
     fail(ErrorCode::unsupported, "train.device: guard: this build has no guard backend", "train.device=cpu");
   if (kind == config::DeviceKind::meta)
-    fail(ErrorCode::unsupported, "train.device: meta: it has shapes and no memory, so that nothing could be learnt", "train.device=cpu");
+    fail(ErrorCode::unsupported,
+         "train.device: meta: it has shapes and no memory, so that nothing could be learnt",
+         "train.device=cpu");
 }
 
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks) {
   check_device(kind);
-  return make_cpu_device(kernels::cpu_table(), threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks));
+  return make_cpu_device(kernels::cpu_table(), threads > 0 ? static_cast<int>(threads)
+                                                           : std::max(1, available_cores() / local_ranks));
 }
 
 DType compute_type(const config::MixedPrecisionConfig& precision) {
   switch (precision.params_dtype) {
-    case config::Precision::fp32: return DType::f32;
-    case config::Precision::bf16: return DType::bf16;
-    default: break;
+    case config::Precision::fp32:
+      return DType::f32;
+    case config::Precision::bf16:
+      return DType::bf16;
+    default:
+      break;
   }
-  fail(ErrorCode::unsupported, "mixed_precision.params_dtype: this build trains in fp32 and bf16", "mixed_precision=bf16_mixed");
+  fail(ErrorCode::unsupported, "mixed_precision.params_dtype: this build trains in fp32 and bf16",
+       "mixed_precision=bf16_mixed");
 }
 
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config) {
   const config::TokenizerConfig& t = config.tokenizer;
   std::shared_ptr<const data::Tokenizer> tokenizer;
   switch (t.tokenizer_type) {
-    case config::TokenizerKind::none: return nullptr;
-    case config::TokenizerKind::byte: tokenizer = data::byte_tokenizer(); break;
+    case config::TokenizerKind::none:
+      return nullptr;
+    case config::TokenizerKind::byte:
+      tokenizer = data::byte_tokenizer();
+      break;
     case config::TokenizerKind::huggingface:
-      if (!t.tokenizer_model) fail(ErrorCode::config, "tokenizer.tokenizer_model is not given", "tokenizer.tokenizer_model=path/to/tokenizer.json");
+      if (!t.tokenizer_model)
+        fail(ErrorCode::config, "tokenizer.tokenizer_model is not given",
+             "tokenizer.tokenizer_model=path/to/tokenizer.json");
       tokenizer = data::Tokenizer::load(t.tokenizer_model->resolved);
       break;
     case config::TokenizerKind::gpt2_bpe: {
-      if (!t.vocab_file || !t.merge_file) fail(ErrorCode::config, "tokenizer.vocab_file and tokenizer.merge_file are not both given");
+      if (!t.vocab_file || !t.merge_file)
+        fail(ErrorCode::config, "tokenizer.vocab_file and tokenizer.merge_file are not both given");
       const std::filesystem::path vocab = t.vocab_file->resolved, merges = t.merge_file->resolved;
-      if (vocab.filename() != "vocab.json" || merges.filename() != "merges.txt" || vocab.parent_path() != merges.parent_path())
-        fail(ErrorCode::unsupported, "tokenizer.vocab_file `" + t.vocab_file->text + "` and tokenizer.merge_file `" + t.merge_file->text +
-                                         "` are not a vocab.json and a merges.txt in one directory",
+      if (vocab.filename() != "vocab.json" || merges.filename() != "merges.txt" ||
+          vocab.parent_path() != merges.parent_path())
+        fail(ErrorCode::unsupported,
+             "tokenizer.vocab_file `" + t.vocab_file->text + "` and tokenizer.merge_file `" +
+                 t.merge_file->text + "` are not a vocab.json and a merges.txt in one directory",
              "rename or copy them together, or name a tokenizer.json with tokenizer.tokenizer_model");
       if (t.pre_tokenizer != config::PreTokenizer::gpt2)
-        fail(ErrorCode::unsupported, "tokenizer.pre_tokenizer: vocab.json and merges.txt are read with GPT-2's rules",
-             "a tokenizer.json names its own pre-tokenizer: tokenizer.tokenizer_model=path/to/tokenizer.json");
+        fail(
+            ErrorCode::unsupported,
+            "tokenizer.pre_tokenizer: vocab.json and merges.txt are read with GPT-2's rules",
+            "a tokenizer.json names its own pre-tokenizer: tokenizer.tokenizer_model=path/to/tokenizer.json");
       tokenizer = data::Tokenizer::load(vocab.parent_path());
       break;
     }
   }
   if (config.model.vocab_size > 0 && tokenizer->vocab_size() > config.model.vocab_size)
     fail(ErrorCode::config,
-         "the tokenizer has " + std::to_string(tokenizer->vocab_size()) + " tokens, the model's vocabulary " + std::to_string(config.model.vocab_size),
+         "the tokenizer has " + std::to_string(tokenizer->vocab_size()) + " tokens, the model's vocabulary " +
+             std::to_string(config.model.vocab_size),
          "model.vocab_size=" + std::to_string(tokenizer->vocab_size()));
   return tokenizer;
 }
@@ -79,7 +97,8 @@ data::Blend blend_of(const std::vector<config::WeightedPrefix>& sources) {
 }
 }  // namespace
 
-std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const config::Config& config, const data::Tokenizer* tokenizer) {
+std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const config::Config& config,
+                                                                     const data::Tokenizer* tokenizer) {
   const config::DatasetConfig& d = config.dataset;
   data::GptDatasetOptions options;
   options.sequence_length = config.model.seq_length;
@@ -108,14 +127,16 @@ std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const confi
 int64_t total_iterations(const config::Config& config) {
   if (config.train.train_iters) return *config.train.train_iters;
   if (config.train.train_samples) return *config.train.train_samples / *config.train.global_batch_size;
-  fail(ErrorCode::config, "neither train.train_iters nor train.train_samples is given", "train.train_iters=1000");
+  fail(ErrorCode::config, "neither train.train_iters nor train.train_samples is given",
+       "train.train_iters=1000");
 }
 
 optim::Schedule make_schedule(const config::Config& config) {
   const config::SchedulerConfig& s = config.scheduler;
   const config::OptimizerConfig& o = config.optimizer;
   const int64_t batch = *config.train.global_batch_size, all_samples = total_iterations(config) * batch;
-  const auto samples = [&](const std::optional<int64_t>& in_samples, const std::optional<int64_t>& iters, int64_t otherwise) {
+  const auto samples = [&](const std::optional<int64_t>& in_samples, const std::optional<int64_t>& iters,
+                           int64_t otherwise) {
     return in_samples ? *in_samples : iters ? *iters * batch : otherwise;
   };
   optim::ScheduleOptions options;
@@ -125,11 +146,15 @@ optim::Schedule make_schedule(const config::Config& config) {
   options.min_lr = o.min_lr.value_or(0.0);
   options.init_lr = s.lr_warmup_init;
   options.decay_samples = samples(s.lr_decay_samples, s.lr_decay_iters, all_samples);
-  const int64_t by_fraction =
-      s.lr_warmup_fraction ? static_cast<int64_t>(std::llround(*s.lr_warmup_fraction * static_cast<double>(options.decay_samples))) : 0;
+  const int64_t by_fraction = s.lr_warmup_fraction
+                                  ? static_cast<int64_t>(std::llround(
+                                        *s.lr_warmup_fraction * static_cast<double>(options.decay_samples)))
+                                  : 0;
   options.warmup_samples = samples(s.lr_warmup_samples, s.lr_warmup_iters, by_fraction);
   const int64_t wsd_by_fraction =
-      s.lr_wsd_decay_fraction ? static_cast<int64_t>(std::llround(*s.lr_wsd_decay_fraction * static_cast<double>(options.decay_samples))) : 0;
+      s.lr_wsd_decay_fraction ? static_cast<int64_t>(std::llround(*s.lr_wsd_decay_fraction *
+                                                                  static_cast<double>(options.decay_samples)))
+                              : 0;
   options.wsd_decay_samples = samples(s.lr_wsd_decay_samples, s.lr_wsd_decay_iters, wsd_by_fraction);
   options.weight_decay_style = s.weight_decay_incr_style;
   options.weight_decay_samples = all_samples;
@@ -148,13 +173,15 @@ models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids
   result.labels = Tensor::from_host<int32_t>(device, {n}, batch.labels);
   result.loss_mask = Tensor::from_host<float>(device, {n}, batch.loss_mask);
   result.positions = Tensor::from_host<int32_t>(device, {n}, batch.position_ids);
-  const bool packed = std::any_of(batch.cu_seqlens.begin(), batch.cu_seqlens.end(), [](const auto& c) { return c.size() > 2; });
+  const bool packed = std::any_of(batch.cu_seqlens.begin(), batch.cu_seqlens.end(),
+                                  [](const auto& c) { return c.size() > 2; });
   if (packed) {
     std::vector<int32_t> starts(static_cast<size_t>(n));
     for (int64_t row = 0; row < batch.rows; ++row) {
       const auto& bounds = batch.cu_seqlens[static_cast<size_t>(row)];
       for (size_t d = 0; d + 1 < bounds.size(); ++d)
-        std::fill(starts.begin() + row * batch.sequence_length + bounds[d], starts.begin() + row * batch.sequence_length + bounds[d + 1], bounds[d]);
+        std::fill(starts.begin() + row * batch.sequence_length + bounds[d],
+                  starts.begin() + row * batch.sequence_length + bounds[d + 1], bounds[d]);
     }
     result.document_start = Tensor::from_host<int32_t>(device, {n}, starts);
   }
@@ -162,7 +189,9 @@ models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids
     // (consumed-sample number, position in the sample): the same on every layout. 2^24 positions, 2^39 samples.
     std::vector<int64_t> ids(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i)
-      ids[static_cast<size_t>(i)] = static_cast<int64_t>(batch.sample_ids[static_cast<size_t>(i / batch.sequence_length)] << 24) + i % batch.sequence_length;
+      ids[static_cast<size_t>(i)] =
+          static_cast<int64_t>(batch.sample_ids[static_cast<size_t>(i / batch.sequence_length)] << 24) +
+          i % batch.sequence_length;
     result.row_ids = Tensor::from_host<int64_t>(device, {n}, ids);
   }
   return result;
@@ -181,7 +210,8 @@ class CostSum final : public TapeObserver {
 StepEstimate estimate_step(const config::Config& config, const models::Model& model) {
   const auto device = make_meta_device(kernels::cpu_table());
   const auto self = comm::make_self_communicator("estimate");
-  parallel::FlatStore store(*device, model.parameters(), *self, {.compute = compute_type(config.mixed_precision)});
+  parallel::FlatStore store(*device, model.parameters(), *self,
+                            {.compute = compute_type(config.mixed_precision)});
   const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
   CostSum cost;
   StepContext context{*device, store, &cost};

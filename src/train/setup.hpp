@@ -26,7 +26,8 @@ DType compute_type(const config::MixedPrecisionConfig& precision);
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config);
 
 // Train, validation and test data; null where a split has no share.
-std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const config::Config& config, const data::Tokenizer* tokenizer);
+std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const config::Config& config,
+                                                                     const data::Tokenizer* tokenizer);
 
 optim::Schedule make_schedule(const config::Config& config);
 
@@ -38,8 +39,8 @@ models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids
 
 // What one micro-batch costs and holds, found by running it on the meta device.
 struct StepEstimate {
-  double flops = 0;           // forward, backward and weight gradients of one micro-batch
-  MemoryUse memory;           // of the whole step of one rank
+  double flops = 0;  // forward, backward and weight gradients of one micro-batch
+  MemoryUse memory;  // of the whole step of one rank
 };
 StepEstimate estimate_step(const config::Config& config, const models::Model& model);
 

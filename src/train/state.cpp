@@ -14,9 +14,13 @@ using checkpoint::Reader;
 
 namespace {
 
-std::vector<int64_t> sizes_of(const Shape& shape) { return {shape.sizes().begin(), shape.sizes().end()}; }
+std::vector<int64_t> sizes_of(const Shape& shape) {
+  return {shape.sizes().begin(), shape.sizes().end()};
+}
 
-std::string state_name(const std::string& state, const Parameter& parameter) { return "optimizer." + state + "." + parameter.name(); }
+std::string state_name(const std::string& state, const Parameter& parameter) {
+  return "optimizer." + state + "." + parameter.name();
+}
 
 std::string attempt_name(comm::Communicator& group) {
   // The same on all ranks, never used before: rank 0's clock and process.
@@ -27,8 +31,8 @@ std::string attempt_name(comm::Communicator& group) {
 
 }  // namespace
 
-std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state, const parallel::FlatStore& store,
-                                 const optim::Optimizer& optimizer) {
+std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state,
+                                 const parallel::FlatStore& store, const optim::Optimizer& optimizer) {
   comm::Communicator& group = world.communicator();
   checkpoint::SaveInfo info;
   info.step = state.step;
@@ -44,11 +48,12 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
   checkpoint::Writer writer(files, plan.root, info, attempt_name(group), world.rank(), world.size());
   const auto add = [&](const std::string& name, const Tensor& tensor) {
     const auto shape = sizes_of(tensor.shape());
-    writer.add(name, tensor.dtype(), shape, checkpoint::whole(shape), [tensor, bytes = std::make_shared<std::vector<std::byte>>()]() mutable {
-      bytes->resize(static_cast<size_t>(tensor.bytes()));
-      tensor.copy_to_host_bytes(tensor.dtype(), *bytes);
-      return std::span<const std::byte>(*bytes);
-    });
+    writer.add(name, tensor.dtype(), shape, checkpoint::whole(shape),
+               [tensor, bytes = std::make_shared<std::vector<std::byte>>()]() mutable {
+                 bytes->resize(static_cast<size_t>(tensor.bytes()));
+                 tensor.copy_to_host_bytes(tensor.dtype(), *bytes);
+                 return std::span<const std::byte>(*bytes);
+               });
   };
   std::filesystem::path directory;
   std::string part;
@@ -60,7 +65,8 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
         if (turn++ % world.size() != world.rank()) continue;
         add(parameter.name(), store.main(parameter));
         if (!plan.optimizer) continue;
-        for (const auto& s : optimizer.state()) add(state_name(s.name, parameter), store.part(parameter, s.buffers));
+        for (const auto& s : optimizer.state())
+          add(state_name(s.name, parameter), store.part(parameter, s.buffers));
       }
       if (world.rank() == 0) {
         const nlohmann::ordered_json json{{"schema", "capstan.state/1"},
@@ -101,14 +107,17 @@ void check_shapes(const Reader& reader, const parallel::FlatStore& store, const 
   std::vector<std::string> problems;
   const auto check = [&](const std::string& name, const Shape& shape) {
     const auto* stored = reader.find(name);
-    if (!stored) problems.push_back("`" + name + "` is missing");
+    if (!stored)
+      problems.push_back("`" + name + "` is missing");
     else if (stored->shape != sizes_of(shape))
-      problems.push_back("`" + name + "` is " + checkpoint::to_text(stored->shape) + " there and " + shape.text() + " in this model");
+      problems.push_back("`" + name + "` is " + checkpoint::to_text(stored->shape) + " there and " +
+                         shape.text() + " in this model");
   };
   for (const auto& placement : store.placements()) {
     check(placement.parameter->name(), placement.parameter->spec().shape);
     if (optimizer)
-      for (const auto& s : optimizer->state()) check(state_name(s.name, *placement.parameter), placement.parameter->spec().shape);
+      for (const auto& s : optimizer->state())
+        check(state_name(s.name, *placement.parameter), placement.parameter->spec().shape);
   }
   for (const auto& [name, stored] : reader.manifest().tensors) {
     if (name.starts_with("optimizer.")) continue;
@@ -117,10 +126,12 @@ void check_shapes(const Reader& reader, const parallel::FlatStore& store, const 
     if (!known) problems.push_back("`" + name + "` is no parameter of this model");
   }
   if (problems.empty()) return;
-  std::string text = "checkpoint `" + reader.directory().string() + "` does not fit the model: " + std::to_string(problems.size()) + " differences";
+  std::string text = "checkpoint `" + reader.directory().string() +
+                     "` does not fit the model: " + std::to_string(problems.size()) + " differences";
   for (size_t i = 0; i < problems.size() && i < 8; ++i) text += "\n    " + problems[i];
   if (problems.size() > 8) text += "\n    …";
-  fail(ErrorCode::failed, text, "the recipe must describe the model that the checkpoint holds: see `recipe.yaml` in it");
+  fail(ErrorCode::failed, text,
+       "the recipe must describe the model that the checkpoint holds: see `recipe.yaml` in it");
 }
 
 void read_into(Reader& reader, const std::string& name, const Tensor& target) {
@@ -134,20 +145,27 @@ void read_into(Reader& reader, const std::string& name, const Tensor& target) {
 TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer) {
   const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
   const auto number = [&](const char* key) -> int64_t {
-    if (!json.is_object() || !json.contains(key) || !json[key].is_number_integer() || json[key].get<int64_t>() < 0)
-      fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key + "` is not a count");
+    if (!json.is_object() || !json.contains(key) || !json[key].is_number_integer() ||
+        json[key].get<int64_t>() < 0)
+      fail(ErrorCode::format,
+           (reader.directory() / checkpoint::kStateFile).string() + ": `" + key + "` is not a count");
     return json[key].get<int64_t>();
   };
   if (optimizer && json.is_object() && json.contains("optimizer") && json["optimizer"] == false)
-    fail(ErrorCode::failed, "checkpoint `" + reader.directory().string() + "` was saved without optimizer state (checkpoint.save_optim)",
-         "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint starts from the weights alone");
+    fail(ErrorCode::failed,
+         "checkpoint `" + reader.directory().string() +
+             "` was saved without optimizer state (checkpoint.save_optim)",
+         "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint "
+         "starts from the weights alone");
   check_shapes(reader, store, optimizer);
-  TrainState state{number("step"), number("consumed_samples"), number("consumed_tokens"), number("schedule_samples")};
+  TrainState state{number("step"), number("consumed_samples"), number("consumed_tokens"),
+                   number("schedule_samples")};
   for (const auto& placement : store.placements()) {
     const Parameter& parameter = *placement.parameter;
     read_into(reader, parameter.name(), store.main(parameter));
     if (!optimizer) continue;
-    for (const auto& s : optimizer->state()) read_into(reader, state_name(s.name, parameter), store.part(parameter, s.buffers));
+    for (const auto& s : optimizer->state())
+      read_into(reader, state_name(s.name, parameter), store.part(parameter, s.buffers));
   }
   if (optimizer) optimizer->set_steps(number("optimizer_steps"));
   store.refresh_model();
@@ -161,16 +179,19 @@ void load_parameters(Reader& reader, parallel::FlatStore& store) {
     const Tensor main = store.main(parameter);
     read_into(reader, parameter.name(), main.defined() ? main : store.acquire(parameter));
   }
-  if (!store.placements().empty() && store.main(*store.placements().front().parameter).defined()) store.refresh_model();
+  if (!store.placements().empty() && store.main(*store.placements().front().parameter).defined())
+    store.refresh_model();
 }
 
-std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root, std::vector<std::string>& refused) {
+std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root,
+                                                      std::vector<std::string>& refused) {
   std::string found;
   int64_t step = 0;
   comm::together(world.communicator(), "looking for checkpoints", [&] {
     if (world.rank() != 0) return;
     const auto search = checkpoint::find_latest(root, checkpoint::Depth::content);
-    for (const auto& bad : search.refused) refused.push_back(bad.checkpoint.path.filename().string() + ": " + bad.reason);
+    for (const auto& bad : search.refused)
+      refused.push_back(bad.checkpoint.path.filename().string() + ": " + bad.reason);
     if (search.found) found = search.found->path.string(), step = search.found->step;
   });
   found = comm::gather_texts(world.communicator(), found)[0];

@@ -32,8 +32,8 @@ struct SavePlan {
 
 // Collective. Every tensor is written by one rank of the world. Throws on every rank when it failed on any; what was there
 // before is then unchanged. Returns the checkpoint's directory.
-std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state, const parallel::FlatStore& store,
-                                 const optim::Optimizer& optimizer);
+std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state,
+                                 const parallel::FlatStore& store, const optim::Optimizer& optimizer);
 
 // Reads parameters, and with `optimizer` its state and the counters. Shapes are checked first: all differences at once.
 TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer);
@@ -43,6 +43,7 @@ void load_parameters(checkpoint::Reader& reader, parallel::FlatStore& store);
 
 // The newest checkpoint under `root` that verifies, the same on all ranks; rank 0 looks. `refused` (rank 0) says why newer
 // ones do not count.
-std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root, std::vector<std::string>& refused);
+std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root,
+                                                      std::vector<std::string>& refused);
 
 }  // namespace capstan::train

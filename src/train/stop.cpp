@@ -1,7 +1,7 @@
 #include "train/stop.hpp"
 
-#include <csignal>
 #include <unistd.h>
+#include <csignal>
 
 #include <array>
 
@@ -21,7 +21,7 @@ void handle(int signal) {
 
 StopSignals::StopSignals() {
   first_signal = 0;
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
@@ -30,6 +30,8 @@ StopSignals::StopSignals() {
 StopSignals::~StopSignals() {
   for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
 }
-int StopSignals::received() { return first_signal; }
+int StopSignals::received() {
+  return first_signal;
+}
 
 }  // namespace capstan::train

@@ -15,10 +15,10 @@ std::string_view name_of(Phase phase);
 class StepTimers {
  public:
   StepTimers() { start_step(); }
-  void start_step();         // all phases to zero; what follows is `other` until enter()
-  void enter(Phase phase);   // ends the phase before
+  void start_step();        // all phases to zero; what follows is `other` until enter()
+  void enter(Phase phase);  // ends the phase before
   double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
-  double step_seconds();     // up to now: the sum of all phases
+  double step_seconds();  // up to now: the sum of all phases
 
  private:
   using Clock = std::chrono::steady_clock;

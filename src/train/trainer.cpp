@@ -26,7 +26,9 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 std::string fixed(double value, int digits) {
   std::array<char, 48> buffer;
@@ -40,15 +42,23 @@ std::string significant(double value) {  // three digits: 2e-04
   return buffer.data();
 }
 
-double wall_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double wall_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 // Only rank 0 speaks.
 class Speaker {
  public:
   Speaker(ProgressSink& sink, bool speaks) : sink_(sink), speaks_(speaks) {}
-  void line(const std::string& text) { if (speaks_) sink_.line(text); }
-  void warning(const std::string& text) { if (speaks_) sink_.warning(text); }
-  void status(const std::string& text) { if (speaks_) sink_.status(text); }
+  void line(const std::string& text) {
+    if (speaks_) sink_.line(text);
+  }
+  void warning(const std::string& text) {
+    if (speaks_) sink_.warning(text);
+  }
+  void status(const std::string& text) {
+    if (speaks_) sink_.status(text);
+  }
   bool terminal() const { return speaks_ && sink_.terminal(); }
 
  private:
@@ -59,9 +69,14 @@ class Speaker {
 class Run {
  public:
   Run(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink)
-      : config_(config), world_(world), options_(options), speaker_(sink, world.rank() == 0), start_(Clock::now()) {}
+      : config_(config),
+        world_(world),
+        options_(options),
+        speaker_(sink, world.rank() == 0),
+        start_(Clock::now()) {}
   Outcome run();
-  void failed(const std::string& reason) noexcept;  // leaves a record of how the run ended, where there is a place for it
+  void failed(const std::string&
+                  reason) noexcept;  // leaves a record of how the run ended, where there is a place for it
 
  private:
   void open_data();
@@ -110,23 +125,28 @@ void Run::open_records() {
   comm::together(world_.communicator(), "opening the run directory", [&] {
     if (!chief()) return;
     records_ = std::make_unique<records::RunDirectory>(run_dir_, options_.resume);
-    records_->begin({.recipe_name = options_.recipe.name,
-                     .recipe_given = options_.recipe.given,
-                     .recipe = options_.recipe.resolved,
-                     .command = options_.recipe.command,
-                     .version = "{\"version\": \"" CAPSTAN_VERSION "\", \"world\": " + std::to_string(world_.size()) + "}\n",
-                     .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints"});
+    records_->begin(
+        {.recipe_name = options_.recipe.name,
+         .recipe_given = options_.recipe.given,
+         .recipe = options_.recipe.resolved,
+         .command = options_.recipe.command,
+         .version =
+             "{\"version\": \"" CAPSTAN_VERSION "\", \"world\": " + std::to_string(world_.size()) + "}\n",
+         .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints"});
     run_id_ = records_->id();
   });
   run_id_ = comm::gather_texts(world_.communicator(), run_id_)[0];
 }
 
-void Run::write_events(int64_t step, std::span<const records::Scalar> scalars) { events_->write(step, wall_time(), scalars); }
+void Run::write_events(int64_t step, std::span<const records::Scalar> scalars) {
+  events_->write(step, wall_time(), scalars);
+}
 
 void Run::open_data() {
   tokenizer_ = load_tokenizer(config_);
   datasets_ = open_datasets(config_, tokenizer_.get());
-  if (!datasets_[0]) fail(ErrorCode::config, "dataset.split gives the training data no share", "dataset.split=969,30,1");
+  if (!datasets_[0])
+    fail(ErrorCode::config, "dataset.split gives the training data no share", "dataset.split=969,30,1");
 }
 
 void Run::check_changes(const checkpoint::Reader& reader) {
@@ -135,12 +155,16 @@ void Run::check_changes(const checkpoint::Reader& reader) {
   std::string altering;
   for (const RecipeChange& change : changes) {
     const std::string text = change.path + ": " + change.before + " -> " + change.after;
-    if (change.alters_numerics) altering += "\n    " + text;
-    else speaker_.line("changed since the checkpoint: " + text);
+    if (change.alters_numerics)
+      altering += "\n    " + text;
+    else
+      speaker_.line("changed since the checkpoint: " + text);
   }
   if (!altering.empty())
     fail(ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
-         "resume with the run's own values, or start a new run from its weights with checkpoint.pretrained_checkpoint=" + reader.directory().string());
+         "resume with the run's own values, or start a new run from its weights with "
+         "checkpoint.pretrained_checkpoint=" +
+             reader.directory().string());
 }
 
 void Run::start_or_resume() {
@@ -154,7 +178,8 @@ void Run::start_or_resume() {
     if (config_.checkpoint.ckpt_step) {
       fs::path root = load;
       if (fs::is_directory(root / "checkpoints")) root /= "checkpoints";
-      from = checkpoint::Checkpoint{root / checkpoint::step_directory_name(*config_.checkpoint.ckpt_step), *config_.checkpoint.ckpt_step};
+      from = checkpoint::Checkpoint{root / checkpoint::step_directory_name(*config_.checkpoint.ckpt_step),
+                                    *config_.checkpoint.ckpt_step};
     } else {
       from = checkpoint::resolve_checkpoint(load);
     }
@@ -163,7 +188,8 @@ void Run::start_or_resume() {
     auto reader = checkpoint::Reader::open(from->path, checkpoint::Depth::structure);
     check_changes(reader);
     loop_->initialise();
-    loop_->state() = load_state(reader, loop_->store(), config_.checkpoint.load_optim ? &loop_->optimizer() : nullptr);
+    loop_->state() =
+        load_state(reader, loop_->store(), config_.checkpoint.load_optim ? &loop_->optimizer() : nullptr);
     speaker_.line("resumed from " + from->path.string() + " at step " + std::to_string(loop_->state().step));
     if (own) saved_step_ = loop_->state().step, last_checkpoint_ = from->path;
     return;
@@ -183,8 +209,9 @@ void Run::report_model() {
   gemm_rate_ = kernels::measured_gemm_gflops(loop_->device()) * 1e9;
   loop_->device().release_cached();  // the measurement's matrices are no part of the run
   loop_->device().reset_peak();
-  speaker_.line(human_count(static_cast<double>(loop_->store().elements())) + " parameters, " + human_count(flops_per_step_) +
-                "FLOP a step and rank, about " + human_bytes(static_cast<double>(estimate_.memory.peak)) + " at the peak; GEMM rate " +
+  speaker_.line(human_count(static_cast<double>(loop_->store().elements())) + " parameters, " +
+                human_count(flops_per_step_) + "FLOP a step and rank, about " +
+                human_bytes(static_cast<double>(estimate_.memory.peak)) + " at the peak; GEMM rate " +
                 human_count(gemm_rate_) + "FLOP/s");
 }
 
@@ -192,27 +219,37 @@ std::string Run::stop_reason() {
   const int64_t step = loop_->state().step;
   const double minutes = seconds_since(start_) / 60;
   // Rank 0's clock and any rank's signal: agreed by a reduction, so that all leave after the same step.
-  std::array<double, 2> wishes{config_.train.exit_signal_handler && StopSignals::received() ? 1.0 : 0.0,
-                               chief() && config_.train.exit_duration_in_mins && minutes >= *config_.train.exit_duration_in_mins ? 1.0 : 0.0};
+  std::array<double, 2> wishes{
+      config_.train.exit_signal_handler && StopSignals::received() ? 1.0 : 0.0,
+      chief() && config_.train.exit_duration_in_mins && minutes >= *config_.train.exit_duration_in_mins
+          ? 1.0
+          : 0.0};
   comm::all_reduce(world_.communicator(), wishes);
   if (wishes[0] > 0) return "asked to stop by a signal";
-  if (wishes[1] > 0) return "train.exit_duration_in_mins=" + to_text(*config_.train.exit_duration_in_mins) + " reached";
-  if (config_.train.exit_interval && step % *config_.train.exit_interval == 0) return "train.exit_interval=" + std::to_string(*config_.train.exit_interval) + " reached";
+  if (wishes[1] > 0)
+    return "train.exit_duration_in_mins=" + to_text(*config_.train.exit_duration_in_mins) + " reached";
+  if (config_.train.exit_interval && step % *config_.train.exit_interval == 0)
+    return "train.exit_interval=" + std::to_string(*config_.train.exit_interval) + " reached";
   return {};
 }
 
 void Run::log_step(const StepResult& result, double step_seconds, bool as_line) {
   const int64_t step = loop_->state().step;
-  const double mean_seconds = seconds_since_log_ / static_cast<double>(std::max<int64_t>(1, steps_since_log_));
-  const double tokens_per_second = static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length) / mean_seconds;
+  const double mean_seconds =
+      seconds_since_log_ / static_cast<double>(std::max<int64_t>(1, steps_since_log_));
+  const double tokens_per_second =
+      static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length) / mean_seconds;
   const double share = gemm_rate_ > 0 ? flops_per_step_ / mean_seconds / gemm_rate_ : 0;
   const auto memory = static_cast<double>(loop_->device().memory().peak);
-  const std::string text = "step " + std::to_string(step) + "/" + std::to_string(total_steps_) + " | loss " + fixed(result.loss, 4) + " | grad " +
-                           fixed(result.gradient_norm, 3) + " | lr " + significant(result.learning_rate) + " | " +
-                           human_count(tokens_per_second) + " tok/s | gemm " + fixed(100 * share, 0) + "% | " + human_bytes(memory) + " | " +
+  const std::string text = "step " + std::to_string(step) + "/" + std::to_string(total_steps_) + " | loss " +
+                           fixed(result.loss, 4) + " | grad " + fixed(result.gradient_norm, 3) + " | lr " +
+                           significant(result.learning_rate) + " | " + human_count(tokens_per_second) +
+                           " tok/s | gemm " + fixed(100 * share, 0) + "% | " + human_bytes(memory) + " | " +
                            human_duration(mean_seconds * static_cast<double>(total_steps_ - step)) + " left";
-  if (as_line) speaker_.line(text);
-  else speaker_.status(text);
+  if (as_line)
+    speaker_.line(text);
+  else
+    speaker_.status(text);
   if (!as_line || !chief()) return;
   records::MetricsRow row(step);
   row.number("loss", result.loss)
@@ -225,7 +262,8 @@ void Run::log_step(const StepResult& result, double step_seconds, bool as_line) 
       .integer("consumed_samples", loop_->state().consumed_samples)
       .integer("consumed_tokens", loop_->state().consumed_tokens);
   for (size_t p = 0; p < kPhases; ++p)
-    row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))), timers_.seconds(static_cast<Phase>(p)));
+    row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))),
+               timers_.seconds(static_cast<Phase>(p)));
   metrics_->write(row);
 }
 
@@ -235,10 +273,13 @@ void Run::after_step(const StepResult& result, double step_seconds) {
   ++steps_since_log_;
   seconds_since_log_ += step_seconds;
   if (result.skipped) {
-    speaker_.warning("step " + std::to_string(step) + ": gradient norm " + fixed(result.gradient_norm, 3) + " is above optimizer.grad_norm_skip_threshold; update skipped");
-    if (chief()) metrics_->write(records::MetricsRow(step, "update_skipped").number("grad_norm", result.gradient_norm));
+    speaker_.warning("step " + std::to_string(step) + ": gradient norm " + fixed(result.gradient_norm, 3) +
+                     " is above optimizer.grad_norm_skip_threshold; update skipped");
+    if (chief())
+      metrics_->write(records::MetricsRow(step, "update_skipped").number("grad_norm", result.gradient_norm));
   }
-  const bool at_interval = step % config_.logger.log_interval == 0 || step == first_step_ + 1 || step == total_steps_;
+  const bool at_interval =
+      step % config_.logger.log_interval == 0 || step == first_step_ + 1 || step == total_steps_;
   const bool silent_long = !speaker_.terminal() && seconds_since(last_line_) > 30;
   const bool as_line = at_interval || silent_long;
   if (as_line || speaker_.terminal()) log_step(result, step_seconds, as_line);
@@ -260,8 +301,8 @@ void Run::evaluate(bool last) {
   timers_.enter(Phase::evaluate);
   const double loss = loop_->evaluate(datasets_[1], v.eval_iters);
   timers_.enter(Phase::other);
-  speaker_.line("step " + std::to_string(step) + " | validation loss " + fixed(loss, 4) + " | perplexity " + fixed(std::exp(loss), 2) + " | " +
-                human_duration(timers_.seconds(Phase::evaluate)));
+  speaker_.line("step " + std::to_string(step) + " | validation loss " + fixed(loss, 4) + " | perplexity " +
+                fixed(std::exp(loss), 2) + " | " + human_duration(timers_.seconds(Phase::evaluate)));
   if (!chief()) return;
   metrics_->write(records::MetricsRow(step, "validation")
                       .number("loss", loss)
@@ -299,7 +340,8 @@ bool Run::save(bool must_succeed) {
   }
   timers_.enter(Phase::other);
   const double seconds = timers_.seconds(Phase::save);
-  speaker_.line("step " + std::to_string(step) + " | saved " + last_checkpoint_.string() + " in " + human_duration(seconds));
+  speaker_.line("step " + std::to_string(step) + " | saved " + last_checkpoint_.string() + " in " +
+                human_duration(seconds));
   if (chief()) {
     metrics_->write(records::MetricsRow(step, "save").number("seconds", seconds));
     metrics_->sync();
@@ -326,9 +368,13 @@ Outcome Run::run() {
   open_records();
   const auto features = kernels::cpu_features();
   loop_ = std::make_unique<Loop>(config_, world_);
-  speaker_.line("run " + run_dir_.string() + " on " + std::string(loop_->device().name()) + ": " + std::to_string(world_.size()) +
-                (world_.size() == 1 ? " rank" : " ranks") + " x " + std::to_string(loop_->device().context().pool->size()) + " threads, " +
-                features.instruction_set + (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm ? ", bf16 products widened to fp32" : ""));
+  speaker_.line("run " + run_dir_.string() + " on " + std::string(loop_->device().name()) + ": " +
+                std::to_string(world_.size()) + (world_.size() == 1 ? " rank" : " ranks") + " x " +
+                std::to_string(loop_->device().context().pool->size()) + " threads, " +
+                features.instruction_set +
+                (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm
+                     ? ", bf16 products widened to fp32"
+                     : ""));
   const StopSignals signals;
   start_or_resume();
   if (chief()) {
@@ -337,8 +383,8 @@ Outcome Run::run() {
     metrics_ = std::make_unique<records::MetricsWriter>(records_->metrics());
     if (config_.logger.tensorboard)
       events_ = std::make_unique<records::EventsWriter>(
-          config_.logger.tensorboard_dir ? fs::path(config_.logger.tensorboard_dir->resolved) : run_dir_, wall_time(),
-          records_->resumed() ? std::optional<int64_t>(step) : std::nullopt);
+          config_.logger.tensorboard_dir ? fs::path(config_.logger.tensorboard_dir->resolved) : run_dir_,
+          wall_time(), records_->resumed() ? std::optional<int64_t>(step) : std::nullopt);
   }
   report_model();
 
@@ -359,7 +405,8 @@ Outcome Run::run() {
       outcome.ended = Ended::stopped;
       break;
     }
-    if (config_.checkpoint.save_interval && step % *config_.checkpoint.save_interval == 0) save(step == total_steps_);
+    if (config_.checkpoint.save_interval && step % *config_.checkpoint.save_interval == 0)
+      save(step == total_steps_);
   }
   if (outcome.ended == Ended::finished) {
     outcome.reason.clear();
@@ -369,13 +416,16 @@ Outcome Run::run() {
   outcome.step = loop_->state().step;
   outcome.loss = last_loss_;
   outcome.checkpoint = last_checkpoint_;
-  if (chief()) records_->end(outcome.ended == Ended::finished ? records::RunEnd::finished : records::RunEnd::stopped, outcome.reason);
+  if (chief())
+    records_->end(outcome.ended == Ended::finished ? records::RunEnd::finished : records::RunEnd::stopped,
+                  outcome.reason);
   return outcome;
 }
 
 }  // namespace
 
-Outcome train(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink) {
+Outcome train(const config::Config& config, comm::World& world, const RunOptions& options,
+              ProgressSink& sink) {
   Run run(config, world, options, sink);
   try {
     return run.run();

@@ -37,8 +37,8 @@ struct RunOptions {
 };
 
 enum class Ended : uint8_t {
-  finished,         // all iterations done
-  stopped,          // by a signal, exit_interval or exit_duration_in_mins, with a checkpoint
+  finished,  // all iterations done
+  stopped,   // by a signal, exit_interval or exit_duration_in_mins, with a checkpoint
 };
 
 struct Outcome {
@@ -52,6 +52,7 @@ struct Outcome {
 // Errors: ErrorCode::not_found and ::format for data, tokenizer and checkpoints (before anything large is allocated),
 // ::unsupported for what this build cannot do, ::failed for a refused resume and for a loss or gradient that is not finite
 // (the state is then that of the step before), ::rank_failure from the transport.
-Outcome train(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink);
+Outcome train(const config::Config& config, comm::World& world, const RunOptions& options,
+              ProgressSink& sink);
 
 }  // namespace capstan::train

@@ -5,8 +5,6 @@
 #include <filesystem>
 #include <set>
 
-
-
 #include "base/checked.hpp"
 #include "base/cursor.hpp"
 #include "base/file.hpp"
@@ -81,10 +79,10 @@ TEST_CASE("humane units") {
 TEST_CASE("invalid UTF-8 is found at its offset") {
   CHECK(!first_invalid_utf8("plain, ünïcode, 日本, 🎉"));
   CHECK(first_invalid_utf8("ab\xff") == 2);
-  CHECK(first_invalid_utf8("\xc0\xaf") == 0);          // overlong
-  CHECK(first_invalid_utf8("x\xed\xa0\x80") == 1);     // surrogate
+  CHECK(first_invalid_utf8("\xc0\xaf") == 0);           // overlong
+  CHECK(first_invalid_utf8("x\xed\xa0\x80") == 1);      // surrogate
   CHECK(first_invalid_utf8("x\xf4\x90\x80\x80") == 1);  // above U+10FFFF
-  CHECK(first_invalid_utf8("x\xe6\x97") == 1);         // truncated
+  CHECK(first_invalid_utf8("x\xe6\x97") == 1);          // truncated
   CHECK(count_code_points("日本🎉") == 3);
 }
 
@@ -105,7 +103,8 @@ TEST_CASE("checked arithmetic and the cursor refuse what does not fit") {
 }
 
 TEST_CASE("files: durable write, refusal of directories and of what is too large") {
-  const auto directory = std::filesystem::temp_directory_path() / ("capstan-base-" + std::to_string(::getpid()));
+  const auto directory =
+      std::filesystem::temp_directory_path() / ("capstan-base-" + std::to_string(::getpid()));
   std::filesystem::create_directories(directory);
   write_file_durably(directory / "a.txt", "hello");
   CHECK(read_file(directory / "a.txt") == "hello");

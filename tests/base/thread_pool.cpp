@@ -25,7 +25,10 @@ TEST_CASE("every tile runs exactly once, whatever the number of threads") {
 
 TEST_CASE("an exception in a tile reaches the caller and the pool goes on") {
   ThreadPool pool(3);
-  CHECK_THROWS_AS(pool.parallel_for(100, [](int64_t tile, int) { if (tile == 37) throw std::runtime_error("tile"); }),
+  CHECK_THROWS_AS(pool.parallel_for(100,
+                                    [](int64_t tile, int) {
+                                      if (tile == 37) throw std::runtime_error("tile");
+                                    }),
                   std::runtime_error);
   std::atomic<int> count{0};
   pool.parallel_for(10, [&](int64_t, int) { count++; });

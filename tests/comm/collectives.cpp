@@ -48,7 +48,9 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
   const int n = group.size(), me = group.rank();
   const auto cpu = make_cpu_device(no_table(), 1);
   const int64_t count = 1000 * n;
-  const auto value = [&](int rank, int64_t i) { return static_cast<float>(1.0 / (1 + i + 7 * rank)) * (rank % 2 ? 1e6f : 1.0f); };
+  const auto value = [&](int rank, int64_t i) {
+    return static_cast<float>(1.0 / (1 + i + 7 * rank)) * (rank % 2 ? 1e6f : 1.0f);
+  };
   std::vector<float> values(static_cast<size_t>(count)), expected(values.size());
   for (int64_t i = 0; i < count; ++i) {
     values[static_cast<size_t>(i)] = value(me, i);
@@ -56,7 +58,8 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
     for (int r = 1; r < n; ++r) sum += value(r, i);
     expected[static_cast<size_t>(i)] = sum;
   }
-  const Tensor a = Tensor::from_host<float>(*cpu, {count}, values), b = Tensor::from_host<float>(*cpu, {count}, values);
+  const Tensor a = Tensor::from_host<float>(*cpu, {count}, values),
+               b = Tensor::from_host<float>(*cpu, {count}, values);
   all_reduce_sum(group, a);
   CHECK(a.to_host<float>() == expected);
   reduce_scatter_sum(group, b);

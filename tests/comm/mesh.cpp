@@ -17,13 +17,16 @@ TEST_CASE("16 ranks, TP 2, CP 2, DP 2, PP 2: the worked example") {
   CHECK(g.groups({Axis::tp}) == Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}, {12, 13}, {14, 15}});
   CHECK(g.groups({Axis::cp}) == Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}});
   CHECK(g.groups({Axis::dp}) == Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8, 12}, {9, 13}, {10, 14}, {11, 15}});
-  CHECK(g.groups({Axis::dp, Axis::cp}) == Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}});
+  CHECK(g.groups({Axis::dp, Axis::cp}) ==
+        Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}});
   CHECK(g.groups({Axis::pp}) == Groups{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}});
-  CHECK(g.groups({Axis::pp, Axis::tp}) == Groups{{0, 1, 8, 9}, {2, 3, 10, 11}, {4, 5, 12, 13}, {6, 7, 14, 15}});
+  CHECK(g.groups({Axis::pp, Axis::tp}) ==
+        Groups{{0, 1, 8, 9}, {2, 3, 10, 11}, {4, 5, 12, 13}, {6, 7, 14, 15}});
   const Grid& e = mesh.expert();
   CHECK(e.groups({Axis::ep}) == Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}});
   CHECK(e.group_of(0, {Axis::dp}) == std::vector<int64_t>{0, 4});
-  CHECK(e.groups({Axis::tp, Axis::ep, Axis::pp}) == Groups{{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}});
+  CHECK(e.groups({Axis::tp, Axis::ep, Axis::pp}) ==
+        Groups{{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}});
   CHECK(mesh.index(Axis::tp) == 1);
   CHECK(mesh.index(Axis::cp) == 0);
   CHECK(mesh.index(Axis::dp) == 1);
@@ -53,8 +56,8 @@ TEST_CASE("a world that does not divide is an error with the nearest ones") {
 }
 
 TEST_CASE("the launcher's variables name the rank; contradictions and torchrun are errors") {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
-                           "RANK", "WORLD_SIZE"})
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
+                           "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "RANK", "WORLD_SIZE"})
     ::unsetenv(name);
   CHECK(launched_as().size == 1);
   ::setenv("RANK", "1", 1), ::setenv("WORLD_SIZE", "4", 1);

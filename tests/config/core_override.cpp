@@ -16,7 +16,9 @@ std::optional<ParsedOverride> parse(const Override& given, std::string* problem 
   if (problem) *problem = diagnostics.empty() ? "" : diagnostics[0].message;
   return parsed;
 }
-std::optional<ParsedOverride> parse(const std::string& token) { return parse(Override::token(token)); }
+std::optional<ParsedOverride> parse(const std::string& token) {
+  return parse(Override::token(token));
+}
 
 }  // namespace
 
@@ -70,7 +72,8 @@ TEST_CASE("values") {
   CHECK(value("[*.linear_qkv]").items[0].text == "*.linear_qkv");
   CHECK(value("[a, bcd]").items[1].place.column == 5);
   CHECK(problems.empty());
-  for (const char* wrong : {"[a", "{a: 1", "[a]]", "[a] b", "{a}", "{a: 1 b: 2}", "[,]", "'a", "'a' b", "{: 1}", "{a: 1, a: 2}", "[a;b"}) {
+  for (const char* wrong : {"[a", "{a: 1", "[a]]", "[a] b", "{a}", "{a: 1 b: 2}", "[,]", "'a", "'a' b",
+                            "{: 1}", "{a: 1, a: 2}", "[a;b"}) {
     CAPTURE(std::string(wrong));
     problems.clear();
     const bool good = parse_value(wrong, {0, 1, 1, 1}, problems).has_value();
@@ -89,7 +92,9 @@ TEST_CASE("mistakes with a message of their own") {
   const Workspace w;
   const std::string file = w.write("extra.yaml", "train: {iters: 5}\n");
   const Row rows[] = {
-      {{"train.iters=1,2"}, "`1,2` is not one value for `train.iters`", "use `[1,2]` for a list, or `capstan sweep`"},
+      {{"train.iters=1,2"},
+       "`1,2` is not one value for `train.iters`",
+       "use `[1,2]` for a list, or `capstan sweep`"},
       {{"--model.num_heads", "4"}, "`--model.num_heads` is not a flag", "write `model.num_heads=4`"},
       {{"--model.num_heads=4"}, "`--model.num_heads=4` is not a flag", "write `model.num_heads=4`"},
       {{"optimizer.lr", "=", "1"}, "blank around `=`", "without blanks"},
@@ -126,7 +131,10 @@ TEST_CASE("mistakes with a message of their own") {
 TEST_CASE("what an operator means for each type of target") {
   const Workspace w;
   const auto run = [&](const std::vector<std::string>& overrides) {
-    return w.text("train: {tags: [a, b], env: {A: 1}, skip: 3}\ndataset: {sources: [{name: code}, {name: web, weight: 3}]}\npeft: lora\n", overrides);
+    return w.text(
+        "train: {tags: [a, b], env: {A: 1}, skip: 3}\ndataset: {sources: [{name: code}, {name: web, weight: "
+        "3}]}\npeft: lora\n",
+        overrides);
   };
   // a leaf
   CHECK(run({"optimizer.lr=0.5"}).config.optimizer.lr == 0.5);
@@ -211,7 +219,9 @@ TEST_CASE("long forms and files keep their order and rank") {
   w.write("opt.yaml", "lr: 0.3\nbeta: 0.1\n");
   Request request;
   request.recipe = w.write("r.yaml", "optimizer: {lr: 0.9}\n");
-  request.overrides = {{Override::Kind::set, "optimizer.beta=0.25"}, Override::file(w.path("a.yaml")), Override::file(w.path("b.yaml")),
+  request.overrides = {{Override::Kind::set, "optimizer.beta=0.25"},
+                       Override::file(w.path("a.yaml")),
+                       Override::file(w.path("b.yaml")),
                        {Override::Kind::append, "train.tags=g"}};
   auto out = w.resolve(request);
   REQUIRE(out.ok());

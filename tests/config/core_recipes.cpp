@@ -57,8 +57,8 @@ TEST_CASE("every shipped recipe resolves, and every printed form of it reads bac
     REQUIRE(resolution.ok());
     CHECK(resolution.config.name == entry.name);
     const std::string hash = config_hash(schema(), &resolution.config, HashScope::full);
-    for (const auto& text : {show(resolution), show(resolution, {ShowFormat::minimal, ""}), resolved_recipe(resolution),
-                             show(resolution, {ShowFormat::json, ""})}) {
+    for (const auto& text : {show(resolution), show(resolution, {ShowFormat::minimal, ""}),
+                             resolved_recipe(resolution), show(resolution, {ShowFormat::json, ""})}) {
       const auto again = resolve_text(text);
       CAPTURE(text);
       CAPTURE(render(again.diagnostics, again.sources));

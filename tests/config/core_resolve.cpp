@@ -38,15 +38,18 @@ TEST_CASE("ranks: default, preset, recipe chain, files, command line") {
   // Every write is kept, in order.
   std::string history;
   for (const auto& entry : out.history)
-    if (entry.path == "train.iters") history += entry.origin.text.substr(entry.origin.text.rfind('/') + 1) + " ";
+    if (entry.path == "train.iters")
+      history += entry.origin.text.substr(entry.origin.text.rfind('/') + 1) + " ";
   CHECK(history == "base.yaml:4:3 child.yaml:5:3 f.yaml:1:9 <cli>:2 ");
 }
 
 TEST_CASE("a preset never beats an explicit leaf, wherever either is written") {
   const Workspace w;
-  for (const auto& out : {w.text("model: {num_heads: 2}\n", {"model=base"}), w.text("model: base\n", {"model.num_heads=2"}),
-                          w.text("name: x\n", {"model.num_heads=2", "model=base"}), w.text("name: x\n", {"model=base", "model.num_heads=2"}),
-                          w.text("model: {preset: base, num_heads: 2}\n")}) {
+  for (const auto& out :
+       {w.text("model: {num_heads: 2}\n", {"model=base"}), w.text("model: base\n", {"model.num_heads=2"}),
+        w.text("name: x\n", {"model.num_heads=2", "model=base"}),
+        w.text("name: x\n", {"model=base", "model.num_heads=2"}),
+        w.text("model: {preset: base, num_heads: 2}\n")}) {
     REQUIRE(out.ok());
     CHECK(out.config.model.num_heads == 2);
     CHECK(out.config.model.hidden_size == 256);
@@ -133,13 +136,16 @@ TEST_CASE("too many files are refused") {
 TEST_CASE("schema line, unset, dotted keys, append in files") {
   const Workspace w;
   w.write("p.yaml", "train: {iters: 3, tags: [x]}\noptimizer: {lr: 0.5}\n");
-  auto out = w.text("schema: capstan/1\nextends: p.yaml\nunset: [train.iters]\ntrain.tags+: [y, z]\noptimizer.beta: 0.1\ntrain:\n  env: {A: 1}\n");
+  auto out = w.text(
+      "schema: capstan/1\nextends: p.yaml\nunset: [train.iters]\ntrain.tags+: [y, z]\noptimizer.beta: "
+      "0.1\ntrain:\n  env: {A: 1}\n");
   REQUIRE(out.ok());
   CHECK(out.config.train.iters == 100);
   CHECK(out.config.train.tags == std::vector<std::string>{"x", "y", "z"});
   CHECK(out.config.optimizer.beta == 0.1);
   CHECK(w.text("schema: capstan/9\n").codes() == "C0504");
-  CHECK(w.text("extends: p.yaml\ntrain: {tags+: q}\n").config.train.tags == std::vector<std::string>{"x", "q"});
+  CHECK(w.text("extends: p.yaml\ntrain: {tags+: q}\n").config.train.tags ==
+        std::vector<std::string>{"x", "q"});
   CHECK(w.text("train.env: {A: 1}\ntrain: {env: {B: 2}}\n").codes() == "C0104");
   CHECK(w.text("train: {a.b: 1}\n").says("dotted keys stand at the top of a recipe only"));
   CHECK(w.text("train.iters: 1\ntrain: {iters: 2}\n").says("`train.iters` is given twice in one file"));
@@ -161,7 +167,8 @@ TEST_CASE("maps merge and lists replace, in files as on the command line") {
 
 TEST_CASE("an alias is the same leaf: rank decides, two different values at one rank are an error") {
   const Workspace w;
-  for (const char* name : {"dist.tp", "model.tensor_parallel_size", "parallel.tp", "dist.tensor_parallel_size"}) {
+  for (const char* name :
+       {"dist.tp", "model.tensor_parallel_size", "parallel.tp", "dist.tensor_parallel_size"}) {
     CAPTURE(std::string(name));
     const auto out = w.text("dist: {tp: 2}\n", {std::string(name) + "=4", "dist.world_size=8"});
     REQUIRE(out.ok());
@@ -204,7 +211,9 @@ TEST_CASE("unknown keys: at most three near matches, other sections and other to
 
 TEST_CASE("all errors at once, each at its place") {
   const Workspace w;
-  const auto out = w.text("model:\n  hidden_size: x\n  nrom: RMSNorm\ntrain: {iters: 0}\noptimizer:\n  lr: '1'\n", {"dist.tp=x", "a.b=1"});
+  const auto out =
+      w.text("model:\n  hidden_size: x\n  nrom: RMSNorm\ntrain: {iters: 0}\noptimizer:\n  lr: '1'\n",
+             {"dist.tp=x", "a.b=1"});
   CHECK(out.codes() == "C0201 C0102 C0202 C0204 C0201 C0102");
   CHECK(place_text(out.diagnostics[0].place, out.sources) == w.path("r.yaml") + ":2:16");
   CHECK(place_text(out.diagnostics[4].place, out.sources) == "<cli>:1:9");
@@ -222,7 +231,8 @@ TEST_CASE("optional sections") {
   auto out = w.text("peft: {preset: lora, dim: 2}\n", {"peft=none"});
   CHECK(out.ok());
   CHECK_FALSE(out.config.peft);
-  CHECK(out.says("`peft.dim` from " + w.path("r.yaml") + ":1:22 is dropped: `peft` is switched off at <cli>:1"));
+  CHECK(out.says("`peft.dim` from " + w.path("r.yaml") +
+                 ":1:22 is dropped: `peft` is switched off at <cli>:1"));
   CHECK(w.text("peft: null\n", {"peft.dim=3"}).config.peft->dim == 3);
   CHECK(w.text("name: x\n", {"peft=null", "peft.dim=3"}).codes() == "C0109");
   CHECK(w.text("peft: null\npeft.dim: 3\n").codes() == "C0109");
@@ -250,7 +260,9 @@ TEST_CASE("derived values come after all overrides and never change an explicit 
   const Workspace w;
   CHECK(w.text("model: {hidden_size: 32}\n", {"model.hidden_size=16"}).config.model.ffn_hidden_size == 64);
   CHECK(w.text("model: {ffn_hidden_size: 7}\n").config.model.ffn_hidden_size == 7);
-  CHECK(w.text("model: {ffn_hidden_size: 7}\n", {"model.ffn_hidden_size=null"}).config.model.ffn_hidden_size == 256);
+  CHECK(
+      w.text("model: {ffn_hidden_size: 7}\n", {"model.ffn_hidden_size=null"}).config.model.ffn_hidden_size ==
+      256);
   const auto out = w.resolve(w.write("r.yaml", "dist: {world_size: 4, tp: 2}\n"), {}, 16);
   CHECK(out.config.dist.world_size == 16);
   CHECK(out.config.dist.data_parallel_size == 8);
@@ -371,7 +383,9 @@ TEST_CASE("interpolation") {
     }
   }
   CHECK(w.text("optimizer: {lr: '${env:CAPSTAN_TEST_NONE,0.5}'}\n").origin("optimizer.lr").environment);
-  CHECK(w.text("optimizer: {lr: '${optimizer.beta}', beta: '${env:CAPSTAN_TEST_NONE,0.5}'}\n").origin("optimizer.lr").environment);
+  CHECK(w.text("optimizer: {lr: '${optimizer.beta}', beta: '${env:CAPSTAN_TEST_NONE,0.5}'}\n")
+            .origin("optimizer.lr")
+            .environment);
   CHECK_FALSE(w.text("optimizer: {lr: 1}\n").origin("optimizer.lr").environment);
   // A wrong source is reported once, at its own place.
   CHECK(w.text("optimizer: {lr: x, min_lr: '${.lr}'}\n").codes() == "C0201");
@@ -379,7 +393,9 @@ TEST_CASE("interpolation") {
 
 TEST_CASE("a circle prints its ring") {
   const Workspace w;
-  const auto out = w.text("train:\n  iters: ${train.global_batch}\n  global_batch: ${train.micro_batch}\n  micro_batch: ${train.iters}\n");
+  const auto out = w.text(
+      "train:\n  iters: ${train.global_batch}\n  global_batch: ${train.micro_batch}\n  micro_batch: "
+      "${train.iters}\n");
   CHECK(out.codes() == "C0403");
   CHECK(out.says("`train.iters` needs `train.global_batch`"));
   CHECK(out.says("`train.global_batch` needs `train.micro_batch`"));

@@ -28,26 +28,33 @@ void check_same(const Outcome& a, const Outcome& b) {
   for (const FieldInfo* field : test_schema().fields()) {
     CAPTURE(field->path);
     const Value x = a.value(field->path), y = b.value(field->path);
-    if (field->type->kind == Type::Kind::path) CHECK(x.resolved == y.resolved);
-    else CHECK(x == y);
+    if (field->type->kind == Type::Kind::path)
+      CHECK(x.resolved == y.resolved);
+    else
+      CHECK(x == y);
   }
   CHECK(config_hash(test_schema(), &a.config) == config_hash(test_schema(), &b.config));
-  CHECK(config_hash(test_schema(), &a.config, HashScope::full) == config_hash(test_schema(), &b.config, HashScope::full));
+  CHECK(config_hash(test_schema(), &a.config, HashScope::full) ==
+        config_hash(test_schema(), &b.config, HashScope::full));
 }
 
 const char* const kRich =
     "# rich\nextends: base\nmodel: {preset: wide, dropout: 3%, norm: rms, seq_length: 4_096, mask: 0x1F}\n"
-    "train:\n  iters: 2k\n  note: 'no'\n  title: \"a: b # c\\n'd' \\\\${x} é\"\n  tags: ['1e-4', '', ' x', 'null', '2026-11-21', 'a,b', '*x', '[y']\n"
-    "  skip: [1, 2]\n  env: {A: '007', 'b.c d': \"${recipe.name}\"}\n  timeout: 1h30m\n  buffer: 1.5GiB\n  save: ../out\n  limit: .inf\n  modules: null\n"
+    "train:\n  iters: 2k\n  note: 'no'\n  title: \"a: b # c\\n'd' \\\\${x} é\"\n  tags: ['1e-4', '', ' x', "
+    "'null', '2026-11-21', 'a,b', '*x', '[y']\n"
+    "  skip: [1, 2]\n  env: {A: '007', 'b.c d': \"${recipe.name}\"}\n  timeout: 1h30m\n  buffer: 1.5GiB\n  "
+    "save: ../out\n  limit: .inf\n  modules: null\n"
     "optimizer: {lr: 1e-5, min_lr: 0.1, token: '${env:SECRET}'}\n"
-    "dataset: {kind: gpt, blend: {'p/b': 0.7, 'p/a': 0.3}, sources: [{name: x, weight: 2}]}\npeft: {preset: lora, dim: 4}\n";
+    "dataset: {kind: gpt, blend: {'p/b': 0.7, 'p/a': 0.3}, sources: [{name: x, weight: 2}]}\npeft: {preset: "
+    "lora, dim: 4}\n";
 
 }  // namespace
 
 TEST_CASE("every printed form reads back as the same configuration") {
   const Workspace w;
-  for (const std::string& recipe : {std::string(kRich), std::string("name: x\n"), std::string("dataset: mock\npeft: dora\n"),
-                                   std::string("train: {limit: nan, tags: [], title: \"\"}\noptimizer: {min_lr: -0.0}\n")}) {
+  for (const std::string& recipe :
+       {std::string(kRich), std::string("name: x\n"), std::string("dataset: mock\npeft: dora\n"),
+        std::string("train: {limit: nan, tags: [], title: \"\"}\noptimizer: {min_lr: -0.0}\n")}) {
     CAPTURE(recipe);
     const auto out = w.text(recipe);
     CAPTURE(out.all());
@@ -94,7 +101,8 @@ TEST_CASE("show: YAML with written texts, JSON, origins, minimal") {
   CHECK(minimal.find("model:\n  preset: wide\n") != std::string::npos);
   CHECK(minimal.find("num_heads") == std::string::npos);
   CHECK(minimal.find("ffn_hidden_size") == std::string::npos);
-  CHECK(resolved_recipe(test_schema(), &out.config, out).find("iters: 2000  # " + w.path("r.yaml") + ":5:3\n") != std::string::npos);
+  CHECK(resolved_recipe(test_schema(), &out.config, out)
+            .find("iters: 2000  # " + w.path("r.yaml") + ":5:3\n") != std::string::npos);
   CHECK(shown(w.text("name: x\n"), ShowFormat::minimal) == "schema: capstan/1\nname: x\n");
 }
 
@@ -111,10 +119,12 @@ TEST_CASE("show PATH") {
   CHECK(shown(out, ShowFormat::yaml, "name") == "r\n");
   CHECK(shown(out, ShowFormat::yaml, "train.note") == "'no'\n");
   CHECK(shown(out, ShowFormat::yaml, "dist").starts_with("world_size: 1\n"));
-  CHECK(shown(out, ShowFormat::json, "dist") == "{\n  \"world_size\": 1,\n  \"tensor_parallel_size\": 1,\n  \"data_parallel_size\": 1\n}\n");
+  CHECK(shown(out, ShowFormat::json, "dist") ==
+        "{\n  \"world_size\": 1,\n  \"tensor_parallel_size\": 1,\n  \"data_parallel_size\": 1\n}\n");
   CHECK(shown(w.text("name: x\n"), ShowFormat::yaml, "peft") == "null\n");
   CHECK(shown(out, ShowFormat::origin, "optimizer.lr").find("optimizer.lr: 1.0e-05") == 0);
-  for (const char* wrong : {"nope", "train.nope", "train.skip[9]", "train..x", "train.iters.x", "dataset.sources[name=q]"}) {
+  for (const char* wrong :
+       {"nope", "train.nope", "train.skip[9]", "train..x", "train.iters.x", "dataset.sources[name=q]"}) {
     CAPTURE(std::string(wrong));
     CHECK_THROWS_AS(shown(out, ShowFormat::yaml, wrong), Error);
   }
@@ -130,33 +140,43 @@ TEST_CASE("explain") {
   const auto out = w.resolve("child", {"train.iters=5", "~train.iters", "train.iters=6"});
   REQUIRE(out.ok());
   const std::string text = explain(test_schema(), "train.steps", &out.config, &out);
-  for (const char* part : {"train.iters\n  steps\n", "an integer at least 1", "default   100", "iterations", "effect    math", "train.steps",
-                           "train.max_steps", "6  (<cli>:3)", "recipes/base.yaml:4:3: 1000  (taken back)",
-                           "recipes/child.yaml:5:3: 2000  (taken back)", "<cli>:1: 5  (taken back)", "<cli>:3: 6\n"}) {
+  for (const char* part :
+       {"train.iters\n  steps\n", "an integer at least 1", "default   100", "iterations", "effect    math",
+        "train.steps", "train.max_steps", "6  (<cli>:3)", "recipes/base.yaml:4:3: 1000  (taken back)",
+        "recipes/child.yaml:5:3: 2000  (taken back)", "<cli>:1: 5  (taken back)", "<cli>:3: 6\n"}) {
     CAPTURE(std::string(part));
     CAPTURE(text);
     CHECK(text.find(part) != std::string::npos);
   }
   const std::string dp = explain(test_schema(), "dist.world_size");
-  CHECK(dp.find("derived from it\n    dist.data_parallel_size = dist.world_size / dist.tensor_parallel_size") != std::string::npos);
-  CHECK(explain(test_schema(), "model.norm").find("RMSNorm         root mean square  (also rms, rmsnorm)") != std::string::npos);
-  CHECK(explain(test_schema(), "model.num_heads").find("T0001 heads_divide: heads divide the width") != std::string::npos);
+  CHECK(
+      dp.find("derived from it\n    dist.data_parallel_size = dist.world_size / dist.tensor_parallel_size") !=
+      std::string::npos);
+  CHECK(explain(test_schema(), "model.norm").find("RMSNorm         root mean square  (also rms, rmsnorm)") !=
+        std::string::npos);
+  CHECK(explain(test_schema(), "model.num_heads").find("T0001 heads_divide: heads divide the width") !=
+        std::string::npos);
   CHECK(explain(test_schema(), "model").find("hidden_size") != std::string::npos);
-  CHECK(explain(test_schema(), "T0001").find("reads model.hidden_size, model.num_heads") != std::string::npos);
+  CHECK(explain(test_schema(), "T0001").find("reads model.hidden_size, model.num_heads") !=
+        std::string::npos);
   CHECK(explain(test_schema(), "batch_divides").find("T0002") == 0);
   CHECK(explain(test_schema(), "C0102").find("no field") != std::string::npos);
   CHECK(explain(test_schema(), "").find("optimizer") != std::string::npos);
   CHECK_THROWS_AS(explain(test_schema(), "model.nrom"), Error);
-  CHECK(explain_json(test_schema(), "train.iters", &out.config, &out).find("\"value\":6,\"origin\":\"<cli>:3\"") != std::string::npos);
+  CHECK(explain_json(test_schema(), "train.iters", &out.config, &out)
+            .find("\"value\":6,\"origin\":\"<cli>:3\"") != std::string::npos);
 }
 
 TEST_CASE("diff groups by effect") {
   const Workspace w;
-  const auto a = w.text("optimizer: {lr: 0.5}\ntrain: {title: x}\n"), b = w.text("optimizer: {lr: 0.25}\ntrain: {title: y}\npeft: lora\n", {"dist.world_size=2"});
+  const auto a = w.text("optimizer: {lr: 0.5}\ntrain: {title: x}\n"),
+             b = w.text("optimizer: {lr: 0.25}\ntrain: {title: y}\npeft: lora\n", {"dist.world_size=2"});
   const auto changes = diff(test_schema(), &a.config, a, &b.config, b);
   std::string paths;
   for (const auto& change : changes) paths += change.path + " ";
-  CHECK(paths == "optimizer.lr peft.scheme peft.dim peft.targets dist.world_size dist.data_parallel_size train.title ");
+  CHECK(
+      paths ==
+      "optimizer.lr peft.scheme peft.dim peft.targets dist.world_size dist.data_parallel_size train.title ");
   CHECK(changes[0].before == "0.5");
   CHECK(changes[0].after == "0.25");
   CHECK(changes[1].before.empty());
@@ -167,9 +187,12 @@ TEST_CASE("diff groups by effect") {
 }
 
 TEST_CASE("texts are quoted whenever YAML 1.1 or 1.2 would read another type") {
-  for (const char* text : {"", "null", "~", "Null", "true", "YES", "off", "y", "N", "1", "-1", "+1", "017", "0x1F", "0o7", "1e-4", "1.5",
-                           ".5", "1_000", "12:30", "1:2:3", "2026-11-21", ".inf", "-.INF", ".nan", "<<", "=", "- a", "-", "? a", ": a", "a: b",
-                           "a #b", "#a", "&a", "*a", "!a", "|", ">", "'a", "\"a", "%a", "@a", "`a", "[a", "{a", "a ", " a", "a:", "---", "nan", "inf"}) {
+  for (const char* text :
+       {"",     "null",  "~",    "Null", "true", "YES", "off", "y",     "N",     "1",     "-1",
+        "+1",   "017",   "0x1F", "0o7",  "1e-4", "1.5", ".5",  "1_000", "12:30", "1:2:3", "2026-11-21",
+        ".inf", "-.INF", ".nan", "<<",   "=",    "- a", "-",   "? a",   ": a",   "a: b",  "a #b",
+        "#a",   "&a",    "*a",   "!a",   "|",    ">",   "'a",  "\"a",   "%a",    "@a",    "`a",
+        "[a",   "{a",    "a ",   " a",   "a:",   "---", "nan", "inf"}) {
     CAPTURE(std::string(text));
     const std::string yaml = yaml_text(text);
     CHECK((yaml[0] == '\'' || yaml[0] == '"'));
@@ -215,12 +238,14 @@ TEST_CASE("any text and any double survives the round trip") {
 TEST_CASE("the hash is stable and depends on what it should") {
   const Workspace w;
   const auto a = w.text("optimizer: {lr: 0.5}\n");
-  CHECK(canonical_form(test_schema(), &a.config, HashScope::math).find("optimizer.lr = 0.5\n") != std::string::npos);
+  CHECK(canonical_form(test_schema(), &a.config, HashScope::math).find("optimizer.lr = 0.5\n") !=
+        std::string::npos);
   CHECK(canonical_form(test_schema(), &a.config).find("token") == std::string::npos);
   CHECK(config_hash(test_schema(), &a.config).size() == 32);
   const auto b = w.text("optimizer: {lr: 5e-1}\ntrain: {title: other}\n");
   CHECK(config_hash(test_schema(), &a.config) == config_hash(test_schema(), &b.config));
-  CHECK(config_hash(test_schema(), &a.config, HashScope::full) != config_hash(test_schema(), &b.config, HashScope::full));
+  CHECK(config_hash(test_schema(), &a.config, HashScope::full) !=
+        config_hash(test_schema(), &b.config, HashScope::full));
 }
 
 TEST_CASE("JSON Schema of the test schema") {
@@ -237,15 +262,20 @@ TEST_CASE("diagnostics: human, compact, JSON") {
   const auto out = w.text("# é\ntrain: {title: é, iters: x}\n");
   REQUIRE(out.diagnostics.size() == 1);
   const std::string human = render(out.diagnostics, out.sources);
-  CHECK(human == "error[C0201]: `x` is not an integer (`train.iters` takes an integer at least 1)\n --> " + w.path("r.yaml") +
-                     ":2:26\n  |\n2 | train: {title: é, iters: x}\n  |                          ^\n\n1 error\n");
+  CHECK(human ==
+        "error[C0201]: `x` is not an integer (`train.iters` takes an integer at least 1)\n --> " +
+            w.path("r.yaml") +
+            ":2:26\n  |\n2 | train: {title: é, iters: x}\n  |                          ^\n\n1 error\n");
   CHECK(render(out.diagnostics, out.sources, {DiagnosticFormat::compact, false}) ==
-        w.path("r.yaml") + ":2:26: error[C0201]: `x` is not an integer (`train.iters` takes an integer at least 1)\n");
+        w.path("r.yaml") +
+            ":2:26: error[C0201]: `x` is not an integer (`train.iters` takes an integer at least 1)\n");
   const std::string json = render(out.diagnostics, out.sources, {DiagnosticFormat::json, false});
-  CHECK(json.find("\"line\":2,\"column\":26,\"range\":{\"start\":{\"line\":1,\"character\":25}") != std::string::npos);
+  CHECK(json.find("\"line\":2,\"column\":26,\"range\":{\"start\":{\"line\":1,\"character\":25}") !=
+        std::string::npos);
   CHECK(render(out.diagnostics, out.sources, {DiagnosticFormat::human, true}).find("\033[1;31merror") == 0);
   // A long line is shown around the place; nothing that moves the terminal gets through.
-  const auto wide = w.text("name: x\ntrain: {title: \"" + std::string(300, 'a') + "\\u001b[2J\", iters: q, note: \"" + std::string(300, 'b') + "\"}\n");
+  const auto wide = w.text("name: x\ntrain: {title: \"" + std::string(300, 'a') +
+                           "\\u001b[2J\", iters: q, note: \"" + std::string(300, 'b') + "\"}\n");
   const std::string windowed = render(wide.diagnostics, wide.sources);
   CHECK(windowed.find("iters: q") != std::string::npos);
   CHECK(windowed.size() < 700);

@@ -19,22 +19,45 @@ void describe(Section<ModelSection>& s) {
   s.field("hidden_size", &ModelSection::hidden_size).doc("width").min(1).alias("n_embd");
   s.field("ffn_hidden_size", &ModelSection::ffn_hidden_size).doc("width of the MLP").min(1);
   s.field("num_heads", &ModelSection::num_heads).doc("heads").min(1).known_as("n_head");
-  s.field("seq_length", &ModelSection::seq_length).doc("tokens of a sample").tokens().min(1).alias("dataset.seq_length");
+  s.field("seq_length", &ModelSection::seq_length)
+      .doc("tokens of a sample")
+      .tokens()
+      .min(1)
+      .alias("dataset.seq_length");
   s.field("dropout", &ModelSection::dropout).doc("dropout").fraction();
-  s.field("norm", &ModelSection::norm).doc("kind of norm").not_yet("RMSNorm", [](const Value& v) { return v.text == "RMSNorm"; });
+  s.field("norm", &ModelSection::norm).doc("kind of norm").not_yet("RMSNorm", [](const Value& v) {
+    return v.text == "RMSNorm";
+  });
   s.field("dtype", &ModelSection::dtype).doc("element type");
   s.field("experts", &ModelSection::experts).doc("number of experts").min(2);
-  s.field("topk", &ModelSection::topk).doc("experts of a token").one_of({1, 2, 4}).used_when<Root>(
-      "`model.experts` is set", [](const Root& c) { return c.model.experts.has_value(); });
-  s.field("capacity_log", &ModelSection::capacity_log).doc("logs capacity").effect(Effect::log).used_when<Root>(
-      "`model.experts` is set", [](const Root& c) { return c.model.experts.has_value(); });
+  s.field("topk", &ModelSection::topk)
+      .doc("experts of a token")
+      .one_of({1, 2, 4})
+      .used_when<Root>("`model.experts` is set", [](const Root& c) { return c.model.experts.has_value(); });
+  s.field("capacity_log", &ModelSection::capacity_log)
+      .doc("logs capacity")
+      .effect(Effect::log)
+      .used_when<Root>("`model.experts` is set", [](const Root& c) { return c.model.experts.has_value(); });
   s.field("mask", &ModelSection::mask).doc("bits").hex();
 }
 void describe(Section<TrainSection>& s) {
   s.doc("the loop");
-  s.field("iters", &TrainSection::iters).doc("steps").count().min(1).unit("iterations").alias("steps").renamed_from("max_steps");
-  s.field("global_batch", &TrainSection::global_batch).doc("samples of a step").count().min(1).known_as("batch_size");
-  s.field("micro_batch", &TrainSection::micro_batch).doc("samples at once").min(1).known_as("per_device_train_batch_size");
+  s.field("iters", &TrainSection::iters)
+      .doc("steps")
+      .count()
+      .min(1)
+      .unit("iterations")
+      .alias("steps")
+      .renamed_from("max_steps");
+  s.field("global_batch", &TrainSection::global_batch)
+      .doc("samples of a step")
+      .count()
+      .min(1)
+      .known_as("batch_size");
+  s.field("micro_batch", &TrainSection::micro_batch)
+      .doc("samples at once")
+      .min(1)
+      .known_as("per_device_train_batch_size");
   s.field("note", &TrainSection::note).doc("free text").effect(Effect::log);
   s.field("title", &TrainSection::title).doc("free text").effect(Effect::log);
   s.field("skip", &TrainSection::skip).doc("steps left out").scalar_ok();
@@ -76,22 +99,33 @@ void describe(Section<DistSection>& s) {
   s.doc("the world");
   s.field("world_size", &DistSection::world_size).doc("ranks").min(1).effect(Effect::perf);
   s.field("tensor_parallel_size", &DistSection::tensor_parallel_size)
-      .doc("ranks that share a layer").min(1).effect(Effect::perf).alias("tp").alias("model.tensor_parallel_size").alias("parallel.tp");
+      .doc("ranks that share a layer")
+      .min(1)
+      .effect(Effect::perf)
+      .alias("tp")
+      .alias("model.tensor_parallel_size")
+      .alias("parallel.tp");
   s.field("data_parallel_size", &DistSection::data_parallel_size).doc("replicas").effect(Effect::perf);
 }
 
-static void derive_ffn(Root& c) { c.model.ffn_hidden_size = 4 * c.model.hidden_size; }
+static void derive_ffn(Root& c) {
+  c.model.ffn_hidden_size = 4 * c.model.hidden_size;
+}
 static void derive_dp(Root& c) {
-  if (c.dist.tensor_parallel_size > 0) c.dist.data_parallel_size = c.dist.world_size / c.dist.tensor_parallel_size;
+  if (c.dist.tensor_parallel_size > 0)
+    c.dist.data_parallel_size = c.dist.world_size / c.dist.tensor_parallel_size;
 }
 static void check_heads(const Root& c, RuleReport& report) {
   if (c.model.hidden_size % c.model.num_heads != 0)
-    report.error("`model.hidden_size` is not a multiple of `model.num_heads`").at("model.num_heads").help("nearest legal values: 4 and 8");
+    report.error("`model.hidden_size` is not a multiple of `model.num_heads`")
+        .at("model.num_heads")
+        .help("nearest legal values: 4 and 8");
 }
 static void check_batch(const Root& c, RuleReport& report) {
   const int64_t product = c.train.micro_batch * c.dist.data_parallel_size.value_or(1);
   if (product > 0 && c.train.global_batch % product != 0)
-    report.error("the global batch does not divide").operand("micro_batch * data_parallel_size", std::to_string(product));
+    report.error("the global batch does not divide")
+        .operand("micro_batch * data_parallel_size", std::to_string(product));
   if (c.train.micro_batch > 64) report.lint("a large micro batch").at("train.micro_batch");
 }
 
@@ -111,8 +145,13 @@ const Schema& test_schema() {
     s->ranks_path("dist.world_size");
     s->derive("model.ffn_hidden_size", "4 * model.hidden_size", derive_ffn);
     s->derive("dist.data_parallel_size", "dist.world_size / dist.tensor_parallel_size", derive_dp);
-    s->rule({"T0001", "heads_divide", "heads divide the width", {"model.hidden_size", "model.num_heads"}}, check_heads);
-    s->rule({"T0002", "batch_divides", "the batch divides", {"train.global_batch", "train.micro_batch", "dist.data_parallel_size"}}, check_batch);
+    s->rule({"T0001", "heads_divide", "heads divide the width", {"model.hidden_size", "model.num_heads"}},
+            check_heads);
+    s->rule({"T0002",
+             "batch_divides",
+             "the batch divides",
+             {"train.global_batch", "train.micro_batch", "dist.data_parallel_size"}},
+            check_batch);
     s->finish();
     return s;
   }();
@@ -130,7 +169,8 @@ const Library& test_library() {
       {"configs/peft/dora.yaml", "scheme: dora\ndim: 4\n"},
       {"configs/peft/lora.yaml", "scheme: lora\ndim: 16\ntargets: [linear_qkv, linear_proj]\n"},
       {"recipes/base.yaml", "# The base recipe.\nmodel: base\ntrain:\n  iters: 1000\n  global_batch: 16\n"},
-      {"recipes/child.yaml", "# yaml-language-server: $schema=x\n# A child.\nextends: base\ntrain:\n  iters: 2000\n"},
+      {"recipes/child.yaml",
+       "# yaml-language-server: $schema=x\n# A child.\nextends: base\ntrain:\n  iters: 2000\n"},
       {"recipes/loop.yaml", "extends: loop2\n"},
       {"recipes/loop2.yaml", "extends: loop\n"},
   };
@@ -144,14 +184,20 @@ std::string Outcome::codes() const {
     if (diagnostic.level == Level::error) out += (out.empty() ? "" : " ") + diagnostic.code;
   return out;
 }
-std::string Outcome::all() const { return render(diagnostics, sources, {DiagnosticFormat::compact, false}); }
+std::string Outcome::all() const {
+  return render(diagnostics, sources, {DiagnosticFormat::compact, false});
+}
 const Diagnostic* Outcome::first(std::string_view code) const {
   for (const auto& diagnostic : diagnostics)
     if (diagnostic.code == code) return &diagnostic;
   return nullptr;
 }
-bool Outcome::says(std::string_view text) const { return render(diagnostics, sources).find(text) != std::string::npos; }
-Value Outcome::value(const std::string& path) const { return test_schema().load(&config, *test_schema().find_field(path)); }
+bool Outcome::says(std::string_view text) const {
+  return render(diagnostics, sources).find(text) != std::string::npos;
+}
+Value Outcome::value(const std::string& path) const {
+  return test_schema().load(&config, *test_schema().find_field(path));
+}
 std::string Outcome::text(const std::string& path) const {
   return yaml_inline(*test_schema().find_field(path)->type, value(path));
 }
@@ -177,7 +223,8 @@ Outcome Workspace::resolve(const Request& request) const {
   static_cast<Resolved&>(outcome) = resolve_into(test_schema(), test_library(), &outcome.config, request);
   return outcome;
 }
-Outcome Workspace::resolve(const std::string& recipe, const std::vector<std::string>& overrides, std::optional<int64_t> ranks) const {
+Outcome Workspace::resolve(const std::string& recipe, const std::vector<std::string>& overrides,
+                           std::optional<int64_t> ranks) const {
   Request request;
   request.recipe = recipe;
   request.ranks = ranks;

@@ -106,8 +106,8 @@ const Library& test_library();
 
 struct Outcome : Resolved {
   Root config;
-  std::string codes() const;            // "C0102 C0201", errors only, sorted by place
-  std::string all() const;              // every diagnostic, compact
+  std::string codes() const;  // "C0102 C0201", errors only, sorted by place
+  std::string all() const;    // every diagnostic, compact
   const Diagnostic* first(std::string_view code) const;
   bool says(std::string_view text) const;  // somewhere in all diagnostics, human form
   Value value(const std::string& path) const;
@@ -139,20 +139,24 @@ Outcome with_override(const std::string& override);
 namespace capstan::config {
 template <>
 struct EnumNames<testing::Norm> {
-  static constexpr EnumEntry<testing::Norm> list[] = {{testing::Norm::layer, "LayerNorm", "mean and variance"},
-                                                      {testing::Norm::rms, "RMSNorm", "root mean square", "rms rmsnorm"}};
+  static constexpr EnumEntry<testing::Norm> list[] = {
+      {testing::Norm::layer, "LayerNorm", "mean and variance"},
+      {testing::Norm::rms, "RMSNorm", "root mean square", "rms rmsnorm"}};
 };
 template <>
 struct EnumNames<testing::Kind> {
-  static constexpr EnumEntry<testing::Kind> list[] = {{testing::Kind::gpt, "gpt"}, {testing::Kind::mock, "mock"}};
+  static constexpr EnumEntry<testing::Kind> list[] = {{testing::Kind::gpt, "gpt"},
+                                                      {testing::Kind::mock, "mock"}};
 };
 template <>
 struct EnumNames<testing::Scheme> {
-  static constexpr EnumEntry<testing::Scheme> list[] = {{testing::Scheme::lora, "lora"}, {testing::Scheme::dora, "dora"}};
+  static constexpr EnumEntry<testing::Scheme> list[] = {{testing::Scheme::lora, "lora"},
+                                                        {testing::Scheme::dora, "dora"}};
 };
 template <>
 struct EnumNames<testing::DType> {
-  static constexpr EnumEntry<testing::DType> list[] = {{testing::DType::fp32, "fp32", "", "float32 torch.float32"},
-                                                       {testing::DType::bf16, "bf16", "", "bfloat16 torch.bfloat16"}};
+  static constexpr EnumEntry<testing::DType> list[] = {
+      {testing::DType::fp32, "fp32", "", "float32 torch.float32"},
+      {testing::DType::bf16, "bf16", "", "bfloat16 torch.bfloat16"}};
 };
 }  // namespace capstan::config

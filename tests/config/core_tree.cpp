@@ -23,7 +23,9 @@ struct Parsed {
   std::optional<Node> tree;
   std::string message() const { return diagnostics.empty() ? "" : diagnostics[0].message; }
   std::string where() const { return diagnostics.empty() ? "" : place_text(diagnostics[0].place, sources); }
-  std::string help() const { return diagnostics.empty() || diagnostics[0].helps.empty() ? "" : diagnostics[0].helps[0]; }
+  std::string help() const {
+    return diagnostics.empty() || diagnostics[0].helps.empty() ? "" : diagnostics[0].helps[0];
+  }
 };
 Parsed parse(std::string text) {
   Parsed parsed;
@@ -61,7 +63,9 @@ TEST_CASE("the tree keeps the text and the place of every key and value") {
 }
 
 TEST_CASE("null is written, nothing is not null") {
-  const auto parsed = parse("a: null\nb: ~\nc:\nd: [null, ~, ]\ne: {x: , y: Null}\nf:   # nothing\ng:\n- 1\nh:\n  null\ni: &x null\nnull2: 1\nj:");
+  const auto parsed = parse(
+      "a: null\nb: ~\nc:\nd: [null, ~, ]\ne: {x: , y: Null}\nf:   # nothing\ng:\n- 1\nh:\n  null\ni: &x "
+      "null\nnull2: 1\nj:");
   REQUIRE(parsed.tree);
   CHECK(parsed.diagnostics.empty());
   const Node& t = *parsed.tree;
@@ -96,7 +100,9 @@ TEST_CASE("aliases are copied, with both places") {
 }
 
 TEST_CASE("byte order mark and CRLF do not move places") {
-  const auto parsed = parse("\xEF\xBB\xBF" "a: 1\r\nb:\r\n  c: 2\r\n");
+  const auto parsed = parse(
+      "\xEF\xBB\xBF"
+      "a: 1\r\nb:\r\n  c: 2\r\n");
   REQUIRE(parsed.tree);
   CHECK(parsed.diagnostics.empty());
   CHECK(parsed.tree->find("b")->find("c")->text == "2");
@@ -113,7 +119,8 @@ TEST_CASE("syntax errors: own words, exact place, a way out") {
       {"x: {k: 1, k: 2}\n", "r.yaml:1:11", "duplicate key `k`", ""},
       {"d: &d {k: 1}\na:\n  <<: *d\n", "r.yaml:3:3", "merge keys (`<<`) are not accepted", "extends"},
       {"a: &x [*x]\n", "r.yaml:1:8", "the alias `*x` contains itself", ""},
-      {"m: [*.linear_qkv]\n", "r.yaml:1:5", "the alias `*.linear_qkv` has no anchor", "needs quotes: \"*.linear_qkv\""},
+      {"m: [*.linear_qkv]\n", "r.yaml:1:5", "the alias `*.linear_qkv` has no anchor",
+       "needs quotes: \"*.linear_qkv\""},
       {"m: *nope\n", "r.yaml:1:4", "the alias `*nope` has no anchor", "quotes"},
       {"a: 1\n\tb: 2\n", "r.yaml:2:1", "tab used for indentation", "indent with spaces"},
       {"a:\n  \tb: 2\n", "r.yaml:2:3", "tab used for indentation", "indent with spaces"},
@@ -135,7 +142,8 @@ TEST_CASE("syntax errors: own words, exact place, a way out") {
       {"? [a]\n: b\n", "r.yaml:1:3", "a key must be plain text, not a list", ""},
       {"{a: 1}: b\n", "r.yaml:1:1", "a key must be plain text, not a mapping", ""},
       {"~: 1\n", "r.yaml:1:1", "a key must be plain text, not null", ""},
-      {"a: !!python/object:os.system x\n", "r.yaml:1:4", "the tag `!!python/object:os.system` is not accepted", "type from the field"},
+      {"a: !!python/object:os.system x\n", "r.yaml:1:4",
+       "the tag `!!python/object:os.system` is not accepted", "type from the field"},
       {"a: !x 1\n", "r.yaml:1:4", "the tag `!x` is not accepted", ""},
       {"a: !x {b: 1}\n", "r.yaml:1:4", "the tag `!x` is not accepted", ""},
       {"", "r.yaml:1:1", "empty recipe", "recipe ls"},
@@ -163,11 +171,11 @@ TEST_CASE("syntax errors: own words, exact place, a way out") {
 }
 
 TEST_CASE("what stands together is accepted") {
-  for (const char* text : {
-           "a: !!str 5\n", "a: !!int 5\n", "a: ! x\n", "a: |\n  [[[[\n  \tx: \"\nb: 1\n", "a: >-\n  don't {\n",
-           "a: x # [ ' {\nb: don't\n", "a: 'it''s [ not open'\nb: \"\\\" [\"\n", "a: [\n\t1, 2]\n", "a: 1\n...\n",
-           "%YAML 1.2\n---\na: 1\n", "- a\n", "a:\n- |\n  [[\n- 1\n", "a:\n  - k: |\n      {{{\n    m: 1\n", "a: \"x\\u00e9\"\n",
-           "a: https://x.y/z:1\n"}) {
+  for (const char* text :
+       {"a: !!str 5\n", "a: !!int 5\n", "a: ! x\n", "a: |\n  [[[[\n  \tx: \"\nb: 1\n", "a: >-\n  don't {\n",
+        "a: x # [ ' {\nb: don't\n", "a: 'it''s [ not open'\nb: \"\\\" [\"\n", "a: [\n\t1, 2]\n",
+        "a: 1\n...\n", "%YAML 1.2\n---\na: 1\n", "- a\n", "a:\n- |\n  [[\n- 1\n",
+        "a:\n  - k: |\n      {{{\n    m: 1\n", "a: \"x\\u00e9\"\n", "a: https://x.y/z:1\n"}) {
     CAPTURE(text);
     const auto parsed = parse(text);
     if (text[0] != '-') CHECK(parsed.diagnostics.empty());
@@ -249,7 +257,8 @@ TEST_CASE("hostile input: a clear error within 100 ms and 64 MiB") {
 }
 
 TEST_CASE("a value of a megabyte is read") {
-  const auto parsed = parse("a: " + std::string(1'000'000, 'x') + "\nb: \"" + repeated("y ", 500'000) + "\"\n");
+  const auto parsed =
+      parse("a: " + std::string(1'000'000, 'x') + "\nb: \"" + repeated("y ", 500'000) + "\"\n");
   REQUIRE(parsed.tree);
   CHECK(parsed.tree->find("a")->text.size() == 1'000'000);
 }
@@ -293,7 +302,8 @@ TEST_CASE("the global locale changes nothing") {
 }
 
 TEST_CASE("the comment at the top of a recipe") {
-  CHECK(leading_comment("# yaml-language-server: $schema=x\n# One.\n# Two.\n\n# three\na: 1\n") == "One. Two.");
+  CHECK(leading_comment("# yaml-language-server: $schema=x\n# One.\n# Two.\n\n# three\na: 1\n") ==
+        "One. Two.");
   CHECK(leading_comment("a: 1\n# no\n") == "");
   CHECK(leading_comment("\n\n#One\n#\n# not this\n") == "One");
 }

@@ -20,7 +20,8 @@ using namespace capstan::config;
 
 static std::string recipe_path() {
   const char* directory = std::getenv("TMPDIR");
-  return std::string(directory ? directory : "/tmp") + "/capstan-fuzz-recipe-" + std::to_string(getpid()) + ".yaml";
+  return std::string(directory ? directory : "/tmp") + "/capstan-fuzz-recipe-" + std::to_string(getpid()) +
+         ".yaml";
 }
 
 static Resolution resolve_bytes(std::string_view text, const std::vector<Override>& overrides) {
@@ -38,12 +39,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string file;
   std::vector<Override> overrides;
   for (const auto line : split(input, '\n')) {
-    if (line.starts_with("> ")) overrides.push_back(Override::token(std::string(line.substr(2))));
-    else file.append(line).push_back('\n');
+    if (line.starts_with("> "))
+      overrides.push_back(Override::token(std::string(line.substr(2))));
+    else
+      file.append(line).push_back('\n');
   }
   // An override must not reach files of the machine that runs this.
   for (const auto& override : overrides)
-    if (override.text.find('@') != std::string::npos || override.text.find('/') != std::string::npos) return 0;
+    if (override.text.find('@') != std::string::npos || override.text.find('/') != std::string::npos)
+      return 0;
   try {
     const Resolution resolution = resolve_bytes(file, overrides);
     render(resolution.diagnostics, resolution.sources);

@@ -7,7 +7,9 @@ using kernels::QkvLayout;
 using reference::Complex;
 
 namespace {
-const kernels::Attention& attention() { return *kernels::cpu_table().attention; }
+const kernels::Attention& attention() {
+  return *kernels::cpu_table().attention;
+}
 
 AttentionShape shape_of(int64_t groups, int64_t per_group, int64_t d, int64_t batch, int64_t seq) {
   AttentionShape a;
@@ -36,27 +38,33 @@ Vec<int32_t> packed_documents(int64_t batch, int64_t seq, uint64_t seed) {
   return start;
 }
 
-void check_attention(const AttentionShape& a, DType type, const Vec<int32_t>& documents, uint64_t seed, double scale = 1) {
-  INFO("groups=", a.qkv.groups, " heads/group=", a.qkv.heads_per_group, " d=", a.qkv.head_dim, " batch=", a.batch, " seq=", a.seq,
-       " causal=", a.causal, " window=", a.window, " dropout=", a.dropout, " packed=", !documents.empty(), " ", text(type));
+void check_attention(const AttentionShape& a, DType type, const Vec<int32_t>& documents, uint64_t seed,
+                     double scale = 1) {
+  INFO("groups=", a.qkv.groups, " heads/group=", a.qkv.heads_per_group, " d=", a.qkv.head_dim,
+       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " dropout=", a.dropout,
+       " packed=", !documents.empty(), " ", text(type));
   const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), d = a.qkv.head_dim;
-  const Array qkv(type, random_values(tokens * a.qkv.row(), seed, scale)), dout(type, random_values(tokens * heads * d, seed + 1));
+  const Array qkv(type, random_values(tokens * a.qkv.row(), seed, scale)),
+      dout(type, random_values(tokens * heads * d, seed + 1));
   const auto ids = row_ids(tokens);
   const int32_t* document_start = documents.empty() ? nullptr : documents.data();
-  const auto y = run_kernel({Array::zeros(type, tokens * heads * d, NAN), Array::zeros(DType::f32, a.batch * heads * a.seq, NAN)},
-                            [&](kernels::Context& c, Vec<Array>& out) {
-                              attention().forward(c, a, qkv, document_start, a.dropout > 0 ? ids.data() : nullptr, out[0].out(),
-                                                  out[1].f32());
-                            });
+  const auto y = run_kernel(
+      {Array::zeros(type, tokens * heads * d, NAN), Array::zeros(DType::f32, a.batch * heads * a.seq, NAN)},
+      [&](kernels::Context& c, Vec<Array>& out) {
+        attention().forward(c, a, qkv, document_start, a.dropout > 0 ? ids.data() : nullptr, out[0].out(),
+                            out[1].f32());
+      });
   Vec<double> lse;
   const auto expected = reference::attention(a, qkv.rounded(), documents, ids, &lse);
   CHECK(error(y[0].rounded(), expected) < tolerance(type));
   CHECK(error(y[1].rounded(), lse) < 1e-5);
 
-  const auto g = run_kernel({Array::zeros(type, tokens * a.qkv.row(), NAN)}, [&](kernels::Context& c, Vec<Array>& out) {
-    Array saved = y[1];
-    attention().backward(c, a, qkv, y[0], saved.f32(), dout, document_start, a.dropout > 0 ? ids.data() : nullptr, out[0].out());
-  });
+  const auto g =
+      run_kernel({Array::zeros(type, tokens * a.qkv.row(), NAN)}, [&](kernels::Context& c, Vec<Array>& out) {
+        Array saved = y[1];
+        attention().backward(c, a, qkv, y[0], saved.f32(), dout, document_start,
+                             a.dropout > 0 ? ids.data() : nullptr, out[0].out());
+      });
   const auto gradient = reference::attention_gradient(a, qkv.rounded(), dout.rounded(), documents, ids);
   CHECK(error(g[0].rounded(), gradient) < 2 * tolerance(type));
 }
@@ -82,7 +90,8 @@ TEST_CASE("attention of odd lengths, head sizes and groups") {
   uint64_t seed = 10;
   for (DType type : kTypes) {
     for (int64_t d : {16, 24, 64, 80, 128}) check_attention(shape_of(2, 2, d, 1, 70), type, {}, seed++);
-    for (int64_t seq : {1, 2, 17, 63, 64, 65, 130, 200, 257}) check_attention(shape_of(1, 3, 16, 2, seq), type, {}, seed++);
+    for (int64_t seq : {1, 2, 17, 63, 64, 65, 130, 200, 257})
+      check_attention(shape_of(1, 3, 16, 2, seq), type, {}, seed++);
     for (int64_t groups : {1, 2, 3, 4}) check_attention(shape_of(groups, 1, 24, 2, 33), type, {}, seed++);
     check_attention(shape_of(2, 4, 5, 1, 40), type, {}, seed++);
   }
@@ -128,11 +137,13 @@ TEST_CASE("queries that see nothing give zero and no gradient") {
 
 TEST_CASE("generation with a cache continues as the full sequence would") {
   for (DType type : kTypes)
-    for (const auto [past, now] : {std::array<int64_t, 2>{0, 1}, {0, 9}, {1, 1}, {63, 1}, {64, 2}, {100, 70}, {200, 1}})
+    for (const auto [past, now] :
+         {std::array<int64_t, 2>{0, 1}, {0, 9}, {1, 1}, {63, 1}, {64, 2}, {100, 70}, {200, 1}})
       for (int64_t window : {0, 5}) {
         AttentionShape full = shape_of(2, 2, 24, 2, past + now);
         full.window = window;
-        const int64_t batch = 2, capacity = past + now + 3, d = 24, row = full.qkv.row(), width = full.qkv.heads() * d;
+        const int64_t batch = 2, capacity = past + now + 3, d = 24, row = full.qkv.row(),
+                      width = full.qkv.heads() * d;
         const Array all(type, random_values(batch * full.seq * row, 21));
         const auto values = all.rounded();
         Vec<double> k(static_cast<size_t>(batch * 2 * capacity * d), 3.0), v = k, fresh;
@@ -144,23 +155,27 @@ TEST_CASE("generation with a cache continues as the full sequence would") {
                 k[to] = values[static_cast<size_t>((b * full.seq + t) * row + full.qkv.key(g) + i)];
                 v[to] = values[static_cast<size_t>((b * full.seq + t) * row + full.qkv.value(g) + i)];
               }
-          fresh.insert(fresh.end(), values.begin() + (b * full.seq + past) * row, values.begin() + (b + 1) * full.seq * row);
+          fresh.insert(fresh.end(), values.begin() + (b * full.seq + past) * row,
+                       values.begin() + (b + 1) * full.seq * row);
         }
         AttentionShape step = full;
         step.seq = now;
         const Array qkv(type, fresh);
         const auto y = run_kernel({Array::zeros(type, batch * now * width), Array(type, k), Array(type, v)},
                                   [&](kernels::Context& c, Vec<Array>& out) {
-                                    attention().decode(c, step, qkv, out[1].out(), out[2].out(), past, capacity, out[0].out());
+                                    attention().decode(c, step, qkv, out[1].out(), out[2].out(), past,
+                                                       capacity, out[0].out());
                                   });
         const auto expected = reference::attention(full, values, {}, {}, nullptr);
         Vec<double> tail;
         for (int64_t b = 0; b < batch; ++b)
-          tail.insert(tail.end(), expected.begin() + (b * full.seq + past) * width, expected.begin() + (b + 1) * full.seq * width);
+          tail.insert(tail.end(), expected.begin() + (b * full.seq + past) * width,
+                      expected.begin() + (b + 1) * full.seq * width);
         INFO("past=", past, " now=", now, " window=", window, " ", text(type));
         CHECK(error(y[0].rounded(), tail) < tolerance(type));
         const auto cached = y[1].rounded();
-        CHECK(cached[static_cast<size_t>(past * d)] == values[static_cast<size_t>(past * row + full.qkv.key(0))]);
+        CHECK(cached[static_cast<size_t>(past * d)] ==
+              values[static_cast<size_t>(past * row + full.qkv.key(0))]);
         CHECK(cached[static_cast<size_t>((past + now) * d)] == 3.0);
       }
 }
@@ -169,29 +184,34 @@ TEST_CASE("rotary embedding, both forms, partial, and back") {
   const auto& rope = attention().rope;
   for (DType type : kTypes)
     for (bool interleaved : {false, true})
-      for (const auto [d, rotary] : {std::array<int64_t, 2>{64, 64}, {16, 16}, {24, 10}, {80, 32}, {128, 6}}) {
+      for (const auto [d, rotary] :
+           {std::array<int64_t, 2>{64, 64}, {16, 16}, {24, 10}, {80, 32}, {128, 6}}) {
         const QkvLayout layout{2, 3, d};
         const int64_t rows = 19, positions_max = 50;
         const auto positions = random_ints(rows, 3, positions_max);
         Vec<double> cos, sin;
         for (int64_t p = 0; p < positions_max; ++p)
           for (int64_t i = 0; i < rotary / 2; ++i) {
-            const double angle = static_cast<double>(p) * std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(rotary));
+            const double angle = static_cast<double>(p) * std::pow(10000.0, -2.0 * static_cast<double>(i) /
+                                                                                static_cast<double>(rotary));
             cos.push_back(std::cos(angle));
             sin.push_back(std::sin(angle));
           }
         Array c32(DType::f32, cos), s32(DType::f32, sin);
         const Array x(type, random_values(rows * layout.row(), 4));
         for (bool inverse : {false, true}) {
-          INFO("d=", d, " rotary=", rotary, " interleaved=", interleaved, " inverse=", inverse, " ", text(type));
+          INFO("d=", d, " rotary=", rotary, " interleaved=", interleaved, " inverse=", inverse, " ",
+               text(type));
           const auto y = run_kernel({x}, [&](kernels::Context& c, Vec<Array>& out) {
-            rope(c, layout, out[0].out(), c32.f32(), s32.f32(), positions.data(), rows, rotary, interleaved, inverse);
+            rope(c, layout, out[0].out(), c32.f32(), s32.f32(), positions.data(), rows, rotary, interleaved,
+                 inverse);
           });
-          const auto expected =
-              reference::rope(layout, x.rounded(), c32.rounded(), s32.rounded(), positions, rotary, interleaved, inverse);
+          const auto expected = reference::rope(layout, x.rounded(), c32.rounded(), s32.rounded(), positions,
+                                                rotary, interleaved, inverse);
           CHECK(error(y[0].rounded(), expected) < tolerance(type) * 0.5);
           const auto back = run_kernel({y[0]}, [&](kernels::Context& c, Vec<Array>& out) {
-            rope(c, layout, out[0].out(), c32.f32(), s32.f32(), positions.data(), rows, rotary, interleaved, !inverse);
+            rope(c, layout, out[0].out(), c32.f32(), s32.f32(), positions.data(), rows, rotary, interleaved,
+                 !inverse);
           });
           CHECK(error(back[0].rounded(), x.rounded()) < tolerance(type));
         }

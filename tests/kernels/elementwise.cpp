@@ -4,7 +4,9 @@ using namespace capstan;
 using namespace capstan::testing;
 
 namespace {
-const kernels::Elementwise& elementwise() { return *kernels::cpu_table().elementwise; }
+const kernels::Elementwise& elementwise() {
+  return *kernels::cpu_table().elementwise;
+}
 const Vec<int64_t> kSizes{1, 7, 37, 1000, 70001};
 }  // namespace
 
@@ -15,7 +17,9 @@ TEST_CASE("fill, cast, add, scale, axpy, strided copies") {
     const Array narrow(DType::bf16, random_values(n, 2));
     for (DType to : kTypes)
       for (const Array* from : {&wide, &narrow}) {
-        const auto y = run_kernel({Array::zeros(to, n)}, [&](kernels::Context& c, Vec<Array>& out) { e.cast(c, *from, out[0].out(), n); });
+        const auto y = run_kernel({Array::zeros(to, n)}, [&](kernels::Context& c, Vec<Array>& out) {
+          e.cast(c, *from, out[0].out(), n);
+        });
         CHECK(y[0].bytes() == Array(to, from->rounded()).bytes());  // the cast is bf16's own rounding
       }
     for (const Array* x : {&wide, &narrow}) {
@@ -28,12 +32,13 @@ TEST_CASE("fill, cast, add, scale, axpy, strided copies") {
         scaled[i] *= 0.75;
         moved[i] -= 1.5 * xs[i];
       }
-      const auto y = run_kernel({*x, *x, wide, Array::zeros(type, n)}, [&](kernels::Context& c, Vec<Array>& out) {
-        e.add(c, out[0], z, out[0].out(), n);
-        e.scale(c, out[1].out(), 0.75f, n);
-        e.axpy(c, -1.5f, *x, out[2].f32(), n);
-        e.fill(c, out[3].out(), 2.5f, n);
-      });
+      const auto y =
+          run_kernel({*x, *x, wide, Array::zeros(type, n)}, [&](kernels::Context& c, Vec<Array>& out) {
+            e.add(c, out[0], z, out[0].out(), n);
+            e.scale(c, out[1].out(), 0.75f, n);
+            e.axpy(c, -1.5f, *x, out[2].f32(), n);
+            e.fill(c, out[3].out(), 2.5f, n);
+          });
       CHECK(error(y[0].rounded(), sum) < tolerance(type));
       CHECK(error(y[1].rounded(), scaled) < tolerance(type));
       CHECK(error(y[2].rounded(), moved) < 1e-6);
@@ -44,11 +49,14 @@ TEST_CASE("fill, cast, add, scale, axpy, strided copies") {
     for (DType to : kTypes) {
       const int64_t rows = 13, cols = 37, xs = 50, ys = 41;
       const Array x(from, random_values(rows * xs, 4)), start(to, random_values(rows * ys, 5));
-      const auto y = run_kernel({start}, [&](kernels::Context& c, Vec<Array>& out) { e.copy_rows(c, x, xs, out[0].out(), ys, rows, cols); });
+      const auto y = run_kernel({start}, [&](kernels::Context& c, Vec<Array>& out) {
+        e.copy_rows(c, x, xs, out[0].out(), ys, rows, cols);
+      });
       Vec<double> expected = start.rounded();
       const auto values = x.rounded();
       for (int64_t r = 0; r < rows; ++r)
-        for (int64_t i = 0; i < cols; ++i) expected[static_cast<size_t>(r * ys + i)] = values[static_cast<size_t>(r * xs + i)];
+        for (int64_t i = 0; i < cols; ++i)
+          expected[static_cast<size_t>(r * ys + i)] = values[static_cast<size_t>(r * xs + i)];
       CHECK(y[0].bytes() == Array(to, expected).bytes());
     }
 }
@@ -61,22 +69,26 @@ TEST_CASE("bias, dropout and residual in one pass, and its gradient") {
       for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1}, {3, 5}, {17, 37}, {2, 257}, {300, 128}})
         for (int variant = 0; variant < 4; ++variant) {
           INFO("p=", p, " ", rows, "x", cols, " ", text(type), " variant=", variant);
-          const Array x(type, random_values(rows * cols, 1)), bias = variant & 1 ? Array(type, random_values(cols, 2)) : Array(),
-                      residual = variant & 2 ? Array(type, random_values(rows * cols, 3)) : Array();
+          const Array x(type, random_values(rows * cols, 1)),
+              bias = variant & 1 ? Array(type, random_values(cols, 2)) : Array(),
+              residual = variant & 2 ? Array(type, random_values(rows * cols, 3)) : Array();
           const auto ids = row_ids(rows);
-          const auto y = run_kernel({Array::zeros(type, rows * cols), x}, [&](kernels::Context& c, Vec<Array>& out) {
-            e.bias_dropout_add(c, x, bias, residual, out[0].out(), rows, cols, p, key, ids.data());
-            e.dropout_backward(c, out[1], out[1].out(), rows, cols, p, key, ids.data());
-          });
+          const auto y =
+              run_kernel({Array::zeros(type, rows * cols), x}, [&](kernels::Context& c, Vec<Array>& out) {
+                e.bias_dropout_add(c, x, bias, residual, out[0].out(), rows, cols, p, key, ids.data());
+                e.dropout_backward(c, out[1], out[1].out(), rows, cols, p, key, ids.data());
+              });
           Vec<double> expected(static_cast<size_t>(rows * cols)), gradient = expected;
           const auto xs = x.rounded(), bs = bias.rounded(), rs = residual.rounded();
           for (int64_t r = 0; r < rows; ++r)
             for (int64_t i = 0; i < cols; ++i) {
               const auto at = static_cast<size_t>(r * cols + i);
-              const bool keep = kernels::keep_hidden(key, ids[static_cast<size_t>(r)], i, kernels::dropout_threshold(p));
+              const bool keep =
+                  kernels::keep_hidden(key, ids[static_cast<size_t>(r)], i, kernels::dropout_threshold(p));
               const double factor = keep ? 1 / (1 - static_cast<double>(p)) : 0;
               gradient[at] = factor * xs[at];
-              expected[at] = factor * (xs[at] + (bs.empty() ? 0 : bs[static_cast<size_t>(i)])) + (rs.empty() ? 0 : rs[at]);
+              expected[at] = factor * (xs[at] + (bs.empty() ? 0 : bs[static_cast<size_t>(i)])) +
+                             (rs.empty() ? 0 : rs[at]);
             }
           CHECK(error(y[0].rounded(), expected) < tolerance(type));
           CHECK(error(y[1].rounded(), gradient) < tolerance(type));
@@ -131,15 +143,18 @@ TEST_CASE("Adam and SGD steps") {
   const auto& optimizers = *kernels::cpu_table().optimizers;
   for (bool decoupled : {true, false})
     for (int64_t n : {int64_t{1}, int64_t{37}, int64_t{20003}}) {
-      const kernels::AdamStep s{3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - std::pow(0.9f, 3.0f), 1 - std::pow(0.95f, 3.0f), decoupled};
-      const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)), m(DType::f32, random_values(n, 3, 0.1));
+      const kernels::AdamStep s{
+          3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - std::pow(0.9f, 3.0f), 1 - std::pow(0.95f, 3.0f), decoupled};
+      const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)),
+          m(DType::f32, random_values(n, 3, 0.1));
       Vec<double> squares = random_values(n, 4);
       for (double& v : squares) v = v * v;
       const Array v(DType::f32, squares);
-      const auto y = run_kernel({main, m, v, Array::zeros(DType::bf16, n)}, [&](kernels::Context& c, Vec<Array>& out) {
-        Array g = grad;
-        optimizers.adam(c, s, g.f32(), 0.5f, out[0].f32(), out[1].f32(), out[2].f32(), out[3].out(), n);
-      });
+      const auto y =
+          run_kernel({main, m, v, Array::zeros(DType::bf16, n)}, [&](kernels::Context& c, Vec<Array>& out) {
+            Array g = grad;
+            optimizers.adam(c, s, g.f32(), 0.5f, out[0].f32(), out[1].f32(), out[2].f32(), out[3].out(), n);
+          });
       Vec<double> w = main.rounded(), em = m.rounded(), ev = v.rounded();
       const auto gs = grad.rounded();
       for (size_t i = 0; i < w.size(); ++i) {
@@ -147,7 +162,8 @@ TEST_CASE("Adam and SGD steps") {
         if (!decoupled) g += static_cast<double>(s.weight_decay) * w[i];
         em[i] = static_cast<double>(s.beta1) * em[i] + (1 - static_cast<double>(s.beta1)) * g;
         ev[i] = static_cast<double>(s.beta2) * ev[i] + (1 - static_cast<double>(s.beta2)) * g * g;
-        double update = em[i] / s.bias_correction1 / (std::sqrt(ev[i] / s.bias_correction2) + static_cast<double>(s.eps));
+        double update =
+            em[i] / s.bias_correction1 / (std::sqrt(ev[i] / s.bias_correction2) + static_cast<double>(s.eps));
         if (decoupled) update += static_cast<double>(s.weight_decay) * w[i];
         w[i] -= static_cast<double>(s.lr) * update;
       }
@@ -159,11 +175,14 @@ TEST_CASE("Adam and SGD steps") {
   for (bool nesterov : {false, true})
     for (float momentum : {0.0f, 0.9f}) {
       const int64_t n = 101;
-      const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)), buffer(DType::f32, random_values(n, 3));
-      const auto y = run_kernel({main, buffer, Array::zeros(DType::f32, n)}, [&](kernels::Context& c, Vec<Array>& out) {
-        Array g = grad;
-        optimizers.sgd(c, 0.1f, momentum, nesterov, 0.01f, g.f32(), 2.0f, out[0].f32(), out[1].f32(), out[2].out(), n);
-      });
+      const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)),
+          buffer(DType::f32, random_values(n, 3));
+      const auto y =
+          run_kernel({main, buffer, Array::zeros(DType::f32, n)}, [&](kernels::Context& c, Vec<Array>& out) {
+            Array g = grad;
+            optimizers.sgd(c, 0.1f, momentum, nesterov, 0.01f, g.f32(), 2.0f, out[0].f32(), out[1].f32(),
+                           out[2].out(), n);
+          });
       Vec<double> w = main.rounded(), b = buffer.rounded();
       const auto gs = grad.rounded();
       for (size_t i = 0; i < w.size(); ++i) {
@@ -186,11 +205,13 @@ TEST_CASE("embedding with positions and shards, and its gradient") {
       const Array table(type, random_values(here * cols, 3)), place(type, random_values(20 * cols, 4)),
           dout(type, random_values(rows * cols, 5)), start(DType::f32, random_values(here * cols, 6));
       for (bool with_positions : {false, true}) {
-        const auto y = run_kernel({Array::zeros(type, rows * cols), start}, [&](kernels::Context& c, Vec<Array>& out) {
-          embedding.forward(c, table, ids.data(), with_positions ? kernels::In(place) : kernels::In{},
-                            with_positions ? positions.data() : nullptr, out[0].out(), rows, cols, first, here);
-          embedding.backward(c, dout, ids.data(), out[1].f32(), rows, cols, first, here);
-        });
+        const auto y =
+            run_kernel({Array::zeros(type, rows * cols), start}, [&](kernels::Context& c, Vec<Array>& out) {
+              embedding.forward(c, table, ids.data(), with_positions ? kernels::In(place) : kernels::In{},
+                                with_positions ? positions.data() : nullptr, out[0].out(), rows, cols, first,
+                                here);
+              embedding.backward(c, dout, ids.data(), out[1].f32(), rows, cols, first, here);
+            });
         Vec<double> expected(static_cast<size_t>(rows * cols)), gradient = start.rounded();
         const auto ts = table.rounded(), ps = place.rounded(), ds = dout.rounded();
         for (int64_t r = 0; r < rows; ++r)
@@ -201,7 +222,8 @@ TEST_CASE("embedding with positions and shards, and its gradient") {
               value = ts[static_cast<size_t>(id * cols + i)];
               gradient[static_cast<size_t>(id * cols + i)] += ds[static_cast<size_t>(r * cols + i)];
             }
-            if (with_positions) value += ps[static_cast<size_t>(positions[static_cast<size_t>(r)] * cols + i)];
+            if (with_positions)
+              value += ps[static_cast<size_t>(positions[static_cast<size_t>(r)] * cols + i)];
           }
         CHECK(error(y[0].rounded(), expected) < tolerance(type));
         CHECK(error(y[1].rounded(), gradient) < 1e-5);
@@ -223,33 +245,39 @@ TEST_CASE("cross-entropy in pieces, whole and split over vocabulary shards") {
         ce.row_max(c, logits, rows, cols, stride, o[0].f32());
         ce.row_sums(c, logits, labels.data(), o[0].f32(), rows, cols, stride, 0, o[1].f32(), o[2].f32());
         ce.loss(c, o[0].f32(), o[1].f32(), o[2].f32(), rows, o[3].f32());
-        ce.backward(c, o[4], labels.data(), o[0].f32(), o[1].f32(), weight.f32(), rows, cols, stride, 0, o[4].out());
+        ce.backward(c, o[4], labels.data(), o[0].f32(), o[1].f32(), weight.f32(), rows, cols, stride, 0,
+                    o[4].out());
       });
       const auto values = logits.rounded();
       CHECK(error(y[3].rounded(), reference::cross_entropy(values, labels, cols, stride)) < 1e-5);
       Vec<double> gradient(values.size());
       for (int64_t r = 0; r < rows; ++r) {
-        const double loss = reference::cross_entropy<double>(values, labels, cols, stride)[static_cast<size_t>(r)];
+        const double loss =
+            reference::cross_entropy<double>(values, labels, cols, stride)[static_cast<size_t>(r)];
         const double lse = loss + values[static_cast<size_t>(r * stride + labels[static_cast<size_t>(r)])];
         for (int64_t i = 0; i < cols; ++i)
-          gradient[static_cast<size_t>(r * stride + i)] = (std::exp(values[static_cast<size_t>(r * stride + i)] - lse) -
-                                                           (i == labels[static_cast<size_t>(r)] ? 1.0 : 0.0)) *
-                                                          weight.rounded()[static_cast<size_t>(r)];
+          gradient[static_cast<size_t>(r * stride + i)] =
+              (std::exp(values[static_cast<size_t>(r * stride + i)] - lse) -
+               (i == labels[static_cast<size_t>(r)] ? 1.0 : 0.0)) *
+              weight.rounded()[static_cast<size_t>(r)];
       }
       CHECK(error(y[4].rounded(), gradient) < tolerance(type));  // and zeros in the padding
 
       if (cols < 5) continue;
       const int64_t half = cols / 2;  // two shards: maxima and sums are combined as ranks would
-      const auto shards = run_kernel({none, none, none, none, none, none}, [&](kernels::Context& c, Vec<Array>& o) {
-        const kernels::In right{static_cast<const char*>(kernels::In(logits).data) + half * size_of(type), type};
-        ce.row_max(c, logits, rows, half, stride, o[0].f32());
-        ce.row_max(c, right, rows, cols - half, stride, o[1].f32());
-        for (int64_t r = 0; r < rows; ++r) o[0].f32()[r] = std::max(o[0].f32()[r], o[1].f32()[r]);
-        ce.row_sums(c, logits, labels.data(), o[0].f32(), rows, half, stride, 0, o[1].f32(), o[2].f32());
-        ce.row_sums(c, right, labels.data(), o[0].f32(), rows, cols - half, stride, half, o[3].f32(), o[4].f32());
-        for (int64_t r = 0; r < rows; ++r) o[1].f32()[r] += o[3].f32()[r], o[2].f32()[r] += o[4].f32()[r];
-        ce.loss(c, o[0].f32(), o[1].f32(), o[2].f32(), rows, o[5].f32());
-      });
+      const auto shards =
+          run_kernel({none, none, none, none, none, none}, [&](kernels::Context& c, Vec<Array>& o) {
+            const kernels::In right{static_cast<const char*>(kernels::In(logits).data) + half * size_of(type),
+                                    type};
+            ce.row_max(c, logits, rows, half, stride, o[0].f32());
+            ce.row_max(c, right, rows, cols - half, stride, o[1].f32());
+            for (int64_t r = 0; r < rows; ++r) o[0].f32()[r] = std::max(o[0].f32()[r], o[1].f32()[r]);
+            ce.row_sums(c, logits, labels.data(), o[0].f32(), rows, half, stride, 0, o[1].f32(), o[2].f32());
+            ce.row_sums(c, right, labels.data(), o[0].f32(), rows, cols - half, stride, half, o[3].f32(),
+                        o[4].f32());
+            for (int64_t r = 0; r < rows; ++r) o[1].f32()[r] += o[3].f32()[r], o[2].f32()[r] += o[4].f32()[r];
+            ce.loss(c, o[0].f32(), o[1].f32(), o[2].f32(), rows, o[5].f32());
+          });
       CHECK(error(shards[5].rounded(), reference::cross_entropy(values, labels, cols, stride)) < 1e-5);
     }
 }

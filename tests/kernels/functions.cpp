@@ -118,13 +118,15 @@ TEST_CASE("vector Philox gives the words of the scalar one") {
         uint32_t words[4 * 64];
         const int64_t n = HWY_DYNAMIC_DISPATCH(philox_all)(key, lo, hi, words);
         for (int64_t i = 0; i < n; ++i)
-          CHECK(words[i] == philox4x32(key, lo, hi + static_cast<uint64_t>(i) / 4)[static_cast<size_t>(i % 4)]);
+          CHECK(words[i] ==
+                philox4x32(key, lo, hi + static_cast<uint64_t>(i) / 4)[static_cast<size_t>(i % 4)]);
       }
   });
 }
 
 TEST_CASE("vector bf16 rounds as the scalar type does") {
-  std::vector<float> x{0.0f, -0.0f, 1.00390625f, 1.01171875f, INFINITY, -INFINITY, NAN, 3.4e38f, 1e-40f, -1e-40f};
+  std::vector<float> x{0.0f,      -0.0f, 1.00390625f, 1.01171875f, INFINITY,
+                       -INFINITY, NAN,   3.4e38f,     1e-40f,      -1e-40f};
   uint32_t bits = 1;
   for (int i = 0; i < 5000; ++i) {
     bits = bits * 1664525u + 1013904223u;

@@ -5,9 +5,12 @@ using namespace capstan;
 using namespace capstan::testing;
 
 namespace {
-const kernels::Gemm& gemm() { return *kernels::cpu_table().gemm; }
+const kernels::Gemm& gemm() {
+  return *kernels::cpu_table().gemm;
+}
 
-void check_product(kernels::GemmShape s, DType in, DType out, double alpha, double beta, uint64_t seed, int64_t pad = 0) {
+void check_product(kernels::GemmShape s, DType in, DType out, double alpha, double beta, uint64_t seed,
+                   int64_t pad = 0) {
   s.lda = (s.trans_a ? s.m : s.k) + pad;
   s.ldb = (s.trans_b ? s.k : s.n) + pad;
   s.ldc = s.n + pad;
@@ -18,7 +21,8 @@ void check_product(kernels::GemmShape s, DType in, DType out, double alpha, doub
     for (int64_t i = 0; i < s.m; ++i)  // beta = 0 overwrites whatever is there
       for (int64_t j = 0; j < s.n; ++j) start[static_cast<size_t>(i * s.ldc + j)] = NAN;
   const Array c(out, start);
-  INFO("m=", s.m, " n=", s.n, " k=", s.k, " ta=", s.trans_a, " tb=", s.trans_b, " ", text(in), "->", text(out), " beta=", beta);
+  INFO("m=", s.m, " n=", s.n, " k=", s.k, " ta=", s.trans_a, " tb=", s.trans_b, " ", text(in), "->",
+       text(out), " beta=", beta);
   const auto result = run_kernel({c}, [&](kernels::Context& context, Vec<Array>& y) {
     gemm().run(context, s, a, b, y[0].out(), static_cast<float>(alpha), static_cast<float>(beta));
   });
@@ -29,8 +33,15 @@ void check_product(kernels::GemmShape s, DType in, DType out, double alpha, doub
 
 TEST_CASE("products of odd shapes, all transpositions, fp32 and bf16") {
   uint64_t seed = 1;
-  for (const auto [m, n, k] : {std::array<int64_t, 3>{1, 1, 1}, {1, 5, 37}, {3, 17, 5}, {17, 257, 3}, {37, 1, 257}, {64, 96, 64},
-                               {129, 65, 131}, {5, 300, 40}, {2, 700, 600}})
+  for (const auto [m, n, k] : {std::array<int64_t, 3>{1, 1, 1},
+                               {1, 5, 37},
+                               {3, 17, 5},
+                               {17, 257, 3},
+                               {37, 1, 257},
+                               {64, 96, 64},
+                               {129, 65, 131},
+                               {5, 300, 40},
+                               {2, 700, 600}})
     for (int t = 0; t < 4; ++t)
       for (DType in : kTypes)
         for (DType out : kTypes) {
@@ -62,12 +73,14 @@ TEST_CASE("oneDNN's product on the calling thread, where it has one") {
         s.lda = (s.trans_a ? s.m : s.k) + 3;
         s.ldb = (s.trans_b ? s.k : s.n) + 5;
         s.ldc = s.n + 7;
-        const Array a(in, random_values((s.trans_a ? s.k : s.m) * s.lda, 1)), b(in, random_values((s.trans_b ? s.n : s.k) * s.ldb, 2)),
+        const Array a(in, random_values((s.trans_a ? s.k : s.m) * s.lda, 1)),
+            b(in, random_values((s.trans_b ? s.n : s.k) * s.ldb, 2)),
             c(DType::f32, random_values(s.m * s.ldc, 3));
         const auto y = run_kernel({c}, [&](kernels::Context&, Vec<Array>& out) {
           CHECK(kernels::onednn_product(s, a, b, out[0].out(), beta));
         });
-        CHECK(error(y[0].rounded(), reference::gemm<double>(s, a.rounded(), b.rounded(), c.rounded(), 1.0, beta)) < 1e-5);
+        CHECK(error(y[0].rounded(),
+                    reference::gemm<double>(s, a.rounded(), b.rounded(), c.rounded(), 1.0, beta)) < 1e-5);
       }
   }
 }
@@ -85,7 +98,8 @@ TEST_CASE("column sums") {
         Vec<double> expected = accumulate ? start.rounded() : Vec<double>(static_cast<size_t>(cols));
         const auto values = x.rounded();
         for (int64_t r = 0; r < rows; ++r)
-          for (int64_t i = 0; i < cols; ++i) expected[static_cast<size_t>(i)] += values[static_cast<size_t>(r * stride + i)];
+          for (int64_t i = 0; i < cols; ++i)
+            expected[static_cast<size_t>(i)] += values[static_cast<size_t>(r * stride + i)];
         CHECK(error(y[0].rounded(), expected) < 1e-5);
       }
 }

@@ -8,7 +8,8 @@ TEST_CASE("norms and their gradients") {
   const auto& norm = *kernels::cpu_table().norm;
   for (bool rms : {false, true})
     for (DType type : kTypes)
-      for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1}, {1, 257}, {3, 5}, {17, 37}, {70, 16}, {3, 768}})
+      for (const auto [rows, cols] :
+           {std::array<int64_t, 2>{1, 1}, {1, 257}, {3, 5}, {17, 37}, {70, 16}, {3, 768}})
         for (double offset : {0.0, 1.0}) {
           INFO("rms=", rms, " ", text(type), " rows=", rows, " cols=", cols, " offset=", offset);
           const double eps = 1e-5;
@@ -18,8 +19,9 @@ TEST_CASE("norms and their gradients") {
           const auto zeros = Array::zeros(type, rows * cols);
           const auto stats = Array::zeros(DType::f32, rows);
           const auto y = run_kernel({zeros, stats, stats}, [&](kernels::Context& c, Vec<Array>& out) {
-            norm.forward(c, rms, shape, x, {}, {}, gamma, static_cast<float>(offset), rms ? kernels::In{} : kernels::In(beta),
-                         static_cast<float>(eps), out[0].out(), rms ? nullptr : out[1].f32(), out[2].f32());
+            norm.forward(c, rms, shape, x, {}, {}, gamma, static_cast<float>(offset),
+                         rms ? kernels::In{} : kernels::In(beta), static_cast<float>(eps), out[0].out(),
+                         rms ? nullptr : out[1].f32(), out[2].f32());
           });
           auto formula = [&](const auto& xs, const auto& gs, const auto& bs) {
             return reference::norm(rms, xs, gs, offset, rms ? std::decay_t<decltype(bs)>{} : bs, eps, cols);
@@ -29,23 +31,29 @@ TEST_CASE("norms and their gradients") {
 
           // In place: x and y the same array.
           const auto in_place = run_kernel({x, stats, stats}, [&](kernels::Context& c, Vec<Array>& out) {
-            norm.forward(c, rms, shape, out[0], {}, {}, gamma, static_cast<float>(offset), rms ? kernels::In{} : kernels::In(beta),
-                         static_cast<float>(eps), out[0].out(), rms ? nullptr : out[1].f32(), out[2].f32());
+            norm.forward(c, rms, shape, out[0], {}, {}, gamma, static_cast<float>(offset),
+                         rms ? kernels::In{} : kernels::In(beta), static_cast<float>(eps), out[0].out(),
+                         rms ? nullptr : out[1].f32(), out[2].f32());
           });
           CHECK(in_place[0].bytes() == y[0].bytes());
 
           if (rows * cols > 1000) continue;
-          const auto xc = reference::convert<Complex>(xd), gc = reference::convert<Complex>(gd), bc = reference::convert<Complex>(bd);
-          const auto dx = reference::complex_step(xd, [&](const auto& z) { return reference::contract(formula(z, gc, bc), wd); });
-          const auto dg = reference::complex_step(gd, [&](const auto& z) { return reference::contract(formula(xc, z, bc), wd); });
-          const auto db = reference::complex_step(bd, [&](const auto& z) { return reference::contract(formula(xc, gc, z), wd); });
+          const auto xc = reference::convert<Complex>(xd), gc = reference::convert<Complex>(gd),
+                     bc = reference::convert<Complex>(bd);
+          const auto dx = reference::complex_step(
+              xd, [&](const auto& z) { return reference::contract(formula(z, gc, bc), wd); });
+          const auto dg = reference::complex_step(
+              gd, [&](const auto& z) { return reference::contract(formula(xc, z, bc), wd); });
+          const auto db = reference::complex_step(
+              bd, [&](const auto& z) { return reference::contract(formula(xc, gc, z), wd); });
           for (bool accumulate : {false, true}) {
-            const Array start(type, random_values(rows * cols, 7)), dgamma(DType::f32, random_values(cols, 8)),
-                dbeta(DType::f32, random_values(cols, 9));
+            const Array start(type, random_values(rows * cols, 7)),
+                dgamma(DType::f32, random_values(cols, 8)), dbeta(DType::f32, random_values(cols, 9));
             const auto g = run_kernel({start, dgamma, dbeta}, [&](kernels::Context& c, Vec<Array>& out) {
               Array mean = y[1], rstd = y[2];
-              norm.backward(c, rms, shape, dy, x, gamma, static_cast<float>(offset), rms ? nullptr : mean.f32(), rstd.f32(),
-                            out[0].out(), accumulate, out[1].f32(), rms ? nullptr : out[2].f32());
+              norm.backward(c, rms, shape, dy, x, gamma, static_cast<float>(offset),
+                            rms ? nullptr : mean.f32(), rstd.f32(), out[0].out(), accumulate, out[1].f32(),
+                            rms ? nullptr : out[2].f32());
             });
             Vec<double> ex = dx, eg = dgamma.rounded(), eb = dbeta.rounded();
             for (size_t i = 0; i < ex.size(); ++i) ex[i] += accumulate ? start.rounded()[i] : 0;
@@ -58,13 +66,13 @@ TEST_CASE("norms and their gradients") {
           // dx in dy's own storage.
           const auto fresh = run_kernel({zeros}, [&](kernels::Context& c, Vec<Array>& out) {
             Array mean = y[1], rstd = y[2];
-            norm.backward(c, rms, shape, dy, x, gamma, static_cast<float>(offset), mean.f32(), rstd.f32(), out[0].out(), false,
-                          nullptr, nullptr);
+            norm.backward(c, rms, shape, dy, x, gamma, static_cast<float>(offset), mean.f32(), rstd.f32(),
+                          out[0].out(), false, nullptr, nullptr);
           });
           const auto reused = run_kernel({dy}, [&](kernels::Context& c, Vec<Array>& out) {
             Array mean = y[1], rstd = y[2];
-            norm.backward(c, rms, shape, out[0], x, gamma, static_cast<float>(offset), mean.f32(), rstd.f32(), out[0].out(), false,
-                          nullptr, nullptr);
+            norm.backward(c, rms, shape, out[0], x, gamma, static_cast<float>(offset), mean.f32(), rstd.f32(),
+                          out[0].out(), false, nullptr, nullptr);
           });
           CHECK(fresh[0].bytes() == reused[0].bytes());
         }
@@ -80,13 +88,14 @@ TEST_CASE("norm with a residual: the sum is written, normalised and may lie in x
     const auto zeros = Array::zeros(type, rows * cols);
     const auto stats = Array::zeros(DType::f32, rows);
     const auto y = run_kernel({x, zeros, stats, stats}, [&](kernels::Context& c, Vec<Array>& out) {
-      norm.forward(c, false, shape, out[0], residual, out[0].out(), gamma, 0, {}, 1e-5f, out[1].out(), out[2].f32(), out[3].f32());
+      norm.forward(c, false, shape, out[0], residual, out[0].out(), gamma, 0, {}, 1e-5f, out[1].out(),
+                   out[2].f32(), out[3].f32());
     });
     Vec<double> sum = x.rounded();
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += residual.rounded()[i];
     CHECK(error(y[0].rounded(), sum) < tolerance(type));
-    CHECK(error(y[1].rounded(), reference::norm<double>(false, y[0].rounded(), gamma.rounded(), 0, {}, 1e-5, cols)) <
-          tolerance(type));
+    CHECK(error(y[1].rounded(), reference::norm<double>(false, y[0].rounded(), gamma.rounded(), 0, {}, 1e-5,
+                                                        cols)) < tolerance(type));
   }
 }
 
@@ -99,23 +108,29 @@ TEST_CASE("norm of heads inside packed rows leaves the rest alone") {
         dy(DType::f32, random_values(tokens * outer, 3));
     const auto stats = Array::zeros(DType::f32, shape.rows);
     const auto y = run_kernel({x, stats, stats}, [&](kernels::Context& c, Vec<Array>& out) {
-      norm.forward(c, rms, shape, out[0], {}, {}, gamma, 0, {}, 1e-6f, out[0].out(), out[1].f32(), out[2].f32());
+      norm.forward(c, rms, shape, out[0], {}, {}, gamma, 0, {}, 1e-6f, out[0].out(), out[1].f32(),
+                   out[2].f32());
     });
-    const auto g = run_kernel({dy, Array::zeros(DType::f32, cols)}, [&](kernels::Context& c, Vec<Array>& out) {
-      Array mean = y[1], rstd = y[2];
-      norm.backward(c, rms, shape, out[0], x, gamma, 0, mean.f32(), rstd.f32(), out[0].out(), false, out[1].f32(), nullptr);
-    });
+    const auto g =
+        run_kernel({dy, Array::zeros(DType::f32, cols)}, [&](kernels::Context& c, Vec<Array>& out) {
+          Array mean = y[1], rstd = y[2];
+          norm.backward(c, rms, shape, out[0], x, gamma, 0, mean.f32(), rstd.f32(), out[0].out(), false,
+                        out[1].f32(), nullptr);
+        });
     Vec<double> expected = x.rounded(), gradient = dy.rounded(), dgamma(static_cast<size_t>(cols));
     const auto xs = x.rounded(), ws = dy.rounded(), gs = gamma.rounded();
     for (int64_t r = 0; r < shape.rows; ++r) {
       const int64_t at = r / inner * outer + r % inner * inner_stride;
-      const Vec<double> row(xs.begin() + at, xs.begin() + at + cols), w(ws.begin() + at, ws.begin() + at + cols);
+      const Vec<double> row(xs.begin() + at, xs.begin() + at + cols),
+          w(ws.begin() + at, ws.begin() + at + cols);
       const auto value = reference::norm<double>(rms, row, gs, 0, {}, 1e-6, cols);
       const auto dx = reference::complex_step(row, [&](const auto& z) {
-        return reference::contract(reference::norm(rms, z, reference::convert<Complex>(gs), 0, {}, 1e-6, cols), w);
+        return reference::contract(
+            reference::norm(rms, z, reference::convert<Complex>(gs), 0, {}, 1e-6, cols), w);
       });
       const auto dg = reference::complex_step(gs, [&](const auto& z) {
-        return reference::contract(reference::norm(rms, reference::convert<Complex>(row), z, 0, {}, 1e-6, cols), w);
+        return reference::contract(
+            reference::norm(rms, reference::convert<Complex>(row), z, 0, {}, 1e-6, cols), w);
       });
       std::copy(value.begin(), value.end(), expected.begin() + at);
       std::copy(dx.begin(), dx.end(), gradient.begin() + at);
@@ -135,15 +150,19 @@ TEST_CASE("activations and their gradients, with and without bias and gate") {
       for (bool with_bias : {false, true})
         for (DType type : kTypes)
           for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1}, {3, 5}, {17, 37}, {2, 257}}) {
-            INFO("kind=", static_cast<int>(kind), " gated=", gated, " bias=", with_bias, " ", text(type), " ", rows, "x", cols);
+            INFO("kind=", static_cast<int>(kind), " gated=", gated, " bias=", with_bias, " ", text(type), " ",
+                 rows, "x", cols);
             const int64_t width = gated ? 2 * cols : cols;
-            const Array x(type, random_values(rows * width, 11, 5.0)), dy(type, random_values(rows * cols, 12)),
+            const Array x(type, random_values(rows * width, 11, 5.0)),
+                dy(type, random_values(rows * cols, 12)),
                 bias = with_bias ? Array(type, random_values(width, 13)) : Array();
-            const auto y = run_kernel({Array::zeros(type, rows * cols)}, [&](kernels::Context& c, Vec<Array>& out) {
-              activation.forward(c, kind, gated, x, bias, out[0].out(), rows, cols);
-            });
+            const auto y =
+                run_kernel({Array::zeros(type, rows * cols)}, [&](kernels::Context& c, Vec<Array>& out) {
+                  activation.forward(c, kind, gated, x, bias, out[0].out(), rows, cols);
+                });
             const auto xd = x.rounded(), bd = bias.rounded();
-            CHECK(error(y[0].rounded(), reference::activation(kind, gated, xd, bd, rows, cols)) < tolerance(type));
+            CHECK(error(y[0].rounded(), reference::activation(kind, gated, xd, bd, rows, cols)) <
+                  tolerance(type));
             const auto g = run_kernel({x}, [&](kernels::Context& c, Vec<Array>& out) {
               activation.backward(c, kind, gated, dy, out[0], bias, out[0].out(), rows, cols);
             });
@@ -155,7 +174,8 @@ TEST_CASE("activations and their gradients, with and without bias and gate") {
               const Vec<double> weight(w.begin() + r * cols, w.begin() + (r + 1) * cols);
               const auto dx = reference::complex_step(row, [&](const auto& z) {
                 return reference::contract(
-                    reference::activation(kind, gated, z, reference::convert<Complex>(bd), int64_t{1}, cols), weight);
+                    reference::activation(kind, gated, z, reference::convert<Complex>(bd), int64_t{1}, cols),
+                    weight);
               });
               expected.insert(expected.end(), dx.begin(), dx.end());
             }
@@ -168,9 +188,11 @@ TEST_CASE("activations of extreme, infinite and undefined inputs") {
   const auto& activation = *kernels::cpu_table().activation;
   const Array x(DType::f32, {-1e30, -200, -20, -6, 0, 6, 20, 200, 1e30, NAN});
   for (Kind kind : {Kind::gelu, Kind::gelu_tanh, Kind::silu}) {
-    const auto y = run_kernel({Array::zeros(DType::f32, 10)}, [&](kernels::Context& c, Vec<Array>& out) {
-      activation.forward(c, kind, false, x, {}, out[0].out(), 1, 10);
-    })[0].rounded();
+    const auto y = run_kernel({Array::zeros(DType::f32, 10)},
+                              [&](kernels::Context& c, Vec<Array>& out) {
+                                activation.forward(c, kind, false, x, {}, out[0].out(), 1, 10);
+                              })[0]
+                       .rounded();
     CHECK(std::abs(y[0]) < 1e-6);
     CHECK(std::abs(y[1]) < 1e-30);
     CHECK(y[4] == 0);
@@ -178,6 +200,7 @@ TEST_CASE("activations of extreme, infinite and undefined inputs") {
     CHECK(y[8] == static_cast<float>(1e30));
     CHECK(std::isnan(y[9]));
     // The lower tail is right relative to itself.
-    if (kind == Kind::gelu) CHECK(y[3] == doctest::Approx(-6 * 0.5 * std::erfc(6 / std::sqrt(2.0))).epsilon(1e-5));
+    if (kind == Kind::gelu)
+      CHECK(y[3] == doctest::Approx(-6 * 0.5 * std::erfc(6 / std::sqrt(2.0))).epsilon(1e-5));
   }
 }

@@ -20,11 +20,19 @@
 namespace capstan::reference {
 
 using Complex = std::complex<double>;
-template <class S> using Vec = std::vector<S>;
+template <class S>
+using Vec = std::vector<S>;
 
-inline double real(double x) { return x; }
-inline double real(Complex x) { return x.real(); }
-template <class S> Vec<S> convert(const Vec<double>& x) { return Vec<S>(x.begin(), x.end()); }
+inline double real(double x) {
+  return x;
+}
+inline double real(Complex x) {
+  return x.real();
+}
+template <class S>
+Vec<S> convert(const Vec<double>& x) {
+  return Vec<S>(x.begin(), x.end());
+}
 
 // The gradient of a scalar function of x, one evaluation an element.
 template <class F>
@@ -50,7 +58,8 @@ S contract(const Vec<S>& y, const Vec<double>& w) {
 // ---- products
 
 template <class S>
-Vec<S> gemm(const kernels::GemmShape& s, const Vec<S>& a, const Vec<S>& b, const Vec<S>& c, double alpha, double beta) {
+Vec<S> gemm(const kernels::GemmShape& s, const Vec<S>& a, const Vec<S>& b, const Vec<S>& c, double alpha,
+            double beta) {
   Vec<S> out = c;
   for (int64_t i = 0; i < s.m; ++i)
     for (int64_t j = 0; j < s.n; ++j) {
@@ -67,7 +76,8 @@ Vec<S> gemm(const kernels::GemmShape& s, const Vec<S>& a, const Vec<S>& b, const
 // ---- norm (plain rows)
 
 template <class S>
-Vec<S> norm(bool rms, const Vec<S>& x, const Vec<S>& gamma, double gamma_offset, const Vec<S>& beta, double eps, int64_t cols) {
+Vec<S> norm(bool rms, const Vec<S>& x, const Vec<S>& gamma, double gamma_offset, const Vec<S>& beta,
+            double eps, int64_t cols) {
   Vec<S> y(x.size());
   for (size_t r = 0; r * static_cast<size_t>(cols) < x.size(); ++r) {
     const S* row = x.data() + r * static_cast<size_t>(cols);
@@ -81,7 +91,8 @@ Vec<S> norm(bool rms, const Vec<S>& x, const Vec<S>& gamma, double gamma_offset,
     const S rstd = 1.0 / std::sqrt(variance + eps);
     for (int64_t i = 0; i < cols; ++i) {
       const auto c = static_cast<size_t>(i);
-      y[r * static_cast<size_t>(cols) + c] = (row[i] - mean) * rstd * (gamma[c] + gamma_offset) + (beta.empty() ? S{} : beta[c]);
+      y[r * static_cast<size_t>(cols) + c] =
+          (row[i] - mean) * rstd * (gamma[c] + gamma_offset) + (beta.empty() ? S{} : beta[c]);
     }
   }
   return y;
@@ -90,7 +101,9 @@ Vec<S> norm(bool rms, const Vec<S>& x, const Vec<S>& gamma, double gamma_offset,
 // ---- activation
 
 // erf of a complex number near the real axis: erf(x) + i y erf'(x).
-inline double erf_of(double x) { return std::erf(x); }
+inline double erf_of(double x) {
+  return std::erf(x);
+}
 inline Complex erf_of(Complex z) {
   return {std::erf(z.real()), z.imag() * 2.0 / std::sqrt(M_PI) * std::exp(-z.real() * z.real())};
 }
@@ -98,17 +111,23 @@ template <class S>
 S activate(kernels::ActivationKind kind, S x) {
   using Kind = kernels::ActivationKind;
   switch (kind) {
-    case Kind::gelu: return x * 0.5 * (1.0 + erf_of(x * std::sqrt(0.5)));
-    case Kind::gelu_tanh: return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
-    case Kind::silu: return x / (1.0 + std::exp(-x));
-    case Kind::relu: return real(x) > 0 ? x : S{};
-    case Kind::squared_relu: return real(x) > 0 ? x * x : S{};
+    case Kind::gelu:
+      return x * 0.5 * (1.0 + erf_of(x * std::sqrt(0.5)));
+    case Kind::gelu_tanh:
+      return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Kind::silu:
+      return x / (1.0 + std::exp(-x));
+    case Kind::relu:
+      return real(x) > 0 ? x : S{};
+    case Kind::squared_relu:
+      return real(x) > 0 ? x * x : S{};
   }
   return {};
 }
 // x [rows, cols] or [rows, 2 cols] when gated, bias of that width or empty.
 template <class S>
-Vec<S> activation(kernels::ActivationKind kind, bool gated, const Vec<S>& x, const Vec<S>& bias, int64_t rows, int64_t cols) {
+Vec<S> activation(kernels::ActivationKind kind, bool gated, const Vec<S>& x, const Vec<S>& bias, int64_t rows,
+                  int64_t cols) {
   const auto width = static_cast<size_t>(gated ? 2 * cols : cols), n = static_cast<size_t>(cols);
   Vec<S> y(static_cast<size_t>(rows) * n);
   auto at = [&](size_t r, size_t c) { return x[r * width + c] + (bias.empty() ? S{} : bias[c]); };
@@ -120,14 +139,15 @@ Vec<S> activation(kernels::ActivationKind kind, bool gated, const Vec<S>& x, con
 // ---- attention
 
 template <class S>
-Vec<S> rope(const kernels::QkvLayout& l, Vec<S> qkv, const Vec<double>& cos, const Vec<double>& sin, const Vec<int32_t>& positions,
-            int64_t rotary_dim, bool interleaved, bool inverse) {
+Vec<S> rope(const kernels::QkvLayout& l, Vec<S> qkv, const Vec<double>& cos, const Vec<double>& sin,
+            const Vec<int32_t>& positions, int64_t rotary_dim, bool interleaved, bool inverse) {
   const int64_t half = rotary_dim / 2;
   for (size_t r = 0; r < positions.size(); ++r)
     for (int64_t g = 0; g < l.groups; ++g)
       for (int64_t h = 0; h <= l.heads_per_group; ++h)
         for (int64_t i = 0; i < half; ++i) {
-          S* head = qkv.data() + static_cast<int64_t>(r) * l.row() + (g * (l.heads_per_group + 2) + h) * l.head_dim;
+          S* head =
+              qkv.data() + static_cast<int64_t>(r) * l.row() + (g * (l.heads_per_group + 2) + h) * l.head_dim;
           S& a = head[interleaved ? 2 * i : i];
           S& b = head[interleaved ? 2 * i + 1 : half + i];
           const double c = cos[static_cast<size_t>(positions[r] * half + i)];
@@ -146,7 +166,8 @@ Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<
   const auto& l = a.qkv;
   const int64_t heads = l.heads(), d = l.head_dim;
   Vec<S> out(static_cast<size_t>(a.batch * a.seq * heads * d));
-  if (lse) lse->assign(static_cast<size_t>(a.batch * heads * a.seq), -std::numeric_limits<double>::infinity());
+  if (lse)
+    lse->assign(static_cast<size_t>(a.batch * heads * a.seq), -std::numeric_limits<double>::infinity());
   const uint32_t threshold = kernels::dropout_threshold(a.dropout);
   for (int64_t b = 0; b < a.batch; ++b)
     for (int64_t h = 0; h < heads; ++h)
@@ -175,11 +196,13 @@ Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<
         for (int64_t j = low; j < high; ++j) {
           S weight = p[static_cast<size_t>(j - low)] / sum;
           if (a.dropout > 0)
-            weight *= kernels::keep_attention(a.dropout_key, row_ids[static_cast<size_t>(row)], a.head_offset + h, j, threshold)
+            weight *= kernels::keep_attention(a.dropout_key, row_ids[static_cast<size_t>(row)],
+                                              a.head_offset + h, j, threshold)
                           ? 1.0 / (1.0 - static_cast<double>(a.dropout))
                           : 0.0;
           const S* v = qkv.data() + (b * a.seq + j) * l.row() + l.value(group);
-          for (int64_t e = 0; e < d; ++e) out[static_cast<size_t>(row * heads * d + h * d + e)] += weight * v[e];
+          for (int64_t e = 0; e < d; ++e)
+            out[static_cast<size_t>(row * heads * d + h * d + e)] += weight * v[e];
         }
       }
   return out;
@@ -187,8 +210,9 @@ Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<
 
 // The gradient of sum(dout * attention(qkv)) by the analytic formulas in double: complex step costs one forward pass an
 // element, which only tiny shapes can afford (tests/kernels/attention.cpp checks this function against it).
-inline Vec<double> attention_gradient(const kernels::AttentionShape& a, const Vec<double>& qkv, const Vec<double>& dout,
-                                      const Vec<int32_t>& document_start, const Vec<int64_t>& row_ids) {
+inline Vec<double> attention_gradient(const kernels::AttentionShape& a, const Vec<double>& qkv,
+                                      const Vec<double>& dout, const Vec<int32_t>& document_start,
+                                      const Vec<int64_t>& row_ids) {
   const auto& l = a.qkv;
   const int64_t heads = l.heads(), d = l.head_dim;
   Vec<double> grad(qkv.size());
@@ -215,9 +239,11 @@ inline Vec<double> attention_gradient(const kernels::AttentionShape& a, const Ve
         for (double& value : p) sum += value = std::exp(value - highest);
         for (size_t j = 0; j < n; ++j) {
           p[j] /= sum;
-          const int64_t key = low + static_cast<int64_t>(j), value_at = (b * a.seq + key) * l.row() + l.value(group);
+          const int64_t key = low + static_cast<int64_t>(j),
+                        value_at = (b * a.seq + key) * l.row() + l.value(group);
           if (a.dropout > 0)
-            keep[j] = kernels::keep_attention(a.dropout_key, row_ids[static_cast<size_t>(row)], a.head_offset + h, key, threshold)
+            keep[j] = kernels::keep_attention(a.dropout_key, row_ids[static_cast<size_t>(row)],
+                                              a.head_offset + h, key, threshold)
                           ? 1.0 / (1.0 - static_cast<double>(a.dropout))
                           : 0.0;
           for (int64_t e = 0; e < d; ++e) {

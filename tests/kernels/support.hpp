@@ -47,7 +47,9 @@ class Array {
     bytes_.resize((n_ + kGuard) * static_cast<size_t>(size_of(dtype)));
     for (size_t i = 0; i < n_ + kGuard; ++i) set(i, i < n_ ? values[i] : kMark);
   }
-  static Array zeros(DType dtype, int64_t n, double value = 0) { return {dtype, Vec<double>(static_cast<size_t>(n), value)}; }
+  static Array zeros(DType dtype, int64_t n, double value = 0) {
+    return {dtype, Vec<double>(static_cast<size_t>(n), value)};
+  }
   operator kernels::In() const { return n_ ? kernels::In{bytes_.data(), dtype_} : kernels::In{}; }  // NOLINT
   kernels::Out out() { return n_ ? kernels::Out{bytes_.data(), dtype_} : kernels::Out{}; }
   float* f32() { return n_ ? reinterpret_cast<float*>(bytes_.data()) : nullptr; }
@@ -67,8 +69,10 @@ class Array {
   static constexpr size_t kGuard = 64;
   static constexpr double kMark = 768;  // exact in bf16
   void set(size_t i, double v) {
-    if (dtype_ == DType::f32) reinterpret_cast<float*>(bytes_.data())[i] = static_cast<float>(v);
-    else reinterpret_cast<bf16*>(bytes_.data())[i] = bf16(static_cast<float>(v));
+    if (dtype_ == DType::f32)
+      reinterpret_cast<float*>(bytes_.data())[i] = static_cast<float>(v);
+    else
+      reinterpret_cast<bf16*>(bytes_.data())[i] = bf16(static_cast<float>(v));
   }
   double get(size_t i) const {
     if (dtype_ == DType::f32) return reinterpret_cast<const float*>(bytes_.data())[i];
@@ -101,7 +105,9 @@ Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
   return first;
 }
 
-inline double tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 1e-2; }
+inline double tolerance(DType dtype) {
+  return dtype == DType::f32 ? 1e-5 : 1e-2;
+}
 // The largest |value - expected| relative to |expected| plus the root mean square of all expected values; NaN counts as
 // infinitely wrong.
 inline double error(const Vec<double>& value, const Vec<double>& expected) {
@@ -117,7 +123,9 @@ inline double error(const Vec<double>& value, const Vec<double>& expected) {
   return worst;
 }
 
-inline const char* text(DType dtype) { return dtype == DType::f32 ? "fp32" : "bf16"; }
+inline const char* text(DType dtype) {
+  return dtype == DType::f32 ? "fp32" : "bf16";
+}
 inline const Vec<DType> kTypes{DType::f32, DType::bf16};
 
 }  // namespace capstan::testing

@@ -28,7 +28,8 @@ constexpr int64_t kIn = 5, kHidden = 8, kOut = 6, kRows = 3;  // rows of one ran
 
 // ---- small operations written against the public contract -------------------------------------------------------------
 
-void linear_kernel(kernels::Context&, const float* x, const float* w, float* y, int64_t n, int64_t in, int64_t out) {
+void linear_kernel(kernels::Context&, const float* x, const float* w, float* y, int64_t n, int64_t in,
+                   int64_t out) {
   for (int64_t r = 0; r < n; ++r)
     for (int64_t o = 0; o < out; ++o) {
       float sum = 0;
@@ -36,7 +37,8 @@ void linear_kernel(kernels::Context&, const float* x, const float* w, float* y, 
       y[r * out + o] = sum;
     }
 }
-void linear_input_kernel(kernels::Context&, const float* dy, const float* w, float* dx, int64_t n, int64_t in, int64_t out) {
+void linear_input_kernel(kernels::Context&, const float* dy, const float* w, float* dx, int64_t n, int64_t in,
+                         int64_t out) {
   for (int64_t r = 0; r < n; ++r)
     for (int64_t i = 0; i < in; ++i) {
       float sum = 0;
@@ -44,7 +46,8 @@ void linear_input_kernel(kernels::Context&, const float* dy, const float* w, flo
       dx[r * in + i] = sum;
     }
 }
-void linear_weight_kernel(kernels::Context&, const float* x, const float* dy, float* dw, int64_t n, int64_t in, int64_t out) {
+void linear_weight_kernel(kernels::Context&, const float* x, const float* dy, float* dw, int64_t n,
+                          int64_t in, int64_t out) {
   for (int64_t o = 0; o < out; ++o)
     for (int64_t i = 0; i < in; ++i) {
       float sum = 0;
@@ -60,7 +63,11 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight) {
     const ParamPin w = tape.pin(weight);
     launch(device, &linear_kernel, x.value, *w, y, n, in, out);
   }
-  return tape.record({.name = "linear", .inputs = {x}, .outputs = {y}, .parameters = {&weight}, .saved = {x.value},
+  return tape.record({.name = "linear",
+                      .inputs = {x},
+                      .outputs = {y},
+                      .parameters = {&weight},
+                      .saved = {x.value},
                       .backward = [&weight, n, in, out](BackwardStep& step) {
                         const Tensor dy = step.output_gradient();
                         if (step.needs(0)) {
@@ -71,7 +78,8 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight) {
                         }
                         step.weight_gradient(weight, {}, {step.saved(0), dy},
                                              [n, in, out](const Tensor& dw, std::span<const Tensor> t) {
-                                               launch(dw.device(), &linear_weight_kernel, t[0], t[1], dw, n, in, out);
+                                               launch(dw.device(), &linear_weight_kernel, t[0], t[1], dw, n,
+                                                      in, out);
                                              });
                       }})[0];
 }
@@ -85,15 +93,18 @@ void tanh_backward_kernel(kernels::Context&, const float* y, const float* dy, fl
 Var tanh(Tape& tape, const Var& x) {
   const Tensor y = Tensor::empty(tape.device(), x.shape());
   launch(tape.device(), &tanh_kernel, x.value, y, y.elements());
-  return tape.record({.name = "tanh", .inputs = {x}, .outputs = {y}, .saved = {y}, .backward = [](BackwardStep& step) {
-                        const Tensor dx = Tensor::empty(step.device(), step.saved(0).shape());
-                        launch(step.device(), &tanh_backward_kernel, step.saved(0), step.output_gradient(), dx, dx.elements());
-                        step.give(0, dx);
-                      }})[0];
+  return tape.record(
+      {.name = "tanh", .inputs = {x}, .outputs = {y}, .saved = {y}, .backward = [](BackwardStep& step) {
+         const Tensor dx = Tensor::empty(step.device(), step.saved(0).shape());
+         launch(step.device(), &tanh_backward_kernel, step.saved(0), step.output_gradient(), dx,
+                dx.elements());
+         step.give(0, dx);
+       }})[0];
 }
 
 // Column sums / count as a row, and the subtraction of a row from all rows.
-void column_mean_kernel(kernels::Context&, const float* x, float* y, int64_t rows, int64_t cols, float factor) {
+void column_mean_kernel(kernels::Context&, const float* x, float* y, int64_t rows, int64_t cols,
+                        float factor) {
   for (int64_t c = 0; c < cols; ++c) {
     float sum = 0;
     for (int64_t r = 0; r < rows; ++r) sum += x[r * cols + c];
@@ -103,7 +114,8 @@ void column_mean_kernel(kernels::Context&, const float* x, float* y, int64_t row
 void spread_kernel(kernels::Context&, const float* row, float* y, int64_t rows, int64_t cols, float factor) {
   for (int64_t i = 0; i < rows * cols; ++i) y[i] = row[i % cols] * factor;
 }
-void subtract_kernel(kernels::Context&, const float* x, const float* row, float* y, int64_t rows, int64_t cols) {
+void subtract_kernel(kernels::Context&, const float* x, const float* row, float* y, int64_t rows,
+                     int64_t cols) {
   for (int64_t i = 0; i < rows * cols; ++i) y[i] = x[i] - row[i % cols];
 }
 Var column_mean(Tape& tape, const Var& x, int64_t rows_of_all) {
@@ -111,7 +123,10 @@ Var column_mean(Tape& tape, const Var& x, int64_t rows_of_all) {
   const float factor = 1.0f / static_cast<float>(rows_of_all);
   const Tensor y = Tensor::empty(tape.device(), {cols});
   launch(tape.device(), &column_mean_kernel, x.value, y, rows, cols, factor);
-  return tape.record({.name = "column_mean", .inputs = {x}, .outputs = {y}, .backward = [rows, cols, factor](BackwardStep& step) {
+  return tape.record({.name = "column_mean",
+                      .inputs = {x},
+                      .outputs = {y},
+                      .backward = [rows, cols, factor](BackwardStep& step) {
                         const Tensor dx = Tensor::empty(step.device(), {rows, cols});
                         launch(step.device(), &spread_kernel, step.output_gradient(), dx, rows, cols, factor);
                         step.give(0, dx);
@@ -121,23 +136,27 @@ Var subtract(Tape& tape, const Var& x, const Var& row) {
   const int64_t rows = x.size(0), cols = x.size(1);
   const Tensor y = Tensor::empty(tape.device(), x.shape());
   launch(tape.device(), &subtract_kernel, x.value, row.value, y, rows, cols);
-  return tape.record({.name = "subtract", .inputs = {x, row}, .outputs = {y}, .backward = [rows, cols](BackwardStep& step) {
-                        const Tensor drow = Tensor::empty(step.device(), {cols});
-                        launch(step.device(), &column_mean_kernel, step.output_gradient(), drow, rows, cols, -1.0f);
-                        step.give(1, drow);
-                        step.give(0, step.output_gradient());
-                      }})[0];
+  return tape.record(
+      {.name = "subtract", .inputs = {x, row}, .outputs = {y}, .backward = [rows, cols](BackwardStep& step) {
+         const Tensor drow = Tensor::empty(step.device(), {cols});
+         launch(step.device(), &column_mean_kernel, step.output_gradient(), drow, rows, cols, -1.0f);
+         step.give(1, drow);
+         step.give(0, step.output_gradient());
+       }})[0];
 }
 
 // ---- a store that gathers on use and scatters ready gradients ----------------------------------------------------------
 
 class GatherStore final : public ParamStore {
  public:
-  GatherStore(Device& device, comm::Communicator& group, std::vector<const Parameter*> parameters, const std::vector<std::vector<float>>& values)
+  GatherStore(Device& device, comm::Communicator& group, std::vector<const Parameter*> parameters,
+              const std::vector<std::vector<float>>& values)
       : device_(device), group_(group), parameters_(std::move(parameters)) {
     for (size_t i = 0; i < parameters_.size(); ++i) {
       const int64_t n = parameters_[i]->spec().shape.elements() / group.size();
-      shards_.push_back(Tensor::from_host<float>(device, {n}, std::span(values[i]).subspan(static_cast<size_t>(n * group.rank()), static_cast<size_t>(n))));
+      shards_.push_back(Tensor::from_host<float>(
+          device, {n},
+          std::span(values[i]).subspan(static_cast<size_t>(n * group.rank()), static_cast<size_t>(n))));
       gathered_.emplace_back();
       pins_.push_back(0);
       gradients_.push_back(Tensor::zeros(device, parameters_[i]->spec().shape));
@@ -173,7 +192,8 @@ class GatherStore final : public ParamStore {
  protected:
   void gradient_ready(const Parameter& p) override {
     ++ready_[static_cast<size_t>(p.index())];
-    comm::reduce_scatter_sum(group_, gradients_[static_cast<size_t>(p.index())].view({p.spec().shape.elements()}));
+    comm::reduce_scatter_sum(group_,
+                             gradients_[static_cast<size_t>(p.index())].view({p.spec().shape.elements()}));
   }
 
  private:
@@ -211,7 +231,8 @@ Plain plain_step(const std::vector<float>& w1, const std::vector<float>& w2, con
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t o = 0; o < kOut; ++o) {
       double y = 0;
-      for (int64_t j = 0; j < kHidden; ++j) y += (at(h, r * kHidden + j) - at(mean, j)) * at(w2, o * kHidden + j);
+      for (int64_t j = 0; j < kHidden; ++j)
+        y += (at(h, r * kHidden + j) - at(mean, j)) * at(w2, o * kHidden + j);
       result.loss += 0.5 * y * y;
       for (int64_t j = 0; j < kHidden; ++j) {
         result.dw2[static_cast<size_t>(o * kHidden + j)] += y * (at(h, r * kHidden + j) - at(mean, j));
@@ -219,7 +240,8 @@ Plain plain_step(const std::vector<float>& w1, const std::vector<float>& w2, con
       }
     }
   for (int64_t r = 0; r < rows; ++r)
-    for (int64_t j = 0; j < kHidden; ++j) dmean[static_cast<size_t>(j)] += at(dc, r * kHidden + j) / static_cast<double>(rows);
+    for (int64_t j = 0; j < kHidden; ++j)
+      dmean[static_cast<size_t>(j)] += at(dc, r * kHidden + j) / static_cast<double>(rows);
   result.dx.resize(x.size());
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t j = 0; j < kHidden; ++j) {
@@ -234,10 +256,13 @@ Plain plain_step(const std::vector<float>& w1, const std::vector<float>& w2, con
 
 }  // namespace
 
-TEST_CASE("gather on use, delayed weight gradients, a recomputed region with a collective and two live tapes equal the plain step") {
+TEST_CASE(
+    "gather on use, delayed weight gradients, a recomputed region with a collective and two live tapes equal "
+    "the plain step") {
   comm::Communicator& group = world().communicator();
   const auto device = make_cpu_device(kernels::cpu_table(), 1);
-  const Parameter p1({.name = "w1", .shape = {kHidden, kIn}}, 0), p2({.name = "w2", .shape = {kOut, kHidden}}, 1);
+  const Parameter p1({.name = "w1", .shape = {kHidden, kIn}}, 0),
+      p2({.name = "w2", .shape = {kOut, kHidden}}, 1);
   const auto w1 = numbers(kHidden * kIn, 1), w2 = numbers(kOut * kHidden, 2);
 
   const int64_t rows_of_all = kRows * group.size();
@@ -257,13 +282,15 @@ TEST_CASE("gather on use, delayed weight gradients, a recomputed region with a c
       StepContext context{*device, store};
       Tape first(context), second(context);
       const auto forward = [&](Tape& tape, size_t micro) {
-        const auto mine = std::span<const float>(inputs[micro]).subspan(static_cast<size_t>(kRows * kIn * group.rank()), kRows * kIn);
+        const auto mine = std::span<const float>(inputs[micro])
+                              .subspan(static_cast<size_t>(kRows * kIn * group.rank()), kRows * kIn);
         const Var x = tape.input("x", Tensor::from_host<float>(*device, {kRows, kIn}, mine), true);
         const Tape::Body layer = [&](Tape& t, std::span<const Var> in) -> std::vector<Var> {
           const Var h = tanh(t, linear(t, in[0], p1));
           return {subtract(t, h, ops::all_reduce(t, column_mean(t, h, rows_of_all), group))};
         };
-        const Var c = recompute ? tape.recompute("layer 1", {x}, layer)[0] : layer(tape, std::vector<Var>{x})[0];
+        const Var c =
+            recompute ? tape.recompute("layer 1", {x}, layer)[0] : layer(tape, std::vector<Var>{x})[0];
         tape.output("y", linear(tape, c, p2));
         return tape.output("y").value;
       };
@@ -271,8 +298,10 @@ TEST_CASE("gather on use, delayed weight gradients, a recomputed region with a c
       CHECK(store.pinned() == 0);
       double loss = 0;
       for (const Tensor& y : {y0, y1})
-        for (const float v : y.to_host<float>()) loss += 0.5 * static_cast<double>(v) * static_cast<double>(v);
-      CHECK(comm::all_reduce(group, loss) == doctest::Approx(expected[0].loss + expected[1].loss).epsilon(1e-6));
+        for (const float v : y.to_host<float>())
+          loss += 0.5 * static_cast<double>(v) * static_cast<double>(v);
+      CHECK(comm::all_reduce(group, loss) ==
+            doctest::Approx(expected[0].loss + expected[1].loss).epsilon(1e-6));
 
       // dloss/dy = y. The second tape's backward is the last of this step.
       first.backward({{"y", y0}}, {.delay_weight_gradients = delay});
@@ -290,7 +319,8 @@ TEST_CASE("gather on use, delayed weight gradients, a recomputed region with a c
       CHECK(store.ready(1) == 1);
       CHECK(store.pinned() == 0);
 
-      const auto compare = [&](const std::vector<float>& got, const std::vector<double>& a, const std::vector<double>& b) {
+      const auto compare = [&](const std::vector<float>& got, const std::vector<double>& a,
+                               const std::vector<double>& b) {
         const size_t n = got.size(), offset = n * static_cast<size_t>(group.rank());
         for (size_t i = 0; i < n; ++i)
           CHECK(static_cast<double>(got[i]) == doctest::Approx(a[offset + i] + b[offset + i]).epsilon(2e-5));
@@ -299,13 +329,16 @@ TEST_CASE("gather on use, delayed weight gradients, a recomputed region with a c
       compare(store.reduced(1), expected[0].dw2, expected[1].dw2);
       const auto dx = second.input_gradient("x").to_host<float>();
       for (size_t i = 0; i < dx.size(); ++i)
-        CHECK(static_cast<double>(dx[i]) == doctest::Approx(expected[1].dx[static_cast<size_t>(kRows * kIn * group.rank()) + i]).epsilon(2e-5));
+        CHECK(static_cast<double>(dx[i]) ==
+              doctest::Approx(expected[1].dx[static_cast<size_t>(kRows * kIn * group.rank()) + i])
+                  .epsilon(2e-5));
     }
 }
 
 TEST_CASE("choices are made once and replayed, side effects happen once, also in nested regions") {
   const auto device = make_cpu_device(kernels::cpu_table(), 1);
-  const Parameter p1({.name = "w1", .shape = {kHidden, kIn}}, 0), p2({.name = "w2", .shape = {kOut, kHidden}}, 1);
+  const Parameter p1({.name = "w1", .shape = {kHidden, kIn}}, 0),
+      p2({.name = "w2", .shape = {kOut, kHidden}}, 1);
   const auto self = comm::make_self_communicator("self");
   GatherStore store(*device, *self, {&p1, &p2}, {numbers(kHidden * kIn, 1), numbers(kOut * kHidden, 2)});
   store.begin_step(2);
@@ -314,19 +347,23 @@ TEST_CASE("choices are made once and replayed, side effects happen once, also in
   Tape tape(context);
   int made = 0, effects = 0;
   std::vector<float> seen;
-  const Var x = tape.input("x", Tensor::from_host<float>(*device, {kRows, kIn}, numbers(kRows * kIn, 3)), true);
+  const Var x =
+      tape.input("x", Tensor::from_host<float>(*device, {kRows, kIn}, numbers(kRows * kIn, 3)), true);
   const auto choose = [&](Tape& t) {
-    const Tensor c = t.choice([&] { return Tensor::from_host<float>(*device, {1}, std::vector<float>{static_cast<float>(++made)}); });
+    const Tensor c = t.choice([&] {
+      return Tensor::from_host<float>(*device, {1}, std::vector<float>{static_cast<float>(++made)});
+    });
     seen.push_back(c.to_host<float>()[0]);
     if (t.side_effects()) ++effects;
   };
   const Var y = tape.recompute("outer", {x}, [&](Tape& outer, std::span<const Var> in) -> std::vector<Var> {
     choose(outer);
     const Var h = linear(outer, in[0], p1);
-    const Var z = outer.recompute("inner", {h}, [&](Tape& inner, std::span<const Var> arguments) -> std::vector<Var> {
-      choose(inner);
-      return {linear(inner, tanh(inner, arguments[0]), p2)};
-    })[0];
+    const Var z =
+        outer.recompute("inner", {h}, [&](Tape& inner, std::span<const Var> arguments) -> std::vector<Var> {
+          choose(inner);
+          return {linear(inner, tanh(inner, arguments[0]), p2)};
+        })[0];
     choose(outer);
     return {z};
   })[0];
@@ -341,9 +378,12 @@ TEST_CASE("choices are made once and replayed, side effects happen once, also in
   CHECK(store.ready(1) == 1);
 }
 
-TEST_CASE("what nothing depends on gets a zero gradient and still accounts for its parameters; inference records nothing") {
+TEST_CASE(
+    "what nothing depends on gets a zero gradient and still accounts for its parameters; inference records "
+    "nothing") {
   const auto device = make_cpu_device(kernels::cpu_table(), 1);
-  const Parameter p1({.name = "w1", .shape = {kHidden, kIn}}, 0), p2({.name = "w2", .shape = {kOut, kHidden}}, 1);
+  const Parameter p1({.name = "w1", .shape = {kHidden, kIn}}, 0),
+      p2({.name = "w2", .shape = {kOut, kHidden}}, 1);
   const auto self = comm::make_self_communicator("self");
   GatherStore store(*device, *self, {&p1, &p2}, {numbers(kHidden * kIn, 1), numbers(kOut * kHidden, 2)});
   store.begin_step(2);
@@ -361,6 +401,7 @@ TEST_CASE("what nothing depends on gets a zero gradient and still accounts for i
   }
   store.begin_step(2);
   Tape inference(context, Tape::Mode::inference);
-  const Var x = inference.input("x", Tensor::from_host<float>(*device, {kRows, kIn}, numbers(kRows * kIn, 3)));
+  const Var x =
+      inference.input("x", Tensor::from_host<float>(*device, {kRows, kIn}, numbers(kRows * kIn, 3)));
   CHECK(!linear(inference, x, p1).needs_gradient());
 }

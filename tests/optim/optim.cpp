@@ -15,12 +15,18 @@ using config::WeightDecayStyle;
 using config::WsdDecayStyle;
 
 TEST_CASE("learning-rate schedules: values worked out by hand") {
-  ScheduleOptions o{.max_lr = 1.0, .min_lr = 0.1, .init_lr = 0.2, .warmup_samples = 100, .decay_samples = 1100, .wsd_decay_samples = 200};
+  ScheduleOptions o{.max_lr = 1.0,
+                    .min_lr = 0.1,
+                    .init_lr = 0.2,
+                    .warmup_samples = 100,
+                    .decay_samples = 1100,
+                    .wsd_decay_samples = 200};
   const auto lr = [&](LrDecayStyle style, int64_t n, WsdDecayStyle wsd = WsdDecayStyle::linear) {
     o.style = style, o.wsd_style = wsd;
     return Schedule(o).learning_rate(n);
   };
-  for (auto style : {LrDecayStyle::constant, LrDecayStyle::linear, LrDecayStyle::cosine, LrDecayStyle::wsd, LrDecayStyle::inverse_square_root}) {
+  for (auto style : {LrDecayStyle::constant, LrDecayStyle::linear, LrDecayStyle::cosine, LrDecayStyle::wsd,
+                     LrDecayStyle::inverse_square_root}) {
     CHECK(lr(style, 0) == doctest::Approx(0.2));
     CHECK(lr(style, 50) == doctest::Approx(0.6));
     CHECK(lr(style, 100) == doctest::Approx(1.0));
@@ -35,12 +41,17 @@ TEST_CASE("learning-rate schedules: values worked out by hand") {
   CHECK(lr(LrDecayStyle::wsd, 900) == doctest::Approx(1.0));
   CHECK(lr(LrDecayStyle::wsd, 1000) == doctest::Approx(0.55));
   CHECK(lr(LrDecayStyle::wsd, 1000, WsdDecayStyle::cosine) == doctest::Approx(0.55));
-  CHECK(lr(LrDecayStyle::wsd, 1000, WsdDecayStyle::exponential) == doctest::Approx(0.1 + 0.9 * (2 * std::sqrt(0.5) - 1)));
+  CHECK(lr(LrDecayStyle::wsd, 1000, WsdDecayStyle::exponential) ==
+        doctest::Approx(0.1 + 0.9 * (2 * std::sqrt(0.5) - 1)));
   CHECK(lr(LrDecayStyle::wsd, 950, WsdDecayStyle::minus_sqrt) == doctest::Approx(0.55));
 }
 
 TEST_CASE("weight-decay schedules and the rules of a schedule") {
-  ScheduleOptions o{.max_lr = 1.0, .decay_samples = 100, .weight_decay_samples = 100, .start_weight_decay = 0.1, .end_weight_decay = 0.3};
+  ScheduleOptions o{.max_lr = 1.0,
+                    .decay_samples = 100,
+                    .weight_decay_samples = 100,
+                    .start_weight_decay = 0.1,
+                    .end_weight_decay = 0.3};
   o.weight_decay_style = WeightDecayStyle::linear;
   CHECK(Schedule(o).weight_decay(50) == doctest::Approx(0.2));
   CHECK(Schedule(o).weight_decay(500) == doctest::Approx(0.3));
@@ -65,9 +76,13 @@ TEST_CASE("AdamW equals the formula in double over ranges with and without decay
   const auto device = make_cpu_device(kernels::cpu_table(), 1);
   for (int64_t n : {1, 7, 64, 1000}) {
     std::vector<float> start(static_cast<size_t>(n)), gradient(start.size());
-    for (size_t i = 0; i < start.size(); ++i) start[i] = std::sin(static_cast<float>(i)), gradient[i] = std::cos(3.0f * static_cast<float>(i));
+    for (size_t i = 0; i < start.size(); ++i)
+      start[i] = std::sin(static_cast<float>(i)), gradient[i] = std::cos(3.0f * static_cast<float>(i));
     const int64_t decayed = n / 2;
-    FlatBuffer buffer{Tensor::from_host<float>(*device, {n}, start), Tensor::from_host<float>(*device, {n}, gradient), Tensor(), {}};
+    FlatBuffer buffer{Tensor::from_host<float>(*device, {n}, start),
+                      Tensor::from_host<float>(*device, {n}, gradient),
+                      Tensor(),
+                      {}};
     if (decayed) buffer.ranges.push_back({0, decayed, true});
     buffer.ranges.push_back({decayed, n - decayed, false});
     config::OptimizerConfig config;

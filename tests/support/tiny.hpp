@@ -12,9 +12,11 @@ inline config::Config tiny_config(bool llama, int64_t ranks = 1) {
   config::Config c;
   c.name = "tiny";
   auto& m = c.model;
-  m.num_layers = 2, m.hidden_size = 48, m.num_attention_heads = 6, m.num_query_groups = llama ? 2 : 6, m.kv_channels = 8;
+  m.num_layers = 2, m.hidden_size = 48, m.num_attention_heads = 6, m.num_query_groups = llama ? 2 : 6,
+  m.kv_channels = 8;
   m.ffn_hidden_size = llama ? 96 : 192, m.seq_length = 24, m.max_position_embeddings = 24, m.vocab_size = 61;
-  m.make_vocab_size_divisible_by = 32, m.padded_vocab_size = 64, m.softmax_scale = 1.0 / std::sqrt(8.0), m.embedding_init_method_std = 0.02;
+  m.make_vocab_size_divisible_by = 32, m.padded_vocab_size = 64, m.softmax_scale = 1.0 / std::sqrt(8.0),
+  m.embedding_init_method_std = 0.02;
   m.hidden_dropout = m.attention_dropout = 0;
   if (llama) {
     m.position_embedding_type = config::PositionEmbedding::rope;
@@ -22,7 +24,8 @@ inline config::Config tiny_config(bool llama, int64_t ranks = 1) {
     m.gated_linear_unit = true, m.activation_func = config::Activation::silu, m.add_bias_linear = false;
     m.share_embeddings_and_output_weights = false;
   }
-  c.optimizer.lr = 1e-2, c.optimizer.min_lr = 1e-3, c.optimizer.weight_decay = 0.1, c.optimizer.adam_beta2 = 0.95;
+  c.optimizer.lr = 1e-2, c.optimizer.min_lr = 1e-3, c.optimizer.weight_decay = 0.1,
+  c.optimizer.adam_beta2 = 0.95;
   c.scheduler.lr_decay_style = config::LrDecayStyle::cosine;
   c.train.micro_batch_size = 2, c.train.global_batch_size = 4, c.train.train_iters = 30, c.train.threads = 1;
   c.scheduler.lr_warmup_iters = 3;

@@ -22,8 +22,8 @@ void double_it(kernels::Context&, const float* x, kernels::Out y, int64_t n) {
 
 TEST_CASE("bf16 rounds to nearest even and keeps what is not finite") {
   CHECK(static_cast<float>(bf16(1.0f)) == 1.0f);
-  CHECK(bf16(1.00390625f).bits == bf16(1.0f).bits);         // 1 + 2^-8: a tie goes to the even side
-  CHECK(bf16(1.01171875f).bits == bf16(1.015625f).bits);    // 1 + 3 * 2^-8: the other tie
+  CHECK(bf16(1.00390625f).bits == bf16(1.0f).bits);       // 1 + 2^-8: a tie goes to the even side
+  CHECK(bf16(1.01171875f).bits == bf16(1.015625f).bits);  // 1 + 3 * 2^-8: the other tie
   CHECK(std::isinf(static_cast<float>(bf16(std::numeric_limits<float>::infinity()))));
   CHECK(std::isnan(static_cast<float>(bf16(std::numeric_limits<float>::signaling_NaN()))));
   CHECK(std::isinf(static_cast<float>(bf16(std::numeric_limits<float>::max()))));

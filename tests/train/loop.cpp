@@ -100,7 +100,8 @@ TEST_CASE("micro-batch size, and the number of ranks, change the loss by roundin
   Loop loop(single, alone);
   loop.initialise();
   const auto one_rank = run_until(loop, single, 8);
-  for (size_t i = 0; i < expected.size(); ++i) CHECK(std::abs(one_rank[i] - expected[i]) <= 1e-6 * std::abs(expected[i]) + 1e-6);
+  for (size_t i = 0; i < expected.size(); ++i)
+    CHECK(std::abs(one_rank[i] - expected[i]) <= 1e-6 * std::abs(expected[i]) + 1e-6);
 }
 
 TEST_CASE("dropout does not depend on micro-batches or ranks; recomputation changes nothing") {
@@ -145,8 +146,10 @@ TEST_CASE("resume is bitwise equal to the uninterrupted run, in fp32 and bf16") 
     CHECK(std::vector<double>(whole.begin() + 10, whole.end()) == rest);
   }
   world().communicator().barrier();
-  if (world().rank() == 0) std::filesystem::remove_all(scratch());
-  else scratch();
+  if (world().rank() == 0)
+    std::filesystem::remove_all(scratch());
+  else
+    scratch();
 }
 
 TEST_CASE("a loss that is not finite stops the run before the optimizer touches the state") {
@@ -157,7 +160,8 @@ TEST_CASE("a loss that is not finite stops the run before the optimizer touches 
   const auto& parameter = *loop.model().parameters()[3];
   const auto before = loop.store().main(parameter).to_host<float>();
   const auto& last = *loop.model().parameters().back();
-  std::vector<float> poison(static_cast<size_t>(last.spec().shape.elements()), std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> poison(static_cast<size_t>(last.spec().shape.elements()),
+                            std::numeric_limits<float>::quiet_NaN());
   loop.store().main(last).copy_from_host_bytes(std::as_bytes(std::span(poison)));
   try {
     run_until(loop, config, 3);
@@ -184,7 +188,8 @@ TEST_CASE("a checkpoint of another model is refused with all differences") {
   config.model.qk_layernorm = true;
   Loop other(config, world());
   std::vector<std::string> refused;
-  auto reader = checkpoint::Reader::open(find_checkpoint(world(), root, refused)->path, checkpoint::Depth::structure);
+  auto reader =
+      checkpoint::Reader::open(find_checkpoint(world(), root, refused)->path, checkpoint::Depth::structure);
   try {
     load_state(reader, other.store(), &other.optimizer());
     FAIL("expected an error");
@@ -194,6 +199,8 @@ TEST_CASE("a checkpoint of another model is refused with all differences") {
     CHECK(error.message().find("is missing") != std::string::npos);
   }
   world().communicator().barrier();
-  if (world().rank() == 0) std::filesystem::remove_all(scratch());
-  else scratch();
+  if (world().rank() == 0)
+    std::filesystem::remove_all(scratch());
+  else
+    scratch();
 }
