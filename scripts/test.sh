@@ -2,8 +2,9 @@
 # Builds Capstan and runs its tests. Ends with one line "N passed, N failed".
 #
 #   scripts/test.sh           fast: release build with warnings as errors, all tests but those labelled `slow`
-#   scripts/test.sh --full    also the slow tests, one build with address and undefined-behaviour sanitizers, the tests
-#                             labelled `threaded` under the thread sanitizer, and each fuzz target for a while
+#   scripts/test.sh --full    also the form of the sources, the slow tests, one build with address and
+#                             undefined-behaviour sanitizers, the tests labelled `threaded` under the thread
+#                             sanitizer, and each fuzz target for a while
 #   -j N                      compile and test jobs; default: the cores
 #   --no-install              take the installed packages as they are
 #
@@ -17,7 +18,7 @@ while [ $# -gt 0 ]; do
     --full) full=yes ;;
     --no-install) install=no ;;
     -j) jobs=$2; shift ;;
-    -h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "test.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
   esac
   shift
@@ -73,6 +74,13 @@ if [ "$install" = yes ]; then
   if [ "$full" = yes ]; then must scripts/install.sh everything; else must scripts/install.sh quickstart; fi
 fi
 
+if [ "$full" = yes ]; then
+  stage style
+  status=0
+  scripts/format.sh --check || status=$?
+  result style "$status"
+fi
+
 stage "build: release"
 configure release
 build release
@@ -96,7 +104,7 @@ if [ "$full" = yes ]; then
   ASAN_OPTIONS="${ASAN_OPTIONS/detect_leaks=1/detect_leaks=0}" tests asan -L ranks -LE slow
 
   stage "build: tsan"
-  must cmake --preset tsan -DCAPSTAN_WERROR=ON >"$logs/configure-tsan.txt"
+  configure tsan
   must cmake --build --preset tsan -j "$jobs" --target threaded_tests
   stage "tests: tsan"
   tests tsan -L threaded -LE slow

@@ -120,6 +120,11 @@ std::string human_count(double count) {
   return scaled(count, 1000, units, "");
 }
 
+std::string human_flop(double flop) {
+  static constexpr std::array units{" FLOP", " kFLOP", " MFLOP", " GFLOP", " TFLOP", " PFLOP", " EFLOP"};
+  return scaled(flop, 1000, units, "");
+}
+
 std::string human_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
   std::array<char, 48> buffer;

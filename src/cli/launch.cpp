@@ -53,6 +53,10 @@ std::string own_path() {
 
 }  // namespace
 
+bool has_parent() {
+  return std::getenv("CAPSTAN_PARENT") != nullptr;
+}
+
 std::vector<std::string> without_nproc(const std::vector<std::string>& command) {
   std::vector<std::string> rest;
   for (size_t i = 1; i < command.size(); ++i) {
@@ -114,6 +118,7 @@ int launch_ranks(const Context& context, int64_t ranks) {
     if (::getppid() != parent) ::_exit(4);
     const int null = ::open("/dev/null", O_RDONLY);
     if (null >= 0) ::dup2(null, STDIN_FILENO);
+    ::setenv("CAPSTAN_PARENT", "1", 1);
     if (terminal) ::setenv("CAPSTAN_PARENT_TERMINAL", "1", 1);
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;

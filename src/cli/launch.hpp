@@ -22,6 +22,9 @@ int launch_ranks(const Context& context, int64_t ranks);
 // for this one.
 int run_in_world(const Context& context, FunctionRef<int(comm::World&)> body);
 
+// This process is a rank that another Capstan started with `--nproc`, which has shown the recipe's notes already.
+bool has_parent();
+
 // What `launch_ranks` starts, without the program name and its flags: for tests.
 std::vector<std::string> without_nproc(const std::vector<std::string>& command);
 

@@ -52,7 +52,7 @@ int run_train(Context& context) {
   if (!chief) for_diagnostics.verbosity = -1;
   const int64_t ranks = nproc ? *nproc : launched.size;
   const config::Resolution resolution = resolve_recipe(context, recipe, ranks);
-  if (chief) show_diagnostics(context, resolution);
+  if (chief && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
   if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
   refuse_missing_features(resolution.config);
   if (nproc && *nproc > 1) return launch_ranks(context, *nproc);
@@ -74,13 +74,10 @@ int run_train(Context& context) {
     options.changes_since = [&](const std::string& stored) { return changes_since(stored, resolution); };
     const train::Outcome outcome = train::train(resolution.config, world, options, progress);
     if (outcome.ended == train::Ended::finished) {
-      progress.line("done: " + std::to_string(outcome.step) + " steps; run " + outcome.run_dir.string());
       if (!outcome.checkpoint.empty())
         progress.line("try: capstan generate " + shell_quoted(outcome.run_dir.string()) + " --prompt TEXT");
       return 0;
     }
-    progress.line("stopped at step " + std::to_string(outcome.step) + ": " + outcome.reason +
-                  "; checkpoint " + outcome.checkpoint.string());
     progress.line("continue with: " + resume_command(context, outcome));
     return 75;
   });

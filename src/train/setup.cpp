@@ -42,6 +42,20 @@ DType compute_type(const config::MixedPrecisionConfig& precision) {
        "mixed_precision=bf16_mixed");
 }
 
+namespace {
+data::PreTokenizerChoice choice_of(config::PreTokenizer pre_tokenizer) {
+  switch (pre_tokenizer) {
+    case config::PreTokenizer::gpt2:
+      break;
+    case config::PreTokenizer::llama3:
+      return data::PreTokenizerChoice::llama3;
+    case config::PreTokenizer::qwen:
+      return data::PreTokenizerChoice::qwen2;
+  }
+  return data::PreTokenizerChoice::gpt2;
+}
+}  // namespace
+
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config) {
   const config::TokenizerConfig& t = config.tokenizer;
   std::shared_ptr<const data::Tokenizer> tokenizer;
@@ -60,19 +74,8 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& conf
     case config::TokenizerKind::gpt2_bpe: {
       if (!t.vocab_file || !t.merge_file)
         fail(ErrorCode::config, "tokenizer.vocab_file and tokenizer.merge_file are not both given");
-      const std::filesystem::path vocab = t.vocab_file->resolved, merges = t.merge_file->resolved;
-      if (vocab.filename() != "vocab.json" || merges.filename() != "merges.txt" ||
-          vocab.parent_path() != merges.parent_path())
-        fail(ErrorCode::unsupported,
-             "tokenizer.vocab_file `" + t.vocab_file->text + "` and tokenizer.merge_file `" +
-                 t.merge_file->text + "` are not a vocab.json and a merges.txt in one directory",
-             "rename or copy them together, or name a tokenizer.json with tokenizer.tokenizer_model");
-      if (t.pre_tokenizer != config::PreTokenizer::gpt2)
-        fail(
-            ErrorCode::unsupported,
-            "tokenizer.pre_tokenizer: vocab.json and merges.txt are read with GPT-2's rules",
-            "a tokenizer.json names its own pre-tokenizer: tokenizer.tokenizer_model=path/to/tokenizer.json");
-      tokenizer = data::Tokenizer::load(vocab.parent_path());
+      tokenizer = data::Tokenizer::load_pair(t.vocab_file->resolved, t.merge_file->resolved,
+                                             choice_of(t.pre_tokenizer));
       break;
     }
   }

@@ -15,6 +15,7 @@
 #include "kernels/table.hpp"
 #include "train/loop.hpp"
 #include "train/records/events.hpp"
+#include "train/records/log_file.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/run_dir.hpp"
 #include "train/stop.hpp"
@@ -46,15 +47,21 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Only rank 0 speaks.
+// Only rank 0 speaks. What it says is also in the run's log, from the moment that there is one.
 class Speaker {
  public:
   Speaker(ProgressSink& sink, bool speaks) : sink_(sink), speaks_(speaks) {}
+  void open_log(const fs::path& path) { log_ = std::make_unique<records::LogFile>(path); }
+  void log_only(const std::string& text) {
+    if (log_) log_->line(text);
+  }
   void line(const std::string& text) {
     if (speaks_) sink_.line(text);
+    if (log_) log_->line(text);
   }
   void warning(const std::string& text) {
     if (speaks_) sink_.warning(text);
+    if (log_) log_->warning(text);
   }
   void status(const std::string& text) {
     if (speaks_) sink_.status(text);
@@ -64,6 +71,7 @@ class Speaker {
  private:
   ProgressSink& sink_;
   bool speaks_;
+  std::unique_ptr<records::LogFile> log_;
 };
 
 class Run {
@@ -81,6 +89,7 @@ class Run {
  private:
   void open_data();
   void open_records();
+  void say_end(const Outcome& outcome);
   void write_events(int64_t step, std::span<const records::Scalar> scalars);
   void start_or_resume();
   void check_changes(const checkpoint::Reader& reader);
@@ -114,7 +123,7 @@ class Run {
   fs::path last_checkpoint_;
   StepEstimate estimate_;
   double flops_per_step_ = 0, gemm_rate_ = 0;  // of this rank; FLOP/s
-  double last_loss_ = 0;
+  std::optional<double> last_loss_;            // none: no step was left to do
   Clock::time_point last_line_;
   int64_t steps_since_log_ = 0;
   double seconds_since_log_ = 0;
@@ -134,6 +143,8 @@ void Run::open_records() {
              "{\"version\": \"" CAPSTAN_VERSION "\", \"world\": " + std::to_string(world_.size()) + "}\n",
          .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints"});
     run_id_ = records_->id();
+    speaker_.open_log(records_->log());
+    speaker_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
   });
   run_id_ = comm::gather_texts(world_.communicator(), run_id_)[0];
 }
@@ -210,9 +221,9 @@ void Run::report_model() {
   loop_->device().release_cached();  // the measurement's matrices are no part of the run
   loop_->device().reset_peak();
   speaker_.line(human_count(static_cast<double>(loop_->store().elements())) + " parameters, " +
-                human_count(flops_per_step_) + "FLOP a step and rank, about " +
+                human_flop(flops_per_step_) + " a step and rank, about " +
                 human_bytes(static_cast<double>(estimate_.memory.peak)) + " at the peak; GEMM rate " +
-                human_count(gemm_rate_) + "FLOP/s");
+                human_flop(gemm_rate_) + "/s");
 }
 
 std::string Run::stop_reason() {
@@ -349,15 +360,27 @@ bool Run::save(bool must_succeed) {
   return true;
 }
 
+void Run::say_end(const Outcome& outcome) {
+  std::string text = outcome.ended == Ended::finished
+                         ? "done: " + std::to_string(outcome.step) + " steps"
+                         : "stopped at step " + std::to_string(outcome.step) + ": " + outcome.reason;
+  if (last_loss_) text += ", loss " + fixed(*last_loss_, 4);
+  text += ", " + human_duration(seconds_since(start_)) + "; run " + run_dir_.string();
+  if (!outcome.checkpoint.empty()) text += ", checkpoint " + outcome.checkpoint.filename().string();
+  speaker_.line(text);
+}
+
 void Run::failed(const std::string& reason) noexcept {
   try {
     if (metrics_) metrics_->write(records::MetricsRow(loop_->state().step, "failed").text("reason", reason));
     if (records_) records_->end(records::RunEnd::failed, reason);
+    speaker_.log_only("failed: " + reason);
   } catch (const std::exception&) {  // the disk may be what failed: the error that is on its way says more
   }
 }
 
 Outcome Run::run() {
+  const StopSignals signals;  // from here on a signal means: save, then end
   // What can be missing or unsupported is found before anything is allocated or written; the step runs once on the meta
   // device, through the same code.
   check_device(config_.train.device);
@@ -375,7 +398,6 @@ Outcome Run::run() {
                 (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm
                      ? ", bf16 products widened to fp32"
                      : ""));
-  const StopSignals signals;
   start_or_resume();
   if (chief()) {
     const int64_t step = loop_->state().step;
@@ -414,8 +436,8 @@ Outcome Run::run() {
     save(true);
   }
   outcome.step = loop_->state().step;
-  outcome.loss = last_loss_;
   outcome.checkpoint = last_checkpoint_;
+  say_end(outcome);
   if (chief())
     records_->end(outcome.ended == Ended::finished ? records::RunEnd::finished : records::RunEnd::stopped,
                   outcome.reason);

@@ -45,7 +45,6 @@ struct Outcome {
   Ended ended = Ended::finished;
   std::string reason;  // why it stopped
   int64_t step = 0;
-  double loss = 0;  // of the last step
   std::filesystem::path run_dir, checkpoint;
 };
 

@@ -70,6 +70,7 @@ TEST_CASE("near matches find the typo and the missing suffix, and nothing far") 
 TEST_CASE("humane units") {
   CHECK(human_bytes(1536) == "1.50 KiB");
   CHECK(human_count(124.4e6) == "124.4M");
+  CHECK(human_flop(104.7e9) == "104.7 GFLOP");
   CHECK(human_duration(192) == "3m 12s");
   CHECK(with_separators(4194304) == "4 194 304");
   CHECK(with_separators(-4194) == "-4 194");

@@ -139,6 +139,10 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
   for (const char* name :
        {"step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_seconds", "memory_bytes"})
     CHECK(rows_of(p.file("whole/metrics.jsonl")).front().contains(name));
+  const std::string log = read_file(p.file("whole/log.txt"));
+  for (const char* said :
+       {"train ./tiny.yaml --run-dir whole", "GFLOP/s", "step 12/12 | loss", "done: 12 steps, loss "})
+    CHECK_MESSAGE(contains(log, said), log);
 
   const Finished stopped = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "train.exit_interval=5"});
   CHECK_MESSAGE(stopped.code == 75, stopped.err);

@@ -226,6 +226,38 @@ TEST_CASE("tokenizer: large files load fast") {
   MESSAGE(std::to_string(json.size()) << " bytes in " << seconds << " s");
 }
 
+TEST_CASE("tokenizer: a vocabulary and merges under any names, with each pre-tokenizer") {
+  const Directory directory;
+  const std::pair<const char*, PreTokenizerChoice> cases[] = {
+      {"gpt2.json", PreTokenizerChoice::gpt2},
+      {"llama3_ignore_merges.json", PreTokenizerChoice::llama3},
+      {"trained_qwen2.json", PreTokenizerChoice::qwen2}};
+  for (const auto& [name, choice] : cases) {
+    CAPTURE(name);
+    const Json whole = Json::parse(read_file(fixtures::path(name)));
+    std::string merges = "#version: 0.2\n\n";
+    for (const auto& merge : whole["model"]["merges"])
+      merges += (merge.is_array() ? merge[0].get<std::string>() + " " + merge[1].get<std::string>()
+                                  : merge.get<std::string>()) +
+                "\n";
+    directory.write("encoder.json", whole["model"]["vocab"].dump());
+    directory.write("vocab.bpe", merges);
+    const auto pair =
+        Tokenizer::load_pair(directory.path / "encoder.json", directory.path / "vocab.bpe", choice);
+    const auto expected = Tokenizer::load(fixtures::path(name));
+    EncodeOptions as_text;
+    as_text.specials_as_text = true;
+    for (const auto& sample : fixtures::samples())
+      CHECK(pair->encode(sample, as_text) == expected->encode(sample, as_text));
+    REQUIRE(pair->files().size() == 1);
+    CHECK(pair->files()[0].name == "tokenizer.json");
+    directory.write("vocab.bpe", merges + "a zz\n");
+    CHECK_THROWS_WITH_AS(
+        Tokenizer::load_pair(directory.path / "encoder.json", directory.path / "vocab.bpe", choice),
+        doctest::Contains("\"zz\" is not in the vocabulary"), Error);
+  }
+}
+
 TEST_CASE("tokenizer: directories, the files to keep, hashes") {
   const Directory directory;
   const Json gpt2 = Json::parse(read_file(fixtures::path("gpt2.json")));

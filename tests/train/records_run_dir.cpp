@@ -7,7 +7,10 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
+#include "base/error.hpp"
+#include "base/text.hpp"
 #include "records_helpers.hpp"
+#include "train/records/log_file.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/run_list.hpp"
 
@@ -19,6 +22,26 @@ static RunRecords texts(const std::string& recipe = "model: small\n") {
   return {
       "quickstart", "extends: quickstart\n", recipe, "capstan train quickstart", "{\"version\": \"0.1.0\"}\n",
       "checkpoints"};
+}
+
+TEST_CASE("the log keeps every line with its time over all starts, and a full disk ends nothing") {
+  const TemporaryDirectory root;
+  const fs::path path = root.path() / "log.txt";
+  {
+    LogFile log(path);
+    log.line("step 1 | 50% of {all}");
+    log.warning("step 2 was not saved");
+  }
+  LogFile(path).line("resumed");
+  const auto lines = split(slurp(path), '\n');
+  REQUIRE(lines.size() == 4);
+  CHECK(lines[0].size() == 20 + 22);
+  CHECK(lines[0].substr(19) == "Z step 1 | 50% of {all}");
+  CHECK(lines[1].substr(19) == "Z warning: step 2 was not saved");
+  CHECK(lines[2].substr(19) == "Z resumed");
+  CHECK_THROWS_AS(LogFile(root.path() / "log.txt" / "below"), Error);
+  LogFile full("/dev/full");
+  full.line("lost");
 }
 
 TEST_CASE("a new run has its records, and is refused when it is there already") {

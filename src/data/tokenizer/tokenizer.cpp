@@ -11,6 +11,7 @@
 #include "data/tokenizer/bpe.hpp"
 #include "data/tokenizer/byte_level.hpp"
 #include "data/tokenizer/load.hpp"
+#include "data/tokenizer/write_json.hpp"
 
 namespace capstan::data {
 
@@ -323,6 +324,22 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
   auto result = make(std::move(loaded));
   result->parts_->files = std::move(files);
   return result;
+}
+
+std::shared_ptr<const Tokenizer> Tokenizer::load_pair(const fs::path& vocab, const fs::path& merges,
+                                                      PreTokenizerChoice pre_tokenizer) {
+  const LoadedSpec loaded = read_vocab_and_merges(read_file(vocab, JsonFile::kMaxBytes), vocab.string(),
+                                                  read_file(merges, JsonFile::kMaxBytes), merges.string(),
+                                                  std::string(), std::string());
+  Parts().build(loaded.spec);  // what is wrong is said with the names and lines of these files
+  TokenizerText text;
+  text.pre_tokenizer = pre_tokenizer;
+  text.ignore_merges = pre_tokenizer == PreTokenizerChoice::llama3;
+  text.vocab = loaded.spec.vocab;
+  for (const auto& merge : loaded.spec.merges)
+    if (!merge.first.empty()) text.merges.push_back(merge);
+  for (const AddedToken& added : loaded.spec.added) text.special_ids.push_back(added.id);
+  return from_json(tokenizer_json(std::move(text)), vocab.string());
 }
 
 void Tokenizer::encode(std::string_view text, std::vector<int32_t>& out, const EncodeOptions& options) const {

@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "data/tokenizer/pre_tokenizer_choice.hpp"
+
 namespace capstan::data {
 
 struct EncodeOptions {
@@ -34,6 +36,11 @@ class Tokenizer {
   // A tokenizer.json, a directory with one (or with vocab.json and merges.txt, and tokenizer_config.json
   // where there is one), or the word `bytes` for byte_tokenizer().
   static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& path);
+  // GPT-2's pair of files under any names, with the pre-tokenizer named, which they do not say. Beside a checkpoint it is
+  // kept as one tokenizer.json.
+  static std::shared_ptr<const Tokenizer> load_pair(const std::filesystem::path& vocab,
+                                                    const std::filesystem::path& merges,
+                                                    PreTokenizerChoice pre_tokenizer);
   // From the text of a tokenizer.json; `name` is what messages call it.
   static std::shared_ptr<const Tokenizer> from_json(std::string text,
                                                     const std::string& name = "tokenizer.json");

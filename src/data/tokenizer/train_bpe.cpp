@@ -15,6 +15,7 @@
 #include "data/tokenizer/byte_level.hpp"
 #include "data/tokenizer/normalizer.hpp"
 #include "data/tokenizer/pre_tokenizer.hpp"
+#include "data/tokenizer/write_json.hpp"
 
 namespace capstan::data {
 
@@ -280,63 +281,20 @@ void Merger::run(int64_t vocab_size, int64_t min_frequency, const TrainProgressS
     progress({"merging", static_cast<int64_t>(tokens_.size()), static_cast<int64_t>(tokens_.size())});
 }
 
-// Laid out as Hugging Face saves it.
 std::string Merger::json(const TrainOptions& options) const {
-  std::string out = "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n";
-  out += options.special_tokens.empty() ? "  \"added_tokens\": [],\n" : "  \"added_tokens\": [\n";
-  std::vector<int32_t> special_ids;
-  for (const auto& special : options.special_tokens) special_ids.push_back(ids_.at(special));
-  std::sort(special_ids.begin(), special_ids.end());
-  for (size_t i = 0; i < special_ids.size(); ++i) {
-    out += "    {\n      \"id\": " + std::to_string(special_ids[i]) +
-           ",\n      \"content\": " + capstan::quoted(tokens_[static_cast<size_t>(special_ids[i])]) +
-           ",\n      \"single_word\": false,\n      \"lstrip\": false,\n      \"rstrip\": false,\n"
-           "      \"normalized\": false,\n      \"special\": true\n    }";
-    out += i + 1 < special_ids.size() ? ",\n" : "\n  ],\n";
-  }
-  out += options.pre_tokenizer == PreTokenizerChoice::qwen2
-             ? "  \"normalizer\": {\n    \"type\": \"NFC\"\n  },\n"
-             : "  \"normalizer\": null,\n";
-  const std::string prefix = options.add_prefix_space ? "true" : "false";
-  if (options.pre_tokenizer == PreTokenizerChoice::gpt2) {
-    out += "  \"pre_tokenizer\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": " + prefix +
-           ",\n    \"trim_offsets\": true,\n    \"use_regex\": true\n  },\n";
-  } else {
-    const auto pattern = options.pre_tokenizer == PreTokenizerChoice::llama3 ? kLlama3Pattern : kQwen2Pattern;
-    out +=
-        "  \"pre_tokenizer\": {\n    \"type\": \"Sequence\",\n    \"pretokenizers\": [\n      {\n        "
-        "\"type\": \"Split\",\n"
-        "        \"pattern\": {\n          \"Regex\": " +
-        capstan::quoted(pattern) +
-        "\n        },\n        \"behavior\": \"Isolated\",\n        \"invert\": false\n      },\n      {\n   "
-        "     \"type\": \"ByteLevel\",\n"
-        "        \"add_prefix_space\": " +
-        prefix + ",\n        \"trim_offsets\": true,\n        \"use_regex\": false\n      }\n    ]\n  },\n";
-  }
-  out +=
-      "  \"post_processor\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": true,\n    "
-      "\"trim_offsets\": false,\n    \"use_regex\": true\n  },\n"
-      "  \"decoder\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": true,\n    "
-      "\"trim_offsets\": true,\n    \"use_regex\": true\n  },\n"
-      "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n    "
-      "\"continuing_subword_prefix\": null,\n"
-      "    \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    "
-      "\"ignore_merges\": false,\n    \"vocab\": {\n";
+  TokenizerText text;
+  text.pre_tokenizer = options.pre_tokenizer;
+  text.add_prefix_space = options.add_prefix_space;
+  for (const auto& special : options.special_tokens) text.special_ids.push_back(ids_.at(special));
   for (size_t id = 0; id < tokens_.size(); ++id)
-    out += "      " + capstan::quoted(tokens_[id]) + ": " + std::to_string(id) +
-           (id + 1 < tokens_.size() ? ",\n" : "\n    },\n");
+    text.vocab.emplace_back(tokens_[id], static_cast<int32_t>(id));
   // A pair that was merged twice counts at its later rank.
-  std::vector<Pair> merges;
   std::unordered_map<Pair, size_t> last;
   for (size_t rank = 0; rank < merges_.size(); ++rank) last[merges_[rank]] = rank;
   for (size_t rank = 0; rank < merges_.size(); ++rank)
-    if (last[merges_[rank]] == rank) merges.push_back(merges_[rank]);
-  out += merges.empty() ? "    \"merges\": []\n" : "    \"merges\": [\n";
-  for (size_t i = 0; i < merges.size(); ++i)
-    out += "      [\n        " + capstan::quoted(tokens_[merges[i] >> 32]) + ",\n        " +
-           capstan::quoted(tokens_[merges[i] & 0xFFFFFFFF]) +
-           (i + 1 < merges.size() ? "\n      ],\n" : "\n      ]\n    ]\n");
-  return out + "  }\n}";
+    if (last[merges_[rank]] == rank)
+      text.merges.emplace_back(tokens_[merges_[rank] >> 32], tokens_[merges_[rank] & 0xFFFFFFFF]);
+  return tokenizer_json(std::move(text));
 }
 
 // Cuts documents into words on all threads.
@@ -440,13 +398,6 @@ size_t cut_near(std::string_view text, size_t offset) {
 }
 
 }  // namespace
-
-PreTokenizerChoice pre_tokenizer_by_name(std::string_view name) {
-  if (name == "gpt2") return PreTokenizerChoice::gpt2;
-  if (name == "llama3") return PreTokenizerChoice::llama3;
-  if (name == "qwen2") return PreTokenizerChoice::qwen2;
-  fail(ErrorCode::usage, "there is no pre-tokenizer " + capstan::quoted(name), "one of gpt2, llama3, qwen2");
-}
 
 std::string train_bpe(DocumentSource documents, const TrainOptions& options, ThreadPool& pool,
                       const TrainProgressSink& progress) {

@@ -12,12 +12,9 @@
 
 #include "base/function_ref.hpp"
 #include "base/thread_pool.hpp"
+#include "data/tokenizer/pre_tokenizer_choice.hpp"
 
 namespace capstan::data {
-
-enum class PreTokenizerChoice : uint8_t { gpt2, llama3, qwen2 };  // qwen2 normalises to NFC as well
-PreTokenizerChoice pre_tokenizer_by_name(
-    std::string_view name);  // "gpt2", "llama3", "qwen2"; ErrorCode::usage otherwise
 
 struct TrainOptions {
   int64_t vocab_size = 0;     // entries in all: the special tokens, 256 bytes, the merges

@@ -1,9 +1,14 @@
 // The directory of a run:
 //
-//   run.json              who, when, which recipe, how it ended        metrics.jsonl, events.out.tfevents.*,
-//   log.txt recipe.given.yaml     as given, with the overrides                 checkpoints/ recipe.yaml
-//   resolved, with the origin of each value      command.txt (one line per start), version.json lock held
-//   while a process works on the run
+//   run.json                          who, when, which recipe, how it ended
+//   command.txt                       the command line, one line per start
+//   version.json                      of the binary that ran last
+//   recipe.given.yaml                 as given, with the overrides
+//   recipe.yaml                       resolved, with the origin of each value
+//   log.txt                           what the run said
+//   metrics.jsonl, events.out.tfevents.*
+//   checkpoints/
+//   lock                              held while a process works on the run
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,14 @@
+// The ways to cut text before merging that a byte-level BPE tokenizer can be made with.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace capstan::data {
+
+enum class PreTokenizerChoice : uint8_t { gpt2, llama3, qwen2 };  // qwen2 normalises to NFC as well
+
+// "gpt2", "llama3", "qwen2"; ErrorCode::usage otherwise
+PreTokenizerChoice pre_tokenizer_by_name(std::string_view name);
+
+}  // namespace capstan::data
