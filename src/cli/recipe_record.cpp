@@ -32,6 +32,14 @@ config::Resolution resolve_text(const std::string& text) {
   return config::resolve(request);
 }
 
+// A recipe is named by its own `name`, not by that of the one it extends; else by its file.
+std::string own_name(const config::Resolution& resolution) {
+  const config::Origin& origin = resolution.origin("name");
+  const bool own = origin.kind == config::Origin::Kind::cli ||
+                   (origin.kind == config::Origin::Kind::file && origin.place.source == 0);
+  return own && !resolution.config.name.empty() ? resolution.config.name : resolution.recipe_name;
+}
+
 bool longer(const train::RecipeChange& change) {
   if (change.path != "train.train_iters" && change.path != "train.train_samples") return false;
   return std::atoll(change.after.c_str()) > std::atoll(change.before.c_str());
@@ -41,7 +49,7 @@ bool longer(const train::RecipeChange& change) {
 
 train::RecipeRecord recipe_record(const config::Resolution& resolution, const Context& context) {
   train::RecipeRecord record;
-  record.name = resolution.config.name.empty() ? resolution.recipe_name : resolution.config.name;
+  record.name = own_name(resolution);
   record.command = command_text(context.command);
   for (const config::Source& source : resolution.sources)
     if (source.kind != config::Source::Kind::cli && !source.name.starts_with("configs/")) {

@@ -85,8 +85,9 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
     optim::FlatBuffer buffer{bucket.main, bucket.gradients, bucket.model, {}};
     for (const Parameter* parameter : bucket.parameters) {
       const ParamSpec& spec = parameter->spec();
-      optim::FlatBuffer::Range range{placement(*parameter).begin, spec.shape.elements(),
-                                     !spec.no_weight_decay, spec.layer < 0 && spec.shape.rank() == 2};
+      optim::FlatBuffer::Range range{
+          placement(*parameter).begin, spec.shape.elements(), !spec.no_weight_decay,
+          spec.name.ends_with("word_embeddings.weight") || spec.name.ends_with("output_layer.weight")};
       const bool qk_norm = spec.name.find(".q_layernorm.") != std::string::npos ||
                            spec.name.find(".k_layernorm.") != std::string::npos;
       if (options_.decay_qk_norm && qk_norm) range.weight_decay = true;

@@ -27,7 +27,8 @@ Loop::Loop(const config::Config& config, comm::World& world)
       mesh_(mesh_sizes(config.dist, world.size()), world.rank()),
       device_(make_device(config.train.device, config.train.threads.value_or(0), world.local_size())),
       model_(models::build(config.model)),
-      schedule_(make_schedule(config)) {
+      schedule_(make_schedule(config, false)),
+      decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())) {
   mesh_.connect(world.communicator());
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
@@ -132,9 +133,7 @@ StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
   if (!result.skipped) {
     optim::StepOptions step;
     step.lr = result.learning_rate;
-    step.decoupled_lr = config_.optimizer.decoupled_lr
-                            ? step.lr * *config_.optimizer.decoupled_lr / config_.optimizer.lr
-                            : step.lr;
+    step.decoupled_lr = decoupled_schedule_.learning_rate(state_.schedule_samples);
     step.weight_decay = schedule_.weight_decay(state_.schedule_samples);
     step.gradient_scale =
         static_cast<float>(scale * optim::clip_factor(result.gradient_norm, config_.optimizer.clip_grad));

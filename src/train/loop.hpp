@@ -63,7 +63,7 @@ class Loop {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::GradientNorm> norm_;
   std::vector<optim::FlatBuffer> buffers_;
-  optim::Schedule schedule_;
+  optim::Schedule schedule_, decoupled_schedule_;
   TrainState state_;
   Tensor one_;  // fp32 [1]: the gradient of the summed loss
   int64_t micro_batches_ = 1;

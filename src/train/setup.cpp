@@ -134,7 +134,7 @@ int64_t total_iterations(const config::Config& config) {
        "train.train_iters=1000");
 }
 
-optim::Schedule make_schedule(const config::Config& config) {
+optim::Schedule make_schedule(const config::Config& config, bool decoupled) {
   const config::SchedulerConfig& s = config.scheduler;
   const config::OptimizerConfig& o = config.optimizer;
   const int64_t batch = *config.train.global_batch_size, all_samples = total_iterations(config) * batch;
@@ -145,8 +145,8 @@ optim::Schedule make_schedule(const config::Config& config) {
   optim::ScheduleOptions options;
   options.style = s.lr_decay_style;
   options.wsd_style = s.lr_wsd_decay_style;
-  options.max_lr = o.lr;
-  options.min_lr = o.min_lr.value_or(0.0);
+  options.max_lr = decoupled ? o.decoupled_lr.value_or(o.lr) : o.lr;
+  options.min_lr = (decoupled ? o.decoupled_min_lr : o.min_lr).value_or(0.0);
   options.init_lr = s.lr_warmup_init;
   options.decay_samples = samples(s.lr_decay_samples, s.lr_decay_iters, all_samples);
   const int64_t by_fraction = s.lr_warmup_fraction

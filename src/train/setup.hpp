@@ -29,7 +29,8 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& conf
 std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const config::Config& config,
                                                                      const data::Tokenizer* tokenizer);
 
-optim::Schedule make_schedule(const config::Config& config);
+// `decoupled`: that of embedding and head, where optimizer.decoupled_lr gives them their own.
+optim::Schedule make_schedule(const config::Config& config, bool decoupled);
 
 // Iterations of the whole run.
 int64_t total_iterations(const config::Config& config);

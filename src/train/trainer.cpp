@@ -166,14 +166,19 @@ void Run::check_changes(const checkpoint::Reader& reader) {
   std::string altering;
   for (const RecipeChange& change : changes) {
     const std::string text = change.path + ": " + change.before + " -> " + change.after;
-    if (change.alters_numerics)
+    const bool schedule = change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
+                          change.path == "optimizer.min_lr" || change.path == "optimizer.decoupled_lr" ||
+                          change.path == "optimizer.decoupled_min_lr" ||
+                          change.path == "optimizer.weight_decay";
+    if (change.alters_numerics && !(schedule && config_.scheduler.override_opt_param_scheduler))
       altering += "\n    " + text;
     else
       speaker_.line("changed since the checkpoint: " + text);
   }
   if (!altering.empty())
     fail(ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
-         "resume with the run's own values, or start a new run from its weights with "
+         "resume with the run's own values (scheduler.override_opt_param_scheduler=true takes a changed "
+         "schedule), or start a new run from its weights with "
          "checkpoint.pretrained_checkpoint=" +
              reader.directory().string());
 }

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -139,7 +140,7 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
   for (const char* name :
        {"step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_seconds", "memory_bytes"})
     CHECK(rows_of(p.file("whole/metrics.jsonl")).front().contains(name));
-  const std::string log = read_file(p.file("whole/log.txt"));
+  const std::string log = read_text(p.file("whole/log.txt"));
   for (const char* said :
        {"train ./tiny.yaml --run-dir whole", "GFLOP/s", "step 12/12 | loss", "done: 12 steps, loss "})
     CHECK_MESSAGE(contains(log, said), log);
@@ -156,6 +157,13 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
       p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "optimizer.lr=1e-3"});
   CHECK(other.code == 1);
   CHECK(contains(other.err, "optimizer.lr"));
+  // Unless the schedule is what is meant to change.
+  fs::copy(p.file("parts"), p.file("parts-slower"), fs::copy_options::recursive);
+  const Finished slower = p.in({"train", "./tiny.yaml", "--run-dir", "parts-slower", "--resume",
+                                "optimizer.lr=1e-3", "scheduler.override_opt_param_scheduler=true"});
+  CHECK_MESSAGE(slower.code == 0, slower.err);
+  CHECK(contains(slower.err, "changed since the checkpoint: optimizer.lr"));
+  CHECK(losses_of(p.file("parts-slower")) != losses);
   const Finished rest = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume"});
   CHECK_MESSAGE(rest.code == 0, rest.err);
   CHECK(losses_of(p.file("parts")) == losses);
@@ -164,6 +172,17 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
       p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "train.train_iters=14"});
   CHECK_MESSAGE(longer.code == 0, longer.err);
   CHECK(losses_of(p.file("parts")).size() == 14);
+}
+
+TEST_CASE("a recipe that extends another runs under its own name") {
+  const Prepared& p = prepared();
+  std::ofstream(p.file("mine.yaml")) << "extends: ./tiny.yaml\ntrain: {train_iters: 1}\n";
+  std::ofstream(p.file("named.yaml")) << "extends: ./tiny.yaml\nname: given\ntrain: {train_iters: 1}\n";
+  REQUIRE(p.in({"train", "./mine.yaml"}).code == 0);
+  REQUIRE(p.in({"train", "./named.yaml"}).code == 0);
+  REQUIRE(p.in({"train", "./mine.yaml", "name=said"}).code == 0);
+  for (const char* name : {"mine", "given", "said"})
+    CHECK(fs::exists(p.file(std::string("runs/") + name + "/metrics.jsonl")));
 }
 
 TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them") {

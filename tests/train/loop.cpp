@@ -69,6 +69,33 @@ TEST_CASE("the loss starts at the logarithm of the vocabulary and falls; phases 
   CHECK(sum == total);
 }
 
+TEST_CASE("optimizer.decoupled_lr moves embedding and head at a rate of their own, and nothing else") {
+  auto config = tiny_config(true, world().size());
+  config.optimizer.weight_decay = 0;
+  const auto expected = run(config, 6);
+  config.optimizer.decoupled_lr = config.optimizer.lr;
+  config.optimizer.decoupled_min_lr = config.optimizer.min_lr;
+  CHECK(run(config, 6) == expected);
+  config.optimizer.decoupled_lr = 1e-30;
+  config.optimizer.decoupled_min_lr = 0;
+  Loop before(config, world()), after(config, world());
+  before.initialise();
+  after.initialise();
+  run_until(after, config, 3);
+  int moved = 0, rested = 0;
+  for (size_t i = 0; i < before.store().placements().size(); ++i) {
+    const Parameter& then = *before.store().placements()[i].parameter;
+    const Parameter& now = *after.store().placements()[i].parameter;
+    const bool own_rate =
+        then.name().ends_with("word_embeddings.weight") || then.name().ends_with("output_layer.weight");
+    const bool same = before.store().main(then).to_host<float>() == after.store().main(now).to_host<float>();
+    CHECK_MESSAGE(same == own_rate, then.name());
+    (same ? rested : moved) += 1;
+  }
+  CHECK(rested >= 1);
+  CHECK(moved > 5);
+}
+
 TEST_CASE("the same run twice, and with 2 and 3 threads or other workers, gives the same bits") {
   auto config = tiny_config(true, world().size());
   const auto expected = run(config, 8);

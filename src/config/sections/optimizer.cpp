@@ -42,8 +42,7 @@ void describe(Section<OptimizerConfig>& s) {
   s.field("min_lr", &O::min_lr).doc("learning rate at the end of the decay").min(0);
   s.field("decoupled_lr", &O::decoupled_lr)
       .doc("peak learning rate of embedding and head; null: lr")
-      .above(0)
-      .not_yet("a learning rate of its own for embedding and head");
+      .above(0);
   s.field("decoupled_min_lr", &O::decoupled_min_lr)
       .doc("end of the decay for embedding and head")
       .min(0)
