@@ -5,23 +5,14 @@
 #include "base/text.hpp"
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
-#include "cli/recipe_record.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
-#include "config/field.hpp"
+#include "train/recipe.hpp"
 #include "train/trainer.hpp"
 
 namespace capstan::cli {
 
 namespace {
-
-void refuse_missing_features(const config::Config& config) {
-  const auto missing = config::missing_features(config::schema(), &config);
-  if (missing.empty()) return;
-  std::string message = "this recipe is sound, but this version cannot train it:";
-  for (const auto& feature : missing) message += "\n    " + feature.path + ": " + feature.reason;
-  fail(ErrorCode::unsupported, message, "`capstan check` and `capstan show` work on it");
-}
 
 std::string resume_command(const Context& context, const train::Outcome& outcome) {
   std::vector<std::string> command;
@@ -54,7 +45,7 @@ int run_train(Context& context) {
   const config::Resolution resolution = resolve_recipe(context, recipe, ranks);
   if (chief && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
   if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
-  refuse_missing_features(resolution.config);
+  train::refuse_missing_features(resolution.config);
   if (nproc && *nproc > 1) return launch_ranks(context, *nproc);
 
   Progress progress(chief && !context.quiet(), context.color_err);
@@ -70,8 +61,10 @@ int run_train(Context& context) {
     train::RunOptions options;
     options.run_dir = args.value("run-dir").value_or("");
     options.resume = args.has("resume");
-    options.recipe = recipe_record(resolution, context);
-    options.changes_since = [&](const std::string& stored) { return changes_since(stored, resolution); };
+    options.recipe = train::recipe_record(resolution, args.overrides(), command_text(context.command));
+    options.changes_since = [&](const std::string& stored) {
+      return train::changes_since(stored, resolution);
+    };
     const train::Outcome outcome = train::train(resolution.config, world, options, progress);
     if (outcome.ended == train::Ended::finished) {
       if (!outcome.checkpoint.empty())

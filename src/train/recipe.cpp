@@ -1,4 +1,4 @@
-#include "cli/recipe_record.hpp"
+#include "train/recipe.hpp"
 
 #include <unistd.h>
 
@@ -6,11 +6,13 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/error.hpp"
 #include "base/file.hpp"
+#include "checkpoint/store.hpp"
 #include "config/hash.hpp"
 #include "config/show.hpp"
 
-namespace capstan::cli {
+namespace capstan::train {
 
 namespace {
 
@@ -40,17 +42,26 @@ std::string own_name(const config::Resolution& resolution) {
   return own && !resolution.config.name.empty() ? resolution.config.name : resolution.recipe_name;
 }
 
-bool longer(const train::RecipeChange& change) {
+bool longer(const RecipeChange& change) {
   if (change.path != "train.train_iters" && change.path != "train.train_samples") return false;
   return std::atoll(change.after.c_str()) > std::atoll(change.before.c_str());
 }
 
 }  // namespace
 
-train::RecipeRecord recipe_record(const config::Resolution& resolution, const Context& context) {
-  train::RecipeRecord record;
+void refuse_missing_features(const config::Config& config) {
+  const auto missing = config::missing_features(config::schema(), &config);
+  if (missing.empty()) return;
+  std::string message = "this recipe is sound, but this version cannot train it:";
+  for (const auto& feature : missing) message += "\n    " + feature.path + ": " + feature.reason;
+  fail(ErrorCode::unsupported, message, "`capstan check` and `capstan show` work on it");
+}
+
+RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const config::Override> overrides,
+                           std::string command) {
+  RecipeRecord record;
   record.name = own_name(resolution);
-  record.command = command_text(context.command);
+  record.command = std::move(command);
   for (const config::Source& source : resolution.sources)
     if (source.kind != config::Source::Kind::cli && !source.name.starts_with("configs/")) {
       record.given += "# " + source.name + "\n" + source.text;
@@ -58,8 +69,8 @@ train::RecipeRecord recipe_record(const config::Resolution& resolution, const Co
       // What it extends and merges is named in it; recipe.yaml holds what came of all of them.
       break;
     }
-  if (!context.args.overrides().empty()) record.given += "\n# on the command line:\n";
-  for (const config::Override& override : context.args.overrides()) {
+  if (!overrides.empty()) record.given += "\n# on the command line:\n";
+  for (const config::Override& override : overrides) {
     using Kind = config::Override::Kind;
     const char* flag = override.kind == Kind::set      ? "--set "
                        : override.kind == Kind::append ? "--append "
@@ -75,7 +86,7 @@ train::RecipeRecord recipe_record(const config::Resolution& resolution, const Co
   return record;
 }
 
-std::vector<train::RecipeChange> changes_since(const std::string& stored, const config::Resolution& now) {
+std::vector<RecipeChange> changes_since(const std::string& stored, const config::Resolution& now) {
   const config::Resolution before = resolve_text(stored);
   if (!before.ok())
     fail(ErrorCode::format,
@@ -84,10 +95,10 @@ std::vector<train::RecipeChange> changes_since(const std::string& stored, const 
   // Compared in the form in which recipes are stored: paths absolute.
   const config::Resolution stored_now = resolve_text(config::resolved_recipe(now));
   const auto differences = config::diff(before, stored_now);
-  std::vector<train::RecipeChange> changes;
+  std::vector<RecipeChange> changes;
   for (const config::Change& difference : differences) {
-    train::RecipeChange change{difference.path, difference.before, difference.after,
-                               difference.effect == config::Effect::math};
+    RecipeChange change{difference.path, difference.before, difference.after,
+                        difference.effect == config::Effect::math};
     if (longer(change)) change.alters_numerics = false;
     // A derived value follows its inputs; they are what is judged.
     if (now.origin(change.path).kind == config::Origin::Kind::derived)
@@ -100,4 +111,18 @@ std::vector<train::RecipeChange> changes_since(const std::string& stored, const 
   return changes;
 }
 
-}  // namespace capstan::cli
+StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides) {
+  for (const char* const scheme : {"hf:", "gguf:"})
+    if (name.starts_with(scheme))
+      fail(ErrorCode::unsupported, "`" + name + "`: this version reads its own checkpoints only",
+           "name a run or a checkpoint directory");
+  StoredRecipe stored;
+  stored.checkpoint = checkpoint::resolve_checkpoint(name).path;
+  config::Request request;
+  request.recipe = (stored.checkpoint / std::string(checkpoint::kRecipeFile)).string();
+  request.overrides = std::move(overrides);
+  stored.resolution = config::resolve(request);
+  return stored;
+}
+
+}  // namespace capstan::train
