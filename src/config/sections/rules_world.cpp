@@ -1,73 +1,151 @@
 // Do the axes of parallelism fit the world? Two grids share it: the dense one (TP, CP, DP, PP) and the
 // experts' (ETP, EP, EDP, PP).
+#include <numeric>
+
+#include "base/checked.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
 
 namespace {
 
+std::string ranks_text(int64_t count) {
+  return text_of(count) + (count == 1 ? " rank" : " ranks");
+}
+
+// One of the two grids: the axes that are given, and the data axis, which is what they leave of the world.
+struct Grid {
+  int64_t outer, middle, pipeline;  // TP, CP, PP, or ETP, EP, PP
+  std::optional<int64_t> data;      // as given, or as derived; unset where nothing fits
+  const char* data_name;            // "DP", "EDP"
+
+  std::optional<int64_t> product() const { return product_of({outer, middle, pipeline}); }
+  bool divides(int64_t world) const {
+    const auto whole = product();
+    return whole && world % *whole == 0;
+  }
+  // "2 * 1 * 4 * 2 = 16", or with an open data axis "2 * 1 * DP * 2 = 4 * DP"
+  std::string text() const {
+    if (data) return product_text({outer, middle, *data, pipeline});
+    const auto whole = product();
+    return text_of(outer) + " * " + text_of(middle) + " * " + data_name + " * " + text_of(pipeline) +
+           (whole ? " = " + text_of(*whole) + " * " + data_name : "");
+  }
+};
+
+Grid dense_grid(const Config& c) {
+  const auto& d = c.dist;
+  return {d.tensor_model_parallel_size, d.context_parallel_size, d.pipeline_model_parallel_size,
+          d.data_parallel_size, "DP"};
+}
+std::optional<Grid> expert_grid(const Config& c) {
+  const auto& d = c.dist;
+  if (!c.model.num_moe_experts || !d.expert_tensor_parallel_size) return std::nullopt;
+  return Grid{*d.expert_tensor_parallel_size, d.expert_model_parallel_size, d.pipeline_model_parallel_size,
+              d.expert_data_parallel_size, "EDP"};
+}
+
+// Both products stand with every finding about the world: who sees one wrong looks at the other next.
+void add_grids(const Config& c, Violation& found) {
+  const auto experts = expert_grid(c);
+  found.operand("dist.world_size")
+      .operand("dist.tensor_model_parallel_size")
+      .operand("dist.context_parallel_size")
+      .operand("dist.pipeline_model_parallel_size");
+  if (experts) found.operand("dist.expert_tensor_parallel_size").operand("dist.expert_model_parallel_size");
+  found.operand("dense grid TP * CP * DP * PP", dense_grid(c).text());
+  if (experts) found.operand("expert grid ETP * EP * EDP * PP", experts->text());
+}
+
+std::string expert_parallelism_is_data_parallelism(const Config& c) {
+  return "expert parallelism (" + text_of(c.dist.expert_model_parallel_size) +
+         ") is a part of data parallelism and does not multiply into the world";
+}
+
+// The worlds around this one that both grids divide.
+std::string nearest_worlds(const Config& c) {
+  const auto experts = expert_grid(c);
+  std::optional<int64_t> step = dense_grid(c).product();
+  if (step && experts) {
+    const auto other = experts->product();
+    step = other ? try_mul(*step / std::gcd(*step, *other), *other) : std::nullopt;
+  }
+  return step ? "nearest legal dist.world_size: " + nearest_multiples(c.dist.world_size, *step) : "";
+}
+
 void world_divisible(const Config& c, RuleReport& report) {
   const auto& d = c.dist;
-  const std::vector<int64_t> axes = {d.tensor_model_parallel_size, d.pipeline_model_parallel_size,
-                                     d.context_parallel_size};
-  const auto product = product_of(axes);
-  if (product && d.world_size % *product == 0) return;
-  auto& found =
-      report.error("the world of " + text_of(d.world_size) +
-                   " ranks is not a multiple of tensor * pipeline * context = " + product_text(axes));
-  if (!product) return;
-  std::string help = "nearest legal dist.world_size: " + nearest_multiples(d.world_size, *product);
-  if (d.expert_model_parallel_size > 1)
-    help += "; expert parallelism (" + text_of(d.expert_model_parallel_size) +
-            ") is a part of data parallelism and does not multiply into the world";
-  found.operand("tensor * pipeline * context", text_of(*product)).help(help);
+  const Grid dense = dense_grid(c);
+  if (dense.divides(d.world_size)) return;
+  std::string message =
+      "the world of " + ranks_text(d.world_size) + " is not a multiple of tensor * pipeline * context = " +
+      product_text({d.tensor_model_parallel_size, d.pipeline_model_parallel_size, d.context_parallel_size});
+  const auto experts = expert_grid(c);
+  if (experts && !experts->divides(d.world_size))
+    message += ", nor of expert tensor * expert * pipeline = " +
+               product_text({experts->outer, experts->middle, experts->pipeline});
+  auto& found = report.error(message);
+  add_grids(c, found);
+  std::string help = nearest_worlds(c);
+  if (help.empty()) help = "smaller sizes: no world is as large as their product";
+  if (d.expert_model_parallel_size > 1) help += "; " + expert_parallelism_is_data_parallelism(c);
+  found.help(help);
 }
 
 void expert_world_divisible(const Config& c, RuleReport& report) {
   const auto& d = c.dist;
-  if (!c.model.num_moe_experts || !d.expert_tensor_parallel_size) return;
-  const std::vector<int64_t> axes = {*d.expert_tensor_parallel_size, d.expert_model_parallel_size,
-                                     d.pipeline_model_parallel_size};
-  const auto product = product_of(axes);
-  if (product && d.world_size % *product == 0) return;
-  auto& found =
-      report.error("the world of " + text_of(d.world_size) +
-                   " ranks is not a multiple of expert tensor * expert * pipeline = " + product_text(axes));
-  if (!product) return;
-  found.operand("expert tensor * expert * pipeline", text_of(*product));
-  const int64_t layout = *d.expert_tensor_parallel_size * d.pipeline_model_parallel_size;
-  std::string help = "nearest legal dist.world_size: " + nearest_multiples(d.world_size, *product);
-  if (d.world_size % layout == 0)
+  const auto experts = expert_grid(c);
+  if (!experts || experts->divides(d.world_size) || !dense_grid(c).divides(d.world_size)) return;
+  auto& found = report.error(
+      "the world of " + ranks_text(d.world_size) +
+      " is not a multiple of expert tensor * expert * pipeline = " +
+      product_text({experts->outer, experts->middle, experts->pipeline}) +
+      ", though it is one of tensor * pipeline * context = " + text_of(*dense_grid(c).product()));
+  add_grids(c, found);
+  std::string help = nearest_worlds(c);
+  if (help.empty()) help = "smaller sizes: no world is as large as their product";
+  const auto layout = try_mul(experts->outer, experts->pipeline);
+  if (layout && d.world_size % *layout == 0)
     help += "; or dist.expert_model_parallel_size: " +
-            nearest_divisors(d.expert_model_parallel_size, d.world_size / layout);
+            nearest_divisors(d.expert_model_parallel_size, d.world_size / *layout);
   found.help(help);
 }
 
+bool dense_data_agrees(const Config& c) {
+  const Grid dense = dense_grid(c);
+  return !dense.data || !dense.divides(c.dist.world_size) ||
+         *dense.data == c.dist.world_size / *dense.product();
+}
+
 void data_parallel_size_agrees(const Config& c, RuleReport& report) {
-  const auto& d = c.dist;
-  const auto axes =
-      product_of({d.tensor_model_parallel_size, d.pipeline_model_parallel_size, d.context_parallel_size});
-  if (!d.data_parallel_size || !axes || d.world_size % *axes != 0 ||
-      *d.data_parallel_size == d.world_size / *axes)
-    return;
-  report
-      .error("`dist.data_parallel_size` " + text_of(*d.data_parallel_size) +
-             " is not what the world leaves: " + text_of(d.world_size) + " / " + text_of(*axes) + " = " +
-             text_of(d.world_size / *axes))
-      .help("leave dist.data_parallel_size unset; it follows from dist.world_size");
+  if (dense_data_agrees(c)) return;
+  const int64_t world = c.dist.world_size, given = *c.dist.data_parallel_size;
+  const int64_t axes = *dense_grid(c).product();
+  auto& found = report.error("`dist.data_parallel_size` " + text_of(given) +
+                             " is not what the world leaves: " + text_of(world) + " / " + text_of(axes) +
+                             " = " + text_of(world / axes));
+  found.operand("dist.data_parallel_size");
+  add_grids(c, found);
+  std::string help = "leave dist.data_parallel_size unset; it follows from dist.world_size";
+  const auto multiplied = product_of({axes, given, c.dist.expert_model_parallel_size});
+  if (c.dist.expert_model_parallel_size > 1 && multiplied == world)
+    help = expert_parallelism_is_data_parallelism(c) + ": set dist.world_size=" + text_of(axes * given) +
+           ", or " + help;
+  found.help(help);
 }
 
 void expert_data_parallel_size_agrees(const Config& c, RuleReport& report) {
-  const auto& d = c.dist;
-  if (!c.model.num_moe_experts || !d.expert_data_parallel_size || !d.expert_tensor_parallel_size) return;
-  const auto axes = product_of(
-      {*d.expert_tensor_parallel_size, d.expert_model_parallel_size, d.pipeline_model_parallel_size});
-  if (!axes || d.world_size % *axes != 0 || *d.expert_data_parallel_size == d.world_size / *axes) return;
-  report
-      .error("`dist.expert_data_parallel_size` " + text_of(*d.expert_data_parallel_size) +
-             " is not what the world leaves: " + text_of(d.world_size) + " / " + text_of(*axes) + " = " +
-             text_of(d.world_size / *axes))
-      .help("leave dist.expert_data_parallel_size unset; it follows from dist.world_size");
+  const int64_t world = c.dist.world_size;
+  const auto experts = expert_grid(c);
+  if (!experts || !experts->data || !experts->divides(world) || !dense_data_agrees(c)) return;
+  const int64_t axes = *experts->product();
+  if (*experts->data == world / axes) return;
+  auto& found = report.error("`dist.expert_data_parallel_size` " + text_of(*experts->data) +
+                             " is not what the world leaves: " + text_of(world) + " / " + text_of(axes) +
+                             " = " + text_of(world / axes));
+  found.operand("dist.expert_data_parallel_size");
+  add_grids(c, found);
+  found.help("leave dist.expert_data_parallel_size unset; it follows from dist.world_size");
 }
 
 void pipeline_order_needs_one_data_axis(const Config& c, RuleReport& report) {
@@ -191,26 +269,32 @@ void register_world_rules(Schema& s) {
        "world_divisible",
        "the world is a multiple of tensor * pipeline * context parallelism; the quotient is data parallelism",
        {"dist.world_size", "dist.tensor_model_parallel_size", "dist.pipeline_model_parallel_size",
-        "dist.context_parallel_size"}},
+        "dist.context_parallel_size", "dist.expert_tensor_parallel_size", "dist.expert_model_parallel_size",
+        "model.num_moe_experts"}},
       world_divisible);
   s.rule<Config>({"R0102",
                   "expert_world_divisible",
                   "the world is a multiple of expert tensor * expert * pipeline parallelism",
                   {"dist.world_size", "dist.expert_tensor_parallel_size", "dist.expert_model_parallel_size",
-                   "dist.pipeline_model_parallel_size", "model.num_moe_experts"}},
+                   "dist.pipeline_model_parallel_size", "dist.tensor_model_parallel_size",
+                   "dist.context_parallel_size", "model.num_moe_experts"}},
                  expert_world_divisible);
-  s.rule<Config>({"R0103",
-                  "data_parallel_size_agrees",
-                  "a given data_parallel_size is what the world leaves",
-                  {"dist.data_parallel_size", "dist.world_size", "dist.tensor_model_parallel_size",
-                   "dist.pipeline_model_parallel_size", "dist.context_parallel_size"}},
-                 data_parallel_size_agrees);
-  s.rule<Config>({"R0104",
-                  "expert_data_parallel_size_agrees",
-                  "a given expert_data_parallel_size is what the world leaves",
-                  {"dist.expert_data_parallel_size", "dist.world_size", "dist.expert_tensor_parallel_size",
-                   "dist.expert_model_parallel_size", "dist.pipeline_model_parallel_size"}},
-                 expert_data_parallel_size_agrees);
+  s.rule<Config>(
+      {"R0103",
+       "data_parallel_size_agrees",
+       "a given data_parallel_size is what the world leaves",
+       {"dist.data_parallel_size", "dist.world_size", "dist.tensor_model_parallel_size",
+        "dist.pipeline_model_parallel_size", "dist.context_parallel_size", "dist.expert_tensor_parallel_size",
+        "dist.expert_model_parallel_size", "model.num_moe_experts"}},
+      data_parallel_size_agrees);
+  s.rule<Config>(
+      {"R0104",
+       "expert_data_parallel_size_agrees",
+       "a given expert_data_parallel_size is what the world leaves",
+       {"dist.expert_data_parallel_size", "dist.world_size", "dist.expert_tensor_parallel_size",
+        "dist.expert_model_parallel_size", "dist.pipeline_model_parallel_size", "dist.data_parallel_size",
+        "dist.tensor_model_parallel_size", "dist.context_parallel_size", "model.num_moe_experts"}},
+      expert_data_parallel_size_agrees);
   s.rule<Config>({"R0105",
                   "pipeline_order_needs_one_data_axis",
                   "the order tp-cp-ep-pp-dp needs the same data parallelism for dense layers and experts",
