@@ -41,6 +41,7 @@ Composition Composer::run() {
 Diagnostic& Composer::error(const char* code, std::string message, Place place, std::string label) {
   Diagnostic diagnostic;
   diagnostic.code = code;
+  if (diagnostic.code.starts_with("C05")) out_.incomplete = true;  // the codes of files and presets
   diagnostic.message = std::move(message);
   diagnostic.place = place;
   diagnostic.label = std::move(label);

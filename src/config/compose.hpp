@@ -57,8 +57,10 @@ struct Composition {
   std::vector<Write> writes;                 // soft ones first, then by rank and order
   std::vector<std::vector<Choice>> choices;  // by section index
   std::vector<std::string> preset_of;        // by section index: the preset in effect, empty without
-  std::vector<const FieldInfo*> unset_without_effect;
-  bool malformed = false;  // a file could not be read or parsed
+  std::vector<const FieldInfo*>
+      ambiguous;            // given twice where once is legal, and reported: their value is unknown
+  bool malformed = false;   // a file could not be read or parsed
+  bool incomplete = false;  // what an `extends`, file or preset would have said is unknown
 };
 
 // Throws Error only when the recipe itself cannot be read (ErrorCode::not_found, format, io).

@@ -283,6 +283,7 @@ void Composer::find_duplicates() {
         seen.emplace(std::pair(later.field, ParsedPath{later.rest, {}}.text()), &later);
     if (fresh) continue;
     const Write& first = *place->second;
+    out_.ambiguous.push_back(later.field);
     if (first.spelling == later.spelling)
       error("C0104", "`" + later.field->path + "` is given twice in one file", later.place,
             "given again here")

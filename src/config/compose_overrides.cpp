@@ -122,6 +122,7 @@ void Composer::replace_earlier() {
       continue;
     if (earlier.spelling != last.spelling) {
       if (equal(*last.field, earlier.value, last.value)) continue;
+      out_.ambiguous.push_back(last.field);
       error("C0105",
             "`" + earlier.spelling + "` and `" + last.spelling +
                 "` are the same leaf and are given different values",

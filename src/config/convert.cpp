@@ -175,6 +175,14 @@ class Converter {
     Value result = Value::map();
     bool good = true;
     for (size_t i = 0; i < node.items.size(); ++i) {
+      const size_t opens = node.keys[i].find("${");
+      if (opens != std::string::npos && node.keys[i].find('}', opens) != std::string::npos) {
+        auto& lint = error("C0605", "`" + shown(node.keys[i]) + "` is a key, and keys are taken as written",
+                           node, "only values are interpolated; write the key itself");
+        if (i < node.key_places.size()) lint.place = node.key_places[i];
+        lint.level = Level::warning;
+        lint.name = "interpolated_key";
+      }
       auto item = run(*type.element, node.items[i], path + "." + node.keys[i]);
       if (item)
         result.add(node.keys[i], std::move(*item));
@@ -236,6 +244,15 @@ class Converter {
         "use `[" + shown(node.text) + "]` for a list" + (cli ? ", or `capstan sweep` for several runs" : ""));
   }
 
+  // Python's None is a text here, and a directory of that name is nobody's wish.
+  void none_as_text(const Type& type, const Node& node, const std::string& path) {
+    if (node.quoted || node.raw || !type.optional || (node.text != "None" && node.text != "none")) return;
+    auto& lint = error("C0601", "`" + path + "` is the text `" + node.text + "`", node,
+                       "to leave it unset write `null`; for the text write it in quotes");
+    lint.level = Level::warning;
+    lint.name = "none_as_text";
+  }
+
   std::optional<Value> scalar(const Type& type, const Node& node, const std::string& path) {
     const std::string& text = node.text;
     const bool numeric =
@@ -281,16 +298,12 @@ class Converter {
           result = Value::of(*value);
         break;
       case Type::Kind::text:
-        if (!node.quoted && !node.raw && (text == "None" || text == "none") && type.optional) {
-          auto& lint = error("C0601", "`" + path + "` is the text `" + text + "`", node,
-                             "to leave it unset write `null`; for the text write it in quotes");
-          lint.level = Level::warning;
-          lint.name = "none_as_text";
-        }
+        none_as_text(type, node, path);
         return Value::of(text);
       case Type::Kind::enumeration:
         return enumeration(type, node, path);
       case Type::Kind::path:
+        none_as_text(type, node, path);
         return file_path(node);
       case Type::Kind::secret:
         return secret(node, path);

@@ -60,6 +60,7 @@ const std::vector<CodeInfo>& diagnostic_codes() {
        "unused_override: an override without effect, because a later one replaces it or there is nothing to "
        "reset"},
       {"C0604", "no_effect: an explicit value that nothing reads under this configuration"},
+      {"C0605", "interpolated_key: `${…}` in the key of an open mapping, where it is plain text"},
       {"C0701", "a value is dropped because its section is off or of another kind"},
       {"C0702", "a preset's value is hidden by an explicit one"},
   };

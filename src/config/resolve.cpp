@@ -19,6 +19,7 @@ namespace capstan::config {
 namespace {
 
 constexpr size_t kMaxDiagnostics = 300;
+constexpr size_t kSettled = static_cast<size_t>(-1);
 
 class Resolver {
  public:
@@ -32,6 +33,7 @@ class Resolver {
       index_.emplace(leaves_[i].field, i);
     }
     for (const Write& write : composed_.writes) leaves_[index_.at(write.field)].writes.push_back(&write);
+    for (const FieldInfo* field : composed_.ambiguous) leaves_[index_.at(field)].failed = true;
   }
 
   Resolved run() {
@@ -43,10 +45,12 @@ class Resolver {
       choose_variants();
       for (size_t i = 0; i < leaves_.size(); ++i) evaluate(i);
       resolve_deferred();
-      check_required();
-      check_rules();
-      check_effects();
-      note_hidden_presets();
+      if (!composed_.incomplete) {  // one message for one cause: what did not come is not missing
+        check_required();
+        check_rules();
+        check_effects();
+        note_hidden_presets();
+      }
       record();
     }
     out_.malformed = composed_.malformed;
@@ -203,9 +207,11 @@ class Resolver {
 
   // ---- evaluation --------------------------------------------------------------------------------------------------
 
-  void evaluate(size_t at) {
+  // Settles a leaf, its inputs first. One that is derived from a leaf further up in `active_` goes on waiting: returns the
+  // lowest such place, or kSettled.
+  size_t evaluate(size_t at) {
     Leaf& leaf = leaves_[at];
-    if (leaf.state != State::waiting) return;
+    if (leaf.state != State::waiting) return kSettled;
     if (leaf.node && !hash_ready_ && mentions_hash(*leaf.node)) {
       if (leaf.field->effect == Effect::io || leaf.field->effect == Effect::log) {
         leaf.state = State::deferred;
@@ -216,35 +222,66 @@ class Resolver {
                "`${hash}` cannot be part of `" + leaf.field->path + "`, which the hash is made of",
                leaf.node->place);
       }
-      return;
+      return kSettled;
     }
     leaf.state = State::active;
     active_.push_back(at);
-    compute(leaf);
+    const size_t waits = compute(leaf);
     active_.pop_back();
-    leaf.state = State::done;
+    leaf.state = waits == kSettled ? State::done : State::waiting;
+    return waits;
   }
 
-  void compute(Leaf& leaf) {
-    if (leaf.failed || leaf.dropped || !section_on(*leaf.field)) return;
+  size_t compute(Leaf& leaf) {
+    if (leaf.failed || leaf.dropped || !section_on(*leaf.field)) return kSettled;
     const bool given = leaf.node && (leaf.node->kind != Node::Kind::null || leaf.node->empty);
     const Derivation* derivation =
         leaf.field->formula.empty() ? nullptr : schema_.find_derivation(leaf.field->path);
-    if (given || (leaf.node && !derivation) || (leaf.node && !leaf.field->type->optional))
-      return convert_leaf(leaf);
-    if (!derivation) return;
+    if (given || (leaf.node && !derivation) || (leaf.node && !leaf.field->type->optional)) {
+      convert_leaf(leaf);
+      return kSettled;
+    }
+    if (!derivation) return kSettled;
+    const size_t own = active_.size() - 1;
+    size_t waits = kSettled;
+    std::vector<size_t> later;  // inputs that are derived from this leaf
     for (const auto& input : derivation->inputs) {
       const size_t at = index_.at(schema_.find_field(input));
       if (&leaves_[at] == &leaf) continue;
-      if (leaves_[at].state == State::active) return;  // given by what it would be derived from
-      evaluate(at);
+      if (leaves_[at].state == State::active) {
+        const auto place = std::find(active_.begin(), active_.end(), at) - active_.begin();
+        waits = std::min(waits, static_cast<size_t>(place));
+        continue;
+      }
+      const size_t found = evaluate(at);
       if (leaves_[at].failed) {
         leaf.failed = true;
-        return;
+        return kSettled;
       }
+      if (found == kSettled) continue;
+      waits = std::min(waits, found);
+      later.push_back(at);
     }
-    derivation->run(root_);
-    leaf.derived = true;
+    if (waits < own) return waits;
+    derive(leaf, *derivation);
+    if (leaf.derived || later.empty()) return kSettled;
+    // Of several leaves that follow from each other one is given, and it is none that this one saw: without this leaf
+    // the others find it, and then this one follows from them.
+    leaf.state = State::done;
+    for (const size_t at : later) {
+      evaluate(at);
+      leaf.failed = leaf.failed || leaves_[at].failed;
+    }
+    if (!leaf.failed) derive(leaf, *derivation);
+    return kSettled;
+  }
+
+  // A derivation that does not apply leaves its leaf unset: that is the default, not a derived value.
+  void derive(Leaf& leaf, const Derivation& derivation) {
+    derivation.run(root_);
+    const Value value = schema_.load(root_, *leaf.field);
+    const bool collection = value.kind == Value::Kind::list || value.kind == Value::Kind::map;
+    leaf.derived = !value.is_null() && !(collection && value.items.empty());
   }
 
   void convert_leaf(Leaf& leaf) {
@@ -322,7 +359,12 @@ class Resolver {
       }
       return std::nullopt;
     }
-    evaluate(at);
+    if (evaluate(at) != kSettled) {
+      report(Level::error, "C0403",
+             "`" + field->path + "` is derived from `" + asking.field->path + "`, which is given by it",
+             place);
+      return std::nullopt;
+    }
     if (source.state == State::deferred) {
       report(Level::error, "C0405", "`" + field->path + "` holds `${hash}` and cannot be used here", place);
       return std::nullopt;

@@ -24,12 +24,21 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
     if (offered++ < 3) diagnostic.help(std::move(text));
     if (offered == 1 && !replacement.empty()) diagnostic.replace(place, replacement);
   };
+  if (section.empty() && (key == "extends" || key == "schema" || key == "unset")) {
+    diagnostic.label = "a line of a recipe file, not a field";
+    diagnostic.help(key == "extends"
+                        ? "to read one more file write `-f file`; another recipe is the first argument"
+                    : key == "unset" ? "to reset a field write `~section.field` or `--unset section.field`"
+                                     : "leave it out");
+    return diagnostic;
+  }
   // The same name in another section, or the name that another tool gives it.
   for (const FieldInfo* field : schema.fields())
     if (field->name == key && field->section != section)
       offer("a field with that name exists: `" + field->path + "`", "");
+  const bool exact = offered > 0;  // then other names for it in other sections are noise
   for (const FieldInfo* field : schema.fields()) {
-    if (field->name == key) continue;
+    if (field->name == key || (exact && field->section != section)) continue;
     if (std::find(field->known_as.begin(), field->known_as.end(), key) != field->known_as.end())
       offer("it is called `" + field->path + "` here", field->section == section ? field->name : "");
     else if (field->section != section &&

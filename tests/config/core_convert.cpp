@@ -228,6 +228,9 @@ TEST_CASE("text is taken as written") {
   REQUIRE(none.first("C0601"));
   CHECK(none.first("C0601")->name == "none_as_text");
   CHECK_FALSE(with_override("train.note='None'").first("C0601"));
+  CHECK(with_override("train.load=none").first("C0601"));  // a directory called none
+  CHECK_FALSE(with_override("train.load='none'").first("C0601"));
+  CHECK_FALSE(with_override("train.load=null").first("C0601"));
 }
 
 TEST_CASE("enums are exact, with the nearest name offered") {

@@ -201,6 +201,10 @@ TEST_CASE("unknown keys: at most three near matches, other sections and other to
   CHECK(w.text("lr: 1\n").says("a field with that name exists: `optimizer.lr`"));
   CHECK(w.text("optimiser: {lr: 1}\n").says("a section with a similar name exists: `optimizer`"));
   CHECK(w.text("zzzzzz: 1\n").says("`capstan explain` lists the sections"));
+  // Lines of a file that are no fields; a name with an exact match elsewhere gets no further guesses.
+  CHECK(w.text("name: x\n", {"extends=base"}).says("write `-f file`"));
+  CHECK(w.text("name: x\n", {"unset=train.iters"}).says("`--unset section.field`"));
+  CHECK(w.text("name: x\n", {"schema=capstan/1"}).codes() == "C0102");
   const auto out = w.text("optimiser.lr: 1\n");
   CHECK(out.codes() == "C0102");
   CHECK(out.first("C0102")->helps.size() <= 3);
@@ -387,6 +391,13 @@ TEST_CASE("interpolation") {
             .origin("optimizer.lr")
             .environment);
   CHECK_FALSE(w.text("optimizer: {lr: 1}\n").origin("optimizer.lr").environment);
+  // Keys are taken as written, and that is said.
+  const auto key = w.text("train: {env: {'${name}': 1}}\n");
+  CHECK(key.ok());
+  CHECK(key.config.train.env.count("${name}") == 1);
+  REQUIRE(key.first("C0605"));
+  CHECK(key.first("C0605")->place.column == 15);
+  CHECK_FALSE(w.text("train: {env: {'${': 1}}\n").first("C0605"));
   // A wrong source is reported once, at its own place.
   CHECK(w.text("optimizer: {lr: x, min_lr: '${.lr}'}\n").codes() == "C0201");
 }

@@ -124,6 +124,8 @@ TEST_CASE("syntax errors: own words, exact place, a way out") {
       {"m: *nope\n", "r.yaml:1:4", "the alias `*nope` has no anchor", "quotes"},
       {"a: 1\n\tb: 2\n", "r.yaml:2:1", "tab used for indentation", "indent with spaces"},
       {"a:\n  \tb: 2\n", "r.yaml:2:3", "tab used for indentation", "indent with spaces"},
+      {"a: |\n\tx\n", "r.yaml:2:1", "tab used for indentation", "indent with spaces"},
+      {"a: x\n\ty\n", "r.yaml:2:1", "tab used for indentation", "indent with spaces"},
       {"lr:1e-4\n", "r.yaml:1:1", "missing space after `:`", "write `"},
       {"lr:1e-4\nwd: 3\n", "r.yaml:1:1", "missing space after `:`", "write `lr: 1e-4`"},
       {"o:\n  a: 1\n  lr:1e-4\n  wd: 3\n", "r.yaml:3:3", "missing space after `:`", "write `lr: 1e-4`"},

@@ -37,4 +37,5 @@ set(SECTION_TESTS
   ../../tests/config/rules_cases_model.cpp
   ../../tests/config/rules_table.cpp
   ../../tests/config/sections_bench.cpp
+  ../../tests/config/sections_derived.cpp
   ../../tests/config/sections_fields.cpp)
