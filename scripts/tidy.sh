@@ -16,5 +16,5 @@ esac
 [ ${#files[@]} -gt 0 ] || { echo "tidy: nothing to look at"; exit 0; }
 # The compile commands are g++'s: clang does not know all of its warning options.
 printf '%s\n' "${files[@]}" |
-  xargs -P "$(nproc)" -n 1 clang-tidy -p build/release --quiet --extra-arg=-Wno-unknown-warning-option 2> >(grep -v ' warnings generated' >&2)
+  xargs -P "${CAPSTAN_JOBS:-$(nproc)}" -n 1 clang-tidy -p build/release --quiet --extra-arg=-Wno-unknown-warning-option 2> >(grep -v ' warnings generated' >&2)
 echo "tidy: ${#files[@]} files are clean"

@@ -39,9 +39,9 @@ Tensor noise(Device& device, int64_t n, DType dtype = DType::f32) {
     state = state * 1664525u + 1013904223u;
     v = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
   }
-  const Tensor wide = Tensor::from_host<float>(device, {n}, values);
+  Tensor wide = Tensor::from_host<float>(device, {n}, values);
   if (dtype == DType::f32) return wide;
-  const Tensor narrow = Tensor::empty(device, {n}, dtype);
+  Tensor narrow = Tensor::empty(device, {n}, dtype);
   launch(device, device.table().elementwise->cast, wide, narrow, n);
   return narrow;
 }

@@ -14,6 +14,7 @@
 #include "data/loader.hpp"
 #include "kernels/bench/bench.hpp"
 #include "kernels/table.hpp"
+#include "models/model.hpp"
 #include "train/loop.hpp"
 #include "train/setup.hpp"
 
@@ -35,10 +36,20 @@ void put_unless_json(const Arguments& args, const std::string& text) {
 struct StepRate {
   double tokens_per_second = 0, share = 0, seconds = 0;
   std::array<double, train::kPhases> phases{};
-  int64_t steps = 0;
+  int64_t steps = 0, micro_batches = 0;
 };
 
-// Training steps on random tokens, for at least `seconds` after two to warm up: the median of each number.
+// A step of half a million tokens takes an hour here: what is measured is one of few micro-batches, in about ten seconds.
+config::Config shortened(config::Config config, double gemm_gflops) {
+  const double flops = train::estimate_step(config, *models::build(config.model)).flops;
+  const double affordable = 10 * gemm_gflops * 1e9 / flops;
+  const int64_t all = *config.train.global_batch_size / config.train.micro_batch_size;
+  const int64_t taken = std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, std::min<int64_t>(all, 4));
+  config.train.global_batch_size = taken * config.train.micro_batch_size;
+  return config;
+}
+
+// Training steps on random tokens, for at least `seconds` after one or two to warm up: the median of each number.
 StepRate measure_step(const config::Config& config, double gemm_gflops, double seconds) {
   const auto world = comm::World::join();
   if (world->size() > 1) fail(ErrorCode::usage, "`bench` measures one process", "start it without mpirun");
@@ -53,11 +64,13 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   train::StepTimers timers;
   std::vector<std::pair<double, std::array<double, train::kPhases>>> taken;
   double spent = 0;
-  for (int step = 0; step < 5 || spent < seconds; ++step) {
+  int warm_up = 2, least = 3;
+  for (int step = 0; step < warm_up + least || spent < seconds; ++step) {
     timers.start_step();
     loop.step(loader, timers);
     const double now = timers.step_seconds();
-    if (step < 2) continue;
+    if (now > 5) warm_up = 1, least = 2;
+    if (step < warm_up) continue;
     spent += now;
     auto& row = taken.emplace_back();
     row.first = now;
@@ -69,7 +82,8 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
           .share = flops / median.first / (gemm_gflops * 1e9),
           .seconds = median.first,
           .phases = median.second,
-          .steps = static_cast<int64_t>(taken.size())};
+          .steps = static_cast<int64_t>(taken.size()),
+          .micro_batches = loop.micro_batches()};
 }
 
 int run_bench(Context& context) {
@@ -145,7 +159,7 @@ int run_bench(Context& context) {
 
   if (wanted("step")) {
     progress.status("measuring a training step");
-    const StepRate step = measure_step(config, gemm, std::max(2.0, 10 * seconds));
+    const StepRate step = measure_step(shortened(config, gemm), gemm, std::max(2.0, 10 * seconds));
     nlohmann::ordered_json phases;
     Table table;
     for (size_t p = 0; p < train::kPhases; ++p) {
@@ -159,11 +173,15 @@ int run_bench(Context& context) {
                       {"tokens_per_second", step.tokens_per_second},
                       {"share", step.share},
                       {"seconds", step.seconds},
+                      {"micro_batches", step.micro_batches},
                       {"phases", phases},
                       {"steps", step.steps}};
     put_unless_json(args, "\ntraining step of " + resolution.recipe_name + ": " +
                               human_count(step.tokens_per_second) + " tokens/s, " +
-                              fixed(100 * step.share, 0) + "% of the GEMM rate\n" + table.text());
+                              fixed(100 * step.share, 0) + "% of the GEMM rate (" +
+                              std::to_string(step.micro_batches) +
+                              (step.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step)\n" +
+                              table.text());
   }
   if (args.has("json")) put(object.dump(2) + "\n");
   return 0;

@@ -122,6 +122,9 @@ TEST_CASE("recipe new and cp make recipes that check") {
 }
 
 TEST_CASE("explain: fields, sections, values") {
+  CHECK(run({"explain", "model.num_layers", "quickstart", "model.num_layers=9"}).out ==
+        run({"explain", "model.num_layers", "-r", "quickstart", "model.num_layers=9"}).out);
+  CHECK(run({"explain", "model.num_layers", "quickstart", "-r", "llama3-8b"}).code == 2);
   const Finished field = run({"explain", "optimizer.lr"});
   CHECK(field.code == 0);
   CHECK(contains(field.out, "optimizer.lr"));
