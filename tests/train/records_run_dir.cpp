@@ -33,7 +33,8 @@ TEST_CASE("the log keeps every line with its time over all starts, and a full di
     log.warning("step 2 was not saved");
   }
   LogFile(path).line("resumed");
-  const auto lines = split(slurp(path), '\n');
+  const std::string text = slurp(path);
+  const auto lines = split(text, '\n');
   REQUIRE(lines.size() == 4);
   CHECK(lines[0].size() == 20 + 22);
   CHECK(lines[0].substr(19) == "Z step 1 | 50% of {all}");
