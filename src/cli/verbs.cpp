@@ -3,11 +3,11 @@
 namespace capstan::cli {
 
 std::span<const Verb* const> all_verbs() {
-  static const Verb* const verbs[] = {&kTrain,           &kCheck,       &kShow,           &kExplain,
-                                      &kSchema,          &kRecipeLs,    &kRecipeCp,       &kRecipeNew,
-                                      &kDataPrepare,     &kDataInspect, &kTokenizerTrain, &kTokenizerEncode,
-                                      &kTokenizerDecode, &kGenerate,    &kEval,           &kBench,
-                                      &kRunsLs,          &kRunsShow,    &kHelp,           &kVersion};
+  static const Verb* const verbs[] = {
+      &kTrain,           &kCheck,     &kShow,        &kExplain,     &kSchema,         &kRecipeLs,
+      &kRecipeCp,        &kRecipeNew, &kDataPrepare, &kDataInspect, &kTokenizerTrain, &kTokenizerEncode,
+      &kTokenizerDecode, &kGenerate,  &kEval,        &kBench,       &kTrace,          &kRunsLs,
+      &kRunsShow,        &kHelp,      &kVersion};
   return verbs;
 }
 

@@ -6,7 +6,7 @@
 namespace capstan::cli {
 
 extern const Verb kTrain, kCheck, kShow, kExplain, kSchema, kRecipeLs, kRecipeCp, kRecipeNew, kDataPrepare,
-    kDataInspect, kTokenizerTrain, kTokenizerEncode, kTokenizerDecode, kGenerate, kEval, kBench, kRunsLs,
-    kRunsShow, kHelp, kVersion;
+    kDataInspect, kTokenizerTrain, kTokenizerEncode, kTokenizerDecode, kGenerate, kEval, kBench, kTrace,
+    kRunsLs, kRunsShow, kHelp, kVersion;
 
 }  // namespace capstan::cli

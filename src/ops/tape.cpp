@@ -98,6 +98,7 @@ void Tape::note(TapeEvent event, double started) {
   event.recomputed = repeated_;
   last_mark_ = now_seconds();
   event.seconds = last_mark_ - started;
+  event.end = last_mark_;
   context_.observer->observe(event);
 }
 

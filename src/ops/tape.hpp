@@ -41,7 +41,8 @@ struct TapeEvent {
   Cost cost;
   int64_t saved_bytes = 0;  // kept alive from F to B, or from B to W
   bool recomputed = false;
-  double seconds = 0;  // host time of the call
+  double seconds = 0;  // host time of the call, without what it ran as events of their own
+  double end = 0;      // host clock (steady, seconds) when it ended
 };
 
 class TapeObserver {

@@ -72,7 +72,7 @@ data::LoaderOptions Loop::loader_options() const {
 void Loop::forward_backward(const data::MicroBatch& micro, StepTimers* timers, Sums& sums) {
   const bool training = timers != nullptr;
   const auto batch = upload(*device_, micro, training && dropout_);
-  StepContext context{*device_, *store_};
+  StepContext context{*device_, *store_, training ? observer_ : nullptr};
   Tape tape(context, training ? Tape::Mode::train : Tape::Mode::inference);
   models::ForwardOptions options;
   options.training = training;

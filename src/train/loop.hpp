@@ -38,6 +38,9 @@ class Loop {
   // Mean loss over `batches` global batches from the start of the split.
   double evaluate(std::shared_ptr<const data::GptDataset> dataset, int64_t batches);
 
+  // Sees every operation of the training steps from now on; null: nobody does.
+  void observe(TapeObserver* observer) { observer_ = observer; }
+
   Device& device() { return *device_; }
   const models::Model& model() const { return *model_; }
   parallel::FlatStore& store() { return *store_; }
@@ -68,6 +71,7 @@ class Loop {
   Tensor one_;  // fp32 [1]: the gradient of the summed loss
   int64_t micro_batches_ = 1;
   bool dropout_ = false;
+  TapeObserver* observer_ = nullptr;
 };
 
 }  // namespace capstan::train

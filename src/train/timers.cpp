@@ -16,7 +16,9 @@ void StepTimers::start_step() {
 
 void StepTimers::enter(Phase phase) {
   const auto now = Clock::now();
-  seconds_[static_cast<size_t>(phase_)] += std::chrono::duration<double>(now - mark_).count();
+  const double seconds = std::chrono::duration<double>(now - mark_).count();
+  seconds_[static_cast<size_t>(phase_)] += seconds;
+  if (listener_) listener_(phase_, std::chrono::duration<double>(now.time_since_epoch()).count(), seconds);
   mark_ = now;
   phase_ = phase;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 
 namespace capstan::train {
@@ -20,8 +21,13 @@ class StepTimers {
   double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
   double step_seconds();  // up to now: the sum of all phases
 
+  // Told of each piece of a phase as it ends: host clock (steady, seconds) and its length.
+  using Listener = std::function<void(Phase phase, double end, double seconds)>;
+  void listen(Listener listener) { listener_ = std::move(listener); }
+
  private:
   using Clock = std::chrono::steady_clock;
+  Listener listener_;
   std::array<double, kPhases> seconds_{};
   Phase phase_ = Phase::other;
   Clock::time_point mark_;

@@ -13,7 +13,9 @@
 #include "comm/together.hpp"
 #include "kernels/bench/bench.hpp"
 #include "kernels/table.hpp"
+#include "train/fit.hpp"
 #include "train/loop.hpp"
+#include "train/profile.hpp"
 #include "train/records/events.hpp"
 #include "train/records/log_file.hpp"
 #include "train/records/metrics.hpp"
@@ -94,6 +96,8 @@ class Run {
   void start_or_resume();
   void check_changes(const checkpoint::Reader& reader);
   void report_model();
+  void trace_from(int64_t step);  // begins or ends the trace before that step
+  void write_trace();
   void after_step(const StepResult& result, double step_seconds);
   void log_step(const StepResult& result, double step_seconds, bool as_line);
   void evaluate(bool last);
@@ -123,7 +127,8 @@ class Run {
   fs::path last_checkpoint_;
   StepEstimate estimate_;
   double flops_per_step_ = 0, gemm_rate_ = 0;  // of this rank; FLOP/s
-  std::optional<double> last_loss_;            // none: no step was left to do
+  std::unique_ptr<Trace> trace_;
+  std::optional<double> last_loss_;  // none: no step was left to do
   Clock::time_point last_line_;
   int64_t steps_since_log_ = 0;
   double seconds_since_log_ = 0;
@@ -229,6 +234,40 @@ void Run::report_model() {
                 human_flop(flops_per_step_) + " a step and rank, about " +
                 human_bytes(static_cast<double>(estimate_.memory.peak)) + " at the peak; GEMM rate " +
                 human_flop(gemm_rate_) + "/s");
+  speaker_.line("memory foretold: " + memory_text(estimate_.memory));
+}
+
+void Run::trace_from(int64_t step) {
+  const config::ProfilingConfig& p = config_.profiling;
+  if (!p.trace) return;
+  if (trace_ && step >= p.profile_step_end) write_trace();
+  const bool wanted =
+      std::find(p.profile_ranks.begin(), p.profile_ranks.end(), world_.rank()) != p.profile_ranks.end();
+  if (!wanted || trace_ || step < p.profile_step_start || step >= p.profile_step_end) {
+    if (trace_) trace_->step(step);
+    return;
+  }
+  trace_ = std::make_unique<Trace>(world_.rank(), p.record_shapes);
+  trace_->step(step);
+  loop_->observe(trace_.get());
+  timers_.listen([this](Phase phase, double end, double seconds) { trace_->phase(phase, end, seconds); });
+}
+
+void Run::write_trace() {
+  loop_->observe(nullptr);
+  timers_.listen({});
+  const fs::path directory =
+      config_.profiling.trace_dir ? fs::path(config_.profiling.trace_dir->resolved) : run_dir_ / "trace";
+  const fs::path file = directory / ("rank-" + std::to_string(world_.rank()) + ".json");
+  const size_t events = trace_->events();
+  try {
+    trace_->write(file);
+    speaker_.line("trace of " + std::to_string(events) + " events in " + file.string() +
+                  " (https://ui.perfetto.dev opens it)");
+  } catch (const Error& problem) {  // a trace is not worth a run
+    speaker_.warning("the trace was not written: " + problem.message());
+  }
+  trace_.reset();
 }
 
 std::string Run::stop_reason() {
@@ -285,6 +324,7 @@ void Run::log_step(const StepResult& result, double step_seconds, bool as_line) 
 
 void Run::after_step(const StepResult& result, double step_seconds) {
   const int64_t step = loop_->state().step;
+  if (step == first_step_ + 1) speaker_.line("memory measured: " + memory_text(loop_->device().memory()));
   last_loss_ = result.loss;
   ++steps_since_log_;
   seconds_since_log_ += step_seconds;
@@ -391,6 +431,7 @@ Outcome Run::run() {
   check_device(config_.train.device);
   open_data();
   estimate_ = estimate_step(config_, *models::build(config_.model));
+  check_fits(config_, estimate_, world_.local_size());
   run_dir_ = options_.run_dir.empty() ? fs::path("runs") / options_.recipe.name : options_.run_dir;
   total_steps_ = total_iterations(config_);
   open_records();
@@ -421,6 +462,7 @@ Outcome Run::run() {
   last_line_ = Clock::now();
   data::Loader loader(datasets_[0], loop_->loader_options());
   while (loop_->state().step < total_steps_) {
+    trace_from(loop_->state().step + 1);
     timers_.start_step();
     const StepResult result = loop_->step(loader, timers_);
     after_step(result, timers_.step_seconds());
@@ -435,6 +477,7 @@ Outcome Run::run() {
     if (config_.checkpoint.save_interval && step % *config_.checkpoint.save_interval == 0)
       save(step == total_steps_);
   }
+  if (trace_) write_trace();
   if (outcome.ended == Ended::finished) {
     outcome.reason.clear();
     evaluate(true);

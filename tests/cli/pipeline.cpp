@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "process.hpp"
@@ -142,7 +143,7 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
     CHECK(rows_of(p.file("whole/metrics.jsonl")).front().contains(name));
   const std::string log = read_text(p.file("whole/log.txt"));
   for (const char* said :
-       {"train ./tiny.yaml --run-dir whole", "GFLOP/s", "step 12/12 | loss", "done: 12 steps, loss "})
+       {"train ./tiny.yaml --run-dir whole", "FLOP/s", "step 12/12 | loss", "done: 12 steps, loss "})
     CHECK_MESSAGE(contains(log, said), log);
 
   const Finished stopped = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "train.exit_interval=5"});
@@ -286,6 +287,31 @@ static void stop_and_resume(const std::string& name, int signal, const std::vect
   CHECK_MESSAGE(on.code == 75, on.err);
   CHECK(contains(on.err, "resumed from"));
   CHECK(static_cast<int64_t>(losses_of(p.file(name)).size()) == steps + 1);
+}
+
+TEST_CASE("a trace of a run and of a recipe; what does not fit ends with code 3 and says what would") {
+  const Prepared& p = prepared();
+  const Finished traced = p.in({"train", "./tiny.yaml", "--run-dir", "traced", "profiling.trace=true",
+                                "profiling.profile_step_start=2", "profiling.profile_step_end=4"});
+  CHECK_MESSAGE(traced.code == 0, traced.err);
+  const json trace = json::parse(read_text(p.file("traced/trace/rank-0.json")));
+  std::set<int> steps;
+  for (const json& event : trace["traceEvents"])
+    if (event["ph"] == "X") steps.insert(event["args"]["step"].get<int>());
+  CHECK(steps == std::set<int>{2, 3});
+  CHECK(losses_of(p.file("traced")).size() == 12);
+  const Finished verb = p.in({"trace", "./tiny.yaml", "-o", "verb.json"});
+  CHECK_MESSAGE(verb.code == 0, verb.err);
+  CHECK(json::parse(read_text(p.file("verb.json")))["traceEvents"].size() > 100);
+
+  const Finished large =
+      p.in({"train", "./tiny.yaml", "--run-dir", "large", "resilience.memory_limit=700KiB"});
+  CHECK_MESSAGE(large.code == 3, large.err);
+  CHECK(contains(large.err, "train.micro_batch_size=1"));
+  CHECK_FALSE(fs::exists(p.file("large")));
+  const Finished fits = p.in({"train", "./tiny.yaml", "--run-dir", "large", "resilience.memory_limit=700KiB",
+                              "train.micro_batch_size=1"});
+  CHECK_MESSAGE(fits.code == 0, fits.err);
 }
 
 TEST_CASE("SIGINT and SIGTERM save and end with 75") {

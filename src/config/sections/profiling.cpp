@@ -14,8 +14,7 @@ void describe(Section<ProfilingConfig>& s) {
   s.doc("a trace of operations over some steps");
   s.field("trace", &P::trace)
       .doc("write a Chrome trace of operations with shapes, FLOPs and bytes")
-      .effect(Effect::log)
-      .not_yet("traces");
+      .effect(Effect::log);
   s.field("profile_step_start", &P::profile_step_start)
       .doc("first step that is traced")
       .unit("iterations")

@@ -32,8 +32,7 @@ void describe(Section<ResilienceConfig>& s) {
   s.field("memory_limit", &R::memory_limit)
       .doc("memory of one rank; a step that needs more is refused before it starts")
       .min(1)
-      .effect(Effect::memory)
-      .not_yet("a limit on memory");
+      .effect(Effect::memory);
   s.field("check_for_nan", &R::check_for_nan)
       .doc("stop before a NaN or infinite loss or gradient reaches parameters or optimizer state")
       .alias("check_for_nan_in_loss")

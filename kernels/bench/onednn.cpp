@@ -1,0 +1,53 @@
+#include <dlfcn.h>
+#include <oneapi/dnnl/dnnl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "kernels/bench/bench.hpp"
+
+namespace capstan::kernels {
+
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// oneDNN's threads are OpenMP's; this program is not built with it.
+void set_openmp_threads(int threads) {
+  if (const auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads")))
+    set(threads);
+}
+
+}  // namespace
+
+double onednn_product_gflops(const ProductShape& s, int threads, double seconds) {
+  set_openmp_threads(threads);
+  std::vector<float> a(static_cast<size_t>(s.m * s.k), 0.7f), b(static_cast<size_t>(s.n * s.k), 1.1f),
+      c(static_cast<size_t>(s.m * s.n));
+  double best = 1e30;
+  const double start = now();
+  for (int i = 0; i < 2 || now() - start < seconds; ++i) {
+    const double before = now();
+    dnnl_sgemm(s.trans_a ? 'T' : 'N', s.trans_b ? 'T' : 'N', s.m, s.n, s.k, 1.0f, a.data(),
+               s.trans_a ? s.m : s.k, b.data(), s.trans_b ? s.k : s.n, s.trans_a ? 1.0f : 0.0f, c.data(),
+               s.n);
+    best = std::min(best, now() - before);
+  }
+  set_openmp_threads(1);
+  return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / best * 1e-9;
+}
+
+double roof_gemm_gflops(Device& device) {
+  double best = 0;
+  for (const ProductShape& shape :
+       {ProductShape{"", false, false, 2048, 2048, 2048}, ProductShape{"", false, true, 4096, 2304, 768},
+        ProductShape{"", false, false, 4096, 3072, 768}})
+    best = std::max({best, product_gflops(device, shape, DType::f32, 0.3),
+                     onednn_product_gflops(shape, device.context().pool->size(), 0.3)});
+  return best;
+}
+
+}  // namespace capstan::kernels

@@ -1,0 +1,102 @@
+#include "cli/measured_step.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "cli/recipe_input.hpp"
+#include "comm/world.hpp"
+#include "data/loader.hpp"
+#include "models/model.hpp"
+#include "train/loop.hpp"
+#include "train/setup.hpp"
+
+namespace capstan::cli {
+
+config::Resolution recipe_for_measuring(const Context& context, const std::string& recipe) {
+  config::Request request;
+  request.recipe = recipe;
+  request.overrides = {config::Override::token("dataset=mock"), config::Override::token("tokenizer=none")};
+  const auto& given = context.args.overrides();
+  request.overrides.insert(request.overrides.end(), given.begin(), given.end());
+  request.ranks = 1;
+  config::Resolution resolution = config::resolve(request);
+  if (!resolution.ok()) {
+    show_diagnostics(context, resolution);
+    throw Exit{2};
+  }
+  return resolution;
+}
+
+config::Config shortened(config::Config config, double gemm_gflops) {
+  const double flops = train::estimate_step(config, *models::build(config.model)).flops;
+  const double affordable = 10 * gemm_gflops * 1e9 / flops;
+  const int64_t all = *config.train.global_batch_size / config.train.micro_batch_size;
+  const int64_t taken = std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, std::min<int64_t>(all, 4));
+  config.train.global_batch_size = taken * config.train.micro_batch_size;
+  return config;
+}
+
+StepRate measure_step(const config::Config& config, double gemm_gflops, double seconds, train::Trace* trace) {
+  const auto world = comm::World::join();
+  if (world->size() > 1) fail(ErrorCode::usage, "one process is measured", "start it without mpirun");
+  train::Loop loop(config, *world);
+  loop.initialise();
+  const auto datasets = train::open_datasets(config, nullptr);
+  data::Loader loader(datasets[0], loop.loader_options());
+  const double flops =
+      train::estimate_step(config, loop.model()).flops * static_cast<double>(loop.micro_batches());
+  const double tokens = static_cast<double>(*config.train.global_batch_size * config.model.seq_length);
+
+  train::StepTimers timers;
+  std::vector<std::pair<double, std::array<double, train::kPhases>>> taken;
+  train::OperationTable operations;
+  // Both where there is a trace.
+  struct Both final : TapeObserver {
+    void observe(const TapeEvent& event) override {
+      table->observe(event);
+      if (trace) trace->observe(event);
+    }
+    train::OperationTable* table = nullptr;
+    train::Trace* trace = nullptr;
+  } both;
+  both.table = &operations, both.trace = trace;
+  double spent = 0;
+  int warm_up = 2, least = 3;
+  for (int step = 0; step < warm_up + least || spent < seconds; ++step) {
+    if (step == warm_up) {
+      loop.observe(&both);
+      if (trace)
+        timers.listen(
+            [trace](train::Phase phase, double end, double length) { trace->phase(phase, end, length); });
+    }
+    if (trace) trace->step(step + 1);
+    timers.start_step();
+    loop.step(loader, timers);
+    const double now = timers.step_seconds();
+    if (now > 5) warm_up = 1, least = 2;
+    if (step < warm_up) continue;
+    spent += now;
+    auto& row = taken.emplace_back();
+    row.first = now;
+    for (size_t p = 0; p < train::kPhases; ++p) row.second[p] = timers.seconds(static_cast<train::Phase>(p));
+  }
+  std::sort(taken.begin(), taken.end());
+  std::vector<train::OperationTable::Row> rows = operations.by_time();
+  for (auto& row : rows) {  // of one step
+    const auto count = static_cast<double>(taken.size());
+    row.calls /= static_cast<int64_t>(taken.size());
+    row.seconds /= count, row.cost.flops /= count, row.cost.bytes /= count;
+  }
+  const auto& median = taken[taken.size() / 2];
+  return {.tokens_per_second = tokens / median.first,
+          .share = flops / median.first / (gemm_gflops * 1e9),
+          .seconds = median.first,
+          .phases = median.second,
+          .steps = static_cast<int64_t>(taken.size()),
+          .micro_batches = loop.micro_batches(),
+          .operations = std::move(rows),
+          .memory = loop.device().memory(),
+          .scratch = static_cast<int64_t>(loop.device().context().scratch_bytes())};
+}
+
+}  // namespace capstan::cli

@@ -1,0 +1,184 @@
+// Memory foretold and measured, what fits, the table of operations and the trace.
+#include "train/profile.hpp"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "config/resolve.hpp"
+#include "models/registry.hpp"
+#include "support/tiny.hpp"
+#include "train/fit.hpp"
+#include "train/loop.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+using capstan::testing::tiny_config;
+
+namespace {
+
+comm::World& world() {
+  static const std::unique_ptr<comm::World> joined = comm::World::join();
+  return *joined;
+}
+
+void steps(Loop& loop, const config::Config& config, int64_t count, StepTimers& timers) {
+  const auto data = open_datasets(config, nullptr);
+  data::Loader loader(data[0], loop.loader_options());
+  for (int64_t i = 0; i < count; ++i) {
+    timers.start_step();
+    loop.step(loader, timers);
+    timers.step_seconds();
+  }
+}
+
+// The variants whose memory differs.
+std::vector<config::Config> variants() {
+  std::vector<config::Config> list;
+  for (const bool llama : {false, true})
+    for (const bool narrow : {false, true})
+      for (int mode = 0; mode < 5; ++mode) {
+        config::Config c = tiny_config(llama);
+        c.model.num_layers = 5, c.model.seq_length = 40, c.model.max_position_embeddings = 40;
+        if (narrow) c.mixed_precision.params_dtype = config::Precision::bf16;
+        if (mode == 1) {
+          c.model.recompute_granularity = config::RecomputeGranularity::selective;
+          c.model.recompute_modules = {config::RecomputeModule::core_attn};
+        } else if (mode == 2) {
+          c.model.recompute_granularity = config::RecomputeGranularity::selective;
+          c.model.recompute_modules = {config::RecomputeModule::core_attn, config::RecomputeModule::mlp};
+        } else if (mode > 2) {
+          c.model.recompute_granularity = config::RecomputeGranularity::full;
+          c.model.recompute_method =
+              mode == 3 ? config::RecomputeMethod::uniform : config::RecomputeMethod::block;
+          c.model.recompute_num_layers = 2;
+        }
+        list.push_back(c);
+      }
+  return list;
+}
+
+std::filesystem::path scratch_file(const std::string& name) {
+  return std::filesystem::temp_directory_path() / ("capstan-" + std::to_string(::getpid()) + "-" + name);
+}
+
+}  // namespace
+
+TEST_CASE("the peak of a step is foretold by owner within 2 %, and the system is not asked again") {
+  for (const config::Config& config : variants()) {
+    const MemoryUse foretold = estimate_step(config, *models::build(config.model)).memory;
+    Loop loop(config, world());
+    loop.initialise();
+    StepTimers timers;
+    steps(loop, config, 2, timers);
+    const MemoryUse measured = loop.device().memory();
+    CAPTURE(memory_text(foretold));
+    CAPTURE(memory_text(measured));
+    CHECK(std::abs(static_cast<double>(foretold.peak - measured.peak)) <=
+          0.02 * static_cast<double>(measured.peak));
+    for (const auto owner : {MemoryOwner::parameters, MemoryOwner::gradients, MemoryOwner::main_parameters,
+                             MemoryOwner::moments, MemoryOwner::activations}) {
+      const auto i = static_cast<size_t>(owner);
+      CHECK(foretold.at_peak_by_owner[i] == doctest::Approx(measured.at_peak_by_owner[i]).epsilon(0.02));
+    }
+    const int64_t before = loop.device().memory().system_requests;
+    steps(loop, config, 2, timers);
+    CHECK(loop.device().memory().system_requests == before);
+  }
+}
+
+TEST_CASE("the memory of an 8B step is foretold in a moment") {
+  config::Request request;
+  request.recipe = "llama3-8b";
+  for (const char* text : {"dist.context_parallel_size=1", "dist.world_size=1", "train.global_batch_size=1"})
+    request.overrides.push_back(config::Override::token(text));
+  const config::Resolution resolution = config::resolve(request);
+  REQUIRE(resolution.ok());
+  const auto model = models::build(resolution.config.model);
+  const auto start = std::chrono::steady_clock::now();
+  const StepEstimate estimate = estimate_step(resolution.config, *model);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  // bf16 weights, fp32 main copies, gradients and two moments: 18 bytes a parameter, and activations beside them.
+  CHECK(estimate.memory.peak > int64_t{18} * 8'030'000'000);
+  CHECK(estimate.flops > 6.0 * 8.0e9 * 8192);
+  MESSAGE("foretold in " << 1e3 * seconds << " ms: " << memory_text(estimate.memory));
+#if CAPSTAN_TIMED
+  CHECK(seconds < 0.1);
+#endif
+}
+
+TEST_CASE("a step that does not fit is refused with overrides that do") {
+  config::Config config = tiny_config(true);
+  config.model.num_layers = 5;
+  config.train.micro_batch_size = 4, config.train.global_batch_size = 4;
+  const StepEstimate estimate = estimate_step(config, *models::build(config.model));
+  config.resilience.memory_limit = config::Bytes{estimate.memory.peak};
+  CHECK_NOTHROW(check_fits(config, estimate, 1));
+  config.resilience.memory_limit = config::Bytes{estimate.memory.peak - 1};
+  try {
+    check_fits(config, estimate, 1);
+    FAIL("must not fit");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::no_fit);
+    CHECK(error.message().find("activations") != std::string::npos);
+    CHECK(error.help().find("train.micro_batch_size=2") != std::string::npos);
+    CHECK(error.help().find("model.recompute_granularity=full") != std::string::npos);
+  }
+  // What is proposed does fit.
+  config.train.micro_batch_size = 2;
+  CHECK(estimate_step(config, *models::build(config.model)).memory.peak < estimate.memory.peak);
+  config.resilience.memory_limit = config::Bytes{1000};
+  CHECK_THROWS_WITH_AS(check_fits(config, estimate, 1), doctest::Contains("a smaller model"), Error);
+  config.resilience.memory_limit.reset();
+  CHECK_NOTHROW(check_fits(config, estimate, 1));
+}
+
+TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in order") {
+  const config::Config config = tiny_config(true);
+  Loop loop(config, world());
+  loop.initialise();
+  StepTimers timers;
+  OperationTable table;
+  loop.observe(&table);
+  steps(loop, config, 1, timers);
+  double flops = 0, seconds = 0;
+  for (const auto& row : table.by_time()) flops += row.cost.flops, seconds += row.seconds;
+  const double expected =
+      estimate_step(config, loop.model()).flops * static_cast<double>(loop.micro_batches());
+  CHECK(flops == doctest::Approx(expected));
+  CHECK(seconds > 0);
+
+  Trace trace(3, true);
+  trace.step(2);
+  loop.observe(&trace);
+  timers.listen([&](Phase phase, double end, double length) { trace.phase(phase, end, length); });
+  steps(loop, config, 1, timers);
+  const auto file = scratch_file("trace.json");
+  trace.write(file);
+  const auto json = nlohmann::json::parse(read_file(file));
+  std::filesystem::remove(file);
+  std::map<int, double> ends;  // by lane: nothing overlaps
+  double traced = 0;
+  size_t count = 0;
+  for (const auto& event : json["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    ++count;
+    CHECK(event["pid"] == 3);
+    CHECK(event["args"]["step"] == 2);
+    double& end = ends[event["tid"].get<int>()];
+    CHECK(event["ts"].get<double>() >= end - 0.01);
+    end = event["ts"].get<double>() + event["dur"].get<double>();
+    traced += event["args"].value("flops", 0.0);
+    if (event["name"] == "linear") CHECK(event["args"].contains("shapes"));
+  }
+  CHECK(count == trace.events());
+  CHECK(ends.size() == 4);
+  CHECK(traced == doctest::Approx(expected));
+  CHECK_THROWS_AS(trace.write("/proc/no/such/place.json"), Error);
+}
