@@ -160,8 +160,13 @@ std::string program_help(bool full) {
       "  capstan train quickstart dataset=mock train.train_iters=20   # train, on random tokens\n"
       "  capstan check llama3-70b --ranks 128                         # find mistakes before they cost\n\n";
   std::vector<Line> lines;
+  std::string others;  // the short help keeps to a small terminal
   for (const VerbLine& line : verb_lines())
-    lines.push_back({std::string(line.name), std::string(line.purpose)});
+    if (full || (line.name != "schema" && line.name != "help" && line.name != "version"))
+      lines.push_back({std::string(line.name), std::string(line.purpose)});
+    else
+      others += (others.empty() ? "" : ", ") + std::string(line.name);
+  if (!full) lines.push_back({"and", others});
   text += columns(lines, 2, 10);
   if (full) {
     text += "\nhelp topics (capstan help TOPIC):\n";

@@ -3,11 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/text.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
 #include "train/records/metrics.hpp"
+#include "train/records/plot.hpp"
 #include "train/records/run_list.hpp"
 
 namespace capstan::cli {
@@ -45,9 +47,27 @@ int run_runs_ls(Context& context) {
   return 0;
 }
 
+// A run directory, or the name of one in ./runs.
+std::filesystem::path run_named(const std::string& word) {
+  const std::filesystem::path path = word;
+  return !records::is_run(path) && records::is_run("runs" / path) ? "runs" / path : path;
+}
+
+int run_runs_plot(Context& context) {
+  const Arguments& args = context.args;
+  std::vector<std::filesystem::path> runs;
+  for (const std::string& word : args.words()) runs.push_back(run_named(word));
+  if (runs.empty())
+    for (const records::RunSummary& run : records::list_runs("runs")) runs.push_back(run.path);
+  if (runs.empty()) fail(ErrorCode::not_found, "there are no runs in ./runs", "name run directories");
+  const std::string file = args.value("output").value_or("runs.html");
+  write_file_durably(file, records::plot_html(runs));
+  put(file + "\n");
+  return 0;
+}
+
 int run_runs_show(Context& context) {
-  std::filesystem::path path = context.args.word(0, "RUN");
-  if (!records::is_run(path) && records::is_run("runs" / path)) path = "runs" / path;
+  const std::filesystem::path path = run_named(context.args.word(0, "RUN"));
   const records::RunSummary run = records::summarise(path);
   if (context.args.has("json")) {
     put("{\"schema\":\"capstan.run_summary/1\",\"run\":" + records::to_json(run) + "}\n");
@@ -82,6 +102,18 @@ const Verb kRunsLs = {
     .options = {{"json", 0, "", "as one JSON object"}},
     .max_words = 1,
     .run = run_runs_ls,
+};
+
+const Verb kRunsPlot = {
+    .name = "runs plot",
+    .purpose = "curves of runs as one HTML page",
+    .usage = "[RUN …] [-o FILE]",
+    .examples = {{"runs plot", "every run in ./runs, into runs.html"},
+                 {"runs plot quickstart runs/b -o two.html", "two of them"}},
+    .options = {{"output", 'o', "FILE", "where to; default runs.html"}},
+    .details = "Loss, gradient norm, tokens/s, memory and learning rate. The page needs no network.\n",
+    .max_words = SIZE_MAX,
+    .run = run_runs_plot,
 };
 
 const Verb kRunsShow = {

@@ -7,6 +7,6 @@ namespace capstan::cli {
 
 extern const Verb kTrain, kCheck, kShow, kExplain, kSchema, kRecipeLs, kRecipeCp, kRecipeNew, kDataPrepare,
     kDataInspect, kTokenizerTrain, kTokenizerEncode, kTokenizerDecode, kGenerate, kEval, kBench, kTrace,
-    kRunsLs, kRunsShow, kHelp, kVersion;
+    kDiff, kRunsPlot, kRunsLs, kRunsShow, kHelp, kVersion;
 
 }  // namespace capstan::cli

@@ -314,6 +314,45 @@ TEST_CASE("a trace of a run and of a recipe; what does not fit ends with code 3 
   CHECK_MESSAGE(fits.code == 0, fits.err);
 }
 
+TEST_CASE("diff names the first step and the first tensor that part; plot draws runs on one page") {
+  const Prepared& p = prepared();
+  REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "one", "train.threads=2"}).code == 0);
+  REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "same", "dataset.num_workers=3"}).code == 0);
+  const Finished equal = p.in({"diff", "one", "same"});
+  CHECK_MESSAGE(equal.code == 0, equal.out);
+  CHECK(contains(equal.out, "dataset.num_workers"));
+  CHECK(contains(equal.out, "12 logged steps have the same numbers"));
+  CHECK(contains(equal.out, "2 checkpoints are equal bit by bit"));
+
+  // The same until step 6, then another rate: told as step 7, for the loss of step 7 is still that of step 6's weights.
+  REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "other", "train.exit_interval=6"}).code == 75);
+  REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "other", "--resume", "optimizer.lr=1e-3",
+                "scheduler.override_opt_param_scheduler=true"})
+              .code == 0);
+  const Finished parted = p.in({"diff", "one", "other", "--json"});
+  CHECK(parted.code == 1);
+  const json result = json::parse(parted.out);
+  CHECK(result["first_step"]["step"] == 7);
+  CHECK(result["first_step"]["name"] == "learning_rate");
+  CHECK(result["checkpoints"] == 2);
+  CHECK(result["checkpoint_step"] == 12);
+  CHECK(result["tensors"][0]["cells"].get<int64_t>() > 0);
+  const Finished tensors = p.in({"diff", "one/checkpoints/step-00000006", "other/checkpoints/step-00000006"});
+  CHECK_MESSAGE(tensors.code == 0, tensors.out);
+  CHECK(p.in({"diff", "one", "nowhere"}).code == 2);
+
+  REQUIRE(p.in({"runs", "plot", "one", "other", "-o", "runs.html"}).code == 0);
+  const std::string page = read_text(p.file("runs.html"));
+  CHECK(contains(page, "</html>"));
+  CHECK_FALSE(contains(page, "src="));
+  CHECK(contains(page, "other, validation"));
+  size_t curves = 0;
+  for (size_t at = page.find("<polyline"); at != std::string::npos; at = page.find("<polyline", at + 1))
+    ++curves;
+  CHECK(curves == 12);  // five charts and the validation loss, of two runs
+  CHECK(p.in({"runs", "plot", "nowhere", "-o", "x.html"}).code == 2);
+}
+
 TEST_CASE("SIGINT and SIGTERM save and end with 75") {
   stop_and_resume("interrupted", SIGINT, {});
   stop_and_resume("terminated", SIGTERM, {});
