@@ -5,14 +5,11 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "tensor/host_view.hpp"
 
 namespace capstan::comm {
 
 namespace {
-std::byte* bytes_of(const Tensor& tensor) {
-  return tensor.device().host_address(tensor.address());
-}
-
 // sum[i] = part 0 [i] + part 1 [i] + …, the parts lying one after the other.
 void sum_parts(Device& device, const float* parts, int count, float* sum, int64_t n) {
   constexpr int64_t kTile = 1 << 16;
@@ -61,20 +58,20 @@ void reduce_scatter_sum(Communicator& group, const Tensor& values) {
   OwnerScope scope(MemoryOwner::workspace);
   const Tensor received = Tensor::empty(values.device(), {values.elements()});
   if (values.device().is_meta()) return;
-  std::byte* data = bytes_of(values);
-  std::byte* parts = bytes_of(received);
-  group.all_to_all(data, parts, n * 4);
-  sum_parts(values.device(), reinterpret_cast<const float*>(parts), size,
-            reinterpret_cast<float*>(data) + group.rank() * n, n);
+  HostView data(values), parts(received, HostView::Contents::undefined);
+  group.all_to_all(data.data(), parts.data(), n * 4);
+  sum_parts(values.device(), parts.as<float>(), size, data.as<float>() + group.rank() * n, n);
+  data.store();
 }
 
 void all_gather_slices(Communicator& group, const Tensor& values) {
   if (group.alone() || values.device().is_meta()) return;
   CAPSTAN_ASSERT(values.is_contiguous() && values.elements() % group.size() == 0,
                  "all_gather of " + values.text());
-  std::byte* data = bytes_of(values);
+  HostView data(values);
   const int64_t bytes = values.bytes() / group.size();
-  group.all_gather(data + group.rank() * bytes, data, bytes);
+  group.all_gather(data.data() + group.rank() * bytes, data.data(), bytes);
+  data.store();
 }
 
 void all_reduce_sum(Communicator& group, const Tensor& values) {
@@ -88,9 +85,9 @@ void all_reduce_sum_any(Communicator& group, const Tensor& values) {
   if (padded == values.elements()) return all_reduce_sum(group, values);
   OwnerScope scope(MemoryOwner::workspace);
   const Tensor copy = Tensor::zeros(values.device(), {padded});
-  if (!values.device().is_meta()) std::copy_n(bytes_of(values), values.bytes(), bytes_of(copy));
+  values.device().copy(copy.address(), values.address(), values.bytes());
   all_reduce_sum(group, copy);
-  if (!values.device().is_meta()) std::copy_n(bytes_of(copy), values.bytes(), bytes_of(values));
+  values.device().copy(values.address(), copy.address(), values.bytes());
 }
 
 }  // namespace capstan::comm

@@ -19,8 +19,9 @@ std::string_view name_of(DeviceType type) {
   return names[static_cast<size_t>(type)];
 }
 std::string_view name_of(MemoryOwner owner) {
-  constexpr std::array<std::string_view, kMemoryOwners> names{
-      "parameters", "gradients", "main_parameters", "moments", "activations", "workspace", "data"};
+  constexpr std::array<std::string_view, kMemoryOwners> names{"parameters", "gradients",   "main_parameters",
+                                                              "moments",    "activations", "workspace",
+                                                              "data",       "snapshot"};
   return names[static_cast<size_t>(owner)];
 }
 
@@ -86,6 +87,7 @@ void Device::free(std::byte* data, int64_t bytes, MemoryOwner owner) {
   const int64_t size = round_allocation(bytes);
   use_.now -= size;
   use_.now_by_owner[static_cast<size_t>(owner)] -= size;
+  retire(data, size);
   cache_->free_blocks[size].push_back(data);
 }
 
@@ -98,6 +100,23 @@ void Device::release_cached() {
     blocks.clear();
   }
 }
+
+namespace {
+class Done final : public Event {
+ public:
+  bool done() const override { return true; }
+  void wait() override {}
+};
+}  // namespace
+
+// For devices that have done everything on return.
+void Device::start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue) {
+  copy_to_host(to, from, bytes);
+}
+std::unique_ptr<Event> Device::record(Queue) {
+  return std::make_unique<Done>();
+}
+void Device::wait_for(Queue, const Event&) {}
 
 void Device::reset_peak() {
   use_.peak = use_.now;
@@ -118,6 +137,9 @@ class CpuDevice final : public Device {
   void synchronize() override {}
   std::byte* host_address(std::byte* address) override { return address; }
   void zero(std::byte* data, int64_t bytes) override { std::memset(data, 0, static_cast<size_t>(bytes)); }
+  void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
   void copy_to_device(std::byte* to, const void* from, int64_t bytes) override {
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   }
@@ -144,11 +166,15 @@ class CpuDevice final : public Device {
 // Shapes and no memory: addresses are numbers that nobody follows, every block costs what it would cost elsewhere.
 class MetaDevice final : public Device {
  public:
-  explicit MetaDevice(const kernels::Table& table) { table_ = &table; }
+  explicit MetaDevice(const kernels::Table& table) {
+    table_ = &table;
+    launch_mode_ = LaunchMode::none;
+  }
   DeviceType type() const override { return DeviceType::meta; }
   void synchronize() override {}
-  std::byte* host_address(std::byte* address) override { return address; }
+  std::byte* host_address(std::byte*) override { return nullptr; }
   void zero(std::byte*, int64_t) override {}
+  void copy(std::byte*, const std::byte*, int64_t) override {}
   void copy_to_device(std::byte*, const void*, int64_t) override {}
   void copy_to_host(void*, const std::byte*, int64_t) override {
     fail(ErrorCode::internal, "internal error: the value of a meta tensor was asked for");

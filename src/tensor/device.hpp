@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -30,6 +31,7 @@ enum class MemoryOwner : uint8_t {
   activations,
   workspace,
   data,
+  snapshot,  // copies of the state that a save writes while training goes on
   count_
 };
 inline constexpr size_t kMemoryOwners = static_cast<size_t>(MemoryOwner::count_);
@@ -56,6 +58,25 @@ struct MemoryUse {            // bytes, after the allocator's rounding
   int64_t system_requests = 0;                            // how often the system was asked
 };
 
+// A device works through its queues in order. compute: kernels, fills and copies. transfer: copies to the host that run
+// beside kernels. Where the host is the device both are the calling thread and everything is done on return.
+enum class Queue : uint8_t { compute, transfer };
+
+// A point in a queue: done when all that was queued there before it has run. Must not outlive its device.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual bool done() const = 0;  // does not wait
+  virtual void wait() = 0;        // throws what failed in the queue
+};
+
+// How `launch` runs a kernel.
+enum class LaunchMode : uint8_t {
+  call,  // right away: the kernel is a function of this thread, or puts itself on its device's queue (Context::stream)
+  queue,  // through Device::enqueue
+  none,   // not at all: there is no memory
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -71,25 +92,40 @@ class Device {
   const MemoryUse& memory() const { return use_; }
   void reset_peak();
 
-  // Waits until all that was launched so far has run.
+  // Waits until all that was queued so far has run; throws what failed there.
   virtual void synchronize() = 0;
-  // Ordered after earlier launches; the host range must stay valid until synchronize() for copies to the device, and
-  // the copy to the host is complete on return.
-  virtual void copy_to_device(std::byte* to, const void* from_host, int64_t bytes) = 0;
-  virtual void zero(std::byte* data, int64_t bytes) = 0;
-  virtual void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) = 0;
 
-  // The address at which host code that is ordered like a kernel (a collective over host memory) may touch this memory.
+  // On the compute queue. The host range of copy_to_device may change once it returns; copy_to_host waits.
+  virtual void zero(std::byte* data, int64_t bytes) = 0;
+  virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;  // both on this device
+  virtual void copy_to_device(std::byte* to, const void* from_host, int64_t bytes) = 0;
+  virtual void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) = 0;
+  // Returns at once: the host range is complete, and the device memory may be freed or written, when an event recorded
+  // later in that queue is done.
+  virtual void start_copy_to_host(void* to_host, const std::byte* from, int64_t bytes, Queue queue);
+  virtual std::unique_ptr<Event> record(Queue queue);
+  // What is put on `queue` from now on runs after the event. The host does not wait.
+  virtual void wait_for(Queue queue, const Event& event);
+
+  // Where host code may touch this memory itself, and nullptr where it may not (HostView knows what to do then).
   virtual std::byte* host_address(std::byte* address) = 0;
 
   // For `launch` only.
   const kernels::Table& table() const { return *table_; }
   kernels::Context& context() { return context_; }
+  LaunchMode launch_mode() const { return launch_mode_; }
+  // The address at which this device's kernels see the memory at `address`.
+  std::byte* kernel_address(std::byte* address) const { return address + kernel_offset_; }
+  virtual void enqueue(std::function<void()> work) { work(); }
 
  protected:
   Device() = default;
   virtual std::byte* system_allocate(int64_t bytes) = 0;  // nullptr when refused
   virtual void system_free(std::byte* data, int64_t bytes) = 0;
+  // A block (of its rounded size) goes back to the cache: what is queued from now on may be its next use.
+  virtual void retire(std::byte*, int64_t) {}
+  LaunchMode launch_mode_ = LaunchMode::call;
+  std::ptrdiff_t kernel_offset_ = 0;
   const kernels::Table* table_ = nullptr;
   kernels::Context context_;
 
@@ -110,5 +146,15 @@ int64_t round_allocation(int64_t bytes);
 // to go on.
 std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads = 0);
 std::unique_ptr<Device> make_meta_device(const kernels::Table& table);
+
+// The CPU dressed as an accelerator, to find out on any machine what would break on one (guard.cpp): queues on threads of
+// their own and late on purpose, tensors' addresses that crash who follows them on the host, NaNs in memory that nobody has
+// written. The same bits as the CPU.
+struct GuardOptions {
+  uint64_t seed = 1;     // of the delays
+  bool patient = false;  // nothing runs until somebody waits for it: every missing wait shows
+};
+std::unique_ptr<Device> make_guard_device(const kernels::Table& table, int threads = 0,
+                                          const GuardOptions& options = {});
 
 }  // namespace capstan

@@ -2,6 +2,7 @@
 // this device's kernels may follow, and runs the kernel on the device's queue. On the meta device nothing runs.
 #pragma once
 
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -10,42 +11,62 @@
 
 namespace capstan {
 
-// The value that a kernel parameter of type P gets from an argument.
+// The value that a kernel parameter of type P gets from an argument. Arrays come from tensors of the launching device only:
+// an address of the host cannot get into a kernel.
 template <class P>
 struct KernelArgument {
+  static_assert(std::is_trivially_copyable_v<P>, "a launch keeps its arguments by value");
   template <class A>
-  static P from(A&& value) {
+  static P from(Device&, A&& value) {
     return static_cast<P>(std::forward<A>(value));
   }
 };
+inline std::byte* kernel_address(Device& device, const Tensor& t) {
+  CAPSTAN_ASSERT(&t.device() == &device, "kernel argument " + t.text() + " of another device");
+  return device.kernel_address(t.address());
+}
 template <>
 struct KernelArgument<kernels::In> {
-  static kernels::In from(const Tensor& t) {
-    return t.defined() ? kernels::In{t.address(), t.dtype()} : kernels::In{};
+  static kernels::In from(Device& device, const Tensor& t) {
+    return t.defined() ? kernels::In{kernel_address(device, t), t.dtype()} : kernels::In{};
   }
 };
 template <>
 struct KernelArgument<kernels::Out> {
-  static kernels::Out from(const Tensor& t) {
-    return t.defined() ? kernels::Out{t.address(), t.dtype()} : kernels::Out{};
+  static kernels::Out from(Device& device, const Tensor& t) {
+    return t.defined() ? kernels::Out{kernel_address(device, t), t.dtype()} : kernels::Out{};
   }
 };
 // A typed pointer parameter takes a tensor of exactly that type, or an undefined one as nullptr.
 template <class T>
 struct KernelArgument<T*> {
-  static T* from(const Tensor& t) {
+  static T* from(Device& device, const Tensor& t) {
     if (!t.defined()) return nullptr;
     CAPSTAN_ASSERT(t.dtype() == DTypeOf<std::remove_const_t<T>>::value, "kernel argument " + t.text());
-    return reinterpret_cast<T*>(t.address());
+    return reinterpret_cast<T*>(kernel_address(device, t));
   }
 };
+
+template <class... P>
+void enqueue_kernel(Device& device, void (*kernel)(kernels::Context&, P...), P... values) {
+  device.enqueue([kernel, &context = device.context(), arguments = std::tuple<P...>(values...)] {
+    std::apply([&](const P&... each) { kernel(context, each...); }, arguments);
+  });
+}
 
 template <class... P, class... A>
 void launch(Device& device, void (*kernel)(kernels::Context&, P...), A&&... arguments) {
   static_assert(sizeof...(P) == sizeof...(A),
                 "as many arguments as the kernel has parameters after its context");
-  if (device.is_meta()) return;
-  kernel(device.context(), KernelArgument<P>::from(std::forward<A>(arguments))...);
+  switch (device.launch_mode()) {
+    case LaunchMode::call:
+      return kernel(device.context(), KernelArgument<P>::from(device, std::forward<A>(arguments))...);
+    case LaunchMode::queue:
+      return enqueue_kernel<P...>(device, kernel,
+                                  KernelArgument<P>::from(device, std::forward<A>(arguments))...);
+    case LaunchMode::none:
+      return;
+  }
 }
 
 }  // namespace capstan

@@ -109,7 +109,6 @@ void Tensor::copy_from_host_bytes(std::span<const std::byte> bytes) const {
   CAPSTAN_ASSERT(is_contiguous() && static_cast<int64_t>(bytes.size()) == this->bytes(),
                  "copy from the host to " + text());
   device().copy_to_device(address(), bytes.data(), this->bytes());
-  device().synchronize();
 }
 
 std::vector<float> Tensor::to_floats() const {

@@ -85,7 +85,8 @@ class Tensor {
   Tensor slice(int dim, int64_t begin, int64_t count) const;
   Tensor flat_range(int64_t begin, int64_t count, const Shape& shape) const;  // of a contiguous tensor
 
-  // Explicit copies, complete on return. The tensor must be contiguous.
+  // Explicit copies; the tensor must be contiguous. To the host: waits, complete on return. From the host: `bytes` may
+  // change once it returns, the tensor has them for whatever is launched later.
   template <class T>
   std::vector<T> to_host() const {
     std::vector<T> values(static_cast<size_t>(elements()));

@@ -46,7 +46,6 @@ TEST_CASE("collectives move the bytes where they belong") {
 TEST_CASE("sums are made in rank order and agree on every rank; scatter and gather give the same bits") {
   Communicator& group = world().communicator();
   const int n = group.size(), me = group.rank();
-  const auto cpu = make_cpu_device(no_table(), 1);
   const int64_t count = 1000 * n;
   const auto value = [&](int rank, int64_t i) {
     return static_cast<float>(1.0 / (1 + i + 7 * rank)) * (rank % 2 ? 1e6f : 1.0f);
@@ -58,16 +57,19 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
     for (int r = 1; r < n; ++r) sum += value(r, i);
     expected[static_cast<size_t>(i)] = sum;
   }
-  const Tensor a = Tensor::from_host<float>(*cpu, {count}, values),
-               b = Tensor::from_host<float>(*cpu, {count}, values);
-  all_reduce_sum(group, a);
-  CHECK(a.to_host<float>() == expected);
-  reduce_scatter_sum(group, b);
-  all_gather_slices(group, b);
-  CHECK(b.to_host<float>() == expected);
-  const Tensor odd = Tensor::from_host<float>(*cpu, {17}, std::span<const float>(values).first(17));
-  all_reduce_sum_any(group, odd);
-  CHECK(odd.to_host<float>() == std::vector<float>(expected.begin(), expected.begin() + 17));
+  const auto cpu = make_cpu_device(no_table(), 1), guard = make_guard_device(no_table(), 1);
+  for (Device* device : {cpu.get(), guard.get()}) {
+    const Tensor a = Tensor::from_host<float>(*device, {count}, values),
+                 b = Tensor::from_host<float>(*device, {count}, values);
+    all_reduce_sum(group, a);
+    CHECK(a.to_host<float>() == expected);
+    reduce_scatter_sum(group, b);
+    all_gather_slices(group, b);
+    CHECK(b.to_host<float>() == expected);
+    const Tensor odd = Tensor::from_host<float>(*device, {17}, std::span<const float>(values).first(17));
+    all_reduce_sum_any(group, odd);
+    CHECK(odd.to_host<float>() == std::vector<float>(expected.begin(), expected.begin() + 17));
+  }
   CHECK(all_reduce(group, static_cast<double>(me + 1)) == n * (n + 1) / 2.0);
   CHECK(all_reduce(group, static_cast<double>(me), ReduceOp::max) == n - 1);
 }

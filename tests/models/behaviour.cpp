@@ -94,18 +94,20 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
 
 }  // namespace
 
-TEST_CASE("recomputation, delayed weight gradients and threads change no bit, dropout included") {
+TEST_CASE_TEMPLATE("recomputation, delayed weight gradients and threads change no bit, dropout included", D,
+                   EVERY_DEVICE) {
   const Data data = random_batch(2 * 19, 1);
   for (config::ModelConfig c : all_models())
     for (const DType type : {DType::f32, DType::bf16})
       for (const double dropout : {0.0, 0.2}) {
         c.num_layers = 3;
         c.hidden_dropout = c.attention_dropout = dropout;
-        const auto device = make_cpu_device(kernels::cpu_table(), 1),
-                   three = make_cpu_device(kernels::cpu_table(), 3);
+        const auto device = D::make(1), three = D::make(3);
         const models::ForwardOptions options{.training = true, .seed = 11};
         const Step plain = run_step(*device, c, type, 2, 19, data, options);
         CHECK((run_step(*three, c, type, 2, 19, data, options) == plain));
+        if (D::type != DeviceType::cpu)
+          CHECK((run_step(*Cpu::make(2), c, type, 2, 19, data, options) == plain));
         CHECK((run_step(*device, c, type, 2, 19, data, options, true) == plain));
         config::ModelConfig r = c;
         r.recompute_granularity = config::RecomputeGranularity::full;
@@ -126,11 +128,11 @@ TEST_CASE("recomputation, delayed weight gradients and threads change no bit, dr
       }
 }
 
-TEST_CASE("a micro-batch split in two gives the same sums") {
+TEST_CASE_TEMPLATE("a micro-batch split in two gives the same sums", D, EVERY_DEVICE) {
   const Data data = random_batch(4 * 13, 2);
   for (config::ModelConfig c : all_models()) {
     c.hidden_dropout = c.attention_dropout = 0.1;  // row ids travel with the tokens
-    const auto device = make_cpu_device(kernels::cpu_table(), 2);
+    const auto device = D::make(2);
     const models::ForwardOptions options{.training = true, .seed = 3};
     const Step whole = run_step(*device, c, DType::f32, 4, 13, data, options);
     Step sum;
@@ -160,9 +162,10 @@ TEST_CASE("a micro-batch split in two gives the same sums") {
   }
 }
 
-TEST_CASE("dropout: another seed, another mask; none outside training; the mean loss stays near") {
+TEST_CASE_TEMPLATE("dropout: another seed, another mask; none outside training; the mean loss stays near", D,
+                   EVERY_DEVICE) {
   config::ModelConfig c = tiny_gpt2();
-  const auto device = make_cpu_device(kernels::cpu_table(), 2);
+  const auto device = D::make(2);
   const Data data = random_batch(2 * 19, 4);
   const Step dry = run_step(*device, c, DType::f32, 2, 19, data);
   c.hidden_dropout = c.attention_dropout = 0.1;
@@ -179,10 +182,10 @@ TEST_CASE("dropout: another seed, another mask; none outside training; the mean 
   CHECK(mean == doctest::Approx(dry.loss).epsilon(0.02));
 }
 
-TEST_CASE("documents packed into one sequence equal separate sequences") {
+TEST_CASE_TEMPLATE("documents packed into one sequence equal separate sequences", D, EVERY_DEVICE) {
   const std::vector<int64_t> lengths{5, 1, 9, 4};
   for (const config::ModelConfig& c : all_models()) {
-    const auto device = make_cpu_device(kernels::cpu_table(), 2);
+    const auto device = D::make(2);
     Data packed = random_batch(19, 5);
     packed.mask.assign(19, 1.0f);
     Gradients sum;
@@ -218,10 +221,10 @@ TEST_CASE("documents packed into one sequence equal separate sequences") {
   }
 }
 
-TEST_CASE("generation with a cache gives the logits of the full forward") {
+TEST_CASE_TEMPLATE("generation with a cache gives the logits of the full forward", D, EVERY_DEVICE) {
   for (const config::ModelConfig& c : all_models())
     for (const DType type : {DType::f32, DType::bf16}) {
-      const auto device = make_cpu_device(kernels::cpu_table(), 2);
+      const auto device = D::make(2);
       const auto model = models::build(c);
       SimpleStore store(*device, model->parameters(), type, true);
       store.initialise(model->parameters(), 3);
@@ -259,10 +262,10 @@ TEST_CASE("generation with a cache gives the logits of the full forward") {
   CHECK_THROWS_AS((void)models::build(tiny_gpt2())->make_cache(1, 30), Error);  // 29 learned positions
 }
 
-TEST_CASE("a tied table gets the sum of the gradients of its places") {
+TEST_CASE_TEMPLATE("a tied table gets the sum of the gradients of its places", D, EVERY_DEVICE) {
   config::ModelConfig tied = larger_init(tiny_llama()), untied = tied;
   tied.share_embeddings_and_output_weights = true;
-  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+  const auto device = D::make(1);
   const Data data = random_batch(19, 8);
   const auto run = [&](const config::ModelConfig& c) {
     const auto model = models::build(c);
@@ -288,8 +291,8 @@ TEST_CASE("a tied table gets the sum of the gradients of its places") {
   CHECK(largest_difference(a["embedding.word_embeddings.weight"], sum) < 1e-4);
 }
 
-TEST_CASE("frozen parameters get no gradient, and the others the same one") {
-  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+TEST_CASE_TEMPLATE("frozen parameters get no gradient, and the others the same one", D, EVERY_DEVICE) {
+  const auto device = D::make(1);
   const Data data = random_batch(19, 9);
   const auto model = models::build(larger_init(tiny_gpt2()));
   const auto run = [&](bool freeze) {
@@ -314,8 +317,10 @@ TEST_CASE("frozen parameters get no gradient, and the others the same one") {
   }
 }
 
-TEST_CASE("residual variants run: dropout without biases, the residual after the norm, zero-centred gamma") {
-  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+TEST_CASE_TEMPLATE(
+    "residual variants run: dropout without biases, the residual after the norm, zero-centred gamma", D,
+    EVERY_DEVICE) {
+  const auto device = D::make(1);
   const Data data = random_batch(19, 10);
   config::ModelConfig c = larger_init(tiny_llama());
   const Step plain = run_step(*device, c, DType::f32, 1, 19, data);

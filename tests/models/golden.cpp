@@ -6,6 +6,7 @@
 
 #include "models/registry.hpp"
 #include "tests/models/tiny.hpp"
+#include "tests/support/devices.hpp"
 #include "tests/support/fixture.hpp"
 #include "tests/support/simple_store.hpp"
 
@@ -97,14 +98,13 @@ std::vector<float> without_key_bias(const Golden& golden, const std::string& nam
   return kept;
 }
 
-void check_logits_loss_and_gradients(const std::string& name, DType type, double tolerance) {
+void check_logits_loss_and_gradients(Device& device, const std::string& name, DType type, double tolerance) {
   CAPTURE(name);
   const Golden golden(name);
-  const auto device = make_cpu_device(kernels::cpu_table(), 2);
-  SimpleStore store(*device, golden.model->parameters(), type, /*gathered=*/true);
+  SimpleStore store(device, golden.model->parameters(), type, /*gathered=*/true);
   golden.load(store);
-  StepContext context{*device, store};
-  const models::Batch batch = golden.batch(*device, 0);
+  StepContext context{device, store};
+  const models::Batch batch = golden.batch(device, 0);
   {
     Tape tape(context, Tape::Mode::inference);
     const Difference d =
@@ -121,7 +121,7 @@ void check_logits_loss_and_gradients(const std::string& name, DType type, double
   CHECK(std::abs(loss.sum.value.to_floats()[0] / count / expected - 1) < tolerance);
   CHECK(difference(loss.per_token.to_floats(), golden.fixture.get<float>("token_losses")).normwise <
         tolerance);
-  tape.backward({{"loss", Tensor::from_host<float>(*device, {1}, std::vector<float>{1})}});
+  tape.backward({{"loss", Tensor::from_host<float>(device, {1}, std::vector<float>{1})}});
   CHECK(store.pins == 0);
 
   double worst = 0;
@@ -142,13 +142,12 @@ void check_logits_loss_and_gradients(const std::string& name, DType type, double
   MESSAGE(name << " " << name_of(type) << ": worst gradient " << worst);
 }
 
-void check_ten_steps(const std::string& name, DType type, double tolerance) {
+void check_ten_steps(Device& device, const std::string& name, DType type, double tolerance) {
   CAPTURE(name);
   const Golden golden(name);
-  const auto device = make_cpu_device(kernels::cpu_table(), 2);
-  SimpleStore store(*device, golden.model->parameters(), type);
+  SimpleStore store(device, golden.model->parameters(), type);
   golden.load(store);
-  StepContext context{*device, store};
+  StepContext context{device, store};
   const auto losses = golden.fixture.get<double>("step_losses"),
              norms = golden.fixture.get<double>("step_grad_norms");
   double worst = 0;
@@ -156,8 +155,8 @@ void check_ten_steps(const std::string& name, DType type, double tolerance) {
     store.begin();
     store.begin_last_micro_batch();
     Tape tape(context);
-    const models::Loss loss = golden.model->forward(tape, golden.batch(*device, step), {});
-    tape.backward({{"loss", Tensor::from_host<float>(*device, {1}, std::vector<float>{1})}});
+    const models::Loss loss = golden.model->forward(tape, golden.batch(device, step), {});
+    tape.backward({{"loss", Tensor::from_host<float>(device, {1}, std::vector<float>{1})}});
     const double count = golden.tokens_of(step), value = loss.exact_sum.to_host<double>()[0] / count;
     CAPTURE(step);
     CHECK(std::abs(value / losses[static_cast<size_t>(step)] - 1) < tolerance);
@@ -188,16 +187,18 @@ void check_ten_steps(const std::string& name, DType type, double tolerance) {
 
 }  // namespace
 
-TEST_CASE("logits, loss and every gradient of tiny models agree with PyTorch") {
+TEST_CASE_TEMPLATE("logits, loss and every gradient of tiny models agree with PyTorch", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
   for (const char* name : {"gpt2", "llama", "llama_variant"}) {
-    check_logits_loss_and_gradients(name, DType::f32, 1e-5);
-    check_logits_loss_and_gradients(name, DType::bf16, 2e-2);
+    check_logits_loss_and_gradients(*device, name, DType::f32, 1e-5);
+    check_logits_loss_and_gradients(*device, name, DType::bf16, 2e-2);
   }
 }
 
-TEST_CASE("ten AdamW steps give PyTorch's losses") {
+TEST_CASE_TEMPLATE("ten AdamW steps give PyTorch's losses", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
   for (const char* name : {"gpt2", "llama", "llama_variant"}) {
-    check_ten_steps(name, DType::f32, 1e-5);
-    check_ten_steps(name, DType::bf16, 2e-2);
+    check_ten_steps(*device, name, DType::f32, 1e-5);
+    check_ten_steps(*device, name, DType::bf16, 2e-2);
   }
 }

@@ -98,8 +98,8 @@ TEST_CASE("rotary frequencies: plain and scaled as in Llama 3.1") {
   }
 }
 
-TEST_CASE("rotary tables grow and keep their rows") {
-  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+TEST_CASE_TEMPLATE("rotary tables grow and keep their rows", D, EVERY_DEVICE) {
+  const auto device = D::make(1);
   nn::RopeTables tables({.rotary_dim = 6, .base = 100});
   const auto small = tables.on(*device, 3), large = tables.on(*device, 5);
   CHECK(large.positions() == 5);
@@ -122,7 +122,7 @@ TEST_CASE("a name is given once") {
   CHECK_THROWS_AS(list.add(place.inside("linear_fc1").spec("bias", {2}, {})), Error);
 }
 
-TEST_CASE("every use of hidden dropout draws a mask of its own") {
+TEST_CASE_TEMPLATE("every use of hidden dropout draws a mask of its own", D, EVERY_DEVICE) {
   // All weights are zero and the output biases 1: a layer adds 1/(1-p) for each branch that keeps the
   // element.
   nn::TransformerLayer::Options options;
@@ -137,7 +137,7 @@ TEST_CASE("every use of hidden dropout draws a mask of its own") {
   for (int i = 0; i < 2; ++i)
     layers.emplace_back(list, nn::Place{"layers." + std::to_string(i), i, "layer"}, options);
   const auto parameters = list.take();
-  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+  const auto device = D::make(1);
   test::SimpleStore store(*device, parameters);
   for (const auto& p : parameters)
     if (p->name().find("proj.bias") != std::string::npos || p->name().find("fc2.bias") != std::string::npos)

@@ -13,7 +13,9 @@
 #include "kernels/table.hpp"
 #include "ops/collectives.hpp"
 #include "ops/tape.hpp"
+#include "tensor/host_view.hpp"
 #include "tensor/launch.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace capstan;
 
@@ -167,7 +169,9 @@ class GatherStore final : public ParamStore {
     const auto i = static_cast<size_t>(p.index());
     if (pins_[i]++ == 0) {
       gathered_[i] = Tensor::empty(device_, p.spec().shape);
-      group_.all_gather(shards_[i].address(), gathered_[i].address(), shards_[i].bytes());
+      HostView shard(shards_[i]), all(gathered_[i], HostView::Contents::undefined);
+      group_.all_gather(shard.data(), all.data(), shards_[i].bytes());
+      all.store();
       ++gathers;
     }
     return gathered_[i];
@@ -256,11 +260,12 @@ Plain plain_step(const std::vector<float>& w1, const std::vector<float>& w2, con
 
 }  // namespace
 
-TEST_CASE(
+TEST_CASE_TEMPLATE(
     "gather on use, delayed weight gradients, a recomputed region with a collective and two live tapes equal "
-    "the plain step") {
+    "the plain step",
+    D, EVERY_DEVICE) {
   comm::Communicator& group = world().communicator();
-  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+  const auto device = D::make(1);
   const Parameter p1({.name = "w1", .shape = {kHidden, kIn}}, 0),
       p2({.name = "w2", .shape = {kOut, kHidden}}, 1);
   const auto w1 = numbers(kHidden * kIn, 1), w2 = numbers(kOut * kHidden, 2);
@@ -335,8 +340,9 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("choices are made once and replayed, side effects happen once, also in nested regions") {
-  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+TEST_CASE_TEMPLATE("choices are made once and replayed, side effects happen once, also in nested regions", D,
+                   EVERY_DEVICE) {
+  const auto device = D::make(1);
   const Parameter p1({.name = "w1", .shape = {kHidden, kIn}}, 0),
       p2({.name = "w2", .shape = {kOut, kHidden}}, 1);
   const auto self = comm::make_self_communicator("self");
@@ -378,10 +384,11 @@ TEST_CASE("choices are made once and replayed, side effects happen once, also in
   CHECK(store.ready(1) == 1);
 }
 
-TEST_CASE(
+TEST_CASE_TEMPLATE(
     "what nothing depends on gets a zero gradient and still accounts for its parameters; inference records "
-    "nothing") {
-  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+    "nothing",
+    D, EVERY_DEVICE) {
+  const auto device = D::make(1);
   const Parameter p1({.name = "w1", .shape = {kHidden, kIn}}, 0),
       p2({.name = "w2", .shape = {kOut, kHidden}}, 1);
   const auto self = comm::make_self_communicator("self");

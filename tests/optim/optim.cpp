@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "kernels/table.hpp"
 #include "optim/schedule.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace capstan;
 using namespace capstan::optim;
@@ -72,8 +73,8 @@ TEST_CASE("clipping scales the norm down to the limit and never up") {
   CHECK(clip_factor(4.0, 0.0) == 1.0);
 }
 
-TEST_CASE("AdamW equals the formula in double over ranges with and without decay") {
-  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+TEST_CASE_TEMPLATE("AdamW equals the formula in double over ranges with and without decay", D, EVERY_DEVICE) {
+  const auto device = D::make(1);
   for (int64_t n : {1, 7, 64, 1000}) {
     std::vector<float> start(static_cast<size_t>(n)), gradient(start.size());
     for (size_t i = 0; i < start.size(); ++i)
@@ -103,8 +104,8 @@ TEST_CASE("AdamW equals the formula in double over ranges with and without decay
   }
 }
 
-TEST_CASE("optimizers without a kernel are refused by name") {
-  const auto device = make_cpu_device(kernels::cpu_table(), 1);
+TEST_CASE_TEMPLATE("optimizers without a kernel are refused by name", D, EVERY_DEVICE) {
+  const auto device = D::make(1);
   config::OptimizerConfig config;
   config.optimizer = config::OptimizerKind::muon;
   CHECK_THROWS_AS(build(config, *device, {}), Error);

@@ -1,4 +1,9 @@
-// Every device on which an operation can be tested here: tests have one body for all of them.
+// The devices on which a test runs here: one body for all of them.
+//
+//   TEST_CASE_TEMPLATE("what is true on every device", D, EVERY_DEVICE) {
+//     const auto device = D::make(1);
+//     …
+//   }
 #pragma once
 
 #include <functional>
@@ -9,11 +14,23 @@
 
 namespace capstan::test {
 
-inline void on_every_device(const std::function<void(Device&)>& body) {
-  for (const int threads : {1, 3}) {
-    const auto device = make_cpu_device(kernels::cpu_table(), threads);
-    body(*device);
+struct Cpu {
+  static constexpr DeviceType type = DeviceType::cpu;
+  static std::unique_ptr<Device> make(int threads) { return make_cpu_device(kernels::cpu_table(), threads); }
+};
+struct Guard {
+  static constexpr DeviceType type = DeviceType::guard;
+  static std::unique_ptr<Device> make(int threads) {
+    return make_guard_device(kernels::cpu_table(), threads);
   }
+};
+#define EVERY_DEVICE ::capstan::test::Cpu, ::capstan::test::Guard
+
+// Several of each, the plain CPU first: for bodies that hold all to the bits of the first.
+inline void on_every_device(const std::function<void(Device&)>& body) {
+  for (const int threads : {1, 3}) body(*Cpu::make(threads));
+  body(*Guard::make(2));
+  body(*make_guard_device(kernels::cpu_table(), 1, {.patient = true}));
 }
 
 }  // namespace capstan::test

@@ -1,0 +1,283 @@
+// What the guard device promises: whoever forgets a copy or a wait is found out.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <functional>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "base/error.hpp"
+#include "tensor/host_view.hpp"
+#include "tensor/launch.hpp"
+
+using namespace capstan;
+
+namespace {
+
+const kernels::Table& no_table() {
+  static const char nothing[1] = {};
+  return reinterpret_cast<const kernels::Table&>(nothing);
+}
+std::unique_ptr<Device> guard(uint64_t seed = 1) {
+  return make_guard_device(no_table(), 1, {.seed = seed});
+}
+std::unique_ptr<Device> patient_guard() {
+  return make_guard_device(no_table(), 1, {.patient = true});
+}
+
+void add_one(kernels::Context&, const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] + 1;
+}
+void scale(kernels::Context&, float* x, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+void write_at(kernels::Context&, float* x, int64_t place) {
+  x[place] = 1;
+}
+void break_down(kernels::Context&, int32_t number) {
+  throw std::runtime_error("kernel " + std::to_string(number) + " broke down");
+}
+
+std::vector<float> counting(int64_t n) {
+  std::vector<float> values(static_cast<size_t>(n));
+  std::iota(values.begin(), values.end(), 0.0f);
+  return values;
+}
+
+constexpr int kCrashed = 42;
+
+// Runs `act` in a child: kCrashed when it touched memory that it may not touch, else 0. The child has this thread only.
+int fate_of(const std::function<void()>& act) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::signal(SIGSEGV, [](int) { ::_exit(kCrashed); });
+    act();
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace
+
+TEST_CASE("guard: kernels and copies reach the memory, in the order of their calls, whatever the delays") {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    const auto device = guard(seed);
+    const int64_t n = 1000;
+    const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
+    std::vector<float> expected = counting(n);
+    for (int i = 0; i < 40; ++i) {
+      launch(*device, &add_one, x, x, n);
+      launch(*device, &scale, x, 0.5f, n);
+      for (float& v : expected) v = (v + 1) * 0.5f;
+    }
+    CHECK(x.to_host<float>() == expected);
+    CHECK(Tensor::zeros(*device, {3}).to_host<float>() == std::vector<float>(3, 0.0f));
+    device->copy(x.address(), x.address() + 40, 20);
+    const auto moved = x.to_host<float>();
+    CHECK(std::equal(moved.begin(), moved.begin() + 5, expected.begin() + 10));
+    CHECK(x.text() == "fp32[1000] on guard");
+  }
+}
+
+TEST_CASE("guard: host code that touches a tensor's memory crashes") {
+  const auto device = guard();
+  const Tensor x = Tensor::from_host<float>(*device, {100}, counting(100));
+  const auto touch = [&](int64_t byte, bool write) {
+    return fate_of([&] {
+      auto* at = reinterpret_cast<volatile char*>(x.address()) + byte;
+      if (write)
+        *at = 1;
+      else
+        (void)*at;
+    });
+  };
+  CHECK(touch(0, false) == kCrashed);
+  CHECK(touch(399, false) == kCrashed);
+  CHECK(touch(0, true) == kCrashed);
+  CHECK(fate_of([] {}) == 0);
+  CHECK(device->host_address(x.address()) == nullptr);
+}
+
+TEST_CASE("guard: a kernel that runs past its block, or into what was given back, crashes") {
+  const auto run_on = [](Device& device, std::byte* address, int64_t place) {
+    // As `launch` does it, in a child that has no queue.
+    return fate_of(
+        [&] { write_at(device.context(), reinterpret_cast<float*>(device.kernel_address(address)), place); });
+  };
+  const auto device = guard();
+  std::byte* gone = nullptr;
+  {
+    const Tensor x = Tensor::empty(*device, {128});  // 512 bytes: a whole block
+    const Tensor y = Tensor::empty(*device, {1 << 20});
+    CHECK(run_on(*device, x.address(), 127) == 0);
+    CHECK(run_on(*device, x.address(), 128) == kCrashed);
+    CHECK(run_on(*device, y.address(), (1 << 20) - 1) == 0);
+    CHECK(run_on(*device, y.address(), 1 << 20) == kCrashed);
+    gone = y.address();
+  }
+  CHECK(run_on(*device, gone, 5) == 0);  // kept for reuse
+  device->release_cached();
+  CHECK(device->memory().reserved == 0);
+  CHECK(run_on(*device, gone, 5) == kCrashed);
+  CHECK(Tensor::empty(*device, {1 << 20}).address() != gone);
+}
+
+TEST_CASE("guard: memory that nobody wrote is NaN in every type, also when it was used before") {
+  const auto device = guard();
+  std::byte* before = nullptr;
+  for (int round = 0; round < 2; ++round) {
+    const Tensor x = Tensor::empty(*device, {16});
+    if (round == 0) before = x.address();
+    CHECK(x.address() == before);  // the block is used again
+    for (const float v : x.to_host<float>()) CHECK(std::isnan(v));
+    Tensor::from_host<float>(*device, {16}, counting(16));
+    device->copy_to_device(x.address(), counting(16).data(), 64);
+    CHECK(x.to_host<float>() == counting(16));
+  }
+  for (const float v : Tensor::empty(*device, {16}, DType::bf16).to_floats()) CHECK(std::isnan(v));
+  for (const double v : Tensor::empty(*device, {16}, DType::f64).to_host<double>()) CHECK(std::isnan(v));
+  for (const int32_t v : Tensor::empty(*device, {16}, DType::i32).to_host<int32_t>()) CHECK(v > 2000000000);
+}
+
+TEST_CASE("guard: a freed block's next owner comes after the last kernel of the one before") {
+  const auto device = patient_guard();
+  const int64_t n = 64;
+  const Tensor result = Tensor::empty(*device, {n});
+  {
+    const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
+    launch(*device, &add_one, x, result, n);
+  }
+  const Tensor other = Tensor::zeros(*device, {n});
+  auto expected = counting(n);
+  for (float& v : expected) v += 1;
+  CHECK(result.to_host<float>() == expected);
+  CHECK(other.to_host<float>() == std::vector<float>(static_cast<size_t>(n), 0.0f));
+}
+
+TEST_CASE("guard: a source on the host may change as soon as the copy has been asked for") {
+  const auto device = patient_guard();
+  std::vector<float> values = counting(50);
+  const Tensor x = Tensor::from_host<float>(*device, {50}, values);
+  values.assign(50, -1.0f);
+  CHECK(x.to_host<float>() == counting(50));
+  // More than the queue keeps: the host waits now and then, and nothing is lost.
+  const int64_t n = 5 << 20;
+  std::vector<Tensor> many;
+  for (int i = 0; i < 5; ++i) many.push_back(Tensor::from_host<float>(*device, {n}, counting(n)));
+  for (const Tensor& t : many)
+    CHECK(t.flat_range(n - 1, 1, {1}).to_host<float>()[0] == static_cast<float>(n - 1));
+}
+
+TEST_CASE("guard: without the wait for its event a copy to the host has not happened") {
+  const auto device = patient_guard();
+  const int64_t n = 32;
+  for (const Queue queue : {Queue::compute, Queue::transfer}) {
+    const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
+    device->synchronize();
+    std::vector<float> seen(static_cast<size_t>(n), -7.0f);
+    device->start_copy_to_host(seen.data(), x.address(), x.bytes(), queue);
+    const auto event = device->record(queue);
+    CHECK(!event->done());
+    CHECK(seen == std::vector<float>(static_cast<size_t>(n), -7.0f));  // who reads now reads what was there
+    event->wait();
+    CHECK(event->done());
+    CHECK(seen == counting(n));
+  }
+}
+
+TEST_CASE("guard: queues are ordered by events alone") {
+  const auto device = patient_guard();
+  const int64_t n = 32;
+  const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
+  device->synchronize();
+  auto doubled = counting(n);
+  for (float& v : doubled) v *= 2;
+  for (const bool ordered : {false, true}) {
+    launch(*device, &scale, x, 2.0f, n);
+    if (ordered) device->wait_for(Queue::transfer, *device->record(Queue::compute));
+    std::vector<float> snapshot(static_cast<size_t>(n));
+    device->start_copy_to_host(snapshot.data(), x.address(), x.bytes(), Queue::transfer);
+    const auto copied = device->record(Queue::transfer);
+    // The next kernel must not overwrite what is being copied.
+    device->wait_for(Queue::compute, *copied);
+    launch(*device, &scale, x, 0.5f, n);
+    copied->wait();
+    CHECK(snapshot == (ordered ? doubled : counting(n)));  // without the order: the values of before
+    device->synchronize();
+    CHECK(x.to_host<float>() == counting(n));
+  }
+}
+
+TEST_CASE("guard: what fails in the queue is thrown by the next wait, once, and the device goes on") {
+  const auto device = guard();
+  const Tensor x = Tensor::from_host<float>(*device, {4}, counting(4));
+  for (const int way : {0, 1, 2}) {
+    launch(*device, &break_down, int32_t{way});
+    launch(*device, &break_down, int32_t{77});  // left out
+    try {
+      if (way == 0)
+        device->synchronize();
+      else if (way == 1)
+        (void)x.to_host<float>();
+      else
+        device->record(Queue::compute)->wait();
+      FAIL("expected an error");
+    } catch (const std::runtime_error& error) {
+      CHECK(error.what() == "kernel " + std::to_string(way) + " broke down");
+    }
+    CHECK(x.to_host<float>() == counting(4));
+  }
+  launch(*device, &break_down, int32_t{5});  // nobody waits: the device ends in peace
+}
+
+TEST_CASE("guard: a kernel takes tensors of its own device only") {
+  const auto device = guard(), other = guard();
+  const auto cpu = make_cpu_device(no_table(), 1);
+  const Tensor here = Tensor::zeros(*device, {4});
+  CHECK_THROWS_AS(launch(*device, &scale, Tensor::zeros(*other, {4}), 1.0f, int64_t{4}), Error);
+  CHECK_THROWS_AS(launch(*device, &scale, Tensor::zeros(*cpu, {4}), 1.0f, int64_t{4}), Error);
+  CHECK_THROWS_AS(launch(*cpu, &add_one, here, Tensor::zeros(*cpu, {4}), int64_t{4}), Error);
+}
+
+TEST_CASE("guard: the allocator rounds, books and reuses as on the CPU") {
+  const auto cpu = make_cpu_device(no_table(), 1), device = guard();
+  for (Device* d : {cpu.get(), device.get()}) {
+    OwnerScope scope(MemoryOwner::moments);
+    std::vector<Tensor> kept;
+    for (const int64_t n : {1, 129, 5000, 300000, 1000000}) {
+      kept.push_back(Tensor::empty(*d, {n}));
+      Tensor::empty(*d, {n});
+    }
+    Tensor::empty(*d, {129});
+  }
+  CHECK(device->memory().peak == cpu->memory().peak);
+  CHECK(device->memory().now == 0);
+  CHECK(device->memory().reserved == cpu->memory().reserved);
+  CHECK(device->memory().system_requests == cpu->memory().system_requests);
+}
+
+TEST_CASE("host views: the memory itself on the CPU, a copy elsewhere; what is stored is in the tensor") {
+  const auto cpu = make_cpu_device(no_table(), 1), device = guard();
+  for (Device* d : {cpu.get(), device.get()}) {
+    const Tensor x = Tensor::from_host<float>(*d, {5}, counting(5));
+    launch(*d, &add_one, x, x, int64_t{5});
+    HostView view(x);
+    CHECK((view.data() == x.address()) == (d == cpu.get()));
+    CHECK(view.as<float>()[4] == 5);
+    view.as<float>()[0] = 9;
+    view.store();
+    CHECK(x.to_host<float>() == std::vector<float>{9, 2, 3, 4, 5});
+    HostView fresh(x, HostView::Contents::undefined);
+    std::fill_n(fresh.as<float>(), 5, 3.0f);
+    fresh.store();
+    CHECK(x.to_host<float>() == std::vector<float>(5, 3.0f));
+  }
+}
