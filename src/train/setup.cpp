@@ -15,8 +15,6 @@ void check_device(config::DeviceKind kind) {
   if (kind == config::DeviceKind::cuda)
     fail(ErrorCode::unsupported, "train.device: cuda: this build has no CUDA backend",
          "train.device=cpu trains here; recipes for GPUs can be checked and shown without one");
-  if (kind == config::DeviceKind::guard)
-    fail(ErrorCode::unsupported, "train.device: guard: this build has no guard backend", "train.device=cpu");
   if (kind == config::DeviceKind::meta)
     fail(ErrorCode::unsupported,
          "train.device: meta: it has shapes and no memory, so that nothing could be learnt",
@@ -25,8 +23,9 @@ void check_device(config::DeviceKind kind) {
 
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks) {
   check_device(kind);
-  return make_cpu_device(kernels::cpu_table(), threads > 0 ? static_cast<int>(threads)
-                                                           : std::max(1, available_cores() / local_ranks));
+  const int count = threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks);
+  if (kind == config::DeviceKind::guard) return make_guard_device(kernels::cpu_table(), count);
+  return make_cpu_device(kernels::cpu_table(), count);
 }
 
 DType compute_type(const config::MixedPrecisionConfig& precision) {

@@ -10,17 +10,25 @@
 
 #include "base/error.hpp"
 #include "comm/reduce.hpp"
+#include "support/devices.hpp"
 #include "support/tiny.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
-using capstan::testing::tiny_config;
 
 namespace {
 
 comm::World& world() {
   static const std::unique_ptr<comm::World> joined = comm::World::join();
   return *joined;
+}
+
+// On the device of the test.
+template <class D>
+config::Config tiny_config(bool llama, int64_t ranks) {
+  config::Config config = capstan::testing::tiny_config(llama, ranks);
+  config.train.device = D::type == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::guard;
+  return config;
 }
 
 // Losses and gradient norms of steps [loop's step, until).
@@ -54,9 +62,10 @@ std::filesystem::path scratch() {
 
 }  // namespace
 
-TEST_CASE("the loss starts at the logarithm of the vocabulary and falls; phases add up to the step") {
+TEST_CASE_TEMPLATE("the loss starts at the logarithm of the vocabulary and falls; phases add up to the step",
+                   D, EVERY_DEVICE) {
   for (const bool llama : {false, true}) {
-    const auto config = tiny_config(llama, world().size());
+    const auto config = tiny_config<D>(llama, world().size());
     const auto trace = run(config, 30);
     CHECK(trace[0] == doctest::Approx(std::log(61.0)).epsilon(0.02));
     CHECK(trace[58] < 0.75 * trace[0]);
@@ -69,8 +78,9 @@ TEST_CASE("the loss starts at the logarithm of the vocabulary and falls; phases 
   CHECK(sum == total);
 }
 
-TEST_CASE("optimizer.decoupled_lr moves embedding and head at a rate of their own, and nothing else") {
-  auto config = tiny_config(true, world().size());
+TEST_CASE_TEMPLATE("optimizer.decoupled_lr moves embedding and head at a rate of their own, and nothing else",
+                   D, EVERY_DEVICE) {
+  auto config = tiny_config<D>(true, world().size());
   config.optimizer.weight_decay = 0;
   const auto expected = run(config, 6);
   config.optimizer.decoupled_lr = config.optimizer.lr;
@@ -96,10 +106,13 @@ TEST_CASE("optimizer.decoupled_lr moves embedding and head at a rate of their ow
   CHECK(moved > 5);
 }
 
-TEST_CASE("the same run twice, and with 2 and 3 threads or other workers, gives the same bits") {
-  auto config = tiny_config(true, world().size());
+TEST_CASE_TEMPLATE(
+    "the same run twice, on the CPU, and with 2 and 3 threads or other workers, gives the same bits", D,
+    EVERY_DEVICE) {
+  auto config = tiny_config<D>(true, world().size());
   const auto expected = run(config, 8);
   CHECK(run(config, 8) == expected);
+  CHECK(run(tiny_config<test::Cpu>(true, world().size()), 8) == expected);
   for (int64_t threads : {2, 3}) {
     config.train.threads = threads;
     config.dataset.num_workers = threads - 2;
@@ -107,8 +120,9 @@ TEST_CASE("the same run twice, and with 2 and 3 threads or other workers, gives 
   }
 }
 
-TEST_CASE("micro-batch size, and the number of ranks, change the loss by rounding only") {
-  auto config = tiny_config(true, world().size());
+TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss by rounding only", D,
+                   EVERY_DEVICE) {
+  auto config = tiny_config<D>(true, world().size());
   const auto expected = run(config, 8);
   config.train.micro_batch_size = 1;
   const auto other = run(config, 8);
@@ -123,7 +137,7 @@ TEST_CASE("micro-batch size, and the number of ranks, change the loss by roundin
     const std::string& host() const override { return name; }
     [[noreturn]] void abort(int) override { std::abort(); }
   } alone;
-  auto single = tiny_config(true, 1);
+  auto single = tiny_config<D>(true, 1);
   Loop loop(single, alone);
   loop.initialise();
   const auto one_rank = run_until(loop, single, 8);
@@ -131,8 +145,9 @@ TEST_CASE("micro-batch size, and the number of ranks, change the loss by roundin
     CHECK(std::abs(one_rank[i] - expected[i]) <= 1e-6 * std::abs(expected[i]) + 1e-6);
 }
 
-TEST_CASE("dropout does not depend on micro-batches or ranks; recomputation changes nothing") {
-  auto config = tiny_config(false, world().size());
+TEST_CASE_TEMPLATE("dropout does not depend on micro-batches or ranks; recomputation changes nothing", D,
+                   EVERY_DEVICE) {
+  auto config = tiny_config<D>(false, world().size());
   config.model.hidden_dropout = config.model.attention_dropout = 0.1;
   const auto expected = run(config, 4);
   auto other = config;
@@ -146,9 +161,9 @@ TEST_CASE("dropout does not depend on micro-batches or ranks; recomputation chan
   CHECK(run(other, 4) == expected);
 }
 
-TEST_CASE("resume is bitwise equal to the uninterrupted run, in fp32 and bf16") {
+TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in fp32 and bf16", D, EVERY_DEVICE) {
   for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
-    auto config = tiny_config(true, world().size());
+    auto config = tiny_config<D>(true, world().size());
     config.mixed_precision.params_dtype = precision;
     const auto whole = run(config, 9);
     const auto root = scratch() / (precision == config::Precision::fp32 ? "fp32" : "bf16");
@@ -179,8 +194,9 @@ TEST_CASE("resume is bitwise equal to the uninterrupted run, in fp32 and bf16") 
     scratch();
 }
 
-TEST_CASE("a loss that is not finite stops the run before the optimizer touches the state") {
-  const auto config = tiny_config(true, world().size());
+TEST_CASE_TEMPLATE("a loss that is not finite stops the run before the optimizer touches the state", D,
+                   EVERY_DEVICE) {
+  const auto config = tiny_config<D>(true, world().size());
   Loop loop(config, world());
   loop.initialise();
   run_until(loop, config, 2);
@@ -202,8 +218,8 @@ TEST_CASE("a loss that is not finite stops the run before the optimizer touches 
   CHECK(loop.optimizer().steps() == 2);
 }
 
-TEST_CASE("a checkpoint of another model is refused with all differences") {
-  auto config = tiny_config(true, world().size());
+TEST_CASE_TEMPLATE("a checkpoint of another model is refused with all differences", D, EVERY_DEVICE) {
+  auto config = tiny_config<D>(true, world().size());
   const auto root = scratch() / "other";
   SavePlan plan;
   plan.root = root;
