@@ -1,0 +1,120 @@
+// The whole trainer on every device: training, validation, saves of both kinds, a stop, a resume, generation and evaluation,
+// with the numbers of the CPU.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "support/devices.hpp"
+#include "support/tiny.hpp"
+#include "train/evaluate.hpp"
+#include "train/generate.hpp"
+#include "train/loaded_model.hpp"
+#include "train/trainer.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Silent final : ProgressSink {
+  void line(const std::string&) override {}
+  void warning(const std::string& text) override { FAIL_CHECK(text); }
+  void status(const std::string&) override {}
+  bool terminal() const override { return false; }
+};
+
+config::Config small(DeviceType device, bool async_save) {
+  auto c = testing::tiny_config(true, 1);
+  c.train.device = device == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::guard;
+  c.train.threads = 2;
+  c.train.train_iters = 6;
+  c.tokenizer.tokenizer_type = config::TokenizerKind::byte;
+  c.model.vocab_size = 257, c.model.padded_vocab_size = 288;
+  c.model.hidden_dropout = 0.1;
+  c.mixed_precision.params_dtype = config::Precision::bf16;
+  c.checkpoint.save_interval = 2;
+  c.checkpoint.async_save = async_save;
+  c.validation.eval_interval = 3;
+  c.logger.log_interval = 1;
+  return c;
+}
+
+// Everything in a run's metrics that does not speak of time, row by row.
+std::vector<std::string> numbers_of(const fs::path& run) {
+  std::ifstream in(run / "metrics.jsonl");
+  std::vector<std::string> rows;
+  for (std::string line; std::getline(in, line);) {
+    const auto row = nlohmann::json::parse(line);
+    std::string text;
+    for (const char* key : {"step", "event", "loss", "grad_norm", "perplexity", "memory_bytes"})
+      if (row.contains(key)) text += row[key].dump() + " ";
+    if (row.contains("loss")) rows.push_back(text);
+  }
+  return rows;
+}
+
+struct Result {
+  std::vector<std::string> whole, resumed;
+  std::string text;
+  double loss = 0;
+};
+
+Result run_on(DeviceType device, bool async_save, const fs::path& root) {
+  const auto world = comm::World::join();
+  Silent sink;
+  RunOptions options;
+  options.recipe = {.name = "tiny", .given = "", .resolved = "name: tiny\n", .hash = "0", .command = "test"};
+  auto config = small(device, async_save);
+  Result result;
+  options.run_dir = root / "whole";
+  const Outcome whole = train::train(config, *world, options, sink);
+  CHECK(whole.step == 6);
+  result.whole = numbers_of(options.run_dir);
+
+  options.run_dir = root / "resumed";
+  config.train.exit_interval = 4;
+  CHECK(train::train(config, *world, options, sink).step == 4);
+  config.train.exit_interval.reset();
+  options.resume = true;
+  CHECK(train::train(config, *world, options, sink).step == 6);
+  result.resumed = numbers_of(options.run_dir);
+
+  const auto model = load_model(whole.checkpoint, config);
+  CHECK(model->device->type() == device);
+  GenerateOptions generation;
+  generation.prompt = "ab";
+  generation.max_tokens = 12;
+  generation.on_text = [&](const std::string& text) { result.text += text; };
+  CHECK(generate(*model, generation).tokens > 0);
+  EvalOptions evaluation;
+  evaluation.text = "a text that is longer than the model's window of two dozen";
+  result.loss = evaluate_text(*model, evaluation).loss;
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("a run, its resume, its text and its loss are the same on every device") {
+  const fs::path root = fs::temp_directory_path() / ("capstan-devices-" + std::to_string(::getpid()));
+  const Result cpu = run_on(DeviceType::cpu, false, root / "cpu");
+  CHECK(cpu.whole.size() == 8);  // six steps, two validations
+  for (const bool async_save : {false, true}) {
+    const Result guard = run_on(DeviceType::guard, async_save, root / (async_save ? "guard-async" : "guard"));
+    if (!async_save) {  // the copies of an asynchronous save are memory, too
+      CHECK(guard.whole == cpu.whole);
+      CHECK(guard.resumed == cpu.resumed);
+    }
+    CHECK(guard.text == cpu.text);
+    CHECK(guard.loss == cpu.loss);
+    CHECK(guard.resumed.size() == cpu.resumed.size());
+  }
+  fs::remove_all(root);
+}
