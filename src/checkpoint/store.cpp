@@ -139,7 +139,7 @@ Search find_latest(const fs::path& root, Depth depth, const std::optional<std::s
   return search;
 }
 
-Checkpoint resolve_checkpoint(const fs::path& path) {
+Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* refused) {
   std::error_code error;
   if (!fs::exists(path, error))
     fail(ErrorCode::not_found, "`" + path.string() + "` does not exist",
@@ -147,13 +147,16 @@ Checkpoint resolve_checkpoint(const fs::path& path) {
   if (fs::exists(path / kManifestFile, error)) return {path, Reader::open(path, Depth::content).info().step};
   const fs::path root = fs::is_directory(path / "checkpoints", error) ? path / "checkpoints" : path;
   const Search search = find_latest(root, Depth::content);
+  if (refused)
+    for (const auto& one : search.refused)
+      refused->push_back("`" + one.checkpoint.path.string() + "`: " + one.reason);
   if (search.found) return *search.found;
   if (search.refused.empty())
     fail(ErrorCode::not_found, "`" + path.string() + "` holds no checkpoint",
          "name a checkpoint directory or a run directory");
   std::string reasons;
-  for (const auto& refused : search.refused)
-    reasons += "\n  " + refused.checkpoint.path.filename().string() + ": " + refused.reason;
+  for (const auto& one : search.refused)
+    reasons += "\n  " + one.checkpoint.path.filename().string() + ": " + one.reason;
   fail(ErrorCode::format, "no checkpoint of `" + path.string() + "` verifies:" + reasons);
 }
 

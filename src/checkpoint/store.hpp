@@ -49,7 +49,8 @@ Search find_latest(const std::filesystem::path& root, Depth depth,
 // What a user may name: a checkpoint directory, a directory of checkpoints, or a run directory (its
 // `checkpoints`). Returns the checkpoint, fully verified. Throws ErrorCode::not_found (none there) or
 // ::format (none verifies), with the reasons.
-Checkpoint resolve_checkpoint(const std::filesystem::path& path);
+// `refused` gets a line for each newer checkpoint that does not verify.
+Checkpoint resolve_checkpoint(const std::filesystem::path& path, std::vector<std::string>* refused = nullptr);
 
 struct Retention {
   int64_t most_recent = 2;                // newest kept, those with a sound structure counted; negative: all

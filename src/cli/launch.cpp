@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -27,11 +29,18 @@ constexpr int64_t kMostRanks = 4096;
 volatile sig_atomic_t g_first_signal = 0, g_signals = 0;
 volatile pid_t g_launcher = 0;
 
+std::array<char, 64> g_stop_file{};  // its existence asks the ranks to save and end
+
 void on_stop_signal(int signal) {
   g_signals = g_signals + 1;
   if (g_first_signal == 0) g_first_signal = signal;
-  // mpirun forwards SIGUSR1 to every rank; SIGTERM ends them and itself.
-  if (g_launcher > 0) ::kill(g_launcher, g_signals == 1 ? SIGUSR1 : SIGTERM);
+  if (g_signals == 1) {
+    // A file, not a signal: mpirun and the ranks cannot miss it while they start.
+    const int file = ::open(g_stop_file.data(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (file >= 0) ::close(file);
+  } else if (g_launcher > 0) {
+    ::kill(g_launcher, SIGTERM);  // ends the ranks and itself
+  }
 }
 
 std::string find_program(const std::string& name) {
@@ -91,10 +100,25 @@ int launch_ranks(const Context& context, int64_t ranks) {
   arguments.push_back(own_path());
   for (std::string& word : without_nproc(context.command)) arguments.push_back(std::move(word));
 
+  // In a directory of its own: the name of the file is nobody else's.
+  std::string directory = (std::filesystem::temp_directory_path() / "capstan-XXXXXX").string();
+  if (directory.size() + 6 > g_stop_file.size() || !::mkdtemp(directory.data()))
+    fail(ErrorCode::io, "cannot create a directory in `" + std::filesystem::temp_directory_path().string() +
+                            "`: " + system_error_text(errno));
+  struct Remove {
+    const std::string& path;
+    ~Remove() {
+      std::error_code ignored;
+      std::filesystem::remove_all(path, ignored);
+    }
+  } const remove{directory};
+  const std::string stop_file = directory + "/stop";
+  std::copy(stop_file.begin(), stop_file.end(), g_stop_file.begin());
+
   struct sigaction action {};
   action.sa_handler = on_stop_signal;
   sigemptyset(&action.sa_mask);
-  // A signal that arrives before mpirun runs is kept and forwarded after the fork.
+  // A signal that arrives before mpirun runs is kept until the parent waits for it.
   sigset_t stops, before;
   sigemptyset(&stops);
   sigaddset(&stops, SIGINT);
@@ -119,6 +143,7 @@ int launch_ranks(const Context& context, int64_t ranks) {
     const int null = ::open("/dev/null", O_RDONLY);
     if (null >= 0) ::dup2(null, STDIN_FILENO);
     ::setenv("CAPSTAN_PARENT", "1", 1);
+    ::setenv("CAPSTAN_STOP_FILE", stop_file.c_str(), 1);
     if (terminal) ::setenv("CAPSTAN_PARENT_TERMINAL", "1", 1);
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;

@@ -12,7 +12,7 @@
 namespace capstan::cli {
 
 // Runs the command without its --nproc as `ranks` ranks and waits. SIGINT and SIGTERM become a request to
-// save (SIGUSR1, which mpirun forwards; SIGTERM would make it kill the ranks), a second one ends them.
+// save (a file that the ranks look for after each step; SIGTERM would make mpirun kill them), a second one ends them.
 // Returns the exit code of the run: 75 and the codes of `capstan help exit-codes` as the ranks gave them, 4
 // for a rank that died, 130 or 143 when ended by the second signal.
 int launch_ranks(const Context& context, int64_t ranks);

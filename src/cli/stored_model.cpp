@@ -9,6 +9,8 @@ namespace capstan::cli {
 
 std::shared_ptr<train::LoadedModel> load_stored_model(const Context& context, const std::string& name) {
   const train::StoredRecipe stored = train::stored_recipe(name, context.args.overrides());
+  for (const std::string& reason : stored.refused)
+    say("warning: not taken: " + reason + "\nwarning: taken instead: `" + stored.checkpoint.string() + "`\n");
   if (context.verbosity > 0) say("checkpoint " + stored.checkpoint.string() + "\n");
   // Its warnings were shown when the run began.
   if (!stored.resolution.ok()) {

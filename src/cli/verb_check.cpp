@@ -67,7 +67,7 @@ int run_check(Context& context) {
   }
   if (resolution.ok()) return 0;
   // A recipe that can be read and has errors is what check is for; one that cannot be read is not.
-  return resolution.malformed ? 2 : 1;
+  return resolution.malformed || resolution.bad_words ? 2 : 1;
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ struct Composition {
   std::vector<const FieldInfo*>
       ambiguous;            // given twice where once is legal, and reported: their value is unknown
   bool malformed = false;   // a file could not be read or parsed
+  bool bad_words = false;   // an override that is none
   bool incomplete = false;  // what an `extends`, file or preset would have said is unknown
 };
 

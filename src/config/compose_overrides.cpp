@@ -28,6 +28,8 @@ void Composer::read_overrides() {
     if (auto one =
             parse_override(request_.overrides[i], next, source, static_cast<int>(i) + 1, out_.diagnostics))
       parsed.push_back(std::move(*one));
+    else
+      out_.bad_words = true;
   }
   for (const auto& one : parsed)
     if (one.op == ParsedOverride::Op::include) include_override(one);

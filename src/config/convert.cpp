@@ -238,10 +238,10 @@ class Converter {
   void comma(const Node& node, const std::string& path, bool list) {
     const bool cli = node.place.known() &&
                      (*context_.sources)[static_cast<size_t>(node.place.source)].kind == Source::Kind::cli;
-    error(
-        "C0201",
-        "`" + shown(node.text) + "` is not " + (list ? "a list" : "one value") + " for `" + path + "`", node,
-        "use `[" + shown(node.text) + "]` for a list" + (cli ? ", or `capstan sweep` for several runs" : ""));
+    error("C0201",
+          "`" + shown(node.text) + "` is not " + (list ? "a list" : "one value") + " for `" + path + "`",
+          node,
+          "use `[" + shown(node.text) + "]` for a list" + (cli ? ", or start a run for each value" : ""));
   }
 
   // Python's None is a text here, and a directory of that name is nobody's wish.

@@ -281,13 +281,15 @@ std::string explain(std::string_view what, const Resolution* resolution) {
 std::string explain_json(const Schema& schema, std::string_view what, const void* root,
                          const Resolved* resolved) {
   const Subject subject = find_subject(schema, what);
-  if (subject.field) return field_json(schema, *subject.field, root, resolved) + "\n";
+  const std::string head = "{\"schema\":\"capstan.explain/1\",";
+  if (subject.field) return head + field_json(schema, *subject.field, root, resolved).substr(1) + "\n";
   if (subject.rule)
-    return "{\"code\":" + quoted(subject.rule->code) + ",\"name\":" + quoted(subject.rule->name) +
+    return head + "\"code\":" + quoted(subject.rule->code) + ",\"name\":" + quoted(subject.rule->name) +
            ",\"doc\":" + quoted(subject.rule->doc) + ",\"reads\":" + texts(subject.rule->reads) + "}\n";
   if (subject.code)
-    return "{\"code\":" + quoted(subject.code->code) + ",\"doc\":" + quoted(subject.code->title) + "}\n";
-  std::string out = "{\"sections\":[";
+    return head + "\"code\":" + quoted(subject.code->code) + ",\"doc\":" + quoted(subject.code->title) +
+           "}\n";
+  std::string out = head + "\"sections\":[";
   bool first = true;
   for (const auto& section : schema.sections()) {
     if (subject.section ? &section != subject.section : section.name.empty()) continue;

@@ -54,6 +54,7 @@ class Resolver {
       record();
     }
     out_.malformed = composed_.malformed;
+    out_.bad_words = composed_.bad_words;
     for (size_t i = 0; i < composed_.preset_of.size(); ++i)
       if (!composed_.preset_of[i].empty()) out_.presets[schema_.sections()[i].name] = composed_.preset_of[i];
     out_.sources = std::move(composed_.sources);

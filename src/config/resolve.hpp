@@ -46,6 +46,7 @@ struct Resolved {
   std::set<std::string>
       changed;             // leaves whose explicit value differs from what preset, derivation or default give
   bool malformed = false;  // some file could not be read or parsed: exit code 2, also for `check`
+  bool bad_words = false;  // an override that is none, a bad command line: the same
   std::vector<std::string> failed;  // leaves without a value, because theirs is wrong
 
   bool ok() const { return count(diagnostics, Level::error) == 0; }

@@ -142,6 +142,7 @@ std::string to_text_report(const DatasetReport& report) {
 
 std::string to_json_report(const DatasetReport& report) {
   nlohmann::ordered_json json;
+  json["schema"] = "capstan.dataset/1";
   json["prefix"] = report.prefix;
   json["documents"] = report.documents;
   json["empty_documents"] = report.empty_documents;

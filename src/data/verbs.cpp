@@ -1,6 +1,7 @@
 #include "data/verbs.hpp"
 
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
@@ -152,7 +153,13 @@ DatasetReport run_inspect(const InspectVerb& verb) {
     tokenizer = Tokenizer::load(*verb.tokenizer);
     options.decode = [&](std::span<const int32_t> ids) { return tokenizer->decode(ids); };
   }
-  return inspect(verb.prefix, options);
+  // `data prepare --output PREFIX` writes PREFIX_text_document: that prefix names it too.
+  const auto exists = [](const std::string& prefix) {
+    std::error_code ignored;
+    return std::filesystem::exists(prefix + ".idx", ignored) || std::filesystem::exists(prefix, ignored);
+  };
+  const std::string text = verb.prefix + "_text_document";
+  return inspect(!exists(verb.prefix) && exists(text) ? text : verb.prefix, options);
 }
 
 }  // namespace capstan::data

@@ -117,7 +117,7 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
       fail(ErrorCode::unsupported, "`" + name + "`: this version reads its own checkpoints only",
            "name a run or a checkpoint directory");
   StoredRecipe stored;
-  stored.checkpoint = checkpoint::resolve_checkpoint(name).path;
+  stored.checkpoint = checkpoint::resolve_checkpoint(name, &stored.refused).path;
   config::Request request;
   request.recipe = (stored.checkpoint / std::string(checkpoint::kRecipeFile)).string();
   request.overrides = std::move(overrides);

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 #include <csignal>
+#include <cstdlib>
 
 #include <array>
 
@@ -30,8 +31,10 @@ StopSignals::StopSignals() {
 StopSignals::~StopSignals() {
   for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
 }
-int StopSignals::received() {
-  return first_signal;
+bool StopSignals::received() {
+  if (first_signal != 0) return true;
+  static const char* const file = std::getenv("CAPSTAN_STOP_FILE");
+  return file && ::access(file, F_OK) == 0;
 }
 
 }  // namespace capstan::train

@@ -1,4 +1,4 @@
-// Requests to stop: SIGINT and SIGTERM (and SIGUSR1, which a parent forwards through mpirun) ask the loop to save and leave
+// Requests to stop: SIGINT and SIGTERM (and SIGUSR1, which mpirun forwards) ask the loop to save and leave
 // after the current step; a second SIGINT or SIGTERM ends the process at once with 130 or 143.
 #pragma once
 
@@ -10,7 +10,8 @@ class StopSignals {
   ~StopSignals();  // puts back what was there
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
-  static int received();  // the first signal's number, 0: none
+  // A signal has come, or a parent of several ranks has left the file that CAPSTAN_STOP_FILE names.
+  static bool received();
 };
 
 }  // namespace capstan::train

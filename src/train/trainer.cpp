@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -49,21 +50,27 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Only rank 0 speaks. What it says is also in the run's log, from the moment that there is one.
+// Only rank 0 speaks. What it says is also in the run's log; what is said before there is one waits for it.
 class Speaker {
  public:
   Speaker(ProgressSink& sink, bool speaks) : sink_(sink), speaks_(speaks) {}
-  void open_log(const fs::path& path) { log_ = std::make_unique<records::LogFile>(path); }
+  void open_log(const fs::path& path) {
+    log_ = std::make_unique<records::LogFile>(path);
+    for (const std::string& text : std::exchange(unlogged_, {})) log_->line(text);
+  }
   void log_only(const std::string& text) {
-    if (log_) log_->line(text);
+    if (log_)
+      log_->line(text);
+    else
+      unlogged_.push_back(text);
   }
   void line(const std::string& text) {
     if (speaks_) sink_.line(text);
-    if (log_) log_->line(text);
+    log_only(text);
   }
   void warning(const std::string& text) {
     if (speaks_) sink_.warning(text);
-    if (log_) log_->warning(text);
+    log_only("warning: " + text);
   }
   void status(const std::string& text) {
     if (speaks_) sink_.status(text);
@@ -74,6 +81,7 @@ class Speaker {
   ProgressSink& sink_;
   bool speaks_;
   std::unique_ptr<records::LogFile> log_;
+  std::vector<std::string> unlogged_;
 };
 
 class Run {
@@ -91,10 +99,13 @@ class Run {
  private:
   void open_data();
   void open_records();
+  void begin_records();
   void say_end(const Outcome& outcome);
   void write_events(int64_t step, std::span<const records::Scalar> scalars);
   void start_or_resume();
   void check_changes(const checkpoint::Reader& reader);
+  bool harmless(const RecipeChange& change) const;
+  void measure_products();  // gemm_rate_, or a higher one
   void report_model();
   void trace_from(int64_t step);  // begins or ends the trace before that step
   void write_trace();
@@ -117,6 +128,7 @@ class Run {
   fs::path run_dir_;
   std::string run_id_;
   std::unique_ptr<records::RunDirectory> records_;  // rank 0
+  bool begun_ = false;                              // its texts are those of this start
   std::unique_ptr<records::MetricsWriter> metrics_;
   std::unique_ptr<records::EventsWriter> events_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
@@ -127,6 +139,7 @@ class Run {
   fs::path last_checkpoint_;
   StepEstimate estimate_;
   double flops_per_step_ = 0, gemm_rate_ = 0;  // of this rank; FLOP/s
+  int gemm_measures_ = 0;                      // again
   std::unique_ptr<Trace> trace_;
   std::optional<double> last_loss_;  // none: no step was left to do
   Clock::time_point last_line_;
@@ -139,6 +152,15 @@ void Run::open_records() {
   comm::together(world_.communicator(), "opening the run directory", [&] {
     if (!chief()) return;
     records_ = std::make_unique<records::RunDirectory>(run_dir_, options_.resume);
+    run_id_ = records_->id();
+  });
+  run_id_ = comm::gather_texts(world_.communicator(), run_id_)[0];
+}
+
+// What the directory says about the run changes only now: a start that was refused has left it as it was.
+void Run::begin_records() {
+  comm::together(world_.communicator(), "beginning the run's records", [&] {
+    if (!chief()) return;
     records_->begin(
         {.recipe_name = options_.recipe.name,
          .recipe_given = options_.recipe.given,
@@ -147,11 +169,9 @@ void Run::open_records() {
          .version =
              "{\"version\": \"" CAPSTAN_VERSION "\", \"world\": " + std::to_string(world_.size()) + "}\n",
          .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints"});
-    run_id_ = records_->id();
+    begun_ = true;
     speaker_.open_log(records_->log());
-    speaker_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
   });
-  run_id_ = comm::gather_texts(world_.communicator(), run_id_)[0];
 }
 
 void Run::write_events(int64_t step, std::span<const records::Scalar> scalars) {
@@ -165,17 +185,36 @@ void Run::open_data() {
     fail(ErrorCode::config, "dataset.split gives the training data no share", "dataset.split=969,30,1");
 }
 
+// Changes that a continued run may have although they would alter a new one.
+bool Run::harmless(const RecipeChange& change) const {
+  // Where a run began is past; the state says it all.
+  if (change.path.starts_with("checkpoint.")) return true;
+  const bool schedule = change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
+                        change.path == "optimizer.min_lr" || change.path == "optimizer.decoupled_lr" ||
+                        change.path == "optimizer.decoupled_min_lr" ||
+                        change.path == "optimizer.weight_decay";
+  if (schedule && config_.scheduler.override_opt_param_scheduler) return true;
+  // Files that have moved together with everything else: other directories, the same names.
+  const auto names = [](const std::string& text) {
+    std::string kept;
+    for (const std::string_view path : split(text, ',')) {
+      const size_t slash = path.rfind('/');
+      kept += std::string(slash == std::string_view::npos ? path : path.substr(slash + 1)) + ",";
+    }
+    return kept;
+  };
+  const bool paths =
+      change.before.find('/') != std::string::npos && change.after.find('/') != std::string::npos;
+  return paths && change.path.starts_with("dataset.") && names(change.before) == names(change.after);
+}
+
 void Run::check_changes(const checkpoint::Reader& reader) {
   if (!options_.changes_since || !reader.has_file(checkpoint::kRecipeFile)) return;
   const auto changes = options_.changes_since(reader.read_text(checkpoint::kRecipeFile));
   std::string altering;
   for (const RecipeChange& change : changes) {
     const std::string text = change.path + ": " + change.before + " -> " + change.after;
-    const bool schedule = change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
-                          change.path == "optimizer.min_lr" || change.path == "optimizer.decoupled_lr" ||
-                          change.path == "optimizer.decoupled_min_lr" ||
-                          change.path == "optimizer.weight_decay";
-    if (change.alters_numerics && !(schedule && config_.scheduler.override_opt_param_scheduler))
+    if (change.alters_numerics && !harmless(change))
       altering += "\n    " + text;
     else
       speaker_.line("changed since the checkpoint: " + text);
@@ -194,6 +233,17 @@ void Run::start_or_resume() {
   if (options_.resume) from = find_checkpoint(world_, checkpoint_root(), refused);
   for (const std::string& reason : refused) speaker_.warning("not resumed from " + reason);
   const bool own = from.has_value();
+  if (options_.resume && !from) {
+    // checkpoint.save may have changed since: what the run has lies where it was written.
+    const fs::path before = comm::gather_texts(
+        world_.communicator(), chief() && records_->resumed() ? records_->checkpoints().string() : "")[0];
+    std::error_code unknown;
+    if (!before.empty() && !fs::equivalent(before, checkpoint_root(), unknown)) {
+      std::vector<std::string> reasons;
+      from = find_checkpoint(world_, before, reasons);
+      for (const std::string& reason : reasons) speaker_.warning("not resumed from " + reason);
+    }
+  }
   if (!from && config_.checkpoint.load) {
     const fs::path load = config_.checkpoint.load->resolved;
     if (config_.checkpoint.ckpt_step) {
@@ -225,11 +275,15 @@ void Run::start_or_resume() {
   }
 }
 
-void Run::report_model() {
-  flops_per_step_ = estimate_.flops * static_cast<double>(loop_->micro_batches());
-  gemm_rate_ = kernels::measured_gemm_gflops(loop_->device()) * 1e9;
+void Run::measure_products() {
+  gemm_rate_ = std::max(gemm_rate_, kernels::measured_gemm_gflops(loop_->device()) * 1e9);
   loop_->device().release_cached();  // the measurement's matrices are no part of the run
   loop_->device().reset_peak();
+}
+
+void Run::report_model() {
+  flops_per_step_ = estimate_.flops * static_cast<double>(loop_->micro_batches());
+  measure_products();
   speaker_.line(human_count(static_cast<double>(loop_->store().elements())) + " parameters, " +
                 human_flop(flops_per_step_) + " a step and rank, about " +
                 human_bytes(static_cast<double>(estimate_.memory.peak)) + " at the peak; GEMM rate " +
@@ -294,6 +348,9 @@ void Run::log_step(const StepResult& result, double step_seconds, bool as_line) 
       seconds_since_log_ / static_cast<double>(std::max<int64_t>(1, steps_since_log_));
   const double tokens_per_second =
       static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length) / mean_seconds;
+  // No step is faster than the products that it consists of: then the machine was busy when they were measured.
+  if (gemm_rate_ > 0 && flops_per_step_ / mean_seconds > gemm_rate_ && gemm_measures_++ < 3)
+    measure_products();
   const double share = gemm_rate_ > 0 ? flops_per_step_ / mean_seconds / gemm_rate_ : 0;
   const auto memory = static_cast<double>(loop_->device().memory().peak);
   const std::string text = "step " + std::to_string(step) + "/" + std::to_string(total_steps_) + " | loss " +
@@ -418,7 +475,8 @@ void Run::say_end(const Outcome& outcome) {
 void Run::failed(const std::string& reason) noexcept {
   try {
     if (metrics_) metrics_->write(records::MetricsRow(loop_->state().step, "failed").text("reason", reason));
-    if (records_) records_->end(records::RunEnd::failed, reason);
+    if (!begun_) return;
+    records_->end(records::RunEnd::failed, reason);
     speaker_.log_only("failed: " + reason);
   } catch (const std::exception&) {  // the disk may be what failed: the error that is on its way says more
   }
@@ -433,6 +491,7 @@ Outcome Run::run() {
   estimate_ = estimate_step(config_, *models::build(config_.model));
   check_fits(config_, estimate_, world_.local_size());
   run_dir_ = options_.run_dir.empty() ? fs::path("runs") / options_.recipe.name : options_.run_dir;
+  speaker_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
   total_steps_ = total_iterations(config_);
   open_records();
   const auto features = kernels::cpu_features();
@@ -445,6 +504,7 @@ Outcome Run::run() {
                      ? ", bf16 products widened to fp32"
                      : ""));
   start_or_resume();
+  begin_records();
   if (chief()) {
     const int64_t step = loop_->state().step;
     if (records_->resumed()) records::truncate_after_step(records_->metrics(), step);

@@ -120,6 +120,14 @@ TEST_CASE("tokenizer: encode gives a JSON line for each line, decode the very te
   CHECK(p.in({"tokenizer", "encode", "missing.txt", "--tokenizer", "tokenizer.json"}).code == 2);
 }
 
+TEST_CASE("data inspect takes the prefix that data prepare was given") {
+  const Prepared& p = prepared();
+  const Finished shown = p.in({"data", "inspect", "corpus", "--json"});
+  REQUIRE_MESSAGE(shown.code == 0, shown.err);
+  CHECK(json::parse(shown.out)["prefix"] == "corpus_text_document");
+  CHECK(json::parse(shown.out)["schema"] == "capstan.dataset/1");
+}
+
 TEST_CASE("data inspect needs no tokenizer") {
   const Prepared& p = prepared();
   const Finished report = p.in({"data", "inspect", "corpus_text_document", "--json"});
@@ -312,6 +320,64 @@ TEST_CASE("a trace of a run and of a recipe; what does not fit ends with code 3 
   const Finished fits = p.in({"train", "./tiny.yaml", "--run-dir", "large", "resilience.memory_limit=700KiB",
                               "train.micro_batch_size=1"});
   CHECK_MESSAGE(fits.code == 0, fits.err);
+}
+
+TEST_CASE("a start that is refused leaves the run as it was") {
+  const Prepared& p = prepared();
+  if (!fs::exists(p.file("whole"))) REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "whole"}).code == 0);
+  fs::copy(p.file("whole"), p.file("kept"), fs::copy_options::recursive);
+  const auto texts = [&] {
+    std::string all;
+    for (const char* name :
+         {"recipe.yaml", "recipe.given.yaml", "command.txt", "run.json", "metrics.jsonl", "log.txt"})
+      all += read_text(p.file(std::string("kept/") + name));
+    return all;
+  };
+  const std::string before = texts();
+  CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "kept", "--resume", "rng.seed=7", "train.train_iters=50"})
+            .code == 1);
+  CHECK(texts() == before);
+  // Weights that are missing: told before there is a run; the corrected command begins it.
+  const Finished missing =
+      p.in({"train", "./tiny.yaml", "--run-dir", "retry", "checkpoint.pretrained_checkpoint=nosuch"});
+  CHECK(missing.code == 2);
+  const Finished corrected = p.in({"train", "./tiny.yaml", "--run-dir", "retry",
+                                   "checkpoint.pretrained_checkpoint=whole", "train.train_iters=1"});
+  CHECK_MESSAGE(corrected.code == 0, corrected.err);
+}
+
+TEST_CASE("a new run continues another one's state; a run whose checkpoints or data lie elsewhere goes on") {
+  const Prepared& p = prepared();
+  REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "first6", "train.exit_interval=6"}).code == 75);
+  if (!fs::exists(p.file("whole"))) REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "whole"}).code == 0);
+  const Finished second = p.in({"train", "./tiny.yaml", "--run-dir", "second6", "checkpoint.load=first6"});
+  REQUIRE_MESSAGE(second.code == 0, second.err);
+  auto losses = losses_of(p.file("whole"));
+  losses.erase(losses.begin(), losses.begin() + 6);
+  CHECK(losses_of(p.file("second6")) == losses);
+  CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "third6", "checkpoint.load=first6", "rng.seed=7"}).code ==
+        1);
+
+  // checkpoint.save named anew: the run goes on from where it had saved.
+  const Finished elsewhere =
+      p.in({"train", "./tiny.yaml", "--run-dir", "first6", "--resume", "checkpoint.save=elsewhere"});
+  CHECK_MESSAGE(elsewhere.code == 0, elsewhere.err);
+  CHECK(contains(elsewhere.err, "resumed from"));
+  CHECK(losses_of(p.file("first6")) == losses_of(p.file("whole")));
+
+  // Everything moved to another directory.
+  REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "movable", "train.exit_interval=6"}).code == 75);
+  fs::create_directory(p.file("moved"));
+  for (const char* name :
+       {"tiny.yaml", "tokenizer.json", "corpus_text_document.bin", "corpus_text_document.idx"})
+    fs::copy(p.file(name), p.file(std::string("moved/") + name));
+  fs::rename(p.file("movable"), p.file("moved/movable"));
+  Launch launch;
+  launch.directory = p.file("moved");
+  launch.arguments = {"train", "./tiny.yaml", "--run-dir", "movable", "--resume"};
+  const Finished moved = run(launch);
+  CHECK_MESSAGE(moved.code == 0, moved.err);
+  CHECK(losses_of(p.file("moved/movable")) == losses_of(p.file("whole")));
 }
 
 TEST_CASE("diff names the first step and the first tensor that part; plot draws runs on one page") {

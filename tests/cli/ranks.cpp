@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <unistd.h>
+#include <filesystem>
 
 #include "process.hpp"
 
@@ -70,6 +71,27 @@ TEST_CASE("SIGINT and SIGTERM to the parent: both ranks save, 75") {
     const Finished on = run_mock(scratch, {"train.train_iters=1000000", "train.exit_duration_in_mins=0.001",
                                            "--run-dir", name, "--resume"});
     CHECK_MESSAGE(on.code == 75, on.err);  // on one rank: the layout may change
+  }
+}
+
+TEST_CASE("a signal while the ranks start is not lost") {
+  ScratchDirectory scratch;
+  for (const int delay_ms : {20, 60, 150, 300, 600}) {
+    bool sent = false;
+    const std::string name = "run" + std::to_string(delay_ms);
+    const Finished stopped =
+        run_mock(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", name},
+                 [&](const std::string&, int) {  // the parent's notes come before it starts the ranks
+                   if (sent) return 0;
+                   sent = true;
+                   ::usleep(static_cast<useconds_t>(delay_ms) * 1000);
+                   return SIGTERM;
+                 });
+    CAPTURE(delay_ms);
+    CHECK(sent);
+    // 143: the parent had not yet begun.
+    const bool begun = std::filesystem::exists(scratch.file(name) + "/run.json");
+    CHECK_MESSAGE(stopped.code == (begun ? 75 : 143), stopped.err);
   }
 }
 

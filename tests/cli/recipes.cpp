@@ -16,6 +16,8 @@ TEST_CASE("check: 0 sound, 1 errors in a readable recipe, 2 unreadable") {
   CHECK(good.code == 0);
   CHECK(contains(good.out, "1024 ranks"));
   CHECK(run({"check", "quickstart", "model.num_attention_heads=7"}).code == 1);
+  CHECK(run({"check", "quickstart", "="}).code == 2);
+  CHECK(run({"check", "gpt2-124m"}).err.find("refuses") == std::string::npos);
   CHECK(run({"check", "llama3-70b", "--ranks", "100"}).code == 1);
   CHECK(run({"check", "no-such-recipe"}).code == 2);
   CHECK(run({"check", "./no-such.yaml"}).code == 2);

@@ -41,7 +41,7 @@ void adapters_need_a_model(const Config& c, RuleReport& report) {
   report
       .error(
           "`peft` trains adapters beside frozen weights, but `checkpoint.pretrained_checkpoint` names none")
-      .help("set checkpoint.pretrained_checkpoint to a run, a checkpoint or hf:DIR");
+      .help("set checkpoint.pretrained_checkpoint to a run or a checkpoint");
 }
 
 void adapters_have_targets(const Config& c, RuleReport& report) {

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""train_step.py SHAPE [--rounds N] [--capstan PATH] [--dtype fp32|bf16]: a training step of Capstan and of PyTorch, in turns.
+
+SHAPE: gpt2-124m (4 x 1024 tokens, PyTorch eager), quickstart (2 x 256, Transformers' Llama), llama-26m (8 x 256, Transformers'
+Llama). Each round runs both programs, one after the other; a step is forward, backward, clipping and AdamW. Prints tokens/s of
+each round, the medians and their ratio, and both as shares of the best GEMM rate seen (this program's torch.mm, Capstan's and
+oneDNN's products). Needs torch and transformers (scripts/peers.sh makes the environment).
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+SHAPES = {
+    "gpt2-124m": dict(batch=4, length=1024, recipe=["gpt2-124m", "mixed_precision=fp32", "train.micro_batch_size=4",
+                                                    "train.global_batch_size=4", "model.hidden_dropout=0", "model.attention_dropout=0"]),
+    "quickstart": dict(batch=2, length=256, recipe=["quickstart", "train.global_batch_size=2"]),
+    "llama-26m": dict(batch=8, length=256, recipe=["bench/recipes/llama-26m.yaml"]),
+}
+
+
+def make_model(shape):
+    import torch
+    torch.manual_seed(1)
+    if shape == "gpt2-124m":
+        return Gpt2(50304, 1024, 768, 12, 12)
+    from transformers import LlamaConfig, LlamaForCausalLM
+    sizes = {"quickstart": dict(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
+                                num_attention_heads=8, num_key_value_heads=4),
+             "llama-26m": dict(vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=6,
+                               num_attention_heads=9, num_key_value_heads=3)}[shape]
+    config = LlamaConfig(max_position_embeddings=256, tie_word_embeddings=True, use_cache=False, **sizes)
+    return LlamaForCausalLM(config)
+
+
+def Gpt2(vocab, length, width, layers, heads):
+    """GPT-2 as short as PyTorch lets it be: its own fused attention, tied head."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            b, t, c = x.shape
+            q, k, v = (y.view(b, t, heads, c // heads).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(width, dim=2))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, c)
+            x = x + self.out(y)
+            return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.places = nn.Embedding(vocab, width), nn.Embedding(length, width)
+            self.blocks, self.norm = nn.ModuleList(Block() for _ in range(layers)), nn.LayerNorm(width)
+
+        def forward(self, input_ids, labels):
+            x = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+            for block in self.blocks:
+                x = block(x)
+            logits = F.linear(self.norm(x), self.words.weight)
+            loss = F.cross_entropy(logits.view(-1, vocab), labels.view(-1))
+            return type("Result", (), {"loss": loss})
+
+    return Model()
+
+
+def torch_rate(shape, dtype, seconds=20.0):
+    import torch
+    from torch.nn import functional as F
+    spec = SHAPES[shape]
+    a, b = torch.rand(2048, 2048), torch.rand(2048, 2048)
+    gemm = 0.0
+    for _ in range(8):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        gemm = max(gemm, 2 * 2048**3 / (time.perf_counter() - start) / 1e9)
+    model = make_model(shape)
+    if dtype == "bf16":
+        model = model.to(torch.bfloat16)
+    vocab = 50257 if shape == "gpt2-124m" else model.config.vocab_size
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    times = []
+    began = time.perf_counter()
+    while len(times) < 4 or (time.perf_counter() - began < seconds and len(times) < 200):
+        ids = torch.randint(0, vocab, (spec["batch"], spec["length"] + 1))
+        start = time.perf_counter()
+        if shape == "gpt2-124m":
+            loss = model(ids[:, :-1], labels=ids[:, 1:]).loss
+        else:
+            loss = F.cross_entropy(model(ids[:, :-1]).logits.float().flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        times.append(time.perf_counter() - start)
+    step = statistics.median(times[1:])
+    return {"tokens_per_second": spec["batch"] * spec["length"] / step, "gemm_gflops": gemm}
+
+
+def capstan_rate(shape, capstan, dtype):
+    recipe, *overrides = SHAPES[shape]["recipe"]
+    if dtype == "bf16":
+        overrides = [o for o in overrides if not o.startswith("mixed_precision")] + ["mixed_precision=bf16_mixed"]
+    out = subprocess.run([capstan, "bench", "step", "--json", "--seconds", "1", "-r", recipe, *overrides],
+                         check=True, stdout=subprocess.PIPE).stdout
+    result = json.loads(out)
+    return {"tokens_per_second": result["step"]["tokens_per_second"], "gemm_gflops": result["gemm_gflops"],
+            "share": result["step"]["share"]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--capstan", default="build/release/capstan")
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--torch-only", action="store_true", help=argparse.SUPPRESS)  # the other process of a round
+    args = parser.parse_args()
+    if args.torch_only:
+        print(json.dumps(torch_rate(args.shape, args.dtype)))
+        return
+    ours, theirs, roofs, shares = [], [], [], []
+    for number in range(args.rounds):
+        mine = capstan_rate(args.shape, args.capstan, args.dtype)
+        out = subprocess.run([sys.executable, __file__, args.shape, "--torch-only", "--dtype", args.dtype], check=True,
+                             stdout=subprocess.PIPE).stdout
+        peer = json.loads(out)
+        ours.append(mine["tokens_per_second"])
+        theirs.append(peer["tokens_per_second"])
+        roofs.append(max(mine["gemm_gflops"], peer["gemm_gflops"]))
+        shares.append(mine["share"] * mine["gemm_gflops"] / roofs[-1])
+        print(f"round {number + 1}: capstan {ours[-1]:.1f} tokens/s ({100 * shares[-1]:.1f} % of the roof), "
+              f"PyTorch {theirs[-1]:.1f} ({100 * shares[-1] * theirs[-1] / ours[-1]:.1f} %), "
+              f"GEMM capstan or oneDNN {mine['gemm_gflops']:.1f}, torch {peer['gemm_gflops']:.1f} GFLOP/s", flush=True)
+    print(f"{args.shape} {args.dtype}: capstan / PyTorch = {statistics.median(ours) / statistics.median(theirs):.2f}; "
+          f"share of the roof {100 * statistics.median(shares):.1f} %")
+
+
+if __name__ == "__main__":
+    main()
