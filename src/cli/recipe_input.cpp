@@ -13,6 +13,7 @@ config::Resolution resolve_recipe(const Context& context, const std::string& rec
   request.recipe = recipe;
   request.overrides = context.args.overrides();
   request.ranks = ranks;
+  if (ranks && !context.args.has("ranks")) request.ranks_origin = "this launch";
   return config::resolve(request);
 }
 

@@ -17,9 +17,10 @@ namespace capstan::config {
 
 struct Request {
   std::string recipe;  // a name, a path (contains "/" or ends in .yaml/.yml), or "-" for standard input
-  std::vector<Override> overrides;  // in the order given, -f files included
-  std::optional<int64_t> ranks;     // --ranks: the world size, instead of the recipe's
-  std::optional<int64_t> now;       // seconds since 1970 for ${now:…}; tests and resumed runs fix it
+  std::vector<Override> overrides;       // in the order given, -f files included
+  std::optional<int64_t> ranks;          // --ranks: the world size, instead of the recipe's
+  std::string ranks_origin = "--ranks";  // what messages call it
+  std::optional<int64_t> now;            // seconds since 1970 for ${now:…}; tests and resumed runs fix it
 };
 
 // One file, preset or command line. Later layers win over earlier ones of the same or a lower rank.

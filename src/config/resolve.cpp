@@ -430,7 +430,7 @@ class Resolver {
     Origin origin;
     if (leaf.from_ranks) {
       origin.kind = Origin::Kind::ranks;
-      origin.text = "--ranks";
+      origin.text = request_.ranks_origin;
     } else if (leaf.from_name) {
       origin.kind = Origin::Kind::derived;
       origin.text = "derived: recipe name";
