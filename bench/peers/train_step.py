@@ -66,7 +66,7 @@ def Gpt2(vocab, length, width, layers, heads):
             for block in self.blocks:
                 x = block(x)
             logits = F.linear(self.norm(x), self.words.weight)
-            loss = F.cross_entropy(logits.view(-1, vocab), labels.view(-1))
+            loss = F.cross_entropy(logits.view(-1, vocab), labels.reshape(-1))
             return type("Result", (), {"loss": loss})
 
     return Model()
