@@ -157,6 +157,7 @@ fs::path Writer::commit(const std::vector<std::string>& parts) {
     fail(ErrorCode::io,
          "`" + final.string() + "` exists, and its file system cannot exchange two directories",
          "move it away, then save again");
+  swapped_ = true;
   files_.sync_directory(root_);
   try {
     files_.remove_tree(temporary_);  // now the old one
@@ -166,6 +167,8 @@ fs::path Writer::commit(const std::vector<std::string>& parts) {
 }
 
 void Writer::abandon() noexcept {
+  if (swapped_)
+    return;  // what lies there is the old checkpoint, and whether the new one is on the disk is not known
   try {
     std::error_code error;
     if (fs::exists(temporary_, error)) files_.remove_tree(temporary_);

@@ -62,6 +62,7 @@ class Writer {
   std::vector<SafetensorsTensor> tensors_;
   std::vector<std::pair<std::string, std::string>> texts_;
   RankPart part_;
+  bool swapped_ = false;  // temporary_ holds the checkpoint that this one replaced
 };
 
 std::string step_directory_name(int64_t step);  // "step-00000100"

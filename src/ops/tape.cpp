@@ -54,7 +54,10 @@ bool BackwardStep::needs(size_t input) const {
 }
 void BackwardStep::give(size_t input, Tensor gradient) {
   const int slot = tape_.entries_[entry_].input_slots[input];
-  if (slot >= 0) tape_.accumulate(slot, std::move(gradient));
+  if (slot < 0) return;
+  if (auto* observer = tape_.context_.observer)
+    observer->values('B', tape_.entries_[entry_].name, {}, std::span(&gradient, 1));
+  tape_.accumulate(slot, std::move(gradient));
 }
 void BackwardStep::weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors,
                                    WeightFunction run) {
@@ -113,6 +116,7 @@ std::vector<Var> Tape::record(Record record) {
     if (mode_ == Mode::train && !repeated_) context_.store.note_use(*parameter);
   }
   if (context_.observer) {
+    context_.observer->values('F', record.name, record.parameters, record.outputs);
     TapeEvent event{'F', record.name, {}, record.cost, bytes_of(record.saved)};
     for (const Var& input : record.inputs) event.shapes.push_back(input.shape());
     for (const Tensor& output : record.outputs) event.shapes.push_back(output.shape());

@@ -49,6 +49,13 @@ class TapeObserver {
  public:
   virtual ~TapeObserver() = default;
   virtual void observe(const TapeEvent& event) = 0;
+  // The values themselves, before `observe`: what an operation gave ('F', with its parameters), or the gradient that a
+  // backward step gives to one of its operation's inputs ('B').
+  virtual void values(char phase, const std::string& name, std::span<const Parameter* const> parameters,
+                      std::span<const Tensor> tensors) {
+    static_cast<void>(phase), static_cast<void>(name), static_cast<void>(parameters),
+        static_cast<void>(tensors);
+  }
 };
 
 // What the operations of a step share.

@@ -2,10 +2,12 @@
 
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/reduce.hpp"
+#include "comm/together.hpp"
 #include "nn/initialise.hpp"
 
 namespace capstan::train {
@@ -94,55 +96,162 @@ std::array<double, 2> Loop::total(const Sums& sums) {
   return result;
 }
 
-StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
-  StepResult result;
+Loop::Computed Loop::compute(data::Loader* loader, StepTimers& timers) {
   timers.enter(Phase::other);
   store_->zero_gradients();
   store_->begin_step(static_cast<int>(model_->parameters().size()));
+  if (loader) batch_.clear();
   Sums sums;
   for (int64_t m = 0; m < micro_batches_; ++m) {
     timers.enter(Phase::data);
-    const data::MicroBatch micro = loader.next();
+    if (loader) batch_.push_back(loader->next());
     timers.enter(Phase::forward);
     if (m + 1 == micro_batches_) store_->begin_last_micro_batch();
-    forward_backward(micro, &timers, sums);
+    forward_backward(batch_[static_cast<size_t>(m)], &timers, sums);
   }
-
+  Computed result;
   timers.enter(Phase::reduce);
+  if (config_.resilience.rerun_mode != config::RerunMode::disabled)
+    result.fingerprint = fingerprint(*store_, sums.losses);
   store_->reduce_gradients();
   const auto [loss, tokens] = total(sums);
-  const double scale = tokens > 0 ? 1.0 / tokens : 0.0;
-  result.loss = loss * scale;
-  result.loss_tokens = static_cast<int64_t>(tokens);
-
+  result.tokens = tokens;
+  result.scale = tokens > 0 ? 1.0 / tokens : 0.0;
+  result.loss = loss * result.scale;
   timers.enter(Phase::optimizer);
-  result.gradient_norm = std::sqrt(norm_->sum_of_squares(buffers_)) * scale;
+  result.norm = std::sqrt(norm_->sum_of_squares(buffers_)) * result.scale;
+  return result;
+}
+
+// The same batch once more, from the same parameters: a sound machine gives the same bits.
+void Loop::compute_again(const Computed& first, StepTimers& timers, std::vector<GuardEvent>& events) {
+  const Computed again = compute(nullptr, timers);
+  const auto verdicts =
+      comm::gather_texts(data_parallel(), first.fingerprint == again.fingerprint ? "" : "x");
+  std::string ranks;
+  for (size_t r = 0; r < verdicts.size(); ++r)
+    if (!verdicts[r].empty()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+  const std::string step = std::to_string(state_.step + 1);
+  GuardEvent event{"rerun", "", {{"loss", first.loss}, {"loss_again", again.loss}}, {}};
+  if (config_.resilience.rerun_mode == config::RerunMode::report_stats) {
+    event.numbers.insert(event.numbers.end(), {{"grad_norm", first.norm},
+                                               {"grad_norm_again", again.norm},
+                                               {"loss_difference", again.loss - first.loss},
+                                               {"grad_norm_difference", again.norm - first.norm}});
+  }
+  if (ranks.empty()) {
+    event.text =
+        "step " + step + " computed again gave the same bits: the data or the model, not the machine";
+    event.texts.push_back({"verdict", "data"});
+    events.push_back(std::move(event));
+    return;
+  }
+  event.text = "step " + step + " computed again gave other bits on rank " + ranks + ": the machine";
+  event.texts.insert(event.texts.end(), {{"verdict", "machine"}, {"ranks", ranks}});
+  failure_events_ = events;
+  failure_events_.push_back(event);
+  fail(ErrorCode::rank_failure,
+       event.text + "; parameters and optimizer are those of step " + std::to_string(state_.step),
+       "run elsewhere with --resume: this machine's results cannot be trusted");
+}
+
+// Where a value that is not finite begins: the micro-batches run once more under a watch. Collective.
+GuardEvent Loop::locate(const Computed& computed) {
+  const std::string gradient = first_bad_gradient(*store_);  // summed over ranks: the same everywhere
+  std::string mine, parameter = first_bad_parameter(*store_);
+  FiniteCheck check;
+  TapeObserver* const before = std::exchange(observer_, &check);
+  StepTimers timers;
+  Sums sums;
+  store_->zero_gradients();
+  store_->begin_step(static_cast<int>(model_->parameters().size()));
+  for (size_t m = 0; m < batch_.size(); ++m) {
+    if (m + 1 == batch_.size()) store_->begin_last_micro_batch();
+    forward_backward(batch_[m], &timers, sums);
+    if (mine.empty() && !check.found().empty())
+      mine =
+          check.found() + " in micro-batch " + std::to_string(m + 1) + " of " + std::to_string(batch_.size());
+  }
+  observer_ = before;
+  const auto places = comm::gather_texts(data_parallel(), mine);
+  const auto parameters = comm::gather_texts(data_parallel(), parameter);
+  GuardEvent event{"not_finite", "", {{"loss", computed.loss}, {"grad_norm", computed.norm}}, {}};
+  const auto say = [&](const char* key, const std::string& value, const std::string& text) {
+    event.texts.push_back({key, value});
+    event.text += (event.text.empty() ? "" : "; ") + text;
+  };
+  for (size_t r = 0; r < parameters.size(); ++r)
+    if (!parameters[r].empty()) {
+      say("parameter", parameters[r],
+          "parameter `" + parameters[r] + "` itself is not finite" +
+              (parameters.size() > 1 ? " on rank " + std::to_string(r) : ""));
+      break;
+    }
+  for (size_t r = 0; r < places.size(); ++r)
+    if (!places[r].empty()) {
+      say("operation", places[r],
+          "first in " + places[r] + (places.size() > 1 ? ", rank " + std::to_string(r) : ""));
+      break;
+    }
+  if (!gradient.empty()) say("gradient", gradient, "first gradient: `" + gradient + "`");
+  if (event.text.empty()) event.text = "every operation's output is finite when it runs again";
+  return event;
+}
+
+void Loop::pass_over_batch() {
+  const int64_t batch = *config_.train.global_batch_size;
+  ++state_.step;
+  state_.consumed_samples += batch;
+  state_.consumed_tokens += batch * config_.model.seq_length;
+}
+
+StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
+  StepResult result;
+  failure_events_.clear();
+  const Computed computed = compute(&loader, timers);
+  result.loss = computed.loss;
+  result.gradient_norm = computed.norm;
+  result.loss_tokens = static_cast<int64_t>(computed.tokens);
   result.learning_rate = schedule_.learning_rate(state_.schedule_samples);
-  if (config_.resilience.check_for_nan &&
-      !(std::isfinite(result.loss) && std::isfinite(result.gradient_norm)))
+
+  const bool bad = config_.resilience.check_for_nan &&
+                   !(std::isfinite(result.loss) && std::isfinite(result.gradient_norm));
+  Judgement judgement = judge(config_.resilience, state_, result.loss, result.gradient_norm);
+  result.events = std::move(judgement.events);
+  if (config_.resilience.rerun_mode != config::RerunMode::disabled && (bad || !result.events.empty()))
+    compute_again(computed, timers, result.events);
+  if (bad) {
+    const GuardEvent place = locate(computed);
+    failure_events_ = result.events;
+    failure_events_.push_back(place);
     fail(ErrorCode::failed,
          "step " + std::to_string(state_.step + 1) + ": the " +
              (std::isfinite(result.loss) ? "gradient norm" : "loss") + " is " +
-             to_text(std::isfinite(result.loss) ? result.gradient_norm : result.loss) +
-             "; parameters and optimizer are those of step " + std::to_string(state_.step),
+             to_text(std::isfinite(result.loss) ? result.gradient_norm : result.loss) + " (" + place.text +
+             "); parameters and optimizer are those of step " + std::to_string(state_.step),
          "a lower optimizer.lr, a longer warm-up or another precision; resilience.check_for_nan=false goes "
          "on regardless");
-  result.skipped = config_.optimizer.grad_norm_skip_threshold &&
-                   result.gradient_norm > *config_.optimizer.grad_norm_skip_threshold;
-  const int64_t batch = *config_.train.global_batch_size;
+  }
+  if (judgement.action == config::SpikeAction::rewind) {
+    result.rewind = true;
+    return result;
+  }
+  result.skipped = judgement.action == config::SpikeAction::skip ||
+                   (config_.optimizer.grad_norm_skip_threshold &&
+                    result.gradient_norm > *config_.optimizer.grad_norm_skip_threshold);
   if (!result.skipped) {
     optim::StepOptions step;
     step.lr = result.learning_rate;
     step.decoupled_lr = decoupled_schedule_.learning_rate(state_.schedule_samples);
     step.weight_decay = schedule_.weight_decay(state_.schedule_samples);
-    step.gradient_scale =
-        static_cast<float>(scale * optim::clip_factor(result.gradient_norm, config_.optimizer.clip_grad));
+    step.gradient_scale = static_cast<float>(
+        computed.scale * optim::clip_factor(result.gradient_norm, config_.optimizer.clip_grad));
     optimizer_->step(step);
-    state_.schedule_samples += batch;  // skipped updates do not consume the schedule
+    state_.schedule_samples +=
+        *config_.train.global_batch_size;  // skipped updates do not consume the schedule
+    remember(config_.resilience, state_, result.loss, result.gradient_norm);
   }
-  ++state_.step;
-  state_.consumed_samples += batch;
-  state_.consumed_tokens += batch * config_.model.seq_length;
+  pass_over_batch();
   timers.enter(Phase::other);
   return result;
 }

@@ -10,6 +10,7 @@
 #include "models/registry.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
+#include "train/guards.hpp"
 #include "train/setup.hpp"
 #include "train/state.hpp"
 #include "train/timers.hpp"
@@ -21,7 +22,9 @@ struct StepResult {
   double gradient_norm = 0;  // before clipping, of the mean loss
   double learning_rate = 0;
   int64_t loss_tokens = 0;  // of all ranks
-  bool skipped = false;     // grad_norm_skip_threshold: the update was left out
+  bool skipped = false;     // grad_norm_skip_threshold or a spike: the update was left out
+  bool rewind = false;      // a spike that asks to go back to the last checkpoint: nothing has changed yet
+  std::vector<GuardEvent> events;
 };
 
 class Loop {
@@ -31,9 +34,13 @@ class Loop {
   // Fresh parameters from rng.seed.
   void initialise();
 
-  // One step on the next global batch. Throws ErrorCode::failed when the loss or the gradient norm is not finite, before the
-  // optimizer has touched anything.
+  // One step on the next global batch. Throws ErrorCode::failed when the loss or the gradient norm is not finite, and
+  // ErrorCode::rank_failure when a rank computed a suspicious step twice with different bits; both before the optimizer has
+  // touched anything, with the place in failure_events().
   StepResult step(data::Loader& loader, StepTimers& timers);
+  const std::vector<GuardEvent>& failure_events() const { return failure_events_; }
+  // The next global batch counts as seen, without an update.
+  void pass_over_batch();
 
   // Mean loss over `batches` global batches from the start of the split.
   double evaluate(std::shared_ptr<const data::GptDataset> dataset, int64_t batches);
@@ -58,6 +65,14 @@ class Loop {
   void forward_backward(const data::MicroBatch& batch, StepTimers* timers /* null: evaluation */, Sums& sums);
   std::array<double, 2> total(const Sums& sums);  // {loss, tokens} of all ranks
 
+  struct Computed {
+    double loss = 0, norm = 0, scale = 0, tokens = 0;
+    std::string fingerprint;  // of this rank's own gradients and losses; with resilience.rerun_mode
+  };
+  Computed compute(data::Loader* loader /* null: the batch of before, again */, StepTimers& timers);
+  void compute_again(const Computed& first, StepTimers& timers, std::vector<GuardEvent>& events);
+  GuardEvent locate(const Computed& computed);
+
   const config::Config& config_;
   comm::Mesh mesh_;
   std::unique_ptr<Device> device_;
@@ -71,6 +86,8 @@ class Loop {
   Tensor one_;  // fp32 [1]: the gradient of the summed loss
   int64_t micro_batches_ = 1;
   bool dropout_ = false;
+  std::vector<data::MicroBatch> batch_;  // of the step: a guard may have to run it again
+  std::vector<GuardEvent> failure_events_;
   TapeObserver* observer_ = nullptr;
 };
 

@@ -8,6 +8,7 @@
 #include "kernels/table.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
+#include "train/saver.hpp"
 
 namespace capstan::train {
 
@@ -215,6 +216,11 @@ StepEstimate estimate_step(const config::Config& config, const models::Model& mo
   parallel::FlatStore store(*device, model.parameters(), *self,
                             {.compute = compute_type(config.mixed_precision)});
   const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
+  std::vector<Tensor> snapshot;
+  if (config.checkpoint.async_save && config.checkpoint.save_interval)
+    snapshot = snapshot_buffers(
+        *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr, 0,
+                               static_cast<int>(config.dist.world_size)));
   CostSum cost;
   StepContext context{*device, store, &cost};
   store.begin_step(static_cast<int>(model.parameters().size()));

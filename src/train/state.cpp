@@ -5,7 +5,6 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "checkpoint/writer.hpp"
 #include "comm/together.hpp"
 
 namespace capstan::train {
@@ -31,9 +30,22 @@ std::string attempt_name(comm::Communicator& group) {
 
 }  // namespace
 
-std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state,
-                                 const parallel::FlatStore& store, const optim::Optimizer& optimizer) {
-  comm::Communicator& group = world.communicator();
+std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer,
+                                       int rank, int world) {
+  std::vector<StateTensor> mine;
+  int turn = 0;
+  for (const auto& placement : store.placements()) {
+    const Parameter& parameter = *placement.parameter;
+    if (turn++ % world != rank) continue;
+    mine.push_back({parameter.name(), store.main(parameter)});
+    if (!optimizer) continue;
+    for (const auto& s : optimizer->state())
+      mine.push_back({state_name(s.name, parameter), store.part(parameter, s.buffers)});
+  }
+  return mine;
+}
+
+static checkpoint::SaveInfo save_info(const SavePlan& plan, const TrainState& state) {
   checkpoint::SaveInfo info;
   info.step = state.step;
   info.consumed_samples = state.consumed_samples;
@@ -43,61 +55,92 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
   info.layout = plan.layout;
   info.version = plan.version;
   info.parent = plan.parent;
+  return info;
+}
 
-  checkpoint::FileSystem& files = checkpoint::real_file_system();
-  checkpoint::Writer writer(files, plan.root, info, attempt_name(group), world.rank(), world.size());
-  const auto add = [&](const std::string& name, const Tensor& tensor) {
-    const auto shape = sizes_of(tensor.shape());
-    writer.add(name, tensor.dtype(), shape, checkpoint::whole(shape),
-               [tensor, bytes = std::make_shared<std::vector<std::byte>>()]() mutable {
-                 bytes->resize(static_cast<size_t>(tensor.bytes()));
-                 tensor.copy_to_host_bytes(tensor.dtype(), *bytes);
-                 return std::span<const std::byte>(*bytes);
-               });
-  };
-  std::filesystem::path directory;
+StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainState& state,
+                         const optim::Optimizer& optimizer)
+    : files_(plan.files ? *plan.files : checkpoint::real_file_system()),
+      root_(plan.root),
+      step_(state.step),
+      writer_(files_, plan.root, save_info(plan, state), attempt_name(world.communicator()), world.rank(),
+              world.size()),
+      retention_(plan.retention),
+      before_commit_(plan.before_commit) {
+  retention_.just_written = state.step;
+  if (world.rank() != 0) return;
+  nlohmann::ordered_json json{{"schema", "capstan.state/1"},
+                              {"step", state.step},
+                              {"consumed_samples", state.consumed_samples},
+                              {"consumed_tokens", state.consumed_tokens},
+                              {"schedule_samples", state.schedule_samples},
+                              {"optimizer_steps", optimizer.steps()},
+                              {"optimizer", plan.optimizer}};
+  if (!state.recent_losses.empty()) json["recent_losses"] = state.recent_losses;
+  if (!state.recent_norms.empty()) json["recent_norms"] = state.recent_norms;
+  if (state.rewinds > 0) json["rewinds"] = state.rewinds;
+  writer_.add_text(checkpoint::kStateFile, json.dump(2) + "\n");
+  writer_.add_text(checkpoint::kRecipeFile, plan.recipe);
+  if (plan.tokenizer)
+    for (const auto& file : plan.tokenizer->files())
+      if (!file.path.empty()) copies_.emplace_back(file.name, file.path);
+}
+
+void StateWriter::add(const StateTensor& t) {
+  const auto shape = sizes_of(t.tensor.shape());
+  writer_.add(t.name, t.tensor.dtype(), shape, checkpoint::whole(shape),
+              [tensor = t.tensor, bytes = std::make_shared<std::vector<std::byte>>()]() mutable {
+                bytes->resize(static_cast<size_t>(tensor.bytes()));
+                tensor.copy_to_host_bytes(tensor.dtype(), *bytes);
+                return std::span<const std::byte>(*bytes);
+              });
+}
+
+void StateWriter::add(const StateTensor& t, std::span<const std::byte> bytes) {
+  const auto shape = sizes_of(t.tensor.shape());
+  writer_.add(t.name, t.tensor.dtype(), shape, checkpoint::whole(shape), bytes);
+}
+
+std::string StateWriter::write_rank() {
+  for (const auto& [name, path] : copies_) writer_.add_copy(name, path);
+  copies_.clear();
+  return writer_.finish_rank();
+}
+
+std::filesystem::path StateWriter::commit(const std::vector<std::string>& parts) {
+  if (before_commit_) before_commit_();
+  auto directory = writer_.commit(parts);
+  try {
+    checkpoint::apply_retention(files_, root_, retention_);
+  } catch (const Error& error) {
+    problem_ = error.message();
+  }
+  return directory;
+}
+
+std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state,
+                                 const parallel::FlatStore& store, const optim::Optimizer& optimizer,
+                                 std::string* problem) {
+  comm::Communicator& group = world.communicator();
+  StateWriter writer(world, plan, state, optimizer);
   std::string part;
   try {
     comm::together(group, "saving a checkpoint", [&] {
-      int64_t turn = 0;
-      for (const auto& placement : store.placements()) {
-        const Parameter& parameter = *placement.parameter;
-        if (turn++ % world.size() != world.rank()) continue;
-        add(parameter.name(), store.main(parameter));
-        if (!plan.optimizer) continue;
-        for (const auto& s : optimizer.state())
-          add(state_name(s.name, parameter), store.part(parameter, s.buffers));
-      }
-      if (world.rank() == 0) {
-        const nlohmann::ordered_json json{{"schema", "capstan.state/1"},
-                                          {"step", state.step},
-                                          {"consumed_samples", state.consumed_samples},
-                                          {"consumed_tokens", state.consumed_tokens},
-                                          {"schedule_samples", state.schedule_samples},
-                                          {"optimizer_steps", optimizer.steps()},
-                                          {"optimizer", plan.optimizer}};
-        writer.add_text(checkpoint::kStateFile, json.dump(2) + "\n");
-        writer.add_text(checkpoint::kRecipeFile, plan.recipe);
-        if (plan.tokenizer)
-          for (const auto& file : plan.tokenizer->files())
-            if (!file.path.empty()) writer.add_copy(file.name, file.path);
-      }
-      part = writer.finish_rank();
+      for (const auto& t :
+           state_tensors(store, plan.optimizer ? &optimizer : nullptr, world.rank(), world.size()))
+        writer.add(t);
+      part = writer.write_rank();
     });
     const auto parts = comm::gather_texts(group, part);
     comm::together(group, "committing a checkpoint", [&] {
-      if (world.rank() != 0) return;
-      directory = writer.commit(parts);
-      checkpoint::Retention retention = plan.retention;
-      retention.just_written = state.step;
-      checkpoint::apply_retention(files, plan.root, retention);
+      if (world.rank() == 0) writer.commit(parts);
     });
   } catch (...) {
     if (world.rank() == 0) writer.abandon();
     throw;
   }
-  if (directory.empty()) directory = plan.root / checkpoint::step_directory_name(state.step);
-  return directory;
+  if (problem) *problem = writer.problem();
+  return writer.final_directory();
 }
 
 namespace {
@@ -158,8 +201,28 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
          "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint "
          "starts from the weights alone");
   check_shapes(reader, store, optimizer);
-  TrainState state{number("step"), number("consumed_samples"), number("consumed_tokens"),
-                   number("schedule_samples")};
+  const auto numbers = [&](const char* key) {  // those of the guards are there where guards are on
+    std::vector<double> values;
+    if (!json.contains(key)) return values;
+    if (!json[key].is_array() || json[key].size() > 1'000'000)
+      fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key +
+                                  "` is not a list of numbers");
+    for (const auto& value : json[key]) {
+      if (!value.is_number())
+        fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key +
+                                    "` is not a list of numbers");
+      values.push_back(value.get<double>());
+    }
+    return values;
+  };
+  TrainState state;
+  state.step = number("step");
+  state.consumed_samples = number("consumed_samples");
+  state.consumed_tokens = number("consumed_tokens");
+  state.schedule_samples = number("schedule_samples");
+  state.recent_losses = numbers("recent_losses");
+  state.recent_norms = numbers("recent_norms");
+  state.rewinds = json.contains("rewinds") ? number("rewinds") : 0;
   for (const auto& placement : store.placements()) {
     const Parameter& parameter = *placement.parameter;
     read_into(reader, parameter.name(), store.main(parameter));

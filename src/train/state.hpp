@@ -3,11 +3,16 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/reader.hpp"
 #include "checkpoint/store.hpp"
+#include "checkpoint/writer.hpp"
 #include "comm/world.hpp"
 #include "data/tokenizer/tokenizer.hpp"
 #include "optim/optimizer.hpp"
@@ -20,6 +25,9 @@ struct TrainState {
   int64_t consumed_samples = 0;  // position in the data
   int64_t consumed_tokens = 0;
   int64_t schedule_samples = 0;  // position in the schedules: samples of successful updates
+  // What the guards look back on (guards.hpp), oldest first; empty where they are off.
+  std::vector<double> recent_losses, recent_norms;
+  int64_t rewinds = 0;
 };
 
 struct SavePlan {
@@ -28,12 +36,56 @@ struct SavePlan {
   checkpoint::Retention retention;
   bool optimizer = true;
   const data::Tokenizer* tokenizer = nullptr;  // copied beside the weights
+  checkpoint::FileSystem* files = nullptr;     // null: the real one
+  std::function<void()> before_commit;         // rank 0: what must be on the disk before the checkpoint is
+};
+
+// One tensor of the state as a checkpoint names it.
+struct StateTensor {
+  std::string name;
+  Tensor tensor;
+};
+
+// Those that this rank writes: main parameters, and with `optimizer` its state. Every tensor is one rank's.
+std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer,
+                                       int rank, int world);
+
+// The steps of one save, for whoever runs them (save_state() below, or Saver with a thread). After the constructor only
+// files are touched: any thread may call, one at a time.
+class StateWriter {
+ public:
+  // Collective: the ranks agree on a name that was never used before.
+  StateWriter(comm::World& world, const SavePlan& plan, const TrainState& state,
+              const optim::Optimizer& optimizer);
+  void add(const StateTensor& tensor);  // copied from the device when its turn comes
+  void add(const StateTensor& tensor,
+           std::span<const std::byte> bytes);  // valid until write_rank() has returned
+  std::string write_rank();                    // this rank's files; returns its list
+  // Rank 0, after all ranks' write_rank(): makes the checkpoint appear, then deletes what retention lets go. What fails after
+  // the checkpoint is there does not undo it: it is in problem().
+  std::filesystem::path commit(const std::vector<std::string>& parts);
+  void abandon() noexcept { writer_.abandon(); }
+
+  int64_t step() const { return step_; }
+  std::filesystem::path final_directory() const { return root_ / checkpoint::step_directory_name(step_); }
+  const std::string& problem() const { return problem_; }
+
+ private:
+  checkpoint::FileSystem& files_;
+  std::filesystem::path root_;
+  int64_t step_;
+  checkpoint::Writer writer_;
+  checkpoint::Retention retention_;
+  std::function<void()> before_commit_;
+  std::vector<std::pair<std::string, std::filesystem::path>> copies_;  // read by write_rank()
+  std::string problem_;
 };
 
 // Collective. Every tensor is written by one rank of the world. Throws on every rank when it failed on any; what was there
-// before is then unchanged. Returns the checkpoint's directory.
+// before is then unchanged. Returns the checkpoint's directory. `problem`, when given: see StateWriter::commit.
 std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state,
-                                 const parallel::FlatStore& store, const optim::Optimizer& optimizer);
+                                 const parallel::FlatStore& store, const optim::Optimizer& optimizer,
+                                 std::string* problem = nullptr);
 
 // Reads parameters, and with `optimizer` its state and the counters. Shapes are checked first: all differences at once.
 TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer);

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <deque>
 #include <utility>
 
 #include "base/error.hpp"
@@ -21,6 +22,7 @@
 #include "train/records/log_file.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/run_dir.hpp"
+#include "train/saver.hpp"
 #include "train/stop.hpp"
 
 namespace capstan::train {
@@ -100,6 +102,7 @@ class Run {
   void open_data();
   void open_records();
   void begin_records();
+  void clear_leftovers();
   void say_end(const Outcome& outcome);
   void write_events(int64_t step, std::span<const records::Scalar> scalars);
   void start_or_resume();
@@ -109,10 +112,17 @@ class Run {
   void report_model();
   void trace_from(int64_t step);  // begins or ends the trace before that step
   void write_trace();
+  StepResult next_step(data::Loader& loader);
+  void say_events(int64_t step, const std::vector<GuardEvent>& events);
+  void rewind(const StepResult& result);  // or passes over the batch, where there is no checkpoint
   void after_step(const StepResult& result, double step_seconds);
   void log_step(const StepResult& result, double step_seconds, bool as_line);
   void evaluate(bool last);
-  bool save(bool must_succeed);
+  void save(bool must_succeed);
+  SavePlan save_plan();
+  void finish_save();  // waits for the save that runs beside the training, if there is one
+  void tell(const Saver::Ended& ended);
+  void record(const records::MetricsRow& row);
   std::string stop_reason();  // agreed by all ranks; empty: go on
   bool chief() const { return world_.rank() == 0; }
   fs::path checkpoint_root() const {
@@ -129,14 +139,19 @@ class Run {
   std::string run_id_;
   std::unique_ptr<records::RunDirectory> records_;  // rank 0
   bool begun_ = false;                              // its texts are those of this start
+  std::unique_ptr<records::FileLock> root_lock_;  // of checkpoint.save, where it is not in the run directory
   std::unique_ptr<records::MetricsWriter> metrics_;
+  std::deque<records::MetricsRow> unwritten_;  // rows that found no room on the disk, oldest first
+  Clock::time_point last_complaint_;
   std::unique_ptr<records::EventsWriter> events_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   std::array<std::shared_ptr<const data::GptDataset>, 3> datasets_;
   std::unique_ptr<Loop> loop_;
+  std::unique_ptr<Saver> saver_;  // with checkpoint.async_save
   StepTimers timers_;
   int64_t total_steps_ = 0, first_step_ = 0, saved_step_ = -1;
   fs::path last_checkpoint_;
+  std::vector<std::string> refused_;  // checkpoints that were not resumed from, with the reasons
   StepEstimate estimate_;
   double flops_per_step_ = 0, gemm_rate_ = 0;  // of this rank; FLOP/s
   int gemm_measures_ = 0;                      // again
@@ -153,6 +168,7 @@ void Run::open_records() {
     if (!chief()) return;
     records_ = std::make_unique<records::RunDirectory>(run_dir_, options_.resume);
     run_id_ = records_->id();
+    clear_leftovers();
   });
   run_id_ = comm::gather_texts(world_.communicator(), run_id_)[0];
 }
@@ -174,8 +190,48 @@ void Run::begin_records() {
   });
 }
 
+// What killed processes left behind of saves; the run's lock, which is held here, says that nobody is at it.
+void Run::clear_leftovers() {
+  std::error_code unknown;
+  if (config_.checkpoint.save && !fs::equivalent(checkpoint_root(), run_dir_, unknown)) {
+    checkpoint::real_file_system().make_directories(checkpoint_root());
+    root_lock_ = std::make_unique<records::FileLock>(checkpoint_root(), "checkpoint directory");
+  }
+  try {
+    checkpoint::remove_leftovers(options_.files ? *options_.files : checkpoint::real_file_system(),
+                                 checkpoint_root());
+  } catch (const Error& error) {
+    speaker_.warning("what an earlier save left behind was not removed: " + error.message());
+  }
+}
+
 void Run::write_events(int64_t step, std::span<const records::Scalar> scalars) {
-  events_->write(step, wall_time(), scalars);
+  try {
+    events_->write(step, wall_time(), scalars);
+  } catch (const Error& error) {  // metrics.jsonl has them too, and says so when there is no room
+    speaker_.log_only(error.message());
+  }
+}
+
+// A full disk ends no run: rows wait until there is room, and until then it is said every half minute that there is none.
+void Run::record(const records::MetricsRow& row) {
+  if (!metrics_) return;
+  constexpr size_t kLongest = size_t{1} << 17;
+  unwritten_.push_back(row);
+  try {
+    const bool complained = unwritten_.size() > 1;
+    while (!unwritten_.empty()) {
+      metrics_->write(unwritten_.front());
+      unwritten_.pop_front();
+    }
+    if (complained) speaker_.line("metrics.jsonl is written again, and complete");
+  } catch (const Error& error) {
+    if (unwritten_.size() > kLongest) unwritten_.pop_front();
+    if (unwritten_.size() > 1 && seconds_since(last_complaint_) < 30) return;
+    last_complaint_ = Clock::now();
+    speaker_.warning(error.message() + "; training goes on, " + std::to_string(unwritten_.size()) +
+                     " rows of the metrics wait for room");
+  }
 }
 
 void Run::open_data() {
@@ -232,6 +288,7 @@ void Run::start_or_resume() {
   std::vector<std::string> refused;
   if (options_.resume) from = find_checkpoint(world_, checkpoint_root(), refused);
   for (const std::string& reason : refused) speaker_.warning("not resumed from " + reason);
+  refused_ = std::move(refused);
   const bool own = from.has_value();
   if (options_.resume && !from) {
     // checkpoint.save may have changed since: what the run has lies where it was written.
@@ -256,7 +313,10 @@ void Run::start_or_resume() {
     }
   }
   if (from) {
-    auto reader = checkpoint::Reader::open(from->path, checkpoint::Depth::structure);
+    // What find_checkpoint() and resolve_checkpoint() return has been read and hashed; a step that was named has not.
+    const bool named = !own && config_.checkpoint.ckpt_step;
+    auto reader = checkpoint::Reader::open(from->path,
+                                           named ? checkpoint::Depth::content : checkpoint::Depth::structure);
     check_changes(reader);
     loop_->initialise();
     loop_->state() =
@@ -283,7 +343,7 @@ void Run::measure_products() {
 
 void Run::report_model() {
   flops_per_step_ = estimate_.flops * static_cast<double>(loop_->micro_batches());
-  measure_products();
+  if (options_.measure_rate) measure_products();
   speaker_.line(human_count(static_cast<double>(loop_->store().elements())) + " parameters, " +
                 human_flop(flops_per_step_) + " a step and rank, about " +
                 human_bytes(static_cast<double>(estimate_.memory.peak)) + " at the peak; GEMM rate " +
@@ -327,13 +387,16 @@ void Run::write_trace() {
 std::string Run::stop_reason() {
   const int64_t step = loop_->state().step;
   const double minutes = seconds_since(start_) / 60;
-  // Rank 0's clock and any rank's signal: agreed by a reduction, so that all leave after the same step.
-  std::array<double, 2> wishes{
+  // Rank 0's clock and any rank's signal: agreed by a reduction, so that all leave after the same step. With it goes how many
+  // ranks have written their part of the save that runs beside the training.
+  std::array<double, 3> wishes{
       config_.train.exit_signal_handler && StopSignals::received() ? 1.0 : 0.0,
-      chief() && config_.train.exit_duration_in_mins && minutes >= *config_.train.exit_duration_in_mins
-          ? 1.0
-          : 0.0};
+      chief() && config_.train.exit_duration_in_mins && minutes >= *config_.train.exit_duration_in_mins ? 1.0
+                                                                                                        : 0.0,
+      saver_ && saver_->busy() && saver_->ready() ? 1.0 : 0.0};
   comm::all_reduce(world_.communicator(), wishes);
+  if (static_cast<int>(wishes[2]) == world_.size())
+    if (const auto ended = saver_->advance()) tell(*ended);
   if (wishes[0] > 0) return "asked to stop by a signal";
   if (wishes[1] > 0)
     return "train.exit_duration_in_mins=" + to_text(*config_.train.exit_duration_in_mins) + " reached";
@@ -376,7 +439,71 @@ void Run::log_step(const StepResult& result, double step_seconds, bool as_line) 
   for (size_t p = 0; p < kPhases; ++p)
     row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))),
                timers_.seconds(static_cast<Phase>(p)));
-  metrics_->write(row);
+  record(row);
+}
+
+StepResult Run::next_step(data::Loader& loader) {
+  try {
+    return loop_->step(loader, timers_);
+  } catch (const Error& error) {
+    say_events(loop_->state().step + 1, loop_->failure_events());
+    // A judgement that all ranks share: what is being saved is sound, and worth waiting for.
+    if (error.code() == ErrorCode::failed) finish_save();
+    throw;
+  }
+}
+
+void Run::say_events(int64_t step, const std::vector<GuardEvent>& events) {
+  for (const GuardEvent& event : events) {
+    speaker_.warning("step " + std::to_string(step) + ": " + event.text);
+    if (!chief()) continue;
+    records::MetricsRow row(step, event.event);
+    for (const auto& [name, value] : event.numbers) row.number(name, value);
+    for (const auto& [name, value] : event.texts) row.text(name, value);
+    record(row);
+  }
+}
+
+void Run::rewind(const StepResult& result) {
+  const int64_t spike = loop_->state().step + 1, rewinds = loop_->state().rewinds;
+  finish_save();
+  std::vector<std::string> refused;
+  const auto found = find_checkpoint(world_, checkpoint_root(), refused);
+  for (const std::string& reason : refused) speaker_.warning("not gone back to " + reason);
+  if (rewinds >= config_.resilience.max_rewinds || !found) {
+    say_events(spike, result.events);
+    if (found)
+      fail(ErrorCode::failed,
+           "step " + std::to_string(spike) + ": another spike after " + std::to_string(rewinds) +
+               " rewinds (resilience.max_rewinds)",
+           "a lower optimizer.lr, or look at the data around sample " +
+               std::to_string(loop_->state().consumed_samples));
+    speaker_.warning("step " + std::to_string(spike) + ": no checkpoint to go back to; update skipped");
+    loop_->pass_over_batch();
+    return;
+  }
+  loop_->pass_over_batch();
+  const TrainState passed = loop_->state();
+  auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
+  loop_->state() = load_state(reader, loop_->store(), &loop_->optimizer());
+  TrainState& state = loop_->state();
+  // The data goes on behind the batch of the spike: what lay between the checkpoint and it is not seen again.
+  state.consumed_samples = passed.consumed_samples;
+  state.consumed_tokens = passed.consumed_tokens;
+  state.rewinds = rewinds + 1;
+  saved_step_ = state.step, last_checkpoint_ = found->path;
+  unwritten_.clear();
+  if (chief()) records::truncate_after_step(records_->metrics(), state.step);
+  say_events(state.step,
+             result.events);  // at the step where the run goes on, so that a resume keeps the rows
+  speaker_.warning("rewound to step " + std::to_string(state.step) + ", past the batch of step " +
+                   std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
+                   std::to_string(config_.resilience.max_rewinds) + ")");
+  if (chief())
+    record(records::MetricsRow(state.step, "rewind")
+               .integer("from_step", spike)
+               .integer("rewinds", state.rewinds)
+               .integer("consumed_samples", state.consumed_samples));
 }
 
 void Run::after_step(const StepResult& result, double step_seconds) {
@@ -385,11 +512,12 @@ void Run::after_step(const StepResult& result, double step_seconds) {
   last_loss_ = result.loss;
   ++steps_since_log_;
   seconds_since_log_ += step_seconds;
-  if (result.skipped) {
+  say_events(step, result.events);
+  if (result.skipped && result.events.empty()) {
     speaker_.warning("step " + std::to_string(step) + ": gradient norm " + fixed(result.gradient_norm, 3) +
                      " is above optimizer.grad_norm_skip_threshold; update skipped");
     if (chief())
-      metrics_->write(records::MetricsRow(step, "update_skipped").number("grad_norm", result.gradient_norm));
+      record(records::MetricsRow(step, "update_skipped").number("grad_norm", result.gradient_norm));
   }
   const bool at_interval =
       step % config_.logger.log_interval == 0 || step == first_step_ + 1 || step == total_steps_;
@@ -417,18 +545,14 @@ void Run::evaluate(bool last) {
   speaker_.line("step " + std::to_string(step) + " | validation loss " + fixed(loss, 4) + " | perplexity " +
                 fixed(std::exp(loss), 2) + " | " + human_duration(timers_.seconds(Phase::evaluate)));
   if (!chief()) return;
-  metrics_->write(records::MetricsRow(step, "validation")
-                      .number("loss", loss)
-                      .number("perplexity", std::exp(loss))
-                      .number("seconds", timers_.seconds(Phase::evaluate)));
+  record(records::MetricsRow(step, "validation")
+             .number("loss", loss)
+             .number("perplexity", std::exp(loss))
+             .number("seconds", timers_.seconds(Phase::evaluate)));
   if (events_) write_events(step, std::array<records::Scalar, 1>{{{"validation/loss", loss}}});
 }
 
-bool Run::save(bool must_succeed) {
-  const int64_t step = loop_->state().step;
-  if (saved_step_ == step) return true;
-  timers_.start_step();
-  timers_.enter(Phase::save);
+SavePlan Run::save_plan() {
   SavePlan plan;
   plan.root = checkpoint_root();
   plan.run_id = run_id_;
@@ -441,25 +565,64 @@ bool Run::save(bool must_succeed) {
   plan.retention.keep_multiples = config_.checkpoint.save_retain_interval;
   plan.optimizer = config_.checkpoint.save_optim;
   plan.tokenizer = config_.checkpoint.save_tokenizer_assets ? tokenizer_.get() : nullptr;
+  plan.files = options_.files;
+  // The rows of the steps before a checkpoint must not be lost by a power cut that leaves the checkpoint.
+  if (metrics_) plan.before_commit = [this] { metrics_->sync(); };
+  return plan;
+}
+
+void Run::tell(const Saver::Ended& ended) {
+  const std::string step = "step " + std::to_string(ended.step);
+  if (!ended.error.empty()) {
+    // The old checkpoint is untouched: training goes on and the next interval tries again.
+    speaker_.warning(step + " was not saved: " + ended.error);
+    if (chief()) record(records::MetricsRow(ended.step, "save_failed").text("error", ended.error));
+    return;
+  }
+  last_checkpoint_ = ended.directory;
+  saved_step_ = ended.step;
+  const bool beside = ended.stall_seconds < ended.seconds;
+  speaker_.line(step + " | saved " + last_checkpoint_.string() + " in " + human_duration(ended.seconds) +
+                (beside ? ", of which training waited " + human_duration(ended.stall_seconds) : ""));
+  if (!ended.problem.empty()) speaker_.warning("old checkpoints were not deleted: " + ended.problem);
+  if (chief())
+    record(records::MetricsRow(ended.step, "save")
+               .number("seconds", ended.seconds)
+               .number("stall_seconds", ended.stall_seconds));
+}
+
+void Run::finish_save() {
+  if (!saver_ || !saver_->busy()) return;
+  timers_.enter(Phase::save);
+  const auto ended = saver_->finish();
+  timers_.enter(Phase::other);
+  if (ended) tell(*ended);
+}
+
+void Run::save(bool must_succeed) {
+  const int64_t step = loop_->state().step;
+  timers_.start_step();
+  finish_save();  // at most one at a time
+  if (saved_step_ == step) return;
+  const SavePlan plan = save_plan();
+  timers_.enter(Phase::save);
+  if (saver_ && !must_succeed) {
+    saver_->begin(plan, loop_->state());
+    timers_.enter(Phase::other);
+    return;
+  }
+  Saver::Ended ended;
+  ended.step = step;
   try {
-    last_checkpoint_ = save_state(world_, plan, loop_->state(), loop_->store(), loop_->optimizer());
-    saved_step_ = step;
+    ended.directory =
+        save_state(world_, plan, loop_->state(), loop_->store(), loop_->optimizer(), &ended.problem);
   } catch (Error& error) {
     if (must_succeed) throw error.in("while saving step " + std::to_string(step));
-    // The old checkpoint is untouched: training goes on and the next interval tries again.
-    speaker_.warning("step " + std::to_string(step) + " was not saved: " + error.message());
-    if (chief()) metrics_->write(records::MetricsRow(step, "save_failed").text("error", error.message()));
-    return false;
+    ended.error = error.message();
   }
   timers_.enter(Phase::other);
-  const double seconds = timers_.seconds(Phase::save);
-  speaker_.line("step " + std::to_string(step) + " | saved " + last_checkpoint_.string() + " in " +
-                human_duration(seconds));
-  if (chief()) {
-    metrics_->write(records::MetricsRow(step, "save").number("seconds", seconds));
-    metrics_->sync();
-  }
-  return true;
+  ended.seconds = ended.stall_seconds = timers_.seconds(Phase::save);
+  tell(ended);
 }
 
 void Run::say_end(const Outcome& outcome) {
@@ -474,7 +637,7 @@ void Run::say_end(const Outcome& outcome) {
 
 void Run::failed(const std::string& reason) noexcept {
   try {
-    if (metrics_) metrics_->write(records::MetricsRow(loop_->state().step, "failed").text("reason", reason));
+    record(records::MetricsRow(loop_ ? loop_->state().step : 0, "failed").text("reason", reason));
     if (!begun_) return;
     records_->end(records::RunEnd::failed, reason);
     speaker_.log_only("failed: " + reason);
@@ -513,18 +676,28 @@ Outcome Run::run() {
       events_ = std::make_unique<records::EventsWriter>(
           config_.logger.tensorboard_dir ? fs::path(config_.logger.tensorboard_dir->resolved) : run_dir_,
           wall_time(), records_->resumed() ? std::optional<int64_t>(step) : std::nullopt);
+    for (const std::string& reason : refused_)
+      record(records::MetricsRow(step, "checkpoint_refused").text("reason", reason));
   }
   report_model();
+  if (config_.checkpoint.async_save && config_.checkpoint.save_interval)
+    saver_ = std::make_unique<Saver>(world_, loop_->store(), loop_->optimizer(),
+                                     config_.checkpoint.save_optim, loop_->device());
 
   Outcome outcome;
   outcome.run_dir = run_dir_;
   first_step_ = loop_->state().step;
   last_line_ = Clock::now();
-  data::Loader loader(datasets_[0], loop_->loader_options());
+  auto loader = std::make_unique<data::Loader>(datasets_[0], loop_->loader_options());
   while (loop_->state().step < total_steps_) {
     trace_from(loop_->state().step + 1);
     timers_.start_step();
-    const StepResult result = loop_->step(loader, timers_);
+    const StepResult result = next_step(*loader);
+    if (result.rewind) {
+      rewind(result);
+      loader = std::make_unique<data::Loader>(datasets_[0], loop_->loader_options());
+      continue;
+    }
     after_step(result, timers_.step_seconds());
     evaluate(false);
     const int64_t step = loop_->state().step;

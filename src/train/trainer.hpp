@@ -11,6 +11,10 @@
 #include "config/config.hpp"
 #include "train/progress.hpp"
 
+namespace capstan::checkpoint {
+class FileSystem;
+}
+
 namespace capstan::train {
 
 // The recipe as text, for the records of the run. Only rank 0's is used.
@@ -34,6 +38,9 @@ struct RunOptions {
   RecipeRecord recipe;
   // Compares the resolved recipe stored with a checkpoint with this one. Empty function: nothing is compared.
   std::function<std::vector<RecipeChange>(const std::string& stored_recipe)> changes_since;
+  // For tests: the disk that checkpoints are written to (null: the real one); false leaves out the GEMM measurement at the start.
+  checkpoint::FileSystem* files = nullptr;
+  bool measure_rate = true;
 };
 
 enum class Ended : uint8_t {

@@ -56,8 +56,7 @@ void describe(Section<CheckpointConfig>& s) {
       .used_when<Config>(load, loads);
   s.field("async_save", &C::async_save)
       .doc("write while training goes on; the step waits for the copy only")
-      .effect(Effect::perf)
-      .not_yet("asynchronous saving");
+      .effect(Effect::perf);
   s.field("save_tokenizer_assets", &C::save_tokenizer_assets)
       .doc("keep a copy of the tokenizer in every checkpoint")
       .effect(Effect::io);

@@ -37,17 +37,14 @@ void describe(Section<ResilienceConfig>& s) {
       .doc("stop before a NaN or infinite loss or gradient reaches parameters or optimizer state")
       .alias("check_for_nan_in_loss")
       .alias("ddp.check_for_nan_in_grad");
-  s.field("loss_spike_action", &R::loss_spike_action)
-      .doc("what a sudden rise of the loss leads to")
-      .not_yet("watching for spikes of the loss");
+  s.field("loss_spike_action", &R::loss_spike_action).doc("what a sudden rise of the loss leads to");
   s.field("loss_spike_factor", &R::loss_spike_factor)
       .doc("a spike is so many times the running mean")
       .above(1)
       .alias("spiky_loss_factor")
       .used_when<Config>("`resilience.loss_spike_action` is not off", watches_loss);
   s.field("grad_norm_spike_action", &R::grad_norm_spike_action)
-      .doc("what a sudden rise of the gradient norm leads to")
-      .not_yet("watching for spikes of the gradient norm");
+      .doc("what a sudden rise of the gradient norm leads to");
   s.field("grad_norm_spike_factor", &R::grad_norm_spike_factor)
       .doc("a spike is so many times the running mean")
       .above(1)
@@ -64,8 +61,7 @@ void describe(Section<ResilienceConfig>& s) {
       .used_when<Config>("one of the spike actions is rewind", rewinds);
   s.field("rerun_mode", &R::rerun_mode)
       .doc("compute a suspicious step again to tell a bad machine from bad data")
-      .effect(Effect::perf)
-      .not_yet("computing a suspicious step again");
+      .effect(Effect::perf);
 }
 
 }  // namespace capstan::config

@@ -40,9 +40,8 @@ static std::string new_id() {
   return id;
 }
 
-// Takes the lock of a run or says who has it.
-static int take_lock(const fs::path& run) {
-  const fs::path path = run / "lock";
+FileLock::FileLock(const fs::path& directory, std::string_view what) {
+  const fs::path path = directory / "lock";
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (fd < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
   // A listing looks at the lock for a moment by sharing it, so a refusal is tried again a few times.
@@ -60,8 +59,9 @@ static int take_lock(const fs::path& run) {
       fail(ErrorCode::io, "cannot lock `" + path.string() + "`: " + system_error_text(error));
     const auto who = trim({holder.data(), static_cast<size_t>(got > 0 ? got : 0)});
     fail(ErrorCode::failed,
-         "run `" + run.string() + "` is in use by " + (who.empty() ? "another process" : std::string(who)),
-         "wait for it to end, or choose another run directory");
+         std::string(what) + " `" + directory.string() + "` is in use by " +
+             (who.empty() ? "another process" : std::string(who)),
+         "wait for it to end, or choose another directory");
   }
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
@@ -69,7 +69,19 @@ static int take_lock(const fs::path& run) {
   if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, who.data(), who.size(), 0) < 0) {
     // Only for the text of an error: the lock itself holds.
   }
-  return fd;
+  fd_ = fd;
+}
+FileLock::~FileLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+FileLock::FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+// What write_file_durably leaves when its process is killed: "run.json.tmp.1234".
+static bool is_temporary(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const size_t at = name.rfind(".tmp.");
+  return at != std::string::npos && at + 5 < name.size() &&
+         name.find_first_not_of("0123456789", at + 5) == std::string::npos;
 }
 
 RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
@@ -86,53 +98,32 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
     if (!fs::is_directory(path, error))
       fail(ErrorCode::failed, "`" + path.string() + "` is a file, not a run directory");
     for (const auto& entry : fs::directory_iterator(path, error))
-      if (entry.path().filename() != "lock")
+      if (entry.path().filename() != "lock" && !is_temporary(entry.path()))
         fail(ErrorCode::failed,
              "`" + path.string() + "` exists and is not a run directory (it has no " + std::string(kRunFile) +
                  ")",
              "choose another with --run-dir DIR");
   }
   checkpoint::real_file_system().make_directories(path);
-  lock_ = take_lock(path);
-  try {
-    // Looked at again under the lock: another process may have been faster.
-    resumed_ = fs::exists(path / kRunFile, error);
-    if (resumed_ && !resume)
-      fail(ErrorCode::failed, "run `" + path.string() + "` exists already",
-           "continue it with --resume, or start another with --run-dir DIR");
-    if (resumed_) {
-      const RunFile run = read_run_file(path);
-      id_ = run.id;
-      recipe_name_ = run.recipe;
-      checkpoints_ = run.checkpoints;
-      created_ = run.created;
-      starts_ = run.starts;
-    } else {
-      id_ = new_id();
-      created_ = utc_now();
-    }
-  } catch (...) {
-    ::close(std::exchange(lock_, -1));
-    throw;
+  lock_.emplace(path, "run");
+  // Looked at again under the lock: another process may have been faster.
+  resumed_ = fs::exists(path / kRunFile, error);
+  if (resumed_ && !resume)
+    fail(ErrorCode::failed, "run `" + path.string() + "` exists already",
+         "continue it with --resume, or start another with --run-dir DIR");
+  for (const auto& entry : fs::directory_iterator(path, error))
+    if (is_temporary(entry.path())) fs::remove(entry.path(), error);
+  if (resumed_) {
+    const RunFile run = read_run_file(path);
+    id_ = run.id;
+    recipe_name_ = run.recipe;
+    checkpoints_ = run.checkpoints;
+    created_ = run.created;
+    starts_ = run.starts;
+  } else {
+    id_ = new_id();
+    created_ = utc_now();
   }
-}
-
-RunDirectory::RunDirectory(RunDirectory&& other) noexcept
-    : path_(std::move(other.path_)),
-      lock_(std::exchange(other.lock_, -1)),
-      resumed_(other.resumed_),
-      id_(std::move(other.id_)),
-      recipe_name_(std::move(other.recipe_name_)),
-      checkpoints_(std::move(other.checkpoints_)),
-      created_(std::move(other.created_)),
-      started_(std::move(other.started_)),
-      ended_(std::move(other.ended_)),
-      state_(std::move(other.state_)),
-      reason_(std::move(other.reason_)),
-      starts_(other.starts_) {}
-
-RunDirectory::~RunDirectory() {
-  if (lock_ >= 0) ::close(lock_);
 }
 
 fs::path RunDirectory::checkpoints() const {
@@ -160,6 +151,15 @@ static void replace_text(const fs::path& directory, const std::string& stem, con
 }
 
 void RunDirectory::begin(const RunRecords& records) {
+  // run.json first: it is what makes the directory a run that can be resumed, whatever happens to the rest.
+  recipe_name_ = records.recipe_name;
+  checkpoints_ = records.checkpoints;
+  started_ = utc_now();
+  ended_.clear();
+  reason_.clear();
+  state_ = "running";
+  ++starts_;
+  save();
   replace_text(path_, "recipe.given", records.recipe_given);
   replace_text(path_, "recipe", records.recipe);
   std::error_code error;
@@ -167,15 +167,7 @@ void RunDirectory::begin(const RunRecords& records) {
   write_file_durably(command, (fs::exists(command, error) ? read_file(command, 64 << 20) : std::string()) +
                                   records.command + "\n");
   write_file_durably(path_ / "version.json", records.version);
-  recipe_name_ = records.recipe_name;
-  checkpoints_ = records.checkpoints;
   checkpoint::real_file_system().make_directories(checkpoints());
-  started_ = utc_now();
-  ended_.clear();
-  reason_.clear();
-  state_ = "running";
-  ++starts_;
-  save();
 }
 
 void RunDirectory::end(RunEnd how, std::string_view reason) {

@@ -31,6 +31,19 @@ struct RunRecords {
 
 enum class RunEnd : uint8_t { finished, stopped, failed };
 
+// DIRECTORY/lock, held by this process until it ends, however it ends. Throws ErrorCode::failed naming the holder when
+// another has it: `what` (a "run", say) says of what.
+class FileLock {
+ public:
+  FileLock(const std::filesystem::path& directory, std::string_view what);
+  ~FileLock();
+  FileLock(FileLock&& other) noexcept;
+  FileLock& operator=(FileLock&&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
 class RunDirectory {
  public:
   // Creates the directory, or opens an existing run when `resume` is set, and takes its lock. Throws
@@ -38,8 +51,7 @@ class RunDirectory {
   // directory is something else. Resuming what does not exist starts it. Only one process of a run (rank 0)
   // does this.
   RunDirectory(const std::filesystem::path& path, bool resume);
-  ~RunDirectory();  // gives the lock back
-  RunDirectory(RunDirectory&& other) noexcept;
+  RunDirectory(RunDirectory&& other) noexcept = default;
   RunDirectory& operator=(RunDirectory&&) = delete;
 
   bool resumed() const { return resumed_; }  // there was a run; its texts can be read with previous_recipe
@@ -60,7 +72,7 @@ class RunDirectory {
  private:
   void save() const;  // run.json
   std::filesystem::path path_;
-  int lock_ = -1;
+  std::optional<FileLock> lock_;
   bool resumed_ = false;
   std::string id_, recipe_name_, checkpoints_ = "checkpoints", created_, started_, ended_, state_, reason_;
   int64_t starts_ = 0;

@@ -1,0 +1,56 @@
+// Guards over a step (the section `resilience`): is its loss or gradient norm a spike, where did a NaN or an infinity begin,
+// did the machine compute the same thing twice. All of it is decided from numbers that every rank has, or agreed.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "config/config.hpp"
+#include "ops/tape.hpp"
+#include "parallel/flat_store.hpp"
+#include "train/state.hpp"
+
+namespace capstan::train {
+
+// What a guard found; a row of metrics.jsonl and a warning.
+struct GuardEvent {
+  std::string event, text;
+  std::vector<std::pair<std::string, double>> numbers;
+  std::vector<std::pair<std::string, std::string>> texts;
+};
+
+struct Judgement {
+  config::SpikeAction action = config::SpikeAction::off;  // the gravest of what was found
+  std::vector<GuardEvent> events;
+};
+
+// Compares the step's numbers with the means of those before it (TrainState::recent_*). Nothing is a spike before
+// min(spike_window, 16) steps are known. Values that are not finite are not judged here.
+Judgement judge(const config::ResilienceConfig& config, const TrainState& state, double loss, double norm);
+// Adds the step's numbers to the means, where they are watched.
+void remember(const config::ResilienceConfig& config, TrainState& state, double loss, double norm);
+
+// Finds the first value that is not finite among what operations give, in the order in which they run.
+class FiniteCheck final : public TapeObserver {
+ public:
+  void observe(const TapeEvent&) override {}
+  void values(char phase, const std::string& name, std::span<const Parameter* const> parameters,
+              std::span<const Tensor> tensors) override;
+  const std::string& found() const { return found_; }  // empty: all finite
+
+ private:
+  std::string found_, last_parameter_;
+};
+
+bool all_finite(const Tensor& tensor);
+
+// The first parameter that is not finite, and the first gradient in the order of the backward pass; empty: none is.
+std::string first_bad_parameter(const parallel::FlatStore& store);
+std::string first_bad_gradient(parallel::FlatStore& store);
+
+// A rank's own numbers of a step before they are reduced: equal bits mean that the machine did the same thing.
+std::string fingerprint(parallel::FlatStore& store, const std::vector<Tensor>& losses);
+
+}  // namespace capstan::train

@@ -1,0 +1,144 @@
+// kill -9 at random moments: the run resumes each time, and in the end its losses are those of the run that nobody killed.
+// CAPSTAN_KILLS says how many (200), CAPSTAN_SEED from which seed (1).
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "process.hpp"
+
+using namespace capstan::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::vector<std::string> arguments_of(const std::string& run, bool async) {
+  return {"train",
+          "quickstart",
+          "dataset=mock",
+          "tokenizer=none",
+          "model.num_layers=1",
+          "model.hidden_size=32",
+          "model.ffn_hidden_size=64",
+          "model.num_attention_heads=4",
+          "model.num_query_groups=2",
+          "model.seq_length=16",
+          "model.vocab_size=256",
+          "train.threads=1",
+          "train.micro_batch_size=1",
+          "train.global_batch_size=2",
+          "train.train_iters=300",
+          "checkpoint.save_interval=2",
+          "checkpoint.most_recent_k=2",
+          std::string("checkpoint.async_save=") + (async ? "true" : "false"),
+          "validation.eval_interval=null",
+          "logger.log_interval=1",
+          "--run-dir",
+          run,
+          "--resume"};
+}
+
+// "step loss grad_norm" of each logged step, as written; and the steps told as saved.
+std::string losses_of(const std::string& run) {
+  std::string all;
+  std::istringstream text(read_text(run + "/metrics.jsonl"));
+  for (std::string line; std::getline(text, line);) {
+    const json row = json::parse(line);  // no line may be torn
+    if (row.contains("event")) continue;
+    all += row["step"].dump() + " " + row["loss"].dump() + " " + row["grad_norm"].dump() + "\n";
+  }
+  return all;
+}
+
+int64_t number_from(const char* variable, int64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text ? std::atoll(text) : otherwise;
+}
+
+}  // namespace
+
+TEST_CASE("kill -9 at random moments loses nothing") {
+  const int64_t wanted = number_from("CAPSTAN_KILLS", 200);
+  std::mt19937 random(static_cast<unsigned>(number_from("CAPSTAN_SEED", 1)));
+  const ScratchDirectory scratch;
+  const auto launch_in = [&](const std::string& run, bool async) {
+    Launch launch;
+    launch.directory = scratch.path();
+    launch.arguments = arguments_of(run, async);
+    return launch;
+  };
+  const auto begun = std::chrono::steady_clock::now();
+  const Finished whole = run(launch_in("whole", false));
+  REQUIRE_MESSAGE(whole.code == 0, whole.err);
+  const std::string expected = losses_of(scratch.file("whole"));
+  REQUIRE(count_lines(expected) == 300);
+
+  int64_t kills = 0, starts = 0, laps = 0, before_first_step = 0, leftovers = 0, again = 0;
+  for (; kills < wanted; ++laps) {
+    const std::string name = "lap" + std::to_string(laps);
+    int64_t reached = 0;
+    for (bool finished = false; !finished;) {
+      // A quarter of the kills fall anywhere after the first word, most while steps and saves go on.
+      const bool early = random() % 4 == 0;
+      const bool kill = kills < wanted;
+      const auto delay = std::chrono::microseconds(random() % (early ? 600'000 : 250'000));
+      std::thread killer;
+      std::atomic<bool> over{false};
+      Launch launch = launch_in(name, random() % 2 == 0);
+      launch.on_error_text = [&](const std::string& text, int process) {
+        if (!kill || killer.joinable() || !(early || contains(text, "| loss"))) return 0;
+        killer = std::thread([&over, delay, process] {
+          std::this_thread::sleep_for(delay);
+          if (!over) ::kill(process, SIGKILL);
+        });
+        return 0;
+      };
+      const Finished ended = run(launch);
+      over = true;
+      if (killer.joinable()) killer.join();
+      ++starts;
+      REQUIRE_MESSAGE((ended.code == 0 || ended.code == 128 + SIGKILL), ended.err);
+      REQUIRE_MESSAGE(!contains(ended.err, "not resumed from"), ended.err);
+      REQUIRE_MESSAGE(!contains(ended.err, "warning: "), ended.err);
+      if (const size_t at = ended.err.find(" at step "); at != std::string::npos) {
+        // Never back behind what an earlier start resumed from.
+        const int64_t step = std::atoll(ended.err.c_str() + at + 9);
+        REQUIRE(step >= reached);
+        reached = step;
+      }
+      finished = ended.code == 0;
+      if (finished) break;
+      ++kills;
+      before_first_step += !contains(ended.err, "| loss");
+      bool left = false;
+      if (fs::exists(scratch.file(name) + "/checkpoints"))
+        for (const auto& entry : fs::directory_iterator(scratch.file(name) + "/checkpoints"))
+          left |= entry.path().filename().string().starts_with(".");
+      leftovers += left;  // the kill fell into a save
+      again += contains(ended.err, "resumed from");
+    }
+    REQUIRE(losses_of(scratch.file(name)) == expected);
+    int64_t checkpoints = 0;
+    for (const auto& entry : fs::directory_iterator(scratch.file(name) + "/checkpoints")) {
+      REQUIRE_MESSAGE(entry.path().filename().string().starts_with("step-"), entry.path().string());
+      ++checkpoints;
+    }
+    REQUIRE(checkpoints == 2);
+    fs::remove_all(scratch.file(name));
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  MESSAGE(kills << " kills (" << leftovers << " within a save, " << before_first_step
+                << " before a start's first step, " << again << " of a resumed process) in " << starts
+                << " starts of " << laps << " runs, " << static_cast<int64_t>(seconds)
+                << " s: every run ended with the losses of the one that nobody killed, bit for bit");
+  CHECK(leftovers > wanted / 20);  // else the kills miss what they are for
+}
