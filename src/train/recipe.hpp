@@ -25,7 +25,7 @@ std::vector<RecipeChange> changes_since(const std::string& stored, const config:
 struct StoredRecipe {
   std::filesystem::path checkpoint;
   std::vector<std::string> refused;  // newer checkpoints that do not verify, with the reasons
-  config::Resolution resolution;  // of the recipe in it, with the overrides; may have errors
+  config::Resolution resolution;     // of the recipe in it, with the overrides; may have errors
 };
 // name: a checkpoint, a directory of checkpoints, or a run. Throws ErrorCode::not_found and ::format for a checkpoint
 // that is not there or does not verify, ::unsupported for other programs' formats.
