@@ -69,6 +69,8 @@ int64_t number_from(const char* variable, int64_t otherwise) {
 TEST_CASE("kill -9 at random moments loses nothing") {
   const int64_t wanted = number_from("CAPSTAN_KILLS", 200);
   std::mt19937 random(static_cast<unsigned>(number_from("CAPSTAN_SEED", 1)));
+  // In memory where that is possible: a process dies the same there, and thousands of files are synced.
+  if (::access("/dev/shm", W_OK) == 0) ::setenv("TMPDIR", "/dev/shm", 1);
   const ScratchDirectory scratch;
   const auto launch_in = [&](const std::string& run, bool async) {
     Launch launch;
@@ -90,7 +92,7 @@ TEST_CASE("kill -9 at random moments loses nothing") {
       // A quarter of the kills fall anywhere after the first word, most while steps and saves go on.
       const bool early = random() % 4 == 0;
       const bool kill = kills < wanted;
-      const auto delay = std::chrono::microseconds(random() % (early ? 600'000 : 250'000));
+      const auto delay = std::chrono::microseconds(random() % (early ? 400'000 : 150'000));
       std::thread killer;
       std::atomic<bool> over{false};
       Launch launch = launch_in(name, random() % 2 == 0);
@@ -132,7 +134,7 @@ TEST_CASE("kill -9 at random moments loses nothing") {
       REQUIRE_MESSAGE(entry.path().filename().string().starts_with("step-"), entry.path().string());
       ++checkpoints;
     }
-    REQUIRE(checkpoints == 2);
+    REQUIRE(checkpoints >= 2);  // one more where the last kill fell into the deletion of an old one
     fs::remove_all(scratch.file(name));
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
