@@ -250,7 +250,19 @@ bool Run::harmless(const RecipeChange& change) const {
                         change.path == "optimizer.decoupled_min_lr" ||
                         change.path == "optimizer.weight_decay";
   if (schedule && config_.scheduler.override_opt_param_scheduler) return true;
-  // Files that have moved together with everything else: other directories, the same names.
+  // Files that have moved: other directories, the same names, and nothing is left where they were. Another file of the same
+  // name beside the old one is other data.
+  const auto left_behind = [](const std::string& text) {
+    bool any = false;
+    for (std::string_view path : split(text, ',')) {
+      const size_t from = path.find('/'), to = path.find_last_not_of("]}\"' ");
+      if (from == std::string_view::npos || to == std::string_view::npos || to < from) continue;
+      const std::string old(path.substr(from, to + 1 - from));
+      std::error_code ignored;
+      any = any || fs::exists(old, ignored) || fs::exists(old + ".idx", ignored);
+    }
+    return any;
+  };
   const auto names = [](const std::string& text) {
     std::string kept;
     for (const std::string_view path : split(text, ',')) {
@@ -261,7 +273,8 @@ bool Run::harmless(const RecipeChange& change) const {
   };
   const bool paths =
       change.before.find('/') != std::string::npos && change.after.find('/') != std::string::npos;
-  return paths && change.path.starts_with("dataset.") && names(change.before) == names(change.after);
+  return paths && change.path.starts_with("dataset.") && names(change.before) == names(change.after) &&
+         !left_behind(change.before);
 }
 
 void Run::check_changes(const checkpoint::Reader& reader) {

@@ -372,12 +372,21 @@ TEST_CASE("a new run continues another one's state; a run whose checkpoints or d
        {"tiny.yaml", "tokenizer.json", "corpus_text_document.bin", "corpus_text_document.idx"})
     fs::copy(p.file(name), p.file(std::string("moved/") + name));
   fs::rename(p.file("movable"), p.file("moved/movable"));
+  // Data of the same name while the old is still there may be other data: refused.
+  Launch copied;
+  copied.directory = p.file("moved");
+  copied.arguments = {"train", "./tiny.yaml", "--run-dir", "movable", "--resume"};
+  CHECK(run(copied).code == 1);
+  for (const char* name : {"corpus_text_document.bin", "corpus_text_document.idx"})
+    fs::rename(p.file(name), p.file(std::string("old_") + name));
   Launch launch;
   launch.directory = p.file("moved");
   launch.arguments = {"train", "./tiny.yaml", "--run-dir", "movable", "--resume"};
   const Finished moved = run(launch);
   CHECK_MESSAGE(moved.code == 0, moved.err);
   CHECK(losses_of(p.file("moved/movable")) == losses_of(p.file("whole")));
+  for (const char* name : {"corpus_text_document.bin", "corpus_text_document.idx"})
+    fs::rename(p.file(std::string("old_") + name), p.file(name));
 }
 
 TEST_CASE("diff names the first step and the first tensor that part; plot draws runs on one page") {
