@@ -16,6 +16,7 @@ set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1")
 # FMA contraction is left to explicit code: the same source gives the same bits at every optimisation level.
 add_compile_options(-Wall -Wextra -Wshadow -Wno-missing-field-initializers
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -ffp-contract=off -fno-math-errno)
+add_link_options(-Wl,--as-needed)  # a library loaded for nothing delays every command
 if(CAPSTAN_WERROR)
   add_compile_options(-Werror)
 endif()
@@ -37,6 +38,7 @@ find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(simdjson REQUIRED)
 find_package(doctest REQUIRED)
+set(MPI_CXX_SKIP_MPICXX TRUE)  # the C interface is all that is used
 find_package(MPI REQUIRED COMPONENTS CXX)
 find_package(ZLIB REQUIRED)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)

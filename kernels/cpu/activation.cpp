@@ -192,9 +192,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace capstan::kernels {
-HWY_EXPORT(activation_family);
 const Activation& cpu_activation() {
-  static const Activation family = HWY_DYNAMIC_DISPATCH(activation_family)();
+  static const Activation family = CAPSTAN_BEST(activation_family)();
   return family;
 }
 }  // namespace capstan::kernels

@@ -634,9 +634,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace capstan::kernels {
-HWY_EXPORT(attention_family);
 const Attention& cpu_attention() {
-  static const Attention family = HWY_DYNAMIC_DISPATCH(attention_family)();
+  static const Attention family = CAPSTAN_BEST(attention_family)();
   return family;
 }
 }  // namespace capstan::kernels

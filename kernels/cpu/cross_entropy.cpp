@@ -120,9 +120,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace capstan::kernels {
-HWY_EXPORT(cross_entropy_family);
 const CrossEntropy& cpu_cross_entropy() {
-  static const CrossEntropy family = HWY_DYNAMIC_DISPATCH(cross_entropy_family)();
+  static const CrossEntropy family = CAPSTAN_BEST(cross_entropy_family)();
   return family;
 }
 }  // namespace capstan::kernels

@@ -340,14 +340,12 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace capstan::kernels {
-HWY_EXPORT(elementwise_family);
-HWY_EXPORT(optimizer_family);
 const Elementwise& cpu_elementwise() {
-  static const Elementwise family = HWY_DYNAMIC_DISPATCH(elementwise_family)();
+  static const Elementwise family = CAPSTAN_BEST(elementwise_family)();
   return family;
 }
 const Optimizers& cpu_optimizers() {
-  static const Optimizers family = HWY_DYNAMIC_DISPATCH(optimizer_family)();
+  static const Optimizers family = CAPSTAN_BEST(optimizer_family)();
   return family;
 }
 }  // namespace capstan::kernels

@@ -72,9 +72,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace capstan::kernels {
-HWY_EXPORT(embedding_family);
 const Embedding& cpu_embedding() {
-  static const Embedding family = HWY_DYNAMIC_DISPATCH(embedding_family)();
+  static const Embedding family = CAPSTAN_BEST(embedding_family)();
   return family;
 }
 }  // namespace capstan::kernels

@@ -287,9 +287,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace capstan::kernels {
 
-HWY_EXPORT(gemm_family);
 const Gemm& cpu_gemm() {
-  static const Gemm family = HWY_DYNAMIC_DISPATCH(gemm_family)();
+  static const Gemm family = CAPSTAN_BEST(gemm_family)();
   return family;
 }
 }  // namespace capstan::kernels

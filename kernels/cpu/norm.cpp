@@ -189,9 +189,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace capstan::kernels {
-HWY_EXPORT(norm_family);
 const Norm& cpu_norm() {
-  static const Norm family = HWY_DYNAMIC_DISPATCH(norm_family)();
+  static const Norm family = CAPSTAN_BEST(norm_family)();
   return family;
 }
 }  // namespace capstan::kernels
