@@ -1,8 +1,8 @@
-// tokenizer_bench TOKENIZER TEXT [DOCUMENT_BYTES]: megabytes a second of processor time of one thread,
+// tokenizer_bench TOKENIZER TEXT [DOCUMENT_BYTES [ROUNDS]]: megabytes a second of processor time of one thread,
 // encoding and decoding.
 //
-// The text is cut at newlines into documents of about DOCUMENT_BYTES (default 2000). Each round encodes all
-// of it; the best of three counts. bench/peers/tokenizer.py does the same with Hugging Face tokenizers.
+// The text is cut at newlines into documents of about DOCUMENT_BYTES (default 2000). Each of ROUNDS (default
+// 3) encodes all of it; the best one counts. bench/peers/data.py runs it in turns with Hugging Face's.
 #include <time.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
   using namespace capstan;
   try {
     if (argc < 3) {
-      std::fprintf(stderr, "usage: tokenizer_bench TOKENIZER TEXT [DOCUMENT_BYTES]\n");
+      std::fprintf(stderr, "usage: tokenizer_bench TOKENIZER TEXT [DOCUMENT_BYTES [ROUNDS]]\n");
       return 2;
     }
     const double start = seconds();
@@ -36,6 +36,7 @@ int main(int argc, char** argv) {
     const MappedFile file(argv[2]);
     const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
     const auto size = static_cast<size_t>(argc > 3 ? parse_int(argv[3]).value_or(2000) : 2000);
+    const auto rounds = argc > 4 ? parse_int(argv[4]).value_or(3) : 3;
     std::vector<std::string_view> documents;
     for (size_t begin = 0; begin < text.size();) {
       size_t end = text.find('\n', std::min(text.size() - 1, begin + size));
@@ -45,14 +46,14 @@ int main(int argc, char** argv) {
     }
     double encode = 1e30, decode = 1e30;
     std::vector<int32_t> ids;
-    for (int round = 0; round < 3; ++round) {
+    for (int round = 0; round < rounds; ++round) {
       const double before = seconds();
       ids.clear();
       for (const auto document : documents) tokenizer->encode(document, ids);
       encode = std::min(encode, seconds() - before);
     }
     size_t decoded = 0;
-    for (int round = 0; round < 3; ++round) {
+    for (int round = 0; round < rounds; ++round) {
       const double before = seconds();
       decoded = tokenizer->decode_bytes(ids).size();
       decode = std::min(decode, seconds() - before);

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Runs one libFuzzer target of the fuzz build over its committed corpus and beyond.
 #
-#   scripts/fuzz.sh TARGET [SECONDS]      TARGET: fuzz_yaml, …; SECONDS: default 20
+#   scripts/fuzz.sh TARGET [SECONDS]      TARGET: fuzz_recipe, …; SECONDS: default 20, 0 for no end
 #
+# FUZZ_RUNS=N ends after N executions. Inputs are up to 64 KiB long, with FUZZ_RUNS up to 4 KiB: the same time goes into more of
+# them, and what only long inputs reach (limits of size and depth) has tests of its own. FUZZ_TIMEOUT=S: seconds for one input
+# (default 10), by the clock; where other work stops the process now and then it has to be more than those breaks.
 # What is found new is kept below build/fuzz/corpus, a crashing input below build/fuzz/crashes; an input that found a mistake
 # belongs into tests/fuzz/corpus/NAME (of fuzz_NAME), with a test.
 set -euo pipefail
@@ -17,6 +20,9 @@ seeds=tests/fuzz/corpus/${target#fuzz_}
 extra=()
 [ -d "$seeds" ] && extra+=("$seeds")
 [ -f "tests/fuzz/${target#fuzz_}.dict" ] && extra+=("-dict=tests/fuzz/${target#fuzz_}.dict")
-export ASAN_OPTIONS="detect_leaks=1:allocator_may_return_null=1"
-exec "$program" -max_total_time="$seconds" -max_len=65536 -rss_limit_mb=2048 -malloc_limit_mb=1024 -timeout=10 \
-  -print_final_stats=0 -artifact_prefix="build/fuzz/crashes/$target-" "$corpus" "${extra[@]}"
+limits=(-max_total_time="$seconds" -max_len=65536)
+[ -n "${FUZZ_RUNS:-}" ] && limits=(-max_total_time="$seconds" -runs="$FUZZ_RUNS" -max_len=4096 -print_final_stats=1)
+# Short stacks of allocations: a report has the stack of the fault itself, and recording long ones takes a third of the time.
+export ASAN_OPTIONS="detect_leaks=1:allocator_may_return_null=1:malloc_context_size=4:quarantine_size_mb=64"
+exec "$program" "${limits[@]}" -rss_limit_mb=2048 -malloc_limit_mb=1024 -timeout="${FUZZ_TIMEOUT:-10}" \
+  -artifact_prefix="build/fuzz/crashes/$target-" "$corpus" "${extra[@]}"

@@ -57,9 +57,19 @@ std::string to_text(double value) {
   return {buffer.data(), end};
 }
 
-// Optimal string alignment distance, case-insensitive.
-static size_t edit_distance(std::string_view a, std::string_view b) {
+// Optimal string alignment distance from a to b, case-insensitive; some number above `limit` where there are more than that. Most names are nothing like a given one, and a
+// message about a wrong key looks at all of them: what cannot be near is left early.
+static size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
   const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
+  const size_t difference = a.size() < b.size() ? b.size() - a.size() : a.size() - b.size();
+  if (difference > limit) return difference;
+  // A step changes the letters' counts by one too many and one too few at most.
+  std::array<int, 256> letters{};
+  for (const char c : a) ++letters[static_cast<unsigned char>(lower(c))];
+  size_t missing = 0;
+  for (const char c : b)
+    if (--letters[static_cast<unsigned char>(lower(c))] < 0) ++missing;
+  if (missing > limit) return missing;
   std::vector<size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -70,8 +80,8 @@ static size_t edit_distance(std::string_view a, std::string_view b) {
       if (i > 1 && j > 1 && lower(a[i - 1]) == lower(b[j - 2]) && lower(a[i - 2]) == lower(b[j - 1]))
         row[j] = std::min(row[j], before[j - 2] + 1);
     }
-    before = last;
-    last = row;
+    before.swap(last);
+    last.swap(row);
   }
   return last[b.size()];
 }
@@ -81,14 +91,14 @@ std::vector<std::string> near_matches(std::string_view text, std::span<const std
   if (text.size() > 200) return {};
   std::vector<std::pair<size_t, const std::string*>> found;
   for (const auto& candidate : candidates) {
-    size_t distance = edit_distance(text, candidate);
+    const size_t limit = std::max<size_t>(1, std::max(text.size(), candidate.size()) / 3);
+    size_t distance = edit_distance(text, candidate, std::max<size_t>(limit, 2));
     // A prefix or a part ("lr_warmup" of "lr_warmup_iters") is near, however long the rest.
     const bool part =
         text.size() >= 3 && candidate.size() >= 3 &&
         (candidate.find(text) != std::string::npos || text.find(candidate) != std::string_view::npos);
     if (part) distance = std::min<size_t>(distance, 2);
-    if (distance <= std::max<size_t>(1, std::max(text.size(), candidate.size()) / 3))
-      found.emplace_back(distance, &candidate);
+    if (distance <= limit) found.emplace_back(distance, &candidate);
   }
   std::stable_sort(found.begin(), found.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });

@@ -471,8 +471,11 @@ class Resolver {
   }
 
   void check_rules() {
+    const bool any_failed =
+        std::any_of(leaves_.begin(), leaves_.end(), [](const Leaf& one) { return one.failed; });
     for (const Rule& rule : schema_.rules()) {
-      const bool skip = std::any_of(rule.reads.begin(), rule.reads.end(),
+      const bool skip =
+          any_failed && std::any_of(rule.reads.begin(), rule.reads.end(),
                                     [&](const std::string& path) { return leaf(path)->failed; });
       if (skip) continue;
       RuleReport found;

@@ -65,6 +65,12 @@ TEST_CASE("near matches find the typo and the missing suffix, and nothing far") 
   CHECK(near_matches("lr_warmup_iter", names).at(0) == "lr_warmup_iters");
   CHECK(near_matches("lr_warmup", names).at(0) == "lr_warmup_iters");
   CHECK(near_matches("banana", names).empty());
+  // At the edge: a third of the longer name's letters may differ, and no more.
+  const std::vector<std::string> letters{"abcdef", "abdcef", "ABCxyf", "abcxyz", "abcdefghi", "abcdefghij"};
+  CHECK(near_matches("abcdef", letters, 9) ==
+        std::vector<std::string>{"abcdef", "abdcef", "ABCxyf", "abcdefghi", "abcdefghij"});
+  CHECK(near_matches("fedcba", letters, 9).empty());
+  CHECK(near_matches("x", std::vector<std::string>{"y", "yz", "xyz"}) == std::vector<std::string>{"y"});
 }
 
 TEST_CASE("humane units") {

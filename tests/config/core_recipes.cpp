@@ -6,6 +6,7 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "base/file.hpp"
 #include "config/hash.hpp"
@@ -33,10 +34,13 @@ double median_ms(int rounds, const std::string& recipe, bool print) {
   std::vector<double> times;
   for (int i = 0; i < rounds; ++i) {
     const std::clock_t start = std::clock();
-    Request request;
-    request.recipe = recipe;
-    const auto resolution = resolve(request);
-    if (print) CHECK(show(resolution).size() > 1000);
+    // On a thread of its own: what an earlier resolution has parsed is not known there, as in a program just started.
+    std::thread([&] {
+      Request request;
+      request.recipe = recipe;
+      const auto resolution = resolve(request);
+      if (print) CHECK(show(resolution).size() > 1000);
+    }).join();
     times.push_back(1000.0 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
   }
   std::sort(times.begin(), times.end());
@@ -68,6 +72,29 @@ TEST_CASE("every shipped recipe resolves, and every printed form of it reads bac
       CHECK(config_hash(schema(), &again.config, HashScope::full) == hash);
     }
   }
+}
+
+TEST_CASE("places point at the lines that set the fields, however often a shipped file was read before") {
+  int places = 0;
+  for (int round = 0; round < 2; ++round)
+    for (const auto& recipe : recipes()) {
+      Request request;
+      request.recipe = recipe.name;
+      // One more source in front of the presets, so that they have other numbers than in the first round.
+      if (round) request.overrides.push_back(Override::token("rng.seed=7"));
+      const auto resolution = resolve(request);
+      for (const auto& [path, origin] : resolution.origins) {
+        if (!origin.place.known()) continue;
+        const auto& source = resolution.sources.at(static_cast<size_t>(origin.place.source));
+        if (source.kind != Source::Kind::embedded) continue;
+        const std::string name = path.substr(path.rfind('.') + 1);
+        INFO(recipe.name, " ", path, " ", source.name, ":", origin.place.line);
+        CHECK(source.line(origin.place.line).find(name) != std::string_view::npos);
+        if (origin.kind == Origin::Kind::preset) CHECK(source.name.starts_with("configs/"));
+        ++places;
+      }
+    }
+  CHECK(places > 500);
 }
 
 TEST_CASE("checking and showing the 405B recipe takes milliseconds") {
