@@ -7,31 +7,35 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "config/resolve.hpp"
-#include "config/show.hpp"
+#include "spaces.hpp"
 
 using namespace capstan;
+
+template <class Space>
+static void check(const config::Request& request) {
+  try {
+    const auto answer = fuzz::resolve<Space>(request);
+    config::render(answer.diagnostics, answer.sources);
+    // What is shown reads back as the same recipe: fuzz_recipe.
+    if (answer.ok() && answer.recipe().empty()) std::abort();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::internal) std::abort();
+  }
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size > 4096) return 0;  // a command line; many words are the same work again
   const std::string text(reinterpret_cast<const char*>(data), size);
   config::Request request;
-  request.recipe = "quickstart";
   for (const auto line : split(text, '\n')) {
     if (line.empty() || line.find('\0') != std::string_view::npos) continue;
     // Files are another target's business: a word must not read the disk here.
     if (line.find_first_of("@/") != std::string_view::npos) continue;
     request.overrides.push_back(config::Override::token(std::string(line)));
   }
-  try {
-    const config::Resolution resolution = config::resolve(request);
-    config::render(resolution.diagnostics, resolution.sources);
-    if (resolution.ok()) {
-      // What is shown reads back as the same recipe.
-      const std::string shown = config::resolved_recipe(resolution);
-      if (shown.empty()) std::abort();
-    }
-  } catch (const Error&) {
-  }
+  request.recipe = "base";
+  check<fuzz::Small>(request);
+  request.recipe = "quickstart";
+  if (fuzz::also_shipped(data, size)) check<fuzz::Shipped>(request);
   return 0;
 }

@@ -1,4 +1,4 @@
-// Any bytes as a recipe and its overrides, against the real schema: never a crash, never slow, and whatever resolves must
+// Any bytes as a recipe and its overrides: never a crash, never slow, and whatever resolves must
 // print a recipe that resolves to the same. Lines that start with `> ` are overrides, the rest is the file.
 #include <unistd.h>
 
@@ -13,9 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "config/hash.hpp"
-#include "config/resolve.hpp"
-#include "config/show.hpp"
+#include "spaces.hpp"
 
 using namespace capstan;
 using namespace capstan::config;
@@ -26,7 +24,8 @@ static std::string recipe_path() {
   return (directory / ("capstan-fuzz-recipe-" + std::to_string(getpid()) + ".yaml")).string();
 }
 
-static Resolution resolve_bytes(std::string_view text, const std::vector<Override>& overrides) {
+template <class Space>
+static fuzz::Answer<Space> resolve_bytes(std::string_view text, const std::vector<Override>& overrides) {
   static const std::string path = recipe_path();
   static const int registered = std::atexit([] { std::remove(path.c_str()); });
   (void)registered;
@@ -35,7 +34,7 @@ static Resolution resolve_bytes(std::string_view text, const std::vector<Overrid
   request.recipe = path;
   request.overrides = overrides;
   request.now = 0;
-  return resolve(request);
+  return fuzz::resolve<Space>(request);
 }
 
 // Most inputs that resolve give a recipe that an earlier one gave; reading that one back shows nothing new, and is most of
@@ -44,6 +43,27 @@ static bool is_new(const std::string& recipe) {
   static std::unordered_set<size_t> known;
   if (known.size() > 1'000'000) known.clear();
   return known.insert(std::hash<std::string>()(recipe)).second;
+}
+
+template <class Space>
+static void check(std::string_view file, const std::vector<Override>& overrides) {
+  try {
+    const auto answer = resolve_bytes<Space>(file, overrides);
+    render(answer.diagnostics, answer.sources);
+    render(answer.diagnostics, answer.sources, {DiagnosticFormat::json, false});
+    if (!answer.ok()) return;
+    const std::string shown = answer.recipe();
+    if (!is_new(shown)) return;
+    const auto again = resolve_bytes<Space>(shown, {});
+    const auto changes = answer.changes_to(again);
+    if (!again.ok() || !changes.empty()) {
+      std::fputs(render(again.diagnostics, again.sources).c_str(), stderr);
+      std::fputs(render_diff(changes).c_str(), stderr);
+      std::abort();
+    }
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::internal) std::abort();
+  }
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -60,20 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const auto& override : overrides)
     if (override.text.find('@') != std::string::npos || override.text.find('/') != std::string::npos)
       return 0;
-  try {
-    const Resolution resolution = resolve_bytes(file, overrides);
-    render(resolution.diagnostics, resolution.sources);
-    render(resolution.diagnostics, resolution.sources, {DiagnosticFormat::json, false});
-    if (!resolution.ok()) return 0;
-    const std::string shown = resolved_recipe(resolution);
-    if (!is_new(shown)) return 0;
-    const Resolution again = resolve_bytes(shown, {});
-    if (!again.ok() || !diff(resolution, again).empty()) {
-      std::fputs(render(again.diagnostics, again.sources).c_str(), stderr);
-      std::fputs(render_diff(diff(resolution, again)).c_str(), stderr);
-      std::abort();
-    }
-  } catch (const Error&) {
-  }
+  check<fuzz::Small>(file, overrides);
+  if (fuzz::also_shipped(data, size)) check<fuzz::Shipped>(file, overrides);
   return 0;
 }
