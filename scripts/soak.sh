@@ -65,7 +65,7 @@ case "${1:-}" in
     "$build/capstan" -q data prepare "$folder/text.txt" -t "$folder/tokenizer.json" --append-eod --documents blank-line \
       -o "$folder/text"
     "$build/capstan" train quickstart --run-dir "$folder/run" dataset.data_path="$folder/text_text_document" \
-      tokenizer.tokenizer_model="$folder/tokenizer.json" train.train_iters=100000000 train.exit_duration_in_mins="$minutes" \
+      tokenizer.tokenizer_model="$folder/tokenizer.json" train.train_iters=1000000 train.exit_duration_in_mins="$minutes" \
       validation.eval_interval=100 checkpoint.save_interval=100 checkpoint.async_save=true checkpoint.most_recent_k=2 \
       >"$folder/output.txt" 2>&1 &
     run=$!
