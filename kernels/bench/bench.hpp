@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tensor/device.hpp"
+#include "tensor/tensor.hpp"
 
 namespace capstan::kernels {
 
@@ -39,6 +40,22 @@ double product_gflops(Device& device, const ProductShape& shape, DType dtype, do
 
 // The same fp32 product by oneDNN on this host with as many threads: the yardstick of the project's own product.
 double onednn_product_gflops(const ProductShape& shape, int threads, double seconds);
+
+// One run of the 2048 x 2048 x 2048 product by each of the two, about 0.2 s: what the machine gives at this moment. Other programs
+// on the same cores slow it down as they slow down what is measured between two runs.
+struct Yardstick {
+  explicit Yardstick(Device& on);
+  void run();
+  double gflops() const;  // the faster one's mean over all runs
+  double seconds() const { return spent_; }
+
+ private:
+  Device* device_;
+  Tensor input_, result_;
+  std::vector<float> host_, host_result_;  // oneDNN's
+  int64_t runs_ = 0;
+  double own_ = 0, onednn_ = 0, spent_ = 0;  // seconds
+};
 
 // The roof that a training step is compared with: the best fp32 rate that either of them reaches on 2048 x 2048 x 2048 and on
 // two products of GPT-2 124M, in about two seconds.

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "kernels/bench/bench.hpp"
+#include "kernels/table.hpp"
+#include "tensor/launch.hpp"
 
 namespace capstan::kernels {
 
@@ -38,6 +40,36 @@ double onednn_product_gflops(const ProductShape& s, int threads, double seconds)
   }
   set_openmp_threads(1);
   return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / best * 1e-9;
+}
+
+constexpr int64_t kSide = 2048;
+
+Yardstick::Yardstick(Device& on) : device_(&on) {
+  host_.resize(static_cast<size_t>(kSide * kSide));
+  host_result_.resize(host_.size());
+  for (size_t i = 0; i < host_.size(); ++i) host_[i] = static_cast<float>(i % 1021) / 511.0f - 1.0f;
+  input_ = Tensor::from_host<float>(on, {kSide, kSide}, host_);
+  result_ = Tensor::zeros(on, {kSide, kSide});
+}
+
+void Yardstick::run() {
+  const double start = now();
+  const GemmShape shape{false, false, kSide, kSide, kSide, kSide, kSide, kSide};
+  launch(*device_, device_->table().gemm->run, shape, input_, input_, result_, 1.0f, 0.0f);
+  device_->synchronize();
+  const double middle = now();
+  set_openmp_threads(device_->context().pool->size());
+  dnnl_sgemm('N', 'N', kSide, kSide, kSide, 1.0f, host_.data(), kSide, host_.data(), kSide, 0.0f,
+             host_result_.data(), kSide);
+  set_openmp_threads(1);
+  const double end = now();
+  if (runs_++ > 0) own_ += middle - start, onednn_ += end - middle;  // the first meets cold memory
+  spent_ += end - start;
+}
+
+double Yardstick::gflops() const {
+  const double flops = 2.0 * static_cast<double>(kSide * kSide * kSide) * static_cast<double>(runs_ - 1);
+  return runs_ > 1 ? flops / std::min(own_, onednn_) * 1e-9 : 0;
 }
 
 double roof_gemm_gflops(Device& device) {

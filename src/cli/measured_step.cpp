@@ -1,11 +1,13 @@
 #include "cli/measured_step.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.hpp"
 #include "cli/recipe_input.hpp"
 #include "comm/world.hpp"
 #include "data/loader.hpp"
+#include "kernels/bench/bench.hpp"
 #include "models/model.hpp"
 #include "train/loop.hpp"
 #include "train/setup.hpp"
@@ -36,6 +38,28 @@ config::Config shortened(config::Config config, double gemm_gflops) {
   return config;
 }
 
+namespace {
+
+// Sees each operation, and between two of them, twice a second, takes the yardstick out.
+struct Watch final : TapeObserver {
+  void observe(const TapeEvent& event) override {
+    table->observe(event);
+    if (trace) trace->observe(event);
+    if (!yardstick || event.end - last < 0.5) return;
+    const double before = yardstick->seconds();
+    yardstick->run();
+    timers->exclude(yardstick->seconds() - before);
+    last = event.end + yardstick->seconds() - before;
+  }
+  train::OperationTable* table = nullptr;
+  train::Trace* trace = nullptr;
+  train::StepTimers* timers = nullptr;
+  kernels::Yardstick* yardstick = nullptr;
+  double last = 0;  // host clock, seconds
+};
+
+}  // namespace
+
 StepRate measure_step(const config::Config& config, double gemm_gflops, double seconds, train::Trace* trace) {
   const auto world = comm::World::join();
   if (world->size() > 1) fail(ErrorCode::usage, "one process is measured", "start it without mpirun");
@@ -50,21 +74,15 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   train::StepTimers timers;
   std::vector<std::pair<double, std::array<double, train::kPhases>>> taken;
   train::OperationTable operations;
-  // Both where there is a trace.
-  struct Both final : TapeObserver {
-    void observe(const TapeEvent& event) override {
-      table->observe(event);
-      if (trace) trace->observe(event);
-    }
-    train::OperationTable* table = nullptr;
-    train::Trace* trace = nullptr;
-  } both;
-  both.table = &operations, both.trace = trace;
+  Watch watch;
+  watch.table = &operations, watch.trace = trace, watch.timers = &timers;
+  std::optional<kernels::Yardstick> yardstick;
+  if (!trace && gemm_gflops > 3) watch.yardstick = &yardstick.emplace(loop.device());  // not under a sanitizer
   double spent = 0;
   int warm_up = 2, least = 3;
   for (int step = 0; step < warm_up + least || spent < seconds; ++step) {
     if (step == warm_up) {
-      loop.observe(&both);
+      loop.observe(&watch);
       if (trace)
         timers.listen(
             [trace](train::Phase phase, double end, double length) { trace->phase(phase, end, length); });
@@ -88,8 +106,13 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
     row.seconds /= count, row.cost.flops /= count, row.cost.bytes /= count;
   }
   const auto& median = taken[taken.size() / 2];
+  double mean = 0;
+  for (const auto& row : taken) mean += row.first / static_cast<double>(taken.size());
+  const double beside = yardstick ? yardstick->gflops() : 0;
   return {.tokens_per_second = tokens / median.first,
           .share = flops / median.first / (gemm_gflops * 1e9),
+          .share_beside = beside > 0 ? flops / mean / (beside * 1e9) : 0,
+          .beside_gflops = beside,
           .seconds = median.first,
           .phases = median.second,
           .steps = static_cast<int64_t>(taken.size()),

@@ -20,8 +20,12 @@ config::Resolution recipe_for_measuring(const Context& context, const std::strin
 config::Config shortened(config::Config config, double gemm_gflops);
 
 struct StepRate {
-  double tokens_per_second = 0, share = 0,
-         seconds = 0;                           // share: of the GEMM rate, by the FLOPs that the model needs
+  double tokens_per_second = 0;
+  double share = 0;  // of the GEMM rate, by the FLOPs that the model needs
+  // The same of the mean rate of a 2048 x 2048 x 2048 product run between the step's operations: what other programs take from
+  // the machine, both lose. Zero where it was not measured.
+  double share_beside = 0, beside_gflops = 0;
+  double seconds = 0;
   std::array<double, train::kPhases> phases{};  // seconds
   int64_t steps = 0, micro_batches = 0;
   std::vector<train::OperationTable::Row> operations;  // a step's, the longest first

@@ -103,6 +103,7 @@ void Tape::note(TapeEvent event, double started) {
   event.seconds = last_mark_ - started;
   event.end = last_mark_;
   context_.observer->observe(event);
+  last_mark_ = now_seconds();  // what the observer takes is no operation's
 }
 
 std::vector<Var> Tape::record(Record record) {

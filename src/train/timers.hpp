@@ -20,6 +20,9 @@ class StepTimers {
   void enter(Phase phase);  // ends the phase before
   double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
   double step_seconds();  // up to now: the sum of all phases
+  void exclude(double seconds) {  // the last `seconds` are not the step's: something was measured in between
+    mark_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
 
   // Told of each piece of a phase as it ends: host clock (steady, seconds) and its length.
   using Listener = std::function<void(Phase phase, double end, double seconds)>;
