@@ -281,7 +281,7 @@ void forward_block(const ForwardScratch& s, Block& b, const Rows& q_rows, const 
       const VF top = splat(highest);
       VF total = hn::Zero(DF());
       for (int64_t j = begin; j < end; j += kStep) {
-        const VF p = exp(hn::Sub(load(row + j), top));
+        const VF p = exp_not_positive(hn::Sub(load(row + j), top));
         total = hn::Add(total, p);
         store(p, row + j);
       }
@@ -400,7 +400,7 @@ HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const 
     const VF l = splat(lse[b.q0 + i]), delta = splat(s.delta[i]);
     if (drop.p > 0) dropout_words(drop, row_ids[b.q0 + i], b.k0, b.width, s.words);
     for (int64_t j = begin; j < end; j += kStep) {
-      const VF pv = exp(hn::Sub(load(p + j), l));
+      const VF pv = exp_not_positive(hn::Sub(load(p + j), l));
       VF dpv = load(dp + j);
       if (drop.p > 0) {
         dpv = dropped(dpv, s.words + j, threshold, keep_factor);

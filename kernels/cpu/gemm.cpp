@@ -89,10 +89,14 @@ constexpr int64_t kPanelA =
 template <class T>
 HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k,
                        float* to) {
+  constexpr int64_t kAhead = 8;  // rows fetched ahead: each is a few lines, too short for the processor to foresee the next
   if (s.trans_a) {
     // A row of the array holds four (eight) members of every panel: it is read once, in order.
     for (int64_t p = 0; p < k; ++p) {
       const T* row = a + (k0 + p) * s.lda + m0;
+      if (p + kAhead < k)
+        for (int64_t q = 0; q < m; q += 64 / static_cast<int64_t>(sizeof(T)))
+          hwy::Prefetch(row + kAhead * s.lda + q);
       float* panel = to + p * kMr;
       int64_t i = 0;
       for (; i + kMr <= m; i += kMr, panel += kPanelA) pack_straight(row + i, s.lda, 1, kMr, kMr, panel);
@@ -100,12 +104,14 @@ HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, in
     }
     return;
   }
-  constexpr int64_t kRun = 64;
-  for (int64_t p = 0; p < k; p += kRun) {
-    const int64_t run = std::min(kRun, k - p);
-    for (int64_t i = 0; i < m; i += kMr)
-      pack_transposed(a + (m0 + i) * s.lda + k0 + p, s.lda, run, std::min<int64_t>(kMr, m - i), kMr,
-                      to + i / kMr * kPanelA + p * kMr);
+  for (int64_t i = 0; i < m; i += kMr) {
+    const int64_t rows = std::min<int64_t>(kMr, m - i);
+    const T* from = a + (m0 + i) * s.lda + k0;
+    if (i + kMr < m)
+      for (int64_t r = 0; r < std::min<int64_t>(kMr, m - i - kMr); ++r)
+        for (int64_t q = 0; q < 128; q += 64 / static_cast<int64_t>(sizeof(T)))
+          hwy::Prefetch(from + (kMr + r) * s.lda + q);
+    pack_transposed(from, s.lda, k, rows, kMr, to + i / kMr * kPanelA);
   }
 }
 
@@ -121,6 +127,12 @@ HWY_INLINE void write_block(const float* from, int64_t m, int64_t n, bf16* c, in
             HWY_ATTR { store_part(load_part(from + r * n + i, k), c + r * ldc + i, k); });
 }
 
+// What a worker's panels of A hold, in front of them: the next tile is often of the same rows and need not pack them again.
+struct alignas(64) Held {
+  int64_t row, depth;  // the first ones; row < 0: nothing
+};
+static_assert(sizeof(Held) == 16 * sizeof(float));
+
 template <class T>
 void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, float alpha, float beta) {
   const bool narrow = out.dtype == DType::bf16;
@@ -131,7 +143,10 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
   const auto a_floats = static_cast<size_t>(panels * kPanelA),
              c_floats = static_cast<size_t>(narrow && !copy ? p.rows * p.cols : 0);
   const auto b_floats = static_cast<size_t>((p.chunk_n + kNr) * p.chunk_k);
-  reserve_scratch(c, (a_floats + c_floats) * sizeof(float));
+  const auto held_floats = sizeof(Held) / sizeof(float);
+  reserve_scratch(c, (held_floats + a_floats + c_floats) * sizeof(float));
+  for (int worker = 0; worker < c.pool->size(); ++worker)
+    reinterpret_cast<Held*>(c.scratch_of<float>(worker, held_floats))->row = -1;
   float* packed_b =
       c.scratch_of<float>(Context::kShared, b_floats + static_cast<size_t>(copy ? s.m * p.chunk_n : 0));
   float* c_copy = packed_b + b_floats;
@@ -144,7 +159,9 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
       c.pool->parallel_for(across * down, [&](int64_t tile, int worker) HWY_ATTR {
         const int64_t i0 = tile / across * p.rows, j0 = tile % across * p.cols;
         const int64_t rows = std::min(p.rows, s.m - i0), cols = std::min(p.cols, n - j0);
-        float* panel = c.scratch_of<float>(worker, a_floats + c_floats);
+        float* panel = c.scratch_of<float>(worker, held_floats + a_floats + c_floats);
+        Held& held = *reinterpret_cast<Held*>(panel);
+        panel += held_floats;
         const int64_t at = i0 * s.ldc + n0 + j0;
         float* to = !narrow ? out.as<float>() + at : copy ? c_copy + i0 * n + j0 : panel + a_floats;
         const int64_t ldt = !narrow ? s.ldc : copy ? n : cols;
@@ -158,7 +175,10 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
         const int64_t deep = even(k, blocks_of(k, kKc), 4);
         for (int64_t pass = 0; pass < k; pass += deep) {
           const int64_t depth = std::min(deep, k - pass);
-          pack_a(s, a, i0, rows, k0 + pass, depth, panel);
+          if (held.row != i0 || held.depth != k0 + pass) {
+            pack_a(s, a, i0, rows, k0 + pass, depth, panel);
+            held = {i0, k0 + pass};
+          }
           packed_product({panel, packed_b + j0 * k, kPanelA, kNr * k, pass}, rows, cols, depth, alpha,
                          k0 + pass == 0 ? beta : 1.0f, to, ldt);
         }

@@ -175,6 +175,26 @@ HWY_INLINE VF exp(VF x) {
   return hn::IfThenZeroElse(hn::Lt(x, splat(-87.33f)), hn::Mul(y, hn::BitCast(d, power)));
 }
 
+// e^x for x <= 0, as softmax asks for it: the same polynomial, 0 below -87.7, NaN stays NaN. The integer part of x / ln 2 is
+// rounded by adding 1.5 * 2^23, whose lowest bits then hold it, biased as the exponent of a float wants it.
+HWY_INLINE VF exp_not_positive(VF x) {
+  const DF d;
+  constexpr float kShift = 12582912.0f + 127.0f;
+  const VF clamped = hn::Max(splat(-88.0f), x);  // gives the exponent 0, that is 0
+  const VF shifted = hn::MulAdd(clamped, splat(1.44269504088896341f), splat(kShift));
+  const VF k = hn::Sub(shifted, splat(kShift));
+  VF r = hn::NegMulAdd(k, splat(0.693359375f), clamped);
+  r = hn::NegMulAdd(k, splat(-2.12194440e-4f), r);
+  VF p = splat(1.9875691500e-4f);
+  p = hn::MulAdd(p, r, splat(1.3981999507e-3f));
+  p = hn::MulAdd(p, r, splat(8.3334519073e-3f));
+  p = hn::MulAdd(p, r, splat(4.1665795894e-2f));
+  p = hn::MulAdd(p, r, splat(1.6666665459e-1f));
+  p = hn::MulAdd(p, r, splat(5.0000001201e-1f));
+  const VF y = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), splat(1.0f));
+  return hn::Mul(y, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(DI(), shifted))));
+}
+
 HWY_INLINE VF sigmoid(VF x) {
   return hn::Div(splat(1.0f), hn::Add(splat(1.0f), exp(hn::Neg(x))));
 }

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -13,73 +12,86 @@ namespace capstan {
 
 namespace {
 thread_local bool inside_parallel_for = false;
-// A job of a few microseconds is common in a training step: workers look this often before they sleep.
-constexpr int kSpins = 2000;
+// A training step has hundreds of jobs of a millisecond and less, and to wake a sleeping thread takes a good part of that on a
+// virtual machine: both sides look this often (about a tenth of a millisecond) before they sleep.
+constexpr int kSpins = 4000;
+
+template <class Ready>
+bool spin(const Ready& ready) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (ready()) return true;
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+  return ready();
+}
 }  // namespace
 
 struct ThreadPool::State {
   std::mutex callers;  // one job at a time
 
-  std::mutex mutex;
-  std::condition_variable wake, done;
-  std::atomic<uint64_t> generation{0};
-  bool stop = false;
-  int busy = 0;  // workers that have not finished the current generation
+  // The number of the current job; a worker that has seen it looks at nothing else before it grows. 32 bits: what a futex waits on.
+  std::atomic<uint32_t> generation{0};
+  std::atomic<int> busy{0};  // workers that have not finished the current job
+  std::atomic<bool> stop{false};
 
-  // The current job.
+  // The current job. Each worker begins with its own run of neighbouring tiles, so that what a tile left in its caches serves
+  // the next one, and then takes what others have left.
+  struct alignas(64) Run {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
   const FunctionRef<void(int64_t, int)>* body = nullptr;
-  int64_t tiles = 0;
-  std::atomic<int64_t> next{0};
+  std::vector<Run> runs;
+  std::mutex error_mutex;
   std::exception_ptr error;
+  std::atomic<bool> failed{false};
 
   std::vector<std::thread> threads;
 
+  explicit State(int size) : runs(static_cast<size_t>(size)) {}
+
   void work(int worker) {
     inside_parallel_for = true;
-    for (int64_t tile; (tile = next.fetch_add(1, std::memory_order_relaxed)) < tiles;) {
-      try {
-        (*body)(tile, worker);
-      } catch (...) {
-        std::lock_guard lock(mutex);
-        if (!error) error = std::current_exception();
-        next.store(tiles, std::memory_order_relaxed);
+    for (size_t i = 0; i < runs.size(); ++i) {
+      Run& run = runs[(static_cast<size_t>(worker) + i) % runs.size()];
+      for (int64_t tile; !failed.load(std::memory_order_relaxed) &&
+                         (tile = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;) {
+        try {
+          (*body)(tile, worker);
+        } catch (...) {
+          std::lock_guard lock(error_mutex);
+          if (!error) error = std::current_exception();
+          failed.store(true, std::memory_order_relaxed);
+        }
       }
     }
     inside_parallel_for = false;
   }
 
   void loop(int worker) {
-    uint64_t seen = 0;
-    for (;;) {
-      for (int spin = 0; spin < kSpins && generation.load(std::memory_order_acquire) == seen; ++spin)
-        __builtin_ia32_pause();
-      {
-        std::unique_lock lock(mutex);
-        wake.wait(lock, [&] { return stop || generation.load(std::memory_order_relaxed) != seen; });
-        if (stop) return;
-        seen = generation.load(std::memory_order_relaxed);
-      }
+    for (uint32_t seen = 0;;) {
+      if (!spin([&] { return generation.load(std::memory_order_acquire) != seen; }))
+        generation.wait(seen, std::memory_order_acquire);
+      if (stop.load(std::memory_order_relaxed)) return;
+      ++seen;
       work(worker);
-      std::lock_guard lock(mutex);
-      if (--busy == 0) done.notify_one();
+      if (busy.fetch_sub(1, std::memory_order_acq_rel) == 1) busy.notify_one();
     }
   }
 };
 
-ThreadPool::ThreadPool(int threads)
-    : state_(std::make_unique<State>()), size_(threads > 0 ? threads : available_cores()) {
+ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : available_cores()) {
+  state_ = std::make_unique<State>(size_);
   for (int worker = 1; worker < size_; ++worker)
     state_->threads.emplace_back([state = state_.get(), worker] { state->loop(worker); });
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-    // Ends the spinning as well; stop is looked at first.
-    state_->generation.fetch_add(1, std::memory_order_release);
-  }
-  state_->wake.notify_all();
+  state_->stop.store(true, std::memory_order_relaxed);
+  state_->generation.fetch_add(1, std::memory_order_release);
+  state_->generation.notify_all();
   for (auto& thread : state_->threads) thread.join();
 }
 
@@ -89,21 +101,23 @@ void ThreadPool::parallel_for(int64_t tiles, FunctionRef<void(int64_t, int)> bod
     for (int64_t tile = 0; tile < tiles; ++tile) body(tile, 0);
     return;
   }
-  std::lock_guard one_job(state_->callers);
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->body = &body;
-    state_->tiles = tiles;
-    state_->next.store(0, std::memory_order_relaxed);
-    state_->error = nullptr;
-    state_->busy = size_ - 1;
-    state_->generation.fetch_add(1, std::memory_order_release);
+  State& s = *state_;
+  std::lock_guard one_job(s.callers);
+  s.body = &body;
+  for (int64_t worker = 0; worker < size_; ++worker) {
+    State::Run& run = s.runs[static_cast<size_t>(worker)];
+    run.next.store(tiles * worker / size_, std::memory_order_relaxed);
+    run.end = tiles * (worker + 1) / size_;
   }
-  state_->wake.notify_all();
-  state_->work(0);
-  std::unique_lock lock(state_->mutex);
-  state_->done.wait(lock, [&] { return state_->busy == 0; });
-  if (state_->error) std::rethrow_exception(state_->error);
+  s.error = nullptr;
+  s.failed.store(false, std::memory_order_relaxed);
+  s.busy.store(size_ - 1, std::memory_order_relaxed);
+  s.generation.fetch_add(1, std::memory_order_release);
+  s.generation.notify_all();
+  s.work(0);
+  if (!spin([&] { return s.busy.load(std::memory_order_acquire) == 0; }))
+    for (int left; (left = s.busy.load(std::memory_order_acquire)) != 0;) s.busy.wait(left, std::memory_order_acquire);
+  if (s.error) std::rethrow_exception(s.error);
 }
 
 int available_cores() {
