@@ -67,11 +67,18 @@ HWY_INLINE void pack_as_columns(const Rows& x, int64_t first, int64_t n, int64_t
       pack_transposed(at<float>(r.base, r.offset), r.stride, d, count, width, to + j * d);
   }
 }
+// Width of the panel that begins at column j of d: 64 columns are 24, 24 and 16, but 32 are 16 and 16, because a panel of one
+// vector leaves half of the multipliers idle.
+HWY_INLINE int64_t depth_panel(int64_t d, int64_t j) {
+  const int64_t vectors = (d - j + kStep - 1) / kStep, panels = (vectors + kNv - 1) / kNv;
+  return (vectors + panels - 1) / panels * kStep;
+}
 // Panels of X: columns are its d columns, depth its rows; rows [first, first + n) of `rows`.
 HWY_INLINE void pack_as_depth(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d, float* to) {
   const Rows r = x.from(first);
-  for (int64_t j = 0; j < d; j += kNr) {
-    const int64_t width = panel_width(d, j), cols = std::min(kNr, d - j);
+  for (int64_t j = 0, width; j < d; j += width) {
+    width = depth_panel(d, j);
+    const int64_t cols = std::min(width, d - j);
     float* panel = to + j * rows + first * width;
     if (x.narrow())
       pack_straight(at<bf16>(r.base, r.offset + j), r.stride, n, cols, width, panel);
@@ -162,7 +169,7 @@ HWY_INLINE void score_products(const Block& b, const float* x, int64_t ldx, cons
     int64_t from, to;
     if (!b.keys_of_rows(i, rows, from, to)) continue;
     for (int64_t j = from / kNr * kNr; j < to; j += kNr)
-      panel_product_of<From::rows>(panel_width(keys, b.k0 + j), d, x + i * ldx, ldx,
+      panel_product_of<From::rows, false>(panel_width(keys, b.k0 + j), d, x + i * ldx, ldx,
                                    y_columns + (b.k0 + j) * d, alpha, 0.0f, scores + i * kKeys + j, kKeys,
                                    rows, std::min(kNr, std::min(keys - b.k0, kKeys) - j));
   }
@@ -174,11 +181,11 @@ HWY_INLINE void weighted_rows(const Block& b, const float* s, const float* y_dep
     const int64_t rows = std::min<int64_t>(kMr, b.nq - i);
     int64_t from, to;
     if (!b.keys_of_rows(i, rows, from, to)) continue;
-    for (int64_t j = 0; j < d; j += kNr) {
-      const int64_t width = panel_width(d, j);
-      panel_product_of<From::rows>(width, to - from, s + i * kKeys + from, kKeys,
+    for (int64_t j = 0, width; j < d; j += width) {
+      width = depth_panel(d, j);
+      panel_product_of<From::rows, false>(width, to - from, s + i * kKeys + from, kKeys,
                                    y_depth + j * keys + (b.k0 + from) * width, alpha, 1.0f, out + i * d + j,
-                                   d, rows, std::min(kNr, d - j));
+                                   d, rows, std::min(width, d - j));
     }
   }
 }
@@ -189,11 +196,11 @@ HWY_INLINE void weighted_columns(const Block& b, const float* s, const float* x_
     const int64_t rows = std::min<int64_t>(kMr, b.nk - i);
     int64_t from, to;
     if (!b.queries_of(i, rows, from, to)) continue;
-    for (int64_t j = 0; j < d; j += kNr) {
-      const int64_t width = panel_width(d, j);
-      panel_product_of<From::columns>(width, to - from, s + from * kKeys + i, kKeys,
+    for (int64_t j = 0, width; j < d; j += width) {
+      width = depth_panel(d, j);
+      panel_product_of<From::columns, false>(width, to - from, s + from * kKeys + i, kKeys,
                                       x_depth + j * queries + (b.q0 + from) * width, alpha, 1.0f,
-                                      out + (b.k0 + i) * d + j, d, rows, std::min(kNr, d - j));
+                                      out + (b.k0 + i) * d + j, d, rows, std::min(width, d - j));
     }
   }
 }

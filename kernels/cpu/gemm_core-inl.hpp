@@ -96,14 +96,16 @@ HWY_INLINE int64_t panel_width(int64_t n, int64_t j) {
 enum class From { columns, rows };
 
 // C[m, n] = alpha * A * (panel of B) + beta * C for m <= kMr rows, n <= NV * kLanes columns and depth k.
-template <int NV, From kFrom>
+// kFetch: C lies in memory, not in a cache.
+template <int NV, From kFrom, bool kFetch>
 HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t step,
                                 const float* HWY_RESTRICT b, float alpha, float beta, float* HWY_RESTRICT c,
                                 int64_t ldc, int64_t m, int64_t n) {
   const DF d;
   // The sums go to C at the end: its lines come while the sums are made.
-  for (int64_t i = 0; i < m; ++i)
-    for (int64_t j = 0; j < NV * kStep; j += 16) hwy::Prefetch(c + i * ldc + j);
+  if (kFetch)
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < NV * kStep; j += 16) hwy::Prefetch(c + i * ldc + j);
   const float* row[kMr];
   if (kFrom == From::rows)
     for (int i = 0; i < kMr; ++i) row[i] = a + std::min<int64_t>(i, m - 1) * step;
@@ -149,15 +151,15 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
       }
   }
 }
-template <From kFrom>
+template <From kFrom, bool kFetch>
 HWY_INLINE void panel_product_of(int64_t width, int64_t k, const float* a, int64_t step, const float* b,
                                  float alpha, float beta, float* c, int64_t ldc, int64_t m, int64_t n) {
   if (width == 3 * kStep)
-    panel_product<3, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
+    panel_product<3, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n);
   else if (width == 2 * kStep)
-    panel_product<2, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
+    panel_product<2, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n);
   else
-    panel_product<1, kFrom>(k, a, step, b, alpha, beta, c, ldc, m, n);
+    panel_product<1, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n);
 }
 
 // Packed operands. Panel i of A begins at a + i * a_stride and holds k rows. Panel j of B begins at b + j * b_stride; the product
@@ -185,7 +187,7 @@ HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k,
         for (int64_t q = 0; q < 128; q += 16) hwy::Prefetch(pa + x.a_stride + q);
       if (j + kNr < n)
         for (int64_t q = 0; q < floats_each; q += 16, next_b += 16) __builtin_prefetch(next_b, 0, 2);
-      panel_product_of<From::columns>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc, rows, cols);
+      panel_product_of<From::columns, true>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc, rows, cols);
     }
   }
 }
