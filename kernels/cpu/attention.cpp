@@ -170,8 +170,8 @@ HWY_INLINE void score_products(const Block& b, const float* x, int64_t ldx, cons
     if (!b.keys_of_rows(i, rows, from, to)) continue;
     for (int64_t j = from / kNr * kNr; j < to; j += kNr)
       panel_product_of<From::rows, false>(panel_width(keys, b.k0 + j), d, x + i * ldx, ldx,
-                                   y_columns + (b.k0 + j) * d, alpha, 0.0f, scores + i * kKeys + j, kKeys,
-                                   rows, std::min(kNr, std::min(keys - b.k0, kKeys) - j));
+                                          y_columns + (b.k0 + j) * d, alpha, 0.0f, scores + i * kKeys + j,
+                                          kKeys, rows, std::min(kNr, std::min(keys - b.k0, kKeys) - j));
   }
 }
 // out[nq, d] += alpha S Y; Y: panels of depth over all keys.
@@ -184,8 +184,8 @@ HWY_INLINE void weighted_rows(const Block& b, const float* s, const float* y_dep
     for (int64_t j = 0, width; j < d; j += width) {
       width = depth_panel(d, j);
       panel_product_of<From::rows, false>(width, to - from, s + i * kKeys + from, kKeys,
-                                   y_depth + j * keys + (b.k0 + from) * width, alpha, 1.0f, out + i * d + j,
-                                   d, rows, std::min(width, d - j));
+                                          y_depth + j * keys + (b.k0 + from) * width, alpha, 1.0f,
+                                          out + i * d + j, d, rows, std::min(width, d - j));
     }
   }
 }
@@ -199,8 +199,8 @@ HWY_INLINE void weighted_columns(const Block& b, const float* s, const float* x_
     for (int64_t j = 0, width; j < d; j += width) {
       width = depth_panel(d, j);
       panel_product_of<From::columns, false>(width, to - from, s + from * kKeys + i, kKeys,
-                                      x_depth + j * queries + (b.q0 + from) * width, alpha, 1.0f,
-                                      out + (b.k0 + i) * d + j, d, rows, std::min(width, d - j));
+                                             x_depth + j * queries + (b.q0 + from) * width, alpha, 1.0f,
+                                             out + (b.k0 + i) * d + j, d, rows, std::min(width, d - j));
     }
   }
 }

@@ -89,7 +89,8 @@ constexpr int64_t kPanelA =
 template <class T>
 HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k,
                        float* to) {
-  constexpr int64_t kAhead = 8;  // rows fetched ahead: each is a few lines, too short for the processor to foresee the next
+  constexpr int64_t kAhead =
+      8;  // rows fetched ahead: each is a few lines, too short for the processor to foresee the next
   if (s.trans_a) {
     // A row of the array holds four (eight) members of every panel: it is read once, in order.
     for (int64_t p = 0; p < k; ++p) {

@@ -187,7 +187,8 @@ HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k,
         for (int64_t q = 0; q < 128; q += 16) hwy::Prefetch(pa + x.a_stride + q);
       if (j + kNr < n)
         for (int64_t q = 0; q < floats_each; q += 16, next_b += 16) __builtin_prefetch(next_b, 0, 2);
-      panel_product_of<From::columns, true>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc, rows, cols);
+      panel_product_of<From::columns, true>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc, rows,
+                                            cols);
     }
   }
 }

@@ -116,7 +116,8 @@ void ThreadPool::parallel_for(int64_t tiles, FunctionRef<void(int64_t, int)> bod
   s.generation.notify_all();
   s.work(0);
   if (!spin([&] { return s.busy.load(std::memory_order_acquire) == 0; }))
-    for (int left; (left = s.busy.load(std::memory_order_acquire)) != 0;) s.busy.wait(left, std::memory_order_acquire);
+    for (int left; (left = s.busy.load(std::memory_order_acquire)) != 0;)
+      s.busy.wait(left, std::memory_order_acquire);
   if (s.error) std::rethrow_exception(s.error);
 }
 

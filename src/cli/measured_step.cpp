@@ -77,7 +77,8 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   Watch watch;
   watch.table = &operations, watch.trace = trace, watch.timers = &timers;
   std::optional<kernels::Yardstick> yardstick;
-  if (!trace && gemm_gflops > 3) watch.yardstick = &yardstick.emplace(loop.device());  // not under a sanitizer
+  if (!trace && gemm_gflops > 3)
+    watch.yardstick = &yardstick.emplace(loop.device());  // not under a sanitizer
   double spent = 0;
   int warm_up = 2, least = 3;
   for (int step = 0; step < warm_up + least || spent < seconds; ++step) {

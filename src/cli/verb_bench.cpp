@@ -125,7 +125,9 @@ int run_bench(Context& context) {
         by_operation.add(
             {"  " + row.name + " " + row.phase, std::to_string(row.calls) + "x",
              fixed(1e3 * row.seconds, 1) + " ms", fixed(100 * row.seconds / step.seconds, 1) + "%",
-             rate > 0 ? fixed(rate, 0) + " GFLOP/s, " + fixed(100 * rate / (step.beside_gflops > 0 ? step.beside_gflops : gemm), 0) + "% of GEMM"
+             rate > 0 ? fixed(rate, 0) + " GFLOP/s, " +
+                            fixed(100 * rate / (step.beside_gflops > 0 ? step.beside_gflops : gemm), 0) +
+                            "% of GEMM"
                       : fixed(bandwidth, 1) + " GB/s, " + fixed(100 * bandwidth / copy, 0) + "% of copy"});
     }
     for (size_t owner = 0; owner < kMemoryOwners; ++owner)
@@ -143,19 +145,18 @@ int run_bench(Context& context) {
                       {"operations", operations},
                       {"memory", memory},
                       {"steps", step.steps}};
-    put_unless_json(args, "\ntraining step of " + resolution.recipe_name + ": " +
-                              human_count(step.tokens_per_second) + " tokens/s, " +
-                              fixed(100 * step.share, 1) + "% of the GEMM rate" +
-                              (step.share_beside > 0 ? ", " + fixed(100 * step.share_beside, 1) + "% of the " +
-                                                           fixed(step.beside_gflops, 1) +
-                                                           " GFLOP/s that a product reached between its operations"
-                                                     : "") +
-                              " (" +
-                              std::to_string(step.micro_batches) +
-                              (step.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step)\n" +
-                              table.text() + "by operation (F forward, B backward, W weight gradients):\n" +
-                              by_operation.text() + "memory at the peak: " + train::memory_text(step.memory) +
-                              "; kernels keep " + human_bytes(static_cast<double>(step.scratch)) + "\n");
+    put_unless_json(
+        args, "\ntraining step of " + resolution.recipe_name + ": " + human_count(step.tokens_per_second) +
+                  " tokens/s, " + fixed(100 * step.share, 1) + "% of the GEMM rate" +
+                  (step.share_beside > 0 ? ", " + fixed(100 * step.share_beside, 1) + "% of the " +
+                                               fixed(step.beside_gflops, 1) +
+                                               " GFLOP/s that a product reached between its operations"
+                                         : "") +
+                  " (" + std::to_string(step.micro_batches) +
+                  (step.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step)\n" +
+                  table.text() + "by operation (F forward, B backward, W weight gradients):\n" +
+                  by_operation.text() + "memory at the peak: " + train::memory_text(step.memory) +
+                  "; kernels keep " + human_bytes(static_cast<double>(step.scratch)) + "\n");
   }
   if (args.has("json")) put(object.dump(2) + "\n");
   return 0;

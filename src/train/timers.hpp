@@ -19,7 +19,7 @@ class StepTimers {
   void start_step();        // all phases to zero; what follows is `other` until enter()
   void enter(Phase phase);  // ends the phase before
   double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
-  double step_seconds();  // up to now: the sum of all phases
+  double step_seconds();          // up to now: the sum of all phases
   void exclude(double seconds) {  // the last `seconds` are not the step's: something was measured in between
     mark_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
