@@ -1,6 +1,10 @@
 #include "data/gpt_dataset.hpp"
 
+#include <xxhash.h>
+
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <vector>
 
@@ -28,6 +32,21 @@ void GptDataset::row(int64_t number, const RowView& out) const {
   std::vector<int32_t> text(static_cast<size_t>(sequence_length_ + 1));
   source_->read(number, text);
   fill_row(text, documents_, out);
+}
+
+std::string GptDataset::fingerprint() const {
+  std::vector<int32_t> tokens(static_cast<size_t>(sequence_length_) + 1);
+  const int64_t epoch = epoch_samples(), wanted = std::min<int64_t>(64, epoch);
+  uint64_t hash = XXH3_64bits_withSeed(&epoch, sizeof epoch, static_cast<XXH64_hash_t>(sequence_length_));
+  for (int64_t i = 0; i < wanted; ++i) {
+    text(static_cast<int64_t>(static_cast<double>(epoch) * static_cast<double>(i) /
+                              static_cast<double>(wanted)),
+         tokens);
+    hash = XXH3_64bits_withSeed(tokens.data(), tokens.size() * sizeof(int32_t), hash);
+  }
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
+  return digits;
 }
 
 namespace {

@@ -43,6 +43,9 @@ class GptDataset {
   int64_t epoch_samples() const { return source_->epoch_samples(); }  // of one pass over all parts
   void text(int64_t number, std::span<int32_t> out) const { source_->read(number, out); }  // [T + 1]
   void row(int64_t number, const RowView& out) const;                                      // thread-safe
+  // A hash of which samples these are, 16 digits: the length of an epoch and the tokens of up to 64 samples spread over the first
+  // one. Other files, another blend, split, seed or length give another one; other places of the same files do not.
+  std::string fingerprint() const;
 
  private:
   std::shared_ptr<const SampleSource> source_;

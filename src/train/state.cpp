@@ -78,6 +78,7 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
                               {"optimizer", plan.optimizer}};
   if (!state.recent_losses.empty()) json["recent_losses"] = state.recent_losses;
   if (!state.recent_norms.empty()) json["recent_norms"] = state.recent_norms;
+  if (!plan.data.empty()) json["data"] = plan.data;
   if (state.rewinds > 0) json["rewinds"] = state.rewinds;
   writer_.add_text(checkpoint::kStateFile, json.dump(2) + "\n");
   writer_.add_text(checkpoint::kRecipeFile, plan.recipe);
@@ -184,6 +185,13 @@ void read_into(Reader& reader, const std::string& name, const Tensor& target) {
 }
 
 }  // namespace
+
+std::string data_of(const Reader& reader) {
+  const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
+  return json.is_object() && json.contains("data") && json["data"].is_string()
+             ? json["data"].get<std::string>()
+             : "";
+}
 
 TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer) {
   const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);

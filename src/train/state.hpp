@@ -33,6 +33,7 @@ struct TrainState {
 struct SavePlan {
   std::filesystem::path root;  // directory of the checkpoints
   std::string run_id, recipe, recipe_hash, version, layout, parent;
+  std::string data;  // which samples the run is trained on: data::GptDataset::fingerprint()
   checkpoint::Retention retention;
   bool optimizer = true;
   const data::Tokenizer* tokenizer = nullptr;  // copied beside the weights
@@ -89,6 +90,9 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
 
 // Reads parameters, and with `optimizer` its state and the counters. Shapes are checked first: all differences at once.
 TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer);
+
+// SavePlan::data of a checkpoint; empty where it does not say.
+std::string data_of(const checkpoint::Reader& reader);
 
 // Parameters alone, into whatever type the store computes with.
 void load_parameters(checkpoint::Reader& reader, parallel::FlatStore& store);

@@ -107,7 +107,7 @@ class Run {
   void write_events(int64_t step, std::span<const records::Scalar> scalars);
   void start_or_resume();
   void check_changes(const checkpoint::Reader& reader);
-  bool harmless(const RecipeChange& change) const;
+  bool harmless(const RecipeChange& change, const checkpoint::Reader& reader) const;
   void measure_products();  // gemm_rate_, or a higher one
   void report_model();
   void trace_from(int64_t step);  // begins or ends the trace before that step
@@ -146,6 +146,7 @@ class Run {
   std::unique_ptr<records::EventsWriter> events_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   std::array<std::shared_ptr<const data::GptDataset>, 3> datasets_;
+  std::string data_;  // which samples are trained on
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<Saver> saver_;  // with checkpoint.async_save
   StepTimers timers_;
@@ -239,10 +240,11 @@ void Run::open_data() {
   datasets_ = open_datasets(config_, tokenizer_.get());
   if (!datasets_[0])
     fail(ErrorCode::config, "dataset.split gives the training data no share", "dataset.split=969,30,1");
+  data_ = datasets_[0]->fingerprint();
 }
 
 // Changes that a continued run may have although they would alter a new one.
-bool Run::harmless(const RecipeChange& change) const {
+bool Run::harmless(const RecipeChange& change, const checkpoint::Reader& reader) const {
   // Where a run began is past; the state says it all.
   if (change.path.starts_with("checkpoint.")) return true;
   const bool schedule = change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
@@ -250,31 +252,10 @@ bool Run::harmless(const RecipeChange& change) const {
                         change.path == "optimizer.decoupled_min_lr" ||
                         change.path == "optimizer.weight_decay";
   if (schedule && config_.scheduler.override_opt_param_scheduler) return true;
-  // Files that have moved: other directories, the same names, and nothing is left where they were. Another file of the same
-  // name beside the old one is other data.
-  const auto left_behind = [](const std::string& text) {
-    bool any = false;
-    for (std::string_view path : split(text, ',')) {
-      const size_t from = path.find('/'), to = path.find_last_not_of("]}\"' ");
-      if (from == std::string_view::npos || to == std::string_view::npos || to < from) continue;
-      const std::string old(path.substr(from, to + 1 - from));
-      std::error_code ignored;
-      any = any || fs::exists(old, ignored) || fs::exists(old + ".idx", ignored);
-    }
-    return any;
-  };
-  const auto names = [](const std::string& text) {
-    std::string kept;
-    for (const std::string_view path : split(text, ',')) {
-      const size_t slash = path.rfind('/');
-      kept += std::string(slash == std::string_view::npos ? path : path.substr(slash + 1)) + ",";
-    }
-    return kept;
-  };
-  const bool paths =
-      change.before.find('/') != std::string::npos && change.after.find('/') != std::string::npos;
-  return paths && change.path.starts_with("dataset.") && names(change.before) == names(change.after) &&
-         !left_behind(change.before);
+  // Files that have moved: the samples are the same.
+  const bool sources = change.path == "dataset.data_path" || (change.path.starts_with("dataset.") &&
+                                                              change.path.find("blend") != std::string::npos);
+  return sources && !data_.empty() && data_of(reader) == data_;
 }
 
 void Run::check_changes(const checkpoint::Reader& reader) {
@@ -283,11 +264,17 @@ void Run::check_changes(const checkpoint::Reader& reader) {
   std::string altering;
   for (const RecipeChange& change : changes) {
     const std::string text = change.path + ": " + change.before + " -> " + change.after;
-    if (change.alters_numerics && !harmless(change))
+    if (change.alters_numerics && !harmless(change, reader))
       altering += "\n    " + text;
     else
       speaker_.line("changed since the checkpoint: " + text);
   }
+  const std::string trained_on = data_of(reader);
+  if (altering.empty() && !trained_on.empty() && trained_on != data_)
+    fail(ErrorCode::failed,
+         "the recipe is the run's, but the data files hold other samples than those that it was trained on",
+         "restore the files, or start a new run from the weights with checkpoint.pretrained_checkpoint=" +
+             reader.directory().string());
   if (!altering.empty())
     fail(ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
          "resume with the run's own values (scheduler.override_opt_param_scheduler=true takes a changed "
@@ -571,6 +558,7 @@ SavePlan Run::save_plan() {
   plan.run_id = run_id_;
   plan.recipe = options_.recipe.resolved;
   plan.recipe_hash = options_.recipe.hash;
+  plan.data = data_;
   plan.version = CAPSTAN_VERSION;
   plan.layout = "dp" + std::to_string(loop_->data_parallel().size());
   plan.parent = last_checkpoint_.string();

@@ -372,21 +372,33 @@ TEST_CASE("a new run continues another one's state; a run whose checkpoints or d
        {"tiny.yaml", "tokenizer.json", "corpus_text_document.bin", "corpus_text_document.idx"})
     fs::copy(p.file(name), p.file(std::string("moved/") + name));
   fs::rename(p.file("movable"), p.file("moved/movable"));
-  // Data of the same name while the old is still there may be other data: refused.
-  Launch copied;
-  copied.directory = p.file("moved");
-  copied.arguments = {"train", "./tiny.yaml", "--run-dir", "movable", "--resume"};
-  CHECK(run(copied).code == 1);
-  for (const char* name : {"corpus_text_document.bin", "corpus_text_document.idx"})
-    fs::rename(p.file(name), p.file(std::string("old_") + name));
   Launch launch;
   launch.directory = p.file("moved");
   launch.arguments = {"train", "./tiny.yaml", "--run-dir", "movable", "--resume"};
   const Finished moved = run(launch);
   CHECK_MESSAGE(moved.code == 0, moved.err);
   CHECK(losses_of(p.file("moved/movable")) == losses_of(p.file("whole")));
-  for (const char* name : {"corpus_text_document.bin", "corpus_text_document.idx"})
-    fs::rename(p.file(std::string("old_") + name), p.file(name));
+
+  // Other samples under the same name, and under another: refused, and nothing is trained.
+  REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "second", "train.exit_interval=6"}).code == 75);
+  const auto swap_bytes = [&](const std::string& file) {
+    std::string bytes = read_text(p.file(file));
+    for (size_t i = 0; i + 3 < bytes.size(); i += 4)
+      std::swap(bytes[i], bytes[i + 2]), std::swap(bytes[i + 1], bytes[i + 3]);
+    std::ofstream(p.file(file), std::ios::binary) << bytes;
+  };
+  swap_bytes("corpus_text_document.bin");
+  const Finished altered = p.in({"train", "./tiny.yaml", "--run-dir", "second", "--resume"});
+  CHECK(altered.code == 1);
+  CHECK_MESSAGE(contains(altered.err, "the data files hold other samples"), altered.err);
+  swap_bytes("corpus_text_document.bin");
+  swap_bytes("moved/corpus_text_document.bin");
+  const Finished other = p.in({"train", "./tiny.yaml", "--run-dir", "second", "--resume",
+                               "dataset.data_path=[moved/corpus_text_document]"});
+  CHECK(other.code == 1);
+  CHECK_MESSAGE(contains(other.err, "dataset.data_path"), other.err);
+  CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "second", "--resume"}).code == 0);
+  CHECK(losses_of(p.file("second")) == losses_of(p.file("whole")));
 }
 
 TEST_CASE("diff names the first step and the first tensor that part; plot draws runs on one page") {
