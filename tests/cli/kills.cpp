@@ -144,3 +144,79 @@ TEST_CASE("kill -9 at random moments loses nothing") {
                 << " s: every run ended with the losses of the one that nobody killed, bit for bit");
   CHECK(leftovers > wanted / 20);  // else the kills miss what they are for
 }
+
+// The processes below one: mpirun and the ranks that it has started.
+static std::vector<int> descendants_of(int process) {
+  std::vector<int> all;
+  for (const int child : children_of(process)) {
+    all.push_back(child);
+    for (const int below : descendants_of(child)) all.push_back(below);
+  }
+  return all;
+}
+
+TEST_CASE("kill -9 of any process of a run on two ranks loses nothing, and ends the others") {
+  const int64_t wanted = std::max<int64_t>(8, number_from("CAPSTAN_KILLS", 200) / 20);
+  std::mt19937 random(static_cast<unsigned>(number_from("CAPSTAN_SEED", 1)));
+  if (::access("/dev/shm", W_OK) == 0) ::setenv("TMPDIR", "/dev/shm", 1);
+  const ScratchDirectory scratch;
+  const auto launch_in = [&](const std::string& run, bool async) {
+    Launch launch;
+    launch.directory = scratch.path();
+    launch.arguments = arguments_of(run, async);
+    launch.arguments.insert(launch.arguments.end(), {"--nproc", "2"});
+    return launch;
+  };
+  const Finished whole = run(launch_in("whole", false));
+  REQUIRE_MESSAGE(whole.code == 0, whole.err);
+  const std::string expected = losses_of(scratch.file("whole"));
+
+  int64_t kills = 0, of_launcher = 0, laps = 0;
+  for (; kills < wanted; ++laps) {
+    const std::string name = "lap" + std::to_string(laps);
+    for (bool finished = false; !finished;) {
+      const bool kill = kills < wanted;
+      const auto delay = std::chrono::microseconds(random() % 300'000);
+      const uint32_t which = random();
+      bool launcher = false;
+      std::thread killer;
+      std::atomic<bool> over{false};
+      Launch launch = launch_in(name, random() % 2 == 0);
+      launch.on_error_text = [&](const std::string& text, int process) {
+        if (!kill || killer.joinable() || !contains(text, "| loss")) return 0;
+        killer = std::thread([&, process] {
+          std::this_thread::sleep_for(delay);
+          if (over) return;
+          std::vector<int> processes = descendants_of(process);
+          processes.push_back(process);
+          const int victim = processes[which % processes.size()];
+          launcher = victim == process;
+          ::kill(victim, SIGKILL);
+        });
+        return 0;
+      };
+      const Finished ended = run(launch);
+      over = true;
+      if (killer.joinable()) killer.join();
+      REQUIRE_MESSAGE(!contains(ended.err, "not resumed from"), ended.err);
+      finished = ended.code == 0;
+      if (finished) break;
+      ++kills;
+      of_launcher += launcher;
+      // What the kill left running ends by itself, and soon: nobody else can take the run before.
+      for (int tries = 0; tries < 100; ++tries) {
+        Launch look = launch_in(name, false);
+        look.arguments.push_back("train.exit_interval=1");
+        const Finished next = run(look);
+        if (next.code == 75 || next.code == 0) break;
+        REQUIRE_MESSAGE(contains(next.err, "is in use by"), next.err);
+        REQUIRE(tries < 99);
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      }
+    }
+    REQUIRE(losses_of(scratch.file(name)) == expected);
+    fs::remove_all(scratch.file(name));
+  }
+  MESSAGE(kills << " kills, " << of_launcher << " of the launcher itself, in " << laps
+                << " runs on two ranks");
+}
