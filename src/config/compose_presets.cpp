@@ -66,6 +66,12 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   }
   auto& problem = error("C0505", "`" + section.name + "` has no preset named `" + shortened(value.text) + "`",
                         value.place);
+  const std::string_view text = value.text;
+  if (section.optional &&
+      (text == "None" || text == "none" || text == "off" || text == "no" || text == "false")) {
+    problem.help("`" + section.name + ": null` leaves the section out");
+    return false;
+  }
   const auto near = near_matches(value.text, names);
   for (const auto& name : near) problem.help("a preset with a similar name exists: `" + name + "`");
   if (near.empty() && !names.empty()) {

@@ -187,6 +187,8 @@ TEST_CASE("one cause, one message: what a missing file or an ambiguous leaf woul
     return text;
   };
   CHECK(codes("quickstart", {"model=no-such-preset"}) == "C0505 ");
+  CHECK(codes("quickstart", {"peft=None"}) == "C0505 ");  // with the word that would do, null
+  CHECK(codes("quickstart", {"peft=null"}).empty());
   CHECK(codes("quickstart", {"model=no-such-preset", "train.train_iters=x"}) == "C0505 C0201 ");
   CHECK(codes("quickstart", {"dist.tp=2", "dist.tensor_model_parallel_size=4"}) == "C0105 ");
   CHECK(codes("quickstart", {"dist.tp=3"}) != "");
