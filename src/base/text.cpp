@@ -125,6 +125,12 @@ std::string human_bytes(double bytes) {
   static constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   return scaled(bytes, 1024, units, " ");
 }
+std::string fixed(double value, int digits) {
+  std::array<char, 400> text;  // 1e308 has 309 digits
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
 std::string human_count(double count) {
   static constexpr std::array units{"", "K", "M", "B", "T"};
   return scaled(count, 1000, units, "");

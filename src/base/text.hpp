@@ -24,11 +24,12 @@ std::string to_text(
 std::vector<std::string> near_matches(std::string_view text, std::span<const std::string> candidates,
                                       size_t most = 3);
 
-std::string human_bytes(double bytes);       // "1.5 GiB"
-std::string human_count(double count);       // "124.4M", "8.03B"
-std::string human_flop(double flop);         // "104.7 GFLOP"; a rate has "/s" after it
-std::string human_duration(double seconds);  // "3m 12s"
-std::string with_separators(int64_t value);  // "4 194 304"
-std::string quoted(std::string_view text);   // JSON string with quotes, escapes and all
+std::string fixed(double value, int digits);  // 12.50: so many digits behind the point
+std::string human_bytes(double bytes);        // "1.5 GiB"
+std::string human_count(double count);        // "124.4M", "8.03B"
+std::string human_flop(double flop);          // "104.7 GFLOP"; a rate has "/s" after it
+std::string human_duration(double seconds);   // "3m 12s"
+std::string with_separators(int64_t value);   // "4 194 304"
+std::string quoted(std::string_view text);    // JSON string with quotes, escapes and all
 
 }  // namespace capstan

@@ -19,12 +19,6 @@ namespace capstan::cli {
 
 namespace {
 
-std::string fixed(double value, int digits) {
-  std::array<char, 64> text;
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
-  return text.data();
-}
-
 // The human report appears as it is measured.
 void put_unless_json(const Arguments& args, const std::string& text) {
   if (!args.has("json")) put(text);

@@ -15,12 +15,6 @@ namespace capstan::cli {
 
 namespace {
 
-std::string fixed(double value, int digits) {
-  std::array<char, 64> text;
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
-  return text.data();
-}
-
 int run_eval(Context& context) {
   const Arguments& args = context.args;
   const std::string& name = args.word(0, "CHECKPOINT");

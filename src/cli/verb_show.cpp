@@ -2,24 +2,57 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
 #include "config/show.hpp"
+#include "parallel/schedule.hpp"
 
 namespace capstan::cli {
 
 namespace {
+
+// The step of the pipeline by the clock: what it waits, what it holds, and a picture as wide as the terminal.
+std::string pipeline_text(const config::Config& config) {
+  const parallel::PipelineShape shape{.ranks = config.dist.pipeline_model_parallel_size,
+                                      .chunks = config.dist.virtual_pipeline_model_parallel_size.value_or(1),
+                                      .micro_batches = config.train.num_microbatches.value_or(1),
+                                      .group = config.dist.microbatch_group_size_per_vp_stage.value_or(
+                                          config.dist.pipeline_model_parallel_size)};
+  const parallel::Schedule schedule = parallel::make_schedule(shape);
+  const parallel::ScheduleRun run = parallel::simulate(shape, schedule);
+  const int64_t work = run.ticks - run.idle[0];
+  std::string text = std::string(shape.chunks > 1 ? "interleaved 1F1B" : "1F1B") + ": " +
+                     std::to_string(shape.ranks) + " pipeline ranks, " + std::to_string(shape.chunks) +
+                     (shape.chunks > 1 ? " chunks" : " chunk") + " each, " +
+                     std::to_string(shape.micro_batches) + " micro-batches\n" + std::to_string(run.ticks) +
+                     " ticks, a forward pass 1, a backward pass 2; " + std::to_string(run.idle[0]) +
+                     " of them idle on each rank (bubble " +
+                     fixed(100.0 * static_cast<double>(run.idle[0]) / static_cast<double>(work), 1) +
+                     "% of the work)\nmost held between forward and backward, by rank:";
+  for (const int64_t live : run.live) text += " " + std::to_string(live);
+  text += shape.chunks > 1 ? " micro-batches of one chunk\n" : " micro-batches\n";
+  return text + parallel::draw(shape, schedule, run, std::max<int64_t>(40, terminal_columns() - 10));
+}
 
 int run_show(Context& context) {
   const Arguments& args = context.args;
   const std::string& recipe = args.word(0, "RECIPE");
   static constexpr std::string_view kFormats[] = {"yaml", "json"};
   const std::string format = args.choice("format", kFormats, "yaml");
-  if (args.count("origin") + args.count("minimal") + args.count("format") + args.count("json") > 1)
-    fail(ErrorCode::usage, "--origin, --minimal, --format and --json exclude each other");
+  if (args.count("origin") + args.count("minimal") + args.count("format") + args.count("json") +
+          args.count("schedule") >
+      1)
+    fail(ErrorCode::usage, "--origin, --minimal, --format, --schedule and --json exclude each other");
 
   const config::Resolution resolution = require_recipe(context, recipe, ranks_argument(context));
+  if (args.has("schedule")) {
+    if (args.words().size() > 1)
+      fail(ErrorCode::usage, "--schedule shows the whole pipeline and takes no PATH");
+    put(pipeline_text(resolution.config));
+    return 0;
+  }
   config::ShowOptions options;
   if (args.words().size() > 1) options.path = args.words()[1];
   if (args.has("origin")) options.format = config::ShowFormat::origin;
@@ -54,11 +87,14 @@ const Verb kShow = {
     .examples = {{"show llama3-8b", "everything, as YAML that is a recipe again"},
                  {"show llama3-8b model.num_layers", "one value"},
                  {"show my.yaml --origin", "each leaf, and who said so"},
+                 {"show llama3-70b --schedule", "the order of its pipeline's forward and backward passes"},
                  {"show my.yaml --minimal", "only what differs from presets and defaults"}},
     .options = {{"origin", 0, "",
                  "each leaf with its origin: file:line:col, preset, <cli>:n, derived: formula"},
                 {"minimal", 0, "", "the shortest recipe that resolves to the same"},
                 {"format", 0, "FORM", "yaml (default) or json: plain nested values"},
+                {"schedule", 0, "",
+                 "the pipeline's schedule: its bubble, what each rank holds, and a picture"},
                 {"ranks", 0, "N", "the world size, instead of the recipe's"},
                 {"json", 0, "", "values, presets and origins as one JSON object"}},
     .details = "PATH is a section, a leaf or something inside one; aliases are known.\n",

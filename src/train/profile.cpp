@@ -15,12 +15,6 @@ namespace {
 enum Lane : int { kPhaseLane, kForwardLane, kBackwardLane, kWeightLane };
 constexpr std::array<const char*, 4> kLaneNames{"phases", "forward", "backward", "weight gradients"};
 
-std::string fixed(double value, int digits) {
-  std::array<char, 64> buffer;
-  std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
-  return buffer.data();
-}
-
 }  // namespace
 
 void OperationTable::observe(const TapeEvent& event) {

@@ -36,12 +36,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::string fixed(double value, int digits) {
-  std::array<char, 48> buffer;
-  std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
-  return buffer.data();
-}
-
 std::string significant(double value) {  // three digits: 2e-04
   std::array<char, 48> buffer;
   std::snprintf(buffer.data(), buffer.size(), "%.3g", value);
