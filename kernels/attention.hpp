@@ -51,6 +51,10 @@ struct Attention {
   // `past`, then attends. k_cache, v_cache: [batch, groups, capacity, head_dim]. out [batch*new_tokens, heads*head_dim].
   void (*decode)(Context&, AttentionShape /* seq = new tokens */, In qkv, Out k_cache, Out v_cache,
                  int64_t past, int64_t capacity, Out out);
+
+  // What `forward` and `backward` take of Context::scratch: bytes for the packed keys and values of the launch, and a worker's.
+  ScratchNeed (*forward_scratch)(AttentionShape);
+  ScratchNeed (*backward_scratch)(AttentionShape);
 };
 
 }  // namespace capstan::kernels

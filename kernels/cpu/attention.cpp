@@ -318,6 +318,12 @@ void forward_block(const ForwardScratch& s, Block& b, const Rows& q_rows, const 
   }
 }
 
+ScratchNeed forward_scratch(AttentionShape a) {
+  const int64_t d = a.qkv.head_dim, floats = columns_floats(a.seq, d) + depth_floats(a.seq, d);
+  return {static_cast<size_t>(a.batch * a.qkv.groups * floats) * sizeof(float),
+          ForwardScratch::floats(d) * sizeof(float)};
+}
+
 // Keys and values of all groups are packed first, all threads together, because every block of queries uses them.
 void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start, const int64_t* row_ids,
              Out out, float* lse) {
@@ -325,8 +331,7 @@ void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start
                 d = a.qkv.head_dim, row = a.qkv.row(), seq = a.seq;
   const int64_t k_floats = columns_floats(seq, d), v_floats = depth_floats(seq, d),
                 floats = k_floats + v_floats;
-  float* packed = c.scratch_of<float>(Context::kShared, static_cast<size_t>(a.batch * groups * floats));
-  reserve_scratch(c, ForwardScratch::floats(d) * sizeof(float));
+  auto* packed = reinterpret_cast<float*>(reserve_scratch(c, forward_scratch(a)));
 
   const int64_t slab = 8 * kNr, slabs = blocks_of(seq, slab);
   c.pool->parallel_for(a.batch * groups * slabs, [&](int64_t tile, int) HWY_ATTR {
@@ -420,12 +425,16 @@ HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const 
   }
 }
 
+ScratchNeed backward_scratch(AttentionShape a) {
+  return {0, BackwardScratch(nullptr, a.seq, a.qkv.head_dim).floats * sizeof(float)};
+}
+
 void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In dout,
               const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
   const int64_t heads = a.qkv.heads(), per_group = a.qkv.heads_per_group, d = a.qkv.head_dim,
                 row = a.qkv.row(), seq = a.seq;
   const size_t floats = BackwardScratch(nullptr, seq, d).floats;
-  reserve_scratch(c, floats * sizeof(float));
+  reserve_scratch(c, backward_scratch(a));
   const auto o_array = array_of<Any>(out), do_array = array_of<Any>(dout);
 
   c.pool->parallel_for(a.batch * a.qkv.groups, [&](int64_t tile, int worker) HWY_ATTR {
@@ -632,7 +641,7 @@ void rope(Context& c, QkvLayout layout, Out qkv, const float* cos, const float* 
 }
 
 Attention attention_family() {
-  return {rope, forward, backward, decode};
+  return {rope, forward, backward, decode, forward_scratch, backward_scratch};
 }
 
 }  // namespace HWY_NAMESPACE

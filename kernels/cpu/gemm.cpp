@@ -134,22 +134,32 @@ struct alignas(64) Held {
 };
 static_assert(sizeof(Held) == 16 * sizeof(float));
 
+// How a product's scratch is cut, in floats: a worker's Held, panels of A and sums, then all workers' B and copy of C.
+struct ProductScratch {
+  static constexpr size_t held = sizeof(Held) / sizeof(float);
+  bool copy;
+  size_t a, c, b, c_copy;
+  ProductScratch(const GemmShape& s, const Plan& p, bool narrow)
+      // bf16 results are summed in fp32: in the tile's scratch, or when k comes in several chunks in a copy of C's columns.
+      : copy(narrow && p.chunk_k < s.k),
+        a(static_cast<size_t>(blocks_of(p.rows, kMr) * kPanelA)),
+        c(static_cast<size_t>(narrow && !copy ? p.rows * p.cols : 0)),
+        b(static_cast<size_t>((p.chunk_n + kNr) * p.chunk_k)),
+        c_copy(static_cast<size_t>(copy ? s.m * p.chunk_n : 0)) {}
+  size_t worker() const { return held + a + c; }
+  ScratchNeed need() const { return {(b + c_copy) * sizeof(float), worker() * sizeof(float)}; }
+};
+
 template <class T>
 void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, float alpha, float beta) {
   const bool narrow = out.dtype == DType::bf16;
   const Plan p = plan_for(s, narrow);
-  // bf16 results are summed in fp32: in the tile's scratch, or when k comes in several chunks in a copy of C's columns.
-  const bool copy = narrow && p.chunk_k < s.k;
-  const int64_t panels = blocks_of(p.rows, kMr);
-  const auto a_floats = static_cast<size_t>(panels * kPanelA),
-             c_floats = static_cast<size_t>(narrow && !copy ? p.rows * p.cols : 0);
-  const auto b_floats = static_cast<size_t>((p.chunk_n + kNr) * p.chunk_k);
-  const auto held_floats = sizeof(Held) / sizeof(float);
-  reserve_scratch(c, (held_floats + a_floats + c_floats) * sizeof(float));
+  const ProductScratch scratch(s, p, narrow);
+  const bool copy = scratch.copy;
+  const auto a_floats = scratch.a, b_floats = scratch.b, held_floats = scratch.held;
+  auto* packed_b = reinterpret_cast<float*>(reserve_scratch(c, scratch.need()));
   for (int worker = 0; worker < c.pool->size(); ++worker)
     reinterpret_cast<Held*>(c.scratch_of<float>(worker, held_floats))->row = -1;
-  float* packed_b =
-      c.scratch_of<float>(Context::kShared, b_floats + static_cast<size_t>(copy ? s.m * p.chunk_n : 0));
   float* c_copy = packed_b + b_floats;
 
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
@@ -160,7 +170,7 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
       c.pool->parallel_for(across * down, [&](int64_t tile, int worker) HWY_ATTR {
         const int64_t i0 = tile / across * p.rows, j0 = tile % across * p.cols;
         const int64_t rows = std::min(p.rows, s.m - i0), cols = std::min(p.cols, n - j0);
-        float* panel = c.scratch_of<float>(worker, held_floats + a_floats + c_floats);
+        float* panel = c.scratch_of<float>(worker, scratch.worker());
         Held& held = *reinterpret_cast<Held*>(panel);
         panel += held_floats;
         const int64_t at = i0 * s.ldc + n0 + j0;
@@ -244,6 +254,17 @@ void native_product(Context& c, const GemmShape& s, In a, In b, Out out, float b
   });
 }
 
+bool few_rows_of(const GemmShape& s) {
+  return s.m <= 8 && s.trans_b && !s.trans_a;
+}
+
+ScratchNeed run_scratch(GemmShape s, DType a, DType c) {
+  const bool narrow = c == DType::bf16;
+  if (s.m <= 0 || s.n <= 0 || s.k <= 0 || few_rows_of(s)) return {};
+  if (a == DType::bf16 && *native_bf16()) return {};  // oneDNN's own memory, freed after the product
+  return ProductScratch(s, plan_for(s, narrow), narrow).need();
+}
+
 void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) {
   if (s.m <= 0 || s.n <= 0) return;
   if (s.k <= 0) {
@@ -255,7 +276,7 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
       }
     return;
   }
-  const bool few = s.m <= 8 && s.trans_b && !s.trans_a;
+  const bool few = few_rows_of(s);
   if (a.dtype == DType::bf16 && !few && alpha == 1.0f && (beta == 0.0f || beta == 1.0f) && *native_bf16()) {
     native_product(c, s, a, b, out, beta);
   } else if (a.dtype == DType::bf16) {
@@ -266,14 +287,25 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
 }
 
 // At most 64 partial rows, whose number depends on the shape only, then their sum in order.
+struct ColumnParts {
+  int64_t block, blocks, width;
+  ColumnParts(int64_t rows, int64_t cols)
+      : block(std::max(rows_per_block(cols), blocks_of(std::max<int64_t>(rows, 1), 64))),
+        blocks(blocks_of(rows, block)),
+        width((cols + kStep - 1) / kStep * kStep) {}
+  ScratchNeed need() const {
+    return {static_cast<size_t>(std::max<int64_t>(blocks, 1) * width) * sizeof(float), 0};
+  }
+};
+ScratchNeed column_sum_scratch(int64_t rows, int64_t cols) {
+  return cols <= 0 ? ScratchNeed{} : ColumnParts(rows, cols).need();
+}
 void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                 bool accumulate) {
   if (cols <= 0) return;
-  const int64_t block = std::max(rows_per_block(cols), blocks_of(std::max<int64_t>(rows, 1), 64));
-  const int64_t blocks = blocks_of(rows, block);
-  const int64_t width = (cols + kStep - 1) / kStep * kStep;
-  float* partial =
-      c.scratch_of<float>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1) * width));
+  const ColumnParts parts(rows, cols);
+  const int64_t block = parts.block, blocks = parts.blocks, width = parts.width;
+  auto* partial = reinterpret_cast<float*>(c.scratch(Context::kShared, parts.need().shared));
   by_type({x_in}, [&](auto type) HWY_ATTR {
     const auto x = array_of<decltype(type)>(x_in);
     parallel_blocks(c, rows, block, [&](int64_t begin, int64_t end, int) HWY_ATTR {
@@ -298,7 +330,7 @@ void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int
 }
 
 Gemm gemm_family() {
-  return {run, column_sum};
+  return {run, column_sum, run_scratch, column_sum_scratch};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -34,4 +34,10 @@ inline void reserve_scratch(Context& context, size_t bytes) {
   for (int worker = 0; worker < context.pool->size(); ++worker) context.scratch(worker, bytes);
 }
 
+// The same with the launch's own scratch, which it returns.
+inline std::byte* reserve_scratch(Context& context, ScratchNeed need) {
+  reserve_scratch(context, need.each_worker);
+  return context.scratch(Context::kShared, need.shared);
+}
+
 }  // namespace capstan::kernels

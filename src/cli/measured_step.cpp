@@ -67,8 +67,8 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   loop.initialise();
   const auto datasets = train::open_datasets(config, nullptr);
   data::Loader loader(datasets[0], loop.loader_options());
-  const double flops =
-      train::estimate_step(config, loop.model()).flops * static_cast<double>(loop.micro_batches());
+  const train::StepEstimate estimate = train::estimate_step(config, loop.model());
+  const double flops = estimate.flops * static_cast<double>(loop.micro_batches());
   const double tokens = static_cast<double>(*config.train.global_batch_size * config.model.seq_length);
 
   train::StepTimers timers;
@@ -77,12 +77,16 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   Watch watch;
   watch.table = &operations, watch.trace = trace, watch.timers = &timers;
   std::optional<kernels::Yardstick> yardstick;
-  if (!trace && gemm_gflops > 3)
-    watch.yardstick = &yardstick.emplace(loop.device());  // not under a sanitizer
+  MemoryUse memory;
+  bool observed = false;
   double spent = 0;
   int warm_up = 2, least = 3;
   for (int step = 0; step < warm_up + least || spent < seconds; ++step) {
-    if (step == warm_up) {
+    if (step >= warm_up && !observed) {
+      observed = true;
+      memory = loop.device().memory();  // the yardstick's matrices are no part of a step
+      if (!trace && gemm_gflops > 3)    // not under a sanitizer
+        watch.yardstick = &yardstick.emplace(loop.device());
       loop.observe(&watch);
       if (trace)
         timers.listen(
@@ -119,8 +123,8 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
           .steps = static_cast<int64_t>(taken.size()),
           .micro_batches = loop.micro_batches(),
           .operations = std::move(rows),
-          .memory = loop.device().memory(),
-          .scratch = static_cast<int64_t>(loop.device().context().scratch_bytes())};
+          .memory = memory,
+          .foretold = estimate.memory};
 }
 
 }  // namespace capstan::cli

@@ -24,6 +24,15 @@ void put_unless_json(const Arguments& args, const std::string& text) {
   if (!args.has("json")) put(text);
 }
 
+nlohmann::ordered_json account_of(const MemoryUse& use) {
+  nlohmann::ordered_json account;
+  for (size_t owner = 0; owner < kMemoryOwners; ++owner)
+    account[std::string(name_of(static_cast<MemoryOwner>(owner)))] = use.at_peak_by_owner[owner];
+  account["peak"] = use.peak;
+  account["kernel_scratch"] = use.kernel_scratch;
+  return account;
+}
+
 int run_bench(Context& context) {
   const Arguments& args = context.args;
   const double seconds = args.number("seconds", 0.01, 60).value_or(0.2);
@@ -103,7 +112,7 @@ int run_bench(Context& context) {
         table.add({"  " + name, fixed(1e3 * step.phases[p], 1) + " ms",
                    fixed(100 * step.phases[p] / step.seconds, 0) + "%"});
     }
-    nlohmann::ordered_json operations = nlohmann::ordered_json::array(), memory;
+    nlohmann::ordered_json operations = nlohmann::ordered_json::array();
     Table by_operation;
     for (const auto& row : step.operations) {
       const double rate = row.seconds > 0 ? row.cost.flops / row.seconds * 1e-9 : 0;
@@ -124,10 +133,6 @@ int run_bench(Context& context) {
                             "% of GEMM"
                       : fixed(bandwidth, 1) + " GB/s, " + fixed(100 * bandwidth / copy, 0) + "% of copy"});
     }
-    for (size_t owner = 0; owner < kMemoryOwners; ++owner)
-      memory[std::string(name_of(static_cast<MemoryOwner>(owner)))] = step.memory.at_peak_by_owner[owner];
-    memory["peak"] = step.memory.peak;
-    memory["kernel_scratch"] = step.scratch;
     object["step"] = {{"recipe", resolution.recipe_name},
                       {"tokens_per_second", step.tokens_per_second},
                       {"share", step.share},
@@ -137,7 +142,8 @@ int run_bench(Context& context) {
                       {"micro_batches", step.micro_batches},
                       {"phases", phases},
                       {"operations", operations},
-                      {"memory", memory},
+                      {"memory", account_of(step.memory)},
+                      {"memory_foretold", account_of(step.foretold)},
                       {"steps", step.steps}};
     put_unless_json(
         args, "\ntraining step of " + resolution.recipe_name + ": " + human_count(step.tokens_per_second) +
@@ -150,7 +156,7 @@ int run_bench(Context& context) {
                   (step.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step)\n" +
                   table.text() + "by operation (F forward, B backward, W weight gradients):\n" +
                   by_operation.text() + "memory at the peak: " + train::memory_text(step.memory) +
-                  "; kernels keep " + human_bytes(static_cast<double>(step.scratch)) + "\n");
+                  "\nforetold:           " + train::memory_text(step.foretold) + "\n");
   }
   if (args.has("json")) put(object.dump(2) + "\n");
   return 0;

@@ -13,6 +13,13 @@ namespace {
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
+// Where kernels are queued an observed step waits at both ends of an operation: the time is that of its kernels, not that of
+// asking for them.
+double start_observing(const StepContext& context) {
+  if (!context.observer) return 0;
+  context.device.synchronize();
+  return now_seconds();
+}
 std::vector<Shape> shapes_of(std::span<const Tensor> tensors) {
   std::vector<Shape> shapes;
   for (const Tensor& t : tensors)
@@ -98,7 +105,8 @@ const Tensor& Tape::input_gradient(const std::string& name) const {
 }
 
 void Tape::note(TapeEvent event, double started) {
-  event.recomputed = repeated_;
+  event.recomputed = repeated_ && event.phase == 'F';  // a region's gradients are taken once
+  device().synchronize();
   last_mark_ = now_seconds();
   event.seconds = last_mark_ - started;
   event.end = last_mark_;
@@ -168,7 +176,7 @@ void Tape::accumulate(int slot, Tensor gradient) {
 }
 
 void Tape::run_weight_step(WeightStep& step) {
-  const double started = context_.observer ? now_seconds() : 0;
+  const double started = start_observing(context_);
   const Tensor gradient = context_.store.gradient(*step.parameter);
   step.run(gradient, step.tensors);
   if (context_.observer) {
@@ -212,7 +220,7 @@ void Tape::run_backward(BackwardOptions options) {
       reached |= step.output_gradients_.back().defined();
     }
     step.saved_ = std::move(entry.saved);
-    const double started = context_.observer ? now_seconds() : 0;
+    const double started = start_observing(context_);
     TapeEvent event;
     if (context_.observer)
       event = {'B', entry.name, shapes_of(step.output_gradients_), entry.backward_cost,
@@ -257,6 +265,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
     for (const Var& input : inputs) plain.push_back({input.value, -1});
     for (Var& output : body(first, plain)) outputs.push_back(std::move(output.value));
     next_choice_ = first.next_choice_;
+    if (context_.observer) last_mark_ = first.last_mark_;  // the region's time is not the next operation's
   }
   for (const Var& input : inputs) {
     saved.push_back(input.value);
@@ -277,7 +286,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
   entry.name = name;
   entry.saved = std::move(saved);
   entry.backward = [this, choices, first_choice, needs, body = std::move(body)](BackwardStep& step) {
-    const double started = context_.observer ? now_seconds() : 0;
+    const double started = start_observing(context_);
     Tape again(context_, Mode::train);
     again.repeated_ = true;
     again.choices_ = choices;

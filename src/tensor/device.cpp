@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <unordered_map>
 #include <vector>
 
@@ -118,6 +119,12 @@ std::unique_ptr<Event> Device::record(Queue) {
 }
 void Device::wait_for(Queue, const Event&) {}
 
+MemoryUse Device::memory() const {
+  MemoryUse use = use_;
+  use.kernel_scratch = static_cast<int64_t>(context_.scratch_bytes());
+  return use;
+}
+
 void Device::reset_peak() {
   use_.peak = use_.now;
   use_.at_peak_by_owner = use_.now_by_owner;
@@ -166,7 +173,7 @@ class CpuDevice final : public Device {
 // Shapes and no memory: addresses are numbers that nobody follows, every block costs what it would cost elsewhere.
 class MetaDevice final : public Device {
  public:
-  explicit MetaDevice(const kernels::Table& table) {
+  MetaDevice(const kernels::Table& table, int workers) : workers_(workers) {
     table_ = &table;
     launch_mode_ = LaunchMode::none;
   }
@@ -176,6 +183,7 @@ class MetaDevice final : public Device {
   void zero(std::byte*, int64_t) override {}
   void copy(std::byte*, const std::byte*, int64_t) override {}
   void copy_to_device(std::byte*, const void*, int64_t) override {}
+  void foresee(kernels::ScratchNeed need) override { context_.foresee(need, workers_); }
   void copy_to_host(void*, const std::byte*, int64_t) override {
     fail(ErrorCode::internal, "internal error: the value of a meta tensor was asked for");
   }
@@ -189,6 +197,7 @@ class MetaDevice final : public Device {
   void system_free(std::byte*, int64_t) override {}
 
  private:
+  int workers_;
   uintptr_t next_ = 1 << 20;
 };
 
@@ -197,8 +206,8 @@ class MetaDevice final : public Device {
 std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads) {
   return std::make_unique<CpuDevice>(table, threads);
 }
-std::unique_ptr<Device> make_meta_device(const kernels::Table& table) {
-  return std::make_unique<MetaDevice>(table);
+std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int workers) {
+  return std::make_unique<MetaDevice>(table, workers);
 }
 
 }  // namespace capstan
@@ -209,24 +218,43 @@ void Context::prepare(int workers) {
   if (blocks_.size() < static_cast<size_t>(workers) + 1) blocks_.resize(static_cast<size_t>(workers) + 1);
 }
 
+void Context::foresee(ScratchNeed need, int workers) {
+  prepare(workers);
+  const auto count = [&](Block& block, size_t bytes) {
+    if (block.bytes >= bytes) return;
+    total_ += grown(bytes) - block.bytes;
+    block.bytes = grown(bytes);
+  };
+  count(blocks_[0], need.shared);
+  for (int worker = 0; worker < workers; ++worker)
+    count(blocks_[static_cast<size_t>(worker) + 1], need.each_worker);
+}
+
 std::byte* Context::scratch(int worker, size_t bytes) {
   const auto index = static_cast<size_t>(worker + 1);
   CAPSTAN_ASSERT(index < blocks_.size(), "scratch of a worker that was not prepared");
   Block& block = blocks_[index];
-  if (block.bytes < bytes) {
-    const size_t wanted = bytes + bytes / 4;
-    block.memory = std::make_unique_for_overwrite<std::byte[]>(wanted + 64);
-    block.aligned =
-        reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(block.memory.get()) + 63) & ~uintptr_t{63});
-    block.bytes = wanted;
+  if (block.bytes >= bytes) return block.aligned;
+  total_ -= block.bytes;
+  block = {};  // first: what it holds is undefined, and both at once might not fit
+  size_t wanted = grown(bytes);
+  const auto ask = [&] { block.memory.reset(new (std::nothrow) std::byte[wanted + 64]); };
+  ask();
+  if (!block.memory) {
+    wanted = bytes;
+    ask();
   }
+  if (!block.memory)
+    fail(ErrorCode::no_fit,
+         "out of memory: a kernel needs " + human_bytes(static_cast<double>(bytes)) +
+             " of scratch on top of " + human_bytes(static_cast<double>(scratch_bytes())) +
+             " that kernels keep",
+         "a smaller train.micro_batch_size needs less");
+  block.aligned =
+      reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(block.memory.get()) + 63) & ~uintptr_t{63});
+  block.bytes = wanted;
+  total_ += wanted;
   return block.aligned;
-}
-
-size_t Context::scratch_bytes() const {
-  size_t total = 0;
-  for (const Block& block : blocks_) total += block.bytes;
-  return total;
 }
 
 }  // namespace capstan::kernels

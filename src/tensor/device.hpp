@@ -56,6 +56,10 @@ struct MemoryUse {            // bytes, after the allocator's rounding
   std::array<int64_t, kMemoryOwners> at_peak_by_owner{};  // the split at the moment of the peak
   int64_t reserved = 0;                                   // taken from the system, in use or kept for reuse
   int64_t system_requests = 0;                            // how often the system was asked
+  // What kernels keep for themselves between launches, beside all of the above. It grows to the largest need and stays.
+  int64_t kernel_scratch = 0;
+  // The most that there was at a time, tensors and kernels: scratch reaches its size before or at the peak of a step.
+  int64_t total() const { return peak + kernel_scratch; }
 };
 
 // A device works through its queues in order. compute: kernels, fills and copies. transfer: copies to the host that run
@@ -89,7 +93,7 @@ class Device {
   std::byte* allocate(int64_t bytes, MemoryOwner owner);
   void free(std::byte* data, int64_t bytes, MemoryOwner owner);
   void release_cached();
-  const MemoryUse& memory() const { return use_; }
+  MemoryUse memory() const;
   void reset_peak();
 
   // Waits until all that was queued so far has run; throws what failed there.
@@ -117,6 +121,8 @@ class Device {
   // The address at which this device's kernels see the memory at `address`.
   std::byte* kernel_address(std::byte* address) const { return address + kernel_offset_; }
   virtual void enqueue(std::function<void()> work) { work(); }
+  // Before a launch whose scratch grows with its shape: what the kernel will ask for. Only a device where nothing runs listens.
+  virtual void foresee(kernels::ScratchNeed) {}
 
  protected:
   Device() = default;
@@ -145,7 +151,8 @@ int64_t round_allocation(int64_t bytes);
 // The devices of this build. threads as in ThreadPool. `cuda` without its backend is ErrorCode::unsupported and says how
 // to go on.
 std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads = 0);
-std::unique_ptr<Device> make_meta_device(const kernels::Table& table);
+// workers: the threads whose scratch is foretold.
+std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int workers = 1);
 
 // The CPU dressed as an accelerator, to find out on any machine what would break on one (guard.cpp): queues on threads of
 // their own and late on purpose, tensors' addresses that crash who follows them on the host, NaNs in memory that nobody has

@@ -66,17 +66,21 @@ std::string memory_text(const MemoryUse& use) {
     if (const int64_t bytes = use.at_peak_by_owner[owner])
       text += (text.empty() ? "" : " | ") + std::string(name_of(static_cast<MemoryOwner>(owner))) + " " +
               human_bytes(static_cast<double>(bytes));
+  if (use.kernel_scratch > 0)
+    text += (text.empty() ? "kernel scratch " : " | kernel scratch ") +
+            human_bytes(static_cast<double>(use.kernel_scratch));
   return text;
 }
 
 void check_fits(const config::Config& config, const StepEstimate& estimate, int local_ranks) {
   const int64_t limit = memory_limit(config, local_ranks);
-  if (estimate.memory.peak <= limit) return;
+  if (estimate.memory.total() <= limit) return;
   std::string help;
   int found = 0;
-  int64_t least = estimate.memory.peak;
+  int64_t least = estimate.memory.total();
   for (const Way& way : smaller_steps(config)) {
-    const int64_t peak = estimate_step(way.config, *models::build(way.config.model)).memory.peak;
+    const int64_t peak =
+        estimate_step(way.config, *models::build(way.config.model), local_ranks).memory.total();
     least = std::min(least, peak);
     if (peak > limit) continue;
     help +=
@@ -89,7 +93,7 @@ void check_fits(const config::Config& config, const StepEstimate& estimate, int 
   const std::string whose =
       config.resilience.memory_limit ? "resilience.memory_limit allows " : "this rank has ";
   fail(ErrorCode::no_fit,
-       "a step needs " + human_bytes(static_cast<double>(estimate.memory.peak)) + " (" +
+       "a step needs " + human_bytes(static_cast<double>(estimate.memory.total())) + " (" +
            memory_text(estimate.memory) + ") and " + whose + human_bytes(static_cast<double>(limit)),
        help);
 }

@@ -11,7 +11,8 @@
 
 namespace capstan::train {
 
-// Operations by name and phase, added up. Host time: exact where kernels run in the calling thread.
+// Operations by name and phase, added up. An observed step waits for each operation's end: on devices that queue kernels it
+// is the slower for it, and the times are the kernels'.
 class OperationTable final : public TapeObserver {
  public:
   struct Row {

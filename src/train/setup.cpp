@@ -22,9 +22,15 @@ void check_device(config::DeviceKind kind) {
          "train.device=cpu");
 }
 
+namespace {
+int threads_of(int64_t threads, int local_ranks) {
+  return threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks);
+}
+}  // namespace
+
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks) {
   check_device(kind);
-  const int count = threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks);
+  const int count = threads_of(threads, local_ranks);
   if (kind == config::DeviceKind::guard) return make_guard_device(kernels::cpu_table(), count);
   return make_cpu_device(kernels::cpu_table(), count);
 }
@@ -210,8 +216,9 @@ class CostSum final : public TapeObserver {
 };
 }  // namespace
 
-StepEstimate estimate_step(const config::Config& config, const models::Model& model) {
-  const auto device = make_meta_device(kernels::cpu_table());
+StepEstimate estimate_step(const config::Config& config, const models::Model& model, int local_ranks) {
+  const auto device =
+      make_meta_device(kernels::cpu_table(), threads_of(config.train.threads.value_or(0), local_ranks));
   const auto self = comm::make_self_communicator("estimate");
   parallel::FlatStore store(*device, model.parameters(), *self,
                             {.compute = compute_type(config.mixed_precision)});

@@ -41,8 +41,10 @@ models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids
 // What one micro-batch costs and holds, found by running it on the meta device.
 struct StepEstimate {
   double flops = 0;  // forward, backward and weight gradients of one micro-batch
-  MemoryUse memory;  // of the whole step of one rank
+  MemoryUse
+      memory;  // of the whole step of one rank; kernel_scratch is that of products, column sums and attention
 };
-StepEstimate estimate_step(const config::Config& config, const models::Model& model);
+// local_ranks: of this host, over which its cores are divided where train.threads does not say how many there are.
+StepEstimate estimate_step(const config::Config& config, const models::Model& model, int local_ranks = 1);
 
 }  // namespace capstan::train

@@ -340,7 +340,7 @@ void Run::report_model() {
   if (options_.measure_rate) measure_products();
   speaker_.line(human_count(static_cast<double>(loop_->store().elements())) + " parameters, " +
                 human_flop(flops_per_step_) + " a step and rank, about " +
-                human_bytes(static_cast<double>(estimate_.memory.peak)) + " at the peak; GEMM rate " +
+                human_bytes(static_cast<double>(estimate_.memory.total())) + " at the peak; GEMM rate " +
                 human_flop(gemm_rate_) + "/s");
   speaker_.line("memory foretold: " + memory_text(estimate_.memory));
 }
@@ -409,11 +409,12 @@ void Run::log_step(const StepResult& result, double step_seconds, bool as_line) 
   if (gemm_rate_ > 0 && flops_per_step_ / mean_seconds > gemm_rate_ && gemm_measures_++ < 3)
     measure_products();
   const double share = gemm_rate_ > 0 ? flops_per_step_ / mean_seconds / gemm_rate_ : 0;
-  const auto memory = static_cast<double>(loop_->device().memory().peak);
+  const MemoryUse memory = loop_->device().memory();
   const std::string text = "step " + std::to_string(step) + "/" + std::to_string(total_steps_) + " | loss " +
                            fixed(result.loss, 4) + " | grad " + fixed(result.gradient_norm, 3) + " | lr " +
                            significant(result.learning_rate) + " | " + human_count(tokens_per_second) +
-                           " tok/s | gemm " + fixed(100 * share, 0) + "% | " + human_bytes(memory) + " | " +
+                           " tok/s | gemm " + fixed(100 * share, 0) + "% | " +
+                           human_bytes(static_cast<double>(memory.total())) + " | " +
                            human_duration(mean_seconds * static_cast<double>(total_steps_ - step)) + " left";
   if (as_line)
     speaker_.line(text);
@@ -426,7 +427,8 @@ void Run::log_step(const StepResult& result, double step_seconds, bool as_line) 
       .number("learning_rate", result.learning_rate)
       .number("tokens_per_second", tokens_per_second)
       .number("step_seconds", step_seconds)
-      .integer("memory_bytes", static_cast<int64_t>(memory))
+      .integer("memory_bytes", memory.peak)
+      .integer("kernel_scratch_bytes", memory.kernel_scratch)
       .number("gemm_share", share)
       .integer("consumed_samples", loop_->state().consumed_samples)
       .integer("consumed_tokens", loop_->state().consumed_tokens);
@@ -646,7 +648,7 @@ Outcome Run::run() {
   // device, through the same code.
   check_device(config_.train.device);
   open_data();
-  estimate_ = estimate_step(config_, *models::build(config_.model));
+  estimate_ = estimate_step(config_, *models::build(config_.model), world_.local_size());
   check_fits(config_, estimate_, world_.local_size());
   run_dir_ = options_.run_dir.empty() ? fs::path("runs") / options_.recipe.name : options_.run_dir;
   speaker_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);

@@ -123,8 +123,13 @@ TEST_CASE_TEMPLATE("recomputation, delayed weight gradients and threads change n
                plain));
         config::ModelConfig s = c;
         s.recompute_granularity = config::RecomputeGranularity::selective;
-        s.recompute_modules = {config::RecomputeModule::core_attn, config::RecomputeModule::mlp};
-        CHECK((run_step(*device, s, type, 2, 19, data, options) == plain));
+        using Modules = decltype(s.recompute_modules);
+        for (const Modules& modules :
+             {Modules{config::RecomputeModule::core_attn}, Modules{config::RecomputeModule::mlp},
+              Modules{config::RecomputeModule::core_attn, config::RecomputeModule::mlp}}) {
+          s.recompute_modules = modules;
+          CHECK((run_step(*device, s, type, 2, 19, data, options) == plain));
+        }
       }
 }
 

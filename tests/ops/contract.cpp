@@ -1,4 +1,4 @@
-// The contract test of the engine, for any number of ranks (CTest runs two): what ZeRO-3, zero-bubble pipelines and
+// The contract test of the engine, for 1, 2, 3, 4 or 6 ranks (CTest runs one, two and three): what ZeRO-3, zero-bubble pipelines and
 // recomputation will lean on, all at once, equals the plain step.
 //
 // Model: h = tanh(x W1^T); c = h - mean of h over all rows of all ranks (a collective); y = c W2^T; loss = sum(y^2) / 2.
@@ -26,7 +26,8 @@ comm::World& world() {
   return *joined;
 }
 
-constexpr int64_t kIn = 5, kHidden = 8, kOut = 6, kRows = 3;  // rows of one rank and micro-batch
+// Weights of 60 and 72 elements: 1, 2, 3, 4 and 6 ranks hold equal parts of them. Rows are of one rank and micro-batch.
+constexpr int64_t kIn = 5, kHidden = 12, kOut = 6, kRows = 3;
 
 // ---- small operations written against the public contract -------------------------------------------------------------
 

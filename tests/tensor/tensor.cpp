@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/error.hpp"
@@ -58,6 +59,25 @@ TEST_CASE("memory is booked by owner, peaks are remembered, blocks are reused") 
   const Tensor b = Tensor::zeros(*cpu, {128}, DType::f32);
   CHECK(cpu->memory().system_requests == 1);
   CHECK(cpu->memory().now_by_owner[static_cast<size_t>(MemoryOwner::activations)] == 512);
+}
+
+TEST_CASE("scratch that the system refuses is an error, and there is scratch again afterwards") {
+  kernels::Context context;
+  context.prepare(1);
+  std::memset(context.scratch(0, 1000), 1, 1000);
+  CHECK(context.scratch_bytes() == 1250);
+  for (const size_t bytes : {size_t{1} << 60, size_t{1} << 55}) {
+    try {
+      context.scratch(0, bytes);
+      FAIL("must be refused");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::no_fit);
+      CHECK(error.message().find("of scratch") != std::string::npos);
+    }
+    CHECK(context.scratch_bytes() == 0);
+  }
+  std::memset(context.scratch(0, 4000), 2, 4000);
+  CHECK(context.scratch_bytes() == 5000);
 }
 
 TEST_CASE("allocation sizes lose at most an eighth") {

@@ -4,12 +4,15 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "comm/reduce.hpp"
 #include "comm/together.hpp"
 #include "support/faulty_disk.hpp"
@@ -156,6 +159,88 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
     for (int i = 0; i < 4; ++i) rest.push_back(other.step().loss);
     CHECK(rest == whole);
     CHECK(other.parameters() == r.parameters());
+  }
+}
+
+namespace {
+// Lets no thread but its own create a file before it is told to: a disk as slow as a test needs it.
+class HeldDisk final : public checkpoint::FileSystem {
+ public:
+  void release() {
+    held_ = false;
+    held_.notify_all();
+  }
+  std::unique_ptr<File> create(const fs::path& path) override {
+    if (std::this_thread::get_id() != owner_) held_.wait(true);
+    return checkpoint::real_file_system().create(path);
+  }
+  void make_directories(const fs::path& path) override {
+    checkpoint::real_file_system().make_directories(path);
+  }
+  void sync_directory(const fs::path& path) override { checkpoint::real_file_system().sync_directory(path); }
+  void rename_new(const fs::path& from, const fs::path& to) override {
+    checkpoint::real_file_system().rename_new(from, to);
+  }
+  bool exchange(const fs::path& a, const fs::path& b) override {
+    return checkpoint::real_file_system().exchange(a, b);
+  }
+  void remove_file(const fs::path& path) override { checkpoint::real_file_system().remove_file(path); }
+  void remove_directory(const fs::path& path) override {
+    checkpoint::real_file_system().remove_directory(path);
+  }
+
+ private:
+  const std::thread::id owner_ = std::this_thread::get_id();
+  std::atomic<bool> held_{true};
+};
+
+std::map<std::string, std::string> tensor_files(const fs::path& directory) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    if (entry.path().extension() == ".safetensors")
+      files[fs::relative(entry.path(), directory).string()] = read_file(entry.path(), 1 << 24);
+  return files;
+}
+}  // namespace
+
+TEST_CASE("an asynchronous save on the guard device writes the CPU's bytes while training goes on") {
+  const Shared cpu_root, guard_root;
+  std::map<std::string, std::string> files;
+  std::vector<double> losses;
+  for (const auto kind : {config::DeviceKind::cpu, config::DeviceKind::guard}) {
+    auto config = tiny_config(true, world().size());
+    config.mixed_precision.params_dtype = config::Precision::bf16;
+    config.train.device = kind;
+    Running r(config);
+    HeldDisk disk;
+    Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
+    struct Release {  // before the saver waits for its thread, also when a step throws
+      HeldDisk& disk;
+      ~Release() { disk.release(); }
+    } release{disk};
+    for (int i = 0; i < 3; ++i) r.step();
+    SavePlan plan = plan_in((kind == config::DeviceKind::cpu ? cpu_root : guard_root).path());
+    plan.files = &disk;
+    saver.begin(plan, r.loop.state());
+    std::vector<double> meanwhile;
+    for (int i = 0; i < 4; ++i) meanwhile.push_back(r.step().loss);
+    CHECK(saver.busy());
+    CHECK(!saver.ready());  // not one file is there, and four steps have been taken
+    disk.release();
+    const auto ended = saver.finish();
+    REQUIRE(ended);
+    CHECK_MESSAGE(ended->error.empty(), ended->error);
+    CHECK(ended->step == 3);
+    CHECK(checkpoint::verify(ended->directory, checkpoint::Depth::content).empty());
+    const auto written = tensor_files(ended->directory);
+    CHECK(!written.empty());
+    if (kind == config::DeviceKind::cpu) {
+      files = written;
+      losses = meanwhile;
+    } else {
+      CHECK((written == files));
+      CHECK(meanwhile == losses);
+    }
   }
 }
 

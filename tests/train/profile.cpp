@@ -47,6 +47,7 @@ std::vector<config::Config> variants() {
         config::Config c = tiny_config(llama);
         c.model.num_layers = 5, c.model.seq_length = 40, c.model.max_position_embeddings = 40;
         if (narrow) c.mixed_precision.params_dtype = config::Precision::bf16;
+        c.train.threads = 1 + mode;  // each has its own scratch
         if (mode == 1) {
           c.model.recompute_granularity = config::RecomputeGranularity::selective;
           c.model.recompute_modules = {config::RecomputeModule::core_attn};
@@ -87,9 +88,11 @@ TEST_CASE("the peak of a step is foretold by owner within 2 %, and the system is
       const auto i = static_cast<size_t>(owner);
       CHECK(foretold.at_peak_by_owner[i] == doctest::Approx(measured.at_peak_by_owner[i]).epsilon(0.02));
     }
-    const int64_t before = loop.device().memory().system_requests;
+    CHECK(measured.kernel_scratch > 0);
+    CHECK(foretold.kernel_scratch == doctest::Approx(measured.kernel_scratch).epsilon(0.02));
     steps(loop, config, 2, timers);
-    CHECK(loop.device().memory().system_requests == before);
+    CHECK(loop.device().memory().system_requests == measured.system_requests);
+    CHECK(loop.device().memory().kernel_scratch == measured.kernel_scratch);
   }
 }
 
@@ -118,9 +121,9 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
   config.model.num_layers = 5;
   config.train.micro_batch_size = 4, config.train.global_batch_size = 4;
   const StepEstimate estimate = estimate_step(config, *models::build(config.model));
-  config.resilience.memory_limit = config::Bytes{estimate.memory.peak};
+  config.resilience.memory_limit = config::Bytes{estimate.memory.total()};
   CHECK_NOTHROW(check_fits(config, estimate, 1));
-  config.resilience.memory_limit = config::Bytes{estimate.memory.peak - 1};
+  config.resilience.memory_limit = config::Bytes{estimate.memory.total() - 1};
   try {
     check_fits(config, estimate, 1);
     FAIL("must not fit");
@@ -153,6 +156,12 @@ TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in or
       estimate_step(config, loop.model()).flops * static_cast<double>(loop.micro_batches());
   CHECK(flops == doctest::Approx(expected));
   CHECK(seconds > 0);
+  for (config::Config again : variants()) {  // what recomputation adds is not what the step needs
+    const auto model = models::build(again.model);
+    const double needed = estimate_step(again, *model).flops;
+    again.model.recompute_granularity.reset();
+    CHECK(needed == doctest::Approx(estimate_step(again, *models::build(again.model)).flops));
+  }
 
   Trace trace(3, true);
   trace.step(2);
@@ -181,4 +190,26 @@ TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in or
   CHECK(ends.size() == 4);
   CHECK(traced == doctest::Approx(expected));
   CHECK_THROWS_AS(trace.write("/proc/no/such/place.json"), Error);
+}
+
+TEST_CASE("an observed operation has run: on a device that queues kernels its time is not that of asking") {
+  struct Finished final : TapeObserver {
+    explicit Finished(Device& d) : device(d) {}
+    void observe(const TapeEvent&) override {
+      ++events;
+      if (!device.record(Queue::compute)->done()) ++early;
+    }
+    Device& device;
+    int64_t events = 0, early = 0;
+  };
+  config::Config config = tiny_config(true);
+  config.train.device = config::DeviceKind::guard;
+  Loop loop(config, world());
+  loop.initialise();
+  StepTimers timers;
+  Finished finished(loop.device());
+  loop.observe(&finished);
+  steps(loop, config, 1, timers);
+  CHECK(finished.events > 50);
+  CHECK(finished.early == 0);
 }

@@ -30,7 +30,9 @@ void describe(Section<ResilienceConfig>& s) {
       .alias("dist.distributed_timeout_minutes")
       .not_yet("a watch on silent ranks");
   s.field("memory_limit", &R::memory_limit)
-      .doc("memory of one rank; a step that needs more is refused before it starts")
+      .doc(
+          "memory of one rank; a step that needs more, tensors and kernels together, is refused before it "
+          "starts")
       .min(1)
       .effect(Effect::memory);
   s.field("check_for_nan", &R::check_for_nan)
