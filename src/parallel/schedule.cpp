@@ -26,12 +26,14 @@ std::vector<Place> forward_order(const PipelineShape& s) {
 
 void check(const PipelineShape& s) {
   if (s.ranks < 1 || s.chunks < 1 || s.micro_batches < 1)
-    fail(ErrorCode::config, "a pipeline of " + std::to_string(s.ranks) + " ranks, " + std::to_string(s.chunks) +
-                                " chunks and " + std::to_string(s.micro_batches) + " micro-batches");
+    fail(ErrorCode::config, "a pipeline of " + std::to_string(s.ranks) + " ranks, " +
+                                std::to_string(s.chunks) + " chunks and " + std::to_string(s.micro_batches) +
+                                " micro-batches");
   if (s.chunks > 1 && s.group < s.ranks)
     fail(ErrorCode::config,
          "dist.microbatch_group_size_per_vp_stage=" + std::to_string(s.group) + " is below " +
-             std::to_string(s.ranks) + " pipeline ranks: a micro-batch would be wanted in a chunk before it has left the last",
+             std::to_string(s.ranks) +
+             " pipeline ranks: a micro-batch would be wanted in a chunk before it has left the last",
          "dist.microbatch_group_size_per_vp_stage=" + std::to_string(s.ranks));
   const int64_t last = s.micro_batches % s.group;
   if (s.chunks > 1 && last != 0 && last < s.ranks)
@@ -76,16 +78,22 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
   run.lengths = ticks;
   const auto ranks = static_cast<size_t>(s.ranks);
   if (schedule.size() != ranks) {
-    run.problem = std::to_string(schedule.size()) + " lists of steps for " + std::to_string(s.ranks) + " ranks";
+    run.problem =
+        std::to_string(schedule.size()) + " lists of steps for " + std::to_string(s.ranks) + " ranks";
     return run;
   }
   const int64_t stages = s.ranks * s.chunks;
   constexpr int64_t kNever = -1;
   // When each stage had ended its part of each micro-batch.
-  const auto at = [&](int64_t stage, int64_t micro_batch) { return static_cast<size_t>(stage * s.micro_batches + micro_batch); };
-  std::vector<int64_t> forward(static_cast<size_t>(stages * s.micro_batches), kNever), backward = forward, weight = forward;
+  const auto at = [&](int64_t stage, int64_t micro_batch) {
+    return static_cast<size_t>(stage * s.micro_batches + micro_batch);
+  };
+  std::vector<int64_t> forward(static_cast<size_t>(stages * s.micro_batches), kNever), backward = forward,
+                                                                                       weight = forward;
   const auto name = [&](size_t rank, const ScheduleStep& step) {
-    const char* work = step.work == Work::forward ? "forward" : step.work == Work::backward ? "backward" : "weight";
+    const char* work = step.work == Work::forward    ? "forward"
+                       : step.work == Work::backward ? "backward"
+                                                     : "weight";
     return std::string(work) + " of micro-batch " + std::to_string(step.micro_batch) + ", chunk " +
            std::to_string(step.chunk) + " on rank " + std::to_string(rank);
   };
@@ -100,7 +108,8 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
     for (size_t rank = 0; rank < ranks; ++rank) {
       for (; next[rank] < schedule[rank].size(); ++next[rank]) {
         const ScheduleStep& step = schedule[rank][next[rank]];
-        if (step.micro_batch < 0 || step.micro_batch >= s.micro_batches || step.chunk < 0 || step.chunk >= s.chunks) {
+        if (step.micro_batch < 0 || step.micro_batch >= s.micro_batches || step.chunk < 0 ||
+            step.chunk >= s.chunks) {
           run.problem = name(rank, step) + " does not exist";
           return run;
         }
@@ -134,11 +143,12 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
     }
   }
   for (size_t rank = 0; rank < ranks && run.problem.empty(); ++rank)
-    if (next[rank] < schedule[rank].size()) run.problem = name(rank, schedule[rank][next[rank]]) + " waits for ever";
+    if (next[rank] < schedule[rank].size())
+      run.problem = name(rank, schedule[rank][next[rank]]) + " waits for ever";
   for (size_t i = 0; i < forward.size() && run.problem.empty(); ++i)
     if (forward[i] == kNever || backward[i] == kNever)
-      run.problem = "micro-batch " + std::to_string(static_cast<int64_t>(i) % s.micro_batches) + " never passes stage " +
-                    std::to_string(static_cast<int64_t>(i) / s.micro_batches);
+      run.problem = "micro-batch " + std::to_string(static_cast<int64_t>(i) % s.micro_batches) +
+                    " never passes stage " + std::to_string(static_cast<int64_t>(i) / s.micro_batches);
   run.ticks = *std::max_element(free_at.begin(), free_at.end());
   for (size_t rank = 0; rank < ranks; ++rank) run.idle[rank] = run.ticks - worked[rank];
   return run;
@@ -150,12 +160,15 @@ std::string draw(const PipelineShape& s, const Schedule& schedule, const Schedul
   const auto shown = std::min(run.ticks, std::max<int64_t>(1, columns / static_cast<int64_t>(width)));
   std::string text;
   for (size_t rank = 0; rank < schedule.size(); ++rank) {
-    std::vector<std::string> cells(static_cast<size_t>(shown), std::string(width, ' ').replace(width / 2, 1, "."));
+    std::vector<std::string> cells(static_cast<size_t>(shown),
+                                   std::string(width, ' ').replace(width / 2, 1, "."));
     for (size_t i = 0; i < run.start[rank].size(); ++i) {
       const ScheduleStep& step = schedule[rank][i];
       std::string label = std::to_string(step.micro_batch);
       if (s.chunks > 1) label += static_cast<char>('a' + step.chunk % 26);
-      label = step.work == Work::forward ? label : step.work == Work::backward ? "[" + label + "]" : "w" + label;
+      label = step.work == Work::forward    ? label
+              : step.work == Work::backward ? "[" + label + "]"
+                                            : "w" + label;
       label.insert(0, (width - label.size()) / 2, ' ');
       label.resize(width, ' ');
       const int64_t length = step.work == Work::forward    ? run.lengths.forward
@@ -170,7 +183,8 @@ std::string draw(const PipelineShape& s, const Schedule& schedule, const Schedul
     row.erase(row.find_last_not_of(' ') + 1);
     text += row + "\n";
   }
-  if (shown < run.ticks) text += "… " + std::to_string(run.ticks - shown) + " of " + std::to_string(run.ticks) + " ticks more\n";
+  if (shown < run.ticks)
+    text += "… " + std::to_string(run.ticks - shown) + " of " + std::to_string(run.ticks) + " ticks more\n";
   return text;
 }
 

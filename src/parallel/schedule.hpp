@@ -16,7 +16,8 @@ struct PipelineShape {
   int64_t ranks = 1;          // P
   int64_t chunks = 1;         // V: virtual stages of each rank
   int64_t micro_batches = 1;  // M
-  int64_t group = 1;          // micro-batches that pass through a chunk before the next chunk's turn; V > 1: at least P
+  int64_t group =
+      1;  // micro-batches that pass through a chunk before the next chunk's turn; V > 1: at least P
 };
 
 // `weight` is the part of the backward pass that gives the gradients of weights, where a schedule runs it apart; otherwise it
@@ -41,17 +42,19 @@ struct Ticks {
 };
 struct ScheduleRun {
   Ticks lengths;
-  std::string problem;                      // empty, or what is wrong: a step missing, twice, or waiting for ever
-  int64_t ticks = 0;                        // until the last rank has ended
+  std::string problem;  // empty, or what is wrong: a step missing, twice, or waiting for ever
+  int64_t ticks = 0;    // until the last rank has ended
   std::vector<std::vector<int64_t>> start;  // of each step of each rank
   std::vector<int64_t> idle;                // ticks that each rank waits, of `ticks`
-  std::vector<int64_t> live;                // the most (micro-batch, chunk) pairs that a rank holds between forward and backward
+  std::vector<int64_t>
+      live;  // the most (micro-batch, chunk) pairs that a rank holds between forward and backward
 };
 // Runs it by the clock: a step begins when its rank is free and what it needs has arrived; sends take no time and never wait.
 ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, Ticks ticks = {});
 
 // A row for each rank, a column for each tick: `0` … for the forward pass of a micro-batch, the same in brackets for its backward
 // pass, `w0` for weights, with the chunk as a letter where there are several; `columns` at most.
-std::string draw(const PipelineShape& shape, const Schedule& schedule, const ScheduleRun& run, int64_t columns);
+std::string draw(const PipelineShape& shape, const Schedule& schedule, const ScheduleRun& run,
+                 int64_t columns);
 
 }  // namespace capstan::parallel

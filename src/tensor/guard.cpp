@@ -131,7 +131,7 @@ class GuardDevice final : public Device {
     compute_.push([to = kernel_address(data), bytes] { std::memset(to, 0, static_cast<size_t>(bytes)); });
   }
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
-    start_copy_to_host(kernel_address(to), from, bytes, Queue::compute);
+    push_copy(kernel_address(to), from, bytes, Queue::compute);
   }
   void copy_to_device(std::byte* to, const void* from, int64_t bytes) override {
     if (bytes <= 0) return;
@@ -147,11 +147,16 @@ class GuardDevice final : public Device {
     start_copy_to_host(to, from, bytes, Queue::compute);
     compute_.wait(compute_.last());
   }
-  void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue queue) override {
+  void push_copy(void* to, const std::byte* from, int64_t bytes, Queue queue) {
     if (bytes <= 0) return;
     queue_of(queue).push([to, from = kernel_address(const_cast<std::byte*>(from)), bytes] {
       std::memcpy(to, from, static_cast<size_t>(bytes));
     });
+  }
+  void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue queue) override {
+    if (bytes <= 0) return;
+    std::memset(to, 0xff, static_cast<size_t>(bytes));  // who reads before the event finds NaN, or -1
+    push_copy(to, from, bytes, queue);
   }
   std::unique_ptr<Event> record(Queue queue) override {
     return std::make_unique<GuardEvent>(queue_of(queue), queue_of(queue).last());

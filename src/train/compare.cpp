@@ -91,15 +91,10 @@ std::vector<TensorDifference> compare_tensors(const fs::path& a, const fs::path&
   return differences;
 }
 
-fs::path checkpoints_of(const fs::path& run) {
-  const fs::path named = records::read_run_file(run).checkpoints;
-  return named.empty() ? run / "checkpoints" : named.is_absolute() ? named : run / named;
-}
-
 void compare_checkpoints(const fs::path& a, const fs::path& b, Comparison& result) {
   std::map<int64_t, fs::path> first;
-  for (const auto& one : checkpoint::list_checkpoints(checkpoints_of(a))) first[one.step] = one.path;
-  auto others = checkpoint::list_checkpoints(checkpoints_of(b));
+  for (const auto& one : checkpoint::list_checkpoints(records::saved_in(a))) first[one.step] = one.path;
+  auto others = checkpoint::list_checkpoints(records::saved_in(b));
   std::sort(others.begin(), others.end(), [](const auto& x, const auto& y) { return x.step < y.step; });
   for (const auto& other : others) {
     const auto own = first.find(other.step);

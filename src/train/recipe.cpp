@@ -1,4 +1,5 @@
 #include "train/recipe.hpp"
+#include "train/records/run_list.hpp"
 
 #include <unistd.h>
 
@@ -117,7 +118,7 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
       fail(ErrorCode::unsupported, "`" + name + "`: this version reads its own checkpoints only",
            "name a run or a checkpoint directory");
   StoredRecipe stored;
-  stored.checkpoint = checkpoint::resolve_checkpoint(name, &stored.refused).path;
+  stored.checkpoint = checkpoint::resolve_checkpoint(records::saved_in(name), &stored.refused).path;
   config::Request request;
   request.recipe = (stored.checkpoint / std::string(checkpoint::kRecipeFile)).string();
   request.overrides = std::move(overrides);

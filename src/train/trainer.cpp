@@ -1,4 +1,5 @@
 #include "train/trainer.hpp"
+#include "train/records/run_list.hpp"
 
 #include <algorithm>
 #include <array>
@@ -97,6 +98,7 @@ class Run {
   void open_records();
   void begin_records();
   void clear_leftovers();
+  void refuse_foreign_checkpoints();
   void say_end(const Outcome& outcome);
   void write_events(int64_t step, std::span<const records::Scalar> scalars);
   void start_or_resume();
@@ -133,6 +135,7 @@ class Run {
   std::string run_id_;
   std::unique_ptr<records::RunDirectory> records_;  // rank 0
   bool begun_ = false;                              // its texts are those of this start
+  std::unique_ptr<records::FileLock> owner_lock_;   // of the run whose directory checkpoint.save lies in
   std::unique_ptr<records::FileLock> root_lock_;  // of checkpoint.save, where it is not in the run directory
   std::unique_ptr<records::MetricsWriter> metrics_;
   std::deque<records::MetricsRow> unwritten_;  // rows that found no room on the disk, oldest first
@@ -145,6 +148,7 @@ class Run {
   std::unique_ptr<Saver> saver_;  // with checkpoint.async_save
   StepTimers timers_;
   int64_t total_steps_ = 0, first_step_ = 0, saved_step_ = -1;
+  int64_t skips_in_a_row_ = 0;  // by the guards
   fs::path last_checkpoint_;
   std::vector<std::string> refused_;  // checkpoints that were not resumed from, with the reasons
   StepEstimate estimate_;
@@ -191,12 +195,36 @@ void Run::clear_leftovers() {
   if (config_.checkpoint.save && !fs::equivalent(checkpoint_root(), run_dir_, unknown)) {
     checkpoint::real_file_system().make_directories(checkpoint_root());
     root_lock_ = std::make_unique<records::FileLock>(checkpoint_root(), "checkpoint directory");
+    refuse_foreign_checkpoints();
   }
   try {
     checkpoint::remove_leftovers(options_.files ? *options_.files : checkpoint::real_file_system(),
                                  checkpoint_root());
   } catch (const Error& error) {
     speaker_.warning("what an earlier save left behind was not removed: " + error.message());
+  }
+}
+
+// Two runs that save into one directory would take turns in deleting each other's checkpoints.
+void Run::refuse_foreign_checkpoints() {
+  const fs::path root = checkpoint_root();
+  std::error_code unknown;
+  const fs::path owner = fs::weakly_canonical(root, unknown).parent_path();
+  if (records::is_run(owner) && !fs::equivalent(owner, run_dir_, unknown))
+    owner_lock_ = std::make_unique<records::FileLock>(owner, "run");  // it saves there itself
+  if (config_.checkpoint.load && fs::equivalent(config_.checkpoint.load->resolved, root, unknown))
+    return;  // to go on in it
+  for (const auto& one : checkpoint::list_checkpoints(root)) {
+    std::string id;
+    try {
+      id = checkpoint::Reader::open(one.path, checkpoint::Depth::structure).info().run_id;
+    } catch (const Error&) {  // damaged: whose it was is not known, and nobody is kept from saving
+    }
+    if (!id.empty() && id != run_id_)
+      fail(ErrorCode::failed,
+           "checkpoint.save `" + root.string() + "` holds checkpoints of another run (" + id + "; " +
+               one.path.filename().string() + ")",
+           "choose a directory of its own; checkpoint.load=" + root.string() + " goes on from what is there");
   }
 }
 
@@ -293,8 +321,14 @@ void Run::start_or_resume() {
       std::vector<std::string> reasons;
       from = find_checkpoint(world_, before, reasons);
       for (const std::string& reason : reasons) speaker_.warning("not resumed from " + reason);
+      refused_.insert(refused_.end(), reasons.begin(), reasons.end());
     }
   }
+  const auto damaged = comm::gather_texts(world_.communicator(), join(refused_, "\n    "))[0];
+  if (options_.resume && !from && !damaged.empty())
+    fail(ErrorCode::failed, "no checkpoint of the run verifies:\n    " + damaged,
+         "restore one of them; or, to give them up, move them away and --resume begins at step 0, or take "
+         "another run directory");
   if (!from && config_.checkpoint.load) {
     const fs::path load = config_.checkpoint.load->resolved;
     if (config_.checkpoint.ckpt_step) {
@@ -303,7 +337,7 @@ void Run::start_or_resume() {
       from = checkpoint::Checkpoint{root / checkpoint::step_directory_name(*config_.checkpoint.ckpt_step),
                                     *config_.checkpoint.ckpt_step};
     } else {
-      from = checkpoint::resolve_checkpoint(load);
+      from = checkpoint::resolve_checkpoint(records::saved_in(load));
     }
   }
   if (from) {
@@ -322,7 +356,8 @@ void Run::start_or_resume() {
   if (options_.resume) speaker_.line("the run has no checkpoint yet: it starts over");
   loop_->initialise();
   if (config_.checkpoint.pretrained_checkpoint) {
-    const auto found = checkpoint::resolve_checkpoint(config_.checkpoint.pretrained_checkpoint->resolved);
+    const auto found =
+        checkpoint::resolve_checkpoint(records::saved_in(config_.checkpoint.pretrained_checkpoint->resolved));
     auto reader = checkpoint::Reader::open(found.path, checkpoint::Depth::structure);
     load_parameters(reader, loop_->store());
     speaker_.line("weights from " + found.path.string());
@@ -489,7 +524,11 @@ void Run::rewind(const StepResult& result) {
   state.rewinds = rewinds + 1;
   saved_step_ = state.step, last_checkpoint_ = found->path;
   unwritten_.clear();
-  if (chief()) records::truncate_after_step(records_->metrics(), state.step);
+  if (chief()) {
+    metrics_.reset();  // the file may be another one afterwards
+    records::truncate_after_step(records_->metrics(), state.step);
+    metrics_ = std::make_unique<records::MetricsWriter>(records_->metrics());
+  }
   say_events(state.step,
              result.events);  // at the step where the run goes on, so that a resume keeps the rows
   speaker_.warning("rewound to step " + std::to_string(state.step) + ", past the batch of step " +
@@ -500,6 +539,9 @@ void Run::rewind(const StepResult& result) {
                .integer("from_step", spike)
                .integer("rewinds", state.rewinds)
                .integer("consumed_samples", state.consumed_samples));
+  // A restart must go on behind the batch too, and must not count from nothing: the checkpoint says so from now on.
+  saved_step_ = -1;
+  save(false);
 }
 
 void Run::after_step(const StepResult& result, double step_seconds) {
@@ -509,6 +551,13 @@ void Run::after_step(const StepResult& result, double step_seconds) {
   ++steps_since_log_;
   seconds_since_log_ += step_seconds;
   say_events(step, result.events);
+  skips_in_a_row_ = result.skipped && !result.events.empty() ? skips_in_a_row_ + 1 : 0;
+  if (skips_in_a_row_ > config_.resilience.spike_window)
+    fail(ErrorCode::failed,
+         "step " + std::to_string(step) + ": the update was skipped " + std::to_string(skips_in_a_row_) +
+             " times in a row, more than resilience.spike_window: this is no spike, nothing is learnt any "
+             "more",
+         "a lower optimizer.lr or a greater resilience.loss_spike_factor, from a checkpoint before it");
   if (result.skipped && result.events.empty()) {
     speaker_.warning("step " + std::to_string(step) + ": gradient norm " + fixed(result.gradient_norm, 3) +
                      " is above optimizer.grad_norm_skip_threshold; update skipped");
@@ -650,6 +699,10 @@ Outcome Run::run() {
   open_data();
   estimate_ = estimate_step(config_, *models::build(config_.model), world_.local_size());
   check_fits(config_, estimate_, world_.local_size());
+  const std::string& name = options_.recipe.name;
+  if (options_.run_dir.empty() && (name.find('/') != std::string::npos || name == "." || name == ".."))
+    fail(ErrorCode::config, "the recipe's name `" + name + "` cannot name a directory in runs/",
+         "a name without `/`, or --run-dir DIR");
   run_dir_ = options_.run_dir.empty() ? fs::path("runs") / options_.recipe.name : options_.run_dir;
   speaker_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
   total_steps_ = total_iterations(config_);

@@ -59,6 +59,13 @@ std::string losses_of(const std::string& run) {
   return all;
 }
 
+// The last step that a start told as saved ("step 12 | saved …"); 0: none.
+int64_t last_saved(const std::string& text) {
+  const size_t at = text.rfind(" | saved ");
+  const size_t word = at == std::string::npos ? at : text.rfind("step ", at);
+  return word == std::string::npos ? 0 : std::atoll(text.c_str() + word + 5);
+}
+
 int64_t number_from(const char* variable, int64_t otherwise) {
   const char* text = std::getenv(variable);
   return text ? std::atoll(text) : otherwise;
@@ -87,7 +94,7 @@ TEST_CASE("kill -9 at random moments loses nothing") {
   int64_t kills = 0, starts = 0, laps = 0, before_first_step = 0, leftovers = 0, again = 0;
   for (; kills < wanted; ++laps) {
     const std::string name = "lap" + std::to_string(laps);
-    int64_t reached = 0;
+    int64_t reached = 0;  // of what was told as saved, and resumed from
     for (bool finished = false; !finished;) {
       // A quarter of the kills fall anywhere after the first word, most while steps and saves go on.
       const bool early = random() % 4 == 0;
@@ -111,12 +118,14 @@ TEST_CASE("kill -9 at random moments loses nothing") {
       REQUIRE_MESSAGE((ended.code == 0 || ended.code == 128 + SIGKILL), ended.err);
       REQUIRE_MESSAGE(!contains(ended.err, "not resumed from"), ended.err);
       REQUIRE_MESSAGE(!contains(ended.err, "warning: "), ended.err);
-      if (const size_t at = ended.err.find(" at step "); at != std::string::npos) {
-        // Never back behind what an earlier start resumed from.
-        const int64_t step = std::atoll(ended.err.c_str() + at + 9);
+      if (contains(ended.err,
+                   "| loss")) {  // it had looked for checkpoints: never back behind what was told as saved
+        const size_t at = ended.err.find(" at step ");
+        const int64_t step = at == std::string::npos ? 0 : std::atoll(ended.err.c_str() + at + 9);
         REQUIRE(step >= reached);
         reached = step;
       }
+      reached = std::max(reached, last_saved(ended.err));
       finished = ended.code == 0;
       if (finished) break;
       ++kills;
@@ -174,6 +183,7 @@ TEST_CASE("kill -9 of any process of a run on two ranks loses nothing, and ends 
   int64_t kills = 0, of_launcher = 0, laps = 0;
   for (; kills < wanted; ++laps) {
     const std::string name = "lap" + std::to_string(laps);
+    int64_t reached = 0;
     for (bool finished = false; !finished;) {
       const bool kill = kills < wanted;
       const auto delay = std::chrono::microseconds(random() % 300'000);
@@ -199,6 +209,11 @@ TEST_CASE("kill -9 of any process of a run on two ranks loses nothing, and ends 
       over = true;
       if (killer.joinable()) killer.join();
       REQUIRE_MESSAGE(!contains(ended.err, "not resumed from"), ended.err);
+      if (contains(ended.err, "| loss")) {
+        const size_t at = ended.err.find(" at step ");
+        REQUIRE((at == std::string::npos ? 0 : std::atoll(ended.err.c_str() + at + 9)) >= reached);
+      }
+      reached = std::max(reached, last_saved(ended.err));
       finished = ended.code == 0;
       if (finished) break;
       ++kills;

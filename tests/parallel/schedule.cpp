@@ -86,7 +86,8 @@ TEST_CASE("the order of Megatron's worked example: 2 ranks, 2 chunks, 5 micro-ba
 TEST_CASE("the check sees what is wrong with a schedule") {
   const PipelineShape shape{.ranks = 2, .micro_batches = 3};
   const Schedule good = make_schedule(shape);
-  Schedule waits = good;  // rank 0 wants the first micro-batch back before it has sent the second, rank 1 wants the second first
+  Schedule waits =
+      good;  // rank 0 wants the first micro-batch back before it has sent the second, rank 1 wants the second first
   std::swap(waits[1][0], waits[1][1]);
   CHECK(simulate(shape, waits).problem == "backward of micro-batch 0, chunk 0 on rank 0 waits for ever");
   Schedule missing = good;

@@ -98,6 +98,16 @@ TEST_CASE("a resume cuts the file back to its step, and a torn line off") {
   CHECK(truncate_after_step(path, 0) == 7);
   CHECK(slurp(path).empty());
   CHECK(truncate_after_step(path, 0) == 0);
+  // A damaged row that claims a later step goes alone: the rows after it are the run's.
+  std::string damaged, without;
+  for (int64_t step = 1; step <= 10; ++step) {
+    const std::string row = MetricsRow(step == 4 ? 94 : step).number("loss", 1.0).line();
+    damaged += row;
+    if (step != 4 && step <= 8) without += row;
+  }
+  spill(path, damaged);
+  CHECK(truncate_after_step(path, 8) == 3);
+  CHECK(slurp(path) == without);
   // Every cut of the file, wherever a crash left it, gives a prefix of whole rows.
   for (size_t size = 0; size <= text.size(); ++size) {
     spill(path, text.substr(0, size));

@@ -124,22 +124,37 @@ static std::string_view as_text(std::span<const std::byte> bytes) {
 int64_t truncate_after_step(const fs::path& path, int64_t step) {
   std::error_code error;
   if (!fs::exists(path, error)) return 0;
-  size_t keep = 0;
-  int64_t removed = 0;
+  size_t keep = 0;  // bytes up to the end of the last row that stays
+  int64_t removed = 0, within = 0;
+  std::string kept;
   {
     const MappedFile file(path);
-    keep = file.bytes().size();
-    for_each_line(as_text(file.bytes()), [&](std::string_view line, size_t begin, bool complete) {
-      if (removed == 0) {
-        const auto row = parse_row(line);
-        if (complete && !(row && row->step && *row->step > step)) return true;
-        keep = begin;
-      }
-      ++removed;
+    const std::string_view text = as_text(file.bytes());
+    bool within_step = true;  // a row without a step shares the fate of the one before
+    const auto stays = [&](std::string_view line, bool complete) {
+      if (const auto row = parse_row(line); row && row->step) within_step = *row->step <= step;
+      return complete && within_step;
+    };
+    for_each_line(text, [&](std::string_view line, size_t begin, bool complete) {
+      if (stays(line, complete))
+        keep = begin + line.size() + 1, within = removed;
+      else
+        ++removed;
       return true;
     });
+    // A row of a later step before rows that stay: no run wrote it so. It goes alone.
+    within_step = true;
+    if (within > 0)
+      for_each_line(text, [&](std::string_view line, size_t, bool complete) {
+        if (stays(line, complete)) kept.append(line).push_back('\n');
+        return true;
+      });
   }
   if (removed == 0) return 0;
+  if (within > 0) {
+    write_file_durably(path.string(), kept);
+    return removed;
+  }
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
   const bool done = fd >= 0 && ::ftruncate(fd, static_cast<off_t>(keep)) == 0 && ::fsync(fd) == 0;
   const int error_number = errno;

@@ -83,8 +83,14 @@ std::vector<double> ticks(double low, double high) {
   const double raw = (high - low) / 5, power = std::pow(10, std::floor(std::log10(raw))), part = raw / power;
   const double step = power * (part < 1.5 ? 1 : part < 3.5 ? 2 : part < 7.5 ? 5 : 10);
   std::vector<double> result;
-  for (double t = std::ceil(low / step) * step; t <= high + step * 1e-9; t += step)
+  // Counted, not added up: between neighbouring numbers a step may be too small to move one.
+  const double first = std::ceil(low / step) * step;
+  for (int i = 0; i < 20 && std::isfinite(step); ++i) {
+    const double t = first + i * step;
+    if (!(t <= high + step * 1e-9)) break;
+    if (i > 0 && t <= result.back()) break;
     result.push_back(std::abs(t) < step * 1e-9 ? 0 : t);
+  }
   return result;
 }
 
@@ -151,21 +157,23 @@ std::string plot_html(std::span<const std::filesystem::path> runs) {
     const std::string name = run.path.string();
     for (Chart& chart : charts) chart.curves.push_back({name, r, false, {}});
     Curve validation{name, r, true, {}};
-    read_metrics(runs[r] / "metrics.jsonl", [&](const ReadRow& row) {
-      if (!row.step) return;
-      const auto x = static_cast<double>(*row.step);
-      const auto usable = [](double y, bool logarithmic) {
-        return std::isfinite(y) && (!logarithmic || y > 0);
-      };
-      if (row.event == "validation" && usable(row.number("loss"), false))
-        validation.points.push_back({x, row.number("loss")});
-      if (!row.event.empty()) return;
-      for (Chart& chart : charts) {
-        const double scale = chart.number == std::string_view("memory_bytes") ? 1.0 / (1 << 20) : 1.0;
-        if (const double y = row.number(chart.number) * scale; usable(y, chart.logarithmic))
-          chart.curves.back().points.push_back({x, y});
-      }
-    });
+    std::error_code missing;
+    if (std::filesystem::exists(runs[r] / "metrics.jsonl", missing))
+      read_metrics(runs[r] / "metrics.jsonl", [&](const ReadRow& row) {
+        if (!row.step) return;
+        const auto x = static_cast<double>(*row.step);
+        const auto usable = [](double y, bool logarithmic) {
+          return std::isfinite(y) && (!logarithmic || y > 0);
+        };
+        if (row.event == "validation" && usable(row.number("loss"), false))
+          validation.points.push_back({x, row.number("loss")});
+        if (!row.event.empty()) return;
+        for (Chart& chart : charts) {
+          const double scale = chart.number == std::string_view("memory_bytes") ? 1.0 / (1 << 20) : 1.0;
+          if (const double y = row.number(chart.number) * scale; usable(y, chart.logarithmic))
+            chart.curves.back().points.push_back({x, y});
+        }
+      });
     charts[0].curves.push_back(std::move(validation));
     legend += "<tr><td style=\"color:" + std::string(kColors[r % kColors.size()]) + "\">&#9632;</td><td>" +
               escaped(name) + "</td><td>" + escaped(run.recipe) + "</td><td>" +

@@ -70,6 +70,14 @@ bool is_run(const fs::path& path) {
   return fs::is_regular_file(path / kRunFile, error);
 }
 
+fs::path saved_in(const fs::path& path) {
+  if (!is_run(path)) return path;
+  const fs::path named = read_run_file(path).checkpoints;
+  const fs::path place = named.empty() ? path / "checkpoints" : named.is_absolute() ? named : path / named;
+  std::error_code none_yet;
+  return fs::is_directory(place, none_yet) ? place : path;
+}
+
 static bool is_locked(const fs::path& run) {
   const int fd = ::open((run / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return false;
