@@ -115,3 +115,98 @@ TEST_CASE(
   CHECK(expected > 10);
   CHECK(::umount(place.c_str()) == 0);
 }
+
+TEST_CASE("where no checkpoint verifies a resume is refused, and what could be repaired stays") {
+  const ScratchDirectory scratch;
+  const auto steps = [&](std::vector<std::string> more) {
+    more.insert(more.begin(),
+                {"train.train_iters=20", "checkpoint.save_interval=5", "checkpoint.most_recent_k=2"});
+    return run(tiny(scratch, more));
+  };
+  REQUIRE(steps({"--run-dir", "whole"}).code == 0);
+  REQUIRE(steps({"--run-dir", "r", "train.exit_interval=10"}).code == 75);
+  std::vector<std::string> before;
+  for (const char* step : {"step-00000005", "step-00000010"}) {
+    const std::string file = scratch.file(std::string("r/checkpoints/") + step + "/rank-00000.safetensors");
+    std::string bytes = read_text(file);
+    bytes[bytes.size() / 2] ^= 1;
+    std::ofstream(file, std::ios::binary) << bytes;
+    before.push_back(bytes);
+  }
+  const std::string metrics = read_text(scratch.file("r/metrics.jsonl"));
+  const Finished refused = steps({"--run-dir", "r", "--resume"});
+  CHECK(refused.code == 1);
+  CHECK_MESSAGE(contains(refused.err, "no checkpoint of the run verifies"), refused.err);
+  CHECK(contains(refused.err, "step-00000005"));
+  CHECK(contains(refused.err, "step-00000010"));
+  CHECK(read_text(scratch.file("r/checkpoints/step-00000005/rank-00000.safetensors")) == before[0]);
+  CHECK(read_text(scratch.file("r/checkpoints/step-00000010/rank-00000.safetensors")) == before[1]);
+  CHECK(contains(read_text(scratch.file("r/metrics.jsonl")), metrics));  // not one row is lost
+  // The way out that the error names.
+  fs::rename(scratch.file("r/checkpoints"), scratch.file("given-up"));
+  CHECK(steps({"--run-dir", "r", "--resume"}).code == 0);
+}
+
+TEST_CASE("a directory with another run's checkpoints is no place to save, unless to go on from them") {
+  const ScratchDirectory scratch;
+  REQUIRE(run(tiny(scratch, {"train.train_iters=10", "checkpoint.save_interval=5", "--run-dir", "b"})).code ==
+          0);
+  const Finished refused = run(tiny(
+      scratch, {"train.train_iters=4", "rng.seed=9", "checkpoint.save=b/checkpoints", "--run-dir", "a"}));
+  CHECK(refused.code == 1);
+  CHECK_MESSAGE(contains(refused.err, "holds checkpoints of another run"), refused.err);
+  CHECK(fs::exists(scratch.file("b/checkpoints/step-00000010")));
+  CHECK(!fs::exists(scratch.file("b/checkpoints/step-00000004")));
+  const Finished on = run(tiny(scratch, {"train.train_iters=14", "checkpoint.load=b/checkpoints",
+                                         "checkpoint.save=b/checkpoints", "--run-dir", "c"}));
+  CHECK_MESSAGE(on.code == 0, on.err);
+  CHECK(fs::exists(scratch.file("b/checkpoints/step-00000014")));
+}
+
+TEST_CASE("guards that never let go: skips end with an error, rewinds are counted over restarts") {
+  const ScratchDirectory scratch;
+  const auto wild = [&](const std::string& action, std::vector<std::string> more) {
+    more.insert(more.begin(), {"train.train_iters=200", "optimizer.lr=100", "optimizer.clip_grad=0",
+                               "scheduler.lr_warmup_fraction=0.5", "resilience.loss_spike_factor=1.5",
+                               "resilience.spike_window=8", "resilience.loss_spike_action=" + action,
+                               "checkpoint.save_interval=5"});
+    return run(tiny(scratch, more));
+  };
+  const Finished skips = wild("skip", {"--run-dir", "skips"});
+  CHECK_MESSAGE(skips.code == 1, skips.err);
+  CHECK_MESSAGE(contains(skips.err, "times in a row"), skips.err);
+  const Finished rewinds = wild("rewind", {"--run-dir", "rewinds"});
+  CHECK_MESSAGE(rewinds.code == 1, rewinds.err);
+  CHECK_MESSAGE(contains(rewinds.err, "another spike after 3 rewinds"), rewinds.err);
+  const Finished again = wild("rewind", {"--run-dir", "rewinds", "--resume"});
+  CHECK_MESSAGE(again.code == 1, again.err);
+  CHECK_MESSAGE(!contains(again.err, "rewound to"), again.err);
+  CHECK_MESSAGE(contains(again.err, "another spike after 3 rewinds"), again.err);
+}
+
+TEST_CASE(
+    "curves whose values hardly differ are drawn, and a run that has not begun does not hide the others") {
+  const ScratchDirectory scratch;
+  REQUIRE(run(tiny(scratch, {"train.train_iters=100000000", "scheduler.lr_warmup_fraction=0",
+                             "train.exit_interval=2", "--run-dir", "flat"}))
+              .code == 75);
+  Launch plot;
+  plot.directory = scratch.path();
+  plot.arguments = {"runs", "plot", "flat", "-o", "flat.html"};
+  plot.time_limit = 20;
+  CHECK(run(plot).code == 0);
+  REQUIRE(run(tiny(scratch, {"train.train_iters=2", "--run-dir", "bare"})).code == 0);
+  fs::remove(scratch.file("bare/metrics.jsonl"));
+  plot.arguments = {"runs", "plot", "flat", "bare", "-o", "both.html"};
+  const Finished both = run(plot);
+  CHECK_MESSAGE(both.code == 0, both.err);
+  CHECK(contains(read_text(scratch.file("both.html")), "bare"));
+}
+
+TEST_CASE("a recipe's name does not lead out of runs/") {
+  const ScratchDirectory scratch;
+  const Finished out = run(tiny(scratch, {"train.train_iters=2", "name=../escape"}));
+  CHECK(out.code != 0);
+  CHECK_MESSAGE(contains(out.err, "cannot name a directory"), out.err);
+  CHECK(!fs::exists(scratch.file("escape")));
+}
