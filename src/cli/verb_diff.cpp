@@ -14,6 +14,9 @@ nlohmann::ordered_json as_json(const train::Comparison& c) {
   nlohmann::ordered_json json = {{"schema", "capstan.diff/1"},
                                  {"same_numbers", c.same_numbers()},
                                  {"steps", c.steps},
+                                 {"steps_only_a", c.only_a},
+                                 {"steps_only_b", c.only_b},
+                                 {"not_compared", c.not_compared},
                                  {"checkpoints", c.checkpoints},
                                  {"recipe", nlohmann::ordered_json::array()},
                                  {"tensors", nlohmann::ordered_json::array()}};
@@ -45,6 +48,8 @@ void put_human(const train::Comparison& c) {
         " against " + to_text(c.first_number->b) + "\n");
   else if (c.steps > 0)
     put(std::to_string(c.steps) + " logged steps have the same numbers\n");
+  if (c.only_a > 0) put(std::to_string(c.only_a) + " logged steps are only in the first\n");
+  if (c.only_b > 0) put(std::to_string(c.only_b) + " logged steps are only in the second\n");
   if (c.checkpoint_step) {
     const auto& t = c.tensors.front();
     put("checkpoint of step " + std::to_string(*c.checkpoint_step) + " is the first that differs, in " +
@@ -59,6 +64,8 @@ void put_human(const train::Comparison& c) {
     put(std::to_string(c.checkpoints) + (c.checkpoints == 1 ? " checkpoint is" : " checkpoints are") +
         " equal bit by bit\n");
   }
+  for (const std::string& reason : c.not_compared) put("not compared: " + reason + "\n");
+  if (c.checkpoints == 0 && c.steps > 0) put("no checkpoint in common: parameters are not compared\n");
   if (c.steps == 0 && c.checkpoints == 0) put("they have no step and no checkpoint in common\n");
 }
 
@@ -69,7 +76,7 @@ int run_diff(Context& context) {
     put(as_json(comparison).dump(2) + "\n");
   else
     put_human(comparison);
-  return comparison.same_numbers() ? 0 : 1;
+  return !comparison.same_numbers() ? 1 : comparison.not_compared.empty() ? 0 : 2;
 }
 
 }  // namespace
@@ -81,7 +88,9 @@ const Verb kDiff = {
     .examples = {{"diff runs/a runs/b", "their recipes, losses and common checkpoints"},
                  {"diff runs/a/checkpoints/step-00000100 runs/b", "two checkpoints"}},
     .options = {{"json", 0, "", "as one JSON object"}},
-    .details = "Numbers are compared bit by bit; times are not compared. Code 1 where numbers differ.\n",
+    .details =
+        "Numbers are compared bit by bit; times are not compared. Code 1 where numbers differ, 2 where\n"
+        "something could not be compared.\n",
     .max_words = 2,
     .run = run_diff,
 };

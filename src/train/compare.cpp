@@ -33,7 +33,15 @@ std::map<int64_t, records::ReadRow> logged_steps(const fs::path& run) {
 }
 
 void compare_metrics(const fs::path& a, const fs::path& b, Comparison& result) {
-  const auto first = logged_steps(a), second = logged_steps(b);
+  const auto read = [&](const fs::path& run) -> std::map<int64_t, records::ReadRow> {
+    try {
+      return logged_steps(run);
+    } catch (const Error& error) {
+      result.not_compared.push_back(error.message());
+      return {};
+    }
+  };
+  const auto first = read(a), second = read(b);
   for (const auto& [step, row] : first) {
     const auto other = second.find(step);
     if (other == second.end()) continue;
@@ -46,6 +54,8 @@ void compare_metrics(const fs::path& a, const fs::path& b, Comparison& result) {
       break;
     }
   }
+  result.only_a = static_cast<int64_t>(first.size()) - result.steps;
+  result.only_b = static_cast<int64_t>(second.size()) - result.steps;
 }
 
 std::string text_of(const checkpoint::StoredTensor& tensor) {
@@ -99,9 +109,17 @@ void compare_checkpoints(const fs::path& a, const fs::path& b, Comparison& resul
   for (const auto& other : others) {
     const auto own = first.find(other.step);
     if (own == first.end()) continue;
-    ++result.checkpoints;
-    if (result.checkpoint_step) continue;
-    result.tensors = compare_tensors(own->second, other.path);
+    if (result.checkpoint_step) {
+      ++result.checkpoints;
+      continue;
+    }
+    try {
+      result.tensors = compare_tensors(own->second, other.path);
+      ++result.checkpoints;
+    } catch (const Error& error) {
+      result.not_compared.push_back("step " + std::to_string(other.step) + ": " + error.message());
+      continue;
+    }
     if (!result.tensors.empty()) result.checkpoint_step = other.step;
   }
 }

@@ -31,7 +31,10 @@ struct RecipeDifference {
 
 struct Comparison {
   std::vector<RecipeDifference> recipe;
-  int64_t steps = 0;  // logged by both
+  int64_t steps = 0;               // logged by both
+  int64_t only_a = 0, only_b = 0;  // logged by one of them
+  std::vector<std::string>
+      not_compared;  // and why: a missing metrics.jsonl, a checkpoint that does not verify
   std::optional<NumberDifference> first_number;
   int64_t checkpoints = 0;                 // compared, of the same step in both
   std::optional<int64_t> checkpoint_step;  // the first that differs

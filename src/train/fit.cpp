@@ -29,27 +29,54 @@ struct Way {
   config::Config config;
 };
 
-// Ways to a smaller step, the cheapest in time first. What they change keeps the mathematics.
+// Ways to a smaller step, the cheapest in time first. What they change keeps the mathematics: a smaller micro-batch leaves the global
+// one as it is, also where it follows from the other.
 std::vector<Way> smaller_steps(const config::Config& config) {
   std::vector<Way> ways;
-  const auto recomputing = [](config::Config c) {
-    c.model.recompute_granularity = config::RecomputeGranularity::full;
-    c.model.recompute_method = config::RecomputeMethod::uniform;
-    c.model.recompute_num_layers = 1;
-    return c;
+  const auto add = [&](std::string overrides, const config::Config& smaller) {
+    if (!overrides.empty()) ways.push_back({overrides.substr(1), smaller});
+    const config::ModelConfig& m = smaller.model;
+    const bool selective = m.recompute_granularity == config::RecomputeGranularity::selective;
+    if (m.recompute_granularity == config::RecomputeGranularity::full &&
+        m.recompute_method == config::RecomputeMethod::uniform && m.recompute_num_layers == 1)
+      return;
+    config::Config again = smaller;
+    again.model.recompute_granularity = config::RecomputeGranularity::full;
+    again.model.recompute_method = config::RecomputeMethod::uniform;
+    again.model.recompute_num_layers = 1;
+    again.model.recompute_modules.clear();
+    overrides +=
+        " model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1";
+    if (selective && m.recompute_modules != std::vector{config::RecomputeModule::core_attn})
+      overrides += " ~model.recompute_modules";
+    ways.push_back({overrides.substr(1), again});
   };
-  const std::string recompute =
-      "model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1";
-  const bool recomputes = config.model.recompute_granularity == config::RecomputeGranularity::full;
-  for (int64_t micro = config.train.micro_batch_size; micro >= 1; micro /= 2) {
-    config::Config smaller = config;
-    smaller.train.micro_batch_size = micro;
-    const bool changed = micro != config.train.micro_batch_size;
-    if (changed && config.train.micro_batch_size % micro != 0) break;
-    const std::string text = "train.micro_batch_size=" + std::to_string(micro);
-    if (changed) ways.push_back({text, smaller});
-    if (!recomputes) ways.push_back({changed ? text + " " + recompute : recompute, recomputing(smaller)});
+  std::vector<Way> bases{{"", config}};
+  if (config.validation.eval_interval &&
+      config.validation.eval_micro_batch_size.value_or(0) > config.train.micro_batch_size) {
+    bases.push_back(
+        {" validation.eval_micro_batch_size=" + std::to_string(config.train.micro_batch_size), config});
+    bases.back().config.validation.eval_micro_batch_size = config.train.micro_batch_size;
   }
+  if (config.checkpoint.async_save && config.checkpoint.save_interval)
+    for (size_t i = 0, count = bases.size(); i < count; ++i) {
+      Way synchronous = bases[i];
+      synchronous.overrides += " checkpoint.async_save=false";
+      synchronous.config.checkpoint.async_save = false;
+      bases.push_back(std::move(synchronous));
+    }
+  for (const Way& base : bases)
+    for (int64_t micro = config.train.micro_batch_size; micro >= 1; micro /= 2) {
+      if (config.train.micro_batch_size % micro != 0) break;
+      config::Config smaller = base.config;
+      smaller.train.micro_batch_size = micro;
+      const bool changed = micro != config.train.micro_batch_size;
+      add(base.overrides +
+              (changed ? " train.micro_batch_size=" + std::to_string(micro) +
+                             " train.global_batch_size=" + std::to_string(*config.train.global_batch_size)
+                       : ""),
+          smaller);
+    }
   return ways;
 }
 
@@ -88,7 +115,7 @@ void check_fits(const config::Config& config, const StepEstimate& estimate, int 
     if (++found == 3) break;
   }
   if (help.empty())
-    help = "neither a micro-batch of 1 nor full recomputation fits (" +
+    help = "neither a micro-batch of 1 nor full recomputation nor saving in the step's own time fits (" +
            human_bytes(static_cast<double>(least)) + "): a smaller model, a shorter sequence or more memory";
   const std::string whose =
       config.resilience.memory_limit ? "resilience.memory_limit allows " : "this rank has ";

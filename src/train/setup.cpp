@@ -232,20 +232,31 @@ StepEstimate estimate_step(const config::Config& config, const models::Model& mo
   StepContext context{*device, store, &cost};
   store.begin_step(static_cast<int>(model.parameters().size()));
   store.begin_last_micro_batch();
-  data::MicroBatch shape;
-  shape.rows = config.train.micro_batch_size;
-  shape.sequence_length = config.model.seq_length;
-  const auto n = static_cast<size_t>(shape.rows * shape.sequence_length);
-  shape.tokens.resize(n), shape.labels.resize(n), shape.loss_mask.resize(n), shape.position_ids.resize(n);
-  shape.sample_ids.resize(static_cast<size_t>(shape.rows));
-  const bool dropout = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0;
-  const auto batch = upload(*device, shape, dropout);
+  const auto batch_of = [&](int64_t rows, bool row_ids) {
+    data::MicroBatch shape;
+    shape.rows = rows;
+    shape.sequence_length = config.model.seq_length;
+    const auto n = static_cast<size_t>(shape.rows * shape.sequence_length);
+    shape.tokens.resize(n), shape.labels.resize(n), shape.loss_mask.resize(n), shape.position_ids.resize(n);
+    shape.sample_ids.resize(static_cast<size_t>(shape.rows));
+    return upload(*device, shape, row_ids);
+  };
   {
+    const bool dropout = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0;
+    const auto batch = batch_of(config.train.micro_batch_size, dropout);
     Tape tape(context);
     model.forward(tape, batch, {.training = true});
     tape.backward({{"loss", Tensor::empty(*device, {1})}});
   }
   optimizer->step({});
+  const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);
+  if (config.validation.eval_interval &&
+      eval_rows > config.train.micro_batch_size) {  // else a step needs more
+    StepContext evaluating{*device, store};
+    const auto batch = batch_of(eval_rows, false);
+    Tape tape(evaluating, Tape::Mode::inference);
+    model.forward(tape, batch, {.training = false});
+  }
   return {cost.flops, device->memory()};
 }
 

@@ -210,3 +210,45 @@ TEST_CASE("a recipe's name does not lead out of runs/") {
   CHECK_MESSAGE(contains(out.err, "cannot name a directory"), out.err);
   CHECK(!fs::exists(scratch.file("escape")));
 }
+
+TEST_CASE("the overrides that a refusal for memory offers do fit, and mean the same run") {
+  const ScratchDirectory scratch;
+  const std::vector<std::vector<std::string>> cases = {
+      {},
+      {"checkpoint.async_save=true"},
+      {"model.recompute_granularity=full", "model.recompute_method=block", "model.recompute_num_layers=1"},
+      {"model.recompute_granularity=selective", "model.recompute_modules=[mlp]"},
+      {"validation.eval_interval=1", "validation.eval_iters=1", "validation.eval_micro_batch_size=16",
+       "validation.eval_global_batch_size=16"}};
+  int number = 0;
+  for (const auto& more : cases) {
+    std::vector<std::string> words = {"model.num_layers=3",       "model.seq_length=64",
+                                      "train.micro_batch_size=4", "train.global_batch_size=4",
+                                      "train.train_iters=2",      "checkpoint.save_interval=1"};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto with = [&](const std::string& limit, std::vector<std::string> offered) {
+      std::vector<std::string> all = words;
+      all.push_back("resilience.memory_limit=" + limit);
+      all.insert(all.end(), offered.begin(), offered.end());
+      all.insert(all.end(), {"--run-dir", "r" + std::to_string(++number)});
+      return run(tiny(scratch, all));
+    };
+    // A little less than it needs, found by halving.
+    int64_t refused = 1000, fits = int64_t{16} << 20;
+    while (fits - refused > 32768) {
+      const int64_t middle = (refused + fits) / 2;
+      (with(std::to_string(middle), {}).code == 3 ? refused : fits) = middle;
+    }
+    const Finished answer = with(std::to_string(refused), {});
+    CAPTURE(answer.err);
+    REQUIRE(answer.code == 3);
+    const size_t begin = answer.err.rfind("help: ") + 6, end = answer.err.find(" (", begin);
+    std::istringstream offer(answer.err.substr(begin, end - begin));
+    std::vector<std::string> offered;
+    for (std::string word; offer >> word;) offered.push_back(word);
+    const Finished taken = with(std::to_string(refused), offered);
+    CHECK_MESSAGE(taken.code == 0, taken.err);
+    CHECK(contains(read_text(scratch.file("r" + std::to_string(number)) + "/recipe.yaml"),
+                   "global_batch_size: 4"));
+  }
+}

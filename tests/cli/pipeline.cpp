@@ -435,6 +435,15 @@ TEST_CASE("diff names the first step and the first tensor that part; plot draws 
   CHECK(result["tensors"][0]["cells"].get<int64_t>() > 0);
   const Finished tensors = p.in({"diff", "one/checkpoints/step-00000006", "other/checkpoints/step-00000006"});
   CHECK_MESSAGE(tensors.code == 0, tensors.out);
+  // Another length, and files that are missing, are said.
+  REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "short", "train.exit_interval=7"}).code == 75);
+  const Finished shorter = p.in({"diff", "one", "short"});
+  CHECK(shorter.code == 0);
+  CHECK_MESSAGE(contains(shorter.out, "5 logged steps are only in the first"), shorter.out);
+  fs::remove(p.file("short/metrics.jsonl"));
+  const Finished without = p.in({"diff", "one", "short"});
+  CHECK(without.code == 2);
+  CHECK_MESSAGE(contains(without.out, "not compared: "), without.out);
   CHECK(p.in({"diff", "one", "nowhere"}).code == 2);
 
   REQUIRE(p.in({"runs", "plot", "one", "other", "-o", "runs.html"}).code == 0);
