@@ -155,14 +155,9 @@ HWY_INLINE VF splat(float value) {
 
 // ---- elementary functions
 
-// e^x with an error of at most 2 ulp (tests/kernels/functions.cpp); 0 below -87.33, about 2.4e38 above 88.37; NaN stays NaN. Reduction by
-// ln 2 in two parts, polynomial of Cephes' expf.
-HWY_INLINE VF exp(VF x) {
-  const DF d;
-  const DI di;
-  const VF clamped = hn::Max(splat(-88.0f), hn::Min(splat(88.3762626647949f), x));
-  const VF k = hn::Round(hn::Mul(clamped, splat(1.44269504088896341f)));
-  VF r = hn::NegMulAdd(k, splat(0.693359375f), clamped);
+// e^(x - k ln 2) for k = x / ln 2 rounded: ln 2 in two parts, polynomial of Cephes' expf.
+HWY_INLINE VF exp_remainder(VF x, VF k) {
+  VF r = hn::NegMulAdd(k, splat(0.693359375f), x);
   r = hn::NegMulAdd(k, splat(-2.12194440e-4f), r);
   VF p = splat(1.9875691500e-4f);
   p = hn::MulAdd(p, r, splat(1.3981999507e-3f));
@@ -170,7 +165,16 @@ HWY_INLINE VF exp(VF x) {
   p = hn::MulAdd(p, r, splat(4.1665795894e-2f));
   p = hn::MulAdd(p, r, splat(1.6666665459e-1f));
   p = hn::MulAdd(p, r, splat(5.0000001201e-1f));
-  const VF y = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), splat(1.0f));
+  return hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), splat(1.0f));
+}
+
+// e^x with an error of at most 2 ulp (tests/kernels/functions.cpp); 0 below -87.33, about 2.4e38 above 88.37; NaN stays NaN.
+HWY_INLINE VF exp(VF x) {
+  const DF d;
+  const DI di;
+  const VF clamped = hn::Max(splat(-88.0f), hn::Min(splat(88.3762626647949f), x));
+  const VF k = hn::Round(hn::Mul(clamped, splat(1.44269504088896341f)));
+  const VF y = exp_remainder(clamped, k);
   const auto power = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, k), hn::Set(di, 127)));
   return hn::IfThenZeroElse(hn::Lt(x, splat(-87.33f)), hn::Mul(y, hn::BitCast(d, power)));
 }
@@ -183,15 +187,7 @@ HWY_INLINE VF exp_not_positive(VF x) {
   const VF clamped = hn::Max(splat(-88.0f), x);  // gives the exponent 0, that is 0
   const VF shifted = hn::MulAdd(clamped, splat(1.44269504088896341f), splat(kShift));
   const VF k = hn::Sub(shifted, splat(kShift));
-  VF r = hn::NegMulAdd(k, splat(0.693359375f), clamped);
-  r = hn::NegMulAdd(k, splat(-2.12194440e-4f), r);
-  VF p = splat(1.9875691500e-4f);
-  p = hn::MulAdd(p, r, splat(1.3981999507e-3f));
-  p = hn::MulAdd(p, r, splat(8.3334519073e-3f));
-  p = hn::MulAdd(p, r, splat(4.1665795894e-2f));
-  p = hn::MulAdd(p, r, splat(1.6666665459e-1f));
-  p = hn::MulAdd(p, r, splat(5.0000001201e-1f));
-  const VF y = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), splat(1.0f));
+  const VF y = exp_remainder(clamped, k);
   return hn::Mul(y, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(DI(), shifted))));
 }
 

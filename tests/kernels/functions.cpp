@@ -21,6 +21,9 @@ namespace HWY_NAMESPACE {
 void exp_all(const float* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = hn::GetLane(exp(splat(x[i])));
 }
+void exp_not_positive_all(const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = hn::GetLane(exp_not_positive(splat(x[i])));
+}
 void normal_all(const float* x, float* cumulative, float* density, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     VF c, d;
@@ -47,6 +50,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace capstan::kernels {
 HWY_EXPORT(exp_all);
+HWY_EXPORT(exp_not_positive_all);
 HWY_EXPORT(normal_all);
 HWY_EXPORT(philox_all);
 HWY_EXPORT(round_all);
@@ -88,6 +92,30 @@ TEST_CASE("exp is within 2 units in the last place") {
     CHECK(out[1] == 0);
     CHECK(out[2] == 1);
     CHECK(out[3] > 2e38f);
+    CHECK(std::isnan(out[4]));
+  });
+}
+
+TEST_CASE("the exp of softmax is within 2 units in the last place, and exactly 0 for what is masked") {
+  std::vector<float> x, y;
+  for (double v = -87.3; v <= 0; v += 0.00171) x.push_back(static_cast<float>(v));
+  y.resize(x.size());
+  for_targets([&] {
+    HWY_DYNAMIC_DISPATCH(exp_not_positive_all)(x.data(), y.data(), static_cast<int64_t>(x.size()));
+    double worst = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double exact = std::exp(static_cast<double>(x[i]));
+      const float unit = std::nextafter(static_cast<float>(exact), INFINITY) - static_cast<float>(exact);
+      worst = std::max(worst, std::abs(static_cast<double>(y[i]) - exact) / static_cast<double>(unit));
+    }
+    CHECK(worst < 2);
+    const float special[5] = {-INFINITY, -1000, -88, 0, NAN};
+    float out[5];
+    HWY_DYNAMIC_DISPATCH(exp_not_positive_all)(special, out, 5);
+    CHECK(out[0] == 0);
+    CHECK(out[1] == 0);
+    CHECK(out[2] == 0);
+    CHECK(out[3] == 1);
     CHECK(std::isnan(out[4]));
   });
 }
