@@ -1,7 +1,10 @@
 #include "comm/mesh.hpp"
 
 #include <algorithm>
+#include <initializer_list>
+#include <numeric>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 
 namespace capstan::comm {
@@ -54,38 +57,161 @@ std::array<Axis, kAxes> order_of(const MeshSizes& sizes) {
   if (sizes.pp_before_dp) return {Axis::tp, Axis::cp, Axis::ep, Axis::pp, Axis::dp};
   return {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp};
 }
-int64_t quotient(int64_t world, int64_t product, const std::string& grid) {
-  if (product <= 0 || world % product != 0)
-    fail(ErrorCode::config,
-         "a world of " + std::to_string(world) + " ranks does not divide into " + grid + " = " +
-             std::to_string(product),
-         "the nearest worlds are " + std::to_string(std::max<int64_t>(product, world / product * product)) +
-             " and " + std::to_string((world / product + 1) * product));
-  return world / product;
+
+std::string product_text(std::initializer_list<int64_t> factors) {
+  std::string text;
+  for (const int64_t factor : factors) text += (text.empty() ? "" : " x ") + std::to_string(factor);
+  return text;
 }
+int64_t product_of(std::initializer_list<int64_t> factors) {
+  int64_t product = 1;
+  for (const int64_t factor : factors) {
+    if (factor < 1)
+      fail(ErrorCode::config, "parallel sizes " + product_text(factors) + ": all must be positive");
+    product = checked_mul(product, factor);
+  }
+  return product;
+}
+
+// Who sees one grid wrong looks at the other next: both stand in the message.
+void check_world(const MeshSizes& s) {
+  const int64_t dense = product_of({s.tp, s.cp, s.pp}),
+                expert = s.experts ? product_of({s.etp, s.ep, s.pp}) : 1;
+  if (s.world >= 1 && s.world % dense == 0 && s.world % expert == 0) return;
+  const int64_t both = checked_mul(dense / std::gcd(dense, expert), expert);
+  const int64_t below = s.world / both * both;
+  std::string help = "the nearest worlds are ";
+  if (below > 0) help += std::to_string(below) + " and ";
+  help += std::to_string(below + both);
+  if (s.experts && s.ep > 1) help += "; EP is part of data parallelism and does not multiply into the world";
+  fail(ErrorCode::config,
+       "a world of " + std::to_string(s.world) +
+           " ranks does not divide into the dense grid TP x CP x PP = " + product_text({s.tp, s.cp, s.pp}) +
+           " = " + std::to_string(dense) +
+           (s.experts ? " and the expert grid ETP x EP x PP = " + product_text({s.etp, s.ep, s.pp}) + " = " +
+                            std::to_string(expert)
+                      : ""),
+       help);
+}
+
 Grid dense_grid(const MeshSizes& s) {
-  const int64_t dp = quotient(s.world, s.tp * s.cp * s.pp, "TP x CP x PP");
-  return Grid({s.tp, s.cp, 1, dp, s.pp}, order_of(s));
+  check_world(s);
+  return Grid({s.tp, s.cp, 1, s.world / (s.tp * s.cp * s.pp), s.pp}, order_of(s));
 }
 Grid expert_grid(const MeshSizes& s) {
-  const int64_t dp = quotient(s.world, s.etp * s.ep * s.pp,
-                              "ETP x EP x PP (expert grid: EP is part of the data-parallel ranks)");
-  return Grid({s.etp, 1, s.ep, dp, s.pp}, order_of(s));
+  if (!s.experts) return Grid({1, 1, 1, s.world, 1}, order_of(s));
+  return Grid({s.etp, 1, s.ep, s.world / (s.etp * s.ep * s.pp), s.pp}, order_of(s));
+}
+
+struct GridGroup {
+  const char* name;
+  bool expert;
+  std::vector<Axis> axes;
+};
+const std::vector<GridGroup>& grid_groups() {
+  using enum Axis;
+  static const std::vector<GridGroup> all{{"tp", false, {tp}},
+                                          {"cp", false, {cp}},
+                                          {"dp", false, {dp}},
+                                          {"dp-cp", false, {dp, cp}},
+                                          {"pp", false, {pp}},
+                                          {"tp-pp", false, {tp, pp}},
+                                          {"tp-cp", false, {tp, cp}},
+                                          {"tp-dp-cp", false, {tp, dp, cp}},
+                                          {"etp", true, {tp}},
+                                          {"ep", true, {ep}},
+                                          {"edp", true, {dp}},
+                                          {"etp-ep", true, {tp, ep}},
+                                          {"etp-ep-pp", true, {tp, ep, pp}}};
+  return all;
+}
+
+int64_t place_of(const std::vector<int64_t>& members, int64_t rank) {
+  return std::find(members.begin(), members.end(), rank) - members.begin();
+}
+// Cut into runs of `length` consecutive members: the run with `rank`, or the members at its place in every run.
+std::vector<int64_t> run_with(const std::vector<int64_t>& members, int64_t rank, int64_t length) {
+  const auto begin = members.begin() + place_of(members, rank) / length * length;
+  return {begin, begin + length};
+}
+std::vector<int64_t> across_runs(const std::vector<int64_t>& members, int64_t rank, int64_t length) {
+  std::vector<int64_t> result;
+  for (auto i = place_of(members, rank) % length; i < std::ssize(members); i += length)
+    result.push_back(members[static_cast<size_t>(i)]);
+  return result;
 }
 }  // namespace
 
 Mesh::Mesh(const MeshSizes& sizes, int64_t rank)
-    : dense_(dense_grid(sizes)), expert_(expert_grid(sizes)), rank_(rank) {}
+    : sizes_(sizes), dense_(dense_grid(sizes)), expert_(expert_grid(sizes)), rank_(rank) {
+  CAPSTAN_ASSERT(rank >= 0 && rank < sizes.world, "rank " + std::to_string(rank) + " in the mesh");
+  if (sizes.experts && sizes.pp > 1 && dense_.stride(Axis::pp) != expert_.stride(Axis::pp))
+    fail(ErrorCode::config,
+         "pipeline groups of the dense and the expert grid differ: with the order tp-cp-ep-pp-dp, DP " +
+             std::to_string(dense_.size(Axis::dp)) + " and EDP " + std::to_string(expert_.size(Axis::dp)) +
+             " must be equal",
+         "the order tp-cp-ep-dp-pp (dist.use_tp_pp_dp_mapping=false) takes both");
+  if (!sizes.hierarchical_cp.empty() &&
+      (sizes.hierarchical_cp.size() != 2 || sizes.hierarchical_cp[0] < 1 || sizes.hierarchical_cp[1] < 1 ||
+       sizes.hierarchical_cp[0] * sizes.hierarchical_cp[1] != sizes.cp))
+    fail(ErrorCode::config, "hierarchical context parallelism needs two sizes with the product CP = " +
+                                std::to_string(sizes.cp));
+  const int64_t data = dense_.size(Axis::dp) * dense_.size(Axis::cp);
+  if (sizes.optimizer_instances < 1 || data % sizes.optimizer_instances != 0)
+    fail(ErrorCode::config,
+         std::to_string(sizes.optimizer_instances) +
+             " distributed optimizer instances do not divide DP x CP = " + std::to_string(data));
+}
+
+std::vector<std::string> Mesh::group_names() const {
+  std::vector<std::string> names;
+  for (const GridGroup& group : grid_groups())
+    if (!group.expert || sizes_.experts) names.emplace_back(group.name);
+  names.insert(names.end(), {"embedding", "position_embedding", "shard", "replica"});
+  if (!sizes_.hierarchical_cp.empty()) names.insert(names.end(), {"cp-inner", "cp-outer"});
+  return names;
+}
+
+std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const {
+  for (const GridGroup& group : grid_groups())
+    if (name == group.name && (!group.expert || sizes_.experts))
+      return (group.expert ? expert_ : dense_).group_of(rank, group.axes);
+  if (name == "embedding" || name == "position_embedding") {
+    const auto stages = dense_.group_of(rank, {Axis::pp});
+    if (name == "embedding" && stages.size() > 1 && (rank == stages.front() || rank == stages.back()))
+      return {stages.front(), stages.back()};
+    return {rank};
+  }
+  if (name == "shard" || name == "replica") {
+    const auto data = dense_.group_of(rank, {Axis::dp, Axis::cp});
+    const int64_t length = std::ssize(data) / sizes_.optimizer_instances;
+    return name == "shard" ? run_with(data, rank, length) : across_runs(data, rank, length);
+  }
+  if (!sizes_.hierarchical_cp.empty() && (name == "cp-inner" || name == "cp-outer")) {
+    const auto context = dense_.group_of(rank, {Axis::cp});
+    const int64_t inner = sizes_.hierarchical_cp[0];
+    return name == "cp-inner" ? run_with(context, rank, inner) : across_runs(context, rank, inner);
+  }
+  fail(ErrorCode::internal, "internal error: no group `" + name + "` in the mesh");
+}
 
 void Mesh::connect(Communicator& world) {
-  const std::vector<std::pair<std::string, std::vector<Axis>>> wanted{
-      {"tp", {Axis::tp}}, {"cp", {Axis::cp}},
-      {"dp", {Axis::dp}}, {"dp-cp", {Axis::dp, Axis::cp}},
-      {"pp", {Axis::pp}}, {"tp-pp", {Axis::tp, Axis::pp}}};
-  for (const auto& [name, axes] : wanted) {
-    const auto members = dense_.group_of(rank_, axes);
-    const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
-    groups_[name] = world.split(static_cast<int>(members.front()), static_cast<int>(place), name);
+  for (const std::string& name : group_names()) {
+    const auto mine = members(name, rank_);
+    // Rank 0 is in a largest group of every name, so that all ranks agree whether there is something to split.
+    if (members(name, 0).size() == 1)
+      groups_[name] = make_self_communicator(name);
+    else
+      groups_[name] =
+          world.split(static_cast<int>(mine.front()), static_cast<int>(place_of(mine, rank_)), name);
+  }
+}
+
+void Mesh::connect_meta() {
+  for (const std::string& name : group_names()) {
+    const auto mine = members(name, rank_);
+    groups_[name] =
+        make_meta_communicator(static_cast<int>(place_of(mine, rank_)), static_cast<int>(mine.size()), name);
   }
 }
 

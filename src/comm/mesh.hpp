@@ -37,26 +37,45 @@ class Grid {
 };
 
 struct MeshSizes {
-  int64_t world = 1, tp = 1, cp = 1, pp = 1, ep = 1, etp = 1;
-  bool pp_before_dp = false;  // order tp-cp-ep-pp-dp (use_tp_pp_dp_mapping)
+  int64_t world = 1, tp = 1, cp = 1, pp = 1;
+  bool experts = false;  // a mixture of experts: there is an expert grid
+  int64_t ep = 1, etp = 1;
+  bool pp_before_dp = false;             // order tp-cp-ep-pp-dp (use_tp_pp_dp_mapping)
+  std::vector<int64_t> hierarchical_cp;  // [a2a, p2p], product CP; empty: one level
+  int64_t optimizer_instances = 1;  // num_distributed_optimizer_instances: parts of dp-cp that shard alone
 };
 
-// The dense grid {tp, cp, dp, pp} and the expert grid {etp, ep, edp, pp} over the same ranks.
+// The dense grid {tp, cp, dp, pp} and, for a mixture of experts, the expert grid {etp, ep, edp, pp} over the same ranks;
+// the groups of both:
+//   dense    tp cp dp dp-cp pp tp-pp tp-cp tp-dp-cp
+//   stages   embedding (first and last stage of a pp group), position_embedding (first stage); other stages: alone
+//   CP       cp-inner (adjacent ranks, a2a) and cp-outer (p2p), with hierarchical sizes only
+//   HSDP     shard (consecutive ranks of dp-cp, one part for each instance), replica (the same place of every part)
+//   experts  etp ep edp etp-ep etp-ep-pp, with experts only
+// The groups of one name partition the world.
 class Mesh {
  public:
-  // ErrorCode::config when the world does not divide, with both products.
+  // ErrorCode::config when the world does not divide, with both products, or when a group cannot be split as asked.
   Mesh(const MeshSizes& sizes, int64_t rank);
   const Grid& dense() const { return dense_; }
-  const Grid& expert() const { return expert_; }
+  bool has_experts() const { return sizes_.experts; }
+  const Grid& expert() const { return expert_; }  // without experts: every rank along the data axis
   int64_t rank() const { return rank_; }
   int64_t index(Axis axis) const { return dense_.index(rank_, axis); }
   int64_t size(Axis axis) const { return dense_.size(axis); }
 
-  // Splits the world into this rank's groups "tp", "cp", "dp", "dp-cp", "pp", "tp-pp" …; collective over the world.
+  std::vector<std::string> group_names() const;
+  // World ranks of the group of this name that contains `rank`, in the order of their ranks in it.
+  std::vector<int64_t> members(const std::string& name, int64_t rank) const;
+
+  // Splits the world into this rank's groups; collective over the world. Groups of one cost nothing.
   void connect(Communicator& world);
+  // The same groups without peers: any rank of any world can be planned on the meta device.
+  void connect_meta();
   Communicator& group(const std::string& name) const;
 
  private:
+  MeshSizes sizes_;
   Grid dense_, expert_;
   int64_t rank_;
   std::map<std::string, std::unique_ptr<Communicator>> groups_;

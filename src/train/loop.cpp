@@ -12,21 +12,9 @@
 
 namespace capstan::train {
 
-namespace {
-comm::MeshSizes mesh_sizes(const config::DistConfig& d, int64_t world) {
-  return {.world = world,
-          .tp = d.tensor_model_parallel_size,
-          .cp = d.context_parallel_size,
-          .pp = d.pipeline_model_parallel_size,
-          .ep = d.expert_model_parallel_size,
-          .etp = d.expert_tensor_parallel_size.value_or(d.tensor_model_parallel_size),
-          .pp_before_dp = d.use_tp_pp_dp_mapping};
-}
-}  // namespace
-
 Loop::Loop(const config::Config& config, comm::World& world)
     : config_(config),
-      mesh_(mesh_sizes(config.dist, world.size()), world.rank()),
+      mesh_(mesh_sizes(config, world.size()), world.rank()),
       device_(make_device(config.train.device, config.train.threads.value_or(0), world.local_size())),
       model_(models::build(config.model)),
       schedule_(make_schedule(config, false)),

@@ -133,6 +133,20 @@ std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const confi
   return data::build_gpt_datasets(options);
 }
 
+comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
+  const config::DistConfig& d = config.dist;
+  return {.world = world,
+          .tp = d.tensor_model_parallel_size,
+          .cp = d.context_parallel_size,
+          .pp = d.pipeline_model_parallel_size,
+          .experts = config.model.num_moe_experts.has_value(),
+          .ep = d.expert_model_parallel_size,
+          .etp = d.expert_tensor_parallel_size.value_or(d.tensor_model_parallel_size),
+          .pp_before_dp = d.use_tp_pp_dp_mapping,
+          .hierarchical_cp = d.hierarchical_context_parallel_sizes,
+          .optimizer_instances = config.ddp.num_distributed_optimizer_instances};
+}
+
 int64_t total_iterations(const config::Config& config) {
   if (config.train.train_iters) return *config.train.train_iters;
   if (config.train.train_samples) return *config.train.train_samples / *config.train.global_batch_size;

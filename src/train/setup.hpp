@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/mesh.hpp"
 #include "comm/world.hpp"
 #include "config/config.hpp"
 #include "data/loader.hpp"
@@ -31,6 +32,9 @@ std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const confi
 
 // `decoupled`: that of embedding and head, where optimizer.decoupled_lr gives them their own.
 optim::Schedule make_schedule(const config::Config& config, bool decoupled);
+
+// The rank grid of a world of that size.
+comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world);
 
 // Iterations of the whole run.
 int64_t total_iterations(const config::Config& config);

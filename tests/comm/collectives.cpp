@@ -75,10 +75,20 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
 }
 
 TEST_CASE("the mesh splits the world into its groups") {
-  const int n = world().size();
-  Mesh mesh({.world = n}, world().rank());
+  const int n = world().size(), me = world().rank();
+  const int pp = n % 2 == 0 ? 2 : 1;
+  Mesh mesh({.world = n, .pp = pp, .experts = true, .ep = n / pp}, me);
   mesh.connect(world().communicator());
-  CHECK(mesh.group("dp").size() == n);
-  CHECK(mesh.group("dp").rank() == world().rank());
-  CHECK(mesh.group("tp").size() == 1);
+  for (const std::string& name : mesh.group_names()) {
+    CAPTURE(name);
+    const auto members = mesh.members(name, me);
+    Communicator& group = mesh.group(name);
+    CHECK(group.name() == name);
+    std::vector<int> ranks(static_cast<size_t>(group.size()));
+    group.all_gather(&me, ranks.data(), sizeof me);
+    CHECK(std::vector<int64_t>(ranks.begin(), ranks.end()) == members);
+    CHECK(members[static_cast<size_t>(group.rank())] == me);
+  }
+  CHECK(mesh.group("ep").size() == n / pp);
+  CHECK(mesh.group("tp").alone());
 }

@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <random>
 
 #include "base/error.hpp"
 #include "comm/world.hpp"
@@ -11,48 +13,167 @@ using namespace capstan;
 using namespace capstan::comm;
 using Groups = std::vector<std::vector<int64_t>>;
 
+namespace {
+// All groups of one name, by their first members.
+Groups groups_of(const MeshSizes& sizes, const std::string& name) {
+  Groups groups;
+  const Mesh mesh(sizes, 0);
+  for (int64_t rank = 0; rank < sizes.world; ++rank) {
+    auto members = mesh.members(name, rank);
+    if (members.front() == rank) groups.push_back(std::move(members));
+  }
+  return groups;
+}
+}  // namespace
+
 TEST_CASE("16 ranks, TP 2, CP 2, DP 2, PP 2: the worked example") {
-  const Mesh mesh({.world = 16, .tp = 2, .cp = 2, .pp = 2, .ep = 4}, 5);
-  const Grid& g = mesh.dense();
-  CHECK(g.groups({Axis::tp}) == Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}, {12, 13}, {14, 15}});
-  CHECK(g.groups({Axis::cp}) == Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}});
-  CHECK(g.groups({Axis::dp}) == Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8, 12}, {9, 13}, {10, 14}, {11, 15}});
-  CHECK(g.groups({Axis::dp, Axis::cp}) ==
-        Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}});
-  CHECK(g.groups({Axis::pp}) == Groups{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}});
-  CHECK(g.groups({Axis::pp, Axis::tp}) ==
-        Groups{{0, 1, 8, 9}, {2, 3, 10, 11}, {4, 5, 12, 13}, {6, 7, 14, 15}});
-  const Grid& e = mesh.expert();
-  CHECK(e.groups({Axis::ep}) == Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}});
-  CHECK(e.group_of(0, {Axis::dp}) == std::vector<int64_t>{0, 4});
-  CHECK(e.groups({Axis::tp, Axis::ep, Axis::pp}) ==
-        Groups{{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}});
+  const MeshSizes sizes{.world = 16, .tp = 2, .cp = 2, .pp = 2, .experts = true, .ep = 4};
+  const Groups pairs{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}, {12, 13}, {14, 15}};
+  const Groups across_stages{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}};
+  const Groups data{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8, 12}, {9, 13}, {10, 14}, {11, 15}};
+  CHECK(groups_of(sizes, "tp") == pairs);
+  CHECK(groups_of(sizes, "cp") ==
+        Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}});
+  CHECK(groups_of(sizes, "dp") == data);
+  CHECK(groups_of(sizes, "dp-cp") == Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}});
+  CHECK(groups_of(sizes, "pp") == across_stages);
+  CHECK(groups_of(sizes, "tp-pp") == Groups{{0, 1, 8, 9}, {2, 3, 10, 11}, {4, 5, 12, 13}, {6, 7, 14, 15}});
+  CHECK(groups_of(sizes, "tp-cp") == Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}});
+  CHECK(groups_of(sizes, "tp-dp-cp") == Groups{{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}});
+  CHECK(groups_of(sizes, "embedding") == across_stages);
+  CHECK(groups_of(sizes, "position_embedding").size() == 16);
+  CHECK(groups_of(sizes, "etp").size() == 16);
+  CHECK(groups_of(sizes, "ep") == Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}});
+  CHECK(groups_of(sizes, "edp") == data);
+  CHECK(groups_of(sizes, "etp-ep-pp") == Groups{{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}});
+  const MeshSizes folded{.world = 16, .tp = 2, .cp = 2, .pp = 2, .experts = true, .ep = 2, .etp = 2};
+  CHECK(groups_of(folded, "etp") == pairs);
+  CHECK(groups_of(folded, "ep") == groups_of(sizes, "cp"));
+  CHECK(groups_of(folded, "edp") == data);
+  const Mesh mesh(sizes, 5);
   CHECK(mesh.index(Axis::tp) == 1);
   CHECK(mesh.index(Axis::cp) == 0);
   CHECK(mesh.index(Axis::dp) == 1);
   CHECK(mesh.index(Axis::pp) == 0);
 }
 
-TEST_CASE("expert tensor parallelism and the other order of axes") {
-  const Mesh expert({.world = 16, .tp = 2, .cp = 2, .pp = 2, .ep = 2, .etp = 2}, 0);
-  CHECK(expert.expert().group_of(0, {Axis::tp}) == std::vector<int64_t>{0, 1});
-  CHECK(expert.expert().group_of(0, {Axis::ep}) == std::vector<int64_t>{0, 2});
-  CHECK(expert.expert().group_of(1, {Axis::dp}) == std::vector<int64_t>{1, 5});
-  const Mesh other({.world = 16, .tp = 2, .pp = 2, .pp_before_dp = true}, 0);
-  CHECK(other.dense().group_of(0, {Axis::pp}) == std::vector<int64_t>{0, 2});
-  CHECK(other.dense().group_of(0, {Axis::dp}) == std::vector<int64_t>{0, 4, 8, 12});
-  CHECK(other.dense().group_of(1, {Axis::dp}) == std::vector<int64_t>{1, 5, 9, 13});
+TEST_CASE("the other order of axes: pipeline stages are neighbours, data replicas apart") {
+  const MeshSizes sizes{.world = 16, .tp = 2, .pp = 2, .pp_before_dp = true};
+  CHECK(groups_of(sizes, "tp").front() == std::vector<int64_t>{0, 1});
+  CHECK(groups_of(sizes, "pp") ==
+        Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}});
+  CHECK(groups_of(sizes, "dp") == Groups{{0, 4, 8, 12}, {1, 5, 9, 13}, {2, 6, 10, 14}, {3, 7, 11, 15}});
+  CHECK(groups_of(sizes, "dp-cp") == groups_of(sizes, "dp"));
+  CHECK(groups_of(sizes, "tp-pp") == Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}});
+  const MeshSizes experts{.world = 16, .tp = 2, .pp = 2, .experts = true, .ep = 2, .pp_before_dp = true};
+  CHECK(groups_of(experts, "ep") ==
+        Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}, {12, 13}, {14, 15}});
+  CHECK(groups_of(experts, "edp") == groups_of(sizes, "dp"));
 }
 
-TEST_CASE("a world that does not divide is an error with the nearest ones") {
-  try {
-    Mesh({.world = 12, .tp = 4, .pp = 2}, 0);
-    FAIL("expected an error");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::config);
-    CHECK(error.message().find("12 ranks does not divide into TP x CP x PP = 8") != std::string::npos);
-    CHECK(error.help() == "the nearest worlds are 8 and 16");
+TEST_CASE("stages, hierarchical context parallelism and instances of the optimizer cut groups further") {
+  const MeshSizes stages{.world = 8, .pp = 4};
+  CHECK(groups_of(stages, "embedding") == Groups{{0, 6}, {1, 7}, {2}, {3}, {4}, {5}});
+  const MeshSizes context{.world = 16, .tp = 2, .cp = 8, .hierarchical_cp = {2, 4}};
+  CHECK(groups_of(context, "cp-inner") ==
+        Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}});
+  CHECK(groups_of(context, "cp-outer") ==
+        Groups{{0, 4, 8, 12}, {1, 5, 9, 13}, {2, 6, 10, 14}, {3, 7, 11, 15}});
+  const MeshSizes hybrid{.world = 16, .tp = 2, .cp = 2, .optimizer_instances = 2};
+  CHECK(groups_of(hybrid, "dp-cp").front() == std::vector<int64_t>{0, 2, 4, 6, 8, 10, 12, 14});
+  CHECK(groups_of(hybrid, "shard") == Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}});
+  CHECK(groups_of(hybrid, "replica") ==
+        Groups{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}});
+}
+
+TEST_CASE("groups of each name partition the world, and sizes multiply") {
+  std::mt19937_64 random(7);
+  const auto pick = [&](std::initializer_list<int64_t> values) {
+    return values.begin()[random() % values.size()];
+  };
+  int made = 0;
+  for (int trial = 0; trial < 400; ++trial) {
+    MeshSizes sizes{.tp = pick({1, 2, 3, 4}),
+                    .cp = pick({1, 2, 4, 6}),
+                    .pp = pick({1, 2, 3, 4}),
+                    .experts = trial % 2 == 0,
+                    .ep = pick({1, 2, 3, 4}),
+                    .etp = pick({1, 2, 3}),
+                    .pp_before_dp = trial % 3 == 0};
+    const int64_t dp = pick({1, 2, 3, 4});
+    sizes.world = sizes.tp * sizes.cp * sizes.pp * dp;
+    if (sizes.cp % 2 == 0) sizes.hierarchical_cp = {2, sizes.cp / 2};
+    if (dp * sizes.cp % 3 == 0) sizes.optimizer_instances = 3;
+    const auto stride = sizes.tp * sizes.cp, expert_stride = sizes.etp * sizes.ep;
+    const bool legal = !sizes.experts || (sizes.world % (expert_stride * sizes.pp) == 0 &&
+                                          (sizes.pp == 1 || !sizes.pp_before_dp || stride == expert_stride));
+    CAPTURE(trial);
+    if (!legal) {
+      CHECK_THROWS_AS(Mesh(sizes, 0), Error);
+      continue;
+    }
+    ++made;
+    const Mesh mesh(sizes, 0);
+    const auto size = [&](const std::string& name) { return std::ssize(mesh.members(name, 0)); };
+    for (const std::string& name : mesh.group_names()) {
+      CAPTURE(name);
+      std::vector<int> seen(static_cast<size_t>(sizes.world));
+      for (const auto& group : groups_of(sizes, name)) {
+        CHECK(std::is_sorted(group.begin(), group.end()));
+        for (const int64_t member : group) {
+          ++seen[static_cast<size_t>(member)];
+          CHECK(mesh.members(name, member) == group);
+        }
+      }
+      CHECK(std::count(seen.begin(), seen.end(), 1) == sizes.world);
+    }
+    CHECK(size("tp") * size("cp") * size("dp") * size("pp") == sizes.world);
+    CHECK(size("dp-cp") == size("dp") * size("cp"));
+    CHECK(size("tp-dp-cp") * size("pp") == sizes.world);
+    CHECK(size("shard") * size("replica") == size("dp-cp"));
+    if (!sizes.hierarchical_cp.empty()) CHECK(size("cp-inner") * size("cp-outer") == size("cp"));
+    if (!sizes.experts) continue;
+    CHECK(size("etp") * size("ep") * size("edp") * size("pp") == sizes.world);
+    for (int64_t rank = 0; rank < sizes.world; ++rank)
+      CHECK(mesh.expert().group_of(rank, {Axis::pp}) == mesh.members("pp", rank));
   }
+  CHECK(made > 100);
+}
+
+TEST_CASE("any rank of any world without peers") {
+  Mesh mesh({.world = 1024, .tp = 8, .cp = 2, .pp = 8}, 777);
+  mesh.connect_meta();
+  CHECK(mesh.group("tp").size() == 8);
+  CHECK(mesh.group("tp").rank() == 777 % 8);
+  CHECK(mesh.group("dp-cp").size() == 16);
+  CHECK(mesh.group("pp").rank() == 777 / 128);
+  CHECK(mesh.group("embedding").alone());  // a stage in the middle
+}
+
+TEST_CASE("a world that does not divide is an error with both products and the nearest worlds") {
+  const auto error_of = [](const MeshSizes& sizes) {
+    try {
+      Mesh(sizes, 0);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::config);
+      return error.message() + "; " + error.help();
+    }
+    return std::string("no error");
+  };
+  CHECK(error_of({.world = 12, .tp = 4, .pp = 2}) ==
+        "a world of 12 ranks does not divide into the dense grid TP x CP x PP = 4 x 1 x 2 = 8; "
+        "the nearest worlds are 8 and 16");
+  CHECK(
+      error_of({.world = 20, .tp = 2, .pp = 2, .experts = true, .ep = 4}) ==
+      "a world of 20 ranks does not divide into the dense grid TP x CP x PP = 2 x 1 x 2 = 4 and the expert "
+      "grid ETP x EP x PP = 1 x 4 x 2 = 8; the nearest worlds are 16 and 24; EP is part of data parallelism "
+      "and does not multiply into the world");
+  CHECK(error_of({.world = 8, .cp = 4, .hierarchical_cp = {2, 4}}).find("product CP = 4") !=
+        std::string::npos);
+  CHECK(error_of({.world = 8, .tp = 2, .optimizer_instances = 3}).find("do not divide DP x CP = 4") !=
+        std::string::npos);
+  CHECK(error_of({.world = 16, .tp = 2, .pp = 2, .experts = true, .ep = 4, .pp_before_dp = true})
+            .find("must be equal") != std::string::npos);
 }
 
 TEST_CASE("the launcher's variables name the rank; contradictions and torchrun are errors") {
