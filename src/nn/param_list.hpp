@@ -1,4 +1,5 @@
-// The parameters of a model in the order of their declaration. Layers add to it when they are made.
+// The parameters of a model, or of this rank's stages of it, in the order of their declaration. Layers add to it when they
+// are made, and take from it over which ranks they are cut.
 #pragma once
 
 #include <memory>
@@ -8,20 +9,26 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "nn/parallel.hpp"
 #include "ops/parameter.hpp"
 
 namespace capstan::nn {
 
 class ParamList {
  public:
+  ParamList() = default;
+  explicit ParamList(const Parallel& parallel) : parallel_(parallel) {}
+  const Parallel& parallel() const { return parallel_; }
   const Parameter& add(ParamSpec spec) {
     CAPSTAN_ASSERT(names_.insert(spec.name).second, "two parameters called `" + spec.name + "`");
-    parameters_.push_back(std::make_unique<Parameter>(std::move(spec), static_cast<int>(parameters_.size())));
+    parameters_.push_back(std::make_unique<Parameter>(std::move(spec), static_cast<int>(parameters_.size()),
+                                                      parallel_.tensor_rank(), parallel_.tensor_size()));
     return *parameters_.back();
   }
   std::vector<std::unique_ptr<Parameter>> take() { return std::move(parameters_); }
 
  private:
+  Parallel parallel_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::unordered_set<std::string> names_;
 };

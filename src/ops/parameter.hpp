@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/shard.hpp"
 #include "tensor/tensor.hpp"
 
 namespace capstan {
@@ -16,40 +17,41 @@ struct Init {
   double std = 0;  // normal: mean 0
 };
 
-enum class MeshAxis : uint8_t { none, tensor, expert_tensor, expert };
-
-// How the global tensor is cut over a mesh axis: dimension `dim` consists of `blocks` equal blocks (gate and up of a gated
-// MLP are two), and each block is cut evenly.
-struct Sharding {
-  MeshAxis axis = MeshAxis::none;
-  int dim = 0;
-  int64_t blocks = 1;
-};
-
 struct ParamSpec {
   std::string name;  // Megatron's dotted name, unique: "decoder.layers.0.self_attention.linear_qkv.weight"
   Shape shape;       // global, vocabulary padded
   Init init;
   Sharding sharding;
+  // Held alike by all tensor-parallel ranks, while each rank's gradient covers only its rows or heads: it is to be summed.
+  bool partial_over_tensor = false;
   bool no_weight_decay = false;     // biases and one-dimensional parameters
   int layer = -1;                   // global layer index; -1: outside the layers
   std::string block;                // unit of prefetch and release: "embedding", "layer 0", "head"
   std::vector<std::string> places;  // where else it is used (a tied embedding names the output layer here)
+  // A tied parameter whose places are on different pipeline stages is in the list of both; its gradients are summed over them.
+  // The owner counts it in the norm and writes it.
+  enum class Tied : uint8_t { no, owner, copy } tied = Tied::no;
 };
 
 // A handle. Its address is stable while the model lives; index is its place in the model's list.
 class Parameter {
  public:
-  Parameter(ParamSpec spec, int index) : spec_(std::move(spec)), index_(index) {}
+  Parameter(ParamSpec spec, int index, int tensor_rank = 0, int tensor_size = 1)
+      : spec_(std::move(spec)),
+        index_(index),
+        shard_(shard_of(spec_.name, spec_.shape, spec_.sharding, tensor_rank, tensor_size)) {}
   Parameter(const Parameter&) = delete;
   Parameter& operator=(const Parameter&) = delete;
   const ParamSpec& spec() const { return spec_; }
   const std::string& name() const { return spec_.name; }
   int index() const { return index_; }
+  const Shard& shard() const { return shard_; }
+  const Shape& shape() const { return shard_.shape; }  // of this rank's part
 
  private:
   ParamSpec spec_;
   int index_;
+  Shard shard_;
 };
 
 // Resolves parameters for one tape step and owns where their gradients go. Implementations may gather, cast, dequantise

@@ -19,7 +19,7 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
     const Parameter& parameter = *parameters[i];
     CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
                    "parameters are indexed by their place in the list");
-    const int64_t count = parameter.spec().shape.elements();
+    const int64_t count = parameter.shape().elements();
     if (buckets_.empty() || buckets_.back().elements >= options.bucket_elements) buckets_.emplace_back();
     Bucket& bucket = buckets_.back();
     placements_[i] = {&parameter, buckets_.size() - 1, bucket.elements};
@@ -46,7 +46,7 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
 }
 
 Tensor FlatStore::view(const Tensor& flat, const Parameter& parameter) const {
-  const Shape& shape = parameter.spec().shape;
+  const Shape& shape = parameter.shape();
   return flat.flat_range(placement(parameter).begin, shape.elements(), shape);
 }
 Tensor FlatStore::acquire(const Parameter& parameter) {
@@ -86,7 +86,7 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
     for (const Parameter* parameter : bucket.parameters) {
       const ParamSpec& spec = parameter->spec();
       optim::FlatBuffer::Range range{
-          placement(*parameter).begin, spec.shape.elements(), !spec.no_weight_decay,
+          placement(*parameter).begin, parameter->shape().elements(), !spec.no_weight_decay,
           spec.name.ends_with("word_embeddings.weight") || spec.name.ends_with("output_layer.weight")};
       const bool qk_norm = spec.name.find(".q_layernorm.") != std::string::npos ||
                            spec.name.find(".k_layernorm.") != std::string::npos;

@@ -1,0 +1,62 @@
+// The cut of parameters over tensor-parallel ranks: every slice is held, owned once, and where it should be.
+#include "ops/shard.hpp"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "base/error.hpp"
+
+using namespace capstan;
+
+namespace {
+std::vector<std::pair<int64_t, int64_t>> ranges(const Shard& shard) {
+  std::vector<std::pair<int64_t, int64_t>> result;
+  for (const ShardRun& run : shard.runs) result.emplace_back(run.global, run.count);
+  return result;
+}
+using Ranges = std::vector<std::pair<int64_t, int64_t>>;
+}  // namespace
+
+TEST_CASE("an even cut, by rows and by columns, and one of two blocks") {
+  const Sharding rows{MeshAxis::tensor, 0, 1}, columns{MeshAxis::tensor, 1, 1}, gated{MeshAxis::tensor, 0, 2};
+  const Shape shape{12, 8};
+  CHECK(ranges(shard_of("w", shape, rows, 1, 3)) == Ranges{{4, 4}});
+  CHECK(shard_of("w", shape, rows, 1, 3).shape == Shape{4, 8});
+  CHECK(ranges(shard_of("w", shape, columns, 3, 4)) == Ranges{{6, 2}});
+  CHECK(shard_of("w", shape, columns, 3, 4).shape == Shape{12, 2});
+  CHECK(ranges(shard_of("w", shape, gated, 1, 3)) == Ranges{{2, 2}, {8, 2}});
+  CHECK(shard_of("w", shape, gated, 1, 3).shape == Shape{4, 8});
+  CHECK(ranges(shard_of("w", shape, {}, 2, 3)) == Ranges{{0, 12}});  // held by everybody
+  CHECK_THROWS_AS(shard_of("w", shape, rows, 0, 5), Error);
+  CHECK_THROWS_AS(shard_of("w", shape, gated, 0, 4), Error);
+}
+
+TEST_CASE("groups of heads: whole ones, or one shared by several ranks") {
+  // 3 groups of 4 query heads, a key head and a value head, 2 elements each.
+  const Sharding groups{MeshAxis::tensor, 0, 1, 3, 4};
+  const Shape shape{36, 5};
+  CHECK(ranges(shard_of("qkv", shape, groups, 1, 3)) == Ranges{{12, 12}});
+  for (const int size : {1, 3, 6, 12}) {
+    std::vector<int> owners(36, 0);
+    for (int rank = 0; rank < size; ++rank) {
+      const Shard shard = shard_of("qkv", shape, groups, rank, size);
+      int64_t local = 0;
+      for (const ShardRun& run : shard.runs) {
+        local += run.count;
+        for (int64_t i = 0; i < run.count; ++i)
+          if (run.owned()) ++owners[static_cast<size_t>(run.global + i)];
+      }
+      CHECK(local == shard.shape[0]);
+      CHECK(local == (size <= 3 ? 36 / size : 24 / size + 4));
+    }
+    for (const int owner : owners) CHECK(owner == 1);
+  }
+  const Shard second = shard_of("qkv", shape, groups, 3, 6);  // the second half of group 1
+  CHECK(ranges(second) == Ranges{{16, 4}, {20, 4}});
+  CHECK(second.runs[1].replicas == 2);
+  CHECK(second.runs[1].replica == 1);
+  CHECK_THROWS_AS(shard_of("qkv", shape, groups, 0, 2), Error);
+  CHECK_THROWS_AS(shard_of("qkv", shape, groups, 0, 4), Error);
+  CHECK_THROWS_AS(shard_of("qkv", shape, groups, 0, 9), Error);  // 8 rows of queries over 3
+}
