@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "comm/exchange.hpp"
 #include "comm/mesh.hpp"
 #include "comm/reduce.hpp"
 #include "comm/world.hpp"
@@ -72,6 +73,63 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
   }
   CHECK(all_reduce(group, static_cast<double>(me + 1)) == n * (n + 1) / 2.0);
   CHECK(all_reduce(group, static_cast<double>(me), ReduceOp::max) == n - 1);
+}
+
+TEST_CASE("tensors travel while the program goes on, on every device, and several pieces end together") {
+  Communicator& group = world().communicator();
+  const int n = group.size(), me = group.rank();
+  const auto numbers = [](int rank, int salt, size_t count) {
+    std::vector<int32_t> values;
+    for (size_t i = 0; i < count; ++i) values.push_back(rank * 1000 + salt * 100 + static_cast<int>(i));
+    return values;
+  };
+  const auto cpu = make_cpu_device(no_table(), 1), guard = make_guard_device(no_table(), 1),
+             patient = make_guard_device(no_table(), 1, {.patient = true});
+  for (Device* device : {cpu.get(), guard.get(), patient.get()}) {
+    const auto upload = [&](const std::vector<int32_t>& values) {
+      return Tensor::from_host<int32_t>(*device, {static_cast<int64_t>(values.size())}, values);
+    };
+    const auto count = static_cast<size_t>(n);
+    const Tensor mine = upload(numbers(me, 1, 3)), all = upload(numbers(-1, 0, 3 * count)),
+                 parts = upload(numbers(me, 2, 2 * count)), received = upload(numbers(-1, 0, 2 * count));
+    Exchange exchange(group);
+    exchange.all_gather(mine, all);
+    exchange.all_to_all(parts, received);
+    exchange.wait();
+    std::vector<int32_t> expected_all, expected_parts;
+    for (int r = 0; r < n; ++r) {
+      for (const int32_t v : numbers(r, 1, 3)) expected_all.push_back(v);
+      const auto theirs = numbers(r, 2, 2 * count);
+      for (size_t i = 0; i < 2; ++i) expected_parts.push_back(theirs[2 * static_cast<size_t>(me) + i]);
+    }
+    CHECK(all.to_host<int32_t>() == expected_all);
+    CHECK(received.to_host<int32_t>() == expected_parts);
+    if (n == 1) continue;
+    // Two messages with one tag arrive in their order; another tag does not get between them.
+    const Tensor first = upload({-1, -1}), second = upload({-1, -1}), other = upload({-1});
+    Exchange ring(group);
+    ring.send(upload(numbers(me, 3, 2)), next_in(group), 5);
+    ring.send(upload(numbers(me, 5, 1)), next_in(group), 6);
+    ring.send(upload(numbers(me, 4, 2)), next_in(group), 5);
+    ring.receive(other, previous_in(group), 6);
+    ring.receive(first, previous_in(group), 5);
+    ring.receive(second, previous_in(group), 5);
+    ring.wait();
+    ring.wait();
+    CHECK(first.to_host<int32_t>() == numbers(previous_in(group), 3, 2));
+    CHECK(second.to_host<int32_t>() == numbers(previous_in(group), 4, 2));
+    CHECK(other.to_host<int32_t>() == numbers(previous_in(group), 5, 1));
+  }
+}
+
+TEST_CASE("on the meta device nothing is sent or touched") {
+  const auto device = make_meta_device(no_table(), 1);
+  const auto group = make_meta_communicator(1, 4, "cp");
+  Exchange exchange(*group);
+  exchange.send(Tensor::empty(*device, {8}), 2, 1);
+  exchange.receive(Tensor::empty(*device, {8}), 0, 1);
+  exchange.all_gather(Tensor::empty(*device, {8}), Tensor::empty(*device, {32}));
+  exchange.wait();
 }
 
 TEST_CASE("the mesh splits the world into its groups") {
