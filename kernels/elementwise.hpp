@@ -22,6 +22,11 @@ struct Elementwise {
   // Rows [rows, cols] copied between strided matrices (elements between rows).
   void (*copy_rows)(Context&, In x, int64_t x_stride, Out y, int64_t y_stride, int64_t rows, int64_t cols);
 
+  // y[i] = parts[0][i] + parts[1][i] + …, in this order and in fp32, rounded once; or the largest of them. The parts lie one
+  // after the other, n elements each. y may be one of them.
+  void (*sum_parts)(Context&, In parts, int64_t count, Out y, int64_t n);
+  void (*max_parts)(Context&, In parts, int64_t count, Out y, int64_t n);
+
   // Fixed-shape reductions into one double (host devices write through the pointer: it lies in device memory).
   void (*sum)(Context&, In x, int64_t n, double* out, bool accumulate);
   void (*sum_of_squares)(Context&, In x, int64_t n, double* out, bool accumulate);

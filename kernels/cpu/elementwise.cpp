@@ -94,6 +94,29 @@ void scale(Context& c, Out x, float factor, int64_t n) {
   });
 }
 
+template <bool kLargest>
+void combine_parts(Context& c, In parts, int64_t count, Out y, int64_t n) {
+  by_type({parts, y}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const auto a = array_of<T>(parts), out = array_of<T>(y);
+    parallel_blocks(c, n, kBlock / 2, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      const auto join = [](VF u, VF v) HWY_ATTR { return kLargest ? hn::Max(u, v) : hn::Add(u, v); };
+      for_vectors(
+          end - begin,
+          [&](int64_t i) HWY_ATTR {
+            VF v = a.at(begin + i);
+            for (int64_t part = 1; part < count; ++part) v = join(v, a.at(part * n + begin + i));
+            out.put(begin + i, v);
+          },
+          [&](int64_t i, int64_t k) HWY_ATTR {
+            VF v = a.part(begin + i, k);
+            for (int64_t part = 1; part < count; ++part) v = join(v, a.part(part * n + begin + i, k));
+            out.put_part(begin + i, v, k);
+          });
+    });
+  });
+}
+
 // y = residual + mask / (1 - p) * (x + bias) on one chunk of 4 * kLanes columns from column `begin` (a multiple of it).
 template <class T>
 HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>* residual, const Array<T>& y,
@@ -325,6 +348,8 @@ Elementwise elementwise_family() {
           bias_dropout_add,
           dropout_backward,
           copy_rows,
+          combine_parts<false>,
+          combine_parts<true>,
           sum,
           sum_of_squares,
           weighted_sum,

@@ -5,28 +5,11 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kernels/table.hpp"
 #include "tensor/host_view.hpp"
+#include "tensor/launch.hpp"
 
 namespace capstan::comm {
-
-namespace {
-// sum[i] = part 0 [i] + part 1 [i] + …, the parts lying one after the other.
-void sum_parts(Device& device, const float* parts, int count, float* sum, int64_t n) {
-  constexpr int64_t kTile = 1 << 16;
-  const auto tile = [&](int64_t t, int) {
-    const int64_t end = std::min(n, (t + 1) * kTile);
-    for (int64_t i = t * kTile; i < end; ++i) {
-      float total = parts[i];
-      for (int part = 1; part < count; ++part) total += parts[part * n + i];
-      sum[i] = total;
-    }
-  };
-  if (device.context().pool)
-    device.context().pool->parallel_for(ceil_div(n, kTile), tile);
-  else
-    for (int64_t t = 0; t < ceil_div(n, kTile); ++t) tile(t, 0);
-}
-}  // namespace
 
 void all_reduce(Communicator& group, std::span<double> values, ReduceOp op) {
   if (group.alone() || values.empty()) return;
@@ -49,19 +32,41 @@ double all_reduce(Communicator& group, double value, ReduceOp op) {
   return value;
 }
 
-void reduce_scatter_sum(Communicator& group, const Tensor& values) {
+Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& sum)
+    : group_(&group), values_(values), sum_(sum), exchange_(group) {
+  CAPSTAN_ASSERT(values.is_contiguous() && values.elements() == sum.elements() * group.size() &&
+                     values.dtype() == sum.dtype(),
+                 "a sum of " + values.text() + " into " + sum.text());
   if (group.alone()) return;
-  const int size = group.size();
-  CAPSTAN_ASSERT(values.dtype() == DType::f32 && values.is_contiguous() && values.elements() % size == 0,
-                 "reduce_scatter of " + values.text());
-  const int64_t n = values.elements() / size;
   OwnerScope scope(MemoryOwner::workspace);
-  const Tensor received = Tensor::empty(values.device(), {values.elements()});
-  if (values.device().is_meta()) return;
-  HostView data(values), parts(received, HostView::Contents::undefined);
-  group.all_to_all(data.data(), parts.data(), n * 4);
-  sum_parts(values.device(), parts.as<float>(), size, data.as<float>() + group.rank() * n, n);
-  data.store();
+  received_ = Tensor::empty(values.device(), values.shape(), values.dtype());
+  exchange_.all_to_all(values, received_);
+}
+Reduction Reduction::scatter(Communicator& group, const Tensor& values, const Tensor& sum) {
+  return Reduction(group, values, sum);
+}
+Reduction Reduction::everywhere(Communicator& group, const Tensor& values) {
+  const int64_t n = values.elements() / group.size();
+  Reduction reduction(group, values, values.flat_range(group.rank() * n, n, {n}));
+  reduction.gather_ = true;
+  return reduction;
+}
+void Reduction::finish() {
+  if (!values_.defined()) return;
+  Device& device = values_.device();
+  exchange_.wait();
+  if (!group_->alone())
+    launch(device, device.table().elementwise->sum_parts, received_, group_->size(), sum_, sum_.elements());
+  else if (sum_.address() != values_.address())
+    launch(device, device.table().elementwise->cast, values_, sum_, sum_.elements());
+  received_ = Tensor();
+  if (gather_) all_gather_slices(*group_, values_);
+  values_ = sum_ = Tensor();
+}
+
+void reduce_scatter_sum(Communicator& group, const Tensor& values) {
+  const int64_t n = values.elements() / group.size();
+  Reduction::scatter(group, values, values.flat_range(group.rank() * n, n, {n})).finish();
 }
 
 void all_gather_slices(Communicator& group, const Tensor& values) {
@@ -75,8 +80,7 @@ void all_gather_slices(Communicator& group, const Tensor& values) {
 }
 
 void all_reduce_sum(Communicator& group, const Tensor& values) {
-  reduce_scatter_sum(group, values);
-  all_gather_slices(group, values);
+  if (!group.alone()) Reduction::everywhere(group, values).finish();
 }
 
 void all_reduce_sum_any(Communicator& group, const Tensor& values) {
@@ -84,10 +88,22 @@ void all_reduce_sum_any(Communicator& group, const Tensor& values) {
   const int64_t padded = round_up(values.elements(), group.size());
   if (padded == values.elements()) return all_reduce_sum(group, values);
   OwnerScope scope(MemoryOwner::workspace);
-  const Tensor copy = Tensor::zeros(values.device(), {padded});
-  values.device().copy(copy.address(), values.address(), values.bytes());
-  all_reduce_sum(group, copy);
-  values.device().copy(values.address(), copy.address(), values.bytes());
+  const Tensor wide = Tensor::zeros(values.device(), {padded}, values.dtype());
+  const auto cast = values.device().table().elementwise->cast;
+  launch(values.device(), cast, values, wide, values.elements());
+  all_reduce_sum(group, wide);
+  launch(values.device(), cast, wide, values, values.elements());
+}
+
+void all_reduce_max(Communicator& group, const Tensor& values) {
+  if (group.alone() || values.elements() == 0) return;
+  OwnerScope scope(MemoryOwner::workspace);
+  const Tensor all = Tensor::empty(values.device(), {group.size() * values.elements()}, values.dtype());
+  Exchange exchange(group);
+  exchange.all_gather(values, all);
+  exchange.wait();
+  launch(values.device(), values.device().table().elementwise->max_parts, all, group.size(), values,
+         values.elements());
 }
 
 }  // namespace capstan::comm

@@ -27,7 +27,8 @@ Shard shard_of(const std::string& name, const Shape& global, const Sharding& sha
     const int64_t begin = rank / sharers * group_slices, part = queries / sharers;
     shard.runs = {{begin + place * part, part}, {begin + queries, sharding.shared, sharers, place}};
   } else {
-    if (sharding.groups > 0 && sharding.groups % size != 0) fail_cut(name, sharding.groups, "groups of heads", size);
+    if (sharding.groups > 0 && sharding.groups % size != 0)
+      fail_cut(name, sharding.groups, "groups of heads", size);
     if (slices % (sharding.blocks * size) != 0) fail_cut(name, slices / sharding.blocks, "slices", size);
     const int64_t block = slices / sharding.blocks, part = block / size;
     for (int64_t b = 0; b < sharding.blocks; ++b) shard.runs.push_back({b * block + rank * part, part});

@@ -7,6 +7,7 @@
 #include "comm/mesh.hpp"
 #include "comm/reduce.hpp"
 #include "comm/world.hpp"
+#include "kernels/table.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
@@ -15,10 +16,6 @@ namespace {
 World& world() {
   static const std::unique_ptr<World> joined = World::join();
   return *joined;
-}
-const kernels::Table& no_table() {
-  static const char nothing[1] = {};
-  return reinterpret_cast<const kernels::Table&>(nothing);
 }
 }  // namespace
 
@@ -58,7 +55,8 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
     for (int r = 1; r < n; ++r) sum += value(r, i);
     expected[static_cast<size_t>(i)] = sum;
   }
-  const auto cpu = make_cpu_device(no_table(), 1), guard = make_guard_device(no_table(), 1);
+  const auto cpu = make_cpu_device(kernels::cpu_table(), 1),
+             guard = make_guard_device(kernels::cpu_table(), 1);
   for (Device* device : {cpu.get(), guard.get()}) {
     const Tensor a = Tensor::from_host<float>(*device, {count}, values),
                  b = Tensor::from_host<float>(*device, {count}, values);
@@ -70,6 +68,34 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
     const Tensor odd = Tensor::from_host<float>(*device, {17}, std::span<const float>(values).first(17));
     all_reduce_sum_any(group, odd);
     CHECK(odd.to_host<float>() == std::vector<float>(expected.begin(), expected.begin() + 17));
+
+    // The slice alone, while something else is launched.
+    const Tensor c = Tensor::from_host<float>(*device, {count}, values),
+                 part = Tensor::empty(*device, {count / n});
+    auto reduction = Reduction::scatter(group, c, part);
+    CHECK(Tensor::zeros(*device, {5}).to_host<float>()[4] == 0.0f);
+    reduction.finish();
+    reduction.finish();
+    CHECK(part.to_host<float>() ==
+          std::vector<float>(expected.begin() + me * 1000, expected.begin() + (me + 1) * 1000));
+
+    // bf16 is summed in fp32 and rounded once.
+    std::vector<bf16> halves;
+    std::vector<float> rounded(static_cast<size_t>(count));
+    for (const float v : values) halves.emplace_back(v);
+    for (int64_t i = 0; i < count; ++i) {
+      auto sum = static_cast<float>(bf16(value(0, i)));
+      for (int r = 1; r < n; ++r) sum += static_cast<float>(bf16(value(r, i)));
+      rounded[static_cast<size_t>(i)] = static_cast<float>(bf16(sum));
+    }
+    const Tensor d = Tensor::from_host<bf16>(*device, {count}, halves);
+    all_reduce_sum(group, d);
+    CHECK(d.to_floats() == rounded);
+
+    const Tensor most =
+        Tensor::from_host<float>(*device, {3}, std::vector<float>{float(me), -float(me), 2.0f});
+    all_reduce_max(group, most);
+    CHECK(most.to_host<float>() == std::vector<float>{float(n - 1), 0.0f, 2.0f});
   }
   CHECK(all_reduce(group, static_cast<double>(me + 1)) == n * (n + 1) / 2.0);
   CHECK(all_reduce(group, static_cast<double>(me), ReduceOp::max) == n - 1);
@@ -83,8 +109,9 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
     for (size_t i = 0; i < count; ++i) values.push_back(rank * 1000 + salt * 100 + static_cast<int>(i));
     return values;
   };
-  const auto cpu = make_cpu_device(no_table(), 1), guard = make_guard_device(no_table(), 1),
-             patient = make_guard_device(no_table(), 1, {.patient = true});
+  const auto cpu = make_cpu_device(kernels::cpu_table(), 1),
+             guard = make_guard_device(kernels::cpu_table(), 1),
+             patient = make_guard_device(kernels::cpu_table(), 1, {.patient = true});
   for (Device* device : {cpu.get(), guard.get(), patient.get()}) {
     const auto upload = [&](const std::vector<int32_t>& values) {
       return Tensor::from_host<int32_t>(*device, {static_cast<int64_t>(values.size())}, values);
@@ -123,7 +150,7 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
 }
 
 TEST_CASE("on the meta device nothing is sent or touched") {
-  const auto device = make_meta_device(no_table(), 1);
+  const auto device = make_meta_device(kernels::cpu_table(), 1);
   const auto group = make_meta_communicator(1, 4, "cp");
   Exchange exchange(*group);
   exchange.send(Tensor::empty(*device, {8}), 2, 1);

@@ -298,3 +298,33 @@ TEST_CASE("an undefined logit makes the loss undefined") {
     CHECK(std::isnan(y[3].rounded()[0]));
   }
 }
+
+TEST_CASE("sums and maxima of parts, in their order, in place too") {
+  const auto& e = elementwise();
+  for (const DType type : kTypes)
+    for (const int64_t n : kSizes)
+      for (const int64_t count : {1, 2, 5}) {
+        const Array parts(type, random_values(n * count, 11));
+        const auto x = parts.rounded();
+        Vec<double> sum(static_cast<size_t>(n)), largest = sum;
+        for (size_t i = 0; i < sum.size(); ++i) {
+          auto total = static_cast<float>(x[i]);
+          largest[i] = x[i];
+          for (size_t p = 1; p < static_cast<size_t>(count); ++p) {
+            total += static_cast<float>(x[p * sum.size() + i]);
+            largest[i] = std::max(largest[i], x[p * sum.size() + i]);
+          }
+          sum[i] = static_cast<double>(total);
+        }
+        const auto y = run_kernel({Array::zeros(type, n), Array::zeros(type, n), parts},
+                                  [&](kernels::Context& c, Vec<Array>& out) {
+                                    e.sum_parts(c, parts, count, out[0].out(), n);
+                                    e.max_parts(c, parts, count, out[1].out(), n);
+                                    e.sum_parts(c, out[2], count, out[2].out(), n);
+                                  });
+        CHECK(y[0].bytes() == Array(type, sum).bytes());
+        CHECK(y[1].bytes() == Array(type, largest).bytes());
+        const auto first = y[2].rounded();
+        CHECK(Vec<double>(first.begin(), first.begin() + n) == Array(type, sum).rounded());
+      }
+}
