@@ -3,6 +3,7 @@
 
 #include "kernels/activation.hpp"
 #include "kernels/attention.hpp"
+#include "kernels/context_attention.hpp"
 #include "kernels/cross_entropy.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding.hpp"
@@ -16,6 +17,7 @@ struct Table {
   const Norm* norm;
   const Activation* activation;
   const Attention* attention;
+  const ContextAttention* context_attention;
   const Embedding* embedding;
   const CrossEntropy* cross_entropy;
   const Elementwise* elementwise;

@@ -9,6 +9,7 @@ const Gemm& cpu_gemm();
 const Norm& cpu_norm();
 const Activation& cpu_activation();
 const Attention& cpu_attention();
+const ContextAttention& cpu_context_attention();
 const Embedding& cpu_embedding();
 const CrossEntropy& cpu_cross_entropy();
 const Elementwise& cpu_elementwise();

@@ -1,0 +1,240 @@
+// Attention of parts of a sequence. A run of queries and a run of keys, both consecutive positions, meet as in attention.cpp;
+// a part has up to two runs of each.
+#include "kernels/context_attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/cpu/families.hpp"
+#include "kernels/cpu/parallel.hpp"
+#include "kernels/cpu/targets.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/context_attention.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/attention_core-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace capstan::kernels {
+namespace HWY_NAMESPACE {
+
+// Row of a sequence's part at which a run begins.
+HWY_INLINE int64_t first_row(const PositionRuns& rows, int run) {
+  return run == 0 ? 0 : rows.runs[0].count;
+}
+HWY_INLINE bool seen(const AttentionPart& a, PositionRun keys) {
+  return a.sees(a.queries.runs[0], keys) || a.sees(a.queries.runs[1], keys);
+}
+HWY_INLINE Mask mask_of(const AttentionPart& a, PositionRun keys, const int32_t* document_start,
+                        int64_t first_query) {
+  return {a.shape.causal, a.shape.window, keys.count, document_start ? document_start + first_query : nullptr,
+          keys.begin};
+}
+HWY_INLINE Dropping dropping(const AttentionPart& a, PositionRun keys, int64_t head) {
+  return {a.shape.dropout, a.shape.dropout_key, static_cast<uint64_t>(a.shape.head_offset + head),
+          keys.begin};
+}
+template <class T>
+HWY_INLINE T* moved(T* p, int64_t by) {
+  return p ? p + by : nullptr;
+}
+
+// ---- forward
+
+// Where the panels of a run of keys lie among those of one group of one sequence: keys, then values; none of a run that no
+// query sees.
+struct RunPanels {
+  int64_t at[2], values[2], floats = 0;
+  explicit RunPanels(const AttentionPart& a) {
+    const int64_t d = a.shape.qkv.head_dim;
+    for (int r = 0; r < 2; ++r) {
+      const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
+      at[r] = floats;
+      values[r] = floats + columns_floats(run.count, d);
+      if (seen(a, run)) floats = values[r] + depth_floats(run.count, d);
+    }
+  }
+};
+
+ScratchNeed forward_scratch(AttentionPart a) {
+  return {static_cast<size_t>(a.shape.batch * a.shape.qkv.groups * RunPanels(a).floats) * sizeof(float),
+          ForwardScratch::floats(a.shape.qkv.head_dim) * sizeof(float)};
+}
+
+// A block of queries as another call left it: the sum of its exponentials is that of one key with the logit lse.
+HWY_INLINE void resume_rows(const ForwardScratch& s, const Block& b, int64_t d, const float* out,
+                            int64_t out_stride, const float* lse) {
+  for (int64_t i = 0; i < b.nq; ++i) {
+    std::memcpy(s.out + i * d, out + i * out_stride, static_cast<size_t>(d) * sizeof(float));
+    s.max[i] = lse[i];
+    s.sum[i] = lse[i] == -kInfinity ? 0.0f : 1.0f;
+  }
+}
+
+void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document_start,
+             const int64_t* row_ids, bool accumulate, float* out, float* lse) {
+  const QkvLayout layout = a.shape.qkv, kv_layout = a.kv();
+  const int64_t heads = layout.heads(), groups = layout.groups, per_group = layout.heads_per_group,
+                d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
+                keys = a.keys.rows();
+  const RunPanels panels(a);
+  auto* packed = reinterpret_cast<float*>(reserve_scratch(c, forward_scratch(a)));
+
+  for (int r = 0; r < 2; ++r) {
+    const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
+    if (!seen(a, run)) continue;
+    const int64_t slab = 8 * kNr, slabs = blocks_of(run.count, slab);
+    c.pool->parallel_for(a.shape.batch * groups * slabs, [&](int64_t tile, int) HWY_ATTR {
+      const int64_t first = tile % slabs * slab, n = std::min(slab, run.count - first),
+                    group = tile / slabs % groups;
+      const int64_t token = tile / slabs / groups * keys + first_row(a.keys, r);
+      float* to = packed + tile / slabs * panels.floats;
+      pack_as_columns({kv, token * kv_row + kv_layout.key(group), kv_row}, first, n, run.count, d,
+                      to + panels.at[r]);
+      pack_as_depth({kv, token * kv_row + kv_layout.value(group), kv_row}, first, n, run.count, d,
+                    to + panels.values[r]);
+    });
+  }
+
+  // As in attention.cpp: neighbouring tiles share keys and values, later blocks go first.
+  const int64_t blocks_before = blocks_of(a.queries.runs[0].count, kQueries),
+                blocks = blocks_before + blocks_of(a.queries.runs[1].count, kQueries);
+  c.pool->parallel_for(a.shape.batch * heads * blocks, [&](int64_t tile, int worker) HWY_ATTR {
+    const int64_t head_in_group = tile % per_group, block = blocks - 1 - tile / per_group % blocks;
+    const int64_t group = tile / per_group / blocks % groups, b = tile / per_group / blocks / groups;
+    const int64_t head = group * per_group + head_in_group;
+    const int query_run = block < blocks_before ? 0 : 1;
+    const PositionRun queries = a.queries.runs[static_cast<size_t>(query_run)];
+    const int64_t q0 = (block - (query_run ? blocks_before : 0)) * kQueries,
+                  n = std::min(kQueries, queries.count - q0),
+                  first_query = b * seq + first_row(a.queries, query_run) + q0;  // row of all queries
+    const ForwardScratch s(c.scratch_of<float>(worker, ForwardScratch::floats(d)), d);
+    float* out_rows = out + first_query * heads * d + head * d;
+    float* lse_rows = lse + (b * heads + head) * seq + first_query - b * seq;
+
+    const float* q = nullptr;
+    int64_t ldq = 0;
+    for (int r = 0; r < 2; ++r) {
+      const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
+      if (!a.sees({queries.begin + q0, n}, run)) continue;
+      Block scores(mask_of(a, run, document_start, first_query), 0, n, queries.begin + q0);
+      if (scores.begin >= scores.end) continue;
+      if (!q) {
+        q = wide_rows({qkv, first_query * row + layout.query(head), row}, n, d, s.q, ldq);
+        if (accumulate)
+          resume_rows(s, scores, d, out_rows, heads * d, lse_rows);
+        else
+          begin_rows(s, scores, d);
+      }
+      const float* group_panels = packed + (b * groups + group) * panels.floats;
+      attend(s, scores, q, ldq, {group_panels + panels.at[r], group_panels + panels.values[r], run.count}, d,
+             a.shape.scale, dropping(a, run, head), moved(row_ids, first_query));
+    }
+    if (!q) {  // nothing to see
+      for (int64_t i = 0; i < n && !accumulate; ++i) {
+        std::memset(out_rows + i * heads * d, 0, static_cast<size_t>(d) * sizeof(float));
+        lse_rows[i] = -kInfinity;
+      }
+      return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const bool nothing = s.max[i] == -kInfinity;
+      write_row({out_rows, DType::f32}, i * heads * d, s.out + i * d, nothing ? 0.0f : 1.0f / s.sum[i], d);
+      lse_rows[i] = nothing ? -kInfinity : s.max[i] + std::log(s.sum[i]);
+    }
+  });
+}
+
+// ---- backward
+
+struct LongestRuns {
+  int64_t queries, keys;
+  explicit LongestRuns(const AttentionPart& a)
+      : queries(std::max(a.queries.runs[0].count, a.queries.runs[1].count)),
+        keys(std::max(a.keys.runs[0].count, a.keys.runs[1].count)) {}
+};
+
+ScratchNeed backward_scratch(AttentionPart a) {
+  const LongestRuns longest(a);
+  return {0, BackwardScratch(nullptr, longest.queries, longest.keys, a.shape.qkv.head_dim).floats *
+                 sizeof(float)};
+}
+
+HWY_INLINE void add_row(float* to, const float* from, int64_t cols) {
+  for_vectors(
+      cols, [&](int64_t i) HWY_ATTR { store(hn::Add(load(to + i), load(from + i)), to + i); },
+      [&](int64_t i, int64_t n)
+          HWY_ATTR { store_part(hn::Add(load_part(to + i, n), load_part(from + i, n)), to + i, n); });
+}
+
+// One tile does all heads of one group of one sequence, run of keys after run of keys.
+void backward(Context& c, AttentionPart a, In qkv, In kv, In out, const float* lse, In dout,
+              const int32_t* document_start, const int64_t* row_ids, float* dqkv, float* dkv) {
+  const QkvLayout layout = a.shape.qkv, kv_layout = a.kv();
+  const int64_t heads = layout.heads(), groups = layout.groups, per_group = layout.heads_per_group,
+                d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
+                keys = a.keys.rows();
+  const ScratchNeed need = backward_scratch(a);
+  const LongestRuns longest(a);
+  reserve_scratch(c, need);
+
+  c.pool->parallel_for(a.shape.batch * groups, [&](int64_t tile, int worker) HWY_ATTR {
+    const int64_t b = tile / groups, group = tile % groups;
+    const BackwardScratch s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), longest.queries,
+                            longest.keys, d);
+    for (int r = 0; r < 2; ++r) {
+      const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
+      if (run.count == 0) continue;
+      const int64_t key_at = (b * keys + first_row(a.keys, r)) * kv_row + kv_layout.key(group);
+      if (!seen(a, run)) {
+        for (int64_t i = 0; i < run.count; ++i)
+          std::memset(dkv + key_at + i * kv_row, 0, static_cast<size_t>(2 * d) * sizeof(float));
+        continue;
+      }
+      pack_keys(s, {kv, key_at, kv_row}, {kv, key_at + d, kv_row}, run.count, d);
+      for (int64_t h = 0; h < per_group; ++h)
+        for (int query_run = 0; query_run < 2; ++query_run) {
+          const PositionRun queries = a.queries.runs[static_cast<size_t>(query_run)];
+          if (!a.sees(queries, run)) continue;
+          const int64_t head = group * per_group + h, first = first_row(a.queries, query_run),
+                        first_query = b * seq + first, query_at = first_query * row + layout.query(head),
+                        out_at = first_query * heads * d + head * d;
+          const QueryRows rows{{qkv, query_at, row},        {out, out_at, heads * d},
+                               {dout, out_at, heads * d},   lse + (b * heads + head) * seq + first,
+                               moved(row_ids, first_query), queries.count};
+          const Mask mask = mask_of(a, run, document_start, first_query);
+          pack_queries(s, rows, d);
+          for (int64_t q0 = 0; q0 < queries.count; q0 += kQueries) {
+            Block block(mask, q0, std::min(kQueries, queries.count - q0), queries.begin + q0);
+            if (block.begin >= block.end) continue;
+            backward_block(s, block, rows, run.count, d, a.shape.scale, dropping(a, run, head));
+            for (int64_t i = 0; i < block.nq; ++i) add_row(dqkv + query_at + (q0 + i) * row, s.dq + i * d, d);
+          }
+        }
+      for (int64_t i = 0; i < run.count; ++i) {
+        float* to = dkv + key_at + i * kv_row;
+        std::memcpy(to, s.dk + i * d, static_cast<size_t>(d) * sizeof(float));
+        std::memcpy(to + d, s.dv + i * d, static_cast<size_t>(d) * sizeof(float));
+      }
+    }
+  });
+}
+
+ContextAttention context_attention_family() {
+  return {forward, backward, forward_scratch, backward_scratch};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace capstan::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace capstan::kernels {
+const ContextAttention& cpu_context_attention() {
+  static const ContextAttention family = CAPSTAN_BEST(context_attention_family)();
+  return family;
+}
+}  // namespace capstan::kernels
+#endif

@@ -1,0 +1,164 @@
+// Parts of attention put together against the scalar reference of the whole sequence.
+#include "tests/kernels/support.hpp"
+
+using namespace capstan;
+using namespace capstan::testing;
+using kernels::AttentionPart;
+using kernels::AttentionShape;
+using kernels::PositionRun;
+using kernels::PositionRuns;
+using kernels::QkvLayout;
+
+namespace {
+const kernels::ContextAttention& parts() {
+  return *kernels::cpu_table().context_attention;
+}
+
+AttentionShape shape_of(int64_t groups, int64_t per_group, int64_t d, int64_t batch, int64_t seq) {
+  AttentionShape a;
+  a.qkv = {groups, per_group, d};
+  a.batch = batch;
+  a.seq = seq;
+  a.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
+  a.dropout_key = philox_key(5, purpose::attention_dropout, 3);
+  return a;
+}
+
+// Who holds which positions of the sequence: ranks with up to two runs each, of any lengths.
+using Cut = Vec<PositionRuns>;
+
+// Values of x[batch * seq][width] in the rows of `runs`, sequence by sequence.
+template <class T>
+Vec<T> rows_of(const Vec<T>& x, const AttentionShape& a, const PositionRuns& runs, int64_t width) {
+  Vec<T> part;
+  for (int64_t b = 0; b < a.batch; ++b)
+    for (const PositionRun& run : runs.runs)
+      part.insert(part.end(), x.begin() + (b * a.seq + run.begin) * width,
+                  x.begin() + (b * a.seq + run.end()) * width);
+  return part;
+}
+void put_rows(Vec<double>& x, const Vec<double>& part, const AttentionShape& a, const PositionRuns& runs,
+              int64_t width) {
+  auto from = part.begin();
+  for (int64_t b = 0; b < a.batch; ++b)
+    for (const PositionRun& run : runs.runs)
+      for (int64_t i = 0; i < run.count * width; ++i)
+        x[static_cast<size_t>((b * a.seq + run.begin) * width + i)] += *from++;
+}
+// The keys and values of packed QKV.
+Vec<double> kv_of(const Vec<double>& qkv, const QkvLayout& l) {
+  Vec<double> kv;
+  for (size_t row = 0; row < qkv.size(); row += static_cast<size_t>(l.row()))
+    for (int64_t g = 0; g < l.groups; ++g)
+      for (int64_t i = 0; i < 2 * l.head_dim; ++i) kv.push_back(qkv[row + static_cast<size_t>(l.key(g) + i)]);
+  return kv;
+}
+
+void check_parts(const AttentionShape& a, DType type, const Cut& cut, const Vec<int32_t>& documents,
+                 uint64_t seed) {
+  INFO("groups=", a.qkv.groups, " heads/group=", a.qkv.heads_per_group, " d=", a.qkv.head_dim,
+       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " dropout=", a.dropout,
+       " packed=", !documents.empty(), " ranks=", cut.size(), " ", text(type));
+  const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), width = heads * a.qkv.head_dim,
+                row = a.qkv.row(), kv_row = a.qkv.groups * 2 * a.qkv.head_dim;
+  const auto qkv = Array(type, random_values(tokens * row, seed)).rounded(),
+             dout = Array(type, random_values(tokens * width, seed + 1)).rounded();
+  const auto ids = row_ids(tokens);
+  Vec<double> out(static_cast<size_t>(tokens * width)), gradient(qkv.size());
+  for (size_t rank = 0; rank < cut.size(); ++rank) {
+    AttentionPart part{a, cut[rank], {}};
+    part.shape.seq = part.queries.rows();
+    const int64_t mine = a.batch * part.shape.seq;
+    const Array my_qkv(type, rows_of(qkv, a, cut[rank], row)),
+        my_dout(type, rows_of(dout, a, cut[rank], width));
+    const auto my_ids = rows_of(ids, a, cut[rank], 1);
+    const auto my_documents = documents.empty() ? Vec<int32_t>() : rows_of(documents, a, cut[rank], 1);
+    const int32_t* document_start = documents.empty() ? nullptr : my_documents.data();
+    const int64_t* row_id = a.dropout > 0 ? my_ids.data() : nullptr;
+    Vec<Array> y{Array::zeros(DType::f32, mine * width, NAN), Array::zeros(DType::f32, mine * heads, NAN)};
+    // As in a ring: the own keys first, then those of the rank before.
+    for (size_t step = 0; step < cut.size(); ++step) {
+      part.keys = cut[(rank + cut.size() - step) % cut.size()];
+      const Array kv(type, kv_of(rows_of(qkv, a, part.keys, row), a.qkv));
+      if (step > 0 && !part.sees_anything()) continue;
+      y = run_kernel(y, [&](kernels::Context& c, Vec<Array>& o) {
+        parts().forward(c, part, my_qkv, kv, document_start, row_id, step > 0, o[0].f32(), o[1].f32());
+      });
+    }
+    put_rows(out, y[0].rounded(), a, cut[rank], width);
+    const Array saved(type, y[0].rounded());
+    Array lse = y[1], dqkv = Array::zeros(DType::f32, mine * row);
+    for (const PositionRuns& keys : cut) {
+      part.keys = keys;
+      const Array kv(type, kv_of(rows_of(qkv, a, keys, row), a.qkv));
+      const auto g = run_kernel({dqkv, Array::zeros(DType::f32, a.batch * keys.rows() * kv_row, NAN)},
+                                [&](kernels::Context& c, Vec<Array>& o) {
+                                  parts().backward(c, part, my_qkv, kv, saved, lse.f32(), my_dout,
+                                                   document_start, row_id, o[0].f32(), o[1].f32());
+                                });
+      dqkv = g[0];
+      const auto dkv = g[1].rounded();
+      if (!part.sees_anything()) CHECK(std::all_of(dkv.begin(), dkv.end(), [](double v) { return v == 0; }));
+      // Their key and value heads among those of packed QKV.
+      Vec<double> spread(static_cast<size_t>(a.batch * keys.rows() * row));
+      size_t from = 0;
+      for (int64_t t = 0; t < a.batch * keys.rows(); ++t)
+        for (int64_t group = 0; group < a.qkv.groups; ++group)
+          for (int64_t i = 0; i < 2 * a.qkv.head_dim; ++i)
+            spread[static_cast<size_t>(t * row + a.qkv.key(group) + i)] = dkv[from++];
+      put_rows(gradient, spread, a, keys, row);
+    }
+    put_rows(gradient, dqkv.rounded(), a, cut[rank], row);
+  }
+  CHECK(error(out, reference::attention(a, qkv, documents, ids, nullptr)) < 1e-5);
+  CHECK(error(gradient, reference::attention_gradient(a, qkv, dout, documents, ids)) <
+        (type == DType::f32 ? 2e-5 : 2 * tolerance(type)));
+}
+
+// Chunks r and 2 ranks - 1 - r of 2 ranks equal ones.
+Cut balanced(int64_t ranks, int64_t seq) {
+  const int64_t n = seq / (2 * ranks);
+  Cut cut;
+  for (int64_t r = 0; r < ranks; ++r) cut.push_back({{{{r * n, n}, {(2 * ranks - 1 - r) * n, n}}}});
+  return cut;
+}
+}  // namespace
+
+TEST_CASE("parts of a sequence are attention of the whole: load-balanced chunks") {
+  uint64_t seed = 300;
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const auto& [ranks, seq] : {std::array<int64_t, 2>{2, 12}, {2, 300}, {3, 66}, {4, 264}}) {
+      AttentionShape a = shape_of(2, 3, 20, 2, seq);
+      check_parts(a, type, balanced(ranks, seq), {}, seed++);
+      a.dropout = 0.3f;
+      a.head_offset = 7;
+      check_parts(a, type, balanced(ranks, seq), {}, seed++);
+      a.causal = false;
+      check_parts(a, type, balanced(ranks, seq), {}, seed++);
+      a.causal = true;
+      a.dropout = 0;
+      for (const int64_t window : {1, 5, 40}) {
+        a.window = window;
+        check_parts(a, type, balanced(ranks, seq), {}, seed++);
+      }
+    }
+}
+
+TEST_CASE("parts of a sequence are attention of the whole: any runs, documents that begin anywhere") {
+  uint64_t seed = 400;
+  const int64_t seq = 210;
+  const Cut cut{
+      {{{{0, 70}, {0, 0}}}}, {{{{71, 3}, {140, 69}}}}, {{{{70, 1}, {74, 66}}}}, {{{{0, 0}, {209, 1}}}}};
+  Vec<int32_t> documents;
+  for (int64_t i = 0; i < 2 * seq; ++i)
+    documents.push_back(static_cast<int32_t>(i < seq ? i / 37 * 37 : (i - seq) < 101 ? 0 : 101));
+  for (const int64_t window : {0, 30})
+    for (const float dropout : {0.0f, 0.2f}) {
+      AttentionShape a = shape_of(1, 2, 9, 2, seq);
+      a.window = window;
+      a.dropout = dropout;
+      check_parts(a, DType::f32, cut, documents, seed++);
+      check_parts(a, DType::f32, cut, {}, seed++);
+      check_parts(a, DType::bf16, cut, documents, seed++);
+    }
+}
