@@ -56,6 +56,8 @@ struct Outcome {
 //   failed                 the run exists and `resume` is not set, another process works on it, a resume with a
 //                          recipe that alters the numbers, a loss or gradient that is not finite
 //   rank_failure           the transport, or another rank
+// A rank that is gone or silent for resilience.timeout, while this thread waits for it inside MPI, cannot be thrown: it is named
+// on standard error, once for the world, and the processes end with code 4.
 Outcome run_training(const Config& config, const TrainOptions& options = {}, const Progress& progress = {});
 
 }  // namespace capstan

@@ -1,5 +1,7 @@
 #include "capstan/trainer.hpp"
 
+#include <cstdio>
+
 #include "api/config_impl.hpp"
 #include "base/error.hpp"
 #include "train/recipe.hpp"
@@ -17,11 +19,12 @@ class Membership {
   ~Membership() {
     if (broken_) static_cast<void>(world_.release());
   }
-  comm::World& join() {
+  // tell: the failure of a rank, just before this process ends with exit code 4.
+  comm::World& join(double timeout, std::function<void(const Error&)> tell) {
     if (broken_)
       fail(ErrorCode::rank_failure, "an earlier run failed in this world, whose ranks may be out of step",
            "start the program again");
-    if (!world_) world_ = comm::World::join();
+    if (!world_) world_ = comm::World::join({.timeout = timeout, .tell = std::move(tell)});
     return *world_;
   }
   void run_failed() { broken_ = world_->size() > 1; }
@@ -78,7 +81,9 @@ Outcome run_training(const Config& config, const TrainOptions& options, const Pr
   run.changes_since = [&](const std::string& stored) { return train::changes_since(stored, resolution); };
   Sink sink(progress);
   static Membership membership;
-  comm::World& world = membership.join();
+  comm::World& world = membership.join(resolution.config.resilience.timeout.seconds, [](const Error& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+  });
   try {
     const train::Outcome outcome = train::train(resolution.config, world, run, sink);
     return {outcome.ended == train::Ended::finished ? Ended::finished : Ended::stopped, outcome.reason,

@@ -18,6 +18,7 @@
 #include "base/text.hpp"
 #include "cli/report.hpp"
 #include "cli/terminal.hpp"
+#include "comm/board.hpp"
 
 namespace capstan::cli {
 
@@ -115,6 +116,12 @@ int launch_ranks(const Context& context, int64_t ranks) {
   const std::string stop_file = directory + "/stop";
   std::copy(stop_file.begin(), stop_file.end(), g_stop_file.begin());
 
+  const auto board = comm::Board::create(static_cast<int>(ranks), true);
+  struct Unlink {
+    comm::Board& board;
+    ~Unlink() { board.unlink(); }
+  } const unlink{*board};
+
   struct sigaction action {};
   action.sa_handler = on_stop_signal;
   sigemptyset(&action.sa_mask);
@@ -144,6 +151,7 @@ int launch_ranks(const Context& context, int64_t ranks) {
     if (null >= 0) ::dup2(null, STDIN_FILENO);
     ::setenv("CAPSTAN_PARENT", "1", 1);
     ::setenv("CAPSTAN_STOP_FILE", stop_file.c_str(), 1);
+    ::setenv(comm::kBoardVariable, board->path().c_str(), 1);
     if (terminal) ::setenv("CAPSTAN_PARENT_TERMINAL", "1", 1);
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
@@ -165,19 +173,30 @@ int launch_ranks(const Context& context, int64_t ranks) {
   if (code == 127) fail(ErrorCode::failed, "mpirun did not start");
   // mpirun itself ends with 1 when it is told to end.
   if (g_signals > 1 && code != 0 && code != 75) return 128 + static_cast<int>(g_first_signal);
+  if (auto failure = board->report(); failure && !WIFSIGNALED(status)) {
+    if (code >= 128) failure->in("it was ended by signal " + std::to_string(code - 128));
+    return report(*failure, context.command, {context.messages, context.color_err});
+  }
   if (code < 128) return code;
   say("error: a rank was ended by signal " + std::to_string(code - 128) + "; mpirun has ended the others\n");
   return exit_code_of(ErrorCode::rank_failure);
 }
 
-int run_in_world(const Context& context, FunctionRef<int(comm::World&)> body) {
-  const std::unique_ptr<comm::World> world = comm::World::join();
+int run_in_world(const Context& context, double timeout, FunctionRef<int(comm::World&)> body) {
+  const Appearance appearance{context.messages, context.color_err};
+  const std::unique_ptr<comm::World> world =
+      comm::World::join({.timeout = timeout, .tell = [&](const Error& error) {
+                           say(render_error(error, context.command, appearance));
+                         }});
   if (world->size() == 1) return body(*world);
   try {
     return body(*world);
   } catch (...) {
-    const int code =
-        report(as_error(std::current_exception()), context.command, {context.messages, context.color_err});
+    const Error error = as_error(std::current_exception());
+    // What follows from a failure that has been told is no news.
+    if (error.code() == ErrorCode::rank_failure && world->failure_told())
+      world->abort(exit_code_of(error.code()));
+    const int code = report(error, context.command, appearance);
     world->abort(code);
     return code;
   }

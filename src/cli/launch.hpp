@@ -14,13 +14,14 @@ namespace capstan::cli {
 // Runs the command without its --nproc as `ranks` ranks and waits. SIGINT and SIGTERM become a request to
 // save (a file that the ranks look for after each step; SIGTERM would make mpirun kill them), a second one ends them.
 // Returns the exit code of the run: 75 and the codes of `capstan help exit-codes` as the ranks gave them, 4
-// for a rank that died, 130 or 143 when ended by the second signal.
+// for a rank that died or stalled (told here, from the ranks' failure board), 130 or 143 when ended by the second signal.
 int launch_ranks(const Context& context, int64_t ranks);
 
 // Joins the world that this process was launched into and runs `body` in it. With several ranks an error is
 // reported here and ends all of them: leaving the world in good order would wait for ranks that still hope
-// for this one.
-int run_in_world(const Context& context, FunctionRef<int(comm::World&)> body);
+// for this one. A rank that is gone, or keeps the others waiting for `timeout` seconds, is reported once and ends them too:
+// code 4.
+int run_in_world(const Context& context, double timeout, FunctionRef<int(comm::World&)> body);
 
 // This process is a rank that another Capstan started with `--nproc`, which has shown the recipe's notes already.
 bool has_parent();

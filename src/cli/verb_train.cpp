@@ -57,7 +57,8 @@ int run_train(Context& context) {
       progress.line("the recipe asks for " + entry.origin.written + " ranks (" + entry.origin.text +
                     "), this run has " + std::to_string(ranks));
 
-  return run_in_world(context, [&](comm::World& world) {
+  const double timeout = resolution.config.resilience.timeout.seconds;
+  return run_in_world(context, timeout, [&](comm::World& world) {
     train::RunOptions options;
     options.run_dir = args.value("run-dir").value_or("");
     options.resume = args.has("resume");

@@ -7,11 +7,12 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
+#include <filesystem>
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/text.hpp"
+#include "comm/posting.hpp"
+#include "comm/watchdog.hpp"
 
 namespace capstan::comm {
 
@@ -169,81 +170,85 @@ class SingleWorld final : public World {
 
 class MpiWorld final : public World {
  public:
-  MpiWorld() {
+  explicit MpiWorld(const FailureWatch& watch) {
     int provided = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
     if (provided < MPI_THREAD_FUNNELED)
       fail(ErrorCode::unsupported, "this MPI does not allow threads beside the one that communicates");
-    world_ = std::make_unique<MpiCommunicator>(MPI_COMM_WORLD, "world", false);
-    MPI_Comm local = MPI_COMM_NULL;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world_->rank(), MPI_INFO_NULL, &local);
-    MPI_Comm_rank(local, &local_rank_);
-    MPI_Comm_size(local, &local_size_);
-    MPI_Comm_free(&local);
+    auto world = std::make_unique<MpiCommunicator>(MPI_COMM_WORLD, "world", false);
+    MPI_Comm part = MPI_COMM_NULL;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world->rank(), MPI_INFO_NULL, &part);
+    MpiCommunicator local(part, "host", true);
+    local_rank_ = local.rank();
+    local_size_ = local.size();
+    auto board = open_board(local);
+    const int slot = local_rank_;
+    // Ranks of this host are those whose first local rank is ours.
+    std::array<int32_t, 2> mine{world->rank(), local_rank_};
+    local.broadcast(mine.data(), sizeof mine[0], 0);
+    std::vector<int32_t> all(2 * static_cast<size_t>(world->size()));
+    world->all_gather(mine.data(), all.data(), sizeof mine);
+    std::vector<int> slots;
+    for (size_t r = 0; r < all.size(); r += 2) slots.push_back(all[r] == mine[0] ? all[r + 1] : -1);
+    poster_ = std::make_shared<Poster>(board, std::move(slots), world->rank(), host_);
+    world_ = make_posting_communicator(std::move(world), poster_);  // all ranks have posted when it is there
+    watchdog_ = std::make_unique<Watchdog>(*board, slot, watch.timeout, watch.tell);
   }
   ~MpiWorld() override {
     world_.reset();
+    poster_->call(Call::finalize, -1, -1, 0, 0);
+    poster_->doing(Doing::waiting);
     MPI_Finalize();
+    poster_->doing(Doing::ended);
   }
   Communicator& communicator() override { return *world_; }
   int local_rank() const override { return local_rank_; }
   int local_size() const override { return local_size_; }
   const std::string& host() const override { return host_; }
+  void at_step(int64_t step) override { poster_->step(step); }
+  void at_phase(std::string_view phase) override { poster_->phase(phase); }
+  bool failure_told() const override { return poster_->board().claimed(); }
   [[noreturn]] void abort(int exit_code) override {
+    static_cast<void>(
+        poster_->board().claim());  // the ranks that the launcher ends now are nobody's discovery
+    poster_->doing(Doing::ended);
     MPI_Abort(MPI_COMM_WORLD, exit_code);
     std::_Exit(exit_code);
   }
 
  private:
-  std::unique_ptr<MpiCommunicator> world_;
+  // That of the parent, or one that the first rank of this host makes; its name is gone when all have opened it.
+  static std::shared_ptr<Board> open_board(MpiCommunicator& local) {
+    std::shared_ptr<Board> board;
+    std::array<char, 256> path{};
+    if (local.rank() == 0) {
+      const char* parents = std::getenv(kBoardVariable);
+      if (parents && std::filesystem::exists(parents)) board = Board::open(parents);
+      if (!board || board->ranks() != local.size()) board = Board::create(local.size(), false);
+      const std::string text = board->path().string();
+      CAPSTAN_ASSERT(text.size() < path.size(), "the path of the board is too long: " + text);
+      text.copy(path.data(), text.size());
+    }
+    local.broadcast(path.data(), path.size(), 0);
+    if (!board) board = Board::open(path.data());
+    local.barrier();
+    if (local.rank() == 0) board->unlink();
+    return board;
+  }
+
+  std::shared_ptr<Poster> poster_;
+  std::unique_ptr<Communicator> world_;
+  std::unique_ptr<Watchdog> watchdog_;  // the first to go, before the memory that it reads
   int local_rank_ = 0, local_size_ = 1;
   std::string host_ = host_name();
 };
 
-std::optional<int> number_in(const char* variable) {
-  const char* text = std::getenv(variable);
-  if (!text || !*text) return std::nullopt;
-  const auto value = parse_int(text);
-  if (!value || *value < 0 || *value > 1'000'000)
-    fail(ErrorCode::usage,
-         std::string("environment variable ") + variable + "=" + text + " is not a rank or size");
-  return static_cast<int>(*value);
-}
-
 }  // namespace
 
-LaunchedAs launched_as() {
-  struct Launcher {
-    const char *name, *rank, *size, *local_rank, *local_size;
-  };
-  constexpr std::array<Launcher, 3> launchers{{
-      {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-       "OMPI_COMM_WORLD_LOCAL_SIZE"},
-      {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-      {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
-  }};
-  for (const Launcher& launcher : launchers) {
-    const auto rank = number_in(launcher.rank), size = number_in(launcher.size);
-    if (!rank || !size) continue;
-    if (*rank >= *size)
-      fail(ErrorCode::usage, std::string(launcher.rank) + "=" + std::to_string(*rank) + " contradicts " +
-                                 launcher.size + "=" + std::to_string(*size));
-    return {*rank, *size, number_in(launcher.local_rank).value_or(0),
-            number_in(launcher.local_size).value_or(1), launcher.name};
-  }
-  const auto rank = number_in("RANK"), size = number_in("WORLD_SIZE");
-  if (rank && size && *size > 1)
-    fail(ErrorCode::usage,
-         "started by torchrun (WORLD_SIZE=" + std::to_string(*size) + "), whose processes MPI cannot join",
-         "start it with `mpirun -n " + std::to_string(*size) +
-             " capstan train …` or `capstan train … --nproc " + std::to_string(*size) + "`");
-  return {};
-}
-
-std::unique_ptr<World> World::join() {
+std::unique_ptr<World> World::join(const FailureWatch& watch) {
   const LaunchedAs launched = launched_as();
   if (launched.size == 1) return std::make_unique<SingleWorld>();
-  auto world = std::make_unique<MpiWorld>();
+  auto world = std::make_unique<MpiWorld>(watch);
   if (world->size() != launched.size || world->rank() != launched.rank)
     fail(ErrorCode::usage,
          launched.source + " says rank " + std::to_string(launched.rank) + " of " +

@@ -1,18 +1,31 @@
 // The processes that were launched together. MPI is started only when there is more than one.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
+#include "base/error.hpp"
 #include "comm/communicator.hpp"
 
 namespace capstan::comm {
+
+// What becomes of a world whose ranks fail: a rank that is gone is told at once, one that keeps others waiting for longer than
+// `timeout` seconds then, in both cases once for the whole world; every process then ends with exit code 4.
+struct FailureWatch {
+  double timeout = 600;  // resilience.timeout
+  std::function<void(const Error&)>
+      tell;  // by the rank that found it, on a thread of its own; not where a parent tells it
+};
+// The variable in which a parent names the failure board that it reads when the ranks have ended.
+inline constexpr const char* kBoardVariable = "CAPSTAN_BOARD";
 
 class World {
  public:
   // Looks at the launcher's environment (Open MPI, PMIx/PMI, Slurm steps, torchrun); one process without it is a world of
   // one. Contradicting variables and a launcher whose ranks MPI cannot join are ErrorCode::usage.
-  static std::unique_ptr<World> join();
+  static std::unique_ptr<World> join(const FailureWatch& watch = {});
   virtual ~World() = default;
 
   virtual Communicator& communicator() = 0;
@@ -21,6 +34,11 @@ class World {
   virtual int local_rank() const = 0;  // among the ranks of this host
   virtual int local_size() const = 0;
   virtual const std::string& host() const = 0;
+  // What the other ranks are told of this one when it lags: the step, and up to 16 characters of what it does in it.
+  virtual void at_step(int64_t) {}
+  virtual void at_phase(std::string_view) {}
+  // The failure of a rank has been told, or is being told: nobody else should speak of what follows from it.
+  virtual bool failure_told() const { return false; }
   // Ends all processes of the world with this exit code, at once. Does not return.
   [[noreturn]] virtual void abort(int exit_code) = 0;
 };
@@ -30,6 +48,8 @@ struct LaunchedAs {
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
   std::string source;  // "Open MPI", "Slurm", … ; empty for a single process
 };
+// ErrorCode::usage for a variable that is no number, a rank outside of its world, launchers that contradict each other
+// (both variables are named), and processes that MPI cannot join.
 LaunchedAs launched_as();
 
 }  // namespace capstan::comm

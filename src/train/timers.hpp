@@ -27,10 +27,13 @@ class StepTimers {
   // Told of each piece of a phase as it ends: host clock (steady, seconds) and its length.
   using Listener = std::function<void(Phase phase, double end, double seconds)>;
   void listen(Listener listener) { listener_ = std::move(listener); }
+  // Told of each phase as it begins.
+  void announce(std::function<void(Phase)> herald) { herald_ = std::move(herald); }
 
  private:
   using Clock = std::chrono::steady_clock;
   Listener listener_;
+  std::function<void(Phase)> herald_;
   std::array<double, kPhases> seconds_{};
   Phase phase_ = Phase::other;
   Clock::time_point mark_;

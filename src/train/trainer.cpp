@@ -16,6 +16,7 @@
 #include "comm/together.hpp"
 #include "kernels/bench/bench.hpp"
 #include "kernels/table.hpp"
+#include "train/agreement.hpp"
 #include "train/fit.hpp"
 #include "train/loop.hpp"
 #include "train/profile.hpp"
@@ -696,7 +697,10 @@ Outcome Run::run() {
   // What can be missing or unsupported is found before anything is allocated or written; the step runs once on the meta
   // device, through the same code.
   check_device(config_.train.device);
+  require_agreement(world_,
+                    {{"the program", program_identity()}, {"the recipe (hash)", options_.recipe.hash}});
   open_data();
+  require_agreement(world_, {{"the training data (fingerprint)", data_}});
   estimate_ = estimate_step(config_, *models::build(config_.model), world_.local_size());
   check_fits(config_, estimate_, world_.local_size());
   const std::string& name = options_.recipe.name;
@@ -717,6 +721,7 @@ Outcome Run::run() {
                      ? ", bf16 products widened to fp32"
                      : ""));
   start_or_resume();
+  require_agreement(world_, {{"the step to go on from", std::to_string(loop_->state().step)}});
   begin_records();
   if (chief()) {
     const int64_t step = loop_->state().step;
@@ -738,8 +743,10 @@ Outcome Run::run() {
   outcome.run_dir = run_dir_;
   first_step_ = loop_->state().step;
   last_line_ = Clock::now();
+  timers_.announce([this](Phase phase) { world_.at_phase(name_of(phase)); });
   auto loader = std::make_unique<data::Loader>(datasets_[0], loop_->loader_options());
   while (loop_->state().step < total_steps_) {
+    world_.at_step(loop_->state().step + 1);
     trace_from(loop_->state().step + 1);
     timers_.start_step();
     const StepResult result = next_step(*loader);

@@ -100,20 +100,60 @@ static std::vector<int> ranks_of(int parent) {
   return launcher.empty() ? std::vector<int>{} : children_of(launcher.front());
 }
 
-TEST_CASE("a rank that dies: code 4, told once") {
+// How often a text says something.
+static int times(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST_CASE("a rank that dies or is stopped is named once, with what the others wait for: code 4") {
   ScratchDirectory scratch;
-  bool sent = false;
-  const Finished ended = run_mock(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", "a"},
-                                  [&](const std::string& text, int parent) {
-                                    const auto ranks = ranks_of(parent);
-                                    if (sent || !contains(text, "step 2") || ranks.size() != 2) return 0;
-                                    sent = true;
-                                    ::kill(ranks.back(), SIGKILL);
-                                    return 0;
-                                  });
-  CHECK(sent);
+  for (const int signal : {SIGKILL, SIGSTOP})
+    for (const size_t which : {0, 1}) {
+      CAPTURE(signal);
+      CAPTURE(which);
+      bool sent = false;
+      int victim = 0;
+      const Finished ended =
+          run_mock(scratch,
+                   {"--nproc", "2", "train.train_iters=1000000", "resilience.timeout=2s", "--run-dir",
+                    "run" + std::to_string(signal) + "-" + std::to_string(which)},
+                   [&](const std::string& text, int parent) {
+                     const auto ranks = ranks_of(parent);
+                     if (sent || !contains(text, "step 2") || ranks.size() != 2) return 0;
+                     sent = true;
+                     victim = ranks[which];
+                     ::kill(victim, signal);
+                     return 0;
+                   });
+      CHECK(sent);
+      CHECK_MESSAGE(ended.code == 4, ended.err);
+      CHECK_MESSAGE(times(ended.err, "error: ") == 1, ended.err);
+      CHECK_MESSAGE(contains(ended.err, signal == SIGKILL ? " is gone at step " : " is stopped at step "),
+                    ended.err);
+      CHECK_MESSAGE(contains(ended.err, "(process " + std::to_string(victim) + ")"), ended.err);
+      CHECK_MESSAGE(contains(ended.err, "of group `"), ended.err);
+      if (signal == SIGKILL) CHECK_MESSAGE(contains(ended.err, "signal 9"), ended.err);
+      CHECK(ended.seconds < 20);
+    }
+}
+
+TEST_CASE("ranks of different recipes are told apart before the first step: code 4, once") {
+  ScratchDirectory scratch;
+  scratch.write("own.yaml", "extends: quickstart\nrng: {seed: \"${env:OMPI_COMM_WORLD_NODE_RANK}\"}\n");
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = kMock;
+  launch.arguments[1] = "./own.yaml";
+  launch.arguments.insert(launch.arguments.end(), {"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
+  launch.environment = {"OMPI_COMM_WORLD_NODE_RANK=0"};  // for the parent; mpirun gives each rank its own
+  const Finished ended = run(launch);
   CHECK_MESSAGE(ended.code == 4, ended.err);
-  CHECK(contains(ended.err, "signal 9"));
+  CHECK_MESSAGE(times(ended.err, "error: ") == 1, ended.err);
+  CHECK_MESSAGE(contains(ended.err, "disagrees with rank 0 on host `"), ended.err);
+  CHECK_MESSAGE(contains(ended.err, "about the recipe (hash): `"), ended.err);
+  CHECK_FALSE(std::filesystem::exists(scratch.file("a") + "/run.json"));
 }
 
 TEST_CASE("a second SIGTERM ends ranks that do not answer: code 143") {

@@ -3,11 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <random>
 
 #include "base/error.hpp"
-#include "comm/world.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
@@ -174,20 +172,4 @@ TEST_CASE("a world that does not divide is an error with both products and the n
         std::string::npos);
   CHECK(error_of({.world = 16, .tp = 2, .pp = 2, .experts = true, .ep = 4, .pp_before_dp = true})
             .find("must be equal") != std::string::npos);
-}
-
-TEST_CASE("the launcher's variables name the rank; contradictions and torchrun are errors") {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
-                           "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "RANK", "WORLD_SIZE"})
-    ::unsetenv(name);
-  CHECK(launched_as().size == 1);
-  ::setenv("RANK", "1", 1), ::setenv("WORLD_SIZE", "4", 1);
-  CHECK_THROWS_AS(launched_as(), Error);
-  ::setenv("OMPI_COMM_WORLD_RANK", "3", 1), ::setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
-  CHECK(launched_as().rank == 3);
-  CHECK(launched_as().source == "Open MPI");
-  ::setenv("OMPI_COMM_WORLD_RANK", "4", 1);
-  CHECK_THROWS_AS(launched_as(), Error);
-  ::setenv("OMPI_COMM_WORLD_RANK", "x", 1);
-  CHECK_THROWS_AS(launched_as(), Error);
 }

@@ -311,7 +311,6 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
       {{"model.recompute_granularity=selective", "model.recompute_modules=[layernorm]"},
        "model.recompute_modules"},
       {{"dist.distributed_backend=nccl"}, "dist.distributed_backend"},
-      {{"resilience.timeout=3"}, "resilience.timeout"},
       {{"model.cpu_offloading=true"}, "model.cpu_offloading"},
       {{"mixed_precision.params_dtype=fp16"}, "mixed_precision.params_dtype"},
       {{"mixed_precision.fp8=hybrid"}, "mixed_precision.fp8"},

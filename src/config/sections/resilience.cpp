@@ -27,8 +27,7 @@ void describe(Section<ResilienceConfig>& s) {
       .duration_unit("m")
       .above(0)
       .effect(Effect::io)
-      .alias("dist.distributed_timeout_minutes")
-      .not_yet("a watch on silent ranks");
+      .alias("dist.distributed_timeout_minutes");
   s.field("memory_limit", &R::memory_limit)
       .doc(
           "memory of one rank; a step that needs more, tensors and kernels together, is refused before it "

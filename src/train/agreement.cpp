@@ -1,0 +1,70 @@
+#include "train/agreement.hpp"
+
+#include <link.h>
+
+#include <cstring>
+
+#include "base/error.hpp"
+#include "comm/together.hpp"
+
+namespace capstan::train {
+
+namespace {
+
+// The first object that the loader knows is the program itself; its note of type NT_GNU_BUILD_ID as hexadecimal digits.
+int find_build_id(dl_phdr_info* object, size_t, void* result) {
+  auto& text = *static_cast<std::string*>(result);
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& part = object->dlpi_phdr[i];
+    if (part.p_type != PT_NOTE) continue;
+    const auto* at = reinterpret_cast<const char*>(object->dlpi_addr + part.p_vaddr);
+    const char* const end = at + part.p_memsz;
+    while (end - at >= static_cast<std::ptrdiff_t>(sizeof(ElfW(Nhdr)))) {
+      ElfW(Nhdr) note;
+      std::memcpy(&note, at, sizeof note);
+      const char* name = at + sizeof note;
+      const char* value = name + ((note.n_namesz + 3) & ~3U);
+      if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0) {
+        constexpr const char* kDigits = "0123456789abcdef";
+        for (size_t b = 0; b < note.n_descsz; ++b) {
+          const auto byte = static_cast<unsigned char>(value[b]);
+          text += {kDigits[byte >> 4], kDigits[byte & 15]};
+        }
+        return 1;
+      }
+      at = value + ((note.n_descsz + 3) & ~3U);
+    }
+  }
+  return 1;
+}
+
+}  // namespace
+
+std::string program_identity() {
+  std::string build;
+  ::dl_iterate_phdr(find_build_id, &build);
+  return "capstan " CAPSTAN_VERSION ", build " + (build.empty() ? "unknown" : build);
+}
+
+void require_agreement(comm::World& world, const std::vector<Common>& values) {
+  if (world.size() == 1) return;
+  const auto hosts = comm::gather_texts(world.communicator(), world.host());
+  std::vector<std::string> differing;
+  for (const Common& common : values) {
+    const auto all = comm::gather_texts(world.communicator(), common.value);
+    for (size_t rank = 1; rank < all.size(); ++rank)
+      if (all[rank] != all[0])
+        differing.push_back("rank " + std::to_string(rank) + " on host `" + hosts[rank] +
+                            "` disagrees with rank 0 on host `" + hosts[0] + "` about " + common.what + ": `" +
+                            all[rank] + "` against `" + all[0] + "`");
+  }
+  if (differing.empty()) return;
+  constexpr size_t kMost = 8;
+  Error error(ErrorCode::rank_failure, differing[0],
+              "start all ranks with one program, one recipe and the same files");
+  for (size_t i = 1; i < std::min(differing.size(), kMost); ++i) error.in(differing[i]);
+  if (differing.size() > kMost) error.in("and " + std::to_string(differing.size() - kMost) + " more");
+  throw error;
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,23 @@
+// What all ranks must have in common before they begin: a rank that was started with another recipe, program or data would
+// train a model that is nobody's.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/world.hpp"
+
+namespace capstan::train {
+
+struct Common {
+  std::string what;   // "the recipe (hash)"
+  std::string value;  // of this rank
+};
+
+// ErrorCode::rank_failure on every rank, naming each rank that differs from rank 0, its host and both values. Collective.
+void require_agreement(comm::World& world, const std::vector<Common>& values);
+
+// Version of the program and the build id that the linker gave this executable.
+std::string program_identity();
+
+}  // namespace capstan::train
