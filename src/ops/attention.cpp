@@ -15,9 +15,7 @@ kernels::QkvLayout qkv_layout(int64_t row, int64_t heads_per_group, int64_t head
   return {row / group, heads_per_group, head_dim};
 }
 
-namespace {
-
-kernels::AttentionShape shape_of(const AttentionOptions& o) {
+kernels::AttentionShape attention_shape(const AttentionOptions& o) {
   kernels::AttentionShape shape;
   shape.qkv = o.layout;
   shape.batch = o.batch;
@@ -31,13 +29,11 @@ kernels::AttentionShape shape_of(const AttentionOptions& o) {
   return shape;
 }
 
-// Keys that a query sees on average.
-double keys_seen(const AttentionOptions& o) {
-  const double all = static_cast<double>(o.seq) / (o.causal ? 2 : 1);
-  return o.window > 0 ? std::min(static_cast<double>(o.window), all) : all;
+double attention_flops(const AttentionOptions& o, int64_t seq) {
+  const double all = static_cast<double>(seq) / (o.causal ? 2 : 1),
+               seen = o.window > 0 ? std::min(static_cast<double>(o.window), all) : all;
+  return 4.0 * static_cast<double>(o.layout.head_dim * o.layout.heads() * o.batch * o.seq) * seen;
 }
-
-}  // namespace
 
 Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
   Device& device = tape.device();
@@ -52,14 +48,13 @@ Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
                  "attention: dropout needs the rows' ids, got " + options.row_ids.text());
   const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
   const Tensor lse = Tensor::empty(device, {options.batch, layout.heads(), options.seq});
-  const kernels::AttentionShape shape = shape_of(options);
+  const kernels::AttentionShape shape = attention_shape(options);
   const Tensor row_ids = options.dropout > 0 ? options.row_ids : Tensor();
   device.foresee(device.table().attention->forward_scratch(shape));
   launch(device, device.table().attention->forward, shape, qkv.value, options.document_start, row_ids, out,
          lse);
 
-  const double flops = 4.0 * static_cast<double>(layout.head_dim * layout.heads()) *
-                       static_cast<double>(rows) * keys_seen(options);
+  const double flops = attention_flops(options, options.seq);
   const auto bytes = static_cast<double>(qkv.value.bytes() + out.bytes());
   return tape.record({.name = "attention",
                       .inputs = {qkv},
@@ -97,7 +92,7 @@ Var attention_decode(Tape& tape, const Var& qkv, const AttentionOptions& options
                  "attention_decode: qkv " + qkv.value.text() + ", cache " + cache.k.text() + ", past " +
                      std::to_string(past));
   const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
-  kernels::AttentionShape shape = shape_of(options);
+  kernels::AttentionShape shape = attention_shape(options);
   shape.dropout = 0;
   launch(device, device.table().attention->decode, shape, qkv.value, cache.k, cache.v, past, capacity, out);
   const double flops = 4.0 * static_cast<double>(layout.head_dim * layout.heads() * rows) *

@@ -22,10 +22,13 @@ struct AttentionOptions {
   Tensor row_ids;           // i64 [N], only with dropout
 };
 
+kernels::AttentionShape attention_shape(const AttentionOptions& options);
+// FLOPs of the forward pass over these rows of sequences of `seq` tokens: 4 head_dim for each pair of a query head and a key
+// that it sees, half of seq when causal. The backward pass counts twice that, the convention of model FLOPs.
+double attention_flops(const AttentionOptions& options, int64_t seq);
+
 // Scaled dot-product attention: out[N, heads * head_dim] of qkv[N, row]. Keeps qkv, out and one fp32
-// statistic for each (head, token); scores are computed again in the backward pass. FLOPs: 4 head_dim for
-// each pair of a query head and a key that it sees (causal: half of seq); backward twice that, the convention
-// of model FLOPs.
+// statistic for each (head, token); scores are computed again in the backward pass.
 Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options);
 
 // Keys and values seen so far by one layer: [batch, groups, capacity, head_dim] each.

@@ -45,6 +45,13 @@ void add_into(const Tensor& partial, const Tensor& gradient) {
          gradient.elements());
 }
 
+void copy_matrix(const Tensor& from, const Tensor& to) {
+  CAPSTAN_ASSERT(from.rank() == 2 && from.shape() == to.shape(),
+                 "copy of a matrix " + from.text() + " to " + to.text());
+  launch(to.device(), to.device().table().elementwise->copy_rows, from, from.stride(0), to, to.stride(0),
+         from.size(0), from.size(1));
+}
+
 Tensor copy_of(const Tensor& tensor) {
   Tensor copy = Tensor::empty(tensor.device(), tensor.shape(), tensor.dtype());
   launch(tensor.device(), tensor.device().table().elementwise->cast, tensor, copy, tensor.elements());

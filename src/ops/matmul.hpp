@@ -23,6 +23,10 @@ void add_column_sum(const Tensor& x, const Tensor& gradient);
 // made as a by-product reaches the gradient buffer.
 void add_into(const Tensor& partial, const Tensor& gradient);
 
+// Matrices of two dimensions and equal sizes, whose rows may lie apart; fp32 and bf16 turn into each other, other types are the
+// same on both sides.
+void copy_matrix(const Tensor& from, const Tensor& to);
+
 // A copy of `tensor` that nobody else holds.
 Tensor copy_of(const Tensor& tensor);
 

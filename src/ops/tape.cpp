@@ -51,6 +51,19 @@ void ParamStore::note_weight_gradient(const Parameter& parameter) {
   if (--count == 0 && last_micro_batch_) gradient_ready(parameter);
 }
 
+TracedPart::TracedPart(StepContext& context, char phase, std::string name) : context_(context) {
+  if (!context.observer) return;
+  event_ = {.phase = phase, .name = std::move(name), .shapes = {}, .cost = {}, .part = true};
+  event_.end = start_observing(context);
+}
+void TracedPart::end() {
+  if (!context_.observer) return;
+  const double started = event_.end;
+  event_.end = start_observing(context_);
+  event_.seconds = event_.end - started;
+  context_.observer->observe(event_);
+}
+
 // ---- backward steps --------------------------------------------------------------------------------------------------
 
 StepContext& BackwardStep::context() {

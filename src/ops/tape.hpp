@@ -35,12 +35,13 @@ struct Cost {
 
 // One executed piece of a step, for traces, the memory table and the planner.
 struct TapeEvent {
-  char phase;  // 'F', 'B' or 'W'
+  char phase;  // 'F', 'B' or 'W'; 'C': a transfer between ranks
   std::string name;
   std::vector<Shape> shapes;  // inputs, then outputs (F); gradients (B, W)
   Cost cost;
   int64_t saved_bytes = 0;  // kept alive from F to B, or from B to W
   bool recomputed = false;
+  bool part = false;   // a piece of a running operation, whose own event counts it
   double seconds = 0;  // host time of the call, without what it ran as events of their own
   double end = 0;      // host clock (steady, seconds) when it ended
 };
@@ -63,6 +64,18 @@ struct StepContext {
   Device& device;
   ParamStore& store;
   TapeObserver* observer = nullptr;
+};
+
+// A piece of a running operation, observed on its own (TapeEvent::part): from here to end(). A transfer that the program does
+// not wait for, and what runs beside it. Without an observer, nothing.
+class TracedPart {
+ public:
+  TracedPart(StepContext& context, char phase, std::string name);
+  void end();
+
+ private:
+  StepContext& context_;
+  TapeEvent event_;
 };
 
 // A value on a tape. slot < 0: no gradient flows to it.

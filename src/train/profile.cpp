@@ -12,12 +12,26 @@ namespace capstan::train {
 
 namespace {
 
-enum Lane : int { kPhaseLane, kForwardLane, kBackwardLane, kWeightLane };
-constexpr std::array<const char*, 4> kLaneNames{"phases", "forward", "backward", "weight gradients"};
+enum Lane : int { kPhaseLane, kForwardLane, kBackwardLane, kWeightLane, kTransferLane };
+constexpr std::array<const char*, 5> kLaneNames{"phases", "forward", "backward", "weight gradients",
+                                                "transfers"};
+int lane_of(char phase) {
+  switch (phase) {
+    case 'F':
+      return kForwardLane;
+    case 'B':
+      return kBackwardLane;
+    case 'C':
+      return kTransferLane;
+    default:
+      return kWeightLane;
+  }
+}
 
 }  // namespace
 
 void OperationTable::observe(const TapeEvent& event) {
+  if (event.part) return;
   auto row = std::find_if(rows_.begin(), rows_.end(),
                           [&](const Row& r) { return r.phase == event.phase && r.name == event.name; });
   if (row == rows_.end()) row = rows_.insert(row, {event.name, event.phase});
@@ -59,8 +73,7 @@ void Trace::observe(const TapeEvent& event) {
     for (size_t i = 0; i < event.shapes.size(); ++i) arguments += (i ? " " : "") + event.shapes[i].text();
     arguments += '"';
   }
-  const int lane = event.phase == 'F' ? kForwardLane : event.phase == 'B' ? kBackwardLane : kWeightLane;
-  add(lane, event.name, event.end, event.seconds, arguments);
+  add(lane_of(event.phase), event.name, event.end, event.seconds, arguments);
 }
 
 void Trace::phase(Phase phase, double end, double seconds) {

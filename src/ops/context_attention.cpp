@@ -1,0 +1,307 @@
+#include "ops/context_attention.hpp"
+
+#include <optional>
+
+#include "base/error.hpp"
+#include "comm/exchange.hpp"
+#include "comm/reduce.hpp"
+#include "kernels/table.hpp"
+#include "ops/head_exchange.hpp"
+#include "ops/matmul.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::ops {
+
+namespace {
+
+// Ranks that begin a ring of keys on the same group use the same tags: messages arrive in their order.
+constexpr int kKeysTag = 71, kGradientsTag = 72;
+
+// One call: heads exchanged within `heads`, keys and values over `keys`. Both may be alone.
+struct Plan {
+  HeadExchange heads;
+  comm::Communicator* keys;       // null: this rank has all keys
+  bool gather;                    // keys come by all-gather; else round a ring
+  int64_t seq;                    // of whole sequences
+  kernels::AttentionShape shape;  // of this rank's rows and heads after the exchange
+
+  Plan(const AttentionOptions& options, const ContextParallel& context)
+      : heads(context.exchange == ContextExchange::a2a       ? context.group
+              : context.exchange == ContextExchange::a2a_p2p ? context.inner
+                                                             : nullptr,
+              options.layout, options.batch, options.seq),
+        keys(context.exchange == ContextExchange::a2a       ? nullptr
+             : context.exchange == ContextExchange::a2a_p2p ? context.outer
+                                                            : context.group),
+        gather(context.exchange == ContextExchange::all_gather),
+        seq(options.seq * context.size()),
+        shape(attention_shape(options)) {
+    if (keys && keys->alone()) keys = nullptr;
+    shape.qkv = heads.layout();
+    shape.seq = heads.seq();
+    shape.head_offset += heads.first_head();
+  }
+  int64_t rows() const { return shape.batch * shape.seq; }
+  int ranks() const { return keys ? keys->size() : 1; }
+  int previous(int step) const { return (keys->rank() + keys->size() - step) % keys->size(); }
+  // This rank's queries and the keys of rank `source`.
+  kernels::AttentionPart part(int source) const {
+    return {shape, context_rows(keys->size(), keys->rank(), seq), context_rows(keys->size(), source, seq)};
+  }
+  // Elements of a row of keys and values.
+  int64_t kv_row() const { return shape.qkv.groups * 2 * shape.qkv.head_dim; }
+};
+
+// The key and value heads of packed rows, as a matrix with a row for each group of each token.
+Tensor key_columns(const Tensor& packed, const kernels::QkvLayout& layout) {
+  const int64_t d = layout.head_dim, group = (layout.heads_per_group + 2) * d;
+  return packed.view({packed.size(0) * layout.groups, group}).slice(1, layout.heads_per_group * d, 2 * d);
+}
+
+using Block = std::function<void(int step, int source, const Tensor& kv)>;
+
+// Calls `block` with the keys and values of every rank, this rank's first and then those of the ranks before it. In a ring the
+// next ones are on their way while `block` runs.
+void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, const Block& block) {
+  comm::Communicator& group = *plan.keys;
+  Device& device = context.device;
+  const auto empty = [&](int64_t ranks) {
+    OwnerScope scope(MemoryOwner::workspace);
+    return Tensor::empty(device, {ranks * plan.rows(), plan.kv_row()}, qkv.dtype());
+  };
+  Tensor current = empty(1);
+  copy_matrix(key_columns(qkv, plan.shape.qkv),
+              current.view({plan.rows() * plan.shape.qkv.groups, 2 * plan.shape.qkv.head_dim}));
+  if (plan.gather) {
+    const Tensor all = empty(plan.ranks());
+    TracedPart traced(context, 'C', "context_attention gather keys");
+    comm::Exchange transfer(group);
+    transfer.all_gather(current, all);
+    transfer.wait();
+    traced.end();
+    for (int step = 0; step < plan.ranks(); ++step) {
+      const int source = plan.previous(step);
+      block(step, source, all.slice(0, source * plan.rows(), plan.rows()));
+    }
+    return;
+  }
+  for (int step = 0; step < plan.ranks(); ++step) {
+    if (step + 1 == plan.ranks()) {
+      block(step, plan.previous(step), current);
+      return;
+    }
+    const Tensor next = empty(1);
+    TracedPart traced(context, 'C', "context_attention send keys");
+    comm::Exchange transfer(group);
+    transfer.receive(next, comm::previous_in(group), kKeysTag);
+    transfer.send(current, comm::next_in(group), kKeysTag);
+    block(step, plan.previous(step), current);
+    transfer.wait();
+    traced.end();
+    current = next;
+  }
+}
+
+// Attention of this rank's queries over the keys of all: out fp32 and lse.
+void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Tensor& documents,
+             const Tensor& row_ids, const Tensor& out, const Tensor& lse) {
+  Device& device = context.device;
+  const kernels::ContextAttention& kernel = *device.table().context_attention;
+  for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
+    const kernels::AttentionPart part = plan.part(source);
+    if (step > 0 && !part.sees_anything()) return;
+    TracedPart traced(context, 'F', "context_attention block");
+    device.foresee(kernel.forward_scratch(part));
+    launch(device, kernel.forward, part, qkv, kv, documents, row_ids, step > 0, out, lse);
+    traced.end();
+  });
+}
+
+// Sums of keys' and values' gradients over the ranks whose queries saw them. In a ring each follows its keys a step behind
+// them, from the rank after their owner's to the one before it: every rank adds its part, and the owner its own last.
+class TravellingGradients {
+ public:
+  TravellingGradients(StepContext& context, const Plan& plan) : context_(context), plan_(plan) {}
+
+  // This rank's part for the keys of the block, to be written before add().
+  Tensor part(int step) {
+    OwnerScope scope(MemoryOwner::workspace);
+    Tensor made = Tensor::empty(context_.device, {plan_.rows(), plan_.kv_row()});
+    if (step == 0) own_ = made;
+    return made;
+  }
+  void add(int step, const Tensor& part) {
+    if (step == 0) return;
+    if (step > 1) add_arrived(part);
+    comm::Communicator& group = *plan_.keys;
+    {
+      OwnerScope scope(MemoryOwner::workspace);
+      arriving_ = Tensor::empty(context_.device, part.shape());
+    }
+    traced_.emplace(context_, 'C', "context_attention send gradients");
+    transfer_.emplace(group);
+    transfer_->receive(arriving_, comm::previous_in(group), kGradientsTag);
+    transfer_->send(part, comm::next_in(group), kGradientsTag);
+  }
+  // The gradient of this rank's own keys and values, fp32 [rows, kv_row].
+  Tensor finish() {
+    add_arrived(own_);
+    return own_;
+  }
+
+ private:
+  void add_arrived(const Tensor& part) {
+    transfer_->wait();
+    traced_->end();
+    launch(context_.device, context_.device.table().elementwise->add, arriving_, part, part, part.elements());
+  }
+  StepContext& context_;
+  const Plan& plan_;
+  Tensor own_, arriving_;
+  std::optional<comm::Exchange> transfer_;
+  std::optional<TracedPart> traced_;
+};
+
+// The gradient of this rank's packed rows, fp32.
+Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const Tensor& out,
+                const Tensor& lse, const Tensor& dout, const Tensor& documents, const Tensor& row_ids) {
+  Device& device = context.device;
+  const kernels::ContextAttention& kernel = *device.table().context_attention;
+  const Tensor dqkv = Tensor::zeros(device, qkv.shape());
+  TravellingGradients travelling(context, plan);
+  Tensor all;  // gathered keys: this rank's part for those of every rank
+  if (plan.gather) {
+    OwnerScope scope(MemoryOwner::workspace);
+    all = Tensor::empty(device, {plan.ranks() * plan.rows(), plan.kv_row()});
+  }
+  for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
+    const kernels::AttentionPart part = plan.part(source);
+    const Tensor dkv = plan.gather ? all.slice(0, source * plan.rows(), plan.rows()) : travelling.part(step);
+    TracedPart traced(context, 'B', "context_attention block");
+    if (part.sees_anything()) {
+      device.foresee(kernel.backward_scratch(part));
+      launch(device, kernel.backward, part, qkv, kv, out, lse, dout, documents, row_ids, dqkv, dkv);
+    } else {
+      device.zero(dkv.address(), dkv.bytes());
+    }
+    traced.end();
+    if (!plan.gather) travelling.add(step, dkv);
+  });
+  Tensor dkv;
+  if (plan.gather) {
+    TracedPart traced(context, 'C', "context_attention scatter gradients");
+    comm::reduce_scatter_sum(*plan.keys, all);
+    traced.end();
+    dkv = all.slice(0, plan.keys->rank() * plan.rows(), plan.rows());
+  } else {
+    dkv = travelling.finish();
+  }
+  copy_matrix(dkv.view({plan.rows() * plan.shape.qkv.groups, 2 * plan.shape.qkv.head_dim}),
+              key_columns(dqkv, plan.shape.qkv));
+  return dqkv;
+}
+
+Tensor converted(const Tensor& x, DType type) {
+  if (x.dtype() == type) return x;
+  const Tensor y = Tensor::empty(x.device(), x.shape(), type);
+  launch(x.device(), x.device().table().elementwise->cast, x, y, x.elements());
+  return y;
+}
+
+struct Sent {
+  double forward = 0, backward = 0;
+};
+// The formulas of the header.
+Sent sent_bytes(const Plan& plan, const AttentionOptions& options, DType type) {
+  const auto bytes = static_cast<double>(size_of(type));
+  const double rows = static_cast<double>(options.batch * options.seq),
+               others = static_cast<double>(plan.heads.ranks() - 1);
+  const auto row = static_cast<double>(plan.shape.qkv.row()),
+             out = static_cast<double>(plan.shape.qkv.heads() * plan.shape.qkv.head_dim);
+  Sent sent;
+  sent.forward =
+      others * rows *
+      ((row + out) * bytes + (options.document_start.defined() ? 4 : 0) + (options.dropout > 0 ? 8 : 0));
+  sent.backward = others * rows * (out * bytes + row * (plan.heads.replicates() ? 4 : bytes));
+  const double kv = static_cast<double>(plan.ranks() - 1) * static_cast<double>(plan.rows() * plan.kv_row());
+  sent.forward += kv * bytes;
+  sent.backward += kv * (bytes + 4);
+  return sent;
+}
+
+}  // namespace
+
+Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& options,
+                      const ContextParallel& context) {
+  if (context.size() == 1) return attention(tape, qkv, options);
+  const int64_t rows = qkv.size(0);
+  CAPSTAN_ASSERT(
+      qkv.value.is_contiguous() && rows == options.batch * options.seq && qkv.size(1) == options.layout.row(),
+      "context_attention: qkv " + qkv.value.text());
+  CAPSTAN_ASSERT(!options.document_start.defined() || options.document_start.elements() == rows,
+                 "context_attention: document_start " + options.document_start.text());
+  CAPSTAN_ASSERT(options.dropout == 0 || (options.row_ids.defined() && options.row_ids.elements() == rows),
+                 "context_attention: dropout needs the rows' ids, got " + options.row_ids.text());
+  CAPSTAN_ASSERT(
+      context.exchange != ContextExchange::a2a_p2p ||
+          (context.inner && context.outer &&
+           context.inner->size() * context.outer->size() == context.group->size() &&
+           context.outer->rank() * context.inner->size() + context.inner->rank() == context.group->rank()),
+      "context_attention: a2a_p2p needs inner groups of adjacent ranks");
+  static_cast<void>(context_rows(context.size(), context.group->rank(), options.seq * context.size()));
+  const Plan plan(options, context);
+  Device& device = tape.device();
+  const DType type = qkv.dtype();
+
+  const Tensor packed = plan.heads.heads_of(qkv.value),
+               documents = plan.heads.gathered(options.document_start),
+               row_ids = plan.heads.gathered(options.dropout > 0 ? options.row_ids : Tensor());
+  const int64_t width = plan.shape.qkv.heads() * plan.shape.qkv.head_dim;
+  const Tensor lse = Tensor::empty(device, {options.batch, plan.shape.qkv.heads(), plan.shape.seq});
+  Tensor attended;
+  if (plan.keys) {
+    std::optional<OwnerScope> scope;
+    if (type != DType::f32) scope.emplace(MemoryOwner::workspace);
+    const Tensor wide = Tensor::empty(device, {plan.rows(), width});
+    scope.reset();
+    forward(tape.context(), plan, packed, documents, row_ids, wide, lse);
+    attended = converted(wide, type);
+  } else {
+    attended = Tensor::empty(device, {plan.rows(), width}, type);
+    device.foresee(device.table().attention->forward_scratch(plan.shape));
+    launch(device, device.table().attention->forward, plan.shape, packed, documents, row_ids, attended, lse);
+  }
+  const Tensor out = plan.heads.rows_of_output(attended);
+
+  const double flops = attention_flops(options, plan.seq);
+  const auto touched = static_cast<double>(qkv.value.bytes() + out.bytes());
+  const Sent sent = sent_bytes(plan, options, type);
+  return tape.record({.name = "context_attention",
+                      .inputs = {qkv},
+                      .outputs = {out},
+                      .cost = {flops, touched + sent.forward},
+                      .backward_cost = {2 * flops, 2 * touched + sent.backward},
+                      .saved = {packed, attended, lse, documents, row_ids},
+                      .backward = [plan](BackwardStep& step) {
+                        Device& dev = step.device();
+                        const Tensor &kept = step.saved(0), &document_start = step.saved(3),
+                                     &ids = step.saved(4);
+                        const DType compute = kept.dtype();
+                        const Tensor dout = plan.heads.heads_of_output(step.output_gradient());
+                        const DType wanted = plan.heads.replicates() ? DType::f32 : compute;
+                        Tensor dqkv;
+                        if (plan.keys) {
+                          dqkv = converted(backward(step.context(), plan, kept, step.saved(1), step.saved(2),
+                                                    dout, document_start, ids),
+                                           wanted);
+                        } else {
+                          dqkv = Tensor::empty(dev, kept.shape(), wanted);
+                          dev.foresee(dev.table().attention->backward_scratch(plan.shape));
+                          launch(dev, dev.table().attention->backward, plan.shape, kept, step.saved(1),
+                                 step.saved(2), dout, document_start, ids, dqkv);
+                        }
+                        step.give(0, plan.heads.rows_of(dqkv, compute));
+                      }})[0];
+}
+
+}  // namespace capstan::ops

@@ -1,0 +1,146 @@
+#include "ops/head_exchange.hpp"
+
+#include "base/error.hpp"
+#include "comm/exchange.hpp"
+#include "kernels/table.hpp"
+#include "ops/matmul.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::ops {
+
+HeadExchange::HeadExchange(comm::Communicator* group, kernels::QkvLayout layout, int64_t batch, int64_t seq)
+    : group_(group),
+      all_(layout),
+      mine_(layout),
+      ranks_(group ? group->size() : 1),
+      batch_(batch),
+      seq_(seq) {
+  if (alone()) return;
+  const int64_t heads = layout.heads(), groups = layout.groups;
+  if (heads % ranks_ != 0 || (groups % ranks_ != 0 && ranks_ % groups != 0))
+    fail(ErrorCode::config,
+         "heads cannot be exchanged over " + std::to_string(ranks_) + " ranks: " + std::to_string(heads) +
+             " heads in " + std::to_string(groups) +
+             " groups of keys and values; both must divide by the ranks, or the ranks by the groups",
+         "dist.cp_comm_type=p2p exchanges keys and values instead");
+  if (groups >= ranks_) {
+    mine_.groups = groups / ranks_;
+  } else {
+    copies_ = ranks_ / groups;
+    mine_ = {1, layout.heads_per_group / copies_, layout.head_dim};
+  }
+}
+
+int64_t HeadExchange::first_head() const {
+  return alone() ? 0 : group_->rank() * mine_.heads();
+}
+
+Tensor HeadExchange::part(const Tensor& parts, int64_t rank) const {
+  const int64_t rows = parts.size(0) / ranks_;
+  return parts.slice(0, rank * rows, rows);
+}
+
+Tensor HeadExchange::exchange(const Tensor& parts) const {
+  const Tensor received = Tensor::empty(parts.device(), parts.shape(), parts.dtype());
+  comm::Exchange transfer(*group_);
+  transfer.all_to_all(parts, received);
+  transfer.wait();
+  return received;
+}
+
+// by_rank [ranks * batch * seq, width]: the rows of each rank; natural [batch * ranks * seq, width]: by their places in the
+// sequences. back: from natural.
+void HeadExchange::reorder(const Tensor& by_rank, const Tensor& natural, bool back) const {
+  const int64_t chunk = seq_ / 2 * (by_rank.elements() / by_rank.size(0));  // elements
+  const Tensor ranks = by_rank.view({ranks_ * batch_, 2 * chunk}),
+               whole = natural.view({batch_, ranks_ * 2 * chunk});
+  for (int64_t r = 0; r < ranks_; ++r) {
+    const Tensor rows = part(ranks, r);
+    for (const bool second : {false, true}) {
+      const Tensor here = rows.slice(1, second ? chunk : 0, chunk),
+                   there = whole.slice(1, (second ? 2 * ranks_ - 1 - r : r) * chunk, chunk);
+      back ? copy_matrix(there, here) : copy_matrix(here, there);
+    }
+  }
+}
+
+Tensor HeadExchange::heads_of(const Tensor& qkv) const {
+  if (alone()) return qkv;
+  const int64_t rows = qkv.size(0), d = all_.head_dim, width = mine_.row(),
+                queries = mine_.heads_per_group * d;
+  Tensor parts = Tensor::empty(qkv.device(), {ranks_ * rows, width}, qkv.dtype());
+  for (int64_t r = 0; r < ranks_; ++r) {
+    const Tensor to = part(parts, r);
+    if (!replicates()) {
+      copy_matrix(qkv.slice(1, r * width, width), to);
+      continue;
+    }
+    copy_matrix(qkv.slice(1, all_.query(r * mine_.heads_per_group), queries), to.slice(1, 0, queries));
+    copy_matrix(qkv.slice(1, all_.key(r / copies_), 2 * d), to.slice(1, queries, 2 * d));
+  }
+  const Tensor received = exchange(parts);
+  reorder(received, parts, false);
+  return parts.view({batch_ * seq(), width});
+}
+
+Tensor HeadExchange::rows_of(const Tensor& dqkv, DType type) const {
+  if (alone()) return dqkv;
+  const int64_t rows = batch_ * seq_, d = all_.head_dim, width = mine_.row(),
+                queries = mine_.heads_per_group * d;
+  Device& device = dqkv.device();
+  const Tensor parts = Tensor::empty(device, {ranks_ * rows, width}, dqkv.dtype());
+  reorder(parts, dqkv, true);
+  const Tensor received = exchange(parts), all = Tensor::empty(device, {rows, all_.row()}, type);
+  for (int64_t r = 0; r < ranks_; ++r) {
+    const Tensor from = part(received, r);
+    if (!replicates())
+      copy_matrix(from, all.slice(1, r * width, width));
+    else
+      copy_matrix(from.slice(1, 0, queries), all.slice(1, all_.query(r * mine_.heads_per_group), queries));
+  }
+  if (!replicates()) return all;
+  const Tensor copies = Tensor::empty(device, {copies_ * rows, 2 * d}, dqkv.dtype()),
+               sum = Tensor::empty(device, {rows, 2 * d}, type);
+  for (int64_t g = 0; g < all_.groups; ++g) {
+    for (int64_t c = 0; c < copies_; ++c)
+      copy_matrix(part(received, g * copies_ + c).slice(1, queries, 2 * d), copies.slice(0, c * rows, rows));
+    launch(device, device.table().elementwise->sum_parts, copies, copies_, sum, sum.elements());
+    copy_matrix(sum, all.slice(1, all_.key(g), 2 * d));
+  }
+  return all;
+}
+
+Tensor HeadExchange::rows_of_output(const Tensor& out) const {
+  if (alone()) return out;
+  const int64_t rows = batch_ * seq_, width = out.size(1);
+  Tensor parts = Tensor::empty(out.device(), out.shape(), out.dtype());
+  reorder(parts, out, true);
+  const Tensor received = exchange(parts),
+               all = Tensor::empty(out.device(), {rows, ranks_ * width}, out.dtype());
+  for (int64_t r = 0; r < ranks_; ++r) copy_matrix(part(received, r), all.slice(1, r * width, width));
+  return all;
+}
+
+Tensor HeadExchange::heads_of_output(const Tensor& dout) const {
+  if (alone()) return dout;
+  const int64_t rows = dout.size(0), width = dout.size(1) / ranks_;
+  Tensor parts = Tensor::empty(dout.device(), {ranks_ * rows, width}, dout.dtype());
+  for (int64_t r = 0; r < ranks_; ++r) copy_matrix(dout.slice(1, r * width, width), part(parts, r));
+  const Tensor received = exchange(parts);
+  reorder(received, parts, false);
+  return parts;
+}
+
+Tensor HeadExchange::gathered(const Tensor& per_row) const {
+  if (alone() || !per_row.defined()) return per_row;
+  const int64_t rows = batch_ * seq_;
+  const Tensor received = Tensor::empty(per_row.device(), {ranks_ * rows, 1}, per_row.dtype()),
+               natural = Tensor::empty(per_row.device(), {ranks_ * rows, 1}, per_row.dtype());
+  comm::Exchange transfer(*group_);
+  transfer.all_gather(per_row, received);
+  transfer.wait();
+  reorder(received, natural, false);
+  return natural.view({ranks_ * rows});
+}
+
+}  // namespace capstan::ops

@@ -1,0 +1,481 @@
+// Run with 2, 3 and 4 ranks: attention of sequences that are cut over the ranks equals attention of the whole sequences on one.
+#include "ops/context_attention.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "comm/world.hpp"
+#include "tests/kernels/support.hpp"
+#include "tests/support/devices.hpp"
+#include "tests/support/simple_store.hpp"
+
+using namespace capstan;
+using namespace capstan::test;
+using ops::ContextExchange;
+using ops::ContextParallel;
+
+namespace {
+
+comm::World& world() {
+  static const std::unique_ptr<comm::World> joined = comm::World::join();
+  return *joined;
+}
+int ranks() {
+  return world().size();
+}
+int me() {
+  return world().rank();
+}
+
+// A group that counts the bytes which this rank sends to others.
+class Counting final : public comm::Communicator {
+ public:
+  explicit Counting(comm::Communicator& group) : group_(group) {}
+  int64_t sent = 0;
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  const std::string& name() const override { return group_.name(); }
+  std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override {
+    return group_.split(color, key, name);
+  }
+  comm::WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes) override {
+    sent += bytes * (size() - 1);
+    return group_.start_all_gather(mine, all, bytes);
+  }
+  comm::WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes) override {
+    sent += bytes * (size() - 1);
+    return group_.start_all_to_all(send, receive, bytes);
+  }
+  comm::WorkHandle start_broadcast(void* data, int64_t bytes, int root) override {
+    return group_.start_broadcast(data, bytes, root);
+  }
+  comm::WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
+    sent += bytes;
+    return group_.start_send(data, bytes, to, tag);
+  }
+  comm::WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) override {
+    return group_.start_receive(data, bytes, from, tag);
+  }
+  void barrier() override { group_.barrier(); }
+
+ private:
+  comm::Communicator& group_;
+};
+
+// The exchanges that this many ranks can do, and the ranks among which each exchanges heads.
+struct Way {
+  std::string name;
+  ContextParallel context;
+  int64_t a2a = 1;
+  std::vector<Counting*> groups;
+  int64_t sent() const {
+    int64_t total = 0;
+    for (const Counting* group : groups) total += group->sent;
+    return total;
+  }
+};
+const std::vector<Way>& ways() {
+  static std::vector<std::unique_ptr<comm::Communicator>> parts;
+  static std::vector<std::unique_ptr<Counting>> counting;
+  static const std::vector<Way> all = [] {
+    const auto counted = [](comm::Communicator& group) {
+      return counting.emplace_back(std::make_unique<Counting>(group)).get();
+    };
+    std::vector<Way> made;
+    Counting* group = counted(world().communicator());
+    made.push_back({"p2p", {.exchange = ContextExchange::p2p, .group = group}, 1, {group}});
+    made.push_back({"all_gather", {.exchange = ContextExchange::all_gather, .group = group}, 1, {group}});
+    made.push_back({"a2a", {.exchange = ContextExchange::a2a, .group = group}, ranks(), {group}});
+    for (int inner = 1; inner <= ranks(); ++inner) {
+      if (ranks() % inner != 0) continue;
+      auto& near = *parts.emplace_back(world().communicator().split(me() / inner, me() % inner, "cp-inner"));
+      auto& far = *parts.emplace_back(world().communicator().split(me() % inner, me() / inner, "cp-outer"));
+      Counting *a = counted(near), *b = counted(far);
+      made.push_back({"a2a+p2p with " + std::to_string(inner) + " * " + std::to_string(ranks() / inner),
+                      {ContextExchange::a2a_p2p, group, a, b},
+                      inner,
+                      {group, a, b}});
+    }
+    return made;
+  }();
+  return all;
+}
+
+struct Case {
+  int64_t groups = 1, per_group = 1, d = 8, batch = 1, chunk = 4;  // a sequence is 2 * ranks chunks
+  int64_t window = 0;
+  bool causal = true, documents = false;
+  float dropout = 0;
+  DType type = DType::f32;
+  uint64_t seed = 1;
+
+  int64_t seq() const { return 2 * ranks() * chunk; }
+  kernels::QkvLayout layout() const { return {groups, per_group, d}; }
+  int64_t heads() const { return groups * per_group; }
+  bool legal(const Way& way) const {
+    return heads() % way.a2a == 0 && (groups % way.a2a == 0 || way.a2a % groups == 0);
+  }
+  std::string text() const {
+    return std::to_string(groups) + " groups of " + std::to_string(per_group) + " heads of " +
+           std::to_string(d) + ", " + std::to_string(batch) + " * " + std::to_string(seq()) +
+           " tokens, window " + std::to_string(window) + (causal ? "" : ", not causal") +
+           (documents ? ", documents" : "") + ", dropout " + std::to_string(dropout) + ", " +
+           std::string(name_of(type));
+  }
+};
+
+// Documents that begin anywhere, two tokens after the first of a chunk too.
+std::vector<int32_t> documents_of(const Case& c) {
+  PhiloxStream stream(philox_key(c.seed, purpose::test, 7));
+  std::vector<int32_t> start;
+  for (int64_t b = 0; b < c.batch; ++b) {
+    int64_t first = 0, next = c.chunk + 2;
+    for (int64_t i = 0; i < c.seq(); ++i) {
+      if (i == next) {
+        first = i;
+        next = i + 1 + static_cast<int64_t>(stream.below(static_cast<uint64_t>(3 * c.chunk)));
+      }
+      start.push_back(static_cast<int32_t>(first));
+    }
+  }
+  return start;
+}
+
+// The rows of this rank of x [batch * seq][width].
+template <class T>
+std::vector<T> mine(const std::vector<T>& x, const Case& c) {
+  const auto width = static_cast<int64_t>(x.size()) / (c.batch * c.seq());
+  const auto rows = ops::context_rows(ranks(), me(), c.seq());
+  std::vector<T> part;
+  for (int64_t b = 0; b < c.batch; ++b)
+    for (const kernels::PositionRun& run : rows.runs)
+      part.insert(part.end(), x.begin() + (b * c.seq() + run.begin) * width,
+                  x.begin() + (b * c.seq() + run.end()) * width);
+  return part;
+}
+
+Tensor typed(Device& device, int64_t rows, const std::vector<float>& values, DType type) {
+  const Shape shape{rows, static_cast<int64_t>(values.size()) / rows};
+  if (type == DType::f32) return Tensor::from_host<float>(device, shape, values);
+  std::vector<bf16> narrow;
+  for (const float v : values) narrow.emplace_back(v);
+  return Tensor::from_host<bf16>(device, shape, narrow);
+}
+std::vector<float> floats(int64_t count, uint64_t seed) {
+  const auto values = testing::random_values(count, seed);
+  return {values.begin(), values.end()};
+}
+
+struct Run {
+  std::vector<float> out, gradient;
+  bool operator==(const Run&) const = default;
+};
+enum class Region : uint8_t { plain, recomputed };
+
+struct Inputs {
+  std::vector<float> qkv, dout;
+  std::vector<int64_t> row_ids;
+  std::vector<int32_t> documents;
+  explicit Inputs(const Case& c)
+      : qkv(floats(c.batch * c.seq() * c.layout().row(), c.seed)),
+        dout(floats(c.batch * c.seq() * c.heads() * c.d, c.seed + 50)),
+        row_ids(testing::row_ids(c.batch * c.seq())),
+        documents(documents_of(c)) {}
+};
+
+// On these rows alone (context given), or on whole sequences.
+Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* context,
+        Region region = Region::plain, TapeObserver* observer = nullptr) {
+  const auto cut = [&](const auto& x) { return context ? mine(x, c) : x; };
+  ops::AttentionOptions options;
+  options.layout = c.layout();
+  options.batch = c.batch;
+  options.seq = context ? c.seq() / ranks() : c.seq();
+  options.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.d)));
+  options.window = c.window;
+  options.causal = c.causal;
+  options.dropout = c.dropout;
+  options.dropout_key = philox_key(3, purpose::attention_dropout, 2);
+  options.head_offset = 5;
+  const int64_t rows = c.batch * options.seq;
+  if (c.documents) options.document_start = Tensor::from_host<int32_t>(device, {rows}, cut(in.documents));
+  if (c.dropout > 0) options.row_ids = Tensor::from_host<int64_t>(device, {rows}, cut(in.row_ids));
+  SimpleStore store(device);
+  StepContext step{device, store, observer};
+  Tape tape(step);
+  const Var qkv = tape.input("qkv", typed(device, rows, cut(in.qkv), c.type), true);
+  const Tape::Body body = [&](Tape& t, std::span<const Var> x) -> std::vector<Var> {
+    return {context ? ops::context_attention(t, x[0], options, *context) : ops::attention(t, x[0], options)};
+  };
+  const Var out = region == Region::recomputed ? tape.recompute("region", {qkv}, body)[0]
+                                               : body(tape, std::vector<Var>{qkv})[0];
+  tape.output("out", out);
+  const Tensor values = out.value;
+  tape.backward({{"out", typed(device, rows, cut(in.dout), c.type)}}, {.delay_weight_gradients = true});
+  CHECK(tape.pending_weight_gradients() == 0);
+  if (device.is_meta()) return {};
+  return {values.to_floats(), tape.input_gradient("qkv").to_floats()};
+}
+
+// The largest difference relative to the largest value.
+double difference(const std::vector<float>& got, const std::vector<float>& expected) {
+  if (got.size() != expected.size()) return std::numeric_limits<double>::infinity();
+  double worst = 0, largest = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double d = std::abs(static_cast<double>(got[i]) - static_cast<double>(expected[i]));
+    if (!(d <= worst)) worst = std::isnan(d) ? std::numeric_limits<double>::infinity() : d;
+    largest = std::max(largest, std::abs(static_cast<double>(expected[i])));
+  }
+  return worst / largest;
+}
+
+void check_case(const Case& c, bool every_device) {
+  INFO(c.text());
+  const Inputs in(c);
+  const auto cpu = Cpu::make(1);
+  const Run whole = run(*cpu, c, in, nullptr);
+  const std::vector<float> out = mine(whole.out, c), gradient = mine(whole.gradient, c);
+  const double tolerance = c.type == DType::f32 ? 1e-5 : 2e-2;
+  for (const Way& way : ways()) {
+    if (!c.legal(way)) continue;
+    INFO(way.name);
+    const Run first = run(*cpu, c, in, &way.context);
+    CHECK(difference(first.out, out) < tolerance);
+    CHECK(difference(first.gradient, gradient) < tolerance);
+    CHECK((run(*cpu, c, in, &way.context) == first));
+    CHECK((run(*cpu, c, in, &way.context, Region::recomputed) == first));
+    if (every_device)
+      on_every_device([&](Device& device) { CHECK((run(device, c, in, &way.context) == first)); });
+  }
+}
+
+// What the tape tells, in its order.
+struct Recorder final : TapeObserver {
+  std::vector<TapeEvent> events;
+  void observe(const TapeEvent& event) override { events.push_back(event); }
+};
+
+}  // namespace
+
+TEST_CASE("a rank holds its chunk from the front and its chunk from the back") {
+  for (const int64_t n : {2, 3, 8})
+    for (const int64_t chunk : {1, 5}) {
+      const int64_t seq = 2 * n * chunk;
+      std::vector<int> seen(static_cast<size_t>(seq));
+      int64_t least = seq * seq, most = 0;
+      for (int64_t r = 0; r < n; ++r) {
+        const auto rows = ops::context_rows(n, r, seq);
+        CHECK(rows.rows() == seq / n);
+        CHECK(rows.runs[0].begin == r * chunk);
+        int64_t pairs = 0;  // what a causal rank computes
+        for (const auto& run : rows.runs)
+          for (int64_t i = run.begin; i < run.end(); ++i) ++seen[static_cast<size_t>(i)], pairs += i + 1;
+        least = std::min(least, pairs), most = std::max(most, pairs);
+      }
+      CHECK(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
+      CHECK(least == most);
+    }
+  CHECK(ops::context_rows(1, 0, 7).rows() == 7);
+  CHECK(ops::context_rows(1, 0, 7).runs[0].count == 7);
+  try {
+    ops::context_rows(3, 1, 20);
+    FAIL("20 tokens do not divide by 6");
+  } catch (const Error& e) {
+    CHECK(e.code() == ErrorCode::config);
+    CHECK(e.help().find("18 and 24") != std::string::npos);
+  }
+}
+
+TEST_CASE("every exchange equals the whole sequence: grouped, shared and single keys, odd sizes") {
+  uint64_t seed = 10;
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const int64_t chunk : {1, 7, 35})
+      for (const auto& [groups, per_group, d] :
+           {std::array<int64_t, 3>{3, 3, 20}, {1, 4, 9}, {1, 6, 5}, {2, 1, 5}, {2, 2, 8}, {4, 3, 16}})
+        check_case({.groups = groups,
+                    .per_group = per_group,
+                    .d = d,
+                    .batch = 1 + chunk % 3,
+                    .chunk = chunk,
+                    .type = type,
+                    .seed = seed++},
+                   false);
+}
+
+TEST_CASE(
+    "every exchange equals the whole sequence: windows, documents, dropout, no causality, every device") {
+  uint64_t seed = 100;
+  const int64_t n = ranks();
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const float dropout : {0.0f, 0.3f})
+      for (const bool documents : {false, true}) {
+        Case c{.groups = n == 3 ? 3 : 2,
+               .per_group = 2,
+               .d = 12,
+               .batch = 2,
+               .chunk = 11,
+               .documents = documents,
+               .dropout = dropout,
+               .type = type,
+               .seed = seed++};
+        check_case(c, true);
+        for (const int64_t window : {1, 4, 15, 40}) {
+          c.window = window;
+          check_case(c, false);
+        }
+        c.window = 0;
+        c.causal = false;
+        check_case(c, false);
+        c.groups = 1;
+        c.per_group = 2 * n;
+        c.causal = true;
+        check_case(c, type == DType::f32);
+      }
+}
+
+TEST_CASE("dropout drops the same pairs as on one rank") {
+  const Case c{
+      .groups = 1, .per_group = ranks(), .d = 2 * ranks() * 6, .batch = 2, .chunk = 6, .dropout = 0.4f};
+  Inputs in(c);
+  // Values are unit vectors: an output is the row of probabilities itself, 0 where the pair was dropped or masked.
+  const auto layout = c.layout();
+  for (int64_t t = 0; t < c.batch * c.seq(); ++t)
+    for (int64_t i = 0; i < c.d; ++i)
+      in.qkv[static_cast<size_t>(t * layout.row() + layout.value(0) + i)] = i == t % c.seq() ? 1.0f : 0.0f;
+  const auto cpu = Cpu::make(1);
+  const auto kept = [](const std::vector<float>& out) {
+    std::vector<bool> result;
+    for (const float v : out) result.push_back(v != 0);
+    return result;
+  };
+  const auto expected = kept(mine(run(*cpu, c, in, nullptr).out, c));
+  const auto share = static_cast<double>(std::count(expected.begin(), expected.end(), true)) /
+                     static_cast<double>(expected.size());
+  CHECK(share > 0.2);  // about 0.6 of half of the pairs
+  CHECK(share < 0.4);
+  for (const Way& way : ways()) {
+    INFO(way.name);
+    CHECK(kept(run(*cpu, c, in, &way.context).out) == expected);
+  }
+}
+
+TEST_CASE("a rank sends the bytes that the formulas say, and the operation's cost counts them") {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const auto& [groups, per_group] : {std::array<int64_t, 2>{ranks(), 2}, {1, 2 * ranks()}})
+      for (const bool more : {false, true}) {
+        const Case c{.groups = groups,
+                     .per_group = per_group,
+                     .d = 6,
+                     .batch = 2,
+                     .chunk = 3,
+                     .documents = more,
+                     .dropout = more ? 0.1f : 0.0f,
+                     .type = type};
+        const Inputs in(c);
+        const auto cpu = Cpu::make(1);
+        for (const Way& way : ways()) {
+          if (!c.legal(way)) continue;
+          INFO(way.name, ": ", c.text());
+          const int64_t before = way.sent();
+          Recorder recorder;
+          run(*cpu, c, in, &way.context, Region::plain, &recorder);
+          const int64_t n = ranks(), inner = way.a2a, outer = n / inner, rows = c.batch * c.seq() / n,
+                        bytes = size_of(type);
+          const int64_t my_groups = std::max<int64_t>(1, groups / inner), my_heads = c.heads() / inner;
+          const int64_t heads_forward = (2 * my_heads + 2 * my_groups) * c.d * bytes + (more ? 12 : 0);
+          const int64_t heads_backward =
+              my_heads * c.d * bytes + (my_heads + 2 * my_groups) * c.d * (inner > groups ? 4 : bytes);
+          const int64_t kv = inner * rows * my_groups * 2 * c.d;
+          const int64_t forward = (inner - 1) * rows * heads_forward + (outer - 1) * kv * bytes,
+                        backward = (inner - 1) * rows * heads_backward + (outer - 1) * kv * (bytes + 4);
+          CHECK(way.sent() - before == forward + backward);
+          const auto touched = static_cast<double>(rows * (2 * c.heads() + 2 * groups) * c.d * bytes);
+          for (const TapeEvent& event : recorder.events)
+            if (!event.part)
+              CHECK(event.cost.bytes == (event.phase == 'F' ? touched + static_cast<double>(forward)
+                                                            : 2 * touched + static_cast<double>(backward)));
+        }
+      }
+}
+
+TEST_CASE_TEMPLATE("in a ring the next keys are on their way while a block is computed", D, EVERY_DEVICE) {
+  const Case c{.groups = 1, .per_group = 2, .d = 8, .chunk = 20};
+  const auto device = D::make(1);
+  Recorder recorder;
+  run(*device, c, Inputs(c), &ways()[0].context, Region::plain, &recorder);
+  const auto named = [&](char phase, const std::string& what) {
+    std::vector<std::pair<double, double>> found;  // begin, end
+    for (const TapeEvent& e : recorder.events)
+      if (e.phase == phase && e.part && e.name.find(what) != std::string::npos)
+        found.emplace_back(e.end - e.seconds, e.end);
+    return found;
+  };
+  const auto n = static_cast<size_t>(ranks());
+  auto keys = named('C', "send keys");  // of the forward pass, then of the backward pass
+  const auto gradients = named('C', "send gradients");
+  REQUIRE(keys.size() == 2 * (n - 1));
+  REQUIRE(gradients.size() == n - 1);
+  for (const char phase : {'F', 'B'}) {
+    const auto blocks = named(phase, "block");
+    REQUIRE(blocks.size() == n);
+    for (size_t i = 0; i + 1 < n; ++i) {
+      const auto& transfer = keys[(phase == 'F' ? 0 : n - 1) + i];
+      CHECK(transfer.first <= blocks[i].first);    // begun before the block that it runs beside
+      CHECK(transfer.second >= blocks[i].second);  // and not waited for before its end
+      CHECK(transfer.second <= blocks[i + 1].first);
+    }
+    if (phase == 'F') continue;
+    // The gradient of block i leaves while block i + 1 is computed.
+    for (size_t i = 1; i + 1 < n; ++i) {
+      CHECK(gradients[i - 1].first >= blocks[i].second);
+      CHECK(gradients[i - 1].first <= blocks[i + 1].first);
+      CHECK(gradients[i - 1].second >= blocks[i + 1].second);
+    }
+  }
+}
+
+TEST_CASE("memory is what the meta device foretells") {
+  const Case c{.groups = ranks(),
+               .per_group = 2,
+               .d = 16,
+               .batch = 2,
+               .chunk = 50,
+               .documents = true,
+               .dropout = 0.1f,
+               .type = DType::bf16};
+  const Inputs in(c);
+  for (const Way& way : ways()) {
+    INFO(way.name);
+    const auto cpu = Cpu::make(1);
+    run(*cpu, c, in, &way.context);
+    std::vector<std::unique_ptr<comm::Communicator>> groups;
+    const auto planned = [&](const comm::Communicator* group) {
+      return group
+                 ? groups.emplace_back(comm::make_meta_communicator(group->rank(), group->size(), "cp")).get()
+                 : nullptr;
+    };
+    const ContextParallel context{way.context.exchange, planned(way.context.group),
+                                  planned(way.context.inner), planned(way.context.outer)};
+    const auto meta = make_meta_device(kernels::cpu_table(), 1);
+    run(*meta, c, in, &context);
+    const MemoryUse used = cpu->memory(), foretold = meta->memory();
+    CHECK(used.peak == foretold.peak);
+    CHECK(used.at_peak_by_owner == foretold.at_peak_by_owner);
+    CHECK(used.kernel_scratch == foretold.kernel_scratch);
+  }
+}
+
+TEST_CASE("heads that cannot be exchanged are named") {
+  const Case c{.groups = ranks() + 1, .per_group = ranks(), .d = 4};
+  const auto cpu = Cpu::make(1);
+  try {
+    run(*cpu, c, Inputs(c), &ways()[2].context);
+    FAIL("groups do not divide");
+  } catch (const Error& e) {
+    CHECK(e.code() == ErrorCode::config);
+    CHECK(e.message().find("groups of keys and values") != std::string::npos);
+  }
+}
