@@ -75,7 +75,8 @@ std::unique_ptr<Board> Board::create(int ranks, bool parent) {
   std::error_code unknown;
   const std::filesystem::path shared = "/dev/shm";
   const bool usable = std::filesystem::is_directory(shared, unknown) && ::access(shared.c_str(), W_OK) == 0;
-  std::string name = ((usable ? shared : std::filesystem::temp_directory_path()) / "capstan-board-XXXXXX").string();
+  std::string name =
+      ((usable ? shared : std::filesystem::temp_directory_path()) / "capstan-board-XXXXXX").string();
   const int fd = ::mkostemp(name.data(), O_CLOEXEC);
   if (fd < 0) fail_system("cannot create the board of the ranks", name);
   const Closed closed{fd};
@@ -137,6 +138,7 @@ Post Board::read(int index, int64_t not_before_ns) const {
   post.pid = slot.pid;
   post.host = text_of(slot.host);
   post.seconds = 1e-9 * static_cast<double>(monotonic_ns() - std::max(slot.since.load(), not_before_ns));
+  post.heartbeat = slot.heartbeat;
   post.step = slot.step;
   std::array<char, 16> phase;
   for (size_t i = 0; i < 2; ++i) {

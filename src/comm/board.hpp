@@ -20,15 +20,25 @@
 namespace capstan::comm {
 
 enum class Doing : int32_t { absent, working, waiting, ended };
-enum class Call : int32_t { none, all_gather, all_to_all, broadcast, send, receive, barrier, split, finalize };
+enum class Call : int32_t {
+  none,
+  all_gather,
+  all_to_all,
+  broadcast,
+  send,
+  receive,
+  barrier,
+  split,
+  finalize
+};
 std::string_view name_of(Call call);
 
 // The collectives of one group that a rank has entered: their number, and the last few with what was asked for.
 struct GroupSlot {
   static constexpr size_t kKept = 4;
   std::array<char, 24> name;
-  std::atomic<int32_t> first;      // world rank of the first member: name and first are the group's identity
-  std::atomic<int64_t> sequence;   // collectives entered; the first has number 1
+  std::atomic<int32_t> first;     // world rank of the first member: name and first are the group's identity
+  std::atomic<int64_t> sequence;  // collectives entered; the first has number 1
   std::array<std::atomic<int64_t>, kKept> asked;  // of collective s at s % kKept: bytes * 16 + call
 };
 inline int64_t asked_of(Call call, int64_t bytes) {
@@ -56,6 +66,8 @@ struct Post {
   Doing doing = Doing::working;
   double seconds = 0;                  // since `doing` began
   bool gone = false, stopped = false;  // its process has ended without a word; is stopped (SIGSTOP)
+  bool remote = false;                 // on another host: `gone` means no sign of life
+  int64_t heartbeat = 0;
   int64_t step = 0;
   std::string phase;
   Call call = Call::none;  // it is in, or was in last
@@ -94,8 +106,8 @@ class Board {
   // The first to claim tells what went wrong; everybody else keeps quiet.
   bool claim();
   bool claimed() const;
-  void write_report(const Error& error);    // by whoever has claimed
-  std::optional<Error> report() const;  // once it is complete
+  void write_report(const Error& error);  // by whoever has claimed
+  std::optional<Error> report() const;    // once it is complete
 
  private:
   struct Header;

@@ -16,14 +16,18 @@ std::string rank_text(const Post& post) {
 std::string call_text(const Post& post) {
   const std::string call(name_of(post.call)), group = "group `" + post.group + "`";
   switch (post.call) {
-    case Call::none: return "no collective yet";
-    case Call::finalize: return "the end of the run";
+    case Call::none:
+      return "no collective yet";
+    case Call::finalize:
+      return "the end of the run";
     case Call::send:
     case Call::receive:
       return call + " of " + std::to_string(post.bytes) + " bytes " +
-             (post.call == Call::send ? "to" : "from") + " rank " + std::to_string(post.peer) + " in " + group;
+             (post.call == Call::send ? "to" : "from") + " rank " + std::to_string(post.peer) + " in " +
+             group;
     case Call::barrier:
-    case Call::split: return call + " " + std::to_string(post.sequence) + " of " + group;
+    case Call::split:
+      return call + " " + std::to_string(post.sequence) + " of " + group;
     default:
       return call + " " + std::to_string(post.sequence) + " of " + group + " (" + std::to_string(post.bytes) +
              " bytes)";
@@ -104,8 +108,11 @@ std::optional<Error> judge(const std::vector<Post>& posts, double timeout) {
   for (const Post& post : posts) {
     if (!post.gone || post.doing == Doing::ended || post.doing == Doing::absent) continue;
     Error error(ErrorCode::rank_failure,
-                rank_text(post) + " is gone at " + place_text(post) + ": it was " + state_text(post),
-                "the system's log says whether it took too much memory; " + resume);
+                rank_text(post) + (post.remote ? " gives no sign of life at " : " is gone at ") +
+                    place_text(post) + ": it was " + state_text(post),
+                (post.remote ? "its host or the network to it may be down; "
+                             : "the system's log says whether it took too much memory; ") +
+                    resume);
     add_others(error, posts, post.rank);
     return error;
   }
@@ -113,7 +120,8 @@ std::optional<Error> judge(const std::vector<Post>& posts, double timeout) {
   const Post *waiter = nullptr, *lagging = nullptr;
   bool all_wait = true;
   for (const Post& post : posts) {
-    if (post.doing == Doing::waiting && post.seconds >= timeout && (!waiter || post.seconds > waiter->seconds))
+    if (post.doing == Doing::waiting && post.seconds >= timeout &&
+        (!waiter || post.seconds > waiter->seconds))
       waiter = &post;
     if (post.doing == Doing::working || (post.doing == Doing::waiting && post.seconds < timeout))
       all_wait = false;

@@ -27,7 +27,8 @@ class Poster {
   void call(Call call, int group, int peer, int64_t sequence, int64_t bytes);
   void step(int64_t step) { mine_->step.store(step, std::memory_order_relaxed); }
   void phase(std::string_view text);
-  int add_group(const std::string& name, int first);  // index of its entry; -1: there is no room, it is not counted
+  int add_group(const std::string& name,
+                int first);  // index of its entry; -1: there is no room, it is not counted
   void remove_group(int index);
 
  private:

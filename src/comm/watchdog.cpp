@@ -29,8 +29,8 @@ bool is_stopped(int pid) {
 
 }  // namespace
 
-Watchdog::Watchdog(Board& board, int self, double timeout, std::function<void(const Error&)> tell)
-    : board_(board), self_(self), timeout_(timeout), tell_(std::move(tell)) {
+Watchdog::Watchdog(Board& board, int self, WatchOptions options)
+    : board_(board), self_(self), options_(std::move(options)) {
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_ < 0) fail(ErrorCode::io, "cannot start the watch on silent ranks: " + system_error_text(errno));
   for (int i = 0; i < board.ranks(); ++i) {
@@ -61,22 +61,31 @@ std::vector<Post> Watchdog::look() {
     posts.push_back(board_.read(i, not_before_));
     Post& post = posts.back();
     post.gone = gone_[static_cast<size_t>(i)];
-    if (i != self_ && post.seconds >= timeout_ && post.doing != Doing::ended && post.doing != Doing::absent)
+    if (i != self_ && post.seconds >= options_.timeout && post.doing != Doing::ended &&
+        post.doing != Doing::absent)
       post.stopped = is_stopped(post.pid);
   }
+  const std::lock_guard lock(mutex_);
+  if (!others_) return posts;
+  // Files: less often than memory.
+  if (const int64_t now = monotonic_ns(); now >= next_exchange_) {
+    next_exchange_ = now + static_cast<int64_t>(1e9 * std::clamp(options_.timeout / 8, 0.01, 30.0));
+    others_->write(posts);
+    remote_ = others_->read(options_.timeout);
+  }
+  posts.insert(posts.end(), remote_.begin(), remote_.end());
   return posts;
 }
 
 void Watchdog::watch() {
   // A process that ends wakes us at once; the rest is looked at several times within the timeout.
-  const double interval = std::clamp(timeout_ / 8, 0.01, 1.0);
+  const double interval = std::clamp(options_.timeout / 8, 0.01, 1.0);
   int64_t before = monotonic_ns();
   while (true) {
     std::vector<pollfd> events{{wake_, POLLIN, 0}};
     std::vector<size_t> index{0};
     for (size_t i = 0; i < processes_.size(); ++i)
-      if (processes_[i] >= 0 && !gone_[i])
-        events.push_back({processes_[i], POLLIN, 0}), index.push_back(i);
+      if (processes_[i] >= 0 && !gone_[i]) events.push_back({processes_[i], POLLIN, 0}), index.push_back(i);
     ::poll(events.data(), events.size(), static_cast<int>(interval * 1000));
     if (events[0].revents) return;
     for (size_t e = 1; e < events.size(); ++e)
@@ -86,14 +95,27 @@ void Watchdog::watch() {
     before = now;
     board_.slot(self_).heartbeat.fetch_add(1, std::memory_order_relaxed);
     if (board_.claimed()) continue;  // somebody tells; the launcher ends us
-    if (const auto error = judge(look(), timeout_)) leave(*error);
+    if (const auto error = judge(look(), options_.timeout)) found(*error);
   }
 }
 
-void Watchdog::leave(const Error& error) {
+void Watchdog::share(std::unique_ptr<SharedPosts> others) {
+  const std::lock_guard lock(mutex_);
+  others_ = std::move(others);
+}
+
+void Watchdog::found(const Error& error) {
   if (!board_.claim()) return;
-  board_.write_report(error);
-  if (!board_.has_parent() && tell_) tell_(error);
+  bool first = true;  // in the whole world
+  {
+    const std::lock_guard lock(mutex_);
+    if (others_) first = others_->claim();
+  }
+  if (first) {
+    board_.write_report(error);
+    if (!board_.has_parent() && options_.tell) options_.tell(error);
+  }
+  if (options_.leave) return options_.leave();
   ::_exit(exit_code_of(ErrorCode::rank_failure));
 }
 

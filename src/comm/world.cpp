@@ -8,10 +8,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <vector>
 
 #include "base/error.hpp"
 #include "comm/posting.hpp"
+#include "comm/shared_posts.hpp"
+#include "comm/together.hpp"
 #include "comm/watchdog.hpp"
 
 namespace capstan::comm {
@@ -189,10 +192,12 @@ class MpiWorld final : public World {
     std::vector<int32_t> all(2 * static_cast<size_t>(world->size()));
     world->all_gather(mine.data(), all.data(), sizeof mine);
     std::vector<int> slots;
+    host_rank_ = mine[0];
+    for (size_t r = 0; r < all.size(); r += 2) hosts_.insert(all[r]);
     for (size_t r = 0; r < all.size(); r += 2) slots.push_back(all[r] == mine[0] ? all[r + 1] : -1);
     poster_ = std::make_shared<Poster>(board, std::move(slots), world->rank(), host_);
     world_ = make_posting_communicator(std::move(world), poster_);  // all ranks have posted when it is there
-    watchdog_ = std::make_unique<Watchdog>(*board, slot, watch.timeout, watch.tell);
+    watchdog_ = std::make_unique<Watchdog>(*board, slot, WatchOptions{watch.timeout, watch.tell, {}});
   }
   ~MpiWorld() override {
     world_.reset();
@@ -207,6 +212,15 @@ class MpiWorld final : public World {
   const std::string& host() const override { return host_; }
   void at_step(int64_t step) override { poster_->step(step); }
   void at_phase(std::string_view phase) override { poster_->phase(phase); }
+  void share_posts(const std::filesystem::path& directory) override {
+    if (hosts_.size() == 1) return;
+    together(*world_, "sharing the ranks' posts", [&] {
+      if (world_->rank() == 0) SharedPosts::clear(directory);
+    });
+    if (local_rank_ == 0)
+      watchdog_->share(std::make_unique<SharedPosts>(directory, host_rank_,
+                                                     std::vector<int>(hosts_.begin(), hosts_.end())));
+  }
   bool failure_told() const override { return poster_->board().claimed(); }
   [[noreturn]] void abort(int exit_code) override {
     static_cast<void>(
@@ -240,6 +254,8 @@ class MpiWorld final : public World {
   std::unique_ptr<Communicator> world_;
   std::unique_ptr<Watchdog> watchdog_;  // the first to go, before the memory that it reads
   int local_rank_ = 0, local_size_ = 1;
+  int host_rank_ = 0;    // the first rank of this host
+  std::set<int> hosts_;  // the first rank of each
   std::string host_ = host_name();
 };
 

@@ -1,6 +1,7 @@
 // The processes that were launched together. MPI is started only when there is more than one.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -37,6 +38,9 @@ class World {
   // What the other ranks are told of this one when it lags: the step, and up to 16 characters of what it does in it.
   virtual void at_step(int64_t) {}
   virtual void at_phase(std::string_view) {}
+  // Ranks of several hosts see each other's posts through files in this directory, which all of them see (of the run); nothing
+  // where all are on one host. Collective.
+  virtual void share_posts(const std::filesystem::path&) {}
   // The failure of a rank has been told, or is being told: nobody else should speak of what follows from it.
   virtual bool failure_told() const { return false; }
   // Ends all processes of the world with this exit code, at once. Does not return.

@@ -55,8 +55,8 @@ void require_agreement(comm::World& world, const std::vector<Common>& values) {
     for (size_t rank = 1; rank < all.size(); ++rank)
       if (all[rank] != all[0])
         differing.push_back("rank " + std::to_string(rank) + " on host `" + hosts[rank] +
-                            "` disagrees with rank 0 on host `" + hosts[0] + "` about " + common.what + ": `" +
-                            all[rank] + "` against `" + all[0] + "`");
+                            "` disagrees with rank 0 on host `" + hosts[0] + "` about " + common.what +
+                            ": `" + all[rank] + "` against `" + all[0] + "`");
   }
   if (differing.empty()) return;
   constexpr size_t kMost = 8;

@@ -711,6 +711,7 @@ Outcome Run::run() {
   speaker_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
   total_steps_ = total_iterations(config_);
   open_records();
+  world_.share_posts(run_dir_ / "board");
   const auto features = kernels::cpu_features();
   loop_ = std::make_unique<Loop>(config_, world_);
   speaker_.line("run " + run_dir_.string() + " on " + std::string(loop_->device().name()) + ": " +

@@ -91,8 +91,9 @@ TEST_CASE("what is no launch") {
   CHECK(launched(with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}})).size == 1);
   CHECK(launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).size == 1);
   // Slurm has started mpirun's daemons, one for each node.
-  CHECK(launched(with(kOpenMpi, {{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_ID", "0"}}))
-            .rank == 3);
+  CHECK(
+      launched(with(kOpenMpi, {{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_ID", "0"}}))
+          .rank == 3);
 }
 
 TEST_CASE("contradictions name both variables") {
