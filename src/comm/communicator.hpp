@@ -17,6 +17,7 @@ class Work {
  public:
   virtual ~Work() = default;
   virtual void wait() = 0;
+  virtual bool done() = 0;  // whether wait() would return at once; drives the transfer on
 };
 using WorkHandle = std::unique_ptr<Work>;
 

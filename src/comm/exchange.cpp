@@ -39,6 +39,12 @@ void Exchange::all_to_all(const Tensor& data, const Tensor& received) {
   works_.push_back(group_->start_all_to_all(from, to, data.bytes() / group_->size()));
 }
 
+bool Exchange::done() {
+  for (const WorkHandle& work : works_)
+    if (!work->done()) return false;
+  return true;
+}
+
 void Exchange::wait() {
   for (const WorkHandle& work : works_) work->wait();
   works_.clear();

@@ -32,6 +32,8 @@ class Exchange {
 
   // What is launched later on the received tensors finds the values. A second call does nothing.
   void wait();
+  // Whether wait() would return at once. Of use where nothing is received: what was sent may then be let go.
+  bool done();
 
  private:
   HostView& view(const Tensor& tensor, HostView::Contents contents);

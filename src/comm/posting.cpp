@@ -159,6 +159,7 @@ class PostingCommunicator final : public Communicator {
       posted_.end_wait();
       posted_.group->compare(posted_, false);
     }
+    bool done() override { return !inner_ || inner_->done(); }
 
    private:
     Posted posted_;

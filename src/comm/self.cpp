@@ -10,6 +10,7 @@ namespace {
 class Done final : public Work {
  public:
   void wait() override {}
+  bool done() override { return true; }
 };
 
 class SelfCommunicator final : public Communicator {

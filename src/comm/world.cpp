@@ -41,6 +41,13 @@ class Requests final : public Work {
     requests_.clear();
     if (code != MPI_SUCCESS) fail_mpi(group_, "MPI_Waitall", code);
   }
+  bool done() override {
+    int all = 0;
+    const int code =
+        MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all, MPI_STATUSES_IGNORE);
+    if (code != MPI_SUCCESS) fail_mpi(group_, "MPI_Testall", code);
+    return all != 0;
+  }
 
  private:
   std::vector<MPI_Request> requests_;

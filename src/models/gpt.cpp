@@ -95,7 +95,8 @@ Tensor positions_tensor(Device& device, int64_t batch, int64_t seq, int64_t firs
 
 }  // namespace
 
-GptModel::GptModel(const ModelConfig& config) {
+GptModel::GptModel(const ModelConfig& config, const Part& part)
+    : stages_(part.stages), parallel_(part.parallel) {
   refuse_unsupported(config);
   hidden_ = config.hidden_size;
   vocab_ = config.vocab_size;
@@ -110,37 +111,51 @@ GptModel::GptModel(const ModelConfig& config) {
               " is not a multiple of model.num_query_groups=" + std::to_string(groups));
   if (const auto rope = rope_of(config)) rope_tables_ = std::make_unique<nn::RopeTables>(*rope);
 
-  nn::ParamList list;
-  nn::Embedding::Options embedding;
-  embedding.vocab = padded_vocab;
-  embedding.hidden = hidden_;
+  if (stages_.empty()) stages_ = {{0, config.num_layers, true, true}};
+  const bool embeds = std::any_of(stages_.begin(), stages_.end(), [](const Stage& s) { return s.embedding; });
+  const bool heads = std::any_of(stages_.begin(), stages_.end(), [](const Stage& s) { return s.head; });
+  const bool tied = config.share_embeddings_and_output_weights;
+  const Init embedding_init{Init::Kind::normal,
+                            resolved(config.embedding_init_method_std, "embedding_init_method_std")};
   if (config.position_embedding_type == config::PositionEmbedding::learned_absolute)
-    embedding.positions = learned_positions_ =
-        resolved(config.max_position_embeddings, "max_position_embeddings");
-  embedding.dropout = config.hidden_dropout;
-  embedding.init = {Init::Kind::normal,
-                    resolved(config.embedding_init_method_std, "embedding_init_method_std")};
-  if (config.share_embeddings_and_output_weights) embedding.places = {"output_layer.weight"};
-  embedding_ = std::make_unique<nn::Embedding>(list, "embedding", embedding);
+    learned_positions_ = resolved(config.max_position_embeddings, "max_position_embeddings");
 
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const std::string number = std::to_string(layer);
-    layers_.push_back(std::make_unique<nn::TransformerLayer>(
-        list, nn::Place{"decoder.layers." + number, static_cast<int>(layer), "layer " + number},
-        layer_options(config, layer)));
+  nn::ParamList list(parallel_);
+  if (embeds) {
+    nn::Embedding::Options embedding;
+    embedding.vocab = padded_vocab;
+    embedding.hidden = hidden_;
+    embedding.positions = learned_positions_;
+    embedding.dropout = config.hidden_dropout;
+    embedding.init = embedding_init;
+    if (tied) embedding.places = {"output_layer.weight"};
+    if (tied && !heads) embedding.tied = ParamSpec::Tied::owner;
+    embedding_ = std::make_unique<nn::Embedding>(list, "embedding", embedding);
   }
-  final_norm_ = std::make_unique<nn::Norm>(list, nn::Place{"decoder.final_layernorm", -1, "head"}, hidden_,
-                                           norm_of(config));
-  if (!config.share_embeddings_and_output_weights) {
-    ParamSpec output = nn::Place{"output_layer", -1, "head"}.spec(
-        "weight", {padded_vocab, hidden_}, {Init::Kind::normal, config.init_method_std});
-    output.sharding = {MeshAxis::tensor, 0, 1};
-    output_ = &list.add(std::move(output));
+  for (const Stage& stage : stages_)
+    for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
+      const std::string number = std::to_string(layer);
+      layers_[layer] = std::make_unique<nn::TransformerLayer>(
+          list, nn::Place{"decoder.layers." + number, static_cast<int>(layer), "layer " + number},
+          layer_options(config, layer));
+    }
+  if (heads) {
+    final_norm_ = std::make_unique<nn::Norm>(list, nn::Place{"decoder.final_layernorm", -1, "head"}, hidden_,
+                                             norm_of(config));
+    if (!tied || !embeds) {
+      // The head of a tied model on a rank without the embedding is a copy of its table.
+      ParamSpec output = nn::Place{tied ? "embedding.word_embeddings" : "output_layer", -1, "head"}.spec(
+          "weight", {padded_vocab, hidden_},
+          tied ? embedding_init : Init{Init::Kind::normal, config.init_method_std});
+      output.sharding = {MeshAxis::tensor, 0};
+      if (tied) output.tied = ParamSpec::Tied::copy, output.places = {"output_layer.weight"};
+      output_ = &list.add(std::move(output));
+    }
   }
   parameters_ = list.take();
 
   if (config.recompute_granularity == config::RecomputeGranularity::full) {
-    const int64_t number = std::clamp<int64_t>(config.recompute_num_layers.value_or(1), 1, config.num_layers);
+    const int64_t number = std::max<int64_t>(config.recompute_num_layers.value_or(1), 1);
     const bool block = config.recompute_method == config::RecomputeMethod::block;
     recomputed_layers_ = block ? number : config.num_layers;
     region_layers_ = block ? 1 : number;
@@ -199,37 +214,38 @@ nn::TokenContext GptModel::token_context(Device& device, const Batch& batch,
   CAPSTAN_ASSERT(rows > 0 && batch.tokens.elements() == rows, "a batch of " + std::to_string(batch.batch) +
                                                                   " x " + std::to_string(batch.seq) +
                                                                   " with tokens " + batch.tokens.text());
-  check_positions(batch.seq);
+  const int64_t positions = batch.positions_end > 0 ? batch.positions_end : batch.seq;
+  check_positions(positions);
   nn::TokenContext context;
   context.batch = batch.batch;
   context.seq = batch.seq;
   if (rope_tables_ || learned_positions_ > 0)
     context.positions =
         batch.positions.defined() ? batch.positions : positions_tensor(device, batch.batch, batch.seq, 0);
-  if (rope_tables_) context.rope = rope_tables_->on(device, batch.seq);
+  if (rope_tables_) context.rope = rope_tables_->on(device, positions);
   context.document_start = batch.document_start;
   context.row_ids = batch.row_ids;
+  context.stream_row_ids = ops::own_rows(batch.row_ids, parallel_.tensor);
   context.training = options.training;
   context.seed = options.seed;
   return context;
 }
 
-// Up to and including the last norm.
-Var GptModel::hidden_states(Tape& tape, const Tensor& tokens, const nn::TokenContext& context,
-                            bool recompute) const {
-  nn::ResidualStream stream{embedding_->forward(tape, tokens, context), {}};
-  const auto count = static_cast<int64_t>(layers_.size());
-  for (int64_t first = 0; first < count;) {
-    if (!recompute || first >= recomputed_layers_) {
-      stream = layers_[static_cast<size_t>(first++)]->forward(tape, std::move(stream), context);
+nn::ResidualStream GptModel::through_layers(Tape& tape, const Stage& stage, nn::ResidualStream stream,
+                                            const nn::TokenContext& context, bool recompute) const {
+  const int64_t last = stage.first_layer + stage.layers;
+  const int64_t recomputed =
+      recompute ? std::min(last, stage.first_layer + recomputed_layers_) : stage.first_layer;
+  for (int64_t first = stage.first_layer; first < last;) {
+    if (first >= recomputed) {
+      stream = layer(first++).forward(tape, std::move(stream), context);
       continue;
     }
-    const int64_t end = std::min(first + region_layers_, recomputed_layers_);
+    const int64_t end = std::min(first + region_layers_, recomputed);
     Var x = nn::closed(tape, std::move(stream));
     const auto region = [this, context, first, end](Tape& inner, std::span<const Var> inputs) {
       nn::ResidualStream s{inputs[0], {}};
-      for (int64_t layer = first; layer < end; ++layer)
-        s = layers_[static_cast<size_t>(layer)]->forward(inner, std::move(s), context);
+      for (int64_t i = first; i < end; ++i) s = layer(i).forward(inner, std::move(s), context);
       return std::vector<Var>{nn::closed(inner, std::move(s))};
     };
     stream = {tape.recompute("layers " + std::to_string(first) + "-" + std::to_string(end - 1),
@@ -237,21 +253,37 @@ Var GptModel::hidden_states(Tape& tape, const Tensor& tokens, const nn::TokenCon
               {}};
     first = end;
   }
-  return nn::normalise(tape, *final_norm_, std::move(stream)).y;
+  return stream;
 }
 
-Loss GptModel::forward(Tape& tape, const Batch& batch, const ForwardOptions& options) const {
+StageOutput GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch, const Var& input,
+                                    const ForwardOptions& options) const {
+  const Stage& stage = stages_.at(index);
   const nn::TokenContext context = token_context(tape.device(), batch, options);
-  const Var x = hidden_states(tape, batch.tokens, context, options.recompute);
-  ops::CrossEntropyResult result =
-      ops::linear_cross_entropy(tape, x, head(), batch.labels, batch.loss_mask, vocab_);
-  tape.output("loss", result.sum);
-  return {std::move(result.sum), std::move(result.exact_sum), std::move(result.per_token)};
+  nn::ResidualStream stream{stage.embedding ? embedding_->forward(tape, batch.tokens, context) : input, {}};
+  stream = through_layers(tape, stage, std::move(stream), context, options.recompute);
+  if (!stage.head) {
+    StageOutput result{nn::closed(tape, std::move(stream)), {}};
+    tape.output("stream", result.stream);
+    return result;
+  }
+  const Var x =
+      ops::enter_product(tape, nn::normalise(tape, *final_norm_, std::move(stream)).y, parallel_.tensor);
+  ops::CrossEntropyResult loss =
+      ops::linear_cross_entropy(tape, x, head(), batch.labels, batch.loss_mask, vocab_, parallel_.tensor);
+  tape.output("loss", loss.sum);
+  return {{}, {std::move(loss.sum), std::move(loss.exact_sum), std::move(loss.per_token)}};
 }
 
 Tensor GptModel::all_logits(Tape& tape, const Batch& batch) const {
+  const Stage& stage = stages_.at(0);
+  CAPSTAN_ASSERT(stage.embedding && stage.head, "logits of a part of a model");
   const nn::TokenContext context = token_context(tape.device(), batch, {.training = false});
-  return ops::head_logits(tape, hidden_states(tape, batch.tokens, context, false).value, head(), vocab_);
+  nn::ResidualStream stream{embedding_->forward(tape, batch.tokens, context), {}};
+  stream = through_layers(tape, stage, std::move(stream), context, false);
+  const Var x =
+      ops::enter_product(tape, nn::normalise(tape, *final_norm_, std::move(stream)).y, parallel_.tensor);
+  return ops::head_logits(tape, x.value, head(), vocab_, parallel_.tensor);
 }
 
 KvCache GptModel::make_cache(int64_t batch, int64_t capacity) const {
@@ -263,7 +295,9 @@ KvCache GptModel::make_cache(int64_t batch, int64_t capacity) const {
   return cache;
 }
 
-Tensor GptModel::next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) const {
+Tensor GptModel::next_stage(Tape& tape, size_t index, const Tensor& tokens, const Tensor& input,
+                            KvCache& cache) const {
+  const Stage& stage = stages_.at(index);
   Device& device = tape.device();
   const int64_t count = cache.batch > 0 ? tokens.elements() / cache.batch : 0;
   CAPSTAN_ASSERT(
@@ -279,18 +313,24 @@ Tensor GptModel::next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) c
     context.positions = positions_tensor(device, cache.batch, count, cache.past);
   if (rope_tables_ && !cache.rope.cos.defined()) cache.rope = rope_tables_->on(device, cache.capacity);
   context.rope = cache.rope;
-  nn::ResidualStream stream{embedding_->forward(tape, tokens.view({tokens.elements()}), context), {}};
-  for (size_t i = 0; i < layers_.size(); ++i)
+  nn::ResidualStream stream{
+      stage.embedding ? embedding_->forward(tape, tokens.view({tokens.elements()}), context) : Var{input, -1},
+      {}};
+  for (int64_t i = 0; i < stage.layers; ++i) {
+    const int64_t place = stage.first_layer + i;
+    ops::KvCache& keys_values =
+        cache.layers[static_cast<size_t>(std::distance(layers_.begin(), layers_.find(place)))];
     stream =
-        layers_[i]->forward(tape, std::move(stream), context, {&cache.layers[i], cache.past, cache.capacity});
-  cache.past += count;
+        layer(place).forward(tape, std::move(stream), context, {&keys_values, cache.past, cache.capacity});
+  }
+  if (!stage.head) return nn::closed(tape, std::move(stream)).value;
   // Only the last token of each sequence goes through the head.
   const Var x = nn::closed(tape, std::move(stream));
   const Tensor last = Tensor::empty(device, {cache.batch, hidden_}, x.dtype());
   launch(device, device.table().elementwise->copy_rows, x.value.slice(0, count - 1, x.size(0) - count + 1),
          count * hidden_, last, hidden_, cache.batch, hidden_);
   const ops::NormResult normed = final_norm_->forward(tape, Var{last, -1}, {});
-  return ops::head_logits(tape, normed.y.value, head(), vocab_);
+  return ops::head_logits(tape, normed.y.value, head(), vocab_, parallel_.tensor);
 }
 
 }  // namespace capstan::models

@@ -1,6 +1,7 @@
 // Decoder-only transformers: GPT-2, Llama and their relatives, as the model section describes them.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -20,32 +21,41 @@ class GptModel final : public Model {
   using KvCache = models::KvCache;
 
   static bool takes(const config::ModelConfig&) { return true; }
-  explicit GptModel(const config::ModelConfig& config);
+  GptModel(const config::ModelConfig& config, const Part& part);
 
   const std::vector<std::unique_ptr<Parameter>>& parameters() const override { return parameters_; }
-  Loss forward(Tape& tape, const Batch& batch, const ForwardOptions& options) const override;
+  const std::vector<Stage>& stages() const override { return stages_; }
+  int64_t hidden() const override { return hidden_; }
+  StageOutput forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& stream,
+                            const ForwardOptions& options) const override;
   KvCache make_cache(int64_t batch, int64_t capacity) const override;
-  Tensor next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) const override;
+  Tensor next_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& stream,
+                    KvCache& cache) const override;
   Tensor all_logits(Tape& tape, const Batch& batch) const override;
 
  private:
   nn::TransformerLayer::Options layer_options(const config::ModelConfig& config, int64_t layer) const;
   nn::TokenContext token_context(Device& device, const Batch& batch, const ForwardOptions& options) const;
-  Var hidden_states(Tape& tape, const Tensor& tokens, const nn::TokenContext& context, bool recompute) const;
+  // One after the other; what is kept of their activations is the model section's choice.
+  nn::ResidualStream through_layers(Tape& tape, const Stage& stage, nn::ResidualStream stream,
+                                    const nn::TokenContext& context, bool recompute) const;
+  const nn::TransformerLayer& layer(int64_t index) const { return *layers_.at(index); }
   const Parameter& head() const { return output_ ? *output_ : embedding_->words(); }
   void check_positions(int64_t positions) const;
 
   int64_t vocab_ = 0, hidden_ = 0;
   int64_t learned_positions_ = 0;  // rows of the position table, 0: none
-  // Full recomputation: the first recomputed_layers_ layers in regions of region_layers_.
+  // Full recomputation: the first recomputed_layers_ layers of each stage in regions of region_layers_.
   int64_t recomputed_layers_ = 0, region_layers_ = 1;
 
+  std::vector<Stage> stages_;
+  nn::Parallel parallel_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  std::unique_ptr<nn::Embedding> embedding_;
-  std::vector<std::unique_ptr<nn::TransformerLayer>> layers_;
-  std::unique_ptr<nn::Norm> final_norm_;
-  const Parameter* output_ = nullptr;            // null: the token table is the head too
-  std::unique_ptr<nn::RopeTables> rope_tables_;  // null without rotary positions
+  std::unique_ptr<nn::Embedding> embedding_;                         // null: on another rank
+  std::map<int64_t, std::unique_ptr<nn::TransformerLayer>> layers_;  // by global index
+  std::unique_ptr<nn::Norm> final_norm_;                             // null: the head is on another rank
+  const Parameter* output_ = nullptr;                                // null: the token table is the head too
+  std::unique_ptr<nn::RopeTables> rope_tables_;                      // null without rotary positions
 };
 
 }  // namespace capstan::models

@@ -10,20 +10,20 @@ namespace {
 // A family is one file pair and one line here; the first that takes the section builds it.
 struct Family {
   bool (*takes)(const config::ModelConfig&);
-  std::unique_ptr<Model> (*build)(const config::ModelConfig&);
+  std::unique_ptr<Model> (*build)(const config::ModelConfig&, const Part&);
 };
 constexpr Family kFamilies[] = {
     {&GptModel::takes,
-     [](const config::ModelConfig& config) -> std::unique_ptr<Model> {
-       return std::make_unique<GptModel>(config);
+     [](const config::ModelConfig& config, const Part& part) -> std::unique_ptr<Model> {
+       return std::make_unique<GptModel>(config, part);
      }},
 };
 
 }  // namespace
 
-std::unique_ptr<Model> build(const config::ModelConfig& config) {
+std::unique_ptr<Model> build(const config::ModelConfig& config, const Part& part) {
   for (const Family& family : kFamilies)
-    if (family.takes(config)) return family.build(config);
+    if (family.takes(config)) return family.build(config, part);
   fail(ErrorCode::unsupported, "no model family takes this model section");
 }
 

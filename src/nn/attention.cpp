@@ -1,16 +1,21 @@
 #include "nn/attention.hpp"
 
+#include <algorithm>
+
 namespace capstan::nn {
 
 SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Options& options)
     : options_(options),
+      parallel_(parameters.parallel().tensor),
       layer_(static_cast<uint64_t>(place.layer)),
       qkv_(parameters, place.inside("linear_qkv"),
            {.in = options.hidden,
             .out = (options.heads + 2 * options.groups) * options.head_dim,
             .bias = options.qkv_bias,
             .init = options.init,
-            .cut = Cut::column}),
+            .cut = Cut::column,
+            .groups = options.groups,
+            .group_kv = 2 * options.head_dim}),
       output_(parameters, place.inside("linear_proj"),
               {.in = options.heads * options.head_dim,
                .out = options.hidden,
@@ -18,14 +23,19 @@ SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Op
                .init = options.output_init,
                .cut = Cut::row}) {
   if (!options.qk_norm) return;
-  q_norm_.emplace(parameters, place.inside("q_layernorm"), options.head_dim, *options.qk_norm);
-  k_norm_.emplace(parameters, place.inside("k_layernorm"), options.head_dim, *options.qk_norm);
+  q_norm_.emplace(parameters, place.inside("q_layernorm"), options.head_dim, *options.qk_norm,
+                  Norm::Over::heads);
+  k_norm_.emplace(parameters, place.inside("k_layernorm"), options.head_dim, *options.qk_norm,
+                  Norm::Over::heads);
 }
 
 Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context,
                            const LayerCache& cache) const {
   Var qkv = qkv_.forward(tape, x);
-  const auto layout = ops::qkv_layout(qkv.size(1), options_.heads / options_.groups, options_.head_dim);
+  // This rank's heads: whole groups, or a part of one where the ranks are more than the groups.
+  const int64_t heads = options_.heads / parallel_.size();
+  const int64_t groups = std::max<int64_t>(1, options_.groups / parallel_.size());
+  const auto layout = ops::qkv_layout(qkv.size(1), heads / groups, options_.head_dim);
   if (q_norm_)
     qkv = ops::qk_norm(tape, qkv, layout,
                        {q_norm_->gamma(), q_norm_->beta(), k_norm_->gamma(), k_norm_->beta()},
@@ -39,6 +49,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
   attention.seq = context.seq;
   attention.scale = static_cast<float>(options_.scale);
   attention.window = options_.window;
+  attention.head_offset = parallel_.rank() * heads;
   Var out;
   if (cache.keys_values) {
     ops::KvCache& keys_values = *cache.keys_values;
@@ -46,7 +57,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
       keys_values = ops::KvCache::empty(tape.device(), layout, context.batch, cache.capacity, qkv.dtype());
     out = ops::attention_decode(tape, qkv, attention, keys_values, cache.past);
   } else {
-    const ops::Dropout dropout = context.dropout(options_.dropout, purpose::attention_dropout, layer_);
+    const ops::Dropout dropout = context.attention_dropout(options_.dropout, layer_);
     attention.dropout = dropout.p;
     attention.dropout_key = dropout.key;
     attention.row_ids = dropout.row_ids;

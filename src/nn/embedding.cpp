@@ -5,20 +5,33 @@
 namespace capstan::nn {
 
 Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Options& options)
-    : dropout_(options.dropout) {
+    : parallel_(parameters.parallel().tensor), dropout_(options.dropout) {
   ParamSpec words = Place{prefix + ".word_embeddings", -1, "embedding"}.spec(
       "weight", {options.vocab, options.hidden}, options.init);
-  words.sharding = {MeshAxis::tensor, 0, 1};
+  words.sharding = {MeshAxis::tensor, 0};
   words.places = options.places;
+  words.tied = options.tied;
   words_ = &parameters.add(std::move(words));
-  if (options.positions > 0)
-    positions_ = &parameters.add(Place{prefix + ".position_embeddings", -1, "embedding"}.spec(
-        "weight", {options.positions, options.hidden}, options.init));
+  if (options.positions == 0) return;
+  ParamSpec positions = Place{prefix + ".position_embeddings", -1, "embedding"}.spec(
+      "weight", {options.positions, options.hidden}, options.init);
+  positions.partial_over_tensor = parallel_.cuts_rows();
+  positions_ = &parameters.add(std::move(positions));
 }
 
 Var Embedding::forward(Tape& tape, const Tensor& tokens, const TokenContext& context) const {
-  Var x = ops::embedding(tape, tokens, *words_, positions_, context.positions);
-  const ops::Dropout dropout = context.dropout(dropout_, purpose::embedding_dropout, 0);
+  Var x;
+  if (parallel_.alone()) {
+    x = ops::embedding(tape, tokens, *words_, positions_, context.positions);
+  } else {
+    const int64_t first = parallel_.rank() * words_->shape()[0];
+    x = ops::leave_product(tape, ops::embedding(tape, tokens, *words_, nullptr, {}, first), parallel_);
+    if (positions_)
+      x = ops::add(
+          tape, ops::embedding(tape, ops::own_rows(context.positions, parallel_), *positions_, nullptr, {}),
+          x);
+  }
+  const ops::Dropout dropout = context.stream_dropout(dropout_, purpose::embedding_dropout, 0);
   if (dropout.p > 0) x = ops::bias_dropout_add(tape, std::move(x), nullptr, {}, dropout);
   return x;
 }

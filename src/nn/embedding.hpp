@@ -5,7 +5,8 @@
 
 namespace capstan::nn {
 
-// Token vectors, with learned positions where asked for, and the dropout on both.
+// Token vectors, with learned positions where asked for, and the dropout on both. Over tensor-parallel ranks each has a run of
+// the vocabulary, and the result's rows are those of the residual stream.
 class Embedding {
  public:
   struct Options {
@@ -15,6 +16,7 @@ class Embedding {
     double dropout = 0;
     Init init;
     std::vector<std::string> places;  // where else the table is used
+    ParamSpec::Tied tied = ParamSpec::Tied::no;
   };
   Embedding(ParamList& parameters, const std::string& prefix, const Options& options);
 
@@ -22,6 +24,7 @@ class Embedding {
   const Parameter& words() const { return *words_; }
 
  private:
+  ops::TensorParallel parallel_;
   double dropout_;
   const Parameter* words_;
   const Parameter* positions_ = nullptr;

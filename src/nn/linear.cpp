@@ -4,21 +4,29 @@
 
 namespace capstan::nn {
 
-Linear::Linear(ParamList& parameters, const Place& place, const Options& options) {
+Linear::Linear(ParamList& parameters, const Place& place, const Options& options)
+    : parallel_(parameters.parallel().tensor), cut_(options.cut) {
   ParamSpec weight = place.spec("weight", {options.out, options.in}, options.init);
-  if (options.cut != Cut::none)
-    weight.sharding = {MeshAxis::tensor, options.cut == Cut::column ? 0 : 1, options.blocks};
+  const Sharding by_output{MeshAxis::tensor, 0, options.blocks, options.groups, options.group_kv};
+  if (cut_ == Cut::column) weight.sharding = by_output;
+  if (cut_ == Cut::row) weight.sharding = {MeshAxis::tensor, 1};
   weight_ = &parameters.add(std::move(weight));
   if (!options.bias) return;
   ParamSpec bias = place.spec("bias", {options.out}, {Init::Kind::zeros});
-  if (options.cut == Cut::column) bias.sharding = {MeshAxis::tensor, 0, options.blocks};
+  if (cut_ == Cut::column) bias.sharding = by_output;
+  bias.partial_over_tensor = cut_ == Cut::row && parallel_.cuts_rows();  // added to this rank's rows
   bias_ = &parameters.add(std::move(bias));
 }
 
 Var Linear::forward(Tape& tape, const Var& x) const {
+  CAPSTAN_ASSERT(cut_ != Cut::row || !bias_, "the bias of a row-parallel layer comes after its sum");
+  if (cut_ == Cut::column) return ops::column_linear(tape, x, *weight_, bias_, parallel_);
+  if (cut_ == Cut::row) return ops::row_linear(tape, x, *weight_, parallel_);
   return ops::linear(tape, x, *weight_, bias_);
 }
 Var Linear::forward_without_bias(Tape& tape, const Var& x) const {
+  if (cut_ == Cut::column) return ops::column_linear(tape, x, *weight_, nullptr, parallel_);
+  if (cut_ == Cut::row) return ops::row_linear(tape, x, *weight_, parallel_);
   return ops::linear(tape, x, *weight_);
 }
 

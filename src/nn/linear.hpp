@@ -1,12 +1,12 @@
 #pragma once
 
 #include "nn/param_list.hpp"
-#include "ops/tape.hpp"
+#include "ops/tensor_parallel.hpp"
 
 namespace capstan::nn {
 
 // How a linear layer is cut over tensor-parallel ranks: by its outputs (column: each rank makes part of the
-// features) or by its inputs (row: each rank makes a partial sum).
+// features) or by its inputs (row: each rank makes a part of a sum). See ops/tensor_parallel.hpp for the rows.
 enum class Cut : uint8_t { none, column, row };
 
 class Linear {
@@ -17,15 +17,19 @@ class Linear {
     Init init;
     Cut cut = Cut::none;
     int64_t blocks = 1;  // of the output: gate and up are two
+    int64_t groups = 0,
+            group_kv = 0;  // of the output: groups of heads, and the rows of keys and values in each
   };
   Linear(ParamList& parameters, const Place& place, const Options& options);
 
-  Var forward(Tape& tape, const Var& x) const;               // x W^T + bias
+  Var forward(Tape& tape, const Var& x) const;               // x W^T + bias; not for a row cut
   Var forward_without_bias(Tape& tape, const Var& x) const;  // for a bias that is fused with what follows
   const Parameter& weight() const { return *weight_; }
   const Parameter* bias() const { return bias_; }  // null when there is none
 
  private:
+  ops::TensorParallel parallel_;
+  Cut cut_;
   const Parameter* weight_;
   const Parameter* bias_ = nullptr;
 };

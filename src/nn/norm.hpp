@@ -18,7 +18,9 @@ struct NormKind {
 // gamma (and, for LayerNorm, beta) of one norm.
 class Norm {
  public:
-  Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind);
+  // What the norm sees on a tensor-parallel rank: rows of the residual stream, which may be cut; or some of the heads.
+  enum class Over : uint8_t { rows, heads };
+  Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, Over over = Over::rows);
 
   // sum = x + residual (an undefined residual is none), y = norm(sum).
   ops::NormResult forward(Tape& tape, Var x, const Var& residual) const {

@@ -16,13 +16,23 @@ struct TokenContext {
   Tensor positions;            // i32 [N]
   Tensor document_start;       // i32 [N] or undefined
   Tensor row_ids;              // i64 [N], only with dropout
+  Tensor stream_row_ids;       // those of the residual stream's rows, which tensor ranks may share out
   ops::RopeTable rope;         // undefined tensors without rotary positions
   bool training = false;       // dropout happens
   uint64_t seed = 0;           // of dropout
 
-  ops::Dropout dropout(double p, uint32_t use, uint64_t stream) const {
+  // Of attention probabilities: all rows; of the residual stream: its rows.
+  ops::Dropout attention_dropout(double p, uint64_t layer) const {
+    return dropout(p, purpose::attention_dropout, layer, row_ids);
+  }
+  ops::Dropout stream_dropout(double p, uint32_t use, uint64_t stream) const {
+    return dropout(p, use, stream, stream_row_ids);
+  }
+
+ private:
+  ops::Dropout dropout(double p, uint32_t use, uint64_t stream, const Tensor& ids) const {
     if (!training || p <= 0) return {};
-    return {static_cast<float>(p), philox_key(seed, use, stream), row_ids};
+    return {static_cast<float>(p), philox_key(seed, use, stream), ids};
   }
 };
 

@@ -26,7 +26,7 @@ ResidualStream TransformerLayer::add_branch(Tape& tape, ops::NormResult before, 
   Var residual = options_.residual_from_norm ? std::move(before.y) : std::move(before.sum);
   before = {};
   const ops::Dropout dropout =
-      context.dropout(options_.hidden_dropout, purpose::hidden_dropout, 2 * layer_ + sublayer);
+      context.stream_dropout(options_.hidden_dropout, purpose::hidden_dropout, 2 * layer_ + sublayer);
   if (!bias && dropout.p == 0) return {std::move(residual), std::move(branch)};
   return {ops::bias_dropout_add(tape, std::move(branch), bias, residual, dropout), {}};
 }

@@ -15,29 +15,9 @@ Tensor summed_copy(const Tensor& x, comm::Communicator& group) {
 }
 // Bytes that one rank sends: two exchanges of (size - 1) / size of the tensor.
 Cost cost_of(const Var& x, const comm::Communicator& group) {
-  return {.bytes = 2.0 * static_cast<double>(x.value.bytes()) * (group.size() - 1) / group.size()};
+  return {.sent = 2.0 * static_cast<double>(x.value.bytes()) * (group.size() - 1) / group.size()};
 }
 }  // namespace
-
-Var reduce_from_group(Tape& tape, const Var& x, comm::Communicator& group) {
-  if (group.alone()) return x;
-  return tape.record({.name = "reduce_from_" + group.name(),
-                      .inputs = {x},
-                      .outputs = {summed_copy(x.value, group)},
-                      .cost = cost_of(x, group),
-                      .backward = [](BackwardStep& step) { step.give(0, step.output_gradient()); }})[0];
-}
-
-Var copy_to_group(Tape& tape, const Var& x, comm::Communicator& group) {
-  if (group.alone()) return x;
-  return tape.record({.name = "copy_to_" + group.name(),
-                      .inputs = {x},
-                      .outputs = {x.value},
-                      .backward_cost = cost_of(x, group),
-                      .backward = [&group](BackwardStep& step) {
-                        step.give(0, summed_copy(step.output_gradient(), group));
-                      }})[0];
-}
 
 Var all_reduce(Tape& tape, const Var& x, comm::Communicator& group) {
   if (group.alone()) return x;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/checked.hpp"
+#include "comm/reduce.hpp"
 #include "kernels/table.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
@@ -17,7 +18,8 @@ int64_t cross_entropy_chunk(int64_t rows, int64_t columns) {
 }
 
 CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight,
-                                        const Tensor& labels, const Tensor& weights, int64_t vocab) {
+                                        const Tensor& labels, const Tensor& weights, int64_t vocab,
+                                        const TensorParallel& parallel) {
   Device& device = tape.device();
   const kernels::Table& table = device.table();
   ParamStore& store = tape.context().store;
@@ -28,8 +30,8 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   const auto w = tape.pin(weight);
   CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == hidden,
                  "linear_cross_entropy: `" + weight.name() + "` is " + w->text());
-  const int64_t columns = w->size(0);  // with padding
-  const int64_t true_columns = std::min(columns, vocab);
+  const int64_t columns = w->size(0), first = parallel.rank() * columns;  // with padding
+  const int64_t true_columns = std::clamp<int64_t>(vocab - first, 0, columns);
 
   const bool differentiates = tape.recording();
   const bool trains = differentiates && store.trains(weight), needs_dx = differentiates && x.needs_gradient();
@@ -43,22 +45,26 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
     // The products of the backward pass take their operands in one type.
     const bool separate = (trains || needs_dx) && x.dtype() != DType::f32;
     const Tensor dlogit_buffer = separate ? Tensor::empty(device, {chunk, columns}, x.dtype()) : logit_buffer;
-    const Tensor row_max = Tensor::empty(device, {chunk}), sum_exp = Tensor::empty(device, {chunk});
-    const Tensor target = Tensor::empty(device, {chunk});
+    const Tensor row_max = Tensor::empty(device, {chunk}), sums = Tensor::empty(device, {2, chunk});
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       const int64_t count = std::min(chunk, rows - begin);
       const Tensor x_here = x.value.slice(0, begin, count), logits = logit_buffer.slice(0, 0, count);
       const Tensor labels_here = labels.flat_range(begin, count, {count});
       matmul(Transpose::no, Transpose::yes, x_here, *w, logits);
+      const Tensor sum_exp = sums.flat_range(0, count, {count}),
+                   target = sums.flat_range(count, count, {count});
       launch(device, table.cross_entropy->row_max, logits, count, true_columns, columns, row_max);
+      if (!parallel.alone()) comm::all_reduce_max(*parallel.group, row_max.flat_range(0, count, {count}));
       launch(device, table.cross_entropy->row_sums, logits, labels_here, row_max, count, true_columns,
-             columns, 0, sum_exp, target);
+             columns, first, sum_exp, target);
+      if (!parallel.alone())
+        comm::all_reduce_sum_any(*parallel.group, sums.flat_range(0, 2 * count, {2 * count}));
       launch(device, table.cross_entropy->loss, row_max, sum_exp, target, count,
              per_token.flat_range(begin, count, {count}));
       if (!trains && !needs_dx) continue;
       const Tensor dlogits = dlogit_buffer.slice(0, 0, count);
       launch(device, table.cross_entropy->backward, logits, labels_here, row_max, sum_exp,
-             weights.flat_range(begin, count, {count}), count, true_columns, columns, 0, dlogits);
+             weights.flat_range(begin, count, {count}), count, true_columns, columns, first, dlogits);
       if (needs_dx) matmul(Transpose::no, Transpose::no, dlogits, *w, dx.slice(0, begin, count));
       if (trains) matmul(Transpose::yes, Transpose::no, dlogits, x_here, gradient, 1);
     }
@@ -74,6 +80,8 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   Cost cost = matmul_cost(rows, columns, hidden, x.dtype());
   cost.flops *= products;
   cost.bytes *= products;
+  if (!parallel.alone())  // maxima are gathered, two numbers summed
+    cost.sent = 4.0 * static_cast<double>(rows) * (parallel.size() - 1) * (1 + 4.0 / parallel.size());
   result.sum =
       tape.record({.name = "linear_cross_entropy",
                    .inputs = {x},
@@ -89,12 +97,30 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   return result;
 }
 
-Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t vocab) {
+Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t vocab,
+                   const TensorParallel& parallel) {
   const auto w = tape.pin(weight);
-  CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == x.size(1) && vocab <= w->size(0),
+  const int64_t rows = x.size(0), columns = w->size(0);
+  CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == x.size(1) && vocab <= columns * parallel.size(),
                  "head_logits: `" + weight.name() + "` is " + w->text() + ", x is " + x.text());
-  const Tensor logits = Tensor::empty(tape.device(), {x.size(0), vocab});
-  matmul(Transpose::no, Transpose::yes, x, w->slice(0, 0, vocab), logits);
+  Device& device = tape.device();
+  const Tensor logits = Tensor::empty(device, {rows, vocab});
+  if (parallel.alone()) {
+    matmul(Transpose::no, Transpose::yes, x, w->slice(0, 0, vocab), logits);
+    return logits;
+  }
+  const Tensor mine = Tensor::empty(device, {rows, columns});
+  const Tensor all = Tensor::empty(device, {parallel.size() * rows, columns});
+  matmul(Transpose::no, Transpose::yes, x, *w, mine);
+  comm::Exchange exchange(*parallel.group);
+  exchange.all_gather(mine, all);
+  exchange.wait();
+  for (int rank = 0; rank < parallel.size(); ++rank) {
+    const int64_t first = rank * columns, count = std::clamp<int64_t>(vocab - first, 0, columns);
+    if (count > 0)
+      launch(device, device.table().elementwise->copy_rows, all.slice(0, rank * rows, rows), columns,
+             logits.slice(1, first, count), vocab, rows, count);
+  }
   return logits;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/tape.hpp"
+#include "ops/tensor_parallel.hpp"
 
 namespace capstan::ops {
 
@@ -17,11 +18,17 @@ struct CrossEntropyResult {
 // Where the tape records, this forward step also does the backward: dx is kept instead of logits, and the
 // weight gradient is accumulated right away, for an upstream gradient of 1. Backward must therefore be
 // started with 1 on `sum`. FLOPs: 6 N h V in F, none in B and W.
+//
+// Over tensor-parallel ranks each has V/T rows of W: the rows' maxima, sums of exponentials and labels' logits are
+// combined chunk by chunk (3 fp32 numbers for a row), the losses are the same on every rank. x is all rows; its gradient is a
+// part of a sum (enter_product makes it).
 CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight,
-                                        const Tensor& labels, const Tensor& weights, int64_t vocab);
+                                        const Tensor& labels, const Tensor& weights, int64_t vocab,
+                                        const TensorParallel& parallel = {});
 
-// fp32 [N, vocab] logits of x[N, h] without padding: for generation and small checks.
-Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t vocab);
+// fp32 [N, vocab] logits of x[N, h] without padding, on every rank: for generation and small checks.
+Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t vocab,
+                   const TensorParallel& parallel = {});
 
 // Rows of one chunk: enough to keep the accumulation of the weight gradient (its reading and writing V x h)
 // cheap beside the products, few enough for the logits to stay within 128 MiB; a multiple of 16, the same for

@@ -31,6 +31,7 @@ namespace capstan {
 struct Cost {
   double flops = 0;
   double bytes = 0;  // read and written
+  double sent = 0;   // bytes that this rank sends to others
 };
 
 // One executed piece of a step, for traces, the memory table and the planner.
@@ -50,6 +51,8 @@ class TapeObserver {
  public:
   virtual ~TapeObserver() = default;
   virtual void observe(const TapeEvent& event) = 0;
+  // Whose operations come next.
+  virtual void micro_batch(int64_t index) { static_cast<void>(index); }
   // The values themselves, before `observe`: what an operation gave ('F', with its parameters), or the gradient that a
   // backward step gives to one of its operation's inputs ('B').
   virtual void values(char phase, const std::string& name, std::span<const Parameter* const> parameters,

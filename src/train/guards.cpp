@@ -78,6 +78,7 @@ void FiniteCheck::values(char phase, const std::string& name, std::span<const Pa
   if (phase == 'F' && !parameters.empty()) last_parameter_ = parameters.front()->name();
   for (const Tensor& tensor : tensors) {
     if (all_finite(tensor)) continue;
+    micro_batch_ = current_;
     found_ = phase == 'F' ? "the output of `" + name + "`" : "the input gradient of `" + name + "`";
     if (!parameters.empty())
       found_ += " with `" + parameters.front()->name() + "`";

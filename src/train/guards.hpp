@@ -38,10 +38,13 @@ class FiniteCheck final : public TapeObserver {
   void observe(const TapeEvent&) override {}
   void values(char phase, const std::string& name, std::span<const Parameter* const> parameters,
               std::span<const Tensor> tensors) override;
-  const std::string& found() const { return found_; }  // empty: all finite
+  void micro_batch(int64_t index) override { current_ = index; }
+  const std::string& found() const { return found_; }   // empty: all finite
+  int64_t micro_batch() const { return micro_batch_; }  // of what was found, from 0
 
  private:
   std::string found_, last_parameter_;
+  int64_t current_ = 0, micro_batch_ = 0;
 };
 
 bool all_finite(const Tensor& tensor);

@@ -12,14 +12,22 @@
 
 namespace capstan::train {
 
+namespace {
+comm::Mesh connected_mesh(const config::Config& config, comm::World& world) {
+  comm::Mesh mesh(mesh_sizes(config, world.size()), world.rank());
+  mesh.connect(world.communicator());
+  return mesh;
+}
+}  // namespace
+
 Loop::Loop(const config::Config& config, comm::World& world)
     : config_(config),
-      mesh_(mesh_sizes(config, world.size()), world.rank()),
+      world_(world.communicator()),
+      mesh_(connected_mesh(config, world)),
       device_(make_device(config.train.device, config.train.threads.value_or(0), world.local_size())),
-      model_(models::build(config.model)),
+      model_(models::build(config.model, part_of(config, mesh_))),
       schedule_(make_schedule(config, false)),
       decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())) {
-  mesh_.connect(world.communicator());
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
   options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
@@ -28,13 +36,9 @@ Loop::Loop(const config::Config& config, comm::World& world)
   buffers_ = store_->flat_buffers();
   optimizer_ = optim::build(config.optimizer, *device_, buffers_);
   norm_ = std::make_unique<optim::GradientNorm>(*device_);
-  {
-    OwnerScope scope(MemoryOwner::workspace);
-    one_ = Tensor::from_host<float>(*device_, {1}, std::vector<float>{1.0f});
-  }
+  runner_ = std::make_unique<BatchRunner>(config, mesh_, *device_, *model_, *store_);
   micro_batches_ =
       *config.train.global_batch_size / (config.train.micro_batch_size * mesh_.size(comm::Axis::dp));
-  dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0;
 }
 
 void Loop::initialise() {
@@ -59,44 +63,31 @@ data::LoaderOptions Loop::loader_options() const {
   return options;
 }
 
-void Loop::forward_backward(const data::MicroBatch& micro, StepTimers* timers, Sums& sums) {
-  const bool training = timers != nullptr;
-  const auto batch = upload(*device_, micro, training && dropout_);
-  StepContext context{*device_, *store_, training ? observer_ : nullptr};
-  Tape tape(context, training ? Tape::Mode::train : Tape::Mode::inference);
-  models::ForwardOptions options;
-  options.training = training;
-  options.seed = static_cast<uint64_t>(config_.rng.seed);
-  const auto loss = model_->forward(tape, batch, options);
-  if (training) {
-    timers->enter(Phase::backward);
-    tape.backward({{"loss", one_}});
-  }
-  sums.losses.push_back(loss.exact_sum);
-  for (const float weight : micro.loss_mask) sums.tokens += static_cast<double>(weight);
+BatchRunner::Sums Loop::forward_backward(data::Loader* loader, StepTimers& timers) {
+  store_->zero_gradients();
+  store_->begin_step(static_cast<int>(model_->parameters().size()));
+  if (loader) batch_.clear();
+  return runner_->train(
+      micro_batches_,
+      [&](int64_t m) -> const data::MicroBatch& {
+        if (loader) batch_.push_back(loader->next());
+        return batch_[static_cast<size_t>(m)];
+      },
+      timers, observer_);
 }
 
-std::array<double, 2> Loop::total(const Sums& sums) {
+std::array<double, 2> Loop::total(const BatchRunner::Sums& sums) {
   // Read only now: until here the host did not wait for the device.
   std::array<double, 2> result{0.0, sums.tokens};
   for (const Tensor& loss : sums.losses) result[0] += loss.to_host<double>()[0];
   comm::all_reduce(data_parallel(), result);
+  comm::all_reduce(mesh_.group("pp"), result);  // the last stage's
   return result;
 }
 
 Loop::Computed Loop::compute(data::Loader* loader, StepTimers& timers) {
   timers.enter(Phase::other);
-  store_->zero_gradients();
-  store_->begin_step(static_cast<int>(model_->parameters().size()));
-  if (loader) batch_.clear();
-  Sums sums;
-  for (int64_t m = 0; m < micro_batches_; ++m) {
-    timers.enter(Phase::data);
-    if (loader) batch_.push_back(loader->next());
-    timers.enter(Phase::forward);
-    if (m + 1 == micro_batches_) store_->begin_last_micro_batch();
-    forward_backward(batch_[static_cast<size_t>(m)], &timers, sums);
-  }
+  const BatchRunner::Sums sums = forward_backward(loader, timers);
   Computed result;
   timers.enter(Phase::reduce);
   if (config_.resilience.rerun_mode != config::RerunMode::disabled)
@@ -114,8 +105,7 @@ Loop::Computed Loop::compute(data::Loader* loader, StepTimers& timers) {
 // The same batch once more, from the same parameters: a sound machine gives the same bits.
 void Loop::compute_again(const Computed& first, StepTimers& timers, std::vector<GuardEvent>& events) {
   const Computed again = compute(nullptr, timers);
-  const auto verdicts =
-      comm::gather_texts(data_parallel(), first.fingerprint == again.fingerprint ? "" : "x");
+  const auto verdicts = comm::gather_texts(world_, first.fingerprint == again.fingerprint ? "" : "x");
   std::string ranks;
   for (size_t r = 0; r < verdicts.size(); ++r)
     if (!verdicts[r].empty()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
@@ -145,24 +135,19 @@ void Loop::compute_again(const Computed& first, StepTimers& timers, std::vector<
 
 // Where a value that is not finite begins: the micro-batches run once more under a watch. Collective.
 GuardEvent Loop::locate(const Computed& computed) {
-  const std::string gradient = first_bad_gradient(*store_);  // summed over ranks: the same everywhere
+  const std::string gradient = first_bad_gradient(*store_);  // of the sum over the data-parallel ranks
   std::string mine, parameter = first_bad_parameter(*store_);
   FiniteCheck check;
   TapeObserver* const before = std::exchange(observer_, &check);
   StepTimers timers;
-  Sums sums;
-  store_->zero_gradients();
-  store_->begin_step(static_cast<int>(model_->parameters().size()));
-  for (size_t m = 0; m < batch_.size(); ++m) {
-    if (m + 1 == batch_.size()) store_->begin_last_micro_batch();
-    forward_backward(batch_[m], &timers, sums);
-    if (mine.empty() && !check.found().empty())
-      mine =
-          check.found() + " in micro-batch " + std::to_string(m + 1) + " of " + std::to_string(batch_.size());
-  }
+  forward_backward(nullptr, timers);
+  if (!check.found().empty())
+    mine = check.found() + " in micro-batch " + std::to_string(check.micro_batch() + 1) + " of " +
+           std::to_string(batch_.size());
   observer_ = before;
-  const auto places = comm::gather_texts(data_parallel(), mine);
-  const auto parameters = comm::gather_texts(data_parallel(), parameter);
+  const auto places = comm::gather_texts(world_, mine);
+  const auto parameters = comm::gather_texts(world_, parameter);
+  const auto gradients = comm::gather_texts(world_, gradient);
   GuardEvent event{"not_finite", "", {{"loss", computed.loss}, {"grad_norm", computed.norm}}, {}};
   const auto say = [&](const char* key, const std::string& value, const std::string& text) {
     event.texts.push_back({key, value});
@@ -181,7 +166,11 @@ GuardEvent Loop::locate(const Computed& computed) {
           "first in " + places[r] + (places.size() > 1 ? ", rank " + std::to_string(r) : ""));
       break;
     }
-  if (!gradient.empty()) say("gradient", gradient, "first gradient: `" + gradient + "`");
+  for (const std::string& found : gradients)
+    if (!found.empty()) {
+      say("gradient", found, "first gradient: `" + found + "`");
+      break;
+    }
   if (event.text.empty()) event.text = "every operation's output is finite when it runs again";
   return event;
 }
@@ -254,8 +243,9 @@ double Loop::evaluate(std::shared_ptr<const data::GptDataset> dataset, int64_t b
   data::Loader loader(std::move(dataset), options);
   const int64_t micro_batches =
       batches * options.global_batch_size / (options.micro_batch_size * options.data_parallel_size);
-  Sums sums;
-  for (int64_t m = 0; m < micro_batches; ++m) forward_backward(loader.next(), nullptr, sums);
+  data::MicroBatch micro;
+  const auto sums = runner_->evaluate(
+      micro_batches, [&](int64_t) -> const data::MicroBatch& { return micro = loader.next(); });
   const auto [loss, tokens] = total(sums);
   return tokens > 0 ? loss / tokens : 0.0;
 }

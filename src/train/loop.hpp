@@ -10,6 +10,7 @@
 #include "models/registry.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
+#include "train/batch_runner.hpp"
 #include "train/guards.hpp"
 #include "train/setup.hpp"
 #include "train/state.hpp"
@@ -58,12 +59,9 @@ class Loop {
   data::LoaderOptions loader_options() const;
 
  private:
-  struct Sums {
-    std::vector<Tensor> losses;  // fp64 [1] of each micro-batch, on the device
-    double tokens = 0;           // with their loss weights
-  };
-  void forward_backward(const data::MicroBatch& batch, StepTimers* timers /* null: evaluation */, Sums& sums);
-  std::array<double, 2> total(const Sums& sums);  // {loss, tokens} of all ranks
+  // The batch at hand, or with a loader the next one: kept, because a guard may have to run it again.
+  BatchRunner::Sums forward_backward(data::Loader* loader, StepTimers& timers);
+  std::array<double, 2> total(const BatchRunner::Sums& sums);  // {loss, tokens} of all ranks
 
   struct Computed {
     double loss = 0, norm = 0, scale = 0, tokens = 0;
@@ -74,6 +72,7 @@ class Loop {
   GuardEvent locate(const Computed& computed);
 
   const config::Config& config_;
+  comm::Communicator& world_;
   comm::Mesh mesh_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<models::Model> model_;
@@ -83,9 +82,8 @@ class Loop {
   std::vector<optim::FlatBuffer> buffers_;
   optim::Schedule schedule_, decoupled_schedule_;
   TrainState state_;
-  Tensor one_;  // fp32 [1]: the gradient of the summed loss
+  std::unique_ptr<BatchRunner> runner_;
   int64_t micro_batches_ = 1;
-  bool dropout_ = false;
   std::vector<data::MicroBatch> batch_;  // of the step: a guard may have to run it again
   std::vector<GuardEvent> failure_events_;
   TapeObserver* observer_ = nullptr;

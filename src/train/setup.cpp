@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "config/sections/data_sources.hpp"
+#include "config/sections/pipeline_layout.hpp"
 #include "kernels/table.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
@@ -145,6 +146,27 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
           .pp_before_dp = d.use_tp_pp_dp_mapping,
           .hierarchical_cp = d.hierarchical_context_parallel_sizes,
           .optimizer_instances = config.ddp.num_distributed_optimizer_instances};
+}
+
+ops::TensorParallel tensor_parallel(const config::Config& config, const comm::Mesh& mesh) {
+  const config::CommOverlapConfig& overlap = config.comm_overlap;
+  return {&mesh.group("tp"), config.dist.sequence_parallel,
+          overlap.tp_comm_overlap ? overlap.tp_comm_num_splits : 1};
+}
+
+models::Part part_of(const config::Config& config, const comm::Mesh& mesh) {
+  models::Part part;
+  part.parallel.tensor = tensor_parallel(config, mesh);
+  const auto stages = config::pipeline_stages(config);
+  CAPSTAN_ASSERT(stages, "a pipeline split that the rules have let pass");
+  int64_t layer = 0;
+  for (size_t i = 0; i < stages->size(); ++i) {
+    const config::PipelineStage& stage = (*stages)[i];
+    if (static_cast<int64_t>(i) % mesh.size(comm::Axis::pp) == mesh.index(comm::Axis::pp))
+      part.stages.push_back({layer, stage.layers, stage.embedding, stage.loss});
+    layer += stage.layers;
+  }
+  return part;
 }
 
 int64_t total_iterations(const config::Config& config) {

@@ -30,6 +30,10 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& conf
 std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const config::Config& config,
                                                                      const data::Tokenizer* tokenizer);
 
+// This rank's place in the model: its stages, and the ranks over which its layers are cut. The mesh must be connected.
+ops::TensorParallel tensor_parallel(const config::Config& config, const comm::Mesh& mesh);
+models::Part part_of(const config::Config& config, const comm::Mesh& mesh);
+
 // `decoupled`: that of embedding and head, where optimizer.decoupled_lr gives them their own.
 optim::Schedule make_schedule(const config::Config& config, bool decoupled);
 

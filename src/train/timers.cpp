@@ -3,8 +3,8 @@
 namespace capstan::train {
 
 std::string_view name_of(Phase phase) {
-  constexpr std::array<std::string_view, kPhases> names{"data",      "forward",  "backward", "reduce",
-                                                        "optimizer", "evaluate", "save",     "other"};
+  constexpr std::array<std::string_view, kPhases> names{
+      "data", "forward", "backward", "pipeline", "reduce", "optimizer", "evaluate", "save", "other"};
   return names[static_cast<size_t>(phase)];
 }
 

@@ -9,7 +9,18 @@
 
 namespace capstan::train {
 
-enum class Phase : uint8_t { data, forward, backward, reduce, optimizer, evaluate, save, other, count_ };
+enum class Phase : uint8_t {
+  data,
+  forward,
+  backward,
+  pipeline,
+  reduce,
+  optimizer,
+  evaluate,
+  save,
+  other,
+  count_
+};
 inline constexpr size_t kPhases = static_cast<size_t>(Phase::count_);
 std::string_view name_of(Phase phase);
 

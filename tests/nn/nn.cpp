@@ -150,7 +150,7 @@ TEST_CASE_TEMPLATE("every use of hidden dropout draws a mask of its own", D, EVE
   tokens.training = true;
   std::vector<int64_t> ids(static_cast<size_t>(rows));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(1000 + i);
-  tokens.row_ids = Tensor::from_host<int64_t>(*device, {rows}, ids);
+  tokens.row_ids = tokens.stream_row_ids = Tensor::from_host<int64_t>(*device, {rows}, ids);
   std::vector<std::vector<float>> results;
   for (const auto& layer : layers) {
     Tape tape(context);

@@ -53,6 +53,7 @@ class FaultyCommunicator final : public comm::Communicator {
  private:
   struct Nothing final : comm::Work {
     void wait() override {}
+    bool done() override { return true; }
   };
   template <class Start>
   comm::WorkHandle call(int64_t bytes, Start start) {

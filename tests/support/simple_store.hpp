@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "kernels/table.hpp"
-#include "nn/initialise.hpp"
 #include "ops/parameter.hpp"
 #include "tensor/launch.hpp"
+#include "tests/support/shards.hpp"
 
 namespace capstan::test {
 
@@ -34,12 +34,11 @@ class SimpleStore : public ParamStore {
     Slot slot;
     {
       OwnerScope scope(MemoryOwner::gradients);
-      slot.gradient = Tensor::zeros(device_, parameter.spec().shape);
+      slot.gradient = Tensor::zeros(device_, parameter.shape());
     }
     OwnerScope scope(MemoryOwner::parameters);
-    slot.main = Tensor::zeros(device_, parameter.spec().shape);
-    slot.model =
-        compute_ == DType::f32 ? slot.main : Tensor::zeros(device_, parameter.spec().shape, compute_);
+    slot.main = Tensor::zeros(device_, parameter.shape());
+    slot.model = compute_ == DType::f32 ? slot.main : Tensor::zeros(device_, parameter.shape(), compute_);
     slots_.push_back(slot);
   }
   void set(const Parameter& parameter, std::span<const float> values) {
@@ -49,12 +48,8 @@ class SimpleStore : public ParamStore {
       launch(device_, device_.table().elementwise->cast, slot.main, slot.model, slot.main.elements());
   }
   void initialise(std::span<const std::unique_ptr<Parameter>> parameters, uint64_t seed) {
-    ThreadPool pool(1);
-    for (const auto& parameter : parameters) {
-      std::vector<float> values(static_cast<size_t>(parameter->spec().shape.elements()));
-      nn::initialise(parameter->spec(), seed, nn::Rectangle::whole(parameter->spec().shape), values, pool);
-      set(*parameter, values);
-    }
+    for (const auto& parameter : parameters)
+      set(*parameter, cut(*parameter, initial_values(parameter->spec(), seed)));
   }
   void freeze(const Parameter& parameter) { frozen_.insert(parameter.index()); }
   // Begins a step: use counts and gradients are zero.

@@ -1,0 +1,325 @@
+#include "ops/tensor_parallel.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+
+#include "base/checked.hpp"
+#include "comm/reduce.hpp"
+#include "kernels/table.hpp"
+#include "ops/linear.hpp"
+#include "ops/matmul.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::ops {
+
+namespace {
+
+// The rows of one part of a product, on all ranks: with cut rows, [begin, begin + count) of each rank's run; else of all rows.
+struct Part {
+  int64_t begin, count;
+};
+std::vector<Part> parts_of(int64_t rows, int64_t splits) {
+  std::vector<Part> parts;
+  const int64_t size = ceil_div(rows, std::max<int64_t>(1, std::min(splits, rows)));
+  for (int64_t begin = 0; begin < rows; begin += size) parts.push_back({begin, std::min(size, rows - begin)});
+  return parts;
+}
+
+Tensor rows_of(const Tensor& x, Part part) {
+  return x.slice(0, part.begin, part.count);
+}
+
+double sent(const Tensor& x, const TensorParallel& parallel, int times) {
+  return times * static_cast<double>(x.bytes()) * (parallel.size() - 1) / parallel.size();
+}
+
+// All rows of a tensor whose rows are cut, part by part. A part lies rank by rank: [T, count, columns].
+class Gather {
+ public:
+  Gather(const Tensor& mine, const TensorParallel& parallel) : mine_(mine), parallel_(parallel) {}
+  // The part's transfer begins now.
+  void start(Part part) {
+    OwnerScope scope(MemoryOwner::workspace);
+    pieces_.push_back(
+        {part, Tensor::empty(mine_.device(), {parallel_.size() * part.count, mine_.size(1)}, mine_.dtype()),
+         comm::Exchange(*parallel_.group)});
+    pieces_.back().exchange.all_gather(rows_of(mine_, part), pieces_.back().all);
+  }
+  // The oldest part that was started.
+  Tensor take() {
+    Piece piece = std::move(pieces_.front());
+    pieces_.pop_front();
+    piece.exchange.wait();
+    return std::move(piece.all);
+  }
+
+ private:
+  struct Piece {
+    Part part;
+    Tensor all;
+    comm::Exchange exchange;
+  };
+  Tensor mine_;
+  const TensorParallel& parallel_;
+  std::deque<Piece> pieces_;
+};
+
+Tensor gathered(const Tensor& mine, const TensorParallel& parallel) {
+  Gather gather(mine, parallel);
+  gather.start({0, mine.size(0)});
+  return gather.take();
+}
+
+// y = op(x) for all rows of x, whose rows are cut: the next part arrives while this one is computed. `product(x_part, y_part)`
+// works on rows that lie together.
+template <class Product>
+Tensor product_of_gathered(const Tensor& mine, int64_t columns, const TensorParallel& parallel,
+                           Product&& product) {
+  const int64_t here = mine.size(0);
+  const Tensor y = Tensor::empty(mine.device(), {here * parallel.size(), columns}, mine.dtype());
+  const auto parts = parts_of(here, parallel.splits);
+  Gather gather(mine, parallel);
+  gather.start(parts[0]);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (i + 1 < parts.size()) gather.start(parts[i + 1]);
+    const Tensor all = gather.take();
+    if (parts.size() == 1)  // the parts of all ranks are the whole
+      product(all, y);
+    else
+      for (int r = 0; r < parallel.size(); ++r)
+        product(all.slice(0, r * parts[i].count, parts[i].count),
+                y.slice(0, r * here + parts[i].begin, parts[i].count));
+  }
+  return y;
+}
+
+// The sum over ranks of op(x): each part's sum runs beside the next part's product. Rows of the result are cut with `sequence`.
+template <class Product>
+class SummedProduct {
+ public:
+  SummedProduct(const Tensor& x, int64_t columns, const TensorParallel& parallel, Product product)
+      : parallel_(parallel) {
+    const int64_t rows = x.size(0), ranks = parallel.cuts_rows() ? parallel.size() : 1, here = rows / ranks;
+    CAPSTAN_ASSERT(rows % ranks == 0, "rows of " + x.text() + " over " + std::to_string(ranks) + " ranks");
+    sum_ = Tensor::empty(x.device(), {here, columns}, x.dtype());
+    for (const Part part : parts_of(here, parallel.splits)) {
+      if (!parallel.cuts_rows()) {
+        const Tensor y = rows_of(sum_, part);
+        product(rows_of(x, part), y);
+        finish_last();
+        // What the ranks cannot cut evenly is summed at once.
+        if (y.elements() % parallel.size() == 0)
+          last_.emplace(comm::Reduction::everywhere(*parallel.group, y));
+        else
+          comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}));
+        continue;
+      }
+      OwnerScope scope(MemoryOwner::workspace);
+      const Tensor y = Tensor::empty(x.device(), {ranks * part.count, columns}, x.dtype());
+      if (part.count == here)
+        product(x, y);
+      else
+        for (int64_t r = 0; r < ranks; ++r)
+          product(x.slice(0, r * here + part.begin, part.count), y.slice(0, r * part.count, part.count));
+      finish_last();
+      last_.emplace(comm::Reduction::scatter(*parallel.group, y, rows_of(sum_, part)));
+    }
+  }
+  Tensor finish() {
+    finish_last();
+    return std::move(sum_);
+  }
+
+ private:
+  void finish_last() {
+    if (last_) last_->finish();
+    last_.reset();
+  }
+  const TensorParallel& parallel_;
+  Tensor sum_;
+  std::optional<comm::Reduction> last_;
+};
+
+void check_product(const char* name, const Parameter& weight, const Tensor& w, const Tensor& x) {
+  CAPSTAN_ASSERT(x.rank() == 2 && x.is_contiguous() && w.rank() == 2 && w.size(1) == x.size(1),
+                 std::string(name) + ": `" + weight.name() + "` is " + w.text() + ", x is " + x.text());
+}
+
+void add_weight_gradient(const Tensor& gradient, std::span<const Tensor> t) {  // t: x, dy
+  matmul(Transpose::yes, Transpose::no, t[1], t[0], gradient, 1);
+}
+
+}  // namespace
+
+Tensor own_rows(const Tensor& x, const TensorParallel& parallel) {
+  if (!parallel.cuts_rows() || !x.defined()) return x;
+  const int64_t rows = x.size(0) / parallel.size();
+  return x.slice(0, parallel.rank() * rows, rows);
+}
+
+Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* bias,
+                  const TensorParallel& parallel) {
+  if (parallel.alone()) return linear(tape, x, weight, bias);
+  Device& device = tape.device();
+  const int64_t rows = x.size(0) * (parallel.cuts_rows() ? parallel.size() : 1);
+  Record record{.name = "column_linear", .inputs = {x}, .parameters = {&weight}};
+  Tensor y;
+  {
+    const auto w = tape.pin(weight);
+    check_product("column_linear", weight, *w, x.value);
+    const auto product = [&](const Tensor& in, const Tensor& out) {
+      matmul(Transpose::no, Transpose::yes, in, *w, out);
+    };
+    if (parallel.cuts_rows()) {
+      y = product_of_gathered(x.value, w->size(0), parallel, product);
+    } else {
+      y = Tensor::empty(device, {rows, w->size(0)}, x.dtype());
+      product(x.value, y);
+    }
+  }
+  const int64_t out = y.size(1), in = x.size(1);
+  if (bias) {
+    const auto b = tape.pin(*bias);
+    CAPSTAN_ASSERT(b->elements() == out, "column_linear: `" + bias->name() + "` is " + b->text());
+    launch(device, device.table().elementwise->bias_dropout_add, y, *b, Tensor(), y, rows, out, 0.0f,
+           PhiloxKey{}, Tensor());
+    record.parameters.push_back(bias);
+  }
+  record.outputs = {y};
+  const bool trains = tape.context().store.trains(weight);
+  if (trains) record.saved = {x.value};
+  const Cost cost = matmul_cost(rows, out, in, x.dtype());
+  record.cost = record.backward_cost = cost;
+  if (parallel.cuts_rows()) record.cost.sent = sent(x.value, parallel, parallel.size());
+  const double whole = sent(x.value, parallel, 1);  // of what this rank holds
+  record.backward_cost.sent = parallel.cuts_rows() ? (trains ? 2 : 1) * whole * parallel.size() : 2 * whole;
+  record.backward = [&weight, bias, trains, cost, parallel](BackwardStep& step) {
+    const Tensor dy = std::move(step.output_gradient());
+    // The rows of x arrive while dx is computed, and the sum of dx runs beside the weight gradients.
+    Tensor x_all = trains ? step.saved(0) : Tensor();
+    std::optional<Gather> gather;
+    if (trains && parallel.cuts_rows()) {
+      gather.emplace(step.saved(0), parallel);
+      gather->start({0, step.saved(0).size(0)});
+    }
+    const auto w = step.pin(weight);
+    const auto product = [&](const Tensor& from, const Tensor& to) {
+      matmul(Transpose::no, Transpose::no, from, *w, to);
+    };
+    std::optional<SummedProduct<decltype(product)>> dx;
+    if (step.needs(0)) dx.emplace(dy, w->size(1), parallel, product);
+    if (gather) x_all = gather->take();
+    if (trains) step.weight_gradient(weight, cost, {x_all, dy}, add_weight_gradient);
+    if (bias)
+      step.weight_gradient(
+          *bias, {0, static_cast<double>(dy.bytes())}, {dy},
+          [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
+    if (dx) step.give(0, dx->finish());
+  };
+  return tape.record(std::move(record))[0];
+}
+
+Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorParallel& parallel) {
+  if (parallel.alone()) return linear(tape, x, weight);
+  const int64_t rows = x.size(0), in = x.size(1);
+  Record record{.name = "row_linear", .inputs = {x}, .parameters = {&weight}};
+  {
+    const auto w = tape.pin(weight);
+    check_product("row_linear", weight, *w, x.value);
+    const auto product = [&](const Tensor& from, const Tensor& to) {
+      matmul(Transpose::no, Transpose::yes, from, *w, to);
+    };
+    record.outputs = {SummedProduct<decltype(product)>(x.value, w->size(0), parallel, product).finish()};
+  }
+  const Tensor& y = record.outputs[0];
+  const bool trains = tape.context().store.trains(weight);
+  if (trains) record.saved = {x.value};
+  const Cost cost = matmul_cost(rows, y.size(1), in, x.dtype());
+  record.cost = record.backward_cost = cost;
+  const int64_t ranks = parallel.cuts_rows() ? parallel.size() : 1;
+  record.cost.sent = sent(y, parallel, parallel.cuts_rows() ? parallel.size() : 2);
+  if (parallel.cuts_rows()) record.backward_cost.sent = sent(y, parallel, parallel.size());
+  record.backward = [&weight, trains, cost, parallel, ranks, in](BackwardStep& step) {
+    Tensor dy = std::move(step.output_gradient());
+    {
+      const auto w = step.pin(weight);
+      const auto product = [&](const Tensor& from, const Tensor& to) {
+        matmul(Transpose::no, Transpose::no, from, *w, to);
+      };
+      if (ranks == 1) {
+        if (step.needs(0)) {
+          const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
+          product(dy, dx);
+          step.give(0, dx);
+        }
+      } else if (trains || parallel.splits == 1) {
+        // Both products need all rows of dy: they are gathered once.
+        dy = gathered(dy, parallel);
+        if (step.needs(0)) {
+          const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
+          product(dy, dx);
+          step.give(0, dx);
+        }
+      } else if (step.needs(0)) {
+        step.give(0, product_of_gathered(dy, in, parallel, product));
+      }
+    }
+    if (trains) step.weight_gradient(weight, cost, {step.saved(0), dy}, add_weight_gradient);
+  };
+  return tape.record(std::move(record))[0];
+}
+
+Var enter_product(Tape& tape, const Var& x, const TensorParallel& parallel) {
+  if (parallel.alone()) return x;
+  const bool cut = parallel.cuts_rows();
+  const double one = sent(x.value, parallel, cut ? parallel.size() : 2);
+  Cost forward, backward;
+  if (cut) forward.sent = one;
+  backward.sent = one;
+  return tape.record(
+      {.name = "enter_product",
+       .inputs = {x},
+       .outputs = {cut ? gathered(x.value, parallel) : x.value},
+       .cost = forward,
+       .backward_cost = backward,
+       .backward = [parallel, cut](BackwardStep& step) {
+         Tensor dy = std::move(step.output_gradient());
+         if (!cut) {
+           if (!dy.unique()) dy = copy_of(dy);
+           comm::all_reduce_sum_any(*parallel.group, dy.view({dy.elements()}));
+           return step.give(0, std::move(dy));
+         }
+         const Tensor dx = Tensor::empty(dy.device(), {dy.size(0) / parallel.size(), dy.size(1)}, dy.dtype());
+         comm::Reduction::scatter(*parallel.group, dy, dx).finish();
+         step.give(0, dx);
+       }})[0];
+}
+
+Var leave_product(Tape& tape, const Var& x, const TensorParallel& parallel) {
+  if (parallel.alone()) return x;
+  const bool cut = parallel.cuts_rows();
+  Cost forward, backward;
+  forward.sent = sent(x.value, parallel, cut ? 1 : 2);
+  if (cut) backward.sent = forward.sent;
+  Tensor y;
+  if (cut) {
+    CAPSTAN_ASSERT(x.size(0) % parallel.size() == 0, "rows of " + x.value.text() + " over the tensor ranks");
+    y = Tensor::empty(tape.device(), {x.size(0) / parallel.size(), x.size(1)}, x.dtype());
+    comm::Reduction::scatter(*parallel.group, x.value, y).finish();
+  } else {
+    y = copy_of(x.value);
+    comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}));
+  }
+  return tape.record({.name = "leave_product",
+                      .inputs = {x},
+                      .outputs = {y},
+                      .cost = forward,
+                      .backward_cost = backward,
+                      .backward = [parallel, cut](BackwardStep& step) {
+                        const Tensor& dy = step.output_gradient();
+                        step.give(0, cut ? gathered(dy, parallel) : dy);
+                      }})[0];
+}
+
+}  // namespace capstan::ops

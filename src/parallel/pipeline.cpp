@@ -1,0 +1,138 @@
+#include "parallel/pipeline.hpp"
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "base/error.hpp"
+#include "comm/exchange.hpp"
+
+namespace capstan::parallel {
+
+namespace {
+
+class Runner {
+ public:
+  Runner(const PipelineShape& shape, const PipelineLinks& links, PipelineWork& work)
+      : shape_(shape), links_(links), work_(work), rank_(links.stages ? links.stages->rank() : 0) {}
+
+  void run(const std::vector<ScheduleStep>& steps) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+      const ScheduleStep& step = steps[i];
+      const Tensor input = arrived(step);
+      if (links_.early_receive && i + 1 < steps.size()) ask(steps[i + 1]);
+      if (step.work == Work::weight) {
+        work_.weight(step.micro_batch, step.chunk);
+      } else {
+        const Tensor output = step.work == Work::forward ? work_.forward(step.micro_batch, step.chunk, input)
+                                                         : work_.backward(step.micro_batch, step.chunk, input);
+        hand_on(step, output);
+      }
+      while (!sent_.empty() && sent_.front().done()) sent_.pop_front();
+    }
+    for (comm::Exchange& exchange : sent_) exchange.wait();
+  }
+
+ private:
+  using Key = std::tuple<Work, int32_t, int32_t>;  // of the step that needs it
+  struct Incoming {
+    comm::Exchange exchange;
+    Tensor piece, whole;
+  };
+  struct Neighbour {
+    int64_t rank, chunk;
+  };
+
+  int64_t stage_of(int64_t chunk) const { return chunk * shape_.ranks + rank_; }
+  std::optional<Neighbour> at_stage(int64_t stage) const {
+    if (stage < 0 || stage >= shape_.ranks * shape_.chunks) return std::nullopt;
+    return Neighbour{stage % shape_.ranks, stage / shape_.ranks};
+  }
+  // Whose stream (or gradient) a step takes, and who takes its own.
+  std::optional<Neighbour> source(const ScheduleStep& step) const {
+    if (step.work == Work::weight) return std::nullopt;
+    return at_stage(stage_of(step.chunk) + (step.work == Work::forward ? -1 : 1));
+  }
+  std::optional<Neighbour> target(const ScheduleStep& step) const {
+    return at_stage(stage_of(step.chunk) + (step.work == Work::forward ? 1 : -1));
+  }
+  // Of the receiving step. Only as many at once as micro-batches under way: a tag may come again long after.
+  int tag(Work work, int64_t micro_batch, int64_t chunk) const {
+    return static_cast<int>((micro_batch * shape_.chunks + chunk) % 8192 * 2 + (work == Work::forward ? 0 : 1));
+  }
+  bool in_pieces(const Tensor& stream) const {
+    return !links_.tensor.alone() && !links_.tensor.sequence && stream.size(0) % links_.tensor.size() == 0;
+  }
+
+  void ask(const ScheduleStep& step) {
+    const auto from = source(step);
+    if (!from || from->rank == rank_) return;
+    const Key key{step.work, step.micro_batch, step.chunk};
+    if (incoming_.count(key)) return;
+    const Tensor whole = work_.boundary(step.micro_batch);
+    Tensor piece = whole;
+    if (in_pieces(whole))
+      piece = Tensor::empty(whole.device(), {whole.size(0) / links_.tensor.size(), whole.size(1)}, whole.dtype());
+    Incoming incoming{comm::Exchange(*links_.stages), piece, whole};
+    incoming.exchange.receive(piece, static_cast<int>(from->rank), tag(step.work, step.micro_batch, step.chunk));
+    incoming_.emplace(key, std::move(incoming));
+  }
+
+  Tensor arrived(const ScheduleStep& step) {
+    const auto from = source(step);
+    if (!from) return {};
+    const Key key{step.work, step.micro_batch, step.chunk};
+    if (from->rank == rank_) {  // several chunks on one rank
+      const auto found = own_.find(key);
+      CAPSTAN_ASSERT(found != own_.end(), "a pipeline step before what it needs");
+      Tensor stream = std::move(found->second);
+      own_.erase(found);
+      return stream;
+    }
+    ask(step);
+    const auto found = incoming_.find(key);
+    Incoming incoming = std::move(found->second);
+    incoming_.erase(found);
+    incoming.exchange.wait();
+    if (!in_pieces(incoming.whole)) return incoming.whole;
+    comm::Exchange gather(*links_.tensor.group);
+    gather.all_gather(incoming.piece, incoming.whole);
+    gather.wait();
+    return incoming.whole;
+  }
+
+  void hand_on(const ScheduleStep& step, const Tensor& stream) {
+    const auto to = target(step);
+    if (!to) return;
+    CAPSTAN_ASSERT(stream.defined(), "a pipeline stage that is not the last gave nothing");
+    if (to->rank == rank_) {
+      own_[{step.work, step.micro_batch, static_cast<int32_t>(to->chunk)}] = stream;
+      return;
+    }
+    Tensor piece = stream;
+    if (in_pieces(stream)) {
+      const int64_t rows = stream.size(0) / links_.tensor.size();
+      piece = stream.slice(0, links_.tensor.rank() * rows, rows);
+    }
+    sent_.emplace_back(*links_.stages);
+    sent_.back().send(piece, static_cast<int>(to->rank), tag(step.work, step.micro_batch, to->chunk));
+  }
+
+  const PipelineShape& shape_;
+  const PipelineLinks& links_;
+  PipelineWork& work_;
+  int64_t rank_;
+  std::map<Key, Incoming> incoming_;
+  std::map<Key, Tensor> own_;
+  std::deque<comm::Exchange> sent_;
+};
+
+}  // namespace
+
+void run_steps(const PipelineShape& shape, const std::vector<ScheduleStep>& steps, const PipelineLinks& links,
+               PipelineWork& work) {
+  Runner(shape, links, work).run(steps);
+}
+
+}  // namespace capstan::parallel

@@ -1,0 +1,44 @@
+// Whole tensors and their tensor-parallel shards, as host values: the plain arithmetic that parallel layers are held to.
+#pragma once
+
+#include <vector>
+
+#include "nn/initialise.hpp"
+#include "ops/parameter.hpp"
+
+namespace capstan::test {
+
+// Calls visit(index in the local shard, index in the global tensor, the run) for every element.
+template <class Visit>
+void for_each_element(const Parameter& parameter, Visit&& visit) {
+  const Shard& shard = parameter.shard();
+  const Shape &local = shard.shape, &global = parameter.spec().shape;
+  int64_t inner = 1, outer = 1;
+  for (int d = shard.dim + 1; d < local.rank(); ++d) inner *= local[d];
+  for (int d = 0; d < shard.dim; ++d) outer *= local[d];
+  for (int64_t o = 0; o < outer; ++o) {
+    int64_t slice = 0;
+    for (const ShardRun& run : shard.runs)
+      for (int64_t s = 0; s < run.count; ++s, ++slice)
+        for (int64_t i = 0; i < inner; ++i)
+          visit((o * local[shard.dim] + slice) * inner + i,
+                (o * global[shard.dim] + run.global + s) * inner + i, run);
+  }
+}
+
+inline std::vector<float> cut(const Parameter& parameter, const std::vector<float>& whole) {
+  std::vector<float> part(static_cast<size_t>(parameter.shape().elements()));
+  for_each_element(parameter, [&](int64_t local, int64_t global, const ShardRun&) {
+    part[static_cast<size_t>(local)] = whole[static_cast<size_t>(global)];
+  });
+  return part;
+}
+
+inline std::vector<float> initial_values(const ParamSpec& spec, uint64_t seed) {
+  ThreadPool pool(1);
+  std::vector<float> values(static_cast<size_t>(spec.shape.elements()));
+  nn::initialise(spec, seed, nn::Rectangle::whole(spec.shape), values, pool);
+  return values;
+}
+
+}  // namespace capstan::test
