@@ -10,16 +10,20 @@ namespace capstan::ops {
 
 // How queries and keys of different ranks meet.
 enum class ContextExchange : uint8_t {
-  p2p,         // keys and values go round a ring; the next ones are received while these are computed
-  all_gather,  // every rank gathers all keys and values
-  a2a,  // heads are exchanged for rows: each rank attends over whole sequences with its share of the heads
-  a2a_p2p,  // a2a within `inner`, a ring over `outer`
+  // Keys and values go round a ring; the next ones are received while these are computed.
+  p2p,
+  // Every rank gathers all keys and values.
+  all_gather,
+  // Heads are exchanged for rows: each rank attends over whole sequences with its share of the heads.
+  a2a,
+  // a2a within `inner`, a ring over `outer`.
+  a2a_p2p,
 };
 
 struct ContextParallel {
   ContextExchange exchange = ContextExchange::p2p;
-  comm::Communicator* group =
-      nullptr;  // all ranks that hold parts of the same sequences; null or one rank: not cut
+  // All ranks that hold parts of the same sequences; null or one rank: not cut.
+  comm::Communicator* group = nullptr;
   // a2a_p2p only: rank in group = rank in outer * inner's size + rank in inner. The ranks of `inner` are adjacent, so that their
   // chunks together are the chunks of one rank among outer's size (head_exchange.hpp).
   comm::Communicator* inner = nullptr;

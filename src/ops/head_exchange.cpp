@@ -8,6 +8,13 @@
 
 namespace capstan::ops {
 
+namespace {
+Tensor workspace(Device& device, const Shape& shape, DType type) {
+  OwnerScope scope(MemoryOwner::workspace);
+  return Tensor::empty(device, shape, type);
+}
+}  // namespace
+
 HeadExchange::HeadExchange(comm::Communicator* group, kernels::QkvLayout layout, int64_t batch, int64_t seq)
     : group_(group),
       all_(layout),
@@ -41,7 +48,7 @@ Tensor HeadExchange::part(const Tensor& parts, int64_t rank) const {
 }
 
 Tensor HeadExchange::exchange(const Tensor& parts) const {
-  const Tensor received = Tensor::empty(parts.device(), parts.shape(), parts.dtype());
+  const Tensor received = workspace(parts.device(), parts.shape(), parts.dtype());
   comm::Exchange transfer(*group_);
   transfer.all_to_all(parts, received);
   transfer.wait();
@@ -68,7 +75,7 @@ Tensor HeadExchange::heads_of(const Tensor& qkv) const {
   if (alone()) return qkv;
   const int64_t rows = qkv.size(0), d = all_.head_dim, width = mine_.row(),
                 queries = mine_.heads_per_group * d;
-  Tensor parts = Tensor::empty(qkv.device(), {ranks_ * rows, width}, qkv.dtype());
+  const Tensor parts = Tensor::empty(qkv.device(), {ranks_ * rows, width}, qkv.dtype());
   for (int64_t r = 0; r < ranks_; ++r) {
     const Tensor to = part(parts, r);
     if (!replicates()) {
@@ -88,7 +95,7 @@ Tensor HeadExchange::rows_of(const Tensor& dqkv, DType type) const {
   const int64_t rows = batch_ * seq_, d = all_.head_dim, width = mine_.row(),
                 queries = mine_.heads_per_group * d;
   Device& device = dqkv.device();
-  const Tensor parts = Tensor::empty(device, {ranks_ * rows, width}, dqkv.dtype());
+  const Tensor parts = workspace(device, {ranks_ * rows, width}, dqkv.dtype());
   reorder(parts, dqkv, true);
   const Tensor received = exchange(parts), all = Tensor::empty(device, {rows, all_.row()}, type);
   for (int64_t r = 0; r < ranks_; ++r) {
@@ -99,8 +106,8 @@ Tensor HeadExchange::rows_of(const Tensor& dqkv, DType type) const {
       copy_matrix(from.slice(1, 0, queries), all.slice(1, all_.query(r * mine_.heads_per_group), queries));
   }
   if (!replicates()) return all;
-  const Tensor copies = Tensor::empty(device, {copies_ * rows, 2 * d}, dqkv.dtype()),
-               sum = Tensor::empty(device, {rows, 2 * d}, type);
+  const Tensor copies = workspace(device, {copies_ * rows, 2 * d}, dqkv.dtype()),
+               sum = workspace(device, {rows, 2 * d}, type);
   for (int64_t g = 0; g < all_.groups; ++g) {
     for (int64_t c = 0; c < copies_; ++c)
       copy_matrix(part(received, g * copies_ + c).slice(1, queries, 2 * d), copies.slice(0, c * rows, rows));
@@ -113,7 +120,7 @@ Tensor HeadExchange::rows_of(const Tensor& dqkv, DType type) const {
 Tensor HeadExchange::rows_of_output(const Tensor& out) const {
   if (alone()) return out;
   const int64_t rows = batch_ * seq_, width = out.size(1);
-  Tensor parts = Tensor::empty(out.device(), out.shape(), out.dtype());
+  const Tensor parts = workspace(out.device(), out.shape(), out.dtype());
   reorder(parts, out, true);
   const Tensor received = exchange(parts),
                all = Tensor::empty(out.device(), {rows, ranks_ * width}, out.dtype());
@@ -124,7 +131,7 @@ Tensor HeadExchange::rows_of_output(const Tensor& out) const {
 Tensor HeadExchange::heads_of_output(const Tensor& dout) const {
   if (alone()) return dout;
   const int64_t rows = dout.size(0), width = dout.size(1) / ranks_;
-  Tensor parts = Tensor::empty(dout.device(), {ranks_ * rows, width}, dout.dtype());
+  const Tensor parts = Tensor::empty(dout.device(), {ranks_ * rows, width}, dout.dtype());
   for (int64_t r = 0; r < ranks_; ++r) copy_matrix(dout.slice(1, r * width, width), part(parts, r));
   const Tensor received = exchange(parts);
   reorder(received, parts, false);
@@ -134,7 +141,7 @@ Tensor HeadExchange::heads_of_output(const Tensor& dout) const {
 Tensor HeadExchange::gathered(const Tensor& per_row) const {
   if (alone() || !per_row.defined()) return per_row;
   const int64_t rows = batch_ * seq_;
-  const Tensor received = Tensor::empty(per_row.device(), {ranks_ * rows, 1}, per_row.dtype()),
+  const Tensor received = workspace(per_row.device(), {ranks_ * rows, 1}, per_row.dtype()),
                natural = Tensor::empty(per_row.device(), {ranks_ * rows, 1}, per_row.dtype());
   comm::Exchange transfer(*group_);
   transfer.all_gather(per_row, received);

@@ -26,13 +26,14 @@ class HeadExchange {
   int64_t first_head() const;                                 // the first of them among those before
   bool replicates() const { return copies_ > 1; }             // keys and values are on several ranks
 
-  // N = batch * seq rows here, M = ranks * N. Each is collective; what it sends is given as elements to each of the others.
-  Tensor heads_of(const Tensor& qkv) const;          // [N, row] -> [M, row of layout()]: N of that row
-  Tensor rows_of_output(const Tensor& out) const;    // [M, heads of layout()] -> [N, heads]: N of that row
-  Tensor heads_of_output(const Tensor& dout) const;  // the inverse, and as many
-  Tensor rows_of(const Tensor& dqkv,
-                 DType type) const;              // the gradient back: [M, row of layout()] -> [N, row]
-                                                 // of `type`; what replicas have is summed in rank order
+  // All are collective. N = batch * seq rows here, M = ranks * N; a rank sends N rows of the narrower matrix to each of the others.
+  Tensor heads_of(const Tensor& qkv) const;  // [N, row] -> [M, row of layout()]
+  Tensor rows_of_output(
+      const Tensor& out) const;  // [M, heads of layout() * head_dim] -> [N, heads * head_dim]
+  Tensor heads_of_output(const Tensor& dout) const;  // its inverse
+  // The gradient back: [M, row of layout()] -> [N, row] of `type`. What several ranks have for one group is summed in rank
+  // order, in fp32.
+  Tensor rows_of(const Tensor& dqkv, DType type) const;
   Tensor gathered(const Tensor& per_row) const;  // [N] -> [M]; undefined stays so
 
  private:

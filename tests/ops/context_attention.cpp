@@ -30,11 +30,13 @@ int me() {
   return world().rank();
 }
 
-// A group that counts the bytes which this rank sends to others.
+// A group that counts the bytes which this rank sends to others, and writes down what happens in which order: s: a send has
+// begun; w: a receive is waited for.
 class Counting final : public comm::Communicator {
  public:
   explicit Counting(comm::Communicator& group) : group_(group) {}
   int64_t sent = 0;
+  static inline std::string order;
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   const std::string& name() const override { return group_.name(); }
@@ -54,14 +56,23 @@ class Counting final : public comm::Communicator {
   }
   comm::WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
     sent += bytes;
+    order += 's';
     return group_.start_send(data, bytes, to, tag);
   }
   comm::WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) override {
-    return group_.start_receive(data, bytes, from, tag);
+    return std::make_unique<Received>(group_.start_receive(data, bytes, from, tag));
   }
   void barrier() override { group_.barrier(); }
 
  private:
+  struct Received final : comm::Work {
+    explicit Received(comm::WorkHandle inner_work) : inner(std::move(inner_work)) {}
+    void wait() override {
+      order += 'w';
+      inner->wait();
+    }
+    comm::WorkHandle inner;
+  };
   comm::Communicator& group_;
 };
 
@@ -252,10 +263,13 @@ void check_case(const Case& c, bool every_device) {
   }
 }
 
-// What the tape tells, in its order.
+// What the tape tells, in its order; B among a group's s and w: a block is computed.
 struct Recorder final : TapeObserver {
   std::vector<TapeEvent> events;
-  void observe(const TapeEvent& event) override { events.push_back(event); }
+  void observe(const TapeEvent& event) override {
+    events.push_back(event);
+    if (event.part && event.phase != 'C') Counting::order += 'B';
+  }
 };
 
 }  // namespace
@@ -291,18 +305,19 @@ TEST_CASE("a rank holds its chunk from the front and its chunk from the back") {
 
 TEST_CASE("every exchange equals the whole sequence: grouped, shared and single keys, odd sizes") {
   uint64_t seed = 10;
-  for (const DType type : {DType::f32, DType::bf16})
-    for (const int64_t chunk : {1, 7, 35})
-      for (const auto& [groups, per_group, d] :
-           {std::array<int64_t, 3>{3, 3, 20}, {1, 4, 9}, {1, 6, 5}, {2, 1, 5}, {2, 2, 8}, {4, 3, 16}})
-        check_case({.groups = groups,
-                    .per_group = per_group,
-                    .d = d,
-                    .batch = 1 + chunk % 3,
-                    .chunk = chunk,
-                    .type = type,
-                    .seed = seed++},
-                   false);
+  using Choice = std::pair<DType, int64_t>;
+  for (const auto& [type, chunk] :
+       {Choice{DType::f32, 1}, {DType::f32, 7}, {DType::f32, 35}, {DType::bf16, 10}})
+    for (const auto& [groups, per_group, d] :
+         {std::array<int64_t, 3>{3, 3, 20}, {1, 4, 9}, {1, 6, 5}, {2, 1, 5}, {2, 2, 8}, {4, 3, 16}})
+      check_case({.groups = groups,
+                  .per_group = per_group,
+                  .d = d,
+                  .batch = 1 + chunk % 3,
+                  .chunk = chunk,
+                  .type = type,
+                  .seed = seed++},
+                 false);
 }
 
 TEST_CASE(
@@ -312,6 +327,7 @@ TEST_CASE(
   for (const DType type : {DType::f32, DType::bf16})
     for (const float dropout : {0.0f, 0.3f})
       for (const bool documents : {false, true}) {
+        if (type == DType::bf16 && documents != (dropout > 0)) continue;
         Case c{.groups = n == 3 ? 3 : 2,
                .per_group = 2,
                .d = 12,
@@ -322,7 +338,7 @@ TEST_CASE(
                .type = type,
                .seed = seed++};
         check_case(c, true);
-        for (const int64_t window : {1, 4, 15, 40}) {
+        for (const int64_t window : {1, 4, 15}) {
           c.window = window;
           check_case(c, false);
         }
@@ -405,7 +421,18 @@ TEST_CASE_TEMPLATE("in a ring the next keys are on their way while a block is co
   const Case c{.groups = 1, .per_group = 2, .d = 8, .chunk = 20};
   const auto device = D::make(1);
   Recorder recorder;
+  Counting::order.clear();
   run(*device, c, Inputs(c), &ways()[0].context, Region::plain, &recorder);
+  std::string forward, backward;
+  for (int step = 0; step < ranks(); ++step) {
+    const bool last = step + 1 == ranks();
+    forward += last ? "B" : "sBw";
+    backward += last ? "B" : "sB";
+    if (step > 1) backward += 'w';  // the gradient that was sent a step ago has arrived beside this block
+    if (step > 0) backward += 's';
+    if (!last) backward += 'w';
+  }
+  CHECK(Counting::order == forward + backward + "w");
   const auto named = [&](char phase, const std::string& what) {
     std::vector<std::pair<double, double>> found;  // begin, end
     for (const TapeEvent& e : recorder.events)
@@ -414,7 +441,7 @@ TEST_CASE_TEMPLATE("in a ring the next keys are on their way while a block is co
     return found;
   };
   const auto n = static_cast<size_t>(ranks());
-  auto keys = named('C', "send keys");  // of the forward pass, then of the backward pass
+  const auto keys = named('C', "send keys");  // of the forward pass, then of the backward pass
   const auto gradients = named('C', "send gradients");
   REQUIRE(keys.size() == 2 * (n - 1));
   REQUIRE(gradients.size() == n - 1);
