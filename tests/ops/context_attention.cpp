@@ -71,6 +71,7 @@ class Counting final : public comm::Communicator {
       order += 'w';
       inner->wait();
     }
+    bool done() override { return inner->done(); }
     comm::WorkHandle inner;
   };
   comm::Communicator& group_;
