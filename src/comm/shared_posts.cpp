@@ -71,7 +71,8 @@ std::optional<Post> parse_line(std::string_view line) {
     const auto parts = split(group, ':');
     if (parts.size() != 3) continue;
     const auto first = parse_int(parts[1]), sequence = parse_int(parts[2]);
-    if (first && sequence) post.groups.push_back({std::string(parts[0]), static_cast<int>(*first), *sequence});
+    if (first && sequence)
+      post.groups.push_back({std::string(parts[0]), static_cast<int>(*first), *sequence});
   }
   return post;
 }
@@ -88,7 +89,8 @@ void SharedPosts::clear(const std::filesystem::path& directory) {
   std::filesystem::remove_all(directory, code);
   if (!code) std::filesystem::create_directories(directory, code);
   if (code)
-    fail(ErrorCode::io, "cannot make a place for the ranks' posts `" + directory.string() + "`: " + code.message());
+    fail(ErrorCode::io,
+         "cannot make a place for the ranks' posts `" + directory.string() + "`: " + code.message());
 }
 
 void SharedPosts::write(const std::vector<Post>& posts) noexcept {

@@ -7,6 +7,7 @@ namespace capstan::nn {
 SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Options& options)
     : options_(options),
       parallel_(parameters.parallel().tensor),
+      context_(parameters.parallel().context_of(place.layer)),
       layer_(static_cast<uint64_t>(place.layer)),
       qkv_(parameters, place.inside("linear_qkv"),
            {.in = options.hidden,
@@ -62,7 +63,8 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
     attention.dropout_key = dropout.key;
     attention.row_ids = dropout.row_ids;
     attention.document_start = context.document_start;
-    out = ops::attention(tape, qkv, attention);
+    out = context_.size() == 1 ? ops::attention(tape, qkv, attention)
+                               : ops::context_attention(tape, qkv, attention, context_);
   }
   qkv = {};
   return output_.forward_without_bias(tape, out);

@@ -41,6 +41,7 @@ class SelfAttention {
  private:
   Options options_;
   ops::TensorParallel parallel_;
+  ops::ContextParallel context_;
   uint64_t layer_;
   Linear qkv_, output_;
   std::optional<Norm> q_norm_, k_norm_;

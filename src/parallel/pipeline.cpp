@@ -25,8 +25,9 @@ class Runner {
       if (step.work == Work::weight) {
         work_.weight(step.micro_batch, step.chunk);
       } else {
-        const Tensor output = step.work == Work::forward ? work_.forward(step.micro_batch, step.chunk, input)
-                                                         : work_.backward(step.micro_batch, step.chunk, input);
+        const Tensor output = step.work == Work::forward
+                                  ? work_.forward(step.micro_batch, step.chunk, input)
+                                  : work_.backward(step.micro_batch, step.chunk, input);
         hand_on(step, output);
       }
       while (!sent_.empty() && sent_.front().done()) sent_.pop_front();
@@ -59,7 +60,8 @@ class Runner {
   }
   // Of the receiving step. Only as many at once as micro-batches under way: a tag may come again long after.
   int tag(Work work, int64_t micro_batch, int64_t chunk) const {
-    return static_cast<int>((micro_batch * shape_.chunks + chunk) % 8192 * 2 + (work == Work::forward ? 0 : 1));
+    return static_cast<int>((micro_batch * shape_.chunks + chunk) % 8192 * 2 +
+                            (work == Work::forward ? 0 : 1));
   }
   bool in_pieces(const Tensor& stream) const {
     return !links_.tensor.alone() && !links_.tensor.sequence && stream.size(0) % links_.tensor.size() == 0;
@@ -73,9 +75,11 @@ class Runner {
     const Tensor whole = work_.boundary(step.micro_batch);
     Tensor piece = whole;
     if (in_pieces(whole))
-      piece = Tensor::empty(whole.device(), {whole.size(0) / links_.tensor.size(), whole.size(1)}, whole.dtype());
+      piece =
+          Tensor::empty(whole.device(), {whole.size(0) / links_.tensor.size(), whole.size(1)}, whole.dtype());
     Incoming incoming{comm::Exchange(*links_.stages), piece, whole};
-    incoming.exchange.receive(piece, static_cast<int>(from->rank), tag(step.work, step.micro_batch, step.chunk));
+    incoming.exchange.receive(piece, static_cast<int>(from->rank),
+                              tag(step.work, step.micro_batch, step.chunk));
     incoming_.emplace(key, std::move(incoming));
   }
 

@@ -19,8 +19,9 @@ class PipelineWork {
 
 struct PipelineLinks {
   comm::Communicator* stages = nullptr;  // the ranks of the pipeline, in the order of the stages
-  ops::TensorParallel tensor;  // ranks that hold the same rows each send an equal run of them and gather what arrives
-  bool early_receive = true;   // what the next step needs is asked for before this one is computed
+  ops::TensorParallel
+      tensor;  // ranks that hold the same rows each send an equal run of them and gather what arrives
+  bool early_receive = true;  // what the next step needs is asked for before this one is computed
 };
 
 // A step sends as soon as it has computed; nobody waits for a send before the end. Bytes between two stages for each micro-batch

@@ -29,6 +29,9 @@ void check(const PipelineShape& s) {
     fail(ErrorCode::config, "a pipeline of " + std::to_string(s.ranks) + " ranks, " +
                                 std::to_string(s.chunks) + " chunks and " + std::to_string(s.micro_batches) +
                                 " micro-batches");
+  if (s.chunks > 1 && s.all_forward_first)
+    fail(ErrorCode::config, "all forward passes first: " + std::to_string(s.chunks) +
+                                " chunks on a rank are for interleaved schedules");
   if (s.chunks > 1 && s.group < s.ranks)
     fail(ErrorCode::config,
          "dist.microbatch_group_size_per_vp_stage=" + std::to_string(s.group) + " is below " +
@@ -56,7 +59,9 @@ Schedule make_schedule(const PipelineShape& shape) {
     auto& steps = schedule[static_cast<size_t>(rank)];
     steps.reserve(static_cast<size_t>(2 * total));
     const int64_t after = s.ranks - rank - 1;
-    const int64_t warm_up = std::min(total, s.chunks == 1 ? after : 2 * after + (s.chunks - 1) * s.group);
+    const int64_t warm_up =
+        s.all_forward_first ? total
+                            : std::min(total, s.chunks == 1 ? after : 2 * after + (s.chunks - 1) * s.group);
     int64_t forward = 0, backward = 0;
     const auto go_forward = [&] {
       const Place p = order[static_cast<size_t>(forward++)];

@@ -16,8 +16,9 @@ struct PipelineShape {
   int64_t ranks = 1;          // P
   int64_t chunks = 1;         // V: virtual stages of each rank
   int64_t micro_batches = 1;  // M
-  int64_t group =
-      1;  // micro-batches that pass through a chunk before the next chunk's turn; V > 1: at least P
+  // Micro-batches that pass through a chunk before the next chunk's turn; V > 1: at least P.
+  int64_t group = 1;
+  bool all_forward_first = false;  // GPipe: V = 1, every forward pass before the first backward pass
 };
 
 // `weight` is the part of the backward pass that gives the gradients of weights, where a schedule runs it apart; otherwise it
@@ -30,7 +31,7 @@ struct ScheduleStep {
 };
 using Schedule = std::vector<std::vector<ScheduleStep>>;  // by rank
 
-// V = 1: 1F1B (Narayanan et al. 2021; rank r begins with min(P - r - 1, M) forward passes, then one forward and one backward in
+// V = 1: GPipe (Huang et al. 2019), or 1F1B (Narayanan et al. 2021; rank r begins with min(P - r - 1, M) forward passes, then one forward and one backward in
 // turns). V > 1: interleaved, with 2 (P - r - 1) + (V - 1) group forward passes first, chunks taking turns after `group`
 // micro-batches. ErrorCode::config for sizes that are not positive, and for a group, the last one too, of fewer
 // than P micro-batches, which would wait for itself.

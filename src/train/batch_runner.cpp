@@ -14,8 +14,10 @@ BatchRunner::BatchRunner(const config::Config& config, const comm::Mesh& mesh, D
   shape_.ranks = mesh.size(comm::Axis::pp);
   shape_.chunks = static_cast<int64_t>(model.stages().size());
   shape_.group = d.microbatch_group_size_per_vp_stage.value_or(shape_.ranks);
+  shape_.all_forward_first = d.pipeline_schedule == config::PipelineSchedule::gpipe;
   links_.stages = &mesh.group("pp");
   links_.tensor = tensor_parallel(config, mesh);
+  cut_ = {mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)};
   links_.early_receive = config.comm_overlap.overlap_p2p_comm.value_or(true);
   dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0;
   stream_type_ = compute_type(config.mixed_precision);
@@ -59,9 +61,8 @@ const models::Batch& BatchRunner::batch(int64_t micro_batch) {
   while (loaded_ <= micro_batch) {
     enter(Phase::data);
     const data::MicroBatch& micro = (*source_)(loaded_);
-    batches_[loaded_++] = upload(context_.device, micro, timers_ && dropout_);
-    if (model_.stages().back().head)
-      for (const float weight : micro.loss_mask) sums_.tokens += static_cast<double>(weight);
+    batches_[loaded_++] = upload(context_.device, micro, timers_ && dropout_, cut_);
+    if (model_.stages().back().head) sums_.tokens += loss_tokens(micro, cut_);
   }
   return batches_.at(micro_batch);
 }

@@ -12,6 +12,7 @@
 #include "data/loader.hpp"
 #include "models/model.hpp"
 #include "parallel/pipeline.hpp"
+#include "train/setup.hpp"
 #include "train/timers.hpp"
 
 namespace capstan::train {
@@ -26,8 +27,8 @@ class BatchRunner final : private parallel::PipelineWork {
   // The m-th micro-batch, asked for once for each in rising order; the reference holds until the next is asked for.
   using Source = std::function<const data::MicroBatch&(int64_t)>;
 
-  BatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device, const models::Model& model,
-              ParamStore& store);
+  BatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device,
+              const models::Model& model, ParamStore& store);
 
   Sums train(int64_t micro_batches, const Source& source, StepTimers& timers, TapeObserver* observer);
   Sums evaluate(int64_t micro_batches, const Source& source);
@@ -50,6 +51,7 @@ class BatchRunner final : private parallel::PipelineWork {
   StepContext context_;
   parallel::PipelineShape shape_;
   parallel::PipelineLinks links_;
+  ContextCut cut_;
   bool dropout_;
   DType stream_type_;
   Tensor one_;  // fp32 [1]: the gradient of the summed loss

@@ -154,9 +154,33 @@ ops::TensorParallel tensor_parallel(const config::Config& config, const comm::Me
           overlap.tp_comm_overlap ? overlap.tp_comm_num_splits : 1};
 }
 
+namespace {
+ops::ContextExchange exchange_of(config::CpCommType type) {
+  switch (type) {
+    case config::CpCommType::p2p:
+      break;
+    case config::CpCommType::all_gather:
+      return ops::ContextExchange::all_gather;
+    case config::CpCommType::a2a:
+      return ops::ContextExchange::a2a;
+    case config::CpCommType::a2a_p2p:
+      return ops::ContextExchange::a2a_p2p;
+  }
+  return ops::ContextExchange::p2p;
+}
+}  // namespace
+
 models::Part part_of(const config::Config& config, const comm::Mesh& mesh) {
   models::Part part;
   part.parallel.tensor = tensor_parallel(config, mesh);
+  ops::ContextParallel& context = part.parallel.context;
+  context.group = &mesh.group("cp");
+  if (!config.dist.hierarchical_context_parallel_sizes.empty())
+    context.inner = &mesh.group("cp-inner"), context.outer = &mesh.group("cp-outer");
+  const auto& exchanges = config.dist.cp_comm_type;
+  if (exchanges.size() == 1) context.exchange = exchange_of(exchanges[0]);
+  if (exchanges.size() > 1)
+    for (const auto type : exchanges) part.parallel.exchange_of_layer.push_back(exchange_of(type));
   const auto stages = config::pipeline_stages(config);
   CAPSTAN_ASSERT(stages, "a pipeline split that the rules have let pass");
   int64_t layer = 0;
@@ -208,37 +232,58 @@ optim::Schedule make_schedule(const config::Config& config, bool decoupled) {
   return optim::Schedule(options);
 }
 
-models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids) {
-  const int64_t n = batch.rows * batch.sequence_length;
-  OwnerScope scope(MemoryOwner::data);
+std::vector<int64_t> ContextCut::positions(int64_t seq) const {
+  std::vector<int64_t> result;
+  for (const kernels::PositionRun& run : ops::context_rows(ranks, rank, seq).runs)
+    for (int64_t p = run.begin; p < run.end(); ++p) result.push_back(p);
+  return result;
+}
+
+double loss_tokens(const data::MicroBatch& batch, ContextCut cut) {
+  double sum = 0;
+  const auto positions = cut.positions(batch.sequence_length);
+  for (int64_t row = 0; row < batch.rows; ++row)
+    for (const int64_t p : positions)
+      sum += static_cast<double>(batch.loss_mask[static_cast<size_t>(row * batch.sequence_length + p)]);
+  return sum;
+}
+
+models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids, ContextCut cut) {
+  const int64_t seq = batch.sequence_length;
+  const std::vector<int64_t> here = cut.positions(seq);
   models::Batch result;
   result.batch = batch.rows;
-  result.seq = batch.sequence_length;
-  result.tokens = Tensor::from_host<int32_t>(device, {n}, batch.tokens);
-  result.labels = Tensor::from_host<int32_t>(device, {n}, batch.labels);
-  result.loss_mask = Tensor::from_host<float>(device, {n}, batch.loss_mask);
-  result.positions = Tensor::from_host<int32_t>(device, {n}, batch.position_ids);
+  result.seq = static_cast<int64_t>(here.size());
+  result.positions_end = seq;
+  const int64_t n = result.batch * result.seq;
+  OwnerScope scope(MemoryOwner::data);
+  // value_of(sequence, position in it), for every token of this rank.
+  const auto on_device = [&]<class T>(T, const auto& value_of) {
+    std::vector<T> values;
+    values.reserve(static_cast<size_t>(n));
+    for (int64_t row = 0; row < batch.rows; ++row)
+      for (const int64_t p : here) values.push_back(static_cast<T>(value_of(row, p)));
+    return Tensor::from_host<T>(device, {n}, std::span<const T>(values));
+  };
+  const auto of = [&](const auto& all) {
+    return [&all, seq](int64_t row, int64_t p) { return all[static_cast<size_t>(row * seq + p)]; };
+  };
+  result.tokens = on_device(int32_t{}, of(batch.tokens));
+  result.labels = on_device(int32_t{}, of(batch.labels));
+  result.loss_mask = on_device(float{}, of(batch.loss_mask));
+  result.positions = on_device(int32_t{}, of(batch.position_ids));
   const bool packed = std::any_of(batch.cu_seqlens.begin(), batch.cu_seqlens.end(),
                                   [](const auto& c) { return c.size() > 2; });
-  if (packed) {
-    std::vector<int32_t> starts(static_cast<size_t>(n));
-    for (int64_t row = 0; row < batch.rows; ++row) {
+  if (packed)
+    result.document_start = on_device(int32_t{}, [&](int64_t row, int64_t p) {
       const auto& bounds = batch.cu_seqlens[static_cast<size_t>(row)];
-      for (size_t d = 0; d + 1 < bounds.size(); ++d)
-        std::fill(starts.begin() + row * batch.sequence_length + bounds[d],
-                  starts.begin() + row * batch.sequence_length + bounds[d + 1], bounds[d]);
-    }
-    result.document_start = Tensor::from_host<int32_t>(device, {n}, starts);
-  }
-  if (row_ids) {
-    // (consumed-sample number, position in the sample): the same on every layout. 2^24 positions, 2^39 samples.
-    std::vector<int64_t> ids(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i)
-      ids[static_cast<size_t>(i)] =
-          static_cast<int64_t>(batch.sample_ids[static_cast<size_t>(i / batch.sequence_length)] << 24) +
-          i % batch.sequence_length;
-    result.row_ids = Tensor::from_host<int64_t>(device, {n}, ids);
-  }
+      return *(std::upper_bound(bounds.begin(), bounds.end(), static_cast<int32_t>(p)) - 1);
+    });
+  // (consumed-sample number, position in the sample): the same on every layout. 2^24 positions, 2^39 samples.
+  if (row_ids)
+    result.row_ids = on_device(int64_t{}, [&](int64_t row, int64_t p) {
+      return static_cast<int64_t>(batch.sample_ids[static_cast<size_t>(row)] << 24) + p;
+    });
   return result;
 }
 

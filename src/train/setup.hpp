@@ -43,8 +43,14 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world);
 // Iterations of the whole run.
 int64_t total_iterations(const config::Config& config);
 
-// A micro-batch on the device. row_ids only with dropout.
-models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids);
+// Which of each sequence's tokens a context-parallel rank holds: those of ops::context_rows().
+struct ContextCut {
+  int64_t ranks = 1, rank = 0;
+  std::vector<int64_t> positions(int64_t seq) const;
+};
+// A micro-batch on the device, or this rank's tokens of it. row_ids only with dropout.
+models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids, ContextCut cut = {});
+double loss_tokens(const data::MicroBatch& batch, ContextCut cut = {});  // with their loss weights
 
 // What one micro-batch costs and holds, found by running it on the meta device.
 struct StepEstimate {

@@ -52,18 +52,21 @@ TEST_CASE("who is to blame") {
   CHECK(judged({post(0, waiting, 11), post(1, waiting, 9)}).empty());
 
   const std::string lags = judged({post(0, waiting, 11), post(1, working, 12, Call::all_gather, 30)});
-  CHECK(has(lags, "rank 1 on host `h1` (process 101) lags at step 7, backward: it has been working after "
-                  "all_gather 30 of group `dp` (48 bytes) for 12.0 s"));
+  CHECK(has(lags,
+            "rank 1 on host `h1` (process 101) lags at step 7, backward: it has been working after "
+            "all_gather 30 of group `dp` (48 bytes) for 12.0 s"));
   CHECK(has(lags, "rank 0 waits for 11.0 s in all_gather 31 of group `dp` (48 bytes), step 7, backward"));
   // Among several the one that has been silent the longest, and a stopped process before all.
   CHECK(has(judged({post(0, waiting, 11), post(1, working, 12), post(2, working, 13)}), "rank 2 on host"));
   auto stopped = post(1, waiting, 11);
   stopped.stopped = true;
-  CHECK(has(judged({post(0, waiting, 20), stopped, post(2, working, 30)}), "rank 1 on host `h1` (process 101) is stopped"));
+  CHECK(has(judged({post(0, waiting, 20), stopped, post(2, working, 30)}),
+            "rank 1 on host `h1` (process 101) is stopped"));
 
   auto gone = post(2, working, 0.1);
   gone.gone = true;
-  CHECK(has(judged({post(0, waiting, 1), post(1, working, 1), gone}), "rank 2 on host `h2` (process 102) is gone at step 7"));
+  CHECK(has(judged({post(0, waiting, 1), post(1, working, 1), gone}),
+            "rank 2 on host `h2` (process 102) is gone at step 7"));
   gone.remote = true;
   CHECK(has(judged({post(0, waiting, 1), gone}), "gives no sign of life"));
   gone.doing = ended;
@@ -79,7 +82,8 @@ TEST_CASE("who is to blame") {
   CHECK(has(missing, "where rank 1 on host `h1` does not come: it is ended"));
   auto other = post(1, waiting, 12);
   other.bytes = 24;
-  CHECK(has(judged({post(0, waiting, 11), other}), "ranks disagree about collective 31 of group `dp`: rank 0"));
+  CHECK(
+      has(judged({post(0, waiting, 11), other}), "ranks disagree about collective 31 of group `dp`: rank 0"));
 }
 
 TEST_CASE("the board is shared memory; the first to claim tells") {
@@ -143,7 +147,8 @@ TEST_CASE("a post survives the way through a file; what is none is left out") {
 }
 
 TEST_CASE("hosts see each other through files: one that falls silent is told, once") {
-  const auto directory = std::filesystem::temp_directory_path() / ("capstan-hosts-" + std::to_string(::getpid()));
+  const auto directory =
+      std::filesystem::temp_directory_path() / ("capstan-hosts-" + std::to_string(::getpid()));
   SharedPosts::clear(directory);
   // Two hosts in one process: each has its board, its rank and its watchdog.
   struct Host {
@@ -154,8 +159,8 @@ TEST_CASE("hosts see each other through files: one that falls silent is told, on
     std::atomic<bool> left = false;
     Host(const std::filesystem::path& directory, int rank) {
       board->unlink();
-      poster = std::make_unique<Poster>(board, rank == 0 ? std::vector<int>{0, -1} : std::vector<int>{-1, 0}, rank,
-                                        "host" + std::to_string(rank));
+      poster = std::make_unique<Poster>(board, rank == 0 ? std::vector<int>{0, -1} : std::vector<int>{-1, 0},
+                                        rank, "host" + std::to_string(rank));
       watchdog = std::make_unique<Watchdog>(
           *board, 0,
           WatchOptions{0.4, [this](const Error& error) { told = error.what(); }, [this] { left = true; }});
@@ -193,8 +198,8 @@ TEST_CASE("hosts see each other through files: one that falls silent is told, on
 TEST_CASE("posting costs less than a microsecond a collective") {
   const std::shared_ptr<Board> board = Board::create(1, false);
   board->unlink();
-  const auto group = make_posting_communicator(make_self_communicator("one"),
-                                               std::make_shared<Poster>(board, std::vector<int>{0}, 0, "here"));
+  const auto group = make_posting_communicator(
+      make_self_communicator("one"), std::make_shared<Poster>(board, std::vector<int>{0}, 0, "here"));
   constexpr int kCalls = 20000;
   double best = 1;
   for (int repeat = 0; repeat < 5; ++repeat) {
@@ -241,8 +246,8 @@ TEST_CASE("late, lost, of another size: a world ends by itself and says why") {
   const auto run = [](const std::string& fault) {
     const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
     const std::string command =
-        "CAPSTAN_TEST_FAULT=" + fault + " timeout 60 mpirun -q -n 2 --oversubscribe --allow-run-as-root '" + self +
-        "' --no-skip --test-case='a rank at fault' --no-intro --minimal 2>&1 </dev/null";
+        "CAPSTAN_TEST_FAULT=" + fault + " timeout 60 mpirun -q -n 2 --oversubscribe --allow-run-as-root '" +
+        self + "' --no-skip --test-case='a rank at fault' --no-intro --minimal 2>&1 </dev/null";
     FILE* pipe = ::popen(command.c_str(), "r");
     REQUIRE(pipe);
     std::string text;
@@ -253,7 +258,8 @@ TEST_CASE("late, lost, of another size: a world ends by itself and says why") {
   };
   const auto errors = [](const std::string& text) {
     int count = 0;
-    for (size_t at = text.find("error: "); at != std::string::npos; at = text.find("error: ", at + 1)) ++count;
+    for (size_t at = text.find("error: "); at != std::string::npos; at = text.find("error: ", at + 1))
+      ++count;
     return count;
   };
   const auto [fine, nothing] = run("none");
@@ -264,7 +270,8 @@ TEST_CASE("late, lost, of another size: a world ends by itself and says why") {
   CHECK_MESSAGE(late == 4, of_late);
   CHECK_MESSAGE(errors(of_late) == 1, of_late);
   CHECK_MESSAGE(has(of_late, "rank 1 on host `"), of_late);
-  CHECK_MESSAGE(has(of_late, "lags at step 4, reduce: it has been working after all_to_all 5 of group `dp`"), of_late);
+  CHECK_MESSAGE(has(of_late, "lags at step 4, reduce: it has been working after all_to_all 5 of group `dp`"),
+                of_late);
   CHECK_MESSAGE(has(of_late, "rank 0 waits for "), of_late);
 
   const auto [lost, of_lost] = run("lost");

@@ -29,6 +29,20 @@ TEST_CASE("1F1B: every step once, the bubble and the live micro-batches of the f
     }
 }
 
+TEST_CASE("GPipe: the bubble of 1F1B, and every micro-batch held") {
+  for (int64_t ranks : {1, 2, 5, 64})
+    for (int64_t micro_batches : {1, 3, 64}) {
+      const PipelineShape shape{.ranks = ranks, .micro_batches = micro_batches, .all_forward_first = true};
+      const ScheduleRun run = simulate(shape, make_schedule(shape));
+      CHECK(run.problem.empty());
+      CHECK(run.ticks == 3 * (micro_batches + ranks - 1));
+      for (const int64_t live : run.live) CHECK(live == micro_batches);
+    }
+  CHECK_THROWS_AS(
+      make_schedule({.ranks = 2, .chunks = 2, .micro_batches = 4, .group = 2, .all_forward_first = true}),
+      Error);
+}
+
 TEST_CASE("interleaved: V chunks divide the bubble by V") {
   for (int64_t ranks : {2, 3, 4, 8, 64})
     for (int64_t chunks : {2, 3, 8})

@@ -49,7 +49,8 @@ void describe(Section<CommOverlapConfig>& s) {
   s.field("defer_embedding_wgrad_compute", &C::defer_embedding_wgrad_compute)
       .doc("compute the head's weight gradient in the pipeline's final bubble")
       .effect(Effect::perf)
-      .alias("model.defer_embedding_wgrad_compute");
+      .alias("model.defer_embedding_wgrad_compute")
+      .not_yet("a deferred weight gradient of the head");
   s.field("wgrad_deferral_limit", &C::wgrad_deferral_limit)
       .doc("micro-batches whose weight gradient is deferred; 0: all")
       .unit("micro-batches")

@@ -1,0 +1,102 @@
+// Schedules carried out by real ranks: what arrives is what the neighbour sent, whatever the order. Any number of ranks.
+#include "parallel/pipeline.hpp"
+
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "comm/world.hpp"
+#include "tests/support/devices.hpp"
+
+using namespace capstan;
+using namespace capstan::parallel;
+using namespace capstan::test;
+
+namespace {
+
+comm::World& world() {
+  static const std::unique_ptr<comm::World> joined = comm::World::join();
+  return *joined;
+}
+
+// A stage adds its number to the stream's first element, and takes its number from the gradient's: what arrives tells the way it came.
+class Counting final : public PipelineWork {
+ public:
+  Counting(Device& device, const PipelineShape& shape, int64_t rank, int64_t rows)
+      : device_(device), shape_(shape), rank_(rank), rows_(rows) {}
+  Tensor boundary(int64_t micro_batch) override { return Tensor::empty(device_, shape_of(micro_batch)); }
+  Tensor forward(int64_t m, int64_t chunk, const Tensor& stream) override {
+    const int64_t stage = chunk * shape_.ranks + rank_;
+    CHECK(stream.defined() == (stage > 0));
+    CHECK(held_.insert({m, chunk}).second);
+    most = std::max(most, static_cast<int64_t>(held_.size()));
+    if (stage > 0) check(stream, m, stage * (stage - 1) / 2);
+    return last(stage) ? Tensor() : numbers(m, stage * (stage + 1) / 2);
+  }
+  Tensor backward(int64_t m, int64_t chunk, const Tensor& gradient) override {
+    const int64_t stage = chunk * shape_.ranks + rank_;
+    CHECK(gradient.defined() == !last(stage));
+    CHECK(held_.erase({m, chunk}) == 1);
+    if (!last(stage)) check(gradient, m, -(stage + 1));
+    ++backwards;
+    return stage == 0 ? Tensor() : numbers(m, -stage);
+  }
+  void weight(int64_t, int64_t) override { CHECK(false); }
+  int64_t most = 0, backwards = 0;
+
+ private:
+  bool last(int64_t stage) const { return stage + 1 == shape_.ranks * shape_.chunks; }
+  Shape shape_of(int64_t m) const { return {rows_ + m % 3 * 6, 5}; }  // micro-batches of different lengths
+  Tensor numbers(int64_t m, int64_t first) {
+    std::vector<float> values(static_cast<size_t>(shape_of(m).elements()));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(first) + 100.0f * static_cast<float>(m) + 10000.0f * static_cast<float>(i);
+    return Tensor::from_host<float>(device_, shape_of(m), values);
+  }
+  void check(const Tensor& got, int64_t m, int64_t first) {
+    CHECK(got.shape() == shape_of(m));
+    CHECK(got.to_host<float>() == numbers(m, first).to_host<float>());
+  }
+  Device& device_;
+  const PipelineShape& shape_;
+  int64_t rank_, rows_;
+  std::set<std::pair<int64_t, int64_t>> held_;
+};
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("streams arrive in every schedule, and no more are held than it says", D, EVERY_DEVICE) {
+  comm::Communicator& stages = world().communicator();
+  const auto device = D::make(1);
+  const int64_t ranks = stages.size();
+  for (const int64_t micro_batches : {1, 2, 7, 12})
+    for (const int64_t chunks : {1, 2, 3})
+      for (const bool gpipe : {false, true})
+        for (const bool early : {false, true}) {
+          if (chunks > 1 && (gpipe || micro_batches % ranks != 0)) continue;
+          const PipelineShape shape{ranks, chunks, micro_batches, ranks, gpipe};
+          const Schedule schedule = make_schedule(shape);
+          const ScheduleRun plan = simulate(shape, schedule);
+          REQUIRE(plan.problem.empty());
+          Counting work(*device, shape, stages.rank(), 6);
+          const auto rank = static_cast<size_t>(stages.rank());
+          run_steps(shape, schedule[rank], {&stages, {}, early}, work);
+          CHECK(work.backwards == micro_batches * chunks);
+          CHECK(work.most == plan.live[rank]);
+        }
+}
+
+TEST_CASE_TEMPLATE("tensor ranks send a share each and gather what arrives", D, EVERY_DEVICE) {
+  comm::Communicator& all = world().communicator();
+  if (all.size() % 2 != 0) return;
+  const auto device = D::make(1);
+  const int64_t tensor_ranks = 2, ranks = all.size() / tensor_ranks;
+  const auto tensor = all.split(all.rank() / 2, all.rank(), "tp"), stages = all.split(all.rank() % 2, all.rank(), "pp");
+  for (const int64_t rows : {6, 7}) {  // 7 rows cannot be shared out: each sends all
+    const PipelineShape shape{.ranks = ranks, .micro_batches = 3};
+    Counting work(*device, shape, stages->rank(), rows);
+    run_steps(shape, make_schedule(shape)[static_cast<size_t>(stages->rank())],
+              {stages.get(), {tensor.get(), false, 1}, true}, work);
+    CHECK(work.backwards == 3);
+  }
+}
