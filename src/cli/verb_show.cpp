@@ -3,11 +3,13 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/grid_text.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
 #include "config/show.hpp"
 #include "parallel/schedule.hpp"
+#include "train/setup.hpp"
 
 namespace capstan::cli {
 
@@ -42,15 +44,24 @@ int run_show(Context& context) {
   static constexpr std::string_view kFormats[] = {"yaml", "json"};
   const std::string format = args.choice("format", kFormats, "yaml");
   if (args.count("origin") + args.count("minimal") + args.count("format") + args.count("json") +
-          args.count("schedule") >
+          args.count("schedule") + args.count("grid") >
       1)
-    fail(ErrorCode::usage, "--origin, --minimal, --format, --schedule and --json exclude each other");
+    fail(ErrorCode::usage, "--origin, --minimal, --format, --schedule, --grid and --json exclude each other");
+  const auto rank = args.integer("rank", 0);
+  if (rank && !args.has("grid"))
+    fail(ErrorCode::usage, "--rank R says whose place --grid shows", "add --grid");
 
   const config::Resolution resolution = require_recipe(context, recipe, ranks_argument(context));
   if (args.has("schedule")) {
     if (args.words().size() > 1)
       fail(ErrorCode::usage, "--schedule shows the whole pipeline and takes no PATH");
     put(pipeline_text(resolution.config));
+    return 0;
+  }
+  if (args.has("grid")) {
+    if (args.words().size() > 1) fail(ErrorCode::usage, "--grid shows the whole world and takes no PATH");
+    const int64_t world = resolution.config.dist.world_size;
+    put(grid_text(train::mesh_sizes(resolution.config, world), rank));
     return 0;
   }
   config::ShowOptions options;
@@ -88,6 +99,8 @@ const Verb kShow = {
                  {"show llama3-8b model.num_layers", "one value"},
                  {"show my.yaml --origin", "each leaf, and who said so"},
                  {"show llama3-70b --schedule", "the order of its pipeline's forward and backward passes"},
+                 {"show llama3-70b --ranks 1024 --grid", "which ranks work together"},
+                 {"show llama3-70b --ranks 1024 --grid --rank 777", "the place and the groups of one"},
                  {"show my.yaml --minimal", "only what differs from presets and defaults"}},
     .options = {{"origin", 0, "",
                  "each leaf with its origin: file:line:col, preset, <cli>:n, derived: formula"},
@@ -95,6 +108,8 @@ const Verb kShow = {
                 {"format", 0, "FORM", "yaml (default) or json: plain nested values"},
                 {"schedule", 0, "",
                  "the pipeline's schedule: its bubble, what each rank holds, and a picture"},
+                {"grid", 0, "", "the grids of ranks, dense and expert, and the groups that follow from them"},
+                {"rank", 0, "R", "with --grid: this rank's coordinates and groups"},
                 {"ranks", 0, "N", "the world size, instead of the recipe's"},
                 {"json", 0, "", "values, presets and origins as one JSON object"}},
     .details = "PATH is a section, a leaf or something inside one; aliases are known.\n",

@@ -140,7 +140,7 @@ std::optional<Error> judge(const std::vector<Post>& posts, double timeout) {
                 rank_text(*lagging) + (lagging->stopped ? " is stopped" : " lags") + " at " +
                     place_text(*lagging) + ": it has been " + state_text(*lagging) + " for " +
                     fixed(lagging->seconds, 1) + " s, and the others wait (resilience.timeout " +
-                    human_duration(timeout) + ")",
+                    fixed(timeout, 1) + " s)",
                 lagging->stopped ? "SIGSTOP, a debugger or a batch system has stopped it; " + resume
                                  : "a higher resilience.timeout where such a step is no fault; " + resume);
     add_others(error, posts, lagging->rank);
@@ -148,7 +148,7 @@ std::optional<Error> judge(const std::vector<Post>& posts, double timeout) {
   }
   if (!all_wait) return std::nullopt;
   if (auto error = mismatch(posts)) {
-    error->in("each has waited for resilience.timeout " + human_duration(timeout));
+    error->in("each has waited for resilience.timeout " + fixed(timeout, 1) + " s");
     return error;
   }
   const Post* missing = awaited(*waiter, posts);

@@ -174,3 +174,38 @@ TEST_CASE("a recipe for 1024 ranks is checked and shown in milliseconds") {
   CHECK(show < 0.030);
 }
 #endif
+
+TEST_CASE("show --grid: both grids and all groups, or a rank's place") {
+  const std::vector<std::string> layout = {
+      "show",      "llama3-8b",    "--ranks",   "16",         "dist.tp=2",    "dist.cp=2",
+      "dist.pp=2", "dist.sp=true", "dist.ep=4", "dist.etp=1", "train.gbs=64", "model.num_moe_experts=8",
+      "--grid"};
+  const auto with = [&](std::vector<std::string> more) {
+    auto all = layout;
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all);
+  };
+  const Finished whole = with({});
+  REQUIRE_MESSAGE(whole.code == 0, whole.err);
+  for (const char* part : {"16 ranks, order tp-cp-ep-dp-pp", "TP 2 x CP 2 x DP 2 x PP 2 = 16",
+                           "ETP 1 x EP 4 x EDP 2 x PP 2 = 16", "8 groups of 2",
+                           "[0,1] [2,3] [4,5] [6,7] [8,9] [10,11] [12,13] [14,15]",
+                           "[0,2,4,6] [1,3,5,7] [8,10,12,14] [9,11,13,15]", "[0-3,8-11] [4-7,12-15]"})
+    CHECK_MESSAGE(contains(whole.out, part), whole.out);
+  const Finished one = with({"--rank", "5"});
+  REQUIRE(one.code == 0);
+  for (const char* part : {"tp 1  cp 0  dp 1  pp 0", "etp 0  ep 1  edp 1  pp 0", "[1,3,5,7]", "2 of 4"})
+    CHECK_MESSAGE(contains(one.out, part), one.out);
+  CHECK(with({"--rank", "16"}).code == 2);
+  CHECK(run({"show", "llama3-8b", "--rank", "0"}).code == 2);
+  CHECK(run({"show", "llama3-8b", "--grid", "--minimal"}).code == 2);
+  // A large world: at once, and on few lines.
+  const Finished large = run({"show", "llama3-70b", "--ranks", "65536", "train.gbs=65536", "--grid"});
+  REQUIRE_MESSAGE(large.code == 0, large.err);
+  CHECK_MESSAGE(contains(large.out, "…"), large.out);
+  CHECK(large.seconds < 5);
+  CHECK(large.out.size() < 8000);
+  // A world that does not divide: check's own words.
+  CHECK(
+      contains(run({"show", "llama3-70b", "--ranks", "12", "--grid"}).err, "nearest legal dist.world_size"));
+}
