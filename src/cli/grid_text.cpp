@@ -65,7 +65,8 @@ std::vector<std::string> group_row(const comm::Mesh& mesh, int64_t world, const 
   if (!all) text += " … [" + members_text(mesh.members(name, world - 1)) + "]";
   if (stages > 2 && name == "embedding") text += ", the other stages alone";
   const int64_t count = world / stages;
-  return {name, std::to_string(count) + (count == 1 ? " group of " : " groups of ") + std::to_string(size), text};
+  return {name, std::to_string(count) + (count == 1 ? " group of " : " groups of ") + std::to_string(size),
+          text};
 }
 
 std::string product_text(const comm::Grid& grid, bool experts) {
@@ -111,9 +112,10 @@ std::string grid_text(const comm::MeshSizes& sizes, std::optional<int64_t> rank)
     }
     const Members members = mesh.members(name, *rank);
     const auto place = std::find(members.begin(), members.end(), *rank) - members.begin();
-    groups.add({name, members.size() == 1 ? "alone"
-                                          : std::to_string(place) + " of " + std::to_string(members.size()),
-                members.size() == 1 ? "" : "[" + members_text(members) + "]"});
+    groups.add(
+        {name,
+         members.size() == 1 ? "alone" : std::to_string(place) + " of " + std::to_string(members.size()),
+         members.size() == 1 ? "" : "[" + members_text(members) + "]"});
   }
   return text + grids.text() + "\n" + groups.text();
 }

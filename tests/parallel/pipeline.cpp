@@ -50,7 +50,8 @@ class Counting final : public PipelineWork {
   Tensor numbers(int64_t m, int64_t first) {
     std::vector<float> values(static_cast<size_t>(shape_of(m).elements()));
     for (size_t i = 0; i < values.size(); ++i)
-      values[i] = static_cast<float>(first) + 100.0f * static_cast<float>(m) + 10000.0f * static_cast<float>(i);
+      values[i] =
+          static_cast<float>(first) + 100.0f * static_cast<float>(m) + 10000.0f * static_cast<float>(i);
     return Tensor::from_host<float>(device_, shape_of(m), values);
   }
   void check(const Tensor& got, int64_t m, int64_t first) {
@@ -91,7 +92,8 @@ TEST_CASE_TEMPLATE("tensor ranks send a share each and gather what arrives", D, 
   if (all.size() % 2 != 0) return;
   const auto device = D::make(1);
   const int64_t tensor_ranks = 2, ranks = all.size() / tensor_ranks;
-  const auto tensor = all.split(all.rank() / 2, all.rank(), "tp"), stages = all.split(all.rank() % 2, all.rank(), "pp");
+  const auto tensor = all.split(all.rank() / 2, all.rank(), "tp"),
+             stages = all.split(all.rank() % 2, all.rank(), "pp");
   for (const int64_t rows : {6, 7}) {  // 7 rows cannot be shared out: each sends all
     const PipelineShape shape{.ranks = ranks, .micro_batches = 3};
     Counting work(*device, shape, stages->rank(), rows);
