@@ -178,7 +178,9 @@ int launch_ranks(const Context& context, int64_t ranks) {
     return report(*failure, context.command, {context.messages, context.color_err});
   }
   if (code < 128) return code;
-  say("error: a rank was ended by signal " + std::to_string(code - 128) + "; mpirun has ended the others\n");
+  const std::string signal = "signal " + std::to_string(code - 128);
+  say(WIFSIGNALED(status) ? "error: mpirun was ended by " + signal + ", and the ranks with it\n"
+                          : "error: a rank was ended by " + signal + "; mpirun has ended the others\n");
   return exit_code_of(ErrorCode::rank_failure);
 }
 
