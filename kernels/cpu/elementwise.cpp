@@ -229,13 +229,29 @@ void sum(Context& c, In x, int64_t n, double* out, bool accumulate) {
   });
 }
 
+// In double throughout: how a sum over all parameters is divided into ranges and ranks then shows in its last bits only, far
+// below those of the fp32 factor that clips gradients.
 void sum_of_squares(Context& c, In x, int64_t n, double* out, bool accumulate) {
+  using Half = hn::Half<DF>;
+  using Wide = hn::Rebind<double, Half>;
   by_type({x}, [&](auto type) HWY_ATTR {
     const auto a = array_of<decltype(type)>(x);
-    reduce(c, n, out, accumulate, [&](int64_t i, int64_t k, VF s) HWY_ATTR {
-      const VF v = k == kStep ? a.at(i) : a.part(i, k);
-      return hn::MulAdd(v, v, s);
+    const int64_t blocks = blocks_of(n, kBlock);
+    auto* partial = c.scratch_of<double>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1)));
+    parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      auto lower = hn::Zero(Wide()), upper = lower;
+      for (int64_t i = begin; i < end; i += kStep) {
+        const VF v = i + kStep <= end ? a.at(i) : a.part(i, end - i);
+        const auto low = hn::PromoteTo(Wide(), hn::LowerHalf(v)),
+                   high = hn::PromoteTo(Wide(), hn::UpperHalf(Half(), v));
+        lower = hn::MulAdd(low, low, lower);
+        upper = hn::MulAdd(high, high, upper);
+      }
+      partial[begin / kBlock] = hn::GetLane(hn::SumOfLanes(Wide(), hn::Add(lower, upper)));
     });
+    double total = accumulate ? *out : 0;
+    for (int64_t b = 0; b < blocks; ++b) total += partial[b];
+    *out = total;
   });
 }
 

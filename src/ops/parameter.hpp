@@ -54,6 +54,10 @@ class Parameter {
   Shard shard_;
 };
 
+// Uses of parameters on one tape, with the regions that it runs again, whose weight gradients have not run yet; by
+// Parameter::index().
+using UsesLeft = std::vector<int>;
+
 // Resolves parameters for one tape step and owns where their gradients go. Implementations may gather, cast, dequantise
 // or unpack in acquire() and drop the result in release(): an operation never keeps the tensor.
 class ParamStore {
@@ -63,6 +67,10 @@ class ParamStore {
   // The local shard in the compute type, contiguous, valid until the matching release(). Calls nest.
   virtual Tensor acquire(const Parameter& parameter) = 0;
   virtual void release(const Parameter& parameter) = 0;
+  // By the tape: which way through the model's list parameters are acquired from now on. A region that runs again goes
+  // forward within the backward pass.
+  enum class Travel : uint8_t { forward, backward };
+  virtual void travel(Travel) {}
 
   virtual bool trains(const Parameter& parameter) const = 0;
   // fp32, shape of the local shard; weight gradients are accumulated straight into it.
@@ -72,10 +80,14 @@ class ParamStore {
   // parameter has been accumulated; gradient_ready() is then called once.
   void begin_step(int parameters);
   void begin_last_micro_batch() { last_micro_batch_ = true; }
-  void note_use(const Parameter& parameter);              // by the tape, once for each use in a forward pass
-  void note_weight_gradient(const Parameter& parameter);  // by the tape, after the use's weight gradient
+  // By the tape, once for each use in a forward pass, and after the use's weight gradient.
+  void note_use(const Parameter& parameter, UsesLeft& tape);
+  void note_weight_gradient(const Parameter& parameter, UsesLeft& tape);
 
  protected:
+  // The last weight gradient of this parameter on one tape has been accumulated, in whichever micro-batch; `left` is what the
+  // tape still has to do. Nobody holds a gradient tensor at that moment. Before gradient_ready().
+  virtual void tape_gradient_done(const Parameter&, const UsesLeft& left) { static_cast<void>(left); }
   virtual void gradient_ready(const Parameter&) {}
 
  private:

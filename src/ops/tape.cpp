@@ -40,15 +40,19 @@ void ParamStore::begin_step(int parameters) {
   outstanding_.assign(static_cast<size_t>(parameters), 0);
   last_micro_batch_ = false;
 }
-void ParamStore::note_use(const Parameter& parameter) {
+void ParamStore::note_use(const Parameter& parameter, UsesLeft& tape) {
   const auto index = static_cast<size_t>(parameter.index());
   if (outstanding_.size() <= index) outstanding_.resize(index + 1, 0);
+  if (tape.size() <= index) tape.resize(index + 1, 0);
   ++outstanding_[index];
+  ++tape[index];
 }
-void ParamStore::note_weight_gradient(const Parameter& parameter) {
-  int& count = outstanding_[static_cast<size_t>(parameter.index())];
-  CAPSTAN_ASSERT(count > 0, "a weight gradient of `" + parameter.name() + "` without a use");
-  if (--count == 0 && last_micro_batch_) gradient_ready(parameter);
+void ParamStore::note_weight_gradient(const Parameter& parameter, UsesLeft& tape) {
+  const auto index = static_cast<size_t>(parameter.index());
+  CAPSTAN_ASSERT(index < tape.size() && tape[index] > 0,
+                 "a weight gradient of `" + parameter.name() + "` without a use");
+  if (--tape[index] == 0) tape_gradient_done(parameter, tape);
+  if (--outstanding_[index] == 0 && last_micro_batch_) gradient_ready(parameter);
 }
 
 TracedPart::TracedPart(StepContext& context, char phase, std::string name) : context_(context) {
@@ -93,6 +97,7 @@ void BackwardStep::weight_gradient(const Parameter& parameter, Cost cost, std::v
 
 Tape::Tape(StepContext& context, Mode mode) : context_(context), mode_(mode) {
   if (context.observer) last_mark_ = now_seconds();
+  context.store.travel(ParamStore::Travel::forward);
 }
 
 Var Tape::input(const std::string& name, Tensor value, bool needs_gradient) {
@@ -135,7 +140,7 @@ std::vector<Var> Tape::record(Record record) {
     trains = true;
     // The first pass of a recomputed region counts its uses, so that no gradient is taken for ready before the region has
     // run again; the second pass must not count them twice.
-    if (mode_ == Mode::train && !repeated_) context_.store.note_use(*parameter);
+    if (mode_ == Mode::train && !repeated_) context_.store.note_use(*parameter, *uses_left_);
   }
   if (context_.observer) {
     context_.observer->values('F', record.name, record.parameters, record.outputs);
@@ -197,7 +202,7 @@ void Tape::run_weight_step(WeightStep& step) {
     inner_seconds_ += last_mark_ - started;
   }
   step.tensors.clear();
-  context_.store.note_weight_gradient(*step.parameter);
+  context_.store.note_weight_gradient(*step.parameter, *uses_left_);
 }
 
 void Tape::run_weight_gradients() {
@@ -223,6 +228,7 @@ void Tape::backward(const std::map<std::string, Tensor>& output_gradients, Backw
 
 void Tape::run_backward(BackwardOptions options) {
   delay_weights_ = options.delay_weight_gradients;
+  context_.store.travel(ParamStore::Travel::backward);
   while (!entries_.empty()) {
     const size_t index = entries_.size() - 1;
     Entry& entry = entries_[index];
@@ -272,6 +278,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
     Tape first(context_, mode_);
     first.suspended_ = true;
     first.repeated_ = repeated_;
+    first.uses_left_ = uses_left_;
     first.choices_ = choices;
     first.next_choice_ = first_choice;
     std::vector<Var> plain;
@@ -302,6 +309,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
     const double started = start_observing(context_);
     Tape again(context_, Mode::train);
     again.repeated_ = true;
+    again.uses_left_ = uses_left_;
     again.choices_ = choices;
     again.next_choice_ = first_choice;
     std::vector<Var> arguments;

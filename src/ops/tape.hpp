@@ -19,6 +19,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,7 +37,7 @@ struct Cost {
 
 // One executed piece of a step, for traces, the memory table and the planner.
 struct TapeEvent {
-  char phase;  // 'F', 'B' or 'W'; 'C': a transfer between ranks
+  char phase;  // 'F', 'B' or 'W'; 'C': a transfer between ranks, or its start, or the wait for it
   std::string name;
   std::vector<Shape> shapes;  // inputs, then outputs (F); gradients (B, W)
   Cost cost;
@@ -210,6 +211,7 @@ class Tape {
   std::vector<Entry> entries_;
   std::vector<Tensor> gradients_;  // by slot
   std::vector<WeightStep> weight_steps_;
+  std::shared_ptr<UsesLeft> uses_left_ = std::make_shared<UsesLeft>();  // shared with regions that run again
   std::map<std::string, Var> inputs_, outputs_;
   std::map<std::string, Tensor> input_gradients_;
   std::vector<std::pair<int, Tensor>> side_losses_;

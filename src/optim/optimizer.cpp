@@ -113,6 +113,7 @@ double GradientNorm::sum_of_squares(const std::vector<FlatBuffer>& buffers) {
   bool first = true;
   for (const FlatBuffer& buffer : buffers)
     for (const FlatBuffer::Range& range : buffer.ranges) {
+      if (!range.counted) continue;
       launch(device, device.table().elementwise->sum_of_squares, part(buffer.gradients, range), range.count,
              result_, !first);
       first = false;

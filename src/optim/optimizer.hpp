@@ -18,6 +18,7 @@ struct FlatBuffer {
     int64_t begin = 0, count = 0;  // elements
     bool weight_decay = true;
     bool decoupled_lr = false;  // embedding and head
+    bool counted = true;  // in the gradient norm here: of ranks with the same elements only one counts them
   };
   Tensor main;                // fp32 [n]
   Tensor gradients;           // fp32 [n]
@@ -51,7 +52,7 @@ class Optimizer {
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
                                  std::vector<FlatBuffer> buffers);
 
-// Square root of the sum of squares of all gradients in the buffers' ranges, in double; the caller adds up over ranks.
+// Sums of squares of the gradients in the buffers' counted ranges, in double; the caller adds up over ranks.
 class GradientNorm {
  public:
   explicit GradientNorm(Device& device);

@@ -1,101 +1,316 @@
 #include "parallel/flat_store.hpp"
 
-#include "base/checked.hpp"
-#include "comm/reduce.hpp"
-#include "kernels/table.hpp"
-#include "tensor/launch.hpp"
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.hpp"
 
 namespace capstan::parallel {
 
+using config::ShardingStrategy;
+
 namespace {
-constexpr int64_t kAlignment = 64;  // elements: a cache line of any type, and an even cut over ranks
+bool whole_on_tensor_ranks(const Parameter& parameter) {
+  return parameter.spec().sharding.axis != MeshAxis::tensor;
 }
+}  // namespace
 
 FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters,
-                     comm::Communicator& data_parallel, const Options& options)
-    : device_(device), data_parallel_(data_parallel), options_(options) {
-  placements_.resize(parameters.size());
-  for (size_t i = parameters.size(); i-- > 0;) {
-    const Parameter& parameter = *parameters[i];
-    CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
-                   "parameters are indexed by their place in the list");
-    const int64_t count = parameter.shape().elements();
-    if (buckets_.empty() || buckets_.back().elements >= options.bucket_elements) buckets_.emplace_back();
-    Bucket& bucket = buckets_.back();
-    placements_[i] = {&parameter, buckets_.size() - 1, bucket.elements};
-    bucket.elements += round_up(count, kAlignment);
-    bucket.parameters.push_back(&parameter);
-    elements_ += count;
+                     const StoreGroups& groups, const Options& options)
+    : device_(device),
+      parameters_(parameters),
+      groups_(groups),
+      options_(options),
+      shards_(ranks_of(groups.shard)),
+      replicas_(ranks_of(groups.replica)),
+      cuts_state_(options.sharding != ShardingStrategy::no_shard && shards_ > 1),
+      cuts_gradients_(cuts_state_ && options.sharding != ShardingStrategy::optim),
+      cuts_parameters_(cuts_state_ && options.sharding == ShardingStrategy::optim_grads_params),
+      cuts_over_replicas_(options.sharding != ShardingStrategy::no_shard && options.shard_over_replicas &&
+                          replicas_ > 1) {
+  layout_ =
+      plan_buckets(parameters, {.bucket_elements = options.bucket_elements,
+                                .cuts = shards_ * replicas_,
+                                .by_block = cuts_parameters_,
+                                .trains = [&options](const Parameter& parameter) {
+                                  return options.gradients && (!options.trains || options.trains(parameter));
+                                }});
+  block_buckets_.resize(layout_.blocks.size());
+  pins_.assign(layout_.blocks.size(), 0);
+  for (const BucketPlan& plan : layout_.buckets) make_bucket(plan);
+  make_pieces();
+}
+
+FlatRange FlatStore::slice_of(const BucketPlan& plan) const {
+  const int64_t count = plan.elements / shards_;
+  return {rank_in(groups_.shard) * count, count};
+}
+
+void FlatStore::make_bucket(const BucketPlan& plan) {
+  Bucket bucket;
+  bucket.plan = &plan;
+  const FlatRange mine = slice_of(plan), all{0, plan.elements};
+  bucket.held = cuts_parameters_ ? mine : all;
+  bucket.owned = plan.trains && cuts_state_ ? mine : bucket.held;
+  if (plan.trains && cuts_over_replicas_) {
+    const int64_t count = bucket.owned.count / replicas_;
+    bucket.owned = {bucket.owned.begin + rank_in(groups_.replica) * count, count};
   }
-  const bool copies = options.compute != DType::f32;
-  for (Bucket& bucket : buckets_) {
-    bucket.elements = round_up(bucket.elements, kAlignment * data_parallel.size());
-    if (!copies || options.gradients) {
-      OwnerScope scope(copies ? MemoryOwner::main_parameters : MemoryOwner::parameters);
-      bucket.main = Tensor::zeros(device, {bucket.elements});
+  {
+    OwnerScope scope(MemoryOwner::parameters);
+    bucket.values = Tensor::zeros(device_, {bucket.held.count}, options_.compute);
+  }
+  if (options_.compute == DType::f32) {
+    bucket.main = owned_values(bucket);
+  } else if (plan.trains) {
+    OwnerScope scope(MemoryOwner::main_parameters);
+    bucket.main = Tensor::zeros(device_, {bucket.owned.count});
+  }
+  if (plan.trains) {
+    OwnerScope scope(MemoryOwner::gradients);
+    (cuts_gradients_ ? bucket.sum : bucket.gradients) =
+        Tensor::zeros(device_, {cuts_gradients_ ? mine.count : all.count});
+    bucket.buffer = buffers_++;
+    for (size_t i = 0; i < plan.parameters.size(); ++i) {
+      const Parameter& parameter = *plan.parameters[i];
+      if (parameter.spec().partial_over_tensor)
+        bucket.partial.push_back({plan.begins[i], parameter.shape().elements()});
+      for (size_t r = 0; r < parameter.shard().runs.size(); ++r)
+        if (parameter.shard().runs[r].replicas > 1)
+          for (const FlatRange& range : elements_of_run(parameter.shard(), r))
+            bucket.replicated.push_back({plan.begins[i] + range.begin, range.count});
     }
-    if (copies) {
-      OwnerScope scope(MemoryOwner::parameters);
-      bucket.model = Tensor::zeros(device, {bucket.elements}, options.compute);
-    }
-    if (options.gradients) {
-      OwnerScope scope(MemoryOwner::gradients);
-      bucket.gradients = Tensor::zeros(device, {bucket.elements});
-    }
+    bucket.waiting = static_cast<int>(plan.parameters.size());
+  }
+  block_buckets_[plan.block].push_back(buckets_.size());
+  buckets_.push_back(std::move(bucket));
+}
+
+void FlatStore::make_pieces() {
+  for (const auto& parameter : parameters_) {
+    const auto& [index, begin] = layout_.places[static_cast<size_t>(parameter->index())];
+    const Bucket& bucket = buckets_[index];
+    const FlatRange here = intersection({begin, parameter->shape().elements()}, bucket.owned);
+    if (here.count == 0) continue;
+    Piece piece{parameter.get(), {here.begin - begin, here.count}, {}, {}, bucket.buffer, 0};
+    piece.begin = here.begin - bucket.owned.begin;
+    piece.values = (bucket.main.defined() ? bucket.main : owned_values(bucket))
+                       .flat_range(piece.begin, here.count, {here.count});
+    // The ranks that hold the same elements share the work of writing them.
+    int64_t holders = 1, place = 0;
+    const auto held_alike = [&](const comm::Communicator* group) {
+      holders *= ranks_of(group);
+      place = place * ranks_of(group) + rank_in(group);
+    };
+    if (!(bucket.plan->trains ? cuts_state_ : cuts_parameters_)) held_alike(groups_.shard);
+    if (!(bucket.plan->trains && cuts_over_replicas_)) held_alike(groups_.replica);
+    if (whole_on_tensor_ranks(*parameter)) held_alike(groups_.tensor);
+    piece.write = parameter->spec().tied == ParamSpec::Tied::copy
+                      ? FlatRange{piece.range.begin, 0}
+                      : share_of(piece.range, place, holders, parameter->index());
+    pieces_.push_back(std::move(piece));
   }
 }
+
+Tensor FlatStore::part(const Piece& piece, const FlatRange& part, const std::vector<Tensor>& buffers) {
+  return buffers[static_cast<size_t>(piece.buffer)].flat_range(piece.begin + part.begin - piece.range.begin,
+                                                               part.count, {part.count});
+}
+
+double FlatStore::clock() const {
+  if (!observer_) return 0;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+void FlatStore::note(const std::string& what, int64_t bytes, double started) const {
+  if (!observer_) return;
+  const double now = clock();
+  observer_->observe({.phase = 'C',
+                      .name = what,
+                      .cost = {.sent = static_cast<double>(bytes)},
+                      .part = true,
+                      .seconds = started > 0 ? now - started : 0,
+                      .end = now});
+}
+
+// ---- views -----------------------------------------------------------------------------------------------------------
 
 Tensor FlatStore::view(const Tensor& flat, const Parameter& parameter) const {
   const Shape& shape = parameter.shape();
-  return flat.flat_range(placement(parameter).begin, shape.elements(), shape);
+  return flat.flat_range(layout_.places[static_cast<size_t>(parameter.index())].begin, shape.elements(),
+                         shape);
 }
-Tensor FlatStore::acquire(const Parameter& parameter) {
-  const Bucket& bucket = buckets_[placement(parameter).bucket];
-  return view(bucket.model.defined() ? bucket.model : bucket.main, parameter);
+Tensor FlatStore::owned_values(const Bucket& bucket) const {
+  return bucket.values.flat_range(bucket.owned.begin - bucket.held.begin, bucket.owned.count,
+                                  {bucket.owned.count});
 }
-Tensor FlatStore::gradient(const Parameter& parameter) {
-  return view(buckets_[placement(parameter).bucket].gradients, parameter);
-}
-Tensor FlatStore::main(const Parameter& parameter) const {
-  const Tensor& flat = buckets_[placement(parameter).bucket].main;
-  return flat.defined() ? view(flat, parameter) : Tensor();
-}
-Tensor FlatStore::part(const Parameter& parameter, const std::vector<Tensor>& buckets) const {
-  return view(buckets[placement(parameter).bucket], parameter);
-}
-
-void FlatStore::zero_gradients() {
-  for (Bucket& bucket : buckets_)
-    launch(device_, device_.table().elementwise->fill, bucket.gradients, 0.0f, bucket.elements);
-}
-
-void FlatStore::reduce_gradients() {
-  for (Bucket& bucket : buckets_) comm::all_reduce_sum(data_parallel_, bucket.gradients);
-}
-
-void FlatStore::refresh_model() {
-  for (Bucket& bucket : buckets_)
-    if (bucket.model.defined())
-      launch(device_, device_.table().elementwise->cast, bucket.main, bucket.model, bucket.elements);
+Tensor FlatStore::owned_gradients(const Bucket& bucket) const {
+  const Tensor& flat = cuts_gradients_ ? bucket.sum : bucket.gradients;
+  const int64_t begin = cuts_gradients_ ? slice_of(*bucket.plan).begin : 0;
+  return flat.flat_range(bucket.owned.begin - begin, bucket.owned.count, {bucket.owned.count});
 }
 
 std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
   std::vector<optim::FlatBuffer> buffers;
   for (const Bucket& bucket : buckets_) {
-    optim::FlatBuffer buffer{bucket.main, bucket.gradients, bucket.model, {}};
-    for (const Parameter* parameter : bucket.parameters) {
-      const ParamSpec& spec = parameter->spec();
-      optim::FlatBuffer::Range range{
-          placement(*parameter).begin, parameter->shape().elements(), !spec.no_weight_decay,
-          spec.name.ends_with("word_embeddings.weight") || spec.name.ends_with("output_layer.weight")};
+    if (!bucket.plan->trains) continue;
+    optim::FlatBuffer buffer{bucket.main, owned_gradients(bucket), {}, {}};
+    if (options_.compute != DType::f32) buffer.model = owned_values(bucket);
+    for (size_t i = 0; i < bucket.plan->parameters.size(); ++i) {
+      const Parameter& parameter = *bucket.plan->parameters[i];
+      const ParamSpec& spec = parameter.spec();
+      optim::FlatBuffer::Range range;
+      range.weight_decay = !spec.no_weight_decay;
+      range.decoupled_lr =
+          spec.name.ends_with("word_embeddings.weight") || spec.name.ends_with("output_layer.weight");
       const bool qk_norm = spec.name.find(".q_layernorm.") != std::string::npos ||
                            spec.name.find(".k_layernorm.") != std::string::npos;
       if (options_.decay_qk_norm && qk_norm) range.weight_decay = true;
-      buffer.ranges.push_back(range);
+      const bool counts = spec.tied != ParamSpec::Tied::copy &&
+                          !(whole_on_tensor_ranks(parameter) && rank_in(groups_.tensor) > 0);
+      const auto add = [&](const FlatRange& elements, bool owned) {
+        const FlatRange here =
+            intersection({bucket.plan->begins[i] + elements.begin, elements.count}, bucket.owned);
+        range.begin = here.begin - bucket.owned.begin, range.count = here.count;
+        range.counted = counts && owned;
+        if (here.count > 0) buffer.ranges.push_back(range);
+      };
+      const Shard& shard = parameter.shard();
+      if (std::all_of(shard.runs.begin(), shard.runs.end(),
+                      [](const ShardRun& run) { return run.owned(); })) {
+        add({0, parameter.shape().elements()}, true);
+        continue;
+      }
+      for (size_t r = 0; r < shard.runs.size(); ++r)
+        for (const FlatRange& elements : elements_of_run(shard, r)) add(elements, shard.runs[r].owned());
     }
+    std::sort(buffer.ranges.begin(), buffer.ranges.end(),
+              [](const auto& a, const auto& b) { return a.begin < b.begin; });
     buffers.push_back(std::move(buffer));
   }
   return buffers;
+}
+
+// ---- parameters ------------------------------------------------------------------------------------------------------
+
+Tensor FlatStore::acquire(const Parameter& parameter) {
+  const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
+  Bucket& bucket = buckets_[index];
+  if (!cuts_parameters_) {
+    finish_gather(index);
+    return view(bucket.values, parameter);
+  }
+  const auto block = static_cast<int>(bucket.plan->block);
+  ++pins_[bucket.plan->block];
+  if (block != current_ || turned_) enter(block);
+  return view(bucket.whole, parameter);
+}
+
+void FlatStore::release(const Parameter& parameter) {
+  if (!cuts_parameters_) return;
+  const auto block = static_cast<int>(bucket_of(parameter).plan->block);
+  if (--pins_[static_cast<size_t>(block)] == 0 && block != current_ && block != beside_) drop(block);
+}
+
+void FlatStore::travel(Travel direction) {
+  travel_ = direction;
+  turned_ = true;
+}
+
+// This block is used from here on, or in another direction: it is whole on return, and the next one in the direction of travel
+// is on its way. At the end of the list the one before stays, which the way back begins with.
+void FlatStore::enter(int block) {
+  const int before = block == current_ ? beside_ : current_, last = static_cast<int>(pins_.size()) - 1;
+  const int next = block + (travel_ == Travel::forward ? 1 : -1);
+  const bool on_the_way = turned_ || block - before == 1 || before - block == 1;
+  current_ = block;
+  turned_ = false;
+  beside_ = -1;
+  if (options_.overlap_param_gather) beside_ = on_the_way && next >= 0 && next <= last ? next : before;
+  for (int other = 0; other <= last; ++other)
+    if (other != current_ && other != beside_ && pins_[static_cast<size_t>(other)] == 0) drop(other);
+  start_gather(block);
+  for (const size_t bucket : block_buckets_[static_cast<size_t>(block)]) finish_gather(bucket);
+  if (beside_ >= 0 && beside_ == next) start_gather(beside_);
+}
+
+void FlatStore::start_gather(int block) {
+  int64_t bytes = 0;
+  bool started = false;
+  for (const size_t index : block_buckets_[static_cast<size_t>(block)]) {
+    Bucket& bucket = buckets_[index];
+    if (bucket.whole.defined()) continue;
+    OwnerScope scope(MemoryOwner::parameters);
+    bucket.whole = Tensor::empty(device_, {bucket.plan->elements}, options_.compute);
+    bucket.gather.emplace(*groups_.shard);
+    bucket.gather->all_gather(bucket.values, bucket.whole);
+    bytes += bucket.whole.bytes();
+    started = true;
+  }
+  if (started) note("start gather " + layout_.blocks[static_cast<size_t>(block)], bytes);
+}
+
+void FlatStore::finish_gather(size_t index) {
+  Bucket& bucket = buckets_[index];
+  if (!bucket.gather) return;
+  const double started = clock();
+  bucket.gather->wait();
+  bucket.gather.reset();
+  note("wait gather " +
+           (cuts_parameters_ ? layout_.blocks[bucket.plan->block] : "bucket " + std::to_string(index)),
+       bucket.plan->elements * size_of(options_.compute), started);
+}
+
+void FlatStore::drop(int block) {
+  for (const size_t index : block_buckets_[static_cast<size_t>(block)]) {
+    Bucket& bucket = buckets_[index];
+    finish_gather(index);
+    CAPSTAN_ASSERT(
+        !bucket.whole.defined() || bucket.whole.unique(),
+        "somebody keeps a gathered parameter of `" + layout_.blocks[static_cast<size_t>(block)] + "`");
+    bucket.whole = Tensor();
+  }
+}
+
+void FlatStore::share_values(bool wait) {
+  if (cuts_parameters_) {
+    for (size_t block = 0; block < pins_.size(); ++block) {
+      CAPSTAN_ASSERT(pins_[block] == 0, "parameters change while an operation uses them");
+      drop(static_cast<int>(block));
+    }
+    current_ = beside_ = -1;
+    turned_ = true;
+  }
+  before_load();
+  // The forward pass uses the last bucket first.
+  for (size_t index = buckets_.size(); index-- > 0;) {
+    Bucket& bucket = buckets_[index];
+    if (!bucket.plan->trains) continue;
+    const FlatRange mine = cuts_state_ ? slice_of(*bucket.plan) : FlatRange{0, bucket.plan->elements};
+    if (cuts_over_replicas_)
+      comm::all_gather_slices(*groups_.replica, bucket.values.flat_range(mine.begin - bucket.held.begin,
+                                                                         mine.count, {mine.count}));
+    if (!cuts_state_ || cuts_parameters_) continue;
+    bucket.gather.emplace(*groups_.shard);
+    bucket.gather->all_gather(bucket.values.flat_range(mine.begin, mine.count, {mine.count}), bucket.values);
+    note("start gather bucket " + std::to_string(index), bucket.values.bytes());
+    if (wait) finish_gather(index);
+  }
+  if (cuts_parameters_ && !wait) start_gather(0);
+}
+
+void FlatStore::after_update() {
+  share_values(!options_.overlap_param_gather);
+}
+
+void FlatStore::before_load() {
+  for (size_t index = 0; index < buckets_.size(); ++index) finish_gather(index);
+}
+
+void FlatStore::after_load() {
+  if (options_.compute != DType::f32)
+    for (const Bucket& bucket : buckets_)
+      if (bucket.main.defined()) cast(bucket.main, owned_values(bucket));
+  share_values(true);
 }
 
 }  // namespace capstan::parallel

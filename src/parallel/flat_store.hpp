@@ -1,74 +1,217 @@
-// Parameters, gradients and main copies in flat buckets, replicated over the data-parallel group.
+// Parameters, gradients and main copies in flat buckets (bucket.hpp), replicated or cut over the data-parallel ranks.
 //
-// A bucket holds whole parameters, in the order in which their gradients become ready (last layer first), each aligned to
-// 64 elements, and is padded to a multiple of 64 x group size, so that it can be cut evenly over the ranks. In fp32 the main
-// parameters are what the model computes with: there is no second copy. Gradients are fp32 sums over micro-batches, and
-// after reduce_gradients() over ranks; dividing by the token count is the optimizer's business.
+// With S ranks in the group `shard`, R in `replica`, b elements in a bucket, P bytes an element of the compute type, a rank
+// holds of a bucket that trains, in bytes:
+//
+//                         parameters        main copies *   gradients          moments (Adam)
+//   no_shard              P b               4 b             4 b                8 b
+//   optim                 P b               4 b / S         4 b                8 b / S
+//   optim_grads           P b               4 b / S         4 b / S  + open    8 b / S
+//   optim_grads_params    P b / S + whole   4 b / S         4 b / S  + open    8 b / S
+//
+//   *      none in fp32: the model computes with the main parameters.
+//   whole  P b of the block that computes and, with overlap_param_gather, of the one that is gathered ahead.
+//   open   4 b of the bucket whose weight gradients run and, with overlap_grad_reduce, of the one that is exchanged.
+//   With shard_over_replicas main copies and moments are 1 / (S R) of b.
+//
+// It sends, in a step of M micro-batches, G bytes an element of the gradients (4, or 2 when they travel in bf16):
+//
+//   no_shard 2 G b (S-1)/S · optim (G + P) b (S-1)/S · optim_grads (M G + P) b (S-1)/S
+//   optim_grads_params (M G + P x gathers) b (S-1)/S, where a step gathers every bucket once for each forward and each backward
+//   pass; with overlap_param_gather the two blocks at which a pass turns round are still there, from the second pass on.
+//   Over `replica` beside that: 2 G b/S (R-1)/R, or with shard_over_replicas (G + P) b/S (R-1)/R.
+//
+// Gradients are fp32 sums over micro-batches, then over ranks in rank order (comm/reduce.hpp): first those of partial_over_tensor
+// and of replicated runs, then over `shard`, then `replica`, then tied ones over `embedding`. Dividing by the token count is the
+// optimizer's business. Every rank of a group calls the same methods in the same order; all communicate but the views.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "comm/reduce.hpp"
+#include "config/sections/common.hpp"
 #include "ops/parameter.hpp"
+#include "ops/tape.hpp"
 #include "optim/optimizer.hpp"
+#include "parallel/bucket.hpp"
 
 namespace capstan::parallel {
+
+// A group that may be null: one rank.
+inline int64_t ranks_of(const comm::Communicator* group) {
+  return group ? group->size() : 1;
+}
+inline int64_t rank_in(const comm::Communicator* group) {
+  return group ? group->rank() : 0;
+}
+
+// The ranks that a store works with; null or alone: none.
+struct StoreGroups {
+  comm::Communicator* shard =
+      nullptr;  // data-parallel ranks (dp-cp) of one instance: buckets are cut over it
+  comm::Communicator* replica = nullptr;  // the same place in every instance of the optimizer (HSDP)
+  comm::Communicator* tensor = nullptr;   // gradients of ParamSpec::partial_over_tensor are summed over it
+  comm::Communicator* kv_replicas =
+      nullptr;  // ranks that share the replicated runs of a Shard: their gradients are summed
+  comm::Communicator* embedding = nullptr;  // places of a tied parameter on different stages: summed
+  comm::Communicator* model = nullptr;      // tp-pp: sums over all parameters
+};
 
 class FlatStore final : public ParamStore {
  public:
   struct Options {
     DType compute = DType::f32;
+    DType reduce = DType::f32;  // in which gradients travel: f32, or bf16
+    config::ShardingStrategy sharding =
+        config::ShardingStrategy::no_shard;  // without effect in a group of one
+    bool shard_over_replicas =
+        false;  // outer_dp_sharding_strategy optim: main copies and moments are cut over replicas too
+    bool overlap_grad_reduce = false;   // a bucket is exchanged while the backward pass goes on
+    bool overlap_param_gather = false;  // parameters are gathered while the forward pass goes on
     int64_t bucket_elements = 40'000'000;
-    bool decay_qk_norm = false;  // keep weight decay on query and key norms
-    bool gradients = true;       // false: evaluation and generation
-  };
-  // Where a parameter lies. Local shapes are the global ones here; sharded stores differ.
-  struct Placement {
-    const Parameter* parameter;
-    size_t bucket;
-    int64_t begin;  // elements from the start of the bucket
+    bool decay_qk_norm = false;                    // keep weight decay on query and key norms
+    bool gradients = true;                         // false: evaluation and generation; nothing trains
+    std::function<bool(const Parameter&)> trains;  // null: all parameters
   };
 
-  FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters,
-            comm::Communicator& data_parallel, const Options& options);
+  FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, const StoreGroups& groups,
+            const Options& options);
+  // Waits for what travels.
+  ~FlatStore() override = default;
 
-  // ParamStore
+  // ParamStore. With optim_grads_params acquire() gathers the block of the parameter; at most two blocks are whole.
   Tensor acquire(const Parameter& parameter) override;
-  void release(const Parameter&) override {}
-  bool trains(const Parameter&) const override { return options_.gradients; }
+  void release(const Parameter& parameter) override;
+  void travel(Travel direction) override;
+  bool trains(const Parameter& parameter) const override { return bucket_of(parameter).plan->trains; }
   Tensor gradient(const Parameter& parameter) override;
 
-  void zero_gradients();
-  void reduce_gradients();  // sums over the data-parallel group
-  void refresh_model();     // model copies from main parameters (no-op in fp32)
+  void zero_gradients();    // before a step's first micro-batch
+  void finish_gradients();  // after its last: then flat_buffers() hold the sums over all ranks
+  void after_update();  // the optimizer has changed the main parameters: they go to who computes with them
+  // Around setting the values of pieces() from outside.
+  void before_load();
+  void after_load();
 
-  const std::vector<Placement>& placements() const { return placements_; }  // in the model's order
-  Tensor main(const Parameter& parameter)
-      const;  // fp32, the parameter's shape; undefined where only the model copy exists
-  // A view of one parameter's part of a flat tensor that was made in a bucket's shape (optimizer state).
-  Tensor part(const Parameter& parameter, const std::vector<Tensor>& buckets) const;
+  // What the optimizer of this rank updates, one for each bucket that trains.
   std::vector<optim::FlatBuffer> flat_buffers() const;
-  int64_t elements() const { return elements_; }  // parameters, without padding
+  // Sums what each rank has from the `counted` ranges of its buffers: the same bits on every rank of `shard`, `replica` and
+  // `model`.
+  void sum_over_owners(std::span<double> values);
+
+  // A part of a parameter that this rank holds for good: what is initialised, checked, saved and loaded.
+  struct Piece {
+    const Parameter* parameter;
+    FlatRange range;  // elements of the local shard (Parameter::shape(), row-major)
+    Tensor
+        values;  // [range.count]: fp32 main parameters, or where there are none what the model computes with
+    FlatRange
+        write;  // the part of `range` that this rank writes to a checkpoint; of replicated runs (Shard) only those owned
+    int buffer = -1;    // index in flat_buffers(), -1: does not train
+    int64_t begin = 0;  // in that buffer
+  };
+  const std::vector<Piece>& pieces() const { return pieces_; }  // in the model's order
+  // The elements `part` of a piece's shard, within tensors made in the buffers' shapes (optimizer state).
+  static Tensor part(const Piece& piece, const FlatRange& part, const std::vector<Tensor>& buffers);
+  std::span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
+  const StoreGroups& groups() const { return groups_; }
+  int64_t elements() const { return layout_.elements; }  // parameters of this rank's model, without padding
+
+  // Sees starts and waits of collectives as events 'C': "start reduce bucket 0", "wait gather layer 3". Null: nobody.
+  void observe(TapeObserver* observer) { observer_ = observer; }
+  // Sees a bucket's gradients of this rank alone, before they leave it. Null: nobody.
+  void watch_gradients(std::function<void(const Tensor&)> watch) { watch_ = std::move(watch); }
+
+ protected:
+  void tape_gradient_done(const Parameter& parameter, const UsesLeft& left) override;
+  void gradient_ready(const Parameter& parameter) override;
 
  private:
   struct Bucket {
-    int64_t elements = 0;  // padded
-    Tensor main, model, gradients;
-    std::vector<const Parameter*> parameters;
+    const BucketPlan* plan;
+    int buffer = -1;  // index in flat_buffers()
+    FlatRange held;   // elements of `values`: all, or this rank's slice of `shard` (optim_grads_params)
+    FlatRange owned;  // this rank's part of main copies and moments
+    Tensor values;    // compute type [held.count]
+    Tensor main;      // fp32 [owned.count]; a view of `values` in fp32
+    Tensor whole;     // optim_grads_params: gathered
+    Tensor
+        gradients;  // fp32, the bucket; where gradients are cut: while weight gradients of a micro-batch run
+    Tensor sum;     // where gradients are cut: fp32, this rank's slice
+    std::vector<FlatRange> partial, replicated;  // to be summed over `tensor`, over `kv_replicas`
+    int waiting = 0;                             // parameters whose gradients are not ready yet
+    bool reduced =
+        false;  // its exchange of this step was started; where gradients are cut: `sum` holds something
+    std::optional<comm::Exchange> gather;           // of values or whole, under way
+    std::optional<comm::Exchange> gradient_gather;  // of the gradients' sum, under way
+    Tensor travelling;                              // what it gathers, where that is not fp32
   };
-  const Placement& placement(const Parameter& parameter) const {
-    return placements_[static_cast<size_t>(parameter.index())];
+  struct UnderWay {  // a reduction over `shard`
+    size_t bucket;
+    Tensor gradients, travelling,
+        sum;  // fp32; what is sent, and this rank's slice of the sum in the same type
+    comm::Reduction reduction;
+  };
+  Bucket& bucket_of(const Parameter& parameter) {
+    return buckets_[layout_.places[static_cast<size_t>(parameter.index())].bucket];
+  }
+  const Bucket& bucket_of(const Parameter& parameter) const {
+    return buckets_[layout_.places[static_cast<size_t>(parameter.index())].bucket];
   }
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
+  FlatRange slice_of(const BucketPlan& plan) const;  // this rank's of `shard`
+  Tensor owned_values(const Bucket& bucket) const;
+  Tensor owned_gradients(const Bucket& bucket) const;
+  void make_bucket(const BucketPlan& plan);
+  void make_pieces();
+  // The event that `what` has happened to a collective; `started` on the host's clock, 0: now.
+  void note(const std::string& what, int64_t bytes, double started = 0) const;
+  double clock() const;  // 0 where nobody observes
+
+  // flat_store.cpp: parameters
+  void share_values(bool wait);
+  void finish_gather(size_t bucket);
+  void enter(int block);
+  void start_gather(int block);
+  void drop(int block);
+
+  // gradients.cpp
+  void start_reduce(size_t bucket);
+  void finish_reduce();
+  void finish_bucket(Bucket& bucket);
+  void sum_over_replicas(const Tensor& slice);
+  void start_gradient_gather(Bucket& bucket);
+  void finish_gradient_gather(Bucket& bucket);
+  void cast(const Tensor& from, const Tensor& to);
+  void sum_ranges(comm::Communicator* group, const Tensor& flat, const std::vector<FlatRange>& ranges);
 
   Device& device_;
-  comm::Communicator& data_parallel_;
+  std::span<const std::unique_ptr<Parameter>> parameters_;
+  StoreGroups groups_;
   Options options_;
+  int64_t shards_, replicas_;                           // ranks
+  bool cuts_state_, cuts_gradients_, cuts_parameters_;  // over `shard`
+  bool cuts_over_replicas_;                             // main copies and moments
+  int buffers_ = 0;
+  BucketLayout layout_;
   std::vector<Bucket> buckets_;
-  std::vector<Placement> placements_;
-  int64_t elements_ = 0;
+  std::vector<Piece> pieces_;
+  std::optional<UnderWay> under_way_;
+  TapeObserver* observer_ = nullptr;
+  std::function<void(const Tensor&)> watch_;
+
+  // optim_grads_params: the block that was acquired last, and the one that is kept or gathered beside it.
+  std::vector<std::vector<size_t>> block_buckets_;
+  std::vector<int> pins_;  // by block
+  int current_ = -1, beside_ = -1;
+  Travel travel_ = Travel::forward;
+  bool turned_ = true;  // the tape has said where it goes since the last block was entered
 };
 
 }  // namespace capstan::parallel

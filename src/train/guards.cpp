@@ -6,7 +6,6 @@
 #include <cstdio>
 
 #include "base/text.hpp"
-#include "checkpoint/hash.hpp"
 
 namespace capstan::train {
 
@@ -89,30 +88,26 @@ void FiniteCheck::values(char phase, const std::string& name, std::span<const Pa
   }
 }
 
-std::string first_bad_parameter(const parallel::FlatStore& store) {
-  for (const auto& placement : store.placements())
-    if (!all_finite(store.main(*placement.parameter))) return placement.parameter->name();
-  return {};
+const Parameter* first_bad_parameter(const parallel::FlatStore& store) {
+  for (const auto& piece : store.pieces())
+    if (!all_finite(piece.values)) return piece.parameter;
+  return nullptr;
 }
 
-std::string first_bad_gradient(parallel::FlatStore& store) {
-  const auto& all = store.placements();
-  for (auto placement = all.rbegin(); placement != all.rend(); ++placement)
-    if (!all_finite(store.gradient(*placement->parameter))) return placement->parameter->name();
-  return {};
+const Parameter* first_bad_gradient(const parallel::FlatStore& store) {
+  std::vector<Tensor> gradients;
+  for (const auto& buffer : store.flat_buffers()) gradients.push_back(buffer.gradients);
+  const auto& pieces = store.pieces();
+  for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece)
+    if (piece->buffer >= 0 && !all_finite(parallel::FlatStore::part(*piece, piece->range, gradients)))
+      return piece->parameter;
+  return nullptr;
 }
 
-std::string fingerprint(parallel::FlatStore& store, const std::vector<Tensor>& losses) {
-  checkpoint::Hasher hasher;
-  std::vector<std::byte> bytes;
-  const auto take = [&](const Tensor& tensor) {
-    bytes.resize(static_cast<size_t>(tensor.bytes()));
-    tensor.copy_to_host_bytes(tensor.dtype(), bytes);
-    hasher.update(bytes);
-  };
-  for (const Tensor& loss : losses) take(loss);
-  for (const auto& placement : store.placements()) take(store.gradient(*placement.parameter));
-  return hasher.finish().whole;
+void Fingerprint::take(const Tensor& tensor) {
+  bytes_.resize(static_cast<size_t>(tensor.bytes()));
+  tensor.copy_to_host_bytes(tensor.dtype(), bytes_);
+  hasher_.update(bytes_);
 }
 
 }  // namespace capstan::train

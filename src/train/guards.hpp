@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/hash.hpp"
 #include "comm/communicator.hpp"
 #include "config/config.hpp"
 #include "ops/tape.hpp"
@@ -49,11 +50,20 @@ class FiniteCheck final : public TapeObserver {
 
 bool all_finite(const Tensor& tensor);
 
-// The first parameter that is not finite, and the first gradient in the order of the backward pass; empty: none is.
-std::string first_bad_parameter(const parallel::FlatStore& store);
-std::string first_bad_gradient(parallel::FlatStore& store);
+// The first parameter that is not finite among what this rank holds, and the last one whose gradient is not, which is the first
+// in the order of the backward pass; null: none is.
+const Parameter* first_bad_parameter(const parallel::FlatStore& store);
+const Parameter* first_bad_gradient(const parallel::FlatStore& store);
 
 // A rank's own numbers of a step before they are reduced: equal bits mean that the machine did the same thing.
-std::string fingerprint(parallel::FlatStore& store, const std::vector<Tensor>& losses);
+class Fingerprint {
+ public:
+  void take(const Tensor& tensor);  // waits for the device
+  std::string finish() { return hasher_.finish().whole; }
+
+ private:
+  checkpoint::Hasher hasher_;
+  std::vector<std::byte> bytes_;
+};
 
 }  // namespace capstan::train

@@ -22,7 +22,7 @@ std::shared_ptr<LoadedModel> load_model(const std::filesystem::path& checkpoint,
   result->self = comm::make_self_communicator("self");
   result->model = models::build(own.model);
   result->store = std::make_unique<parallel::FlatStore>(
-      *result->device, result->model->parameters(), *result->self,
+      *result->device, result->model->parameters(), parallel::StoreGroups(),
       parallel::FlatStore::Options{.compute = compute_type(own.mixed_precision), .gradients = false});
   load_parameters(reader, *result->store);
   return result;

@@ -8,7 +8,6 @@
 #include "base/text.hpp"
 #include "comm/reduce.hpp"
 #include "comm/together.hpp"
-#include "nn/initialise.hpp"
 
 namespace capstan::train {
 
@@ -28,11 +27,11 @@ Loop::Loop(const config::Config& config, comm::World& world)
       model_(models::build(config.model, part_of(config, mesh_))),
       schedule_(make_schedule(config, false)),
       decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())) {
-  parallel::FlatStore::Options options;
-  options.compute = compute_type(config.mixed_precision);
-  options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
-  if (config.ddp.bucket_size) options.bucket_elements = *config.ddp.bucket_size;
-  store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), data_parallel(), options);
+  kv_replicas_ = kv_replica_group(config, mesh_);
+  parallel::StoreGroups groups = store_groups(mesh_);
+  groups.kv_replicas = kv_replicas_.get();
+  store_ =
+      std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), groups, store_options(config));
   buffers_ = store_->flat_buffers();
   optimizer_ = optim::build(config.optimizer, *device_, buffers_);
   norm_ = std::make_unique<optim::GradientNorm>(*device_);
@@ -42,14 +41,7 @@ Loop::Loop(const config::Config& config, comm::World& world)
 }
 
 void Loop::initialise() {
-  for (const auto& parameter : model_->parameters()) {
-    const Tensor main = store_->main(*parameter);
-    std::vector<float> values(static_cast<size_t>(main.elements()));
-    nn::initialise(parameter->spec(), static_cast<uint64_t>(config_.rng.seed),
-                   nn::Rectangle::whole(main.shape()), values, *device_->context().pool);
-    main.copy_from_host_bytes(std::as_bytes(std::span(values)));
-  }
-  store_->refresh_model();
+  initialise_parameters(*store_, static_cast<uint64_t>(config_.rng.seed), *device_->context().pool);
 }
 
 data::LoaderOptions Loop::loader_options() const {
@@ -87,18 +79,26 @@ std::array<double, 2> Loop::total(const BatchRunner::Sums& sums) {
 
 Loop::Computed Loop::compute(data::Loader* loader, StepTimers& timers) {
   timers.enter(Phase::other);
+  Fingerprint own;
+  const bool watched = config_.resilience.rerun_mode != config::RerunMode::disabled;
+  if (watched) store_->watch_gradients([&](const Tensor& gradients) { own.take(gradients); });
   const BatchRunner::Sums sums = forward_backward(loader, timers);
   Computed result;
   timers.enter(Phase::reduce);
-  if (config_.resilience.rerun_mode != config::RerunMode::disabled)
-    result.fingerprint = fingerprint(*store_, sums.losses);
-  store_->reduce_gradients();
+  store_->finish_gradients();
+  if (watched) {
+    for (const Tensor& loss : sums.losses) own.take(loss);
+    result.fingerprint = own.finish();
+    store_->watch_gradients(nullptr);
+  }
   const auto [loss, tokens] = total(sums);
   result.tokens = tokens;
   result.scale = tokens > 0 ? 1.0 / tokens : 0.0;
   result.loss = loss * result.scale;
   timers.enter(Phase::optimizer);
-  result.norm = std::sqrt(norm_->sum_of_squares(buffers_)) * result.scale;
+  double squares = norm_->sum_of_squares(buffers_);
+  store_->sum_over_owners(std::span(&squares, 1));
+  result.norm = std::sqrt(squares) * result.scale;
   return result;
 }
 
@@ -135,8 +135,15 @@ void Loop::compute_again(const Computed& first, StepTimers& timers, std::vector<
 
 // Where a value that is not finite begins: the micro-batches run once more under a watch. Collective.
 GuardEvent Loop::locate(const Computed& computed) {
-  const std::string gradient = first_bad_gradient(*store_);  // of the sum over the data-parallel ranks
-  std::string mine, parameter = first_bad_parameter(*store_);
+  const auto name_of = [](const Parameter* parameter) {
+    return parameter ? parameter->name() : std::string();
+  };
+  // Each rank looks at what it holds; the first in a stage's backward pass is the last of its list.
+  const Parameter* bad = first_bad_gradient(*store_);
+  const auto last =
+      static_cast<int>(comm::all_reduce(data_parallel(), bad ? bad->index() : -1, comm::ReduceOp::max));
+  const std::string gradient = last < 0 ? "" : model_->parameters()[static_cast<size_t>(last)]->name();
+  std::string mine, parameter = name_of(first_bad_parameter(*store_));
   FiniteCheck check;
   TapeObserver* const before = std::exchange(observer_, &check);
   StepTimers timers;
@@ -145,6 +152,7 @@ GuardEvent Loop::locate(const Computed& computed) {
     mine = check.found() + " in micro-batch " + std::to_string(check.micro_batch() + 1) + " of " +
            std::to_string(batch_.size());
   observer_ = before;
+  store_->finish_gradients();  // what was started must end
   const auto places = comm::gather_texts(world_, mine);
   const auto parameters = comm::gather_texts(world_, parameter);
   const auto gradients = comm::gather_texts(world_, gradient);
@@ -224,6 +232,7 @@ StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
     step.gradient_scale = static_cast<float>(
         computed.scale * optim::clip_factor(result.gradient_norm, config_.optimizer.clip_grad));
     optimizer_->step(step);
+    store_->after_update();
     state_.schedule_samples +=
         *config_.train.global_batch_size;  // skipped updates do not consume the schedule
     remember(config_.resilience, state_, result.loss, result.gradient_norm);

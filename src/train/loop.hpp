@@ -46,8 +46,11 @@ class Loop {
   // Mean loss over `batches` global batches from the start of the split.
   double evaluate(std::shared_ptr<const data::GptDataset> dataset, int64_t batches);
 
-  // Sees every operation of the training steps from now on; null: nobody does.
-  void observe(TapeObserver* observer) { observer_ = observer; }
+  // Sees every operation of the training steps, and the store's collectives, from now on; null: nobody does.
+  void observe(TapeObserver* observer) {
+    observer_ = observer;
+    store_->observe(observer);
+  }
 
   Device& device() { return *device_; }
   const models::Model& model() const { return *model_; }
@@ -74,6 +77,7 @@ class Loop {
   const config::Config& config_;
   comm::Communicator& world_;
   comm::Mesh mesh_;
+  std::unique_ptr<comm::Communicator> kv_replicas_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::FlatStore> store_;

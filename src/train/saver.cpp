@@ -45,7 +45,7 @@ Saver::Saver(comm::World& world, const parallel::FlatStore& store, const optim::
       store_(store),
       optimizer_(optimizer),
       device_(device),
-      tensors_(state_tensors(store, with_optimizer ? &optimizer : nullptr, world.rank(), world.size())),
+      tensors_(state_tensors(store, with_optimizer ? &optimizer : nullptr)),
       copies_(snapshot_buffers(device, tensors_)) {
   if (copies_.empty() || device.host_address(copies_.front().address())) return;
   // The writer may not read this device's memory: the copies are the host's.

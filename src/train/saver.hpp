@@ -55,7 +55,7 @@ class Saver {
   const parallel::FlatStore& store_;
   const optim::Optimizer& optimizer_;
   Device& device_;
-  std::vector<StateTensor> tensors_;                 // of this rank
+  std::vector<StateTensor> tensors_;                 // that this rank writes
   std::vector<Tensor> copies_;                       // where the host may read the device's memory,
   std::vector<std::vector<std::byte>> host_copies_;  // and where not
   std::unique_ptr<Save> save_;

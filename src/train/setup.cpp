@@ -7,9 +7,10 @@
 #include "config/sections/data_sources.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "kernels/table.hpp"
+#include "nn/initialise.hpp"
 #include "optim/optimizer.hpp"
-#include "parallel/flat_store.hpp"
 #include "train/saver.hpp"
+#include "train/shard_rectangles.hpp"
 
 namespace capstan::train {
 
@@ -193,6 +194,71 @@ models::Part part_of(const config::Config& config, const comm::Mesh& mesh) {
   return part;
 }
 
+parallel::FlatStore::Options store_options(const config::Config& config) {
+  parallel::FlatStore::Options options;
+  options.compute = compute_type(config.mixed_precision);
+  options.reduce = config.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : options.compute;
+  options.sharding = config.ddp.data_parallel_sharding_strategy;
+  options.shard_over_replicas = config.ddp.outer_dp_sharding_strategy != config::ShardingStrategy::no_shard;
+  options.overlap_grad_reduce = config.ddp.overlap_grad_reduce;
+  options.overlap_param_gather = config.ddp.overlap_param_gather;
+  options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
+  if (config.ddp.bucket_size) options.bucket_elements = *config.ddp.bucket_size;
+  return options;
+}
+
+parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
+  parallel::StoreGroups groups;
+  groups.shard = &mesh.group("shard");
+  groups.replica = &mesh.group("replica");
+  groups.tensor = &mesh.group("tp");
+  groups.embedding = &mesh.group("embedding");
+  groups.model = &mesh.group("tp-pp");
+  return groups;
+}
+
+std::unique_ptr<comm::Communicator> kv_replica_group(const config::Config& config, const comm::Mesh& mesh) {
+  comm::Communicator& tensor = mesh.group("tp");
+  const auto groups = static_cast<int>(config.model.num_query_groups.value_or(tensor.size()));
+  if (tensor.size() <= groups) return nullptr;
+  const int sharers = tensor.size() / groups;
+  return tensor.split(tensor.rank() / sharers, tensor.rank(), "tp-kv");
+}
+
+namespace {
+// The rectangle as a part of the matrix that nn::initialise sees: its elements follow one another there.
+nn::Rectangle as_matrix(const checkpoint::Rectangle& where, const Shape& global) {
+  if (where.rank() == 0) return {0, 1, 0, 1};
+  nn::Rectangle part{where.offsets[0], where.sizes[0], 0, 1};
+  for (size_t d = 1; d < where.rank(); ++d) {
+    part.column = part.column * global[static_cast<int>(d)] + where.offsets[d];
+    part.columns *= where.sizes[d];
+  }
+  return part;
+}
+}  // namespace
+
+void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool) {
+  store.before_load();
+  std::vector<float> values;
+  for (const auto& piece : store.pieces()) {
+    const ParamSpec& spec = piece.parameter->spec();
+    values.resize(static_cast<size_t>(piece.range.count));
+    for (const ShardRectangle& part : shard_rectangles(spec.shape, piece.parameter->shard(), piece.range))
+      nn::initialise(spec, seed, as_matrix(part.where, spec.shape),
+                     std::span(values).subspan(static_cast<size_t>(part.elements.begin - piece.range.begin),
+                                               static_cast<size_t>(part.elements.count)),
+                     pool);
+    if (piece.values.dtype() == DType::f32) {
+      piece.values.copy_from_host_bytes(std::as_bytes(std::span(values)));
+    } else {
+      const std::vector<bf16> rounded(values.begin(), values.end());
+      piece.values.copy_from_host_bytes(std::as_bytes(std::span(rounded)));
+    }
+  }
+  store.after_load();
+}
+
 int64_t total_iterations(const config::Config& config) {
   if (config.train.train_iters) return *config.train.train_iters;
   if (config.train.train_samples) return *config.train.train_samples / *config.train.global_batch_size;
@@ -300,15 +366,14 @@ class CostSum final : public TapeObserver {
 StepEstimate estimate_step(const config::Config& config, const models::Model& model, int local_ranks) {
   const auto device =
       make_meta_device(kernels::cpu_table(), threads_of(config.train.threads.value_or(0), local_ranks));
-  const auto self = comm::make_self_communicator("estimate");
-  parallel::FlatStore store(*device, model.parameters(), *self,
-                            {.compute = compute_type(config.mixed_precision)});
+  comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), 0);
+  mesh.connect_meta();
+  parallel::FlatStore store(*device, model.parameters(), store_groups(mesh), store_options(config));
   const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
   std::vector<Tensor> snapshot;
   if (config.checkpoint.async_save && config.checkpoint.save_interval)
     snapshot = snapshot_buffers(
-        *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr, 0,
-                               static_cast<int>(config.dist.world_size)));
+        *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr));
   CostSum cost;
   StepContext context{*device, store, &cost};
   store.begin_step(static_cast<int>(model.parameters().size()));
@@ -329,7 +394,9 @@ StepEstimate estimate_step(const config::Config& config, const models::Model& mo
     model.forward(tape, batch, {.training = true});
     tape.backward({{"loss", Tensor::empty(*device, {1})}});
   }
+  store.finish_gradients();
   optimizer->step({});
+  store.after_update();
   const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);
   if (config.validation.eval_interval &&
       eval_rows > config.train.micro_batch_size) {  // else a step needs more

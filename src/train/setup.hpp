@@ -12,6 +12,7 @@
 #include "data/tokenizer/tokenizer.hpp"
 #include "models/registry.hpp"
 #include "optim/schedule.hpp"
+#include "parallel/flat_store.hpp"
 #include "tensor/device.hpp"
 
 namespace capstan::train {
@@ -39,6 +40,15 @@ optim::Schedule make_schedule(const config::Config& config, bool decoupled);
 
 // The rank grid of a world of that size.
 comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world);
+
+// What `ddp`, `mixed_precision` and `optimizer` say of the store, and the groups that it works with. `mesh` is connected.
+parallel::FlatStore::Options store_options(const config::Config& config);
+parallel::StoreGroups store_groups(const comm::Mesh& mesh);
+// The tensor ranks that share this rank's keys and values; null where they are not shared. Collective over `tp`.
+std::unique_ptr<comm::Communicator> kv_replica_group(const config::Config& config, const comm::Mesh& mesh);
+
+// First values of this rank's parts, from the seed and their places in the global tensors alone.
+void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool);
 
 // Iterations of the whole run.
 int64_t total_iterations(const config::Config& config);

@@ -1,21 +1,20 @@
 #include "train/state.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/together.hpp"
+#include "train/shard_rectangles.hpp"
 
 namespace capstan::train {
 
 using checkpoint::Reader;
 
 namespace {
-
-std::vector<int64_t> sizes_of(const Shape& shape) {
-  return {shape.sizes().begin(), shape.sizes().end()};
-}
 
 std::string state_name(const std::string& state, const Parameter& parameter) {
   return "optimizer." + state + "." + parameter.name();
@@ -30,17 +29,22 @@ std::string attempt_name(comm::Communicator& group) {
 
 }  // namespace
 
-std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer,
-                                       int rank, int world) {
+std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer) {
   std::vector<StateTensor> mine;
-  int turn = 0;
-  for (const auto& placement : store.placements()) {
-    const Parameter& parameter = *placement.parameter;
-    if (turn++ % world != rank) continue;
-    mine.push_back({parameter.name(), store.main(parameter)});
-    if (!optimizer) continue;
-    for (const auto& s : optimizer->state())
-      mine.push_back({state_name(s.name, parameter), store.part(parameter, s.buffers)});
+  for (const auto& piece : store.pieces()) {
+    const Parameter& parameter = *piece.parameter;
+    for (const ShardRectangle& part :
+         shard_rectangles(parameter.spec().shape, parameter.shard(), piece.write)) {
+      if (!part.owned) continue;
+      const auto add = [&](std::string name, Tensor values) {
+        mine.push_back({std::move(name), sizes_of(parameter.spec().shape), part.where, std::move(values)});
+      };
+      add(parameter.name(), piece.values.flat_range(part.elements.begin - piece.range.begin,
+                                                    part.elements.count, {part.elements.count}));
+      if (!optimizer || piece.buffer < 0) continue;
+      for (const auto& s : optimizer->state())
+        add(state_name(s.name, parameter), parallel::FlatStore::part(piece, part.elements, s.buffers));
+    }
   }
   return mine;
 }
@@ -88,8 +92,7 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
 }
 
 void StateWriter::add(const StateTensor& t) {
-  const auto shape = sizes_of(t.tensor.shape());
-  writer_.add(t.name, t.tensor.dtype(), shape, checkpoint::whole(shape),
+  writer_.add(t.name, t.tensor.dtype(), t.shape, t.where,
               [tensor = t.tensor, bytes = std::make_shared<std::vector<std::byte>>()]() mutable {
                 bytes->resize(static_cast<size_t>(tensor.bytes()));
                 tensor.copy_to_host_bytes(tensor.dtype(), *bytes);
@@ -98,8 +101,7 @@ void StateWriter::add(const StateTensor& t) {
 }
 
 void StateWriter::add(const StateTensor& t, std::span<const std::byte> bytes) {
-  const auto shape = sizes_of(t.tensor.shape());
-  writer_.add(t.name, t.tensor.dtype(), shape, checkpoint::whole(shape), bytes);
+  writer_.add(t.name, t.tensor.dtype(), t.shape, t.where, bytes);
 }
 
 std::string StateWriter::write_rank() {
@@ -127,9 +129,7 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
   std::string part;
   try {
     comm::together(group, "saving a checkpoint", [&] {
-      for (const auto& t :
-           state_tensors(store, plan.optimizer ? &optimizer : nullptr, world.rank(), world.size()))
-        writer.add(t);
+      for (const auto& t : state_tensors(store, plan.optimizer ? &optimizer : nullptr)) writer.add(t);
       part = writer.write_rank();
     });
     const auto parts = comm::gather_texts(group, part);
@@ -147,28 +147,36 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
 namespace {
 
 // Every parameter must be there with its shape. What the checkpoint has beyond that is named too: it is another model.
+// Collective over the ranks that hold the model together: each looks at its own parameters, all come to the same answer.
 void check_shapes(const Reader& reader, const parallel::FlatStore& store, const optim::Optimizer* optimizer) {
-  std::vector<std::string> problems;
+  std::string here;  // a line for each name (`+`) and each problem (`-`)
   const auto check = [&](const std::string& name, const Shape& shape) {
     const auto* stored = reader.find(name);
     if (!stored)
-      problems.push_back("`" + name + "` is missing");
+      here += "-`" + name + "` is missing\n";
     else if (stored->shape != sizes_of(shape))
-      problems.push_back("`" + name + "` is " + checkpoint::to_text(stored->shape) + " there and " +
-                         shape.text() + " in this model");
+      here += "-`" + name + "` is " + checkpoint::to_text(stored->shape) + " there and " + shape.text() +
+              " in this model\n";
   };
-  for (const auto& placement : store.placements()) {
-    check(placement.parameter->name(), placement.parameter->spec().shape);
-    if (optimizer)
-      for (const auto& s : optimizer->state())
-        check(state_name(s.name, *placement.parameter), placement.parameter->spec().shape);
+  for (const auto& parameter : store.parameters()) {
+    here += "+" + parameter->name() + "\n";
+    check(parameter->name(), parameter->spec().shape);
+    if (optimizer && store.trains(*parameter))
+      for (const auto& s : optimizer->state()) check(state_name(s.name, *parameter), parameter->spec().shape);
   }
-  for (const auto& [name, stored] : reader.manifest().tensors) {
-    if (name.starts_with("optimizer.")) continue;
-    bool known = false;
-    for (const auto& placement : store.placements()) known |= placement.parameter->name() == name;
-    if (!known) problems.push_back("`" + name + "` is no parameter of this model");
-  }
+  std::set<std::string> names;
+  std::vector<std::string> problems;
+  comm::Communicator* const model = store.groups().model;
+  for (const auto& text : model ? comm::gather_texts(*model, here) : std::vector<std::string>{here})
+    for (const auto& line : split(text, '\n')) {
+      if (line.starts_with('+')) names.insert(std::string(line.substr(1)));
+      if (line.starts_with('-') &&
+          std::find(problems.begin(), problems.end(), line.substr(1)) == problems.end())
+        problems.emplace_back(line.substr(1));
+    }
+  for (const auto& [name, stored] : reader.manifest().tensors)
+    if (!name.starts_with("optimizer.") && !names.count(name))
+      problems.push_back("`" + name + "` is no parameter of this model");
   if (problems.empty()) return;
   std::string text = "checkpoint `" + reader.directory().string() +
                      "` does not fit the model: " + std::to_string(problems.size()) + " differences";
@@ -178,9 +186,17 @@ void check_shapes(const Reader& reader, const parallel::FlatStore& store, const 
        "the recipe must describe the model that the checkpoint holds: see `recipe.yaml` in it");
 }
 
-void read_into(Reader& reader, const std::string& name, const Tensor& target) {
+// The elements of a piece, from whichever ranks wrote them.
+void read_into(Reader& reader, const std::string& name, const parallel::FlatStore::Piece& piece,
+               const Tensor& target) {
   std::vector<std::byte> bytes(static_cast<size_t>(target.bytes()));
-  reader.read(name, target.dtype(), bytes);
+  const Parameter& parameter = *piece.parameter;
+  const int64_t element = size_of(target.dtype());
+  for (const ShardRectangle& part : shard_rectangles(parameter.spec().shape, parameter.shard(), piece.range))
+    reader.read(
+        name, target.dtype(), part.where,
+        std::span(bytes).subspan(static_cast<size_t>((part.elements.begin - piece.range.begin) * element),
+                                 static_cast<size_t>(part.elements.count * element)));
   target.copy_from_host_bytes(bytes);
 }
 
@@ -231,27 +247,24 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
   state.recent_losses = numbers("recent_losses");
   state.recent_norms = numbers("recent_norms");
   state.rewinds = json.contains("rewinds") ? number("rewinds") : 0;
-  for (const auto& placement : store.placements()) {
-    const Parameter& parameter = *placement.parameter;
-    read_into(reader, parameter.name(), store.main(parameter));
-    if (!optimizer) continue;
+  store.before_load();
+  for (const auto& piece : store.pieces()) {
+    read_into(reader, piece.parameter->name(), piece, piece.values);
+    if (!optimizer || piece.buffer < 0) continue;
     for (const auto& s : optimizer->state())
-      read_into(reader, state_name(s.name, parameter), store.part(parameter, s.buffers));
+      read_into(reader, state_name(s.name, *piece.parameter), piece,
+                parallel::FlatStore::part(piece, piece.range, s.buffers));
   }
   if (optimizer) optimizer->set_steps(number("optimizer_steps"));
-  store.refresh_model();
+  store.after_load();
   return state;
 }
 
 void load_parameters(Reader& reader, parallel::FlatStore& store) {
   check_shapes(reader, store, nullptr);
-  for (const auto& placement : store.placements()) {
-    const Parameter& parameter = *placement.parameter;
-    const Tensor main = store.main(parameter);
-    read_into(reader, parameter.name(), main.defined() ? main : store.acquire(parameter));
-  }
-  if (!store.placements().empty() && store.main(*store.placements().front().parameter).defined())
-    store.refresh_model();
+  store.before_load();
+  for (const auto& piece : store.pieces()) read_into(reader, piece.parameter->name(), piece, piece.values);
+  store.after_load();
 }
 
 std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root,

@@ -41,15 +41,17 @@ struct SavePlan {
   std::function<void()> before_commit;         // rank 0: what must be on the disk before the checkpoint is
 };
 
-// One tensor of the state as a checkpoint names it.
+// A part of a tensor of the state as a checkpoint names it.
 struct StateTensor {
   std::string name;
-  Tensor tensor;
+  checkpoint::Shape shape;      // of the whole tensor, over all ranks
+  checkpoint::Rectangle where;  // this part's cells
+  Tensor tensor;                // their values in that order, one dimension
 };
 
-// Those that this rank writes: main parameters, and with `optimizer` its state. Every tensor is one rank's.
-std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer,
-                                       int rank, int world);
+// Those that this rank writes: main parameters, and with `optimizer` its state. Every cell is one rank's; ranks that hold the
+// same cells share the work.
+std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer);
 
 // The steps of one save, for whoever runs them (save_state() below, or Saver with a thread). After the constructor only
 // files are touched: any thread may call, one at a time.
@@ -88,13 +90,14 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
                                  const parallel::FlatStore& store, const optim::Optimizer& optimizer,
                                  std::string* problem = nullptr);
 
-// Reads parameters, and with `optimizer` its state and the counters. Shapes are checked first: all differences at once.
+// Collective. Reads this rank's parts of parameters, and with `optimizer` of its state, and the counters; whichever layout
+// wrote them. Shapes are checked first: all differences at once.
 TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer);
 
 // SavePlan::data of a checkpoint; empty where it does not say.
 std::string data_of(const checkpoint::Reader& reader);
 
-// Parameters alone, into whatever type the store computes with.
+// Collective. Parameters alone, into whatever type the store computes with.
 void load_parameters(checkpoint::Reader& reader, parallel::FlatStore& store);
 
 // The newest checkpoint under `root` that verifies, the same on all ranks; rank 0 looks. `refused` (rank 0) says why newer

@@ -117,7 +117,7 @@ TEST_CASE("reductions of fixed shape") {
         e.sum_of_squares(c, x, n, &q, true);
         e.weighted_sum(c, a.f32(), b.f32(), n, &w, false);
         CHECK(std::abs(s - sum) < 1e-6 * magnitude);
-        CHECK(q == doctest::Approx(squares + 1).epsilon(1e-6));
+        CHECK(q == doctest::Approx(squares + 1).epsilon(1e-13));
         CHECK(std::abs(w - weighted) < 1e-6 * magnitude);
         if (threads == 1) first[0] = s, first[1] = q, first[2] = w;
         CHECK((first[0] == s && first[1] == q && first[2] == w));

@@ -16,6 +16,7 @@
 #include "comm/reduce.hpp"
 #include "comm/together.hpp"
 #include "support/faulty_disk.hpp"
+#include "support/pieces.hpp"
 #include "support/tiny.hpp"
 #include "train/loop.hpp"
 #include "train/records/metrics.hpp"
@@ -74,7 +75,7 @@ struct Running {
   std::vector<float> parameters() {
     std::vector<float> all;
     for (const auto& p : loop.model().parameters()) {
-      const auto values = loop.store().main(*p).to_host<float>();
+      const auto values = test::main_of(loop.store(), *p).to_host<float>();
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;
@@ -96,9 +97,9 @@ SavePlan plan_in(const fs::path& root) {
 void poison(Running& r, const std::string& ending) {
   for (const auto& p : r.loop.model().parameters()) {
     if (!p->name().ends_with(ending)) continue;
-    auto values = r.loop.store().main(*p).to_host<float>();
+    auto values = test::main_of(r.loop.store(), *p).to_host<float>();
     values[values.size() / 2] = std::numeric_limits<float>::quiet_NaN();
-    r.loop.store().main(*p).copy_from_host_bytes(std::as_bytes(std::span(values)));
+    test::main_of(r.loop.store(), *p).copy_from_host_bytes(std::as_bytes(std::span(values)));
     return;
   }
   FAIL("no parameter " << ending);

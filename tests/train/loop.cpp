@@ -11,7 +11,9 @@
 #include "base/error.hpp"
 #include "comm/reduce.hpp"
 #include "support/devices.hpp"
+#include "support/pieces.hpp"
 #include "support/tiny.hpp"
+#include "support/worlds.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -93,12 +95,13 @@ TEST_CASE_TEMPLATE("optimizer.decoupled_lr moves embedding and head at a rate of
   after.initialise();
   run_until(after, config, 3);
   int moved = 0, rested = 0;
-  for (size_t i = 0; i < before.store().placements().size(); ++i) {
-    const Parameter& then = *before.store().placements()[i].parameter;
-    const Parameter& now = *after.store().placements()[i].parameter;
+  for (size_t i = 0; i < before.store().parameters().size(); ++i) {
+    const Parameter& then = *before.store().parameters()[i];
+    const Parameter& now = *after.store().parameters()[i];
     const bool own_rate =
         then.name().ends_with("word_embeddings.weight") || then.name().ends_with("output_layer.weight");
-    const bool same = before.store().main(then).to_host<float>() == after.store().main(now).to_host<float>();
+    const bool same = test::main_of(before.store(), then).to_host<float>() ==
+                      test::main_of(after.store(), now).to_host<float>();
     CHECK_MESSAGE(same == own_rate, then.name());
     (same ? rested : moved) += 1;
   }
@@ -128,15 +131,7 @@ TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss b
   const auto other = run(config, 8);
   for (size_t i = 0; i < expected.size(); ++i) CHECK(other[i] == doctest::Approx(expected[i]).epsilon(1e-5));
   // The same on one rank: rank 0 runs it alone and tells the others.
-  struct Alone final : comm::World {
-    std::unique_ptr<comm::Communicator> self = comm::make_self_communicator("world");
-    std::string name = "here";
-    comm::Communicator& communicator() override { return *self; }
-    int local_rank() const override { return 0; }
-    int local_size() const override { return 1; }
-    const std::string& host() const override { return name; }
-    [[noreturn]] void abort(int) override { std::abort(); }
-  } alone;
+  test::AloneWorld alone;
   // bf16 activations round to 8 bits: sums that differ in their last fp32 bit now and then round to neighbours.
   for (const auto& [precision, bound] :
        {std::pair(config::Precision::fp32, 1e-6), {config::Precision::bf16, 5e-5}}) {
@@ -210,11 +205,11 @@ TEST_CASE_TEMPLATE("a loss that is not finite stops the run before the optimizer
   loop.initialise();
   run_until(loop, config, 2);
   const auto& parameter = *loop.model().parameters()[3];
-  const auto before = loop.store().main(parameter).to_host<float>();
+  const auto before = test::main_of(loop.store(), parameter).to_host<float>();
   const auto& last = *loop.model().parameters().back();
   std::vector<float> poison(static_cast<size_t>(last.spec().shape.elements()),
                             std::numeric_limits<float>::quiet_NaN());
-  loop.store().main(last).copy_from_host_bytes(std::as_bytes(std::span(poison)));
+  test::main_of(loop.store(), last).copy_from_host_bytes(std::as_bytes(std::span(poison)));
   try {
     run_until(loop, config, 3);
     FAIL("expected an error");
@@ -222,7 +217,7 @@ TEST_CASE_TEMPLATE("a loss that is not finite stops the run before the optimizer
     CHECK(error.code() == ErrorCode::failed);
     CHECK(error.message().find("step 3: the loss is nan") == 0);
   }
-  CHECK(loop.store().main(parameter).to_host<float>() == before);
+  CHECK(test::main_of(loop.store(), parameter).to_host<float>() == before);
   CHECK(loop.state().step == 2);
   CHECK(loop.optimizer().steps() == 2);
 }

@@ -9,32 +9,27 @@ void describe(Section<DdpConfig>& s) {
       .doc("what is split over the data-parallel ranks (ZeRO); the numbers stay the same")
       .effect(Effect::memory)
       .alias("sharding")
-      .not_yet("sharding over data-parallel ranks")
       .known_as("zero_stage")
       .known_as("use_distributed_optimizer")
       .known_as("use_megatron_fsdp")
       .known_as("fsdp");
   s.field("outer_dp_sharding_strategy", &D::outer_dp_sharding_strategy)
       .doc("what is split between the groups of num_distributed_optimizer_instances (HSDP)")
-      .effect(Effect::memory)
-      .not_yet("sharding between groups of ranks");
+      .effect(Effect::memory);
   s.field("num_distributed_optimizer_instances", &D::num_distributed_optimizer_instances)
       .doc("groups of ranks that each hold the whole optimizer state (HSDP)")
       .unit("groups")
       .min(1)
-      .effect(Effect::memory)
-      .not_yet("several groups of data-parallel ranks");
+      .effect(Effect::memory);
   s.field("overlap_grad_reduce", &D::overlap_grad_reduce)
       .doc("reduce a bucket of gradients while backward goes on")
       .effect(Effect::perf)
-      .alias("comm_overlap.overlap_grad_reduce")
-      .not_yet("reduction of gradients during backward");
+      .alias("comm_overlap.overlap_grad_reduce");
   s.field("overlap_param_gather", &D::overlap_param_gather)
       .doc("gather a bucket of parameters while forward goes on")
       .effect(Effect::perf)
       .alias("comm_overlap.overlap_param_gather")
-      .alias("optimizer.overlap_param_gather")
-      .not_yet("gathering of parameters during forward");
+      .alias("optimizer.overlap_param_gather");
   s.field("align_param_gather", &D::align_param_gather)
       .doc("all pipeline stages gather parameters at the same time")
       .effect(Effect::perf)

@@ -24,9 +24,6 @@ bool is_delayed(const Config& c) {
 bool names_fp16(const Value& v) {
   return v.text == "fp16";
 }
-bool is_false(const Value& v) {
-  return !v.boolean;
-}
 }  // namespace
 
 void describe(Section<MixedPrecisionConfig>& s) {
@@ -49,9 +46,10 @@ void describe(Section<MixedPrecisionConfig>& s) {
       .doc("activations sent between pipeline stages")
       .alias("model.pipeline_dtype");
   s.field("grad_reduce_in_fp32", &M::grad_reduce_in_fp32)
-      .doc("accumulate and reduce gradients in fp32; false: in params_dtype, half the bytes")
-      .alias("ddp.grad_reduce_in_fp32")
-      .not_yet("gradients reduced below fp32", is_false);
+      .doc(
+          "gradients travel between ranks in fp32; false: in params_dtype, half the bytes; they are "
+          "accumulated in fp32")
+      .alias("ddp.grad_reduce_in_fp32");
   s.field("loss_scale", &M::loss_scale)
       .doc("factor on the loss before backward; null: dynamic")
       .above(0)

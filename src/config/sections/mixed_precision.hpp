@@ -62,7 +62,7 @@ struct MixedPrecisionConfig {
       Precision::fp32;  // parameters and activations in forward and backward; main copies are fp32
   std::optional<Precision>
       pipeline_dtype;               // activations between stages; derived: params_dtype, fp32 residual: fp32
-  bool grad_reduce_in_fp32 = true;  // accumulate and reduce gradients in fp32, else in params_dtype
+  bool grad_reduce_in_fp32 = true;  // gradients travel in fp32, else in params_dtype
 
   // fp16 only: the loss is scaled before backward.
   std::optional<double> loss_scale;  // null: dynamic

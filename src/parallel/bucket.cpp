@@ -1,0 +1,80 @@
+#include "parallel/bucket.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/checked.hpp"
+
+namespace capstan::parallel {
+
+namespace {
+constexpr int64_t kAlignment = 64;  // elements: a cache line of any type, and an even cut over ranks
+constexpr int64_t kSmallestShare = 16384;
+}  // namespace
+
+BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters,
+                          const BucketOptions& options) {
+  BucketLayout layout;
+  std::vector<size_t> block_of;
+  for (const auto& parameter : parameters) {
+    const std::string& block = parameter->spec().block;
+    auto found = std::find(layout.blocks.begin(), layout.blocks.end(), block);
+    if (found == layout.blocks.end()) found = layout.blocks.insert(found, block);
+    block_of.push_back(static_cast<size_t>(found - layout.blocks.begin()));
+  }
+  layout.places.resize(parameters.size());
+  std::optional<size_t> open[2];  // the bucket that takes what is frozen, and what trains
+  for (size_t i = parameters.size(); i-- > 0;) {
+    const Parameter& parameter = *parameters[i];
+    CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
+                   "parameters are indexed by their place in the list");
+    const bool trains = !options.trains || options.trains(parameter);
+    const bool tied = parameter.spec().tied != ParamSpec::Tied::no;
+    auto& current = open[trains ? 1 : 0];
+    const auto full = [&] {
+      const BucketPlan& bucket = layout.buckets[*current];
+      return bucket.elements >= options.bucket_elements || (options.by_block && bucket.block != block_of[i]);
+    };
+    if (tied || !current || full()) {
+      current = layout.buckets.size();
+      layout.buckets.push_back({.trains = trains, .block = block_of[i]});
+    }
+    BucketPlan& bucket = layout.buckets[*current];
+    layout.places[i] = {*current, bucket.elements};
+    bucket.parameters.push_back(&parameter);
+    bucket.begins.push_back(bucket.elements);
+    bucket.elements += round_up(parameter.shape().elements(), kAlignment);
+    layout.elements += parameter.shape().elements();
+    if (tied) current.reset();
+  }
+  for (BucketPlan& bucket : layout.buckets)
+    bucket.elements = round_up(bucket.elements, kAlignment * options.cuts);
+  return layout;
+}
+
+FlatRange intersection(const FlatRange& a, const FlatRange& b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max<int64_t>(0, std::min(a.end(), b.end()) - begin)};
+}
+
+std::vector<FlatRange> elements_of_run(const Shard& shard, size_t run) {
+  int64_t outer = 1, inner = 1, first = 0;
+  for (int d = 0; d < shard.shape.rank(); ++d) {
+    if (d < shard.dim) outer *= shard.shape[d];
+    if (d > shard.dim) inner *= shard.shape[d];
+  }
+  for (size_t r = 0; r < run; ++r) first += shard.runs[r].count;
+  const int64_t slices = shard.shape[shard.dim], count = shard.runs[run].count;
+  if (count == slices) return {{0, outer * slices * inner}};
+  std::vector<FlatRange> ranges;
+  for (int64_t o = 0; o < outer; ++o) ranges.push_back({(o * slices + first) * inner, count * inner});
+  return ranges;
+}
+
+FlatRange share_of(const FlatRange& range, int64_t place, int64_t holders, int64_t turn) {
+  const int64_t share = std::max(round_up(ceil_div(range.count, holders), kAlignment), kSmallestShare);
+  const int64_t begin = std::min(range.count, (place + turn) % holders * share);
+  return {range.begin + begin, std::min(share, range.count - begin)};
+}
+
+}  // namespace capstan::parallel

@@ -1,0 +1,64 @@
+// How parameters are laid out in buckets: arithmetic alone, the same on every rank that holds the same list.
+//
+// A bucket is a flat array of whole parameters, each aligned to 64 elements, padded to a multiple of 64 x the ranks that it
+// may be cut over, so that the cut is even. It goes through the list from its end, in the order in which gradients become
+// ready. Parameters that train and parameters that do not are in different buckets; a tied parameter has one of its own, so
+// that it is cut alike on both of its stages.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/parameter.hpp"
+
+namespace capstan::parallel {
+
+struct FlatRange {
+  int64_t begin = 0, count = 0;
+  int64_t end() const { return begin + count; }
+};
+
+struct BucketPlan {
+  bool trains = true;
+  size_t block =
+      0;  // index of the unit of prefetch; where buckets do not follow blocks, of its last parameter
+  int64_t elements = 0;  // padded
+  std::vector<const Parameter*> parameters;
+  std::vector<int64_t> begins;  // of each parameter, elements from the start of the bucket
+};
+
+struct BucketLayout {
+  std::vector<BucketPlan> buckets;
+  std::vector<std::string> blocks;  // ParamSpec::block, in the order of the list
+  struct Place {
+    size_t bucket;
+    int64_t begin;
+  };
+  std::vector<Place> places;  // by Parameter::index()
+  int64_t elements = 0;       // of all parameters, without padding
+};
+
+struct BucketOptions {
+  int64_t bucket_elements = 40'000'000;          // a bucket is full when it has as many
+  int64_t cuts = 1;                              // ranks that a bucket may be cut over
+  bool by_block = false;                         // a bucket ends where its ParamSpec::block does
+  std::function<bool(const Parameter&)> trains;  // null: all
+};
+
+BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters,
+                          const BucketOptions& options);
+
+// What two ranges have in common; count 0: nothing.
+FlatRange intersection(const FlatRange& a, const FlatRange& b);
+
+// The elements of a local shard, row-major, that lie in its `run`-th run, as ranges in their order.
+std::vector<FlatRange> elements_of_run(const Shard& shard, size_t run);
+
+// The part of `range` that holder `place` of `holders` ranks with the same elements writes: parts are disjoint, cover the
+// range, and are large enough to be worth a file entry. `turn` spreads small ranges over the holders.
+FlatRange share_of(const FlatRange& range, int64_t place, int64_t holders, int64_t turn);
+
+}  // namespace capstan::parallel

@@ -1,0 +1,200 @@
+// The gradients of a FlatStore: when a bucket is exchanged, and how its sums are made.
+#include "kernels/table.hpp"
+#include "parallel/flat_store.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::parallel {
+
+Tensor FlatStore::gradient(const Parameter& parameter) {
+  Bucket& bucket = bucket_of(parameter);
+  CAPSTAN_ASSERT(bucket.plan->trains, "a gradient of `" + parameter.name() + "`, which does not train");
+  CAPSTAN_ASSERT(cuts_gradients_ || !bucket.reduced,
+                 "a gradient of `" + parameter.name() + "` after its bucket was exchanged");
+  if (!bucket.gradients.defined()) {
+    OwnerScope scope(MemoryOwner::gradients);
+    bucket.gradients = Tensor::zeros(device_, {bucket.plan->elements});
+  }
+  return view(bucket.gradients, parameter);
+}
+
+void FlatStore::zero_gradients() {
+  finish_reduce();
+  for (Bucket& bucket : buckets_) {
+    if (!bucket.plan->trains) continue;
+    finish_gradient_gather(bucket);
+    bucket.reduced = false;
+    bucket.waiting = static_cast<int>(bucket.plan->parameters.size());
+    if (cuts_gradients_)
+      bucket.gradients = Tensor();
+    else
+      launch(device_, device_.table().elementwise->fill, bucket.gradients, 0.0f, bucket.plan->elements);
+  }
+}
+
+// Cut gradients leave as soon as one tape has no more of a bucket's weight gradients to run. What another tape has added
+// already goes with them.
+void FlatStore::tape_gradient_done(const Parameter& parameter, const UsesLeft& left) {
+  if (!cuts_gradients_) return;
+  const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
+  for (const Parameter* other : buckets_[index].plan->parameters) {
+    const auto i = static_cast<size_t>(other->index());
+    if (i < left.size() && left[i] > 0) return;
+  }
+  if (buckets_[index].gradients.defined()) start_reduce(index);
+}
+
+void FlatStore::gradient_ready(const Parameter& parameter) {
+  const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
+  if (--buckets_[index].waiting == 0 && options_.overlap_grad_reduce && !cuts_gradients_) start_reduce(index);
+}
+
+void FlatStore::cast(const Tensor& from, const Tensor& to) {
+  launch(device_, device_.table().elementwise->cast, from, to, from.elements());
+}
+
+// One exchange is under way at a time: its memory is that of one bucket.
+void FlatStore::start_reduce(size_t index) {
+  finish_reduce();
+  Bucket& bucket = buckets_[index];
+  if (watch_) watch_(bucket.gradients);
+  sum_ranges(groups_.tensor, bucket.gradients, bucket.partial);
+  sum_ranges(groups_.kv_replicas, bucket.gradients, bucket.replicated);
+  if (!cuts_gradients_) bucket.reduced = true;
+  if (shards_ == 1) {
+    finish_bucket(bucket);
+    return;
+  }
+  const Tensor gradients = bucket.gradients;
+  if (cuts_gradients_) bucket.gradients = Tensor();
+  Tensor travelling = gradients;
+  if (options_.reduce != DType::f32) {
+    OwnerScope scope(MemoryOwner::workspace);
+    travelling = Tensor::empty(device_, gradients.shape(), options_.reduce);
+    cast(gradients, travelling);
+  }
+  const FlatRange mine = slice_of(*bucket.plan);
+  const Tensor sum = travelling.flat_range(mine.begin, mine.count, {mine.count});
+  under_way_.emplace(
+      UnderWay{index, gradients, travelling, sum, comm::Reduction::scatter(*groups_.shard, travelling, sum)});
+  note("start reduce bucket " + std::to_string(index), travelling.bytes());
+  if (!options_.overlap_grad_reduce) finish_reduce();
+}
+
+void FlatStore::finish_reduce() {
+  if (!under_way_) return;
+  const double started = clock();
+  under_way_->reduction.finish();
+  Bucket& bucket = buckets_[under_way_->bucket];
+  const FlatRange mine = slice_of(*bucket.plan);
+  const Tensor slice = under_way_->gradients.flat_range(mine.begin, mine.count, {mine.count});
+  if (options_.reduce != DType::f32) cast(under_way_->sum, slice);
+  if (cuts_gradients_) {
+    if (bucket.reduced)
+      launch(device_, device_.table().elementwise->add, bucket.sum, slice, bucket.sum, mine.count);
+    else
+      cast(slice, bucket.sum);
+    bucket.reduced = true;
+  }
+  note("wait reduce bucket " + std::to_string(under_way_->bucket), under_way_->travelling.bytes(), started);
+  under_way_.reset();
+  if (!cuts_gradients_) finish_bucket(bucket);
+}
+
+// This rank's slice holds the sum over `shard`: the rest of the way, for the whole step.
+void FlatStore::finish_bucket(Bucket& bucket) {
+  const FlatRange mine = slice_of(*bucket.plan);
+  if (replicas_ > 1)
+    sum_over_replicas(cuts_gradients_ ? bucket.sum
+                                      : bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}));
+  if (!cuts_state_ && shards_ > 1) start_gradient_gather(bucket);
+}
+
+void FlatStore::sum_over_replicas(const Tensor& slice) {
+  Tensor travelling = slice;
+  if (options_.reduce != DType::f32) {
+    OwnerScope scope(MemoryOwner::workspace);
+    travelling = Tensor::empty(device_, slice.shape(), options_.reduce);
+    cast(slice, travelling);
+  }
+  if (cuts_over_replicas_)
+    comm::reduce_scatter_sum(*groups_.replica, travelling);
+  else
+    comm::all_reduce_sum(*groups_.replica, travelling);
+  if (options_.reduce != DType::f32) cast(travelling, slice);
+}
+
+void FlatStore::start_gradient_gather(Bucket& bucket) {
+  const FlatRange mine = slice_of(*bucket.plan);
+  bucket.travelling = bucket.gradients;
+  if (options_.reduce != DType::f32) {
+    OwnerScope scope(MemoryOwner::workspace);
+    bucket.travelling = Tensor::empty(device_, bucket.gradients.shape(), options_.reduce);
+    cast(bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}),
+         bucket.travelling.flat_range(mine.begin, mine.count, {mine.count}));
+  }
+  bucket.gradient_gather.emplace(*groups_.shard);
+  bucket.gradient_gather->all_gather(bucket.travelling.flat_range(mine.begin, mine.count, {mine.count}),
+                                     bucket.travelling);
+}
+
+void FlatStore::finish_gradient_gather(Bucket& bucket) {
+  if (!bucket.gradient_gather) return;
+  bucket.gradient_gather->wait();
+  bucket.gradient_gather.reset();
+  if (options_.reduce != DType::f32) cast(bucket.travelling, bucket.gradients);
+  bucket.travelling = Tensor();
+}
+
+void FlatStore::finish_gradients() {
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    finish_gather(index);  // of parameters that nothing has used
+    const Bucket& bucket = buckets_[index];
+    if (bucket.plan->trains && (cuts_gradients_ ? bucket.gradients.defined() : !bucket.reduced))
+      start_reduce(index);
+  }
+  finish_reduce();
+  for (Bucket& bucket : buckets_) {
+    if (!bucket.plan->trains) continue;
+    if (cuts_gradients_) {
+      if (!bucket.reduced)
+        launch(device_, device_.table().elementwise->fill, bucket.sum, 0.0f, bucket.sum.elements());
+      bucket.reduced = true;
+      finish_bucket(bucket);
+    }
+    finish_gradient_gather(bucket);
+  }
+  if (ranks_of(groups_.embedding) > 1)
+    for (const Bucket& bucket : buckets_)
+      if (bucket.plan->trains && bucket.plan->parameters.front()->spec().tied != ParamSpec::Tied::no)
+        comm::all_reduce_sum_any(*groups_.embedding, owned_gradients(bucket));
+}
+
+// One exchange for all the ranges.
+void FlatStore::sum_ranges(comm::Communicator* group, const Tensor& flat,
+                           const std::vector<FlatRange>& ranges) {
+  if (ranks_of(group) == 1 || ranges.empty()) return;
+  int64_t total = 0;
+  for (const FlatRange& range : ranges) total += range.count;
+  OwnerScope scope(MemoryOwner::workspace);
+  const Tensor together = Tensor::empty(device_, {total});
+  const auto copy = [&](bool back) {
+    int64_t at = 0;
+    for (const FlatRange& range : ranges) {
+      const Tensor there = flat.flat_range(range.begin, range.count, {range.count}),
+                   here = together.flat_range(at, range.count, {range.count});
+      cast(back ? here : there, back ? there : here);
+      at += range.count;
+    }
+  };
+  copy(false);
+  comm::all_reduce_sum_any(*group, together);
+  copy(true);
+}
+
+void FlatStore::sum_over_owners(std::span<double> values) {
+  if (cuts_state_) comm::all_reduce(*groups_.shard, values);
+  if (cuts_over_replicas_) comm::all_reduce(*groups_.replica, values);
+  if (groups_.model) comm::all_reduce(*groups_.model, values);
+}
+
+}  // namespace capstan::parallel

@@ -1,0 +1,445 @@
+// Sharded data parallelism on any number of ranks: every strategy gives the numbers of plain data parallelism, with the memory,
+// the bytes and the order of collectives that flat_store.hpp says.
+#include "parallel/flat_store.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/table.hpp"
+#include "support/devices.hpp"
+#include "support/tiny.hpp"
+#include "support/worlds.hpp"
+#include "train/loop.hpp"
+
+using namespace capstan;
+using config::ShardingStrategy;
+using parallel::FlatStore;
+
+namespace {
+
+constexpr ShardingStrategy kCut[] = {ShardingStrategy::optim, ShardingStrategy::optim_grads,
+                                     ShardingStrategy::optim_grads_params};
+
+comm::World& world() {
+  static const std::unique_ptr<comm::World> joined = comm::World::join();
+  return *joined;
+}
+
+std::string text_of(ShardingStrategy strategy) {
+  return std::string(config::enum_name(strategy));
+}
+
+template <class D>
+config::Config config_of(int64_t ranks, int64_t micro_batches, bool llama = true) {
+  config::Config c = capstan::testing::tiny_config(llama, ranks);
+  c.train.device = D::type == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::guard;
+  c.model.num_layers = 3;
+  c.model.ffn_hidden_size = 70;
+  c.optimizer.adam_eps = 1e-4;  // no gradient is so small that its rounding decides the update
+  c.train.micro_batch_size = 1;
+  c.train.global_batch_size = ranks * micro_batches;
+  return c;
+}
+
+// What a run ended with; parameters and moments of all ranks together, by parameter.
+struct Ended {
+  std::vector<double> losses, norms;
+  std::vector<std::vector<double>> values;
+};
+
+// The whole of each parameter, or of a state tensor, from the pieces of the world's ranks.
+std::vector<std::vector<double>> gathered(comm::Communicator& group, const FlatStore& store,
+                                          const std::vector<Tensor>* buffers) {
+  std::vector<std::vector<double>> all;
+  for (const auto& parameter : store.parameters())
+    all.emplace_back(static_cast<size_t>(parameter->shape().elements()),
+                     -std::numeric_limits<double>::infinity());
+  for (const auto& piece : store.pieces()) {
+    const auto values = (buffers ? FlatStore::part(piece, piece.range, *buffers) : piece.values).to_floats();
+    std::copy(values.begin(), values.end(),
+              all[static_cast<size_t>(piece.parameter->index())].begin() + piece.range.begin);
+  }
+  for (auto& values : all) comm::all_reduce(group, values, comm::ReduceOp::max);
+  return all;
+}
+
+Ended run(const config::Config& config, comm::World& in, int steps = 2, TapeObserver* observer = nullptr) {
+  train::Loop loop(config, in);
+  loop.initialise();
+  loop.observe(observer);
+  const auto data = train::open_datasets(config, nullptr);
+  data::Loader loader(data[0], loop.loader_options());
+  train::StepTimers timers;
+  Ended ended;
+  for (int s = 0; s < steps; ++s) {
+    timers.start_step();
+    const auto result = loop.step(loader, timers);
+    ended.losses.push_back(result.loss);
+    ended.norms.push_back(result.gradient_norm);
+  }
+  ended.values = gathered(in.communicator(), loop.store(), nullptr);
+  for (const auto& state : loop.optimizer().state())
+    for (auto& values : gathered(in.communicator(), loop.store(), &state.buffers))
+      ended.values.push_back(std::move(values));
+  return ended;
+}
+
+void check_close(const std::vector<double>& a, const std::vector<double>& b, double bound) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double distance = std::abs(a[i] - b[i]) / (std::abs(b[i]) + 1);
+    if (!(distance <= worst)) worst = distance;
+  }
+  CHECK(worst <= bound);
+}
+// bound 0: bit by bit. Norms are sums over the owners' parts: equal but for the order of a sum in double.
+void check_same(const Ended& a, const Ended& b, double bound) {
+  check_close(a.losses, b.losses, bound);
+  check_close(a.norms, b.norms, std::max(bound, 1e-12));
+  REQUIRE(a.values.size() == b.values.size());
+  for (size_t i = 0; i < a.values.size(); ++i) check_close(a.values[i], b.values[i], bound);
+}
+
+// Everything that was observed, and the most memory of two owners at any of those moments.
+class Events final : public TapeObserver {
+ public:
+  void observe(const TapeEvent& event) override {
+    names.push_back(std::string(1, event.phase) + " " + event.name);
+    if (!device) return;
+    const auto& now = device->memory().now_by_owner;
+    for (size_t i = 0; i < now.size(); ++i) most[i] = std::max(most[i], now[i]);
+  }
+  size_t first(const std::string& name) const {
+    return static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+  }
+  std::vector<std::string> names;
+  Device* device = nullptr;
+  std::array<int64_t, kMemoryOwners> most{};
+};
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of plain data parallelism", D,
+                   EVERY_DEVICE) {
+  const int64_t ranks = world().size();
+  for (const int64_t micro_batches : {1, 3}) {
+    auto config = config_of<D>(ranks, micro_batches);
+    const Ended plain = run(config, world());
+    {
+      test::AloneWorld alone;
+      auto one = config;
+      one.dist.world_size = 1, one.dist.data_parallel_size = 1;
+      const Ended single = run(one, alone);
+      check_close(plain.losses, single.losses, 1e-5);
+      check_close(plain.norms, single.norms, 1e-5);
+    }
+    for (const bool overlap : {false, true})
+      for (const int64_t bucket : {3000, 1, 40'000'000}) {
+        if (ranks > 2 && bucket != 3000) continue;  // many processes on few cores: one size will do
+        config.ddp.bucket_size = bucket;
+        config.ddp.overlap_grad_reduce = overlap;
+        config.ddp.overlap_param_gather = false;
+        config.ddp.data_parallel_sharding_strategy = ShardingStrategy::no_shard;
+        CAPTURE(micro_batches);
+        CAPTURE(overlap);
+        CAPTURE(bucket);
+        check_same(run(config, world()), plain, 0);
+        config.ddp.overlap_param_gather = overlap;
+        for (const auto strategy : kCut) {
+          CAPTURE(text_of(strategy));
+          config.ddp.data_parallel_sharding_strategy = strategy;
+          // Cut gradients are summed over ranks first, then over micro-batches.
+          const bool same_order = micro_batches == 1 || strategy == ShardingStrategy::optim || ranks == 1;
+          check_same(run(config, world()), plain, same_order ? 0 : 1e-6);
+        }
+      }
+  }
+}
+
+TEST_CASE_TEMPLATE("bf16 parameters, gradients that travel in bf16, tied embeddings and recomputation", D,
+                   EVERY_DEVICE) {
+  const int64_t ranks = world().size();
+  for (const bool llama : {true, false})  // the other one ties its embeddings
+    for (const bool bf16_gradients : {false, true}) {
+      auto config = config_of<D>(ranks, 1, llama);
+      config.mixed_precision.params_dtype = config::Precision::bf16;
+      config.mixed_precision.grad_reduce_in_fp32 = !bf16_gradients;
+      config.ddp.bucket_size = 5000;
+      const Ended plain = run(config, world());
+      config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = true;
+      for (const auto strategy : kCut) {
+        CAPTURE(text_of(strategy));
+        CAPTURE(llama);
+        CAPTURE(bf16_gradients);
+        config.ddp.data_parallel_sharding_strategy = strategy;
+        check_same(run(config, world()), plain, 0);
+        auto again = config;
+        again.model.recompute_granularity = config::RecomputeGranularity::full;
+        again.model.recompute_method = config::RecomputeMethod::uniform;
+        again.model.recompute_num_layers = 2;
+        check_same(run(again, world()), plain, 0);
+      }
+    }
+}
+
+TEST_CASE_TEMPLATE("instances of the optimizer (HSDP): cut within, reduced between, or cut over both", D,
+                   EVERY_DEVICE) {
+  const int64_t ranks = world().size();
+  if (ranks != 4) return;
+  for (const int64_t micro_batches : {1, 3})
+    for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
+      auto config = config_of<D>(ranks, micro_batches);
+      config.mixed_precision.params_dtype = precision;
+      config.ddp.bucket_size = 5000;
+      const Ended plain = run(config, world());
+      config.ddp.num_distributed_optimizer_instances = 2;
+      for (const auto outer : {ShardingStrategy::no_shard, ShardingStrategy::optim})
+        for (const auto strategy : kCut) {
+          CAPTURE(text_of(strategy));
+          CAPTURE(text_of(outer));
+          config.ddp.outer_dp_sharding_strategy = outer;
+          config.ddp.data_parallel_sharding_strategy = strategy;
+          check_same(run(config, world()), plain, precision == config::Precision::fp32 ? 1e-6 : 2e-2);
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("a rank holds what flat_store.hpp says, by owner", D, EVERY_DEVICE) {
+  const int64_t ranks = world().size();
+  for (const bool half : {false, true})
+    for (const bool overlap : {false, true})
+      for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
+                                  ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+        CAPTURE(text_of(strategy));
+        CAPTURE(half);
+        CAPTURE(overlap);
+        CAPTURE(ranks);
+        auto config = config_of<D>(ranks, 2);
+        config.model.hidden_size = 192, config.model.kv_channels = 32, config.model.ffn_hidden_size = 384;
+        config.mixed_precision.params_dtype = half ? config::Precision::bf16 : config::Precision::fp32;
+        config.ddp.data_parallel_sharding_strategy = strategy;
+        config.ddp.bucket_size = 150'000;
+        config.ddp.overlap_grad_reduce = overlap;
+        config.ddp.overlap_param_gather = overlap && strategy != ShardingStrategy::no_shard;
+        train::Loop loop(config, world());
+        loop.initialise();
+        Events events;
+        events.device = &loop.device();
+        loop.observe(&events);
+        const auto data = train::open_datasets(config, nullptr);
+        data::Loader loader(data[0], loop.loader_options());
+        train::StepTimers timers;
+        timers.start_step();
+        loop.step(loader, timers);
+
+        const bool cut = strategy != ShardingStrategy::no_shard && ranks > 1,
+                   cut_gradients = cut && strategy != ShardingStrategy::optim,
+                   cut_parameters = cut && strategy == ShardingStrategy::optim_grads_params;
+        const auto layout = parallel::plan_buckets(
+            loop.model().parameters(),
+            {.bucket_elements = 150'000, .cuts = ranks, .by_block = cut_parameters, .trains = nullptr});
+        int64_t b = 0, largest = 0, two_blocks = 0, two_buckets = 0;
+        std::vector<int64_t> block(layout.blocks.size());
+        for (size_t i = 0; i < layout.buckets.size(); ++i) {
+          const int64_t n = layout.buckets[i].elements;
+          b += n;
+          block[layout.buckets[i].block] += n;
+          if (i > 0) two_buckets = std::max(two_buckets, n + layout.buckets[i - 1].elements);
+          largest = std::max(largest, n);
+        }
+        for (size_t i = 0; i + 1 < block.size(); ++i)
+          two_blocks = std::max(two_blocks, block[i] + block[i + 1]);
+        const int64_t widest_block = *std::max_element(block.begin(), block.end());
+        const int64_t P = half ? 2 : 4, S = cut ? ranks : 1;
+        const auto owner = [](MemoryOwner o) { return static_cast<size_t>(o); };
+        const auto near = [&](int64_t got, int64_t formula, const char* what) {
+          CAPTURE(what);
+          CHECK(static_cast<double>(got) >= 0.98 * static_cast<double>(formula));
+          // Blocks of the allocator are up to an eighth larger than what was asked for.
+          CHECK(static_cast<double>(got) <= 1.02 * static_cast<double>(formula) * 1.125 + 512.0 * 64);
+        };
+        near(events.most[owner(MemoryOwner::parameters)],
+             cut_parameters ? P * b / S + P * (overlap ? two_blocks : widest_block) : P * b, "parameters");
+        near(events.most[owner(MemoryOwner::main_parameters)], half ? 4 * b / S : 0, "main copies");
+        near(events.most[owner(MemoryOwner::gradients)],
+             cut_gradients ? 4 * b / S + 4 * (overlap ? two_buckets : largest) : 4 * b, "gradients");
+        near(events.most[owner(MemoryOwner::moments)], 8 * b / S, "moments");
+      }
+}
+
+TEST_CASE("a step sends the bytes that flat_store.hpp says") {
+  const int64_t ranks = world().size();
+  for (const bool half : {false, true})
+    for (const int64_t micro_batches : {1, 3})
+      for (const bool overlap : {false, true})
+        for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
+                                    ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+          CAPTURE(text_of(strategy));
+          CAPTURE(half);
+          CAPTURE(micro_batches);
+          CAPTURE(overlap);
+          auto config = config_of<test::Cpu>(ranks, micro_batches);
+          config.mixed_precision.params_dtype = half ? config::Precision::bf16 : config::Precision::fp32;
+          config.mixed_precision.grad_reduce_in_fp32 = !half;
+          config.ddp.data_parallel_sharding_strategy = strategy;
+          config.ddp.bucket_size = 3000;
+          config.ddp.overlap_grad_reduce = overlap;
+          config.ddp.overlap_param_gather = overlap && strategy != ShardingStrategy::no_shard;
+          test::CountingWorld counting(world());
+          train::Loop loop(config, counting);
+          loop.initialise();
+          const auto data = train::open_datasets(config, nullptr);
+          data::Loader loader(data[0], loop.loader_options());
+          train::StepTimers timers;
+          timers.start_step();
+          loop.step(loader, timers);
+          const int64_t before = counting.sent["shard"];
+          timers.start_step();
+          loop.step(loader, timers);
+          const int64_t sent = counting.sent["shard"] - before;
+
+          const bool blocks = strategy == ShardingStrategy::optim_grads_params && ranks > 1;
+          const auto layout = parallel::plan_buckets(
+              loop.model().parameters(),
+              {.bucket_elements = 3000, .cuts = ranks, .by_block = blocks, .trains = nullptr});
+          int64_t b = 0;
+          std::vector<int64_t> block(layout.blocks.size());
+          for (const auto& bucket : layout.buckets)
+            b += bucket.elements, block[bucket.block] += bucket.elements;
+          const int64_t G = half ? 2 : 4, P = G, M = micro_batches;
+          int64_t bytes = 0;
+          if (strategy == ShardingStrategy::no_shard) bytes = 2 * G * b;
+          if (strategy == ShardingStrategy::optim) bytes = (G + P) * b;
+          if (strategy == ShardingStrategy::optim_grads) bytes = (M * G + P) * b;
+          if (strategy == ShardingStrategy::optim_grads_params) {
+            // The embedding's block is used by no backward pass, and the last block is still there when one begins.
+            const size_t n = block.size();
+            int64_t gathered = 0;
+            if (overlap)  // gathered ahead: blocks 0 and 1 stay between passes, as the last two do
+              gathered = b + M * (b - block[n - 1] - block[n - 2]) + (M - 1) * (b - block[0] - block[1]);
+            else
+              gathered = M * b + M * (b - block[n - 1] - block[0]);
+            bytes = M * G * b + P * gathered;
+          }
+          // Norms and the like are a few numbers.
+          CHECK(static_cast<double>(sent) ==
+                doctest::Approx(static_cast<double>(bytes * (ranks - 1) / ranks)).epsilon(0.02));
+        }
+}
+
+TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, gathers before the compute", D,
+                   EVERY_DEVICE) {
+  if (world().size() == 1) return;
+  for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
+                              ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params})
+    for (const bool recompute : {false, true}) {
+      CAPTURE(text_of(strategy));
+      CAPTURE(recompute);
+      auto config = config_of<D>(world().size(), 1);
+      if (recompute) {
+        config.model.recompute_granularity = config::RecomputeGranularity::full;
+        config.model.recompute_method = config::RecomputeMethod::uniform;
+        config.model.recompute_num_layers = 1;
+      }
+      config.ddp.data_parallel_sharding_strategy = strategy;
+      config.ddp.bucket_size = 3000;
+      config.ddp.overlap_grad_reduce = true;
+      config.ddp.overlap_param_gather = strategy != ShardingStrategy::no_shard;
+      Events events;
+      run(config, world(), 1, &events);
+      // Bucket 0 holds the last layers: its sum starts while earlier layers' backward is still to come, and nobody waits
+      // for it before that.
+      const size_t start = events.first("C start reduce bucket 0"),
+                   wait = events.first("C wait reduce bucket 0");
+      REQUIRE(wait < events.names.size());
+      const auto works = [&](size_t from, size_t to, char phase) {
+        return std::count_if(events.names.begin() + static_cast<std::ptrdiff_t>(from),
+                             events.names.begin() + static_cast<std::ptrdiff_t>(to),
+                             [&](const std::string& name) { return name[0] == phase; });
+      };
+      CHECK(works(start, events.names.size(), 'B') > 10);
+      CHECK(works(start, wait, 'B') > 0);
+      if (strategy != ShardingStrategy::optim_grads_params) continue;
+      // The gather of layer 1 starts before layer 0 computes anything, and layer 0's backward finds its parameters asked for
+      // before layer 1's backward has begun.
+      const size_t layer0 = events.first("C wait gather layer 0"),
+                   layer1 = events.first("C start gather layer 1");
+      REQUIRE(layer1 < events.names.size());
+      CHECK(layer1 > layer0);
+      CHECK(works(layer0, layer1, 'F') == 0);
+      const auto last = [&](const std::string& name) {
+        return events.names.size() - 1 -
+               static_cast<size_t>(std::find(events.names.rbegin(), events.names.rend(), name) -
+                                   events.names.rbegin());
+      };
+      CHECK(last("C start gather layer 0") < last("C wait gather layer 0"));
+      CHECK(works(last("C start gather layer 0"), last("C wait gather layer 0"), 'B') > 2);
+    }
+}
+
+TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and changes nothing for the rest", D,
+                   EVERY_DEVICE) {
+  const int64_t ranks = world().size();
+  const auto config = config_of<D>(ranks, 1);
+  const auto trains = [](const Parameter& parameter) {
+    return parameter.spec().name.find("mlp") == std::string::npos;
+  };
+  const auto step = [&](ShardingStrategy strategy, DType compute, bool frozen) {
+    const auto device = D::make(1);
+    const auto model = models::build(config.model);
+    FlatStore::Options options;
+    options.compute = compute;
+    options.sharding = strategy;
+    options.bucket_elements = 3000;
+    options.overlap_param_gather = options.overlap_grad_reduce = true;
+    if (frozen) options.trains = trains;
+    parallel::StoreGroups groups;
+    groups.shard = &world().communicator();
+    FlatStore store(*device, model->parameters(), groups, options);
+    train::initialise_parameters(store, 7, *device->context().pool);
+    const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
+    data::MicroBatch shape;
+    shape.rows = 1, shape.sequence_length = 24;
+    for (int i = 0; i < 24; ++i) {
+      shape.tokens.push_back((i * 7 + world().rank()) % 61), shape.labels.push_back((i * 5 + 3) % 61);
+      shape.loss_mask.push_back(1), shape.position_ids.push_back(i);
+    }
+    shape.sample_ids.push_back(0);
+    store.zero_gradients();
+    store.begin_step(static_cast<int>(model->parameters().size()));
+    store.begin_last_micro_batch();
+    StepContext context{*device, store};
+    Tape tape(context);
+    model->forward(tape, train::upload(*device, shape, false), {});
+    tape.backward({{"loss", Tensor::from_host<float>(*device, {1}, std::vector<float>{1})}});
+    store.finish_gradients();
+    optimizer->step({.lr = 0.01});
+    store.after_update();
+    int64_t state = 0;
+    for (const Tensor& t : optimizer->state()[0].buffers) state += t.elements();
+    return std::pair(gathered(world().communicator(), store, nullptr), state);
+  };
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const auto [all, all_state] = step(ShardingStrategy::no_shard, compute, false);
+    const auto [plain, plain_state] = step(ShardingStrategy::no_shard, compute, true);
+    CHECK(plain_state < all_state);
+    for (const auto strategy : kCut) {
+      CAPTURE(text_of(strategy));
+      const auto [values, state] = step(strategy, compute, true);
+      CHECK(values == plain);
+      CHECK(state * ranks <= plain_state * 2);
+    }
+    const auto model = models::build(config.model);
+    for (const auto& parameter : model->parameters()) {
+      const auto i = static_cast<size_t>(parameter->index());
+      if (trains(*parameter))
+        CHECK_MESSAGE(plain[i] == all[i], parameter->name());
+      else
+        CHECK_MESSAGE(plain[i] != all[i], parameter->name());
+    }
+  }
+}

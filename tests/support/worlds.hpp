@@ -1,0 +1,81 @@
+// Worlds for tests that run among the ranks of another: one rank alone, and one whose sent bytes are counted.
+#pragma once
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "comm/world.hpp"
+
+namespace capstan::test {
+
+struct AloneWorld final : comm::World {
+  std::unique_ptr<comm::Communicator> self = comm::make_self_communicator("world");
+  std::string name = "here";
+  comm::Communicator& communicator() override { return *self; }
+  int local_rank() const override { return 0; }
+  int local_size() const override { return 1; }
+  const std::string& host() const override { return name; }
+  [[noreturn]] void abort(int) override { std::abort(); }
+};
+
+// Bytes that this rank sends to others, by group.
+using SentBytes = std::map<std::string, int64_t>;
+
+class CountingCommunicator final : public comm::Communicator {
+ public:
+  CountingCommunicator(comm::Communicator& real, SentBytes& sent) : real_(&real), sent_(sent) {}
+  CountingCommunicator(std::unique_ptr<comm::Communicator> real, SentBytes& sent)
+      : own_(std::move(real)), real_(own_.get()), sent_(sent) {}
+  int rank() const override { return real_->rank(); }
+  int size() const override { return real_->size(); }
+  const std::string& name() const override { return real_->name(); }
+  std::unique_ptr<comm::Communicator> split(int color, int key, const std::string& name) override {
+    return std::make_unique<CountingCommunicator>(real_->split(color, key, name), sent_);
+  }
+  comm::WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes) override {
+    count(bytes * (size() - 1));
+    return real_->start_all_gather(mine, all, bytes);
+  }
+  comm::WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes) override {
+    count(bytes * (size() - 1));
+    return real_->start_all_to_all(send, receive, bytes);
+  }
+  comm::WorkHandle start_broadcast(void* data, int64_t bytes, int root) override {
+    if (rank() == root) count(bytes);
+    return real_->start_broadcast(data, bytes, root);
+  }
+  comm::WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
+    count(bytes);
+    return real_->start_send(data, bytes, to, tag);
+  }
+  comm::WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) override {
+    return real_->start_receive(data, bytes, from, tag);
+  }
+  void barrier() override { real_->barrier(); }
+
+ private:
+  void count(int64_t bytes) { sent_[name()] += bytes; }
+  std::unique_ptr<comm::Communicator> own_;
+  comm::Communicator* real_;
+  SentBytes& sent_;
+};
+
+struct CountingWorld final : comm::World {
+  explicit CountingWorld(comm::World& w) : real(w) {}
+  comm::World& real;
+  SentBytes sent;
+  CountingCommunicator counting{real.communicator(), sent};
+  comm::Communicator& communicator() override { return counting; }
+  int local_rank() const override { return real.local_rank(); }
+  int local_size() const override { return real.local_size(); }
+  const std::string& host() const override { return real.host(); }
+  [[noreturn]] void abort(int code) override {
+    real.abort(code);
+    std::abort();
+  }
+};
+
+}  // namespace capstan::test

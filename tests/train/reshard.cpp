@@ -1,0 +1,259 @@
+// Checkpoints over layouts: what one sharding strategy saved, every other one loads, bit by bit.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <limits>
+#include <numeric>
+#include <random>
+
+#include "comm/reduce.hpp"
+#include "support/shards.hpp"
+#include "support/tiny.hpp"
+#include "train/loop.hpp"
+#include "train/shard_rectangles.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+using config::ShardingStrategy;
+
+namespace {
+
+comm::World& world() {
+  static const std::unique_ptr<comm::World> joined = comm::World::join();
+  return *joined;
+}
+
+struct Layout {
+  ShardingStrategy sharding, outer = ShardingStrategy::no_shard;
+  int64_t instances = 1;
+  bool overlap = false;
+};
+
+std::vector<Layout> layouts() {
+  std::vector<Layout> all{{ShardingStrategy::no_shard},
+                          {ShardingStrategy::optim},
+                          {ShardingStrategy::optim_grads, ShardingStrategy::no_shard, 1, true},
+                          {ShardingStrategy::optim_grads_params, ShardingStrategy::no_shard, 1, true}};
+  if (world().size() == 4)
+    all.insert(all.end(), {{ShardingStrategy::optim, ShardingStrategy::no_shard, 2},
+                           {ShardingStrategy::optim_grads_params, ShardingStrategy::optim, 2, true}});
+  return all;
+}
+
+config::Config config_of(const Layout& layout) {
+  config::Config c = capstan::testing::tiny_config(true, world().size());
+  c.model.ffn_hidden_size = 70;
+  c.train.micro_batch_size = 1;
+  c.train.global_batch_size = world().size();
+  c.ddp.data_parallel_sharding_strategy = layout.sharding;
+  c.ddp.outer_dp_sharding_strategy = layout.outer;
+  c.ddp.num_distributed_optimizer_instances = layout.instances;
+  c.ddp.overlap_grad_reduce = c.ddp.overlap_param_gather = layout.overlap;
+  c.ddp.bucket_size = 5000;
+  return c;
+}
+
+double step(Loop& loop, const config::Config& config) {
+  const auto data = open_datasets(config, nullptr);
+  data::Loader loader(data[0], loop.loader_options());
+  StepTimers timers;
+  timers.start_step();
+  return loop.step(loader, timers).loss;
+}
+
+// Parameters and moments, whole, from the pieces of all ranks.
+std::vector<std::vector<double>> gathered(Loop& loop) {
+  std::vector<std::vector<double>> all;
+  const auto add = [&](const std::vector<Tensor>* buffers) {
+    const size_t first = all.size();
+    for (const auto& parameter : loop.store().parameters())
+      all.emplace_back(static_cast<size_t>(parameter->shape().elements()),
+                       -std::numeric_limits<double>::infinity());
+    for (const auto& piece : loop.store().pieces()) {
+      const auto values =
+          (buffers ? parallel::FlatStore::part(piece, piece.range, *buffers) : piece.values).to_floats();
+      std::copy(values.begin(), values.end(),
+                all[first + static_cast<size_t>(piece.parameter->index())].begin() + piece.range.begin);
+    }
+  };
+  add(nullptr);
+  for (const auto& state : loop.optimizer().state()) add(&state.buffers);
+  for (auto& values : all) comm::all_reduce(world().communicator(), values, comm::ReduceOp::max);
+  return all;
+}
+
+std::filesystem::path scratch() {
+  int64_t id = ::getpid();
+  world().communicator().broadcast(&id, sizeof id, 0);
+  return std::filesystem::temp_directory_path() / ("capstan-reshard-" + std::to_string(id));
+}
+
+}  // namespace
+
+TEST_CASE("what a strategy saves, every strategy loads: parameters and moments bitwise, the next loss the same") {
+  const auto root = scratch();
+  const auto all = layouts();
+  std::vector<std::vector<std::vector<double>>> saved;
+  std::vector<double> next;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto config = config_of(all[i]);
+    Loop loop(config, world());
+    loop.initialise();
+    step(loop, config);
+    step(loop, config);
+    SavePlan plan;
+    plan.root = root / std::to_string(i);
+    plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+    save_state(world(), plan, loop.state(), loop.store(), loop.optimizer());
+    saved.push_back(gathered(loop));
+    next.push_back(step(loop, config));
+  }
+  for (size_t from = 0; from < all.size(); ++from)
+    for (size_t to = 0; to < all.size(); ++to) {
+      CAPTURE(from);
+      CAPTURE(to);
+      const auto config = config_of(all[to]);
+      Loop loop(config, world());
+      loop.initialise();
+      std::vector<std::string> refused;
+      const auto found = find_checkpoint(world(), root / std::to_string(from), refused);
+      REQUIRE(found);
+      auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
+      loop.state() = load_state(reader, loop.store(), &loop.optimizer());
+      CHECK(loop.optimizer().steps() == 2);
+      CHECK(gathered(loop) == saved[from]);
+      CHECK(step(loop, config) == doctest::Approx(next[from]).epsilon(1e-6));
+    }
+  // Weights alone, as evaluation reads them.
+  for (size_t from = 0; from < all.size(); ++from) {
+    const auto config = config_of(all[from]);
+    Loop loop(config, world());
+    std::vector<std::string> refused;
+    auto reader = checkpoint::Reader::open(
+        find_checkpoint(world(), root / std::to_string(from), refused)->path, checkpoint::Depth::structure);
+    load_parameters(reader, loop.store());
+    const auto values = gathered(loop);
+    for (size_t p = 0; p < loop.model().parameters().size(); ++p) CHECK(values[p] == saved[from][p]);
+  }
+  world().communicator().barrier();
+  if (world().rank() == 0) std::filesystem::remove_all(root);
+}
+
+TEST_CASE("initial values do not depend on how parameters are cut") {
+  std::vector<std::vector<double>> expected;
+  for (const Layout& layout : layouts()) {
+    const auto config = config_of(layout);
+    Loop loop(config, world());
+    loop.initialise();
+    const auto values = gathered(loop);
+    if (expected.empty()) {
+      expected = values;
+      for (const auto& parameter : loop.model().parameters()) {
+        const auto whole =
+            test::initial_values(parameter->spec(), static_cast<uint64_t>(config.rng.seed));
+        CHECK(std::vector<double>(whole.begin(), whole.end()) ==
+              values[static_cast<size_t>(parameter->index())]);
+      }
+    }
+    CHECK(values == expected);
+  }
+}
+
+TEST_CASE("rectangles of shards: every cell of the global tensor once over tensor and data ranks, in its place") {
+  if (world().rank() != 0) return;
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    std::mt19937 random(seed);
+    const auto draw = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    const int tensor = static_cast<int>(draw(1, 4));
+    const auto data = draw(1, 5);
+    ParamSpec spec{.name = "weight"};
+    const int rank = static_cast<int>(draw(0, 3));
+    std::vector<int64_t> sizes;
+    for (int d = 0; d < rank; ++d) sizes.push_back(draw(1, 6));
+    if (rank > 0 && draw(0, 3) > 0) {
+      const int dim = static_cast<int>(draw(0, rank - 1));
+      spec.sharding = {MeshAxis::tensor, dim};
+      const auto d = static_cast<size_t>(dim);
+      switch (draw(0, 2)) {
+        case 0:
+          sizes[d] *= tensor;
+          break;
+        case 1:
+          spec.sharding.blocks = 2;
+          sizes[d] *= tensor * 2;
+          break;
+        default:  // groups of heads, fewer than the ranks or as many
+          spec.sharding.groups = tensor % 2 == 0 ? draw(1, 2) * tensor / 2 : tensor;
+          spec.sharding.shared = draw(1, 2) * 2;
+          sizes[d] = spec.sharding.groups * (spec.sharding.shared + sizes[d] * tensor);
+      }
+    }
+    spec.shape = Shape(std::span<const int64_t>(sizes));
+    CAPTURE(seed);
+    CAPTURE(spec.shape.text());
+    std::vector<checkpoint::Rectangle> written;
+    for (int t = 0; t < tensor; ++t) {
+      const Parameter parameter(spec, 0, t, tensor);
+      const int64_t count = parameter.shape().elements();
+      std::vector<int64_t> global_of(static_cast<size_t>(count), 0);
+      if (rank > 0)
+        test::for_each_element(parameter, [&](int64_t local, int64_t global, const ShardRun&) {
+          global_of[static_cast<size_t>(local)] = global;
+        });
+      // Data ranks hold ranges of any size.
+      std::vector<int64_t> cuts{0, count};
+      for (int64_t r = 1; r < data; ++r) cuts.push_back(draw(0, count));
+      std::sort(cuts.begin(), cuts.end());
+      for (size_t r = 0; r + 1 < cuts.size(); ++r) {
+        int64_t at = cuts[r];
+        for (const ShardRectangle& part :
+             shard_rectangles(spec.shape, parameter.shard(), {cuts[r], cuts[r + 1] - cuts[r]})) {
+          REQUIRE(checkpoint::fits(part.where, sizes_of(spec.shape)));
+          REQUIRE(part.elements.begin == at);
+          REQUIRE(part.elements.count == checkpoint::element_count(part.where.sizes));
+          if (part.owned && (spec.sharding.axis == MeshAxis::tensor || t == 0)) written.push_back(part.where);
+          // Row-major through the rectangle: each element is the global cell that the plain arithmetic says.
+          std::vector<int64_t> index = part.where.offsets;
+          bool same = true;
+          for (int64_t e = 0; e < part.elements.count; ++e) {
+            int64_t flat = 0;
+            for (size_t d = 0; d < index.size(); ++d) flat = flat * sizes[d] + index[d];
+            same &= global_of[static_cast<size_t>(at + e)] == flat;
+            for (size_t d = index.size(); d-- > 0;) {
+              if (++index[d] < part.where.offsets[d] + part.where.sizes[d]) break;
+              index[d] = part.where.offsets[d];
+            }
+          }
+          CHECK(same);
+          at += part.elements.count;
+        }
+        REQUIRE(at == cuts[r + 1]);
+      }
+    }
+    const auto problem = checkpoint::tiling_problem(sizes_of(spec.shape), written);
+    CHECK_MESSAGE(!problem, problem.value_or(""));
+  }
+}
+
+TEST_CASE("shares of what several ranks hold: disjoint, complete, and spread") {
+  for (const int64_t count : {int64_t{1}, int64_t{100}, int64_t{16384}, int64_t{100'001}, int64_t{5'000'000}})
+    for (const int64_t holders : {1, 2, 3, 7})
+      for (const int64_t turn : {0, 1, 5}) {
+        std::vector<parallel::FlatRange> parts;
+        for (int64_t place = 0; place < holders; ++place) {
+          const auto part = parallel::share_of({11, count}, place, holders, turn);
+          if (part.count > 0) parts.push_back(part);
+          CHECK(part.count <= std::max<int64_t>(16384, (count + holders - 1) / holders + 64));
+        }
+        std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+        int64_t at = 11;
+        for (const auto& part : parts) {
+          CHECK(part.begin == at);
+          at = part.end();
+        }
+        CHECK(at == 11 + count);
+      }
+}
