@@ -91,7 +91,8 @@ std::filesystem::path scratch() {
 
 }  // namespace
 
-TEST_CASE("what a strategy saves, every strategy loads: parameters and moments bitwise, the next loss the same") {
+TEST_CASE(
+    "what a strategy saves, every strategy loads: parameters and moments bitwise, the next loss the same") {
   const auto root = scratch();
   const auto all = layouts();
   std::vector<std::vector<std::vector<double>>> saved;
@@ -150,8 +151,7 @@ TEST_CASE("initial values do not depend on how parameters are cut") {
     if (expected.empty()) {
       expected = values;
       for (const auto& parameter : loop.model().parameters()) {
-        const auto whole =
-            test::initial_values(parameter->spec(), static_cast<uint64_t>(config.rng.seed));
+        const auto whole = test::initial_values(parameter->spec(), static_cast<uint64_t>(config.rng.seed));
         CHECK(std::vector<double>(whole.begin(), whole.end()) ==
               values[static_cast<size_t>(parameter->index())]);
       }
@@ -160,7 +160,8 @@ TEST_CASE("initial values do not depend on how parameters are cut") {
   }
 }
 
-TEST_CASE("rectangles of shards: every cell of the global tensor once over tensor and data ranks, in its place") {
+TEST_CASE(
+    "rectangles of shards: every cell of the global tensor once over tensor and data ranks, in its place") {
   if (world().rank() != 0) return;
   for (unsigned seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
