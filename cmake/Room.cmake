@@ -12,11 +12,12 @@ function(capstan_room name)
   target_link_libraries(capstan_${name} PRIVATE ${ROOM_LIBRARIES})
 endfunction()
 
-# capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N] [LABELS …] [TIMEOUT S])
+# capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [LABELS …] [TIMEOUT S])
 #   One doctest program test_NAME, registered with CTest. The tests of a room share one program: doctest's main is
-#   compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`).
+#   compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`);
+#   several N make the tests NAME_ranksN of the one program.
 function(capstan_test name)
-  cmake_parse_arguments(TEST "" "RANKS;TIMEOUT" "SOURCES;USES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "" "TIMEOUT" "SOURCES;USES;LIBRARIES;LABELS;RANKS" ${ARGN})
   if(CAPSTAN_FUZZ)
     return()
   endif()
@@ -27,9 +28,16 @@ function(capstan_test name)
   endforeach()
   target_compile_definitions(test_${name} PRIVATE
     CAPSTAN_SOURCE_DIR="${PROJECT_SOURCE_DIR}" CAPSTAN_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  list(LENGTH TEST_RANKS worlds)
+  set(names ${name})
+  if(worlds GREATER 1)
+    list(TRANSFORM TEST_RANKS PREPEND ${name}_ranks OUTPUT_VARIABLE names)
+  endif()
   if(TEST_RANKS)
-    add_test(NAME ${name} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
-                                  ${MPIEXEC_NUMPROC_FLAG} ${TEST_RANKS} $<TARGET_FILE:test_${name}>)
+    foreach(test ranks IN ZIP_LISTS names TEST_RANKS)
+      add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
+                                    ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:test_${name}>)
+    endforeach()
     list(APPEND TEST_LABELS ranks)
   else()
     add_test(NAME ${name} COMMAND test_${name})
@@ -43,5 +51,5 @@ function(capstan_test name)
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 900)  # the slowest under a sanitizer on a busy machine
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${TEST_LABELS}" TIMEOUT ${TEST_TIMEOUT})
+  set_tests_properties(${names} PROPERTIES LABELS "${TEST_LABELS}" TIMEOUT ${TEST_TIMEOUT})
 endfunction()

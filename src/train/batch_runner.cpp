@@ -38,7 +38,8 @@ BatchRunner::Sums BatchRunner::run(int64_t micro_batches, const Source& source, 
   source_ = &source;
   timers_ = timers;
   context_.observer = observer;
-  loaded_ = forwards_ = 0;
+  forwards_ = 0;
+  rows_.clear();
   sums_ = {};
   batches_.clear();
   tapes_.clear();  // of a step that did not end
@@ -57,24 +58,25 @@ BatchRunner::Sums BatchRunner::run(int64_t micro_batches, const Source& source, 
   return std::move(sums_);
 }
 
-const models::Batch& BatchRunner::batch(int64_t micro_batch) {
-  while (loaded_ <= micro_batch) {
+void BatchRunner::load(int64_t micro_batch) {
+  for (auto next = static_cast<int64_t>(rows_.size()); next <= micro_batch; ++next) {
     enter(Phase::data);
-    const data::MicroBatch& micro = (*source_)(loaded_);
-    batches_[loaded_++] = upload(context_.device, micro, timers_ && dropout_, cut_);
+    const data::MicroBatch& micro = (*source_)(next);
+    const models::Batch& batch = batches_[next] = upload(context_.device, micro, timers_ && dropout_, cut_);
+    rows_.push_back(batch.batch * batch.seq);
     if (model_.stages().back().head) sums_.tokens += loss_tokens(micro, cut_);
   }
-  return batches_.at(micro_batch);
 }
 
 Tensor BatchRunner::boundary(int64_t micro_batch) {
-  const models::Batch& b = batch(micro_batch);
+  load(micro_batch);
   const int64_t ranks = links_.tensor.cuts_rows() ? links_.tensor.size() : 1;
-  return Tensor::empty(context_.device, {b.batch * b.seq / ranks, model_.hidden()}, stream_type_);
+  return Tensor::empty(context_.device, {rows_[static_cast<size_t>(micro_batch)] / ranks, model_.hidden()},
+                       stream_type_);
 }
 
 Tensor BatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& stream) {
-  const models::Batch& b = batch(micro_batch);
+  load(micro_batch);
   enter(Phase::forward);
   if (context_.observer) context_.observer->micro_batch(micro_batch);
   const bool training = timers_ != nullptr;
@@ -84,7 +86,7 @@ Tensor BatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& st
   models::ForwardOptions options;
   options.training = training;
   options.seed = static_cast<uint64_t>(config_.rng.seed);
-  const auto output = model_.forward_stage(*tape, static_cast<size_t>(chunk), b, input, options);
+  const auto output = model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch), input, options);
   if (output.loss.exact_sum.defined()) sums_.losses.push_back(output.loss.exact_sum);
   if (chunk + 1 == shape_.chunks) batches_.erase(micro_batch);
   if (training) tapes_[{micro_batch, chunk}] = std::move(tape);

@@ -35,7 +35,7 @@ class BatchRunner final : private parallel::PipelineWork {
 
  private:
   Sums run(int64_t micro_batches, const Source& source, StepTimers* timers, TapeObserver* observer);
-  const models::Batch& batch(int64_t micro_batch);
+  void load(int64_t micro_batch);
   void enter(Phase phase) {
     if (timers_) timers_->enter(phase);
   }
@@ -60,8 +60,9 @@ class BatchRunner final : private parallel::PipelineWork {
   const Source* source_ = nullptr;
   StepTimers* timers_ = nullptr;  // null: evaluation
   Sums sums_;
-  int64_t loaded_ = 0, forwards_ = 0;
-  std::map<int64_t, models::Batch> batches_;
+  int64_t forwards_ = 0;
+  std::vector<int64_t> rows_;  // of each micro-batch that was asked for, on this rank
+  std::map<int64_t, models::Batch> batches_;  // until their last forward pass here
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Tape>> tapes_;  // by micro-batch and chunk
 };
 

@@ -35,24 +35,21 @@ void describe(Section<DistConfig>& s) {
       .range(1, 1 << 24)
       .effect(Effect::perf)
       .alias("tp")
-      .alias("model.tensor_model_parallel_size")
-      .not_yet("tensor parallelism", above_one);
+      .alias("model.tensor_model_parallel_size");
   s.field("pipeline_model_parallel_size", &D::pipeline_model_parallel_size)
       .doc("stages that the layers are split into (PP)")
       .unit("ranks")
       .range(1, 1 << 24)
       .effect(Effect::perf)
       .alias("pp")
-      .alias("model.pipeline_model_parallel_size")
-      .not_yet("pipeline parallelism", above_one);
+      .alias("model.pipeline_model_parallel_size");
   s.field("context_parallel_size", &D::context_parallel_size)
       .doc("ranks that share each sequence (CP)")
       .unit("ranks")
       .range(1, 1 << 24)
       .effect(Effect::perf)
       .alias("cp")
-      .alias("model.context_parallel_size")
-      .not_yet("context parallelism", above_one);
+      .alias("model.context_parallel_size");
   s.field("expert_model_parallel_size", &D::expert_model_parallel_size)
       .doc("ranks that the experts are spread over, taken from the data-parallel ranks (EP)")
       .unit("ranks")
@@ -138,7 +135,8 @@ void describe(Section<DistConfig>& s) {
   s.field("pipeline_schedule", &D::pipeline_schedule)
       .doc("order of forward and backward passes")
       .effect(Effect::perf)
-      .used_when<Config>(pipeline, has_pipeline);
+      .used_when<Config>(pipeline, has_pipeline)
+      .not_yet("a zero-bubble schedule", [](const Value& v) { return v.text == "zero_bubble"; });
   s.field("variable_seq_lengths", &D::variable_seq_lengths)
       .doc("micro-batches of different sequence lengths")
       .effect(Effect::perf)

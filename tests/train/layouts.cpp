@@ -1,0 +1,239 @@
+// The equivalence matrix: the same recipe gives the same losses and parameters on every layout as on one rank. Runs on any number
+// of ranks and takes the layouts of that size: six in all, or with CAPSTAN_EVERY_LAYOUT the whole matrix.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+
+#include "base/philox.hpp"
+#include "base/text.hpp"
+#include "checkpoint/reader.hpp"
+#include "config/resolve.hpp"
+#include "train/loop.hpp"
+#include "support/worlds.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+namespace fs = std::filesystem;
+
+namespace {
+
+comm::World& world() {
+  static const std::unique_ptr<comm::World> joined = comm::World::join();
+  return *joined;
+}
+
+#if CAPSTAN_EVERY_LAYOUT
+constexpr bool kAll = true;
+#else
+constexpr bool kAll = false;
+#endif
+
+struct Layout {
+  int ranks;
+  bool fast;  // one of the six
+  const char *recipe, *overrides;
+};
+
+// SP needs TP; ZeRO 1, 2, 3 are optim, optim_grads, optim_grads_params.
+#define SHARD "ddp.data_parallel_sharding_strategy="
+#define FULL "model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1"
+#define DROP "model.hidden_dropout=0.1 model.attention_dropout=0.1"
+constexpr Layout kLayouts[] = {
+    // Every axis alone.
+    {2, true, "gpt", "dist.tp=2"},
+    {2, true, "llama", "dist.tp=2 dist.sp=true comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_num_splits=2"},
+    {2, true, "gpt", "dist.pp=2"},
+    {2, false, "llama", "dist.pp=2 dist.vpp=2 " FULL},
+    {2, true, "llama", "dist.cp=2"},
+    {2, false, "gpt", "dist.cp=2 dist.cp_comm_type=a2a " DROP},
+    {2, false, "llama", "dist.cp=2 dist.cp_comm_type=all_gather"},
+    {2, false, "gpt", SHARD "optim ddp.overlap_grad_reduce=true"},
+    {2, false, "llama", SHARD "optim_grads " FULL},
+    {2, false, "llama", SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true"},
+    {3, false, "gpt", SHARD "optim ddp.bucket_size=2000"},
+    {3, false, "gpt", SHARD "optim_grads_params " DROP},
+    {4, false, "llama", "dist.tp=4 dist.sp=true"},
+    {4, false, "llama", "dist.pp=4 dist.pipeline_schedule=gpipe"},
+    {4, false, "gpt", "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
+    {4, false, "llama", "ddp.num_distributed_optimizer_instances=2 " SHARD "optim"},
+    // Pairs.
+    {4, true, "gpt", "dist.tp=2 dist.pp=2"},
+    {4, false, "llama", "dist.tp=2 dist.cp=2 dist.sp=true " FULL},
+    {4, false, "gpt", "dist.tp=2 dist.sp=true " SHARD "optim"},
+    {4, false, "gpt", "dist.pp=2 dist.cp=2 " DROP},
+    {4, true, "llama", "dist.pp=2 dist.vpp=2 " SHARD "optim_grads"},
+    {4, false, "llama", "dist.cp=2 " SHARD "optim_grads_params"},
+    {4, false, "gpt", "dist.pp=2 'dist.pipeline_model_parallel_layout=Ettt|tL' model.recompute_granularity=selective"},
+    {4, false, "gpt", "dist.tp=2 " SHARD "optim_grads_params " DROP " " FULL},
+    {6, false, "llama", "dist.tp=2 dist.sp=true " SHARD "optim_grads ddp.overlap_grad_reduce=true"},
+    {6, false, "gpt", "dist.cp=3 dist.pp=2 dist.cp_comm_type=all_gather"},
+    // Three axes.
+    {8, false, "llama", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
+    {8, false, "gpt", "dist.tp=2 dist.pp=2 dist.cp=2 " DROP " " FULL},
+    {8, false, "gpt", "dist.tp=2 dist.pp=2 dist.vpp=2 " SHARD "optim"},
+    {8, false, "llama", "dist.tp=2 dist.cp=2 dist.sp=true " SHARD "optim_grads_params " FULL},
+    {8, false, "gpt", "dist.pp=2 dist.cp=2 dist.use_tp_pp_dp_mapping=true " SHARD "optim_grads"},
+    {8, false, "llama", "dist.tp=8 dist.sp=true comm_overlap.tp_comm_overlap=true"},
+    {8, false, "gpt", "dist.tp=2 ddp.num_distributed_optimizer_instances=2 " SHARD "optim_grads_params "
+                      "ddp.outer_dp_sharding_strategy=optim"},
+};
+// Eight ranks would not divide twelve sequences.
+constexpr const char* kBatchOfEight = "train.global_batch_size=8";
+
+config::Config resolve(const std::string& recipe, const std::string& overrides, int64_t ranks, std::string* errors = nullptr) {
+  config::Request request;
+  request.recipe = std::string(CAPSTAN_SOURCE_DIR) + "/tests/train/layouts/" + recipe + ".yaml";
+  std::string word;
+  for (const char c : overrides + " dist.world_size=" + std::to_string(ranks) + " ") {
+    if (c == '\'') continue;
+    if (c != ' ') {
+      word += c;
+      continue;
+    }
+    if (!word.empty()) request.overrides.push_back(config::Override::token(word));
+    word.clear();
+  }
+  const config::Resolution resolution = config::resolve(request);
+  if (errors) {
+    for (const auto& d : resolution.diagnostics)
+      if (d.level == config::Level::error) *errors += d.message + "\n";
+    return resolution.config;
+  }
+  resolution.require_ok();
+  return resolution.config;
+}
+
+struct Run {
+  std::vector<double> trace;  // loss and gradient norm of each step
+  fs::path checkpoint;
+};
+// The same on all ranks; all of them ask together the first time.
+const fs::path& scratch() {
+  static const fs::path path = [] {
+    int64_t id = ::getpid();
+    world().communicator().broadcast(&id, sizeof id, 0);
+    return fs::temp_directory_path() / ("capstan-layouts-" + std::to_string(id));
+  }();
+  return path;
+}
+Run train_steps(const config::Config& config, comm::World& on, const std::string& name, int64_t steps) {
+  Loop loop(config, on);
+  loop.initialise();
+  const auto data = open_datasets(config, nullptr);
+  data::Loader loader(data[0], loop.loader_options());
+  StepTimers timers;
+  Run run;
+  while (loop.state().step < steps) {
+    const StepResult result = loop.step(loader, timers);
+    run.trace.push_back(result.loss);
+    run.trace.push_back(result.gradient_norm);
+  }
+  SavePlan plan;
+  plan.root = scratch() / name;
+  if (on.rank() == 0) fs::create_directories(plan.root);
+  on.communicator().barrier();
+  run.checkpoint = save_state(on, plan, loop.state(), loop.store(), loop.optimizer());
+  return run;
+}
+using Tensors = std::map<std::string, std::vector<float>>;
+Tensors read_all(const fs::path& checkpoint) {
+  auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Depth::content);
+  Tensors tensors;
+  for (const auto& [name, stored] : reader.manifest().tensors) {
+    auto& values = tensors[name];
+    values.resize(static_cast<size_t>(checkpoint::element_count(stored.shape)));
+    reader.read(name, DType::f32, std::as_writable_bytes(std::span(values)));
+  }
+  return tensors;
+}
+
+// The single rank's run, made once for each recipe and its mathematics; rank 0 makes it.
+const Run& single_rank(const std::string& recipe, const std::string& overrides, int64_t steps) {
+  static std::map<std::string, Run> runs;
+  std::string maths;
+  for (const char* const part : {DROP, kBatchOfEight})
+    if (overrides.find(part) != std::string::npos) maths += std::string(part) + " ";
+  const std::string key = recipe + " " + maths + std::to_string(steps);
+  const auto found = runs.find(key);
+  if (found != runs.end()) return found->second;
+  capstan::test::AloneWorld alone;
+  return runs[key] = train_steps(resolve(recipe, maths, 1), alone, "one" + std::to_string(runs.size()), steps);
+}
+
+void check_layout(const std::string& recipe, const std::string& overrides, int64_t steps, bool twice) {
+  INFO(recipe, " on ", world().size(), " ranks: ", overrides);
+  const config::Config config = resolve(recipe, overrides, world().size());
+  static int number = 0;
+  const std::string name = "many" + std::to_string(number++);
+  const Run got = train_steps(config, world(), name, steps);
+  if (twice) CHECK(train_steps(config, world(), name + "again", steps).trace == got.trace);
+  if (world().rank() == 0) {
+    const Run& expected = single_rank(recipe, overrides, steps);
+    REQUIRE(got.trace.size() == expected.trace.size());
+    for (size_t i = 0; i < got.trace.size(); ++i) {
+      INFO("step ", i / 2 + 1, i % 2 ? ": gradient norm" : ": loss");
+      REQUIRE(got.trace[i] == doctest::Approx(expected.trace[i]).epsilon(i % 2 ? 1e-4 : 1e-5));
+    }
+    const Tensors theirs = read_all(expected.checkpoint), ours = read_all(got.checkpoint);
+    REQUIRE(ours.size() == theirs.size());
+    for (const auto& [tensor, values] : theirs) {
+      const auto& other = ours.at(tensor);
+      REQUIRE(other.size() == values.size());
+      double most = 0, apart = 0;
+      for (size_t i = 0; i < values.size(); ++i) {
+        most = std::max(most, std::abs(static_cast<double>(values[i])));
+        apart = std::max(apart, std::abs(static_cast<double>(values[i]) - static_cast<double>(other[i])));
+      }
+      // Moments are sums of gradients, whose rounding does not shrink with them.
+      const bool moment = tensor.starts_with("optimizer.");
+      INFO("`", tensor, "`: ", apart, " apart, largest ", most);
+      REQUIRE(apart <= (moment ? 1e-3 : 1e-5) * std::max(most, moment ? 1e-6 : 1.0));
+    }
+  }
+  world().communicator().barrier();
+}
+
+}  // namespace
+
+TEST_CASE("the same recipe gives the same losses and parameters on every layout") {
+  for (const Layout& layout : kLayouts) {
+    if (layout.ranks != world().size() || (!kAll && !layout.fast)) continue;
+    std::string overrides = layout.overrides;
+    if (world().size() == 8) overrides += std::string(" ") + kBatchOfEight;
+    check_layout(layout.recipe, overrides, 20, true);
+  }
+}
+
+TEST_CASE("random legal layouts") {
+  if (world().size() == 1) return;
+  PhiloxStream random(philox_key(static_cast<uint64_t>(world().size()), purpose::test, 77));
+  const auto pick = [&](const std::vector<std::string>& of) { return of[random.below(of.size())]; };
+  int tried = 0;
+  for (int draw = 0; draw < 4000 && tried < (kAll ? 6 : 1); ++draw) {
+    const std::string recipe = pick({"gpt", "llama"});
+    std::string overrides = "dist.tp=" + pick({"1", "2", "3", "4", "8"}) + " dist.pp=" + pick({"1", "2", "4"}) +
+                            " dist.cp=" + pick({"1", "2", "3", "4"}) + " " + pick({"", "dist.sp=true"}) + " " +
+                            pick({"", "dist.vpp=2"}) + " " + pick({"", FULL}) + " " + pick({"", DROP}) + " " +
+                            SHARD + pick({"no_shard", "optim", "optim_grads", "optim_grads_params"}) + " " +
+                            pick({"", "ddp.overlap_grad_reduce=true"}) + " dist.cp_comm_type=" +
+                            pick({"p2p", "all_gather", "a2a"}) + " train.micro_batch_size=" + pick({"1", "2"});
+    if (world().size() == 8) overrides += std::string(" ") + kBatchOfEight;
+    std::string errors;
+    (void)resolve(recipe, overrides, world().size(), &errors);
+    if (!errors.empty()) continue;
+    ++tried;
+    check_layout(recipe, overrides, 4, false);
+  }
+  CHECK(tried > 0);
+}
+
+TEST_CASE("the matrix is as large as it says") {
+  int fast = 0, all = 0;
+  for (const Layout& layout : kLayouts) ++all, fast += layout.fast;
+  CHECK(fast >= 6);
+  CHECK(all >= 20);
+  if (world().rank() == 0) fs::remove_all(scratch());
+}
