@@ -9,6 +9,7 @@
 #include "data/loader.hpp"
 #include "kernels/bench/bench.hpp"
 #include "models/model.hpp"
+#include "train/estimate.hpp"
 #include "train/loop.hpp"
 #include "train/setup.hpp"
 
@@ -30,7 +31,7 @@ config::Resolution recipe_for_measuring(const Context& context, const std::strin
 }
 
 config::Config shortened(config::Config config, double gemm_gflops) {
-  const double flops = train::estimate_step(config, *models::build(config.model)).flops;
+  const double flops = train::estimate_step(config).flops;
   const double affordable = 10 * gemm_gflops * 1e9 / flops;
   const int64_t all = *config.train.global_batch_size / config.train.micro_batch_size;
   const int64_t taken = std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, std::min<int64_t>(all, 4));
@@ -67,7 +68,7 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   loop.initialise();
   const auto datasets = train::open_datasets(config, nullptr);
   data::Loader loader(datasets[0], loop.loader_options());
-  const train::StepEstimate estimate = train::estimate_step(config, loop.model());
+  const train::StepEstimate estimate = train::estimate_step(config);
   const double flops = estimate.flops * static_cast<double>(loop.micro_batches());
   const double tokens = static_cast<double>(*config.train.global_batch_size * config.model.seq_length);
 

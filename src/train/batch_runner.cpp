@@ -86,7 +86,8 @@ Tensor BatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& st
   models::ForwardOptions options;
   options.training = training;
   options.seed = static_cast<uint64_t>(config_.rng.seed);
-  const auto output = model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch), input, options);
+  const auto output =
+      model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch), input, options);
   if (output.loss.exact_sum.defined()) sums_.losses.push_back(output.loss.exact_sum);
   if (chunk + 1 == shape_.chunks) batches_.erase(micro_batch);
   if (training) tapes_[{micro_batch, chunk}] = std::move(tape);

@@ -61,7 +61,7 @@ class BatchRunner final : private parallel::PipelineWork {
   StepTimers* timers_ = nullptr;  // null: evaluation
   Sums sums_;
   int64_t forwards_ = 0;
-  std::vector<int64_t> rows_;  // of each micro-batch that was asked for, on this rank
+  std::vector<int64_t> rows_;                 // of each micro-batch that was asked for, on this rank
   std::map<int64_t, models::Batch> batches_;  // until their last forward pass here
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Tape>> tapes_;  // by micro-batch and chunk
 };

@@ -99,15 +99,14 @@ std::string memory_text(const MemoryUse& use) {
   return text;
 }
 
-void check_fits(const config::Config& config, const StepEstimate& estimate, int local_ranks) {
+void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks) {
   const int64_t limit = memory_limit(config, local_ranks);
   if (estimate.memory.total() <= limit) return;
   std::string help;
   int found = 0;
   int64_t least = estimate.memory.total();
   for (const Way& way : smaller_steps(config)) {
-    const int64_t peak =
-        estimate_step(way.config, *models::build(way.config.model), local_ranks).memory.total();
+    const int64_t peak = estimate_step(way.config, rank, local_ranks).memory.total();
     least = std::min(least, peak);
     if (peak > limit) continue;
     help +=

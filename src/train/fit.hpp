@@ -5,7 +5,7 @@
 #include <string>
 
 #include "config/config.hpp"
-#include "train/setup.hpp"
+#include "train/estimate.hpp"
 
 namespace capstan::train {
 
@@ -18,6 +18,6 @@ std::string memory_text(const MemoryUse& use);
 
 // Throws ErrorCode::no_fit when the step needs more than the limit: what it needs by owner, and which overrides would fit,
 // each found by running the changed step on the meta device.
-void check_fits(const config::Config& config, const StepEstimate& estimate, int local_ranks);
+void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks);
 
 }  // namespace capstan::train

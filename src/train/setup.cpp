@@ -24,15 +24,13 @@ void check_device(config::DeviceKind kind) {
          "train.device=cpu");
 }
 
-namespace {
-int threads_of(int64_t threads, int local_ranks) {
+int threads_per_rank(int64_t threads, int local_ranks) {
   return threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks);
 }
-}  // namespace
 
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks) {
   check_device(kind);
-  const int count = threads_of(threads, local_ranks);
+  const int count = threads_per_rank(threads, local_ranks);
   if (kind == config::DeviceKind::guard) return make_guard_device(kernels::cpu_table(), count);
   return make_cpu_device(kernels::cpu_table(), count);
 }
@@ -217,11 +215,13 @@ parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
   return groups;
 }
 
-std::unique_ptr<comm::Communicator> kv_replica_group(const config::Config& config, const comm::Mesh& mesh) {
+std::unique_ptr<comm::Communicator> kv_replica_group(const config::Config& config, const comm::Mesh& mesh,
+                                                     bool meta) {
   comm::Communicator& tensor = mesh.group("tp");
   const auto groups = static_cast<int>(config.model.num_query_groups.value_or(tensor.size()));
   if (tensor.size() <= groups) return nullptr;
   const int sharers = tensor.size() / groups;
+  if (meta) return comm::make_meta_communicator(tensor.rank() % sharers, sharers, "tp-kv");
   return tensor.split(tensor.rank() / sharers, tensor.rank(), "tp-kv");
 }
 
@@ -351,61 +351,6 @@ models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids
       return static_cast<int64_t>(batch.sample_ids[static_cast<size_t>(row)] << 24) + p;
     });
   return result;
-}
-
-namespace {
-class CostSum final : public TapeObserver {
- public:
-  void observe(const TapeEvent& event) override {
-    if (!event.recomputed) flops += event.cost.flops;  // what the step needs, not what recomputation adds
-  }
-  double flops = 0;
-};
-}  // namespace
-
-StepEstimate estimate_step(const config::Config& config, const models::Model& model, int local_ranks) {
-  const auto device =
-      make_meta_device(kernels::cpu_table(), threads_of(config.train.threads.value_or(0), local_ranks));
-  comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), 0);
-  mesh.connect_meta();
-  parallel::FlatStore store(*device, model.parameters(), store_groups(mesh), store_options(config));
-  const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
-  std::vector<Tensor> snapshot;
-  if (config.checkpoint.async_save && config.checkpoint.save_interval)
-    snapshot = snapshot_buffers(
-        *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr));
-  CostSum cost;
-  StepContext context{*device, store, &cost};
-  store.begin_step(static_cast<int>(model.parameters().size()));
-  store.begin_last_micro_batch();
-  const auto batch_of = [&](int64_t rows, bool row_ids) {
-    data::MicroBatch shape;
-    shape.rows = rows;
-    shape.sequence_length = config.model.seq_length;
-    const auto n = static_cast<size_t>(shape.rows * shape.sequence_length);
-    shape.tokens.resize(n), shape.labels.resize(n), shape.loss_mask.resize(n), shape.position_ids.resize(n);
-    shape.sample_ids.resize(static_cast<size_t>(shape.rows));
-    return upload(*device, shape, row_ids);
-  };
-  {
-    const bool dropout = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0;
-    const auto batch = batch_of(config.train.micro_batch_size, dropout);
-    Tape tape(context);
-    model.forward(tape, batch, {.training = true});
-    tape.backward({{"loss", Tensor::empty(*device, {1})}});
-  }
-  store.finish_gradients();
-  optimizer->step({});
-  store.after_update();
-  const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);
-  if (config.validation.eval_interval &&
-      eval_rows > config.train.micro_batch_size) {  // else a step needs more
-    StepContext evaluating{*device, store};
-    const auto batch = batch_of(eval_rows, false);
-    Tape tape(evaluating, Tape::Mode::inference);
-    model.forward(tape, batch, {.training = false});
-  }
-  return {cost.flops, device->memory()};
 }
 
 }  // namespace capstan::train

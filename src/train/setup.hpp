@@ -20,6 +20,7 @@ namespace capstan::train {
 // ErrorCode::unsupported for a device whose backend this build lacks.
 void check_device(config::DeviceKind kind);
 // threads 0: cores / ranks of this host.
+int threads_per_rank(int64_t threads, int local_ranks);
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks);
 
 DType compute_type(const config::MixedPrecisionConfig& precision);
@@ -45,7 +46,8 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world);
 parallel::FlatStore::Options store_options(const config::Config& config);
 parallel::StoreGroups store_groups(const comm::Mesh& mesh);
 // The tensor ranks that share this rank's keys and values; null where they are not shared. Collective over `tp`.
-std::unique_ptr<comm::Communicator> kv_replica_group(const config::Config& config, const comm::Mesh& mesh);
+std::unique_ptr<comm::Communicator> kv_replica_group(const config::Config& config, const comm::Mesh& mesh,
+                                                     bool meta = false);
 
 // First values of this rank's parts, from the seed and their places in the global tensors alone.
 void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool);
@@ -61,14 +63,5 @@ struct ContextCut {
 // A micro-batch on the device, or this rank's tokens of it. row_ids only with dropout.
 models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids, ContextCut cut = {});
 double loss_tokens(const data::MicroBatch& batch, ContextCut cut = {});  // with their loss weights
-
-// What one micro-batch costs and holds, found by running it on the meta device.
-struct StepEstimate {
-  double flops = 0;  // forward, backward and weight gradients of one micro-batch
-  MemoryUse
-      memory;  // of the whole step of one rank; kernel_scratch is that of products, column sums and attention
-};
-// local_ranks: of this host, over which its cores are divided where train.threads does not say how many there are.
-StepEstimate estimate_step(const config::Config& config, const models::Model& model, int local_ranks = 1);
 
 }  // namespace capstan::train

@@ -701,8 +701,10 @@ Outcome Run::run() {
                     {{"the program", program_identity()}, {"the recipe (hash)", options_.recipe.hash}});
   open_data();
   require_agreement(world_, {{"the training data (fingerprint)", data_}});
-  estimate_ = estimate_step(config_, *models::build(config_.model), world_.local_size());
-  check_fits(config_, estimate_, world_.local_size());
+  comm::together(world_.communicator(), "planning the memory", [&] {
+    estimate_ = estimate_step(config_, world_.rank(), world_.local_size());
+    check_fits(config_, estimate_, world_.rank(), world_.local_size());
+  });
   const std::string& name = options_.recipe.name;
   if (options_.run_dir.empty() && (name.find('/') != std::string::npos || name == "." || name == ".."))
     fail(ErrorCode::config, "the recipe's name `" + name + "` cannot name a directory in runs/",

@@ -18,6 +18,7 @@
 #include "support/faulty_disk.hpp"
 #include "support/pieces.hpp"
 #include "support/tiny.hpp"
+#include "train/estimate.hpp"
 #include "train/loop.hpp"
 #include "train/records/metrics.hpp"
 #include "train/saver.hpp"
@@ -279,11 +280,10 @@ TEST_CASE("the save ends at step boundaries; a failing rank is told on all ranks
 
 TEST_CASE("the plan's memory holds the copies of an asynchronous save") {
   auto config = tiny_config(true, 1);
-  const auto model = models::build(config.model);
-  const auto without = estimate_step(config, *model);
+  const auto without = estimate_step(config);
   config.checkpoint.save_interval = 10;
   config.checkpoint.async_save = true;
-  const auto with = estimate_step(config, *model);
+  const auto with = estimate_step(config);
   const auto snapshot = with.memory.at_peak_by_owner[static_cast<size_t>(MemoryOwner::snapshot)];
   CHECK(snapshot > 0);
   CHECK(with.memory.peak == without.memory.peak + snapshot);

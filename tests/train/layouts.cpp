@@ -11,8 +11,8 @@
 #include "base/text.hpp"
 #include "checkpoint/reader.hpp"
 #include "config/resolve.hpp"
-#include "train/loop.hpp"
 #include "support/worlds.hpp"
+#include "train/loop.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -44,7 +44,8 @@ struct Layout {
 constexpr Layout kLayouts[] = {
     // Every axis alone.
     {2, true, "gpt", "dist.tp=2"},
-    {2, true, "llama", "dist.tp=2 dist.sp=true comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_num_splits=2"},
+    {2, true, "llama",
+     "dist.tp=2 dist.sp=true comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_num_splits=2"},
     {2, true, "gpt", "dist.pp=2"},
     {2, false, "llama", "dist.pp=2 dist.vpp=2 " FULL},
     {2, true, "llama", "dist.cp=2"},
@@ -52,7 +53,8 @@ constexpr Layout kLayouts[] = {
     {2, false, "llama", "dist.cp=2 dist.cp_comm_type=all_gather"},
     {2, false, "gpt", SHARD "optim ddp.overlap_grad_reduce=true"},
     {2, false, "llama", SHARD "optim_grads " FULL},
-    {2, false, "llama", SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true"},
+    {2, false, "llama",
+     SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true"},
     {3, false, "gpt", SHARD "optim ddp.bucket_size=2000"},
     {3, false, "gpt", SHARD "optim_grads_params " DROP},
     {4, false, "llama", "dist.tp=4 dist.sp=true"},
@@ -66,7 +68,8 @@ constexpr Layout kLayouts[] = {
     {4, false, "gpt", "dist.pp=2 dist.cp=2 " DROP},
     {4, true, "llama", "dist.pp=2 dist.vpp=2 " SHARD "optim_grads"},
     {4, false, "llama", "dist.cp=2 " SHARD "optim_grads_params"},
-    {4, false, "gpt", "dist.pp=2 'dist.pipeline_model_parallel_layout=Ettt|tL' model.recompute_granularity=selective"},
+    {4, false, "gpt",
+     "dist.pp=2 'dist.pipeline_model_parallel_layout=Ettt|tL' model.recompute_granularity=selective"},
     {4, false, "gpt", "dist.tp=2 " SHARD "optim_grads_params " DROP " " FULL},
     {6, false, "llama", "dist.tp=2 dist.sp=true " SHARD "optim_grads ddp.overlap_grad_reduce=true"},
     {6, false, "gpt", "dist.cp=3 dist.pp=2 dist.cp_comm_type=all_gather"},
@@ -77,13 +80,15 @@ constexpr Layout kLayouts[] = {
     {8, false, "llama", "dist.tp=2 dist.cp=2 dist.sp=true " SHARD "optim_grads_params " FULL},
     {8, false, "gpt", "dist.pp=2 dist.cp=2 dist.use_tp_pp_dp_mapping=true " SHARD "optim_grads"},
     {8, false, "llama", "dist.tp=8 dist.sp=true comm_overlap.tp_comm_overlap=true"},
-    {8, false, "gpt", "dist.tp=2 ddp.num_distributed_optimizer_instances=2 " SHARD "optim_grads_params "
-                      "ddp.outer_dp_sharding_strategy=optim"},
+    {8, false, "gpt",
+     "dist.tp=2 ddp.num_distributed_optimizer_instances=2 " SHARD "optim_grads_params "
+     "ddp.outer_dp_sharding_strategy=optim"},
 };
 // Eight ranks would not divide twelve sequences.
 constexpr const char* kBatchOfEight = "train.global_batch_size=8";
 
-config::Config resolve(const std::string& recipe, const std::string& overrides, int64_t ranks, std::string* errors = nullptr) {
+config::Config resolve(const std::string& recipe, const std::string& overrides, int64_t ranks,
+                       std::string* errors = nullptr) {
   config::Request request;
   request.recipe = std::string(CAPSTAN_SOURCE_DIR) + "/tests/train/layouts/" + recipe + ".yaml";
   std::string word;
@@ -160,7 +165,8 @@ const Run& single_rank(const std::string& recipe, const std::string& overrides, 
   const auto found = runs.find(key);
   if (found != runs.end()) return found->second;
   capstan::test::AloneWorld alone;
-  return runs[key] = train_steps(resolve(recipe, maths, 1), alone, "one" + std::to_string(runs.size()), steps);
+  return runs[key] =
+             train_steps(resolve(recipe, maths, 1), alone, "one" + std::to_string(runs.size()), steps);
 }
 
 void check_layout(const std::string& recipe, const std::string& overrides, int64_t steps, bool twice) {
@@ -214,12 +220,14 @@ TEST_CASE("random legal layouts") {
   int tried = 0;
   for (int draw = 0; draw < 4000 && tried < (kAll ? 6 : 1); ++draw) {
     const std::string recipe = pick({"gpt", "llama"});
-    std::string overrides = "dist.tp=" + pick({"1", "2", "3", "4", "8"}) + " dist.pp=" + pick({"1", "2", "4"}) +
-                            " dist.cp=" + pick({"1", "2", "3", "4"}) + " " + pick({"", "dist.sp=true"}) + " " +
-                            pick({"", "dist.vpp=2"}) + " " + pick({"", FULL}) + " " + pick({"", DROP}) + " " +
-                            SHARD + pick({"no_shard", "optim", "optim_grads", "optim_grads_params"}) + " " +
-                            pick({"", "ddp.overlap_grad_reduce=true"}) + " dist.cp_comm_type=" +
-                            pick({"p2p", "all_gather", "a2a"}) + " train.micro_batch_size=" + pick({"1", "2"});
+    std::string overrides = "dist.tp=" + pick({"1", "2", "3", "4", "8"}) +
+                            " dist.pp=" + pick({"1", "2", "4"}) + " dist.cp=" + pick({"1", "2", "3", "4"}) +
+                            " " + pick({"", "dist.sp=true"}) + " " + pick({"", "dist.vpp=2"}) + " " +
+                            pick({"", FULL}) + " " + pick({"", DROP}) + " " + SHARD +
+                            pick({"no_shard", "optim", "optim_grads", "optim_grads_params"}) + " " +
+                            pick({"", "ddp.overlap_grad_reduce=true"}) +
+                            " dist.cp_comm_type=" + pick({"p2p", "all_gather", "a2a"}) +
+                            " train.micro_batch_size=" + pick({"1", "2"});
     if (world().size() == 8) overrides += std::string(" ") + kBatchOfEight;
     std::string errors;
     (void)resolve(recipe, overrides, world().size(), &errors);

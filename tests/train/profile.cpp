@@ -73,7 +73,7 @@ std::filesystem::path scratch_file(const std::string& name) {
 
 TEST_CASE("the peak of a step is foretold by owner within 2 %, and the system is not asked again") {
   for (const config::Config& config : variants()) {
-    const MemoryUse foretold = estimate_step(config, *models::build(config.model)).memory;
+    const MemoryUse foretold = estimate_step(config).memory;
     Loop loop(config, world());
     loop.initialise();
     StepTimers timers;
@@ -103,9 +103,8 @@ TEST_CASE("the memory of an 8B step is foretold in a moment") {
     request.overrides.push_back(config::Override::token(text));
   const config::Resolution resolution = config::resolve(request);
   REQUIRE(resolution.ok());
-  const auto model = models::build(resolution.config.model);
   const auto start = std::chrono::steady_clock::now();
-  const StepEstimate estimate = estimate_step(resolution.config, *model);
+  const StepEstimate estimate = estimate_step(resolution.config);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   // bf16 weights, fp32 main copies, gradients and two moments: 18 bytes a parameter, and activations beside them.
   CHECK(estimate.memory.peak > int64_t{18} * 8'030'000'000);
@@ -120,12 +119,12 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
   config::Config config = tiny_config(true);
   config.model.num_layers = 5;
   config.train.micro_batch_size = 4, config.train.global_batch_size = 4;
-  const StepEstimate estimate = estimate_step(config, *models::build(config.model));
+  const StepEstimate estimate = estimate_step(config);
   config.resilience.memory_limit = config::Bytes{estimate.memory.total()};
-  CHECK_NOTHROW(check_fits(config, estimate, 1));
+  CHECK_NOTHROW(check_fits(config, estimate, 0, 1));
   config.resilience.memory_limit = config::Bytes{estimate.memory.total() - 1};
   try {
-    check_fits(config, estimate, 1);
+    check_fits(config, estimate, 0, 1);
     FAIL("must not fit");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::no_fit);
@@ -135,11 +134,11 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
   }
   // What is proposed does fit.
   config.train.micro_batch_size = 2;
-  CHECK(estimate_step(config, *models::build(config.model)).memory.peak < estimate.memory.peak);
+  CHECK(estimate_step(config).memory.peak < estimate.memory.peak);
   config.resilience.memory_limit = config::Bytes{1000};
-  CHECK_THROWS_WITH_AS(check_fits(config, estimate, 1), doctest::Contains("a smaller model"), Error);
+  CHECK_THROWS_WITH_AS(check_fits(config, estimate, 0, 1), doctest::Contains("a smaller model"), Error);
   config.resilience.memory_limit.reset();
-  CHECK_NOTHROW(check_fits(config, estimate, 1));
+  CHECK_NOTHROW(check_fits(config, estimate, 0, 1));
 }
 
 TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in order") {
@@ -152,15 +151,13 @@ TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in or
   steps(loop, config, 1, timers);
   double flops = 0, seconds = 0;
   for (const auto& row : table.by_time()) flops += row.cost.flops, seconds += row.seconds;
-  const double expected =
-      estimate_step(config, loop.model()).flops * static_cast<double>(loop.micro_batches());
+  const double expected = estimate_step(config).flops * static_cast<double>(loop.micro_batches());
   CHECK(flops == doctest::Approx(expected));
   CHECK(seconds > 0);
   for (config::Config again : variants()) {  // what recomputation adds is not what the step needs
-    const auto model = models::build(again.model);
-    const double needed = estimate_step(again, *model).flops;
+    const double needed = estimate_step(again).flops;
     again.model.recompute_granularity.reset();
-    CHECK(needed == doctest::Approx(estimate_step(again, *models::build(again.model)).flops));
+    CHECK(needed == doctest::Approx(estimate_step(again).flops));
   }
 
   Trace trace(3, true);

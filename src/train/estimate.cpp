@@ -1,0 +1,81 @@
+#include "train/estimate.hpp"
+
+#include <algorithm>
+
+#include "kernels/table.hpp"
+#include "optim/optimizer.hpp"
+#include "parallel/flat_store.hpp"
+#include "train/batch_runner.hpp"
+#include "train/saver.hpp"
+
+namespace capstan::train {
+
+namespace {
+
+class CostSum final : public TapeObserver {
+ public:
+  void observe(const TapeEvent& event) override {
+    if (!event.recomputed) flops += event.cost.flops;  // what the step needs, not what recomputation adds
+  }
+  double flops = 0;
+};
+
+data::MicroBatch shape_only(int64_t rows, int64_t seq) {
+  data::MicroBatch shape;
+  shape.rows = rows;
+  shape.sequence_length = seq;
+  const auto n = static_cast<size_t>(rows * seq);
+  shape.tokens.resize(n), shape.labels.resize(n), shape.loss_mask.resize(n), shape.position_ids.resize(n);
+  shape.sample_ids.resize(static_cast<size_t>(rows));
+  return shape;
+}
+
+// Enough micro-batches to fill the pipeline: more hold no more at once. GPipe holds all.
+int64_t telling_micro_batches(const config::Config& config, const comm::Mesh& mesh) {
+  const int64_t all =
+      *config.train.global_batch_size / (config.train.micro_batch_size * mesh.size(comm::Axis::dp));
+  const int64_t ranks = mesh.size(comm::Axis::pp);
+  if (config.dist.pipeline_schedule == config::PipelineSchedule::gpipe) return all;
+  if (ranks == 1) return 1;
+  const int64_t group = config.dist.microbatch_group_size_per_vp_stage.value_or(ranks);
+  return std::min(all, 2 * std::max(ranks, group));
+}
+
+}  // namespace
+
+StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks) {
+  const auto device = make_meta_device(
+      kernels::cpu_table(), threads_per_rank(config.train.threads.value_or(0), local_ranks));
+  comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
+  mesh.connect_meta();
+  const auto kv_replicas = kv_replica_group(config, mesh, true);
+  parallel::StoreGroups groups = store_groups(mesh);
+  groups.kv_replicas = kv_replicas.get();
+  const auto model = models::build(config.model, part_of(config, mesh));
+  parallel::FlatStore store(*device, model->parameters(), groups, store_options(config));
+  const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
+  std::vector<Tensor> snapshot;
+  if (config.checkpoint.async_save && config.checkpoint.save_interval)
+    snapshot = snapshot_buffers(
+        *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr));
+  BatchRunner runner(config, mesh, *device, *model, store);
+  const auto source_of = [&](int64_t rows) {
+    return [batch = shape_only(rows, config.model.seq_length)](int64_t) -> const data::MicroBatch& { return batch; };
+  };
+
+  const int64_t micro_batches = telling_micro_batches(config, mesh);
+  CostSum cost;
+  StepTimers timers;
+  store.zero_gradients();
+  store.begin_step(static_cast<int>(model->parameters().size()));
+  runner.train(micro_batches, source_of(config.train.micro_batch_size), timers, &cost);
+  store.finish_gradients();
+  optimizer->step({});
+  store.after_update();
+  const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);
+  if (config.validation.eval_interval && eval_rows > config.train.micro_batch_size)  // else a step needs more
+    runner.evaluate(1, source_of(eval_rows));
+  return {cost.flops / static_cast<double>(micro_batches), device->memory()};
+}
+
+}  // namespace capstan::train
