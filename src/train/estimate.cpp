@@ -44,8 +44,8 @@ int64_t telling_micro_batches(const config::Config& config, const comm::Mesh& me
 }  // namespace
 
 StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks) {
-  const auto device = make_meta_device(
-      kernels::cpu_table(), threads_per_rank(config.train.threads.value_or(0), local_ranks));
+  const auto device =
+      make_meta_device(kernels::cpu_table(), threads_per_rank(config.train.threads.value_or(0), local_ranks));
   comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
   mesh.connect_meta();
   const auto kv_replicas = kv_replica_group(config, mesh, true);
@@ -60,7 +60,9 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
         *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr));
   BatchRunner runner(config, mesh, *device, *model, store);
   const auto source_of = [&](int64_t rows) {
-    return [batch = shape_only(rows, config.model.seq_length)](int64_t) -> const data::MicroBatch& { return batch; };
+    return [batch = shape_only(rows, config.model.seq_length)](int64_t) -> const data::MicroBatch& {
+      return batch;
+    };
   };
 
   const int64_t micro_batches = telling_micro_batches(config, mesh);

@@ -285,6 +285,8 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
            {"mixed_precision.params_dtype=bf16"},
            {"mixed_precision.grad_reduce_in_fp32=false"},
            {"ddp.sharding=zero1"},
+           {"dist.world_size=4", "dist.tp=2", "dist.sp=true", "dist.cp=2", "dist.cp_comm_type=a2a"},
+           {"dist.world_size=2", "dist.pp=2", "dist.pipeline_schedule=gpipe"},
            {"ddp.sharding=zero3", "ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true"},
            {"model.recompute_granularity=full"},
            {"model.recompute_granularity=full", "model.recompute_method=block"},
@@ -301,9 +303,9 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
     CHECK_MESSAGE(missing(possible).empty(), *missing(possible).begin());
 
   const std::vector<std::pair<std::vector<std::string>, const char*>> refused = {
-      {{"dist.world_size=2", "dist.tp=2"}, "dist.tensor_model_parallel_size"},
-      {{"dist.world_size=2", "dist.pp=2"}, "dist.pipeline_model_parallel_size"},
-      {{"dist.world_size=2", "dist.cp=2"}, "dist.context_parallel_size"},
+      {{"dist.world_size=2", "dist.pp=2", "dist.pipeline_schedule=zero_bubble"}, "dist.pipeline_schedule"},
+      {{"dist.world_size=2", "dist.pp=2", "comm_overlap.defer_embedding_wgrad_compute=true"},
+       "comm_overlap.defer_embedding_wgrad_compute"},
       {{"dist.world_size=2", "dist.ep=2", "model.num_moe_experts=2"}, "dist.expert_model_parallel_size"},
       {{"model.num_moe_experts=4"}, "model.num_moe_experts"},
       {{"model.multi_latent_attention=true"}, "model.multi_latent_attention"},
