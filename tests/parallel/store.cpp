@@ -66,7 +66,8 @@ std::vector<std::vector<double>> gathered(comm::Communicator& group, const FlatS
   return all;
 }
 
-Ended run(const config::Config& config, comm::World& in, int steps = 2, TapeObserver* observer = nullptr) {
+Ended run(const config::Config& config, comm::World& in, int steps = 2, TapeObserver* observer = nullptr,
+          bool gather = true) {
   train::Loop loop(config, in);
   loop.initialise();
   loop.observe(observer);
@@ -80,6 +81,7 @@ Ended run(const config::Config& config, comm::World& in, int steps = 2, TapeObse
     ended.losses.push_back(result.loss);
     ended.norms.push_back(result.gradient_norm);
   }
+  if (!gather) return ended;
   ended.values = gathered(in.communicator(), loop.store(), nullptr);
   for (const auto& state : loop.optimizer().state())
     for (auto& values : gathered(in.communicator(), loop.store(), &state.buffers))
@@ -205,6 +207,39 @@ TEST_CASE_TEMPLATE("instances of the optimizer (HSDP): cut within, reduced betwe
           config.ddp.data_parallel_sharding_strategy = strategy;
           check_same(run(config, world()), plain, precision == config::Precision::fp32 ? 1e-6 : 2e-2);
         }
+    }
+}
+
+TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one rank") {
+  if (world().size() != 4) return;
+  for (const bool llama : {true, false})
+    for (const int64_t tensor : {2, 4}) {
+      auto config = config_of<test::Cpu>(4, 1, llama);
+      config.model.num_layers = 4;
+      config.model.ffn_hidden_size = 72;
+      config.model.num_attention_heads = 8;
+      config.model.num_query_groups = llama ? 2 : 8;  // fewer than four tensor-parallel ranks
+      config.model.hidden_size = 64;
+      auto one = config;
+      one.dist.world_size = 1, one.dist.data_parallel_size = 1;
+      test::AloneWorld alone;
+      const Ended single = run(one, alone);
+      config.dist.tensor_model_parallel_size = tensor;
+      config.dist.data_parallel_size = 4 / tensor;
+      config.dist.sequence_parallel = tensor == 2;
+      config.ddp.bucket_size = 3000;
+      for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
+                                  ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+        CAPTURE(text_of(strategy));
+        CAPTURE(llama);
+        CAPTURE(tensor);
+        config.ddp.data_parallel_sharding_strategy = strategy;
+        config.ddp.overlap_grad_reduce = true;
+        config.ddp.overlap_param_gather = strategy != ShardingStrategy::no_shard;
+        const Ended ended = run(config, world(), 2, nullptr, false);
+        check_close(ended.losses, single.losses, 1e-5);
+        check_close(ended.norms, single.norms, 1e-5);
+      }
     }
 }
 
