@@ -37,6 +37,11 @@ class Communicator {
   virtual WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) = 0;
   virtual void barrier() = 0;
 
+  // Bytes that this rank has sent to other members of this group so far.
+  virtual int64_t sent() const = 0;
+  // There are no peers: calls are counted, addresses are not followed.
+  virtual bool plans() const { return false; }
+
   void all_gather(const void* mine, void* all, int64_t bytes_per_rank) {
     start_all_gather(mine, all, bytes_per_rank)->wait();
   }

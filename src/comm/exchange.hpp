@@ -13,7 +13,8 @@ namespace capstan::comm {
 
 // One or more transfers over a group, each started by its call and all ended by wait(). Tensors are contiguous and kept alive
 // until then. A tensor that is sent may be read meanwhile, and holds what was launched on it before the call; a tensor that is
-// received must not be touched before wait() has returned. On the meta device nothing is touched or sent.
+// received must not be touched before wait() has returned. On the meta device nothing is touched; a
+// group that plans counts the bytes.
 // Errors of the transport: ErrorCode::rank_failure.
 class Exchange {
  public:
@@ -39,6 +40,7 @@ class Exchange {
   HostView& view(const Tensor& tensor, HostView::Contents contents);
   Communicator* group_;
   std::vector<HostView> sent_, received_;
+  std::vector<Tensor> planned_;  // on the meta device: kept as the others are
   std::vector<WorkHandle> works_;
 };
 

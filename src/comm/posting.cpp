@@ -117,6 +117,7 @@ class PostingCommunicator final : public Communicator {
     inner_->barrier();
     one.end_wait();
   }
+  int64_t sent() const override { return inner_->sent(); }
 
  private:
   struct Member {

@@ -32,6 +32,7 @@ class SelfCommunicator final : public Communicator {
   WorkHandle start_send(const void*, int64_t, int, int) override { return no_peer(); }
   WorkHandle start_receive(void*, int64_t, int, int) override { return no_peer(); }
   void barrier() override {}
+  int64_t sent() const override { return 0; }
 
  private:
   static WorkHandle copy(const void* from, void* to, int64_t bytes) {
@@ -55,16 +56,23 @@ class MetaCommunicator final : public Communicator {
     fail(ErrorCode::internal,
          "internal error: a meta group `" + name + "` is made by the mesh, not by a split");
   }
-  WorkHandle start_all_gather(const void*, void*, int64_t) override { return std::make_unique<Done>(); }
-  WorkHandle start_all_to_all(const void*, void*, int64_t) override { return std::make_unique<Done>(); }
-  WorkHandle start_broadcast(void*, int64_t, int) override { return std::make_unique<Done>(); }
-  WorkHandle start_send(const void*, int64_t, int, int) override { return std::make_unique<Done>(); }
-  WorkHandle start_receive(void*, int64_t, int, int) override { return std::make_unique<Done>(); }
+  WorkHandle start_all_gather(const void*, void*, int64_t bytes) override { return count(bytes * (size_ - 1)); }
+  WorkHandle start_all_to_all(const void*, void*, int64_t bytes) override { return count(bytes * (size_ - 1)); }
+  WorkHandle start_broadcast(void*, int64_t bytes, int root) override { return count(root == rank_ ? bytes : 0); }
+  WorkHandle start_send(const void*, int64_t bytes, int, int) override { return count(bytes); }
+  WorkHandle start_receive(void*, int64_t, int, int) override { return count(0); }
   void barrier() override {}
+  int64_t sent() const override { return sent_; }
+  bool plans() const override { return true; }
 
  private:
+  WorkHandle count(int64_t bytes) {
+    sent_ += bytes;
+    return std::make_unique<Done>();
+  }
   int rank_, size_;
   std::string name_;
+  int64_t sent_ = 0;
 };
 
 }  // namespace

@@ -82,6 +82,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes) override {
+    sent_ += bytes * (size_ - 1);
     // A member may gather in place: its part of `all` is where `mine` points.
     const bool in_place = mine == static_cast<const std::byte*>(all) + rank_ * bytes;
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
@@ -101,6 +102,7 @@ class MpiCommunicator final : public Communicator {
     });
   }
   WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes) override {
+    sent_ += bytes * (size_ - 1);
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       for (int peer = 0; peer < size_; ++peer) {
         requests.emplace_back();
@@ -116,6 +118,7 @@ class MpiCommunicator final : public Communicator {
     });
   }
   WorkHandle start_broadcast(void* data, int64_t bytes, int root) override {
+    if (root == rank_) sent_ += bytes;
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       requests.emplace_back();
       check("MPI_Ibcast", MPI_Ibcast(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, root, comm_,
@@ -123,6 +126,7 @@ class MpiCommunicator final : public Communicator {
     });
   }
   WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
+    sent_ += bytes;
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       requests.emplace_back();
       check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(data) + offset, count, MPI_BYTE, to, tag,
@@ -137,6 +141,7 @@ class MpiCommunicator final : public Communicator {
     });
   }
   void barrier() override { check("MPI_Barrier", MPI_Barrier(comm_)); }
+  int64_t sent() const override { return sent_; }
 
  private:
   static constexpr int kCollectiveTag = 32000;
@@ -157,6 +162,7 @@ class MpiCommunicator final : public Communicator {
   std::string name_;
   bool owned_;
   int rank_ = 0, size_ = 1;
+  int64_t sent_ = 0;
 };
 
 std::string host_name() {

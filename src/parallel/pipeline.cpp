@@ -30,9 +30,13 @@ class Runner {
                                   : work_.backward(step.micro_batch, step.chunk, input);
         hand_on(step, output);
       }
-      while (!sent_.empty() && sent_.front().done()) sent_.pop_front();
+      // The last one of each direction stays, done or not: what is held then does not depend on the neighbours' pace,
+      // unless they are more than a step behind.
+      for (auto* sent : {&sent_forward_, &sent_backward_})
+        while (sent->size() > 1 && sent->front().done()) sent->pop_front();
     }
-    for (comm::Exchange& exchange : sent_) exchange.wait();
+    for (auto* sent : {&sent_forward_, &sent_backward_})
+      for (comm::Exchange& exchange : *sent) exchange.wait();
   }
 
  private:
@@ -119,8 +123,9 @@ class Runner {
       const int64_t rows = stream.size(0) / links_.tensor.size();
       piece = stream.slice(0, links_.tensor.rank() * rows, rows);
     }
-    sent_.emplace_back(*links_.stages);
-    sent_.back().send(piece, static_cast<int>(to->rank), tag(step.work, step.micro_batch, to->chunk));
+    auto& sent = step.work == Work::forward ? sent_forward_ : sent_backward_;
+    sent.emplace_back(*links_.stages);
+    sent.back().send(piece, static_cast<int>(to->rank), tag(step.work, step.micro_batch, to->chunk));
   }
 
   const PipelineShape& shape_;
@@ -129,7 +134,7 @@ class Runner {
   int64_t rank_;
   std::map<Key, Incoming> incoming_;
   std::map<Key, Tensor> own_;
-  std::deque<comm::Exchange> sent_;
+  std::deque<comm::Exchange> sent_forward_, sent_backward_;
 };
 
 }  // namespace

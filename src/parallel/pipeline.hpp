@@ -24,7 +24,8 @@ struct PipelineLinks {
   bool early_receive = true;  // what the next step needs is asked for before this one is computed
 };
 
-// A step sends as soon as it has computed; nobody waits for a send before the end. Bytes between two stages for each micro-batch
+// A step sends as soon as it has computed; nobody waits for a send before the end, and the last stream sent in each direction is
+// kept until the next. Bytes between two stages for each micro-batch
 // and direction: the stream, over the tensor ranks together.
 void run_steps(const PipelineShape& shape, const std::vector<ScheduleStep>& steps, const PipelineLinks& links,
                PipelineWork& work);

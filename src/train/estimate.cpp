@@ -31,14 +31,12 @@ data::MicroBatch shape_only(int64_t rows, int64_t seq) {
 }
 
 // Enough micro-batches to fill the pipeline: more hold no more at once. GPipe holds all.
-int64_t telling_micro_batches(const config::Config& config, const comm::Mesh& mesh) {
-  const int64_t all =
-      *config.train.global_batch_size / (config.train.micro_batch_size * mesh.size(comm::Axis::dp));
+int64_t telling_micro_batches(const config::Config& config, const comm::Mesh& mesh, int64_t all) {
   const int64_t ranks = mesh.size(comm::Axis::pp);
   if (config.dist.pipeline_schedule == config::PipelineSchedule::gpipe) return all;
   if (ranks == 1) return 1;
   const int64_t group = config.dist.microbatch_group_size_per_vp_stage.value_or(ranks);
-  return std::min(all, 2 * std::max(ranks, group));
+  return 2 * std::max(ranks, group);
 }
 
 }  // namespace
@@ -65,19 +63,39 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
     };
   };
 
-  const int64_t micro_batches = telling_micro_batches(config, mesh);
+  const int64_t all =
+      *config.train.global_batch_size / (config.train.micro_batch_size * mesh.size(comm::Axis::dp));
+  const int64_t micro_batches = std::min(all, telling_micro_batches(config, mesh, all));
   CostSum cost;
   StepTimers timers;
-  store.zero_gradients();
-  store.begin_step(static_cast<int>(model->parameters().size()));
-  runner.train(micro_batches, source_of(config.train.micro_batch_size), timers, &cost);
-  store.finish_gradients();
-  optimizer->step({});
-  store.after_update();
+  const auto step = [&](int64_t count, TapeObserver* observer) {
+    const auto before = sent_bytes(mesh);
+    store.zero_gradients();
+    store.begin_step(static_cast<int>(model->parameters().size()));
+    runner.train(count, source_of(config.train.micro_batch_size), timers, observer);
+    store.finish_gradients();
+    optimizer->step({});
+    store.after_update();
+    auto sent = sent_bytes(mesh);
+    for (auto& [group, bytes] : sent) bytes -= before.at(group);
+    return sent;
+  };
+  StepEstimate estimate;
+  estimate.sent = step(micro_batches, &cost);
+  // Every further micro-batch sends the same: two counts tell all.
+  if (const int64_t more = std::min(all, 2 * micro_batches); mesh.size(comm::Axis::pp) * mesh.size(comm::Axis::tp) *
+                                                                     mesh.size(comm::Axis::cp) *
+                                                                     mesh.size(comm::Axis::dp) >
+                                                                 1 &&
+                                                             more > micro_batches)
+    for (const auto& [group, bytes] : step(more, nullptr))
+      estimate.sent[group] += (bytes - estimate.sent[group]) * (all - micro_batches) / (more - micro_batches);
   const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);
   if (config.validation.eval_interval && eval_rows > config.train.micro_batch_size)  // else a step needs more
     runner.evaluate(1, source_of(eval_rows));
-  return {cost.flops / static_cast<double>(micro_batches), device->memory()};
+  estimate.flops = cost.flops / static_cast<double>(micro_batches);
+  estimate.memory = device->memory();
+  return estimate;
 }
 
 }  // namespace capstan::train

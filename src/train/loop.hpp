@@ -57,6 +57,7 @@ class Loop {
   parallel::FlatStore& store() { return *store_; }
   optim::Optimizer& optimizer() { return *optimizer_; }
   TrainState& state() { return state_; }
+  const comm::Mesh& mesh() const { return mesh_; }
   comm::Communicator& data_parallel() { return mesh_.group("dp-cp"); }
   int64_t micro_batches() const { return micro_batches_; }
   data::LoaderOptions loader_options() const;

@@ -133,6 +133,12 @@ std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const confi
   return data::build_gpt_datasets(options);
 }
 
+std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {
+  std::map<std::string, int64_t> sent;
+  for (const std::string& group : mesh.group_names()) sent[group] = mesh.group(group).sent();
+  return sent;
+}
+
 comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
   const config::DistConfig& d = config.dist;
   return {.world = world,

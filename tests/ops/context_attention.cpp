@@ -35,7 +35,7 @@ int me() {
 class Counting final : public comm::Communicator {
  public:
   explicit Counting(comm::Communicator& group) : group_(group) {}
-  int64_t sent = 0;
+  int64_t bytes_sent = 0;
   static inline std::string order;
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
@@ -44,18 +44,18 @@ class Counting final : public comm::Communicator {
     return group_.split(color, key, name);
   }
   comm::WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes) override {
-    sent += bytes * (size() - 1);
+    bytes_sent += bytes * (size() - 1);
     return group_.start_all_gather(mine, all, bytes);
   }
   comm::WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes) override {
-    sent += bytes * (size() - 1);
+    bytes_sent += bytes * (size() - 1);
     return group_.start_all_to_all(send, receive, bytes);
   }
   comm::WorkHandle start_broadcast(void* data, int64_t bytes, int root) override {
     return group_.start_broadcast(data, bytes, root);
   }
   comm::WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
-    sent += bytes;
+    bytes_sent += bytes;
     order += 's';
     return group_.start_send(data, bytes, to, tag);
   }
@@ -63,6 +63,7 @@ class Counting final : public comm::Communicator {
     return std::make_unique<Received>(group_.start_receive(data, bytes, from, tag));
   }
   void barrier() override { group_.barrier(); }
+  int64_t sent() const override { return bytes_sent; }
 
  private:
   struct Received final : comm::Work {
@@ -85,7 +86,7 @@ struct Way {
   std::vector<Counting*> groups;
   int64_t sent() const {
     int64_t total = 0;
-    for (const Counting* group : groups) total += group->sent;
+    for (const Counting* group : groups) total += group->bytes_sent;
     return total;
   }
 };

@@ -50,6 +50,8 @@ class FaultyCommunicator final : public comm::Communicator {
     });
   }
 
+  int64_t sent() const override { return inner_.sent(); }
+
  private:
   struct Nothing final : comm::Work {
     void wait() override {}

@@ -55,6 +55,7 @@ class CountingCommunicator final : public comm::Communicator {
     return real_->start_receive(data, bytes, from, tag);
   }
   void barrier() override { real_->barrier(); }
+  int64_t sent() const override { return real_->sent(); }
 
  private:
   void count(int64_t bytes) { sent_[name()] += bytes; }

@@ -12,6 +12,8 @@
 #include "checkpoint/reader.hpp"
 #include "config/resolve.hpp"
 #include "support/worlds.hpp"
+#include "train/estimate.hpp"
+#include "train/fit.hpp"
 #include "train/loop.hpp"
 
 using namespace capstan;
@@ -111,6 +113,8 @@ config::Config resolve(const std::string& recipe, const std::string& overrides, 
   return resolution.config;
 }
 
+constexpr int64_t kScalars = 200;  // bytes of losses and norms in a step
+
 struct Run {
   std::vector<double> trace;  // loss and gradient norm of each step
   fs::path checkpoint;
@@ -131,11 +135,30 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   data::Loader loader(data[0], loop.loader_options());
   StepTimers timers;
   Run run;
+  std::map<std::string, int64_t> before;
   while (loop.state().step < steps) {
+    if (loop.state().step == 1) before = sent_bytes(loop.mesh());
     const StepResult result = loop.step(loader, timers);
     run.trace.push_back(result.loss);
     run.trace.push_back(result.gradient_norm);
+    if (loop.state().step != 2) continue;
+    // What the plan of this rank says, made without any peer.
+    const StepEstimate plan = estimate_step(config, on.rank());
+    for (const auto& [group, bytes] : sent_bytes(loop.mesh())) {
+      INFO(group, ": ", bytes - before.at(group), " bytes sent in a step");
+      CHECK(std::abs(bytes - before.at(group) - plan.sent.at(group)) <= plan.sent.at(group) / 50 + kScalars);
+    }
   }
+  const MemoryUse planned = estimate_step(config, on.rank()).memory, used = loop.device().memory();
+  INFO("planned: ", memory_text(planned));
+  INFO("used: ", memory_text(used));
+  // Where the forward passes of many micro-batches follow one another, streams that a slower neighbour has not taken yet come on
+  // top.
+  const bool ahead = config.dist.pipeline_schedule == config::PipelineSchedule::gpipe;
+  const int64_t stream = config.train.micro_batch_size * config.model.seq_length * config.model.hidden_size * 4;
+  const double slack = ahead ? 4.0 * static_cast<double>(stream) : 0;
+  CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(planned.peak) + slack);
+  CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(planned.peak));
   SavePlan plan;
   plan.root = scratch() / name;
   if (on.rank() == 0) fs::create_directories(plan.root);
