@@ -56,9 +56,15 @@ class MetaCommunicator final : public Communicator {
     fail(ErrorCode::internal,
          "internal error: a meta group `" + name + "` is made by the mesh, not by a split");
   }
-  WorkHandle start_all_gather(const void*, void*, int64_t bytes) override { return count(bytes * (size_ - 1)); }
-  WorkHandle start_all_to_all(const void*, void*, int64_t bytes) override { return count(bytes * (size_ - 1)); }
-  WorkHandle start_broadcast(void*, int64_t bytes, int root) override { return count(root == rank_ ? bytes : 0); }
+  WorkHandle start_all_gather(const void*, void*, int64_t bytes) override {
+    return count(bytes * (size_ - 1));
+  }
+  WorkHandle start_all_to_all(const void*, void*, int64_t bytes) override {
+    return count(bytes * (size_ - 1));
+  }
+  WorkHandle start_broadcast(void*, int64_t bytes, int root) override {
+    return count(root == rank_ ? bytes : 0);
+  }
   WorkHandle start_send(const void*, int64_t bytes, int, int) override { return count(bytes); }
   WorkHandle start_receive(void*, int64_t, int, int) override { return count(0); }
   void barrier() override {}

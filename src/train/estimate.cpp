@@ -83,11 +83,11 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   StepEstimate estimate;
   estimate.sent = step(micro_batches, &cost);
   // Every further micro-batch sends the same: two counts tell all.
-  if (const int64_t more = std::min(all, 2 * micro_batches); mesh.size(comm::Axis::pp) * mesh.size(comm::Axis::tp) *
-                                                                     mesh.size(comm::Axis::cp) *
-                                                                     mesh.size(comm::Axis::dp) >
-                                                                 1 &&
-                                                             more > micro_batches)
+  if (const int64_t more = std::min(all, 2 * micro_batches);
+      mesh.size(comm::Axis::pp) * mesh.size(comm::Axis::tp) * mesh.size(comm::Axis::cp) *
+              mesh.size(comm::Axis::dp) >
+          1 &&
+      more > micro_batches)
     for (const auto& [group, bytes] : step(more, nullptr))
       estimate.sent[group] += (bytes - estimate.sent[group]) * (all - micro_batches) / (more - micro_batches);
   const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);

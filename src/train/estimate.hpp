@@ -14,7 +14,8 @@ struct StepEstimate {
   double flops = 0;  // forward, backward and weight gradients of one micro-batch, this rank's part
   MemoryUse
       memory;  // of the whole step of one rank; kernel_scratch is that of products, column sums and attention
-  std::map<std::string, int64_t> sent;  // bytes that this rank sends in a step, by group; without a few scalars
+  std::map<std::string, int64_t>
+      sent;  // bytes that this rank sends in a step, by group; without a few scalars
 };
 // Of rank `rank` in the recipe's world (dist.world_size), which need not be there. local_ranks: of its host, over which the
 // cores are divided where train.threads does not say how many there are.

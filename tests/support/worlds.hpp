@@ -21,6 +21,22 @@ struct AloneWorld final : comm::World {
   [[noreturn]] void abort(int) override { std::abort(); }
 };
 
+// Some of another world's ranks, those of the same colour. Collective over that world.
+struct PartWorld final : comm::World {
+  PartWorld(comm::World& whole, int color)
+      : real(whole), part(whole.communicator().split(color, whole.rank(), "world")) {}
+  comm::World& real;
+  std::unique_ptr<comm::Communicator> part;
+  comm::Communicator& communicator() override { return *part; }
+  int local_rank() const override { return part->rank(); }
+  int local_size() const override { return part->size(); }
+  const std::string& host() const override { return real.host(); }
+  [[noreturn]] void abort(int code) override {
+    real.abort(code);
+    std::abort();
+  }
+};
+
 // Bytes that this rank sends to others, by group.
 using SentBytes = std::map<std::string, int64_t>;
 

@@ -155,7 +155,8 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   // Where the forward passes of many micro-batches follow one another, streams that a slower neighbour has not taken yet come on
   // top.
   const bool ahead = config.dist.pipeline_schedule == config::PipelineSchedule::gpipe;
-  const int64_t stream = config.train.micro_batch_size * config.model.seq_length * config.model.hidden_size * 4;
+  const int64_t stream =
+      config.train.micro_batch_size * config.model.seq_length * config.model.hidden_size * 4;
   const double slack = ahead ? 4.0 * static_cast<double>(stream) : 0;
   CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(planned.peak) + slack);
   CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(planned.peak));
@@ -259,6 +260,81 @@ TEST_CASE("random legal layouts") {
     check_layout(recipe, overrides, 4, false);
   }
   CHECK(tried > 0);
+}
+
+TEST_CASE(
+    "a checkpoint of any layout loads into any other: the bits of parameters and moments, and the next "
+    "loss") {
+  if (world().size() != 4) return;
+  const std::vector<Layout> layouts{
+      {1, true, "", ""},
+      {2, false, "", "dist.tp=2 dist.sp=true"},
+      {2, false, "", "dist.pp=2 dist.vpp=2"},
+      {2, true, "", SHARD "optim ddp.bucket_size=2000"},
+      {4, false, "", "dist.tp=4"},
+      {4, true, "", "dist.tp=2 dist.pp=2"},
+      {4, false, "", "dist.cp=2 " SHARD "optim_grads_params"},
+      {4, false, "", "dist.pp=2 " SHARD "optim_grads"},
+      {4, true, "", "dist.tp=2 dist.sp=true " SHARD "optim_grads_params"},
+      {4, false, "",
+       "ddp.num_distributed_optimizer_instances=2 ddp.outer_dp_sharding_strategy=optim " SHARD "optim"},
+  };
+  capstan::test::AloneWorld alone;
+  const bool in_half = world().rank() < 2;
+  capstan::test::PartWorld half(world(), in_half ? 0 : 1);
+  for (const std::string recipe : {"gpt", "llama"}) {
+    const auto on = [&](const Layout& layout, auto&& body) {
+      const int me = world().rank();
+      if (me < layout.ranks)
+        body(layout.ranks == 1   ? static_cast<comm::World&>(alone)
+             : layout.ranks == 2 ? static_cast<comm::World&>(half)
+                                 : world());
+      world().communicator().barrier();
+    };
+    const auto save = [&](comm::World& members, Loop& loop, const fs::path& root) {
+      SavePlan plan;
+      plan.root = root;
+      if (members.rank() == 0) fs::create_directories(plan.root);
+      members.communicator().barrier();
+      return save_state(members, plan, loop.state(), loop.store(), loop.optimizer());
+    };
+    const auto next_loss = [](Loop& loop, const config::Config& config) {
+      const auto data = open_datasets(config, nullptr);
+      data::Loader loader(data[0], loop.loader_options());
+      StepTimers timers;
+      return loop.step(loader, timers).loss;
+    };
+    for (size_t from = 0; from < layouts.size(); ++from) {
+      if (!kAll && !layouts[from].fast) continue;
+      const fs::path root = scratch() / ("from-" + recipe + std::to_string(from));
+      Tensors saved;
+      double expected = 0;
+      on(layouts[from], [&](comm::World& members) {
+        const config::Config config = resolve(recipe, layouts[from].overrides, members.size());
+        Loop loop(config, members);
+        loop.initialise();
+        for (int i = 0; i < 2; ++i) next_loss(loop, config);
+        const fs::path checkpoint = save(members, loop, root);
+        expected = next_loss(loop, config);
+        if (members.rank() == 0) saved = read_all(checkpoint);
+      });
+      for (size_t to = 0; to < layouts.size(); ++to) {
+        if (to == from || (!kAll && !layouts[to].fast)) continue;
+        INFO(recipe, " from [", layouts[from].overrides, "] to [", layouts[to].overrides, "]");
+        on(layouts[to], [&](comm::World& members) {
+          const config::Config config = resolve(recipe, layouts[to].overrides, members.size());
+          Loop loop(config, members);
+          auto reader =
+              checkpoint::Reader::open(root / checkpoint::step_directory_name(2), checkpoint::Depth::content);
+          loop.state() = load_state(reader, loop.store(), &loop.optimizer());
+          const fs::path again = save(members, loop, scratch() / ("to-" + std::to_string(to)));
+          if (members.rank() == 0) CHECK((read_all(again) == saved));
+          const double loss = next_loss(loop, config);
+          if (members.rank() == 0) CHECK(loss == doctest::Approx(expected).epsilon(1e-6));
+        });
+      }
+    }
+  }
 }
 
 TEST_CASE("the matrix is as large as it says") {
