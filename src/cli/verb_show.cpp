@@ -5,6 +5,7 @@
 #include "base/text.hpp"
 #include "cli/grid_text.hpp"
 #include "cli/recipe_input.hpp"
+#include "cli/step_text.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
 #include "config/show.hpp"
@@ -17,16 +18,20 @@ namespace {
 
 // The step of the pipeline by the clock: what it waits, what it holds, and a picture as wide as the terminal.
 std::string pipeline_text(const config::Config& config) {
-  const parallel::PipelineShape shape{.ranks = config.dist.pipeline_model_parallel_size,
-                                      .chunks = config.dist.virtual_pipeline_model_parallel_size.value_or(1),
-                                      .micro_batches = config.train.num_microbatches.value_or(1),
-                                      .group = config.dist.microbatch_group_size_per_vp_stage.value_or(
-                                          config.dist.pipeline_model_parallel_size)};
+  const parallel::PipelineShape shape{
+      .ranks = config.dist.pipeline_model_parallel_size,
+      .chunks = config.dist.virtual_pipeline_model_parallel_size.value_or(1),
+      .micro_batches = config.train.num_microbatches.value_or(1),
+      .group =
+          config.dist.microbatch_group_size_per_vp_stage.value_or(config.dist.pipeline_model_parallel_size),
+      .all_forward_first = config.dist.pipeline_schedule == config::PipelineSchedule::gpipe};
   const parallel::Schedule schedule = parallel::make_schedule(shape);
   const parallel::ScheduleRun run = parallel::simulate(shape, schedule);
   const int64_t work = run.ticks - run.idle[0];
-  std::string text = std::string(shape.chunks > 1 ? "interleaved 1F1B" : "1F1B") + ": " +
-                     std::to_string(shape.ranks) + " pipeline ranks, " + std::to_string(shape.chunks) +
+  std::string text = std::string(shape.chunks > 1          ? "interleaved 1F1B"
+                                 : shape.all_forward_first ? "GPipe"
+                                                           : "1F1B") +
+                     ": " + std::to_string(shape.ranks) + " pipeline ranks, " + std::to_string(shape.chunks) +
                      (shape.chunks > 1 ? " chunks" : " chunk") + " each, " +
                      std::to_string(shape.micro_batches) + " micro-batches\n" + std::to_string(run.ticks) +
                      " ticks, a forward pass 1, a backward pass 2; " + std::to_string(run.idle[0]) +
@@ -44,12 +49,14 @@ int run_show(Context& context) {
   static constexpr std::string_view kFormats[] = {"yaml", "json"};
   const std::string format = args.choice("format", kFormats, "yaml");
   if (args.count("origin") + args.count("minimal") + args.count("format") + args.count("json") +
-          args.count("schedule") + args.count("grid") >
+          args.count("schedule") + args.count("grid") + args.count("step") >
       1)
-    fail(ErrorCode::usage, "--origin, --minimal, --format, --schedule, --grid and --json exclude each other");
+    fail(ErrorCode::usage,
+         "--origin, --minimal, --format, --schedule, --grid, --step and --json exclude each other");
   const auto rank = args.integer("rank", 0);
-  if (rank && !args.has("grid"))
-    fail(ErrorCode::usage, "--rank R says whose place --grid shows", "add --grid");
+  if (rank && !args.has("grid") && !args.has("step"))
+    fail(ErrorCode::usage, "--rank R says whose place --grid shows, and whose memory --step",
+         "add --grid or --step");
 
   const config::Resolution resolution = require_recipe(context, recipe, ranks_argument(context));
   if (args.has("schedule")) {
@@ -62,6 +69,11 @@ int run_show(Context& context) {
     if (args.words().size() > 1) fail(ErrorCode::usage, "--grid shows the whole world and takes no PATH");
     const int64_t world = resolution.config.dist.world_size;
     put(grid_text(train::mesh_sizes(resolution.config, world), rank));
+    return 0;
+  }
+  if (args.has("step")) {
+    if (args.words().size() > 1) fail(ErrorCode::usage, "--step shows a whole step and takes no PATH");
+    put(step_text(resolution.config, rank));
     return 0;
   }
   config::ShowOptions options;
@@ -101,6 +113,7 @@ const Verb kShow = {
                  {"show llama3-70b --schedule", "the order of its pipeline's forward and backward passes"},
                  {"show llama3-70b --ranks 1024 --grid", "which ranks work together"},
                  {"show llama3-70b --ranks 1024 --grid --rank 777", "the place and the groups of one"},
+                 {"show gpt2-124m dist.tp=2 dist.pp=2 --ranks 8 --step", "memory and bytes sent, by stage"},
                  {"show my.yaml --minimal", "only what differs from presets and defaults"}},
     .options = {{"origin", 0, "",
                  "each leaf with its origin: file:line:col, preset, <cli>:n, derived: formula"},
@@ -108,6 +121,8 @@ const Verb kShow = {
                 {"format", 0, "FORM", "yaml (default) or json: plain nested values"},
                 {"schedule", 0, "",
                  "the pipeline's schedule: its bubble, what each rank holds, and a picture"},
+                {"step", 0, "",
+                 "what a step holds and sends: memory by owner, bytes by group, for each pipeline stage"},
                 {"grid", 0, "", "the grids of ranks, dense and expert, and the groups that follow from them"},
                 {"rank", 0, "R", "with --grid: this rank's coordinates and groups"},
                 {"ranks", 0, "N", "the world size, instead of the recipe's"},

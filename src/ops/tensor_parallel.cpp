@@ -34,27 +34,38 @@ double sent(const Tensor& x, const TensorParallel& parallel, int times) {
   return times * static_cast<double>(x.bytes()) * (parallel.size() - 1) / parallel.size();
 }
 
+// A piece of an operation as an event of its own, for traces and the tests of what runs beside what.
+template <class Work>
+void traced(StepContext& context, char phase, const char* name, Work&& work) {
+  TracedPart part(context, phase, name);
+  work();
+  part.end();
+}
+
 // All rows of a tensor whose rows are cut, part by part. A part lies rank by rank: [T, count, columns].
 class Gather {
  public:
-  Gather(const Tensor& mine, const TensorParallel& parallel) : mine_(mine), parallel_(parallel) {}
+  Gather(StepContext& context, const Tensor& mine, const TensorParallel& parallel)
+      : context_(context), mine_(mine), parallel_(parallel) {}
   // The part's transfer begins now.
   void start(Part part) {
     OwnerScope scope(MemoryOwner::workspace);
     pieces_.push_back(
         {part, Tensor::empty(mine_.device(), {parallel_.size() * part.count, mine_.size(1)}, mine_.dtype()),
          comm::Exchange(*parallel_.group)});
-    pieces_.back().exchange.all_gather(rows_of(mine_, part), pieces_.back().all);
+    traced(context_, 'C', "start gather of rows",
+           [&] { pieces_.back().exchange.all_gather(rows_of(mine_, part), pieces_.back().all); });
   }
   // The oldest part that was started.
   Tensor take() {
     Piece piece = std::move(pieces_.front());
     pieces_.pop_front();
-    piece.exchange.wait();
+    traced(context_, 'C', "wait for gather of rows", [&] { piece.exchange.wait(); });
     return std::move(piece.all);
   }
 
  private:
+  StepContext& context_;
   struct Piece {
     Part part;
     Tensor all;
@@ -65,8 +76,8 @@ class Gather {
   std::deque<Piece> pieces_;
 };
 
-Tensor gathered(const Tensor& mine, const TensorParallel& parallel) {
-  Gather gather(mine, parallel);
+Tensor gathered(StepContext& context, const Tensor& mine, const TensorParallel& parallel) {
+  Gather gather(context, mine, parallel);
   gather.start({0, mine.size(0)});
   return gather.take();
 }
@@ -74,12 +85,12 @@ Tensor gathered(const Tensor& mine, const TensorParallel& parallel) {
 // y = op(x) for all rows of x, whose rows are cut: the next part arrives while this one is computed. `product(x_part, y_part)`
 // works on rows that lie together.
 template <class Product>
-Tensor product_of_gathered(const Tensor& mine, int64_t columns, const TensorParallel& parallel,
-                           Product&& product) {
+Tensor product_of_gathered(StepContext& context, const Tensor& mine, int64_t columns,
+                           const TensorParallel& parallel, Product&& product) {
   const int64_t here = mine.size(0);
   const Tensor y = Tensor::empty(mine.device(), {here * parallel.size(), columns}, mine.dtype());
   const auto parts = parts_of(here, parallel.splits);
-  Gather gather(mine, parallel);
+  Gather gather(context, mine, parallel);
   gather.start(parts[0]);
   for (size_t i = 0; i < parts.size(); ++i) {
     if (i + 1 < parts.size()) gather.start(parts[i + 1]);
@@ -87,9 +98,11 @@ Tensor product_of_gathered(const Tensor& mine, int64_t columns, const TensorPara
     if (parts.size() == 1)  // the parts of all ranks are the whole
       product(all, y);
     else
-      for (int r = 0; r < parallel.size(); ++r)
-        product(all.slice(0, r * parts[i].count, parts[i].count),
-                y.slice(0, r * here + parts[i].begin, parts[i].count));
+      traced(context, 'F', "part of a product", [&] {
+        for (int r = 0; r < parallel.size(); ++r)
+          product(all.slice(0, r * parts[i].count, parts[i].count),
+                  y.slice(0, r * here + parts[i].begin, parts[i].count));
+      });
   }
   return y;
 }
@@ -98,8 +111,9 @@ Tensor product_of_gathered(const Tensor& mine, int64_t columns, const TensorPara
 template <class Product>
 class SummedProduct {
  public:
-  SummedProduct(const Tensor& x, int64_t columns, const TensorParallel& parallel, Product product)
-      : parallel_(parallel) {
+  SummedProduct(StepContext& context, const Tensor& x, int64_t columns, const TensorParallel& parallel,
+                Product product)
+      : context_(context), parallel_(parallel) {
     const int64_t rows = x.size(0), ranks = parallel.cuts_rows() ? parallel.size() : 1, here = rows / ranks;
     CAPSTAN_ASSERT(rows % ranks == 0, "rows of " + x.text() + " over " + std::to_string(ranks) + " ranks");
     sum_ = Tensor::empty(x.device(), {here, columns}, x.dtype());
@@ -110,7 +124,8 @@ class SummedProduct {
         finish_last();
         // What the ranks cannot cut evenly is summed at once.
         if (y.elements() % parallel.size() == 0)
-          last_.emplace(comm::Reduction::everywhere(*parallel.group, y));
+          traced(context, 'C', "start sum of a product",
+                 [&] { last_.emplace(comm::Reduction::everywhere(*parallel.group, y)); });
         else
           comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}));
         continue;
@@ -120,10 +135,13 @@ class SummedProduct {
       if (part.count == here)
         product(x, y);
       else
-        for (int64_t r = 0; r < ranks; ++r)
-          product(x.slice(0, r * here + part.begin, part.count), y.slice(0, r * part.count, part.count));
+        traced(context, 'F', "part of a product", [&] {
+          for (int64_t r = 0; r < ranks; ++r)
+            product(x.slice(0, r * here + part.begin, part.count), y.slice(0, r * part.count, part.count));
+        });
       finish_last();
-      last_.emplace(comm::Reduction::scatter(*parallel.group, y, rows_of(sum_, part)));
+      traced(context, 'C', "start sum of a product",
+             [&] { last_.emplace(comm::Reduction::scatter(*parallel.group, y, rows_of(sum_, part))); });
     }
   }
   Tensor finish() {
@@ -133,9 +151,10 @@ class SummedProduct {
 
  private:
   void finish_last() {
-    if (last_) last_->finish();
+    if (last_) traced(context_, 'C', "wait for sum of a product", [&] { last_->finish(); });
     last_.reset();
   }
+  StepContext& context_;
   const TensorParallel& parallel_;
   Tensor sum_;
   std::optional<comm::Reduction> last_;
@@ -172,7 +191,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
       matmul(Transpose::no, Transpose::yes, in, *w, out);
     };
     if (parallel.cuts_rows()) {
-      y = product_of_gathered(x.value, w->size(0), parallel, product);
+      y = product_of_gathered(tape.context(), x.value, w->size(0), parallel, product);
     } else {
       y = Tensor::empty(device, {rows, w->size(0)}, x.dtype());
       product(x.value, y);
@@ -200,7 +219,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
     Tensor x_all = trains ? step.saved(0) : Tensor();
     std::optional<Gather> gather;
     if (trains && parallel.cuts_rows()) {
-      gather.emplace(step.saved(0), parallel);
+      gather.emplace(step.context(), step.saved(0), parallel);
       gather->start({0, step.saved(0).size(0)});
     }
     const auto w = step.pin(weight);
@@ -208,7 +227,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
       matmul(Transpose::no, Transpose::no, from, *w, to);
     };
     std::optional<SummedProduct<decltype(product)>> dx;
-    if (step.needs(0)) dx.emplace(dy, w->size(1), parallel, product);
+    if (step.needs(0)) dx.emplace(step.context(), dy, w->size(1), parallel, product);
     if (gather) x_all = gather->take();
     if (trains) step.weight_gradient(weight, cost, {x_all, dy}, add_weight_gradient);
     if (bias)
@@ -230,7 +249,8 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
     const auto product = [&](const Tensor& from, const Tensor& to) {
       matmul(Transpose::no, Transpose::yes, from, *w, to);
     };
-    record.outputs = {SummedProduct<decltype(product)>(x.value, w->size(0), parallel, product).finish()};
+    record.outputs = {
+        SummedProduct<decltype(product)>(tape.context(), x.value, w->size(0), parallel, product).finish()};
   }
   const Tensor& y = record.outputs[0];
   const bool trains = tape.context().store.trains(weight);
@@ -255,14 +275,14 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
         }
       } else if (trains || parallel.splits == 1) {
         // Both products need all rows of dy: they are gathered once.
-        dy = gathered(dy, parallel);
+        dy = gathered(step.context(), dy, parallel);
         if (step.needs(0)) {
           const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
           product(dy, dx);
           step.give(0, dx);
         }
       } else if (step.needs(0)) {
-        step.give(0, product_of_gathered(dy, in, parallel, product));
+        step.give(0, product_of_gathered(step.context(), dy, in, parallel, product));
       }
     }
     if (trains) step.weight_gradient(weight, cost, {step.saved(0), dy}, add_weight_gradient);
@@ -280,7 +300,7 @@ Var enter_product(Tape& tape, const Var& x, const TensorParallel& parallel) {
   return tape.record(
       {.name = "enter_product",
        .inputs = {x},
-       .outputs = {cut ? gathered(x.value, parallel) : x.value},
+       .outputs = {cut ? gathered(tape.context(), x.value, parallel) : x.value},
        .cost = forward,
        .backward_cost = backward,
        .backward = [parallel, cut](BackwardStep& step) {
@@ -318,7 +338,7 @@ Var leave_product(Tape& tape, const Var& x, const TensorParallel& parallel) {
                       .backward_cost = backward,
                       .backward = [parallel, cut](BackwardStep& step) {
                         const Tensor& dy = step.output_gradient();
-                        step.give(0, cut ? gathered(dy, parallel) : dy);
+                        step.give(0, cut ? gathered(step.context(), dy, parallel) : dy);
                       }})[0];
 }
 

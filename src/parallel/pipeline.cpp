@@ -71,6 +71,16 @@ class Runner {
     return !links_.tensor.alone() && !links_.tensor.sequence && stream.size(0) % links_.tensor.size() == 0;
   }
 
+  template <class Transfer>
+  void traced(const char* what, const ScheduleStep& step, Transfer&& transfer) {
+    if (!links_.context || !links_.context->observer) return transfer();
+    TracedPart part(*links_.context, 'C',
+                    std::string(what) + (step.work == Work::forward ? " stream " : " gradient ") +
+                        std::to_string(step.micro_batch));
+    transfer();
+    part.end();
+  }
+
   void ask(const ScheduleStep& step) {
     const auto from = source(step);
     if (!from || from->rank == rank_) return;
@@ -82,8 +92,10 @@ class Runner {
       piece =
           Tensor::empty(whole.device(), {whole.size(0) / links_.tensor.size(), whole.size(1)}, whole.dtype());
     Incoming incoming{comm::Exchange(*links_.stages), piece, whole};
-    incoming.exchange.receive(piece, static_cast<int>(from->rank),
-                              tag(step.work, step.micro_batch, step.chunk));
+    traced("ask for", step, [&] {
+      incoming.exchange.receive(piece, static_cast<int>(from->rank),
+                                tag(step.work, step.micro_batch, step.chunk));
+    });
     incoming_.emplace(key, std::move(incoming));
   }
 
@@ -102,7 +114,7 @@ class Runner {
     const auto found = incoming_.find(key);
     Incoming incoming = std::move(found->second);
     incoming_.erase(found);
-    incoming.exchange.wait();
+    traced("wait for", step, [&] { incoming.exchange.wait(); });
     if (!in_pieces(incoming.whole)) return incoming.whole;
     comm::Exchange gather(*links_.tensor.group);
     gather.all_gather(incoming.piece, incoming.whole);
@@ -125,7 +137,9 @@ class Runner {
     }
     auto& sent = step.work == Work::forward ? sent_forward_ : sent_backward_;
     sent.emplace_back(*links_.stages);
-    sent.back().send(piece, static_cast<int>(to->rank), tag(step.work, step.micro_batch, to->chunk));
+    traced("send", step, [&] {
+      sent.back().send(piece, static_cast<int>(to->rank), tag(step.work, step.micro_batch, to->chunk));
+    });
   }
 
   const PipelineShape& shape_;

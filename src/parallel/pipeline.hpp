@@ -22,6 +22,8 @@ struct PipelineLinks {
   ops::TensorParallel
       tensor;  // ranks that hold the same rows each send an equal run of them and gather what arrives
   bool early_receive = true;  // what the next step needs is asked for before this one is computed
+  // Whose observer sees "ask for stream 3", "wait for gradient 0", "send stream 2" as events; null: nobody.
+  StepContext* context = nullptr;
 };
 
 // A step sends as soon as it has computed; nobody waits for a send before the end, and the last stream sent in each direction is

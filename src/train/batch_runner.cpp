@@ -17,6 +17,7 @@ BatchRunner::BatchRunner(const config::Config& config, const comm::Mesh& mesh, D
   shape_.all_forward_first = d.pipeline_schedule == config::PipelineSchedule::gpipe;
   links_.stages = &mesh.group("pp");
   links_.tensor = tensor_parallel(config, mesh);
+  links_.context = &context_;
   cut_ = {mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)};
   links_.early_receive = config.comm_overlap.overlap_p2p_comm.value_or(true);
   dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0;

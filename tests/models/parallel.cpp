@@ -245,3 +245,45 @@ TEST_CASE_TEMPLATE("generation over tensor-parallel ranks gives the logits of on
     }
   }
 }
+
+TEST_CASE("what travels is started before what runs beside it") {
+  comm::Communicator& group = world().communicator();
+  if (group.alone()) return;
+  struct Order final : TapeObserver {
+    void observe(const TapeEvent& event) override {
+      if (event.phase == 'C' || event.phase == 'W' || event.name == "part of a product")
+        order.push_back(event.phase == 'W' ? "weight gradient" : event.name);
+      else if (event.phase == 'F' || event.phase == 'B')
+        order.push_back(std::string(1, event.phase) + " " + event.name);
+    }
+    std::vector<std::string> order;
+  } observer;
+  const auto device = Cpu::make(1);
+  models::Part part;
+  part.parallel.tensor = {&group, true, 3};
+  const auto model = models::build(models_for(group.size())[1], part);
+  SimpleStore store(*device, model->parameters(), DType::f32, true);
+  store.initialise(model->parameters(), 7);
+  StepContext context{*device, store, &observer};
+  {
+    Tape tape(context);
+    model->forward(tape, upload(*device, token_data(4)), {.training = true, .seed = 11});
+    tape.backward({{"loss", one(*device)}});
+  }
+  using Names = std::vector<std::string>;
+  // The last `count` events up to the one called `end`, from `from` on.
+  const auto before = [&](const std::string& end, size_t count) {
+    const auto at = std::find(observer.order.begin(), observer.order.end(), end);
+    REQUIRE(at != observer.order.end());
+    return Names(at - static_cast<std::ptrdiff_t>(count), at);
+  };
+  const std::string start = "start gather of rows", wait = "wait for gather of rows",
+                    product = "part of a product";
+  CHECK(before("F column_linear", 9) ==
+        Names{start, start, wait, product, start, wait, product, wait, product});
+  const std::string sum = "start sum of a product", summed = "wait for sum of a product";
+  CHECK(before("F row_linear", 9) == Names{product, sum, product, summed, sum, product, summed, sum, summed});
+  // Backward: the rows of x travel under the product of dx, its sum under the weight gradient.
+  CHECK(before("B column_linear", 12) == Names{start, product, sum, product, summed, sum, product, summed,
+                                               sum, wait, "weight gradient", summed});
+}

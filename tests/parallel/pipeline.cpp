@@ -7,6 +7,7 @@
 
 #include "comm/world.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/simple_store.hpp"
 
 using namespace capstan;
 using namespace capstan::parallel;
@@ -101,4 +102,48 @@ TEST_CASE_TEMPLATE("tensor ranks send a share each and gather what arrives", D, 
               {stages.get(), {tensor.get(), false, 1}, true}, work);
     CHECK(work.backwards == 3);
   }
+}
+
+TEST_CASE("what a step needs is asked for before the step before it is computed, and sent when it is there") {
+  comm::Communicator& stages = world().communicator();
+  const int64_t ranks = stages.size();
+  if (ranks < 2) return;
+  struct Order final : TapeObserver {
+    void observe(const TapeEvent& event) override { order.push_back(event.name); }
+    std::vector<std::string> order;
+  };
+  struct Logging final : PipelineWork {
+    Logging(Counting& counting, std::vector<std::string>& to) : work(counting), order(to) {}
+    Tensor boundary(int64_t m) override { return work.boundary(m); }
+    Tensor forward(int64_t m, int64_t c, const Tensor& stream) override {
+      order.push_back("F" + std::to_string(m));
+      return work.forward(m, c, stream);
+    }
+    Tensor backward(int64_t m, int64_t c, const Tensor& gradient) override {
+      order.push_back("B" + std::to_string(m));
+      return work.backward(m, c, gradient);
+    }
+    void weight(int64_t m, int64_t c) override { work.weight(m, c); }
+    Counting& work;
+    std::vector<std::string>& order;
+  };
+  const auto device = Cpu::make(1);
+  const PipelineShape shape{.ranks = ranks, .micro_batches = 3};
+  SimpleStore store(*device);
+  Order observer;
+  StepContext context{*device, store, &observer};
+  Counting counting(*device, shape, stages.rank(), 6);
+  Logging work(counting, observer.order);
+  run_steps(shape, make_schedule(shape)[static_cast<size_t>(stages.rank())], {&stages, {}, true, &context},
+            work);
+  using Names = std::vector<std::string>;
+  if (stages.rank() + 1 == ranks)
+    CHECK(observer.order == Names{"ask for stream 0", "wait for stream 0", "F0", "ask for stream 1", "B0",
+                                  "send gradient 0", "wait for stream 1", "F1", "ask for stream 2", "B1",
+                                  "send gradient 1", "wait for stream 2", "F2", "B2", "send gradient 2"});
+  if (stages.rank() == 0 && ranks == 2)
+    CHECK(observer.order == Names{"F0", "send stream 0", "ask for gradient 0", "F1", "send stream 1",
+                                  "wait for gradient 0", "B0", "ask for gradient 1", "F2", "send stream 2",
+                                  "wait for gradient 1", "ask for gradient 2", "B1", "wait for gradient 2",
+                                  "B2"});
 }

@@ -1,0 +1,74 @@
+#include "cli/step_text.hpp"
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/table.hpp"
+#include "train/estimate.hpp"
+#include "train/recipe.hpp"
+#include "train/setup.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+std::string bytes_text(int64_t bytes) {
+  return human_bytes(static_cast<double>(bytes));
+}
+
+std::string sent_text(const train::StepEstimate& estimate) {
+  int64_t total = 0;
+  std::string by_group;
+  for (const auto& [group, bytes] : estimate.sent) {
+    total += bytes;
+    if (bytes > 0) by_group += (by_group.empty() ? "" : ", ") + group + " " + bytes_text(bytes);
+  }
+  return total == 0 ? "nothing" : bytes_text(total) + " (" + by_group + ")";
+}
+
+}  // namespace
+
+std::string step_text(const config::Config& config, std::optional<int64_t> rank) {
+  train::refuse_missing_features(config);
+  const int64_t world = config.dist.world_size;
+  if (rank && *rank >= world)
+    fail(ErrorCode::usage, "--rank " + std::to_string(*rank) + " is not one of " + std::to_string(world) + " ranks",
+         "ranks are counted from 0");
+  const comm::Mesh mesh(train::mesh_sizes(config, world), 0);
+  std::vector<int64_t> ranks;
+  if (rank)
+    ranks = {*rank};
+  else
+    ranks = mesh.dense().group_of(0, {comm::Axis::pp});
+
+  Table table;
+  std::vector<std::string> heads{"rank", "stage"};
+  for (size_t owner = 0; owner < kMemoryOwners; ++owner)
+    heads.emplace_back(name_of(static_cast<MemoryOwner>(owner)));
+  heads.insert(heads.end(), {"kernel scratch", "peak", "sent in a step"});
+  std::vector<std::vector<std::string>> rows{heads};
+  int64_t most = -1;
+  std::string largest;
+  for (const int64_t r : ranks) {
+    const train::StepEstimate estimate = train::estimate_step(config, r);
+    std::vector<std::string> row{std::to_string(r), std::to_string(mesh.dense().index(r, comm::Axis::pp))};
+    for (const int64_t bytes : estimate.memory.at_peak_by_owner) row.push_back(bytes > 0 ? bytes_text(bytes) : "");
+    row.push_back(bytes_text(estimate.memory.kernel_scratch));
+    row.push_back(bytes_text(estimate.memory.total()));
+    row.push_back(sent_text(estimate));
+    rows.push_back(row);
+    if (estimate.memory.total() <= most) continue;
+    most = estimate.memory.total();
+    largest = "largest: rank " + std::to_string(r) + ": " + bytes_text(most) + ", sends " + sent_text(estimate);
+  }
+  // Owners with nothing on any rank are left out.
+  for (size_t column = heads.size(); column-- > 0;) {
+    bool empty = true;
+    for (size_t i = 1; i < rows.size(); ++i) empty &= rows[i][column].empty();
+    if (!empty) continue;
+    for (auto& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(column));
+  }
+  for (auto& row : rows) table.add(std::move(row));
+  return table.text() + largest + "\n";
+}
+
+}  // namespace capstan::cli
