@@ -31,7 +31,8 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
   train::refuse_missing_features(config);
   const int64_t world = config.dist.world_size;
   if (rank && *rank >= world)
-    fail(ErrorCode::usage, "--rank " + std::to_string(*rank) + " is not one of " + std::to_string(world) + " ranks",
+    fail(ErrorCode::usage,
+         "--rank " + std::to_string(*rank) + " is not one of " + std::to_string(world) + " ranks",
          "ranks are counted from 0");
   const comm::Mesh mesh(train::mesh_sizes(config, world), 0);
   std::vector<int64_t> ranks;
@@ -51,14 +52,16 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
   for (const int64_t r : ranks) {
     const train::StepEstimate estimate = train::estimate_step(config, r);
     std::vector<std::string> row{std::to_string(r), std::to_string(mesh.dense().index(r, comm::Axis::pp))};
-    for (const int64_t bytes : estimate.memory.at_peak_by_owner) row.push_back(bytes > 0 ? bytes_text(bytes) : "");
+    for (const int64_t bytes : estimate.memory.at_peak_by_owner)
+      row.push_back(bytes > 0 ? bytes_text(bytes) : "");
     row.push_back(bytes_text(estimate.memory.kernel_scratch));
     row.push_back(bytes_text(estimate.memory.total()));
     row.push_back(sent_text(estimate));
     rows.push_back(row);
     if (estimate.memory.total() <= most) continue;
     most = estimate.memory.total();
-    largest = "largest: rank " + std::to_string(r) + ": " + bytes_text(most) + ", sends " + sent_text(estimate);
+    largest =
+        "largest: rank " + std::to_string(r) + ": " + bytes_text(most) + ", sends " + sent_text(estimate);
   }
   // Owners with nothing on any rank are left out.
   for (size_t column = heads.size(); column-- > 0;) {

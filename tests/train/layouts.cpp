@@ -160,6 +160,7 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   const double slack = ahead ? 4.0 * static_cast<double>(stream) : 0;
   CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(planned.peak) + slack);
   CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(planned.peak));
+  CHECK(used.kernel_scratch <= planned.kernel_scratch + 16384);
   SavePlan plan;
   plan.root = scratch() / name;
   if (on.rank() == 0) fs::create_directories(plan.root);
