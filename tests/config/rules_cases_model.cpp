@@ -89,6 +89,13 @@ const std::vector<RuleCase>& model_cases() {
        "the 8 heads do not divide over tensor * context = 1 * 16 = 16",
        "p2p",
        {"dist.world_size=8", "dist.cp=8", "dist.cp_comm_type=a2a", "train.gbs=2"}},
+      {"groups_divide_exchange",
+       {"dist.world_size=2", "dist.cp=2", "dist.cp_comm_type=a2a", "model.num_attention_heads=12",
+        "model.num_query_groups=3", "model.kv_channels=8", "train.gbs=2"},
+       "neither divide over them nor they over the heads",
+       "p2p",
+       {"dist.world_size=2", "dist.cp=2", "dist.cp_comm_type=a2a", "model.num_attention_heads=12",
+        "model.num_query_groups=4", "model.kv_channels=8", "train.gbs=2"}},
       // ---- precision ----
       {"one_low_format",
        {"mixed_precision.params_dtype=bf16", "mixed_precision.fp8=hybrid", "mixed_precision.fp4=e2m1"},

@@ -156,15 +156,20 @@ void latent_attention_rotates_halves(const Config& c, RuleReport& report) {
       .help("set model.rotary_interleaved=false");
 }
 
-void heads_divide_exchange(const Config& c, RuleReport& report) {
-  const int64_t cp = c.dist.context_parallel_size;
-  if (cp == 1) return;
+// The ranks among which heads are exchanged for the sequence; 1: none.
+int64_t exchanging_ranks(const Config& c) {
   int64_t ranks = 1;
+  if (c.dist.context_parallel_size == 1) return ranks;
   for (const CpCommType type : c.dist.cp_comm_type) {
-    if (type == CpCommType::a2a) ranks = std::max(ranks, cp);
+    if (type == CpCommType::a2a) ranks = std::max(ranks, c.dist.context_parallel_size);
     if (type == CpCommType::a2a_p2p && !c.dist.hierarchical_context_parallel_sizes.empty())
       ranks = std::max(ranks, c.dist.hierarchical_context_parallel_sizes[0]);
   }
+  return ranks;
+}
+
+void heads_divide_exchange(const Config& c, RuleReport& report) {
+  const int64_t ranks = exchanging_ranks(c);
   const auto needed = product_of({ranks, tp(c)});
   if (ranks == 1 || !needed || c.model.num_attention_heads % *needed == 0) return;
   report
@@ -172,6 +177,18 @@ void heads_divide_exchange(const Config& c, RuleReport& report) {
              text_of(c.model.num_attention_heads) +
              " heads do not divide over tensor * context = " + product_text({tp(c), ranks}))
       .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides the heads of a rank");
+}
+
+// The groups of a tensor-parallel rank are shared out over the exchange, or each is held by several of its ranks.
+void groups_divide_exchange(const Config& c, RuleReport& report) {
+  const int64_t ranks = exchanging_ranks(c);
+  if (ranks == 1 || !c.model.num_query_groups || tp(c) < 1) return;
+  const int64_t here = std::max<int64_t>(1, *c.model.num_query_groups / tp(c));
+  if (here % ranks == 0 || ranks % here == 0) return;
+  report
+      .error("`dist.cp_comm_type` a2a exchanges heads over " + text_of(ranks) + " ranks, but the " + text_of(here) +
+             " key/value heads of a rank neither divide over them nor they over the heads")
+      .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides model.num_query_groups");
 }
 
 }  // namespace
@@ -261,6 +278,11 @@ void register_tensor_rules(Schema& s) {
                   "exchange of heads for sequence needs heads for every rank",
                   {"dist.cp_comm_type", "dist.context_parallel_size", heads, tensor}},
                  heads_divide_exchange);
+  s.rule<Config>({"R0417",
+                  "groups_divide_exchange",
+                  "exchange of heads for sequence: key/value heads divide over the ranks, or the ranks over them",
+                  {"dist.cp_comm_type", "dist.context_parallel_size", groups, tensor}},
+                 groups_divide_exchange);
 }
 
 }  // namespace capstan::config
