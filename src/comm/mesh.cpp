@@ -163,6 +163,14 @@ Mesh::Mesh(const MeshSizes& sizes, int64_t rank)
              " distributed optimizer instances do not divide DP x CP = " + std::to_string(data));
 }
 
+std::string Mesh::text() const {
+  std::string text;
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp})
+    if (axis == Axis::dp || size(axis) > 1)
+      text += (text.empty() ? "" : " ") + std::string(name_of(axis)) + std::to_string(size(axis));
+  return text;
+}
+
 std::vector<std::string> Mesh::group_names() const {
   std::vector<std::string> names;
   for (const GridGroup& group : grid_groups())

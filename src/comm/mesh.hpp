@@ -64,6 +64,7 @@ class Mesh {
   int64_t index(Axis axis) const { return dense_.index(rank_, axis); }
   int64_t size(Axis axis) const { return dense_.size(axis); }
 
+  std::string text() const;  // for people: "tp2 dp4 pp2", axes of one left out but for dp
   std::vector<std::string> group_names() const;
   // World ranks of the group of this name that contains `rank`, in the order of their ranks in it.
   std::vector<int64_t> members(const std::string& name, int64_t rank) const;

@@ -186,8 +186,8 @@ void groups_divide_exchange(const Config& c, RuleReport& report) {
   const int64_t here = std::max<int64_t>(1, *c.model.num_query_groups / tp(c));
   if (here % ranks == 0 || ranks % here == 0) return;
   report
-      .error("`dist.cp_comm_type` a2a exchanges heads over " + text_of(ranks) + " ranks, but the " + text_of(here) +
-             " key/value heads of a rank neither divide over them nor they over the heads")
+      .error("`dist.cp_comm_type` a2a exchanges heads over " + text_of(ranks) + " ranks, but the " +
+             text_of(here) + " key/value heads of a rank neither divide over them nor they over the heads")
       .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides model.num_query_groups");
 }
 
@@ -278,11 +278,12 @@ void register_tensor_rules(Schema& s) {
                   "exchange of heads for sequence needs heads for every rank",
                   {"dist.cp_comm_type", "dist.context_parallel_size", heads, tensor}},
                  heads_divide_exchange);
-  s.rule<Config>({"R0417",
-                  "groups_divide_exchange",
-                  "exchange of heads for sequence: key/value heads divide over the ranks, or the ranks over them",
-                  {"dist.cp_comm_type", "dist.context_parallel_size", groups, tensor}},
-                 groups_divide_exchange);
+  s.rule<Config>(
+      {"R0417",
+       "groups_divide_exchange",
+       "exchange of heads for sequence: key/value heads divide over the ranks, or the ranks over them",
+       {"dist.cp_comm_type", "dist.context_parallel_size", groups, tensor}},
+      groups_divide_exchange);
 }
 
 }  // namespace capstan::config

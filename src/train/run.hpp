@@ -1,0 +1,154 @@
+// One training run from its recipe to its end, as the trainer's own files see it: trainer.cpp drives it, run_start.cpp makes or
+// finds what it begins with, run_records.cpp says and writes what happens.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/reader.hpp"
+#include "train/estimate.hpp"
+#include "train/loop.hpp"
+#include "train/profile.hpp"
+#include "train/records/events.hpp"
+#include "train/records/log_file.hpp"
+#include "train/records/metrics.hpp"
+#include "train/records/run_dir.hpp"
+#include "train/saver.hpp"
+#include "train/trainer.hpp"
+
+namespace capstan::train {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+inline double wall_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// Only rank 0 speaks. What it says is also in the run's log; what is said before there is one waits for it.
+class Speaker {
+ public:
+  Speaker(ProgressSink& sink, bool speaks) : sink_(sink), speaks_(speaks) {}
+  void open_log(const fs::path& path) {
+    log_ = std::make_unique<records::LogFile>(path);
+    for (const std::string& text : std::exchange(unlogged_, {})) log_->line(text);
+  }
+  void log_only(const std::string& text) {
+    if (log_)
+      log_->line(text);
+    else
+      unlogged_.push_back(text);
+  }
+  void line(const std::string& text) {
+    if (speaks_) sink_.line(text);
+    log_only(text);
+  }
+  void warning(const std::string& text) {
+    if (speaks_) sink_.warning(text);
+    log_only("warning: " + text);
+  }
+  void status(const std::string& text) {
+    if (speaks_) sink_.status(text);
+  }
+  bool terminal() const { return speaks_ && sink_.terminal(); }
+
+ private:
+  ProgressSink& sink_;
+  bool speaks_;
+  std::unique_ptr<records::LogFile> log_;
+  std::vector<std::string> unlogged_;
+};
+
+class Run {
+ public:
+  Run(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink)
+      : config_(config),
+        world_(world),
+        options_(options),
+        speaker_(sink, world.rank() == 0),
+        start_(Clock::now()) {}
+  Outcome run();
+  void failed(const std::string&
+                  reason) noexcept;  // leaves a record of how the run ended, where there is a place for it
+
+ private:
+  void open_data();
+  void open_records();
+  void begin_records();
+  void clear_leftovers();
+  void refuse_foreign_checkpoints();
+  void say_end(const Outcome& outcome);
+  void write_events(int64_t step, std::span<const records::Scalar> scalars);
+  void start_or_resume();
+  void check_changes(const checkpoint::Reader& reader);
+  bool harmless(const RecipeChange& change, const checkpoint::Reader& reader) const;
+  void measure_products();  // gemm_rate_, or a higher one
+  void report_model();
+  void trace_from(int64_t step);  // begins or ends the trace before that step
+  void write_trace();
+  StepResult next_step(data::Loader& loader);
+  void say_events(int64_t step, const std::vector<GuardEvent>& events);
+  void rewind(const StepResult& result);  // or passes over the batch, where there is no checkpoint
+  void after_step(const StepResult& result, double step_seconds);
+  void log_step(const StepResult& result, double step_seconds, bool as_line);
+  void evaluate(bool last);
+  void save(bool must_succeed);
+  SavePlan save_plan();
+  void finish_save();  // waits for the save that runs beside the training, if there is one
+  void tell(const Saver::Ended& ended);
+  void record(const records::MetricsRow& row);
+  std::string stop_reason();  // agreed by all ranks; empty: go on
+  bool chief() const { return world_.rank() == 0; }
+  fs::path checkpoint_root() const {
+    return config_.checkpoint.save ? fs::path(config_.checkpoint.save->resolved) : run_dir_ / "checkpoints";
+  }
+
+  const config::Config& config_;
+  comm::World& world_;
+  const RunOptions& options_;
+  Speaker speaker_;
+  Clock::time_point start_;
+
+  fs::path run_dir_;
+  std::string run_id_;
+  std::unique_ptr<records::RunDirectory> records_;  // rank 0
+  bool begun_ = false;                              // its texts are those of this start
+  std::unique_ptr<records::FileLock> owner_lock_;   // of the run whose directory checkpoint.save lies in
+  std::unique_ptr<records::FileLock> root_lock_;  // of checkpoint.save, where it is not in the run directory
+  std::unique_ptr<records::MetricsWriter> metrics_;
+  std::deque<records::MetricsRow> unwritten_;  // rows that found no room on the disk, oldest first
+  Clock::time_point last_complaint_;
+  std::unique_ptr<records::EventsWriter> events_;
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
+  std::array<std::shared_ptr<const data::GptDataset>, 3> datasets_;
+  std::string data_;  // which samples are trained on
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<Saver> saver_;  // with checkpoint.async_save
+  StepTimers timers_;
+  int64_t total_steps_ = 0, first_step_ = 0, saved_step_ = -1;
+  int64_t skips_in_a_row_ = 0;  // by the guards
+  fs::path last_checkpoint_;
+  std::vector<std::string> refused_;  // checkpoints that were not resumed from, with the reasons
+  StepEstimate estimate_;
+  double flops_per_step_ = 0, gemm_rate_ = 0;  // of this rank; FLOP/s
+  int gemm_measures_ = 0;                      // again
+  std::unique_ptr<Trace> trace_;
+  std::optional<double> last_loss_;  // none: no step was left to do
+  Clock::time_point last_line_;
+  int64_t steps_since_log_ = 0;
+  double seconds_since_log_ = 0;
+};
+
+}  // namespace capstan::train

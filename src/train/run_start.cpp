@@ -1,0 +1,185 @@
+// What a run begins with: its directory, its data, fresh parameters or a checkpoint.
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/writer.hpp"
+#include "comm/together.hpp"
+#include "train/records/run_list.hpp"
+#include "train/run.hpp"
+
+namespace capstan::train {
+
+void Run::open_records() {
+  // Rank 0 owns the directory; a refusal there ends the run on every rank.
+  comm::together(world_.communicator(), "opening the run directory", [&] {
+    if (!chief()) return;
+    records_ = std::make_unique<records::RunDirectory>(run_dir_, options_.resume);
+    run_id_ = records_->id();
+    clear_leftovers();
+  });
+  run_id_ = comm::gather_texts(world_.communicator(), run_id_)[0];
+}
+
+// What the directory says about the run changes only now: a start that was refused has left it as it was.
+void Run::begin_records() {
+  comm::together(world_.communicator(), "beginning the run's records", [&] {
+    if (!chief()) return;
+    records_->begin(
+        {.recipe_name = options_.recipe.name,
+         .recipe_given = options_.recipe.given,
+         .recipe = options_.recipe.resolved,
+         .command = options_.recipe.command,
+         .version =
+             "{\"version\": \"" CAPSTAN_VERSION "\", \"world\": " + std::to_string(world_.size()) + "}\n",
+         .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints"});
+    begun_ = true;
+    speaker_.open_log(records_->log());
+  });
+}
+
+// What killed processes left behind of saves; the run's lock, which is held here, says that nobody is at it.
+void Run::clear_leftovers() {
+  std::error_code unknown;
+  if (config_.checkpoint.save && !fs::equivalent(checkpoint_root(), run_dir_, unknown)) {
+    checkpoint::real_file_system().make_directories(checkpoint_root());
+    root_lock_ = std::make_unique<records::FileLock>(checkpoint_root(), "checkpoint directory");
+    refuse_foreign_checkpoints();
+  }
+  try {
+    checkpoint::remove_leftovers(options_.files ? *options_.files : checkpoint::real_file_system(),
+                                 checkpoint_root());
+  } catch (const Error& error) {
+    speaker_.warning("what an earlier save left behind was not removed: " + error.message());
+  }
+}
+
+// Two runs that save into one directory would take turns in deleting each other's checkpoints.
+void Run::refuse_foreign_checkpoints() {
+  const fs::path root = checkpoint_root();
+  std::error_code unknown;
+  const fs::path owner = fs::weakly_canonical(root, unknown).parent_path();
+  if (records::is_run(owner) && !fs::equivalent(owner, run_dir_, unknown))
+    owner_lock_ = std::make_unique<records::FileLock>(owner, "run");  // it saves there itself
+  if (config_.checkpoint.load && fs::equivalent(config_.checkpoint.load->resolved, root, unknown))
+    return;  // to go on in it
+  for (const auto& one : checkpoint::list_checkpoints(root)) {
+    std::string id;
+    try {
+      id = checkpoint::Reader::open(one.path, checkpoint::Depth::structure).info().run_id;
+    } catch (const Error&) {  // damaged: whose it was is not known, and nobody is kept from saving
+    }
+    if (!id.empty() && id != run_id_)
+      fail(ErrorCode::failed,
+           "checkpoint.save `" + root.string() + "` holds checkpoints of another run (" + id + "; " +
+               one.path.filename().string() + ")",
+           "choose a directory of its own; checkpoint.load=" + root.string() + " goes on from what is there");
+  }
+}
+
+void Run::open_data() {
+  tokenizer_ = load_tokenizer(config_);
+  datasets_ = open_datasets(config_, tokenizer_.get());
+  if (!datasets_[0])
+    fail(ErrorCode::config, "dataset.split gives the training data no share", "dataset.split=969,30,1");
+  data_ = datasets_[0]->fingerprint();
+}
+
+// Changes that a continued run may have although they would alter a new one.
+bool Run::harmless(const RecipeChange& change, const checkpoint::Reader& reader) const {
+  // Where a run began is past; the state says it all.
+  if (change.path.starts_with("checkpoint.")) return true;
+  const bool schedule = change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
+                        change.path == "optimizer.min_lr" || change.path == "optimizer.decoupled_lr" ||
+                        change.path == "optimizer.decoupled_min_lr" ||
+                        change.path == "optimizer.weight_decay";
+  if (schedule && config_.scheduler.override_opt_param_scheduler) return true;
+  // Files that have moved: the samples are the same.
+  const bool sources = change.path == "dataset.data_path" || (change.path.starts_with("dataset.") &&
+                                                              change.path.find("blend") != std::string::npos);
+  return sources && !data_.empty() && data_of(reader) == data_;
+}
+
+void Run::check_changes(const checkpoint::Reader& reader) {
+  if (!options_.changes_since || !reader.has_file(checkpoint::kRecipeFile)) return;
+  const auto changes = options_.changes_since(reader.read_text(checkpoint::kRecipeFile));
+  std::string altering;
+  for (const RecipeChange& change : changes) {
+    const std::string text = change.path + ": " + change.before + " -> " + change.after;
+    if (change.alters_numerics && !harmless(change, reader))
+      altering += "\n    " + text;
+    else
+      speaker_.line("changed since the checkpoint: " + text);
+  }
+  const std::string trained_on = data_of(reader);
+  if (altering.empty() && !trained_on.empty() && trained_on != data_)
+    fail(ErrorCode::failed,
+         "the recipe is the run's, but the data files hold other samples than those that it was trained on",
+         "restore the files, or start a new run from the weights with checkpoint.pretrained_checkpoint=" +
+             reader.directory().string());
+  if (!altering.empty())
+    fail(ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
+         "resume with the run's own values (scheduler.override_opt_param_scheduler=true takes a changed "
+         "schedule), or start a new run from its weights with "
+         "checkpoint.pretrained_checkpoint=" +
+             reader.directory().string());
+}
+
+void Run::start_or_resume() {
+  std::optional<checkpoint::Checkpoint> from;
+  std::vector<std::string> refused;
+  if (options_.resume) from = find_checkpoint(world_, checkpoint_root(), refused);
+  for (const std::string& reason : refused) speaker_.warning("not resumed from " + reason);
+  refused_ = std::move(refused);
+  const bool own = from.has_value();
+  if (options_.resume && !from) {
+    // checkpoint.save may have changed since: what the run has lies where it was written.
+    const fs::path before = comm::gather_texts(
+        world_.communicator(), chief() && records_->resumed() ? records_->checkpoints().string() : "")[0];
+    std::error_code unknown;
+    if (!before.empty() && !fs::equivalent(before, checkpoint_root(), unknown)) {
+      std::vector<std::string> reasons;
+      from = find_checkpoint(world_, before, reasons);
+      for (const std::string& reason : reasons) speaker_.warning("not resumed from " + reason);
+      refused_.insert(refused_.end(), reasons.begin(), reasons.end());
+    }
+  }
+  const auto damaged = comm::gather_texts(world_.communicator(), join(refused_, "\n    "))[0];
+  if (options_.resume && !from && !damaged.empty())
+    fail(ErrorCode::failed, "no checkpoint of the run verifies:\n    " + damaged,
+         "restore one of them; or, to give them up, move them away and --resume begins at step 0, or take "
+         "another run directory");
+  if (!from && config_.checkpoint.load) {
+    const fs::path load = config_.checkpoint.load->resolved;
+    if (config_.checkpoint.ckpt_step) {
+      fs::path root = load;
+      if (fs::is_directory(root / "checkpoints")) root /= "checkpoints";
+      from = checkpoint::Checkpoint{root / checkpoint::step_directory_name(*config_.checkpoint.ckpt_step),
+                                    *config_.checkpoint.ckpt_step};
+    } else {
+      from = checkpoint::resolve_checkpoint(records::saved_in(load));
+    }
+  }
+  if (from) {
+    // What find_checkpoint() and resolve_checkpoint() return has been read and hashed; a step that was named has not.
+    const bool named = !own && config_.checkpoint.ckpt_step;
+    auto reader = checkpoint::Reader::open(from->path,
+                                           named ? checkpoint::Depth::content : checkpoint::Depth::structure);
+    check_changes(reader);
+    loop_->initialise();
+    loop_->state() =
+        load_state(reader, loop_->store(), config_.checkpoint.load_optim ? &loop_->optimizer() : nullptr);
+    speaker_.line("resumed from " + from->path.string() + " at step " + std::to_string(loop_->state().step));
+    if (own) saved_step_ = loop_->state().step, last_checkpoint_ = from->path;
+    return;
+  }
+  if (options_.resume) speaker_.line("the run has no checkpoint yet: it starts over");
+  loop_->initialise();
+  if (config_.checkpoint.pretrained_checkpoint) {
+    const auto found =
+        checkpoint::resolve_checkpoint(records::saved_in(config_.checkpoint.pretrained_checkpoint->resolved));
+    auto reader = checkpoint::Reader::open(found.path, checkpoint::Depth::structure);
+    load_parameters(reader, loop_->store());
+    speaker_.line("weights from " + found.path.string());
+  }
+}
+
+}  // namespace capstan::train
