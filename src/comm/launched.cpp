@@ -85,7 +85,8 @@ LaunchedAs launched_as() {
       fail(ErrorCode::usage,
            "started by torchrun (" + assignment(kTorchrun.size, torchrun->size) +
                "), whose processes MPI cannot join",
-           "start it with `mpirun -n " + std::to_string(torchrun->size) +
+           "unset " + std::string(kTorchrun.rank) + " and " + kTorchrun.size +
+               ", and start it with `mpirun -n " + std::to_string(torchrun->size) +
                " capstan train …` or `capstan train … --nproc " + std::to_string(torchrun->size) + "`");
     require_same(*by, *torchrun);
   }

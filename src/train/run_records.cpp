@@ -50,7 +50,10 @@ void Run::record(const records::MetricsRow& row) {
 }
 
 void Run::measure_products() {
-  gemm_rate_ = std::max(gemm_rate_, kernels::measured_gemm_gflops(loop_->device()) * 1e9);
+  // On a device of its own: what the products leave there is not the run's memory.
+  const auto device =
+      make_device(config_.train.device, config_.train.threads.value_or(0), world_.local_size());
+  gemm_rate_ = std::max(gemm_rate_, kernels::measured_gemm_gflops(*device) * 1e9);
   loop_->device().release_cached();  // the measurement's matrices are no part of the run
   loop_->device().reset_peak();
 }

@@ -210,7 +210,8 @@ Outcome Run::run() {
   // device, through the same code.
   check_device(config_.train.device);
   require_agreement(world_,
-                    {{"the program", program_identity()}, {"the recipe (hash)", options_.recipe.hash}});
+                    {{"the program", program_identity()}, {"the run directory", options_.run_dir.string()}});
+  require_same_recipe(world_, config_);
   open_data();
   require_agreement(world_, {{"the training data (fingerprint)", data_}});
   comm::together(world_.communicator(), "planning the memory", [&] {

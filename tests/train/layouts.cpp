@@ -200,7 +200,11 @@ void check_layout(const std::string& recipe, const std::string& overrides, int64
   static int number = 0;
   const std::string name = "many" + std::to_string(number++);
   const Run got = train_steps(config, world(), name, steps);
-  if (twice) CHECK(train_steps(config, world(), name + "again", steps).trace == got.trace);
+  if (twice) {
+    const Run again = train_steps(config, world(), name + "again", steps);
+    CHECK(again.trace == got.trace);
+    if (world().rank() == 0) CHECK((read_all(again.checkpoint) == read_all(got.checkpoint)));
+  }
   if (world().rank() == 0) {
     const Run& expected = single_rank(recipe, overrides, steps);
     REQUIRE(got.trace.size() == expected.trace.size());
