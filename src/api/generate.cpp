@@ -10,17 +10,22 @@
 namespace capstan {
 
 struct Model::Impl {
-  std::shared_ptr<train::LoadedModel> loaded;
+  std::unique_ptr<comm::World> world;
+  std::unique_ptr<train::LoadedModel> loaded;
 };
 
 Model Model::load(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
-  const train::StoredRecipe stored = train::stored_recipe(path.string(), overrides_of(overrides));
+  const train::StoredRecipe stored = train::stored_recipe(path.string(), overrides_of(overrides), 1);
   try {
     stored.resolution.require_ok();
   } catch (Error& error) {
     throw error.in("in the recipe of checkpoint `" + stored.checkpoint.string() + "`");
   }
-  return Model(std::make_shared<Impl>(Impl{train::load_model(stored.checkpoint, stored.resolution.config)}));
+  auto impl = std::make_shared<Impl>();
+  impl->world = comm::World::alone();
+  impl->loaded =
+      std::make_unique<train::LoadedModel>(stored.checkpoint, stored.resolution.config, *impl->world);
+  return Model(std::move(impl));
 }
 
 Generated Model::generate(const std::string& prompt, const GenerateOptions& options,

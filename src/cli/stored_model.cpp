@@ -1,23 +1,41 @@
 #include "cli/stored_model.hpp"
 
 #include "base/error.hpp"
+#include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "train/recipe.hpp"
 
 namespace capstan::cli {
 
-std::shared_ptr<train::LoadedModel> load_stored_model(const Context& context, const std::string& name) {
-  const train::StoredRecipe stored = train::stored_recipe(name, context.args.overrides());
-  for (const std::string& reason : stored.refused)
-    say("warning: not taken: " + reason + "\nwarning: taken instead: `" + stored.checkpoint.string() + "`\n");
-  if (context.verbosity > 0) say("checkpoint " + stored.checkpoint.string() + "\n");
+int64_t serving_ranks(const Context& context) {
+  const int64_t started = context.args.integer("nproc", 1, 4096).value_or(1);
+  return started > 1 ? started : comm::launched_as().size;
+}
+
+int run_stored_model(const Context& context, const std::string& name,
+                     FunctionRef<int(train::LoadedModel& model, bool chief)> body) {
+  const comm::LaunchedAs launched = comm::launched_as();
+  const int64_t ranks = serving_ranks(context);
+  const bool chief = launched.rank == 0, speaks = chief && !has_parent();
+  const train::StoredRecipe stored = train::stored_recipe(name, context.args.overrides(), ranks);
+  if (speaks) {
+    for (const std::string& reason : stored.refused)
+      say("warning: not taken: " + reason + "\nwarning: taken instead: `" + stored.checkpoint.string() +
+          "`\n");
+    if (context.verbosity > 0) say("checkpoint " + stored.checkpoint.string() + "\n");
+  }
   // Its warnings were shown when the run began.
   if (!stored.resolution.ok()) {
-    show_diagnostics(context, stored.resolution);
+    if (chief) show_diagnostics(context, stored.resolution);
     throw Exit{exit_code_of(ErrorCode::config)};
   }
-  return train::load_model(stored.checkpoint, stored.resolution.config);
+  if (ranks != launched.size) return launch_ranks(context, ranks);
+  const config::Config& config = stored.resolution.config;
+  return run_in_world(context, config.resilience.timeout.seconds, [&](comm::World& world) {
+    train::LoadedModel model(stored.checkpoint, config, world);
+    return body(model, chief);
+  });
 }
 
 }  // namespace capstan::cli

@@ -19,34 +19,39 @@ int run_eval(Context& context) {
   const Arguments& args = context.args;
   const std::string& name = args.word(0, "CHECKPOINT");
   const std::string file = args.required("text");
+  if (file == "-" && serving_ranks(context) > 1)
+    fail(ErrorCode::usage, "a text from standard input reaches only one rank",
+         "write it to a file and name that");
   train::EvalOptions options;
   options.text = read_file(file == "-" ? "/dev/stdin" : file);
   options.stride = args.integer("stride", 1).value_or(0);
   const bool per_token = args.has("per-token");
-  if (per_token)
-    options.per_token = [](int32_t id, double logprob) {
-      put("{\"id\":" + std::to_string(id) + ",\"logprob\":" + to_text(logprob) + "}\n");
-    };
-  const auto model = load_stored_model(context, name);
-  const train::EvalResult result = train::evaluate_text(*model, options);
-  if (args.has("json") && !per_token) {
-    const nlohmann::ordered_json object = {{"schema", "capstan.eval/1"},
-                                           {"loss", result.loss},
-                                           {"perplexity", result.perplexity},
-                                           {"tokens", result.tokens},
-                                           {"bits_per_byte", result.bits_per_byte}};
-    put(object.dump() + "\n");
+  return run_stored_model(context, name, [&](train::LoadedModel& model, bool chief) {
+    if (per_token && chief)
+      options.per_token = [](int32_t id, double logprob) {
+        put("{\"id\":" + std::to_string(id) + ",\"logprob\":" + to_text(logprob) + "}\n");
+      };
+    const train::EvalResult result = train::evaluate_text(model, options);
+    if (!chief) return 0;
+    if (args.has("json") && !per_token) {
+      const nlohmann::ordered_json object = {{"schema", "capstan.eval/1"},
+                                             {"loss", result.loss},
+                                             {"perplexity", result.perplexity},
+                                             {"tokens", result.tokens},
+                                             {"bits_per_byte", result.bits_per_byte}};
+      put(object.dump() + "\n");
+      return 0;
+    }
+    const std::string line = "loss " + fixed(result.loss, 4) + " | perplexity " +
+                             fixed(result.perplexity, 2) + " | " + fixed(result.bits_per_byte, 4) +
+                             " bits/byte | " + with_separators(result.tokens) + " tokens\n";
+    if (per_token) {
+      if (!context.quiet()) say(line);
+    } else {
+      put(line);
+    }
     return 0;
-  }
-  const std::string line = "loss " + fixed(result.loss, 4) + " | perplexity " + fixed(result.perplexity, 2) +
-                           " | " + fixed(result.bits_per_byte, 4) + " bits/byte | " +
-                           with_separators(result.tokens) + " tokens\n";
-  if (per_token) {
-    if (!context.quiet()) say(line);
-  } else {
-    put(line);
-  }
-  return 0;
+  });
 }
 
 }  // namespace
@@ -61,8 +66,9 @@ const Verb kEval = {
     .options = {{"text", 0, "FILE", "the text, UTF-8; `-` is standard input"},
                 {"per-token", 0, "", "a JSON line for each predicted token; the logarithm is natural"},
                 {"stride", 0, "N", "tokens by which windows move on; default: the sequence length"},
-                {"json", 0, "", "the result as one JSON object"}},
-    .details = "Overrides apply to the recipe that the checkpoint carries: train.threads=1.\n",
+                {"json", 0, "", "the result as one JSON object"},
+                kServingRanks},
+    .details = kServingLayout,
     .overrides = true,
     .max_words = 1,
     .run = run_eval,

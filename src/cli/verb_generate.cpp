@@ -26,35 +26,40 @@ int run_generate(Context& context) {
   options.stop_at_eod = !args.has("ignore-eod");
   const bool json = args.has("json");
 
-  const auto model = load_stored_model(context, name);
-  std::string text;
-  if (!json && !args.has("no-echo")) put(options.prompt);
-  options.on_text = [&](const std::string& piece) {
-    if (json) {
-      text += piece;
-      return;
+  return run_stored_model(context, name, [&](train::LoadedModel& model, bool chief) {
+    if (!chief) {  // computes its part in silence
+      train::generate(model, options);
+      return 0;
     }
-    put(piece);
-    flush_output();
-  };
-  const train::GenerateResult result = train::generate(*model, options);
-  if (json) {
-    const nlohmann::ordered_json object = {{"schema", "capstan.generate/1"},
-                                           {"prompt", options.prompt},
-                                           {"text", text},
-                                           {"prompt_tokens", result.prompt_tokens},
-                                           {"tokens", result.tokens},
-                                           {"ended", result.ended},
-                                           {"seconds", result.seconds}};
-    put(object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    std::string text;
+    if (!json && !args.has("no-echo")) put(options.prompt);
+    options.on_text = [&](const std::string& piece) {
+      if (json) {
+        text += piece;
+        return;
+      }
+      put(piece);
+      flush_output();
+    };
+    const train::GenerateResult result = train::generate(model, options);
+    if (json) {
+      const nlohmann::ordered_json object = {{"schema", "capstan.generate/1"},
+                                             {"prompt", options.prompt},
+                                             {"text", text},
+                                             {"prompt_tokens", result.prompt_tokens},
+                                             {"tokens", result.tokens},
+                                             {"ended", result.ended},
+                                             {"seconds", result.seconds}};
+      put(object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+      return 0;
+    }
+    put("\n");
+    finish_output();
+    if (context.verbosity > 0 && result.seconds > 0)
+      say(std::to_string(result.tokens) + " tokens, " +
+          human_count(static_cast<double>(result.tokens) / result.seconds) + " tokens/s\n");
     return 0;
-  }
-  put("\n");
-  finish_output();
-  if (context.verbosity > 0 && result.seconds > 0)
-    say(std::to_string(result.tokens) + " tokens, " +
-        human_count(static_cast<double>(result.tokens) / result.seconds) + " tokens/s\n");
-  return 0;
+  });
 }
 
 }  // namespace
@@ -76,8 +81,9 @@ const Verb kGenerate = {
                 {"seed", 0, "S", "same seed, same text; default 1234"},
                 {"ignore-eod", 0, "", "go on after the end of a document"},
                 {"no-echo", 0, "", "leave the prompt out of the output"},
-                {"json", 0, "", "the whole text at the end, as one JSON object"}},
-    .details = "Overrides apply to the recipe that the checkpoint carries: train.threads=1.\n",
+                {"json", 0, "", "the whole text at the end, as one JSON object"},
+                kServingRanks},
+    .details = kServingLayout,
     .overrides = true,
     .max_words = 1,
     .run = run_generate,

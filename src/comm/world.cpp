@@ -274,9 +274,13 @@ class MpiWorld final : public World {
 
 }  // namespace
 
+std::unique_ptr<World> World::alone() {
+  return std::make_unique<SingleWorld>();
+}
+
 std::unique_ptr<World> World::join(const FailureWatch& watch) {
   const LaunchedAs launched = launched_as();
-  if (launched.size == 1) return std::make_unique<SingleWorld>();
+  if (launched.size == 1) return alone();
   auto world = std::make_unique<MpiWorld>(watch);
   if (world->size() != launched.size || world->rank() != launched.rank)
     fail(ErrorCode::usage,

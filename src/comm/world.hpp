@@ -27,6 +27,8 @@ class World {
   // Looks at the launcher's environment (Open MPI, PMIx/PMI, Slurm steps, torchrun); one process without it is a world of
   // one. Contradicting variables and a launcher whose ranks MPI cannot join are ErrorCode::usage.
   static std::unique_ptr<World> join(const FailureWatch& watch = {});
+  // This process by itself, whatever it was launched into.
+  static std::unique_ptr<World> alone();
   virtual ~World() = default;
 
   virtual Communicator& communicator() = 0;

@@ -33,6 +33,7 @@ Composition Composer::run() {
   std::error_code ignored;
   current_directory_ = std::filesystem::current_path(ignored).string();
   read_recipe();
+  unset_requested();
   read_overrides();
   choose_presets();
   return std::move(out_);

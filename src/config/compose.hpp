@@ -20,7 +20,9 @@ struct Request {
   std::vector<Override> overrides;       // in the order given, -f files included
   std::optional<int64_t> ranks;          // --ranks: the world size, instead of the recipe's
   std::string ranks_origin = "--ranks";  // what messages call it
-  std::optional<int64_t> now;            // seconds since 1970 for ${now:…}; tests and resumed runs fix it
+  // Leaves, or whole sections, as if the recipe and what it extends did not set them; -f files and overrides may.
+  std::vector<std::string> unset;
+  std::optional<int64_t> now;  // seconds since 1970 for ${now:…}; tests and resumed runs fix it
 };
 
 // One file, preset or command line. Later layers win over earlier ones of the same or a lower rank.

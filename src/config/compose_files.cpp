@@ -286,6 +286,15 @@ void Composer::unset_list(const Node& unset) {
     one(unset);
 }
 
+void Composer::unset_requested() {
+  for (const std::string& path : request_.unset) {
+    CAPSTAN_ASSERT(schema_.find_field(path) || schema_.find_section(path),
+                   "no leaf or section `" + path + "`");
+    for (Write& write : out_.writes)
+      if (write.field->path == path || write.field->section == path) write.dead = true;
+  }
+}
+
 void Composer::include(const SectionInfo& section, const std::string& file, Place place) {
   if (!budget(place)) return;
   std::string path = file;

@@ -77,6 +77,7 @@ class Composer {
              const std::vector<std::pair<std::string, Place>>& ring);
   void collect(const Node& tree);
   void unset_list(const Node& unset);
+  void unset_requested();
   void include(const SectionInfo& section, const std::string& file, Place place);
 
   // In one file a leaf is given once, whatever it is called.

@@ -9,14 +9,14 @@
 namespace capstan::train {
 
 EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
-  if (!model.tokenizer)
+  if (!model.tokenizer())
     fail(ErrorCode::unsupported, "the checkpoint has no tokenizer: text cannot be turned into ids",
          "train with a tokenizer section");
-  const std::vector<int32_t> ids = model.tokenizer->encode(options.text);
+  const std::vector<int32_t> ids = model.tokenizer()->encode(options.text);
   if (ids.size() < 2)
     fail(ErrorCode::usage,
          "the text has " + std::to_string(ids.size()) + " tokens; at least two are needed to predict one");
-  const int64_t window = model.config.model.seq_length, predictions = static_cast<int64_t>(ids.size()) - 1;
+  const int64_t window = model.config().model.seq_length, predictions = static_cast<int64_t>(ids.size()) - 1;
   const int64_t stride = options.stride > 0 ? std::min(options.stride, window) : window;
 
   // Window w predicts [w * stride, w * stride + stride) and sees what precedes within its `window` tokens.
@@ -47,10 +47,7 @@ EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
         batch.loss_mask[at] = t >= counted.back().first ? 1.0f : 0.0f;
       }
     }
-    StepContext context{*model.device, *model.store};
-    Tape tape(context, Tape::Mode::inference);
-    const auto losses = model.model->forward(tape, upload(*model.device, batch, false), {.training = false})
-                            .per_token.to_host<float>();
+    const std::vector<float> losses = model.token_losses(batch);
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t t = counted[static_cast<size_t>(row)].first; t < counted[static_cast<size_t>(row)].second;
            ++t) {

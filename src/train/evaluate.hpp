@@ -24,6 +24,7 @@ struct EvalResult {
   double bits_per_byte = 0;  // of the text
 };
 
+// Every rank that holds a part of the model calls it with the same options (but for per_token) and has the same result.
 // ErrorCode::usage for a text of fewer than two tokens, ::unsupported without a tokenizer.
 EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options);
 

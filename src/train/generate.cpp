@@ -48,7 +48,7 @@ int32_t sample(std::span<const float> logits, const GenerateOptions& options, in
 }
 
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
-  if (!model.tokenizer)
+  if (!model.tokenizer())
     fail(ErrorCode::unsupported, "the checkpoint has no tokenizer: text cannot be turned into ids");
   if (options.max_tokens < 0)
     fail(ErrorCode::usage, "--max-tokens " + std::to_string(options.max_tokens) + " is negative");
@@ -57,9 +57,10 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   if (!(options.top_p > 0 && options.top_p <= 1))
     fail(ErrorCode::usage, "--top-p " + to_text(options.top_p) + " is not in (0, 1]");
   if (options.top_k < 0) fail(ErrorCode::usage, "--top-k " + std::to_string(options.top_k) + " is negative");
-  auto eod = model.tokenizer->id_of(model.config.tokenizer.eod_token);
-  if (!eod) eod = model.tokenizer->eod();
-  std::vector<int32_t> prompt = model.tokenizer->encode(options.prompt);
+  const data::Tokenizer& tokenizer = *model.tokenizer();
+  auto eod = tokenizer.id_of(model.config().tokenizer.eod_token);
+  if (!eod) eod = tokenizer.eod();
+  std::vector<int32_t> prompt = tokenizer.encode(options.prompt);
   if (prompt.empty()) {
     if (!eod)
       fail(ErrorCode::usage,
@@ -67,7 +68,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
            "--prompt TEXT");
     prompt.push_back(*eod);
   }
-  const auto& m = model.config.model;
+  const auto& m = model.config().model;
   const auto prompt_tokens = static_cast<int64_t>(prompt.size());
   const int64_t positions = m.max_position_embeddings.value_or(m.seq_length);
   if (prompt_tokens >= positions)
@@ -77,30 +78,23 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
 
   GenerateResult result;
   result.prompt_tokens = prompt_tokens;
-  StepContext context{*model.device, *model.store};
-  auto cache = model.model->make_cache(1, prompt_tokens + wanted);
-  const auto logits_after = [&](std::span<const int32_t> ids) {
-    Tape tape(context, Tape::Mode::inference);
-    const Tensor tokens =
-        Tensor::from_host<int32_t>(*model.device, {1, static_cast<int64_t>(ids.size())}, ids);
-    return model.model->next_logits(tape, tokens, cache).to_host<float>();
-  };
+  auto cache = model.make_cache(prompt_tokens + wanted);
   using Clock = std::chrono::steady_clock;
   const auto seconds = [](Clock::time_point from) {
     return std::chrono::duration<double>(Clock::now() - from).count();
   };
-  data::StreamDecoder decoder(model.tokenizer, true);
+  data::StreamDecoder decoder(model.tokenizer(), true);
   const auto say = [&](const std::string& text) {
     if (options.on_text && !text.empty()) options.on_text(text);
   };
   const auto begin = Clock::now();
-  std::vector<float> logits = logits_after(prompt);
+  std::vector<float> logits = model.next_logits(prompt, cache);
   result.prompt_seconds = seconds(begin);
   const auto after_prompt = Clock::now();
   for (int64_t i = 0; i < wanted; ++i) {
     // Only ids that the tokenizer can produce: the model's vocabulary may be larger.
     const auto known = std::span<const float>(logits).first(
-        std::min(logits.size(), static_cast<size_t>(model.tokenizer->vocab_size())));
+        std::min(logits.size(), static_cast<size_t>(tokenizer.vocab_size())));
     const int32_t id = sample(known, options, prompt_tokens + i);
     ++result.tokens;
     if (options.stop_at_eod && eod && id == *eod) {
@@ -108,7 +102,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
       break;
     }
     say(decoder.push(id));
-    if (i + 1 < wanted) logits = logits_after(std::span(&id, 1));
+    if (i + 1 < wanted) logits = model.next_logits(std::span(&id, 1), cache);
   }
   say(decoder.finish());
   result.seconds = seconds(after_prompt);

@@ -26,6 +26,7 @@ struct GenerateResult {
   double prompt_seconds = 0, seconds = 0;  // reading the prompt; writing the rest
 };
 
+// Every rank that holds a part of the model calls it with the same options (but for on_text) and draws the same tokens.
 // ErrorCode::usage for options out of range and for a prompt that leaves no room in the model's positions.
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options);
 

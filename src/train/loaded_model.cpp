@@ -1,31 +1,113 @@
 #include "train/loaded_model.hpp"
 
+#include "base/error.hpp"
 #include "checkpoint/reader.hpp"
+#include "config/hash.hpp"
+#include "parallel/pipeline.hpp"
+#include "train/agreement.hpp"
+#include "train/setup.hpp"
 #include "train/state.hpp"
 
 namespace capstan::train {
 
-std::shared_ptr<LoadedModel> load_model(const std::filesystem::path& checkpoint,
-                                        const config::Config& config) {
-  auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Depth::content);
-  auto result = std::make_shared<LoadedModel>();
-  result->config = config;
-  config::Config& own = result->config;
-  if (own.tokenizer.tokenizer_type != config::TokenizerKind::none &&
-      own.tokenizer.tokenizer_type != config::TokenizerKind::byte && reader.has_file("tokenizer.json")) {
-    own.tokenizer.tokenizer_type = config::TokenizerKind::huggingface;
-    const auto path = (checkpoint / "tokenizer.json").string();
-    own.tokenizer.tokenizer_model = config::Path{path, path};
+namespace {
+
+// The forward pass of one micro-batch through this rank's stages.
+class ForwardPass final : public parallel::PipelineWork {
+ public:
+  using Stage = FunctionRef<Tensor(int64_t chunk, const Tensor& stream)>;
+  ForwardPass(Device& device, Shape stream, DType type, Stage stage)
+      : device_(device), stream_(stream), type_(type), stage_(stage) {}
+
+  Tensor boundary(int64_t) override { return Tensor::empty(device_, stream_, type_); }
+  Tensor forward(int64_t, int64_t chunk, const Tensor& stream) override { return stage_(chunk, stream); }
+  Tensor backward(int64_t, int64_t, const Tensor&) override {
+    fail(ErrorCode::internal, "a backward pass through a model that does not train");
   }
-  result->tokenizer = load_tokenizer(own);
-  result->device = make_device(own.train.device, own.train.threads.value_or(0), 1);
-  result->self = comm::make_self_communicator("self");
-  result->model = models::build(own.model);
-  result->store = std::make_unique<parallel::FlatStore>(
-      *result->device, result->model->parameters(), parallel::StoreGroups(),
-      parallel::FlatStore::Options{.compute = compute_type(own.mixed_precision), .gradients = false});
-  load_parameters(reader, *result->store);
+  void weight(int64_t, int64_t) override {
+    fail(ErrorCode::internal, "weight gradients of a model that does not train");
+  }
+
+ private:
+  Device& device_;
+  Shape stream_;
+  DType type_;
+  Stage stage_;
+};
+
+}  // namespace
+
+LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config,
+                         comm::World& world)
+    : config_(config), mesh_(mesh_sizes(config, world.size()), world.rank()) {
+  CAPSTAN_ASSERT(mesh_.size(comm::Axis::cp) == 1 && !config.dist.sequence_parallel,
+                 "a model for evaluation whose sequences are cut");
+  require_agreement(world, {{"the program", program_identity()},
+                            {"the recipe (hash)", config::config_hash(config::schema(), &config)},
+                            {"the checkpoint", checkpoint.string()}});
+  mesh_.connect(world.communicator());
+  // Its contents were verified when it was chosen.
+  auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Depth::structure);
+  config::TokenizerConfig& tokenizer = config_.tokenizer;
+  if (tokenizer.tokenizer_type != config::TokenizerKind::none &&
+      tokenizer.tokenizer_type != config::TokenizerKind::byte && reader.has_file("tokenizer.json")) {
+    tokenizer.tokenizer_type = config::TokenizerKind::huggingface;
+    const auto path = (checkpoint / "tokenizer.json").string();
+    tokenizer.tokenizer_model = config::Path{path, path};
+  }
+  tokenizer_ = load_tokenizer(config_);
+  device_ = make_device(config.train.device, config.train.threads.value_or(0), world.local_size());
+  model_ = models::build(config.model, part_of(config, mesh_));
+  store_ = std::make_unique<parallel::FlatStore>(
+      *device_, model_->parameters(), store_groups(mesh_),
+      parallel::FlatStore::Options{.compute = compute_type(config.mixed_precision), .gradients = false});
+  load_parameters(reader, *store_);
+}
+
+std::vector<float> LoadedModel::pass(int64_t rows, int64_t values, Stage stage) {
+  comm::Communicator& stages = mesh_.group("pp");
+  const auto chunks = static_cast<int64_t>(model_->stages().size());
+  StepContext context{*device_, *store_};
+  Tensor answer;
+  const auto one_stage = [&](int64_t chunk, const Tensor& stream) {
+    const auto index = static_cast<size_t>(chunk);
+    Tape tape(context, Tape::Mode::inference);
+    Tensor result = stage(tape, index, stream);
+    if (model_->stages()[index].head) answer = result;
+    return result;
+  };
+  ForwardPass work(*device_, {rows, model_->hidden()}, compute_type(config_.mixed_precision), one_stage);
+  std::vector<parallel::ScheduleStep> steps;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk)
+    steps.push_back({parallel::Work::forward, 0, static_cast<int32_t>(chunk)});
+  parallel::run_steps({.ranks = stages.size(), .chunks = chunks}, steps,
+                      {.stages = &stages, .tensor = tensor_parallel(config_, mesh_)}, work);
+
+  std::vector<float> result(static_cast<size_t>(values));
+  if (answer.defined()) result = answer.to_host<float>();
+  CAPSTAN_ASSERT(static_cast<int64_t>(result.size()) == values, "an answer of " + answer.text());
+  stages.broadcast(result.data(), values * static_cast<int64_t>(sizeof(float)), stages.size() - 1);
   return result;
+}
+
+std::vector<float> LoadedModel::next_logits(std::span<const int32_t> tokens, models::KvCache& cache) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  const Tensor ids = Tensor::from_host<int32_t>(*device_, {1, count}, tokens);
+  auto logits = pass(count, config_.model.vocab_size, [&](Tape& tape, size_t stage, const Tensor& stream) {
+    return model_->next_stage(tape, stage, ids, stream, cache);
+  });
+  cache.past += count;
+  return logits;
+}
+
+std::vector<float> LoadedModel::token_losses(const data::MicroBatch& batch) {
+  const models::Batch here = upload(*device_, batch, false);
+  const int64_t rows = here.batch * here.seq;
+  return pass(rows, rows, [&](Tape& tape, size_t stage, const Tensor& stream) {
+    const Var input = stream.defined() ? tape.input("stream", stream, false) : Var{};
+    const auto output = model_->forward_stage(tape, stage, here, input, {.training = false});
+    return model_->stages()[stage].head ? output.loss.per_token : output.stream.value;
+  });
 }
 
 }  // namespace capstan::train

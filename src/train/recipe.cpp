@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "checkpoint/store.hpp"
 #include "config/hash.hpp"
 #include "config/show.hpp"
@@ -112,7 +113,60 @@ std::vector<RecipeChange> changes_since(const std::string& stored, const config:
   return changes;
 }
 
-StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides) {
+namespace {
+
+// What a recipe says for training alone.
+std::vector<std::string> left_out(int64_t ranks) {
+  std::vector<std::string> paths = {"ddp",
+                                    "comm_overlap",
+                                    "profiling",
+                                    "train.num_microbatches",
+                                    "model.recompute_granularity",
+                                    "model.recompute_method",
+                                    "model.recompute_num_layers",
+                                    "model.recompute_modules",
+                                    "model.distribute_saved_activations",
+                                    "model.cpu_offloading",
+                                    "model.cpu_offloading_num_layers"};
+  std::vector<std::string> kept = {"dist.distributed_backend"};
+  if (ranks > 1)
+    kept.insert(kept.end(), {"dist.tensor_model_parallel_size", "dist.pipeline_model_parallel_size"});
+  for (const config::FieldInfo& field : config::schema().find_section("dist")->fields)
+    if (std::find(kept.begin(), kept.end(), field.path) == kept.end()) paths.push_back(field.path);
+  return paths;
+}
+
+// Only tensor and pipeline parallelism share a model that answers one question at a time.
+void check_serving_layout(const config::Config& config) {
+  const config::DistConfig& d = config.dist;
+  if (d.context_parallel_size > 1)
+    fail(ErrorCode::config,
+         "dist.context_parallel_size=" + std::to_string(d.context_parallel_size) +
+             ": evaluation and generation run under tensor and pipeline parallelism only",
+         "leave it out; dist.tp and dist.pp share the model");
+  if (d.sequence_parallel)
+    fail(ErrorCode::config,
+         "dist.sequence_parallel=true: evaluation and generation do not split the rows between tensor ranks",
+         "leave it out; the tokens are the same");
+  const int64_t tp = d.tensor_model_parallel_size, pp = d.pipeline_model_parallel_size;
+  if (tp * pp == d.world_size) return;
+  std::vector<std::string> fitting;
+  for (int64_t t = d.world_size; t >= 1; --t)
+    if (d.world_size % t == 0 && config.model.num_attention_heads % t == 0 &&
+        config.model.num_layers % (d.world_size / t) == 0)
+      fitting.push_back("`dist.tp=" + std::to_string(t) + " dist.pp=" + std::to_string(d.world_size / t) +
+                        "`");
+  fail(ErrorCode::config,
+       "a model is served by tensor * pipeline = " + std::to_string(tp) + " * " + std::to_string(pp) + " = " +
+           std::to_string(tp * pp) + (tp * pp == 1 ? " rank" : " ranks") + ", and there are " +
+           std::to_string(d.world_size),
+       (fitting.empty() ? "" : "give " + join(fitting, " or ") + "; or ") + "start " +
+           std::to_string(tp * pp));
+}
+
+}  // namespace
+
+StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks) {
   for (const char* const scheme : {"hf:", "gguf:"})
     if (name.starts_with(scheme))
       fail(ErrorCode::unsupported, "`" + name + "`: this version reads its own checkpoints only",
@@ -122,7 +176,11 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
   config::Request request;
   request.recipe = (stored.checkpoint / std::string(checkpoint::kRecipeFile)).string();
   request.overrides = std::move(overrides);
+  request.ranks = ranks;
+  request.ranks_origin = "this launch";
+  request.unset = left_out(ranks);
   stored.resolution = config::resolve(request);
+  if (stored.resolution.ok()) check_serving_layout(stored.resolution.config);
   return stored;
 }
 

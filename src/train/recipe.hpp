@@ -27,8 +27,12 @@ struct StoredRecipe {
   std::vector<std::string> refused;  // newer checkpoints that do not verify, with the reasons
   config::Resolution resolution;     // of the recipe in it, with the overrides; may have errors
 };
+// For evaluation and generation on `ranks` ranks, whatever the layout that trained. One rank holds the whole model; several
+// share it as the recipe's tensor and pipeline sizes say, or those of the overrides. The rest of the layout (context and
+// sequence parallelism, virtual and uneven stages, sharding), recomputation and tracing are left out.
 // name: a checkpoint, a directory of checkpoints, or a run. Throws ErrorCode::not_found and ::format for a checkpoint
-// that is not there or does not verify, ::unsupported for other programs' formats.
-StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides);
+// that is not there or does not verify, ::unsupported for other programs' formats, ::config for ranks that tensor and pipeline
+// parallelism do not use up, and for overrides that ask for another axis.
+StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks);
 
 }  // namespace capstan::train

@@ -172,3 +172,49 @@ TEST_CASE("a second SIGTERM ends ranks that do not answer: code 143") {
   CHECK(sent);
   CHECK_MESSAGE(ended.code == 143, ended.err);
 }
+
+TEST_CASE("generate and eval share a model between ranks: the text and losses of one rank, printed once") {
+  ScratchDirectory scratch;
+  scratch.write("text.txt", "a text of more than the sixteen tokens of a window");
+  const Finished trained =
+      run_mock(scratch, {"tokenizer.tokenizer_type=byte", "model.vocab_size=257", "train.train_iters=4",
+                         "--nproc", "2", "dist.tp=2", "--run-dir", "r"});
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  const auto answer = [&](std::vector<std::string> arguments) {
+    Launch launch;
+    launch.directory = scratch.path();
+    launch.arguments = std::move(arguments);
+    return run(launch);
+  };
+  const std::vector<std::string> kGenerate = {"generate",      "r", "--prompt",    "ab", "--max-tokens", "13",
+                                              "--temperature", "0", "--ignore-eod"};
+  const std::vector<std::string> kEval = {"eval", "r", "--text", "text.txt", "--stride", "5"};
+  for (const auto& verb : {kGenerate, kEval}) {
+    const Finished one = answer(verb);
+    CHECK_MESSAGE(one.code == 0, one.err);
+    CHECK_FALSE(one.out.empty());
+    for (const std::vector<std::string>& more :
+         {std::vector<std::string>{"--nproc", "2"}, {"--nproc=2", "dist.tp=1", "train.threads=1"}}) {
+      auto arguments = verb;
+      arguments.insert(arguments.end(), more.begin(), more.end());
+      const Finished two = answer(arguments);
+      if (more.size() > 2) {  // data parallelism is no way to share a model
+        CHECK(two.code == 2);
+        CHECK_MESSAGE(contains(two.err, "dist.tp=2 dist.pp=1"), two.err);
+        CHECK_MESSAGE(times(two.err, "error: ") == 1, two.err);
+      } else {
+        CHECK_MESSAGE(two.code == 0, two.err);
+        CHECK(two.out == one.out);
+        CHECK_MESSAGE(two.err == one.err, two.err);
+      }
+    }
+  }
+  const Finished piped = answer({"eval", "r", "--text", "-", "--nproc", "2"});
+  CHECK(piped.code == 2);
+  CHECK_MESSAGE(contains(piped.err, "standard input"), piped.err);
+  // Found by the ranks, told once.
+  const Finished full =
+      answer({"generate", "r", "--prompt", "more than the sixteen positions", "--nproc", "2"});
+  CHECK(full.code == 2);
+  CHECK_MESSAGE(times(full.err, "error: ") == 1, full.err);
+}

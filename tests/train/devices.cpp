@@ -87,16 +87,16 @@ Result run_on(DeviceType device, bool async_save, const fs::path& root) {
   CHECK(train::train(config, *world, options, sink).step == 6);
   result.resumed = numbers_of(options.run_dir);
 
-  const auto model = load_model(whole.checkpoint, config);
-  CHECK(model->device->type() == device);
+  LoadedModel model(whole.checkpoint, config, *world);
+  CHECK(model.device().type() == device);
   GenerateOptions generation;
   generation.prompt = "ab";
   generation.max_tokens = 12;
   generation.on_text = [&](const std::string& text) { result.text += text; };
-  CHECK(generate(*model, generation).tokens > 0);
+  CHECK(generate(model, generation).tokens > 0);
   EvalOptions evaluation;
   evaluation.text = "a text that is longer than the model's window of two dozen";
-  result.loss = evaluate_text(*model, evaluation).loss;
+  result.loss = evaluate_text(model, evaluation).loss;
   return result;
 }
 
