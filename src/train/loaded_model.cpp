@@ -2,7 +2,6 @@
 
 #include "base/error.hpp"
 #include "checkpoint/reader.hpp"
-#include "config/hash.hpp"
 #include "parallel/pipeline.hpp"
 #include "train/agreement.hpp"
 #include "train/setup.hpp"
@@ -42,9 +41,8 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
     : config_(config), mesh_(mesh_sizes(config, world.size()), world.rank()) {
   CAPSTAN_ASSERT(mesh_.size(comm::Axis::cp) == 1 && !config.dist.sequence_parallel,
                  "a model for evaluation whose sequences are cut");
-  require_agreement(world, {{"the program", program_identity()},
-                            {"the recipe (hash)", config::config_hash(config::schema(), &config)},
-                            {"the checkpoint", checkpoint.string()}});
+  require_agreement(world, {{"the program", program_identity()}, {"the checkpoint", checkpoint.string()}});
+  require_same_recipe(world, config);
   mesh_.connect(world.communicator());
   // Its contents were verified when it was chosen.
   auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Depth::structure);

@@ -435,3 +435,22 @@ TEST_CASE("a broken file stops the resolution, and says so") {
   CHECK(w.text("extends: broken.yaml\n").malformed);
   CHECK_FALSE(w.text("a: 1\n").malformed);
 }
+
+TEST_CASE("a request can take back what a recipe sets; files and the command line set it again") {
+  const Workspace w;
+  w.write("f.yaml", "train: {iters: 4}\n");
+  Request request;
+  request.recipe = "child";
+  request.unset = {"train.iters"};
+  auto out = w.resolve(request);
+  REQUIRE(out.ok());
+  CHECK(out.config.train.iters == 100);
+  CHECK(out.config.train.global_batch == 16);
+  request.unset = {"train"};
+  CHECK(w.resolve(request).config.train.global_batch == 8);
+  request.overrides = {Override::file(w.path("f.yaml")), Override::token("train.global_batch=32")};
+  out = w.resolve(request);
+  CHECK(out.config.train.iters == 4);
+  CHECK(out.config.train.global_batch == 32);
+  CHECK_FALSE(out.first("C0603"));
+}

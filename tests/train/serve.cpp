@@ -75,8 +75,8 @@ fs::path trained(const config::Resolution& resolution, comm::World& on, const st
   on.communicator().barrier();
   return save_state(on, plan, loop.state(), loop.store(), loop.optimizer());
 }
-fs::path trained_by_rank_0(const std::string& name, const std::string& overrides, const std::string& directory,
-                           const std::string& stored = "") {
+fs::path trained_by_rank_0(const std::string& name, const std::string& overrides,
+                           const std::string& directory, const std::string& stored = "") {
   const fs::path path = scratch() / directory;  // asked for by all
   if (world().rank() == 0) {
     const auto alone = comm::World::alone();
@@ -122,7 +122,8 @@ Answers answers_of(LoadedModel& model, const std::string& prompt) {
   options.on_text = [&](const std::string& text) { result.drawn += text; };
   generate(model, options);
   EvalOptions evaluation;
-  evaluation.text = "a text that is longer than the five windows of four rows that are read at once, " + prompt;
+  evaluation.text =
+      "a text that is longer than the five windows of four rows that are read at once, " + prompt;
   evaluation.stride = 7;
   evaluation.per_token = [&](int32_t, double logprob) { result.logprobs.push_back(logprob); };
   result.loss = evaluate_text(model, evaluation).loss;
@@ -161,18 +162,19 @@ void check_served(const fs::path& checkpoint, const std::string& overrides) {
     for (const auto op : {comm::ReduceOp::min, comm::ReduceOp::max}) {
       std::vector<double> extreme(got.logits.begin(), got.logits.end());
       comm::all_reduce(world().communicator(), extreme, op);
-      CHECK(std::equal(extreme.begin(), extreme.end(), got.logits.begin(), [](double a, float b) {
-        return a == static_cast<double>(b);
-      }));
+      CHECK(std::equal(extreme.begin(), extreme.end(), got.logits.begin(),
+                       [](double a, float b) { return a == static_cast<double>(b); }));
     }
   }
 }
 
 std::vector<std::string> layouts() {
   if (world().size() == 2)
-    return {"dist.tp=2", "dist.pp=2", "dist.pp=2 dist.vpp=2", "dist.pp=2 dist.pipeline_model_parallel_layout=Ettt|tL"};
+    return {"dist.tp=2", "dist.pp=2", "dist.pp=2 dist.vpp=2",
+            "dist.pp=2 dist.pipeline_model_parallel_layout=Ettt|tL"};
   if (world().size() == 4)  // four tensor ranks share two groups of heads
-    return {"dist.tp=4", "dist.tp=2 dist.pp=2", "dist.pp=4", "dist.tp=2 dist.pp=2 dist.vpp=2 train.device=guard"};
+    return {"dist.tp=4", "dist.tp=2 dist.pp=2", "dist.pp=4",
+            "dist.tp=2 dist.pp=2 dist.vpp=2 train.device=guard"};
   return {"", "train.device=guard"};
 }
 
@@ -190,9 +192,8 @@ TEST_CASE("what many ranks have trained, one rank and other layouts serve alike"
   int number = 0;
   for (const std::string& layout : layouts()) {
     if (layout.find("guard") != std::string::npos) continue;
-    const fs::path checkpoint =
-        trained(recipe(number % 2 ? "gpt" : "llama", layout, world().size()), world(),
-                "many" + std::to_string(number));
+    const fs::path checkpoint = trained(recipe(number % 2 ? "gpt" : "llama", layout, world().size()), world(),
+                                        "many" + std::to_string(number));
     ++number;
     // As it was trained, but for virtual and uneven stages, and in another way.
     check_served(checkpoint, "");
@@ -216,7 +217,8 @@ TEST_CASE("the keys and values of a sequence are cut over tensor and pipeline ra
 
 TEST_CASE("a recipe for many ranks is served on one, and by its tensor and pipeline ranks") {
   const std::string many =
-      "dist.tp=2 dist.pp=2 dist.vpp=2 dist.cp=2 dist.sp=true dist.cp_comm_type=a2a comm_overlap.tp_comm_overlap=true "
+      "dist.tp=2 dist.pp=2 dist.vpp=2 dist.cp=2 dist.sp=true dist.cp_comm_type=a2a "
+      "comm_overlap.tp_comm_overlap=true "
       "ddp.data_parallel_sharding_strategy=optim_grads_params ddp.overlap_grad_reduce=true "
       "ddp.overlap_param_gather=true model.recompute_granularity=full model.recompute_num_layers=1 "
       "profiling.trace=true profiling.profile_ranks=[15]";
@@ -265,17 +267,22 @@ TEST_CASE("a recipe for many ranks is served on one, and by its tensor and pipel
   CHECK(one.next_logits(std::vector<int32_t>{5}, cache).size() == 257);
 }
 
-TEST_CASE("ranks that are given different checkpoints say so") {
+TEST_CASE("ranks that are given different checkpoints or layouts say so") {
   if (world().size() == 1) return;
   const fs::path a = trained_by_rank_0("gpt", "", "a"), b = trained_by_rank_0("gpt", "", "b");
-  const std::string layout = "dist.tp=" + std::to_string(world().size());
-  try {
-    (void)loaded(world().rank() == 0 ? a : b, layout, world());
-    FAIL_CHECK("loaded");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::rank_failure);
-    CHECK_MESSAGE(std::string(error.what()).find("the checkpoint") != std::string::npos, error.what());
-  }
+  const std::string ranks = std::to_string(world().size());
+  const bool first = world().rank() == 0;
+  const auto refused = [&](const fs::path& checkpoint, const std::string& layout, const std::string& part) {
+    try {
+      (void)loaded(checkpoint, layout, world());
+      FAIL_CHECK("loaded");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::rank_failure);
+      CHECK_MESSAGE(error.message().find(part) != std::string::npos, error.message());
+    }
+  };
+  refused(first ? a : b, "dist.tp=" + ranks, "about the checkpoint");
+  refused(a, (first ? "dist.tp=" : "dist.pp=") + ranks, "about the recipe: `dist.");
 }
 
 TEST_CASE("cleaning up") {
