@@ -282,7 +282,7 @@ TEST_CASE("ranks that are given different checkpoints or layouts say so") {
     }
   };
   refused(first ? a : b, "dist.tp=" + ranks, "about the checkpoint");
-  refused(a, (first ? "dist.tp=" : "dist.pp=") + ranks, "about the recipe: `dist.");
+  refused(a, (first ? "dist.tp=" : "dist.pp=") + ranks, "about the recipe: `");
 }
 
 TEST_CASE("cleaning up") {
