@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "comm/together.hpp"
+#include "config/field.hpp"
 #include "config/hash.hpp"
 
 namespace capstan::train {
@@ -67,15 +68,22 @@ std::string disagreement(size_t rank, const std::vector<std::string>& hosts, con
          hosts[0] + "` about " + what + ": `" + value + "` against `" + of_rank_0 + "`";
 }
 
-// The first line in which two canonical forms differ, as "path = value"; empty where one has no such line.
+// The first line in which two canonical forms differ, as "path = value"; empty where one has no such line. What somebody wrote
+// comes before what follows from it: a derived field is named only where nothing else differs.
 std::pair<std::string, std::string> first_difference(const std::string& mine, const std::string& other) {
   std::istringstream a(mine), b(other);
+  std::pair<std::string, std::string> first;
   for (std::string line, other_line;;) {
     const bool more = static_cast<bool>(std::getline(a, line)),
                other_more = static_cast<bool>(std::getline(b, other_line));
     if (!more) line.clear();
     if (!other_more) other_line.clear();
-    if (line != other_line || (!more && !other_more)) return {line, other_line};
+    if (!more && !other_more) return first;
+    if (line == other_line) continue;
+    const std::string path = line.substr(0, line.find(" = "));
+    const bool same_field = path == other_line.substr(0, other_line.find(" = "));
+    if (!same_field || !config::schema().find_derivation(path)) return {line, other_line};
+    if (first.first.empty()) first = {line, other_line};
   }
 }
 

@@ -15,7 +15,6 @@
 #include "comm/posting.hpp"
 #include "comm/watchdog.hpp"
 #include "comm/world.hpp"
-#include "support/faulty_communicator.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
@@ -215,39 +214,11 @@ TEST_CASE("posting costs less than a microsecond a collective") {
 
 // ---- real processes ----
 
-// Two ranks of a world of short patience; rank 1 is at fault. Started by the case below.
-TEST_CASE("a rank at fault" * doctest::skip()) {
-  const std::string wanted = std::getenv("CAPSTAN_TEST_FAULT");
-  const auto tell = [](const Error& error) { ::fprintf(stderr, "error: %s\n", error.what()); };
-  const auto world = World::join({.timeout = 1.5, .tell = tell});
-  const auto fault = wanted == "late"   ? test::Fault::late
-                     : wanted == "lost" ? test::Fault::lost
-                                        : test::Fault::wrong_size;
-  const bool faulty = world->rank() == 1 && wanted != "none";
-  try {
-    world->at_step(4);
-    world->at_phase("reduce");
-    const auto group = world->communicator().split(0, world->rank(), "dp");
-    test::FaultyCommunicator used(*group, fault, faulty ? 6 : -1, 60s);
-    std::vector<char> mine(64), all(128);
-    for (int i = 0; i < 5; ++i) {
-      used.all_gather(mine.data(), all.data(), 64);
-      used.all_to_all(all.data(), all.data() + 64, 32);
-      if (wanted == "lost") continue;
-      used.broadcast(mine.data(), 64, 0);
-    }
-  } catch (const Error& error) {
-    if (!world->failure_told()) tell(error);
-    world->abort(exit_code_of(error.code()));
-  }
-}
-
 TEST_CASE("late, lost, of another size: a world ends by itself and says why") {
   const auto run = [](const std::string& fault) {
-    const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
     const std::string command =
-        "CAPSTAN_TEST_FAULT=" + fault + " timeout 60 mpirun -q -n 2 --oversubscribe --allow-run-as-root '" +
-        self + "' --no-skip --test-case='a rank at fault' --no-intro --minimal 2>&1 </dev/null";
+        "timeout 60 mpirun -q -n 2 --oversubscribe --allow-run-as-root '" CAPSTAN_RANK_AT_FAULT "' " + fault +
+        " 2>&1 </dev/null";
     FILE* pipe = ::popen(command.c_str(), "r");
     REQUIRE(pipe);
     std::string text;

@@ -6,18 +6,13 @@
 #include "comm/exchange.hpp"
 #include "comm/mesh.hpp"
 #include "comm/reduce.hpp"
-#include "comm/world.hpp"
 #include "kernels/table.hpp"
+#include "tests/support/worlds.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
 
-namespace {
-World& world() {
-  static const std::unique_ptr<World> joined = World::join();
-  return *joined;
-}
-}  // namespace
+using test::world;
 
 TEST_CASE("collectives move the bytes where they belong") {
   Communicator& group = world().communicator();

@@ -11,16 +11,6 @@ const kernels::Attention& attention() {
   return *kernels::cpu_table().attention;
 }
 
-AttentionShape shape_of(int64_t groups, int64_t per_group, int64_t d, int64_t batch, int64_t seq) {
-  AttentionShape a;
-  a.qkv = {groups, per_group, d};
-  a.batch = batch;
-  a.seq = seq;
-  a.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
-  a.dropout_key = philox_key(5, purpose::attention_dropout, 3);
-  return a;
-}
-
 // Documents of 1 to 40 tokens, packed.
 Vec<int32_t> packed_documents(int64_t batch, int64_t seq, uint64_t seed) {
   PhiloxStream stream(philox_key(seed, purpose::test, 2));
@@ -72,7 +62,7 @@ void check_attention(const AttentionShape& a, DType type, const Vec<int32_t>& do
 
 TEST_CASE("the reference gradient of attention is the derivative of the reference") {
   for (int variant = 0; variant < 3; ++variant) {
-    AttentionShape a = shape_of(2, 2, 3, 2, 7);
+    AttentionShape a = attention_shape(2, 2, 3, 2, 7);
     a.causal = variant != 1;
     a.window = variant == 2 ? 3 : 0;
     a.dropout = variant == 2 ? 0.3f : 0.0f;
@@ -89,11 +79,13 @@ TEST_CASE("the reference gradient of attention is the derivative of the referenc
 TEST_CASE("attention of odd lengths, head sizes and groups") {
   uint64_t seed = 10;
   for (DType type : kTypes) {
-    for (int64_t d : {16, 24, 64, 80, 128}) check_attention(shape_of(2, 2, d, 1, 70), type, {}, seed++);
+    for (int64_t d : {16, 24, 64, 80, 128})
+      check_attention(attention_shape(2, 2, d, 1, 70), type, {}, seed++);
     for (int64_t seq : {1, 2, 17, 63, 64, 65, 130, 200, 257})
-      check_attention(shape_of(1, 3, 16, 2, seq), type, {}, seed++);
-    for (int64_t groups : {1, 2, 3, 4}) check_attention(shape_of(groups, 1, 24, 2, 33), type, {}, seed++);
-    check_attention(shape_of(2, 4, 5, 1, 40), type, {}, seed++);
+      check_attention(attention_shape(1, 3, 16, 2, seq), type, {}, seed++);
+    for (int64_t groups : {1, 2, 3, 4})
+      check_attention(attention_shape(groups, 1, 24, 2, 33), type, {}, seed++);
+    check_attention(attention_shape(2, 4, 5, 1, 40), type, {}, seed++);
   }
 }
 
@@ -101,7 +93,7 @@ TEST_CASE("attention without causality, with windows, packed documents and dropo
   uint64_t seed = 100;
   for (DType type : kTypes)
     for (int64_t seq : {31, 150, 300}) {
-      AttentionShape a = shape_of(2, 2, 16, 2, seq);
+      AttentionShape a = attention_shape(2, 2, 16, 2, seq);
       const auto documents = packed_documents(2, seq, 4);
       check_attention(a, type, documents, seed++);
       a.dropout = 0.25f;
@@ -123,13 +115,13 @@ TEST_CASE("attention without causality, with windows, packed documents and dropo
 }
 
 TEST_CASE("attention with large logits does not overflow") {
-  AttentionShape a = shape_of(1, 2, 16, 1, 140);
+  AttentionShape a = attention_shape(1, 2, 16, 1, 140);
   a.scale = 20;
   check_attention(a, DType::f32, {}, 7, 0.5);
 }
 
 TEST_CASE("queries that see nothing give zero and no gradient") {
-  AttentionShape a = shape_of(1, 2, 16, 1, 70);
+  AttentionShape a = attention_shape(1, 2, 16, 1, 70);
   Vec<int32_t> documents(70, 0);
   for (size_t i = 20; i < 30; ++i) documents[i] = 1000;  // "starts later than this token": no key is left
   check_attention(a, DType::f32, documents, 8);
@@ -140,7 +132,7 @@ TEST_CASE("generation with a cache continues as the full sequence would") {
     for (const auto [past, now] :
          {std::array<int64_t, 2>{0, 1}, {0, 9}, {1, 1}, {63, 1}, {64, 2}, {100, 70}, {200, 1}})
       for (int64_t window : {0, 5}) {
-        AttentionShape full = shape_of(2, 2, 24, 2, past + now);
+        AttentionShape full = attention_shape(2, 2, 24, 2, past + now);
         full.window = window;
         const int64_t batch = 2, capacity = past + now + 3, d = 24, row = full.qkv.row(),
                       width = full.qkv.heads() * d;

@@ -14,16 +14,6 @@ const kernels::ContextAttention& parts() {
   return *kernels::cpu_table().context_attention;
 }
 
-AttentionShape shape_of(int64_t groups, int64_t per_group, int64_t d, int64_t batch, int64_t seq) {
-  AttentionShape a;
-  a.qkv = {groups, per_group, d};
-  a.batch = batch;
-  a.seq = seq;
-  a.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
-  a.dropout_key = philox_key(5, purpose::attention_dropout, 3);
-  return a;
-}
-
 // Who holds which positions of the sequence: ranks with up to two runs each, of any lengths.
 using Cut = Vec<PositionRuns>;
 
@@ -128,7 +118,7 @@ TEST_CASE("parts of a sequence are attention of the whole: load-balanced chunks"
   uint64_t seed = 300;
   for (const DType type : {DType::f32, DType::bf16})
     for (const auto& [ranks, seq] : {std::array<int64_t, 2>{2, 12}, {2, 300}, {3, 66}, {4, 264}}) {
-      AttentionShape a = shape_of(2, 3, 20, 2, seq);
+      AttentionShape a = attention_shape(2, 3, 20, 2, seq);
       check_parts(a, type, balanced(ranks, seq), {}, seed++);
       a.dropout = 0.3f;
       a.head_offset = 7;
@@ -154,7 +144,7 @@ TEST_CASE("parts of a sequence are attention of the whole: any runs, documents t
     documents.push_back(static_cast<int32_t>(i < seq ? i / 37 * 37 : (i - seq) < 101 ? 0 : 101));
   for (const int64_t window : {0, 30})
     for (const float dropout : {0.0f, 0.2f}) {
-      AttentionShape a = shape_of(1, 2, 9, 2, seq);
+      AttentionShape a = attention_shape(1, 2, 9, 2, seq);
       a.window = window;
       a.dropout = dropout;
       check_parts(a, DType::f32, cut, documents, seed++);

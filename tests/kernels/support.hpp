@@ -123,6 +123,17 @@ inline double error(const Vec<double>& value, const Vec<double>& expected) {
   return worst;
 }
 
+inline kernels::AttentionShape attention_shape(int64_t groups, int64_t per_group, int64_t head_dim,
+                                               int64_t batch, int64_t seq) {
+  kernels::AttentionShape a;
+  a.qkv = {groups, per_group, head_dim};
+  a.batch = batch;
+  a.seq = seq;
+  a.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(head_dim)));
+  a.dropout_key = philox_key(5, purpose::attention_dropout, 3);
+  return a;
+}
+
 inline const char* text(DType dtype) {
   return dtype == DType::f32 ? "fp32" : "bf16";
 }

@@ -5,21 +5,18 @@
 #include <string>
 
 #include "comm/reduce.hpp"
-#include "comm/world.hpp"
 #include "models/registry.hpp"
 #include "tests/models/tiny.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/simple_store.hpp"
+#include "tests/support/worlds.hpp"
 
 using namespace capstan;
 using namespace capstan::test;
 
 namespace {
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 
 constexpr int64_t kBatch = 2, kSeq = 12;
 

@@ -7,10 +7,10 @@
 #include <cmath>
 #include <limits>
 
-#include "comm/world.hpp"
 #include "tests/kernels/support.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/simple_store.hpp"
+#include "tests/support/worlds.hpp"
 
 using namespace capstan;
 using namespace capstan::test;
@@ -19,10 +19,7 @@ using ops::ContextParallel;
 
 namespace {
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 int ranks() {
   return world().size();
 }

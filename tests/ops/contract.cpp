@@ -9,22 +9,19 @@
 #include <set>
 
 #include "comm/reduce.hpp"
-#include "comm/world.hpp"
 #include "kernels/table.hpp"
 #include "ops/collectives.hpp"
 #include "ops/tape.hpp"
 #include "tensor/host_view.hpp"
 #include "tensor/launch.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/worlds.hpp"
 
 using namespace capstan;
 
 namespace {
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 
 // Weights of 60 and 72 elements: 1, 2, 3, 4 and 6 ranks hold equal parts of them. Rows are of one rank and micro-batch.
 constexpr int64_t kIn = 5, kHidden = 12, kOut = 6, kRows = 3;

@@ -5,9 +5,9 @@
 
 #include <set>
 
-#include "comm/world.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/simple_store.hpp"
+#include "tests/support/worlds.hpp"
 
 using namespace capstan;
 using namespace capstan::parallel;
@@ -15,10 +15,7 @@ using namespace capstan::test;
 
 namespace {
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 
 // A stage adds its number to the stream's first element, and takes its number from the gradient's: what arrives tells the way it came.
 class Counting final : public PipelineWork {

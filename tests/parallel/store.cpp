@@ -23,10 +23,7 @@ namespace {
 constexpr ShardingStrategy kCut[] = {ShardingStrategy::optim, ShardingStrategy::optim_grads,
                                      ShardingStrategy::optim_grads_params};
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 
 std::string text_of(ShardingStrategy strategy) {
   return std::string(config::enum_name(strategy));
@@ -132,10 +129,10 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
     auto config = config_of<D>(ranks, micro_batches);
     const Ended plain = run(config, world());
     {
-      test::AloneWorld alone;
+      const auto alone = comm::World::alone();
       auto one = config;
       one.dist.world_size = 1, one.dist.data_parallel_size = 1;
-      const Ended single = run(one, alone);
+      const Ended single = run(one, *alone);
       check_close(plain.losses, single.losses, 1e-5);
       check_close(plain.norms, single.norms, 1e-5);
     }
@@ -222,8 +219,8 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
       config.model.hidden_size = 64;
       auto one = config;
       one.dist.world_size = 1, one.dist.data_parallel_size = 1;
-      test::AloneWorld alone;
-      const Ended single = run(one, alone);
+      const auto alone = comm::World::alone();
+      const Ended single = run(one, *alone);
       config.dist.tensor_model_parallel_size = tensor;
       config.dist.data_parallel_size = 4 / tensor;
       config.dist.sequence_parallel = tensor == 2;

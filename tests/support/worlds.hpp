@@ -1,4 +1,4 @@
-// Worlds for tests that run among the ranks of another: one rank alone, and one whose sent bytes are counted.
+// Worlds for tests: the one that was launched, a part of its ranks, and one whose sent bytes are counted.
 #pragma once
 
 #include <cstdlib>
@@ -11,15 +11,11 @@
 
 namespace capstan::test {
 
-struct AloneWorld final : comm::World {
-  std::unique_ptr<comm::Communicator> self = comm::make_self_communicator("world");
-  std::string name = "here";
-  comm::Communicator& communicator() override { return *self; }
-  int local_rank() const override { return 0; }
-  int local_size() const override { return 1; }
-  const std::string& host() const override { return name; }
-  [[noreturn]] void abort(int) override { std::abort(); }
-};
+// The world that this test program was launched into. A process joins MPI once, whatever number of files its tests have.
+inline comm::World& world() {
+  static const std::unique_ptr<comm::World> joined = comm::World::join();
+  return *joined;
+}
 
 // Some of another world's ranks, those of the same colour. Collective over that world.
 struct PartWorld final : comm::World {

@@ -46,20 +46,10 @@ struct Sink final : ProgressSink {
   bool terminal() const override { return false; }
 };
 
-struct Alone final : comm::World {
-  std::unique_ptr<comm::Communicator> self = comm::make_self_communicator("world");
-  std::string name = "here";
-  comm::Communicator& communicator() override { return *self; }
-  int local_rank() const override { return 0; }
-  int local_size() const override { return 1; }
-  const std::string& host() const override { return name; }
-  [[noreturn]] void abort(int) override { std::abort(); }
-};
-
 // Trains to the end; the text of the error, empty when there was none.
 std::string train_in(const fs::path& run, const config::Config& config, bool resume,
                      FileSystem* files = nullptr, Sink* sink = nullptr) {
-  Alone world;
+  const auto world = comm::World::alone();
   Sink silent;
   RunOptions options;
   options.run_dir = run;
@@ -67,7 +57,7 @@ std::string train_in(const fs::path& run, const config::Config& config, bool res
   options.recipe = {"tiny", "name: tiny\n", "name: tiny\n", "0", "capstan train tiny"};
   options.files = files;
   options.measure_rate = false;
-  return error_of([&] { train::train(config, world, options, sink ? *sink : silent); });
+  return error_of([&] { train::train(config, *world, options, sink ? *sink : silent); });
 }
 
 // {step, loss, gradient norm} of every logged step, in the file's order: compared bit by bit.

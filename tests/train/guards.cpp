@@ -18,6 +18,7 @@
 #include "support/faulty_disk.hpp"
 #include "support/pieces.hpp"
 #include "support/tiny.hpp"
+#include "support/worlds.hpp"
 #include "train/estimate.hpp"
 #include "train/loop.hpp"
 #include "train/records/metrics.hpp"
@@ -32,10 +33,7 @@ using config::SpikeAction;
 
 namespace {
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 
 // A directory that all ranks share and that goes away after them.
 class Shared {

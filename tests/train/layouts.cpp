@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "checkpoint/reader.hpp"
 #include "config/resolve.hpp"
+#include "data/indexed_writer.hpp"
 #include "support/worlds.hpp"
 #include "train/estimate.hpp"
 #include "train/fit.hpp"
@@ -22,10 +23,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 
 #if CAPSTAN_EVERY_LAYOUT
 constexpr bool kAll = true;
@@ -75,6 +73,16 @@ constexpr Layout kLayouts[] = {
     {4, false, "gpt", "dist.tp=2 " SHARD "optim_grads_params " DROP " " FULL},
     {6, false, "llama", "dist.tp=2 dist.sp=true " SHARD "optim_grads ddp.overlap_grad_reduce=true"},
     {6, false, "gpt", "dist.cp=3 dist.pp=2 dist.cp_comm_type=all_gather"},
+    // Packed documents, per-head norms and a window.
+    {2, false, "packed", "dist.tp=2 dist.sp=true"},
+    {2, false, "packed", "dist.cp=2"},
+    {2, false, "packed", "dist.cp=2 dist.cp_comm_type=a2a " FULL},
+    {2, false, "packed", "dist.pp=2"},
+    {3, false, "packed", SHARD "optim_grads_params"},
+    {4, false, "packed", "dist.cp=4 dist.cp_comm_type=all_gather"},
+    {4, false, "packed",
+     "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
+    {4, false, "packed", "dist.pp=2 dist.cp=2 dist.cp_comm_type=[p2p,a2a,all_gather,p2p]"},
     // Three axes.
     {8, false, "llama", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
     {8, false, "gpt", "dist.tp=2 dist.pp=2 dist.cp=2 " DROP " " FULL},
@@ -89,10 +97,44 @@ constexpr Layout kLayouts[] = {
 // Eight ranks would not divide twelve sequences.
 constexpr const char* kBatchOfEight = "train.global_batch_size=8";
 
+// The same on all ranks; all of them ask together the first time.
+const fs::path& scratch() {
+  static const fs::path path = [] {
+    int64_t id = ::getpid();
+    world().communicator().broadcast(&id, sizeof id, 0);
+    return fs::temp_directory_path() / ("capstan-layouts-" + std::to_string(id));
+  }();
+  return path;
+}
+// The prefix of documents of 2 to 20 bytes, each with its end; asked for as scratch().
+const std::string& documents() {
+  static const std::string prefix = [] {
+    const std::string path = (scratch() / "documents").string();
+    if (world().rank() == 0) {
+      fs::create_directories(scratch());
+      data::IndexedWriter writer(path, data::TokenType::u16);
+      PhiloxStream random(philox_key(3, purpose::test, 0));
+      while (writer.tokens() < 8000) {
+        std::vector<int32_t> text(2 + random.below(19));
+        for (int32_t& token : text) token = static_cast<int32_t>(97 + random.below(8));
+        text.push_back(256);
+        const auto length = static_cast<int32_t>(text.size());
+        writer.add_document(text, {&length, 1});
+      }
+      writer.finish();
+    }
+    world().communicator().barrier();
+    return path;
+  }();
+  return prefix;
+}
+
 config::Config resolve(const std::string& recipe, const std::string& overrides, int64_t ranks,
                        std::string* errors = nullptr) {
   config::Request request;
   request.recipe = std::string(CAPSTAN_SOURCE_DIR) + "/tests/train/layouts/" + recipe + ".yaml";
+  if (recipe == "packed")
+    request.overrides.push_back(config::Override::token("dataset.data_path=" + documents()));
   std::string word;
   for (const char c : overrides + " dist.world_size=" + std::to_string(ranks) + " ") {
     if (c == '\'') continue;
@@ -119,19 +161,10 @@ struct Run {
   std::vector<double> trace;  // loss and gradient norm of each step
   fs::path checkpoint;
 };
-// The same on all ranks; all of them ask together the first time.
-const fs::path& scratch() {
-  static const fs::path path = [] {
-    int64_t id = ::getpid();
-    world().communicator().broadcast(&id, sizeof id, 0);
-    return fs::temp_directory_path() / ("capstan-layouts-" + std::to_string(id));
-  }();
-  return path;
-}
 Run train_steps(const config::Config& config, comm::World& on, const std::string& name, int64_t steps) {
   Loop loop(config, on);
   loop.initialise();
-  const auto data = open_datasets(config, nullptr);
+  const auto data = open_datasets(config, load_tokenizer(config).get());
   data::Loader loader(data[0], loop.loader_options());
   StepTimers timers;
   Run run;
@@ -160,6 +193,11 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   const double slack = ahead ? 4.0 * static_cast<double>(stream) : 0;
   CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(planned.peak) + slack);
   CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(planned.peak));
+  for (size_t owner = 0; owner < kMemoryOwners; ++owner) {
+    const auto apart = static_cast<double>(used.at_peak_by_owner[owner] - planned.at_peak_by_owner[owner]);
+    CHECK_MESSAGE(std::abs(apart) <= 0.02 * static_cast<double>(planned.peak) + slack,
+                  name_of(static_cast<MemoryOwner>(owner)));
+  }
   CHECK(used.kernel_scratch <= planned.kernel_scratch + 16384);
   SavePlan plan;
   plan.root = scratch() / name;
@@ -189,9 +227,9 @@ const Run& single_rank(const std::string& recipe, const std::string& overrides, 
   const std::string key = recipe + " " + maths + std::to_string(steps);
   const auto found = runs.find(key);
   if (found != runs.end()) return found->second;
-  capstan::test::AloneWorld alone;
+  const auto alone = comm::World::alone();
   return runs[key] =
-             train_steps(resolve(recipe, maths, 1), alone, "one" + std::to_string(runs.size()), steps);
+             train_steps(resolve(recipe, maths, 1), *alone, "one" + std::to_string(runs.size()), steps);
 }
 
 void check_layout(const std::string& recipe, const std::string& overrides, int64_t steps, bool twice) {
@@ -284,16 +322,14 @@ TEST_CASE(
       {4, false, "",
        "ddp.num_distributed_optimizer_instances=2 ddp.outer_dp_sharding_strategy=optim " SHARD "optim"},
   };
-  capstan::test::AloneWorld alone;
+  const auto alone = comm::World::alone();
   const bool in_half = world().rank() < 2;
   capstan::test::PartWorld half(world(), in_half ? 0 : 1);
   for (const std::string recipe : {"gpt", "llama"}) {
     const auto on = [&](const Layout& layout, auto&& body) {
       const int me = world().rank();
       if (me < layout.ranks)
-        body(layout.ranks == 1   ? static_cast<comm::World&>(alone)
-             : layout.ranks == 2 ? static_cast<comm::World&>(half)
-                                 : world());
+        body(layout.ranks == 1 ? *alone : layout.ranks == 2 ? static_cast<comm::World&>(half) : world());
       world().communicator().barrier();
     };
     const auto save = [&](comm::World& members, Loop& loop, const fs::path& root) {
@@ -304,7 +340,7 @@ TEST_CASE(
       return save_state(members, plan, loop.state(), loop.store(), loop.optimizer());
     };
     const auto next_loss = [](Loop& loop, const config::Config& config) {
-      const auto data = open_datasets(config, nullptr);
+      const auto data = open_datasets(config, load_tokenizer(config).get());
       data::Loader loader(data[0], loop.loader_options());
       StepTimers timers;
       return loop.step(loader, timers).loss;

@@ -20,10 +20,7 @@ using namespace capstan::train;
 
 namespace {
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 
 // On the device of the test.
 template <class D>
@@ -131,14 +128,14 @@ TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss b
   const auto other = run(config, 8);
   for (size_t i = 0; i < expected.size(); ++i) CHECK(other[i] == doctest::Approx(expected[i]).epsilon(1e-5));
   // The same on one rank: rank 0 runs it alone and tells the others.
-  test::AloneWorld alone;
+  const auto alone = comm::World::alone();
   // bf16 activations round to 8 bits: sums that differ in their last fp32 bit now and then round to neighbours.
   for (const auto& [precision, bound] :
        {std::pair(config::Precision::fp32, 1e-6), {config::Precision::bf16, 5e-5}}) {
     auto single = tiny_config<D>(true, 1), several = tiny_config<D>(true, world().size());
     single.mixed_precision.params_dtype = several.mixed_precision.params_dtype = precision;
     const auto all_ranks = run(several, 8);
-    Loop loop(single, alone);
+    Loop loop(single, *alone);
     loop.initialise();
     const auto one_rank = run_until(loop, single, 8);
     for (size_t i = 0; i < all_ranks.size(); i += 2)  // losses; gradient norms are between them

@@ -14,6 +14,7 @@
 #include "config/resolve.hpp"
 #include "models/registry.hpp"
 #include "support/tiny.hpp"
+#include "support/worlds.hpp"
 #include "train/fit.hpp"
 #include "train/loop.hpp"
 
@@ -23,10 +24,7 @@ using capstan::testing::tiny_config;
 
 namespace {
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 
 void steps(Loop& loop, const config::Config& config, int64_t count, StepTimers& timers) {
   const auto data = open_datasets(config, nullptr);

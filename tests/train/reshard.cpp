@@ -10,6 +10,7 @@
 #include "comm/reduce.hpp"
 #include "support/shards.hpp"
 #include "support/tiny.hpp"
+#include "support/worlds.hpp"
 #include "train/loop.hpp"
 #include "train/shard_rectangles.hpp"
 
@@ -19,10 +20,7 @@ using config::ShardingStrategy;
 
 namespace {
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 
 struct Layout {
   ShardingStrategy sharding, outer = ShardingStrategy::no_shard;

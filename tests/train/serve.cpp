@@ -10,6 +10,7 @@
 #include "base/text.hpp"
 #include "comm/reduce.hpp"
 #include "config/show.hpp"
+#include "tests/support/worlds.hpp"
 #include "train/evaluate.hpp"
 #include "train/generate.hpp"
 #include "train/loaded_model.hpp"
@@ -22,10 +23,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-comm::World& world() {
-  static const std::unique_ptr<comm::World> joined = comm::World::join();
-  return *joined;
-}
+using test::world;
 
 std::vector<config::Override> words(const std::string& text) {
   std::vector<config::Override> result;

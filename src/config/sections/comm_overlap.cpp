@@ -38,7 +38,7 @@ void describe(Section<CommOverlapConfig>& s) {
       .alias("model.overlap_p2p_comm")
       .used_when<Config>(pipeline, has_pipeline);
   s.field("batch_p2p_comm", &C::batch_p2p_comm)
-      .doc("send and receive between stages as one exchange")
+      .doc("send and receive between stages as one exchange; over MPI the same messages travel either way")
       .effect(Effect::perf)
       .alias("model.batch_p2p_comm")
       .used_when<Config>(pipeline, has_pipeline);

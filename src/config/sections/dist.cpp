@@ -138,7 +138,7 @@ void describe(Section<DistConfig>& s) {
       .used_when<Config>(pipeline, has_pipeline)
       .not_yet("a zero-bubble schedule", [](const Value& v) { return v.text == "zero_bubble"; });
   s.field("variable_seq_lengths", &D::variable_seq_lengths)
-      .doc("micro-batches of different sequence lengths")
+      .doc("micro-batches of different sequence lengths; stages of this engine take any length either way")
       .effect(Effect::perf)
       .alias("model.variable_seq_lengths")
       .used_when<Config>(pipeline, has_pipeline);

@@ -231,15 +231,18 @@ void micro_batch_groups_fit(const Config& c, RuleReport& report) {
         .error("`dist.microbatch_group_size_per_vp_stage` " + text_of(*group) +
                " is less than the number of pipeline ranks, " + text_of(pp))
         .help("nearest legal value: " + text_of(pp));
-  else if (*group > count || (count % *group != 0 && count % *group < pp))
+  // Whole groups, or a last one that still fills the pipeline.
+  else if (*group > count || (count % *group != 0 && count % *group < pp)) {
+    const int64_t below = count / *group * *group, above = below == 0 ? *group : below + pp;
     report
         .error("with virtual stages, " + text_of(count) + " micro-batches do not divide into groups of " +
                text_of(*group))
         .operand("train.num_microbatches")
         .operand("dist.microbatch_group_size_per_vp_stage")
         .operand("train.global_batch_size")
-        .help("nearest legal number of micro-batches: " + nearest_multiples(count, *group) +
-              " (global_batch_size / (micro_batch_size * data_parallel_size))");
+        .help("nearest legal number of micro-batches: " + (below > 0 ? text_of(below) + " or " : "") +
+              text_of(above) + " (global_batch_size / (micro_batch_size * data_parallel_size))");
+  }
 }
 
 void pipeline_is_filled(const Config& c, RuleReport& report) {

@@ -1,0 +1,40 @@
+// rank_at_fault none|late|lost|wrong_size: two ranks of a world of short patience; the collectives of rank 1 have that fault.
+// Started by the tests of the failure board.
+#include <stdio.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "comm/world.hpp"
+#include "tests/support/faulty_communicator.hpp"
+
+using namespace capstan;
+using namespace std::chrono_literals;
+
+int main(int, char** arguments) {
+  const std::string wanted = arguments[1];
+  const auto tell = [](const Error& error) { ::fprintf(stderr, "error: %s\n", error.what()); };
+  const auto world = comm::World::join({.timeout = 1.5, .tell = tell});
+  const auto fault = wanted == "late"   ? test::Fault::late
+                     : wanted == "lost" ? test::Fault::lost
+                                        : test::Fault::wrong_size;
+  const bool faulty = world->rank() == 1 && wanted != "none";
+  try {
+    world->at_step(4);
+    world->at_phase("reduce");
+    const auto group = world->communicator().split(0, world->rank(), "dp");
+    test::FaultyCommunicator used(*group, fault, faulty ? 6 : -1, 60s);
+    std::vector<char> mine(64), all(128);
+    for (int i = 0; i < 5; ++i) {
+      used.all_gather(mine.data(), all.data(), 64);
+      used.all_to_all(all.data(), all.data() + 64, 32);
+      if (wanted == "lost") continue;
+      used.broadcast(mine.data(), 64, 0);
+    }
+  } catch (const Error& error) {
+    if (!world->failure_told()) tell(error);
+    world->abort(exit_code_of(error.code()));
+  }
+}
