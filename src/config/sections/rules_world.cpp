@@ -38,26 +38,21 @@ Grid dense_grid(const Config& c) {
   return {d.tensor_model_parallel_size, d.context_parallel_size, d.pipeline_model_parallel_size,
           d.data_parallel_size, "DP"};
 }
-// The experts' grid, which exists for every model but binds only one that has experts.
-std::optional<Grid> any_expert_grid(const Config& c) {
+std::optional<Grid> expert_grid(const Config& c) {
   const auto& d = c.dist;
-  if (!d.expert_tensor_parallel_size) return std::nullopt;
+  if (!c.model.num_moe_experts || !d.expert_tensor_parallel_size) return std::nullopt;
   return Grid{*d.expert_tensor_parallel_size, d.expert_model_parallel_size, d.pipeline_model_parallel_size,
               d.expert_data_parallel_size, "EDP"};
-}
-std::optional<Grid> expert_grid(const Config& c) {
-  return c.model.num_moe_experts ? any_expert_grid(c) : std::nullopt;
 }
 
 // Both products stand with every finding about the world: who sees one wrong looks at the other next.
 void add_grids(const Config& c, Violation& found) {
-  const auto experts = any_expert_grid(c);
+  const auto experts = expert_grid(c);
   found.operand("dist.world_size")
       .operand("dist.tensor_model_parallel_size")
       .operand("dist.context_parallel_size")
       .operand("dist.pipeline_model_parallel_size");
-  if (expert_grid(c))
-    found.operand("dist.expert_tensor_parallel_size").operand("dist.expert_model_parallel_size");
+  if (experts) found.operand("dist.expert_tensor_parallel_size").operand("dist.expert_model_parallel_size");
   found.operand("dense grid TP * CP * DP * PP", dense_grid(c).text());
   if (experts) found.operand("expert grid ETP * EP * EDP * PP", experts->text());
 }
