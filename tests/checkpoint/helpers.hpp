@@ -2,8 +2,6 @@
 // an error.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -18,30 +16,13 @@
 #include "checkpoint/rectangle.hpp"
 #include "checkpoint/store.hpp"
 #include "checkpoint/writer.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace capstan::checkpoint::test {
 
 namespace fs = std::filesystem;
 
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    // In memory where that is possible: these tests sync thousands of files.
-    const fs::path parent = ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : fs::temp_directory_path();
-    std::string name = (parent / "capstan-test-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~TemporaryDirectory() {
-    std::error_code error;
-    fs::remove_all(path_, error);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
+using capstan::test::TemporaryDirectory;
 
 inline fs::path golden(const std::string& name) {
   return fs::path(CAPSTAN_SOURCE_DIR) / "tests/golden/checkpoint" / name;

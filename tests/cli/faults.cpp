@@ -14,26 +14,10 @@
 using namespace capstan::test;
 namespace fs = std::filesystem;
 
-static Launch tiny(const ScratchDirectory& scratch, std::vector<std::string> more) {
+static Launch tiny(const ScratchDirectory& scratch, const std::vector<std::string>& more) {
   Launch launch;
   launch.directory = scratch.path();
-  launch.arguments = {"train",
-                      "quickstart",
-                      "dataset=mock",
-                      "tokenizer=none",
-                      "model.num_layers=1",
-                      "model.hidden_size=32",
-                      "model.ffn_hidden_size=64",
-                      "model.num_attention_heads=4",
-                      "model.num_query_groups=2",
-                      "model.seq_length=16",
-                      "model.vocab_size=256",
-                      "train.threads=1",
-                      "train.micro_batch_size=1",
-                      "train.global_batch_size=2",
-                      "validation.eval_interval=null",
-                      "logger.log_interval=1"};
-  launch.arguments.insert(launch.arguments.end(), more.begin(), more.end());
+  launch.arguments = train_tiny(more);
   return launch;
 }
 

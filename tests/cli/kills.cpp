@@ -22,29 +22,9 @@ namespace fs = std::filesystem;
 namespace {
 
 std::vector<std::string> arguments_of(const std::string& run, bool async) {
-  return {"train",
-          "quickstart",
-          "dataset=mock",
-          "tokenizer=none",
-          "model.num_layers=1",
-          "model.hidden_size=32",
-          "model.ffn_hidden_size=64",
-          "model.num_attention_heads=4",
-          "model.num_query_groups=2",
-          "model.seq_length=16",
-          "model.vocab_size=256",
-          "train.threads=1",
-          "train.micro_batch_size=1",
-          "train.global_batch_size=2",
-          "train.train_iters=300",
-          "checkpoint.save_interval=2",
-          "checkpoint.most_recent_k=2",
-          std::string("checkpoint.async_save=") + (async ? "true" : "false"),
-          "validation.eval_interval=null",
-          "logger.log_interval=1",
-          "--run-dir",
-          run,
-          "--resume"};
+  return train_tiny({"train.train_iters=300", "checkpoint.save_interval=2", "checkpoint.most_recent_k=2",
+                     std::string("checkpoint.async_save=") + (async ? "true" : "false"), "--run-dir", run,
+                     "--resume"});
 }
 
 // "step loss grad_norm" of each logged step, as written; and the steps told as saved.

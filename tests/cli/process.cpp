@@ -123,6 +123,27 @@ std::vector<int> children_of(int process) {
   return children;
 }
 
+std::vector<std::string> train_tiny(const std::vector<std::string>& more) {
+  std::vector<std::string> arguments{"train",
+                                     "quickstart",
+                                     "dataset=mock",
+                                     "tokenizer=none",
+                                     "model.num_layers=1",
+                                     "model.hidden_size=32",
+                                     "model.ffn_hidden_size=64",
+                                     "model.num_attention_heads=4",
+                                     "model.num_query_groups=2",
+                                     "model.seq_length=16",
+                                     "model.vocab_size=256",
+                                     "train.threads=1",
+                                     "train.micro_batch_size=1",
+                                     "train.global_batch_size=2",
+                                     "validation.eval_interval=null",
+                                     "logger.log_interval=1"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
 int count_lines(const std::string& text) {
   return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
 }

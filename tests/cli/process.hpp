@@ -28,6 +28,9 @@ struct Launch {
 Finished run(const Launch& launch);
 Finished run(std::vector<std::string> arguments);
 
+// `train` of a model of a few thousand parameters on generated tokens, on one thread and without evaluations, and `more`.
+std::vector<std::string> train_tiny(const std::vector<std::string>& more);
+
 // The processes that a process has started and that still run.
 std::vector<int> children_of(int process);
 

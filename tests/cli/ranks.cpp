@@ -8,28 +8,11 @@
 
 using namespace capstan::test;
 
-static const std::vector<std::string> kMock = {"train",
-                                               "quickstart",
-                                               "dataset=mock",
-                                               "tokenizer=none",
-                                               "model.num_layers=1",
-                                               "model.hidden_size=32",
-                                               "model.ffn_hidden_size=64",
-                                               "model.num_attention_heads=4",
-                                               "model.num_query_groups=2",
-                                               "model.seq_length=16",
-                                               "model.vocab_size=256",
-                                               "train.threads=1",
-                                               "logger.log_interval=1",
-                                               "train.micro_batch_size=1",
-                                               "train.global_batch_size=2"};
-
-static Finished run_mock(const ScratchDirectory& scratch, std::vector<std::string> more,
+static Finished run_mock(const ScratchDirectory& scratch, const std::vector<std::string>& more,
                          std::function<int(const std::string&, int)> react = {}) {
   Launch launch;
   launch.directory = scratch.path();
-  launch.arguments = kMock;
-  launch.arguments.insert(launch.arguments.end(), more.begin(), more.end());
+  launch.arguments = train_tiny(more);
   launch.on_error_text = std::move(react);
   return run(launch);
 }
@@ -144,9 +127,8 @@ TEST_CASE("ranks of different recipes are told apart before the first step: code
   scratch.write("own.yaml", "extends: quickstart\nrng: {seed: \"${env:OMPI_COMM_WORLD_NODE_RANK}\"}\n");
   Launch launch;
   launch.directory = scratch.path();
-  launch.arguments = kMock;
+  launch.arguments = train_tiny({"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
   launch.arguments[1] = "./own.yaml";
-  launch.arguments.insert(launch.arguments.end(), {"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
   launch.environment = {"OMPI_COMM_WORLD_NODE_RANK=0"};  // for the parent; mpirun gives each rank its own
   const Finished ended = run(launch);
   CHECK_MESSAGE(ended.code == 4, ended.err);

@@ -1,38 +1,19 @@
 // What the tests of the records share.
 #pragma once
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
 
 #include "base/error.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace capstan::records::test {
 
 namespace fs = std::filesystem;
 
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    // In memory where that is possible: these tests sync thousands of files.
-    const fs::path parent = ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : fs::temp_directory_path();
-    std::string name = (parent / "capstan-test-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~TemporaryDirectory() {
-    std::error_code error;
-    fs::remove_all(path_, error);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
+using capstan::test::TemporaryDirectory;
 
 inline std::string slurp(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
