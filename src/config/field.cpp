@@ -173,8 +173,7 @@ template const Type& type_of<std::vector<std::string>>();
 template const Type& type_of<std::vector<Path>>();
 template const Type& type_of<std::optional<std::vector<int64_t>>>();
 template const Type& type_of<std::optional<std::vector<std::string>>>();
-template const Type& type_of<std::map<std::string, double>>();
-template const Type& type_of<std::map<std::string, std::string>>();
+template const Type& type_of<std::vector<std::pair<std::string, double>>>();
 
 // ---- attributes ------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@
 #include <deque>
 #include <functional>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -214,15 +213,9 @@ struct IsVector<std::vector<T>> : std::true_type {
   using Inner = T;
 };
 template <class T>
-struct IsMap : std::false_type {};
+struct IsMap : std::false_type {};  // keeps the order written
 template <class T>
-struct IsMap<std::map<std::string, T>> : std::true_type {
-  using Inner = T;
-};
-template <class T>
-struct IsOrderedMap : std::false_type {};  // an open map that keeps the order written
-template <class T>
-struct IsOrderedMap<std::vector<std::pair<std::string, T>>> : std::true_type {
+struct IsMap<std::vector<std::pair<std::string, T>>> : std::true_type {
   using Inner = T;
 };
 
@@ -304,8 +297,8 @@ Type make_type() {
         type_of<Inner>().store(&*target, value);
       }
     };
-  } else if constexpr (IsOrderedMap<T>::value) {
-    using Inner = typename IsOrderedMap<T>::Inner;
+  } else if constexpr (IsMap<T>::value) {
+    using Inner = typename IsMap<T>::Inner;
     type.kind = Type::Kind::map;
     type.element = &type_of<Inner>();
     type.load = [](const void* member) {
@@ -335,22 +328,6 @@ Type make_type() {
       auto& target = *static_cast<T*>(member);
       target.assign(value.items.size(), Inner{});
       for (size_t i = 0; i < target.size(); ++i) type_of<Inner>().store(&target[i], value.items[i]);
-    };
-  } else if constexpr (IsMap<T>::value) {
-    using Inner = typename IsMap<T>::Inner;
-    type.kind = Type::Kind::map;
-    type.element = &type_of<Inner>();
-    type.load = [](const void* member) {
-      Value map = Value::map();
-      for (const auto& [key, item] : *static_cast<const T*>(member))
-        map.add(key, type_of<Inner>().load(&item));
-      return map;
-    };
-    type.store = [](void* member, const Value& value) {
-      auto& target = *static_cast<T*>(member);
-      target.clear();
-      for (size_t i = 0; i < value.items.size(); ++i)
-        type_of<Inner>().store(&target[value.keys[i]], value.items[i]);
     };
   } else {
     static_assert(std::is_class_v<T>,
@@ -392,8 +369,7 @@ extern template const Type& type_of<std::vector<std::string>>();
 extern template const Type& type_of<std::vector<Path>>();
 extern template const Type& type_of<std::optional<std::vector<int64_t>>>();
 extern template const Type& type_of<std::optional<std::vector<std::string>>>();
-extern template const Type& type_of<std::map<std::string, double>>();
-extern template const Type& type_of<std::map<std::string, std::string>>();
+extern template const Type& type_of<std::vector<std::pair<std::string, double>>>();
 
 // The table of one struct while describe() fills it.
 template <class S>

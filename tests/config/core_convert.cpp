@@ -315,7 +315,7 @@ TEST_CASE("lists, maps and records") {
   REQUIRE(out.ok());
   CHECK(out.config.train.skip == std::vector<int64_t>{1, 2000});
   CHECK(out.config.train.tags.empty());
-  CHECK(out.config.train.env.at("A") == "1");
+  CHECK(out.config.train.env == std::vector<std::pair<std::string, std::string>>{{"A", "1"}, {"B", "x"}});
   CHECK(out.config.dataset.blend[0].first == "b");
   CHECK(out.config.dataset.sources[1].weight == 3);
   CHECK(out.config.dataset.sources[0].epochs == 1);

@@ -182,8 +182,8 @@ TEST_CASE("what an operator means for each type of target") {
   // an open map
   CHECK(run({"train.env={B: 2}"}).config.train.env.size() == 2);
   CHECK(run({"train.env+={B: 2}"}).config.train.env.size() == 2);
-  CHECK(run({"train.env.B=2"}).config.train.env.at("B") == "2");
-  CHECK(run({"++train.env.B=2"}).config.train.env.at("B") == "2");
+  CHECK(run({"train.env.B=2"}).config.train.env.back() == std::pair<std::string, std::string>("B", "2"));
+  CHECK(run({"++train.env.B=2"}).config.train.env.back() == std::pair<std::string, std::string>("B", "2"));
   CHECK(run({"~train.env.A"}).config.train.env.empty());
   CHECK(run({"~train.env.Z"}).codes() == "C0108");
   CHECK(run({"train.env=x"}).codes() == "C0206");

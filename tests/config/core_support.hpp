@@ -55,7 +55,7 @@ struct TrainSection {
   Path save;
   std::optional<Path> load;
   double limit = 1;
-  std::map<std::string, std::string> env;
+  std::vector<std::pair<std::string, std::string>> env;
   std::optional<std::vector<std::string>> modules;
 };
 struct OptSection {
