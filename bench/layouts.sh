@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 capstan=${CAPSTAN:-build/release/capstan}
 recipe=${1:-gpt2-124m} ranks=${2:-8}
 common=("${@:3}")
-shard=ddp.data_parallel_sharding_strategy
+shard=ddp.sharding
 
 printf '| layout of %s on %s ranks | largest rank | it sends in a step |\n|---|---|---|\n' "$recipe" "$ranks"
 while IFS='|' read -r name overrides; do

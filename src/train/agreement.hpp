@@ -11,7 +11,7 @@
 namespace capstan::train {
 
 struct Common {
-  std::string what;   // "the recipe (hash)"
+  std::string what;   // "the program"
   std::string value;  // of this rank
 };
 

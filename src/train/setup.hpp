@@ -41,9 +41,9 @@ models::Part part_of(const config::Config& config, const comm::Mesh& mesh);
 optim::Schedule make_schedule(const config::Config& config, bool decoupled);
 
 // The rank grid of a world of that size.
+comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world);
 // Bytes that this rank has sent so far, by group of the mesh.
 std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh);
-comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world);
 
 // What `ddp`, `mixed_precision` and `optimizer` say of the store, and the groups that it works with. `mesh` is connected.
 parallel::FlatStore::Options store_options(const config::Config& config);
