@@ -18,13 +18,8 @@ namespace {
 
 // The step of the pipeline by the clock: what it waits, what it holds, and a picture as wide as the terminal.
 std::string pipeline_text(const config::Config& config) {
-  const parallel::PipelineShape shape{
-      .ranks = config.dist.pipeline_model_parallel_size,
-      .chunks = config.dist.virtual_pipeline_model_parallel_size.value_or(1),
-      .micro_batches = config.train.num_microbatches.value_or(1),
-      .group =
-          config.dist.microbatch_group_size_per_vp_stage.value_or(config.dist.pipeline_model_parallel_size),
-      .all_forward_first = config.dist.pipeline_schedule == config::PipelineSchedule::gpipe};
+  const parallel::PipelineShape shape =
+      train::pipeline_shape(config, config.train.num_microbatches.value_or(1));
   const parallel::Schedule schedule = parallel::make_schedule(shape);
   const parallel::ScheduleRun run = parallel::simulate(shape, schedule);
   const int64_t work = run.ticks - run.idle[0];
@@ -124,7 +119,8 @@ const Verb kShow = {
                 {"step", 0, "",
                  "what a step holds and sends: memory by owner, bytes by group, for each pipeline stage"},
                 {"grid", 0, "", "the grids of ranks, dense and expert, and the groups that follow from them"},
-                {"rank", 0, "R", "with --grid: this rank's coordinates and groups"},
+                {"rank", 0, "R",
+                 "with --grid: this rank's coordinates and groups; with --step: what it holds and sends"},
                 {"ranks", 0, "N", "the world size, instead of the recipe's"},
                 {"json", 0, "", "values, presets and origins as one JSON object"}},
     .details = "PATH is a section, a leaf or something inside one; aliases are known.\n",

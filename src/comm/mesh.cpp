@@ -43,15 +43,6 @@ std::vector<int64_t> Grid::group_of(int64_t rank, std::vector<Axis> axes) const 
   return members;
 }
 
-std::vector<std::vector<int64_t>> Grid::groups(const std::vector<Axis>& axes) const {
-  std::vector<std::vector<int64_t>> result;
-  for (int64_t rank = 0; rank < ranks(); ++rank) {
-    auto group = group_of(rank, axes);
-    if (group.front() == rank) result.push_back(std::move(group));
-  }
-  return result;
-}
-
 namespace {
 std::array<Axis, kAxes> order_of(const MeshSizes& sizes) {
   if (sizes.pp_before_dp) return {Axis::tp, Axis::cp, Axis::ep, Axis::pp, Axis::dp};
@@ -156,6 +147,10 @@ Mesh::Mesh(const MeshSizes& sizes, int64_t rank)
        sizes.hierarchical_cp[0] * sizes.hierarchical_cp[1] != sizes.cp))
     fail(ErrorCode::config, "hierarchical context parallelism needs two sizes with the product CP = " +
                                 std::to_string(sizes.cp));
+  if (sizes.kv_sharers < 1 || sizes.tp % sizes.kv_sharers != 0)
+    fail(ErrorCode::config, std::to_string(sizes.kv_sharers) +
+                                " tensor-parallel ranks for the same keys and values do not divide TP = " +
+                                std::to_string(sizes.tp));
   const int64_t data = dense_.size(Axis::dp) * dense_.size(Axis::cp);
   if (sizes.optimizer_instances < 1 || data % sizes.optimizer_instances != 0)
     fail(ErrorCode::config,
@@ -177,6 +172,7 @@ std::vector<std::string> Mesh::group_names() const {
     if (!group.expert || sizes_.experts) names.emplace_back(group.name);
   names.insert(names.end(), {"embedding", "position_embedding", "shard", "replica"});
   if (!sizes_.hierarchical_cp.empty()) names.insert(names.end(), {"cp-inner", "cp-outer"});
+  if (sizes_.kv_sharers > 1) names.emplace_back("tp-kv");
   return names;
 }
 
@@ -200,6 +196,8 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
     const int64_t inner = sizes_.hierarchical_cp[0];
     return name == "cp-inner" ? run_with(context, rank, inner) : across_runs(context, rank, inner);
   }
+  if (sizes_.kv_sharers > 1 && name == "tp-kv")
+    return run_with(dense_.group_of(rank, {Axis::tp}), rank, sizes_.kv_sharers);
   fail(ErrorCode::internal, "internal error: no group `" + name + "` in the mesh");
 }
 

@@ -28,8 +28,6 @@ class Grid {
   int64_t index(int64_t rank, Axis axis) const { return rank / stride(axis) % size(axis); }
   // The members of the group that contains `rank` and varies over `axes`, in rank-in-group order (leftmost axis fastest).
   std::vector<int64_t> group_of(int64_t rank, std::vector<Axis> axes) const;
-  // All such groups, by their first members' order.
-  std::vector<std::vector<int64_t>> groups(const std::vector<Axis>& axes) const;
 
  private:
   std::array<int64_t, kAxes> sizes_;
@@ -43,6 +41,7 @@ struct MeshSizes {
   bool pp_before_dp = false;             // order tp-cp-ep-pp-dp (use_tp_pp_dp_mapping)
   std::vector<int64_t> hierarchical_cp;  // [a2a, p2p], product CP; empty: one level
   int64_t optimizer_instances = 1;  // num_distributed_optimizer_instances: parts of dp-cp that shard alone
+  int64_t kv_sharers = 1;           // tensor ranks that hold the same heads of keys and values; divides TP
 };
 
 // The dense grid {tp, cp, dp, pp} and, for a mixture of experts, the expert grid {etp, ep, edp, pp} over the same ranks;
@@ -50,6 +49,7 @@ struct MeshSizes {
 //   dense    tp cp dp dp-cp pp tp-pp tp-cp tp-dp-cp
 //   stages   embedding (first and last stage of a pp group), position_embedding (first stage); other stages: alone
 //   CP       cp-inner (adjacent ranks, a2a) and cp-outer (p2p), with hierarchical sizes only
+//   TP       tp-kv (adjacent ranks with the same keys and values), with kv_sharers > 1 only
 //   HSDP     shard (consecutive ranks of dp-cp, one part for each instance), replica (the same place of every part)
 //   experts  etp ep edp etp-ep etp-ep-pp, with experts only
 // The groups of one name partition the world.
@@ -58,8 +58,8 @@ class Mesh {
   // ErrorCode::config when the world does not divide, with both products, or when a group cannot be split as asked.
   Mesh(const MeshSizes& sizes, int64_t rank);
   const Grid& dense() const { return dense_; }
-  bool has_experts() const { return sizes_.experts; }
   const Grid& expert() const { return expert_; }  // without experts: every rank along the data axis
+  bool shares_keys() const { return sizes_.kv_sharers > 1; }
   int64_t rank() const { return rank_; }
   int64_t index(Axis axis) const { return dense_.index(rank_, axis); }
   int64_t size(Axis axis) const { return dense_.size(axis); }

@@ -24,7 +24,7 @@ double all_reduce(Communicator& group, double value, ReduceOp op = ReduceOp::sum
 void reduce_scatter_sum(Communicator& group, const Tensor& values);
 void all_gather_slices(Communicator& group, const Tensor& values);  // any element type
 void all_reduce_sum(Communicator& group, const Tensor& values);
-// Any length: the last slice is shorter.
+// Any length: what the ranks do not divide is summed in a padded copy.
 void all_reduce_sum_any(Communicator& group, const Tensor& values);
 // The largest of all ranks' values, any length. For small tensors: everybody gets everything.
 void all_reduce_max(Communicator& group, const Tensor& values);

@@ -316,13 +316,11 @@ Tensor GptModel::next_stage(Tape& tape, size_t index, const Tensor& tokens, cons
   nn::ResidualStream stream{
       stage.embedding ? embedding_->forward(tape, tokens.view({tokens.elements()}), context) : Var{input, -1},
       {}};
-  for (int64_t i = 0; i < stage.layers; ++i) {
-    const int64_t place = stage.first_layer + i;
-    ops::KvCache& keys_values =
-        cache.layers[static_cast<size_t>(std::distance(layers_.begin(), layers_.find(place)))];
-    stream =
-        layer(place).forward(tape, std::move(stream), context, {&keys_values, cache.past, cache.capacity});
-  }
+  // The cache has the layers of all stages here, in their order.
+  auto keys_values = cache.layers.begin() + std::distance(layers_.begin(), layers_.find(stage.first_layer));
+  for (int64_t i = 0; i < stage.layers; ++i)
+    stream = layer(stage.first_layer + i)
+                 .forward(tape, std::move(stream), context, {&*keys_values++, cache.past, cache.capacity});
   if (!stage.head) return nn::closed(tape, std::move(stream)).value;
   // Only the last token of each sequence goes through the head.
   const Var x = nn::closed(tape, std::move(stream));

@@ -63,8 +63,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
     attention.dropout_key = dropout.key;
     attention.row_ids = dropout.row_ids;
     attention.document_start = context.document_start;
-    out = context_.size() == 1 ? ops::attention(tape, qkv, attention)
-                               : ops::context_attention(tape, qkv, attention, context_);
+    out = ops::context_attention(tape, qkv, attention, context_);
   }
   qkv = {};
   return output_.forward_without_bias(tape, out);

@@ -20,14 +20,15 @@ Linear::Linear(ParamList& parameters, const Place& place, const Options& options
 
 Var Linear::forward(Tape& tape, const Var& x) const {
   CAPSTAN_ASSERT(cut_ != Cut::row || !bias_, "the bias of a row-parallel layer comes after its sum");
-  if (cut_ == Cut::column) return ops::column_linear(tape, x, *weight_, bias_, parallel_);
-  if (cut_ == Cut::row) return ops::row_linear(tape, x, *weight_, parallel_);
-  return ops::linear(tape, x, *weight_, bias_);
+  return product(tape, x, bias_);
 }
 Var Linear::forward_without_bias(Tape& tape, const Var& x) const {
-  if (cut_ == Cut::column) return ops::column_linear(tape, x, *weight_, nullptr, parallel_);
+  return product(tape, x, nullptr);
+}
+Var Linear::product(Tape& tape, const Var& x, const Parameter* bias) const {
+  if (cut_ == Cut::column) return ops::column_linear(tape, x, *weight_, bias, parallel_);
   if (cut_ == Cut::row) return ops::row_linear(tape, x, *weight_, parallel_);
-  return ops::linear(tape, x, *weight_);
+  return ops::linear(tape, x, *weight_, bias);
 }
 
 }  // namespace capstan::nn

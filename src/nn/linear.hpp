@@ -28,6 +28,7 @@ class Linear {
   const Parameter* bias() const { return bias_; }  // null when there is none
 
  private:
+  Var product(Tape& tape, const Var& x, const Parameter* bias) const;
   ops::TensorParallel parallel_;
   Cut cut_;
   const Parameter* weight_;

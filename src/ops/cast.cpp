@@ -5,13 +5,12 @@
 
 namespace capstan::ops {
 
-namespace {
 Tensor converted(const Tensor& x, DType type) {
+  if (x.dtype() == type) return x;
   const Tensor y = Tensor::empty(x.device(), x.shape(), type);
   launch(x.device(), x.device().table().elementwise->cast, x, y, x.elements());
   return y;
 }
-}  // namespace
 
 Var cast(Tape& tape, const Var& x, DType type) {
   if (x.dtype() == type) return x;

@@ -1,15 +1,13 @@
 #include "ops/collectives.hpp"
 
 #include "comm/reduce.hpp"
-#include "kernels/table.hpp"
-#include "tensor/launch.hpp"
+#include "ops/matmul.hpp"
 
 namespace capstan::ops {
 
 namespace {
 Tensor summed_copy(const Tensor& x, comm::Communicator& group) {
-  Tensor y = Tensor::empty(x.device(), x.shape(), x.dtype());
-  launch(x.device(), x.device().table().elementwise->cast, x, y, x.elements());
+  Tensor y = copy_of(x);
   comm::all_reduce_sum_any(group, y.view({y.elements()}));
   return y;
 }

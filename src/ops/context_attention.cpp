@@ -6,6 +6,7 @@
 #include "comm/exchange.hpp"
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
+#include "ops/cast.hpp"
 #include "ops/head_exchange.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
@@ -201,13 +202,6 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
   return dqkv;
 }
 
-Tensor converted(const Tensor& x, DType type) {
-  if (x.dtype() == type) return x;
-  const Tensor y = Tensor::empty(x.device(), x.shape(), type);
-  launch(x.device(), x.device().table().elementwise->cast, x, y, x.elements());
-  return y;
-}
-
 struct Sent {
   double forward = 0, backward = 0;
 };
@@ -279,8 +273,8 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
   return tape.record({.name = "context_attention",
                       .inputs = {qkv},
                       .outputs = {out},
-                      .cost = {flops, touched + sent.forward},
-                      .backward_cost = {2 * flops, 2 * touched + sent.backward},
+                      .cost = {flops, touched, sent.forward},
+                      .backward_cost = {2 * flops, 2 * touched, sent.backward},
                       .saved = {packed, attended, lse, documents, row_ids},
                       .backward = [plan](BackwardStep& step) {
                         Device& dev = step.device();

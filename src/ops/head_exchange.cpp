@@ -72,40 +72,30 @@ void HeadExchange::reorder(const Tensor& by_rank, const Tensor& natural, bool ba
 }
 
 Tensor HeadExchange::heads_of(const Tensor& qkv) const {
-  if (alone()) return qkv;
-  const int64_t rows = qkv.size(0), d = all_.head_dim, width = mine_.row(),
-                queries = mine_.heads_per_group * d;
-  const Tensor parts = Tensor::empty(qkv.device(), {ranks_ * rows, width}, qkv.dtype());
+  if (!replicates()) return heads_of_output(qkv);  // whole groups: each rank gets a run of the columns
+  const int64_t d = all_.head_dim, queries = mine_.heads_per_group * d;
+  const Tensor parts = Tensor::empty(qkv.device(), {ranks_ * qkv.size(0), mine_.row()}, qkv.dtype());
   for (int64_t r = 0; r < ranks_; ++r) {
     const Tensor to = part(parts, r);
-    if (!replicates()) {
-      copy_matrix(qkv.slice(1, r * width, width), to);
-      continue;
-    }
     copy_matrix(qkv.slice(1, all_.query(r * mine_.heads_per_group), queries), to.slice(1, 0, queries));
     copy_matrix(qkv.slice(1, all_.key(r / copies_), 2 * d), to.slice(1, queries, 2 * d));
   }
   const Tensor received = exchange(parts);
   reorder(received, parts, false);
-  return parts.view({batch_ * seq(), width});
+  return parts;
 }
 
 Tensor HeadExchange::rows_of(const Tensor& dqkv, DType type) const {
-  if (alone()) return dqkv;
-  const int64_t rows = batch_ * seq_, d = all_.head_dim, width = mine_.row(),
-                queries = mine_.heads_per_group * d;
+  CAPSTAN_ASSERT(replicates() || dqkv.dtype() == type, "nothing to sum in " + dqkv.text());
+  if (!replicates()) return rows_of_output(dqkv);
+  const int64_t rows = batch_ * seq_, d = all_.head_dim, queries = mine_.heads_per_group * d;
   Device& device = dqkv.device();
-  const Tensor parts = workspace(device, {ranks_ * rows, width}, dqkv.dtype());
+  const Tensor parts = workspace(device, dqkv.shape(), dqkv.dtype());
   reorder(parts, dqkv, true);
   const Tensor received = exchange(parts), all = Tensor::empty(device, {rows, all_.row()}, type);
-  for (int64_t r = 0; r < ranks_; ++r) {
-    const Tensor from = part(received, r);
-    if (!replicates())
-      copy_matrix(from, all.slice(1, r * width, width));
-    else
-      copy_matrix(from.slice(1, 0, queries), all.slice(1, all_.query(r * mine_.heads_per_group), queries));
-  }
-  if (!replicates()) return all;
+  for (int64_t r = 0; r < ranks_; ++r)
+    copy_matrix(part(received, r).slice(1, 0, queries),
+                all.slice(1, all_.query(r * mine_.heads_per_group), queries));
   const Tensor copies = workspace(device, {copies_ * rows, 2 * d}, dqkv.dtype()),
                sum = workspace(device, {rows, 2 * d}, type);
   for (int64_t g = 0; g < all_.groups; ++g) {

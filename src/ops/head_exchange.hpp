@@ -31,8 +31,8 @@ class HeadExchange {
   Tensor rows_of_output(
       const Tensor& out) const;  // [M, heads of layout() * head_dim] -> [N, heads * head_dim]
   Tensor heads_of_output(const Tensor& dout) const;  // its inverse
-  // The gradient back: [M, row of layout()] -> [N, row] of `type`. What several ranks have for one group is summed in rank
-  // order, in fp32.
+  // The gradient back: [M, row of layout()] -> [N, row]. What several ranks have for one group is summed in rank order, in
+  // fp32, and rounded once to `type`; where no group is on several ranks `type` is that of dqkv.
   Tensor rows_of(const Tensor& dqkv, DType type) const;
   Tensor gathered(const Tensor& per_row) const;  // [N] -> [M]; undefined stays so
 

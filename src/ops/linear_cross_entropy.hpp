@@ -31,7 +31,7 @@ Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t
                    const TensorParallel& parallel = {});
 
 // Rows of one chunk: enough to keep the accumulation of the weight gradient (its reading and writing V x h)
-// cheap beside the products, few enough for the logits to stay within 128 MiB; a multiple of 16, the same for
+// cheap beside the products, few enough for the logits to stay within 256 MiB; a multiple of 16, the same for
 // all chunks but the last.
 int64_t cross_entropy_chunk(int64_t rows, int64_t columns);
 

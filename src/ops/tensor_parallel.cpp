@@ -257,30 +257,21 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
   if (trains) record.saved = {x.value};
   const Cost cost = matmul_cost(rows, y.size(1), in, x.dtype());
   record.cost = record.backward_cost = cost;
-  const int64_t ranks = parallel.cuts_rows() ? parallel.size() : 1;
   record.cost.sent = sent(y, parallel, parallel.cuts_rows() ? parallel.size() : 2);
   if (parallel.cuts_rows()) record.backward_cost.sent = sent(y, parallel, parallel.size());
-  record.backward = [&weight, trains, cost, parallel, ranks, in](BackwardStep& step) {
+  record.backward = [&weight, trains, cost, parallel, in](BackwardStep& step) {
     Tensor dy = std::move(step.output_gradient());
     {
       const auto w = step.pin(weight);
       const auto product = [&](const Tensor& from, const Tensor& to) {
         matmul(Transpose::no, Transpose::no, from, *w, to);
       };
-      if (ranks == 1) {
-        if (step.needs(0)) {
-          const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
-          product(dy, dx);
-          step.give(0, dx);
-        }
-      } else if (trains || parallel.splits == 1) {
-        // Both products need all rows of dy: they are gathered once.
+      if (trains && parallel.cuts_rows())  // both products need all rows of dy: they are gathered once
         dy = gathered(step.context(), dy, parallel);
-        if (step.needs(0)) {
-          const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
-          product(dy, dx);
-          step.give(0, dx);
-        }
+      if (step.needs(0) && (trains || !parallel.cuts_rows())) {
+        const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
+        product(dy, dx);
+        step.give(0, dx);
       } else if (step.needs(0)) {
         step.give(0, product_of_gathered(step.context(), dy, in, parallel, product));
       }

@@ -121,15 +121,19 @@ double FlatStore::clock() const {
   if (!observer_) return 0;
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-void FlatStore::note(const std::string& what, int64_t bytes, double started) const {
+void FlatStore::note_start(const std::string& what, int64_t bytes) const {
+  if (!observer_) return;
+  observer_->observe({.phase = 'C',
+                      .name = "start " + what,
+                      .cost = {.sent = static_cast<double>(bytes / shards_ * (shards_ - 1))},
+                      .part = true,
+                      .end = clock()});
+}
+void FlatStore::note_wait(const std::string& what, double started) const {
   if (!observer_) return;
   const double now = clock();
-  observer_->observe({.phase = 'C',
-                      .name = what,
-                      .cost = {.sent = static_cast<double>(bytes)},
-                      .part = true,
-                      .seconds = started > 0 ? now - started : 0,
-                      .end = now});
+  observer_->observe(
+      {.phase = 'C', .name = "wait " + what, .part = true, .seconds = now - started, .end = now});
 }
 
 // ---- views -----------------------------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ void FlatStore::start_gather(int block) {
     bytes += bucket.whole.bytes();
     started = true;
   }
-  if (started) note("start gather " + layout_.blocks[static_cast<size_t>(block)], bytes);
+  if (started) note_start("gather " + layout_.blocks[static_cast<size_t>(block)], bytes);
 }
 
 void FlatStore::finish_gather(size_t index) {
@@ -255,9 +259,9 @@ void FlatStore::finish_gather(size_t index) {
   const double started = clock();
   bucket.gather->wait();
   bucket.gather.reset();
-  note("wait gather " +
-           (cuts_parameters_ ? layout_.blocks[bucket.plan->block] : "bucket " + std::to_string(index)),
-       bucket.plan->elements * size_of(options_.compute), started);
+  note_wait(
+      "gather " + (cuts_parameters_ ? layout_.blocks[bucket.plan->block] : "bucket " + std::to_string(index)),
+      started);
 }
 
 void FlatStore::drop(int block) {
@@ -292,7 +296,7 @@ void FlatStore::share_values(bool wait) {
     if (!cuts_state_ || cuts_parameters_) continue;
     bucket.gather.emplace(*groups_.shard);
     bucket.gather->all_gather(bucket.values.flat_range(mine.begin, mine.count, {mine.count}), bucket.values);
-    note("start gather bucket " + std::to_string(index), bucket.values.bytes());
+    note_start("gather bucket " + std::to_string(index), bucket.values.bytes());
     if (wait) finish_gather(index);
   }
   if (cuts_parameters_ && !wait) start_gather(0);

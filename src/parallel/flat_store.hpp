@@ -170,8 +170,10 @@ class FlatStore final : public ParamStore {
   Tensor owned_gradients(const Bucket& bucket) const;
   void make_bucket(const BucketPlan& plan);
   void make_pieces();
-  // The event that `what` has happened to a collective; `started` on the host's clock, 0: now.
-  void note(const std::string& what, int64_t bytes, double started = 0) const;
+  // The events that a collective over `shard` was started, on `bytes` of all its ranks together, and that it was waited for since
+  // `started` on the host's clock.
+  void note_start(const std::string& what, int64_t bytes) const;
+  void note_wait(const std::string& what, double started) const;
   double clock() const;  // 0 where nobody observes
 
   // flat_store.cpp: parameters

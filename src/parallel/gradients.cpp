@@ -1,4 +1,6 @@
 // The gradients of a FlatStore: when a bucket is exchanged, and how its sums are made.
+#include <utility>
+
 #include "kernels/table.hpp"
 #include "parallel/flat_store.hpp"
 #include "tensor/launch.hpp"
@@ -18,6 +20,7 @@ Tensor FlatStore::gradient(const Parameter& parameter) {
 }
 
 void FlatStore::zero_gradients() {
+  begin_step(static_cast<int>(parameters_.size()));
   finish_reduce();
   for (Bucket& bucket : buckets_) {
     if (!bucket.plan->trains) continue;
@@ -76,7 +79,7 @@ void FlatStore::start_reduce(size_t index) {
   const Tensor sum = travelling.flat_range(mine.begin, mine.count, {mine.count});
   under_way_.emplace(
       UnderWay{index, gradients, travelling, sum, comm::Reduction::scatter(*groups_.shard, travelling, sum)});
-  note("start reduce bucket " + std::to_string(index), travelling.bytes());
+  note_start("reduce bucket " + std::to_string(index), travelling.bytes());
   if (!options_.overlap_grad_reduce) finish_reduce();
 }
 
@@ -87,15 +90,14 @@ void FlatStore::finish_reduce() {
   Bucket& bucket = buckets_[under_way_->bucket];
   const FlatRange mine = slice_of(*bucket.plan);
   const Tensor slice = under_way_->gradients.flat_range(mine.begin, mine.count, {mine.count});
-  if (options_.reduce != DType::f32) cast(under_way_->sum, slice);
-  if (cuts_gradients_) {
-    if (bucket.reduced)
+  if (cuts_gradients_ && !std::exchange(bucket.reduced, true)) {
+    cast(under_way_->sum, bucket.sum);
+  } else {
+    if (options_.reduce != DType::f32) cast(under_way_->sum, slice);
+    if (cuts_gradients_)
       launch(device_, device_.table().elementwise->add, bucket.sum, slice, bucket.sum, mine.count);
-    else
-      cast(slice, bucket.sum);
-    bucket.reduced = true;
   }
-  note("wait reduce bucket " + std::to_string(under_way_->bucket), under_way_->travelling.bytes(), started);
+  note_wait("reduce bucket " + std::to_string(under_way_->bucket), started);
   under_way_.reset();
   if (!cuts_gradients_) finish_bucket(bucket);
 }
@@ -135,11 +137,14 @@ void FlatStore::start_gradient_gather(Bucket& bucket) {
   bucket.gradient_gather.emplace(*groups_.shard);
   bucket.gradient_gather->all_gather(bucket.travelling.flat_range(mine.begin, mine.count, {mine.count}),
                                      bucket.travelling);
+  note_start("gather gradients", bucket.travelling.bytes());
 }
 
 void FlatStore::finish_gradient_gather(Bucket& bucket) {
   if (!bucket.gradient_gather) return;
+  const double started = clock();
   bucket.gradient_gather->wait();
+  note_wait("gather gradients", started);
   bucket.gradient_gather.reset();
   if (options_.reduce != DType::f32) cast(bucket.travelling, bucket.gradients);
   bucket.travelling = Tensor();

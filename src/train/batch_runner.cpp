@@ -3,18 +3,18 @@
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "train/setup.hpp"
 
 namespace capstan::train {
 
 BatchRunner::BatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device,
                          const models::Model& model, ParamStore& store)
-    : config_(config), model_(model), store_(store), context_{device, store} {
-  const config::DistConfig& d = config.dist;
-  shape_.ranks = mesh.size(comm::Axis::pp);
-  shape_.chunks = static_cast<int64_t>(model.stages().size());
-  shape_.group = d.microbatch_group_size_per_vp_stage.value_or(shape_.ranks);
-  shape_.all_forward_first = d.pipeline_schedule == config::PipelineSchedule::gpipe;
+    : config_(config),
+      model_(model),
+      store_(store),
+      context_{device, store},
+      shape_(pipeline_shape(config, 0)) {
+  CAPSTAN_ASSERT(shape_.chunks == static_cast<int64_t>(model.stages().size()),
+                 "a model in " + std::to_string(model.stages().size()) + " chunks");
   links_.stages = &mesh.group("pp");
   links_.tensor = tensor_parallel(config, mesh);
   links_.context = &context_;
@@ -45,18 +45,24 @@ BatchRunner::Sums BatchRunner::run(int64_t micro_batches, const Source& source, 
   batches_.clear();
   tapes_.clear();  // of a step that did not end
   shape_.micro_batches = micro_batches;
-  std::vector<parallel::ScheduleStep> steps;
-  if (timers) {
-    steps = make_schedule(shape_)[static_cast<size_t>(links_.stages->rank())];
+  if (!timers) {
+    parallel::run_steps(shape_, forward_steps(), links_, *this);
   } else {
-    // Groups need not be whole where nothing comes back.
-    for (int64_t first = 0; first < micro_batches; first += shape_.ranks)
-      for (int64_t c = 0; c < shape_.chunks; ++c)
-        for (int64_t m = first; m < std::min(first + shape_.ranks, micro_batches); ++m)
-          steps.push_back({parallel::Work::forward, static_cast<int32_t>(m), static_cast<int32_t>(c)});
+    if (std::exchange(scheduled_, micro_batches) != micro_batches)
+      steps_ = make_schedule(shape_)[static_cast<size_t>(links_.stages->rank())];
+    parallel::run_steps(shape_, steps_, links_, *this);
   }
-  parallel::run_steps(shape_, steps, links_, *this);
   return std::move(sums_);
+}
+
+// Evaluation: groups need not be whole where nothing comes back.
+std::vector<parallel::ScheduleStep> BatchRunner::forward_steps() const {
+  std::vector<parallel::ScheduleStep> steps;
+  for (int64_t first = 0; first < shape_.micro_batches; first += shape_.ranks)
+    for (int64_t c = 0; c < shape_.chunks; ++c)
+      for (int64_t m = first; m < std::min(first + shape_.ranks, shape_.micro_batches); ++m)
+        steps.push_back({parallel::Work::forward, static_cast<int32_t>(m), static_cast<int32_t>(c)});
+  return steps;
 }
 
 void BatchRunner::load(int64_t micro_batch) {

@@ -35,6 +35,7 @@ class BatchRunner final : private parallel::PipelineWork {
 
  private:
   Sums run(int64_t micro_batches, const Source& source, StepTimers* timers, TapeObserver* observer);
+  std::vector<parallel::ScheduleStep> forward_steps() const;
   void load(int64_t micro_batch);
   void enter(Phase phase) {
     if (timers_) timers_->enter(phase);
@@ -54,7 +55,9 @@ class BatchRunner final : private parallel::PipelineWork {
   ContextCut cut_;
   bool dropout_;
   DType stream_type_;
-  Tensor one_;  // fp32 [1]: the gradient of the summed loss
+  Tensor one_;                                 // fp32 [1]: the gradient of the summed loss
+  std::vector<parallel::ScheduleStep> steps_;  // this rank's of a training step, of as many micro-batches:
+  int64_t scheduled_ = 0;
 
   // Of the run under way.
   const Source* source_ = nullptr;

@@ -31,12 +31,10 @@ data::MicroBatch shape_only(int64_t rows, int64_t seq) {
 }
 
 // Enough micro-batches to fill the pipeline: more hold no more at once. GPipe holds all.
-int64_t telling_micro_batches(const config::Config& config, const comm::Mesh& mesh, int64_t all) {
-  const int64_t ranks = mesh.size(comm::Axis::pp);
-  if (config.dist.pipeline_schedule == config::PipelineSchedule::gpipe) return all;
-  if (ranks == 1) return 1;
-  const int64_t group = config.dist.microbatch_group_size_per_vp_stage.value_or(ranks);
-  return 2 * std::max(ranks, group);
+int64_t telling_micro_batches(const parallel::PipelineShape& step) {
+  if (step.all_forward_first) return step.micro_batches;
+  if (step.ranks == 1) return 1;
+  return std::min(step.micro_batches, 2 * std::max(step.ranks, step.group));
 }
 
 }  // namespace
@@ -46,11 +44,8 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
       make_meta_device(kernels::cpu_table(), threads_per_rank(config.train.threads.value_or(0), local_ranks));
   comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
   mesh.connect_meta();
-  const auto kv_replicas = kv_replica_group(config, mesh, true);
-  parallel::StoreGroups groups = store_groups(mesh);
-  groups.kv_replicas = kv_replicas.get();
   const auto model = models::build(config.model, part_of(config, mesh));
-  parallel::FlatStore store(*device, model->parameters(), groups, store_options(config));
+  parallel::FlatStore store(*device, model->parameters(), store_groups(mesh), store_options(config));
   const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
   std::vector<Tensor> snapshot;
   if (config.checkpoint.async_save && config.checkpoint.save_interval)
@@ -63,15 +58,13 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
     };
   };
 
-  const int64_t all =
-      *config.train.global_batch_size / (config.train.micro_batch_size * mesh.size(comm::Axis::dp));
-  const int64_t micro_batches = std::min(all, telling_micro_batches(config, mesh, all));
+  const int64_t all = micro_batches_of(config, mesh);
+  const int64_t micro_batches = telling_micro_batches(pipeline_shape(config, all));
   CostSum cost;
   StepTimers timers;
   const auto step = [&](int64_t count, TapeObserver* observer) {
     const auto before = sent_bytes(mesh);
     store.zero_gradients();
-    store.begin_step(static_cast<int>(model->parameters().size()));
     runner.train(count, source_of(config.train.micro_batch_size), timers, observer);
     store.finish_gradients();
     optimizer->step({});
@@ -84,10 +77,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   estimate.sent = step(micro_batches, &cost);
   // Every further micro-batch sends the same: two counts tell all.
   if (const int64_t more = std::min(all, 2 * micro_batches);
-      mesh.size(comm::Axis::pp) * mesh.size(comm::Axis::tp) * mesh.size(comm::Axis::cp) *
-              mesh.size(comm::Axis::dp) >
-          1 &&
-      more > micro_batches)
+      config.dist.world_size > 1 && more > micro_batches)
     for (const auto& [group, bytes] : step(more, nullptr))
       estimate.sent[group] += (bytes - estimate.sent[group]) * (all - micro_batches) / (more - micro_batches);
   const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);

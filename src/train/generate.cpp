@@ -9,6 +9,7 @@
 #include "base/philox.hpp"
 #include "base/text.hpp"
 #include "train/loaded_model.hpp"
+#include "train/timers.hpp"
 
 namespace capstan::train {
 
@@ -80,16 +81,13 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   result.prompt_tokens = prompt_tokens;
   auto cache = model.make_cache(prompt_tokens + wanted);
   using Clock = std::chrono::steady_clock;
-  const auto seconds = [](Clock::time_point from) {
-    return std::chrono::duration<double>(Clock::now() - from).count();
-  };
   data::StreamDecoder decoder(model.tokenizer(), true);
   const auto say = [&](const std::string& text) {
     if (options.on_text && !text.empty()) options.on_text(text);
   };
   const auto begin = Clock::now();
   std::vector<float> logits = model.next_logits(prompt, cache);
-  result.prompt_seconds = seconds(begin);
+  result.prompt_seconds = seconds_since(begin);
   const auto after_prompt = Clock::now();
   for (int64_t i = 0; i < wanted; ++i) {
     // Only ids that the tokenizer can produce: the model's vocabulary may be larger.
@@ -105,7 +103,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     if (i + 1 < wanted) logits = model.next_logits(std::span(&id, 1), cache);
   }
   say(decoder.finish());
-  result.seconds = seconds(after_prompt);
+  result.seconds = seconds_since(after_prompt);
   return result;
 }
 

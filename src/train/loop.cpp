@@ -27,17 +27,13 @@ Loop::Loop(const config::Config& config, comm::World& world)
       model_(models::build(config.model, part_of(config, mesh_))),
       schedule_(make_schedule(config, false)),
       decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())) {
-  kv_replicas_ = kv_replica_group(config, mesh_);
-  parallel::StoreGroups groups = store_groups(mesh_);
-  groups.kv_replicas = kv_replicas_.get();
-  store_ =
-      std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), groups, store_options(config));
+  store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_),
+                                                 store_options(config));
   buffers_ = store_->flat_buffers();
   optimizer_ = optim::build(config.optimizer, *device_, buffers_);
   norm_ = std::make_unique<optim::GradientNorm>(*device_);
   runner_ = std::make_unique<BatchRunner>(config, mesh_, *device_, *model_, *store_);
-  micro_batches_ =
-      *config.train.global_batch_size / (config.train.micro_batch_size * mesh_.size(comm::Axis::dp));
+  micro_batches_ = micro_batches_of(config, mesh_);
 }
 
 void Loop::initialise() {
@@ -57,7 +53,6 @@ data::LoaderOptions Loop::loader_options() const {
 
 BatchRunner::Sums Loop::forward_backward(data::Loader* loader, StepTimers& timers) {
   store_->zero_gradients();
-  store_->begin_step(static_cast<int>(model_->parameters().size()));
   if (loader) batch_.clear();
   return runner_->train(
       micro_batches_,

@@ -78,7 +78,6 @@ class Loop {
   const config::Config& config_;
   comm::Communicator& world_;
   comm::Mesh mesh_;
-  std::unique_ptr<comm::Communicator> kv_replicas_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::FlatStore> store_;

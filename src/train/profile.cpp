@@ -66,6 +66,7 @@ void Trace::observe(const TapeEvent& event) {
       arguments += ",\"gflops_per_second\":" + fixed(1e-9 * event.cost.flops / event.seconds, 2);
   }
   if (event.cost.bytes > 0) arguments += ",\"bytes\":" + fixed(event.cost.bytes, 0);
+  if (event.cost.sent > 0) arguments += ",\"sent\":" + fixed(event.cost.sent, 0);
   if (event.saved_bytes > 0) arguments += ",\"saved_bytes\":" + std::to_string(event.saved_bytes);
   if (event.recomputed) arguments += ",\"recomputed\":true";
   if (shapes_ && !event.shapes.empty()) {

@@ -31,8 +31,8 @@ class OperationTable final : public TapeObserver {
 };
 
 // Chrome's trace format (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): complete events in
-// microseconds. Lanes: phases of the step, forward, backward, weight gradients, transfers. Each operation carries shapes, FLOPs, bytes
-// and the rate it reached.
+// microseconds. Lanes: phases of the step, forward, backward, weight gradients, transfers. Each operation carries shapes, FLOPs, bytes,
+// bytes sent to other ranks and the rate it reached.
 class Trace final : public TapeObserver {
  public:
   Trace(int rank, bool shapes) : rank_(rank), shapes_(shapes) {}

@@ -54,8 +54,6 @@ void Run::measure_products() {
   const auto device =
       make_device(config_.train.device, config_.train.threads.value_or(0), world_.local_size());
   gemm_rate_ = std::max(gemm_rate_, kernels::measured_gemm_gflops(*device) * 1e9);
-  loop_->device().release_cached();  // the measurement's matrices are no part of the run
-  loop_->device().reset_peak();
 }
 
 void Run::report_model() {

@@ -9,15 +9,11 @@
 #include "comm/together.hpp"
 #include "kernels/table.hpp"
 #include "tensor/launch.hpp"
+#include "train/timers.hpp"
 
 namespace capstan::train {
 
-namespace {
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-}  // namespace
 
 struct Saver::Save {
   explicit Save(StateWriter w) : writer(std::move(w)) {}

@@ -141,16 +141,18 @@ std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {
 
 comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
   const config::DistConfig& d = config.dist;
+  const int64_t tp = d.tensor_model_parallel_size, groups = config.model.num_query_groups.value_or(tp);
   return {.world = world,
-          .tp = d.tensor_model_parallel_size,
+          .tp = tp,
           .cp = d.context_parallel_size,
           .pp = d.pipeline_model_parallel_size,
           .experts = config.model.num_moe_experts.has_value(),
           .ep = d.expert_model_parallel_size,
-          .etp = d.expert_tensor_parallel_size.value_or(d.tensor_model_parallel_size),
+          .etp = d.expert_tensor_parallel_size.value_or(tp),
           .pp_before_dp = d.use_tp_pp_dp_mapping,
           .hierarchical_cp = d.hierarchical_context_parallel_sizes,
-          .optimizer_instances = config.ddp.num_distributed_optimizer_instances};
+          .optimizer_instances = config.ddp.num_distributed_optimizer_instances,
+          .kv_sharers = groups > 0 && tp % groups == 0 ? tp / groups : 1};
 }
 
 ops::TensorParallel tensor_parallel(const config::Config& config, const comm::Mesh& mesh) {
@@ -198,6 +200,19 @@ models::Part part_of(const config::Config& config, const comm::Mesh& mesh) {
   return part;
 }
 
+int64_t micro_batches_of(const config::Config& config, const comm::Mesh& mesh) {
+  return *config.train.global_batch_size / (config.train.micro_batch_size * mesh.size(comm::Axis::dp));
+}
+
+parallel::PipelineShape pipeline_shape(const config::Config& config, int64_t micro_batches) {
+  const config::DistConfig& d = config.dist;
+  return {.ranks = d.pipeline_model_parallel_size,
+          .chunks = d.virtual_pipeline_model_parallel_size.value_or(1),
+          .micro_batches = micro_batches,
+          .group = d.microbatch_group_size_per_vp_stage.value_or(d.pipeline_model_parallel_size),
+          .all_forward_first = d.pipeline_schedule == config::PipelineSchedule::gpipe};
+}
+
 parallel::FlatStore::Options store_options(const config::Config& config) {
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
@@ -216,19 +231,10 @@ parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
   groups.shard = &mesh.group("shard");
   groups.replica = &mesh.group("replica");
   groups.tensor = &mesh.group("tp");
+  if (mesh.shares_keys()) groups.kv_replicas = &mesh.group("tp-kv");
   groups.embedding = &mesh.group("embedding");
   groups.model = &mesh.group("tp-pp");
   return groups;
-}
-
-std::unique_ptr<comm::Communicator> kv_replica_group(const config::Config& config, const comm::Mesh& mesh,
-                                                     bool meta) {
-  comm::Communicator& tensor = mesh.group("tp");
-  const auto groups = static_cast<int>(config.model.num_query_groups.value_or(tensor.size()));
-  if (tensor.size() <= groups) return nullptr;
-  const int sharers = tensor.size() / groups;
-  if (meta) return comm::make_meta_communicator(tensor.rank() % sharers, sharers, "tp-kv");
-  return tensor.split(tensor.rank() / sharers, tensor.rank(), "tp-kv");
 }
 
 namespace {

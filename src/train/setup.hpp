@@ -14,6 +14,7 @@
 #include "models/registry.hpp"
 #include "optim/schedule.hpp"
 #include "parallel/flat_store.hpp"
+#include "parallel/schedule.hpp"
 #include "tensor/device.hpp"
 
 namespace capstan::train {
@@ -37,6 +38,10 @@ std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const confi
 ops::TensorParallel tensor_parallel(const config::Config& config, const comm::Mesh& mesh);
 models::Part part_of(const config::Config& config, const comm::Mesh& mesh);
 
+// Micro-batches of a step on each data-parallel rank, and the pipeline that they go through.
+int64_t micro_batches_of(const config::Config& config, const comm::Mesh& mesh);
+parallel::PipelineShape pipeline_shape(const config::Config& config, int64_t micro_batches);
+
 // `decoupled`: that of embedding and head, where optimizer.decoupled_lr gives them their own.
 optim::Schedule make_schedule(const config::Config& config, bool decoupled);
 
@@ -48,9 +53,6 @@ std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh);
 // What `ddp`, `mixed_precision` and `optimizer` say of the store, and the groups that it works with. `mesh` is connected.
 parallel::FlatStore::Options store_options(const config::Config& config);
 parallel::StoreGroups store_groups(const comm::Mesh& mesh);
-// The tensor ranks that share this rank's keys and values; null where they are not shared. Collective over `tp`.
-std::unique_ptr<comm::Communicator> kv_replica_group(const config::Config& config, const comm::Mesh& mesh,
-                                                     bool meta = false);
 
 // First values of this rank's parts, from the seed and their places in the global tensors alone.
 void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool);

@@ -24,6 +24,10 @@ enum class Phase : uint8_t {
 inline constexpr size_t kPhases = static_cast<size_t>(Phase::count_);
 std::string_view name_of(Phase phase);
 
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 class StepTimers {
  public:
   StepTimers() { start_step(); }

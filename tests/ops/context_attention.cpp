@@ -409,9 +409,10 @@ TEST_CASE("a rank sends the bytes that the formulas say, and the operation's cos
           CHECK(way.sent() - before == forward + backward);
           const auto touched = static_cast<double>(rows * (2 * c.heads() + 2 * groups) * c.d * bytes);
           for (const TapeEvent& event : recorder.events)
-            if (!event.part)
-              CHECK(event.cost.bytes == (event.phase == 'F' ? touched + static_cast<double>(forward)
-                                                            : 2 * touched + static_cast<double>(backward)));
+            if (!event.part) {
+              CHECK(event.cost.bytes == (event.phase == 'F' ? touched : 2 * touched));
+              CHECK(event.cost.sent == static_cast<double>(event.phase == 'F' ? forward : backward));
+            }
         }
       }
 }
