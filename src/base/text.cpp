@@ -89,21 +89,29 @@ static size_t edit_distance(std::string_view a, std::string_view b, size_t limit
 std::vector<std::string> near_matches(std::string_view text, std::span<const std::string> candidates,
                                       size_t most) {
   if (text.size() > 200) return {};
-  std::vector<std::pair<size_t, const std::string*>> found;
+  struct Found {
+    size_t distance;
+    const std::string* name;
+    bool only_part;  // near by nothing else
+  };
+  std::vector<Found> found;
   for (const auto& candidate : candidates) {
     const size_t limit = std::max<size_t>(1, std::max(text.size(), candidate.size()) / 3);
-    size_t distance = edit_distance(text, candidate, std::max<size_t>(limit, 2));
+    const size_t distance = edit_distance(text, candidate, std::max<size_t>(limit, 2));
     // A prefix or a part ("lr_warmup" of "lr_warmup_iters") is near, however long the rest.
     const bool part =
         text.size() >= 3 && candidate.size() >= 3 &&
         (candidate.find(text) != std::string::npos || text.find(candidate) != std::string_view::npos);
-    if (part) distance = std::min<size_t>(distance, 2);
-    if (distance <= limit) found.emplace_back(distance, &candidate);
+    const size_t near = part ? std::min<size_t>(distance, 2) : distance;
+    if (near <= limit) found.push_back({near, &candidate, distance > limit});
   }
   std::stable_sort(found.begin(), found.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
+                   [](const Found& a, const Found& b) { return a.distance < b.distance; });
+  // Beside one slip of the finger, names that merely contain the text are noise.
+  if (!found.empty() && found.front().distance == 1)
+    std::erase_if(found, [](const Found& one) { return one.only_part; });
   std::vector<std::string> result;
-  for (size_t i = 0; i < found.size() && i < most; ++i) result.push_back(*found[i].second);
+  for (size_t i = 0; i < found.size() && i < most; ++i) result.push_back(*found[i].name);
   return result;
 }
 

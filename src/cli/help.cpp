@@ -72,12 +72,14 @@ struct VerbLine {
   std::string_view name, purpose;
 };
 
+constexpr VerbLine kGroups[] = {{"recipe", "list, copy and begin recipes"},
+                                {"data", "text to indexed datasets, and a look into them"},
+                                {"tokenizer", "learn a tokenizer; text to ids and back"},
+                                {"runs", "what is in the run directories"},
+                                {"sweep", "many runs from one description, and what came of them"}};
+
 // The verbs, a group as one line, in the order of the table.
 std::vector<VerbLine> verb_lines() {
-  static const VerbLine groups[] = {{"recipe", "list, copy and begin recipes"},
-                                    {"data", "text to indexed datasets, and a look into them"},
-                                    {"tokenizer", "learn a tokenizer; text to ids and back"},
-                                    {"runs", "what is in the run directories"}};
   std::vector<VerbLine> lines;
   for (const Verb* verb : all_verbs()) {
     const size_t blank = verb->name.find(' ');
@@ -87,8 +89,7 @@ std::vector<VerbLine> verb_lines() {
     }
     const std::string_view group = verb->name.substr(0, blank);
     if (!lines.empty() && lines.back().name == group) continue;
-    for (const VerbLine& known : groups)
-      if (known.name == group) lines.push_back(known);
+    lines.push_back({group, purpose_of_group(group)});
   }
   return lines;
 }
@@ -134,10 +135,14 @@ std::string full_help(const Verb& verb) {
   return text + "\nSee also: capstan help overrides | recipes | exit-codes | files\n";
 }
 
+std::string_view purpose_of_group(std::string_view group) {
+  for (const VerbLine& known : kGroups)
+    if (known.name == group) return known.purpose;
+  return {};
+}
+
 std::string group_help(std::string_view group) {
-  std::string purpose;
-  for (const VerbLine& line : verb_lines())
-    if (line.name == group) purpose = line.purpose;
+  std::string purpose(purpose_of_group(group));
   if (!purpose.empty() && purpose[0] >= 'a' && purpose[0] <= 'z')
     purpose[0] = static_cast<char>(purpose[0] - 'a' + 'A');
   std::string text = purpose + ".\n\nusage: capstan " + std::string(group) + " VERB …\n\nverbs:\n";
@@ -162,7 +167,8 @@ std::string program_help(bool full) {
   std::vector<Line> lines;
   std::string others;  // the short help keeps to a small terminal
   for (const VerbLine& line : verb_lines())
-    if (full || (line.name != "schema" && line.name != "help" && line.name != "version"))
+    if (full ||
+        (line.name != "schema" && line.name != "completion" && line.name != "help" && line.name != "version"))
       lines.push_back({std::string(line.name), std::string(line.purpose)});
     else
       others += (others.empty() ? "" : ", ") + std::string(line.name);

@@ -21,6 +21,7 @@ std::string short_help(const Verb& verb);  // at most 24 lines
 std::string full_help(const Verb& verb);
 std::string group_help(std::string_view group);  // "data": its verbs
 std::string program_help(bool full);
+std::string_view purpose_of_group(std::string_view group);  // "data": one line; empty for no group
 
 // "train", "data prepare", "data", "overrides" → its help. ErrorCode::usage for an unknown name.
 std::string help_on(const std::vector<std::string>& words);

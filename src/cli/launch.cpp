@@ -54,14 +54,14 @@ std::string find_program(const std::string& name) {
        "scripts/install.sh installs it (package openmpi-bin)");
 }
 
+}  // namespace
+
 std::string own_path() {
   std::error_code code;
   const auto path = std::filesystem::read_symlink("/proc/self/exe", code);
   if (code) fail(ErrorCode::io, "cannot tell where this program lies: " + code.message());
   return path.string();
 }
-
-}  // namespace
 
 bool has_parent() {
   return std::getenv("CAPSTAN_PARENT") != nullptr;

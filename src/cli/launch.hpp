@@ -23,6 +23,8 @@ int launch_ranks(const Context& context, int64_t ranks);
 // code 4.
 int run_in_world(const Context& context, double timeout, FunctionRef<int(comm::World&)> body);
 
+std::string own_path();  // of this program's file
+
 // This process is a rank that another Capstan started with `--nproc`, which has shown the recipe's notes already.
 bool has_parent();
 

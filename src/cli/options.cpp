@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "config/field.hpp"
 
 namespace capstan::cli {
 
@@ -17,8 +18,9 @@ const Option kGlobal[] = {
     {"help", 'h', "", "this help; -h is the short one", "everywhere"},
     {"quiet", 'q', "", "only warnings and errors", "everywhere"},
     {"verbose", 'v', "", "more detail; -vv still more", "everywhere"},
-    {"color", 0, "WHEN", "auto, always or never", "everywhere"},
-    {"message-format", 0, "FORM", "diagnostics as human, short (file:line:col) or json", "everywhere"},
+    {"color", 0, "WHEN", "auto, always or never", "everywhere", "auto always never"},
+    {"message-format", 0, "FORM", "diagnostics as human, short (file:line:col) or json", "everywhere",
+     "human short json"},
     {"no-input", 0, "", "never ask; fail instead", "everywhere"},
     {"directory", 'C', "DIR", "run as if started in DIR", "everywhere"},
 };
@@ -42,8 +44,44 @@ bool identifier(char c, bool first) {
          (!first && ((c >= '0' && c <= '9') || c == '-'));
 }
 
-// A word that means to change a field, well written or not; the override parser judges it.
-bool looks_like_override(std::string_view word) {
+// `num-layers` → "model.num_layers"; empty unless one field alone has that name, here or elsewhere.
+std::string field_of_flag(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  std::string path;
+  for (const config::FieldInfo* field : config::schema().fields()) {
+    const bool named =
+        field->name == name ||
+        std::find(field->aliases.begin(), field->aliases.end(), name) != field->aliases.end() ||
+        std::find(field->known_as.begin(), field->known_as.end(), name) != field->known_as.end();
+    if (!named) continue;
+    if (field->name == name) return field->path;
+    if (!path.empty()) return {};
+    path = field->path;
+  }
+  return path;
+}
+
+// `--model.layers=4`, `--num-layers 4`: a field written as a flag. What is near a flag of the verb is a slip in that.
+std::string as_override(const std::string& token, const std::string* next,
+                        const std::vector<std::string>& flags) {
+  const size_t name = token.find_first_not_of('-');
+  if (name == std::string::npos || !identifier(token[name], true)) return {};
+  const size_t equal = token.find('=');
+  std::string path = token.substr(name, equal == std::string::npos ? std::string::npos : equal - name);
+  if (path.find('.') == std::string::npos) {
+    if (!token.starts_with("--") || !near_matches(path, flags, 1).empty()) return {};
+    path = field_of_flag(path);
+  }
+  if (path.empty()) return {};
+  for (size_t i = 0; i < path.size(); ++i)
+    if (path[i] != '.' && path[i] != '[' && path[i] != ']' && !identifier(path[i], false)) return {};
+  if (equal != std::string::npos) return path + token.substr(equal);
+  return path + "=" + (next && !next->empty() && (*next)[0] != '-' ? *next : "VALUE");
+}
+
+}  // namespace
+
+bool is_override_word(std::string_view word) {
   if (word.empty() || word == "-" || word == "~") return false;
   if (word[0] == '=' || word[0] == '@') return true;
   if ((word[0] == '~' || word[0] == '+') && word.size() > 1 && word[1] != '/') return true;
@@ -51,21 +89,6 @@ bool looks_like_override(std::string_view word) {
   if (equal == std::string_view::npos || equal == 0) return false;
   return word.substr(0, equal).find('/') == std::string_view::npos || word.find_first_of("[\"") < equal;
 }
-
-// `--model.layers=4`, `--lr=3`: a field written as a flag.
-std::string as_override(const std::string& token, const std::string* next) {
-  const size_t name = token.find_first_not_of('-');
-  if (name == std::string::npos || !identifier(token[name], true)) return {};
-  const size_t equal = token.find('=');
-  const std::string path = token.substr(name, equal == std::string::npos ? std::string::npos : equal - name);
-  if (path.find('.') == std::string::npos) return {};
-  for (size_t i = 0; i < path.size(); ++i)
-    if (path[i] != '.' && path[i] != '[' && path[i] != ']' && !identifier(path[i], false)) return {};
-  if (equal != std::string::npos) return token.substr(name);
-  return path + "=" + (next && !next->empty() && (*next)[0] != '-' ? *next : "VALUE");
-}
-
-}  // namespace
 
 std::span<const Option> global_options() {
   return kGlobal;
@@ -110,17 +133,6 @@ std::optional<double> Arguments::number(std::string_view option, double least, d
     fail(ErrorCode::usage, "`--" + std::string(option) + "` takes a number, not `" + *text + "`",
          "from " + to_text(least) + " to " + to_text(most));
   return number;
-}
-
-std::string Arguments::choice(std::string_view option, std::span<const std::string_view> choices,
-                              std::string_view otherwise) const {
-  const auto text = value(option);
-  if (!text) return std::string(otherwise);
-  std::vector<std::string> names(choices.begin(), choices.end());
-  if (std::find(names.begin(), names.end(), *text) == names.end())
-    fail(ErrorCode::usage, "`--" + std::string(option) + "` does not know `" + *text + "`",
-         "one of: " + join(names, ", "));
-  return *text;
 }
 
 const std::string& Arguments::word(size_t index, std::string_view what) const {
@@ -170,7 +182,7 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
   Arguments arguments;
   std::vector<std::string> problems, helps;
   const auto unknown = [&](const std::string& token, const std::string* next) {
-    if (const std::string field = as_override(token, next); !field.empty()) {
+    if (const std::string field = as_override(token, next, names); !field.empty()) {
       problems.push_back("`" + token + "` is not a flag");
       helps.push_back((verb.overrides ? "overrides have no dashes: write `"
                                       : "overrides have no dashes, and this verb takes none: `") +
@@ -193,14 +205,20 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
       const std::string* next = word_follows && !parsed.options[i + 1].value.empty()
                                     ? &parsed.options[i + 1].value.front()
                                     : nullptr;
-      const std::string field = as_override(first, next);
+      const std::string field = as_override(first, next, names);
       unknown(first, next);
-      if (next && !field.empty() && first.find('=') == std::string::npos) ++i;
+      const auto near =
+          near_matches(first.substr(std::min(first.find_first_not_of('-'), first.size())), names, 1);
+      const bool takes_value =
+          !field.empty() || (!near.empty() && std::any_of(table.begin(), table.end(), [&](const Option& o) {
+            return o.name == near[0] && !o.argument.empty();
+          }));
+      if (next && takes_value && first.find('=') == std::string::npos) ++i;
       continue;
     }
     if (option.position_key >= 0) {
       const std::string word = option.value.empty() ? std::string() : option.value.front();
-      if (verb.overrides && looks_like_override(word))
+      if (verb.overrides && is_override_word(word))
         arguments.overrides_.push_back(config::Override::token(word));
       else
         arguments.words_.push_back(word);
@@ -210,6 +228,11 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
                                     [&](const Option& o) { return o.name == option.string_key; });
     CAPSTAN_ASSERT(entry != table.end(), option.string_key);
     const std::string value = option.value.empty() ? std::string() : option.value.front();
+    const auto choices = split(entry->choices, ' ');
+    if (!entry->choices.empty() && std::find(choices.begin(), choices.end(), value) == choices.end()) {
+      problems.push_back("`--" + std::string(entry->name) + "` does not know `" + value + "`");
+      helps.push_back("one of: " + join(std::vector<std::string>(choices.begin(), choices.end()), ", "));
+    }
     // A flag's own spelling tells -h from --help.
     arguments.values_.emplace_back(entry->name, entry->argument.empty() ? first : value);
     if (!verb.overrides) continue;
@@ -227,9 +250,15 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
       const bool next_is_equal = std::any_of(arguments.overrides_.begin(), arguments.overrides_.end(),
                                              [](const auto& o) { return o.text.starts_with("="); });
       if (verb.overrides && next_is_equal) {
-        helps.push_back("write `" + word + "=value` without blanks, or quote the whole override");
-      } else if (verb.overrides && std::filesystem::is_regular_file(word, ignored)) {
+        const bool last = i + 1 == arguments.words_.size();
+        helps.push_back("write `" + word + "=" + (last ? "VALUE" : arguments.words_[i + 1]) +
+                        "` without blanks");
+        break;
+      }
+      if (verb.overrides && std::filesystem::is_regular_file(word, ignored)) {
         helps.push_back("to merge this file into the recipe write `@" + word + "`");
+      } else if (verb.overrides && config::schema().find_spelling(word)) {
+        helps.push_back("to change the field write `" + word + "=VALUE`");
       } else if (verb.overrides) {
         helps.push_back("an override is written `section.field=value`");
       } else {

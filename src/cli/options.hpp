@@ -20,6 +20,7 @@ struct Option {
   std::string_view argument;  // "DIR"; empty: a flag
   std::string_view doc;       // one line
   std::string_view group;     // heading in the full help; empty: the verb's own
+  std::string_view choices;   // the values it takes, separated by blanks; empty: any
 };
 
 struct Example {
@@ -55,8 +56,6 @@ class Arguments {
   std::string required(std::string_view option) const;              // ErrorCode::usage when missing
   std::optional<int64_t> integer(std::string_view option, int64_t least, int64_t most = INT64_MAX) const;
   std::optional<double> number(std::string_view option, double least, double most) const;
-  std::string choice(std::string_view option, std::span<const std::string_view> choices,
-                     std::string_view otherwise) const;
 
   const std::vector<std::string>& words() const { return words_; }
   // ErrorCode::usage: "`what` is missing".
@@ -79,6 +78,9 @@ std::optional<size_t> find_verb_word(const std::vector<std::string>& tokens);
 
 // "data" → {"prepare", "inspect"}; empty for a plain verb.
 std::vector<std::string_view> words_of_group(std::span<const Verb* const> verbs, std::string_view group);
+
+// A word that means to change a field, well written or not; the override parser judges it.
+bool is_override_word(std::string_view word);
 
 // The help of the error for an unknown name: "did you mean `a` or `b`?"; empty when nothing is near.
 std::string did_you_mean(std::string_view given, const std::vector<std::string>& candidates,

@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "cli/complete.hpp"
 #include "cli/context.hpp"
 #include "cli/help.hpp"
 #include "cli/recipe_input.hpp"
@@ -55,6 +56,10 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
   if (tokens.empty()) {
     say(program_help(false));
     return exit_code_of(ErrorCode::usage);
+  }
+  if (tokens[0] == kCompletionVerb) {
+    put(candidates_text(complete(std::span(tokens).subspan(1))));
+    return 0;
   }
   const auto at = find_verb_word(tokens);
   if (!at) {
@@ -109,10 +114,6 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
   context.args = parse_arguments(*verb, tokens);
   if (const auto help = context.args.value("help"))
     return put(help->starts_with("--") ? full_help(*verb) : short_help(*verb)), 0;
-  static constexpr std::string_view kForms[] = {"human", "short", "json"},
-                                    kColors[] = {"auto", "always", "never"};
-  context.args.choice("message-format", kForms, "human");
-  context.args.choice("color", kColors, "auto");
   context.messages = how.messages;
   context.verbosity = context.args.has("quiet") ? -1 : static_cast<int>(context.args.count("verbose"));
   for (const std::string& token : tokens) {

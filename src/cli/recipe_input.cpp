@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "cli/terminal.hpp"
 
 namespace capstan::cli {
@@ -42,6 +43,16 @@ config::Resolution require_recipe(const Context& context, const std::string& rec
 
 std::optional<int64_t> ranks_argument(const Context& context) {
   return context.args.integer("ranks", 1, 1 << 24);
+}
+
+void write_new(const std::filesystem::path& path, const std::string& text) {
+  std::error_code ignored;
+  if (std::filesystem::exists(std::filesystem::symlink_status(path, ignored)))
+    fail(ErrorCode::usage, "`" + path.string() + "` exists already",
+         "choose another name, or remove it first");
+  if (path.has_parent_path() && !std::filesystem::is_directory(path.parent_path()))
+    fail(ErrorCode::not_found, "there is no directory `" + path.parent_path().string() + "`");
+  write_file_durably(path, text);
 }
 
 std::string tokenizer_argument(const Context& context) {

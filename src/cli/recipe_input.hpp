@@ -1,6 +1,7 @@
 // Recipe, overrides and --ranks of a command line, resolved; what is wrong with them shown on standard error.
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -26,6 +27,9 @@ config::Resolution require_recipe(const Context& context, const std::string& rec
                                   std::optional<int64_t> ranks = std::nullopt);
 
 std::optional<int64_t> ranks_argument(const Context& context);  // --ranks
+
+// Writes a new file; ErrorCode::usage where the name is taken.
+void write_new(const std::filesystem::path& path, const std::string& text);
 
 // --tokenizer FILE, or the tokenizer of --recipe. ErrorCode::usage without either.
 std::string tokenizer_argument(const Context& context);

@@ -1,14 +1,29 @@
 // capstan diff
 #include <nlohmann/json.hpp>
 
+#include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
+#include "config/show.hpp"
 #include "train/compare.hpp"
 
 namespace capstan::cli {
 
 namespace {
+
+nlohmann::ordered_json as_json(const std::vector<config::Change>& changes) {
+  auto json = nlohmann::ordered_json::array();
+  for (const auto& c : changes)
+    json.push_back({{"path", c.path},
+                    {"effect", config::effect_name(c.effect)},
+                    {"a", c.before},
+                    {"b", c.after},
+                    {"a_origin", c.before_origin},
+                    {"b_origin", c.after_origin}});
+  return json;
+}
 
 nlohmann::ordered_json as_json(const train::Comparison& c) {
   nlohmann::ordered_json json = {{"schema", "capstan.diff/1"},
@@ -18,10 +33,8 @@ nlohmann::ordered_json as_json(const train::Comparison& c) {
                                  {"steps_only_b", c.only_b},
                                  {"not_compared", c.not_compared},
                                  {"checkpoints", c.checkpoints},
-                                 {"recipe", nlohmann::ordered_json::array()},
+                                 {"recipe", as_json(c.recipe)},
                                  {"tensors", nlohmann::ordered_json::array()}};
-  for (const auto& r : c.recipe)
-    json["recipe"].push_back({{"path", r.path}, {"effect", r.effect}, {"a", r.a}, {"b", r.b}});
   if (c.first_number)
     json["first_step"] = {{"step", c.first_number->step},
                           {"name", c.first_number->name},
@@ -40,8 +53,7 @@ nlohmann::ordered_json as_json(const train::Comparison& c) {
 }
 
 void put_human(const train::Comparison& c) {
-  for (const auto& r : c.recipe)
-    put("recipe  " + r.path + ": " + r.a + " -> " + r.b + "  (" + r.effect + ")\n");
+  if (!c.recipe.empty()) put(config::render_diff(c.recipe) + "\n");
   if (c.first_number)
     put("step " + std::to_string(c.first_number->step) +
         " is the first logged one that differs: " + c.first_number->name + " " + to_text(c.first_number->a) +
@@ -69,9 +81,41 @@ void put_human(const train::Comparison& c) {
   if (c.steps == 0 && c.checkpoints == 0) put("they have no step and no checkpoint in common\n");
 }
 
+// A recipe, or the one that a run or checkpoint keeps.
+config::Resolution recipe_of(const Context& context, const std::string& name, bool stored) {
+  config::Request request;
+  request.recipe = stored ? train::stored_recipe(name).string() : name;
+  try {
+    config::Resolution resolution = config::resolve(request);
+    if (resolution.ok()) return resolution;
+    show_diagnostics(context, resolution);
+    throw Exit{exit_code_of(ErrorCode::config)};
+  } catch (const Error& error) {
+    if (stored || error.code() != ErrorCode::not_found) throw;
+    fail(ErrorCode::not_found, "`" + name + "` is no recipe, run or checkpoint", error.help());
+  }
+}
+
+int diff_recipes(const Context& context, const std::string& a, bool a_stored, const std::string& b,
+                 bool b_stored) {
+  const config::Resolution first = recipe_of(context, a, a_stored), second = recipe_of(context, b, b_stored);
+  const auto changes = config::diff(first, second);
+  if (context.args.has("json"))
+    put(nlohmann::ordered_json(
+            {{"schema", "capstan.diff/1"}, {"same_recipe", changes.empty()}, {"recipe", as_json(changes)}})
+            .dump(2) +
+        "\n");
+  else
+    put(changes.empty() ? "the recipes say the same\n" : config::render_diff(changes));
+  return changes.empty() ? 0 : 1;
+}
+
 int run_diff(Context& context) {
   const Arguments& args = context.args;
-  const train::Comparison comparison = train::compare(args.word(0, "A"), args.word(1, "B"));
+  const std::string &a = args.word(0, "A"), &b = args.word(1, "B");
+  const bool a_stored = train::is_stored(a), b_stored = train::is_stored(b);
+  if (!a_stored || !b_stored) return diff_recipes(context, a, a_stored, b, b_stored);
+  const train::Comparison comparison = train::compare(a, b);
   if (args.has("json"))
     put(as_json(comparison).dump(2) + "\n");
   else
@@ -83,14 +127,21 @@ int run_diff(Context& context) {
 
 const Verb kDiff = {
     .name = "diff",
-    .purpose = "where two runs or checkpoints part: recipe, first step, first tensor",
+    .purpose = "where two recipes, runs or checkpoints part",
     .usage = "A B [--json]",
-    .examples = {{"diff runs/a runs/b", "their recipes, losses and common checkpoints"},
+    .examples = {{"diff llama3-8b my.yaml", "fields that differ, by effect: numerics, speed, memory, output"},
+                 {"diff my.yaml runs/a", "a recipe and what a run was started with"},
+                 {"diff runs/a runs/b", "their recipes, losses and common checkpoints"},
                  {"diff runs/a/checkpoints/step-00000100 runs/b", "two checkpoints"}},
     .options = {{"json", 0, "", "as one JSON object"}},
     .details =
-        "Numbers are compared bit by bit; times are not compared. Code 1 where numbers differ, 2 where\n"
-        "something could not be compared.\n",
+        "A and B are recipes (names or files), runs and checkpoints, in any mix. Where one of them is a "
+        "recipe, the\n"
+        "recipes are compared, leaf by leaf after everything is resolved: code 1 where they differ. Two runs "
+        "or\n"
+        "checkpoints are compared by their numbers, bit by bit, and not by times: code 1 where numbers "
+        "differ,\n"
+        "2 where something could not be compared; what differs in their recipes is shown and is no reason.\n",
     .max_words = 2,
     .run = run_diff,
 };

@@ -59,16 +59,6 @@ int run_recipe_ls(Context& context) {
   return 0;
 }
 
-void write_new(const std::filesystem::path& path, const std::string& text) {
-  std::error_code ignored;
-  if (std::filesystem::exists(std::filesystem::symlink_status(path, ignored)))
-    fail(ErrorCode::usage, "`" + path.string() + "` exists already",
-         "choose another name, or remove it first");
-  if (path.has_parent_path() && !std::filesystem::is_directory(path.parent_path()))
-    fail(ErrorCode::not_found, "there is no directory `" + path.parent_path().string() + "`");
-  write_file_durably(path, text);
-}
-
 int run_recipe_cp(Context& context) {
   const std::string& name = context.args.word(0, "RECIPE");
   const std::string& to = context.args.word(1, "FILE");

@@ -41,8 +41,7 @@ std::string pipeline_text(const config::Config& config) {
 int run_show(Context& context) {
   const Arguments& args = context.args;
   const std::string& recipe = args.word(0, "RECIPE");
-  static constexpr std::string_view kFormats[] = {"yaml", "json"};
-  const std::string format = args.choice("format", kFormats, "yaml");
+  const std::string format = args.value("format").value_or("yaml");
   if (args.count("origin") + args.count("minimal") + args.count("format") + args.count("json") +
           args.count("schedule") + args.count("grid") + args.count("step") >
       1)
@@ -113,7 +112,7 @@ const Verb kShow = {
     .options = {{"origin", 0, "",
                  "each leaf with its origin: file:line:col, preset, <cli>:n, derived: formula"},
                 {"minimal", 0, "", "the shortest recipe that resolves to the same"},
-                {"format", 0, "FORM", "yaml (default) or json: plain nested values"},
+                {"format", 0, "FORM", "yaml (default) or json: plain nested values", "", "yaml json"},
                 {"schedule", 0, "",
                  "the pipeline's schedule: its bubble, what each rank holds, and a picture"},
                 {"step", 0, "",

@@ -18,9 +18,6 @@ namespace capstan::cli {
 
 namespace {
 
-constexpr std::string_view kPreTokenizers[] = {"gpt2", "llama3", "qwen2"};
-constexpr std::string_view kDocuments[] = {"auto", "blank-line", "separator", "file"};
-
 int workers(const Arguments& args) {
   return static_cast<int>(args.integer("workers", 0, 1024).value_or(0));
 }
@@ -65,7 +62,7 @@ int run_tokenizer_train(Context& context) {
   options.vocab_size = args.integer("vocab-size", 257, 1 << 30).value_or(0);
   if (options.vocab_size == 0) args.required("vocab-size");
   options.min_frequency = args.integer("min-frequency", 1).value_or(2);
-  options.pre_tokenizer = data::pre_tokenizer_by_name(args.choice("pre-tokenizer", kPreTokenizers, "gpt2"));
+  options.pre_tokenizer = data::pre_tokenizer_by_name(args.value("pre-tokenizer").value_or("gpt2"));
   if (args.has("special")) {
     options.special_tokens.clear();
     for (std::string_view token : split(*args.value("special"), ','))
@@ -74,7 +71,7 @@ int run_tokenizer_train(Context& context) {
   const std::filesystem::path output = args.required("output");
 
   data::RecordOptions records;
-  const std::string how = args.choice("documents", kDocuments, args.has("separator") ? "separator" : "auto");
+  const std::string how = args.value("documents").value_or(args.has("separator") ? "separator" : "auto");
   using data::TextSplit;
   // For learning a vocabulary a file is one long text unless it says otherwise.
   records.split = how == "blank-line"  ? TextSplit::blank_line
@@ -136,7 +133,7 @@ const Verb kTokenizerTrain = {
                   "documents between lines of `%`"}},
     .options = {{"vocab-size", 0, "N", "entries in all: special tokens, 256 bytes, merges"},
                 {"output", 'o', "FILE", "the tokenizer.json to write; Hugging Face tokenizers loads it"},
-                {"pre-tokenizer", 0, "NAME", "gpt2 (default), llama3 or qwen2"},
+                {"pre-tokenizer", 0, "NAME", "gpt2 (default), llama3 or qwen2", "", "gpt2 llama3 qwen2"},
                 {"min-frequency", 0, "N", "pairs that are rarer are not merged; default 2"},
                 {"special", 0, "TOKEN,…", "special tokens, the first ids; default <|endoftext|>"},
                 {"documents", 0, "HOW",

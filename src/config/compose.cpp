@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/utf8.hpp"
 #include "config/composer.hpp"
 #include "config/convert.hpp"
 
@@ -19,8 +20,9 @@ std::string shortened(std::string_view text) {
   return out + (text.size() > 80 ? "..." : "");
 }
 
-Composer::Composer(const Schema& schema, const Library& library, const Request& request)
-    : schema_(schema), library_(library), request_(request) {
+Composer::Composer(const Schema& schema, const Library& library, const Request& request,
+                   const std::string* text)
+    : schema_(schema), library_(library), request_(request), text_(text) {
   out_.choices.resize(schema.sections().size());
   out_.preset_of.resize(schema.sections().size());
   for (const FieldInfo* field : schema.fields())
@@ -112,6 +114,12 @@ std::optional<Composer::Target> Composer::find(const ParsedPath& path) {
     auto& lint = error("C0602", "`" + spelling + "` is now called `" + field->path + "`", path.place);
     lint.level = Level::warning;
     lint.name = "deprecated_key";
+    lint.path = field->path;
+    // The key alone, or the whole path, can be written anew where it stands.
+    const bool whole = path.place.length == static_cast<int>(count_code_points(spelling));
+    if (whole || (section && section->name == field->section &&
+                  path.place.length == static_cast<int>(count_code_points(segments[1].name))))
+      lint.replace(path.place, whole ? field->path : field->name);
   } else if (!field->deprecated.empty()) {
     auto& lint = error("C0602", "`" + field->path + "` is deprecated: " + field->deprecated, path.place);
     lint.level = Level::warning;

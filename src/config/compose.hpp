@@ -23,6 +23,7 @@ struct Request {
   // Leaves, or whole sections, as if the recipe and what it extends did not set them; -f files and overrides may.
   std::vector<std::string> unset;
   std::optional<int64_t> now;  // seconds since 1970 for ${now:…}; tests and resumed runs fix it
+  std::string directory;  // absolute: what paths in overrides are relative to; empty: the current directory
 };
 
 // One file, preset or command line. Later layers win over earlier ones of the same or a lower rank.

@@ -117,8 +117,11 @@ void Composer::read_recipe() {
     origin.root = current_directory_;
     out_.recipe_name = "stdin";
   } else if (is_path(name)) {
-    source =
-        add_source(Source::Kind::file, name, read_file(name, TreeLimits::kFileBytes), directory_of(name));
+    if (name.find("://") != std::string::npos)
+      fail(ErrorCode::usage, "`" + shortened(name) + "` is an address, and recipes are read from files",
+           "download the file and give its path");
+    source = add_source(Source::Kind::file, name, text_ ? *text_ : read_file(name, TreeLimits::kFileBytes),
+                        directory_of(name));
     origin.root = out_.sources.back().directory;
     out_.recipe_name = fs::path(name).stem().string();
     identity = canonical(name);
@@ -130,12 +133,13 @@ void Composer::read_recipe() {
       std::string help;
       for (const auto& near : near_matches(name, names))
         help += (help.empty() ? "did you mean `" : ", `") + near + "`";
+      if (!help.empty()) help += "?";
       std::error_code ignored;
       if (fs::exists(name, ignored)) help = "to use the file of that name write `./" + name + "`";
       fail(ErrorCode::not_found, "there is no recipe named `" + shortened(name) + "`",
            help.empty() ? "`capstan recipe ls` lists them; a file is given by a path that contains `/` or "
                           "ends in .yaml"
-                        : help + "?");
+                        : help);
     }
     source = add_found(*found);
     if (!found->file.empty()) origin.root = out_.sources.back().directory;

@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <utility>
 
 #include "config/composer.hpp"
@@ -12,7 +13,8 @@ void Composer::read_overrides() {
     for (const char c : given.text) text += c == '\n' || c == '\r' ? ' ' : c;
     text += '\n';
   }
-  Source cli{Source::Kind::cli, "<cli>", std::move(text), current_directory_};
+  Source cli{Source::Kind::cli, "<cli>", std::move(text),
+             request_.directory.empty() ? current_directory_ : request_.directory};
   out_.sources.push_back(std::move(cli));
   const int source = static_cast<int>(out_.sources.size()) - 1;
   std::vector<ParsedOverride> parsed;
@@ -41,21 +43,22 @@ void Composer::read_overrides() {
 
 void Composer::include_override(const ParsedOverride& one) {
   if (!budget(one.place)) return;
+  const std::string file = (std::filesystem::path(request_.directory) / one.file).string();
   if (one.path.segments.empty()) {
-    const auto source = read_named(one.file, one.file, one.place);
+    const auto source = read_named(file, one.file, one.place);
     if (!source) return;
-    const Origin origin{directory_of(one.file), Layer::Rank::file};
-    std::vector<std::pair<std::string, Place>> ring{{canonical(one.file), one.place}};
+    const Origin origin{directory_of(file), Layer::Rank::file};
+    std::vector<std::pair<std::string, Place>> ring{{canonical(file), one.place}};
     if (auto tree = parse(*source)) read_tree(*tree, *source, origin, ring);
     return;
   }
   const auto target = find(one.path);
   if (!target) return;
-  const auto source = read_named(one.file, one.file, one.value_place);
+  const auto source = read_named(file, one.file, one.value_place);
   if (!source) return;
   auto tree = parse(*source);
   if (!tree) return;
-  const Origin origin{directory_of(one.file), Layer::Rank::file};
+  const Origin origin{directory_of(file), Layer::Rank::file};
   out_.layers.push_back({Layer::Rank::file, {}});
   layer_ = out_.layers.size() - 1;
   origin_ = &origin;

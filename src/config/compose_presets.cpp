@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/text.hpp"
+#include "base/utf8.hpp"
 #include "config/composer.hpp"
 
 namespace capstan::config {
@@ -59,9 +60,12 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   std::vector<std::string> names;
   for (const auto& entry : library_.presets(section.name)) names.push_back(entry.name);
   const size_t colon = value.text.find(':');
-  if (colon != std::string::npos && schema_.find_spelling(section.name + "." + value.text.substr(0, colon))) {
-    error("C0002", "missing space after `:`", value.place)
-        .help("write `" + value.text.substr(0, colon) + ": " + value.text.substr(colon + 1) + "`");
+  if (colon != std::string::npos && colon > 0) {  // no name of a preset has one
+    const std::string right = value.text.substr(0, colon) + ": " + value.text.substr(colon + 1);
+    auto& problem = error("C0002", "missing space after `:`", value.place);
+    problem.help("write `" + shortened(right) + "`");
+    if (!value.quoted && value.place.length == static_cast<int>(count_code_points(value.text)))
+      problem.replace(value.place, right);
     return false;
   }
   auto& problem = error("C0505", "`" + section.name + "` has no preset named `" + shortened(value.text) + "`",
@@ -74,6 +78,7 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   }
   const auto near = near_matches(value.text, names);
   for (const auto& name : near) problem.help("a preset with a similar name exists: `" + name + "`");
+  if (near.size() == 1) problem.replace(value.place, near[0]);
   if (near.empty() && !names.empty()) {
     std::string all;
     for (size_t i = 0; i < names.size() && i < 6; ++i) all += (i ? ", " : "") + names[i];

@@ -26,7 +26,9 @@ std::string shortened(std::string_view text);  // at most 80 bytes on one line, 
 
 class Composer {
  public:
-  Composer(const Schema& schema, const Library& library, const Request& request);
+  // text: of the recipe, instead of what its file holds.
+  Composer(const Schema& schema, const Library& library, const Request& request,
+           const std::string* text = nullptr);
   Composition run();
 
  private:
@@ -104,6 +106,7 @@ class Composer {
   const Schema& schema_;
   const Library& library_;
   const Request& request_;
+  const std::string* text_;
   Composition out_;
   std::string current_directory_;
   std::set<std::string> alias_prefixes_;  // `parallel` of `parallel.tp`

@@ -212,8 +212,9 @@ class Converter {
       if (!field) {
         auto& problem = error("C0102", "unknown key `" + path + "." + shown(node.keys[i]) + "`", node);
         problem.place = node.key_places[i];
-        for (const auto& near : near_matches(node.keys[i], names))
-          problem.help("a field with a similar name exists: `" + near + "`");
+        const auto near = near_matches(node.keys[i], names);
+        for (const auto& name : near) problem.help("a field with a similar name exists: `" + name + "`");
+        if (near.size() == 1) problem.replace(node.key_places[i], near[0]);
         good = false;
         continue;
       }
@@ -241,7 +242,10 @@ class Converter {
     error("C0201",
           "`" + shown(node.text) + "` is not " + (list ? "a list" : "one value") + " for `" + path + "`",
           node,
-          "use `[" + shown(node.text) + "]` for a list" + (cli ? ", or start a run for each value" : ""));
+          (list ? "use `[" + shown(node.text) + "]` for a list" : std::string()) + (list && cli ? "; " : "") +
+              (cli ? "for a trial of each value: `capstan sweep plan RECIPE " + path + "=" +
+                         shown(node.text) + "`"
+                   : ""));
   }
 
   // Python's None is a text here, and a directory of that name is nobody's wish.
@@ -316,6 +320,7 @@ class Converter {
                 "`" + shown(text) + "` " + (problem.message.empty() ? "is not a value" : problem.message) +
                     " (`" + path + "` takes " + type_text(type, field_) + ")",
                 node, problem.help);
+      if (!problem.replacement.empty()) reported.replace(node.place, problem.replacement);
       if (problem.warning) {
         reported.level = Level::warning;
         reported.name = "underflow";
@@ -335,12 +340,16 @@ class Converter {
     static constexpr std::string_view yes[] = {"yes", "on", "y", "1", "enable", "enabled"};
     static constexpr std::string_view no[] = {"no", "off", "n", "0", "disable", "disabled"};
     std::string help = "write true or false";
+    std::string meant;
     for (const auto candidate : yes)
-      if (word == candidate) help = "write true";
+      if (word == candidate) meant = "true";
     for (const auto candidate : no)
-      if (word == candidate) help = "write false";
-    error("C0201", "`" + shown(node.text) + "` is not a boolean (`" + path + "` takes true or false)", node,
-          help);
+      if (word == candidate) meant = "false";
+    if (!meant.empty()) help = "write " + meant;
+    auto& problem =
+        error("C0201", "`" + shown(node.text) + "` is not a boolean (`" + path + "` takes true or false)",
+              node, help);
+    if (!meant.empty()) problem.replace(node.place, meant);
     return std::nullopt;
   }
 
@@ -358,8 +367,9 @@ class Converter {
       problem.help("names are case-sensitive: write `" + candidate + "`").replace(node.place, candidate);
       return std::nullopt;
     }
-    const auto near = near_matches(node.text, candidates, 1);
+    const auto near = near_matches(node.text, candidates, 2);
     if (!near.empty()) problem.help("did you mean `" + near[0] + "`?").replace(node.place, near[0]);
+    if (near.size() > 1) problem.suggestions.back().machine_applicable = false;
     std::string all;
     for (size_t i = 0; i < names.size() && i < 12; ++i) all += (i ? ", " : "") + names[i];
     if (names.size() > 12) all += ", and others: `capstan explain " + path + "`";

@@ -28,6 +28,7 @@ std::optional<Value> convert(const FieldInfo& field, const Node& node, const std
 struct TextProblem {
   std::string message, help;
   bool warning = false;
+  std::string replacement;  // where only one text can have been meant
 };
 std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form, TextProblem& problem);
 std::optional<double> real_from_text(std::string_view text, const FieldInfo& field, TextProblem& problem);

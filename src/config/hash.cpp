@@ -17,13 +17,20 @@ static void make_absolute(Value& value) {
 }
 
 std::string canonical_form(const Schema& schema, const void* root, HashScope scope) {
+  return canonical_form(schema, root, [&](const FieldInfo& field) {
+    return scope == HashScope::full || field.effect == Effect::math;
+  });
+}
+
+std::string canonical_form(const Schema& schema, const void* root,
+                           FunctionRef<bool(const FieldInfo&)> counts) {
   std::vector<const FieldInfo*> fields = schema.fields();
   std::sort(fields.begin(), fields.end(),
             [](const FieldInfo* a, const FieldInfo* b) { return a->path < b->path; });
   std::string out;
   for (const FieldInfo* field : fields) {
     if (field->type->kind == Type::Kind::secret || field->section.empty()) continue;
-    if (scope == HashScope::math && field->effect != Effect::math) continue;
+    if (!counts(*field)) continue;
     if (!schema.sections()[field->section_index].at(root)) continue;
     Value value = schema.load(root, *field);
     make_absolute(value);
@@ -33,7 +40,10 @@ std::string canonical_form(const Schema& schema, const void* root, HashScope sco
 }
 
 std::string config_hash(const Schema& schema, const void* root, HashScope scope) {
-  const std::string text = canonical_form(schema, root, scope);
+  return hash_of(canonical_form(schema, root, scope));
+}
+
+std::string hash_of(std::string_view text) {
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   char digits[33];
   std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),

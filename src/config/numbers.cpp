@@ -138,7 +138,13 @@ const Suffix* find_suffix(const Suffix (&table)[N], std::string_view text) {
 }
 
 std::nullopt_t refuse(TextProblem& problem, std::string message, std::string help = {}) {
-  problem = {std::move(message), std::move(help), false};
+  problem = {std::move(message), std::move(help), false, {}};
+  return std::nullopt;
+}
+
+// There is one way to write what was meant.
+std::nullopt_t refuse_for(TextProblem& problem, std::string message, std::string right) {
+  problem = {std::move(message), "write " + right, false, right};
   return std::nullopt;
 }
 
@@ -179,11 +185,11 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
       return refuse(problem, "is not an integer");
     const int64_t number = text[0] == '-' ? -static_cast<int64_t>(value) : static_cast<int64_t>(value);
     if (form == NumberForm::hex && base == 16) return number;
-    return refuse(problem,
-                  base == 8   ? "is octal"
-                  : base == 2 ? "is binary"
-                              : "is hexadecimal",
-                  "write " + std::to_string(number));
+    return refuse_for(problem,
+                      base == 8   ? "is octal"
+                      : base == 2 ? "is binary"
+                                  : "is hexadecimal",
+                      std::to_string(number));
   }
   const auto number = read_decimal(text);
   if (!number) {
@@ -192,7 +198,7 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
     return refuse(problem, "is not an integer");
   }
   if (number->leading_zero && number->pure && number->rest.empty())
-    return refuse(problem, "has a leading zero", "write " + without_leading_zeros(text));
+    return refuse_for(problem, "has a leading zero", without_leading_zeros(text));
   int64_t factor = 1;
   if (!number->rest.empty()) {
     const std::string_view rest = number->rest;
@@ -215,7 +221,7 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
                       "suffixes are k M B G T and Ki Mi Gi Ti");
       if (rest == "%") return refuse(problem, "is a percentage in an integer field");
       if (rest.front() == ' ' && find_suffix(kCounts, trim(rest)))
-        return refuse(problem, "has a blank before its suffix", "write " + head + std::string(trim(rest)));
+        return refuse_for(problem, "has a blank before its suffix", head + std::string(trim(rest)));
       return refuse(problem, "is not an integer");
     }
     if (form == NumberForm::tokens) {
@@ -272,7 +278,7 @@ std::optional<double> real_from_text(std::string_view text, const FieldInfo& fie
     return refuse(problem, "is not a number");
   }
   if (number->leading_zero && number->pure && number->rest.empty())
-    return refuse(problem, "has a leading zero", "write " + without_leading_zeros(text));
+    return refuse_for(problem, "has a leading zero", without_leading_zeros(text));
   std::string digits;
   for (const char c : text.substr(0, text.size() - number->rest.size()))
     if (c != '_' && c != '+') digits += c;
@@ -283,16 +289,17 @@ std::optional<double> real_from_text(std::string_view text, const FieldInfo& fie
       digits += "e-2";
     } else if (number->rest == "%") {
       const auto value = parse_double(digits + (exponent ? "" : "e-2"));
-      return refuse(problem, "is a percentage",
-                    value && !exponent ? "write " + to_text(*value) : "write a plain number");
+      if (value && !exponent) return refuse_for(problem, "is a percentage", to_text(*value));
+      return refuse(problem, "is a percentage", "write a plain number");
     } else if (suffix && field.form == NumberForm::count) {
       const auto value = parse_double(digits);
       if (!value) return refuse(problem, "is not a number");
       return *value * static_cast<double>(suffix->factor);
     } else if (suffix) {
       const auto value = parse_double(digits);
-      return refuse(problem, "has a suffix, and this field takes none",
-                    value ? "write " + to_text(*value * static_cast<double>(suffix->factor)) : "");
+      if (!value) return refuse(problem, "has a suffix, and this field takes none");
+      return refuse_for(problem, "has a suffix, and this field takes none",
+                        to_text(*value * static_cast<double>(suffix->factor)));
     } else if (number->rest.front() == ',') {
       return refuse(problem, "is not a number", "the decimal mark is a point: 1.5");
     } else {
@@ -318,7 +325,7 @@ std::optional<int64_t> bytes_from_text(std::string_view text, TextProblem& probl
   if (!number) return refuse(problem, "is not a number of bytes", "write for instance 512MiB or 4GB");
   const std::string head(text.substr(0, text.size() - number->rest.size()));
   if (number->leading_zero && number->pure && number->rest.empty())
-    return refuse(problem, "has a leading zero", "write " + without_leading_zeros(text));
+    return refuse_for(problem, "has a leading zero", without_leading_zeros(text));
   int64_t factor = 1;
   if (!number->rest.empty()) {
     const Suffix* suffix = find_suffix(kByteUnits, number->rest);
@@ -358,7 +365,7 @@ std::optional<double> duration_from_text(std::string_view text, std::string_view
       clock += std::string(parts[i]) + units[i];
       if (i + 1 < 3) minutes += std::string(parts[i]) + units[i + 1];
     }
-    if (parts.size() == 3) return refuse(problem, "is not a duration", "write " + clock);
+    if (parts.size() == 3) return refuse_for(problem, "is not a duration", clock);
     if (parts.size() == 2) return refuse(problem, "is not a duration", "write " + clock + " or " + minutes);
     return refuse(problem, "is not a duration");
   }

@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "config/composer.hpp"
 #include "config/convert.hpp"
+#include "config/edit.hpp"
 #include "config/emit.hpp"
 #include "config/hash.hpp"
 #include "config/interpolate.hpp"
@@ -23,8 +25,12 @@ constexpr size_t kSettled = static_cast<size_t>(-1);
 
 class Resolver {
  public:
-  Resolver(const Schema& schema, const Library& library, void* root, const Request& request)
-      : schema_(schema), root_(root), request_(request), composed_(compose(schema, library, request)) {
+  Resolver(const Schema& schema, const Library& library, void* root, const Request& request,
+           const std::string* text = nullptr)
+      : schema_(schema),
+        root_(root),
+        request_(request),
+        composed_(Composer(schema, library, request, text).run()) {
     now_ = request.now ? *request.now : static_cast<int64_t>(std::time(nullptr));
     out_.recipe_name = composed_.recipe_name;
     leaves_.resize(schema.fields().size());
@@ -658,6 +664,11 @@ void Resolved::require_ok() const {
 
 Resolved resolve_into(const Schema& schema, const Library& library, void* root, const Request& request) {
   return Resolver(schema, library, root, request).run();
+}
+
+Resolved resolve_text_into(const Schema& schema, const Library& library, void* root, const Request& request,
+                           const std::string& text) {
+  return Resolver(schema, library, root, request, &text).run();
 }
 
 const Schema& schema() {

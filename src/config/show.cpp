@@ -289,15 +289,15 @@ std::string render_diff(const std::vector<Change>& changes) {
   const auto title = [](Effect effect) {
     switch (effect) {
       case Effect::math:
-        return "math: changes the numbers of the training run";
+        return "numerics (math): the numbers of the training run";
       case Effect::perf:
-        return "perf: changes its speed";
+        return "speed (perf): how fast it runs";
       case Effect::memory:
-        return "memory: changes what it needs";
+        return "memory: what it needs";
       case Effect::io:
-        return "io: changes the files read and written";
+        return "output (io): the files read and written";
       case Effect::log:
-        return "log: changes what is reported";
+        return "output (log): what is reported";
     }
     return "";
   };

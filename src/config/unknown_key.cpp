@@ -23,6 +23,14 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
   const auto offer = [&](std::string text, const std::string& replacement) {
     if (offered++ < 3) diagnostic.help(std::move(text));
     if (offered == 1 && !replacement.empty()) diagnostic.replace(place, replacement);
+    if (offered > 1) {  // which of them is meant, only the writer knows
+      for (auto& suggestion : diagnostic.suggestions) suggestion.machine_applicable = false;
+      diagnostic.path.clear();
+    }
+  };
+  const auto offer_field = [&](std::string text, const FieldInfo& field) {
+    if (offered == 0) diagnostic.path = field.path;
+    offer(std::move(text), field.section == section ? field.name : "");
   };
   if (section.empty() && (key == "extends" || key == "schema" || key == "unset")) {
     diagnostic.label = "a line of a recipe file, not a field";
@@ -35,15 +43,15 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
   // The same name in another section, or the name that another tool gives it.
   for (const FieldInfo* field : schema.fields())
     if (field->name == key && field->section != section)
-      offer("a field with that name exists: `" + field->path + "`", "");
+      offer_field("a field with that name exists: `" + field->path + "`", *field);
   const bool exact = offered > 0;  // then other names for it in other sections are noise
   for (const FieldInfo* field : schema.fields()) {
     if (field->name == key || (exact && field->section != section)) continue;
     if (std::find(field->known_as.begin(), field->known_as.end(), key) != field->known_as.end())
-      offer("it is called `" + field->path + "` here", field->section == section ? field->name : "");
+      offer_field("it is called `" + field->path + "` here", *field);
     else if (field->section != section &&
              std::find(field->aliases.begin(), field->aliases.end(), key) != field->aliases.end())
-      offer("a field with that name exists: `" + field->path + "`", "");
+      offer_field("a field with that name exists: `" + field->path + "`", *field);
   }
   if (offered == 0 && known) {
     std::vector<std::string> names;

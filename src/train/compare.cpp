@@ -125,19 +125,33 @@ void compare_checkpoints(const fs::path& a, const fs::path& b, Comparison& resul
 }
 
 void compare_recipes(const fs::path& a, const fs::path& b, Comparison& result) {
-  const auto resolved = [](const fs::path& run) {
+  const auto resolved = [](const fs::path& stored) {
     config::Request request;
-    request.recipe = fs::absolute(run / "recipe.yaml").string();
+    request.recipe = stored_recipe(stored).string();
     return config::resolve(request);
   };
-  const config::Resolution first = resolved(a), second = resolved(b);
-  if (!first.ok() || !second.ok()) return;  // of another version: the numbers are compared all the same
-  for (const config::Change& change : config::diff(first, second))
-    result.recipe.push_back(
-        {change.path, change.before, change.after, std::string(config::effect_name(change.effect))});
+  try {
+    const config::Resolution first = resolved(a), second = resolved(b);
+    // One of another version: the numbers are compared all the same.
+    if (first.ok() && second.ok()) result.recipe = config::diff(first, second);
+  } catch (const Error& error) {
+    result.not_compared.push_back("recipe: " + error.message());
+  }
 }
 
 }  // namespace
+
+bool is_stored(const fs::path& path) {
+  std::error_code ignored;
+  return records::is_run(path) || fs::exists(path / checkpoint::kManifestFile, ignored) ||
+         (fs::is_directory(path, ignored) && !checkpoint::list_checkpoints(path).empty());
+}
+
+fs::path stored_recipe(const fs::path& path) {
+  std::error_code ignored;
+  const bool itself = records::is_run(path) || fs::exists(path / checkpoint::kManifestFile, ignored);
+  return fs::absolute((itself ? path : checkpoint::resolve_checkpoint(path).path) / checkpoint::kRecipeFile);
+}
 
 Comparison compare(const fs::path& a, const fs::path& b) {
   Comparison result;
@@ -148,6 +162,7 @@ Comparison compare(const fs::path& a, const fs::path& b) {
     return result;
   }
   const auto first = checkpoint::resolve_checkpoint(a), second = checkpoint::resolve_checkpoint(b);
+  compare_recipes(records::is_run(a) ? a : first.path, records::is_run(b) ? b : second.path, result);
   result.checkpoints = 1;
   result.tensors = compare_tensors(first.path, second.path);
   if (!result.tensors.empty()) result.checkpoint_step = first.step;

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "config/show.hpp"
+
 namespace capstan::train {
 
 struct NumberDifference {  // of a logged step
@@ -24,13 +26,8 @@ struct TensorDifference {
   double largest = 0;   // absolute difference
 };
 
-struct RecipeDifference {
-  std::string path, a, b;
-  std::string effect;  // "math", "perf", "memory", "io", "log"
-};
-
 struct Comparison {
-  std::vector<RecipeDifference> recipe;
+  std::vector<config::Change> recipe;
   int64_t steps = 0;               // logged by both
   int64_t only_a = 0, only_b = 0;  // logged by one of them
   std::vector<std::string>
@@ -41,6 +38,11 @@ struct Comparison {
   std::vector<TensorDifference> tensors;   // of that one, in the order of their names
   bool same_numbers() const { return !first_number && !checkpoint_step; }
 };
+
+// A run, a checkpoint or a directory of checkpoints; anything else names a recipe, if it names anything.
+bool is_stored(const std::filesystem::path& path);
+// The resolved recipe that a run or a checkpoint keeps. Throws ErrorCode::not_found and ::format.
+std::filesystem::path stored_recipe(const std::filesystem::path& path);
 
 // a, b: run directories, or checkpoints. Losses, gradient norms and the like are compared bit by bit, times are not.
 // Throws ErrorCode::not_found and ::format.

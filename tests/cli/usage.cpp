@@ -15,6 +15,8 @@ static const std::vector<std::vector<std::string>> kVerbs = {{"train"},
                                                              {"recipe", "ls"},
                                                              {"recipe", "cp"},
                                                              {"recipe", "new"},
+                                                             {"recipe", "fix"},
+                                                             {"recipe", "trim"},
                                                              {"data", "prepare"},
                                                              {"data", "inspect"},
                                                              {"tokenizer", "train"},
@@ -25,6 +27,7 @@ static const std::vector<std::vector<std::string>> kVerbs = {{"train"},
                                                              {"bench"},
                                                              {"runs", "ls"},
                                                              {"runs", "show"},
+                                                             {"completion"},
                                                              {"help"},
                                                              {"version"}};
 
@@ -72,8 +75,8 @@ TEST_CASE("help lists every verb and topic, and shows the pages of docs/") {
   const Finished all = run({"help"});
   CHECK(all.code == 0);
   for (const auto& verb : kVerbs) CHECK(contains(all.out, "  " + verb.front()));
-  for (const char* topic :
-       {"overrides", "units", "exit-codes", "environment", "files", "recipes", "checkpoints", "data"}) {
+  for (const char* topic : {"overrides", "units", "exit-codes", "environment", "files", "recipes",
+                            "checkpoints", "data", "sweeps"}) {
     CHECK(contains(all.out, topic));
     if (std::string(topic) == "data") continue;  // a group of verbs too
     const Finished page = run({"help", topic});
@@ -135,10 +138,11 @@ TEST_CASE("what a shell and other tools make of an override is told how to write
   const Case cases[] = {
       {{"check", "quickstart", "--model.num_layers=4"}, "write `model.num_layers=4`"},
       {{"check", "quickstart", "--model.num_layers", "4"}, "write `model.num_layers=4`"},
-      {{"check", "quickstart", "model.num_layers", "=", "4"}, "`model.num_layers=value`"},
+      {{"check", "quickstart", "model.num_layers", "=", "4"}, "write `model.num_layers=4`"},
       {{"check", "quickstart", "model.num_layers=", "4"}, "4"},
       {{"check", "quickstart", "\u201cmodel.num_layers=4\u201d"}, "straight quotes"},
-      {{"check", "quickstart", "model.num_layers"}, "section.field=value"},
+      {{"check", "quickstart", "model.num_layers"}, "write `model.num_layers=VALUE`"},
+      {{"check", "quickstart", "num_layers"}, "section.field=value"},
       {{"check", "quickstart", CAPSTAN_SOURCE_DIR "/recipes/quickstart.yaml"}, "`@"},
       {{"check", "quickstart", "model.num_layer=4"}, "num_layers"},
       {{"runs", "ls", "--model.num_layers=4"}, "takes none"},

@@ -138,7 +138,8 @@ TEST_CASE("integers") {
                          {"train.iters", "nan", "C0201"},
                          {"train.iters", "inf", "C0201"}})
     check(row);
-  CHECK(on_cli("train.iters", "1,5").find("use `[1,5]` for a list, or start a run for each value") !=
+  CHECK(on_cli("train.iters", "1,5")
+            .find("for a trial of each value: `capstan sweep plan RECIPE train.iters=1,5`") !=
         std::string::npos);
   CHECK(in_file("train.iters", "1,000").find("grouped with `_`") != std::string::npos);
 }

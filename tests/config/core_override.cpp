@@ -94,7 +94,7 @@ TEST_CASE("mistakes with a message of their own") {
   const Row rows[] = {
       {{"train.iters=1,2"},
        "`1,2` is not one value for `train.iters`",
-       "use `[1,2]` for a list, or start a run for each value"},
+       "for a trial of each value: `capstan sweep plan RECIPE train.iters=1,2`"},
       {{"--model.num_heads", "4"}, "`--model.num_heads` is not a flag", "write `model.num_heads=4`"},
       {{"--model.num_heads=4"}, "`--model.num_heads=4` is not a flag", "write `model.num_heads=4`"},
       {{"optimizer.lr", "=", "1"}, "blank around `=`", "without blanks"},

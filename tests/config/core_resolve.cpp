@@ -153,7 +153,7 @@ TEST_CASE("schema line, unset, dotted keys, append in files") {
   CHECK(w.text("unset: nope.x\n").codes() == "C0102");
   CHECK(w.text("train:\n").says("the section `train` has no value"));
   CHECK(w.text("train: [1]\n").codes() == "C0206");
-  CHECK(w.text("train: lr:1\n").codes() == "C0505");
+  CHECK(w.text("train: lr:1\n").codes() == "C0002");
   CHECK(w.text("train: iters:1\n").says("missing space after `:`"));
 }
 

@@ -181,7 +181,7 @@ TEST_CASE("diff groups by effect") {
   CHECK(changes[0].after == "0.25");
   CHECK(changes[1].before.empty());
   const std::string text = render_diff(changes);
-  CHECK(text.find("math: ") == 0);
+  CHECK(text.find("numerics (math): ") == 0);
   CHECK(text.find("    + 2  (<cli>:1)") != std::string::npos);
   CHECK(diff(test_schema(), &a.config, a, &a.config, a).empty());
 }

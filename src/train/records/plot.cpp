@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "train/records/curve.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/run_list.hpp"
 
@@ -15,9 +16,6 @@ namespace capstan::records {
 
 namespace {
 
-struct Point {
-  double x, y;
-};
 struct Curve {
   std::string run;
   size_t color = 0;
@@ -33,6 +31,7 @@ struct Chart {
 
 constexpr std::array kColors{"#3366cc", "#dc3912", "#109618", "#ff9900", "#990099",
                              "#0099c6", "#dd4477", "#66aa00", "#b82e2e", "#316395"};
+constexpr size_t kMostPoints = 1500;  // of a curve
 constexpr double kWidth = 720, kHeight = 260, kLeft = 64, kRight = 12, kTop = 10, kBottom = 32;
 
 std::string number(double value) {
@@ -45,37 +44,6 @@ std::string coordinate(double value) {
   std::array<char, 32> text;
   std::snprintf(text.data(), text.size(), "%.1f", value);
   return text.data();
-}
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text)
-    if (c == '<')
-      out += "&lt;";
-    else if (c == '&')
-      out += "&amp;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
-  return out;
-}
-
-// Of each of `most / 2` intervals the lowest and the highest point, in order.
-std::vector<Point> thinned(const std::vector<Point>& points, size_t most = 1500) {
-  if (points.size() <= most) return points;
-  std::vector<Point> kept;
-  const size_t intervals = most / 2;
-  for (size_t i = 0; i < intervals; ++i) {
-    const auto begin = points.begin() + static_cast<std::ptrdiff_t>(i * points.size() / intervals);
-    const auto end = points.begin() + static_cast<std::ptrdiff_t>((i + 1) * points.size() / intervals);
-    auto [low, high] =
-        std::minmax_element(begin, end, [](const Point& a, const Point& b) { return a.y < b.y; });
-    if (low > high) std::swap(low, high);
-    kept.push_back(*low);
-    if (high != low) kept.push_back(*high);
-  }
-  return kept;
 }
 
 // Round numbers between low and high, about five.
@@ -132,12 +100,12 @@ std::string svg(const Chart& chart) {
       out += "<polyline stroke=\"" + color + "\"" + (curve.dashed ? " stroke-dasharray=\"5 3\"" : "") +
              " points=\"";
     if (curve.points.size() > 1) {
-      for (const Point& p : thinned(curve.points))
+      for (const Point& p : thinned(curve.points, kMostPoints))
         out += coordinate(px(p.x)) + "," + coordinate(py(shown(p.y))) + " ";
       out += "\">";
     }
-    out += "<title>" + escaped(curve.run) + (curve.dashed ? ", validation" : "") + ": " + number(last.y) +
-           " at step " + number(last.x) + "</title>" +
+    out += "<title>" + html_escaped(curve.run) + (curve.dashed ? ", validation" : "") + ": " +
+           number(last.y) + " at step " + number(last.x) + "</title>" +
            (curve.points.size() == 1 ? "</circle>\n" : "</polyline>\n");
   }
   return out + "</svg></section>\n";
@@ -176,10 +144,10 @@ std::string plot_html(std::span<const std::filesystem::path> runs) {
       });
     charts[0].curves.push_back(std::move(validation));
     legend += "<tr><td style=\"color:" + std::string(kColors[r % kColors.size()]) + "\">&#9632;</td><td>" +
-              escaped(name) + "</td><td>" + escaped(run.recipe) + "</td><td>" +
+              html_escaped(name) + "</td><td>" + html_escaped(run.recipe) + "</td><td>" +
               std::string(name_of(run.state)) + "</td><td>" + (run.step ? std::to_string(*run.step) : "-") +
               "</td><td>" + (run.last_loss ? number(*run.last_loss) : "-") + "</td><td>" +
-              escaped(run.started) + "</td></tr>\n";
+              html_escaped(run.started) + "</td></tr>\n";
   }
   std::string body;
   for (const Chart& chart : charts) body += svg(chart);

@@ -1,0 +1,440 @@
+#include "cli/complete.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/manifest.hpp"
+#include "cli/context.hpp"
+#include "cli/help.hpp"
+#include "config/convert.hpp"
+#include "config/emit.hpp"
+#include "config/library.hpp"
+#include "config/show.hpp"
+#include "train/records/run_list.hpp"
+
+namespace capstan::cli {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kMostFiles = 2'000;
+
+// A word that the usage line of a verb asks for: "RECIPE", or several that may stand there ("CHECKPOINT|RUN").
+struct Wanted {
+  std::vector<std::string_view> kinds;
+  bool optional = false;
+};
+
+// The bare words of a usage line; options and their arguments are in the option table.
+std::vector<Wanted> wanted_words(const Verb& verb) {
+  std::vector<Wanted> wanted;
+  bool skip = false, alternative = false;
+  for (std::string_view token : split(verb.usage, ' ')) {
+    if (token == "|") {
+      alternative = !skip;
+      skip = false;
+      continue;
+    }
+    const bool closes = token.ends_with(']');
+    const bool optional = token.starts_with('[') || closes;
+    while (token.starts_with('[')) token.remove_prefix(1);
+    while (token.ends_with(']')) token.remove_suffix(1);
+    if (token.ends_with("…")) token.remove_suffix(std::string_view("…").size());
+    if (token.starts_with('-')) {
+      skip = !closes;
+      continue;
+    }
+    const bool skipped = std::exchange(skip, false);
+    const bool is_word = !token.empty() && std::all_of(token.begin(), token.end(), [](char c) {
+      return (c >= 'A' && c <= 'Z') || c == '|' || c == ':' || c == 'h' || c == 'f';  // hf:DIR
+    });
+    if (skipped || !is_word) continue;
+    if (!alternative || wanted.empty()) wanted.push_back({{}, optional});
+    for (const auto kind : split(token, '|')) wanted.back().kinds.push_back(kind);
+    alternative = false;
+  }
+  return wanted;
+}
+
+class Completer {
+ public:
+  explicit Completer(std::string word) : word_(std::move(word)) {}
+
+  std::vector<Candidate> take() { return std::move(found_); }
+
+  void add(std::string text, std::string_view doc = {}) {
+    if (text.starts_with(word_) && seen_.insert(text).second)
+      found_.push_back({std::move(text), std::string(doc)});
+  }
+
+  void verbs(std::string_view group = {}) {
+    for (const Verb* verb : all_verbs()) {
+      const size_t blank = verb->name.find(' ');
+      if (!group.empty()) {
+        if (verb->name.substr(0, blank) == group && blank != std::string_view::npos)
+          add(std::string(verb->name.substr(blank + 1)), verb->purpose);
+      } else if (blank == std::string_view::npos) {
+        add(std::string(verb->name), verb->purpose);
+      } else {
+        const std::string_view name = verb->name.substr(0, blank);
+        add(std::string(name), group_purpose(name));
+      }
+    }
+  }
+
+  void options(const Verb* verb) {
+    const auto list = [&](std::span<const Option> options) {
+      for (const Option& option : options) add("--" + std::string(option.name), option.doc);
+    };
+    if (verb) list(verb->options);
+    if (verb && verb->overrides) list(override_options());
+    list(global_options());
+  }
+
+  // What stands after `prefix` in the word is of this kind.
+  void kind(std::string_view kind, const Verb* verb, const std::string& prefix = {}) {
+    if (kind == "RECIPE" || kind == "A" || kind == "B") {
+      if (!at_path(prefix))
+        for (const auto& entry : config::recipes()) add(prefix + entry.name, entry.description);
+      files(prefix, {".yaml", ".yml"});
+      if (kind != "RECIPE") runs(prefix);
+    } else if (kind == "RUN" || kind == "CHECKPOINT") {
+      runs(prefix);
+    } else if (kind == "hf:DIR") {
+      if (word_.starts_with(prefix + "hf:"))
+        files(prefix + "hf:", {}, true);
+      else
+        add(prefix + "hf:", "a Hugging Face model directory");
+    } else if (kind == "DIR" || kind == "SWEEP") {
+      files(prefix, {}, true);
+    } else if (kind == "FILE" || kind == "K,…") {
+      files(prefix);
+    } else if (kind == "PREFIX") {
+      files(prefix, {".idx"}, false, true);
+    } else if (kind == "SECTION") {
+      const bool presets = verb && verb->name == "recipe ls";
+      for (const auto& section : config::schema().sections())
+        if (!section.name.empty() && (!presets || !library_.presets(section.name).empty()))
+          add(prefix + section.name, section.doc);
+    } else if (kind == "PATH") {
+      paths(prefix, "");
+      if (verb && verb->name == "explain") subjects(prefix);
+    } else if (kind == "K") {
+      paths(prefix, "");
+    } else if (kind == "K=V") {
+      overrides();
+    } else if (kind == "VERB") {
+      verbs();
+    } else if (kind == "TOPIC") {
+      for (const Topic& topic : topics()) add(std::string(topic.name), topic.title);
+    } else if (kind == "SHELL") {
+      for (const char* shell : {"bash", "zsh", "fish"}) add(shell);
+    }
+  }
+
+  void value_of(const Option& option, const Verb* verb, const std::string& prefix) {
+    if (option.choices.empty()) return kind(option.argument, verb, prefix);
+    for (const auto choice : split(option.choices, ' ')) add(prefix + std::string(choice));
+  }
+
+  // `section.field=value` and its other forms.
+  void overrides() {
+    if (word_.starts_with('@')) return files("@", {".yaml", ".yml"});
+    const size_t sign = std::min(word_.find_first_not_of("~+"), word_.size());
+    const std::string prefix = word_.substr(0, sign);
+    const size_t equal = word_.find('=');
+    if (equal == std::string::npos) return paths(prefix, prefix == "~" ? "" : "=");
+    const bool append = equal > sign && word_[equal - 1] == '+';
+    values(word_.substr(sign, equal - sign - append), word_.substr(0, equal + 1));
+  }
+
+ private:
+  static std::string_view group_purpose(std::string_view group) { return purpose_of_group(group); }
+
+  // A name that could only be a file's.
+  bool at_path(const std::string& prefix) const {
+    return word_.size() > prefix.size() && word_.find('/', prefix.size()) != std::string::npos;
+  }
+
+  // Files and directories; `endings` empty: all. `bare`: without the ending.
+  void files(const std::string& prefix, const std::vector<std::string_view>& endings = {},
+             bool only_directories = false, bool bare = false) {
+    if (!word_.starts_with(prefix)) return;
+    const std::string typed = word_.substr(prefix.size());
+    const size_t slash = typed.rfind('/');
+    const std::string shown = slash == std::string::npos ? "" : typed.substr(0, slash + 1);
+    const std::string start = typed.substr(shown.size());
+    std::string directory = shown.empty() ? "." : shown;
+    if (directory.starts_with("~/"))
+      if (const char* home = std::getenv("HOME")) directory = home + directory.substr(1);
+    std::vector<Candidate> list;
+    std::error_code problem;
+    for (fs::directory_iterator it(directory, problem), end; !problem && it != end; it.increment(problem)) {
+      std::string name = it->path().filename().string();
+      if (!name.starts_with(start) || (name[0] == '.' && start.empty()) || list.size() >= kMostFiles)
+        continue;
+      if (name.find_first_of("\n\t") != std::string::npos) continue;  // no line of the answer can hold it
+      std::error_code ignored;
+      if (it->is_directory(ignored)) {
+        list.push_back({prefix + shown + name + "/", std::string(directory_doc(it->path()))});
+        continue;
+      }
+      const auto ending =
+          std::find_if(endings.begin(), endings.end(), [&](auto one) { return name.ends_with(one); });
+      if (only_directories || (!endings.empty() && ending == endings.end())) continue;
+      if (bare) name.resize(name.size() - ending->size());
+      list.push_back({prefix + shown + name, {}});
+    }
+    std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
+    for (auto& one : list) add(std::move(one.text), one.doc);
+  }
+
+  static std::string_view directory_doc(const fs::path& path) {
+    std::error_code ignored;
+    if (fs::exists(path / records::kRunFile, ignored)) return "a run";
+    if (fs::exists(path / checkpoint::kManifestFile, ignored)) return "a checkpoint";
+    return {};
+  }
+
+  // Those of ./runs at once, and any directory.
+  void runs(const std::string& prefix) {
+    std::vector<Candidate> list;
+    std::error_code problem;
+    if (!at_path(prefix))
+      for (fs::directory_iterator it("runs", problem), end; !problem && it != end; it.increment(problem)) {
+        if (list.size() >= kMostFiles || !records::is_run(it->path())) continue;
+        std::string doc;
+        try {
+          const records::RunFile run = records::read_run_file(it->path());
+          doc = run.state + ", " + run.recipe;
+        } catch (const Error&) {
+          doc = "a damaged run";
+        }
+        list.push_back({prefix + it->path().string(), doc});
+      }
+    std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
+    for (auto& one : list) add(std::move(one.text), one.doc);
+    files(prefix, {}, true);
+  }
+
+  static std::string field_doc(const config::FieldInfo& field) {
+    std::string text = field.doc + " (" + config::type_text(*field.type, field);
+    if (!field.unit.empty()) text += ", " + field.unit;
+    return text + ")";
+  }
+
+  void field(const std::string& spelling, const config::FieldInfo& field, const std::string& after) {
+    const bool alias = !spelling.ends_with(field.path);
+    add(spelling + after, (alias ? "= " + field.path + ": " : "") + field_doc(field));
+  }
+
+  // Sections first; the fields of one behind its dot. `after` follows a field: "=" or nothing.
+  void paths(const std::string& prefix, const std::string& after) {
+    const config::Schema& schema = config::schema();
+    const size_t dot = word_.find('.');
+    if (dot == std::string::npos) {
+      for (const auto& section : schema.sections()) {
+        if (section.name.empty()) {
+          for (const auto& one : section.fields) field(prefix + one.path, one, after);
+          continue;
+        }
+        add(prefix + section.name + ".", section.doc);
+        if (after.empty())
+          add(prefix + section.name, section.doc);
+        else if (section.optional || !library_.presets(section.name).empty())
+          add(prefix + section.name + after, "a preset of " + section.name);
+      }
+      return;
+    }
+    for (const auto* one : schema.fields())
+      if (one->deprecated.empty()) field(prefix + one->path, *one, after);
+    // Other spellings only for who knows them.
+    const bool known = !found_.empty();
+    for (const auto* one : schema.fields())
+      for (const auto& alias : one->aliases) {
+        const std::string spelling =
+            prefix + (alias.find('.') == std::string::npos ? one->section + "." + alias : alias);
+        if (!known || spelling == word_) field(spelling, *one, after);
+      }
+  }
+
+  void subjects(const std::string& prefix) {
+    if (word_.size() == prefix.size()) return;  // not among the sections
+    for (const auto& rule : config::schema().rules()) {
+      add(prefix + rule.code, rule.doc);
+      add(prefix + rule.name, rule.doc);
+    }
+    for (const auto& code : config::diagnostic_codes()) add(prefix + code.code, code.title);
+  }
+
+  // prefix: what stands before the value, "=" included.
+  void values(const std::string& path, const std::string& prefix) {
+    const config::Schema& schema = config::schema();
+    const config::SectionInfo* section = schema.find_section(path);
+    if (section && !section->name.empty()) {
+      if (word_.starts_with(prefix + "@")) return files(prefix + "@", {".yaml", ".yml"});
+      for (const auto& preset : library_.presets(path)) add(prefix + preset.name, preset.description);
+      if (section->optional) add(prefix + "null", "switched off");
+      return;
+    }
+    const config::FieldInfo* field = schema.find_spelling(path);
+    if (!field) return;
+    const config::Type* type = field->type;
+    std::string before = prefix;
+    if (type->kind == config::Type::Kind::list) {
+      const size_t item = word_.find_last_of("[,");
+      if (item != std::string::npos && item >= prefix.size())
+        before = word_.substr(0, item + 1);
+      else if (!field->scalar_ok && !prefix.ends_with("+="))
+        before += "[";
+      type = type->element;
+    }
+    const std::string standard = config::yaml_inline(*field->type, field->default_value);
+    const auto choice = [&](const std::string& value, std::string doc) {
+      if (value == standard && !field->required) doc += doc.empty() ? "default" : " (default)";
+      add(before + value, doc);
+    };
+    switch (type->kind) {
+      case config::Type::Kind::boolean:
+        choice("true", "");
+        choice("false", "");
+        break;
+      case config::Type::Kind::enumeration:
+        for (const auto& entry : type->names->entries)
+          choice(std::string(entry.name), std::string(entry.doc));
+        break;
+      case config::Type::Kind::integer:
+        for (const int64_t value : field->one_of) choice(std::to_string(value), field->unit);
+        break;
+      case config::Type::Kind::path:
+        files(before);
+        break;
+      default:
+        break;
+    }
+    if (field->type->optional && before == prefix)
+      choice("null", field->formula.empty() ? "unset" : "derived: " + field->formula);
+  }
+
+  std::string word_;
+  std::vector<Candidate> found_;
+  std::set<std::string> seen_;
+  config::Library library_ = config::Library::standard();
+};
+
+const Option* find_option(std::span<const Option> table, const std::string& word) {
+  for (const Option& option : table)
+    if (word == "--" + std::string(option.name) ||
+        (option.letter && word.size() == 2 && word[0] == '-' && word[1] == option.letter))
+      return &option;
+  return nullptr;
+}
+
+const Option* find_option(const Verb* verb, const std::string& word) {
+  const Option* option = verb ? find_option(verb->options, word) : nullptr;
+  if (!option && verb && verb->overrides) option = find_option(override_options(), word);
+  return option ? option : find_option(global_options(), word);
+}
+
+const Verb* find_verb(const std::string& name) {
+  for (const Verb* verb : all_verbs())
+    if (verb->name == name) return verb;
+  return nullptr;
+}
+
+}  // namespace
+
+std::vector<Candidate> complete(std::span<const std::string> words) {
+  if (words.empty()) return {};
+  Completer completer(words.back());
+  const std::string& word = words.back();
+
+  // What the words before it are: the verb, options with their arguments, plain words and overrides.
+  const Verb* verb = nullptr;
+  std::string group;
+  const Option* open = nullptr;  // an option that waits for its argument
+  bool only_words = false, changed = false, recipe = false;
+  size_t plain = 0;
+  for (const std::string& given : words.first(words.size() - 1)) {
+    if (open) {
+      recipe |= open->argument == "RECIPE";
+      open = nullptr;
+    } else if (given == "--") {
+      only_words = true;
+    } else if (!only_words && given.size() > 1 && given[0] == '-') {
+      const Option* option = find_option(verb, given);
+      if (option && !option->argument.empty()) open = option;
+      recipe |= given.starts_with("--recipe=");
+    } else if (!verb && group.empty()) {
+      verb = find_verb(given);
+      if (!verb && words_of_group(all_verbs(), given).empty()) return {};
+      if (!verb) group = given;
+    } else if (!verb) {
+      verb = find_verb(group + " " + given);
+      if (!verb) return {};
+    } else if (verb->overrides && is_override_word(given)) {
+      changed = true;
+    } else {
+      ++plain;
+    }
+  }
+
+  if (open) {
+    completer.value_of(*open, verb, "");
+    return completer.take();
+  }
+  if (!only_words && word.starts_with('-')) {
+    const size_t equal = word.find('=');
+    const Option* option = equal == std::string::npos ? nullptr : find_option(verb, word.substr(0, equal));
+    if (option && !option->argument.empty())
+      completer.value_of(*option, verb, word.substr(0, equal + 1));
+    else if (equal == std::string::npos)
+      completer.options(verb);
+    return completer.take();
+  }
+  if (!verb) {
+    completer.verbs(group);
+    return completer.take();
+  }
+
+  const std::vector<Wanted> wanted = wanted_words(*verb);
+  const bool repeats = verb->max_words == SIZE_MAX && !wanted.empty();
+  const size_t at = repeats ? std::min(plain, wanted.size() - 1) : plain;
+  bool path = false;
+  if (at < wanted.size() && (repeats || plain < verb->max_words) && !is_override_word(word))
+    for (const auto kind : wanted[at].kinds) {
+      if (changed && kind == "PATH") continue;  // words stand before the changes
+      path |= kind == "PATH";
+      completer.kind(kind, verb);
+    }
+  // `help data prepare`, and the second verb of a group.
+  if (verb->name == "help" && plain == 1) completer.verbs(words[words.size() - 2]);
+  size_t required = 0;
+  bool names_recipe = recipe;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!wanted[i].optional) required = i + 1;
+    for (const auto kind : wanted[i].kinds)
+      names_recipe |= i < plain && (kind == "RECIPE" || kind == "CHECKPOINT" || kind == "RUN");
+  }
+  if (verb->overrides && !path && plain >= required && names_recipe) completer.overrides();
+  return completer.take();
+}
+
+std::string candidates_text(std::span<const Candidate> candidates) {
+  std::string text;
+  for (const Candidate& one : candidates) {
+    std::string line = one.text + (one.doc.empty() ? "" : "\t" + one.doc);
+    for (char& c : line)
+      if (c == '\n') c = ' ';
+    text += line + "\n";
+  }
+  return text;
+}
+
+}  // namespace capstan::cli

@@ -1,0 +1,380 @@
+// An Axolotl YAML: fine-tuning of a model from a hub, its arguments flat at the top.
+#include "base/checked.hpp"
+#include "base/text.hpp"
+#include "import/format_readers.hpp"
+#include "import/known_models.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+constexpr std::string_view kKernels = "a choice of kernels; the numbers are the same";
+constexpr std::string_view kHub = "a model hub";
+constexpr std::string_view kService = "a service; metrics.jsonl and TensorBoard events are what a run writes";
+constexpr std::string_view kDialogues =
+    "dialogues and instructions; `capstan data prepare` turns plain text into a dataset";
+constexpr std::string_view kSamples = "samples are full sequences";
+constexpr std::string_view kPreparation = "how another library prepares its data";
+constexpr std::string_view kHubClass = "a class of another library";
+constexpr std::string_view kEvaluation = "evaluation here is the loss on held-out text";
+
+constexpr Rule kTable[] = {
+    later("base_model"),
+    theirs("base_model_config", kHub),
+    theirs("base_model_ignore_patterns", kHub),
+    theirs("revision_of_model", kHub),
+    theirs("model_type", kHubClass),
+    theirs("tokenizer_type", kHubClass),
+    to_fill_in("tokenizer_config", "give a tokenizer.json in tokenizer.tokenizer_model"),
+    theirs("tokenizer_use_fast", kHubClass),
+    theirs("tokenizer_legacy", kHubClass),
+    theirs("trust_remote_code", "nothing is downloaded, and no code from a file runs"),
+    theirs("plugins", kHubClass),
+    no_effect("is_llama_derived_model", "the model's preset says it"),
+    no_effect("is_mistral_derived_model", "the model's preset says it"),
+    to_fill_in("special_tokens", "see tokenizer.eod_token"),
+    to_fill_in("tokens", "see tokenizer.tokenizer_model"),
+    to_fill_in("overrides_of_model_config", "see `capstan explain model`"),
+    to_fill_in("model_config", "see `capstan explain model`"),
+
+    to_fill_in("datasets", kDialogues),
+    to_fill_in("test_datasets", kDialogues),
+    to_fill_in("pretraining_dataset", kDialogues),
+    to_fill_in("val_set_size", "a share of the data: see dataset.split"),
+    theirs("dataset_prepared_path", kPreparation),
+    no_effect("dataset_processes", kPreparation),
+    no_effect("dataset_keep_in_memory", kPreparation),
+    no_effect("dataset_num_proc", kPreparation),
+    no_effect("dataset_exact_deduplication", kPreparation),
+    no_effect("shuffle_merged_datasets", kPreparation),
+    no_effect("skip_prepare_dataset", kPreparation),
+    no_effect("remove_unused_columns", kPreparation),
+    theirs("chat_template*", kDialogues),
+    not_there("train_on_inputs", "loss on answers alone; every token counts"),
+    no_effect("sample_packing*", kSamples),
+    no_effect("eval_sample_packing", kSamples),
+    no_effect("pad_to_sequence_len", kSamples),
+    no_effect("group_by_length", kSamples),
+    no_effect("multipack_real_batches", kSamples),
+    take("sequence_len", "model.seq_length"),
+    no_effect("excess_length_strategy", kSamples),
+    not_there("rl", "preference optimization"),
+    not_there("rl_beta", "preference optimization"),
+    not_there("trl", "preference optimization"),
+    not_there("reward_model", "reward models"),
+
+    later("adapter"),
+    theirs("lora_model_dir", "adapters of another trainer, which are not read here yet"),
+    take("lora_r", "peft.dim"),
+    take("lora_alpha", "peft.alpha"),
+    take("lora_dropout", "peft.dropout"),
+    later("lora_target_modules"),
+    later("lora_target_linear"),
+    sets("peft_use_dora", "peft.scheme", "dora"),
+    later("lora_fan_in_fan_out"),
+    not_there("lora_modules_to_save", "trained layers beside the adapters"),
+    no_effect("lora_mlp_kernel", kKernels),
+    no_effect("lora_qkv_kernel", kKernels),
+    no_effect("lora_o_kernel", kKernels),
+    not_there("peft_layers_to_transform", "adapters in some layers; see peft.target_modules"),
+    not_there("loraplus_*", "a rate of its own for one half of the adapter"),
+    later("load_in_4bit"),
+    later("load_in_8bit"),
+    not_there("unfrozen_parameters", "frozen layers"),
+    not_there("relora_*", "adapters that are merged during training"),
+
+    later("micro_batch_size"),
+    later("batch_size"),
+    later("gradient_accumulation_steps"),
+    no_effect("eval_batch_size",
+              "evaluation has the batch of training; see validation.eval_global_batch_size"),
+    later("num_epochs"),
+    later("max_steps"),
+    later("seed"),
+
+    later("optimizer"),
+    not_there("optim_args", "arguments of an optimizer of another library"),
+    take("learning_rate", "optimizer.lr"),
+    take("weight_decay", "optimizer.weight_decay"),
+    take("adam_beta1", "optimizer.adam_beta1"),
+    take("adam_beta2", "optimizer.adam_beta2"),
+    take("adam_epsilon", "optimizer.adam_eps"),
+    take("max_grad_norm", "optimizer.clip_grad"),
+    later("lr_scheduler"),
+    to_fill_in("lr_scheduler_kwargs", "see `capstan explain scheduler`"),
+    later("cosine_min_lr_ratio"),
+    not_there("cosine_constant_lr_ratio", "a cosine that ends early"),
+    not_there("lr_quadratic_warmup", "a warm-up that is not a straight line"),
+    take("warmup_ratio", "scheduler.lr_warmup_fraction"),
+    later("warmup_steps"),
+    not_there("neftune_noise_alpha", "noise on embeddings"),
+    later("loss_watchdog_threshold"),
+    no_effect("loss_watchdog_patience", "see resilience.spike_window"),
+
+    later("bf16"),
+    later("fp16"),
+    later("bfloat16"),
+    later("float16"),
+    no_effect("tf32", kKernels),
+    later("gradient_checkpointing"),
+    no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
+    not_there("activation_offloading", "kept activations in host memory"),
+    no_effect("flash_attention", kKernels),
+    no_effect("flash_attn_*", kKernels),
+    no_effect("xformers_attention", kKernels),
+    no_effect("sdp_attention", kKernels),
+    no_effect("eager_attention", kKernels),
+    no_effect("flex_attention", kKernels),
+    not_there("s2_attention", "shifted sparse attention"),
+    no_effect("unsloth_*", kKernels),
+    no_effect("liger_*", kKernels),
+    no_effect("torch_compile*", kKernels),
+    no_effect("cut_cross_entropy", kKernels),
+
+    theirs("deepspeed", "a second file: `capstan recipe import` reads it too"),
+    later("fsdp"),
+    later("fsdp_config"),
+    take("context_parallel_size", "dist.context_parallel_size"),
+    take("sequence_parallel_degree", "dist.context_parallel_size"),
+    take("tensor_parallel_size", "dist.tensor_model_parallel_size"),
+    no_effect("dp_shard_size", "follows from the ranks"),
+    no_effect("dp_replicate_size", "see ddp.num_distributed_optimizer_instances"),
+    no_effect("ddp*", "how another library reduces gradients"),
+    no_effect("local_rank", "the launcher says which rank this is"),
+    no_effect("device_map", "the launcher says which rank this is"),
+    no_effect("gpu_memory_limit", "see resilience.memory_limit"),
+    no_effect("heads_k_stride", kKernels),
+
+    take("output_dir", "checkpoint.save"),
+    theirs("resume_from_checkpoint", "a checkpoint of another trainer; a run here continues with --resume"),
+    theirs("auto_resume_from_checkpoints", "a run here continues with --resume"),
+    later("save_steps"),
+    later("saves_per_epoch"),
+    later("save_strategy"),
+    take("save_total_limit", "checkpoint.most_recent_k"),
+    flip("save_only_model", "checkpoint.save_optim"),
+    no_effect("save_safetensors", "checkpoints have one format, which is safe to read"),
+    later("eval_steps"),
+    later("evals_per_epoch"),
+    later("eval_strategy"),
+    later("evaluation_strategy"),
+    no_effect("eval_table_size", kEvaluation),
+    no_effect("eval_max_new_tokens", kEvaluation),
+    no_effect("eval_causal_lm_metrics", kEvaluation),
+    no_effect("do_bench_eval", kEvaluation),
+    no_effect("early_stopping_patience", kEvaluation),
+    no_effect("load_best_model_at_end", kEvaluation),
+    take("logging_steps", "logger.log_interval"),
+    take("use_tensorboard", "logger.tensorboard"),
+    theirs("wandb_*", kService),
+    theirs("mlflow_*", kService),
+    theirs("use_mlflow", kService),
+    theirs("comet_*", kService),
+    theirs("use_comet", kService),
+    theirs("hub_*", kHub),
+    theirs("push_dataset_to_hub", kHub),
+    theirs("hf_use_auth_token", kHub),
+    no_effect("dataloader_*", "tunes the data loader of another library"),
+    no_effect("strict", "unknown keys are errors here"),
+    no_effect("debug", "see `capstan help` for -v"),
+    no_effect("ray_*", "`capstan train --nproc N` or mpirun starts the ranks"),
+    no_effect("use_ray", "`capstan train --nproc N` or mpirun starts the ranks"),
+};
+
+void model(Reader& r) {
+  const auto name = r.text("base_model");
+  if (!name) {
+    r.draft.leave({"model", {}}, "", Why::to_fill_in, "the file names no base_model");
+    return;
+  }
+  if (const auto preset = preset_of_model(*name))
+    r.draft.choose("model", *preset, r.from("base_model"), *name);
+  else
+    r.draft.leave(r.from("base_model"), *name, Why::to_fill_in,
+                  "no preset is known for it: `capstan recipe ls model`");
+  r.draft.leave({"checkpoint.pretrained_checkpoint", {}}, "", Why::to_fill_in,
+                "the weights of base_model; without them training starts from scratch");
+}
+
+void adapter(Reader& r) {
+  Draft& draft = r.draft;
+  const auto kind = r.text("adapter");
+  for (const char* key : {"load_in_4bit", "load_in_8bit"})
+    if (r.is_true(key)) draft.leave(r.from(key), "true", Why::not_there, "frozen weights in 4 or 8 bits");
+  if (!kind || kind->empty()) {
+    for (const std::string& path : draft.paths_of("peft"))
+      draft.withdraw(path, Why::no_effect, "no adapter is chosen");
+    return;
+  }
+  if (*kind != "lora" && *kind != "qlora") {
+    draft.leave(r.from("adapter"), *kind, Why::not_there, "adapters are lora, dora and canonical_lora");
+    return;
+  }
+  if (!draft.has("peft.scheme")) draft.set("peft.scheme", "lora", r.from("adapter"));
+  const Node* modules = r.find("lora_target_modules");
+  if (r.is_true("lora_target_linear") || !modules || modules->kind != Node::Kind::list) return;
+  bool qkv = false, out = false, in_mlp = false, out_mlp = false;
+  for (const Node& module : modules->items) {
+    const std::string& name = module.text;
+    qkv = qkv || name == "q_proj" || name == "k_proj" || name == "v_proj";
+    out = out || name == "o_proj";
+    in_mlp = in_mlp || name == "gate_proj" || name == "up_proj";
+    out_mlp = out_mlp || name == "down_proj";
+  }
+  Node list{.kind = Node::Kind::list, .place = modules->place};
+  for (const auto& [is, name] : {std::pair(qkv, "linear_qkv"), std::pair(out, "linear_proj"),
+                                 std::pair(in_mlp, "linear_fc1"), std::pair(out_mlp, "linear_fc2")})
+    if (is) list.items.push_back(Node::scalar(name, modules->place));
+  draft.set("peft.target_modules", list, r.from("lora_target_modules"),
+            "q, k, v and gate, up are one projection each");
+}
+
+void batch(Reader& r) {
+  Draft& draft = r.draft;
+  const auto micro = r.integer("micro_batch_size"), steps = r.integer("gradient_accumulation_steps"),
+             whole = r.integer("batch_size");
+  if (micro) draft.set("train.micro_batch_size", *r.find("micro_batch_size"), r.from("micro_batch_size"));
+  if (whole) {
+    draft.set("train.global_batch_size", *r.find("batch_size"), r.from("batch_size"));
+    return;
+  }
+  const auto together = try_mul(micro.value_or(1), steps.value_or(1));
+  if (together && *together > 0 && *together <= (1 << 30) && (steps || micro))
+    draft.set("train.global_batch_size", std::to_string(*together),
+              r.from(steps ? "gradient_accumulation_steps" : "micro_batch_size"),
+              "micro-batch times accumulation on one rank; multiply by the ranks");
+}
+
+void length(Reader& r) {
+  const auto steps = r.integer("max_steps");
+  if (steps && *steps > 0)
+    r.draft.set("train.train_iters", *r.find("max_steps"), r.from("max_steps"));
+  else
+    r.draft.assume("train.train_iters", "1000",
+                   "to fill in: epochs of data whose length the file does not say");
+  if (r.given("num_epochs"))
+    r.draft.leave(
+        r.from("num_epochs"), *r.find("num_epochs"), steps ? Why::no_effect : Why::to_fill_in,
+        steps ? "max_steps is given"
+              : "a run is measured in steps: samples of the data times epochs, over the global batch");
+  for (const auto& [key, path] : {std::pair("save_steps", "checkpoint.save_interval"),
+                                  std::pair("eval_steps", "validation.eval_interval")})
+    if (const auto value = r.real(key)) {
+      if (*value >= 1)
+        r.draft.set(path, *r.find(key), r.from(key));
+      else
+        r.draft.leave(r.from(key), *r.find(key), Why::to_fill_in, "a share of the run: give the steps");
+    }
+  for (const char* key :
+       {"saves_per_epoch", "evals_per_epoch", "save_strategy", "eval_strategy", "evaluation_strategy"})
+    if (r.given(key) && *r.text(key) != "steps")
+      r.draft.leave(r.from(key), *r.find(key), Why::to_fill_in, "intervals here are counted in steps");
+}
+
+void optimizer(Reader& r) {
+  Draft& draft = r.draft;
+  if (const auto name = r.text("optimizer")) {
+    const From from = r.from("optimizer");
+    if (*name == "adamw_torch" || *name == "adamw_torch_fused" || *name == "adamw_hf" ||
+        *name == "adamw_apex_fused")
+      draft.set("optimizer.optimizer", "adam", from);
+    else if (name->find("adamw") != std::string::npos)
+      draft.set("optimizer.optimizer", "adam", from, "with moments in fp32");
+    else if (*name == "sgd" || *name == "muon")
+      draft.set("optimizer.optimizer", *name, from);
+    else if (name->find("lion") != std::string::npos)
+      draft.set("optimizer.optimizer", "lion", from);
+    else
+      draft.leave(from, *name, Why::not_there, "optimizers are adam, sgd, lion and muon");
+  }
+  draft.assume("optimizer.weight_decay", "0", "Axolotl's default");
+  draft.assume("optimizer.clip_grad", "1", "Axolotl's default");
+
+  const std::string type = r.text("lr_scheduler").value_or("cosine");
+  if (!r.given("lr_scheduler"))
+    draft.assume("scheduler.lr_decay_style", "cosine", "Axolotl's default");
+  else if (type == "cosine" || type == "linear" || type == "constant")
+    draft.set("scheduler.lr_decay_style", type, r.from("lr_scheduler"));
+  else if (type == "constant_with_warmup")
+    draft.set("scheduler.lr_decay_style", "constant", r.from("lr_scheduler"));
+  else
+    draft.leave(r.from("lr_scheduler"), type, Why::not_there, "schedules are constant, linear and cosine");
+  const auto peak = r.real("learning_rate"), share = r.real("cosine_min_lr_ratio");
+  if (peak && share)
+    draft.set("optimizer.min_lr", to_text(*peak * *share), r.from("cosine_min_lr_ratio"), "of learning_rate");
+  const auto warmup = r.real("warmup_steps");
+  if (warmup && *warmup >= 1) {
+    draft.withdraw("scheduler.lr_warmup_fraction", Why::no_effect, "warmup_steps is given");
+    draft.set("scheduler.lr_warmup_iters", *r.find("warmup_steps"), r.from("warmup_steps"));
+  } else if (warmup && *warmup > 0) {
+    draft.set("scheduler.lr_warmup_fraction", *r.find("warmup_steps"), r.from("warmup_steps"),
+              "below 1 it is a share");
+  }
+  if (r.given("loss_watchdog_threshold"))
+    draft.leave(r.from("loss_watchdog_threshold"), *r.find("loss_watchdog_threshold"), Why::to_fill_in,
+                "see resilience.loss_spike_action, which compares with the running mean");
+}
+
+void precision(Reader& r) {
+  Draft& draft = r.draft;
+  for (const char* key : {"bf16", "bfloat16"}) {
+    const auto value = r.text(key);
+    if (value && (*value == "auto" || *value == "full" || truth(*value) == true)) {
+      draft.choose("mixed_precision", "bf16_mixed", r.from(key),
+                   *value == "auto" ? "where the device has it" : "");
+      if (r.is_true("fp16")) draft.leave(r.from("fp16"), "true", Why::no_effect, "bf16 is given");
+      return;
+    }
+  }
+  for (const char* key : {"fp16", "float16"})
+    if (const auto value = r.text(key); value && truth(*value) == true) {
+      draft.choose("mixed_precision", "fp16_mixed", r.from(key));
+      return;
+    }
+  draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
+}
+
+void sharding(Reader& r) {
+  const Node* fsdp = r.find("fsdp");
+  std::string words = fsdp ? shown(*fsdp, 200) : "";
+  if (const Node* section = r.find("fsdp_config")) {
+    words += shown(*section, 4000);
+    r.draft.leave(r.from("fsdp_config"), *section, is_off(*section) ? Why::off : Why::no_effect,
+                  "how another library wraps layers");
+  }
+  if (words.find("full_shard") != std::string::npos || words.find("FULL_SHARD") != std::string::npos)
+    r.draft.set("ddp.data_parallel_sharding_strategy", "optim_grads_params",
+                r.from(fsdp ? "fsdp" : "fsdp_config"));
+}
+
+}  // namespace
+
+void read_axolotl(Draft& draft, const Node& root) {
+  Reader reader(draft, root, kTable);
+  reader.apply();
+  model(reader);
+  adapter(reader);
+  batch(reader);
+  length(reader);
+  optimizer(reader);
+  precision(reader);
+  sharding(reader);
+  // `true`, or a way of recomputing ("unsloth", "offload").
+  if (const auto value = reader.text("gradient_checkpointing")) {
+    if (truth(*value) == false)
+      draft.leave(reader.from("gradient_checkpointing"), "false", Why::off, "");
+    else
+      draft.set("model.recompute_granularity", "full", reader.from("gradient_checkpointing"));
+  }
+  if (const auto seed = reader.text("seed")) {
+    draft.set("rng.seed", *seed, reader.from("seed"));
+    draft.set("dataset.random_seed", *seed, reader.from("seed"));
+  }
+  draft.assume_preset("dataset", "mock", "to fill in: generated tokens stand for the data");
+  draft.assume_preset("tokenizer", "none", "to fill in with the data");
+  reader.account();
+}
+
+}  // namespace capstan::importer

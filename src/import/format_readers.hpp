@@ -1,0 +1,26 @@
+// What each source format's file offers to import.cpp.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "import/rule.hpp"
+
+namespace capstan::importer {
+
+void read_megatron(Draft& draft, const config::Source& script);
+void read_deepspeed(Draft& draft, const config::Node& root);
+void read_bridge(Draft& draft, const config::Node& root);
+void read_torchtune(Draft& draft, const config::Node& root);
+void read_axolotl(Draft& draft, const config::Node& root);
+void read_training_arguments(Draft& draft, const config::Node& root);
+
+// The options of a command line, after its variables are filled in: what the launcher and the file say together.
+struct MegatronLaunch {
+  std::string program;    // "pretrain_gpt.py"
+  bool launched = false;  // by torchrun, torch.distributed.launch or mpirun
+};
+// Settings that follow from several options (megatron_finish.cpp).
+void finish_megatron(Reader& reader, const MegatronLaunch& launch);
+
+}  // namespace capstan::importer

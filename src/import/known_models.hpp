@@ -1,0 +1,17 @@
+// Models by the names that model hubs and other trainers give them.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace capstan::importer {
+
+// "meta-llama/Llama-3.1-8B-Instruct", "NousResearch/Meta-Llama-3-8B" → the preset of configs/model; nullopt: none.
+std::optional<std::string> preset_of_model(std::string_view hub_name);
+// "torchtune.models.llama3_1.lora_llama3_1_8b" → likewise.
+std::optional<std::string> preset_of_builder(std::string_view component);
+
+int64_t vocabulary_of_preset(const std::string& preset);  // 0: there is no such preset
+
+}  // namespace capstan::importer

@@ -1,0 +1,463 @@
+#include "import/shell_words.hpp"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace capstan::importer {
+
+namespace {
+
+constexpr size_t kMostExpanded = size_t{4} << 20;  // bytes of all words together, variables filled in
+constexpr int kDeepest = 32;                       // ${A:-${B:-…}}
+
+bool name_start(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+bool name_rest(char c) {
+  return name_start(c) || (c >= '0' && c <= '9');
+}
+bool blank(char c) {
+  return c == ' ' || c == '\t';
+}
+bool ends_command(char c) {
+  return c == '\n' || c == ';' || c == '&' || c == '|' || c == '(' || c == ')';
+}
+
+using Words = std::vector<ShellWord>;
+
+class Script {
+ public:
+  explicit Script(std::string_view text) : text_(text) {}
+
+  ShellScript read() {
+    while (at_ < text_.size()) read_command();
+    return std::move(out_);
+  }
+
+ private:
+  [[noreturn]] void unclosed(char what, size_t opened) const {
+    size_t line = 1;
+    for (size_t i = 0; i < opened; ++i) line += text_[i] == '\n';
+    fail(ErrorCode::format,
+         std::string("`") + what + "` of line " + std::to_string(line) + " is never closed");
+  }
+  char peek(size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
+
+  // Blanks, continued lines and comments.
+  void skip_blanks() {
+    while (at_ < text_.size()) {
+      if (blank(text_[at_]))
+        ++at_;
+      else if (text_[at_] == '\\' && peek(1) == '\n')
+        at_ += 2;
+      else if (text_[at_] == '#')
+        while (at_ < text_.size() && text_[at_] != '\n') ++at_;
+      else
+        return;
+    }
+  }
+
+  void grow(size_t bytes) {
+    if ((expanded_ += bytes) > kMostExpanded)
+      fail(ErrorCode::format, "the script's variables grow beyond " + std::to_string(kMostExpanded >> 20) +
+                                  " MiB when they are filled in");
+  }
+
+  // One word being put together; `quoted` parts keep it even where it is empty.
+  struct Builder {
+    Words done;
+    ShellWord word;
+    bool started = false;
+  };
+  static void put(Builder& b, char c, size_t offset) {
+    if (!b.started) b.word.begin = static_cast<uint32_t>(offset);
+    b.started = true;
+    b.word.text += c;
+    b.word.at.push_back(static_cast<uint32_t>(offset));
+  }
+  static void start(Builder& b, size_t offset) {
+    if (!b.started) b.word.begin = static_cast<uint32_t>(offset);
+    b.started = true;
+  }
+  static void finish(Builder& b) {
+    if (b.started) b.done.push_back(std::move(b.word));
+    b.word = {};
+    b.started = false;
+  }
+
+  // Why some byte of a word is not known: by offset, so that a variable's other words are not held for open.
+  std::string why_open(const ShellWord& word) const {
+    for (const uint32_t offset : word.at) {
+      auto range = open_.upper_bound(offset);
+      if (range == open_.begin()) continue;
+      --range;
+      if (offset < range->second.first) return range->second.second;
+    }
+    return {};
+  }
+
+  // What is not known stays as written.
+  void put_open(Builder& b, size_t from, size_t to, std::string why) {
+    start(b, from);
+    for (size_t i = from; i < to; ++i) put(b, text_[i] == '\n' ? ' ' : text_[i], i);
+    open_[static_cast<uint32_t>(from)] = {static_cast<uint32_t>(to), std::move(why)};
+  }
+
+  // Past the bracket that closes the one before `at_`; quotes and brackets inside are skipped.
+  void skip_nested(char open, char close, size_t opened) {
+    int depth = 1;
+    while (depth > 0) {
+      if (at_ >= text_.size()) unclosed(open, opened);
+      const char c = text_[at_++];
+      if (c == '\\') {
+        ++at_;
+      } else if (c == '\'' || c == '"') {
+        const size_t quote = at_ - 1;
+        while (at_ < text_.size() && text_[at_] != c) at_ += text_[at_] == '\\' && c == '"' ? 2 : 1;
+        if (at_ >= text_.size()) unclosed(c, quote);
+        ++at_;
+      } else if (c == open) {
+        ++depth;
+      } else if (c == close) {
+        --depth;
+      }
+    }
+  }
+
+  void put_variable(Builder& b, const Words& value, bool quoted, bool whole_list) {
+    for (size_t i = 0; i < value.size(); ++i) {
+      const ShellWord& part = value[i];
+      grow(part.text.size() + 1);
+      if (i > 0) {
+        if (quoted && !whole_list)
+          put(b, ' ', part.begin);
+        else
+          finish(b);
+      }
+      if (quoted) start(b, part.begin);
+      for (size_t k = 0; k < part.text.size(); ++k) {
+        const char c = part.text[k];
+        if (!quoted && (blank(c) || c == '\n'))
+          finish(b);
+        else
+          put(b, c, part.at[k]);
+      }
+    }
+  }
+
+  // At a `$`. Fills in what assignments of the script say.
+  void expand(Builder& b, bool quoted, int depth) {
+    const size_t dollar = at_++;
+    const char c = peek();
+    if (c == '(') {
+      const bool arithmetic = peek(1) == '(';
+      ++at_;
+      skip_nested('(', ')', dollar);
+      put_open(b, dollar, at_, arithmetic ? "arithmetic is not computed" : "commands are not executed");
+      return;
+    }
+    if (c == '{') {
+      expand_braces(b, quoted, dollar, depth);
+      return;
+    }
+    if (name_start(c)) {
+      const size_t from = at_;
+      while (name_rest(peek())) ++at_;
+      lookup(b, std::string(text_.substr(from, at_ - from)), quoted, Items::first, dollar);
+      return;
+    }
+    if ((c >= '0' && c <= '9') || c == '@' || c == '*' || c == '#' || c == '?' || c == '$' || c == '!') {
+      ++at_;
+      put_open(b, dollar, at_, "it is an argument or a state of the shell");
+      return;
+    }
+    put(b, '$', dollar);
+  }
+
+  enum class Items : uint8_t { first, each, joined };  // $A, ${A[@]}, ${A[*]}
+
+  void lookup(Builder& b, const std::string& name, bool quoted, Items items, size_t dollar) {
+    const auto found = variables_.find(name);
+    if (found == variables_.end())
+      put_open(b, dollar, at_, "the script does not set `" + name + "`");
+    else if (items == Items::first && found->second.size() > 1)
+      put_variable(b, {found->second.front()}, quoted, false);
+    else
+      put_variable(b, found->second, quoted, items == Items::each);
+  }
+
+  void expand_braces(Builder& b, bool quoted, size_t dollar, int depth) {
+    const size_t inside = ++at_;
+    size_t end = inside;
+    while (end < text_.size() && name_rest(text_[end])) ++end;
+    const std::string name(text_.substr(inside, end - inside));
+    const auto rest = [&](std::string_view what) { return text_.substr(end).starts_with(what); };
+    if (!name.empty() && (rest("}") || rest("[@]}") || rest("[*]}"))) {
+      const bool list = text_[end] == '[';
+      at_ = end + (list ? 4 : 1);
+      lookup(b, name, quoted,
+             !list                   ? Items::first
+             : text_[end + 1] == '@' ? Items::each
+                                     : Items::joined,
+             dollar);
+      return;
+    }
+    const bool colon = rest(":-") || rest(":=");
+    if (!name.empty() && (colon || rest("-") || rest("=")) && depth < kDeepest) {
+      at_ = end + (colon ? 2 : 1);
+      const auto found = variables_.find(name);
+      const bool use = found != variables_.end() &&
+                       !(colon && (found->second.empty() || found->second.front().text.empty()));
+      Builder other;
+      read_until_brace(other, quoted, dollar, depth + 1);
+      finish(other);
+      put_variable(b, use ? found->second : other.done, quoted, false);
+      return;
+    }
+    skip_nested('{', '}', dollar);
+    put_open(b, dollar, at_, "this form of expansion is not read");
+  }
+
+  // The other value of ${NAME:-other}: up to its closing brace.
+  void read_until_brace(Builder& b, bool quoted, size_t opened, int depth) {
+    while (true) {
+      if (at_ >= text_.size()) unclosed('{', opened);
+      const char c = text_[at_];
+      if (c == '}') {
+        ++at_;
+        return;
+      }
+      if (c == '"' || c == '\'') {
+        if (!quoted && c == '\'')
+          single_quotes(b);
+        else
+          ++at_;  // quotes inside quotes only group
+      } else if (c == '\\' && at_ + 1 < text_.size()) {
+        if (text_[at_ + 1] != '\n') put(b, text_[at_ + 1], at_ + 1);
+        at_ += 2;
+      } else if (c == '$') {
+        expand(b, true, depth);
+      } else if (c == '`') {
+        backticks(b);
+      } else {
+        put(b, c, at_++);
+      }
+    }
+  }
+
+  void single_quotes(Builder& b) {
+    const size_t quote = at_++;
+    start(b, quote);
+    while (at_ < text_.size() && text_[at_] != '\'') put(b, text_[at_], at_), ++at_;
+    if (at_ >= text_.size()) unclosed('\'', quote);
+    ++at_;
+  }
+
+  void double_quotes(Builder& b) {
+    const size_t quote = at_++;
+    start(b, quote);
+    while (at_ < text_.size() && text_[at_] != '"') {
+      const char c = text_[at_];
+      if (c == '\\' && at_ + 1 < text_.size()) {
+        const char next = text_[at_ + 1];
+        if (next == '\n') {
+          // a continued line
+        } else {
+          if (next != '"' && next != '\\' && next != '$' && next != '`') put(b, c, at_);
+          put(b, next, at_ + 1);
+        }
+        at_ += 2;
+      } else if (c == '$') {
+        expand(b, true, 0);
+      } else if (c == '`') {
+        backticks(b);
+      } else {
+        put(b, c, at_++);
+      }
+    }
+    if (at_ >= text_.size()) unclosed('"', quote);
+    ++at_;
+  }
+
+  void backticks(Builder& b) {
+    const size_t tick = at_++;
+    while (at_ < text_.size() && text_[at_] != '`') ++at_;
+    if (at_ >= text_.size()) unclosed('`', tick);
+    ++at_;
+    put_open(b, tick, at_, "commands are not executed");
+  }
+
+  // The words that one word of the script stands for: one, or more where a variable holds several.
+  Words read_word() {
+    Builder b;
+    while (at_ < text_.size() && !blank(text_[at_]) && !ends_command(text_[at_])) {
+      const char c = text_[at_];
+      if (c == '\\') {
+        if (peek(1) == '\n') {
+          at_ += 2;
+        } else if (at_ + 1 < text_.size()) {
+          put(b, text_[at_ + 1], at_ + 1);
+          at_ += 2;
+        } else {
+          ++at_;
+        }
+      } else if (c == '\'') {
+        single_quotes(b);
+      } else if (c == '"') {
+        double_quotes(b);
+      } else if (c == '`') {
+        backticks(b);
+      } else if (c == '$') {
+        expand(b, false, 0);
+      } else if (c == '<' && peek(1) == '<' && peek(2) != '<') {
+        here_document();
+      } else if (c == '<' || c == '>') {
+        put(b, c, at_++);
+        if (peek() == '&' || peek() == '(') ++at_;  // 2>&1
+      } else {
+        put(b, c, at_++);
+      }
+    }
+    finish(b);
+    return std::move(b.done);
+  }
+
+  // <<WORD: the text up to a line that is WORD is no command.
+  void here_document() {
+    at_ += 2;
+    if (peek() == '-') ++at_;
+    while (blank(peek())) ++at_;
+    std::string end;
+    while (at_ < text_.size() && !blank(text_[at_]) && !ends_command(text_[at_])) {
+      if (text_[at_] != '\'' && text_[at_] != '"' && text_[at_] != '\\') end += text_[at_];
+      ++at_;
+    }
+    if (!end.empty()) documents_.push_back(std::move(end));
+  }
+  void skip_documents() {
+    for (const std::string& end : std::exchange(documents_, {})) {
+      while (at_ < text_.size()) {
+        const size_t stop = std::min(text_.find('\n', at_), text_.size());
+        std::string_view line = text_.substr(at_, stop - at_);
+        at_ = std::min(stop + 1, text_.size());
+        while (line.starts_with('\t')) line.remove_prefix(1);
+        if (line == end) break;
+      }
+    }
+  }
+
+  // NAME=, NAME+=: the name, with `at_` behind the sign.
+  std::optional<std::pair<std::string, bool>> assignment() {
+    size_t end = at_;
+    if (end >= text_.size() || !name_start(text_[end])) return std::nullopt;
+    while (end < text_.size() && name_rest(text_[end])) ++end;
+    const std::string name(text_.substr(at_, end - at_));
+    const bool append = text_.substr(end).starts_with("+=");
+    if (!append && !text_.substr(end).starts_with("=")) return std::nullopt;
+    at_ = end + (append ? 2 : 1);
+    return std::pair(name, append);
+  }
+
+  void assign(const std::string& name, bool append) {
+    Words value;
+    const bool list = peek() == '(';
+    if (list) {
+      const size_t opened = at_++;
+      while (true) {
+        skip_blanks();
+        if (at_ >= text_.size()) unclosed('(', opened);
+        if (text_[at_] == ')') break;
+        if (ends_command(text_[at_])) {
+          ++at_;
+          continue;
+        }
+        for (ShellWord& word : read_word()) value.push_back(std::move(word));
+      }
+      ++at_;
+    } else {
+      // The right side of an assignment is one text, whatever its variables hold.
+      ShellWord whole;
+      whole.begin = static_cast<uint32_t>(at_);
+      bool first = true;
+      for (ShellWord& word : read_word()) {
+        if (!first) {
+          whole.text += ' ';
+          whole.at.push_back(word.begin);
+        }
+        first = false;
+        whole.text += word.text;
+        whole.at.insert(whole.at.end(), word.at.begin(), word.at.end());
+      }
+      value.push_back(std::move(whole));
+    }
+    Words& variable = variables_[name];
+    if (!append) {
+      variable = std::move(value);
+    } else if (!list && !variable.empty()) {
+      variable[0].text += value[0].text;
+      variable[0].at.insert(variable[0].at.end(), value[0].at.begin(), value[0].at.end());
+      grow(variable[0].text.size());
+    } else {
+      for (ShellWord& word : value) variable.push_back(std::move(word));
+    }
+  }
+
+  void read_command() {
+    ShellCommand command;
+    bool assigning = true;  // assignments stand in front of a command
+    bool declaring = false;
+    while (true) {
+      skip_blanks();
+      if (at_ >= text_.size()) break;
+      if (ends_command(text_[at_])) {
+        if (text_[at_++] == '\n') skip_documents();
+        break;
+      }
+      if (assigning) {
+        if (const auto target = assignment()) {
+          assign(target->first, target->second);
+          continue;
+        }
+      }
+      for (ShellWord& word : read_word()) {
+        grow(word.text.size() + 1);
+        const std::string& text = word.text;
+        if (command.empty() &&
+            (text == "if" || text == "case" || text == "for" || text == "while" || text == "until"))
+          out_.branches.push_back(word.begin);
+        if (command.empty() && (text == "declare" || text == "local" || text == "typeset")) declaring = true;
+        // These stand in front of assignments or of the command itself.
+        const bool prefix = text == "export" || text == "declare" || text == "local" || text == "readonly" ||
+                            text == "typeset" || text == "then" || text == "else" || text == "do" ||
+                            text == "env" || text == "if" || text == "while" || text == "{" || text == "time";
+        if (command.empty() && prefix) continue;
+        if (command.empty() && declaring && text.starts_with('-')) continue;
+        assigning = false;
+        word.open = why_open(word);
+        if (!word.at.empty()) word.begin = word.at.front();  // in the variable, not where it is used
+        command.push_back(std::move(word));
+      }
+    }
+    if (!command.empty()) out_.commands.push_back(std::move(command));
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+  size_t expanded_ = 0;
+  std::map<std::string, Words> variables_;
+  std::map<uint32_t, std::pair<uint32_t, std::string>> open_;  // begin → end, reason
+  std::vector<std::string> documents_;  // ends of here documents that begin on the next line
+  ShellScript out_;
+};
+
+}  // namespace
+
+ShellScript read_shell(std::string_view text) {
+  return Script(text).read();
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,256 @@
+// A torchtune YAML: components are looked up by name, nothing is loaded.
+#include "base/checked.hpp"
+#include "base/text.hpp"
+#include "import/format_readers.hpp"
+#include "import/known_models.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+constexpr std::string_view kKernels = "a choice of kernels; the numbers are the same";
+constexpr std::string_view kLog = "the log and TensorBoard hold what they hold: see `capstan explain logger`";
+constexpr std::string_view kProfiler = "`profiling.trace=true` writes a trace";
+constexpr std::string_view kTheirCheckpoint = "a checkpoint of another trainer, which is not read here yet";
+constexpr std::string_view kDialogues =
+    "dialogues and instructions; `capstan data prepare` turns plain text into a dataset";
+
+void builder(Reader& r, const Item& item) {
+  const std::string name = item.value->text;
+  const auto preset = preset_of_builder(name);
+  if (!preset) {
+    r.draft.leave(item.from, name, Why::value,
+                  name.starts_with("torchtune.") ? "no preset for this model: `capstan recipe ls model`"
+                                                 : "not a model that is known here");
+    return;
+  }
+  r.draft.choose("model", *preset, item.from);
+  const std::string_view last = std::string_view(name).substr(name.rfind('.') + 1);
+  if (last.starts_with("lora_") || last.starts_with("qlora_")) r.draft.set("peft.scheme", "lora", item.from);
+  if (last.starts_with("dora_") || last.starts_with("qdora_")) r.draft.set("peft.scheme", "dora", item.from);
+  if (last.starts_with("q")) {
+    const bool quantised = last.starts_with("qlora_") || last.starts_with("qdora_");
+    if (quantised)
+      r.draft.leave(item.from, name, Why::not_there, "frozen weights in 4 bits; they are in params_dtype");
+  }
+}
+
+constexpr Rule kTable[] = {
+    act("model._component_", builder),
+    later("model.lora_attn_modules"),
+    later("model.apply_lora_to_mlp"),
+    not_there("model.apply_lora_to_output", "an adapter on the head"),
+    take("model.lora_rank", "peft.dim"),
+    take("model.lora_alpha", "peft.alpha"),
+    take("model.lora_dropout", "peft.dropout"),
+    sets("model.use_dora", "peft.scheme", "dora"),
+    not_there("model.quantize_base", "frozen weights in 4 bits"),
+
+    theirs("tokenizer._component_", "a tokenizer of another library; give a tokenizer.json"),
+    to_fill_in("tokenizer.path", "give a tokenizer.json in tokenizer.tokenizer_model"),
+    to_fill_in("tokenizer.merges_file", "give a tokenizer.json in tokenizer.tokenizer_model"),
+    take("tokenizer.max_seq_len", "model.seq_length"),
+    no_effect("tokenizer.prompt_template", "text is taken as it is"),
+
+    theirs("checkpointer._component_", kTheirCheckpoint),
+    theirs("checkpointer.checkpoint_dir", kTheirCheckpoint),
+    theirs("checkpointer.checkpoint_files*", kTheirCheckpoint),
+    theirs("checkpointer.adapter_checkpoint", kTheirCheckpoint),
+    theirs("checkpointer.recipe_checkpoint", kTheirCheckpoint),
+    no_effect("checkpointer.output_dir", "output_dir says it"),
+    no_effect("checkpointer.model_type", "the model says it"),
+    no_effect("checkpointer.safe_serialization", "checkpoints have one format, which is safe to read"),
+    take("output_dir", "checkpoint.save"),
+    no_effect("resume_from_checkpoint", "a run here continues with --resume"),
+    no_effect("should_load_recipe_state", "a run here continues with --resume"),
+    no_effect("save_adapter_weights_only", "adapters are saved by themselves"),
+    no_effect("enable_async_checkpointing", "see checkpoint.async_save"),
+
+    to_fill_in("dataset", kDialogues),
+    to_fill_in("dataset_val", kDialogues),
+    no_effect("shuffle", "samples come in an order that dataset.random_seed decides"),
+    later("seed"),
+    later("batch_size"),
+    later("gradient_accumulation_steps"),
+    later("epochs"),
+    later("max_steps_per_epoch"),
+    no_effect("batch_size_val", "see validation.eval_micro_batch_size"),
+    no_effect("run_val_every_n_steps", "the dataset is to be filled in; then see validation.eval_interval"),
+    no_effect("packed", "samples are full sequences"),
+
+    later("optimizer._component_"),
+    take("optimizer.lr", "optimizer.lr"),
+    take("optimizer.weight_decay", "optimizer.weight_decay"),
+    take("optimizer.eps", "optimizer.adam_eps"),
+    take("optimizer.momentum", "optimizer.sgd_momentum"),
+    later("optimizer.betas"),
+    no_effect("optimizer.fused", kKernels),
+    no_effect("optimizer.foreach", kKernels),
+    no_effect("optimizer_in_bwd", "the update follows the whole backward"),
+    later("lr_scheduler._component_"),
+    take("lr_scheduler.num_warmup_steps", "scheduler.lr_warmup_iters"),
+    not_there("lr_scheduler.num_cycles", "more than half a cosine"),
+    later("clip_grad_norm"),
+    no_effect("loss", "the cross entropy over all tokens"),
+
+    later("dtype"),
+    later("device"),
+    later("enable_activation_checkpointing"),
+    later("ac_mode"),
+    not_there("enable_activation_offloading", "kept activations in host memory"),
+    take("tensor_parallel_dim", "dist.tensor_model_parallel_size"),
+    take("context_parallel_dim", "dist.context_parallel_size"),
+    no_effect("tensor_parallel_plan", "the model says how it is split"),
+    no_effect("data_parallel_*", "follows from the ranks"),
+    sets("fsdp_cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
+    no_effect("fsdp_reshard_after_forward", "see ddp.data_parallel_sharding_strategy"),
+    no_effect("custom_sharded_layers", "parameters are sharded evenly"),
+    no_effect("compile", kKernels),
+    not_there("enable_fp8_training", "fp8 matrix products"),
+    not_there("fp8_recipe_name", "fp8 matrix products"),
+    no_effect("low_cpu_ram", "weights are read as they are needed"),
+
+    take("log_every_n_steps", "logger.log_interval"),
+    no_effect("log_peak_memory_stats", "memory is in every log line"),
+    no_effect("log_level", "`-q` and `-v` choose what is printed"),
+    no_effect("metric_logger", kLog),
+    no_effect("profiler", kProfiler),
+};
+
+void batch(Reader& r) {
+  const auto micro = r.integer("batch_size");
+  const auto steps = r.integer("gradient_accumulation_steps");
+  if (micro) r.draft.set("train.micro_batch_size", *r.find("batch_size"), r.from("batch_size"));
+  const auto together = try_mul(micro.value_or(1), steps.value_or(1));
+  if (steps && together && *together > 0 && *together <= (1 << 30))
+    r.draft.set("train.global_batch_size", std::to_string(*together), r.from("gradient_accumulation_steps"),
+                "batch size times accumulation on one rank; multiply by the ranks");
+}
+
+void length(Reader& r) {
+  const auto epochs = r.integer("epochs"), each = r.integer("max_steps_per_epoch");
+  const auto steps = each ? try_mul(*each, epochs.value_or(1)) : std::nullopt;
+  if (steps && *steps > 0) {
+    r.draft.set("train.train_iters", std::to_string(*steps), r.from("max_steps_per_epoch"),
+                epochs.value_or(1) == 1 ? "" : "times the epochs");
+    return;
+  }
+  r.draft.assume("train.train_iters", "1000",
+                 "to fill in: epochs of data whose length the file does not say");
+  if (r.given("epochs"))
+    r.draft.leave(r.from("epochs"), *r.find("epochs"), Why::to_fill_in,
+                  "a run is measured in steps: samples of the data times epochs, over the global batch");
+}
+
+void adapters(Reader& r) {
+  Draft& draft = r.draft;
+  const Node* modules = r.find("model.lora_attn_modules");
+  if (!modules || modules->kind != Node::Kind::list) return;
+  // One projection makes queries, keys and values here.
+  bool qkv = false, out = false;
+  for (const Node& module : modules->items) {
+    qkv = qkv || module.text == "q_proj" || module.text == "k_proj" || module.text == "v_proj";
+    out = out || module.text == "output_proj";
+  }
+  Node list{.kind = Node::Kind::list, .place = modules->place};
+  if (qkv) list.items.push_back(Node::scalar("linear_qkv", modules->place));
+  if (out) list.items.push_back(Node::scalar("linear_proj", modules->place));
+  if (r.is_true("model.apply_lora_to_mlp"))
+    for (const char* name : {"linear_fc1", "linear_fc2"})
+      list.items.push_back(Node::scalar(name, modules->place));
+  draft.set("peft.target_modules", list, r.from("model.lora_attn_modules"), "q, k and v are one projection");
+}
+
+void optimizer(Reader& r) {
+  Draft& draft = r.draft;
+  if (const auto name = r.text("optimizer._component_")) {
+    const std::string last = name->substr(name->rfind('.') + 1);
+    const From from = r.from("optimizer._component_");
+    if (last == "AdamW" || last == "PagedAdamW8bit" || last == "AdamW8bit" || last == "PagedAdamW")
+      draft.set("optimizer.optimizer", "adam", from, last == "AdamW" ? "" : "with moments in fp32");
+    else if (last == "Adam") {
+      draft.set("optimizer.optimizer", "adam", from);
+      draft.set("optimizer.decoupled_weight_decay", "false", from);
+    } else if (last == "SGD")
+      draft.set("optimizer.optimizer", "sgd", from);
+    else
+      draft.leave(from, *name, Why::not_there, "optimizers are adam, sgd, lion and muon");
+    draft.assume("optimizer.weight_decay", last.find("AdamW") != std::string::npos ? "0.01" : "0",
+                 "PyTorch's default");
+  }
+  if (const Node* betas = r.find("optimizer.betas")) {
+    if (betas->kind == Node::Kind::list && betas->items.size() == 2)
+      for (size_t i = 0; i < 2; ++i)
+        draft.set("optimizer.adam_beta" + std::to_string(i + 1), betas->items[i], r.from("optimizer.betas"));
+    else
+      draft.leave(r.from("optimizer.betas"), *betas, Why::value, "two numbers are expected");
+  }
+  if (r.given("clip_grad_norm"))
+    draft.set("optimizer.clip_grad", *r.find("clip_grad_norm"), r.from("clip_grad_norm"));
+  else
+    draft.assume("optimizer.clip_grad", "0", "torchtune clips only where clip_grad_norm says so");
+
+  const auto schedule = r.text("lr_scheduler._component_");
+  if (!schedule)
+    draft.assume("scheduler.lr_decay_style", "constant", "the file names no schedule");
+  else if (schedule->ends_with("get_cosine_schedule_with_warmup"))
+    draft.set("scheduler.lr_decay_style", "cosine", r.from("lr_scheduler._component_"));
+  else
+    draft.leave(r.from("lr_scheduler._component_"), *schedule, Why::not_there,
+                "see `capstan explain scheduler`");
+}
+
+void precision(Reader& r) {
+  const auto type = r.text("dtype");
+  const From from = r.from("dtype");
+  if (!type || *type == "fp32")
+    r.draft.choose("mixed_precision", "fp32", from);
+  else if (*type == "bf16")
+    r.draft.choose("mixed_precision", "bf16_mixed", from, "with fp32 main parameters and moments");
+  else if (*type == "fp16")
+    r.draft.choose("mixed_precision", "fp16_mixed", from, "with fp32 main parameters and moments");
+  else
+    r.draft.leave(from, *type, Why::value, "number formats are fp32, bf16 and fp16");
+  const auto device = r.text("device");
+  if (device == "cpu")
+    r.draft.set("train.device", "cpu", r.from("device"));
+  else if (device)
+    r.draft.leave(r.from("device"), *device, Why::no_effect, "train.device chooses what is there");
+}
+
+}  // namespace
+
+void read_torchtune(Draft& draft, const Node& root) {
+  Reader reader(draft, root, kTable);
+  reader.apply();
+  batch(reader);
+  length(reader);
+  adapters(reader);
+  optimizer(reader);
+  precision(reader);
+  if (reader.is_true("enable_activation_checkpointing")) {
+    const auto mode = reader.text("ac_mode");
+    draft.set("model.recompute_granularity", "full", reader.from("enable_activation_checkpointing"));
+    if (mode && *mode != "full")
+      draft.leave(reader.from("ac_mode"), *mode, Why::not_there,
+                  "a choice of single operations to recompute");
+  }
+  const auto seed = reader.text("seed");
+  if (seed) {
+    draft.set("rng.seed", *seed, reader.from("seed"));
+    draft.set("dataset.random_seed", *seed, reader.from("seed"));
+  }
+  draft.assume_preset("dataset", "mock", "to fill in: generated tokens stand for the data");
+  draft.assume_preset("tokenizer", "none", "to fill in with the data");
+  if (draft.has("peft.scheme"))
+    draft.leave({"checkpoint.pretrained_checkpoint", {}}, "", Why::to_fill_in,
+                "the weights that the adapters stand beside");
+  if (!draft.has_preset("model"))
+    draft.leave({"model", {}}, "", Why::to_fill_in,
+                "the file names no model that is known here: `capstan recipe ls model`");
+  reader.account();
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,174 @@
+#include "sweep/ask_tell.hpp"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "train/records/metrics.hpp"
+
+namespace capstan::sweep {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+Json object_of(std::string_view line, std::initializer_list<const char*> known, const char* example) {
+  Json object = Json::parse(line, nullptr, false);
+  if (!object.is_object())
+    fail(ErrorCode::usage, "`" + std::string(line.substr(0, 100)) + "` is no JSON object",
+         std::string("for example ") + example);
+  const std::vector<std::string> names(known.begin(), known.end());
+  for (const auto& [key, value] : object.items())
+    if (std::find(names.begin(), names.end(), key) == names.end()) {
+      const auto near = near_matches(key, names);
+      fail(ErrorCode::usage, "unknown key `" + key + "`",
+           near.empty() ? "known are " + join(names, ", ") : "did you mean `" + near.front() + "`?");
+    }
+  return object;
+}
+
+std::string dumped(const Json& object) {
+  return object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::optional<int64_t> integer_of(const Json& object, const char* key) {
+  if (!object.contains(key) || object[key].is_null()) return std::nullopt;
+  if (!object[key].is_number_integer()) fail(ErrorCode::usage, "`" + std::string(key) + "` is no integer");
+  return object[key].get<int64_t>();
+}
+std::string text_of(const Json& object, const char* key) {
+  if (!object.contains(key) || object[key].is_null()) return {};
+  if (!object[key].is_string()) fail(ErrorCode::usage, "`" + std::string(key) + "` is no text");
+  return object[key].get<std::string>();
+}
+
+// The right side of an override that says the same.
+std::string value_text(const std::string& path, const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_float()) return to_text(value.get<double>());
+  if (value.is_primitive()) return value.dump();
+  fail(ErrorCode::usage, "the value of `" + path + "` is neither a number, a text, true, false nor null");
+}
+
+Json description(const Store& store, const TrialPlan& trial) {
+  const fs::path directory = fs::absolute(store.directory()).lexically_normal();
+  Json object{{"trial", trial.id}, {"label", trial.label}};
+  object["values"] = Json::object();
+  for (const auto& [path, value] : trial.values) object["values"][path] = value;
+  object["seed"] = trial.seed ? Json(*trial.seed) : Json(nullptr);
+  object["state"] = name_of(store.state(trial.id));
+  object["recipe"] = (directory / "trials" / trial.id / "recipe.yaml").string();
+  object["command"] = {"sweep", "run", directory.string(), "--trial", trial.id};
+  return object;
+}
+
+Json standing(const Store& store, const TrialPlan& trial) {
+  const TrialStatus status = store.status(trial);
+  Json object{{"trial", trial.id}, {"state", name_of(status.state)}};
+  object["value"] = status.metric ? Json(*status.metric) : Json(nullptr);
+  object["step"] = status.step ? Json(*status.step) : Json(nullptr);
+  if (!status.reason.empty()) object["reason"] = status.reason;
+  return object;
+}
+
+// The metric as a row of the run's metrics, where read_curve looks for it.
+void write_metric(const Store& store, const TrialPlan& trial, int64_t step, double value) {
+  const std::string& name = store.plan().definition.metric.name;
+  const size_t slash = name.find('/');
+  fs::create_directories(store.run(trial.id));
+  records::MetricsWriter writer(store.run(trial.id) / "metrics.jsonl");
+  if (slash == std::string::npos) {
+    writer.write(records::MetricsRow(step).number(name, value));
+  } else {
+    const std::string event = name.substr(0, slash);
+    writer.write(records::MetricsRow(step, event == "val" ? "validation" : event)
+                     .number(name.substr(slash + 1), value));
+  }
+  writer.sync();
+}
+
+}  // namespace
+
+std::string ask(Store& store, std::string_view line, std::set<std::string>& given) {
+  const Json request =
+      object_of(line, {"values", "seed"}, R"({"values": {"optimizer.lr": 3e-4}, "seed": 1})");
+  if (request.contains("values")) {
+    if (!request["values"].is_object()) fail(ErrorCode::usage, "`values` is no object of paths and values");
+    Values values;
+    for (const auto& [path, value] : request["values"].items())
+      values.emplace_back(path, value_text(path, value));
+    const size_t before = store.plan().trials.size();
+    const TrialPlan trial = add_trial(store.directory(), values, integer_of(request, "seed"));
+    store = Store(store.directory());
+    given.insert(trial.id);
+    Json answer = description(store, trial);
+    answer["new"] = store.plan().trials.size() > before;
+    return dumped(answer);
+  }
+  if (request.contains("seed")) fail(ErrorCode::usage, "`seed` comes with `values`");
+  store.refresh();
+  for (const TrialPlan& trial : store.plan().trials) {
+    const State state = store.state(trial.id);
+    if ((state != State::pending && state != State::lost) || given.contains(trial.id)) continue;
+    given.insert(trial.id);
+    Json answer = description(store, trial);
+    answer["new"] = false;
+    return dumped(answer);
+  }
+  return dumped({{"trial", nullptr}});
+}
+
+std::string tell(Store& store, std::string_view line) {
+  const Json request = object_of(line, {"trial", "value", "step", "state", "reason"},
+                                 R"({"trial": "3f9c1a7e", "value": 2.5})");
+  const std::string id = text_of(request, "trial");
+  if (id.empty()) fail(ErrorCode::usage, "`trial` is missing");
+  if (!store.plan().find(id)) store.refresh();
+  const TrialPlan* const trial = store.plan().find(id);
+  if (!trial)
+    fail(ErrorCode::not_found, "no trial `" + id + "` in `" + store.directory().string() + "`",
+         "`capstan sweep status` lists them");
+  const bool has_value = request.contains("value") && !request["value"].is_null();
+  if (!has_value && !request.contains("state")) {
+    if (request.contains("value"))
+      fail(ErrorCode::usage, "`value` is null",
+           "a trial without a result is told as {\"state\": \"failed\"}");
+    for (const char* key : {"step", "reason"})
+      if (request.contains(key))
+        fail(ErrorCode::usage, "`" + std::string(key) + "` comes with `value` or `state`");
+    return dumped(standing(store, *trial));
+  }
+  if (has_value && !request["value"].is_number()) fail(ErrorCode::usage, "`value` is no number");
+  const std::string word = request.contains("state") ? text_of(request, "state") : "done";
+  State state = State::done;
+  if (word == "failed")
+    state = State::failed;
+  else if (word == "pruned")
+    state = State::pruned;
+  else if (word != "done")
+    fail(ErrorCode::usage, "`state` is done, failed or pruned, not `" + word + "`");
+  if (state == State::done && !has_value) fail(ErrorCode::usage, "a trial that is done has a `value`");
+
+  const auto lock = TrialLock::try_take(store.trial(trial->id));
+  if (!lock)
+    fail(ErrorCode::failed, "somebody works on trial `" + trial->id +
+                                "`: " + owner_of(store.trial(trial->id)).value_or("another process"));
+  if (store.state(trial->id) == State::done)
+    fail(ErrorCode::failed, "trial `" + trial->id + "` is done already", "its result stays");
+  const int64_t attempt = store.begin_attempt(trial->id);
+  if (has_value)
+    write_metric(store, *trial, integer_of(request, "step").value_or(trial->estimate.steps),
+                 request["value"].get<double>());
+  std::string reason = text_of(request, "reason");
+  if (reason.empty() && state != State::done) reason = "told so";
+  const Json result{{"state", name_of(state)}, {"reason", reason}, {"told", true}};
+  write_file_durably(store.attempt(trial->id, attempt) / "result.json",
+                     result.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  store.change(trial->id, {state, attempt, reason, std::nullopt});
+  return dumped(standing(store, *trial));
+}
+
+}  // namespace capstan::sweep

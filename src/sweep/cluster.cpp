@@ -1,0 +1,97 @@
+#include "sweep/cluster.hpp"
+
+#include "base/error.hpp"
+#include "config/field.hpp"
+#include "config/resolve.hpp"
+
+namespace capstan::sweep {
+
+namespace {
+
+using config::Effect;
+using config::RuleReport;
+using config::Schema;
+using config::Section;
+
+void describe_cluster(Section<Cluster>& s) {
+  s.doc("what a cluster wants in a batch script");
+  const auto io = [](config::Field field) { field.effect(Effect::io); };
+  io(s.field("partition", &Cluster::partition).doc("--partition"));
+  io(s.field("account", &Cluster::account).doc("--account"));
+  io(s.field("qos", &Cluster::qos).doc("--qos"));
+  io(s.field("constraint", &Cluster::constraint).doc("--constraint"));
+  io(s.field("reservation", &Cluster::reservation).doc("--reservation"));
+  io(s.field("memory", &Cluster::memory).doc("--mem, of a node").example("64G"));
+  io(s.field("mpi", &Cluster::mpi)
+         .doc("how srun starts the ranks of a trial: SLURM_MPI_TYPE")
+         .example("pmix"));
+  io(s.field("time", &Cluster::time)
+         .doc("--time of one task; null: the sweep's limits.per_trial")
+         .example("4h"));
+  io(s.field("cpus_per_rank", &Cluster::cpus_per_rank)
+         .doc("--cpus-per-task, where the sweep does not say")
+         .min(1));
+  io(s.field("gpus_per_rank", &Cluster::gpus_per_rank).doc("--gpus-per-task").min(1));
+  io(s.field("ranks_per_node", &Cluster::ranks_per_node).doc("--ntasks-per-node at most").min(1));
+  io(s.field("array_max", &Cluster::array_max).doc("trials in one array; null: as scontrol says").min(1));
+  io(s.field("max_parallel", &Cluster::max_parallel).doc("tasks of an array at the same time").min(1));
+  io(s.field("signal_seconds", &Cluster::signal_seconds)
+         .doc("so long before its time is over a task saves and goes back to the queue")
+         .unit("s")
+         .range(1, 65535));
+  io(s.field("max_requeues", &Cluster::max_requeues).doc("times that a task goes back to the queue").min(0));
+  io(s.field("sbatch", &Cluster::sbatch)
+         .doc("further options of sbatch")
+         .example("[--mail-type=FAIL, --exclusive]"));
+  io(s.field("setup", &Cluster::setup)
+         .doc("lines of shell before the trial")
+         .example("[module load openmpi]"));
+}
+
+bool one_line(std::string_view text) {
+  for (const char c : text)
+    if (static_cast<unsigned char>(c) < 0x20 && c != '\t') return false;
+  return true;
+}
+
+void check_lines(const Cluster& cluster, RuleReport& report) {
+  for (const auto* value : {&cluster.partition, &cluster.account, &cluster.qos, &cluster.constraint,
+                            &cluster.reservation, &cluster.memory, &cluster.mpi})
+    if (*value &&
+        (!one_line(**value) || (*value)->find_first_of(" \t\"'") != std::string::npos || (*value)->empty()))
+      report.error("`" + **value + "` holds a blank or a quote, which no option of sbatch takes here");
+  for (const std::string& option : cluster.sbatch)
+    if (!option.starts_with("--") || !one_line(option))
+      report.error("`" + option + "` in `sbatch` is not of the form --name or --name=value");
+  for (const std::string& line : cluster.setup)
+    if (!one_line(line)) report.error("an item of `setup` has more than one line");
+}
+
+const Schema& cluster_schema() {
+  static const Schema* const schema = [] {
+    auto* made = new Schema;
+    made->root<Cluster>(describe_cluster);
+    made->rule<Cluster>(
+        {"L0001",
+         "cluster_lines",
+         "what goes into a batch script is one line each",
+         {"partition", "account", "qos", "constraint", "reservation", "memory", "mpi", "sbatch", "setup"}},
+        check_lines);
+    made->finish();
+    return made;
+  }();
+  return *schema;
+}
+
+}  // namespace
+
+Cluster read_cluster(const std::string& file) {
+  Cluster cluster;
+  config::Request request;
+  // A name without a slash is a file here, never one of the program's recipes.
+  request.recipe = file.find('/') == std::string::npos ? "./" + file : file;
+  config::resolve_into(cluster_schema(), config::Library({}, {}), &cluster, request).require_ok();
+  return cluster;
+}
+
+}  // namespace capstan::sweep

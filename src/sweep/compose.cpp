@@ -1,0 +1,157 @@
+#include "sweep/compose.hpp"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "config/emit.hpp"
+#include "config/hash.hpp"
+#include "config/show.hpp"
+#include "sweep/values.hpp"
+#include "train/estimate.hpp"
+
+namespace capstan::sweep {
+
+using config::Config;
+using config::Effect;
+using config::FieldInfo;
+
+namespace {
+
+// Two recipes mean the same trial when they differ only in what is written and reported, and in where they run. The tokenizer
+// decides what the model reads; how long a run may take does not.
+constexpr auto counts = [](const FieldInfo& field) {
+  constexpr std::array<std::string_view, 5> placement{"train.device", "train.threads", "dataset.num_workers",
+                                                      "dist.distributed_backend", "resilience.memory_limit"};
+  if (std::find(placement.begin(), placement.end(), field.path) != placement.end()) return false;
+  return field.section == "tokenizer" || (field.effect != Effect::io && field.effect != Effect::log);
+};
+
+std::string described(const config::Diagnostic& diagnostic) {
+  std::string text = std::string(config::level_name(diagnostic.level)) +
+                     (diagnostic.code.empty() ? "" : "[" + diagnostic.code + "]") + ": " + diagnostic.message;
+  for (const std::string& note : diagnostic.notes) text += "; " + note;
+  for (const std::string& help : diagnostic.helps) text += "; " + help;
+  return text;
+}
+
+int64_t steps_of(const Config& config) {
+  if (config.train.train_iters) return *config.train.train_iters;
+  const int64_t batch = config.train.global_batch_size.value_or(1);
+  return config.train.train_samples ? (*config.train.train_samples + batch - 1) / batch : 0;
+}
+
+}  // namespace
+
+config::Resolution Composer::resolve(const Values& values, std::optional<int64_t> seed) const {
+  config::Request request;
+  const bool path = definition_.base.find('/') != std::string::npos || definition_.base.ends_with(".yaml") ||
+                    definition_.base.ends_with(".yml");
+  request.recipe =
+      path ? (std::filesystem::path(definition_.directory) / definition_.base).lexically_normal().string()
+           : definition_.base;
+  request.directory = definition_.directory;
+  for (const std::string_view own : kOwnPlaces) request.unset.emplace_back(own);
+  std::vector<std::string> origins;
+  const auto add = [&](config::Override override, const char* origin) {
+    request.overrides.push_back(std::move(override));
+    origins.emplace_back(origin);
+  };
+  for (const std::string& word : definition_.set)
+    add(word.starts_with('@') ? config::Override::file(word.substr(1)) : config::Override::token(word),
+        "sweep: set");
+  for (const auto& [name, value] : values) add(config::Override::token(name + "=" + value), "sweep: varied");
+  if (seed) add(config::Override::token(std::string(kSeedPath) + "=" + std::to_string(*seed)), "sweep: seed");
+  if (definition_.resources.threads)
+    add(config::Override::token("train.threads=" + std::to_string(*definition_.resources.threads)),
+        "sweep: resources");
+  request.ranks = definition_.resources.ranks;
+  request.ranks_origin = "resources.ranks";
+  config::Resolution resolution = config::resolve(request);
+  // The words exist nowhere else: what the recipe says of its values names their part in the sweep.
+  for (auto& [ignored, origin] : resolution.origins)
+    if (origin.kind == config::Origin::Kind::cli && origin.place.line >= 1 &&
+        static_cast<size_t>(origin.place.line) <= origins.size())
+      origin.text = origins[static_cast<size_t>(origin.place.line) - 1];
+  return resolution;
+}
+
+Composer::Composer(const Definition& definition) : definition_(definition) {
+  const config::Resolution base = resolve({}, std::nullopt);
+  if (base.malformed || base.bad_words) base.require_ok();  // else the axes may give what is missing
+  base_hash_ = config::hash_of(config::canonical_form(config::schema(), &base.config, counts));
+}
+
+TrialEstimate Composer::estimate(const Config& config) {
+  TrialEstimate out;
+  out.steps = steps_of(config);
+  const int64_t batch = config.train.global_batch_size.value_or(1);
+  out.tokens = out.steps * batch * config.model.seq_length;
+  // The meta step is the dear part. Rates and other fractions do not change what it allocates, unless they are 0.
+  std::string key;
+  for (const FieldInfo* field : config::schema().fields()) {
+    if (!counts(*field) || field->path == kSeedPath || field->section == "scheduler" ||
+        field->section == "dataset" || !config::schema().sections()[field->section_index].at(&config))
+      continue;
+    const config::Value value = config::schema().load(&config, *field);
+    key += field->path + "=" +
+           (value.kind == config::Value::Kind::real ? (value.real != 0 ? "x" : "0")
+                                                    : config::json(*field->type, value)) +
+           "\n";
+  }
+  auto found = estimates_.find(key);
+  if (found == estimates_.end()) {
+    const train::StepEstimate step =
+        train::estimate_step(config, 0, static_cast<int>(config.dist.world_size));
+    const auto micro_batches = static_cast<double>(config.train.num_microbatches.value_or(1));
+    found = estimates_.emplace(key, std::pair(step.flops * micro_batches, step.memory.total())).first;
+  }
+  out.flops =
+      found->second.first * static_cast<double>(out.steps) * static_cast<double>(config.dist.world_size);
+  out.memory_bytes = found->second.second;
+  return out;
+}
+
+Composed Composer::compose(const Values& values, std::optional<int64_t> seed) {
+  Composed out;
+  config::Resolution resolution = resolve(values, seed);
+  for (const config::Diagnostic& diagnostic : resolution.diagnostics) {
+    if (diagnostic.level == config::Level::error) out.reasons.push_back(described(diagnostic));
+    if (diagnostic.level == config::Level::warning) out.warnings.push_back(described(diagnostic));
+  }
+  TrialPlan& trial = out.trial;
+  trial.values = values;
+  trial.seed = seed;
+  if (!out.reasons.empty()) return out;
+  const config::Schema& schema = config::schema();
+  Config& config = resolution.config;
+  for (const auto& feature : config::missing_features(schema, &config))
+    out.reasons.push_back("this version cannot train `" + feature.path + "`: " + feature.reason);
+  if (!out.reasons.empty()) return out;
+  try {
+    trial.estimate = estimate(config);
+  } catch (const Error& error) {
+    out.reasons.push_back(error.message());
+    return out;
+  }
+  out.possible = true;
+  trial.ranks = config.dist.world_size;
+  trial.threads = config.train.threads;
+  for (auto& [path, value] : trial.values)  // as the recipe shows it, however it was written
+    if (const auto target = find_target(path); target && target->field && !target->inside)
+      value = config::yaml_inline(*target->field->type, schema.load(&config, *target->field));
+  out.hash = config::hash_of(config::canonical_form(schema, &config, counts));
+  out.configuration_hash = config::hash_of(config::canonical_form(
+      schema, &config, [](const FieldInfo& field) { return counts(field) && field.path != kSeedPath; }));
+  config.name =
+      definition_.name + "-" + out.hash.substr(0, 8);  // of the run, where the trial is run by itself
+  out.recipe = config::resolved_recipe(resolution);
+  for (const std::string& word : definition_.set) out.overrides += word + "\n";
+  for (const auto& [path, value] : values) out.overrides += path + "=" + value + "\n";
+  if (seed) out.overrides += std::string(kSeedPath) + "=" + std::to_string(*seed) + "\n";
+  return out;
+}
+
+}  // namespace capstan::sweep

@@ -1,0 +1,39 @@
+// One point of a sweep as a recipe: composed, checked, estimated, named by what it means.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/resolve.hpp"
+#include "sweep/plan.hpp"
+
+namespace capstan::sweep {
+
+struct Composed {
+  bool possible = false;
+  std::vector<std::string> reasons, warnings;  // of errors, of lints
+  TrialPlan trial;                             // without id, configuration and label
+  std::string hash, configuration_hash;        // 32 hex digits
+  std::string recipe;                          // without its first lines, which name the trial
+  std::string overrides;
+};
+
+class Composer {
+ public:
+  // Throws ErrorCode::config or ::not_found where the base itself cannot be read.
+  explicit Composer(const Definition& definition);
+  Composed compose(const Values& values, std::optional<int64_t> seed);
+  const std::string& base_hash() const { return base_hash_; }
+
+ private:
+  config::Resolution resolve(const Values& values, std::optional<int64_t> seed) const;
+  TrialEstimate estimate(const config::Config& config);
+
+  const Definition& definition_;
+  std::string base_hash_;
+  std::map<std::string, std::pair<double, int64_t>> estimates_;  // by what they depend on
+};
+
+}  // namespace capstan::sweep

@@ -1,0 +1,144 @@
+// What is to be swept: a file of schema capstan-sweep/1, or the same from the command line.
+//
+//   schema: capstan-sweep/1
+//   name: lr-batch
+//   base: quickstart                          # a recipe by name, or by a path relative to this file
+//   set: [train.train_iters=200]              # overrides of every trial
+//   axes:                                     # their product
+//     optimizer.lr: {log: [1e-4, 1e-3], n: 4} # both ends included; {linear: …}, {range: [start, stop, step]} half-open
+//     optimizer.weight_decay: [0, 0.1]
+//     mixed_precision: [fp32, bf16_mixed]     # a section: its presets
+//   link:                                     # rows whose values vary together
+//     - {model.num_layers: 2, model.hidden_size: 64}
+//   exclude: [{optimizer.lr: ">8e-4", mixed_precision: bf16_mixed}]
+//   seeds: [1, 2, 3]                          # replicates: rng.seed
+//   method: grid                              # grid | random | sobol | list
+//   trials: 48                                # points of random and sobol; of a grid, a random part of so many
+//   seed: 0                                   # of random
+//   metric: {name: val/loss, goal: min, at: last}   # last | best | mean(last 100)
+//   stop: {asha: {steps: [200, 600], keep: 1/3}, nan: true, worse_than: 20}
+//   limits: {per_trial: 2h, device_hours: 400, retries: 1}
+//   resources: {ranks: 2, threads: 4}         # else as the recipe says
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "config/diagnostics.hpp"
+#include "config/override.hpp"
+
+namespace capstan::sweep {
+
+inline constexpr std::string_view kDefinitionSchema = "capstan-sweep/1";
+
+enum class AxisKind : uint8_t { list, log, linear, preset };
+std::string_view name_of(AxisKind kind);
+
+struct Axis {
+  std::string path;  // of a leaf, canonical; of a section for presets
+  AxisKind kind = AxisKind::list;
+  std::vector<std::string> values;  // as the right side of an override; empty: any value from low to high
+  double low = 0, high = 0;         // log, linear
+  config::Place place;
+  bool continuous() const { return values.empty(); }
+};
+
+// Path and value, in the order written. A value is text: the right side of an override.
+using Values = std::vector<std::pair<std::string, std::string>>;
+
+// `optimizer.lr: ">8e-4"`; equal: also plain values and lists of them (any of `values`).
+struct Condition {
+  enum class Kind : uint8_t { equal, unequal, less, at_most, more, at_least };
+  std::string path;
+  Kind kind = Kind::equal;
+  std::vector<std::string> values;
+};
+
+enum class Method : uint8_t { grid, random, sobol, list };
+std::string_view name_of(Method method);
+
+// `loss` and other names of logged steps; `val/loss` of the validation rows (EVENT/NAME of any row with an event).
+struct Metric {
+  std::string name = "loss";
+  enum class Goal : uint8_t { min, max } goal = Goal::min;
+  enum class At : uint8_t { last, best, mean } at = At::last;
+  int64_t window = 0;  // mean: over so many rows at the end
+  bool better(double a, double b) const { return goal == Goal::min ? a < b : a > b; }
+};
+std::string text_of(Metric::Goal goal);        // "min"
+std::string text_of_at(const Metric& metric);  // "last", "best", "mean(last 100)"
+
+struct Stop {
+  std::vector<int64_t> steps;  // the rungs of successive halving, ascending; empty: none
+  double keep = 1.0 / 3;       // the part of the trials at a rung that goes on
+  bool nan = true;
+  std::optional<double> worse_than;
+};
+
+struct Limits {
+  std::optional<double> per_trial_seconds, device_hours;  // device hours: of all ranks of all trials
+  int64_t retries = 0;  // of a trial that failed otherwise than by its configuration
+};
+
+struct Resources {
+  std::optional<int64_t> ranks, threads;  // threads: of one rank
+};
+
+struct Definition {
+  std::string name, base;
+  std::string directory;         // absolute: what `base` and paths in values are relative to
+  std::vector<std::string> set;  // overrides
+  std::vector<Axis> axes;
+  std::vector<Values> link;
+  std::vector<std::vector<Condition>> exclude;  // a point for which one row holds throughout is left out
+  std::vector<int64_t> seeds;
+  Method method = Method::grid;
+  std::optional<int64_t> trials;
+  uint64_t seed = 0;
+  Metric metric;
+  Stop stop;
+  Limits limits;
+  Resources resources;
+  std::string text;  // sweep.yaml: the file as it is, or what the command line amounts to
+};
+
+// A definition and everything that is wrong with it.
+struct Reading {
+  Definition definition;
+  std::vector<config::Source> sources;
+  std::vector<config::Diagnostic> diagnostics;
+  bool ok() const { return config::count(diagnostics, config::Level::error) == 0; }
+  void require_ok() const;  // throws ErrorCode::config with the rendered errors
+};
+
+// Throws ErrorCode::not_found, ::format or ::io only for a file that cannot be read.
+Reading read_definition(const std::string& file);
+// `directory`: what paths in it are relative to; `shown`: how messages call the file.
+Reading read_definition_text(std::string text, std::string directory, std::string shown);
+
+// What the command line may say beside the axes.
+struct CommandLine {
+  std::string recipe;
+  std::vector<config::Override> words;  // `optimizer.lr=1e-4,3e-4`: axes; with one value: `set`
+  std::optional<int64_t> trials;
+  std::optional<uint64_t> seed;
+};
+// Hydra's spelling: a,b,c · choice(a,b) · range(start,stop[,step]) · interval(a,b) · tag(log,interval(a,b)) ·
+// loguniform(a,b[,n]) · uniform(a,b[,n]) · glob(pattern) for presets.
+Reading definition_from_words(const CommandLine& given);
+// More of a definition: further values of its axes, new axes, further seeds (`rng.seed=4,5`), more points. Its recipe is that of
+// `before`. planned: there are trials already, so that a single value of no axis, which would change all of them, is an error.
+Reading extended(const Definition& before, const CommandLine& more, bool planned);
+
+// The definition as a sweep file that reads back as the same.
+std::string to_yaml(const Definition& definition);
+
+// Whether the text is a sweep file (its `schema` says so, or it has `base` and `axes`) and no recipe.
+bool is_sweep_file(const std::string& path);
+
+}  // namespace capstan::sweep

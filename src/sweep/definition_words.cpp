@@ -1,0 +1,400 @@
+// The definition as words of a command line, and written out as a file.
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "base/text.hpp"
+#include "config/library.hpp"
+#include "sweep/definition.hpp"
+#include "sweep/values.hpp"
+
+namespace capstan::sweep {
+
+namespace fs = std::filesystem;
+using config::Diagnostic;
+
+namespace {
+
+// At commas outside brackets and quotes.
+std::vector<std::string> parts_of(std::string_view text) {
+  std::vector<std::string> parts(1);
+  int depth = 0;
+  char quote = 0;
+  for (const char c : text) {
+    if (quote) {
+      if (c == quote) quote = 0;
+    } else if (c == '"' || c == '\'') {
+      quote = c;
+    } else if (c == '(' || c == '[' || c == '{') {
+      ++depth;
+    } else if (c == ')' || c == ']' || c == '}') {
+      --depth;
+    } else if (c == ',' && depth == 0) {
+      parts.emplace_back();
+      continue;
+    }
+    parts.back() += c;
+  }
+  for (std::string& part : parts) part = trim(part);
+  return parts;
+}
+
+struct Call {
+  std::string name;
+  std::vector<std::string> arguments;
+};
+// "interval(1e-4,1e-3)"; nullopt: no call.
+std::optional<Call> call_of(std::string_view text) {
+  const size_t open = text.find('(');
+  if (open == std::string_view::npos || open == 0 || !text.ends_with(')')) return std::nullopt;
+  const std::string name(text.substr(0, open));
+  if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz_") != std::string::npos) return std::nullopt;
+  return Call{name, parts_of(text.substr(open + 1, text.size() - open - 2))};
+}
+
+// A value in a file: bare where YAML leaves it alone.
+std::string yaml_value(const std::string& value) {
+  const std::string_view letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+  const bool bare = !value.empty() &&
+                    (letters.find(value[0]) != std::string::npos ||
+                     std::string_view("_./+-[{\"").find(value[0]) != std::string::npos) &&
+                    (std::string_view("[{\"").find(value[0]) != std::string::npos ||
+                     value.find_first_not_of(std::string(letters) + "_.+-/%") == std::string::npos);
+  return bare ? value : capstan::quoted(value);
+}
+
+std::string yaml_list(const std::vector<std::string>& values) {
+  std::vector<std::string> items;
+  for (const std::string& value : values) items.push_back(yaml_value(value));
+  return "[" + join(items, ", ") + "]";
+}
+
+std::string number_list(const std::vector<int64_t>& values) {
+  std::vector<std::string> items;
+  for (const int64_t value : values) items.push_back(std::to_string(value));
+  return "[" + join(items, ", ") + "]";
+}
+
+// Reads the words into a definition; what is wrong with them goes to a `<cli>` source.
+class Words {
+ public:
+  Words(Reading& out, bool planned) : out_(out), d_(out.definition), planned_(planned) {}
+
+  void read(const std::vector<config::Override>& words) {
+    out_.sources.push_back({config::Source::Kind::cli, "<cli>", "", ""});
+    for (const config::Override& word : words) {
+      std::string line = word.text;
+      std::replace(line.begin(), line.end(), '\n', ' ');
+      out_.sources[0].text += line + "\n";
+      ++line_;
+      using Kind = config::Override::Kind;
+      if (word.kind == Kind::file) {
+        set("@" + word.text);
+      } else if (word.kind == Kind::unset) {
+        set("~" + word.text);
+      } else if (word.kind == Kind::append) {
+        const size_t at = word.text.find('=');
+        set(at == std::string::npos ? word.text : word.text.substr(0, at) + "+" + word.text.substr(at));
+      } else {
+        read(word.text);
+      }
+    }
+  }
+
+ private:
+  Diagnostic& error(std::string message) {
+    Diagnostic diagnostic;
+    diagnostic.message = std::move(message);
+    diagnostic.place = {0, line_, 1, 1};
+    out_.diagnostics.push_back(std::move(diagnostic));
+    return out_.diagnostics.back();
+  }
+
+  bool is_axis(const std::string& path) const {
+    return std::any_of(d_.axes.begin(), d_.axes.end(), [&](const Axis& axis) { return axis.path == path; });
+  }
+  void set(const std::string& word) {
+    if (planned_)
+      error("`" + word + "` would change every trial of the sweep")
+          .help("an axis has several values: a,b; for another base plan another sweep");
+    d_.set.push_back(word);
+  }
+
+  void read(const std::string& word) {
+    const size_t at = word.find('=');
+    const std::string path = word.substr(0, at);
+    if (at == std::string::npos || path.empty() || path.find_first_of("+~@ -") == 0 || path.ends_with('+')) {
+      set(word);
+      return;
+    }
+    const std::string value(trim(std::string_view(word).substr(at + 1)));
+    const auto target = find_target(path);
+    Axis axis;
+    axis.path = target ? target->path : path;
+    axis.kind = target && !target->field ? AxisKind::preset : AxisKind::list;
+    if (const auto call = call_of(value)) {
+      if (!expand(axis, *call)) return;
+    } else if (const auto parts = parts_of(value); parts.size() > 1) {
+      if (std::any_of(parts.begin(), parts.end(), [](const auto& part) { return part.empty(); }))
+        error("an empty value in `" + word + "`").help("an empty text is written \"\"");
+      axis.values = parts;
+    } else if (planned_ && (axis.path == kSeedPath || is_axis(axis.path))) {
+      axis.values = {value};
+    } else {
+      set(word);
+      return;
+    }
+    if (axis.path == kSeedPath && !axis.continuous()) {
+      for (const std::string& text : axis.values) {
+        const auto seed = parse_int(text);
+        if (!seed)
+          error("`" + text + "` is no seed");
+        else if (std::find(d_.seeds.begin(), d_.seeds.end(), *seed) == d_.seeds.end())
+          d_.seeds.push_back(*seed);
+      }
+      return;
+    }
+    merge(std::move(axis));
+  }
+
+  void merge(Axis axis) {
+    const auto same =
+        std::find_if(d_.axes.begin(), d_.axes.end(), [&](const Axis& a) { return a.path == axis.path; });
+    if (same == d_.axes.end()) {
+      d_.axes.push_back(std::move(axis));
+      return;
+    }
+    if (same->continuous() || axis.continuous()) {
+      error("the axis `" + axis.path + "` takes any value of its range: there is none to add")
+          .help("`--trials N` draws more points");
+      return;
+    }
+    for (std::string& value : axis.values)
+      if (std::find(same->values.begin(), same->values.end(), value) == same->values.end())
+        same->values.push_back(std::move(value));
+    if (same->kind != AxisKind::preset) same->kind = AxisKind::list;
+  }
+
+  bool expand(Axis& axis, const Call& call) {
+    const auto& given = call.arguments;
+    const auto wrong = [&](const std::string& form) {
+      error("`" + call.name + "` takes " + form);
+      return false;
+    };
+    if (call.name == "choice" || call.name == "shuffle") {
+      axis.values = given;
+      return given.size() == 1 && given[0].empty() ? wrong("values: choice(a,b)") : true;
+    }
+    if (call.name == "glob") return glob(axis, given);
+    if (call.name == "tag") {  // tag(log, interval(a, b))
+      const auto inner = given.size() >= 2 ? call_of(given.back()) : std::nullopt;
+      if (!inner || !expand(axis, *inner))
+        return inner ? false : wrong("tags and a range: tag(log,interval(1e-4,1e-3))");
+      for (size_t i = 0; i + 1 < given.size(); ++i) {
+        if (given[i] == "log")
+          axis.kind = AxisKind::log;
+        else if (given[i] != "int" && given[i] != "float")
+          error("unknown tag `" + given[i] + "`").help("known: log");
+      }
+      return true;
+    }
+    const bool range = call.name == "range";
+    const bool log = call.name == "loguniform" || call.name == "log";
+    if (!range && !log && call.name != "interval" && call.name != "uniform" && call.name != "linear") {
+      error("there is no sweep function `" + call.name + "`")
+          .help(
+              "there are choice, range, interval, uniform, loguniform, log, linear, tag and glob; a text "
+              "with brackets goes in quotes");
+      return false;
+    }
+    std::vector<double> numbers;
+    for (std::string argument : given) {
+      if (const size_t at = argument.find('='); at != std::string::npos) argument = argument.substr(at + 1);
+      const auto number = number_of(trim(argument));
+      if (!number) {
+        error("`" + argument + "` is not a number");
+        return false;
+      }
+      numbers.push_back(*number);
+    }
+    if (numbers.size() != 2 && numbers.size() != 3)
+      return wrong(range ? "start, stop and a step: range(1,9,2)"
+                         : "two bounds, and the number of points: " + call.name + "(1e-4,1e-3,4)");
+    if (range) {  // half-open, as everywhere
+      const double step = numbers.size() == 3 ? numbers[2] : 1;
+      if (!(step > 0) || !(numbers[0] < numbers[1]) || (numbers[1] - numbers[0]) / step > kMostPoints)
+        return wrong("a start below the stop, and a step above 0");
+      for (int64_t i = 0; numbers[0] + static_cast<double>(i) * step < numbers[1]; ++i) {
+        const double value = numbers[0] + static_cast<double>(i) * step;
+        axis.values.push_back(point_text(value, value == std::floor(value)));
+      }
+      return true;
+    }
+    axis.kind = log ? AxisKind::log : AxisKind::linear;
+    axis.low = numbers[0], axis.high = numbers[1];
+    if (numbers.size() == 3) points_.emplace_back(axis.path, static_cast<int64_t>(numbers[2]));
+    return true;
+  }
+
+  bool glob(Axis& axis, const std::vector<std::string>& patterns) {
+    if (axis.kind != AxisKind::preset) {
+      error("`glob` lists the presets of a section, and `" + axis.path + "` is a field")
+          .help("list its values: a,b");
+      return false;
+    }
+    std::vector<std::string> names;
+    for (const auto& preset : config::Library::standard().presets(axis.path)) {
+      names.push_back(preset.name);
+      for (const std::string& pattern : patterns)
+        if (::fnmatch(pattern.c_str(), preset.name.c_str(), 0) == 0) {
+          axis.values.push_back(preset.name);
+          break;
+        }
+    }
+    if (axis.values.empty())
+      error("no preset of `" + axis.path + "` matches").help("there are: " + join(names, ", "));
+    return !axis.values.empty();
+  }
+
+ public:
+  std::vector<std::pair<std::string, int64_t>> points_;  // of ranges with a number of points
+
+ private:
+  Reading& out_;
+  Definition& d_;
+  bool planned_;
+  int line_ = 0;
+};
+
+std::string yaml_axis(const Axis& axis, int64_t points) {
+  if (axis.kind == AxisKind::list || axis.kind == AxisKind::preset) return yaml_list(axis.values);
+  bool regular = true;
+  if (!axis.continuous()) {
+    points = static_cast<int64_t>(axis.values.size());
+    const bool whole = axis.values.front().find_first_of(".e") == std::string::npos &&
+                       axis.values.back().find_first_of(".e") == std::string::npos;
+    for (int64_t i = 0; i < points && regular; ++i)
+      regular = points > 1 &&
+                number_of(axis.values[static_cast<size_t>(i)]) ==
+                    number_of(point_text(
+                        at_fraction(axis, static_cast<double>(i) / static_cast<double>(points - 1)), whole));
+  }
+  if (!regular) return yaml_list(axis.values);
+  return "{" + std::string(name_of(axis.kind)) + ": [" + to_text(axis.low) + ", " + to_text(axis.high) + "]" +
+         (points > 0 ? ", n: " + std::to_string(points) : "") + "}";
+}
+
+std::string yaml_row(const Values& values) {
+  std::vector<std::string> items;
+  for (const auto& [path, value] : values) items.push_back(path + ": " + yaml_value(value));
+  return "{" + join(items, ", ") + "}";
+}
+
+std::string yaml_condition(const Condition& condition) {
+  using Kind = Condition::Kind;
+  if (condition.kind == Kind::equal && condition.values.size() == 1) return yaml_value(condition.values[0]);
+  if (condition.kind == Kind::equal) return yaml_list(condition.values);
+  const char* const sign = condition.kind == Kind::unequal   ? "!="
+                           : condition.kind == Kind::less    ? "<"
+                           : condition.kind == Kind::at_most ? "<="
+                           : condition.kind == Kind::more    ? ">"
+                                                             : ">=";
+  return capstan::quoted(sign + condition.values.front());
+}
+
+std::string yaml_of(const Definition& d, const std::vector<std::pair<std::string, int64_t>>& points,
+                    bool write_method) {
+  std::string out = "schema: " + std::string(kDefinitionSchema) + "\n";
+  if (!d.name.empty()) out += "name: " + yaml_value(d.name) + "\n";
+  out += "base: " + yaml_value(d.base) + "\n";
+  if (!d.set.empty()) {
+    out += "set:\n";
+    for (const std::string& word : d.set) out += "  - " + capstan::quoted(word) + "\n";
+  }
+  if (!d.axes.empty()) {
+    out += "axes:\n";
+    for (const Axis& axis : d.axes) {
+      const auto at =
+          std::find_if(points.begin(), points.end(), [&](const auto& p) { return p.first == axis.path; });
+      out += "  " + axis.path + ": " + yaml_axis(axis, at == points.end() ? 0 : at->second) + "\n";
+    }
+  }
+  if (!d.link.empty()) {
+    out += "link:\n";
+    for (const Values& row : d.link) out += "  - " + yaml_row(row) + "\n";
+  }
+  if (!d.exclude.empty()) {
+    out += "exclude:\n";
+    for (const auto& row : d.exclude) {
+      std::vector<std::string> items;
+      for (const Condition& condition : row)
+        items.push_back(condition.path + ": " + yaml_condition(condition));
+      out += "  - {" + join(items, ", ") + "}\n";
+    }
+  }
+  if (!d.seeds.empty()) out += "seeds: " + number_list(d.seeds) + "\n";
+  if (write_method) out += "method: " + std::string(name_of(d.method)) + "\n";
+  if (d.trials) out += "trials: " + std::to_string(*d.trials) + "\n";
+  if (d.seed) out += "seed: " + std::to_string(d.seed) + "\n";
+  out += "metric: {name: " + yaml_value(d.metric.name) + ", goal: " + text_of(d.metric.goal) +
+         ", at: " + text_of_at(d.metric) + "}\n";
+  if (!d.stop.steps.empty() || !d.stop.nan || d.stop.worse_than) {
+    out += "stop: {";
+    if (!d.stop.steps.empty())
+      out += "asha: {steps: " + number_list(d.stop.steps) + ", keep: " + to_text(d.stop.keep) + "}, ";
+    if (d.stop.worse_than) out += "worse_than: " + to_text(*d.stop.worse_than) + ", ";
+    out += std::string("nan: ") + (d.stop.nan ? "true" : "false") + "}\n";
+  }
+  std::vector<std::string> items;
+  if (d.limits.per_trial_seconds) items.push_back("per_trial: " + to_text(*d.limits.per_trial_seconds) + "s");
+  if (d.limits.device_hours) items.push_back("device_hours: " + to_text(*d.limits.device_hours));
+  if (d.limits.retries) items.push_back("retries: " + std::to_string(d.limits.retries));
+  if (!items.empty()) out += "limits: {" + join(items, ", ") + "}\n";
+  items.clear();
+  if (d.resources.ranks) items.push_back("ranks: " + std::to_string(*d.resources.ranks));
+  if (d.resources.threads) items.push_back("threads: " + std::to_string(*d.resources.threads));
+  if (!items.empty()) out += "resources: {" + join(items, ", ") + "}\n";
+  return out;
+}
+
+Reading read_again(Reading words, const std::vector<std::pair<std::string, int64_t>>& points,
+                   bool write_method) {
+  if (!words.ok()) return words;
+  return read_definition_text(yaml_of(words.definition, points, write_method), words.definition.directory,
+                              "sweep.yaml");
+}
+
+}  // namespace
+
+std::string to_yaml(const Definition& definition) {
+  return yaml_of(definition, {}, true);
+}
+
+Reading definition_from_words(const CommandLine& given) {
+  Reading reading;
+  Definition& d = reading.definition;
+  std::error_code ignored;
+  d.directory = fs::current_path(ignored).string();
+  d.base = given.recipe;
+  d.name = fs::path(given.recipe).stem().string();
+  d.trials = given.trials;
+  d.seed = given.seed.value_or(0);
+  Words words(reading, false);
+  words.read(given.words);
+  // A range without points is drawn from; a grid is drawn from where it is to be cut.
+  return read_again(std::move(reading), words.points_, false);
+}
+
+Reading extended(const Definition& before, const CommandLine& more, bool planned) {
+  Reading reading;
+  reading.definition = before;
+  if (more.trials) reading.definition.trials = more.trials;
+  if (more.seed) reading.definition.seed = *more.seed;
+  Words words(reading, planned);
+  words.read(more.words);
+  return read_again(std::move(reading), words.points_, true);
+}
+
+}  // namespace capstan::sweep

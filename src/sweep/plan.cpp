@@ -1,0 +1,483 @@
+#include "sweep/plan.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "checkpoint/file_system.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "sweep/compose.hpp"
+#include "sweep/points.hpp"
+#include "sweep/values.hpp"
+#include "train/records/run_dir.hpp"
+
+namespace capstan::sweep {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+constexpr size_t kIdDigits = 8;
+
+std::string last_part(const std::string& path) {
+  return path.substr(path.rfind('.') + 1);
+}
+
+// What varies, and from it the labels.
+void describe(Plan& plan) {
+  std::vector<std::string> order;
+  std::map<std::string, std::set<std::string>> seen;
+  std::set<int64_t> seeds;
+  for (const TrialPlan& trial : plan.trials) {
+    for (const auto& [path, value] : trial.values) {
+      if (!seen.contains(path)) order.push_back(path);
+      seen[path].insert(value);
+    }
+    if (trial.seed) seeds.insert(*trial.seed);
+  }
+  plan.varying.clear();
+  for (const std::string& path : order)
+    if (seen[path].size() > 1) plan.varying.push_back(path);
+  std::map<std::string, int> names;
+  for (const std::string& path : plan.varying) ++names[last_part(path)];
+  for (TrialPlan& trial : plan.trials) {
+    std::vector<std::string> parts;
+    for (const std::string& path : plan.varying)
+      if (const std::string* value = trial.value(path))
+        parts.push_back((names[last_part(path)] > 1 ? path : last_part(path)) + "=" + *value);
+    if (trial.seed && seeds.size() > 1) parts.push_back("seed=" + std::to_string(*trial.seed));
+    trial.label = parts.empty() ? "base" : join(parts, ",");
+  }
+}
+
+// JSON objects have no order: that of the definition.
+void sort_values(Values& values, const Definition& definition) {
+  std::map<std::string, size_t> order;
+  for (const Axis& axis : definition.axes) order.emplace(axis.path, order.size());
+  if (!definition.link.empty())
+    for (const auto& [path, ignored] : definition.link.front()) order.emplace(path, order.size());
+  const auto rank = [&](const auto& value) {
+    const auto at = order.find(value.first);
+    return at == order.end() ? order.size() : at->second;
+  };
+  std::stable_sort(values.begin(), values.end(),
+                   [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+}
+
+// The shortest beginnings, of at least eight digits, that tell the hashes apart.
+std::vector<std::string> ids_of(const std::vector<std::string>& hashes) {
+  std::set<std::string> sorted(hashes.begin(), hashes.end());
+  std::map<std::string, size_t> digits;
+  const auto common = [](const std::string& a, const std::string& b) {
+    return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin());
+  };
+  for (auto at = sorted.begin(); at != sorted.end(); ++at) {
+    size_t needed = kIdDigits;
+    if (at != sorted.begin()) needed = std::max(needed, common(*at, *std::prev(at)) + 1);
+    if (std::next(at) != sorted.end()) needed = std::max(needed, common(*at, *std::next(at)) + 1);
+    digits[*at] = needed;
+  }
+  std::vector<std::string> ids;
+  for (const std::string& hash : hashes) ids.push_back(hash.substr(0, digits[hash]));
+  return ids;
+}
+
+std::string text_of(const Values& values, std::optional<int64_t> seed) {
+  std::vector<std::string> parts;
+  for (const auto& [path, value] : values) parts.push_back(path + "=" + value);
+  if (seed) parts.push_back(std::string(kSeedPath) + "=" + std::to_string(*seed));
+  return join(parts, " ");
+}
+
+Json json_of(const Values& values) {
+  Json object = Json::object();
+  for (const auto& [path, value] : values) object[path] = value;
+  return object;
+}
+
+Json json_of(const TrialPlan& trial) {
+  Json object{{"id", trial.id},
+              {"configuration", trial.configuration},
+              {"label", trial.label},
+              {"values", json_of(trial.values)}};
+  object["seed"] = trial.seed ? Json(*trial.seed) : Json();
+  object["ranks"] = trial.ranks;
+  object["threads"] = trial.threads ? Json(*trial.threads) : Json();
+  object["estimate"] = {{"steps", trial.estimate.steps},
+                        {"tokens", trial.estimate.tokens},
+                        {"flops", trial.estimate.flops},
+                        {"memory_bytes", trial.estimate.memory_bytes}};
+  return object;
+}
+
+std::string json_text(const Plan& plan) {
+  const Definition& d = plan.definition;
+  Json object{{"schema", kPlanSchema}, {"name", plan.name}, {"version", CAPSTAN_VERSION}};
+  object["base"] = {{"recipe", d.base}, {"directory", d.directory}, {"hash", plan.base_hash}};
+  object["axes"] = Json::array();
+  for (const Axis& axis : d.axes) {
+    Json one{{"path", axis.path}, {"kind", name_of(axis.kind)}, {"values", axis.values}};
+    if (axis.kind == AxisKind::log || axis.kind == AxisKind::linear)
+      one["low"] = axis.low, one["high"] = axis.high;
+    object["axes"].push_back(std::move(one));
+  }
+  object["method"] = name_of(d.method);
+  object["metric"] = {
+      {"name", d.metric.name}, {"goal", text_of(d.metric.goal)}, {"at", text_of_at(d.metric)}};
+  object["varying"] = plan.varying;
+  object["excluded"] = plan.excluded;
+  object["duplicates"] = plan.duplicates;
+  object["trials"] = Json::array();
+  for (const TrialPlan& trial : plan.trials) object["trials"].push_back(json_of(trial));
+  object["impossible"] = Json::array();
+  for (const Impossible& one : plan.impossible)
+    object["impossible"].push_back({{"values", json_of(one.values)},
+                                    {"seed", one.seed ? Json(*one.seed) : Json()},
+                                    {"reasons", one.reasons}});
+  return object.dump(1) + "\n";
+}
+
+void write_text(const fs::path& path, std::string_view text) {
+  FileWriter writer(path);
+  writer.write(text);
+  writer.finish(false);
+}
+
+void write_trial(const fs::path& directory, const Planned& planned, size_t at) {
+  const TrialPlan& trial = planned.plan.trials[at];
+  fs::create_directories(directory);
+  write_text(directory / "recipe.yaml", "# trial " + trial.id + " of the sweep " + planned.plan.name + ": " +
+                                            trial.label + "\n" + planned.recipes[at]);
+  write_text(directory / "overrides.txt", planned.overrides[at]);
+  write_text(directory / "state", "pending\n");
+}
+
+// What was written without waiting for the disk, is on it now.
+void sync_all(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  ::syncfs(fd);
+  ::close(fd);
+}
+
+// Who changes a plan holds this; changes take moments, so others wait.
+records::FileLock lock_plan(const fs::path& directory) {
+  for (int attempt = 0;; ++attempt) {
+    try {
+      return records::FileLock(directory, "sweep");
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::failed || attempt >= 50) throw;
+      ::usleep(100'000);
+    }
+  }
+}
+
+// Puts trials that are new beside the others, and then the plan that names them.
+void add_trials(const fs::path& directory, const Planned& planned, const std::vector<size_t>& added) {
+  for (const size_t at : added) {
+    const fs::path trial = directory / "trials" / planned.plan.trials[at].id;
+    const fs::path staged = directory / "trials" / (".new." + planned.plan.trials[at].id);
+    fs::remove_all(staged);
+    write_trial(staged, planned, at);
+    // One that a killed process left before its plan named it.
+    if (fs::exists(trial)) fs::remove_all(trial);
+    rename_new(staged, trial);
+  }
+  sync_all(directory);
+  write_file_durably(directory / "plan.json", json_text(planned.plan));
+}
+
+}  // namespace
+
+const std::string* TrialPlan::value(std::string_view path) const {
+  for (const auto& [name, value] : values)
+    if (name == path) return &value;
+  return nullptr;
+}
+const TrialPlan* Plan::find(std::string_view id) const {
+  const TrialPlan* found = nullptr;
+  for (const TrialPlan& trial : trials) {
+    if (trial.id == id) return &trial;
+    if (id.empty() || !trial.id.starts_with(id)) continue;
+    if (found) return nullptr;
+    found = &trial;
+  }
+  return found;
+}
+int64_t Plan::tokens() const {
+  int64_t sum = 0;
+  for (const TrialPlan& trial : trials) sum += trial.estimate.tokens;
+  return sum;
+}
+double Plan::flops() const {
+  double sum = 0;
+  for (const TrialPlan& trial : trials) sum += trial.estimate.flops;
+  return sum;
+}
+int64_t Plan::most_memory() const {
+  int64_t most = 0;
+  for (const TrialPlan& trial : trials) most = std::max(most, trial.estimate.memory_bytes);
+  return most;
+}
+
+Planned make_plan(const Definition& definition, PlanProgress progress) {
+  Planned out;
+  Plan& plan = out.plan;
+  plan.name = definition.name;
+  plan.definition = definition;
+  const Points points = points_of(definition);
+  plan.excluded = points.excluded;
+  if (points.exhausted)
+    out.notes.push_back("there are only " + std::to_string(points.points.size()) + " different points, not " +
+                        std::to_string(*definition.trials));
+  if (points.grid)
+    out.notes.push_back("a random " + std::to_string(points.points.size()) + " of the grid's " +
+                        std::to_string(points.grid) + " points");
+  std::vector<std::optional<int64_t>> seeds(definition.seeds.begin(), definition.seeds.end());
+  if (seeds.empty()) seeds.emplace_back();
+
+  Composer composer(definition);
+  plan.base_hash = composer.base_hash();
+  std::vector<std::string> hashes, configurations;
+  std::map<std::string, size_t> known;  // hash → trial
+  std::map<std::string, int64_t> warnings;
+  const auto all = static_cast<int64_t>(points.points.size() * seeds.size());
+  int64_t done = 0;
+  for (const Values& point : points.points)
+    for (const auto& seed : seeds) {
+      Composed composed = composer.compose(point, seed);
+      progress(++done, all);
+      if (!composed.possible) {
+        plan.impossible.push_back({point, seed, std::move(composed.reasons)});
+        continue;
+      }
+      if (!known.emplace(composed.hash, plan.trials.size()).second) {
+        ++plan.duplicates;
+        continue;
+      }
+      for (const std::string& warning : composed.warnings) ++warnings[warning];
+      hashes.push_back(composed.hash);
+      configurations.push_back(composed.configuration_hash);
+      plan.trials.push_back(std::move(composed.trial));
+      out.recipes.push_back(std::move(composed.recipe));
+      out.overrides.push_back(std::move(composed.overrides));
+    }
+  if (plan.trials.empty()) {
+    if (plan.impossible.empty())
+      fail(ErrorCode::config, "no trial is left: `exclude` takes away every point");
+    // One reason for all is the base's, or that of `set`.
+    const Impossible& first = plan.impossible.front();
+    std::string message = "no trial of this sweep is possible";
+    std::map<std::string, int64_t> reasons;
+    for (const Impossible& one : plan.impossible)
+      for (const std::string& reason : one.reasons) ++reasons[reason];
+    for (const auto& [reason, times] : reasons) {
+      message += "\n    " + reason +
+                 (plan.impossible.size() > 1
+                      ? "  (" + std::to_string(times) + " of " + std::to_string(plan.impossible.size()) + ")"
+                      : "");
+      if (message.size() > 4000) {
+        message += "\n    and others";
+        break;
+      }
+    }
+    fail(ErrorCode::config, message,
+         "the first is `capstan check " + definition.base + " " + text_of(first.values, first.seed) + "`");
+  }
+  for (const auto& [warning, times] : warnings)
+    out.notes.push_back(warning + (times > 1 ? " (in " + std::to_string(times) + " trials)" : ""));
+  const auto ids = ids_of(hashes), names = ids_of(configurations);
+  for (size_t i = 0; i < ids.size(); ++i) plan.trials[i].id = ids[i], plan.trials[i].configuration = names[i];
+  describe(plan);
+  return out;
+}
+Planned make_plan(const Definition& definition) {
+  return make_plan(definition, [](int64_t, int64_t) {});
+}
+
+bool is_sweep(const fs::path& directory) {
+  std::error_code ignored;
+  return fs::is_regular_file(directory / "plan.json", ignored) &&
+         fs::is_directory(directory / "trials", ignored);
+}
+
+void write_plan(const fs::path& directory, const Planned& planned) {
+  std::error_code error;
+  if (is_sweep(directory))
+    fail(ErrorCode::failed, "`" + directory.string() + "` holds a sweep already",
+         "`capstan sweep add` extends it; `--out DIR` names another directory");
+  if (fs::exists(directory, error) && !(fs::is_directory(directory, error) && fs::is_empty(directory, error)))
+    fail(ErrorCode::failed, "`" + directory.string() + "` exists and is no sweep",
+         "`--out DIR` names another directory");
+  const fs::path target = fs::absolute(directory).lexically_normal();
+  const fs::path clean = target.has_filename() ? target : target.parent_path();
+  checkpoint::real_file_system().make_directories(clean.parent_path());
+  const fs::path staged =
+      clean.parent_path() / ("." + clean.filename().string() + ".new." + std::to_string(::getpid()));
+  try {
+    fs::remove_all(staged);
+    fs::create_directories(staged / "trials");
+    for (size_t i = 0; i < planned.plan.trials.size(); ++i)
+      write_trial(staged / "trials" / planned.plan.trials[i].id, planned, i);
+    write_text(staged / "sweep.yaml", planned.plan.definition.text);
+    write_text(staged / "journal.jsonl", "");
+    write_text(staged / "plan.json", json_text(planned.plan));
+    sync_all(staged);
+    fs::remove(clean, error);  // an empty directory
+    rename_new(staged, clean);
+  } catch (const fs::filesystem_error& problem) {
+    fs::remove_all(staged, error);
+    fail(ErrorCode::io, "cannot write the plan: " + std::string(problem.what()));
+  } catch (...) {
+    fs::remove_all(staged, error);
+    throw;
+  }
+}
+
+int64_t extend_plan(const fs::path& directory, const Planned& planned) {
+  const auto lock = lock_plan(directory);
+  const Plan before = read_plan(directory);
+  if (before.base_hash != planned.plan.base_hash)
+    fail(
+        ErrorCode::failed,
+        "the recipe `" + before.definition.base + "` does not mean what it meant when this sweep was planned",
+        "restore it, or plan another sweep: trials of two recipes cannot be compared");
+  Planned merged;
+  merged.plan = planned.plan;
+  merged.plan.trials.clear();
+  std::map<std::string, size_t> now;
+  for (size_t i = 0; i < planned.plan.trials.size(); ++i) now[planned.plan.trials[i].id] = i;
+  const auto take = [&](TrialPlan trial, std::string recipe, std::string overrides) {
+    merged.plan.trials.push_back(std::move(trial));
+    merged.recipes.push_back(std::move(recipe));
+    merged.overrides.push_back(std::move(overrides));
+  };
+  for (const TrialPlan& trial : before.trials) {
+    const auto same = now.find(trial.id);
+    take(same == now.end() ? trial : planned.plan.trials[same->second], "", "");
+    if (same != now.end()) now.erase(same);
+  }
+  std::vector<size_t> added;
+  for (size_t i = 0; i < planned.plan.trials.size(); ++i) {
+    if (!now.contains(planned.plan.trials[i].id)) continue;
+    added.push_back(merged.plan.trials.size());
+    take(planned.plan.trials[i], planned.recipes[i], planned.overrides[i]);
+  }
+  describe(merged.plan);
+  // The definition before the plan: a plan is never of a definition that is not there.
+  const std::string old = read_file(directory / "sweep.yaml", 64 << 20);
+  if (old != merged.plan.definition.text) {
+    int n = 1;
+    while (fs::exists(directory / ("sweep." + std::to_string(n) + ".yaml"))) ++n;
+    write_file_durably(directory / ("sweep." + std::to_string(n) + ".yaml"), old);
+    write_file_durably(directory / "sweep.yaml", merged.plan.definition.text);
+  }
+  add_trials(directory, merged, added);
+  return static_cast<int64_t>(added.size());
+}
+
+TrialPlan add_trial(const fs::path& directory, const Values& values, std::optional<int64_t> seed) {
+  const auto lock = lock_plan(directory);
+  Planned planned;
+  planned.plan = read_plan(directory);
+  Values canonical;
+  for (const auto& [path, value] : values) {
+    const auto target = find_target(path);
+    const std::string name = target ? target->path : path;
+    if (std::find(kOwnPlaces.begin(), kOwnPlaces.end(), name) != kOwnPlaces.end())
+      fail(ErrorCode::config, "each trial has its own `" + name + "`");
+    if (name == kSeedPath && !seed)
+      seed = parse_int(value);
+    else
+      canonical.emplace_back(name, value);
+  }
+  Composer composer(planned.plan.definition);
+  if (composer.base_hash() != planned.plan.base_hash)
+    fail(ErrorCode::failed, "the recipe `" + planned.plan.definition.base +
+                                "` does not mean what it meant when this sweep was planned");
+  Composed composed = composer.compose(canonical, seed);
+  if (!composed.possible)
+    fail(ErrorCode::config, "no trial can be made of " + text_of(canonical, seed) + ":\n    " +
+                                join(composed.reasons, "\n    "));
+  for (const TrialPlan& trial : planned.plan.trials)
+    if (composed.hash.starts_with(trial.id)) return trial;
+  composed.trial.id = composed.hash.substr(0, kIdDigits);
+  composed.trial.configuration = composed.configuration_hash.substr(0, kIdDigits);
+  for (const TrialPlan& trial : planned.plan.trials)  // a replicate of one that is there
+    if (composed.configuration_hash.starts_with(trial.configuration))
+      composed.trial.configuration = trial.configuration;
+  planned.recipes.resize(planned.plan.trials.size());
+  planned.overrides.resize(planned.plan.trials.size());
+  planned.plan.trials.push_back(composed.trial);
+  planned.recipes.push_back(std::move(composed.recipe));
+  planned.overrides.push_back(std::move(composed.overrides));
+  describe(planned.plan);
+  add_trials(directory, planned, {planned.plan.trials.size() - 1});
+  return planned.plan.trials.back();
+}
+
+Plan read_plan(const fs::path& directory) {
+  if (!is_sweep(directory))
+    fail(ErrorCode::not_found, "`" + directory.string() + "` is no sweep: it has no plan.json",
+         "`capstan sweep plan FILE --out DIR` makes one");
+  const std::string file = (directory / "plan.json").string();
+  const nlohmann::json json = checkpoint::parse_strict_json(read_file(file, 1 << 30), file);
+  Plan plan;
+  try {
+    if (json.at("schema") != kPlanSchema)
+      fail(ErrorCode::format, "`" + file + "` is no plan of a sweep that this version reads");
+    const auto values_of = [&](const nlohmann::json& object) {
+      Values values;
+      for (const auto& [path, value] : object.items()) values.emplace_back(path, value.get<std::string>());
+      sort_values(values, plan.definition);
+      return values;
+    };
+    const auto optional = [](const nlohmann::json& value) {
+      return value.is_null() ? std::nullopt : std::optional<int64_t>(value.get<int64_t>());
+    };
+    Reading reading = read_definition_text(
+        read_file(directory / "sweep.yaml", config::TreeLimits::kFileBytes),
+        json.at("base").at("directory").get<std::string>(), (directory / "sweep.yaml").string());
+    reading.require_ok();
+    plan.definition = std::move(reading.definition);
+    plan.name = plan.definition.name = json.at("name").get<std::string>();
+    plan.base_hash = json.at("base").at("hash").get<std::string>();
+    plan.varying = json.at("varying").get<std::vector<std::string>>();
+    plan.excluded = json.at("excluded").get<int64_t>();
+    plan.duplicates = json.at("duplicates").get<int64_t>();
+    for (const auto& one : json.at("trials")) {
+      TrialPlan trial;
+      trial.id = one.at("id").get<std::string>();
+      // It becomes a path.
+      if (trial.id.size() < kIdDigits || trial.id.size() > 32 ||
+          trial.id.find_first_not_of("0123456789abcdef") != std::string::npos)
+        fail(ErrorCode::format, "`" + file + "`: `" + trial.id + "` is no trial");
+      trial.configuration = one.at("configuration").get<std::string>();
+      trial.label = one.at("label").get<std::string>();
+      trial.values = values_of(one.at("values"));
+      trial.seed = optional(one.at("seed"));
+      trial.ranks = one.at("ranks").get<int64_t>();
+      trial.threads = optional(one.at("threads"));
+      const auto& estimate = one.at("estimate");
+      trial.estimate = {estimate.at("steps").get<int64_t>(), estimate.at("tokens").get<int64_t>(),
+                        estimate.at("flops").get<double>(), estimate.at("memory_bytes").get<int64_t>()};
+      plan.trials.push_back(std::move(trial));
+    }
+    for (const auto& one : json.at("impossible"))
+      plan.impossible.push_back({values_of(one.at("values")), optional(one.at("seed")),
+                                 one.at("reasons").get<std::vector<std::string>>()});
+  } catch (const nlohmann::json::exception& problem) {
+    fail(ErrorCode::format, "`" + file + "` is damaged: " + problem.what());
+  }
+  return plan;
+}
+
+}  // namespace capstan::sweep

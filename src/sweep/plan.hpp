@@ -1,0 +1,88 @@
+// The trials of a definition: composed, checked and estimated before anything is written; frozen in plan.json.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/function_ref.hpp"
+#include "sweep/definition.hpp"
+
+namespace capstan::sweep {
+
+inline constexpr std::string_view kPlanSchema = "capstan.sweep-plan/1";
+
+struct TrialEstimate {
+  int64_t steps = 0, tokens = 0;
+  double flops = 0;          // of all ranks over all steps
+  int64_t memory_bytes = 0;  // of rank 0, at its peak
+};
+
+struct TrialPlan {
+  std::string id;             // at least 8 hex digits: the hash of what the trial means
+  std::string configuration;  // likewise, of everything but the seed: equal for replicates
+  std::string label;          // "lr=0.0003,tp=2"; for people only
+  Values values;              // of axes and links, as the recipe shows them, without the seed
+  std::optional<int64_t> seed;
+  int64_t ranks = 1;
+  std::optional<int64_t> threads;  // of one rank, where the sweep says so
+  TrialEstimate estimate;
+  const std::string* value(std::string_view path) const;  // null: not among `values`
+};
+
+// A point that no trial can be made of.
+struct Impossible {
+  Values values;
+  std::optional<int64_t> seed;
+  std::vector<std::string> reasons;  // "error[R0201]: …", one for each error
+};
+
+struct Plan {
+  std::string name;
+  Definition definition;
+  std::string base_hash;  // of the base recipe's meaning, with `set`
+  std::vector<std::string>
+      varying;  // paths that axes and links set, in order; those with one value only left out
+  std::vector<TrialPlan> trials;
+  std::vector<Impossible> impossible;
+  int64_t excluded = 0, duplicates = 0;  // points left out by `exclude`; points that mean the same as another
+  const TrialPlan* find(std::string_view id) const;  // a unique beginning of an id is enough; null: none
+  // The sums over the trials.
+  int64_t tokens() const;
+  double flops() const;
+  int64_t most_memory() const;
+};
+
+// A plan and the recipe of each trial, complete and runnable by itself.
+struct Planned {
+  Plan plan;
+  std::vector<std::string> recipes, overrides;  // of trial i: recipe.yaml, overrides.txt
+  std::vector<std::string> notes;               // lints of the recipes, and what was drawn of a grid
+};
+
+// Told after each point: how many of how many are composed.
+using PlanProgress = FunctionRef<void(int64_t done, int64_t of)>;
+
+// Throws ErrorCode::config when no trial is possible, or more than 100 000 points would have to be composed.
+Planned make_plan(const Definition& definition, PlanProgress progress);
+Planned make_plan(const Definition& definition);
+
+// Writes DIRECTORY (which must not hold a sweep) with sweep.yaml, plan.json, trials/ID/…, journal.jsonl. Appears by rename.
+void write_plan(const std::filesystem::path& directory, const Planned& planned);
+
+// Adds the trials that the directory's plan lacks, and keeps the others with their states. Returns how many were added.
+// Throws ErrorCode::failed when the base recipe has changed since.
+int64_t extend_plan(const std::filesystem::path& directory, const Planned& planned);
+
+// One trial from values given by hand (`sweep ask`): of the directory's base and `set`, checked as any other. Throws
+// ErrorCode::config with the reasons. A trial that is there already is returned as it is.
+TrialPlan add_trial(const std::filesystem::path& directory, const Values& values,
+                    std::optional<int64_t> seed);
+
+// Throws ErrorCode::not_found where there is no sweep, ::format for one that is damaged.
+Plan read_plan(const std::filesystem::path& directory);
+bool is_sweep(const std::filesystem::path& directory);
+
+}  // namespace capstan::sweep

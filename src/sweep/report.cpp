@@ -1,0 +1,210 @@
+#include "sweep/report.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "sweep/report_page.hpp"
+#include "sweep/table.hpp"
+#include "sweep/values.hpp"
+#include "train/records/curve.hpp"
+
+namespace capstan::sweep {
+
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr size_t kPointsOfAll = 150'000, kMostPoints = 300, kFewestPoints = 12;
+constexpr size_t kMostRows = 1000;
+
+std::string dumped(const ordered_json& value) {
+  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+ordered_json finite_or_null(const std::optional<double>& value) {
+  return value && std::isfinite(*value) ? ordered_json(*value) : ordered_json(nullptr);
+}
+
+// "s":[steps],"v":[values]
+std::string curve_text(const std::vector<CurvePoint>& curve, size_t most) {
+  std::vector<records::Point> points;
+  for (const CurvePoint& point : curve)
+    if (std::isfinite(point.value)) points.push_back({static_cast<double>(point.step), point.value});
+  std::string steps, values;
+  std::array<char, 32> text;
+  for (const records::Point& point : records::thinned(points, most)) {
+    if (!steps.empty()) steps += ',', values += ',';
+    steps += std::to_string(static_cast<int64_t>(point.x));
+    std::snprintf(text.data(), text.size(), "%.6g", point.y);
+    values += text.data();
+  }
+  return "\"s\":[" + steps + "],\"v\":[" + values + "]";
+}
+
+// Declared so, or numbers over more than one power of ten.
+bool is_logarithmic(const Plan& plan, const std::string& path) {
+  for (const Axis& axis : plan.definition.axes)
+    if (axis.path == path && axis.kind != AxisKind::list) return axis.kind == AxisKind::log;
+  double low = INFINITY, high = 0;
+  for (const TrialPlan& trial : plan.trials) {
+    const std::string* value = trial.value(path);
+    if (!value) continue;
+    const auto number = number_of(*value);
+    if (!number || !(*number > 0)) return false;
+    low = std::min(low, *number), high = std::max(high, *number);
+  }
+  return high >= 10 * low;
+}
+
+// Numbers as JavaScript reads them: "4k" as 4000.
+std::string plain_value(const std::string& value) {
+  const auto number = number_of(value);
+  return number ? to_text(*number) : value;
+}
+
+ordered_json rows_text(const Table& table, const Results& results, Part part) {
+  ordered_json lines = ordered_json::array();
+  std::vector<std::vector<std::string>> texts = cells(table, results, part);
+  if (texts.size() < 2) return nullptr;
+  lines.push_back({{"cells", std::move(texts[0])}});
+  size_t next = 1;
+  for (const TableRow& row : table.rows) {
+    if (row.ranked != (part == Part::ranked)) continue;
+    if (next > kMostRows) break;
+    lines.push_back({{"cells", std::move(texts[next++])}, {"trials", row.trials}});
+  }
+  return lines;
+}
+
+std::string data_text(const Results& results, const std::string& recipe, const std::string& shown) {
+  const Plan& plan = results.plan;
+  const Metric& metric = results.metric();
+  const auto best = best_trial(results);
+  ordered_json root;
+  root["name"] = plan.name;
+  root["subtitle"] = "base " + plan.definition.base + " · " + std::string(name_of(plan.definition.method)) +
+                     " · " + (metric.goal == Metric::Goal::min ? "lowest " : "highest ") + metric.name +
+                     " (" + text_of_at(metric) + ")";
+  root["metric"] = {{"name", metric.name}, {"goal", text_of(metric.goal)}, {"at", text_of_at(metric)}};
+  root["keys"] = ordered_json::array();
+  const std::vector<std::string> names = short_names(plan.varying);
+  for (size_t k = 0; k < names.size(); ++k)
+    root["keys"].push_back(
+        {{"path", plan.varying[k]}, {"name", names[k]}, {"log", is_logarithmic(plan, plan.varying[k])}});
+  std::map<std::string, int64_t> states;
+  double seconds = 0;
+  for (const TrialResult& trial : results.trials) {
+    ++states[std::string(name_of(trial.status.state))];
+    seconds += trial.status.seconds;
+  }
+  root["states"] = states;
+  root["seconds"] = seconds;
+  if (best) {
+    const TrialPlan& trial = plan.trials[*best];
+    root["best"] = {{"index", *best},
+                    {"id", trial.id},
+                    {"metric", finite_or_null(results.trials[*best].status.metric)},
+                    {"command", "capstan train " + shown + "/trials/" + trial.id + "/recipe.yaml"},
+                    {"recipe", recipe}};
+  } else {
+    root["best"] = nullptr;
+  }
+  root["importance"] = nullptr;
+  if (const auto explained = explained_variance(results)) {
+    ordered_json axes = ordered_json::array();
+    for (const Importance& axis : explained->axes) {
+      std::vector<std::string> parts;
+      for (const std::string& path : axis.paths)
+        for (size_t k = 0; k < names.size(); ++k)
+          if (plan.varying[k] == path) parts.push_back(names[k]);
+      axes.push_back({{"name", join(parts, " + ")}, {"share", axis.share}});
+    }
+    root["importance"] = {{"axes", axes}, {"rest", explained->rest}, {"n", explained->n}};
+  }
+  const Table table = make_table(results);
+  root["ranked"] = rows_text(table, results, Part::ranked);
+  root["others"] = rows_text(table, results, Part::others);
+  root["rows"] = table.rows.size();
+
+  const size_t share = kPointsOfAll / std::max<size_t>(1, plan.trials.size());
+  const size_t most = std::clamp(share, kFewestPoints, kMostPoints);
+  std::string text = dumped(root);
+  text.pop_back();  // the closing brace: the trials follow
+  text += ",\"trials\":[";
+  for (size_t i = 0; i < plan.trials.size(); ++i) {
+    const TrialPlan& trial = plan.trials[i];
+    const TrialStatus& status = results.trials[i].status;
+    ordered_json item;
+    item["id"] = trial.id;
+    item["label"] = trial.label;
+    item["seed"] = trial.seed ? ordered_json(*trial.seed) : ordered_json(nullptr);
+    item["state"] = name_of(status.state);
+    item["metric"] = finite_or_null(status.metric);
+    item["step"] = status.step ? ordered_json(*status.step) : ordered_json(nullptr);
+    item["reason"] = status.reason;
+    std::vector<std::string> values;
+    for (const std::string& path : plan.varying) {
+      const std::string* value = trial.value(path);
+      values.push_back(value ? plain_value(*value) : std::string());
+    }
+    item["values"] = std::move(values);
+    std::string line = dumped(item);
+    line.pop_back();
+    text += (i ? ",\n" : "\n") + line + "," + curve_text(results.trials[i].curve, most) + "}";
+  }
+  return text + "]}";
+}
+
+// JSON inside a script element: a `<` could end it, and stands in texts only.
+std::string without_markup(const std::string& json) {
+  std::string text;
+  text.reserve(json.size());
+  for (const char c : json) text += c == '<' ? std::string("\\u003c") : std::string(1, c);
+  return text;
+}
+
+// Replaces {{name}}, each once; what is put in is not looked at again.
+std::string filled(std::string_view page, const std::map<std::string_view, std::string>& parts) {
+  std::string text;
+  for (size_t at = 0;;) {
+    const size_t begin = page.find("{{", at), end = page.find("}}", begin);
+    text += page.substr(at, begin - at);
+    if (end == std::string_view::npos) return text;
+    text += parts.at(page.substr(begin + 2, end - begin - 2));
+    at = end + 2;
+  }
+}
+
+}  // namespace
+
+std::optional<size_t> best_trial(const Results& results) {
+  std::optional<size_t> best;
+  for (size_t i = 0; i < results.trials.size(); ++i) {
+    const TrialStatus& status = results.trials[i].status;
+    if (status.state != State::done || !status.metric || !std::isfinite(*status.metric)) continue;
+    if (!best || results.metric().better(*status.metric, *results.trials[*best].status.metric)) best = i;
+  }
+  return best;
+}
+
+std::string report_html(const Results& results, const std::string& recipe, const std::string& shown) {
+  return filled(report_page(), {{"title", records::html_escaped(results.plan.name) + " · Capstan sweep"},
+                                {"style", std::string(report_style())},
+                                {"script", std::string(report_script())},
+                                {"data", without_markup(data_text(results, recipe, shown))}});
+}
+
+std::string report_html(const Results& results, const std::filesystem::path& directory) {
+  std::string recipe;
+  if (const auto best = best_trial(results))
+    recipe = read_file(directory / "trials" / results.plan.trials[*best].id / "recipe.yaml", 4 << 20);
+  return report_html(results, recipe, directory.string());
+}
+
+}  // namespace capstan::sweep

@@ -1,0 +1,483 @@
+#include "sweep/runner.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "base/thread_pool.hpp"
+#include "sweep/pruning.hpp"
+#include "train/records/metrics.hpp"
+#include "train/records/run_dir.hpp"
+#include "train/records/run_list.hpp"
+
+extern char** environ;
+
+namespace capstan::sweep {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
+
+int RunnerResult::exit_code() const {
+  if (killed) return 128 + signal;
+  if (failed > 0) return 1;
+  return pending > 0 ? 75 : 0;
+}
+
+namespace {
+
+constexpr int kTerminalStop = 75;  // ended early, with a checkpoint
+constexpr auto kRescan = std::chrono::seconds(1), kHeartbeat = std::chrono::seconds(15);
+constexpr std::chrono::minutes kPatience{10};  // for a trial that was asked to save and end
+constexpr off_t kTail = 8192;
+constexpr int kTailLines = 15;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Signals wait in the kernel until the loop asks for them; trials get the mask of before.
+class HeldSignals {
+ public:
+  HeldSignals() {
+    sigemptyset(&held_);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD}) sigaddset(&held_, signal);
+    ::sigprocmask(SIG_BLOCK, &held_, &before_);
+  }
+  ~HeldSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
+  // The next one, 0 when none comes in that time.
+  int next(std::chrono::milliseconds wait) const {
+    const timespec time{wait.count() / 1000, (wait.count() % 1000) * 1'000'000};
+    const int signal = ::sigtimedwait(&held_, nullptr, &time);
+    return signal > 0 ? signal : 0;
+  }
+  const sigset_t& before() const { return before_; }
+
+ private:
+  sigset_t held_, before_;
+};
+
+std::string log_tail(const fs::path& log) {
+  std::error_code error;
+  const auto size = static_cast<off_t>(fs::file_size(log, error));
+  if (error) return {};
+  const int fd = ::open(log.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return {};
+  std::string text(static_cast<size_t>(std::min(size, kTail)), '\0');
+  const ssize_t got = ::pread(fd, text.data(), text.size(), std::max<off_t>(0, size - kTail));
+  ::close(fd);
+  text.resize(static_cast<size_t>(std::max<ssize_t>(0, got)));
+  while (text.ends_with('\n')) text.pop_back();
+  size_t from = text.size();
+  for (int lines = 0; lines < kTailLines && from != std::string::npos; ++lines)
+    from = from == 0 ? std::string::npos : text.rfind('\n', from - 1);
+  return from == std::string::npos ? text : text.substr(from + 1);
+}
+
+// One trial that runs.
+struct Active {
+  const TrialPlan trial;  // a copy: the plan may grow
+  TrialLock lock;
+  int slot = 0;
+  int64_t attempt = 0, failures = 0;
+  pid_t process = 0;
+  bool launched = false;  // by mpirun, whose parent takes signals
+  Clock::time_point begun = Clock::now();
+  std::string started = records::utc_now();
+  std::optional<Clock::time_point> asked;  // to save and end
+  std::string pruned, too_long;            // why it was asked
+  size_t judged = 0;                       // rungs
+  Clock::time_point looked{};
+  double look_seconds = 0;
+  uintmax_t metrics_size = 0;
+  std::optional<int64_t> last_step;
+  int64_t first_checkpoint = 0;
+};
+
+class Runner {
+ public:
+  Runner(Store& store, const RunnerOptions& options, RunnerListener& listener)
+      : store_(store), options_(options), listener_(listener), pruning_(store) {}
+
+  RunnerResult run() {
+    store_.mend_journal();
+    for (const TrialPlan& trial : store_.plan().trials)
+      device_seconds_ += store_.status(trial).seconds * static_cast<double>(trial.ranks);
+    for (;;) {
+      fill();
+      if (active_.empty() && (stopping() || !candidates_)) break;
+      for (int signal = signals_.next(std::chrono::milliseconds(active_.empty() ? 50 : 200)); signal != 0;
+           signal = signals_.next(std::chrono::milliseconds(0)))
+        if (signal != SIGCHLD) on_signal(signal);
+      reap();
+      for (auto& active : active_) watch(*active);
+    }
+    return result();
+  }
+
+ private:
+  bool stopping() const { return result_.signal != 0 || failed_ || spent_; }
+
+  bool asked_for(const TrialPlan& trial) const {
+    return options_.trials.empty() ||
+           std::find(options_.trials.begin(), options_.trials.end(), trial.id) != options_.trials.end();
+  }
+
+  // ---- starting ----------------------------------------------------------------------------------------------------
+
+  void fill() {
+    if (stopping()) return;
+    const bool full = static_cast<int64_t>(active_.size()) >= options_.slots;
+    if (full || (nothing_since_ && seconds_since(*nothing_since_) < 1 && !active_.empty())) return;
+    candidates_ = false;
+    for (int pass = 0; pass < 2; ++pass) {  // once more when another process has added trials
+      // By index: starting one may take so long that the plan has grown.
+      for (size_t i = 0; i < store_.plan().trials.size(); ++i) {
+        const TrialPlan& trial = store_.plan().trials[i];
+        if (finished_.contains(trial.id) || !asked_for(trial)) continue;
+        const State state = store_.state(trial.id);
+        if (state == State::done || state == State::pruned) finished_.insert(trial.id);
+        if (state == State::running && is_orphaned(store_.trial(trial.id))) candidates_ = true;  // soon
+        if (state != State::pending && state != State::lost) continue;
+        if (static_cast<int64_t>(active_.size()) >= options_.slots) {
+          candidates_ = true;
+          return;
+        }
+        if (take(trial)) candidates_ = true;
+      }
+      if (!store_.refresh()) break;
+    }
+    nothing_since_ = Clock::now();
+  }
+
+  bool take(const TrialPlan& trial) {
+    auto lock = TrialLock::try_take(store_.trial(trial.id));
+    if (!lock) return false;
+    // Looked at again under the lock: another runner may have done it meanwhile.
+    const std::string word(trim(read_file(store_.trial(trial.id) / "state", 4096)));
+    if (word != name_of(State::pending) && word != name_of(State::running)) return false;
+    const TrialStatus before = store_.status(trial);
+    if (word == name_of(State::running)) store_.tell_lost(trial.id, before.attempt);
+    auto active = std::make_unique<Active>(Active{.trial = trial, .lock = std::move(*lock)});
+    // A trial that has failed as often as it may and waits again was asked for by hand: it counts anew.
+    active->failures = before.failures > store_.plan().definition.limits.retries ? 0 : before.failures;
+    active->slot = free_slot();
+    active->first_checkpoint = newest_checkpoint(trial.id);
+    active->attempt = store_.begin_attempt(trial.id);
+    store_.change(trial.id, {State::running, active->attempt, "", {}});
+    start(*active);
+    listener_.started(active->trial, active->attempt, active->slot);
+    active_.push_back(std::move(active));
+    return true;
+  }
+
+  int free_slot() const {
+    for (int slot = 0;; ++slot)
+      if (std::none_of(active_.begin(), active_.end(),
+                       [&](const auto& active) { return active->slot == slot; }))
+        return slot;
+  }
+
+  std::vector<std::string> command_of(Active& active) const {
+    const TrialPlan& trial = active.trial;
+    const fs::path place = fs::absolute(store_.trial(trial.id));
+    std::vector<std::string> command;
+    if (trial.ranks > 1 && options_.launcher == Launcher::srun)
+      command = {"srun", "--ntasks=" + std::to_string(trial.ranks), "--kill-on-bad-exit=1"};
+    command.insert(command.end(), {options_.program, "train", (place / "recipe.yaml").string(), "--run-dir",
+                                   (place / "run").string(), "--resume"});
+    if (trial.ranks > 1 && options_.launcher == Launcher::mpirun) {
+      command.insert(command.end(), {"--nproc", std::to_string(trial.ranks)});
+      active.launched = true;
+    }
+    // Slots share the cores; the numbers are the same for any count.
+    if (!trial.threads && options_.slots > 1 && options_.launcher == Launcher::mpirun)
+      command.push_back("train.threads=" + std::to_string(std::max<int64_t>(
+                                               1, available_cores() / (options_.slots * trial.ranks))));
+    return command;
+  }
+
+  void start(Active& active) {
+    const fs::path attempt = fs::absolute(store_.attempt(active.trial.id, active.attempt));
+    std::vector<std::string> command = command_of(active);
+    std::vector<std::string> environment;
+    for (char** variable = environ; *variable; ++variable)
+      if (!std::string_view(*variable).starts_with("CAPSTAN_STOP_FILE=")) environment.emplace_back(*variable);
+    environment.push_back("CAPSTAN_STOP_FILE=" + (attempt / "stop").string());
+    std::array<char, 256> host{};
+    if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+    Json about{{"command", command},   {"started", active.started}, {"host", host.data()},
+               {"runner", ::getpid()}, {"slot", active.slot},       {"cores", available_cores()}};
+    for (const char* name :
+         {"SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "CUDA_VISIBLE_DEVICES"})
+      if (const char* value = std::getenv(name)) about[name] = value;
+    write_file_durably(attempt / "env.json",
+                       about.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+
+    std::vector<char*> argv, envp;
+    for (std::string& word : command) argv.push_back(word.data());
+    for (std::string& variable : environment) envp.push_back(variable.data());
+    argv.push_back(nullptr);
+    envp.push_back(nullptr);
+    const std::string log = (attempt / "log.txt").string();
+    const int output = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (output < 0) fail(ErrorCode::io, "cannot write `" + log + "`: " + system_error_text(errno));
+    const int input = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    const pid_t parent = ::getpid();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      // A group of its own: ctrl-C reaches the runner alone.
+      ::setpgid(0, 0);
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != parent) ::_exit(kTerminalStop);
+      ::dup2(input, STDIN_FILENO);
+      ::dup2(output, STDOUT_FILENO);
+      ::dup2(output, STDERR_FILENO);
+      ::fcntl(active.lock.descriptor(), F_SETFD, 0);  // the trial stays taken as long as its process lives
+      ::sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
+      ::execvpe(argv[0], argv.data(), envp.data());
+      ::_exit(127);
+    }
+    const int problem = errno;
+    ::close(output);
+    if (input >= 0) ::close(input);
+    if (child < 0) fail(ErrorCode::io, "cannot start a process: " + system_error_text(problem));
+    ::setpgid(child, child);
+    active.process = child;
+  }
+
+  // ---- while they run ----------------------------------------------------------------------------------------------
+
+  void ask_to_stop(Active& active) const {
+    if (active.asked) return;
+    active.asked = Clock::now();
+    if (active.launched) {
+      ::kill(active.process, SIGTERM);  // its parent leaves the ranks a file of its own
+      return;
+    }
+    const fs::path file = store_.attempt(active.trial.id, active.attempt) / "stop";
+    const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    if (fd >= 0)
+      ::close(fd);
+    else
+      ::kill(active.process, SIGTERM);
+  }
+
+  void on_signal(int signal) {
+    if (result_.signal == 0) {
+      result_.signal = signal;
+      if (!active_.empty())
+        listener_.note("asked to stop: " + std::to_string(active_.size()) +
+                       (active_.size() == 1 ? " trial saves and ends" : " trials save and end") +
+                       "; once more kills");
+      for (auto& active : active_) ask_to_stop(*active);
+    } else if (signal == SIGINT || signal == SIGTERM) {
+      result_.signal = signal;
+      result_.killed = true;
+      for (auto& active : active_) ::kill(-active->process, SIGKILL);
+    }
+  }
+
+  void watch(Active& active) {
+    if (Clock::now() - heartbeat_ > kHeartbeat) {
+      heartbeat_ = Clock::now();
+      for (const auto& one : active_) one->lock.heartbeat();
+    }
+    if (active.asked && Clock::now() - *active.asked > kPatience) ::kill(-active.process, SIGKILL);
+    const Definition& d = store_.plan().definition;
+    if (d.limits.per_trial_seconds && !active.asked &&
+        seconds_since(active.begun) > *d.limits.per_trial_seconds) {
+      active.too_long = "took longer than limits.per_trial, " + human_duration(*d.limits.per_trial_seconds);
+      ask_to_stop(active);
+    }
+    if (seconds_since(active.looked) < std::max(1.0, 50 * active.look_seconds)) return;
+    active.looked = Clock::now();
+    std::error_code error;
+    const auto size = fs::file_size(store_.run(active.trial.id) / "metrics.jsonl", error);
+    if (error || size == active.metrics_size) return;
+    active.metrics_size = size;
+    look(active);
+    active.look_seconds = seconds_since(active.looked);
+  }
+
+  void look(Active& active) {
+    const Definition& d = store_.plan().definition;
+    const auto curve = store_.read_curve(active.trial.id, d.metric.name);
+    const auto row = records::last_logged_step(store_.run(active.trial.id) / "metrics.jsonl");
+    if (row) active.last_step = row->step;
+    const auto metric = summarised(curve, d.metric);
+    listener_.progress(active.slot, active.trial, active.last_step, active.trial.estimate.steps, metric);
+    if (active.asked) return;
+    active.pruned = pruning_.verdict(active.trial, curve, active.judged);
+    if (!active.pruned.empty()) ask_to_stop(active);
+  }
+
+  // ---- when they end -----------------------------------------------------------------------------------------------
+
+  void reap() {
+    for (size_t i = 0; i < active_.size();) {
+      int status = 0;
+      const pid_t ended = ::waitpid(active_[i]->process, &status, WNOHANG);
+      if (ended == 0) {
+        ++i;
+        continue;
+      }
+      const auto active = std::move(active_[i]);
+      active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
+      finish(*active, WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+      nothing_since_.reset();
+      candidates_ = true;
+    }
+  }
+
+  // Not finite: the trainer has said so in a row of its own, whatever the metric of the sweep is.
+  std::string diverged(const Active& active) const {
+    std::string found;
+    const fs::path metrics = store_.run(active.trial.id) / "metrics.jsonl";
+    std::error_code error;
+    if (!store_.plan().definition.stop.nan || !fs::exists(metrics, error)) return found;
+    records::read_metrics(metrics, [&](const records::ReadRow& row) {
+      if (row.event == "not_finite" && row.step)
+        found = "loss or gradient at step " + std::to_string(*row.step) + " is not finite";
+    });
+    return found;
+  }
+
+  Transition judge(Active& active, int code) {
+    Transition how{State::failed, active.attempt, "", code};
+    const std::string exit =
+        code > 128 ? "ended by signal " + std::to_string(code - 128) : "exit code " + std::to_string(code);
+    const bool stopped = active.asked || result_.signal != 0;
+    if (code == 0) {
+      how.state = State::done;
+    } else if (!active.too_long.empty()) {
+      how.reason = active.too_long;
+    } else if (!active.pruned.empty()) {
+      how.state = State::pruned;
+      how.reason = active.pruned;
+    } else if (code == kTerminalStop && !stopped &&
+               newest_checkpoint(active.trial.id) <= active.first_checkpoint) {
+      how.reason = "stopped by itself without a step forward";
+    } else if (code == kTerminalStop || (stopped && code > 128)) {
+      how.state = State::pending;
+      how.reason = code == kTerminalStop ? "stopped with a checkpoint" : "stopped, " + exit;
+    } else if (code == 2 || code == 3 || code == 70 || code == 127) {  // the same again would be the same
+      how.reason = code == 2     ? "configuration: exit code 2"
+                   : code == 3   ? "does not fit: exit code 3"
+                   : code == 127 ? "the program did not start"
+                                 : exit;
+    } else if (const std::string reason = diverged(active); !reason.empty()) {
+      how.state = State::pruned;
+      how.reason = reason;
+    } else {
+      ++active.failures;
+      how.reason = exit;
+      if (active.failures <= store_.plan().definition.limits.retries) {
+        how.state = State::pending;
+        how.reason += ", retry " + std::to_string(active.failures) + " of " +
+                      std::to_string(store_.plan().definition.limits.retries);
+      }
+    }
+    if (how.state == State::failed && active.failures <= store_.plan().definition.limits.retries)
+      active.failures = store_.plan().definition.limits.retries + 1;
+    return how;
+  }
+
+  void finish(Active& active, int code) {
+    if (const auto row = last_row(active.trial.id)) active.last_step = row->step;
+    const Transition how = judge(active, code);
+    const double seconds = seconds_since(active.begun);
+    device_seconds_ += seconds * static_cast<double>(active.trial.ranks);
+    const auto metric = summarised(store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
+                                   store_.plan().definition.metric);
+    const fs::path attempt = store_.attempt(active.trial.id, active.attempt);
+    Json result{{"state", name_of(how.state)}, {"code", code},
+                {"reason", how.reason},        {"started", active.started},
+                {"ended", records::utc_now()}, {"seconds", seconds},
+                {"failures", active.failures}};
+    result["step"] = active.last_step ? Json(*active.last_step) : Json();
+    result["metric"] = metric ? Json(*metric) : Json();
+    write_file_durably(attempt / "result.json", result.dump(1) + "\n");
+    std::error_code ignored;
+    fs::remove(attempt / "stop", ignored);
+    store_.change(active.trial.id, how);
+    listener_.progress(active.slot, active.trial, active.last_step, active.trial.estimate.steps, metric);
+    listener_.ended(active.trial, how, active.slot);
+    const bool again = how.state == State::pending && how.code && *how.code != kTerminalStop && !active.asked;
+    if (how.state == State::failed || again)
+      listener_.failure(active.trial, how, log_tail(attempt / "log.txt"));
+    if (how.state == State::failed && options_.on_failure == OnFailure::stop && !failed_) {
+      failed_ = true;
+      for (auto& other : active_) ask_to_stop(*other);
+    }
+    const auto hours = store_.plan().definition.limits.device_hours;
+    if (hours && device_seconds_ >= *hours * 3600 && !spent_) {
+      spent_ = true;
+      listener_.note("limits.device_hours=" + to_text(*hours) + " are used up: no more trials are started");
+    }
+  }
+
+  int64_t newest_checkpoint(const std::string& id) const {
+    if (!records::is_run(store_.run(id))) return 0;
+    const auto checkpoints = records::summarise(store_.run(id)).checkpoints;
+    return checkpoints.empty() ? 0 : checkpoints.front();
+  }
+
+  std::optional<records::ReadRow> last_row(const std::string& id) const {
+    const fs::path metrics = store_.run(id) / "metrics.jsonl";
+    std::error_code error;
+    return fs::exists(metrics, error) ? records::last_logged_step(metrics) : std::nullopt;
+  }
+
+  RunnerResult result() {
+    for (const TrialPlan& trial : store_.plan().trials) {
+      if (!asked_for(trial)) continue;
+      const State state = store_.state(trial.id);
+      ++(state == State::done      ? result_.done
+         : state == State::failed  ? result_.failed
+         : state == State::pruned  ? result_.pruned
+         : state == State::running ? result_.elsewhere
+                                   : result_.pending);
+    }
+    return result_;
+  }
+
+  Store& store_;
+  const RunnerOptions& options_;
+  RunnerListener& listener_;
+  Pruning pruning_;
+  HeldSignals signals_;
+  std::vector<std::unique_ptr<Active>> active_;
+  std::set<std::string> finished_;
+  std::optional<Clock::time_point> nothing_since_;
+  bool candidates_ = true;  // there may be something to take
+  bool failed_ = false, spent_ = false;
+  double device_seconds_ = 0;
+  Clock::time_point heartbeat_ = Clock::now();
+  RunnerResult result_;
+};
+
+}  // namespace
+
+RunnerResult run_trials(Store& store, const RunnerOptions& options, RunnerListener& listener) {
+  return Runner(store, options, listener).run();
+}
+
+}  // namespace capstan::sweep

@@ -1,0 +1,49 @@
+// Works through the trials of a sweep: so many at once, each a child process of this program running `train`.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "sweep/store.hpp"
+
+namespace capstan::sweep {
+
+// What happens, for whoever shows it.
+class RunnerListener {
+ public:
+  virtual ~RunnerListener() = default;
+  virtual void started(const TrialPlan& trial, int64_t attempt, int slot) = 0;
+  virtual void ended(const TrialPlan& trial, const Transition& how, int slot) = 0;
+  // The last lines of the log of a trial that failed.
+  virtual void failure(const TrialPlan& trial, const Transition& how, const std::string& log_tail) = 0;
+  virtual void progress(int slot, const TrialPlan& trial, std::optional<int64_t> step, int64_t steps,
+                        std::optional<double> metric) = 0;
+  virtual void note(const std::string& text) = 0;
+};
+
+enum class OnFailure : uint8_t { go_on, stop };
+enum class Launcher : uint8_t { mpirun, srun };  // of trials with several ranks
+
+struct RunnerOptions {
+  std::string program;  // path of this binary
+  int64_t slots = 1;
+  OnFailure on_failure = OnFailure::go_on;
+  Launcher launcher = Launcher::mpirun;
+  std::vector<std::string> trials;  // ids; empty: all
+};
+
+struct RunnerResult {
+  int64_t done = 0, failed = 0, pruned = 0, pending = 0,
+          elsewhere = 0;  // states of the trials asked for, at the end
+  int signal = 0;         // of the request to stop; 0: none
+  bool killed = false;    // asked twice
+  // 0 all done or pruned; 1 some failed; 75 stopped with trials left; 130 or 143 when asked twice.
+  int exit_code() const;
+};
+
+// SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the trials to save and end; a second SIGINT or SIGTERM kills them.
+RunnerResult run_trials(Store& store, const RunnerOptions& options, RunnerListener& listener);
+
+}  // namespace capstan::sweep

@@ -1,0 +1,25 @@
+// The Sobol sequence (Joe and Kuo's direction numbers new-joe-kuo-6.21201), in Gray-code order, unscrambled: the same points on
+// every machine, each beginning of it spread evenly.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace capstan::sweep {
+
+class Sobol {
+ public:
+  static constexpr int kMostDimensions = 24;
+  explicit Sobol(int dimensions);  // from 1 to kMostDimensions
+  std::vector<double>
+  next();  // each in [0, 1); the first is all zeros. Throws ErrorCode::failed after 2^30 points.
+
+ private:
+  static constexpr int kBits = 30;
+  std::vector<std::array<uint32_t, kBits>> directions_;
+  std::vector<uint32_t> at_;
+  uint32_t index_ = 0;
+};
+
+}  // namespace capstan::sweep

@@ -1,0 +1,363 @@
+#include "sweep/store.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "train/records/metrics.hpp"
+#include "train/records/run_dir.hpp"
+
+namespace capstan::sweep {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+constexpr std::array<std::string_view, 6> kStates{"pending", "running", "done", "failed", "pruned", "lost"};
+constexpr int kHeartbeatGrace =
+    120;  // seconds: a claim from another host without a sign of life for so long is void
+
+State state_of(std::string_view word, const fs::path& file) {
+  const auto at = std::find(kStates.begin(), kStates.end(), word);
+  if (at == kStates.end()) fail(ErrorCode::format, "`" + file.string() + "` holds no state of a trial");
+  return static_cast<State>(at - kStates.begin());
+}
+
+std::string host_name() {
+  std::array<char, 256> host{};
+  return ::gethostname(host.data(), host.size() - 1) == 0 ? host.data() : "";
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+std::string read_all(int fd) {
+  std::string text;
+  std::array<char, 1 << 16> buffer;
+  off_t at = 0;
+  for (ssize_t got = 0; (got = ::pread(fd, buffer.data(), buffer.size(), at)) > 0; at += got)
+    text.append(buffer.data(), static_cast<size_t>(got));
+  return text;
+}
+
+bool try_lock(int fd, int how) {
+  while (::flock(fd, how | LOCK_NB) != 0)
+    if (errno != EINTR) return false;
+  return true;
+}
+
+// The journal, locked: every change of a state happens under it.
+class Journal {
+ public:
+  explicit Journal(const fs::path& path)
+      : path_(path), fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+    if (fd_.get() < 0)
+      fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
+    while (::flock(fd_.get(), LOCK_EX) != 0)
+      if (errno != EINTR)
+        fail(ErrorCode::io, "cannot lock `" + path.string() + "`: " + system_error_text(errno));
+    // A line that a killed process left unfinished; the state it told of is told again by mend_journal().
+    struct stat info {};
+    ::fstat(fd_.get(), &info);
+    off_t end = info.st_size;
+    char last = '\n';
+    while (end > 0 && ::pread(fd_.get(), &last, 1, end - 1) == 1 && last != '\n') --end;
+    if (end != info.st_size && ::ftruncate(fd_.get(), end) != 0)
+      fail(ErrorCode::io, "cannot mend `" + path.string() + "`: " + system_error_text(errno));
+    ::lseek(fd_.get(), 0, SEEK_END);
+  }
+  void append(const std::string& line) {
+    if (::write(fd_.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+      fail(ErrorCode::io, "cannot write `" + path_.string() + "`: " + system_error_text(errno));
+    ::fdatasync(fd_.get());
+  }
+  std::string text() const { return read_all(fd_.get()); }
+
+ private:
+  fs::path path_;
+  Descriptor fd_;
+};
+
+std::string journal_line(std::string_view id, const Transition& transition) {
+  Json line{{"time", records::utc_now()}, {"trial", id}, {"state", name_of(transition.state)}};
+  if (transition.attempt) line["attempt"] = transition.attempt;
+  if (transition.code) line["code"] = *transition.code;
+  if (!transition.reason.empty()) line["reason"] = transition.reason;
+  line["host"] = host_name();
+  line["pid"] = ::getpid();
+  return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+int64_t newest_attempt(const fs::path& trial) {
+  int64_t newest = 0;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(trial / "attempts", error))
+    newest = std::max(newest, parse_int(entry.path().filename().string()).value_or(0));
+  return newest;
+}
+
+}  // namespace
+
+std::string_view name_of(State state) {
+  return kStates[static_cast<size_t>(state)];
+}
+
+Store::Store(const fs::path& directory)
+    : directory_(directory), plan_(read_plan(directory)), stamp_(stamp()) {}
+
+fs::file_time_type Store::stamp() const {
+  std::error_code error;
+  return fs::last_write_time(directory_ / "plan.json", error);
+}
+bool Store::refresh() {
+  const auto now = stamp();
+  if (now == stamp_) return false;
+  plan_ = read_plan(directory_);
+  stamp_ = now;
+  return true;
+}
+
+State Store::state(std::string_view id) const {
+  const fs::path file = trial(id) / "state";
+  const State written = state_of(trim(read_file(file, 4096)), file);
+  return written == State::running && !owner_of(trial(id)) ? State::lost : written;
+}
+
+TrialStatus Store::status(const TrialPlan& planned) const {
+  TrialStatus out;
+  const fs::path place = trial(planned.id);
+  out.state = state(planned.id);
+  if (out.state == State::running) out.owner = owner_of(place).value_or("");
+  out.attempt = newest_attempt(place);
+  for (int64_t attempt = 1; attempt <= out.attempt; ++attempt) {
+    const fs::path file = place / "attempts" / std::to_string(attempt) / "result.json";
+    std::error_code error;
+    if (!fs::exists(file, error)) continue;
+    try {
+      const auto result = Json::parse(read_file(file, 1 << 20));
+      out.seconds += result.value("seconds", 0.0);
+      out.failures = result.value("failures", int64_t{0});
+      out.reason = result.value("reason", "");
+    } catch (const nlohmann::json::exception&) {  // one attempt's account is lost, not the trial
+    }
+  }
+  if (out.state == State::running || out.state == State::done) out.reason.clear();
+  out.total_steps = planned.estimate.steps;
+  const fs::path metrics = run(planned.id) / "metrics.jsonl";
+  std::error_code error;
+  if (!fs::exists(metrics, error)) return out;
+  if (const auto row = records::last_logged_step(metrics)) out.step = row->step;
+  out.metric = summarised(read_curve(planned.id, plan_.definition.metric.name), plan_.definition.metric);
+  return out;
+}
+std::vector<TrialStatus> Store::statuses() const {
+  std::vector<TrialStatus> out;
+  for (const TrialPlan& trial : plan_.trials) out.push_back(status(trial));
+  return out;
+}
+
+int64_t Store::begin_attempt(std::string_view id) const {
+  const int64_t number = newest_attempt(trial(id)) + 1;
+  std::error_code error;
+  fs::create_directories(attempt(id, number), error);
+  if (error) fail(ErrorCode::io, "cannot create `" + attempt(id, number).string() + "`: " + error.message());
+  fs::create_symlink("../../run/metrics.jsonl", attempt(id, number) / "metrics.jsonl", error);
+  fs::create_symlink("run/checkpoints", trial(id) / "checkpoints", error);  // there already after the first
+  return number;
+}
+
+void Store::change(std::string_view id, const Transition& transition) const {
+  Journal journal(directory_ / "journal.jsonl");
+  write_file_durably(trial(id) / "state", std::string(name_of(transition.state)) + "\n");
+  journal.append(journal_line(id, transition));
+}
+
+void Store::mend_journal() const {
+  Journal journal(directory_ / "journal.jsonl");
+  std::map<std::string, std::string> last;
+  const std::string text = journal.text();
+  for (const std::string_view line : split(text, '\n')) {
+    if (line.empty()) continue;
+    const auto row = Json::parse(line, nullptr, false);
+    if (row.is_object() && row.contains("trial") && row.contains("state"))
+      last[row["trial"].get<std::string>()] = row["state"].get<std::string>();
+  }
+  for (const TrialPlan& planned : plan_.trials) {
+    const fs::path file = trial(planned.id) / "state";
+    const State now = state_of(trim(read_file(file, 4096)), file);
+    const auto told = last.find(planned.id);
+    const std::string_view before =
+        told == last.end() ? name_of(State::pending) : std::string_view(told->second);
+    // `lost` is said when a trial is taken from a dead runner; its file goes on saying running.
+    if (before == name_of(now) || (before == "lost" && now == State::running)) continue;
+    journal.append(journal_line(
+        planned.id,
+        {now, newest_attempt(trial(planned.id)), "told late: the process that made it so was killed", {}}));
+  }
+}
+
+void Store::tell_lost(std::string_view id, int64_t attempt) const {
+  Journal(directory_ / "journal.jsonl")
+      .append(journal_line(id, {State::lost, attempt, "its runner is gone", {}}));
+}
+
+std::vector<CurvePoint> Store::read_curve(std::string_view id, std::string_view metric) const {
+  std::vector<CurvePoint> curve;
+  const fs::path file = run(id) / "metrics.jsonl";
+  std::error_code error;
+  if (!fs::exists(file, error)) return curve;
+  const size_t slash = metric.find('/');
+  std::string_view event = slash == std::string_view::npos ? std::string_view() : metric.substr(0, slash);
+  if (event == "val") event = "validation";
+  const std::string_view name = slash == std::string_view::npos ? metric : metric.substr(slash + 1);
+  records::read_metrics(file, [&](const records::ReadRow& row) {
+    if (!row.step || row.event != event) return;
+    const auto number =
+        std::find_if(row.numbers.begin(), row.numbers.end(), [&](const auto& n) { return n.first == name; });
+    if (number == row.numbers.end()) return;
+    // A run that went back to a checkpoint logs steps again.
+    while (!curve.empty() && curve.back().step >= *row.step) curve.pop_back();
+    curve.push_back({*row.step, number->second});
+  });
+  return curve;
+}
+
+Measured Store::measured(std::string_view id) const {
+  Measured out;
+  const fs::path file = run(id) / "metrics.jsonl";
+  std::error_code error;
+  if (!fs::exists(file, error)) return out;
+  const auto row = records::last_logged_step(file);
+  if (!row) return out;
+  const auto finite = [](double value) { return std::isfinite(value) ? std::optional(value) : std::nullopt; };
+  out.tokens_per_second = finite(row->number("tokens_per_second"));
+  out.memory_bytes = finite(row->number("memory_bytes"));
+  return out;
+}
+
+std::optional<double> summarised(const std::vector<CurvePoint>& curve, const Metric& metric) {
+  if (curve.empty()) return std::nullopt;
+  double value = curve.back().value;
+  if (metric.at == Metric::At::best) {
+    for (const CurvePoint& point : curve)
+      if (std::isnan(value) || (!std::isnan(point.value) && metric.better(point.value, value)))
+        value = point.value;
+  } else if (metric.at == Metric::At::mean) {
+    const size_t count = std::min(curve.size(), static_cast<size_t>(std::max<int64_t>(1, metric.window)));
+    value = 0;
+    for (size_t i = curve.size() - count; i < curve.size(); ++i) value += curve[i].value;
+    value /= static_cast<double>(count);
+  }
+  return std::isfinite(value) ? std::optional(value) : std::nullopt;
+}
+
+// ---- locks -------------------------------------------------------------------------------------------------------
+
+namespace {
+struct Claim {
+  std::string host, since;
+  int64_t pid = 0;
+  bool fresh = false;  // a sign of life within the grace period
+};
+std::optional<Claim> claim_of(int fd) {
+  const auto text = Json::parse(read_all(fd), nullptr, false);
+  if (!text.is_object()) return std::nullopt;
+  struct stat info {};
+  ::fstat(fd, &info);
+  try {
+    return Claim{text.at("host"), text.at("since"), text.at("pid"),
+                 ::time(nullptr) - info.st_mtime < kHeartbeatGrace};
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+}
+// The kernel frees a dead process's lock; on a file system that keeps locks to one host, the heartbeat tells.
+bool held_elsewhere(const std::optional<Claim>& claim) {
+  return claim && claim->host != host_name() && claim->fresh;
+}
+}  // namespace
+
+std::optional<TrialLock> TrialLock::try_take(const fs::path& trial) {
+  const fs::path path = trial / "lock";
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (fd < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
+  TrialLock lock(fd);
+  // Who asks for the owner shares the lock for a moment.
+  for (int attempt = 0; !try_lock(fd, LOCK_EX); ++attempt) {
+    if (attempt == 5) {
+      ::close(std::exchange(lock.fd_, -1));  // not ours to clear
+      return std::nullopt;
+    }
+    ::usleep(2000);
+  }
+  if (held_elsewhere(claim_of(fd))) {
+    ::close(std::exchange(lock.fd_, -1));
+    return std::nullopt;
+  }
+  const std::string text =
+      Json{{"host", host_name()}, {"pid", ::getpid()}, {"since", records::utc_now()}}.dump() + "\n";
+  if (::ftruncate(fd, 0) != 0 ||
+      ::pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
+    fail(ErrorCode::io, "cannot write `" + path.string() + "`: " + system_error_text(errno));
+  return lock;
+}
+TrialLock::TrialLock(TrialLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+TrialLock& TrialLock::operator=(TrialLock&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+TrialLock::~TrialLock() {
+  if (fd_ < 0) return;
+  if (::ftruncate(fd_, 0) != 0) {
+    // The claim stays until its heartbeat is old; the lock itself is free.
+  }
+  ::close(fd_);
+}
+void TrialLock::heartbeat() const {
+  ::futimens(fd_, nullptr);
+}
+
+std::optional<std::string> owner_of(const fs::path& trial) {
+  const Descriptor fd(::open((trial / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (fd.get() < 0) return std::nullopt;
+  const bool free = try_lock(fd.get(), LOCK_SH);
+  const auto claim = claim_of(fd.get());
+  if (free && !held_elsewhere(claim)) return std::nullopt;
+  if (!claim) return "another process";
+  return claim->host + ", process " + std::to_string(claim->pid) + " since " + claim->since;
+}
+
+bool is_orphaned(const fs::path& trial) {
+  const Descriptor fd(::open((trial / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (fd.get() < 0 || try_lock(fd.get(), LOCK_SH)) return false;
+  const auto claim = claim_of(fd.get());
+  return claim && claim->host == host_name() && ::kill(static_cast<pid_t>(claim->pid), 0) != 0 &&
+         errno == ESRCH;
+}
+
+}  // namespace capstan::sweep

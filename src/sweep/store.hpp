@@ -1,0 +1,122 @@
+// The directory of a sweep:
+//
+//   sweep.yaml                 the definition
+//   plan.json                  the trials
+//   journal.jsonl              every change of a state, one line each
+//   trials/ID/
+//     recipe.yaml              complete, runnable by itself
+//     overrides.txt            what differs from the base
+//     state                    pending, running, done, failed, pruned
+//     lock                     held while a process works on the trial
+//     run/                     the run directory of all attempts
+//     checkpoints              → run/checkpoints
+//     attempts/N/              log.txt, result.json, env.json, metrics.jsonl → the run's
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sweep/plan.hpp"
+
+namespace capstan::sweep {
+
+// lost: the state file says running, and nobody does.
+enum class State : uint8_t { pending, running, done, failed, pruned, lost };
+std::string_view name_of(State state);
+
+struct TrialStatus {
+  State state = State::pending;
+  int64_t attempt = 0;                       // the newest; 0: never started
+  int64_t failures = 0;                      // that count against limits.retries
+  std::string reason;                        // of failed and pruned, and why a pending one stopped
+  std::string owner;                         // running: "host, process 123 since 2026-01-31T12:34:56Z"
+  std::optional<int64_t> step, total_steps;  // last logged
+  std::optional<double> metric;  // as the definition's metric says; nullopt: none yet, or not finite
+  double seconds = 0;            // in all attempts that ended
+};
+
+struct CurvePoint {
+  int64_t step = 0;
+  double value = 0;  // NaN where the file says null
+};
+
+// What the runs say beside the metric: of the last logged step.
+struct Measured {
+  std::optional<double> tokens_per_second, memory_bytes;
+};
+
+// One line of the journal.
+struct Transition {
+  State state = State::pending;
+  int64_t attempt = 0;
+  std::string reason;
+  std::optional<int> code;  // exit code of the attempt that ended
+};
+
+class Store {
+ public:
+  explicit Store(const std::filesystem::path& directory);  // reads the plan; throws like read_plan
+
+  const std::filesystem::path& directory() const { return directory_; }
+  const Plan& plan() const { return plan_; }
+  bool refresh();  // reads the plan again where another process has added trials
+  std::filesystem::path trial(std::string_view id) const { return directory_ / "trials" / id; }
+  std::filesystem::path run(std::string_view id) const { return trial(id) / "run"; }
+
+  State state(std::string_view id) const;
+  TrialStatus status(const TrialPlan& trial) const;
+  std::vector<TrialStatus> statuses() const;  // in the order of the plan
+
+  // A new attempt's directory, with its links; its number.
+  int64_t begin_attempt(std::string_view id) const;
+  std::filesystem::path attempt(std::string_view id, int64_t number) const {
+    return trial(id) / "attempts" / std::to_string(number);
+  }
+
+  // State file by rename and one journal line, both under the journal's lock. The caller holds the trial's lock.
+  void change(std::string_view id, const Transition& transition) const;
+  // A state that was renamed and whose line a killed process did not write gets it now.
+  void mend_journal() const;
+  // Only a line: the trial is about to be taken over from a runner that is gone.
+  void tell_lost(std::string_view id, int64_t attempt) const;
+
+  // The metric over steps, from the run's metrics.jsonl; empty when there is none yet.
+  std::vector<CurvePoint> read_curve(std::string_view id, std::string_view metric) const;
+  Measured measured(std::string_view id) const;
+
+ private:
+  std::filesystem::file_time_type stamp() const;
+  std::filesystem::path directory_;
+  Plan plan_;
+  std::filesystem::file_time_type stamp_;
+};
+
+// The metric's one number of a curve: last, best, or mean of the last rows. nullopt: empty, or not finite.
+std::optional<double> summarised(const std::vector<CurvePoint>& curve, const Metric& metric);
+
+// A trial for one process and what it starts: the lock is inherited by the trial's own process, so that a trial whose
+// runner was killed stays taken until its last process is gone. Holds host, pid and time; another host's claim whose
+// heartbeat is old counts as gone.
+class TrialLock {
+ public:
+  static std::optional<TrialLock> try_take(const std::filesystem::path& trial);
+  TrialLock(TrialLock&& other) noexcept;
+  TrialLock& operator=(TrialLock&& other) noexcept;
+  ~TrialLock();
+  void heartbeat() const;  // every few seconds
+  int descriptor() const { return fd_; }
+
+ private:
+  explicit TrialLock(int fd) : fd_(fd) {}
+  int fd_ = -1;
+};
+// Who holds it; nullopt: nobody.
+std::optional<std::string> owner_of(const std::filesystem::path& trial);
+// It is held only by what a killed runner of this host has left, and will be free when that has ended.
+bool is_orphaned(const std::filesystem::path& trial);
+
+}  // namespace capstan::sweep

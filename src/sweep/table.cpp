@@ -1,0 +1,427 @@
+#include "sweep/table.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "sweep/values.hpp"
+
+namespace capstan::sweep {
+
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::array kStates{State::pending, State::running, State::done,
+                             State::failed,  State::pruned,  State::lost};
+
+// A name in a condition or a grouping: a path, or its short form.
+std::optional<std::string> path_named(const std::string& name, const std::vector<std::string>& paths,
+                                      const std::vector<std::string>& names) {
+  for (size_t i = 0; i < paths.size(); ++i)
+    if (paths[i] == name || names[i] == name) return paths[i];
+  return std::nullopt;
+}
+
+void unknown_name(const std::string& option, const std::string& name, std::vector<std::string> known) {
+  const auto near = near_matches(name, known);
+  fail(ErrorCode::usage, "`" + option + "` does not know `" + name + "`",
+       near.empty() ? "it knows " + join(known, ", ") : "did you mean `" + near.front() + "`?");
+}
+
+// What a condition may speak of beside the keys. Those of a trial decide before seeds are aggregated.
+constexpr std::array<std::string_view, 3> kOfTrial{"state", "seed", "trial"};
+constexpr std::array<std::string_view, 6> kOfRow{"steps", "tokens_per_second", "memory_bytes", "seconds", "n",
+                                                 "sd"};
+
+struct Conditions {
+  std::vector<Condition> of_trials, of_rows;
+};
+
+Condition parse_condition(std::string_view text) {
+  struct Sign {
+    std::string_view text;
+    Condition::Kind kind;
+  };
+  using Kind = Condition::Kind;
+  static constexpr std::array<Sign, 8> signs{{{">=", Kind::at_least},
+                                              {"<=", Kind::at_most},
+                                              {"!=", Kind::unequal},
+                                              {"==", Kind::equal},
+                                              {">", Kind::more},
+                                              {"<", Kind::less},
+                                              {"=", Kind::equal}}};
+  const size_t at = text.find_first_of("<>=!");
+  Condition condition;
+  std::string_view value;
+  const Sign* sign = nullptr;
+  if (at != std::string_view::npos)
+    for (const Sign& known : signs)
+      if (!sign && !known.text.empty() && text.substr(at).starts_with(known.text)) sign = &known;
+  if (sign) {
+    condition.path = trim(text.substr(0, at));
+    condition.kind = sign->kind;
+    value = trim(text.substr(at + sign->text.size()));
+  }
+  const bool bound = sign && condition.kind != Kind::equal && condition.kind != Kind::unequal;
+  if (!sign || condition.path.empty() || value.empty())
+    fail(ErrorCode::usage, "`" + std::string(trim(text)) + "` is no condition",
+         "write NAME=VALUE, NAME=A,B, or with != < <= > >=; several are joined by `&`: 'lr>=3e-4 & loss<3'");
+  if (bound) {
+    if (!number_of(value))
+      fail(ErrorCode::usage,
+           "`" + std::string(sign->text) + "` compares numbers, and `" + std::string(value) + "` is none");
+    condition.values = {std::string(value)};
+  } else {
+    for (const std::string_view part : split(value, ',')) condition.values.emplace_back(trim(part));
+  }
+  return condition;
+}
+
+Conditions parse_where(const std::vector<std::string>& texts, const Table& table) {
+  Conditions conditions;
+  for (const std::string& text : texts)
+    for (const std::string_view part : split(text, '&')) {
+      if (trim(part).empty()) continue;  // `&&`
+      Condition condition = parse_condition(part);
+      if (const auto path = path_named(condition.path, table.keys, table.names)) {
+        condition.path = *path;
+        conditions.of_trials.push_back(std::move(condition));
+      } else if (std::find(kOfTrial.begin(), kOfTrial.end(), condition.path) != kOfTrial.end()) {
+        conditions.of_trials.push_back(std::move(condition));
+      } else if (condition.path == "metric" || condition.path == table.metric.name) {
+        condition.path = "metric";
+        conditions.of_rows.push_back(std::move(condition));
+      } else if (std::find(kOfRow.begin(), kOfRow.end(), condition.path) != kOfRow.end()) {
+        conditions.of_rows.push_back(std::move(condition));
+      } else {
+        std::vector<std::string> known = table.names;
+        known.push_back(table.metric.name);
+        known.insert(known.end(), kOfTrial.begin(), kOfTrial.end());
+        known.insert(known.end(), kOfRow.begin(), kOfRow.end());
+        unknown_name("--where", condition.path, std::move(known));
+      }
+    }
+  return conditions;
+}
+
+bool trial_meets(const std::vector<Condition>& conditions, const TrialPlan& trial,
+                 const TrialStatus& status) {
+  if (conditions.empty()) return true;
+  Values point = trial.values;
+  point.emplace_back("state", name_of(status.state));
+  point.emplace_back("trial", trial.id);
+  if (trial.seed) point.emplace_back("seed", std::to_string(*trial.seed));
+  return holds(conditions, point);
+}
+
+bool row_meets(const std::vector<Condition>& conditions, const TableRow& row) {
+  if (conditions.empty()) return true;
+  Values point{{"n", std::to_string(row.metric.n)}};
+  const auto add = [&](const char* name, std::optional<double> value) {
+    if (value && std::isfinite(*value)) point.emplace_back(name, to_text(*value));
+  };
+  add("metric", row.metric.mean);
+  add("sd", row.metric.deviation);
+  add("steps", row.steps.mean);
+  add("tokens_per_second", row.tokens_per_second.mean);
+  add("memory_bytes", row.memory_bytes.mean);
+  add("seconds", row.seconds.mean);
+  return holds(conditions, point);
+}
+
+void measure(TableRow& row, const Results& results) {
+  for (const size_t i : row.trials) ++row.states[static_cast<size_t>(results.trials[i].status.state)];
+  const auto counts = [&](size_t i) {
+    const TrialStatus& status = results.trials[i].status;
+    return status.state == State::done && status.metric && std::isfinite(*status.metric);
+  };
+  row.ranked = std::any_of(row.trials.begin(), row.trials.end(), counts);
+  std::vector<double> metric, steps, rate, memory, seconds;
+  std::vector<std::string> reasons;
+  for (const size_t i : row.trials) {
+    const TrialStatus& status = results.trials[i].status;
+    const bool bad =
+        status.state == State::failed || status.state == State::pruned || status.state == State::lost;
+    if (bad && std::find(reasons.begin(), reasons.end(), status.reason) == reasons.end() &&
+        !status.reason.empty())
+      reasons.push_back(status.reason);
+    if (row.ranked && !counts(i)) continue;
+    if (status.metric && std::isfinite(*status.metric)) {
+      metric.push_back(*status.metric);
+      if (!row.best || results.metric().better(*status.metric, *row.best))
+        row.best = status.metric, row.best_trial = i;
+    }
+    if (status.step) steps.push_back(static_cast<double>(*status.step));
+    const Measured& measured = results.trials[i].measured;
+    if (measured.tokens_per_second) rate.push_back(*measured.tokens_per_second);
+    if (measured.memory_bytes) memory.push_back(*measured.memory_bytes);
+    if (status.seconds > 0) seconds.push_back(status.seconds);
+  }
+  row.metric = spread_of(metric);
+  row.steps = spread_of(steps);
+  row.tokens_per_second = spread_of(rate);
+  row.memory_bytes = spread_of(memory);
+  row.seconds = spread_of(seconds);
+  row.reason = join(reasons, "; ");
+  if (!row.ranked && row.reason.empty() && row.count(State::done) > 0)
+    row.reason = "no finite `" + results.metric().name + "`";
+}
+
+// Where a row without a rank stands.
+int place_of(const TableRow& row) {
+  return row.count(State::running)   ? 0
+         : row.count(State::pending) ? 1
+         : row.count(State::done)    ? 2
+         : row.count(State::pruned)  ? 3
+         : row.count(State::lost)    ? 4
+                                     : 5;
+}
+
+std::string rounded(double value, int digits = 5) {
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), "%.*g", digits, value);
+  return text.data();
+}
+
+// The mean with the digits that its deviation leaves.
+std::string metric_text(const Spread& metric) {
+  if (metric.n == 0) return "-";
+  if (!metric.deviation) return rounded(metric.mean);
+  int decimals = 4;
+  if (*metric.deviation > 0)
+    decimals = std::clamp(1 - static_cast<int>(std::floor(std::log10(*metric.deviation))), 0, 9);
+  // Large and tiny means read better with an exponent.
+  const double size = std::abs(metric.mean);
+  if (size >= 1e6 || (size > 0 && size < 1e-3))
+    return rounded(metric.mean) + " ± " + rounded(*metric.deviation, 2);
+  return fixed(metric.mean, decimals) + " ± " + fixed(*metric.deviation, decimals);
+}
+
+}  // namespace
+
+std::string states_text(const TableRow& row) {
+  std::vector<std::string> parts;
+  const auto total = static_cast<int64_t>(row.trials.size());
+  for (const State state : kStates) {
+    const int64_t count = row.count(state);
+    if (count == total) return std::string(name_of(state));
+    if (count > 0) parts.push_back(std::to_string(count) + " " + std::string(name_of(state)));
+  }
+  return join(parts, ", ");
+}
+
+Table make_table(const Results& results, const TableOptions& options) {
+  const Plan& plan = results.plan;
+  Table table;
+  table.metric = results.metric();
+  table.keys = plan.varying;
+  table.names = short_names(table.keys);
+  const Conditions where = parse_where(options.where, table);
+  if (!options.group_by.empty()) {
+    std::vector<std::string> keys;
+    for (const std::string& name : options.group_by) {
+      const auto path = path_named(name, table.keys, table.names);
+      if (!path) unknown_name("--group-by", name, table.names);
+      if (std::find(keys.begin(), keys.end(), *path) == keys.end()) keys.push_back(*path);
+    }
+    table.keys = std::move(keys);
+    table.names = short_names(table.keys);
+    table.grouped = true;
+  }
+
+  std::map<std::string, size_t> row_of;  // by configuration, or by the values grouped by
+  for (size_t i = 0; i < plan.trials.size(); ++i) {
+    const TrialPlan& trial = plan.trials[i];
+    if (!trial_meets(where.of_trials, trial, results.trials[i].status)) continue;
+    Values values;
+    for (const std::string& key : table.keys) {
+      const std::string* value = trial.value(key);
+      values.emplace_back(key, value ? *value : std::string());
+    }
+    std::string name = trial.configuration;
+    if (table.grouped) {
+      name.clear();
+      for (const auto& [key, value] : values) name += std::to_string(value.size()) + ":" + value;
+    }
+    const auto [at, fresh] = row_of.emplace(name, table.rows.size());
+    if (fresh) {
+      TableRow& row = table.rows.emplace_back();
+      if (!table.grouped) row.configuration = trial.configuration;
+      row.values = std::move(values);
+    }
+    table.rows[at->second].trials.push_back(i);
+  }
+  for (TableRow& row : table.rows) {
+    measure(row, results);
+    if (row.trials.size() > 1) table.seeds = true;
+  }
+  std::erase_if(table.rows, [&](const TableRow& row) { return !row_meets(where.of_rows, row); });
+  std::stable_sort(table.rows.begin(), table.rows.end(), [&](const TableRow& a, const TableRow& b) {
+    if (a.ranked != b.ranked) return a.ranked;
+    if (a.ranked) return table.metric.better(a.metric.mean, b.metric.mean);
+    return place_of(a) < place_of(b);
+  });
+  const auto is_ranked = [](const TableRow& row) { return row.ranked; };
+  table.ranked = static_cast<size_t>(std::count_if(table.rows.begin(), table.rows.end(), is_ranked));
+  if (options.top) {
+    const size_t kept = std::min(table.ranked, static_cast<size_t>(*options.top));
+    table.hidden = table.rows.size() - kept;
+    table.rows.resize(kept);
+    table.ranked = kept;
+  }
+  return table;
+}
+
+std::vector<std::vector<std::string>> cells(const Table& table, const Results& results, Part part) {
+  const bool ranked = part == Part::ranked;
+  std::vector<std::vector<std::string>> lines;
+  std::vector<std::string> head;
+  if (ranked) head.emplace_back("#");
+  head.insert(head.end(), table.names.begin(), table.names.end());
+  head.push_back(table.metric.name);
+  if (table.seeds) head.emplace_back("n");
+  if (table.grouped) head.emplace_back("best");
+  for (const char* name : {"steps", "tokens/s", "memory", "time"}) head.emplace_back(name);
+  head.emplace_back(table.grouped ? "best trial" : "trial");
+  bool mixed = !ranked;
+  for (size_t i = 0; i < table.ranked && !mixed; ++i) mixed = states_text(table.rows[i]) != "done";
+  if (mixed) head.emplace_back("state");
+  if (!ranked) head.emplace_back("reason");
+  lines.push_back(std::move(head));
+  for (size_t i = 0; i < table.rows.size(); ++i) {
+    const TableRow& row = table.rows[i];
+    if (row.ranked != ranked) continue;
+    std::vector<std::string>& line = lines.emplace_back();
+    if (ranked) line.push_back(std::to_string(i + 1));
+    for (const auto& [key, value] : row.values) line.push_back(value.empty() ? "-" : value);
+    line.push_back(metric_text(row.metric));
+    if (table.seeds)
+      line.push_back(std::to_string(ranked ? row.metric.n : static_cast<int64_t>(row.trials.size())));
+    if (table.grouped) line.push_back(row.best ? rounded(*row.best) : "-");
+    line.push_back(row.steps.n ? rounded(row.steps.mean, 8) : "-");
+    line.push_back(row.tokens_per_second.n ? human_count(row.tokens_per_second.mean) : "-");
+    line.push_back(row.memory_bytes.n ? human_bytes(row.memory_bytes.mean) : "-");
+    line.push_back(row.seconds.n ? human_duration(row.seconds.mean) : "-");
+    line.push_back(results.plan.trials[row.best_trial.value_or(row.trials.front())].id);
+    if (mixed) line.push_back(states_text(row));
+    if (!ranked) line.push_back(row.reason.substr(0, row.reason.find('\n')));
+  }
+  return lines;
+}
+
+namespace {
+
+std::string csv_cell(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string cell = "\"";
+  for (const char c : text) cell += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return cell + "\"";
+}
+
+std::string exact(const Spread& spread) {
+  return spread.n ? to_text(spread.mean) : std::string();
+}
+
+std::vector<std::string> ids_of(const TableRow& row, const Results& results) {
+  std::vector<std::string> ids;
+  for (const size_t i : row.trials) ids.push_back(results.plan.trials[i].id);
+  return ids;
+}
+
+}  // namespace
+
+std::string table_csv(const Table& table, const Results& results) {
+  std::string text;
+  const auto line = [&](const std::vector<std::string>& items) {
+    for (size_t i = 0; i < items.size(); ++i) text += (i ? "," : "") + csv_cell(items[i]);
+    text += '\n';
+  };
+  std::vector<std::string> head = table.keys;
+  for (const std::string& name : {table.metric.name, table.metric.name + "_sd", std::string("n")})
+    head.push_back(name);
+  for (const char* name :
+       {"best", "steps", "tokens_per_second", "memory_bytes", "seconds", "state", "reason", "trials"})
+    head.emplace_back(name);
+  line(head);
+  for (const TableRow& row : table.rows) {
+    std::vector<std::string> items;
+    for (const auto& [key, value] : row.values) items.push_back(value);
+    items.push_back(exact(row.metric));
+    items.push_back(row.metric.deviation ? to_text(*row.metric.deviation) : std::string());
+    items.push_back(std::to_string(row.metric.n));
+    items.push_back(row.best ? to_text(*row.best) : std::string());
+    for (const Spread* spread : {&row.steps, &row.tokens_per_second, &row.memory_bytes, &row.seconds})
+      items.push_back(exact(*spread));
+    items.push_back(states_text(row));
+    items.push_back(row.reason);
+    items.push_back(join(ids_of(row, results), " "));
+    line(items);
+  }
+  return text;
+}
+
+std::string table_json(const Table& table, const Results& results) {
+  ordered_json root;
+  root["schema"] = kTableSchema;
+  root["name"] = results.plan.name;
+  root["metric"] = {
+      {"name", table.metric.name}, {"goal", text_of(table.metric.goal)}, {"at", text_of_at(table.metric)}};
+  root["keys"] = table.keys;
+  root["rows"] = ordered_json::array();
+  const auto number = [](const Spread& spread) -> ordered_json {
+    return spread.n ? ordered_json(spread.mean) : ordered_json(nullptr);
+  };
+  for (const TableRow& row : table.rows) {
+    ordered_json item;
+    if (!table.grouped) item["configuration"] = row.configuration;
+    item["values"] = ordered_json::object();
+    for (const auto& [key, value] : row.values) item["values"][key] = value;
+    item["ranked"] = row.ranked;
+    item["metric"] = number(row.metric);
+    item["sd"] = row.metric.deviation ? ordered_json(*row.metric.deviation) : ordered_json(nullptr);
+    item["n"] = row.metric.n;
+    item["best"] = row.best ? ordered_json(*row.best) : ordered_json(nullptr);
+    item["steps"] = number(row.steps);
+    item["tokens_per_second"] = number(row.tokens_per_second);
+    item["memory_bytes"] = number(row.memory_bytes);
+    item["seconds"] = number(row.seconds);
+    item["states"] = ordered_json::object();
+    for (const State state : kStates)
+      if (row.count(state)) item["states"][std::string(name_of(state))] = row.count(state);
+    item["reason"] = row.reason;
+    item["trials"] = ids_of(row, results);
+    root["rows"].push_back(std::move(item));
+  }
+  root["hidden"] = table.hidden;
+  return root.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::string table_markdown(const Table& table, const Results& results) {
+  std::string text;
+  const auto add = [&](Part part) {
+    const auto lines = cells(table, results, part);
+    if (lines.size() < 2) return;
+    if (!text.empty()) text += '\n';
+    for (size_t i = 0; i < lines.size(); ++i) {
+      for (const std::string& cell : lines[i]) {
+        text += "| ";
+        for (const char c : cell) text += c == '|' ? std::string("\\|") : std::string(1, c);
+        text += ' ';
+      }
+      text += "|\n";
+      if (i > 0) continue;
+      for (size_t k = 0; k < lines[i].size(); ++k) text += "|---";
+      text += "|\n";
+    }
+  };
+  add(Part::ranked);
+  add(Part::others);
+  return text;
+}
+
+}  // namespace capstan::sweep

@@ -1,0 +1,124 @@
+#include "sweep/values.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/text.hpp"
+#include "config/convert.hpp"
+
+namespace capstan::sweep {
+
+using config::Node;
+
+std::optional<Target> find_target(std::string_view path) {
+  const config::Schema& schema = config::schema();
+  if (const config::FieldInfo* field = schema.find_spelling(path)) return Target{field->path, field, false};
+  if (path.empty()) return std::nullopt;
+  if (schema.find_section(path)) return Target{std::string(path), nullptr, false};
+  for (size_t end = path.find_last_of(".["); end != std::string_view::npos && end > 0;
+       end = path.find_last_of(".[", end - 1)) {
+    const config::FieldInfo* field = schema.find_spelling(path.substr(0, end));
+    using Kind = config::Type::Kind;
+    if (field && (field->type->kind == Kind::map || field->type->kind == Kind::list))
+      return Target{field->path + std::string(path.substr(end)), field, true};
+  }
+  return std::nullopt;
+}
+
+std::string path_of_override(std::string_view word) {
+  if (word.starts_with('@')) return {};
+  word.remove_prefix(std::min(word.find_first_not_of("+~"), word.size()));
+  word = word.substr(0, word.find('='));
+  if (word.ends_with('+')) word.remove_suffix(1);
+  return std::string(trim(word));
+}
+
+std::string override_value(const Node& node) {
+  switch (node.kind) {
+    case Node::Kind::null:
+      return "null";
+    case Node::Kind::scalar: {
+      // Bare texts are typed by their field; only what the grammar of overrides would split needs quotes.
+      const bool plain = !node.text.empty() &&
+                         node.text.find_first_of(",[]{}:\"'\n\\") == std::string::npos &&
+                         node.text.front() != ' ' && node.text.back() != ' ';
+      const bool interpolation = node.text.starts_with("${") && node.text.ends_with("}");
+      return (plain || interpolation) && !node.quoted ? node.text : capstan::quoted(node.text);
+    }
+    case Node::Kind::list: {
+      std::vector<std::string> items;
+      for (const Node& item : node.items) items.push_back(override_value(item));
+      return "[" + join(items, ", ") + "]";
+    }
+    case Node::Kind::map: {
+      std::vector<std::string> items;
+      for (size_t i = 0; i < node.items.size(); ++i)
+        items.push_back(override_value(Node::scalar(node.keys[i], {})) + ": " +
+                        override_value(node.items[i]));
+      return "{" + join(items, ", ") + "}";
+    }
+  }
+  return {};
+}
+
+std::optional<double> number_of(std::string_view value) {
+  static const config::FieldInfo fraction = [] {
+    config::FieldInfo info;
+    info.form = config::NumberForm::fraction;
+    return info;
+  }();
+  config::TextProblem problem;
+  if (const auto number = config::real_from_text(value, fraction, problem)) return number;
+  if (const auto number = config::integer_from_text(value, config::NumberForm::count, problem))
+    return static_cast<double>(*number);
+  return std::nullopt;
+}
+
+std::string point_text(double value, bool whole) {
+  if (whole) return std::to_string(std::llround(value));
+  std::array<char, 48> digits;
+  const auto end =
+      std::to_chars(digits.data(), digits.data() + digits.size(), value, std::chars_format::scientific, 5)
+          .ptr;
+  const double rounded = *parse_double({digits.data(), static_cast<size_t>(end - digits.data())});
+  if (std::abs(rounded) < 1e-4 || std::abs(rounded) >= 1e16) return to_text(rounded);
+  const auto plain =
+      std::to_chars(digits.data(), digits.data() + digits.size(), rounded, std::chars_format::fixed).ptr;
+  return {digits.data(), plain};
+}
+
+double at_fraction(const Axis& axis, double fraction) {
+  if (fraction <= 0) return axis.low;
+  if (fraction >= 1) return axis.high;
+  if (axis.kind == AxisKind::log) return axis.low * std::pow(axis.high / axis.low, fraction);
+  return axis.low + (axis.high - axis.low) * fraction;
+}
+
+static bool holds(const Condition& condition, const std::string& value) {
+  const auto number = number_of(value);
+  const auto equal = [&](const std::string& other) {
+    const auto second = number_of(other);
+    return number && second ? *number == *second : value == other;
+  };
+  using Kind = Condition::Kind;
+  const bool any = std::any_of(condition.values.begin(), condition.values.end(), equal);
+  if (condition.kind == Kind::equal) return any;
+  if (condition.kind == Kind::unequal) return !any;
+  const auto bound = number_of(condition.values.front());
+  if (!number || !bound) return false;
+  return condition.kind == Kind::less      ? *number < *bound
+         : condition.kind == Kind::at_most ? *number <= *bound
+         : condition.kind == Kind::more    ? *number > *bound
+                                           : *number >= *bound;
+}
+
+bool holds(const std::vector<Condition>& row, const Values& point) {
+  return std::all_of(row.begin(), row.end(), [&](const Condition& condition) {
+    return std::any_of(point.begin(), point.end(), [&](const auto& value) {
+      return value.first == condition.path && holds(condition, value.second);
+    });
+  });
+}
+
+}  // namespace capstan::sweep

@@ -1,0 +1,47 @@
+// Paths and values of a sweep as text: what an axis may name, how its points are written, how they compare.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "config/field.hpp"
+#include "config/tree.hpp"
+#include "sweep/definition.hpp"
+
+namespace capstan::sweep {
+
+inline constexpr std::string_view kSeedPath = "rng.seed";
+inline constexpr int64_t kMostPoints = 100'000;
+// What each trial has for itself: a base that sets them would make its trials write over each other.
+inline constexpr std::array<std::string_view, 3> kOwnPlaces{"checkpoint.save", "logger.tensorboard_dir",
+                                                            "profiling.trace_dir"};
+
+// What a path names: a leaf, something inside one (`dataset.blend.code`), or a section (field is null).
+struct Target {
+  std::string path;  // canonical
+  const config::FieldInfo* field = nullptr;
+  bool inside = false;
+};
+std::optional<Target> find_target(std::string_view path);
+
+// "a.b" of "a.b=c", "++a.b=c", "a.b+=c", "~a.b"; empty for "@file".
+std::string path_of_override(std::string_view word);
+
+// A value of the file as the right side of an override that says the same.
+std::string override_value(const config::Node& node);
+
+// The number that a value stands for: 3e-4, 4k, 3%; nullopt for other texts.
+std::optional<double> number_of(std::string_view value);
+
+// Rounded to six significant digits, or to an integer.
+std::string point_text(double value, bool whole);
+// Where a continuous axis, or one made of points, is at 0 … 1 between its ends.
+double at_fraction(const Axis& axis, double fraction);
+
+// Whether the row of conditions holds for the point: all of them.
+bool holds(const std::vector<Condition>& row, const Values& point);
+
+}  // namespace capstan::sweep

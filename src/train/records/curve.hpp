@@ -1,0 +1,19 @@
+// Curves for pages: so many points as can be seen.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace capstan::records {
+
+struct Point {
+  double x = 0, y = 0;
+};
+// At most about `most` points: of each of `most / 2` intervals the lowest and the highest, in order, and the two ends.
+std::vector<Point> thinned(const std::vector<Point>& points, size_t most);
+
+// Text for the inside of an element, or of an attribute in double quotes.
+std::string html_escaped(std::string_view text);
+
+}  // namespace capstan::records

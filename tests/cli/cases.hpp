@@ -1,0 +1,31 @@
+// Command lines and what the program must say to them, word for word, in text files:
+//
+//   === a misspelt key (complaint 8)       a case; files that it needs; the command; its exit code and what it says
+//   --- my.yaml
+//   model: {num_layer: 3}
+//   --- $ capstan check my.yaml
+//   --- exit 1
+//   error[C0102]: unknown key `model.num_layer`
+//   …
+//
+// Each case runs in a directory of its own. With CAPSTAN_WRITE_GOLDEN=1 the files are written anew from what the program says.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace capstan::test {
+
+struct Case {
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> files;
+  std::string command;  // words as a shell would split them: quotes, no variables
+  int code = 0;
+  std::string said;  // standard error, then standard output
+};
+
+// Runs every case of the *.txt files in a directory below tests/cli. Returns how many there were.
+size_t run_cases(const std::string& directory);
+
+}  // namespace capstan::test

@@ -1,0 +1,88 @@
+// capstan recipe import, as a user runs it.
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "process.hpp"
+
+using namespace capstan::test;
+
+namespace {
+const std::string kGolden = CAPSTAN_SOURCE_DIR "/tests/import/golden/";
+}
+
+TEST_CASE("recipe import: to a file that check accepts, to standard output, as JSON") {
+  ScratchDirectory scratch;
+  const std::string to = scratch.file("small.yaml");
+  const Finished written = run({"recipe", "import", kGolden + "gpt_small.sh", "-o", to});
+  CHECK(written.code == 0);
+  CHECK(written.out.empty());
+  CHECK(contains(written.err, "Megatron command line; "));
+  CHECK(contains(written.err, "gpt_small.sh:51:9 --dataset-impl mmap"));
+  CHECK(contains(written.err, "mixed_precision=bf16_mixed"));
+  CHECK(run({"check", to}).code == 0);
+  CHECK(run({"recipe", "import", kGolden + "gpt_small.sh", "-o", to}).code == 2);  // never overwritten
+
+  const Finished shown = run({"recipe", "import", kGolden + "gpt_small.sh", "-q"});
+  CHECK(shown.out == read_text(to));
+
+  const Finished json = run({"recipe", "import", kGolden + "gpt_small.sh", "--json"});
+  REQUIRE(nlohmann::json::accept(json.out));
+  const auto object = nlohmann::json::parse(json.out);
+  CHECK(object["schema"] == "capstan.import/1");
+  CHECK(object["format"] == "megatron");
+  CHECK(object["ok"] == true);
+  CHECK(object["recipe"] == shown.out);
+  CHECK(object["taken"][0]["key"] == "--num-layers");
+  CHECK(object["left"].size() >= 6);
+}
+
+TEST_CASE("recipe import: exit codes and ways out") {
+  ScratchDirectory scratch;
+  const Finished open = run({"recipe", "import", kGolden + "run_config_gpt.yaml"});
+  CHECK(open.code == 1);
+  CHECK(contains(open.err, "`optimizer.lr` is missing"));
+  const Finished unknown = run({"recipe", "import", scratch.write("x.yaml", "a: 1\n")});
+  CHECK(unknown.code == 2);
+  CHECK(contains(unknown.err, "training-arguments"));
+  CHECK(run({"recipe", "import", kGolden + "ds_zero2.json", "--from", "deepsped"}).code == 2);
+  CHECK(contains(run({"recipe", "import", kGolden + "ds_zero2.json", "--base", "quickstrt"}).err,
+                 "quickstart"));
+  const Finished based = run({"recipe", "import", kGolden + "ds_zero2.json", "--base", "gpt2-124m", "-q"});
+  CHECK(contains(based.out, "extends: gpt2-124m"));
+}
+
+TEST_CASE("the small imported model trains 20 steps, scaled down, with the hint that import gives") {
+  ScratchDirectory scratch;
+  const std::string to = scratch.file("small.yaml");
+  REQUIRE(run({"recipe", "import", kGolden + "gpt_small.sh", "-o", to}).code == 0);
+  // fp16 is refused by name here; the layers stay 12, all else is made small enough for a test.
+  CHECK(run({"train", to, "dataset=mock", "tokenizer=none", "dist.world_size=1"}).code != 0);
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = {"train",
+                      to,
+                      "dataset=mock",
+                      "tokenizer=none",
+                      "mixed_precision=bf16_mixed",
+                      "~mixed_precision.loss_scale",
+                      "dist.world_size=1",
+                      "model.hidden_size=96",
+                      "model.seq_length=32",
+                      "model.vocab_size=512",
+                      "train.micro_batch_size=1",
+                      "train.global_batch_size=2",
+                      "train.train_iters=20",
+                      "scheduler.lr_decay_iters=20",
+                      "scheduler.lr_warmup_iters=2",
+                      "logger.log_interval=1",
+                      "validation.eval_interval=null",
+                      "checkpoint.save=" + scratch.file("checkpoints"),
+                      "logger.tensorboard=false",
+                      "--run-dir",
+                      scratch.file("run")};
+  const Finished trained = run(launch);
+  CHECK_MESSAGE(trained.code == 0, trained.err);
+  const std::string metrics = read_text(scratch.file("run") + "/metrics.jsonl");
+  CHECK(contains(metrics, "\"step\": 20,"));
+}

@@ -1,0 +1,307 @@
+// Sweeps as a user runs them: planned, run in slots, stopped, killed, and in the end complete.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "process.hpp"
+
+using namespace capstan::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Runs that take a moment, and many checkpoints.
+std::vector<std::string> tiny(int64_t steps) {
+  return {"quickstart",
+          "dataset=mock",
+          "tokenizer=none",
+          "model.num_layers=1",
+          "model.hidden_size=32",
+          "model.ffn_hidden_size=64",
+          "model.num_attention_heads=4",
+          "model.num_query_groups=2",
+          "model.seq_length=16",
+          "model.vocab_size=256",
+          "train.micro_batch_size=1",
+          "train.global_batch_size=2",
+          "train.train_iters=" + std::to_string(steps),
+          "checkpoint.save_interval=2",
+          "validation.eval_interval=null",
+          "logger.log_interval=1"};
+}
+
+Finished in(const ScratchDirectory& scratch, std::vector<std::string> arguments) {
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = std::move(arguments);
+  return run(launch);
+}
+Finished plan(const ScratchDirectory& scratch, const std::string& name, int64_t steps,
+              const std::vector<std::string>& axes) {
+  std::vector<std::string> arguments{"sweep", "plan"};
+  for (const std::string& word : tiny(steps)) arguments.push_back(word);
+  arguments.insert(arguments.end(), axes.begin(), axes.end());
+  arguments.insert(arguments.end(), {"--out", name});
+  return in(scratch, arguments);
+}
+
+// Trial → metric and state.
+std::map<std::string, std::pair<std::string, std::string>> results_of(const ScratchDirectory& scratch,
+                                                                      const std::string& name) {
+  const Finished status = in(scratch, {"sweep", "status", name, "--json"});
+  REQUIRE_MESSAGE(status.code == 0, status.err);
+  std::map<std::string, std::pair<std::string, std::string>> results;
+  const json all = json::parse(status.out);
+  for (const auto& trial : all["trials"]) results[trial["id"]] = {trial["metric"].dump(), trial["state"]};
+  return results;
+}
+
+// Trial → how often the journal calls it done.
+std::map<std::string, int> done_of(const ScratchDirectory& scratch, const std::string& name) {
+  std::map<std::string, int> done;
+  std::istringstream text(read_text(scratch.file(name) + "/journal.jsonl"));
+  for (std::string line; std::getline(text, line);) {
+    const json row = json::parse(line);  // no line may be torn
+    if (row["state"] == "done") ++done[row["trial"]];
+  }
+  return done;
+}
+
+// Processes whose command line names something in the directory.
+int alive_in(const std::string& directory) {
+  int count = 0;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("/proc", error)) {
+    std::ifstream in(entry.path() / "cmdline", std::ios::binary);
+    const std::string command((std::istreambuf_iterator<char>(in)), {});
+    count += contains(command, directory);
+  }
+  return count;
+}
+bool all_gone(const std::string& directory, double seconds) {
+  for (const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+       std::chrono::steady_clock::now() < end;) {
+    if (alive_in(directory) == 0) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return false;
+}
+
+// Runs the sweep until it is complete, and kills its runner with SIGKILL at random moments until that has happened `kills` times.
+void run_with_kills(const ScratchDirectory& scratch, const std::string& name, int kills, unsigned seed,
+                    int longest_milliseconds) {
+  std::mt19937 random(seed);
+  int killed = 0;
+  for (int start = 0; start < kills + 20; ++start) {
+    std::thread killer;
+    std::atomic<bool> over{false};
+    const auto delay = std::chrono::milliseconds(random() % static_cast<unsigned>(longest_milliseconds));
+    Launch launch;
+    launch.directory = scratch.path();
+    launch.arguments = {"sweep", "run", name, "--slots", "2"};
+    launch.time_limit = 300;
+    launch.on_error_text = [&](const std::string& text, int process) {
+      if (killed >= kills || killer.joinable() || !contains(text, "started")) return 0;
+      killer = std::thread([&over, delay, process] {
+        std::this_thread::sleep_for(delay);
+        if (!over) ::kill(process, SIGKILL);
+      });
+      return 0;
+    };
+    const Finished ended = run(launch);
+    over = true;
+    if (killer.joinable()) killer.join();
+    REQUIRE_MESSAGE((ended.code == 0 || ended.code == 128 + SIGKILL), ended.err);
+    if (ended.code == 0) break;
+    ++killed;
+    // The next runner does not wait for what is left of this one: the locks tell.
+  }
+  CHECK(killed == kills);
+  CHECK(all_gone(scratch.file(name) + "/trials", 10));
+}
+
+void same_as_uninterrupted(const std::vector<std::string>& axes, size_t trials, int64_t steps, int kills) {
+  if (::access("/dev/shm", W_OK) == 0) ::setenv("TMPDIR", "/dev/shm", 1);
+  const ScratchDirectory scratch;
+  for (const char* name : {"whole", "killed"}) {
+    const Finished planned = plan(scratch, name, steps, axes);
+    REQUIRE_MESSAGE(planned.code == 0, planned.err);
+  }
+  const Finished whole = in(scratch, {"sweep", "run", "whole", "--slots", "2"});
+  REQUIRE_MESSAGE(whole.code == 0, whole.err);
+  // So often that the sweep is not over before the last kill, however fast the machine is.
+  run_with_kills(scratch, "killed", kills, 7, static_cast<int>(1000 * whole.seconds / kills));
+  const auto expected = results_of(scratch, "whole"), found = results_of(scratch, "killed");
+  CHECK(expected.size() == trials);
+  CHECK(found == expected);  // bit for bit: the digits read back as the same number
+  const auto done = done_of(scratch, "killed");
+  CHECK(done.size() == trials);
+  for (const auto& [trial, result] : found) {
+    CHECK(result.second == "done");
+    CHECK(result.first != "null");
+    CHECK(done.at(trial) == 1);
+  }
+  const Finished again = in(scratch, {"sweep", "run", "killed"});
+  CHECK(again.code == 0);
+  CHECK(!contains(again.err, "started"));  // what is done is never run again
+}
+
+}  // namespace
+
+#ifdef CAPSTAN_MANY_KILLS
+
+TEST_CASE("24 trials on two slots, the runner killed ten times") {
+  same_as_uninterrupted({"optimizer.lr=1e-4,1e-3,3e-3,1e-2", "model.hidden_dropout=0,0.1", "rng.seed=1,2,3"},
+                        24, 30, 10);
+}
+
+#else
+
+TEST_CASE("4 trials on two slots, the runner killed once") {
+  same_as_uninterrupted({"optimizer.lr=1e-3,1e-2", "rng.seed=1,2"}, 4, 10, 1);
+}
+
+TEST_CASE("a sweep is planned, run and looked at; a value more keeps what is done") {
+  const ScratchDirectory scratch;
+  const Finished dry = in(scratch, {"sweep", "plan", "quickstart", "optimizer.lr=1e-3,3e-3", "--dry-run"});
+  CHECK(dry.code == 0);
+  CHECK(contains(dry.out, "2 trials"));
+  CHECK(!fs::exists(scratch.file("sweeps")));
+
+  const Finished planned = plan(scratch, "s", 4, {"optimizer.lr=1e-3,1e-2"});
+  REQUIRE_MESSAGE(planned.code == 0, planned.err);
+  CHECK(contains(planned.err, "capstan sweep run s"));
+  const Finished ran = in(scratch, {"sweep", "run", "s"});
+  REQUIRE_MESSAGE(ran.code == 0, ran.err);
+  CHECK(contains(ran.err, "2 done"));
+  const auto before = results_of(scratch, "s");
+  for (const auto& [id, result] : before) {
+    const std::string place = scratch.file("s") + "/trials/" + id;
+    CHECK(read_text(place + "/state") == "done\n");
+    CHECK(json::parse(read_text(place + "/attempts/1/result.json"))["state"] == "done");
+    CHECK(json::parse(read_text(place + "/attempts/1/env.json")).contains("command"));
+    CHECK(contains(read_text(place + "/attempts/1/metrics.jsonl"), "\"loss\""));
+    CHECK(contains(read_text(place + "/attempts/1/log.txt"), "step 4/4"));
+    CHECK(contains(read_text(place + "/overrides.txt"), "optimizer.lr="));
+    CHECK(fs::exists(place + "/checkpoints/step-00000004"));
+  }
+  const Finished added = in(scratch, {"sweep", "add", "s", "optimizer.lr=3e-3"});
+  REQUIRE_MESSAGE(added.code == 0, added.err);
+  CHECK(contains(added.err, "1 trial is new"));
+  const Finished more = in(scratch, {"sweep", "run", "s"});
+  CHECK(more.code == 0);
+  CHECK(contains(more.err, "3 done"));
+  auto after = results_of(scratch, "s");
+  CHECK(after.size() == 3);
+  for (const auto& [id, result] : before) CHECK(after.at(id) == result);
+  CHECK(done_of(scratch, "s").size() == 3);
+}
+
+TEST_CASE("a trial that fails is shown at once, and can be retried") {
+  const ScratchDirectory scratch;
+  const Finished planned = plan(scratch, "s", 4, {"optimizer.lr=1e-3,1e-2", "checkpoint.load=nowhere"});
+  REQUIRE_MESSAGE(planned.code == 0, planned.err);
+  const Finished ran = in(scratch, {"sweep", "run", "s", "--on-failure", "stop"});
+  CHECK(ran.code == 1);
+  CHECK(contains(ran.err, "failed: "));
+  CHECK(contains(ran.err, "log.txt:"));
+  CHECK(contains(ran.err, "nowhere"));
+  CHECK(contains(ran.err, "1 failed, 1 pending"));
+  CHECK(in(scratch, {"sweep", "run", "s"}).code == 1);
+  const Finished retried = in(scratch, {"sweep", "retry", "s"});
+  CHECK(contains(retried.out, "2 trials wait"));
+  const Finished wrong = in(scratch, {"sweep", "retry", "s", "zzz"});
+  CHECK(wrong.code == 2);
+  CHECK(in(scratch, {"sweep", "status", "nothing"}).code == 2);
+}
+
+TEST_CASE("interrupted once, trials save and go on later; what is hopeless is pruned") {
+  const ScratchDirectory scratch;
+  const Finished planned = plan(scratch, "s", 40000, {"optimizer.lr=1e-3,1e-2"});
+  REQUIRE_MESSAGE(planned.code == 0, planned.err);
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = {"sweep", "run", "s", "--slots", "2"};
+  bool sent = false;
+  launch.on_error_text = [&](const std::string& text, int) {
+    if (sent || !contains(text, "started")) return 0;
+    sent = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    return SIGINT;
+  };
+  const Finished stopped = run(launch);
+  CHECK(stopped.code == 75);
+  CHECK(contains(stopped.err, "2 pending; continue with: capstan sweep run s"));
+  CHECK(alive_in(scratch.file("s") + "/trials") == 0);
+  for (const auto& [id, result] : results_of(scratch, "s")) CHECK(result.second == "pending");
+
+  scratch.write("p.yaml",
+                "schema: capstan-sweep/1\nbase: s/trials/" + results_of(scratch, "s").begin()->first +
+                    "/recipe.yaml\naxes: {optimizer.lr: [1e-3, 2e-3]}\nstop: {worse_than: 0.001}\n");
+  REQUIRE(in(scratch, {"sweep", "plan", "./p.yaml"}).code == 0);
+  const Finished pruned = in(scratch, {"sweep", "run", "sweeps/p", "--slots", "2"});
+  CHECK(pruned.code == 0);
+  CHECK(contains(pruned.err, "2 pruned"));
+  CHECK(contains(pruned.err, "worse than 0.001"));
+}
+
+TEST_CASE("two runners share the work and never a trial") {
+  const ScratchDirectory scratch;
+  REQUIRE(plan(scratch, "s", 6, {"optimizer.lr=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3"}).code == 0);
+  Finished other;
+  std::thread second([&] { other = in(scratch, {"sweep", "run", "s"}); });
+  const Finished first = in(scratch, {"sweep", "run", "s"});
+  second.join();
+  CHECK(first.code == 0);
+  CHECK(other.code == 0);
+  const auto done = done_of(scratch, "s");
+  CHECK(done.size() == 6);
+  for (const auto& [id, times] : done) CHECK(times == 1);
+  for (const auto& [id, result] : results_of(scratch, "s")) {
+    CHECK(result.second == "done");
+    CHECK(!fs::exists(scratch.file("s") + "/trials/" + id + "/attempts/2"));
+  }
+}
+
+TEST_CASE("ranks die with the runner") {
+  const ScratchDirectory scratch;
+  scratch.write("r.yaml", [] {
+    std::string text =
+        "schema: capstan-sweep/1\nbase: quickstart\nresources: {ranks: 2}\naxes: {optimizer.lr: "
+        "[1e-3]}\nset:\n";
+    const auto words = tiny(100'000);
+    for (size_t i = 1; i < words.size(); ++i) text += "  - " + words[i] + "\n";
+    return text;
+  }());
+  const Finished planned = in(scratch, {"sweep", "plan", "./r.yaml", "--out", "s"});
+  REQUIRE_MESSAGE(planned.code == 0, planned.err);
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = {"sweep", "run", "s"};
+  bool sent = false;
+  launch.on_error_text = [&](const std::string& text, int) {
+    if (sent || !contains(text, "started")) return 0;
+    sent = true;
+    // Until the ranks are there: the parent, mpirun and both ranks name the recipe.
+    for (int wait = 0; wait < 400 && alive_in(scratch.file("s") + "/trials") < 4; ++wait)
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(alive_in(scratch.file("s") + "/trials") >= 4);
+    return SIGKILL;
+  };
+  run(launch);
+  CHECK(all_gone(scratch.file("s") + "/trials", 20));
+}
+
+#endif

@@ -1,0 +1,9 @@
+// Wrong recipes and command lines, with the exact answer: tests/cli/wrong/. A case named "(complaint N)" is one that users of
+// other trainers have complained of.
+#include <doctest/doctest.h>
+
+#include "cases.hpp"
+
+TEST_CASE("every mistake has its answer, word for word") {
+  CHECK(capstan::test::run_cases("wrong") >= 60);
+}

@@ -1,0 +1,42 @@
+#!/bin/bash
+#SBATCH --job-name=lr-0
+#SBATCH --array=1-3
+#SBATCH --output="/work/sweeps/lr/slurm/%A_%a.txt"
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@180
+#SBATCH --ntasks=1
+
+# Task N runs the trial of line N of the map. A signal asks the trial to save; then this task goes back to the
+# queue, and the trial continues from its checkpoint.
+sweep='/work/sweeps/lr'
+capstan='/opt/capstan/bin/capstan'
+
+trial=$(sed -n "${SLURM_ARRAY_TASK_ID}p" "$sweep/slurm/array-0.map")
+if [ -z "$trial" ]; then
+  echo "the map has no line $SLURM_ARRAY_TASK_ID" >&2
+  exit 2
+fi
+runner='' asked=no requeue=yes
+trap 'asked=yes; [ -z "$runner" ] || kill -USR1 "$runner" 2>/dev/null' USR1
+trap 'asked=yes requeue=no; [ -z "$runner" ] || kill -TERM "$runner" 2>/dev/null' TERM INT
+"$capstan" sweep run "$sweep" --trial "$trial" --slots 1 --launcher srun &
+runner=$!
+[ "$asked" = no ] || kill -USR1 "$runner" 2>/dev/null
+
+# A signal ends `wait` early, and then the code is not the runner's; 127: it was told before.
+while :; do
+  asked=no
+  wait "$runner"
+  ended=$?
+  [ "$ended" -eq 127 ] && break
+  code=$ended
+  [ "$asked" = no ] && break
+done
+
+# 75: saved; 138: signalled before it could listen, and nothing was begun.
+[ "$code" -ne 138 ] || code=75
+if [ "$code" -eq 75 ] && [ "$requeue" = yes ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
+  scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+fi
+exit "$code"

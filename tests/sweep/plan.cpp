@@ -1,0 +1,291 @@
+// From a definition to trials: names by meaning, what is impossible, a directory that is the same each time.
+#include "sweep/plan.hpp"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "config/resolve.hpp"
+#include "sweep/pruning.hpp"
+#include "sweep/store.hpp"
+
+using namespace capstan;
+using namespace capstan::sweep;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Scratch {
+  fs::path path;
+  Scratch() {
+    std::string name = (fs::temp_directory_path() / "capstan-sweep-XXXXXX").string();
+    path = ::mkdtemp(name.data());
+  }
+  ~Scratch() { fs::remove_all(path); }
+};
+
+const std::string kTiny =
+    "schema: capstan-sweep/1\nname: tiny\nbase: quickstart\n"
+    "set: [dataset=mock, tokenizer=none, model.num_layers=1, model.hidden_size=32, model.ffn_hidden_size=64, "
+    "model.num_attention_heads=4, model.num_query_groups=2, model.seq_length=16, model.vocab_size=256, "
+    "train.train_iters=8, "
+    "train.micro_batch_size=1, train.global_batch_size=2]\n";
+
+Definition definition(const std::string& rest) {
+  Reading reading = read_definition_text(kTiny + rest, "/tmp", "tiny.yaml");
+  INFO(config::render(reading.diagnostics, reading.sources));
+  REQUIRE(reading.ok());
+  return reading.definition;
+}
+std::map<std::string, std::string> files_of(const fs::path& directory) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    if (entry.is_regular_file())
+      files[fs::relative(entry.path(), directory).string()] = read_file(entry.path());
+  return files;
+}
+std::set<std::string> ids_of(const Plan& plan) {
+  std::set<std::string> ids;
+  for (const TrialPlan& trial : plan.trials) ids.insert(trial.id);
+  return ids;
+}
+
+}  // namespace
+
+TEST_CASE("two plans of the same thing are equal byte for byte, and what is planned reads back") {
+  const Scratch scratch;
+  const Definition d = definition(
+      "axes: {optimizer.lr: {log: [1e-3, 1e-1], n: 3}, model.hidden_dropout: [0, 0.1]}\nseeds: [1, 2]\n");
+  const Planned planned = make_plan(d);
+  REQUIRE(planned.plan.trials.size() == 12);
+  CHECK(planned.plan.varying == std::vector<std::string>{"optimizer.lr", "model.hidden_dropout"});
+  write_plan(scratch.path / "a", planned);
+  write_plan(scratch.path / "b/c/", make_plan(d));
+  CHECK(files_of(scratch.path / "a") == files_of(scratch.path / "b/c"));
+  CHECK_THROWS_AS(write_plan(scratch.path / "a", planned), Error);
+
+  const Plan read = read_plan(scratch.path / "a");
+  REQUIRE(read.trials.size() == 12);
+  for (size_t i = 0; i < 12; ++i) {
+    const TrialPlan &a = planned.plan.trials[i], &b = read.trials[i];
+    CHECK(a.id == b.id);
+    CHECK(a.id.size() == 8);
+    CHECK(a.label == b.label);
+    CHECK(a.values == b.values);
+    CHECK(a.seed == b.seed);
+    CHECK(a.estimate.tokens == 8 * 2 * 16);
+    CHECK(b.estimate.flops > 0);
+    CHECK(b.estimate.memory_bytes > 0);
+    CHECK(read.find(b.id.substr(0, 7)) == &read.trials[i]);
+    // Complete, and by itself the same trial.
+    config::Request request;
+    request.recipe = (scratch.path / "a/trials" / b.id / "recipe.yaml").string();
+    const config::Resolution resolution = config::resolve(request);
+    INFO(config::render(resolution.diagnostics, resolution.sources));
+    CHECK(resolution.ok());
+    CHECK(resolution.config.rng.seed == *b.seed);
+    CHECK(std::to_string(resolution.config.model.hidden_dropout) ==
+          std::to_string(std::stod(*b.value("model.hidden_dropout"))));
+  }
+  // Replicates are one configuration.
+  CHECK(read.trials[0].configuration == read.trials[1].configuration);
+  CHECK(read.trials[0].configuration != read.trials[2].configuration);
+  CHECK(read.trials[0].label == "lr=0.001,hidden_dropout=0,seed=1");
+}
+
+TEST_CASE("a trial is named by what it means") {
+  const auto id = [](const std::string& rest) { return make_plan(definition(rest)).plan.trials.at(0).id; };
+  const std::string plain = id("axes: {optimizer.lr: [1e-3]}");
+  CHECK(id("axes: {optimizer.lr: [0.001]}") == plain);
+  // Output, logging and placement do not count; what changes the numbers or the speed does.
+  for (const char* same : {"logger.log_interval: [1]", "checkpoint.save_interval: [3]", "train.threads: [1]",
+                           "validation.eval_iters: [2]"})
+    CHECK(id("axes: {optimizer.lr: [1e-3], " + std::string(same) + "}") == plain);
+  for (const char* other : {"rng.seed: [99]", "dataset.random_seed: [99]", "train.train_iters: [9]",
+                            "model.recompute_granularity: [full]"}) {
+    std::string text = kTiny + "axes: {optimizer.lr: [1e-3], " + other + "}";
+    if (const size_t at = text.find("train.train_iters=8, ");
+        std::string(other).starts_with("train") && at != std::string::npos)
+      text.erase(at, 21);
+    if (std::string(other).find("recompute") != std::string::npos)
+      text.insert(text.size() - 1, ", model.recompute_method: [uniform], model.recompute_num_layers: [1]");
+    CHECK(make_plan(read_definition_text(text, "/tmp", "x.yaml").definition).plan.trials.at(0).id != plain);
+  }
+}
+
+TEST_CASE("duplicates collapse, and impossible trials are listed with the reason") {
+  const Plan plan =
+      make_plan(definition("axes: {optimizer.lr: [1e-3, -1], logger.log_interval: [1, 2]}")).plan;
+  CHECK(plan.trials.size() == 1);
+  CHECK(plan.duplicates == 1);
+  REQUIRE(plan.impossible.size() == 2);
+  REQUIRE(!plan.impossible[0].reasons.empty());
+  CHECK(plan.impossible[0].reasons[0].find("error[") == 0);
+  try {
+    make_plan(definition("axes: {optimizer.lr: [-1, -2]}"));
+    FAIL("no trial is possible");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::config);
+    CHECK(error.message().find("no trial of this sweep is possible") == 0);
+    CHECK(error.message().find("optimizer.lr") != std::string::npos);
+  }
+  CHECK_THROWS_AS(make_plan(definition("axes: {optimizer.lr: [1e-3]}\nexclude: [{optimizer.lr: \"<1\"}]")),
+                  Error);
+  CHECK_THROWS_AS(make_plan(definition("axes: {optimizer.lr: {linear: [1e-3, 1], n: 999}, "
+                                       "model.hidden_dropout: {linear: [0, 0.9], n: 999}}")),
+                  Error);
+}
+
+TEST_CASE("an axis value more keeps the trials that are there, in their states") {
+  const Scratch scratch;
+  const fs::path place = scratch.path / "s";
+  const Definition before = definition("axes: {optimizer.lr: [1e-3, 1e-2]}");
+  write_plan(place, make_plan(before));
+  const Plan first = read_plan(place);
+  {
+    const Store store(place);
+    store.change(first.trials[0].id, {State::done, 1, "", 0});
+  }
+  CommandLine more;
+  more.words = {config::Override::token("optimizer.lr=3e-3"),
+                config::Override::token("model.hidden_dropout=0,0.1")};
+  const Definition after = extended(read_plan(place).definition, more, true).definition;
+  CHECK(extend_plan(place, make_plan(after)) == 4);
+  CHECK(extend_plan(place, make_plan(after)) == 0);
+  const Store store(place);
+  CHECK(store.plan().trials.size() == 6);
+  const auto now = ids_of(store.plan());
+  for (const TrialPlan& trial : first.trials) CHECK(now.contains(trial.id));
+  CHECK(store.state(first.trials[0].id) == State::done);
+  CHECK(store.state(first.trials[1].id) == State::pending);
+  CHECK(fs::exists(place / "sweep.1.yaml"));
+  CHECK(store.plan().trials[0].label == "lr=0.001,hidden_dropout=0");
+
+  const TrialPlan asked = add_trial(place, {{"optimizer.lr", "5e-3"}}, 4);
+  CHECK(asked.seed == 4);
+  CHECK(add_trial(place, {{"optimizer.lr", "0.005"}, {"rng.seed", "4"}}, {}).id == asked.id);
+  CHECK(read_plan(place).trials.size() == 7);
+  CHECK_THROWS_AS(add_trial(place, {{"optimizer.lr", "-1"}}, {}), Error);
+  CHECK_THROWS_AS(add_trial(place, {{"checkpoint.save", "x"}}, {}), Error);
+  // Another base, another sweep.
+  Definition other = after;
+  other.set.push_back("model.init_method_std=0.5");
+  CHECK_THROWS_AS(extend_plan(place, make_plan(other)), Error);
+}
+
+TEST_CASE("states change by rename and one line; a line that is missing is told later, a torn one again") {
+  const Scratch scratch;
+  write_plan(scratch.path / "s", make_plan(definition("axes: {optimizer.lr: [1e-3, 1e-2, 1e-1]}")));
+  const Store store(scratch.path / "s");
+  const auto& trials = store.plan().trials;
+  const auto lines = [&] {
+    std::vector<std::string> out;
+    std::ifstream in(scratch.path / "s/journal.jsonl");
+    for (std::string line; std::getline(in, line);) out.push_back(line);
+    return out;
+  };
+  store.change(trials[0].id, {State::done, 1, "", 0});
+  CHECK(lines().size() == 1);
+  store.mend_journal();
+  CHECK(lines().size() == 1);
+  // Killed between the two.
+  write_file_durably(store.trial(trials[1].id) / "state", "done\n");
+  std::ofstream(scratch.path / "s/journal.jsonl", std::ios::app)
+      << "{\"trial\": \"" << trials[1].id << "\", \"sta";
+  store.mend_journal();
+  store.mend_journal();
+  REQUIRE(lines().size() == 2);
+  CHECK(lines()[1].find("\"state\":\"done\"") != std::string::npos);
+  CHECK(lines()[1].find(trials[1].id) != std::string::npos);
+
+  SUBCASE("running without an owner is lost") {
+    store.change(trials[2].id, {State::running, 1, "", {}});
+    CHECK(store.state(trials[2].id) == State::lost);
+    const auto lock = TrialLock::try_take(store.trial(trials[2].id));
+    REQUIRE(lock);
+    CHECK(store.state(trials[2].id) == State::running);
+    CHECK(!TrialLock::try_take(store.trial(trials[2].id)));
+    CHECK(owner_of(store.trial(trials[2].id))->find("process " + std::to_string(::getpid())) !=
+          std::string::npos);
+  }
+  SUBCASE("another host's claim holds while it gives a sign of life") {
+    const fs::path lock = store.trial(trials[2].id) / "lock";
+    std::ofstream(lock) << R"({"host":"elsewhere.example","pid":1,"since":"2026-01-01T00:00:00Z"})";
+    CHECK(!TrialLock::try_take(store.trial(trials[2].id)));
+    CHECK(owner_of(store.trial(trials[2].id))->find("elsewhere.example, process 1") == 0);
+    fs::last_write_time(lock, fs::file_time_type::clock::now() - std::chrono::minutes(10));
+    CHECK(TrialLock::try_take(store.trial(trials[2].id)));
+  }
+  SUBCASE("damage is told") {
+    write_file_durably(store.trial(trials[2].id) / "state", "dome\n");
+    CHECK_THROWS_AS(store.state(trials[2].id), Error);
+    std::string plan = read_file(scratch.path / "s/plan.json");
+    plan.replace(plan.find(trials[0].id), 8, "../../..");
+    write_file_durably(scratch.path / "s/plan.json", plan);
+    CHECK_THROWS_AS(read_plan(scratch.path / "s"), Error);
+  }
+}
+
+TEST_CASE("curves, their one number, and when a trial is not worth going on with") {
+  const Scratch scratch;
+  write_plan(scratch.path / "s",
+             make_plan(definition("axes: {optimizer.lr: [1e-3, 2e-3, 3e-3, 4e-3]}\nstop: {asha: {steps: [2, "
+                                  "4, 8], keep: 1/2}, worse_than: 9}\n")));
+  const Store store(scratch.path / "s");
+  const auto write = [&](size_t trial, const std::string& rows) {
+    fs::create_directories(store.run(store.plan().trials[trial].id));
+    std::ofstream(store.run(store.plan().trials[trial].id) / "metrics.jsonl") << rows;
+  };
+  write(0,
+        "{\"step\": 1, \"loss\": 5, \"tokens_per_second\": 10, \"memory_bytes\": 7}\n{\"step\": 2, \"loss\": "
+        "4}\n{\"step\": 2, \"event\": \"validation\", \"loss\": 4.5}\n"
+        "{\"step\": 3, \"loss\": 6}\n{\"step\": 3, \"loss\": 3}\n{\"step\": 4, \"lo");
+  const std::string id = store.plan().trials[0].id;
+  const auto curve = store.read_curve(id, "loss");
+  REQUIRE(curve.size() == 3);
+  CHECK(curve[2].value == 3);
+  CHECK(store.read_curve(id, "val/loss").size() == 1);
+  CHECK(store.read_curve(id, "validation/loss")[0].value == 4.5);
+  CHECK(store.read_curve(id, "nothing").empty());
+  Metric metric;
+  CHECK(summarised(curve, metric) == 3);
+  metric.at = Metric::At::best;
+  metric.goal = Metric::Goal::max;
+  CHECK(summarised(curve, metric) == 5);
+  metric.at = Metric::At::mean;
+  metric.window = 2;
+  CHECK(summarised(curve, metric) == 3.5);
+  CHECK(!summarised({}, metric));
+  CHECK(!summarised({{1, NAN}}, Metric{}));
+
+  CHECK(value_at_rung(curve, 2) == 4);
+  CHECK(!value_at_rung(curve, 4));
+  CHECK(rank_among(3, {1, 5, NAN}, Metric{}) == 1);
+  CHECK(rank_among(NAN, {1, 5, NAN}, Metric{}) == 2);
+
+  Pruning pruning(store);
+  const auto verdict = [&](size_t trial, size_t& judged) {
+    const TrialPlan& planned = store.plan().trials[trial];
+    return pruning.verdict(planned, store.read_curve(planned.id, "loss"), judged);
+  };
+  size_t first = 0, second = 0, third = 0, fourth = 0;
+  CHECK(verdict(0, first).empty());  // the first to come goes on
+  CHECK(first == 1);
+  write(1, "{\"step\": 2, \"loss\": 7}\n");
+  CHECK(verdict(1, second) == "loss at step 2 is 7: place 2 of 2 so far, of which 1 go on");
+  write(2, "{\"step\": 2, \"loss\": 3.5}\n{\"step\": 4, \"loss\": 3.25}\n{\"step\": 8, \"loss\": 3}\n");
+  CHECK(verdict(2, third).empty());
+  CHECK(third == 3);
+  write(3, "{\"step\": 1, \"loss\": null}\n");
+  CHECK(verdict(3, fourth) == "loss at step 1 is not finite");
+  write(3, "{\"step\": 1, \"loss\": 9.5}\n");
+  CHECK(verdict(3, fourth) == "loss at step 1 is 9.5, worse than 9");
+}
