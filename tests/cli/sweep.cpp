@@ -163,7 +163,7 @@ void same_as_uninterrupted(const std::vector<std::string>& axes, size_t trials, 
 #ifdef CAPSTAN_MANY_KILLS
 
 TEST_CASE("24 trials on two slots, the runner killed ten times") {
-  same_as_uninterrupted({"optimizer.lr=1e-4,1e-3,3e-3,1e-2", "model.hidden_dropout=0,0.1", "rng.seed=1,2,3"},
+  same_as_uninterrupted({"optimizer.lr=5e-4,1e-3,3e-3,1e-2", "model.hidden_dropout=0,0.1", "rng.seed=1,2,3"},
                         24, 30, 10);
 }
 
