@@ -2,7 +2,7 @@
 """Drives a Capstan sweep from Optuna: it asks, Capstan checks and trains, it is told.
 
     pip install optuna
-    capstan sweep plan quickstart dataset=mock tokenizer=none train.train_iters=30 optimizer.lr=1e-3 --out sweeps/search
+    capstan sweep plan quickstart dataset=mock tokenizer=none optimizer.min_lr=1e-6 train.train_iters=30 optimizer.lr=1e-3,1e-2 --out sweeps/search
     examples/optuna_sweep.py sweeps/search --trials 10
 
 The sweep's directory keeps every trial with its recipe: `capstan sweep table` and `plot` work as for any sweep.

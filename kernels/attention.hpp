@@ -23,7 +23,8 @@ struct AttentionShape {
   QkvLayout qkv;
   int64_t batch = 0, seq = 0;  // tokens are rows b * seq + s
   float scale = 0;             // of the logits, usually 1/sqrt(head_dim)
-  int64_t window = 0;          // > 0: a query sees keys in (position - window, position]; 0: all before it
+  float softcap = 0;   // c > 0: scaled logits become c tanh(logit / c) before the mask; 0: as they are
+  int64_t window = 0;  // > 0: a query sees keys in (position - window, position]; 0: all before it
   bool causal = true;
   float dropout = 0;        // probability; 0 = none
   PhiloxKey dropout_key{};  // per layer; position = (row id, head, key position): see common/dropout.hpp
@@ -37,8 +38,8 @@ struct Attention {
   void (*rope)(Context&, QkvLayout, Out qkv, const float* cos, const float* sin, const int32_t* positions,
                int64_t rows, int64_t rotary_dim, bool interleaved, bool inverse);
 
-  // out [batch*seq, heads*head_dim] = softmax(scale * q k^T + mask) v per head; lse [batch, heads, seq] is saved (natural
-  // log of the sum of exponentials of the scaled logits). Never holds a seq x seq matrix. document_start [batch*seq]: index
+  // out [batch*seq, heads*head_dim] = softmax(softcap(scale * q k^T) + mask) v per head; lse [batch, heads, seq] is saved (natural
+  // log of the sum of exponentials of the scaled and capped logits). Never holds a seq x seq matrix. document_start [batch*seq]: index
   // within its sequence of the first token of this token's document (0 everywhere = no packing), null = none; keys
   // before it are masked. row_ids [batch*seq] only with dropout.
   void (*forward)(Context&, AttentionShape, In qkv, const int32_t* document_start, const int64_t* row_ids,

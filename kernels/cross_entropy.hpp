@@ -6,6 +6,8 @@
 namespace capstan::kernels {
 
 struct CrossEntropy {
+  // logits[i] = cap tanh(logits[i] / cap), where they lie; cap > 0.
+  void (*softcap)(Context&, Out logits, float cap, int64_t n);
   // Per row: row_max[r] = max_c logits[r,c] for c < cols (padding beyond is not read). logits [rows, row_stride].
   void (*row_max)(Context&, In logits, int64_t rows, int64_t cols, int64_t row_stride, float* row_max);
   // sum_exp[r] = sum_c exp(logits[r,c] - row_max[r]); target[r] = logits[r, labels[r] - first_col], 0 when the label lies
@@ -16,10 +18,11 @@ struct CrossEntropy {
   void (*loss)(Context&, const float* row_max, const float* sum_exp, const float* target, int64_t rows,
                float* loss);
   // dlogits[r,c] = (exp(logits - row_max) / sum_exp - [c == label]) * weight[r] for c < cols and 0 for the padding up to
-  // row_stride. In place (dlogits may be logits).
+  // row_stride. In place (dlogits may be logits). cap > 0: the logits are those that `softcap` left, dlogits is for those
+  // that it was given: times 1 - (logits / cap)².
   void (*backward)(Context&, In logits, const int32_t* labels, const float* row_max, const float* sum_exp,
                    const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
-                   Out dlogits);
+                   float cap, Out dlogits);
 };
 
 }  // namespace capstan::kernels

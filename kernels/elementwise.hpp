@@ -16,9 +16,9 @@ struct Elementwise {
   // fused bias + residual. bias [cols] and residual may be null. y may be x or residual.
   void (*bias_dropout_add)(Context&, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p,
                            PhiloxKey key, const int64_t* row_ids);
-  // dx = mask * dy / (1 - p); dx may be dy.
-  void (*dropout_backward)(Context&, In dy, Out dx, int64_t rows, int64_t cols, float p, PhiloxKey key,
-                           const int64_t* row_ids);
+  // y = mask * x / (1 - p), the mask at (row_ids[r], first_column + c); y may be x. The backward pass is the same.
+  void (*dropout)(Context&, In x, Out y, int64_t rows, int64_t cols, int64_t first_column, float p,
+                  PhiloxKey key, const int64_t* row_ids);
   // Rows [rows, cols] copied between strided matrices (elements between rows).
   void (*copy_rows)(Context&, In x, int64_t x_stride, Out y, int64_t y_stride, int64_t rows, int64_t cols);
 

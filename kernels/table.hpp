@@ -2,12 +2,14 @@
 #pragma once
 
 #include "kernels/activation.hpp"
+#include "kernels/adapter.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/context_attention.hpp"
 #include "kernels/cross_entropy.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding.hpp"
 #include "kernels/gemm.hpp"
+#include "kernels/head_norm.hpp"
 #include "kernels/norm.hpp"
 
 namespace capstan::kernels {
@@ -15,6 +17,7 @@ namespace capstan::kernels {
 struct Table {
   const Gemm* gemm;
   const Norm* norm;
+  const HeadNorm* head_norm;
   const Activation* activation;
   const Attention* attention;
   const ContextAttention* context_attention;
@@ -22,6 +25,7 @@ struct Table {
   const CrossEntropy* cross_entropy;
   const Elementwise* elementwise;
   const Optimizers* optimizers;
+  const Adapter* adapter;
 };
 
 const Table& cpu_table();

@@ -205,7 +205,7 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
       });
       bound_by_memory(prefix + "cross-entropy backward (256 rows)", 8 * rows * m.vocabulary, [&] {
         launch(device, table.cross_entropy->backward, logits, labels, highest, sums, weight, rows,
-               m.vocabulary, m.vocabulary, 0, out);
+               m.vocabulary, m.vocabulary, 0, 0.0f, out);
       });
       const Tensor wte = noise(device, m.vocabulary * m.width),
                    ids = Tensor::zeros(device, {tokens}, DType::i32), out_rows = noise(device, n), none;
@@ -234,8 +234,7 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
     const Tensor row_ids = Tensor::from_host<int64_t>(device, {rows}, ids);
     bound_by_memory("dropout (16 Mi)", 8 * n, [&] {
-      launch(device, table.elementwise->dropout_backward, grad, v, rows, cols, 0.1f, PhiloxKey{1, 2},
-             row_ids);
+      launch(device, table.elementwise->dropout, grad, v, rows, cols, 0, 0.1f, PhiloxKey{1, 2}, row_ids);
     });
   }
   return rates;

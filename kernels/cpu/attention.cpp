@@ -24,12 +24,12 @@ namespace HWY_NAMESPACE {
 
 // The output of one block of queries of one head.
 void forward_block(const ForwardScratch& s, Block& b, const Rows& q_rows, const PackedKeys& kv, int64_t d,
-                   float scale, const Dropping& drop, const int64_t* row_ids, Out out, int64_t out_at,
+                   Logits logits, const Dropping& drop, const int64_t* row_ids, Out out, int64_t out_at,
                    int64_t out_stride, float* lse) {
   begin_rows(s, b, d);
   int64_t ldq;
   const float* q = wide_rows(q_rows.from(b.q0), b.nq, d, s.q, ldq);
-  attend(s, b, q, ldq, kv, d, scale, drop, row_ids);
+  attend(s, b, q, ldq, kv, d, logits, drop, row_ids);
   for (int64_t i = 0; i < b.nq; ++i) {
     const bool nothing = s.max[i] == -kInfinity;
     write_row(out, out_at + (b.q0 + i) * out_stride, s.out + i * d, nothing ? 0.0f : 1.0f / s.sum[i], d);
@@ -72,7 +72,8 @@ void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start
     Block scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, q0,
                  std::min(kQueries, seq - q0), q0);
     forward_block(s, scores, {qkv, token * row + a.qkv.query(head), row}, {keys, keys + k_floats, seq}, d,
-                  a.scale, {a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)},
+                  {a.scale, a.softcap},
+                  {a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)},
                   row_ids ? row_ids + token : nullptr, out, token * heads * d + head * d, heads * d,
                   lse ? lse + (b * heads + head) * seq : nullptr);
   });
@@ -111,7 +112,7 @@ void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In
       pack_queries(s, rows, d);
       for (int64_t q0 = 0; q0 < seq; q0 += kQueries) {
         Block block(mask, q0, std::min(kQueries, seq - q0), q0);
-        backward_block(s, block, rows, seq, d, a.scale, drop);
+        backward_block(s, block, rows, seq, d, {a.scale, a.softcap}, drop);
         for (int64_t i = 0; i < block.nq; ++i)
           write_row(dqkv, (token + q0 + i) * row + a.qkv.query(head), s.dq + i * d, 1.0f, d);
       }
@@ -127,7 +128,7 @@ void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In
 
 // One query against keys [low, high) of a cache, as it lies: read once, nothing to pack.
 template <class T>
-HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, float scale, int64_t low,
+HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, Logits logits, int64_t low,
                              int64_t high, float* scores, float* out) {
   float highest = -kInfinity;
   for (int64_t j = low; j < high; ++j) {
@@ -136,8 +137,12 @@ HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, 
         d, [&](int64_t i) HWY_ATTR { sum = hn::MulAdd(load(q + i), load(k + j * d + i), sum); },
         [&](int64_t i, int64_t n)
             HWY_ATTR { sum = hn::MulAdd(load_part(q + i, n), load_part(k + j * d + i, n), sum); });
-    scores[j - low] = sum_lanes(sum) * scale;
+    scores[j - low] = sum_lanes(sum) * logits.scale;
     highest = std::max(highest, scores[j - low]);
+  }
+  if (logits.softcap > 0 && high > low) {  // monotonic: the highest stays the highest
+    cap_row(scores, 0, high - low, logits.softcap);
+    highest = hn::GetLane(softcap(splat(highest), splat(logits.softcap), splat(1.0f / logits.softcap)));
   }
   float total = 0;
   std::memset(out, 0, static_cast<size_t>(d) * sizeof(float));
@@ -194,19 +199,19 @@ void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int6
           const float* query = wide_rows(q.from(t), 1, d, s.q, ld);
           const int64_t low = mask.low(t, past + t), high = mask.high(past + t);
           if (k_cache.dtype == DType::bf16)
-            single_query(query, k_cache.as<bf16>() + cache, v_cache.as<bf16>() + cache, d, a.scale, low, high,
-                         packed, s.out);
+            single_query(query, k_cache.as<bf16>() + cache, v_cache.as<bf16>() + cache, d,
+                         {a.scale, a.softcap}, low, high, packed, s.out);
           else
-            single_query(query, k_cache.as<float>() + cache, v_cache.as<float>() + cache, d, a.scale, low,
-                         high, packed, s.out);
+            single_query(query, k_cache.as<float>() + cache, v_cache.as<float>() + cache, d,
+                         {a.scale, a.softcap}, low, high, packed, s.out);
           write_row(out, out_at + t * heads * d, s.out, 1.0f, d);
         }
         continue;
       }
       for (int64_t q0 = 0; q0 < a.seq; q0 += kQueries) {
         Block block(mask, q0, std::min(kQueries, a.seq - q0), past + q0);
-        forward_block(s, block, q, {packed, packed + k_floats, keys}, d, a.scale, Dropping{}, nullptr, out,
-                      out_at, heads * d, nullptr);
+        forward_block(s, block, q, {packed, packed + k_floats, keys}, d, {a.scale, a.softcap}, Dropping{},
+                      nullptr, out, out_at, heads * d, nullptr);
       }
     }
   });

@@ -246,6 +246,18 @@ HWY_INLINE void cut_row(float* row, int64_t from, int64_t to, int64_t width, int
   std::memset(row + end, 0, static_cast<size_t>(width - end) * sizeof(float));
 }
 
+// Caps the logits [from, to) of a row, and their neighbours up to whole vectors, before cut_row hides those.
+HWY_INLINE void cap_row(float* row, int64_t from, int64_t to, float cap) {
+  const VF most = splat(cap), inverse = splat(1.0f / cap);
+  for (int64_t j = from / kStep * kStep; j < to; j += kStep)
+    store(softcap(load(row + j), most, inverse), row + j);
+}
+
+// How a product of a query and a key becomes a logit.
+struct Logits {
+  float scale, softcap;
+};
+
 // ---- forward
 
 // A worker's scratch: one block of scores, its output rows, and the queries where they must be widened.
@@ -277,13 +289,13 @@ HWY_INLINE void begin_rows(const ForwardScratch& s, const Block& b, int64_t d) {
 // The block of queries against the keys that it sees of these: s.max and s.sum are the running maximum and sum of the
 // exponentials, s.out the sum of values so weighted.
 HWY_INLINE void attend(const ForwardScratch& s, Block& b, const float* q, int64_t ldq, const PackedKeys& kv,
-                       int64_t d, float scale, const Dropping& drop, const int64_t* row_ids) {
+                       int64_t d, Logits logits, const Dropping& drop, const int64_t* row_ids) {
   const auto threshold = hn::Set(DU(), dropout_threshold(drop.p));
   const VF keep_factor = splat(drop.p > 0 ? 1.0f / (1.0f - drop.p) : 1.0f);
 
   for (int64_t k0 = b.begin; k0 < b.end; k0 += kKeys) {
     b.at_keys(k0);
-    score_products(b, q, ldq, kv.k_columns, kv.keys, d, scale, s.scores);
+    score_products(b, q, ldq, kv.k_columns, kv.keys, d, logits.scale, s.scores);
     for (int64_t i = 0; i < b.nq; ++i) {
       float* row = s.scores + i * kKeys;
       int64_t from, to, begin, end;
@@ -292,6 +304,7 @@ HWY_INLINE void attend(const ForwardScratch& s, Block& b, const float* q, int64_
         std::memset(row, 0, static_cast<size_t>(b.width) * sizeof(float));
         continue;
       }
+      if (logits.softcap > 0) cap_row(row, from, to, logits.softcap);
       cut_row(row, from, to, b.width, begin, end);
       VF m = load(row + begin);
       for (int64_t j = begin + kStep; j < end; j += kStep) m = hn::Max(m, load(row + j));
@@ -327,7 +340,8 @@ HWY_INLINE void attend(const ForwardScratch& s, Block& b, const float* q, int64_
 // ---- backward
 //
 // P = exp(scale q k^T - lse); with dropout M (0 or 1/(1-p)): dV = (P M)^T dO, dP = (dO V^T) M, dS = P (dP - D), D = rowsum(dO O),
-// dQ = scale dS K, dK = scale dS^T Q.
+// dQ = scale dS K, dK = scale dS^T Q. With capped logits L = c tanh(scale q k^T / c) in place of scale q k^T, dS also
+// times 1 - (L / c)².
 
 // What one worker needs for `queries` rows of queries and `keys` keys: the keys' panels serve all heads of the group, those of
 // the queries one head.
@@ -359,7 +373,8 @@ struct BackwardScratch {
 };
 
 // P and dS of the current block of scores from logits in s.p and dO V^T in s.dp; s.p then holds P with dropout.
-HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const float* lse,
+template <bool kCapped>
+HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const float* lse, float cap,
                                 const Dropping& drop, const int64_t* row_ids) {
   const auto threshold = hn::Set(DU(), dropout_threshold(drop.p));
   const VF keep_factor = splat(drop.p > 0 ? 1.0f / (1.0f - drop.p) : 1.0f);
@@ -372,6 +387,7 @@ HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const 
       std::memset(dp, 0, static_cast<size_t>(b.width) * sizeof(float));
       continue;
     }
+    if constexpr (kCapped) cap_row(p, from, to, cap);
     cut_row(p, from, to, b.width, begin, end);
     std::memset(dp, 0, static_cast<size_t>(from) * sizeof(float));
     std::memset(dp + to, 0, static_cast<size_t>(b.width - to) * sizeof(float));
@@ -379,7 +395,7 @@ HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const 
     const uint32_t* words =
         drop.p > 0 ? dropout_words(drop, row_ids[b.q0 + i], b.k0, b.width, s.words) : nullptr;
     for (int64_t j = begin; j < end; j += kStep) {
-      const VF pv = exp_not_positive(hn::Sub(load(p + j), l));
+      const VF logit = load(p + j), pv = exp_not_positive(hn::Sub(logit, l));
       VF dpv = load(dp + j);
       if (drop.p > 0) {
         dpv = dropped(dpv, words + j, threshold, keep_factor);
@@ -387,7 +403,12 @@ HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const 
       } else {
         store(pv, p + j);
       }
-      store(hn::Mul(pv, hn::Sub(dpv, delta)), dp + j);
+      VF ds = hn::Mul(pv, hn::Sub(dpv, delta));
+      if constexpr (kCapped) {  // hidden logits are -infinity: as if at the cap, their slope is 0
+        const VF t = hn::Max(hn::Mul(logit, splat(1.0f / cap)), splat(-1.0f));
+        ds = hn::Mul(ds, hn::NegMulAdd(t, t, splat(1.0f)));
+      }
+      store(ds, dp + j);
     }
   }
 }
@@ -414,7 +435,7 @@ HWY_INLINE void pack_keys(const BackwardScratch& s, const Rows& k, const Rows& v
 
 // One block of queries against the packed keys: s.dq is its gradient, s.dk and s.dv grow by its part.
 HWY_INLINE void backward_block(const BackwardScratch& s, Block& block, const QueryRows& rows, int64_t keys,
-                               int64_t d, float scale, const Dropping& drop) {
+                               int64_t d, Logits logits, const Dropping& drop) {
   const auto o_array = array_of<Any>(rows.out.base), do_array = array_of<Any>(rows.dout.base);
   const int64_t q0 = block.q0;
   int64_t ldq, ldo;
@@ -432,12 +453,15 @@ HWY_INLINE void backward_block(const BackwardScratch& s, Block& block, const Que
   }
   for (int64_t k0 = block.begin; k0 < block.end; k0 += kKeys) {
     block.at_keys(k0);
-    score_products(block, q_wide, ldq, s.k_columns, keys, d, scale, s.p);
+    score_products(block, q_wide, ldq, s.k_columns, keys, d, logits.scale, s.p);
     score_products(block, do_wide, ldo, s.v_columns, keys, d, 1.0f, s.dp);
-    score_gradients(s, block, rows.lse, drop, rows.row_ids);
+    if (logits.softcap > 0)
+      score_gradients<true>(s, block, rows.lse, logits.softcap, drop, rows.row_ids);
+    else
+      score_gradients<false>(s, block, rows.lse, 0, drop, rows.row_ids);
     weighted_columns(block, s.p, s.dout_depth, rows.count, d, 1.0f, s.dv);
-    weighted_columns(block, s.dp, s.q_depth, rows.count, d, scale, s.dk);
-    weighted_rows(block, s.dp, s.k_depth, keys, d, scale, s.dq);
+    weighted_columns(block, s.dp, s.q_depth, rows.count, d, logits.scale, s.dk);
+    weighted_rows(block, s.dp, s.k_depth, keys, d, logits.scale, s.dq);
   }
 }
 

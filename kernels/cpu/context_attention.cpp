@@ -130,7 +130,7 @@ void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document
       }
       const float* group_panels = packed + (b * groups + group) * panels.floats;
       attend(s, scores, q, ldq, {group_panels + panels.at[r], group_panels + panels.values[r], run.count}, d,
-             a.shape.scale, dropping(a, run, head), moved(row_ids, first_query));
+             {a.shape.scale, a.shape.softcap}, dropping(a, run, head), moved(row_ids, first_query));
     }
     if (!q) {  // nothing to see
       for (int64_t i = 0; i < n && !accumulate; ++i) {
@@ -209,7 +209,8 @@ void backward(Context& c, AttentionPart a, In qkv, In kv, In out, const float* l
           for (int64_t q0 = 0; q0 < queries.count; q0 += kQueries) {
             Block block(mask, q0, std::min(kQueries, queries.count - q0), queries.begin + q0);
             if (block.begin >= block.end) continue;
-            backward_block(s, block, rows, run.count, d, a.shape.scale, dropping(a, run, head));
+            backward_block(s, block, rows, run.count, d, {a.shape.scale, a.shape.softcap},
+                           dropping(a, run, head));
             for (int64_t i = 0; i < block.nq; ++i) add_row(dqkv + query_at + (q0 + i) * row, s.dq + i * d, d);
           }
         }

@@ -24,6 +24,19 @@ HWY_INLINE float value_at(const Array<T>& x, int64_t i) {
   return hn::GetLane(x.part(i, 1));
 }
 
+void softcap(Context& c, Out logits, float cap, int64_t n) {
+  by_type({logits}, [&](auto type) HWY_ATTR {
+    const auto x = array_of<decltype(type)>(logits);
+    parallel_blocks(c, n, 16384, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      const VF most = splat(cap), inverse = splat(1.0f / cap);
+      for_vectors(
+          end - begin, [&](int64_t i) HWY_ATTR { x.put(begin + i, softcap(x.at(begin + i), most, inverse)); },
+          [&](int64_t i, int64_t m)
+              HWY_ATTR { x.put_part(begin + i, softcap(x.part(begin + i, m), most, inverse), m); });
+    });
+  });
+}
+
 void row_max(Context& c, In logits, int64_t rows, int64_t cols, int64_t row_stride, float* out) {
   by_type({logits}, [&](auto type) HWY_ATTR {
     const auto x = array_of<decltype(type)>(logits);
@@ -81,27 +94,36 @@ void loss(Context& c, const float* max, const float* sum_exp, const float* targe
   });
 }
 
-void backward(Context& c, In logits, const int32_t* labels, const float* max, const float* sum_exp,
-              const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
-              Out dlogits) {
+template <bool kCapped>
+void backward_of(Context& c, In logits, const int32_t* labels, const float* max, const float* sum_exp,
+                 const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
+                 float cap, Out dlogits) {
   by_type({logits, dlogits}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto x = array_of<T>(logits), dx = array_of<T>(dlogits);
     parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      const VF inverse_cap = splat(kCapped ? 1.0f / cap : 0.0f);
+      // The gradient for a logit before its cap, of that after it.
+      const auto before_cap = [&](VF gradient, VF logit) HWY_ATTR {
+        if constexpr (!kCapped) return gradient;
+        const VF t = hn::Mul(logit, inverse_cap);
+        return hn::Mul(gradient, hn::NegMulAdd(t, t, splat(1.0f)));
+      };
       for (int64_t r = begin; r < end; ++r) {
         const int64_t at = r * row_stride;
         const int64_t label = labels[r] - first_col;
         const bool here = label >= 0 && label < cols;
         const float factor = weight[r] / sum_exp[r];
-        const float at_label = here ? value_at(x, at + label) : 0.0f;
+        const VF at_label = splat(here ? value_at(x, at + label) : 0.0f);
         const VF m = splat(max[r]), f = splat(factor);
+        const auto gradient = [&](VF logit)
+                                  HWY_ATTR { return before_cap(hn::Mul(exp(hn::Sub(logit, m)), f), logit); };
         for_vectors(
-            cols, [&](int64_t i) HWY_ATTR { dx.put(at + i, hn::Mul(exp(hn::Sub(x.at(at + i), m)), f)); },
-            [&](int64_t i, int64_t n)
-                HWY_ATTR { dx.put_part(at + i, hn::Mul(exp(hn::Sub(x.part(at + i, n), m)), f), n); });
+            cols, [&](int64_t i) HWY_ATTR { dx.put(at + i, gradient(x.at(at + i))); },
+            [&](int64_t i, int64_t n) HWY_ATTR { dx.put_part(at + i, gradient(x.part(at + i, n)), n); });
         if (here) {
-          const VF p = hn::Mul(exp(hn::Sub(splat(at_label), m)), f);
-          dx.put_part(at + label, hn::Sub(p, splat(weight[r])), 1);
+          const VF p = hn::Mul(exp(hn::Sub(at_label, m)), f);
+          dx.put_part(at + label, before_cap(hn::Sub(p, splat(weight[r])), at_label), 1);
         }
         for (int64_t i = cols; i < row_stride; i += kStep)
           dx.put_part(at + i, hn::Zero(DF()), std::min(kStep, row_stride - i));
@@ -110,8 +132,15 @@ void backward(Context& c, In logits, const int32_t* labels, const float* max, co
   });
 }
 
+void backward(Context& c, In logits, const int32_t* labels, const float* max, const float* sum_exp,
+              const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
+              float cap, Out dlogits) {
+  const auto run = cap > 0 ? backward_of<true> : backward_of<false>;
+  run(c, logits, labels, max, sum_exp, weight, rows, cols, row_stride, first_col, cap, dlogits);
+}
+
 CrossEntropy cross_entropy_family() {
-  return {row_max, row_sums, loss, backward};
+  return {softcap, row_max, row_sums, loss, backward};
 }
 
 }  // namespace HWY_NAMESPACE

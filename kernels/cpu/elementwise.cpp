@@ -120,7 +120,8 @@ void combine_parts(Context& c, In parts, int64_t count, Out y, int64_t n) {
 // y = residual + mask / (1 - p) * (x + bias) on one chunk of 4 * kLanes columns from column `begin` (a multiple of it).
 template <class T>
 HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>* residual, const Array<T>& y,
-                            int64_t row, int64_t cols, float p, PhiloxKey key, int64_t row_id) {
+                            int64_t row, int64_t cols, float p, PhiloxKey key, int64_t row_id,
+                            int64_t first_column = 0) {
   const bool dropping = p > 0;
   const auto threshold = hn::Set(DU(), dropout_threshold(p));
   const VF factor = splat(dropping ? 1.0f / (1.0f - p) : 1.0f);
@@ -138,7 +139,7 @@ HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>
   };
   for (int64_t col = 0; col < cols; col += kStep) {
     if (dropping && col % (4 * kStep) == 0)
-      philox_words(key, static_cast<uint64_t>(row_id), static_cast<uint64_t>(col) >> 2, words);
+      philox_words(key, static_cast<uint64_t>(row_id), static_cast<uint64_t>(first_column + col) >> 2, words);
     const VF zero = hn::Zero(DF());
     if (const int64_t n = cols - col; n >= kStep)
       y.put(base + col, value(col, x.at(base + col), bias ? load(bias + col) : zero,
@@ -148,6 +149,20 @@ HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>
                  value(col, x.part(base + col, n), bias ? load_part(bias + col, n) : zero,
                        residual ? residual->part(base + col, n) : zero),
                  n);
+  }
+}
+
+template <class T>
+HWY_INLINE void dropout_row_from(const Array<T>& x, const Array<T>& y, int64_t row, int64_t cols, float p,
+                                 PhiloxKey key, int64_t row_id, int64_t first_column) {
+  const uint32_t threshold = dropout_threshold(p);
+  const float factor = 1.0f / (1.0f - p);
+  HWY_ALIGN float mask[kLanes];
+  for (int64_t col = 0; col < cols; col += kStep) {
+    const int64_t n = std::min(kStep, cols - col);
+    for (int64_t i = 0; i < n; ++i)
+      mask[i] = keep_hidden(key, row_id, first_column + col + i, threshold) ? factor : 0.0f;
+    y.put_part(row * cols + col, hn::Mul(x.part(row * cols + col, n), load_part(mask, n)), n);
   }
 }
 
@@ -168,9 +183,19 @@ void bias_dropout_add(Context& c, In x, In bias, In residual, Out y, int64_t row
   });
 }
 
-void dropout_backward(Context& c, In dy, Out dx, int64_t rows, int64_t cols, float p, PhiloxKey key,
-                      const int64_t* row_ids) {
-  bias_dropout_add(c, dy, In{}, In{}, dx, rows, cols, p, key, row_ids);
+void dropout(Context& c, In x, Out y, int64_t rows, int64_t cols, int64_t first_column, float p,
+             PhiloxKey key, const int64_t* row_ids) {
+  by_type({x, y}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const auto a = array_of<T>(x), out = array_of<T>(y);
+    parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t row = begin; row < end; ++row)
+        if (first_column % 4 == 0)
+          dropout_row<T>(a, nullptr, nullptr, out, row, cols, p, key, row_ids[row], first_column);
+        else  // the generator's blocks do not begin where the columns do
+          dropout_row_from<T>(a, out, row, cols, p, key, row_ids[row], first_column);
+    });
+  });
 }
 
 void copy_rows(Context& c, In x, int64_t x_stride, Out y, int64_t y_stride, int64_t rows, int64_t cols) {
@@ -362,7 +387,7 @@ Elementwise elementwise_family() {
           axpy,
           scale,
           bias_dropout_add,
-          dropout_backward,
+          dropout,
           copy_rows,
           combine_parts<false>,
           combine_parts<true>,

@@ -7,6 +7,7 @@ namespace capstan::kernels {
 
 const Gemm& cpu_gemm();
 const Norm& cpu_norm();
+const HeadNorm& cpu_head_norm();
 const Activation& cpu_activation();
 const Attention& cpu_attention();
 const ContextAttention& cpu_context_attention();
@@ -14,5 +15,6 @@ const Embedding& cpu_embedding();
 const CrossEntropy& cpu_cross_entropy();
 const Elementwise& cpu_elementwise();
 const Optimizers& cpu_optimizers();
+const Adapter& cpu_adapter();
 
 }  // namespace capstan::kernels

@@ -191,6 +191,24 @@ HWY_INLINE VF exp_not_positive(VF x) {
   return hn::Mul(y, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(DI(), shifted))));
 }
 
+// tanh(x) to 2 ulp: Cephes' odd polynomial near 0, else by e^(2|x|). NaN stays NaN.
+HWY_INLINE VF tanh(VF x) {
+  const VF a = hn::Abs(x), s = hn::Mul(x, x);
+  VF p = splat(-5.70498872745e-3f);
+  p = hn::MulAdd(p, s, splat(2.06390887954e-2f));
+  p = hn::MulAdd(p, s, splat(-5.37397155531e-2f));
+  p = hn::MulAdd(p, s, splat(1.33314422036e-1f));
+  p = hn::MulAdd(p, s, splat(-3.33332819422e-1f));
+  const VF near = hn::MulAdd(hn::Mul(p, s), x, x);
+  const VF far = hn::Sub(splat(1.0f), hn::Div(splat(2.0f), hn::Add(exp(hn::Add(a, a)), splat(1.0f))));
+  return hn::IfThenElse(hn::Lt(a, splat(0.625f)), near, hn::CopySign(far, x));
+}
+
+// cap tanh(x / cap).
+HWY_INLINE VF softcap(VF x, VF cap, VF inverse_cap) {
+  return hn::Mul(cap, tanh(hn::Mul(x, inverse_cap)));
+}
+
 HWY_INLINE VF sigmoid(VF x) {
   return hn::Div(splat(1.0f), hn::Add(splat(1.0f), exp(hn::Neg(x))));
 }

@@ -7,9 +7,10 @@
 namespace capstan::kernels {
 
 const Table& cpu_table() {
-  static const Table table{
-      &cpu_gemm(),      &cpu_norm(),          &cpu_activation(),  &cpu_attention(), &cpu_context_attention(),
-      &cpu_embedding(), &cpu_cross_entropy(), &cpu_elementwise(), &cpu_optimizers()};
+  static const Table table{&cpu_gemm(),       &cpu_norm(),          &cpu_head_norm(),
+                           &cpu_activation(), &cpu_attention(),     &cpu_context_attention(),
+                           &cpu_embedding(),  &cpu_cross_entropy(), &cpu_elementwise(),
+                           &cpu_optimizers(), &cpu_adapter()};
   return table;
 }
 

@@ -5,7 +5,9 @@
 
 `capstan tokenizer train` learns a vocabulary on TEXT for each pre-tokenizer; Hugging Face loads the tokenizer.json, and its ids
 of every line must be those of `capstan tokenizer encode`; decoding must give back the file. Hugging Face's own trainer, fed with
-the same text, must learn the same file. TEXT defaults to the multilingual samples of the tests.
+the same text, must learn the same file. TEXT defaults to the multilingual samples of the tests. After that the tokenizers of
+tests/data/tokenizer/families (or those that --tokenizer names: tokenizer.json files, SentencePiece models) encode every line of TEXT:
+ids, with and without the special tokens around them, and places must be Hugging Face's, of a .model SentencePiece's.
 """
 import argparse
 import json
@@ -39,10 +41,44 @@ def learn(kind, text, size):
     return tokenizer.to_str(pretty=True)
 
 
+def byte_places(line, offsets):
+    at = [0]
+    for character in line:
+        at.append(at[-1] + len(character.encode()))
+    return [[at[begin], at[end]] for begin, end in offsets]
+
+
+def check_family(capstan, path, text_path, lines):
+    """The number of checks that failed."""
+    def encode(*flags):
+        out = subprocess.run([capstan, "tokenizer", "encode", text_path, "--tokenizer", path, *flags], check=True, stdout=subprocess.PIPE).stdout
+        return [json.loads(line) for line in out.splitlines()]
+
+    checks = {}
+    if path.suffix == ".json":
+        tokenizer = Tokenizer.from_file(str(path))
+        expected = tokenizer.encode_batch(lines, add_special_tokens=False)
+        got = encode("--places")
+        checks["ids"] = [i for i, (a, b) in enumerate(zip(got, expected)) if a["ids"] != b.ids]
+        checks["places"] = [i for i, (a, b) in enumerate(zip(got, expected)) if a["places"] != byte_places(lines[i], b.offsets)]
+        checks["ids, fast"] = [i for i, (a, b) in enumerate(zip(encode(), expected)) if a["ids"] != b.ids]
+        around = tokenizer.encode_batch(lines, add_special_tokens=True)
+        checks["special tokens around"] = [i for i, (a, b) in enumerate(zip(encode("--add-special"), around)) if a["ids"] != b.ids]
+    else:
+        import sentencepiece
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        got = encode()
+        checks["ids"] = [i for i, a in enumerate(got) if a["ids"] != processor.encode(lines[i])]
+    for name, wrong in checks.items():
+        print(f"{'FAIL' if wrong else 'ok  '} {path.name}: {name}" + (f", {len(wrong)} lines, the first {wrong[0] + 1}" if wrong else ""))
+    return sum(bool(wrong) for wrong in checks.values())
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--capstan", default=str(ROOT / "build" / "release" / "capstan"))
     parser.add_argument("--vocab-size", type=int, default=2000)
+    parser.add_argument("--tokenizer", action="append", type=pathlib.Path)
     parser.add_argument("text", nargs="?")
     arguments = parser.parse_args()
     failures = 0
@@ -84,6 +120,9 @@ def main():
             for i in wrong[:5]:
                 print(f"     line {i + 1}: {lines[i]!r}\n       capstan      {ids[i]}\n       hugging face {expected[i]}")
             print(f"     {len(lines)} lines, {sum(map(len, ids))} ids, {tokenizer.get_vocab_size()} tokens")
+        families = ROOT / "tests" / "data" / "tokenizer" / "families"
+        for tokenizer in arguments.tokenizer or sorted([*families.glob("*.json"), *families.glob("*.model")]):
+            failures += check_family(arguments.capstan, tokenizer, path, lines)
     return 1 if failures else 0
 
 

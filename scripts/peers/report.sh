@@ -16,7 +16,7 @@ dir=$(realpath "$dir")
 plan() { # NAME ARGUMENT…
   local name=$1
   shift
-  "$capstan" sweep plan quickstart dataset=mock tokenizer=none train.train_iters=4000 "$@" --out "$dir/$name" >/dev/null
+  "$capstan" sweep plan quickstart dataset=mock tokenizer=none train.train_iters=4000 optimizer.min_lr=1e-5 "$@" --out "$dir/$name" >/dev/null
   python3 - "$dir/$name" <<'END'
 import json, math, pathlib, random, sys
 sweep = pathlib.Path(sys.argv[1])
@@ -56,14 +56,19 @@ expect() { # TEXT CONDITION…
   if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $text"; fi
 }
 
-look() { # NAME
-  local name=$1 page=$dir/$1.html
+look() { # NAME TRIALS
+  local name=$1 trials=$2 page=$dir/$1.html
+  expect "$name: not $trials trials" test "$(find "$dir/$name/trials" -mindepth 1 -maxdepth 1 | wc -l)" = "$trials"
   "$capstan" sweep plot "$dir/$name" -o "$page" >/dev/null
   local options=(--headless --no-sandbox --disable-gpu --hide-scrollbars "--window-size=1280,2300" "--user-data-dir=$dir/profile" --enable-logging=stderr --v=0)
   chromium "${options[@]}" --screenshot="$dir/$name.png" "file://$page" 2>"$dir/$name.log" >/dev/null
-  chromium "${options[@]}" --dump-dom "file://$page" 2>>"$dir/$name.log" >"$dir/$name.dom"
-  local drawn size
-  drawn=$(sed -n 's/.*data-drawn-ms="\([0-9]*\)".*/\1/p' "$dir/$name.dom" | head -1)
+  # From the start of the load to the first whole picture; the shortest of five, because other work on the machine counts too.
+  local drawn='' size
+  for _ in 1 2 3 4 5; do
+    chromium "${options[@]}" --timeout=5000 --dump-dom "file://$page" 2>>"$dir/$name.log" >"$dir/$name.dom"
+    drawn=$(printf '%s\n' "$drawn" "$(sed -n 's/.*data-drawn-ms="\([0-9]*\)".*/\1/p' "$dir/$name.dom" | head -1)" | grep . | sort -n | head -1)
+    [ "${drawn:-9999}" -lt 1000 ] && break
+  done
   size=$(stat -c %s "$page")
   echo "$name: $size bytes, drawn after ${drawn:-never} ms, $dir/$name.png"
   expect "$name: the page was not drawn to its end" test -n "$drawn"
@@ -75,8 +80,8 @@ look() { # NAME
 plan small 'optimizer.lr=1e-4,3e-4,1e-3,3e-3' model.num_layers=2,4,6 rng.seed=1,2
 plan large 'optimizer.lr=loguniform(1e-4,1e-2)' 'optimizer.weight_decay=uniform(0,0.2)' model.num_layers=2,4,6,8 \
   train.global_batch_size=8,16,32 'optimizer.adam_beta2=uniform(0.9,0.999)' rng.seed=1,2 --trials 250
-look small
-look large
+look small 24
+look large 500
 echo
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -17,7 +17,10 @@ chmod 755 "$dir"
 pids=()
 clean_up() {
   local code=$?
-  [ -e "$dir/slurm.conf" ] && scancel --quiet --user root 2>/dev/null
+  if [ -e "$dir/slurm.conf" ]; then
+    scancel --quiet --user root 2>/dev/null || true
+    for _ in $(seq 30); do [ -z "$(squeue -h 2>/dev/null)" ] && break; sleep 1; done
+  fi
   for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done
   wait 2>/dev/null || true
   if [ "${KEEP:-0}" = 1 ] || [ "$code" -ne 0 ]; then echo "left behind: $dir"; else rm -rf "$dir"; fi
@@ -91,7 +94,7 @@ for _ in $(seq 600); do
   [ "$(wc -l 2>/dev/null <"$sweep/trials/$first/run/metrics.jsonl" || echo 0)" -ge 5 ] && break
   sleep 0.1
 done
-scancel --batch --signal=USR1 "${job}_1"
+scancel --batch --signal=USR1 "${job}_1" || true  # it may say so and do it all the same; the journal tells
 echo "signalled ${job}_1"
 for _ in $(seq 300); do
   grep -q "\"trial\": *\"$first\".*\"state\": *\"pending\"" "$sweep/journal.jsonl" && break

@@ -105,7 +105,7 @@ void MappedFile::advise_sequential() const {
 FileWriter::FileWriter(const fs::path& path, size_t buffer_bytes)
     : path_(path),
       fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)),
-      buffer_(std::make_unique<std::byte[]>(buffer_bytes)),
+      buffer_(std::make_unique_for_overwrite<std::byte[]>(buffer_bytes)),
       capacity_(buffer_bytes) {
   if (fd_ < 0) fail_io("create", path, errno);
 }
@@ -155,6 +155,10 @@ void sync_directory(const fs::path& path) {
 }
 
 void write_file_durably(const fs::path& path, std::string_view content) {
+  // A rename would put a file in the place of /dev/stdout.
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+    fail(ErrorCode::format, "`" + path.string() + "` is not a regular file");
   const fs::path temporary = path.string() + ".tmp." + std::to_string(::getpid());
   {
     FileWriter writer(temporary, 1 << 16);

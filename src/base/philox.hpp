@@ -17,7 +17,7 @@ PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t stream);
 
 namespace purpose {
 inline constexpr uint32_t init = 1, hidden_dropout = 2, attention_dropout = 3, embedding_dropout = 4,
-                          data_shuffle = 5, sampling = 6, mock_data = 7, test = 99;
+                          data_shuffle = 5, sampling = 6, mock_data = 7, adapter_dropout = 8, test = 99;
 }
 
 // One block of four words at counter (lo, hi). Header-only: kernels for every device compile it.

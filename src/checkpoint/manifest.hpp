@@ -18,6 +18,7 @@
 
 #include "checkpoint/hash.hpp"
 #include "checkpoint/rectangle.hpp"
+#include "checkpoint/tensor_source.hpp"
 #include "tensor/dtype.hpp"
 
 namespace capstan::checkpoint {
@@ -44,9 +45,7 @@ struct Piece {
   Rectangle where;
 };
 
-struct StoredTensor {
-  DType dtype = DType::f32;
-  Shape shape;                // of the whole tensor
+struct StoredTensor : TensorInfo {
   std::vector<Piece> pieces;  // cover every cell exactly once
 };
 

@@ -39,14 +39,14 @@ const StoredTensor* Reader::find(std::string_view name) const {
   return found == manifest_.tensors.end() ? nullptr : &found->second;
 }
 
-const StoredTensor& Reader::info(std::string_view name) const {
-  if (const auto* tensor = find(name)) return *tensor;
+std::string Reader::place() const {
+  return "checkpoint `" + directory_.string() + "`";
+}
+
+std::vector<std::string> Reader::names() const {
   std::vector<std::string> names;
   for (const auto& entry : manifest_.tensors) names.push_back(entry.first);
-  const auto near = near_matches(name, names);
-  fail(ErrorCode::not_found,
-       "checkpoint `" + directory_.string() + "` has no tensor " + capstan::quoted(name),
-       near.empty() ? "" : "near names: " + join(near, ", "));
+  return names;
 }
 
 const SafetensorsFile& Reader::shard(const std::string& file_name) {
@@ -56,7 +56,8 @@ const SafetensorsFile& Reader::shard(const std::string& file_name) {
 }
 
 void Reader::read(std::string_view name, DType dtype, const Rectangle& wanted, std::span<std::byte> out) {
-  const StoredTensor& tensor = info(name);
+  at(name);  // names near ones where there is none
+  const StoredTensor& tensor = *find(name);
   if (!can_convert(tensor.dtype, dtype))
     fail(ErrorCode::unsupported, "tensor " + capstan::quoted(name) + " is stored as " +
                                      std::string(name_of(tensor.dtype)) + " and cannot be read as " +
@@ -81,10 +82,6 @@ void Reader::read(std::string_view name, DType dtype, const Rectangle& wanted, s
                                   to_text(piece.where.sizes));
     copy_cells(*common, piece.where, file.bytes(*entry).data(), tensor.dtype, wanted, out.data(), dtype);
   }
-}
-
-void Reader::read(std::string_view name, DType dtype, std::span<std::byte> out) {
-  read(name, dtype, whole(info(name).shape), out);
 }
 
 bool Reader::has_file(std::string_view file_name) const {

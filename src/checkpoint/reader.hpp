@@ -12,6 +12,7 @@
 
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/safetensors.hpp"
+#include "checkpoint/tensor_source.hpp"
 
 namespace capstan::checkpoint {
 
@@ -21,7 +22,7 @@ enum class Depth : uint8_t {
   content,    // and the hash of every file
 };
 
-class Reader {
+class Reader final : public TensorSource {
  public:
   // Throws ErrorCode::not_found when there is no checkpoint, ::format when it fails the check (naming file
   // and block),
@@ -31,14 +32,12 @@ class Reader {
   const std::filesystem::path& directory() const { return directory_; }
   const Manifest& manifest() const { return manifest_; }
   const SaveInfo& info() const { return manifest_.info; }
-  const StoredTensor* find(std::string_view name) const;  // nullptr: not there
-  const StoredTensor& info(std::string_view name) const;  // throws ErrorCode::not_found with near names
-
-  // Fills `out` (row-major, the size of `wanted` in `dtype`) from whichever pieces hold its cells, converting
-  // where can_convert allows. Opens (maps) only the files it needs; a shard that contradicts the manifest is
-  // ErrorCode::format. May not be called from two threads at once.
-  void read(std::string_view name, DType dtype, const Rectangle& wanted, std::span<std::byte> out);
-  void read(std::string_view name, DType dtype, std::span<std::byte> out);  // the whole tensor
+  std::string place() const override;
+  std::vector<std::string> names() const override;
+  const StoredTensor* find(std::string_view name) const override;
+  // From whichever pieces hold the cells. Opens (maps) only the files it needs; a shard that contradicts the manifest is
+  // ErrorCode::format.
+  void read(std::string_view name, DType dtype, const Rectangle& wanted, std::span<std::byte> out) override;
 
   // A file beside the shards (state.json, recipe.yaml, tokenizer.json); its hash is checked at every depth.
   bool has_file(std::string_view file_name) const;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/checked.hpp"
+#include "tensor/half.hpp"
 
 namespace capstan::checkpoint {
 
@@ -166,17 +167,6 @@ bool can_convert(DType from, DType to) {
   if (from == to) return true;
   const bool to_float = to == DType::f32 || to == DType::bf16;
   return to_float && (from == DType::f32 || from == DType::bf16 || from == DType::f16);
-}
-
-static float half_to_float(uint16_t bits) {
-  const float sign = (bits & 0x8000u) ? -1.0f : 1.0f;
-  const int exponent = (bits >> 10) & 31;
-  const uint32_t mantissa = bits & 0x3FFu;
-  if (exponent == 31)
-    return std::bit_cast<float>((uint32_t{bits & 0x8000u} << 16) | 0x7F800000u | (mantissa << 13));
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -24);
-  return std::bit_cast<float>((uint32_t{bits & 0x8000u} << 16) | static_cast<uint32_t>(exponent + 112) << 23 |
-                              (mantissa << 13));
 }
 
 template <class From, class To, class Convert>

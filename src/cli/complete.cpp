@@ -31,6 +31,14 @@ struct Wanted {
   bool optional = false;
 };
 
+// RECIPE, FILE.jsonl, hf:DIR: what the user puts there is in capitals.
+bool is_kind(std::string_view word) {
+  return std::any_of(word.begin(), word.end(), [](char c) { return c >= 'A' && c <= 'Z'; }) &&
+         std::all_of(word.begin(), word.end(), [](char c) {
+           return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == ':' || c == '.';
+         });
+}
+
 // The bare words of a usage line; options and their arguments are in the option table.
 std::vector<Wanted> wanted_words(const Verb& verb) {
   std::vector<Wanted> wanted;
@@ -51,12 +59,10 @@ std::vector<Wanted> wanted_words(const Verb& verb) {
       continue;
     }
     const bool skipped = std::exchange(skip, false);
-    const bool is_word = !token.empty() && std::all_of(token.begin(), token.end(), [](char c) {
-      return (c >= 'A' && c <= 'Z') || c == '|' || c == ':' || c == 'h' || c == 'f';  // hf:DIR
-    });
-    if (skipped || !is_word) continue;
+    const auto kinds = split(token, '|');
+    if (skipped || !std::all_of(kinds.begin(), kinds.end(), is_kind)) continue;
     if (!alternative || wanted.empty()) wanted.push_back({{}, optional});
-    for (const auto kind : split(token, '|')) wanted.back().kinds.push_back(kind);
+    wanted.back().kinds.insert(wanted.back().kinds.end(), kinds.begin(), kinds.end());
     alternative = false;
   }
   return wanted;
@@ -107,10 +113,13 @@ class Completer {
     } else if (kind == "RUN" || kind == "CHECKPOINT") {
       runs(prefix);
     } else if (kind == "hf:DIR") {
-      if (word_.starts_with(prefix + "hf:"))
-        files(prefix + "hf:", {}, true);
-      else
-        add(prefix + "hf:", "a Hugging Face model directory");
+      foreign(prefix + "hf:", "a Hugging Face model directory", true);
+    } else if (kind == "gguf:FILE") {
+      foreign(prefix + "gguf:", "a model of llama.cpp", false);
+    } else if (kind == "FROM" || kind == "TO") {
+      for (const char* one : {"RUN", "hf:DIR", "gguf:FILE"}) this->kind(one, verb, prefix);
+    } else if (kind.starts_with("FILE.")) {
+      files(prefix, {kind.substr(4)});
     } else if (kind == "DIR" || kind == "SWEEP") {
       files(prefix, {}, true);
     } else if (kind == "FILE" || kind == "K,…") {
@@ -200,6 +209,15 @@ class Completer {
     if (fs::exists(path / records::kRunFile, ignored)) return "a run";
     if (fs::exists(path / checkpoint::kManifestFile, ignored)) return "a checkpoint";
     return {};
+  }
+
+  // Another program's model: its scheme, then paths.
+  void foreign(const std::string& scheme, const char* doc, bool directory) {
+    if (word_.starts_with(scheme))
+      files(scheme, directory ? std::vector<std::string_view>{} : std::vector<std::string_view>{".gguf"},
+            directory);
+    else
+      add(scheme, doc);
   }
 
   // Those of ./runs at once, and any directory.

@@ -78,6 +78,8 @@ constexpr VerbLine kGroups[] = {{"recipe", "list, copy and begin recipes"},
                                 {"runs", "what is in the run directories"},
                                 {"sweep", "many runs from one description, and what came of them"}};
 
+constexpr std::string_view kRare[] = {"convert", "merge", "schema", "completion", "help", "version"};
+
 // The verbs, a group as one line, in the order of the table.
 std::vector<VerbLine> verb_lines() {
   std::vector<VerbLine> lines;
@@ -167,8 +169,7 @@ std::string program_help(bool full) {
   std::vector<Line> lines;
   std::string others;  // the short help keeps to a small terminal
   for (const VerbLine& line : verb_lines())
-    if (full ||
-        (line.name != "schema" && line.name != "completion" && line.name != "help" && line.name != "version"))
+    if (full || std::find(std::begin(kRare), std::end(kRare), line.name) == std::end(kRare))
       lines.push_back({std::string(line.name), std::string(line.purpose)});
     else
       others += (others.empty() ? "" : ", ") + std::string(line.name);

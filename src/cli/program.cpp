@@ -17,6 +17,7 @@
 #include "cli/recipe_input.hpp"
 #include "cli/report.hpp"
 #include "cli/terminal.hpp"
+#include "interchange/foreign_model.hpp"
 
 namespace capstan::cli {
 
@@ -147,6 +148,7 @@ std::string command_text(const std::vector<std::string>& command) {
 }
 
 int run_program(const std::vector<std::string>& command) {
+  interchange::use_in_recipes();
   const Appearance how = appearance_of(command);
   try {
     const int code = run_verb(command, how);

@@ -4,18 +4,69 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "cli/terminal.hpp"
+#include "config/show.hpp"
+#include "config/shrink.hpp"
 
 namespace capstan::cli {
 
-config::Resolution resolve_recipe(const Context& context, const std::string& recipe,
-                                  std::optional<int64_t> ranks) {
+std::string count_text(size_t number, const char* what) {
+  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
+}
+
+static config::Request request_of(const Context& context, const std::string& recipe) {
   config::Request request;
   request.recipe = recipe;
   request.overrides = context.args.overrides();
+  return request;
+}
+
+config::Resolution resolve_recipe(const Context& context, const std::string& recipe,
+                                  std::optional<int64_t> ranks) {
+  config::Request request = request_of(context, recipe);
   request.ranks = ranks;
   if (ranks && !context.args.has("ranks")) request.ranks_origin = "this launch";
-  return config::resolve(request);
+  return context.args.has("shrink") ? config::resolve_shrunk(request) : config::resolve(request);
+}
+
+std::string layout_text(const config::DistConfig& dist) {
+  std::string text = count_text(static_cast<size_t>(dist.world_size), "rank");
+  const auto axis = [&](const char* name, int64_t size) {
+    if (size > 1) text += std::string(", ") + name + " " + std::to_string(size);
+  };
+  axis("tp", dist.tensor_model_parallel_size);
+  axis("pp", dist.pipeline_model_parallel_size);
+  axis("cp", dist.context_parallel_size);
+  axis("ep", dist.expert_model_parallel_size);
+  axis("dp", dist.data_parallel_size.value_or(1));
+  return text;
+}
+
+std::string shrunk_summary(const Context& context, const std::string& recipe,
+                           const config::Resolution& small) {
+  const config::Config& c = small.config;
+  std::string text = "shrunk to " + count_text(static_cast<size_t>(c.model.num_layers), "layer") +
+                     " of width " + std::to_string(c.model.hidden_size) + ", " +
+                     std::to_string(c.model.seq_length) + " tokens a sample, " +
+                     count_text(static_cast<size_t>(c.train.train_iters.value_or(0)), "step");
+  const config::Resolution whole = config::resolve(request_of(context, recipe));
+  const int64_t kind = config::shrink(whole, {}).world;
+  if (kind > c.dist.world_size) {
+    config::Request request = request_of(context, recipe);
+    text += "; its kind of layout takes " + layout_text(config::resolve_shrunk(request).config.dist);
+  }
+  return text;
+}
+
+std::string shrunk_changes(const Context& context, const std::string& recipe,
+                           const config::Resolution& small) {
+  const config::Resolution whole = config::resolve(request_of(context, recipe));
+  std::string text;
+  for (const config::Change& change : config::diff(whole, small))
+    if (change.after_origin == config::kShrinkFlag)
+      text += "  " + change.path + ": " + change.before + " -> " + change.after + "\n";
+  return text;
 }
 
 void show_diagnostics(const Context& context, const config::Resolved& resolved) {

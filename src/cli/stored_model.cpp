@@ -33,7 +33,7 @@ int run_stored_model(const Context& context, const std::string& name,
   if (ranks != launched.size) return launch_ranks(context, ranks);
   const config::Config& config = stored.resolution.config;
   return run_in_world(context, config.resilience.timeout.seconds, [&](comm::World& world) {
-    train::LoadedModel model(stored.checkpoint, config, world);
+    train::LoadedModel model(stored.checkpoint, config, world, context.args.value("adapter").value_or(""));
     return body(model, chief);
   });
 }

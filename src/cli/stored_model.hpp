@@ -21,8 +21,11 @@ inline constexpr const char* kServingLayout =
 // The ranks of this launch; with --nproc those that it starts.
 int64_t serving_ranks(const Context& context);
 
+inline constexpr Option kAdapter = {"adapter", 0, "DIR",
+                                    "adapters beside its weights: of PEFT, or of a run with `peft`"};
+
 // Loads the model over the ranks of this launch, or starts those of --nproc, and runs `body` on every rank. Only rank 0 (`chief`)
-// prints. name: a checkpoint, a directory of checkpoints, or a run; the overrides of the command line apply to its recipe.
+// prints. name: a checkpoint, a directory of checkpoints, or a run; the overrides of the command line apply to its recipe, --adapter to its weights.
 int run_stored_model(const Context& context, const std::string& name,
                      FunctionRef<int(train::LoadedModel& model, bool chief)> body);
 

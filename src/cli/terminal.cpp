@@ -75,7 +75,7 @@ void finish_output() {
 }
 
 void say(std::string_view text) {
-  std::fflush(stdout);
+  flush_output();
   write_all(STDERR_FILENO, text);
 }
 

@@ -12,24 +12,6 @@ namespace capstan::cli {
 
 namespace {
 
-std::string counted(size_t number, const char* what) {
-  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
-}
-
-std::string layout_text(const config::Config& config) {
-  const config::DistConfig& d = config.dist;
-  std::string text = counted(static_cast<size_t>(d.world_size), "rank");
-  const auto axis = [&](const char* name, int64_t size) {
-    if (size > 1) text += std::string(", ") + name + " " + std::to_string(size);
-  };
-  axis("tp", d.tensor_model_parallel_size);
-  axis("pp", d.pipeline_model_parallel_size);
-  axis("cp", d.context_parallel_size);
-  axis("ep", d.expert_model_parallel_size);
-  axis("dp", d.data_parallel_size.value_or(1));
-  return text;
-}
-
 int run_check(Context& context) {
   const std::string& recipe = context.args.word(0, "RECIPE");
   const config::Resolution resolution = resolve_recipe(context, recipe, ranks_argument(context));
@@ -56,8 +38,9 @@ int run_check(Context& context) {
     show_diagnostics(context, resolution);
     if (resolution.ok() && !context.quiet()) {
       std::string line = resolution.recipe_name + ": ";
-      line += warnings == 0 ? std::string("ok") : "no errors, " + counted(warnings, "warning");
-      put(line + " (" + layout_text(resolution.config) + ")\n");
+      line += warnings == 0 ? std::string("ok") : "no errors, " + count_text(warnings, "warning");
+      put(line + " (" + layout_text(resolution.config.dist) + ")\n");
+      if (context.args.has("shrink")) say(shrunk_summary(context, recipe, resolution) + "\n");
       if (!missing.empty()) {
         std::string text = "note: sound, but `train` of this version refuses it:\n";
         for (const auto& feature : missing) text += "  " + feature.path + ": " + feature.reason + "\n";
@@ -80,6 +63,7 @@ const Verb kCheck = {
                  {"check llama3-70b dist.tp=8 --ranks 128", "another layout, another world"},
                  {"check my.yaml --message-format short", "file:line:col, for editors"}},
     .options = {{"ranks", 0, "N", "the world size, instead of the recipe's"},
+                {"shrink", 0, "", "the recipe as `train --shrink` runs it"},
                 {"json", 0, "", "the result and all diagnostics as one JSON object"}},
     .details =
         "Exit code 0: no errors; 1: the recipe has errors; 2: it cannot be read, or the command line is "

@@ -1,10 +1,16 @@
 // capstan data prepare | inspect
+#include <filesystem>
+
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
+#include "config/library.hpp"
+#include "config/sections/data_sources.hpp"
+#include "data/sft_inspect.hpp"
 #include "data/verbs.hpp"
+#include "train/setup.hpp"
 
 namespace capstan::cli {
 
@@ -40,10 +46,91 @@ int run_data_prepare(Context& context) {
   return 0;
 }
 
+// A recipe's fine-tuning data, or the file named beside one, as `train` would read them.
+int inspect_recipe(Context& context, const std::string& recipe, const std::optional<std::string>& file) {
+  const Arguments& args = context.args;
+  config::Request request;
+  request.recipe = recipe;
+  if (file)
+    for (const std::string& text :
+         {std::string("dataset=sft"), "dataset.train_files=[" + capstan::quoted(*file) + "]"})
+      request.overrides.push_back(config::Override::token(text));
+  request.overrides.insert(request.overrides.end(), args.overrides().begin(), args.overrides().end());
+  const config::Resolution resolution = config::resolve(request);
+  show_diagnostics(context, resolution);
+  if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
+  const config::DatasetConfig& dataset = resolution.config.dataset;
+  if (dataset.kind != config::DatasetKind::sft) {
+    std::string prefixes;
+    if (dataset.kind == config::DatasetKind::gpt) {
+      const auto sources = config::data_sources(dataset);
+      for (const auto& source : sources.splits[0]) prefixes += " " + source.prefix;
+    }
+    fail(ErrorCode::usage, "the data of `" + recipe + "` are no fine-tuning samples",
+         prefixes.empty() ? "they are generated; name a prefix or a file"
+                          : "look at the dataset itself: capstan data inspect" + prefixes);
+  }
+  const auto tokenizer = train::load_tokenizer(resolution.config);
+  data::SftOptions options = train::sft_options(resolution.config, *tokenizer);
+  if (file) {
+    options.valid_files.clear(), options.test_files.clear();
+    options.split = "1,0,0";
+  }
+  options.on_bad_line = data::OnBadLine::skip;
+  const auto report = data::inspect_sft(*data::build_sft_datasets(options)[0], *tokenizer,
+                                        args.integer("samples", 0, 1'000'000).value_or(3),
+                                        args.integer("sample-tokens", 0, 1'000'000).value_or(512));
+  put(args.has("json") ? data::to_json_report(report) + "\n"
+                       : data::to_text_report(report, context.color_out));
+  return 0;
+}
+
+int inspect_samples(Context& context, const std::string& file) {
+  const Arguments& args = context.args;
+  if (const auto recipe = args.value("recipe")) return inspect_recipe(context, *recipe, file);
+  data::InspectSftVerb verb;
+  verb.file = file;
+  verb.tokenizer = tokenizer_argument(context);
+  verb.chat_template = args.value("chat-template").value_or("");
+  verb.format = args.value("format").value_or("auto");
+  verb.loss_mode = args.value("loss-mode").value_or("assistant");
+  verb.sequence_length = args.integer("seq-length", 1, 1 << 24).value_or(2048);
+  verb.samples = args.integer("samples", 0, 1'000'000).value_or(3);
+  verb.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(512);
+  const data::SftReport report = data::run_inspect_sft(verb);
+  put(args.has("json") ? data::to_json_report(report) + "\n"
+                       : data::to_text_report(report, context.color_out));
+  return 0;
+}
+
+bool names_samples(std::string name) {
+  for (const char* packed : {".gz", ".zst"})
+    if (name.ends_with(packed)) name.resize(name.rfind('.'));
+  return name.ends_with(".jsonl") || name.ends_with(".ndjson") || name.ends_with(".json");
+}
+bool names_recipe(const std::string& name) {
+  std::error_code ignored;
+  if (name.ends_with(".yaml") || name.ends_with(".yml")) return true;
+  for (const char* ending : {"", ".idx", "_text_document.idx"})
+    if (std::filesystem::exists(name + ending, ignored)) return false;
+  return config::Library::standard().recipe(name).has_value();
+}
+
 int run_data_inspect(Context& context) {
   const Arguments& args = context.args;
+  const std::string& what = args.word(0, "PREFIX, FILE.jsonl or RECIPE");
+  if (names_samples(what)) return inspect_samples(context, what);
+  for (const char* option : {"recipe", "chat-template", "format", "loss-mode", "seq-length"})
+    if (args.has(option))
+      fail(ErrorCode::usage,
+           std::string("`--") + option + "` is for a FILE.jsonl, which `" + what + "` is not");
+  if (names_recipe(what)) return inspect_recipe(context, what, std::nullopt);
+  if (!args.overrides().empty())
+    fail(ErrorCode::usage,
+         "the override `" + args.overrides().front().text + "` changes a recipe, and none is given",
+         "capstan data inspect RECIPE " + args.overrides().front().text);
   data::InspectVerb verb;
-  verb.prefix = args.word(0, "PREFIX");
+  verb.prefix = what;
   verb.tokenizer = args.value("tokenizer");
   verb.samples = args.integer("samples", 0, 1'000'000).value_or(3);
   verb.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(32);
@@ -94,16 +181,32 @@ const Verb kDataPrepare = {
 
 const Verb kDataInspect = {
     .name = "data inspect",
-    .purpose = "what an indexed dataset holds",
-    .usage = "PREFIX [--tokenizer tokenizer.json] [flags]",
+    .purpose = "what a dataset holds; of fine-tuning data, which tokens are learned",
+    .usage = "PREFIX|FILE.jsonl|RECIPE [--tokenizer tokenizer.json] [flags]",
     .examples = {{"data inspect data/corpus_text_document",
                   "sizes, document lengths, a few documents as ids"},
-                 {"data inspect data/corpus_text_document -t tokenizer.json", "the same documents as text"}},
-    .options = {{"tokenizer", 't', "FILE", "show the samples as text"},
-                {"samples", 0, "N", "documents to show, spread over the dataset; default 3"},
-                {"sample-tokens", 0, "N", "tokens of each; default 32"},
-                {"scan", 0, "", "read every token and tell the largest"},
+                 {"data inspect data/corpus_text_document -t tokenizer.json", "the same documents as text"},
+                 {"data inspect chats.jsonl -t tokenizer.json --chat-template chatml",
+                  "what a model sees and learns of conversations"},
+                 {"data inspect my.yaml", "the packed rows of a recipe's fine-tuning data"}},
+    .options = {{"tokenizer", 't', "FILE", "show the samples as text; FILE.jsonl: required, or a recipe"},
+                {"recipe", 'r', "RECIPE", "FILE.jsonl: as this recipe would read it; overrides apply to it"},
+                {"chat-template", 0, "NAME",
+                 "FILE.jsonl: a known template or a file; default: the tokenizer's own"},
+                {"format", 0, "FORMAT", "FILE.jsonl: auto (by its keys) or a form of sample", "",
+                 "auto messages sharegpt alpaca prompt_completion text"},
+                {"loss-mode", 0, "MODE", "FILE.jsonl: what is learned; default assistant", "",
+                 "assistant last_turn all"},
+                {"seq-length", 0, "N", "FILE.jsonl: tokens of a row; default 2048"},
+                {"samples", 0, "N", "documents or rows to show, spread over the dataset; default 3"},
+                {"sample-tokens", 0, "N", "tokens of each; default 32, of fine-tuning data 512"},
+                {"scan", 0, "", "PREFIX: read every token and tell the largest"},
                 {"json", 0, "", "as one JSON object"}},
+    .details =
+        "Of fine-tuning data, what is learned is green, or without colours between ⟦ and ⟧. Lines that are "
+        "no\n"
+        "sample are counted and told.\n",
+    .overrides = true,
     .max_words = 1,
     .run = run_data_inspect,
 };

@@ -1,4 +1,5 @@
 // capstan diff
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
@@ -91,8 +92,11 @@ config::Resolution recipe_of(const Context& context, const std::string& name, bo
     show_diagnostics(context, resolution);
     throw Exit{exit_code_of(ErrorCode::config)};
   } catch (const Error& error) {
-    if (stored || error.code() != ErrorCode::not_found) throw;
-    fail(ErrorCode::not_found, "`" + name + "` is no recipe, run or checkpoint", error.help());
+    const bool directory = std::filesystem::is_directory(name);
+    if (stored || (error.code() != ErrorCode::not_found && !directory)) throw;
+    const std::string inside = name + "/recipe.yaml";  // of a sweep's trial
+    fail(ErrorCode::not_found, "`" + name + "` is no recipe, run or checkpoint",
+         directory && std::filesystem::exists(inside) ? "a recipe is in it: `" + inside + "`" : error.help());
   }
 }
 

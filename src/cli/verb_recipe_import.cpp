@@ -34,15 +34,9 @@ std::string read_input(const std::string& file) {
 importer::Options options_of(const Context& context, const std::string& to) {
   importer::Options options;
   if (!to.empty()) options.recipe_name = to;
-  if (const auto name = context.args.value("from")) {
-    std::vector<std::string> names;
-    for (const importer::FormatInfo& info : importer::formats()) {
-      names.emplace_back(info.name);
+  if (const auto name = context.args.value("from"))
+    for (const importer::FormatInfo& info : importer::formats())
       if (info.name == *name) options.format = info.format;
-    }
-    if (!options.format)
-      fail(ErrorCode::usage, "`--from` does not know `" + *name + "`", "one of: " + join(names, ", "));
-  }
   if (const auto base = context.args.value("base")) {
     const config::Library library = config::Library::standard();
     if (!library.recipe(*base)) {
@@ -84,9 +78,9 @@ std::string summary(const Imported& imported) {
     const auto number = static_cast<size_t>(std::count_if(imported.left.begin(), imported.left.end(),
                                                           [&](const auto& left) { return left.why == why; }));
     if (number == 0) continue;
-    text += std::string(importer::why_title(why)) + ": ";
+    text += std::string(importer::why_title(why)) + ":";
     if (only_counted(why)) {
-      text += std::to_string(number) + " (--json names them)\n";
+      text += " " + std::to_string(number) + " (--json names them)\n";
       continue;
     }
     text += "\n";
@@ -188,8 +182,8 @@ const Verb kRecipeImport = {
                  {"recipe import ds_config.json --base llama3-8b",
                   "DeepSpeed's settings on a recipe's model"},
                  {"recipe import run_config.yaml --json", "the recipe and all lists as one object"}},
-    .options = {{"from", 0, "FORMAT",
-                 "megatron, deepspeed, bridge, torchtune, axolotl or training-arguments"},
+    .options = {{"from", 0, "FORMAT", "what the file is, where its content does not tell", "",
+                 "megatron deepspeed bridge torchtune axolotl training-arguments"},
                 {"base", 0, "RECIPE", "the recipe to extend, for files that say nothing of the model"},
                 {"output", 'o', "FILE", "write the recipe there; default standard output"},
                 {"json", 0, "", "the recipe and what was taken, assumed and left out, as one JSON object"}},

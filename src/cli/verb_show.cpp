@@ -53,6 +53,8 @@ int run_show(Context& context) {
          "add --grid or --step");
 
   const config::Resolution resolution = require_recipe(context, recipe, ranks_argument(context));
+  if (args.has("shrink") && !context.quiet() && !args.has("json"))
+    say("--shrink changes:\n" + shrunk_changes(context, recipe, resolution));
   if (args.has("schedule")) {
     if (args.words().size() > 1)
       fail(ErrorCode::usage, "--schedule shows the whole pipeline and takes no PATH");
@@ -108,6 +110,7 @@ const Verb kShow = {
                  {"show llama3-70b --ranks 1024 --grid", "which ranks work together"},
                  {"show llama3-70b --ranks 1024 --grid --rank 777", "the place and the groups of one"},
                  {"show gpt2-124m dist.tp=2 dist.pp=2 --ranks 8 --step", "memory and bytes sent, by stage"},
+                 {"show llama3-70b --shrink", "scaled down to a laptop, and what that changes"},
                  {"show my.yaml --minimal", "only what differs from presets and defaults"}},
     .options = {{"origin", 0, "",
                  "each leaf with its origin: file:line:col, preset, <cli>:n, derived: formula"},
@@ -121,6 +124,7 @@ const Verb kShow = {
                 {"rank", 0, "R",
                  "with --grid: this rank's coordinates and groups; with --step: what it holds and sends"},
                 {"ranks", 0, "N", "the world size, instead of the recipe's"},
+                {"shrink", 0, "", "the recipe as `train --shrink` runs it, and what that changes"},
                 {"json", 0, "", "values, presets and origins as one JSON object"}},
     .details = "PATH is a section, a leaf or something inside one; aliases are known.\n",
     .overrides = true,

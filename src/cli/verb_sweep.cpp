@@ -27,7 +27,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kShownTrials = 20, kShownImpossible = 10;
+constexpr size_t kShownTrials = 20, kShownReasons = 10, kShownImpossible = 4;  // impossible: for one reason
 
 std::string number_text(const std::optional<double>& value) {
   std::array<char, 48> text;
@@ -73,6 +73,28 @@ std::string values_text(const sweep::Values& values, std::optional<int64_t> seed
   return text;
 }
 
+// Each reason once, below the trials that have it.
+void show_impossible(const sweep::Plan& plan) {
+  std::vector<std::vector<const sweep::Impossible*>> groups;
+  for (const sweep::Impossible& one : plan.impossible) {
+    const auto same = std::find_if(groups.begin(), groups.end(),
+                                   [&](const auto& group) { return group[0]->reasons == one.reasons; });
+    (same == groups.end() ? groups.emplace_back() : *same).push_back(&one);
+  }
+  for (size_t i = 0; i < std::min(groups.size(), kShownReasons); ++i) {
+    const auto& group = groups[i];
+    const size_t shown = group.size() > kShownImpossible + 1 ? kShownImpossible : group.size();
+    for (size_t k = 0; k < shown; ++k)
+      put("impossible: " + values_text(group[k]->values, group[k]->seed) + "\n");
+    if (shown < group.size())
+      put("impossible: " + std::to_string(group.size() - shown) + " more for the same reason\n");
+    for (const std::string& reason : group[0]->reasons) put("    " + reason + "\n");
+  }
+  if (groups.size() > kShownReasons)
+    put("and " + std::to_string(groups.size() - kShownReasons) +
+        " more reasons; --json has them all, and plan.json\n");
+}
+
 void show_plan(const Context& context, const sweep::Planned& planned, const std::string& directory) {
   const sweep::Plan& plan = planned.plan;
   if (context.args.has("json")) {
@@ -109,13 +131,7 @@ void show_plan(const Context& context, const sweep::Planned& planned, const std:
   put(table.text());
   if (plan.trials.size() > kShownTrials)
     put("and " + std::to_string(plan.trials.size() - kShownTrials) + " more\n");
-  for (size_t i = 0; i < std::min(plan.impossible.size(), kShownImpossible); ++i) {
-    const sweep::Impossible& one = plan.impossible[i];
-    put("impossible: " + values_text(one.values, one.seed) + "\n");
-    for (const std::string& reason : one.reasons) put("    " + reason + "\n");
-  }
-  if (plan.impossible.size() > kShownImpossible)
-    put("and " + std::to_string(plan.impossible.size() - kShownImpossible) + " more that are impossible\n");
+  show_impossible(plan);
   for (const std::string& note : planned.notes) say("note: " + note + "\n");
   std::string line = std::to_string(plan.trials.size()) + (plan.trials.size() == 1 ? " trial" : " trials");
   if (!plan.impossible.empty()) line += ", " + std::to_string(plan.impossible.size()) + " impossible";
@@ -373,13 +389,17 @@ int run_sweep_retry(Context& context) {
   std::vector<std::string> ids = ids_of(store.plan(), named);
   if (named.empty())
     for (const sweep::TrialPlan& trial : store.plan().trials)
-      if (const auto state = store.state(trial.id); state == sweep::State::failed) ids.push_back(trial.id);
+      if (store.state(trial.id) == sweep::State::failed &&
+          std::filesystem::is_directory(store.trial(trial.id)))
+        ids.push_back(trial.id);
   int64_t changed = 0;
   for (const std::string& id : ids) {
+    if (!std::filesystem::is_directory(store.trial(id)))
+      fail(ErrorCode::not_found, "trial " + id + ": " + store.damage(id));
     const auto lock = sweep::TrialLock::try_take(store.trial(id));
     if (!lock)
-      fail(ErrorCode::failed,
-           "trial " + id + " is running: " + sweep::owner_of(store.trial(id)).value_or("by another process"));
+      fail(ErrorCode::failed, "trial " + id + " is running: " +
+                                  sweep::holder_of(store.trial(id)).value_or(sweep::Holder{}).text);
     const sweep::State state = store.state(id);
     if (state == sweep::State::done)
       fail(ErrorCode::usage, "trial " + id + " is done", "what is done is never run again");
@@ -398,8 +418,8 @@ const Verb kSweepPlan = {
     .purpose = "compose and check the trials of a sweep, and write them",
     .usage = "FILE|RECIPE [a.b=c,d …] [--out DIR] [--trials N]",
     .examples = {{"sweep plan lr.yaml --out sweeps/lr", "a file of schema capstan-sweep/1"},
-                 {"sweep plan quickstart optimizer.lr=1e-4,3e-4", "two values of one field"},
-                 {"sweep plan quickstart 'optimizer.lr=loguniform(1e-4,1e-2)' --trials 8",
+                 {"sweep plan quickstart optimizer.lr=1e-3,3e-3", "two values of one field"},
+                 {"sweep plan quickstart 'optimizer.lr=loguniform(3e-4,1e-2)' --trials 8",
                   "eight at random"}},
     .options = {{"out", 'o', "DIR", "where to; default sweeps/NAME"},
                 {"trials", 0, "N", "how many points to draw"},

@@ -105,7 +105,7 @@ const Verb kSweepTell = {
                  {"sweep tell sweeps/lr -", "a JSON object a line on standard input, an answer to each"}},
     .options = {{"value", 0, "X", "the metric"},
                 {"step", 0, "N", "at which step; default: the last"},
-                {"state", 0, "STATE", "done, failed or pruned"},
+                {"state", 0, "STATE", "done, failed or pruned", "", "done failed pruned"},
                 {"reason", 0, "TEXT", "why"}},
     .details =
         "Lines on standard input are {\"trial\": ID} to read and {\"trial\": ID, \"value\": X, \"step\": N} "

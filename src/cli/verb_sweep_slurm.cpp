@@ -15,10 +15,11 @@ namespace {
 
 int run_sweep_slurm(Context& context) {
   const Arguments& args = context.args;
-  const sweep::Store store(args.word(0, "DIR"));
+  const std::string& directory = args.word(0, "DIR");
   sweep::SlurmOptions options;
   options.program = own_path();
   if (const auto file = args.value("cluster")) options.cluster = sweep::read_cluster(*file);
+  const sweep::Store store(directory);
   options.array_max = args.integer("array-max", 1);
   options.max_parallel = args.integer("max-parallel", 1);
   const sweep::SlurmPlan plan = sweep::write_slurm(store, options);

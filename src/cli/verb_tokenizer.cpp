@@ -105,9 +105,10 @@ int run_tokenizer_encode(Context& context) {
   const std::string& file = args.word(0, "FILE");
   const auto tokenizer = data::Tokenizer::load(tokenizer_argument(context));
   ThreadPool pool(workers(args));
-  const data::EncodeOptions options{.specials_as_text = args.has("specials-as-text")};
+  const data::EncodeOptions options{.specials_as_text = args.has("specials-as-text"),
+                                    .add_special = args.has("add-special")};
   data::encode_file(
-      *tokenizer, file, [](std::string_view text) { put(text); }, pool, {}, options);
+      *tokenizer, file, [](std::string_view text) { put(text); }, pool, {}, options, args.has("places"));
   return 0;
 }
 
@@ -152,11 +153,17 @@ const Verb kTokenizerEncode = {
     .usage = "FILE --tokenizer tokenizer.json [flags]",
     .examples = {{"tokenizer encode lines.txt --tokenizer tokenizer.json", "one {\"ids\":[…]} for each line"},
                  {"tokenizer encode lines.txt -r quickstart", "with the tokenizer of a recipe"}},
-    .options = {{"tokenizer", 't', "FILE", "tokenizer.json, a directory with one, or `bytes`"},
+    .options = {{"tokenizer", 't', "FILE",
+                 "tokenizer.json, SentencePiece .model, a directory with one, or `bytes`"},
                 {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
                 {"specials-as-text", 0, "", "special tokens inside the text are ordinary text"},
+                {"add-special", 0, "", "with the special tokens that the tokenizer puts around a text"},
+                {"places", 0, "",
+                 "adds \"places\": the bytes [begin, end) of the line that each id stands for"},
                 {"workers", 0, "N", "threads; default: the cores of this process"}},
-    .details = "Lines end at \\n only, nothing is trimmed, no special tokens are added around a line.\n",
+    .details =
+        "Lines end at \\n only, nothing is trimmed; no special tokens are added around a line unless asked "
+        "for.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_tokenizer_encode,
@@ -167,7 +174,8 @@ const Verb kTokenizerDecode = {
     .purpose = "token ids back to text",
     .usage = "FILE --tokenizer tokenizer.json [flags]",
     .examples = {{"tokenizer decode ids.jsonl --tokenizer tokenizer.json", "lines of {\"ids\":[…]}"}},
-    .options = {{"tokenizer", 't', "FILE", "tokenizer.json, a directory with one, or `bytes`"},
+    .options = {{"tokenizer", 't', "FILE",
+                 "tokenizer.json, SentencePiece .model, a directory with one, or `bytes`"},
                 {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
                 {"workers", 0, "N", "threads; default: the cores of this process"}},
     .details =

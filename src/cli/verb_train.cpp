@@ -51,9 +51,11 @@ int run_train(Context& context) {
   Progress progress(chief && !context.quiet(), context.color_err);
   progress.line("capstan " CAPSTAN_VERSION ": training " + resolution.recipe_name + " on " +
                 std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"));
+  if (args.has("shrink")) progress.line(shrunk_summary(context, recipe, resolution));
   for (const config::HistoryEntry& entry : resolution.history)
-    if (entry.path == "dist.world_size" && entry.fate != config::HistoryEntry::Fate::effective &&
-        !entry.origin.written.empty() && entry.origin.written != std::to_string(ranks))
+    if (!args.has("shrink") && entry.path == "dist.world_size" &&
+        entry.fate != config::HistoryEntry::Fate::effective && !entry.origin.written.empty() &&
+        entry.origin.written != std::to_string(ranks))
       progress.line("the recipe asks for " + entry.origin.written + " ranks (" + entry.origin.text +
                     "), this run has " + std::to_string(ranks));
 
@@ -68,7 +70,7 @@ int run_train(Context& context) {
     };
     const train::Outcome outcome = train::train(resolution.config, world, options, progress);
     if (outcome.ended == train::Ended::finished) {
-      if (!outcome.checkpoint.empty())
+      if (!outcome.checkpoint.empty() && !args.has("shrink"))
         progress.line("try: capstan generate " + shell_quoted(outcome.run_dir.string()) + " --prompt TEXT");
       return 0;
     }
@@ -86,10 +88,13 @@ const Verb kTrain = {
     .examples = {{"train quickstart", "a named recipe, into runs/quickstart"},
                  {"train my.yaml optimizer.lr=1e-3 --run-dir runs/a", "a file, one field changed"},
                  {"train my.yaml --run-dir runs/a --resume", "from its newest checkpoint"},
+                 {"train llama3-70b --shrink",
+                  "two steps of a small model of its kind, to see that it works"},
                  {"train quickstart --nproc 2", "two ranks on this machine"}},
     .options = {{"run-dir", 0, "DIR", "where the run is recorded; default runs/NAME"},
                 {"resume", 0, "", "continue the run in that directory"},
-                {"nproc", 0, "N", "start N ranks with mpirun and stay their parent"}},
+                {"nproc", 0, "N", "start N ranks with mpirun and stay their parent"},
+                {"shrink", 0, "", "scale the recipe down to a laptop: small model, made-up data, two steps"}},
     .details =
         "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and "
         "checkpoints.\n"
@@ -97,7 +102,11 @@ const Verb kTrain = {
         "with\n"
         "code 75; a second one ends at once. `train.exit_interval=N` stops after step N in the same way.\n"
         "The world size is that of the launch (`mpirun -n 2 capstan train …` or --nproc 2), not the "
-        "recipe's.\n",
+        "recipe's.\n"
+        "--shrink keeps the family of the model, the method and, with as many ranks as it takes, the kind of "
+        "layout:\n"
+        "capstan help recipes. Sizes and lengths on the command line count as they are: "
+        "train.train_iters=20.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_train,

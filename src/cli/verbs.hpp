@@ -7,8 +7,8 @@ namespace capstan::cli {
 
 extern const Verb kTrain, kCheck, kShow, kExplain, kSchema, kRecipeLs, kRecipeCp, kRecipeNew, kRecipeFix,
     kRecipeTrim, kRecipeImport, kDataPrepare, kDataInspect, kTokenizerTrain, kTokenizerEncode,
-    kTokenizerDecode, kGenerate, kEval, kBench, kTrace, kDiff, kRunsPlot, kRunsLs, kRunsShow, kSweepPlan,
-    kSweepAdd, kSweepRun, kSweepStatus, kSweepRetry, kSweepTable, kSweepPlot, kSweepSlurm, kSweepAsk,
-    kSweepTell, kCompletion, kHelp, kVersion;
+    kTokenizerDecode, kGenerate, kEval, kMerge, kConvert, kBench, kTrace, kDiff, kRunsPlot, kRunsLs,
+    kRunsShow, kSweepPlan, kSweepAdd, kSweepRun, kSweepStatus, kSweepRetry, kSweepTable, kSweepPlot,
+    kSweepSlurm, kSweepAsk, kSweepTell, kCompletion, kHelp, kVersion;
 
 }  // namespace capstan::cli

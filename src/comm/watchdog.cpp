@@ -1,5 +1,8 @@
 #include "comm/watchdog.hpp"
 
+#include <chrono>
+#include <thread>
+
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -116,6 +119,8 @@ void Watchdog::found(const Error& error) {
     if (!board_.has_parent() && options_.tell) options_.tell(error);
   }
   if (options_.leave) return options_.leave();
+  // The launcher, which has seen a dead rank, ends this one too and says which signal it was: it gets the time to.
+  std::this_thread::sleep_for(std::chrono::seconds(1));
   ::_exit(exit_code_of(ErrorCode::rank_failure));
 }
 

@@ -36,7 +36,8 @@ Composition Composer::run() {
   current_directory_ = std::filesystem::current_path(ignored).string();
   read_recipe();
   unset_requested();
-  read_overrides();
+  read_overrides(request_.overrides, "<cli>", Layer::Rank::cli);
+  read_overrides(request_.imposed, request_.imposed_by, Layer::Rank::imposed);
   choose_presets();
   return std::move(out_);
 }

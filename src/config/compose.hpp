@@ -22,13 +22,15 @@ struct Request {
   std::string ranks_origin = "--ranks";  // what messages call it
   // Leaves, or whole sections, as if the recipe and what it extends did not set them; -f files and overrides may.
   std::vector<std::string> unset;
+  std::vector<Override> imposed;  // overrides above all others, which `imposed_by` asks for
+  std::string imposed_by;
   std::optional<int64_t> now;  // seconds since 1970 for ${now:…}; tests and resumed runs fix it
   std::string directory;  // absolute: what paths in overrides are relative to; empty: the current directory
 };
 
 // One file, preset or command line. Later layers win over earlier ones of the same or a lower rank.
 struct Layer {
-  enum class Rank : uint8_t { preset = 2, recipe = 3, file = 4, cli = 5 };
+  enum class Rank : uint8_t { preset = 2, recipe = 3, file = 4, cli = 5, imposed = 6 };
   Rank rank = Rank::recipe;
   std::string preset;  // "model/llama3-8b" for presets
 };

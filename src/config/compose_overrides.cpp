@@ -6,36 +6,36 @@
 
 namespace capstan::config {
 
-void Composer::read_overrides() {
-  if (request_.overrides.empty()) return;
+void Composer::read_overrides(const std::vector<Override>& overrides, const std::string& name,
+                              Layer::Rank rank) {
+  if (overrides.empty()) return;
   std::string text;
-  for (const auto& given : request_.overrides) {
+  for (const auto& given : overrides) {
     for (const char c : given.text) text += c == '\n' || c == '\r' ? ' ' : c;
     text += '\n';
   }
-  Source cli{Source::Kind::cli, "<cli>", std::move(text),
+  Source cli{Source::Kind::cli, name, std::move(text),
              request_.directory.empty() ? current_directory_ : request_.directory};
   out_.sources.push_back(std::move(cli));
   const int source = static_cast<int>(out_.sources.size()) - 1;
   std::vector<ParsedOverride> parsed;
-  for (size_t i = 0; i < request_.overrides.size(); ++i) {
-    const std::string* next = i + 1 < request_.overrides.size() ? &request_.overrides[i + 1].text : nullptr;
+  for (size_t i = 0; i < overrides.size(); ++i) {
+    const std::string* next = i + 1 < overrides.size() ? &overrides[i + 1].text : nullptr;
     // `lr = 1` arrives as three words; one message is enough.
-    const bool skip = i > 0 && request_.overrides[i].text == "=" &&
-                      request_.overrides[i - 1].text.find('=') == std::string::npos;
+    const bool skip =
+        i > 0 && overrides[i].text == "=" && overrides[i - 1].text.find('=') == std::string::npos;
     if (skip) {
       if (next && next->find('=') == std::string::npos) ++i;
       continue;
     }
-    if (auto one =
-            parse_override(request_.overrides[i], next, source, static_cast<int>(i) + 1, out_.diagnostics))
+    if (auto one = parse_override(overrides[i], next, source, static_cast<int>(i) + 1, out_.diagnostics))
       parsed.push_back(std::move(*one));
     else
       out_.bad_words = true;
   }
   for (const auto& one : parsed)
     if (one.op == ParsedOverride::Op::include) include_override(one);
-  out_.layers.push_back({Layer::Rank::cli, {}});
+  out_.layers.push_back({rank, {}});
   layer_ = out_.layers.size() - 1;
   for (const auto& one : parsed)
     if (one.op != ParsedOverride::Op::include) apply(one);

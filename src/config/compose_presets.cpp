@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "config/composer.hpp"
+#include "config/foreign.hpp"
 
 namespace capstan::config {
 
@@ -13,6 +16,13 @@ template <class F>
 bool own_later(const std::vector<Write>& soft, const Write& write, const F& is_own) {
   return std::any_of(soft.begin(), soft.end(),
                      [&](const Write& other) { return other.field == write.field && is_own(other); });
+}
+
+std::string absolute_foreign(const std::string& name, const std::string& directory) {
+  const size_t scheme = name.find(':') + 1;
+  std::filesystem::path path(name.substr(scheme));
+  if (path.is_relative()) path = std::filesystem::path(directory) / path;
+  return name.substr(0, scheme) + path.lexically_normal().string();
 }
 
 }  // namespace
@@ -55,7 +65,7 @@ void Composer::choose_presets() {
 }
 
 bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
-  if (is_path(value.text)) return true;
+  if (is_foreign_model(section.name, value.text) || is_path(value.text)) return true;
   if (library_.preset(section.name, value.text)) return true;
   std::vector<std::string> names;
   for (const auto& entry : library_.presets(section.name)) names.push_back(entry.name);
@@ -94,7 +104,17 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
   if (!budget(place)) return;
   std::optional<int> source;
   const bool cli = place.known() && out_.sources[static_cast<size_t>(place.source)].kind == Source::Kind::cli;
-  if (is_path(name)) {
+  if (is_foreign_model(section.name, name)) {
+    // Relative to the file that names it.
+    std::string directory;
+    if (place.known()) directory = out_.sources[static_cast<size_t>(place.source)].directory;
+    try {
+      source = add_source(Source::Kind::file, name, foreign_model(absolute_foreign(name, directory)), {});
+    } catch (const Error& problem) {
+      error("C0001", problem.message(), place).help(problem.help());
+      out_.malformed = true;
+    }
+  } else if (is_path(name)) {
     std::string file = name;
     if (!cli && place.known()) {
       const Source& from = out_.sources[static_cast<size_t>(place.source)];

@@ -85,8 +85,8 @@ class Composer {
   // In one file a leaf is given once, whatever it is called.
   void find_duplicates();
 
-  // command line (compose_overrides.cpp)
-  void read_overrides();
+  // command line, and what is imposed on it (compose_overrides.cpp)
+  void read_overrides(const std::vector<Override>& given, const std::string& name, Layer::Rank rank);
   void include_override(const ParsedOverride& one);
   void apply(const ParsedOverride& one);
 

@@ -13,6 +13,11 @@ namespace capstan::config {
 
 namespace fs = std::filesystem;
 
+// `_name` is what others extend and no run by itself: found, and not listed.
+static bool is_base(std::string_view name) {
+  return name.starts_with('_');
+}
+
 // A name is one path component, so that it cannot leave the directories it is looked up in.
 static bool is_name(std::string_view name) {
   return !name.empty() && name.size() <= 200 && name[0] != '.' && name.find('/') == std::string_view::npos &&
@@ -63,7 +68,7 @@ std::vector<Library::Entry> Library::list(const std::string& subdirectory,
       std::error_code ignored;
       if (it->path().extension() != ".yaml" || !it->is_regular_file(ignored)) continue;
       const std::string name = it->path().stem().string();
-      if (!is_name(name) || known(name)) continue;
+      if (!is_name(name) || is_base(name) || known(name)) continue;
       Entry entry{name, {}, it->path().string()};
       try {
         entry.description = leading_comment(read_file(it->path(), TreeLimits::kFileBytes));
@@ -77,7 +82,8 @@ std::vector<Library::Entry> Library::list(const std::string& subdirectory,
     if (!file.path.starts_with(embedded_prefix) || !file.path.ends_with(".yaml")) continue;
     std::string_view name = file.path.substr(embedded_prefix.size());
     name.remove_suffix(5);
-    if (is_name(name) && !known(name)) entries.push_back({std::string(name), leading_comment(file.text), {}});
+    if (is_name(name) && !is_base(name) && !known(name))
+      entries.push_back({std::string(name), leading_comment(file.text), {}});
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.name < b.name; });
   return entries;

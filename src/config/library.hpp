@@ -35,7 +35,8 @@ class Library {
 
   std::optional<Found> recipe(std::string_view name) const;
   std::optional<Found> preset(std::string_view section, std::string_view name) const;
-  std::vector<Entry> recipes() const;  // sorted by name; description: the first comment
+  // Sorted by name, without those that begin with `_`: what others extend. description: the first comment.
+  std::vector<Entry> recipes() const;
   std::vector<Entry> presets(std::string_view section) const;
 
  private:

@@ -54,8 +54,11 @@ class Resolver {
       if (!composed_.incomplete) {  // one message for one cause: what did not come is not missing
         check_required();
         check_rules();
-        check_effects();
-        note_hidden_presets();
+        // What is imposed on a recipe may leave some of it without effect, and means to.
+        if (request_.imposed.empty()) {
+          check_effects();
+          note_hidden_presets();
+        }
       }
       record();
     }
@@ -167,6 +170,7 @@ class Resolver {
         for (const Write* write : leaf.writes) {
           if (write->dead || !is_explicit(*write)) continue;
           if (write->layer + 1 < decided) {
+            if (!request_.imposed.empty()) continue;
             report(Level::note, "C0701",
                    "`" + field.path + "` from " + place_text(write->place, composed_.sources, false) +
                        " is dropped: `" + section.name + "` of kind `" + variant + "` has no such field");
@@ -465,7 +469,8 @@ class Resolver {
       const bool cli = write.place.known() &&
                        composed_.sources[static_cast<size_t>(write.place.source)].kind == Source::Kind::cli;
       origin.kind = cli ? Origin::Kind::cli : Origin::Kind::file;
-      origin.text = place_text(write.place, composed_.sources, false);
+      origin.text = from.rank == Layer::Rank::imposed ? request_.imposed_by
+                                                      : place_text(write.place, composed_.sources, false);
     }
     return origin;
   }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "data/blend.hpp"
+#include "data/dataset.hpp"
 #include "data/sample.hpp"
 
 namespace capstan::data {
@@ -32,20 +33,20 @@ struct GptDatasetOptions {
   DocumentOptions documents;  // mock: without an eod, vocab_size - 1
 };
 
-class GptDataset {
+class GptDataset final : public Dataset {
  public:
   GptDataset(std::shared_ptr<const SampleSource> source, int64_t sequence_length, DocumentOptions documents);
 
-  int64_t sequence_length() const { return sequence_length_; }
-  int64_t samples() const {
+  int64_t sequence_length() const override { return sequence_length_; }
+  int64_t samples() const override {
     return source_->samples();
   }  // SampleSource::kEndless unless the order is Megatron's
-  int64_t epoch_samples() const { return source_->epoch_samples(); }  // of one pass over all parts
+  int64_t epoch_samples() const override { return source_->epoch_samples(); }  // of one pass over all parts
   void text(int64_t number, std::span<int32_t> out) const { source_->read(number, out); }  // [T + 1]
-  void row(int64_t number, const RowView& out) const;                                      // thread-safe
-  // A hash of which samples these are, 16 digits: the length of an epoch and the tokens of up to 64 samples spread over the first
-  // one. Other files, another blend, split, seed or length give another one; other places of the same files do not.
-  std::string fingerprint() const;
+  void row(int64_t number, const RowView& out) const override;
+  // The length of an epoch and the tokens of up to 64 samples spread over the first one: other files, another blend, split,
+  // seed or length give another one.
+  std::string fingerprint() const override;
 
  private:
   std::shared_ptr<const SampleSource> source_;

@@ -180,11 +180,11 @@ void IndexedDataset::check_arrays(const RandomFile& index) const {
   }
 
   // Streamed with read(2), not through the map: the pages would count as this process's memory.
-  constexpr int64_t kChunk = 1 << 16;
-  std::vector<std::byte> lengths(4 * kChunk), pointers(8 * kChunk);
+  const int64_t chunk = std::min<int64_t>(1 << 16, std::max(sequences_, documents_ + 1));
+  std::vector<std::byte> lengths(static_cast<size_t>(4 * chunk)), pointers(static_cast<size_t>(8 * chunk));
   int64_t expected = 0;
-  for (int64_t begin = 0; begin < sequences_; begin += kChunk) {
-    const int64_t count = std::min(kChunk, sequences_ - begin);
+  for (int64_t begin = 0; begin < sequences_; begin += chunk) {
+    const int64_t count = std::min(chunk, sequences_ - begin);
     index.read(lengths_at() + 4 * begin, std::span(lengths).first(static_cast<size_t>(4 * count)));
     index.read(pointers_at() + 8 * begin, std::span(pointers).first(static_cast<size_t>(8 * count)));
     for (int64_t i = 0; i < count; ++i) {
@@ -205,8 +205,8 @@ void IndexedDataset::check_arrays(const RandomFile& index) const {
                                 " bytes, but the index accounts for " + std::to_string(expected));
 
   int64_t previous = 0;
-  for (int64_t begin = 0; begin <= documents_; begin += kChunk) {
-    const int64_t count = std::min(kChunk, documents_ + 1 - begin);
+  for (int64_t begin = 0; begin <= documents_; begin += chunk) {
+    const int64_t count = std::min(chunk, documents_ + 1 - begin);
     index.read(documents_at() + 8 * begin, std::span(pointers).first(static_cast<size_t>(8 * count)));
     for (int64_t i = 0; i < count; ++i) {
       const auto boundary = load<int64_t>(pointers.data() + 8 * i);

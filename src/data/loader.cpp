@@ -12,7 +12,7 @@
 namespace capstan::data {
 
 struct Loader::State {
-  std::shared_ptr<const GptDataset> dataset;
+  std::shared_ptr<const Dataset> dataset;
   LoaderOptions options;
   int64_t taken = 0;  // micro-batches returned
   double waited = 0;
@@ -92,7 +92,7 @@ struct Loader::State {
   }
 };
 
-Loader::Loader(std::shared_ptr<const GptDataset> dataset, const LoaderOptions& options)
+Loader::Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
     : state_(std::make_unique<State>()) {
   CAPSTAN_ASSERT(dataset != nullptr, "a loader needs a dataset");
   const int64_t rows = options.micro_batch_size, ranks = options.data_parallel_size;

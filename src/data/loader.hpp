@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "data/gpt_dataset.hpp"
+#include "data/dataset.hpp"
 
 namespace capstan::data {
 
@@ -36,7 +36,7 @@ struct LoaderOptions {
 
 class Loader {
  public:
-  Loader(std::shared_ptr<const GptDataset> dataset, const LoaderOptions& options);
+  Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
   ~Loader();  // stops the workers; safe at any time
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;

@@ -6,12 +6,12 @@
 #include <chrono>
 #include <future>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "data/indexed_writer.hpp"
+#include "data/record_problem.hpp"
 
 namespace capstan::data {
 
@@ -19,12 +19,6 @@ namespace {
 
 constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kBatchBytes = 8 << 20;
-
-// What a record came to: what is wrong with it and where in it.
-struct Problem {
-  size_t byte;
-  std::string reason;
-};
 
 // The part of a dataset that one tile makes, for one key.
 struct KeyPart {
@@ -36,49 +30,6 @@ struct TilePart {
   std::vector<KeyPart> keys;
   std::vector<std::string> bad;  // "file:line:column: reason"
 };
-
-std::string place_of(const Record& record, std::string_view text, size_t byte, const std::string& path) {
-  const auto before = text.substr(0, std::min(byte, text.size()));
-  const auto breaks = std::count(before.begin(), before.end(), '\n');
-  const auto last = before.rfind('\n');
-  const auto in_line = last == std::string_view::npos ? before : before.substr(last + 1);
-  const int64_t column =
-      static_cast<int64_t>(count_code_points(in_line)) + (last == std::string_view::npos ? record.column : 1);
-  return path + ":" + std::to_string(record.line + breaks) + ":" + std::to_string(column);
-}
-
-// simdjson says that a record is no JSON, nlohmann's parser says where and why.
-Problem json_problem(std::string_view text, simdjson::error_code error) {
-  if (const auto at = first_invalid_utf8(text)) return {*at, "invalid UTF-8"};
-  try {
-    [[maybe_unused]] const auto value = nlohmann::json::parse(text.begin(), text.end());
-  } catch (const nlohmann::json::parse_error& found) {
-    std::string reason =
-        found.what();  // "[json.exception.parse_error.101] parse error at line 1, column 5: reason"
-    if (const auto at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
-    return {found.byte > 0 ? found.byte - 1 : 0, "not JSON: " + reason};
-  } catch (const nlohmann::json::exception& found) {
-    return {0, std::string("not JSON: ") + found.what()};
-  }
-  return {0, std::string("not JSON: ") + simdjson::error_message(error)};
-}
-
-std::string_view kind_of(simdjson::dom::element_type type) {
-  switch (type) {
-    case simdjson::dom::element_type::ARRAY:
-      return "a list";
-    case simdjson::dom::element_type::OBJECT:
-      return "an object";
-    case simdjson::dom::element_type::STRING:
-      return "a string";
-    case simdjson::dom::element_type::BOOL:
-      return "true or false";
-    case simdjson::dom::element_type::NULL_VALUE:
-      return "null";
-    default:
-      return "a number";
-  }
-}
 
 // Tokenizes records, one tile at a time; one for each worker.
 class TileWorker {
@@ -105,10 +56,10 @@ class TileWorker {
   }
 
  private:
-  std::optional<Problem> add(const Record& record, std::string_view text, TilePart& out) {
-    if (!record.problem.empty()) return Problem{0, record.problem};
+  std::optional<RecordProblem> add(const Record& record, std::string_view text, TilePart& out) {
+    if (!record.problem.empty()) return RecordProblem{0, record.problem};
     if (!record.json) {
-      if (const auto at = first_invalid_utf8(text)) return Problem{*at, "invalid UTF-8"};
+      if (const auto at = first_invalid_utf8(text)) return RecordProblem{*at, "invalid UTF-8"};
       add_document({&text, 1}, out.keys[0]);
       return std::nullopt;
     }
@@ -117,7 +68,8 @@ class TileWorker {
     if (const auto error = parser_.parse(text.data(), text.size(), false).get(root))
       return json_problem(text, error);
     simdjson::dom::object object;
-    if (root.get(object)) return Problem{0, "expected an object, not " + std::string(kind_of(root.type()))};
+    if (root.get(object))
+      return RecordProblem{0, "expected an object, not " + std::string(kind_of(root.type()))};
     // All keys are looked at before any is tokenized: a bad record leaves no trace in any dataset.
     values_.assign(options_.json_keys.size(), {});
     for (size_t k = 0; k < options_.json_keys.size(); ++k)
@@ -126,12 +78,12 @@ class TileWorker {
     return std::nullopt;
   }
 
-  static std::optional<Problem> strings_of(simdjson::dom::object object, const std::string& key,
-                                           std::vector<std::string_view>& strings) {
+  static std::optional<RecordProblem> strings_of(simdjson::dom::object object, const std::string& key,
+                                                 std::vector<std::string_view>& strings) {
     std::optional<simdjson::dom::element> value;
     for (const auto field : object)  // of equal keys the last one counts, as in Python
       if (field.key == key) value = field.value;
-    if (!value) return Problem{0, "no key `" + key + "`"};
+    if (!value) return RecordProblem{0, "no key `" + key + "`"};
     std::string_view text;
     if (!value->get(text)) {
       strings.push_back(text);
@@ -139,12 +91,12 @@ class TileWorker {
     }
     simdjson::dom::array list;
     if (value->get(list))
-      return Problem{0, "key `" + key + "` is " + std::string(kind_of(value->type())) +
-                            ", not a string or a list of strings"};
+      return RecordProblem{0, "key `" + key + "` is " + std::string(kind_of(value->type())) +
+                                  ", not a string or a list of strings"};
     for (const auto item : list) {
       if (item.get(text))
-        return Problem{0, "key `" + key + "` is a list with " + std::string(kind_of(item.type())) +
-                              " in it, not only strings"};
+        return RecordProblem{0, "key `" + key + "` is a list with " + std::string(kind_of(item.type())) +
+                                    " in it, not only strings"};
       strings.push_back(text);
     }
     return std::nullopt;

@@ -77,7 +77,8 @@ struct RecordReader::State {
   std::optional<InputStream> stream;
   bool json = false;
   TextSplit split = TextSplit::file;
-  std::vector<char> buffer = std::vector<char>(kBuffer);
+  std::unique_ptr<char[]> memory = std::make_unique_for_overwrite<char[]>(kBuffer);
+  std::span<char> buffer{memory.get(), kBuffer};
   size_t begin = 0, end = 0;     // unread bytes of the buffer
   int64_t line = 1, column = 1;  // of the next byte; the column is kept where JSON is cut
   int64_t done_bytes = 0, total_bytes = 0;
@@ -116,7 +117,7 @@ struct RecordReader::State {
     // The first read is short only when the file is: a byte order mark does not straddle it.
     if (!fill()) return;
     while (end < 3) {
-      const size_t more = stream->read(std::span(buffer).subspan(end));
+      const size_t more = stream->read(buffer.subspan(end));
       if (more == 0) break;
       end += more;
     }

@@ -3,6 +3,7 @@
 #include "base/text.hpp"
 #include "import/format_readers.hpp"
 #include "import/known_models.hpp"
+#include "import/reasons.hpp"
 
 namespace capstan::importer {
 
@@ -10,15 +11,9 @@ using config::Node;
 
 namespace {
 
-constexpr std::string_view kKernels = "a choice of kernels; the numbers are the same";
-constexpr std::string_view kHub = "a model hub";
-constexpr std::string_view kService = "a service; metrics.jsonl and TensorBoard events are what a run writes";
-constexpr std::string_view kDialogues =
-    "dialogues and instructions; `capstan data prepare` turns plain text into a dataset";
 constexpr std::string_view kSamples = "samples are full sequences";
 constexpr std::string_view kPreparation = "how another library prepares its data";
 constexpr std::string_view kHubClass = "a class of another library";
-constexpr std::string_view kEvaluation = "evaluation here is the loss on held-out text";
 
 constexpr Rule kTable[] = {
     later("base_model"),
@@ -372,6 +367,7 @@ void read_axolotl(Draft& draft, const Node& root) {
     draft.set("rng.seed", *seed, reader.from("seed"));
     draft.set("dataset.random_seed", *seed, reader.from("seed"));
   }
+  draft.assume("rng.seed", "42", "Axolotl's default");
   draft.assume_preset("dataset", "mock", "to fill in: generated tokens stand for the data");
   draft.assume_preset("tokenizer", "none", "to fill in with the data");
   reader.account();

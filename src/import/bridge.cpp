@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "import/format_readers.hpp"
+#include "import/reasons.hpp"
 
 namespace capstan::importer {
 
@@ -11,14 +12,8 @@ using config::Node;
 
 namespace {
 
-constexpr std::string_view kKernels = "a choice of kernels; the numbers are the same";
 constexpr std::string_view kFunction = "a function that Megatron-Bridge puts there itself";
-constexpr std::string_view kLayout = "how buffers and messages are laid out; the numbers are the same";
-constexpr std::string_view kStore = "checkpoints have one format here, sharded and saved in parallel";
-constexpr std::string_view kLog = "the log and TensorBoard hold what they hold: see `capstan explain logger`";
-constexpr std::string_view kPython = "tunes Python or its processes";
 constexpr std::string_view kCopied = "mixed_precision says it";
-constexpr std::string_view kService = "a service; metrics.jsonl and TensorBoard events are what a run writes";
 constexpr std::string_view kComputed = "computed from the iterations";
 constexpr std::string_view kGuards = "see `capstan explain resilience`";
 

@@ -194,20 +194,20 @@ std::vector<std::string> hints_for(const Draft& draft, const config::Resolution&
   return hints;
 }
 
-void read(Format format, Draft& draft, const std::vector<config::Source>& sources, const Node* root) {
+void read(Format format, Draft& draft, const std::vector<config::Source>& sources, const Node& root) {
   switch (format) {
     case Format::megatron:
       return read_megatron(draft, sources[0]);
     case Format::deepspeed:
-      return read_deepspeed(draft, *root);
+      return read_deepspeed(draft, root);
     case Format::bridge:
-      return read_bridge(draft, *root);
+      return read_bridge(draft, root);
     case Format::torchtune:
-      return read_torchtune(draft, *root);
+      return read_torchtune(draft, root);
     case Format::axolotl:
-      return read_axolotl(draft, *root);
+      return read_axolotl(draft, root);
     case Format::training_arguments:
-      return read_training_arguments(draft, *root);
+      return read_training_arguments(draft, root);
   }
 }
 
@@ -243,6 +243,9 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   text = without_json_tabs(config::normalized(std::move(text)));
   if (const auto at = first_invalid_utf8(text))
     fail(ErrorCode::format, "`" + file_name + "` is not UTF-8, at byte " + std::to_string(*at));
+  if (const size_t at = text.find('\0'); at != std::string::npos)
+    fail(ErrorCode::format, "`" + file_name + "` is not text: a NUL at byte " + std::to_string(at));
+  if (trim(text).empty()) fail(ErrorCode::format, "`" + file_name + "` is empty");
   std::error_code ignored;
   result.sources.push_back({config::Source::Kind::file, file_name, std::move(text),
                             std::filesystem::absolute(file_name, ignored).parent_path().string()});
@@ -250,19 +253,24 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   const bool command = options.format
                            ? *options.format == Format::megatron
                            : looks_like_command(result.sources[0].text) && !is_document(result.sources);
-  std::optional<Node> root;
+  Node root;
   if (!command) root = parse(result.sources);
   if (options.format) {
     result.format = *options.format;
   } else if (!command) {
-    const Guess best = guess(*root);
-    if (best.hits == 0) not_recognised(file_name, *root);
+    const Guess best = guess(root);
+    if (best.hits == 0) not_recognised(file_name, root);
     result.format = best.format;
   }
 
   Draft draft(result.sources);
   if (!options.base.empty()) draft.extend(options.base, "--base");
-  read(result.format, draft, result.sources, root ? &*root : nullptr);
+  try {
+    read(result.format, draft, result.sources, root);
+  } catch (const Error& error) {  // of the words of a shell
+    if (error.code() != ErrorCode::format) throw;
+    fail(error.code(), "`" + file_name + "`: " + error.message(), error.help());
+  }
 
   const std::string origin = std::filesystem::path(file_name).filename().string();
   const std::string title =

@@ -94,7 +94,7 @@ std::optional<std::string> preset_of_model(std::string_view hub_name) {
   if (const auto slash = name.rfind('/'); slash != std::string::npos) name.erase(0, slash + 1);
   // A finetuned model has the shape of its base.
   while (true) {
-    if (const auto found = look_up(kModels, name)) return found;
+    if (auto found = look_up(kModels, name)) return found;
     const auto dash = name.rfind('-');
     const std::string_view end =
         dash == std::string::npos ? std::string_view() : std::string_view(name).substr(dash);

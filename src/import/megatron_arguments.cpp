@@ -3,9 +3,11 @@
 #include <filesystem>
 #include <iterator>
 
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "import/format_readers.hpp"
+#include "import/reasons.hpp"
 #include "import/shell_words.hpp"
 
 namespace capstan::importer {
@@ -13,12 +15,6 @@ namespace capstan::importer {
 using config::Node;
 
 namespace {
-
-constexpr std::string_view kKernels = "a choice of kernels; the numbers are the same";
-constexpr std::string_view kLayout = "how buffers and messages are laid out; the numbers are the same";
-constexpr std::string_view kPython = "tunes Python or its processes";
-constexpr std::string_view kStore = "checkpoints have one format here, sharded and saved in parallel";
-constexpr std::string_view kLog = "the log and TensorBoard hold what they hold: see `capstan explain logger`";
 
 void window_size(Reader& reader, const Item& item) {
   // Megatron counts the tokens before the query, and gives a second number for those behind it.
@@ -336,6 +332,8 @@ size_t most_values(std::string_view option) {
 }
 
 // From byte offsets to places.
+constexpr size_t kMostWords = 10'000;  // of a command: each option is looked up in lists
+
 class Lines {
  public:
   explicit Lines(std::string_view text) : text_(text) {
@@ -346,16 +344,21 @@ class Lines {
   config::Place place(size_t offset) const {
     const auto line = std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin();
     const size_t begin = begins_[static_cast<size_t>(line - 1)];
+    // From the place before on the same line: a script may be one line of megabytes.
+    if (last_ < begin || last_ > offset) last_ = begin, characters_ = 0;
+    characters_ += count_code_points(text_.substr(last_, offset - last_));
+    last_ = offset;
     config::Place place;
     place.source = 0;
     place.line = static_cast<int>(line);
-    place.column = static_cast<int>(count_code_points(text_.substr(begin, offset - begin))) + 1;
+    place.column = static_cast<int>(characters_) + 1;
     return place;
   }
 
  private:
   std::string_view text_;
   std::vector<size_t> begins_;
+  mutable size_t last_ = 0, characters_ = 0;  // of a place, and before it on its line
 };
 
 std::string program_of(const std::string& word) {
@@ -539,6 +542,8 @@ void read_megatron(Draft& draft, const config::Source& source) {
   Launcher launcher(draft, lines);
   bool found = false;
   for (const ShellCommand& whole : script.commands) {
+    if (whole.size() > kMostWords)
+      fail(ErrorCode::format, "a command of more than " + std::to_string(kMostWords) + " words");
     const ShellCommand command = cut_quoted(whole);
     size_t program = 0;
     while (program < command.size() && program_of(command[program].text).empty()) ++program;

@@ -97,7 +97,8 @@ void Reader::unknown(const Item& item) {
     if (!rule.key.ends_with('*')) names.emplace_back(rule.key);
     section = section || rule.key.starts_with(item.key + ".");
   }
-  auto near = near_matches(item.key, names, 3);
+  std::vector<std::string> near;
+  if (++unknown_ <= kMostLookedUp) near = near_matches(item.key, names, 3);
   if (is_off(*item.value) && (near.empty() || section))
     draft.leave(item.from, *item.value, Why::off, "");
   else

@@ -106,6 +106,9 @@ class Reader {
 
  private:
   void visit(const config::Node& node, const std::string& prefix, bool (*otherwise)(Reader&, const Item&));
+
+  static constexpr int kMostLookedUp = 200;  // unknown keys for which similar ones are sought
+  int unknown_ = 0;
 };
 
 bool is_off(const config::Node& node);             // null, false, "", [], {}

@@ -3,6 +3,7 @@
 #include "base/text.hpp"
 #include "import/format_readers.hpp"
 #include "import/known_models.hpp"
+#include "import/reasons.hpp"
 
 namespace capstan::importer {
 
@@ -10,12 +11,8 @@ using config::Node;
 
 namespace {
 
-constexpr std::string_view kKernels = "a choice of kernels; the numbers are the same";
-constexpr std::string_view kLog = "the log and TensorBoard hold what they hold: see `capstan explain logger`";
 constexpr std::string_view kProfiler = "`profiling.trace=true` writes a trace";
 constexpr std::string_view kTheirCheckpoint = "a checkpoint of another trainer, which is not read here yet";
-constexpr std::string_view kDialogues =
-    "dialogues and instructions; `capstan data prepare` turns plain text into a dataset";
 
 void builder(Reader& r, const Item& item) {
   const std::string name = item.value->text;

@@ -1,6 +1,7 @@
 // TrainingArguments of Transformers, as its JSON has them: in full, or the keys that somebody chose.
 #include "base/checked.hpp"
 #include "import/format_readers.hpp"
+#include "import/reasons.hpp"
 
 namespace capstan::importer {
 
@@ -8,11 +9,7 @@ using config::Node;
 
 namespace {
 
-constexpr std::string_view kKernels = "a choice of kernels; the numbers are the same";
 constexpr std::string_view kLoader = "tunes the data loader of another library";
-constexpr std::string_view kHub = "a model hub";
-constexpr std::string_view kService = "a service; metrics.jsonl and TensorBoard events are what a run writes";
-constexpr std::string_view kEvaluation = "evaluation here is the loss on held-out text";
 
 void timeout(Reader& r, const Item& item) {
   if (r.real(item.key)) r.draft.set("resilience.timeout", item.value->text + "s", item.from);

@@ -68,6 +68,20 @@ nn::NormKind norm_of(const ModelConfig& c) {
           c.layernorm_zero_centered_gamma};
 }
 
+nn::RopeScaling::Kind scaling_kind_of(config::RopeScaling type) {
+  switch (type) {
+    case config::RopeScaling::llama3:
+      return nn::RopeScaling::Kind::llama3;
+    case config::RopeScaling::linear:
+      return nn::RopeScaling::Kind::linear;
+    case config::RopeScaling::yarn:
+      return nn::RopeScaling::Kind::yarn;
+    case config::RopeScaling::longrope:
+      return nn::RopeScaling::Kind::longrope;
+  }
+  fail(ErrorCode::internal, "unknown scaling of RoPE");
+}
+
 std::optional<nn::RopeOptions> rope_of(const ModelConfig& c) {
   const int64_t head_dim = resolved(c.kv_channels, "kv_channels");
   if (c.position_embedding_type != config::PositionEmbedding::rope) return std::nullopt;
@@ -78,10 +92,25 @@ std::optional<nn::RopeOptions> rope_of(const ModelConfig& c) {
               " elements turns " + std::to_string(rope.rotary_dim) + " of them, which are not pairs");
   rope.base = c.rotary_base;
   rope.interleaved = c.rotary_interleaved;
-  if (c.rope_scaling)
-    rope.scaling =
-        nn::RopeScaling{c.rope_scaling_factor, c.rope_scaling_low_freq_factor,
-                        c.rope_scaling_high_freq_factor, c.rope_scaling_original_max_position_embeddings};
+  if (!c.rope_scaling) return rope;
+  nn::RopeScaling& s = rope.scaling.emplace();
+  s.kind = scaling_kind_of(c.rope_scaling_type);
+  s.factor = c.rope_scaling_factor;
+  s.original_positions = c.rope_scaling_original_max_position_embeddings;
+  s.low_freq_factor = c.rope_scaling_low_freq_factor;
+  s.high_freq_factor = c.rope_scaling_high_freq_factor;
+  s.beta_fast = c.rope_scaling_beta_fast;
+  s.beta_slow = c.rope_scaling_beta_slow;
+  s.truncate = c.rope_scaling_truncate;
+  s.short_factors = c.rope_scaling_short_factors;
+  s.long_factors = c.rope_scaling_long_factors;
+  if (s.kind == nn::RopeScaling::Kind::yarn || s.kind == nn::RopeScaling::Kind::longrope)
+    s.attention_factor = resolved(c.rope_scaling_attention_factor, "rope_scaling_attention_factor");
+  if (s.kind == nn::RopeScaling::Kind::longrope)
+    for (const auto* factors : {&s.short_factors, &s.long_factors})
+      require(static_cast<int64_t>(factors->size()) == rope.rotary_dim / 2,
+              "model.rope_scaling_short_factors and model.rope_scaling_long_factors need " +
+                  std::to_string(rope.rotary_dim / 2) + " values each, one for each rotated pair");
   return rope;
 }
 
@@ -96,11 +125,16 @@ Tensor positions_tensor(Device& device, int64_t batch, int64_t seq, int64_t firs
 }  // namespace
 
 GptModel::GptModel(const ModelConfig& config, const Part& part)
-    : stages_(part.stages), parallel_(part.parallel) {
+    : stages_(part.stages), parallel_(part.parallel), adapters_(part.adapters) {
   refuse_unsupported(config);
   hidden_ = config.hidden_size;
   vocab_ = config.vocab_size;
   const int64_t padded_vocab = resolved(config.padded_vocab_size, "padded_vocab_size");
+  require(!config.qk_layernorm_across_heads || config.normalization == config::Normalization::rms_norm,
+          "model.qk_layernorm_across_heads=true needs model.normalization=RMSNorm");
+  require(!config.apply_residual_connection_post_layernorm ||
+              config.norm_placement == config::NormPlacement::input,
+          "model.apply_residual_connection_post_layernorm=true needs model.norm_placement=input");
   require(config.num_layers > 0 && hidden_ > 0 && config.num_attention_heads > 0 && vocab_ > 0,
           "a model needs model.num_layers, hidden_size, num_attention_heads and vocab_size above 0");
   require(vocab_ <= padded_vocab, "model.padded_vocab_size=" + std::to_string(padded_vocab) +
@@ -117,16 +151,18 @@ GptModel::GptModel(const ModelConfig& config, const Part& part)
   const bool tied = config.share_embeddings_and_output_weights;
   const Init embedding_init{Init::Kind::normal,
                             resolved(config.embedding_init_method_std, "embedding_init_method_std")};
+  final_softcap_ = static_cast<float>(config.final_logit_softcapping.value_or(0));
   if (config.position_embedding_type == config::PositionEmbedding::learned_absolute)
     learned_positions_ = resolved(config.max_position_embeddings, "max_position_embeddings");
 
-  nn::ParamList list(parallel_);
+  nn::ParamList list(parallel_, adapters_.get());
   if (embeds) {
     nn::Embedding::Options embedding;
     embedding.vocab = padded_vocab;
     embedding.hidden = hidden_;
     embedding.positions = learned_positions_;
     embedding.dropout = config.hidden_dropout;
+    embedding.multiplier = config.embedding_multiplier.value_or(1);
     embedding.init = embedding_init;
     if (tied) embedding.places = {"output_layer.weight"};
     if (tied && !heads) embedding.tied = ParamSpec::Tied::owner;
@@ -168,6 +204,8 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
                          c.init_method_std / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
   nn::TransformerLayer::Options o;
   o.norm = norm_of(c);
+  o.input_norms = c.norm_placement != config::NormPlacement::output;
+  o.output_norms = c.norm_placement != config::NormPlacement::input;
   o.hidden_dropout = c.hidden_dropout;
   o.residual_from_norm = c.apply_residual_connection_post_layernorm;
   o.recompute_mlp =
@@ -179,10 +217,12 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   a.groups = resolved(c.num_query_groups, "num_query_groups");
   a.head_dim = resolved(c.kv_channels, "kv_channels");
   a.qkv_bias = c.add_bias_linear || c.add_qkv_bias;
-  a.output_bias = c.add_bias_linear;
+  a.output_bias = c.add_attention_output_bias.value_or(c.add_bias_linear);
   if (c.qk_layernorm) a.qk_norm = o.norm;
+  a.qk_norm_across_heads = c.qk_layernorm_across_heads;
   a.rope = rope_of(c);
   a.scale = resolved(c.softmax_scale, "softmax_scale");
+  a.softcap = c.attn_logit_softcapping.value_or(0);
   const bool sees_all =
       c.window_attn_skip_freq && *c.window_attn_skip_freq > 0 && (layer + 1) % *c.window_attn_skip_freq == 0;
   if (c.window_size && !sees_all) a.window = *c.window_size;
@@ -193,7 +233,7 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   m.hidden = hidden_;
   m.ffn = resolved(c.ffn_hidden_size, "ffn_hidden_size");
   m.gated = c.gated_linear_unit;
-  m.bias = c.add_bias_linear;
+  m.bias = c.add_mlp_bias.value_or(c.add_bias_linear);
   m.activation = activation_of(c.activation_func);
   m.init = init;
   m.output_init = output_init;
@@ -269,8 +309,8 @@ StageOutput GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch
   }
   const Var x =
       ops::enter_product(tape, nn::normalise(tape, *final_norm_, std::move(stream)).y, parallel_.tensor);
-  ops::CrossEntropyResult loss =
-      ops::linear_cross_entropy(tape, x, head(), batch.labels, batch.loss_mask, vocab_, parallel_.tensor);
+  ops::CrossEntropyResult loss = ops::linear_cross_entropy(tape, x, head(), batch.labels, batch.loss_mask,
+                                                           vocab_, parallel_.tensor, final_softcap_);
   tape.output("loss", loss.sum);
   return {{}, {std::move(loss.sum), std::move(loss.exact_sum), std::move(loss.per_token)}};
 }
@@ -283,7 +323,7 @@ Tensor GptModel::all_logits(Tape& tape, const Batch& batch) const {
   stream = through_layers(tape, stage, std::move(stream), context, false);
   const Var x =
       ops::enter_product(tape, nn::normalise(tape, *final_norm_, std::move(stream)).y, parallel_.tensor);
-  return ops::head_logits(tape, x.value, head(), vocab_, parallel_.tensor);
+  return ops::head_logits(tape, x.value, head(), vocab_, parallel_.tensor, final_softcap_);
 }
 
 KvCache GptModel::make_cache(int64_t batch, int64_t capacity) const {
@@ -311,7 +351,16 @@ Tensor GptModel::next_stage(Tape& tape, size_t index, const Tensor& tokens, cons
   context.seq = count;
   if (rope_tables_ || learned_positions_ > 0)
     context.positions = positions_tensor(device, cache.batch, count, cache.past);
-  if (rope_tables_ && !cache.rope.cos.defined()) cache.rope = rope_tables_->on(device, cache.capacity);
+  const int64_t length = cache.past + count;
+  if (cache.holds_to == 0) {
+    cache.holds_to = rope_tables_ ? rope_tables_->alike(length, cache.capacity) : cache.capacity;
+    if (rope_tables_) cache.rope = rope_tables_->on(device, cache.holds_to);
+  }
+  if (length > cache.holds_to)
+    fail(ErrorCode::usage,
+         "a cache whose keys were rotated for sequences up to " + std::to_string(cache.holds_to) +
+             " tokens cannot take " + std::to_string(length),
+         "let all tokens go through a new cache");
   context.rope = cache.rope;
   nn::ResidualStream stream{
       stage.embedding ? embedding_->forward(tape, tokens.view({tokens.elements()}), context) : Var{input, -1},
@@ -328,7 +377,7 @@ Tensor GptModel::next_stage(Tape& tape, size_t index, const Tensor& tokens, cons
   launch(device, device.table().elementwise->copy_rows, x.value.slice(0, count - 1, x.size(0) - count + 1),
          count * hidden_, last, hidden_, cache.batch, hidden_);
   const ops::NormResult normed = final_norm_->forward(tape, Var{last, -1}, {});
-  return ops::head_logits(tape, normed.y.value, head(), vocab_, parallel_.tensor);
+  return ops::head_logits(tape, normed.y.value, head(), vocab_, parallel_.tensor, final_softcap_);
 }
 
 }  // namespace capstan::models

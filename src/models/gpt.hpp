@@ -45,11 +45,13 @@ class GptModel final : public Model {
 
   int64_t vocab_ = 0, hidden_ = 0;
   int64_t learned_positions_ = 0;  // rows of the position table, 0: none
+  float final_softcap_ = 0;        // of the head's logits, 0: none
   // Full recomputation: the first recomputed_layers_ layers of each stage in regions of region_layers_.
   int64_t recomputed_layers_ = 0, region_layers_ = 1;
 
   std::vector<Stage> stages_;
   nn::Parallel parallel_;
+  std::shared_ptr<const nn::AdapterOptions> adapters_;  // the layers refer to it
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::unique_ptr<nn::Embedding> embedding_;                         // null: on another rank
   std::map<int64_t, std::unique_ptr<nn::TransformerLayer>> layers_;  // by global index

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "nn/adapter.hpp"
 #include "nn/parallel.hpp"
 #include "ops/attention.hpp"
 #include "ops/rope.hpp"
@@ -22,6 +23,7 @@ struct Stage {
 struct Part {
   std::vector<Stage> stages;  // empty: one stage, the whole model
   nn::Parallel parallel;
+  std::shared_ptr<const nn::AdapterOptions> adapters;  // null: none
 };
 
 // One micro-batch. N = batch * seq rows, sequence by sequence.
@@ -54,6 +56,9 @@ struct Loss {
 struct KvCache {
   int64_t batch = 0, capacity = 0;  // sequences, tokens of each
   int64_t past = 0;                 // tokens seen so far
+  int64_t holds_to =
+      0;  // after the first step: above so many tokens what is in it does not hold (longrope), and all
+          // tokens must go through a new one
   std::vector<ops::KvCache> layers;
   ops::RopeTable rope;
 };
@@ -85,8 +90,8 @@ class Model {
 
   // Generation, on an inference tape: feeds tokens i32 [batch, new] after those in the cache. A stage gives the stream
   // [batch * new, hidden], at the head fp32 [batch, vocab] logits of each sequence's last token. The caller advances
-  // cache.past by `new` when all stages have run. Errors: usage when the tokens do not fit the cache or the model's
-  // positions.
+  // cache.past by `new` when all stages have run. Errors: usage when the tokens do not fit the cache, what it holds to, or the
+  // model's positions.
   virtual KvCache make_cache(int64_t batch, int64_t capacity) const = 0;
   virtual Tensor next_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& stream,
                             KvCache& cache) const = 0;

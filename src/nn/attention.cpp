@@ -4,6 +4,16 @@
 
 namespace capstan::nn {
 
+// Queries, keys and values of this rank's groups of heads.
+static std::vector<OutputPart> parts_of(const SelfAttention::Options& o, int ranks) {
+  const int64_t groups = std::max<int64_t>(1, o.groups / ranks), d = o.head_dim;
+  const int64_t queries = o.heads / ranks / groups * d;
+  const Sharding shared{MeshAxis::tensor, 0, 1, o.groups, d};
+  return {{"linear_q", {groups, 0, queries}, o.heads * d, {MeshAxis::tensor, 0}},
+          {"linear_k", {groups, queries, d}, o.groups * d, shared},
+          {"linear_v", {groups, queries + d, d}, o.groups * d, shared}};
+}
+
 SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Options& options)
     : options_(options),
       parallel_(parameters.parallel().tensor),
@@ -16,7 +26,8 @@ SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Op
             .init = options.init,
             .cut = Cut::column,
             .groups = options.groups,
-            .group_kv = 2 * options.head_dim}),
+            .group_kv = 2 * options.head_dim,
+            .parts = parts_of(options, parameters.parallel().tensor.size())}),
       output_(parameters, place.inside("linear_proj"),
               {.in = options.heads * options.head_dim,
                .out = options.hidden,
@@ -24,6 +35,14 @@ SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Op
                .init = options.output_init,
                .cut = Cut::row}) {
   if (!options.qk_norm) return;
+  if (options.qk_norm_across_heads) {
+    const int64_t d = options.head_dim;
+    q_norm_.emplace(parameters, place.inside("q_layernorm"), options.heads * d, *options.qk_norm,
+                    Sharding{MeshAxis::tensor, 0});
+    k_norm_.emplace(parameters, place.inside("k_layernorm"), options.groups * d, *options.qk_norm,
+                    Sharding{MeshAxis::tensor, 0, 1, options.groups, d});
+    return;
+  }
   q_norm_.emplace(parameters, place.inside("q_layernorm"), options.head_dim, *options.qk_norm,
                   Norm::Over::heads);
   k_norm_.emplace(parameters, place.inside("k_layernorm"), options.head_dim, *options.qk_norm,
@@ -32,12 +51,15 @@ SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Op
 
 Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context,
                            const LayerCache& cache) const {
-  Var qkv = qkv_.forward(tape, x);
+  Var qkv = qkv_.forward(tape, x, context);
   // This rank's heads: whole groups, or a part of one where the ranks are more than the groups.
   const int64_t heads = options_.heads / parallel_.size();
   const int64_t groups = std::max<int64_t>(1, options_.groups / parallel_.size());
   const auto layout = ops::qkv_layout(qkv.size(1), heads / groups, options_.head_dim);
-  if (q_norm_)
+  if (q_norm_ && options_.qk_norm_across_heads)
+    qkv = ops::norm_across_heads(tape, qkv, layout, {options_.heads, options_.groups}, *q_norm_->gamma(),
+                                 *k_norm_->gamma(), options_.qk_norm->options(), parallel_);
+  else if (q_norm_)
     qkv = ops::qk_norm(tape, qkv, layout,
                        {q_norm_->gamma(), q_norm_->beta(), k_norm_->gamma(), k_norm_->beta()},
                        options_.qk_norm->options());
@@ -49,6 +71,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
   attention.batch = context.batch;
   attention.seq = context.seq;
   attention.scale = static_cast<float>(options_.scale);
+  attention.softcap = static_cast<float>(options_.softcap);
   attention.window = options_.window;
   attention.head_offset = parallel_.rank() * heads;
   Var out;
@@ -66,7 +89,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
     out = ops::context_attention(tape, qkv, attention, context_);
   }
   qkv = {};
-  return output_.forward_without_bias(tape, out);
+  return output_.forward_without_bias(tape, out, context);
 }
 
 }  // namespace capstan::nn

@@ -25,8 +25,10 @@ class SelfAttention {
     int64_t hidden = 0, heads = 0, groups = 0, head_dim = 0;
     bool qkv_bias = false, output_bias = false;
     std::optional<NormKind> qk_norm;
+    bool qk_norm_across_heads = false;  // all queries as one vector, and all keys; RMSNorm only
     std::optional<RopeOptions> rope;
     double scale = 0;
+    double softcap = 0;  // c > 0: scores become c tanh(score / c)
     int64_t window = 0;  // tokens that a query sees, itself included; 0: all earlier ones
     double dropout = 0;  // of the attention probabilities
     Init init, output_init;

@@ -1,11 +1,12 @@
 #include "nn/embedding.hpp"
 
 #include "ops/embedding.hpp"
+#include "ops/scale.hpp"
 
 namespace capstan::nn {
 
 Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Options& options)
-    : parallel_(parameters.parallel().tensor), dropout_(options.dropout) {
+    : parallel_(parameters.parallel().tensor), dropout_(options.dropout), multiplier_(options.multiplier) {
   ParamSpec words = Place{prefix + ".word_embeddings", -1, "embedding"}.spec(
       "weight", {options.vocab, options.hidden}, options.init);
   words.sharding = {MeshAxis::tensor, 0};
@@ -21,11 +22,12 @@ Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Opt
 
 Var Embedding::forward(Tape& tape, const Tensor& tokens, const TokenContext& context) const {
   Var x;
-  if (parallel_.alone()) {
+  if (parallel_.alone() && multiplier_ == 1) {
     x = ops::embedding(tape, tokens, *words_, positions_, context.positions);
   } else {
     const int64_t first = parallel_.rank() * words_->shape()[0];
     x = ops::leave_product(tape, ops::embedding(tape, tokens, *words_, nullptr, {}, first), parallel_);
+    if (multiplier_ != 1) x = ops::scale(tape, std::move(x), multiplier_);
     if (positions_)
       x = ops::add(
           tape, ops::embedding(tape, ops::own_rows(context.positions, parallel_), *positions_, nullptr, {}),

@@ -14,6 +14,7 @@ class Embedding {
     int64_t positions = 0;  // rows of the position table; 0: none
     int64_t hidden = 0;
     double dropout = 0;
+    double multiplier = 1;  // of the token vectors, rounded to the compute type
     Init init;
     std::vector<std::string> places;  // where else the table is used
     ParamSpec::Tied tied = ParamSpec::Tied::no;
@@ -25,7 +26,7 @@ class Embedding {
 
  private:
   ops::TensorParallel parallel_;
-  double dropout_;
+  double dropout_, multiplier_;
   const Parameter* words_;
   const Parameter* positions_ = nullptr;
 };

@@ -33,6 +33,19 @@ void normal_run(PhiloxKey key, double std, uint64_t begin, std::span<float> out)
   }
 }
 
+void uniform_run(PhiloxKey key, double bound, uint64_t begin, std::span<float> out) {
+  const uint64_t end = begin + out.size();
+  for (uint64_t block = begin / 2; block * 2 < end; ++block) {
+    const auto w = philox4x32(key, block, 0);
+    for (uint64_t i = 0; i < 2; ++i) {
+      const uint64_t at = block * 2 + i;
+      if (at < begin || at >= end) continue;
+      const double u = static_cast<double>((uint64_t{w[2 * i]} << 32 | w[2 * i + 1]) >> 11) * 0x1p-53;
+      out[at - begin] = static_cast<float>(bound * (2 * u - 1));
+    }
+  }
+}
+
 }  // namespace
 
 Rectangle Rectangle::whole(const Shape& shape) {
@@ -47,7 +60,7 @@ void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std
                      part.column + part.columns <= whole.columns &&
                      static_cast<int64_t>(values.size()) == part.rows * part.columns,
                  "a part of `" + spec.name + "` " + spec.shape.text());
-  if (spec.init.kind != Init::Kind::normal) {
+  if (spec.init.kind == Init::Kind::zeros || spec.init.kind == Init::Kind::ones) {
     std::fill(values.begin(), values.end(), spec.init.kind == Init::Kind::ones ? 1.0f : 0.0f);
     return;
   }
@@ -62,8 +75,9 @@ void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std
     const int64_t r = tile / tiles_per_run, begin = tile % tiles_per_run * kTile,
                   count = std::min(kTile, run - begin);
     const int64_t position = (part.row + r) * whole.columns + part.column + begin;
-    normal_run(key, spec.init.std, static_cast<uint64_t>(position),
-               values.subspan(static_cast<size_t>(r * run + begin), static_cast<size_t>(count)));
+    const auto fill = spec.init.kind == Init::Kind::normal ? normal_run : uniform_run;
+    fill(key, spec.init.std, static_cast<uint64_t>(position),
+         values.subspan(static_cast<size_t>(r * run + begin), static_cast<size_t>(count)));
   });
 }
 

@@ -18,7 +18,7 @@ struct Rectangle {
 
 // Writes the part's values, row-major, [part.rows * part.columns]. Element i (row-major in the global tensor)
 // depends on (seed, spec.name, i) alone: normal values are std * normal_at(philox_key(seed, purpose::init,
-// hash of the name), i).
+// hash of the name), i), uniform ones std * (2 u - 1) of the same generator's u in [0, 1).
 void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std::span<float> values,
                 ThreadPool& pool);
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "nn/adapter.hpp"
 #include "nn/param_list.hpp"
 #include "ops/tensor_parallel.hpp"
 
@@ -18,21 +19,26 @@ class Linear {
     Cut cut = Cut::none;
     int64_t blocks = 1;  // of the output: gate and up are two
     int64_t groups = 0,
-            group_kv = 0;  // of the output: groups of heads, and the rows of keys and values in each
+            group_kv = 0;           // of the output: groups of heads, and the rows of keys and values in each
+    std::vector<OutputPart> parts;  // of the output, for adapters of their own
   };
   Linear(ParamList& parameters, const Place& place, const Options& options);
 
-  Var forward(Tape& tape, const Var& x) const;               // x W^T + bias; not for a row cut
-  Var forward_without_bias(Tape& tape, const Var& x) const;  // for a bias that is fused with what follows
+  // x W^T + bias, and what an adapter adds; not for a row cut.
+  Var forward(Tape& tape, const Var& x, const TokenContext& context) const;
+  // For a bias that is fused with what follows.
+  Var forward_without_bias(Tape& tape, const Var& x, const TokenContext& context) const;
   const Parameter& weight() const { return *weight_; }
   const Parameter* bias() const { return bias_; }  // null when there is none
 
  private:
-  Var product(Tape& tape, const Var& x, const Parameter* bias) const;
+  Var product(Tape& tape, const Var& x, const Parameter* bias, const TokenContext& context) const;
+  Var adapted_product(Tape& tape, const Var& x, const Parameter* bias, const TokenContext& context) const;
   ops::TensorParallel parallel_;
   Cut cut_;
   const Parameter* weight_;
   const Parameter* bias_ = nullptr;
+  std::optional<Adapter> adapter_;
 };
 
 }  // namespace capstan::nn

@@ -4,6 +4,13 @@
 
 namespace capstan::nn {
 
+static std::vector<OutputPart> parts_of(const Mlp::Options& o, int ranks) {
+  if (!o.gated) return {};
+  const int64_t ffn = o.ffn / ranks;
+  return {{"linear_fc1_gate", {1, 0, ffn}, o.ffn, {MeshAxis::tensor, 0}},
+          {"linear_fc1_up", {1, ffn, ffn}, o.ffn, {MeshAxis::tensor, 0}}};
+}
+
 Mlp::Mlp(ParamList& parameters, const Place& place, const Options& options)
     : options_(options),
       fc1_(parameters, place.inside("linear_fc1"),
@@ -12,7 +19,8 @@ Mlp::Mlp(ParamList& parameters, const Place& place, const Options& options)
             .bias = options.bias,
             .init = options.init,
             .cut = Cut::column,
-            .blocks = options.gated ? 2 : 1}),
+            .blocks = options.gated ? 2 : 1,
+            .parts = parts_of(options, parameters.parallel().tensor.size())}),
       fc2_(parameters, place.inside("linear_fc2"),
            {.in = options.ffn,
             .out = options.hidden,
@@ -20,10 +28,10 @@ Mlp::Mlp(ParamList& parameters, const Place& place, const Options& options)
             .init = options.output_init,
             .cut = Cut::row}) {}
 
-Var Mlp::forward(Tape& tape, const Var& x) const {
-  Var inner = fc1_.forward_without_bias(tape, x);
+Var Mlp::forward(Tape& tape, const Var& x, const TokenContext& context) const {
+  Var inner = fc1_.forward_without_bias(tape, x, context);
   inner = ops::bias_activation(tape, inner, fc1_.bias(), options_.activation, options_.gated);
-  return fc2_.forward_without_bias(tape, inner);
+  return fc2_.forward_without_bias(tape, inner, context);
 }
 
 }  // namespace capstan::nn

@@ -16,7 +16,7 @@ class Mlp {
   };
   Mlp(ParamList& parameters, const Place& place, const Options& options);
 
-  Var forward(Tape& tape, const Var& x) const;  // without the output bias
+  Var forward(Tape& tape, const Var& x, const TokenContext& context) const;  // without the output bias
   const Parameter* output_bias() const { return fc2_.bias(); }
 
  private:

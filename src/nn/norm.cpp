@@ -2,12 +2,22 @@
 
 namespace capstan::nn {
 
-Norm::Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, Over over) : kind_(kind) {
-  const ops::TensorParallel& parallel = parameters.parallel().tensor;
-  const bool partial = over == Over::heads ? !parallel.alone() : parallel.cuts_rows();
+Norm::Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, Over over)
+    : Norm(parameters, place, width, kind,
+           over == Over::heads ? !parameters.parallel().tensor.alone()
+                               : parameters.parallel().tensor.cuts_rows(),
+           {}) {}
+
+Norm::Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, const Sharding& cut)
+    : Norm(parameters, place, width, kind, false, cut) {}
+
+Norm::Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, bool partial,
+           const Sharding& cut)
+    : kind_(kind) {
   const auto add = [&](const char* name, Init::Kind init) {
     ParamSpec spec = place.spec(name, {width}, {init});
     spec.partial_over_tensor = partial;
+    spec.sharding = cut;
     return &parameters.add(std::move(spec));
   };
   gamma_ = add("weight", kind.zero_centered_gamma ? Init::Kind::zeros : Init::Kind::ones);

@@ -21,6 +21,8 @@ class Norm {
   // What the norm sees on a tensor-parallel rank: rows of the residual stream, which may be cut; or some of the heads.
   enum class Over : uint8_t { rows, heads };
   Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, Over over = Over::rows);
+  // Of features that the tensor ranks share out: each holds its part of gamma.
+  Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, const Sharding& cut);
 
   // sum = x + residual (an undefined residual is none), y = norm(sum).
   ops::NormResult forward(Tape& tape, Var x, const Var& residual) const {
@@ -30,6 +32,8 @@ class Norm {
   const Parameter* beta() const { return beta_; }  // null for RMSNorm
 
  private:
+  Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, bool partial,
+       const Sharding& cut);
   NormKind kind_;
   const Parameter* gamma_;
   const Parameter* beta_ = nullptr;

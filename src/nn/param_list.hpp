@@ -14,11 +14,15 @@
 
 namespace capstan::nn {
 
+struct AdapterOptions;  // nn/adapter.hpp
+
 class ParamList {
  public:
   ParamList() = default;
-  explicit ParamList(const Parallel& parallel) : parallel_(parallel) {}
+  explicit ParamList(const Parallel& parallel, const AdapterOptions* adapters = nullptr)
+      : parallel_(parallel), adapters_(adapters) {}
   const Parallel& parallel() const { return parallel_; }
+  const AdapterOptions* adapters() const { return adapters_; }  // null: none
   const Parameter& add(ParamSpec spec) {
     CAPSTAN_ASSERT(names_.insert(spec.name).second, "two parameters called `" + spec.name + "`");
     parameters_.push_back(std::make_unique<Parameter>(std::move(spec), static_cast<int>(parameters_.size()),
@@ -29,6 +33,7 @@ class ParamList {
 
  private:
   Parallel parallel_;
+  const AdapterOptions* adapters_ = nullptr;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::unordered_set<std::string> names_;
 };

@@ -1,18 +1,17 @@
 #include "nn/rope_table.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <span>
 
+#include "base/error.hpp"
+
 namespace capstan::nn {
 
-std::vector<double> rope_frequencies(const RopeOptions& options) {
-  std::vector<double> frequencies(static_cast<size_t>(options.rotary_dim / 2));
-  for (size_t i = 0; i < frequencies.size(); ++i)
-    frequencies[i] =
-        std::pow(options.base, -2.0 * static_cast<double>(i) / static_cast<double>(options.rotary_dim));
-  if (!options.scaling) return frequencies;
-  const RopeScaling& s = *options.scaling;
+namespace {
+
+void scale_llama3(std::vector<double>& frequencies, const RopeScaling& s) {
   const auto original = static_cast<double>(s.original_positions);
   const double longest_kept = original / s.high_freq_factor, shortest_scaled = original / s.low_freq_factor;
   for (double& f : frequencies) {
@@ -26,7 +25,65 @@ std::vector<double> rope_frequencies(const RopeOptions& options) {
       f = (1 - smooth) * f / s.factor + smooth * f;
     }
   }
+}
+
+void scale_yarn(std::vector<double>& frequencies, const RopeOptions& options) {
+  const RopeScaling& s = *options.scaling;
+  const auto width = static_cast<double>(options.rotary_dim);
+  // The pair (as a real number) that turns so often within the original length.
+  const auto pair_of = [&](double turns) {
+    return width * std::log(static_cast<double>(s.original_positions) / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(options.base));
+  };
+  double low = pair_of(s.beta_fast), high = pair_of(s.beta_slow);
+  if (s.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0);
+  high = std::min(high, width - 1);
+  if (low == high) high += 0.001;
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double stretched = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    frequencies[i] *= stretched / s.factor + 1 - stretched;
+  }
+}
+
+// Whether the long factors hold for sequences of so many positions.
+bool is_long(const RopeOptions& options, int64_t positions) {
+  return options.scaling && options.scaling->kind == RopeScaling::Kind::longrope &&
+         positions > options.scaling->original_positions;
+}
+
+}  // namespace
+
+std::vector<double> rope_frequencies(const RopeOptions& options, int64_t positions) {
+  std::vector<double> frequencies(static_cast<size_t>(options.rotary_dim / 2));
+  for (size_t i = 0; i < frequencies.size(); ++i)
+    frequencies[i] =
+        std::pow(options.base, -2.0 * static_cast<double>(i) / static_cast<double>(options.rotary_dim));
+  if (!options.scaling) return frequencies;
+  const RopeScaling& s = *options.scaling;
+  switch (s.kind) {
+    case RopeScaling::Kind::llama3:
+      scale_llama3(frequencies, s);
+      break;
+    case RopeScaling::Kind::linear:
+      for (double& f : frequencies) f /= s.factor;
+      break;
+    case RopeScaling::Kind::yarn:
+      scale_yarn(frequencies, options);
+      break;
+    case RopeScaling::Kind::longrope: {
+      const std::vector<double>& factors = is_long(options, positions) ? s.long_factors : s.short_factors;
+      CAPSTAN_ASSERT(factors.size() == frequencies.size(), "longrope: one factor for each pair");
+      for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] /= factors[i];
+      break;
+    }
+  }
   return frequencies;
+}
+
+int64_t RopeTables::alike(int64_t length, int64_t capacity) const {
+  if (is_long(options_, length) || !is_long(options_, capacity)) return capacity;
+  return options_.scaling->original_positions;
 }
 
 ops::RopeTable RopeTables::on(Device& device, int64_t positions) {
@@ -36,19 +93,21 @@ ops::RopeTable RopeTables::on(Device& device, int64_t positions) {
   if (device.is_meta()) return table;
   std::lock_guard lock(mutex_);
   const auto wanted = static_cast<size_t>(shape.elements());
-  if (cos_.size() < wanted) {
-    const std::vector<double> frequencies = rope_frequencies(options_);
-    cos_.reserve(wanted);
-    sin_.reserve(wanted);
-    for (auto p = static_cast<int64_t>(cos_.size()) / shape[1]; p < positions; ++p)
+  Rows& rows = is_long(options_, positions) ? long_rows_ : rows_;
+  if (rows.cos.size() < wanted) {
+    const std::vector<double> frequencies = rope_frequencies(options_, positions);
+    const double length = options_.scaling ? options_.scaling->attention_factor : 1.0;
+    rows.cos.reserve(wanted);
+    rows.sin.reserve(wanted);
+    for (auto p = static_cast<int64_t>(rows.cos.size()) / shape[1]; p < positions; ++p)
       for (const double f : frequencies) {
         const double angle = static_cast<double>(p) * f;
-        cos_.push_back(static_cast<float>(std::cos(angle)));
-        sin_.push_back(static_cast<float>(std::sin(angle)));
+        rows.cos.push_back(static_cast<float>(length * std::cos(angle)));
+        rows.sin.push_back(static_cast<float>(length * std::sin(angle)));
       }
   }
-  table.cos.copy_from_host_bytes(std::as_bytes(std::span(cos_).first(wanted)));
-  table.sin.copy_from_host_bytes(std::as_bytes(std::span(sin_).first(wanted)));
+  table.cos.copy_from_host_bytes(std::as_bytes(std::span(rows.cos).first(wanted)));
+  table.sin.copy_from_host_bytes(std::as_bytes(std::span(rows.sin).first(wanted)));
   return table;
 }
 

@@ -28,6 +28,9 @@ struct TokenContext {
   ops::Dropout stream_dropout(double p, uint32_t use, uint64_t stream) const {
     return dropout(p, use, stream, stream_row_ids);
   }
+  ops::Dropout adapter_dropout(double p, uint64_t stream) const {
+    return dropout(p, purpose::adapter_dropout, stream, row_ids);
+  }
 
  private:
   ops::Dropout dropout(double p, uint32_t use, uint64_t stream, const Tensor& ids) const {

@@ -12,19 +12,48 @@ ops::NormResult normalise(Tape& tape, const Norm& norm, ResidualStream stream) {
   return norm.forward(tape, std::move(stream.pending), stream.residual);
 }
 
+namespace {
+std::optional<Norm> norm_where(bool wanted, ParamList& parameters, const Place& place, int64_t width,
+                               NormKind kind) {
+  return wanted ? std::optional<Norm>(std::in_place, parameters, place, width, kind) : std::nullopt;
+}
+}  // namespace
+
 TransformerLayer::TransformerLayer(ParamList& parameters, const Place& place, const Options& options)
     : options_(options),
       layer_(static_cast<uint64_t>(place.layer)),
-      input_norm_(parameters, place.inside("input_layernorm"), options.attention.hidden, options.norm),
+      input_norm_(norm_where(options.input_norms, parameters, place.inside("input_layernorm"),
+                             options.attention.hidden, options.norm)),
       attention_(parameters, place.inside("self_attention"), options.attention),
-      mlp_norm_(parameters, place.inside("pre_mlp_layernorm"), options.mlp.hidden, options.norm),
-      mlp_(parameters, place.inside("mlp"), options.mlp) {}
+      attention_output_norm_(norm_where(options.output_norms, parameters,
+                                        place.inside("post_attention_layernorm"), options.attention.hidden,
+                                        options.norm)),
+      mlp_norm_(norm_where(options.input_norms, parameters, place.inside("pre_mlp_layernorm"),
+                           options.mlp.hidden, options.norm)),
+      mlp_(parameters, place.inside("mlp"), options.mlp),
+      mlp_output_norm_(norm_where(options.output_norms, parameters,
+                                  place.inside("post_feedforward_layernorm"), options.mlp.hidden,
+                                  options.norm)) {}
 
-ResidualStream TransformerLayer::add_branch(Tape& tape, ops::NormResult before, Var branch,
-                                            const Parameter* bias, const TokenContext& context,
-                                            uint64_t sublayer) const {
-  Var residual = options_.residual_from_norm ? std::move(before.y) : std::move(before.sum);
-  before = {};
+TransformerLayer::Entry TransformerLayer::enter_branch(Tape& tape, const std::optional<Norm>& norm,
+                                                       ResidualStream stream) const {
+  if (!norm) {
+    const Var x = closed(tape, std::move(stream));
+    return {x, x};
+  }
+  ops::NormResult normed = normalise(tape, *norm, std::move(stream));
+  if (options_.residual_from_norm) return {normed.y, normed.y};
+  return {std::move(normed.sum), std::move(normed.y)};
+}
+
+ResidualStream TransformerLayer::leave_branch(Tape& tape, Var residual, Var branch, const Parameter* bias,
+                                              const std::optional<Norm>& norm, const TokenContext& context,
+                                              uint64_t sublayer) const {
+  if (norm) {
+    if (bias) branch = ops::bias_dropout_add(tape, std::move(branch), bias, {}, {});
+    branch = norm->forward(tape, std::move(branch), {}).y;
+    bias = nullptr;
+  }
   const ops::Dropout dropout =
       context.stream_dropout(options_.hidden_dropout, purpose::hidden_dropout, 2 * layer_ + sublayer);
   if (!bias && dropout.p == 0) return {std::move(residual), std::move(branch)};
@@ -33,18 +62,22 @@ ResidualStream TransformerLayer::add_branch(Tape& tape, ops::NormResult before, 
 
 ResidualStream TransformerLayer::forward(Tape& tape, ResidualStream stream, const TokenContext& context,
                                          const LayerCache& cache) const {
-  ops::NormResult normed = normalise(tape, input_norm_, std::move(stream));
-  Var branch = attention_.forward(tape, normed.y, context, cache);
-  stream = add_branch(tape, std::move(normed), std::move(branch), attention_.output_bias(), context, 0);
+  Entry entry = enter_branch(tape, input_norm_, std::move(stream));
+  Var branch = attention_.forward(tape, entry.input, context, cache);
+  entry.input = {};
+  stream = leave_branch(tape, std::move(entry.residual), std::move(branch), attention_.output_bias(),
+                        attention_output_norm_, context, 0);
 
-  normed = normalise(tape, mlp_norm_, std::move(stream));
+  entry = enter_branch(tape, mlp_norm_, std::move(stream));
   if (options_.recompute_mlp)
-    branch = tape.recompute("mlp", {normed.y}, [this](Tape& region, std::span<const Var> inputs) {
-      return std::vector<Var>{mlp_.forward(region, inputs[0])};
+    branch = tape.recompute("mlp", {entry.input}, [this, context](Tape& region, std::span<const Var> inputs) {
+      return std::vector<Var>{mlp_.forward(region, inputs[0], context)};
     })[0];
   else
-    branch = mlp_.forward(tape, normed.y);
-  return add_branch(tape, std::move(normed), std::move(branch), mlp_.output_bias(), context, 1);
+    branch = mlp_.forward(tape, entry.input, context);
+  entry.input = {};
+  return leave_branch(tape, std::move(entry.residual), std::move(branch), mlp_.output_bias(),
+                      mlp_output_norm_, context, 1);
 }
 
 }  // namespace capstan::nn

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "nn/attention.hpp"
 #include "nn/mlp.hpp"
 
@@ -19,15 +21,17 @@ Var closed(Tape& tape, ResidualStream stream);
 // sum and norm of the stream's value.
 ops::NormResult normalise(Tape& tape, const Norm& norm, ResidualStream stream);
 
-// Pre-norm transformer layer: x + attention(norm(x)), then x + mlp(norm(x)).
+// Transformer layer: x + post(attention(pre(x))), then x + post(mlp(pre(x))). The norms before (`input_layernorm`,
+// `pre_mlp_layernorm`), after (`post_attention_layernorm`, `post_feedforward_layernorm`) or both are there.
 class TransformerLayer {
  public:
   struct Options {
     NormKind norm;
+    bool input_norms = true, output_norms = false;
     SelfAttention::Options attention;
     Mlp::Options mlp;
     double hidden_dropout = 0;
-    bool residual_from_norm = false;  // the residual is the norm's output instead of its input
+    bool residual_from_norm = false;  // the residual is the input norm's output instead of its input
     bool recompute_mlp = false;       // keep only the MLP's input
   };
   TransformerLayer(ParamList& parameters, const Place& place, const Options& options);
@@ -36,14 +40,21 @@ class TransformerLayer {
                          const LayerCache& cache = {}) const;
 
  private:
-  ResidualStream add_branch(Tape& tape, ops::NormResult before, Var branch, const Parameter* bias,
-                            const TokenContext& context, uint64_t sublayer) const;
+  // What a branch adds to, and what it reads.
+  struct Entry {
+    Var residual, input;
+  };
+  Entry enter_branch(Tape& tape, const std::optional<Norm>& norm, ResidualStream stream) const;
+  ResidualStream leave_branch(Tape& tape, Var residual, Var branch, const Parameter* bias,
+                              const std::optional<Norm>& norm, const TokenContext& context,
+                              uint64_t sublayer) const;
   Options options_;
   uint64_t layer_;
-  Norm input_norm_;
+  std::optional<Norm> input_norm_;
   SelfAttention attention_;
-  Norm mlp_norm_;
+  std::optional<Norm> attention_output_norm_, mlp_norm_;
   Mlp mlp_;
+  std::optional<Norm> mlp_output_norm_;
 };
 
 }  // namespace capstan::nn

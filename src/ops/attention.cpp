@@ -21,6 +21,7 @@ kernels::AttentionShape attention_shape(const AttentionOptions& o) {
   shape.batch = o.batch;
   shape.seq = o.seq;
   shape.scale = o.scale;
+  shape.softcap = o.softcap;
   shape.window = o.window;
   shape.causal = o.causal;
   shape.dropout = o.dropout;

@@ -13,6 +13,7 @@ struct AttentionOptions {
   kernels::QkvLayout layout;
   int64_t batch = 0, seq = 0;  // qkv has batch * seq rows
   float scale = 0;
+  float softcap = 0;   // c > 0: scores become c tanh(score / c)
   int64_t window = 0;  // 0: none
   bool causal = true;
   float dropout = 0;

@@ -40,7 +40,7 @@ Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residu
     if (p > 0) {
       Device& dev = step.device();
       if (adds) dx = Tensor::empty(dev, dy.shape(), dy.dtype());
-      launch(dev, dev.table().elementwise->dropout_backward, dy, dx, rows, cols, p, key, row_ids);
+      launch(dev, dev.table().elementwise->dropout, dy, dx, rows, cols, 0, p, key, row_ids);
     }
     if (adds) step.give(1, std::move(dy));
     dy = Tensor();

@@ -19,7 +19,7 @@ int64_t cross_entropy_chunk(int64_t rows, int64_t columns) {
 
 CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight,
                                         const Tensor& labels, const Tensor& weights, int64_t vocab,
-                                        const TensorParallel& parallel) {
+                                        const TensorParallel& parallel, float softcap) {
   Device& device = tape.device();
   const kernels::Table& table = device.table();
   ParamStore& store = tape.context().store;
@@ -51,6 +51,7 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
       const Tensor x_here = x.value.slice(0, begin, count), logits = logit_buffer.slice(0, 0, count);
       const Tensor labels_here = labels.flat_range(begin, count, {count});
       matmul(Transpose::no, Transpose::yes, x_here, *w, logits);
+      if (softcap > 0) launch(device, table.cross_entropy->softcap, logits, softcap, logits.elements());
       const Tensor sum_exp = sums.flat_range(0, count, {count}),
                    target = sums.flat_range(count, count, {count});
       launch(device, table.cross_entropy->row_max, logits, count, true_columns, columns, row_max);
@@ -64,7 +65,8 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
       if (!trains && !needs_dx) continue;
       const Tensor dlogits = dlogit_buffer.slice(0, 0, count);
       launch(device, table.cross_entropy->backward, logits, labels_here, row_max, sum_exp,
-             weights.flat_range(begin, count, {count}), count, true_columns, columns, first, dlogits);
+             weights.flat_range(begin, count, {count}), count, true_columns, columns, first, softcap,
+             dlogits);
       if (needs_dx) matmul(Transpose::no, Transpose::no, dlogits, *w, dx.slice(0, begin, count));
       if (trains) matmul(Transpose::yes, Transpose::no, dlogits, x_here, gradient, 1);
     }
@@ -98,20 +100,25 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
 }
 
 Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t vocab,
-                   const TensorParallel& parallel) {
+                   const TensorParallel& parallel, float softcap) {
   const auto w = tape.pin(weight);
   const int64_t rows = x.size(0), columns = w->size(0);
   CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == x.size(1) && vocab <= columns * parallel.size(),
                  "head_logits: `" + weight.name() + "` is " + w->text() + ", x is " + x.text());
   Device& device = tape.device();
   const Tensor logits = Tensor::empty(device, {rows, vocab});
+  const auto cap = [&](const Tensor& t) {
+    if (softcap > 0) launch(device, device.table().cross_entropy->softcap, t, softcap, t.elements());
+  };
   if (parallel.alone()) {
     matmul(Transpose::no, Transpose::yes, x, w->slice(0, 0, vocab), logits);
+    cap(logits);
     return logits;
   }
   const Tensor mine = Tensor::empty(device, {rows, columns});
   const Tensor all = Tensor::empty(device, {parallel.size() * rows, columns});
   matmul(Transpose::no, Transpose::yes, x, *w, mine);
+  cap(mine);
   comm::Exchange exchange(*parallel.group);
   exchange.all_gather(mine, all);
   exchange.wait();

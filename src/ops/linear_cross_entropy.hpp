@@ -13,7 +13,7 @@ struct CrossEntropyResult {
 
 // The output layer and the loss in one, chunk by chunk over the rows: logits[N, V] = x[N, h] W^T never exist
 // as a whole. labels i32 [N], weights fp32 [N] (the loss mask; scale it where a loss scale is wanted).
-// Columns at or above `vocab` are padding and take no part.
+// Columns at or above `vocab` are padding and take no part. softcap c > 0: the logits are c tanh(x W^T / c).
 //
 // Where the tape records, this forward step also does the backward: dx is kept instead of logits, and the
 // weight gradient is accumulated right away, for an upstream gradient of 1. Backward must therefore be
@@ -24,11 +24,11 @@ struct CrossEntropyResult {
 // part of a sum (enter_product makes it).
 CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight,
                                         const Tensor& labels, const Tensor& weights, int64_t vocab,
-                                        const TensorParallel& parallel = {});
+                                        const TensorParallel& parallel = {}, float softcap = 0);
 
-// fp32 [N, vocab] logits of x[N, h] without padding, on every rank: for generation and small checks.
+// fp32 [N, vocab] logits of x[N, h] without padding, on every rank, capped alike: for generation and small checks.
 Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t vocab,
-                   const TensorParallel& parallel = {});
+                   const TensorParallel& parallel = {}, float softcap = 0);
 
 // Rows of one chunk: enough to keep the accumulation of the weight gradient (its reading and writing V x h)
 // cheap beside the products, few enough for the logits to stay within 256 MiB; a multiple of 16, the same for

@@ -1,5 +1,8 @@
 #include "ops/norm.hpp"
 
+#include <algorithm>
+
+#include "comm/reduce.hpp"
 #include "kernels/table.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
@@ -171,6 +174,71 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
     step.give(0, dx);
   };
   return tape.record(std::move(record))[0];
+}
+
+Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, AllHeads all,
+                      const Parameter& query_gamma, const Parameter& key_gamma, NormOptions options,
+                      const TensorParallel& parallel) {
+  Device& device = tape.device();
+  CAPSTAN_ASSERT(options.rms, "norm_across_heads: RMSNorm only");
+  CAPSTAN_ASSERT(qkv.value.is_contiguous() && qkv.size(1) == layout.row(),
+                 "norm_across_heads: qkv " + qkv.value.text());
+  kernels::HeadNormShape shape;
+  shape.qkv = layout;
+  shape.rows = qkv.size(0);
+  shape.query_cols = all.heads * layout.head_dim;
+  shape.key_cols = all.groups * layout.head_dim;
+  shape.gamma_offset = options.gamma_offset;
+  shape.eps = options.epsilon;
+  const int64_t sharers =
+      std::max<int64_t>(1, parallel.size() / all.groups);  // ranks that hold the same keys
+  shape.counts_keys = parallel.rank() % sharers == 0;
+  const auto over_ranks = [parallel](const Tensor& sums) {
+    if (!parallel.alone()) comm::all_reduce_sum_any(*parallel.group, sums.view({sums.elements()}));
+  };
+
+  const Tensor squares = Tensor::empty(device, {shape.rows, 2});
+  launch(device, device.table().head_norm->squares, shape, qkv.value, squares);
+  over_ranks(squares);
+  const Tensor y = Tensor::empty(device, qkv.shape(), qkv.dtype());
+  {
+    const auto q = tape.pin(query_gamma), k = tape.pin(key_gamma);
+    CAPSTAN_ASSERT(
+        q->elements() == layout.heads() * layout.head_dim && k->elements() == layout.groups * layout.head_dim,
+        "norm_across_heads: `" + query_gamma.name() + "` is " + q->text() + ", `" + key_gamma.name() +
+            "` is " + k->text());
+    launch(device, device.table().head_norm->forward, shape, qkv.value, squares, *q, *k, y);
+  }
+  const auto bytes = static_cast<double>(y.bytes());
+  const double sent = 2.0 * static_cast<double>(squares.bytes()) * (parallel.size() - 1) / parallel.size();
+  return tape.record({.name = "norm_across_heads",
+                      .inputs = {qkv},
+                      .outputs = {y},
+                      .parameters = {&query_gamma, &key_gamma},
+                      .cost = {0, 3 * bytes, sent},
+                      .backward_cost = {0, 5 * bytes, sent},
+                      .saved = {qkv.value, squares},
+                      .backward = [shape, over_ranks, &query_gamma, &key_gamma](BackwardStep& step) {
+                        Tensor dy = std::move(step.output_gradient());
+                        Device& dev = step.device();
+                        const kernels::HeadNorm& kernel = *dev.table().head_norm;
+                        const Tensor &x = step.saved(0), &sums = step.saved(1);
+                        const Tensor dx = reuse_or_empty(dy), dots = Tensor::empty(dev, {shape.rows, 2});
+                        const ParamStore& store = step.context().store;
+                        const Tensor dquery = partial_for(dev, store, &query_gamma,
+                                                          query_gamma.shape().elements()),
+                                     dkey = partial_for(dev, store, &key_gamma, key_gamma.shape().elements());
+                        {
+                          const auto q = step.pin(query_gamma), k = step.pin(key_gamma);
+                          launch(dev, kernel.dots, shape, dy, x, sums, *q, *k, dots);
+                          over_ranks(dots);
+                          launch(dev, kernel.backward, shape, dy, x, sums, dots, *q, *k, dx, dquery, dkey);
+                        }
+                        dy = Tensor();
+                        hand_over(step, &query_gamma, dquery);
+                        hand_over(step, &key_gamma, dkey);
+                        step.give(0, dx);
+                      }})[0];
 }
 
 }  // namespace capstan::ops

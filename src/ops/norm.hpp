@@ -2,6 +2,7 @@
 
 #include "kernels/attention.hpp"
 #include "ops/tape.hpp"
+#include "ops/tensor_parallel.hpp"
 
 namespace capstan::ops {
 
@@ -33,5 +34,18 @@ struct QkNormParameters {
 };
 Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormParameters& parameters,
             NormOptions options);
+
+// The heads that the norms see, on all tensor-parallel ranks together.
+struct AllHeads {
+  int64_t heads = 0, groups = 0;  // of queries; of keys
+};
+
+// RMSNorm of a token's query heads as one vector and of its key heads as another, in packed QKV [N, row]; values pass.
+// query_gamma [heads * head_dim] and key_gamma [groups * head_dim] have the heads that are here. Over T tensor-parallel ranks
+// two fp32 sums of each token are all-reduced forward and two backward; keys that several ranks hold count once, and their
+// gradients are parts of a sum as those of the keys are.
+Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, AllHeads all,
+                      const Parameter& query_gamma, const Parameter& key_gamma, NormOptions options,
+                      const TensorParallel& parallel);
 
 }  // namespace capstan::ops

@@ -13,8 +13,8 @@ namespace capstan {
 
 // Layout-independent initialisation: element i of the global tensor depends on (seed, name, i) only.
 struct Init {
-  enum class Kind : uint8_t { zeros, ones, normal } kind = Kind::zeros;
-  double std = 0;  // normal: mean 0
+  enum class Kind : uint8_t { zeros, ones, normal, uniform } kind = Kind::zeros;
+  double std = 0;  // normal: mean 0; uniform: between -std and std
 };
 
 struct ParamSpec {
@@ -25,6 +25,9 @@ struct ParamSpec {
   // Held alike by all tensor-parallel ranks, while each rank's gradient covers only its rows or heads: it is to be summed.
   bool partial_over_tensor = false;
   bool no_weight_decay = false;     // biases and one-dimensional parameters
+  bool adapter = false;             // of an adapter: with `peft` these train, the others do not
+  bool second_factor = false;       // an adapter's B: LoRA+ gives it a learning rate of its own
+  std::string row_lengths_of;       // DoRA's magnitude: begins as the lengths of the rows of that parameter
   int layer = -1;                   // global layer index; -1: outside the layers
   std::string block;                // unit of prefetch and release: "embedding", "layer 0", "head"
   std::vector<std::string> places;  // where else it is used (a tied embedding names the output layer here)

@@ -25,7 +25,8 @@ Shard shard_of(const std::string& name, const Shape& global, const Sharding& sha
     const int sharers = size / static_cast<int>(sharding.groups), place = rank % sharers;
     if (queries % sharers != 0) fail_cut(name, queries, "rows of queries in a group", sharers);
     const int64_t begin = rank / sharers * group_slices, part = queries / sharers;
-    shard.runs = {{begin + place * part, part}, {begin + queries, sharding.shared, sharers, place}};
+    if (part > 0) shard.runs.push_back({begin + place * part, part});
+    shard.runs.push_back({begin + queries, sharding.shared, sharers, place});
   } else {
     if (sharding.groups > 0 && sharding.groups % size != 0)
       fail_cut(name, sharding.groups, "groups of heads", size);

@@ -21,6 +21,10 @@ Tensor part(const Tensor& flat, const FlatBuffer::Range& range) {
   return flat.defined() ? flat.flat_range(range.begin, range.count, {range.count}) : Tensor();
 }
 
+float rate(const StepOptions& options, const FlatBuffer::Range& range) {
+  return static_cast<float>((range.decoupled_lr ? options.decoupled_lr : options.lr) * range.lr_factor);
+}
+
 class Adam final : public Optimizer {
  public:
   Adam(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
@@ -40,7 +44,7 @@ class Adam final : public Optimizer {
     for (size_t b = 0; b < buffers_.size(); ++b) {
       const FlatBuffer& buffer = buffers_[b];
       for (const FlatBuffer::Range& range : buffer.ranges) {
-        step.lr = static_cast<float>(range.decoupled_lr ? options.decoupled_lr : options.lr);
+        step.lr = rate(options, range);
         step.weight_decay = range.weight_decay ? static_cast<float>(options.weight_decay) : 0.0f;
         launch(device_, device_.table().optimizers->adam, step, part(buffer.gradients, range),
                options.gradient_scale, part(buffer.main, range), part(state_[0].buffers[b], range),
@@ -69,8 +73,7 @@ class Sgd final : public Optimizer {
     for (size_t b = 0; b < buffers_.size(); ++b) {
       const FlatBuffer& buffer = buffers_[b];
       for (const FlatBuffer::Range& range : buffer.ranges)
-        launch(device_, device_.table().optimizers->sgd,
-               static_cast<float>(range.decoupled_lr ? options.decoupled_lr : options.lr), momentum_, false,
+        launch(device_, device_.table().optimizers->sgd, rate(options, range), momentum_, false,
                range.weight_decay ? static_cast<float>(options.weight_decay) : 0.0f,
                part(buffer.gradients, range), options.gradient_scale, part(buffer.main, range),
                part(state_[0].buffers[b], range), part(buffer.model, range), range.count);

@@ -18,6 +18,7 @@ struct FlatBuffer {
     int64_t begin = 0, count = 0;  // elements
     bool weight_decay = true;
     bool decoupled_lr = false;  // embedding and head
+    double lr_factor = 1;       // LoRA+: of an adapter's second factor
     bool counted = true;  // in the gradient norm here: of ranks with the same elements only one counts them
   };
   Tensor main;                // fp32 [n]

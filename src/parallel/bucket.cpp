@@ -28,6 +28,11 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     const Parameter& parameter = *parameters[i];
     CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
                    "parameters are indexed by their place in the list");
+    layout.elements += parameter.shape().elements();
+    if (options.apart && options.apart(parameter)) {
+      layout.places[i] = {BucketLayout::kNoBucket, 0};
+      continue;
+    }
     const bool trains = !options.trains || options.trains(parameter);
     const bool tied = parameter.spec().tied != ParamSpec::Tied::no;
     auto& current = open[trains ? 1 : 0];
@@ -44,7 +49,6 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     bucket.parameters.push_back(&parameter);
     bucket.begins.push_back(bucket.elements);
     bucket.elements += round_up(parameter.shape().elements(), kAlignment);
-    layout.elements += parameter.shape().elements();
     if (tied) current.reset();
   }
   for (BucketPlan& bucket : layout.buckets)

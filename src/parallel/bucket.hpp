@@ -37,7 +37,8 @@ struct BucketLayout {
     size_t bucket;
     int64_t begin;
   };
-  std::vector<Place> places;  // by Parameter::index()
+  static constexpr size_t kNoBucket = static_cast<size_t>(-1);
+  std::vector<Place> places;  // by Parameter::index(); kNoBucket: kept apart
   int64_t elements = 0;       // of all parameters, without padding
 };
 
@@ -46,6 +47,7 @@ struct BucketOptions {
   int64_t cuts = 1;                              // ranks that a bucket may be cut over
   bool by_block = false;                         // a bucket ends where its ParamSpec::block does
   std::function<bool(const Parameter&)> trains;  // null: all
+  std::function<bool(const Parameter&)> apart;   // in no bucket; null: none
 };
 
 BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters,

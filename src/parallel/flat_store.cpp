@@ -28,16 +28,19 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
       cuts_parameters_(cuts_state_ && options.sharding == ShardingStrategy::optim_grads_params),
       cuts_over_replicas_(options.sharding != ShardingStrategy::no_shard && options.shard_over_replicas &&
                           replicas_ > 1) {
-  layout_ =
-      plan_buckets(parameters, {.bucket_elements = options.bucket_elements,
-                                .cuts = shards_ * replicas_,
-                                .by_block = cuts_parameters_,
-                                .trains = [&options](const Parameter& parameter) {
-                                  return options.gradients && (!options.trains || options.trains(parameter));
-                                }});
+  layout_ = plan_buckets(parameters, {.bucket_elements = options.bucket_elements,
+                                      .cuts = shards_ * replicas_,
+                                      .by_block = cuts_parameters_,
+                                      .trains =
+                                          [&options](const Parameter& parameter) {
+                                            return options.gradients &&
+                                                   (!options.trains || options.trains(parameter));
+                                          },
+                                      .apart = options.quantised});
   block_buckets_.resize(layout_.blocks.size());
   pins_.assign(layout_.blocks.size(), 0);
   for (const BucketPlan& plan : layout_.buckets) make_bucket(plan);
+  if (options.quantised) make_quantised();
   make_pieces();
 }
 
@@ -86,8 +89,26 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
   buckets_.push_back(std::move(bucket));
 }
 
+void FlatStore::make_quantised() {
+  CAPSTAN_ASSERT(!cuts_parameters_,
+                 "parameters in 4 bits cut over data-parallel ranks, which the rules refuse");
+  OwnerScope scope(MemoryOwner::parameters);
+  const Tensor map = options_.nf4.two_stage ? nf4_scale_map(device_) : Tensor();
+  quantised_.resize(parameters_.size());
+  for (const auto& parameter : parameters_)
+    if (options_.quantised(*parameter))
+      quantised_[static_cast<size_t>(parameter->index())] =
+          std::make_unique<Quantised>(Quantised{Nf4Weight(device_, *parameter, options_.nf4, map), {}, 0});
+}
+
+void FlatStore::set_quantised(const Parameter& parameter, std::span<const float> values) {
+  CAPSTAN_ASSERT(quantised(parameter), "`" + parameter.name() + "` is not kept in 4 bits");
+  quantised_[static_cast<size_t>(parameter.index())]->kept.set(values, groups_.tensor);
+}
+
 void FlatStore::make_pieces() {
   for (const auto& parameter : parameters_) {
+    if (quantised(*parameter)) continue;
     const auto& [index, begin] = layout_.places[static_cast<size_t>(parameter->index())];
     const Bucket& bucket = buckets_[index];
     const FlatRange here = intersection({begin, parameter->shape().elements()}, bucket.owned);
@@ -166,6 +187,7 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
       range.weight_decay = !spec.no_weight_decay;
       range.decoupled_lr =
           spec.name.ends_with("word_embeddings.weight") || spec.name.ends_with("output_layer.weight");
+      if (spec.second_factor) range.lr_factor = options_.second_factor_lr;
       const bool qk_norm = spec.name.find(".q_layernorm.") != std::string::npos ||
                            spec.name.find(".k_layernorm.") != std::string::npos;
       if (options_.decay_qk_norm && qk_norm) range.weight_decay = true;
@@ -197,6 +219,12 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
 // ---- parameters ------------------------------------------------------------------------------------------------------
 
 Tensor FlatStore::acquire(const Parameter& parameter) {
+  if (quantised(parameter)) {
+    Quantised& own = *quantised_[static_cast<size_t>(parameter.index())];
+    OwnerScope scope(MemoryOwner::parameters);
+    if (own.pins++ == 0) own.whole = own.kept.expand(options_.compute);
+    return own.whole;
+  }
   const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
   Bucket& bucket = buckets_[index];
   if (!cuts_parameters_) {
@@ -210,6 +238,13 @@ Tensor FlatStore::acquire(const Parameter& parameter) {
 }
 
 void FlatStore::release(const Parameter& parameter) {
+  if (quantised(parameter)) {
+    Quantised& own = *quantised_[static_cast<size_t>(parameter.index())];
+    if (--own.pins > 0) return;
+    CAPSTAN_ASSERT(own.whole.unique(), "somebody keeps the expanded `" + parameter.name() + "`");
+    own.whole = Tensor();
+    return;
+  }
   if (!cuts_parameters_) return;
   const auto block = static_cast<int>(bucket_of(parameter).plan->block);
   if (--pins_[static_cast<size_t>(block)] == 0 && block != current_ && block != beside_) drop(block);

@@ -9,6 +9,9 @@
 //   optim_grads           P b               4 b / S         4 b / S  + open    8 b / S
 //   optim_grads_params    P b / S + whole   4 b / S         4 b / S  + open    8 b / S
 //
+// Parameters that are kept in 4 bits (Options::quantised, nf4_weight.hpp) are in no bucket; each is whole from its first acquire()
+// to its last release().
+//
 //   *      none in fp32: the model computes with the main parameters.
 //   whole  P b of the block that computes and, with overlap_param_gather, of the one that is gathered ahead.
 //   open   4 b of the bucket whose weight gradients run and, with overlap_grad_reduce, of the one that is exchanged.
@@ -40,6 +43,7 @@
 #include "ops/tape.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/bucket.hpp"
+#include "parallel/nf4_weight.hpp"
 
 namespace capstan::parallel {
 
@@ -78,6 +82,10 @@ class FlatStore final : public ParamStore {
     bool decay_qk_norm = false;                    // keep weight decay on query and key norms
     bool gradients = true;                         // false: evaluation and generation; nothing trains
     std::function<bool(const Parameter&)> trains;  // null: all parameters
+    std::function<bool(const Parameter&)>
+        quantised;                // kept in 4 bits and frozen, not with optim_grads_params; null: none
+    Nf4Options nf4;               // how
+    double second_factor_lr = 1;  // LoRA+: learning rate of ParamSpec::second_factor over the others'
   };
 
   FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, const StoreGroups& groups,
@@ -89,7 +97,9 @@ class FlatStore final : public ParamStore {
   Tensor acquire(const Parameter& parameter) override;
   void release(const Parameter& parameter) override;
   void travel(Travel direction) override;
-  bool trains(const Parameter& parameter) const override { return bucket_of(parameter).plan->trains; }
+  bool trains(const Parameter& parameter) const override {
+    return !quantised(parameter) && bucket_of(parameter).plan->trains;
+  }
   Tensor gradient(const Parameter& parameter) override;
 
   void zero_gradients();    // before a step's first micro-batch
@@ -98,6 +108,13 @@ class FlatStore final : public ParamStore {
   // Around setting the values of pieces() from outside.
   void before_load();
   void after_load();
+
+  // A parameter that is kept in 4 bits is no piece: it is set as a whole, by all ranks of `tensor` together, from the values of its
+  // local shard (Nf4Weight::set).
+  bool quantised(const Parameter& parameter) const {
+    return !quantised_.empty() && quantised_[static_cast<size_t>(parameter.index())] != nullptr;
+  }
+  void set_quantised(const Parameter& parameter, std::span<const float> values);
 
   // What the optimizer of this rank updates, one for each bucket that trains.
   std::vector<optim::FlatBuffer> flat_buffers() const;
@@ -121,6 +138,8 @@ class FlatStore final : public ParamStore {
   static Tensor part(const Piece& piece, const FlatRange& part, const std::vector<Tensor>& buffers);
   std::span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
   const StoreGroups& groups() const { return groups_; }
+  // Some parameters train and some do not.
+  bool freezes() const { return options_.gradients && options_.trains != nullptr; }
   int64_t elements() const { return layout_.elements; }  // parameters of this rank's model, without padding
 
   // Sees starts and waits of collectives as events 'C': "start reduce bucket 0", "wait gather layer 3". Null: nobody.
@@ -152,6 +171,11 @@ class FlatStore final : public ParamStore {
     std::optional<comm::Exchange> gradient_gather;  // of the gradients' sum, under way
     Tensor travelling;                              // what it gathers, where that is not fp32
   };
+  struct Quantised {
+    Nf4Weight kept;
+    Tensor whole;  // while it is acquired
+    int pins = 0;
+  };
   struct UnderWay {  // a reduction over `shard`
     size_t bucket;
     Tensor gradients, travelling,
@@ -169,6 +193,7 @@ class FlatStore final : public ParamStore {
   Tensor owned_values(const Bucket& bucket) const;
   Tensor owned_gradients(const Bucket& bucket) const;
   void make_bucket(const BucketPlan& plan);
+  void make_quantised();
   void make_pieces();
   // The events that a collective over `shard` was started, on `bytes` of all its ranks together, and that it was waited for since
   // `started` on the host's clock.
@@ -203,6 +228,7 @@ class FlatStore final : public ParamStore {
   int buffers_ = 0;
   BucketLayout layout_;
   std::vector<Bucket> buckets_;
+  std::vector<std::unique_ptr<Quantised>> quantised_;  // by Parameter::index(); empty: none
   std::vector<Piece> pieces_;
   std::optional<UnderWay> under_way_;
   TapeObserver* observer_ = nullptr;

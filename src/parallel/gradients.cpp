@@ -8,8 +8,8 @@
 namespace capstan::parallel {
 
 Tensor FlatStore::gradient(const Parameter& parameter) {
+  CAPSTAN_ASSERT(trains(parameter), "a gradient of `" + parameter.name() + "`, which does not train");
   Bucket& bucket = bucket_of(parameter);
-  CAPSTAN_ASSERT(bucket.plan->trains, "a gradient of `" + parameter.name() + "`, which does not train");
   CAPSTAN_ASSERT(cuts_gradients_ || !bucket.reduced,
                  "a gradient of `" + parameter.name() + "` after its bucket was exchanged");
   if (!bucket.gradients.defined()) {

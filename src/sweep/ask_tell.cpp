@@ -150,18 +150,20 @@ std::string tell(Store& store, std::string_view line) {
     state = State::pruned;
   else if (word != "done")
     fail(ErrorCode::usage, "`state` is done, failed or pruned, not `" + word + "`");
+  const auto step = integer_of(request, "step");
+  if (step && *step < 0)
+    fail(ErrorCode::usage, "`step` is " + std::to_string(*step) + ": it must be at least 0");
   if (state == State::done && !has_value) fail(ErrorCode::usage, "a trial that is done has a `value`");
 
   const auto lock = TrialLock::try_take(store.trial(trial->id));
   if (!lock)
     fail(ErrorCode::failed, "somebody works on trial `" + trial->id +
-                                "`: " + owner_of(store.trial(trial->id)).value_or("another process"));
+                                "`: " + holder_of(store.trial(trial->id)).value_or(Holder{}).text);
   if (store.state(trial->id) == State::done)
     fail(ErrorCode::failed, "trial `" + trial->id + "` is done already", "its result stays");
   const int64_t attempt = store.begin_attempt(trial->id);
   if (has_value)
-    write_metric(store, *trial, integer_of(request, "step").value_or(trial->estimate.steps),
-                 request["value"].get<double>());
+    write_metric(store, *trial, step.value_or(trial->estimate.steps), request["value"].get<double>());
   std::string reason = text_of(request, "reason");
   if (reason.empty() && state != State::done) reason = "told so";
   const Json result{{"state", name_of(state)}, {"reason", reason}, {"told", true}};

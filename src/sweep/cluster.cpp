@@ -3,6 +3,7 @@
 #include "base/error.hpp"
 #include "config/field.hpp"
 #include "config/resolve.hpp"
+#include "sweep/values.hpp"
 
 namespace capstan::sweep {
 
@@ -90,7 +91,11 @@ Cluster read_cluster(const std::string& file) {
   config::Request request;
   // A name without a slash is a file here, never one of the program's recipes.
   request.recipe = file.find('/') == std::string::npos ? "./" + file : file;
-  config::resolve_into(cluster_schema(), config::Library({}, {}), &cluster, request).require_ok();
+  const config::Resolved resolved =
+      config::resolve_into(cluster_schema(), config::Library({}, {}), &cluster, request);
+  if (!resolved.ok())
+    fail(resolved.malformed ? ErrorCode::format : ErrorCode::config,
+         "the cluster's file is not sound" + errors_text(resolved.diagnostics, resolved.sources));
   return cluster;
 }
 

@@ -29,14 +29,6 @@ constexpr auto counts = [](const FieldInfo& field) {
   return field.section == "tokenizer" || (field.effect != Effect::io && field.effect != Effect::log);
 };
 
-std::string described(const config::Diagnostic& diagnostic) {
-  std::string text = std::string(config::level_name(diagnostic.level)) +
-                     (diagnostic.code.empty() ? "" : "[" + diagnostic.code + "]") + ": " + diagnostic.message;
-  for (const std::string& note : diagnostic.notes) text += "; " + note;
-  for (const std::string& help : diagnostic.helps) text += "; " + help;
-  return text;
-}
-
 int64_t steps_of(const Config& config) {
   if (config.train.train_iters) return *config.train.train_iters;
   const int64_t batch = config.train.global_batch_size.value_or(1);
@@ -80,7 +72,10 @@ config::Resolution Composer::resolve(const Values& values, std::optional<int64_t
 
 Composer::Composer(const Definition& definition) : definition_(definition) {
   const config::Resolution base = resolve({}, std::nullopt);
-  if (base.malformed || base.bad_words) base.require_ok();  // else the axes may give what is missing
+  if (base.malformed || base.bad_words)  // else the axes may give what is missing
+    fail(base.malformed ? ErrorCode::format : ErrorCode::config,
+         "the base `" + definition.base + "` cannot be composed" +
+             errors_text(base.diagnostics, base.sources));
   base_hash_ = config::hash_of(config::canonical_form(config::schema(), &base.config, counts));
 }
 
@@ -121,6 +116,17 @@ Composed Composer::compose(const Values& values, std::optional<int64_t> seed) {
     if (diagnostic.level == config::Level::error) out.reasons.push_back(described(diagnostic));
     if (diagnostic.level == config::Level::warning) out.warnings.push_back(described(diagnostic));
   }
+  for (const auto& [section, preset] : values) {
+    const std::string hidden = "preset " + section + "/" + preset + " ";
+    const auto count = std::count_if(resolution.diagnostics.begin(), resolution.diagnostics.end(),
+                                     [&](const config::Diagnostic& note) {
+                                       return note.code == "C0702" && note.message.starts_with(hidden);
+                                     });
+    if (count > 0)
+      out.warnings.push_back(hidden + "does not set " + std::to_string(count) +
+                             " of its fields, which the base sets: `capstan check " + definition_.base + " " +
+                             section + "=" + preset + "` names them");
+  }
   TrialPlan& trial = out.trial;
   trial.values = values;
   trial.seed = seed;
@@ -137,6 +143,7 @@ Composed Composer::compose(const Values& values, std::optional<int64_t> seed) {
     return out;
   }
   out.possible = true;
+  out.validates = config.validation.eval_interval.has_value();
   trial.ranks = config.dist.world_size;
   trial.threads = config.train.threads;
   for (auto& [path, value] : trial.values)  // as the recipe shows it, however it was written

@@ -13,7 +13,8 @@ namespace capstan::sweep {
 
 struct Composed {
   bool possible = false;
-  std::vector<std::string> reasons, warnings;  // of errors, of lints
+  bool validates = false;
+  std::vector<std::string> reasons, warnings;  // of errors; of lints, and hidden presets
   TrialPlan trial;                             // without id, configuration and label
   std::string hash, configuration_hash;        // 32 hex digits
   std::string recipe;                          // without its first lines, which name the trial

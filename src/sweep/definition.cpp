@@ -11,7 +11,6 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
-#include "config/compose.hpp"
 #include "config/convert.hpp"
 #include "sweep/values.hpp"
 
@@ -42,18 +41,10 @@ std::string text_of_at(const Metric& metric) {
 }
 
 void Reading::require_ok() const {
-  if (ok()) return;
-  std::vector<Diagnostic> errors;
-  for (const Diagnostic& diagnostic : diagnostics)
-    if (diagnostic.level == Level::error) errors.push_back(diagnostic);
-  std::string text = config::render(errors, sources);
-  while (text.ends_with('\n')) text.pop_back();
-  fail(ErrorCode::config, text);
+  if (!ok()) fail(ErrorCode::config, "the sweep file is not sound" + errors_text(diagnostics, sources));
 }
 
 namespace {
-
-constexpr int64_t kMostValues = 10'000;
 
 class Reader {
  public:
@@ -163,12 +154,7 @@ class Reader {
   std::optional<Target> target(const std::string& key, Place place) {
     auto found = find_target(key);
     if (found) return found;
-    const size_t dot = key.find('.');
-    const std::string head = key.substr(0, dot);
-    if (dot != std::string::npos && config::schema().find_section(head))
-      out_.diagnostics.push_back(config::unknown_key(config::schema(), head, key.substr(dot + 1), place));
-    else
-      out_.diagnostics.push_back(config::unknown_key(config::schema(), "", key, place));
+    out_.diagnostics.push_back(unknown_path(key, place));
     return std::nullopt;
   }
   // Each path is varied in one place.
@@ -278,7 +264,8 @@ class Reader {
       return false;
     }
     if (log && !(axis.low > 0)) {
-      error(bounds.place, "a logarithmic range begins above 0");
+      error(bounds.place, "a logarithmic range begins above 0")
+          .help("bounds are the values themselves: [1e-5, 1e-1], not their exponents");
       return false;
     }
     axis.kind = log ? AxisKind::log : AxisKind::linear;
@@ -289,8 +276,7 @@ class Reader {
               "the step must be above 0, and give at most " + std::to_string(kMostValues) + " values");
         return false;
       }
-      for (int64_t i = 0; axis.low + static_cast<double>(i) * step < axis.high * (1 - 1e-12); ++i)
-        add_point(axis, axis.low + static_cast<double>(i) * step, whole);
+      for (const double value : range_points(axis.low, axis.high, step)) add_point(axis, value, whole);
     }
     for (int64_t i = 0; i < points; ++i)
       add_point(axis, at_fraction(axis, static_cast<double>(i) / static_cast<double>(points - 1)), whole);
@@ -365,7 +351,7 @@ class Reader {
     if (drawn && !d_.trials)
       error(root_.find("method") ? root_.find("method")->place : root_.place,
             "`trials` is missing: method " + method + " draws so many points")
-          .help("write `trials: 20`");
+          .help("write `trials: 20`, on the command line `--trials 20`");
     if (!drawn)
       for (const Axis& axis : d_.axes)
         if (axis.continuous())
@@ -445,6 +431,7 @@ class Reader {
     Metric& metric = d_.metric;
     if (node->kind == Node::Kind::scalar) {
       metric.name = node->text;
+      look_at_metric(*node);
       return;
     }
     if (node->kind != Node::Kind::map) {
@@ -452,7 +439,10 @@ class Reader {
       return;
     }
     only(*node, {"name", "goal", "at"});
-    if (const Node* name = node->find("name")) metric.name = text(*name, "metric.name");
+    if (const Node* name = node->find("name")) {
+      metric.name = text(*name, "metric.name");
+      look_at_metric(*name);
+    }
     if (const Node* goal = node->find("goal")) {
       if (goal->text != "min" && goal->text != "max") error(goal->place, "`metric.goal` is min or max");
       metric.goal = goal->text == "max" ? Metric::Goal::max : Metric::Goal::min;
@@ -469,6 +459,24 @@ class Reader {
           (metric.at == Metric::At::mean && metric.window < 1))
         error(at->place, "`metric.at` is last, best or mean(last N)");
     }
+  }
+
+  // Any name can be told by another program; one that `train` does not write is perhaps misspelt.
+  void look_at_metric(const Node& node) {
+    static const std::vector<std::string> written{
+        "loss",          "grad_norm",  "learning_rate",    "tokens_per_second", "step_seconds",
+        "memory_bytes",  "gemm_share", "consumed_samples", "consumed_tokens",   "val/loss",
+        "val/perplexity"};
+    const std::string& name = d_.metric.name;
+    if (name.empty() || std::find(written.begin(), written.end(), name) != written.end() ||
+        name.starts_with("seconds_") || (name.find('/') != std::string::npos && !name.starts_with("val/")))
+      return;
+    Diagnostic& warning = error(node.place, "`train` writes no metric `" + name +
+                                                "`: trials have a value only where `sweep tell` gives one");
+    warning.level = Level::warning;
+    const auto near = near_matches(name, written);
+    warning.help(near.empty() ? "written are: " + join(written, ", ")
+                              : "did you mean `" + join(near, "`, `") + "`?");
   }
 
   void read_stop() {

@@ -113,7 +113,7 @@ struct Reading {
   std::vector<config::Source> sources;
   std::vector<config::Diagnostic> diagnostics;
   bool ok() const { return config::count(diagnostics, config::Level::error) == 0; }
-  void require_ok() const;  // throws ErrorCode::config with the rendered errors
+  void require_ok() const;  // throws ErrorCode::config with the errors
 };
 
 // Throws ErrorCode::not_found, ::format or ::io only for a file that cannot be read.

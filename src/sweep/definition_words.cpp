@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/text.hpp"
+#include "config/emit.hpp"
 #include "config/library.hpp"
 #include "sweep/definition.hpp"
 #include "sweep/values.hpp"
@@ -67,12 +68,14 @@ std::string yaml_value(const std::string& value) {
 
 std::string yaml_list(const std::vector<std::string>& values) {
   std::vector<std::string> items;
+  items.reserve(values.size());
   for (const std::string& value : values) items.push_back(yaml_value(value));
   return "[" + join(items, ", ") + "]";
 }
 
 std::string number_list(const std::vector<int64_t>& values) {
   std::vector<std::string> items;
+  items.reserve(values.size());
   for (const int64_t value : values) items.push_back(std::to_string(value));
   return "[" + join(items, ", ") + "]";
 }
@@ -226,15 +229,17 @@ class Words {
       const double step = numbers.size() == 3 ? numbers[2] : 1;
       if (!(step > 0) || !(numbers[0] < numbers[1]) || (numbers[1] - numbers[0]) / step > kMostPoints)
         return wrong("a start below the stop, and a step above 0");
-      for (int64_t i = 0; numbers[0] + static_cast<double>(i) * step < numbers[1]; ++i) {
-        const double value = numbers[0] + static_cast<double>(i) * step;
+      for (const double value : range_points(numbers[0], numbers[1], step))
         axis.values.push_back(point_text(value, value == std::floor(value)));
-      }
       return true;
     }
     axis.kind = log ? AxisKind::log : AxisKind::linear;
     axis.low = numbers[0], axis.high = numbers[1];
-    if (numbers.size() == 3) points_.emplace_back(axis.path, static_cast<int64_t>(numbers[2]));
+    if (numbers.size() == 2) return true;
+    const double points = numbers[2];
+    if (points != std::floor(points) || points < 2 || points > kMostValues)
+      return wrong("as its third argument the number of points, from 2 to " + std::to_string(kMostValues));
+    points_.emplace_back(axis.path, static_cast<int64_t>(points));
     return true;
   }
 
@@ -307,8 +312,8 @@ std::string yaml_condition(const Condition& condition) {
 std::string yaml_of(const Definition& d, const std::vector<std::pair<std::string, int64_t>>& points,
                     bool write_method) {
   std::string out = "schema: " + std::string(kDefinitionSchema) + "\n";
-  if (!d.name.empty()) out += "name: " + yaml_value(d.name) + "\n";
-  out += "base: " + yaml_value(d.base) + "\n";
+  if (!d.name.empty()) out += "name: " + config::yaml_text(d.name) + "\n";
+  out += "base: " + config::yaml_text(d.base) + "\n";
   if (!d.set.empty()) {
     out += "set:\n";
     for (const std::string& word : d.set) out += "  - " + capstan::quoted(word) + "\n";
@@ -329,6 +334,7 @@ std::string yaml_of(const Definition& d, const std::vector<std::pair<std::string
     out += "exclude:\n";
     for (const auto& row : d.exclude) {
       std::vector<std::string> items;
+      items.reserve(row.size());
       for (const Condition& condition : row)
         items.push_back(condition.path + ": " + yaml_condition(condition));
       out += "  - {" + join(items, ", ") + "}\n";
@@ -363,7 +369,7 @@ Reading read_again(Reading words, const std::vector<std::pair<std::string, int64
                    bool write_method) {
   if (!words.ok()) return words;
   return read_definition_text(yaml_of(words.definition, points, write_method), words.definition.directory,
-                              "sweep.yaml");
+                              "<sweep>");
 }
 
 }  // namespace
@@ -383,6 +389,15 @@ Reading definition_from_words(const CommandLine& given) {
   d.seed = given.seed.value_or(0);
   Words words(reading, false);
   words.read(given.words);
+  if (reading.ok() && d.axes.empty() && d.seeds.empty()) {
+    Diagnostic nothing;
+    nothing.message = "nothing varies: no field has several values";
+    nothing.help("for instance `optimizer.lr=1e-4,3e-4`");
+    if (fs::exists(given.recipe, ignored))
+      nothing.help("`" + given.recipe + "` is taken as the recipe to vary: a sweep file says `schema: " +
+                   std::string(kDefinitionSchema) + "`");
+    reading.diagnostics.push_back(std::move(nothing));
+  }
   // A range without points is drawn from; a grid is drawn from where it is to be cut.
   return read_again(std::move(reading), words.points_, false);
 }

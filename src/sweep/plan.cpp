@@ -35,17 +35,19 @@ std::string last_part(const std::string& path) {
 void describe(Plan& plan) {
   std::vector<std::string> order;
   std::map<std::string, std::set<std::string>> seen;
+  std::map<std::string, size_t> times;
   std::set<int64_t> seeds;
   for (const TrialPlan& trial : plan.trials) {
     for (const auto& [path, value] : trial.values) {
       if (!seen.contains(path)) order.push_back(path);
       seen[path].insert(value);
+      ++times[path];
     }
     if (trial.seed) seeds.insert(*trial.seed);
   }
   plan.varying.clear();
   for (const std::string& path : order)
-    if (seen[path].size() > 1) plan.varying.push_back(path);
+    if (seen[path].size() > 1 || times[path] < plan.trials.size()) plan.varying.push_back(path);
   std::map<std::string, int> names;
   for (const std::string& path : plan.varying) ++names[last_part(path)];
   for (TrialPlan& trial : plan.trials) {
@@ -86,6 +88,7 @@ std::vector<std::string> ids_of(const std::vector<std::string>& hashes) {
     digits[*at] = needed;
   }
   std::vector<std::string> ids;
+  ids.reserve(hashes.size());
   for (const std::string& hash : hashes) ids.push_back(hash.substr(0, digits[hash]));
   return ids;
 }
@@ -249,6 +252,7 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
   std::vector<std::string> hashes, configurations;
   std::map<std::string, size_t> known;  // hash → trial
   std::map<std::string, int64_t> warnings;
+  bool validated = false;
   const auto all = static_cast<int64_t>(points.points.size() * seeds.size());
   int64_t done = 0;
   for (const Values& point : points.points)
@@ -263,6 +267,7 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
         ++plan.duplicates;
         continue;
       }
+      validated = validated || composed.validates;
       for (const std::string& warning : composed.warnings) ++warnings[warning];
       hashes.push_back(composed.hash);
       configurations.push_back(composed.configuration_hash);
@@ -292,6 +297,9 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
     fail(ErrorCode::config, message,
          "the first is `capstan check " + definition.base + " " + text_of(first.values, first.seed) + "`");
   }
+  if (definition.metric.name.starts_with("val/") && !validated)
+    out.notes.push_back("no trial validates (`validation.eval_interval` is null): `" +
+                        definition.metric.name + "` has no value");
   for (const auto& [warning, times] : warnings)
     out.notes.push_back(warning + (times > 1 ? " (in " + std::to_string(times) + " trials)" : ""));
   const auto ids = ids_of(hashes), names = ids_of(configurations);
@@ -349,7 +357,9 @@ int64_t extend_plan(const fs::path& directory, const Planned& planned) {
     fail(
         ErrorCode::failed,
         "the recipe `" + before.definition.base + "` does not mean what it meant when this sweep was planned",
-        "restore it, or plan another sweep: trials of two recipes cannot be compared");
+        "restore it, or plan another sweep: trials of two recipes cannot be compared. Another version of "
+        "Capstan "
+        "may have fields that count too");
   Planned merged;
   merged.plan = planned.plan;
   merged.plan.trials.clear();
@@ -360,12 +370,18 @@ int64_t extend_plan(const fs::path& directory, const Planned& planned) {
     merged.recipes.push_back(std::move(recipe));
     merged.overrides.push_back(std::move(overrides));
   };
+  std::vector<size_t> added;
   for (const TrialPlan& trial : before.trials) {
     const auto same = now.find(trial.id);
-    take(same == now.end() ? trial : planned.plan.trials[same->second], "", "");
-    if (same != now.end()) now.erase(same);
+    if (same == now.end()) {
+      take(trial, "", "");
+      continue;
+    }
+    const size_t at = same->second;
+    if (!fs::is_directory(directory / "trials" / trial.id)) added.push_back(merged.plan.trials.size());
+    take(planned.plan.trials[at], planned.recipes[at], planned.overrides[at]);
+    now.erase(same);
   }
-  std::vector<size_t> added;
   for (size_t i = 0; i < planned.plan.trials.size(); ++i) {
     if (!now.contains(planned.plan.trials[i].id)) continue;
     added.push_back(merged.plan.trials.size());
@@ -391,13 +407,22 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
   Values canonical;
   for (const auto& [path, value] : values) {
     const auto target = find_target(path);
-    const std::string name = target ? target->path : path;
+    if (!target) {  // an override's signs, `@file` and `~path`, are no paths
+      const config::Diagnostic unknown = unknown_path(path, {});
+      fail(ErrorCode::config, unknown.message, unknown.helps.empty() ? "" : unknown.helps.front());
+    }
+    const std::string& name = target->path;
     if (std::find(kOwnPlaces.begin(), kOwnPlaces.end(), name) != kOwnPlaces.end())
       fail(ErrorCode::config, "each trial has its own `" + name + "`");
-    if (name == kSeedPath && !seed)
-      seed = parse_int(value);
-    else
+    if (name != kSeedPath) {
       canonical.emplace_back(name, value);
+      continue;
+    }
+    const auto number = parse_int(value);
+    if (!number || (seed && *seed != *number))
+      fail(ErrorCode::config,
+           number ? "two seeds, " + std::to_string(*seed) + " and " + value : "`" + value + "` is no seed");
+    seed = number;
   }
   Composer composer(planned.plan.definition);
   if (composer.base_hash() != planned.plan.base_hash)

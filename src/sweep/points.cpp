@@ -89,6 +89,7 @@ Points grid(const Definition& d, const Space& space) {
     }
   }
   const auto all = static_cast<int64_t>(out.points.size());
+  out.exhausted = d.trials && *d.trials > all;
   if (!d.trials || *d.trials >= all) return out;
   // A random part of the grid, in its order: those whose random number is smallest.
   std::vector<std::pair<uint64_t, int64_t>> drawn;
@@ -98,6 +99,7 @@ Points grid(const Definition& d, const Space& space) {
   drawn.resize(static_cast<size_t>(*d.trials));
   std::sort(drawn.begin(), drawn.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   std::vector<Values> kept;
+  kept.reserve(drawn.size());
   for (const auto& [ignored, at] : drawn) kept.push_back(std::move(out.points[static_cast<size_t>(at)]));
   out.points = std::move(kept);
   out.grid = all;

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -118,8 +119,12 @@ class Runner {
 
   RunnerResult run() {
     store_.mend_journal();
-    for (const TrialPlan& trial : store_.plan().trials)
+    for (const TrialPlan& trial : store_.plan().trials) {
       device_seconds_ += store_.status(trial).seconds * static_cast<double>(trial.ranks);
+      if (!asked_for(trial)) continue;
+      if (const std::string damage = store_.damage(trial.id); !damage.empty())
+        listener_.note("trial " + trial.id + " (" + trial.label + ") cannot run: " + damage);
+    }
     for (;;) {
       fill();
       if (active_.empty() && (stopping() || !candidates_)) break;
@@ -145,7 +150,7 @@ class Runner {
   void fill() {
     if (stopping()) return;
     const bool full = static_cast<int64_t>(active_.size()) >= options_.slots;
-    if (full || (nothing_since_ && seconds_since(*nothing_since_) < 1 && !active_.empty())) return;
+    if (full || (nothing_since_ && seconds_since(*nothing_since_) < (active_.empty() ? 0.2 : 1))) return;
     candidates_ = false;
     for (int pass = 0; pass < 2; ++pass) {  // once more when another process has added trials
       // By index: starting one may take so long that the plan has grown.
@@ -154,17 +159,34 @@ class Runner {
         if (finished_.contains(trial.id) || !asked_for(trial)) continue;
         const State state = store_.state(trial.id);
         if (state == State::done || state == State::pruned) finished_.insert(trial.id);
-        if (state == State::running && is_orphaned(store_.trial(trial.id))) candidates_ = true;  // soon
-        if (state != State::pending && state != State::lost) continue;
+        if (state != State::pending && state != State::lost && state != State::running) continue;
         if (static_cast<int64_t>(active_.size()) >= options_.slots) {
           candidates_ = true;
           return;
         }
-        if (take(trial)) candidates_ = true;
+        if (state == State::running ? soon_free(trial) : take(trial) || soon_free(trial)) candidates_ = true;
       }
       if (!store_.refresh()) break;
     }
     nothing_since_ = Clock::now();
+  }
+
+  // Somebody holds it who may be dead: a process of this host whose children are ending, or one of another host, until a sign
+  // of life from there.
+  bool soon_free(const TrialPlan& trial) {
+    const auto holder = holder_of(store_.trial(trial.id));
+    waited_for_.erase(trial.id);
+    if (!holder || (holder->here && !holder->gone)) return false;
+    if (!holder->here) {
+      const auto [seen, first] = beats_.emplace(trial.id, holder->beat);
+      if (seen->second != holder->beat || holder->seconds_left <= 0) return false;
+      if (first)
+        listener_.note("trial " + trial.id + " is held by " + holder->text +
+                       ": waiting for a sign of life, " + std::to_string(holder->seconds_left) +
+                       " s at most");
+    }
+    waited_for_.insert(trial.id);
+    return true;
   }
 
   bool take(const TrialPlan& trial) {
@@ -307,7 +329,7 @@ class Runner {
       active.too_long = "took longer than limits.per_trial, " + human_duration(*d.limits.per_trial_seconds);
       ask_to_stop(active);
     }
-    if (seconds_since(active.looked) < std::max(1.0, 50 * active.look_seconds)) return;
+    if (seconds_since(active.looked) < std::max(0.2, 50 * active.look_seconds)) return;
     active.looked = Clock::now();
     std::error_code error;
     const auto size = fs::file_size(store_.run(active.trial.id) / "metrics.jsonl", error);
@@ -450,11 +472,12 @@ class Runner {
     for (const TrialPlan& trial : store_.plan().trials) {
       if (!asked_for(trial)) continue;
       const State state = store_.state(trial.id);
-      ++(state == State::done      ? result_.done
-         : state == State::failed  ? result_.failed
-         : state == State::pruned  ? result_.pruned
-         : state == State::running ? result_.elsewhere
-                                   : result_.pending);
+      const bool elsewhere = state == State::running && !waited_for_.contains(trial.id);
+      ++(state == State::done     ? result_.done
+         : state == State::failed ? result_.failed
+         : state == State::pruned ? result_.pruned
+         : elsewhere              ? result_.elsewhere
+                                  : result_.pending);
     }
     return result_;
   }
@@ -465,7 +488,8 @@ class Runner {
   Pruning pruning_;
   HeldSignals signals_;
   std::vector<std::unique_ptr<Active>> active_;
-  std::set<std::string> finished_;
+  std::set<std::string> finished_, waited_for_;
+  std::map<std::string, int64_t> beats_;  // of holders elsewhere, when first seen
   std::optional<Clock::time_point> nothing_since_;
   bool candidates_ = true;  // there may be something to take
   bool failed_ = false, spent_ = false;

@@ -282,7 +282,7 @@ SlurmPlan write_slurm(const Store& store, const SlurmOptions& options) {
     plan.scripts.push_back(file.string());
     // The same as in the script's head: a command that is copied later still says which tasks were meant.
     plan.commands.push_back(
-        {"sbatch", "--parsable",
+        {"sbatch",
          "--array=" + task_list(array.tasks) +
              (script.max_parallel ? "%" + std::to_string(*script.max_parallel) : std::string()),
          file.string()});
@@ -292,7 +292,9 @@ SlurmPlan write_slurm(const Store& store, const SlurmOptions& options) {
 }
 
 std::string submit_slurm(const Store& store, const SlurmPlan& plan, size_t index) {
-  const auto answer = run_command(plan.commands[index], 3 * kPatience);
+  std::vector<std::string> command = plan.commands[index];
+  command.insert(command.begin() + 1, "--parsable");
+  const auto answer = run_command(command, 3 * kPatience);
   if (!answer)
     fail(ErrorCode::failed, "`sbatch` is not there or does not answer", "submit on a machine of the cluster");
   if (answer->code != 0)

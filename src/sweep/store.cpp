@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -30,12 +31,6 @@ namespace {
 constexpr std::array<std::string_view, 6> kStates{"pending", "running", "done", "failed", "pruned", "lost"};
 constexpr int kHeartbeatGrace =
     120;  // seconds: a claim from another host without a sign of life for so long is void
-
-State state_of(std::string_view word, const fs::path& file) {
-  const auto at = std::find(kStates.begin(), kStates.end(), word);
-  if (at == kStates.end()) fail(ErrorCode::format, "`" + file.string() + "` holds no state of a trial");
-  return static_cast<State>(at - kStates.begin());
-}
 
 std::string host_name() {
   std::array<char, 256> host{};
@@ -142,17 +137,32 @@ bool Store::refresh() {
   return true;
 }
 
+std::optional<State> Store::written(std::string_view id) const {
+  try {
+    const std::string word(trim(read_file(trial(id) / "state", 4096)));
+    const auto at = std::find(kStates.begin(), kStates.end(), word);
+    if (at != kStates.end()) return static_cast<State>(at - kStates.begin());
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::io) throw;  // not gone: it cannot be read now
+  }
+  return std::nullopt;
+}
+std::string Store::damage(std::string_view id) const {
+  if (written(id)) return {};
+  std::error_code error;
+  return fs::is_directory(trial(id), error) ? "its state is lost; `capstan sweep retry` lets it wait again"
+                                            : "its directory is gone; `capstan sweep add` writes it anew";
+}
 State Store::state(std::string_view id) const {
-  const fs::path file = trial(id) / "state";
-  const State written = state_of(trim(read_file(file, 4096)), file);
-  return written == State::running && !owner_of(trial(id)) ? State::lost : written;
+  const State state = written(id).value_or(State::failed);
+  return state == State::running && !holder_of(trial(id)) ? State::lost : state;
 }
 
 TrialStatus Store::status(const TrialPlan& planned) const {
   TrialStatus out;
   const fs::path place = trial(planned.id);
   out.state = state(planned.id);
-  if (out.state == State::running) out.owner = owner_of(place).value_or("");
+  if (const auto holder = holder_of(place); holder && out.state == State::running) out.owner = holder->text;
   out.attempt = newest_attempt(place);
   for (int64_t attempt = 1; attempt <= out.attempt; ++attempt) {
     const fs::path file = place / "attempts" / std::to_string(attempt) / "result.json";
@@ -167,6 +177,8 @@ TrialStatus Store::status(const TrialPlan& planned) const {
     }
   }
   if (out.state == State::running || out.state == State::done) out.reason.clear();
+  if (out.state == State::failed)
+    if (const std::string damaged = damage(planned.id); !damaged.empty()) out.reason = damaged;
   out.total_steps = planned.estimate.steps;
   const fs::path metrics = run(planned.id) / "metrics.jsonl";
   std::error_code error;
@@ -208,16 +220,16 @@ void Store::mend_journal() const {
       last[row["trial"].get<std::string>()] = row["state"].get<std::string>();
   }
   for (const TrialPlan& planned : plan_.trials) {
-    const fs::path file = trial(planned.id) / "state";
-    const State now = state_of(trim(read_file(file, 4096)), file);
+    const auto now = written(planned.id);
+    if (!now) continue;
     const auto told = last.find(planned.id);
     const std::string_view before =
         told == last.end() ? name_of(State::pending) : std::string_view(told->second);
     // `lost` is said when a trial is taken from a dead runner; its file goes on saying running.
-    if (before == name_of(now) || (before == "lost" && now == State::running)) continue;
+    if (before == name_of(*now) || (before == "lost" && now == State::running)) continue;
     journal.append(journal_line(
         planned.id,
-        {now, newest_attempt(trial(planned.id)), "told late: the process that made it so was killed", {}}));
+        {*now, newest_attempt(trial(planned.id)), "told late: the process that made it so was killed", {}}));
   }
 }
 
@@ -279,10 +291,25 @@ std::optional<double> summarised(const std::vector<CurvePoint>& curve, const Met
 // ---- locks -------------------------------------------------------------------------------------------------------
 
 namespace {
+
+// The Slurm job that this process belongs to. One that is put back into the queue keeps its number, and its count of
+// restarts rises; by then what it had started before is over.
+struct Job {
+  std::string id;
+  int64_t restarts = 0;
+};
+Job own_job() {
+  const char* const id = std::getenv("SLURM_JOB_ID");
+  const char* const restarts = std::getenv("SLURM_RESTART_COUNT");
+  return {id ? id : "", restarts ? parse_int(restarts).value_or(0) : 0};
+}
+
 struct Claim {
   std::string host, since;
   int64_t pid = 0;
-  bool fresh = false;  // a sign of life within the grace period
+  Job job;
+  int64_t beat = 0;          // nanoseconds
+  int64_t seconds_left = 0;  // of the grace period
 };
 std::optional<Claim> claim_of(int fd) {
   const auto text = Json::parse(read_all(fd), nullptr, false);
@@ -290,16 +317,23 @@ std::optional<Claim> claim_of(int fd) {
   struct stat info {};
   ::fstat(fd, &info);
   try {
-    return Claim{text.at("host"), text.at("since"), text.at("pid"),
-                 ::time(nullptr) - info.st_mtime < kHeartbeatGrace};
+    return Claim{text.at("host"),
+                 text.at("since"),
+                 text.at("pid"),
+                 {text.value("job", ""), text.value("restarts", int64_t{0})},
+                 int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec,
+                 kHeartbeatGrace - (::time(nullptr) - info.st_mtim.tv_sec)};
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }
 }
 // The kernel frees a dead process's lock; on a file system that keeps locks to one host, the heartbeat tells.
 bool held_elsewhere(const std::optional<Claim>& claim) {
-  return claim && claim->host != host_name() && claim->fresh;
+  if (!claim || claim->host == host_name() || claim->seconds_left <= 0) return false;
+  const Job job = own_job();
+  return job.id.empty() || job.id != claim->job.id || job.restarts <= claim->job.restarts;
 }
+
 }  // namespace
 
 std::optional<TrialLock> TrialLock::try_take(const fs::path& trial) {
@@ -319,8 +353,9 @@ std::optional<TrialLock> TrialLock::try_take(const fs::path& trial) {
     ::close(std::exchange(lock.fd_, -1));
     return std::nullopt;
   }
-  const std::string text =
-      Json{{"host", host_name()}, {"pid", ::getpid()}, {"since", records::utc_now()}}.dump() + "\n";
+  Json claim{{"host", host_name()}, {"pid", ::getpid()}, {"since", records::utc_now()}};
+  if (const Job job = own_job(); !job.id.empty()) claim["job"] = job.id, claim["restarts"] = job.restarts;
+  const std::string text = claim.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   if (::ftruncate(fd, 0) != 0 ||
       ::pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
     fail(ErrorCode::io, "cannot write `" + path.string() + "`: " + system_error_text(errno));
@@ -342,22 +377,20 @@ void TrialLock::heartbeat() const {
   ::futimens(fd_, nullptr);
 }
 
-std::optional<std::string> owner_of(const fs::path& trial) {
+std::optional<Holder> holder_of(const fs::path& trial) {
   const Descriptor fd(::open((trial / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (fd.get() < 0) return std::nullopt;
   const bool free = try_lock(fd.get(), LOCK_SH);
   const auto claim = claim_of(fd.get());
   if (free && !held_elsewhere(claim)) return std::nullopt;
-  if (!claim) return "another process";
-  return claim->host + ", process " + std::to_string(claim->pid) + " since " + claim->since;
-}
-
-bool is_orphaned(const fs::path& trial) {
-  const Descriptor fd(::open((trial / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (fd.get() < 0 || try_lock(fd.get(), LOCK_SH)) return false;
-  const auto claim = claim_of(fd.get());
-  return claim && claim->host == host_name() && ::kill(static_cast<pid_t>(claim->pid), 0) != 0 &&
-         errno == ESRCH;
+  Holder holder;
+  if (!claim) return holder;
+  holder.text = claim->host + ", process " + std::to_string(claim->pid) + " since " + claim->since;
+  holder.here = claim->host == host_name();
+  holder.gone = holder.here && ::kill(static_cast<pid_t>(claim->pid), 0) != 0 && errno == ESRCH;
+  holder.beat = claim->beat;
+  holder.seconds_left = claim->seconds_left;
+  return holder;
 }
 
 }  // namespace capstan::sweep

@@ -67,7 +67,9 @@ class Store {
   std::filesystem::path trial(std::string_view id) const { return directory_ / "trials" / id; }
   std::filesystem::path run(std::string_view id) const { return trial(id) / "run"; }
 
+  // failed: also a trial whose directory or state somebody has taken away; damage() says so, and what to do.
   State state(std::string_view id) const;
+  std::string damage(std::string_view id) const;  // empty: none
   TrialStatus status(const TrialPlan& trial) const;
   std::vector<TrialStatus> statuses() const;  // in the order of the plan
 
@@ -89,6 +91,7 @@ class Store {
   Measured measured(std::string_view id) const;
 
  private:
+  std::optional<State> written(std::string_view id) const;  // nullopt: nothing that is a state
   std::filesystem::file_time_type stamp() const;
   std::filesystem::path directory_;
   Plan plan_;
@@ -99,8 +102,8 @@ class Store {
 std::optional<double> summarised(const std::vector<CurvePoint>& curve, const Metric& metric);
 
 // A trial for one process and what it starts: the lock is inherited by the trial's own process, so that a trial whose
-// runner was killed stays taken until its last process is gone. Holds host, pid and time; another host's claim whose
-// heartbeat is old counts as gone.
+// runner was killed stays taken until its last process is gone. Holds host, pid and time; another host's claim counts as gone
+// when its heartbeat is old, or when Slurm has started the same job again.
 class TrialLock {
  public:
   static std::optional<TrialLock> try_take(const std::filesystem::path& trial);
@@ -114,9 +117,15 @@ class TrialLock {
   explicit TrialLock(int fd) : fd_(fd) {}
   int fd_ = -1;
 };
-// Who holds it; nullopt: nobody.
-std::optional<std::string> owner_of(const std::filesystem::path& trial);
-// It is held only by what a killed runner of this host has left, and will be free when that has ended.
-bool is_orphaned(const std::filesystem::path& trial);
+
+// Who holds a trial.
+struct Holder {
+  std::string text = "another process";  // "host, process 123 since 2026-01-31T12:34:56Z"
+  bool here = false;                     // a process of this host,
+  bool gone = false;                     // which has ended: what it has started holds the lock still
+  int64_t beat = 0;                      // last sign of life, in nanoseconds of its clock
+  int64_t seconds_left = 0;              // from elsewhere: until the claim is void without another one
+};
+std::optional<Holder> holder_of(const std::filesystem::path& trial);  // nullopt: nobody
 
 }  // namespace capstan::sweep

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/text.hpp"
+#include "config/compose.hpp"
 #include "config/convert.hpp"
 
 namespace capstan::sweep {
@@ -24,6 +25,30 @@ std::optional<Target> find_target(std::string_view path) {
       return Target{field->path + std::string(path.substr(end)), field, true};
   }
   return std::nullopt;
+}
+
+config::Diagnostic unknown_path(const std::string& path, config::Place place) {
+  const size_t dot = path.find('.');
+  const std::string head = path.substr(0, dot);
+  const bool field = dot != std::string::npos && config::schema().find_section(head);
+  return config::unknown_key(config::schema(), field ? head : "", field ? path.substr(dot + 1) : path, place);
+}
+
+std::string described(const config::Diagnostic& diagnostic) {
+  std::string text = std::string(config::level_name(diagnostic.level)) +
+                     (diagnostic.code.empty() ? "" : "[" + diagnostic.code + "]") + ": " + diagnostic.message;
+  for (const std::string& note : diagnostic.notes) text += "; " + note;
+  for (const std::string& help : diagnostic.helps) text += "; " + help;
+  return text;
+}
+std::string errors_text(const std::vector<config::Diagnostic>& diagnostics,
+                        const std::vector<config::Source>& sources) {
+  std::string text;
+  for (const config::Diagnostic& one : diagnostics)
+    if (one.level == config::Level::error)
+      text += "\n    " + (one.place.known() ? config::place_text(one.place, sources) + ": " : "") +
+              described(one);
+  return text;
 }
 
 std::string path_of_override(std::string_view word) {
@@ -86,6 +111,14 @@ std::string point_text(double value, bool whole) {
   const auto plain =
       std::to_chars(digits.data(), digits.data() + digits.size(), rounded, std::chars_format::fixed).ptr;
   return {digits.data(), plain};
+}
+
+std::vector<double> range_points(double start, double stop, double step) {
+  std::vector<double> points;
+  const double end = stop - 1e-9 * step;
+  for (int64_t i = 0; start + static_cast<double>(i) * step < end; ++i)
+    points.push_back(start + static_cast<double>(i) * step);
+  return points;
 }
 
 double at_fraction(const Axis& axis, double fraction) {

@@ -15,6 +15,7 @@ namespace capstan::sweep {
 
 inline constexpr std::string_view kSeedPath = "rng.seed";
 inline constexpr int64_t kMostPoints = 100'000;
+inline constexpr int64_t kMostValues = 10'000;  // of one range
 // What each trial has for itself: a base that sets them would make its trials write over each other.
 inline constexpr std::array<std::string_view, 3> kOwnPlaces{"checkpoint.save", "logger.tensorboard_dir",
                                                             "profiling.trace_dir"};
@@ -26,6 +27,12 @@ struct Target {
   bool inside = false;
 };
 std::optional<Target> find_target(std::string_view path);
+config::Diagnostic unknown_path(const std::string& path, config::Place place);
+
+// A diagnostic on one line, and all errors on lines of their own with their places.
+std::string described(const config::Diagnostic& diagnostic);
+std::string errors_text(const std::vector<config::Diagnostic>& diagnostics,
+                        const std::vector<config::Source>& sources);
 
 // "a.b" of "a.b=c", "++a.b=c", "a.b+=c", "~a.b"; empty for "@file".
 std::string path_of_override(std::string_view word);
@@ -38,6 +45,8 @@ std::optional<double> number_of(std::string_view value);
 
 // Rounded to six significant digits, or to an integer.
 std::string point_text(double value, bool whole);
+// start, start + step, …, without the stop, which a sum of steps may miss by a rounding error.
+std::vector<double> range_points(double start, double stop, double step);
 // Where a continuous axis, or one made of points, is at 0 … 1 between its ends.
 double at_fraction(const Axis& axis, double fraction);
 

@@ -20,7 +20,8 @@ BatchRunner::BatchRunner(const config::Config& config, const comm::Mesh& mesh, D
   links_.context = &context_;
   cut_ = {mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)};
   links_.early_receive = config.comm_overlap.overlap_p2p_comm.value_or(true);
-  dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0;
+  dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0 ||
+             (config.peft && config.peft->dropout > 0);
   stream_type_ = compute_type(config.mixed_precision);
   OwnerScope scope(MemoryOwner::workspace);
   one_ = Tensor::from_host<float>(device, {1}, std::vector<float>{1.0f});

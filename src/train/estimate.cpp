@@ -20,13 +20,17 @@ class CostSum final : public TapeObserver {
   double flops = 0;
 };
 
-data::MicroBatch shape_only(int64_t rows, int64_t seq) {
+// `documents`: attention keeps documents apart, whose starts take memory too.
+data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents) {
   data::MicroBatch shape;
   shape.rows = rows;
   shape.sequence_length = seq;
   const auto n = static_cast<size_t>(rows * seq);
   shape.tokens.resize(n), shape.labels.resize(n), shape.loss_mask.resize(n), shape.position_ids.resize(n);
   shape.sample_ids.resize(static_cast<size_t>(rows));
+  const auto end = static_cast<int32_t>(seq);
+  shape.cu_seqlens.assign(static_cast<size_t>(rows),
+                          documents ? std::vector<int32_t>{0, 0, end} : std::vector<int32_t>{0, end});
   return shape;
 }
 
@@ -53,9 +57,10 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
         *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr));
   BatchRunner runner(config, mesh, *device, *model, store);
   const auto source_of = [&](int64_t rows) {
-    return [batch = shape_only(rows, config.model.seq_length)](int64_t) -> const data::MicroBatch& {
-      return batch;
-    };
+    const bool documents =
+        config.dataset.kind == config::DatasetKind::sft || config.dataset.reset_attention_mask;
+    return [batch = shape_only(rows, config.model.seq_length, documents)](
+               int64_t) -> const data::MicroBatch& { return batch; };
   };
 
   const int64_t all = micro_batches_of(config, mesh);

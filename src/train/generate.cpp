@@ -76,6 +76,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     fail(ErrorCode::usage, "the prompt has " + std::to_string(prompt_tokens) + " tokens, the model " +
                                std::to_string(positions) + " positions");
   const int64_t wanted = std::min(options.max_tokens, positions - prompt_tokens);
+  std::vector<int32_t> tokens = prompt;  // with those that were drawn
 
   GenerateResult result;
   result.prompt_tokens = prompt_tokens;
@@ -100,7 +101,14 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
       break;
     }
     say(decoder.push(id));
-    if (i + 1 < wanted) logits = model.next_logits(std::span(&id, 1), cache);
+    if (i + 1 == wanted) continue;
+    tokens.push_back(id);
+    if (cache.past < cache.holds_to) {
+      logits = model.next_logits(std::span(&id, 1), cache);
+    } else {  // as Transformers does where longrope's factors change
+      cache = model.make_cache(prompt_tokens + wanted);
+      logits = model.next_logits(tokens, cache);
+    }
   }
   say(decoder.finish());
   result.seconds = seconds_since(after_prompt);

@@ -3,9 +3,12 @@
 #include "base/error.hpp"
 #include "checkpoint/reader.hpp"
 #include "parallel/pipeline.hpp"
+#include "train/adapters.hpp"
 #include "train/agreement.hpp"
+#include "train/base_model.hpp"
 #include "train/setup.hpp"
 #include "train/state.hpp"
+#include "train/stored_adapters.hpp"
 
 namespace capstan::train {
 
@@ -37,29 +40,55 @@ class ForwardPass final : public parallel::PipelineWork {
 }  // namespace
 
 LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config,
-                         comm::World& world)
+                         comm::World& world, const std::string& adapter)
     : config_(config), mesh_(mesh_sizes(config, world.size()), world.rank()) {
   CAPSTAN_ASSERT(mesh_.size(comm::Axis::cp) == 1 && !config.dist.sequence_parallel,
                  "a model for evaluation whose sequences are cut");
-  require_agreement(world, {{"the program", program_identity()}, {"the checkpoint", checkpoint.string()}});
+  require_agreement(world, {{"the program", program_identity()},
+                            {"the checkpoint", checkpoint.string()},
+                            {"the adapters", adapter}});
   require_same_recipe(world, config);
   mesh_.connect(world.communicator());
   // Its contents were verified when it was chosen.
-  auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Depth::structure);
-  config::TokenizerConfig& tokenizer = config_.tokenizer;
-  if (tokenizer.tokenizer_type != config::TokenizerKind::none &&
-      tokenizer.tokenizer_type != config::TokenizerKind::byte && reader.has_file("tokenizer.json")) {
-    tokenizer.tokenizer_type = config::TokenizerKind::huggingface;
-    const auto path = (checkpoint / "tokenizer.json").string();
-    tokenizer.tokenizer_model = config::Path{path, path};
+  BaseModel weights = BaseModel::open_verified(checkpoint.string());
+  if (const checkpoint::Reader* reader = weights.checkpoint()) {
+    config::TokenizerConfig& tokenizer = config_.tokenizer;
+    if (tokenizer.tokenizer_type != config::TokenizerKind::none &&
+        tokenizer.tokenizer_type != config::TokenizerKind::byte &&
+        (reader->has_file("tokenizer.json") || reader->has_file("tokenizer.model"))) {
+      tokenizer.tokenizer_type = reader->has_file("tokenizer.json") ? config::TokenizerKind::huggingface
+                                                                    : config::TokenizerKind::sentencepiece;
+      // The directory: a tokenizer_config.json beside it belongs to it.
+      tokenizer.tokenizer_model = config::Path{checkpoint.string(), checkpoint.string()};
+    }
+  }
+  std::optional<StoredAdapters> adapters;
+  if (!adapter.empty()) {
+    if (config.peft)
+      fail(ErrorCode::usage,
+           "`" + checkpoint.string() + "` holds adapters itself; others beside the same weights replace them",
+           "name the weights beside which both were trained, with --adapter");
+    adapters = open_adapters(adapter, weights, config.model);
+    require_own_base(*adapters, weights);
+    config_.peft = adapters->peft;
   }
   tokenizer_ = load_tokenizer(config_);
   device_ = make_device(config.train.device, config.train.threads.value_or(0), world.local_size());
-  model_ = models::build(config.model, part_of(config, mesh_));
-  store_ = std::make_unique<parallel::FlatStore>(
-      *device_, model_->parameters(), store_groups(mesh_),
-      parallel::FlatStore::Options{.compute = compute_type(config.mixed_precision), .gradients = false});
-  load_parameters(reader, *store_);
+  model_ = models::build(config.model, part_of(config_, mesh_));
+  parallel::FlatStore::Options options{.compute = compute_type(config.mixed_precision), .gradients = false};
+  if (config.peft) quantise_base(*config.peft, config.model, options);
+  store_ =
+      std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_), options);
+  checkpoint::TensorSource& source = weights.parameters(config.model);
+  if (adapters) {
+    load_parameters(source, *store_, Which::base);
+    load_parameters(*adapters->tensors, *store_, Which::adapters);
+  } else if (config.peft) {
+    load_base(config, *store_, base_of(*weights.checkpoint()));
+    load_parameters(source, *store_, Which::adapters);
+  } else {
+    load_parameters(source, *store_);
+  }
 }
 
 std::vector<float> LoadedModel::pass(int64_t rows, int64_t values, Stage stage) {

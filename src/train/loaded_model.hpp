@@ -22,8 +22,10 @@ class LoadedModel {
  public:
   // checkpoint and config: what stored_recipe() gives for the ranks of `world`, which outlives the model. The tokenizer is
   // the checkpoint's own copy where there is one. Each rank reads its part of the weights. Collective; ErrorCode::rank_failure
-  // where ranks are given different ones.
-  LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config, comm::World& world);
+  // where ranks are given different ones. adapter: what open_adapters() takes, to stand beside the checkpoint's weights; empty:
+  // none but those of the checkpoint.
+  LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config, comm::World& world,
+              const std::string& adapter = {});
 
   const config::Config& config() const { return config_; }
   const std::shared_ptr<const data::Tokenizer>& tokenizer() const { return tokenizer_; }  // null: none

@@ -237,7 +237,7 @@ StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
   return result;
 }
 
-double Loop::evaluate(std::shared_ptr<const data::GptDataset> dataset, int64_t batches) {
+double Loop::evaluate(std::shared_ptr<const data::Dataset> dataset, int64_t batches) {
   data::LoaderOptions options = loader_options();
   options.consumed_samples = 0;
   options.micro_batch_size =

@@ -44,7 +44,7 @@ class Loop {
   void pass_over_batch();
 
   // Mean loss over `batches` global batches from the start of the split.
-  double evaluate(std::shared_ptr<const data::GptDataset> dataset, int64_t batches);
+  double evaluate(std::shared_ptr<const data::Dataset> dataset, int64_t batches);
 
   // Sees every operation of the training steps, and the store's collectives, from now on; null: nobody does.
   void observe(TapeObserver* observer) {

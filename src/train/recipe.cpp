@@ -13,6 +13,7 @@
 #include "checkpoint/store.hpp"
 #include "config/hash.hpp"
 #include "config/show.hpp"
+#include "interchange/foreign_model.hpp"
 
 namespace capstan::train {
 
@@ -167,20 +168,27 @@ void check_serving_layout(const config::Config& config) {
 }  // namespace
 
 StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks) {
-  for (const char* const scheme : {"hf:", "gguf:"})
-    if (name.starts_with(scheme))
-      fail(ErrorCode::unsupported, "`" + name + "`: this version reads its own checkpoints only",
-           "name a run or a checkpoint directory");
   StoredRecipe stored;
-  stored.checkpoint = checkpoint::resolve_checkpoint(records::saved_in(name), &stored.refused).path;
   config::Request request;
-  request.recipe = (stored.checkpoint / std::string(checkpoint::kRecipeFile)).string();
   request.overrides = std::move(overrides);
   request.ranks = ranks;
   request.ranks_origin = "this launch";
   request.unset = left_out(ranks);
-  stored.resolution = config::resolve(request);
-  if (stored.resolution.ok()) check_serving_layout(stored.resolution.config);
+  if (interchange::is_foreign(name)) {
+    const auto model = interchange::ForeignModel::open(interchange::absolute_name(name));
+    stored.checkpoint = model->name();
+    stored.resolution = interchange::resolve_recipe(*model, std::move(request));
+  } else {
+    stored.checkpoint = checkpoint::resolve_checkpoint(records::saved_in(name), &stored.refused).path;
+    request.recipe = (stored.checkpoint / std::string(checkpoint::kRecipeFile)).string();
+    stored.resolution = config::resolve(request);
+  }
+  if (!stored.resolution.ok()) return stored;
+  if (const auto& peft = stored.resolution.config.peft; peft && peft->random_base)
+    fail(ErrorCode::unsupported,
+         "`" + name + "` holds adapters beside random weights (peft.random_base), which are not kept",
+         "such a run shows that its recipe works; train the recipe itself for a model");
+  check_serving_layout(stored.resolution.config);
   return stored;
 }
 

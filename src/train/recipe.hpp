@@ -23,16 +23,17 @@ RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const
 std::vector<RecipeChange> changes_since(const std::string& stored, const config::Resolution& now);
 
 struct StoredRecipe {
-  std::filesystem::path checkpoint;
+  std::filesystem::path checkpoint;  // or `hf:DIR`, `gguf:FILE` with an absolute path
   std::vector<std::string> refused;  // newer checkpoints that do not verify, with the reasons
   config::Resolution resolution;     // of the recipe in it, with the overrides; may have errors
 };
 // For evaluation and generation on `ranks` ranks, whatever the layout that trained. One rank holds the whole model; several
 // share it as the recipe's tensor and pipeline sizes say, or those of the overrides. The rest of the layout (context and
 // sequence parallelism, virtual and uneven stages, sharding), recomputation and tracing are left out.
-// name: a checkpoint, a directory of checkpoints, or a run. Throws ErrorCode::not_found and ::format for a checkpoint
-// that is not there or does not verify, ::unsupported for other programs' formats, ::config for ranks that tensor and pipeline
-// parallelism do not use up, and for overrides that ask for another axis.
+// name: a checkpoint, a directory of checkpoints, a run, or another program's model (hf:DIR, gguf:FILE), whose recipe is made
+// from what it says of itself. Throws ErrorCode::not_found and ::format for a checkpoint that is not there or does not verify,
+// ::unsupported for models that this version does not compute and for adapters beside random weights, ::config for ranks that tensor and pipeline parallelism do not
+// use up, and for overrides that ask for another axis.
 StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks);
 
 }  // namespace capstan::train

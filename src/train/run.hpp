@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "checkpoint/reader.hpp"
+#include "train/adapters.hpp"
 #include "train/estimate.hpp"
 #include "train/loop.hpp"
 #include "train/profile.hpp"
@@ -87,7 +88,11 @@ class Run {
   void refuse_foreign_checkpoints();
   void say_end(const Outcome& outcome);
   void write_events(int64_t step, std::span<const records::Scalar> scalars);
+  BaseWeights begin_with_base(
+      const std::string& expected);  // of adapters; expected: the hash of an earlier start
   void start_or_resume();
+  void start_from_foreign(const std::string& name);  // hf:DIR, gguf:FILE
+  void find_carried();
   void check_changes(const checkpoint::Reader& reader);
   bool harmless(const RecipeChange& change, const checkpoint::Reader& reader) const;
   void measure_products();  // gemm_rate_, or a higher one
@@ -128,14 +133,17 @@ class Run {
   Clock::time_point last_complaint_;
   std::unique_ptr<records::EventsWriter> events_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
-  std::array<std::shared_ptr<const data::GptDataset>, 3> datasets_;
+  std::array<std::shared_ptr<const data::Dataset>, 3> datasets_;
   std::string data_;  // which samples are trained on
+  std::string base_;  // hash of the weights beside which adapters train
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<Saver> saver_;  // with checkpoint.async_save
   StepTimers timers_;
   int64_t total_steps_ = 0, first_step_ = 0, saved_step_ = -1;
   int64_t skips_in_a_row_ = 0;  // by the guards
   fs::path last_checkpoint_;
+  std::vector<std::pair<std::string, std::string>>
+      carried_;                       // rank 0: files that came with the first weights
   std::vector<std::string> refused_;  // checkpoints that were not resumed from, with the reasons
   StepEstimate estimate_;
   double flops_per_step_ = 0, gemm_rate_ = 0;  // of this rank; FLOP/s

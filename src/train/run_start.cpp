@@ -1,8 +1,13 @@
 // What a run begins with: its directory, its data, fresh parameters or a checkpoint.
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "checkpoint/hash.hpp"
 #include "checkpoint/writer.hpp"
 #include "comm/together.hpp"
+#include "interchange/foreign_model.hpp"
+#include "interchange/hf_directory.hpp"
+#include "interchange/model_section.hpp"
+#include "train/base_model.hpp"
 #include "train/records/run_list.hpp"
 #include "train/run.hpp"
 
@@ -75,26 +80,67 @@ void Run::refuse_foreign_checkpoints() {
   }
 }
 
+// Files of the user's own are the first thing to be missing: all at once, each with the field that names it.
+static void require_inputs(const config::Config& config, bool weights) {
+  std::vector<std::string> missing, fields;
+  const auto check = [&](const std::string& field, const std::string& name, const std::string& file) {
+    std::error_code unknown;
+    if (fs::exists(file.starts_with("hf:")     ? file.substr(3)
+                   : file.starts_with("gguf:") ? file.substr(5)
+                                               : file,
+                   unknown))
+      return;
+    missing.push_back("\n    " + field + ": " + name);
+    if (fields.empty() || fields.back() != field + "=…") fields.push_back(field + "=…");
+  };
+  const auto& base = config.checkpoint.pretrained_checkpoint;
+  if (weights && base) check("checkpoint.pretrained_checkpoint", base->text, base->resolved);
+  const config::TokenizerConfig& t = config.tokenizer;
+  const std::pair<const char*, const std::optional<config::Path>*> files[] = {
+      {"tokenizer.tokenizer_model", &t.tokenizer_model},
+      {"tokenizer.vocab_file", &t.vocab_file},
+      {"tokenizer.merge_file", &t.merge_file}};
+  for (const auto& [field, path] : files)
+    if (*path && !(base && base->resolved == (*path)->resolved))
+      check(field, (*path)->text, (*path)->resolved);
+  const config::DatasetConfig& d = config.dataset;
+  const std::pair<const char*, const std::vector<config::Path>*> samples[] = {
+      {"dataset.train_files", &d.train_files},
+      {"dataset.valid_files", &d.valid_files},
+      {"dataset.test_files", &d.test_files}};
+  for (const auto& [field, paths] : samples)
+    for (const config::Path& path : *paths) check(field, path.text, path.resolved);
+  if (missing.empty()) return;
+  fail(ErrorCode::not_found, "the recipe names what is not there:" + join(missing, ""),
+       "say where it is: " + join(fields, " "));
+}
+
 void Run::open_data() {
+  require_inputs(config_, config_.peft || !options_.resume);
   tokenizer_ = load_tokenizer(config_);
   datasets_ = open_datasets(config_, tokenizer_.get());
   if (!datasets_[0])
     fail(ErrorCode::config, "dataset.split gives the training data no share", "dataset.split=969,30,1");
   data_ = datasets_[0]->fingerprint();
+  const char* const splits[] = {"training", "validation"};
+  for (size_t split = 0; split < 2; ++split)
+    if (const std::string summary = datasets_[split] ? datasets_[split]->summary() : ""; !summary.empty())
+      speaker_.line(std::string(splits[split]) + " data: " + summary);
 }
 
 // Changes that a continued run may have although they would alter a new one.
 bool Run::harmless(const RecipeChange& change, const checkpoint::Reader& reader) const {
   // Where a run began is past; the state says it all.
-  if (change.path.starts_with("checkpoint.")) return true;
+  if (change.path.starts_with("checkpoint.") || change.path == "peft.adapter") return true;
   const bool schedule = change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
                         change.path == "optimizer.min_lr" || change.path == "optimizer.decoupled_lr" ||
                         change.path == "optimizer.decoupled_min_lr" ||
                         change.path == "optimizer.weight_decay";
   if (schedule && config_.scheduler.override_opt_param_scheduler) return true;
   // Files that have moved: the samples are the same.
-  const bool sources = change.path == "dataset.data_path" || (change.path.starts_with("dataset.") &&
-                                                              change.path.find("blend") != std::string::npos);
+  const bool sources = change.path == "dataset.data_path" ||
+                       (change.path.starts_with("dataset.") &&
+                        (change.path.find("blend") != std::string::npos || change.path.ends_with("_files")));
   return sources && !data_.empty() && data_of(reader) == data_;
 }
 
@@ -123,7 +169,54 @@ void Run::check_changes(const checkpoint::Reader& reader) {
              reader.directory().string());
 }
 
+BaseWeights Run::begin_with_base(const std::string& expected) {
+  if (config_.peft->random_base) {  // initialise() has made it
+    base_ = checkpoint::hash_of("first values of seed " + std::to_string(config_.rng.seed));
+    if (!expected.empty() && expected != base_)
+      fail(ErrorCode::failed,
+           "the adapters were trained beside other weights than the first values of this seed",
+           "resume with the run's own recipe");
+    speaker_.warning("adapters beside random weights (peft.random_base): they show that the recipe works");
+    return {"random weights", base_};
+  }
+  BaseWeights base = load_base(config_, loop_->store(), expected);
+  base_ = base.hash;
+  speaker_.line("adapters beside the weights of " + base.path);
+  return base;
+}
+
+void Run::start_from_foreign(const std::string& name) {
+  const auto foreign = interchange::ForeignModel::open(name);
+  // Shapes are checked with the weights; what else the file says of its model may be meant otherwise here.
+  for (const auto& one : interchange::differences(config_.model, foreign->model()))
+    speaker_.warning(one.path + " is " + one.first + " in the recipe and " + one.second + " in " + name);
+  load_parameters(*foreign->parameters(config_.model), loop_->store());
+  speaker_.line("weights from " + name + " (" + foreign->kind() + ")");
+}
+
+// A fine-tuned model goes on with the config.json, generation settings and chat template that its weights came with. They may be
+// gone when a run is resumed: then its checkpoints do without.
+void Run::find_carried() {
+  if (!chief() || !config_.checkpoint.pretrained_checkpoint) return;
+  const std::string& from = config_.checkpoint.pretrained_checkpoint->resolved;
+  std::vector<std::pair<std::string, std::string>> found;
+  try {
+    if (interchange::is_foreign(from)) {
+      found = interchange::ForeignModel::open(from)->carried();
+    } else {
+      found = carried_in(checkpoint::Reader::open(
+          checkpoint::resolve_checkpoint(records::saved_in(from)).path, checkpoint::Depth::structure));
+    }
+  } catch (const Error&) {
+    return;
+  }
+  // The tokenizer is the run's own.
+  for (auto& file : found)
+    if (!interchange::is_tokenizer_file(file.first)) carried_.push_back(std::move(file));
+}
+
 void Run::start_or_resume() {
+  find_carried();
   std::optional<checkpoint::Checkpoint> from;
   std::vector<std::string> refused;
   if (options_.resume) from = find_checkpoint(world_, checkpoint_root(), refused);
@@ -165,6 +258,7 @@ void Run::start_or_resume() {
                                            named ? checkpoint::Depth::content : checkpoint::Depth::structure);
     check_changes(reader);
     loop_->initialise();
+    if (config_.peft) begin_with_base(base_of(reader));
     loop_->state() =
         load_state(reader, loop_->store(), config_.checkpoint.load_optim ? &loop_->optimizer() : nullptr);
     speaker_.line("resumed from " + from->path.string() + " at step " + std::to_string(loop_->state().step));
@@ -173,9 +267,13 @@ void Run::start_or_resume() {
   }
   if (options_.resume) speaker_.line("the run has no checkpoint yet: it starts over");
   loop_->initialise();
-  if (config_.checkpoint.pretrained_checkpoint) {
-    const auto found =
-        checkpoint::resolve_checkpoint(records::saved_in(config_.checkpoint.pretrained_checkpoint->resolved));
+  if (config_.peft) {
+    begin_adapters(config_, loop_->device(), loop_->store(), begin_with_base({}));
+    if (config_.peft->adapter) speaker_.line("adapters from " + config_.peft->adapter->resolved);
+  } else if (config_.checkpoint.pretrained_checkpoint) {
+    const std::string& weights = config_.checkpoint.pretrained_checkpoint->resolved;
+    if (interchange::is_foreign(weights)) return start_from_foreign(weights);
+    const auto found = checkpoint::resolve_checkpoint(records::saved_in(weights));
     auto reader = checkpoint::Reader::open(found.path, checkpoint::Depth::structure);
     load_parameters(reader, loop_->store());
     speaker_.line("weights from " + found.path.string());

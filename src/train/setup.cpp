@@ -2,13 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "base/error.hpp"
+#include "checkpoint/store.hpp"
+#include "config/sections/adapter_targets.hpp"
 #include "config/sections/data_sources.hpp"
 #include "config/sections/pipeline_layout.hpp"
+#include "data/gpt_dataset.hpp"
+#include "data/sft_dataset.hpp"
+#include "interchange/foreign_model.hpp"
 #include "kernels/table.hpp"
 #include "nn/initialise.hpp"
 #include "optim/optimizer.hpp"
+#include "train/adapters.hpp"
+#include "train/records/run_list.hpp"
 #include "train/saver.hpp"
 #include "train/shard_rectangles.hpp"
 
@@ -62,6 +70,16 @@ data::PreTokenizerChoice choice_of(config::PreTokenizer pre_tokenizer) {
 }
 }  // namespace
 
+static std::shared_ptr<const data::Tokenizer> load_tokenizer_files(const std::string& name) {
+  if (name.starts_with("hf:")) return data::Tokenizer::load(name.substr(3));
+  if (records::is_run(name))  // its checkpoints have it
+    return data::Tokenizer::load(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
+  if (!interchange::is_foreign(name)) return data::Tokenizer::load(name);
+  for (auto& [file, text] : interchange::ForeignModel::open(name)->carried())
+    if (file == "tokenizer.json") return data::Tokenizer::from_json(std::move(text), name);
+  fail(ErrorCode::not_found, "`" + name + "` holds no tokenizer");
+}
+
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config) {
   const config::TokenizerConfig& t = config.tokenizer;
   std::shared_ptr<const data::Tokenizer> tokenizer;
@@ -72,10 +90,11 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& conf
       tokenizer = data::byte_tokenizer();
       break;
     case config::TokenizerKind::huggingface:
+    case config::TokenizerKind::sentencepiece:
       if (!t.tokenizer_model)
         fail(ErrorCode::config, "tokenizer.tokenizer_model is not given",
              "tokenizer.tokenizer_model=path/to/tokenizer.json");
-      tokenizer = data::Tokenizer::load(t.tokenizer_model->resolved);
+      tokenizer = load_tokenizer_files(t.tokenizer_model->resolved);
       break;
     case config::TokenizerKind::gpt2_bpe: {
       if (!t.vocab_file || !t.merge_file)
@@ -104,11 +123,64 @@ data::Blend blend_of(const std::vector<config::WeightedPrefix>& sources) {
   }
   return result;
 }
+
+std::optional<int32_t> end_of_document(const config::Config& config, const data::Tokenizer& tokenizer) {
+  const auto named = tokenizer.id_of(config.tokenizer.eod_token);
+  return named ? named : tokenizer.eod();
+}
+
+static_assert(static_cast<int>(config::SampleFormat::text) == static_cast<int>(data::SftFormat::text) &&
+              static_cast<int>(config::LossMode::all) == static_cast<int>(data::SftLoss::all));
 }  // namespace
 
-std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const config::Config& config,
-                                                                     const data::Tokenizer* tokenizer) {
+data::SftOptions sft_options(const config::Config& config, const data::Tokenizer& tokenizer) {
   const config::DatasetConfig& d = config.dataset;
+  const auto names = [](const std::vector<config::Path>& paths) {
+    std::vector<std::string> result;
+    for (const config::Path& path : paths) result.push_back(path.resolved);
+    return result;
+  };
+  data::SftOptions options;
+  options.train_files = names(d.train_files);
+  options.valid_files = names(d.valid_files);
+  options.test_files = names(d.test_files);
+  if (d.split) options.split = *d.split;
+  options.format = static_cast<data::SftFormat>(d.format);
+  options.loss = static_cast<data::SftLoss>(d.loss_mode);
+  options.packing = d.packing;
+  options.truncate = d.too_long == config::TooLong::truncate;
+  options.max_train_samples = d.max_train_samples;
+  options.sequence_length = config.model.seq_length;
+  options.seed = static_cast<uint64_t>(d.random_seed);
+  options.tokenizer = &tokenizer;
+  if (const auto& chosen = config.tokenizer.chat_template) {
+    // A known template's name is no file; a stored recipe has a directory before it all the same.
+    const std::string name = std::filesystem::path(chosen->text).filename().string();
+    const auto known = data::chat::known_templates();
+    const bool by_name =
+        !std::filesystem::exists(chosen->resolved) &&
+        std::any_of(known.begin(), known.end(), [&](const auto& one) { return one.name == name; });
+    options.chat_template = data::chat::ChatTemplate::load(by_name ? name : chosen->resolved);
+  }
+  options.eod = end_of_document(config, tokenizer);
+  options.threads = static_cast<int>(config.train.threads.value_or(0));
+  return options;
+}
+
+std::array<std::shared_ptr<const data::Dataset>, 3> open_datasets(const config::Config& config,
+                                                                  const data::Tokenizer* tokenizer) {
+  const config::DatasetConfig& d = config.dataset;
+  std::array<std::shared_ptr<const data::Dataset>, 3> result;
+  if (d.kind == config::DatasetKind::sft) {
+    CAPSTAN_ASSERT(tokenizer, "fine-tuning data without a tokenizer, which the rules refuse");
+    const auto splits = data::build_sft_datasets(sft_options(config, *tokenizer));
+    if (config.validation.eval_interval && !splits[1])
+      fail(ErrorCode::failed, "the validation split has no sample",
+           "a larger share, as in dataset.split=90,10,0; files in dataset.valid_files; or "
+           "validation.eval_interval=null");
+    std::copy(splits.begin(), splits.end(), result.begin());
+    return result;
+  }
   data::GptDatasetOptions options;
   options.sequence_length = config.model.seq_length;
   options.seed = static_cast<uint64_t>(d.random_seed);
@@ -126,11 +198,10 @@ std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const confi
   options.documents.reset_position_ids = d.reset_position_ids;
   options.documents.reset_attention_mask = d.reset_attention_mask;
   options.documents.eod_mask_loss = d.eod_mask_loss;
-  if (tokenizer) {
-    options.documents.eod = tokenizer->id_of(config.tokenizer.eod_token);
-    if (!options.documents.eod) options.documents.eod = tokenizer->eod();
-  }
-  return data::build_gpt_datasets(options);
+  if (tokenizer) options.documents.eod = end_of_document(config, *tokenizer);
+  const auto splits = data::build_gpt_datasets(options);
+  std::copy(splits.begin(), splits.end(), result.begin());
+  return result;
 }
 
 std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {
@@ -177,8 +248,38 @@ ops::ContextExchange exchange_of(config::CpCommType type) {
 }
 }  // namespace
 
+namespace {
+nn::AdapterOptions::First first_of(config::LoraInit init) {
+  switch (init) {
+    case config::LoraInit::xavier:
+      return nn::AdapterOptions::First::xavier;
+    case config::LoraInit::kaiming:
+      return nn::AdapterOptions::First::kaiming;
+    case config::LoraInit::normal:
+      return nn::AdapterOptions::First::normal;
+    case config::LoraInit::zero:
+      break;
+  }
+  return nn::AdapterOptions::First::zero;
+}
+
+std::shared_ptr<const nn::AdapterOptions> adapter_options(const config::PeftConfig& peft) {
+  auto options = std::make_shared<nn::AdapterOptions>();
+  options->adapts = [peft](std::string_view path) { return config::adapts(peft, path); };
+  options->rank = peft.dim;
+  options->scale = config::adapter_scale(peft);
+  options->dropout = peft.dropout;
+  options->parts = config::adapts_parts(peft.scheme);
+  options->magnitudes = config::has_magnitudes(peft.scheme);
+  options->a = first_of(peft.lora_a_init);
+  options->b = first_of(peft.lora_b_init);
+  return options;
+}
+}  // namespace
+
 models::Part part_of(const config::Config& config, const comm::Mesh& mesh) {
   models::Part part;
+  if (config.peft) part.adapters = adapter_options(*config.peft);
   part.parallel.tensor = tensor_parallel(config, mesh);
   ops::ContextParallel& context = part.parallel.context;
   context.group = &mesh.group("cp");
@@ -222,6 +323,11 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
   options.overlap_grad_reduce = config.ddp.overlap_grad_reduce;
   options.overlap_param_gather = config.ddp.overlap_param_gather;
   options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
+  if (config.peft) {
+    options.trains = [](const Parameter& parameter) { return parameter.spec().adapter; };
+    options.second_factor_lr = config.peft->lora_plus_ratio.value_or(1);
+    quantise_base(*config.peft, config.model, options);
+  }
   if (config.ddp.bucket_size) options.bucket_elements = *config.ddp.bucket_size;
   return options;
 }
@@ -253,20 +359,28 @@ nn::Rectangle as_matrix(const checkpoint::Rectangle& where, const Shape& global)
 void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool) {
   store.before_load();
   std::vector<float> values;
-  for (const auto& piece : store.pieces()) {
-    const ParamSpec& spec = piece.parameter->spec();
-    values.resize(static_cast<size_t>(piece.range.count));
-    for (const ShardRectangle& part : shard_rectangles(spec.shape, piece.parameter->shard(), piece.range))
+  const auto make = [&](const Parameter& parameter, const parallel::FlatRange& range) {
+    const ParamSpec& spec = parameter.spec();
+    values.resize(static_cast<size_t>(range.count));
+    for (const ShardRectangle& part : shard_rectangles(spec.shape, parameter.shard(), range))
       nn::initialise(spec, seed, as_matrix(part.where, spec.shape),
-                     std::span(values).subspan(static_cast<size_t>(part.elements.begin - piece.range.begin),
+                     std::span(values).subspan(static_cast<size_t>(part.elements.begin - range.begin),
                                                static_cast<size_t>(part.elements.count)),
                      pool);
+  };
+  for (const auto& piece : store.pieces()) {
+    make(*piece.parameter, piece.range);
     if (piece.values.dtype() == DType::f32) {
       piece.values.copy_from_host_bytes(std::as_bytes(std::span(values)));
     } else {
       const std::vector<bf16> rounded(values.begin(), values.end());
       piece.values.copy_from_host_bytes(std::as_bytes(std::span(rounded)));
     }
+  }
+  for (const auto& parameter : store.parameters()) {
+    if (!store.quantised(*parameter)) continue;
+    make(*parameter, {0, parameter->shape().elements()});
+    store.set_quantised(*parameter, values);
   }
   store.after_load();
 }

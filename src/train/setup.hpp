@@ -17,6 +17,10 @@
 #include "parallel/schedule.hpp"
 #include "tensor/device.hpp"
 
+namespace capstan::data {
+struct SftOptions;  // sft_dataset.hpp
+}
+
 namespace capstan::train {
 
 // ErrorCode::unsupported for a device whose backend this build lacks.
@@ -31,8 +35,10 @@ DType compute_type(const config::MixedPrecisionConfig& precision);
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config);
 
 // Train, validation and test data; null where a split has no share.
-std::array<std::shared_ptr<const data::GptDataset>, 3> open_datasets(const config::Config& config,
-                                                                     const data::Tokenizer* tokenizer);
+std::array<std::shared_ptr<const data::Dataset>, 3> open_datasets(const config::Config& config,
+                                                                  const data::Tokenizer* tokenizer);
+// For dataset.kind sft. The tokenizer has to outlive them.
+data::SftOptions sft_options(const config::Config& config, const data::Tokenizer& tokenizer);
 
 // This rank's place in the model: its stages, and the ranks over which its layers are cut. The mesh must be connected.
 ops::TensorParallel tensor_parallel(const config::Config& config, const comm::Mesh& mesh);

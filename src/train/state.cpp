@@ -13,6 +13,7 @@
 namespace capstan::train {
 
 using checkpoint::Reader;
+using checkpoint::TensorSource;
 
 namespace {
 
@@ -33,6 +34,7 @@ std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const o
   std::vector<StateTensor> mine;
   for (const auto& piece : store.pieces()) {
     const Parameter& parameter = *piece.parameter;
+    if (store.freezes() && piece.buffer < 0) continue;
     for (const ShardRectangle& part :
          shard_rectangles(parameter.spec().shape, parameter.shard(), piece.write)) {
       if (!part.owned) continue;
@@ -83,12 +85,16 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
   if (!state.recent_losses.empty()) json["recent_losses"] = state.recent_losses;
   if (!state.recent_norms.empty()) json["recent_norms"] = state.recent_norms;
   if (!plan.data.empty()) json["data"] = plan.data;
+  if (!plan.base.empty()) json["base"] = plan.base;
   if (state.rewinds > 0) json["rewinds"] = state.rewinds;
   writer_.add_text(checkpoint::kStateFile, json.dump(2) + "\n");
   writer_.add_text(checkpoint::kRecipeFile, plan.recipe);
   if (plan.tokenizer)
     for (const auto& file : plan.tokenizer->files())
       if (!file.path.empty()) copies_.emplace_back(file.name, file.path);
+  for (const auto& [name, text] : plan.carried)
+    if (std::none_of(copies_.begin(), copies_.end(), [&](const auto& copy) { return copy.first == name; }))
+      writer_.add_text(name, text);
 }
 
 void StateWriter::add(const StateTensor& t) {
@@ -146,12 +152,17 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
 
 namespace {
 
+bool takes(Which which, const Parameter& parameter) {
+  return which == Which::all || (which == Which::adapters) == parameter.spec().adapter;
+}
+
 // Every parameter must be there with its shape. What the checkpoint has beyond that is named too: it is another model.
 // Collective over the ranks that hold the model together: each looks at its own parameters, all come to the same answer.
-void check_shapes(const Reader& reader, const parallel::FlatStore& store, const optim::Optimizer* optimizer) {
+void check_shapes(const TensorSource& source, const parallel::FlatStore& store, Which which,
+                  const optim::Optimizer* optimizer) {
   std::string here;  // a line for each name (`+`) and each problem (`-`)
   const auto check = [&](const std::string& name, const Shape& shape) {
-    const auto* stored = reader.find(name);
+    const auto* stored = source.find(name);
     if (!stored)
       here += "-`" + name + "` is missing\n";
     else if (stored->shape != sizes_of(shape))
@@ -159,6 +170,7 @@ void check_shapes(const Reader& reader, const parallel::FlatStore& store, const 
               " in this model\n";
   };
   for (const auto& parameter : store.parameters()) {
+    if (!takes(which, *parameter)) continue;
     here += "+" + parameter->name() + "\n";
     check(parameter->name(), parameter->spec().shape);
     if (optimizer && store.trains(*parameter))
@@ -174,39 +186,46 @@ void check_shapes(const Reader& reader, const parallel::FlatStore& store, const 
           std::find(problems.begin(), problems.end(), line.substr(1)) == problems.end())
         problems.emplace_back(line.substr(1));
     }
-  for (const auto& [name, stored] : reader.manifest().tensors)
+  for (const auto& name : source.names())
     if (!name.starts_with("optimizer.") && !names.count(name))
       problems.push_back("`" + name + "` is no parameter of this model");
   if (problems.empty()) return;
-  std::string text = "checkpoint `" + reader.directory().string() +
-                     "` does not fit the model: " + std::to_string(problems.size()) + " differences";
+  std::string text =
+      source.place() + " does not fit the model: " + std::to_string(problems.size()) + " differences";
   for (size_t i = 0; i < problems.size() && i < 8; ++i) text += "\n    " + problems[i];
   if (problems.size() > 8) text += "\n    …";
   fail(ErrorCode::failed, text,
-       "the recipe must describe the model that the checkpoint holds: see `recipe.yaml` in it");
+       "the recipe must describe the model that it holds: see its `recipe.yaml` or config.json");
 }
 
-// The elements of a piece, from whichever ranks wrote them.
-void read_into(Reader& reader, const std::string& name, const parallel::FlatStore::Piece& piece,
+// The elements `range` of this rank's shard, from whichever ranks wrote them.
+void read_range(TensorSource& source, const std::string& name, const Parameter& parameter,
+                const parallel::FlatRange& range, DType type, std::span<std::byte> bytes) {
+  const int64_t element = size_of(type);
+  for (const ShardRectangle& part : shard_rectangles(parameter.spec().shape, parameter.shard(), range))
+    source.read(name, type, part.where,
+                bytes.subspan(static_cast<size_t>((part.elements.begin - range.begin) * element),
+                              static_cast<size_t>(part.elements.count * element)));
+}
+
+void read_into(TensorSource& source, const std::string& name, const parallel::FlatStore::Piece& piece,
                const Tensor& target) {
   std::vector<std::byte> bytes(static_cast<size_t>(target.bytes()));
-  const Parameter& parameter = *piece.parameter;
-  const int64_t element = size_of(target.dtype());
-  for (const ShardRectangle& part : shard_rectangles(parameter.spec().shape, parameter.shard(), piece.range))
-    reader.read(
-        name, target.dtype(), part.where,
-        std::span(bytes).subspan(static_cast<size_t>((part.elements.begin - piece.range.begin) * element),
-                                 static_cast<size_t>(part.elements.count * element)));
+  read_range(source, name, *piece.parameter, piece.range, target.dtype(), bytes);
   target.copy_from_host_bytes(bytes);
 }
 
 }  // namespace
 
-std::string data_of(const Reader& reader) {
+static std::string text_of_state(const Reader& reader, const char* key) {
   const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
-  return json.is_object() && json.contains("data") && json["data"].is_string()
-             ? json["data"].get<std::string>()
-             : "";
+  return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
+}
+std::string data_of(const Reader& reader) {
+  return text_of_state(reader, "data");
+}
+std::string base_of(const Reader& reader) {
+  return text_of_state(reader, "base");
 }
 
 TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer) {
@@ -224,7 +243,8 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
              "` was saved without optimizer state (checkpoint.save_optim)",
          "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint "
          "starts from the weights alone");
-  check_shapes(reader, store, optimizer);
+  const Which which = store.freezes() ? Which::adapters : Which::all;
+  check_shapes(reader, store, which, optimizer);
   const auto numbers = [&](const char* key) {  // those of the guards are there where guards are on
     std::vector<double> values;
     if (!json.contains(key)) return values;
@@ -249,6 +269,7 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
   state.rewinds = json.contains("rewinds") ? number("rewinds") : 0;
   store.before_load();
   for (const auto& piece : store.pieces()) {
+    if (!takes(which, *piece.parameter)) continue;
     read_into(reader, piece.parameter->name(), piece, piece.values);
     if (!optimizer || piece.buffer < 0) continue;
     for (const auto& s : optimizer->state())
@@ -260,10 +281,20 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
   return state;
 }
 
-void load_parameters(Reader& reader, parallel::FlatStore& store) {
-  check_shapes(reader, store, nullptr);
+void load_parameters(TensorSource& source, parallel::FlatStore& store, Which which) {
+  check_shapes(source, store, which, nullptr);
   store.before_load();
-  for (const auto& piece : store.pieces()) read_into(reader, piece.parameter->name(), piece, piece.values);
+  for (const auto& piece : store.pieces())
+    if (takes(which, *piece.parameter)) read_into(source, piece.parameter->name(), piece, piece.values);
+  // What is kept in 4 bits is so as soon as it is read, one parameter at a time.
+  std::vector<float> values;
+  for (const auto& parameter : store.parameters()) {
+    if (!store.quantised(*parameter) || !takes(which, *parameter)) continue;
+    values.resize(static_cast<size_t>(parameter->shape().elements()));
+    read_range(source, parameter->name(), *parameter, {0, parameter->shape().elements()}, DType::f32,
+               std::as_writable_bytes(std::span(values)));
+    store.set_quantised(*parameter, values);
+  }
   store.after_load();
 }
 

@@ -33,12 +33,14 @@ struct TrainState {
 struct SavePlan {
   std::filesystem::path root;  // directory of the checkpoints
   std::string run_id, recipe, recipe_hash, version, layout, parent;
-  std::string data;  // which samples the run is trained on: data::GptDataset::fingerprint()
+  std::string data;  // which samples the run is trained on: data::Dataset::fingerprint()
+  std::string base;  // hash of the weights beside which adapters train (train/adapters.hpp); empty: none
   checkpoint::Retention retention;
   bool optimizer = true;
-  const data::Tokenizer* tokenizer = nullptr;  // copied beside the weights
-  checkpoint::FileSystem* files = nullptr;     // null: the real one
-  std::function<void()> before_commit;         // rank 0: what must be on the disk before the checkpoint is
+  const data::Tokenizer* tokenizer = nullptr;                // copied beside the weights
+  std::vector<std::pair<std::string, std::string>> carried;  // further small files there: name and content
+  checkpoint::FileSystem* files = nullptr;                   // null: the real one
+  std::function<void()> before_commit;  // rank 0: what must be on the disk before the checkpoint is
 };
 
 // A part of a tensor of the state as a checkpoint names it.
@@ -49,8 +51,8 @@ struct StateTensor {
   Tensor tensor;                // their values in that order, one dimension
 };
 
-// Those that this rank writes: main parameters, and with `optimizer` its state. Every cell is one rank's; ranks that hold the
-// same cells share the work.
+// Those that this rank writes: main parameters, and with `optimizer` its state. Where only a part of the model trains, that part
+// alone. Every cell is one rank's; ranks that hold the same cells share the work.
 std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer);
 
 // The steps of one save, for whoever runs them (save_state() below, or Saver with a thread). After the constructor only
@@ -91,14 +93,16 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
                                  std::string* problem = nullptr);
 
 // Collective. Reads this rank's parts of parameters, and with `optimizer` of its state, and the counters; whichever layout
-// wrote them. Shapes are checked first: all differences at once.
+// wrote them. Where only adapters train, the others stay as they are. Shapes are checked first: all differences at once.
 TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer);
 
-// SavePlan::data of a checkpoint; empty where it does not say.
+// SavePlan::data and ::base of a checkpoint; empty where it does not say.
 std::string data_of(const checkpoint::Reader& reader);
+std::string base_of(const checkpoint::Reader& reader);
 
 // Collective. Parameters alone, into whatever type the store computes with.
-void load_parameters(checkpoint::Reader& reader, parallel::FlatStore& store);
+enum class Which : uint8_t { all, base, adapters };
+void load_parameters(checkpoint::TensorSource& source, parallel::FlatStore& store, Which which = Which::all);
 
 // The newest checkpoint under `root` that verifies, the same on all ranks; rank 0 looks. `refused` (rank 0) says why newer
 // ones do not count.

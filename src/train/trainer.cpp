@@ -157,6 +157,7 @@ SavePlan Run::save_plan() {
   plan.recipe = options_.recipe.resolved;
   plan.recipe_hash = options_.recipe.hash;
   plan.data = data_;
+  plan.base = base_;
   plan.version = CAPSTAN_VERSION;
   plan.layout = loop_->mesh().text();
   plan.parent = last_checkpoint_.string();
@@ -164,6 +165,7 @@ SavePlan Run::save_plan() {
   plan.retention.keep_multiples = config_.checkpoint.save_retain_interval;
   plan.optimizer = config_.checkpoint.save_optim;
   plan.tokenizer = config_.checkpoint.save_tokenizer_assets ? tokenizer_.get() : nullptr;
+  plan.carried = carried_;
   plan.files = options_.files;
   // The rows of the steps before a checkpoint must not be lost by a power cut that leaves the checkpoint.
   if (metrics_) plan.before_commit = [this] { metrics_->sync(); };

@@ -114,7 +114,7 @@ TEST_CASE("train, go on, generate, and the loss of a text") {
   CHECK(error_of([&] { model.loss("abc", -1); }).code() == ErrorCode::usage);
   CHECK(error_of([&] { Model::load(run, {"model.no_such=1"}); }).code() == ErrorCode::config);
   CHECK(error_of([&] { Model::load(scratch() / "none"); }).code() == ErrorCode::not_found);
-  CHECK(error_of([&] { Model::load("hf:some/model"); }).code() == ErrorCode::unsupported);
+  CHECK(error_of([&] { Model::load("hf:some/model"); }).code() == ErrorCode::not_found);
 }
 
 TEST_CASE("what train refuses") {

@@ -17,8 +17,8 @@ static FileSystem& disk() {
 }
 
 static std::vector<float> read_all(Reader& reader, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(element_count(reader.info(name).shape)));
-  reader.read(name, DType::f32, room_of(values));
+  std::vector<float> values(static_cast<size_t>(element_count(reader.at(name).shape)));
+  reader.read_whole(name, DType::f32, room_of(values));
   return values;
 }
 static std::vector<int64_t> steps(const fs::path& root) {
@@ -47,7 +47,7 @@ TEST_CASE("a checkpoint comes back as it was saved") {
   CHECK(reader.read_text(kStateFile) == "{\"step\": 100}\n");
   CHECK(reader.has_file(kStateFile));
   CHECK(!reader.has_file(kRecipeFile));
-  CHECK(holds(error_of([&] { reader.info("weight"); }), "has no tensor \"weight\""));
+  CHECK(holds(error_of([&] { reader.at("weight"); }), "has no tensor \"weight\""));
   // A whole tensor keeps its name in the shard, which any safetensors reader opens.
   CHECK(SafetensorsFile(path / "rank-00000.safetensors").at("w").shape == Shape{3, 5});
   // The same save gives the same bytes.
@@ -140,10 +140,10 @@ TEST_CASE("element types convert on reading where that is sound") {
   writer.add("ids", DType::i64, {2}, whole({2}), bytes_of(ids));
   Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
   std::vector<bf16> narrow(3);
-  reader.read("w", DType::bf16, room_of(narrow));
+  reader.read_whole("w", DType::bf16, room_of(narrow));
   for (size_t i = 0; i < 3; ++i) CHECK(narrow[i].bits == bf16(values[i]).bits);
   std::vector<float> wrong(2);
-  CHECK(holds(error_of([&] { reader.read("ids", DType::f32, room_of(wrong)); }),
+  CHECK(holds(error_of([&] { reader.read_whole("ids", DType::f32, room_of(wrong)); }),
               "is stored as i64 and cannot be read as fp32"));
   CHECK(holds(error_of([&] { reader.read("w", DType::f32, {{2}, {2}}, room_of(wrong)); }), "has shape [3]"));
 }

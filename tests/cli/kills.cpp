@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -80,20 +79,13 @@ TEST_CASE("kill -9 at random moments loses nothing") {
       const bool early = random() % 4 == 0;
       const bool kill = kills < wanted;
       const auto delay = std::chrono::microseconds(random() % (early ? 400'000 : 150'000));
-      std::thread killer;
-      std::atomic<bool> over{false};
+      LateKill killer;
       Launch launch = launch_in(name, random() % 2 == 0);
       launch.on_error_text = [&](const std::string& text, int process) {
-        if (!kill || killer.joinable() || !(early || contains(text, "| loss"))) return 0;
-        killer = std::thread([&over, delay, process] {
-          std::this_thread::sleep_for(delay);
-          if (!over) ::kill(process, SIGKILL);
-        });
+        if (kill && !killer.started() && (early || contains(text, "| loss"))) killer.start(process, delay);
         return 0;
       };
       const Finished ended = run(launch);
-      over = true;
-      if (killer.joinable()) killer.join();
       ++starts;
       REQUIRE_MESSAGE((ended.code == 0 || ended.code == 128 + SIGKILL), ended.err);
       REQUIRE_MESSAGE(!contains(ended.err, "not resumed from"), ended.err);
@@ -169,25 +161,21 @@ TEST_CASE("kill -9 of any process of a run on two ranks loses nothing, and ends 
       const auto delay = std::chrono::microseconds(random() % 300'000);
       const uint32_t which = random();
       bool launcher = false;
-      std::thread killer;
-      std::atomic<bool> over{false};
+      LateKill killer;
       Launch launch = launch_in(name, random() % 2 == 0);
       launch.on_error_text = [&](const std::string& text, int process) {
-        if (!kill || killer.joinable() || !contains(text, "| loss")) return 0;
-        killer = std::thread([&, process] {
-          std::this_thread::sleep_for(delay);
-          if (over) return;
+        const auto victim = [&launcher, which, process] {
           std::vector<int> processes = descendants_of(process);
           processes.push_back(process);
-          const int victim = processes[which % processes.size()];
-          launcher = victim == process;
-          ::kill(victim, SIGKILL);
-        });
+          const int chosen = processes[which % processes.size()];
+          launcher = chosen == process;
+          return chosen;
+        };
+        if (kill && !killer.started() && contains(text, "| loss")) killer.start(victim, delay);
         return 0;
       };
       const Finished ended = run(launch);
-      over = true;
-      if (killer.joinable()) killer.join();
+      killer.cancel();
       REQUIRE_MESSAGE(!contains(ended.err, "not resumed from"), ended.err);
       if (contains(ended.err, "| loss")) {
         const size_t at = ended.err.find(" at step ");

@@ -137,6 +137,54 @@ TEST_CASE("data inspect needs no tokenizer") {
   CHECK(p.in({"data", "inspect", "nothing"}).code == 2);
 }
 
+TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
+  const Prepared& p = prepared();
+  std::string lines;
+  for (int i = 0; i < 40; ++i)
+    lines += R"({"messages": [{"role": "user", "content": "who is )" + std::to_string(i % 5) +
+             R"(?"}, {"role": "assistant", "content": "the cat sees a rope"}]})"
+             "\n";
+  p.write("chats.jsonl", lines);
+  p.write("mixed.jsonl", lines + "{\"a\": 1}\n");
+  const std::vector<std::string> recipe = {"./tiny.yaml",
+                                           "dataset=sft",
+                                           "dataset.train_files=chats.jsonl",
+                                           "dataset.split=\"90,10,0\"",
+                                           "tokenizer.chat_template=chatml",
+                                           "model.seq_length=160"};
+  const auto with_recipe = [&](std::vector<std::string> words, const std::vector<std::string>& more = {}) {
+    words.insert(words.end(), recipe.begin(), recipe.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return p.in(words);
+  };
+  const Finished shown = with_recipe({"data", "inspect"});
+  REQUIRE_MESSAGE(shown.code == 0, shown.err);
+  CHECK(contains(shown.out, "36 samples, "));
+  CHECK(contains(shown.out, "assistant\n⟦the cat sees a rope<|im_end|>⟧\n"));
+  const Finished file =
+      p.in({"data", "inspect", "mixed.jsonl", "-t", "tokenizer.json", "--chat-template", "chatml", "--json"});
+  REQUIRE_MESSAGE(file.code == 0, file.err);
+  const json report = json::parse(file.out);
+  CHECK(report["samples"] == 40);
+  CHECK(report["bad"] == 1);
+  CHECK(contains(report["reports"][0], "mixed.jsonl:41:1: `messages` is missing, not a list"));
+  CHECK(contains(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json"}).err,
+                 "tokenizer.chat_template=chatml"));
+
+  const Finished trained = with_recipe({"train"}, {"train.train_iters=12", "--run-dir", "runs/sft"});
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  CHECK(contains(trained.err, "training data: 36 samples, "));
+  CHECK(contains(trained.err, "validation data: 4 samples, "));
+  const auto losses = losses_of(p.file("runs/sft"));
+  CHECK(losses.size() == 12);
+  CHECK(losses.back() < losses.front());
+  // A line that is no sample ends the run before anything is made.
+  const Finished bad = with_recipe({"train"}, {"dataset.train_files=mixed.jsonl", "--run-dir", "runs/bad"});
+  CHECK(bad.code == 2);
+  CHECK(contains(bad.err, "mixed.jsonl:41:1: `messages` is missing, not a list"));
+  CHECK(!fs::exists(p.file("runs/bad")));
+}
+
 TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted run, to the bit") {
   const Prepared& p = prepared();
   const Finished whole = p.in({"train", "./tiny.yaml", "--run-dir", "whole"});

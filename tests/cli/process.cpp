@@ -56,7 +56,7 @@ Finished run(const Launch& launch) {
   if (child < 0) throw std::runtime_error("fork");
   if (child == 0) {
     ::dup2(in[0], 0);
-    ::dup2(out[1], 1);
+    ::dup2(launch.out_file.empty() ? out[1] : ::open(launch.out_file.c_str(), O_WRONLY), 1);
     ::dup2(err[1], 2);
     if (!launch.directory.empty() && ::chdir(launch.directory.c_str()) != 0) ::_exit(126);
     ::execve(kProgram, argv.data(), envp.data());
@@ -123,23 +123,41 @@ std::vector<int> children_of(int process) {
   return children;
 }
 
+void LateKill::start(int process, std::chrono::microseconds delay) {
+  start([process] { return process; }, delay);
+}
+void LateKill::start(std::function<int()> victim, std::chrono::microseconds delay) {
+  waiting_ = std::thread([this, victim = std::move(victim), delay] {
+    std::this_thread::sleep_for(delay);
+    if (!over_) ::kill(victim(), SIGKILL);
+  });
+}
+void LateKill::cancel() {
+  over_ = true;
+  if (waiting_.joinable()) waiting_.join();
+}
+
+std::vector<std::string> tiny_recipe(const std::vector<std::string>& more) {
+  std::vector<std::string> words{"quickstart",
+                                 "dataset=mock",
+                                 "tokenizer=none",
+                                 "model.num_layers=1",
+                                 "model.hidden_size=32",
+                                 "model.ffn_hidden_size=64",
+                                 "model.num_attention_heads=4",
+                                 "model.num_query_groups=2",
+                                 "model.seq_length=16",
+                                 "model.vocab_size=256",
+                                 "train.micro_batch_size=1",
+                                 "train.global_batch_size=2",
+                                 "validation.eval_interval=null",
+                                 "logger.log_interval=1"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
 std::vector<std::string> train_tiny(const std::vector<std::string>& more) {
-  std::vector<std::string> arguments{"train",
-                                     "quickstart",
-                                     "dataset=mock",
-                                     "tokenizer=none",
-                                     "model.num_layers=1",
-                                     "model.hidden_size=32",
-                                     "model.ffn_hidden_size=64",
-                                     "model.num_attention_heads=4",
-                                     "model.num_query_groups=2",
-                                     "model.seq_length=16",
-                                     "model.vocab_size=256",
-                                     "train.threads=1",
-                                     "train.micro_batch_size=1",
-                                     "train.global_batch_size=2",
-                                     "validation.eval_interval=null",
-                                     "logger.log_interval=1"};
+  std::vector<std::string> arguments = tiny_recipe({"train.threads=1"});
+  arguments.insert(arguments.begin(), "train");
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }

@@ -1,8 +1,11 @@
 // Runs the program as a user would, and keeps what it said.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace capstan::test {
@@ -20,6 +23,7 @@ struct Launch {
   std::vector<std::string> environment;  // "NAME=value" on top of a plain one
   std::string input;                     // standard input
   std::string directory;                 // where it runs; empty: here
+  std::string out_file;                  // where standard output goes; empty: into Finished
   double time_limit = 120;
   // Called with what standard error holds so far whenever there is more; returns a signal to send, 0 for
   // none.
@@ -28,8 +32,27 @@ struct Launch {
 Finished run(const Launch& launch);
 Finished run(std::vector<std::string> arguments);
 
-// `train` of a model of a few thousand parameters on generated tokens, on one thread and without evaluations, and `more`.
+// A recipe of a few thousand parameters on generated tokens, without evaluations, as words: its name, and what is changed.
+std::vector<std::string> tiny_recipe(const std::vector<std::string>& more);
+// `train` of it, on one thread.
 std::vector<std::string> train_tiny(const std::vector<std::string>& more);
+
+// SIGKILL for a process after a while, unless this goes away before.
+class LateKill {
+ public:
+  void start(int process, std::chrono::microseconds delay);
+  void start(std::function<int()> victim, std::chrono::microseconds delay);  // chosen then
+  bool started() const { return waiting_.joinable(); }
+  void cancel();
+  LateKill() = default;
+  LateKill(const LateKill&) = delete;
+  LateKill& operator=(const LateKill&) = delete;
+  ~LateKill() { cancel(); }
+
+ private:
+  std::atomic<bool> over_{false};
+  std::thread waiting_;
+};
 
 // The processes that a process has started and that still run.
 std::vector<int> children_of(int process);

@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -24,22 +23,7 @@ namespace {
 
 // Runs that take a moment, and many checkpoints.
 std::vector<std::string> tiny(int64_t steps) {
-  return {"quickstart",
-          "dataset=mock",
-          "tokenizer=none",
-          "model.num_layers=1",
-          "model.hidden_size=32",
-          "model.ffn_hidden_size=64",
-          "model.num_attention_heads=4",
-          "model.num_query_groups=2",
-          "model.seq_length=16",
-          "model.vocab_size=256",
-          "train.micro_batch_size=1",
-          "train.global_batch_size=2",
-          "train.train_iters=" + std::to_string(steps),
-          "checkpoint.save_interval=2",
-          "validation.eval_interval=null",
-          "logger.log_interval=1"};
+  return tiny_recipe({"train.train_iters=" + std::to_string(steps), "checkpoint.save_interval=2"});
 }
 
 Finished in(const ScratchDirectory& scratch, std::vector<std::string> arguments) {
@@ -100,29 +84,28 @@ bool all_gone(const std::string& directory, double seconds) {
 }
 
 // Runs the sweep until it is complete, and kills its runner with SIGKILL at random moments until that has happened `kills` times.
-void run_with_kills(const ScratchDirectory& scratch, const std::string& name, int kills, unsigned seed,
+void run_with_kills(const ScratchDirectory& scratch, const std::string& name, int kills,
                     int longest_milliseconds) {
-  std::mt19937 random(seed);
+  const char* const seed = std::getenv("CAPSTAN_SEED");
+  std::mt19937 random(seed ? static_cast<unsigned>(std::atoi(seed)) : 7);
   int killed = 0;
   for (int start = 0; start < kills + 20; ++start) {
-    std::thread killer;
-    std::atomic<bool> over{false};
+    LateKill killer;
+    // By what it has begun, not by the clock alone: ten kills are over before the sweep is, however fast the machine.
+    const int begun = 2 + static_cast<int>(random() % 2);
     const auto delay = std::chrono::milliseconds(random() % static_cast<unsigned>(longest_milliseconds));
     Launch launch;
     launch.directory = scratch.path();
     launch.arguments = {"sweep", "run", name, "--slots", "2"};
     launch.time_limit = 300;
     launch.on_error_text = [&](const std::string& text, int process) {
-      if (killed >= kills || killer.joinable() || !contains(text, "started")) return 0;
-      killer = std::thread([&over, delay, process] {
-        std::this_thread::sleep_for(delay);
-        if (!over) ::kill(process, SIGKILL);
-      });
+      int lines = 0;
+      for (size_t at = text.find("started "); at != std::string::npos; at = text.find("started ", at + 1))
+        ++lines;
+      if (killed < kills && !killer.started() && lines >= begun) killer.start(process, delay);
       return 0;
     };
     const Finished ended = run(launch);
-    over = true;
-    if (killer.joinable()) killer.join();
     REQUIRE_MESSAGE((ended.code == 0 || ended.code == 128 + SIGKILL), ended.err);
     if (ended.code == 0) break;
     ++killed;
@@ -141,8 +124,8 @@ void same_as_uninterrupted(const std::vector<std::string>& axes, size_t trials, 
   }
   const Finished whole = in(scratch, {"sweep", "run", "whole", "--slots", "2"});
   REQUIRE_MESSAGE(whole.code == 0, whole.err);
-  // So often that the sweep is not over before the last kill, however fast the machine is.
-  run_with_kills(scratch, "killed", kills, 7, static_cast<int>(1000 * whole.seconds / kills));
+  run_with_kills(scratch, "killed", kills,
+                 1 + static_cast<int>(1000 * whole.seconds / static_cast<double>(trials)));
   const auto expected = results_of(scratch, "whole"), found = results_of(scratch, "killed");
   CHECK(expected.size() == trials);
   CHECK(found == expected);  // bit for bit: the digits read back as the same number
@@ -209,6 +192,16 @@ TEST_CASE("a sweep is planned, run and looked at; a value more keeps what is don
   CHECK(done_of(scratch, "s").size() == 3);
 }
 
+TEST_CASE("impossible trials are listed with their reason, which is said once") {
+  const ScratchDirectory scratch;
+  const Finished planned = plan(scratch, "s", 4, {"optimizer.lr=1e-5,1e-3", "rng.seed=1,2,3,4,5,6,7"});
+  REQUIRE_MESSAGE(planned.code == 0, planned.err);
+  CHECK(contains(planned.out, "impossible: optimizer.lr=1e-5 rng.seed=1\n"));
+  CHECK(contains(planned.out, "rng.seed=4\nimpossible: 3 more for the same reason\n    error[R0604]: "));
+  CHECK(planned.out.find("R0604") == planned.out.rfind("R0604"));
+  CHECK(contains(planned.out, "\n7 trials, 7 impossible; "));
+}
+
 TEST_CASE("a trial that fails is shown at once, and can be retried") {
   const ScratchDirectory scratch;
   const Finished planned = plan(scratch, "s", 4, {"optimizer.lr=1e-3,1e-2", "checkpoint.load=nowhere"});
@@ -229,7 +222,7 @@ TEST_CASE("a trial that fails is shown at once, and can be retried") {
 
 TEST_CASE("interrupted once, trials save and go on later; what is hopeless is pruned") {
   const ScratchDirectory scratch;
-  const Finished planned = plan(scratch, "s", 40000, {"optimizer.lr=1e-3,1e-2"});
+  const Finished planned = plan(scratch, "s", 100'000, {"optimizer.lr=1e-3,1e-2"});
   REQUIRE_MESSAGE(planned.code == 0, planned.err);
   Launch launch;
   launch.directory = scratch.path();
@@ -273,6 +266,69 @@ TEST_CASE("two runners share the work and never a trial") {
     CHECK(result.second == "done");
     CHECK(!fs::exists(scratch.file("s") + "/trials/" + id + "/attempts/2"));
   }
+}
+
+TEST_CASE("a trial that a dead host holds is waited for; one that lives is left to it") {
+  const ScratchDirectory scratch;
+  REQUIRE(plan(scratch, "s", 4, {"optimizer.lr=1e-3,2e-3"}).code == 0);
+  const std::string id = results_of(scratch, "s").begin()->first, place = scratch.file("s") + "/trials/" + id;
+  scratch.write("s/trials/" + id + "/state", "running\n");
+  const auto claim = [&](int seconds_ago) {
+    scratch.write("s/trials/" + id + "/lock",
+                  R"({"host":"elsewhere.example","pid":1,"since":"2026-01-01T00:00:00Z"})");
+    fs::last_write_time(place + "/lock",
+                        fs::file_time_type::clock::now() - std::chrono::seconds(seconds_ago));
+  };
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = {"sweep", "run", "s", "--trial", id};
+  bool beaten = false;
+  launch.on_error_text = [&](const std::string& text, int) {
+    if (!beaten && contains(text, "waiting for a sign of life")) claim(0);
+    beaten |= contains(text, "waiting");
+    return 0;
+  };
+  claim(60);
+  const Finished left = run(launch);
+  CHECK(left.code == 0);
+  CHECK(contains(left.err, "is held by elsewhere.example, process 1 since 2026-01-01T00:00:00Z: waiting"));
+  CHECK(contains(left.err, "0 done, 1 running elsewhere"));
+  claim(60);
+  bool sent = false;
+  launch.on_error_text = [&](const std::string& text, int) {
+    if (sent || !contains(text, "waiting")) return 0;
+    sent = true;
+    return SIGUSR1;
+  };
+  const Finished stopped = run(launch);
+  CHECK(stopped.code == 75);  // so that a batch script puts its task back
+  CHECK(contains(stopped.err, "1 pending"));
+  claim(117);
+  launch.on_error_text = {};
+  const Finished taken = run(launch);
+  CHECK(taken.code == 0);
+  CHECK(contains(taken.err, "started " + id));
+  CHECK(contains(taken.err, "1 done"));
+}
+
+TEST_CASE("what became of a trial's directory does not stop the others") {
+  const ScratchDirectory scratch;
+  REQUIRE(plan(scratch, "s", 4, {"optimizer.lr=1e-3,2e-3,3e-3"}).code == 0);
+  const auto trials = results_of(scratch, "s");
+  const std::string gone = trials.begin()->first, torn = std::next(trials.begin())->first;
+  fs::remove_all(scratch.file("s") + "/trials/" + gone);
+  scratch.write("s/trials/" + torn + "/state", "");
+  const Finished ran = in(scratch, {"sweep", "run", "s"});
+  CHECK(ran.code == 1);
+  CHECK(contains(ran.err, "cannot run: its directory is gone; `capstan sweep add` writes it anew"));
+  CHECK(contains(ran.err, "cannot run: its state is lost; `capstan sweep retry` lets it wait again"));
+  CHECK(contains(ran.err, "1 done, 2 failed"));
+  for (const char* verb : {"status", "table", "plot", "slurm"})
+    CHECK(in(scratch, {"sweep", verb, "s"}).code == 0);
+  CHECK(in(scratch, {"sweep", "retry", "s", gone}).code == 2);
+  CHECK(contains(in(scratch, {"sweep", "retry", "s", torn}).out, "1 trial waits"));
+  CHECK(contains(in(scratch, {"sweep", "add", "s"}).err, "1 trial is new"));
+  CHECK(contains(in(scratch, {"sweep", "run", "s"}).err, "3 done"));
 }
 
 TEST_CASE("ranks die with the runner") {

@@ -1,5 +1,6 @@
 // sweep ask, tell, table, plot and slurm on a sweep that nobody runs: results are told. No Python, no Slurm.
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -147,9 +148,8 @@ TEST_CASE("slurm writes scripts for what is still to do") {
                       .environment = {"PATH=/usr/bin:/bin"}};
   const Finished written = run(launch);
   CHECK_MESSAGE(written.code == 0, written.err);
-  CHECK(written.out == "sbatch --parsable --array=1-3 " + directory +
-                           "/slurm/array-0.sh\nsbatch --parsable --array=1 " + directory +
-                           "/slurm/array-1.sh\n");
+  CHECK(written.out == "sbatch --array=1-3 " + directory + "/slurm/array-0.sh\nsbatch --array=1 " +
+                           directory + "/slurm/array-1.sh\n");
   CHECK(contains(written.err, "4 trials in 2 arrays of at most 3 (--array-max)"));
   CHECK(count_lines(read_text(directory + "/slurm/array-0.map")) == 3);
   CHECK(contains(read_text(directory + "/slurm/array-0.sh"), "#SBATCH --array=1-3\n"));
@@ -168,4 +168,28 @@ TEST_CASE("slurm writes scripts for what is still to do") {
   const Finished wrong = run({"sweep", "slurm", directory, "--cluster", cluster});
   CHECK(wrong.code == 2);
   CHECK(contains(wrong.err, "cluster.yaml:2:1"));
+}
+
+TEST_CASE("output that cannot be written is an error, and a device is never replaced") {
+  const ScratchDirectory scratch;
+  const std::string directory = planned(scratch);
+  const std::vector<std::vector<std::string>> verbs = {
+      {"sweep", "plan", "quickstart", "optimizer.lr=1e-3,1e-2", "--dry-run"},
+      {"sweep", "status", directory},
+      {"sweep", "slurm", directory},
+      {"recipe", "import", CAPSTAN_SOURCE_DIR "/tests/import/golden/gpt_small.sh"}};
+  for (const auto& verb : verbs) {
+    CAPTURE(verb[1]);
+    Launch launch;
+    launch.arguments = verb;
+    launch.out_file = "/dev/full";
+    const Finished lost = run(launch);
+    CHECK(lost.code == 1);
+    CHECK(contains(lost.err, "cannot write to standard output: No space left on device"));
+  }
+  ::mkfifo(scratch.file("pipe").c_str(), 0600);
+  const Finished plot = run({"sweep", "plot", directory, "-o", scratch.file("pipe")});
+  CHECK(plot.code == 2);
+  CHECK(contains(plot.err, "pipe` is not a regular file"));
+  CHECK(fs::is_fifo(scratch.file("pipe")));
 }

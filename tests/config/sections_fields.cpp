@@ -97,6 +97,19 @@ TEST_CASE("derived values") {
     CHECK(c.model.max_position_embeddings == 128);
     CHECK(c.model.embedding_init_method_std.value() == 0.02);
   }
+  SUBCASE("how far cos and sin of stretched positions are scaled") {
+    const auto factor = [](std::vector<std::string> overrides) {
+      overrides.insert(overrides.begin(), {"model.position_embedding_type=rope", "model.rope_scaling=true",
+                                           "model.rope_scaling_factor=32",
+                                           "model.rope_scaling_original_max_position_embeddings=4096"});
+      return bench_config(overrides).model.rope_scaling_attention_factor;
+    };
+    CHECK(factor({"model.rope_scaling_type=yarn"}).value() == doctest::Approx(1.3465735902799727));
+    CHECK(factor({"model.rope_scaling_type=longrope"}).value() == doctest::Approx(1.1902380714238083));
+    CHECK(factor({"model.rope_scaling_type=longrope", "model.rope_scaling_factor=1"}).value() == 1);
+    CHECK(factor({"model.rope_scaling_type=yarn", "model.rope_scaling_attention_factor=1.5"}).value() == 1.5);
+    CHECK(!factor({}).has_value());
+  }
   SUBCASE("a gated feed-forward network is narrower") {
     const Config c = bench_config({"model.hidden_size=4096", "model.num_attention_heads=32",
                                    "model.gated_linear_unit=true", "model.ffn_hidden_size=null"});
@@ -293,7 +306,13 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
            {"model.recompute_granularity=selective", "model.recompute_modules=[core_attn, mlp]"},
            {"optimizer.optimizer=sgd", "optimizer.grad_norm_skip_threshold=10"},
            {"model.position_embedding_type=rope", "model.rope_scaling=true", "model.normalization=RMSNorm"},
+           {"model.position_embedding_type=rope", "model.rope_scaling=true", "model.rope_scaling_type=yarn"},
+           {"model.norm_placement=both", "model.embedding_multiplier=8", "model.attn_logit_softcapping=50",
+            "model.final_logit_softcapping=30"},
+           {"model.norm_placement=output", "model.normalization=RMSNorm", "model.qk_layernorm=true",
+            "model.qk_layernorm_across_heads=true"},
            {"checkpoint.async_save=true"},
+           {"peft.base_quantization=nf4", "peft.quantization_double=false"},
            {"resilience.loss_spike_action=rewind", "resilience.grad_norm_spike_action=skip"},
            {"resilience.rerun_mode=validate_results"},
            {"model.window_size=16", "model.qk_layernorm=true", "model.hidden_dropout=0.1"},
@@ -318,7 +337,7 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
       {{"mixed_precision.fp8=hybrid"}, "mixed_precision.fp8"},
       {{"optimizer.optimizer=muon"}, "optimizer.optimizer"},
       {{"optimizer.use_precision_aware_optimizer=true"}, "optimizer.use_precision_aware_optimizer"},
-      {{"peft.scheme=lora"}, "peft.scheme"},
+      {{"peft.dropout_position=post"}, "peft.dropout_position"},
   };
   for (const auto& one : refused) CHECK_MESSAGE(missing(one.first).count(one.second) == 1, one.second);
 }

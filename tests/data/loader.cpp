@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "data/gpt_dataset.hpp"
 #include "dataset_helpers.hpp"
 
 using namespace capstan;

@@ -194,7 +194,7 @@ TEST_CASE("bpe: merging short, long and remembered pieces follows the definition
     Vocabulary vocabulary(static_cast<int64_t>(tokens.size()));
     for (size_t i = 0; i < tokens.size(); ++i)
       REQUIRE(vocabulary.add(tokens[i], static_cast<int32_t>(i)) == Vocabulary::Added::yes);
-    BpeModel model(40);
+    BpeModel model(vocabulary, 40);
     model.byte_ids.fill(-1);
     for (int i = 0; i < 4; ++i) model.byte_ids[static_cast<size_t>('a' + i)] = i;
     for (size_t r = 0; r < merges.size(); ++r)
@@ -212,7 +212,7 @@ TEST_CASE("bpe: merging short, long and remembered pieces follows the definition
       const std::string_view view = piece;
       for (int again = 0; again < 2; ++again) {
         std::vector<int32_t> got = {77};
-        model.encode({{&view, 1}, piece.data() + piece.size()}, vocabulary, scratch, got);
+        model.encode({{&view, 1}, piece.data() + piece.size()}, scratch, got);
         got.erase(got.begin());
         CHECK(got == expected);
       }

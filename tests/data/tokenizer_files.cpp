@@ -63,10 +63,16 @@ TEST_CASE("tokenizer.json: what is wrong is said with its place") {
       {"/version", "1", "t.json: version: expected a string, got an integer"},
       {"/model", "", "there is no `model`"},
       {"/model", "[]", "model: expected an object, got an array"},
-      {"/model/type", "\"Unigram\"", "t.json: model.type: the model \"Unigram\" is not supported"},
-      {"/model/type", "\"WordPiece\"", "model \"WordPiece\""},
+      {"/model/type", "\"WordLevel\"", "t.json: model.type: the model \"WordLevel\" is not supported"},
+      {"/model/type", "\"Unigram\"", "model.vocab: expected an array, got an object"},
+      {"/model/type", "\"WordPiece\"", "the unknown token \"[UNK]\" is not there"},
+      {"/model", "{\"type\":\"Unigram\",\"vocab\":[[\"a\",-1],[\"b\",\"x\"]]}",
+       "model.vocab[1]: expected a token and its score"},
+      {"/model", "{\"vocab\":[[\"a\",-1]],\"unk_id\":1}", "model.unk_id: the id 1 is not in the vocabulary"},
+      {"/model", "{\"vocab\":[[\"a\",-1],[\"b\",-1],[\"c\",-1],[\"d\",-1],[\"a\",-2]]}",
+       "model.vocab[\"a\"]: the token is there twice"},
       {"/model/vocab", "", "there is no `vocab`"},
-      {"/model/vocab", "[]", "model.vocab: expected an object"},
+      {"/model/vocab", "7", "model.vocab: expected an object"},
       {"/model/vocab", "{}", "the id 4 leaves holes"},
       {"/model/vocab/ab", "-1", "model.vocab[\"ab\"]: the id -1 is out of range"},
       {"/model/vocab/ab", "2147483648", "the id 2147483648 is out of range"},
@@ -98,22 +104,37 @@ TEST_CASE("tokenizer.json: what is wrong is said with its place") {
       {"/model/dropout", "\"x\"", "model.dropout"},
       {"/model/unk_token", "5", "model.unk_token: expected a string"},
       {"/model/unk_token", "\"<unk>\"", "the unknown token \"<unk>\" is not there"},
-      {"/model/byte_fallback", "true", "byte_fallback"},
       {"/model/ignore_merges", "1", "model.ignore_merges: expected a boolean"},
-      {"/model/continuing_subword_prefix", "\"##\"", "model.continuing_subword_prefix"},
-      {"/model/end_of_word_suffix", "\"</w>\"", "model.end_of_word_suffix"},
-      {"/normalizer", "{\"type\":\"Lowercase\"}",
-       "normalizer: the normalizer \"Lowercase\" is not supported"},
-      {"/normalizer", "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Strip\"}]}",
-       "normalizer.normalizers[1]: the normalizer \"Strip\""},
+      {"/model/continuing_subword_prefix", "7", "model.continuing_subword_prefix: expected a string"},
+      {"/normalizer", "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Stripe\"}]}",
+       "normalizer.normalizers[1]: the normalizer \"Stripe\" is not supported"},
+      {"/normalizer", "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"(a\"},\"content\":\"\"}",
+       "normalizer.pattern: the regular expression"},
+      {"/normalizer", "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"}}",
+       "normalizer: there is no `content`"},
+      {"/normalizer", "{\"type\":\"Prepend\"}", "normalizer: there is no `prepend`"},
+      {"/normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"?\"}",
+       "normalizer.precompiled_charsmap: expected base64"},
+      {"/normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"\"}",
+       "normalizer.precompiled_charsmap: the table of characters is broken: it has 0 bytes"},
+      {"/normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"/////w==\"}",
+       "its trie of 4294967295 bytes is larger than it is"},
+      {"/normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"AwAAAAAAAAA=\"}",
+       "a trie of 3 bytes"},
+      {"/normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"BAAAAAAAAABh\"}",
+       "the last text has no end"},
       {"/normalizer", "{\"kind\":1}", "normalizer: there is no `type`"},
-      {"/pre_tokenizer", "null", "only byte-level tokenizers are supported"},
-      {"/pre_tokenizer", "{\"type\":\"Metaspace\"}",
-       "pre_tokenizer: the pre-tokenizer \"Metaspace\" is not supported"},
-      {"/pre_tokenizer", "{\"type\":\"Digits\"}", "there is no ByteLevel step"},
+      {"/pre_tokenizer", "{\"type\":\"UnicodeScripts\"}",
+       "pre_tokenizer: the pre-tokenizer \"UnicodeScripts\" is not supported"},
+      {"/pre_tokenizer", "{\"type\":\"Metaspace\"}", "pre_tokenizer: there is no `replacement`"},
+      {"/pre_tokenizer", "{\"type\":\"Metaspace\",\"replacement\":\"__\"}",
+       "pre_tokenizer.replacement: expected one character"},
+      {"/pre_tokenizer", "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"last\"}",
+       "pre_tokenizer.prepend_scheme: expected always, first or never"},
       {"/pre_tokenizer",
-       "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"Digits\"}]}",
-       "pre_tokenizer.pretokenizers[1]: a step after ByteLevel"},
+       "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\",\"add_prefix_space\":"
+       "false}",
+       "pre_tokenizer: add_prefix_space is false, but prepend_scheme is \"first\""},
       {"/pre_tokenizer", "{\"type\":\"Sequence\"}", "there is no `pretokenizers`"},
       {"/pre_tokenizer", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a(\"},\"behavior\":\"Isolated\"}",
        "pre_tokenizer.pattern: the regular expression"},
@@ -123,11 +144,22 @@ TEST_CASE("tokenizer.json: what is wrong is said with its place") {
        "expected one of `Regex` and `String`"},
       {"/pre_tokenizer", "{\"type\":\"Split\",\"pattern\":\"a\",\"behavior\":\"Isolated\"}",
        "pre_tokenizer.pattern: expected an object"},
-      {"/decoder", "{\"type\":\"WordPiece\"}", "decoder: the decoder \"WordPiece\" is not supported"},
+      {"/decoder", "{\"type\":\"CTC\"}", "decoder: the decoder \"CTC\" is not supported"},
+      {"/decoder", "{\"type\":\"Strip\",\"content\":\" \",\"start\":-1,\"stop\":0}",
+       "decoder.start: the number -1 is out of range"},
       {"/post_processor", "{\"type\":\"Surprise\"}",
        "post_processor: the post-processor \"Surprise\" is not supported"},
       {"/post_processor", "{\"type\":\"TemplateProcessing\",\"single\":[5]}",
        "post_processor.single[0]: expected an object"},
+      {"/post_processor", "{\"type\":\"TemplateProcessing\",\"single\":[]}", "the sequence A is missing"},
+      {"/post_processor",
+       "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\"}},{\"Sequence\":{"
+       "\"id\":\"A\"}}]}",
+       "post_processor.single[0]: the token \"<s>\" is not in `special_tokens`"},
+      {"/post_processor", "{\"type\":\"BertProcessing\",\"cls\":[\"a\",0],\"sep\":[\"b\"]}",
+       "post_processor.sep: expected a token and its id"},
+      {"/post_processor", "{\"type\":\"BertProcessing\",\"cls\":[\"a\",0],\"sep\":[\"b\",99]}",
+       "the id 99 of the template belongs to no token"},
   };
   for (const Row& row : rows) {
     Json json = good();
@@ -174,11 +206,21 @@ TEST_CASE("tokenizer.json: text that is no JSON, or too much of it") {
   json["added_tokens"][0]["rstrip"] = true;
   CHECK(error_of(json.dump()).find("white space") != std::string::npos);
   json = good();
-  json["pre_tokenizer"] = {{"type", "ByteLevel"}};
-  for (int i = 0; i < 20; ++i)
-    json["pre_tokenizer"] = {{"type", "Sequence"},
-                             {"pretokenizers", {{{"type", "Digits"}}, json["pre_tokenizer"]}}};
-  CHECK(error_of(json.dump()).find("there are more than 16 steps") != std::string::npos);
+  json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", Json::array()}};
+  for (int i = 0; i < 65; ++i) json["pre_tokenizer"]["pretokenizers"].push_back({{"type", "Digits"}});
+  CHECK(error_of(json.dump()).find("there are more than 64 steps") != std::string::npos);
+  // Steps that double the text end when it is much too long.
+  json = good();
+  json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array()}};
+  for (int i = 0; i < 60; ++i)
+    json["normalizer"]["normalizers"].push_back(
+        {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}});
+  json["added_tokens"] = Json::array();
+  json["model"]["vocab"]["c"] = 4;
+  const auto bomb = Tokenizer::from_json(json.dump());
+  CHECK_THROWS_WITH_AS(bomb->encode("ba"), doctest::Contains("steps make more than"), Error);
+  json["normalizer"]["normalizers"][0]["content"] = std::string(2000, 'a');
+  CHECK(error_of(json.dump()).find("normalizer.normalizers[0].content: has 2000 bytes") != std::string::npos);
   // Every prefix of a tokenizer.json is an error, none a crash.
   const std::string whole = good().dump();
   for (size_t size = 0; size < whole.size(); ++size) CHECK(error_of(whole.substr(0, size)) != "");
@@ -265,7 +307,7 @@ TEST_CASE("tokenizer: directories, the files to keep, hashes") {
   for (const auto& merge : gpt2["model"]["merges"])
     merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
   CHECK_THROWS_WITH_AS(Tokenizer::load(directory.path),
-                       doctest::Contains("neither tokenizer.json nor vocab.json"), Error);
+                       doctest::Contains("none of tokenizer.json, tokenizer.model, vocab.json"), Error);
   CHECK_THROWS_AS(Tokenizer::load(directory.path / "missing.json"), Error);
   directory.write("vocab.json", gpt2["model"]["vocab"].dump());
   directory.write("merges.txt", merges);
@@ -376,6 +418,11 @@ TEST_CASE("verbs: encode and decode files") {
   encode_file(*tokenizer, directory.write("a.txt", "a b\n<|endoftext|>\n"), sink, pool);
   const auto a = std::to_string(*tokenizer->id_of("a")), b = std::to_string(*tokenizer->id_of("Ġb"));
   CHECK(out == "{\"ids\":[" + a + "," + b + "]}\n{\"ids\":[0]}\n");
+  out.clear();
+  encode_file(*tokenizer, directory.write("b.txt", "a b\n\n\xC3\xA9"), sink, pool, {}, {}, true);
+  CHECK(out.find("{\"ids\":[" + a + "," + b + "],\"places\":[[0,1],[1,3]]}\n{\"ids\":[],\"places\":[]}\n") ==
+        0);
+  CHECK(out.find("\"places\":[[0,2]") != std::string::npos);
   const std::pair<const char*, const char*> bad[] = {
       {"{\"ids\":[1]}\n{\"ids\":[700]}\n", "bad.jsonl:2: the id 700 is not in the vocabulary of 700 tokens"},
       {"{\"ids\":[-1]}\n", "bad.jsonl:1: the id -1"},

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/error.hpp"
@@ -269,4 +270,44 @@ TEST_CASE("added tokens: the leftmost, then the longest") {
   CHECK(cut({word}, "w ww w_ -w- éw w") == "[0:w]( ww w_ -)[0:w](- éw )[0:w]");
   CHECK(cut({special, word}, "aS wS", true) == "(aS wS)");
   CHECK(cut({special, word}, "aS w S", true) == "(aS )[1:w]( S)");
+
+  // Text that looks like a token at every place: found by the automaton, the same as by looking.
+  PhiloxStream random(philox_key(8, purpose::test, 6));
+  for (int round = 0; round < 20; ++round) {
+    std::vector<AddedToken> tokens;
+    for (int i = 0; i < 12; ++i) {
+      std::string content;
+      for (uint64_t n = 1 + random.below(i < 6 ? 4 : 200); n > 0; --n) content += random.below(8) ? 'a' : 'b';
+      tokens.push_back(token(content.c_str()));
+    }
+    std::sort(tokens.begin(), tokens.end(),
+              [](const auto& a, const auto& b) { return a.content < b.content; });
+    tokens.erase(std::unique(tokens.begin(), tokens.end(),
+                             [](const auto& a, const auto& b) { return a.content == b.content; }),
+                 tokens.end());
+    std::string text;
+    for (int i = 0; i < 3000; ++i) text += random.below(9) ? 'a' : 'b';
+    std::string expected, plain;
+    for (size_t at = 0; at < text.size();) {
+      size_t best = tokens.size();
+      for (size_t i = 0; i < tokens.size(); ++i)
+        if (text.compare(at, tokens[i].content.size(), tokens[i].content) == 0 &&
+            (best == tokens.size() || tokens[i].content.size() > tokens[best].content.size()))
+          best = i;
+      if (best == tokens.size()) {
+        plain += text[at++];
+        continue;
+      }
+      if (!plain.empty()) expected += "(" + plain + ")";
+      plain.clear();
+      expected += "[" + std::to_string(best) + ":" + tokens[best].content + "]";
+      at += tokens[best].content.size();
+    }
+    if (!plain.empty()) expected += "(" + plain + ")";
+    CHECK(cut(tokens, text) == expected);
+  }
+  CHECK(cut({token(std::string(1000, 'a').c_str())}, std::string(1, 'b') + std::string(999, 'a')).size() ==
+        1002);
+  CHECK(cut({token((std::string(1000, 'a') + "b").c_str())}, std::string(1'000'000, 'a')).size() ==
+        1'000'002);
 }

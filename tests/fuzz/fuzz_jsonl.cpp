@@ -1,5 +1,6 @@
 // Text to prepare from a stranger. The first byte says what it is called and how it is cut: bits 0-2 the
 // name, bits 3-4 the documents of plain text, bit 5 what happens to bad records, bit 6 small limits.
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -14,6 +15,14 @@
 
 using namespace capstan;
 using namespace capstan::data;
+
+// Each execution starts threads, and the sanitizer clears what it keeps of their stacks: with small ones a fifth faster.
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, 512 << 10);
+  return pthread_setattr_default_np(&attributes);
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::string directory = [] {

@@ -1,5 +1,5 @@
-// Two readers of strangers' bytes: a tokenizer.json (input beginning with `{`, or anything else but the two
-// letters below), and text (`T` and bytes: encoded by every pre-tokenizer and decoded again).
+// Readers of strangers' bytes: a tokenizer.json or a SentencePiece .model (by its first byte), and text (`T` and bytes:
+// encoded by every pre-tokenizer and decoded again).
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -59,16 +59,27 @@ void check_text(std::string_view text) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   if (!input.empty() && input[0] == 'T') {
-    check_text(input.substr(1));
+    check_text(input.substr(1, 512));  // long enough for every way through; longer texts only take their time
     return 0;
   }
   try {
-    const auto tokenizer = Tokenizer::from_json(std::string(input));
-    const auto ids = tokenizer->encode("a ab abb 12 <s>  e\xCC\x81 \xFF\n");
-    for (const int32_t id : ids)
-      if (id < 0 || id >= tokenizer->vocab_size()) std::abort();
-    tokenizer->decode(ids);
-    tokenizer->encode(input.substr(0, 1000));
+    const auto tokenizer = !input.empty() && input[0] == '\n'
+                               ? Tokenizer::from_sentencepiece(std::string(input))
+                               : Tokenizer::from_json(std::string(input));
+    for (const std::string_view text :
+         {std::string_view("a ab abb 12 <s>  e\xCC\x81 \xFF\n \xEF\xAC\x81 \xE2\x96\x81 <0x41>"),
+          input.substr(0, 1000)}) {
+      const auto ids = tokenizer->encode(text);
+      for (const int32_t id : ids)
+        if (id < 0 || id >= tokenizer->vocab_size()) std::abort();
+      const Encoding encoding = tokenizer->encode_with_places(text, {.add_special = true});
+      for (const Place& place : encoding.places)
+        if (place.begin > place.end || place.end > text.size()) std::abort();
+      StreamDecoder stream(tokenizer);
+      std::string streamed;
+      for (const int32_t id : ids) streamed += stream.push(id);
+      if (streamed + stream.finish() != tokenizer->decode(ids)) std::abort();
+    }
   } catch (const Error& error) {
     if (error.code() == ErrorCode::internal) std::abort();
   }

@@ -167,15 +167,29 @@ TEST_CASE("formats are recognised, or the known ones are told") {
 
 TEST_CASE("malformed files are errors of the format") {
   for (const char* text :
-       {"{\"zero_optimization\": ", "a: [1", "", "\xff\xfe", "- 1\n- 2\n", "pretrain_gpt.py 'x"}) {
+       {"{\"zero_optimization\": ", "a: [1", "", " \n", "\xff\xfe", "- 1\n- 2\n", "pretrain_gpt.py 'x"}) {
     CAPTURE(text);
     try {
-      import_recipe(text, "file", {});
+      import_recipe(text, "file.sh", {});
       FAIL("accepted");
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::format);
+      CHECK(error.message().starts_with("`file.sh`"));
     }
   }
+  CHECK_THROWS_WITH_AS(import_recipe(std::string("pretrain_gpt.py\0 --num-layers 2", 32), "file.sh", {}),
+                       "`file.sh` is not text: a NUL at byte 15", Error);
+}
+
+TEST_CASE("commands of megabytes are answered soon") {
+  std::string options = "pretrain_gpt.py";
+  for (int i = 0; i < 9000; ++i) options += " --unknown-" + std::to_string(i);
+  const std::string padded = options + std::string(3'000'000, ' ');
+  CHECK(import_recipe(padded, "file.sh", {}).left.size() >= 9000);
+  std::string repeated = "pretrain_gpt.py";
+  while (repeated.size() < 4'000'000) repeated += " --num-layers 3";
+  CHECK_THROWS_WITH_AS(import_recipe(repeated, "file.sh", {}),
+                       "`file.sh`: a command of more than 10000 words", Error);
 }
 
 TEST_CASE("models by their names elsewhere") {

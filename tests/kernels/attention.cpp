@@ -31,8 +31,8 @@ Vec<int32_t> packed_documents(int64_t batch, int64_t seq, uint64_t seed) {
 void check_attention(const AttentionShape& a, DType type, const Vec<int32_t>& documents, uint64_t seed,
                      double scale = 1) {
   INFO("groups=", a.qkv.groups, " heads/group=", a.qkv.heads_per_group, " d=", a.qkv.head_dim,
-       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " dropout=", a.dropout,
-       " packed=", !documents.empty(), " ", text(type));
+       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
+       " dropout=", a.dropout, " packed=", !documents.empty(), " ", text(type));
   const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), d = a.qkv.head_dim;
   const Array qkv(type, random_values(tokens * a.qkv.row(), seed, scale)),
       dout(type, random_values(tokens * heads * d, seed + 1));
@@ -61,8 +61,9 @@ void check_attention(const AttentionShape& a, DType type, const Vec<int32_t>& do
 }  // namespace
 
 TEST_CASE("the reference gradient of attention is the derivative of the reference") {
-  for (int variant = 0; variant < 3; ++variant) {
+  for (int variant = 0; variant < 4; ++variant) {
     AttentionShape a = attention_shape(2, 2, 3, 2, 7);
+    a.softcap = variant == 3 ? 0.7f : 0.0f;
     a.causal = variant != 1;
     a.window = variant == 2 ? 3 : 0;
     a.dropout = variant == 2 ? 0.3f : 0.0f;
@@ -120,6 +121,29 @@ TEST_CASE("attention with large logits does not overflow") {
   check_attention(a, DType::f32, {}, 7, 0.5);
 }
 
+TEST_CASE("capped logits: masks, documents, dropout, caps that bind and caps that do not") {
+  uint64_t seed = 500;
+  for (DType type : kTypes)
+    for (const auto [seq, d] : {std::array<int64_t, 2>{5, 5}, {65, 16}, {150, 24}})
+      for (const float cap : {0.6f, 50.0f}) {
+        AttentionShape a = attention_shape(2, 2, d, 2, seq);
+        a.softcap = cap;
+        check_attention(a, type, {}, seed++);
+        a.window = 13;
+        check_attention(a, type, packed_documents(2, seq, 4), seed++);
+        a.window = 0;
+        a.dropout = 0.2f;
+        check_attention(a, type, {}, seed++);
+        a.dropout = 0;
+        a.causal = false;
+        check_attention(a, type, {}, seed++);
+      }
+  AttentionShape a = attention_shape(1, 2, 16, 1, 140);
+  a.scale = 20;  // nearly all logits at the cap
+  a.softcap = 30;
+  check_attention(a, DType::f32, {}, 7, 0.5);
+}
+
 TEST_CASE("queries that see nothing give zero and no gradient") {
   AttentionShape a = attention_shape(1, 2, 16, 1, 70);
   Vec<int32_t> documents(70, 0);
@@ -131,9 +155,10 @@ TEST_CASE("generation with a cache continues as the full sequence would") {
   for (DType type : kTypes)
     for (const auto [past, now] :
          {std::array<int64_t, 2>{0, 1}, {0, 9}, {1, 1}, {63, 1}, {64, 2}, {100, 70}, {200, 1}})
-      for (int64_t window : {0, 5}) {
+      for (int64_t window : {0, 5, 17}) {
         AttentionShape full = attention_shape(2, 2, 24, 2, past + now);
         full.window = window;
+        full.softcap = window == 17 ? 1.5f : 0.0f;
         const int64_t batch = 2, capacity = past + now + 3, d = 24, row = full.qkv.row(),
                       width = full.qkv.heads() * d;
         const Array all(type, random_values(batch * full.seq * row, 21));

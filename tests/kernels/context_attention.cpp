@@ -47,8 +47,8 @@ Vec<double> kv_of(const Vec<double>& qkv, const QkvLayout& l) {
 void check_parts(const AttentionShape& a, DType type, const Cut& cut, const Vec<int32_t>& documents,
                  uint64_t seed) {
   INFO("groups=", a.qkv.groups, " heads/group=", a.qkv.heads_per_group, " d=", a.qkv.head_dim,
-       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " dropout=", a.dropout,
-       " packed=", !documents.empty(), " ranks=", cut.size(), " ", text(type));
+       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
+       " dropout=", a.dropout, " packed=", !documents.empty(), " ranks=", cut.size(), " ", text(type));
   const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), width = heads * a.qkv.head_dim,
                 row = a.qkv.row(), kv_row = a.qkv.groups * 2 * a.qkv.head_dim;
   const auto qkv = Array(type, random_values(tokens * row, seed)).rounded(),
@@ -131,6 +131,8 @@ TEST_CASE("parts of a sequence are attention of the whole: load-balanced chunks"
         a.window = window;
         check_parts(a, type, balanced(ranks, seq), {}, seed++);
       }
+      a.softcap = 0.8f;
+      check_parts(a, type, balanced(ranks, seq), {}, seed++);
     }
 }
 

@@ -76,7 +76,7 @@ TEST_CASE("bias, dropout and residual in one pass, and its gradient") {
           const auto y =
               run_kernel({Array::zeros(type, rows * cols), x}, [&](kernels::Context& c, Vec<Array>& out) {
                 e.bias_dropout_add(c, x, bias, residual, out[0].out(), rows, cols, p, key, ids.data());
-                e.dropout_backward(c, out[1], out[1].out(), rows, cols, p, key, ids.data());
+                e.dropout(c, out[1], out[1].out(), rows, cols, 0, p, key, ids.data());
               });
           Vec<double> expected(static_cast<size_t>(rows * cols)), gradient = expected;
           const auto xs = x.rounded(), bs = bias.rounded(), rs = residual.rounded();
@@ -245,7 +245,7 @@ TEST_CASE("cross-entropy in pieces, whole and split over vocabulary shards") {
         ce.row_max(c, logits, rows, cols, stride, o[0].f32());
         ce.row_sums(c, logits, labels.data(), o[0].f32(), rows, cols, stride, 0, o[1].f32(), o[2].f32());
         ce.loss(c, o[0].f32(), o[1].f32(), o[2].f32(), rows, o[3].f32());
-        ce.backward(c, o[4], labels.data(), o[0].f32(), o[1].f32(), weight.f32(), rows, cols, stride, 0,
+        ce.backward(c, o[4], labels.data(), o[0].f32(), o[1].f32(), weight.f32(), rows, cols, stride, 0, 0,
                     o[4].out());
       });
       const auto values = logits.rounded();
@@ -279,6 +279,38 @@ TEST_CASE("cross-entropy in pieces, whole and split over vocabulary shards") {
             ce.loss(c, o[0].f32(), o[1].f32(), o[2].f32(), rows, o[5].f32());
           });
       CHECK(error(shards[5].rounded(), reference::cross_entropy(values, labels, cols, stride)) < 1e-5);
+    }
+}
+
+TEST_CASE("capped logits: values, and the gradient for what was capped") {
+  const auto& ce = *kernels::cpu_table().cross_entropy;
+  for (const float cap : {3.0f, 30.0f})
+    for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1}, {3, 5}, {17, 37}, {5, 257}}) {
+      INFO(rows, "x", cols, " cap=", cap);
+      const int64_t stride = cols + 7;
+      const Array logits(DType::f32, random_values(rows * stride, 1, 8));
+      const auto labels = random_ints(rows, 2, cols);
+      Array weight(DType::f32, random_values(rows, 3));
+      const auto none = Array::zeros(DType::f32, rows);
+      const auto y = run_kernel(
+          {none, none, none, none, logits, Array::zeros(DType::f32, rows * stride, NAN)},
+          [&](kernels::Context& c, Vec<Array>& o) {
+            ce.softcap(c, o[4].out(), cap, rows * stride);
+            ce.row_max(c, o[4], rows, cols, stride, o[0].f32());
+            ce.row_sums(c, o[4], labels.data(), o[0].f32(), rows, cols, stride, 0, o[1].f32(), o[2].f32());
+            ce.loss(c, o[0].f32(), o[1].f32(), o[2].f32(), rows, o[3].f32());
+            ce.backward(c, o[4], labels.data(), o[0].f32(), o[1].f32(), weight.f32(), rows, cols, stride, 0,
+                        cap, o[5].out());
+          });
+      const auto losses = [&](const auto& x) {
+        auto z = x;
+        for (auto& v : z) v = reference::capped(v, static_cast<double>(cap));
+        return reference::cross_entropy(z, labels, cols, stride);
+      };
+      CHECK(error(y[3].rounded(), losses(logits.rounded())) < 1e-5);
+      const auto gradient = reference::complex_step(
+          logits.rounded(), [&](const auto& z) { return reference::contract(losses(z), weight.rounded()); });
+      CHECK(error(y[5].rounded(), gradient) < 1e-5);
     }
 }
 

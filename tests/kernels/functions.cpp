@@ -24,6 +24,9 @@ void exp_all(const float* x, float* y, int64_t n) {
 void exp_not_positive_all(const float* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = hn::GetLane(exp_not_positive(splat(x[i])));
 }
+void tanh_all(const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = hn::GetLane(tanh(splat(x[i])));
+}
 void normal_all(const float* x, float* cumulative, float* density, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     VF c, d;
@@ -51,6 +54,7 @@ HWY_AFTER_NAMESPACE();
 namespace capstan::kernels {
 HWY_EXPORT(exp_all);
 HWY_EXPORT(exp_not_positive_all);
+HWY_EXPORT(tanh_all);
 HWY_EXPORT(normal_all);
 HWY_EXPORT(philox_all);
 HWY_EXPORT(round_all);
@@ -113,6 +117,32 @@ TEST_CASE("the exp of softmax is within 2 units in the last place, and exactly 0
     HWY_DYNAMIC_DISPATCH(exp_not_positive_all)(special, out, 5);
     CHECK(out[0] == 0);
     CHECK(out[1] == 0);
+    CHECK(out[2] == 0);
+    CHECK(out[3] == 1);
+    CHECK(std::isnan(out[4]));
+  });
+}
+
+TEST_CASE("tanh is within 2 units in the last place, near 0 too") {
+  std::vector<float> x, y;
+  for (double v = -12; v < 12; v += 0.00117) x.push_back(static_cast<float>(v));
+  for (double v = 1e-30; v < 1; v *= 1.3) x.push_back(static_cast<float>(-v));
+  y.resize(x.size());
+  for_targets([&] {
+    HWY_DYNAMIC_DISPATCH(tanh_all)(x.data(), y.data(), static_cast<int64_t>(x.size()));
+    double worst = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double exact = std::tanh(static_cast<double>(x[i]));
+      const auto size = static_cast<float>(std::abs(exact));
+      const double unit = static_cast<double>(std::nextafter(size, INFINITY)) - static_cast<double>(size);
+      worst = std::max(worst, std::abs(static_cast<double>(y[i]) - exact) / unit);
+    }
+    CHECK(worst < 2);
+    const float special[5] = {-INFINITY, -100, 0, 100, NAN};
+    float out[5];
+    HWY_DYNAMIC_DISPATCH(tanh_all)(special, out, 5);
+    CHECK(out[0] == -1);
+    CHECK(out[1] == -1);
     CHECK(out[2] == 0);
     CHECK(out[3] == 1);
     CHECK(std::isnan(out[4]));

@@ -159,6 +159,11 @@ Vec<S> rope(const kernels::QkvLayout& l, Vec<S> qkv, const Vec<double>& cos, con
   return qkv;
 }
 
+template <class S>
+S capped(S logit, double cap) {
+  return cap > 0 ? cap * std::tanh(logit / cap) : logit;
+}
+
 // lse may be null. Masked queries give 0 and -infinity.
 template <class S>
 Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<int32_t>& document_start,
@@ -184,7 +189,7 @@ Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<
           const S* k = qkv.data() + (b * a.seq + j) * l.row() + l.key(group);
           S dot{};
           for (int64_t e = 0; e < d; ++e) dot += q[e] * k[e];
-          p[static_cast<size_t>(j - low)] = dot * static_cast<double>(a.scale);
+          p[static_cast<size_t>(j - low)] = capped(dot * static_cast<double>(a.scale), a.softcap);
           highest = std::max(highest, real(p[static_cast<size_t>(j - low)]));
         }
         S sum{};
@@ -227,13 +232,14 @@ inline Vec<double> attention_gradient(const kernels::AttentionShape& a, const Ve
         if (low >= high) continue;
         const int64_t q_at = row * l.row() + l.query(h);
         const auto n = static_cast<size_t>(high - low);
-        Vec<double> p(n), dp(n), keep(n, 1.0);
+        Vec<double> p(n), dp(n), keep(n, 1.0), slope(n, 1.0);
         double highest = -std::numeric_limits<double>::infinity(), sum = 0, inner = 0;
         for (size_t j = 0; j < n; ++j) {
           const int64_t key_row = (b * a.seq + low + static_cast<int64_t>(j)) * l.row();
           for (int64_t e = 0; e < d; ++e)
             p[j] += qkv[static_cast<size_t>(q_at + e)] * qkv[static_cast<size_t>(key_row + l.key(group) + e)];
-          p[j] *= static_cast<double>(a.scale);
+          p[j] = capped(p[j] * static_cast<double>(a.scale), a.softcap);
+          if (a.softcap > 0) slope[j] = 1 - p[j] * p[j] / (double{a.softcap} * double{a.softcap});
           highest = std::max(highest, p[j]);
         }
         for (double& value : p) sum += value = std::exp(value - highest);
@@ -254,7 +260,7 @@ inline Vec<double> attention_gradient(const kernels::AttentionShape& a, const Ve
           inner += p[j] * dp[j];
         }
         for (size_t j = 0; j < n; ++j) {
-          const double ds = p[j] * (dp[j] - inner) * static_cast<double>(a.scale);
+          const double ds = p[j] * (dp[j] - inner) * slope[j] * static_cast<double>(a.scale);
           const int64_t k_at = (b * a.seq + low + static_cast<int64_t>(j)) * l.row() + l.key(group);
           for (int64_t e = 0; e < d; ++e) {
             grad[static_cast<size_t>(q_at + e)] += ds * qkv[static_cast<size_t>(k_at + e)];

@@ -80,10 +80,13 @@ Step run_step(Device& device, const config::ModelConfig& config, DType type, int
 config::ModelConfig larger_init(config::ModelConfig c) {
   c.init_method_std = 0.2;
   c.embedding_init_method_std = 0.5;
+  c.vocab_size = 131;  // of random_batch
+  c.padded_vocab_size = 256;
   return c;
 }
 std::vector<config::ModelConfig> all_models() {
-  return {larger_init(tiny_gpt2()), larger_init(tiny_llama()), larger_init(tiny_llama_variant())};
+  return {larger_init(tiny_gpt2()),         larger_init(tiny_llama()), larger_init(tiny_llama_variant()),
+          larger_init(tiny_llama_biases()), larger_init(tiny_olmo2()), larger_init(tiny_gemma2())};
 }
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
   REQUIRE(a.size() == b.size());
@@ -267,6 +270,39 @@ TEST_CASE_TEMPLATE("generation with a cache gives the logits of the full forward
   CHECK_THROWS_AS((void)models::build(tiny_gpt2())->make_cache(1, 30), Error);  // 29 learned positions
 }
 
+TEST_CASE_TEMPLATE("longrope: a cache holds to the original length, a new one goes beyond", D, EVERY_DEVICE) {
+  const config::ModelConfig c = larger_init(tiny_phi3_long());  // 16 tokens
+  const auto device = D::make(1);
+  const auto model = models::build(c);
+  SimpleStore store(*device, model->parameters(), DType::f32, true);
+  store.initialise(model->parameters(), 3);
+  StepContext context{*device, store};
+  const Data data = random_batch(21, 6);
+  const auto next = [&](models::KvCache& cache, int64_t count) {
+    const std::vector<int32_t> tokens(data.tokens.begin() + cache.past,
+                                      data.tokens.begin() + cache.past + count);
+    Tape tape(context, Tape::Mode::inference);
+    return model->next_logits(tape, Tensor::from_host<int32_t>(*device, {1, count}, tokens), cache)
+        .to_floats();
+  };
+  const auto last_of = [&](int64_t length) {
+    Data part = data;
+    part.tokens.resize(static_cast<size_t>(length)), part.labels.resize(static_cast<size_t>(length));
+    part.mask.resize(static_cast<size_t>(length)), part.row_ids.resize(static_cast<size_t>(length));
+    Tape tape(context, Tape::Mode::inference);
+    const auto all = model->all_logits(tape, upload(*device, 1, length, part)).to_floats();
+    return std::vector<float>(all.end() - c.vocab_size, all.end());
+  };
+  models::KvCache cache = model->make_cache(1, 21);
+  CHECK(largest_difference(next(cache, 15), last_of(15)) < 1e-4);
+  CHECK(largest_difference(next(cache, 1), last_of(16)) < 1e-4);
+  CHECK(cache.holds_to == 16);
+  CHECK_THROWS_AS((void)next(cache, 1), Error);
+  models::KvCache longer = model->make_cache(1, 21);
+  CHECK(largest_difference(next(longer, 17), last_of(17)) < 1e-4);
+  CHECK(largest_difference(next(longer, 4), last_of(21)) < 1e-4);
+}
+
 TEST_CASE_TEMPLATE("a tied table gets the sum of the gradients of its places", D, EVERY_DEVICE) {
   config::ModelConfig tied = larger_init(tiny_llama()), untied = tied;
   tied.share_embeddings_and_output_weights = true;
@@ -367,6 +403,7 @@ TEST_CASE("parameters are listed before anything is allocated") {
   c.max_position_embeddings = 1024;
   c.softmax_scale = 0.125;
   c.embedding_init_method_std = 0.02;
+  c.add_attention_output_bias = c.add_mlp_bias = true;
   const auto model = models::build(c);
   int64_t elements = 0;
   std::map<std::string, const ParamSpec*> specs;
@@ -447,6 +484,7 @@ TEST_CASE("an 8B model's step runs on the meta device in less than 100 ms and sa
   c.gated_linear_unit = true;
   c.activation_func = config::Activation::silu;
   c.add_bias_linear = false;
+  c.add_attention_output_bias = c.add_mlp_bias = false;
   c.share_embeddings_and_output_weights = false;
   c.hidden_dropout = c.attention_dropout = 0;
   c.embedding_init_method_std = c.init_method_std = 0.01;

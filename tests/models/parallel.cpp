@@ -23,18 +23,20 @@ constexpr int64_t kBatch = 2, kSeq = 12;
 // Sizes that 2, 3, 4 and 6 ranks divide; the second has fewer groups of heads than ranks.
 std::vector<config::ModelConfig> models_for(int ranks) {
   config::ModelConfig gpt = with_head(tiny_gpt2(), 12, 4), llama = with_head(tiny_llama(), 2, 6),
-                      variant = with_head(tiny_llama_variant(), 1, 10), padded = gpt;
+                      variant = with_head(tiny_llama_variant(), 1, 10), padded = gpt,
+                      gemma = with_head(tiny_gemma2(), 1, 6), olmo = with_head(tiny_olmo2(), 2, 6),
+                      biases = with_head(tiny_llama_biases(), 2, 6);
   std::vector<config::ModelConfig> models;
-  for (config::ModelConfig c : {gpt, llama, variant, padded}) {
+  for (config::ModelConfig c : {gpt, llama, variant, padded, gemma, olmo, biases}) {
     c.num_attention_heads = 12;
     c.ffn_hidden_size = 60;
+    c.vocab_size = 131;
     c.padded_vocab_size = 144;
     c.init_method_std = 0.2;
     c.embedding_init_method_std = 0.5;
     models.push_back(c);
   }
-  models[1].num_query_groups = ranks == 3 ? 3 : 2;
-  models[3].vocab_size = 131;
+  for (const size_t i : {1, 5, 6}) models[i].num_query_groups = ranks == 3 ? 3 : 2;
   models[3].padded_vocab_size = 720;  // most ranks hold nothing but padding
   return models;
 }

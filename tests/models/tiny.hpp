@@ -17,6 +17,7 @@ inline config::ModelConfig tiny_base() {
   c.padded_vocab_size = 256;
   c.max_position_embeddings = 64;
   c.hidden_dropout = c.attention_dropout = 0;
+  c.add_attention_output_bias = c.add_mlp_bias = true;
   c.embedding_init_method_std = c.init_method_std;
   c.num_attention_heads = 6;
   return c;
@@ -47,6 +48,7 @@ inline config::ModelConfig tiny_llama() {
   c.gated_linear_unit = true;
   c.activation_func = config::Activation::silu;
   c.add_bias_linear = false;
+  c.add_attention_output_bias = c.add_mlp_bias = false;
   c.share_embeddings_and_output_weights = false;
   return c;
 }
@@ -67,6 +69,84 @@ inline config::ModelConfig tiny_llama_variant() {
   c.rope_scaling_low_freq_factor = 1;
   c.rope_scaling_high_freq_factor = 4;
   c.rope_scaling_original_max_position_embeddings = 16;
+  return c;
+}
+
+// What the families of Hugging Face have beyond these, each in small sizes.
+inline config::ModelConfig tiny_family(int64_t heads, int64_t groups, int64_t head_dim) {
+  config::ModelConfig c = with_head(tiny_llama(), groups, head_dim);
+  c.num_attention_heads = heads;
+  c.num_layers = 2;
+  c.hidden_size = 20;
+  c.ffn_hidden_size = 28;
+  c.vocab_size = 71;
+  c.padded_vocab_size = 96;
+  c.layernorm_epsilon = 1e-5;
+  return c;
+}
+// Biases of attention and MLP, YaRN.
+inline config::ModelConfig tiny_llama_biases() {
+  config::ModelConfig c = tiny_family(4, 2, 6);
+  c.share_embeddings_and_output_weights = true;
+  c.add_qkv_bias = true;
+  c.add_attention_output_bias = c.add_mlp_bias = true;
+  c.rotary_base = 50;
+  c.rope_scaling = true;
+  c.rope_scaling_type = config::RopeScaling::yarn;
+  c.rope_scaling_factor = 4;
+  c.rope_scaling_original_max_position_embeddings = 16;
+  c.rope_scaling_beta_fast = 1.5;
+  c.rope_scaling_beta_slow = 0.3;
+  c.rope_scaling_attention_factor = 0.1 * std::log(4.0) + 1;
+  return c;
+}
+// Norms of outputs, QK norm across heads, linearly scaled positions.
+inline config::ModelConfig tiny_olmo2() {
+  config::ModelConfig c = tiny_family(6, 3, 6);
+  c.layernorm_epsilon = 1e-6;
+  c.norm_placement = config::NormPlacement::output;
+  c.qk_layernorm = c.qk_layernorm_across_heads = true;
+  c.rotary_base = 500;
+  c.rope_scaling = true;
+  c.rope_scaling_type = config::RopeScaling::linear;
+  c.rope_scaling_factor = 2.5;
+  return c;
+}
+// Four norms of gamma - 1, multiplied embeddings, both soft caps, a window in layers 0 and 2.
+inline config::ModelConfig tiny_gemma2() {
+  config::ModelConfig c = tiny_family(4, 2, 6);
+  c.num_layers = 3;
+  c.layernorm_epsilon = 1e-6;
+  c.norm_placement = config::NormPlacement::both;
+  c.layernorm_zero_centered_gamma = true;
+  c.activation_func = config::Activation::gelu_tanh;
+  c.share_embeddings_and_output_weights = true;
+  c.embedding_multiplier = std::sqrt(20.0);
+  c.softmax_scale = 1 / 3.0;
+  c.attn_logit_softcapping = 1.5;
+  c.final_logit_softcapping = 2.5;
+  c.window_size = 5;
+  c.window_attn_skip_freq = 2;
+  return c;
+}
+// A part of each head turns, and a window.
+inline config::ModelConfig tiny_phi3() {
+  config::ModelConfig c = tiny_family(4, 2, 5);
+  c.rotary_percent = 0.8;
+  c.window_size = 6;
+  return c;
+}
+// A factor for each wavelength, others above 16 tokens.
+inline config::ModelConfig tiny_phi3_long() {
+  config::ModelConfig c = tiny_family(5, 5, 4);
+  c.rotary_base = 100;
+  c.rope_scaling = true;
+  c.rope_scaling_type = config::RopeScaling::longrope;
+  c.rope_scaling_factor = 4;
+  c.rope_scaling_original_max_position_embeddings = 16;
+  c.rope_scaling_attention_factor = std::sqrt(1 + std::log(4.0) / std::log(16.0));
+  c.rope_scaling_short_factors = {1, 1.25};
+  c.rope_scaling_long_factors = {1.5, 7};
   return c;
 }
 

@@ -84,7 +84,7 @@ TEST_CASE("rotary frequencies: plain and scaled as in Llama 3.1") {
   CHECK(plain.size() == 64);
   CHECK(plain[0] == 1);
   CHECK(plain[63] == doctest::Approx(std::pow(500000.0, -126.0 / 128)));
-  options.scaling = nn::RopeScaling{8, 1, 4, 8192};
+  options.scaling = nn::RopeScaling{};
   const auto scaled = nn::rope_frequencies(options);
   for (size_t i = 0; i < 64; ++i) {
     const double wavelength = 2 * M_PI / plain[i];
@@ -96,6 +96,37 @@ TEST_CASE("rotary frequencies: plain and scaled as in Llama 3.1") {
       CHECK((scaled[i] < plain[i] && scaled[i] > plain[i] / 8));
     if (i > 0) CHECK(scaled[i] < scaled[i - 1]);
   }
+}
+
+TEST_CASE("rotary frequencies: linear, YaRN and LongRoPE, values of Transformers' functions") {
+  nn::RopeOptions options{.rotary_dim = 8, .base = 10000};
+  using Kind = nn::RopeScaling::Kind;
+  nn::RopeScaling& s = options.scaling.emplace();
+  const auto check = [&](int64_t positions, const std::vector<double>& expected) {
+    const auto got = nn::rope_frequencies(options, positions);
+    REQUIRE(got.size() == expected.size());
+    for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(expected[i]).epsilon(2e-7));
+  };
+  s.kind = Kind::linear;
+  s.factor = 4;
+  check(0, {0.25, 0.025, 0.0025, 0.00025});
+  s.kind = Kind::yarn;
+  s.original_positions = 4096;
+  check(0, {1, 0.1, 0.00625, 0.00025});
+  s.truncate = false;
+  check(0, {1, 0.1, 0.006556971, 0.00025});
+  s.kind = Kind::longrope;
+  s.short_factors = {1, 1, 1.25, 2};
+  s.long_factors = {1, 2, 4, 8};
+  check(4096, {1, 0.1, 0.008, 0.0005});
+  check(4097, {1, 0.05, 0.0025, 0.000125});
+  nn::RopeTables tables(options);
+  const auto device = test::Cpu::make(1);
+  CHECK(tables.on(*device, 4096).sin.to_floats()[7] == doctest::Approx(std::sin(0.0005)).epsilon(1e-6));
+  CHECK(tables.on(*device, 4097).sin.to_floats()[7] == doctest::Approx(std::sin(0.000125)).epsilon(1e-6));
+  s.attention_factor = 1.5;
+  CHECK(nn::RopeTables(options).on(*device, 2).sin.to_floats()[4] ==
+        doctest::Approx(1.5 * std::sin(1.0)).epsilon(1e-6));
 }
 
 TEST_CASE_TEMPLATE("rotary tables grow and keep their rows", D, EVERY_DEVICE) {

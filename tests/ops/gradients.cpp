@@ -10,6 +10,7 @@
 #include "ops/linear_cross_entropy.hpp"
 #include "ops/norm.hpp"
 #include "ops/rope.hpp"
+#include "ops/scale.hpp"
 #include "tests/ops/op_check.hpp"
 
 using namespace capstan;
@@ -164,6 +165,56 @@ TEST_CASE("qk_norm: every query and key head on its own, values pass") {
     }
 }
 
+TEST_CASE("norm_across_heads: all queries as one vector, all keys as another, values pass") {
+  const kernels::QkvLayout layout{2, 3, 5};
+  const int64_t tokens = 3;
+  for (const DType type : kTypes) {
+    OpCase c{.inputs = {random_value({tokens, layout.row()}, 1)},
+             .parameters = {random_value({30}, 2), random_value({10}, 3)},
+             .type = type,
+             .tolerance = tolerance(type)};
+    check_op(
+        "norm_across_heads", c,
+        [&](Tape& t, Vars x, const Handles& p) {
+          return Vars{ops::norm_across_heads(t, x[0], layout, {6, 2}, *p[0], *p[1], {true, 1e-3f, 1.0f}, {})};
+        },
+        [&](const auto& x, const auto& p) {
+          using L = std::decay_t<decltype(x)>;
+          using V = typename L::value_type;
+          V y = x[0];
+          const auto kind = [&](size_t i) { return i / 5 % 5 == 4 ? 2 : i / 5 % 5 == 3 ? 1 : 0; };
+          for (const int which : {0, 1})
+            for (size_t row = 0; row < y.size(); row += 50) {
+              V part;
+              for (size_t i = 0; i < 50; ++i)
+                if (kind(i) == which) part.push_back(x[0][row + i]);
+              const V n = reference::norm(true, part, p[static_cast<size_t>(which)], 1, V{}, 1e-3f,
+                                          static_cast<int64_t>(part.size()));
+              size_t next = 0;
+              for (size_t i = 0; i < 50; ++i)
+                if (kind(i) == which) y[row + i] = n[next++];
+            }
+          return L{y};
+        });
+  }
+}
+
+TEST_CASE("scale: by the factor as x's type has it") {
+  for (const DType type : kTypes) {
+    const double factor = type == DType::bf16 ? 55.5 : 55.4256258422;  // sqrt(3072)
+    check_op(
+        "scale", {.inputs = {random_value({3, 5}, 1)}, .type = type, .tolerance = tolerance(type) / 10},
+        [](Tape& t, Vars x, const Handles&) {
+          return Vars{ops::scale(t, std::move(x[0]), std::sqrt(3072.0))};
+        },
+        [&](const auto& x, const auto&) {
+          auto y = x[0];
+          for (auto& v : y) v *= factor;
+          return std::decay_t<decltype(x)>{y};
+        });
+  }
+}
+
 TEST_CASE("rope: forward and inverse rotation, part of a head, both pairings") {
   const kernels::QkvLayout layout{2, 2, 6};
   const Vec<int32_t> positions{0, 3, 1, 5};
@@ -191,19 +242,20 @@ TEST_CASE("rope: forward and inverse rotation, part of a head, both pairings") {
       }
 }
 
-TEST_CASE("attention: causal, window, documents, dropout") {
+TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
   const kernels::QkvLayout layout{2, 2, 4};
   const int64_t batch = 2, seq = 5;
   const Vec<int32_t> documents{0, 0, 2, 2, 2, 0, 1, 1, 1, 4};
   const Vec<int64_t> ids = testing::row_ids(batch * seq);
   for (const DType type : kTypes)
-    for (const int variant : {0, 1, 2, 3}) {
+    for (const int variant : {0, 1, 2, 3, 4}) {
       kernels::AttentionShape shape;
       shape.qkv = layout;
       shape.batch = batch;
       shape.seq = seq;
       shape.scale = 0.5f;
       shape.window = variant == 1 ? 3 : 0;
+      shape.softcap = variant == 4 ? 0.9f : 0;
       shape.dropout = variant == 3 ? 0.3f : 0;
       shape.dropout_key = philox_key(5, purpose::attention_dropout, 1);
       shape.head_offset = 4;
@@ -220,6 +272,7 @@ TEST_CASE("attention: causal, window, documents, dropout") {
             o.seq = seq;
             o.scale = shape.scale;
             o.window = shape.window;
+            o.softcap = shape.softcap;
             o.dropout = shape.dropout;
             o.dropout_key = shape.dropout_key;
             o.head_offset = shape.head_offset;
@@ -292,9 +345,10 @@ TEST_CASE("bias_dropout_add: every combination; the mask of backward is the mask
 }
 
 TEST_CASE(
-    "linear_cross_entropy: chunks, padding columns, weights; the gradient is made in the forward pass") {
+    "linear_cross_entropy: chunks, padding columns, weights, capped logits; the gradient is made in the "
+    "forward pass") {
   for (const DType type : kTypes)
-    for (const int64_t rows : {int64_t{5}, int64_t{1030}}) {
+    for (const auto& [rows, cap] : {std::pair<int64_t, float>{5, 0}, {1030, 0}, {7, 1.5f}, {1030, 2}}) {
       const int64_t hidden = 3, columns = 10, vocab = 7;
       CHECK((rows < 1000) == (ops::cross_entropy_chunk(rows, columns) >= rows));
       const Vec<int32_t> labels = testing::random_ints(rows, 5, vocab);
@@ -310,7 +364,7 @@ TEST_CASE(
           [&](Tape& t, Vars x, const Handles& p) {
             const auto r = ops::linear_cross_entropy(
                 t, x[0], *p[0], Tensor::from_host<int32_t>(t.device(), {rows}, labels),
-                upload(t.device(), {{rows}, weights}, DType::f32), vocab);
+                upload(t.device(), {{rows}, weights}, DType::f32), vocab, {}, cap);
             CHECK(r.exact_sum.to_host<double>()[0] ==
                   doctest::Approx(r.sum.value.to_floats()[0]).epsilon(1e-6));
             return Vars{r.sum};
@@ -318,8 +372,9 @@ TEST_CASE(
           [&](const auto& x, const auto& p) {
             using L = std::decay_t<decltype(x)>;
             using V = typename L::value_type;
-            const V logits = linear_reference(x[0], p[0], V{}, static_cast<size_t>(rows),
-                                              static_cast<size_t>(hidden), static_cast<size_t>(columns));
+            V logits = linear_reference(x[0], p[0], V{}, static_cast<size_t>(rows),
+                                        static_cast<size_t>(hidden), static_cast<size_t>(columns));
+            for (auto& logit : logits) logit = reference::capped(logit, static_cast<double>(cap));
             const V losses = reference::cross_entropy(logits, labels, vocab, columns);
             return L{V{reference::contract(losses, weights)}};
           });

@@ -18,6 +18,7 @@ inline config::Config tiny_config(bool llama, int64_t ranks = 1) {
   m.make_vocab_size_divisible_by = 32, m.padded_vocab_size = 64, m.softmax_scale = 1.0 / std::sqrt(8.0),
   m.embedding_init_method_std = 0.02;
   m.hidden_dropout = m.attention_dropout = 0;
+  m.add_attention_output_bias = m.add_mlp_bias = !llama;
   if (llama) {
     m.position_embedding_type = config::PositionEmbedding::rope;
     m.normalization = config::Normalization::rms_norm;

@@ -130,6 +130,24 @@ stop: {asha: {steps: [20, 10], keep: 3}}
   CHECK(contains(all, "`stop.asha.keep` takes a part between 0 and 1"));
 }
 
+TEST_CASE("a metric that no run writes is perhaps misspelt") {
+  const auto warning = [](const std::string& metric) {
+    const Reading reading = read("axes: {optimizer.lr: [1e-3, 1e-2]}\nmetric: " + metric);
+    CHECK(reading.ok());
+    CHECK(reading.diagnostics.size() <= 1);
+    if (reading.diagnostics.empty()) return std::string();
+    return reading.diagnostics[0].message + "; " + reading.diagnostics[0].helps.at(0);
+  };
+  CHECK(warning("val/los") ==
+        "`train` writes no metric `val/los`: trials have a value only where `sweep tell` gives one; did you "
+        "mean "
+        "`val/loss`?");
+  CHECK(contains(warning("{name: accuracy, goal: max}"), "written are: loss, "));
+  for (const char* good :
+       {"loss", "val/loss", "{name: val/perplexity}", "seconds_forward", "update_skipped/grad_norm"})
+    CHECK(warning(good).empty());
+}
+
 TEST_CASE("single mistakes") {
   struct Case {
     const char *text, *said;
@@ -202,6 +220,30 @@ TEST_CASE("the command line says the same in Hydra's words") {
   const Reading lists = words({"model.window_size=[1,2],null", "dataset.blend={a: 1},{a: 2, b: 3}"});
   REQUIRE(lists.definition.axes.size() == 2);
   CHECK(lists.definition.axes[0].values == std::vector<std::string>{"[1, 2]", "null"});
+
+  // Half-open, whatever the sum of the steps rounds to.
+  CHECK(words({"model.hidden_dropout=range(0,0.9,0.3)"}).definition.axes[0].values ==
+        std::vector<std::string>{"0", "0.3", "0.6"});
+  CHECK(read("axes: {optimizer.lr: {range: [-3, -1, 1]}}").definition.axes[0].values ==
+        std::vector<std::string>{"-3", "-2"});
+  for (const char* points : {"0", "1", "2.5", "-4", "1e30"}) {
+    const Reading wrong = words({"optimizer.lr=log(1e-4,1e-3," + std::string(points) + ")"});
+    REQUIRE(wrong.diagnostics.size() == 1);
+    CHECK(wrong.diagnostics[0].message ==
+          "`log` takes as its third argument the number of points, from 2 to 10000");
+  }
+  const Reading nothing = words({"train.train_iters=20"});
+  REQUIRE(nothing.diagnostics.size() == 1);
+  CHECK(nothing.diagnostics[0].message == "nothing varies: no field has several values");
+  for (const char* name : {"null", "~", "a: b", "1e3"}) {
+    CommandLine line;
+    line.recipe = std::string("./") + name + ".yaml";
+    line.words = {config::Override::token("optimizer.lr=1e-4,3e-4")};
+    const Reading named = definition_from_words(line);
+    REQUIRE(named.ok());
+    CHECK(named.definition.name == name);
+    CHECK(named.definition.base == line.recipe);
+  }
 
   CHECK(!words({"optimizer.lr=lognormal(1,2)"}).ok());
   CHECK(!words({"optimizer.lr=loguniform(1,x)"}).ok());

@@ -101,6 +101,46 @@ TEST_CASE("two plans of the same thing are equal byte for byte, and what is plan
   CHECK(read.trials[0].label == "lr=0.001,hidden_dropout=0,seed=1");
 }
 
+TEST_CASE("a trial that is asked for may have keys that others lack, and nothing else than keys") {
+  const Scratch scratch;
+  const fs::path place = scratch.path / "s";
+  write_plan(place, make_plan(definition("axes: {optimizer.lr: [1e-3, 1e-2]}")));
+  CHECK(add_trial(place, {{"optimizer.lr", "1e-3"}, {"optimizer.weight_decay", "0.2"}}, {}).label ==
+        "lr=0.001,weight_decay=0.2");
+  CHECK(read_plan(place).varying == std::vector<std::string>{"optimizer.lr", "optimizer.weight_decay"});
+  const auto wrong = [&](const char* path, const char* value, std::optional<int64_t> seed,
+                         const char* message) {
+    CAPTURE(path);
+    try {
+      add_trial(place, {{path, value}}, seed);
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK(error.message() == message);
+    }
+  };
+  wrong("@x.yaml", "1", {}, "unknown key `@x.yaml`");
+  wrong("~optimizer.lr", "1", {}, "unknown key `~optimizer.lr`");
+  wrong("optimizer.lrr", "1", {}, "unknown key `optimizer.lrr`");
+  wrong("rng.seed", "x", {}, "`x` is no seed");
+  wrong("rng.seed", "2", 1, "two seeds, 1 and 2");
+  CHECK(add_trial(place, {{"rng.seed", "2"}}, {}).seed == 2);
+}
+
+TEST_CASE("what the base takes from an axis is noted") {
+  const auto notes = [](const std::string& rest) {
+    const Planned planned = make_plan(definition(rest));
+    std::string all;
+    for (const std::string& note : planned.notes) all += note + "\n";
+    return all;
+  };
+  CHECK(notes("axes: {model: [llama3-8b, gpt2-1.5b]}").find("preset model/llama3-8b does not set ") !=
+        std::string::npos);
+  CHECK(notes("axes: {optimizer.lr: [1e-3, 1e-2], validation.eval_interval: [null]}\nmetric: val/loss")
+            .find("no trial validates") != std::string::npos);
+  CHECK(notes("axes: {optimizer.lr: [1e-3, 1e-2]}\ntrials: 5")
+            .find("there are only 2 different points, not 5") != std::string::npos);
+}
+
 TEST_CASE("a trial is named by what it means") {
   const auto id = [](const std::string& rest) { return make_plan(definition(rest)).plan.trials.at(0).id; };
   const std::string plain = id("axes: {optimizer.lr: [1e-3]}");
@@ -213,20 +253,55 @@ TEST_CASE("states change by rename and one line; a line that is missing is told 
     REQUIRE(lock);
     CHECK(store.state(trials[2].id) == State::running);
     CHECK(!TrialLock::try_take(store.trial(trials[2].id)));
-    CHECK(owner_of(store.trial(trials[2].id))->find("process " + std::to_string(::getpid())) !=
-          std::string::npos);
+    const auto holder = holder_of(store.trial(trials[2].id));
+    REQUIRE(holder);
+    CHECK(holder->here);
+    CHECK(!holder->gone);
+    CHECK(holder->text.find("process " + std::to_string(::getpid())) != std::string::npos);
   }
   SUBCASE("another host's claim holds while it gives a sign of life") {
     const fs::path lock = store.trial(trials[2].id) / "lock";
     std::ofstream(lock) << R"({"host":"elsewhere.example","pid":1,"since":"2026-01-01T00:00:00Z"})";
     CHECK(!TrialLock::try_take(store.trial(trials[2].id)));
-    CHECK(owner_of(store.trial(trials[2].id))->find("elsewhere.example, process 1") == 0);
+    const auto holder = holder_of(store.trial(trials[2].id));
+    REQUIRE(holder);
+    CHECK(!holder->here);
+    CHECK(holder->seconds_left > 100);
+    CHECK(holder->text.find("elsewhere.example, process 1") == 0);
     fs::last_write_time(lock, fs::file_time_type::clock::now() - std::chrono::minutes(10));
     CHECK(TrialLock::try_take(store.trial(trials[2].id)));
   }
+  SUBCASE("a Slurm job that was put back into the queue takes what it had itself") {
+    const fs::path lock = store.trial(trials[2].id) / "lock";
+    const auto claim = [&](const char* job, int restarts) {
+      std::ofstream(lock) << R"({"host":"elsewhere.example","pid":1,"since":"2026-01-01T00:00:00Z","job":")"
+                          << job << R"(","restarts":)" << restarts << "}";
+      return static_cast<bool>(TrialLock::try_take(store.trial(trials[2].id)));
+    };
+    ::setenv("SLURM_JOB_ID", "77", 1);
+    ::setenv("SLURM_RESTART_COUNT", "1", 1);
+    CHECK(!claim("78", 0));
+    CHECK(!claim("77", 1));  // another process of this start
+    CHECK(claim("77", 0));
+    ::unsetenv("SLURM_RESTART_COUNT");
+    CHECK(!claim("77", 0));
+    ::unsetenv("SLURM_JOB_ID");
+    CHECK(!claim("77", 0));
+  }
   SUBCASE("damage is told") {
     write_file_durably(store.trial(trials[2].id) / "state", "dome\n");
-    CHECK_THROWS_AS(store.state(trials[2].id), Error);
+    CHECK(store.state(trials[2].id) == State::failed);
+    CHECK(store.status(trials[2]).reason.find("its state is lost; `capstan sweep retry`") == 0);
+    fs::remove_all(store.trial(trials[0].id));
+    CHECK(store.state(trials[0].id) == State::failed);
+    CHECK(store.status(trials[0]).reason.find("its directory is gone; `capstan sweep add`") == 0);
+    CHECK(store.statuses().size() == trials.size());
+    store.mend_journal();
+    CHECK(lines().size() == 2);  // nothing is known of them
+    CHECK(extend_plan(scratch.path / "s", make_plan(store.plan().definition)) == 1);
+    CHECK(store.damage(trials[0].id).empty());
+    CHECK(store.state(trials[0].id) == State::pending);
+    CHECK(read_file(store.trial(trials[0].id) / "recipe.yaml").find("# trial " + trials[0].id) == 0);
     std::string plan = read_file(scratch.path / "s/plan.json");
     plan.replace(plan.find(trials[0].id), 8, "../../..");
     write_file_durably(scratch.path / "s/plan.json", plan);

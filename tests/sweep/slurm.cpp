@@ -66,7 +66,7 @@ TEST_CASE("maps that are written keep their lines; what is new gets new arrays")
 
 static SlurmScript plain_script() {
   SlurmScript script;
-  script.sweep = "/work/sweeps/lr";
+  script.sweep = "/scratch/sweeps/lr";
   script.program = "/opt/capstan/bin/capstan";
   script.name = "lr";
   return script;
@@ -87,7 +87,7 @@ TEST_CASE("the scripts, byte for byte") {
   compare("array-plain.sh", slurm_script(array, plain_script()));
 
   SlurmScript full = plain_script();
-  full.sweep = "/work/it's 100% \"mine\"";
+  full.sweep = "/scratch/it's 100% \"mine\"";
   full.name = "lr & batch";
   full.seconds = 7201;
   full.max_parallel = 2;

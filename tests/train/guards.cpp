@@ -81,7 +81,7 @@ struct Running {
   }
   config::Config config;
   Loop loop;
-  std::array<std::shared_ptr<const data::GptDataset>, 3> data;
+  std::array<std::shared_ptr<const data::Dataset>, 3> data;
   std::unique_ptr<data::Loader> loader;
   StepTimers timers;
 };

@@ -31,8 +31,8 @@ void describe(Section<DatasetConfig>& s) {
       .only_for({"gpt"})
       .known_as("test_data_path");
   s.field("split", &D::split)
-      .doc("shares of the documents for train, validation and test")
-      .only_for({"gpt"})
+      .doc("shares of the documents or samples for train, validation and test")
+      .only_for({"gpt", "sft"})
       .example("969,30,1");
   s.field("path_to_cache", &D::path_to_cache)
       .doc("directory of the built indices; null: beside the dataset")
@@ -46,6 +46,36 @@ void describe(Section<DatasetConfig>& s) {
       .doc("attention does not cross an end of document")
       .only_for({"gpt"});
   s.field("eod_mask_loss", &D::eod_mask_loss).doc("no loss on end-of-document tokens").only_for({"gpt"});
+  s.field("train_files", &D::train_files)
+      .doc("JSONL files of training samples")
+      .scalar_ok()
+      .only_for({"sft"})
+      .example("[data/chats.jsonl]");
+  s.field("valid_files", &D::valid_files)
+      .doc("JSONL files for validation, instead of split")
+      .scalar_ok()
+      .only_for({"sft"});
+  s.field("test_files", &D::test_files)
+      .doc("JSONL files for the test, instead of split")
+      .scalar_ok()
+      .only_for({"sft"});
+  s.field("format", &D::format).doc("what a line of the files holds").only_for({"sft"});
+  s.field("loss_mode", &D::loss_mode).doc("tokens that are learned").only_for({"sft"});
+  s.field("packing", &D::packing)
+      .doc(
+          "several samples in a row of model.seq_length tokens, which do not see each other; false: one, "
+          "padded")
+      .only_for({"sft"})
+      .known_as("sample_packing");
+  s.field("too_long", &D::too_long)
+      .doc("what happens to samples longer than model.seq_length")
+      .only_for({"sft"});
+  s.field("max_train_samples", &D::max_train_samples)
+      .doc("train on the first so many samples; null: on all")
+      .unit("samples")
+      .count()
+      .min(1)
+      .only_for({"sft"});
   s.field("random_seed", &D::random_seed).doc("seed of the samples' order").min(0);
   s.field("num_workers", &D::num_workers)
       .doc("threads that read ahead; 0: reading is part of the step; the order is the same")

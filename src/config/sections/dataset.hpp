@@ -1,4 +1,4 @@
-// Training text: indexed datasets (`gpt`) or generated tokens (`mock`). The sequence length is
+// Training text: indexed datasets (`gpt`), fine-tuning samples (`sft`) or generated tokens (`mock`). The sequence length is
 // model.seq_length.
 #pragma once
 
@@ -12,13 +12,48 @@
 
 namespace capstan::config {
 
-enum class DatasetKind : uint8_t { gpt, mock };
+enum class DatasetKind : uint8_t { gpt, mock, sft };
+enum class SampleFormat : uint8_t { automatic, messages, sharegpt, alpaca, prompt_completion, text };
+enum class LossMode : uint8_t { assistant, last_turn, all };
+enum class TooLong : uint8_t { drop, truncate };
 
 template <>
 struct EnumNames<DatasetKind> {
   static constexpr EnumEntry<DatasetKind> list[] = {
       {DatasetKind::gpt, "gpt", "indexed datasets written by capstan data prepare"},
       {DatasetKind::mock, "mock", "generated tokens, no files"},
+      {DatasetKind::sft, "sft", "conversations, prompts with completions, or texts, from JSONL files"},
+  };
+};
+
+template <>
+struct EnumNames<SampleFormat> {
+  static constexpr EnumEntry<SampleFormat> list[] = {
+      {SampleFormat::automatic, "auto", "by the keys of each file's first sample"},
+      {SampleFormat::messages, "messages", "{\"messages\": [{\"role\": …, \"content\": …}, …]}",
+       "chat openai"},
+      {SampleFormat::sharegpt, "sharegpt", "{\"conversations\": [{\"from\": …, \"value\": …}, …]}"},
+      {SampleFormat::alpaca, "alpaca", "{\"instruction\": …, \"input\": …, \"output\": …}"},
+      {SampleFormat::prompt_completion, "prompt_completion", "{\"prompt\": …, \"completion\": …}"},
+      {SampleFormat::text, "text", "{\"text\": …}: loss on every token"},
+  };
+};
+
+template <>
+struct EnumNames<LossMode> {
+  static constexpr EnumEntry<LossMode> list[] = {
+      {LossMode::assistant, "assistant", "on what the assistant says, its end of turn included",
+       "completion"},
+      {LossMode::last_turn, "last_turn", "on the assistant's last turn"},
+      {LossMode::all, "all", "on every token", "full"},
+  };
+};
+
+template <>
+struct EnumNames<TooLong> {
+  static constexpr EnumEntry<TooLong> list[] = {
+      {TooLong::drop, "drop", "left out, and counted"},
+      {TooLong::truncate, "truncate", "cut at model.seq_length, and counted"},
   };
 };
 
@@ -36,7 +71,15 @@ struct DatasetConfig {
   bool reset_position_ids = false;    // positions start at 0 after each end of document
   bool reset_attention_mask = false;  // attention does not cross documents
   bool eod_mask_loss = false;         // no loss on end-of-document tokens
-  // both
+  // sft: samples of model.seq_length tokens at most, packed several to a row
+  std::vector<Path> train_files;              // JSONL
+  std::vector<Path> valid_files, test_files;  // instead of `split`
+  SampleFormat format = SampleFormat::automatic;
+  LossMode loss_mode = LossMode::assistant;
+  bool packing = true;  // documents do not see each other, positions start again
+  TooLong too_long = TooLong::truncate;
+  std::optional<int64_t> max_train_samples;  // null: all
+  // all kinds
   int64_t random_seed = 1234;
   int64_t num_workers = 2;  // threads that read ahead; 0: read in the step
 };

@@ -1,5 +1,6 @@
 // Values that follow from others where a recipe leaves them open. Each function fills one field and leaves it
 // alone when its inputs do not fit; the rules then say why.
+#include <algorithm>
 #include <cmath>
 
 #include "base/checked.hpp"
@@ -43,6 +44,24 @@ void derive_model(Schema& s) {
                          m.multi_latent_attention ? m.qk_head_dim + m.qk_pos_emb_head_dim : *m.kv_channels;
                      c.model.softmax_scale = 1.0 / std::sqrt(static_cast<double>(width));
                    });
+  s.derive<Config>(
+      "model.rope_scaling_attention_factor",
+      "1 up to a model.rope_scaling_factor of 1; yarn: 0.1 ln(factor) + 1; longrope: sqrt(1 + "
+      "ln(factor) / ln(model.rope_scaling_original_max_position_embeddings))",
+      [](Config& c) {
+        auto& m = c.model;
+        if (m.position_embedding_type != PositionEmbedding::rope || !m.rope_scaling) return;
+        const double longer = std::log(std::max(1.0, m.rope_scaling_factor));
+        const auto original = static_cast<double>(m.rope_scaling_original_max_position_embeddings);
+        if (m.rope_scaling_type == RopeScaling::yarn)
+          m.rope_scaling_attention_factor = 0.1 * longer + 1;
+        else if (m.rope_scaling_type == RopeScaling::longrope)
+          m.rope_scaling_attention_factor = original > 1 ? std::sqrt(1 + longer / std::log(original)) : 1;
+      });
+  s.derive<Config>("model.add_attention_output_bias", "model.add_bias_linear",
+                   [](Config& c) { c.model.add_attention_output_bias = c.model.add_bias_linear; });
+  s.derive<Config>("model.add_mlp_bias", "model.add_bias_linear",
+                   [](Config& c) { c.model.add_mlp_bias = c.model.add_bias_linear; });
   s.derive<Config>("model.embedding_init_method_std", "model.init_method_std",
                    [](Config& c) { c.model.embedding_init_method_std = c.model.init_method_std; });
   s.derive<Config>("model.recompute_method", "uniform where model.recompute_granularity is full",

@@ -9,6 +9,15 @@ bool uses_rope(const Config& c) {
 bool scales_rope(const Config& c) {
   return uses_rope(c) && c.model.rope_scaling;
 }
+bool scales_as_llama3(const Config& c) {
+  return scales_rope(c) && c.model.rope_scaling_type == RopeScaling::llama3;
+}
+bool scales_as_yarn(const Config& c) {
+  return scales_rope(c) && c.model.rope_scaling_type == RopeScaling::yarn;
+}
+bool scales_as_longrope(const Config& c) {
+  return scales_rope(c) && c.model.rope_scaling_type == RopeScaling::longrope;
+}
 bool has_experts(const Config& c) {
   return c.model.num_moe_experts.has_value();
 }
@@ -127,23 +136,26 @@ void position_fields(Section<ModelConfig>& s) {
       .doc("rotate neighbouring elements (0,1)(2,3)… instead of the two halves of a head")
       .used_when<Config>(rope, uses_rope);
   s.field("rope_scaling", &M::rope_scaling)
-      .doc(
-          "slow RoPE's long wavelengths down as Llama 3.1 does, for contexts longer than those first trained "
-          "on")
+      .doc("stretch RoPE's wavelengths, for contexts longer than those first trained on")
       .used_when<Config>(rope, uses_rope)
       .alias("use_rope_scaling");
+  s.field("rope_scaling_type", &M::rope_scaling_type)
+      .doc("how wavelengths are stretched")
+      .used_when<Config>(scaled, scales_rope)
+      .known_as("rope_type");
   s.field("rope_scaling_factor", &M::rope_scaling_factor)
       .doc("how far the longest wavelengths are stretched")
       .min(1)
       .used_when<Config>(scaled, scales_rope);
+  const char* llama3 = "`model.rope_scaling_type` is llama3";
   s.field("rope_scaling_low_freq_factor", &M::rope_scaling_low_freq_factor)
       .doc("wavelengths above original length / this are stretched fully")
       .above(0)
-      .used_when<Config>(scaled, scales_rope);
+      .used_when<Config>(llama3, scales_as_llama3);
   s.field("rope_scaling_high_freq_factor", &M::rope_scaling_high_freq_factor)
       .doc("wavelengths below original length / this are left alone")
       .above(0)
-      .used_when<Config>(scaled, scales_rope);
+      .used_when<Config>(llama3, scales_as_llama3);
   s.field("rope_scaling_original_max_position_embeddings", &M::rope_scaling_original_max_position_embeddings)
       .doc("context length of the training before scaling")
       .unit("tokens")
@@ -151,12 +163,43 @@ void position_fields(Section<ModelConfig>& s) {
       .range(1, int64_t{1} << 32)
       .alias("rope_scaling_old_context_len")
       .used_when<Config>(scaled, scales_rope);
+  const char* yarn = "`model.rope_scaling_type` is yarn";
+  s.field("rope_scaling_beta_fast", &M::rope_scaling_beta_fast)
+      .doc("pairs that turn more often within the original length are left alone")
+      .unit("turns")
+      .above(0)
+      .used_when<Config>(yarn, scales_as_yarn);
+  s.field("rope_scaling_beta_slow", &M::rope_scaling_beta_slow)
+      .doc("pairs that turn less often within the original length are stretched fully")
+      .unit("turns")
+      .above(0)
+      .used_when<Config>(yarn, scales_as_yarn);
+  s.field("rope_scaling_truncate", &M::rope_scaling_truncate)
+      .doc("the range between beta_fast and beta_slow begins and ends at whole pairs")
+      .used_when<Config>(yarn, scales_as_yarn);
+  s.field("rope_scaling_attention_factor", &M::rope_scaling_attention_factor)
+      .doc("cos and sin are multiplied by this; null: the formula of rope_scaling_type")
+      .above(0)
+      .used_when<Config>("`model.rope_scaling_type` is yarn or longrope",
+                         [](const Config& c) { return scales_as_yarn(c) || scales_as_longrope(c); });
+  const char* longrope = "`model.rope_scaling_type` is longrope";
+  s.field("rope_scaling_short_factors", &M::rope_scaling_short_factors)
+      .doc("factor of each pair's wavelength for sequences up to the original length")
+      .used_when<Config>(longrope, scales_as_longrope)
+      .known_as("short_factor");
+  s.field("rope_scaling_long_factors", &M::rope_scaling_long_factors)
+      .doc(
+          "factor of each pair's wavelength for longer sequences: by seq_length in training, by the tokens "
+          "so "
+          "far in generation")
+      .used_when<Config>(longrope, scales_as_longrope)
+      .known_as("long_factor");
 }
 
 void block_fields(Section<ModelConfig>& s) {
   using M = ModelConfig;
-  s.field("normalization", &M::normalization)
-      .doc("the norm before attention, before the feed-forward network and before the head");
+  s.field("normalization", &M::normalization).doc("the norm of the blocks and before the head");
+  s.field("norm_placement", &M::norm_placement).doc("where the norms of a block stand");
   s.field("layernorm_epsilon", &M::layernorm_epsilon)
       .doc("added to the variance under the square root")
       .above(0)
@@ -174,7 +217,19 @@ void block_fields(Section<ModelConfig>& s) {
   s.field("add_bias_linear", &M::add_bias_linear).doc("a bias on every linear layer of a block");
   s.field("add_qkv_bias", &M::add_qkv_bias)
       .doc("a bias on the QKV projection, whatever add_bias_linear says");
-  s.field("qk_layernorm", &M::qk_layernorm).doc("normalise each query and key head before RoPE");
+  s.field("add_attention_output_bias", &M::add_attention_output_bias)
+      .doc("a bias on the attention's output projection");
+  s.field("add_mlp_bias", &M::add_mlp_bias).doc("biases of the feed-forward network").known_as("mlp_bias");
+  s.field("qk_layernorm", &M::qk_layernorm).doc("normalise queries and keys before RoPE");
+  s.field("qk_layernorm_across_heads", &M::qk_layernorm_across_heads)
+      .doc("the heads of the queries as one vector, and those of the keys; false: each head by itself")
+      .used_when<Config>("`model.qk_layernorm` is true",
+                         [](const Config& c) { return c.model.qk_layernorm; });
+  s.field("embedding_multiplier", &M::embedding_multiplier)
+      .doc(
+          "embeddings are multiplied by this, rounded to the compute type (Gemma: sqrt(hidden_size)); null: "
+          "not")
+      .above(0);
   s.field("apply_residual_connection_post_layernorm", &M::apply_residual_connection_post_layernorm)
       .doc("the residual branches off after the norm, as in the first BERT")
       .used_when<Config>("`model.normalization` is LayerNorm", has_layer_norm);
@@ -185,6 +240,12 @@ void block_fields(Section<ModelConfig>& s) {
       .doc("the head uses the embedding's weights (tied)")
       .known_as("tie_word_embeddings");
   s.field("softmax_scale", &M::softmax_scale).doc("attention scores are multiplied by this").above(0);
+  s.field("attn_logit_softcapping", &M::attn_logit_softcapping)
+      .doc("attention scores become c * tanh(score / c); null: as they are")
+      .above(0);
+  s.field("final_logit_softcapping", &M::final_logit_softcapping)
+      .doc("the head's logits become c * tanh(logit / c); null: as they are")
+      .above(0);
   s.field("attention_softmax_in_fp32", &M::attention_softmax_in_fp32)
       .doc("attention's softmax in fp32")
       .not_yet("a softmax below fp32");

@@ -12,6 +12,8 @@ namespace capstan::config {
 
 enum class PositionEmbedding : uint8_t { learned_absolute, rope, none };
 enum class Normalization : uint8_t { layer_norm, rms_norm };  // spelled LayerNorm, RMSNorm
+enum class NormPlacement : uint8_t { input, output, both };
+enum class RopeScaling : uint8_t { llama3, linear, yarn, longrope };
 enum class Activation : uint8_t { gelu, gelu_tanh, silu, relu, squared_relu };
 enum class RecomputeGranularity : uint8_t { full, selective };
 enum class RecomputeMethod : uint8_t { uniform, block };
@@ -38,6 +40,28 @@ struct EnumNames<Normalization> {
       {Normalization::layer_norm, "LayerNorm",
        "subtract the mean, divide by the standard deviation, scale and shift", "layernorm layer_norm"},
       {Normalization::rms_norm, "RMSNorm", "divide by the root mean square and scale", "rmsnorm rms_norm"},
+  };
+};
+
+template <>
+struct EnumNames<NormPlacement> {
+  static constexpr EnumEntry<NormPlacement> list[] = {
+      {NormPlacement::input, "input", "before attention and before the feed-forward network (pre-norm)"},
+      {NormPlacement::output, "output",
+       "after attention and after the feed-forward network, before the residual addition (OLMo 2)"},
+      {NormPlacement::both, "both", "before and after each of them (Gemma 2)"},
+  };
+};
+
+template <>
+struct EnumNames<RopeScaling> {
+  static constexpr EnumEntry<RopeScaling> list[] = {
+      {RopeScaling::llama3, "llama3", "long wavelengths are stretched, short ones left alone (Llama 3.1)"},
+      {RopeScaling::linear, "linear", "all wavelengths are stretched: position interpolation"},
+      {RopeScaling::yarn, "yarn",
+       "interpolated between stretched and left alone by wavelength; queries and keys are scaled"},
+      {RopeScaling::longrope, "longrope",
+       "each wavelength has a factor of its own, one set for short and one for long sequences (Phi-3)"},
   };
 };
 
@@ -146,27 +170,44 @@ struct ModelConfig {
   double rotary_base = 10000.0;
   double rotary_percent = 1.0;      // share of a head's width that is rotated, from its front
   bool rotary_interleaved = false;  // pairs (0,1)(2,3)… instead of (0,d/2)(1,d/2+1)…
-  bool rope_scaling = false;        // Llama-3.1's frequency scaling, with the four values below
+  bool rope_scaling = false;  // wavelengths are stretched, as rope_scaling_type and the values below say
+  RopeScaling rope_scaling_type = RopeScaling::llama3;
   double rope_scaling_factor = 8.0;
   double rope_scaling_low_freq_factor = 1.0;
   double rope_scaling_high_freq_factor = 4.0;
   int64_t rope_scaling_original_max_position_embeddings = 8192;
+  double rope_scaling_beta_fast =
+      32.0;  // yarn: turns within the original length above which nothing is stretched
+  double rope_scaling_beta_slow = 1.0;  // yarn: turns below which all is
+  bool rope_scaling_truncate = true;    // yarn: the range between them in whole pairs
+  std::optional<double>
+      rope_scaling_attention_factor;  // yarn, longrope: of cos and sin; derived by the type's formula
+  std::vector<double> rope_scaling_short_factors;  // longrope: one for each pair
+  std::vector<double> rope_scaling_long_factors;   // longrope: for sequences above the original length
 
   // ---- blocks ----
   Normalization normalization = Normalization::layer_norm;
+  NormPlacement norm_placement = NormPlacement::input;
   double layernorm_epsilon = 1e-5;
   bool layernorm_zero_centered_gamma = false;  // gamma is stored as gamma - 1 (layernorm1p)
   bool gated_linear_unit = false;              // act(x W_gate) * (x W_up); SwiGLU is this with silu
   Activation activation_func = Activation::gelu;
-  bool add_bias_linear = true;  // biases of all linear layers of a block
-  bool add_qkv_bias = false;    // bias of the QKV projection alone (Qwen2)
-  bool qk_layernorm = false;    // normalise each query and key head before RoPE
+  bool add_bias_linear = true;                    // biases of all linear layers of a block
+  bool add_qkv_bias = false;                      // bias of the QKV projection alone (Qwen2)
+  std::optional<bool> add_attention_output_bias;  // derived: add_bias_linear
+  std::optional<bool> add_mlp_bias;               // derived: add_bias_linear
+  bool qk_layernorm = false;               // normalise queries and keys before RoPE, each head by itself
+  bool qk_layernorm_across_heads = false;  // all query heads as one vector, and all key heads (OLMo 2)
+  std::optional<double>
+      embedding_multiplier;  // embeddings times this, rounded to the compute type (Gemma: sqrt(h))
   bool apply_residual_connection_post_layernorm = false;
   bool fp32_residual_connection = false;
   bool share_embeddings_and_output_weights = true;  // tied head
 
   // ---- attention ----
-  std::optional<double> softmax_scale;  // derived: 1 / sqrt(kv_channels)
+  std::optional<double> softmax_scale;            // derived: 1 / sqrt(kv_channels)
+  std::optional<double> attn_logit_softcapping;   // scores become c tanh(score / c); null: not
+  std::optional<double> final_logit_softcapping;  // the same of the head's logits
   bool attention_softmax_in_fp32 = true;
   std::optional<int64_t> window_size;  // tokens a query sees, itself included; null: all earlier ones
   std::optional<int64_t> window_attn_skip_freq;  // every n-th layer (n, 2n, …) sees all earlier tokens

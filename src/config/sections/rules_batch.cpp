@@ -129,7 +129,7 @@ void split_with_one_source(const Config& c, RuleReport& report) {
 }
 
 void split_is_three_shares(const Config& c, RuleReport& report) {
-  if (c.dataset.kind != DatasetKind::gpt || !c.dataset.split) return;
+  if (c.dataset.kind == DatasetKind::mock || !c.dataset.split) return;
   const auto shares = split_shares(*c.dataset.split);
   if (!shares)
     report.error("`dataset.split` " + quoted(*c.dataset.split) + " is not three shares")
@@ -141,7 +141,7 @@ void split_is_three_shares(const Config& c, RuleReport& report) {
 
 void validation_has_data(const Config& c, RuleReport& report) {
   const auto& d = c.dataset;
-  if (d.kind != DatasetKind::gpt || !c.validation.eval_interval) return;
+  if (d.kind == DatasetKind::mock || !c.validation.eval_interval) return;
   if (d.split) {
     const auto shares = split_shares(*d.split);
     if (shares && (*shares)[0] > 0 && (*shares)[1] <= 0)
@@ -152,7 +152,36 @@ void validation_has_data(const Config& c, RuleReport& report) {
   } else if (!d.train_blend.empty() && d.valid_blend.empty()) {
     report.error("`validation.eval_interval` is set, but `dataset.valid_blend` is empty")
         .help("set dataset.valid_blend, or validation.eval_interval=null");
+  } else if (!d.test_files.empty() && d.valid_files.empty()) {
+    report.error("`validation.eval_interval` is set, but `dataset.valid_files` is empty beside test_files")
+        .help("set dataset.valid_files, or validation.eval_interval=null");
   }
+}
+
+void samples_have_files(const Config& c, RuleReport& report) {
+  if (c.dataset.kind != DatasetKind::sft || !c.dataset.train_files.empty()) return;
+  report.error("no data: `dataset.train_files` names no file")
+      .help("set dataset.train_files=FILE.jsonl, with a sample on each line");
+}
+
+void split_or_files(const Config& c, RuleReport& report) {
+  const auto& d = c.dataset;
+  if (d.kind != DatasetKind::sft || !d.split || (d.valid_files.empty() && d.test_files.empty())) return;
+  report.error("`dataset.split` and files for each split exclude each other").help("unset dataset.split");
+}
+
+void samples_need_a_tokenizer(const Config& c, RuleReport& report) {
+  if (c.dataset.kind != DatasetKind::sft || c.tokenizer.tokenizer_type != TokenizerKind::none) return;
+  report.error("`dataset.kind` sft reads text, but `tokenizer.tokenizer_type` is none")
+      .help("choose the model's tokenizer, for instance tokenizer=huggingface");
+}
+
+void samples_learn_something(const Config& c, RuleReport& report) {
+  const auto& d = c.dataset;
+  if (d.kind != DatasetKind::sft || d.format != SampleFormat::text || d.loss_mode != LossMode::last_turn)
+    return;
+  report.error("`dataset.loss_mode` last_turn, but samples of format text have no turns")
+      .help("set dataset.loss_mode=all");
 }
 
 void split_blends_complete(const Config& c, RuleReport& report) {
@@ -258,11 +287,12 @@ void register_batch_rules(Schema& s) {
   s.rule<Config>(
       {"R0210", "split_is_three_shares", "split is three shares, the first above 0", {"dataset.split"}},
       split_is_three_shares);
-  s.rule<Config>({"R0211",
-                  "validation_has_data",
-                  "evaluation has data of its own",
-                  {"validation.eval_interval", "dataset.split", "dataset.valid_blend"}},
-                 validation_has_data);
+  s.rule<Config>(
+      {"R0211",
+       "validation_has_data",
+       "evaluation has data of its own",
+       {"validation.eval_interval", "dataset.split", "dataset.valid_blend", "dataset.valid_files"}},
+      validation_has_data);
   s.rule<Config>({"R0212",
                   "split_blends_complete",
                   "blends for each split include one for training",
@@ -291,6 +321,24 @@ void register_batch_rules(Schema& s) {
                   {"tokenizer.tokenizer_type", "dataset.reset_position_ids", "dataset.reset_attention_mask",
                    "dataset.eod_mask_loss"}},
                  documents_need_their_end);
+  s.rule<Config>(
+      {"R0217", "samples_have_files", "fine-tuning samples come from files", {"dataset.train_files"}},
+      samples_have_files);
+  s.rule<Config>({"R0218",
+                  "split_or_files",
+                  "split is for samples from one list of files; files for each split replace it",
+                  {"dataset.split", "dataset.valid_files", "dataset.test_files"}},
+                 split_or_files);
+  s.rule<Config>({"R0219",
+                  "samples_need_a_tokenizer",
+                  "fine-tuning samples are text, which needs a tokenizer",
+                  {"tokenizer.tokenizer_type", "dataset.kind"}},
+                 samples_need_a_tokenizer);
+  s.rule<Config>({"R0220",
+                  "samples_learn_something",
+                  "texts without turns are learned whole",
+                  {"dataset.loss_mode", "dataset.format"}},
+                 samples_learn_something);
 }
 
 }  // namespace capstan::config

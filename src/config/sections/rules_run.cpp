@@ -1,4 +1,8 @@
 // Checkpoints, tokenizer, adapters and guards of a run.
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "config/sections/adapter_targets.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
@@ -37,7 +41,11 @@ void some_checkpoint_is_kept(const Config& c, RuleReport& report) {
 }
 
 void adapters_need_a_model(const Config& c, RuleReport& report) {
-  if (!c.peft || c.checkpoint.pretrained_checkpoint || c.checkpoint.load) return;
+  if (!c.peft) return;
+  if (c.peft->random_base && c.checkpoint.pretrained_checkpoint)
+    report.error("`peft.random_base` and `checkpoint.pretrained_checkpoint` exclude each other")
+        .help("keep the checkpoint, unless the recipe is only tried out");
+  if (c.peft->random_base || c.checkpoint.pretrained_checkpoint || c.checkpoint.load) return;
   report
       .error(
           "`peft` trains adapters beside frozen weights, but `checkpoint.pretrained_checkpoint` names none")
@@ -50,11 +58,138 @@ void adapters_have_targets(const Config& c, RuleReport& report) {
       .help("for instance [linear_qkv, linear_proj, linear_fc1, linear_fc2]");
 }
 
+void adapter_targets_exist(const Config& c, RuleReport& report) {
+  if (!c.peft) return;
+  const auto layers = adaptable_layers(c.model, c.peft->scheme);
+  if (layers.empty()) return;
+  const auto check = [&](const char* field, const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      if (std::any_of(layers.begin(), layers.end(),
+                      [&](const auto& layer) { return matches_layer(name, layer); }))
+        continue;
+      std::vector<std::string> leaves;
+      for (const std::string& layer : layers) {
+        std::string leaf = layer.substr(layer.rfind('.') + 1);
+        if (std::find(leaves.begin(), leaves.end(), leaf) == leaves.end()) leaves.push_back(std::move(leaf));
+      }
+      const auto near = near_matches(name, leaves, 2);
+      report.error("`" + std::string(field) + "`: " + quoted(name) + " is no layer of this model")
+          .at(field)
+          .help((near.empty() ? std::string() : "did you mean `" + near[0] + "`? ") + "layers are " +
+                join(leaves, ", ") + ", or a pattern such as `*.layers.0.*." + leaves[0] + "`");
+    }
+  };
+  check("peft.target_modules", c.peft->target_modules);
+  check("peft.exclude_modules", c.peft->exclude_modules);
+}
+
+void something_is_adapted(const Config& c, RuleReport& report) {
+  if (!c.peft || c.peft->target_modules.empty()) return;
+  const auto layers = adaptable_layers(c.model, c.peft->scheme);
+  if (layers.empty() ||
+      std::any_of(layers.begin(), layers.end(), [&](const auto& layer) { return adapts(*c.peft, layer); }))
+    return;
+  const bool excluded = std::any_of(layers.begin(), layers.end(), [&](const auto& layer) {
+    return std::any_of(c.peft->target_modules.begin(), c.peft->target_modules.end(),
+                       [&](const auto& name) { return matches_layer(name, layer); });
+  });
+  if (!excluded) return;  // adapter_targets_exist has said it
+  report.error("`peft.exclude_modules` leaves no layer of `peft.target_modules`: nothing would train")
+      .help("exclude less");
+}
+
+void quantised_blocks(const Config& c, RuleReport& report) {
+  if (!c.peft || c.peft->base_quantization == BaseQuantization::none) return;
+  const int64_t block = c.peft->quantization_block;
+  if ((block & (block - 1)) == 0) return;
+  report.error("`peft.quantization_block` " + text_of(block) + " is not a power of two").help("set 64");
+}
+
+// A part of a matrix that a tensor-parallel rank holds, where blocks of its elements share a scale.
+struct QuantisedCut {
+  const char* layer;
+  std::string part;  // "704 of 2816 columns"
+  int64_t elements;  // from one boundary to the next, in the order of the matrix
+};
+
+std::vector<QuantisedCut> quantised_cuts(const Config& c, int64_t ranks) {
+  const ModelConfig& m = c.model;
+  const int64_t hidden = m.hidden_size, d = m.kv_channels.value_or(0), heads = m.num_attention_heads * d;
+  const int64_t ffn = m.ffn_hidden_size.value_or(0),
+                groups = m.num_query_groups.value_or(m.num_attention_heads);
+  std::vector<QuantisedCut> cuts;
+  const auto rows = [&](const char* layer, int64_t count, int64_t of, const char* what) {
+    cuts.push_back({layer, text_of(count) + " of " + text_of(of) + " rows" + what, count * hidden});
+  };
+  const auto columns = [&](const char* layer, int64_t of) {
+    cuts.push_back({layer, text_of(of / ranks) + " of " + text_of(of) + " columns", of / ranks});
+  };
+  // What does not divide is another rule's error.
+  if (heads % ranks != 0 || ffn % ranks != 0) return cuts;
+  const int64_t qkv = heads + 2 * groups * d;
+  if (ranks <= groups) {
+    rows("linear_qkv", qkv / ranks, qkv, "");
+  } else {
+    rows("linear_qkv", heads / ranks, qkv, " (queries)");
+    rows("linear_qkv", 2 * d, qkv, " (keys and values)");
+  }
+  columns("linear_proj", heads);
+  rows("linear_fc1", ffn / ranks, m.gated_linear_unit ? 2 * ffn : ffn, "");
+  columns("linear_fc2", ffn);
+  return cuts;
+}
+
+void quantised_blocks_are_whole(const Config& c, RuleReport& report) {
+  const int64_t ranks = c.dist.tensor_model_parallel_size;
+  if (!c.peft || c.peft->base_quantization == BaseQuantization::none || ranks < 2) return;
+  const int64_t block = c.peft->quantization_block;
+  const auto whole = [](const std::vector<QuantisedCut>& cuts, int64_t of) {
+    return std::all_of(cuts.begin(), cuts.end(), [&](const auto& cut) { return cut.elements % of == 0; });
+  };
+  const auto cuts = quantised_cuts(c, ranks);
+  if (whole(cuts, block)) return;
+  std::vector<std::string> ways;
+  for (int64_t smaller = block / 2; smaller >= 32; smaller /= 2)
+    if (whole(cuts, smaller)) {
+      ways.push_back("peft.quantization_block=" + text_of(smaller));
+      break;
+    }
+  for (int64_t fewer = ranks - 1; fewer > 0; --fewer)
+    if (ranks % fewer == 0 && (fewer == 1 || whole(quantised_cuts(c, fewer), block))) {
+      ways.push_back("dist.tensor_model_parallel_size=" + text_of(fewer));
+      break;
+    }
+  for (const QuantisedCut& cut : cuts)
+    if (cut.elements % block != 0) {
+      report
+          .error(std::string("`") + cut.layer + ".weight`: each of " + text_of(ranks) +
+                 " tensor-parallel ranks holds " + cut.part + ", runs of " + text_of(cut.elements) +
+                 " elements: no multiple of `peft.quantization_block` " + text_of(block) +
+                 ", whose elements share a scale")
+          .help("set " + join(ways, " or "));
+    }
+}
+
+void quantised_weights_are_not_cut(const Config& c, RuleReport& report) {
+  if (!c.peft || c.peft->base_quantization == BaseQuantization::none ||
+      c.ddp.data_parallel_sharding_strategy != ShardingStrategy::optim_grads_params)
+    return;
+  report
+      .error(
+          "`peft.base_quantization` nf4 and `ddp.data_parallel_sharding_strategy` optim_grads_params exclude "
+          "each "
+          "other: every data-parallel rank holds the weights in 4 bits")
+      .help("set ddp.data_parallel_sharding_strategy=optim_grads");
+}
+
 void tokenizer_has_files(const Config& c, RuleReport& report) {
   const auto& t = c.tokenizer;
   if (t.tokenizer_type == TokenizerKind::huggingface && !t.tokenizer_model)
     report.error("`tokenizer.tokenizer_type` huggingface needs `tokenizer.tokenizer_model`")
         .help("set tokenizer.tokenizer_model=tokenizer.json");
+  if (t.tokenizer_type == TokenizerKind::sentencepiece && !t.tokenizer_model)
+    report.error("`tokenizer.tokenizer_type` sentencepiece needs `tokenizer.tokenizer_model`")
+        .help("set tokenizer.tokenizer_model=tokenizer.model");
   if (t.tokenizer_type == TokenizerKind::gpt2_bpe && (!t.vocab_file || !t.merge_file))
     report
         .error("`tokenizer.tokenizer_type` gpt2_bpe needs `tokenizer.vocab_file` and `tokenizer.merge_file`")
@@ -121,10 +256,35 @@ void register_run_rules(Schema& s) {
   s.rule<Config>({"R0904",
                   "adapters_need_a_model",
                   "adapters need the weights of a trained model",
-                  {"checkpoint.pretrained_checkpoint"}},
+                  {"checkpoint.pretrained_checkpoint", "peft.random_base"}},
                  adapters_need_a_model);
   s.rule<Config>({"R0905", "adapters_have_targets", "adapters have layers to adapt", {"peft.target_modules"}},
                  adapters_have_targets);
+  s.rule<Config>({"R0912",
+                  "adapter_targets_exist",
+                  "every target of adapters is a layer of the model",
+                  {"peft.target_modules", "peft.exclude_modules"}},
+                 adapter_targets_exist);
+  s.rule<Config>({"R0913",
+                  "something_is_adapted",
+                  "some layer has an adapter",
+                  {"peft.exclude_modules", "peft.target_modules"}},
+                 something_is_adapted);
+  s.rule<Config>({"R0914",
+                  "quantised_blocks",
+                  "blocks of quantised weights are powers of two",
+                  {"peft.quantization_block"}},
+                 quantised_blocks);
+  s.rule<Config>({"R0915",
+                  "quantised_blocks_are_whole",
+                  "tensor parallelism cuts quantised weights between the blocks that share a scale",
+                  {"peft.quantization_block", "dist.tensor_model_parallel_size"}},
+                 quantised_blocks_are_whole);
+  s.rule<Config>({"R0916",
+                  "quantised_weights_are_not_cut",
+                  "quantised weights are not cut over data-parallel ranks",
+                  {"ddp.data_parallel_sharding_strategy", "peft.base_quantization"}},
+                 quantised_weights_are_not_cut);
   s.rule<Config>(
       {"R0906", "tokenizer_has_files", "a tokenizer has the files of its kind", {"tokenizer.tokenizer_type"}},
       tokenizer_has_files);

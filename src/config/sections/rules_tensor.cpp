@@ -117,12 +117,63 @@ void rotated_width_even(const Config& c, RuleReport& report) {
 void rope_scaling_ordered(const Config& c, RuleReport& report) {
   const auto& m = c.model;
   if (m.position_embedding_type != PositionEmbedding::rope || !m.rope_scaling) return;
-  if (m.rope_scaling_low_freq_factor < m.rope_scaling_high_freq_factor) return;
+  if (m.rope_scaling_type == RopeScaling::yarn && m.rope_scaling_beta_slow >= m.rope_scaling_beta_fast)
+    report
+        .error("`model.rope_scaling_beta_slow` " + text_of(m.rope_scaling_beta_slow) +
+               " is not below `model.rope_scaling_beta_fast` " + text_of(m.rope_scaling_beta_fast))
+        .help("the paper has 1 and 32");
+  if (m.rope_scaling_type != RopeScaling::llama3 ||
+      m.rope_scaling_low_freq_factor < m.rope_scaling_high_freq_factor)
+    return;
   report
       .error("`model.rope_scaling_low_freq_factor` " + text_of(m.rope_scaling_low_freq_factor) +
              " is not below `model.rope_scaling_high_freq_factor` " +
              text_of(m.rope_scaling_high_freq_factor))
       .help("Llama 3.1 has 1 and 4");
+}
+
+void rope_factors_for_pairs(const Config& c, RuleReport& report) {
+  const auto& m = c.model;
+  if (m.position_embedding_type != PositionEmbedding::rope || !m.rope_scaling ||
+      m.rope_scaling_type != RopeScaling::longrope || !m.kv_channels)
+    return;
+  const int64_t pairs = std::llround(m.rotary_percent * static_cast<double>(*m.kv_channels)) / 2;
+  const auto check = [&](const char* field, const std::vector<double>& factors) {
+    const auto given = static_cast<int64_t>(factors.size());
+    if (given != pairs)
+      report
+          .error("`model." + std::string(field) + "` has " + text_of(given) + " values, and RoPE rotates " +
+                 text_of(pairs) + " pairs")
+          .help("one factor for each pair, as `rope_scaling` of the model's config.json lists them");
+    for (const double factor : factors)
+      if (!(factor > 0)) {
+        report
+            .error("`model." + std::string(field) + "` has the factor " + text_of(factor) +
+                   ", but wavelengths stay positive")
+            .help("factors above 0");
+        break;
+      }
+  };
+  check("rope_scaling_short_factors", m.rope_scaling_short_factors);
+  check("rope_scaling_long_factors", m.rope_scaling_long_factors);
+}
+
+void norm_across_heads_is_rms(const Config& c, RuleReport& report) {
+  if (!c.model.qk_layernorm || !c.model.qk_layernorm_across_heads ||
+      c.model.normalization == Normalization::rms_norm)
+    return;
+  report.error("`model.qk_layernorm_across_heads` is an RMSNorm, but `model.normalization` is LayerNorm")
+      .help("set model.normalization=RMSNorm, or model.qk_layernorm_across_heads=false");
+}
+
+void residual_after_norm_needs_input_norms(const Config& c, RuleReport& report) {
+  if (!c.model.apply_residual_connection_post_layernorm || c.model.norm_placement == NormPlacement::input)
+    return;
+  report
+      .error(
+          "`model.apply_residual_connection_post_layernorm` branches off after the norms before a block, and "
+          "`model.norm_placement` is not input")
+      .help("set model.norm_placement=input, or model.apply_residual_connection_post_layernorm=false");
 }
 
 void window_below_sequence(const Config& c, RuleReport& report) {
@@ -250,8 +301,9 @@ void register_tensor_rules(Schema& s) {
                  rotated_width_even);
   s.rule<Config>({"R0411",
                   "rope_scaling_ordered",
-                  "the low frequency factor is below the high one",
-                  {"model.rope_scaling_low_freq_factor", "model.rope_scaling_high_freq_factor"}},
+                  "the low frequency factor is below the high one, beta_slow below beta_fast",
+                  {"model.rope_scaling_low_freq_factor", "model.rope_scaling_high_freq_factor",
+                   "model.rope_scaling_beta_slow", "model.rope_scaling_beta_fast"}},
                  rope_scaling_ordered);
   s.rule<Config>({"R0412",
                   "window_below_sequence",
@@ -284,6 +336,22 @@ void register_tensor_rules(Schema& s) {
        "exchange of heads for sequence: key/value heads divide over the ranks, or the ranks over them",
        {"dist.cp_comm_type", "dist.context_parallel_size", groups, tensor}},
       groups_divide_exchange);
+  s.rule<Config>({"R0418",
+                  "rope_factors_for_pairs",
+                  "longrope has a positive factor for each rotated pair, for short and for long sequences",
+                  {"model.rope_scaling_short_factors", "model.rope_scaling_long_factors", "model.kv_channels",
+                   "model.rotary_percent"}},
+                 rope_factors_for_pairs);
+  s.rule<Config>({"R0419",
+                  "norm_across_heads_is_rms",
+                  "the norm across heads is an RMSNorm",
+                  {"model.qk_layernorm_across_heads", "model.normalization"}},
+                 norm_across_heads_is_rms);
+  s.rule<Config>({"R0420",
+                  "residual_after_norm_needs_input_norms",
+                  "a residual that branches off after the norm needs norms before the blocks",
+                  {"model.apply_residual_connection_post_layernorm", "model.norm_placement"}},
+                 residual_after_norm_needs_input_norms);
 }
 
 }  // namespace capstan::config

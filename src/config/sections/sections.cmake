@@ -1,5 +1,6 @@
 # The field tables, derivations and rules of the config room, relative to src/config; tests relative to the repository.
 set(SECTION_SOURCES
+  sections/adapter_targets.cpp
   sections/checkpoint.cpp
   sections/comm_overlap.cpp
   sections/data_sources.cpp
@@ -38,4 +39,5 @@ set(SECTION_TESTS
   ../../tests/config/rules_table.cpp
   ../../tests/config/sections_bench.cpp
   ../../tests/config/sections_derived.cpp
-  ../../tests/config/sections_fields.cpp)
+  ../../tests/config/sections_fields.cpp
+  ../../tests/config/shrink.cpp)

@@ -9,14 +9,16 @@
 
 namespace capstan::config {
 
-enum class TokenizerKind : uint8_t { huggingface, gpt2_bpe, byte, none };
+enum class TokenizerKind : uint8_t { huggingface, sentencepiece, gpt2_bpe, byte, none };
 enum class PreTokenizer : uint8_t { gpt2, llama3, qwen };
 
 template <>
 struct EnumNames<TokenizerKind> {
   static constexpr EnumEntry<TokenizerKind> list[] = {
-      {TokenizerKind::huggingface, "huggingface", "a tokenizer.json (byte-level BPE)",
+      {TokenizerKind::huggingface, "huggingface", "a tokenizer.json, or a directory with one",
        "HuggingFaceTokenizer"},
+      {TokenizerKind::sentencepiece, "sentencepiece", "a SentencePiece .model (BPE or Unigram)",
+       "SentencePieceTokenizer"},
       {TokenizerKind::gpt2_bpe, "gpt2_bpe", "vocab.json and merges.txt (byte-level BPE)", "GPT2BPETokenizer"},
       {TokenizerKind::byte, "byte", "one id for each byte, and one for the end of a document"},
       {TokenizerKind::none, "none", "no tokenizer: the dataset holds ids already", "NullTokenizer"},
@@ -34,11 +36,12 @@ struct EnumNames<PreTokenizer> {
 
 struct TokenizerConfig {
   TokenizerKind tokenizer_type = TokenizerKind::none;
-  std::optional<Path> tokenizer_model;              // huggingface: tokenizer.json
+  std::optional<Path> tokenizer_model;              // huggingface: tokenizer.json; sentencepiece: the .model
   std::optional<Path> vocab_file;                   // gpt2_bpe: vocab.json
   std::optional<Path> merge_file;                   // gpt2_bpe: merges.txt
   PreTokenizer pre_tokenizer = PreTokenizer::gpt2;  // gpt2_bpe; a tokenizer.json names its own
   std::string eod_token = "<|endoftext|>";
+  std::optional<Path> chat_template;  // a Jinja file, or the name of a known one; null: the tokenizer's own
 };
 
 }  // namespace capstan::config

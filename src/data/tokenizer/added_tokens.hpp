@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/function_ref.hpp"
@@ -23,10 +24,11 @@ struct AddedToken {
   bool special = false;      // left out by decode(…, skip_special)
 };
 
-// Finds tokens in a text: the leftmost first, of several that begin there the longest.
+// Finds tokens in a text: the leftmost first, of several that begin there the longest. In linear time: text that makes the
+// plain search look at its bytes again and again is searched by an automaton (Aho and Corasick's).
 class TokenFinder {
  public:
-  static constexpr size_t kMaxBytes = 1024;  // of one token: bounds the time for one character of text
+  static constexpr size_t kMaxBytes = 1024;  // of one token
 
   // `pattern` is what the text holds: the content, or its normalised form. `token` indexes the caller's list
   // of tokens.
@@ -44,10 +46,11 @@ class TokenFinder {
     int32_t token = -1;
     unsigned char byte = 0;
   };
-  // The longest match at `begin`: its token and its end, or -1.
-  int32_t match_at(std::string_view text, size_t begin, size_t& end) const;
+  // The longest match at `begin`: its token and its end, or -1. Adds the bytes looked at to `steps`.
+  int32_t match_at(std::string_view text, size_t begin, size_t& end, size_t& steps) const;
   size_t next_candidate(std::string_view text, size_t from) const;
 
+  std::vector<std::pair<std::string, int32_t>> patterns_;
   std::vector<Node> nodes_ = std::vector<Node>(1);
   std::array<int32_t, 256> roots_ = [] {
     std::array<int32_t, 256> none{};

@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "data/tokenizer/byte_level.hpp"
+#include "data/tokenizer/text_pieces.hpp"
 
 namespace capstan::data {
 
@@ -97,8 +98,7 @@ void BpeModel::add_merge(int32_t left, int32_t right, uint32_t rank, int32_t id)
   merges_[i] = {pair, rank, id};
 }
 
-void BpeModel::encode(const PieceBatch& batch, const Vocabulary& vocabulary, Scratch& scratch,
-                      std::vector<int32_t>& out) const {
+void BpeModel::encode_words(const PieceBatch& batch, Scratch& scratch, std::vector<int32_t>& out) const {
   Memory& memory = *scratch.memory;
   constexpr size_t kMost = 8;  // room for the ids of a remembered piece
   size_t used = out.size();
@@ -130,7 +130,7 @@ void BpeModel::encode(const PieceBatch& batch, const Vocabulary& vocabulary, Scr
         write += hit->count;
         continue;
       }
-      encode_piece(piece, vocabulary, scratch);
+      encode_ids(piece, scratch);
       if (scratch.ids.size() <= 3) decltype(Memory::narrow)::put(set, key, scratch.ids);
       append_ids(left);
     } else if (piece.size() <= decltype(Memory::wide)::kLength) {
@@ -142,31 +142,104 @@ void BpeModel::encode(const PieceBatch& batch, const Vocabulary& vocabulary, Scr
         write += hit->count;
         continue;
       }
-      encode_piece(piece, vocabulary, scratch);
+      encode_ids(piece, scratch);
       if (scratch.ids.size() <= 7) decltype(Memory::wide)::put(set, key, scratch.ids);
       append_ids(left);
     } else {
-      encode_piece(piece, vocabulary, scratch);
+      encode_ids(piece, scratch);
       append_ids(left);
     }
   }
   out.resize(static_cast<size_t>(write - out.data()));
 }
 
-void BpeModel::encode_piece(std::string_view piece, const Vocabulary& vocabulary, Scratch& scratch) const {
+// SentencePiece's space.
+static constexpr std::string_view kMetaspace = "\xE2\x96\x81";
+
+void BpeModel::finish_characters() {
+  character_ids_.assign(0x10000, -1);
+  for (int32_t id = 0; id < vocabulary_.size(); ++id) {
+    const std::string_view text = vocabulary_.text(id);
+    if (text.empty() || text.size() > 3 || !vocabulary_.of_model(id)) continue;
+    const Character c = decode_character(text.data(), text.data() + text.size());
+    if (c.bytes == text.size() && !(c.value == 0xFFFD && c.bytes == 1)) character_ids_[c.value] = id;
+  }
+  // Where no merge reaches from another character into a ▁ behind it, text is cut there, and words are remembered.
+  cut_words_ = !ignore_merges && prefix.empty() && suffix.empty() && vocabulary_.find_of_model(kMetaspace);
+  for (const Merge& merge : merges_) {
+    if (merge.pair == kFree) continue;
+    const std::string_view left = vocabulary_.text(static_cast<int32_t>(merge.pair >> 32)),
+                           right = vocabulary_.text(static_cast<int32_t>(merge.pair & 0xFFFFFFFF));
+    if (right.starts_with(kMetaspace) && !left.ends_with(kMetaspace)) cut_words_ = false;
+  }
+}
+
+void BpeModel::encode(const PieceBatch& batch, Model::Scratch& scratch, std::vector<int32_t>& out) const {
+  auto& own = static_cast<Scratch&>(scratch);
+  if (!cut_words_) return encode_words(batch, own, out);
+  own.words.clear();
+  for (const std::string_view piece : batch.pieces) {
+    size_t begin = 0;
+    for (size_t at = piece.find(kMetaspace); at != std::string_view::npos;) {
+      if (at > begin) own.words.push_back(piece.substr(begin, at - begin));
+      begin = at;
+      while (piece.substr(at, kMetaspace.size()) == kMetaspace) at += kMetaspace.size();
+      at = piece.find(kMetaspace, at);
+    }
+    own.words.push_back(piece.substr(begin));
+  }
+  encode_words({own.words, batch.readable_end}, own, out);
+}
+
+void BpeModel::encode_piece(std::string_view piece, Model::Scratch& scratch,
+                            std::vector<ModelToken>& out) const {
+  auto& own = static_cast<Scratch&>(scratch);
+  if (whole_piece(piece, own)) {
+    out.push_back({own.ids[0], 0, piece.size()});
+    return;
+  }
+  own.lengths.assign(1, 0);  // not empty: they are wanted
+  look_up(piece, own);
+  merge_long(own);
+  size_t at = 0;
+  for (size_t i = 0; i < own.ids.size(); ++i) {
+    out.push_back({own.ids[i], at, at + own.lengths[i]});
+    at += own.lengths[i];
+  }
+  own.lengths.clear();
+}
+
+bool BpeModel::whole_piece(std::string_view piece, Scratch& scratch) const {
+  if (!ignore_merges) return false;
+  std::string_view text = piece;
+  if (!characters) {
+    scratch.text.clear();
+    append_byte_text(scratch.text, piece);
+    text = scratch.text;
+  }
+  const auto id = vocabulary_.find_of_model(text);
+  if (id) scratch.ids.assign(1, *id);
+  return id.has_value();
+}
+
+void BpeModel::encode_ids(std::string_view piece, Scratch& scratch) const {
+  if (whole_piece(piece, scratch)) return;
+  look_up(piece, scratch);
+  constexpr size_t kShort = 48;
+  if (scratch.ids.size() < 2) return;
+  if (scratch.ids.size() <= kShort)
+    merge_short(scratch.ids);
+  else
+    merge_long(scratch);
+}
+
+void BpeModel::look_up(std::string_view piece, Scratch& scratch) const {
   auto& ids = scratch.ids;
   ids.clear();
   if (piece.size() >= size_t{std::numeric_limits<int32_t>::max()})
     fail(ErrorCode::unsupported, "a piece of text of " + std::to_string(piece.size()) +
                                      " bytes has nowhere to be cut; the limit is 2 GiB");
-  if (ignore_merges) {
-    scratch.text.clear();
-    append_byte_text(scratch.text, piece);
-    if (const auto id = vocabulary.find(scratch.text)) {
-      ids.push_back(*id);
-      return;
-    }
-  }
+  if (characters) return look_up_characters(piece, scratch);
   bool unknown_before = false;
   for (const char c : piece) {
     const int32_t id = byte_ids[static_cast<unsigned char>(c)];
@@ -178,12 +251,60 @@ void BpeModel::encode_piece(std::string_view piece, const Vocabulary& vocabulary
       unknown_before = true;
     }
   }
-  constexpr size_t kShort = 48;
-  if (ids.size() < 2) return;
-  if (ids.size() <= kShort)
-    merge_short(ids);
-  else
-    merge_long(scratch);
+  if (!scratch.lengths.empty()) scratch.lengths.assign(ids.size(), 1);
+}
+
+int32_t BpeModel::character_id(std::string_view character, char32_t value) const {
+  if (value < 0x10000) return character_ids_[value];
+  return vocabulary_.find_of_model(character).value_or(-1);
+}
+
+void BpeModel::look_up_characters(std::string_view piece, Scratch& scratch) const {
+  auto& ids = scratch.ids;
+  auto& lengths = scratch.lengths;
+  const bool measure = !lengths.empty();
+  lengths.clear();
+  const auto add = [&](int32_t id, size_t bytes) {
+    ids.push_back(id);
+    if (measure) lengths.push_back(static_cast<uint32_t>(bytes));
+  };
+  size_t unknown_bytes = 0;  // of unknown characters that are not added yet
+  const auto add_unknown = [&] {
+    if (unknown_bytes > 0) add(unknown, unknown_bytes);
+    unknown_bytes = 0;
+  };
+  size_t at = 0;
+  for_each_character(piece, [&](char32_t value, size_t bytes) {
+    std::string_view character = piece.substr(at, bytes);
+    const bool first = at == 0;
+    at += bytes;
+    int32_t id = -1;
+    if (prefix.empty() && suffix.empty()) {
+      id = character_id(character, value);
+    } else {
+      scratch.text.clear();
+      if (!first) scratch.text += prefix;
+      scratch.text += character;
+      if (at == piece.size()) scratch.text += suffix;
+      character = scratch.text;
+      id = vocabulary_.find_of_model(character).value_or(-1);
+    }
+    if (id >= 0) {
+      add_unknown();
+      add(id, bytes);
+      return;
+    }
+    const auto has_byte = [&](char c) { return byte_ids[static_cast<unsigned char>(c)] >= 0; };
+    if (byte_fallback && std::all_of(character.begin(), character.end(), has_byte)) {
+      for (const char c : character) add(byte_ids[static_cast<unsigned char>(c)], 1);
+      return;
+    }
+    if (unknown < 0) return;
+    if (!fuse_unknown) add_unknown();
+    unknown_bytes += bytes;
+  });
+  add_unknown();
+  if (measure && lengths.empty()) lengths.assign(1, 0);
 }
 
 void BpeModel::merge_short(std::vector<int32_t>& ids) const {
@@ -219,6 +340,7 @@ void BpeModel::merge_short(std::vector<int32_t>& ids) const {
 void BpeModel::merge_long(Scratch& scratch) const {
   auto& ids = scratch.ids;
   auto& heap = scratch.heap;  // rank << 32 | position, the smallest on top
+  const bool measure = !scratch.lengths.empty();
   const auto count = static_cast<int32_t>(ids.size());
   scratch.next.resize(ids.size());
   scratch.previous.resize(ids.size());
@@ -251,6 +373,8 @@ void BpeModel::merge_long(Scratch& scratch) const {
     const Merge* merge = find(ids[static_cast<size_t>(position)], ids[static_cast<size_t>(right)]);
     if (!merge || merge->rank != top >> 32) continue;  // the pair has changed since
     ids[static_cast<size_t>(position)] = merge->id;
+    if (measure)
+      scratch.lengths[static_cast<size_t>(position)] += scratch.lengths[static_cast<size_t>(right)];
     next[position] = next[right];
     next[right] = kGone;
     if (next[position] >= 0) previous[next[position]] = position;
@@ -258,8 +382,11 @@ void BpeModel::merge_long(Scratch& scratch) const {
     push(position);
   }
   size_t kept = 0;
-  for (int32_t i = 0; i < count; ++i)
-    if (next[i] != kGone) ids[kept++] = ids[static_cast<size_t>(i)];
+  for (int32_t i = 0; i < count; ++i) {
+    if (next[i] == kGone) continue;
+    if (measure) scratch.lengths[kept] = scratch.lengths[static_cast<size_t>(i)];
+    ids[kept++] = ids[static_cast<size_t>(i)];
+  }
   ids.resize(kept);
 }
 

@@ -2,51 +2,62 @@
 //
 // The result is that of Hugging Face's BPE: again and again the adjacent pair of the lowest rank is merged,
 // the leftmost first. Short pieces do so by looking through an array, long ones with a heap, so that no text
-// takes quadratic time.
+// takes quadratic time. What is merged are bytes (of a byte-level tokenizer) or characters (Llama 2, Gemma).
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "data/tokenizer/pre_tokenizer.hpp"
+#include "data/tokenizer/model.hpp"
 #include "data/tokenizer/vocabulary.hpp"
 
 namespace capstan::data {
 
-class BpeModel {
+class BpeModel final : public Model {
  public:
   // What is known of the pieces that one thread has seen; it only saves time.
   class Memory;
-  struct Scratch {
+  struct Scratch final : Model::Scratch {
     Scratch();
-    ~Scratch();
+    ~Scratch() override;
+    size_t bytes() const override { return heap.capacity() * 8; }
     std::unique_ptr<Memory> memory;
-    std::vector<int32_t> ids;  // of the piece at hand
+    std::vector<int32_t> ids;       // of the piece at hand
+    std::vector<uint32_t> lengths;  // of the piece at hand, in bytes; empty where nobody asks
     std::vector<uint64_t> heap;
     std::vector<int32_t> next, previous;
+    std::vector<std::string_view> words;
     std::string text;
   };
 
-  BpeModel(int64_t merges) { reserve(merges); }
+  BpeModel(const Vocabulary& vocabulary, int64_t merges) : vocabulary_(vocabulary) { reserve(merges); }
 
-  // Byte b is token id, or -1 when the vocabulary lacks it.
+  // Byte b is token id, or -1 when the vocabulary lacks it. With `characters` these are the tokens <0x00> … <0xFF> of
+  // characters that are no token, if byte_fallback is set.
   std::array<int32_t, 256> byte_ids;
   bool ignore_merges = false;  // a piece that is a token is that token, whatever the merges say
-  int32_t unknown = -1;        // for bytes that have no token; -1: they are left out
+  int32_t unknown = -1;        // for what has no token; -1: it is left out
   bool fuse_unknown = false;
+
+  bool characters = false;  // merge characters instead of bytes
+  bool byte_fallback = false;
+  std::string prefix, suffix;  // of every character but a piece's first; of its last
 
   // Merging (left, right) gives `id`; a lower rank goes first. Of two merges of one pair the later one
   // counts.
   void add_merge(int32_t left, int32_t right, uint32_t rank, int32_t id);
 
-  // Appends the ids of the pieces to out.
-  void encode(const PieceBatch& batch, const Vocabulary& vocabulary, Scratch& scratch,
-              std::vector<int32_t>& out) const;
+  // After the last merge, with `characters`: finds out whether text may be cut into words before merging.
+  void finish_characters();
+
+  std::unique_ptr<Model::Scratch> make_scratch() const override { return std::make_unique<Scratch>(); }
+  void encode(const PieceBatch& batch, Model::Scratch& scratch, std::vector<int32_t>& out) const override;
+  void encode_piece(std::string_view piece, Model::Scratch& scratch,
+                    std::vector<ModelToken>& out) const override;
 
  private:
   struct Merge {
@@ -65,11 +76,18 @@ class BpeModel {
     }
   }
   uint64_t slot(uint64_t pair) const { return (pair * 0x9E3779B97F4A7C15u) >> shift_; }
-  void encode_piece(std::string_view piece, const Vocabulary& vocabulary,
-                    Scratch& scratch) const;  // → scratch.ids
+  void encode_words(const PieceBatch& batch, Scratch& scratch, std::vector<int32_t>& out) const;
+  void look_up(std::string_view piece, Scratch& scratch) const;  // → scratch.ids, not merged
+  void look_up_characters(std::string_view piece, Scratch& scratch) const;
+  bool whole_piece(std::string_view piece, Scratch& scratch) const;
+  void encode_ids(std::string_view piece, Scratch& scratch) const;  // → scratch.ids
+  int32_t character_id(std::string_view character, char32_t value) const;
   void merge_short(std::vector<int32_t>& ids) const;
   void merge_long(Scratch& scratch) const;
 
+  const Vocabulary& vocabulary_;
+  std::vector<int32_t> character_ids_;  // below U+10000: id, -1
+  bool cut_words_ = false;              // no merge joins anything to a ▁ behind it
   std::vector<Merge> merges_;
   uint64_t mask_ = 0;
   int shift_ = 64;

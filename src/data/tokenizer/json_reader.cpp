@@ -44,6 +44,30 @@ std::string place(std::string_view text, size_t offset) {
   return std::to_string(line) + ":" + std::to_string(1 + count_code_points(before.substr(start)));
 }
 
+// The parser refuses integers of more than 64 bits, which JSON allows and a tokenizer_config.json has where no length is set
+// (model_max_length 1e30): as fractions they are read. `text` with ".0" behind them.
+std::string with_wide_integers(std::string_view text) {
+  std::string result;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    size_t end = i + 1;
+    if (quoted) {
+      if (c == '\\') ++end;
+      quoted = c != '"';
+    } else if (c == '"') {
+      quoted = true;
+    } else if (std::string_view("-+.0123456789eE").find(c) != std::string_view::npos) {
+      end = std::min(text.find_first_not_of("-+.0123456789eE", i), text.size());
+    }
+    const std::string_view number = text.substr(i, end - i);
+    result += number;
+    if (number.size() > 18 && number.find_first_of(".eE") == std::string_view::npos) result += ".0";
+    i = end;
+  }
+  return result;
+}
+
 }  // namespace
 
 JsonFile::JsonFile(std::string text, std::string name) : text_(std::move(text)), name_(std::move(name)) {
@@ -54,6 +78,12 @@ JsonFile::JsonFile(std::string text, std::string name) : text_(std::move(text)),
   text_.reserve(text_.size() + simdjson::SIMDJSON_PADDING);
   auto error = parser_.allocate(text_.size(), kMaxDepth);
   if (!error) error = parser_.parse(text_.data(), text_.size(), false).get(root_);
+  if (error == simdjson::NUMBER_ERROR) {
+    text_ = with_wide_integers(text_);
+    text_.reserve(text_.size() + simdjson::SIMDJSON_PADDING);
+    error = parser_.allocate(text_.size(), kMaxDepth);
+    if (!error) error = parser_.parse(text_.data(), text_.size(), false).get(root_);
+  }
   if (!error) return;
   if (error == simdjson::MEMALLOC) throw std::bad_alloc();
   if (error == simdjson::DEPTH_ERROR)
@@ -129,6 +159,42 @@ int64_t JsonFile::integer(simdjson::dom::element value, std::string_view path) c
     fail_at(path, value.is_uint64() ? "the number is out of range" : expected("an integer", value));
   if (value.get(result)) fail_at(path, "the number is out of range");
   return result;
+}
+
+std::pair<simdjson::dom::object, std::string_view> JsonFile::typed(simdjson::dom::element value,
+                                                                   std::string_view path) const {
+  const auto fields = object(value, path);
+  const auto type = member(fields, "type");
+  if (!type) fail_at(path, "there is no `type`");
+  return {fields, text(*type, child(path, "type"))};
+}
+
+void JsonFile::fail_unknown(std::string_view path, std::string_view kind, std::string_view type,
+                            std::string_view known) const {
+  fail(ErrorCode::unsupported,
+       name_ + ": " + std::string(path) + ": the " + std::string(kind) + " " + quoted(type) +
+           " is not supported",
+       "supported here: " + std::string(known));
+}
+
+int32_t JsonFile::token_id(simdjson::dom::element value, std::string_view path) const {
+  const int64_t id = integer(value, path);
+  if (id < 0 || id > INT32_MAX - 1) fail_at(path, "the id " + std::to_string(id) + " is out of range");
+  return static_cast<int32_t>(id);
+}
+
+std::string child(std::string_view path, std::string_view key) {
+  return std::string(path) + "." + std::string(key);
+}
+std::string child(std::string_view path, size_t index) {
+  return std::string(path) + "[" + std::to_string(index) + "]";
+}
+
+simdjson::dom::element JsonFile::needed(simdjson::dom::object object, std::string_view path,
+                                        std::string_view key) const {
+  const auto value = member(object, key);
+  if (!value) fail_at(path, "there is no `" + std::string(key) + "`");
+  return *value;
 }
 
 std::optional<simdjson::dom::element> JsonFile::member(simdjson::dom::object object,

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -34,10 +35,22 @@ class JsonFile {
   bool boolean(simdjson::dom::element value, std::string_view path) const;
   int64_t integer(simdjson::dom::element value, std::string_view path) const;
 
+  // The object and its "type".
+  std::pair<simdjson::dom::object, std::string_view> typed(simdjson::dom::element value,
+                                                           std::string_view path) const;
+  // "NAME: PATH: the KIND "TYPE" is not supported", with what is.
+  [[noreturn]] void fail_unknown(std::string_view path, std::string_view kind, std::string_view type,
+                                 std::string_view known) const;
+  // A token's id: 0 … 2^31-2.
+  int32_t token_id(simdjson::dom::element value, std::string_view path) const;
+
   // A member, nullopt when it is absent or null.
   std::optional<simdjson::dom::element> member(simdjson::dom::object object, std::string_view key) const;
   std::string_view text_or(simdjson::dom::object object, std::string_view path, std::string_view key,
                            std::string_view otherwise) const;
+  // The member must be there.
+  simdjson::dom::element needed(simdjson::dom::object object, std::string_view path,
+                                std::string_view key) const;
   bool boolean_or(simdjson::dom::object object, std::string_view path, std::string_view key,
                   bool otherwise) const;
 
@@ -46,6 +59,10 @@ class JsonFile {
   simdjson::dom::parser parser_;
   simdjson::dom::element root_;
 };
+
+// Paths inside a file, for messages: "model.vocab", "added_tokens[3]".
+std::string child(std::string_view path, std::string_view key);
+std::string child(std::string_view path, size_t index);
 
 std::string_view json_type_name(simdjson::dom::element value);
 

@@ -79,7 +79,7 @@ struct Pattern::Code {
   ~Code() { pcre2_code_free(code); }
 };
 
-std::shared_ptr<const Pattern> Pattern::compile(std::string_view regex) {
+std::shared_ptr<Pattern> Pattern::make(std::string_view regex) {
   if (regex.size() > kMaxPatternBytes)
     fail(ErrorCode::format, "the regular expression has " + std::to_string(regex.size()) +
                                 " bytes; the limit is " + std::to_string(kMaxPatternBytes));
@@ -94,7 +94,7 @@ std::shared_ptr<const Pattern> Pattern::compile(std::string_view regex) {
   if (code->code == nullptr)
     fail(ErrorCode::format, "the regular expression " + quoted(regex) + " does not compile: " +
                                 pcre_message(error) + " (at " + std::to_string(offset) + ")");
-  pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE);  // without it the interpreter matches the same
+  // Interpreted: compiled to machine code, an expression from a stranger would be memory that is executed.
   auto result = std::shared_ptr<Pattern>(new Pattern);
   result->code_ = std::move(code);
   result->regex_ = regex;
@@ -107,10 +107,22 @@ std::shared_ptr<const Pattern> Pattern::literal(std::string_view text) {
     if (std::string_view("\\^$.[]|()?*+{}-#&~ \t\n\r\f\v").find(c) != std::string_view::npos) regex += '\\';
     regex += c;
   }
-  return compile(regex);
+  const auto result = make(regex);
+  result->literal_ = text;
+  return result;
+}
+
+std::shared_ptr<const Pattern> Pattern::compile(std::string_view regex) {
+  return make(regex);
 }
 
 void Pattern::find_all(std::string_view text, FunctionRef<void(size_t, size_t)> match) const {
+  if (!literal_.empty()) {
+    for (size_t at = text.find(literal_); at != std::string_view::npos;
+         at = text.find(literal_, at + literal_.size()))
+      match(at, at + literal_.size());
+    return;
+  }
   struct Match {
     pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
     pcre2_match_context* context = pcre2_match_context_create(nullptr);

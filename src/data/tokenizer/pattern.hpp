@@ -25,9 +25,10 @@ class Pattern {
 
  private:
   Pattern() = default;
+  static std::shared_ptr<Pattern> make(std::string_view regex);
   struct Code;
   std::shared_ptr<const Code> code_;
-  std::string regex_;
+  std::string regex_, literal_;  // a literal is looked for without the engine
 };
 
 }  // namespace capstan::data

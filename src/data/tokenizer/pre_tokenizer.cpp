@@ -1,5 +1,7 @@
 #include "data/tokenizer/pre_tokenizer.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "data/tokenizer/scanners.hpp"
 
@@ -70,38 +72,28 @@ size_t scan_kind(PreTokenizerStep::Kind kind, const scan::Context& text, const c
   return 1;
 }
 
-struct Part {
-  size_t begin, end;
-  bool match;
-};
+void flush(PreTokenizer::Scratch& scratch, FunctionRef<void(const PieceBatch&)> sink) {
+  if (scratch.count > 0) sink({{scratch.batch.data(), scratch.count}, scratch.readable_end});
+  scratch.count = 0;
+}
 
-// What Hugging Face's NormalizedString::split makes of matches and the text between them.
-void cut_by_pattern(const PreTokenizerStep& step, std::string_view text, std::vector<std::string_view>& out) {
-  std::vector<Part> parts;
-  size_t previous = 0;
-  step.pattern->find_all(text, [&](size_t begin, size_t end) {
-    if (begin < previous) return;
-    if (previous != begin) parts.push_back({previous, begin, step.invert});
-    parts.push_back({begin, end, !step.invert});
-    previous = end;
-  });
-  if (previous != text.size()) parts.push_back({previous, text.size(), step.invert});
+}  // namespace
 
-  std::vector<Part> merged;
-  switch (step.behavior) {
+void merge_parts(SplitBehavior behavior, std::vector<SplitPart>& parts) {
+  std::vector<SplitPart> merged;
+  switch (behavior) {
     case SplitBehavior::isolated:
-      merged = std::move(parts);
-      break;
+      return;
     case SplitBehavior::removed:
-      for (const Part& part : parts)
+      for (const SplitPart& part : parts)
         if (!part.match) merged.push_back(part);
       break;
     case SplitBehavior::contiguous:
     case SplitBehavior::merged_with_previous: {
       bool before = false;
-      for (const Part& part : parts) {
+      for (const SplitPart& part : parts) {
         const bool join =
-            step.behavior == SplitBehavior::contiguous ? part.match == before : part.match && !before;
+            behavior == SplitBehavior::contiguous ? part.match == before : part.match && !before;
         if (join && !merged.empty())
           merged.back().end = part.end;
         else
@@ -119,21 +111,37 @@ void cut_by_pattern(const PreTokenizerStep& step, std::string_view text, std::ve
           merged.push_back(*part);
         before = part->match;
       }
-      merged = {merged.rbegin(), merged.rend()};
+      std::reverse(merged.begin(), merged.end());
       break;
     }
   }
-  out.clear();
-  for (const Part& part : merged)
+  parts.swap(merged);
+}
+
+void cut_piece(const PreTokenizerStep& step, std::string_view text, std::vector<std::string_view>& out) {
+  if (step.kind != PreTokenizerStep::Kind::pattern) {
+    const scan::Context context{unicode_classes(), text.data() + text.size()};
+    const char* position = text.data();
+    while (position < context.end) {
+      std::array<std::string_view, 64> local;
+      const size_t count = scan_kind(step.kind, context, position, local.data(), local.size());
+      out.insert(out.end(), local.begin(), local.begin() + count);
+    }
+    return;
+  }
+  std::vector<SplitPart> parts;
+  size_t previous = 0;
+  step.pattern->find_all(text, [&](size_t begin, size_t end) {
+    if (begin < previous) return;
+    if (previous != begin) parts.push_back({previous, begin, step.invert});
+    parts.push_back({begin, end, !step.invert});
+    previous = end;
+  });
+  if (previous != text.size()) parts.push_back({previous, text.size(), step.invert});
+  merge_parts(step.behavior, parts);
+  for (const SplitPart& part : parts)
     if (part.begin < part.end) out.push_back(text.substr(part.begin, part.end - part.begin));
 }
-
-void flush(PreTokenizer::Scratch& scratch, FunctionRef<void(const PieceBatch&)> sink) {
-  if (scratch.count > 0) sink({{scratch.batch.data(), scratch.count}, scratch.readable_end});
-  scratch.count = 0;
-}
-
-}  // namespace
 
 void PreTokenizer::run(std::string_view text, Scratch& scratch,
                        FunctionRef<void(const PieceBatch&)> sink) const {
@@ -166,7 +174,8 @@ void PreTokenizer::run_step(size_t index, std::string_view text, Scratch& scratc
   const bool last = index + 1 == steps.size();
   if (step.kind == PreTokenizerStep::Kind::pattern) {
     auto& cut = scratch.cut[index];
-    cut_by_pattern(step, text, cut);
+    cut.clear();
+    cut_piece(step, text, cut);
     for (const std::string_view piece : cut) run_step(index + 1, piece, scratch, sink);
   } else {
     const scan::Context context{unicode_classes(), text.data() + text.size()};

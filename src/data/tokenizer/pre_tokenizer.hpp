@@ -29,6 +29,15 @@ struct PreTokenizerStep {
   std::shared_ptr<const Pattern> pattern;            // for Kind::pattern
 };
 
+// Matches and the text between them, and what Hugging Face's NormalizedString::split makes of them.
+struct SplitPart {
+  size_t begin, end;
+  bool match;
+};
+void merge_parts(SplitBehavior behavior, std::vector<SplitPart>& parts);
+// Appends the pieces that the step cuts the text into (add_prefix_space is not its business).
+void cut_piece(const PreTokenizerStep& step, std::string_view text, std::vector<std::string_view>& out);
+
 // A batch of pieces, in order. The bytes from each piece up to `readable_end` may be read.
 struct PieceBatch {
   std::span<const std::string_view> pieces;

@@ -8,9 +8,10 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
-#include "data/tokenizer/bpe.hpp"
 #include "data/tokenizer/byte_level.hpp"
 #include "data/tokenizer/load.hpp"
+#include "data/tokenizer/parts.hpp"
+#include "data/tokenizer/utf8_lossy.hpp"
 #include "data/tokenizer/write_json.hpp"
 
 namespace capstan::data {
@@ -18,13 +19,6 @@ namespace capstan::data {
 namespace fs = std::filesystem;
 
 namespace {
-
-// The working memory of one call of encode().
-struct Scratch {
-  PreTokenizer::Scratch pieces;
-  BpeModel::Scratch model;
-  std::string normalized;
-};
 
 std::string hash_text(std::string_view content) {
   const XXH128_hash_t hash = XXH3_128bits(content.data(), content.size());
@@ -34,241 +28,27 @@ std::string hash_text(std::string_view content) {
   return result;
 }
 
-// What of `bytes` is complete, as UTF-8, with U+FFFD for each maximal part of a broken sequence (as Rust and
-// the web do it). Returns the number of bytes used; the rest is the beginning of a character that may still
-// be completed (all is used if `last`).
-size_t append_lossy(std::string& out, std::string_view bytes, bool last) {
-  constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-  size_t i = 0;
-  while (i < bytes.size()) {
-    const auto at = [&](size_t k) { return static_cast<unsigned char>(bytes[i + k]); };
-    const unsigned first = at(0);
-    if (first < 0x80) {
-      out += bytes[i++];
-      continue;
-    }
-    const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-    if (first < 0xC2 || first > 0xF4) {
-      out += kReplacement;
-      ++i;
-      continue;
-    }
-    size_t good = 1;
-    while (good < length && i + good < bytes.size()) {
-      const unsigned low = good > 1 ? 0x80 : first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
-      const unsigned high = good > 1 ? 0xBF : first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
-      if (at(good) < low || at(good) > high) break;
-      ++good;
-    }
-    if (good == length) {
-      out += bytes.substr(i, length);
-    } else if (i + good == bytes.size() && !last) {
-      return i;
-    } else {
-      out += kReplacement;
-    }
-    i += good;
-  }
-  return i;
-}
-
 }  // namespace
 
-struct Tokenizer::Parts {
-  Vocabulary vocabulary{0};
-  std::vector<AddedToken> added;
-  TokenFinder plain, normalized;  // tokens found in the text as given, and in the normalised text
-  Normalizer normalizer;
-  PreTokenizer pre_tokenizer;
-  BpeModel model{0};
-  std::vector<std::string_view> bytes;  // by id; into arena, which does not move any more
-  std::string arena;
-  std::vector<bool> special;
-  std::optional<int32_t> bos, eos, eod;
-  std::vector<TokenizerFile> files;
-  std::string generated;  // the content of a file without a path
-
-  std::mutex mutex;
-  std::vector<std::unique_ptr<Scratch>> idle;
-
-  std::unique_ptr<Scratch> take() {
-    std::lock_guard lock(mutex);
-    if (idle.empty()) return nullptr;
-    auto result = std::move(idle.back());
-    idle.pop_back();
-    return result;
-  }
-  void give(std::unique_ptr<Scratch> scratch) {
-    constexpr size_t kLargeBuffer = 64 << 20;  // a single huge text must not keep its buffers for ever
-    if (scratch->normalized.capacity() > kLargeBuffer || scratch->model.heap.capacity() > kLargeBuffer / 8)
-      return;
-    std::lock_guard lock(mutex);
-    idle.push_back(std::move(scratch));
-  }
-
-  void build(const TokenizerSpec& spec);
-  void add_vocabulary(const TokenizerSpec& spec);
-  void add_merges(const TokenizerSpec& spec);
-  void add_finders();
-};
-
-void Tokenizer::Parts::add_vocabulary(const TokenizerSpec& spec) {
-  // Ids are dense, so the number of distinct tokens is one more than the highest id.
-  const auto at = [&](std::string_view place, std::string_view token) {
-    return std::string(place) + "[" + capstan::quoted(token) + "]";
-  };
-  std::vector<const AddedToken*> fresh;
+std::unique_ptr<Tokenizer::Parts::Scratch> Tokenizer::Parts::take() {
   {
-    int64_t highest = -1;
-    for (const auto& [token, id] : spec.vocab) highest = std::max<int64_t>(highest, id);
-    for (const AddedToken& token : spec.added) highest = std::max<int64_t>(highest, token.id);
-    const auto most = static_cast<int64_t>(spec.vocab.size() + spec.added.size());
-    if (highest >= most) {
-      for (const auto& [token, id] : spec.vocab)
-        if (id == highest)
-          fail(ErrorCode::format, at(spec.vocab_place, token) + ": the id " + std::to_string(id) +
-                                      " leaves holes: there are only " + std::to_string(most) + " tokens");
-      fail(ErrorCode::format, spec.added_place + ": the id " + std::to_string(highest) +
-                                  " leaves holes: there are only " + std::to_string(most) + " tokens");
+    std::lock_guard lock(mutex);
+    if (!idle.empty()) {
+      auto result = std::move(idle.back());
+      idle.pop_back();
+      return result;
     }
-    vocabulary = Vocabulary(highest + 1);
   }
-  const auto insert = [&](std::string_view token, int32_t id, std::string_view place) {
-    if (token.empty())
-      fail(ErrorCode::format, std::string(place) + ": the token of id " + std::to_string(id) + " is empty");
-    if (token.size() > (1 << 20))
-      fail(ErrorCode::format,
-           std::string(place) + ": the token of id " + std::to_string(id) + " has more than 1 MiB");
-    switch (vocabulary.add(token, id)) {
-      case Vocabulary::Added::yes:
-        break;
-      case Vocabulary::Added::id_taken:
-        fail(ErrorCode::format, at(place, token) + ": the id " + std::to_string(id) + " belongs to " +
-                                    capstan::quoted(vocabulary.text(id)) + " already");
-      case Vocabulary::Added::text_taken:
-        fail(ErrorCode::format, at(place, token) + ": the token is there twice");
-    }
-  };
-  for (const auto& [token, id] : spec.vocab) insert(token, id, spec.vocab_place);
-
-  std::vector<bool> is_added(static_cast<size_t>(vocabulary.size()));
-  std::vector<bool> by_content(
-      static_cast<size_t>(vocabulary.size()));  // not in the model: decoded as it is written
-  for (const AddedToken& token : spec.added) {
-    if (token.content.empty()) continue;
-    if (token.content.size() > TokenFinder::kMaxBytes)
-      fail(ErrorCode::unsupported, at(spec.added_place, token.content.substr(0, 40) + "…") +
-                                       ": has more than " + std::to_string(TokenFinder::kMaxBytes) +
-                                       " bytes");
-    const auto known = vocabulary.find(token.content);
-    if (known && *known != token.id)
-      fail(ErrorCode::format, at(spec.added_place, token.content) + ": the id " + std::to_string(token.id) +
-                                  " is not that of the vocabulary, " + std::to_string(*known));
-    if (!known) {
-      insert(token.content, token.id, spec.added_place);
-      by_content[static_cast<size_t>(token.id)] = true;
-    } else if (is_added[static_cast<size_t>(token.id)]) {
-      fail(ErrorCode::format, at(spec.added_place, token.content) + ": the token is there twice");
-    }
-    is_added[static_cast<size_t>(token.id)] = true;
-    const bool blank = std::all_of(token.content.begin(), token.content.end(),
-                                   [](char c) { return c == ' ' || (c >= 9 && c <= 13); });
-    if (blank && (token.lstrip || token.rstrip))
-      fail(ErrorCode::unsupported,
-           at(spec.added_place, token.content) + ": a token of white space cannot take white space along");
-    added.push_back(token);
-  }
-  if (vocabulary.size() == 0) fail(ErrorCode::format, spec.vocab_place + ": there are no tokens");
-  if (const int64_t hole = vocabulary.first_hole(); hole < vocabulary.size())
-    fail(ErrorCode::format, spec.vocab_place + ": no token has the id " + std::to_string(hole) +
-                                ", but ids go up to " + std::to_string(vocabulary.size() - 1));
-
-  // What each id stands for.
-  std::vector<size_t> ends(static_cast<size_t>(vocabulary.size()));
-  for (size_t id = 0; id < ends.size(); ++id) {
-    const std::string_view token = vocabulary.text(static_cast<int32_t>(id));
-    if (by_content[id] || !append_text_bytes(arena, token)) arena += token;
-    ends[id] = arena.size();
-  }
-  arena.shrink_to_fit();
-  bytes.resize(ends.size());
-  for (size_t id = 0; id < ends.size(); ++id) {
-    const size_t begin = id > 0 ? ends[id - 1] : 0;
-    bytes[id] = std::string_view(arena).substr(begin, ends[id] - begin);
-  }
-  special.resize(ends.size());
-  for (const AddedToken& token : added)
-    if (token.special) special[static_cast<size_t>(token.id)] = true;
+  auto result = std::make_unique<Scratch>();
+  result->model = model->make_scratch();
+  return result;
 }
 
-void Tokenizer::Parts::add_merges(const TokenizerSpec& spec) {
-  model = BpeModel(static_cast<int64_t>(spec.merges.size()));
-  model.ignore_merges = spec.ignore_merges;
-  model.fuse_unknown = spec.fuse_unknown;
-  bool complete = true;
-  std::string text;
-  for (int b = 0; b < 256; ++b) {
-    text.clear();
-    const char byte = static_cast<char>(b);
-    append_byte_text(text, {&byte, 1});
-    const auto id = vocabulary.find(text);
-    model.byte_ids[static_cast<size_t>(b)] = id.value_or(-1);
-    complete = complete && id;
-  }
-  if (spec.unknown && !spec.unknown->empty()) {
-    const auto id = vocabulary.find(*spec.unknown);
-    if (!id && !complete)
-      fail(ErrorCode::format,
-           spec.vocab_place + ": the unknown token " + capstan::quoted(*spec.unknown) + " is not there");
-    model.unknown = id.value_or(-1);
-  }
-  if (spec.byte_fallback && !complete)
-    fail(ErrorCode::unsupported,
-         spec.vocab_place + ": byte_fallback is not supported in a byte-level tokenizer that lacks bytes");
-
-  std::string joined;
-  for (size_t i = 0; i < spec.merges.size(); ++i) {
-    const auto& [left, right] = spec.merges[i];
-    if (left.empty() && right.empty() && spec.merges_are_lines) continue;
-    joined.assign(left).append(right);
-    const auto left_id = vocabulary.find(left), right_id = vocabulary.find(right),
-               id = vocabulary.find(joined);
-    if (!left_id || !right_id || !id) {
-      const std::string place = spec.merges_are_lines ? spec.merges_place + ":" + std::to_string(i + 1)
-                                                      : spec.merges_place + "[" + std::to_string(i) + "]";
-      fail(ErrorCode::format, place + ": " +
-                                  capstan::quoted(!left_id    ? left
-                                                  : !right_id ? right
-                                                              : joined) +
-                                  " is not in the vocabulary");
-    }
-    model.add_merge(*left_id, *right_id, static_cast<uint32_t>(i), *id);
-  }
-}
-
-void Tokenizer::Parts::add_finders() {
-  std::string buffer;
-  for (size_t i = 0; i < added.size(); ++i) {
-    if (added[i].normalized)
-      normalized.add(normalizer.apply(added[i].content, buffer), static_cast<int32_t>(i));
-    else
-      plain.add(added[i].content, static_cast<int32_t>(i));
-  }
-}
-
-void Tokenizer::Parts::build(const TokenizerSpec& spec) {
-  normalizer = spec.normalizer;
-  pre_tokenizer = spec.pre_tokenizer;
-  add_vocabulary(spec);
-  add_merges(spec);
-  add_finders();
-  const auto named = [&](const std::optional<std::string>& name) {
-    return name ? vocabulary.find(*name) : std::nullopt;
-  };
-  bos = named(spec.bos);
-  eos = named(spec.eos);
-  eod = vocabulary.find("<|endoftext|>");
-  if (!eod) eod = eos;
+void Tokenizer::Parts::give(std::unique_ptr<Scratch> scratch) {
+  constexpr size_t kLargeBuffer = 64 << 20;  // a single huge text must not keep its buffers for ever
+  if (scratch->normalized.capacity() > kLargeBuffer || scratch->model->bytes() > kLargeBuffer) return;
+  std::lock_guard lock(mutex);
+  idle.push_back(std::move(scratch));
 }
 
 Tokenizer::Tokenizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
@@ -288,6 +68,14 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string text, const st
   return result;
 }
 
+std::shared_ptr<const Tokenizer> Tokenizer::from_sentencepiece(std::string model, const std::string& name) {
+  std::string copy = model;
+  auto result = make(read_sentencepiece(std::move(model), name, {}, {}));
+  result->parts_->files.push_back({"tokenizer.model", {}, copy.size(), hash_text(copy)});
+  result->parts_->generated = std::move(copy);
+  return result;
+}
+
 std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
   std::error_code ignored;
   if (path == "bytes" && !fs::exists(path, ignored)) return byte_tokenizer();
@@ -298,29 +86,50 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
     return content;
   };
   if (!fs::is_directory(path, ignored)) {
-    auto result = make(read_tokenizer_json(read(path), path.string()));
-    files.back().name = "tokenizer.json";
+    std::string content = read(path);
+    const bool json = content.find_first_not_of(" \t\r\n") == content.find('{');
+    auto result = make(json || path.extension() == ".json"
+                           ? read_tokenizer_json(std::move(content), path.string())
+                           : read_sentencepiece(std::move(content), path.string(), {}, {}));
+    files.back().name = json ? "tokenizer.json" : "tokenizer.model";
     result->parts_->files = std::move(files);
     return result;
   }
   const auto exists = [&](const char* name) { return fs::is_regular_file(path / name, ignored); };
-  const fs::path config = path / "tokenizer_config.json";
+  const auto read_if = [&](const char* name) { return exists(name) ? read(path / name) : std::string(); };
+  const auto full = [&](const char* name) { return (path / name).string(); };
   LoadedSpec loaded;
+  std::string config;
+  const char* const kConfig = "tokenizer_config.json";
   if (exists("tokenizer.json")) {
-    loaded = read_tokenizer_json(read(path / "tokenizer.json"), (path / "tokenizer.json").string());
-    if (exists("tokenizer_config.json"))
-      read_special_names(JsonFile(read(config), config.string()), loaded.spec);
+    loaded = read_tokenizer_json(read(path / "tokenizer.json"), full("tokenizer.json"));
+    config = read_if(kConfig);
+  } else if (exists("tokenizer.model")) {
+    std::string model = read(path / "tokenizer.model");
+    config = read_if(kConfig);
+    loaded = read_sentencepiece(std::move(model), full("tokenizer.model"), config, full(kConfig));
   } else if (exists("vocab.json") && exists("merges.txt")) {
     std::string vocab = read(path / "vocab.json"), merges = read(path / "merges.txt");
-    std::string settings = exists("tokenizer_config.json") ? read(config) : std::string();
-    loaded = read_vocab_and_merges(std::move(vocab), (path / "vocab.json").string(), std::move(merges),
-                                   (path / "merges.txt").string(), std::move(settings), config.string());
+    loaded = read_vocab_and_merges(std::move(vocab), full("vocab.json"), std::move(merges),
+                                   full("merges.txt"), read_if(kConfig), full(kConfig));
+  } else if (exists("vocab.txt")) {
+    std::string vocab = read(path / "vocab.txt");
+    loaded = read_vocab_lines(std::move(vocab), full("vocab.txt"), read_if(kConfig), full(kConfig));
   } else {
-    fail(ErrorCode::not_found,
-         "`" + path.string() + "` has neither tokenizer.json nor vocab.json with merges.txt");
+    fail(ErrorCode::not_found, "`" + path.string() +
+                                   "` has none of tokenizer.json, tokenizer.model, vocab.json with "
+                                   "merges.txt, vocab.txt");
   }
-  for (const char* name : {"special_tokens_map.json", "chat_template.jinja"})
-    if (exists(name)) read(path / name);
+  if (!config.empty()) read_special_names(JsonFile(config, full(kConfig)), loaded.spec);
+  if (const std::string map = read_if("special_tokens_map.json"); !map.empty()) {
+    TokenizerSpec names;  // tokenizer_config.json goes first
+    read_special_names(JsonFile(map, full("special_tokens_map.json")), names);
+    TokenizerSpec& spec = loaded.spec;
+    for (const auto member :
+         {&TokenizerSpec::bos, &TokenizerSpec::eos, &TokenizerSpec::unk, &TokenizerSpec::pad})
+      if (!(spec.*member)) spec.*member = names.*member;
+  }
+  if (exists("chat_template.jinja")) read(path / "chat_template.jinja");
   auto result = make(std::move(loaded));
   result->parts_->files = std::move(files);
   return result;
@@ -345,32 +154,155 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_pair(const fs::path& vocab, con
 void Tokenizer::encode(std::string_view text, std::vector<int32_t>& out, const EncodeOptions& options) const {
   Parts& parts = *parts_;
   auto scratch = parts.take();
-  if (!scratch) scratch = std::make_unique<Scratch>();
-  const auto sink = [&](const PieceBatch& batch) {
-    parts.model.encode(batch, parts.vocabulary, scratch->model, out);
-  };
+  if (options.add_special) out.insert(out.end(), parts.before.begin(), parts.before.end());
+  if (parts.fast)
+    parts.encode_fast(text, *scratch, out, options);
+  else
+    parts.encode_steps(text, *scratch, out, options);
+  if (options.add_special) out.insert(out.end(), parts.after.begin(), parts.after.end());
+  parts.give(std::move(scratch));
+}
+
+void Tokenizer::Parts::encode_fast(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
+                                   const EncodeOptions& options) const {
+  const auto sink = [&](const PieceBatch& batch) { model->encode(batch, *scratch.model, out); };
   const auto encode_text = [&](std::string_view part, int32_t id) {
     if (id >= 0)
       out.push_back(id);
     else
-      parts.pre_tokenizer.run(part, scratch->pieces, sink);
+      pre_tokenizer.run(part, scratch.pieces, sink);
   };
   const auto encode_part = [&](std::string_view part, int32_t id) {
     if (id >= 0) {
       out.push_back(id);
       return;
     }
-    part = parts.normalizer.apply(part, scratch->normalized);
-    if (parts.normalized.empty())
+    part = normalizer.apply(part, scratch.normalized);
+    if (normalized.empty())
       encode_text(part, -1);
     else
-      parts.normalized.split(part, parts.added, options.specials_as_text, encode_text);
+      normalized.split(part, added, options.specials_as_text, encode_text);
   };
-  if (parts.plain.empty())
+  if (plain.empty())
     encode_part(text, -1);
   else
-    parts.plain.split(text, parts.added, options.specials_as_text, encode_part);
+    plain.split(text, added, options.specials_as_text, encode_part);
+}
+
+// The text cut and changed by all steps before the model.
+TextPieces Tokenizer::Parts::prepare(std::string_view text, bool track, const EncodeOptions& options) const {
+  TextPieces pieces(text, track || track_origin);
+  const auto find = [&](const TokenFinder& finder) {
+    if (finder.empty()) return;
+    pieces.cut([&](std::string_view part, TextPieces::Parts& found) {
+      finder.split(part, added, options.specials_as_text, [&](std::string_view token, int32_t id) {
+        const auto begin = static_cast<size_t>(token.data() - part.data());
+        found.push_back({begin, begin + token.size(), id});
+      });
+    });
+  };
+  find(plain);
+  for (const auto& step : normalizers) step->apply(pieces);
+  find(normalized);
+  for (const auto& step : splits) step->apply(pieces);
+  return pieces;
+}
+
+void Tokenizer::Parts::encode_steps(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
+                                    const EncodeOptions& options) const {
+  const TextPieces pieces = prepare(text, false, options);
+  auto& batch = scratch.batch;
+  batch.clear();
+  const auto flush = [&] {
+    if (!batch.empty()) model->encode({batch, pieces.end_of_text()}, *scratch.model, out);
+    batch.clear();
+  };
+  for (const auto& piece : pieces.pieces()) {
+    if (piece.id >= 0) {
+      flush();
+      out.push_back(piece.id);
+      continue;
+    }
+    if (batch.size() == PreTokenizer::kBatch) flush();
+    batch.push_back(pieces.text(piece));
+  }
+  flush();
+}
+
+namespace {
+
+// The spaces (also those of the byte alphabet) at the ends of a token's text, in characters.
+struct Spaces {
+  size_t leading = 0, trailing = 0;
+};
+Spaces spaces_of(std::string_view token) {
+  constexpr char32_t kByteSpace = 0x120;
+  Spaces result;
+  size_t count = 0;
+  for_each_character(token, [&](char32_t c, size_t) {
+    const bool space = c == kByteSpace || (unicode_classes().of(c) & kSpace) != 0;
+    if (space && result.leading == count) ++result.leading;
+    result.trailing = space ? result.trailing + 1 : 0;
+    ++count;
+  });
+  return result;
+}
+
+// Moves the place's ends over the spaces, character by character of the text.
+void trim_place(std::string_view text, const Spaces& spaces, bool keep_one, bool first, Place& place) {
+  size_t leading = spaces.leading;
+  if (keep_one && (first || place.begin == 0) && leading == 1) leading = 0;
+  for (; leading > 0 && place.begin < place.end; --leading)
+    place.begin += decode_character(text.data() + place.begin, text.data() + text.size()).bytes;
+  place.begin = std::min(place.begin, place.end);
+  for (size_t n = spaces.trailing; n > 0 && place.end > place.begin; --n)
+    place.end -= character_before(text, place.end).bytes;
+  place.end = std::max(place.end, place.begin);
+}
+
+}  // namespace
+
+Encoding Tokenizer::encode_with_places(std::string_view text, const EncodeOptions& options) const {
+  Parts& parts = *parts_;
+  auto scratch = parts.take();
+  const TextPieces pieces = parts.prepare(text, true, options);
+  Encoding result;
+  std::vector<Spaces> spaces;
+  const bool trims =
+      std::any_of(parts.post.begin(), parts.post.end(), [](const PostStep& s) { return s.trim; });
+  const auto add = [&](int32_t id, Place place, std::string_view token) {
+    result.ids.push_back(id);
+    result.places.push_back(place);
+    if (trims) spaces.push_back(spaces_of(token));
+  };
+  std::vector<ModelToken> tokens;
+  for (const auto& piece : pieces.pieces()) {
+    if (piece.id >= 0) {
+      add(piece.id, pieces.place(piece.begin, piece.end), pieces.text(piece));
+      continue;
+    }
+    tokens.clear();
+    parts.model->encode_piece(pieces.text(piece), *scratch->model, tokens);
+    for (const ModelToken& token : tokens) {
+      const size_t begin = std::min(piece.begin + token.begin, piece.end);
+      add(token.id, pieces.place(begin, std::clamp(piece.begin + token.end, begin, piece.end)),
+          parts.vocabulary.text(token.id));
+    }
+  }
   parts.give(std::move(scratch));
+  for (const PostStep& step : parts.post) {
+    if (step.trim)
+      for (size_t i = 0; i < result.ids.size(); ++i)
+        trim_place(text, spaces[i], step.add_prefix_space, i == 0, result.places[i]);
+    if (!options.add_special) continue;
+    result.ids.insert(result.ids.begin(), step.before.begin(), step.before.end());
+    result.places.insert(result.places.begin(), step.before.size(), Place{});
+    if (trims) spaces.insert(spaces.begin(), step.before.size(), Spaces{});
+    result.ids.insert(result.ids.end(), step.after.begin(), step.after.end());
+    result.places.resize(result.ids.size());
+    if (trims) spaces.resize(result.ids.size());
+  }
+  return result;
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
@@ -383,7 +315,18 @@ std::string_view Tokenizer::bytes_of(int32_t id) const {
   return id >= 0 && id < vocab_size() ? parts_->bytes[static_cast<size_t>(id)] : std::string_view();
 }
 
+std::string Tokenizer::Parts::run_decoder(std::span<const int32_t> ids, bool skip_special, bool raw) const {
+  std::string result;
+  DecoderRun run(decoder, raw);
+  for (const int32_t id : ids)
+    if (vocabulary.has(id) && !(skip_special && special[static_cast<size_t>(id)]))
+      run.push(id, vocabulary.text(id), result);
+  run.finish(result);
+  return result;
+}
+
 std::string Tokenizer::decode_bytes(std::span<const int32_t> ids, bool skip_special) const {
+  if (!parts_->plain_decoder) return parts_->run_decoder(ids, skip_special, true);
   std::string result;
   for (const int32_t id : ids)
     if (!(skip_special && is_special(id))) result += bytes_of(id);
@@ -391,6 +334,7 @@ std::string Tokenizer::decode_bytes(std::span<const int32_t> ids, bool skip_spec
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
+  if (!parts_->plain_decoder) return parts_->run_decoder(ids, skip_special, false);
   const std::string raw = decode_bytes(ids, skip_special);
   std::string result;
   result.reserve(raw.size());
@@ -419,6 +363,12 @@ std::optional<int32_t> Tokenizer::bos() const {
 std::optional<int32_t> Tokenizer::eos() const {
   return parts_->eos;
 }
+std::optional<int32_t> Tokenizer::unk() const {
+  return parts_->unk;
+}
+std::optional<int32_t> Tokenizer::pad() const {
+  return parts_->pad;
+}
 const std::vector<TokenizerFile>& Tokenizer::files() const {
   return parts_->files;
 }
@@ -439,16 +389,33 @@ void Tokenizer::write_to(const fs::path& directory) const {
   }
 }
 
+StreamDecoder::StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special)
+    : tokenizer_(std::move(tokenizer)), skip_special_(skip_special) {
+  if (!tokenizer_->parts_->plain_decoder) run_ = std::make_unique<DecoderRun>(tokenizer_->parts_->decoder);
+}
+StreamDecoder::~StreamDecoder() = default;
+StreamDecoder::StreamDecoder(StreamDecoder&&) noexcept = default;
+StreamDecoder& StreamDecoder::operator=(StreamDecoder&&) noexcept = default;
+
 std::string StreamDecoder::push(int32_t id) {
   if (skip_special_ && tokenizer_->is_special(id)) return {};
-  pending_ += tokenizer_->bytes_of(id);
   std::string result;
+  if (run_) {
+    if (tokenizer_->parts_->vocabulary.has(id)) run_->push(id, tokenizer_->token_of(id), result);
+    return result;
+  }
+  pending_ += tokenizer_->bytes_of(id);
   pending_.erase(0, append_lossy(result, pending_, false));
   return result;
 }
 
 std::string StreamDecoder::finish() {
   std::string result;
+  if (run_) {
+    run_->finish(result);
+    run_ = std::make_unique<DecoderRun>(tokenizer_->parts_->decoder);
+    return result;
+  }
   append_lossy(result, pending_, true);
   pending_.clear();
   return result;

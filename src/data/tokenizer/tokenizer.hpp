@@ -1,4 +1,5 @@
-// Text ↔ token ids, as Hugging Face tokenizers does it for byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM).
+// Text ↔ token ids, as Hugging Face tokenizers does it from a tokenizer.json (byte-level BPE of GPT-2, Llama 3 and Qwen; BPE
+// over characters of Llama 2, Mistral and Gemma; Unigram of T5; WordPiece of BERT), and SentencePiece from its .model.
 //
 // A Tokenizer is immutable; every member may be called from any number of threads at once. Ids are int32, 0 …
 // vocab_size()-1, each with a token. Errors of files are ErrorCode::format (what is wrong, where) or
@@ -14,13 +15,24 @@
 #include <string_view>
 #include <vector>
 
+#include "data/tokenizer/place.hpp"
 #include "data/tokenizer/pre_tokenizer_choice.hpp"
 
 namespace capstan::data {
 
+class DecoderRun;
+
 struct EncodeOptions {
   // Special tokens inside the text are ordinary text: for text from strangers, who must not write <|im_end|>.
   bool specials_as_text = false;
+  // The special tokens that the files put around a text: <|begin_of_text|> … of Llama 3, [CLS] … [SEP] of BERT.
+  bool add_special = false;
+};
+
+// Ids with the bytes of the text that each stands for.
+struct Encoding {
+  std::vector<int32_t> ids;
+  std::vector<Place> places;  // {0, 0} for tokens put around the text
 };
 
 // A file that a tokenizer was read from, to be copied beside a checkpoint.
@@ -33,8 +45,9 @@ struct TokenizerFile {
 
 class Tokenizer {
  public:
-  // A tokenizer.json, a directory with one (or with vocab.json and merges.txt, and tokenizer_config.json
-  // where there is one), or the word `bytes` for byte_tokenizer().
+  // A tokenizer.json, a SentencePiece .model, a directory with one of them (or with vocab.json and merges.txt, or a
+  // vocab.txt; and tokenizer_config.json and special_tokens_map.json where they are), or the word `bytes` for
+  // byte_tokenizer().
   static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& path);
   // GPT-2's pair of files under any names, with the pre-tokenizer named, which they do not say. Beside a checkpoint it is
   // kept as one tokenizer.json.
@@ -45,15 +58,23 @@ class Tokenizer {
   static std::shared_ptr<const Tokenizer> from_json(std::string text,
                                                     const std::string& name = "tokenizer.json");
 
+  // From the bytes of a SentencePiece .model.
+  static std::shared_ptr<const Tokenizer> from_sentencepiece(std::string model,
+                                                             const std::string& name = "tokenizer.model");
+
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // Appends the ids of the text to `out`. No special tokens are added around it, nothing is trimmed; tokens
-  // inside the text (<|endoftext|>) are recognised as Hugging Face does. Bytes that are not UTF-8 are encoded
-  // as they are.
+  // Appends the ids of the text to `out`. Without `add_special` no tokens are added around it; tokens inside the text
+  // (<|endoftext|>) are recognised as Hugging Face does. Bytes that are not UTF-8 are encoded as they are, where the
+  // vocabulary has bytes, else as unknown characters.
   void encode(std::string_view text, std::vector<int32_t>& out, const EncodeOptions& options = {}) const;
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
+
+  // The same ids with their places, which go through all that changes the text. Tokens that share a character have all
+  // of it. Slower than encode().
+  Encoding encode_with_places(std::string_view text, const EncodeOptions& options = {}) const;
 
   // The text of the ids; ids without a token (padded rows of an embedding) give nothing. decode() is valid
   // UTF-8, with U+FFFD for what is not; decode_bytes() is what the ids stand for, so that
@@ -71,10 +92,12 @@ class Tokenizer {
   bool is_special(int32_t id) const;
 
   // End of document: <|endoftext|> where there is one, else the eos_token of tokenizer_config.json. bos: the
-  // template's, or the bos_token of tokenizer_config.json.
+  // template's, or the bos_token of tokenizer_config.json or special_tokens_map.json; eos, unk and pad alike.
   std::optional<int32_t> eod() const;
   std::optional<int32_t> bos() const;
   std::optional<int32_t> eos() const;
+  std::optional<int32_t> unk() const;
+  std::optional<int32_t> pad() const;
 
   // The files that it was read from, in a fixed order, and one hash over names and contents.
   const std::vector<TokenizerFile>& files() const;
@@ -91,17 +114,20 @@ class Tokenizer {
   std::unique_ptr<Parts> parts_;
 };
 
-// Feeds ids, gives text as soon as it is complete UTF-8.
+// Feeds ids, gives text as soon as it is complete UTF-8 and no later id can change it; all of it together is decode().
 class StreamDecoder {
  public:
-  explicit StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = false)
-      : tokenizer_(std::move(tokenizer)), skip_special_(skip_special) {}
+  explicit StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = false);
+  ~StreamDecoder();
+  StreamDecoder(StreamDecoder&&) noexcept;
+  StreamDecoder& operator=(StreamDecoder&&) noexcept;
   std::string push(int32_t id);  // the text that this id completes, possibly empty
   std::string finish();          // what is left: U+FFFD for an incomplete character
 
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;
   bool skip_special_;
+  std::unique_ptr<DecoderRun> run_;  // nothing where tokens are bytes
   std::string pending_;
 };
 

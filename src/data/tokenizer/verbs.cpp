@@ -65,8 +65,8 @@ FileTotals convert_file(
   return totals;
 }
 
-void append_number(std::string& out, int32_t value) {
-  char digits[12];
+void append_number(std::string& out, int64_t value) {
+  char digits[20];
   const auto [end, error] = std::to_chars(digits, digits + sizeof(digits), value);
   out.append(digits, end);
 }
@@ -74,21 +74,38 @@ void append_number(std::string& out, int32_t value) {
 }  // namespace
 
 FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
-                       ThreadPool& pool, const FileProgress& progress, const EncodeOptions& options) {
+                       ThreadPool& pool, const FileProgress& progress, const EncodeOptions& options,
+                       bool places) {
   return convert_file(file, write, pool, progress, [&](std::string_view part, size_t, int, Output& out) {
     std::vector<int32_t> ids;
     for (size_t begin = 0; begin < part.size();) {
       const size_t newline = part.find('\n', begin);
       const bool whole = newline != std::string_view::npos;
       const std::string_view line = part.substr(begin, whole ? newline - begin : std::string_view::npos);
+      Encoding encoding;
       ids.clear();
-      tokenizer.encode(line, ids, options);
+      if (places) {
+        encoding = tokenizer.encode_with_places(line, options);
+        ids = encoding.ids;
+      } else {
+        tokenizer.encode(line, ids, options);
+      }
       out.text += "{\"ids\":[";
       for (size_t i = 0; i < ids.size(); ++i) {
         if (i > 0) out.text += ',';
         append_number(out.text, ids[i]);
       }
-      out.text += whole ? "]}\n" : "],\"newline\":false}\n";
+      out.text += ']';
+      if (places) out.text += ",\"places\":[";
+      for (size_t i = 0; i < encoding.places.size(); ++i) {
+        out.text += i > 0 ? ",[" : "[";
+        append_number(out.text, static_cast<int64_t>(encoding.places[i].begin));
+        out.text += ',';
+        append_number(out.text, static_cast<int64_t>(encoding.places[i].end));
+        out.text += ']';
+      }
+      if (places) out.text += ']';
+      out.text += whole ? "}\n" : ",\"newline\":false}\n";
       out.totals.lines += 1;
       out.totals.bytes += static_cast<int64_t>(line.size() + whole);
       out.totals.tokens += static_cast<int64_t>(ids.size());
@@ -106,15 +123,17 @@ FileTotals decode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
       return simdjson::error_message(error);
     simdjson::dom::array ids;
     if (root["ids"].get(ids)) return "expected an object with an array `ids`";
+    std::vector<int32_t> line_ids;
     for (const auto value : ids) {
       int64_t id = 0;
       if (!value.is_int64() || value.get(id)) return "expected integers in `ids`";
       if (id < 0 || id >= tokenizer.vocab_size())
         return "the id " + std::to_string(id) + " is not in the vocabulary of " +
                std::to_string(tokenizer.vocab_size()) + " tokens";
-      out.text += tokenizer.bytes_of(static_cast<int32_t>(id));
-      ++out.totals.tokens;
+      line_ids.push_back(static_cast<int32_t>(id));
     }
+    out.text += tokenizer.decode_bytes(line_ids);
+    out.totals.tokens += static_cast<int64_t>(line_ids.size());
     bool newline = true;
     if (const auto error = root["newline"].get(newline); error && error != simdjson::NO_SUCH_FIELD)
       return "expected a boolean `newline`";

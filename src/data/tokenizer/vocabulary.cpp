@@ -11,7 +11,7 @@ Vocabulary::Vocabulary(int64_t size)
       slots_(std::bit_ceil(static_cast<uint64_t>(size) * 2 + 2), Slot{0, -1}),
       mask_(slots_.size() - 1) {}
 
-Vocabulary::Added Vocabulary::add(std::string_view text, int32_t id) {
+Vocabulary::Added Vocabulary::add(std::string_view text, int32_t id, bool of_model) {
   Span& span = spans_[static_cast<size_t>(id)];
   if (span.bytes != 0) return Added::id_taken;
   const uint64_t hash = XXH3_64bits(text.data(), text.size());
@@ -20,7 +20,7 @@ Vocabulary::Added Vocabulary::add(std::string_view text, int32_t id) {
   for (; slots_[i].id >= 0; i = (i + 1) & mask_)
     if (slots_[i].tag == tag && this->text(slots_[i].id) == text) return Added::text_taken;
   slots_[i] = {tag, id};
-  span = {arena_.size(), static_cast<uint32_t>(text.size())};
+  span = {arena_.size(), static_cast<uint32_t>(text.size()), of_model};
   arena_ += text;
   return Added::yes;
 }

@@ -14,10 +14,16 @@ class Vocabulary {
   explicit Vocabulary(int64_t size);  // ids 0 … size-1, none of them taken yet
 
   enum class Added : uint8_t { yes, id_taken, text_taken };
-  Added add(std::string_view text, int32_t id);  // 0 <= id < size(), text is not empty
+  // 0 <= id < size(), text is not empty; not `of_model`: a token that is only found in the text itself.
+  Added add(std::string_view text, int32_t id, bool of_model = true);
 
   int64_t size() const { return static_cast<int64_t>(spans_.size()); }
   std::optional<int32_t> find(std::string_view text) const;
+  std::optional<int32_t> find_of_model(std::string_view text) const {
+    const auto id = find(text);
+    return id && of_model(*id) ? id : std::nullopt;
+  }
+  bool of_model(int32_t id) const { return spans_[static_cast<size_t>(id)].of_model; }
   bool has(int32_t id) const { return id >= 0 && id < size() && spans_[static_cast<size_t>(id)].bytes != 0; }
   std::string_view text(int32_t id) const;  // empty for an id that no token has
   int64_t first_hole() const;               // size() when there is none
@@ -26,6 +32,7 @@ class Vocabulary {
   struct Span {
     uint64_t offset = 0;
     uint32_t bytes = 0;  // 0: no token
+    bool of_model = true;
   };
   std::string arena_;
   std::vector<Span> spans_;

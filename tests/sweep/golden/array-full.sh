@@ -1,7 +1,7 @@
 #!/bin/bash
 #SBATCH --job-name=lr___batch-3
 #SBATCH --array=1,3%2
-#SBATCH --output="/work/it's 100%% \"mine\"/slurm/%A_%a.txt"
+#SBATCH --output="/scratch/it's 100%% \"mine\"/slurm/%A_%a.txt"
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
@@ -21,7 +21,7 @@
 
 # Task N runs the trial of line N of the map. A signal asks the trial to save; then this task goes back to the
 # queue, and the trial continues from its checkpoint.
-sweep='/work/it'\''s 100% "mine"'
+sweep='/scratch/it'\''s 100% "mine"'
 capstan='/opt/capstan/bin/capstan'
 export SLURM_MPI_TYPE='pmix'
 module load openmpi

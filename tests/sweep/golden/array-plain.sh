@@ -1,7 +1,7 @@
 #!/bin/bash
 #SBATCH --job-name=lr-0
 #SBATCH --array=1-3
-#SBATCH --output="/work/sweeps/lr/slurm/%A_%a.txt"
+#SBATCH --output="/scratch/sweeps/lr/slurm/%A_%a.txt"
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@180
@@ -9,7 +9,7 @@
 
 # Task N runs the trial of line N of the map. A signal asks the trial to save; then this task goes back to the
 # queue, and the trial continues from its checkpoint.
-sweep='/work/sweeps/lr'
+sweep='/scratch/sweeps/lr'
 capstan='/opt/capstan/bin/capstan'
 
 trial=$(sed -n "${SLURM_ARRAY_TASK_ID}p" "$sweep/slurm/array-0.map")

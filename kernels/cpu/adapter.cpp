@@ -1,0 +1,222 @@
+#include "kernels/adapter.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "kernels/common/nf4.hpp"
+#include "kernels/cpu/families.hpp"
+#include "kernels/cpu/parallel.hpp"
+#include "kernels/cpu/targets.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/adapter.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/simd-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace capstan::kernels {
+namespace HWY_NAMESPACE {
+
+// Blocks of columns, the unit of a sum over rows.
+constexpr int64_t kColumns = 256;
+
+template <class A>
+HWY_INLINE double sum_of_products(A a, int64_t begin, int64_t n) {
+  double total = 0;
+  constexpr int64_t kRun = 2048;  // fp32 sums of at most so many values
+  for (int64_t done = 0; done < n; done += kRun) {
+    VF sum = splat(0);
+    for_vectors(
+        std::min(kRun, n - done),
+        [&](int64_t i) HWY_ATTR {
+          const VF v = a.at(begin + done + i);
+          sum = hn::MulAdd(v, v, sum);
+        },
+        [&](int64_t i, int64_t k) HWY_ATTR {
+          const VF v = a.part(begin + done + i, k);
+          sum = hn::MulAdd(v, v, sum);
+        });
+    total += static_cast<double>(sum_lanes(sum));
+  }
+  return total;
+}
+
+void row_lengths(Context& c, In w, const float* p, In b, const float* g, float s, float* n2, int64_t out,
+                 int64_t in, int64_t rank) {
+  const auto per_worker = static_cast<size_t>(rank) * sizeof(float);
+  reserve_scratch(c, per_worker);
+  by_type({w}, [&](auto type) HWY_ATTR {
+    const auto rows = array_of<decltype(type)>(w);
+    parallel_blocks(c, out, rows_per_block(in), [&](int64_t begin, int64_t end, int worker) HWY_ATTR {
+      float* row = c.scratch_of<float>(worker, static_cast<size_t>(rank));
+      for (int64_t j = begin; j < end; ++j) {
+        double total = sum_of_products(rows, j * in, in);
+        widen({b.dtype == DType::bf16 ? static_cast<const void*>(b.as<bf16>() + j * rank)
+                                      : static_cast<const void*>(b.as<float>() + j * rank),
+               b.dtype},
+              row, rank);
+        double linear = 0, quadratic = 0;
+        for (int64_t k = 0; k < rank; ++k) {
+          linear += static_cast<double>(p[j * rank + k]) * row[k];
+          double inner = 0;
+          for (int64_t l = 0; l < rank; ++l) inner += static_cast<double>(g[k * rank + l]) * row[l];
+          quadratic += inner * row[k];
+        }
+        total += 2.0 * s * linear + static_cast<double>(s) * s * quadratic;
+        n2[j] = static_cast<float>(total);
+      }
+    });
+  });
+}
+
+void scale_columns(Context& c, In u, In m, const float* n2, Out y, int64_t rows, int64_t columns) {
+  float* factors = c.scratch_of<float>(Context::kShared, static_cast<size_t>(columns));
+  widen(m, factors, columns);
+  for (int64_t j = 0; j < columns; ++j) factors[j] /= std::sqrt(n2[j]);
+  by_type({u, y}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const auto from = array_of<T>(u), to = array_of<T>(y);
+    parallel_blocks(c, rows, rows_per_block(columns), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t r = begin; r < end; ++r)
+        for_vectors(
+            columns,
+            [&](int64_t j)
+                HWY_ATTR { to.put(r * columns + j, hn::Mul(from.at(r * columns + j), load(factors + j))); },
+            [&](int64_t j, int64_t k) HWY_ATTR {
+              to.put_part(r * columns + j, hn::Mul(from.part(r * columns + j, k), load_part(factors + j, k)),
+                          k);
+            });
+    });
+  });
+}
+
+void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int64_t rows, int64_t columns) {
+  reserve_scratch(c, kColumns * (sizeof(float) + sizeof(double)));
+  by_type({dy, u}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const auto a = array_of<T>(dy), b = array_of<T>(u);
+    parallel_blocks(c, columns, kColumns, [&](int64_t begin, int64_t end, int worker) HWY_ATTR {
+      const int64_t n = end - begin;
+      double* total = c.scratch_of<double>(worker, kColumns + kColumns / 2);
+      float* part = reinterpret_cast<float*>(total + kColumns);
+      std::fill(total, total + n, 0.0);
+      constexpr int64_t kRows = 64;  // fp32 sums of so many rows
+      for (int64_t first = 0; first < rows; first += kRows) {
+        std::fill(part, part + n, 0.0f);
+        for (int64_t r = first; r < std::min(rows, first + kRows); ++r)
+          for_vectors(
+              n,
+              [&](int64_t j) HWY_ATTR {
+                const int64_t i = r * columns + begin + j;
+                store(hn::MulAdd(a.at(i), b.at(i), load(part + j)), part + j);
+              },
+              [&](int64_t j, int64_t k) HWY_ATTR {
+                const int64_t i = r * columns + begin + j;
+                store_part(hn::MulAdd(a.part(i, k), b.part(i, k), load_part(part + j, k)), part + j, k);
+              });
+        for (int64_t j = 0; j < n; ++j) total[j] += static_cast<double>(part[j]);
+      }
+      for (int64_t j = 0; j < n; ++j)
+        dm[begin + j] += static_cast<float>(total[j] / std::sqrt(static_cast<double>(n2[begin + j])));
+    });
+  });
+}
+
+void nf4_quantise(Context& c, const float* x, int64_t n, int64_t block, uint8_t* codes, float* scales) {
+  static constexpr std::array<float, 15> kLimits = nf4_limits();
+  parallel_blocks(c, blocks_of(n, block), 256, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    HWY_ALIGN float found[64 + 1];
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t last = std::min(n, (i + 1) * block);
+      float largest = 0;
+      for (int64_t j = i * block; j < last; ++j) largest = std::max(largest, std::abs(x[j]));
+      scales[i] = largest;
+      const VF inverse = splat(1.0f / std::max(largest, 1e-38f));  // a block of zeros stays one
+      const auto code_of = [&](VF value) HWY_ATTR {
+        const VF share = hn::Mul(value, inverse);
+        VF code = splat(0);
+        for (const float limit : kLimits)
+          code = hn::Add(code, hn::IfThenElseZero(hn::Gt(share, splat(limit)), splat(1)));
+        return code;
+      };
+      for (int64_t at = i * block; at < last; at += 64) {
+        const int64_t count = std::min<int64_t>(64, last - at);
+        for_vectors(
+            count, [&](int64_t j) HWY_ATTR { store(code_of(load(x + at + j)), found + j); },
+            [&](int64_t j, int64_t k)
+                HWY_ATTR { store_part(code_of(load_part(x + at + j, k)), found + j, k); });
+        found[count] = 7;  // zero, behind the last of an odd number
+        for (int64_t j = 0; j < count; j += 2)
+          codes[(at + j) / 2] =
+              static_cast<uint8_t>(static_cast<int>(found[j]) << 4 | static_cast<int>(found[j + 1]));
+      }
+    }
+  });
+}
+
+// The two values of a byte.
+struct Nf4Pairs {
+  float of[256][2];
+};
+constexpr Nf4Pairs nf4_pairs() {
+  Nf4Pairs pairs{};
+  for (int byte = 0; byte < 256; ++byte)
+    pairs.of[byte][0] = kNf4Values[byte >> 4], pairs.of[byte][1] = kNf4Values[byte & 15];
+  return pairs;
+}
+
+void nf4_expand(Context& c, Nf4Rectangle where, const uint8_t* codes, const float* scales,
+                const uint8_t* scale_codes, const float* nested, const float* map, const float* offset,
+                Out y) {
+  static constexpr Nf4Pairs kPairs = nf4_pairs();
+  const auto to = array_of<Any>(y);
+  const int64_t n = where.rows * where.columns, block = where.block;
+  // Blocks do not end at rows where rows are whole; elsewhere rows are whole blocks.
+  const bool whole_rows = where.columns == where.matrix_columns;
+  const int64_t first = where.first_row * where.matrix_columns / block;
+  parallel_blocks(c, blocks_of(n, block), 256, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    HWY_ALIGN float values[64];
+    for (int64_t i = begin; i < end; ++i) {
+      float scale = 0;
+      if (scales) {
+        scale = scales[i];
+      } else {
+        const int64_t row = i * block / where.columns, column = i * block % where.columns;
+        const int64_t k =
+            whole_rows
+                ? first + i
+                : ((where.first_row + row) * where.matrix_columns + where.first_column + column) / block;
+        scale = map[scale_codes[i]] * nested[k / kNf4NestedBlock] + *offset;
+      }
+      const int64_t last = std::min(n, (i + 1) * block);
+      for (int64_t at = i * block; at < last; at += 64) {
+        const int64_t count = std::min<int64_t>(64, last - at);
+        const uint8_t* const pairs = codes + at / 2;
+        for (int64_t j = 0; j < count; j += 2)
+          std::memcpy(values + j, kPairs.of[pairs[j / 2]], 2 * sizeof(float));
+        for_vectors(
+            count, [&](int64_t j) HWY_ATTR { to.put(at + j, hn::Mul(load(values + j), splat(scale))); },
+            [&](int64_t j, int64_t k)
+                HWY_ATTR { to.put_part(at + j, hn::Mul(load_part(values + j, k), splat(scale)), k); });
+      }
+    }
+  });
+}
+
+Adapter adapter_family() {
+  return {row_lengths, scale_columns, magnitude_gradient, nf4_quantise, nf4_expand};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace capstan::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace capstan::kernels {
+const Adapter& cpu_adapter() {
+  static const Adapter family = CAPSTAN_BEST(adapter_family)();
+  return family;
+}
+}  // namespace capstan::kernels
+#endif

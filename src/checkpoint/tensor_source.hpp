@@ -1,0 +1,44 @@
+// Where tensors are read from by name: a checkpoint, another program's files, or such files under Capstan's names. Whoever
+// loads weights asks for the rectangles that it needs and does not know which of them it reads.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/rectangle.hpp"
+#include "tensor/dtype.hpp"
+
+namespace capstan::checkpoint {
+
+struct TensorInfo {
+  DType dtype = DType::f32;
+  Shape shape;  // of the whole tensor
+};
+
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+
+  virtual std::string place() const = 0;  // "checkpoint `runs/a`", for messages
+  virtual std::vector<std::string> names() const = 0;
+  virtual const TensorInfo* find(std::string_view name) const = 0;  // nullptr: not there
+  // Fills `out` (row-major, the size of `wanted` in `dtype`), converting where can_convert allows. ErrorCode::not_found,
+  // ::unsupported (a conversion), ::failed (outside of the shape), ::format (files that contradict themselves). May not be
+  // called from two threads at once.
+  virtual void read(std::string_view name, DType dtype, const Rectangle& wanted,
+                    std::span<std::byte> out) = 0;
+
+  const TensorInfo& at(std::string_view name) const;  // throws ErrorCode::not_found with near names
+  void read_whole(std::string_view name, DType dtype, std::span<std::byte> out);
+
+ protected:
+  TensorSource() = default;
+  TensorSource(const TensorSource&) = default;
+  TensorSource(TensorSource&&) = default;
+  TensorSource& operator=(const TensorSource&) = default;
+  TensorSource& operator=(TensorSource&&) = default;
+};
+
+}  // namespace capstan::checkpoint

@@ -1,0 +1,46 @@
+// capstan merge
+#include "checkpoint/file_system.hpp"
+#include "cli/terminal.hpp"
+#include "cli/verbs.hpp"
+#include "train/merge.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+int run_merge(Context& context) {
+  const std::string& from = context.args.word(0, "ADAPTER");
+  const std::string& to = context.args.word(1, "CHECKPOINT");
+  auto base = train::base_of_adapters(from, context.args.value("base"), context.args.overrides());
+  const auto adapters = train::open_adapters(from, base.weights, base.recipe.resolution.config.model);
+  if (adapters.run)
+    for (const std::string& reason : adapters.run->refused)
+      say("warning: not taken: " + reason + "\nwarning: taken instead: `" +
+          adapters.run->checkpoint.string() + "`\n");
+  const train::Merged merged = train::merge_adapters(adapters, base, to, checkpoint::real_file_system());
+  say("adapters of " + std::to_string(merged.layers) + " layers merged into " + merged.checkpoint.string() +
+      "\n");
+  return 0;
+}
+
+}  // namespace
+
+const Verb kMerge = {
+    .name = "merge",
+    .purpose = "a plain checkpoint from adapters and their base",
+    .usage = "ADAPTER CHECKPOINT [--base BASE]",
+    .examples = {{"merge runs/quickstart-lora runs/merged", "then: capstan generate runs/merged --prompt …"},
+                 {"merge peft:adapter merged --base hf:SmolLM2-135M", "then: capstan convert merged hf:DIR"}},
+    .options = {{"base", 0, "BASE", "the weights that the adapters stand beside: CHECKPOINT, RUN or hf:DIR"}},
+    .details =
+        "ADAPTER is a run with `peft`, a checkpoint of one, or a directory of PEFT's. The merged weights go "
+        "to\n"
+        "CHECKPOINT/step-N, with the base's recipe and number formats. Without --base it is where the run "
+        "found "
+        "it,\nor where base_model_name_or_path of adapter_config.json leads.\n",
+    .overrides = true,
+    .max_words = 2,
+    .run = run_merge,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,26 @@
+// Python's string methods, on UTF-8.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace capstan::data::chat {
+
+std::string upper(std::string_view text);
+std::string lower(std::string_view text);
+std::string capitalized(std::string_view text);
+std::string title_by_letters(std::string_view text);  // str.title()
+std::string title_by_words(std::string_view text);    // Jinja2's filter
+enum class Side : uint8_t { front, back, both };
+// characters: those to take away; nullopt: white space.
+std::string_view stripped(std::string_view text, std::optional<std::string_view> characters, Side side);
+// separator: nullopt cuts at white space and leaves nothing empty. most < 0: everywhere.
+std::vector<std::string> split_text(std::string_view text, std::optional<std::string_view> separator,
+                                    int64_t most, bool from_back);
+std::vector<std::string> split_lines(std::string_view text);
+std::string replaced(std::string_view text, std::string_view from, std::string_view to, int64_t most);
+
+}  // namespace capstan::data::chat

@@ -1,0 +1,171 @@
+// The values that a chat template computes with: Python's, as far as templates use them. Texts, lists and maps never change
+// once they are made and hold data only, so that values form trees: nothing refers to itself.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace capstan::data::chat {
+
+class Value;
+struct Macro;  // syntax.hpp
+struct Frame;  // interpreter.hpp
+using List = std::vector<Value>;
+
+// Keys in the order in which they came; a key that comes again replaces the value, as in Python.
+class Map {
+ public:
+  using Items = std::vector<std::pair<std::string, Value>>;
+  void set(std::string_view key, Value value);
+  const Value* find(std::string_view key) const;
+  const Items& items() const { return items_; }
+  size_t size() const;
+
+ private:
+  static constexpr size_t kIndexed = 16;  // from here on keys are found by hash
+  Items items_;
+  std::unordered_map<std::string, size_t> index_;
+};
+
+struct Undefined {
+  std::shared_ptr<const std::string> name;  // what was looked up, for messages
+};
+struct None {};
+struct ListNode {
+  List items;
+  bool tuple = false;
+  int depth = 1;       // of the values inside one another
+  int64_t weight = 0;  // about the bytes of its text; shared parts count each time
+};
+struct MapNode {
+  Map map;
+  int depth = 1;
+  int64_t weight = 0;
+};
+struct NamespaceNode {  // the one thing that changes: namespace()
+  Map attributes;
+};
+struct LoopNode {  // `loop` inside a for
+  std::shared_ptr<const ListNode> items;
+  int64_t index = 0;
+};
+struct CallableNode;  // a macro, a global function, or a method of a value
+
+class Value {
+ public:
+  using Text = std::shared_ptr<const std::string>;
+  static constexpr int kMaxDepth = 128;
+  static constexpr int64_t kMaxWeight = int64_t{1} << 30;
+
+  Value() = default;  // undefined
+  Value(None) : data_(None{}) {}
+  Value(bool value) : data_(value) {}
+  Value(int64_t value) : data_(value) {}
+  Value(double value) : data_(value) {}
+  Value(std::string text) : data_(std::make_shared<const std::string>(std::move(text))) {}
+  Value(const char* text) : Value(std::string(text)) {}
+  Value(std::shared_ptr<NamespaceNode> node) : data_(std::move(node)) {}
+  Value(std::shared_ptr<const LoopNode> node) : data_(std::move(node)) {}
+  Value(std::shared_ptr<const CallableNode> node) : data_(std::move(node)) {}
+  static Value undefined(std::string name);
+  // nullopt: deeper or heavier than the limits, or holding what is not data (a namespace, a macro, a method).
+  static std::optional<Value> list(List items, bool tuple = false);
+  static std::optional<Value> map(Map map);
+
+  template <class T>
+  const T* as() const {
+    return std::get_if<T>(&data_);
+  }
+  bool is_undefined() const { return as<Undefined>() != nullptr; }
+  bool is_none() const { return as<None>() != nullptr; }
+  const std::string* text() const {
+    const auto* node = as<Text>();
+    return node ? node->get() : nullptr;
+  }
+  const ListNode* list_node() const {
+    const auto* node = as<std::shared_ptr<const ListNode>>();
+    return node ? node->get() : nullptr;
+  }
+  std::shared_ptr<const ListNode> shared_list() const {
+    const auto* node = as<std::shared_ptr<const ListNode>>();
+    return node ? *node : nullptr;
+  }
+  const List* list() const {
+    const ListNode* node = list_node();
+    return node ? &node->items : nullptr;
+  }
+  const Map* map() const {
+    const auto* node = as<std::shared_ptr<const MapNode>>();
+    return node ? &(*node)->map : nullptr;
+  }
+  NamespaceNode* name_space() const {
+    const auto* node = as<std::shared_ptr<NamespaceNode>>();
+    return node ? node->get() : nullptr;
+  }
+  const LoopNode* loop() const {
+    const auto* node = as<std::shared_ptr<const LoopNode>>();
+    return node ? node->get() : nullptr;
+  }
+  const CallableNode* callable() const {
+    const auto* node = as<std::shared_ptr<const CallableNode>>();
+    return node ? node->get() : nullptr;
+  }
+  bool is_number() const { return as<bool>() || as<int64_t>() || as<double>(); }
+  std::optional<int64_t> integer() const;  // an integer, True and False included
+  std::optional<double> number() const;
+
+  bool truthy() const;
+  bool is_data() const { return !name_space() && !loop() && !callable(); }
+  int depth() const;
+  int64_t weight() const;         // what it takes to print or to compare it
+  const char* type_name() const;  // as Python says it: "str", "dict"
+
+ private:
+  std::variant<Undefined, None, bool, int64_t, double, Text, std::shared_ptr<const ListNode>,
+               std::shared_ptr<const MapNode>, std::shared_ptr<NamespaceNode>,
+               std::shared_ptr<const LoopNode>, std::shared_ptr<const CallableNode>>
+      data_;
+};
+
+struct CallableNode {
+  const Macro* macro = nullptr;
+  Frame* frame = nullptr;  // the macro's surroundings; they live as long as whatever can name it
+  Value self;              // a method's object; undefined for a global function
+  std::string name;
+};
+
+inline size_t Map::size() const {
+  return items_.size();
+}
+
+// Python's ==.
+bool equal(const Value& a, const Value& b);
+// Python's <; nullopt where Python has no order between them.
+std::optional<bool> less(const Value& a, const Value& b);
+
+// What `{{ value }}` prints: str(), and repr() inside of lists and maps. Undefined prints nothing.
+void print(const Value& value, std::string& out);
+void print_repr(const Value& value, std::string& out);
+std::string number_text(double value);  // Python's repr of a float
+
+struct JsonStyle {
+  std::optional<std::string> indent;  // of one level
+  std::string item_separator = ", ", key_separator = ": ";
+  bool ascii = false, sort_keys = false;
+};
+// json.dumps; false where a value has no JSON form.
+bool print_json(const Value& value, const JsonStyle& style, std::string& out);
+
+// Python's white space at a place of a text: its bytes, 0 when there is none.
+size_t blank_at(std::string_view text, size_t offset);
+std::string_view strip_front(std::string_view text);
+std::string_view strip_back(std::string_view text);
+
+}  // namespace capstan::data::chat

@@ -1,0 +1,374 @@
+#include "data/sft_dataset.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+#include <tuple>
+
+#include "base/error.hpp"
+#include "base/philox.hpp"
+#include "base/text.hpp"
+#include "base/thread_pool.hpp"
+#include "data/permutation.hpp"
+#include "data/record_problem.hpp"
+#include "data/record_reader.hpp"
+
+namespace capstan::data {
+
+void SftSamples::add(const EncodedSample& sample, size_t tokens, int32_t file, int64_t line) {
+  for (size_t i = 0; i < tokens; ++i)
+    tokens_.push_back(static_cast<uint32_t>(sample.ids[i]) | (sample.learned[i] ? kLearned : 0));
+  starts_.push_back(tokens_.size());
+  places_.emplace_back(file, line);
+}
+
+std::span<const uint32_t> SftSamples::tokens(int64_t sample) const {
+  const auto i = static_cast<size_t>(sample);
+  return std::span(tokens_).subspan(starts_[i], starts_[i + 1] - starts_[i]);
+}
+
+std::string SftSamples::place(int64_t sample) const {
+  const auto& [file, line] = places_[static_cast<size_t>(sample)];
+  return files[static_cast<size_t>(file)] + ":" + std::to_string(line);
+}
+
+// ---------------------------------------------------------------------------------------------- reading
+
+namespace {
+
+constexpr int64_t kBatchBytes = 8 << 20;
+constexpr int64_t kTileRecords = 8;
+constexpr size_t kMaxReports = 20;
+
+class FileReader {
+ public:
+  FileReader(const SftOptions& options, const SftEncoder& encoder, ThreadPool& pool)
+      : options_(options), encoder_(encoder), pool_(pool), parsers_(static_cast<size_t>(pool.size())) {}
+
+  // `most`: no more samples than that are kept.
+  std::shared_ptr<SftSamples> read(const std::vector<std::string>& names, SftCounts& counts,
+                                   std::optional<int64_t> most) {
+    RecordOptions records;
+    records.format = InputFormat::json;
+    records.limits = options_.limits;
+    records.max_record_bytes = options_.max_record_bytes;
+    RecordReader reader(expand_inputs(names), records);
+    auto samples = std::make_shared<SftSamples>();
+    for (const InputFile& file : reader.files()) samples->files.push_back(file.path);
+    formats_.assign(reader.files().size(), options_.format);
+    RecordBatch batch;
+    while ((!most || samples->count() < *most) && reader.next(batch, kBatchBytes)) {
+      encode(batch, samples->files);
+      for (size_t i = 0; i < batch.records.size() && (!most || samples->count() < *most); ++i)
+        take(batch.records[i], results_[i], *samples, counts);
+    }
+    return samples;
+  }
+
+ private:
+  struct Result {
+    EncodedSample sample;
+    std::string problem;  // "file:line:column: reason" where it is no sample
+    std::string help;
+  };
+
+  // One format for each file: that of its first sample.
+  void find_formats(const RecordBatch& batch) {
+    for (const Record& record : batch.records) {
+      SftFormat& format = formats_[static_cast<size_t>(record.file)];
+      if (format != SftFormat::automatic || !record.problem.empty()) continue;
+      try {
+        format = parsers_[0].parse(batch.of(record), SftFormat::automatic).format;
+      } catch (const Error&) {  // told when its turn comes
+      }
+    }
+  }
+
+  void encode(const RecordBatch& batch, const std::vector<std::string>& files) {
+    find_formats(batch);
+    const auto count = static_cast<int64_t>(batch.records.size());
+    results_.assign(batch.records.size(), {});
+    pool_.parallel_for((count + kTileRecords - 1) / kTileRecords, [&](int64_t tile, int worker) {
+      for (int64_t i = tile * kTileRecords; i < std::min(count, (tile + 1) * kTileRecords); ++i) {
+        const Record& record = batch.records[static_cast<size_t>(i)];
+        Result& result = results_[static_cast<size_t>(i)];
+        const std::string_view text = batch.of(record);
+        const std::string& path = files[static_cast<size_t>(record.file)];
+        size_t byte = 0;
+        try {
+          if (!record.problem.empty()) fail(ErrorCode::format, record.problem);
+          result.sample = encoder_.encode(parsers_[static_cast<size_t>(worker)].parse(
+              text, formats_[static_cast<size_t>(record.file)], &byte));
+        } catch (Error& error) {
+          // What the recipe lacks is no fault of the line.
+          if (error.code() != ErrorCode::format)
+            throw error.in("while reading " + place_of(record, text, byte, path));
+          result.problem = place_of(record, text, byte, path) + ": " + error.message();
+          result.help = error.help();
+        }
+      }
+    });
+  }
+
+  void take(const Record& record, const Result& result, SftSamples& samples, SftCounts& counts) {
+    ++counts.records;
+    if (!result.problem.empty()) {
+      if (options_.on_bad_line == OnBadLine::fail) fail(ErrorCode::format, result.problem, result.help);
+      ++counts.bad;
+      if (counts.reports.size() < kMaxReports) counts.reports.push_back(result.problem);
+      return;
+    }
+    const EncodedSample& sample = result.sample;
+    const auto room = static_cast<size_t>(options_.sequence_length) + 1;
+    if (sample.ids.size() > room && !options_.truncate) {
+      ++counts.dropped;
+      return;
+    }
+    const size_t kept = std::min(sample.ids.size(), room);
+    // The first token is nothing to predict.
+    const auto learned = kept < 2
+                             ? 0
+                             : std::count(sample.learned.begin() + 1,
+                                          sample.learned.begin() + static_cast<std::ptrdiff_t>(kept), true);
+    if (learned == 0) {
+      ++counts.unlearned;
+      return;
+    }
+    if (kept < sample.ids.size()) ++counts.truncated;
+    ++counts.samples;
+    counts.tokens += static_cast<int64_t>(kept);
+    counts.learned += learned;
+    samples.add(sample, kept, record.file, record.line);
+  }
+
+  const SftOptions& options_;
+  const SftEncoder& encoder_;
+  ThreadPool& pool_;
+  std::vector<SftRecordParser> parsers_;
+  std::vector<SftFormat> formats_;
+  std::vector<Result> results_;
+};
+
+std::string left_out(const SftCounts& counts) {
+  std::string text;
+  const auto add = [&](int64_t count, const char* what) {
+    if (count > 0) text += "; " + with_separators(count) + " " + what;
+  };
+  add(counts.truncated, "truncated");
+  add(counts.dropped, "dropped as too long");
+  add(counts.unlearned, "left out with nothing to learn");
+  add(counts.bad, counts.bad == 1 ? "bad line skipped" : "bad lines skipped");
+  return text;
+}
+
+}  // namespace
+
+std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOptions& given) {
+  SftOptions options = given;
+  CAPSTAN_ASSERT(options.tokenizer, "fine-tuning data need a tokenizer");
+  if (options.sequence_length <= 0)
+    fail(ErrorCode::config,
+         "the sequence length " + std::to_string(options.sequence_length) + " is not positive");
+  if (!options.chat_template) options.chat_template = own_chat_template(*options.tokenizer);
+  const SftEncoder encoder(*options.tokenizer, options.chat_template, options.loss, options.eod);
+  ThreadPool pool(options.threads);
+  FileReader reader(options, encoder, pool);
+  std::array<std::shared_ptr<const SftDataset>, 3> result;
+  const auto make = [&](std::shared_ptr<const SftSamples> samples, int64_t begin, int64_t end,
+                        const SftCounts& counts) {
+    return begin < end ? std::make_shared<SftDataset>(std::move(samples), begin, end, counts, options)
+                       : nullptr;
+  };
+  const auto nothing = [&](const SftCounts& counts) {
+    fail(ErrorCode::failed,
+         "the training files hold no sample to learn from (" + with_separators(counts.records) + " read" +
+             left_out(counts) + ")",
+         counts.dropped > 0 ? "dataset.too_long=truncate, or a larger model.seq_length" : "");
+  };
+  if (!options.valid_files.empty() || !options.test_files.empty()) {
+    const std::vector<std::string>* files[] = {&options.train_files, &options.valid_files,
+                                               &options.test_files};
+    for (size_t split = 0; split < 3; ++split) {
+      if (files[split]->empty()) continue;
+      SftCounts counts;
+      const auto samples =
+          reader.read(*files[split], counts, split == 0 ? options.max_train_samples : std::nullopt);
+      result[split] = make(samples, 0, samples->count(), counts);
+      if (split == 0 && !result[0]) nothing(counts);
+    }
+    return result;
+  }
+  SftCounts counts;
+  const auto samples = reader.read(options.train_files, counts, std::nullopt);
+  if (samples->count() == 0) nothing(counts);
+  const SplitShares shares = parse_split(options.split);
+  for (size_t split = 0; split < 3; ++split) {
+    if (!shares[split]) continue;
+    auto [begin, end] = split_range(*shares[split], samples->count());
+    if (split == 0 && options.max_train_samples) end = std::min(end, begin + *options.max_train_samples);
+    // Tokens are this split's own; what was left out is told once, of all files.
+    SftCounts own = split == 0 ? counts : SftCounts{};
+    own.samples = end - begin, own.tokens = own.learned = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const auto tokens = samples->tokens(i);
+      own.tokens += static_cast<int64_t>(tokens.size());
+      own.learned += std::count_if(tokens.begin() + 1, tokens.end(),
+                                   [](uint32_t t) { return (t & SftSamples::kLearned) != 0; });
+    }
+    result[split] = make(samples, begin, end, own);
+  }
+  if (!result[0])
+    fail(ErrorCode::failed, "dataset.split " + options.split + " of " + with_separators(samples->count()) +
+                                " samples leaves none to train on");
+  return result;
+}
+
+// ---------------------------------------------------------------------------------------------- rows
+
+struct SftDataset::Epoch {
+  int64_t number = 0;
+  std::vector<int64_t> samples;  // row by row
+  std::vector<size_t> rows;      // where each begins in `samples`, and the end
+};
+
+SftDataset::SftDataset(std::shared_ptr<const SftSamples> samples, int64_t begin, int64_t end,
+                       SftCounts counts, const SftOptions& options)
+    : all_(std::move(samples)),
+      begin_(begin),
+      count_(end - begin),
+      sequence_length_(options.sequence_length),
+      counts_(std::move(counts)),
+      packing_(options.packing),
+      seed_(options.seed),
+      pad_(options.eod.value_or(0)) {
+  CAPSTAN_ASSERT(count_ > 0, "a dataset of samples");
+  for (int64_t i = 0; i < count_; ++i) {
+    const auto length = static_cast<int64_t>(tokens(i).size());
+    CAPSTAN_ASSERT(length >= 2 && length <= sequence_length_ + 1, "the length of a sample");
+  }
+}
+
+std::shared_ptr<const SftDataset::Epoch> SftDataset::build(int64_t number) const {
+  const auto key = [&](uint64_t use) {
+    return philox_key(seed_, purpose::data_shuffle, 2 * static_cast<uint64_t>(number) + use);
+  };
+  const Permutation order(count_, key(0));
+  const auto places = [&](int64_t sample) { return static_cast<int64_t>(tokens(sample).size()) - 1; };
+  std::vector<std::vector<int64_t>> rows;
+  std::vector<int64_t> window;
+  for (int64_t first = 0; first < count_; first += kWindow) {
+    window.clear();
+    for (int64_t i = first; i < std::min(first + kWindow, count_); ++i) window.push_back(order(i));
+    if (!packing_) {
+      for (const int64_t sample : window) rows.push_back({sample});
+      continue;
+    }
+    std::stable_sort(window.begin(), window.end(),
+                     [&](int64_t a, int64_t b) { return places(a) > places(b); });
+    std::set<std::pair<int64_t, size_t>> open;  // room left, row
+    for (const int64_t sample : window) {
+      int64_t room = sequence_length_;
+      size_t row = rows.size();
+      if (const auto found = open.lower_bound({places(sample), 0}); found != open.end()) {
+        std::tie(room, row) = *found;
+        open.erase(found);
+        rows[row].push_back(sample);
+      } else {
+        rows.push_back({sample});
+      }
+      if (room > places(sample)) open.emplace(room - places(sample), row);
+    }
+  }
+  auto epoch = std::make_shared<Epoch>();
+  epoch->number = number;
+  // The rows of a window begin with the longest samples: dealt anew, no step sees more of them than another.
+  const auto total = static_cast<int64_t>(rows.size());
+  const Permutation deal(total, key(1));
+  for (int64_t i = 0; i < total; ++i) {
+    const auto& row = rows[static_cast<size_t>(deal(i))];
+    epoch->rows.push_back(epoch->samples.size());
+    epoch->samples.insert(epoch->samples.end(), row.begin(), row.end());
+  }
+  epoch->rows.push_back(epoch->samples.size());
+  return epoch;
+}
+
+std::pair<std::shared_ptr<const SftDataset::Epoch>, int64_t> SftDataset::epoch_of(int64_t number) const {
+  CAPSTAN_ASSERT(number >= 0, "a row number");
+  std::lock_guard lock(mutex_);
+  const auto keep = [&](int64_t epoch) {
+    auto& slot = recent_[static_cast<size_t>(epoch % 2)];
+    if (!slot || slot->number != epoch) slot = build(epoch);
+    return slot;
+  };
+  while (first_rows_.back() <= number) {
+    const auto next = static_cast<int64_t>(first_rows_.size()) - 1;
+    first_rows_.push_back(first_rows_.back() + static_cast<int64_t>(keep(next)->rows.size()) - 1);
+  }
+  const auto after = std::upper_bound(first_rows_.begin(), first_rows_.end(), number);
+  return {keep(after - first_rows_.begin() - 1), number - *(after - 1)};
+}
+
+int64_t SftDataset::first_row_of(int64_t epoch) const {
+  int64_t row = 0;
+  for (int64_t e = 0; e < epoch; ++e) row += static_cast<int64_t>(epoch_of(row).first->rows.size()) - 1;
+  return row;
+}
+
+std::vector<int64_t> SftDataset::samples_of(int64_t number) const {
+  const auto [epoch, row] = epoch_of(number);
+  const auto first = epoch->rows.begin() + row;
+  const auto samples = epoch->samples.begin();
+  return {samples + static_cast<std::ptrdiff_t>(first[0]), samples + static_cast<std::ptrdiff_t>(first[1])};
+}
+
+void SftDataset::row(int64_t number, const RowView& out) const {
+  const auto length = static_cast<size_t>(sequence_length_);
+  out.cu_seqlens->clear();
+  size_t at = 0;
+  for (const int64_t sample : samples_of(number)) {
+    const auto all = tokens(sample);
+    out.cu_seqlens->push_back(static_cast<int32_t>(at));
+    for (size_t i = 0; i + 1 < all.size(); ++i, ++at) {
+      out.tokens[at] = static_cast<int32_t>(all[i] & ~SftSamples::kLearned);
+      out.labels[at] = static_cast<int32_t>(all[i + 1] & ~SftSamples::kLearned);
+      out.loss_mask[at] = (all[i + 1] & SftSamples::kLearned) != 0 ? 1.0f : 0.0f;
+      out.position_ids[at] = static_cast<int32_t>(i);
+    }
+  }
+  if (at < length) out.cu_seqlens->push_back(static_cast<int32_t>(at));
+  for (int32_t position = 0; at < length; ++at, ++position) {
+    out.tokens[at] = out.labels[at] = pad_;
+    out.loss_mask[at] = 0;
+    out.position_ids[at] = position;
+  }
+  out.cu_seqlens->push_back(static_cast<int32_t>(length));
+}
+
+std::string SftDataset::fingerprint() const {
+  const std::array<uint64_t, 4> layout = {static_cast<uint64_t>(sequence_length_), packing_ ? 1u : 0u, seed_,
+                                          static_cast<uint64_t>(count_)};
+  uint64_t hash = XXH3_64bits(layout.data(), sizeof layout);
+  for (int64_t i = 0; i < count_; ++i) {
+    const auto all = tokens(i);
+    hash = XXH3_64bits_withSeed(all.data(), all.size_bytes(), hash);
+  }
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
+  return digits;
+}
+
+std::string SftDataset::summary() const {
+  const int64_t rows = epoch_samples();
+  const double filled =
+      static_cast<double>(counts_.tokens - counts_.samples) / static_cast<double>(rows * sequence_length_);
+  return with_separators(counts_.samples) + (counts_.samples == 1 ? " sample, " : " samples, ") +
+         human_count(static_cast<double>(counts_.tokens)) + " tokens (" +
+         human_count(static_cast<double>(counts_.learned)) + " learned) in " + with_separators(rows) +
+         (rows == 1 ? " row of " : " rows of ") + std::to_string(sequence_length_) + ", " +
+         fixed(100 * filled, 1) + " % filled" + left_out(counts_);
+}
+
+}  // namespace capstan::data

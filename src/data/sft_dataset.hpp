@@ -1,0 +1,121 @@
+// Fine-tuning data of one run. The files are read, rendered and tokenized when they are opened, by every rank for itself; what is
+// kept is four bytes for each token.
+//
+// Epoch e takes the samples of a split in the order Permutation(N, key(seed, 2e)), kWindow at a time. With packing those of a
+// window go, from the longest to the shortest, each into the fullest row of the window that has room for it, else into a new one;
+// without, each has a row of its own. The rows are dealt in the order Permutation(rows, key(seed, 2e + 1)). A sample of n tokens
+// takes n - 1 places of a row: its last token is a label only. Documents of a row do not see each other, their positions start at
+// 0, and what is left of the row has no loss. A row therefore depends on (files, options, seed, its number) alone.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/blend.hpp"
+#include "data/dataset.hpp"
+#include "data/prepare.hpp"
+#include "data/sft_encode.hpp"
+
+namespace capstan::data {
+
+struct SftOptions {
+  std::vector<std::string> train_files;
+  std::vector<std::string> valid_files, test_files;  // both empty: `split` cuts the samples of train_files
+  std::string split = "969,30,1";
+  SftFormat format = SftFormat::automatic;
+  SftLoss loss = SftLoss::assistant;
+  bool packing = true;
+  bool truncate = true;  // samples too long are cut; false: left out
+  std::optional<int64_t> max_train_samples;
+  int64_t sequence_length = 0;
+  uint64_t seed = 1234;
+  OnBadLine on_bad_line = OnBadLine::fail;
+  InputLimits limits;
+  int64_t max_record_bytes = int64_t{256} << 20;
+  const Tokenizer* tokenizer = nullptr;
+  std::shared_ptr<const chat::ChatTemplate> chat_template;  // null: the tokenizer's own, where it has one
+  std::optional<int32_t> eod;
+  int threads = 0;  // 0: the cores of this process
+};
+
+// What came of the records of one split.
+struct SftCounts {
+  int64_t records = 0;               // read, bad ones included
+  int64_t samples = 0;               // kept
+  int64_t bad = 0;                   // lines that are no sample
+  int64_t truncated = 0;             // of the samples
+  int64_t dropped = 0;               // too long
+  int64_t unlearned = 0;             // left out: nothing in them (any more) is learned
+  int64_t tokens = 0;                // of the samples
+  int64_t learned = 0;               // of the tokens
+  std::vector<std::string> reports;  // "file:line:column: reason" of the first bad lines
+};
+
+// The samples of some files: tokens back to back.
+class SftSamples {
+ public:
+  static constexpr uint32_t kLearned = 0x80000000u;  // beside the id
+
+  void add(const EncodedSample& sample, size_t tokens, int32_t file, int64_t line);
+  int64_t count() const { return static_cast<int64_t>(starts_.size()) - 1; }
+  std::span<const uint32_t> tokens(int64_t sample) const;  // id | kLearned
+  int64_t length(int64_t sample) const { return static_cast<int64_t>(tokens(sample).size()); }
+  std::string place(int64_t sample) const;  // "file:line"
+
+  std::vector<std::string> files;
+
+ private:
+  std::vector<uint32_t> tokens_;
+  std::vector<size_t> starts_ = {0};
+  std::vector<std::pair<int32_t, int64_t>> places_;
+};
+
+class SftDataset final : public Dataset {
+ public:
+  static constexpr int64_t kWindow = 4096;
+
+  // Samples [begin, end), at least one, each of 2 to sequence_length + 1 tokens.
+  SftDataset(std::shared_ptr<const SftSamples> samples, int64_t begin, int64_t end, SftCounts counts,
+             const SftOptions& options);
+
+  int64_t sequence_length() const override { return sequence_length_; }
+  int64_t samples() const override { return SampleSource::kEndless; }
+  int64_t epoch_samples() const override { return first_row_of(1); }
+  void row(int64_t number, const RowView& out) const override;
+  std::string fingerprint() const override;
+  std::string summary() const override;
+
+  const SftCounts& counts() const { return counts_; }
+  // The samples of a row, in their order; numbers within the split.
+  std::vector<int64_t> samples_of(int64_t number) const;
+  std::string place(int64_t sample) const { return all_->place(begin_ + sample); }
+  std::span<const uint32_t> tokens(int64_t sample) const { return all_->tokens(begin_ + sample); }
+
+ private:
+  struct Epoch;
+  std::shared_ptr<const Epoch> build(int64_t number) const;
+  std::pair<std::shared_ptr<const Epoch>, int64_t> epoch_of(int64_t number) const;  // and the row within it
+  int64_t first_row_of(int64_t epoch) const;
+
+  std::shared_ptr<const SftSamples> all_;
+  int64_t begin_, count_, sequence_length_;
+  SftCounts counts_;
+  bool packing_;
+  uint64_t seed_;
+  int32_t pad_;
+  mutable std::mutex mutex_;
+  mutable std::vector<int64_t> first_rows_ = {0};  // of each epoch that was looked at, and of the next one
+  mutable std::array<std::shared_ptr<const Epoch>, 2> recent_;  // by parity, as CapstanOrder keeps them
+};
+
+// Train, validation and test (Split as index); null for a split without samples. ErrorCode::not_found and ::format for files
+// ("file:line:column: what"), ::failed for training data without a sample.
+std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOptions& options);
+
+}  // namespace capstan::data

@@ -1,0 +1,163 @@
+#include "data/sft_encode.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "data/chat/assistant_turns.hpp"
+
+namespace capstan::data {
+
+namespace {
+
+using Spans = std::vector<std::pair<size_t, size_t>>;  // bytes [first, second) of a text, in order
+
+// A text's tokens and where each of them ends in it.
+struct Tokenized {
+  std::vector<int32_t> ids;
+  std::vector<size_t> ends;
+};
+
+// nullopt where the tokens' bytes are not the text: a normalizer has changed it.
+std::optional<Tokenized> tokenize_whole(const Tokenizer& tokenizer, std::string_view text) {
+  Tokenized result;
+  tokenizer.encode(text, result.ids);
+  size_t end = 0;
+  for (const int32_t id : result.ids) {
+    const std::string_view bytes = tokenizer.bytes_of(id);
+    if (text.substr(end, bytes.size()) != bytes) return std::nullopt;
+    result.ends.push_back(end += bytes.size());
+  }
+  if (end != text.size()) return std::nullopt;
+  return result;
+}
+
+// Each learned text and what lies between them on its own: the boundaries are then those of the tokens.
+Tokenized tokenize_parts(const Tokenizer& tokenizer, std::string_view text, const Spans& spans) {
+  Tokenized result;
+  size_t at = 0;
+  const auto part = [&](size_t end) {
+    tokenizer.encode(text.substr(at, end - at), result.ids);
+    result.ends.resize(result.ids.size(), end);
+    at = end;
+  };
+  for (const auto& [begin, end] : spans) {
+    part(begin);
+    part(end);
+  }
+  part(text.size());
+  return result;
+}
+
+std::vector<bool> learned_of(const Tokenized& tokens, const Spans& spans, bool whole_parts) {
+  std::vector<bool> learned(tokens.ids.size(), false);
+  size_t span = 0, begin = 0;
+  for (size_t i = 0; i < tokens.ids.size(); ++i) {
+    const size_t end = tokens.ends[i];
+    while (span < spans.size() && (whole_parts ? spans[span].second < end : spans[span].second <= begin))
+      ++span;
+    if (span == spans.size()) break;
+    // Tokens of a part all end with it.
+    learned[i] = whole_parts ? spans[span].second == end && spans[span].first < end
+                             : spans[span].first < end && begin < end;
+    begin = end;
+  }
+  return learned;
+}
+
+EncodedSample with_spans(const Tokenizer& tokenizer, std::string_view text, std::optional<Tokenized> whole,
+                         const Spans& spans) {
+  EncodedSample sample;
+  const bool parts = !whole;
+  if (parts) whole = tokenize_parts(tokenizer, text, spans);
+  sample.learned = learned_of(*whole, spans, parts);
+  sample.ids = std::move(whole->ids);
+  return sample;
+}
+
+}  // namespace
+
+SftEncoder::SftEncoder(const Tokenizer& tokenizer, std::shared_ptr<const chat::ChatTemplate> chat_template,
+                       SftLoss loss, std::optional<int32_t> eod)
+    : tokenizer_(tokenizer), template_(std::move(chat_template)), loss_(loss), eod_(eod) {
+  if (!template_) alpaca_ = chat::ChatTemplate::load("alpaca");
+  const auto name = [&](const char* variable, std::optional<int32_t> id) {
+    if (id) render_.variables.set(variable, chat::Value(std::string(tokenizer.token_of(*id))));
+  };
+  name("bos_token", tokenizer.bos());
+  name("eos_token", tokenizer.eos() ? tokenizer.eos() : eod);
+  // The same text on every day: the date that the templates of Llama 3 fall back to.
+  std::tm day{};
+  day.tm_year = 2024 - 1900, day.tm_mon = 6, day.tm_mday = 26, day.tm_wday = 5, day.tm_yday = 207;
+  render_.now = day;
+}
+
+EncodedSample SftEncoder::encode(const SftRecord& record) const {
+  if (const auto* text = std::get_if<SftText>(&record.what)) return encode_text(*text);
+  return encode_dialogue(std::get<SftDialogue>(record.what), record.format);
+}
+
+EncodedSample SftEncoder::encode_text(const SftText& text) const {
+  if (!eod_)
+    fail(ErrorCode::config,
+         "texts and completions end with an end-of-document token, but the tokenizer has none",
+         "name it with tokenizer.eod_token");
+  const std::string all = text.prompt + text.completion;
+  const Spans spans = {{loss_ == SftLoss::all ? 0 : text.prompt.size(), all.size()}};
+  EncodedSample sample = with_spans(tokenizer_, all, tokenize_whole(tokenizer_, all), spans);
+  sample.ids.push_back(*eod_);
+  sample.learned.push_back(true);
+  return sample;
+}
+
+EncodedSample SftEncoder::encode_dialogue(const SftDialogue& dialogue, SftFormat format) const {
+  const auto& chat_template = template_ ? template_ : alpaca_;
+  if (!template_ && format != SftFormat::alpaca)
+    fail(ErrorCode::config, "conversations need a chat template, and the tokenizer comes without one",
+         "tokenizer.chat_template=chatml, another known template, or a .jinja file");
+  const chat::Rendered whole = chat_template->render(dialogue.conversation, render_);
+  const std::optional<Tokenized> tokens = tokenize_whole(tokenizer_, whole.text);
+  Spans spans;
+  if (loss_ == SftLoss::all) {
+    spans.emplace_back(0, whole.text.size());
+  } else {
+    const auto boundary = [&](size_t offset) {
+      if (!tokens) return offset;
+      const auto next = std::upper_bound(tokens->ends.begin(), tokens->ends.end(), offset);
+      return next == tokens->ends.begin() ? 0 : *(next - 1);
+    };
+    for (const chat::AssistantTurn& turn : chat::assistant_turns(
+             *chat_template, dialogue.conversation, render_, whole, boundary, loss_ == SftLoss::last_turn))
+      if (dialogue.learned[turn.message]) spans.emplace_back(turn.begin, turn.end);
+  }
+  return with_spans(tokenizer_, whole.text, tokens, spans);
+}
+
+std::shared_ptr<const chat::ChatTemplate> own_chat_template(const Tokenizer& tokenizer) {
+  const auto file = [&](const char* name) -> const TokenizerFile* {
+    for (const TokenizerFile& one : tokenizer.files())
+      if (one.name == name && !one.path.empty()) return &one;
+    return nullptr;
+  };
+  if (const auto* own = file("chat_template.jinja"))
+    return chat::ChatTemplate::parse(own->path.string(), read_file(own->path, chat::Source::kMaxBytes));
+  const auto* config = file("tokenizer_config.json");
+  if (!config) return nullptr;
+  const std::string name = config->path.string() + ": chat_template";
+  const auto json = nlohmann::json::parse(read_file(config->path, uint64_t{64} << 20), nullptr, false);
+  if (!json.is_object() || !json.contains("chat_template")) return nullptr;
+  const auto& value = json["chat_template"];
+  if (value.is_string()) return chat::ChatTemplate::parse(name, value.get_ref<const std::string&>());
+  // Several, by name.
+  if (value.is_array())
+    for (const auto& one : value)
+      if (one.is_object() && one.value("name", nlohmann::json()) == "default" &&
+          one.value("template", nlohmann::json()).is_string())
+        return chat::ChatTemplate::parse(name, one["template"].get_ref<const std::string&>());
+  if (value.is_null()) return nullptr;
+  fail(ErrorCode::format, name + " is neither a text nor a list with one named `default`",
+       "tokenizer.chat_template names another one");
+}
+
+}  // namespace capstan::data

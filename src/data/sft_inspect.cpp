@@ -1,0 +1,172 @@
+#include "data/sft_inspect.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "base/utf8.hpp"
+
+namespace capstan::data {
+
+namespace {
+
+bool is_learned(uint32_t token) {
+  return (token & SftSamples::kLearned) != 0;
+}
+
+SftReport::Document document_of(const SftDataset& dataset, const Tokenizer& tokenizer, int64_t sample,
+                                int64_t begin, int64_t& tokens_left) {
+  const auto all = dataset.tokens(sample);
+  SftReport::Document document;
+  document.place = dataset.place(sample);
+  document.begin = begin;
+  document.tokens = static_cast<int64_t>(all.size());
+  // The first token is nothing to predict.
+  document.learned = std::count_if(all.begin() + 1, all.end(), is_learned);
+  const auto shown = static_cast<size_t>(std::min<int64_t>(tokens_left, document.tokens));
+  tokens_left -= static_cast<int64_t>(shown);
+  for (size_t i = 0; i < shown; ++i) {
+    document.ids.push_back(static_cast<int32_t>(all[i] & ~SftSamples::kLearned));
+    document.loss.push_back(i > 0 && is_learned(all[i]));
+  }
+  for (size_t i = 0; i < shown;) {
+    size_t end = i + 1;
+    while (end < shown && document.loss[end] == document.loss[i]) ++end;
+    document.runs.push_back(
+        {tokenizer.decode(std::span(document.ids).subspan(i, end - i)), document.loss[i]});
+    i = end;
+  }
+  return document;
+}
+
+// Text from strangers on a terminal: nothing in it may steer the terminal.
+std::string harmless(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const CodePoint point = decode_utf8(text, i);
+    const char32_t c = point.value;
+    if (c == '\n' || c == '\t' || (c >= 0x20 && c != 0x7f && (c < 0x80 || c >= 0xa0))) {
+      append_utf8(out, c);
+    } else {
+      char escape[16];
+      std::snprintf(escape, sizeof escape, "\\x%02x", static_cast<unsigned>(c));
+      out += escape;
+    }
+    i += static_cast<size_t>(point.bytes);
+  }
+  return out;
+}
+
+template <size_t N>
+size_t choice(const char* flag, const std::string& word, const char* const (&names)[N]) {
+  for (size_t i = 0; i < N; ++i)
+    if (word == names[i]) return i;
+  std::vector<std::string> all(names, names + N);
+  fail(ErrorCode::usage, std::string(flag) + " `" + word + "` is not one of " + join(all, ", "));
+}
+
+}  // namespace
+
+SftReport inspect_sft(const SftDataset& dataset, const Tokenizer& tokenizer, int64_t rows, int64_t tokens) {
+  SftReport report;
+  report.summary = dataset.summary();
+  report.counts = dataset.counts();
+  report.rows = dataset.epoch_samples();
+  report.row_length = dataset.sequence_length();
+  const int64_t shown = std::min(rows, report.rows);
+  for (int64_t i = 0; i < shown; ++i) {
+    SftReport::Row row;
+    row.number = report.rows * i / shown;
+    int64_t left = tokens;
+    for (const int64_t sample : dataset.samples_of(row.number)) {
+      row.documents.push_back(document_of(dataset, tokenizer, sample, row.filled, left));
+      row.filled += row.documents.back().tokens - 1;
+    }
+    report.shown.push_back(std::move(row));
+  }
+  return report;
+}
+
+std::string to_text_report(const SftReport& report, bool color) {
+  const char *on = color ? "\x1b[32m" : "⟦", *off = color ? "\x1b[0m" : "⟧", *rule = color ? "\x1b[2m" : "",
+             *end_rule = color ? "\x1b[0m" : "";
+  std::string out = report.summary + "\n";
+  for (const std::string& bad : report.counts.reports) out += "skipped: " + bad + "\n";
+  for (const auto& row : report.shown) {
+    int64_t learned = 0;
+    for (const auto& document : row.documents) learned += document.learned;
+    out += "\nrow " + std::to_string(row.number) + ": " + std::to_string(row.documents.size()) +
+           (row.documents.size() == 1 ? " document, " : " documents, ") + with_separators(row.filled) +
+           " of " + with_separators(report.row_length) + " places, " + with_separators(learned) +
+           " learned\n";
+    for (const auto& document : row.documents) {
+      out += std::string(rule) + "--- at " + std::to_string(document.begin) + ": " +
+             harmless(document.place) + ", " + with_separators(document.tokens) + " tokens, " +
+             with_separators(document.learned) + " learned" + end_rule + "\n";
+      for (const auto& run : document.runs)
+        out += run.learned ? on + harmless(run.text) + off : harmless(run.text);
+      if (static_cast<int64_t>(document.ids.size()) < document.tokens)
+        out += std::string(rule) + " …" + end_rule;
+      if (!out.ends_with('\n')) out += '\n';
+    }
+  }
+  return out;
+}
+
+std::string to_json_report(const SftReport& report) {
+  nlohmann::ordered_json json;
+  const SftCounts& counts = report.counts;
+  json["schema"] = "capstan.sft/1";
+  json["records"] = counts.records;
+  json["samples"] = counts.samples;
+  json["tokens"] = counts.tokens;
+  json["learned"] = counts.learned;
+  json["truncated"] = counts.truncated;
+  json["dropped"] = counts.dropped;
+  json["unlearned"] = counts.unlearned;
+  json["bad"] = counts.bad;
+  json["reports"] = counts.reports;
+  json["rows"] = report.rows;
+  json["row_length"] = report.row_length;
+  json["shown"] = nlohmann::ordered_json::array();
+  for (const auto& row : report.shown) {
+    nlohmann::ordered_json one{
+        {"row", row.number}, {"filled", row.filled}, {"documents", nlohmann::ordered_json::array()}};
+    for (const auto& document : row.documents) {
+      std::vector<int> loss(document.loss.begin(), document.loss.end());
+      std::string text;
+      for (const auto& run : document.runs) text += run.text;
+      one["documents"].push_back({{"place", document.place},
+                                  {"begin", document.begin},
+                                  {"tokens", document.tokens},
+                                  {"learned", document.learned},
+                                  {"ids", document.ids},
+                                  {"loss", loss},
+                                  {"text", text}});
+    }
+    json["shown"].push_back(std::move(one));
+  }
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+SftReport run_inspect_sft(const InspectSftVerb& verb) {
+  constexpr const char *kFormats[] = {"auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"},
+                       *kLosses[] = {"assistant", "last_turn", "all"};
+  SftOptions options;
+  options.train_files = {verb.file};
+  options.split = "1,0,0";
+  options.format = static_cast<SftFormat>(choice("--format", verb.format, kFormats));
+  options.loss = static_cast<SftLoss>(choice("--loss-mode", verb.loss_mode, kLosses));
+  options.sequence_length = verb.sequence_length;
+  // To look at data is to find out what is wrong with them.
+  options.on_bad_line = OnBadLine::skip;
+  const auto tokenizer = Tokenizer::load(verb.tokenizer);
+  options.tokenizer = tokenizer.get();
+  options.eod = tokenizer->eod();
+  if (!verb.chat_template.empty()) options.chat_template = chat::ChatTemplate::load(verb.chat_template);
+  return inspect_sft(*build_sft_datasets(options)[0], *tokenizer, verb.samples, verb.sample_tokens);
+}
+
+}  // namespace capstan::data

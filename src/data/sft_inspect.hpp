@@ -1,0 +1,54 @@
+// Fine-tuning data as a run sees them, for people and for scripts: rows, where documents begin in them, which tokens are learned.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/sft_dataset.hpp"
+
+namespace capstan::data {
+
+struct SftReport {
+  std::string summary;  // SftDataset::summary()
+  SftCounts counts;
+  int64_t rows = 0, row_length = 0;  // of the first epoch
+  struct Document {
+    std::string place;                // "file:line"
+    int64_t begin = 0;                // first place in the row
+    int64_t tokens = 0, learned = 0;  // of the whole document
+    std::vector<int32_t> ids;         // its beginning
+    std::vector<bool> loss;           // of each id: it is learned
+    struct Run {
+      std::string text;
+      bool learned;
+    };
+    std::vector<Run> runs;  // the ids as text, cut where learning begins and ends
+  };
+  struct Row {
+    int64_t number = 0;
+    int64_t filled = 0;  // places that hold a token of a document
+    std::vector<Document> documents;
+  };
+  std::vector<Row> shown;
+};
+
+// `rows` rows, spread over the first epoch, with up to `tokens` tokens of each.
+SftReport inspect_sft(const SftDataset& dataset, const Tokenizer& tokenizer, int64_t rows, int64_t tokens);
+
+// What is learned is green, or without colours between ⟦ and ⟧; control characters are shown, not sent.
+std::string to_text_report(const SftReport& report, bool color);
+std::string to_json_report(const SftReport& report);  // one JSON object
+
+// `capstan data inspect FILE.jsonl`: the file alone, with the tokenizer and options of the command line.
+struct InspectSftVerb {
+  std::string file;
+  std::string tokenizer;
+  std::string chat_template;  // a known one or a file; empty: the tokenizer's own
+  std::string format = "auto", loss_mode = "assistant";
+  int64_t sequence_length = 2048;
+  int64_t samples = 3, sample_tokens = 512;
+};
+SftReport run_inspect_sft(const InspectSftVerb& verb);
+
+}  // namespace capstan::data

@@ -1,0 +1,16 @@
+// What happens to the ids of a text behind the model: special tokens around them, spaces cut from their places.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace capstan::data {
+
+struct PostStep {
+  // Places lose the spaces at their tokens' ends (ByteLevel, RobertaProcessing).
+  bool trim = false;
+  bool add_prefix_space = true;        // a single space at the front stays with the first token
+  std::vector<int32_t> before, after;  // added where special tokens are asked for
+};
+
+}  // namespace capstan::data

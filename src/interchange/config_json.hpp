@@ -1,0 +1,49 @@
+// A config.json, key by key. Every key must be read by the family, be known to change nothing, or be off (null, false, empty):
+// finish() names all others at once. Included only by .cpp files (nlohmann/json is heavy).
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace capstan::interchange {
+
+class ConfigJson {
+ public:
+  // object: outlives the reader. place: what messages call it, "DIR/config.json" or a part of it.
+  ConfigJson(const nlohmann::json& object, std::string place);
+
+  const std::string& place() const { return place_; }
+  bool has(const char* key) const;  // there and not null
+  // Each marks the key as read. A value of another type is ErrorCode::format. `otherwise`: where the key is missing or null.
+  int64_t integer(const char* key, std::optional<int64_t> otherwise = {},
+                  int64_t most = 1 << 30);                               // from 1
+  double number(const char* key, std::optional<double> otherwise = {});  // finite
+  bool boolean(const char* key, bool otherwise);
+  std::string text(const char* key, std::optional<std::string> otherwise = {});
+  std::vector<double> numbers(const char* key);
+  std::vector<std::string> texts(const char* key);
+  const nlohmann::json& value(const char* key);  // null where it is missing
+  // The key must have this value where it is there; anything else changes what the model computes in a way that it cannot.
+  void only(const char* key, const nlohmann::json& value, const std::string& why);
+  void changes_nothing(std::initializer_list<const char*> keys);
+
+  void refuse(const std::string& problem);  // collected for finish()
+  // Throws ErrorCode::unsupported with everything that was refused, and every key that nobody has read.
+  void finish();
+
+ private:
+  const nlohmann::json* find(const char* key);
+  [[noreturn]] void wrong_type(const char* key, const nlohmann::json& value, const char* expected) const;
+
+  const nlohmann::json& object_;
+  std::string place_;
+  std::set<std::string, std::less<>> read_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace capstan::interchange

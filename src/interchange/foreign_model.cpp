@@ -1,0 +1,80 @@
+#include "interchange/foreign_model.hpp"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/hash.hpp"
+#include "config/edit.hpp"
+#include "config/emit.hpp"
+#include "config/foreign.hpp"
+#include "config/library.hpp"
+#include "interchange/formats.hpp"
+#include "interchange/model_section.hpp"
+
+namespace capstan::interchange {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kHf = "hf:", kGguf = "gguf:";
+
+bool is_foreign(std::string_view name) {
+  return name.starts_with(kHf) || name.starts_with(kGguf);
+}
+
+std::string absolute_name(const std::string& name) {
+  const size_t scheme = name.find(':') + 1;
+  return name.substr(0, scheme) + fs::absolute(name.substr(scheme)).lexically_normal().string();
+}
+
+std::unique_ptr<ForeignModel> ForeignModel::open(const std::string& name) {
+  CAPSTAN_ASSERT(is_foreign(name), "the name of another program's model");
+  if (name.size() == name.find(':') + 1)
+    fail(ErrorCode::usage, "`" + name + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
+  return name.starts_with(kHf) ? open_hf(name, name.substr(kHf.size()))
+                               : open_gguf(name, name.substr(kGguf.size()));
+}
+
+std::string ForeignModel::content_hash() const {
+  std::string hashes;
+  for (const fs::path& file : weight_files()) hashes += checkpoint::hash_file(file).whole + "\n";
+  return checkpoint::hash_of(hashes);
+}
+
+std::string model_preset(const std::string& name) {
+  return section_text(ForeignModel::open(name)->model());
+}
+
+std::string recipe_text(const ForeignModel& model) {
+  std::string text = "# Made from " + model.name() + ".\n";
+  fs::path named = model.name().substr(model.name().find(':') + 1);
+  if (!named.has_filename()) named = named.parent_path();
+  const fs::path title = model.name().starts_with(kGguf) ? named.stem() : named.filename();
+  text += "name: " + config::yaml_text(title.string()) + "\nmodel:\n";
+  const std::string section = section_text(model.model());
+  for (const auto line : split(section, '\n'))
+    if (!line.empty()) text += "  " + std::string(line) + "\n";
+  text += std::string("mixed_precision: ") + (model.dtype() == DType::bf16 ? "bf16_mixed" : "fp32") + "\n";
+  text += "train:\n  train_iters: 1\n  global_batch_size: 1\n  micro_batch_size: 1\n";
+  text += "optimizer:\n  preset: adamw\n  lr: 1e-5\ndataset: mock\n";
+  if (const std::string tokenizer = model.tokenizer(); tokenizer.empty())
+    text += "tokenizer: none\n";
+  else
+    text += "tokenizer:\n  preset: huggingface\n  tokenizer_model: " + config::yaml_text(tokenizer) + "\n";
+  return text;
+}
+
+config::Resolution resolve_recipe(const ForeignModel& model, config::Request request) {
+  request.recipe = model.name() + "/recipe.yaml";  // what messages call it
+  config::Resolution resolution;
+  static_cast<config::Resolved&>(resolution) = config::resolve_text_into(
+      config::schema(), config::Library::standard(), &resolution.config, request, recipe_text(model));
+  return resolution;
+}
+
+void use_in_recipes() {
+  config::read_foreign_models_with(model_preset);
+}
+
+}  // namespace capstan::interchange

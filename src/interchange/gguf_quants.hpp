@@ -1,0 +1,28 @@
+// Element types of GGUF files: blocks of quantised values to fp32, and those that are written from it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace capstan::interchange {
+
+struct GgmlType {
+  uint32_t id;
+  std::string_view name;
+  int64_t block;  // values of one block
+  int64_t bytes;  // of one block
+};
+const GgmlType* find_ggml_type(uint32_t id);   // nullptr: one that is not read
+std::string_view ggml_type_name(uint32_t id);  // of those that are not read too; empty: unknown
+
+inline constexpr uint32_t kGgmlF32 = 0, kGgmlF16 = 1, kGgmlQ4_0 = 2, kGgmlQ4_1 = 3, kGgmlQ8_0 = 8,
+                          kGgmlQ4_K = 12, kGgmlQ6_K = 14, kGgmlBf16 = 30;
+
+// `blocks` holds out.size() / type.block blocks.
+void dequantise(const GgmlType& type, std::span<const std::byte> blocks, std::span<float> out);
+// F32, F16, BF16 and Q8_0 alone; values.size() is a multiple of type.block. Appends nothing: resizes `out`.
+void quantise(const GgmlType& type, std::span<const float> values, std::vector<std::byte>& out);
+
+}  // namespace capstan::interchange

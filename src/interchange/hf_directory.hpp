@@ -1,0 +1,64 @@
+// A directory as Hugging Face Transformers saves a model: config.json, safetensors files, a tokenizer. Nothing in it is run, and
+// no name in it leads out of it: a file is a plain name in the directory, and a link stays inside (or in the `blobs` of the
+// hub's own cache, whose files are all links).
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.hpp"
+#include "checkpoint/tensor_source.hpp"
+
+namespace capstan::interchange {
+
+inline constexpr std::string_view kConfigFile = "config.json";
+inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+inline constexpr std::string_view kSingleFile = "model.safetensors";
+// Beside a checkpoint's own files: that the tensors came without the family's prefix, so that they go so too.
+inline constexpr std::string_view kNamesFile = "hf-names.txt";
+
+// Files that travel with the weights: what Transformers reads beside them.
+std::span<const std::string_view> carried_files();
+bool is_tokenizer_file(std::string_view name);  // one that holds a vocabulary
+
+// A regular file of the directory. ErrorCode::not_found, ::format (a link that leads out, a device).
+std::filesystem::path file_inside(const std::filesystem::path& directory, const std::string& name);
+
+class HfDirectory final : public checkpoint::TensorSource {
+ public:
+  // Opens (maps) every file of weights and checks it against the index. ErrorCode::not_found, ::format; ::unsupported for
+  // pickles, by name.
+  explicit HfDirectory(const std::filesystem::path& directory);
+
+  const std::filesystem::path& directory() const { return directory_; }
+  std::vector<std::filesystem::path> weight_files() const;  // in the order of their names
+  bool has_file(std::string_view name) const;
+  std::string read_text(std::string_view name) const;  // up to 1 GiB (tokenizers)
+  std::vector<std::string> carried() const;            // those of carried_files() that are there
+
+  // The tensors as the files name them.
+  std::string place() const override { return "`" + directory_.string() + "`"; }
+  std::vector<std::string> names() const override;
+  const checkpoint::TensorInfo* find(std::string_view name) const override;
+  void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+            std::span<std::byte> out) override;
+
+ private:
+  struct Stored : checkpoint::TensorInfo {
+    const checkpoint::SafetensorsFile* file = nullptr;
+    const checkpoint::SafetensorsEntry* entry = nullptr;
+  };
+  void add(const checkpoint::SafetensorsFile& file);
+
+  std::filesystem::path directory_;
+  std::vector<std::unique_ptr<checkpoint::SafetensorsFile>> files_;
+  std::map<std::string, Stored, std::less<>> tensors_;
+};
+
+// The index of sharded weights: tensor → file. Names of files are plain and end in .safetensors.
+std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file);
+
+}  // namespace capstan::interchange

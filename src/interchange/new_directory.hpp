@@ -1,0 +1,34 @@
+// A directory that appears whole or not at all: written beside its place under another name, synced, renamed.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "checkpoint/file_system.hpp"
+
+namespace capstan::interchange {
+
+class NewDirectory {
+ public:
+  // Refuses a target that exists or whose parent does not: require_new().
+  explicit NewDirectory(const std::filesystem::path& target);
+  ~NewDirectory();  // removes what has not appeared
+  NewDirectory(const NewDirectory&) = delete;
+  NewDirectory& operator=(const NewDirectory&) = delete;
+
+  const std::filesystem::path& path() const { return temporary_; }
+  checkpoint::FileSystem& files() { return files_; }
+  void write(const std::string& name, const std::string& text);
+  // `made`: the directory itself, or one in it.
+  void appear(const std::filesystem::path& made);
+
+ private:
+  checkpoint::FileSystem& files_;
+  std::filesystem::path target_, temporary_;
+  bool done_ = false;
+};
+
+// Refuses a target that exists or whose parent does not: ErrorCode::usage, ::not_found.
+void require_new(const std::filesystem::path& target);
+
+}  // namespace capstan::interchange

@@ -1,0 +1,91 @@
+#include "nn/adapter.hpp"
+
+#include <cmath>
+
+namespace capstan::nn {
+
+namespace {
+
+Init first_values(AdapterOptions::First kind, int64_t out, int64_t in) {
+  switch (kind) {
+    case AdapterOptions::First::xavier:
+      return {Init::Kind::uniform, std::sqrt(6.0 / static_cast<double>(in + out))};
+    case AdapterOptions::First::kaiming:  // with a = sqrt(5), as PyTorch's linear layers
+      return {Init::Kind::uniform, 1.0 / std::sqrt(static_cast<double>(in))};
+    case AdapterOptions::First::normal:
+      return {Init::Kind::normal, 0.02};
+    case AdapterOptions::First::zero:
+      break;
+  }
+  return {Init::Kind::zeros};
+}
+
+}  // namespace
+
+Adapter::Adapter(ParamList& parameters, const Place& place, const Parameter& weight, bool column,
+                 const std::vector<OutputPart>& parts)
+    : options_(parameters.adapters()),
+      weight_(weight),
+      parallel_(parameters.parallel().tensor),
+      column_(column) {
+  if (!options_) return;
+  if (options_->parts && !parts.empty()) {
+    const std::string around = place.prefix.substr(0, place.prefix.rfind('.') + 1);
+    for (const OutputPart& part : parts) {
+      Place own = place;
+      own.prefix = around + part.name;
+      if (options_->adapts(own.prefix)) add_branch(parameters, own, part);
+    }
+    return;
+  }
+  if (!options_->adapts(place.prefix)) return;
+  add_branch(parameters, place,
+             {{}, {}, weight.spec().shape[0], column ? weight.spec().sharding : Sharding{}});
+}
+
+void Adapter::add_branch(ParamList& parameters, const Place& place, const OutputPart& part) {
+  const int64_t in = weight_.spec().shape[1], rank = options_->rank;
+  const Place inner = place.inside("adapter");
+  ParamSpec a = inner.spec("linear_in.weight", {rank, in}, first_values(options_->a, rank, in));
+  ParamSpec b = inner.spec("linear_out.weight", {part.out, rank}, first_values(options_->b, part.out, rank));
+  a.adapter = b.adapter = true;
+  b.second_factor = true;
+  // The factor that all ranks hold sees only their outputs, or only their inputs.
+  if (column_) {
+    b.sharding = part.sharding;
+    a.partial_over_tensor = !parallel_.alone();
+  } else {
+    a.sharding = weight_.spec().sharding;
+    b.partial_over_tensor = !parallel_.alone();
+  }
+  const auto stream = static_cast<uint64_t>(place.layer) * 16 + branches_.size() + (column_ ? 0 : 8);
+  const Parameter& first = parameters.add(std::move(a));
+  branches_.push_back({&first, &parameters.add(std::move(b)), part.runs, stream});
+  if (!options_->magnitudes) return;
+  ParamSpec m = inner.spec("magnitude", {part.out}, {Init::Kind::ones});
+  m.adapter = true;
+  m.row_lengths_of = weight_.name();
+  if (column_)
+    m.sharding = part.sharding;
+  else
+    m.partial_over_tensor = !parallel_.alone();
+  branches_.back().magnitude = &parameters.add(std::move(m));
+}
+
+Var Adapter::apply(Tape& tape, Var base, const Var& x, const TokenContext& context) const {
+  for (const Branch& branch : branches_) {
+    const int64_t first_column = column_ ? 0 : parallel_.rank() * x.size(1);
+    const Var in = ops::dropout_columns(tape, x, context.adapter_dropout(options_->dropout, branch.stream),
+                                        first_column);
+    base = ops::low_rank_add(tape, std::move(base), in, *branch.a, *branch.b,
+                             static_cast<float>(options_->scale), branch.runs);
+  }
+  for (const Branch& branch : branches_)
+    if (branch.magnitude)
+      base = ops::magnitude(tape, std::move(base), weight_, *branch.a, *branch.b, *branch.magnitude,
+                            static_cast<float>(options_->scale), column_ ? nullptr : parallel_.group,
+                            branch.runs);
+  return base;
+}
+
+}  // namespace capstan::nn

@@ -1,0 +1,225 @@
+#include "ops/adapter.hpp"
+
+#include "comm/reduce.hpp"
+#include "kernels/table.hpp"
+#include "ops/matmul.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::ops {
+
+namespace {
+
+// The columns of one group, and the rows of B that make them.
+Tensor columns_of(const Tensor& y, const ColumnRuns& runs, int64_t group) {
+  const int64_t width = y.size(1) / runs.groups;
+  return y.slice(1, group * width + runs.begin, runs.count);
+}
+Tensor rows_of(const Tensor& b, const ColumnRuns& runs, int64_t group) {
+  return b.slice(0, group * runs.count, runs.count);
+}
+
+void scale_by(const Tensor& x, float factor) {
+  if (factor != 1) launch(x.device(), x.device().table().elementwise->scale, x, factor, x.elements());
+}
+
+}  // namespace
+
+Var low_rank_add(Tape& tape, Var y, const Var& x, const Parameter& a, const Parameter& b, float scale,
+                 ColumnRuns runs) {
+  if (runs.count == 0) runs = {1, 0, y.size(1)};
+  Device& device = tape.device();
+  const int64_t rows = x.size(0), in = x.size(1), rank = a.shape()[0], columns = runs.groups * runs.count;
+  CAPSTAN_ASSERT(y.size(0) == rows && y.value.is_contiguous() && y.size(1) % runs.groups == 0 &&
+                     runs.begin + runs.count <= y.size(1) / runs.groups && a.shape()[1] == in &&
+                     b.shape()[0] == columns && b.shape()[1] == rank,
+                 "low_rank_add: y " + y.value.text() + ", x " + x.value.text() + ", `" + a.name() + "` " +
+                     a.shape().text() + ", `" + b.name() + "` " + b.shape().text());
+  const Tensor h = Tensor::empty(device, {rows, rank}, x.dtype());
+  {
+    const auto w = tape.pin(a);
+    matmul(Transpose::no, Transpose::yes, x.value, *w, h);
+  }
+  scale_by(h, scale);
+  const Tensor result = y.value.unique() ? y.value : copy_of(y.value);
+  {
+    const auto w = tape.pin(b);
+    for (int64_t g = 0; g < runs.groups; ++g)
+      matmul(Transpose::no, Transpose::yes, h, rows_of(*w, runs, g), columns_of(result, runs, g), 1);
+  }
+  y.value = Tensor();
+  Cost cost = matmul_cost(rows, rank, in, x.dtype());
+  const Cost out = matmul_cost(rows, columns, rank, x.dtype());
+  cost.flops += out.flops, cost.bytes += out.bytes;
+  return tape.record({.name = "low_rank_add",
+                      .inputs = {Var{result, y.slot}, x},
+                      .outputs = {result},
+                      .parameters = {&a, &b},
+                      .cost = cost,
+                      .backward_cost = cost,
+                      .saved = {x.value, h},
+                      .backward = [&a, &b, scale, runs, cost](BackwardStep& step) {
+                        const Tensor dy = step.output_gradient();
+                        const Tensor &kept = step.saved(0), &low = step.saved(1);
+                        const Tensor dh = Tensor::empty(step.device(), low.shape(), low.dtype());
+                        {
+                          const auto w = step.pin(b);
+                          for (int64_t g = 0; g < runs.groups; ++g)
+                            matmul(Transpose::no, Transpose::no, columns_of(dy, runs, g),
+                                   rows_of(*w, runs, g), dh, g > 0 ? 1.0f : 0.0f);
+                        }
+                        scale_by(dh, scale);
+                        step.weight_gradient(b, {cost.flops / 2, cost.bytes / 2}, {dy, low},
+                                             [runs](const Tensor& gradient, std::span<const Tensor> t) {
+                                               for (int64_t g = 0; g < runs.groups; ++g)
+                                                 matmul(Transpose::yes, Transpose::no,
+                                                        columns_of(t[0], runs, g), t[1],
+                                                        rows_of(gradient, runs, g), 1);
+                                             });
+                        step.weight_gradient(a, {cost.flops / 2, cost.bytes / 2}, {dh, kept},
+                                             [](const Tensor& gradient, std::span<const Tensor> t) {
+                                               matmul(Transpose::yes, Transpose::no, t[0], t[1], gradient, 1);
+                                             });
+                        if (step.needs(1)) {
+                          const auto w = step.pin(a);
+                          const Tensor dx = Tensor::empty(step.device(), kept.shape(), kept.dtype());
+                          matmul(Transpose::no, Transpose::no, dh, *w, dx);
+                          step.give(1, dx);
+                        }
+                        step.give(0, std::move(step.output_gradient()));
+                      }})[0];
+}
+
+Tensor squared_row_lengths(StepContext& context, const Parameter& weight, const Parameter& a,
+                           const Parameter& b, float scale, comm::Communicator* group, ColumnRuns runs) {
+  Device& device = context.device;
+  const ParamPin w(context.store, weight), first(context.store, a), second(context.store, b);
+  const int64_t out = w->size(0), in = w->size(1), rank = first->size(0);
+  if (runs.count == 0) runs = {1, 0, out};
+  const int64_t width = out / runs.groups;
+  const Tensor lengths = Tensor::empty(device, {runs.groups * runs.count});
+  {
+    OwnerScope scope(MemoryOwner::workspace);
+    const Tensor p = Tensor::empty(device, {runs.count, rank}), square = Tensor::empty(device, {rank, rank});
+    matmul(Transpose::no, Transpose::yes, *first, *first, square);
+    for (int64_t g = 0; g < runs.groups; ++g) {
+      const Tensor rows = w->slice(0, g * width + runs.begin, runs.count);
+      matmul(Transpose::no, Transpose::yes, rows, *first, p);
+      launch(device, device.table().adapter->row_lengths, rows, p, rows_of(*second, runs, g), square, scale,
+             lengths.slice(0, g * runs.count, runs.count), runs.count, in, rank);
+    }
+  }
+  if (group && group->size() > 1) comm::all_reduce_sum_any(*group, lengths);
+  return lengths;
+}
+
+namespace {
+
+// The columns of the runs as [rows of all groups, count]; x is contiguous.
+Tensor run_columns(const Tensor& x, const ColumnRuns& runs) {
+  return x.view({x.size(0) * runs.groups, x.size(1) / runs.groups}).slice(1, runs.begin, runs.count);
+}
+Tensor gathered(const Tensor& x, const ColumnRuns& runs) {
+  const Tensor copy = Tensor::empty(x.device(), {x.size(0), runs.groups * runs.count}, x.dtype());
+  copy_matrix(run_columns(x, runs), copy.view({x.size(0) * runs.groups, runs.count}));
+  return copy;
+}
+void scatter(const Tensor& columns, const Tensor& x, const ColumnRuns& runs) {
+  copy_matrix(columns.view({x.size(0) * runs.groups, runs.count}), run_columns(x, runs));
+}
+
+}  // namespace
+
+Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, const Parameter& b,
+              const Parameter& m, float scale, comm::Communicator* group, ColumnRuns runs) {
+  Device& device = tape.device();
+  const int64_t rows = u.size(0), columns = m.shape().elements();
+  const bool all = runs.count == 0;
+  const Tensor lengths = squared_row_lengths(tape.context(), weight, a, b, scale, group, runs);
+  CAPSTAN_ASSERT(lengths.elements() == columns && u.value.is_contiguous() && (!all || u.size(1) == columns),
+                 "magnitude: u " + u.value.text() + ", `" + m.name() + "` " + m.shape().text());
+  const Tensor before = all ? u.value : gathered(u.value, runs);
+  const Tensor after = Tensor::empty(device, before.shape(), before.dtype());
+  {
+    const auto factors = tape.pin(m);
+    launch(device, device.table().adapter->scale_columns, before, *factors, lengths, after, rows, columns);
+  }
+  Tensor result = after;
+  if (!all) {
+    result = u.value.unique() ? u.value : copy_of(u.value);
+    scatter(after, result, runs);
+  }
+  u.value = Tensor();
+  const int64_t in = weight.shape()[1], rank = a.shape()[0];
+  const double bytes = 2 * static_cast<double>(before.bytes()) * (all ? 1 : 3);
+  Cost cost = matmul_cost(columns, rank, in, before.dtype());
+  cost.bytes += bytes;
+  if (group && group->size() > 1)
+    cost.sent = 2 * static_cast<double>(lengths.bytes()) * (group->size() - 1) / group->size();
+  return tape.record({.name = "magnitude",
+                      .inputs = {Var{result, u.slot}},
+                      .outputs = {result},
+                      // Not weight, a and b: their lengths count as constants.
+                      .parameters = {&m},
+                      .cost = cost,
+                      .backward_cost = {0, bytes},
+                      .saved = {before, lengths},
+                      .backward = [&m, rows, columns, all, runs](BackwardStep& step) {
+                        Tensor dy = std::move(step.output_gradient());
+                        const Tensor &kept = step.saved(0), &squared = step.saved(1);
+                        Tensor part = all ? std::move(dy) : gathered(dy, runs);
+                        step.weight_gradient(
+                            m, {0, 2 * static_cast<double>(kept.bytes())}, {part, kept, squared},
+                            [rows, columns](const Tensor& gradient, std::span<const Tensor> t) {
+                              Device& dev = gradient.device();
+                              launch(dev, dev.table().adapter->magnitude_gradient, t[0], t[1], t[2], gradient,
+                                     rows, columns);
+                            });
+                        if (!step.needs(0)) return;
+                        const auto factors = step.pin(m);
+                        const auto scaled = [&](const Tensor& from, const Tensor& to) {
+                          launch(step.device(), step.device().table().adapter->scale_columns, from, *factors,
+                                 squared, to, rows, columns);
+                        };
+                        if (all) {
+                          const Tensor du = reuse_or_empty(part);
+                          scaled(part, du);
+                          part = Tensor();
+                          step.give(0, du);
+                          return;
+                        }
+                        const Tensor du = dy.unique() ? dy : copy_of(dy);
+                        const Tensor changed = reuse_or_empty(part);
+                        scaled(part, changed);
+                        scatter(changed, du, runs);
+                        dy = Tensor();
+                        step.give(0, du);
+                      }})[0];
+}
+
+Var dropout_columns(Tape& tape, Var x, const Dropout& dropout, int64_t first_column) {
+  if (dropout.p == 0) return x;
+  const int64_t rows = x.size(0), columns = x.size(1);
+  const auto drop = [=, p = dropout.p, key = dropout.key, row_ids = dropout.row_ids](const Tensor& from,
+                                                                                     const Tensor& to) {
+    Device& device = from.device();
+    launch(device, device.table().elementwise->dropout, from, to, rows, columns, first_column, p, key,
+           row_ids);
+  };
+  const Tensor y = Tensor::empty(tape.device(), x.shape(), x.dtype());
+  drop(x.value, y);
+  const Cost cost{0, 2.0 * static_cast<double>(y.bytes())};
+  return tape.record({.name = "dropout_columns",
+                      .inputs = {std::move(x)},
+                      .outputs = {y},
+                      .cost = cost,
+                      .backward_cost = cost,
+                      .backward = [drop](BackwardStep& step) {
+                        Tensor dy = std::move(step.output_gradient());
+                        const Tensor dx = reuse_or_empty(dy);
+                        drop(dy, dx);
+                        dy = Tensor();
+                        step.give(0, dx);
+                      }})[0];
+}
+
+}  // namespace capstan::ops

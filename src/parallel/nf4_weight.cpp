@@ -1,0 +1,165 @@
+#include "parallel/nf4_weight.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "comm/reduce.hpp"
+#include "kernels/common/nf4.hpp"
+#include "kernels/table.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::parallel {
+
+using kernels::kNf4NestedBlock;
+using kernels::Nf4Rectangle;
+
+namespace {
+
+constexpr std::array<float, 256> kScaleMap = kernels::nf4_scale_map();
+
+// The nearest of the map's values.
+uint8_t scale_code(float share) {
+  int code = 0;
+  for (int step = 128; step > 0; step /= 2) {
+    const auto next = static_cast<size_t>(code + step);
+    if (share > (kScaleMap[next - 1] + kScaleMap[next]) / 2) code += step;
+  }
+  return static_cast<uint8_t>(code);
+}
+
+// The rectangles that a shard consists of, in its order.
+std::vector<Nf4Rectangle> rectangles_of(const Parameter& parameter, int64_t block) {
+  const Shape& global = parameter.spec().shape;
+  const Shard& shard = parameter.shard();
+  CAPSTAN_ASSERT(global.rank() == 2, "`" + parameter.name() + "` " + global.text() + " in 4 bits");
+  std::vector<Nf4Rectangle> result;
+  for (const ShardRun& run : shard.runs) {
+    Nf4Rectangle r{global[0], global[1], 0, 0, global[1], block};
+    if (shard.dim == 0)
+      r.first_row = run.global, r.rows = run.count;
+    else
+      r.first_column = run.global, r.columns = run.count;
+    result.push_back(r);
+  }
+  return result;
+}
+
+bool keeps_blocks_whole(const Nf4Rectangle& r, int64_t matrix_rows) {
+  if (r.columns == r.matrix_columns)
+    return r.first_row * r.columns % r.block == 0 &&
+           ((r.first_row + r.rows) * r.columns % r.block == 0 || r.first_row + r.rows == matrix_rows);
+  return r.first_column % r.block == 0 && r.columns % r.block == 0 && r.matrix_columns % r.block == 0;
+}
+
+}  // namespace
+
+Tensor nf4_scale_map(Device& device) {
+  return Tensor::from_host<float>(device, {256}, kScaleMap);
+}
+
+Nf4Weight::Nf4Weight(Device& device, const Parameter& parameter, const Nf4Options& options, const Tensor& map)
+    : device_(&device), parameter_(&parameter), options_(options), map_(map) {
+  int64_t elements = 0;
+  for (const Nf4Rectangle& where : rectangles_of(parameter, options.block)) {
+    if (!keeps_blocks_whole(where, parameter.spec().shape[0]))
+      fail(ErrorCode::config, "`" + parameter.name() + "` " + parameter.spec().shape.text() +
+                                  ": tensor parallelism cuts it inside a block of " +
+                                  std::to_string(options.block) + " elements that share a scale");
+    const int64_t count = where.rows * where.columns;
+    parts_.push_back({where, {elements, count}, {blocks_, ceil_div(count, options.block)}});
+    elements += count;
+    blocks_ += parts_.back().blocks.count;
+  }
+  codes_ = Tensor::zeros(device, {ceil_div(elements, int64_t{2})}, DType::u8);
+  if (!options.two_stage) {
+    scales_ = Tensor::zeros(device, {blocks_});
+    return;
+  }
+  const int64_t all = ceil_div(parameter.spec().shape.elements(), options.block);
+  scale_codes_ = Tensor::zeros(device, {blocks_}, DType::u8);
+  nested_ = Tensor::zeros(device, {ceil_div(all, kNf4NestedBlock) + 1});
+}
+
+int64_t Nf4Weight::block_number(const Part& part, int64_t block) const {
+  const int64_t element = block * options_.block;
+  const int64_t row = part.where.first_row + element / part.where.columns,
+                column = part.where.first_column + element % part.where.columns;
+  return (row * part.where.matrix_columns + column) / options_.block;
+}
+
+void Nf4Weight::set(std::span<const float> values, comm::Communicator* tensor) {
+  CAPSTAN_ASSERT(static_cast<int64_t>(values.size()) == parameter_->shape().elements(),
+                 "`" + parameter_->name() + "` set from " + std::to_string(values.size()) + " values");
+  double bad = std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); }) ? 0 : 1;
+  if (tensor) bad = comm::all_reduce(*tensor, bad, comm::ReduceOp::max);
+  if (bad != 0)
+    fail(ErrorCode::failed,
+         "`" + parameter_->name() + "` holds values that are not finite: they cannot be kept in 4 bits",
+         "another checkpoint, or peft.base_quantization=none");
+  Tensor found = scales_;
+  {
+    OwnerScope scope(MemoryOwner::workspace);
+    const Tensor whole = Tensor::from_host<float>(*device_, {static_cast<int64_t>(values.size())}, values);
+    if (options_.two_stage) found = Tensor::empty(*device_, {blocks_});
+    for (const Part& part : parts_)
+      launch(*device_, device_->table().adapter->nf4_quantise,
+             whole.flat_range(part.elements.begin, part.elements.count, {part.elements.count}),
+             part.elements.count, options_.block,
+             codes_.flat_range(part.elements.begin / 2, ceil_div(part.elements.count, int64_t{2}),
+                               {ceil_div(part.elements.count, int64_t{2})}),
+             found.flat_range(part.blocks.begin, part.blocks.count, {part.blocks.count}));
+  }
+  if (options_.two_stage) set_scales(found.to_host<float>(), tensor);
+}
+
+// Every rank sees the scales of the whole matrix, so that their mean and their blocks do not depend on who holds what.
+void Nf4Weight::set_scales(const std::vector<float>& scales, comm::Communicator* tensor) {
+  std::vector<double> all(static_cast<size_t>(ceil_div(parameter_->spec().shape.elements(), options_.block)));
+  for (const Part& part : parts_)
+    for (int64_t i = 0; i < part.blocks.count; ++i)
+      all[static_cast<size_t>(block_number(part, i))] =
+          static_cast<double>(scales[static_cast<size_t>(part.blocks.begin + i)]);
+  if (tensor) comm::all_reduce(*tensor, all, comm::ReduceOp::max);
+  double sum = 0;
+  for (const double scale : all) sum += scale;
+  const auto mean = static_cast<float>(sum / static_cast<double>(all.size()));
+
+  std::vector<float> nested(static_cast<size_t>(nested_.elements()));
+  nested.back() = mean;
+  for (size_t i = 0; i < all.size(); ++i) {
+    float& largest = nested[i / static_cast<size_t>(kNf4NestedBlock)];
+    largest = std::max(largest, std::abs(static_cast<float>(all[i]) - mean));
+  }
+  std::vector<uint8_t> codes(scales.size());
+  for (const Part& part : parts_)
+    for (int64_t i = 0; i < part.blocks.count; ++i) {
+      const auto here = static_cast<size_t>(part.blocks.begin + i);
+      const float largest = nested[static_cast<size_t>(block_number(part, i) / kNf4NestedBlock)];
+      codes[here] = scale_code((scales[here] - mean) * (1.0f / std::max(largest, 1e-38f)));
+    }
+  scale_codes_.copy_from_host_bytes(std::as_bytes(std::span(codes)));
+  nested_.copy_from_host_bytes(std::as_bytes(std::span(nested)));
+}
+
+Tensor Nf4Weight::expand(DType type) const {
+  const Tensor whole = Tensor::empty(*device_, parameter_->shape(), type);
+  Tensor offset;
+  if (options_.two_stage) offset = nested_.flat_range(nested_.elements() - 1, 1, {1});
+  const auto blocks_of = [](const Part& part, const Tensor& tensor) {
+    return tensor.defined() ? tensor.flat_range(part.blocks.begin, part.blocks.count, {part.blocks.count})
+                            : Tensor();
+  };
+  for (const Part& part : parts_)
+    launch(*device_, device_->table().adapter->nf4_expand, part.where,
+           codes_.flat_range(part.elements.begin / 2, ceil_div(part.elements.count, int64_t{2}),
+                             {ceil_div(part.elements.count, int64_t{2})}),
+           blocks_of(part, scales_), blocks_of(part, scale_codes_), nested_,
+           options_.two_stage ? map_ : Tensor(), offset,
+           whole.flat_range(part.elements.begin, part.elements.count, {part.elements.count}));
+  return whole;
+}
+
+}  // namespace capstan::parallel

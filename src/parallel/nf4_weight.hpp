@@ -1,0 +1,64 @@
+// A frozen matrix in 4 bits (QLoRA): NF4 codes, and a scale for each block of neighbouring elements (kernels/common/nf4.hpp).
+//
+// Blocks are counted over the whole matrix, row-major, whatever part of it this rank holds, and so are the mean and the blocks
+// of 256 of scales that are quantised in turn: the numbers are the same on every layout. It takes, for n elements in blocks
+// of b, n / 2 + 4 n / b bytes, or with quantised scales n / 2 + n / b + n / (64 b).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "kernels/adapter.hpp"
+#include "ops/parameter.hpp"
+#include "parallel/bucket.hpp"
+#include "tensor/tensor.hpp"
+
+namespace capstan::parallel {
+
+struct Nf4Options {
+  int64_t block = 64;     // elements with one scale; a power of two from 32
+  bool two_stage = true;  // the scales are quantised too, to 8 bits in blocks of 256
+};
+
+// The values of 8-bit scales on a device, for all its Nf4Weights.
+Tensor nf4_scale_map(Device& device);
+
+class Nf4Weight {
+ public:
+  // All zeros. ErrorCode::config where a boundary of the parameter's shard lies inside a block. `map`: nf4_scale_map().
+  Nf4Weight(Device& device, const Parameter& parameter, const Nf4Options& options, const Tensor& map);
+
+  // Collective over `tensor`, the ranks that hold the matrix together (null: this one has all). `values`: the elements of this
+  // rank's shard. ErrorCode::failed, on all of them, when one is not finite.
+  void set(std::span<const float> values, comm::Communicator* tensor);
+  // The local shard, contiguous, in `type`.
+  Tensor expand(DType type) const;
+
+  const Parameter& parameter() const { return *parameter_; }
+  // What it keeps, in the order of the shard. scales: undefined where they are quantised; else scale_codes and nested, whose last
+  // element is the mean, are.
+  const Tensor& codes() const { return codes_; }
+  const Tensor& scales() const { return scales_; }
+  const Tensor& scale_codes() const { return scale_codes_; }
+  const Tensor& nested() const { return nested_; }
+
+ private:
+  struct Part {  // a rectangle of the matrix; its blocks follow one another in the shard
+    kernels::Nf4Rectangle where;
+    FlatRange elements;  // of the shard
+    FlatRange blocks;
+  };
+  int64_t block_number(const Part& part, int64_t block) const;  // in the matrix, of a block of the part
+  void set_scales(const std::vector<float>& scales, comm::Communicator* tensor);
+
+  Device* device_;
+  const Parameter* parameter_;
+  Nf4Options options_;
+  std::vector<Part> parts_;
+  int64_t blocks_ = 0;  // of this shard
+  Tensor codes_, scales_, scale_codes_, nested_, map_;
+};
+
+}  // namespace capstan::parallel

@@ -1,0 +1,200 @@
+#include "train/merge.hpp"
+
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "checkpoint/writer.hpp"
+#include "config/hash.hpp"
+#include "config/sections/adapter_targets.hpp"
+#include "config/show.hpp"
+#include "interchange/convert.hpp"
+#include "ops/matmul.hpp"
+#include "train/adapters.hpp"
+#include "train/setup.hpp"
+
+namespace capstan::train {
+
+namespace {
+
+using checkpoint::TensorSource;
+
+// Rows of a weight that have an adapter.
+struct Branch {
+  std::string prefix;  // "decoder.layers.0.self_attention.linear_q.adapter."
+  config::LayerPart rows;
+};
+
+std::vector<Branch> branches_of(const config::ModelConfig& model, const TensorSource& adapters,
+                                const std::string& weight, int64_t rows) {
+  const std::string layer = weight.substr(0, weight.rfind('.'));
+  std::vector<Branch> branches;
+  const auto add = [&](const config::LayerPart& part) {
+    if (adapters.find(part.path + ".adapter.linear_in.weight"))
+      branches.push_back({part.path + ".adapter.", part});
+  };
+  const auto parts = config::layer_parts(model, layer, rows);
+  if (parts.size() > 1) add({layer, 1, 0, rows});
+  for (const config::LayerPart& part : parts) add(part);
+  return branches;
+}
+
+Tensor read_matrix(Device& device, TensorSource& source, const std::string& name,
+                   const Shape& expected = {}) {
+  const auto& stored = source.at(name);
+  Shape shape;
+  if (stored.shape.size() == 1)
+    shape = {stored.shape[0]};
+  else
+    shape = {stored.shape[0], stored.shape[1]};
+  if (expected.rank() > 0 && shape != expected)
+    fail(ErrorCode::format, source.place() + ": `" + name + "` is " + shape.text() +
+                                ", and beside this base " + expected.text() + " is expected");
+  std::vector<float> values(static_cast<size_t>(shape.elements()));
+  source.read_whole(name, DType::f32, std::as_writable_bytes(std::span(values)));
+  return Tensor::from_host<float>(device, shape, values);
+}
+
+// Each row scaled to its magnitude.
+void scale_rows(std::vector<float>& values, int64_t columns, const config::LayerPart& rows,
+                const std::vector<float>& magnitudes) {
+  const int64_t all = static_cast<int64_t>(values.size()) / columns, width = all / rows.groups;
+  for (size_t i = 0; i < magnitudes.size(); ++i) {
+    const auto row = static_cast<int64_t>(i);
+    const int64_t at = row / rows.count * width + rows.begin + row % rows.count;
+    const std::span<float> part =
+        std::span(values).subspan(static_cast<size_t>(at * columns), static_cast<size_t>(columns));
+    double squared = 0;
+    for (const float value : part) squared += static_cast<double>(value) * static_cast<double>(value);
+    const double factor = static_cast<double>(magnitudes[i]) / std::sqrt(squared);
+    for (float& value : part) value = static_cast<float>(factor * static_cast<double>(value));
+  }
+}
+
+// The base's matrix as a run computes with it: with `peft.base_quantization` what its 4 bits give back.
+Tensor base_matrix(Device& device, TensorSource& base, const std::string& name,
+                   const StoredAdapters& adapters, bool quantised) {
+  const Tensor w = read_matrix(device, base, name);
+  if (!quantised) return w;
+  ParamSpec spec;
+  spec.name = name;
+  spec.shape = w.shape();
+  const Parameter parameter(spec, 0);
+  parallel::Nf4Weight kept(device, parameter, nf4_options(adapters.peft), parallel::nf4_scale_map(device));
+  kept.set(w.to_host<float>(), nullptr);
+  const DType compute =
+      adapters.run ? compute_type(adapters.run->resolution.config.mixed_precision) : DType::f32;
+  return Tensor::from_host<float>(device, w.shape(), kept.expand(compute).to_floats());
+}
+
+// w + s B A, or with magnitudes its rows scaled to them. Takes w.
+std::vector<float> merged_weight(Device& device, const Tensor& w, const StoredAdapters& adapters,
+                                 const std::vector<Branch>& branches) {
+  const double scale = config::adapter_scale(adapters.peft);
+  TensorSource& from = *adapters.tensors;
+  for (const Branch& branch : branches) {
+    const auto& [path, groups, begin, count] = branch.rows;
+    const int64_t rank = adapters.peft.dim;
+    const Tensor a = read_matrix(device, from, branch.prefix + "linear_in.weight", {rank, w.size(1)});
+    Tensor b = read_matrix(device, from, branch.prefix + "linear_out.weight", {groups * count, rank});
+    auto scaled = b.to_host<float>();
+    for (float& value : scaled) value = static_cast<float>(scale * static_cast<double>(value));
+    b = Tensor::from_host<float>(device, b.shape(), scaled);
+    const int64_t width = w.size(0) / groups;
+    for (int64_t g = 0; g < groups; ++g)
+      ops::matmul(ops::Transpose::no, ops::Transpose::no, b.slice(0, g * count, count), a,
+                  w.slice(0, g * width + begin, count), 1);
+  }
+  std::vector<float> values = w.to_host<float>();
+  for (const Branch& branch : branches)
+    if (config::has_magnitudes(adapters.peft.scheme))
+      scale_rows(
+          values, w.size(1), branch.rows,
+          read_matrix(device, from, branch.prefix + "magnitude", {branch.rows.groups * branch.rows.count})
+              .to_host<float>());
+  return values;
+}
+
+}  // namespace
+
+Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const std::filesystem::path& root,
+                      checkpoint::FileSystem& files) {
+  require_own_base(adapters, base.weights);
+  const config::Config& config = base.recipe.resolution.config;
+  const checkpoint::Reader* base_checkpoint = base.weights.checkpoint();
+  std::optional<checkpoint::Reader> run;
+  if (adapters.run) run = checkpoint::Reader::open(adapters.run->checkpoint, checkpoint::Depth::structure);
+  checkpoint::SaveInfo info;
+  if (run)
+    info = run->info();
+  else if (base_checkpoint)
+    info = base_checkpoint->info();
+  else
+    info.recipe_hash = config::config_hash(config::schema(), &config);
+  if (!run) info.run_id = "merged", info.layout = "tp1 pp1 dp1", info.version = CAPSTAN_VERSION;
+  info.parent = run ? run->directory().string() : base_checkpoint ? base.weights.path() : "";
+  if (std::filesystem::exists(root / checkpoint::step_directory_name(info.step)))
+    fail(ErrorCode::failed,
+         "`" + (root / checkpoint::step_directory_name(info.step)).string() + "` exists already",
+         "choose another directory, or remove it");
+  files.make_directories(root);
+
+  const std::unique_ptr<Device> device =
+      make_device(config::DeviceKind::cpu, config.train.threads.value_or(0), 1);
+  checkpoint::Writer writer(
+      files, root, info, std::to_string(std::chrono::system_clock::now().time_since_epoch().count()), 0, 1);
+  const auto quantised = quantised_weights(adapters.peft, config.model);
+  Merged result;
+  TensorSource& weights = base.weights.parameters(config.model);
+  for (const std::string& name : weights.names()) {
+    if (name.starts_with("optimizer.")) continue;
+    const checkpoint::TensorInfo& stored = weights.at(name);
+    const std::vector<Branch> branches =
+        stored.shape.size() == 2 ? branches_of(config.model, *adapters.tensors, name, stored.shape[0])
+                                 : std::vector<Branch>{};
+    if (!branches.empty()) ++result.layers;
+    const bool in_4_bits = quantised && quantised(name);
+    writer.add(name, stored.dtype, stored.shape, checkpoint::whole(stored.shape),
+               [&, name = name, type = stored.dtype, shape = stored.shape, branches, in_4_bits,
+                bytes = std::make_shared<std::vector<std::byte>>()]() -> std::span<const std::byte> {
+                 const auto elements = static_cast<size_t>(checkpoint::element_count(shape));
+                 bytes->resize(elements * static_cast<size_t>(size_of(type)));
+                 if (branches.empty() && !in_4_bits) {
+                   weights.read_whole(name, type, *bytes);
+                   return *bytes;
+                 }
+                 const Tensor w = base_matrix(*device, weights, name, adapters, in_4_bits);
+                 const auto values = merged_weight(*device, w, adapters, branches);
+                 Tensor::from_host<float>(*device, {static_cast<int64_t>(elements)}, values)
+                     .copy_to_host_bytes(type, *bytes);
+                 return *bytes;
+               });
+  }
+  if (const checkpoint::Reader* counts = run ? &*run : base_checkpoint) {
+    // What goes on from here is the base's model; the optimizer's state is of the adapters alone.
+    auto state = nlohmann::ordered_json::parse(counts->read_text(checkpoint::kStateFile));
+    state["optimizer"] = false;
+    state.erase("base");
+    writer.add_text(checkpoint::kStateFile, state.dump(2) + "\n");
+  } else {
+    writer.add_text(checkpoint::kStateFile, interchange::first_state(""));
+  }
+  if (base_checkpoint) {
+    for (const auto& [file, hash] : base_checkpoint->manifest().files)
+      if (file != checkpoint::kStateFile && !file.ends_with(".safetensors"))
+        writer.add_text(file, base_checkpoint->read_text(file));
+  } else {
+    writer.add_text(checkpoint::kRecipeFile, config::resolved_recipe(base.recipe.resolution));
+    for (auto& [file, text] : base.weights.carried()) writer.add_text(file, std::move(text));
+  }
+  try {
+    result.checkpoint = writer.commit({writer.finish_rank()});
+  } catch (...) {
+    writer.abandon();
+    throw;
+  }
+  return result;
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,119 @@
+// Adapters with the program alone: trained beside a checkpoint, saved without it, continued, evaluated and merged.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "process.hpp"
+
+using namespace capstan::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Base {
+  ScratchDirectory scratch;
+  Base() {
+    scratch.write(
+        "text.txt",
+        "the captain turns the capstan, and the capstan hauls the rope. nobody forgets the rope.\n");
+    const Finished trained = train({"train.train_iters=6", "--run-dir", "base"});
+    REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  }
+  Finished in(std::vector<std::string> arguments) const {
+    Launch launch;
+    launch.directory = scratch.path();
+    launch.arguments = std::move(arguments);
+    return run(launch);
+  }
+  Finished train(std::vector<std::string> more) const {
+    more.insert(more.begin(),
+                {"tokenizer=byte", "model.vocab_size=257", "optimizer.lr=1e-2", "optimizer.min_lr=0"});
+    return in(train_tiny(more));
+  }
+  Finished adapt(const std::string& preset, std::vector<std::string> more) const {
+    more.insert(more.begin(), {"peft=" + preset, "peft.dim=3", "peft.dropout=0.1",
+                               "checkpoint.pretrained_checkpoint=base"});
+    return train(more);
+  }
+  double loss(const std::string& name) const {
+    const Finished result = in({"eval", name, "--text", "text.txt", "--json"});
+    REQUIRE_MESSAGE(result.code == 0, result.err);
+    return json::parse(result.out)["loss"].get<double>();
+  }
+  json manifest(const std::string& name, const std::string& step) const {
+    return json::parse(read_text(scratch.file(name + "/checkpoints/step-" + step + "/manifest.json")));
+  }
+};
+const Base& base() {
+  static const Base made;
+  return made;
+}
+
+}  // namespace
+
+TEST_CASE("adapters of every kind train, are saved without their base, and merge into what they compute") {
+  const Base& b = base();
+  const double before = b.loss("base");
+  for (const std::string preset :
+       {"lora", "rslora", "lora_plus", "canonical_lora", "dora", "canonical_dora", "qlora"}) {
+    CAPTURE(preset);
+    const Finished trained = b.adapt(preset, {"train.train_iters=4", "--run-dir", preset});
+    REQUIRE_MESSAGE(trained.code == 0, trained.err);
+    const json tensors = b.manifest(preset, "00000004")["tensors"];
+    CHECK(tensors.size() > 0);
+    for (const auto& [name, tensor] : tensors.items()) CHECK_MESSAGE(contains(name, ".adapter."), name);
+    const double adapted = b.loss(preset);
+    CHECK(adapted != before);
+    const Finished merged = b.in({"merge", preset, preset + "-merged"});
+    REQUIRE_MESSAGE(merged.code == 0, merged.err);
+    CHECK(b.loss(preset + "-merged") == doctest::Approx(adapted).epsilon(1e-6));
+    CHECK(b.in({"merge", preset, preset + "-merged"}).code != 0);  // it is there already
+  }
+  // Four bits are felt, but little.
+  const double exact = b.loss("lora"), quantised = b.loss("qlora");
+  CHECK(exact != quantised);
+  CHECK(quantised == doctest::Approx(exact).epsilon(0.03));
+}
+
+TEST_CASE("a run with adapters that stops goes on as if it had not") {
+  const Base& b = base();
+  for (const std::string preset : {"dora", "qlora"}) {
+    CAPTURE(preset);
+    const std::string whole = "whole-" + preset, parts = "parts-" + preset;
+    REQUIRE(b.adapt(preset, {"train.train_iters=5", "--run-dir", whole}).code == 0);
+    const Finished stopped =
+        b.adapt(preset, {"train.train_iters=5", "--run-dir", parts, "train.exit_interval=2"});
+    CHECK_MESSAGE(stopped.code == 75, stopped.err);
+    const Finished resumed = b.adapt(preset, {"train.train_iters=5", "--run-dir", parts, "--resume"});
+    CHECK_MESSAGE(resumed.code == 0, resumed.err);
+    const Finished difference =
+        b.in({"diff", whole + "/checkpoints/step-00000005", parts + "/checkpoints/step-00000005"});
+    CHECK_MESSAGE(difference.code == 0, difference.out);
+  }
+}
+
+TEST_CASE("the base is known by its hash; adapters without one, or without a layer, are refused") {
+  const Base& b = base();
+  REQUIRE(b.adapt("lora", {"train.train_iters=2", "--run-dir", "own"}).code == 0);
+  REQUIRE(b.train({"train.train_iters=7", "--run-dir", "other"}).code == 0);
+  const Finished wrong =
+      b.in({"eval", "own", "--text", "text.txt", "checkpoint.pretrained_checkpoint=other"});
+  CHECK(wrong.code != 0);
+  CHECK_MESSAGE(contains(wrong.err, "other weights than those that the adapters were trained beside"),
+                wrong.err);
+  fs::copy(b.scratch.file("base"), b.scratch.file("moved"), fs::copy_options::recursive);
+  const Finished moved =
+      b.in({"eval", "own", "--text", "text.txt", "checkpoint.pretrained_checkpoint=moved"});
+  CHECK_MESSAGE(moved.code == 0, moved.err);
+
+  CHECK_MESSAGE(contains(b.in({"merge", "base", "x"}).err, "whole model, and no adapters"), "");
+  const Finished misspelt = b.adapt("lora", {"peft.target_modules=[linear_qvk]", "--run-dir", "x"});
+  CHECK(misspelt.code == 2);
+  CHECK_MESSAGE(contains(misspelt.err, "did you mean `linear_qkv`?"), misspelt.err);
+  CHECK(b.adapt("lora",
+                {"peft.exclude_modules=[linear_qkv,linear_proj,linear_fc1,linear_fc2]", "--run-dir", "x"})
+            .code == 2);
+  CHECK(b.train({"peft=lora", "--run-dir", "x"}).code == 2);
+}

@@ -1,0 +1,132 @@
+// train --shrink: the shipped recipes train, from nothing and beside weights, on one rank and laid out on several.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "process.hpp"
+
+using namespace capstan::test;
+using nlohmann::json;
+
+namespace {
+
+Finished in(const ScratchDirectory& scratch, std::vector<std::string> arguments) {
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = std::move(arguments);
+  return run(launch);
+}
+
+// Two steps with finite losses near those of guessing; the second lower unless the learning rate is as small as fine-tuning's.
+void check_trains(const ScratchDirectory& scratch, const std::string& recipe,
+                  const std::string& ranks = "1") {
+  CAPTURE(recipe);
+  std::vector<std::string> words = {"train", recipe, "--shrink", "--run-dir", recipe + "-" + ranks};
+  words.insert(words.end(), {ranks == "1" ? "train.threads=1" : "--nproc"});
+  if (ranks != "1") words.insert(words.end(), {ranks, "train.threads=1"});
+  const Finished done = in(scratch, words);
+  REQUIRE_MESSAGE(done.code == 0, done.err);
+  CHECK_FALSE(contains(done.err, "internal error"));
+  std::istringstream lines(read_text(scratch.file(recipe + "-" + ranks + "/metrics.jsonl")));
+  std::vector<double> losses;
+  for (std::string line; std::getline(lines, line);) {
+    const json row = json::parse(line);
+    if (row.contains("event")) continue;
+    REQUIRE_MESSAGE(row["loss"].is_number(), line);
+    losses.push_back(row["loss"]);
+    CHECK_MESSAGE(row["grad_norm"].get<double>() > 0, line);
+  }
+  REQUIRE(losses.size() == 2);
+  for (const double loss : losses) CHECK(std::abs(loss - std::log(512)) < 3);
+}
+
+std::vector<std::string> every_recipe() {
+  std::vector<std::string> names;
+  const json listed = json::parse(run({"recipe", "ls", "--json"}).out);
+  for (const auto& recipe : listed["recipes"]) names.push_back(recipe["name"]);
+  return names;
+}
+
+}  // namespace
+
+#if CAPSTAN_EVERY_RECIPE
+
+TEST_CASE("every shipped recipe trains two steps, shrunk") {
+  const auto names = every_recipe();
+  CHECK(names.size() >= 100);
+  for (const auto& name : names) {
+    const ScratchDirectory scratch;
+    check_trains(scratch, name);
+  }
+}
+
+TEST_CASE("shrunk layouts: tensor, pipeline with virtual stages, context and data parallelism") {
+  for (const char* ranks : {"2", "4", "8", "16"}) {
+    const ScratchDirectory scratch;
+    check_trains(scratch, "llama3-70b", ranks);
+  }
+  const ScratchDirectory scratch;
+  check_trains(scratch, "llama3.1-405b-sft", "4");
+  check_trains(scratch, "llama3.1-405b-lora", "4");
+  check_trains(scratch, "gemma2-27b-lora", "2");
+  check_trains(scratch, "qwen2.5-7b-sft", "2");
+}
+
+#else
+
+TEST_CASE("one recipe of each method trains two steps, shrunk") {
+  const ScratchDirectory scratch;
+  for (const char* name : {"smollm2-135m", "gpt2-124m-sft", "qwen2.5-0.5b-lora", "gemma2-2b-lora",
+                           "olmo2-1b-sft", "phi3.5-mini-lora", "llama3.2-1b-dora", "llama3-70b"})
+    check_trains(scratch, name);
+}
+
+TEST_CASE("train --shrink on two ranks keeps a layout of that many") {
+  const ScratchDirectory scratch;
+  check_trains(scratch, "qwen2.5-14b-lora", "2");
+}
+
+TEST_CASE("a shrunk run goes on, and is no model to ask") {
+  const ScratchDirectory scratch;
+  check_trains(scratch, "llama3.2-1b-lora");
+  const Finished more = in(scratch, {"train", "llama3.2-1b-lora", "--shrink", "--run-dir",
+                                     "llama3.2-1b-lora-1", "train.train_iters=4", "train.threads=1",
+                                     "--resume", "scheduler.override_opt_param_scheduler=true"});
+  CHECK_MESSAGE(more.code == 0, more.err);
+  CHECK(contains(more.err, "resumed from"));
+  scratch.write("text.txt", "nobody knows\n");
+  const Finished asked = in(scratch, {"eval", "llama3.2-1b-lora-1", "--text", "text.txt"});
+  CHECK(asked.code != 0);
+  CHECK_MESSAGE(contains(asked.err, "random weights"), asked.err);
+}
+
+TEST_CASE("show --shrink tells what it changes, check --shrink what it takes") {
+  const Finished shown = run({"show", "llama3-70b", "model.num_layers", "--shrink"});
+  CHECK(shown.code == 0);
+  CHECK(shown.out == "4\n");
+  CHECK(contains(shown.err, "  model.hidden_size: 8192 -> 256\n"));
+  CHECK(contains(shown.err, "  model.num_layers: 80 -> 4\n"));
+  CHECK_FALSE(contains(shown.err, "rotary_base"));
+  CHECK(run({"show", "llama3-70b", "model.num_layers", "--shrink", "-q"}).err.empty());
+  const Finished checked = run({"check", "llama3-70b", "--shrink"});
+  CHECK(checked.code == 0);
+  CHECK(contains(checked.out, "ok (16 ranks, tp 2, pp 2, cp 2, dp 2)"));
+  const Finished one = run({"check", "llama3-70b", "--shrink", "--ranks", "1"});
+  CHECK(contains(one.out, "ok (1 rank)"));
+  CHECK_MESSAGE(contains(one.err, "its kind of layout takes 16 ranks"), one.err);
+  CHECK(run({"check", "llama3-70b", "--shrink", "model.num_layer=3"}).code == 1);
+  CHECK(every_recipe().size() >= 100);
+}
+
+TEST_CASE("a recipe whose model or data is not there says how to name it") {
+  const ScratchDirectory scratch;
+  const Finished missing = in(scratch, {"train", "llama3.2-1b-lora"});
+  CHECK(missing.code != 0);
+  for (const char* part : {"models/Llama-3.2-1B-Instruct",
+                           "checkpoint.pretrained_checkpoint=", "data/chats.jsonl", "dataset.train_files="})
+    CHECK_MESSAGE(contains(missing.err, part), missing.err);
+}
+
+#endif

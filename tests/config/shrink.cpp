@@ -1,0 +1,199 @@
+// --shrink: what stays, what gets small, and that every shipped recipe still fits together on any number of ranks.
+#include "config/shrink.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "config/show.hpp"
+
+using namespace capstan;
+using namespace capstan::config;
+
+namespace {
+
+Request request_of(const std::string& recipe, const std::vector<std::string>& overrides = {},
+                   std::optional<int64_t> ranks = {}) {
+  Request request;
+  request.recipe = recipe;
+  request.ranks = ranks;
+  for (const auto& text : overrides) request.overrides.push_back(Override::token(text));
+  return request;
+}
+Resolution shrunk(const std::string& recipe, const std::vector<std::string>& overrides = {},
+                  std::optional<int64_t> ranks = {}) {
+  Resolution small = resolve_shrunk(request_of(recipe, overrides, ranks));
+  CHECK_MESSAGE(small.ok(), recipe << "\n" << render(small.diagnostics, small.sources));
+  return small;
+}
+
+}  // namespace
+
+TEST_CASE("every shipped recipe can be shrunk, to any number of ranks, without a word") {
+  for (const auto& entry : recipes()) {
+    CAPTURE(entry.name);
+    for (const std::optional<int64_t> ranks :
+         {std::optional<int64_t>{}, {1}, {2}, {3}, {4}, {6}, {8}, {16}, {64}}) {
+      CAPTURE(ranks.value_or(0));
+      const Resolution small = shrunk(entry.name, {}, ranks);
+      CHECK_MESSAGE(small.diagnostics.empty(), render(small.diagnostics, small.sources));
+      const Config& c = small.config;
+      if (ranks) CHECK(c.dist.world_size == *ranks);
+      CHECK(c.model.hidden_size <= 512);
+      CHECK(c.model.num_layers <= 8);
+      CHECK(c.model.vocab_size <= 512);
+      CHECK(c.model.seq_length <= 64);
+      CHECK(c.train.train_iters == 2);
+      CHECK(c.dataset.kind == DatasetKind::mock);
+      CHECK(c.tokenizer.tokenizer_type == TokenizerKind::none);
+      CHECK_FALSE(c.checkpoint.pretrained_checkpoint);
+      CHECK(c.name == entry.name + "-shrunk");
+    }
+  }
+}
+
+TEST_CASE("family, method and kind of layout stay") {
+  for (const auto& entry : recipes()) {
+    CAPTURE(entry.name);
+    const Resolution large = resolve(request_of(entry.name)), small = shrunk(entry.name);
+    const ModelConfig &a = large.config.model, &b = small.config.model;
+    CHECK(a.normalization == b.normalization);
+    CHECK(a.norm_placement == b.norm_placement);
+    CHECK(a.activation_func == b.activation_func);
+    CHECK(a.gated_linear_unit == b.gated_linear_unit);
+    CHECK(a.add_qkv_bias == b.add_qkv_bias);
+    CHECK(a.qk_layernorm == b.qk_layernorm);
+    CHECK(a.share_embeddings_and_output_weights == b.share_embeddings_and_output_weights);
+    CHECK(a.position_embedding_type == b.position_embedding_type);
+    CHECK(a.rotary_base == b.rotary_base);
+    CHECK(a.rope_scaling == b.rope_scaling);
+    CHECK(a.rope_scaling_type == b.rope_scaling_type);
+    CHECK(a.rope_scaling_factor == b.rope_scaling_factor);
+    CHECK(a.attn_logit_softcapping == b.attn_logit_softcapping);
+    CHECK(a.final_logit_softcapping == b.final_logit_softcapping);
+    CHECK(a.window_size.has_value() == b.window_size.has_value());
+    CHECK(a.embedding_multiplier.has_value() == b.embedding_multiplier.has_value());
+    CHECK((*a.padded_vocab_size > a.vocab_size) == (*b.padded_vocab_size > b.vocab_size));
+    const int64_t of_one = a.num_attention_heads / *a.num_query_groups;
+    CHECK(b.num_attention_heads / *b.num_query_groups == std::min<int64_t>(of_one, 8));
+    CHECK((a.hidden_size == a.num_attention_heads * *a.kv_channels) ==
+          (b.hidden_size == b.num_attention_heads * *b.kv_channels));
+    const double feed_forward = static_cast<double>(*a.ffn_hidden_size) / static_cast<double>(a.hidden_size);
+    CHECK(static_cast<double>(*b.ffn_hidden_size) / static_cast<double>(b.hidden_size) ==
+          doctest::Approx(feed_forward).epsilon(0.2));
+    CHECK(a.recompute_granularity == b.recompute_granularity);
+
+    CHECK(large.config.peft.has_value() == small.config.peft.has_value());
+    if (const auto& peft = small.config.peft) {
+      CHECK(peft->random_base);
+      CHECK(peft->scheme == large.config.peft->scheme);
+      CHECK(peft->target_modules == large.config.peft->target_modules);
+      CHECK(peft->alpha / static_cast<double>(peft->dim) ==
+            doctest::Approx(large.config.peft->alpha / static_cast<double>(large.config.peft->dim)));
+    }
+    CHECK(large.config.optimizer.lr == small.config.optimizer.lr);
+    CHECK(large.config.scheduler.lr_decay_style == small.config.scheduler.lr_decay_style);
+    CHECK(large.config.mixed_precision.params_dtype == small.config.mixed_precision.params_dtype);
+    CHECK(large.config.ddp.data_parallel_sharding_strategy ==
+          small.config.ddp.data_parallel_sharding_strategy);
+
+    const DistConfig &x = large.config.dist, &y = small.config.dist;
+    CHECK(y.tensor_model_parallel_size == std::min<int64_t>(2, x.tensor_model_parallel_size));
+    CHECK(y.pipeline_model_parallel_size == std::min<int64_t>(2, x.pipeline_model_parallel_size));
+    CHECK(y.context_parallel_size == std::min<int64_t>(2, x.context_parallel_size));
+    CHECK(y.data_parallel_size == std::min<int64_t>(2, *x.data_parallel_size));
+    CHECK(y.virtual_pipeline_model_parallel_size.value_or(1) ==
+          std::min<int64_t>(2, x.virtual_pipeline_model_parallel_size.value_or(1)));
+    CHECK(y.sequence_parallel == x.sequence_parallel);
+  }
+}
+
+TEST_CASE("scaled positions, windows and capped scores keep their proportion") {
+  const ModelConfig llama = shrunk("llama3.1-8b").config.model;
+  CHECK(llama.rope_scaling_original_max_position_embeddings == 64);
+  CHECK(llama.max_position_embeddings == 1024);
+  const ModelConfig gemma = shrunk("gemma2-27b").config.model;
+  CHECK(gemma.window_size == 32);
+  CHECK(gemma.window_attn_skip_freq == 2);
+  CHECK(*gemma.embedding_multiplier == doctest::Approx(std::sqrt(static_cast<double>(gemma.hidden_size))));
+  CHECK(*gemma.softmax_scale == doctest::Approx(std::sqrt(128.0 / 16) / 12));
+  const ModelConfig phi = shrunk("phi3.5-mini-lora").config.model;
+  CHECK(phi.rope_scaling_short_factors.size() == 8);
+  CHECK(phi.rope_scaling_long_factors.size() == 8);
+  CHECK(phi.rope_scaling_long_factors[0] == doctest::Approx(1.08));
+  // Keys and values held by several tensor ranks each.
+  const ModelConfig few = shrunk("qwen2.5-0.5b", {"dist.tp=2", "model.num_query_groups=1"}).config.model;
+  CHECK(few.num_query_groups == 1);
+  CHECK(few.num_attention_heads % 2 == 0);
+}
+
+TEST_CASE("the command line's sizes and lengths count, its data and weights do not") {
+  const Resolution small =
+      shrunk("llama3-8b-lora",
+             {"train.train_iters=20", "model.num_layers=3", "peft.dim=5", "dataset.train_files=mine.jsonl",
+              "tokenizer.eod_token=</s>", "checkpoint.pretrained_checkpoint=hf:mine"});
+  CHECK(small.config.train.train_iters == 20);
+  CHECK(small.config.validation.eval_interval == 20);
+  CHECK(small.config.model.num_layers == 3);
+  CHECK(small.config.peft->dim == 5);
+  CHECK(small.config.peft->alpha == doctest::Approx(32));
+  CHECK(small.config.dataset.kind == DatasetKind::mock);
+  CHECK_FALSE(small.config.checkpoint.pretrained_checkpoint);
+  CHECK(small.diagnostics.empty());
+  CHECK(small.origin("model.hidden_size").text == "--shrink");
+  CHECK(small.origin("train.train_iters").text == "<cli>:1");
+}
+
+TEST_CASE("recipes of one's own: other layouts, lengths and schedules") {
+  const auto path = std::filesystem::current_path() / "capstan-shrink-own.yaml";
+  for (const std::string more :
+       {"dist.cp_comm_type: a2a",
+        "dist: {cp: 4, cp_comm_type: a2a+p2p, hierarchical_context_parallel_sizes: [2, 2]}",
+        "dist.sp: false\ncomm_overlap: none",
+        "ddp: zero3\ndist: {pp: 1, virtual_pipeline_model_parallel_size: null}",
+        "dist: {virtual_pipeline_model_parallel_size: null, num_layers_in_first_pipeline_stage: 20}",
+        "dist: {virtual_pipeline_model_parallel_size: null, num_layers_per_virtual_pipeline_stage: 4}",
+        "dist: {virtual_pipeline_model_parallel_size: null, pipeline_schedule: gpipe}",
+        "scheduler: {preset: wsd, lr_warmup_fraction: null, lr_warmup_iters: 3000, lr_wsd_decay_fraction: "
+        "null, "
+        "lr_wsd_decay_iters: 9000}",
+        "train: {train_iters: null, train_samples: 10M}", "train.exit_interval: 100",
+        "checkpoint: {save_retain_interval: 1000, load: runs/other, save: elsewhere}",
+        "model.recompute_granularity: full\nmodel.recompute_method: block\nmodel.recompute_num_layers: 4",
+        "model: {num_moe_experts: 16, moe_router_topk: 4, moe_ffn_hidden_size: 2048, "
+        "moe_shared_expert_intermediate_size: 4096}\ndist.ep: 4",
+        "model: {rotary_percent: 0.5, padded_vocab_size: 128512}",
+        "peft: qlora\ncheckpoint.pretrained_checkpoint: base",
+        "validation: {eval_global_batch_size: 64, eval_micro_batch_size: 2}"})
+    for (const std::optional<int64_t> ranks : {std::optional<int64_t>{}, {1}, {2}, {4}}) {
+      std::ofstream(path, std::ios::binary) << "extends: llama3-70b\nname: own\n" << more << "\n";
+      const Resolution large = resolve(request_of(path.string()));
+      CHECK_MESSAGE(large.ok(), more << "\n" << render(large.diagnostics, large.sources));
+      CAPTURE(more);
+      shrunk(path.string(), {}, ranks);
+    }
+  std::filesystem::remove(path);
+}
+
+TEST_CASE("what a shrunk recipe prints is a recipe, and a wrong one is told as it is") {
+  const Resolution small = shrunk("gemma2-2b-lora");
+  for (const auto format : {ShowFormat::yaml, ShowFormat::minimal}) {
+    const auto path = std::filesystem::current_path() / "capstan-shrunk-round-trip.yaml";
+    std::ofstream(path, std::ios::binary) << show(small, {format, ""});
+    Request request;
+    request.recipe = path.string();
+    const Resolution again = resolve(request);
+    std::filesystem::remove(path);
+    CAPTURE(render(again.diagnostics, again.sources));
+    CHECK(again.ok());
+    CHECK_MESSAGE(diff(small, again).empty(), render_diff(diff(small, again)));
+  }
+  const Resolution wrong = resolve_shrunk(request_of("llama3-8b", {"model.num_layer=3"}));
+  CHECK_FALSE(wrong.ok());
+  CHECK(render(wrong.diagnostics, wrong.sources).find("num_layers") != std::string::npos);
+  Request both = request_of("llama3.2-1b-lora", {"peft.random_base=true"});
+  CHECK(render(resolve(both).diagnostics, resolve(both).sources).find("exclude each other") !=
+        std::string::npos);
+}

@@ -1,0 +1,323 @@
+#include "data/sft_dataset.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/philox.hpp"
+#include "data/loader.hpp"
+#include "data/sft_inspect.hpp"
+#include "dataset_helpers.hpp"
+
+using namespace capstan;
+using namespace capstan::data;
+using namespace capstan::data::testing;
+
+namespace {
+
+struct Row {
+  std::vector<int32_t> tokens, labels, positions, bounds;
+  std::vector<float> loss;
+};
+Row row_of(const Dataset& dataset, int64_t number) {
+  const auto length = static_cast<size_t>(dataset.sequence_length());
+  Row row;
+  row.tokens.resize(length), row.labels.resize(length), row.positions.resize(length), row.loss.resize(length);
+  dataset.row(number, {row.tokens, row.labels, row.loss, row.positions, &row.bounds});
+  return row;
+}
+
+// A line of prompt and completion, so many bytes long together with the end.
+std::string line_of(int64_t prompt, int64_t completion, char letter) {
+  return R"({"prompt": ")" + std::string(static_cast<size_t>(prompt), letter) + R"(", "completion": ")" +
+         std::string(static_cast<size_t>(completion), static_cast<char>(letter - 32)) + "\"}\n";
+}
+
+SftOptions options_for(const std::vector<std::string>& files, int64_t length = 32) {
+  static const auto tokenizer = byte_tokenizer();
+  SftOptions options;
+  options.train_files = files;
+  options.split = "1,0,0";
+  options.sequence_length = length;
+  options.tokenizer = tokenizer.get();
+  options.eod = tokenizer->eod();
+  options.threads = 2;
+  return options;
+}
+
+// 200 samples of 3 to 40 tokens.
+std::string write_many(const TempDirectory& directory) {
+  PhiloxStream random(philox_key(7, purpose::test, 0));
+  std::string text;
+  for (int i = 0; i < 200; ++i)
+    text += line_of(static_cast<int64_t>(1 + random.below(20)), static_cast<int64_t>(1 + random.below(19)),
+                    static_cast<char>('a' + i % 26));
+  const std::string path = directory / "many.jsonl";
+  write_text(path, text);
+  return path;
+}
+
+std::string learned_text(const SftDataset& dataset, int64_t sample) {
+  std::string text;
+  for (const uint32_t token : dataset.tokens(sample)) {
+    const auto id = token & ~SftSamples::kLearned;
+    if (!(token & SftSamples::kLearned)) continue;
+    text += id == 256 ? '$' : static_cast<char>(id);
+  }
+  return text;
+}
+
+std::string error_for(const SftOptions& options) {
+  try {
+    build_sft_datasets(options);
+  } catch (const Error& error) {
+    return std::string(name_of(error.code())) + ": " + error.message() +
+           (error.help().empty() ? "" : " / " + error.help());
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("what is learned follows the loss mode") {
+  const TempDirectory directory;
+  write_text(
+      directory / "a.jsonl",
+      R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A1"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "B2"}]})"
+      "\n");
+  SftOptions options = options_for({directory / "a.jsonl"}, 400);
+  options.chat_template = chat::ChatTemplate::load("chatml");
+  const auto learned = [&](SftLoss loss) {
+    options.loss = loss;
+    return learned_text(*build_sft_datasets(options)[0], 0);
+  };
+  CHECK(learned(SftLoss::assistant) == "A1<|im_end|>B2<|im_end|>");
+  CHECK(learned(SftLoss::last_turn) == "B2<|im_end|>");
+  CHECK(learned(SftLoss::all).starts_with("<|im_start|>user\nQ<|im_end|>"));
+  write_text(directory / "b.jsonl", R"({"prompt": "say ", "completion": "hi"})");
+  options = options_for({directory / "b.jsonl"});
+  CHECK(learned(SftLoss::assistant) == "hi$");
+  CHECK(learned(SftLoss::all) == "say hi$");
+  write_text(directory / "c.jsonl", R"({"text": "plain"})");
+  options = options_for({directory / "c.jsonl"});
+  CHECK(learned(SftLoss::assistant) == "plain$");
+  // Alpaca has a template of its own, conversations need one.
+  write_text(directory / "d.jsonl", R"({"instruction": "Go.", "input": "", "output": "Gone."})");
+  options = options_for({directory / "d.jsonl"}, 400);
+  CHECK(learned(SftLoss::assistant) == "Gone.$");
+  options = options_for({directory / "a.jsonl"});
+  CHECK(error_for(options).starts_with("config: conversations need a chat template"));
+  CHECK(error_for(options).find("tokenizer.chat_template=chatml") != std::string::npos);
+}
+
+TEST_CASE("a packed row holds documents that do not see each other") {
+  const TempDirectory directory;
+  write_text(directory / "a.jsonl",
+             line_of(3, 4, 'a') + line_of(2, 2, 'b'));  // 8 and 5 tokens: 7 and 4 places
+  const auto dataset = build_sft_datasets(options_for({directory / "a.jsonl"}, 16))[0];
+  REQUIRE(dataset);
+  CHECK(dataset->epoch_samples() == 1);
+  const Row row = row_of(*dataset, 0);
+  const bool first = row.tokens[0] == 'a';
+  CHECK(row.bounds == (first ? std::vector<int32_t>{0, 7, 11, 16} : std::vector<int32_t>{0, 4, 11, 16}));
+  for (size_t i = 0; i < 16; ++i) {
+    const auto begin = *(std::upper_bound(row.bounds.begin(), row.bounds.end(), static_cast<int32_t>(i)) - 1);
+    CHECK(row.positions[i] == static_cast<int32_t>(i) - begin);
+    // A label is the document's next token, never another document's first.
+    const bool last =
+        std::find(row.bounds.begin(), row.bounds.end(), static_cast<int32_t>(i) + 1) != row.bounds.end();
+    if (i < 11) CHECK(row.labels[i] == (last ? 256 : row.tokens[i + 1]));
+    const bool upper = row.labels[i] >= 'A' && row.labels[i] <= 'Z';
+    CHECK(row.loss[i] == (i < 11 && (upper || row.labels[i] == 256) ? 1.0f : 0.0f));
+  }
+}
+
+TEST_CASE("packed or not, an epoch holds every sample once") {
+  const TempDirectory directory;
+  const std::string file = write_many(directory);
+  for (const bool packing : {true, false})
+    for (const uint64_t seed : {1u, 2u, 3u}) {
+      SftOptions options = options_for({file}, 40);
+      options.packing = packing, options.seed = seed;
+      const auto dataset = build_sft_datasets(options)[0];
+      const int64_t rows = dataset->epoch_samples();
+      if (packing)
+        // First fit of the longest: at most 11/9 of the fewest rows, and those hold so many places (Johnson 1973).
+        CHECK(9 * 40 * (rows - 1) <= 11 * (dataset->counts().tokens - dataset->counts().samples));
+      else
+        CHECK(rows == 200);
+      std::multiset<int64_t> seen;
+      double loss = 0;
+      for (int64_t r = 0; r < rows; ++r) {
+        const auto samples = dataset->samples_of(r);
+        CHECK(!samples.empty());
+        seen.insert(samples.begin(), samples.end());
+        const Row row = row_of(*dataset, r);
+        loss += std::accumulate(row.loss.begin(), row.loss.end(), 0.0);
+        CHECK(row.bounds.front() == 0);
+        CHECK(row.bounds.back() == 40);
+        CHECK(std::is_sorted(row.bounds.begin(), row.bounds.end()));
+      }
+      CHECK(seen.size() == 200);
+      CHECK(std::set<int64_t>(seen.begin(), seen.end()).size() == 200);
+      CHECK(loss == static_cast<double>(dataset->counts().learned));
+      // Another epoch, another order; the same one whenever it is asked for, by whomever.
+      const auto order = [&](const SftDataset& of, int64_t first) {
+        std::vector<std::vector<int64_t>> result;
+        for (int64_t r = first; r < first + 20; ++r) result.push_back(of.samples_of(r));
+        return result;
+      };
+      const auto again = build_sft_datasets(options)[0];
+      CHECK(order(*again, 5 * rows) == order(*dataset, 5 * rows));
+      CHECK(order(*dataset, 0) == order(*again, 0));
+      CHECK(order(*dataset, 0) != order(*dataset, rows));
+    }
+}
+
+TEST_CASE("packing fills rows") {
+  const TempDirectory directory;
+  const auto dataset = build_sft_datasets(options_for({write_many(directory)}, 128))[0];
+  const double places = static_cast<double>(dataset->counts().tokens - dataset->counts().samples);
+  CHECK(places / static_cast<double>(dataset->epoch_samples() * 128) > 0.95);
+}
+
+TEST_CASE("the loader gives the same rows to any number of workers, ranks and starts") {
+  const TempDirectory directory;
+  const std::shared_ptr<const Dataset> dataset =
+      build_sft_datasets(options_for({write_many(directory)}, 48))[0];
+  const auto rows = [&](int workers, int64_t ranks, int64_t start) {
+    std::map<uint64_t, std::vector<int32_t>> result;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      LoaderOptions options;
+      options.data_parallel_rank = rank, options.data_parallel_size = ranks;
+      options.micro_batch_size = 2, options.global_batch_size = 8;
+      options.consumed_samples = start, options.num_workers = workers;
+      Loader loader(dataset, options);
+      while (loader.consumed_samples() < 400) {
+        const MicroBatch batch = loader.next();
+        for (size_t r = 0; r < 2; ++r)
+          if (batch.sample_ids[r] >= 80)
+            result[batch.sample_ids[r]] =
+                std::vector(batch.tokens.begin() + static_cast<std::ptrdiff_t>(48 * r),
+                            batch.tokens.begin() + static_cast<std::ptrdiff_t>(48 * (r + 1)));
+      }
+    }
+    return result;
+  };
+  const auto one = rows(0, 1, 0);
+  CHECK(one.size() == 320);
+  CHECK(rows(3, 1, 0) == one);
+  CHECK(rows(2, 4, 0) == one);
+  CHECK(rows(1, 2, 80) == one);
+}
+
+TEST_CASE("long samples are cut or left out, and counted") {
+  const TempDirectory directory;
+  write_text(directory / "a.jsonl", line_of(3, 4, 'a') + line_of(3, 40, 'b') + line_of(40, 3, 'c'));
+  SftOptions options = options_for({directory / "a.jsonl"}, 20);
+  const auto cut = build_sft_datasets(options)[0];
+  CHECK(cut->counts().records == 3);
+  CHECK(cut->counts().samples == 2);
+  CHECK(cut->counts().truncated == 1);
+  CHECK(cut->counts().unlearned == 1);  // nothing of its completion is left
+  CHECK(cut->tokens(1).size() == 21);
+  CHECK(cut->summary().find("1 truncated; 1 left out with nothing to learn") != std::string::npos);
+  options.truncate = false;
+  const auto dropped = build_sft_datasets(options)[0];
+  CHECK(dropped->counts().samples == 1);
+  CHECK(dropped->counts().dropped == 2);
+  CHECK(dropped->summary().find("2 dropped as too long") != std::string::npos);
+  options.sequence_length = 4;
+  CHECK(error_for(options).starts_with(
+      "failed: the training files hold no sample to learn from (3 read; 3 dropped as too long)"));
+}
+
+TEST_CASE("splits: shares of one list, or files") {
+  const TempDirectory directory;
+  const std::string file = write_many(directory);
+  SftOptions options = options_for({file}, 64);
+  options.split = "90,10,0";
+  auto splits = build_sft_datasets(options);
+  REQUIRE(splits[1]);
+  CHECK(!splits[2]);
+  CHECK(splits[0]->counts().samples == 180);
+  CHECK(splits[1]->counts().samples == 20);
+  CHECK(splits[1]->place(0) == file + ":181");
+  options.max_train_samples = 50;
+  CHECK(build_sft_datasets(options)[0]->counts().samples == 50);
+  write_text(directory / "v.jsonl", line_of(3, 4, 'v'));
+  options.valid_files = {directory / "v.jsonl"};
+  splits = build_sft_datasets(options);
+  CHECK(splits[0]->counts().samples == 50);
+  CHECK(splits[1]->counts().samples == 1);
+  CHECK(!splits[2]);
+  // So small a share that nothing is in it.
+  options = options_for({directory / "v.jsonl"});
+  options.split = "969,30,1";
+  splits = build_sft_datasets(options);
+  CHECK(splits[0]);
+  CHECK(!splits[1]);
+}
+
+TEST_CASE("bad lines are errors with their place, or skipped and counted") {
+  const TempDirectory directory;
+  write_text(directory / "a.jsonl",
+             line_of(3, 4, 'a') + "{\"prompt\": \"x\"}\n\n" + line_of(2, 2, 'b') + "{\"prompt\": oops}\n");
+  SftOptions options = options_for({directory / "a.jsonl"});
+  CHECK(error_for(options) == "format: " + directory / "a.jsonl" + ":2:1: the sample has no `completion`");
+  options.on_bad_line = OnBadLine::skip;
+  const auto dataset = build_sft_datasets(options)[0];
+  CHECK(dataset->counts().samples == 2);
+  CHECK(dataset->counts().bad == 2);
+  REQUIRE(dataset->counts().reports.size() == 2);
+  CHECK(dataset->counts().reports[1].starts_with(directory / "a.jsonl" + ":5:12: not JSON"));
+  // A line that is longer than the limit, and what a template refuses.
+  options.max_record_bytes = 20;
+  CHECK(error_for(options).find("hold no sample") != std::string::npos);
+  write_text(
+      directory / "b.jsonl",
+      R"({"messages": [{"role": "assistant", "content": "first"}, {"role": "user", "content": "u"}]})");
+  options = options_for({directory / "b.jsonl"}, 100);
+  options.chat_template = chat::ChatTemplate::load("gemma");
+  CHECK(error_for(options).find("b.jsonl:1:1: chat template gemma:") != std::string::npos);
+  CHECK(error_for(options).find("roles must alternate") != std::string::npos);
+  CHECK(error_for(options_for({directory / "none.jsonl"})).starts_with("not_found: "));
+}
+
+TEST_CASE("the fingerprint tells the samples and how they are laid out") {
+  const TempDirectory directory;
+  const std::string file = write_many(directory);
+  const SftOptions options = options_for({file}, 64);
+  const auto fingerprint = [](const SftOptions& o) { return build_sft_datasets(o)[0]->fingerprint(); };
+  const std::string same = fingerprint(options);
+  std::filesystem::copy(file, directory / "moved.jsonl");
+  CHECK(fingerprint(options_for({directory / "moved.jsonl"}, 64)) == same);
+  std::set<std::string> all = {same};
+  SftOptions other = options;
+  other.seed = 9, all.insert(fingerprint(other)), other = options;
+  other.packing = false, all.insert(fingerprint(other)), other = options;
+  other.sequence_length = 65, all.insert(fingerprint(other)), other = options;
+  other.loss = SftLoss::all, all.insert(fingerprint(other)), other = options;
+  other.max_train_samples = 199, all.insert(fingerprint(other));
+  CHECK(all.size() == 6);
+}
+
+TEST_CASE("inspection shows what is learned") {
+  const TempDirectory directory;
+  write_text(directory / "a.jsonl", R"({"prompt": "say ", "completion": "hi\u001b[2J"})");
+  const auto options = options_for({directory / "a.jsonl"}, 32);
+  const auto report = inspect_sft(*build_sft_datasets(options)[0], *options.tokenizer, 3, 512);
+  REQUIRE(report.shown.size() == 1);
+  const std::string plain = to_text_report(report, false);
+  CHECK(plain.find("row 0: 1 document, 10 of 32 places, 7 learned") != std::string::npos);
+  CHECK(plain.find("a.jsonl:1, 11 tokens, 7 learned\nsay ⟦hi\\x1b[2J<|endoftext|>⟧\n") != std::string::npos);
+  CHECK(to_text_report(report, true).find("say \x1b[32mhi\\x1b[2J<|endoftext|>\x1b[0m") != std::string::npos);
+  const auto json = nlohmann::json::parse(to_json_report(report));
+  CHECK(json["learned"] == 7);
+  CHECK(json["shown"][0]["documents"][0]["loss"] == std::vector<int>{0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1});
+}

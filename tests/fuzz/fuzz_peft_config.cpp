@@ -1,0 +1,22 @@
+// adapter_config.json on arbitrary bytes; what is accepted is written again with the same meaning.
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "base/error.hpp"
+#include "interchange/peft_adapter.hpp"
+
+using namespace capstan;
+using namespace capstan::interchange;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string input(reinterpret_cast<const char*>(data), size);
+  try {
+    const PeftConfig config = parse_peft_config(input, "input");
+    const PeftConfig again = parse_peft_config(peft_config_text(config), "made");
+    if (again.rank != config.rank || again.alpha != config.alpha || again.dora != config.dora) std::abort();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::format && error.code() != ErrorCode::unsupported) std::abort();
+  }
+  return 0;
+}

@@ -1,0 +1,46 @@
+// A chat template and a conversation from strangers: the template, a NUL, and a line of JSON as in a fine-tuning file. What is
+// rendered, and whose turns are found, has to stay within small limits.
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "data/chat/assistant_turns.hpp"
+#include "data/sft_record.hpp"
+
+using namespace capstan;
+using namespace capstan::data;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static SftRecordParser parser;
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  const size_t cut = input.find('\0');
+  try {
+    const auto chat_template = chat::ChatTemplate::parse("template", input.substr(0, cut));
+    SftDialogue dialogue;
+    if (cut != std::string_view::npos) {
+      const std::string json = std::string(input.substr(cut + 1)) + std::string(64, '\0');
+      auto record = parser.parse(std::string_view(json).substr(0, json.size() - 64), SftFormat::automatic);
+      if (auto* found = std::get_if<SftDialogue>(&record.what)) dialogue = std::move(*found);
+    }
+    chat::RenderOptions options;
+    options.variables.set("bos_token", chat::Value("<s>"));
+    options.limits = {20'000, 1 << 20, 1 << 18, 150};
+    options.now.emplace();
+    const chat::Rendered whole = chat_template->render(dialogue.conversation, options);
+    if (whole.text.size() > static_cast<size_t>(options.limits.output)) std::abort();
+    size_t end = 0;
+    for (const auto& [first, second] : whole.generations)
+      if (first > second || second > whole.text.size()) std::abort();
+    for (const auto& turn : chat::assistant_turns(*chat_template, dialogue.conversation, options, whole,
+                                                  [](size_t offset) { return offset; })) {
+      if (turn.begin > turn.end || turn.end > whole.text.size()) std::abort();
+      if (whole.generations.empty() && turn.begin < end) std::abort();
+      end = turn.end;
+    }
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::internal) std::abort();
+  }
+  return 0;
+}

@@ -1,0 +1,83 @@
+// QLoRA below the recipe: what weights in 4 bits take, and that every device gives the same bits beside them.
+#include <doctest/doctest.h>
+
+#include "support/devices.hpp"
+#include "support/tiny.hpp"
+#include "train/estimate.hpp"
+#include "train/loop.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+
+namespace {
+
+config::Config with_adapters(config::Config config, config::BaseQuantization quantization,
+                             bool two_stage = true) {
+  config::PeftConfig& peft = config.peft.emplace();
+  peft.dim = 4;
+  peft.lora_b_init = config::LoraInit::xavier;
+  peft.lora_dtype = config::Precision::fp32;
+  peft.base_quantization = quantization;
+  peft.quantization_block = 32;
+  peft.quantization_double = two_stage;
+  return config;
+}
+
+std::vector<double> losses(const config::Config& config) {
+  const auto alone = comm::World::alone();
+  Loop loop(config, *alone);
+  loop.initialise();
+  const auto data = open_datasets(config, nullptr);
+  data::Loader loader(data[0], loop.loader_options());
+  StepTimers timers;
+  std::vector<double> trace;
+  for (int i = 0; i < 4; ++i) {
+    timers.start_step();
+    const StepResult result = loop.step(loader, timers);
+    trace.push_back(result.loss);
+    trace.push_back(result.gradient_norm);
+  }
+  return trace;
+}
+
+}  // namespace
+
+TEST_CASE("weights in 4 bits take an eighth of fp32, and one of them at a time is whole") {
+  config::Config config = capstan::testing::tiny_config(true);
+  config.model.num_layers = 6, config.model.hidden_size = 128, config.model.ffn_hidden_size = 512;
+  config.model.num_attention_heads = 16, config.model.num_query_groups = 16;
+  constexpr auto kParameters = static_cast<size_t>(MemoryOwner::parameters);
+  const int64_t weights = 6 * (128 * (3 * 128) + 128 * 128 + 3 * 128 * 512), largest = 2 * 128 * 512 * 4;
+  const auto taken = [&](config::BaseQuantization quantization, bool two_stage) {
+    return estimate_step(with_adapters(config, quantization, two_stage), 0)
+        .memory.at_peak_by_owner[kParameters];
+  };
+  const int64_t plain = taken(config::BaseQuantization::none, false);
+  const int64_t rest = plain - 4 * weights;  // embeddings, norms, adapters
+  const int64_t codes = weights / 2;
+  const int64_t rounding = 6 * 4 * 1024;  // of allocations
+  for (const bool two_stage : {false, true}) {
+    const int64_t scales = two_stage ? weights / 32 + 4 * weights / 32 / 256 : 4 * weights / 32;
+    const int64_t quantised = taken(config::BaseQuantization::nf4, two_stage);
+    CHECK(quantised >= codes + scales);
+    CHECK(quantised <= codes + scales + rest + largest + rounding);
+  }
+}
+
+TEST_CASE(
+    "beside weights in 4 bits every device gives the same losses, near those beside the weights themselves") {
+  for (const bool llama : {false, true}) {
+    config::Config config = capstan::testing::tiny_config(llama);
+    const auto exact = losses(with_adapters(config, config::BaseQuantization::none));
+    config = with_adapters(config, config::BaseQuantization::nf4);
+    const auto cpu = losses(config);
+    config.train.device = config::DeviceKind::guard;
+    CHECK((losses(config) == cpu));
+    config.train.threads = 3;
+    CHECK((losses(config) == cpu));
+    for (size_t i = 0; i < cpu.size(); i += 2) {
+      CHECK(cpu[i] != exact[i]);
+      CHECK(cpu[i] == doctest::Approx(exact[i]).epsilon(0.02));
+    }
+  }
+}
