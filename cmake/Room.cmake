@@ -18,7 +18,7 @@ endfunction()
 #   of several N all but 1 make the tests NAME_ranksN of the one program. SERIAL: it measures time, nothing runs beside it.
 function(capstan_test name)
   cmake_parse_arguments(TEST "SERIAL" "TIMEOUT" "SOURCES;USES;LIBRARIES;LABELS;RANKS" ${ARGN})
-  if(CAPSTAN_FUZZ OR (CAPSTAN_SANITIZE AND "slow" IN_LIST TEST_LABELS))
+  if(CAPSTAN_SANITIZE AND "slow" IN_LIST TEST_LABELS)
     return()
   endif()
   add_executable(test_${name} ${TEST_SOURCES})

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Runs one libFuzzer target of the fuzz build over its committed corpus and beyond.
+# Runs one libFuzzer target of the asan build over its committed corpus and beyond.
 #
 #   scripts/fuzz.sh TARGET [SECONDS]      TARGET: fuzz_recipe, …; SECONDS: default 20, 0 for no end
 #
 # FUZZ_RUNS=N ends after N executions. Inputs are up to 64 KiB long, with FUZZ_RUNS up to 4 KiB: the same time goes into more of
 # them, and what only long inputs reach (limits of size and depth) has tests of its own. FUZZ_TIMEOUT=S: seconds for one input
 # (default 10), by the clock; where other work stops the process now and then it has to be more than those breaks.
-# What is found new is kept below build/fuzz/corpus, a crashing input below build/fuzz/crashes; an input that found a mistake
+# What is found new is kept below build/asan/fuzz/corpus, a crashing input below build/asan/fuzz/crashes; an input that found a mistake
 # belongs into tests/fuzz/corpus/NAME (of fuzz_NAME), with a test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${1:?TARGET is missing} seconds=${2:-20}
-program=build/fuzz/$target
-[ -x "$program" ] || { echo "fuzz.sh: no $program; cmake --preset fuzz && cmake --build --preset fuzz" >&2; exit 2; }
+program=build/asan/$target
+[ -x "$program" ] || { echo "fuzz.sh: no $program; cmake --preset asan && cmake --build --preset asan --target fuzz_all" >&2; exit 2; }
 
-corpus=build/fuzz/corpus/$target
-mkdir -p "$corpus" build/fuzz/crashes
+corpus=build/asan/fuzz/corpus/$target
+mkdir -p "$corpus" build/asan/fuzz/crashes
 seeds=tests/fuzz/corpus/${target#fuzz_}
 extra=()
 [ -d "$seeds" ] && extra+=("$seeds")
@@ -26,4 +26,4 @@ limits=(-max_total_time="$seconds" -max_len=65536)
 export ASAN_OPTIONS="detect_leaks=1:allocator_may_return_null=1:malloc_context_size=4:quarantine_size_mb=64"
 # Without entropic scheduling, which spent two thirds of the time of the recipe targets on counting how rare their many features are.
 exec "$program" "${limits[@]}" -entropic=0 -rss_limit_mb=2048 -malloc_limit_mb=1024 -timeout="${FUZZ_TIMEOUT:-10}" \
-  -artifact_prefix="build/fuzz/crashes/$target-" "$corpus" "${extra[@]}"
+  -artifact_prefix="build/asan/fuzz/crashes/$target-" "$corpus" "${extra[@]}"

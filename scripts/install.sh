@@ -16,7 +16,7 @@ build=(
   libopenmpi-dev openmpi-bin
 )
 quickstart=(fortunes)                                     # the corpus: short English texts, separated by `%`
-full=(clang libclang-rt-dev llvm clang-format clang-tidy)  # fuzz targets, readable sanitizer reports, style
+full=(clang-16 libclang-rt-16-dev llvm-16 clang-format clang-tidy)  # fuzz targets, readable sanitizer reports, style
 
 what=everything list=no
 for argument in "$@"; do

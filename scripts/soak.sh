@@ -9,7 +9,7 @@
 #   scripts/soak.sh flat [M]       trains M minutes (default 60) with evaluations and checkpoints; from a tenth of the time on,
 #                                  resident memory stays within 1 %
 #
-# Uses the release build (cmake --preset release), for fuzz the build fuzz, and brings it up to date with J jobs (default 1).
+# Uses the release build (cmake --preset release), for fuzz the build asan, and brings it up to date with J jobs (default 1).
 # BUILD=DIR names another release build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,7 +30,7 @@ case "${1:-}" in
     "$build/test_checkpoint" && "$build/test_train_faults"
     ;;
   fuzz)
-    build=build/fuzz
+    build=build/asan
     count=${2:-2000000}
     whole "$count" executions
     targets=("${@:3}")

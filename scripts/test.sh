@@ -109,13 +109,10 @@ if [ "$full" = yes ]; then
   stage "tests: tsan"
   tests tsan -L threaded -LE slow
 
-  stage "build: fuzz"
-  configure fuzz
-  build fuzz --target fuzz_all
   stage "fuzz: ${CAPSTAN_FUZZ_SECONDS:-20} s a target"
   # As many targets at a time as there are jobs; a target's report is in its log.
   running=()
-  for target in build/fuzz/fuzz_*; do
+  for target in build/asan/fuzz_*; do
     [ -f "$target" ] && [ -x "$target" ] || continue
     scripts/fuzz.sh "$(basename "$target")" "${CAPSTAN_FUZZ_SECONDS:-20}" >"$logs/$(basename "$target").txt" 2>&1 &
     running+=("$(basename "$target") $!")

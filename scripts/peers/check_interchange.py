@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What Capstan writes, read by others: python3 scripts/peers/check_interchange.py [CAPSTAN]
+"""What Capstan writes, read by others: python3 scripts/peers/check_interchange.py [--capstan CAPSTAN]
 
 Every tiny model of tests/interchange/families goes through a checkpoint and back; Transformers loads what came, without a
 warning about weights, with equal logits. Then as GGUF (F32, Q8_0), which the package gguf reads: every tensor. And once under
@@ -7,12 +7,12 @@ strace: converting and evaluating starts no program and opens no shared object a
 Needs torch, transformers, gguf, safetensors; strace for the last part.
 """
 
+import argparse
 import json
 import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 
 import torch
@@ -21,7 +21,9 @@ from gguf import GGUFReader, quants
 from safetensors.torch import load_file
 
 ROOT = pathlib.Path(__file__).parents[2]
-CAPSTAN = sys.argv[1] if len(sys.argv) > 1 else str(ROOT / "build/release/capstan")
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--capstan", default=str(ROOT / "build/release/capstan"))
+CAPSTAN = parser.parse_args().capstan
 GGUF = ["gpt2", "llama", "smollm2", "qwen2", "qwen3", "olmo2", "gemma2"]
 
 

