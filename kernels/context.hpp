@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -65,8 +66,7 @@ class Context {
     return bytes + bytes / 4;
   }  // so that slightly larger needs find it there
   struct Block {
-    std::unique_ptr<std::byte[]> memory;
-    std::byte* aligned = nullptr;
+    std::unique_ptr<std::byte, decltype(&std::free)> memory{nullptr, std::free};
     size_t bytes = 0;
   };
   std::vector<Block> blocks_;

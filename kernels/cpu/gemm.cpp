@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cpu/amx.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/onednn.hpp"
 #include "kernels/cpu/parallel.hpp"
@@ -261,6 +262,7 @@ bool few_rows_of(const GemmShape& s) {
 ScratchNeed run_scratch(GemmShape s, DType a, DType c) {
   const bool narrow = c == DType::bf16;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0 || few_rows_of(s)) return {};
+  if (a == DType::bf16 && runs_amx()) return amx_scratch(s, c);
   if (a == DType::bf16 && *native_bf16()) return {};  // oneDNN's own memory, freed after the product
   return ProductScratch(s, plan_for(s, narrow), narrow).need();
 }
@@ -277,7 +279,10 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
     return;
   }
   const bool few = few_rows_of(s);
-  if (a.dtype == DType::bf16 && !few && alpha == 1.0f && (beta == 0.0f || beta == 1.0f) && *native_bf16()) {
+  const bool plain = alpha == 1.0f && (beta == 0.0f || beta == 1.0f);
+  if (a.dtype == DType::bf16 && !few && plain && runs_amx()) {
+    amx_product(c, s, a, b, out, beta);
+  } else if (a.dtype == DType::bf16 && !few && plain && *native_bf16()) {
     native_product(c, s, a, b, out, beta);
   } else if (a.dtype == DType::bf16) {
     (few ? few_rows<bf16> : product<bf16>)(c, s, a.as<bf16>(), b.as<bf16>(), out, alpha, beta);

@@ -43,7 +43,7 @@ int RunnerResult::exit_code() const {
 namespace {
 
 constexpr int kTerminalStop = 75;  // ended early, with a checkpoint
-constexpr auto kRescan = std::chrono::seconds(1), kHeartbeat = std::chrono::seconds(15);
+constexpr auto kHeartbeat = std::chrono::seconds(15);
 constexpr std::chrono::minutes kPatience{10};  // for a trial that was asked to save and end
 constexpr off_t kTail = 8192;
 constexpr int kTailLines = 15;

@@ -132,6 +132,15 @@ void Device::reset_peak() {
 
 namespace {
 
+// Large blocks are aligned to huge pages and ask for them: fewer page faults and TLB misses. Null when the system refuses.
+std::byte* allocate_pages(size_t bytes) {
+  constexpr size_t kHuge = size_t{2} << 20;
+  const size_t alignment = bytes >= kHuge ? kHuge : 64;
+  void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (data && alignment == kHuge) ::madvise(data, bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(data);
+}
+
 class CpuDevice final : public Device {
  public:
   CpuDevice(const kernels::Table& table, int threads) : pool_(threads) {
@@ -155,15 +164,7 @@ class CpuDevice final : public Device {
   }
 
  protected:
-  std::byte* system_allocate(int64_t bytes) override {
-    // Large blocks are aligned to huge pages and ask for them: fewer page faults and TLB misses in the first step.
-    const size_t huge = size_t{2} << 20;
-    const size_t alignment = bytes >= static_cast<int64_t>(huge) ? huge : 64;
-    void* data =
-        std::aligned_alloc(alignment, static_cast<size_t>(round_up(bytes, static_cast<int64_t>(alignment))));
-    if (data && alignment == huge) ::madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
-    return static_cast<std::byte*>(data);
-  }
+  std::byte* system_allocate(int64_t bytes) override { return allocate_pages(static_cast<size_t>(bytes)); }
   void system_free(std::byte* data, int64_t) override { std::free(data); }
 
  private:
@@ -234,15 +235,14 @@ std::byte* Context::scratch(int worker, size_t bytes) {
   const auto index = static_cast<size_t>(worker + 1);
   CAPSTAN_ASSERT(index < blocks_.size(), "scratch of a worker that was not prepared");
   Block& block = blocks_[index];
-  if (block.bytes >= bytes) return block.aligned;
+  if (block.bytes >= bytes) return block.memory.get();
   total_ -= block.bytes;
   block = {};  // first: what it holds is undefined, and both at once might not fit
   size_t wanted = grown(bytes);
-  const auto ask = [&] { block.memory.reset(new (std::nothrow) std::byte[wanted + 64]); };
-  ask();
+  block.memory.reset(allocate_pages(wanted));
   if (!block.memory) {
     wanted = bytes;
-    ask();
+    block.memory.reset(allocate_pages(wanted));
   }
   if (!block.memory)
     fail(ErrorCode::no_fit,
@@ -250,11 +250,9 @@ std::byte* Context::scratch(int worker, size_t bytes) {
              " of scratch on top of " + human_bytes(static_cast<double>(scratch_bytes())) +
              " that kernels keep",
          "a smaller train.micro_batch_size needs less");
-  block.aligned =
-      reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(block.memory.get()) + 63) & ~uintptr_t{63});
   block.bytes = wanted;
   total_ += wanted;
-  return block.aligned;
+  return block.memory.get();
 }
 
 }  // namespace capstan::kernels

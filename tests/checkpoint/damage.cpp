@@ -13,8 +13,7 @@ static Manifest example() {
   manifest.info.step = 3;
   manifest.info.run_id = "run \"x\"\n";
   manifest.files["rank-00000.safetensors"] = {10, std::string(32, 'a'), {std::string(16, 'b')}};
-  manifest.tensors["w"] = {DType::bf16,
-                           {2, 3},
+  manifest.tensors["w"] = {{DType::bf16, {2, 3}},
                            {{"rank-00000.safetensors", "w[0:1,0:3]", {{0, 0}, {1, 3}}},
                             {"rank-00000.safetensors", "w[1:2,0:3]", {{1, 0}, {1, 3}}}}};
   return manifest;

@@ -1,0 +1,175 @@
+// Tiles of the AMX unit: packing, and the product of a panel of A and a panel of B. Each function is compiled for the unit by
+// its attribute; only code that runs_amx() allows may call them.
+//
+// A panel is 32 rows of A or 32 columns of B and is cut along k into steps of 32. A step is two tiles of 1 KiB, one after the
+// other: of A 16 rows of 32 values; of B 16 columns, in 16 rows of the two values 2p and 2p + 1 of each column.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tensor/dtype.hpp"
+
+#define CAPSTAN_AMX \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16"), always_inline)) static inline
+#define CAPSTAN_AMX_CALLED __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16")))
+
+namespace capstan::kernels::amx {
+
+constexpr int64_t kPanel = 32, kDepth = 32;          // rows or columns of a panel, k of a step
+constexpr int64_t kStepValues = kPanel * kDepth;     // bf16 of a step
+constexpr int64_t kTileValues = kStepValues / 2;
+
+inline int64_t steps_of(int64_t k) {
+  return (k + kDepth - 1) / kDepth;
+}
+
+// All eight tiles are 16 rows of 64 bytes. For the calling thread, until release().
+CAPSTAN_AMX void configure() {
+  alignas(64) static constexpr struct {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes_of_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } kShapes;
+  _tile_loadconfig(&kShapes);
+}
+CAPSTAN_AMX void release() {
+  _tile_release();
+}
+
+CAPSTAN_AMX __mmask16 first16(int64_t n) {
+  return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << std::max<int64_t>(n, 0)) - 1);
+}
+CAPSTAN_AMX __mmask32 first32(int64_t n) {
+  return n >= 32 ? ~__mmask32{0} : (__mmask32{1} << std::max<int64_t>(n, 0)) - 1;
+}
+
+// 16 x 16 words of four bytes: x[i][j] becomes x[j][i].
+CAPSTAN_AMX void transpose(__m512i* x) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    x[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    x[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    x[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    x[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int half = 0; half < 16; half += 8)
+    for (int i = half; i < half + 4; ++i) {
+      t[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
+      t[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
+    }
+  for (int i = 0; i < 8; ++i) {
+    x[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    x[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+  }
+}
+
+// A tile of 16 rows as they lie, `rows` of them and `depth` values of each; zeros beyond.
+CAPSTAN_AMX void load_rows(const bf16* from, int64_t ld, int64_t rows, int64_t depth, __m512i* x) {
+  const __mmask32 mask = first32(depth);
+  for (int64_t r = 0; r < 16; ++r)
+    x[r] = r < rows ? _mm512_maskz_loadu_epi16(mask, from + r * ld) : _mm512_setzero_si512();
+}
+// Two tiles of pairs of rows 2p, 2p + 1 for 32 columns of an array with k as its rows.
+CAPSTAN_AMX void load_pairs(const bf16* from, int64_t ld, int64_t depth, int64_t cols, __m512i* x) {
+  const __mmask32 mask = first32(cols);
+  // Words of two bytes of both rows in turns: 0, 32, 1, 33, …
+  alignas(64) static constexpr uint16_t kLower[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
+                                                      37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+                                                      11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i lower = _mm512_load_si512(kLower), upper = _mm512_add_epi16(lower, _mm512_set1_epi16(16));
+  for (int64_t p = 0; p < 16; ++p) {
+    __m512i even = _mm512_setzero_si512(), odd = even;
+    if (2 * p < depth) even = _mm512_maskz_loadu_epi16(mask, from + 2 * p * ld);
+    if (2 * p + 1 < depth) odd = _mm512_maskz_loadu_epi16(mask, from + (2 * p + 1) * ld);
+    x[p] = _mm512_permutex2var_epi16(even, lower, odd);
+    x[16 + p] = _mm512_permutex2var_epi16(even, upper, odd);
+  }
+}
+CAPSTAN_AMX void store_tile(const __m512i* x, bf16* to) {
+  for (int64_t p = 0; p < 16; ++p) _mm512_store_si512(to + p * 32, x[p]);
+}
+
+// One step of a panel: rows (columns) [0, n) of up to 32 and k [0, depth). `k_inside`: k runs along a row of the array.
+// A wants k along its tiles' rows, B pairs of k across.
+CAPSTAN_AMX void pack_step(bool for_a, bool k_inside, const bf16* from, int64_t ld, int64_t n, int64_t depth,
+                           bf16* to) {
+  __m512i x[32];
+  if (k_inside) {
+    load_rows(from, ld, std::min<int64_t>(n, 16), depth, x);
+    load_rows(from + 16 * ld, ld, n - 16, depth, x + 16);
+  } else {
+    load_pairs(from, ld, depth, n, x);
+  }
+  if (for_a != k_inside) transpose(x), transpose(x + 16);
+  store_tile(x, to);
+  store_tile(x + 16, to + kTileValues);
+}
+
+// Panels of rows (columns) [0, n) and k [0, k), `stride` values from panel to panel. The array is read along its rows.
+CAPSTAN_AMX void pack_panels(bool for_a, bool k_inside, const bf16* from, int64_t ld, int64_t n, int64_t k,
+                             bf16* to, int64_t stride) {
+  const int64_t panels = (n + kPanel - 1) / kPanel, steps = steps_of(k);
+  for (int64_t turn = 0; turn < panels * steps; ++turn) {
+    const int64_t i = k_inside ? turn / steps : turn % panels, s = k_inside ? turn % steps : turn / panels;
+    pack_step(for_a, k_inside, from + (k_inside ? i * kPanel * ld + s * kDepth : s * kDepth * ld + i * kPanel), ld,
+              std::min(kPanel, n - i * kPanel), std::min(kDepth, k - s * kDepth),
+              to + i * stride + s * kStepValues);
+  }
+}
+
+// sums[32][32] (+)= panel of A times panel of B over `steps` steps; rows of `ld` floats. Meanwhile `lines` cache lines a step
+// come from `next` into the second-level cache.
+CAPSTAN_AMX void multiply(const bf16* a, const bf16* b, int64_t steps, bool add, float* sums, int64_t ld,
+                          const bf16* next = nullptr, int64_t lines = 0) {
+  const auto stride = static_cast<long>(ld) * 4;
+  if (add) {
+    _tile_loadd(0, sums, stride);
+    _tile_loadd(1, sums + 16, stride);
+    _tile_loadd(2, sums + 16 * ld, stride);
+    _tile_loadd(3, sums + 16 * ld + 16, stride);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t s = 0; s < steps; ++s, a += kStepValues, b += kStepValues) {
+    for (int64_t l = 0; l < lines; ++l, next += 32)
+      _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
+    _tile_loadd(6, b, 64);
+    _tile_loadd(4, a, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + kTileValues, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a + kTileValues, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, sums, stride);
+  _tile_stored(1, sums + 16, stride);
+  _tile_stored(2, sums + 16 * ld, stride);
+  _tile_stored(3, sums + 16 * ld + 16, stride);
+}
+
+// Rounded to the nearest, to the even one of two; not a number stays so.
+CAPSTAN_AMX __m256i narrow(__m512 v) {
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+}
+CAPSTAN_AMX __m512 widen16(const bf16* from, __mmask16 mask) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
+}
+
+}  // namespace capstan::kernels::amx
