@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""finetune.py full|lora [--rounds N] [--capstan PATH] [--texts FILE]: fine-tuning by Capstan and by Transformers + PEFT, in turns.
+"""finetune.py full|lora [--rounds N] [--capstan PATH] [--texts DIRECTORY]: fine-tuning by Capstan and by Transformers + PEFT, in turns.
 
 A Llama of 26 million parameters (576 wide, 6 layers, GQA 9/3, vocabulary 4096) in fp32, AdamW, and samples of very different lengths
 from the quickstart's text: the first line of a fortune is the prompt, the rest is learned; of one line, all. Both sides read

@@ -60,13 +60,17 @@ double product_gflops(Device& device, const ProductShape& s, DType dtype, double
   return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / time * 1e-9;
 }
 
-double measured_gemm_gflops(Device& device) {
+DType product_type(DType compute) {
+  return compute == DType::bf16 && cpu_features().native_bf16_gemm ? DType::bf16 : DType::f32;
+}
+
+double measured_gemm_gflops(Device& device, DType type) {
   // A build under a sanitizer is a hundred times slower: it need not take a minute to say so.
-  double best = product_gflops(device, ProductShape{"", false, false, 256, 256, 256}, DType::f32, 0.01);
+  double best = product_gflops(device, ProductShape{"", false, false, 256, 256, 256}, type, 0.01);
   if (best < 3) return best;
   for (const ProductShape& shape :
        {ProductShape{"", false, true, 1024, 768, 768}, ProductShape{"", false, false, 1024, 1024, 1024}})
-    best = std::max(best, product_gflops(device, shape, DType::f32, 0.12));
+    best = std::max(best, product_gflops(device, shape, type, 0.12));
   return best;
 }
 

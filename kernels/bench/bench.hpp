@@ -10,9 +10,12 @@
 
 namespace capstan::kernels {
 
-// The rate of fp32 matrix products, 2mnk floating-point operations each, in GFLOP/s: the best seen of a few medium shapes in
+// The type whose product rate bounds a step that computes in `compute`: fp32 too where bf16 is widened.
+DType product_type(DType compute);
+
+// The rate of matrix products of that type, 2mnk floating-point operations each, in GFLOP/s: the best seen of a few medium shapes in
 // about 0.3 s. What a training step's `gemm%` refers to.
-double measured_gemm_gflops(Device& device);
+double measured_gemm_gflops(Device& device, DType type = DType::f32);
 
 // The rate of a copy of 64 MiB, bytes read plus bytes written, in GB/s: the best seen in about 0.1 s.
 double measured_copy_gbps(Device& device);
@@ -41,10 +44,10 @@ double product_gflops(Device& device, const ProductShape& shape, DType dtype, do
 // The same fp32 product by oneDNN on this host with as many threads: the yardstick of the project's own product.
 double onednn_product_gflops(const ProductShape& shape, int threads, double seconds);
 
-// One run of the 2048 x 2048 x 2048 product by each of the two, about 0.2 s: what the machine gives at this moment. Other programs
+// One run of the 2048 x 2048 x 2048 product by each of the two (of bf16 by this program only), about 0.2 s: what the machine gives at this moment. Other programs
 // on the same cores slow it down as they slow down what is measured between two runs.
 struct Yardstick {
-  explicit Yardstick(Device& on);
+  explicit Yardstick(Device& on, DType type = DType::f32);
   void run();
   double gflops() const;  // the faster one's mean over all runs
   double seconds() const { return spent_; }
@@ -57,8 +60,8 @@ struct Yardstick {
   double own_ = 0, onednn_ = 0, spent_ = 0;  // seconds
 };
 
-// The roof that a training step is compared with: the best fp32 rate that either of them reaches on 2048 x 2048 x 2048 and on
+// The roof that a training step is compared with: the best rate that either of them (of bf16 this program) reaches on 2048 x 2048 x 2048 and on
 // two products of GPT-2 124M, in about two seconds.
-double roof_gemm_gflops(Device& device);
+double roof_gemm_gflops(Device& device, DType type = DType::f32);
 
 }  // namespace capstan::kernels

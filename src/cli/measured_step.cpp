@@ -87,7 +87,8 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
       observed = true;
       memory = loop.device().memory();  // the yardstick's matrices are no part of a step
       if (!trace && gemm_gflops > 3)    // not under a sanitizer
-        watch.yardstick = &yardstick.emplace(loop.device());
+        watch.yardstick = &yardstick.emplace(
+            loop.device(), kernels::product_type(train::compute_type(config.mixed_precision)));
       loop.observe(&watch);
       if (trace)
         timers.listen(

@@ -65,12 +65,16 @@ int run_bench(Context& context) {
                 std::string(features.instruction_set) +
                 (features.native_bf16_gemm ? ", multiplies bf16" : ", bf16 products widened to fp32") + "\n");
   const double gemm = kernels::roof_gemm_gflops(*device);
+  // A step is held against products of the type that it computes in.
+  const DType type = kernels::product_type(train::compute_type(config.mixed_precision));
+  const double step_gemm = type == DType::f32 ? gemm : kernels::roof_gemm_gflops(*device, type);
   const double copy = kernels::measured_copy_gbps(*device);
   object["gemm_gflops"] = gemm;
+  object["step_gemm_gflops"] = step_gemm;
   object["copy_gbps"] = copy;
-  put_unless_json(args, "gemm:    " + fixed(gemm, 1) +
-                            " GFLOP/s fp32 (the best of this program and oneDNN)\ncopy:    " +
-                            fixed(copy, 1) + " GB/s read and written\n");
+  put_unless_json(args, "gemm:    " + fixed(gemm, 1) + " GFLOP/s fp32 (the best of this program and oneDNN)" +
+                            (type == DType::bf16 ? ", " + fixed(step_gemm, 1) + " GFLOP/s bf16" : "") +
+                            "\ncopy:    " + fixed(copy, 1) + " GB/s read and written\n");
   flush_output();
 
   object["kernels"] = nlohmann::ordered_json::array();
@@ -102,7 +106,7 @@ int run_bench(Context& context) {
 
   if (wanted("step")) {
     progress.status("measuring a training step");
-    const StepRate step = measure_step(shortened(config, gemm), gemm, std::max(2.0, 10 * seconds));
+    const StepRate step = measure_step(shortened(config, step_gemm), step_gemm, std::max(2.0, 10 * seconds));
     nlohmann::ordered_json phases;
     Table table;
     for (size_t p = 0; p < train::kPhases; ++p) {
@@ -129,7 +133,7 @@ int run_bench(Context& context) {
             {"  " + row.name + " " + row.phase, std::to_string(row.calls) + "x",
              fixed(1e3 * row.seconds, 1) + " ms", fixed(100 * row.seconds / step.seconds, 1) + "%",
              rate > 0 ? fixed(rate, 0) + " GFLOP/s, " +
-                            fixed(100 * rate / (step.beside_gflops > 0 ? step.beside_gflops : gemm), 0) +
+                            fixed(100 * rate / (step.beside_gflops > 0 ? step.beside_gflops : step_gemm), 0) +
                             "% of GEMM"
                       : fixed(bandwidth, 1) + " GB/s, " + fixed(100 * bandwidth / copy, 0) + "% of copy"});
     }

@@ -53,7 +53,10 @@ void Run::measure_products() {
   // On a device of its own: what the products leave there is not the run's memory.
   const auto device =
       make_device(config_.train.device, config_.train.threads.value_or(0), world_.local_size());
-  gemm_rate_ = std::max(gemm_rate_, kernels::measured_gemm_gflops(*device) * 1e9);
+  gemm_rate_ = std::max(
+      gemm_rate_,
+      kernels::measured_gemm_gflops(*device, kernels::product_type(compute_type(config_.mixed_precision))) *
+          1e9);
 }
 
 void Run::report_model() {

@@ -1,7 +1,10 @@
 // Worlds for tests: the one that was launched, a part of its ranks, and one whose sent bytes are counted.
 #pragma once
 
+#include <doctest/doctest.h>
+
 #include <cstdlib>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,6 +19,28 @@ inline comm::World& world() {
   static const std::unique_ptr<comm::World> joined = comm::World::join();
   return *joined;
 }
+
+// A rank whose test case has failed does not meet the others any more, who would wait for it until the time is over.
+struct EndTogether final : doctest::IReporter {
+  explicit EndTogether(const doctest::ContextOptions&) {}
+  void report_query(const doctest::QueryData&) override {}
+  void test_run_start() override {}
+  void test_run_end(const doctest::TestRunStats&) override {}
+  void test_case_start(const doctest::TestCaseData&) override {}
+  void test_case_reenter(const doctest::TestCaseData&) override {}
+  void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
+    if (stats.failure_flags == 0 || world().size() == 1) return;
+    std::cout.flush();
+    world().abort(1);
+  }
+  void test_case_exception(const doctest::TestCaseException&) override {}
+  void subcase_start(const doctest::SubcaseSignature&) override {}
+  void subcase_end() override {}
+  void log_assert(const doctest::AssertData&) override {}
+  void log_message(const doctest::MessageData&) override {}
+  void test_case_skipped(const doctest::TestCaseData&) override {}
+};
+REGISTER_LISTENER("end_together", 1, EndTogether);
 
 // Some of another world's ranks, those of the same colour. Collective over that world.
 struct PartWorld final : comm::World {
