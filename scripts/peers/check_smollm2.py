@@ -89,7 +89,7 @@ dataset: {{data_path: {home}/tune_text_document, split: "100,0,0"}}
 tokenizer: {{preset: huggingface, tokenizer_model: "{home}/base"}}
 train: {{micro_batch_size: 4, global_batch_size: 4, train_iters: 40}}
 """)
-        print(capstan("train", recipe, "--run-dir", home / "run").splitlines()[-1])
+        capstan("train", recipe, "--run-dir", home / "run")
         capstan("convert", home / "run", f"peft:{home}/adapter")
         adapted = PeftModel.from_pretrained(
             transformers.AutoModelForCausalLM.from_pretrained(home / "base", dtype=torch.float32), home / "adapter").eval()
