@@ -149,7 +149,7 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
            file + ": `tokenizer.ggml.pre` is " + capstan::quoted(name) + ", which this version does not know",
            "take the tokenizer.json of the original model: tokenizer.tokenizer_model=FILE");
     pre_tokenizer = pre_tokenizer_json(*found);
-    model["ignore_merges"] = found->pattern == kLlama3;
+    model["ignore_merges"] = found->ignores_merges;
     decoder = {
         {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
   } else if (kind->text == "llama") {

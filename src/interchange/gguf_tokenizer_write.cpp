@@ -55,7 +55,9 @@ std::string pre_tokenizer_name(ConfigJson& top, bool ignores_merges) {
     const bool first = !digits && !bytes && pattern.empty();
     if (type == "Digits" && first && step.boolean("individual_digits", false)) {
       digits = true;
-    } else if (type == "Split" && first && step.text("behavior") == "Isolated" && !step.boolean("invert", false)) {
+    } else if (type == "Split" && first &&
+               step.text("behavior") == (step.boolean("invert", false) ? "Removed" : "Isolated")) {
+      // Either way: every character is in a match of each expression below.
       pattern = pattern_of(step, "Regex");
       if (pattern.empty()) unsupported("a Split at a text");
     } else if (type == "ByteLevel" && !bytes && !step.boolean("add_prefix_space", true)) {
@@ -69,13 +71,12 @@ std::string pre_tokenizer_name(ConfigJson& top, bool ignores_merges) {
   if (own_pattern && !pattern.empty()) unsupported("a `pre_tokenizer` that cuts with two expressions");
   if (own_pattern) pattern = kGpt2;
   for (const PreTokenizer& one : kPreTokenizers) {
-    if (one.digits != digits || pattern != (one.pattern ? one.pattern : kGpt2)) continue;
-    if (ignores_merges != (one.pattern == kLlama3))
-      unsupported(std::string("`ignore_merges` ") + (ignores_merges ? "true" : "false") + " with what llama.cpp calls " +
-                  one.name);
-    return one.name;
+    if (one.digits == digits && one.ignores_merges == ignores_merges &&
+        pattern == (one.pattern ? one.pattern : kGpt2))
+      return one.name;
   }
-  unsupported("a `pre_tokenizer` that cuts with an expression that llama.cpp has no name for");
+  unsupported("a `pre_tokenizer` that cuts with an expression that, with `ignore_merges` " +
+              std::string(ignores_merges ? "true" : "false") + ", llama.cpp has no name for");
 }
 
 // ---- `llama`: characters with ▁ for blanks, and bytes for those that the vocabulary lacks ----
@@ -152,8 +153,10 @@ bool puts_token_before(const json& step) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view tokenizer_json, std::string_view config,
-                                                              const std::string& chat_template, int64_t rows) {
+std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view tokenizer_json,
+                                                              std::string_view config,
+                                                              const std::string& chat_template,
+                                                              int64_t rows) {
   const json parsed = checkpoint::parse_strict_json(tokenizer_json, kFile);
   const JsonView view(parsed, kFile), model_view = view.at("model");
   ConfigJson top(parsed, kFile), model(model_view.object(), kFile + ": model");
@@ -184,7 +187,10 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
   const JsonView vocabulary = model_view.at("vocab");
   for (const auto& [token, id] : vocabulary.object().items()) {
     const bool byte = fallback && token.size() == 6 && token.starts_with("<0x") && token.ends_with(">");
-    put(token, vocabulary.item(token, id).count(), byte ? kByte : token == unknown_token ? kUnknown : kNormal);
+    put(token, vocabulary.item(token, id).count(),
+        byte                     ? kByte
+        : token == unknown_token ? kUnknown
+                                 : kNormal);
   }
   if (top.has("added_tokens")) {
     const JsonView added = view.at("added_tokens");
@@ -254,8 +260,10 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
       add(std::string(theirs) + "_token_id", gguf_integer(id->second));
   }
   // Said in any case: what llama.cpp does otherwise depends on the kind.
-  add("add_bos_token", gguf_boolean(settings.boolean("add_bos_token", puts_token_before(top.value("post_processor")))));
-  if (settings.has("add_eos_token")) add("add_eos_token", gguf_boolean(settings.boolean("add_eos_token", false)));
+  add("add_bos_token",
+      gguf_boolean(settings.boolean("add_bos_token", puts_token_before(top.value("post_processor")))));
+  if (settings.has("add_eos_token"))
+    add("add_eos_token", gguf_boolean(settings.boolean("add_eos_token", false)));
   std::string chat = chat_template;
   if (const json& own = settings.value("chat_template"); chat.empty() && own.is_string()) chat = own;
   if (!chat.empty()) result.emplace_back("tokenizer.chat_template", gguf_text(chat));

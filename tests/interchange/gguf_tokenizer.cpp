@@ -70,7 +70,8 @@ std::vector<int64_t> as_llama_cpp(const GgufMetadata& metadata, const std::strin
   std::map<std::string, size_t> ids;
   for (size_t i = 0; i < tokens.size(); ++i) ids[tokens[i]] = i;
   std::string escaped;
-  const std::string before = metadata.at("tokenizer.ggml.add_space_prefix").integer && !text.empty() ? " " : "";
+  const std::string before =
+      metadata.at("tokenizer.ggml.add_space_prefix").integer && !text.empty() ? " " : "";
   for (const char c : before + text) escaped += c == ' ' ? "\u2581" : std::string(1, c);
   std::vector<std::string> symbols;
   for (const char c : escaped) {
@@ -134,8 +135,14 @@ TEST_CASE("a token that is called Prepend puts no blank before the text") {
 }
 
 TEST_CASE("a byte-level tokenizer comes back from GGUF with the same ids") {
+  // As OLMo 2 has it.
+  json olmo = with(family("llama3"), "/model/ignore_merges", false);
+  json& cut = olmo["pre_tokenizer"]["pretokenizers"][0];
+  cut["behavior"] = "Removed";
+  cut["invert"] = true;
   const std::string config = R"({"bos_token": "<|begin_of_text|>", "add_bos_token": true})";
   for (const auto& [tokenizer, pre] : {std::pair{family("llama3"), "llama-bpe"},
+                                       {olmo, "dbrx"},
                                        {family("qwen2"), "qwen2"},
                                        {file("interchange/families/smollm2/tokenizer.json"), "gpt-2"}}) {
     CAPTURE(pre);
@@ -143,15 +150,17 @@ TEST_CASE("a byte-level tokenizer comes back from GGUF with the same ids") {
     CHECK(metadata.at("tokenizer.ggml.pre").text == pre);
     const auto before = data::Tokenizer::from_json(tokenizer.dump()),
                after = data::Tokenizer::from_json(tokenizer_json_of(metadata, "file"));
-    for (const std::string text : {"The cat's 12345 hats,  and\n\n DON'T\t... \u00e5ngstr\u00f6m \u4e2d\u6587 <|im_end|>x",
-                                   " a", "", "<|endoftext|>\n<|begin_of_text|>", "internationalisation 3.14"}) {
+    for (const std::string text :
+         {"The cat's 12345 hats,  and\n\n DON'T\t... \u00e5ngstr\u00f6m \u4e2d\u6587 <|im_end|>x", " a", "",
+          "<|endoftext|>\n<|begin_of_text|>", "internationalisation 3.14"}) {
       CAPTURE(text);
       CHECK(after->encode(text) == before->encode(text));
     }
   }
 }
 
-TEST_CASE("whether a token stands before the text is said by tokenizer_config.json, else by the post-processor") {
+TEST_CASE(
+    "whether a token stands before the text is said by tokenizer_config.json, else by the post-processor") {
   const auto adds = [](const json& tokenizer, const std::string& config) {
     return metadata_of(tokenizer, config).at("tokenizer.ggml.add_bos_token").integer != 0;
   };
@@ -173,7 +182,8 @@ TEST_CASE("tokenizers that llama.cpp would compute otherwise are refused with th
   CHECK(holds(refusal(with(spm, "/pre_tokenizer", {{"type", "Whitespace"}})), "Whitespace"));
   CHECK(holds(refusal(with(spm, "/pre_tokenizer", nullptr)), "blanks that stay blanks"));
   CHECK(holds(refusal(with(spm, "/normalizer", {{"type", "Lowercase"}})), "Lowercase"));
-  CHECK(holds(refusal(with(spm, "/normalizer", {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "b"}})),
+  CHECK(holds(refusal(with(spm, "/normalizer",
+                           {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "b"}})),
               "Replace"));
   json few = spm;
   for (size_t i = 0; i < few["model"]["merges"].size(); i += 8) few["model"]["merges"].erase(i);
@@ -185,8 +195,8 @@ TEST_CASE("tokenizers that llama.cpp would compute otherwise are refused with th
   CHECK(holds(refusal(with(llama3, "/pre_tokenizer/pretokenizers/1/use_regex", true)), "two expressions"));
   CHECK(holds(refusal(with(llama3, "/pre_tokenizer/pretokenizers/0/behavior", "Removed")), "the Split"));
   CHECK(holds(refusal(with(llama3, "/pre_tokenizer/pretokenizers/0/invert", true)), "the Split"));
-  CHECK(holds(refusal(with(llama3, "/pre_tokenizer/pretokenizers/0/pattern", {{"Regex", "\\w+"}})), "no name for"));
-  CHECK(holds(refusal(with(llama3, "/model/ignore_merges", false)), "ignore_merges"));
+  CHECK(holds(refusal(with(llama3, "/pre_tokenizer/pretokenizers/0/pattern", {{"Regex", "\\w+"}})),
+              "no name for"));
   CHECK(holds(refusal(with(qwen2, "/model/ignore_merges", true)), "ignore_merges"));
   json turned = llama3;
   std::swap(turned["pre_tokenizer"]["pretokenizers"][0], turned["pre_tokenizer"]["pretokenizers"][1]);
@@ -203,45 +213,46 @@ TEST_CASE("a tokenizer.json with values of other types is refused by name") {
   for (const json& tokenizer :
        {sentencepiece(fixture, "llama"), sentencepiece(fixture, "metaspace"), family("llama3")}) {
     for (const std::string pointer : {"",
-                               "/model",
-                               "/model/type",
-                               "/model/byte_fallback",
-                               "/model/ignore_merges",
-                               "/model/dropout",
-                               "/model/unk_token",
-                               "/model/end_of_word_suffix",
-                               "/model/vocab",
-                               "/model/vocab/zz",
-                               "/model/merges",
-                               "/model/merges/0",
-                               "/model/merges/0/1",
-                               "/added_tokens",
-                               "/added_tokens/0",
-                               "/added_tokens/0/id",
-                               "/added_tokens/0/content",
-                               "/added_tokens/0/special",
-                               "/normalizer",
-                               "/normalizer/normalizers",
-                               "/normalizer/normalizers/0",
-                               "/normalizer/normalizers/0/type",
-                               "/normalizer/normalizers/0/prepend",
-                               "/normalizer/normalizers/1/pattern",
-                               "/normalizer/normalizers/1/pattern/String",
-                               "/pre_tokenizer",
-                               "/pre_tokenizer/split",
-                               "/pre_tokenizer/prepend_scheme",
-                               "/pre_tokenizer/pretokenizers",
-                               "/pre_tokenizer/pretokenizers/0",
-                               "/pre_tokenizer/pretokenizers/0/type",
-                               "/pre_tokenizer/pretokenizers/0/behavior",
-                               "/pre_tokenizer/pretokenizers/0/pattern",
-                               "/pre_tokenizer/pretokenizers/0/pattern/Regex",
-                               "/pre_tokenizer/pretokenizers/1/add_prefix_space",
-                               "/pre_tokenizer/pretokenizers/1/use_regex"}) {
+                                      "/model",
+                                      "/model/type",
+                                      "/model/byte_fallback",
+                                      "/model/ignore_merges",
+                                      "/model/dropout",
+                                      "/model/unk_token",
+                                      "/model/end_of_word_suffix",
+                                      "/model/vocab",
+                                      "/model/vocab/zz",
+                                      "/model/merges",
+                                      "/model/merges/0",
+                                      "/model/merges/0/1",
+                                      "/added_tokens",
+                                      "/added_tokens/0",
+                                      "/added_tokens/0/id",
+                                      "/added_tokens/0/content",
+                                      "/added_tokens/0/special",
+                                      "/normalizer",
+                                      "/normalizer/normalizers",
+                                      "/normalizer/normalizers/0",
+                                      "/normalizer/normalizers/0/type",
+                                      "/normalizer/normalizers/0/prepend",
+                                      "/normalizer/normalizers/1/pattern",
+                                      "/normalizer/normalizers/1/pattern/String",
+                                      "/pre_tokenizer",
+                                      "/pre_tokenizer/split",
+                                      "/pre_tokenizer/prepend_scheme",
+                                      "/pre_tokenizer/pretokenizers",
+                                      "/pre_tokenizer/pretokenizers/0",
+                                      "/pre_tokenizer/pretokenizers/0/type",
+                                      "/pre_tokenizer/pretokenizers/0/behavior",
+                                      "/pre_tokenizer/pretokenizers/0/pattern",
+                                      "/pre_tokenizer/pretokenizers/0/pattern/Regex",
+                                      "/pre_tokenizer/pretokenizers/1/add_prefix_space",
+                                      "/pre_tokenizer/pretokenizers/1/use_regex"}) {
       CAPTURE(pointer);
       const json::json_pointer place(pointer);
       if (!tokenizer.contains(place) && pointer != "/model/vocab/zz") continue;
-      for (const json& value : {json(1.5), json(-3), json("text"), json(true), json::array({1}), json{{"a", 1}}}) {
+      for (const json& value :
+           {json(1.5), json(-3), json("text"), json(true), json::array({1}), json{{"a", 1}}}) {
         CAPTURE(value.dump());
         if (pointer != "/model/vocab/zz" && value.type() == tokenizer[place].type()) continue;
         if (pointer == "/model/unk_token" && value.is_string()) continue;
