@@ -298,10 +298,10 @@ TEST_CASE("a tied model that brings a head of its own is refused when its weight
     bytes["lm_head.weight"] = bytes[embedding];
     if (differs) bytes["lm_head.weight"].back() ^= std::byte{1};
     std::vector<checkpoint::SafetensorsTensor> tensors;
-    for (const auto& [name, content] : bytes) {
-      const auto& info = before.at(name == "lm_head.weight" ? embedding : name);
-      tensors.push_back(
-          {name, info.dtype, info.shape, [&content] { return std::span<const std::byte>(content); }});
+    for (const auto& entry : bytes) {
+      const auto& info = before.at(entry.first == "lm_head.weight" ? embedding : entry.first);
+      tensors.push_back({entry.first, info.dtype, info.shape,
+                         [&entry] { return std::span<const std::byte>(entry.second); }});
     }
     fs::remove(copy.path / "model.safetensors");
     checkpoint::write_safetensors(checkpoint::real_file_system(), copy.path / "model.safetensors", tensors,
