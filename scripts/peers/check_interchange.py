@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--capstan", default=str(ROOT / "build/release/capstan"))
 CAPSTAN = parser.parse_args().capstan
-GGUF = ["gpt2", "llama", "smollm2", "qwen2", "qwen3", "olmo2", "gemma2"]
+GGUF = ["gpt2", "llama", "smollm2", "mistral", "qwen2", "qwen3", "olmo2", "gemma2"]
 
 
 def capstan(*words):
@@ -47,10 +47,12 @@ def check_family(source, home):
 
 
 def check_gguf(source, home):
-    if source.name == "gemma2":  # llama.cpp knows one scale of the scores for it
-        source = shutil.copytree(source, home / "gemma2")
-        config = json.loads((source / "config.json").read_text())
-        (source / "config.json").write_text(json.dumps(config | {"query_pre_attn_scalar": config["head_dim"]}))
+    config = json.loads((source / "config.json").read_text())
+    # llama.cpp knows one scale of the scores for Gemma 2, and no window for Mistral.
+    changed = {"gemma2": {"query_pre_attn_scalar": config.get("head_dim")}, "mistral": {"sliding_window": None}}.get(source.name)
+    if changed:
+        source = shutil.copytree(source, home / source.name)
+        (source / "config.json").write_text(json.dumps(config | changed))
     for kind, bound in (("f32", 0.0), ("q8_0", 0.02)):
         path = home / f"{kind}.gguf"
         capstan("convert", f"hf:{source}", f"gguf:{path}", "--type", kind)

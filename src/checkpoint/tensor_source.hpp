@@ -2,6 +2,7 @@
 // loads weights asks for the rectangles that it needs and does not know which of them it reads.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,6 +40,25 @@ class TensorSource {
   TensorSource(TensorSource&&) = default;
   TensorSource& operator=(const TensorSource&) = default;
   TensorSource& operator=(TensorSource&&) = default;
+};
+
+// One that knows its tensors before the first is read. Entry: a TensorInfo with what reading takes besides.
+template <class Entry>
+class MapSource : public TensorSource {
+ public:
+  std::vector<std::string> names() const override {
+    std::vector<std::string> result;
+    for (const auto& tensor : tensors_) result.push_back(tensor.first);
+    return result;
+  }
+  const TensorInfo* find(std::string_view name) const override {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? nullptr : &found->second;
+  }
+
+ protected:
+  const Entry& entry(std::string_view name) const { return static_cast<const Entry&>(at(name)); }
+  std::map<std::string, Entry, std::less<>> tensors_;
 };
 
 }  // namespace capstan::checkpoint

@@ -19,6 +19,7 @@ class ConfigJson {
 
   const std::string& place() const { return place_; }
   bool has(const char* key) const;  // there and not null
+  bool missing(const char* key) const { return !object_.contains(key); }
   // Each marks the key as read. A value of another type is ErrorCode::format. `otherwise`: where the key is missing or null.
   int64_t integer(const char* key, std::optional<int64_t> otherwise = {},
                   int64_t most = 1 << 30);                               // from 1

@@ -55,9 +55,12 @@ struct HfOptions {
   std::optional<DType> dtype;
   int64_t shard_bytes = 5'000'000'000;
 };
-// config.json and the index are those that came with the weights where they still say the same.
+// config.json and the index are those that came with the weights where they still say the same. ErrorCode::usage where `to`
+// exists; ::unsupported for a model that no family computes, with what differs.
 Written write_hf(const Exported& from, const std::filesystem::path& to, const HfOptions& options = {});
 
+// Writes one file. ErrorCode::usage where it exists; ::unsupported for a model or a tokenizer that no architecture there computes,
+// with what differs, and for numbers that the type cannot hold, with the tensor.
 enum class GgufType : uint8_t { f32, f16, bf16, q8_0 };
 Written write_gguf(const Exported& from, const std::filesystem::path& to, GgufType type);
 

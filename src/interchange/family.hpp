@@ -3,6 +3,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,13 +37,25 @@ const Family* find_family(std::string_view model_type);  // nullptr: none
 // No model has more; tables grow with them, and a file may say anything.
 inline constexpr int64_t kMostLayers = 1 << 13, kMostHeads = 1 << 16;
 
+// What the class of Transformers takes where config.json lacks the key; a key that is null says `off`.
+template <class T>
+T of_class(const ConfigJson& json, const char* key, std::optional<T> otherwise, T off) {
+  return otherwise && json.missing(key) ? *otherwise : off;
+}
+// The window; nullopt: null.
+std::optional<int64_t> read_window(ConfigJson& json, std::optional<int64_t> of_the_class);
+
 // Sizes, norms, activation, biases, positions and tied heads under the names that all but GPT-2 use.
 struct LlamaLike {
   bool tied = false;            // where config.json does not say
   bool attention_bias = false;  // the class knows `attention_bias`, of all four projections
   bool mlp_bias = false;        // the class knows `mlp_bias`
   const char* activation = "hidden_act";
+  const char* function = "silu";
   double epsilon = 1e-6;
+  // Where the class has numbers of its own for missing keys; null says as many as heads, and width / heads.
+  std::optional<int64_t> groups = {}, head = {};
+  std::optional<int64_t> original_positions = {};  // of RoPE's scaling
 };
 void read_llama_like(ConfigJson& json, config::ModelConfig& model, const LlamaLike& how);
 void write_llama_like(const config::ModelConfig& model, nlohmann::ordered_json& json, const LlamaLike& how);
@@ -52,6 +65,9 @@ void write_llama_like(const config::ModelConfig& model, nlohmann::ordered_json& 
 void read_layer_types(ConfigJson& json, config::ModelConfig& model, std::optional<int64_t> window,
                       std::vector<std::string> types);
 void write_layer_types(const config::ModelConfig& model, nlohmann::ordered_json& json);
+
+void read_activation(ConfigJson& json, config::ModelConfig& model, const char* key, const char* otherwise);
+const char* activation_name(const config::ModelConfig& model);  // "silu", "gelu_pytorch_tanh" …
 
 TensorNames llama_names();
 

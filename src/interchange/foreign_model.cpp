@@ -1,7 +1,7 @@
 #include "interchange/foreign_model.hpp"
 
-#include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -40,6 +40,32 @@ std::string ForeignModel::content_hash() const {
   std::string hashes;
   for (const fs::path& file : weight_files()) hashes += checkpoint::hash_file(file).whole + "\n";
   return checkpoint::hash_of(hashes);
+}
+
+void ForeignModel::take_tensors(const std::function<bool(std::string_view)>& beside) {
+  const ArrangementTable table = parameter_table(model_, names_);
+  std::map<DType, int64_t> elements;
+  std::vector<std::string> left;
+  for (const std::string& tensor : files().names()) {
+    const checkpoint::TensorInfo& info = files().at(tensor);
+    elements[info.dtype] += checkpoint::element_count(info.shape);
+    if (!table.sources.count(tensor) && !beside(tensor)) left.push_back(capstan::quoted(tensor));
+  }
+  for (const auto& [type, count] : elements)
+    if (count > elements[dtype_]) dtype_ = type;
+  if (left.empty()) return;
+  const size_t count = left.size();
+  if (count > 8) left.resize(8), left.push_back("…");
+  fail(ErrorCode::unsupported,
+       files().place() + ": " + std::to_string(count) + (count == 1 ? " tensor has" : " tensors have") +
+           " no place in the model that the file describes (" + kind() + "):\n    " + join(left, "\n    "));
+}
+
+std::unique_ptr<checkpoint::TensorSource> ForeignModel::arranged(checkpoint::TensorSource& files,
+                                                                 const config::ModelConfig& model) const {
+  config::ModelConfig ours = model_;
+  ours.padded_vocab_size = model.padded_vocab_size;
+  return std::make_unique<RearrangedSource>(files, parameter_table(ours, names_));
 }
 
 std::string model_preset(const std::string& name) {

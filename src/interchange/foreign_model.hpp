@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "checkpoint/tensor_source.hpp"
 #include "config/resolve.hpp"
 #include "config/sections/model.hpp"
+#include "interchange/parameter_table.hpp"
 
 namespace capstan::interchange {
 
@@ -33,14 +35,15 @@ class ForeignModel {
   virtual std::string kind() const = 0;                        // "llama in safetensors", for messages
 
   // Its parameters, read from the files as they are asked for; refers to this. model: that of the run, whose padding of the
-  // vocabulary counts.
+  // vocabulary counts. ErrorCode::format, ::unsupported for weights that are not those of the model.
   std::unique_ptr<checkpoint::TensorSource> parameters(const config::ModelConfig& model) {
+    check_weights();
     return arranged(files(), model);
   }
   // The tensors as the files name them, and the same arrangement of any tensors with these names and shapes.
   virtual checkpoint::TensorSource& files() = 0;
-  virtual std::unique_ptr<checkpoint::TensorSource> arranged(checkpoint::TensorSource& files,
-                                                             const config::ModelConfig& model) const = 0;
+  std::unique_ptr<checkpoint::TensorSource> arranged(checkpoint::TensorSource& files,
+                                                     const config::ModelConfig& model) const;
 
   // Of the bytes of its files of weights, whatever they are called: reads them all.
   std::string content_hash() const;
@@ -52,8 +55,13 @@ class ForeignModel {
   virtual std::vector<std::pair<std::string, std::string>> carried() const = 0;
 
  protected:
+  // Sets dtype_, and refuses tensors that have no place in model_ under names_: then it is another model. `beside` may be there.
+  void take_tensors(const std::function<bool(std::string_view tensor)>& beside);
+  virtual void check_weights() {}  // what takes their bytes, and so is left until they are read
+
   std::string name_;
   config::ModelConfig model_;
+  TensorNames names_;
   DType dtype_ = DType::f32;
 };
 

@@ -1,4 +1,4 @@
-// The formats behind ForeignModel::open().
+// The formats behind ForeignModel::open(), with its errors: ErrorCode::not_found, ::format, ::unsupported.
 #pragma once
 
 #include <filesystem>

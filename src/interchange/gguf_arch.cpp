@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "config/sections/rotary.hpp"
 #include "interchange/model_section.hpp"
 
 namespace capstan::interchange {
@@ -20,8 +21,8 @@ using Kind = GgufValue::Kind;
 namespace {
 
 // llama: Mistral and SmolLM2 as well.
-constexpr std::array<std::string_view, 7> kArchitectures = {"llama", "qwen2",  "qwen3", "gpt2",
-                                                            "phi3",  "gemma2", "olmo2"};
+constexpr std::array<std::string_view, 6> kArchitectures = {"llama", "qwen2",  "qwen3",
+                                                            "gpt2",  "gemma2", "olmo2"};
 
 TensorNames names_of(std::string_view architecture) {
   TensorNames n;
@@ -40,16 +41,10 @@ TensorNames names_of(std::string_view architecture) {
   n.up = "ffn_up";
   n.down = "ffn_down";
   n.rope_in_pairs = architecture == "llama";
-  if (architecture == "gpt2" || architecture == "phi3") {
+  if (architecture == "gpt2") {
     n.q = n.k = n.v = "";
     n.qkv = "attn_qkv";
-  }
-  if (architecture == "gpt2") {
     n.fc1 = "ffn_up";
-    n.gate = n.up = "";
-  }
-  if (architecture == "phi3") {
-    n.gate_up = "ffn_up";
     n.gate = n.up = "";
   }
   if (architecture == "qwen3" || architecture == "olmo2") {
@@ -118,22 +113,34 @@ class Keys {
   std::set<std::string> read_;
 };
 
-// Which parameters of Llama 3.1's scaling give the factors of a file, which holds nothing else of them.
+// Which parameters of Llama 3.1's scaling give the factors of a file, which holds nothing else of them: its low and high
+// frequency factors, and of the original lengths the one that comes nearest.
 void read_rope_factors(GgufFile& file, ModelConfig& m) {
   const auto& info = file.at(kRopeFactors);
+  if (info.shape.size() != 1)
+    fail(ErrorCode::format, file.place() + ": the tensor " + capstan::quoted(kRopeFactors) + " is " +
+                                checkpoint::to_text(info.shape) + ", and should be a vector");
   std::vector<float> stored(static_cast<size_t>(checkpoint::element_count(info.shape)));
   file.read_whole(kRopeFactors, DType::f32, std::as_writable_bytes(std::span(stored)));
   m.rope_scaling = true;
   m.rope_scaling_type = RopeScaling::llama3;
   m.rope_scaling_factor = static_cast<double>(*std::max_element(stored.begin(), stored.end()));
+  const bool fits = static_cast<int64_t>(stored.size()) == config::rotary_width(m) / 2;
+  int64_t nearest = 0;
+  double least = 1e-4;  // relative; converters compute in fp32
   for (const int64_t original : {8192, 4096, 2048, 16384, 32768, 1024, 512, 256, 128, 64, 32, 16}) {
+    if (!fits) break;
     m.rope_scaling_original_max_position_embeddings = original;
     const auto made = llama3_factors(m);
-    if (made.size() == stored.size() &&
-        std::equal(made.begin(), made.end(), stored.begin(),
-                   [](float a, float b) { return std::abs(a - b) <= 1e-4f * std::abs(a); }))
-      return;
+    double most = 0;
+    for (size_t i = 0; i < made.size() && most < least; ++i) {
+      const double off = std::abs(static_cast<double>(stored[i]) / static_cast<double>(made[i]) - 1);
+      most = off < least ? std::max(most, off) : least;  // NaN is not below
+    }
+    if (most < least) least = most, nearest = original;
   }
+  m.rope_scaling_original_max_position_embeddings = nearest;
+  if (nearest > 0) return;
   fail(ErrorCode::unsupported, file.place() + ": the tensor " + capstan::quoted(kRopeFactors) +
                                    " holds factors that are not those of Llama 3.1's scaling");
 }
@@ -141,8 +148,11 @@ void read_rope_factors(GgufFile& file, ModelConfig& m) {
 void read_rope(GgufFile& file, Keys& keys, ModelConfig& m) {
   m.position_embedding_type = config::PositionEmbedding::rope;
   m.rotary_base = keys.real("rope.freq_base", 10000.0);
-  m.rotary_percent = static_cast<double>(keys.integer("rope.dimension_count", *m.kv_channels)) /
-                     static_cast<double>(*m.kv_channels);
+  const int64_t turned = keys.integer("rope.dimension_count", *m.kv_channels);
+  if (turned > *m.kv_channels || turned % 2 != 0)
+    keys.refuse("rope.dimension_count",
+                "is no even number of a head's " + std::to_string(*m.kv_channels) + " elements");
+  m.rotary_percent = static_cast<double>(turned) / static_cast<double>(*m.kv_channels);
   const std::string scaling = keys.text("rope.scaling.type", "none");
   if (scaling == "linear") {
     m.rope_scaling = true;
@@ -158,7 +168,7 @@ void read_rope(GgufFile& file, Keys& keys, ModelConfig& m) {
 }  // namespace
 
 std::vector<float> llama3_factors(const ModelConfig& m) {
-  const auto rotary = static_cast<int64_t>(static_cast<double>(*m.kv_channels) * m.rotary_percent);
+  const int64_t rotary = config::rotary_width(m);
   const auto original = static_cast<double>(m.rope_scaling_original_max_position_embeddings);
   const double low = m.rope_scaling_low_freq_factor, high = m.rope_scaling_high_freq_factor;
   std::vector<float> factors;
@@ -224,12 +234,13 @@ GgufModel read_gguf_model(GgufFile& file) {
     m.gated_linear_unit = true;
     m.activation_func = a == "gemma2" ? Activation::gelu_tanh : Activation::silu;
     m.add_bias_linear = false;
-    m.add_qkv_bias = has_bias(a == "phi3" ? "attn_qkv" : "attn_q");
+    m.add_qkv_bias = has_bias("attn_q");
     m.add_attention_output_bias = has_bias("attn_output");
     m.add_mlp_bias = has_bias("ffn_down");
     read_rope(file, keys, m);
   }
-  if (keys.has("attention.sliding_window")) m.window_size = keys.integer("attention.sliding_window");
+  if (a == "gemma2" || keys.has("attention.sliding_window"))  // older converters left Gemma's out
+    m.window_size = keys.integer("attention.sliding_window", 4096);
   m.qk_layernorm = a == "qwen3" || a == "olmo2";
   m.qk_layernorm_across_heads = a == "olmo2";
   if (a == "olmo2") m.norm_placement = config::NormPlacement::output;
@@ -298,8 +309,7 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   GgufPlan plan{a, names_of(a), {}, {}};
   if (rope) {
     put("rope.freq_base", gguf_real(m.rotary_base));
-    put("rope.dimension_count",
-        gguf_integer(static_cast<int64_t>(static_cast<double>(*m.kv_channels) * m.rotary_percent)));
+    put("rope.dimension_count", gguf_integer(config::rotary_width(m)));
     if (m.rope_scaling && m.rope_scaling_type == RopeScaling::llama3) {
       plan.rope_factors = llama3_factors(m);
     } else if (m.rope_scaling && m.rope_scaling_type == RopeScaling::linear) {

@@ -13,7 +13,6 @@
 
 namespace capstan::interchange {
 
-using checkpoint::TensorInfo;
 using Kind = GgufValue::Kind;
 
 namespace {
@@ -244,7 +243,7 @@ GgufHeader parse_gguf(std::span<const std::byte> bytes, const std::string& file)
 GgufFile::GgufFile(const std::filesystem::path& path)
     : map_(path), header_(parse_gguf(map_.bytes(), path.string())) {
   for (const GgufTensor& tensor : header_.tensors) {
-    Stored stored;
+    StoredGguf stored;
     stored.shape = tensor.shape;
     stored.dtype = tensor.type == kGgmlF16 ? DType::f16 : tensor.type == kGgmlBf16 ? DType::bf16 : DType::f32;
     stored.tensor = &tensor;
@@ -253,21 +252,9 @@ GgufFile::GgufFile(const std::filesystem::path& path)
   }
 }
 
-std::vector<std::string> GgufFile::names() const {
-  std::vector<std::string> names;
-  for (const auto& entry : tensors_) names.push_back(entry.first);
-  return names;
-}
-
-const TensorInfo* GgufFile::find(std::string_view name) const {
-  const auto found = tensors_.find(name);
-  return found == tensors_.end() ? nullptr : &found->second;
-}
-
 void GgufFile::read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
                     std::span<std::byte> out) {
-  at(name);  // with near names where there is none
-  const Stored& stored = tensors_.find(name)->second;
+  const StoredGguf& stored = entry(name);
   CAPSTAN_ASSERT(checkpoint::fits(wanted, stored.shape) && wanted.rank() <= 2,
                  "a rectangle of " + std::string(name));
   if (!checkpoint::can_convert(stored.dtype, dtype))

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,27 +44,25 @@ struct GgufHeader {
 // `file` names it in errors: ErrorCode::format; ::unsupported for versions, types and split files that are not read.
 GgufHeader parse_gguf(std::span<const std::byte> bytes, const std::string& file);
 
-class GgufFile final : public checkpoint::TensorSource {
+struct StoredGguf : checkpoint::TensorInfo {
+  const GgufTensor* tensor = nullptr;
+  const GgmlType* type = nullptr;
+};
+
+// Quantised tensors are fp32.
+class GgufFile final : public checkpoint::MapSource<StoredGguf> {
  public:
   explicit GgufFile(const std::filesystem::path& path);
   const std::filesystem::path& path() const { return map_.path(); }
   const GgufMetadata& metadata() const { return header_.metadata; }
 
   std::string place() const override { return "`" + map_.path().string() + "`"; }
-  std::vector<std::string> names() const override;
-  // Quantised tensors are fp32.
-  const checkpoint::TensorInfo* find(std::string_view name) const override;
   void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
             std::span<std::byte> out) override;
 
  private:
-  struct Stored : checkpoint::TensorInfo {
-    const GgufTensor* tensor = nullptr;
-    const GgmlType* type = nullptr;
-  };
   MappedFile map_;
   GgufHeader header_;
-  std::map<std::string, Stored, std::less<>> tensors_;
 };
 
 // ---- writing ----

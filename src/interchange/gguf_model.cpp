@@ -1,9 +1,6 @@
 // gguf:FILE as a ForeignModel, and the writer.
 #include <unistd.h>
 
-#include <algorithm>
-#include <map>
-
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
@@ -25,29 +22,12 @@ class GgufModelFile final : public ForeignModel {
     name_ = name;
     read_ = read_gguf_model(file_);
     model_ = read_.model;
-    std::map<DType, int64_t> elements;
-    std::vector<std::string> left;
-    const ArrangementTable table = parameter_table(model_, read_.names);
-    for (const std::string& tensor : file_.names()) {
-      elements[file_.at(tensor).dtype] += checkpoint::element_count(file_.at(tensor).shape);
-      if (!table.sources.count(tensor) && tensor != kRopeFactors) left.push_back(capstan::quoted(tensor));
-    }
-    for (const auto& [type, count] : elements)
-      if (count > elements[dtype_]) dtype_ = type;
-    if (left.empty()) return;
-    if (left.size() > 8) left.resize(8), left.push_back("…");
-    fail(ErrorCode::unsupported, file_.place() + ": tensors that have no place in a " + read_.architecture +
-                                     ":\n    " + join(left, "\n    "));
+    names_ = read_.names;
+    take_tensors([](std::string_view tensor) { return tensor == kRopeFactors; });
   }
 
   std::string kind() const override { return read_.architecture + " in GGUF"; }
   checkpoint::TensorSource& files() override { return file_; }
-  std::unique_ptr<checkpoint::TensorSource> arranged(checkpoint::TensorSource& files,
-                                                     const config::ModelConfig& model) const override {
-    config::ModelConfig ours = model_;
-    ours.padded_vocab_size = model.padded_vocab_size;
-    return std::make_unique<RearrangedSource>(files, parameter_table(ours, read_.names));
-  }
   std::vector<fs::path> weight_files() const override { return {file_.path()}; }
   std::string tokenizer() const override {
     return file_.metadata().count("tokenizer.ggml.tokens") ? absolute_name(name_) : "";
@@ -151,7 +131,11 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
       values.resize(static_cast<size_t>(checkpoint::element_count(tensor.shape)));
       source.read_whole(tensor.name, DType::f32, std::as_writable_bytes(std::span(values)));
     }
-    quantise(*find_ggml_type(tensor.type), values, bytes);
+    try {
+      quantise(*find_ggml_type(tensor.type), values, bytes);
+    } catch (const Error& error) {
+      fail(error.code(), "the tensor " + capstan::quoted(tensor.name) + ": " + error.message(), error.help());
+    }
     CAPSTAN_ASSERT(bytes.size() == tensor.bytes, "bytes of " + tensor.name);
     bytes.resize((bytes.size() + kGgufAlignment - 1) / kGgufAlignment * kGgufAlignment);
     writer.write(bytes);

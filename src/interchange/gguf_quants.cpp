@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "tensor/dtype.hpp"
 #include "tensor/half.hpp"
 
@@ -154,6 +155,23 @@ void dequantise(const GgmlType& type, std::span<const std::byte> blocks, std::sp
   }
 }
 
+namespace {
+
+[[noreturn]] void cannot_hold(const GgmlType& type, float value) {
+  fail(
+      ErrorCode::unsupported, std::string(type.name) + " cannot hold the value " + to_text(value),
+      std::isfinite(value) ? "--type bf16 and f32 can" : "the weights are not numbers: did the run diverge?");
+}
+
+// fp16 of what is below its infinity.
+uint16_t half_of(const GgmlType& type, float value, float of) {
+  const uint16_t half = float_to_half(value);
+  if (!std::isfinite(half_to_float(half)) && std::isfinite(value)) cannot_hold(type, of);
+  return half;
+}
+
+}  // namespace
+
 void quantise(const GgmlType& type, std::span<const float> values, std::vector<std::byte>& out) {
   const size_t count = values.size() / static_cast<size_t>(type.block);
   CAPSTAN_ASSERT(values.size() % static_cast<size_t>(type.block) == 0, "whole blocks");
@@ -164,7 +182,7 @@ void quantise(const GgmlType& type, std::span<const float> values, std::vector<s
     if (type.id == kGgmlF32) {
       std::memcpy(b, x, sizeof(float));
     } else if (type.id == kGgmlF16) {
-      const uint16_t half = float_to_half(*x);
+      const uint16_t half = half_of(type, *x, *x);
       std::memcpy(b, &half, sizeof half);
     } else if (type.id == kGgmlBf16) {
       const bf16 brain(*x);
@@ -172,12 +190,16 @@ void quantise(const GgmlType& type, std::span<const float> values, std::vector<s
     } else {
       CAPSTAN_ASSERT(type.id == kGgmlQ8_0, "a type that is written");
       float largest = 0;
-      for (int k = 0; k < 32; ++k) largest = std::max(largest, std::abs(x[k]));
+      for (int k = 0; k < 32; ++k) {
+        if (!std::isfinite(x[k])) cannot_hold(type, x[k]);
+        largest = std::max(largest, std::abs(x[k]));
+      }
       const float d = largest / 127.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
-      const uint16_t half = float_to_half(d);
+      const uint16_t half = half_of(type, d, largest);
       std::memcpy(b, &half, sizeof half);
       for (int k = 0; k < 32; ++k)
-        b[2 + k] = static_cast<std::byte>(static_cast<int8_t>(std::round(x[k] * inverse)));
+        b[2 + k] = static_cast<std::byte>(
+            static_cast<int8_t>(std::isfinite(inverse) ? std::round(x[k] * inverse) : 0));
     }
   }
 }

@@ -1,14 +1,12 @@
 #include "interchange/gguf_tokenizer.hpp"
 
 #include <algorithm>
-#include <array>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "checkpoint/strict_json.hpp"
+#include "interchange/gguf_vocabulary.hpp"
 
 namespace capstan::interchange {
 
@@ -17,26 +15,6 @@ using nlohmann::ordered_json;
 using Kind = GgufValue::Kind;
 
 namespace {
-
-// Values of tokenizer.ggml.token_type.
-constexpr int64_t kNormal = 1, kUnknown = 2, kControl = 3, kUser = 4, kUnused = 5, kByte = 6;
-
-constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr const char* kLlama3 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen2 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
-// How llama.cpp names the ways in which a text is cut before the merges; it chooses its regular expression by the name.
-struct PreTokenizer {
-  const char* name;
-  const char* pattern;  // null: ByteLevel's own
-  bool digits;          // each by itself, before
-};
-constexpr std::array kPreTokenizers = {
-    PreTokenizer{"llama-bpe", kLlama3, false}, PreTokenizer{"qwen2", kQwen2, false},
-    PreTokenizer{"smollm", nullptr, true},     PreTokenizer{"gpt-2", nullptr, false},
-    PreTokenizer{"llama3", kLlama3, false},    PreTokenizer{"llama-v3", kLlama3, false}};
 
 ordered_json pre_tokenizer_json(const PreTokenizer& pre) {
   const ordered_json bytes = {{"type", "ByteLevel"},
@@ -143,9 +121,14 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
                        {"rstrip", false},
                        {"normalized", false},
                        {"special", types[i] != kUser}});
-  ordered_json vocabulary = ordered_json::object(), merges = json::array();
+  // Not by operator[], which looks through all tokens before.
+  std::unordered_map<std::string_view, size_t> ids;
   for (size_t i = 0; i < types.size(); ++i)
-    if (types[i] != kUnused) vocabulary[tokens->texts[i]] = i;
+    if (types[i] != kUnused) ids[tokens->texts[i]] = i;
+  ordered_json::object_t vocabulary;
+  for (size_t i = 0; i < types.size(); ++i)
+    if (types[i] != kUnused && ids[tokens->texts[i]] == i) vocabulary.emplace_back(tokens->texts[i], i);
+  ordered_json merges = json::array();
 
   if (kind->text == "gpt2") {
     const GgufValue* lines = find(metadata, "tokenizer.ggml.merges", Kind::texts, file);
@@ -166,7 +149,7 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
            file + ": `tokenizer.ggml.pre` is " + capstan::quoted(name) + ", which this version does not know",
            "take the tokenizer.json of the original model: tokenizer.tokenizer_model=FILE");
     pre_tokenizer = pre_tokenizer_json(*found);
-    model["ignore_merges"] = found->pattern == kLlama3;
+    model["ignore_merges"] = found->ignores_merges;
     decoder = {
         {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
   } else if (kind->text == "llama") {
@@ -176,7 +159,7 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
            file + ": `tokenizer.ggml.scores` is missing or of another length than `tokens`");
     for (auto& [left, right] : merges_of_scores(tokens->texts, scores->reals, types))
       merges.push_back({left, right});
-    const std::string blank = "\u2581";
+    const std::string blank(kBlank);
     ordered_json steps = json::array();
     if (is_true(metadata, "tokenizer.ggml.add_space_prefix", true))
       steps.push_back({{"type", "Prepend"}, {"prepend", blank}});
@@ -214,141 +197,6 @@ std::string tokenizer_config_of(const GgufMetadata& metadata) {
   const auto chat = metadata.find("tokenizer.chat_template");
   if (chat != metadata.end() && chat->second.kind == Kind::text) config["chat_template"] = chat->second.text;
   return config.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
-}
-
-namespace {
-
-// What cuts the text, as llama.cpp names it.
-std::string pre_tokenizer_name(const json& pre) {
-  bool digits = false, bytes = false;
-  std::string pattern;
-  const json steps = pre.is_object() && pre.value("type", "") == "Sequence"
-                         ? pre.value("pretokenizers", json::array())
-                         : json::array({pre});
-  for (const json& step : steps) {
-    const std::string type = step.is_object() ? step.value("type", "") : "";
-    if (type == "Digits" && step.value("individual_digits", false))
-      digits = true;
-    else if (type == "Split" && step.contains("pattern") && step["pattern"].contains("Regex"))
-      pattern = step["pattern"]["Regex"].get<std::string>();
-    else if (type == "ByteLevel")
-      bytes = true;
-    else
-      return "";
-  }
-  for (const PreTokenizer& one : kPreTokenizers)
-    if (bytes && one.digits == digits && pattern == (one.pattern ? one.pattern : "")) return one.name;
-  return bytes && !digits && pattern == kGpt2 ? "gpt-2" : "";
-}
-
-}  // namespace
-
-std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view tokenizer_json,
-                                                              std::string_view config,
-                                                              const std::string& chat_template,
-                                                              int64_t rows) {
-  const std::string name = "tokenizer.json";
-  const json parsed = checkpoint::parse_strict_json(tokenizer_json, name);
-  const checkpoint::JsonView top(parsed, name), model = top.at("model");
-  const auto unsupported = [&](const std::string& what) {
-    fail(ErrorCode::unsupported, name + ": " + what + ": a GGUF file cannot hold this tokenizer");
-  };
-  if (model.at("type").string() != "BPE")
-    unsupported("a model of type " + capstan::quoted(model.at("type").string()));
-  const bool fallback = model.object().value("byte_fallback", false);
-
-  GgufValue tokens, types, scores, merges;
-  tokens.kind = merges.kind = Kind::texts;
-  types.kind = Kind::integers;
-  scores.kind = Kind::reals;
-  for (int64_t i = 0; i < rows; ++i) tokens.texts.push_back("[PAD" + std::to_string(i) + "]");
-  types.integers.assign(static_cast<size_t>(rows), kUnused);
-  const auto put = [&](const std::string& token, int64_t id, int64_t type) {
-    if (id >= rows)
-      unsupported("the token " + capstan::quoted(token) + " has id " + std::to_string(id) + " of " +
-                  std::to_string(rows));
-    tokens.texts[static_cast<size_t>(id)] = token;
-    types.integers[static_cast<size_t>(id)] = type;
-  };
-  std::map<std::string, int64_t, std::less<>> ids;
-  const auto vocabulary = model.at("vocab");
-  for (const auto& [token, id] : vocabulary.object().items()) {
-    const bool byte = fallback && token.size() == 6 && token.starts_with("<0x") && token.ends_with(">");
-    ids[token] = vocabulary.item(token, id).count();
-    put(token, ids[token], byte ? kByte : kNormal);
-  }
-  const json unknown = model.object().value("unk_token", json());
-  const std::string unknown_token = unknown.is_string() ? unknown.get<std::string>() : "";
-  if (parsed.contains("added_tokens")) {
-    const auto added = top.at("added_tokens");
-    for (size_t i = 0; i < added.array().size(); ++i) {
-      const auto one = added.item(i, added.array()[i]);
-      const std::string& token = one.at("content").string();
-      ids[token] = one.at("id").count();
-      const bool special_token = one.object().value("special", false);
-      put(token, ids[token], token == unknown_token ? kUnknown : special_token ? kControl : kUser);
-    }
-  }
-  const auto listed = model.at("merges");
-  double rank = 0;
-  std::map<std::string, double, std::less<>> made;
-  for (const json& merge : listed.array()) {
-    std::string left, right;
-    if (merge.is_string()) {
-      const auto& line = merge.get_ref<const std::string&>();
-      const size_t blank = line.find(' ', 1);
-      if (blank == std::string::npos) listed.refuse("has a line that is not two tokens");
-      left = line.substr(0, blank), right = line.substr(blank + 1);
-    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-      left = merge[0], right = merge[1];
-    } else {
-      listed.refuse("has an item that is not two tokens");
-    }
-    made.emplace(left + right, -++rank);
-    merges.texts.push_back(left + " " + right);
-  }
-
-  std::vector<std::pair<std::string, GgufValue>> result;
-  const auto add = [&](const std::string& key, GgufValue value) {
-    result.emplace_back("tokenizer.ggml." + key, std::move(value));
-  };
-  if (fallback) {
-    add("model", gguf_text("llama"));
-    add("pre", gguf_text("default"));
-    for (const std::string& token : tokens.texts) {
-      const auto found = made.find(token);
-      scores.reals.push_back(found == made.end() ? 0 : found->second);
-    }
-    add("tokens", std::move(tokens));
-    add("scores", std::move(scores));
-    add("token_type", std::move(types));
-    add("add_space_prefix", gguf_boolean(tokenizer_json.find("\"Prepend\"") != std::string_view::npos));
-  } else {
-    const std::string pre = pre_tokenizer_name(parsed.value("pre_tokenizer", json()));
-    if (pre.empty()) unsupported("`pre_tokenizer` is none that llama.cpp has a name for");
-    add("model", gguf_text("gpt2"));
-    add("pre", gguf_text(pre));
-    add("tokens", std::move(tokens));
-    add("token_type", std::move(types));
-    add("merges", std::move(merges));
-  }
-  const json settings =
-      config.empty() ? json::object() : checkpoint::parse_strict_json(config, "tokenizer_config.json");
-  for (const auto& [theirs, ours] : {std::pair{"bos", "bos_token"}, std::pair{"eos", "eos_token"},
-                                     std::pair{"unknown", "unk_token"}, std::pair{"padding", "pad_token"}}) {
-    if (!settings.contains(ours)) continue;
-    const json token = settings[ours].is_object() ? settings[ours].value("content", json()) : settings[ours];
-    if (token.is_string())
-      if (const auto id = ids.find(token.get<std::string>()); id != ids.end())
-        add(std::string(theirs) + "_token_id", gguf_integer(id->second));
-  }
-  if (settings.contains("add_bos_token") && settings["add_bos_token"].is_boolean())
-    add("add_bos_token", gguf_boolean(settings["add_bos_token"].get<bool>()));
-  std::string chat = chat_template;
-  if (chat.empty() && settings.contains("chat_template") && settings["chat_template"].is_string())
-    chat = settings["chat_template"];
-  if (!chat.empty()) result.emplace_back("tokenizer.chat_template", gguf_text(chat));
-  return result;
 }
 
 }  // namespace capstan::interchange

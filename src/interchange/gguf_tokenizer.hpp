@@ -11,13 +11,14 @@
 
 namespace capstan::interchange {
 
-// The text of a tokenizer.json; empty where the file has no tokenizer. ErrorCode::unsupported for kinds that are not read,
-// by name.
+// The text of a tokenizer.json; empty where the file has no tokenizer. ErrorCode::format for metadata of other types;
+// ::unsupported for kinds that are not read, by name.
 std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& file);
 // tokenizer_config.json beside it: the names of special tokens, and the chat template.
 std::string tokenizer_config_of(const GgufMetadata& metadata);
 
 // rows: of the embedding; what the tokenizer has no token for is padded. config: of a tokenizer_config.json, may be empty.
+// ErrorCode::format; ::unsupported for what llama.cpp would compute otherwise.
 std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view tokenizer_json,
                                                               std::string_view config,
                                                               const std::string& chat_template, int64_t rows);

@@ -14,7 +14,6 @@ namespace capstan::interchange {
 
 namespace fs = std::filesystem;
 using checkpoint::SafetensorsFile;
-using checkpoint::TensorInfo;
 
 std::span<const std::string_view> carried_files() {
   static constexpr std::array<std::string_view, 15> kFiles = {kConfigFile,
@@ -147,7 +146,7 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
 
 void HfDirectory::add(const SafetensorsFile& file) {
   for (const auto& entry : file.entries()) {
-    Stored stored;
+    HfTensor stored;
     stored.dtype =
         entry.dtype.value_or(DType::u8);  // what has no type of ours may lie there, and is not read
     stored.shape = entry.shape;
@@ -179,21 +178,14 @@ std::vector<std::string> HfDirectory::carried() const {
   return result;
 }
 
-std::vector<std::string> HfDirectory::names() const {
-  std::vector<std::string> result;
-  for (const auto& entry : tensors_) result.push_back(entry.first);
-  return result;
-}
-
-const TensorInfo* HfDirectory::find(std::string_view name) const {
-  const auto found = tensors_.find(name);
-  return found == tensors_.end() ? nullptr : &found->second;
+std::span<const std::byte> HfDirectory::bytes(std::string_view name) const {
+  const HfTensor& tensor = entry(name);
+  return tensor.file->bytes(*tensor.entry);
 }
 
 void HfDirectory::read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
                        std::span<std::byte> out) {
-  at(name);  // with near names where there is none
-  const Stored& tensor = tensors_.find(name)->second;
+  const HfTensor& tensor = entry(name);
   if (!tensor.entry->dtype || !checkpoint::can_convert(tensor.dtype, dtype))
     fail(ErrorCode::unsupported,
          place() + ": the tensor " + capstan::quoted(name) + " is " + tensor.entry->dtype_name +

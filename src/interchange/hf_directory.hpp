@@ -27,7 +27,12 @@ bool is_tokenizer_file(std::string_view name);  // one that holds a vocabulary
 // A regular file of the directory. ErrorCode::not_found, ::format (a link that leads out, a device).
 std::filesystem::path file_inside(const std::filesystem::path& directory, const std::string& name);
 
-class HfDirectory final : public checkpoint::TensorSource {
+struct HfTensor : checkpoint::TensorInfo {
+  const checkpoint::SafetensorsFile* file = nullptr;
+  const checkpoint::SafetensorsEntry* entry = nullptr;
+};
+
+class HfDirectory final : public checkpoint::MapSource<HfTensor> {
  public:
   // Opens (maps) every file of weights and checks it against the index. ErrorCode::not_found, ::format; ::unsupported for
   // pickles, by name.
@@ -41,21 +46,15 @@ class HfDirectory final : public checkpoint::TensorSource {
 
   // The tensors as the files name them.
   std::string place() const override { return "`" + directory_.string() + "`"; }
-  std::vector<std::string> names() const override;
-  const checkpoint::TensorInfo* find(std::string_view name) const override;
+  std::span<const std::byte> bytes(std::string_view name) const;  // in the mapped file
   void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
             std::span<std::byte> out) override;
 
  private:
-  struct Stored : checkpoint::TensorInfo {
-    const checkpoint::SafetensorsFile* file = nullptr;
-    const checkpoint::SafetensorsEntry* entry = nullptr;
-  };
   void add(const checkpoint::SafetensorsFile& file);
 
   std::filesystem::path directory_;
   std::vector<std::unique_ptr<checkpoint::SafetensorsFile>> files_;
-  std::map<std::string, Stored, std::less<>> tensors_;
 };
 
 // The index of sharded weights: tensor → file. Names of files are plain and end in .safetensors.

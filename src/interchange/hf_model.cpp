@@ -1,5 +1,4 @@
 // hf:DIR as a ForeignModel.
-#include <algorithm>
 #include <cstring>
 
 #include "base/error.hpp"
@@ -29,24 +28,15 @@ class HfModelFiles final : public ForeignModel {
     model_ = read.model;
     names_ = family_->names;
     if (!directory_.find(names_.embedding + ".weight")) names_ = family_->bare_names();
-    check_tensors();
-    std::map<DType, int64_t> elements;
-    for (const std::string& tensor : directory_.names())
-      elements[directory_.at(tensor).dtype] += checkpoint::element_count(directory_.at(tensor).shape);
-    for (const auto& [type, count] : elements)
-      if (count > elements[dtype_]) dtype_ = type;
+    // A tied model may bring its head all the same.
+    take_tensors([&](std::string_view tensor) {
+      return is_buffer(tensor) || (tensor == head() && model_.share_embeddings_and_output_weights);
+    });
   }
 
   std::string kind() const override { return std::string(family_->model_type) + " in safetensors"; }
 
   checkpoint::TensorSource& files() override { return directory_; }
-  std::unique_ptr<checkpoint::TensorSource> arranged(checkpoint::TensorSource& files,
-                                                     const config::ModelConfig& model) const override {
-    config::ModelConfig ours = model_;
-    ours.padded_vocab_size = model.padded_vocab_size;
-    return std::make_unique<RearrangedSource>(files, parameter_table(ours, names_));
-  }
-
   std::vector<std::filesystem::path> weight_files() const override { return directory_.weight_files(); }
 
   std::string tokenizer() const override {
@@ -63,41 +53,22 @@ class HfModelFiles final : public ForeignModel {
   }
 
  private:
-  // Nothing may be left over: a tensor that the model does not use means that it is another model.
-  void check_tensors() {
-    const ArrangementTable table = parameter_table(model_, names_);
-    const std::string head = names_.head + ".weight", embedding = names_.embedding + ".weight";
-    std::vector<std::string> left;
-    for (const std::string& tensor : directory_.names()) {
-      if (table.sources.count(tensor) || is_buffer(tensor)) continue;
-      if (tensor == head && model_.share_embeddings_and_output_weights && same(head, embedding)) continue;
-      left.push_back(capstan::quoted(tensor) +
-                     (tensor == head
-                          ? " (`tie_word_embeddings` says that the head is the embedding, and they differ)"
-                          : ""));
-    }
-    if (left.empty()) return;
-    const size_t count = left.size();
-    if (count > 8) left.resize(8), left.push_back("…");
-    fail(ErrorCode::unsupported, directory_.place() + ": " + std::to_string(count) +
-                                     (count == 1 ? " tensor has" : " tensors have") + " no place in a " +
-                                     family_->model_type + " with this config.json:\n    " +
-                                     join(left, "\n    "));
-  }
+  std::string head() const { return names_.head + ".weight"; }
 
-  bool same(const std::string& a, const std::string& b) {
-    const auto *x = directory_.find(a), *y = directory_.find(b);
-    if (!y || x->dtype != y->dtype || x->shape != y->shape) return false;
-    const auto bytes = static_cast<size_t>(checkpoint::element_count(x->shape) * size_of(x->dtype));
-    std::vector<std::byte> first(bytes), second(bytes);
-    directory_.read_whole(a, x->dtype, first);
-    directory_.read_whole(b, y->dtype, second);
-    return std::memcmp(first.data(), second.data(), bytes) == 0;
+  void check_weights() override {
+    const std::string embedding = names_.embedding + ".weight";
+    const auto *x = directory_.find(head()), *y = directory_.find(embedding);
+    if (!model_.share_embeddings_and_output_weights || !x || !y) return;
+    const auto a = directory_.bytes(head()), b = directory_.bytes(embedding);
+    if (x->dtype != y->dtype || a.size() != b.size() || std::memcmp(a.data(), b.data(), a.size()) != 0)
+      fail(ErrorCode::unsupported,
+           directory_.place() + ": `tie_word_embeddings` says that the head is the embedding, and " +
+               capstan::quoted(head()) + " differs from " + capstan::quoted(embedding),
+           "say `\"tie_word_embeddings\": false` in config.json if the head is one of its own");
   }
 
   HfDirectory directory_;
   const Family* family_ = nullptr;
-  TensorNames names_;
 };
 
 }  // namespace

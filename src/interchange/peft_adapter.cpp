@@ -26,34 +26,52 @@ namespace {
 constexpr std::string_view kConfig = "adapter_config.json", kWeights = "adapter_model.safetensors";
 constexpr std::string_view kPrefix = "base_model.model.";
 
-// `key` is the module's name or its end behind a dot.
+// PEFT's `(.*\.)?(KEY)$` from the beginning: the key is the module's name or its end behind a dot; with `^` its name alone.
 bool matches(std::string_view module, std::string_view key) {
+  if (key.starts_with("^")) return module == key.substr(1);
   return module == key || (module.size() > key.size() && module.ends_with(key) &&
                            module[module.size() - key.size() - 1] == '.');
 }
 
+template <class T>
+T first_of(const std::vector<std::pair<std::string, T>>& patterns, std::string_view module, T otherwise) {
+  for (const auto& [key, value] : patterns)
+    if (matches(module, key)) return value;
+  return otherwise;
+}
+
 // Patterns are regular expressions there; only names are read, in which a dot may be escaped.
 std::string plain_key(ConfigJson& c, const char* list, std::string key) {
-  if (key.starts_with("^")) key.erase(0, 1);
   if (key.ends_with("$")) key.pop_back();
   for (size_t at; (at = key.find("\\.")) != std::string::npos;) key.erase(at, 1);
-  if (key.find_first_of("*+?[](){}|\\^$") != std::string::npos)
+  if (key.find_first_of("*+?[](){}|\\^$", key.starts_with("^") ? 1 : 0) != std::string::npos)
     c.refuse("`" + std::string(list) + "` has the regular expression " + capstan::quoted(key) +
              "; only names of modules are read");
   return key;
 }
 
+// The keys of the objects in a JSON text that was read before, in their order, which a parsed one has lost.
+std::map<std::string, std::vector<std::string>> keys_in_order(std::string_view text) {
+  std::map<std::string, std::vector<std::string>> result;
+  std::string outer;
+  const auto watch = [&](int depth, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::key && depth == 1) outer = value.get<std::string>();
+    if (event == json::parse_event_t::key && depth == 2) result[outer].push_back(value.get<std::string>());
+    return true;
+  };
+  [[maybe_unused]] const json read = json::parse(text.begin(), text.end(), watch);
+  return result;
+}
+
 }  // namespace
 
 double PeftConfig::scale_of(std::string_view module, int64_t module_rank) const {
-  double value = alpha;
-  for (const auto& [key, special] : alpha_pattern)
-    if (matches(module, key)) {
-      value = special;
-      break;
-    }
   const auto r = static_cast<double>(module_rank);
-  return value / (rank_stabilised ? std::sqrt(r) : r);
+  return first_of(alpha_pattern, module, alpha) / (rank_stabilised ? std::sqrt(r) : r);
+}
+
+int64_t PeftConfig::rank_of(std::string_view module) const {
+  return first_of(rank_pattern, module, rank);
 }
 
 PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
@@ -75,12 +93,17 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
     result.target_modules = {targets.get<std::string>()};
   else
     result.target_modules = c.texts("target_modules");
+  auto order = keys_in_order(text);
   const auto pattern = [&](const char* key, auto& list, const auto& value_of) {
     const json& entries = c.value(key);
     if (entries.is_null()) return;
     ConfigJson inner(entries, place + ": " + key);
-    for (const auto& [name, value] : entries.items())
-      list.emplace_back(plain_key(c, key, name), value_of(inner, name.c_str()));
+    std::set<std::string> seen;  // `a\.b` and `a.b` are one pattern here
+    for (const std::string& name : order[key]) {
+      const auto value = value_of(inner, name.c_str());
+      if (std::string plain = plain_key(c, key, name); seen.insert(plain).second)
+        list.emplace_back(std::move(plain), value);
+    }
   };
   pattern("rank_pattern", result.rank_pattern,
           [](ConfigJson& p, const char* name) { return p.integer(name); });
@@ -99,32 +122,33 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
 }
 
 std::string peft_config_text(const PeftConfig& config) {
-  json j = {{"alpha_pattern", json::object()},
-            {"auto_mapping", nullptr},
-            {"base_model_name_or_path", config.base_model},
-            {"bias", "none"},
-            {"exclude_modules", nullptr},
-            {"fan_in_fan_out", config.fan_in_fan_out},
-            {"inference_mode", true},
-            {"init_lora_weights", true},
-            {"layer_replication", nullptr},
-            {"layers_pattern", nullptr},
-            {"layers_to_transform", nullptr},
-            {"loftq_config", json::object()},
-            {"lora_alpha", config.alpha},
-            {"lora_bias", false},
-            {"lora_dropout", config.dropout},
-            {"megatron_config", nullptr},
-            {"megatron_core", "megatron.core"},
-            {"modules_to_save", nullptr},
-            {"peft_type", "LORA"},
-            {"r", config.rank},
-            {"rank_pattern", json::object()},
-            {"revision", nullptr},
-            {"target_modules", config.target_modules},
-            {"task_type", config.task},
-            {"use_dora", config.dora},
-            {"use_rslora", config.rank_stabilised}};
+  const nlohmann::ordered_json none = nlohmann::ordered_json::object();
+  nlohmann::ordered_json j = {{"alpha_pattern", none},
+                              {"auto_mapping", nullptr},
+                              {"base_model_name_or_path", config.base_model},
+                              {"bias", "none"},
+                              {"exclude_modules", nullptr},
+                              {"fan_in_fan_out", config.fan_in_fan_out},
+                              {"inference_mode", true},
+                              {"init_lora_weights", true},
+                              {"layer_replication", nullptr},
+                              {"layers_pattern", nullptr},
+                              {"layers_to_transform", nullptr},
+                              {"loftq_config", none},
+                              {"lora_alpha", config.alpha},
+                              {"lora_bias", false},
+                              {"lora_dropout", config.dropout},
+                              {"megatron_config", nullptr},
+                              {"megatron_core", "megatron.core"},
+                              {"modules_to_save", nullptr},
+                              {"peft_type", "LORA"},
+                              {"r", config.rank},
+                              {"rank_pattern", none},
+                              {"revision", nullptr},
+                              {"target_modules", config.target_modules},
+                              {"task_type", config.task},
+                              {"use_dora", config.dora},
+                              {"use_rslora", config.rank_stabilised}};
   if (config.alpha == std::round(config.alpha) && std::abs(config.alpha) < 1e15)
     j["lora_alpha"] = static_cast<int64_t>(config.alpha);
   for (const auto& [key, value] : config.rank_pattern) j["rank_pattern"][key] = value;
@@ -215,6 +239,10 @@ PeftAdapter read_peft(const fs::path& directory) {
                (!has_a.count(name)   ? "lora_A"
                 : !has_b.count(name) ? "lora_B"
                                      : "or has a lora_magnitude_vector against `use_dora`"));
+    if (const int64_t rank = adapter.config.rank_of(name); module.rank != rank)
+      fail(ErrorCode::format, "`" + file.path().string() + "`: the module `" + name + "` has the rank " +
+                                  std::to_string(module.rank) + ", and `" + config.string() + "` gives it " +
+                                  std::to_string(rank));
     module.scale = adapter.config.scale_of(name, module.rank);
     adapter.modules.push_back(std::move(module));
   }

@@ -20,9 +20,11 @@ struct PeftConfig {
   bool dora = false;
   bool fan_in_fan_out = false;  // the base stores [in, out] (GPT-2)
   std::vector<std::string> target_modules;
-  std::vector<std::pair<std::string, int64_t>> rank_pattern;  // ends of module names
+  // Ends of module names, or with `^` before them whole ones. The first that fits a module counts, in the file's order.
+  std::vector<std::pair<std::string, int64_t>> rank_pattern;
   std::vector<std::pair<std::string, double>> alpha_pattern;
 
+  int64_t rank_of(std::string_view module) const;
   double scale_of(std::string_view module, int64_t module_rank) const;
 };
 // ErrorCode::format, ::unsupported with everything that would not be computed as the file says.

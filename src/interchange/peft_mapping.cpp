@@ -307,7 +307,11 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
 
 namespace {
 
-class AdapterTensors final : public checkpoint::TensorSource {
+struct HeldTensor : checkpoint::TensorInfo {
+  const std::vector<float>* values = nullptr;
+};
+
+class AdapterTensors final : public checkpoint::MapSource<HeldTensor> {
  public:
   AdapterTensors(std::vector<AdapterModule> modules, std::string place)
       : modules_(std::move(modules)), place_(std::move(place)) {
@@ -319,38 +323,23 @@ class AdapterTensors final : public checkpoint::TensorSource {
     }
   }
   std::string place() const override { return place_; }
-  std::vector<std::string> names() const override {
-    std::vector<std::string> result;
-    for (const auto& [name, tensor] : tensors_) result.push_back(name);
-    return result;
-  }
-  const checkpoint::TensorInfo* find(std::string_view name) const override {
-    const auto found = tensors_.find(name);
-    return found == tensors_.end() ? nullptr : &found->second.info;
-  }
   void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
             std::span<std::byte> out) override {
-    const checkpoint::TensorInfo& info = at(name);
-    const checkpoint::Rectangle all = checkpoint::whole(info.shape);
-    if (!checkpoint::fits(wanted, info.shape))
-      fail(ErrorCode::failed, place_ + ": `" + std::string(name) + "` " + checkpoint::to_text(info.shape) +
+    const HeldTensor& tensor = entry(name);
+    if (!checkpoint::fits(wanted, tensor.shape))
+      fail(ErrorCode::failed, place_ + ": `" + std::string(name) + "` " + checkpoint::to_text(tensor.shape) +
                                   " has no cells " + checkpoint::to_text(wanted));
-    checkpoint::copy_cells(wanted, all,
-                           reinterpret_cast<const std::byte*>(tensors_.find(name)->second.values->data()),
-                           DType::f32, wanted, out.data(), dtype);
+    checkpoint::copy_cells(wanted, checkpoint::whole(tensor.shape),
+                           reinterpret_cast<const std::byte*>(tensor.values->data()), DType::f32, wanted,
+                           out.data(), dtype);
   }
 
  private:
-  struct Held {
-    checkpoint::TensorInfo info;
-    const std::vector<float>* values;
-  };
   void add(const std::string& name, Shape shape, const std::vector<float>& values) {
     tensors_[name] = {{DType::f32, std::move(shape)}, &values};
   }
   std::vector<AdapterModule> modules_;
   std::string place_;
-  std::map<std::string, Held, std::less<>> tensors_;
 };
 
 }  // namespace

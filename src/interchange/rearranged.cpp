@@ -32,9 +32,9 @@ ArrangementTable inverted(const ArrangementTable& table) {
 }
 
 RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table)
-    : source_(source), table_(std::move(table)) {
+    : source_(source) {
   std::vector<std::string> problems;
-  for (const auto& [name, shape] : table_.sources) {
+  for (const auto& [name, shape] : table.sources) {
     const TensorInfo* tensor = source_.find(name);
     if (!tensor)
       problems.push_back(capstan::quoted(name) + " is missing");
@@ -49,25 +49,15 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
                                 (count == 1 ? " tensor is" : " tensors are") +
                                 " not what the model's sizes ask for:\n    " + join(problems, "\n    "));
   }
-  for (const auto& [name, target] : table_.targets) {
+  for (auto& [name, target] : table.targets) {
     CAPSTAN_ASSERT(!target.shape.empty() && target.shape.size() <= 2, "an arrangement of " + name);
-    TensorInfo info{DType::f32, target.shape};
+    RearrangedTensor info{{DType::f32, target.shape}, {}};
     if (!target.runs.empty()) info.dtype = source_.at(target.runs.front().source).dtype;
     for (const Run& run : target.runs)
       if (source_.at(run.source).dtype != info.dtype || target.add != 0) info.dtype = DType::f32;
-    info_.emplace(name, std::move(info));
+    info.arrangement = std::move(target);
+    tensors_.emplace(name, std::move(info));
   }
-}
-
-std::vector<std::string> RearrangedSource::names() const {
-  std::vector<std::string> names;
-  for (const auto& entry : info_) names.push_back(entry.first);
-  return names;
-}
-
-const TensorInfo* RearrangedSource::find(std::string_view name) const {
-  const auto found = info_.find(name);
-  return found == info_.end() ? nullptr : &found->second;
 }
 
 namespace {
@@ -98,22 +88,11 @@ void transpose(DType type, const std::byte* source, int64_t rows, int64_t column
   }
 }
 
-template <class T>
-void add_to_all(double value, std::span<std::byte> values) {
-  for (size_t at = 0; at < values.size(); at += sizeof(T)) {
-    T element;
-    std::memcpy(&element, values.data() + at, sizeof element);
-    element = T(static_cast<float>(static_cast<double>(static_cast<float>(element)) + value));
-    std::memcpy(values.data() + at, &element, sizeof element);
-  }
-}
-
 }  // namespace
 
 void RearrangedSource::read(std::string_view name, DType dtype, const Rectangle& wanted,
                             std::span<std::byte> out) {
-  at(name);  // with near names where there is none
-  const Arrangement& target = table_.targets.find(name)->second;
+  const Arrangement& target = entry(name).arrangement;
   if (!checkpoint::fits(wanted, target.shape))
     fail(ErrorCode::failed, "tensor " + capstan::quoted(name) + " has shape " +
                                 checkpoint::to_text(target.shape) + " in " + place() + ", but " +
@@ -121,6 +100,22 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Rectangle&
   const int64_t element = size_of(dtype);
   CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == checkpoint::element_count(wanted.sizes) * element,
                  "size of the destination");
+  if (target.add == 0) return read_runs(target, dtype, wanted, out);
+  // In fp32: 1 + w in a narrower type has lost nearly all of a small w.
+  if (!checkpoint::can_convert(DType::f32, dtype))
+    fail(ErrorCode::unsupported, place() + ": " + capstan::quoted(name) +
+                                     " is a sum in fp32 and cannot be read as " +
+                                     std::string(name_of(dtype)));
+  std::vector<float> values(static_cast<size_t>(checkpoint::element_count(wanted.sizes)));
+  read_runs(target, DType::f32, wanted, std::as_writable_bytes(std::span(values)));
+  for (float& value : values) value = static_cast<float>(static_cast<double>(value) + target.add);
+  checkpoint::copy_cells(wanted, wanted, reinterpret_cast<const std::byte*>(values.data()), DType::f32,
+                         wanted, out.data(), dtype);
+}
+
+void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const Rectangle& wanted,
+                                 std::span<std::byte> out) {
+  const int64_t element = size_of(dtype);
   const size_t along = target.dimension, across = 1 - along;
   const bool flat = target.shape.size() == 1;
   const int64_t first = wanted.offsets[along], last = first + wanted.sizes[along];
@@ -138,7 +133,7 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Rectangle&
     part.offsets[target.source_dimension] = begin - run.begin + run.source_begin;
     part.sizes[target.source_dimension] = end - begin;
     if (along == target.source_dimension) {
-      CAPSTAN_ASSERT(along == 0, "runs along columns of " + std::string(name));
+      CAPSTAN_ASSERT(along == 0, "runs along columns of " + run.source);
       source_.read(run.source, dtype, part,
                    out.subspan(static_cast<size_t>((begin - first) * columns * element),
                                static_cast<size_t>((end - begin) * columns * element)));
@@ -152,10 +147,6 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Rectangle&
     transpose(dtype, slice_.data(), part.sizes[1], part.sizes[0], out.data() + place_of_run * element,
               columns);
   }
-  if (target.add == 0) return;
-  CAPSTAN_ASSERT(dtype == DType::f32 || dtype == DType::bf16,
-                 "adding to elements of " + std::string(name_of(dtype)));
-  dtype == DType::f32 ? add_to_all<float>(target.add, out) : add_to_all<bf16>(target.add, out);
 }
 
 }  // namespace capstan::interchange

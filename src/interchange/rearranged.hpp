@@ -24,7 +24,7 @@ struct Arrangement {
   Shape shape;
   size_t dimension = 0, source_dimension = 0;  // along which the runs go; different: each slice is transposed
   std::vector<Run> runs;                       // by begin, without overlap
-  double add = 0;                              // to every value, in fp32
+  double add = 0;  // to every value, before it is rounded to the type that is asked for
 };
 
 struct ArrangementTable {
@@ -33,22 +33,25 @@ struct ArrangementTable {
 };
 ArrangementTable inverted(const ArrangementTable& table);
 
-// The targets of a table, read from a source. A target's element type is that of its sources, fp32 where they differ.
-class RearrangedSource final : public checkpoint::TensorSource {
+// The targets of a table, read from a source. A target's element type is that of its sources; fp32 where they differ, or where
+// something is added to them.
+struct RearrangedTensor : checkpoint::TensorInfo {
+  Arrangement arrangement;
+};
+class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
  public:
   // All that is missing or of another shape, at once: ErrorCode::format. Keeps a reference to `source`.
   RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table);
 
   std::string place() const override { return source_.place(); }
-  std::vector<std::string> names() const override;
-  const checkpoint::TensorInfo* find(std::string_view name) const override;
   void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
             std::span<std::byte> out) override;
 
  private:
+  void read_runs(const Arrangement& target, DType dtype, const checkpoint::Rectangle& wanted,
+                 std::span<std::byte> out);
+
   checkpoint::TensorSource& source_;
-  ArrangementTable table_;
-  std::map<std::string, checkpoint::TensorInfo, std::less<>> info_;
   std::vector<std::byte> slice_;  // transposed slices on their way
 };
 

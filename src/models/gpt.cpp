@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/text.hpp"
+#include "config/sections/rotary.hpp"
 #include "kernels/table.hpp"
 #include "ops/linear_cross_entropy.hpp"
 #include "tensor/launch.hpp"
@@ -86,7 +87,7 @@ std::optional<nn::RopeOptions> rope_of(const ModelConfig& c) {
   const int64_t head_dim = resolved(c.kv_channels, "kv_channels");
   if (c.position_embedding_type != config::PositionEmbedding::rope) return std::nullopt;
   nn::RopeOptions rope;
-  rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * c.rotary_percent);
+  rope.rotary_dim = config::rotary_width(c);
   require(rope.rotary_dim > 0 && rope.rotary_dim % 2 == 0,
           "model.rotary_percent=" + to_text(c.rotary_percent) + " of a head of " + std::to_string(head_dim) +
               " elements turns " + std::to_string(rope.rotary_dim) + " of them, which are not pairs");

@@ -14,7 +14,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const PeftConfig config = parse_peft_config(input, "input");
     const PeftConfig again = parse_peft_config(peft_config_text(config), "made");
-    if (again.rank != config.rank || again.alpha != config.alpha || again.dora != config.dora) std::abort();
+    if (again.rank != config.rank || again.alpha != config.alpha || again.dora != config.dora ||
+        again.rank_pattern != config.rank_pattern || again.alpha_pattern != config.alpha_pattern)
+      std::abort();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::format && error.code() != ErrorCode::unsupported) std::abort();
   }

@@ -5,14 +5,21 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "checkpoint/reader.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "config/sections/rotary.hpp"
 #include "interchange/convert.hpp"
+#include "interchange/family.hpp"
 #include "interchange/hf_config.hpp"
 #include "interchange/hf_directory.hpp"
 #include "interchange/model_section.hpp"
+#include "models/registry.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace capstan;
@@ -190,6 +197,123 @@ TEST_CASE("what would not be computed as config.json says is refused by name") {
   CHECK(holds(refused("\"mlp_bias\": false", "\"mlp_bias\": true"), "mlp.down_proj.bias"));
   CHECK(holds(refused("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"), "layers.1"));
   CHECK(holds(refused("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false"), "lm_head.weight"));
+}
+
+TEST_CASE("a key that config.json lacks has the value that Transformers' class gives it") {
+  const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
+  CHECK(defaults.size() == all_families().size());
+  // What a model without these would be, nobody means.
+  const std::set<std::string> needed = {"model_type",  "vocab_size",
+                                        "hidden_size", "num_hidden_layers",
+                                        "n_embd",      "intermediate_size",
+                                        "n_layer",     "num_attention_heads",
+                                        "n_head",      "max_position_embeddings"};
+  for (const auto& [type, whole] : defaults.items()) {
+    CAPTURE(type);
+    const std::string truth = section_text(read_hf_config(whole.dump(), "config.json").model);
+    for (const auto& [key, value] : whole.items()) {
+      CAPTURE(key);
+      nlohmann::json less = whole;
+      less.erase(key);
+      if (needed.count(key)) {
+        CHECK(
+            holds(error_of([&] { read_hf_config(less.dump(), "config.json"); }), "`" + key + "` is missing"));
+        continue;
+      }
+      CHECK(section_text(read_hf_config(less.dump(), "config.json").model) == truth);
+    }
+  }
+  // With windows on, of which the defaults say nothing; and null is off.
+  for (const char* type : {"qwen2", "qwen3"}) {
+    nlohmann::json config = defaults[type];
+    config["use_sliding_window"] = true;
+    config["num_hidden_layers"] = 30;
+    for (const char* key : {"sliding_window", "max_window_layers", "layer_types"}) config.erase(key);
+    CHECK(holds(error_of([&] { read_hf_config(config.dump(), "config.json"); }),
+                "every n-th layer"));  // from 28 on
+    config["num_hidden_layers"] = 28;
+    CHECK(!read_hf_config(config.dump(), "config.json").model.window_size);
+    config["max_window_layers"] = 0;
+    CHECK(read_hf_config(config.dump(), "config.json").model.window_size == 4096);
+  }
+  nlohmann::json gemma = defaults["gemma2"];
+  gemma["final_logit_softcapping"] = gemma["attn_logit_softcapping"] = nullptr;
+  CHECK(!read_hf_config(gemma.dump(), "config.json").model.attn_logit_softcapping);
+  CHECK(!read_hf_config(gemma.dump(), "config.json").model.final_logit_softcapping);
+  nlohmann::json mistral = defaults["mistral"];
+  mistral["sliding_window"] = nullptr;
+  CHECK(!read_hf_config(mistral.dump(), "config.json").model.window_size);
+}
+
+TEST_CASE("RoPE's base counts wherever config.json has it, and may not be two") {
+  auto config = nlohmann::json::parse(read_file(kFamilies / "smollm2/config.json"));
+  const auto base = [&] { return read_hf_config(config.dump(), "config.json").model.rotary_base; };
+  config.erase("rope_parameters");
+  config["rope_theta"] = 5e5;
+  CHECK(base() == 5e5);
+  config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
+  CHECK(base() == 5e5);
+  config["rope_scaling"]["rope_theta"] = 5e5;
+  CHECK(base() == 5e5);
+  config.erase("rope_theta");
+  CHECK(base() == 5e5);
+  config["rope_theta"] = 1e4;
+  CHECK(holds(error_of(base), "`rope_theta` and that of `rope_scaling` differ"));
+  config["rope_theta"] = 5e5;
+  config["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", 8.0},
+                            {"low_freq_factor", 1.0},
+                            {"high_freq_factor", 4.0},
+                            {"original_max_position_embeddings", 16}};
+  CHECK(base() == 5e5);
+  config["original_max_position_embeddings"] = 32;
+  CHECK(holds(error_of(base), "`original_max_position_embeddings` and that"));
+}
+
+TEST_CASE("the share of a head that RoPE turns is a whole number of elements") {
+  config::ModelConfig model = ForeignModel::open("hf:" + (kFamilies / "phi3").string())->model();
+  for (int64_t head = 2; head <= 256; head += 2)
+    for (int64_t width = 2; width <= head; width += 2) {
+      model.kv_channels = head;
+      model.rotary_percent = static_cast<double>(width) / static_cast<double>(head);
+      REQUIRE(config::rotary_width(model) == width);
+    }
+  model.kv_channels = 88;
+  model.hidden_size = 88 * model.num_attention_heads;
+  model.softmax_scale.reset();
+  model.rotary_percent = 60 / 88.;  // times 88: 59.99…
+  fill_in(model);
+  models::build(model);
+  const HfConfig made = write_hf_config(model, DType::f32);
+  CHECK(static_cast<int>(88 * nlohmann::json::parse(made.text)["partial_rotary_factor"].get<double>()) == 60);
+}
+
+TEST_CASE("a tied model that brings a head of its own is refused when its weights are read") {
+  for (const bool differs : {false, true}) {
+    Copy copy("smollm2");
+    HfDirectory before(kFamilies / "smollm2");
+    std::map<std::string, std::vector<std::byte>> bytes;
+    for (const std::string& name : before.names()) bytes[name] = bytes_of(before, name);
+    const std::string embedding = "model.embed_tokens.weight";
+    bytes["lm_head.weight"] = bytes[embedding];
+    if (differs) bytes["lm_head.weight"].back() ^= std::byte{1};
+    std::vector<checkpoint::SafetensorsTensor> tensors;
+    for (const auto& entry : bytes) {
+      const auto& info = before.at(entry.first == "lm_head.weight" ? embedding : entry.first);
+      tensors.push_back({entry.first, info.dtype, info.shape,
+                         [&entry] { return std::span<const std::byte>(entry.second); }});
+    }
+    fs::remove(copy.path / "model.safetensors");
+    checkpoint::write_safetensors(checkpoint::real_file_system(), copy.path / "model.safetensors", tensors,
+                                  {});
+    const auto model = ForeignModel::open("hf:" + copy.path.string());  // looks at no weight
+    CHECK(model->model().share_embeddings_and_output_weights);
+    const std::string said = error_of([&] { model->parameters(model->model()); });
+    if (differs)
+      CHECK(holds(said, "\"lm_head.weight\" differs from \"model.embed_tokens.weight\""));
+    else
+      CHECK(said.empty());
+  }
 }
 
 TEST_CASE("directories that are not what they should be") {

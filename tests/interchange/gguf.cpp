@@ -4,12 +4,15 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "interchange/convert.hpp"
+#include "interchange/gguf_arch.hpp"
 #include "interchange/gguf_file.hpp"
 #include "interchange/hf_directory.hpp"
 #include "interchange/model_section.hpp"
@@ -72,6 +75,32 @@ Bytes tensor(Bytes b, const std::string& name, std::vector<uint64_t> sizes, uint
   return b.put(type).put(offset);
 }
 
+// A family's fixture as a GGUF file in fp32, with what it has to be.
+struct AsGguf {
+  std::unique_ptr<ForeignModel> hf;
+  config::ModelConfig model;
+  std::unique_ptr<checkpoint::TensorSource> parameters;
+  AsGguf(const std::string& name, const fs::path& to)
+      : hf(ForeignModel::open("hf:" + (kHere / "families" / name).string())), model(hf->model()) {
+    // The fixtures' own scale and window are none that a file can say.
+    if (name == "gemma2") model.softmax_scale = 1 / std::sqrt(static_cast<double>(*model.kv_channels));
+    if (name == "mistral") model.window_size.reset();
+    parameters = hf->parameters(model);
+    write_gguf({parameters.get(), model, hf->carried()}, to, GgufType::f32);
+  }
+};
+
+using Entries = std::vector<std::pair<std::string, GgufValue>>;
+// Writes a file's header anew; its data stay.
+void edit(const fs::path& path, const std::function<void(Entries&, std::vector<GgufTensor>&)>& change) {
+  const std::string text = read_file(path);
+  GgufHeader header = parse_gguf(std::as_bytes(std::span(text.data(), text.size())), "file");
+  Entries metadata(header.metadata.begin(), header.metadata.end());
+  change(metadata, header.tensors);
+  std::ofstream(path, std::ios::binary)
+      << gguf_header(metadata, header.tensors) + text.substr(header.data_begin);
+}
+
 }  // namespace
 
 TEST_CASE("blocks of every type are dequantised as the reference does, in any rectangle") {
@@ -117,53 +146,162 @@ TEST_CASE("a file of llama.cpp's converter is the model it was made from, tokeni
 }
 
 TEST_CASE("what is written as GGUF reads back as the same model") {
-  for (const char* name : {"gpt2", "llama", "smollm2", "qwen2", "qwen3", "olmo2", "gemma2"}) {
+  for (const char* name : {"gpt2", "llama", "smollm2", "mistral", "qwen2", "qwen3", "olmo2", "gemma2"}) {
     CAPTURE(name);
     test::TemporaryDirectory home;
-    const auto hf = ForeignModel::open("hf:" + (kHere / "families" / name).string());
-    config::ModelConfig model = hf->model();
-    // The fixture's own scale is none that a file can say.
-    if (name == std::string("gemma2"))
-      model.softmax_scale = 1 / std::sqrt(static_cast<double>(*model.kv_channels));
-    const auto parameters = hf->parameters(model);
-    write_gguf({parameters.get(), model, hf->carried()}, home.path() / "model.gguf", GgufType::f32);
+    const AsGguf written(name, home.path() / "model.gguf");
     const auto gguf = ForeignModel::open("gguf:" + (home.path() / "model.gguf").string());
-    for (const Difference& one : differences(gguf->model(), model)) {
+    for (const Difference& one : differences(gguf->model(), written.model)) {
       CAPTURE(one.path + ": " + one.first + ", " + one.second);
-      // Those that the file has in fp32.
-      CHECK((one.path == "model.layernorm_epsilon" ||
-             one.path == "model.rope_scaling_original_max_position_embeddings" ||
-             one.path == "model.add_mlp_bias"));
+      CHECK(one.path == "model.layernorm_epsilon");  // in fp32 there
     }
     const auto back = gguf->parameters(gguf->model());
-    for (const std::string& tensor : parameters->names()) {
+    for (const std::string& tensor : written.parameters->names()) {
       CAPTURE(tensor);
       REQUIRE(back->find(tensor));
-      const auto x = floats(*back, tensor), y = floats(*parameters, tensor);
+      const auto x = floats(*back, tensor), y = floats(*written.parameters, tensor);
       REQUIRE(x.size() == y.size());
       for (size_t i = 0; i < x.size(); ++i) REQUIRE(std::abs(x[i] - y[i]) <= 2e-7f);  // Gemma's gamma - 1 + 1
     }
     CHECK(holds(error_of([&] {
-                  write_gguf({parameters.get(), model, {}}, home.path() / "model.gguf", GgufType::f32);
+                  write_gguf({written.parameters.get(), written.model, {}}, home.path() / "model.gguf",
+                             GgufType::f32);
                 }),
                 "exists already"));
   }
 }
 
-TEST_CASE("fp16, bf16 and Q8_0 round as the reference does") {
-  GgufFile blocks(kHere / "gguf/blocks.gguf");
-  const std::vector<float> values = floats(blocks, "F32");
-  std::vector<std::byte> bytes;
-  // The values of the other tensors are others: what is checked is that writing what was read gives the same blocks.
-  for (const uint32_t type : {kGgmlF16, kGgmlBf16, kGgmlQ8_0}) {
-    const GgmlType& ggml = *find_ggml_type(type);
-    const std::vector<float> read = floats(blocks, std::string(ggml.name));
-    quantise(ggml, read, bytes);
-    std::vector<float> again(read.size());
-    dequantise(ggml, bytes, again);
-    for (size_t i = 0; i < read.size(); ++i)
-      CHECK(std::abs(again[i] - read[i]) <= 1e-6f + 1e-3f * std::abs(read[i]));
+TEST_CASE("Gemma's gammas, to which a file adds 1, lose nothing on their way to a narrower type") {
+  test::TemporaryDirectory home;
+  const AsGguf written("gemma2", home.path() / "model.gguf");
+  const auto gguf = ForeignModel::open("gguf:" + (home.path() / "model.gguf").string());
+  const auto narrow = gguf->parameters(gguf->model());
+  int count = 0;
+  for (const std::string& tensor : written.parameters->names()) {
+    if (tensor.find("layernorm") == std::string::npos) continue;
+    CAPTURE(tensor);
+    const auto truth = floats(*written.parameters, tensor);
+    std::vector<bf16> got(truth.size());
+    narrow->read_whole(tensor, DType::bf16, std::as_writable_bytes(std::span(got)));
+    // Half a step of bf16 at w, and one of fp32 at 1.
+    for (size_t i = 0; i < truth.size(); ++i)
+      CHECK(std::abs(static_cast<float>(got[i]) - truth[i]) <= std::abs(truth[i]) / 256 + 1.2e-7f);
+    ++count;
   }
+  CHECK(count == 4 * 2 + 1);
+}
+
+TEST_CASE("a file of Gemma 2 that leaves numbers out has those of the class") {
+  test::TemporaryDirectory home;
+  const fs::path path = home.path() / "model.gguf";
+  const AsGguf written("gemma2", path);
+  edit(path, [](auto& metadata, auto&) {
+    std::erase_if(metadata, [](const auto& entry) {
+      return entry.first.ends_with("sliding_window") || entry.first.ends_with("softcapping");
+    });
+  });
+  const config::ModelConfig model = ForeignModel::open("gguf:" + path.string())->model();
+  CHECK(model.window_size == 4096);
+  CHECK(model.attn_logit_softcapping == 50);
+  CHECK(model.final_logit_softcapping == 30);
+}
+
+TEST_CASE("factors of RoPE that are no vector of the right ones are refused") {
+  test::TemporaryDirectory home;
+  const fs::path path = home.path() / "model.gguf";
+  const AsGguf written("llama", path);
+  const auto error = [&] { return error_of([&] { ForeignModel::open("gguf:" + path.string()); }); };
+  CHECK(error().empty());
+  const auto reshape = [](checkpoint::Shape shape) {
+    return [shape](auto&, std::vector<GgufTensor>& tensors) {
+      REQUIRE(tensors.back().name == kRopeFactors);
+      tensors.back().shape = shape;
+    };
+  };
+  edit(path, reshape({1, 1, 3}));
+  CHECK(holds(error(), "rope_freqs.weight\" is [1,1,3], and should be a vector"));
+  edit(path, reshape({2}));
+  CHECK(holds(error(), "not those of Llama 3.1's scaling"));
+  edit(path, [](auto& metadata, auto&) {
+    for (auto& [key, value] : metadata)
+      if (key == "llama.rope.dimension_count") value.integer = 1 << 30;
+  });
+  CHECK(holds(error(), "`llama.rope.dimension_count` is no even number"));
+}
+
+TEST_CASE("an architecture that is not read is refused with those that are") {
+  test::TemporaryDirectory home;
+  const fs::path path = home.path() / "model.gguf";
+  const AsGguf written("smollm2", path);
+  edit(path, [](auto& metadata, auto&) { metadata[0].second = gguf_text("phi3"); });
+  const std::string said = error_of([&] { ForeignModel::open("gguf:" + path.string()); });
+  CHECK(holds(said, "`general.architecture` is \"phi3\"; llama, qwen2, qwen3, gpt2, gemma2, olmo2 are read"));
+}
+
+TEST_CASE("F32, F16, BF16 and Q8_0 round to the bytes of the reference") {
+  const test::Fixture expected((kHere / "gguf/rounded.safetensors").string());
+  const auto values = expected.get<float>("values");
+  std::vector<std::byte> bytes;
+  for (const uint32_t id : {kGgmlF32, kGgmlF16, kGgmlBf16, kGgmlQ8_0}) {
+    const GgmlType& type = *find_ggml_type(id);
+    CAPTURE(std::string(type.name));
+    const auto wanted = expected.get<uint8_t>(std::string(type.name));
+    quantise(type, values, bytes);
+    REQUIRE(bytes.size() == wanted.size());
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      CAPTURE(i);
+      REQUIRE(std::to_integer<uint8_t>(bytes[i]) == wanted[i]);
+    }
+  }
+}
+
+TEST_CASE("numbers that a type cannot hold are refused, with the tensor") {
+  const auto error = [](uint32_t id, float value) {
+    std::vector<float> values(32, 0.5f);
+    values[17] = value;
+    std::vector<std::byte> bytes;
+    return error_of([&] { quantise(*find_ggml_type(id), values, bytes); });
+  };
+  const float infinity = std::numeric_limits<float>::infinity(),
+              nan = std::numeric_limits<float>::quiet_NaN();
+  CHECK(holds(error(kGgmlQ8_0, nan), "Q8_0 cannot hold the value nan"));
+  CHECK(holds(error(kGgmlQ8_0, -infinity), "Q8_0 cannot hold the value -inf"));
+  CHECK(holds(error(kGgmlQ8_0, 1e7f), "Q8_0 cannot hold the value 1e+07"));
+  CHECK(error(kGgmlQ8_0, 65504 * 127.0f).empty());
+  CHECK(holds(error(kGgmlF16, -1e5f), "F16 cannot hold the value -1e+05"));
+  CHECK(error(kGgmlF16, 65504).empty());
+  CHECK(error(kGgmlF16, nan).empty());
+  CHECK(error(kGgmlBf16, 3e38f).empty());
+  // Values whose scale has no inverse in fp32 are zeros.
+  const std::vector<float> tiny(32, 1e-40f);
+  std::vector<std::byte> bytes;
+  quantise(*find_ggml_type(kGgmlQ8_0), tiny, bytes);
+  CHECK(bytes == std::vector<std::byte>(34));
+
+  class Diverged final : public checkpoint::TensorSource {
+   public:
+    explicit Diverged(checkpoint::TensorSource& source) : source_(source) {}
+    std::string place() const override { return source_.place(); }
+    std::vector<std::string> names() const override { return source_.names(); }
+    const checkpoint::TensorInfo* find(std::string_view name) const override { return source_.find(name); }
+    void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+              std::span<std::byte> out) override {
+      source_.read(name, dtype, wanted, out);
+      const float much = 1e9f;
+      if (name == "decoder.layers.1.mlp.linear_fc2.weight") std::memcpy(out.data(), &much, sizeof much);
+    }
+
+   private:
+    checkpoint::TensorSource& source_;
+  };
+  test::TemporaryDirectory home;
+  const AsGguf written("smollm2", home.path() / "model.gguf");
+  Diverged diverged(*written.parameters);
+  CHECK(holds(error_of([&] {
+                write_gguf({&diverged, written.model, {}}, home.path() / "other.gguf", GgufType::f16);
+              }),
+              "the tensor \"blk.1.ffn_down.weight\": F16 cannot hold the value 1e+09"));
+  CHECK(!fs::exists(home.path() / "other.gguf"));
 }
 
 TEST_CASE("a GGUF file that lies is refused with the place") {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Adapters as PEFT saves them, for the models of make_families.py: python3 tests/interchange/make_adapters.py
+"""Adapters as PEFT saves them, for the models of make_families.py: python3 tests/interchange/make_adapters.py [NAME…]
 
 Writes tests/interchange/adapters/NAME/ (adapter_config.json, adapter_model.safetensors), NAME/merged.safetensors: the weights
 that PEFT's merge makes of the adapted modules, and NAME/expected.safetensors: tokens, the logits and mean loss of the first
@@ -10,6 +10,7 @@ transformers, peft, safetensors.
 import copy
 import json
 import pathlib
+import sys
 
 import peft
 import torch
@@ -27,6 +28,10 @@ ADAPTERS = {
                                                                                     "gate_proj", "up_proj", "down_proj"])),
     "rslora": ("llama", dict(r=3, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj"],
                               rank_pattern={"layers.1.self_attn.q_proj": 2}, alpha_pattern={"v_proj": 7})),
+    # The first pattern that fits counts, not the longest, and ^ stands for the beginning of the whole name.
+    "patterns": ("llama", dict(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"],
+                                rank_pattern={"v_proj": 3, "layers.0.self_attn.v_proj": 1},
+                                alpha_pattern={"^self_attn.v_proj": 9, "q_proj": 7, "layers.1.self_attn.q_proj": 5})),
     "dora": ("llama", dict(r=2, lora_alpha=4, use_dora=True, target_modules=["q_proj", "k_proj", "v_proj", "down_proj"])),
     "dora_part": ("llama", dict(r=3, lora_alpha=3, use_dora=True, target_modules=["q_proj", "v_proj", "up_proj", "o_proj"])),
     "phi3": ("phi3", dict(r=3, lora_alpha=6, use_dora=True, target_modules=["qkv_proj", "gate_up_proj", "down_proj"])),
@@ -88,7 +93,9 @@ def make(name):
     path = directory / "adapter_config.json"  # the same on every machine
     config = json.loads(path.read_text())
     config["base_model_name_or_path"], config["target_modules"] = base, sorted(config["target_modules"])
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    for patterns in ("rank_pattern", "alpha_pattern"):  # PEFT sorts its file, and so forgets their order
+        config[patterns] = arguments.get(patterns, {})
+    path.write_text(json.dumps(config, indent=2) + "\n")
     save_file(expected(model, generator), directory / "expected.safetensors")
     modules = {key.split(".lora_A")[0].removeprefix("base_model.model.") for key, _ in model.named_parameters() if ".lora_A" in key}
     merged = model.merge_and_unload().state_dict()
@@ -101,5 +108,5 @@ def make(name):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for adapter in ADAPTERS:
+    for adapter in sys.argv[1:] or ADAPTERS:
         make(adapter)

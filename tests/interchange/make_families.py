@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Tiny random models of every family that Capstan reads: python3 tests/interchange/make_families.py [NAME…]
+"""Tiny random models of every family that Capstan reads: python3 tests/interchange/make_families.py [NAME…] [class_defaults]
 
 Writes tests/interchange/families/NAME/ as Transformers saves a model (config.json, generation_config.json, safetensors), and
 NAME/expected.safetensors beside it: tokens, logits, the mean loss of the next token and the gradient of every tensor, in fp32.
-Sizes are odd on purpose. Needs torch, transformers, tokenizers, safetensors.
+class_defaults.json: config.json of every class without arguments, with all that it takes where
+a key is missing. Sizes are odd on purpose. Needs torch, transformers, tokenizers, safetensors.
 """
 
 import copy
@@ -140,7 +141,16 @@ def make(name):
           f"{sum(p.stat().st_size for p in directory.iterdir())} bytes")
 
 
+def class_defaults():
+    result = {}
+    for family in sorted({family for family, _ in MODELS.values()}):
+        config = getattr(transformers, family + "Config")().to_dict()
+        config["architectures"] = [family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM")]
+        result[config["model_type"]] = {key: value for key, value in config.items() if key != "transformers_version"}
+    (OUT.parent / "class_defaults.json").write_text(json.dumps(result, sort_keys=True, separators=(",", ":")) + "\n")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for model_name in sys.argv[1:] or MODELS:
-        make(model_name)
+    for model_name in sys.argv[1:] or [*MODELS, "class_defaults"]:
+        class_defaults() if model_name == "class_defaults" else make(model_name)

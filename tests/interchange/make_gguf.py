@@ -2,8 +2,10 @@
 """GGUF files as others write them: python3 tests/interchange/make_gguf.py
 
 Writes tests/interchange/gguf/: blocks.gguf, a tensor of each type that is read, with blocks.safetensors, what gguf's own
-reference makes of it; and smollm2.gguf, the model families/smollm2 as llama.cpp's converter lays it out, tokenizer included.
-Needs gguf, numpy, safetensors.
+reference makes of it; rounded.safetensors, values and the bytes that the reference makes of them for each type that is written;
+smollm2.gguf, the model families/smollm2 as llama.cpp's converter lays it out, tokenizer included; and spm.json, a SentencePiece
+model as a tokenizer.json of Llama's, Mistral's and Gemma's making, with the ids that the package tokenizers gives some texts.
+Needs gguf, numpy, safetensors, sentencepiece, tokenizers.
 """
 
 import json
@@ -11,6 +13,8 @@ import pathlib
 
 import gguf
 import numpy as np
+import sentencepiece
+import tokenizers
 from gguf import quants
 from safetensors.numpy import load_file, save_file
 
@@ -43,6 +47,60 @@ def blocks():
     writer.write_tensors_to_file()
     writer.close()
     save_file(expected, OUT / "blocks.safetensors")
+
+
+def rounded():
+    """Ties, powers of two, tiny and large numbers, and noise, which has to be rounded everywhere."""
+    rng = np.random.default_rng(11)
+    values = rng.normal(size=(6, 64)).astype(np.float32)
+    values[1] *= 1e-6
+    values[2] = np.arange(-32, 32) / 64 + np.float32(2.0**-12)
+    values[3, :32] = 0
+    values[3, 32:] = 1 + (np.arange(32) + 0.5) * np.float32(2.0**-8)  # between two of bf16
+    values[4] = np.where(np.arange(64) % 2, 65504, -1) * np.float32(1)
+    values[5] = np.linspace(-127.5, 127, 64)
+    types = gguf.GGMLQuantizationType
+    tensors = {"values": values}
+    for kind in (types.F32, types.F16, types.BF16, types.Q8_0):
+        tensors[kind.name] = np.ascontiguousarray(quants.quantize(values, kind)).view(np.uint8).reshape(-1)
+    save_file(tensors, OUT / "rounded.safetensors")
+
+
+TEXTS = ["the cat sat", " the thin hat", "a  b\n c\n\n", "ångström 12 345 €uro \U0001f600", "x", "", "the the\tthe", "▁a ▁ b",
+         "internationalisation of everything that there is"]
+
+
+def spm():
+    model = sentencepiece.SentencePieceProcessor(model_file=str(HERE.parent / "data/tokenizer/families/spm_bpe.model"))
+    pieces = [model.id_to_piece(i) for i in range(model.vocab_size())]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    special = [i for i in range(len(pieces)) if model.is_control(i) or model.is_unknown(i)]
+    # As Transformers turns scores into merges: every way to make a piece of two, in the order of the scores.
+    merges = []
+    for piece in sorted((p for p in pieces if ids[p] not in special and not model.is_byte(ids[p])), key=lambda p: -model.get_score(ids[p])):
+        merges += [[piece[:i], piece[i:]] for i in range(1, len(piece)) if piece[:i] in ids and piece[i:] in ids]
+    whole = {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [{"id": i, "content": pieces[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+                          "special": True} for i in special],
+        "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None,
+        "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                  "fuse_unk": True, "byte_fallback": True, "ignore_merges": False, "vocab": ids, "merges": merges}}
+    blank = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    metaspace = {"type": "Metaspace", "replacement": "▁", "split": False}
+    stages = {
+        "llama": ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, blank]}, None),
+        "metaspace": (None, {**metaspace, "prepend_scheme": "first"}),
+        "metaspace_always": (None, {**metaspace, "prepend_scheme": "always"}),
+        "metaspace_never": (None, {**metaspace, "prepend_scheme": "never"}),
+        "gemma": (blank, {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False})}
+    result = {"tokenizer": whole, "texts": TEXTS, "stages": {}}
+    for name, (normalizer, pre_tokenizer) in stages.items():
+        whole = {**whole, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(whole))
+        result["stages"][name] = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
+                                  "ids": [tokenizer.encode(text).ids for text in TEXTS]}
+    (OUT / "spm.json").write_text(json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def permute(weights, heads):  # of convert_hf_to_gguf
@@ -108,7 +166,9 @@ def smollm2():
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     blocks()
+    rounded()
     smollm2()
+    spm()
     for path in sorted(OUT.iterdir()):
         path.chmod(0o644)
         print(path.name, path.stat().st_size)

@@ -2,6 +2,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "config/sections/rotary.hpp"
 #include "interchange/family.hpp"
 
 namespace capstan::interchange {
@@ -14,32 +15,19 @@ using nlohmann::ordered_json;
 
 namespace {
 
-void read_activation(ConfigJson& c, ModelConfig& m, const char* key, const char* otherwise) {
-  const std::string name = c.text(key, otherwise);
-  if (name == "silu" || name == "swish")
-    m.activation_func = Activation::silu;
-  else if (name == "gelu")
-    m.activation_func = Activation::gelu;
-  else if (name == "gelu_new" || name == "gelu_pytorch_tanh")
-    m.activation_func = Activation::gelu_tanh;
-  else if (name == "relu")
-    m.activation_func = Activation::relu;
-  else if (name == "relu2")
-    m.activation_func = Activation::squared_relu;
-  else
-    c.refuse("`" + std::string(key) + "` is " + capstan::quoted(name) +
-             ", an activation that the engine lacks");
-}
-
 // rope_type and its numbers, wherever the file holds them.
-void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top) {
+void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<int64_t> original_positions) {
   std::string type = c.text("rope_type", c.text("type", "default"));
   if (type == "su") type = "longrope";  // of the first Phi-3 files
   if (type == "default") return;
   m.rope_scaling = true;
+  const char* const kOriginal = "original_max_position_embeddings";
   const auto original = [&](int64_t otherwise) {
-    m.rope_scaling_original_max_position_embeddings = c.integer(
-        "original_max_position_embeddings", top.integer("original_max_position_embeddings", otherwise));
+    const int64_t above = top.integer(kOriginal, original_positions.value_or(otherwise));
+    m.rope_scaling_original_max_position_embeddings = c.integer(kOriginal, above);
+    if ((top.has(kOriginal) || original_positions) &&
+        m.rope_scaling_original_max_position_embeddings != above)
+      top.refuse("`" + std::string(kOriginal) + "` and that of rope's scaling differ");
   };
   const auto factor = [&](double otherwise) {
     m.rope_scaling_factor = c.number("factor", otherwise);
@@ -81,8 +69,7 @@ void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top) {
     if (c.has("attention_factor")) m.rope_scaling_attention_factor = c.number("attention_factor");
     m.rope_scaling_short_factors = c.numbers("short_factor");
     m.rope_scaling_long_factors = c.numbers("long_factor");
-    const int64_t head = m.kv_channels.value_or(m.hidden_size / m.num_attention_heads);
-    const auto pairs = static_cast<size_t>(std::lround(static_cast<double>(head) * m.rotary_percent)) / 2;
+    const auto pairs = static_cast<size_t>(config::rotary_width(m) / 2);
     for (const auto* list : {&m.rope_scaling_short_factors, &m.rope_scaling_long_factors}) {
       if (list->size() != pairs)
         c.refuse("rope's factors are " + std::to_string(list->size()) + ", and a head has " +
@@ -107,27 +94,28 @@ void settle_rotary_percent(ConfigJson& c, ModelConfig& m) {
 }
 
 // Transformers 4: rope_theta and rope_scaling; 5: both in rope_parameters.
-void read_rope(ConfigJson& c, ModelConfig& m) {
+void read_rope(ConfigJson& c, ModelConfig& m, std::optional<int64_t> original_positions) {
   m.position_embedding_type = config::PositionEmbedding::rope;
   const json& parameters = c.value("rope_parameters");
   const json& scaling = c.value("rope_scaling");
   m.rotary_base = c.number("rope_theta", 10000.0);
   m.rotary_percent = c.number("partial_rotary_factor", 1.0);
-  if (!parameters.is_null()) {
-    ConfigJson inner(parameters, c.place() + ": rope_parameters");
-    if (c.has("rope_theta") && inner.number("rope_theta", m.rotary_base) != m.rotary_base)
-      c.refuse("`rope_theta` and that of `rope_parameters` differ");
-    m.rotary_base = inner.number("rope_theta", m.rotary_base);
-    m.rotary_percent = inner.number("partial_rotary_factor", m.rotary_percent);
+  if (!parameters.is_null() && !scaling.is_null() && scaling != parameters)
+    c.refuse("`rope_scaling` and `rope_parameters` differ");
+  if (!scaling.is_null() || !parameters.is_null()) {
+    const std::string name = parameters.is_null() ? "rope_scaling" : "rope_parameters";
+    ConfigJson inner(parameters.is_null() ? scaling : parameters, c.place() + ": " + name);
+    // Each may stand in either place, and files that were edited have it in both.
+    const auto take = [&](const char* key, double& value) {
+      const double here = inner.number(key, value);
+      if (c.has(key) && here != value)
+        c.refuse("`" + std::string(key) + "` and that of `" + name + "` differ");
+      value = here;
+    };
+    take("rope_theta", m.rotary_base);
+    take("partial_rotary_factor", m.rotary_percent);
     settle_rotary_percent(c, m);
-    read_scaling(inner, m, c);
-    inner.finish();
-    if (!scaling.is_null() && scaling != parameters) c.refuse("`rope_scaling` and `rope_parameters` differ");
-  } else if (!scaling.is_null()) {
-    ConfigJson inner(scaling, c.place() + ": rope_scaling");
-    inner.changes_nothing({"rope_theta"});
-    settle_rotary_percent(c, m);
-    read_scaling(inner, m, c);
+    read_scaling(inner, m, c, original_positions);
     inner.finish();
   } else {
     settle_rotary_percent(c, m);
@@ -139,7 +127,14 @@ void read_rope(ConfigJson& c, ModelConfig& m) {
 
 void write_rope(const ModelConfig& m, ordered_json& j) {
   j["rope_theta"] = m.rotary_base;
-  if (m.rotary_percent != 1) j["partial_rotary_factor"] = m.rotary_percent;
+  if (m.rotary_percent != 1) {
+    // Readers cut off what is behind the point of share * width, where 88 * (60 / 88.) is 59.999…
+    double share = m.rotary_percent;
+    while (std::floor(share * static_cast<double>(*m.kv_channels)) <
+           static_cast<double>(config::rotary_width(m)))
+      share = std::nextafter(share, 1.0);
+    j["partial_rotary_factor"] = share;
+  }
   j["rope_scaling"] = nullptr;
   if (!m.rope_scaling) return;
   ordered_json s;
@@ -168,45 +163,58 @@ void write_rope(const ModelConfig& m, ordered_json& j) {
   j["rope_scaling"] = s;
 }
 
-const char* activation_name(const ModelConfig& m) {
-  switch (m.activation_func) {
-    case Activation::silu:
-      return "silu";
-    case Activation::gelu:
-      return "gelu";
-    case Activation::gelu_tanh:
-      return "gelu_pytorch_tanh";
-    case Activation::relu:
-      return "relu";
-    case Activation::squared_relu:
-      return "relu2";
-  }
-  return "?";
-}
+struct ActivationName {
+  const char* name;
+  Activation function;
+};
+constexpr ActivationName kActivations[] = {
+    {"silu", Activation::silu},          {"swish", Activation::silu},
+    {"gelu", Activation::gelu},          {"gelu_pytorch_tanh", Activation::gelu_tanh},
+    {"gelu_new", Activation::gelu_tanh}, {"relu", Activation::relu},
+    {"relu2", Activation::squared_relu}};
 
 }  // namespace
+
+void read_activation(ConfigJson& c, ModelConfig& m, const char* key, const char* otherwise) {
+  const std::string name = c.text(key, otherwise);
+  for (const ActivationName& one : kActivations)
+    if (name == one.name) {
+      m.activation_func = one.function;
+      return;
+    }
+  c.refuse("`" + std::string(key) + "` is " + capstan::quoted(name) +
+           ", an activation that the engine lacks");
+}
+
+const char* activation_name(const ModelConfig& m) {
+  for (const ActivationName& one : kActivations)
+    if (m.activation_func == one.function) return one.name;
+  fail(ErrorCode::internal, "an activation without a name");
+}
 
 void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   m.num_layers = c.integer("num_hidden_layers", {}, kMostLayers);
   m.hidden_size = c.integer("hidden_size");
   m.num_attention_heads = c.integer("num_attention_heads", {}, kMostHeads);
-  m.num_query_groups = c.integer("num_key_value_heads", m.num_attention_heads);
+  m.num_query_groups =
+      c.integer("num_key_value_heads", of_class(c, "num_key_value_heads", how.groups, m.num_attention_heads));
   if (m.num_attention_heads % *m.num_query_groups != 0)
     fail(ErrorCode::format, c.place() + ": `num_attention_heads` (" + std::to_string(m.num_attention_heads) +
                                 ") is not a multiple of `num_key_value_heads` (" +
                                 std::to_string(*m.num_query_groups) + ")");
-  if (!c.has("head_dim") && m.hidden_size % m.num_attention_heads != 0)
+  const int64_t head = of_class<int64_t>(c, "head_dim", how.head, 0);
+  if (!c.has("head_dim") && head == 0 && m.hidden_size % m.num_attention_heads != 0)
     fail(ErrorCode::format, c.place() + ": `hidden_size` (" + std::to_string(m.hidden_size) +
                                 ") is not a multiple of `num_attention_heads` (" +
                                 std::to_string(m.num_attention_heads) + "), and there is no `head_dim`");
-  m.kv_channels = c.integer("head_dim", m.hidden_size / m.num_attention_heads);
+  m.kv_channels = c.integer("head_dim", head != 0 ? head : m.hidden_size / m.num_attention_heads);
   m.ffn_hidden_size = c.integer("intermediate_size");
   m.vocab_size = c.integer("vocab_size");
   m.max_position_embeddings = c.integer("max_position_embeddings");
   m.normalization = config::Normalization::rms_norm;
   m.layernorm_epsilon = c.number("rms_norm_eps", how.epsilon);
   m.gated_linear_unit = true;
-  read_activation(c, m, how.activation, "silu");
+  read_activation(c, m, how.activation, how.function);
   m.add_bias_linear = false;
   if (how.attention_bias) {
     m.add_qkv_bias = c.boolean("attention_bias", false);
@@ -217,7 +225,13 @@ void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   m.hidden_dropout = 0;
   m.attention_dropout = c.number("attention_dropout", 0);
   m.init_method_std = c.number("initializer_range", 0.02);
-  read_rope(c, m);
+  read_rope(c, m, how.original_positions);
+}
+
+std::optional<int64_t> read_window(ConfigJson& c, std::optional<int64_t> of_the_class) {
+  if (c.missing("sliding_window")) return of_the_class;
+  const int64_t tokens = c.integer("sliding_window", 1 << 30);
+  return c.has("sliding_window") ? std::optional(tokens) : std::nullopt;
 }
 
 void write_llama_like(const ModelConfig& m, ordered_json& j, const LlamaLike& how) {

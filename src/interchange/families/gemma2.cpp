@@ -6,32 +6,32 @@
 
 namespace capstan::interchange {
 
-static constexpr LlamaLike kGemma2Keys{
-    .tied = true, .attention_bias = true, .activation = "hidden_activation"};
+static constexpr LlamaLike kGemma2Keys{.tied = true,
+                                       .attention_bias = true,
+                                       .activation = "hidden_activation",
+                                       .function = "gelu_pytorch_tanh",
+                                       .groups = 4,
+                                       .head = 256};
 
 static void read_gemma2(ConfigJson& c, config::ModelConfig& m) {
-  if (!c.has("hidden_activation")) {  // the first files say hidden_act, and mean this
-    c.changes_nothing({"hidden_activation"});
-    LlamaLike first = kGemma2Keys;
-    first.activation = "hidden_act";
-    read_llama_like(c, m, first);
-    m.activation_func = config::Activation::gelu_tanh;
-  } else {
-    read_llama_like(c, m, kGemma2Keys);
-    c.changes_nothing({"hidden_act"});
-  }
+  read_llama_like(c, m, kGemma2Keys);
+  c.changes_nothing({"hidden_act"});  // of the first files; the class never looks at it
   m.norm_placement = config::NormPlacement::both;
   m.layernorm_zero_centered_gamma = true;
   m.embedding_multiplier = std::sqrt(static_cast<double>(m.hidden_size));
   m.softmax_scale = 1 / std::sqrt(c.number("query_pre_attn_scalar", 256));
   if (!std::isfinite(*m.softmax_scale)) c.refuse("`query_pre_attn_scalar` is not above 0");
-  if (c.has("attn_logit_softcapping")) m.attn_logit_softcapping = c.number("attn_logit_softcapping");
-  if (c.has("final_logit_softcapping")) m.final_logit_softcapping = c.number("final_logit_softcapping");
+  const auto cap = [&](const char* key, double otherwise) -> std::optional<double> {
+    const double value = c.number(key, otherwise);
+    return c.has(key) || c.missing(key) ? std::optional(value) : std::nullopt;
+  };
+  m.attn_logit_softcapping = cap("attn_logit_softcapping", 50);
+  m.final_logit_softcapping = cap("final_logit_softcapping", 30);
   std::vector<std::string> types = c.texts("layer_types");
   if (types.empty())
     for (int64_t layer = 0; layer < m.num_layers; ++layer)
       types.emplace_back(layer % 2 == 0 ? "sliding_attention" : "full_attention");
-  read_layer_types(c, m, c.integer("sliding_window", 4096), std::move(types));
+  read_layer_types(c, m, read_window(c, 4096), std::move(types));
   c.changes_nothing({"cache_implementation"});
 }
 

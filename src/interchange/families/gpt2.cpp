@@ -14,17 +14,7 @@ static void read_gpt2(ConfigJson& c, config::ModelConfig& m) {
   m.max_position_embeddings = c.integer("n_positions", 1024);
   m.layernorm_epsilon = c.number("layer_norm_epsilon", 1e-5);
   m.position_embedding_type = config::PositionEmbedding::learned_absolute;
-  const std::string activation = c.text("activation_function", "gelu_new");
-  if (activation == "gelu_new" || activation == "gelu_pytorch_tanh")
-    m.activation_func = config::Activation::gelu_tanh;
-  else if (activation == "gelu")
-    m.activation_func = config::Activation::gelu;
-  else if (activation == "relu")
-    m.activation_func = config::Activation::relu;
-  else if (activation == "silu" || activation == "swish")
-    m.activation_func = config::Activation::silu;
-  else
-    c.refuse("`activation_function` is \"" + activation + "\", an activation that the engine lacks");
+  read_activation(c, m, "activation_function", "gelu_new");
   m.share_embeddings_and_output_weights = c.boolean("tie_word_embeddings", true);
   const double hidden = c.number("resid_pdrop", 0.1), embedding = c.number("embd_pdrop", 0.1);
   if (hidden != embedding) c.refuse("`resid_pdrop` and `embd_pdrop` differ: both are model.hidden_dropout");
@@ -48,19 +38,8 @@ static void write_gpt2(const config::ModelConfig& m, nlohmann::ordered_json& j) 
   j["vocab_size"] = m.vocab_size;
   j["n_positions"] = *m.max_position_embeddings;
   j["layer_norm_epsilon"] = m.layernorm_epsilon;
-  switch (m.activation_func) {
-    case config::Activation::gelu:
-      j["activation_function"] = "gelu";
-      break;
-    case config::Activation::relu:
-      j["activation_function"] = "relu";
-      break;
-    case config::Activation::silu:
-      j["activation_function"] = "silu";
-      break;
-    default:
-      j["activation_function"] = "gelu_new";
-  }
+  const bool of_gpt2 = m.activation_func == config::Activation::gelu_tanh;  // the class's own name for it
+  j["activation_function"] = of_gpt2 ? "gelu_new" : activation_name(m);
   j["tie_word_embeddings"] = m.share_embeddings_and_output_weights;
   j["resid_pdrop"] = m.hidden_dropout;
   j["embd_pdrop"] = m.hidden_dropout;

@@ -3,11 +3,11 @@
 
 namespace capstan::interchange {
 
-static constexpr LlamaLike kMistralKeys{};
+static constexpr LlamaLike kMistralKeys{.groups = 8};
 
 static void read_mistral(ConfigJson& c, config::ModelConfig& m) {
   read_llama_like(c, m, kMistralKeys);
-  if (c.has("sliding_window")) m.window_size = c.integer("sliding_window");
+  m.window_size = read_window(c, 4096);
 }
 
 static void write_mistral(const config::ModelConfig& m, nlohmann::ordered_json& j) {

@@ -3,14 +3,14 @@
 
 namespace capstan::interchange {
 
-static constexpr LlamaLike kPhi3Keys{.epsilon = 1e-5};
+static constexpr LlamaLike kPhi3Keys{.epsilon = 1e-5, .original_positions = 4096};
 
 static void read_phi3(ConfigJson& c, config::ModelConfig& m) {
   read_llama_like(c, m, kPhi3Keys);
   const double hidden = c.number("resid_pdrop", 0), embedding = c.number("embd_pdrop", 0);
   if (hidden != embedding) c.refuse("`resid_pdrop` and `embd_pdrop` differ: both are model.hidden_dropout");
   m.hidden_dropout = hidden;
-  if (c.has("sliding_window")) m.window_size = c.integer("sliding_window");
+  m.window_size = read_window(c, {});
   c.only("attention_bias", false, "Phi-3 has no biases");
 }
 

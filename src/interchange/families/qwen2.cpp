@@ -3,7 +3,7 @@
 
 namespace capstan::interchange {
 
-static constexpr LlamaLike kQwen2Keys{};
+static constexpr LlamaLike kQwen2Keys{.groups = 32};
 
 static void read_qwen2(ConfigJson& c, config::ModelConfig& m) {
   read_llama_like(c, m, kQwen2Keys);

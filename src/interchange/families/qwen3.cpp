@@ -3,7 +3,7 @@
 
 namespace capstan::interchange {
 
-static constexpr LlamaLike kQwen3Keys{.attention_bias = true};
+static constexpr LlamaLike kQwen3Keys{.attention_bias = true, .groups = 32, .head = 128};
 
 static void read_qwen3(ConfigJson& c, config::ModelConfig& m) {
   read_llama_like(c, m, kQwen3Keys);

@@ -1,0 +1,273 @@
+// A tokenizer.json as llama.cpp's metadata: of its two kinds of BPE the one that computes what the file says, or none.
+#include <map>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "interchange/config_json.hpp"
+#include "interchange/gguf_tokenizer.hpp"
+#include "interchange/gguf_vocabulary.hpp"
+
+namespace capstan::interchange {
+
+using checkpoint::JsonView;
+using nlohmann::json;
+using Kind = GgufValue::Kind;
+
+namespace {
+
+const std::string kFile = "tokenizer.json";
+
+[[noreturn]] void unsupported(const std::string& what) {
+  fail(ErrorCode::unsupported, kFile + ": " + what + ": a GGUF file cannot hold this tokenizer");
+}
+
+// A stage is nothing, one step, or a Sequence of them.
+std::vector<ConfigJson> steps_of(ConfigJson& top, const char* stage, const char* list) {
+  const json& value = top.value(stage);
+  if (value.is_null()) return {};
+  ConfigJson one(value, top.place() + ": " + stage);
+  if (one.text("type") != "Sequence") return {one};
+  std::vector<ConfigJson> steps;
+  for (const json& step : JsonView(one.value(list), one.place(), list).array())
+    steps.emplace_back(step, one.place() + "[" + std::to_string(steps.size()) + "]");
+  return steps;
+}
+
+std::string pattern_of(ConfigJson& step, const char* kind) {
+  ConfigJson pattern(step.value("pattern"), step.place() + ": pattern");
+  return pattern.text(kind, "");
+}
+
+// ---- `gpt2`: bytes, cut by an expression that llama.cpp chooses by a name ----
+
+std::string pre_tokenizer_name(ConfigJson& top, bool ignores_merges) {
+  // NFC is not done there. It changes no text that is in NFC already, and Qwen's files all have it.
+  for (ConfigJson& step : steps_of(top, "normalizer", "normalizers"))
+    if (const std::string type = step.text("type"); type != "NFC")
+      unsupported("a normalizer of type " + capstan::quoted(type));
+  bool digits = false, bytes = false, own_pattern = false;
+  std::string pattern;
+  for (ConfigJson& step : steps_of(top, "pre_tokenizer", "pretokenizers")) {
+    const std::string type = step.text("type");
+    const bool first = !digits && !bytes && pattern.empty();
+    if (type == "Digits" && first && step.boolean("individual_digits", false)) {
+      digits = true;
+    } else if (type == "Split" && first &&
+               step.text("behavior") == (step.boolean("invert", false) ? "Removed" : "Isolated")) {
+      // Either way: every character is in a match of each expression below.
+      pattern = pattern_of(step, "Regex");
+      if (pattern.empty()) unsupported("a Split at a text");
+    } else if (type == "ByteLevel" && !bytes && !step.boolean("add_prefix_space", true)) {
+      bytes = true;
+      own_pattern = step.boolean("use_regex", true);
+    } else {
+      unsupported("the " + type + " of its `pre_tokenizer` is set or placed as none of llama.cpp's");
+    }
+  }
+  if (!bytes) unsupported("a `pre_tokenizer` without ByteLevel");
+  if (own_pattern && !pattern.empty()) unsupported("a `pre_tokenizer` that cuts with two expressions");
+  if (own_pattern) pattern = kGpt2;
+  for (const PreTokenizer& one : kPreTokenizers) {
+    if (one.digits == digits && one.ignores_merges == ignores_merges &&
+        pattern == (one.pattern ? one.pattern : kGpt2))
+      return one.name;
+  }
+  unsupported("a `pre_tokenizer` that cuts with an expression that, with `ignore_merges` " +
+              std::string(ignores_merges ? "true" : "false") + ", llama.cpp has no name for");
+}
+
+// ---- `llama`: characters with ▁ for blanks, and bytes for those that the vocabulary lacks ----
+
+// True where a blank is put before the text.
+bool read_blanks(ConfigJson& top) {
+  bool replaced = false, before = false;
+  for (ConfigJson& step : steps_of(top, "normalizer", "normalizers")) {
+    const std::string type = step.text("type");
+    if (type == "Prepend" && step.text("prepend") == kBlank)
+      before = true;
+    else if (type == "Replace" && pattern_of(step, "String") == " " && step.text("content") == kBlank)
+      replaced = true;
+    else
+      unsupported("the " + type + " of its `normalizer` is none of llama.cpp's");
+  }
+  for (ConfigJson& step : steps_of(top, "pre_tokenizer", "pretokenizers")) {
+    const std::string type = step.text("type");
+    // Gemma's cuts at blanks when none is left.
+    if (type == "Split" && replaced && pattern_of(step, "String") == " ") continue;
+    if (type != "Metaspace" || step.text("replacement") != kBlank || step.boolean("split", true))
+      unsupported("the " + type + " of its `pre_tokenizer` is none of llama.cpp's");
+    const bool added = step.boolean("add_prefix_space", true);  // of older files
+    const std::string scheme = step.text("prepend_scheme", added ? "always" : "never");
+    if (scheme != "always" && scheme != "first" && scheme != "never")
+      unsupported("a `prepend_scheme` " + capstan::quoted(scheme));
+    before = before || scheme != "never";
+    replaced = true;
+  }
+  if (!replaced) unsupported("blanks that stay blanks");
+  return before;
+}
+
+// llama.cpp puts together whatever makes a token, the best token first; here only what is listed is put together. Converters of
+// SentencePiece's models list all that there is, but for a few.
+void check_all_ways(const std::vector<std::string>& tokens, const std::vector<int64_t>& types,
+                    const std::vector<std::string>& merges) {
+  std::unordered_set<std::string_view> normal;
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (types[i] == kNormal) normal.insert(tokens[i]);
+  const std::unordered_set<std::string_view> listed(merges.begin(), merges.end());
+  size_t ways = 0, missing = 0;
+  std::string way;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const std::string_view token = tokens[i];
+    if (types[i] != kNormal || token.size() > 256) continue;
+    for (size_t cut = 1; cut < token.size(); ++cut) {
+      if (!normal.count(token.substr(0, cut)) || !normal.count(token.substr(cut))) continue;
+      ++ways;
+      way.assign(token.substr(0, cut)).append(" ").append(token.substr(cut));
+      missing += listed.count(way) == 0;
+    }
+  }
+  if (missing * 100 > ways)
+    unsupported("`merges` lack " + std::to_string(missing) + " of the " + std::to_string(ways) +
+                " ways in which two tokens make a third, and llama.cpp takes them all");
+}
+
+// ---- both ----
+
+// Whether the post-processor puts a token before the text.
+bool puts_token_before(const json& step) {
+  if (!step.is_object()) return false;
+  const auto list = [&](const char* key) -> const json& {
+    static const json kNone = json::array();
+    const auto found = step.find(key);
+    return found != step.end() && found->is_array() ? *found : kNone;
+  };
+  for (const json& part : list("processors"))
+    if (puts_token_before(part)) return true;
+  const json& single = list("single");
+  return !single.empty() && single[0].is_object() && single[0].contains("SpecialToken");
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view tokenizer_json,
+                                                              std::string_view config,
+                                                              const std::string& chat_template,
+                                                              int64_t rows) {
+  const json parsed = checkpoint::parse_strict_json(tokenizer_json, kFile);
+  const JsonView view(parsed, kFile), model_view = view.at("model");
+  ConfigJson top(parsed, kFile), model(model_view.object(), kFile + ": model");
+  if (const std::string type = model.text("type", "BPE"); type != "BPE")
+    unsupported("a model of type " + capstan::quoted(type));
+  if (model.number("dropout", 0) != 0) unsupported("merges that are dropped at random");
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
+    if (!model.text(key, "").empty()) unsupported("a `" + std::string(key) + "`");
+  const bool fallback = model.boolean("byte_fallback", false);
+  const bool ignores_merges = model.boolean("ignore_merges", false);
+  const std::string unknown_token = model.text("unk_token", "");
+
+  GgufValue tokens, types, scores, merges;
+  tokens.kind = merges.kind = Kind::texts;
+  types.kind = Kind::integers;
+  scores.kind = Kind::reals;
+  for (int64_t i = 0; i < rows; ++i) tokens.texts.push_back("[PAD" + std::to_string(i) + "]");
+  types.integers.assign(static_cast<size_t>(rows), kUnused);
+  std::map<std::string, int64_t, std::less<>> ids;
+  const auto put = [&](const std::string& token, int64_t id, int64_t type) {
+    if (id >= rows)
+      unsupported("the token " + capstan::quoted(token) + " has id " + std::to_string(id) + " of " +
+                  std::to_string(rows));
+    tokens.texts[static_cast<size_t>(id)] = token;
+    types.integers[static_cast<size_t>(id)] = type;
+    ids[token] = id;
+  };
+  const JsonView vocabulary = model_view.at("vocab");
+  for (const auto& [token, id] : vocabulary.object().items()) {
+    const bool byte = fallback && token.size() == 6 && token.starts_with("<0x") && token.ends_with(">");
+    put(token, vocabulary.item(token, id).count(),
+        byte                     ? kByte
+        : token == unknown_token ? kUnknown
+                                 : kNormal);
+  }
+  if (top.has("added_tokens")) {
+    const JsonView added = view.at("added_tokens");
+    for (size_t i = 0; i < added.array().size(); ++i) {
+      const JsonView one = added.item(i, added.array()[i]);
+      ConfigJson flags(one.object(), kFile + ": added_tokens[" + std::to_string(i) + "]");
+      const std::string& token = one.at("content").string();
+      const bool special = flags.boolean("special", false);
+      put(token, one.at("id").count(), token == unknown_token ? kUnknown : special ? kControl : kUser);
+    }
+  }
+  const JsonView listed = model_view.at("merges");
+  double rank = 0;
+  std::map<std::string, double, std::less<>> made;
+  for (const json& merge : listed.array()) {
+    std::string left, right;
+    if (merge.is_string()) {
+      const auto& line = merge.get_ref<const std::string&>();
+      const size_t blank = line.find(' ', 1);
+      if (blank == std::string::npos) listed.refuse("has a line that is not two tokens");
+      left = line.substr(0, blank), right = line.substr(blank + 1);
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      left = merge[0], right = merge[1];
+    } else {
+      listed.refuse("has an item that is not two tokens");
+    }
+    made.emplace(left + right, -++rank);
+    merges.texts.push_back(left + " " + right);
+  }
+
+  std::vector<std::pair<std::string, GgufValue>> result;
+  const auto add = [&](const std::string& key, GgufValue value) {
+    result.emplace_back("tokenizer.ggml." + key, std::move(value));
+  };
+  if (fallback) {
+    const bool before = read_blanks(top);
+    check_all_ways(tokens.texts, types.integers, merges.texts);
+    add("model", gguf_text("llama"));
+    add("pre", gguf_text("default"));
+    // What no merge makes comes last.
+    for (const std::string& token : tokens.texts) {
+      const auto found = made.find(token);
+      scores.reals.push_back(found == made.end() ? -rank - 1 : found->second);
+    }
+    add("tokens", std::move(tokens));
+    add("scores", std::move(scores));
+    add("token_type", std::move(types));
+    add("add_space_prefix", gguf_boolean(before));
+  } else {
+    const std::string pre = pre_tokenizer_name(top, ignores_merges);
+    add("model", gguf_text("gpt2"));
+    add("pre", gguf_text(pre));
+    add("tokens", std::move(tokens));
+    add("token_type", std::move(types));
+    add("merges", std::move(merges));
+  }
+
+  const json settings_json =
+      config.empty() ? json::object() : checkpoint::parse_strict_json(config, "tokenizer_config.json");
+  ConfigJson settings(settings_json, "tokenizer_config.json");
+  for (const auto& [theirs, ours] : {std::pair{"bos", "bos_token"}, std::pair{"eos", "eos_token"},
+                                     std::pair{"unknown", "unk_token"}, std::pair{"padding", "pad_token"}}) {
+    json token = settings.value(ours);
+    if (token.is_object()) token = token.value("content", json());
+    if (!token.is_string()) continue;
+    if (const auto id = ids.find(token.get_ref<const std::string&>()); id != ids.end())
+      add(std::string(theirs) + "_token_id", gguf_integer(id->second));
+  }
+  // Said in any case: what llama.cpp does otherwise depends on the kind.
+  add("add_bos_token",
+      gguf_boolean(settings.boolean("add_bos_token", puts_token_before(top.value("post_processor")))));
+  if (settings.has("add_eos_token"))
+    add("add_eos_token", gguf_boolean(settings.boolean("add_eos_token", false)));
+  std::string chat = chat_template;
+  if (const json& own = settings.value("chat_template"); chat.empty() && own.is_string()) chat = own;
+  if (!chat.empty()) result.emplace_back("tokenizer.chat_template", gguf_text(chat));
+  return result;
+}
+
+}  // namespace capstan::interchange

@@ -1,0 +1,27 @@
+// A tokenizer.json, and behind a NUL a tokenizer_config.json, on their way into a GGUF file: a named error, or metadata that make
+// a tokenizer.json again.
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "base/error.hpp"
+#include "interchange/gguf_tokenizer.hpp"
+
+using namespace capstan;
+using namespace capstan::interchange;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string input(reinterpret_cast<const char*>(data), size);
+  const size_t end = input.find('\0');
+  try {
+    GgufMetadata metadata;
+    for (auto& [key, value] : gguf_tokenizer(std::string_view(input).substr(0, end),
+                                             end == std::string::npos ? "" : input.substr(end + 1), "", 400))
+      if (!metadata.emplace(key, std::move(value)).second) std::abort();
+    if (tokenizer_json_of(metadata, "made").empty()) std::abort();
+    tokenizer_config_of(metadata);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::format && error.code() != ErrorCode::unsupported) std::abort();
+  }
+  return 0;
+}

@@ -1,0 +1,286 @@
+// A tokenizer.json as the metadata of a GGUF file: what llama.cpp makes of it is what the package tokenizers makes of the file
+// (make_gguf.py), or it is refused.
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "data/tokenizer/tokenizer.hpp"
+#include "interchange/gguf_tokenizer.hpp"
+
+using namespace capstan;
+using namespace capstan::interchange;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+const fs::path kTests = fs::path(CAPSTAN_SOURCE_DIR) / "tests";
+
+GgufMetadata metadata_of(const json& tokenizer, const std::string& config = "", int64_t rows = 1000) {
+  GgufMetadata result;
+  for (auto& [key, value] : gguf_tokenizer(tokenizer.dump(), config, "", rows))
+    CHECK(result.emplace(key, std::move(value)).second);
+  return result;
+}
+
+// The error's message; its code has to be one that a file can bring about.
+std::string refusal(const json& tokenizer, const std::string& config = "") {
+  try {
+    metadata_of(tokenizer, config);
+  } catch (const Error& error) {
+    CHECK((error.code() == ErrorCode::format || error.code() == ErrorCode::unsupported));
+    return error.message();
+  }
+  return "";
+}
+bool holds(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return true;
+  MESSAGE("not in: " << text);
+  return false;
+}
+
+json file(const std::string& name) {
+  return json::parse(read_file(kTests / name));
+}
+json family(const std::string& name) {
+  return file("data/tokenizer/families/" + name + ".json");
+}
+json with(json tokenizer, const std::string& pointer, const json& value) {
+  tokenizer[json::json_pointer(pointer)] = value;
+  return tokenizer;
+}
+// spm.json's tokenizer as one of its kinds.
+json sentencepiece(const json& fixture, const std::string& kind) {
+  json result = fixture["tokenizer"];
+  for (const char* stage : {"normalizer", "pre_tokenizer"}) result[stage] = fixture["stages"][kind][stage];
+  return result;
+}
+
+// llama.cpp's llm_tokenizer_spm: of all neighbours that make a token the one with the highest score, the leftmost of equal ones.
+std::vector<int64_t> as_llama_cpp(const GgufMetadata& metadata, const std::string& text) {
+  const auto& tokens = metadata.at("tokenizer.ggml.tokens").texts;
+  const auto& scores = metadata.at("tokenizer.ggml.scores").reals;
+  std::map<std::string, size_t> ids;
+  for (size_t i = 0; i < tokens.size(); ++i) ids[tokens[i]] = i;
+  std::string escaped;
+  const std::string before =
+      metadata.at("tokenizer.ggml.add_space_prefix").integer && !text.empty() ? " " : "";
+  for (const char c : before + text) escaped += c == ' ' ? "\u2581" : std::string(1, c);
+  std::vector<std::string> symbols;
+  for (const char c : escaped) {
+    if ((static_cast<unsigned char>(c) & 0xc0) == 0x80)
+      symbols.back() += c;
+    else
+      symbols.emplace_back(1, c);
+  }
+  while (true) {
+    size_t best = symbols.size();
+    double score = 0;
+    for (size_t i = 0; i + 1 < symbols.size(); ++i) {
+      const auto found = ids.find(symbols[i] + symbols[i + 1]);
+      if (found == ids.end() || (best < symbols.size() && scores[found->second] <= score)) continue;
+      best = i;
+      score = scores[found->second];
+    }
+    if (best == symbols.size()) break;
+    symbols[best] += symbols[best + 1];
+    symbols.erase(symbols.begin() + static_cast<int64_t>(best) + 1);
+  }
+  std::vector<int64_t> result;
+  for (const std::string& symbol : symbols) {
+    if (const auto found = ids.find(symbol); found != ids.end()) {
+      result.push_back(static_cast<int64_t>(found->second));
+      continue;
+    }
+    for (const char c : symbol) {
+      char name[8];
+      std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned char>(c));
+      result.push_back(static_cast<int64_t>(ids.at(name)));
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("a SentencePiece tokenizer gives llama.cpp's algorithm the ids of the file") {
+  const json fixture = file("interchange/gguf/spm.json");
+  for (const auto& [name, stage] : fixture["stages"].items()) {
+    CAPTURE(name);
+    const GgufMetadata metadata = metadata_of(sentencepiece(fixture, name), "", 700);
+    CHECK(metadata.at("tokenizer.ggml.model").text == "llama");
+    const bool blank = name != "gemma" && name != "metaspace_never";
+    CHECK((metadata.at("tokenizer.ggml.add_space_prefix").integer != 0) == blank);
+    for (size_t i = 0; i < fixture["texts"].size(); ++i) {
+      const auto text = fixture["texts"][i].get<std::string>();
+      CAPTURE(text);
+      // Metaspace puts no blank before one that is there; llama.cpp does (docs/interchange.md).
+      if (blank && name != "llama" && (text.starts_with(" ") || text.starts_with("\u2581"))) continue;
+      CHECK(as_llama_cpp(metadata, text) == stage["ids"][i].get<std::vector<int64_t>>());
+    }
+  }
+}
+
+TEST_CASE("a token that is called Prepend puts no blank before the text") {
+  const json fixture = file("interchange/gguf/spm.json");
+  const json odd = with(sentencepiece(fixture, "gemma"), "/model/vocab/Prepend", 700);
+  CHECK(metadata_of(odd).at("tokenizer.ggml.add_space_prefix").integer == 0);
+}
+
+TEST_CASE("a byte-level tokenizer comes back from GGUF with the same ids") {
+  // As OLMo 2 has it.
+  json olmo = with(family("llama3"), "/model/ignore_merges", false);
+  json& cut = olmo["pre_tokenizer"]["pretokenizers"][0];
+  cut["behavior"] = "Removed";
+  cut["invert"] = true;
+  const std::string config = R"({"bos_token": "<|begin_of_text|>", "add_bos_token": true})";
+  for (const auto& [tokenizer, pre] : {std::pair{family("llama3"), "llama-bpe"},
+                                       {olmo, "dbrx"},
+                                       {family("qwen2"), "qwen2"},
+                                       {file("interchange/families/smollm2/tokenizer.json"), "gpt-2"}}) {
+    CAPTURE(pre);
+    const GgufMetadata metadata = metadata_of(tokenizer, config);
+    CHECK(metadata.at("tokenizer.ggml.pre").text == pre);
+    const auto before = data::Tokenizer::from_json(tokenizer.dump()),
+               after = data::Tokenizer::from_json(tokenizer_json_of(metadata, "file"));
+    for (const std::string text :
+         {"The cat's 12345 hats,  and\n\n DON'T\t... \u00e5ngstr\u00f6m \u4e2d\u6587 <|im_end|>x", " a", "",
+          "<|endoftext|>\n<|begin_of_text|>", "internationalisation 3.14"}) {
+      CAPTURE(text);
+      CHECK(after->encode(text) == before->encode(text));
+    }
+  }
+}
+
+TEST_CASE(
+    "whether a token stands before the text is said by tokenizer_config.json, else by the post-processor") {
+  const auto adds = [](const json& tokenizer, const std::string& config) {
+    return metadata_of(tokenizer, config).at("tokenizer.ggml.add_bos_token").integer != 0;
+  };
+  CHECK(adds(family("llama3"), ""));
+  CHECK(!adds(family("llama3"), R"({"add_bos_token": false})"));
+  CHECK(!adds(family("qwen2"), ""));
+  CHECK(adds(family("qwen2"), R"({"add_bos_token": true})"));
+}
+
+TEST_CASE("tokenizers that llama.cpp would compute otherwise are refused with the reason") {
+  const json fixture = file("interchange/gguf/spm.json");
+  const json spm = sentencepiece(fixture, "metaspace"), llama3 = family("llama3"), qwen2 = family("qwen2"),
+             gpt2 = file("interchange/families/smollm2/tokenizer.json");
+  CHECK(refusal(spm).empty());
+  CHECK(refusal(gpt2).empty());
+  // SentencePiece's kind.
+  CHECK(holds(refusal(with(spm, "/pre_tokenizer/split", true)), "Metaspace"));
+  CHECK(holds(refusal(with(spm, "/pre_tokenizer/replacement", "_")), "Metaspace"));
+  CHECK(holds(refusal(with(spm, "/pre_tokenizer", {{"type", "Whitespace"}})), "Whitespace"));
+  CHECK(holds(refusal(with(spm, "/pre_tokenizer", nullptr)), "blanks that stay blanks"));
+  CHECK(holds(refusal(with(spm, "/normalizer", {{"type", "Lowercase"}})), "Lowercase"));
+  CHECK(holds(refusal(with(spm, "/normalizer",
+                           {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "b"}})),
+              "Replace"));
+  json few = spm;
+  for (size_t i = 0; i < few["model"]["merges"].size(); i += 8) few["model"]["merges"].erase(i);
+  CHECK(holds(refusal(few), "llama.cpp takes them all"));
+  // GPT-2's kind.
+  CHECK(holds(refusal(family("roberta")), "ByteLevel"));  // add_prefix_space
+  CHECK(holds(refusal(family("byte_level_lower")), "normalizer"));
+  CHECK(holds(refusal(with(gpt2, "/pre_tokenizer/use_regex", false)), "no name for"));
+  CHECK(holds(refusal(with(llama3, "/pre_tokenizer/pretokenizers/1/use_regex", true)), "two expressions"));
+  CHECK(holds(refusal(with(llama3, "/pre_tokenizer/pretokenizers/0/behavior", "Removed")), "the Split"));
+  CHECK(holds(refusal(with(llama3, "/pre_tokenizer/pretokenizers/0/invert", true)), "the Split"));
+  CHECK(holds(refusal(with(llama3, "/pre_tokenizer/pretokenizers/0/pattern", {{"Regex", "\\w+"}})),
+              "no name for"));
+  CHECK(holds(refusal(with(qwen2, "/model/ignore_merges", true)), "ignore_merges"));
+  json turned = llama3;
+  std::swap(turned["pre_tokenizer"]["pretokenizers"][0], turned["pre_tokenizer"]["pretokenizers"][1]);
+  CHECK(holds(refusal(turned), "the Split"));
+  // Both.
+  CHECK(holds(refusal(with(gpt2, "/model/type", "Unigram")), "Unigram"));
+  CHECK(holds(refusal(with(gpt2, "/model/dropout", 0.1)), "at random"));
+  CHECK(holds(refusal(with(gpt2, "/model/end_of_word_suffix", "</w>")), "end_of_word_suffix"));
+  CHECK(holds(refusal(with(gpt2, "/model/vocab/zzz", 1000)), "has id 1000 of 1000"));
+}
+
+TEST_CASE("a tokenizer.json with values of other types is refused by name") {
+  const json fixture = file("interchange/gguf/spm.json");
+  for (const json& tokenizer :
+       {sentencepiece(fixture, "llama"), sentencepiece(fixture, "metaspace"), family("llama3")}) {
+    for (const std::string pointer : {"",
+                                      "/model",
+                                      "/model/type",
+                                      "/model/byte_fallback",
+                                      "/model/ignore_merges",
+                                      "/model/dropout",
+                                      "/model/unk_token",
+                                      "/model/end_of_word_suffix",
+                                      "/model/vocab",
+                                      "/model/vocab/zz",
+                                      "/model/merges",
+                                      "/model/merges/0",
+                                      "/model/merges/0/1",
+                                      "/added_tokens",
+                                      "/added_tokens/0",
+                                      "/added_tokens/0/id",
+                                      "/added_tokens/0/content",
+                                      "/added_tokens/0/special",
+                                      "/normalizer",
+                                      "/normalizer/normalizers",
+                                      "/normalizer/normalizers/0",
+                                      "/normalizer/normalizers/0/type",
+                                      "/normalizer/normalizers/0/prepend",
+                                      "/normalizer/normalizers/1/pattern",
+                                      "/normalizer/normalizers/1/pattern/String",
+                                      "/pre_tokenizer",
+                                      "/pre_tokenizer/split",
+                                      "/pre_tokenizer/prepend_scheme",
+                                      "/pre_tokenizer/pretokenizers",
+                                      "/pre_tokenizer/pretokenizers/0",
+                                      "/pre_tokenizer/pretokenizers/0/type",
+                                      "/pre_tokenizer/pretokenizers/0/behavior",
+                                      "/pre_tokenizer/pretokenizers/0/pattern",
+                                      "/pre_tokenizer/pretokenizers/0/pattern/Regex",
+                                      "/pre_tokenizer/pretokenizers/1/add_prefix_space",
+                                      "/pre_tokenizer/pretokenizers/1/use_regex"}) {
+      CAPTURE(pointer);
+      const json::json_pointer place(pointer);
+      if (!tokenizer.contains(place) && pointer != "/model/vocab/zz") continue;
+      for (const json& value :
+           {json(1.5), json(-3), json("text"), json(true), json::array({1}), json{{"a", 1}}}) {
+        CAPTURE(value.dump());
+        if (pointer != "/model/vocab/zz" && value.type() == tokenizer[place].type()) continue;
+        if (pointer == "/model/unk_token" && value.is_string()) continue;
+        json changed = tokenizer;
+        changed[place] = value;
+        CHECK(!refusal(changed).empty());
+      }
+    }
+  }
+  CHECK(holds(refusal(family("llama3"), "[]"), "not a JSON object"));
+  CHECK(holds(refusal(family("llama3"), R"({"add_bos_token": 1})"), "add_bos_token"));
+}
+
+TEST_CASE("a vocabulary of many tokens is read in the time of its size") {
+  GgufMetadata metadata;
+  metadata["tokenizer.ggml.model"] = gguf_text("gpt2");
+  GgufValue tokens, merges;
+  tokens.kind = merges.kind = GgufValue::Kind::texts;
+  for (int i = 0; i < 200000; ++i) tokens.texts.push_back("token" + std::to_string(i));
+  tokens.texts.push_back("token7");  // twice: the last counts
+  metadata["tokenizer.ggml.tokens"] = tokens;
+  metadata["tokenizer.ggml.merges"] = merges;
+  const std::clock_t begin = std::clock();
+  const std::string text = tokenizer_json_of(metadata, "file");
+  // Looking through all tokens before each takes 25 s.
+  CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 8);
+  const json made = json::parse(text);
+  CHECK(made["model"]["vocab"].size() == 200000);
+  CHECK(made["model"]["vocab"]["token7"] == 200000);
+  CHECK(made["model"]["vocab"]["token199999"] == 199999);
+}
