@@ -45,24 +45,26 @@ def write_recipe(home, method):
     peft = f"peft: {{preset: canonical_lora, dim: {RANK}, alpha: {2 * RANK}, dropout: 0}}\n" if method == "lora" else ""
     (home / "tune.yaml").write_text(f"""
 model: {{preset: "hf:{home}/base", seq_length: {LENGTH}}}
-checkpoint: {{pretrained_checkpoint: "hf:{home}/base", save: false}}
+checkpoint: {{pretrained_checkpoint: "hf:{home}/base"}}
 tokenizer: {{preset: huggingface, tokenizer_model: "{home}/base"}}
 dataset: {{preset: sft, train_files: ["{home}/samples.jsonl"], packing: true}}
 optimizer: {{preset: adamw, lr: 1e-4}}
 scheduler: constant
 mixed_precision: fp32
 train: {{micro_batch_size: {ROWS}, global_batch_size: {ROWS}, train_iters: {STEPS}}}
-log: {{log_interval: 1}}
+logger: {{log_interval: 1}}
 {peft}""")
 
 
 def peak_of(command):
     """Standard output and the peak of resident memory in MiB."""
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    out = child.stdout.read()
-    _, status, usage = os.wait4(child.pid, 0)
-    if status != 0:
-        sys.exit(f"failed: {' '.join(map(str, command))}")
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        out = child.stdout.read()
+        _, status, usage = os.wait4(child.pid, 0)
+        if status != 0:
+            errors.seek(0)
+            sys.exit(f"failed: {' '.join(map(str, command))}\n{errors.read()[-2000:]}")
     return out, usage.ru_maxrss / 1024
 
 
