@@ -87,15 +87,18 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
     } else if (key == "ds_type") {
       r.draft.leave(from, value, value.text == "json" ? Why::same : Why::value, std::string(kSamples));
     } else if (key == "type") {
-      const std::string name = value.kind == Node::Kind::scalar ? value.text.substr(0, value.text.find(':')) : "";
+      const std::string name =
+          value.kind == Node::Kind::scalar ? value.text.substr(0, value.text.find(':')) : "";
       format = word(kFormats, name);
       if (value.kind != Node::Kind::scalar)
-        r.draft.leave(from, value, Why::to_fill_in,
-                      "a prompt of its own: samples as messages, with a Jinja file in tokenizer.chat_template");
+        r.draft.leave(
+            from, value, Why::to_fill_in,
+            "a prompt of its own: samples as messages, with a Jinja file in tokenizer.chat_template");
       else if (format.empty())
-        r.draft.leave(from, value, name == "input_output" ? Why::not_there : Why::value,
-                      "a line holds messages, conversations, an instruction, a prompt with its completion, or "
-                      "a text: see dataset.format");
+        r.draft.leave(
+            from, value, name == "input_output" ? Why::not_there : Why::value,
+            "a line holds messages, conversations, an instruction, a prompt with its completion, or "
+            "a text: see dataset.format");
       else if (name != value.text)
         r.draft.leave(from, value, Why::value, "read as " + name + " alone");
     } else if (key == "field_messages") {
@@ -105,7 +108,8 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
     } else if (key == "message_property_mappings" || key == "message_field_role" ||
                key == "message_field_content") {
       const std::string names = shown(value);
-      of_turns = of_turns || names == "from" || names == "value" || names.find("role: from") != std::string::npos;
+      of_turns =
+          of_turns || names == "from" || names == "value" || names.find("role: from") != std::string::npos;
       r.draft.leave(from, value, Why::no_effect, "dataset.format says it");
     } else if (key == "field" && value.text != "text") {
       r.draft.leave(from, value, Why::to_fill_in, "the key of the text is called text here");

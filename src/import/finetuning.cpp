@@ -81,7 +81,8 @@ void base_weights(Draft& draft, const std::string& name, const From& from) {
   if (is_path(name))
     draft.set(leaf, "hf:" + name, from);
   else
-    draft.set(leaf, "hf:models/" + plain_name(name), from, "where " + name + " is expected, as the hub has it");
+    draft.set(leaf, "hf:models/" + plain_name(name), from,
+              "where " + name + " is expected, as the hub has it");
   tokenizer_of_base(draft);
 }
 

@@ -28,7 +28,8 @@ struct AdaptedModules {
 };
 void adapt_modules(Draft& draft, const AdaptedModules& adapted);
 // All of them, in a model of this preset; `reason` where the file says nothing, else `from` says it.
-void adapt_all_modules(Draft& draft, const From& scheme, bool dora, const From& from, const std::string& reason);
+void adapt_all_modules(Draft& draft, const From& scheme, bool dora, const From& from,
+                       const std::string& reason);
 
 // dataset.train_files or valid_files from paths and names on a hub, of which a file is expected in data/.
 void sample_files(Draft& draft, std::string_view leaf, const std::vector<std::string>& names,

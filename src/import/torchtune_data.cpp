@@ -33,8 +33,8 @@ struct Written {
   std::string_view component, name;
 };
 constexpr Written kTemplates[] = {
-    {"llama3_tokenizer", "llama3"},     {"qwen2_tokenizer", "chatml"},   {"qwen2_5_tokenizer", "chatml"},
-    {"phi3_mini_tokenizer", "phi3"},    {"ChatMLTemplate", "chatml"},    {"Llama2ChatTemplate", "llama2"},
+    {"llama3_tokenizer", "llama3"},  {"qwen2_tokenizer", "chatml"}, {"qwen2_5_tokenizer", "chatml"},
+    {"phi3_mini_tokenizer", "phi3"}, {"ChatMLTemplate", "chatml"},  {"Llama2ChatTemplate", "llama2"},
 };
 
 std::string last_part(const std::string& name) {
@@ -65,7 +65,8 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
   const auto* builder = std::find_if(std::begin(kBuilders), std::end(kBuilders),
                                      [&](const Builder& one) { return one.name == name; });
   const bool known = builder != std::end(kBuilders);
-  std::string format = known ? std::string(builder->format) : "", source = known ? std::string(builder->source) : "";
+  std::string format = known ? std::string(builder->format) : "",
+              source = known ? std::string(builder->source) : "";
   std::vector<std::string> files;
   const bool train = list == "dataset";
   bool says_loss = false;
@@ -79,9 +80,9 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
     } else if (key == "_component_") {
       from = at;
       if (!known)
-        draft.leave(at, value, name.find("preference") != std::string::npos ? Why::not_there : Why::value,
-                    name.find("preference") != std::string::npos ? std::string(kPreferences)
-                                                                 : std::string(kSamples));
+        draft.leave(
+            at, value, name.find("preference") != std::string::npos ? Why::not_there : Why::value,
+            name.find("preference") != std::string::npos ? std::string(kPreferences) : std::string(kSamples));
     } else if (key == "source") {
       source = value.text;
       if (entry.find("data_files")) draft.leave(at, value, Why::no_effect, "data_files names the files");
@@ -101,9 +102,11 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
       format = value.text == "sharegpt" ? "sharegpt" : "messages";
     } else if (key == "conversation_column" || key == "column") {
       if (value.text != "messages" && value.text != "conversations" && value.text != "text")
-        draft.leave(at, value, Why::to_fill_in, "a key of the file that is called otherwise here: see dataset.format");
+        draft.leave(at, value, Why::to_fill_in,
+                    "a key of the file that is called otherwise here: see dataset.format");
     } else if (key == "column_map") {
-      draft.leave(at, value, Why::to_fill_in, "keys of the file that are called otherwise here: see dataset.format");
+      draft.leave(at, value, Why::to_fill_in,
+                  "keys of the file that are called otherwise here: see dataset.format");
     } else if (is_off(value)) {
       draft.leave(at, value, Why::off, "");
     } else if (of_source(key)) {
@@ -131,7 +134,8 @@ Samples read_samples(Reader& r, const std::string& key) {
   if (!section) return samples;
   if (section->kind == Node::Kind::map) read_entry(r, key, *section, samples);
   for (const Node& entry : section->items)
-    if (section->kind == Node::Kind::list && entry.kind == Node::Kind::map) read_entry(r, key, entry, samples);
+    if (section->kind == Node::Kind::list && entry.kind == Node::Kind::map)
+      read_entry(r, key, entry, samples);
   return samples;
 }
 
@@ -153,13 +157,15 @@ void read_torchtune_data(Reader& r) {
   if (train.alike && !train.format.empty()) {
     draft.set("dataset.format", train.format, r.from("dataset"));
     if (train.format == "alpaca")
-      draft.leave(r.from("dataset"), "alpaca", Why::value,
-                  "the words of Alpaca's prompt are not put around an instruction: the chat template alone is, "
-                  "or tokenizer.chat_template=alpaca");
+      draft.leave(
+          r.from("dataset"), "alpaca", Why::value,
+          "the words of Alpaca's prompt are not put around an instruction: the chat template alone is, "
+          "or tokenizer.chat_template=alpaca");
   }
   draft.assume("dataset.packing", "false", "torchtune's default");
   if (const auto given = r.text("tokenizer.prompt_template"); given && !template_of(*given).empty())
-    draft.set("tokenizer.chat_template", std::string(template_of(*given)), r.from("tokenizer.prompt_template"));
+    draft.set("tokenizer.chat_template", std::string(template_of(*given)),
+              r.from("tokenizer.prompt_template"));
   else if (given)
     draft.leave(r.from("tokenizer.prompt_template"), *given, Why::to_fill_in,
                 "a .jinja file for tokenizer.chat_template; without one the tokenizer's own counts");
