@@ -17,23 +17,19 @@ namespace capstan::interchange {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kHf = "hf:", kGguf = "gguf:";
-
 bool is_foreign(std::string_view name) {
-  return name.starts_with(kHf) || name.starts_with(kGguf);
+  return config::is_foreign_model("model", name);
 }
 
 std::string absolute_name(const std::string& name) {
-  const size_t scheme = name.find(':') + 1;
-  return name.substr(0, scheme) + fs::absolute(name.substr(scheme)).lexically_normal().string();
+  return config::absolute_name(name, fs::current_path());
 }
 
 std::unique_ptr<ForeignModel> ForeignModel::open(const std::string& name) {
   CAPSTAN_ASSERT(is_foreign(name), "the name of another program's model");
-  if (name.size() == name.find(':') + 1)
-    fail(ErrorCode::usage, "`" + name + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
-  return name.starts_with(kHf) ? open_hf(name, name.substr(kHf.size()))
-                               : open_gguf(name, name.substr(kGguf.size()));
+  const auto [scheme, path] = config::split_scheme(name);
+  if (path.empty()) fail(ErrorCode::usage, "`" + name + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
+  return scheme == "hf:" ? open_hf(name, std::string(path)) : open_gguf(name, std::string(path));
 }
 
 std::string ForeignModel::content_hash() const {
