@@ -7,7 +7,6 @@
 #include "base/text.hpp"
 #include "cli/terminal.hpp"
 #include "config/show.hpp"
-#include "config/shrink.hpp"
 
 namespace capstan::cli {
 
@@ -15,19 +14,14 @@ std::string count_text(size_t number, const char* what) {
   return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
 }
 
-static config::Request request_of(const Context& context, const std::string& recipe) {
+config::Resolution resolve_recipe(const Context& context, const std::string& recipe,
+                                  std::optional<int64_t> ranks, config::ShrunkFrom* from) {
   config::Request request;
   request.recipe = recipe;
   request.overrides = context.args.overrides();
-  return request;
-}
-
-config::Resolution resolve_recipe(const Context& context, const std::string& recipe,
-                                  std::optional<int64_t> ranks) {
-  config::Request request = request_of(context, recipe);
   request.ranks = ranks;
   if (ranks && !context.args.has("ranks")) request.ranks_origin = "this launch";
-  return context.args.has("shrink") ? config::resolve_shrunk(request) : config::resolve(request);
+  return context.args.has("shrink") ? config::resolve_shrunk(request, from) : config::resolve(request);
 }
 
 std::string layout_text(const config::DistConfig& dist) {
@@ -43,27 +37,19 @@ std::string layout_text(const config::DistConfig& dist) {
   return text;
 }
 
-std::string shrunk_summary(const Context& context, const std::string& recipe,
-                           const config::Resolution& small) {
+std::string shrunk_summary(const config::ShrunkFrom& from, const config::Resolution& small) {
   const config::Config& c = small.config;
   std::string text = "shrunk to " + count_text(static_cast<size_t>(c.model.num_layers), "layer") +
                      " of width " + std::to_string(c.model.hidden_size) + ", " +
                      std::to_string(c.model.seq_length) + " tokens a sample, " +
                      count_text(static_cast<size_t>(c.train.train_iters.value_or(0)), "step");
-  const config::Resolution whole = config::resolve(request_of(context, recipe));
-  const int64_t kind = config::shrink(whole, {}).world;
-  if (kind > c.dist.world_size) {
-    config::Request request = request_of(context, recipe);
-    text += "; its kind of layout takes " + layout_text(config::resolve_shrunk(request).config.dist);
-  }
+  if (from.layout) text += "; its kind of layout takes " + layout_text(*from.layout);
   return text;
 }
 
-std::string shrunk_changes(const Context& context, const std::string& recipe,
-                           const config::Resolution& small) {
-  const config::Resolution whole = config::resolve(request_of(context, recipe));
+std::string shrunk_changes(const config::ShrunkFrom& from, const config::Resolution& small) {
   std::string text;
-  for (const config::Change& change : config::diff(whole, small))
+  for (const config::Change& change : config::diff(from.whole, small))
     if (change.after_origin == config::kShrinkFlag)
       text += "  " + change.path + ": " + change.before + " -> " + change.after + "\n";
   return text;
@@ -85,8 +71,8 @@ void show_diagnostics(const Context& context, const config::Resolved& resolved) 
 }
 
 config::Resolution require_recipe(const Context& context, const std::string& recipe,
-                                  std::optional<int64_t> ranks) {
-  config::Resolution resolution = resolve_recipe(context, recipe, ranks);
+                                  std::optional<int64_t> ranks, config::ShrunkFrom* from) {
+  config::Resolution resolution = resolve_recipe(context, recipe, ranks, from);
   show_diagnostics(context, resolution);
   if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
   return resolution;

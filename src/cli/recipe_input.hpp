@@ -7,6 +7,7 @@
 
 #include "cli/context.hpp"
 #include "config/resolve.hpp"
+#include "config/shrink.hpp"
 
 namespace capstan::cli {
 
@@ -15,22 +16,23 @@ struct Exit {
   int code;
 };
 
-// Shrunk where the command line has --shrink. Errors in the recipe are in the result. Throws Error for a recipe that cannot be read.
+// Shrunk where the command line has --shrink, and then `from` says what it was. Errors in the recipe are in the result. Throws
+// Error for a recipe that cannot be read.
 config::Resolution resolve_recipe(const Context& context, const std::string& recipe,
-                                  std::optional<int64_t> ranks = std::nullopt);
+                                  std::optional<int64_t> ranks = std::nullopt,
+                                  config::ShrunkFrom* from = nullptr);
 
 // Errors, warnings and notes in the form that was asked for; --quiet leaves the notes out.
 void show_diagnostics(const Context& context, const config::Resolved& resolved);
 
 // Both; throws Exit{2} where the recipe has errors.
 config::Resolution require_recipe(const Context& context, const std::string& recipe,
-                                  std::optional<int64_t> ranks = std::nullopt);
+                                  std::optional<int64_t> ranks = std::nullopt,
+                                  config::ShrunkFrom* from = nullptr);
 
 // With --shrink: what it has made of the recipe, a few words; and all that it has changed, a leaf on each line.
-std::string shrunk_summary(const Context& context, const std::string& recipe,
-                           const config::Resolution& small);
-std::string shrunk_changes(const Context& context, const std::string& recipe,
-                           const config::Resolution& small);
+std::string shrunk_summary(const config::ShrunkFrom& from, const config::Resolution& small);
+std::string shrunk_changes(const config::ShrunkFrom& from, const config::Resolution& small);
 std::string count_text(size_t number, const char* what);  // "1 rank", "2 ranks"
 // "16 ranks, tp 2, pp 2, cp 2, dp 2"
 std::string layout_text(const config::DistConfig& dist);

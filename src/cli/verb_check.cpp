@@ -14,7 +14,9 @@ namespace {
 
 int run_check(Context& context) {
   const std::string& recipe = context.args.word(0, "RECIPE");
-  const config::Resolution resolution = resolve_recipe(context, recipe, ranks_argument(context));
+  config::ShrunkFrom shrunk_from;
+  const config::Resolution resolution =
+      resolve_recipe(context, recipe, ranks_argument(context), &shrunk_from);
   const size_t errors = count(resolution.diagnostics, config::Level::error);
   const size_t warnings = count(resolution.diagnostics, config::Level::warning);
   std::vector<config::MissingFeature> missing;
@@ -40,7 +42,7 @@ int run_check(Context& context) {
       std::string line = resolution.recipe_name + ": ";
       line += warnings == 0 ? std::string("ok") : "no errors, " + count_text(warnings, "warning");
       put(line + " (" + layout_text(resolution.config.dist) + ")\n");
-      if (context.args.has("shrink")) say(shrunk_summary(context, recipe, resolution) + "\n");
+      if (context.args.has("shrink")) say(shrunk_summary(shrunk_from, resolution) + "\n");
       if (!missing.empty()) {
         std::string text = "note: sound, but `train` of this version refuses it:\n";
         for (const auto& feature : missing) text += "  " + feature.path + ": " + feature.reason + "\n";

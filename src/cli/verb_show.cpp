@@ -52,9 +52,11 @@ int run_show(Context& context) {
     fail(ErrorCode::usage, "--rank R says whose place --grid shows, and whose memory --step",
          "add --grid or --step");
 
-  const config::Resolution resolution = require_recipe(context, recipe, ranks_argument(context));
+  config::ShrunkFrom shrunk_from;
+  const config::Resolution resolution =
+      require_recipe(context, recipe, ranks_argument(context), &shrunk_from);
   if (args.has("shrink") && !context.quiet() && !args.has("json"))
-    say("--shrink changes:\n" + shrunk_changes(context, recipe, resolution));
+    say("--shrink changes:\n" + shrunk_changes(shrunk_from, resolution));
   if (args.has("schedule")) {
     if (args.words().size() > 1)
       fail(ErrorCode::usage, "--schedule shows the whole pipeline and takes no PATH");

@@ -42,7 +42,8 @@ int run_train(Context& context) {
   Context for_diagnostics = context;
   if (!chief) for_diagnostics.verbosity = -1;
   const int64_t ranks = nproc ? *nproc : launched.size;
-  const config::Resolution resolution = resolve_recipe(context, recipe, ranks);
+  config::ShrunkFrom shrunk_from;
+  const config::Resolution resolution = resolve_recipe(context, recipe, ranks, &shrunk_from);
   if (chief && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
   if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
   train::refuse_missing_features(resolution.config);
@@ -51,7 +52,7 @@ int run_train(Context& context) {
   Progress progress(chief && !context.quiet(), context.color_err);
   progress.line("capstan " CAPSTAN_VERSION ": training " + resolution.recipe_name + " on " +
                 std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"));
-  if (args.has("shrink")) progress.line(shrunk_summary(context, recipe, resolution));
+  if (args.has("shrink")) progress.line(shrunk_summary(shrunk_from, resolution));
   for (const config::HistoryEntry& entry : resolution.history)
     if (!args.has("shrink") && entry.path == "dist.world_size" &&
         entry.fate != config::HistoryEntry::Fate::effective && !entry.origin.written.empty() &&

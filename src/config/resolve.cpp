@@ -177,10 +177,12 @@ class Resolver {
           } else {
             std::string only;
             for (const auto& name : field.variants) only += (only.empty() ? "`" : ", `") + name + "`";
-            report(Level::error, "C0110",
-                   "`" + field.path + "` is not a field of `" + section.name + "` of kind `" + variant + "`",
-                   write->place)
-                .help("it belongs to " + section.variant_field + " " + only);
+            auto& problem = report(
+                Level::error, "C0110",
+                "`" + field.path + "` is not a field of `" + section.name + "` of kind `" + variant + "`",
+                write->place);
+            problem.path = field.path;
+            problem.help("it belongs to " + section.variant_field + " " + only);
           }
         }
       }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -132,7 +133,10 @@ class Shrinker {
       // The same queries for a key as far as that is few; keys on several ranks stay so.
       int64_t of_one = std::min(all / groups, kHeadsOfOne);
       groups_ = groups < d_.tensor_model_parallel_size ? 1 : std::min(groups, kGroups);
-      while (groups_ * of_one % among != 0) groups_ *= 2;
+      if (by_user("model.num_query_groups")) groups_ = groups;
+      groups_ = rounded_up(groups_, among / std::gcd(among, of_one));
+      // Each tensor rank has whole groups, or each group whole ranks.
+      if (groups_ % tp_ != 0 && tp_ % groups_ != 0) groups_ = rounded_up(groups_, std::lcm(among, tp_));
       heads_ = groups_ * of_one;
     }
     heads_ = set("model.num_attention_heads", heads_, all);
@@ -152,7 +156,7 @@ class Shrinker {
     // Blocks of quantised weights may not be cut by tensor parallelism.
     const bool quantised =
         recipe_.config.peft && recipe_.config.peft->base_quantization != BaseQuantization::none;
-    const int64_t unit = quantised ? 64 : 8;
+    const int64_t unit = std::lcm(int64_t{quantised ? 64 : 8}, tp_);
     hidden_ = m_.hidden_size == width
                   ? heads_ * head_
                   : rounded(static_cast<double>(heads_ * head_) * ratio(m_.hidden_size, width), unit);
@@ -163,7 +167,11 @@ class Shrinker {
     if (quantised) set("peft.quantization_block", int64_t{32}, recipe_.config.peft->quantization_block);
     // An odd size stays one, so that rows of padding stay.
     const bool padded = m_.padded_vocab_size && *m_.padded_vocab_size != m_.vocab_size;
-    if (m_.vocab_size > kVocabulary) set("model.vocab_size", kVocabulary - (padded ? 7 : 0), m_.vocab_size);
+    int64_t vocabulary = kVocabulary;
+    const int64_t multiple = m_.make_vocab_size_divisible_by;
+    if (rounded_up(vocabulary, multiple) % tp_ != 0)
+      vocabulary = rounded_up(vocabulary, std::lcm(multiple, tp_));
+    if (m_.vocab_size > vocabulary) set("model.vocab_size", vocabulary - (padded ? 7 : 0), m_.vocab_size);
     leave_open("model.padded_vocab_size");
     if (m_.embedding_multiplier)
       set("model.embedding_multiplier", *m_.embedding_multiplier * std::sqrt(ratio(hidden_, m_.hidden_size)));
@@ -192,7 +200,7 @@ class Shrinker {
 
   void tokens() {
     const int64_t large = m_.seq_length;
-    seq_ = set("model.seq_length", std::min(large, kTokens), large);
+    seq_ = set("model.seq_length", std::min(large, rounded_up(kTokens, std::lcm(tp_, 2 * cp_))), large);
     if (m_.window_size && *m_.window_size < large) {
       set("model.window_size", std::clamp<int64_t>(scaled(*m_.window_size), 1, seq_ - 1), *m_.window_size);
     } else if (m_.window_size) {  // it hides nothing
@@ -317,20 +325,30 @@ Shrunk shrink(const Resolution& recipe, std::optional<int64_t> ranks) {
   return Shrinker(recipe, ranks).result();
 }
 
-Resolution resolve_shrunk(const Request& request) {
-  Request whole = request;
-  whole.ranks.reset();
-  Resolution recipe = resolve(whole);
-  if (!recipe.ok()) return recipe;
-  Shrunk small = shrink(recipe, request.ranks);
-  Request changed = request;
-  changed.imposed = std::move(small.overrides);
-  changed.imposed_by = kShrinkFlag;
+namespace {
+Resolution resolve_small(const Resolution& whole, Request request) {
+  Shrunk small = shrink(whole, request.ranks);
+  request.imposed = std::move(small.overrides);
+  request.imposed_by = kShrinkFlag;
   if (!request.ranks) {
-    changed.ranks = small.world;
-    changed.ranks_origin = kShrinkFlag;
+    request.ranks = small.world;
+    request.ranks_origin = kShrinkFlag;
   }
-  return resolve(changed);
+  return resolve(request);
+}
+}  // namespace
+
+Resolution resolve_shrunk(const Request& request, ShrunkFrom* from) {
+  Request any = request;
+  any.ranks.reset();
+  Resolution whole = resolve(any);
+  if (!whole.ok()) return whole;
+  Resolution small = resolve_small(whole, request);
+  if (!from) return small;
+  if (request.ranks && shrink(whole, {}).world > small.config.dist.world_size)
+    from->layout = resolve_small(whole, any).config.dist;
+  from->whole = std::move(whole);
+  return small;
 }
 
 }  // namespace capstan::config

@@ -23,7 +23,12 @@ struct Shrunk {
 // the command line gives stay as they are given; data, tokenizer and weights do not.
 Shrunk shrink(const Resolution& recipe, std::optional<int64_t> ranks);
 
-// The recipe of the request, shrunk to its `ranks`. A recipe with errors comes back as it is.
-Resolution resolve_shrunk(const Request& request);
+struct ShrunkFrom {
+  Resolution whole;
+  std::optional<DistConfig> layout;  // what its kind of layout takes, where the request has fewer ranks
+};
+
+// The recipe of the request, shrunk to its `ranks`, and what it was. A recipe with errors comes back as it is, and `from` is left.
+Resolution resolve_shrunk(const Request& request, ShrunkFrom* from = nullptr);
 
 }  // namespace capstan::config

@@ -1,6 +1,7 @@
 // An Axolotl YAML: fine-tuning of a model from a hub, its arguments flat at the top.
 #include "base/checked.hpp"
 #include "base/text.hpp"
+#include "import/finetuning.hpp"
 #include "import/format_readers.hpp"
 #include "import/known_models.hpp"
 #include "import/reasons.hpp"
@@ -11,7 +12,7 @@ using config::Node;
 
 namespace {
 
-constexpr std::string_view kSamples = "samples are full sequences";
+constexpr std::string_view kRows = "rows have one length";
 constexpr std::string_view kPreparation = "how another library prepares its data";
 constexpr std::string_view kHubClass = "a class of another library";
 
@@ -22,22 +23,24 @@ constexpr Rule kTable[] = {
     theirs("revision_of_model", kHub),
     theirs("model_type", kHubClass),
     theirs("tokenizer_type", kHubClass),
-    to_fill_in("tokenizer_config", "give a tokenizer.json in tokenizer.tokenizer_model"),
+    later("tokenizer_config"),
     theirs("tokenizer_use_fast", kHubClass),
     theirs("tokenizer_legacy", kHubClass),
     theirs("trust_remote_code", "nothing is downloaded, and no code from a file runs"),
     theirs("plugins", kHubClass),
     no_effect("is_llama_derived_model", "the model's preset says it"),
     no_effect("is_mistral_derived_model", "the model's preset says it"),
-    to_fill_in("special_tokens", "see tokenizer.eod_token"),
+    no_effect("special_tokens.pad_token", "rows are padded by tokens that nobody learns or sees"),
+    take("special_tokens.eos_token", "tokenizer.eod_token"),
+    to_fill_in("special_tokens.*", "the tokenizer's files say which tokens are special"),
     to_fill_in("tokens", "see tokenizer.tokenizer_model"),
     to_fill_in("overrides_of_model_config", "see `capstan explain model`"),
     to_fill_in("model_config", "see `capstan explain model`"),
 
-    to_fill_in("datasets", kDialogues),
-    to_fill_in("test_datasets", kDialogues),
-    to_fill_in("pretraining_dataset", kDialogues),
-    to_fill_in("val_set_size", "a share of the data: see dataset.split"),
+    later("datasets"),
+    later("test_datasets"),
+    later("pretraining_dataset"),
+    later("val_set_size"),
     theirs("dataset_prepared_path", kPreparation),
     no_effect("dataset_processes", kPreparation),
     no_effect("dataset_keep_in_memory", kPreparation),
@@ -46,37 +49,46 @@ constexpr Rule kTable[] = {
     no_effect("shuffle_merged_datasets", kPreparation),
     no_effect("skip_prepare_dataset", kPreparation),
     no_effect("remove_unused_columns", kPreparation),
-    theirs("chat_template*", kDialogues),
-    not_there("train_on_inputs", "loss on answers alone; every token counts"),
-    no_effect("sample_packing*", kSamples),
-    no_effect("eval_sample_packing", kSamples),
-    no_effect("pad_to_sequence_len", kSamples),
-    no_effect("group_by_length", kSamples),
-    no_effect("multipack_real_batches", kSamples),
+    later("chat_template"),
+    later("chat_template_jinja"),
+    later("train_on_inputs"),
+    later("sample_packing"),
+    no_effect("sample_packing_*", "how another library packs"),
+    no_effect("eval_sample_packing", "evaluation has the rows of training"),
+    no_effect("pad_to_sequence_len", kRows),
+    no_effect("group_by_length", kRows),
+    no_effect("multipack_real_batches", "packed samples are one row"),
     take("sequence_len", "model.seq_length"),
-    no_effect("excess_length_strategy", kSamples),
-    not_there("rl", "preference optimization"),
-    not_there("rl_beta", "preference optimization"),
-    not_there("trl", "preference optimization"),
+    later("excess_length_strategy"),
+    not_there("rl", kPreferences),
+    not_there("rl_beta", kPreferences),
+    not_there("trl", kPreferences),
     not_there("reward_model", "reward models"),
 
     later("adapter"),
-    theirs("lora_model_dir", "adapters of another trainer, which are not read here yet"),
+    take("lora_model_dir", "peft.adapter"),
     take("lora_r", "peft.dim"),
     take("lora_alpha", "peft.alpha"),
     take("lora_dropout", "peft.dropout"),
     later("lora_target_modules"),
     later("lora_target_linear"),
-    sets("peft_use_dora", "peft.scheme", "dora"),
+    later("peft_use_dora"),
+    take("peft_use_rslora", "peft.use_rslora"),
+    not_there("peft.loftq_config", "adapters whose first values make up for 4 bits"),
+    not_there("peft_init_lora_weights", "other first values of adapters: see peft.lora_A_init"),
     later("lora_fan_in_fan_out"),
     not_there("lora_modules_to_save", "trained layers beside the adapters"),
     no_effect("lora_mlp_kernel", kKernels),
     no_effect("lora_qkv_kernel", kKernels),
     no_effect("lora_o_kernel", kKernels),
-    not_there("peft_layers_to_transform", "adapters in some layers; see peft.target_modules"),
-    not_there("loraplus_*", "a rate of its own for one half of the adapter"),
+    later("peft_layers_to_transform"),
+    take("loraplus_lr_ratio", "peft.lora_plus_ratio"),
+    no_effect("loraplus_lr_embedding", "embeddings have no adapter"),
     later("load_in_4bit"),
-    later("load_in_8bit"),
+    not_there("load_in_8bit", "frozen weights in 8 bits; in 4 they can be: peft.base_quantization=nf4"),
+    named("bnb_config_kwargs.bnb_4bit_quant_type", "peft.base_quantization", "nf4=nf4"),
+    take("bnb_config_kwargs.bnb_4bit_use_double_quant", "peft.quantization_double"),
+    no_effect("bnb_config_kwargs.*", "weights in 4 bits are computed with in the model's format"),
     not_there("unfrozen_parameters", "frozen layers"),
     not_there("relora_*", "adapters that are merged during training"),
 
@@ -180,50 +192,67 @@ constexpr Rule kTable[] = {
 
 void model(Reader& r) {
   const auto name = r.text("base_model");
-  if (!name) {
+  if (!name || name->empty()) {
     r.draft.leave({"model", {}}, "", Why::to_fill_in, "the file names no base_model");
     return;
   }
+  const From from = r.from("base_model");
+  base_weights(r.draft, *name, from);
   if (const auto preset = preset_of_model(*name))
-    r.draft.choose("model", *preset, r.from("base_model"), *name);
+    r.draft.choose("model", *preset, from, *name);
+  else if (is_path(*name))
+    r.draft.choose("model", "hf:" + *name, from, "what its config.json says");
   else
-    r.draft.leave(r.from("base_model"), *name, Why::to_fill_in,
-                  "no preset is known for it: `capstan recipe ls model`");
-  r.draft.leave({"checkpoint.pretrained_checkpoint", {}}, "", Why::to_fill_in,
-                "the weights of base_model; without them training starts from scratch");
+    r.draft.leave(from, *name, Why::to_fill_in,
+                  "no preset is known for it: model=hf:DIR reads its config.json, `capstan recipe ls model` "
+                  "lists what there is");
+  if (const auto tokenizer = r.text("tokenizer_config"); tokenizer && !tokenizer->empty()) {
+    if (is_path(*tokenizer))
+      r.draft.set("tokenizer.tokenizer_model", *tokenizer, r.from("tokenizer_config"));
+    else
+      r.draft.leave(r.from("tokenizer_config"), *tokenizer, Why::to_fill_in,
+                    "a tokenizer from a hub: name its directory in tokenizer.tokenizer_model");
+  }
 }
 
 void adapter(Reader& r) {
   Draft& draft = r.draft;
   const auto kind = r.text("adapter");
-  for (const char* key : {"load_in_4bit", "load_in_8bit"})
-    if (r.is_true(key)) draft.leave(r.from(key), "true", Why::not_there, "frozen weights in 4 or 8 bits");
   if (!kind || kind->empty()) {
     for (const std::string& path : draft.paths_of("peft"))
       draft.withdraw(path, Why::no_effect, "no adapter is chosen");
+    if (r.is_true("load_in_4bit"))
+      draft.leave(r.from("load_in_4bit"), "true", Why::no_effect, "no adapter is chosen");
     return;
   }
   if (*kind != "lora" && *kind != "qlora") {
-    draft.leave(r.from("adapter"), *kind, Why::not_there, "adapters are lora, dora and canonical_lora");
+    draft.leave(r.from("adapter"), *kind, Why::not_there, "adapters are LoRA and DoRA");
     return;
   }
-  if (!draft.has("peft.scheme")) draft.set("peft.scheme", "lora", r.from("adapter"));
+  if (r.is_true("load_in_4bit") || *kind == "qlora")
+    draft.set("peft.base_quantization", "nf4",
+              r.from(r.is_true("load_in_4bit") ? "load_in_4bit" : "adapter"));
+  const bool dora = r.is_true("peft_use_dora");
+  const From scheme = r.from(dora ? "peft_use_dora" : "adapter");
+  AdaptedModules adapted{
+      .modules = {}, .from = r.from("lora_target_modules"), .scheme = scheme, .dora = dora, .layers = {}};
   const Node* modules = r.find("lora_target_modules");
-  if (r.is_true("lora_target_linear") || !modules || modules->kind != Node::Kind::list) return;
-  bool qkv = false, out = false, in_mlp = false, out_mlp = false;
-  for (const Node& module : modules->items) {
-    const std::string& name = module.text;
-    qkv = qkv || name == "q_proj" || name == "k_proj" || name == "v_proj";
-    out = out || name == "o_proj";
-    in_mlp = in_mlp || name == "gate_proj" || name == "up_proj";
-    out_mlp = out_mlp || name == "down_proj";
+  if (modules && modules->kind == Node::Kind::list) adapted.modules = modules->items;
+  if (const Node* layers = r.find("peft_layers_to_transform"); layers && !is_off(*layers)) {
+    for (const Node& layer : layers->items)
+      if (parse_int(layer.text).value_or(-1) >= 0) adapted.layers.push_back(layer);
+    if (adapted.layers.size() != layers->items.size() || layers->items.empty())
+      draft.leave(r.from("peft_layers_to_transform"), *layers, Why::value, "numbers of layers are expected");
   }
-  Node list{.kind = Node::Kind::list, .place = modules->place};
-  for (const auto& [is, name] : {std::pair(qkv, "linear_qkv"), std::pair(out, "linear_proj"),
-                                 std::pair(in_mlp, "linear_fc1"), std::pair(out_mlp, "linear_fc2")})
-    if (is) list.items.push_back(Node::scalar(name, modules->place));
-  draft.set("peft.target_modules", list, r.from("lora_target_modules"),
-            "q, k, v and gate, up are one projection each");
+  if (r.is_true("lora_target_linear"))
+    adapt_all_modules(draft, scheme, dora, r.from("lora_target_linear"), "");
+  else if (modules && modules->text == "all-linear")
+    adapt_all_modules(draft, scheme, dora, adapted.from, "");
+  else if (!adapted.modules.empty())
+    adapt_modules(draft, adapted);
+  else
+    adapt_all_modules(draft, scheme, dora, {}, "the file names no modules");
+  draft.assume("peft.lora_A_init", "kaiming", "PEFT's first values");
 }
 
 void batch(Reader& r) {
@@ -368,7 +397,7 @@ void read_axolotl(Draft& draft, const Node& root) {
     draft.set("dataset.random_seed", *seed, reader.from("seed"));
   }
   draft.assume("rng.seed", "42", "Axolotl's default");
-  draft.assume_preset("dataset", "mock", "to fill in: generated tokens stand for the data");
+  read_axolotl_data(reader);
   draft.assume_preset("tokenizer", "none", "to fill in with the data");
   reader.account();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "import/finetuning.hpp"
 #include "import/format_readers.hpp"
 #include "import/reasons.hpp"
 
@@ -98,7 +99,9 @@ constexpr Class kClasses[] = {
     {"model", "Qwen3MoEModelProvider"},
     {"checkpoint", "CheckpointConfig"},
     {"comm_overlap", "CommOverlapConfig"},
+    {"dataset", "FinetuningDatasetConfig"},
     {"dataset", "GPTDatasetConfig"},
+    {"dataset", "GPTSFTDatasetConfig"},
     {"dataset", "MockGPTDatasetConfig"},
     {"ddp", "DistributedDataParallelConfig"},
     {"dist", "DistributedInitConfig"},
@@ -158,6 +161,19 @@ void window_size(Reader& r, const Item& item) {
     r.draft.set("model.window_size", std::to_string(*number + 1), item.from, "the query itself counts here");
 }
 
+void dataloader_type(Reader& r, const Item& item) {
+  if (item.value->text == "single")
+    r.draft.set("dataset.kind", "gpt", item.from);
+  else
+    r.draft.leave(item.from, *item.value, Why::no_effect, "the order of samples follows dataset.random_seed");
+}
+
+void interpolation(Reader& r, const Item& item) {
+  r.draft.set("model.rope_scaling", "true", item.from);
+  r.draft.set("model.rope_scaling_type", "linear", item.from);
+  r.draft.set("model.rope_scaling_factor", *item.value, item.from);
+}
+
 void cp_comm_type(Reader& r, const Item& item) {
   r.draft.set_if_other("dist.cp_comm_type", *item.value, item.from);
 }
@@ -189,6 +205,8 @@ constexpr Rule kTable[] = {
     act("model.moe_layer_freq", moe_layer_freq),
     act("model.moe_router_dtype", router_format),
     act("model.cp_comm_type", cp_comm_type),
+    later("model.hf_model_id"),
+    act("model.seq_len_interpolation_factor", interpolation),
     take("model.scale_factor", "model.rope_scaling_factor"),
     take("model.low_freq_factor", "model.rope_scaling_low_freq_factor"),
     take("model.high_freq_factor", "model.rope_scaling_high_freq_factor"),
@@ -250,6 +268,10 @@ constexpr Rule kTable[] = {
     no_effect("model.deterministic_mode", "runs are deterministic anyway"),
     no_effect("model.microbatch_group_size_per_vp_stage", "follows from the stages"),
 
+    take("peft.lora_A_init_method", "peft.lora_A_init"),
+    take("peft.lora_B_init_method", "peft.lora_B_init"),
+    no_effect("peft.lora_dtype", "adapters have the format of the model, and main parameters in fp32"),
+
     later("mixed_precision"),
     later("mixed_precision.bf16"),
     later("mixed_precision.fp16"),
@@ -307,9 +329,20 @@ constexpr Rule kTable[] = {
     later("dataset.data_path"),
     later("dataset.mock"),
     later("dataset.split"),
+    later("dataset.dataset_root"),
+    later("dataset.seq_length"),
+    later("dataset.packed_sequence_specs*"),
+    later("dataset.offline_packing_specs*"),
+    later("dataset.enable_offline_packing"),
+    take("dataset.seed", "dataset.random_seed"),
+    take("dataset.memmap_workers", "dataset.num_workers"),
+    no_effect("dataset.do_validation", "validation.jsonl of dataset_root is taken: see dataset.valid_files"),
+    no_effect("dataset.do_test", "test.jsonl of dataset_root is taken: see dataset.test_files"),
+    to_fill_in("dataset.preprocessing", "see dataset.format, dataset.loss_mode and tokenizer.chat_template"),
+    to_fill_in("dataset.dataset_kwargs", "see dataset.format, dataset.loss_mode and tokenizer.chat_template"),
     no_effect("dataset.split_matrix", "dataset.split says it"),
     no_effect("dataset.tokenizer", "the section tokenizer says it"),
-    named("dataset.dataloader_type", "dataset.kind", "single=gpt"),
+    act("dataset.dataloader_type", dataloader_type),
     no_effect("dataset.data_sharding", kPython),
     no_effect("dataset.pin_memory", kPython),
     no_effect("dataset.persistent_workers", kPython),
@@ -336,8 +369,7 @@ constexpr Rule kTable[] = {
 
     later("checkpoint.save"),
     later("checkpoint.load"),
-    theirs("checkpoint.pretrained_checkpoint",
-           "a checkpoint in Megatron's format, which is not read here yet"),
+    later("checkpoint.pretrained_checkpoint"),
     no_effect("checkpoint.finetune", "`checkpoint.pretrained_checkpoint` starts from weights alone"),
     no_effect("checkpoint.save_rng", "randomness has no state: it follows from seed and step"),
     no_effect("checkpoint.load_rng", "randomness has no state: it follows from seed and step"),
@@ -459,8 +491,44 @@ void weight_decay(Reader& r) {
     if (r.given(key)) draft.set(key, *r.find(key), r.from(key));
 }
 
+// training.jsonl, validation.jsonl and test.jsonl of one directory. True where the data is that.
+bool samples(Reader& r) {
+  Draft& draft = r.draft;
+  const Node* target = r.find("dataset._target_");
+  const auto root = r.text("dataset.dataset_root");
+  if (!root && !(target && (target->text.ends_with("FinetuningDatasetConfig") ||
+                            target->text.ends_with("GPTSFTDatasetConfig"))))
+    return false;
+  const From from = r.from(root ? "dataset.dataset_root" : "dataset._target_");
+  draft.choose("dataset", "sft", from);
+  draft.withdraw("dataset.kind", Why::no_effect, "samples are JSON lines");
+  for (const auto& [leaf, file] : {std::pair("dataset.train_files", "training.jsonl"),
+                                   std::pair("dataset.valid_files", "validation.jsonl"),
+                                   std::pair("dataset.test_files", "test.jsonl")}) {
+    if (root)
+      draft.set(leaf, *root + "/" + file, from);
+    else
+      draft.assume(leaf, std::string("data/") + file, "to fill in: the file names no dataset_root");
+  }
+  bool packs = r.is_true("dataset.enable_offline_packing");
+  for (const char* key : {"dataset.packed_sequence_specs", "dataset.offline_packing_specs"})
+    if (const Node* specs = r.find(key); specs && !is_off(*specs)) {
+      packs = true;
+      draft.leave(r.from(key), *specs, Why::no_effect, "rows are packed as they are read: dataset.packing");
+    }
+  draft.assume("dataset.packing", packs ? "true" : "false",
+               packs ? "the file packs beforehand" : "Megatron-Bridge's default");
+  for (const char* key : {"dataset.seq_length", "model.seq_length"})
+    if (r.given(key)) {
+      draft.set("model.seq_length", *r.find(key), r.from(key));
+      break;
+    }
+  return true;
+}
+
 void data(Reader& r) {
   Draft& draft = r.draft;
+  if (samples(r)) return;
   const Node* blend = r.find("dataset.blend");
   if (r.given("dataset.data_path")) {
     draft.set("dataset.data_path", *r.find("dataset.data_path"), r.from("dataset.data_path"));
@@ -528,6 +596,13 @@ void tokenizer(Reader& r) {
     draft.set("tokenizer.tokenizer_model", model->ends_with(".json") ? *model : *model + "/tokenizer.json",
               r.from("tokenizer.tokenizer_model"));
     return;
+  } else if (draft.has("tokenizer.tokenizer_model")) {
+    for (const char* key : {"tokenizer.tokenizer_type", "tokenizer.tokenizer_model"})
+      if (r.given(key))
+        draft.leave(r.from(key), *r.find(key), Why::no_effect, "the tokenizer beside the weights counts");
+  } else if (model && model->ends_with(".model")) {
+    draft.set("tokenizer.tokenizer_type", "sentencepiece", type ? from : r.from("tokenizer.tokenizer_model"));
+    draft.set("tokenizer.tokenizer_model", *model, r.from("tokenizer.tokenizer_model"));
   } else {
     draft.assume_preset("tokenizer", "none", "to fill in: the data's ids are taken as they are");
     if (type) draft.leave(from, *type, Why::to_fill_in, "give a tokenizer.json in tokenizer.tokenizer_model");
@@ -543,8 +618,21 @@ void checkpoints(Reader& r) {
   if (save) r.draft.set("checkpoint.save", *save, r.from("checkpoint.save"));
   if (load)
     r.draft.leave(r.from("checkpoint.load"), *load, save == load ? Why::no_effect : Why::theirs,
-                  save == load ? "a run here continues with `capstan train … --resume`"
-                               : "a checkpoint in Megatron's format, which is not read here yet");
+                  save == load ? std::string("a run here continues with `capstan train … --resume`")
+                               : std::string(kCheckpoint));
+  const auto weights = r.text("checkpoint.pretrained_checkpoint");
+  const auto model = r.text("model.hf_model_id");
+  if (weights)
+    r.draft.leave(r.from("checkpoint.pretrained_checkpoint"), *weights, Why::theirs,
+                  std::string(kCheckpoint));
+  if (!weights && !r.draft.has("peft.scheme") && r.draft.preset("dataset") != "sft") return;
+  if (model && !model->empty()) {
+    base_weights(r.draft, *model, r.from("model.hf_model_id"));
+    return;
+  }
+  r.draft.assume("checkpoint.pretrained_checkpoint", "hf:models/base",
+                 "to fill in: the model whose weights are the start, as Hugging Face has it");
+  if (r.draft.preset("dataset") == "sft") tokenizer_of_base(r.draft);
 }
 
 }  // namespace
@@ -557,8 +645,8 @@ void read_bridge(Draft& draft, const Node& root) {
   sharding(reader);
   weight_decay(reader);
   data(reader);
-  tokenizer(reader);
   checkpoints(reader);
+  tokenizer(reader);
   if (reader.is_true("rerun_state_machine.check_for_spiky_loss"))
     draft.set("resilience.loss_spike_action", "warn",
               reader.from("rerun_state_machine.check_for_spiky_loss"));

@@ -117,9 +117,19 @@ bool Draft::set_if_other(std::string_view path, const Node& value, const From& f
 }
 
 void Draft::assume(std::string_view path, const std::string& text, const std::string& reason) {
-  if (has(path)) return;
+  Node value = Node::scalar(text, {});
+  if (text == "null") value.kind = Node::Kind::null;
+  assume(path, value, reason);
+}
+
+void Draft::assume(std::string_view path, const Node& value, const std::string& reason) {
   const From nobody;
-  if (set(path, text, nobody)) leaves_.find(path)->second.note = reason;
+  if (!has(path) && set(path, value, nobody)) leaves_.find(path)->second.note = reason;
+}
+
+void Draft::refer(std::string_view path, std::string_view other, const std::string& reason) {
+  if (has(path)) return;
+  leaves_[field(path).path] = {{}, reason, "${" + std::string(other) + "}"};
 }
 
 void Draft::choose(std::string_view section, const std::string& preset, const From& from,
@@ -156,6 +166,11 @@ void Draft::withdraw(const std::string& path, Why why, const std::string& reason
   if (found == leaves_.end()) return;
   if (!found->second.from.key.empty()) leave(found->second.from, found->second.value, why, reason);
   leaves_.erase(found);
+}
+
+std::string Draft::preset(std::string_view section) const {
+  const auto found = presets_.find(section);
+  return found == presets_.end() ? std::string() : found->second.value;
 }
 
 bool Draft::mentions(std::string_view key) const {

@@ -30,6 +30,9 @@ class Draft {
   bool set_if_other(std::string_view path, const config::Node& value, const From& from);
   // A leaf that the file does not name; nothing where it is set.
   void assume(std::string_view path, const std::string& text, const std::string& reason);
+  void assume(std::string_view path, const config::Node& value, const std::string& reason);
+  // The same value as another leaf, `${other}`; nothing where it is set.
+  void refer(std::string_view path, std::string_view other, const std::string& reason);
 
   void choose(std::string_view section, const std::string& preset, const From& from,
               const std::string& note = {});
@@ -45,7 +48,8 @@ class Draft {
 
   bool has(std::string_view path) const { return leaves_.contains(std::string(path)); }
   bool has_preset(std::string_view section) const { return presets_.contains(std::string(section)); }
-  bool mentions(std::string_view key) const;  // some list has the key
+  std::string preset(std::string_view section) const;  // empty: none
+  bool mentions(std::string_view key) const;           // some list has the key
   bool extends() const { return !base_.empty(); }
   std::string text(std::string_view path) const;  // the value as YAML, empty where it is not set
   std::vector<std::string> paths_of(std::string_view section) const;

@@ -12,7 +12,9 @@ void read_megatron(Draft& draft, const config::Source& script);
 void read_deepspeed(Draft& draft, const config::Node& root);
 void read_bridge(Draft& draft, const config::Node& root);
 void read_torchtune(Draft& draft, const config::Node& root);
+void read_torchtune_data(Reader& reader);  // its samples (torchtune_data.cpp)
 void read_axolotl(Draft& draft, const config::Node& root);
+void read_axolotl_data(Reader& reader);  // its samples (axolotl_data.cpp)
 void read_training_arguments(Draft& draft, const config::Node& root);
 
 // The options of a command line, after its variables are filled in: what the launcher and the file say together.

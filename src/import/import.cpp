@@ -171,11 +171,13 @@ config::Resolution resolve_text(const std::string& recipe, const std::string& sh
 // What other trainers set whether it is used or not would be an error in a recipe: it moves to the list.
 bool withdraw_unused(Draft& draft, const config::Resolution& resolution) {
   bool changed = false;
-  for (const config::Diagnostic& diagnostic : resolution.diagnostics)
-    if (diagnostic.name == "no_effect" && draft.has(diagnostic.path)) {
-      draft.withdraw(diagnostic.path, Why::no_effect, "`" + diagnostic.path + "` is " + diagnostic.label);
-      changed = true;
-    }
+  for (const config::Diagnostic& diagnostic : resolution.diagnostics) {
+    const bool unread = diagnostic.name == "no_effect", of_other_kind = diagnostic.code == "C0110";
+    if ((!unread && !of_other_kind) || !draft.has(diagnostic.path)) continue;
+    draft.withdraw(diagnostic.path, Why::no_effect,
+                   unread ? "`" + diagnostic.path + "` is " + diagnostic.label : diagnostic.message);
+    changed = true;
+  }
   return changed;
 }
 

@@ -42,15 +42,35 @@ constexpr Model kModels[] = {
     {"llama-3.1-405b", "llama3.1-405b"},
     {"llama-3.2-1b", "llama3.2-1b"},
     {"llama-3.2-3b", "llama3.2-3b"},
+    {"gemma-2-2b", "gemma2-2b"},
+    {"gemma-2-9b", "gemma2-9b"},
+    {"gemma-2-27b", "gemma2-27b"},
+    {"mistral-7b-v0.1", "mistral-7b-v0.1"},
     {"mistral-7b-v0.3", "mistral-7b"},
+    {"mistral-7b-instruct-v0.1", "mistral-7b-v0.1"},
+    {"mistral-7b-instruct-v0.3", "mistral-7b"},
     {"mixtral-8x7b-v0.1", "mixtral-8x7b"},
+    {"olmo-2-0425-1b", "olmo2-1b"},
+    {"olmo-2-1124-7b", "olmo2-7b"},
+    {"olmo-2-1124-13b", "olmo2-13b"},
+    {"phi-3-mini-4k", "phi3-mini"},
+    {"phi-3.5-mini", "phi3.5-mini"},
     {"qwen2.5-0.5b", "qwen2.5-0.5b"},
     {"qwen2.5-1.5b", "qwen2.5-1.5b"},
+    {"qwen2.5-3b", "qwen2.5-3b"},
     {"qwen2.5-7b", "qwen2.5-7b"},
+    {"qwen2.5-14b", "qwen2.5-14b"},
+    {"qwen2.5-32b", "qwen2.5-32b"},
     {"qwen3-0.6b", "qwen3-0.6b"},
     {"qwen3-1.7b", "qwen3-1.7b"},
+    {"qwen3-4b", "qwen3-4b"},
     {"qwen3-8b", "qwen3-8b"},
+    {"qwen3-14b", "qwen3-14b"},
+    {"qwen3-32b", "qwen3-32b"},
     {"qwen3-30b-a3b", "qwen3-30b-a3b"},
+    {"smollm2-135m", "smollm2-135m"},
+    {"smollm2-360m", "smollm2-360m"},
+    {"smollm2-1.7b", "smollm2-1.7b"},
 };
 
 // Builders of torchtune, without `lora_`, `qlora_` and `dora_` in front.
@@ -66,17 +86,32 @@ constexpr Model kBuilders[] = {
     {"llama3_1_405b", "llama3.1-405b"},
     {"llama3_2_1b", "llama3.2-1b"},
     {"llama3_2_3b", "llama3.2-3b"},
+    {"gemma2_2b", "gemma2-2b"},
+    {"gemma2_9b", "gemma2-9b"},
+    {"gemma2_27b", "gemma2-27b"},
+    {"mistral_7b", "mistral-7b-v0.1"},
+    {"phi3_mini", "phi3-mini"},
     {"qwen2_5_0_5b", "qwen2.5-0.5b"},
     {"qwen2_5_1_5b_base", "qwen2.5-1.5b"},
     {"qwen2_5_1_5b_instruct", "qwen2.5-1.5b"},
+    {"qwen2_5_3b", "qwen2.5-3b"},
     {"qwen2_5_7b_base", "qwen2.5-7b"},
     {"qwen2_5_7b_instruct", "qwen2.5-7b"},
+    {"qwen2_5_14b_base", "qwen2.5-14b"},
+    {"qwen2_5_14b_instruct", "qwen2.5-14b"},
+    {"qwen2_5_32b_base", "qwen2.5-32b"},
+    {"qwen2_5_32b_instruct", "qwen2.5-32b"},
     {"qwen3_0_6b_base", "qwen3-0.6b"},
     {"qwen3_0_6b_instruct", "qwen3-0.6b"},
     {"qwen3_1_7b_base", "qwen3-1.7b"},
     {"qwen3_1_7b_instruct", "qwen3-1.7b"},
+    {"qwen3_4b_base", "qwen3-4b"},
+    {"qwen3_4b_instruct", "qwen3-4b"},
     {"qwen3_8b_base", "qwen3-8b"},
     {"qwen3_8b_instruct", "qwen3-8b"},
+    {"qwen3_14b_base", "qwen3-14b"},
+    {"qwen3_14b_instruct", "qwen3-14b"},
+    {"qwen3_32b", "qwen3-32b"},
 };
 
 template <size_t N>
@@ -98,7 +133,8 @@ std::optional<std::string> preset_of_model(std::string_view hub_name) {
     const auto dash = name.rfind('-');
     const std::string_view end =
         dash == std::string::npos ? std::string_view() : std::string_view(name).substr(dash);
-    if (end != "-hf" && end != "-chat" && end != "-instruct" && end != "-base") return std::nullopt;
+    if (end != "-hf" && end != "-chat" && end != "-instruct" && end != "-base" && end != "-it")
+      return std::nullopt;
     name.erase(dash);
   }
 }
@@ -120,6 +156,8 @@ int64_t vocabulary_of_preset(const std::string& preset) {
     if (file.path != "configs/model/" + preset + ".yaml") continue;
     for (const auto line : split(file.text, '\n'))
       if (line.starts_with("vocab_size:")) return parse_int(trim(line.substr(11))).value_or(0);
+    for (const auto line : split(file.text, '\n'))
+      if (line.starts_with("extends:")) return vocabulary_of_preset(std::string(trim(line.substr(8))));
   }
   return 0;
 }

@@ -39,6 +39,18 @@ void loss_scale(Reader& reader, const Item& item) {
     reader.draft.set("mixed_precision.loss_scale", *item.value, item.from);
 }
 
+void interpolation(Reader& reader, const Item& item) {
+  const auto factor = reader.real(item.key);
+  if (!factor) return;
+  if (*factor == 1) {
+    reader.draft.leave(item.from, *item.value, Why::off, "positions as they are");
+    return;
+  }
+  reader.draft.set("model.rope_scaling", "true", item.from);
+  reader.draft.set("model.rope_scaling_type", "linear", item.from);
+  reader.draft.set("model.rope_scaling_factor", *item.value, item.from);
+}
+
 void dataloader_type(Reader& reader, const Item& item) {
   const bool single = item.value->text == "single";
   reader.draft.leave(
@@ -73,7 +85,7 @@ constexpr Rule kTable[] = {
     take("--num-experts", "model.num_moe_experts"),
     not_there("--quick-geglu", "the quick form of GEGLU"),
     not_there("--init-method-xavier-uniform", "Xavier initialisation; weights begin as normal numbers"),
-    not_there("--rotary-seq-len-interpolation-factor", "linear interpolation of positions"),
+    act("--rotary-seq-len-interpolation-factor", interpolation),
     not_there("--fp16-lm-cross-entropy", "a cross entropy in fp16; it is computed in fp32"),
     not_there("--spec", "layers named by a Python module"),
     not_there("--kitchen-*", "quantisation by another library"),
@@ -225,11 +237,15 @@ constexpr Rule kTable[] = {
     act("--dataloader-type", dataloader_type),
     no_effect("--mid-level-dataset-surplus", "blends are built exactly"),
 
+    // fine-tuning
+    to_fill_in("--sft", "dataset=sft with dataset.train_files, and a tokenizer: see `capstan help data`"),
+    to_fill_in("--sft-tokenizer-prompt-format", "see tokenizer.chat_template"),
+
     // checkpoints
     later("--save"),
     later("--load"),
     later("--finetune"),
-    theirs("--pretrained-checkpoint", "a checkpoint in Megatron's format, which is not read here yet"),
+    theirs("--pretrained-checkpoint", kCheckpoint),
     sets("--no-save-optim", "checkpoint.save_optim", "false"),
     sets("--no-load-optim", "checkpoint.load_optim", "false"),
     no_effect("--no-save-rng", "randomness has no state: it follows from seed and step"),

@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 #include "import/format_readers.hpp"
 #include "import/known_models.hpp"
+#include "import/reasons.hpp"
 
 namespace capstan::importer {
 
@@ -203,6 +204,12 @@ void tokenizer(Reader& r) {
     const bool file = model->ends_with(".json");
     draft.set("tokenizer.tokenizer_model", file ? *model : *model + "/tokenizer.json",
               r.from("--tokenizer-model"), file ? "" : "the directory's tokenizer.json");
+  } else if (model && model->ends_with(".model")) {
+    if (given)
+      draft.set("tokenizer.tokenizer_type", "sentencepiece", type);
+    else
+      draft.assume("tokenizer.tokenizer_type", "sentencepiece", "a SentencePiece .model");
+    draft.set("tokenizer.tokenizer_model", *model, r.from("--tokenizer-model"));
   } else {
     null_tokenizer = given && *given == "NullTokenizer";
     if (null_tokenizer)
@@ -214,7 +221,8 @@ void tokenizer(Reader& r) {
     if (given && !null_tokenizer)
       draft.leave(type, *given, model ? Why::to_fill_in : Why::not_there,
                   hub ? "give a tokenizer.json in tokenizer.tokenizer_model"
-                      : "tokenizers here are a tokenizer.json, or vocab.json with merges.txt");
+                      : "tokenizers here are a tokenizer.json, a SentencePiece .model, or vocab.json with "
+                        "merges.txt");
     if (model)
       draft.leave(r.from("--tokenizer-model"), *model, hub ? Why::to_fill_in : Why::not_there,
                   hub ? "a name on a model hub; give its tokenizer.json" : unread);
@@ -245,8 +253,8 @@ void checkpoints(Reader& r) {
   if (save) draft.set("checkpoint.save", *save, r.from("--save"));
   if (load)
     draft.leave(r.from("--load"), *load, save == load ? Why::no_effect : Why::theirs,
-                save == load ? "a run here continues with `capstan train … --resume`"
-                             : "a checkpoint in Megatron's format, which is not read here yet");
+                save == load ? std::string("a run here continues with `capstan train … --resume`")
+                             : std::string(kCheckpoint));
   if (r.is_true("--finetune"))
     draft.leave(r.from("--finetune"), "", Why::no_effect,
                 "`checkpoint.pretrained_checkpoint` starts from weights alone");

@@ -5,8 +5,11 @@
 
 namespace capstan::importer {
 
-inline constexpr std::string_view kDialogues =
-    "dialogues and instructions; `capstan data prepare` turns plain text into a dataset";
+inline constexpr std::string_view kCheckpoint =
+    "a checkpoint of another trainer; the model as Hugging Face has it is read: "
+    "checkpoint.pretrained_checkpoint=hf:DIR";
+inline constexpr std::string_view kPreferences = "preference optimization";
+inline constexpr std::string_view kSamples = "samples here are JSON lines; see `capstan help data`";
 inline constexpr std::string_view kEvaluation = "evaluation here is the loss on held-out text";
 inline constexpr std::string_view kHub = "a model hub";
 inline constexpr std::string_view kKernels = "a choice of kernels; the numbers are the same";

@@ -1,6 +1,7 @@
 // A torchtune YAML: components are looked up by name, nothing is loaded.
 #include "base/checked.hpp"
 #include "base/text.hpp"
+#include "import/finetuning.hpp"
 #include "import/format_readers.hpp"
 #include "import/known_models.hpp"
 #include "import/reasons.hpp"
@@ -12,7 +13,6 @@ using config::Node;
 namespace {
 
 constexpr std::string_view kProfiler = "`profiling.trace=true` writes a trace";
-constexpr std::string_view kTheirCheckpoint = "a checkpoint of another trainer, which is not read here yet";
 
 void builder(Reader& r, const Item& item) {
   const std::string name = item.value->text;
@@ -24,14 +24,11 @@ void builder(Reader& r, const Item& item) {
     return;
   }
   r.draft.choose("model", *preset, item.from);
-  const std::string_view last = std::string_view(name).substr(name.rfind('.') + 1);
-  if (last.starts_with("lora_") || last.starts_with("qlora_")) r.draft.set("peft.scheme", "lora", item.from);
-  if (last.starts_with("dora_") || last.starts_with("qdora_")) r.draft.set("peft.scheme", "dora", item.from);
-  if (last.starts_with("q")) {
-    const bool quantised = last.starts_with("qlora_") || last.starts_with("qdora_");
-    if (quantised)
-      r.draft.leave(item.from, name, Why::not_there, "frozen weights in 4 bits; they are in params_dtype");
-  }
+}
+
+bool builder_has(const Reader& r, std::string_view what) {
+  const std::string name = r.text("model._component_").value_or("");
+  return std::string_view(name).substr(name.rfind('.') + 1).starts_with(what);
 }
 
 constexpr Rule kTable[] = {
@@ -42,20 +39,21 @@ constexpr Rule kTable[] = {
     take("model.lora_rank", "peft.dim"),
     take("model.lora_alpha", "peft.alpha"),
     take("model.lora_dropout", "peft.dropout"),
-    sets("model.use_dora", "peft.scheme", "dora"),
-    not_there("model.quantize_base", "frozen weights in 4 bits"),
+    later("model.use_dora"),
+    later("model.quantize_base"),
 
-    theirs("tokenizer._component_", "a tokenizer of another library; give a tokenizer.json"),
-    to_fill_in("tokenizer.path", "give a tokenizer.json in tokenizer.tokenizer_model"),
-    to_fill_in("tokenizer.merges_file", "give a tokenizer.json in tokenizer.tokenizer_model"),
+    later("tokenizer._component_"),
+    no_effect("tokenizer.path", "the tokenizer.json beside the weights counts: tokenizer.tokenizer_model"),
+    no_effect("tokenizer.merges_file",
+              "the tokenizer.json beside the weights counts: tokenizer.tokenizer_model"),
     take("tokenizer.max_seq_len", "model.seq_length"),
-    no_effect("tokenizer.prompt_template", "text is taken as it is"),
+    later("tokenizer.prompt_template"),
 
-    theirs("checkpointer._component_", kTheirCheckpoint),
-    theirs("checkpointer.checkpoint_dir", kTheirCheckpoint),
-    theirs("checkpointer.checkpoint_files*", kTheirCheckpoint),
-    theirs("checkpointer.adapter_checkpoint", kTheirCheckpoint),
-    theirs("checkpointer.recipe_checkpoint", kTheirCheckpoint),
+    later("checkpointer._component_"),
+    later("checkpointer.checkpoint_dir"),
+    no_effect("checkpointer.checkpoint_files*", "a directory's own index names its files"),
+    theirs("checkpointer.adapter_checkpoint", "a pickle; peft.adapter reads a directory as PEFT writes it"),
+    theirs("checkpointer.recipe_checkpoint", "a run here continues with --resume"),
     no_effect("checkpointer.output_dir", "output_dir says it"),
     no_effect("checkpointer.model_type", "the model says it"),
     no_effect("checkpointer.safe_serialization", "checkpoints have one format, which is safe to read"),
@@ -65,8 +63,8 @@ constexpr Rule kTable[] = {
     no_effect("save_adapter_weights_only", "adapters are saved by themselves"),
     no_effect("enable_async_checkpointing", "see checkpoint.async_save"),
 
-    to_fill_in("dataset", kDialogues),
-    to_fill_in("dataset_val", kDialogues),
+    later("dataset"),
+    later("dataset_val"),
     no_effect("shuffle", "samples come in an order that dataset.random_seed decides"),
     later("seed"),
     later("batch_size"),
@@ -74,8 +72,8 @@ constexpr Rule kTable[] = {
     later("epochs"),
     later("max_steps_per_epoch"),
     no_effect("batch_size_val", "see validation.eval_micro_batch_size"),
-    no_effect("run_val_every_n_steps", "the dataset is to be filled in; then see validation.eval_interval"),
-    no_effect("packed", "samples are full sequences"),
+    later("run_val_every_n_steps"),
+    later("packed"),
 
     later("optimizer._component_"),
     take("optimizer.lr", "optimizer.lr"),
@@ -90,7 +88,7 @@ constexpr Rule kTable[] = {
     take("lr_scheduler.num_warmup_steps", "scheduler.lr_warmup_iters"),
     not_there("lr_scheduler.num_cycles", "more than half a cosine"),
     later("clip_grad_norm"),
-    no_effect("loss", "the cross entropy over all tokens"),
+    no_effect("loss", "the cross entropy over the tokens that are learned"),
 
     later("dtype"),
     later("device"),
@@ -143,21 +141,52 @@ void length(Reader& r) {
 
 void adapters(Reader& r) {
   Draft& draft = r.draft;
-  const Node* modules = r.find("model.lora_attn_modules");
-  if (!modules || modules->kind != Node::Kind::list) return;
-  // One projection makes queries, keys and values here.
-  bool qkv = false, out = false;
-  for (const Node& module : modules->items) {
-    qkv = qkv || module.text == "q_proj" || module.text == "k_proj" || module.text == "v_proj";
-    out = out || module.text == "output_proj";
+  const bool quantised = builder_has(r, "qlora_") || builder_has(r, "qdora_");
+  const bool named = quantised || builder_has(r, "lora_") || builder_has(r, "dora_");
+  if (!named) return;
+  const bool dora = r.is_true("model.use_dora") || builder_has(r, "dora_") || builder_has(r, "qdora_");
+  const From scheme = r.from(r.is_true("model.use_dora") ? "model.use_dora" : "model._component_");
+  AdaptedModules adapted{
+      .modules = {}, .from = r.from("model.lora_attn_modules"), .scheme = scheme, .dora = dora, .layers = {}};
+  if (const Node* modules = r.find("model.lora_attn_modules"); modules && modules->kind == Node::Kind::list)
+    adapted.modules = modules->items;
+  if (r.is_true("model.apply_lora_to_mlp")) {
+    if (adapted.modules.empty()) adapted.from = r.from("model.apply_lora_to_mlp");
+    for (const char* name : {"w1", "w2", "w3"})
+      adapted.modules.push_back(Node::scalar(name, adapted.from.place));
   }
-  Node list{.kind = Node::Kind::list, .place = modules->place};
-  if (qkv) list.items.push_back(Node::scalar("linear_qkv", modules->place));
-  if (out) list.items.push_back(Node::scalar("linear_proj", modules->place));
-  if (r.is_true("model.apply_lora_to_mlp"))
-    for (const char* name : {"linear_fc1", "linear_fc2"})
-      list.items.push_back(Node::scalar(name, modules->place));
-  draft.set("peft.target_modules", list, r.from("model.lora_attn_modules"), "q, k and v are one projection");
+  if (adapted.modules.empty())
+    adapt_all_modules(draft, scheme, dora, {}, "the file names no modules");
+  else
+    adapt_modules(draft, adapted);
+  draft.assume("peft.dim", "8", "torchtune's default");
+  draft.assume("peft.alpha", "16", "torchtune's default");
+  draft.assume("peft.lora_A_init", "kaiming", "torchtune's first values");
+  if (r.is_true("model.quantize_base") || quantised)
+    draft.set("peft.base_quantization", "nf4",
+              r.from(r.is_true("model.quantize_base") ? "model.quantize_base" : "model._component_"));
+}
+
+void weights(Reader& r) {
+  Draft& draft = r.draft;
+  const auto directory = r.text("checkpointer.checkpoint_dir");
+  const std::string kind = r.text("checkpointer._component_").value_or("");
+  const From from = r.from("checkpointer.checkpoint_dir");
+  if (directory && kind.ends_with("FullModelHFCheckpointer")) {
+    base_weights(draft, is_path(*directory) ? *directory : "./" + *directory, from);
+    return;
+  }
+  if (!kind.empty())
+    draft.leave(r.from("checkpointer._component_"), kind, Why::theirs, std::string(kCheckpoint));
+  // The hub's download of a Llama has Meta's own files in `original`, beside those that are read here.
+  std::string name = directory.value_or("");
+  while (name.ends_with('/')) name.pop_back();
+  const bool meta = kind.ends_with("FullModelMetaCheckpointer") && name.ends_with("/original");
+  if (meta) name.resize(name.size() - std::string_view("/original").size());
+  if (meta && is_path(name))
+    base_weights(draft, name, from);
+  else if (!draft.preset("model").empty())
+    base_weights(draft, draft.preset("model"), r.from("model._component_"));
 }
 
 void optimizer(Reader& r) {
@@ -225,6 +254,8 @@ void read_torchtune(Draft& draft, const Node& root) {
   batch(reader);
   length(reader);
   adapters(reader);
+  weights(reader);
+  read_torchtune_data(reader);
   optimizer(reader);
   precision(reader);
   if (reader.is_true("enable_activation_checkpointing")) {
@@ -239,11 +270,7 @@ void read_torchtune(Draft& draft, const Node& root) {
     draft.set("rng.seed", *seed, reader.from("seed"));
     draft.set("dataset.random_seed", *seed, reader.from("seed"));
   }
-  draft.assume_preset("dataset", "mock", "to fill in: generated tokens stand for the data");
   draft.assume_preset("tokenizer", "none", "to fill in with the data");
-  if (draft.has("peft.scheme"))
-    draft.leave({"checkpoint.pretrained_checkpoint", {}}, "", Why::to_fill_in,
-                "the weights that the adapters stand beside");
   if (!draft.has_preset("model"))
     draft.leave({"model", {}}, "", Why::to_fill_in,
                 "the file names no model that is known here: `capstan recipe ls model`");

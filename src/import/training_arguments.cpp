@@ -15,6 +15,15 @@ void timeout(Reader& r, const Item& item) {
   if (r.real(item.key)) r.draft.set("resilience.timeout", item.value->text + "s", item.from);
 }
 
+void chat_template(Reader& r, const Item& item) {
+  if (item.value->text.ends_with(".jinja"))
+    r.draft.set("tokenizer.chat_template", *item.value, item.from);
+  else
+    r.draft.leave(
+        item.from, *item.value, Why::to_fill_in,
+        "a directory or a name on a hub: name its template's .jinja file in tokenizer.chat_template");
+}
+
 constexpr Rule kTable[] = {
     later("per_device_train_batch_size"),
     later("per_gpu_train_batch_size"),
@@ -116,14 +125,32 @@ constexpr Rule kTable[] = {
 
     take("dataloader_num_workers", "dataset.num_workers"),
     no_effect("dataloader_*", kLoader),
-    no_effect("group_by_length", "samples have one length"),
-    no_effect("length_column_name", "samples have one length"),
+    no_effect("group_by_length", "rows have one length"),
+    no_effect("length_column_name", "rows have one length"),
     no_effect("train_sampling_strategy", kLoader),
     no_effect("remove_unused_columns", kLoader),
     no_effect("label_names", kLoader),
     no_effect("past_index", kLoader),
     no_effect("accelerator_config", kLoader),
     no_effect("ignore_data_skip", "a resumed run goes on where it stopped"),
+
+    // SFTConfig of TRL; what only fine-tuning reads counts with `--base` a recipe of that kind.
+    take("max_length", "model.seq_length"),
+    take("max_seq_length", "model.seq_length"),
+    take("packing", "dataset.packing"),
+    no_effect("packing_strategy", "how another library packs"),
+    no_effect("eval_packing", "evaluation has the rows of training"),
+    no_effect("padding_free", "packed samples do not see each other"),
+    no_effect("pad_to_multiple_of", "rows have one length"),
+    sets("assistant_only_loss", "dataset.loss_mode", "assistant"),
+    sets("completion_only_loss", "dataset.loss_mode", "assistant"),
+    act("chat_template_path", chat_template),
+    to_fill_in("dataset_text_field", "the key of a plain text is called text here"),
+    no_effect("dataset_num_proc", kLoader),
+    to_fill_in("dataset_kwargs", "see `capstan explain dataset`"),
+    take("eos_token", "tokenizer.eod_token"),
+    no_effect("pad_token", "rows are padded by tokens that nobody learns or sees"),
+    to_fill_in("model_init_kwargs", "see `capstan explain mixed_precision` and `capstan explain peft`"),
 
     later("fsdp"),
     no_effect("fsdp_*", "how another library wraps layers"),
@@ -312,7 +339,8 @@ void sharding(Reader& r) {
 void read_training_arguments(Draft& draft, const Node& root) {
   if (!draft.extends())
     draft.extend("quickstart",
-                 "to fill in: the file says nothing of model and data; --base names another recipe");
+                 "to fill in: the file says nothing of model and data; --base names another recipe, such as "
+                 "llama3-8b-lora");
   Reader reader(draft, root, kTable);
   reader.apply();
   batch(reader);

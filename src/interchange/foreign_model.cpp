@@ -17,23 +17,19 @@ namespace capstan::interchange {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kHf = "hf:", kGguf = "gguf:";
-
 bool is_foreign(std::string_view name) {
-  return name.starts_with(kHf) || name.starts_with(kGguf);
+  return config::is_foreign_model("model", name);
 }
 
 std::string absolute_name(const std::string& name) {
-  const size_t scheme = name.find(':') + 1;
-  return name.substr(0, scheme) + fs::absolute(name.substr(scheme)).lexically_normal().string();
+  return config::absolute_name(name, fs::current_path());
 }
 
 std::unique_ptr<ForeignModel> ForeignModel::open(const std::string& name) {
   CAPSTAN_ASSERT(is_foreign(name), "the name of another program's model");
-  if (name.size() == name.find(':') + 1)
-    fail(ErrorCode::usage, "`" + name + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
-  return name.starts_with(kHf) ? open_hf(name, name.substr(kHf.size()))
-                               : open_gguf(name, name.substr(kGguf.size()));
+  const auto [scheme, path] = config::split_scheme(name);
+  if (path.empty()) fail(ErrorCode::usage, "`" + name + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
+  return scheme == "hf:" ? open_hf(name, std::string(path)) : open_gguf(name, std::string(path));
 }
 
 std::string ForeignModel::content_hash() const {
@@ -55,10 +51,9 @@ void ForeignModel::take_tensors(const std::function<bool(std::string_view)>& bes
     if (count > elements[dtype_]) dtype_ = type;
   if (left.empty()) return;
   const size_t count = left.size();
-  if (count > 8) left.resize(8), left.push_back("…");
   fail(ErrorCode::unsupported,
        files().place() + ": " + std::to_string(count) + (count == 1 ? " tensor has" : " tensors have") +
-           " no place in the model that the file describes (" + kind() + "):\n    " + join(left, "\n    "));
+           " no place in the model that the file describes (" + kind() + "):\n    " + join_some(left, "\n    ", 8));
 }
 
 std::unique_ptr<checkpoint::TensorSource> ForeignModel::arranged(checkpoint::TensorSource& files,
@@ -76,7 +71,7 @@ std::string recipe_text(const ForeignModel& model) {
   std::string text = "# Made from " + model.name() + ".\n";
   fs::path named = model.name().substr(model.name().find(':') + 1);
   if (!named.has_filename()) named = named.parent_path();
-  const fs::path title = model.name().starts_with(kGguf) ? named.stem() : named.filename();
+  const fs::path title = model.name().starts_with("gguf:") ? named.stem() : named.filename();
   text += "name: " + config::yaml_text(title.string()) + "\nmodel:\n";
   const std::string section = section_text(model.model());
   for (const auto line : split(section, '\n'))

@@ -16,11 +16,14 @@
 #include "checkpoint/rectangle.hpp"
 #include "checkpoint/store.hpp"
 #include "checkpoint/writer.hpp"
+#include "tests/support/errors.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace capstan::checkpoint::test {
 
 namespace fs = std::filesystem;
+using capstan::test::error_of;
+using capstan::test::holds;
 
 using capstan::test::TemporaryDirectory;
 
@@ -46,20 +49,6 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
 template <class T>
 std::span<std::byte> room_of(std::vector<T>& values) {
   return std::as_writable_bytes(std::span(values));
-}
-
-// The message of the Error that `action` throws; empty when it throws none. Other exceptions pass.
-template <class Action>
-std::string error_of(Action action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.message();
-  }
-  return {};
-}
-inline bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // Element i of a tensor is i, so that a misplaced cell shows.

@@ -52,6 +52,23 @@ TEST_CASE("recipe import: exit codes and ways out") {
   CHECK(contains(based.out, "extends: gpt2-124m"));
 }
 
+TEST_CASE("imported fine-tuning is checked, and trains shrunk") {
+  ScratchDirectory scratch;
+  for (const char* file : {"axolotl_lora.yaml", "axolotl_qlora.yaml", "tune_full.yaml", "tune_lora.yaml",
+                           "tune_qdora.yaml", "run_config_lora.yaml"}) {
+    CAPTURE(file);
+    const std::string to = scratch.file(file);
+    CHECK(run({"recipe", "import", kGolden + file, "-o", to, "-q"}).code == 0);
+    const Finished checked = run({"check", to});
+    CHECK_MESSAGE(checked.code == 0, checked.err);
+    Launch launch;
+    launch.directory = scratch.path();
+    launch.arguments = {"train", to, "--shrink", "--run-dir", std::string(file) + "-run", "train.threads=1"};
+    const Finished trained = run(launch);
+    CHECK_MESSAGE(trained.code == 0, trained.err);
+  }
+}
+
 TEST_CASE("the small imported model trains 20 steps, scaled down, with the hint that import gives") {
   ScratchDirectory scratch;
   const std::string to = scratch.file("small.yaml");

@@ -67,6 +67,8 @@ TEST_CASE("fine-tuning takes weights and tokenizer from one place, that of the f
     // The model is that of the pre-training recipe, where there is one.
     const std::string model = r.presets.at("model");
     CHECK(entry.name.starts_with(model));
+    const bool four_bits = r.config.peft && r.config.peft->base_quantization == BaseQuantization::nf4;
+    CHECK(four_bits == entry.name.ends_with("-qlora"));
   }
   CHECK(tuned >= 60);
 }

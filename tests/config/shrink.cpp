@@ -140,6 +140,31 @@ TEST_CASE("the command line's sizes and lengths count, its data and weights do n
   CHECK(small.origin("train.train_iters").text == "<cli>:1");
 }
 
+TEST_CASE("an axis of the command line keeps its size: 24 queries for 6 keys, over 3, 6 and 12 ranks") {
+  const auto path = std::filesystem::current_path() / "capstan-shrink-odd.yaml";
+  std::ofstream(path, std::ios::binary) << "extends: llama3.2-3b\nname: odd\n"
+                                           "model: {num_query_groups: 6, ffn_hidden_size: 9216}\n";
+  for (const std::string ranks : {"3", "6", "12"}) {
+    CAPTURE(ranks);
+    const Config odd = shrunk(path.string(), {"dist.tp=" + ranks, "dist.world_size=" + ranks}).config;
+    CHECK(odd.model.num_attention_heads == 4 * *odd.model.num_query_groups);
+    CHECK(odd.dist.tensor_model_parallel_size == std::stoi(ranks));
+  }
+  std::filesystem::remove(path);
+}
+
+TEST_CASE("what a shrunk recipe was is told with it") {
+  ShrunkFrom from;
+  const Resolution all = resolve_shrunk(request_of("llama3-70b"), &from);
+  CHECK(from.whole.config.model.num_layers == 80);
+  CHECK_FALSE(from.layout);  // it has the ranks that it takes
+  const Resolution one = resolve_shrunk(request_of("llama3-70b", {}, 1), &from);
+  CHECK(one.config.dist.world_size == 1);
+  REQUIRE(from.layout);
+  CHECK(from.layout->world_size == all.config.dist.world_size);
+  CHECK(from.layout->world_size > 1);
+}
+
 TEST_CASE("recipes of one's own: other layouts, lengths and schedules") {
   const auto path = std::filesystem::current_path() / "capstan-shrink-own.yaml";
   for (const std::string more :

@@ -15,8 +15,11 @@
 #include "base/file.hpp"
 #include "data/indexed_dataset.hpp"
 #include "data/indexed_writer.hpp"
+#include "tests/support/errors.hpp"
 
 namespace capstan::data::testing {
+
+using capstan::test::error_of;
 
 class TempDirectory {
  public:
@@ -69,17 +72,6 @@ std::shared_ptr<const IndexedDataset> counting_dataset(const std::string& prefix
 
 inline std::string fixture(const std::string& name) {
   return std::string(CAPSTAN_SOURCE_DIR "/tests/data/indexed/") + name;
-}
-
-// The error of a call: "code: message" with context and help; empty when it did not throw a capstan::Error.
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return std::string(name_of(error.code())) + ": " + error.what();
-  }
-  return {};
 }
 
 }  // namespace capstan::data::testing

@@ -3,27 +3,18 @@
 #include <cstdlib>
 #include <string>
 
-#include "base/error.hpp"
 #include "interchange/hf_config.hpp"
 #include "interchange/hf_directory.hpp"
 #include "interchange/model_section.hpp"
+#include "named_error.hpp"
 
 using namespace capstan;
 using namespace capstan::interchange;
 
-template <class Action>
-static void expect_named_error(Action action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::format && error.code() != ErrorCode::unsupported) std::abort();
-  }
-}
-
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string input(reinterpret_cast<const char*>(data), size);
-  expect_named_error([&] { parse_index(input, "index"); });
-  expect_named_error([&] {
+  fuzz::expect_named_error([&] { parse_index(input, "index"); });
+  fuzz::expect_named_error([&] {
     const HfModel read = read_hf_config(input, "config");
     const HfConfig made = write_hf_config(read.model, DType::f32);
     if (!differences(read.model, read_hf_config(made.text, "made").model).empty()) std::abort();

@@ -6,10 +6,10 @@
 #include <string>
 #include <string_view>
 
-#include "base/error.hpp"
 #include "base/utf8.hpp"
 #include "config/tree.hpp"
 #include "import/import.hpp"
+#include "named_error.hpp"
 
 using namespace capstan;
 
@@ -20,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto formats = importer::formats();
   const auto choice = static_cast<size_t>(input[0] - '0');
   if (choice < formats.size()) options.format = formats[choice].format;
-  try {
+  fuzz::expect_no_internal_error([&] {
     const importer::Imported imported =
         importer::import_recipe(std::string(input.substr(1)), "input", options);
     config::render(imported.resolution.diagnostics, imported.resolution.sources);
@@ -34,8 +34,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       std::fputs((imported.recipe + config::render(problems, sources)).c_str(), stderr);
       std::abort();
     }
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::internal) std::abort();
-  }
+  });
   return 0;
 }

@@ -11,9 +11,9 @@
 #include <string>
 #include <string_view>
 
-#include "base/error.hpp"
 #include "data/inspect.hpp"
 #include "data/sample_order.hpp"
+#include "named_error.hpp"
 
 using namespace capstan;
 using namespace capstan::data;
@@ -36,15 +36,6 @@ void write(const char* ending, std::string_view bytes) {
       .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-template <class Call>
-void tolerate(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::internal) std::abort();
-  }
-}
-
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -53,22 +44,22 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t index = std::min<size_t>(rest.size(), data[0] | data[1] << 8);
   write(".idx", rest.substr(0, index));
   write(".bin", rest.substr(index));
-  tolerate([] {
+  fuzz::expect_no_internal_error([] {
     InspectOptions options;
     options.scan_tokens = true;
     to_json_report(inspect(prefix(), options));
   });
-  tolerate([] {
+  fuzz::expect_no_internal_error([] {
     to_text_report(inspect(prefix()));
     const auto dataset = std::make_shared<IndexedDataset>(prefix(), 1000);
     const SequenceRange range{dataset, 0, dataset->sequences()};
     std::vector<int32_t> text(4);
-    tolerate([&] {
+    fuzz::expect_no_internal_error([&] {
       const CapstanOrder order(range, 3, 1);
       for (const int64_t sample : {int64_t{0}, order.epoch_samples() - 1, 5 * order.epoch_samples()})
         order.read(sample, text);
     });
-    tolerate([&] {
+    fuzz::expect_no_internal_error([&] {
       const MegatronOrder order(range, 3, 1, 50);
       for (int64_t sample = 0; sample < order.samples(); sample += 7) order.read(sample, text);
     });

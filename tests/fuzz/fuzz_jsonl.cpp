@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "base/error.hpp"
 #include "data/prepare.hpp"
+#include "named_error.hpp"
 
 using namespace capstan;
 using namespace capstan::data;
@@ -51,7 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.on_bad_line = choice & 32 ? OnBadLine::skip : OnBadLine::fail;
   options.records.limits = {1 << 16, 100};
   if (choice & 64) options.records.max_record_bytes = 20;
-  try {
+  fuzz::expect_no_internal_error([&] {
     int64_t bytes = 0;
     const auto result = prepare(
         options,
@@ -68,8 +68,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (dataset.documents() != key.documents || dataset.tokens() != key.tokens) std::abort();
     }
     if (tokens != bytes) std::abort();
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::internal) std::abort();
-  }
+  });
   return 0;
 }

@@ -4,30 +4,21 @@
 #include <cstdlib>
 #include <string>
 
-#include "base/error.hpp"
 #include "checkpoint/manifest.hpp"
+#include "named_error.hpp"
 
 using namespace capstan;
 using namespace capstan::checkpoint;
 
-template <class Action>
-static void expect_named_error(Action action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::format && error.code() != ErrorCode::unsupported) std::abort();
-  }
-}
-
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string input(reinterpret_cast<const char*>(data), size);
-  expect_named_error([&] { parse_manifest(input, "input"); });
-  expect_named_error([&] {
+  fuzz::expect_named_error([&] { parse_manifest(input, "input"); });
+  fuzz::expect_named_error([&] {
     const Manifest manifest = parse_manifest(seal_manifest(input), "input");
     // What was accepted can be written and read again, and then stays as it is.
     const std::string text = manifest_text(manifest);
     if (manifest_text(parse_manifest(text, "rewritten")) != text) std::abort();
   });
-  expect_named_error([&] { rank_part_from_text(input, "input"); });
+  fuzz::expect_named_error([&] { rank_part_from_text(input, "input"); });
   return 0;
 }

@@ -5,22 +5,20 @@
 #include <cstdlib>
 #include <string>
 
-#include "base/error.hpp"
 #include "base/text.hpp"
+#include "named_error.hpp"
 #include "spaces.hpp"
 
 using namespace capstan;
 
 template <class Space>
 static void check(const config::Request& request) {
-  try {
+  fuzz::expect_no_internal_error([&] {
     const auto answer = fuzz::resolve<Space>(request);
     config::render(answer.diagnostics, answer.sources);
     // What is shown reads back as the same recipe: fuzz_recipe.
     if (answer.ok() && answer.recipe().empty()) std::abort();
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::internal) std::abort();
-  }
+  });
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "base/error.hpp"
 #include "base/text.hpp"
+#include "named_error.hpp"
 #include "spaces.hpp"
 
 using namespace capstan;
@@ -47,7 +47,7 @@ static bool is_new(const std::string& recipe) {
 
 template <class Space>
 static void check(std::string_view file, const std::vector<Override>& overrides) {
-  try {
+  fuzz::expect_no_internal_error([&] {
     const auto answer = resolve_bytes<Space>(file, overrides);
     render(answer.diagnostics, answer.sources);
     render(answer.diagnostics, answer.sources, {DiagnosticFormat::json, false});
@@ -61,9 +61,7 @@ static void check(std::string_view file, const std::vector<Override>& overrides)
       std::fputs(render_diff(changes).c_str(), stderr);
       std::abort();
     }
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::internal) std::abort();
-  }
+  });
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -9,8 +9,8 @@
 #include <set>
 #include <string>
 
-#include "base/error.hpp"
 #include "data/sft_inspect.hpp"
+#include "named_error.hpp"
 
 using namespace capstan;
 using namespace capstan::data;
@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.tokenizer = tokenizer.get();
   options.eod = tokenizer->eod();
   options.threads = 1;
-  try {
+  fuzz::expect_no_internal_error([&] {
     const auto dataset = build_sft_datasets(options)[0];
     const SftCounts& counts = dataset->counts();
     if (counts.samples + counts.bad + counts.dropped + counts.unlearned != counts.records) std::abort();
@@ -67,8 +67,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       std::abort();
     if (learned != static_cast<double>(counts.learned)) std::abort();
     to_json_report(inspect_sft(*dataset, *tokenizer, 2, 32));
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::internal) std::abort();
-  }
+  });
   return 0;
 }

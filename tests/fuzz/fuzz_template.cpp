@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-#include "base/error.hpp"
 #include "data/chat/assistant_turns.hpp"
 #include "data/sft_record.hpp"
+#include "named_error.hpp"
 
 using namespace capstan;
 using namespace capstan::data;
@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static SftRecordParser parser;
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const size_t cut = input.find('\0');
-  try {
+  fuzz::expect_no_internal_error([&] {
     const auto chat_template = chat::ChatTemplate::parse("template", input.substr(0, cut));
     SftDialogue dialogue;
     if (cut != std::string_view::npos) {
@@ -39,8 +39,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (whole.generations.empty() && turn.begin < end) std::abort();
       end = turn.end;
     }
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::internal) std::abort();
-  }
+  });
   return 0;
 }

@@ -136,6 +136,216 @@ TEST_CASE("deepspeed: auto is to be filled in, stages have names") {
   CHECK(left_as(file, "zero_optimization.offload_optimizer.device", Why::not_there));
 }
 
+TEST_CASE("megatron: positions that are drawn out, SentencePiece, fine-tuning") {
+  const Imported far = command("--position-embedding-type rope --rotary-seq-len-interpolation-factor 4");
+  CHECK(value_of(far, "model.rope_scaling") == "true");
+  CHECK(value_of(far, "model.rope_scaling_type") == "linear");
+  CHECK(value_of(far, "model.rope_scaling_factor") == "4");
+  CHECK(far.resolution.ok());
+  CHECK(value_of(command("--rotary-seq-len-interpolation-factor 1"), "model.rope_scaling") == "unset");
+  const Imported pieces = command("--tokenizer-type Llama2Tokenizer --tokenizer-model a/tokenizer.model");
+  CHECK(value_of(pieces, "tokenizer.tokenizer_type") == "sentencepiece");
+  CHECK(value_of(pieces, "tokenizer.tokenizer_model") == "a/tokenizer.model");
+  CHECK(left_as(command("--sft"), "--sft", Why::to_fill_in));
+  CHECK(left_as(command("--pretrained-checkpoint x"), "--pretrained-checkpoint", Why::theirs));
+}
+
+namespace {
+Imported axolotl(const std::string& more, const std::string& base = "org/Llama-3.2-1B") {
+  return import_recipe("base_model: " + base +
+                           "\nsequence_len: 128\nmicro_batch_size: 1\nlearning_rate: 1e-4\nmax_steps: 9\n" +
+                           more,
+                       "a.yaml", {});
+}
+Imported axolotl_sample(const std::string& entry, const std::string& more = "") {
+  return axolotl("datasets:\n  - {path: ./x.jsonl, " + entry + "}\n" + more);
+}
+}  // namespace
+
+TEST_CASE("axolotl: modules of Transformers have adapters of their own, fused ones those of the layer") {
+  const auto targets = [](const Imported& file) { return value_of(file, "peft.target_modules"); };
+  const std::string lora = "adapter: lora\nlora_r: 8\nlora_alpha: 16\n";
+  const Imported some = axolotl(lora + "lora_target_modules: [v_proj, q_proj, lm_head]\n");
+  CHECK(value_of(some, "peft.scheme") == "canonical_lora");
+  CHECK(targets(some) == "[linear_q, linear_v]");
+  CHECK(left_as(some, "lora_target_modules", Why::not_there));
+  CHECK(value_of(some, "peft.lora_A_init") == "kaiming (assumed)");
+  CHECK(some.resolution.ok());
+  const std::string all =
+      "[linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, linear_fc1_up, linear_fc2]";
+  CHECK(targets(axolotl(lora + "lora_target_linear: true\n")) == all);
+  CHECK(targets(axolotl(lora)) == all + " (assumed)");
+  const Imported dora = axolotl(lora + "peft_use_dora: true\nlora_target_modules: all-linear\n");
+  CHECK(value_of(dora, "peft.scheme") == "canonical_dora");
+  CHECK(targets(dora) == all);
+  const Imported fused = axolotl(lora + "lora_target_modules: [c_attn, c_proj]\n", "openai-community/gpt2");
+  CHECK(value_of(fused, "peft.scheme") == "lora");
+  CHECK(targets(fused) == "[linear_qkv, linear_proj, linear_fc2]");
+  CHECK(fused.resolution.ok());
+  CHECK(targets(axolotl(lora + "lora_target_linear: true\n", "openai-community/gpt2")) ==
+        "[linear_qkv, linear_proj, linear_fc1, linear_fc2]");
+  const Imported layers = axolotl(lora + "lora_target_modules: [q_proj]\npeft_layers_to_transform: [0, 3]\n");
+  CHECK(targets(layers) == "['*.layers.0.*.linear_q', '*.layers.3.*.linear_q']");
+  CHECK(layers.resolution.ok());
+  const Imported ours =
+      axolotl(lora + "lora_model_dir: ./mine\npeft_use_rslora: true\nloraplus_lr_ratio: 4\n");
+  CHECK(value_of(ours, "peft.adapter") == "./mine");
+  CHECK(value_of(ours, "peft.use_rslora") == "true");
+  CHECK(value_of(ours, "peft.lora_plus_ratio") == "4");
+}
+
+TEST_CASE("axolotl: weights in 4 bits stay so, those in 8 are not there") {
+  const std::string lora = "lora_r: 8\nlora_alpha: 16\n";
+  CHECK(value_of(axolotl("adapter: qlora\n" + lora), "peft.base_quantization") == "nf4");
+  CHECK(value_of(axolotl("adapter: lora\nload_in_4bit: true\n" + lora), "peft.base_quantization") == "nf4");
+  const Imported eight = axolotl("adapter: lora\nload_in_8bit: true\n" + lora);
+  CHECK(value_of(eight, "peft.base_quantization") == "unset");
+  CHECK(left_as(eight, "load_in_8bit", Why::not_there));
+  CHECK(left_as(axolotl("load_in_4bit: true\n"), "load_in_4bit", Why::no_effect));
+}
+
+TEST_CASE("axolotl: the base is a directory, or expected in one") {
+  const Imported hub = axolotl("", "org/Llama-3.2-1B-Instruct");
+  CHECK(value_of(hub, "model (preset)") == "llama3.2-1b");
+  CHECK(value_of(hub, "checkpoint.pretrained_checkpoint") == "hf:models/Llama-3.2-1B-Instruct");
+  CHECK(value_of(hub, "tokenizer.tokenizer_model") == "${checkpoint.pretrained_checkpoint} (assumed)");
+  CHECK(hub.resolution.ok());
+  CHECK(hub.resolution.config.tokenizer.tokenizer_model->resolved ==
+        hub.resolution.config.checkpoint.pretrained_checkpoint->resolved);
+  const Imported here = axolotl("", "./models/llama-3.2-1b");
+  CHECK(value_of(here, "checkpoint.pretrained_checkpoint") == "hf:./models/llama-3.2-1b");
+  CHECK(value_of(here, "model (preset)") == "llama3.2-1b");
+  CHECK(value_of(axolotl("", "./models/mine"), "model (preset)") == "hf:./models/mine");
+  CHECK(left_as(axolotl("", "someone/else"), "base_model", Why::to_fill_in));
+}
+
+TEST_CASE("axolotl: samples, templates and what is learned") {
+  const Imported alpaca = axolotl_sample("type: alpaca");
+  CHECK(value_of(alpaca, "dataset.train_files") == "[./x.jsonl]");
+  CHECK(value_of(alpaca, "dataset.format") == "alpaca");
+  CHECK(value_of(alpaca, "tokenizer.chat_template") == "alpaca (assumed)");
+  CHECK(value_of(alpaca, "dataset.packing") == "false (assumed)");
+  CHECK(value_of(alpaca, "dataset.too_long") == "drop (assumed)");
+  CHECK(value_of(alpaca, "dataset.split") == "1,0,0 (assumed)");
+  CHECK(value_of(alpaca, "dataset.loss_mode") == "unset");
+  CHECK(alpaca.resolution.ok());
+  CHECK(value_of(axolotl_sample("type: completion"), "dataset.format") == "text");
+  CHECK(value_of(axolotl_sample("type: chat_template"), "dataset.format") == "messages");
+  CHECK(value_of(axolotl_sample("type: chat_template, field_messages: conversations"), "dataset.format") ==
+        "sharegpt");
+  CHECK(left_as(axolotl_sample("type: input_output"), "datasets.type", Why::not_there));
+  CHECK(left_as(axolotl_sample("type: {field: a}"), "datasets.type", Why::to_fill_in));
+  CHECK(left_as(axolotl_sample("type: alpaca, odd: 1"), "datasets.odd", Why::unknown));
+  CHECK(left_as(axolotl_sample("type: alpaca, ds_type: parquet"), "datasets.ds_type", Why::value));
+  CHECK(left_as(axolotl_sample("type: chat_template, roles_to_train: [user]"), "datasets.roles_to_train",
+                Why::value));
+  const auto chat = [](const std::string& more) { return axolotl_sample("type: chat_template", more); };
+  CHECK(value_of(chat("chat_template: llama3\n"), "tokenizer.chat_template") == "llama3");
+  CHECK(left_as(chat("chat_template: qwen_25\n"), "chat_template", Why::to_fill_in));
+  CHECK(left_as(chat("chat_template: tokenizer_default\n"), "chat_template", Why::same));
+  CHECK(left_as(chat("chat_template: jinja\nchat_template_jinja: \"{{ messages }}\"\n"),
+                "chat_template_jinja", Why::to_fill_in));
+  CHECK(value_of(chat("chat_template_jinja: ./t.jinja\n"), "tokenizer.chat_template") == "./t.jinja");
+  CHECK(value_of(chat("sample_packing: true\n"), "dataset.packing") == "true");
+  CHECK(value_of(chat("train_on_inputs: true\n"), "dataset.loss_mode") == "all");
+  CHECK(value_of(chat("excess_length_strategy: truncate\n"), "dataset.too_long") == "truncate");
+  CHECK(left_as(chat("excess_length_strategy: raise\n"), "excess_length_strategy", Why::value));
+  CHECK(value_of(chat("val_set_size: 0.05\n"), "dataset.split") == "19,1,0");
+  CHECK(value_of(chat("val_set_size: 0.3\n"), "dataset.split") == "7,3,0");
+  const Imported counted = chat("val_set_size: 200\neval_steps: 5\n");
+  CHECK(left_as(counted, "val_set_size", Why::to_fill_in));
+  CHECK(left_as(counted, "eval_steps", Why::no_effect));
+  CHECK(counted.resolution.ok());
+  const Imported elsewhere =
+      axolotl("datasets:\n  - {path: ../../etc/some set, type: alpaca}\n  - {path: a/b$c, type: alpaca}\n");
+  CHECK(value_of(elsewhere, "dataset.train_files") == "[../../etc/some set, data/b-c.jsonl]");
+}
+
+TEST_CASE("torchtune: builders say adapters, their base and samples") {
+  const auto tune = [](const std::string& builder, const std::string& more) {
+    return import_recipe(
+        "model: {_component_: torchtune.models." + builder + ", lora_attn_modules: [q_proj]}\n" + more +
+            "\noptimizer: {_component_: torch.optim.AdamW, lr: 1e-4}\nmax_steps_per_epoch: 3\n",
+        "t.yaml", {});
+  };
+  const auto component = [&](const std::string& text) {
+    return tune("llama3.lora_llama3_8b", "dataset: {_component_: torchtune.datasets." + text + "}");
+  };
+  const Imported quantised = tune("llama3.qlora_llama3_8b", "");
+  CHECK(value_of(quantised, "peft.scheme") == "canonical_lora");
+  CHECK(value_of(quantised, "peft.base_quantization") == "nf4");
+  CHECK(value_of(quantised, "peft.target_modules") == "[linear_q]");
+  CHECK(value_of(quantised, "peft.dim") == "8 (assumed)");
+  CHECK(value_of(quantised, "checkpoint.pretrained_checkpoint") == "hf:models/llama3-8b");
+  CHECK(value_of(tune("llama3.qdora_llama3_8b", ""), "peft.scheme") == "canonical_dora");
+  CHECK(value_of(tune("llama3.llama3_8b", ""), "peft.scheme") == "unset");
+  CHECK(value_of(tune("llama3.llama3_8b",
+                      "checkpointer: {_component_: torchtune.training.FullModelMetaCheckpointer, "
+                      "checkpoint_dir: /m/Llama/original/}"),
+                 "checkpoint.pretrained_checkpoint") == "hf:/m/Llama");
+  CHECK(value_of(component("text_completion_dataset, source: text.jsonl"), "dataset.format") == "text");
+  CHECK(value_of(component("chat_dataset, source: a.jsonl, conversation_style: openai"), "dataset.format") ==
+        "messages");
+  CHECK(value_of(component("alpaca_dataset"), "dataset.loss_mode") == "all (assumed)");
+  CHECK(value_of(component("slimorca_dataset"), "dataset.loss_mode") == "assistant (assumed)");
+  CHECK(value_of(component("slimorca_dataset, masking_strategy: train_on_last"), "dataset.loss_mode") ==
+        "last_turn");
+  CHECK(left_as(component("preference_dataset, source: x"), "dataset._component_", Why::not_there));
+  CHECK(left_as(component("chat_dataset, source: x, new_system_prompt: Hi"), "dataset.new_system_prompt",
+                Why::to_fill_in));
+  const Imported two = tune("llama3.lora_llama3_8b",
+                            "dataset:\n  - {_component_: torchtune.datasets.alpaca_dataset}\n"
+                            "  - {_component_: torchtune.datasets.slimorca_dataset}\n");
+  CHECK(value_of(two, "dataset.train_files") == "[data/alpaca.jsonl, data/SlimOrca-Dedup.jsonl]");
+  CHECK(value_of(two, "dataset.format") == "unset");
+  CHECK(two.resolution.ok());
+}
+
+TEST_CASE("TrainingArguments of fine-tuning count where the base is a recipe of that kind") {
+  const std::string text =
+      R"({"per_device_train_batch_size": 2, "learning_rate": 1e-4, "max_length": 512, "packing": false,
+          "assistant_only_loss": true, "eos_token": "</s>"})";
+  Options sft;
+  sft.base = "llama3-8b-lora";
+  const Imported tuned = import_recipe(text, "a.json", sft);
+  CHECK(value_of(tuned, "dataset.packing") == "false");
+  CHECK(value_of(tuned, "model.seq_length") == "512");
+  CHECK(value_of(tuned, "tokenizer.eod_token") == "</s>");
+  CHECK_MESSAGE(tuned.resolution.ok(),
+                config::render(tuned.resolution.diagnostics, tuned.resolution.sources));
+  const Imported plain = import_recipe(text, "a.json", {});
+  CHECK(value_of(plain, "dataset.packing") == "unset");
+  CHECK(left_as(plain, "packing", Why::no_effect));
+  CHECK_MESSAGE(plain.resolution.ok(),
+                config::render(plain.resolution.diagnostics, plain.resolution.sources));
+}
+
+TEST_CASE("bridge: fine-tuning data and adapters bring their base") {
+  const Imported file = import_recipe(
+      "model: {_target_: a.LlamaModelProvider, num_layers: 2}\npeft: {_target_: b.DoRA, lora_A_init_method: "
+      "kaiming}\n"
+      "dataset: {_target_: c.GPTSFTDatasetConfig, dataset_root: /d, dataloader_type: single}\n",
+      "run_config.yaml", {});
+  CHECK(value_of(file, "peft.scheme") == "dora");
+  CHECK(value_of(file, "peft.lora_A_init") == "kaiming");
+  CHECK(value_of(file, "checkpoint.pretrained_checkpoint") == "hf:models/base (assumed)");
+  CHECK(value_of(file, "dataset.train_files") == "[/d/training.jsonl]");
+  CHECK(value_of(file, "dataset.packing") == "false (assumed)");
+  CHECK(value_of(file, "dataset.kind") == "unset");
+  CHECK(value_of(file, "tokenizer (preset)") == "huggingface (assumed)");
+}
+
+TEST_CASE("every preset that a name elsewhere stands for is there") {
+  for (const char* name : {"google/gemma-2-2b-it", "mistralai/Mistral-7B-v0.1",
+                           "microsoft/Phi-3.5-mini-instruct", "Qwen/Qwen2.5-32B-Instruct", "Qwen/Qwen3-14B",
+                           "allenai/OLMo-2-1124-7B", "HuggingFaceTB/SmolLM2-135M-Instruct"}) {
+    CAPTURE(name);
+    const auto preset = preset_of_model(name);
+    REQUIRE(preset);
+    CHECK(vocabulary_of_preset(*preset) > 0);
+  }
+}
+
 TEST_CASE("formats are recognised, or the known ones are told") {
   const auto format_of = [](const char* text) { return import_recipe(text, "file", {}).format; };
   CHECK(format_of("pretrain_gpt.py --num-layers 2") == Format::megatron);

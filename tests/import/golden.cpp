@@ -1,4 +1,4 @@
-// Two files of each format, byte for byte: the recipe, and the list of what was assumed and left out. To write the
+// Files of each format, byte for byte: the recipe, and the list of what was assumed and left out. To write the
 // expectations anew after a wanted change: CAPSTAN_WRITE_GOLDEN=1 test_import, and read the difference.
 #include <doctest/doctest.h>
 
@@ -53,7 +53,7 @@ void compare(const std::string& file, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("two files of each format give the recipe and the lists that are kept beside them") {
+TEST_CASE("files of each format give the recipe and the lists that are kept beside them") {
   struct Case {
     const char* file;
     Format format;
@@ -66,9 +66,12 @@ TEST_CASE("two files of each format give the recipe and the lists that are kept 
       {"ds_zero3_offload_auto.json", Format::deepspeed, true},
       {"run_config.yaml", Format::bridge, true},
       {"run_config_gpt.yaml", Format::bridge, false},
+      {"run_config_lora.yaml", Format::bridge, true},
       {"tune_full.yaml", Format::torchtune, true},
-      {"tune_lora.yaml", Format::torchtune, false},
-      {"axolotl_lora.yaml", Format::axolotl, false},
+      {"tune_lora.yaml", Format::torchtune, true},
+      {"tune_qdora.yaml", Format::torchtune, true},
+      {"axolotl_lora.yaml", Format::axolotl, true},
+      {"axolotl_qlora.yaml", Format::axolotl, true},
       {"axolotl_pretrain.yml", Format::axolotl, true},
       {"training_arguments_few.json", Format::training_arguments, true},
       {"training_arguments_full.json", Format::training_arguments, true},
@@ -86,7 +89,9 @@ TEST_CASE("two files of each format give the recipe and the lists that are kept 
 }
 
 TEST_CASE("an imported recipe is complete by itself: read again it says the same") {
-  for (const char* file : {"gpt_small.sh", "gpt_large.sh", "run_config.yaml", "axolotl_pretrain.yml"}) {
+  for (const char* file :
+       {"gpt_small.sh", "gpt_large.sh", "run_config.yaml", "run_config_lora.yaml", "axolotl_pretrain.yml",
+        "axolotl_lora.yaml", "axolotl_qlora.yaml", "tune_full.yaml", "tune_lora.yaml", "tune_qdora.yaml"}) {
     CAPTURE(file);
     const Imported result = imported(file);
     const auto path =

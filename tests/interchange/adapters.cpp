@@ -4,7 +4,6 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
@@ -13,11 +12,14 @@
 #include "interchange/hf_config.hpp"
 #include "interchange/hf_directory.hpp"
 #include "interchange/peft_mapping.hpp"
+#include "tests/support/errors.hpp"
 #include "tests/support/fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace capstan;
 using namespace capstan::interchange;
+using test::error_of;
+using test::holds;
 namespace fs = std::filesystem;
 
 namespace {
@@ -62,20 +64,6 @@ std::vector<float> merged(std::vector<float> weight, const AdapterModule& m) {
           static_cast<float>(m.magnitude[static_cast<size_t>(o)] / std::sqrt(length));
   }
   return weight;
-}
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.message();
-  }
-  return "";
-}
-bool holds(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return true;
-  MESSAGE("not in: " << text);
-  return false;
 }
 
 }  // namespace

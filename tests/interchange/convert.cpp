@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -20,29 +19,18 @@
 #include "interchange/hf_directory.hpp"
 #include "interchange/model_section.hpp"
 #include "models/registry.hpp"
+#include "tests/support/errors.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace capstan;
 using namespace capstan::interchange;
+using test::error_of;
+using test::holds;
 namespace fs = std::filesystem;
 
 namespace {
 
 const fs::path kFamilies = fs::path(CAPSTAN_SOURCE_DIR) / "tests/interchange/families";
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.message();
-  }
-  return "";
-}
-bool holds(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return true;
-  MESSAGE("not in: " << text);
-  return false;
-}
 
 std::vector<std::byte> bytes_of(checkpoint::TensorSource& source, const std::string& name) {
   const auto& info = source.at(name);

@@ -16,30 +16,19 @@
 #include "interchange/gguf_file.hpp"
 #include "interchange/hf_directory.hpp"
 #include "interchange/model_section.hpp"
+#include "tests/support/errors.hpp"
 #include "tests/support/fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace capstan;
 using namespace capstan::interchange;
+using test::error_of;
+using test::holds;
 namespace fs = std::filesystem;
 
 namespace {
 
 const fs::path kHere = fs::path(CAPSTAN_SOURCE_DIR) / "tests/interchange";
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.message();
-  }
-  return "";
-}
-bool holds(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return true;
-  MESSAGE("not in: " << text);
-  return false;
-}
 
 std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
   std::vector<float> values(static_cast<size_t>(checkpoint::element_count(source.at(name).shape)));

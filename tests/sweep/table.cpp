@@ -9,24 +9,14 @@
 
 #include "base/error.hpp"
 #include "made_results.hpp"
+#include "tests/support/errors.hpp"
 
 using namespace capstan;
 using namespace capstan::sweep;
 using namespace capstan::sweep::test;
+using capstan::test::error_of;
+using capstan::test::holds;
 using nlohmann::json;
-
-template <class Action>
-static std::string error_of(Action action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
-static bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // Two axes, three seeds each; one configuration lost a seed, one was pruned, one failed.
 static MadeSweep small() {

@@ -7,12 +7,15 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "tests/support/errors.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace capstan::records::test {
 
 namespace fs = std::filesystem;
 
+using capstan::test::error_of;
+using capstan::test::holds;
 using capstan::test::TemporaryDirectory;
 
 inline std::string slurp(const fs::path& path) {
@@ -23,18 +26,6 @@ inline std::string slurp(const fs::path& path) {
 }
 inline void spill(const fs::path& path, const std::string& content) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
-}
-template <class Action>
-std::string error_of(Action action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
-inline bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace capstan::records::test

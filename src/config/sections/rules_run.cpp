@@ -98,6 +98,15 @@ void something_is_adapted(const Config& c, RuleReport& report) {
       .help("exclude less");
 }
 
+void adapters_have_the_models_format(const Config& c, RuleReport& report) {
+  if (!c.peft || !c.peft->lora_dtype || *c.peft->lora_dtype == c.mixed_precision.params_dtype) return;
+  report
+      .error("`peft.lora_dtype` " + std::string(enum_name(*c.peft->lora_dtype)) +
+             ": adapters are computed in the format of the model, " +
+             std::string(enum_name(c.mixed_precision.params_dtype)))
+      .help("leave it out; adapters' main parameters and moments are fp32 anyway");
+}
+
 void quantised_blocks(const Config& c, RuleReport& report) {
   if (!c.peft || c.peft->base_quantization == BaseQuantization::none) return;
   const int64_t block = c.peft->quantization_block;
@@ -270,6 +279,11 @@ void register_run_rules(Schema& s) {
                   "some layer has an adapter",
                   {"peft.exclude_modules", "peft.target_modules"}},
                  something_is_adapted);
+  s.rule<Config>({"R0917",
+                  "adapters_have_the_models_format",
+                  "adapters have the number format of the model",
+                  {"peft.lora_dtype", "mixed_precision.params_dtype"}},
+                 adapters_have_the_models_format);
   s.rule<Config>({"R0914",
                   "quantised_blocks",
                   "blocks of quantised weights are powers of two",
