@@ -71,7 +71,8 @@ std::string recipe_text(const ForeignModel& model) {
   std::string text = "# Made from " + model.name() + ".\n";
   fs::path named = model.name().substr(model.name().find(':') + 1);
   if (!named.has_filename()) named = named.parent_path();
-  const fs::path title = model.name().starts_with("gguf:") ? named.stem() : named.filename();
+  const fs::path title =
+      config::split_scheme(model.name()).scheme == "gguf:" ? named.stem() : named.filename();
   text += "name: " + config::yaml_text(title.string()) + "\nmodel:\n";
   const std::string section = section_text(model.model());
   for (const auto line : split(section, '\n'))
