@@ -34,6 +34,12 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
   return result;
 }
 
+std::string join_some(std::span<const std::string> parts, std::string_view separator, size_t most) {
+  std::string text = join(parts.first(std::min(most, parts.size())), separator);
+  if (parts.size() > most) text += std::string(separator) + "…";
+  return text;
+}
+
 template <class T>
 static std::optional<T> parse(std::string_view text) {
   if (!text.empty() && text[0] == '+') text.remove_prefix(1);

@@ -13,6 +13,8 @@ namespace capstan {
 std::vector<std::string_view> split(std::string_view text, char separator);
 std::string_view trim(std::string_view text);  // ASCII blanks
 std::string join(std::span<const std::string> parts, std::string_view separator);
+// The first `most`, and "…" for the rest.
+std::string join_some(std::span<const std::string> parts, std::string_view separator, size_t most);
 
 // The whole text must be the number; nullopt otherwise. Never looks at the locale.
 std::optional<int64_t> parse_int(std::string_view text);

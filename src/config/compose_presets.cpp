@@ -18,13 +18,6 @@ bool own_later(const std::vector<Write>& soft, const Write& write, const F& is_o
                      [&](const Write& other) { return other.field == write.field && is_own(other); });
 }
 
-std::string absolute_foreign(const std::string& name, const std::string& directory) {
-  const size_t scheme = name.find(':') + 1;
-  std::filesystem::path path(name.substr(scheme));
-  if (path.is_relative()) path = std::filesystem::path(directory) / path;
-  return name.substr(0, scheme) + path.lexically_normal().string();
-}
-
 }  // namespace
 
 void Composer::choose_presets() {
@@ -109,7 +102,7 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
     std::string directory;
     if (place.known()) directory = out_.sources[static_cast<size_t>(place.source)].directory;
     try {
-      source = add_source(Source::Kind::file, name, foreign_model(absolute_foreign(name, directory)), {});
+      source = add_source(Source::Kind::file, name, foreign_model(absolute_name(name, directory)), {});
     } catch (const Error& problem) {
       error("C0001", problem.message(), place).help(problem.help());
       out_.malformed = true;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/text.hpp"
+#include "config/foreign.hpp"
 
 namespace capstan::config {
 
@@ -380,17 +381,10 @@ class Converter {
   Value file_path(const Node& node) const {
     Value value = Value::of(node.text);
     if (node.text.empty()) return value;
-    // `hf:DIR`, `gguf:FILE` and `peft:DIR` say what a file is; only what follows is a path.
-    const bool of_five = node.text.starts_with("gguf:") || node.text.starts_with("peft:");
-    const size_t scheme = node.text.starts_with("hf:") ? 3 : of_five ? 5 : 0;
-    std::filesystem::path path(node.text.substr(scheme));
-    if (path.is_relative()) {
-      std::string base = node.base;
-      if (base.empty() && node.place.known())
-        base = (*context_.sources)[static_cast<size_t>(node.place.source)].directory;
-      if (!base.empty()) path = std::filesystem::path(base) / path;
-    }
-    value.resolved = node.text.substr(0, scheme) + path.lexically_normal().string();
+    std::string base = node.base;
+    if (base.empty() && node.place.known())
+      base = (*context_.sources)[static_cast<size_t>(node.place.source)].directory;
+    value.resolved = absolute_name(node.text, base);
     return value;
   }
 

@@ -6,6 +6,17 @@ namespace capstan::config {
 
 static std::string (*reader_in_use)(const std::string& name) = nullptr;
 
+SchemedName split_scheme(std::string_view name) {
+  for (const std::string_view scheme : {"hf:", "gguf:", "peft:"})
+    if (name.starts_with(scheme)) return {scheme, name.substr(scheme.size())};
+  return {{}, name};
+}
+
+std::string absolute_name(std::string_view name, const std::filesystem::path& directory) {
+  const auto [scheme, path] = split_scheme(name);
+  return std::string(scheme) + (directory / path).lexically_normal().string();
+}
+
 void read_foreign_models_with(std::string (*reader)(const std::string& name)) {
   reader_in_use = reader;
 }

@@ -2,13 +2,24 @@
 // such models says so once, at the start of the program; this room knows none.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 
 namespace capstan::config {
 
+// `hf:DIR`, `gguf:FILE` and `peft:DIR` say what a file is; only what follows is a path.
+struct SchemedName {
+  std::string_view scheme;  // with its colon; empty: a plain path
+  std::string_view path;
+};
+SchemedName split_scheme(std::string_view name);
+// The same with an absolute path, which a relative one is below `directory`.
+std::string absolute_name(std::string_view name, const std::filesystem::path& directory);
+
 inline bool is_foreign_model(std::string_view section, std::string_view name) {
-  return section == "model" && (name.starts_with("hf:") || name.starts_with("gguf:"));
+  const std::string_view scheme = split_scheme(name).scheme;
+  return section == "model" && (scheme == "hf:" || scheme == "gguf:");
 }
 // reader: gives the lines of the section; name has an absolute path. It may throw Error.
 void read_foreign_models_with(std::string (*reader)(const std::string& name));

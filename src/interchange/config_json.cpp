@@ -180,9 +180,8 @@ void ConfigJson::finish() {
            (near.empty() ? "" : " (near it: `" + near[0] + "`)"));
   }
   if (problems_.empty()) return;
-  if (problems_.size() > 12) problems_.resize(12), problems_.push_back("…");
   fail(ErrorCode::unsupported,
-       place_ + ": what it asks for would not be computed:\n    " + join(problems_, "\n    "),
+       place_ + ": what it asks for would not be computed:\n    " + join_some(problems_, "\n    ", 12),
        "a key that changes no number can be removed from the file");
 }
 

@@ -17,23 +17,19 @@ namespace capstan::interchange {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kHf = "hf:", kGguf = "gguf:";
-
 bool is_foreign(std::string_view name) {
-  return name.starts_with(kHf) || name.starts_with(kGguf);
+  return config::is_foreign_model("model", name);
 }
 
 std::string absolute_name(const std::string& name) {
-  const size_t scheme = name.find(':') + 1;
-  return name.substr(0, scheme) + fs::absolute(name.substr(scheme)).lexically_normal().string();
+  return config::absolute_name(name, fs::current_path());
 }
 
 std::unique_ptr<ForeignModel> ForeignModel::open(const std::string& name) {
   CAPSTAN_ASSERT(is_foreign(name), "the name of another program's model");
-  if (name.size() == name.find(':') + 1)
-    fail(ErrorCode::usage, "`" + name + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
-  return name.starts_with(kHf) ? open_hf(name, name.substr(kHf.size()))
-                               : open_gguf(name, name.substr(kGguf.size()));
+  const auto [scheme, path] = config::split_scheme(name);
+  if (path.empty()) fail(ErrorCode::usage, "`" + name + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
+  return scheme == "hf:" ? open_hf(name, std::string(path)) : open_gguf(name, std::string(path));
 }
 
 std::string ForeignModel::content_hash() const {
@@ -50,7 +46,8 @@ std::string recipe_text(const ForeignModel& model) {
   std::string text = "# Made from " + model.name() + ".\n";
   fs::path named = model.name().substr(model.name().find(':') + 1);
   if (!named.has_filename()) named = named.parent_path();
-  const fs::path title = model.name().starts_with(kGguf) ? named.stem() : named.filename();
+  const fs::path title =
+      config::split_scheme(model.name()).scheme == "gguf:" ? named.stem() : named.filename();
   text += "name: " + config::yaml_text(title.string()) + "\nmodel:\n";
   const std::string section = section_text(model.model());
   for (const auto line : split(section, '\n'))

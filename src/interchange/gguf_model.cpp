@@ -35,9 +35,10 @@ class GgufModelFile final : public ForeignModel {
     for (const auto& [type, count] : elements)
       if (count > elements[dtype_]) dtype_ = type;
     if (left.empty()) return;
-    if (left.size() > 8) left.resize(8), left.push_back("…");
-    fail(ErrorCode::unsupported, file_.place() + ": tensors that have no place in a " + read_.architecture +
-                                     ":\n    " + join(left, "\n    "));
+    fail(ErrorCode::unsupported, file_.place() + ": " + std::to_string(left.size()) +
+                                     (left.size() == 1 ? " tensor has" : " tensors have") +
+                                     " no place in a " + read_.architecture + ":\n    " +
+                                     join_some(left, "\n    ", 8));
   }
 
   std::string kind() const override { return read_.architecture + " in GGUF"; }

@@ -99,9 +99,8 @@ bool is_pickle(const std::string& name) {
          "`" + directory.string() + "` has neither " + std::string(kSingleFile) + " nor " +
              std::string(kIndexFile),
          "name a directory as Transformers' save_pretrained writes it");
-  if (pickles.size() > 4) pickles.resize(4), pickles.push_back("…");
   fail(ErrorCode::unsupported,
-       "`" + directory.string() + "` holds its weights as pickles (" + join(pickles, ", ") +
+       "`" + directory.string() + "` holds its weights as pickles (" + join_some(pickles, ", ", 4) +
            "), which are programs: none is ever run",
        "where their origin is trusted, write them again as safetensors: python -c \"from transformers import "
        "AutoModelForCausalLM as M; M.from_pretrained('" +

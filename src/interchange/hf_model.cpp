@@ -78,11 +78,10 @@ class HfModelFiles final : public ForeignModel {
     }
     if (left.empty()) return;
     const size_t count = left.size();
-    if (count > 8) left.resize(8), left.push_back("…");
     fail(ErrorCode::unsupported, directory_.place() + ": " + std::to_string(count) +
                                      (count == 1 ? " tensor has" : " tensors have") + " no place in a " +
                                      family_->model_type + " with this config.json:\n    " +
-                                     join(left, "\n    "));
+                                     join_some(left, "\n    ", 8));
   }
 
   bool same(const std::string& a, const std::string& b) {

@@ -202,12 +202,10 @@ PeftAdapter read_peft(const fs::path& directory) {
     checkpoint::copy_cells(box, box, file.bytes(entry).data(), *entry.dtype, box,
                            reinterpret_cast<std::byte*>(values.data()), DType::f32);
   }
-  if (!left.empty()) {
-    if (left.size() > 6) left.resize(6), left.push_back("…");
+  if (!left.empty())
     fail(ErrorCode::unsupported, "`" + file.path().string() +
                                      "`: only LoRA of linear layers is read, and there are " +
-                                     join(left, ", "));
-  }
+                                     join_some(left, ", ", 6));
   for (auto& [name, module] : modules) {
     if (!has_a.count(name) || !has_b.count(name) || module.magnitude.empty() == adapter.config.dora)
       fail(ErrorCode::format,

@@ -83,13 +83,12 @@ Layers layers_of(const ModelConfig& m, const TensorNames& names, bool parts) {
   return result;
 }
 
-void fail_with(ErrorCode code, const std::string& place, std::vector<std::string> problems) {
+void fail_with(ErrorCode code, const std::string& place, const std::vector<std::string>& problems) {
   if (problems.empty()) return;
   const size_t count = problems.size();
-  if (count > 8) problems.resize(8), problems.emplace_back("…");
   fail(code,
        place + " does not fit the model: " + std::to_string(count) +
-           (count == 1 ? " difference" : " differences") + "\n    " + join(problems, "\n    "),
+           (count == 1 ? " difference" : " differences") + "\n    " + join_some(problems, "\n    ", 8),
        "adapters fit the model that they were trained beside");
 }
 
@@ -115,7 +114,7 @@ void check_modules(const PeftAdapter& adapter, const Layers& layers, const std::
                          ", more than the layer has inputs and outputs");
     }
   }
-  fail_with(ErrorCode::format, place, std::move(problems));
+  fail_with(ErrorCode::format, place, problems);
 }
 
 bool alike(const AdapterModule& a, const AdapterModule& b) {
@@ -279,7 +278,7 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
     for (const Run& run : arrangement.runs) runs[module_of(run.source)].push_back(run);
     for (auto& [part, of_part] : runs) beside[part].push_back({module, std::move(of_part)});
   }
-  fail_with(ErrorCode::format, "the adapter", std::move(problems));
+  fail_with(ErrorCode::format, "the adapter", problems);
   PeftAdapter result;
   PeftConfig& c = result.config;
   c.base_model = base;
@@ -393,7 +392,7 @@ AdapterSet read_adapters(checkpoint::TensorSource& tensors, const config::PeftCo
                          std::to_string(peft.dim));
     result.modules.push_back(std::move(m));
   }
-  fail_with(ErrorCode::format, tensors.place(), std::move(problems));
+  fail_with(ErrorCode::format, tensors.place(), problems);
   return result;
 }
 

@@ -44,10 +44,9 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
   }
   if (!problems.empty()) {
     const size_t count = problems.size();
-    if (count > 8) problems.resize(8), problems.push_back("…");
-    fail(ErrorCode::format, source_.place() + ": " + std::to_string(count) +
-                                (count == 1 ? " tensor is" : " tensors are") +
-                                " not what the model's sizes ask for:\n    " + join(problems, "\n    "));
+    fail(ErrorCode::format,
+         source_.place() + ": " + std::to_string(count) + (count == 1 ? " tensor is" : " tensors are") +
+             " not what the model's sizes ask for:\n    " + join_some(problems, "\n    ", 8));
   }
   for (const auto& [name, target] : table_.targets) {
     CAPSTAN_ASSERT(!target.shape.empty() && target.shape.size() <= 2, "an arrangement of " + name);

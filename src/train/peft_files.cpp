@@ -3,6 +3,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/reader.hpp"
+#include "config/foreign.hpp"
 #include "interchange/peft_mapping.hpp"
 #include "train/stored_adapters.hpp"
 
@@ -37,7 +38,7 @@ Written write_peft_files(const std::string& from, const std::filesystem::path& t
   std::string named = base.value_or("");
   if (const auto& beside = config.checkpoint.pretrained_checkpoint; named.empty() && beside)
     named = beside->resolved;
-  if (named.starts_with("hf:")) named.erase(0, 3);
+  if (const auto [scheme, path] = config::split_scheme(named); scheme == "hf:") named = std::string(path);
   const auto names = interchange::class_names(config.model, carried_in(reader));
   const auto adapter = interchange::to_peft(interchange::read_adapters(reader, *config.peft, config.model),
                                             config.model, names, named);

@@ -4,6 +4,7 @@
 #include "checkpoint/hash.hpp"
 #include "checkpoint/writer.hpp"
 #include "comm/together.hpp"
+#include "config/foreign.hpp"
 #include "interchange/foreign_model.hpp"
 #include "interchange/hf_directory.hpp"
 #include "interchange/model_section.hpp"
@@ -85,11 +86,7 @@ static void require_inputs(const config::Config& config, bool weights) {
   std::vector<std::string> missing, fields;
   const auto check = [&](const std::string& field, const std::string& name, const std::string& file) {
     std::error_code unknown;
-    if (fs::exists(file.starts_with("hf:")     ? file.substr(3)
-                   : file.starts_with("gguf:") ? file.substr(5)
-                                               : file,
-                   unknown))
-      return;
+    if (fs::exists(config::split_scheme(file).path, unknown)) return;
     missing.push_back("\n    " + field + ": " + name);
     if (fields.empty() || fields.back() != field + "=…") fields.push_back(field + "=…");
   };

@@ -190,11 +190,9 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
     if (!name.starts_with("optimizer.") && !names.count(name))
       problems.push_back("`" + name + "` is no parameter of this model");
   if (problems.empty()) return;
-  std::string text =
-      source.place() + " does not fit the model: " + std::to_string(problems.size()) + " differences";
-  for (size_t i = 0; i < problems.size() && i < 8; ++i) text += "\n    " + problems[i];
-  if (problems.size() > 8) text += "\n    …";
-  fail(ErrorCode::failed, text,
+  fail(ErrorCode::failed,
+       source.place() + " does not fit the model: " + std::to_string(problems.size()) + " differences\n    " +
+           join_some(problems, "\n    ", 8),
        "the recipe must describe the model that it holds: see its `recipe.yaml` or config.json");
 }
 

@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/store.hpp"
+#include "config/foreign.hpp"
 #include "config/sections/adapter_targets.hpp"
 #include "interchange/peft_mapping.hpp"
 #include "train/records/run_list.hpp"
@@ -16,8 +17,7 @@ namespace capstan::train {
 namespace fs = std::filesystem;
 
 std::optional<fs::path> peft_directory(const std::string& name) {
-  constexpr std::string_view kScheme = "peft:";
-  if (name.starts_with(kScheme)) return fs::path(name.substr(kScheme.size()));
+  if (const auto [scheme, path] = config::split_scheme(name); scheme == "peft:") return fs::path(path);
   std::error_code error;
   if (!fs::is_directory(name, error)) return std::nullopt;
   if (interchange::is_peft(name)) return fs::path(name);
@@ -122,12 +122,11 @@ void require_same_adapters(const config::PeftConfig& recipe, const StoredAdapter
       if (here && !there) more.push_back(path);
       if (there && !here) less.push_back(path);
     }
-    const auto listed = [&](std::vector<std::string> paths, const std::string& before) {
+    const auto listed = [&](const std::vector<std::string>& paths, const std::string& before) {
       if (paths.empty()) return;
       const size_t count = paths.size();
-      if (count > 4) paths.resize(4), paths.emplace_back("…");
       problems.push_back("peft.target_modules: " + before + std::to_string(count) +
-                         (count == 1 ? " layer" : " layers") + " (" + join(paths, ", ") + ")");
+                         (count == 1 ? " layer" : " layers") + " (" + join_some(paths, ", ", 4) + ")");
     };
     listed(more, adapters.name + " has no adapters of ");
     listed(less, "the recipe leaves out, of those in " + adapters.name + ", ");

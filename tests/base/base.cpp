@@ -73,6 +73,14 @@ TEST_CASE("near matches find the typo and the missing suffix, and nothing far") 
   CHECK(near_matches("x", std::vector<std::string>{"y", "yz", "xyz"}) == std::vector<std::string>{"y"});
 }
 
+TEST_CASE("lists in messages end where they would become long") {
+  const std::vector<std::string> parts = {"a", "b", "c"};
+  CHECK(join_some(parts, ", ", 4) == "a, b, c");
+  CHECK(join_some(parts, ", ", 3) == "a, b, c");
+  CHECK(join_some(parts, ", ", 2) == "a, b, …");
+  CHECK(join_some({}, ", ", 2).empty());
+}
+
 TEST_CASE("humane units") {
   CHECK(human_bytes(1536) == "1.50 KiB");
   CHECK(human_count(124.4e6) == "124.4M");

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "config/convert.hpp"
+#include "config/foreign.hpp"
 #include "core_support.hpp"
 
 using namespace capstan;
@@ -297,6 +298,21 @@ TEST_CASE("paths are relative to who wrote them") {
   out = w.text("name: x\n", {"train.save=here"});
   CHECK(out.config.train.save.resolved == (std::filesystem::current_path() / "here").string());
   CHECK(w.text("train: {save: /abs}\n").config.train.save.resolved == "/abs");
+}
+
+TEST_CASE("a scheme says what a file is, and only what follows is a path") {
+  for (const std::string scheme : {"hf:", "gguf:", "peft:", ""}) {
+    CAPTURE(scheme);
+    const std::string name = scheme + "a/../b";
+    CHECK(split_scheme(name).scheme == scheme);
+    CHECK(split_scheme(name).path == "a/../b");
+    CHECK(absolute_name(name, "/of") == scheme + "/of/b");
+    CHECK(absolute_name(scheme + "/there", "/of") == scheme + "/there");
+  }
+  CHECK(split_scheme("C:x").path == "C:x");
+  CHECK(is_foreign_model("model", "gguf:x"));
+  CHECK_FALSE(is_foreign_model("model", "peft:x"));
+  CHECK_FALSE(is_foreign_model("dataset", "hf:x"));
 }
 
 TEST_CASE("secrets are references") {
