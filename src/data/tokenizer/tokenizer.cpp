@@ -268,8 +268,8 @@ Encoding Tokenizer::encode_with_places(std::string_view text, const EncodeOption
   const TextPieces pieces = parts.prepare(text, true, options);
   Encoding result;
   std::vector<Spaces> spaces;
-  const bool trims =
-      std::any_of(parts.post.begin(), parts.post.end(), [](const PostStep& s) { return s.trim; });
+  const bool trims = options.trim_places && std::any_of(parts.post.begin(), parts.post.end(),
+                                                        [](const PostStep& s) { return s.trim; });
   const auto add = [&](int32_t id, Place place, std::string_view token) {
     result.ids.push_back(id);
     result.places.push_back(place);
@@ -291,7 +291,7 @@ Encoding Tokenizer::encode_with_places(std::string_view text, const EncodeOption
   }
   parts.give(std::move(scratch));
   for (const PostStep& step : parts.post) {
-    if (step.trim)
+    if (step.trim && options.trim_places)
       for (size_t i = 0; i < result.ids.size(); ++i)
         trim_place(text, spaces[i], step.add_prefix_space, i == 0, result.places[i]);
     if (!options.add_special) continue;

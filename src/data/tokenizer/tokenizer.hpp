@@ -27,6 +27,8 @@ struct EncodeOptions {
   bool specials_as_text = false;
   // The special tokens that the files put around a text: <|begin_of_text|> … of Llama 3, [CLS] … [SEP] of BERT.
   bool add_special = false;
+  // Places leave out white space around a token where the files ask for it (trim_offsets). False: each has all of it.
+  bool trim_places = true;
 };
 
 // Ids with the bytes of the text that each stands for.
