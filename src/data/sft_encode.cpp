@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "data/chat/assistant_turns.hpp"
+#include "data/chat_prompt.hpp"
 
 namespace capstan::data {
 
@@ -32,17 +33,12 @@ EncodedSample with_spans(Encoding tokens, const Spans& spans) {
 
 SftEncoder::SftEncoder(const Tokenizer& tokenizer, std::shared_ptr<const chat::ChatTemplate> chat_template,
                        SftLoss loss, std::optional<int32_t> eod)
-    : tokenizer_(tokenizer), template_(std::move(chat_template)), loss_(loss), eod_(eod) {
+    : tokenizer_(tokenizer),
+      template_(std::move(chat_template)),
+      render_(chat_rendering(tokenizer, eod)),
+      loss_(loss),
+      eod_(eod) {
   if (!template_) alpaca_ = chat::ChatTemplate::load("alpaca");
-  const auto name = [&](const char* variable, std::optional<int32_t> id) {
-    if (id) render_.variables.set(variable, chat::Value(std::string(tokenizer.token_of(*id))));
-  };
-  name("bos_token", tokenizer.bos());
-  name("eos_token", tokenizer.eos() ? tokenizer.eos() : eod);
-  // The same text on every day: the date that the templates of Llama 3 fall back to.
-  std::tm day{};
-  day.tm_year = 2024 - 1900, day.tm_mon = 6, day.tm_mday = 26, day.tm_wday = 5, day.tm_yday = 207;
-  render_.now = day;
 }
 
 EncodedSample SftEncoder::encode(const SftRecord& record) const {
@@ -89,15 +85,19 @@ EncodedSample SftEncoder::encode_dialogue(const SftDialogue& dialogue, SftFormat
 std::shared_ptr<const chat::ChatTemplate> own_chat_template(const Tokenizer& tokenizer) {
   const auto file = [&](const char* name) -> const TokenizerFile* {
     for (const TokenizerFile& one : tokenizer.files())
-      if (one.name == name && !one.path.empty()) return &one;
+      if (one.name == name) return &one;
     return nullptr;
   };
+  const auto place = [](const TokenizerFile& of) { return of.path.empty() ? of.name : of.path.string(); };
+  const auto content = [](const TokenizerFile& of, uint64_t most) {
+    return of.path.empty() ? of.text : read_file(of.path, most);
+  };
   if (const auto* own = file("chat_template.jinja"))
-    return chat::ChatTemplate::parse(own->path.string(), read_file(own->path, chat::Source::kMaxBytes));
+    return chat::ChatTemplate::parse(place(*own), content(*own, chat::Source::kMaxBytes));
   const auto* config = file("tokenizer_config.json");
   if (!config) return nullptr;
-  const std::string name = config->path.string() + ": chat_template";
-  const auto json = nlohmann::json::parse(read_file(config->path, uint64_t{64} << 20), nullptr, false);
+  const std::string name = place(*config) + ": chat_template";
+  const auto json = nlohmann::json::parse(content(*config, uint64_t{64} << 20), nullptr, false);
   if (!json.is_object() || !json.contains("chat_template")) return nullptr;
   const auto& value = json["chat_template"];
   if (value.is_string()) return chat::ChatTemplate::parse(name, value.get_ref<const std::string&>());

@@ -172,6 +172,9 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   home.refused({"eval", "ours", "--adapter", "lora", "--text", "text.txt"}, "other weights than those");
   home.refused({"eval", "lora", "--adapter", "dora", "--text", "text.txt"}, "holds adapters itself");
   home.refused({"eval", base, "--adapter", "ours", "--text", "text.txt"}, "whole model, and no adapters");
+  home.refused({"eval", base, "--text", "text.txt", "peft=lora", "checkpoint.pretrained_checkpoint=" + base,
+                "model.seq_length=12"},
+               "whole model, and no adapters");
   home.refused({"convert", "lora", "hf:x"}, "holds adapters, and no whole model");
   home.refused({"convert", "ours", "peft:x"}, "whole model, and no adapters");
   home.refused({"convert", base, "peft:x"}, "whole model, and no adapters");
