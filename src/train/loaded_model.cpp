@@ -103,6 +103,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
            "`" + checkpoint.string() + "` holds adapters itself; others beside the same weights replace them",
            "name the weights beside which both were trained, with --adapter");
     adapters = open_adapters(adapter, weights, config.model);
+    if (!adapters->base_hash.empty()) weights.share_hash(world.communicator());
     require_own_base(*adapters, weights);
     config_.peft = adapters->peft;
   } else if (config.peft && !holds_adapters(weights)) {
@@ -123,7 +124,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
     load_parameters(source, *store_, Which::base);
     load_parameters(*adapters->tensors, *store_, Which::adapters);
   } else if (config.peft) {
-    load_base(config, *store_, base_of(*weights.checkpoint()));
+    load_base(config, *store_, base_of(*weights.checkpoint()), world.communicator());
     load_parameters(source, *store_, Which::adapters);
   } else {
     load_parameters(source, *store_);
