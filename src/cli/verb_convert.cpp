@@ -106,6 +106,8 @@ int run_convert(Context& context) {
   if (context.args.has("type") && !gguf) fail(ErrorCode::usage, "`--type` is of GGUF files", "gguf:" + to);
   if (gguf && context.args.has("dtype"))
     fail(ErrorCode::usage, "`--dtype` is not of GGUF files", "--type bf16");
+  if (context.args.has("shard-size") && !to.starts_with("hf:"))
+    fail(ErrorCode::usage, "`--shard-size` is of safetensors for other programs", "hf:DIRECTORY");
   const auto base = context.args.value("base");
   const Written written = adapters_in    ? train::read_peft_files(from, to, base)
                           : adapters_out ? train::write_peft_files(from, to.substr(kPeft.size()), base)

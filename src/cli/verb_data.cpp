@@ -46,9 +46,24 @@ int run_data_prepare(Context& context) {
   return 0;
 }
 
+void refuse(const Arguments& args, std::initializer_list<const char*> options, const std::string& why,
+            const std::string& help = {}) {
+  for (const char* option : options)
+    if (args.has(option)) fail(ErrorCode::usage, std::string("`--") + option + "` " + why, help);
+}
+
+void put_report(const Context& context, const data::SftReport& report) {
+  put(context.args.has("json") ? data::to_json_report(report) + "\n"
+                               : data::to_text_report(report, context.color_out));
+}
+
 // A recipe's fine-tuning data, or the file named beside one, as `train` would read them.
 int inspect_recipe(Context& context, const std::string& recipe, const std::optional<std::string>& file) {
   const Arguments& args = context.args;
+  refuse(args, {"tokenizer", "chat-template", "format", "loss-mode", "seq-length"},
+         "is the recipe's to say: `" + recipe + "`",
+         "override it: tokenizer.tokenizer_model=FILE, tokenizer.chat_template=, dataset.format=, "
+         "dataset.loss_mode=, model.seq_length=");
   config::Request request;
   request.recipe = recipe;
   if (file)
@@ -80,14 +95,21 @@ int inspect_recipe(Context& context, const std::string& recipe, const std::optio
   const auto report = data::inspect_sft(*data::build_sft_datasets(options)[0], *tokenizer,
                                         args.integer("samples", 0, 1'000'000).value_or(3),
                                         args.integer("sample-tokens", 0, 1'000'000).value_or(512));
-  put(args.has("json") ? data::to_json_report(report) + "\n"
-                       : data::to_text_report(report, context.color_out));
+  put_report(context, report);
   return 0;
+}
+
+void refuse_overrides(const Arguments& args, const std::string& way) {
+  if (args.overrides().empty()) return;
+  const std::string& text = args.overrides().front().text;
+  fail(ErrorCode::usage, "the override `" + text + "` changes a recipe, and none is given", way + text);
 }
 
 int inspect_samples(Context& context, const std::string& file) {
   const Arguments& args = context.args;
+  refuse(args, {"scan"}, "is for a PREFIX, which `" + file + "` is not");
   if (const auto recipe = args.value("recipe")) return inspect_recipe(context, *recipe, file);
+  refuse_overrides(args, "capstan data inspect " + file + " --recipe RECIPE ");
   data::InspectSftVerb verb;
   verb.file = file;
   verb.tokenizer = tokenizer_argument(context);
@@ -97,9 +119,7 @@ int inspect_samples(Context& context, const std::string& file) {
   verb.sequence_length = args.integer("seq-length", 1, 1 << 24).value_or(2048);
   verb.samples = args.integer("samples", 0, 1'000'000).value_or(3);
   verb.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(512);
-  const data::SftReport report = data::run_inspect_sft(verb);
-  put(args.has("json") ? data::to_json_report(report) + "\n"
-                       : data::to_text_report(report, context.color_out));
+  put_report(context, data::run_inspect_sft(verb));
   return 0;
 }
 
@@ -120,15 +140,13 @@ int run_data_inspect(Context& context) {
   const Arguments& args = context.args;
   const std::string& what = args.word(0, "PREFIX, FILE.jsonl or RECIPE");
   if (names_samples(what)) return inspect_samples(context, what);
-  for (const char* option : {"recipe", "chat-template", "format", "loss-mode", "seq-length"})
-    if (args.has(option))
-      fail(ErrorCode::usage,
-           std::string("`--") + option + "` is for a FILE.jsonl, which `" + what + "` is not");
-  if (names_recipe(what)) return inspect_recipe(context, what, std::nullopt);
-  if (!args.overrides().empty())
-    fail(ErrorCode::usage,
-         "the override `" + args.overrides().front().text + "` changes a recipe, and none is given",
-         "capstan data inspect RECIPE " + args.overrides().front().text);
+  refuse(args, {"recipe", "chat-template", "format", "loss-mode", "seq-length"},
+         "is for a FILE.jsonl, which `" + what + "` is not");
+  if (names_recipe(what)) {
+    refuse(args, {"scan"}, "is for a PREFIX, which `" + what + "` is not");
+    return inspect_recipe(context, what, std::nullopt);
+  }
+  refuse_overrides(args, "capstan data inspect RECIPE ");
   data::InspectVerb verb;
   verb.prefix = what;
   verb.tokenizer = args.value("tokenizer");

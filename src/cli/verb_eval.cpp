@@ -25,6 +25,7 @@ int run_eval(Context& context) {
   train::EvalOptions options;
   options.text = read_file(file == "-" ? "/dev/stdin" : file);
   options.stride = args.integer("stride", 1).value_or(0);
+  options.add_front = !args.has("no-bos");
   const bool per_token = args.has("per-token");
   return run_stored_model(context, name, [&](train::LoadedModel& model, bool chief) {
     if (per_token && chief)
@@ -69,6 +70,7 @@ const Verb kEval = {
                 kAdapter,
                 {"per-token", 0, "", "a JSON line for each predicted token; the logarithm is natural"},
                 {"stride", 0, "N", "tokens by which windows move on; default: the sequence length"},
+                kNoBos,
                 {"json", 0, "", "the result as one JSON object"},
                 kServingRanks},
     .details = kServingLayout,

@@ -3,6 +3,7 @@
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
 #include "train/merge.hpp"
+#include "train/stored_adapters.hpp"
 
 namespace capstan::cli {
 
@@ -11,7 +12,14 @@ namespace {
 int run_merge(Context& context) {
   const std::string& from = context.args.word(0, "ADAPTER");
   const std::string& to = context.args.word(1, "CHECKPOINT");
-  auto base = train::base_of_adapters(from, context.args.value("base"), context.args.overrides());
+  // They are for the recipe of a run, where it says what the base is.
+  const auto& overrides = context.args.overrides();
+  if (!overrides.empty() && (context.args.has("base") || train::peft_directory(from)))
+    fail(ErrorCode::usage,
+         "the override `" + overrides.front().text + "` changes the recipe of a run, and " +
+             (context.args.has("base") ? "--base is taken instead" : "`" + from + "` has none"),
+         "leave it out");
+  auto base = train::base_of_adapters(from, context.args.value("base"), overrides);
   const auto adapters = train::open_adapters(from, base.weights, base.recipe.resolution.config.model);
   if (adapters.run)
     for (const std::string& reason : adapters.run->refused)

@@ -65,8 +65,7 @@ class SftSamples {
   void add(const EncodedSample& sample, size_t tokens, int32_t file, int64_t line);
   int64_t count() const { return static_cast<int64_t>(starts_.size()) - 1; }
   std::span<const uint32_t> tokens(int64_t sample) const;  // id | kLearned
-  int64_t length(int64_t sample) const { return static_cast<int64_t>(tokens(sample).size()); }
-  std::string place(int64_t sample) const;  // "file:line"
+  std::string place(int64_t sample) const;                 // "file:line"
 
   std::vector<std::string> files;
 

@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "data/chat/assistant_turns.hpp"
+#include "data/chat_prompt.hpp"
 
 namespace capstan::data {
 
@@ -13,66 +14,18 @@ namespace {
 
 using Spans = std::vector<std::pair<size_t, size_t>>;  // bytes [first, second) of a text, in order
 
-// A text's tokens and where each of them ends in it.
-struct Tokenized {
-  std::vector<int32_t> ids;
-  std::vector<size_t> ends;
-};
-
-// nullopt where the tokens' bytes are not the text: a normalizer has changed it.
-std::optional<Tokenized> tokenize_whole(const Tokenizer& tokenizer, std::string_view text) {
-  Tokenized result;
-  tokenizer.encode(text, result.ids);
-  size_t end = 0;
-  for (const int32_t id : result.ids) {
-    const std::string_view bytes = tokenizer.bytes_of(id);
-    if (text.substr(end, bytes.size()) != bytes) return std::nullopt;
-    result.ends.push_back(end += bytes.size());
-  }
-  if (end != text.size()) return std::nullopt;
-  return result;
+Encoding tokenize(const Tokenizer& tokenizer, std::string_view text) {
+  return tokenizer.encode_with_places(text, {.trim_places = false});
 }
 
-// Each learned text and what lies between them on its own: the boundaries are then those of the tokens.
-Tokenized tokenize_parts(const Tokenizer& tokenizer, std::string_view text, const Spans& spans) {
-  Tokenized result;
-  size_t at = 0;
-  const auto part = [&](size_t end) {
-    tokenizer.encode(text.substr(at, end - at), result.ids);
-    result.ends.resize(result.ids.size(), end);
-    at = end;
-  };
-  for (const auto& [begin, end] : spans) {
-    part(begin);
-    part(end);
-  }
-  part(text.size());
-  return result;
-}
-
-std::vector<bool> learned_of(const Tokenized& tokens, const Spans& spans, bool whole_parts) {
-  std::vector<bool> learned(tokens.ids.size(), false);
-  size_t span = 0, begin = 0;
-  for (size_t i = 0; i < tokens.ids.size(); ++i) {
-    const size_t end = tokens.ends[i];
-    while (span < spans.size() && (whole_parts ? spans[span].second < end : spans[span].second <= begin))
-      ++span;
-    if (span == spans.size()) break;
-    // Tokens of a part all end with it.
-    learned[i] = whole_parts ? spans[span].second == end && spans[span].first < end
-                             : spans[span].first < end && begin < end;
-    begin = end;
-  }
-  return learned;
-}
-
-EncodedSample with_spans(const Tokenizer& tokenizer, std::string_view text, std::optional<Tokenized> whole,
-                         const Spans& spans) {
+EncodedSample with_spans(Encoding tokens, const Spans& spans) {
   EncodedSample sample;
-  const bool parts = !whole;
-  if (parts) whole = tokenize_parts(tokenizer, text, spans);
-  sample.learned = learned_of(*whole, spans, parts);
-  sample.ids = std::move(whole->ids);
+  for (const Place& place : tokens.places) {
+    const auto span = std::upper_bound(spans.begin(), spans.end(), place.begin,
+                                       [](size_t at, const auto& one) { return at < one.second; });
+    sample.learned.push_back(span != spans.end() && span->first < place.end);
+  }
+  sample.ids = std::move(tokens.ids);
   return sample;
 }
 
@@ -80,17 +33,12 @@ EncodedSample with_spans(const Tokenizer& tokenizer, std::string_view text, std:
 
 SftEncoder::SftEncoder(const Tokenizer& tokenizer, std::shared_ptr<const chat::ChatTemplate> chat_template,
                        SftLoss loss, std::optional<int32_t> eod)
-    : tokenizer_(tokenizer), template_(std::move(chat_template)), loss_(loss), eod_(eod) {
+    : tokenizer_(tokenizer),
+      template_(std::move(chat_template)),
+      render_(chat_rendering(tokenizer, eod)),
+      loss_(loss),
+      eod_(eod) {
   if (!template_) alpaca_ = chat::ChatTemplate::load("alpaca");
-  const auto name = [&](const char* variable, std::optional<int32_t> id) {
-    if (id) render_.variables.set(variable, chat::Value(std::string(tokenizer.token_of(*id))));
-  };
-  name("bos_token", tokenizer.bos());
-  name("eos_token", tokenizer.eos() ? tokenizer.eos() : eod);
-  // The same text on every day: the date that the templates of Llama 3 fall back to.
-  std::tm day{};
-  day.tm_year = 2024 - 1900, day.tm_mon = 6, day.tm_mday = 26, day.tm_wday = 5, day.tm_yday = 207;
-  render_.now = day;
 }
 
 EncodedSample SftEncoder::encode(const SftRecord& record) const {
@@ -105,7 +53,7 @@ EncodedSample SftEncoder::encode_text(const SftText& text) const {
          "name it with tokenizer.eod_token");
   const std::string all = text.prompt + text.completion;
   const Spans spans = {{loss_ == SftLoss::all ? 0 : text.prompt.size(), all.size()}};
-  EncodedSample sample = with_spans(tokenizer_, all, tokenize_whole(tokenizer_, all), spans);
+  EncodedSample sample = with_spans(tokenize(tokenizer_, all), spans);
   sample.ids.push_back(*eod_);
   sample.learned.push_back(true);
   return sample;
@@ -117,35 +65,39 @@ EncodedSample SftEncoder::encode_dialogue(const SftDialogue& dialogue, SftFormat
     fail(ErrorCode::config, "conversations need a chat template, and the tokenizer comes without one",
          "tokenizer.chat_template=chatml, another known template, or a .jinja file");
   const chat::Rendered whole = chat_template->render(dialogue.conversation, render_);
-  const std::optional<Tokenized> tokens = tokenize_whole(tokenizer_, whole.text);
+  Encoding tokens = tokenize(tokenizer_, whole.text);
   Spans spans;
   if (loss_ == SftLoss::all) {
     spans.emplace_back(0, whole.text.size());
   } else {
     const auto boundary = [&](size_t offset) {
-      if (!tokens) return offset;
-      const auto next = std::upper_bound(tokens->ends.begin(), tokens->ends.end(), offset);
-      return next == tokens->ends.begin() ? 0 : *(next - 1);
+      const auto next = std::upper_bound(tokens.places.begin(), tokens.places.end(), offset,
+                                         [](size_t at, const Place& place) { return at < place.end; });
+      return next == tokens.places.begin() ? 0 : (next - 1)->end;
     };
     for (const chat::AssistantTurn& turn : chat::assistant_turns(
              *chat_template, dialogue.conversation, render_, whole, boundary, loss_ == SftLoss::last_turn))
       if (dialogue.learned[turn.message]) spans.emplace_back(turn.begin, turn.end);
   }
-  return with_spans(tokenizer_, whole.text, tokens, spans);
+  return with_spans(std::move(tokens), spans);
 }
 
 std::shared_ptr<const chat::ChatTemplate> own_chat_template(const Tokenizer& tokenizer) {
   const auto file = [&](const char* name) -> const TokenizerFile* {
     for (const TokenizerFile& one : tokenizer.files())
-      if (one.name == name && !one.path.empty()) return &one;
+      if (one.name == name) return &one;
     return nullptr;
   };
+  const auto place = [](const TokenizerFile& of) { return of.path.empty() ? of.name : of.path.string(); };
+  const auto content = [](const TokenizerFile& of, uint64_t most) {
+    return of.path.empty() ? of.text : read_file(of.path, most);
+  };
   if (const auto* own = file("chat_template.jinja"))
-    return chat::ChatTemplate::parse(own->path.string(), read_file(own->path, chat::Source::kMaxBytes));
+    return chat::ChatTemplate::parse(place(*own), content(*own, chat::Source::kMaxBytes));
   const auto* config = file("tokenizer_config.json");
   if (!config) return nullptr;
-  const std::string name = config->path.string() + ": chat_template";
-  const auto json = nlohmann::json::parse(read_file(config->path, uint64_t{64} << 20), nullptr, false);
+  const std::string name = place(*config) + ": chat_template";
+  const auto json = nlohmann::json::parse(content(*config, uint64_t{64} << 20), nullptr, false);
   if (!json.is_object() || !json.contains("chat_template")) return nullptr;
   const auto& value = json["chat_template"];
   if (value.is_string()) return chat::ChatTemplate::parse(name, value.get_ref<const std::string&>());

@@ -59,12 +59,10 @@ std::string harmless(std::string_view text) {
   return out;
 }
 
-template <size_t N>
-size_t choice(const char* flag, const std::string& word, const char* const (&names)[N]) {
-  for (size_t i = 0; i < N; ++i)
+size_t choice(const char* flag, const std::string& word, const std::vector<std::string>& names) {
+  for (size_t i = 0; i < names.size(); ++i)
     if (word == names[i]) return i;
-  std::vector<std::string> all(names, names + N);
-  fail(ErrorCode::usage, std::string(flag) + " `" + word + "` is not one of " + join(all, ", "));
+  fail(ErrorCode::usage, std::string(flag) + " `" + word + "` is not one of " + join(names, ", "));
 }
 
 }  // namespace
@@ -152,13 +150,15 @@ std::string to_json_report(const SftReport& report) {
 }
 
 SftReport run_inspect_sft(const InspectSftVerb& verb) {
-  constexpr const char *kFormats[] = {"auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"},
-                       *kLosses[] = {"assistant", "last_turn", "all"};
+  std::vector<std::string> formats;
+  for (uint8_t i = 0; i <= static_cast<uint8_t>(SftFormat::text); ++i)
+    formats.emplace_back(name_of(static_cast<SftFormat>(i)));
   SftOptions options;
   options.train_files = {verb.file};
   options.split = "1,0,0";
-  options.format = static_cast<SftFormat>(choice("--format", verb.format, kFormats));
-  options.loss = static_cast<SftLoss>(choice("--loss-mode", verb.loss_mode, kLosses));
+  options.format = static_cast<SftFormat>(choice("--format", verb.format, formats));
+  options.loss =
+      static_cast<SftLoss>(choice("--loss-mode", verb.loss_mode, {"assistant", "last_turn", "all"}));
   options.sequence_length = verb.sequence_length;
   // To look at data is to find out what is wrong with them.
   options.on_bad_line = OnBadLine::skip;

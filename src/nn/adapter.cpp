@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "nn/initialise.hpp"
+
 namespace capstan::nn {
 
 namespace {
@@ -58,7 +60,7 @@ void Adapter::add_branch(ParamList& parameters, const Place& place, const Output
     a.sharding = weight_.spec().sharding;
     b.partial_over_tensor = !parallel_.alone();
   }
-  const auto stream = static_cast<uint64_t>(place.layer) * 16 + branches_.size() + (column_ ? 0 : 8);
+  const uint64_t stream = stream_of(a.name);
   const Parameter& first = parameters.add(std::move(a));
   branches_.push_back({&first, &parameters.add(std::move(b)), part.runs, stream});
   if (!options_->magnitudes) return;

@@ -10,14 +10,14 @@
 
 namespace capstan::nn {
 
-namespace {
-
 // FNV-1a: it only has to tell names apart, and to stay the same for ever.
-uint64_t hash_of(std::string_view name) {
+uint64_t stream_of(std::string_view name) {
   uint64_t hash = 0xCBF29CE484222325;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
   return hash;
 }
+
+namespace {
 
 // normal_at for a run of positions: both values of each block of the generator are used.
 void normal_run(PhiloxKey key, double std, uint64_t begin, std::span<float> out) {
@@ -64,7 +64,7 @@ void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std
     std::fill(values.begin(), values.end(), spec.init.kind == Init::Kind::ones ? 1.0f : 0.0f);
     return;
   }
-  const PhiloxKey key = philox_key(seed, purpose::init, hash_of(spec.name));
+  const PhiloxKey key = philox_key(seed, purpose::init, stream_of(spec.name));
   // Runs of consecutive elements: all at once when the rows are whole, else row by row; tiles of about 16 Ki.
   const bool whole_rows = part.columns == whole.columns;
   const int64_t run = whole_rows ? part.rows * part.columns : part.columns, runs = whole_rows ? 1 : part.rows;

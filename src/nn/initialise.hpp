@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "base/thread_pool.hpp"
 #include "ops/parameter.hpp"
@@ -16,9 +17,12 @@ struct Rectangle {
   static Rectangle whole(const Shape& shape);
 };
 
+// The stream of random numbers that belongs to a name: the same on every rank and in every version.
+uint64_t stream_of(std::string_view name);
+
 // Writes the part's values, row-major, [part.rows * part.columns]. Element i (row-major in the global tensor)
 // depends on (seed, spec.name, i) alone: normal values are std * normal_at(philox_key(seed, purpose::init,
-// hash of the name), i), uniform ones std * (2 u - 1) of the same generator's u in [0, 1).
+// stream_of(name)), i), uniform ones std * (2 u - 1) of the same generator's u in [0, 1).
 void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std::span<float> values,
                 ThreadPool& pool);
 

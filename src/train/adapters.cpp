@@ -34,9 +34,11 @@ void quantise_base(const config::PeftConfig& peft, const config::ModelConfig& mo
   options.nf4 = nf4_options(peft);
 }
 
-BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, const std::string& expected) {
+BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, const std::string& expected,
+                      comm::Communicator& ranks) {
   CAPSTAN_ASSERT(config.checkpoint.pretrained_checkpoint, "adapters without a base, which the rules refuse");
   BaseModel base = BaseModel::open(config.checkpoint.pretrained_checkpoint->resolved);
+  base.share_hash(ranks);
   if (!expected.empty() && base.hash() != expected)
     fail(ErrorCode::failed,
          "checkpoint.pretrained_checkpoint `" + base.path() +

@@ -17,7 +17,8 @@ struct BaseWeights {
 
 // Collective. Reads the parameters that are no adapter's from checkpoint.pretrained_checkpoint. `expected`: the hash that an
 // earlier start has noted, empty: none; ErrorCode::failed where it is another's.
-BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, const std::string& expected);
+BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, const std::string& expected,
+                      comm::Communicator& ranks);
 
 // Collective. The adapters of peft.adapter, which must be those that the recipe describes (ErrorCode::config); without one those of
 // initialise_parameters() stay, and get their magnitudes. base: what load_base() has read.

@@ -1,6 +1,7 @@
 #include "train/base_model.hpp"
 
 #include "checkpoint/store.hpp"
+#include "comm/together.hpp"
 #include "interchange/hf_directory.hpp"
 #include "train/records/run_list.hpp"
 
@@ -25,6 +26,10 @@ const std::string& BaseModel::hash() {
   if (hash_.empty())
     hash_ = foreign_ ? foreign_->content_hash() : checkpoint::hash_of(manifest_text(reader_->manifest()));
   return hash_;
+}
+
+void BaseModel::share_hash(comm::Communicator& ranks) {
+  if (foreign_) hash_ = comm::gather_texts(ranks, ranks.rank() == 0 ? hash() : "")[0];
 }
 
 checkpoint::TensorSource& BaseModel::parameters(const config::ModelConfig& model) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "checkpoint/reader.hpp"
+#include "comm/communicator.hpp"
 #include "interchange/convert.hpp"
 #include "interchange/foreign_model.hpp"
 
@@ -21,6 +22,8 @@ class BaseModel {
   const std::string& path() const { return path_; }  // the checkpoint's directory, or `hf:DIR` …
   // Of its manifest, which holds the hashes of its files; of another program's files themselves, which reads them all.
   const std::string& hash();
+  // Collective, before hash(): rank 0 reads another program's files for it, and tells the others.
+  void share_hash(comm::Communicator& ranks);
   // Under Capstan's names, for a model section with its derived values; refers to this, until the next call.
   checkpoint::TensorSource& parameters(const config::ModelConfig& model);
   // config.json, tokenizer and the like, as far as they are there.

@@ -12,7 +12,9 @@ EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
   if (!model.tokenizer())
     fail(ErrorCode::unsupported, "the checkpoint has no tokenizer: text cannot be turned into ids",
          "train with a tokenizer section");
-  const std::vector<int32_t> ids = model.tokenizer()->encode(options.text);
+  std::vector<int32_t> ids;
+  if (options.add_front) ids = model.tokenizer()->before();
+  model.tokenizer()->encode(options.text, ids);
   if (ids.size() < 2)
     fail(ErrorCode::usage,
          "the text has " + std::to_string(ids.size()) + " tokens; at least two are needed to predict one");

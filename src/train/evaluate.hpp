@@ -11,6 +11,8 @@ class LoadedModel;  // loaded_model.hpp
 
 struct EvalOptions {
   std::string text;  // UTF-8
+  bool add_front =
+      true;  // what the tokenizer puts before a text (<bos>), once, at its beginning; it is not predicted
   // Tokens by which windows of model.seq_length move on: each token is predicted from the at least seq_length - stride
   // before it. 0: seq_length, windows do not overlap (but for one token) and every token is computed once.
   int64_t stride = 0;

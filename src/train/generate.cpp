@@ -4,11 +4,14 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/philox.hpp"
 #include "base/text.hpp"
+#include "data/chat_prompt.hpp"
 #include "train/loaded_model.hpp"
+#include "train/setup.hpp"
 #include "train/timers.hpp"
 
 namespace capstan::train {
@@ -48,6 +51,80 @@ int32_t sample(std::span<const float> logits, const GenerateOptions& options, in
   return order[count - 1];
 }
 
+namespace {
+
+struct Beginning {
+  std::vector<int32_t> ids;
+  std::set<int32_t> ends;
+  std::string end_text;  // ends it too
+};
+
+Beginning beginning(const LoadedModel& model, const GenerateOptions& options) {
+  const data::Tokenizer& tokenizer = *model.tokenizer();
+  const auto eod = end_of_document(model.config(), tokenizer);
+  Beginning result;
+  result.ends.insert(model.end_tokens().begin(), model.end_tokens().end());
+  for (const auto& id : {eod, tokenizer.eos()})
+    if (id) result.ends.insert(*id);
+  if (options.chat) {
+    const auto chat_template = chat_template_of(model.config(), tokenizer);
+    if (!chat_template)
+      fail(ErrorCode::usage, "a chat needs a chat template, and the model comes without one",
+           "tokenizer.chat_template=chatml, another known template, or a .jinja file: the one that it was "
+           "trained with");
+    data::ChatPrompt chat = data::chat_prompt(tokenizer, *chat_template, eod, options.system, options.prompt);
+    result.ids = std::move(chat.ids);
+    if (chat.end_token) result.ends.insert(*chat.end_token);
+    result.end_text = std::move(chat.end_text);
+  } else {
+    if (options.add_front) result.ids = tokenizer.before();
+    tokenizer.encode(options.prompt, result.ids);
+  }
+  if (!result.ids.empty()) return result;
+  if (!eod)
+    fail(ErrorCode::usage, "the prompt is empty and the tokenizer has no end-of-document token to begin with",
+         "--prompt TEXT");
+  result.ids.push_back(*eod);
+  return result;
+}
+
+// Says text until one that ends it comes: what may be its beginning waits.
+class Speaker {
+ public:
+  Speaker(const GenerateOptions& options, std::string end) : options_(options), end_(std::move(end)) {}
+
+  bool ended() const { return ended_; }
+  void push(const std::string& text) {
+    if (ended_) return;
+    waiting_ += text;
+    size_t ready = waiting_.size();
+    if (!end_.empty()) {
+      const size_t found = waiting_.find(end_);
+      ended_ = found != std::string::npos;
+      if (ended_)
+        ready = found;
+      else
+        for (ready -= std::min(ready, end_.size() - 1); !end_.starts_with(waiting_.substr(ready)); ++ready) {
+        }
+    }
+    say(ready);
+  }
+  void finish() {
+    if (!ended_) say(waiting_.size());
+  }
+
+ private:
+  void say(size_t bytes) {
+    if (options_.on_text && bytes > 0) options_.on_text(waiting_.substr(0, bytes));
+    waiting_.erase(0, bytes);
+  }
+  const GenerateOptions& options_;
+  std::string end_, waiting_;
+  bool ended_ = false;
+};
+
+}  // namespace
+
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   if (!model.tokenizer())
     fail(ErrorCode::unsupported, "the checkpoint has no tokenizer: text cannot be turned into ids");
@@ -59,16 +136,9 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     fail(ErrorCode::usage, "--top-p " + to_text(options.top_p) + " is not in (0, 1]");
   if (options.top_k < 0) fail(ErrorCode::usage, "--top-k " + std::to_string(options.top_k) + " is negative");
   const data::Tokenizer& tokenizer = *model.tokenizer();
-  auto eod = tokenizer.id_of(model.config().tokenizer.eod_token);
-  if (!eod) eod = tokenizer.eod();
-  std::vector<int32_t> prompt = tokenizer.encode(options.prompt);
-  if (prompt.empty()) {
-    if (!eod)
-      fail(ErrorCode::usage,
-           "the prompt is empty and the tokenizer has no end-of-document token to begin with",
-           "--prompt TEXT");
-    prompt.push_back(*eod);
-  }
+  Beginning begun = beginning(model, options);
+  if (!options.stop_at_eod) begun.ends.clear(), begun.end_text.clear();
+  const std::vector<int32_t>& prompt = begun.ids;
   const auto& m = model.config().model;
   const auto prompt_tokens = static_cast<int64_t>(prompt.size());
   const int64_t positions = m.max_position_embeddings.value_or(m.seq_length);
@@ -83,9 +153,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   auto cache = model.make_cache(prompt_tokens + wanted);
   using Clock = std::chrono::steady_clock;
   data::StreamDecoder decoder(model.tokenizer(), true);
-  const auto say = [&](const std::string& text) {
-    if (options.on_text && !text.empty()) options.on_text(text);
-  };
+  Speaker speaker(options, begun.end_text);
   const auto begin = Clock::now();
   std::vector<float> logits = model.next_logits(prompt, cache);
   result.prompt_seconds = seconds_since(begin);
@@ -96,11 +164,12 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
         std::min(logits.size(), static_cast<size_t>(tokenizer.vocab_size())));
     const int32_t id = sample(known, options, prompt_tokens + i);
     ++result.tokens;
-    if (options.stop_at_eod && eod && id == *eod) {
-      result.ended = true;
-      break;
+    result.ended = begun.ends.count(id) > 0;
+    if (!result.ended) {
+      speaker.push(decoder.push(id));
+      result.ended = speaker.ended();
     }
-    say(decoder.push(id));
+    if (result.ended) break;
     if (i + 1 == wanted) continue;
     tokens.push_back(id);
     if (cache.past < cache.holds_to) {
@@ -110,7 +179,8 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
       logits = model.next_logits(tokens, cache);
     }
   }
-  say(decoder.finish());
+  speaker.push(decoder.finish());
+  speaker.finish();
   result.seconds = seconds_since(after_prompt);
   return result;
 }

@@ -11,23 +11,31 @@ namespace capstan::train {
 class LoadedModel;  // loaded_model.hpp
 
 struct GenerateOptions {
-  std::string prompt;        // empty: begins with the end-of-document token
+  // Empty: begins with what the tokenizer puts before a text, else with the end-of-document token.
+  std::string prompt;
+  // The prompt is a user's message, by the model's chat template (chat_template_of()), after a system message where there is one.
+  bool chat = false;
+  std::string system;
+  bool add_front = true;     // what the tokenizer puts before a text: <bos>; a chat template says that itself
   int64_t max_tokens = 100;  // new ones
   double temperature = 1.0;  // 0: always the likeliest token
   int64_t top_k = 0;         // only the k likeliest; 0: all
   double top_p = 1.0;        // only the likeliest whose probabilities add up to p
   uint64_t seed = 1234;      // the same seed, prompt and checkpoint give the same text
+  // At the end of document, the tokenizer's eos_token and those that the model's generation settings name; in a chat also at what the
+  // template puts behind an answer.
   bool stop_at_eod = true;
   std::function<void(const std::string& text)> on_text;  // complete UTF-8, as soon as it is there
 };
 struct GenerateResult {
   int64_t prompt_tokens = 0, tokens = 0;
-  bool ended = false;                      // by the end-of-document token
+  bool ended = false;                      // at one of those
   double prompt_seconds = 0, seconds = 0;  // reading the prompt; writing the rest
 };
 
 // Every rank that holds a part of the model calls it with the same options (but for on_text) and draws the same tokens.
-// ErrorCode::usage for options out of range and for a prompt that leaves no room in the model's positions.
+// ErrorCode::usage for options out of range, for a prompt that leaves no room in the model's positions and for a chat without a
+// template; ::format where the template refuses it.
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options);
 
 // One draw from logits [vocab] (natural scale), as generate() makes it: word `position` of the sampling stream of `seed`.

@@ -1,5 +1,8 @@
 #include "train/loaded_model.hpp"
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
 #include "base/error.hpp"
 #include "checkpoint/reader.hpp"
 #include "parallel/pipeline.hpp"
@@ -37,6 +40,37 @@ class ForwardPass final : public parallel::PipelineWork {
   Stage stage_;
 };
 
+// The ids at which the model's own settings end a text.
+std::vector<int32_t> end_tokens_of(const BaseModel& weights) {
+  if (weights.path().starts_with("gguf:")) return {};  // it has them in its tokenizer alone
+  const interchange::Carried files = weights.carried();
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const auto file =
+        std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
+    if (file == files.end()) continue;
+    const std::string place = "`" + weights.path() + "`: " + name;
+    const auto json = nlohmann::json::parse(file->second, nullptr, false);
+    if (!json.is_object()) fail(ErrorCode::format, place + " is no JSON object");
+    const auto found = json.find("eos_token_id");
+    std::vector<int32_t> ids;
+    if (found == json.end() || found->is_null()) return ids;
+    for (const auto& id : found->is_array() ? *found : nlohmann::json::array({*found})) {
+      if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
+        fail(ErrorCode::format, place + ": `eos_token_id` is neither an id nor a list of ids");
+      ids.push_back(id.get<int32_t>());
+    }
+    return ids;
+  }
+  return {};
+}
+
+bool holds_adapters(const BaseModel& weights) {
+  if (!weights.checkpoint()) return false;
+  const auto names = weights.checkpoint()->names();
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.find(".adapter.") != std::string::npos; });
+}
+
 }  // namespace
 
 LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config,
@@ -69,14 +103,20 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
            "`" + checkpoint.string() + "` holds adapters itself; others beside the same weights replace them",
            "name the weights beside which both were trained, with --adapter");
     adapters = open_adapters(adapter, weights, config.model);
+    if (!adapters->base_hash.empty()) weights.share_hash(world.communicator());
     require_own_base(*adapters, weights);
     config_.peft = adapters->peft;
+  } else if (config.peft && !holds_adapters(weights)) {
+    fail(ErrorCode::usage,
+         "`" + checkpoint.string() + "` holds a whole model, and no adapters that `peft` could describe",
+         "leave `peft` out; --adapter names adapters that stand beside it");
   }
   tokenizer_ = load_tokenizer(config_);
+  end_tokens_ = end_tokens_of(weights);
   device_ = make_device(config.train.device, config.train.threads.value_or(0), world.local_size());
   model_ = models::build(config.model, part_of(config_, mesh_));
   parallel::FlatStore::Options options{.compute = compute_type(config.mixed_precision), .gradients = false};
-  if (config.peft) quantise_base(*config.peft, config.model, options);
+  if (config_.peft) quantise_base(*config_.peft, config.model, options);
   store_ =
       std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_), options);
   checkpoint::TensorSource& source = weights.parameters(config.model);
@@ -84,7 +124,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
     load_parameters(source, *store_, Which::base);
     load_parameters(*adapters->tensors, *store_, Which::adapters);
   } else if (config.peft) {
-    load_base(config, *store_, base_of(*weights.checkpoint()));
+    load_base(config, *store_, base_of(*weights.checkpoint()), world.communicator());
     load_parameters(source, *store_, Which::adapters);
   } else {
     load_parameters(source, *store_);

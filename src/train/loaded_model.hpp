@@ -30,6 +30,8 @@ class LoadedModel {
   const config::Config& config() const { return config_; }
   const std::shared_ptr<const data::Tokenizer>& tokenizer() const { return tokenizer_; }  // null: none
   Device& device() const { return *device_; }
+  // eos_token_id of the model's generation_config.json, or of its config.json where that is missing.
+  const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
 
   // For one sequence of up to `capacity` tokens. Errors: usage, when the model has fewer positions.
   models::KvCache make_cache(int64_t capacity) const { return model_->make_cache(1, capacity); }
@@ -46,6 +48,7 @@ class LoadedModel {
 
   config::Config config_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
+  std::vector<int32_t> end_tokens_;
   comm::Mesh mesh_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<models::Model> model_;

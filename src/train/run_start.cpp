@@ -176,7 +176,7 @@ BaseWeights Run::begin_with_base(const std::string& expected) {
     speaker_.warning("adapters beside random weights (peft.random_base): they show that the recipe works");
     return {"random weights", base_};
   }
-  BaseWeights base = load_base(config_, loop_->store(), expected);
+  BaseWeights base = load_base(config_, loop_->store(), expected, world_.communicator());
   base_ = base.hash;
   speaker_.line("adapters beside the weights of " + base.path);
   return base;

@@ -75,9 +75,11 @@ static std::shared_ptr<const data::Tokenizer> load_tokenizer_files(const std::st
   if (records::is_run(name))  // its checkpoints have it
     return data::Tokenizer::load(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
   if (!interchange::is_foreign(name)) return data::Tokenizer::load(name);
-  for (auto& [file, text] : interchange::ForeignModel::open(name)->carried())
-    if (file == "tokenizer.json") return data::Tokenizer::from_json(std::move(text), name);
-  fail(ErrorCode::not_found, "`" + name + "` holds no tokenizer");
+  const auto files = interchange::ForeignModel::open(name)->carried();
+  if (std::none_of(files.begin(), files.end(),
+                   [](const auto& file) { return file.first == "tokenizer.json"; }))
+    fail(ErrorCode::not_found, "`" + name + "` holds no tokenizer");
+  return data::Tokenizer::from_texts(files, name);
 }
 
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config) {
@@ -124,14 +126,28 @@ data::Blend blend_of(const std::vector<config::WeightedPrefix>& sources) {
   return result;
 }
 
+static_assert(static_cast<int>(config::SampleFormat::text) == static_cast<int>(data::SftFormat::text) &&
+              static_cast<int>(config::LossMode::all) == static_cast<int>(data::SftLoss::all));
+}  // namespace
+
 std::optional<int32_t> end_of_document(const config::Config& config, const data::Tokenizer& tokenizer) {
   const auto named = tokenizer.id_of(config.tokenizer.eod_token);
   return named ? named : tokenizer.eod();
 }
 
-static_assert(static_cast<int>(config::SampleFormat::text) == static_cast<int>(data::SftFormat::text) &&
-              static_cast<int>(config::LossMode::all) == static_cast<int>(data::SftLoss::all));
-}  // namespace
+std::shared_ptr<const data::chat::ChatTemplate> chat_template_of(const config::Config& config,
+                                                                 const data::Tokenizer& tokenizer) {
+  const auto& chosen = config.tokenizer.chat_template;
+  if (!chosen) return data::own_chat_template(tokenizer);
+  // A known template's name is no file; a stored recipe has a directory before it all the same.
+  const std::filesystem::path text = chosen->text;
+  const std::string name = text.filename().string();
+  const auto known = data::chat::known_templates();
+  const bool by_name =
+      !std::filesystem::exists(chosen->resolved) && (text.is_absolute() || !text.has_parent_path()) &&
+      std::any_of(known.begin(), known.end(), [&](const auto& one) { return one.name == name; });
+  return data::chat::ChatTemplate::load(by_name ? name : chosen->resolved);
+}
 
 data::SftOptions sft_options(const config::Config& config, const data::Tokenizer& tokenizer) {
   const config::DatasetConfig& d = config.dataset;
@@ -153,15 +169,7 @@ data::SftOptions sft_options(const config::Config& config, const data::Tokenizer
   options.sequence_length = config.model.seq_length;
   options.seed = static_cast<uint64_t>(d.random_seed);
   options.tokenizer = &tokenizer;
-  if (const auto& chosen = config.tokenizer.chat_template) {
-    // A known template's name is no file; a stored recipe has a directory before it all the same.
-    const std::string name = std::filesystem::path(chosen->text).filename().string();
-    const auto known = data::chat::known_templates();
-    const bool by_name =
-        !std::filesystem::exists(chosen->resolved) &&
-        std::any_of(known.begin(), known.end(), [&](const auto& one) { return one.name == name; });
-    options.chat_template = data::chat::ChatTemplate::load(by_name ? name : chosen->resolved);
-  }
+  if (config.tokenizer.chat_template) options.chat_template = chat_template_of(config, tokenizer);
   options.eod = end_of_document(config, tokenizer);
   options.threads = static_cast<int>(config.train.threads.value_or(0));
   return options;

@@ -19,7 +19,10 @@
 
 namespace capstan::data {
 struct SftOptions;  // sft_dataset.hpp
+namespace chat {
+class ChatTemplate;  // chat/chat_template.hpp
 }
+}  // namespace capstan::data
 
 namespace capstan::train {
 
@@ -33,6 +36,13 @@ DType compute_type(const config::MixedPrecisionConfig& precision);
 
 // Null when the recipe has none. Checks that the vocabulary fits the model.
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config);
+
+// tokenizer.eod_token where the tokenizer has it, else the tokenizer's own.
+std::optional<int32_t> end_of_document(const config::Config& config, const data::Tokenizer& tokenizer);
+
+// tokenizer.chat_template, else the tokenizer's own; null: neither is there.
+std::shared_ptr<const data::chat::ChatTemplate> chat_template_of(const config::Config& config,
+                                                                 const data::Tokenizer& tokenizer);
 
 // Train, validation and test data; null where a split has no share.
 std::array<std::shared_ptr<const data::Dataset>, 3> open_datasets(const config::Config& config,

@@ -89,12 +89,18 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
   if (state.rewinds > 0) json["rewinds"] = state.rewinds;
   writer_.add_text(checkpoint::kStateFile, json.dump(2) + "\n");
   writer_.add_text(checkpoint::kRecipeFile, plan.recipe);
-  if (plan.tokenizer)
-    for (const auto& file : plan.tokenizer->files())
-      if (!file.path.empty()) copies_.emplace_back(file.name, file.path);
+  std::set<std::string> there;
+  // The bytes are a tokenizer that needs no file.
+  if (plan.tokenizer && plan.tokenizer != data::byte_tokenizer().get())
+    for (const auto& file : plan.tokenizer->files()) {
+      there.insert(file.name);
+      if (file.path.empty())
+        writer_.add_text(file.name, file.text);
+      else
+        copies_.emplace_back(file.name, file.path);
+    }
   for (const auto& [name, text] : plan.carried)
-    if (std::none_of(copies_.begin(), copies_.end(), [&](const auto& copy) { return copy.first == name; }))
-      writer_.add_text(name, text);
+    if (there.count(name) == 0) writer_.add_text(name, text);
 }
 
 void StateWriter::add(const StateTensor& t) {

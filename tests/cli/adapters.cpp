@@ -37,8 +37,10 @@ struct Base {
                                "checkpoint.pretrained_checkpoint=base"});
     return train(more);
   }
-  double loss(const std::string& name) const {
-    const Finished result = in({"eval", name, "--text", "text.txt", "--json"});
+  double loss(const std::string& name, const std::string& adapter = "") const {
+    std::vector<std::string> arguments = {"eval", name, "--text", "text.txt", "--json"};
+    if (!adapter.empty()) arguments.insert(arguments.end(), {"--adapter", adapter});
+    const Finished result = in(arguments);
     REQUIRE_MESSAGE(result.code == 0, result.err);
     return json::parse(result.out)["loss"].get<double>();
   }
@@ -66,6 +68,7 @@ TEST_CASE("adapters of every kind train, are saved without their base, and merge
     for (const auto& [name, tensor] : tensors.items()) CHECK_MESSAGE(contains(name, ".adapter."), name);
     const double adapted = b.loss(preset);
     CHECK(adapted != before);
+    CHECK(b.loss("base", preset) == adapted);
     const Finished merged = b.in({"merge", preset, preset + "-merged"});
     REQUIRE_MESSAGE(merged.code == 0, merged.err);
     CHECK(b.loss(preset + "-merged") == doctest::Approx(adapted).epsilon(1e-6));
@@ -109,6 +112,10 @@ TEST_CASE("the base is known by its hash; adapters without one, or without a lay
   CHECK_MESSAGE(moved.code == 0, moved.err);
 
   CHECK_MESSAGE(contains(b.in({"merge", "base", "x"}).err, "whole model, and no adapters"), "");
+  const Finished described = b.in(
+      {"eval", "base", "--text", "text.txt", "peft=lora", "checkpoint.pretrained_checkpoint=base", "--json"});
+  CHECK(described.code == 2);
+  CHECK_MESSAGE(contains(described.err, "whole model, and no adapters"), described.err);
   const Finished misspelt = b.adapt("lora", {"peft.target_modules=[linear_qvk]", "--run-dir", "x"});
   CHECK(misspelt.code == 2);
   CHECK_MESSAGE(contains(misspelt.err, "did you mean `linear_qkv`?"), misspelt.err);

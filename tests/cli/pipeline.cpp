@@ -171,6 +171,26 @@ TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
   CHECK(contains(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json"}).err,
                  "tokenizer.chat_template=chatml"));
 
+  // What would be ignored is refused.
+  const auto refused = [&](const Finished& done, const std::string& why) {
+    CHECK(done.code == 2);
+    CHECK_MESSAGE(contains(done.err, why), done.err);
+  };
+  for (const std::vector<std::string>& option : {std::vector<std::string>{"--format", "text"},
+                                                 {"--loss-mode", "all"},
+                                                 {"--chat-template", "chatml"},
+                                                 {"--seq-length", "9"},
+                                                 {"-t", "tokenizer.json"}}) {
+    std::vector<std::string> words = {"data", "inspect", "chats.jsonl", "--recipe", "./tiny.yaml"};
+    words.insert(words.end(), option.begin(), option.end());
+    refused(p.in(words), "is the recipe's to say");
+  }
+  refused(with_recipe({"data", "inspect"}, {"-t", "tokenizer.json"}), "is the recipe's to say");
+  refused(with_recipe({"data", "inspect"}, {"--scan"}), "`--scan` is for a PREFIX");
+  refused(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json", "--scan"}),
+          "`--scan` is for a PREFIX");
+  refused(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json", "dataset.packing=false"}),
+          "changes a recipe, and none is given");
   const Finished trained = with_recipe({"train"}, {"train.train_iters=12", "--run-dir", "runs/sft"});
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
   CHECK(contains(trained.err, "training data: 36 samples, "));

@@ -105,6 +105,7 @@ Hello {{ name }}!
 {{ name | upper }} {{ name | lower }} {{ 'hello wide-world (of x)' | title }} {{ 'hello wide-world it\'s' .title() }} {{ 'hELLO' | capitalize }} {{ 'hELLO'.capitalize() }} {{ uni | upper | lower }}
 [{{ text | trim }}] [{{ text.strip() }}] [{{ text.lstrip() }}] [{{ text.rstrip() }}] [{{ 'xxaxx'.strip('x') }}] [{{ 'xyaxy' | trim('xy') }}] [{{ '\u00a0é\u3000'.strip() }}]
 {{ 'a,b,,c'.split(',') }} {{ '  a  b '.split() }} {{ 'a b c d'.split(' ', 2) }} {{ 'a b c d'.rsplit(' ', 1) }} {{ '  a  b c '.split(none, 1) }} {{ 'a\nb\r\nc'.splitlines() }} {{ ''.split(',') }} {{ ''.split() }}
+{{ 'a\vb\fc\x1cd\x1de\x1ef\x85g\u2028h\u2029i\r\n\nj\r'.splitlines() }} {{ '\x1fa\u00a0'.splitlines() }}
 {{ name.startswith('Wo') }} {{ name.endswith(('x', 'ld')) }} {{ name.replace('o', '0') }} {{ 'aaa'.replace('a', 'b', 2) }} {{ 'aaa' | replace('a', 'bb') }} {{ 'ab'.replace('', '-') }}
 {{ name.find('r') }} {{ name.find('q') }} {{ 'aXbX'.rfind('X') }} {{ 'banana'.count('an') }} {{ '-'.join(['a', 'b']) }} {{ '12'.isdigit() }} {{ ' '.isspace() }} {{ 'prefix'.removeprefix('pre') }} {{ 'suffix'.removesuffix('fix') }}
 {{ list | join(', ') }} {{ people | join('/', attribute='name') }} {{ list | first }} {{ list | last }} {{ [] | first }} {{ list | sort }} {{ list | unique | list }} {{ words | sort }} {{ words | unique | list }} {{ list | sort(reverse=true) }}

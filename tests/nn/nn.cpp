@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.hpp"
 #include "base/philox.hpp"
@@ -196,5 +198,78 @@ TEST_CASE_TEMPLATE("every use of hidden dropout draws a mask of its own", D, EVE
     CHECK(count[0] == doctest::Approx(0.0625).epsilon(0.3));
     CHECK(count[1] == doctest::Approx(0.375).epsilon(0.1));
     CHECK(count[2] == doctest::Approx(0.5625).epsilon(0.1));
+  }
+}
+
+TEST_CASE_TEMPLATE("every adapter draws a mask of its own", D, EVERY_DEVICE) {
+  // The weights are zero and both factors the unit matrix: of ones, each adapter makes its mask.
+  constexpr int64_t kWidth = 24, kRows = 30;
+  for (const bool parts : {false, true}) {
+    nn::AdapterOptions adapters;
+    adapters.adapts = [](std::string_view) { return true; };
+    adapters.rank = kWidth;
+    adapters.dropout = 0.25;
+    adapters.parts = parts;
+    nn::ParamList list({}, &adapters);
+    std::vector<nn::Linear> linears;
+    for (int layer = 0; layer < 2; ++layer) {
+      const nn::Place place{"decoder.layers." + std::to_string(layer), layer, "layer"};
+      const auto add = [&](const char* sublayer, const char* name, nn::Cut cut,
+                           const std::vector<std::string>& names) {
+        nn::Linear::Options options;
+        options.in = kWidth;
+        options.cut = cut;
+        const auto count = static_cast<int64_t>(parts ? std::max<size_t>(1, names.size()) : 1);
+        options.out = kWidth * count;
+        for (const std::string& part : names)
+          options.parts.push_back(
+              {part, {1, kWidth * static_cast<int64_t>(options.parts.size()), kWidth}, kWidth, {}});
+        linears.emplace_back(list, place.inside(sublayer).inside(name), options);
+      };
+      add("self_attention", "linear_qkv", nn::Cut::column, {"linear_q", "linear_k", "linear_v"});
+      add("self_attention", "linear_proj", nn::Cut::row, {});
+      add("mlp", "linear_fc1", nn::Cut::column, {"linear_gate", "linear_up"});
+      add("mlp", "linear_fc2", nn::Cut::row, {});
+    }
+    const auto parameters = list.take();
+    const auto device = D::make(1);
+    test::SimpleStore store(*device, parameters);
+    std::vector<float> unit(kWidth * kWidth);
+    for (size_t i = 0; i < kWidth; ++i) unit[i * (kWidth + 1)] = 1.0f;
+    for (const auto& p : parameters)
+      if (p->spec().adapter) store.set(*p, unit);
+    StepContext context{*device, store};
+    nn::TokenContext tokens;
+    tokens.batch = 1;
+    tokens.seq = kRows;
+    tokens.training = true;
+    std::vector<int64_t> ids(static_cast<size_t>(kRows));
+    std::iota(ids.begin(), ids.end(), 1000);
+    tokens.row_ids = tokens.stream_row_ids = Tensor::from_host<int64_t>(*device, {kRows}, ids);
+    const std::vector<float> ones(kRows * kWidth, 1.0f);
+    std::vector<std::vector<float>> masks;
+    for (const nn::Linear& linear : linears) {
+      Tape tape(context);
+      const Var x = tape.input("x", Tensor::from_host<float>(*device, {kRows, kWidth}, ones));
+      const auto y = linear.forward_without_bias(tape, x, tokens).value;
+      const auto values = y.to_floats();
+      const auto columns = static_cast<size_t>(y.shape()[1]);
+      for (size_t first = 0; first < columns; first += kWidth) {
+        std::vector<float>& mask = masks.emplace_back();
+        for (size_t row = 0; row < kRows; ++row)
+          mask.insert(mask.end(), values.begin() + static_cast<std::ptrdiff_t>(row * columns + first),
+                      values.begin() + static_cast<std::ptrdiff_t>(row * columns + first + kWidth));
+        const double dropped =
+            static_cast<double>(std::count(mask.begin(), mask.end(), 0.0f)) / (kRows * kWidth);
+        CHECK(dropped == doctest::Approx(0.25).epsilon(0.3));
+      }
+    }
+    CHECK(masks.size() == (parts ? 14 : 8));
+    for (size_t i = 0; i < masks.size(); ++i)
+      for (size_t j = 0; j < i; ++j) {
+        CAPTURE(i);
+        CAPTURE(j);
+        CHECK(masks[i] != masks[j]);
+      }
   }
 }

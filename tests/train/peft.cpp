@@ -99,7 +99,7 @@ Trained train_steps(const Case& c, comm::World& on, const config::Resolution& re
   const config::Config& config = recipe.config;
   Loop loop(config, on);
   loop.initialise();
-  const BaseWeights base = load_base(config, loop.store(), "");
+  const BaseWeights base = load_base(config, loop.store(), "", on.communicator());
   begin_adapters(config, loop.device(), loop.store(), base);
   data::Loader loader(std::make_shared<Rows>(truth_of(c).get<int32_t>("tokens")), loop.loader_options());
   StepTimers timers;
@@ -196,6 +196,13 @@ TEST_CASE("logits with an adapter are PEFT's") {
       }
     }
   }
+}
+
+TEST_CASE("rank 0 reads a foreign base for its hash, and every rank knows it") {
+  const Case& c = kCases[0];
+  BaseModel alone = BaseModel::open(base_of(c)), shared = BaseModel::open(base_of(c));
+  shared.share_hash(world().communicator());
+  CHECK(shared.hash() == alone.hash());
 }
 
 TEST_CASE("gradients and ten steps of AdamW are PEFT's") {

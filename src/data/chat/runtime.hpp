@@ -40,10 +40,12 @@ class Runtime {
   [[noreturn]] void unsupported(const std::string& what) const;
 
   void step(int64_t count = 1) {
-    if ((steps_ += count) > limits_.steps) out_of("steps", limits_.steps);
+    if (count > limits_.steps - steps_) out_of("steps", limits_.steps);
+    steps_ += count;
   }
   void charge(int64_t bytes) {
-    if ((bytes_ += bytes) > limits_.bytes) out_of("bytes of texts and lists", limits_.bytes);
+    if (bytes > limits_.bytes - bytes_) out_of("bytes of texts and lists", limits_.bytes);
+    bytes_ += bytes;
     step(bytes / 128);
   }
   const Limits& limits() const { return limits_; }

@@ -136,14 +136,28 @@ std::vector<std::string> split_text(std::string_view text, std::optional<std::st
   return parts;
 }
 
+namespace {
+
+// Bytes of the line break at `at`, of those that Python's str.splitlines knows; 0: none.
+size_t line_break(std::string_view text, size_t at) {
+  const std::string_view rest = text.substr(at);
+  for (const std::string_view wide : {"\r\n", "\xC2\x85", "\xE2\x80\xA8", "\xE2\x80\xA9"})
+    if (rest.starts_with(wide)) return wide.size();
+  return std::string_view("\n\v\f\r\x1C\x1D\x1E").find(rest.front()) != std::string_view::npos ? 1 : 0;
+}
+
+}  // namespace
+
 std::vector<std::string> split_lines(std::string_view text) {
   std::vector<std::string> lines;
-  while (!text.empty()) {
-    const size_t end = text.find_first_of("\n\r");
-    lines.emplace_back(text.substr(0, end));
-    if (end == std::string_view::npos) break;
-    text.remove_prefix(end + (text.substr(end, 2) == "\r\n" ? 2 : 1));
+  size_t begin = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t ending = line_break(text, at);
+    if (ending > 0) lines.emplace_back(text.substr(begin, at - begin));
+    at += std::max<size_t>(ending, 1);
+    if (ending > 0) begin = at;
   }
+  if (begin < text.size()) lines.emplace_back(text.substr(begin));
   return lines;
 }
 

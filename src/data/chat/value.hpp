@@ -93,10 +93,6 @@ class Value {
     const auto* node = as<std::shared_ptr<const ListNode>>();
     return node ? node->get() : nullptr;
   }
-  std::shared_ptr<const ListNode> shared_list() const {
-    const auto* node = as<std::shared_ptr<const ListNode>>();
-    return node ? *node : nullptr;
-  }
   const List* list() const {
     const ListNode* node = list_node();
     return node ? &node->items : nullptr;

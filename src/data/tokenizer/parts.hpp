@@ -37,7 +37,6 @@ struct Tokenizer::Parts {
   std::vector<bool> special;
   std::optional<int32_t> bos, eos, unk, pad, eod;
   std::vector<TokenizerFile> files;
-  std::string generated;  // the content of a file without a path
 
   // The working memory of one call of encode().
   struct Scratch {

@@ -54,7 +54,6 @@ class TextPieces {
   // All of the text is one piece. Without `track` places are not known.
   TextPieces(std::string_view text, bool track);
 
-  bool tracked() const { return tracked_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
   std::string_view text(const Piece& piece) const {
     return std::string_view(text_).substr(piece.begin, piece.end - piece.begin);

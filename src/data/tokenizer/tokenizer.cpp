@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 
 #include "base/error.hpp"
@@ -60,21 +61,34 @@ std::shared_ptr<const Tokenizer> Tokenizer::make(LoadedSpec loaded) {
   return std::shared_ptr<const Tokenizer>(new Tokenizer(std::move(parts)));
 }
 
+namespace {
+
+TokenizerFile generated(std::string name, std::string text) {
+  TokenizerFile file{std::move(name), {}, text.size(), hash_text(text), {}};
+  file.text = std::move(text);
+  return file;
+}
+
+}  // namespace
+
 std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string text, const std::string& name) {
-  std::string copy = text;
-  auto result = make(read_tokenizer_json(std::move(text), name));
-  result->parts_->files.push_back({"tokenizer.json", {}, copy.size(), hash_text(copy)});
-  result->parts_->generated = std::move(copy);
+  auto result = make(read_tokenizer_json(text, name));
+  result->parts_->files.push_back(generated("tokenizer.json", std::move(text)));
   return result;
 }
 
 std::shared_ptr<const Tokenizer> Tokenizer::from_sentencepiece(std::string model, const std::string& name) {
-  std::string copy = model;
-  auto result = make(read_sentencepiece(std::move(model), name, {}, {}));
-  result->parts_->files.push_back({"tokenizer.model", {}, copy.size(), hash_text(copy)});
-  result->parts_->generated = std::move(copy);
+  auto result = make(read_sentencepiece(model, name, {}, {}));
+  result->parts_->files.push_back(generated("tokenizer.model", std::move(model)));
   return result;
 }
+
+// The files of a directory, or of what stands for one.
+struct Tokenizer::FileSource {
+  std::string place;  // before a file's name in messages
+  std::function<bool(const char* name)> exists;
+  std::function<std::string(const char* name)> read;
+};
 
 std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
   std::error_code ignored;
@@ -82,7 +96,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
   std::vector<TokenizerFile> files;
   const auto read = [&](const fs::path& file) {
     std::string content = read_file(file, JsonFile::kMaxBytes);
-    files.push_back({file.filename().string(), fs::absolute(file), content.size(), hash_text(content)});
+    files.push_back({file.filename().string(), fs::absolute(file), content.size(), hash_text(content), {}});
     return content;
   };
   if (!fs::is_directory(path, ignored)) {
@@ -95,28 +109,52 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
     result->parts_->files = std::move(files);
     return result;
   }
-  const auto exists = [&](const char* name) { return fs::is_regular_file(path / name, ignored); };
-  const auto read_if = [&](const char* name) { return exists(name) ? read(path / name) : std::string(); };
-  const auto full = [&](const char* name) { return (path / name).string(); };
+  auto result = from_source({(path / "").string(),
+                             [&](const char* name) { return fs::is_regular_file(path / name, ignored); },
+                             [&](const char* name) { return read(path / name); }});
+  result->parts_->files = std::move(files);
+  return result;
+}
+
+std::shared_ptr<const Tokenizer> Tokenizer::from_texts(
+    const std::vector<std::pair<std::string, std::string>>& texts, const std::string& name) {
+  std::vector<TokenizerFile> files;
+  const auto find = [&](const char* file) {
+    return std::find_if(texts.begin(), texts.end(), [&](const auto& one) { return one.first == file; });
+  };
+  auto result = from_source({name + ": ", [&](const char* file) { return find(file) != texts.end(); },
+                             [&](const char* file) {
+                               files.push_back(generated(file, find(file)->second));
+                               return files.back().text;
+                             }});
+  result->parts_->files = std::move(files);
+  return result;
+}
+
+std::shared_ptr<const Tokenizer> Tokenizer::from_source(const FileSource& source) {
+  const auto& exists = source.exists;
+  const auto& read = source.read;
+  const auto read_if = [&](const char* name) { return exists(name) ? read(name) : std::string(); };
+  const auto full = [&](const char* name) { return source.place + name; };
   LoadedSpec loaded;
   std::string config;
   const char* const kConfig = "tokenizer_config.json";
   if (exists("tokenizer.json")) {
-    loaded = read_tokenizer_json(read(path / "tokenizer.json"), full("tokenizer.json"));
+    loaded = read_tokenizer_json(read("tokenizer.json"), full("tokenizer.json"));
     config = read_if(kConfig);
   } else if (exists("tokenizer.model")) {
-    std::string model = read(path / "tokenizer.model");
+    std::string model = read("tokenizer.model");
     config = read_if(kConfig);
     loaded = read_sentencepiece(std::move(model), full("tokenizer.model"), config, full(kConfig));
   } else if (exists("vocab.json") && exists("merges.txt")) {
-    std::string vocab = read(path / "vocab.json"), merges = read(path / "merges.txt");
+    std::string vocab = read("vocab.json"), merges = read("merges.txt");
     loaded = read_vocab_and_merges(std::move(vocab), full("vocab.json"), std::move(merges),
                                    full("merges.txt"), read_if(kConfig), full(kConfig));
   } else if (exists("vocab.txt")) {
-    std::string vocab = read(path / "vocab.txt");
+    std::string vocab = read("vocab.txt");
     loaded = read_vocab_lines(std::move(vocab), full("vocab.txt"), read_if(kConfig), full(kConfig));
   } else {
-    fail(ErrorCode::not_found, "`" + path.string() +
+    fail(ErrorCode::not_found, "`" + source.place +
                                    "` has none of tokenizer.json, tokenizer.model, vocab.json with "
                                    "merges.txt, vocab.txt");
   }
@@ -129,10 +167,8 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
          {&TokenizerSpec::bos, &TokenizerSpec::eos, &TokenizerSpec::unk, &TokenizerSpec::pad})
       if (!(spec.*member)) spec.*member = names.*member;
   }
-  if (exists("chat_template.jinja")) read(path / "chat_template.jinja");
-  auto result = make(std::move(loaded));
-  result->parts_->files = std::move(files);
-  return result;
+  if (exists("chat_template.jinja")) read("chat_template.jinja");
+  return make(std::move(loaded));
 }
 
 std::shared_ptr<const Tokenizer> Tokenizer::load_pair(const fs::path& vocab, const fs::path& merges,
@@ -268,8 +304,8 @@ Encoding Tokenizer::encode_with_places(std::string_view text, const EncodeOption
   const TextPieces pieces = parts.prepare(text, true, options);
   Encoding result;
   std::vector<Spaces> spaces;
-  const bool trims =
-      std::any_of(parts.post.begin(), parts.post.end(), [](const PostStep& s) { return s.trim; });
+  const bool trims = options.trim_places && std::any_of(parts.post.begin(), parts.post.end(),
+                                                        [](const PostStep& s) { return s.trim; });
   const auto add = [&](int32_t id, Place place, std::string_view token) {
     result.ids.push_back(id);
     result.places.push_back(place);
@@ -291,7 +327,7 @@ Encoding Tokenizer::encode_with_places(std::string_view text, const EncodeOption
   }
   parts.give(std::move(scratch));
   for (const PostStep& step : parts.post) {
-    if (step.trim)
+    if (step.trim && options.trim_places)
       for (size_t i = 0; i < result.ids.size(); ++i)
         trim_place(text, spaces[i], step.add_prefix_space, i == 0, result.places[i]);
     if (!options.add_special) continue;
@@ -369,6 +405,9 @@ std::optional<int32_t> Tokenizer::unk() const {
 std::optional<int32_t> Tokenizer::pad() const {
   return parts_->pad;
 }
+const std::vector<int32_t>& Tokenizer::before() const {
+  return parts_->before;
+}
 const std::vector<TokenizerFile>& Tokenizer::files() const {
   return parts_->files;
 }
@@ -381,8 +420,7 @@ std::string Tokenizer::content_hash() const {
 
 void Tokenizer::write_to(const fs::path& directory) const {
   for (const TokenizerFile& file : parts_->files) {
-    const std::string content =
-        file.path.empty() ? parts_->generated : read_file(file.path, JsonFile::kMaxBytes);
+    const std::string content = file.path.empty() ? file.text : read_file(file.path, JsonFile::kMaxBytes);
     if (hash_text(content) != file.hash)
       fail(ErrorCode::failed, "`" + file.path.string() + "` has changed since the tokenizer was read");
     write_file_durably(directory / file.name, content);

@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/tokenizer/place.hpp"
@@ -27,6 +28,8 @@ struct EncodeOptions {
   bool specials_as_text = false;
   // The special tokens that the files put around a text: <|begin_of_text|> … of Llama 3, [CLS] … [SEP] of BERT.
   bool add_special = false;
+  // Places leave out white space around a token where the files ask for it (trim_offsets). False: each has all of it.
+  bool trim_places = true;
 };
 
 // Ids with the bytes of the text that each stands for.
@@ -38,9 +41,10 @@ struct Encoding {
 // A file that a tokenizer was read from, to be copied beside a checkpoint.
 struct TokenizerFile {
   std::string name;            // plain file name: "tokenizer.json"
-  std::filesystem::path path;  // empty: made by this program; write_to() writes it all the same
+  std::filesystem::path path;  // empty: it lies in no file of its own; write_to() writes it all the same
   uint64_t bytes = 0;
   std::string hash;  // XXH3-128 of the content, 32 hexadecimal digits
+  std::string text;  // the content, where there is no path
 };
 
 class Tokenizer {
@@ -57,6 +61,10 @@ class Tokenizer {
   // From the text of a tokenizer.json; `name` is what messages call it.
   static std::shared_ptr<const Tokenizer> from_json(std::string text,
                                                     const std::string& name = "tokenizer.json");
+
+  // From what a directory would hold, by name; for files that lie in another one (GGUF).
+  static std::shared_ptr<const Tokenizer> from_texts(
+      const std::vector<std::pair<std::string, std::string>>& texts, const std::string& name);
 
   // From the bytes of a SentencePiece .model.
   static std::shared_ptr<const Tokenizer> from_sentencepiece(std::string model,
@@ -99,6 +107,9 @@ class Tokenizer {
   std::optional<int32_t> unk() const;
   std::optional<int32_t> pad() const;
 
+  // What the files put before a text (EncodeOptions::add_special).
+  const std::vector<int32_t>& before() const;
+
   // The files that it was read from, in a fixed order, and one hash over names and contents.
   const std::vector<TokenizerFile>& files() const;
   std::string content_hash() const;
@@ -109,6 +120,8 @@ class Tokenizer {
  private:
   friend class StreamDecoder;
   struct Parts;
+  struct FileSource;
+  static std::shared_ptr<const Tokenizer> from_source(const FileSource& source);
   explicit Tokenizer(std::unique_ptr<Parts> parts);
   static std::shared_ptr<const Tokenizer> make(struct LoadedSpec loaded);
   std::unique_ptr<Parts> parts_;

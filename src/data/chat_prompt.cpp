@@ -1,0 +1,77 @@
+#include "data/chat_prompt.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "data/chat/assistant_turns.hpp"
+
+namespace capstan::data {
+
+namespace {
+
+chat::Value message(const char* role, const std::string& content) {
+  chat::Map map;
+  map.set("role", chat::Value(role));
+  map.set("content", chat::Value(content));
+  return *chat::Value::map(std::move(map));
+}
+
+// What follows the words of an answer; empty where the template does not let it be told.
+std::string behind_answer(const chat::ChatTemplate& chat_template, chat::Conversation conversation,
+                          const chat::RenderOptions& options) {
+  const std::string words = "answer";
+  conversation.messages.push_back(message("assistant", words));
+  try {
+    const chat::Rendered whole = chat_template.render(conversation, options);
+    const auto turns = chat::assistant_turns(
+        chat_template, conversation, options, whole, [](size_t offset) { return offset; }, true);
+    const std::string turn = whole.text.substr(turns.back().begin, turns.back().end - turns.back().begin);
+    const size_t at = turn.rfind(words);
+    return at == std::string::npos ? "" : turn.substr(at + words.size());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::format) throw;
+    return "";
+  }
+}
+
+}  // namespace
+
+chat::RenderOptions chat_rendering(const Tokenizer& tokenizer, std::optional<int32_t> eod) {
+  chat::RenderOptions options;
+  const auto name = [&](const char* variable, std::optional<int32_t> id) {
+    if (id) options.variables.set(variable, chat::Value(std::string(tokenizer.token_of(*id))));
+  };
+  name("bos_token", tokenizer.bos());
+  name("eos_token", tokenizer.eos() ? tokenizer.eos() : eod);
+  // The date that the templates of Llama 3 fall back to.
+  std::tm day{};
+  day.tm_year = 2024 - 1900, day.tm_mon = 6, day.tm_mday = 26, day.tm_wday = 5, day.tm_yday = 207;
+  options.now = day;
+  return options;
+}
+
+ChatPrompt chat_prompt(const Tokenizer& tokenizer, const chat::ChatTemplate& chat_template,
+                       std::optional<int32_t> eod, const std::string& system, const std::string& user) {
+  chat::RenderOptions options = chat_rendering(tokenizer, eod);
+  chat::Conversation conversation;
+  if (!system.empty()) conversation.messages.push_back(message("system", system));
+  conversation.messages.push_back(message("user", user));
+  const std::string end = behind_answer(chat_template, conversation, options);
+  options.add_generation_prompt = true;
+  ChatPrompt prompt;
+  prompt.ids = tokenizer.encode(chat_template.render(conversation, options).text);
+  const std::vector<int32_t> ids = tokenizer.encode(end);
+  const auto special =
+      std::find_if(ids.begin(), ids.end(), [&](int32_t id) { return tokenizer.is_special(id); });
+  const std::string_view bare = trim(end);
+  if (special != ids.end())
+    prompt.end_token = *special;
+  else if (const auto whole = tokenizer.id_of(bare); whole && !bare.empty())
+    prompt.end_token = whole;
+  else
+    prompt.end_text = bare;
+  return prompt;
+}
+
+}  // namespace capstan::data

@@ -1,0 +1,184 @@
+// Texts and chats with a model: what stands before them and where they end, against Transformers (tests/golden/make_text_fixtures.py).
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "process.hpp"
+
+using namespace capstan::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kTests = std::string(CAPSTAN_SOURCE_DIR) + "/tests/";
+const std::string kSmol = kTests + "interchange/families/smollm2";
+
+json expected() {
+  return json::parse(read_text(kTests + "cli/text/expected.json"));
+}
+
+// The model with the tokenizer that begins every text with a token.
+std::string model_with_front(const ScratchDirectory& home) {
+  const std::string path = home.file("model");
+  fs::copy(kSmol, path);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    fs::copy_file(kTests + "cli/text/" + name, path + "/" + name, fs::copy_options::overwrite_existing);
+  return path;
+}
+
+void edit(const std::string& file, const std::string& key, const json& value) {
+  json content = json::parse(read_text(file));
+  content[key] = value;
+  std::ofstream(file) << content;
+}
+
+Finished generate(const std::string& model, std::vector<std::string> more) {
+  std::vector<std::string> words = {"generate",       model, "--prompt",      expected()["prompt"],
+                                    "--max-tokens",   "8",   "--temperature", "0",
+                                    "train.threads=1"};
+  words.insert(words.end(), more.begin(), more.end());
+  return run(words);
+}
+json generated(const std::string& model, std::vector<std::string> more = {}) {
+  more.push_back("--json");
+  const Finished done = generate(model, more);
+  REQUIRE_MESSAGE(done.code == 0, done.err);
+  return json::parse(done.out);
+}
+void check_same(const json& got, const json& truth) {
+  CHECK(got["text"] == truth["text"]);
+  CHECK(got["prompt_tokens"] == truth["prompt_tokens"]);
+  CHECK(got["tokens"] == truth["ids"].size());
+  CHECK(got["ended"] == false);
+}
+
+}  // namespace
+
+TEST_CASE("a text begins with what its tokenizer puts before it, once") {
+  const ScratchDirectory home;
+  const json truth = expected();
+  const std::string model = model_with_front(home), text = home.write("text.txt", truth["text"]);
+  REQUIRE(run({"convert", "hf:" + model, home.file("ours")}).code == 0);
+  for (const std::string& name : {"hf:" + model, home.file("ours")}) {
+    CAPTURE(name);
+    const auto eval = [&](std::vector<std::string> more) {
+      std::vector<std::string> words = {
+          "eval", name, "--text", text, "--json", "model.seq_length=24", "train.threads=1"};
+      words.insert(words.end(), more.begin(), more.end());
+      const Finished done = run(words);
+      REQUIRE_MESSAGE(done.code == 0, done.err);
+      return json::parse(done.out);
+    };
+    const json with = eval({}), without = eval({"--no-bos"});
+    CHECK(with["loss"].get<double>() == doctest::Approx(truth["loss"].get<double>()).epsilon(1e-5));
+    CHECK(with["tokens"] == truth["tokens"]);
+    CHECK(without["loss"].get<double>() ==
+          doctest::Approx(truth["loss_without"].get<double>()).epsilon(1e-5));
+    check_same(generated(name), truth["greedy"]);
+    check_same(generated(name, {"--no-bos"}), truth["greedy_without"]);
+    // The template says itself what a chat begins with.
+    check_same(generated(name, {"--chat"}), truth["chat"]);
+    check_same(generated(name, {"--chat", "--system", "be thin"}), truth["chat_system"]);
+  }
+}
+
+TEST_CASE("a text ends at every token that the tokenizer or the model's settings end it with") {
+  const ScratchDirectory home;
+  const std::string model = model_with_front(home);
+  const int64_t end = expected()["greedy_without"]["ids"][0];  // what is said again and again
+  const auto ends = [&](const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words = {"--no-bos"};
+    words.insert(words.end(), more.begin(), more.end());
+    const json got = generated("hf:" + model, words);
+    CHECK(got["tokens"] == (got["ended"] == true ? 1 : 8));
+    if (got["ended"] == true) CHECK(got["text"] == "");
+    return got["ended"] == true;
+  };
+  const std::string settings = model + "/generation_config.json";
+  CHECK_FALSE(ends());
+  edit(settings, "eos_token_id", end);
+  CHECK(ends());
+  CHECK_FALSE(ends({"--ignore-eod"}));
+  edit(settings, "eos_token_id", {7, end});
+  CHECK(ends());
+  // The same in a checkpoint.
+  REQUIRE(run({"convert", "hf:" + model, home.file("ours")}).code == 0);
+  CHECK(generated(home.file("ours"), {"--no-bos"})["ended"] == true);
+  edit(settings, "eos_token_id", "in");
+  const Finished wrong = generate("hf:" + model, {});
+  CHECK(wrong.code == 2);
+  CHECK_MESSAGE(contains(wrong.err, "generation_config.json: `eos_token_id` is neither an id nor a list"),
+                wrong.err);
+  edit(settings, "eos_token_id", nullptr);
+  CHECK_FALSE(ends());
+  // Without generation settings config.json says it.
+  fs::remove(settings);
+  CHECK_FALSE(ends());
+  edit(model + "/config.json", "eos_token_id", end);
+  CHECK(ends());
+  edit(model + "/config.json", "eos_token_id", 2);
+  edit(model + "/tokenizer_config.json", "eos_token", "in");
+  CHECK(ends());
+}
+
+TEST_CASE(
+    "a chat goes by the recipe's template or the tokenizer's own, and ends as the template ends an answer") {
+  const ScratchDirectory home;
+  const json truth = expected();
+  const std::string model = model_with_front(home), name = "hf:" + model;
+  const Finished plain = generate(name, {"--chat"});
+  CHECK(plain.out == truth["chat"]["text"].get<std::string>() + "\n");  // without what was asked
+  const auto with = [&](const std::string& file, const std::string& text) {
+    return "tokenizer.chat_template=" + home.write(file, text);
+  };
+  // What it says again and again: "in". Here that is what ends an answer, as a token and as a part of a text.
+  const std::string same =
+      "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{{ m.content + '";
+  const json one = generated(name, {"--chat", with("one.jinja", same + "in' }}{% endif %}{% endfor %}")});
+  CHECK(one["ended"] == true);
+  CHECK(one["tokens"] == 1);
+  const json three =
+      generated(name, {"--chat", with("three.jinja", same + "ninin' }}{% endif %}{% endfor %}")});
+  CHECK(three["ended"] == true);
+  CHECK(three["tokens"] == 3);
+  CHECK(three["text"] == "i");
+  CHECK(generated(name, {"--chat", "tokenizer.chat_template=chatml"})["prompt_tokens"] ==
+        truth["chat"]["prompt_tokens"]);
+
+  const auto refused = [&](std::vector<std::string> more, const std::string& why) {
+    const Finished done = generate(name, std::move(more));
+    CHECK(done.code == 2);
+    CHECK_MESSAGE(contains(done.err, why), done.err);
+  };
+  refused({"--system", "x"}, "`--system` is of chats");
+  refused({"--chat", "--no-bos"}, "`--no-bos` is not of chats");
+  refused({"--chat", "--system", "x", "tokenizer.chat_template=gemma"}, "System role not supported");
+  refused({"--chat", "tokenizer.chat_template=nowhere/chatml"}, "neither a chat template's file nor");
+  fs::remove(model + "/chat_template.jinja");
+  refused({"--chat"}, "the model comes without one");
+}
+
+TEST_CASE("the tokenizer of a GGUF file has its special tokens and its chat template, and stays with a run") {
+  const ScratchDirectory home;
+  const std::string gguf = "gguf:" + kTests + "interchange/gguf/smollm2.gguf";
+  check_same(generated(gguf, {"--chat"}), expected()["chat"]);
+  const std::string recipe = home.write(
+      "tune.yaml", "model: {preset: \"" + gguf +
+                       "\", seq_length: 40}\nmixed_precision: fp32\ndataset: mock\n"
+                       "tokenizer: {preset: huggingface, tokenizer_model: \"" +
+                       gguf +
+                       "\"}\ntrain: {micro_batch_size: 1, global_batch_size: 2, train_iters: 1, threads: 1}\n"
+                       "optimizer: {preset: adamw, lr: 1e-9}\ncheckpoint: {pretrained_checkpoint: \"" +
+                       gguf + "\"}\n");
+  const Finished trained = run({"train", recipe, "--run-dir", home.file("tuned")});
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  const std::string step = home.file("tuned/checkpoints/step-00000001/");
+  CHECK(fs::exists(step + "tokenizer.json"));
+  const json config = json::parse(read_text(step + "tokenizer_config.json"));
+  CHECK(config["eos_token"] == "<|im_end|>");
+  CHECK(config["chat_template"] == read_text(kSmol + "/chat_template.jinja"));
+  check_same(generated(home.file("tuned"), {"--chat"}), expected()["chat"]);
+}

@@ -1,0 +1,110 @@
+// Fine-tuning samples as tokens against apply_chat_template of Transformers (tests/golden/make_sft_fixtures.py).
+#include "data/sft_encode.hpp"
+
+#include <doctest/doctest.h>
+
+#include "base/error.hpp"
+#include "chat_helpers.hpp"
+#include "tokenizer_fixtures.hpp"
+
+using namespace capstan;
+using namespace capstan::data;
+using nlohmann::ordered_json;
+using testing::chat_value;
+namespace fs = std::filesystem;
+
+namespace {
+
+const fs::path kFixtures = fs::path(CAPSTAN_SOURCE_DIR) / "tests/data/chat";
+
+SftRecord record_of(const ordered_json& conversation) {
+  SftDialogue dialogue;
+  for (const auto& message : conversation.at("messages")) {
+    dialogue.conversation.messages.push_back(chat_value(message));
+    dialogue.learned.push_back(true);
+  }
+  if (conversation.contains("tools")) dialogue.conversation.tools = chat_value(conversation.at("tools"));
+  return {SftFormat::messages, dialogue};
+}
+
+std::shared_ptr<const Tokenizer> family(const std::string& name) {
+  return Tokenizer::load(tokenizer_fixtures::path("families/" + name + ".json"));
+}
+
+// The runs of learned tokens as text.
+std::vector<std::string> learned_texts(const Tokenizer& tokenizer, const EncodedSample& sample) {
+  std::vector<std::string> texts;
+  std::vector<int32_t> run;
+  for (size_t i = 0; i <= sample.ids.size(); ++i) {
+    if (i < sample.ids.size() && sample.learned[i]) {
+      run.push_back(sample.ids[i]);
+    } else if (!run.empty()) {
+      texts.push_back(tokenizer.decode(run));
+      run.clear();
+    }
+  }
+  return texts;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "conversations are the ids that Transformers makes of them, whatever the tokenizer does to a text") {
+  const auto conversations = ordered_json::parse(read_file(kFixtures / "conversations.json"));
+  const auto pairs = ordered_json::parse(read_file(kFixtures / "encoded.json"));
+  for (const auto& pair : pairs) {
+    const auto text = [&](const char* key) { return pair.at(key).get<std::string>(); };
+    CAPTURE(text("tokenizer"));
+    CAPTURE(text("template"));
+    const auto tokenizer = family(text("tokenizer"));
+    const bool marked = text("template") == "generation";
+    const SftEncoder encoder(
+        *tokenizer,
+        chat::ChatTemplate::load((kFixtures / "templates" / (text("template") + ".jinja")).string()),
+        marked ? SftLoss::assistant : SftLoss::all, tokenizer->id_of(text("eos")));
+    for (size_t i = 0; i < conversations.size(); ++i) {
+      CAPTURE(i);
+      const auto& expected = pair.at("samples")[i];
+      const auto encode = [&] { return encoder.encode(record_of(conversations[i])); };
+      if (expected.is_null()) {
+        CHECK_THROWS_AS(encode(), Error);
+        continue;
+      }
+      const EncodedSample sample = encode();
+      CHECK(sample.ids == expected.at("ids").get<std::vector<int32_t>>());
+      if (!marked) continue;
+      std::vector<bool> learned;
+      for (const auto& one : expected.at("learned")) learned.push_back(one.get<int>() != 0);
+      CHECK(sample.learned == learned);
+    }
+  }
+}
+
+TEST_CASE("what is learned is found in text that a tokenizer changes") {
+  const auto conversations = ordered_json::parse(read_file(kFixtures / "conversations.json"));
+  const auto learned = [&](const char* name, const char* chat_template, size_t conversation,
+                           SftLoss loss = SftLoss::assistant) {
+    const auto tokenizer = family(name);
+    const SftEncoder encoder(*tokenizer,
+                             chat::ChatTemplate::load((kFixtures / "templates" / chat_template).string()),
+                             loss, tokenizer->id_of("</s>"));
+    return learned_texts(*tokenizer, encoder.encode(record_of(conversations[conversation])));
+  };
+  using Texts = std::vector<std::string>;
+  // The template of Llama 2 puts a blank before the end.
+  CHECK(learned("llama2", "llama2.jinja", 0) == Texts{"Hi there. </s>"});
+  CHECK(learned("llama2", "llama2.jinja", 1) == Texts{"4 </s>", "6 </s>"});
+  CHECK(learned("llama2", "llama2.jinja", 1, SftLoss::last_turn) == Texts{"6 </s>"});
+  CHECK(learned("mistral", "mistral.jinja", 0) == Texts{"Hi there.</s>"});
+  CHECK(learned("gemma", "gemma2.jinja", 0) == Texts{"Hi there.<end_of_turn>"});
+
+  // A prompt and its completion are one text: ids of the whole with the end behind them.
+  const auto tokenizer = family("llama2");
+  const SftEncoder encoder(*tokenizer, nullptr, SftLoss::assistant, tokenizer->id_of("</s>"));
+  const EncodedSample sample =
+      encoder.encode({SftFormat::prompt_completion, SftText{"What is this?", " A cat."}});
+  std::vector<int32_t> whole = tokenizer->encode("What is this? A cat.");
+  whole.push_back(2);
+  CHECK(sample.ids == whole);
+  CHECK(learned_texts(*tokenizer, sample) == Texts{"A cat.</s>"});
+}
