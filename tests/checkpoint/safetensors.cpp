@@ -179,7 +179,7 @@ TEST_CASE("malformed files are refused with the reason and the place") {
     const std::string text = refusal(make_file(row.header, row.data));
     CAPTURE(text);
     CHECK(holds(text, row.expected));
-    CHECK(text.starts_with("f: "));
+    CHECK(text.starts_with("format: f: "));
   }
   std::string dims = "1";
   for (int i = 0; i < 64; ++i) dims += ",1";
