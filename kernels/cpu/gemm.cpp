@@ -255,6 +255,57 @@ void native_product(Context& c, const GemmShape& s, In a, In b, Out out, float b
   });
 }
 
+// A few columns, as the products with adapters' factors have: packing A would take as long as the product, so it is read where it
+// lies; B becomes one panel.
+constexpr int64_t kThin = 2 * kStep;
+bool thin_of(const GemmShape& s) {
+  return s.n <= kThin && s.m >= 8 * kMr && (!s.trans_a || s.m % kMr == 0);
+}
+ScratchNeed thin_scratch(const GemmShape& s) {
+  return {static_cast<size_t>(s.k * panel_width(s.n, 0)) * sizeof(float), 0};
+}
+void thin(Context& c, const GemmShape& s, const float* a, const float* b, float* out, float alpha, float beta,
+          float* panel) {
+  const int64_t width = panel_width(s.n, 0);
+  if (s.trans_b)
+    pack_transposed(b, s.ldb, s.k, s.n, width, panel);
+  else
+    pack_straight(b, s.ldb, s.k, s.n, width, panel);
+  parallel_blocks(c, s.m, 16 * kMr, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    const int64_t deep =
+        s.trans_a ? 64 : s.k;  // rows of A's array that stay in the cache for all panels of the block
+    for (int64_t p = 0; p < s.k; p += deep)
+      for (int64_t i = begin; i < end; i += kMr) {
+        const int64_t depth = std::min(deep, s.k - p), rows = std::min<int64_t>(kMr, end - i);
+        const float factor = p == 0 ? beta : 1.0f;
+        if (s.trans_a)
+          panel_product_of<From::columns, false>(width, depth, a + p * s.lda + i, s.lda, panel + p * width,
+                                                 alpha, factor, out + i * s.ldc, s.ldc, rows, s.n);
+        else
+          panel_product_of<From::rows, false>(width, depth, a + i * s.lda + p, s.lda, panel + p * width,
+                                              alpha, factor, out + i * s.ldc, s.ldc, rows, s.n);
+      }
+  });
+}
+
+// A few rows likewise: C^T = op(B)^T op(A)^T.
+GemmShape turned(const GemmShape& s) {
+  return {!s.trans_b, !s.trans_a, s.n, s.m, s.k, s.ldb, s.lda, s.m};
+}
+ScratchNeed flat_scratch(const GemmShape& s) {
+  return {thin_scratch(turned(s)).shared + static_cast<size_t>(s.m * s.n) * sizeof(float), 0};
+}
+void flat(Context& c, const GemmShape& s, const float* a, const float* b, float* out, float alpha, float beta,
+          float* scratch) {
+  float* sums = scratch + thin_scratch(turned(s)).shared / sizeof(float);
+  thin(c, turned(s), b, a, sums, alpha, 0, scratch);
+  for (int64_t i = 0; i < s.m; ++i)
+    for (int64_t j = 0; j < s.n; ++j) {
+      float& to = out[i * s.ldc + j];
+      to = sums[j * s.m + i] + (beta == 0 ? 0.0f : beta * to);
+    }
+}
+
 bool few_rows_of(const GemmShape& s) {
   return s.m <= 8 && s.trans_b && !s.trans_a;
 }
@@ -262,6 +313,8 @@ bool few_rows_of(const GemmShape& s) {
 ScratchNeed run_scratch(GemmShape s, DType a, DType c) {
   const bool narrow = c == DType::bf16;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0 || few_rows_of(s)) return {};
+  if (a == DType::f32 && c == DType::f32 && thin_of(s)) return thin_scratch(s);
+  if (a == DType::f32 && c == DType::f32 && thin_of(turned(s))) return flat_scratch(s);
   if (a == DType::bf16 && runs_amx()) return amx_scratch(s, c);
   if (a == DType::bf16 && *native_bf16()) return {};  // oneDNN's own memory, freed after the product
   return ProductScratch(s, plan_for(s, narrow), narrow).need();
@@ -279,6 +332,13 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
     return;
   }
   const bool few = few_rows_of(s);
+  const bool wide = a.dtype == DType::f32 && out.dtype == DType::f32 && !few;
+  if (wide && (thin_of(s) || thin_of(turned(s)))) {
+    const bool is_thin = thin_of(s);
+    auto* scratch = reinterpret_cast<float*>(reserve_scratch(c, is_thin ? thin_scratch(s) : flat_scratch(s)));
+    (is_thin ? thin : flat)(c, s, a.as<float>(), b.as<float>(), out.as<float>(), alpha, beta, scratch);
+    return;
+  }
   const bool plain = alpha == 1.0f && (beta == 0.0f || beta == 1.0f);
   if (a.dtype == DType::bf16 && !few && plain && runs_amx()) {
     amx_product(c, s, a, b, out, beta);

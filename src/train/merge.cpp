@@ -2,15 +2,19 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/rectangle.hpp"
 #include "checkpoint/writer.hpp"
 #include "config/hash.hpp"
 #include "config/sections/adapter_targets.hpp"
 #include "config/show.hpp"
 #include "interchange/convert.hpp"
 #include "ops/matmul.hpp"
+#include "tensor/half.hpp"
 #include "train/adapters.hpp"
 #include "train/setup.hpp"
 
@@ -19,6 +23,25 @@ namespace capstan::train {
 namespace {
 
 using checkpoint::TensorSource;
+
+// Values of a weight in the type of the file.
+void store_as(DType type, const std::vector<float>& values, const std::string& name,
+              std::span<std::byte> to) {
+  if (type != DType::f16) {
+    const checkpoint::Rectangle all = checkpoint::whole({static_cast<int64_t>(values.size())});
+    checkpoint::copy_cells(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, to.data(),
+                           type);
+    return;
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half = float_to_half(values[i]);
+    if (!std::isfinite(half_to_float(half)))
+      fail(ErrorCode::unsupported,
+           "the merged `" + name + "` holds " + to_text(values[i]) + ", which fp16 cannot: the base's type",
+           "convert the base with --dtype bf16 or fp32, and merge into that");
+    std::memcpy(to.data() + 2 * i, &half, 2);
+  }
+}
 
 // Rows of a weight that have an adapter.
 struct Branch {
@@ -165,9 +188,7 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
                    return *bytes;
                  }
                  const Tensor w = base_matrix(*device, weights, name, adapters, in_4_bits);
-                 const auto values = merged_weight(*device, w, adapters, branches);
-                 Tensor::from_host<float>(*device, {static_cast<int64_t>(elements)}, values)
-                     .copy_to_host_bytes(type, *bytes);
+                 store_as(type, merged_weight(*device, w, adapters, branches), name, *bytes);
                  return *bytes;
                });
   }

@@ -41,7 +41,11 @@ TEST_CASE("products of odd shapes, all transpositions, fp32 and bf16") {
                                {64, 96, 64},
                                {129, 65, 131},
                                {5, 300, 40},
-                               {2, 700, 600}})
+                               {2, 700, 600},
+                               {176, 8, 300},
+                               {8, 176, 300},
+                               {264, 3, 1100},
+                               {5, 264, 1100}})
     for (int t = 0; t < 4; ++t)
       for (DType in : kTypes)
         for (DType out : kTypes) {
