@@ -14,7 +14,7 @@ namespace capstan::kernels {
 bool runs_amx() {
   static const bool answer = [] {
     if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
-        !__builtin_cpu_supports("avx512dq"))
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512bf16"))
       return false;
     unsigned a = 7, b = 0, c = 0, d = 0;
     __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
@@ -119,15 +119,16 @@ struct Target {
 
 // sums = rows of A (panels) times one panel of B. The lines that they go to are fetched meanwhile: stores that wait for theirs
 // would hold up those of the next sums.
-CAPSTAN_AMX_CALLED void multiply_rows(const bf16* a, const bf16* b, int64_t panels, int64_t steps, float* sums,
-                                      const Target& target) {
+CAPSTAN_AMX_CALLED void multiply_rows(const bf16* a, const bf16* b, int64_t panels, int64_t steps,
+                                      float* sums, const Target& target) {
   for (int64_t s = 0; s < steps; s += kPassSteps) {
     const int64_t count = std::min(kPassSteps, steps - s), lines = (32 + panels - 1) / panels;
     const bf16* next = b + (s + count) * kStepValues;  // of the next pass, or of the next panel
     for (int64_t i = 0; i < panels; ++i) {
       if (s + count == steps)
         for (int64_t r = i * kPanel; r < std::min(target.rows, (i + 1) * kPanel); ++r)
-          for (int64_t q = 0; q < target.bytes; q += 64) __builtin_prefetch(target.at + r * target.stride + q, 1, 2);
+          for (int64_t q = 0; q < target.bytes; q += 64)
+            __builtin_prefetch(target.at + r * target.stride + q, 1, 2);
       multiply(a + (i * steps + s) * kStepValues, b + s * kStepValues, count, s > 0,
                sums + i * kPanel * kPanel, kPanel, next + i * count * lines * 32, lines);
     }
@@ -182,15 +183,18 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
         begin_tiles();
         for (int64_t j = j0; j < j0 + cols; j += kPanel) {
           const int64_t width = std::min(kPanel, n - j), size = size_of(out.dtype);
-          const Target target{out.as<std::byte>() + (i0 * s.ldc + n0 + j) * size, rows, width * size, s.ldc * size};
-          multiply_rows(packed_a, packed_b + j * steps * kDepth, blocks_of(rows, kPanel), steps, sums, target);
+          const Target target{out.as<std::byte>() + (i0 * s.ldc + n0 + j) * size, rows, width * size,
+                              s.ldc * size};
+          multiply_rows(packed_a, packed_b + j * steps * kDepth, blocks_of(rows, kPanel), steps, sums,
+                        target);
           float* copy = c_copy + i0 * n + j;
           if (scratch.copy) {
-            if (k0 > 0) write(sums, rows, width, 1, {copy, DType::f32}, 0, n);
-            else write(sums, rows, width, 0, {copy, DType::f32}, 0, n);
+            if (k0 > 0)
+              write(sums, rows, width, 1, {copy, DType::f32}, 0, n);
+            else
+              write(sums, rows, width, 0, {copy, DType::f32}, 0, n);
             if (!last) continue;
-            for (int64_t r = 0; r < rows; ++r)
-              std::copy_n(copy + r * n, width, sums + r * kPanel);
+            for (int64_t r = 0; r < rows; ++r) std::copy_n(copy + r * n, width, sums + r * kPanel);
           }
           write(sums, rows, width, k0 == 0 || scratch.copy ? beta : 1.0f, out, i0 * s.ldc + n0 + j, s.ldc);
         }

@@ -12,14 +12,16 @@
 
 #include "tensor/dtype.hpp"
 
-#define CAPSTAN_AMX \
-  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16"), always_inline)) static inline
-#define CAPSTAN_AMX_CALLED __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16")))
+#define CAPSTAN_AMX                                                                         \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16"), \
+                 always_inline)) static inline
+#define CAPSTAN_AMX_CALLED \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")))
 
 namespace capstan::kernels::amx {
 
-constexpr int64_t kPanel = 32, kDepth = 32;          // rows or columns of a panel, k of a step
-constexpr int64_t kStepValues = kPanel * kDepth;     // bf16 of a step
+constexpr int64_t kPanel = 32, kDepth = 32;       // rows or columns of a panel, k of a step
+constexpr int64_t kStepValues = kPanel * kDepth;  // bf16 of a step
 constexpr int64_t kTileValues = kStepValues / 2;
 
 inline int64_t steps_of(int64_t k) {
@@ -118,7 +120,8 @@ CAPSTAN_AMX void pack_panels(bool for_a, bool k_inside, const bf16* from, int64_
   const int64_t panels = (n + kPanel - 1) / kPanel, steps = steps_of(k);
   for (int64_t turn = 0; turn < panels * steps; ++turn) {
     const int64_t i = k_inside ? turn / steps : turn % panels, s = k_inside ? turn % steps : turn / panels;
-    pack_step(for_a, k_inside, from + (k_inside ? i * kPanel * ld + s * kDepth : s * kDepth * ld + i * kPanel), ld,
+    pack_step(for_a, k_inside,
+              from + (k_inside ? i * kPanel * ld + s * kDepth : s * kDepth * ld + i * kPanel), ld,
               std::min(kPanel, n - i * kPanel), std::min(kDepth, k - s * kDepth),
               to + i * stride + s * kStepValues);
   }
