@@ -44,7 +44,7 @@ struct Attention {
   // before it are masked. row_ids [batch*seq] only with dropout.
   void (*forward)(Context&, AttentionShape, In qkv, const int32_t* document_start, const int64_t* row_ids,
                   Out out, float* lse);
-  // dqkv in the layout of qkv, overwritten completely.
+  // dqkv in the layout of qkv, overwritten completely. dout has the type of qkv.
   void (*backward)(Context&, AttentionShape, In qkv, In out, const float* lse, In dout,
                    const int32_t* document_start, const int64_t* row_ids, Out dqkv);
 
@@ -53,9 +53,10 @@ struct Attention {
   void (*decode)(Context&, AttentionShape /* seq = new tokens */, In qkv, Out k_cache, Out v_cache,
                  int64_t past, int64_t capacity, Out out);
 
-  // What `forward` and `backward` take of Context::scratch: bytes for the packed keys and values of the launch, and a worker's.
-  ScratchNeed (*forward_scratch)(AttentionShape);
-  ScratchNeed (*backward_scratch)(AttentionShape);
+  // What `forward` and `backward` take of Context::scratch for qkv of that type: bytes for the packed keys and values of the
+  // launch, and a worker's.
+  ScratchNeed (*forward_scratch)(AttentionShape, DType);
+  ScratchNeed (*backward_scratch)(AttentionShape, DType);
 };
 
 }  // namespace capstan::kernels

@@ -14,7 +14,7 @@ namespace capstan::kernels {
 bool runs_amx() {
   static const bool answer = [] {
     if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
-        !__builtin_cpu_supports("avx512dq"))
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512bf16"))
       return false;
     unsigned a = 7, b = 0, c = 0, d = 0;
     __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));

@@ -12,9 +12,11 @@
 
 #include "tensor/dtype.hpp"
 
-#define CAPSTAN_AMX \
-  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16"), always_inline)) static inline
-#define CAPSTAN_AMX_CALLED __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16")))
+#define CAPSTAN_AMX                                                                         \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16"), \
+                 always_inline)) static inline
+#define CAPSTAN_AMX_CALLED \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")))
 
 namespace capstan::kernels::amx {
 

@@ -23,42 +23,49 @@ namespace HWY_NAMESPACE {
 // ---- forward
 
 // The output of one block of queries of one head.
-void forward_block(const ForwardScratch& s, Block& b, const Rows& q_rows, const PackedKeys& kv, int64_t d,
-                   Logits logits, const Dropping& drop, const int64_t* row_ids, Out out, int64_t out_at,
-                   int64_t out_stride, float* lse) {
+template <class Products>
+void forward_block(const ForwardScratch<Products>& s, Block<Products>& b, const Rows& q_rows,
+                   const PackedKeys<Products>& kv, int64_t d, Logits logits, const Dropping& drop,
+                   const int64_t* row_ids, Out out, int64_t out_at, int64_t out_stride, float* lse) {
   begin_rows(s, b, d);
-  int64_t ldq;
-  const float* q = wide_rows(q_rows.from(b.q0), b.nq, d, s.q, ldq);
-  attend(s, b, q, ldq, kv, d, logits, drop, row_ids);
+  attend(s, b, Products::pack_left(q_rows.from(b.q0), b.nq, d, s.q), kv, d, logits, drop, row_ids);
   for (int64_t i = 0; i < b.nq; ++i) {
     const bool nothing = s.max[i] == -kInfinity;
-    write_row(out, out_at + (b.q0 + i) * out_stride, s.out + i * d, nothing ? 0.0f : 1.0f / s.sum[i], d);
+    write_row(out, out_at + (b.q0 + i) * out_stride, s.out + i * Products::padded(d),
+              nothing ? 0.0f : 1.0f / s.sum[i], d);
     if (lse) lse[b.q0 + i] = nothing ? -kInfinity : s.max[i] + std::log(s.sum[i]);
   }
 }
 
-ScratchNeed forward_scratch(AttentionShape a) {
-  const int64_t d = a.qkv.head_dim, floats = columns_floats(a.seq, d) + depth_floats(a.seq, d);
-  return {static_cast<size_t>(a.batch * a.qkv.groups * floats) * sizeof(float),
-          ForwardScratch::floats(d) * sizeof(float)};
+template <class Products>
+ScratchNeed forward_scratch_of(const AttentionShape& a) {
+  const int64_t d = a.qkv.head_dim, size = Products::columns_size(a.seq, d) + Products::depth_size(a.seq, d);
+  return {static_cast<size_t>(a.batch * a.qkv.groups * size) * sizeof(typename Products::Value),
+          ForwardScratch<Products>(nullptr, d).floats * sizeof(float)};
+}
+ScratchNeed forward_scratch(AttentionShape a, DType type) {
+  return with_products(on_tiles(type),
+                       [&](auto products) { return forward_scratch_of<decltype(products)>(a); });
 }
 
 // Keys and values of all groups are packed first, all threads together, because every block of queries uses them.
-void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start, const int64_t* row_ids,
-             Out out, float* lse) {
+template <class Products>
+void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* document_start,
+                  const int64_t* row_ids, Out out, float* lse) {
+  using Value = typename Products::Value;
   const int64_t heads = a.qkv.heads(), groups = a.qkv.groups, per_group = a.qkv.heads_per_group,
                 d = a.qkv.head_dim, row = a.qkv.row(), seq = a.seq;
-  const int64_t k_floats = columns_floats(seq, d), v_floats = depth_floats(seq, d),
-                floats = k_floats + v_floats;
-  auto* packed = reinterpret_cast<float*>(reserve_scratch(c, forward_scratch(a)));
+  const int64_t k_size = Products::columns_size(seq, d), size = k_size + Products::depth_size(seq, d);
+  const ScratchNeed need = forward_scratch_of<Products>(a);
+  auto* packed = reinterpret_cast<Value*>(reserve_scratch(c, need));
 
-  const int64_t slab = 8 * kNr, slabs = blocks_of(seq, slab);
+  const int64_t slab = 8 * Products::kPanel, slabs = blocks_of(seq, slab);
   c.pool->parallel_for(a.batch * groups * slabs, [&](int64_t tile, int) HWY_ATTR {
     const int64_t first = tile % slabs * slab, n = std::min(slab, seq - first), group = tile / slabs % groups;
     const int64_t token = tile / slabs / groups * seq;
-    float* to = packed + tile / slabs * floats;
-    pack_as_columns({qkv, token * row + a.qkv.key(group), row}, first, n, seq, d, to);
-    pack_as_depth({qkv, token * row + a.qkv.value(group), row}, first, n, seq, d, to + k_floats);
+    Value* to = packed + tile / slabs * size;
+    Products::pack_columns({qkv, token * row + a.qkv.key(group), row}, first, n, seq, d, to);
+    Products::pack_depth({qkv, token * row + a.qkv.value(group), row}, first, n, seq, d, to + k_size);
   });
 
   // Neighbouring tiles share keys and values. Later blocks see more keys: they go first, the last tiles are short.
@@ -67,36 +74,51 @@ void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start
     const int64_t head_in_group = tile % per_group, block = blocks - 1 - tile / per_group % blocks;
     const int64_t group = tile / per_group / blocks % groups, b = tile / per_group / blocks / groups;
     const int64_t head = group * per_group + head_in_group, token = b * seq, q0 = block * kQueries;
-    const ForwardScratch s(c.scratch_of<float>(worker, ForwardScratch::floats(d)), d);
-    const float* keys = packed + (b * groups + group) * floats;
-    Block scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, q0,
-                 std::min(kQueries, seq - q0), q0);
-    forward_block(s, scores, {qkv, token * row + a.qkv.query(head), row}, {keys, keys + k_floats, seq}, d,
+    const ForwardScratch<Products> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), d);
+    [[maybe_unused]] const typename Products::Unit unit;
+    const Value* keys = packed + (b * groups + group) * size;
+    Block<Products> scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, q0,
+                           std::min(kQueries, seq - q0), q0);
+    forward_block(s, scores, {qkv, token * row + a.qkv.query(head), row}, {keys, keys + k_size, seq}, d,
                   {a.scale, a.softcap},
                   {a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)},
                   row_ids ? row_ids + token : nullptr, out, token * heads * d + head * d, heads * d,
                   lse ? lse + (b * heads + head) * seq : nullptr);
   });
 }
+void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start, const int64_t* row_ids,
+             Out out, float* lse) {
+  with_products(on_tiles(qkv.dtype), [&](auto products) {
+    forward_with<decltype(products)>(c, a, qkv, document_start, row_ids, out, lse);
+  });
+}
 
 // ---- backward
 
-ScratchNeed backward_scratch(AttentionShape a) {
-  return {0, BackwardScratch(nullptr, a.seq, a.seq, a.qkv.head_dim).floats * sizeof(float)};
+template <class Products>
+ScratchNeed backward_scratch_of(const AttentionShape& a) {
+  return {0, BackwardScratch<Products>(nullptr, a.seq, a.seq, a.qkv.head_dim).floats * sizeof(float)};
+}
+ScratchNeed backward_scratch(AttentionShape a, DType type) {
+  return with_products(on_tiles(type),
+                       [&](auto products) { return backward_scratch_of<decltype(products)>(a); });
 }
 
 // One tile does all heads of one group of one sequence, so that no two tiles add to the same place; the order of its sums is
 // fixed.
-void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In dout,
-              const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
+template <class Products>
+void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const float* lse, In dout,
+                   const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
   const int64_t heads = a.qkv.heads(), per_group = a.qkv.heads_per_group, d = a.qkv.head_dim,
                 row = a.qkv.row(), seq = a.seq;
-  const size_t floats = BackwardScratch(nullptr, seq, seq, d).floats;
-  reserve_scratch(c, backward_scratch(a));
+  const ScratchNeed need = backward_scratch_of<Products>(a);
+  reserve_scratch(c, need.each_worker);
 
   c.pool->parallel_for(a.batch * a.qkv.groups, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t b = tile / a.qkv.groups, group = tile % a.qkv.groups, token = b * seq;
-    const BackwardScratch s(c.scratch_of<float>(worker, floats), seq, seq, d);
+    const BackwardScratch<Products> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), seq, seq,
+                                      d);
+    [[maybe_unused]] const typename Products::Unit unit;
     const Mask mask{a.causal, a.window, seq, document_start ? document_start + token : nullptr};
     pack_keys(s, {qkv, token * row + a.qkv.key(group), row}, {qkv, token * row + a.qkv.value(group), row},
               seq, d);
@@ -111,16 +133,23 @@ void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In
       const Dropping drop{a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)};
       pack_queries(s, rows, d);
       for (int64_t q0 = 0; q0 < seq; q0 += kQueries) {
-        Block block(mask, q0, std::min(kQueries, seq - q0), q0);
+        Block<Products> block(mask, q0, std::min(kQueries, seq - q0), q0);
         backward_block(s, block, rows, seq, d, {a.scale, a.softcap}, drop);
         for (int64_t i = 0; i < block.nq; ++i)
-          write_row(dqkv, (token + q0 + i) * row + a.qkv.query(head), s.dq + i * d, 1.0f, d);
+          write_row(dqkv, (token + q0 + i) * row + a.qkv.query(head), s.dq + i * Products::padded(d), a.scale,
+                    d);
       }
     }
-    for (int64_t i = 0; i < seq; ++i) {
-      write_row(dqkv, (token + i) * row + a.qkv.key(group), s.dk + i * d, 1.0f, d);
-      write_row(dqkv, (token + i) * row + a.qkv.value(group), s.dv + i * d, 1.0f, d);
-    }
+    for_key_rows(s, seq, d, [&](int64_t i, const float* dk, const float* dv) HWY_ATTR {
+      write_row(dqkv, (token + i) * row + a.qkv.key(group), dk, a.scale, d);
+      write_row(dqkv, (token + i) * row + a.qkv.value(group), dv, 1.0f, d);
+    });
+  });
+}
+void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In dout,
+              const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
+  with_products(on_tiles(qkv.dtype), [&](auto products) {
+    backward_with<decltype(products)>(c, a, qkv, out, lse, dout, document_start, row_ids, dqkv);
   });
 }
 
@@ -141,7 +170,7 @@ HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, 
     highest = std::max(highest, scores[j - low]);
   }
   if (logits.softcap > 0 && high > low) {  // monotonic: the highest stays the highest
-    cap_row(scores, 0, high - low, logits.softcap);
+    cap_row(scores, 0, high - low, {1.0f, logits.softcap});
     highest = hn::GetLane(softcap(splat(highest), splat(logits.softcap), splat(1.0f / logits.softcap)));
   }
   float total = 0;
@@ -161,15 +190,29 @@ HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, 
   for (int64_t i = 0; i < d; ++i) out[i] *= factor;
 }
 
-void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int64_t past, int64_t capacity,
-            Out out) {
+template <class Products>
+void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v_cache, int64_t past,
+                 int64_t capacity, Out out) {
+  using Value = typename Products::Value;
   const int64_t heads = a.qkv.heads(), d = a.qkv.head_dim, row = a.qkv.row(), groups = a.qkv.groups,
                 keys = past + a.seq;
   const auto x = array_of<Any>(qkv), kc = array_of<Any>(k_cache), vc = array_of<Any>(v_cache);
   const bool few = a.seq < kMr;
-  const int64_t k_floats = columns_floats(keys, d), v_floats = depth_floats(keys, d);
-  const size_t floats =
-      ForwardScratch::floats(d) + static_cast<size_t>(few ? keys : k_floats + v_floats) + 16;
+  struct Panels {
+    ForwardScratch<Products> rows;
+    float *query, *scores;  // of few queries, each by itself
+    Value *k, *v;           // of many
+    size_t floats;
+    Panels(float* base, bool few, int64_t keys, int64_t d) : rows(base, d) {
+      Taker t{base, rows.floats};
+      query = t.take(few ? d : 0);
+      scores = t.take(few ? keys : 0);
+      k = t.template take<Value>(few ? 0 : Products::columns_size(keys, d));
+      v = t.template take<Value>(few ? 0 : Products::depth_size(keys, d));
+      floats = t.floats;
+    }
+  };
+  const size_t floats = Panels(nullptr, few, keys, d).floats;
   reserve_scratch(c, floats * sizeof(float));
   // One tile a group: it appends the new keys and values and then attends, so that it reads what it wrote.
   c.pool->parallel_for(a.batch * groups, [&](int64_t tile, int worker) HWY_ATTR {
@@ -183,12 +226,13 @@ void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int6
         vc.put_part(to + i, x.part(from + a.qkv.value(group) + i, n), n);
       }
     }
-    float* packed = c.scratch_of<float>(worker, floats);
-    const ForwardScratch s(packed + (few ? (keys + 15) / 16 * 16 : k_floats + v_floats), d);
+    const Panels panels(c.scratch_of<float>(worker, floats), few, keys, d);
+    const ForwardScratch<Products>& s = panels.rows;
+    [[maybe_unused]] const typename Products::Unit unit;
     const Mask mask{a.causal, a.window, keys, nullptr};
     if (!few) {
-      pack_as_columns({k_cache, cache, d}, 0, keys, keys, d, packed);
-      pack_as_depth({v_cache, cache, d}, 0, keys, keys, d, packed + k_floats);
+      Products::pack_columns({k_cache, cache, d}, 0, keys, keys, d, panels.k);
+      Products::pack_depth({v_cache, cache, d}, 0, keys, keys, d, panels.v);
     }
     for (int64_t h = 0; h < a.qkv.heads_per_group; ++h) {
       const int64_t head = group * a.qkv.heads_per_group + h, out_at = token * heads * d + head * d;
@@ -196,24 +240,30 @@ void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int6
       if (few) {
         for (int64_t t = 0; t < a.seq; ++t) {
           int64_t ld;
-          const float* query = wide_rows(q.from(t), 1, d, s.q, ld);
+          const float* query = wide_rows(q.from(t), 1, d, panels.query, ld);
           const int64_t low = mask.low(t, past + t), high = mask.high(past + t);
           if (k_cache.dtype == DType::bf16)
             single_query(query, k_cache.as<bf16>() + cache, v_cache.as<bf16>() + cache, d,
-                         {a.scale, a.softcap}, low, high, packed, s.out);
+                         {a.scale, a.softcap}, low, high, panels.scores, s.out);
           else
             single_query(query, k_cache.as<float>() + cache, v_cache.as<float>() + cache, d,
-                         {a.scale, a.softcap}, low, high, packed, s.out);
+                         {a.scale, a.softcap}, low, high, panels.scores, s.out);
           write_row(out, out_at + t * heads * d, s.out, 1.0f, d);
         }
         continue;
       }
       for (int64_t q0 = 0; q0 < a.seq; q0 += kQueries) {
-        Block block(mask, q0, std::min(kQueries, a.seq - q0), past + q0);
-        forward_block(s, block, q, {packed, packed + k_floats, keys}, d, {a.scale, a.softcap}, Dropping{},
-                      nullptr, out, out_at, heads * d, nullptr);
+        Block<Products> block(mask, q0, std::min(kQueries, a.seq - q0), past + q0);
+        forward_block(s, block, q, {panels.k, panels.v, keys}, d, {a.scale, a.softcap}, Dropping{}, nullptr,
+                      out, out_at, heads * d, nullptr);
       }
     }
+  });
+}
+void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int64_t past, int64_t capacity,
+            Out out) {
+  with_products(a.seq >= kMr && k_cache.dtype == DType::bf16 && on_tiles(qkv.dtype), [&](auto products) {
+    decode_with<decltype(products)>(c, a, qkv, k_cache, v_cache, past, capacity, out);
   });
 }
 

@@ -1,5 +1,6 @@
 // What attention over whole sequences (attention.cpp) and over parts of them (context_attention.cpp) share (a Highway "-inl"
 // header): panels of keys and values, intervals of visible keys, one block of queries against all keys, forward and back.
+// All of it is written over the products that it runs on: Vectors, fp32, or Tiles, bf16 on the tile unit.
 //
 // Masks are intervals: query i sees the keys [low(i), high(i)), whatever combination of causality, window and document
 // start made them. Blocks that nobody sees are skipped, blocks are cut where nobody sees further.
@@ -11,6 +12,8 @@
 
 #include "kernels/attention.hpp"
 #include "kernels/common/dropout.hpp"
+#include "kernels/cpu/amx.hpp"
+#include "kernels/cpu/attention_amx.hpp"
 #include "kernels/cpu/gemm_core-inl.hpp"
 
 #if defined(CAPSTAN_KERNELS_CPU_ATTENTION_CORE_INL) == defined(HWY_TARGET_TOGGLE)
@@ -25,13 +28,19 @@ namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
 inline constexpr int64_t kQueries = 64;  // a block of queries
-inline constexpr int64_t kKeys =
-    144;  // a block of keys: whole panels for every vector length (12, 24 or 48 keys)
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
-static_assert(kKeys % kNr == 0 && kQueries % kMr == 0);
+#if defined(__x86_64__) && defined(__linux__)
+inline constexpr bool kTilesHere =
+    HWY_TARGET == HWY_AVX3;  // every processor with the tile unit runs that one
+#else
+inline constexpr bool kTilesHere = false;
+#endif
 
+HWY_INLINE int64_t whole(int64_t n, int64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
 HWY_INLINE int64_t whole_vectors(int64_t n) {
-  return (n + kStep - 1) / kStep * kStep;
+  return whole(n, kStep);
 }
 template <class T>
 HWY_INLINE const T* at(In x, int64_t i) {
@@ -56,43 +65,6 @@ HWY_INLINE const float* wide_rows(const Rows& x, int64_t n, int64_t cols, float*
   ld = cols;
   return buffer;
 }
-// Panels of X^T for rows [first, first + n) of X: columns are rows of X, depth is d. first is a multiple of kNr.
-HWY_INLINE void pack_as_columns(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d, float* to) {
-  for (int64_t j = first; j < first + n; j += kNr) {
-    const Rows r = x.from(j);
-    const int64_t width = panel_width(rows, j), count = std::min(kNr, rows - j);
-    if (x.narrow())
-      pack_transposed(at<bf16>(r.base, r.offset), r.stride, d, count, width, to + j * d);
-    else
-      pack_transposed(at<float>(r.base, r.offset), r.stride, d, count, width, to + j * d);
-  }
-}
-// Width of the panel that begins at column j of d: 64 columns are 24, 24 and 16, but 32 are 16 and 16, because a panel of one
-// vector leaves half of the multipliers idle.
-HWY_INLINE int64_t depth_panel(int64_t d, int64_t j) {
-  const int64_t vectors = (d - j + kStep - 1) / kStep, panels = (vectors + kNv - 1) / kNv;
-  return (vectors + panels - 1) / panels * kStep;
-}
-// Panels of X: columns are its d columns, depth its rows; rows [first, first + n) of `rows`.
-HWY_INLINE void pack_as_depth(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d, float* to) {
-  const Rows r = x.from(first);
-  for (int64_t j = 0, width; j < d; j += width) {
-    width = depth_panel(d, j);
-    const int64_t cols = std::min(width, d - j);
-    float* panel = to + j * rows + first * width;
-    if (x.narrow())
-      pack_straight(at<bf16>(r.base, r.offset + j), r.stride, n, cols, width, panel);
-    else
-      pack_straight(at<float>(r.base, r.offset + j), r.stride, n, cols, width, panel);
-  }
-}
-HWY_INLINE int64_t columns_floats(int64_t rows, int64_t d) {
-  return whole_vectors(rows) * d;
-}
-HWY_INLINE int64_t depth_floats(int64_t rows, int64_t d) {
-  return rows * whole_vectors(d);
-}
-
 HWY_INLINE void write_row(Out y, int64_t to, const float* from, float factor, int64_t cols) {
   const auto out = array_of<Any>(y);
   const VF f = splat(factor);
@@ -119,11 +91,12 @@ struct Mask {
 };
 
 // The intervals of a block of queries, and of the queries and keys of one block of scores relative to its corner.
+template <class Products>
 struct Block {
   int64_t q0, nq;                         // queries
-  int64_t begin, end;                     // all keys that any of them sees; begin is a multiple of kNr
+  int64_t begin, end;                     // all keys that any of them sees; begin is a multiple of kPanel
   int64_t low[kQueries], high[kQueries];  // keys of each query
-  int64_t k0 = 0, nk = 0, width = 0;      // the current keys; width: whole vectors
+  int64_t k0 = 0, nk = 0, width = 0;      // the current keys; width: whole kUnits
   // Query rows [first, first + count); `position` is the global one of the first.
   Block(const Mask& mask, int64_t first, int64_t count, int64_t position)
       : q0(first), nq(count), begin(mask.keys), end(0) {
@@ -134,12 +107,12 @@ struct Block {
       begin = std::min(begin, low[i]);
       end = std::max(end, high[i]);
     }
-    begin = begin / kNr * kNr;
+    begin = begin / Products::kPanel * Products::kPanel;
   }
   void at_keys(int64_t first) {
     k0 = first;
-    nk = std::min(kKeys, end - k0);
-    width = whole_vectors(nk);
+    nk = std::min(Products::kKeys, end - k0);
+    width = whole(nk, Products::kUnit);
   }
   // Keys of the current block that query i sees, as [from, to).
   HWY_INLINE void keys_of(int64_t i, int64_t& from, int64_t& to) const {
@@ -165,49 +138,232 @@ struct Block {
   }
 };
 
-// scores[nq, kKeys] = alpha X Y^T for the pairs that somebody sees; X: rows at x, Y: panels of columns. Places that nobody
-// sees keep what they held.
-HWY_INLINE void score_products(const Block& b, const float* x, int64_t ldx, const float* y_columns,
-                               int64_t keys, int64_t d, float alpha, float* scores) {
-  for (int64_t i = 0; i < b.nq; i += kMr) {
-    const int64_t rows = std::min<int64_t>(kMr, b.nq - i);
-    int64_t from, to;
-    if (!b.keys_of_rows(i, rows, from, to)) continue;
-    for (int64_t j = from / kNr * kNr; j < to; j += kNr)
-      panel_product_of<From::rows, false>(panel_width(keys, b.k0 + j), d, x + i * ldx, ldx,
-                                          y_columns + (b.k0 + j) * d, alpha, 0.0f, scores + i * kKeys + j,
-                                          kKeys, rows, std::min(kNr, std::min(keys - b.k0, kKeys) - j));
+// ---- the products: how operands are packed, and three kinds of products of a block
+//
+// Both kinds of products have these, for heads of d values, of which sums hold padded(d) a row:
+//   kKeys, kPanel, kUnit  keys of a block; rows of X in a panel; what a row of scores is padded to
+//   pack_columns          X^T for scores: columns are rows of X, depth is d
+//   pack_depth            X for weighted_rows: depth is the rows of X, columns are its d columns
+//   pack_other            X for weighted_columns
+//   scores                scores[nq, kKeys] = X Y^T for the pairs that somebody sees; others keep what they held
+//   weighted_rows         out[nq, padded(d)] += S Y; Y: pack_depth of all keys. A row of S holds zeros, up to the block's
+//                         width, where the query does not see. `weights` says what S is
+//   weighted_columns      sums += S^T X for the block's keys; X: pack_other of all `queries`
+//   key_rows              rows [first, first + kSlab) of those sums, where they lie or in buffer[kSlab, padded(d)]
+// Packing of rows [first, first + n) of `rows` goes to the packed array of all; first is a multiple of kPanel.
+
+inline constexpr int64_t kSlab = 32;
+enum class Weights { probabilities, gradients };
+
+struct Vectors {
+  using Value = float;  // of packed arrays
+  struct Unit {};       // held by whoever multiplies
+
+  static constexpr int64_t kKeys = 144, kPanel = kNr, kUnit = kStep;  // whole panels of 12, 24 or 48 keys
+  static_assert(kKeys % kPanel == 0 && kQueries % kMr == 0);
+
+  static int64_t padded(int64_t d) { return d; }
+  static int64_t columns_size(int64_t rows, int64_t d) { return whole_vectors(rows) * d; }
+  static int64_t depth_size(int64_t rows, int64_t d) { return rows * whole_vectors(d); }
+  static int64_t other_size(int64_t rows, int64_t d) { return depth_size(rows, d); }
+  static int64_t sums_size(int64_t keys, int64_t d) { return keys * d; }
+  static constexpr int64_t narrow_size() { return 0; }
+
+  // The left operand of scores: n rows of queries.
+  struct Left {
+    const float* at;
+    int64_t stride;
+  };
+  static HWY_INLINE Left pack_left(const Rows& x, int64_t n, int64_t d, float* buffer) {
+    int64_t stride;
+    const float* at = wide_rows(x, n, d, buffer, stride);
+    return {at, stride};
   }
-}
-// out[nq, d] += alpha S Y; Y: panels of depth over all keys.
-HWY_INLINE void weighted_rows(const Block& b, const float* s, const float* y_depth, int64_t keys, int64_t d,
-                              float alpha, float* out) {
-  for (int64_t i = 0; i < b.nq; i += kMr) {
-    const int64_t rows = std::min<int64_t>(kMr, b.nq - i);
-    int64_t from, to;
-    if (!b.keys_of_rows(i, rows, from, to)) continue;
-    for (int64_t j = 0, width; j < d; j += width) {
-      width = depth_panel(d, j);
-      panel_product_of<From::rows, false>(width, to - from, s + i * kKeys + from, kKeys,
-                                          y_depth + j * keys + (b.k0 + from) * width, alpha, 1.0f,
-                                          out + i * d + j, d, rows, std::min(width, d - j));
+
+  static HWY_INLINE void pack_columns(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d,
+                                      float* to) {
+    for (int64_t j = first; j < first + n; j += kNr) {
+      const Rows r = x.from(j);
+      const int64_t width = panel_width(rows, j), count = std::min(kNr, rows - j);
+      if (x.narrow())
+        pack_transposed(at<bf16>(r.base, r.offset), r.stride, d, count, width, to + j * d);
+      else
+        pack_transposed(at<float>(r.base, r.offset), r.stride, d, count, width, to + j * d);
     }
   }
-}
-// out[keys, d] += alpha S^T X for the block's keys; X: panels of depth over all `queries`.
-HWY_INLINE void weighted_columns(const Block& b, const float* s, const float* x_depth, int64_t queries,
-                                 int64_t d, float alpha, float* out) {
-  for (int64_t i = 0; i < b.nk; i += kMr) {
-    const int64_t rows = std::min<int64_t>(kMr, b.nk - i);
-    int64_t from, to;
-    if (!b.queries_of(i, rows, from, to)) continue;
+  // Width of the panel that begins at column j of d: 64 columns are 24, 24 and 16, but 32 are 16 and 16, because a panel of one
+  // vector leaves half of the multipliers idle.
+  static HWY_INLINE int64_t depth_panel(int64_t d, int64_t j) {
+    const int64_t vectors = (d - j + kStep - 1) / kStep, panels = (vectors + kNv - 1) / kNv;
+    return (vectors + panels - 1) / panels * kStep;
+  }
+  static HWY_INLINE void pack_depth(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d,
+                                    float* to) {
+    const Rows r = x.from(first);
     for (int64_t j = 0, width; j < d; j += width) {
       width = depth_panel(d, j);
-      panel_product_of<From::columns, false>(width, to - from, s + from * kKeys + i, kKeys,
-                                             x_depth + j * queries + (b.q0 + from) * width, alpha, 1.0f,
-                                             out + (b.k0 + i) * d + j, d, rows, std::min(width, d - j));
+      const int64_t cols = std::min(width, d - j);
+      float* panel = to + j * rows + first * width;
+      if (x.narrow())
+        pack_straight(at<bf16>(r.base, r.offset + j), r.stride, n, cols, width, panel);
+      else
+        pack_straight(at<float>(r.base, r.offset + j), r.stride, n, cols, width, panel);
     }
   }
+  static HWY_INLINE void pack_other(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d,
+                                    float* to) {
+    pack_depth(x, first, n, rows, d, to);
+  }
+
+  static HWY_INLINE void scores(const Block<Vectors>& b, const Left& x, const float* y_columns, int64_t keys,
+                                int64_t d, float* scores) {
+    for (int64_t i = 0; i < b.nq; i += kMr) {
+      const int64_t rows = std::min<int64_t>(kMr, b.nq - i);
+      int64_t from, to;
+      if (!b.keys_of_rows(i, rows, from, to)) continue;
+      for (int64_t j = from / kNr * kNr; j < to; j += kNr)
+        panel_product_of<From::rows, false>(panel_width(keys, b.k0 + j), d, x.at + i * x.stride, x.stride,
+                                            y_columns + (b.k0 + j) * d, 1.0f, 0.0f, scores + i * kKeys + j,
+                                            kKeys, rows, std::min(kNr, std::min(keys - b.k0, kKeys) - j));
+    }
+  }
+  static HWY_INLINE void weighted_rows(const Block<Vectors>& b, Weights /*weights*/, const float* s,
+                                       const float* y_depth, int64_t keys, int64_t d, float* /*narrow*/,
+                                       float* out) {
+    for (int64_t i = 0; i < b.nq; i += kMr) {
+      const int64_t rows = std::min<int64_t>(kMr, b.nq - i);
+      int64_t from, to;
+      if (!b.keys_of_rows(i, rows, from, to)) continue;
+      for (int64_t j = 0, width; j < d; j += width) {
+        width = depth_panel(d, j);
+        panel_product_of<From::rows, false>(width, to - from, s + i * kKeys + from, kKeys,
+                                            y_depth + j * keys + (b.k0 + from) * width, 1.0f, 1.0f,
+                                            out + i * d + j, d, rows, std::min(width, d - j));
+      }
+    }
+  }
+  static HWY_INLINE void weighted_columns(const Block<Vectors>& b, Weights /*weights*/, const float* s,
+                                          const float* x_other, int64_t queries, int64_t d, float* /*narrow*/,
+                                          float* sums) {
+    for (int64_t i = 0; i < b.nk; i += kMr) {
+      const int64_t rows = std::min<int64_t>(kMr, b.nk - i);
+      int64_t from, to;
+      if (!b.queries_of(i, rows, from, to)) continue;
+      for (int64_t j = 0, width; j < d; j += width) {
+        width = depth_panel(d, j);
+        panel_product_of<From::columns, false>(width, to - from, s + from * kKeys + i, kKeys,
+                                               x_other + j * queries + (b.q0 + from) * width, 1.0f, 1.0f,
+                                               sums + (b.k0 + i) * d + j, d, rows, std::min(width, d - j));
+      }
+    }
+  }
+  static const float* key_rows(const float* sums, int64_t first, int64_t d, float* /*buffer*/) {
+    return sums + first * d;
+  }
+};
+
+// bf16 operands; scores, sums and what lies between them are fp32. dS is rounded to bf16 for its products. P is cut into two
+// bf16 numbers: rounded to one, it would make the error of outputs with few keys three times that of rounding outputs.
+// Zeros pad rows and columns to whole panels of 32 and d to whole steps of 32 (amx_core.hpp).
+struct Tiles {
+  using Value = bf16;
+  using Unit = amx::Unit;
+  static constexpr int64_t kKeys = 128, kPanel = 32, kUnit = 32;
+  static_assert(kKeys % kPanel == 0 && kQueries % kPanel == 0 && kPanel == kSlab);
+
+  static int64_t padded(int64_t n) { return whole(n, 32); }
+  static int64_t columns_size(int64_t rows, int64_t d) { return padded(rows) * padded(d); }
+  static int64_t depth_size(int64_t rows, int64_t d) { return columns_size(rows, d); }
+  static int64_t other_size(int64_t rows, int64_t d) { return columns_size(rows, d); }
+  static int64_t sums_size(int64_t keys, int64_t d) { return columns_size(keys, d); }
+  static constexpr int64_t kNarrow = 32 * std::max(kKeys, kQueries);  // a panel of weights
+  static constexpr int64_t narrow_size() { return 2 * kNarrow; }
+
+  using Left = const bf16*;
+  static Left pack_left(const Rows& x, int64_t n, int64_t d, bf16* buffer) {
+    amx::pack(amx::Panels::rows, at<bf16>(x.base, x.offset), x.stride, n, d, buffer, 32 * padded(d));
+    return buffer;
+  }
+  static void pack_columns(const Rows& x, int64_t first, int64_t n, int64_t /*rows*/, int64_t d, bf16* to) {
+    const Rows r = x.from(first);
+    amx::pack(amx::Panels::columns_of_rows, at<bf16>(r.base, r.offset), r.stride, n, d,
+              to + first * padded(d), 32 * padded(d));
+  }
+  static void pack_depth(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d, bf16* to) {
+    const Rows r = x.from(first);
+    amx::pack(amx::Panels::columns, at<bf16>(r.base, r.offset), r.stride, d, n, to + first * 32,
+              32 * padded(rows));
+  }
+  // The product is made as X^T S, because S is cheaper to bring into the right operand's order than into the left one's; so are
+  // its sums: for each panel of keys the blocks of 32 of d, each [32 of d][32 keys].
+  static void pack_other(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d, bf16* to) {
+    const Rows r = x.from(first);
+    amx::pack(amx::Panels::rows_of_columns, at<bf16>(r.base, r.offset), r.stride, d, n, to + first * 32,
+              32 * padded(rows));
+  }
+
+  static void scores(const Block<Tiles>& b, Left x, const bf16* y_columns, int64_t /*keys*/, int64_t d,
+                     float* scores) {
+    const int64_t depth = padded(d);
+    for (int64_t i = 0; i < b.nq; i += 32) {
+      int64_t from, to;
+      if (!b.keys_of_rows(i, std::min<int64_t>(32, b.nq - i), from, to)) continue;
+      for (int64_t j = from / 32 * 32; j < to; j += 32)
+        amx::product(x + i * depth, y_columns + (b.k0 + j) * depth, depth, false, scores + i * kKeys + j,
+                     kKeys);
+    }
+  }
+  static void weighted_rows(const Block<Tiles>& b, Weights weights, const float* s, const bf16* y_depth,
+                            int64_t keys, int64_t d, bf16* narrow, float* out) {
+    const int64_t width = padded(d);
+    bf16* rest = weights == Weights::probabilities ? narrow + kNarrow : nullptr;
+    for (int64_t i = 0; i < b.nq; i += 32) {
+      const int64_t rows = std::min<int64_t>(32, b.nq - i);
+      int64_t from, to;
+      if (!b.keys_of_rows(i, rows, from, to)) continue;
+      from = from / 32 * 32;
+      const int64_t depth = padded(to - from);
+      amx::narrow_rows(s + i * kKeys + from, kKeys, rows, depth, narrow, rest);
+      for (int64_t j = 0; j < width; j += 32) {
+        const bf16* y = y_depth + j * padded(keys) + (b.k0 + from) * 32;
+        amx::product(narrow, y, depth, true, out + i * width + j, width);
+        if (rest) amx::product(rest, y, depth, true, out + i * width + j, width);
+      }
+    }
+  }
+  static void weighted_columns(const Block<Tiles>& b, Weights weights, const float* s, const bf16* x_other,
+                               int64_t queries, int64_t d, bf16* narrow, float* sums) {
+    const int64_t width = padded(d);
+    bf16* rest = weights == Weights::probabilities ? narrow + kNarrow : nullptr;
+    for (int64_t j = 0; j < b.nk; j += 32) {
+      int64_t from, to;
+      if (!b.queries_of(j, std::min<int64_t>(32, b.nk - j), from, to)) continue;
+      from = from / 32 * 32;
+      const int64_t depth = padded(to - from);
+      amx::narrow_columns(s + from * kKeys + j, kKeys, std::min(depth, b.nq - from), narrow, rest);
+      for (int64_t i = 0; i < width; i += 32) {
+        const bf16* x = x_other + i * padded(queries) + (b.q0 + from) * 32;
+        float* block = sums + (b.k0 + j) * width + i * 32;
+        amx::product(x, narrow, depth, true, block, 32);
+        if (rest) amx::product(x, rest, depth, true, block, 32);
+      }
+    }
+  }
+  static const float* key_rows(const float* sums, int64_t first, int64_t d, float* buffer) {
+    amx::transpose_sums(sums + first * padded(d), padded(d), buffer);
+    return buffer;
+  }
+};
+
+// body(Products()) with what suits arrays of that type.
+HWY_INLINE bool on_tiles(DType type) {
+  return kTilesHere && type == DType::bf16 && runs_amx();
+}
+template <class Body>
+HWY_INLINE auto with_products(bool tiles, Body&& body) {
+  if constexpr (kTilesHere)
+    if (tiles) return body(Tiles());
+  return body(Vectors());
 }
 
 struct Dropping {
@@ -229,7 +385,9 @@ HWY_INLINE VF dropped(VF v, const uint32_t* words, hn::Vec<DU> threshold, VF fac
   const auto w = hn::LoadU(DU(), words);
   return hn::IfThenElseZero(hn::RebindMask(DF(), hn::Eq(hn::Max(w, threshold), w)), hn::Mul(v, factor));
 }
-inline constexpr size_t kWords = kKeys + 4 * kLanes;  // up to three words before a block's first
+// Of a block of keys: up to three words before its first.
+template <class Products>
+inline constexpr int64_t kWords = Products::kKeys + 4 * kStep;
 
 HWY_INLINE float exp_one(float x) {
   return hn::GetLane(exp(splat(x)));
@@ -246,56 +404,83 @@ HWY_INLINE void cut_row(float* row, int64_t from, int64_t to, int64_t width, int
   std::memset(row + end, 0, static_cast<size_t>(width - end) * sizeof(float));
 }
 
-// Caps the logits [from, to) of a row, and their neighbours up to whole vectors, before cut_row hides those.
-HWY_INLINE void cap_row(float* row, int64_t from, int64_t to, float cap) {
-  const VF most = splat(cap), inverse = splat(1.0f / cap);
-  for (int64_t j = from / kStep * kStep; j < to; j += kStep)
-    store(softcap(load(row + j), most, inverse), row + j);
-}
-
-// How a product of a query and a key becomes a logit.
+// How a product of a query and a key becomes a logit. scale is positive.
 struct Logits {
   float scale, softcap;
 };
 
+// Turns the products [from, to) of a row, and their neighbours up to whole vectors, into capped logits, before cut_row hides
+// the neighbours.
+HWY_INLINE void cap_row(float* row, int64_t from, int64_t to, Logits logits) {
+  const VF most = splat(logits.softcap), inverse = splat(logits.scale / logits.softcap);
+  for (int64_t j = from / kStep * kStep; j < to; j += kStep)
+    store(softcap(load(row + j), most, inverse), row + j);
+}
+
+// Scratch in the order in which it is asked for: of floats, or of what products take (kernels/context.hpp, Context::scratch).
+struct Taker {
+  float* base;  // null: only the size is wanted
+  size_t floats = 0;
+  template <class T = float>
+  T* take(int64_t n) {
+    float* here = base ? base + floats : nullptr;
+    floats += static_cast<size_t>(whole(n * static_cast<int64_t>(sizeof(T)), 64)) / sizeof(float);
+    return reinterpret_cast<T*>(here);
+  }
+};
+
 // ---- forward
 
-// A worker's scratch: one block of scores, its output rows, and the queries where they must be widened.
+// A worker's scratch: one block of scores, its output rows, and the queries where they must be brought into order.
+template <class Products>
 struct ForwardScratch {
-  float *scores, *out, *q, *max, *sum;
+  using Value = typename Products::Value;
+  float *scores, *out, *max, *sum;
+  Value *q, *narrow;
   uint32_t* words;
-  static size_t floats(int64_t d) { return static_cast<size_t>(kQueries * (kKeys + 2 * d + 2)) + kWords; }
-  ForwardScratch(float* base, int64_t d)
-      : scores(base),
-        out(scores + kQueries * kKeys),
-        q(out + kQueries * d),
-        max(q + kQueries * d),
-        sum(max + kQueries),
-        words(reinterpret_cast<uint32_t*>(sum + kQueries)) {}
+  size_t floats;
+  ForwardScratch(float* base, int64_t d) {
+    Taker t{base};
+    scores = t.take(kQueries * Products::kKeys);
+    out = t.take(kQueries * Products::padded(d));
+    max = t.take(kQueries);
+    sum = t.take(kQueries);
+    q = t.template take<Value>(kQueries * Products::padded(d));
+    narrow = t.template take<Value>(Products::narrow_size());
+    words = t.template take<uint32_t>(kWords<Products>);
+    floats = t.floats;
+  }
 };
 
 // Keys [0, keys) of one head, packed.
+template <class Products>
 struct PackedKeys {
-  const float *k_columns, *v_depth;
+  const typename Products::Value *k_columns, *v_depth;
   int64_t keys;
 };
 
 // A block of queries before it has seen a key.
-HWY_INLINE void begin_rows(const ForwardScratch& s, const Block& b, int64_t d) {
-  std::memset(s.out, 0, static_cast<size_t>(b.nq * d) * sizeof(float));
+template <class Products>
+HWY_INLINE void begin_rows(const ForwardScratch<Products>& s, const Block<Products>& b, int64_t d) {
+  std::memset(s.out, 0, static_cast<size_t>(b.nq * Products::padded(d)) * sizeof(float));
   for (int64_t i = 0; i < b.nq; ++i) s.max[i] = -kInfinity, s.sum[i] = 0;
 }
 
 // The block of queries against the keys that it sees of these: s.max and s.sum are the running maximum and sum of the
 // exponentials, s.out the sum of values so weighted.
-HWY_INLINE void attend(const ForwardScratch& s, Block& b, const float* q, int64_t ldq, const PackedKeys& kv,
-                       int64_t d, Logits logits, const Dropping& drop, const int64_t* row_ids) {
+template <class Products>
+HWY_INLINE void attend(const ForwardScratch<Products>& s, Block<Products>& b,
+                       const typename Products::Left& q, const PackedKeys<Products>& kv, int64_t d,
+                       Logits logits, const Dropping& drop, const int64_t* row_ids) {
+  constexpr int64_t kKeys = Products::kKeys;
   const auto threshold = hn::Set(DU(), dropout_threshold(drop.p));
   const VF keep_factor = splat(drop.p > 0 ? 1.0f / (1.0f - drop.p) : 1.0f);
+  const VF scale = splat(logits.softcap > 0 ? 1.0f : logits.scale);  // capped logits are scaled already
+  const int64_t width = Products::padded(d);
 
   for (int64_t k0 = b.begin; k0 < b.end; k0 += kKeys) {
     b.at_keys(k0);
-    score_products(b, q, ldq, kv.k_columns, kv.keys, d, logits.scale, s.scores);
+    Products::scores(b, q, kv.k_columns, kv.keys, d, s.scores);
     for (int64_t i = 0; i < b.nq; ++i) {
       float* row = s.scores + i * kKeys;
       int64_t from, to, begin, end;
@@ -304,22 +489,22 @@ HWY_INLINE void attend(const ForwardScratch& s, Block& b, const float* q, int64_
         std::memset(row, 0, static_cast<size_t>(b.width) * sizeof(float));
         continue;
       }
-      if (logits.softcap > 0) cap_row(row, from, to, logits.softcap);
+      if (logits.softcap > 0) cap_row(row, from, to, logits);
       cut_row(row, from, to, b.width, begin, end);
       VF m = load(row + begin);
       for (int64_t j = begin + kStep; j < end; j += kStep) m = hn::Max(m, load(row + j));
-      const float highest = std::max(s.max[i], max_lanes(m));
+      const float highest = std::max(s.max[i], max_lanes(hn::Mul(m, scale)));
       const VF top = splat(highest);
       VF total = hn::Zero(DF());
       for (int64_t j = begin; j < end; j += kStep) {
-        const VF p = exp_not_positive(hn::Sub(load(row + j), top));
+        const VF p = exp_not_positive(hn::MulSub(load(row + j), scale, top));
         total = hn::Add(total, p);
         store(p, row + j);
       }
       if (highest != s.max[i]) {
         const float correction = exp_one(s.max[i] - highest);
         const VF f = splat(correction);
-        float* o = s.out + i * d;
+        float* o = s.out + i * width;
         s.sum[i] *= correction;
         s.max[i] = highest;
         for_vectors(
@@ -333,7 +518,7 @@ HWY_INLINE void attend(const ForwardScratch& s, Block& b, const float* q, int64_
           store(dropped(load(row + j), words + j, threshold, keep_factor), row + j);
       }
     }
-    weighted_rows(b, s.scores, kv.v_depth, kv.keys, d, 1.0f, s.out);
+    Products::weighted_rows(b, Weights::probabilities, s.scores, kv.v_depth, kv.keys, d, s.narrow, s.out);
   }
 }
 
@@ -344,40 +529,45 @@ HWY_INLINE void attend(const ForwardScratch& s, Block& b, const float* q, int64_
 // times 1 - (L / c)².
 
 // What one worker needs for `queries` rows of queries and `keys` keys: the keys' panels serve all heads of the group, those of
-// the queries one head.
+// the queries one head. dq, and of the keys dk, wait for the scale.
+template <class Products>
 struct BackwardScratch {
-  float *p, *dp, *dq, *q, *dout, *delta, *k_columns, *v_columns, *k_depth, *q_depth, *dout_depth, *dk, *dv;
+  using Value = typename Products::Value;
+  float *p, *dp, *dq, *delta, *dk, *dv;
+  Value *q, *dout, *narrow, *k_columns, *v_columns, *k_depth, *q_other, *dout_other;
   uint32_t* words;
-  size_t floats = 0;
+  size_t floats;
   BackwardScratch(float* base, int64_t queries, int64_t keys, int64_t d) {
-    auto take = [&](int64_t n) {
-      float* here = base ? base + floats : nullptr;
-      floats += static_cast<size_t>((n + 15) / 16 * 16);
-      return here;
-    };
-    p = take(kQueries * kKeys);
-    dp = take(kQueries * kKeys);
-    dq = take(kQueries * d);
-    q = take(kQueries * d);
-    dout = take(kQueries * d);
-    delta = take(kQueries);
-    words = reinterpret_cast<uint32_t*>(take(kWords));
-    k_columns = take(columns_floats(keys, d));
-    v_columns = take(columns_floats(keys, d));
-    k_depth = take(depth_floats(keys, d));
-    q_depth = take(depth_floats(queries, d));
-    dout_depth = take(depth_floats(queries, d));
-    dk = take(keys * d);
-    dv = take(keys * d);
+    Taker t{base};
+    p = t.take(kQueries * Products::kKeys);
+    dp = t.take(kQueries * Products::kKeys);
+    dq = t.take(kQueries * Products::padded(d));
+    delta = t.take(kQueries);
+    dk = t.take(Products::sums_size(keys, d));
+    dv = t.take(Products::sums_size(keys, d));
+    q = t.template take<Value>(kQueries * Products::padded(d));
+    dout = t.template take<Value>(kQueries * Products::padded(d));
+    narrow = t.template take<Value>(Products::narrow_size());
+    k_columns = t.template take<Value>(Products::columns_size(keys, d));
+    v_columns = t.template take<Value>(Products::columns_size(keys, d));
+    k_depth = t.template take<Value>(Products::depth_size(keys, d));
+    q_other = t.template take<Value>(Products::other_size(queries, d));
+    dout_other = t.template take<Value>(Products::other_size(queries, d));
+    words = t.template take<uint32_t>(kWords<Products>);
+    floats = t.floats;
   }
 };
 
-// P and dS of the current block of scores from logits in s.p and dO V^T in s.dp; s.p then holds P with dropout.
-template <bool kCapped>
-HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const float* lse, float cap,
-                                const Dropping& drop, const int64_t* row_ids) {
+// P and dS of the current block of scores from Q K^T in s.p and dO V^T in s.dp; s.p then holds P with dropout.
+template <bool kCapped, class Products>
+HWY_INLINE void score_gradients(const BackwardScratch<Products>& s, const Block<Products>& b,
+                                const float* lse, Logits logits, const Dropping& drop,
+                                const int64_t* row_ids) {
+  constexpr int64_t kKeys = Products::kKeys;
   const auto threshold = hn::Set(DU(), dropout_threshold(drop.p));
   const VF keep_factor = splat(drop.p > 0 ? 1.0f / (1.0f - drop.p) : 1.0f);
+  const VF scale = splat(kCapped ? 1.0f : logits.scale),
+           inverse_cap = splat(kCapped ? 1.0f / logits.softcap : 0.0f);
   for (int64_t i = 0; i < b.nq; ++i) {
     float *p = s.p + i * kKeys, *dp = s.dp + i * kKeys;
     int64_t from, to, begin, end;
@@ -387,7 +577,7 @@ HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const 
       std::memset(dp, 0, static_cast<size_t>(b.width) * sizeof(float));
       continue;
     }
-    if constexpr (kCapped) cap_row(p, from, to, cap);
+    if constexpr (kCapped) cap_row(p, from, to, logits);
     cut_row(p, from, to, b.width, begin, end);
     std::memset(dp, 0, static_cast<size_t>(from) * sizeof(float));
     std::memset(dp + to, 0, static_cast<size_t>(b.width - to) * sizeof(float));
@@ -395,7 +585,7 @@ HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const 
     const uint32_t* words =
         drop.p > 0 ? dropout_words(drop, row_ids[b.q0 + i], b.k0, b.width, s.words) : nullptr;
     for (int64_t j = begin; j < end; j += kStep) {
-      const VF logit = load(p + j), pv = exp_not_positive(hn::Sub(logit, l));
+      const VF logit = load(p + j), pv = exp_not_positive(hn::MulSub(logit, scale, l));
       VF dpv = load(dp + j);
       if (drop.p > 0) {
         dpv = dropped(dpv, words + j, threshold, keep_factor);
@@ -405,7 +595,7 @@ HWY_INLINE void score_gradients(const BackwardScratch& s, const Block& b, const 
       }
       VF ds = hn::Mul(pv, hn::Sub(dpv, delta));
       if constexpr (kCapped) {  // hidden logits are -infinity: as if at the cap, their slope is 0
-        const VF t = hn::Max(hn::Mul(logit, splat(1.0f / cap)), splat(-1.0f));
+        const VF t = hn::Max(hn::Mul(logit, inverse_cap), splat(-1.0f));
         ds = hn::Mul(ds, hn::NegMulAdd(t, t, splat(1.0f)));
       }
       store(ds, dp + j);
@@ -418,30 +608,34 @@ struct QueryRows {
   Rows q, out, dout;
   const float* lse;
   const int64_t* row_ids;  // only with dropout
-  int64_t count;           // rows in s.q_depth and s.dout_depth
+  int64_t count;           // rows in s.q_other and s.dout_other
 };
 
-HWY_INLINE void pack_queries(const BackwardScratch& s, const QueryRows& rows, int64_t d) {
-  pack_as_depth(rows.q, 0, rows.count, rows.count, d, s.q_depth);
-  pack_as_depth(rows.dout, 0, rows.count, rows.count, d, s.dout_depth);
+template <class Products>
+HWY_INLINE void pack_queries(const BackwardScratch<Products>& s, const QueryRows& rows, int64_t d) {
+  Products::pack_other(rows.q, 0, rows.count, rows.count, d, s.q_other);
+  Products::pack_other(rows.dout, 0, rows.count, rows.count, d, s.dout_other);
 }
-HWY_INLINE void pack_keys(const BackwardScratch& s, const Rows& k, const Rows& v, int64_t keys, int64_t d) {
-  pack_as_columns(k, 0, keys, keys, d, s.k_columns);
-  pack_as_columns(v, 0, keys, keys, d, s.v_columns);
-  pack_as_depth(k, 0, keys, keys, d, s.k_depth);
-  std::memset(s.dk, 0, static_cast<size_t>(keys * d) * sizeof(float));
-  std::memset(s.dv, 0, static_cast<size_t>(keys * d) * sizeof(float));
+template <class Products>
+HWY_INLINE void pack_keys(const BackwardScratch<Products>& s, const Rows& k, const Rows& v, int64_t keys,
+                          int64_t d) {
+  Products::pack_columns(k, 0, keys, keys, d, s.k_columns);
+  Products::pack_columns(v, 0, keys, keys, d, s.v_columns);
+  Products::pack_depth(k, 0, keys, keys, d, s.k_depth);
+  std::memset(s.dk, 0, static_cast<size_t>(Products::sums_size(keys, d)) * sizeof(float));
+  std::memset(s.dv, 0, static_cast<size_t>(Products::sums_size(keys, d)) * sizeof(float));
 }
 
-// One block of queries against the packed keys: s.dq is its gradient, s.dk and s.dv grow by its part.
-HWY_INLINE void backward_block(const BackwardScratch& s, Block& block, const QueryRows& rows, int64_t keys,
-                               int64_t d, Logits logits, const Dropping& drop) {
+// One block of queries against the packed keys: s.dq is its gradient but for the scale, s.dk and s.dv grow by its part.
+template <class Products>
+HWY_INLINE void backward_block(const BackwardScratch<Products>& s, Block<Products>& block,
+                               const QueryRows& rows, int64_t keys, int64_t d, Logits logits,
+                               const Dropping& drop) {
   const auto o_array = array_of<Any>(rows.out.base), do_array = array_of<Any>(rows.dout.base);
   const int64_t q0 = block.q0;
-  int64_t ldq, ldo;
-  const float* q_wide = wide_rows(rows.q.from(q0), block.nq, d, s.q, ldq);
-  const float* do_wide = wide_rows(rows.dout.from(q0), block.nq, d, s.dout, ldo);
-  std::memset(s.dq, 0, static_cast<size_t>(block.nq * d) * sizeof(float));
+  const auto q = Products::pack_left(rows.q.from(q0), block.nq, d, s.q);
+  const auto dout = Products::pack_left(rows.dout.from(q0), block.nq, d, s.dout);
+  std::memset(s.dq, 0, static_cast<size_t>(block.nq * Products::padded(d)) * sizeof(float));
   for (int64_t i = 0; i < block.nq; ++i) {
     const int64_t o = rows.out.from(q0 + i).offset, g = rows.dout.from(q0 + i).offset;
     VF sum = hn::Zero(DF());
@@ -451,17 +645,30 @@ HWY_INLINE void backward_block(const BackwardScratch& s, Block& block, const Que
             HWY_ATTR { sum = hn::MulAdd(o_array.part(o + j, n), do_array.part(g + j, n), sum); });
     s.delta[i] = sum_lanes(sum);
   }
-  for (int64_t k0 = block.begin; k0 < block.end; k0 += kKeys) {
+  for (int64_t k0 = block.begin; k0 < block.end; k0 += Products::kKeys) {
     block.at_keys(k0);
-    score_products(block, q_wide, ldq, s.k_columns, keys, d, logits.scale, s.p);
-    score_products(block, do_wide, ldo, s.v_columns, keys, d, 1.0f, s.dp);
+    Products::scores(block, q, s.k_columns, keys, d, s.p);
+    Products::scores(block, dout, s.v_columns, keys, d, s.dp);
     if (logits.softcap > 0)
-      score_gradients<true>(s, block, rows.lse, logits.softcap, drop, rows.row_ids);
+      score_gradients<true>(s, block, rows.lse, logits, drop, rows.row_ids);
     else
-      score_gradients<false>(s, block, rows.lse, 0, drop, rows.row_ids);
-    weighted_columns(block, s.p, s.dout_depth, rows.count, d, 1.0f, s.dv);
-    weighted_columns(block, s.dp, s.q_depth, rows.count, d, logits.scale, s.dk);
-    weighted_rows(block, s.dp, s.k_depth, keys, d, logits.scale, s.dq);
+      score_gradients<false>(s, block, rows.lse, logits, drop, rows.row_ids);
+    Products::weighted_columns(block, Weights::probabilities, s.p, s.dout_other, rows.count, d, s.narrow,
+                               s.dv);
+    Products::weighted_columns(block, Weights::gradients, s.dp, s.q_other, rows.count, d, s.narrow, s.dk);
+    Products::weighted_rows(block, Weights::gradients, s.dp, s.k_depth, keys, d, s.narrow, s.dq);
+  }
+}
+
+// put(i, dk, dv) for the rows of all keys. dk still wants the scale; s.dq is used.
+template <class Products, class Put>
+HWY_INLINE void for_key_rows(const BackwardScratch<Products>& s, int64_t keys, int64_t d, Put&& put) {
+  const int64_t width = Products::padded(d);
+  for (int64_t first = 0; first < keys; first += kSlab) {
+    const float* dk = Products::key_rows(s.dk, first, d, s.dq);
+    const float* dv = Products::key_rows(s.dv, first, d, s.dq + kSlab * width);
+    for (int64_t i = 0; i < std::min(kSlab, keys - first); ++i)
+      put(first + i, dk + i * width, dv + i * width);
   }
 }
 

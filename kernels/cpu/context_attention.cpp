@@ -52,20 +52,20 @@ struct RunPanels {
     for (int r = 0; r < 2; ++r) {
       const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
       at[r] = floats;
-      values[r] = floats + columns_floats(run.count, d);
-      if (seen(a, run)) floats = values[r] + depth_floats(run.count, d);
+      values[r] = floats + Vectors::columns_size(run.count, d);
+      if (seen(a, run)) floats = values[r] + Vectors::depth_size(run.count, d);
     }
   }
 };
 
 ScratchNeed forward_scratch(AttentionPart a) {
   return {static_cast<size_t>(a.shape.batch * a.shape.qkv.groups * RunPanels(a).floats) * sizeof(float),
-          ForwardScratch::floats(a.shape.qkv.head_dim) * sizeof(float)};
+          ForwardScratch<Vectors>(nullptr, a.shape.qkv.head_dim).floats * sizeof(float)};
 }
 
 // A block of queries as another call left it: the sum of its exponentials is that of one key with the logit lse.
-HWY_INLINE void resume_rows(const ForwardScratch& s, const Block& b, int64_t d, const float* out,
-                            int64_t out_stride, const float* lse) {
+HWY_INLINE void resume_rows(const ForwardScratch<Vectors>& s, const Block<Vectors>& b, int64_t d,
+                            const float* out, int64_t out_stride, const float* lse) {
   for (int64_t i = 0; i < b.nq; ++i) {
     std::memcpy(s.out + i * d, out + i * out_stride, static_cast<size_t>(d) * sizeof(float));
     s.max[i] = lse[i];
@@ -80,7 +80,8 @@ void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document
                 d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
                 keys = a.keys.rows();
   const RunPanels panels(a);
-  auto* packed = reinterpret_cast<float*>(reserve_scratch(c, forward_scratch(a)));
+  const ScratchNeed need = forward_scratch(a);
+  auto* packed = reinterpret_cast<float*>(reserve_scratch(c, need));
 
   for (int r = 0; r < 2; ++r) {
     const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
@@ -91,10 +92,10 @@ void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document
                     group = tile / slabs % groups;
       const int64_t token = tile / slabs / groups * keys + first_row(a.keys, r);
       float* to = packed + tile / slabs * panels.floats;
-      pack_as_columns({kv, token * kv_row + kv_layout.key(group), kv_row}, first, n, run.count, d,
-                      to + panels.at[r]);
-      pack_as_depth({kv, token * kv_row + kv_layout.value(group), kv_row}, first, n, run.count, d,
-                    to + panels.values[r]);
+      Vectors::pack_columns({kv, token * kv_row + kv_layout.key(group), kv_row}, first, n, run.count, d,
+                            to + panels.at[r]);
+      Vectors::pack_depth({kv, token * kv_row + kv_layout.value(group), kv_row}, first, n, run.count, d,
+                          to + panels.values[r]);
     });
   }
 
@@ -110,29 +111,28 @@ void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document
     const int64_t q0 = (block - (query_run ? blocks_before : 0)) * kQueries,
                   n = std::min(kQueries, queries.count - q0),
                   first_query = b * seq + first_row(a.queries, query_run) + q0;  // row of all queries
-    const ForwardScratch s(c.scratch_of<float>(worker, ForwardScratch::floats(d)), d);
+    const ForwardScratch<Vectors> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), d);
     float* out_rows = out + first_query * heads * d + head * d;
     float* lse_rows = lse + (b * heads + head) * seq + first_query - b * seq;
 
-    const float* q = nullptr;
-    int64_t ldq = 0;
+    Vectors::Left q{nullptr, 0};
     for (int r = 0; r < 2; ++r) {
       const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
       if (!a.sees({queries.begin + q0, n}, run)) continue;
-      Block scores(mask_of(a, run, document_start, first_query), 0, n, queries.begin + q0);
+      Block<Vectors> scores(mask_of(a, run, document_start, first_query), 0, n, queries.begin + q0);
       if (scores.begin >= scores.end) continue;
-      if (!q) {
-        q = wide_rows({qkv, first_query * row + layout.query(head), row}, n, d, s.q, ldq);
+      if (!q.at) {
+        q = Vectors::pack_left({qkv, first_query * row + layout.query(head), row}, n, d, s.q);
         if (accumulate)
           resume_rows(s, scores, d, out_rows, heads * d, lse_rows);
         else
           begin_rows(s, scores, d);
       }
       const float* group_panels = packed + (b * groups + group) * panels.floats;
-      attend(s, scores, q, ldq, {group_panels + panels.at[r], group_panels + panels.values[r], run.count}, d,
+      attend(s, scores, q, {group_panels + panels.at[r], group_panels + panels.values[r], run.count}, d,
              {a.shape.scale, a.shape.softcap}, dropping(a, run, head), moved(row_ids, first_query));
     }
-    if (!q) {  // nothing to see
+    if (!q.at) {  // nothing to see
       for (int64_t i = 0; i < n && !accumulate; ++i) {
         std::memset(out_rows + i * heads * d, 0, static_cast<size_t>(d) * sizeof(float));
         lse_rows[i] = -kInfinity;
@@ -158,15 +158,16 @@ struct LongestRuns {
 
 ScratchNeed backward_scratch(AttentionPart a) {
   const LongestRuns longest(a);
-  return {0, BackwardScratch(nullptr, longest.queries, longest.keys, a.shape.qkv.head_dim).floats *
+  return {0, BackwardScratch<Vectors>(nullptr, longest.queries, longest.keys, a.shape.qkv.head_dim).floats *
                  sizeof(float)};
 }
 
-HWY_INLINE void add_row(float* to, const float* from, int64_t cols) {
+HWY_INLINE void add_row(float* to, const float* from, float factor, int64_t cols) {
+  const VF f = splat(factor);
   for_vectors(
-      cols, [&](int64_t i) HWY_ATTR { store(hn::Add(load(to + i), load(from + i)), to + i); },
+      cols, [&](int64_t i) HWY_ATTR { store(hn::MulAdd(f, load(from + i), load(to + i)), to + i); },
       [&](int64_t i, int64_t n)
-          HWY_ATTR { store_part(hn::Add(load_part(to + i, n), load_part(from + i, n)), to + i, n); });
+          HWY_ATTR { store_part(hn::MulAdd(f, load_part(from + i, n), load_part(to + i, n)), to + i, n); });
 }
 
 // One tile does all heads of one group of one sequence, run of keys after run of keys.
@@ -182,8 +183,8 @@ void backward(Context& c, AttentionPart a, In qkv, In kv, In out, const float* l
 
   c.pool->parallel_for(a.shape.batch * groups, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t b = tile / groups, group = tile % groups;
-    const BackwardScratch s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), longest.queries,
-                            longest.keys, d);
+    const BackwardScratch<Vectors> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)),
+                                     longest.queries, longest.keys, d);
     for (int r = 0; r < 2; ++r) {
       const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
       if (run.count == 0) continue;
@@ -207,18 +208,19 @@ void backward(Context& c, AttentionPart a, In qkv, In kv, In out, const float* l
           const Mask mask = mask_of(a, run, document_start, first_query);
           pack_queries(s, rows, d);
           for (int64_t q0 = 0; q0 < queries.count; q0 += kQueries) {
-            Block block(mask, q0, std::min(kQueries, queries.count - q0), queries.begin + q0);
+            Block<Vectors> block(mask, q0, std::min(kQueries, queries.count - q0), queries.begin + q0);
             if (block.begin >= block.end) continue;
             backward_block(s, block, rows, run.count, d, {a.shape.scale, a.shape.softcap},
                            dropping(a, run, head));
-            for (int64_t i = 0; i < block.nq; ++i) add_row(dqkv + query_at + (q0 + i) * row, s.dq + i * d, d);
+            for (int64_t i = 0; i < block.nq; ++i)
+              add_row(dqkv + query_at + (q0 + i) * row, s.dq + i * d, a.shape.scale, d);
           }
         }
-      for (int64_t i = 0; i < run.count; ++i) {
-        float* to = dkv + key_at + i * kv_row;
-        std::memcpy(to, s.dk + i * d, static_cast<size_t>(d) * sizeof(float));
-        std::memcpy(to + d, s.dv + i * d, static_cast<size_t>(d) * sizeof(float));
-      }
+      for_key_rows(s, run.count, d, [&](int64_t i, const float* dk, const float* dv) HWY_ATTR {
+        const int64_t to = key_at + i * kv_row;
+        write_row({dkv, DType::f32}, to, dk, a.shape.scale, d);
+        write_row({dkv, DType::f32}, to + d, dv, 1.0f, d);
+      });
     }
   });
 }

@@ -262,7 +262,7 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
     attended = converted(wide, type);
   } else {
     attended = Tensor::empty(device, {plan.rows(), width}, type);
-    device.foresee(device.table().attention->forward_scratch(plan.shape));
+    device.foresee(device.table().attention->forward_scratch(plan.shape, packed.dtype()));
     launch(device, device.table().attention->forward, plan.shape, packed, documents, row_ids, attended, lse);
   }
   const Tensor out = plan.heads.rows_of_output(attended);
@@ -290,7 +290,7 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
                                            wanted);
                         } else {
                           dqkv = Tensor::empty(dev, kept.shape(), wanted);
-                          dev.foresee(dev.table().attention->backward_scratch(plan.shape));
+                          dev.foresee(dev.table().attention->backward_scratch(plan.shape, kept.dtype()));
                           launch(dev, dev.table().attention->backward, plan.shape, kept, step.saved(1),
                                  step.saved(2), dout, document_start, ids, dqkv);
                         }

@@ -151,6 +151,95 @@ TEST_CASE("queries that see nothing give zero and no gradient") {
   check_attention(a, DType::f32, documents, 8);
 }
 
+// The same attention in bf16 and in fp32 on its widened inputs: only rounding may be between them.
+void check_narrow(const AttentionShape& a, const Vec<int32_t>& documents, uint64_t seed) {
+  INFO("groups=", a.qkv.groups, " heads/group=", a.qkv.heads_per_group, " d=", a.qkv.head_dim,
+       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
+       " dropout=", a.dropout, " packed=", !documents.empty());
+  const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), d = a.qkv.head_dim;
+  const Array qkv(DType::bf16, random_values(tokens * a.qkv.row(), seed)),
+      dout(DType::bf16, random_values(tokens * heads * d, seed + 1));
+  const auto ids = row_ids(tokens);
+  const int32_t* document_start = documents.empty() ? nullptr : documents.data();
+  const int64_t* row_ids = a.dropout > 0 ? ids.data() : nullptr;
+  const auto forward = [&](DType type) {
+    const Array x(type, qkv.rounded());
+    return run_kernel(
+        {Array::zeros(type, tokens * heads * d, NAN), Array::zeros(DType::f32, a.batch * heads * a.seq, NAN)},
+        [&](kernels::Context& c, Vec<Array>& o) {
+          attention().forward(c, a, x, document_start, row_ids, o[0].out(), o[1].f32());
+          kernels::Context foreseen;
+          foreseen.foresee(attention().forward_scratch(a, type), c.pool->size());
+          CHECK(c.scratch_bytes() == foreseen.scratch_bytes());
+        });
+  };
+  const auto narrow = forward(DType::bf16), wide = forward(DType::f32);
+  CHECK(error(narrow[0].rounded(), wide[0].rounded()) < 0.004);  // half a step of bf16 and the rest of P
+  CHECK(error(narrow[1].rounded(), wide[1].rounded()) < 2e-6);
+  const auto backward = [&](DType type) {
+    const Array x(type, qkv.rounded()), y(type, narrow[0].rounded()), dy(type, dout.rounded());
+    Array lse = wide[1];
+    return run_kernel({Array::zeros(type, tokens * a.qkv.row(), NAN)},
+                      [&](kernels::Context& c, Vec<Array>& o) {
+                        attention().backward(c, a, x, y, lse.f32(), dy, document_start, row_ids, o[0].out());
+                        kernels::Context foreseen;
+                        foreseen.foresee(attention().backward_scratch(a, type), c.pool->size());
+                        CHECK(c.scratch_bytes() == foreseen.scratch_bytes());
+                      })[0]
+        .rounded();
+  };
+  CHECK(error(backward(DType::bf16), backward(DType::f32)) < 0.01);
+}
+
+TEST_CASE("bf16 attention is fp32 attention of the widened inputs but for rounding") {
+  uint64_t seed = 900;
+  for (const auto [seq, d] : {std::array<int64_t, 2>{1, 1},
+                              {7, 3},
+                              {31, 33},
+                              {33, 31},
+                              {65, 40},
+                              {129, 64},
+                              {193, 72},
+                              {259, 96}}) {
+    AttentionShape a = attention_shape(2, 3, d, 2, seq);
+    check_narrow(a, {}, seed++);
+    check_narrow(a, packed_documents(2, seq, 4), seed++);
+    a.dropout = 0.2f;
+    a.window = 43;
+    check_narrow(a, {}, seed++);
+    a.softcap = 0.7f;
+    check_narrow(a, packed_documents(2, seq, 5), seed++);
+    a.window = 0;
+    a.causal = false;
+    check_narrow(a, {}, seed++);
+  }
+}
+
+TEST_CASE("dropout drops the same pairs in bf16 as in fp32") {
+  AttentionShape a = attention_shape(2, 2, 150, 1, 150);
+  a.dropout = 0.4f;
+  auto values = random_values(a.seq * a.qkv.row(), 77);
+  for (int64_t t = 0; t < a.seq; ++t)  // value of key t: one at t, so that outputs are the weights
+    for (int64_t g = 0; g < 2; ++g)
+      for (int64_t i = 0; i < 150; ++i)
+        values[static_cast<size_t>(t * a.qkv.row() + a.qkv.value(g) + i)] = i == t ? 1 : 0;
+  const auto ids = row_ids(a.seq);
+  Vec<bool> kept[2];
+  for (size_t type = 0; type < 2; ++type) {
+    const Array qkv(kTypes[type], values);
+    const auto y =
+        run_kernel({Array::zeros(kTypes[type], a.seq * 4 * 150), Array::zeros(DType::f32, a.seq * 4)},
+                   [&](kernels::Context& c, Vec<Array>& o) {
+                     attention().forward(c, a, qkv, nullptr, ids.data(), o[0].out(), o[1].f32());
+                   });
+    for (const double p : y[0].rounded()) kept[type].push_back(p > 0);
+  }
+  CHECK(kept[0] == kept[1]);
+  const auto share =
+      static_cast<double>(std::count(kept[0].begin(), kept[0].end(), true)) / (4 * 150 * 151 / 2);
+  CHECK(share == doctest::Approx(0.6).epsilon(0.03));
+}
+
 TEST_CASE("generation with a cache continues as the full sequence would") {
   for (DType type : kTypes)
     for (const auto [past, now] :

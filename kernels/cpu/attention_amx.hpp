@@ -1,0 +1,41 @@
+// What attention puts together from the tile unit (attention_core-inl.hpp, Tiles). Panels and steps are those of amx_core.hpp;
+// all arrays that they fill begin at a multiple of 64 bytes. Only where runs_amx().
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/dtype.hpp"
+
+namespace capstan::kernels::amx {
+
+void set_up_tiles();  // of the calling thread
+void give_back_tiles();
+
+// Held by whoever calls product.
+class Unit {
+ public:
+  Unit() { set_up_tiles(); }
+  ~Unit() { give_back_tiles(); }
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+};
+
+// Which panels of an operand, and how they lie in the array: rows of the left one or columns of the right one, each of them a row
+// or a column of the array.
+enum class Panels { rows, rows_of_columns, columns, columns_of_rows };
+// n rows (columns) with a depth of k; `stride` values from panel to panel. Zeros pad both to multiples of 32.
+void pack(Panels panels, const bf16* from, int64_t ld, int64_t n, int64_t k, bf16* to, int64_t stride);
+
+// sums[32][32] (+)= one panel times another over a depth of whole 32.
+void product(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums, int64_t ld);
+
+// A left panel of s[rows][depth] rounded, rows <= 32; zeros pad it to 32 rows. depth is a multiple of 32. A second panel, in
+// `rest` if that is given, holds what the rounding left, rounded itself: both together have 16 bits of s.
+void narrow_rows(const float* s, int64_t ld, int64_t rows, int64_t depth, bf16* to, bf16* rest);
+// The same for a right panel of s[depth][32]; zeros pad its depth to a multiple of 32.
+void narrow_columns(const float* s, int64_t ld, int64_t depth, bf16* to, bf16* rest);
+
+// to[32][n] from n / 32 blocks [32 of n][32].
+void transpose_sums(const float* blocks, int64_t n, float* to);
+
+}  // namespace capstan::kernels::amx
