@@ -16,14 +16,23 @@ CAPSTAN_AMX_CALLED void give_back_tiles() {
 CAPSTAN_AMX_CALLED void pack(Panels panels, const bf16* from, int64_t ld, int64_t n, int64_t k, bf16* to,
                              int64_t stride) {
   switch (panels) {
-    case Panels::rows: pack_panels(true, true, from, ld, n, k, to, stride); break;
-    case Panels::rows_of_columns: pack_panels(true, false, from, ld, n, k, to, stride); break;
-    case Panels::columns: pack_panels(false, false, from, ld, n, k, to, stride); break;
-    case Panels::columns_of_rows: pack_panels(false, true, from, ld, n, k, to, stride); break;
+    case Panels::rows:
+      pack_panels(true, true, from, ld, n, k, to, stride);
+      break;
+    case Panels::rows_of_columns:
+      pack_panels(true, false, from, ld, n, k, to, stride);
+      break;
+    case Panels::columns:
+      pack_panels(false, false, from, ld, n, k, to, stride);
+      break;
+    case Panels::columns_of_rows:
+      pack_panels(false, true, from, ld, n, k, to, stride);
+      break;
   }
 }
 
-CAPSTAN_AMX_CALLED void product(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums, int64_t ld) {
+CAPSTAN_AMX_CALLED void product(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums,
+                                int64_t ld) {
   multiply(a, b, depth / kDepth, add, sums, ld);
 }
 
@@ -37,13 +46,15 @@ CAPSTAN_AMX __m512 widened(__m256i x) {
 }
 // The values of two rows by turns.
 CAPSTAN_AMX __m512i narrow_pairs(__m512 even, __m512 odd) {
-  alignas(64) static constexpr uint16_t kTurns[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  alignas(64) static constexpr uint16_t kTurns[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   return _mm512_permutexvar_epi16(_mm512_load_si512(kTurns), narrow32(even, odd));
 }
 }  // namespace
 
-CAPSTAN_AMX_CALLED void narrow_rows(const float* s, int64_t ld, int64_t rows, int64_t depth, bf16* to, bf16* rest) {
+CAPSTAN_AMX_CALLED void narrow_rows(const float* s, int64_t ld, int64_t rows, int64_t depth, bf16* to,
+                                    bf16* rest) {
   for (int64_t j = 0; j < depth; j += kDepth)
     for (int64_t i = 0; i < kPanel; ++i) {
       const int64_t at = j * kPanel + i * kDepth;

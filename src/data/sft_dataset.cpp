@@ -184,7 +184,8 @@ std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOpt
   const auto nothing = [&](const SftCounts& counts) {
     fail(ErrorCode::failed,
          "the training files hold no sample to learn from (" + with_separators(counts.records) + " read" +
-             left_out(counts) + ")",
+             left_out(counts) + ")" +
+             (counts.reports.empty() ? "" : "\n    " + join(counts.reports, "\n    ")),
          counts.dropped > 0 ? "dataset.too_long=truncate, or a larger model.seq_length" : "");
   };
   if (!options.valid_files.empty() || !options.test_files.empty()) {

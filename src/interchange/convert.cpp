@@ -83,10 +83,10 @@ std::string numbered_shard(size_t index, size_t count) {
   return "model-" + padded(index + 1) + "-of-" + padded(count) + ".safetensors";
 }
 
-// tensor → file. An index that came with the weights is kept where it names exactly these tensors.
+// tensor → file. An index that came with the weights is kept where it names exactly these tensors and no size is asked for.
 std::map<std::string, std::string> shards(const Exported& from, const std::vector<std::string>& names,
-                                          const Stream& stream, int64_t shard_bytes) {
-  if (const std::string* kept = carried_file(from.carried, kIndexFile)) {
+                                          const Stream& stream, std::optional<int64_t> most) {
+  if (const std::string* kept = most ? nullptr : carried_file(from.carried, kIndexFile)) {
     const auto index = parse_index(*kept, std::string(kIndexFile));
     if (index.size() == names.size() &&
         std::all_of(names.begin(), names.end(), [&](const auto& name) { return index.count(name) > 0; }))
@@ -96,7 +96,7 @@ std::map<std::string, std::string> shards(const Exported& from, const std::vecto
   int64_t bytes = 0;
   for (const std::string& name : names) {
     const int64_t size = stream.bytes_of(name);
-    if (bytes > 0 && bytes + size > shard_bytes) groups.emplace_back(), bytes = 0;
+    if (bytes > 0 && bytes + size > most.value_or(5'000'000'000)) groups.emplace_back(), bytes = 0;
     groups.back().push_back(name);
     bytes += size;
   }

@@ -53,7 +53,8 @@ TensorNames class_names(const config::ModelConfig& model, const Carried& carried
 
 struct HfOptions {
   std::optional<DType> dtype;
-  int64_t shard_bytes = 5'000'000'000;
+  std::optional<int64_t>
+      shard_bytes;  // of a file at most; none: as the index that came along says, else 5 GB
 };
 // config.json and the index are those that came with the weights where they still say the same. ErrorCode::usage where `to`
 // exists; ::unsupported for a model that no family computes, with what differs.

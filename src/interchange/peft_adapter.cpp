@@ -74,6 +74,21 @@ int64_t PeftConfig::rank_of(std::string_view module) const {
   return first_of(rank_pattern, module, rank);
 }
 
+bool PeftConfig::adapts(std::string_view module) const {
+  const auto any = [&](const std::vector<std::string>& names) {
+    return std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches(module, name); });
+  };
+  if (any(exclude_modules)) return false;
+  if (!target_pattern && !target_modules.empty() && !any(target_modules)) return false;
+  if (layers_to_transform.empty()) return true;
+  // The last number among the names that lead to the module.
+  std::optional<int64_t> layer;
+  const std::vector<std::string_view> names = split(module, '.');
+  for (size_t i = 0; i + 1 < names.size(); ++i)
+    if (const auto number = parse_int(names[i])) layer = number;
+  return layer && std::count(layers_to_transform.begin(), layers_to_transform.end(), *layer) > 0;
+}
+
 PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
   const json parsed = checkpoint::parse_strict_json(text, place, 16);
   ConfigJson c(parsed, place);
@@ -90,9 +105,17 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
   result.dora = c.boolean("use_dora", false);
   result.fan_in_fan_out = c.boolean("fan_in_fan_out", false);
   if (const json& targets = c.value("target_modules"); targets.is_string())
-    result.target_modules = {targets.get<std::string>()};
+    result.target_modules = {targets.get<std::string>()}, result.target_pattern = true;
   else
     result.target_modules = c.texts("target_modules");
+  if (!c.value("exclude_modules").is_string()) result.exclude_modules = c.texts("exclude_modules");
+  if (const json& layers = c.value("layers_to_transform"); !layers.is_null())
+    for (const json& layer : layers.is_array() ? layers : json::array({layers})) {
+      if (!layer.is_number_integer())
+        c.refuse("`layers_to_transform` is neither a number nor a list of numbers");
+      else
+        result.layers_to_transform.push_back(layer.get<int64_t>());
+    }
   auto order = keys_in_order(text);
   const auto pattern = [&](const char* key, auto& list, const auto& value_of) {
     const json& entries = c.value(key);
@@ -113,10 +136,10 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
   const json& init = c.value("init_lora_weights");
   if (init.is_string() && init != "gaussian" && init != "orthogonal" && init != "eva")
     c.refuse("`init_lora_weights` is " + init.dump() + ", which changes the base's weights too");
-  // Notes, and what belongs to the training that is past: which layers were looked at is in the names of the tensors.
-  c.changes_nothing({"auto_mapping", "eva_config", "exclude_modules", "inference_mode", "layers_pattern",
-                     "layers_to_transform", "megatron_core", "peft_version", "qalora_group_size", "revision",
-                     "runtime_config", "ensure_weight_tying", "corda_config"});
+  // Notes, and what belongs to the training that is past.
+  c.changes_nothing({"auto_mapping", "eva_config", "inference_mode", "layers_pattern", "megatron_core",
+                     "peft_version", "qalora_group_size", "revision", "runtime_config", "ensure_weight_tying",
+                     "corda_config"});
   c.finish();
   return result;
 }
@@ -230,6 +253,14 @@ PeftAdapter read_peft(const fs::path& directory) {
     fail(ErrorCode::unsupported, "`" + file.path().string() +
                                      "`: only LoRA of linear layers is read, and there are " +
                                      join_some(left, ", ", 6));
+  std::vector<std::string> beside;
+  for (const auto& [name, module] : modules)
+    if (!adapter.config.adapts(name)) beside.push_back(capstan::quoted(name));
+  if (!beside.empty())
+    fail(ErrorCode::format,
+         "`" + file.path().string() + "` has weights for " + std::to_string(beside.size()) +
+             " modules that `" + config.string() + "` does not adapt: " + join_some(beside, ", ", 6),
+         "PEFT leaves them out: mend target_modules, exclude_modules or layers_to_transform there");
   for (auto& [name, module] : modules) {
     if (!has_a.count(name) || !has_b.count(name) || module.magnitude.empty() == adapter.config.dora)
       fail(ErrorCode::format,

@@ -20,12 +20,17 @@ struct PeftConfig {
   bool dora = false;
   bool fan_in_fan_out = false;  // the base stores [in, out] (GPT-2)
   std::vector<std::string> target_modules;
+  bool target_pattern =
+      false;  // target_modules is one expression, of which the tensors' names tell the outcome
+  std::vector<std::string> exclude_modules;  // empty where that is an expression
+  std::vector<int64_t> layers_to_transform;  // empty: all
   // Ends of module names, or with `^` before them whole ones. The first that fits a module counts, in the file's order.
   std::vector<std::pair<std::string, int64_t>> rank_pattern;
   std::vector<std::pair<std::string, double>> alpha_pattern;
 
   int64_t rank_of(std::string_view module) const;
   double scale_of(std::string_view module, int64_t module_rank) const;
+  bool adapts(std::string_view module) const;  // as far as lists of names tell
 };
 // ErrorCode::format, ::unsupported with everything that would not be computed as the file says.
 PeftConfig parse_peft_config(std::string_view text, const std::string& place);

@@ -4,9 +4,17 @@
 #include <cmath>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "train/loaded_model.hpp"
 
 namespace capstan::train {
+
+void require_number(double value, const char* what) {
+  if (!std::isfinite(value))
+    fail(ErrorCode::failed,
+         std::string("the model computes no number: its ") + what + " is " + to_text(value),
+         "its weights or adapters hold values that are none, or too large ones for their type");
+}
 
 EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
   if (!model.tokenizer())
@@ -60,6 +68,7 @@ EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
       }
   }
   result.loss = total / static_cast<double>(result.tokens);
+  require_number(result.loss, "loss");
   result.perplexity = std::exp(result.loss);
   result.bits_per_byte = total / std::log(2.0) / static_cast<double>(options.text.size());
   return result;

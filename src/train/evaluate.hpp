@@ -26,6 +26,9 @@ struct EvalResult {
   double bits_per_byte = 0;  // of the text
 };
 
+// Throws ErrorCode::failed, naming `what`, where a model has computed NaN or an infinite value.
+void require_number(double value, const char* what);
+
 // Every rank that holds a part of the model calls it with the same options (but for per_token) and has the same result.
 // ErrorCode::usage for a text of fewer than two tokens, ::unsupported without a tokenizer.
 EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options);

@@ -10,6 +10,7 @@
 #include "base/philox.hpp"
 #include "base/text.hpp"
 #include "data/chat_prompt.hpp"
+#include "train/evaluate.hpp"
 #include "train/loaded_model.hpp"
 #include "train/setup.hpp"
 #include "train/timers.hpp"
@@ -162,6 +163,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     // Only ids that the tokenizer can produce: the model's vocabulary may be larger.
     const auto known = std::span<const float>(logits).first(
         std::min(logits.size(), static_cast<size_t>(tokenizer.vocab_size())));
+    require_number(std::accumulate(known.begin(), known.end(), 0.0), "logits' sum");
     const int32_t id = sample(known, options, prompt_tokens + i);
     ++result.tokens;
     result.ended = begun.ends.count(id) > 0;

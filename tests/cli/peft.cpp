@@ -159,6 +159,17 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
     home.good({"convert", preset + "-back", "peft:" + preset + "-again"});
     home.same_files(preset + "-peft", preset + "-again");
   }
+  // NaN among its weights is no loss and no text.
+  fs::copy(home.file("lora-peft"), home.file("nan"));
+  std::fstream weights(home.file("nan/adapter_model.safetensors"),
+                       std::ios::in | std::ios::out | std::ios::binary);
+  weights.seekp(-4, std::ios::end);
+  weights.write("\x00\x00\xc0\x7f", 4);
+  weights.close();
+  home.refused({"eval", base, "--adapter", "nan", "--text", "text.txt", "model.seq_length=12"},
+               "computes no number");
+  home.refused({"generate", base, "--adapter", "nan", "--prompt", "the", "--max-tokens", "2"},
+               "computes no number");
   // A base in bf16, as most come: the merged weights are rounded to its type.
   home.good({"convert", base, "hf:half", "--dtype", "bf16"});
   home.good({"merge", "dora-peft", "half-merged", "--base", "hf:half"});

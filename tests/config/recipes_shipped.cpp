@@ -297,3 +297,11 @@ TEST_CASE("recipes choose presets and do not spell what a preset owns") {
         CHECK_MESSAGE(of_preset.count(write.path) == 0, name << " spells " << write.path);
   }
 }
+
+TEST_CASE("adapters of separate projections fit models with and without a gated MLP") {
+  for (const char* recipe : {"gpt2-124m-lora", "llama3.2-1b-lora"})
+    for (const char* preset : {"peft=canonical_lora", "peft=canonical_dora"}) {
+      const Resolution r = resolved(recipe, {preset});
+      CHECK_MESSAGE(r.ok(), recipe << " " << preset << "\n" << problems(r));
+    }
+}

@@ -279,6 +279,7 @@ TEST_CASE("bad lines are errors with their place, or skipped and counted") {
   // A line that is longer than the limit, and what a template refuses.
   options.max_record_bytes = 20;
   CHECK(error_for(options).find("hold no sample") != std::string::npos);
+  CHECK(error_for(options).find("\n    " + directory / "a.jsonl" + ":1:") != std::string::npos);
   write_text(
       directory / "b.jsonl",
       R"({"messages": [{"role": "assistant", "content": "first"}, {"role": "user", "content": "u"}]})");

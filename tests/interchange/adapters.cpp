@@ -273,7 +273,23 @@ TEST_CASE("adapters that would not be computed as PEFT does are refused by name"
   wrong.modules[0].rank = 1000;
   CHECK(holds(error_of([&] { base.set(wrong); }), "has the rank 1000"));
 
+  // What the lists leave out and the file has all the same.
   test::TemporaryDirectory home;
+  int number = 0;
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {"\"exclude_modules\": null", "\"exclude_modules\": [\"v_proj\"]"},
+           {"\"layers_to_transform\": null", "\"layers_to_transform\": 0"},
+           {"\"layers_to_transform\": null", "\"layers_to_transform\": [0, 7]"},
+           {"\"q_proj\"", "\"nothing\""}}) {
+    const fs::path directory = home.path() / ("lists" + std::to_string(number++));
+    fs::create_directory(directory);
+    fs::copy_file(kHere / "adapters/lora/adapter_model.safetensors", directory / "adapter_model.safetensors");
+    std::string edited = text;
+    REQUIRE(edited.find(from) != std::string::npos);
+    std::ofstream(directory / "adapter_config.json") << edited.replace(edited.find(from), from.size(), to);
+    CHECK(holds(error_of([&] { read_peft(directory); }), "does not adapt: \"model.layers."));
+  }
+
   fs::create_directory(home.path() / "ranks");
   fs::copy_file(kHere / "adapters/lora/adapter_model.safetensors",
                 home.path() / "ranks/adapter_model.safetensors");

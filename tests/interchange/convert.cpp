@@ -146,6 +146,12 @@ TEST_CASE("shards hold no more than they may, and read back") {
   CHECK(written.files.size() > 5);
   HfDirectory before(kFamilies / "qwen3"), after(home.path() / "out");
   CHECK(before.names() == after.names());
+  // The index that came along, and another size where one is asked for.
+  const auto sharded = ForeignModel::open("hf:" + (home.path() / "out").string());
+  const auto again = sharded->parameters(sharded->model());
+  const Exported from{again.get(), sharded->model(), sharded->carried()};
+  CHECK(write_hf(from, home.path() / "same").files == written.files);
+  CHECK(write_hf(from, home.path() / "one", {.shard_bytes = 1'000'000}).files.size() < 5);
   CHECK(holds(error_of([&] {
                 write_hf({parameters.get(), foreign->model(), {}}, home.path() / "out");
               }),
