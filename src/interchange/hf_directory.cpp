@@ -112,7 +112,9 @@ bool is_pickle(const std::string& name) {
 HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
   std::error_code error;
   if (!fs::exists(directory, error))
-    fail(ErrorCode::not_found, "`" + directory.string() + "` does not exist");
+    fail(ErrorCode::not_found, "`" + directory.string() + "` does not exist",
+         "hf:DIRECTORY with a config.json; where it is the base of a run's adapters and has moved: "
+         "checkpoint.pretrained_checkpoint=hf:DIRECTORY");
   if (!fs::is_directory(directory, error))
     fail(ErrorCode::format, "`" + directory.string() + "` is not a directory",
          "hf: takes the directory that holds config.json and the safetensors files");
