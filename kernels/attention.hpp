@@ -22,7 +22,7 @@ struct QkvLayout {
 struct AttentionShape {
   QkvLayout qkv;
   int64_t batch = 0, seq = 0;  // tokens are rows b * seq + s
-  float scale = 0;             // of the logits, usually 1/sqrt(head_dim)
+  float scale = 0;             // of the logits, above 0, usually 1/sqrt(head_dim)
   float softcap = 0;   // c > 0: scaled logits become c tanh(logit / c) before the mask; 0: as they are
   int64_t window = 0;  // > 0: a query sees keys in (position - window, position]; 0: all before it
   bool causal = true;

@@ -27,7 +27,7 @@ class SelfAttention {
     std::optional<NormKind> qk_norm;
     bool qk_norm_across_heads = false;  // all queries as one vector, and all keys; RMSNorm only
     std::optional<RopeOptions> rope;
-    double scale = 0;
+    double scale = 1;
     double softcap = 0;  // c > 0: scores become c tanh(score / c)
     int64_t window = 0;  // tokens that a query sees, itself included; 0: all earlier ones
     double dropout = 0;  // of the attention probabilities
