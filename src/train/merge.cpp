@@ -161,6 +161,7 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
     fail(ErrorCode::failed,
          "`" + (root / checkpoint::step_directory_name(info.step)).string() + "` exists already",
          "choose another directory, or remove it");
+  const bool made = !std::filesystem::exists(root);
   files.make_directories(root);
 
   const std::unique_ptr<Device> device =
@@ -213,6 +214,8 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
     result.checkpoint = writer.commit({writer.finish_rank()});
   } catch (...) {
     writer.abandon();
+    std::error_code stays;
+    if (made) std::filesystem::remove(root, stays);  // only while nothing is in it
     throw;
   }
   return result;

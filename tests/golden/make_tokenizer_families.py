@@ -145,6 +145,25 @@ REPLACEMENTS = {"ﬁ": "fi", "①": "1", "\u3000": " ", "\u00a0": " ", "é": "e"
                      "\x01": "", "ｶﾞ": "ガ", "ｶ": "カ", "…": "...", "한": "한", "\u2028": " ", "\t": " "}
 
 
+def write_with_added(name, base, tokens, single_words):
+    """The family `base` with more added tokens, that are looked for in the normalised text."""
+    tokenizer = Tokenizer.from_file(str(HERE / f"{base}.json"))
+    tokenizer.add_tokens([AddedToken(token, normalized=True) for token in tokens])
+    tokenizer.add_tokens([AddedToken(token, normalized=True, single_word=True) for token in single_words])
+    write(name, tokenizer)
+
+
+def write_added():
+    """Added tokens whose normalised form is another text: with a blank before, lower case, another composition, no bytes."""
+    write_with_added("llama2_added", "llama2", ["The", "<x y>", "naïve", "ﬁ", "ÿ"], ["and"])
+    write_with_added("some_bytes_added", "some_bytes", ["Ａ", "ﬁ", "①②", "the "], ["É"])
+    write_with_added("t5_added", "t5", ["ﬁ", "…", "The  ", "é"], ["™"])
+    write_with_added("bert_added", "bert_uncased", ["FooBar", "Naïve", "The ", "汉"], ["ÉTÉ", "Hello"])
+    write_with_added("subwords_added", "subwords", ["Naïve", "HELLO", "The"], ["É"])
+    write_with_added("byte_level_added", "byte_level_lower", ["Naïve", " The", "ÀB", "Ⱥ"], ["HELLO"])
+    write_with_added("qwen2_added", "qwen2", ["cafe\u0301", "Å", " ｶﾞ", "한"], ["the"])
+
+
 def main():
     # Llama 2 as Transformers converted it first, and as it does now.
     legacy = sentencepiece_like(normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None, 900)
@@ -228,6 +247,7 @@ def main():
     lower.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.CharDelimiterSplit("x"),
                                                    pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Digits()])
     write("byte_level_lower", edited(lower, lambda s: s.update(decoder=None)))
+    write_added()
 
     # SentencePiece's own.
     corpus, rules = HERE / "corpus.tmp", HERE / "rules.tmp"

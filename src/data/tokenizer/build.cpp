@@ -100,10 +100,9 @@ void Tokenizer::Parts::add_texts() {
   std::vector<size_t> ends(count);
   for (size_t id = 0; id < count; ++id) {
     const auto number = static_cast<int32_t>(id);
-    const std::string_view token = vocabulary.text(number);
+    const std::string_view token = text_to_decode(number);
     if (plain_decoder) {
-      // An added token is decoded as it is written.
-      if (!vocabulary.of_model(number) || !append_text_bytes(arena, token)) arena += token;
+      if (!append_text_bytes(arena, token)) arena += token;
     } else {
       DecoderRun run(decoder, true, true);
       run.push(number, token, arena);
@@ -231,6 +230,7 @@ void Tokenizer::Parts::add_finders() {
     std::string pattern;
     for (const auto& piece : pieces.pieces()) pattern += pieces.text(piece);
     normalized.add(pattern, static_cast<int32_t>(i));
+    if (pattern != added[i].content) normalized_texts.emplace(added[i].id, std::move(pattern));
   }
 }
 
@@ -286,8 +286,8 @@ void Tokenizer::Parts::build(const TokenizerSpec& spec) {
     decoder.steps[0].kind = fast ? DecoderStep::Kind::byte_level : DecoderStep::Kind::spaced;
   }
   plain_decoder = decoder.steps.size() == 1 && decoder.steps[0].kind == DecoderStep::Kind::byte_level;
-  add_texts();
   add_finders();
+  add_texts();
   const auto named = [&](const std::optional<std::string>& name) {
     return name ? vocabulary.find(*name) : std::nullopt;
   };

@@ -351,12 +351,17 @@ std::string_view Tokenizer::bytes_of(int32_t id) const {
   return id >= 0 && id < vocab_size() ? parts_->bytes[static_cast<size_t>(id)] : std::string_view();
 }
 
+std::string_view Tokenizer::Parts::text_to_decode(int32_t id) const {
+  const auto normalized_text = normalized_texts.find(id);
+  return normalized_text != normalized_texts.end() ? std::string_view(normalized_text->second) : vocabulary.text(id);
+}
+
 std::string Tokenizer::Parts::run_decoder(std::span<const int32_t> ids, bool skip_special, bool raw) const {
   std::string result;
   DecoderRun run(decoder, raw);
   for (const int32_t id : ids)
     if (vocabulary.has(id) && !(skip_special && special[static_cast<size_t>(id)]))
-      run.push(id, vocabulary.text(id), result);
+      run.push(id, text_to_decode(id), result);
   run.finish(result);
   return result;
 }
@@ -439,7 +444,7 @@ std::string StreamDecoder::push(int32_t id) {
   if (skip_special_ && tokenizer_->is_special(id)) return {};
   std::string result;
   if (run_) {
-    if (tokenizer_->parts_->vocabulary.has(id)) run_->push(id, tokenizer_->token_of(id), result);
+    if (tokenizer_->parts_->vocabulary.has(id)) run_->push(id, tokenizer_->parts_->text_to_decode(id), result);
     return result;
   }
   pending_ += tokenizer_->bytes_of(id);

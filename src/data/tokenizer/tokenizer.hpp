@@ -86,9 +86,8 @@ class Tokenizer {
 
   // The text of the ids; ids without a token (padded rows of an embedding) give nothing. decode() is valid
   // UTF-8, with U+FFFD for what is not; decode_bytes() is what the ids stand for, so that
-  // decode_bytes(encode(x)) is x (unless a normalizer changed it).
-  // One difference to Hugging Face: an added token such as `café` is decoded as it is written, where that
-  // takes its é for a byte.
+  // decode_bytes(encode(x)) is x (unless a normalizer changed it). As Hugging Face has it, an added token goes through the
+  // decoder like any other: a byte-level one takes the é of the added token `café` for the byte E9.
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
   std::string decode_bytes(std::span<const int32_t> ids, bool skip_special = false) const;
   std::string_view bytes_of(int32_t id) const;  // what one id stands for

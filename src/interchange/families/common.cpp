@@ -78,6 +78,7 @@ void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<
         if (!(value > 0)) c.refuse("one of rope's factors is " + to_text(value) + ", not above 0");
     }
   } else {
+    c.changes_nothing({"factor", kOriginal});  // numbers of what is refused here
     c.refuse("`rope_type` is " + capstan::quoted(type) +
              ", which the engine lacks (it has default, linear, llama3, yarn, longrope)");
   }
