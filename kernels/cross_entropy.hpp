@@ -18,11 +18,16 @@ struct CrossEntropy {
   void (*loss)(Context&, const float* row_max, const float* sum_exp, const float* target, int64_t rows,
                float* loss);
   // dlogits[r,c] = (exp(logits - row_max) / sum_exp - [c == label]) * weight[r] for c < cols and 0 for the padding up to
-  // row_stride. In place (dlogits may be logits). cap > 0: the logits are those that `softcap` left, dlogits is for those
-  // that it was given: times 1 - (logits / cap)².
+  // row_stride; its rows lie dlogits_stride apart. dlogits may lie where the logits do: of their type and stride, or bf16 in
+  // the first half of each fp32 row (a stride of 2 row_stride). cap > 0: the logits are those that `softcap` left, dlogits is
+  // for those that it was given: times 1 - (logits / cap)².
   void (*backward)(Context&, In logits, const int32_t* labels, const float* row_max, const float* sum_exp,
                    const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
-                   float cap, Out dlogits);
+                   float cap, Out dlogits, int64_t dlogits_stride);
+  // All of these where each row is whole (first_col 0), row after row, so that a row is fetched into the cache once. cap > 0
+  // caps the logits first. dlogits may be null: then only the loss is made.
+  void (*whole)(Context&, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
+                int64_t row_stride, float cap, float* loss, Out dlogits, int64_t dlogits_stride);
 };
 
 }  // namespace capstan::kernels

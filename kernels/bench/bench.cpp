@@ -209,7 +209,7 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
       });
       bound_by_memory(prefix + "cross-entropy backward (256 rows)", 8 * rows * m.vocabulary, [&] {
         launch(device, table.cross_entropy->backward, logits, labels, highest, sums, weight, rows,
-               m.vocabulary, m.vocabulary, 0, 0.0f, out);
+               m.vocabulary, m.vocabulary, 0, 0.0f, out, m.vocabulary);
       });
       const Tensor wte = noise(device, m.vocabulary * m.width),
                    ids = Tensor::zeros(device, {tokens}, DType::i32), out_rows = noise(device, n), none;

@@ -37,24 +37,99 @@ void softcap(Context& c, Out logits, float cap, int64_t n) {
   });
 }
 
+// ---- one row, of `cols` logits from `at` on
+
+template <class T>
+HWY_INLINE float max_of_row(const Array<T>& x, int64_t at, int64_t cols) {
+  VF m0 = splat(-std::numeric_limits<float>::infinity()), m1 = m0;
+  int64_t i = 0;
+  for (; i + 2 * kStep <= cols; i += 2 * kStep) {
+    m0 = hn::Max(m0, x.at(at + i));
+    m1 = hn::Max(m1, x.at(at + i + kStep));
+  }
+  for (; i + kStep <= cols; i += kStep) m0 = hn::Max(m0, x.at(at + i));
+  float m = max_lanes(hn::Max(m0, m1));
+  for (; i < cols; ++i) m = std::max(m, value_at(x, at + i));
+  return m;
+}
+
+template <class T>
+HWY_INLINE float sum_exp_of_row(const Array<T>& x, int64_t at, int64_t cols, float max) {
+  const VF m = splat(max);
+  VF s0 = hn::Zero(DF()), s1 = s0;
+  int64_t i = 0;
+  for (; i + 2 * kStep <= cols; i += 2 * kStep) {
+    s0 = hn::Add(s0, exp_not_positive(hn::Sub(x.at(at + i), m)));
+    s1 = hn::Add(s1, exp_not_positive(hn::Sub(x.at(at + i + kStep), m)));
+  }
+  for (; i + kStep <= cols; i += kStep) s0 = hn::Add(s0, exp_not_positive(hn::Sub(x.at(at + i), m)));
+  float s = sum_lanes(hn::Add(s0, s1));
+  if (i < cols) {
+    HWY_ALIGN float last[kLanes];
+    hn::Store(exp_not_positive(hn::Sub(x.part(at + i, cols - i), m)), DF(), last);
+    for (int64_t j = 0; j < cols - i; ++j) s += last[j];
+  }
+  return s;
+}
+
+// `label` counts from the row's first logit and may lie outside.
+template <class T>
+HWY_INLINE float target_of_row(const Array<T>& x, int64_t at, int64_t cols, int64_t label) {
+  return label >= 0 && label < cols ? value_at(x, at + label) : 0.0f;
+}
+
+float loss_of_row(float max, float sum_exp, float target) {
+  return std::log(sum_exp) + (max - target);
+}
+
+// What a row's gradient is made of, and of all its logits, padding included.
+struct RowGradient {
+  float max, sum_exp, weight, cap;
+  int64_t cols, padded;
+};
+// From front to back: a narrower gradient may be written over the logits that were read.
+template <bool kCapped, class T, class D>
+HWY_INLINE void gradient_of_row(const RowGradient& g, const Array<T>& x, int64_t at, int64_t label,
+                                const Array<D>& dx, int64_t to) {
+  const VF inverse_cap = splat(kCapped ? 1.0f / g.cap : 0.0f);
+  // The gradient for a logit before its cap, of that after it.
+  const auto before_cap = [&](VF gradient, VF logit) HWY_ATTR {
+    if constexpr (!kCapped) return gradient;
+    const VF t = hn::Mul(logit, inverse_cap);
+    return hn::Mul(gradient, hn::NegMulAdd(t, t, splat(1.0f)));
+  };
+  const VF m = splat(g.max), f = splat(g.weight / g.sum_exp);
+  const VF at_label = splat(target_of_row(x, at, g.cols, label));
+  const auto gradient = [&](VF logit) HWY_ATTR {
+    return before_cap(hn::Mul(exp_not_positive(hn::Sub(logit, m)), f), logit);
+  };
+  for_vectors(
+      g.cols, [&](int64_t i) HWY_ATTR { dx.put(to + i, gradient(x.at(at + i))); },
+      [&](int64_t i, int64_t n) HWY_ATTR { dx.put_part(to + i, gradient(x.part(at + i, n)), n); });
+  if (label >= 0 && label < g.cols) {
+    const VF p = hn::Mul(exp_not_positive(hn::Sub(at_label, m)), f);
+    dx.put_part(to + label, before_cap(hn::Sub(p, splat(g.weight)), at_label), 1);
+  }
+  for (int64_t i = g.cols; i < g.padded; i += kStep)
+    dx.put_part(to + i, hn::Zero(DF()), std::min(kStep, g.padded - i));
+}
+
+// body(T{}, D{}) with the types of the logits and of their gradient; fp32 logits often have a bf16 gradient.
+template <class Body>
+HWY_INLINE void by_types(In logits, In dlogits, Body&& body) {
+  if (logits.dtype == DType::f32 && dlogits.dtype == DType::bf16)
+    body(float{}, bf16{});
+  else
+    by_type({logits, dlogits}, [&](auto type) HWY_ATTR { body(type, type); });
+}
+
+// ---- the pieces
+
 void row_max(Context& c, In logits, int64_t rows, int64_t cols, int64_t row_stride, float* out) {
   by_type({logits}, [&](auto type) HWY_ATTR {
     const auto x = array_of<decltype(type)>(logits);
     parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
-      for (int64_t r = begin; r < end; ++r) {
-        const int64_t at = r * row_stride;
-        const VF lowest = splat(-std::numeric_limits<float>::infinity());
-        VF m0 = lowest, m1 = lowest;
-        int64_t i = 0;
-        for (; i + 2 * kStep <= cols; i += 2 * kStep) {
-          m0 = hn::Max(m0, x.at(at + i));
-          m1 = hn::Max(m1, x.at(at + i + kStep));
-        }
-        for (; i + kStep <= cols; i += kStep) m0 = hn::Max(m0, x.at(at + i));
-        float m = max_lanes(hn::Max(m0, m1));
-        for (; i < cols; ++i) m = std::max(m, value_at(x, at + i));
-        out[r] = m;
-      }
+      for (int64_t r = begin; r < end; ++r) out[r] = max_of_row(x, r * row_stride, cols);
     });
   });
 }
@@ -65,24 +140,8 @@ void row_sums(Context& c, In logits, const int32_t* labels, const float* max, in
     const auto x = array_of<decltype(type)>(logits);
     parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
       for (int64_t r = begin; r < end; ++r) {
-        const int64_t at = r * row_stride;
-        const VF m = splat(max[r]);
-        VF s0 = hn::Zero(DF()), s1 = s0;
-        int64_t i = 0;
-        for (; i + 2 * kStep <= cols; i += 2 * kStep) {
-          s0 = hn::Add(s0, exp(hn::Sub(x.at(at + i), m)));
-          s1 = hn::Add(s1, exp(hn::Sub(x.at(at + i + kStep), m)));
-        }
-        for (; i + kStep <= cols; i += kStep) s0 = hn::Add(s0, exp(hn::Sub(x.at(at + i), m)));
-        float s = sum_lanes(hn::Add(s0, s1));
-        if (i < cols) {
-          HWY_ALIGN float last[kLanes];
-          hn::Store(exp(hn::Sub(x.part(at + i, cols - i), m)), DF(), last);
-          for (int64_t j = 0; j < cols - i; ++j) s += last[j];
-        }
-        sum_exp[r] = s;
-        const int64_t label = labels[r] - first_col;
-        target[r] = label >= 0 && label < cols ? value_at(x, at + label) : 0.0f;
+        sum_exp[r] = sum_exp_of_row(x, r * row_stride, cols, max[r]);
+        target[r] = target_of_row(x, r * row_stride, cols, labels[r] - first_col);
       }
     });
   });
@@ -90,57 +149,66 @@ void row_sums(Context& c, In logits, const int32_t* labels, const float* max, in
 
 void loss(Context& c, const float* max, const float* sum_exp, const float* target, int64_t rows, float* out) {
   parallel_blocks(c, rows, 4096, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) out[r] = std::log(sum_exp[r]) + (max[r] - target[r]);
+    for (int64_t r = begin; r < end; ++r) out[r] = loss_of_row(max[r], sum_exp[r], target[r]);
   });
 }
 
 template <bool kCapped>
 void backward_of(Context& c, In logits, const int32_t* labels, const float* max, const float* sum_exp,
                  const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
-                 float cap, Out dlogits) {
-  by_type({logits, dlogits}, [&](auto type) HWY_ATTR {
-    using T = decltype(type);
-    const auto x = array_of<T>(logits), dx = array_of<T>(dlogits);
+                 float cap, Out dlogits, int64_t dlogits_stride) {
+  by_types(logits, dlogits, [&](auto type, auto gradient_type) HWY_ATTR {
+    const auto x = array_of<decltype(type)>(logits);
+    const auto dx = array_of<decltype(gradient_type)>(dlogits);
     parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
-      const VF inverse_cap = splat(kCapped ? 1.0f / cap : 0.0f);
-      // The gradient for a logit before its cap, of that after it.
-      const auto before_cap = [&](VF gradient, VF logit) HWY_ATTR {
-        if constexpr (!kCapped) return gradient;
-        const VF t = hn::Mul(logit, inverse_cap);
-        return hn::Mul(gradient, hn::NegMulAdd(t, t, splat(1.0f)));
-      };
-      for (int64_t r = begin; r < end; ++r) {
-        const int64_t at = r * row_stride;
-        const int64_t label = labels[r] - first_col;
-        const bool here = label >= 0 && label < cols;
-        const float factor = weight[r] / sum_exp[r];
-        const VF at_label = splat(here ? value_at(x, at + label) : 0.0f);
-        const VF m = splat(max[r]), f = splat(factor);
-        const auto gradient = [&](VF logit)
-                                  HWY_ATTR { return before_cap(hn::Mul(exp(hn::Sub(logit, m)), f), logit); };
-        for_vectors(
-            cols, [&](int64_t i) HWY_ATTR { dx.put(at + i, gradient(x.at(at + i))); },
-            [&](int64_t i, int64_t n) HWY_ATTR { dx.put_part(at + i, gradient(x.part(at + i, n)), n); });
-        if (here) {
-          const VF p = hn::Mul(exp(hn::Sub(at_label, m)), f);
-          dx.put_part(at + label, before_cap(hn::Sub(p, splat(weight[r])), at_label), 1);
-        }
-        for (int64_t i = cols; i < row_stride; i += kStep)
-          dx.put_part(at + i, hn::Zero(DF()), std::min(kStep, row_stride - i));
-      }
+      for (int64_t r = begin; r < end; ++r)
+        gradient_of_row<kCapped>({max[r], sum_exp[r], weight[r], cap, cols, row_stride}, x, r * row_stride,
+                                 labels[r] - first_col, dx, r * dlogits_stride);
     });
   });
 }
 
 void backward(Context& c, In logits, const int32_t* labels, const float* max, const float* sum_exp,
               const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
-              float cap, Out dlogits) {
+              float cap, Out dlogits, int64_t dlogits_stride) {
   const auto run = cap > 0 ? backward_of<true> : backward_of<false>;
-  run(c, logits, labels, max, sum_exp, weight, rows, cols, row_stride, first_col, cap, dlogits);
+  run(c, logits, labels, max, sum_exp, weight, rows, cols, row_stride, first_col, cap, dlogits,
+      dlogits_stride);
+}
+
+template <bool kCapped>
+void whole_of(Context& c, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
+              int64_t row_stride, float cap, float* losses, Out dlogits, int64_t dlogits_stride) {
+  by_types(logits, dlogits ? dlogits : logits, [&](auto type, auto gradient_type) HWY_ATTR {
+    const auto x = array_of<decltype(type)>(logits);
+    const auto dx = array_of<decltype(gradient_type)>(dlogits);
+    const VF most = splat(cap), inverse = splat(kCapped ? 1.0f / cap : 0.0f);
+    parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t at = r * row_stride, label = labels[r];
+        if constexpr (kCapped)
+          for_vectors(
+              cols, [&](int64_t i) HWY_ATTR { x.put(at + i, softcap(x.at(at + i), most, inverse)); },
+              [&](int64_t i, int64_t n)
+                  HWY_ATTR { x.put_part(at + i, softcap(x.part(at + i, n), most, inverse), n); });
+        const float max = max_of_row(x, at, cols), sum_exp = sum_exp_of_row(x, at, cols, max);
+        losses[r] = loss_of_row(max, sum_exp, target_of_row(x, at, cols, label));
+        if (dlogits)
+          gradient_of_row<kCapped>({max, sum_exp, weight[r], cap, cols, row_stride}, x, at, label, dx,
+                                   r * dlogits_stride);
+      }
+    });
+  });
+}
+
+void whole(Context& c, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
+           int64_t row_stride, float cap, float* losses, Out dlogits, int64_t dlogits_stride) {
+  const auto run = cap > 0 ? whole_of<true> : whole_of<false>;
+  run(c, logits, labels, weight, rows, cols, row_stride, cap, losses, dlogits, dlogits_stride);
 }
 
 CrossEntropy cross_entropy_family() {
-  return {softcap, row_max, row_sums, loss, backward};
+  return {softcap, row_max, row_sums, loss, backward, whole};
 }
 
 }  // namespace HWY_NAMESPACE

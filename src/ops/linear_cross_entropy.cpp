@@ -10,9 +10,10 @@
 
 namespace capstan::ops {
 
-int64_t cross_entropy_chunk(int64_t rows, int64_t columns) {
+int64_t cross_entropy_chunk(int64_t rows, int64_t columns, bool narrow_gradient) {
   constexpr int64_t kLogitBytes = int64_t{256} << 20, kFewest = 256, kMost = 1024;
-  const int64_t wanted = std::clamp(kLogitBytes / (4 * std::max<int64_t>(columns, 1)), kFewest, kMost);
+  int64_t wanted = std::clamp(kLogitBytes / (4 * std::max<int64_t>(columns, 1)), kFewest, kMost);
+  if (narrow_gradient) wanted += wanted / 2;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(rows, wanted));
   return std::max<int64_t>(16, round_up(ceil_div(rows, chunks), 16));
 }
@@ -40,33 +41,40 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   const Tensor per_token = Tensor::empty(device, {rows});
   {
     OwnerScope scope(MemoryOwner::workspace);
-    const int64_t chunk = std::min(rows, cross_entropy_chunk(rows, columns));
+    const bool backward = trains || needs_dx, narrow = backward && x.dtype() == DType::bf16;
+    const int64_t chunk = std::min(rows, cross_entropy_chunk(rows, columns, narrow));
     const Tensor logit_buffer = Tensor::empty(device, {chunk, columns});
-    // The products of the backward pass take their operands in one type.
-    const bool separate = (trains || needs_dx) && x.dtype() != DType::f32;
-    const Tensor dlogit_buffer = separate ? Tensor::empty(device, {chunk, columns}, x.dtype()) : logit_buffer;
+    // The products of the backward pass take their operands in one type: bf16 gradients lie in the first half of the rows of
+    // logits that they are made of.
+    const Tensor dlogit_buffer =
+        narrow ? logit_buffer.as_type(DType::bf16).slice(1, 0, columns) : logit_buffer;
     const Tensor row_max = Tensor::empty(device, {chunk}), sums = Tensor::empty(device, {2, chunk});
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       const int64_t count = std::min(chunk, rows - begin);
       const Tensor x_here = x.value.slice(0, begin, count), logits = logit_buffer.slice(0, 0, count);
-      const Tensor labels_here = labels.flat_range(begin, count, {count});
+      const Tensor labels_here = labels.flat_range(begin, count, {count}),
+                   weights_here = weights.flat_range(begin, count, {count}),
+                   losses = per_token.flat_range(begin, count, {count});
+      const Tensor dlogits = backward ? dlogit_buffer.slice(0, 0, count) : Tensor();
+      const int64_t dlogits_stride = dlogit_buffer.stride(0);
       matmul(Transpose::no, Transpose::yes, x_here, *w, logits);
-      if (softcap > 0) launch(device, table.cross_entropy->softcap, logits, softcap, logits.elements());
-      const Tensor sum_exp = sums.flat_range(0, count, {count}),
-                   target = sums.flat_range(count, count, {count});
-      launch(device, table.cross_entropy->row_max, logits, count, true_columns, columns, row_max);
-      if (!parallel.alone()) comm::all_reduce_max(*parallel.group, row_max.flat_range(0, count, {count}));
-      launch(device, table.cross_entropy->row_sums, logits, labels_here, row_max, count, true_columns,
-             columns, first, sum_exp, target);
-      if (!parallel.alone())
+      if (parallel.alone()) {
+        launch(device, table.cross_entropy->whole, logits, labels_here, weights_here, count, true_columns,
+               columns, softcap, losses, dlogits, dlogits_stride);
+      } else {
+        if (softcap > 0) launch(device, table.cross_entropy->softcap, logits, softcap, logits.elements());
+        const Tensor sum_exp = sums.flat_range(0, count, {count}),
+                     target = sums.flat_range(count, count, {count});
+        launch(device, table.cross_entropy->row_max, logits, count, true_columns, columns, row_max);
+        comm::all_reduce_max(*parallel.group, row_max.flat_range(0, count, {count}));
+        launch(device, table.cross_entropy->row_sums, logits, labels_here, row_max, count, true_columns,
+               columns, first, sum_exp, target);
         comm::all_reduce_sum_any(*parallel.group, sums.flat_range(0, 2 * count, {2 * count}));
-      launch(device, table.cross_entropy->loss, row_max, sum_exp, target, count,
-             per_token.flat_range(begin, count, {count}));
-      if (!trains && !needs_dx) continue;
-      const Tensor dlogits = dlogit_buffer.slice(0, 0, count);
-      launch(device, table.cross_entropy->backward, logits, labels_here, row_max, sum_exp,
-             weights.flat_range(begin, count, {count}), count, true_columns, columns, first, softcap,
-             dlogits);
+        launch(device, table.cross_entropy->loss, row_max, sum_exp, target, count, losses);
+        if (backward)
+          launch(device, table.cross_entropy->backward, logits, labels_here, row_max, sum_exp, weights_here,
+                 count, true_columns, columns, first, softcap, dlogits, dlogits_stride);
+      }
       if (needs_dx) matmul(Transpose::no, Transpose::no, dlogits, *w, dx.slice(0, begin, count));
       if (trains) matmul(Transpose::yes, Transpose::no, dlogits, x_here, gradient, 1);
     }

@@ -31,8 +31,8 @@ Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t
                    const TensorParallel& parallel = {}, float softcap = 0);
 
 // Rows of one chunk: enough to keep the accumulation of the weight gradient (its reading and writing V x h)
-// cheap beside the products, few enough for the logits to stay within 256 MiB; a multiple of 16, the same for
-// all chunks but the last.
-int64_t cross_entropy_chunk(int64_t rows, int64_t columns);
+// cheap beside the products, few enough for the logits to stay within 256 MiB (384 MiB with a bf16 gradient, whose
+// products are fast beside that accumulation); a multiple of 16, the same for all chunks but the last.
+int64_t cross_entropy_chunk(int64_t rows, int64_t columns, bool narrow_gradient);
 
 }  // namespace capstan::ops

@@ -91,6 +91,20 @@ Tensor Tensor::flat_range(int64_t begin, int64_t count, const Shape& shape) cons
   return result;
 }
 
+Tensor Tensor::as_type(DType dtype) const {
+  const int64_t from = size_of(dtype_), to = size_of(dtype);
+  CAPSTAN_ASSERT(is_contiguous() && rank() > 0 && size(-1) * from % to == 0,
+                 text() + " seen as another type");
+  Tensor result = *this;
+  result.dtype_ = dtype;
+  result.shape_[rank() - 1] = size(-1) * from / to;
+  for (int i = 0; i < rank() - 1; ++i) {
+    int64_t& stride = result.strides_[static_cast<size_t>(i)];
+    stride = stride * from / to;
+  }
+  return result;
+}
+
 Tensor Tensor::slice(int dim, int64_t begin, int64_t count) const {
   CAPSTAN_ASSERT(dim >= 0 && dim < rank() && begin >= 0 && count >= 0 && begin + count <= size(dim),
                  "slice of " + text());

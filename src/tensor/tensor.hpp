@@ -83,6 +83,7 @@ class Tensor {
   // Views; no data moves. view() needs a contiguous tensor and the same number of elements.
   Tensor view(const Shape& shape) const;
   Tensor slice(int dim, int64_t begin, int64_t count) const;
+  Tensor as_type(DType dtype) const;  // the bytes of a contiguous tensor; its last size scales
   Tensor flat_range(int64_t begin, int64_t count, const Shape& shape) const;  // of a contiguous tensor
 
   // Explicit copies; the tensor must be contiguous. To the host: waits, complete on return. From the host: `bytes` may

@@ -10,7 +10,7 @@ const kernels::Gemm& gemm() {
 }
 
 void check_product(kernels::GemmShape s, DType in, DType out, double alpha, double beta, uint64_t seed,
-                   int64_t pad = 0) {
+                   int64_t pad = 0, bool aligned = false) {
   s.lda = (s.trans_a ? s.m : s.k) + pad;
   s.ldb = (s.trans_b ? s.k : s.n) + pad;
   s.ldc = s.n + pad;
@@ -20,7 +20,7 @@ void check_product(kernels::GemmShape s, DType in, DType out, double alpha, doub
   if (beta == 0)
     for (int64_t i = 0; i < s.m; ++i)  // beta = 0 overwrites whatever is there
       for (int64_t j = 0; j < s.n; ++j) start[static_cast<size_t>(i * s.ldc + j)] = NAN;
-  const Array c(out, start);
+  const Array c(out, start, aligned);
   INFO("m=", s.m, " n=", s.n, " k=", s.k, " ta=", s.trans_a, " tb=", s.trans_b, " ", text(in), "->",
        text(out), " beta=", beta);
   const auto result = run_kernel({c}, [&](kernels::Context& context, Vec<Array>& y) {
@@ -61,6 +61,14 @@ TEST_CASE("products of several tiles and k panels keep their bits for any number
       check_product({(t & 1) != 0, (t & 2) != 0, 70, 60, 2100}, in, DType::f32, 1.0, 1.0, 60, t);
       check_product({(t & 1) != 0, (t & 2) != 0, 1, 1700, 520}, in, in, 1.0, 0.0, 70, t);
     }
+}
+
+TEST_CASE("large bf16 products: parts of k, chunks of k and of rows, and results that go past the caches") {
+  check_product({false, true, 33, 1030, 4200}, DType::bf16, DType::bf16, 1.0, 0.0, 90);
+  check_product({true, false, 33, 1030, 4200}, DType::bf16, DType::f32, 1.0, 1.0, 93, 3);
+  check_product({true, false, 1800, 17, 4700}, DType::bf16, DType::bf16, 1.0, 1.0, 96);
+  for (DType out : kTypes)
+    check_product({false, false, 1030, 2112, 21}, DType::bf16, out, 1.0, 0.0, 99, 0, true);
 }
 
 TEST_CASE("a product over nothing scales C") {

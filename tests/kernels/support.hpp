@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -38,27 +39,41 @@ inline Vec<int64_t> row_ids(int64_t n) {
   return ids;
 }
 
-// An fp32 or bf16 array with guard elements behind it: a kernel that writes past its end is found. rounded(): what the
-// kernel reads, as doubles.
+template <class T>
+struct CacheLines {  // an allocator
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+  CacheLines() = default;
+  template <class U>
+  CacheLines(const CacheLines<U>&) {}  // NOLINT
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kLine)); }
+  void deallocate(T* p, size_t) { ::operator delete(p, kLine); }
+  bool operator==(const CacheLines&) const { return true; }
+};
+
+// An fp32 or bf16 array with guard elements behind it: a kernel that writes past its end is found. It begins with a cache line
+// (`aligned`), else 16 bytes behind one. rounded(): what the kernel reads, as doubles.
 class Array {
  public:
+  using Bytes = std::vector<char, CacheLines<char>>;
   Array() = default;
-  Array(DType dtype, const Vec<double>& values) : dtype_(dtype), n_(values.size()) {
-    bytes_.resize((n_ + kGuard) * static_cast<size_t>(size_of(dtype)));
+  Array(DType dtype, const Vec<double>& values, bool aligned = false)
+      : dtype_(dtype), n_(values.size()), shift_(aligned ? 0 : 16) {
+    bytes_.resize(shift_ + (n_ + kGuard) * static_cast<size_t>(size_of(dtype)));
     for (size_t i = 0; i < n_ + kGuard; ++i) set(i, i < n_ ? values[i] : kMark);
   }
   static Array zeros(DType dtype, int64_t n, double value = 0) {
     return {dtype, Vec<double>(static_cast<size_t>(n), value)};
   }
-  operator kernels::In() const { return n_ ? kernels::In{bytes_.data(), dtype_} : kernels::In{}; }  // NOLINT
-  kernels::Out out() { return n_ ? kernels::Out{bytes_.data(), dtype_} : kernels::Out{}; }
-  float* f32() { return n_ ? reinterpret_cast<float*>(bytes_.data()) : nullptr; }
+  operator kernels::In() const { return n_ ? kernels::In{data(), dtype_} : kernels::In{}; }  // NOLINT
+  kernels::Out out() { return n_ ? kernels::Out{data(), dtype_} : kernels::Out{}; }
+  float* f32() { return n_ ? reinterpret_cast<float*>(data()) : nullptr; }
   Vec<double> rounded() const {
     Vec<double> values(n_);
     for (size_t i = 0; i < n_; ++i) values[i] = get(i);
     return values;
   }
-  const Vec<char>& bytes() const { return bytes_; }
+  const Bytes& bytes() const { return bytes_; }
   bool guard_intact() const {
     for (size_t i = n_; i < n_ + kGuard; ++i)
       if (get(i) != kMark) return false;
@@ -68,19 +83,21 @@ class Array {
  private:
   static constexpr size_t kGuard = 64;
   static constexpr double kMark = 768;  // exact in bf16
+  char* data() { return bytes_.data() + shift_; }
+  const char* data() const { return bytes_.data() + shift_; }
   void set(size_t i, double v) {
     if (dtype_ == DType::f32)
-      reinterpret_cast<float*>(bytes_.data())[i] = static_cast<float>(v);
+      reinterpret_cast<float*>(data())[i] = static_cast<float>(v);
     else
-      reinterpret_cast<bf16*>(bytes_.data())[i] = bf16(static_cast<float>(v));
+      reinterpret_cast<bf16*>(data())[i] = bf16(static_cast<float>(v));
   }
   double get(size_t i) const {
-    if (dtype_ == DType::f32) return reinterpret_cast<const float*>(bytes_.data())[i];
-    return static_cast<float>(reinterpret_cast<const bf16*>(bytes_.data())[i]);
+    if (dtype_ == DType::f32) return reinterpret_cast<const float*>(data())[i];
+    return static_cast<float>(reinterpret_cast<const bf16*>(data())[i]);
   }
   DType dtype_ = DType::f32;
-  size_t n_ = 0;
-  Vec<char> bytes_;
+  size_t n_ = 0, shift_ = 0;
+  Bytes bytes_;
 };
 
 // Runs `body(context, outputs)` with 1, 2 and 3 threads, each on fresh copies of `outputs`, checks that bits agree and that

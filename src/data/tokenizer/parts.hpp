@@ -21,7 +21,8 @@ struct Tokenizer::Parts {
   Vocabulary vocabulary{0};
   std::vector<AddedToken> added;
   TokenFinder plain, normalized;  // tokens found in the text as given, and in the normalised text
-  std::map<int32_t, std::string> normalized_texts;  // by id: the normalised form of added tokens that have another
+  std::map<int32_t, std::string>
+      normalized_texts;  // by id: the normalised form of added tokens that have another
   std::unique_ptr<const Model> model;
 
   bool fast = false;  // bytes are merged: normalizer and pre_tokenizer say the same as the steps

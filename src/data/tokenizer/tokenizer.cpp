@@ -353,7 +353,8 @@ std::string_view Tokenizer::bytes_of(int32_t id) const {
 
 std::string_view Tokenizer::Parts::text_to_decode(int32_t id) const {
   const auto normalized_text = normalized_texts.find(id);
-  return normalized_text != normalized_texts.end() ? std::string_view(normalized_text->second) : vocabulary.text(id);
+  return normalized_text != normalized_texts.end() ? std::string_view(normalized_text->second)
+                                                   : vocabulary.text(id);
 }
 
 std::string Tokenizer::Parts::run_decoder(std::span<const int32_t> ids, bool skip_special, bool raw) const {
@@ -444,7 +445,8 @@ std::string StreamDecoder::push(int32_t id) {
   if (skip_special_ && tokenizer_->is_special(id)) return {};
   std::string result;
   if (run_) {
-    if (tokenizer_->parts_->vocabulary.has(id)) run_->push(id, tokenizer_->parts_->text_to_decode(id), result);
+    if (tokenizer_->parts_->vocabulary.has(id))
+      run_->push(id, tokenizer_->parts_->text_to_decode(id), result);
     return result;
   }
   pending_ += tokenizer_->bytes_of(id);
