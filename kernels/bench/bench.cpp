@@ -198,21 +198,19 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
     {
       const int64_t rows = 256;
       const Tensor logits = noise(device, rows * m.vocabulary),
-                   labels = Tensor::zeros(device, {rows}, DType::i32),
-                   highest = Tensor::zeros(device, {rows}), sums = Tensor::zeros(device, {rows}),
-                   target = Tensor::zeros(device, {rows}), weight = noise(device, rows),
-                   out = Tensor::zeros(device, {rows * m.vocabulary});
-      bound_by_memory(prefix + "cross-entropy forward (256 rows)", 8 * rows * m.vocabulary, [&] {
-        launch(device, table.cross_entropy->row_max, logits, rows, m.vocabulary, m.vocabulary, highest);
-        launch(device, table.cross_entropy->row_sums, logits, labels, highest, rows, m.vocabulary,
-               m.vocabulary, 0, sums, target);
+                   labels = Tensor::zeros(device, {rows}, DType::i32), losses = Tensor::zeros(device, {rows}),
+                   weight = noise(device, rows), none;
+      // In place, as the head has it: read, and written as gradients.
+      bound_by_memory(prefix + "cross-entropy and gradient (256 rows)", 8 * rows * m.vocabulary, [&] {
+        launch(device, table.cross_entropy->whole, logits, labels, weight, rows, m.vocabulary, m.vocabulary,
+               0.0f, losses, logits, m.vocabulary);
       });
-      bound_by_memory(prefix + "cross-entropy backward (256 rows)", 8 * rows * m.vocabulary, [&] {
-        launch(device, table.cross_entropy->backward, logits, labels, highest, sums, weight, rows,
-               m.vocabulary, m.vocabulary, 0, 0.0f, out, m.vocabulary);
+      bound_by_memory(prefix + "cross-entropy alone (256 rows)", 4 * rows * m.vocabulary, [&] {
+        launch(device, table.cross_entropy->whole, logits, labels, weight, rows, m.vocabulary, m.vocabulary,
+               0.0f, losses, none, 0);
       });
       const Tensor wte = noise(device, m.vocabulary * m.width),
-                   ids = Tensor::zeros(device, {tokens}, DType::i32), out_rows = noise(device, n), none;
+                   ids = Tensor::zeros(device, {tokens}, DType::i32), out_rows = noise(device, n);
       bound_by_memory(prefix + "embedding forward", 8 * n, [&] {
         launch(device, table.embedding->forward, wte, ids, none, none, out_rows, tokens, m.width, 0,
                m.vocabulary);

@@ -31,12 +31,12 @@ namespace {
 using namespace amx;
 
 // B is packed once, all threads together, in chunks of n and k; a tile is a block of rows times a block of columns. It packs its
-// rows of A in parts of k, which stay in the second-level cache, and takes panel after panel of B, of which the part of one
-// pass stays in the first-level cache while all rows use it. Sums wait between passes and parts in `sums`. Columns of an array
-// are read too slowly a few at a time: rows of a transposed A are packed as B is, in chunks of m.
-constexpr int64_t kPackedValues = int64_t{1} << 22, kPackedRows = int64_t{1} << 23, kChunkCols = 1024;
-constexpr int64_t kMaxDepth = 1024, kPassSteps = 8;
-constexpr int64_t kMaxRows = 256, kMinRows = 64, kMaxCols = 1024, kMaxHeldCols = 768, kMinCols = 128;
+// rows of A over the whole chunk of k, which stay in the second-level cache, and takes panel after panel of B, of which the part
+// of one pass stays in the first-level cache while all rows use it. Sums of a panel wait between passes in `sums`. Columns of an
+// array are read too slowly a few at a time: rows of a transposed A are packed as B is, in chunks of m.
+constexpr int64_t kPackedValues = int64_t{1} << 22, kPackedRows = int64_t{1} << 23;
+constexpr int64_t kMaxDepth = 3072, kPassSteps = 8;
+constexpr int64_t kMaxRows = 256, kMinRows = 64, kMaxCols = 1024, kMinCols = 128;
 constexpr int64_t kTileWork = int64_t{1} << 23;  // multiply-adds below which a tile is not worth a thread
 constexpr int64_t kTiles = 32;
 // A result of so many bytes is not in a cache when it is read: it goes past them, which spares reading its lines.
@@ -47,28 +47,22 @@ int64_t even(int64_t n, int64_t parts, int64_t unit) {  // the size of each of `
 }
 
 struct Plan {
-  int64_t part_k, chunk_k, chunk_n, chunk_m, rows, cols;
+  int64_t chunk_k, chunk_n, chunk_m, rows, cols;
   explicit Plan(const GemmShape& s) {
-    part_k = even(s.k, blocks_of(s.k, kMaxDepth), kDepth);
-    const int64_t together =
-        std::min(kPackedValues / (part_k * std::min(s.n, kChunkCols)), kPackedRows / (part_k * kMaxRows));
-    chunk_k = std::min(s.k, part_k * std::max<int64_t>(1, together));
+    chunk_k = std::min(s.k, even(s.k, blocks_of(s.k, kMaxDepth), kDepth));
     chunk_n = std::min(s.n, even(s.n, blocks_of(s.n, kPackedValues / (steps_of(chunk_k) * kDepth)), kPanel));
     const double work = static_cast<double>(s.m) * static_cast<double>(chunk_n) * static_cast<double>(s.k);
     const auto wanted = static_cast<int64_t>(
         std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
     // Rows are cut further only where columns do not give enough tiles: a panel of B is fetched once for all rows of a tile.
     int64_t down = blocks_of(s.m, kMaxRows);
-    const int64_t across = std::max(blocks_of(chunk_n, in_parts() ? kMaxHeldCols : kMaxCols),
+    const int64_t across = std::max(blocks_of(chunk_n, kMaxCols),
                                     std::min(blocks_of(chunk_n, kMinCols), blocks_of(wanted, down)));
     down = std::max(down, std::min(blocks_of(s.m, kMinRows), blocks_of(wanted, 2 * across)));
     rows = even(s.m, down, kPanel);
     cols = even(chunk_n, across, kPanel);
-    chunk_m = s.m;
-    if (s.trans_a)
-      chunk_m = std::min(s.m, rows * std::max<int64_t>(1, kPackedRows / (rows * steps_of(chunk_k) * kDepth)));
+    chunk_m = s.trans_a ? std::min(s.m, kPackedRows / (rows * steps_of(chunk_k) * kDepth) * rows) : s.m;
   }
-  bool in_parts() const { return chunk_k > part_k; }
 };
 
 // What a worker's panels of A hold, in front of them: the next tile is often of the same rows.
@@ -81,8 +75,8 @@ struct Scratch {
   size_t a, sums, b, a_chunk, c_copy;
   Scratch(const GemmShape& s, const Plan& p, DType out)
       : copy(out == DType::bf16 && p.chunk_k < s.k),
-        a(s.trans_a ? 0 : static_cast<size_t>(p.rows * p.part_k) * sizeof(bf16)),
-        sums(static_cast<size_t>(p.rows * (p.in_parts() ? p.cols : kPanel)) * sizeof(float)),
+        a(s.trans_a ? 0 : static_cast<size_t>(p.rows * steps_of(p.chunk_k) * kDepth) * sizeof(bf16)),
+        sums(static_cast<size_t>(p.rows * kPanel) * sizeof(float)),
         b(static_cast<size_t>(blocks_of(p.chunk_n, kPanel) * kPanel * steps_of(p.chunk_k) * kDepth) *
           sizeof(bf16)),
         a_chunk(s.trans_a
@@ -104,16 +98,15 @@ CAPSTAN_AMX_CALLED void pack_columns(const GemmShape& s, const bf16* b, int64_t 
   pack_panels(false, s.trans_b, b + (s.trans_b ? n0 * s.ldb + k0 : k0 * s.ldb + n0), s.ldb, n, k, to, stride);
 }
 
-// All panels of n rows (columns) and k, all threads together: pack(i, count, from, depth, to, stride). A piece is long along
-// the rows of the array.
+// All panels of n rows (columns) and k, all threads together: pack(i, count, from, depth, to). A piece is long along the rows of
+// the array.
 template <class Pack>
 void pack_together(ThreadPool& pool, int64_t n, int64_t k, bool k_inside, bf16* to, const Pack& pack) {
   const int64_t slab = k_inside ? 1024 : 256, group = k_inside ? 256 : 1024, slabs = blocks_of(k, slab);
   const int64_t stride = steps_of(k) * kStepValues;
   pool.parallel_for(blocks_of(n, group) * slabs, [&](int64_t tile, int) {
     const int64_t i = tile / slabs * group, from = tile % slabs * slab;
-    pack(i, std::min(group, n - i), from, std::min(slab, k - from), to + i / kPanel * stride + from * kPanel,
-         stride);
+    pack(i, std::min(group, n - i), from, std::min(slab, k - from), to + i / kPanel * stride + from * kPanel);
   });
 }
 
@@ -157,16 +150,16 @@ bool streams(const GemmShape& s, Out out, float beta) {
          reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
 }
 
-// sums (+)= rows of A (panels) times one panel of B; `next` is wanted after that.
-CAPSTAN_AMX_CALLED void multiply_rows(const bf16* a, int64_t a_stride, const bf16* b, const bf16* next,
-                                      int64_t panels, int64_t steps, bool add, float* sums) {
+// sums = rows of A, panels `apart` values apart, times one panel of B; `next` is wanted after that.
+CAPSTAN_AMX_CALLED void multiply_rows(const bf16* a, int64_t apart, const bf16* b, const bf16* next,
+                                      int64_t panels, int64_t steps, float* sums) {
   const int64_t lines = (32 + panels - 1) / panels;
   for (int64_t s = 0; s < steps; s += kPassSteps) {
     const int64_t count = std::min(kPassSteps, steps - s);
     const bf16* fetched = s + count < steps ? b + (s + count) * kStepValues : next;
     for (int64_t i = 0; i < panels; ++i)
-      multiply(a + i * a_stride + s * kStepValues, b + s * kStepValues, count, add || s > 0,
-               sums + i * kPanel * kPanel, kPanel, fetched + i * count * lines * 32, lines);
+      multiply(a + i * apart + s * kStepValues, b + s * kStepValues, count, s > 0, sums + i * kPanel * kPanel,
+               kPanel, fetched + i * count * lines * 32, lines);
   }
 }
 CAPSTAN_AMX_CALLED void enter_tile() {
@@ -194,62 +187,54 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
   for (int worker = 0; worker < c.pool->size(); ++worker)
     reinterpret_cast<Held*>(c.scratch(worker, scratch.need().each_worker))->row = -1;
 
-  const bool streamed = streams(s, out, beta) && p.chunk_k == s.k;
+  const bool streamed = streams(s, out, beta) && (scratch.copy || p.chunk_k == s.k);
   Held held_rows{-1, -1};
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
     for (int64_t k0 = 0; k0 < s.k; k0 += p.chunk_k) {
-      const int64_t n = std::min(p.chunk_n, s.n - n0), k = std::min(p.chunk_k, s.k - k0);
-      const int64_t stride = steps_of(k) * kStepValues;
+      const int64_t n = std::min(p.chunk_n, s.n - n0), k = std::min(p.chunk_k, s.k - k0), steps = steps_of(k);
+      const int64_t apart = steps * kStepValues;  // panels
       const bool last = k0 + k == s.k;
       pack_together(*c.pool, n, k, s.trans_b, packed_b,
-                    [&](int64_t i, int64_t count, int64_t from, int64_t depth, bf16* to, int64_t apart) {
+                    [&](int64_t i, int64_t count, int64_t from, int64_t depth, bf16* to) {
                       pack_columns(s, b, n0 + i, count, k0 + from, depth, to, apart);
                     });
       for (int64_t m0 = 0; m0 < s.m; m0 += p.chunk_m) {
-        const int64_t m = std::min(p.chunk_m, s.m - m0);
+        const int64_t m = std::min(p.chunk_m, s.m - m0), across = blocks_of(n, p.cols);
         if (s.trans_a && (held_rows.row != m0 || held_rows.depth != k0)) {
           pack_together(*c.pool, m, k, false, packed_rows,
-                        [&](int64_t i, int64_t count, int64_t from, int64_t depth, bf16* to, int64_t apart) {
+                        [&](int64_t i, int64_t count, int64_t from, int64_t depth, bf16* to) {
                           pack_rows(s, a, m0 + i, count, k0 + from, depth, to, apart);
                         });
           held_rows = {m0, k0};
         }
-        const int64_t across = blocks_of(n, p.cols);
         c.pool->parallel_for(across * blocks_of(m, p.rows), [&](int64_t tile, int worker) {
           const int64_t i0 = m0 + tile / across * p.rows, j0 = tile % across * p.cols;
           const int64_t rows = std::min(p.rows, m0 + m - i0), cols = std::min(p.cols, n - j0);
           std::byte* own = c.scratch(worker, scratch.need().each_worker);
           Held& held = *reinterpret_cast<Held*>(own);
-          auto* own_rows = reinterpret_cast<bf16*>(own + sizeof(Held));
-          auto* all_sums = reinterpret_cast<float*>(own + sizeof(Held) + scratch.a);
+          auto* packed_a = reinterpret_cast<bf16*>(own + sizeof(Held));
+          auto* sums = reinterpret_cast<float*>(own + sizeof(Held) + scratch.a);
+          if (s.trans_a) {
+            packed_a = packed_rows + (i0 - m0) / kPanel * apart;
+          } else if (held.row != i0 || held.depth != k0) {
+            pack_rows(s, a, i0, rows, k0, k, packed_a, apart);
+            held = {i0, k0};
+          }
           enter_tile();
-          for (int64_t part = 0; part < k; part += p.part_k) {
-            const int64_t depth = std::min(p.part_k, k - part);
-            if (!s.trans_a && (held.row != i0 || held.depth != k0 + part)) {
-              pack_rows(s, a, i0, rows, k0 + part, depth, own_rows, steps_of(depth) * kStepValues);
-              held = {i0, k0 + part};
+          for (int64_t j = j0; j < j0 + cols; j += kPanel) {
+            const int64_t width = std::min(kPanel, n - j), at = i0 * s.ldc + n0 + j;
+            const bf16* panel = packed_b + j / kPanel * apart;
+            multiply_rows(packed_a, apart, panel, panel + apart, blocks_of(rows, kPanel), steps, sums);
+            if (scratch.copy) {
+              float* copy = c_copy + i0 * n + j;
+              write(sums, rows, width, k0 > 0 ? 1.0f : 0.0f, {copy, DType::f32}, 0, n);
+              if (!last) continue;
+              for (int64_t r = 0; r < rows; ++r) std::copy_n(copy + r * n, width, sums + r * kPanel);
             }
-            const bf16* rows_here =
-                s.trans_a ? packed_rows + (i0 - m0) / kPanel * stride + part * kPanel : own_rows;
-            const int64_t rows_stride = s.trans_a ? stride : steps_of(depth) * kStepValues;
-            for (int64_t j = j0; j < j0 + cols; j += kPanel) {
-              const bf16* panel = packed_b + j / kPanel * stride + part * kPanel;
-              float* sums = p.in_parts() ? all_sums + (j - j0) * p.rows : all_sums;
-              multiply_rows(rows_here, rows_stride, panel, panel + stride, blocks_of(rows, kPanel),
-                            steps_of(depth), part > 0, sums);
-              if (part + depth < k) continue;
-              const int64_t width = std::min(kPanel, n - j), at = i0 * s.ldc + n0 + j;
-              if (scratch.copy) {
-                float* copy = c_copy + i0 * n + j;
-                write(sums, rows, width, k0 > 0 ? 1.0f : 0.0f, {copy, DType::f32}, 0, n);
-                if (!last) continue;
-                for (int64_t r = 0; r < rows; ++r) std::copy_n(copy + r * n, width, sums + r * kPanel);
-              }
-              if (streamed && width == kPanel)
-                stream(sums, rows, out, at, s.ldc);
-              else
-                write(sums, rows, width, k0 == 0 || scratch.copy ? beta : 1.0f, out, at, s.ldc);
-            }
+            if (streamed && width == kPanel)
+              stream(sums, rows, out, at, s.ldc);
+            else
+              write(sums, rows, width, k0 == 0 || scratch.copy ? beta : 1.0f, out, at, s.ldc);
           }
           leave_tile();
         });

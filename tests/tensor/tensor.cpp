@@ -45,6 +45,15 @@ TEST_CASE("views share storage and slices keep strides") {
   CHECK_THROWS_AS((void)t.view({5, 5}), Error);
   CHECK_THROWS_AS((void)row.view({8}), Error);
   CHECK(t.text() == "fp32[2, 3, 4] on cpu");
+
+  const Tensor halves =
+      t.as_type(DType::bf16);  // the upper half of an fp32 number is a bf16 one, behind the lower half
+  CHECK(halves.shape() == Shape{2, 3, 8});
+  CHECK(halves.shares_storage_with(t));
+  CHECK(halves.stride(0) == 24);
+  CHECK(halves.view({6, 8}).slice(0, 5, 1).to_floats()[7] == 23);
+  CHECK(halves.as_type(DType::f32).to_host<float>() == values);
+  CHECK_THROWS_AS((void)t.slice(0, 0, 1).as_type(DType::bf16).slice(2, 0, 3).as_type(DType::f32), Error);
 }
 
 TEST_CASE("memory is booked by owner, peaks are remembered, blocks are reused") {
