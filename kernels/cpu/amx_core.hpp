@@ -161,6 +161,46 @@ CAPSTAN_AMX void multiply(const bf16* a, const bf16* b, int64_t steps, bool add,
   _tile_stored(3, sums + 16 * ld + 16, stride);
 }
 
+// sums[32][32] += (a + a2) b, or with `right` a (b + b2): the other operand's tiles serve both. `second` is a2 or b2.
+template <bool right>
+CAPSTAN_AMX void multiply_both(const bf16* a, const bf16* b, const bf16* second, int64_t steps, float* sums,
+                               int64_t ld) {
+  const auto stride = static_cast<long>(ld) * 4;
+  _tile_loadd(0, sums, stride);
+  _tile_loadd(1, sums + 16, stride);
+  _tile_loadd(2, sums + 16 * ld, stride);
+  _tile_loadd(3, sums + 16 * ld + 16, stride);
+  for (int64_t s = 0; s < steps; ++s, a += kStepValues, b += kStepValues, second += kStepValues) {
+    _tile_loadd(6, b, 64);
+    _tile_loadd(4, a, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + kTileValues, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a + kTileValues, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    if constexpr (right) {
+      _tile_loadd(6, second, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_loadd(7, second + kTileValues, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    } else {
+      _tile_loadd(4, second, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, second + kTileValues, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, sums, stride);
+  _tile_stored(1, sums + 16, stride);
+  _tile_stored(2, sums + 16 * ld, stride);
+  _tile_stored(3, sums + 16 * ld + 16, stride);
+}
+
 // Rounded to the nearest, to the even one of two; not a number stays so.
 CAPSTAN_AMX __m256i narrow(__m512 v) {
   const __m512i bits = _mm512_castps_si512(v);

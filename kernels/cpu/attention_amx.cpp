@@ -35,6 +35,14 @@ CAPSTAN_AMX_CALLED void product(const bf16* a, const bf16* b, int64_t depth, boo
                                 int64_t ld) {
   multiply(a, b, depth / kDepth, add, sums, ld);
 }
+CAPSTAN_AMX_CALLED void product_of_sum(const bf16* a, const bf16* rest, const bf16* b, int64_t depth,
+                                       float* sums, int64_t ld) {
+  multiply_both<false>(a, b, rest, depth / kDepth, sums, ld);
+}
+CAPSTAN_AMX_CALLED void product_with_sum(const bf16* a, const bf16* b, const bf16* rest, int64_t depth,
+                                         float* sums, int64_t ld) {
+  multiply_both<true>(a, b, rest, depth / kDepth, sums, ld);
+}
 
 namespace {
 // 32 values rounded to nearest even: those of `low`, then those of `high`.

@@ -29,6 +29,10 @@ void pack(Panels panels, const bf16* from, int64_t ld, int64_t n, int64_t k, bf1
 // sums[32][32] (+)= one panel times another over a depth of whole 32.
 void product(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums, int64_t ld);
 
+// sums += (a + rest) b, and sums += a (b + rest).
+void product_of_sum(const bf16* a, const bf16* rest, const bf16* b, int64_t depth, float* sums, int64_t ld);
+void product_with_sum(const bf16* a, const bf16* b, const bf16* rest, int64_t depth, float* sums, int64_t ld);
+
 // A left panel of s[rows][depth] rounded, rows <= 32; zeros pad it to 32 rows. depth is a multiple of 32. A second panel, in
 // `rest` if that is given, holds what the rounding left, rounded itself: both together have 16 bits of s.
 void narrow_rows(const float* s, int64_t ld, int64_t rows, int64_t depth, bf16* to, bf16* rest);

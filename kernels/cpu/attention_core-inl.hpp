@@ -326,8 +326,10 @@ struct Tiles {
       amx::narrow_rows(s + i * kKeys + from, kKeys, rows, depth, narrow, rest);
       for (int64_t j = 0; j < width; j += 32) {
         const bf16* y = y_depth + j * padded(keys) + (b.k0 + from) * 32;
-        amx::product(narrow, y, depth, true, out + i * width + j, width);
-        if (rest) amx::product(rest, y, depth, true, out + i * width + j, width);
+        if (rest)
+          amx::product_of_sum(narrow, rest, y, depth, out + i * width + j, width);
+        else
+          amx::product(narrow, y, depth, true, out + i * width + j, width);
       }
     }
   }
@@ -344,8 +346,10 @@ struct Tiles {
       for (int64_t i = 0; i < width; i += 32) {
         const bf16* x = x_other + i * padded(queries) + (b.q0 + from) * 32;
         float* block = sums + (b.k0 + j) * width + i * 32;
-        amx::product(x, narrow, depth, true, block, 32);
-        if (rest) amx::product(x, rest, depth, true, block, 32);
+        if (rest)
+          amx::product_with_sum(x, narrow, rest, depth, block, 32);
+        else
+          amx::product(x, narrow, depth, true, block, 32);
       }
     }
   }
@@ -436,6 +440,7 @@ template <class Products>
 struct ForwardScratch {
   using Value = typename Products::Value;
   float *scores, *out, *max, *sum;
+  float *highest, *correction;  // of the current block of keys
   Value *q, *narrow;
   uint32_t* words;
   size_t floats;
@@ -445,6 +450,8 @@ struct ForwardScratch {
     out = t.take(kQueries * Products::padded(d));
     max = t.take(kQueries);
     sum = t.take(kQueries);
+    highest = t.take(kQueries);
+    correction = t.take(kQueries);
     q = t.template take<Value>(kQueries * Products::padded(d));
     narrow = t.template take<Value>(Products::narrow_size());
     words = t.template take<uint32_t>(kWords<Products>);
@@ -463,7 +470,7 @@ struct PackedKeys {
 template <class Products>
 HWY_INLINE void begin_rows(const ForwardScratch<Products>& s, const Block<Products>& b, int64_t d) {
   std::memset(s.out, 0, static_cast<size_t>(b.nq * Products::padded(d)) * sizeof(float));
-  for (int64_t i = 0; i < b.nq; ++i) s.max[i] = -kInfinity, s.sum[i] = 0;
+  for (int64_t i = 0; i < kQueries; ++i) s.max[i] = -kInfinity, s.sum[i] = 0;
 }
 
 // The block of queries against the keys that it sees of these: s.max and s.sum are the running maximum and sum of the
@@ -481,6 +488,8 @@ HWY_INLINE void attend(const ForwardScratch<Products>& s, Block<Products>& b,
   for (int64_t k0 = b.begin; k0 < b.end; k0 += kKeys) {
     b.at_keys(k0);
     Products::scores(b, q, kv.k_columns, kv.keys, d, s.scores);
+    // Pass after pass, each over all rows: within one row every step would wait for the one before.
+    for (int64_t i = 0; i < kQueries; ++i) s.highest[i] = -kInfinity;
     for (int64_t i = 0; i < b.nq; ++i) {
       float* row = s.scores + i * kKeys;
       int64_t from, to, begin, end;
@@ -493,23 +502,31 @@ HWY_INLINE void attend(const ForwardScratch<Products>& s, Block<Products>& b,
       cut_row(row, from, to, b.width, begin, end);
       VF m = load(row + begin);
       for (int64_t j = begin + kStep; j < end; j += kStep) m = hn::Max(m, load(row + j));
-      const float highest = std::max(s.max[i], max_lanes(hn::Mul(m, scale)));
-      const VF top = splat(highest);
+      s.highest[i] = max_lanes(hn::Mul(m, scale));
+    }
+    for (int64_t i = 0; i < kQueries; i += kStep) {
+      const VF before = load(s.max + i), top = hn::Max(before, load(s.highest + i));
+      const VF correction =
+          hn::IfThenElse(hn::Eq(before, top), splat(1.0f), exp_not_positive(hn::Sub(before, top)));
+      store(top, s.max + i);
+      store(correction, s.correction + i);
+      store(hn::Mul(load(s.sum + i), correction), s.sum + i);
+    }
+    for (int64_t i = 0; i < b.nq; ++i) {
+      float *row = s.scores + i * kKeys, *o = s.out + i * width;
+      int64_t from, to;
+      b.keys_of(i, from, to);
+      if (from == to) continue;
+      const int64_t begin = from / kStep * kStep, end = whole_vectors(to);
+      const VF f = splat(s.correction[i]), top = splat(s.max[i]);
+      for_vectors(
+          d, [&](int64_t j) HWY_ATTR { store(hn::Mul(load(o + j), f), o + j); },
+          [&](int64_t j, int64_t n) HWY_ATTR { store_part(hn::Mul(load_part(o + j, n), f), o + j, n); });
       VF total = hn::Zero(DF());
       for (int64_t j = begin; j < end; j += kStep) {
         const VF p = exp_not_positive(hn::MulSub(load(row + j), scale, top));
         total = hn::Add(total, p);
         store(p, row + j);
-      }
-      if (highest != s.max[i]) {
-        const float correction = exp_one(s.max[i] - highest);
-        const VF f = splat(correction);
-        float* o = s.out + i * width;
-        s.sum[i] *= correction;
-        s.max[i] = highest;
-        for_vectors(
-            d, [&](int64_t j) HWY_ATTR { store(hn::Mul(load(o + j), f), o + j); },
-            [&](int64_t j, int64_t n) HWY_ATTR { store_part(hn::Mul(load_part(o + j, n), f), o + j, n); });
       }
       s.sum[i] += sum_lanes(total);
       if (drop.p > 0) {

@@ -66,6 +66,7 @@ ScratchNeed forward_scratch(AttentionPart a) {
 // A block of queries as another call left it: the sum of its exponentials is that of one key with the logit lse.
 HWY_INLINE void resume_rows(const ForwardScratch<Vectors>& s, const Block<Vectors>& b, int64_t d,
                             const float* out, int64_t out_stride, const float* lse) {
+  begin_rows(s, b, d);
   for (int64_t i = 0; i < b.nq; ++i) {
     std::memcpy(s.out + i * d, out + i * out_stride, static_cast<size_t>(d) * sizeof(float));
     s.max[i] = lse[i];
