@@ -3,8 +3,8 @@
 
 SHAPE: gpt2-124m (4 x 1024 tokens, PyTorch eager), quickstart (2 x 256, Transformers' Llama), llama-26m (8 x 256, Transformers'
 Llama). Each round runs both programs, one after the other; a step is forward, backward, clipping and AdamW. Prints tokens/s of
-each round, the medians and their ratio, and both as shares of the best GEMM rate seen (this program's torch.mm, Capstan's and
-oneDNN's products). Needs torch and transformers (scripts/peers.sh makes the environment).
+each round, the medians and their ratio, and both as shares of the best GEMM rate seen in that type (this program's torch.mm,
+Capstan's and oneDNN's products). Needs torch and transformers (scripts/peers.sh makes the environment).
 """
 import argparse
 import json
@@ -76,7 +76,7 @@ def torch_rate(shape, dtype, seconds=20.0):
     import torch
     from torch.nn import functional as F
     spec = SHAPES[shape]
-    a, b = torch.rand(2048, 2048), torch.rand(2048, 2048)
+    a, b = (torch.rand(2048, 2048).to(torch.bfloat16 if dtype == "bf16" else torch.float32) for _ in range(2))
     products = []
 
     def product():  # what the machine gives at this moment
@@ -125,7 +125,7 @@ def capstan_rate(shape, capstan, dtype):
     out = subprocess.run([capstan, "bench", "step", "--json", "--seconds", "1", "-r", recipe, *overrides],
                          check=True, stdout=subprocess.PIPE).stdout
     result = json.loads(out)
-    return {"tokens_per_second": result["step"]["tokens_per_second"], "gemm_gflops": result["gemm_gflops"],
+    return {"tokens_per_second": result["step"]["tokens_per_second"], "gemm_gflops": result["step_gemm_gflops"],
             "share": result["step"]["share"], "share_beside": result["step"]["share_beside"],
             "tokens_per_gflop": result["step"]["tokens_per_second"] / result["step"]["beside_gflops"]}
 
