@@ -127,16 +127,38 @@ CAPSTAN_AMX void pack_panels(bool for_a, bool k_inside, const bf16* from, int64_
   }
 }
 
+// Tiles 0 to 3 are sums[32][32], rows of `ld` floats; 4 and 5 hold a step of A, 6 and 7 one of B.
+CAPSTAN_AMX void load_sums(const float* sums, int64_t ld) {
+  const auto stride = static_cast<long>(ld) * 4;
+  _tile_loadd(0, sums, stride);
+  _tile_loadd(1, sums + 16, stride);
+  _tile_loadd(2, sums + 16 * ld, stride);
+  _tile_loadd(3, sums + 16 * ld + 16, stride);
+}
+CAPSTAN_AMX void store_sums(float* sums, int64_t ld) {
+  const auto stride = static_cast<long>(ld) * 4;
+  _tile_stored(0, sums, stride);
+  _tile_stored(1, sums + 16, stride);
+  _tile_stored(2, sums + 16 * ld, stride);
+  _tile_stored(3, sums + 16 * ld + 16, stride);
+}
+CAPSTAN_AMX void multiply_step(const bf16* a, const bf16* b) {
+  _tile_loadd(6, b, 64);
+  _tile_loadd(4, a, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, b + kTileValues, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(5, a + kTileValues, 64);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
 // sums[32][32] (+)= panel of A times panel of B over `steps` steps; rows of `ld` floats. Meanwhile `lines` cache lines a step
 // come from `next` into the second-level cache.
 CAPSTAN_AMX void multiply(const bf16* a, const bf16* b, int64_t steps, bool add, float* sums, int64_t ld,
                           const bf16* next = nullptr, int64_t lines = 0) {
-  const auto stride = static_cast<long>(ld) * 4;
   if (add) {
-    _tile_loadd(0, sums, stride);
-    _tile_loadd(1, sums + 16, stride);
-    _tile_loadd(2, sums + 16 * ld, stride);
-    _tile_loadd(3, sums + 16 * ld + 16, stride);
+    load_sums(sums, ld);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -146,39 +168,18 @@ CAPSTAN_AMX void multiply(const bf16* a, const bf16* b, int64_t steps, bool add,
   for (int64_t s = 0; s < steps; ++s, a += kStepValues, b += kStepValues) {
     for (int64_t l = 0; l < lines; ++l, next += 32)
       _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
-    _tile_loadd(6, b, 64);
-    _tile_loadd(4, a, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + kTileValues, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + kTileValues, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    multiply_step(a, b);
   }
-  _tile_stored(0, sums, stride);
-  _tile_stored(1, sums + 16, stride);
-  _tile_stored(2, sums + 16 * ld, stride);
-  _tile_stored(3, sums + 16 * ld + 16, stride);
+  store_sums(sums, ld);
 }
 
 // sums[32][32] += (a + a2) b, or with `right` a (b + b2): the other operand's tiles serve both. `second` is a2 or b2.
 template <bool right>
 CAPSTAN_AMX void multiply_both(const bf16* a, const bf16* b, const bf16* second, int64_t steps, float* sums,
                                int64_t ld) {
-  const auto stride = static_cast<long>(ld) * 4;
-  _tile_loadd(0, sums, stride);
-  _tile_loadd(1, sums + 16, stride);
-  _tile_loadd(2, sums + 16 * ld, stride);
-  _tile_loadd(3, sums + 16 * ld + 16, stride);
+  load_sums(sums, ld);
   for (int64_t s = 0; s < steps; ++s, a += kStepValues, b += kStepValues, second += kStepValues) {
-    _tile_loadd(6, b, 64);
-    _tile_loadd(4, a, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + kTileValues, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + kTileValues, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    multiply_step(a, b);
     if constexpr (right) {
       _tile_loadd(6, second, 64);
       _tile_dpbf16ps(0, 4, 6);
@@ -195,10 +196,7 @@ CAPSTAN_AMX void multiply_both(const bf16* a, const bf16* b, const bf16* second,
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, stride);
-  _tile_stored(1, sums + 16, stride);
-  _tile_stored(2, sums + 16 * ld, stride);
-  _tile_stored(3, sums + 16 * ld + 16, stride);
+  store_sums(sums, ld);
 }
 
 // Rounded to the nearest, to the even one of two; not a number stays so.
