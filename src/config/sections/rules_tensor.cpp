@@ -1,6 +1,7 @@
 // Shapes of the model, and how tensor and context parallelism divide them.
 #include <cmath>
 
+#include "config/sections/rotary.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
@@ -137,7 +138,7 @@ void rope_factors_for_pairs(const Config& c, RuleReport& report) {
   if (m.position_embedding_type != PositionEmbedding::rope || !m.rope_scaling ||
       m.rope_scaling_type != RopeScaling::longrope || !m.kv_channels)
     return;
-  const int64_t pairs = std::llround(m.rotary_percent * static_cast<double>(*m.kv_channels)) / 2;
+  const int64_t pairs = rotary_width(m) / 2;
   const auto check = [&](const char* field, const std::vector<double>& factors) {
     const auto given = static_cast<int64_t>(factors.size());
     if (given != pairs)
