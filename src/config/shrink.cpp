@@ -192,7 +192,7 @@ class Shrinker {
                                      : int64_t{d_.account_for_embedding_in_pipeline_split} +
                                            int64_t{d_.account_for_loss_in_pipeline_split};
     const int64_t few = rounded_up(least + besides, pp_ * vp_) - besides;
-    set("model.num_layers", std::min(few, m_.num_layers), m_.num_layers);
+    layers_ = set("model.num_layers", std::min(few, m_.num_layers), m_.num_layers);
     if (written("model.recompute_num_layers") && m_.recompute_num_layers)
       set("model.recompute_num_layers", std::min<int64_t>(*m_.recompute_num_layers, 1),
           *m_.recompute_num_layers);
@@ -253,6 +253,27 @@ class Shrinker {
     const PeftConfig& peft = *recipe_.config.peft;
     const int64_t rank = set("peft.dim", std::min(peft.dim, kAdapterRank), peft.dim);
     if (rank != peft.dim) set("peft.alpha", peft.alpha * ratio(rank, peft.dim));
+    move_layers("peft.target_modules", peft.target_modules);
+    move_layers("peft.exclude_modules", peft.exclude_modules);
+  }
+  // Patterns that number a layer (*.layers.20.*.linear_qkv) name the one at the same share of the depth.
+  void move_layers(const char* path, const std::vector<std::string>& patterns) {
+    constexpr std::string_view kLayer = "layers.";
+    std::vector<std::string> moved;
+    for (std::string pattern : patterns) {
+      const size_t at = pattern.find(kLayer), begin = at + kLayer.size();
+      size_t end = begin;
+      while (at != std::string::npos && end < pattern.size() && pattern[end] >= '0' && pattern[end] <= '9')
+        ++end;
+      if (at != std::string::npos && end > begin)
+        if (const auto layer = parse_int(std::string_view(pattern).substr(begin, end - begin)))
+          pattern.replace(begin, end - begin, std::to_string(*layer * layers_ / m_.num_layers));
+      if (std::find(moved.begin(), moved.end(), pattern) == moved.end()) moved.push_back(std::move(pattern));
+    }
+    if (moved == patterns) return;
+    std::string list;
+    for (const std::string& pattern : moved) list += (list.empty() ? "'" : ", '") + pattern + "'";
+    impose(path, "[" + list + "]");
   }
 
   // ---- the run -----------------------------------------------------------------------------------------------------
@@ -316,7 +337,7 @@ class Shrinker {
   const TrainConfig& t_;
   std::vector<Override> out_;
   int64_t tp_ = 1, pp_ = 1, cp_ = 1, dp_ = 1, vp_ = 1, world_ = 1;
-  int64_t heads_ = 0, groups_ = 0, head_ = 0, hidden_ = 0, seq_ = 0;
+  int64_t heads_ = 0, groups_ = 0, head_ = 0, hidden_ = 0, seq_ = 0, layers_ = 0;
 };
 
 }  // namespace
@@ -342,6 +363,10 @@ Resolution resolve_shrunk(const Request& request, ShrunkFrom* from) {
   Request any = request;
   any.ranks.reset();
   Resolution whole = resolve(any);
+  if (!whole.ok() && request.ranks) {  // a layout of the command line may need the ranks of the launch
+    Resolution launched = resolve(request);
+    if (launched.ok()) whole = std::move(launched);
+  }
   if (!whole.ok()) return whole;
   Resolution small = resolve_small(whole, request);
   if (!from) return small;

@@ -89,14 +89,18 @@ std::vector<Difference> differences(const ModelConfig& first, const ModelConfig&
 
 namespace {
 
-// True where the field would have this value without being written.
+// True where the field would have this value without being written, whatever length of sequences a run chooses.
 bool derived(const ModelConfig& model, const FieldInfo& field, const Value& value) {
   if (!field.type->optional || !config::schema().find_derivation(field.path)) return false;
-  config::Config holder;
-  holder.model = model;
-  config::schema().store(&holder, field, Value());
-  fill_in(holder.model);
-  return alike(config::schema().load(&holder, field), value);
+  const auto follows = [&](int64_t seq_length) {
+    config::Config holder;
+    holder.model = model;
+    holder.model.seq_length = seq_length;
+    config::schema().store(&holder, field, Value());
+    fill_in(holder.model);
+    return alike(config::schema().load(&holder, field), value);
+  };
+  return follows(model.seq_length) && follows(model.seq_length + 1);
 }
 
 }  // namespace

@@ -153,6 +153,26 @@ TEST_CASE("an axis of the command line keeps its size: 24 queries for 6 keys, ov
   std::filesystem::remove(path);
 }
 
+TEST_CASE("a layout of the command line is one of the launch's ranks") {
+  for (const char* axis : {"dist.tp=2", "dist.pp=2", "dist.cp=2"}) {
+    CAPTURE(axis);
+    const Resolution small = shrunk("llama3-8b-lora", {axis}, 2);
+    CHECK(small.config.dist.world_size == 2);
+    CHECK(small.config.dist.data_parallel_size == 1);
+  }
+}
+
+TEST_CASE("patterns that number a layer follow the depth") {
+  const Resolution small =
+      shrunk("llama3-8b-lora",
+             {"peft.target_modules=['*.layers.20.*.linear_qkv','*.layers.31.mlp.linear_fc1',linear_fc2]",
+              "peft.exclude_modules=['*.layers.3.*','*.layers.9.*']"});
+  CHECK(small.config.model.num_layers == 2);  // of 32
+  CHECK(small.config.peft->target_modules ==
+        std::vector<std::string>{"*.layers.1.*.linear_qkv", "*.layers.1.mlp.linear_fc1", "linear_fc2"});
+  CHECK(small.config.peft->exclude_modules == std::vector<std::string>{"*.layers.0.*"});
+}
+
 TEST_CASE("what a shrunk recipe was is told with it") {
   ShrunkFrom from;
   const Resolution all = resolve_shrunk(request_of("llama3-70b"), &from);

@@ -193,6 +193,18 @@ TEST_CASE("what would not be computed as config.json says is refused by name") {
   CHECK(holds(refused("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false"), "lm_head.weight"));
 }
 
+TEST_CASE("the number of positions is the file's, also where a run takes shorter sequences") {
+  const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
+  for (const auto& [type, whole] : defaults.items()) {
+    CAPTURE(type);
+    nlohmann::json config = whole;
+    config[type == "gpt2" ? "n_positions" : "max_position_embeddings"] = 96;
+    const HfModel model = read_hf_config(config.dump(), "config.json");
+    CHECK(model.model.seq_length == 96);
+    CHECK(holds(section_text(model.model), "max_position_embeddings: 96\n"));
+  }
+}
+
 TEST_CASE("a key that config.json lacks has the value that Transformers' class gives it") {
   const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
   CHECK(defaults.size() == all_families().size());
