@@ -56,6 +56,8 @@ struct LlamaLike {
   // Where the class has numbers of its own for missing keys; null says as many as heads, and width / heads.
   std::optional<int64_t> groups = {}, head = {};
   std::optional<int64_t> original_positions = {};  // of RoPE's scaling
+  bool partial_rotary =
+      false;  // the class knows `partial_rotary_factor`; others ignore it, or fail at scaled positions
 };
 void read_llama_like(ConfigJson& json, config::ModelConfig& model, const LlamaLike& how);
 void write_llama_like(const config::ModelConfig& model, nlohmann::ordered_json& json, const LlamaLike& how);

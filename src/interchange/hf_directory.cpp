@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using checkpoint::SafetensorsFile;
 
 std::span<const std::string_view> carried_files() {
-  static constexpr std::array<std::string_view, 15> kFiles = {kConfigFile,
+  static constexpr std::array<std::string_view, 17> kFiles = {kConfigFile,
                                                               "generation_config.json",
                                                               "tokenizer.json",
                                                               "tokenizer_config.json",
@@ -26,6 +26,8 @@ std::span<const std::string_view> carried_files() {
                                                               "merges.txt",
                                                               "vocab.txt",
                                                               "tokenizer.model",
+                                                              "spiece.model",
+                                                              "sentencepiece.bpe.model",
                                                               "chat_template.jinja",
                                                               "chat_template.json",
                                                               kIndexFile,

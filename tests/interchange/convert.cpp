@@ -193,6 +193,26 @@ TEST_CASE("what would not be computed as config.json says is refused by name") {
   CHECK(holds(refused("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false"), "lm_head.weight"));
 }
 
+TEST_CASE("a share of turned elements is Phi-3's: other classes of Transformers ignore the key") {
+  const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
+  for (const auto& [type, whole] : defaults.items()) {
+    if (type == "gpt2") continue;
+    CAPTURE(type);
+    nlohmann::json config = whole;
+    const auto set = [&](double share) {
+      config["partial_rotary_factor"] = share;
+      if (config.contains("rope_parameters") && config["rope_parameters"].is_object())
+        config["rope_parameters"]["partial_rotary_factor"] = share;
+    };
+    set(0.5);
+    const std::string error = error_of([&] { read_hf_config(config.dump(), "config.json"); });
+    CHECK(error.empty() == (type == "phi3"));
+    if (type != "phi3") CHECK(holds(error, "`partial_rotary_factor` is 0.5"));
+    set(1);
+    CHECK(error_of([&] { read_hf_config(config.dump(), "config.json"); }).empty());
+  }
+}
+
 TEST_CASE("the number of positions is the file's, also where a run takes shorter sequences") {
   const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
   for (const auto& [type, whole] : defaults.items()) {

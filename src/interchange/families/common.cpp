@@ -89,13 +89,15 @@ void settle_rotary_percent(ConfigJson& c, ModelConfig& m) {
   if (!(m.rotary_percent > 0) || m.rotary_percent > 1)
     return c.refuse("`partial_rotary_factor` is " + to_text(m.rotary_percent) + ", not in (0, 1]");
   const auto head = static_cast<double>(*m.kv_channels), turned = std::floor(head * m.rotary_percent);
+  if (m.rotary_percent == 1 && std::fmod(head, 2) != 0)
+    return c.refuse("`head_dim` is " + to_text(head) + ", and RoPE turns pairs of elements");
   if (turned < 2 || std::fmod(turned, 2) != 0)
     c.refuse("`partial_rotary_factor` turns " + to_text(turned) + " elements of a head, which are not pairs");
   m.rotary_percent = turned / head;
 }
 
 // Transformers 4: rope_theta and rope_scaling; 5: both in rope_parameters.
-void read_rope(ConfigJson& c, ModelConfig& m, std::optional<int64_t> original_positions) {
+void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   m.position_embedding_type = config::PositionEmbedding::rope;
   const json& parameters = c.value("rope_parameters");
   const json& scaling = c.value("rope_scaling");
@@ -116,19 +118,22 @@ void read_rope(ConfigJson& c, ModelConfig& m, std::optional<int64_t> original_po
     take("rope_theta", m.rotary_base);
     take("partial_rotary_factor", m.rotary_percent);
     settle_rotary_percent(c, m);
-    read_scaling(inner, m, c, original_positions);
+    read_scaling(inner, m, c, how.original_positions);
     inner.finish();
   } else {
     settle_rotary_percent(c, m);
   }
+  if (!how.partial_rotary && m.rotary_percent != 1)
+    c.refuse("`partial_rotary_factor` is " + to_text(m.rotary_percent) +
+             ": the classes of this family turn whole heads (Phi-3 knows the key)");
   if (!m.rope_scaling) c.changes_nothing({"original_max_position_embeddings"});
   if (!(m.rotary_base > 1)) c.refuse("`rope_theta` is " + to_text(m.rotary_base) + ", not above 1");
   c.only("rope_interleaved", false, "pairs of neighbours are another model");
 }
 
-void write_rope(const ModelConfig& m, ordered_json& j) {
+void write_rope(const ModelConfig& m, ordered_json& j, const LlamaLike& how) {
   j["rope_theta"] = m.rotary_base;
-  if (m.rotary_percent != 1) {
+  if (how.partial_rotary && m.rotary_percent != 1) {
     // Readers cut off what is behind the point of share * width, where 88 * (60 / 88.) is 59.999…
     double share = m.rotary_percent;
     while (std::floor(share * static_cast<double>(*m.kv_channels)) <
@@ -226,7 +231,7 @@ void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   m.hidden_dropout = 0;
   m.attention_dropout = c.number("attention_dropout", 0);
   m.init_method_std = c.number("initializer_range", 0.02);
-  read_rope(c, m, how.original_positions);
+  read_rope(c, m, how);
 }
 
 std::optional<int64_t> read_window(ConfigJson& c, std::optional<int64_t> of_the_class) {
@@ -251,7 +256,7 @@ void write_llama_like(const ModelConfig& m, ordered_json& j, const LlamaLike& ho
   j["tie_word_embeddings"] = m.share_embeddings_and_output_weights;
   j["attention_dropout"] = m.attention_dropout;
   j["initializer_range"] = m.init_method_std;
-  write_rope(m, j);
+  write_rope(m, j, how);
 }
 
 void read_layer_types(ConfigJson& c, ModelConfig& m, std::optional<int64_t> window,

@@ -3,7 +3,7 @@
 
 namespace capstan::interchange {
 
-static constexpr LlamaLike kPhi3Keys{.epsilon = 1e-5, .original_positions = 4096};
+static constexpr LlamaLike kPhi3Keys{.epsilon = 1e-5, .original_positions = 4096, .partial_rotary = true};
 
 static void read_phi3(ConfigJson& c, config::ModelConfig& m) {
   read_llama_like(c, m, kPhi3Keys);
