@@ -379,6 +379,28 @@ TEST_CASE("turns that a template renders otherwise at the end of a conversation 
   CHECK(turns({q, says("assistant", "a"), says("assistant", "a"), says("assistant", ""), more}) ==
         Texts{"a<|im_end|>", "a<|im_end|>", "<|im_end|>"});
 
+  const auto twice = [&](const char* name) {
+    return turns_of(*family(name), talk({{"user", "q"}, {"assistant", "a1"}, {"assistant", "a2"}}));
+  };
+  CHECK(twice("phi3") == Texts{"a1<|end|>", "a2<|end|>"});
+  CHECK(twice("olmo2") == Texts{"a1</s>", "a2</s>"});  // one prompt joins the last turn without a line break
+  CHECK(twice("llama3.2") == Texts{"a1<|eot_id|>", "a2<|eot_id|>"});
+  // Blanks that end a turn stay.
+  const auto blank = ChatTemplate::parse("t",
+                                         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor "
+                                         "%}{% if add_generation_prompt %}assistant: {% endif %}");
+  CHECK(
+      turns_of(*blank, talk({{"user", "q"}, {"assistant", "a1 "}, {"user", "more"}, {"assistant", "a2"}})) ==
+      Texts{"a1 \n\n", "a2\n\n"});
+  // Tools that are told of before the last question alone.
+  Conversation tools = talk({{"user", "q"}, {"assistant", "a1"}, {"user", "more"}, {"assistant", "a2"}});
+  tools.tools = chat_value(ordered_json::parse(R"([{"type": "function", "function": {"name": "f"}}])"));
+  CHECK(turns_of(*family("mistral"), tools) == Texts{" a1</s>", " a2</s>"});
+
+  // An answer that ends as an end of turn does.
+  CHECK(turns({q, says("assistant", ">"), more, says("assistant", "<|im_end|>")}) ==
+        Texts{"><|im_end|>", kNoThought + "<|im_end|><|im_end|>"});
+
   // What is quoted from a template is not taken for it.
   const std::string quoted = "a<|im_end|>\n<|im_start|>assistant\nb";
   CHECK(turns({q, says("assistant", quoted), says("assistant", quoted)}) ==

@@ -171,13 +171,13 @@ class Finder {
       const auto place = place_in_whole(earlier);
       if (!place) continue;
       from = place->bounds.end;
-      if (!before) break;
-      const auto in_part = place_in(*before, part, true, earlier, place->variant);
-      if (!in_part) lost();
+      const auto in_part =
+          before ? place_in(*before, part, true, earlier, place->variant) : std::optional<Bounds>();
+      if (!in_part) break;
       const std::string_view opening = std::string_view(*before).substr(in_part->end);
       const auto own = place_in_whole(message_);
-      if (!whole_.substr(from).starts_with(opening) || !own || own->bounds.begin < from + opening.size())
-        lost();
+      if (!own || !whole_.substr(from).starts_with(opening) || own->bounds.begin < from + opening.size())
+        break;
       return from + opening.size();
     }
     const auto found = behind_prompt(from);
@@ -233,7 +233,11 @@ class Finder {
     // Where blanks are all that follows the content, they are the end of the turn.
     const std::string* content = text_at(conversation_.messages[turn.message], "content");
     const std::string_view words = content ? strip_back(*content) : std::string_view();
-    if (!words.empty() && bare.ends_with(words)) return;
+    if (!words.empty() && bare.ends_with(words)) {
+      // An answer of `>` also ends as an end token does.
+      const auto place = place_in_whole(turn.message);
+      if (place && place->bounds.end >= turn.begin + bare.size()) return;
+    }
     turn.end = turn.begin + bare.size();
   }
 
