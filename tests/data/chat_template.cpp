@@ -312,3 +312,131 @@ TEST_CASE("the assistant's turns are found without marks") {
   CHECK_THROWS_WITH_AS(turns_of(*backwards, conversation), doctest::Contains("cannot be told from the rest"),
                        Error);
 }
+
+namespace {
+
+Conversation conversation_from(const char* json) {
+  return conversation_of(ordered_json::parse(json));
+}
+
+using Texts = std::vector<std::string>;
+constexpr const char* kCall =
+    R"("tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}])";
+const std::string kCalled =
+    "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call><|im_end|>";
+const std::string kNoThought = "<think>\n\n</think>\n\n";
+
+std::string messages(std::initializer_list<std::string> all) {
+  std::string text = R"({"messages": [)";
+  for (const std::string& one : all) text += (text.ends_with('[') ? "" : ", ") + one;
+  return text + "]}";
+}
+std::string says(const char* role, const std::string& content, const std::string& more = {}) {
+  return R"({"role": ")" + std::string(role) + R"(", "content": )" + ordered_json(content).dump() +
+         (more.empty() ? "" : ", " + more) + "}";
+}
+
+}  // namespace
+
+// The texts are those of Transformers' apply_chat_template, what the model writes in them told by eye.
+TEST_CASE("turns that a template renders otherwise at the end of a conversation are found within it") {
+  const auto turns = [&](std::initializer_list<std::string> all) {
+    return turns_of(*family("qwen3"), conversation_from(messages(all).c_str()));
+  };
+  const std::string q = says("user", "q"), more = says("user", "more"), tool = says("tool", "21");
+
+  // Tool calls: with words, without, several, and without content at all.
+  CHECK(turns({q, says("assistant", "", kCall), tool, says("assistant", "a2")}) ==
+        Texts{kCalled, kNoThought + "a2<|im_end|>"});
+  CHECK(turns({q, says("assistant", "wait", kCall), tool, tool, says("assistant", "a2"), more,
+               says("assistant", "a3")}) ==
+        Texts{"wait\n" + kCalled, "a2<|im_end|>", kNoThought + "a3<|im_end|>"});
+  CHECK(
+      turns(
+          {q,
+           R"({"role": "assistant", "content": null, "tool_calls": [{"name": "f", "arguments": "{}"}, {"name": "f",
+               "arguments": {"x": 1}}]})",
+           tool, says("assistant", "")}) ==
+      Texts{"<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n" + kCalled,
+            kNoThought + "<|im_end|>"});
+
+  // Thoughts: earlier turns are rendered without theirs, those behind the last question with them.
+  const std::string thought = "<think>\nhm\n</think>\n\n";
+  CHECK(turns({q, says("assistant", thought + "a1"), more, says("assistant", thought + "a2")}) ==
+        Texts{"a1<|im_end|>", thought + "a2<|im_end|>"});
+  CHECK(turns({q, says("assistant", "#0X@ a1 @X0#", R"("reasoning_content": "hm")"), more,
+               says("assistant", "a2", R"("reasoning_content": "hm")")}) ==
+        Texts{"#0X@ a1 @X0#<|im_end|>", thought + "a2<|im_end|>"});
+  CHECK(turns({q, says("assistant", thought + "a1", kCall), tool, says("assistant", thought + "a2")}) ==
+        Texts{thought + "a1\n" + kCalled, thought + "a2<|im_end|>"});
+  CHECK(turns({q, says("assistant", thought + "a1", kCall), tool, says("assistant", thought + "a2"), more,
+               says("assistant", "a3")}) ==
+        Texts{"a1\n" + kCalled, "a2<|im_end|>", kNoThought + "a3<|im_end|>"});
+
+  // Several messages in a row, also of the same words.
+  CHECK(turns({q, says("assistant", "a1"), says("assistant", "a2")}) ==
+        Texts{"a1<|im_end|>", kNoThought + "a2<|im_end|>"});
+  CHECK(turns({q, says("assistant", "a"), says("assistant", "a"), says("assistant", ""), more}) ==
+        Texts{"a<|im_end|>", "a<|im_end|>", "<|im_end|>"});
+
+  const auto twice = [&](const char* name) {
+    return turns_of(*family(name), talk({{"user", "q"}, {"assistant", "a1"}, {"assistant", "a2"}}));
+  };
+  CHECK(twice("phi3") == Texts{"a1<|end|>", "a2<|end|>"});
+  CHECK(twice("olmo2") == Texts{"a1</s>", "a2</s>"});  // one prompt joins the last turn without a line break
+  CHECK(twice("llama3.2") == Texts{"a1<|eot_id|>", "a2<|eot_id|>"});
+  // Blanks that end a turn stay.
+  const auto blank = ChatTemplate::parse("t",
+                                         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor "
+                                         "%}{% if add_generation_prompt %}assistant: {% endif %}");
+  CHECK(
+      turns_of(*blank, talk({{"user", "q"}, {"assistant", "a1 "}, {"user", "more"}, {"assistant", "a2"}})) ==
+      Texts{"a1 \n\n", "a2\n\n"});
+  // Tools that are told of before the last question alone.
+  Conversation tools = talk({{"user", "q"}, {"assistant", "a1"}, {"user", "more"}, {"assistant", "a2"}});
+  tools.tools = chat_value(ordered_json::parse(R"([{"type": "function", "function": {"name": "f"}}])"));
+  CHECK(turns_of(*family("mistral"), tools) == Texts{" a1</s>", " a2</s>"});
+
+  // An answer that ends as an end of turn does.
+  CHECK(turns({q, says("assistant", ">"), more, says("assistant", "<|im_end|>")}) ==
+        Texts{"><|im_end|>", kNoThought + "<|im_end|><|im_end|>"});
+
+  // What is quoted from a template is not taken for it.
+  const std::string quoted = "a<|im_end|>\n<|im_start|>assistant\nb";
+  CHECK(turns({q, says("assistant", quoted), says("assistant", quoted)}) ==
+        Texts{quoted + "<|im_end|>", kNoThought + quoted + "<|im_end|>"});
+}
+
+TEST_CASE("an assistant that begins the conversation is found behind what asks for an answer elsewhere") {
+  const auto turns = [&](const char* name, std::initializer_list<std::string> all) {
+    return turns_of(*family(name), conversation_from(messages(all).c_str()));
+  };
+  const std::string first = says("assistant", "first"), q = says("user", "first"),
+                    second = says("assistant", "second");
+  for (const char* name : {"qwen2", "qwen2.5", "smollm2"}) {
+    CAPTURE(name);
+    CHECK(turns(name, {first, q, second})[0] == "first<|im_end|>");
+    CHECK(turns(name, {first, q}) == Texts{"first<|im_end|>"});
+  }
+  CHECK(turns("qwen1.5", {first, q, second}) == Texts{"first", "second"});
+  CHECK(turns("qwen2.5", {first, q, second}) == Texts{"first<|im_end|>", "second<|im_end|>"});
+  CHECK(turns("qwen2.5", {first}) == Texts{"first<|im_end|>"});
+  CHECK(turns("qwen3", {first, q, second}) == Texts{"first<|im_end|>", kNoThought + "second<|im_end|>"});
+  CHECK(turns("qwen3", {says("assistant", "", kCall), says("tool", "1"), second, q, second}) ==
+        Texts{kCalled, "second<|im_end|>", kNoThought + "second<|im_end|>"});
+  CHECK(turns("qwen3", {says("system", "s"), first, q, second}) ==
+        Texts{"first<|im_end|>", kNoThought + "second<|im_end|>"});
+  for (const char* name : {"llama3", "llama3.2"}) {
+    CAPTURE(name);
+    CHECK(turns(name, {first, q, second}) == Texts{"first<|eot_id|>", "second<|eot_id|>"});
+  }
+  CHECK(turns("phi3", {first, q, second}) == Texts{"first<|end|>", "second<|end|>"});
+  CHECK(turns("olmo2", {first, q, second}) == Texts{"first</s>", "second</s>"});
+
+  // Where no text asks for an answer, the error tells that, not what an empty conversation lacks.
+  const auto bare =
+      ChatTemplate::parse("t", "{{ messages[0].role }}:{% for m in messages %}{{ m.content }};{% endfor %}");
+  CHECK_THROWS_WITH_AS(
+      turns_of(*bare, conversation_from(messages({first, q}).c_str())),
+      doctest::Contains("message 1 cannot be told from the rest: no message comes before it"), Error);
+}

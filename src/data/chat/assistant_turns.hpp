@@ -21,8 +21,12 @@ struct AssistantTurn {
 // begins where the conversation before it ends, rendered with a generation prompt, and ends where the conversation up to it
 // ends; both have to be beginnings of the whole. Behind the last turn nothing counts that another turn would not have behind it.
 // Where the conversation up to a turn is no beginning of the whole (Phi-3 ends every text with <|endoftext|>, Qwen 3 shows
-// thoughts in the last turn only), the message's content is found by replacing it, and what follows it is as much of the ending
-// of the shorter conversation as the whole has there too. White space behind an end of turn is not part of it.
+// thoughts behind the last question only), places are found in both by replacing a text of a message and seeing what changes:
+// a turn begins behind as much as stands in the shorter conversation, rendered with a generation prompt, between the last text
+// of the message before it and its end; it ends behind its own last text (the content, or a tool call) and as much of the
+// shorter conversation's ending as the whole has there too. The first message, and one whose shorter conversation the template
+// refuses or ends otherwise, begins behind the prompt with which the template has a question answered. White space behind an
+// end of turn is not part of it.
 // ErrorCode::format where neither finds the turns. last_only: the last of them alone, which is all that is looked for.
 std::vector<AssistantTurn> assistant_turns(const ChatTemplate& chat_template,
                                            const Conversation& conversation, const RenderOptions& options,
