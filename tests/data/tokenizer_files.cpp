@@ -176,6 +176,55 @@ TEST_CASE("tokenizer.json: what is wrong is said with its place") {
   }
 }
 
+// What the package tokenizers gives for the same files: the ids of the vocabulary are kept, an added token that it lacks is
+// numbered on.
+TEST_CASE("tokenizer.json: ids that no token has") {
+  Json json = Json::parse(byte_tokenizer()->files()[0].text);
+  json["model"]["vocab"]["<x>"] = 300;
+  json["added_tokens"][1] = json["added_tokens"][0];
+  json["added_tokens"][1]["id"] = 300;
+  json["added_tokens"][1]["content"] = "<x>";
+  for (const char* decoder : {"ByteLevel", "WordPiece", "Fuse"}) {
+    CAPTURE(decoder);
+    json["decoder"] = {{"type", decoder}};
+    if (json["decoder"]["type"] == "WordPiece")
+      json["decoder"].update({{"prefix", "##"}, {"cleanup", false}});
+    const auto tokenizer = Tokenizer::from_json(json.dump());
+    CHECK(tokenizer->vocab_size() == 301);
+    CHECK(tokenizer->encode("a<x>b") == std::vector<int32_t>{'a', 300, 'b'});
+    CHECK(tokenizer->decode(std::vector<int32_t>{299, 'a', 257, 299}) == "a");
+    CHECK(tokenizer->decode(std::vector<int32_t>{257, 300, 299}) == "<x>");
+    CHECK(tokenizer->decode(std::vector<int32_t>{257, 300, 299}, true) == "");
+    CHECK(tokenizer->token_of(257) == "");
+    CHECK(tokenizer->bytes_of(299) == "");
+    CHECK(!tokenizer->is_special(299));
+    StreamDecoder stream(tokenizer);
+    CHECK(stream.push(299) + stream.push('a') + stream.push(280) + stream.finish() == "a");
+  }
+  // Behind the vocabulary, and inside a hole of it.
+  for (const int32_t id : {301, 257}) {
+    json["added_tokens"][2] = json["added_tokens"][1];
+    json["added_tokens"][2]["id"] = id;
+    json["added_tokens"][2]["content"] = "<y>";
+    CHECK(Tokenizer::from_json(json.dump())->encode("<y><x>") == std::vector<int32_t>{id, 300});
+  }
+  json["added_tokens"][2]["id"] = 302;
+  CHECK(error_of(json.dump()) == "t.json: added_tokens: the id 302 leaves holes: no token has the id 301");
+  // An added token without text is none.
+  json["added_tokens"][2]["content"] = "";
+  CHECK(Tokenizer::from_json(json.dump())->vocab_size() == 301);
+
+  json["added_tokens"].erase(2);
+  for (const int64_t id : {66567, 66568, 2147483646}) {
+    json["model"]["vocab"]["<x>"] = id;
+    json["added_tokens"][1]["id"] = id;
+    CHECK(error_of(json.dump()) ==
+          (id == 66567 ? std::string()
+                       : "t.json: model.vocab[\"<x>\"]: the id " + std::to_string(id) +
+                             " leaves holes, too many of them: for 258 tokens ids end at 66567"));
+  }
+}
+
 TEST_CASE("tokenizer.json: text that is no JSON, or too much of it") {
   CHECK(error_of("").find("t.json is empty") == 0);
   CHECK(error_of("  \n ").find("t.json is empty") == 0);

@@ -13,6 +13,7 @@
 #include "data/tokenizer/normalizer.hpp"
 #include "data/tokenizer/pre_tokenizer.hpp"
 #include "data/tokenizer/unicode.hpp"
+#include "tokenizer_fixtures.hpp"
 
 using namespace capstan;
 using namespace capstan::data;
@@ -165,6 +166,56 @@ TEST_CASE("pre-tokenizers: a piece longer than a batch, steps after steps, space
   CHECK(pieces_of(one_step(Kind::digit_runs), "ab12 c345") ==
         std::vector<std::string>{"ab", "12", " c", "345"});
   CHECK(pieces_of(steps, "").empty());
+}
+
+// patterns.json is made by tests/golden/make_tokenizer_patterns.py.
+TEST_CASE("pre-tokenizers: regular expressions cut as those of Hugging Face do") {
+  const auto fixture = nlohmann::json::parse(read_file(tokenizer_fixtures::path("patterns.json")));
+  for (const auto& [regex, expected] : fixture["patterns"].items()) {
+    CAPTURE(regex);
+    const PreTokenizer step = one_step(Kind::pattern, Pattern::compile(regex));
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const auto text = fixture["texts"][i].get<std::string>();
+      CAPTURE(text);
+      std::string lengths;
+      for (const auto& piece : pieces_of(step, text))
+        lengths += (lengths.empty() ? "" : " ") + std::to_string(piece.size());
+      CHECK(lengths == expected[i].get<std::string>());
+    }
+  }
+}
+
+TEST_CASE("pre-tokenizers: regular expressions that mean something else here are refused") {
+  for (const char* regex : {"(?i)ss",
+                            "(?i)S\u017f",
+                            "(?i:\u00df)",
+                            "(?i)(?:s)(?:t)",
+                            "(?i:[\u00c0-\u00ff])",
+                            "(?i:[\\p{Lu}])",
+                            "(?i:[\\p{Greek}])",
+                            "(?~a)",
+                            "(?W)a",
+                            "(*FAIL)",
+                            "\\Qa",
+                            "\\O",
+                            "\\y",
+                            "\\x",
+                            "\\xe9",
+                            "\\x{41 42}",
+                            "\\101",
+                            "\\g<1>",
+                            "[\\R]",
+                            "[a[bc]]",
+                            "[a&&b]",
+                            "a{3,1}",
+                            "a\\"}) {
+    CAPTURE(regex);
+    CHECK_THROWS_WITH_AS(Pattern::compile(regex), doctest::Contains("which is not supported"), Error);
+  }
+  CHECK_THROWS_WITH_AS(Pattern::compile("ab\\Q"), doctest::Contains("the escape \"\\\\Q\" (at byte 2)"),
+                       Error);
+  CHECK_THROWS_AS(Pattern::compile("\\p{InCyrillic}"), Error);
+  CHECK_THROWS_AS(Pattern::compile("[ab"), Error);
 }
 
 TEST_CASE("pre-tokenizers: patterns are bounded and say where they are wrong") {

@@ -134,6 +134,30 @@ TEST_CASE("a token that is called Prepend puts no blank before the text") {
   CHECK(metadata_of(odd).at("tokenizer.ggml.add_space_prefix").integer == 0);
 }
 
+// As llama.cpp's converter fills them.
+TEST_CASE("ids without a token have an unused one in GGUF, and none when it is read") {
+  json holes = json::parse(data::byte_tokenizer()->files()[0].text);
+  holes["pre_tokenizer"]["use_regex"] = true;
+  holes["model"]["vocab"]["<x>"] = 300;
+  json added = holes["added_tokens"][0];
+  added["id"] = 300;
+  added["content"] = "<x>";
+  holes["added_tokens"].push_back(added);
+  const GgufMetadata metadata = metadata_of(holes, "", 304);
+  const auto& tokens = metadata.at("tokenizer.ggml.tokens").texts;
+  const auto& types = metadata.at("tokenizer.ggml.token_type").integers;
+  CHECK(tokens.size() == 304);
+  for (const size_t id : {257, 299, 301, 303}) {
+    CHECK(tokens[id] == "[PAD" + std::to_string(id) + "]");
+    CHECK(types[id] == 5);  // llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
+  }
+  CHECK(tokens[300] == "<x>");
+  const auto back = data::Tokenizer::from_json(tokenizer_json_of(metadata, "t.gguf"));
+  CHECK(back->vocab_size() == 301);
+  CHECK(back->encode("a<x>b") == std::vector<int32_t>{'a', 300, 'b'});
+  CHECK(back->token_of(299) == "");
+}
+
 TEST_CASE("a byte-level tokenizer comes back from GGUF with the same ids") {
   // As OLMo 2 has it.
   json olmo = with(family("llama3"), "/model/ignore_merges", false);

@@ -14,25 +14,37 @@
 namespace capstan::data {
 
 void Tokenizer::Parts::add_vocabulary(const TokenizerSpec& spec) {
-  // Ids are dense, so the number of distinct tokens is one more than the highest id.
   const auto at = [&](std::string_view place, std::string_view token) {
     return std::string(place) + "[" + capstan::quoted(token) + "]";
   };
-  std::vector<const AddedToken*> fresh;
+  // The vocabulary's ids may leave holes (o200k's do), but not so many that a file of a few bytes takes gigabytes. Added
+  // tokens that it lacks are numbered on without holes.
+  const auto count = static_cast<int64_t>(spec.vocab.size());
+  const int64_t limit = (1 << 16) + 4 * count;
+  int64_t listed = 0;  // 1 + the highest id of the vocabulary
+  for (const auto& [token, id] : spec.vocab) {
+    if (id >= limit)
+      fail(ErrorCode::format, at(spec.vocab_place, token) + ": the id " + std::to_string(id) +
+                                  " leaves holes, too many of them: for " + std::to_string(count) +
+                                  " tokens ids end at " + std::to_string(limit - 1));
+    listed = std::max<int64_t>(listed, id + 1);
+  }
   {
-    int64_t highest = -1;
-    for (const auto& [token, id] : spec.vocab) highest = std::max<int64_t>(highest, id);
-    for (const AddedToken& token : spec.added) highest = std::max<int64_t>(highest, token.id);
-    const auto most = static_cast<int64_t>(spec.vocab.size() + spec.added.size());
-    if (highest >= most) {
-      for (const auto& [token, id] : spec.vocab)
-        if (id == highest)
-          fail(ErrorCode::format, at(spec.vocab_place, token) + ": the id " + std::to_string(id) +
-                                      " leaves holes: there are only " + std::to_string(most) + " tokens");
-      fail(ErrorCode::format, spec.added_place + ": the id " + std::to_string(highest) +
-                                  " leaves holes: there are only " + std::to_string(most) + " tokens");
+    int64_t size = listed;
+    std::vector<int64_t> behind;
+    for (const AddedToken& token : spec.added) {
+      if (token.content.empty()) continue;
+      size = std::max<int64_t>(size, token.id + 1);
+      if (token.id >= listed) behind.push_back(token.id);
     }
-    vocabulary = Vocabulary(highest + 1);
+    std::sort(behind.begin(), behind.end());
+    for (int64_t next = listed; const int64_t id : behind) {
+      if (id > next)
+        fail(ErrorCode::format, spec.added_place + ": the id " + std::to_string(id) +
+                                    " leaves holes: no token has the id " + std::to_string(next));
+      next = id + 1;
+    }
+    vocabulary = Vocabulary(size);
   }
   const auto insert = [&](std::string_view token, int32_t id, std::string_view place, bool of_model) {
     if (token.empty())
@@ -84,9 +96,6 @@ void Tokenizer::Parts::add_vocabulary(const TokenizerSpec& spec) {
     added.push_back(token);
   }
   if (vocabulary.size() == 0) fail(ErrorCode::format, spec.vocab_place + ": there are no tokens");
-  if (const int64_t hole = vocabulary.first_hole(); hole < vocabulary.size())
-    fail(ErrorCode::format, spec.vocab_place + ": no token has the id " + std::to_string(hole) +
-                                ", but ids go up to " + std::to_string(vocabulary.size() - 1));
 
   special.resize(static_cast<size_t>(vocabulary.size()));
   for (const AddedToken& token : added)
@@ -101,7 +110,9 @@ void Tokenizer::Parts::add_texts() {
   for (size_t id = 0; id < count; ++id) {
     const auto number = static_cast<int32_t>(id);
     const std::string_view token = text_to_decode(number);
-    if (plain_decoder) {
+    if (!vocabulary.has(number)) {
+      // A hole stands for nothing.
+    } else if (plain_decoder) {
       if (!append_text_bytes(arena, token)) arena += token;
     } else {
       DecoderRun run(decoder, true, true);

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "data/tokenizer/oniguruma.hpp"
 #include "data/tokenizer/unicode.hpp"
 
 namespace capstan::data {
@@ -26,52 +27,6 @@ std::string pcre_message(int code) {
   return reinterpret_cast<const char*>(buffer.data());
 }
 
-// PCRE2's \s has U+180E, White_Space has not: \s and \S are spelled out. Oniguruma's class intersection has
-// no counterpart.
-std::string translate(std::string_view regex) {
-  constexpr std::string_view spaces =
-      "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-  std::string result;
-  bool in_class = false;
-  for (size_t i = 0; i < regex.size(); ++i) {
-    const char c = regex[i];
-    if (c == '\\' && i + 1 < regex.size()) {
-      const char escaped = regex[++i];
-      if (escaped == 's') {
-        result += in_class ? std::string(spaces) : '[' + std::string(spaces) + ']';
-      } else if (escaped == 'S' && !in_class) {
-        result += "[^" + std::string(spaces) + ']';
-      } else {
-        result += c;
-        result += escaped;
-      }
-      continue;
-    }
-    if (in_class && c == '&' && regex.substr(i, 2) == "&&")
-      fail(ErrorCode::unsupported, "the regular expression uses the class intersection `&&`");
-    if (c == '[' && !in_class) {
-      in_class = true;
-      result += c;
-      if (i + 1 < regex.size() && regex[i + 1] == '^') result += regex[++i];
-      if (i + 1 < regex.size() && regex[i + 1] == ']') result += regex[++i];
-      continue;
-    }
-    if (c == '[' && in_class && regex.substr(i, 2) != "[:")
-      fail(ErrorCode::unsupported, "the regular expression has a character class inside a character class");
-    if (c == '[') {  // a named class such as [:punct:], to its end
-      const size_t close = regex.find(":]", i);
-      if (close == std::string_view::npos)
-        fail(ErrorCode::format, "the regular expression has an unfinished named class");
-      result += regex.substr(i, close + 2 - i);
-      i = close + 1;
-      continue;
-    }
-    if (c == ']') in_class = false;
-    result += c;
-  }
-  return result;
-}
-
 }  // namespace
 
 struct Pattern::Code {
@@ -83,17 +38,18 @@ std::shared_ptr<Pattern> Pattern::make(std::string_view regex) {
   if (regex.size() > kMaxPatternBytes)
     fail(ErrorCode::format, "the regular expression has " + std::to_string(regex.size()) +
                                 " bytes; the limit is " + std::to_string(kMaxPatternBytes));
-  const std::string translated = translate(regex);
+  const std::string translated = pcre2_of_oniguruma(regex);
   int error = 0;
   PCRE2_SIZE offset = 0;
   auto code = std::make_shared<Code>();
   // Text that is not valid UTF-8 is allowed: no character of a match crosses a stray byte.
-  code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                             PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C,
-                             &error, &offset, nullptr);
+  code->code = pcre2_compile(
+      reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C, &error,
+      &offset, nullptr);
   if (code->code == nullptr)
-    fail(ErrorCode::format, "the regular expression " + quoted(regex) + " does not compile: " +
-                                pcre_message(error) + " (at " + std::to_string(offset) + ")");
+    fail(ErrorCode::format,
+         "the regular expression " + quoted(regex) + " does not compile: " + pcre_message(error));
   // Interpreted: compiled to machine code, an expression from a stranger would be memory that is executed.
   auto result = std::shared_ptr<Pattern>(new Pattern);
   result->code_ = std::move(code);

@@ -1,6 +1,5 @@
-// A regular expression of a tokenizer.json (PCRE2, compiled just in time, bounded), for patterns without a
-// scanner. Its classes are of PCRE2's own Unicode version (14 in Debian 12); \s is White_Space, as in Rust
-// and Oniguruma.
+// A regular expression of a tokenizer.json, in Oniguruma's syntax (oniguruma.hpp; PCRE2, interpreted, bounded), for
+// patterns without a scanner. Its classes are of PCRE2's own Unicode version (14 in Debian 12).
 #pragma once
 
 #include <cstddef>
@@ -14,7 +13,7 @@ namespace capstan::data {
 
 class Pattern {
  public:
-  // Throws ErrorCode::format with the offset inside the pattern when it does not compile.
+  // Throws ErrorCode::format when it does not compile, ErrorCode::unsupported when PCRE2 cannot find the same.
   static std::shared_ptr<const Pattern> compile(std::string_view regex);
   static std::shared_ptr<const Pattern> literal(std::string_view text);
 

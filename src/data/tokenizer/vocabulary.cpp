@@ -39,10 +39,4 @@ std::string_view Vocabulary::text(int32_t id) const {
   return {arena_.data() + span.offset, span.bytes};
 }
 
-int64_t Vocabulary::first_hole() const {
-  for (size_t id = 0; id < spans_.size(); ++id)
-    if (spans_[id].bytes == 0) return static_cast<int64_t>(id);
-  return size();
-}
-
 }  // namespace capstan::data

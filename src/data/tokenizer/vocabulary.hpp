@@ -26,7 +26,6 @@ class Vocabulary {
   bool of_model(int32_t id) const { return spans_[static_cast<size_t>(id)].of_model; }
   bool has(int32_t id) const { return id >= 0 && id < size() && spans_[static_cast<size_t>(id)].bytes != 0; }
   std::string_view text(int32_t id) const;  // empty for an id that no token has
-  int64_t first_hole() const;               // size() when there is none
 
  private:
   struct Span {
