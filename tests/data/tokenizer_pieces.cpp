@@ -192,6 +192,7 @@ TEST_CASE("pre-tokenizers: regular expressions that mean something else here are
                             "(?i)(?:s)(?:t)",
                             "(?i:[\u00c0-\u00ff])",
                             "(?i:[\\p{Lu}])",
+                            "(?i:[\\P{L}])",
                             "(?i:[\\p{Greek}])",
                             "(?~a)",
                             "(?W)a",

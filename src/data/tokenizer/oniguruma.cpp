@@ -22,12 +22,14 @@ constexpr const char* kSpaces =
     "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
 // Its complement.
 constexpr const char* kNoSpaces =
-    "\\x00-\\x08\\x0e-\\x1f\\x21-\\x84\\x86-\\x9f\\xa1-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}\\x{202a}-"
+    "\\x00-\\x08\\x0e-\\x1f\\x21-\\x84\\x86-\\x9f\\xa1-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}\\x{"
+    "202a}-"
     "\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
 constexpr const char* kHex = "0-9A-Fa-f";
 // Alphabetic, marks, decimal digits, connector punctuation.
-#define CAPSTAN_WORD \
-  "\\p{L}\\p{M}\\p{Nl}\\p{Nd}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
+#define CAPSTAN_WORD                                                                                         \
+  "\\p{L}\\p{M}\\p{Nl}\\p{Nd}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}" \
+  "-\\x{1f189}"
 constexpr const char* kWord = CAPSTAN_WORD;
 // Outside of classes Oniguruma reads Latin-1 from another table, which has ² ³ ¹ ¼ ½ ¾, too.
 constexpr const char* kWordAlone = CAPSTAN_WORD "\\xb2\\xb3\\xb9\\xbc-\\xbe";
@@ -115,8 +117,10 @@ constexpr Category kCategories[] = {{"any", "\\x{0}-\\x{10ffff}"},
                                     {"privateuse", "\\p{Co}"},
                                     {"surrogate", "\\p{Cs}"}};
 constexpr std::string_view kShortCategories =
-    " c cc cf cn co cs l ll lm lo lt lu m mc me mn n nd nl no p pc pd pe pf pi po ps s sc sk sm so z zl zp zs ";
-constexpr std::string_view kShortThatFold = " c cc cf cn co cs l mc me n nd nl no p pc pd pe pf pi po ps s sc sk sm so z zl zp zs ";
+    " c cc cf cn co cs l ll lm lo lt lu m mc me mn n nd nl no p pc pd pe pf pi po ps s sc sk sm so z zl zp "
+    "zs ";
+constexpr std::string_view kShortThatFold =
+    " c cc cf cn co cs l mc me n nd nl no p pc pd pe pf pi po ps s sc sk sm so z zl zp zs ";
 
 std::string hex(char32_t c) {
   std::array<char, 16> text;
@@ -132,11 +136,13 @@ bool folds_to_many(char32_t c) {
     return true;
   std::array<utf8proc_int32_t, 8> folded;
   int last = 0;
-  return utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), folded.data(), folded.size(), UTF8PROC_CASEFOLD,
-                                 &last) > 1;
+  return utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), folded.data(), folded.size(),
+                                 UTF8PROC_CASEFOLD, &last) > 1;
 }
 bool pair_folds(char32_t a, char32_t b) {
-  const auto small = [](char32_t c) { return c == 0x17F ? U's' : c < 0x80 && c >= 'A' && c <= 'Z' ? c + 32 : c; };
+  const auto small = [](char32_t c) {
+    return c == 0x17F ? U's' : c < 0x80 && c >= 'A' && c <= 'Z' ? c + 32 : c;
+  };
   a = small(a), b = small(b);
   return (a == 's' && (b == 's' || b == 't')) || (a == 'f' && (b == 'f' || b == 'i' || b == 'l'));
 }
@@ -154,8 +160,8 @@ class Translator {
 
  private:
   struct Group {
-    size_t start;   // of its text in out_
-    int options;    // groups that were opened for (?i) inside of it
+    size_t start;                // of its text in out_
+    int options;                 // groups that were opened for (?i) inside of it
     bool insensitive, extended;  // as before it
   };
 
@@ -260,16 +266,24 @@ class Translator {
     std::string dot;
     for (at_ += 2;; ++at_) {
       const char c = peek();
-      if (c == '-') on = false;
-      else if (c == 'i') insensitive = on;
-      else if (c == 'x') extended = on;
-      else if (c == 'm') dot = on ? "s" : "-s";  // Ruby's m: a dot is any character
-      else if (c == ')' || c == ':') break;
-      else refuse("a group of another kind than (?: (?= (?! (?<= (?<! (?> (?<name> and the options i, m, x", place);
+      if (c == '-')
+        on = false;
+      else if (c == 'i')
+        insensitive = on;
+      else if (c == 'x')
+        extended = on;
+      else if (c == 'm')
+        dot = on ? "s" : "-s";  // Ruby's m: a dot is any character
+      else if (c == ')' || c == ':')
+        break;
+      else
+        refuse("a group of another kind than (?: (?= (?! (?<= (?<! (?> (?<name> and the options i, m, x",
+               place);
     }
     out_ += "(?" + std::string(insensitive ? "i" : "");
     if (dot == "s") out_ += dot;
-    if (!insensitive || dot == "-s") out_ += std::string("-") + (insensitive ? "" : "i") + (dot == "-s" ? "s" : "");
+    if (!insensitive || dot == "-s")
+      out_ += std::string("-") + (insensitive ? "" : "i") + (dot == "-s" ? "s" : "");
     out_ += ':';
     if (in_[at_++] == ':')
       groups_.push_back({start, 0, insensitive_, extended_});
@@ -298,7 +312,8 @@ class Translator {
       high = digits();
     }
     if (i >= in_.size() || in_[i] != '}' || (low.empty() && high.empty())) return std::nullopt;
-    if (!low.empty() && !high.empty() && (low.size() > 6 || high.size() > 6 || std::stoi(low) > std::stoi(high)))
+    if (!low.empty() && !high.empty() &&
+        (low.size() > 6 || high.size() > 6 || std::stoi(low) > std::stoi(high)))
       refuse("a `{n,m}` with n above m", at_);
     at_ = i + 1;
     fixed_ = !comma;
@@ -364,9 +379,9 @@ class Translator {
     for (const Category& one : kCategories)
       if (one.name == name) return {one.content, complement, one.folds};
     for (const Named& one : kNamed)
-      if (one.name == name)
-        return {one.content, one.complement != complement, one.folds};
-    return {"\\p{sc:" + name + "}", complement, false};  // not the scripts that a character is used in, PCRE2's default
+      if (one.name == name) return {one.content, one.complement != complement, one.folds};
+    return {"\\p{sc:" + name + "}", complement,
+            false};  // not the scripts that a character is used in, PCRE2's default
   }
 
   // A set's escape at the place (the letter behind \); nothing: it is none.
@@ -388,7 +403,10 @@ class Translator {
   }
 
   static int digit(char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
   }
 
   // A character's escape, at the letter behind \.
@@ -407,7 +425,8 @@ class Translator {
       if (braces) ++at_;
       uint64_t value = 0;
       size_t count = 0;
-      for (; count < most && digit(peek()) >= 0; ++count) value = value * 16 + static_cast<uint64_t>(digit(in_[at_++]));
+      for (; count < most && digit(peek()) >= 0; ++count)
+        value = value * 16 + static_cast<uint64_t>(digit(in_[at_++]));
       if (count == 0 || (c == 'u' && count < 4) || (braces && peek() != '}') || value > 0x10FFFF)
         refuse("a number of a character of another form than \\x41, \\x{41} and \\u0041", place);
       if (braces) ++at_;
@@ -500,7 +519,8 @@ class Translator {
       if (starts("&&")) refuse("the class intersection `&&`", place);
       return take_character();
     }
-    if (insensitive_ && !set->folds) refuse("a set in a class in (?i) that (?i) makes larger", place);
+    if (insensitive_ && (!set->folds || (set->complement && set->content == "\\p{L}")))
+      refuse("a set in a class in (?i) that (?i) makes larger", place);
     if (set->content == "\\p{L}" && insensitive_) set->content += "\\x{345}";  // an iota
     if (!set->complement)
       inside += set->content;
@@ -521,8 +541,8 @@ class Translator {
     std::vector<std::string> complements;
     for (bool first = true; first || peek() != ']'; first = false) {
       if (at_ >= in_.size())
-        fail(ErrorCode::format, "the regular expression " + quoted(in_) + " has an unfinished class (at byte " +
-                                    std::to_string(place) + ")");
+        fail(ErrorCode::format, "the regular expression " + quoted(in_) +
+                                    " has an unfinished class (at byte " + std::to_string(place) + ")");
       const auto low = class_item(inside, complements);
       if (!low) continue;
       char32_t high = *low;
@@ -534,7 +554,8 @@ class Translator {
       }
       if (insensitive_ && high >= 0x80)
         for (char32_t c = std::max<char32_t>(*low, 0x80); c <= std::min<char32_t>(high, 0xFFFF); ++c)
-          if (folds_to_many(c)) refuse("text in (?i) that equals other text of another length, as `ss` and `ß` do", place);
+          if (folds_to_many(c))
+            refuse("text in (?i) that equals other text of another length, as `ss` and `ß` do", place);
       inside += hex(*low);
       if (high > *low) inside += "-" + hex(high);
     }
