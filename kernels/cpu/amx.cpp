@@ -60,7 +60,7 @@ struct Plan {
                                     std::min(blocks_of(chunk_n, kMinCols), blocks_of(wanted, down)));
     down = std::max(down, std::min(blocks_of(s.m, kMinRows), blocks_of(wanted, 2 * across)));
     rows = even(s.m, down, kPanel);
-    cols = even(chunk_n, across, kPanel);
+    cols = even(chunk_n, across, 2 * kPanel);
     chunk_m = s.trans_a ? std::min(s.m, kPackedRows / (rows * steps_of(chunk_k) * kDepth) * rows) : s.m;
   }
 };
@@ -76,7 +76,7 @@ struct Scratch {
   Scratch(const GemmShape& s, const Plan& p, DType out)
       : copy(out == DType::bf16 && p.chunk_k < s.k),
         a(s.trans_a ? 0 : static_cast<size_t>(p.rows * steps_of(p.chunk_k) * kDepth) * sizeof(bf16)),
-        sums(static_cast<size_t>(p.rows * kPanel) * sizeof(float)),
+        sums(static_cast<size_t>(2 * p.rows * kPanel) * sizeof(float)),
         b(static_cast<size_t>(blocks_of(p.chunk_n, kPanel) * kPanel * steps_of(p.chunk_k) * kDepth) *
           sizeof(bf16)),
         a_chunk(s.trans_a
@@ -110,13 +110,13 @@ void pack_together(ThreadPool& pool, int64_t n, int64_t k, bool k_inside, bf16* 
   });
 }
 
-// C[m, n] = sums[m, 32] + beta C for n <= 32.
-CAPSTAN_AMX_CALLED void write(const float* sums, int64_t m, int64_t n, float beta, Out out, int64_t at,
-                              int64_t ldc) {
+// C[m, n] = sums[m, n] + beta C for n <= 64; the sums of a panel lie `apart` floats from those of the one before.
+CAPSTAN_AMX_CALLED void write(const float* sums, int64_t apart, int64_t m, int64_t n, float beta, Out out,
+                              int64_t at, int64_t ldc) {
   for (int64_t r = 0; r < m; ++r)
     for (int64_t j = 0; j < n; j += 16) {
       const __mmask16 mask = first16(n - j);
-      __m512 v = _mm512_load_ps(sums + r * kPanel + j);
+      __m512 v = _mm512_load_ps(sums + j / kPanel * apart + r * kPanel + j % kPanel);
       const int64_t to = at + r * ldc + j;
       if (out.dtype == DType::f32) {
         float* c = out.as<float>() + to;
@@ -130,17 +130,20 @@ CAPSTAN_AMX_CALLED void write(const float* sums, int64_t m, int64_t n, float bet
     }
 }
 
-// The same for beta 0 and whole cache lines, past the caches. leave_tile() makes them seen.
-CAPSTAN_AMX_CALLED void stream(const float* sums, int64_t m, Out out, int64_t at, int64_t ldc) {
-  for (int64_t r = 0; r < m; ++r, sums += kPanel) {
+// The same for beta 0 and rows of two whole cache lines, past the caches. leave_tile() makes them seen. Memory takes two
+// neighbouring lines at once, and alone each would last as long.
+CAPSTAN_AMX_CALLED void stream(const float* sums, int64_t apart, int64_t m, Out out, int64_t at,
+                               int64_t ldc) {
+  for (int64_t r = 0; r < m; ++r, sums += kPanel, at += ldc) {
     const __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
     if (out.dtype == DType::f32) {
-      float* c = out.as<float>() + at + r * ldc;
+      float* c = out.as<float>() + at;
       _mm512_stream_ps(c, low);
       _mm512_stream_ps(c + 16, high);
     } else {
-      const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(narrow(low)), narrow(high), 1);
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(out.as<bf16>() + at + r * ldc), both);
+      auto* c = reinterpret_cast<__m512i*>(out.as<bf16>() + at);
+      _mm512_stream_si512(c, narrow32(low, high));
+      _mm512_stream_si512(c + 1, narrow32(_mm512_load_ps(sums + apart), _mm512_load_ps(sums + apart + 16)));
     }
   }
 }
@@ -188,6 +191,8 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
     reinterpret_cast<Held*>(c.scratch(worker, scratch.need().each_worker))->row = -1;
 
   const bool streamed = streams(s, out, beta) && (scratch.copy || p.chunk_k == s.k);
+  const int64_t together =
+      out.dtype == DType::f32 ? kPanel : 2 * kPanel;  // columns whose rows are two cache lines
   Held held_rows{-1, -1};
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
     for (int64_t k0 = 0; k0 < s.k; k0 += p.chunk_k) {
@@ -221,20 +226,27 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
             held = {i0, k0};
           }
           enter_tile();
-          for (int64_t j = j0; j < j0 + cols; j += kPanel) {
-            const int64_t width = std::min(kPanel, n - j), at = i0 * s.ldc + n0 + j;
-            const bf16* panel = packed_b + j / kPanel * apart;
-            multiply_rows(packed_a, apart, panel, panel + apart, blocks_of(rows, kPanel), steps, sums);
+          const int64_t sums_apart = p.rows * kPanel;
+          for (int64_t j = j0; j < j0 + cols; j += together) {
+            const int64_t width = std::min(together, j0 + cols - j), at = i0 * s.ldc + n0 + j;
+            for (int64_t q = 0; q * kPanel < width; ++q) {
+              const bf16* panel = packed_b + (j / kPanel + q) * apart;
+              multiply_rows(packed_a, apart, panel, panel + apart, blocks_of(rows, kPanel), steps,
+                            sums + q * sums_apart);
+            }
             if (scratch.copy) {
               float* copy = c_copy + i0 * n + j;
-              write(sums, rows, width, k0 > 0 ? 1.0f : 0.0f, {copy, DType::f32}, 0, n);
+              write(sums, sums_apart, rows, width, k0 > 0 ? 1.0f : 0.0f, {copy, DType::f32}, 0, n);
               if (!last) continue;
-              for (int64_t r = 0; r < rows; ++r) std::copy_n(copy + r * n, width, sums + r * kPanel);
+              for (int64_t q = 0; q * kPanel < width; ++q)
+                for (int64_t r = 0; r < rows; ++r)
+                  std::copy_n(copy + r * n + q * kPanel, std::min(kPanel, width - q * kPanel),
+                              sums + q * sums_apart + r * kPanel);
             }
-            if (streamed && width == kPanel)
-              stream(sums, rows, out, at, s.ldc);
+            if (streamed && width == together)
+              stream(sums, sums_apart, rows, out, at, s.ldc);
             else
-              write(sums, rows, width, k0 == 0 || scratch.copy ? beta : 1.0f, out, at, s.ldc);
+              write(sums, sums_apart, rows, width, k0 == 0 || scratch.copy ? beta : 1.0f, out, at, s.ldc);
           }
           leave_tile();
         });

@@ -72,15 +72,17 @@ CAPSTAN_AMX void transpose(__m512i* x) {
   }
 }
 
-// A tile of 16 rows as they lie, `rows` of them and `depth` values of each; zeros beyond.
+// A tile of 16 rows as they lie, `rows` of them and `depth` values of each; zeros beyond. `whole`: all 16 and all 32.
+template <bool whole>
 CAPSTAN_AMX void load_rows(const bf16* from, int64_t ld, int64_t rows, int64_t depth, __m512i* x) {
-  const __mmask32 mask = first32(depth);
+  const __mmask32 mask = whole ? ~__mmask32{0} : first32(depth);
   for (int64_t r = 0; r < 16; ++r)
-    x[r] = r < rows ? _mm512_maskz_loadu_epi16(mask, from + r * ld) : _mm512_setzero_si512();
+    x[r] = whole || r < rows ? _mm512_maskz_loadu_epi16(mask, from + r * ld) : _mm512_setzero_si512();
 }
 // Two tiles of pairs of rows 2p, 2p + 1 for 32 columns of an array with k as its rows.
+template <bool whole>
 CAPSTAN_AMX void load_pairs(const bf16* from, int64_t ld, int64_t depth, int64_t cols, __m512i* x) {
-  const __mmask32 mask = first32(cols);
+  const __mmask32 mask = whole ? ~__mmask32{0} : first32(cols);
   // Words of two bytes of both rows in turns: 0, 32, 1, 33, …
   alignas(64) static constexpr uint16_t kLower[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
                                                       37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
@@ -88,8 +90,8 @@ CAPSTAN_AMX void load_pairs(const bf16* from, int64_t ld, int64_t depth, int64_t
   const __m512i lower = _mm512_load_si512(kLower), upper = _mm512_add_epi16(lower, _mm512_set1_epi16(16));
   for (int64_t p = 0; p < 16; ++p) {
     __m512i even = _mm512_setzero_si512(), odd = even;
-    if (2 * p < depth) even = _mm512_maskz_loadu_epi16(mask, from + 2 * p * ld);
-    if (2 * p + 1 < depth) odd = _mm512_maskz_loadu_epi16(mask, from + (2 * p + 1) * ld);
+    if (whole || 2 * p < depth) even = _mm512_maskz_loadu_epi16(mask, from + 2 * p * ld);
+    if (whole || 2 * p + 1 < depth) odd = _mm512_maskz_loadu_epi16(mask, from + (2 * p + 1) * ld);
     x[p] = _mm512_permutex2var_epi16(even, lower, odd);
     x[16 + p] = _mm512_permutex2var_epi16(even, upper, odd);
   }
@@ -100,18 +102,25 @@ CAPSTAN_AMX void store_tile(const __m512i* x, bf16* to) {
 
 // One step of a panel: rows (columns) [0, n) of up to 32 and k [0, depth). `k_inside`: k runs along a row of the array.
 // A wants k along its tiles' rows, B pairs of k across.
+template <bool whole>
 CAPSTAN_AMX void pack_step(bool for_a, bool k_inside, const bf16* from, int64_t ld, int64_t n, int64_t depth,
                            bf16* to) {
-  __m512i x[32];
+  const bool turned = for_a != k_inside;
   if (k_inside) {
-    load_rows(from, ld, std::min<int64_t>(n, 16), depth, x);
-    load_rows(from + 16 * ld, ld, n - 16, depth, x + 16);
-  } else {
-    load_pairs(from, ld, depth, n, x);
+    for (int64_t half = 0; half < 2; ++half) {
+      __m512i x[16];
+      load_rows<whole>(from + half * 16 * ld, ld, n - half * 16, depth, x);
+      if (turned) transpose(x);
+      store_tile(x, to + half * kTileValues);
+    }
+    return;
   }
-  if (for_a != k_inside) transpose(x), transpose(x + 16);
-  store_tile(x, to);
-  store_tile(x + 16, to + kTileValues);
+  __m512i x[32];
+  load_pairs<whole>(from, ld, depth, n, x);
+  for (int64_t half = 0; half < 2; ++half) {
+    if (turned) transpose(x + half * 16);
+    store_tile(x + half * 16, to + half * kTileValues);
+  }
 }
 
 // Panels of rows (columns) [0, n) and k [0, k), `stride` values from panel to panel. The array is read along its rows.
@@ -120,10 +129,13 @@ CAPSTAN_AMX void pack_panels(bool for_a, bool k_inside, const bf16* from, int64_
   const int64_t panels = (n + kPanel - 1) / kPanel, steps = steps_of(k);
   for (int64_t turn = 0; turn < panels * steps; ++turn) {
     const int64_t i = k_inside ? turn / steps : turn % panels, s = k_inside ? turn % steps : turn / panels;
-    pack_step(for_a, k_inside,
-              from + (k_inside ? i * kPanel * ld + s * kDepth : s * kDepth * ld + i * kPanel), ld,
-              std::min(kPanel, n - i * kPanel), std::min(kDepth, k - s * kDepth),
-              to + i * stride + s * kStepValues);
+    const bf16* at = from + (k_inside ? i * kPanel * ld + s * kDepth : s * kDepth * ld + i * kPanel);
+    const int64_t width = std::min(kPanel, n - i * kPanel), depth = std::min(kDepth, k - s * kDepth);
+    bf16* step = to + i * stride + s * kStepValues;
+    if (width == kPanel && depth == kDepth)
+      pack_step<true>(for_a, k_inside, at, ld, width, depth, step);
+    else
+      pack_step<false>(for_a, k_inside, at, ld, width, depth, step);
   }
 }
 
@@ -199,14 +211,12 @@ CAPSTAN_AMX void multiply_both(const bf16* a, const bf16* b, const bf16* second,
   store_sums(sums, ld);
 }
 
-// Rounded to the nearest, to the even one of two; not a number stays so.
+// Rounded to nearest even; subnormal numbers become 0, as in the unit. Of 32 values those of `low` come first.
 CAPSTAN_AMX __m256i narrow(__m512 v) {
-  const __m512i bits = _mm512_castps_si512(v);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+  return (__m256i)_mm512_cvtneps_pbh(v);
+}
+CAPSTAN_AMX __m512i narrow32(__m512 low, __m512 high) {
+  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 CAPSTAN_AMX __m512 widen16(const bf16* from, __mmask16 mask) {
   return _mm512_castsi512_ps(

@@ -69,16 +69,16 @@ void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* do
   });
 
   // Neighbouring tiles share keys and values. Later blocks see more keys: they go first, the last tiles are short.
-  const int64_t blocks = blocks_of(seq, kQueries);
+  const int64_t blocks = blocks_of(seq, Products::kQueries);
   c.pool->parallel_for(a.batch * heads * blocks, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t head_in_group = tile % per_group, block = blocks - 1 - tile / per_group % blocks;
     const int64_t group = tile / per_group / blocks % groups, b = tile / per_group / blocks / groups;
-    const int64_t head = group * per_group + head_in_group, token = b * seq, q0 = block * kQueries;
+    const int64_t head = group * per_group + head_in_group, token = b * seq, q0 = block * Products::kQueries;
     const ForwardScratch<Products> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), d);
     [[maybe_unused]] const typename Products::Unit unit;
     const Value* keys = packed + (b * groups + group) * size;
     Block<Products> scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, q0,
-                           std::min(kQueries, seq - q0), q0);
+                           std::min(Products::kQueries, seq - q0), q0);
     forward_block(s, scores, {qkv, token * row + a.qkv.query(head), row}, {keys, keys + k_size, seq}, d,
                   {a.scale, a.softcap},
                   {a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)},
@@ -132,8 +132,8 @@ void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const fl
                            seq};
       const Dropping drop{a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)};
       pack_queries(s, rows, d);
-      for (int64_t q0 = 0; q0 < seq; q0 += kQueries) {
-        Block<Products> block(mask, q0, std::min(kQueries, seq - q0), q0);
+      for (int64_t q0 = 0; q0 < seq; q0 += Products::kQueries) {
+        Block<Products> block(mask, q0, std::min(Products::kQueries, seq - q0), q0);
         backward_block(s, block, rows, seq, d, {a.scale, a.softcap}, drop);
         for (int64_t i = 0; i < block.nq; ++i)
           write_row(dqkv, (token + q0 + i) * row + a.qkv.query(head), s.dq + i * Products::padded(d), a.scale,
@@ -252,8 +252,8 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
         }
         continue;
       }
-      for (int64_t q0 = 0; q0 < a.seq; q0 += kQueries) {
-        Block<Products> block(mask, q0, std::min(kQueries, a.seq - q0), past + q0);
+      for (int64_t q0 = 0; q0 < a.seq; q0 += Products::kQueries) {
+        Block<Products> block(mask, q0, std::min(Products::kQueries, a.seq - q0), past + q0);
         forward_block(s, block, q, {panels.k, panels.v, keys}, d, {a.scale, a.softcap}, Dropping{}, nullptr,
                       out, out_at, heads * d, nullptr);
       }

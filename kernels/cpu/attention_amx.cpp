@@ -2,6 +2,8 @@
 
 #if defined(__x86_64__) && defined(__linux__)
 
+#include <cmath>
+
 #include "kernels/cpu/amx_core.hpp"
 
 namespace capstan::kernels::amx {
@@ -45,19 +47,32 @@ CAPSTAN_AMX_CALLED void product_with_sum(const bf16* a, const bf16* b, const bf1
 }
 
 namespace {
-// 32 values rounded to nearest even: those of `low`, then those of `high`.
-CAPSTAN_AMX __m512i narrow32(__m512 low, __m512 high) {
-  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
-}
-CAPSTAN_AMX __m512 widened(__m256i x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
-// The values of two rows by turns.
+// The values of two rows by turns, rounded.
 CAPSTAN_AMX __m512i narrow_pairs(__m512 even, __m512 odd) {
   alignas(64) static constexpr uint16_t kTurns[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   return _mm512_permutexvar_epi16(_mm512_load_si512(kTurns), narrow32(even, odd));
+}
+
+// Two bf16 numbers that have 16 bits of v together: the first is v cut off, the second what that left, rounded.
+CAPSTAN_AMX __m512 cut_off(__m512 v) {
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+CAPSTAN_AMX void split32(__m512 low, __m512 high, bf16* to, bf16* rest) {
+  alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                      23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                      45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  _mm512_store_si512(to, _mm512_permutex2var_epi16(_mm512_castps_si512(low), _mm512_load_si512(kUpper),
+                                                   _mm512_castps_si512(high)));
+  _mm512_store_si512(rest, narrow32(_mm512_sub_ps(low, cut_off(low)), _mm512_sub_ps(high, cut_off(high))));
+}
+CAPSTAN_AMX void split_pairs(__m512 even, __m512 odd, bf16* to, bf16* rest) {
+  const __m512 cut_even = cut_off(even), cut_odd = cut_off(odd);
+  _mm512_store_si512(
+      to, _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(cut_odd)));
+  _mm512_store_si512(rest, narrow_pairs(_mm512_sub_ps(even, cut_even), _mm512_sub_ps(odd, cut_odd)));
 }
 }  // namespace
 
@@ -71,17 +86,14 @@ CAPSTAN_AMX_CALLED void narrow_rows(const float* s, int64_t ld, int64_t rows, in
         low = _mm512_loadu_ps(s + i * ld + j);
         high = _mm512_loadu_ps(s + i * ld + j + 16);
       }
-      const __m512i rounded = narrow32(low, high);
-      _mm512_store_si512(to + at, rounded);
-      if (!rest) continue;
-      low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(rounded)));
-      high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64(rounded, 1)));
-      _mm512_store_si512(rest + at, narrow32(low, high));
+      if (rest)
+        split32(low, high, to + at, rest + at);
+      else
+        _mm512_store_si512(to + at, narrow32(low, high));
     }
 }
 
 CAPSTAN_AMX_CALLED void narrow_columns(const float* s, int64_t ld, int64_t depth, bf16* to, bf16* rest) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   for (int64_t p = 0; p < (depth + kDepth - 1) / kDepth * kDepth; p += 2)
     for (int64_t j = 0; j < kPanel; j += 16) {
       const int64_t at = p / kDepth * kStepValues + j / 16 * kTileValues + p % kDepth * 16;
@@ -89,13 +101,185 @@ CAPSTAN_AMX_CALLED void narrow_columns(const float* s, int64_t ld, int64_t depth
       __m512 even = _mm512_setzero_ps(), odd = even;
       if (p < depth) even = _mm512_loadu_ps(row);
       if (p + 1 < depth) odd = _mm512_loadu_ps(row + ld);
-      const __m512i rounded = narrow_pairs(even, odd);
-      _mm512_store_si512(to + at, rounded);
-      if (!rest) continue;
-      even = _mm512_sub_ps(even, _mm512_castsi512_ps(_mm512_slli_epi32(rounded, 16)));
-      odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(_mm512_and_si512(rounded, upper)));
-      _mm512_store_si512(rest + at, narrow_pairs(even, odd));
+      if (rest)
+        split_pairs(even, odd, to + at, rest + at);
+      else
+        _mm512_store_si512(to + at, narrow_pairs(even, odd));
     }
+}
+
+namespace {
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+// 2^x for x <= 0, 2^-126 below that: polynomial of the smallest relative error (8e-8) for the part after the point. NaN stays
+// NaN.
+CAPSTAN_AMX __m512 exp2_not_positive(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);
+  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(x, whole);
+  __m512 p = _mm512_set1_ps(1.32764693998491e-3f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.675541646703789e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.550713284409571e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022119718236667e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.931469670562713e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0000000716557493f));
+  return _mm512_scalef_ps(p, whole);
+}
+
+// Which of the keys [j, j + 16) row i sees.
+CAPSTAN_AMX __mmask16 seen(const ScoreRows& r, int64_t i, int64_t j) {
+  return static_cast<__mmask16>(first16(r.to[i] - j) & ~first16(r.from[i] - j));
+}
+
+// Lane i is what `op` makes of the 16 values of rows[i].
+template <class Op>
+CAPSTAN_AMX __m512 over_rows(const float (*rows)[16], const Op& op) {
+  __m512 x[16];
+  for (int i = 0; i < 16; ++i) x[i] = _mm512_load_ps(rows[i]);
+  for (int i = 0; i < 8; ++i)
+    x[i] = op(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+  for (int i = 0; i < 4; ++i) {
+    const __m512d left = _mm512_castps_pd(x[2 * i]), right = _mm512_castps_pd(x[2 * i + 1]);
+    x[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(left, right)),
+              _mm512_castpd_ps(_mm512_unpackhi_pd(left, right)));
+  }
+  for (int n = 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i)
+      x[i] = op(_mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0x88),
+                _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0xdd));
+  return x[0];
+}
+struct Greater {
+  CAPSTAN_AMX_CALLED __attribute__((always_inline)) __m512 operator()(__m512 a, __m512 b) const {
+    return _mm512_max_ps(a, b);
+  }
+};
+struct Sum {
+  CAPSTAN_AMX_CALLED __attribute__((always_inline)) __m512 operator()(__m512 a, __m512 b) const {
+    return _mm512_add_ps(a, b);
+  }
+};
+
+// Rows do not wait for what is found across a row: the maxima and the sums of 16 rows are taken together.
+template <int kVectors, bool kWhole>
+CAPSTAN_AMX bool softmax_of(const ScoreRows& r, float* max, float* sum, float* correction, bf16* weights,
+                            bf16* rest) {
+  alignas(64) float lanes[kPanel][16], shift[kPanel];
+  const __m512 factor = _mm512_set1_ps(r.scale * kLog2E), nothing = _mm512_set1_ps(-INFINITY);
+  for (int64_t i = 0; i < kPanel; ++i) {
+    const float* row = r.scores + i * r.ld;
+    __m512 top = nothing;
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+      top = kWhole ? _mm512_max_ps(top, _mm512_loadu_ps(row + v * 16))
+                   : _mm512_mask_max_ps(top, seen(r, i, v * 16), top, _mm512_loadu_ps(row + v * 16));
+    _mm512_store_ps(lanes[i], top);
+  }
+  __mmask16 changed = 0;
+  for (int64_t i = 0; i < kPanel; i += 16) {
+    const __m512 before = _mm512_loadu_ps(max + i);
+    const __m512 top =
+        _mm512_max_ps(before, _mm512_mul_ps(over_rows(lanes + i, Greater()), _mm512_set1_ps(r.scale)));
+    const __mmask16 other = _mm512_cmp_ps_mask(before, top, _CMP_NEQ_UQ),
+                    none = _mm512_cmp_ps_mask(top, nothing, _CMP_EQ_OQ);
+    const __m512 power = exp2_not_positive(_mm512_mul_ps(_mm512_sub_ps(before, top), _mm512_set1_ps(kLog2E)));
+    const __m512 c = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), other, power);
+    _mm512_storeu_ps(max + i, top);
+    _mm512_storeu_ps(correction + i, c);
+    _mm512_storeu_ps(sum + i, _mm512_mul_ps(_mm512_loadu_ps(sum + i), c));
+    _mm512_store_ps(shift + i,
+                    _mm512_maskz_mul_ps(static_cast<__mmask16>(~none), top, _mm512_set1_ps(kLog2E)));
+    changed = static_cast<__mmask16>(changed | other);
+  }
+  for (int64_t i = 0; i < kPanel; ++i) {
+    const float* row = r.scores + i * r.ld;
+    const __m512 own = _mm512_set1_ps(shift[i]);
+    __m512 total[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; v += 2) {
+      __m512 x[2];
+      for (int h = 0; h < 2; ++h) {
+        const int64_t j = (v + h) * 16;
+        x[h] = exp2_not_positive(_mm512_fmsub_ps(_mm512_loadu_ps(row + j), factor, own));
+        if constexpr (!kWhole) x[h] = _mm512_maskz_mov_ps(seen(r, i, j), x[h]);
+        total[h] = _mm512_add_ps(total[h], x[h]);
+      }
+      const int64_t at = v / 2 * kStepValues + i * kDepth;
+      split32(x[0], x[1], weights + at, rest + at);
+    }
+    _mm512_store_ps(lanes[i], _mm512_add_ps(total[0], total[1]));
+  }
+  for (int64_t i = 0; i < kPanel; i += 16)
+    _mm512_storeu_ps(sum + i, _mm512_add_ps(_mm512_loadu_ps(sum + i), over_rows(lanes + i, Sum())));
+  return changed != 0;
+}
+
+// P and dS of the keys [j, j + 16) of row i.
+template <bool kWhole>
+CAPSTAN_AMX void gradients_of(const ScoreRows& r, const float* dp, int64_t i, int64_t j, __m512 factor,
+                              __m512 lse, __m512 delta, __m512& p, __m512& ds) {
+  const int64_t at = i * r.ld + j;
+  p = exp2_not_positive(_mm512_fmsub_ps(_mm512_loadu_ps(r.scores + at), factor, lse));
+  if constexpr (!kWhole) p = _mm512_maskz_mov_ps(seen(r, i, j), p);
+  ds = _mm512_mul_ps(p, _mm512_sub_ps(_mm512_loadu_ps(dp + at), delta));
+  if constexpr (!kWhole) ds = _mm512_maskz_mov_ps(seen(r, i, j), ds);
+}
+template <bool kWhole>
+CAPSTAN_AMX void score_gradients_of(const ScoreRows& r, const float* dp, const float* lse, const float* delta,
+                                    bf16* ds_rows, bf16* p_columns, bf16* p_rest, bf16* ds_columns,
+                                    int64_t panel) {
+  const __m512 factor = _mm512_set1_ps(r.scale * kLog2E);
+  for (int64_t i = 0; i < kPanel; i += 2) {
+    const __m512 l[2] = {_mm512_set1_ps(lse[i] * kLog2E), _mm512_set1_ps(lse[i + 1] * kLog2E)};
+    const __m512 d[2] = {_mm512_set1_ps(delta[i]), _mm512_set1_ps(delta[i + 1])};
+    for (int64_t j = 0; j < r.width; j += kPanel) {
+      __m512 p[2][2], ds[2][2];  // of two rows, of two vectors
+      for (int row = 0; row < 2; ++row)
+        for (int v = 0; v < 2; ++v)
+          gradients_of<kWhole>(r, dp, i + row, j + v * 16, factor, l[row], d[row], p[row][v], ds[row][v]);
+      for (int row = 0; row < 2; ++row)
+        _mm512_store_si512(ds_rows + j * kPanel + (i + row) * kDepth, narrow32(ds[row][0], ds[row][1]));
+      for (int v = 0; v < 2; ++v) {
+        const int64_t at = j / kPanel * panel + v * kTileValues + i * 16;
+        split_pairs(p[0][v], p[1][v], p_columns + at, p_rest + at);
+        _mm512_store_si512(ds_columns + at, narrow_pairs(ds[0][v], ds[1][v]));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+CAPSTAN_AMX_CALLED bool softmax_rows(const ScoreRows& r, float* max, float* sum, float* correction,
+                                     bf16* weights, bf16* rest) {
+  switch (r.width / kPanel * 2 + (r.whole ? 1 : 0)) {
+    case 2:
+      return softmax_of<2, false>(r, max, sum, correction, weights, rest);
+    case 3:
+      return softmax_of<2, true>(r, max, sum, correction, weights, rest);
+    case 4:
+      return softmax_of<4, false>(r, max, sum, correction, weights, rest);
+    case 5:
+      return softmax_of<4, true>(r, max, sum, correction, weights, rest);
+    case 6:
+      return softmax_of<6, false>(r, max, sum, correction, weights, rest);
+    case 7:
+      return softmax_of<6, true>(r, max, sum, correction, weights, rest);
+    case 8:
+      return softmax_of<8, false>(r, max, sum, correction, weights, rest);
+    default:
+      return softmax_of<8, true>(r, max, sum, correction, weights, rest);
+  }
+}
+
+CAPSTAN_AMX_CALLED void score_gradient_rows(const ScoreRows& r, const float* dp, const float* lse,
+                                            const float* delta, bf16* ds_rows, bf16* p_columns, bf16* p_rest,
+                                            bf16* ds_columns, int64_t panel) {
+  if (r.whole)
+    score_gradients_of<true>(r, dp, lse, delta, ds_rows, p_columns, p_rest, ds_columns, panel);
+  else
+    score_gradients_of<false>(r, dp, lse, delta, ds_rows, p_columns, p_rest, ds_columns, panel);
 }
 
 CAPSTAN_AMX_CALLED void transpose_sums(const float* blocks, int64_t n, float* to) {

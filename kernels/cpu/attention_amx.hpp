@@ -39,6 +39,25 @@ void narrow_rows(const float* s, int64_t ld, int64_t rows, int64_t depth, bf16* 
 // The same for a right panel of s[depth][32]; zeros pad its depth to a multiple of 32.
 void narrow_columns(const float* s, int64_t ld, int64_t depth, bf16* to, bf16* rest);
 
+// 32 rows of scores over `width` keys, a multiple of 32 up to 128, rows of `ld` floats. Row i sees the keys [from[i], to[i]);
+// `whole`: all rows see all keys. scale > 0 turns the products into logits.
+struct ScoreRows {
+  const float* scores;
+  int64_t ld, width;
+  const int64_t *from, *to;
+  bool whole;
+  float scale;
+};
+// The running maximum of 32 rows of logits and the running sum of their exponentials, which were to be multiplied by
+// correction[i] because of a new maximum; whether any correction is not 1. The exponentials as a left panel and its rest.
+bool softmax_rows(const ScoreRows& rows, float* max, float* sum, float* correction, bf16* weights,
+                  bf16* rest);
+
+// P = exp(logit - lse) and dS = P (dP - delta) of the same rows, dP with the rows of the scores. dS as a left panel; P, with its
+// rest, and dS as right panels of 32 keys, `panel` values apart, whose depth are the rows.
+void score_gradient_rows(const ScoreRows& rows, const float* dp, const float* lse, const float* delta,
+                         bf16* ds_rows, bf16* p_columns, bf16* p_rest, bf16* ds_columns, int64_t panel);
+
 // to[32][n] from n / 32 blocks [32 of n][32].
 void transpose_sums(const float* blocks, int64_t n, float* to);
 

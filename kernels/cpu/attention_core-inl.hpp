@@ -27,7 +27,6 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-inline constexpr int64_t kQueries = 64;  // a block of queries
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 #if defined(__x86_64__) && defined(__linux__)
 inline constexpr bool kTilesHere =
@@ -93,10 +92,10 @@ struct Mask {
 // The intervals of a block of queries, and of the queries and keys of one block of scores relative to its corner.
 template <class Products>
 struct Block {
-  int64_t q0, nq;                         // queries
-  int64_t begin, end;                     // all keys that any of them sees; begin is a multiple of kPanel
-  int64_t low[kQueries], high[kQueries];  // keys of each query
-  int64_t k0 = 0, nk = 0, width = 0;      // the current keys; width: whole kUnits
+  int64_t q0, nq;      // queries
+  int64_t begin, end;  // all keys that any of them sees; begin is a multiple of kPanel
+  int64_t low[Products::kQueries], high[Products::kQueries];  // keys of each query
+  int64_t k0 = 0, nk = 0, width = 0;                          // the current keys; width: whole kUnits
   // Query rows [first, first + count); `position` is the global one of the first.
   Block(const Mask& mask, int64_t first, int64_t count, int64_t position)
       : q0(first), nq(count), begin(mask.keys), end(0) {
@@ -141,6 +140,8 @@ struct Block {
 // ---- the products: how operands are packed, and three kinds of products of a block
 //
 // Both kinds of products have these, for heads of d values, of which sums hold padded(d) a row:
+//   kFuses                attend() and backward_block() have shorter ways, attend_block and backward_keys, where there is no
+//                         dropout and no cap
 //   kKeys, kPanel, kUnit  keys of a block; rows of X in a panel; what a row of scores is padded to
 //   pack_columns          X^T for scores: columns are rows of X, depth is d
 //   pack_depth            X for weighted_rows: depth is the rows of X, columns are its d columns
@@ -158,8 +159,10 @@ enum class Weights { probabilities, gradients };
 struct Vectors {
   using Value = float;  // of packed arrays
   struct Unit {};       // held by whoever multiplies
+  static constexpr bool kFuses = false;
 
-  static constexpr int64_t kKeys = 144, kPanel = kNr, kUnit = kStep;  // whole panels of 12, 24 or 48 keys
+  static constexpr int64_t kQueries = 64, kKeys = 144, kPanel = kNr,
+                           kUnit = kStep;  // whole panels of 12, 24 or 48 keys
   static_assert(kKeys % kPanel == 0 && kQueries % kMr == 0);
 
   static int64_t padded(int64_t d) { return d; }
@@ -268,7 +271,8 @@ struct Vectors {
 struct Tiles {
   using Value = bf16;
   using Unit = amx::Unit;
-  static constexpr int64_t kKeys = 128, kPanel = 32, kUnit = 32;
+  static constexpr bool kFuses = true;
+  static constexpr int64_t kQueries = 128, kKeys = 128, kPanel = 32, kUnit = 32;
   static_assert(kKeys % kPanel == 0 && kQueries % kPanel == 0 && kPanel == kSlab);
 
   static int64_t padded(int64_t n) { return whole(n, 32); }
@@ -276,8 +280,8 @@ struct Tiles {
   static int64_t depth_size(int64_t rows, int64_t d) { return columns_size(rows, d); }
   static int64_t other_size(int64_t rows, int64_t d) { return columns_size(rows, d); }
   static int64_t sums_size(int64_t keys, int64_t d) { return columns_size(keys, d); }
-  static constexpr int64_t kNarrow = 32 * std::max(kKeys, kQueries);  // a panel of weights
-  static constexpr int64_t narrow_size() { return 2 * kNarrow; }
+  static constexpr int64_t kRounded = kQueries * kKeys;  // weights of a block
+  static constexpr int64_t narrow_size() { return 4 * kRounded; }
 
   using Left = const bf16*;
   static Left pack_left(const Rows& x, int64_t n, int64_t d, bf16* buffer) {
@@ -315,42 +319,135 @@ struct Tiles {
   }
   static void weighted_rows(const Block<Tiles>& b, Weights weights, const float* s, const bf16* y_depth,
                             int64_t keys, int64_t d, bf16* narrow, float* out) {
-    const int64_t width = padded(d);
-    bf16* rest = weights == Weights::probabilities ? narrow + kNarrow : nullptr;
     for (int64_t i = 0; i < b.nq; i += 32) {
       const int64_t rows = std::min<int64_t>(32, b.nq - i);
       int64_t from, to;
       if (!b.keys_of_rows(i, rows, from, to)) continue;
       from = from / 32 * 32;
       const int64_t depth = padded(to - from);
+      bf16* rest = weights == Weights::probabilities ? narrow + kRounded : nullptr;
       amx::narrow_rows(s + i * kKeys + from, kKeys, rows, depth, narrow, rest);
-      for (int64_t j = 0; j < width; j += 32) {
-        const bf16* y = y_depth + j * padded(keys) + (b.k0 + from) * 32;
-        if (rest)
-          amx::product_of_sum(narrow, rest, y, depth, out + i * width + j, width);
-        else
-          amx::product(narrow, y, depth, true, out + i * width + j, width);
-      }
+      add_rows(narrow, rest, y_depth + (b.k0 + from) * 32, depth, keys, d, out + i * padded(d));
+    }
+  }
+  // out[32][padded(d)] += a left panel, and its rest if there is one, times rows of Y.
+  static void add_rows(const bf16* weights, const bf16* rest, const bf16* y_depth, int64_t depth,
+                       int64_t keys, int64_t d, float* out) {
+    const int64_t width = padded(d);
+    for (int64_t j = 0; j < width; j += 32) {
+      const bf16* y = y_depth + j * padded(keys);
+      if (rest)
+        amx::product_of_sum(weights, rest, y, depth, out + j, width);
+      else
+        amx::product(weights, y, depth, true, out + j, width);
     }
   }
   static void weighted_columns(const Block<Tiles>& b, Weights weights, const float* s, const bf16* x_other,
                                int64_t queries, int64_t d, bf16* narrow, float* sums) {
-    const int64_t width = padded(d);
-    bf16* rest = weights == Weights::probabilities ? narrow + kNarrow : nullptr;
     for (int64_t j = 0; j < b.nk; j += 32) {
       int64_t from, to;
       if (!b.queries_of(j, std::min<int64_t>(32, b.nk - j), from, to)) continue;
       from = from / 32 * 32;
       const int64_t depth = padded(to - from);
+      bf16* rest = weights == Weights::probabilities ? narrow + kRounded : nullptr;
       amx::narrow_columns(s + from * kKeys + j, kKeys, std::min(depth, b.nq - from), narrow, rest);
-      for (int64_t i = 0; i < width; i += 32) {
-        const bf16* x = x_other + i * padded(queries) + (b.q0 + from) * 32;
-        float* block = sums + (b.k0 + j) * width + i * 32;
-        if (rest)
-          amx::product_with_sum(x, narrow, rest, depth, block, 32);
-        else
-          amx::product(x, narrow, depth, true, block, 32);
+      add_columns(narrow, rest, x_other + (b.q0 + from) * 32, depth, queries, d,
+                  sums + (b.k0 + j) * padded(d));
+    }
+  }
+  // The sums of 32 keys += X^T times a right panel and its rest.
+  static void add_columns(const bf16* weights, const bf16* rest, const bf16* x_other, int64_t depth,
+                          int64_t queries, int64_t d, float* sums) {
+    for (int64_t i = 0; i < padded(d); i += 32) {
+      const bf16* x = x_other + i * padded(queries);
+      if (rest)
+        amx::product_with_sum(x, weights, rest, depth, sums + i * 32, 32);
+      else
+        amx::product(x, weights, depth, true, sums + i * 32, 32);
+    }
+  }
+
+  // What 32 rows of a block see of its keys: of `width` keys from `first` on row i sees [from[i], to[i]).
+  struct Seen {
+    int64_t first, width = 0, from[32], to[32];
+    bool whole = true;
+    Seen(const Block<Tiles>& b, int64_t row) {
+      const int64_t rows = std::min<int64_t>(32, b.nq - row);
+      int64_t last;
+      if (!b.keys_of_rows(row, rows, first, last)) return;
+      first = first / 32 * 32;
+      width = padded(last - first);
+      for (int64_t i = 0; i < 32; ++i) {
+        from[i] = to[i] = 0;
+        if (i < rows) b.keys_of(row + i, from[i], to[i]), from[i] -= first, to[i] -= first;
+        whole = whole && from[i] <= 0 && to[i] == width;
       }
+    }
+    amx::ScoreRows rows(const float* scores, float scale) const {
+      return {scores, kKeys, width, from, to, whole, scale};
+    }
+  };
+  // scores[32][kKeys] of a left panel and those keys.
+  static void scores_of(const Seen& seen, const bf16* x, const bf16* y_columns, int64_t depth,
+                        float* scores) {
+    for (int64_t j = 0; j < seen.width; j += 32)
+      amx::product(x, y_columns + (seen.first + j) * depth, depth, false, scores + j, kKeys);
+  }
+
+  template <class Scratch, class Keys>
+  static void attend_block(const Scratch& s, Block<Tiles>& b, Left q, const Keys& kv, int64_t d,
+                           float scale) {
+    const int64_t depth = padded(d);
+    for (int64_t k0 = b.begin; k0 < b.end; k0 += kKeys) {
+      b.at_keys(k0);
+      for (int64_t i = 0; i < b.nq; i += 32) {
+        const Seen seen(b, i);
+        if (seen.width == 0) continue;
+        float* out = s.out + i * depth;
+        scores_of(seen, q + i * depth, kv.k_columns + b.k0 * depth, depth, s.scores);
+        bf16* rest = s.narrow + kRounded;
+        if (amx::softmax_rows(seen.rows(s.scores, scale), s.max + i, s.sum + i, s.correction, s.narrow, rest))
+          for (int64_t r = 0; r < 32; ++r) {
+            const VF f = splat(s.correction[r]);
+            for (int64_t j = r * depth; j < (r + 1) * depth; j += kStep)
+              store(hn::Mul(load(out + j), f), out + j);
+          }
+        add_rows(s.narrow, rest, kv.v_depth + (b.k0 + seen.first) * 32, seen.width, kv.keys, d, out);
+      }
+    }
+  }
+
+  template <class Scratch>
+  static void backward_keys(const Scratch& s, const Block<Tiles>& b, Left q, Left dout, const float* lse,
+                            int64_t queries, int64_t keys, int64_t d, float scale) {
+    constexpr int64_t kPanelValues = kQueries * 32;  // of a right panel of 32 keys
+    bf16 *p_columns = s.narrow, *p_rest = p_columns + kRounded;
+    bf16 *ds_columns = p_rest + kRounded, *ds_rows = ds_columns + kRounded;
+    const int64_t depth = padded(d);
+    int64_t first[kQueries / 32] = {}, last[kQueries / 32] = {};  // keys that 32 rows see
+    for (int64_t i = 0; i < b.nq; i += 32) {
+      const Seen seen(b, i);
+      if (seen.width == 0) continue;
+      first[i / 32] = seen.first, last[i / 32] = seen.first + seen.width;
+      scores_of(seen, q + i * depth, s.k_columns + b.k0 * depth, depth, s.p);
+      scores_of(seen, dout + i * depth, s.v_columns + b.k0 * depth, depth, s.dp);
+      float own_lse[32] = {};
+      std::copy_n(lse + b.q0 + i, std::min<int64_t>(32, b.nq - i), own_lse);
+      const int64_t at = seen.first / 32 * kPanelValues + i * 32;
+      amx::score_gradient_rows(seen.rows(s.p, scale), s.dp, own_lse, s.delta + i, ds_rows, p_columns + at,
+                               p_rest + at, ds_columns + at, kPanelValues);
+      add_rows(ds_rows, nullptr, s.k_depth + (b.k0 + seen.first) * 32, seen.width, keys, d, s.dq + i * depth);
+    }
+    for (int64_t j = 0; j < b.nk; j += 32) {
+      const auto sees = [&](int64_t i) { return first[i / 32] <= j && j < last[i / 32]; };
+      int64_t from = 0, to = whole(b.nq, 32);
+      while (from < to && !sees(from)) from += 32;
+      while (to > from && !sees(to - 32)) to -= 32;
+      if (from == to) continue;
+      const int64_t at = j / 32 * kPanelValues + from * 32, other = (b.q0 + from) * 32,
+                    sums = (b.k0 + j) * depth;
+      add_columns(p_columns + at, p_rest + at, s.dout_other + other, to - from, queries, d, s.dv + sums);
+      add_columns(ds_columns + at, nullptr, s.q_other + other, to - from, queries, d, s.dk + sums);
     }
   }
   static const float* key_rows(const float* sums, int64_t first, int64_t d, float* buffer) {
@@ -446,13 +543,13 @@ struct ForwardScratch {
   size_t floats;
   ForwardScratch(float* base, int64_t d) {
     Taker t{base};
-    scores = t.take(kQueries * Products::kKeys);
-    out = t.take(kQueries * Products::padded(d));
-    max = t.take(kQueries);
-    sum = t.take(kQueries);
-    highest = t.take(kQueries);
-    correction = t.take(kQueries);
-    q = t.template take<Value>(kQueries * Products::padded(d));
+    scores = t.take(Products::kQueries * Products::kKeys);
+    out = t.take(Products::kQueries * Products::padded(d));
+    max = t.take(Products::kQueries);
+    sum = t.take(Products::kQueries);
+    highest = t.take(Products::kQueries);
+    correction = t.take(Products::kQueries);
+    q = t.template take<Value>(Products::kQueries * Products::padded(d));
     narrow = t.template take<Value>(Products::narrow_size());
     words = t.template take<uint32_t>(kWords<Products>);
     floats = t.floats;
@@ -470,7 +567,7 @@ struct PackedKeys {
 template <class Products>
 HWY_INLINE void begin_rows(const ForwardScratch<Products>& s, const Block<Products>& b, int64_t d) {
   std::memset(s.out, 0, static_cast<size_t>(b.nq * Products::padded(d)) * sizeof(float));
-  for (int64_t i = 0; i < kQueries; ++i) s.max[i] = -kInfinity, s.sum[i] = 0;
+  for (int64_t i = 0; i < Products::kQueries; ++i) s.max[i] = -kInfinity, s.sum[i] = 0;
 }
 
 // The block of queries against the keys that it sees of these: s.max and s.sum are the running maximum and sum of the
@@ -485,11 +582,13 @@ HWY_INLINE void attend(const ForwardScratch<Products>& s, Block<Products>& b,
   const VF scale = splat(logits.softcap > 0 ? 1.0f : logits.scale);  // capped logits are scaled already
   const int64_t width = Products::padded(d);
 
+  if constexpr (Products::kFuses)
+    if (drop.p == 0 && logits.softcap == 0) return Products::attend_block(s, b, q, kv, d, logits.scale);
   for (int64_t k0 = b.begin; k0 < b.end; k0 += kKeys) {
     b.at_keys(k0);
     Products::scores(b, q, kv.k_columns, kv.keys, d, s.scores);
     // Pass after pass, each over all rows: within one row every step would wait for the one before.
-    for (int64_t i = 0; i < kQueries; ++i) s.highest[i] = -kInfinity;
+    for (int64_t i = 0; i < Products::kQueries; ++i) s.highest[i] = -kInfinity;
     for (int64_t i = 0; i < b.nq; ++i) {
       float* row = s.scores + i * kKeys;
       int64_t from, to, begin, end;
@@ -504,7 +603,7 @@ HWY_INLINE void attend(const ForwardScratch<Products>& s, Block<Products>& b,
       for (int64_t j = begin + kStep; j < end; j += kStep) m = hn::Max(m, load(row + j));
       s.highest[i] = max_lanes(hn::Mul(m, scale));
     }
-    for (int64_t i = 0; i < kQueries; i += kStep) {
+    for (int64_t i = 0; i < Products::kQueries; i += kStep) {
       const VF before = load(s.max + i), top = hn::Max(before, load(s.highest + i));
       const VF correction =
           hn::IfThenElse(hn::Eq(before, top), splat(1.0f), exp_not_positive(hn::Sub(before, top)));
@@ -556,14 +655,14 @@ struct BackwardScratch {
   size_t floats;
   BackwardScratch(float* base, int64_t queries, int64_t keys, int64_t d) {
     Taker t{base};
-    p = t.take(kQueries * Products::kKeys);
-    dp = t.take(kQueries * Products::kKeys);
-    dq = t.take(kQueries * Products::padded(d));
-    delta = t.take(kQueries);
+    p = t.take(Products::kQueries * Products::kKeys);
+    dp = t.take(Products::kQueries * Products::kKeys);
+    dq = t.take(Products::kQueries * Products::padded(d));
+    delta = t.take(Products::kQueries);
     dk = t.take(Products::sums_size(keys, d));
     dv = t.take(Products::sums_size(keys, d));
-    q = t.template take<Value>(kQueries * Products::padded(d));
-    dout = t.template take<Value>(kQueries * Products::padded(d));
+    q = t.template take<Value>(Products::kQueries * Products::padded(d));
+    dout = t.template take<Value>(Products::kQueries * Products::padded(d));
     narrow = t.template take<Value>(Products::narrow_size());
     k_columns = t.template take<Value>(Products::columns_size(keys, d));
     v_columns = t.template take<Value>(Products::columns_size(keys, d));
@@ -664,6 +763,11 @@ HWY_INLINE void backward_block(const BackwardScratch<Products>& s, Block<Product
   }
   for (int64_t k0 = block.begin; k0 < block.end; k0 += Products::kKeys) {
     block.at_keys(k0);
+    if constexpr (Products::kFuses)
+      if (drop.p == 0 && logits.softcap == 0) {
+        Products::backward_keys(s, block, q, dout, rows.lse, rows.count, keys, d, logits.scale);
+        continue;
+      }
     Products::scores(block, q, s.k_columns, keys, d, s.p);
     Products::scores(block, dout, s.v_columns, keys, d, s.dp);
     if (logits.softcap > 0)

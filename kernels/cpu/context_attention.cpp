@@ -101,16 +101,16 @@ void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document
   }
 
   // As in attention.cpp: neighbouring tiles share keys and values, later blocks go first.
-  const int64_t blocks_before = blocks_of(a.queries.runs[0].count, kQueries),
-                blocks = blocks_before + blocks_of(a.queries.runs[1].count, kQueries);
+  const int64_t blocks_before = blocks_of(a.queries.runs[0].count, Vectors::kQueries),
+                blocks = blocks_before + blocks_of(a.queries.runs[1].count, Vectors::kQueries);
   c.pool->parallel_for(a.shape.batch * heads * blocks, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t head_in_group = tile % per_group, block = blocks - 1 - tile / per_group % blocks;
     const int64_t group = tile / per_group / blocks % groups, b = tile / per_group / blocks / groups;
     const int64_t head = group * per_group + head_in_group;
     const int query_run = block < blocks_before ? 0 : 1;
     const PositionRun queries = a.queries.runs[static_cast<size_t>(query_run)];
-    const int64_t q0 = (block - (query_run ? blocks_before : 0)) * kQueries,
-                  n = std::min(kQueries, queries.count - q0),
+    const int64_t q0 = (block - (query_run ? blocks_before : 0)) * Vectors::kQueries,
+                  n = std::min(Vectors::kQueries, queries.count - q0),
                   first_query = b * seq + first_row(a.queries, query_run) + q0;  // row of all queries
     const ForwardScratch<Vectors> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), d);
     float* out_rows = out + first_query * heads * d + head * d;
@@ -208,8 +208,9 @@ void backward(Context& c, AttentionPart a, In qkv, In kv, In out, const float* l
                                moved(row_ids, first_query), queries.count};
           const Mask mask = mask_of(a, run, document_start, first_query);
           pack_queries(s, rows, d);
-          for (int64_t q0 = 0; q0 < queries.count; q0 += kQueries) {
-            Block<Vectors> block(mask, q0, std::min(kQueries, queries.count - q0), queries.begin + q0);
+          for (int64_t q0 = 0; q0 < queries.count; q0 += Vectors::kQueries) {
+            Block<Vectors> block(mask, q0, std::min(Vectors::kQueries, queries.count - q0),
+                                 queries.begin + q0);
             if (block.begin >= block.end) continue;
             backward_block(s, block, rows, run.count, d, {a.shape.scale, a.shape.softcap},
                            dropping(a, run, head));
