@@ -29,16 +29,16 @@ struct Gelu {
     return hn::Mul(x, cumulative);
   }
 };
-// (1 + tanh u) / 2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x³).
+// (1 + tanh u) / 2 = sigmoid(2u) = 1 / (1 + 2^(-2u / ln 2)), u = sqrt(2/pi) (x + 0.044715 x³).
 struct GeluTanh {
   static constexpr float kTwoC = 2 * 0.7978845608028654f, kCubic = 0.044715f;
-  static HWY_INLINE VF value(VF x) {
-    const VF inner = hn::MulAdd(hn::Mul(x, x), splat(kCubic * kTwoC), splat(kTwoC));
-    return hn::Mul(x, sigmoid(hn::Mul(x, inner)));
+  static constexpr float kPower = -kTwoC * 1.44269504088896341f;
+  static HWY_INLINE VF cumulative(VF x, VF x2) {
+    return falling_sigmoid2(hn::Mul(x, hn::MulAdd(x2, splat(kCubic * kPower), splat(kPower))));
   }
+  static HWY_INLINE VF value(VF x) { return hn::Mul(x, cumulative(x, hn::Mul(x, x))); }
   static HWY_INLINE VF both(VF x, VF& derivative) {
-    const VF x2 = hn::Mul(x, x);
-    const VF s = sigmoid(hn::Mul(x, hn::MulAdd(x2, splat(kCubic * kTwoC), splat(kTwoC))));
+    const VF x2 = hn::Mul(x, x), s = cumulative(x, x2);
     const VF y = hn::Mul(x, s);
     const VF inner = hn::MulAdd(x2, splat(3 * kCubic * kTwoC), splat(kTwoC));
     derivative = hn::MulAdd(hn::Mul(y, hn::Sub(splat(1.0f), s)), inner, s);

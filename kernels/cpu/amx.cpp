@@ -35,7 +35,8 @@ using namespace amx;
 // of one pass stays in the first-level cache while all rows use it. Sums of a panel wait between passes in `sums`. Columns of an
 // array are read too slowly a few at a time: rows of a transposed A are packed as B is, in chunks of m.
 constexpr int64_t kPackedValues = int64_t{1} << 22, kPackedRows = int64_t{1} << 23;
-constexpr int64_t kMaxDepth = 3072, kPassSteps = 8;
+constexpr int64_t kMaxDepth = 4096, kPassSteps = 8;
+constexpr int64_t kRowValues = int64_t{3} << 18;  // of A in the second-level cache
 constexpr int64_t kMaxRows = 256, kMinRows = 64, kMaxCols = 1024, kMinCols = 128;
 constexpr int64_t kTileWork = int64_t{1} << 23;  // multiply-adds below which a tile is not worth a thread
 constexpr int64_t kTiles = 32;
@@ -55,7 +56,8 @@ struct Plan {
     const auto wanted = static_cast<int64_t>(
         std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
     // Rows are cut further only where columns do not give enough tiles: a panel of B is fetched once for all rows of a tile.
-    int64_t down = blocks_of(s.m, kMaxRows);
+    int64_t down = blocks_of(
+        s.m, std::clamp(kRowValues / (steps_of(chunk_k) * kDepth) / kPanel * kPanel, kMinRows, kMaxRows));
     const int64_t across = std::max(blocks_of(chunk_n, kMaxCols),
                                     std::min(blocks_of(chunk_n, kMinCols), blocks_of(wanted, down)));
     down = std::max(down, std::min(blocks_of(s.m, kMinRows), blocks_of(wanted, 2 * across)));

@@ -438,18 +438,18 @@ struct Tiles {
                                p_rest + at, ds_columns + at, kPanelValues);
       add_rows(ds_rows, nullptr, s.k_depth + (b.k0 + seen.first) * 32, seen.width, keys, d, s.dq + i * depth);
     }
-    for (int64_t j = 0; j < b.nk; j += 32) {
-      const auto sees = [&](int64_t i) { return first[i / 32] <= j && j < last[i / 32]; };
-      int64_t from = 0, to = whole(b.nq, 32);
-      while (from < to && !sees(from)) from += 32;
-      while (to > from && !sees(to - 32)) to -= 32;
-      if (from == to) continue;
-      const int64_t at = j / 32 * kPanelValues + from * 32, other = (b.q0 + from) * 32,
-                    sums = (b.k0 + j) * depth;
-      add_columns(p_columns + at, p_rest + at, s.dout_other + other, to - from, queries, d, s.dv + sums);
-      add_columns(ds_columns + at, nullptr, s.q_other + other, to - from, queries, d, s.dk + sums);
-    }
+    for (int64_t j = 0; j < b.nk; j += 32)
+      for (int64_t from = 0, to; from < b.nq; from = to + 32) {
+        const auto sees = [&](int64_t i) { return i < b.nq && first[i / 32] <= j && j < last[i / 32]; };
+        for (to = from; sees(to);) to += 32;
+        if (from == to) continue;
+        const int64_t at = j / 32 * kPanelValues + from * 32, other = (b.q0 + from) * 32,
+                      sums = (b.k0 + j) * depth;
+        add_columns(p_columns + at, p_rest + at, s.dout_other + other, to - from, queries, d, s.dv + sums);
+        add_columns(ds_columns + at, nullptr, s.q_other + other, to - from, queries, d, s.dk + sums);
+      }
   }
+
   static const float* key_rows(const float* sums, int64_t first, int64_t d, float* buffer) {
     amx::transpose_sums(sums + first * padded(d), padded(d), buffer);
     return buffer;

@@ -52,9 +52,9 @@ HWY_INLINE void store(VF v, bf16* p) {
   const hn::Rebind<uint16_t, DF> d16;
   const auto u = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(du, 0x7FFF)), odd));
-  const auto nan = hn::Or(hn::ShiftRight<16>(u), hn::Set(du, 0x40));
-  const auto bits = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), nan, rounded);
+  const auto rounded = hn::Add(hn::Add(u, hn::Set(du, 0x7FFF)), odd);
+  const auto nan = hn::Or(u, hn::Set(du, 0x400000));
+  const auto bits = hn::ShiftRight<16>(hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), nan, rounded));
   hn::StoreU(hn::TruncateTo(d16, bits), d16, reinterpret_cast<uint16_t*>(p));
 }
 template <class T>
@@ -214,8 +214,23 @@ HWY_INLINE VF reciprocal(VF x) {
 #endif
 }
 
+// 1 / (1 + 2^x), that is sigmoid(-x ln 2); NaN stays NaN. The exponent as in exp_not_positive, the polynomial that of the
+// smallest relative error (8e-8) on [-1/2, 1/2].
+HWY_INLINE VF falling_sigmoid2(VF x) {
+  constexpr float kShift = 12582912.0f + 127.0f;
+  const VF clamped = hn::Max(splat(-126.0f), hn::Min(splat(126.0f), x));
+  const VF shifted = hn::Add(clamped, splat(kShift)), f = hn::Sub(clamped, hn::Sub(shifted, splat(kShift)));
+  VF p = splat(1.32764693998491e-3f);
+  p = hn::MulAdd(p, f, splat(9.675541646703789e-3f));
+  p = hn::MulAdd(p, f, splat(5.550713284409571e-2f));
+  p = hn::MulAdd(p, f, splat(2.4022119718236667e-1f));
+  p = hn::MulAdd(p, f, splat(6.931469670562713e-1f));
+  p = hn::MulAdd(p, f, splat(1.0000000716557493f));
+  const VF power = hn::BitCast(DF(), hn::ShiftLeft<23>(hn::BitCast(DI(), shifted)));
+  return reciprocal(hn::MulAdd(p, power, splat(1.0f)));
+}
 HWY_INLINE VF sigmoid(VF x) {
-  return reciprocal(hn::Add(splat(1.0f), exp(hn::Neg(x))));
+  return falling_sigmoid2(hn::Mul(x, splat(-1.44269504088896341f)));
 }
 
 // The standard normal distribution: density(x) and cumulative(x) = (1 + erf(x / sqrt 2)) / 2, to 1e-6 relative also in

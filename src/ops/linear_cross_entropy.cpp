@@ -36,7 +36,10 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
 
   const bool differentiates = tape.recording();
   const bool trains = differentiates && store.trains(weight), needs_dx = differentiates && x.needs_gradient();
-  const Tensor gradient = trains ? store.gradient(weight) : Tensor();
+  bool fresh = false;
+  const Tensor gradient = !trains    ? Tensor()
+                          : rows > 0 ? store.gradient_to_set(weight, fresh)
+                                     : store.gradient(weight);
   const Tensor dx = needs_dx ? Tensor::empty(device, x.shape(), x.dtype()) : Tensor();
   const Tensor per_token = Tensor::empty(device, {rows});
   {
@@ -76,7 +79,8 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
                  count, true_columns, columns, first, softcap, dlogits, dlogits_stride);
       }
       if (needs_dx) matmul(Transpose::no, Transpose::no, dlogits, *w, dx.slice(0, begin, count));
-      if (trains) matmul(Transpose::yes, Transpose::no, dlogits, x_here, gradient, 1);
+      if (trains)
+        matmul(Transpose::yes, Transpose::no, dlogits, x_here, gradient, fresh && begin == 0 ? 0.0f : 1.0f);
     }
   }
   CrossEntropyResult result;

@@ -78,6 +78,12 @@ class ParamStore {
   virtual bool trains(const Parameter& parameter) const = 0;
   // fp32, shape of the local shard; weight gradients are accumulated straight into it.
   virtual Tensor gradient(const Parameter& parameter) = 0;
+  // The same for who would rather set the whole of it than add to zeros. `fresh`: nothing was added yet and what it holds is
+  // undefined; it must be set.
+  virtual Tensor gradient_to_set(const Parameter& parameter, bool& fresh) {
+    fresh = false;
+    return gradient(parameter);
+  }
 
   // Micro-batch accounting. A gradient is ready when, in the last micro-batch, the last weight gradient of all uses of the
   // parameter has been accumulated; gradient_ready() is then called once.

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "kernels/table.hpp"
+#include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
 
 namespace capstan {
@@ -85,12 +86,11 @@ void BackwardStep::give(size_t input, Tensor gradient) {
 }
 void BackwardStep::weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors,
                                    WeightFunction run) {
-  if (!tape_.context_.store.trains(parameter)) return;
-  Tape::WeightStep step{&parameter, tape_.entries_[entry_].name, cost, std::move(tensors), std::move(run)};
-  if (tape_.delay_weights_)
-    tape_.weight_steps_.push_back(std::move(step));
-  else
-    tape_.run_weight_step(step);
+  tape_.take_weight_step({&parameter, tape_.entries_[entry_].name, cost, std::move(tensors), std::move(run)});
+}
+void BackwardStep::weight_product(const Parameter& parameter, Cost cost, Tensor x, Tensor dy) {
+  tape_.take_weight_step(
+      {&parameter, tape_.entries_[entry_].name, cost, {std::move(x), std::move(dy)}, nullptr});
 }
 
 // ---- the tape --------------------------------------------------------------------------------------------------------
@@ -193,10 +193,24 @@ void Tape::accumulate(int slot, Tensor gradient) {
   sum = target;
 }
 
+void Tape::take_weight_step(WeightStep step) {
+  if (!context_.store.trains(*step.parameter)) return;
+  if (delay_weights_)
+    weight_steps_.push_back(std::move(step));
+  else
+    run_weight_step(step);
+}
+
 void Tape::run_weight_step(WeightStep& step) {
   const double started = start_observing(context_);
-  const Tensor gradient = context_.store.gradient(*step.parameter);
-  step.run(gradient, step.tensors);
+  if (step.run) {
+    step.run(context_.store.gradient(*step.parameter), step.tensors);
+  } else {
+    bool fresh;
+    const Tensor gradient = context_.store.gradient_to_set(*step.parameter, fresh);
+    ops::matmul(ops::Transpose::yes, ops::Transpose::no, step.tensors[1], step.tensors[0], gradient,
+                fresh ? 0.0f : 1.0f);
+  }
   if (context_.observer) {
     note({'W', step.name, shapes_of(step.tensors), step.cost, bytes_of(step.tensors)}, started);
     inner_seconds_ += last_mark_ - started;

@@ -108,6 +108,8 @@ class BackwardStep {
   using WeightFunction = std::function<void(const Tensor& gradient, std::span<const Tensor> tensors)>;
   void weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors,
                        WeightFunction run);
+  // The same for dy^T x, of which the first of a step overwrites the gradient.
+  void weight_product(const Parameter& parameter, Cost cost, Tensor x, Tensor dy);
 
   StepContext& context();
   Device& device() { return context().device; }
@@ -196,10 +198,11 @@ class Tape {
     std::string name;
     Cost cost;
     std::vector<Tensor> tensors;
-    BackwardStep::WeightFunction run;
+    BackwardStep::WeightFunction run;  // null: tensors are x and dy of a weight_product()
   };
   void accumulate(int slot, Tensor gradient);
   void run_backward(BackwardOptions options);
+  void take_weight_step(WeightStep step);
   void run_weight_step(WeightStep& step);
   void note(TapeEvent event, double seconds);
 

@@ -165,10 +165,6 @@ void check_product(const char* name, const Parameter& weight, const Tensor& w, c
                  std::string(name) + ": `" + weight.name() + "` is " + w.text() + ", x is " + x.text());
 }
 
-void add_weight_gradient(const Tensor& gradient, std::span<const Tensor> t) {  // t: x, dy
-  matmul(Transpose::yes, Transpose::no, t[1], t[0], gradient, 1);
-}
-
 }  // namespace
 
 Tensor own_rows(const Tensor& x, const TensorParallel& parallel) {
@@ -229,7 +225,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
     std::optional<SummedProduct<decltype(product)>> dx;
     if (step.needs(0)) dx.emplace(step.context(), dy, w->size(1), parallel, product);
     if (gather) x_all = gather->take();
-    if (trains) step.weight_gradient(weight, cost, {x_all, dy}, add_weight_gradient);
+    if (trains) step.weight_product(weight, cost, x_all, dy);
     if (bias)
       step.weight_gradient(
           *bias, {0, static_cast<double>(dy.bytes())}, {dy},
@@ -276,7 +272,7 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
         step.give(0, product_of_gathered(step.context(), dy, in, parallel, product));
       }
     }
-    if (trains) step.weight_gradient(weight, cost, {step.saved(0), dy}, add_weight_gradient);
+    if (trains) step.weight_product(weight, cost, step.saved(0), dy);
   };
   return tape.record(std::move(record))[0];
 }

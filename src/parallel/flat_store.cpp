@@ -39,6 +39,7 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
                                       .apart = options.quantised});
   block_buckets_.resize(layout_.blocks.size());
   pins_.assign(layout_.blocks.size(), 0);
+  unset_.assign(parameters.size(), 0);
   for (const BucketPlan& plan : layout_.buckets) make_bucket(plan);
   if (options.quantised) make_quantised();
   make_pieces();

@@ -101,8 +101,10 @@ class FlatStore final : public ParamStore {
     return !quantised(parameter) && bucket_of(parameter).plan->trains;
   }
   Tensor gradient(const Parameter& parameter) override;
+  Tensor gradient_to_set(const Parameter& parameter, bool& fresh) override;
 
-  void zero_gradients();    // before a step's first micro-batch
+  // Before a step's first micro-batch. Zeros are written where somebody adds to them or nobody sets anything.
+  void zero_gradients();
   void finish_gradients();  // after its last: then flat_buffers() hold the sums over all ranks
   void after_update();  // the optimizer has changed the main parameters: they go to who computes with them
   // Around setting the values of pieces() from outside.
@@ -220,6 +222,7 @@ class FlatStore final : public ParamStore {
 
   Device& device_;
   std::span<const std::unique_ptr<Parameter>> parameters_;
+  std::vector<char> unset_;  // by Parameter::index(): its gradient holds nothing yet, not even zeros
   StoreGroups groups_;
   Options options_;
   int64_t shards_, replicas_;                           // ranks

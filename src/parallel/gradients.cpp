@@ -16,7 +16,15 @@ Tensor FlatStore::gradient(const Parameter& parameter) {
     OwnerScope scope(MemoryOwner::gradients);
     bucket.gradients = Tensor::zeros(device_, {bucket.plan->elements});
   }
-  return view(bucket.gradients, parameter);
+  const Tensor gradient = view(bucket.gradients, parameter);
+  if (std::exchange(unset_[static_cast<size_t>(parameter.index())], char{0}) != 0)
+    launch(device_, device_.table().elementwise->fill, gradient, 0.0f, gradient.elements());
+  return gradient;
+}
+
+Tensor FlatStore::gradient_to_set(const Parameter& parameter, bool& fresh) {
+  fresh = std::exchange(unset_[static_cast<size_t>(parameter.index())], char{0}) != 0;
+  return gradient(parameter);
 }
 
 void FlatStore::zero_gradients() {
@@ -30,7 +38,8 @@ void FlatStore::zero_gradients() {
     if (cuts_gradients_)
       bucket.gradients = Tensor();
     else
-      launch(device_, device_.table().elementwise->fill, bucket.gradients, 0.0f, bucket.plan->elements);
+      for (const Parameter* parameter : bucket.plan->parameters)
+        unset_[static_cast<size_t>(parameter->index())] = 1;
   }
 }
 
@@ -59,6 +68,8 @@ void FlatStore::cast(const Tensor& from, const Tensor& to) {
 void FlatStore::start_reduce(size_t index) {
   finish_reduce();
   Bucket& bucket = buckets_[index];
+  if (!cuts_gradients_)
+    for (const Parameter* parameter : bucket.plan->parameters) gradient(*parameter);  // what nobody has set
   if (watch_) watch_(bucket.gradients);
   sum_ranges(groups_.tensor, bucket.gradients, bucket.partial);
   sum_ranges(groups_.kv_replicas, bucket.gradients, bucket.replicated);
