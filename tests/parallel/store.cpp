@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "kernels/table.hpp"
 #include "support/devices.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
+#include "tensor/launch.hpp"
 #include "train/loop.hpp"
 
 using namespace capstan;
@@ -483,5 +485,58 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
       else
         CHECK_MESSAGE(plain[i] != all[i], parameter->name());
     }
+  }
+}
+
+TEST_CASE_TEMPLATE(
+    "what a product sets is not zeroed first, what is added to and what nobody touches is zero", D,
+    EVERY_DEVICE) {
+  const auto device = D::make(1);
+  const auto model = models::build(config_of<D>(world().size(), 1).model);
+  const auto fill = [&](const Tensor& t, float value) {
+    launch(*device, device->table().elementwise->fill, t, value, t.elements());
+  };
+  for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim_grads}) {
+    CAPTURE(text_of(strategy));
+    FlatStore::Options options;
+    options.sharding = strategy;
+    options.bucket_elements = int64_t{1} << 30;
+    parallel::StoreGroups groups;
+    groups.shard = &world().communicator();
+    FlatStore store(*device, model->parameters(), groups, options);
+    const auto& parameters = model->parameters();
+    const bool cut = strategy != ShardingStrategy::no_shard && world().size() > 1;
+    const auto exchanged = static_cast<float>(world().size());
+    const auto step = [&](const std::function<void()>& gradients) {
+      store.zero_gradients();
+      store.begin_last_micro_batch();
+      gradients();
+      store.finish_gradients();
+      std::vector<std::vector<float>> sums;
+      for (const auto& buffer : store.flat_buffers()) sums.push_back(buffer.gradients.to_floats());
+      return sums;
+    };
+    step([&] {
+      for (const auto& parameter : parameters) fill(store.gradient(*parameter), 5);
+    });
+    const auto sums = step([&] {
+      bool fresh;
+      const Tensor set = store.gradient_to_set(*parameters[0], fresh);
+      CHECK(fresh == !cut);
+      fill(set, 3);
+      store.gradient_to_set(*parameters[0], fresh);
+      CHECK_FALSE(fresh);
+      for (const float value : store.gradient(*parameters[1]).to_floats()) REQUIRE(value == 0);
+      store.gradient_to_set(*parameters[1], fresh);
+      CHECK_FALSE(fresh);
+    });
+    int64_t threes = 0, others = 0;
+    for (const auto& buffer : sums)
+      for (const float value : buffer) {
+        REQUIRE((value == 0 || value == 3 * exchanged));
+        ++(value == 0 ? others : threes);
+      }
+    CHECK(others > 0);
+    if (!cut) CHECK(threes == parameters[0]->shape().elements());
   }
 }
