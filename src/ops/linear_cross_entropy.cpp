@@ -13,7 +13,7 @@ namespace capstan::ops {
 int64_t cross_entropy_chunk(int64_t rows, int64_t columns, bool narrow_gradient) {
   constexpr int64_t kLogitBytes = int64_t{256} << 20, kFewest = 256, kMost = 1024;
   int64_t wanted = std::clamp(kLogitBytes / (4 * std::max<int64_t>(columns, 1)), kFewest, kMost);
-  if (narrow_gradient) wanted += wanted / 2;
+  if (narrow_gradient) wanted *= 2;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(rows, wanted));
   return std::max<int64_t>(16, round_up(ceil_div(rows, chunks), 16));
 }
