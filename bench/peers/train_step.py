@@ -4,7 +4,8 @@
 SHAPE: gpt2-124m (4 x 1024 tokens, PyTorch eager), quickstart (2 x 256, Transformers' Llama), llama-26m (8 x 256, Transformers'
 Llama). Each round runs both programs, one after the other; a step is forward, backward, clipping and AdamW. Prints tokens/s of
 each round, the medians and their ratio, and both as shares of the best GEMM rate seen in that type (this program's torch.mm,
-Capstan's and oneDNN's products of 2048 x 2048 x 2048; torch.mm of the shapes of the model's linear layers). Needs torch and transformers (scripts/peers.sh makes the environment).
+Capstan's and oneDNN's products of 2048 x 2048 x 2048; torch.mm of the
+shapes of the model's linear layers). Needs torch and transformers (scripts/peers.sh makes the environment).
 """
 import argparse
 import json

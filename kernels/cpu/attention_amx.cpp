@@ -215,6 +215,15 @@ CAPSTAN_AMX bool softmax_of(const ScoreRows& r, float* max, float* sum, float* c
   return changed != 0;
 }
 
+template <bool kWhole>
+CAPSTAN_AMX bool softmax_of_width(const ScoreRows& r, float* max, float* sum, float* correction,
+                                  bf16* weights, bf16* rest) {
+  if (r.width == 32) return softmax_of<2, kWhole>(r, max, sum, correction, weights, rest);
+  if (r.width == 64) return softmax_of<4, kWhole>(r, max, sum, correction, weights, rest);
+  if (r.width == 96) return softmax_of<6, kWhole>(r, max, sum, correction, weights, rest);
+  return softmax_of<8, kWhole>(r, max, sum, correction, weights, rest);
+}
+
 // P and dS of the keys [j, j + 16) of row i.
 template <bool kWhole>
 CAPSTAN_AMX void gradients_of(const ScoreRows& r, const float* dp, int64_t i, int64_t j, __m512 factor,
@@ -253,24 +262,8 @@ CAPSTAN_AMX void score_gradients_of(const ScoreRows& r, const float* dp, const f
 
 CAPSTAN_AMX_CALLED bool softmax_rows(const ScoreRows& r, float* max, float* sum, float* correction,
                                      bf16* weights, bf16* rest) {
-  switch (r.width / kPanel * 2 + (r.whole ? 1 : 0)) {
-    case 2:
-      return softmax_of<2, false>(r, max, sum, correction, weights, rest);
-    case 3:
-      return softmax_of<2, true>(r, max, sum, correction, weights, rest);
-    case 4:
-      return softmax_of<4, false>(r, max, sum, correction, weights, rest);
-    case 5:
-      return softmax_of<4, true>(r, max, sum, correction, weights, rest);
-    case 6:
-      return softmax_of<6, false>(r, max, sum, correction, weights, rest);
-    case 7:
-      return softmax_of<6, true>(r, max, sum, correction, weights, rest);
-    case 8:
-      return softmax_of<8, false>(r, max, sum, correction, weights, rest);
-    default:
-      return softmax_of<8, true>(r, max, sum, correction, weights, rest);
-  }
+  return r.whole ? softmax_of_width<true>(r, max, sum, correction, weights, rest)
+                 : softmax_of_width<false>(r, max, sum, correction, weights, rest);
 }
 
 CAPSTAN_AMX_CALLED void score_gradient_rows(const ScoreRows& r, const float* dp, const float* lse,
