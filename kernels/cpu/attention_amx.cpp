@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kernels/common/exp2.hpp"
 #include "kernels/cpu/amx_core.hpp"
 
 namespace capstan::kernels::amx {
@@ -112,18 +113,14 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// 2^x for x <= 0, 2^-126 below that: polynomial of the smallest relative error (8e-8) for the part after the point. NaN stays
+// 2^x for x <= 0, 2^-126 below that: polynomial for the part after the point (common/exp2.hpp). NaN stays
 // NaN.
 CAPSTAN_AMX __m512 exp2_not_positive(__m512 x) {
   x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 f = _mm512_sub_ps(x, whole);
-  __m512 p = _mm512_set1_ps(1.32764693998491e-3f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.675541646703789e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.550713284409571e-2f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022119718236667e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.931469670562713e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0000000716557493f));
+  __m512 p = _mm512_set1_ps(kExp2[5]);
+  for (int i = 4; i >= 0; --i) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2[i]));
   return _mm512_scalef_ps(p, whole);
 }
 

@@ -9,6 +9,7 @@
 #include "base/philox.hpp"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "kernels/common/exp2.hpp"
 #include "kernels/context.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "tensor/dtype.hpp"
@@ -214,18 +215,14 @@ HWY_INLINE VF reciprocal(VF x) {
 #endif
 }
 
-// 1 / (1 + 2^x), that is sigmoid(-x ln 2); NaN stays NaN. The exponent as in exp_not_positive, the polynomial that of the
-// smallest relative error (8e-8) on [-1/2, 1/2].
+// 1 / (1 + 2^x), that is sigmoid(-x ln 2); NaN stays NaN. The exponent as in exp_not_positive, the rest by
+// common/exp2.hpp.
 HWY_INLINE VF falling_sigmoid2(VF x) {
   constexpr float kShift = 12582912.0f + 127.0f;
   const VF clamped = hn::Max(splat(-126.0f), hn::Min(splat(126.0f), x));
   const VF shifted = hn::Add(clamped, splat(kShift)), f = hn::Sub(clamped, hn::Sub(shifted, splat(kShift)));
-  VF p = splat(1.32764693998491e-3f);
-  p = hn::MulAdd(p, f, splat(9.675541646703789e-3f));
-  p = hn::MulAdd(p, f, splat(5.550713284409571e-2f));
-  p = hn::MulAdd(p, f, splat(2.4022119718236667e-1f));
-  p = hn::MulAdd(p, f, splat(6.931469670562713e-1f));
-  p = hn::MulAdd(p, f, splat(1.0000000716557493f));
+  VF p = splat(kExp2[5]);
+  for (int i = 4; i >= 0; --i) p = hn::MulAdd(p, f, splat(kExp2[i]));
   const VF power = hn::BitCast(DF(), hn::ShiftLeft<23>(hn::BitCast(DI(), shifted)));
   return reciprocal(hn::MulAdd(p, power, splat(1.0f)));
 }
