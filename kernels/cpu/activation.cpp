@@ -81,42 +81,60 @@ HWY_INLINE float* wide_bias(Context& c, In bias, int64_t n) {
   return wide;
 }
 
-// Columns [i, i + n) of one row; n < kStep for the last ones.
-template <class T>
-HWY_INLINE VF biased(const Array<T>& x, int64_t at, const float* bias, int64_t i, int64_t n) {
-  if (n == kStep) return bias ? hn::Add(x.at(at + i), load(bias + i)) : x.at(at + i);
-  const VF v = x.part(at + i, n);
-  return bias ? hn::Add(v, load_part(bias + i, n)) : v;
+// Columns of one row: `at` is its first element. Held by value, so that stores do not make the loop read pointers again.
+template <class T, bool kBias>
+struct Row {
+  Array<T> x;
+  int64_t at;
+  const float* bias;
+  HWY_INLINE VF operator()(int64_t i) const {
+    if constexpr (kBias) return hn::Add(x.at(at + i), load(bias + i));
+    return x.at(at + i);
+  }
+  HWY_INLINE VF operator()(int64_t i, int64_t n) const {
+    if constexpr (kBias) return hn::Add(x.part(at + i, n), load_part(bias + i, n));
+    return x.part(at + i, n);
+  }
+};
+
+// body(values of the row from i on …, i [, n]): the values of each of the rows, to be put at i.
+template <class Whole, class... Rows>
+HWY_INLINE void for_row(int64_t cols, Whole&& body, Rows... rows) {
+  int64_t i = 0;
+  for (; i + kStep <= cols; i += kStep)
+    body([&](auto y, int64_t at, VF v) HWY_ATTR { y.put(at + i, v); }, rows(i)...);
+  if (i < cols)
+    body([&](auto y, int64_t at, VF v) HWY_ATTR { y.put_part(at + i, v, cols - i); }, rows(i, cols - i)...);
 }
-template <class T>
-HWY_INLINE void put_n(const Array<T>& y, int64_t at, VF v, int64_t n) {
-  if (n == kStep)
-    y.put(at, v);
-  else
-    y.put_part(at, v, n);
+
+// body(type, has bias) with T{} and std::bool_constant.
+template <class Body>
+HWY_INLINE void by_type_and_bias(std::initializer_list<In> arrays, bool bias, Body&& body) {
+  by_type(arrays, [&](auto type) HWY_ATTR {
+    if (bias)
+      body(type, std::true_type());
+    else
+      body(type, std::false_type());
+  });
 }
 
 template <class F>
 void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t rows, int64_t cols) {
   const float* bias = wide_bias(c, bias_in, gated ? 2 * cols : cols);
-  by_type({x_in, y_out}, [&](auto type) HWY_ATTR {
+  by_type_and_bias({x_in, y_out}, bias != nullptr, [&](auto type, auto biased) HWY_ATTR {
     using T = decltype(type);
+    using From = Row<T, decltype(biased)::value>;
     const auto x = array_of<T>(x_in), y = array_of<T>(y_out);
-    parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    parallel_blocks(c, rows, rows_per_block(cols), [=](int64_t begin, int64_t end, int) HWY_ATTR {
       for (int64_t r = begin; r < end; ++r) {
+        const int64_t to = r * cols;
         if (!gated) {
-          for (int64_t i = 0; i < cols; i += kStep) {
-            const int64_t n = std::min(kStep, cols - i);
-            put_n(y, r * cols + i, F::value(biased(x, r * cols, bias, i, n)), n);
-          }
+          for_row(
+              cols, [=](auto put, VF v) HWY_ATTR { put(y, to, F::value(v)); }, From{x, to, bias});
         } else {
-          const int64_t gate = r * 2 * cols, up = gate + cols;
-          const float* up_bias = bias ? bias + cols : nullptr;
-          for (int64_t i = 0; i < cols; i += kStep) {
-            const int64_t n = std::min(kStep, cols - i);
-            put_n(y, r * cols + i,
-                  hn::Mul(F::value(biased(x, gate, bias, i, n)), biased(x, up, up_bias, i, n)), n);
-          }
+          for_row(
+              cols, [=](auto put, VF gate, VF up) HWY_ATTR { put(y, to, hn::Mul(F::value(gate), up)); },
+              From{x, 2 * to, bias}, From{x, 2 * to + cols, bias + cols});
         }
       }
     });
@@ -127,25 +145,33 @@ template <class F>
 void backward_as(Context& c, bool gated, In dy_in, In x_in, In bias_in, Out dx_out, int64_t rows,
                  int64_t cols) {
   const float* bias = wide_bias(c, bias_in, gated ? 2 * cols : cols);
-  by_type({x_in, dy_in, dx_out}, [&](auto type) HWY_ATTR {
+  by_type_and_bias({x_in, dy_in, dx_out}, bias != nullptr, [&](auto type, auto biased) HWY_ATTR {
     using T = decltype(type);
+    using From = Row<T, decltype(biased)::value>;
     const auto x = array_of<T>(x_in), dy = array_of<T>(dy_in), dx = array_of<T>(dx_out);
-    parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    parallel_blocks(c, rows, rows_per_block(cols), [=](int64_t begin, int64_t end, int) HWY_ATTR {
       for (int64_t r = begin; r < end; ++r) {
-        for (int64_t i = 0; i < cols; i += kStep) {
-          const int64_t n = std::min(kStep, cols - i);
-          const VF d = biased(dy, r * cols, nullptr, i, n);
-          VF derivative;
-          if (!gated) {
-            F::both(biased(x, r * cols, bias, i, n), derivative);
-            put_n(dx, r * cols + i, hn::Mul(d, derivative), n);
-          } else {
-            const int64_t gate = r * 2 * cols, up = gate + cols;
-            const VF value = F::both(biased(x, gate, bias, i, n), derivative);
-            const VF upper = biased(x, up, bias ? bias + cols : nullptr, i, n);
-            put_n(dx, gate + i, hn::Mul(hn::Mul(d, upper), derivative), n);
-            put_n(dx, up + i, hn::Mul(d, value), n);
-          }
+        const Row<T, false> d{dy, r * cols, nullptr};
+        if (!gated) {
+          for_row(
+              cols,
+              [=](auto put, VF v, VF from) HWY_ATTR {
+                VF derivative;
+                F::both(v, derivative);
+                put(dx, r * cols, hn::Mul(from, derivative));
+              },
+              From{x, r * cols, bias}, d);
+        } else {
+          const int64_t gate = r * 2 * cols, up = gate + cols;
+          for_row(
+              cols,
+              [=](auto put, VF v, VF upper, VF from) HWY_ATTR {
+                VF derivative;
+                const VF value = F::both(v, derivative);
+                put(dx, gate, hn::Mul(hn::Mul(from, upper), derivative));
+                put(dx, up, hn::Mul(from, value));
+              },
+              From{x, gate, bias}, From{x, up, bias + cols}, d);
         }
       }
     });

@@ -32,11 +32,10 @@ using namespace amx;
 
 // B is packed once, all threads together, in chunks of n and k; a tile is a block of rows times a block of columns. It packs its
 // rows of A over the whole chunk of k, which stay in the second-level cache, and takes panel after panel of B, of which the part
-// of one pass stays in the first-level cache while all rows use it. Sums of a panel wait between passes in `sums`. Columns of an
-// array are read too slowly a few at a time: rows of a transposed A are packed as B is, in chunks of m.
-constexpr int64_t kPackedValues = int64_t{1} << 22, kPackedRows = int64_t{1} << 23;
+// of one pass stays in the first-level cache while all rows use it. Sums of a panel wait between passes in `sums`.
+constexpr int64_t kPackedValues = int64_t{1} << 22;
 constexpr int64_t kMaxDepth = 4096, kPassSteps = 8;
-constexpr int64_t kRowValues = int64_t{3} << 18;  // of A in the second-level cache
+constexpr int64_t kRowValues = int64_t{5} << 17;  // of A in the second-level cache
 constexpr int64_t kMaxRows = 256, kMinRows = 64, kMaxCols = 1024, kMinCols = 128;
 constexpr int64_t kTileWork = int64_t{1} << 23;  // multiply-adds below which a tile is not worth a thread
 constexpr int64_t kTiles = 32;
@@ -48,7 +47,7 @@ int64_t even(int64_t n, int64_t parts, int64_t unit) {  // the size of each of `
 }
 
 struct Plan {
-  int64_t chunk_k, chunk_n, chunk_m, rows, cols;
+  int64_t chunk_k, chunk_n, rows, cols;
   explicit Plan(const GemmShape& s) {
     chunk_k = std::min(s.k, even(s.k, blocks_of(s.k, kMaxDepth), kDepth));
     chunk_n = std::min(s.n, even(s.n, blocks_of(s.n, kPackedValues / (steps_of(chunk_k) * kDepth)), kPanel));
@@ -63,7 +62,6 @@ struct Plan {
     down = std::max(down, std::min(blocks_of(s.m, kMinRows), blocks_of(wanted, 2 * across)));
     rows = even(s.m, down, kPanel);
     cols = even(chunk_n, across, 2 * kPanel);
-    chunk_m = s.trans_a ? std::min(s.m, kPackedRows / (rows * steps_of(chunk_k) * kDepth) * rows) : s.m;
   }
 };
 
@@ -74,19 +72,15 @@ struct alignas(64) Held {
 
 struct Scratch {
   bool copy;  // bf16 results of several chunks of k are summed in a copy of C's columns
-  size_t a, sums, b, a_chunk, c_copy;
+  size_t a, sums, b, c_copy;
   Scratch(const GemmShape& s, const Plan& p, DType out)
       : copy(out == DType::bf16 && p.chunk_k < s.k),
-        a(s.trans_a ? 0 : static_cast<size_t>(p.rows * steps_of(p.chunk_k) * kDepth) * sizeof(bf16)),
+        a(static_cast<size_t>(p.rows * steps_of(p.chunk_k) * kDepth) * sizeof(bf16)),
         sums(static_cast<size_t>(2 * p.rows * kPanel) * sizeof(float)),
         b(static_cast<size_t>(blocks_of(p.chunk_n, kPanel) * kPanel * steps_of(p.chunk_k) * kDepth) *
           sizeof(bf16)),
-        a_chunk(s.trans_a
-                    ? static_cast<size_t>(blocks_of(p.chunk_m, kPanel) * steps_of(p.chunk_k) * kStepValues) *
-                          sizeof(bf16)
-                    : 0),
         c_copy(copy ? static_cast<size_t>(s.m * p.chunk_n) * sizeof(float) : 0) {}
-  ScratchNeed need() const { return {b + a_chunk + c_copy, sizeof(Held) + a + sums}; }
+  ScratchNeed need() const { return {b + c_copy, sizeof(Held) + a + sums}; }
 };
 
 // Rows [m0, m0 + m) of op(A) and k [k0, k0 + k).
@@ -94,21 +88,19 @@ CAPSTAN_AMX_CALLED void pack_rows(const GemmShape& s, const bf16* a, int64_t m0,
                                   int64_t k, bf16* to, int64_t stride) {
   pack_panels(true, !s.trans_a, a + (s.trans_a ? k0 * s.lda + m0 : m0 * s.lda + k0), s.lda, m, k, to, stride);
 }
-// Columns [n0, n0 + n) of op(B), `stride` values from panel to panel.
+// Columns [n0, n0 + n) of op(B), all threads together. A piece is long along the rows of the array.
 CAPSTAN_AMX_CALLED void pack_columns(const GemmShape& s, const bf16* b, int64_t n0, int64_t n, int64_t k0,
                                      int64_t k, bf16* to, int64_t stride) {
   pack_panels(false, s.trans_b, b + (s.trans_b ? n0 * s.ldb + k0 : k0 * s.ldb + n0), s.ldb, n, k, to, stride);
 }
-
-// All panels of n rows (columns) and k, all threads together: pack(i, count, from, depth, to). A piece is long along the rows of
-// the array.
-template <class Pack>
-void pack_together(ThreadPool& pool, int64_t n, int64_t k, bool k_inside, bf16* to, const Pack& pack) {
-  const int64_t slab = k_inside ? 1024 : 256, group = k_inside ? 256 : 1024, slabs = blocks_of(k, slab);
+void pack_together(ThreadPool& pool, const GemmShape& s, const bf16* b, int64_t n0, int64_t n, int64_t k0,
+                   int64_t k, bf16* to) {
+  const int64_t slab = s.trans_b ? 1024 : 256, group = s.trans_b ? 256 : 1024, slabs = blocks_of(k, slab);
   const int64_t stride = steps_of(k) * kStepValues;
   pool.parallel_for(blocks_of(n, group) * slabs, [&](int64_t tile, int) {
     const int64_t i = tile / slabs * group, from = tile % slabs * slab;
-    pack(i, std::min(group, n - i), from, std::min(slab, k - from), to + i / kPanel * stride + from * kPanel);
+    pack_columns(s, b, n0 + i, std::min(group, n - i), k0 + from, std::min(slab, k - from),
+                 to + i / kPanel * stride + from * kPanel, stride);
   });
 }
 
@@ -187,72 +179,56 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
   const bf16 *a = a_in.as<bf16>(), *b = b_in.as<bf16>();
   std::byte* shared = reserve_scratch(c, scratch.need());
   auto* packed_b = reinterpret_cast<bf16*>(shared);
-  auto* packed_rows = reinterpret_cast<bf16*>(shared + scratch.b);
-  auto* c_copy = reinterpret_cast<float*>(shared + scratch.b + scratch.a_chunk);
+  auto* c_copy = reinterpret_cast<float*>(shared + scratch.b);
   for (int worker = 0; worker < c.pool->size(); ++worker)
     reinterpret_cast<Held*>(c.scratch(worker, scratch.need().each_worker))->row = -1;
 
   const bool streamed = streams(s, out, beta) && (scratch.copy || p.chunk_k == s.k);
   const int64_t together =
       out.dtype == DType::f32 ? kPanel : 2 * kPanel;  // columns whose rows are two cache lines
-  Held held_rows{-1, -1};
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
     for (int64_t k0 = 0; k0 < s.k; k0 += p.chunk_k) {
       const int64_t n = std::min(p.chunk_n, s.n - n0), k = std::min(p.chunk_k, s.k - k0), steps = steps_of(k);
       const int64_t apart = steps * kStepValues;  // panels
       const bool last = k0 + k == s.k;
-      pack_together(*c.pool, n, k, s.trans_b, packed_b,
-                    [&](int64_t i, int64_t count, int64_t from, int64_t depth, bf16* to) {
-                      pack_columns(s, b, n0 + i, count, k0 + from, depth, to, apart);
-                    });
-      for (int64_t m0 = 0; m0 < s.m; m0 += p.chunk_m) {
-        const int64_t m = std::min(p.chunk_m, s.m - m0), across = blocks_of(n, p.cols);
-        if (s.trans_a && (held_rows.row != m0 || held_rows.depth != k0)) {
-          pack_together(*c.pool, m, k, false, packed_rows,
-                        [&](int64_t i, int64_t count, int64_t from, int64_t depth, bf16* to) {
-                          pack_rows(s, a, m0 + i, count, k0 + from, depth, to, apart);
-                        });
-          held_rows = {m0, k0};
+      pack_together(*c.pool, s, b, n0, n, k0, k, packed_b);
+      const int64_t across = blocks_of(n, p.cols);
+      c.pool->parallel_for(across * blocks_of(s.m, p.rows), [&](int64_t tile, int worker) {
+        const int64_t i0 = tile / across * p.rows, j0 = tile % across * p.cols;
+        const int64_t rows = std::min(p.rows, s.m - i0), cols = std::min(p.cols, n - j0);
+        std::byte* own = c.scratch(worker, scratch.need().each_worker);
+        Held& held = *reinterpret_cast<Held*>(own);
+        auto* packed_a = reinterpret_cast<bf16*>(own + sizeof(Held));
+        auto* sums = reinterpret_cast<float*>(own + sizeof(Held) + scratch.a);
+        if (held.row != i0 || held.depth != k0) {
+          pack_rows(s, a, i0, rows, k0, k, packed_a, apart);
+          held = {i0, k0};
         }
-        c.pool->parallel_for(across * blocks_of(m, p.rows), [&](int64_t tile, int worker) {
-          const int64_t i0 = m0 + tile / across * p.rows, j0 = tile % across * p.cols;
-          const int64_t rows = std::min(p.rows, m0 + m - i0), cols = std::min(p.cols, n - j0);
-          std::byte* own = c.scratch(worker, scratch.need().each_worker);
-          Held& held = *reinterpret_cast<Held*>(own);
-          auto* packed_a = reinterpret_cast<bf16*>(own + sizeof(Held));
-          auto* sums = reinterpret_cast<float*>(own + sizeof(Held) + scratch.a);
-          if (s.trans_a) {
-            packed_a = packed_rows + (i0 - m0) / kPanel * apart;
-          } else if (held.row != i0 || held.depth != k0) {
-            pack_rows(s, a, i0, rows, k0, k, packed_a, apart);
-            held = {i0, k0};
+        enter_tile();
+        const int64_t sums_apart = p.rows * kPanel;
+        for (int64_t j = j0; j < j0 + cols; j += together) {
+          const int64_t width = std::min(together, j0 + cols - j), at = i0 * s.ldc + n0 + j;
+          for (int64_t q = 0; q * kPanel < width; ++q) {
+            const bf16* panel = packed_b + (j / kPanel + q) * apart;
+            multiply_rows(packed_a, apart, panel, panel + apart, blocks_of(rows, kPanel), steps,
+                          sums + q * sums_apart);
           }
-          enter_tile();
-          const int64_t sums_apart = p.rows * kPanel;
-          for (int64_t j = j0; j < j0 + cols; j += together) {
-            const int64_t width = std::min(together, j0 + cols - j), at = i0 * s.ldc + n0 + j;
-            for (int64_t q = 0; q * kPanel < width; ++q) {
-              const bf16* panel = packed_b + (j / kPanel + q) * apart;
-              multiply_rows(packed_a, apart, panel, panel + apart, blocks_of(rows, kPanel), steps,
-                            sums + q * sums_apart);
-            }
-            if (scratch.copy) {
-              float* copy = c_copy + i0 * n + j;
-              write(sums, sums_apart, rows, width, k0 > 0 ? 1.0f : 0.0f, {copy, DType::f32}, 0, n);
-              if (!last) continue;
-              for (int64_t q = 0; q * kPanel < width; ++q)
-                for (int64_t r = 0; r < rows; ++r)
-                  std::copy_n(copy + r * n + q * kPanel, std::min(kPanel, width - q * kPanel),
-                              sums + q * sums_apart + r * kPanel);
-            }
-            if (streamed && width == together)
-              stream(sums, sums_apart, rows, out, at, s.ldc);
-            else
-              write(sums, sums_apart, rows, width, k0 == 0 || scratch.copy ? beta : 1.0f, out, at, s.ldc);
+          if (scratch.copy) {
+            float* copy = c_copy + i0 * n + j;
+            write(sums, sums_apart, rows, width, k0 > 0 ? 1.0f : 0.0f, {copy, DType::f32}, 0, n);
+            if (!last) continue;
+            for (int64_t q = 0; q * kPanel < width; ++q)
+              for (int64_t r = 0; r < rows; ++r)
+                std::copy_n(copy + r * n + q * kPanel, std::min(kPanel, width - q * kPanel),
+                            sums + q * sums_apart + r * kPanel);
           }
-          leave_tile();
-        });
-      }
+          if (streamed && width == together)
+            stream(sums, sums_apart, rows, out, at, s.ldc);
+          else
+            write(sums, sums_apart, rows, width, k0 == 0 || scratch.copy ? beta : 1.0f, out, at, s.ldc);
+        }
+        leave_tile();
+      });
     }
 }
 

@@ -330,12 +330,15 @@ void adam(Context& c, AdamStep s, const float* grad, float grad_scale, float* ma
           Out model, int64_t n) {
   const auto copy = array_of<Any>(model);
   const bool has_copy = static_cast<bool>(model);
-  parallel_blocks(c, n, kBlock / 2, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+  parallel_blocks(c, n, kBlock / 2, [=](int64_t begin, int64_t end, int) HWY_ATTR {
     const VF factor = splat(grad_scale);
     for_vectors(
         end - begin,
-        [&](int64_t j) HWY_ATTR {
+        [=](int64_t j) HWY_ATTR {
           const int64_t i = begin + j;
+          for (const float* p : {grad, static_cast<const float*>(main), static_cast<const float*>(m),
+                                 static_cast<const float*>(v)})
+            fetch_after(p + i);
           const AdamVectors a =
               adam_update(s, hn::Mul(load(grad + i), factor), {load(main + i), load(m + i), load(v + i)});
           store(a.main, main + i);
@@ -343,7 +346,7 @@ void adam(Context& c, AdamStep s, const float* grad, float grad_scale, float* ma
           store(a.v, v + i);
           if (has_copy) copy.put(i, a.main);
         },
-        [&](int64_t j, int64_t k) HWY_ATTR {
+        [=](int64_t j, int64_t k) HWY_ATTR {
           const int64_t i = begin + j;
           const AdamVectors a =
               adam_update(s, hn::Mul(load_part(grad + i, k), factor),

@@ -71,12 +71,24 @@ HWY_INLINE void store_part(VF v, T* p, int64_t n) {
   std::memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
 }
 
+// Asks for what comes after p[0] in a row that is read from front to back: the processor's own fetching does not keep a loop of
+// some arithmetic busy, nor does it cross pages. Beyond the array it does nothing.
+template <class T>
+HWY_INLINE void fetch_after(const T* p) {
+  constexpr int64_t kAhead = 1024;  // bytes
+  hwy::Prefetch(p + kAhead / static_cast<int64_t>(sizeof(T)));
+}
+
 // An array whose element type is known at compile time (float, bf16) or only at run time (Any).
 struct Any {};
 template <class T>
 struct Array {
   T* p;
-  HWY_INLINE VF at(int64_t i) const { return load(p + i); }
+  HWY_INLINE VF at(int64_t i) const {
+    fetch_after(p + i);
+    return load(p + i);
+  }
+  HWY_INLINE void fetch(int64_t i) const { hwy::Prefetch(p + i); }
   HWY_INLINE VF part(int64_t i, int64_t n) const { return load_part(p + i, n); }
   HWY_INLINE void put(int64_t i, VF v) const { store(v, p + i); }
   HWY_INLINE void put_part(int64_t i, VF v, int64_t n) const { store_part(v, p + i, n); }
@@ -85,6 +97,7 @@ template <>
 struct Array<Any> {
   void* p;
   bool narrow;  // bf16
+  HWY_INLINE void fetch(int64_t) const {}
   HWY_INLINE VF at(int64_t i) const {
     return narrow ? load(static_cast<const bf16*>(p) + i) : load(static_cast<const float*>(p) + i);
   }
