@@ -95,17 +95,21 @@ HWY_INLINE int64_t panel_width(int64_t n, int64_t j) {
 // matrix as it lies. Rows: at a[i * step + p], a matrix as it lies; rows from m on repeat row m - 1.
 enum class From { columns, rows };
 
+// What is wanted in the second-level cache afterwards: `lines` cache lines for every kFetchDepth of k, a few at a time, because
+// all at once would wait for each other.
+struct Ahead {
+  const float* from = nullptr;
+  int64_t lines = 0;
+};
+inline constexpr int64_t kFetchDepth = 8;
+
 // C[m, n] = alpha * A * (panel of B) + beta * C for m <= kMr rows, n <= NV * kLanes columns and depth k.
 // kFetch: C lies in memory, not in a cache.
 template <int NV, From kFrom, bool kFetch>
 HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t step,
                                 const float* HWY_RESTRICT b, float alpha, float beta, float* HWY_RESTRICT c,
-                                int64_t ldc, int64_t m, int64_t n) {
+                                int64_t ldc, int64_t m, int64_t n, Ahead ahead) {
   const DF d;
-  // The sums go to C at the end: its lines come while the sums are made.
-  if (kFetch)
-    for (int64_t i = 0; i < m; ++i)
-      for (int64_t j = 0; j < NV * kStep; j += 16) hwy::Prefetch(c + i * ldc + j);
   const float* row[kMr];
   if (kFrom == From::rows)
     for (int i = 0; i < kMr; ++i) row[i] = a + std::min<int64_t>(i, m - 1) * step;
@@ -114,8 +118,7 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
   for (int i = 0; i < kMr; ++i)
 #pragma GCC unroll 3
     for (int j = 0; j < NV; ++j) sum[i][j] = hn::Zero(d);
-#pragma GCC unroll 2
-  for (int64_t p = 0; p < k; ++p) {
+  const auto add_step = [&](int64_t p) HWY_ATTR {
     VF vb[NV];
 #pragma GCC unroll 3
     for (int j = 0; j < NV; ++j) vb[j] = hn::Load(d, b + j * kStep);
@@ -127,7 +130,23 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
     }
     if (kFrom == From::columns) a += step;
     b += NV * kStep;
+  };
+  int64_t done = 0;
+  if (kFetch) {
+    // The sums go to C at the end: its lines come while the sums are made.
+    constexpr int64_t kLines = (NV * kStep + 15) / 16;  // of a row of C
+    const int64_t c_lines = m * kLines, each = blocks_of(c_lines, std::max<int64_t>(1, k / kFetchDepth));
+    int64_t line = 0;
+    for (; done + kFetchDepth <= k; done += kFetchDepth) {
+      for (const int64_t stop = std::min(c_lines, line + each); line < stop; ++line)
+        hwy::Prefetch(c + line / kLines * ldc + line % kLines * 16);
+      for (int64_t l = 0; l < ahead.lines; ++l, ahead.from += 16) __builtin_prefetch(ahead.from, 0, 2);
+#pragma GCC unroll 2
+      for (int64_t p = done; p < done + kFetchDepth; ++p) add_step(p);
+    }
   }
+#pragma GCC unroll 2
+  for (int64_t p = done; p < k; ++p) add_step(p);
   const VF va = splat(alpha), vb = splat(beta);
   if (m == kMr && n == NV * kStep) {
 #pragma GCC unroll 8
@@ -153,13 +172,14 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
 }
 template <From kFrom, bool kFetch>
 HWY_INLINE void panel_product_of(int64_t width, int64_t k, const float* a, int64_t step, const float* b,
-                                 float alpha, float beta, float* c, int64_t ldc, int64_t m, int64_t n) {
+                                 float alpha, float beta, float* c, int64_t ldc, int64_t m, int64_t n,
+                                 Ahead ahead = {}) {
   if (width == 3 * kStep)
-    panel_product<3, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n);
+    panel_product<3, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
   else if (width == 2 * kStep)
-    panel_product<2, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n);
+    panel_product<2, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
   else
-    panel_product<1, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n);
+    panel_product<1, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
 }
 
 // Packed operands. Panel i of A begins at a + i * a_stride and holds k rows. Panel j of B begins at b + j * b_stride; the product
@@ -179,16 +199,18 @@ HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k,
     const float* pa = x.a;
     // Two things are fetched ahead, or the kernel would wait for them: the beginning of the next panel of A, and bit by bit the
     // next panel of B into the second-level cache.
-    const int64_t floats_each = (k * kNr * kMr / m + 15) / 16 * 16;
-    const float* next_b = b + x.b_stride + x.b_first * kNr;
+    Ahead ahead;
+    if (j + kNr < n) {
+      const int64_t turns = blocks_of(m, kMr) * std::max<int64_t>(1, k / kFetchDepth);
+      ahead = {b + x.b_stride + x.b_first * kNr, blocks_of(k * kNr / 16, turns)};
+    }
     for (int64_t i = 0; i < m; i += kMr, pa += x.a_stride) {
       const int64_t rows = std::min<int64_t>(kMr, m - i);
       if (i + kMr < m)
         for (int64_t q = 0; q < 128; q += 16) hwy::Prefetch(pa + x.a_stride + q);
-      if (j + kNr < n)
-        for (int64_t q = 0; q < floats_each; q += 16, next_b += 16) __builtin_prefetch(next_b, 0, 2);
       panel_product_of<From::columns, true>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc, rows,
-                                            cols);
+                                            cols, ahead);
+      ahead.from += k / kFetchDepth * ahead.lines * 16;
     }
   }
 }
