@@ -97,7 +97,8 @@ struct Row {
   }
 };
 
-// body(values of the row from i on …, i [, n]): the values of each of the rows, to be put at i.
+// body(put, v …) for each vector of the rows: v are their values there, and put(y, at, w) writes w to the same columns of the row of
+// y that begins at `at`.
 template <class Whole, class... Rows>
 HWY_INLINE void for_row(int64_t cols, Whole&& body, Rows... rows) {
   int64_t i = 0;
@@ -125,6 +126,7 @@ void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t 
     using T = decltype(type);
     using From = Row<T, decltype(biased)::value>;
     const auto x = array_of<T>(x_in), y = array_of<T>(y_out);
+    const float* up_bias = bias ? bias + cols : nullptr;
     parallel_blocks(c, rows, rows_per_block(cols), [=](int64_t begin, int64_t end, int) HWY_ATTR {
       for (int64_t r = begin; r < end; ++r) {
         const int64_t to = r * cols;
@@ -134,7 +136,7 @@ void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t 
         } else {
           for_row(
               cols, [=](auto put, VF gate, VF up) HWY_ATTR { put(y, to, hn::Mul(F::value(gate), up)); },
-              From{x, 2 * to, bias}, From{x, 2 * to + cols, bias + cols});
+              From{x, 2 * to, bias}, From{x, 2 * to + cols, up_bias});
         }
       }
     });
@@ -149,29 +151,30 @@ void backward_as(Context& c, bool gated, In dy_in, In x_in, In bias_in, Out dx_o
     using T = decltype(type);
     using From = Row<T, decltype(biased)::value>;
     const auto x = array_of<T>(x_in), dy = array_of<T>(dy_in), dx = array_of<T>(dx_out);
+    const float* up_bias = bias ? bias + cols : nullptr;
     parallel_blocks(c, rows, rows_per_block(cols), [=](int64_t begin, int64_t end, int) HWY_ATTR {
       for (int64_t r = begin; r < end; ++r) {
         const Row<T, false> d{dy, r * cols, nullptr};
         if (!gated) {
           for_row(
               cols,
-              [=](auto put, VF v, VF from) HWY_ATTR {
+              [=](auto put, VF v, VF gradient) HWY_ATTR {
                 VF derivative;
                 F::both(v, derivative);
-                put(dx, r * cols, hn::Mul(from, derivative));
+                put(dx, r * cols, hn::Mul(gradient, derivative));
               },
               From{x, r * cols, bias}, d);
         } else {
           const int64_t gate = r * 2 * cols, up = gate + cols;
           for_row(
               cols,
-              [=](auto put, VF v, VF upper, VF from) HWY_ATTR {
+              [=](auto put, VF v, VF upper, VF gradient) HWY_ATTR {
                 VF derivative;
                 const VF value = F::both(v, derivative);
-                put(dx, gate, hn::Mul(hn::Mul(from, upper), derivative));
-                put(dx, up, hn::Mul(from, value));
+                put(dx, gate, hn::Mul(hn::Mul(gradient, upper), derivative));
+                put(dx, up, hn::Mul(gradient, value));
               },
-              From{x, gate, bias}, From{x, up, bias + cols}, d);
+              From{x, gate, bias}, From{x, up, up_bias}, d);
         }
       }
     });

@@ -109,7 +109,7 @@ void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int
               n,
               [&](int64_t j) HWY_ATTR {
                 const int64_t i = r * columns + begin + j;
-                store(hn::MulAdd(a.at(i), b.at(i), load(part + j)), part + j);
+                store(hn::MulAdd(a.alone(i), b.alone(i), load(part + j)), part + j);
               },
               [&](int64_t j, int64_t k) HWY_ATTR {
                 const int64_t i = r * columns + begin + j;

@@ -88,11 +88,12 @@ CAPSTAN_AMX_CALLED void pack_rows(const GemmShape& s, const bf16* a, int64_t m0,
                                   int64_t k, bf16* to, int64_t stride) {
   pack_panels(true, !s.trans_a, a + (s.trans_a ? k0 * s.lda + m0 : m0 * s.lda + k0), s.lda, m, k, to, stride);
 }
-// Columns [n0, n0 + n) of op(B), all threads together. A piece is long along the rows of the array.
+// Columns [n0, n0 + n) of op(B), `stride` values from panel to panel.
 CAPSTAN_AMX_CALLED void pack_columns(const GemmShape& s, const bf16* b, int64_t n0, int64_t n, int64_t k0,
                                      int64_t k, bf16* to, int64_t stride) {
   pack_panels(false, s.trans_b, b + (s.trans_b ? n0 * s.ldb + k0 : k0 * s.ldb + n0), s.ldb, n, k, to, stride);
 }
+// The same by all threads together. A piece is long along the rows of the array.
 void pack_together(ThreadPool& pool, const GemmShape& s, const bf16* b, int64_t n0, int64_t n, int64_t k0,
                    int64_t k, bf16* to) {
   const int64_t slab = s.trans_b ? 1024 : 256, group = s.trans_b ? 256 : 1024, slabs = blocks_of(k, slab);

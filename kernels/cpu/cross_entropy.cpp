@@ -88,7 +88,7 @@ struct RowGradient {
   int64_t cols, padded;
 };
 // From front to back: a narrower gradient may be written over the logits that were read. Meanwhile the logits from `next` on are
-// fetched.
+// fetched: a thread mostly takes one row after the other.
 template <bool kCapped, class T, class D>
 HWY_INLINE void gradient_of_row(const RowGradient& g, const Array<T> x, int64_t at, int64_t label,
                                 const Array<D> dx, int64_t to, int64_t next) {
@@ -181,9 +181,6 @@ void backward(Context& c, In logits, const int32_t* labels, const float* max, co
       dlogits_stride);
 }
 
-// Rows that a thread takes one after the other, so that one can be fetched while the gradient of the one before is computed.
-constexpr int64_t kRowsInTurn = 16;
-
 template <bool kCapped>
 void whole_of(Context& c, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
               int64_t row_stride, float cap, float* losses, Out dlogits, int64_t dlogits_stride) {
@@ -191,22 +188,21 @@ void whole_of(Context& c, Out logits, const int32_t* labels, const float* weight
     const auto x = array_of<decltype(type)>(logits);
     const auto dx = array_of<decltype(gradient_type)>(dlogits);
     const VF most = splat(cap), inverse = splat(kCapped ? 1.0f / cap : 0.0f);
-    parallel_blocks(
-        c, rows, std::max(kRowsInTurn, rows_per_block(cols)), [&](int64_t begin, int64_t end, int) HWY_ATTR {
-          for (int64_t r = begin; r < end; ++r) {
-            const int64_t at = r * row_stride, label = labels[r];
-            if constexpr (kCapped)
-              for_vectors(
-                  cols, [&](int64_t i) HWY_ATTR { x.put(at + i, softcap(x.at(at + i), most, inverse)); },
-                  [&](int64_t i, int64_t n)
-                      HWY_ATTR { x.put_part(at + i, softcap(x.part(at + i, n), most, inverse), n); });
-            const float max = max_of_row(x, at, cols), sum_exp = sum_exp_of_row(x, at, cols, max);
-            losses[r] = loss_of_row(max, sum_exp, target_of_row(x, at, cols, label));
-            if (dlogits)
-              gradient_of_row<kCapped>({max, sum_exp, weight[r], cap, cols, row_stride}, x, at, label, dx,
-                                       r * dlogits_stride, at + row_stride);
-          }
-        });
+    parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t at = r * row_stride, label = labels[r];
+        if constexpr (kCapped)
+          for_vectors(
+              cols, [&](int64_t i) HWY_ATTR { x.put(at + i, softcap(x.at(at + i), most, inverse)); },
+              [&](int64_t i, int64_t n)
+                  HWY_ATTR { x.put_part(at + i, softcap(x.part(at + i, n), most, inverse), n); });
+        const float max = max_of_row(x, at, cols), sum_exp = sum_exp_of_row(x, at, cols, max);
+        losses[r] = loss_of_row(max, sum_exp, target_of_row(x, at, cols, label));
+        if (dlogits)
+          gradient_of_row<kCapped>({max, sum_exp, weight[r], cap, cols, row_stride}, x, at, label, dx,
+                                   r * dlogits_stride, at + row_stride);
+      }
+    });
   });
 }
 

@@ -336,9 +336,10 @@ void adam(Context& c, AdamStep s, const float* grad, float grad_scale, float* ma
         end - begin,
         [=](int64_t j) HWY_ATTR {
           const int64_t i = begin + j;
-          for (const float* p : {grad, static_cast<const float*>(main), static_cast<const float*>(m),
-                                 static_cast<const float*>(v)})
-            fetch_after(p + i);
+          fetch_after(grad + i);
+          fetch_after(main + i);
+          fetch_after(m + i);
+          fetch_after(v + i);
           const AdamVectors a =
               adam_update(s, hn::Mul(load(grad + i), factor), {load(main + i), load(m + i), load(v + i)});
           store(a.main, main + i);

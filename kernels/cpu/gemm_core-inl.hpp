@@ -95,20 +95,20 @@ HWY_INLINE int64_t panel_width(int64_t n, int64_t j) {
 // matrix as it lies. Rows: at a[i * step + p], a matrix as it lies; rows from m on repeat row m - 1.
 enum class From { columns, rows };
 
-// What is wanted in the second-level cache afterwards: `lines` cache lines for every kFetchDepth of k, a few at a time, because
-// all at once would wait for each other.
+// What is wanted in the second-level cache afterwards, up to `end`: `lines` cache lines for every kFetchDepth of k, because all
+// at once would wait for each other.
 struct Ahead {
-  const float* from = nullptr;
+  const float *next = nullptr, *end = nullptr;
   int64_t lines = 0;
 };
 inline constexpr int64_t kFetchDepth = 8;
 
 // C[m, n] = alpha * A * (panel of B) + beta * C for m <= kMr rows, n <= NV * kLanes columns and depth k.
-// kFetch: C lies in memory, not in a cache.
+// kFetch: C lies in memory, not in a cache, and `ahead` is brought nearer.
 template <int NV, From kFrom, bool kFetch>
 HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t step,
                                 const float* HWY_RESTRICT b, float alpha, float beta, float* HWY_RESTRICT c,
-                                int64_t ldc, int64_t m, int64_t n, Ahead ahead) {
+                                int64_t ldc, int64_t m, int64_t n, Ahead* ahead) {
   const DF d;
   const float* row[kMr];
   if (kFrom == From::rows)
@@ -132,18 +132,21 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
     b += NV * kStep;
   };
   int64_t done = 0;
-  if (kFetch) {
+  if constexpr (kFetch) {
     // The sums go to C at the end: its lines come while the sums are made.
     constexpr int64_t kLines = (NV * kStep + 15) / 16;  // of a row of C
     const int64_t c_lines = m * kLines, each = blocks_of(c_lines, std::max<int64_t>(1, k / kFetchDepth));
     int64_t line = 0;
+    const float* next = ahead->next;
     for (; done + kFetchDepth <= k; done += kFetchDepth) {
       for (const int64_t stop = std::min(c_lines, line + each); line < stop; ++line)
         hwy::Prefetch(c + line / kLines * ldc + line % kLines * 16);
-      for (int64_t l = 0; l < ahead.lines; ++l, ahead.from += 16) __builtin_prefetch(ahead.from, 0, 2);
+      for (int64_t l = 0; l < ahead->lines && next < ahead->end; ++l, next += 16)
+        __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 2
-      for (int64_t p = done; p < done + kFetchDepth; ++p) add_step(p);
+      for (int64_t q = 0; q < kFetchDepth; ++q) add_step(done + q);
     }
+    ahead->next = next;
   }
 #pragma GCC unroll 2
   for (int64_t p = done; p < k; ++p) add_step(p);
@@ -173,7 +176,7 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
 template <From kFrom, bool kFetch>
 HWY_INLINE void panel_product_of(int64_t width, int64_t k, const float* a, int64_t step, const float* b,
                                  float alpha, float beta, float* c, int64_t ldc, int64_t m, int64_t n,
-                                 Ahead ahead = {}) {
+                                 Ahead* ahead = nullptr) {
   if (width == 3 * kStep)
     panel_product<3, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
   else if (width == 2 * kStep)
@@ -202,15 +205,15 @@ HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k,
     Ahead ahead;
     if (j + kNr < n) {
       const int64_t turns = blocks_of(m, kMr) * std::max<int64_t>(1, k / kFetchDepth);
-      ahead = {b + x.b_stride + x.b_first * kNr, blocks_of(k * kNr / 16, turns)};
+      const float* next = b + x.b_stride + x.b_first * kNr;
+      ahead = {next, next + k * kNr, blocks_of(k * kNr / 16, turns)};
     }
     for (int64_t i = 0; i < m; i += kMr, pa += x.a_stride) {
       const int64_t rows = std::min<int64_t>(kMr, m - i);
       if (i + kMr < m)
         for (int64_t q = 0; q < 128; q += 16) hwy::Prefetch(pa + x.a_stride + q);
       panel_product_of<From::columns, true>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc, rows,
-                                            cols, ahead);
-      ahead.from += k / kFetchDepth * ahead.lines * 16;
+                                            cols, &ahead);
     }
   }
 }

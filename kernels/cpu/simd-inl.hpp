@@ -72,7 +72,7 @@ HWY_INLINE void store_part(VF v, T* p, int64_t n) {
 }
 
 // Asks for what comes after p[0] in a row that is read from front to back: the processor's own fetching does not keep a loop of
-// some arithmetic busy, nor does it cross pages. Beyond the array it does nothing.
+// some arithmetic busy, nor does it cross pages. Beyond the array it does no harm.
 template <class T>
 HWY_INLINE void fetch_after(const T* p) {
   constexpr int64_t kAhead = 1024;  // bytes
@@ -86,8 +86,9 @@ struct Array {
   T* p;
   HWY_INLINE VF at(int64_t i) const {
     fetch_after(p + i);
-    return load(p + i);
+    return alone(i);
   }
+  HWY_INLINE VF alone(int64_t i) const { return load(p + i); }  // where reading does not go on
   HWY_INLINE void fetch(int64_t i) const { hwy::Prefetch(p + i); }
   HWY_INLINE VF part(int64_t i, int64_t n) const { return load_part(p + i, n); }
   HWY_INLINE void put(int64_t i, VF v) const { store(v, p + i); }
@@ -97,6 +98,8 @@ template <>
 struct Array<Any> {
   void* p;
   bool narrow;  // bf16
+  // Mixed types are rare: nothing is fetched for them.
+  HWY_INLINE VF alone(int64_t i) const { return at(i); }
   HWY_INLINE void fetch(int64_t) const {}
   HWY_INLINE VF at(int64_t i) const {
     return narrow ? load(static_cast<const bf16*>(p) + i) : load(static_cast<const float*>(p) + i);

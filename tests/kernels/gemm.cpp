@@ -63,10 +63,15 @@ TEST_CASE("products of several tiles and k panels keep their bits for any number
     }
 }
 
-TEST_CASE("large bf16 products: chunks of k, rows and columns, and results that go past the caches") {
+TEST_CASE("large bf16 products: chunks of k and of columns, and results that go past the caches") {
+  for (DType out : kTypes) {
+    check_product({true, false, 9, 2010, 4200}, DType::bf16, out, 1.0, 1.0, 84, 3);
+    check_product({false, true, 9, 2010, 4200}, DType::bf16, out, 1.0, 0.0, 86);
+    check_product({true, false, 70, 40, 9000}, DType::bf16, out, 1.0, 0.0, 88);
+  }
   check_product({false, true, 33, 100, 3100}, DType::bf16, DType::bf16, 1.0, 0.0, 90);
   check_product({true, false, 33, 100, 3100}, DType::bf16, DType::f32, 1.0, 1.0, 93, 3);
-  check_product({true, false, 2800, 5, 3072}, DType::bf16, DType::bf16, 1.0, 1.0, 96);
+  check_product({true, false, 2800, 5, 3072}, DType::bf16, DType::bf16, 1.0, 1.0, 96);  // many blocks of rows
   check_product({false, true, 17, 4300, 1000}, DType::bf16, DType::f32, 1.0, 0.0, 98);
   for (DType out : kTypes)
     check_product({false, false, 1030, 2112, 5}, DType::bf16, out, 1.0, 0.0, 99, 0, true);
