@@ -27,8 +27,6 @@ function(capstan_test name)
     target_link_libraries(test_${name} PRIVATE capstan_${used})
   endforeach()
   target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  target_compile_definitions(test_${name} PRIVATE
-    CAPSTAN_SOURCE_DIR="${PROJECT_SOURCE_DIR}" CAPSTAN_BINARY_DIR="${CMAKE_BINARY_DIR}")
   if(CAPSTAN_SANITIZE)
     target_compile_options(test_${name} PRIVATE -O0)  # half the time to compile; what is tested keeps its level
   elseif(CMAKE_BUILD_TYPE STREQUAL "Release")

@@ -16,6 +16,7 @@
 #include "checkpoint/rectangle.hpp"
 #include "checkpoint/store.hpp"
 #include "checkpoint/writer.hpp"
+#include "support/paths.hpp"
 #include "tests/support/errors.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -28,7 +29,7 @@ using capstan::test::holds;
 using capstan::test::TemporaryDirectory;
 
 inline fs::path golden(const std::string& name) {
-  return fs::path(CAPSTAN_SOURCE_DIR) / "tests/golden/checkpoint" / name;
+  return fs::path(capstan::test::kSourceDirectory) / "tests/golden/checkpoint" / name;
 }
 inline std::string slurp(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "process.hpp"
+#include "support/paths.hpp"
 
 namespace capstan::test {
 
@@ -78,7 +79,8 @@ std::vector<std::string> shell_words(const std::string& line) {
 
 size_t run_cases(const std::string& directory) {
   std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(fs::path(CAPSTAN_SOURCE_DIR) / "tests/cli" / directory))
+  for (const auto& entry :
+       fs::directory_iterator(fs::path(capstan::test::kSourceDirectory) / "tests/cli" / directory))
     if (entry.path().extension() == ".txt") files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   size_t seen = 0;

@@ -9,6 +9,7 @@
 
 #include "cases.hpp"
 #include "process.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan::test;
 
@@ -97,23 +98,24 @@ std::string bash_replies(const std::string& line, int type = 9) {
   const std::string script = scratch.write(
       "try.bash",
       "set -u\n"
-      "PATH=" CAPSTAN_BINARY_DIR
-      ":$PATH\n"
-      "source <(capstan completion bash)\n"
-      "COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=$2 COMP_WORDBREAKS=$' \\t\\n\"\\'@><=;|&(:'\n"
-      "COMP_WORDS=() rest=$1 inside=0\n"
-      "while [[ -n $rest ]]; do\n"
-      "  case $rest in\n"
-      "    ' '*) rest=${rest:1}; inside=0 ;;\n"
-      "    [=:@]*) COMP_WORDS+=(\"${rest:0:1}\"); rest=${rest:1}; inside=0 ;;\n"
-      "    *) if ((inside)); then COMP_WORDS[-1]+=${rest:0:1}; else COMP_WORDS+=(\"${rest:0:1}\"); fi\n"
-      "       rest=${rest:1}; inside=1 ;;\n"
-      "  esac\n"
-      "done\n"
-      "[[ $1 != *' ' ]] || COMP_WORDS+=('')\n"
-      "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
-      "_capstan\n"
-      "((${#COMPREPLY[@]} == 0)) || printf '%s\\n' \"${COMPREPLY[@]}\"\n");
+      "PATH=" +
+          std::string(capstan::test::kBinaryDirectory) +
+          ":$PATH\n"
+          "source <(capstan completion bash)\n"
+          "COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=$2 COMP_WORDBREAKS=$' \\t\\n\"\\'@><=;|&(:'\n"
+          "COMP_WORDS=() rest=$1 inside=0\n"
+          "while [[ -n $rest ]]; do\n"
+          "  case $rest in\n"
+          "    ' '*) rest=${rest:1}; inside=0 ;;\n"
+          "    [=:@]*) COMP_WORDS+=(\"${rest:0:1}\"); rest=${rest:1}; inside=0 ;;\n"
+          "    *) if ((inside)); then COMP_WORDS[-1]+=${rest:0:1}; else COMP_WORDS+=(\"${rest:0:1}\"); fi\n"
+          "       rest=${rest:1}; inside=1 ;;\n"
+          "  esac\n"
+          "done\n"
+          "[[ $1 != *' ' ]] || COMP_WORDS+=('')\n"
+          "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
+          "_capstan\n"
+          "((${#COMPREPLY[@]} == 0)) || printf '%s\\n' \"${COMPREPLY[@]}\"\n");
   const std::string command = "cd " + scratch.path() + " && touch 'with blank.yaml' plain.yaml && bash " +
                               script + " '" + line + "' " + std::to_string(type) + " 2>&1";
   std::string out;

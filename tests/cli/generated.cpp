@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "process.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan::test;
 namespace fs = std::filesystem;
@@ -12,7 +13,7 @@ namespace fs = std::filesystem;
 TEST_CASE("docs/reference is what `schema --docs` writes (else: scripts/docs.sh)") {
   ScratchDirectory scratch;
   REQUIRE(run({"schema", "--docs", scratch.path()}).code == 0);
-  const std::string committed = std::string(CAPSTAN_SOURCE_DIR) + "/docs/reference/";
+  const std::string committed = std::string(capstan::test::kSourceDirectory) + "/docs/reference/";
   size_t files = 0, known = 0;
   for (const auto& entry : fs::directory_iterator(scratch.path())) {
     const std::string name = entry.path().filename().string();
@@ -27,7 +28,7 @@ TEST_CASE("docs/reference is what `schema --docs` writes (else: scripts/docs.sh)
 }
 
 TEST_CASE("the links of docs/reference lead somewhere") {
-  const fs::path root = fs::path(CAPSTAN_SOURCE_DIR) / "docs/reference";
+  const fs::path root = fs::path(capstan::test::kSourceDirectory) / "docs/reference";
   const std::string rules = read_text((root / "rules.md").string());
   size_t links = 0;
   for (const auto& entry : fs::directory_iterator(root)) {

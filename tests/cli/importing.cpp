@@ -4,11 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "process.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan::test;
 
 namespace {
-const std::string kGolden = CAPSTAN_SOURCE_DIR "/tests/import/golden/";
+const std::string kGolden = std::string(capstan::test::kSourceDirectory) + "/tests/import/golden/";
 }
 
 TEST_CASE("recipe import: to a file that check accepts, to standard output, as JSON") {

@@ -6,11 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include "process.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan::test;
 using nlohmann::json;
 
-static const std::string kHere = std::string(CAPSTAN_SOURCE_DIR) + "/tests/interchange/";
+static const std::string kHere = std::string(capstan::test::kSourceDirectory) + "/tests/interchange/";
 static const std::string kSmol = "hf:" + kHere + "families/smollm2";
 
 static double loss_of(const std::string& model, const std::string& text) {

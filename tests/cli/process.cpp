@@ -1,4 +1,5 @@
 #include "process.hpp"
+#include "support/paths.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -19,7 +20,7 @@ namespace capstan::test {
 
 namespace {
 
-const char* const kProgram = CAPSTAN_BINARY_DIR "/capstan";
+const std::string kProgram = std::string(capstan::test::kBinaryDirectory) + "/capstan";
 
 // Terminal and colour settings of whoever runs the tests do not count; a sanitizer's do.
 std::vector<std::string> environment_of(const Launch& launch) {
@@ -64,7 +65,7 @@ Finished run(const Launch& launch) {
     ::dup2(launch.out_file.empty() ? out[1] : ::open(launch.out_file.c_str(), O_WRONLY), 1);
     ::dup2(err[1], 2);
     if (!launch.directory.empty() && ::chdir(launch.directory.c_str()) != 0) ::_exit(126);
-    ::execve(kProgram, argv.data(), envp.data());
+    ::execve(kProgram.c_str(), argv.data(), envp.data());
     ::_exit(127);
   }
   ::close(in[0]), ::close(out[1]), ::close(err[1]);

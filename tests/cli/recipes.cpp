@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "process.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan::test;
 namespace fs = std::filesystem;
@@ -57,7 +58,8 @@ TEST_CASE("every named recipe resolves and checks for its own world") {
   }
   CHECK(seen >= 6);
   size_t examples = 0;
-  for (const auto& entry : fs::directory_iterator(std::string(CAPSTAN_SOURCE_DIR) + "/examples")) {
+  for (const auto& entry :
+       fs::directory_iterator(std::string(capstan::test::kSourceDirectory) + "/examples")) {
     if (entry.path().extension() != ".yaml") continue;
     const Finished result = run({"check", entry.path().string()});
     CHECK_MESSAGE(result.code == 0, result.err);
@@ -147,11 +149,11 @@ TEST_CASE("the committed schemas are those of the program") {
           "https://json-schema.org/draft/2020-12/schema");
     // Stale? build/release/capstan schema --write schemas
     CHECK(read_text(entry.path().string()) ==
-          read_text(std::string(CAPSTAN_SOURCE_DIR) + "/schemas/" + name));
+          read_text(std::string(capstan::test::kSourceDirectory) + "/schemas/" + name));
     ++files;
   }
   size_t committed = 0;
-  for (const auto& entry : fs::directory_iterator(std::string(CAPSTAN_SOURCE_DIR) + "/schemas"))
+  for (const auto& entry : fs::directory_iterator(std::string(capstan::test::kSourceDirectory) + "/schemas"))
     committed += entry.path().extension() == ".json";
   CHECK(files == committed);
   CHECK(run({"schema"}).out == read_text(scratch.file("recipe.schema.json")));

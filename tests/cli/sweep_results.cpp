@@ -7,6 +7,7 @@
 #include <set>
 
 #include "process.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan::test;
 using nlohmann::json;
@@ -177,7 +178,8 @@ TEST_CASE("output that cannot be written is an error, and a device is never repl
       {"sweep", "plan", "quickstart", "optimizer.lr=1e-3,1e-2", "--dry-run"},
       {"sweep", "status", directory},
       {"sweep", "slurm", directory},
-      {"recipe", "import", CAPSTAN_SOURCE_DIR "/tests/import/golden/gpt_small.sh"}};
+      {"recipe", "import",
+       std::string(capstan::test::kSourceDirectory) + "/tests/import/golden/gpt_small.sh"}};
   for (const auto& verb : verbs) {
     CAPTURE(verb[1]);
     Launch launch;

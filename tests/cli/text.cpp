@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "process.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan::test;
 using nlohmann::json;
@@ -13,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kTests = std::string(CAPSTAN_SOURCE_DIR) + "/tests/";
+const std::string kTests = std::string(capstan::test::kSourceDirectory) + "/tests/";
 const std::string kSmol = kTests + "interchange/families/smollm2";
 
 json expected() {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "process.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan::test;
 
@@ -95,7 +96,8 @@ TEST_CASE("help lists every verb and topic, and shows the pages of docs/") {
     if (std::string(topic) == "data") continue;  // a group of verbs too
     const Finished page = run({"help", topic});
     CHECK(page.code == 0);
-    const std::string text = read_text(std::string(CAPSTAN_SOURCE_DIR) + "/docs/" + topic + ".md");
+    const std::string text =
+        read_text(std::string(capstan::test::kSourceDirectory) + "/docs/" + topic + ".md");
     CHECK(page.out == text.substr(2));
   }
   const Finished unknown = run({"help", "overides"});
@@ -157,7 +159,8 @@ TEST_CASE("what a shell and other tools make of an override is told how to write
       {{"check", "quickstart", "\u201cmodel.num_layers=4\u201d"}, "straight quotes"},
       {{"check", "quickstart", "model.num_layers"}, "write `model.num_layers=VALUE`"},
       {{"check", "quickstart", "num_layers"}, "section.field=value"},
-      {{"check", "quickstart", CAPSTAN_SOURCE_DIR "/recipes/quickstart.yaml"}, "`@"},
+      {{"check", "quickstart", std::string(capstan::test::kSourceDirectory) + "/recipes/quickstart.yaml"},
+       "`@"},
       {{"check", "quickstart", "model.num_layer=4"}, "num_layers"},
       {{"runs", "ls", "--model.num_layers=4"}, "takes none"},
       {{"data", "prepare", "x.txt", "--tokenizer.kind=byte", "--output", "y"}, "`tokenizer.kind=byte`"},

@@ -13,6 +13,7 @@
 #include "config/json_schema.hpp"
 #include "config/resolve.hpp"
 #include "config/show.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan;
 using namespace capstan::config;
@@ -107,7 +108,7 @@ TEST_CASE("checking and showing the 405B recipe takes milliseconds") {
 }
 
 TEST_CASE("the JSON Schemas in schemas/ are those of this binary") {
-  const std::filesystem::path directory = std::filesystem::path(CAPSTAN_SOURCE_DIR) / "schemas";
+  const std::filesystem::path directory = std::filesystem::path(capstan::test::kSourceDirectory) / "schemas";
   const auto files = schema_files(schema(), Library(library_files(), {}));
   if (std::getenv("CAPSTAN_WRITE_SCHEMAS"))
     for (const auto& [name, text] : files) std::ofstream(directory / name, std::ios::binary) << text;

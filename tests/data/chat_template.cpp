@@ -10,6 +10,7 @@
 #include "base/utf8.hpp"
 #include "chat_helpers.hpp"
 #include "data/chat/assistant_turns.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan;
 using namespace capstan::data::chat;
@@ -19,7 +20,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kFixtures = fs::path(CAPSTAN_SOURCE_DIR) / "tests/data/chat";
+const fs::path kFixtures = fs::path(capstan::test::kSourceDirectory) / "tests/data/chat";
 
 ordered_json fixture(const char* name) {
   return ordered_json::parse(read_file(kFixtures / name));

@@ -15,6 +15,7 @@
 #include "base/file.hpp"
 #include "data/indexed_dataset.hpp"
 #include "data/indexed_writer.hpp"
+#include "support/paths.hpp"
 #include "tests/support/errors.hpp"
 
 namespace capstan::data::testing {
@@ -71,7 +72,7 @@ std::shared_ptr<const IndexedDataset> counting_dataset(const std::string& prefix
 }
 
 inline std::string fixture(const std::string& name) {
-  return std::string(CAPSTAN_SOURCE_DIR "/tests/data/indexed/") + name;
+  return std::string(capstan::test::kSourceDirectory) + "/tests/data/indexed/" + name;
 }
 
 }  // namespace capstan::data::testing

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "chat_helpers.hpp"
+#include "support/paths.hpp"
 #include "tokenizer_fixtures.hpp"
 
 using namespace capstan;
@@ -15,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kFixtures = fs::path(CAPSTAN_SOURCE_DIR) / "tests/data/chat";
+const fs::path kFixtures = fs::path(capstan::test::kSourceDirectory) / "tests/data/chat";
 
 SftRecord record_of(const ordered_json& conversation) {
   SftDialogue dialogue;

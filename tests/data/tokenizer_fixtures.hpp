@@ -8,11 +8,12 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "support/paths.hpp"
 
 namespace tokenizer_fixtures {
 
 inline std::filesystem::path path(const std::string& name) {
-  return std::filesystem::path(CAPSTAN_SOURCE_DIR) / "tests" / "data" / "tokenizer" / name;
+  return std::filesystem::path(capstan::test::kSourceDirectory) / "tests" / "data" / "tokenizer" / name;
 }
 
 inline std::vector<std::string> lines(const std::string& name) {

@@ -8,13 +8,14 @@
 
 #include "base/file.hpp"
 #include "import/import.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan;
 using namespace capstan::importer;
 
 namespace {
 
-const std::string kDirectory = CAPSTAN_SOURCE_DIR "/tests/import/golden/";
+const std::string kDirectory = std::string(capstan::test::kSourceDirectory) + "/tests/import/golden/";
 
 Imported imported(const std::string& name) {
   return import_recipe(read_file(kDirectory + name), name, {});

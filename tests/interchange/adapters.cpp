@@ -12,6 +12,7 @@
 #include "interchange/hf_config.hpp"
 #include "interchange/hf_directory.hpp"
 #include "interchange/peft_mapping.hpp"
+#include "support/paths.hpp"
 #include "tests/support/errors.hpp"
 #include "tests/support/fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -24,7 +25,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kHere = fs::path(CAPSTAN_SOURCE_DIR) / "tests/interchange";
+const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/interchange";
 
 struct Base {
   HfDirectory files;

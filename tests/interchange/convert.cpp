@@ -19,6 +19,7 @@
 #include "interchange/hf_directory.hpp"
 #include "interchange/model_section.hpp"
 #include "models/registry.hpp"
+#include "support/paths.hpp"
 #include "tests/support/errors.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -30,7 +31,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kFamilies = fs::path(CAPSTAN_SOURCE_DIR) / "tests/interchange/families";
+const fs::path kFamilies = fs::path(capstan::test::kSourceDirectory) / "tests/interchange/families";
 
 std::vector<std::byte> bytes_of(checkpoint::TensorSource& source, const std::string& name) {
   const auto& info = source.at(name);

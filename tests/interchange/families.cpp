@@ -10,6 +10,7 @@
 #include "interchange/hf_directory.hpp"
 #include "interchange/rearranged.hpp"
 #include "models/registry.hpp"
+#include "support/paths.hpp"
 #include "tests/models/tiny.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/fixture.hpp"
@@ -21,7 +22,7 @@ using interchange::ForeignModel;
 
 namespace {
 
-const std::string kFamilies = std::string(CAPSTAN_SOURCE_DIR) + "/tests/interchange/families/";
+const std::string kFamilies = std::string(capstan::test::kSourceDirectory) + "/tests/interchange/families/";
 
 constexpr const char* kModels[] = {"gpt2",  "gpt2_bare", "llama", "llama_sharded", "smollm2", "mistral",
                                    "qwen2", "qwen3",     "phi3",  "phi3_long",     "olmo2",   "gemma2"};

@@ -16,6 +16,7 @@
 #include "interchange/gguf_file.hpp"
 #include "interchange/hf_directory.hpp"
 #include "interchange/model_section.hpp"
+#include "support/paths.hpp"
 #include "tests/support/errors.hpp"
 #include "tests/support/fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -28,7 +29,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kHere = fs::path(CAPSTAN_SOURCE_DIR) / "tests/interchange";
+const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/interchange";
 
 std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
   std::vector<float> values(static_cast<size_t>(checkpoint::element_count(source.at(name).shape)));

@@ -13,6 +13,7 @@
 #include "base/file.hpp"
 #include "data/tokenizer/tokenizer.hpp"
 #include "interchange/gguf_tokenizer.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan;
 using namespace capstan::interchange;
@@ -21,7 +22,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kTests = fs::path(CAPSTAN_SOURCE_DIR) / "tests";
+const fs::path kTests = fs::path(capstan::test::kSourceDirectory) / "tests";
 
 GgufMetadata metadata_of(const json& tokenizer, const std::string& config = "", int64_t rows = 1000) {
   GgufMetadata result;

@@ -21,13 +21,14 @@
 #include "data/tokenizer/tokenizer.hpp"
 #include "interchange/foreign_model.hpp"
 #include "interchange/peft_adapter.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan;
 namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kHere = fs::path(CAPSTAN_SOURCE_DIR) / "tests/interchange";
+const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/interchange";
 
 // From here on these end the process: execve, execveat, mmap and mprotect that ask for executable pages. A shared object cannot
 // be loaded without the latter.

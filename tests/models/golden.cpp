@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "models/registry.hpp"
+#include "support/paths.hpp"
 #include "tests/models/tiny.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/fixture.hpp"
@@ -43,7 +44,8 @@ struct Golden {
 
   explicit Golden(const std::string& fixture_name)
       : name(fixture_name),
-        fixture(std::string(CAPSTAN_SOURCE_DIR) + "/tests/golden/models/" + fixture_name + ".safetensors"),
+        fixture(std::string(capstan::test::kSourceDirectory) + "/tests/golden/models/" + fixture_name +
+                ".safetensors"),
         config(config_of(fixture_name)),
         model(models::build(config)) {}
 

@@ -11,6 +11,7 @@
 #include "kernels/common/nf4.hpp"
 #include "parallel/nf4_weight.hpp"
 #include "support/devices.hpp"
+#include "support/paths.hpp"
 #include "support/worlds.hpp"
 
 using namespace capstan;
@@ -20,7 +21,7 @@ using test::world;
 namespace {
 
 const checkpoint::SafetensorsFile& fixture() {
-  static const checkpoint::SafetensorsFile file(std::string(CAPSTAN_SOURCE_DIR) +
+  static const checkpoint::SafetensorsFile file(std::string(capstan::test::kSourceDirectory) +
                                                 "/tests/parallel/nf4.safetensors");
   return file;
 }

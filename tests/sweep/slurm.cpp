@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "support/paths.hpp"
 #include "sweep/command.hpp"
 #include "tests/train/records_helpers.hpp"
 
@@ -73,7 +74,7 @@ static SlurmScript plain_script() {
 }
 
 TEST_CASE("the scripts, byte for byte") {
-  const std::string golden = std::string(CAPSTAN_SOURCE_DIR) + "/tests/sweep/golden/";
+  const std::string golden = std::string(capstan::test::kSourceDirectory) + "/tests/sweep/golden/";
   const bool rewrite = std::getenv("CAPSTAN_WRITE_GOLDEN") != nullptr;
   const auto compare = [&](const std::string& name, const std::string& text) {
     CAPTURE(name);

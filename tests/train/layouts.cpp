@@ -12,6 +12,7 @@
 #include "checkpoint/reader.hpp"
 #include "config/resolve.hpp"
 #include "data/indexed_writer.hpp"
+#include "support/paths.hpp"
 #include "support/worlds.hpp"
 #include "train/estimate.hpp"
 #include "train/fit.hpp"
@@ -164,7 +165,7 @@ const std::string& documents() {
 config::Config resolve(const std::string& recipe, const std::string& overrides, int64_t ranks,
                        std::string* errors = nullptr) {
   config::Request request;
-  request.recipe = std::string(CAPSTAN_SOURCE_DIR) + "/tests/train/layouts/" + recipe + ".yaml";
+  request.recipe = std::string(capstan::test::kSourceDirectory) + "/tests/train/layouts/" + recipe + ".yaml";
   if (recipe == "packed")
     request.overrides.push_back(config::Override::token("dataset.data_path=" + documents()));
   std::string word;

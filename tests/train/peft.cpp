@@ -11,6 +11,7 @@
 #include "config/show.hpp"
 #include "interchange/peft_mapping.hpp"
 #include "support/fixture.hpp"
+#include "support/paths.hpp"
 #include "support/worlds.hpp"
 #include "train/adapters.hpp"
 #include "train/loaded_model.hpp"
@@ -25,7 +26,7 @@ using test::world;
 
 namespace {
 
-const fs::path kHere = fs::path(CAPSTAN_SOURCE_DIR) / "tests/interchange";
+const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/interchange";
 constexpr int64_t kSequence = 13;
 
 struct Case {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "records_helpers.hpp"
+#include "support/paths.hpp"
 #include "train/records/metrics.hpp"
 
 using namespace capstan;
@@ -28,7 +29,7 @@ TEST_CASE("events are TensorBoard's own bytes") {
                             frame_record(scalar_event(1.5, 101, first)) +
                             frame_record(scalar_event(2.5, int64_t{1} << 40, second)) +
                             frame_record(scalar_event(3.5, 0, third));
-  CHECK(bytes == slurp(fs::path(CAPSTAN_SOURCE_DIR) / "tests/golden/checkpoint/events.golden"));
+  CHECK(bytes == slurp(fs::path(capstan::test::kSourceDirectory) / "tests/golden/checkpoint/events.golden"));
 }
 
 TEST_CASE("tags cannot break out of their line") {

@@ -10,6 +10,7 @@
 #include "base/text.hpp"
 #include "comm/reduce.hpp"
 #include "config/show.hpp"
+#include "support/paths.hpp"
 #include "tests/support/worlds.hpp"
 #include "train/evaluate.hpp"
 #include "train/generate.hpp"
@@ -38,7 +39,7 @@ const std::string kBytes =
 
 config::Resolution recipe(const std::string& name, const std::string& overrides, int64_t ranks) {
   config::Request request;
-  request.recipe = std::string(CAPSTAN_SOURCE_DIR) + "/tests/train/layouts/" + name + ".yaml";
+  request.recipe = std::string(capstan::test::kSourceDirectory) + "/tests/train/layouts/" + name + ".yaml";
   request.overrides = words(kBytes + overrides);
   request.ranks = ranks;
   config::Resolution resolution = config::resolve(request);
