@@ -79,6 +79,9 @@ if [ "$full" = yes ]; then
   status=0
   scripts/format.sh --check || status=$?
   result style "$status"
+  status=0
+  scripts/figures.sh || status=$?
+  result figures "$status"
 fi
 
 stage "build: release"

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Every commit that README, docs or bench cite beside a figure must be an ancestor of this one: a reader can check it out and
+# measure again. A citation is a word of seven hexadecimal digits, at least one of them a letter.
+#
+#   scripts/figures.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [ "$(git rev-parse --is-shallow-repository)" != false ]; then
+  echo "figures: this clone is shallow; git fetch --unshallow" >&2
+  exit 1
+fi
+bad=0 seen=0
+while IFS=: read -r file line commit; do
+  case "$commit" in *[a-f]*) ;; *) continue ;; esac
+  seen=$((seen + 1))
+  git merge-base --is-ancestor "$commit" HEAD 2>/dev/null && continue
+  echo "$file:$line: no commit $commit in this history" >&2
+  bad=1
+done < <(git ls-files -z README.md 'docs/*.md' 'bench/*.md' | xargs -0 grep -noHwE '[0-9a-f]{7}')
+[ "$seen" -gt 0 ] || { echo "figures: no citation found, which cannot be" >&2; exit 1; }
+echo "figures: $seen commits are cited, all of this history"
+exit $bad
