@@ -29,6 +29,7 @@ mkdir -p "$logs"
 begun=$SECONDS
 passed=0 failed=0
 failures=()
+not_run=()  # what this machine cannot run, which is neither passed nor failed
 
 stage() { printf '\n== %s  (%dm %02ds)\n' "$1" $(((SECONDS - begun) / 60)) $(((SECONDS - begun) % 60)); }
 
@@ -55,8 +56,11 @@ tests() { # PRESET [ctest arguments]
     bad=1 total=1
     failures+=("$preset: ctest did not report")
   fi
-  passed=$((passed + total - bad))
+  local skipped
+  skipped=$(grep -c '\*\*\*Skipped' "$log" || true)
+  passed=$((passed + total - bad - skipped))
   failed=$((failed + bad))
+  while read -r name; do not_run+=("$preset: $name"); done < <(sed -nE 's/^.*Test +#[0-9]+: ([^ ]+) \.*\*\*\*Skipped.*$/\1/p' "$log")
   while read -r name; do failures+=("$preset: $name"); done < <(sed -nE 's/^[[:space:]]+[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log")
 }
 
@@ -131,6 +135,7 @@ if [ "$full" = yes ]; then
 fi
 
 stage done
+for name in "${not_run[@]}"; do echo "NOT RUN $name: this machine lacks the instructions"; done
 for name in "${failures[@]}"; do echo "FAILED  $name"; done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -1,29 +1,20 @@
 #include "kernels/cpu/amx.hpp"
 
+#include "kernels/cpu/level.hpp"
 #include "kernels/cpu/parallel.hpp"
 
-#if defined(__x86_64__) && defined(__linux__)
-
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include "kernels/cpu/amx_core.hpp"
+
+#ifdef CAPSTAN_AMX_CODE
 
 namespace capstan::kernels {
 
 bool runs_amx() {
-  static const bool answer = [] {
-    if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
-        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512bf16"))
-      return false;
-    unsigned a = 7, b = 0, c = 0, d = 0;
-    __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
-    if ((d & kBf16) == 0 || (d & kTile) == 0) return false;
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  }();
-  return answer;
+#ifdef CAPSTAN_AMX_EMULATION
+  return true;
+#else
+  return runs(CpuLevel::amx);
+#endif
 }
 
 namespace {

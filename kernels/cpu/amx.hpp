@@ -4,9 +4,14 @@
 
 #include "kernels/gemm.hpp"
 
+// CAPSTAN_AMX_EMULATION compiles the same code for a test, with a tile unit that is a program (tests/kernels/emulated_amx.hpp).
+#if (defined(__x86_64__) && defined(__linux__)) || defined(CAPSTAN_AMX_EMULATION)
+#define CAPSTAN_AMX_CODE
+#endif
+
 namespace capstan::kernels {
 
-// Whether this processor has the unit and the system lets the process use it (asked once).
+// Whether products use the unit: cpu_level() is `amx`.
 bool runs_amx();
 
 // C = op(A) op(B) + beta C, beta 0 or 1; A and B bf16, C fp32 or bf16, sums in fp32. m, n and k are positive. Cut by the shape

@@ -5,18 +5,26 @@
 // other: of A 16 rows of 32 values; of B 16 columns, in 16 rows of the two values 2p and 2p + 1 of each column.
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/cpu/amx.hpp"
 #include "tensor/dtype.hpp"
 
+#ifdef CAPSTAN_AMX_CODE
+
+#ifdef CAPSTAN_AMX_EMULATION
+#include "tests/kernels/emulated_amx.hpp"
+#define CAPSTAN_AMX static inline
+#define CAPSTAN_AMX_CALLED
+#else
+#include <immintrin.h>
 #define CAPSTAN_AMX                                                                         \
   __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16"), \
                  always_inline)) static inline
 #define CAPSTAN_AMX_CALLED \
   __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")))
+#endif
 
 namespace capstan::kernels::amx {
 
@@ -224,3 +232,5 @@ CAPSTAN_AMX __m512 widen16(const bf16* from, __mmask16 mask) {
 }
 
 }  // namespace capstan::kernels::amx
+
+#endif

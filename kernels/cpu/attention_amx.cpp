@@ -1,11 +1,11 @@
 #include "kernels/cpu/attention_amx.hpp"
 
-#if defined(__x86_64__) && defined(__linux__)
-
 #include <cmath>
 
 #include "kernels/common/exp2.hpp"
 #include "kernels/cpu/amx_core.hpp"
+
+#ifdef CAPSTAN_AMX_CODE
 
 namespace capstan::kernels::amx {
 

@@ -28,7 +28,9 @@ namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(CAPSTAN_AMX_EMULATION)
+inline constexpr bool kTilesHere = true;
+#elif defined(CAPSTAN_AMX_CODE)
 inline constexpr bool kTilesHere =
     HWY_TARGET == HWY_AVX3;  // every processor with the tile unit runs that one
 #else

@@ -7,6 +7,8 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <string>
 
+#include "kernels/cpu/level.hpp"
+
 namespace capstan::kernels {
 
 namespace {
@@ -20,8 +22,25 @@ void use_one_openmp_thread() {
   done = true;
 }
 
+// oneDNN generates its code for the processor; it obeys CAPSTAN_CPU by its own limit.
+dnnl::engine make_engine() {
+  switch (cpu_level()) {
+    case CpuLevel::sse4:
+      dnnl::set_max_cpu_isa(dnnl::cpu_isa::sse41);
+      break;
+    case CpuLevel::avx2:
+      dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx2);
+      break;
+    case CpuLevel::avx512:
+      dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core_bf16);
+      break;
+    case CpuLevel::amx:
+      break;
+  }
+  return {dnnl::engine::kind::cpu, 0};
+}
 const dnnl::engine& engine() {
-  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  static const dnnl::engine cpu = make_engine();
   return cpu;
 }
 
@@ -82,7 +101,7 @@ bool onednn_product(const GemmShape& s, In a, In b, Out c, float beta) {
 
 const char* native_bf16() {
   static const char* const answer = [] {
-    if (!__builtin_cpu_supports("avx512bf16")) return "";
+    if (!runs(CpuLevel::avx512) || !__builtin_cpu_supports("avx512bf16")) return "";
     const auto description =
         describe({false, true, 512, 512, 512, 512, 512, 512}, DType::bf16, DType::f32, false);
     if (!description.get(true)) return "";

@@ -1,7 +1,10 @@
 // The CPU's table of kernels and what this machine offers them.
 #include "kernels/table.hpp"
 
+#include <algorithm>
+
 #include "kernels/cpu/families.hpp"
+#include "kernels/cpu/level.hpp"
 #include "kernels/cpu/onednn.hpp"
 
 namespace capstan::kernels {
@@ -16,11 +19,7 @@ const Table& cpu_table() {
 
 CpuFeatures cpu_features() {
   if (*native_bf16()) return {native_bf16(), true};
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return {"AVX-512", false};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {"AVX2", false};
-  return {"SSE4.2", false};
+  return {text(std::min(cpu_level(), CpuLevel::avx512)), false};
 }
 
 }  // namespace capstan::kernels

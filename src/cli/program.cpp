@@ -18,6 +18,7 @@
 #include "cli/report.hpp"
 #include "cli/terminal.hpp"
 #include "interchange/foreign_model.hpp"
+#include "kernels/cpu/level.hpp"
 
 namespace capstan::cli {
 
@@ -128,6 +129,7 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
                                 STDOUT_FILENO);
   context.color_err = how.color;
   if (const auto directory = context.args.value("directory")) change_directory(*directory);
+  kernels::cpu_level();  // refuses a wrong CAPSTAN_CPU before anything is written
   return verb->run(context);
 }
 

@@ -27,7 +27,7 @@ std::vector<std::string> environment_of(const Launch& launch) {
   std::vector<std::string> all = {"TERM=xterm", "LC_ALL=C.UTF-8", "OMPI_ALLOW_RUN_AS_ROOT=1",
                                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"};
   for (const char* name : {"PATH", "HOME", "TMPDIR", "ASAN_OPTIONS", "LSAN_OPTIONS", "UBSAN_OPTIONS",
-                           "TSAN_OPTIONS", "LD_LIBRARY_PATH"})
+                           "TSAN_OPTIONS", "LD_LIBRARY_PATH", "CAPSTAN_CPU"})
     if (const char* value = std::getenv(name)) all.push_back(std::string(name) + "=" + value);
   // What Open MPI leaves behind under mpirun lies in modules that are unloaded by then: no suppression can name it.
   const auto& words = launch.arguments;

@@ -1,6 +1,7 @@
 // Help, flags, exit codes, and which stream says what.
 #include <doctest/doctest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "process.hpp"
@@ -176,6 +177,32 @@ TEST_CASE("what a shell and other tools make of an override is told how to write
   CHECK(
       run({"show", "quickstart", "model.num_layers", "model.num_layers=3", "--", "model.num_layers=5"}).out ==
       "5\n");
+}
+
+TEST_CASE("CAPSTAN_CPU limits the instruction set; unknown and absent ones are refused") {
+  ScratchDirectory scratch;
+  const auto train_on = [&](const std::string& level) {
+    Launch launch;
+    launch.arguments = train_tiny({"train.train_iters=2", "--run-dir", level});
+    launch.environment = {"CAPSTAN_CPU=" + level};
+    launch.directory = scratch.path();
+    return run(launch);
+  };
+  const Finished oldest = train_on("sse4");
+  CHECK(oldest.code == 0);
+  CHECK_MESSAGE(contains(oldest.err, "threads, SSE4.2"), oldest.err);
+  const Finished unknown = train_on("sse3");
+  CHECK(unknown.code == 2);
+  CHECK(contains(unknown.err, "environment variable CAPSTAN_CPU=sse3 is not an instruction set"));
+  CHECK(contains(unknown.err, "sse4, avx2, avx512, amx"));
+  const Finished tiles = train_on("amx");
+  if (contains(read_text("/proc/cpuinfo"), " amx_tile ")) {
+    CHECK(tiles.code == 0);
+  } else {
+    CHECK(tiles.code == 2);
+    CHECK(contains(tiles.err, "CAPSTAN_CPU=amx: this machine has no AMX"));
+    CHECK_FALSE(std::filesystem::exists(scratch.file("amx")));
+  }
 }
 
 TEST_CASE("colour only where it is wanted") {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <doctest/doctest.h>
+#include <malloc.h>
 
 #include <cmath>
 #include <cstring>
@@ -100,8 +101,15 @@ class Array {
   Bytes bytes_;
 };
 
-// Runs `body(context, outputs)` with 1, 2 and 3 threads, each on fresh copies of `outputs`, checks that bits agree and that
-// nothing was written behind the arrays, and returns the outputs.
+// NaNs in all that the workers and the launch have as scratch.
+inline void spoil_scratch(kernels::Context& context, int workers) {
+  for (int worker = kernels::Context::kShared; worker < workers; ++worker)
+    if (std::byte* memory = context.scratch(worker, 0))
+      std::memset(memory, 0xff, ::malloc_usable_size(memory));
+}
+
+// Runs `body(context, outputs)` with 1, 2 and 3 threads, each on fresh copies of `outputs`, and with 3 once more on scratch that
+// holds NaNs; checks that bits agree and that nothing was written behind the arrays, and returns the outputs.
 template <class Body>
 Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
   Vec<Array> first;
@@ -110,14 +118,18 @@ Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
     kernels::Context context;
     context.pool = &pool;
     context.prepare(threads);
-    Vec<Array> mine = outputs;
-    body(context, mine);
-    for (size_t i = 0; i < mine.size(); ++i) {
-      INFO("output ", i, " with ", threads, " threads");
-      CHECK(mine[i].guard_intact());
-      if (threads > 1) CHECK(mine[i].bytes() == first[i].bytes());
+    for (const bool spoilt : {false, true}) {
+      if (spoilt && threads < 3) continue;
+      if (spoilt) spoil_scratch(context, threads);
+      Vec<Array> mine = outputs;
+      body(context, mine);
+      for (size_t i = 0; i < mine.size(); ++i) {
+        INFO("output ", i, " with ", threads, " threads", spoilt ? " and NaNs in the scratch" : "");
+        CHECK(mine[i].guard_intact());
+        if (threads > 1) CHECK(mine[i].bytes() == first[i].bytes());
+      }
+      if (threads == 1) first = std::move(mine);
     }
-    if (threads == 1) first = std::move(mine);
   }
   return first;
 }
