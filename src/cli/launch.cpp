@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,29 +20,53 @@
 #include "cli/report.hpp"
 #include "cli/terminal.hpp"
 #include "comm/board.hpp"
+#include "train/stop.hpp"
 
 namespace capstan::cli {
 
 namespace {
 
 constexpr int64_t kMostRanks = 4096;
+constexpr char kWordSeparator = '\x1f';  // of the parent's command in the ranks' environment
 
 // Written by the handler, read by the loop below.
 volatile sig_atomic_t g_first_signal = 0, g_signals = 0;
 volatile pid_t g_launcher = 0;
 
-std::array<char, 64> g_stop_file{};  // its existence asks the ranks to save and end
+std::array<char, 64> g_stop_file{};   // its existence asks the ranks to save and end
+const comm::Slot* g_slots = nullptr;  // of the ranks
+int64_t g_ranks = 0;
+
+// What rank 0 does, and until when, as it has posted it.
+void answer_first_signal() {
+  std::array<char, 128> buffer;
+  std::array<char, 17> phase{};
+  int64_t step = 0, remaining = 0;
+  for (int64_t i = 0; i < g_ranks; ++i) {
+    const comm::Slot& slot = g_slots[i];
+    if (slot.doing.load() == static_cast<int32_t>(comm::Doing::absent) || slot.rank.load() != 0) continue;
+    phase = comm::Board::phase_of(slot);
+    step = slot.step;
+    if (const int64_t end = slot.expected_end; end > 0) remaining = end - comm::monotonic_ns();
+  }
+  const std::string_view text = train::stop_notice(buffer, phase.data(), step, remaining);
+  iovec parts[] = {{const_cast<char*>(text.data()), text.size()}, {const_cast<char*>("\n"), 1}};
+  if (::writev(STDERR_FILENO, parts, 2) < 0) return;  // nobody reads it
+}
 
 void on_stop_signal(int signal) {
+  const int error = errno;
   g_signals = g_signals + 1;
   if (g_first_signal == 0) g_first_signal = signal;
   if (g_signals == 1) {
     // A file, not a signal: mpirun and the ranks cannot miss it while they start.
     const int file = ::open(g_stop_file.data(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (file >= 0) ::close(file);
+    answer_first_signal();
   } else if (g_launcher > 0) {
     ::kill(g_launcher, SIGTERM);  // ends the ranks and itself
   }
+  errno = error;
 }
 
 std::string find_program(const std::string& name) {
@@ -65,6 +90,14 @@ std::string own_path() {
 
 bool has_parent() {
   return std::getenv("CAPSTAN_PARENT") != nullptr;
+}
+
+std::vector<std::string> given_command(const Context& context) {
+  const char* parents = std::getenv("CAPSTAN_PARENT");
+  if (!parents) return context.command;
+  std::vector<std::string> words;
+  for (const std::string_view word : split(parents, kWordSeparator)) words.emplace_back(word);
+  return words;
 }
 
 std::vector<std::string> without_nproc(const std::vector<std::string>& command) {
@@ -119,8 +152,13 @@ int launch_ranks(const Context& context, int64_t ranks) {
   const auto board = comm::Board::create(static_cast<int>(ranks), true);
   struct Unlink {
     comm::Board& board;
-    ~Unlink() { board.unlink(); }
+    ~Unlink() {
+      g_ranks = 0;
+      board.unlink();
+    }
   } const unlink{*board};
+  g_slots = &board->slot(0);
+  g_ranks = ranks;
 
   struct sigaction action {};
   action.sa_handler = on_stop_signal;
@@ -137,6 +175,7 @@ int launch_ranks(const Context& context, int64_t ranks) {
   std::vector<char*> argv;
   for (std::string& word : arguments) argv.push_back(word.data());
   argv.push_back(nullptr);
+  const std::string given = join(context.command, std::string(1, kWordSeparator));
   const pid_t parent = ::getpid();
   const bool terminal = is_terminal(STDERR_FILENO);
   const pid_t child = ::fork();
@@ -149,8 +188,11 @@ int launch_ranks(const Context& context, int64_t ranks) {
     if (::getppid() != parent) ::_exit(4);
     const int null = ::open("/dev/null", O_RDONLY);
     if (null >= 0) ::dup2(null, STDIN_FILENO);
-    ::setenv("CAPSTAN_PARENT", "1", 1);
+    ::setenv("CAPSTAN_PARENT", given.c_str(), 1);
     ::setenv("CAPSTAN_STOP_FILE", stop_file.c_str(), 1);
+    // Open MPI's session directories, which it leaves behind when a rank dies, go with ours.
+    ::setenv("OMPI_MCA_orte_tmpdir_base", directory.c_str(), 0);
+    ::setenv("PRTE_MCA_prte_tmpdir_base", directory.c_str(), 0);
     ::setenv(comm::kBoardVariable, board->path().c_str(), 1);
     if (terminal) ::setenv("CAPSTAN_PARENT_TERMINAL", "1", 1);
     struct sigaction standard {};

@@ -28,6 +28,9 @@ std::string own_path();  // of this program's file
 // This process is a rank that another Capstan started with `--nproc`, which has shown the recipe's notes already.
 bool has_parent();
 
+// The command as the user gave it: the parent's, where there is one.
+std::vector<std::string> given_command(const Context& context);
+
 // What `launch_ranks` starts, without the program name and its flags: for tests.
 std::vector<std::string> without_nproc(const std::vector<std::string>& command);
 

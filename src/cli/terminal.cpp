@@ -102,6 +102,13 @@ void Progress::warning(const std::string& text) {
   write_all(STDERR_FILENO, (color_ ? "\x1b[33mwarning:\x1b[0m " : "warning: ") + text + "\n");
 }
 
+void Progress::stop_requested(std::string_view text) noexcept {
+  if (!shown_) return;
+  if (terminal_) write_all(STDERR_FILENO, "\r\x1b[K");  // and the terminal's own ^C
+  write_all(STDERR_FILENO, text);
+  write_all(STDERR_FILENO, "\n");
+}
+
 void Progress::status(const std::string& text) {
   if (!shown_) return;
   if (!terminal_) {

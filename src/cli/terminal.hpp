@@ -35,6 +35,7 @@ class Progress : public train::ProgressSink {
   void warning(const std::string& text) override;
   void status(const std::string& text) override;
   bool terminal() const override { return terminal_; }
+  void stop_requested(std::string_view text) noexcept override;
 
   // Elsewhere than on a terminal, work without a rhythm of its own writes a status as a line this often.
   void plain_status_every(std::chrono::seconds interval) { interval_ = interval; }

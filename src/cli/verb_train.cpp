@@ -17,7 +17,7 @@ namespace {
 std::string resume_command(const Context& context, const train::Outcome& outcome) {
   std::vector<std::string> command;
   bool has_resume = false, has_directory = false;
-  for (const std::string& word : context.command) {
+  for (const std::string& word : given_command(context)) {
     has_resume = has_resume || word == "--resume";
     has_directory = has_directory || word == "--run-dir" || word.starts_with("--run-dir=");
     command.push_back(word);
@@ -65,7 +65,7 @@ int run_train(Context& context) {
     train::RunOptions options;
     options.run_dir = args.value("run-dir").value_or("");
     options.resume = args.has("resume");
-    options.recipe = train::recipe_record(resolution, args.overrides(), command_text(context.command));
+    options.recipe = train::recipe_record(resolution, args.overrides(), command_text(given_command(context)));
     options.changes_since = [&](const std::string& stored) {
       return train::changes_since(stored, resolution);
     };

@@ -18,7 +18,7 @@
 namespace capstan::comm {
 
 struct alignas(alignof(Slot)) Board::Header {
-  static constexpr uint64_t kMagic = 0x626f6172'64303031;  // this layout
+  static constexpr uint64_t kMagic = 0x626f6172'64303032;  // this layout
   std::atomic<uint64_t> magic;
   std::atomic<int32_t> ranks, parent, claim;  // claim: 0 free, 1 taken, 2 the report is complete
   std::array<char, 8192> report;              // message, help and context lines, separated by kSeparator
@@ -127,6 +127,15 @@ bool Board::has_parent() const {
   return header().parent != 0;
 }
 
+std::array<char, 17> Board::phase_of(const Slot& slot) {
+  std::array<char, 17> phase{};
+  for (size_t i = 0; i < 2; ++i) {
+    const uint64_t part = slot.phase[i];
+    std::memcpy(phase.data() + 8 * i, &part, 8);
+  }
+  return phase;
+}
+
 Post Board::read(int index, int64_t not_before_ns) const {
   const Slot& slot = slots()[index];
   const auto text_of = [](const auto& characters) {
@@ -140,12 +149,7 @@ Post Board::read(int index, int64_t not_before_ns) const {
   post.seconds = 1e-9 * static_cast<double>(monotonic_ns() - std::max(slot.since.load(), not_before_ns));
   post.heartbeat = slot.heartbeat;
   post.step = slot.step;
-  std::array<char, 16> phase;
-  for (size_t i = 0; i < 2; ++i) {
-    const uint64_t part = slot.phase[i];
-    std::memcpy(phase.data() + 8 * i, &part, 8);
-  }
-  post.phase = text_of(phase);
+  post.phase = text_of(phase_of(slot));
   post.call = static_cast<Call>(slot.call.load());
   post.peer = slot.peer;
   post.sequence = slot.sequence;

@@ -51,6 +51,8 @@ struct alignas(64) Slot {
   std::atomic<int64_t> since;      // CLOCK_MONOTONIC of this host, ns: when `doing` began
   std::atomic<int64_t> heartbeat;  // counts up while the process runs
   std::atomic<int64_t> step;
+  std::atomic<int64_t>
+      expected_end;  // CLOCK_MONOTONIC, ns: when the rank can stop if it is asked to; 0: unknown
   std::array<std::atomic<uint64_t>, 2> phase;  // text of up to 16 bytes
   // The call that the rank is in, or was in last.
   std::atomic<int32_t> call, group, peer;  // group: index below; peer: world rank, -1 for a collective
@@ -101,6 +103,8 @@ class Board {
   int ranks() const;
   bool has_parent() const;
   Slot& slot(int index) { return slots()[index]; }
+  // The phase of a slot; safe in a signal handler.
+  static std::array<char, 17> phase_of(const Slot& slot);
   Post read(int index, int64_t not_before_ns) const;  // `seconds` counts from then at the earliest
 
   // The first to claim tells what went wrong; everybody else keeps quiet.

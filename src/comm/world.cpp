@@ -225,6 +225,9 @@ class MpiWorld final : public World {
   const std::string& host() const override { return host_; }
   void at_step(int64_t step) override { poster_->step(step); }
   void at_phase(std::string_view phase) override { poster_->phase(phase); }
+  void expect(double seconds) override {
+    poster_->mine().expected_end = seconds > 0 ? monotonic_ns() + static_cast<int64_t>(seconds * 1e9) : 0;
+  }
   void share_posts(const std::filesystem::path& directory) override {
     if (hosts_.size() == 1) return;
     together(*world_, "sharing the ranks' posts", [&] {

@@ -40,6 +40,8 @@ class World {
   // What the other ranks are told of this one when it lags: the step, and up to 16 characters of what it does in it.
   virtual void at_step(int64_t) {}
   virtual void at_phase(std::string_view) {}
+  // In how many seconds from now the run can stop if it is asked to; 0: unknown. For the answer of a parent to ctrl-C.
+  virtual void expect(double) {}
   // Ranks of several hosts see each other's posts through files in this directory, which all of them see (of the run); nothing
   // where all are on one host. Collective.
   virtual void share_posts(const std::filesystem::path&) {}

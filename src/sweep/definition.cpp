@@ -463,10 +463,21 @@ class Reader {
 
   // Any name can be told by another program; one that `train` does not write is perhaps misspelt.
   void look_at_metric(const Node& node) {
-    static const std::vector<std::string> written{
-        "loss",          "grad_norm",  "learning_rate",    "tokens_per_second", "step_seconds",
-        "memory_bytes",  "gemm_share", "consumed_samples", "consumed_tokens",   "val/loss",
-        "val/perplexity"};
+    static const std::vector<std::string> written{"loss",
+                                                  "grad_norm",
+                                                  "learning_rate",
+                                                  "tokens_per_second",
+                                                  "step_seconds",
+                                                  "memory_bytes",
+                                                  "mfu",
+                                                  "consumed_samples",
+                                                  "consumed_tokens",
+                                                  "val/loss",
+                                                  "val/perplexity",
+                                                  "step_loss",
+                                                  "step_grad_norm",
+                                                  "tokens_per_second_per_rank",
+                                                  "tflops_per_rank"};
     const std::string& name = d_.metric.name;
     if (name.empty() || std::find(written.begin(), written.end(), name) != written.end() ||
         name.starts_with("seconds_") || (name.find('/') != std::string::npos && !name.starts_with("val/")))

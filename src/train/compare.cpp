@@ -20,6 +20,14 @@ namespace fs = std::filesystem;
 
 constexpr const char* kNumbers[] = {"loss", "grad_norm", "learning_rate", "consumed_samples"};
 
+// Loss and gradient norm of the step itself where both rows have them: the means depend on the logging interval.
+std::pair<double, double> values_of(const records::ReadRow& a, const records::ReadRow& b, const char* name) {
+  const std::string own = std::string("step_") + name;
+  const double x = a.number(own), y = b.number(own);
+  if (!std::isnan(x) && !std::isnan(y)) return {x, y};
+  return {a.number(name), b.number(name)};
+}
+
 bool same_bits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) || (std::isnan(a) && std::isnan(b));
 }
@@ -48,7 +56,7 @@ void compare_metrics(const fs::path& a, const fs::path& b, Comparison& result) {
     ++result.steps;
     if (result.first_number) continue;
     for (const char* name : kNumbers) {
-      const double x = row.number(name), y = other->second.number(name);
+      const auto [x, y] = values_of(row, other->second, name);
       if (same_bits(x, y)) continue;
       result.first_number = {step, name, x, y};
       break;

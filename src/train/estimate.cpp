@@ -15,9 +15,10 @@ namespace {
 class CostSum final : public TapeObserver {
  public:
   void observe(const TapeEvent& event) override {
+    executed += event.cost.flops;
     if (!event.recomputed) flops += event.cost.flops;  // what the step needs, not what recomputation adds
   }
-  double flops = 0;
+  double flops = 0, executed = 0;
 };
 
 // `documents`: attention keeps documents apart, whose starts take memory too.
@@ -89,6 +90,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   if (config.validation.eval_interval && eval_rows > config.train.micro_batch_size)  // else a step needs more
     runner.evaluate(1, source_of(eval_rows));
   estimate.flops = cost.flops / static_cast<double>(micro_batches);
+  estimate.executed_flops = cost.executed / static_cast<double>(micro_batches);
   estimate.memory = device->memory();
   return estimate;
 }

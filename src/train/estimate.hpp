@@ -11,7 +11,8 @@
 namespace capstan::train {
 
 struct StepEstimate {
-  double flops = 0;  // forward, backward and weight gradients of one micro-batch, this rank's part
+  double flops = 0;           // forward, backward and weight gradients of one micro-batch, this rank's part
+  double executed_flops = 0;  // with those of recomputation
   MemoryUse
       memory;  // of the whole step of one rank; kernel_scratch is that of products, column sums and attention
   std::map<std::string, int64_t>

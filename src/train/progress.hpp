@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace capstan::train {
 
@@ -13,6 +14,9 @@ class ProgressSink {
   // Replaces the last status on a terminal; elsewhere nothing happens, the trainer writes lines at its intervals.
   virtual void status(const std::string& text) = 0;
   virtual bool terminal() const = 0;
+  // A signal asks the run to stop; the text says when it will. Called within the signal handler: write it at once, and do nothing
+  // that a handler may not do.
+  virtual void stop_requested(std::string_view) noexcept {}
 };
 
 }  // namespace capstan::train

@@ -60,12 +60,22 @@ class Speaker {
     if (speaks_) sink_.status(text);
   }
   bool terminal() const { return speaks_ && sink_.terminal(); }
+  ProgressSink* sink() const { return speaks_ ? &sink_ : nullptr; }
 
  private:
   ProgressSink& sink_;
   bool speaks_;
   std::unique_ptr<records::LogFile> log_;
   std::vector<std::string> unlogged_;
+};
+
+// Of the steps of an interval; docs/files.md defines the values.
+struct Throughput {
+  double step_seconds = 0;            // mean
+  double tokens_per_second = 0;       // of all ranks
+  double rank_tokens_per_second = 0;  // of all ranks, over their number
+  double rank_tflops = 0;             // model TFLOP/s, over the number of ranks
+  double mfu = 0;                     // that over this rank's measured GEMM throughput; 0: not measured
 };
 
 class Run {
@@ -100,10 +110,16 @@ class Run {
   void trace_from(int64_t step);  // begins or ends the trace before that step
   void write_trace();
   StepResult next_step(data::Loader& loader);
-  void say_events(int64_t step, const std::vector<GuardEvent>& events);
+  // `row`: the step of their rows in metrics.jsonl, where the run goes on from `step` after a rewind.
+  void say_events(int64_t step, const std::vector<GuardEvent>& events, std::optional<int64_t> row = {});
   void rewind(const StepResult& result);  // or passes over the batch, where there is no checkpoint
-  void after_step(const StepResult& result, double step_seconds);
-  void log_step(const StepResult& result, double step_seconds, bool as_line);
+  void after_step(const StepResult& result);
+  Throughput throughput(const IntervalSeconds& seconds) const;
+  void log_step(const StepResult& result, bool as_line, bool as_row);
+  void write_step_row(const StepResult& result, const Throughput& speed);
+  void write_step_events(const StepResult& result);
+  void estimate_time();
+  void expect(double seconds);  // until the run can stop, for the answer to a signal
   void evaluate(bool last);
   void save(bool must_succeed);
   SavePlan save_plan();
@@ -147,12 +163,13 @@ class Run {
   std::vector<std::string> refused_;  // checkpoints that were not resumed from, with the reasons
   StepEstimate estimate_;
   double flops_per_step_ = 0, gemm_rate_ = 0;  // of this rank; FLOP/s
+  double model_flops_ = 0;                     // of a step, of all ranks, without what recomputation adds
   int gemm_measures_ = 0;                      // again
   std::unique_ptr<Trace> trace_;
   std::optional<double> last_loss_;  // none: no step was left to do
   Clock::time_point last_line_;
-  int64_t steps_since_log_ = 0;
-  double seconds_since_log_ = 0;
+  IntervalSeconds log_seconds_, events_seconds_;
+  double step_seconds_ = 0, evaluation_seconds_ = 0, save_seconds_ = 0;  // of the last one; 0: unknown
 };
 
 }  // namespace capstan::train

@@ -6,9 +6,12 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "comm/reduce.hpp"
 #include "kernels/bench/bench.hpp"
+#include "models/registry.hpp"
 #include "train/fit.hpp"
 #include "train/run.hpp"
+#include "train/stop.hpp"
 
 namespace capstan::train {
 
@@ -18,6 +21,25 @@ std::string significant(double value) {  // three digits: 2e-04
   std::snprintf(buffer.data(), buffer.size(), "%.3g", value);
   return buffer.data();
 }
+
+// "4.00M parameters"; with adapters "4.10M parameters (98.3K trainable, 2.4%; 4.00M frozen)". Of the whole model.
+std::string parameters_text(const config::Config& config, const comm::Mesh& mesh) {
+  models::Part whole;
+  whole.adapters = part_of(config, mesh).adapters;
+  const auto model = models::build(config.model, whole);
+  double all = 0, trainable = 0;
+  for (const auto& parameter : model->parameters()) {
+    const auto count = static_cast<double>(parameter->spec().shape.elements());
+    all += count;
+    if (!config.peft || parameter->spec().adapter) trainable += count;
+  }
+  std::string text = human_count(all) + " parameters";
+  if (config.peft)
+    text += " (" + human_count(trainable) + " trainable, " + significant(100 * trainable / all) + "%; " +
+            human_count(all - trainable) + " frozen)";
+  return text;
+}
+
 }  // namespace
 
 void Run::write_events(int64_t step, std::span<const records::Scalar> scalars) {
@@ -61,12 +83,37 @@ void Run::measure_products() {
 
 void Run::report_model() {
   flops_per_step_ = estimate_.flops * static_cast<double>(loop_->micro_batches());
+  std::array<double, 1> flops{flops_per_step_};
+  comm::all_reduce(world_.communicator(), flops);
+  model_flops_ = flops[0];
   if (options_.measure_rate) measure_products();
-  speaker_.line(human_count(static_cast<double>(loop_->store().elements())) + " parameters, " +
-                human_flop(flops_per_step_) + " a step and rank, about " +
-                human_bytes(static_cast<double>(estimate_.memory.total())) + " at the peak; GEMM rate " +
-                human_flop(gemm_rate_) + "/s");
+  speaker_.line(parameters_text(config_, loop_->mesh()) + ", " + human_flop(flops_per_step_) +
+                " a step and rank, about " + human_bytes(static_cast<double>(estimate_.memory.total())) +
+                " at the peak; GEMM rate " + human_flop(gemm_rate_) + "/s");
   speaker_.line("memory foretold: " + memory_text(estimate_.memory));
+  estimate_time();
+}
+
+// What a step took when this run was last at work, else what its matrix products alone take.
+void Run::estimate_time() {
+  const auto left = static_cast<double>(total_steps_ - loop_->state().step);
+  if (chief() && records_->resumed())
+    if (const auto row = records::last_logged_step(records_->metrics()))
+      if (const double seconds = row->number("step_seconds"); seconds > 0) step_seconds_ = seconds;
+  const bool known = step_seconds_ > 0;
+  if (!known && gemm_rate_ > 0)
+    step_seconds_ = estimate_.executed_flops * static_cast<double>(loop_->micro_batches()) / gemm_rate_;
+  if (step_seconds_ <= 0 || left <= 0) return;
+  speaker_.line("estimated time: " + human_duration(step_seconds_) + " a step, " +
+                human_duration(step_seconds_ * left) + " for " +
+                std::to_string(total_steps_ - loop_->state().step) + (left == 1 ? " step (" : " steps (") +
+                (known ? "as before the resume)"
+                       : "FLOPs at the measured GEMM rate; what is no matrix product comes on top)"));
+}
+
+void Run::expect(double seconds) {
+  StopSignals::expect(seconds);
+  world_.expect(seconds);
 }
 
 void Run::trace_from(int64_t step) {
@@ -102,50 +149,88 @@ void Run::write_trace() {
   trace_.reset();
 }
 
-void Run::log_step(const StepResult& result, double step_seconds, bool as_line) {
-  const int64_t step = loop_->state().step;
-  const double mean_seconds =
-      seconds_since_log_ / static_cast<double>(std::max<int64_t>(1, steps_since_log_));
-  const double tokens_per_second =
-      static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length) / mean_seconds;
+Throughput Run::throughput(const IntervalSeconds& seconds) const {
+  Throughput result;
+  const auto ranks = static_cast<double>(world_.size());
+  result.step_seconds = seconds.mean();
+  result.tokens_per_second =
+      static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length) / result.step_seconds;
+  result.rank_tokens_per_second = result.tokens_per_second / ranks;
+  const double rank_flops = model_flops_ / ranks / result.step_seconds;
+  result.rank_tflops = rank_flops / 1e12;
+  result.mfu = gemm_rate_ > 0 ? rank_flops / gemm_rate_ : 0;
+  return result;
+}
+
+void Run::log_step(const StepResult& result, bool as_line, bool as_row) {
+  const TrainState& state = loop_->state();
   // No step is faster than the products that it consists of: then the machine was busy when they were measured.
-  if (gemm_rate_ > 0 && flops_per_step_ / mean_seconds > gemm_rate_ && gemm_measures_++ < 3)
+  if (gemm_rate_ > 0 && flops_per_step_ / log_seconds_.mean() > gemm_rate_ && gemm_measures_++ < 3)
     measure_products();
-  const double share = gemm_rate_ > 0 ? flops_per_step_ / mean_seconds / gemm_rate_ : 0;
+  const Throughput speed = throughput(log_seconds_);
   const MemoryUse memory = loop_->device().memory();
-  const std::string text = "step " + std::to_string(step) + "/" + std::to_string(total_steps_) + " | loss " +
-                           fixed(result.loss, 4) + " | grad " + fixed(result.gradient_norm, 3) + " | lr " +
-                           significant(result.learning_rate) + " | " + human_count(tokens_per_second) +
-                           " tok/s | gemm " + fixed(100 * share, 0) + "% | " +
-                           human_bytes(static_cast<double>(memory.total())) + " | " +
-                           human_duration(mean_seconds * static_cast<double>(total_steps_ - step)) + " left";
+  const std::string text =
+      "step " + std::to_string(state.step) + "/" + std::to_string(total_steps_) + " | loss " +
+      fixed(state.since_log.loss, 4) + " | grad " + fixed(state.since_log.grad_norm, 3) + " | lr " +
+      significant(result.learning_rate) + " | " + human_count(speed.tokens_per_second) + " tok/s" +
+      (speed.mfu > 0 ? " | MFU " + fixed(100 * speed.mfu, 0) + "%" : "") + " | " +
+      human_bytes(static_cast<double>(memory.total())) + " | " +
+      human_duration(speed.step_seconds * static_cast<double>(total_steps_ - state.step)) + " left";
   if (as_line)
     speaker_.line(text);
   else
     speaker_.status(text);
-  if (!as_line || !chief()) return;
-  records::MetricsRow row(step);
-  row.number("loss", result.loss)
-      .number("grad_norm", result.gradient_norm)
+  if (as_row && chief()) write_step_row(result, speed);
+}
+
+void Run::write_step_row(const StepResult& result, const Throughput& speed) {
+  const TrainState& state = loop_->state();
+  const MemoryUse memory = loop_->device().memory();
+  records::MetricsRow row(state.step);
+  row.number("loss", state.since_log.loss)
+      .number("grad_norm", state.since_log.grad_norm)
+      .number("step_loss", result.loss)
+      .number("step_grad_norm", result.gradient_norm)
       .number("learning_rate", result.learning_rate)
-      .number("tokens_per_second", tokens_per_second)
-      .number("step_seconds", step_seconds)
+      .number("tokens_per_second", speed.tokens_per_second)
+      .number("tokens_per_second_per_rank", speed.rank_tokens_per_second)
+      .number("tflops_per_rank", speed.rank_tflops)
+      .number("step_seconds", speed.step_seconds)
       .integer("memory_bytes", memory.peak)
       .integer("kernel_scratch_bytes", memory.kernel_scratch)
-      .number("gemm_share", share)
-      .integer("consumed_samples", loop_->state().consumed_samples)
-      .integer("consumed_tokens", loop_->state().consumed_tokens);
+      .integer("consumed_samples", state.consumed_samples)
+      .integer("consumed_tokens", state.consumed_tokens);
+  if (speed.mfu > 0) row.number("mfu", speed.mfu);
   for (size_t p = 0; p < kPhases; ++p)
     row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))),
-               timers_.seconds(static_cast<Phase>(p)));
+               log_seconds_.phases[p] / static_cast<double>(log_seconds_.steps));
   record(row);
 }
 
-void Run::say_events(int64_t step, const std::vector<GuardEvent>& events) {
+void Run::write_step_events(const StepResult& result) {
+  const StepMeans& means = loop_->state().since_events;
+  const Throughput speed = throughput(events_seconds_);
+  std::vector<records::Scalar> scalars{{"train/loss", means.loss},
+                                       {"train/grad_norm", means.grad_norm},
+                                       {"train/learning_rate", result.learning_rate},
+                                       {"train/step_seconds", speed.step_seconds},
+                                       {"train/tokens_per_second", speed.tokens_per_second},
+                                       {"train/tokens_per_second_per_rank", speed.rank_tokens_per_second},
+                                       {"train/tflops_per_rank", speed.rank_tflops}};
+  if (speed.mfu > 0) scalars.push_back({"train/mfu", speed.mfu});
+  if (config_.logger.tensorboard_log_interval > 1) {  // else the step's own are the means
+    scalars.push_back({"train/step_loss", result.loss});
+    scalars.push_back({"train/step_grad_norm", result.gradient_norm});
+  }
+  write_events(loop_->state().step, scalars);
+}
+
+void Run::say_events(int64_t step, const std::vector<GuardEvent>& events, std::optional<int64_t> row_step) {
   for (const GuardEvent& event : events) {
     speaker_.warning("step " + std::to_string(step) + ": " + event.text);
     if (!chief()) continue;
-    records::MetricsRow row(step, event.event);
+    records::MetricsRow row(row_step.value_or(step), event.event);
+    if (row_step) row.integer("seen_at_step", step);
     for (const auto& [name, value] : event.numbers) row.number(name, value);
     for (const auto& [name, value] : event.texts) row.text(name, value);
     record(row);
@@ -162,6 +247,7 @@ void Run::tell(const Saver::Ended& ended) {
   }
   last_checkpoint_ = ended.directory;
   saved_step_ = ended.step;
+  save_seconds_ = ended.seconds;
   const bool beside = ended.stall_seconds < ended.seconds;
   speaker_.line(step + " | saved " + last_checkpoint_.string() + " in " + human_duration(ended.seconds) +
                 (beside ? ", of which training waited " + human_duration(ended.stall_seconds) : ""));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -87,6 +88,10 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
   if (!plan.data.empty()) json["data"] = plan.data;
   if (!plan.base.empty()) json["base"] = plan.base;
   if (state.rewinds > 0) json["rewinds"] = state.rewinds;
+  for (const auto& [key, means] :
+       {std::pair{"since_log", state.since_log}, {"since_events", state.since_events}})
+    if (means.steps > 0)
+      json[key] = nlohmann::ordered_json::array({means.steps, means.tokens, means.loss, means.grad_norm});
   writer_.add_text(checkpoint::kStateFile, json.dump(2) + "\n");
   writer_.add_text(checkpoint::kRecipeFile, plan.recipe);
   std::set<std::string> there;
@@ -263,6 +268,18 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
     }
     return values;
   };
+  const auto means = [&](const char* key) -> StepMeans {  // null: a value that is not finite
+    if (!json.contains(key)) return {};
+    std::vector<double> values;
+    if (json[key].is_array())
+      for (const auto& value : json[key])
+        if (value.is_number() || value.is_null())
+          values.push_back(value.is_null() ? std::nan("") : value.get<double>());
+    if (values.size() != 4 || !(values[0] >= 1 && values[0] <= 1e15))
+      fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key +
+                                  "` is not a list of four numbers");
+    return {static_cast<int64_t>(values[0]), values[1], values[2], values[3]};
+  };
   TrainState state;
   state.step = number("step");
   state.consumed_samples = number("consumed_samples");
@@ -271,6 +288,8 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
   state.recent_losses = numbers("recent_losses");
   state.recent_norms = numbers("recent_norms");
   state.rewinds = json.contains("rewinds") ? number("rewinds") : 0;
+  state.since_log = means("since_log");
+  state.since_events = means("since_events");
   store.before_load();
   for (const auto& piece : store.pieces()) {
     if (!takes(which, *piece.parameter)) continue;

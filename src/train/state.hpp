@@ -17,6 +17,7 @@
 #include "data/tokenizer/tokenizer.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
+#include "train/step_means.hpp"
 
 namespace capstan::train {
 
@@ -28,6 +29,7 @@ struct TrainState {
   // What the guards look back on (guards.hpp), oldest first; empty where they are off.
   std::vector<double> recent_losses, recent_norms;
   int64_t rewinds = 0;
+  StepMeans since_log, since_events;  // since the last row of metrics.jsonl, and the last TensorBoard event
 };
 
 struct SavePlan {

@@ -54,4 +54,18 @@ class StepTimers {
   Clock::time_point mark_;
 };
 
+// Time of the steps between two logged points, as far as this process ran them.
+struct IntervalSeconds {
+  int64_t steps = 0;
+  double total = 0;
+  std::array<double, kPhases> phases{};
+
+  void add(double step_seconds, const StepTimers& timers) {
+    ++steps;
+    total += step_seconds;
+    for (size_t p = 0; p < kPhases; ++p) phases[p] += timers.seconds(static_cast<Phase>(p));
+  }
+  double mean() const { return total / static_cast<double>(steps); }  // of a step
+};
+
 }  // namespace capstan::train

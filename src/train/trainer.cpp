@@ -82,8 +82,9 @@ void Run::rewind(const StepResult& result) {
     records::truncate_after_step(records_->metrics(), state.step);
     metrics_ = std::make_unique<records::MetricsWriter>(records_->metrics());
   }
-  say_events(state.step,
-             result.events);  // at the step where the run goes on, so that a resume keeps the rows
+  log_seconds_ = {}, events_seconds_ = {};
+  // Their rows stand at the step where the run goes on, so that a resume keeps them.
+  say_events(spike, result.events, state.step);
   speaker_.warning("rewound to step " + std::to_string(state.step) + ", past the batch of step " +
                    std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
                    std::to_string(config_.resilience.max_rewinds) + ")");
@@ -97,12 +98,15 @@ void Run::rewind(const StepResult& result) {
   save(false);
 }
 
-void Run::after_step(const StepResult& result, double step_seconds) {
-  const int64_t step = loop_->state().step;
+void Run::after_step(const StepResult& result) {
+  TrainState& state = loop_->state();
+  const int64_t step = state.step;
   if (step == first_step_ + 1) speaker_.line("memory measured: " + memory_text(loop_->device().memory()));
   last_loss_ = result.loss;
-  ++steps_since_log_;
-  seconds_since_log_ += step_seconds;
+  step_seconds_ = timers_.step_seconds();
+  log_seconds_.add(step_seconds_, timers_), events_seconds_.add(step_seconds_, timers_);
+  state.since_log.add(result.loss, result.loss_tokens, result.gradient_norm);
+  state.since_events.add(result.loss, result.loss_tokens, result.gradient_norm);
   say_events(step, result.events);
   skips_in_a_row_ = result.skipped && !result.events.empty() ? skips_in_a_row_ + 1 : 0;
   if (skips_in_a_row_ > config_.resilience.spike_window)
@@ -117,17 +121,17 @@ void Run::after_step(const StepResult& result, double step_seconds) {
     if (chief())
       record(records::MetricsRow(step, "update_skipped").number("grad_norm", result.gradient_norm));
   }
-  const bool at_interval =
-      step % config_.logger.log_interval == 0 || step == first_step_ + 1 || step == total_steps_;
+  // Rows depend on the step alone: a run in parts has those of an uninterrupted one.
+  const bool as_row = step % config_.logger.log_interval == 0 || step == 1 || step == total_steps_;
   const bool silent_long = !speaker_.terminal() && seconds_since(last_line_) > 30;
-  const bool as_line = at_interval || silent_long;
-  if (as_line || speaker_.terminal()) log_step(result, step_seconds, as_line);
-  if (as_line) last_line_ = Clock::now(), steps_since_log_ = 0, seconds_since_log_ = 0;
-  if (events_ && step % config_.logger.tensorboard_log_interval == 0)
-    write_events(step, std::array<records::Scalar, 4>{{{"train/loss", result.loss},
-                                                       {"train/grad_norm", result.gradient_norm},
-                                                       {"train/learning_rate", result.learning_rate},
-                                                       {"train/step_seconds", step_seconds}}});
+  const bool as_line = as_row || silent_long || step == first_step_ + 1;
+  if (as_line || speaker_.terminal()) log_step(result, as_line, as_row);
+  if (as_line) last_line_ = Clock::now();
+  if (as_row) state.since_log = {}, log_seconds_ = {};
+  if (step % config_.logger.tensorboard_log_interval == 0) {
+    if (events_) write_step_events(result);
+    state.since_events = {}, events_seconds_ = {};
+  }
 }
 
 void Run::evaluate(bool last) {
@@ -137,9 +141,11 @@ void Run::evaluate(bool last) {
   if (!last && step % *v.eval_interval != 0) return;
   if (last && step % *v.eval_interval == 0) return;  // just done
   timers_.start_step();
+  expect(evaluation_seconds_ > 0 ? evaluation_seconds_ + save_seconds_ : 0);
   timers_.enter(Phase::evaluate);
   const double loss = loop_->evaluate(datasets_[1], v.eval_iters);
   timers_.enter(Phase::other);
+  evaluation_seconds_ = timers_.seconds(Phase::evaluate);
   speaker_.line("step " + std::to_string(step) + " | validation loss " + fixed(loss, 4) + " | perplexity " +
                 fixed(std::exp(loss), 2) + " | " + human_duration(timers_.seconds(Phase::evaluate)));
   if (!chief()) return;
@@ -183,6 +189,7 @@ void Run::finish_save() {
 void Run::save(bool must_succeed) {
   const int64_t step = loop_->state().step;
   timers_.start_step();
+  expect(save_seconds_);
   finish_save();  // at most one at a time
   if (saved_step_ == step) return;
   const SavePlan plan = save_plan();
@@ -207,7 +214,7 @@ void Run::save(bool must_succeed) {
 }
 
 Outcome Run::run() {
-  const StopSignals signals;  // from here on a signal means: save, then end
+  const StopSignals signals(speaker_.sink());  // from here on a signal means: save, then end
   // What can be missing or unsupported is found before anything is allocated or written; the step runs once on the meta
   // device, through the same code.
   check_device(config_.train.device);
@@ -261,10 +268,15 @@ Outcome Run::run() {
   outcome.run_dir = run_dir_;
   first_step_ = loop_->state().step;
   last_line_ = Clock::now();
-  timers_.announce([this](Phase phase) { world_.at_phase(name_of(phase)); });
+  timers_.announce([this](Phase phase) {
+    StopSignals::at_phase(name_of(phase));
+    world_.at_phase(name_of(phase));
+  });
   auto loader = std::make_unique<data::Loader>(datasets_[0], loop_->loader_options());
   while (loop_->state().step < total_steps_) {
+    StopSignals::at_step(loop_->state().step + 1);
     world_.at_step(loop_->state().step + 1);
+    expect(step_seconds_ > 0 ? step_seconds_ + save_seconds_ : 0);
     trace_from(loop_->state().step + 1);
     timers_.start_step();
     const StepResult result = next_step(*loader);
@@ -273,17 +285,20 @@ Outcome Run::run() {
       loader = std::make_unique<data::Loader>(datasets_[0], loop_->loader_options());
       continue;
     }
-    after_step(result, timers_.step_seconds());
+    after_step(result);
     evaluate(false);
     const int64_t step = loop_->state().step;
     outcome.reason = stop_reason();
+    if (outcome.reason.empty() && config_.checkpoint.save_interval &&
+        step % *config_.checkpoint.save_interval == 0) {
+      save(step == total_steps_);
+      outcome.reason = stop_reason();  // asked for while saving
+    }
     if (!outcome.reason.empty() && step < total_steps_) {
       save(true);
       outcome.ended = Ended::stopped;
       break;
     }
-    if (config_.checkpoint.save_interval && step % *config_.checkpoint.save_interval == 0)
-      save(step == total_steps_);
   }
   if (trace_) write_trace();
   if (outcome.ended == Ended::finished) {

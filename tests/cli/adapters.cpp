@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/text.hpp"
 #include "process.hpp"
 
 using namespace capstan::test;
@@ -53,6 +54,25 @@ const Base& base() {
   return made;
 }
 
+// "(2.1K trainable, 4.2%; 49.1K frozen)": counted in the files.
+std::string header_of(const json& adapters, const json& weights) {
+  const auto count = [](const json& tensors) {
+    double all = 0;
+    for (const auto& [name, tensor] : tensors.items()) {
+      if (name.starts_with("optimizer.")) continue;
+      double elements = 1;
+      for (const json& size : tensor["shape"]) elements *= size.get<double>();
+      all += elements;
+    }
+    return all;
+  };
+  const double trainable = count(adapters), frozen = count(weights);
+  char share[32];
+  std::snprintf(share, sizeof share, "%.3g", 100 * trainable / (trainable + frozen));
+  return "(" + capstan::human_count(trainable) + " trainable, " + share + "%; " +
+         capstan::human_count(frozen) + " frozen)";
+}
+
 }  // namespace
 
 TEST_CASE("adapters of every kind train, are saved without their base, and merge into what they compute") {
@@ -65,6 +85,8 @@ TEST_CASE("adapters of every kind train, are saved without their base, and merge
     REQUIRE_MESSAGE(trained.code == 0, trained.err);
     const json tensors = b.manifest(preset, "00000004")["tensors"];
     CHECK(tensors.size() > 0);
+    CHECK_MESSAGE(contains(trained.err, header_of(tensors, b.manifest("base", "00000006")["tensors"])),
+                  trained.err);
     for (const auto& [name, tensor] : tensors.items()) CHECK_MESSAGE(contains(name, ".adapter."), name);
     const double adapted = b.loss(preset);
     CHECK(adapted != before);

@@ -466,6 +466,13 @@ TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resum
   CHECK(first.number("consumed_samples") == first.number("from_step") * 4);  // past the batch of the spike
   CHECK(*first.step % 4 == 0);
   CHECK(first.number("from_step") > static_cast<double>(*first.step));
+  // The row stands where the run goes on, and names the step that was judged, as the warning does.
+  CHECK(*whole.spikes.front().step == *first.step);
+  CHECK(whole.spikes.front().number("seen_at_step") == first.number("from_step"));
+  if (world().rank() == 0)
+    CHECK(sink.warnings.front().starts_with("step " +
+                                            std::to_string(static_cast<int64_t>(first.number("from_step"))) +
+                                            ": the gradient norm is "));
   // In parts: stopped at each checkpoint.
   config.train.exit_interval = 4;
   for (int start = 0; start < 60; ++start)

@@ -17,6 +17,7 @@
 #include "support/worlds.hpp"
 #include "train/fit.hpp"
 #include "train/loop.hpp"
+#include "train/stop.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -207,4 +208,19 @@ TEST_CASE("an observed operation has run: on a device that queues kernels its ti
   steps(loop, config, 1, timers);
   CHECK(finished.events > 50);
   CHECK(finished.early == 0);
+}
+
+TEST_CASE("the answer to a signal names what runs and for how long") {
+  std::array<char, 128> buffer;
+  const auto notice = [&](const char* phase, int64_t step, double seconds) {
+    return std::string(stop_notice(buffer, phase, step, static_cast<int64_t>(seconds * 1e9)));
+  };
+  CHECK(notice("backward", 7, 11.6) == "stopping after this step, about 12 s; again to stop now");
+  CHECK(notice("forward", 7, 0.2) == "stopping after this step, about 1 s; again to stop now");
+  CHECK(notice("forward", 7, -3) == "stopping after this step; again to stop now");  // longer than expected
+  CHECK(notice("", 0, 0) == "stopping after the first step; again to stop now");
+  CHECK(notice("evaluate", 7, 400) == "stopping after this evaluation, about 7 min; again to stop now");
+  CHECK(notice("save", 7, 119) == "stopping after this save, about 119 s; again to stop now");
+  std::array<char, 8> small;
+  CHECK(stop_notice(small, "save", 1, 5).size() <= small.size());
 }

@@ -13,7 +13,10 @@ void describe(Section<LoggerConfig>& s) {
   const char* events = "`logger.tensorboard` is true";
   s.doc("what a run prints and records");
   s.field("log_interval", &L::log_interval)
-      .doc("steps between two progress lines and rows of metrics.jsonl")
+      .doc(
+          "steps between two progress lines and rows of metrics.jsonl; their loss and gradient norm are "
+          "means over "
+          "these steps")
       .unit("iterations")
       .count()
       .min(1)
@@ -26,7 +29,9 @@ void describe(Section<LoggerConfig>& s) {
       .effect(Effect::log)
       .used_when<Config>(events, writes_events);
   s.field("tensorboard_log_interval", &L::tensorboard_log_interval)
-      .doc("steps between two events of one scalar")
+      .doc(
+          "steps between two events of one scalar; loss, gradient norm and throughput are means over these "
+          "steps")
       .unit("iterations")
       .count()
       .min(1)
