@@ -69,8 +69,9 @@ int run_runs_plot(Context& context) {
 int run_runs_show(Context& context) {
   const std::filesystem::path path = run_named(context.args.word(0, "RUN"));
   const records::RunSummary run = records::summarise(path);
+  const records::RunDetails details = records::details_of(path);
   if (context.args.has("json")) {
-    put("{\"schema\":\"capstan.run_summary/1\",\"run\":" + records::to_json(run) + "}\n");
+    put("{\"schema\":\"capstan.run_summary/1\",\"run\":" + records::to_json(run, details) + "}\n");
     return 0;
   }
   Table table;
@@ -81,10 +82,20 @@ int run_runs_show(Context& context) {
   if (!run.ended.empty()) table.add({"ended", run.ended});
   table.add({"step", step_text(run)});
   table.add({"loss", loss_text(run.last_loss)});
-  if (const auto row = records::last_logged_step(run.path / "metrics.jsonl")) {
-    table.add({"tokens/s", human_count(row->number("tokens_per_second"))});
-    table.add({"memory", human_bytes(row->number("memory_bytes"))});
-  }
+  if (details.validation_loss)
+    table.add({"validation", "loss " + loss_text(details.validation_loss) +
+                                 (details.perplexity ? ", perplexity " + fixed(*details.perplexity, 2) : "") +
+                                 ", step " + std::to_string(*details.validation_step)});
+  if (!run.file.data.empty()) table.add({"data", run.file.data});
+  if (details.tokens) table.add({"tokens", human_count(static_cast<double>(*details.tokens))});
+  if (run.file.seed) table.add({"seed", std::to_string(*run.file.seed)});
+  if (run.file.ranks > 0)
+    table.add({"layout", run.file.layout + ", " + std::to_string(run.file.ranks) +
+                             (run.file.ranks == 1 ? " rank" : " ranks")});
+  if (details.tokens_per_second)
+    table.add({"tokens/s", human_count(*details.tokens_per_second) +
+                               (details.mfu ? ", MFU " + fixed(100 * *details.mfu, 0) + "%" : "")});
+  if (details.memory) table.add({"memory", human_bytes(*details.memory)});
   std::string steps;
   for (const int64_t step : run.checkpoints) steps += (steps.empty() ? "" : ", ") + std::to_string(step);
   table.add({"checkpoints", steps.empty() ? "none" : steps});
@@ -111,14 +122,17 @@ const Verb kRunsPlot = {
     .examples = {{"runs plot", "every run in ./runs, into runs.html"},
                  {"runs plot quickstart runs/b -o two.html", "two of them"}},
     .options = {{"output", 'o', "FILE", "where to; default runs.html"}},
-    .details = "Loss, gradient norm, tokens/s, memory and learning rate. The page needs no network.\n",
+    .details =
+        "Loss with validation, gradient norm, learning rate, tokens/s, MFU and memory, with smoothing, "
+        "logarithmic axes "
+        "and the\nvalues at the pointer. The page needs no network.\n",
     .max_words = SIZE_MAX,
     .run = run_runs_plot,
 };
 
 const Verb kRunsShow = {
     .name = "runs show",
-    .purpose = "one run: state, last step, checkpoints",
+    .purpose = "one run: state, last step, validation, data, layout, checkpoints",
     .usage = "RUN [--json]",
     .examples = {{"runs show runs/quickstart", ""}, {"runs show quickstart", "the same, by name"}},
     .options = {{"json", 0, "", "as one JSON object"}},

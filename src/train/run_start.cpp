@@ -25,6 +25,19 @@ void Run::open_records() {
   run_id_ = comm::gather_texts(world_.communicator(), run_id_)[0];
 }
 
+// "mock data", "gpt data/a, data/b: 120 samples a pass".
+static std::string data_text(const config::DatasetConfig& config, const data::Dataset& dataset) {
+  if (config.kind == config::DatasetKind::mock) return "mock data";
+  std::vector<std::string> names;
+  for (const config::Path& path : config.data_path) names.push_back(path.text);
+  for (const auto& blend : {config.blend, config.train_blend})
+    for (const auto& [prefix, weight] : blend) names.push_back(prefix);
+  for (const config::Path& path : config.train_files) names.push_back(path.text);
+  const std::string summary = dataset.summary();
+  return std::string(config::enum_name(config.kind)) + " " + join(names, ", ") + ": " +
+         (summary.empty() ? std::to_string(dataset.epoch_samples()) + " samples a pass" : summary);
+}
+
 // What the directory says about the run changes only now: a start that was refused has left it as it was.
 void Run::begin_records() {
   comm::together(world_.communicator(), "beginning the run's records", [&] {
@@ -36,9 +49,15 @@ void Run::begin_records() {
          .command = options_.recipe.command,
          .version =
              "{\"version\": \"" CAPSTAN_VERSION "\", \"world\": " + std::to_string(world_.size()) + "}\n",
-         .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints"});
+         .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints",
+         .layout = loop_->mesh().text(),
+         .data = data_text(config_.dataset, *datasets_[0]),
+         .ranks = world_.size(),
+         .seed = config_.rng.seed});
     begun_ = true;
     speaker_.open_log(records_->log());
+    if (records_->killed())
+      speaker_.log_only("the start before this one was killed: its process ended without a word");
   });
 }
 

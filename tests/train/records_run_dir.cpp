@@ -116,8 +116,13 @@ TEST_CASE("a second process is refused while the first lives, and not after it w
   ::waitpid(child, nullptr, 0);
   ::close(ready[0]);
   ::close(ready[1]);
-  CHECK(summarise(path).state == RunState::stopped);
-  CHECK(RunDirectory(path, true).resumed());
+  CHECK(summarise(path).state == RunState::killed);
+  RunDirectory again(path, true);
+  CHECK(again.resumed());
+  CHECK(again.killed());
+  again.begin(texts());
+  again.end(RunEnd::stopped, "SIGTERM");
+  CHECK(summarise(path).file.state == "stopped");
 }
 
 TEST_CASE("runs are listed with state, step, loss and checkpoints") {
@@ -151,7 +156,7 @@ TEST_CASE("runs are listed with state, step, loss and checkpoints") {
   CHECK(by_name["a"].checkpoints == std::vector<int64_t>{10});
   CHECK(by_name["b"].state == RunState::failed);
   CHECK(by_name["b"].checkpoints == std::vector<int64_t>{10});
-  CHECK(by_name["c"].state == RunState::stopped);
+  CHECK(by_name["c"].state == RunState::killed);
   CHECK(by_name["c"].step == 20);
   CHECK(!by_name["c"].last_loss);
   CHECK(holds(by_name["d"].reason, "not a JSON object"));

@@ -177,23 +177,32 @@ int64_t read_metrics(const fs::path& path, FunctionRef<void(const ReadRow&)> use
   return skipped;
 }
 
-std::optional<ReadRow> last_logged_step(const fs::path& path) {
-  constexpr size_t kTail = size_t{256} << 10;
+// The last row in the last `most` bytes that `wanted` takes. `mark`: what its line holds, so that others are not parsed.
+static std::optional<ReadRow> last_row(const fs::path& path, size_t most, std::string_view mark,
+                                       FunctionRef<bool(const ReadRow&)> wanted) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return std::nullopt;
   const MappedFile file(path);
   std::string_view text = as_text(file.bytes());
-  if (text.size() > kTail) text.remove_prefix(text.size() - kTail);
+  if (text.size() > most) text.remove_prefix(text.size() - most);
   while (!text.empty()) {
     if (text.back() == '\n') text.remove_suffix(1);
     const size_t begin = text.rfind('\n');
     const std::string_view line = begin == std::string_view::npos ? text : text.substr(begin + 1);
-    auto row = parse_row(line);
-    if (row && row->step && row->event.empty()) return row;
+    if (line.find(mark) != std::string_view::npos)
+      if (auto row = parse_row(line); row && row->step && wanted(*row)) return row;
     if (begin == std::string_view::npos) break;
     text = text.substr(0, begin + 1);
   }
   return std::nullopt;
+}
+
+std::optional<ReadRow> last_logged_step(const fs::path& path) {
+  return last_row(path, size_t{256} << 10, "", [](const ReadRow& row) { return row.event.empty(); });
+}
+
+std::optional<ReadRow> last_event(const fs::path& path, std::string_view event) {
+  return last_row(path, SIZE_MAX, event, [&](const ReadRow& row) { return row.event == event; });
 }
 
 }  // namespace capstan::records

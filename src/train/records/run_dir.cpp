@@ -114,20 +114,16 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
   for (const auto& entry : fs::directory_iterator(path, error))
     if (is_temporary(entry.path())) fs::remove(entry.path(), error);
   if (resumed_) {
-    const RunFile run = read_run_file(path);
-    id_ = run.id;
-    recipe_name_ = run.recipe;
-    checkpoints_ = run.checkpoints;
-    created_ = run.created;
-    starts_ = run.starts;
+    file_ = read_run_file(path);
+    killed_ = file_.state == "running";  // and nobody holds the lock
   } else {
-    id_ = new_id();
-    created_ = utc_now();
+    file_.id = new_id();
+    file_.created = utc_now();
   }
 }
 
 fs::path RunDirectory::checkpoints() const {
-  return path_ / checkpoints_;
+  return path_ / (file_.checkpoints.empty() ? "checkpoints" : file_.checkpoints);
 }
 
 std::string RunDirectory::previous_recipe() const {
@@ -152,13 +148,17 @@ static void replace_text(const fs::path& directory, const std::string& stem, con
 
 void RunDirectory::begin(const RunRecords& records) {
   // run.json first: it is what makes the directory a run that can be resumed, whatever happens to the rest.
-  recipe_name_ = records.recipe_name;
-  checkpoints_ = records.checkpoints;
-  started_ = utc_now();
-  ended_.clear();
-  reason_.clear();
-  state_ = "running";
-  ++starts_;
+  file_.recipe = records.recipe_name;
+  file_.checkpoints = records.checkpoints;
+  file_.layout = records.layout;
+  file_.data = records.data;
+  file_.ranks = records.ranks;
+  file_.seed = records.seed;
+  file_.started = utc_now();
+  file_.ended.clear();
+  file_.reason.clear();
+  file_.state = "running";
+  ++file_.starts;
   save();
   replace_text(path_, "recipe.given", records.recipe_given);
   replace_text(path_, "recipe", records.recipe);
@@ -171,15 +171,14 @@ void RunDirectory::begin(const RunRecords& records) {
 }
 
 void RunDirectory::end(RunEnd how, std::string_view reason) {
-  state_ = how == RunEnd::finished ? "finished" : how == RunEnd::stopped ? "stopped" : "failed";
-  reason_ = reason;
-  ended_ = utc_now();
+  file_.state = how == RunEnd::finished ? "finished" : how == RunEnd::stopped ? "stopped" : "failed";
+  file_.reason = reason;
+  file_.ended = utc_now();
   save();
 }
 
 void RunDirectory::save() const {
-  write_file_durably(path_ / kRunFile, run_file_text({id_, recipe_name_, checkpoints_, created_, started_,
-                                                      ended_, state_, reason_, starts_}));
+  write_file_durably(path_ / kRunFile, run_file_text(file_));
 }
 
 }  // namespace capstan::records

@@ -17,6 +17,8 @@
 #include <string>
 #include <string_view>
 
+#include "train/records/run_list.hpp"
+
 namespace capstan::records {
 
 // The texts that a start leaves in the directory; the trainer hands them in.
@@ -27,6 +29,8 @@ struct RunRecords {
   std::string command;                      // one line
   std::string version;                      // JSON object
   std::string checkpoints = "checkpoints";  // where they go, relative to the run directory or absolute
+  std::string layout, data;                 // "tp2 dp4"; the samples trained on, in a line
+  int64_t ranks = 1, seed = 0;
 };
 
 enum class RunEnd : uint8_t { finished, stopped, failed };
@@ -55,13 +59,14 @@ class RunDirectory {
   RunDirectory& operator=(RunDirectory&&) = delete;
 
   bool resumed() const { return resumed_; }  // there was a run; its texts can be read with previous_recipe
-  const std::string& id() const { return id_; }  // 16 hexadecimal digits, the same over all starts
-  std::string previous_recipe() const;           // recipe.yaml of the last start; empty in a new run
+  const std::string& id() const { return file_.id; }  // 16 hexadecimal digits, the same over all starts
+  bool killed() const { return killed_; }             // the last start's process ended without saying how
+  std::string previous_recipe() const;                // recipe.yaml of the last start; empty in a new run
 
   // Writes the texts of this start. In a resumed run, a recipe that differs from the last one's is kept as
   // recipe.N.yaml.
   void begin(const RunRecords& records);
-  // How it ended; not called (killed) it counts as stopped.
+  // How it ended; a run whose process has gone without calling it was killed.
   void end(RunEnd how, std::string_view reason);
 
   const std::filesystem::path& path() const { return path_; }
@@ -73,9 +78,8 @@ class RunDirectory {
   void save() const;  // run.json
   std::filesystem::path path_;
   std::optional<FileLock> lock_;
-  bool resumed_ = false;
-  std::string id_, recipe_name_, checkpoints_ = "checkpoints", created_, started_, ended_, state_, reason_;
-  int64_t starts_ = 0;
+  bool resumed_ = false, killed_ = false;
+  RunFile file_;
 };
 
 std::string utc_now();  // "2026-01-31T12:34:56Z"

@@ -33,9 +33,24 @@ RunFile read_run_file(const fs::path& run) {
   if (text_of("schema") != kRunSchema)
     fail(ErrorCode::format, "`" + path.string() + "` is of the schema " + capstan::quoted(text_of("schema")) +
                                 ", not " + capstan::quoted(kRunSchema));
-  RunFile file{text_of("id"),      text_of("recipe"),  text_of("checkpoints"),
-               text_of("created"), text_of("started"), text_of("ended"),
-               text_of("state"),   text_of("reason"),  0};
+  RunFile file{text_of("id"),
+               text_of("recipe"),
+               text_of("checkpoints"),
+               text_of("created"),
+               text_of("started"),
+               text_of("ended"),
+               text_of("state"),
+               text_of("reason"),
+               0,
+               {},
+               {},
+               0,
+               {}};
+  if (const auto at = value.find("layout"); at != value.end() && at->is_string()) file.layout = *at;
+  if (const auto at = value.find("data"); at != value.end() && at->is_string()) file.data = *at;
+  if (const auto at = value.find("ranks"); at != value.end() && at->is_number_unsigned()) file.ranks = *at;
+  if (const auto at = value.find("seed"); at != value.end() && at->is_number_integer())
+    file.seed = at->get<int64_t>();
   if (const auto starts = value.find("starts"); starts != value.end() && starts->is_number_unsigned())
     file.starts = starts->get<int64_t>();
   return file;
@@ -48,7 +63,10 @@ std::string run_file_text(const RunFile& file) {
   return "{\n" + line("schema", std::string(kRunSchema)) + line("id", file.id) + line("recipe", file.recipe) +
          line("checkpoints", file.checkpoints) + line("created", file.created) +
          line("started", file.started) + line("ended", file.ended) + line("state", file.state) +
-         line("reason", file.reason) + "  \"starts\": " + std::to_string(file.starts) + "\n}\n";
+         line("reason", file.reason) + line("layout", file.layout) + line("data", file.data) +
+         (file.ranks > 0 ? "  \"ranks\": " + std::to_string(file.ranks) + ",\n" : "") +
+         (file.seed ? "  \"seed\": " + std::to_string(*file.seed) + ",\n" : "") +
+         "  \"starts\": " + std::to_string(file.starts) + "\n}\n";
 }
 
 std::string_view name_of(RunState state) {
@@ -59,6 +77,8 @@ std::string_view name_of(RunState state) {
       return "finished";
     case RunState::stopped:
       return "stopped";
+    case RunState::killed:
+      return "killed";
     case RunState::failed:
       return "failed";
   }
@@ -109,7 +129,8 @@ RunSummary summarise(const fs::path& run) {
   else if (file.state == "failed")
     summary.state = RunState::failed;
   else
-    summary.state = RunState::stopped;
+    summary.state = file.state == "running" ? RunState::killed : RunState::stopped;
+  summary.file = file;
   if (const auto row = last_logged_step(run / "metrics.jsonl")) {
     summary.step = row->step;
     if (const double loss = row->number("loss"); std::isfinite(loss)) summary.last_loss = loss;
@@ -144,6 +165,29 @@ std::vector<RunSummary> list_runs(const fs::path& root) {
   return runs;
 }
 
+RunDetails details_of(const fs::path& run) {
+  const fs::path metrics = run / "metrics.jsonl";
+  RunDetails details;
+  const auto known = [](const ReadRow& row, const char* name) {
+    const double value = row.number(name);
+    return std::isfinite(value) ? std::optional(value) : std::nullopt;
+  };
+  if (const auto row = last_logged_step(metrics)) {
+    if (const auto tokens = known(*row, "consumed_tokens")) details.tokens = static_cast<int64_t>(*tokens);
+    details.tokens_per_second = known(*row, "tokens_per_second");
+    details.mfu = known(*row, "mfu");
+    details.memory = known(*row, "memory_bytes");
+    if (const auto kernels = known(*row, "kernel_scratch_bytes"); kernels && details.memory)
+      *details.memory += *kernels;
+  }
+  if (const auto row = last_event(metrics, "validation")) {
+    details.validation_step = row->step;
+    details.validation_loss = known(*row, "loss");
+    details.perplexity = known(*row, "perplexity");
+  }
+  return details;
+}
+
 std::string to_json(const RunSummary& run) {
   std::string checkpoints;
   for (const int64_t step : run.checkpoints)
@@ -155,6 +199,23 @@ std::string to_json(const RunSummary& run) {
          ", \"step\": " + (run.step ? std::to_string(*run.step) : "null") +
          ", \"last_loss\": " + (run.last_loss ? to_text(*run.last_loss) : "null") + ", \"checkpoints\": [" +
          checkpoints + "]}";
+}
+
+std::string to_json(const RunSummary& run, const RunDetails& details) {
+  const auto number = [](const auto& value) { return value ? to_text(*value) : std::string("null"); };
+  const auto count = [](const auto& value) { return value ? std::to_string(*value) : std::string("null"); };
+  std::string text = to_json(run);
+  text.pop_back();
+  return text + ", \"layout\": " + capstan::quoted(run.file.layout) +
+         ", \"data\": " + capstan::quoted(run.file.data) +
+         ", \"ranks\": " + (run.file.ranks > 0 ? std::to_string(run.file.ranks) : "null") +
+         ", \"seed\": " + count(run.file.seed) + ", \"starts\": " + std::to_string(run.file.starts) +
+         ", \"tokens\": " + count(details.tokens) +
+         ", \"tokens_per_second\": " + number(details.tokens_per_second) +
+         ", \"mfu\": " + number(details.mfu) + ", \"memory_bytes\": " + number(details.memory) +
+         ", \"validation_step\": " + count(details.validation_step) +
+         ", \"validation_loss\": " + number(details.validation_loss) +
+         ", \"perplexity\": " + number(details.perplexity) + "}";
 }
 
 std::string to_json(std::span<const RunSummary> runs) {

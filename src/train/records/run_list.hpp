@@ -20,11 +20,16 @@ struct RunFile {
   std::string state;  // running (as far as the last writer knew), finished, stopped, failed
   std::string reason;
   int64_t starts = 0;
+  // Of the last start; not in the files of earlier versions.
+  std::string layout, data;
+  int64_t ranks = 0;
+  std::optional<int64_t> seed;
 };
 RunFile read_run_file(const std::filesystem::path& run);  // throws ErrorCode::not_found or ::format
 std::string run_file_text(const RunFile& file);
 
-enum class RunState : uint8_t { running, finished, stopped, failed };
+// killed: the process that was at work has gone without saying how the run ended.
+enum class RunState : uint8_t { running, finished, stopped, killed, failed };
 std::string_view name_of(RunState state);
 
 struct RunSummary {
@@ -36,6 +41,16 @@ struct RunSummary {
   std::optional<int64_t> step;       // last logged
   std::optional<double> last_loss;   // of that step; null: none, or not finite
   std::vector<int64_t> checkpoints;  // steps, newest first; not verified
+  RunFile file;                      // run.json
+};
+
+// What `runs show` says beyond the summary, from the rows of metrics.jsonl; null: not there.
+struct RunDetails {
+  std::optional<int64_t> tokens;  // trained on so far
+  std::optional<double> tokens_per_second, mfu,
+      memory;  // of the last logged step; memory in bytes, with that of kernels
+  std::optional<int64_t> validation_step;
+  std::optional<double> validation_loss, perplexity;
 };
 
 bool is_run(const std::filesystem::path& path);
@@ -43,12 +58,15 @@ bool is_run(const std::filesystem::path& path);
 // none yet, the path itself.
 std::filesystem::path saved_in(const std::filesystem::path& path);
 RunSummary summarise(const std::filesystem::path& run);  // throws like read_run_file
+RunDetails details_of(const std::filesystem::path& run);
 
 // The runs of a directory ("runs"), latest start first. Entries that are no runs are left out; a run whose
 // run.json is damaged is listed as failed with the reason.
 std::vector<RunSummary> list_runs(const std::filesystem::path& root);
 
-std::string to_json(const RunSummary& run);             // one object
+std::string to_json(const RunSummary& run);  // one object
+std::string to_json(const RunSummary& run,
+                    const RunDetails& details);         // one object, with all that `runs show` says
 std::string to_json(std::span<const RunSummary> runs);  // an array, one run per line
 
 }  // namespace capstan::records

@@ -1,0 +1,222 @@
+// What a run writes about itself: means of an interval, rows of a run in parts, the answer to a signal, states of ended runs.
+#include <doctest/doctest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "process.hpp"
+
+using namespace capstan::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+Finished train_in(const ScratchDirectory& scratch, const std::vector<std::string>& more,
+                  std::function<int(const std::string&, int)> react = {}) {
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = train_tiny(more);
+  launch.on_error_text = std::move(react);
+  return run(launch);
+}
+
+Finished in(const ScratchDirectory& scratch, std::vector<std::string> arguments) {
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = std::move(arguments);
+  return run(launch);
+}
+
+std::vector<json> logged_rows(const std::string& run) {
+  std::vector<json> rows;
+  std::istringstream text(read_text(run + "/metrics.jsonl"));
+  for (std::string line; std::getline(text, line);)
+    if (json row = json::parse(line); !row.contains("event")) rows.push_back(std::move(row));
+  return rows;
+}
+
+std::string state_of(const ScratchDirectory& scratch, const std::string& run) {
+  return json::parse(in(scratch, {"runs", "show", run, "--json"}).out)["run"]["state"];
+}
+
+int times(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a row holds means over its interval, the step's own values beside them, and one throughput") {
+  const ScratchDirectory scratch;
+  REQUIRE(train_in(scratch, {"train.train_iters=10", "logger.log_interval=1", "--run-dir", "each"}).code ==
+          0);
+  const Finished fourth =
+      train_in(scratch, {"train.train_iters=10", "logger.log_interval=4", "--run-dir", "fourth"});
+  REQUIRE_MESSAGE(fourth.code == 0, fourth.err);
+  const auto each = logged_rows(scratch.file("each")), rows = logged_rows(scratch.file("fourth"));
+  REQUIRE(each.size() == 10);
+  REQUIRE(rows.size() == 4);
+  int64_t before = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t step = rows[i]["step"];
+    CHECK(step == std::vector<int64_t>{1, 4, 8, 10}[i]);
+    double loss = 0, norm = 0;
+    for (int64_t s = before; s < step; ++s) {
+      const json& own = each[static_cast<size_t>(s)];
+      CHECK(own["loss"] == own["step_loss"]);
+      CHECK(own["grad_norm"] == own["step_grad_norm"]);
+      loss += own["loss"].get<double>(), norm += own["grad_norm"].get<double>();
+    }
+    const auto count = static_cast<double>(step - before);
+    CHECK(rows[i]["loss"].get<double>() == doctest::Approx(loss / count).epsilon(1e-12));
+    CHECK(rows[i]["grad_norm"].get<double>() == doctest::Approx(norm / count).epsilon(1e-12));
+    CHECK(rows[i]["step_loss"] == each[static_cast<size_t>(step) - 1]["loss"]);
+    CHECK(rows[i]["step_grad_norm"] == each[static_cast<size_t>(step) - 1]["grad_norm"]);
+    const double tokens = each[0]["consumed_tokens"], seconds = rows[i]["step_seconds"];
+    CHECK(rows[i]["tokens_per_second"].get<double>() * seconds == doctest::Approx(tokens).epsilon(1e-12));
+    CHECK(rows[i]["tokens_per_second_per_rank"] == rows[i]["tokens_per_second"]);
+    double phases = 0;
+    for (const auto& [name, value] : rows[i].items())
+      if (name.starts_with("seconds_")) phases += value.get<double>();
+    CHECK(phases == doctest::Approx(seconds).epsilon(1e-9));
+    // The same FLOPs in every row, and the header's.
+    const double flops = rows[i]["tflops_per_rank"].get<double>() * 1e12 * seconds;
+    CHECK(flops == doctest::Approx(rows[0]["tflops_per_rank"].get<double>() * 1e12 *
+                                   rows[0]["step_seconds"].get<double>())
+                       .epsilon(1e-9));
+    CHECK(rows[i]["mfu"].get<double>() > 0);
+    before = step;
+  }
+  CHECK_MESSAGE(contains(fourth.err, "estimated time: "), fourth.err);
+  // Runs that were logged in other intervals are compared by the steps that both have.
+  const Finished same = in(scratch, {"diff", "each", "fourth"});
+  CHECK_MESSAGE(same.code == 0, same.out);
+}
+
+TEST_CASE("a run in parts has the rows of an uninterrupted one: the same steps, the same means to the bit") {
+  const ScratchDirectory scratch;
+  const std::vector<std::string> base{"train.train_iters=14", "logger.log_interval=4"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), base.begin(), base.end());
+    return train_in(scratch, more);
+  };
+  REQUIRE(with({"--run-dir", "whole"}).code == 0);
+  for (const char* stop : {"train.exit_interval=6", "train.exit_interval=5"}) {
+    CAPTURE(stop);
+    const std::string name = std::string("parts-") + stop[std::string(stop).size() - 1];
+    Finished part = with({"--run-dir", name, stop});
+    for (int starts = 1; part.code == 75 && starts < 5; ++starts)
+      part = with({"--run-dir", name, stop, "--resume"});
+    REQUIRE_MESSAGE(part.code == 0, part.err);
+    CHECK(contains(part.err, "as before the resume"));
+    const auto whole = logged_rows(scratch.file("whole")), parts = logged_rows(scratch.file(name));
+    REQUIRE(parts.size() == whole.size());
+    for (size_t i = 0; i < whole.size(); ++i)
+      for (const char* key : {"step", "loss", "grad_norm", "step_loss", "step_grad_norm", "consumed_tokens"})
+        CHECK_MESSAGE(parts[i][key] == whole[i][key], key);
+  }
+}
+
+TEST_CASE(
+    "ctrl-C is answered at once and once; the hint repeats --nproc; nothing stays in the temporary "
+    "directory") {
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    const ScratchDirectory scratch;
+    fs::create_directory(scratch.file("tmp"));
+    Launch launch;
+    launch.directory = scratch.path();
+    launch.arguments = train_tiny({"train.train_iters=1000000", "--run-dir", "r"});
+    if (ranks > 1) launch.arguments.insert(launch.arguments.end(), {"--nproc", "2"});
+    launch.environment = {"TMPDIR=" + scratch.file("tmp")};
+    bool sent = false;
+    launch.on_error_text = [&](const std::string& text, int) {
+      if (sent || !contains(text, "step 2")) return 0;
+      sent = true;
+      return SIGINT;
+    };
+    const Finished stopped = run(launch);
+    CHECK_MESSAGE(stopped.code == 75, stopped.err);
+    CHECK_MESSAGE(times(stopped.err, "stopping after this s") == 1, stopped.err);  // step or save
+    CHECK_MESSAGE(times(stopped.err, "; again to stop now\n") == 1, stopped.err);
+    CHECK_MESSAGE(contains(stopped.err, "--nproc 2") == (ranks == 2), stopped.err);
+    CHECK(state_of(scratch, "r") == "stopped");
+    CHECK(fs::is_empty(scratch.file("tmp")));
+  }
+}
+
+TEST_CASE(
+    "the states of ended runs are told apart; a killed rank leaves nothing in the temporary directory") {
+  const ScratchDirectory scratch;
+  REQUIRE(train_in(scratch, {"train.train_iters=2", "--run-dir", "finished"}).code == 0);
+  CHECK(state_of(scratch, "finished") == "finished");
+  const Finished failed = train_in(
+      scratch, {"train.train_iters=200", "optimizer.lr=100", "optimizer.clip_grad=0",
+                "scheduler.lr_warmup_fraction=0.5", "resilience.loss_spike_factor=1.5",
+                "resilience.spike_window=8", "resilience.loss_spike_action=skip", "--run-dir", "failed"});
+  CHECK_MESSAGE(failed.code == 1, failed.err);
+  CHECK(state_of(scratch, "failed") == "failed");
+  const auto kill_once = [sent = false](const std::string& text, int) mutable {
+    if (sent || !contains(text, "step 2")) return 0;
+    sent = true;
+    return SIGKILL;
+  };
+  const Finished killed = train_in(scratch, {"train.train_iters=1000000", "--run-dir", "killed"}, kill_once);
+  CHECK(killed.code == 128 + SIGKILL);
+  CHECK(state_of(scratch, "killed") == "killed");
+  const std::string listed = in(scratch, {"runs", "ls", "."}).out;
+  for (const char* state : {"finished", "failed", "killed"}) CHECK(contains(listed, state));
+  CHECK(train_in(scratch, {"train.train_iters=1000000", "train.exit_duration_in_mins=0.001", "--run-dir",
+                           "killed", "--resume"})
+            .code == 75);
+  CHECK(state_of(scratch, "killed") == "stopped");
+  CHECK(contains(read_text(scratch.file("killed/log.txt")), "was killed"));
+
+  fs::create_directory(scratch.file("tmp"));
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = train_tiny({"train.train_iters=1000000", "--run-dir", "rank", "--nproc", "2"});
+  launch.environment = {"TMPDIR=" + scratch.file("tmp")};
+  bool sent = false;
+  launch.on_error_text = [&](const std::string& text, int parent) {
+    const auto launcher = children_of(parent);
+    const auto ranks = launcher.empty() ? std::vector<int>{} : children_of(launcher.front());
+    if (sent || !contains(text, "step 2") || ranks.size() != 2) return 0;
+    sent = true;
+    ::kill(ranks[1], SIGKILL);
+    return 0;
+  };
+  CHECK(run(launch).code == 4);
+  CHECK(state_of(scratch, "rank") == "killed");
+  CHECK(fs::is_empty(scratch.file("tmp")));
+}
+
+TEST_CASE("runs show says what the log says: validation, data, seed, layout, tokens, memory") {
+  const ScratchDirectory scratch;
+  const Finished trained = train_in(scratch, {"train.train_iters=3", "validation.eval_interval=2",
+                                              "validation.eval_iters=1", "rng.seed=77", "--run-dir", "r"});
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  const std::string shown = in(scratch, {"runs", "show", "r"}).out;
+  const auto rows = logged_rows(scratch.file("r"));
+  for (const char* text : {"mock data", "77", "dp1, 1 rank"}) CHECK_MESSAGE(contains(shown, text), shown);
+  // "step 3 | validation loss 4.1234 | perplexity 61.77" and "| 1.2 MiB |" of the last step.
+  const size_t at = trained.err.rfind("validation loss ");
+  REQUIRE(at != std::string::npos);
+  CHECK_MESSAGE(contains(shown, "loss " + trained.err.substr(at + 16, 6)), shown);
+  const size_t memory = shown.find("memory");
+  REQUIRE(memory != std::string::npos);
+  std::string size = shown.substr(memory + 6, shown.find('\n', memory) - memory - 6);
+  size.erase(0, size.find_first_not_of(' '));
+  CHECK_MESSAGE(contains(trained.err, "| " + size + " |"), shown);
+  const json run = json::parse(in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
+  CHECK(run["seed"] == 77);
+  CHECK(run["tokens"] == rows.back()["consumed_tokens"]);
+  CHECK(run["validation_step"] == 3);
+  CHECK(run["layout"] == "dp1");
+}
