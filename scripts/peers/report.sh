@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Looks at the page of `sweep plot` with a browser, at 24 and at 500 trials: plans the sweeps, fills them with stored metrics as
-# if they had run, and opens the pages in headless Chromium. Fails on a message in the console, a page above 5 MB, or one that
+# Looks at the pages of `sweep plot`, at 24 and at 500 trials, and of `runs plot` with a browser: plans the sweeps, fills them with
+# stored metrics as if they had run, and opens the pages in headless Chromium, wide and narrow, light and dark. Fails on a message in the console, a page above 5 MB, or one that
 # takes more than two seconds to draw. Needs Debian's chromium, and Python for the metrics.
 #
 #   scripts/peers/report.sh [PROGRAM] [DIR]      default build/release/capstan, build/report; DIR/*.png are the screenshots
@@ -56,12 +56,37 @@ expect() { # TEXT CONDITION…
   if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $text"; fi
 }
 
-look() { # NAME TRIALS
-  local name=$1 trials=$2 page=$dir/$1.html
+look_at_sweep() { # NAME TRIALS
+  local name=$1 trials=$2
   expect "$name: not $trials trials" test "$(find "$dir/$name/trials" -mindepth 1 -maxdepth 1 | wc -l)" = "$trials"
-  "$capstan" sweep plot "$dir/$name" -o "$page" >/dev/null
+  "$capstan" sweep plot "$dir/$name" -o "$dir/$name.html" >/dev/null
+  look "$name"
+}
+
+look_at_runs() { # SWEEP: six of its trials as runs
+  python3 - "$dir/$1" "$dir/runs" <<'END'
+import json, pathlib, shutil, sys
+sweep, runs = map(pathlib.Path, sys.argv[1:])
+for i, trial in enumerate(json.load(open(sweep / "plan.json"))["trials"][:6]):
+    run = runs / f"run-{i}"
+    shutil.copytree(sweep / "trials" / trial["id"] / "run", run)
+    rows = [json.loads(line) for line in open(run / "metrics.jsonl")]
+    with open(run / "metrics.jsonl", "a") as file:
+        for row in rows[39::40]:
+            file.write(json.dumps({"step": row["step"], "event": "validation", "loss": row["loss"] + 0.2}) + "\n")
+    (run / "run.json").write_text(json.dumps({"schema": "capstan.run/1", "id": f"{i:016x}", "recipe": "quickstart",
+        "checkpoints": "checkpoints", "created": "2026-01-31T12:34:56Z", "started": "2026-01-31T12:34:56Z", "ended": "",
+        "state": "finished", "reason": "", "starts": 1}))
+END
+  "$capstan" runs plot "$dir"/runs/run-* -o "$dir/runs.html" >/dev/null
+  look runs
+}
+
+look() { # NAME
+  local name=$1 page=$dir/$1.html
   local options=(--headless --no-sandbox --disable-gpu --hide-scrollbars "--window-size=1280,2300" "--user-data-dir=$dir/profile" --enable-logging=stderr --v=0)
   chromium "${options[@]}" --screenshot="$dir/$name.png" "file://$page" 2>"$dir/$name.log" >/dev/null
+  chromium "${options[@]}" --window-size=500,2300 --blink-settings=preferredColorScheme=0 --screenshot="$dir/$name-narrow-dark.png" "file://$page" 2>>"$dir/$name.log" >/dev/null
   # From the start of the load to the first whole picture; the shortest of five, because other work on the machine counts too.
   local drawn='' size
   for _ in 1 2 3 4 5; do
@@ -80,8 +105,9 @@ look() { # NAME TRIALS
 plan small 'optimizer.lr=1e-4,3e-4,1e-3,3e-3' model.num_layers=2,4,6 rng.seed=1,2
 plan large 'optimizer.lr=loguniform(1e-4,1e-2)' 'optimizer.weight_decay=uniform(0,0.2)' model.num_layers=2,4,6,8 \
   train.global_batch_size=8,16,32 'optimizer.adam_beta2=uniform(0.9,0.999)' rng.seed=1,2 --trials 250
-look small 24
-look large 500
+look_at_sweep small 24
+look_at_sweep large 500
+look_at_runs small
 echo
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

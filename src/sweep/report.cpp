@@ -1,9 +1,7 @@
 #include "sweep/report.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -13,6 +11,7 @@
 #include "sweep/table.hpp"
 #include "sweep/values.hpp"
 #include "train/records/curve.hpp"
+#include "train/records/page.hpp"
 
 namespace capstan::sweep {
 
@@ -31,20 +30,10 @@ ordered_json finite_or_null(const std::optional<double>& value) {
   return value && std::isfinite(*value) ? ordered_json(*value) : ordered_json(nullptr);
 }
 
-// "s":[steps],"v":[values]
-std::string curve_text(const std::vector<CurvePoint>& curve, size_t most) {
+std::vector<records::Point> points_of(const std::vector<CurvePoint>& curve) {
   std::vector<records::Point> points;
-  for (const CurvePoint& point : curve)
-    if (std::isfinite(point.value)) points.push_back({static_cast<double>(point.step), point.value});
-  std::string steps, values;
-  std::array<char, 32> text;
-  for (const records::Point& point : records::thinned(points, most)) {
-    if (!steps.empty()) steps += ',', values += ',';
-    steps += std::to_string(static_cast<int64_t>(point.x));
-    std::snprintf(text.data(), text.size(), "%.6g", point.y);
-    values += text.data();
-  }
-  return "\"s\":[" + steps + "],\"v\":[" + values + "]";
+  for (const CurvePoint& point : curve) points.push_back({static_cast<double>(point.step), point.value});
+  return points;
 }
 
 // Declared so, or numbers over more than one power of ten.
@@ -156,29 +145,10 @@ std::string data_text(const Results& results, const std::string& recipe, const s
     item["values"] = std::move(values);
     std::string line = dumped(item);
     line.pop_back();
-    text += (i ? ",\n" : "\n") + line + "," + curve_text(results.trials[i].curve, most) + "}";
+    text +=
+        (i ? ",\n" : "\n") + line + "," + records::curve_json(points_of(results.trials[i].curve), most) + "}";
   }
   return text + "]}";
-}
-
-// JSON inside a script element: a `<` could end it, and stands in texts only.
-std::string without_markup(const std::string& json) {
-  std::string text;
-  text.reserve(json.size());
-  for (const char c : json) text += c == '<' ? std::string("\\u003c") : std::string(1, c);
-  return text;
-}
-
-// Replaces {{name}}, each once; what is put in is not looked at again.
-std::string filled(std::string_view page, const std::map<std::string_view, std::string>& parts) {
-  std::string text;
-  for (size_t at = 0;;) {
-    const size_t begin = page.find("{{", at), end = page.find("}}", begin);
-    text += page.substr(at, begin - at);
-    if (end == std::string_view::npos) return text;
-    text += parts.at(page.substr(begin + 2, end - begin - 2));
-    at = end + 2;
-  }
 }
 
 }  // namespace
@@ -194,10 +164,8 @@ std::optional<size_t> best_trial(const Results& results) {
 }
 
 std::string report_html(const Results& results, const std::string& recipe, const std::string& shown) {
-  return filled(report_page(), {{"title", records::html_escaped(results.plan.name) + " · Capstan sweep"},
-                                {"style", std::string(report_style())},
-                                {"script", std::string(report_script())},
-                                {"data", without_markup(data_text(results, recipe, shown))}});
+  return records::page_html({results.plan.name + " · Capstan sweep", report_body(), report_script(),
+                             data_text(results, recipe, shown)});
 }
 
 std::string report_html(const Results& results, const std::filesystem::path& directory) {

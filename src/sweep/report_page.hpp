@@ -5,8 +5,7 @@
 
 namespace capstan::sweep {
 
-std::string_view report_page();    // page.html, with {{title}}, {{style}}, {{data}} and {{script}}
-std::string_view report_style();   // page.css
-std::string_view report_script();  // page.js
+std::string_view report_body();    // body.html
+std::string_view report_script();  // report.js
 
 }  // namespace capstan::sweep

@@ -518,11 +518,27 @@ TEST_CASE("diff names the first step and the first tensor that part; plot draws 
   const std::string page = read_text(p.file("runs.html"));
   CHECK(contains(page, "</html>"));
   CHECK_FALSE(contains(page, "src="));
-  CHECK(contains(page, "other, validation"));
-  size_t curves = 0;
-  for (size_t at = page.find("<polyline"); at != std::string::npos; at = page.find("<polyline", at + 1))
-    ++curves;
-  CHECK(curves == 12);  // five charts and the validation loss, of two runs
+  CHECK(contains(page, "<title>2 runs · Capstan</title>"));
+  const std::string mark = "id=\"data\">";
+  const size_t begin = page.find(mark) + mark.size();
+  const json drawn = json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+  REQUIRE(drawn["runs"].size() == 2);
+  for (const json& run : drawn["runs"]) {
+    const std::string name = run["name"];
+    CHECK(run["state"] == "finished");
+    for (const char* key : {"grad_norm", "learning_rate", "tokens_per_second", "mfu", "memory_bytes"})
+      CHECK(run["curves"][key]["s"].size() == 12);
+    const auto truth = losses_of(p.file(name));
+    const json& loss = run["curves"]["loss"];
+    REQUIRE(loss["v"].size() == truth.size());
+    for (size_t i = 0; i < truth.size(); ++i) {
+      CHECK(loss["s"][i] == i + 1);
+      CHECK(loss["v"][i].get<double>() == doctest::Approx(truth[i]).epsilon(1e-5));
+    }
+    CHECK(run["curves"]["validation"]["s"] == json{6, 12});
+    CHECK(run["validation"].get<double>() ==
+          doctest::Approx(run["curves"]["validation"]["v"][1].get<double>()).epsilon(1e-5));
+  }
   CHECK(p.in({"runs", "plot", "nowhere", "-o", "x.html"}).code == 2);
 }
 

@@ -1,6 +1,10 @@
 #include "train/records/curve.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
 
 namespace capstan::records {
 
@@ -20,6 +24,21 @@ std::vector<Point> thinned(const std::vector<Point>& points, size_t most) {
     if (i + 1 == intervals && high != points.end() - 1) kept.push_back(points.back());
   }
   return kept;
+}
+
+std::string curve_json(const std::vector<Point>& points, size_t most) {
+  std::vector<Point> finite;
+  for (const Point& point : points)
+    if (std::isfinite(point.y)) finite.push_back(point);
+  std::string xs, ys;
+  std::array<char, 32> text;
+  for (const Point& point : thinned(finite, most)) {
+    if (!xs.empty()) xs += ',', ys += ',';
+    xs += std::to_string(static_cast<int64_t>(point.x));
+    std::snprintf(text.data(), text.size(), "%.6g", point.y);
+    ys += text.data();
+  }
+  return "\"s\":[" + xs + "],\"v\":[" + ys + "]";
 }
 
 std::string html_escaped(std::string_view text) {

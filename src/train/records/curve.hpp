@@ -13,6 +13,9 @@ struct Point {
 // At most about `most` points: of each of `most / 2` intervals the lowest and the highest, in order, and the two ends.
 std::vector<Point> thinned(const std::vector<Point>& points, size_t most);
 
+// "s":[x…],"v":[y…] of the points that are finite, thinned, with six digits: a part of a JSON object.
+std::string curve_json(const std::vector<Point>& points, size_t most);
+
 // Text for the inside of an element, or of an attribute in double quotes.
 std::string html_escaped(std::string_view text);
 

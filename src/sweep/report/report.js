@@ -1,37 +1,8 @@
-"use strict";
-// Draws the report from the JSON in the page. Texts enter the page as text only (textContent), never as markup.
+// Draws a sweep's report from the JSON in the page.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const {data, finite, make, number, tick, duration, quantile, ticksBetween, color, tip, shortened, frame, clipped} = Charts;
   const trials = data.trials, keys = data.keys;
   const minimise = data.metric.goal === "min";
-  const finite = Number.isFinite;
-
-  // ---- small helpers
-  const make = (tag, attributes = {}, ...children) => {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes))
-      if (name === "text") element.textContent = value;
-      else element.setAttribute(name, value);
-    element.append(...children);
-    return element;
-  };
-  const number = (x) => {
-    if (!finite(x)) return "–";
-    const size = Math.abs(x);
-    if (size !== 0 && (size >= 1e5 || size < 1e-3)) return x.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
-    return String(Number(x.toPrecision(5)));
-  };
-  const quantile = (sorted, q) => sorted[Math.min(sorted.length - 1, Math.max(0, Math.round(q * (sorted.length - 1))))];
-  const shortened = (context, text, width) => {
-    if (context.measureText(text).width <= width) return text;
-    while (text.length > 1 && context.measureText(text + "…").width > width) text = text.slice(0, -1);
-    return text + "…";
-  };
-  const duration = (s) => {
-    if (s < 60) return s.toFixed(s < 10 ? 1 : 0) + " s";
-    if (s < 3600) return Math.floor(s / 60) + " min " + Math.round(s % 60) + " s";
-    return Math.floor(s / 3600) + " h " + Math.round((s % 3600) / 60) + " min";
-  };
 
   // ---- trials: values as numbers where they are, ranks of the finished ones
   trials.forEach((trial, i) => {
@@ -63,28 +34,9 @@
     const at = (text) => (text === "" ? NaN : single ? 0.5 : (to(Number(text)) - low) / span);
     let ticks = known.map((x) => [at(x), number(x)]);
     if (known.length > 10)
-      ticks = ticksBetween(low, low + span, log).map((x) => [(to(x) - low) / span, number(x)]);
+      ticks = ticksBetween(low, low + span, log).map((x) => [(to(x) - low) / span, tick(x)]);
     return {numeric: true, log, at, ticks, values: known.map(String), domain: [low, span]};
   };
-  function ticksBetween(low, high, log) {
-    if (log) {
-      const all = [];
-      const dense = high - low < 2.5;
-      for (let e = Math.floor(low); e <= Math.ceil(high); ++e)
-        for (const m of dense ? [1, 2, 5] : [1]) all.push(m * 10 ** e);
-      const inside = all.filter((x) => Math.log10(x) >= low - 1e-9 && Math.log10(x) <= high + 1e-9);
-      const every = Math.ceil(inside.length / 9);
-      if (inside.length > 1) return inside.filter((_, i) => i % every === 0);
-      return ticksBetween(10 ** low, 10 ** high, false);
-    }
-    const raw = (high - low) / 5 || 1, power = 10 ** Math.floor(Math.log10(raw)), part = raw / power;
-    const step = power * (part < 1.5 ? 1 : part < 3.5 ? 2 : part < 7.5 ? 5 : 10);
-    const result = [];
-    const first = Math.ceil(low / step - 1e-9) * step;
-    for (let i = 0; i < 20 && first + i * step <= high + step * 1e-9; ++i)
-      result.push(Number((first + i * step).toPrecision(12)));
-    return result;
-  }
   const scales = keys.map(scaleOf);
 
   // Limits that a few runs which went astray do not stretch: the far side ends three quartile distances out.
@@ -102,18 +54,19 @@
   };
   const metricLimits = limits((finished.length ? finished : trials).map((t) => t.metric));
 
-  // ---- colours: dark for the best, or along an axis
+  // ---- colours: the strongest for the best, or along an axis
   const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [223, 214, 60]];
-  const ramp = (t) => {
+  const ramp = (part) => {
+    const t = Charts.dark() ? 1 - 0.85 * part : part;  // on a dark page the bright end is the strongest
     const at = Math.min(Math.max(t, 0), 1) * (stops.length - 1), i = Math.min(Math.floor(at), stops.length - 2);
     return "rgb(" + stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (at - i))).join(",") + ")";
   };
   const view = {color: -1, logY: false, whole: false, others: true, brush: new Map(), lit: new Set(), over: null};
   const colorOf = (trial) => {
-    if (!trial.finished) return "#b4bac6";
+    if (!trial.finished) return color("faint");
     if (view.color < 0) return ramp(trial.rank);
     const at = scales[view.color].at(trial.values[view.color]);
-    return finite(at) ? ramp(at) : "#b4bac6";
+    return finite(at) ? ramp(at) : color("faint");
   };
   const inBrush = (trial) => {
     for (const [axis, [from, to]] of view.brush) {
@@ -124,86 +77,32 @@
   };
   const shown = (trial) => (view.others || trial.finished) && inBrush(trial);
 
-  // ---- a chart: two canvases, one for everything and one for what the pointer is on
-  const charts = [];
-  const tip = document.getElementById("tip");
-  const chart = (parent, height, label, draw, mark, find) => {
-    const box = make("div", {class: "chart", style: "height:" + height + "px", role: "img", "aria-label": label});
-    const layers = [make("canvas"), make("canvas")];
-    box.append(...layers);
-    parent.append(box);
-    const self = {box, width: 0, height, find};
-    const context = (canvas) => {
-      const ratio = window.devicePixelRatio || 1;
-      self.width = box.clientWidth;
-      canvas.width = Math.round(self.width * ratio);
-      canvas.height = Math.round(height * ratio);
-      const c = canvas.getContext("2d");
-      c.scale(ratio, ratio);
-      c.font = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
-      c.lineJoin = "round";
-      return c;
-    };
-    self.draw = () => draw(context(layers[0]), self);
-    self.mark = () => mark(context(layers[1]), self, trials.filter((t) => view.lit.has(t.index) || view.over === t.index));
-    box.addEventListener("pointermove", (event) => {
-      if (event.buttons) return;
-      const place = box.getBoundingClientRect();
-      const hit = find(event.clientX - place.left, event.clientY - place.top, self);
-      over(hit ? hit.trial.index : null, hit ? hit.text : "", event);
+  // ---- a chart: find(x, y) gives the trial at the pointer; marked are that one and those that were clicked on
+  const chart = (parent, height, label, draw, mark, find) =>
+    Charts.chart(parent, height, label, {
+      draw,
+      mark: (c, self) => mark(c, self, trials.filter((t) => view.lit.has(t.index) || view.over === t.index)),
+      hover: (x, y, event) => {
+        const hit = x === null ? null : find(x, y);
+        over(hit ? hit.trial.index : null, hit ? hit.text : "", event);
+      },
     });
-    box.addEventListener("pointerleave", () => over(null));
-    charts.push(self);
-    return self;
-  };
   const over = (index, text, event) => {
-    tip.style.display = index === null ? "none" : "block";
-    if (index !== null) {
-      tip.textContent = text;
-      const right = event.clientX > innerWidth - 440;
-      tip.style.left = right ? "" : event.clientX + 14 + "px";
-      tip.style.right = right ? innerWidth - event.clientX + 14 + "px" : "";
-      tip.style.top = Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8) + "px";
-    }
+    tip(index === null ? "" : text, event);
     if (index === view.over) return;
     view.over = index;
-    for (const c of charts) c.mark();
+    Charts.mark();
   };
+  const scale = make("span", {class: "scale"});
   const redraw = () => {
-    for (const c of charts) c.draw(), c.mark();
+    Charts.redraw();
+    scale.style.background = "linear-gradient(90deg," + [0, 0.25, 0.5, 0.75, 1].map(ramp).join(",") + ")";
     for (const row of document.querySelectorAll("tr[data-trials]"))
       row.classList.toggle("lit", row.dataset.trials.split(" ").some((i) => view.lit.has(Number(i))));
   };
   const about = (trial) =>
     trial.label + (trial.seed === null ? "" : " · seed " + trial.seed) + "\n" + data.metric.name + " " + number(trial.metric) +
     " · " + trial.state + (trial.step === null ? "" : " at step " + trial.step) + (trial.reason ? "\n" + trial.reason : "") + "\n" + trial.id;
-  // Grid lines and the numbers at them; returns where the inside is.
-  const frame = (c, self, left, right, top, bottom, xTicks, yTicks) => {
-    const w = self.width - left - right, h = self.height - top - bottom;
-    c.clearRect(0, 0, self.width, self.height);
-    c.strokeStyle = "#eceef2";
-    c.fillStyle = "#667085";
-    c.lineWidth = 1;
-    c.textBaseline = "middle";
-    c.textAlign = "right";
-    for (const [at, text] of yTicks) {
-      const y = Math.round(top + (1 - at) * h) + 0.5;
-      c.beginPath(), c.moveTo(left, y), c.lineTo(left + w, y), c.stroke();
-      c.fillText(text, left - 6, y);
-    }
-    c.textBaseline = "top";
-    c.textAlign = "center";
-    let free = -1e9;
-    for (const [at, text] of xTicks) {
-      const x = Math.round(left + at * w) + 0.5, half = c.measureText(text).width / 2;
-      c.beginPath(), c.moveTo(x, top), c.lineTo(x, top + h), c.stroke();
-      if (x - half < free) continue;  // no room beside its neighbour
-      c.fillText(text, Math.min(x, self.width - half - 1), top + h + 6);
-      free = x + half + 8;
-    }
-    return {left, top, w, h};
-  };
-
   // ---- curves over steps
   const curvesSection = document.getElementById("curves");
   const withCurve = order.filter((t) => t.x.length > 0);
@@ -228,12 +127,6 @@
         c.fillStyle = c.strokeStyle, c.fill();
       }
     };
-    const clipped = (c, self, paint) => {
-      c.save();
-      c.beginPath(), c.rect(area.left, area.top, area.w, area.h), c.clip();
-      paint();
-      c.restore();
-    };
     chart(curvesSection, 380, "curves of " + data.metric.name + " over steps",
       (c, self) => {
         to = view.logY ? Math.log10 : (y) => y;
@@ -253,11 +146,11 @@
         y1 = values.length ? quantile(values, view.whole || !minimise ? 1 : 0.96) : 1;
         const margin = (y1 - y0) * 0.04 || Math.abs(y0) * 0.05 || 0.5;
         y0 -= margin, y1 += margin;
-        const yTicks = view.logY ? ticksBetween(y0, y1, true).map((y) => [(Math.log10(y) - y0) / (y1 - y0), number(y)])
-                                 : ticksBetween(y0, y1, false).map((y) => [(y - y0) / (y1 - y0), number(y)]);
-        const xTicks = ticksBetween(x0, x1, false).map((x) => [(x - x0) / (x1 - x0), number(x)]);
+        const yTicks = view.logY ? ticksBetween(y0, y1, true).map((y) => [(Math.log10(y) - y0) / (y1 - y0), tick(y)])
+                                 : ticksBetween(y0, y1, false).map((y) => [(y - y0) / (y1 - y0), tick(y)]);
+        const xTicks = ticksBetween(x0, x1, false).map((x) => [(x - x0) / (x1 - x0), tick(x)]);
         area = frame(c, self, 56, 12, 8, 26, xTicks, yTicks.filter(([at]) => at >= 0 && at <= 1));
-        clipped(c, self, () => {
+        clipped(c, area, () => {
           c.lineWidth = withCurve.length > 150 ? 0.8 : 1.3;
           for (const t of withCurve) {
             if (!shown(t)) continue;
@@ -268,9 +161,9 @@
           }
         });
       },
-      (c, self, marked) => clipped(c, self, () => {
+      (c, self, marked) => clipped(c, area, () => {
         c.lineWidth = 2.6;
-        for (const t of marked) c.strokeStyle = "#e0442e", trace(c, t);
+        for (const t of marked) c.strokeStyle = color("mark"), trace(c, t);
       }),
       (x, y) => {
         let best = 14 * 14, hit = null, step = 0;
@@ -292,7 +185,7 @@
   // ---- the metric against each axis
   const scatters = document.getElementById("scatters");
   const [m0, m1] = metricLimits;
-  const metricTicks = ticksBetween(m0, m1, false).map((y) => [(y - m0) / (m1 - m0), number(y)]);
+  const metricTicks = ticksBetween(m0, m1, false).map((y) => [(y - m0) / (m1 - m0), tick(y)]);
   const metricAt = (trial) => Math.min(Math.max((trial.metric - m0) / (m1 - m0), 0), 1);
   const beyond = (trial) => trial.metric > m1 || trial.metric < m0;
   const plotted = order.filter((t) => finite(t.metric));
@@ -334,7 +227,7 @@
         if (!few) return;
         // The mean of each value's finished trials.
         c.globalAlpha = 1;
-        c.strokeStyle = "#1d2430", c.lineWidth = 2;
+        c.strokeStyle = color("ink"), c.lineWidth = 2;
         for (const value of scales[k].values) {
           const group = finished.filter((t) => inBrush(t) && (scales[k].numeric ? Number(t.values[k]) === Number(value) : t.values[k] === value));
           if (group.length < 2) continue;
@@ -346,7 +239,7 @@
         }
       },
       (c, self, marked) => {
-        c.fillStyle = c.strokeStyle = "#e0442e";
+        c.fillStyle = c.strokeStyle = color("mark");
         for (const t of marked) if (finite(t.metric)) dot(c, t, 5);
       },
       (x, y) => {
@@ -397,17 +290,17 @@
           c.lineWidth = inside ? (plotted.length > 150 ? 0.8 : 1.3) : 0.6;
           c.globalAlpha = inside ? (t.finished ? (plotted.length > 150 ? 0.6 : 0.85) : 0.5) : 0.12;
           c.setLineDash(t.finished ? [] : [4, 3]);
-          c.strokeStyle = inside ? colorOf(t) : "#b4bac6";
+          c.strokeStyle = inside ? colorOf(t) : color("faint");
           trace(c, t);
         }
         c.globalAlpha = 1;
         c.setLineDash([]);
         names.forEach((name, axis) => {
           const x = Math.round(px(axis)) + 0.5;
-          c.strokeStyle = "#98a1b3", c.lineWidth = 1;
+          c.strokeStyle = color("axis"), c.lineWidth = 1;
           c.beginPath(), c.moveTo(x, area.top), c.lineTo(x, area.top + area.h), c.stroke();
           c.textAlign = "center", c.textBaseline = "bottom";
-          c.fillStyle = "#1d2430";
+          c.fillStyle = color("ink");
           c.font = "600 12px system-ui, sans-serif";
           c.fillText(shortened(c, name, axis === 0 || axis === names.length - 1 ? 136 : room - 8), x, area.top - 12);
           c.font = "11px system-ui, sans-serif";
@@ -418,21 +311,21 @@
             const y = py(at);
             const cut = shortened(c, text, Math.min(axis === 0 ? 62 : 100, room - 14)), w = c.measureText(cut).width;
             const tx = last ? x + 7 : x - 7;
-            c.fillStyle = "rgba(255,255,255,.85)";
+            c.fillStyle = color("veil");
             c.fillRect(last ? tx - 2 : tx - w - 2, y - 7, w + 4, 14);
-            c.fillStyle = "#667085";
+            c.fillStyle = color("soft");
             c.fillText(cut, tx, y);
             c.beginPath(), c.moveTo(x - 3, y), c.lineTo(x + 3, y), c.stroke();
           }
           const brush = view.brush.get(axis);
           if (brush) {
-            c.fillStyle = "rgba(59,82,139,.18)", c.strokeStyle = "#3b528b";
+            c.fillStyle = color("brush"), c.strokeStyle = color("accent");
             c.beginPath(), c.rect(x - 9, py(brush[1]), 18, py(brush[0]) - py(brush[1])), c.fill(), c.stroke();
           }
         });
       },
       (c, self, marked) => {
-        c.strokeStyle = "#e0442e", c.lineWidth = 2.6;
+        c.strokeStyle = color("mark"), c.lineWidth = 2.6;
         for (const t of marked) trace(c, t);
       },
       (x, y) => {
@@ -542,7 +435,6 @@
   const choose = make("select", {id: "color"});
   choose.append(make("option", {value: "-1", text: data.metric.name}));
   keys.forEach((key, k) => choose.append(make("option", {value: String(k), text: key.name})));
-  const scale = make("span", {class: "scale", style: "background:linear-gradient(90deg," + [0, 0.25, 0.5, 0.75, 1].map(ramp).join(",") + ")"});
   const ends = [make("span"), make("span")];
   const name_ends = () => {
     const s = view.color < 0 ? null : scales[view.color];
@@ -551,25 +443,11 @@
   };
   choose.addEventListener("change", () => (view.color = Number(choose.value), name_ends(), redraw()));
   name_ends();
-  tools.append(make("label", {}, "colour", choose, ends[0], scale, ends[1]));
-  const box = (text, name, value) => {
-    const input = make("input", {type: "checkbox"});
-    input.checked = value;
-    input.addEventListener("change", () => (view[name] = input.checked, redraw()));
-    tools.append(make("label", {}, input, text));
-  };
+  tools.append(make("label", {}, "color", choose, ends[0], scale, ends[1]));
+  const box = (text, name, value) => tools.append(Charts.checkbox(text, value, (on) => (view[name] = on, redraw())));
   box("logarithmic", "logY", false);
   box("whole range", "whole", false);
   if (finished.length < trials.length) box("unfinished trials", "others", true);
 
-  redraw();
-  let waiting = 0;
-  addEventListener("resize", () => {
-    cancelAnimationFrame(waiting);
-    waiting = requestAnimationFrame(redraw);
-  });
-  // For whoever measures: from the start of the load until the first whole picture has been painted.
-  requestAnimationFrame(() => requestAnimationFrame(() => {
-    document.documentElement.dataset.drawnMs = performance.now().toFixed(0);
-  }));
+  Charts.start(redraw);
 })();
