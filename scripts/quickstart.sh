@@ -4,20 +4,22 @@
 #
 #   scripts/quickstart.sh            begins, or continues what an earlier call left unfinished
 #   scripts/quickstart.sh --fresh    begins anew; an earlier run is kept under another name
+#   … --run-dir DIR                  the run's directory, instead of runs/quickstart
 #   … a.b=c                          overrides for the recipe, for instance train.train_iters=400
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-fresh=no overrides=()
-for argument in "$@"; do
-  case "$argument" in
+fresh=no overrides=() run=runs/quickstart
+while [ $# -gt 0 ]; do
+  case "$1" in
     --fresh) fresh=yes ;;
-    -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *=*) overrides+=("$argument") ;;
-    *) echo "quickstart.sh: unknown argument '$argument' (try --help)" >&2; exit 2 ;;
+    --run-dir) run=${2:?a directory is missing}; shift ;;
+    -h|--help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *=*) overrides+=("$1") ;;
+    *) echo "quickstart.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
   esac
+  shift
 done
-run=runs/quickstart
 data=build/quickstart
 say() { printf '\n== %s\n' "$*"; }
 

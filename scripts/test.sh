@@ -2,13 +2,16 @@
 # Builds Capstan and runs its tests. Ends with one line "N passed, N failed".
 #
 #   scripts/test.sh           fast: release build with warnings as errors, all tests but those labelled `slow`
-#   scripts/test.sh --full    also the form of the sources, the slow tests, one build with address and
-#                             undefined-behaviour sanitizers, the tests labelled `threaded` under the thread
-#                             sanitizer, and each fuzz target for a while
+#   scripts/test.sh --full    also the form of the sources, the slow tests, clang-tidy of what changed, installation, the
+#                             quickstart, one build with address and undefined-behaviour sanitizers, the tests labelled
+#                             `threaded` under the thread sanitizer, and each fuzz target for a while; the time of each
+#                             stage at the end
 #   -j N                      compile and test jobs; default: the cores
 #   --no-install              take the installed packages as they are
 #
 # CAPSTAN_FUZZ_SECONDS       how long each fuzz target runs (default 20)
+# CAPSTAN_TIDY_SINCE         clang-tidy looks at what has changed since that revision (default: since `main`; on `main`, the last commit)
+# CI                         where it is set, a missing tool or right is a failure, not a line that says what was not run
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +21,7 @@ while [ $# -gt 0 ]; do
     --full) full=yes ;;
     --no-install) install=no ;;
     -j) jobs=$2; shift ;;
-    -h|--help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "test.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
   esac
   shift
@@ -31,7 +34,21 @@ passed=0 failed=0
 failures=()
 not_run=()  # what this machine cannot run, which is neither passed nor failed
 
-stage() { printf '\n== %s  (%dm %02ds)\n' "$1" $(((SECONDS - begun) / 60)) $(((SECONDS - begun) % 60)); }
+# Ends the stage before, and begins the next.
+stage_name='' stage_begun=0 stage_times=()
+minutes() { printf '%dm %02ds' $(($1 / 60)) $(($1 % 60)); }
+stage() {
+  [ -z "$stage_name" ] || stage_times+=("$(printf '%8s  %s' "$(minutes $((SECONDS - stage_begun)))" "$stage_name")")
+  stage_name=$1 stage_begun=$SECONDS
+  printf '\n== %s  (%s)\n' "$1" "$(minutes $((SECONDS - begun)))"
+}
+
+# Whether a tool is there. A missing one fails under CI and is reported elsewhere.
+require_tool() {
+  command -v "$1" >/dev/null && return
+  if [[ "${CI:-0}" =~ ^(|0|false)$ ]]; then not_run+=("no $1"); else result "tool $1 is missing" 1; fi
+  return 1
+}
 
 # A step whose failure ends everything: nothing after it would mean anything.
 must() { "$@" || { echo "test.sh: failed: $*" >&2; exit 1; }; }
@@ -60,7 +77,7 @@ tests() { # PRESET [ctest arguments]
   skipped=$(grep -c '\*\*\*Skipped' "$log" || true)
   passed=$((passed + total - bad - skipped))
   failed=$((failed + bad))
-  while read -r name; do not_run+=("$preset: $name"); done < <(sed -nE 's/^.*Test +#[0-9]+: ([^ ]+) \.*\*\*\*Skipped.*$/\1/p' "$log")
+  while read -r name; do not_run+=("$preset: $name: this machine lacks the instructions"); done < <(sed -nE 's/^.*Test +#[0-9]+: ([^ ]+) \.*\*\*\*Skipped.*$/\1/p' "$log")
   while read -r name; do failures+=("$preset: $name"); done < <(sed -nE 's/^[[:space:]]+[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log")
 }
 
@@ -80,9 +97,12 @@ fi
 
 if [ "$full" = yes ]; then
   stage style
-  status=0
-  scripts/format.sh --check || status=$?
-  result style "$status"
+  if require_tool clang-format; then
+    status=0
+    scripts/format.sh --check || status=$?
+    result style "$status"
+  fi
+  for tool in groff strace mpirun ccache; do require_tool "$tool" || true; done
   status=0
   scripts/figures.sh || status=$?
   result figures "$status"
@@ -95,6 +115,31 @@ stage "tests: release"
 if [ "$full" = yes ]; then tests release; else tests release -LE slow; fi
 
 if [ "$full" = yes ]; then
+  stage "clang-tidy of what changed"
+  if require_tool clang-tidy; then
+    if since=${CAPSTAN_TIDY_SINCE:-$(git merge-base HEAD main 2>/dev/null)} && [ "$since" = "$(git rev-parse HEAD)" ]; then since=HEAD~1; fi
+    status=0
+    CAPSTAN_JOBS=$jobs scripts/tidy.sh --since "${since:-HEAD~1}" >"$logs/tidy.txt" 2>&1 || status=$?
+    tail -n 20 "$logs/tidy.txt"
+    result "clang-tidy (see $logs/tidy.txt)" "$status"
+  fi
+
+  stage installation
+  status=0
+  rm -rf build/test-install
+  { cmake --install build/release --prefix build/test-install && build/test-install/bin/capstan version &&
+    build/test-install/bin/capstan check quickstart dataset=mock tokenizer=none && test -s build/test-install/share/man/man1/capstan-train.1 &&
+    test -s build/test-install/share/bash-completion/completions/capstan; } >"$logs/install.txt" 2>&1 || status=$?
+  [ "$status" -eq 0 ] || tail -n 20 "$logs/install.txt"
+  result "cmake --install (see $logs/install.txt)" "$status"
+
+  stage quickstart
+  status=0
+  rm -rf build/test-quickstart
+  scripts/quickstart.sh --run-dir build/test-quickstart train.train_iters=60 >"$logs/quickstart.txt" 2>&1 || status=$?
+  [ "$status" -eq 0 ] || tail -n 20 "$logs/quickstart.txt"
+  result "quickstart (see $logs/quickstart.txt)" "$status"
+
   # Leaks: Open MPI and the loader keep some memory until the end; scripts/lsan.supp names them. Threads: Open MPI and
   # libgomp synchronise in ways that the sanitizer cannot see; scripts/tsan.supp names them.
   export ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1"
@@ -125,6 +170,7 @@ if [ "$full" = yes ]; then
     running+=("$(basename "$target") $!")
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do sleep 0.2; done
   done
+  [ ${#running[@]} -gt 0 ] || result "fuzz: no targets in build/asan" 1
   for entry in "${running[@]}"; do
     read -r name pid <<<"$entry"
     status=0
@@ -134,8 +180,9 @@ if [ "$full" = yes ]; then
   done
 fi
 
-stage done
-for name in "${not_run[@]}"; do echo "NOT RUN $name: this machine lacks the instructions"; done
+stage "end"
+for name in "${not_run[@]}"; do echo "NOT RUN $name"; done
+for name in "${stage_times[@]}"; do echo "$name"; done
 for name in "${failures[@]}"; do echo "FAILED  $name"; done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

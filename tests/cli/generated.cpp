@@ -6,6 +6,7 @@
 
 #include "process.hpp"
 #include "support/paths.hpp"
+#include "support/tools.hpp"
 
 using namespace capstan::test;
 namespace fs = std::filesystem;
@@ -53,7 +54,7 @@ TEST_CASE("manual pages: one for each verb, and roff has nothing against them") 
   CHECK(fs::exists(scratch.file("man1/capstan-train.1")));
   CHECK(fs::exists(scratch.file("man1/capstan-recipe-fix.1")));
   CHECK(contains(read_text(scratch.file("man5/capstan-recipe.5")), "optimizer.lr"));
-  const bool groff = std::system("command -v groff >/dev/null") == 0;
+  const bool groff = require_tool("groff");
   for (const char* directory : {"man1", "man5"})
     for (const auto& entry : fs::directory_iterator(scratch.file(directory))) {
       const std::string file = entry.path().string(), text = read_text(file);

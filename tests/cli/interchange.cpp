@@ -2,11 +2,14 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "process.hpp"
 #include "support/paths.hpp"
+#include "support/tools.hpp"
 
 using namespace capstan::test;
 using nlohmann::json;
@@ -50,6 +53,31 @@ TEST_CASE("hf: to a checkpoint, back, and to GGUF: the same text has the same lo
   CHECK(said.out == run({"generate", checkpoint, "--prompt", "the thin", "--max-tokens", "8", "--temperature",
                          "0", "train.threads=1"})
                         .out);
+}
+
+TEST_CASE("converting and evaluating a foreign model starts no program and opens no shared object") {
+  if (!require_tool("strace")) return;
+  ScratchDirectory home;
+  const std::string text = home.write("text.txt", "the thin cat sat on the hat\n"), log = home.file("trace");
+  const std::string program = std::string(capstan::test::kBinaryDirectory) + "/capstan";
+  for (const std::string& words :
+       {"convert " + kSmol + " " + home.file("traced"), "eval " + kSmol + " --text " + text}) {
+    CAPTURE(words);
+    // The leak check traces its own process, which only one may do.
+    const std::string command =
+        "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 strace -f -e trace=execve,openat,open -o " + log + " " +
+        program + " " + words + " -q >/dev/null 2>&1";
+    REQUIRE(std::system(command.c_str()) == 0);
+    std::istringstream lines(read_text(log));
+    bool reading = false;
+    for (std::string line; std::getline(lines, line);) {
+      reading = reading || contains(line, "smollm2/config.json");
+      if (!reading || contains(line, "ENOENT")) continue;
+      CHECK_FALSE_MESSAGE(contains(line, "execve("), line);
+      CHECK_FALSE_MESSAGE((contains(line, ".so\"") || contains(line, ".so.")), line);
+    }
+    CHECK(reading);
+  }
 }
 
 TEST_CASE("a run starts from hf: weights, and its checkpoint goes back to Transformers") {

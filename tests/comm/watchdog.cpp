@@ -1,0 +1,76 @@
+// The watchdog's thread, of several hosts in one process.
+#include "comm/watchdog.hpp"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "comm/board.hpp"
+#include "comm/posting.hpp"
+
+using namespace capstan;
+using namespace capstan::comm;
+using namespace std::chrono_literals;
+
+namespace {
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("hosts see each other through files: one that falls silent is told, once") {
+  const auto directory =
+      std::filesystem::temp_directory_path() / ("capstan-hosts-" + std::to_string(::getpid()));
+  SharedPosts::clear(directory);
+  // Two hosts in one process: each has its board, its rank and its watchdog.
+  struct Host {
+    std::shared_ptr<Board> board = Board::create(1, false);
+    std::unique_ptr<Poster> poster;
+    std::unique_ptr<Watchdog> watchdog;
+    std::string told;
+    std::atomic<bool> left = false;
+    Host(const std::filesystem::path& directory, int rank) {
+      board->unlink();
+      poster = std::make_unique<Poster>(board, rank == 0 ? std::vector<int>{0, -1} : std::vector<int>{-1, 0},
+                                        rank, "host" + std::to_string(rank));
+      watchdog = std::make_unique<Watchdog>(
+          *board, 0,
+          WatchOptions{0.4, [this](const Error& error) { told = error.what(); }, [this] { left = true; }});
+      watchdog->share(std::make_unique<SharedPosts>(directory, rank, std::vector<int>{0, 1}));
+    }
+  };
+  const auto wait_for = [](const auto& condition) {
+    for (int i = 0; i < 1000 && !condition(); ++i) std::this_thread::sleep_for(10ms);
+  };
+  {
+    Host a(directory, 0), b(directory, 1);
+    std::this_thread::sleep_for(1s);
+    CHECK_FALSE(a.left);  // both live
+    CHECK_FALSE(b.left);
+    b.watchdog.reset();  // as if the host had gone down
+    wait_for([&] { return a.left.load(); });
+    REQUIRE(a.left);
+    CHECK_MESSAGE(has(a.told, "rank 1 on host `host1`"), a.told);
+    CHECK_MESSAGE(has(a.told, "gives no sign of life"), a.told);
+  }
+  SharedPosts::clear(directory);
+  {
+    Host a(directory, 0), b(directory, 1);
+    a.poster->doing(Doing::waiting);  // for rank 1, which lives and does not come
+    wait_for([&] { return a.left && b.left; });
+    REQUIRE((a.left && b.left));
+    const int told = !a.told.empty() + !b.told.empty();
+    CHECK(told == 1);
+    CHECK_MESSAGE(has(a.told + b.told, "rank 1 on host `host1`"), (a.told + b.told));
+    CHECK_MESSAGE(has(a.told + b.told, " lags at step 0"), (a.told + b.told));
+  }
+  std::filesystem::remove_all(directory);
+}
