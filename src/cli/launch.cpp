@@ -36,6 +36,7 @@ volatile pid_t g_launcher = 0;
 std::array<char, 64> g_stop_file{};   // its existence asks the ranks to save and end
 const comm::Slot* g_slots = nullptr;  // of the ranks
 int64_t g_ranks = 0;
+bool g_terminal = false;
 
 // What rank 0 does, and until when, as it has posted it.
 void answer_first_signal() {
@@ -50,8 +51,12 @@ void answer_first_signal() {
     if (const int64_t end = slot.expected_end; end > 0) remaining = end - comm::monotonic_ns();
   }
   const std::string_view text = train::stop_notice(buffer, phase.data(), step, remaining);
-  iovec parts[] = {{const_cast<char*>(text.data()), text.size()}, {const_cast<char*>("\n"), 1}};
-  if (::writev(STDERR_FILENO, parts, 2) < 0) return;  // nobody reads it
+  const std::string_view clear = g_terminal ? "\r\x1b[K" : "";  // a rank's status line, and the ^C
+  const auto part = [](std::string_view bytes) {
+    return iovec{const_cast<char*>(bytes.data()), bytes.size()};
+  };
+  const iovec parts[] = {part(clear), part(text), part("\n")};
+  if (::writev(STDERR_FILENO, parts, 3) < 0) return;  // nobody reads it
 }
 
 void on_stop_signal(int signal) {
@@ -177,7 +182,7 @@ int launch_ranks(const Context& context, int64_t ranks) {
   argv.push_back(nullptr);
   const std::string given = join(context.command, std::string(1, kWordSeparator));
   const pid_t parent = ::getpid();
-  const bool terminal = is_terminal(STDERR_FILENO);
+  g_terminal = is_terminal(STDERR_FILENO);
   const pid_t child = ::fork();
   if (child < 0) fail(ErrorCode::io, "cannot start mpirun: " + system_error_text(errno));
   if (child == 0) {
@@ -194,7 +199,7 @@ int launch_ranks(const Context& context, int64_t ranks) {
     ::setenv("OMPI_MCA_orte_tmpdir_base", directory.c_str(), 0);
     ::setenv("PRTE_MCA_prte_tmpdir_base", directory.c_str(), 0);
     ::setenv(comm::kBoardVariable, board->path().c_str(), 1);
-    if (terminal) ::setenv("CAPSTAN_PARENT_TERMINAL", "1", 1);
+    if (g_terminal) ::setenv("CAPSTAN_PARENT_TERMINAL", "1", 1);
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
     ::sigaction(SIGINT, &standard, nullptr);

@@ -1,6 +1,7 @@
 // What a run writes about itself: means of an interval, rows of a run in parts, the answer to a signal, states of ended runs.
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -94,6 +95,13 @@ TEST_CASE("a row holds means over its interval, the step's own values beside the
     before = step;
   }
   CHECK_MESSAGE(contains(fourth.err, "estimated time: "), fourth.err);
+  std::string events;
+  for (const auto& entry : fs::directory_iterator(scratch.file("fourth")))
+    if (entry.path().filename().string().starts_with("events.out"))
+      events += read_text(entry.path().string());
+  for (const char* tag : {"train/loss", "train/grad_norm", "train/tokens_per_second", "train/mfu",
+                          "train/tokens_per_second_per_rank", "train/tflops_per_rank"})
+    CHECK_MESSAGE(times(events, tag) >= 10, tag);
   // Runs that were logged in other intervals are compared by the steps that both have.
   const Finished same = in(scratch, {"diff", "each", "fourth"});
   CHECK_MESSAGE(same.code == 0, same.out);
@@ -195,6 +203,25 @@ TEST_CASE(
   CHECK(run(launch).code == 4);
   CHECK(state_of(scratch, "rank") == "killed");
   CHECK(fs::is_empty(scratch.file("tmp")));
+}
+
+TEST_CASE("a signal within an evaluation is answered at once, and the run stops after it") {
+  const ScratchDirectory scratch;
+  bool sent = false;
+  const Finished stopped = train_in(scratch,
+                                    {"train.train_iters=1000000", "validation.eval_interval=2",
+                                     "validation.eval_iters=3000", "--run-dir", "r"},
+                                    [&](const std::string& text, int) {
+                                      if (sent || !contains(text, "step 2/")) return 0;
+                                      sent = true;
+                                      ::usleep(100'000);
+                                      return SIGINT;
+                                    });
+  CHECK_MESSAGE(stopped.code == 75, stopped.err);
+  const size_t answer = stopped.err.find("stopping after this evaluation; again to stop now\n");
+  REQUIRE_MESSAGE(answer != std::string::npos, stopped.err);
+  CHECK_MESSAGE(stopped.err.find("validation loss") > answer, stopped.err);
+  CHECK_MESSAGE(contains(stopped.err, "stopped at step 2: "), stopped.err);
 }
 
 TEST_CASE("runs show says what the log says: validation, data, seed, layout, tokens, memory") {

@@ -16,7 +16,7 @@
     const row = make("tr", {"data-run": run.index});
     run.swatch = make("span", {class: "swatch"});
     const texts = [run.name, run.recipe, run.state, run.step === null ? "–" : String(run.step), number(run.loss ?? NaN),
-                   number(run.validation ?? NaN), tick(run.speed ?? NaN), run.started.replace("T", " ").replace("Z", "")];
+                   number(run.validation ?? NaN), tick(Number((run.speed ?? NaN).toPrecision(3))), run.started.replace("T", " ").replace("Z", "")];
     row.append(make("td", {}, run.swatch));
     texts.forEach((text, i) => row.append(make("td", {text, class: columns[i + 1][1] ? "number" : ""})));
     row.addEventListener("click", () => (run.shown = !run.shown, row.classList.toggle("off", !run.shown), redraw()));
@@ -120,8 +120,8 @@
         const steps = ticksBetween(x0, x1, false, Math.max(3, self.width / 130)).filter((x) => x === Math.round(x) || x1 - x0 < 2);
         area = frame(c, self, 44, 12, 8, 26, steps.map((x) => [(x - x0) / (x1 - x0), tick(x)]),
                      ticksBetween(y0, y1, log).map((y) => [(to(y) - y0) / (y1 - y0), tick(y)]).filter(([at]) => at >= 0 && at <= 1));
-        c.fillStyle = color("soft"), c.textAlign = "right", c.textBaseline = "bottom";
-        c.fillText("step", area.left + area.w - 4, area.top + area.h - 3);
+        c.fillStyle = color("soft"), c.textAlign = "right", c.textBaseline = "top";
+        c.fillText("step", area.left - 14, area.top + area.h + 6);
         clipped(c, area, () => {
           for (const {run, curve, dashed} of curves_of(one.key)) {
             c.strokeStyle = distinct(run.index);
