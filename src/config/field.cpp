@@ -224,6 +224,10 @@ Field& Field::multiple_of(int64_t value) {
   info_->multiple_of = value;
   return *this;
 }
+Field& Field::range_help(std::string text) {
+  info_->range_help = std::move(text);
+  return *this;
+}
 Field& Field::count() {
   info_->form = NumberForm::count;
   return *this;
@@ -285,6 +289,10 @@ Field& Field::known_as(std::string name) {
 }
 Field& Field::only_for(std::initializer_list<const char*> variants) {
   info_->variants.assign(variants.begin(), variants.end());
+  return *this;
+}
+Field& Field::instead_of(std::string path) {
+  info_->instead_of = std::move(path);
   return *this;
 }
 Field& Field::example(std::string text) {
@@ -431,6 +439,10 @@ void Schema::finish() {
     for (auto& field : sections_[find_field(derivation.path)->section_index].fields)
       if (field.path == derivation.path) field.formula = derivation.formula;
   }
+  for (const FieldInfo* field : order_)
+    CAPSTAN_ASSERT(
+        field->instead_of.empty() || find_derivation(field->instead_of),
+        "field `" + field->path + "` takes the place of `" + field->instead_of + "`, which is not derived");
   for (const auto& rule : rules_) {
     CAPSTAN_ASSERT(!rule.name.empty() && !rule.doc.empty(),
                    "rule " + rule.code + " has no name or documentation");

@@ -132,7 +132,9 @@ struct FieldInfo {
   std::vector<std::string> examples;
   std::vector<NotYet> not_yet;
   std::vector<Condition> used_when;
-  std::string formula;  // derived where unset (Schema::derive)
+  std::string formula;     // derived where unset (Schema::derive)
+  std::string range_help;  // what to do instead of a value outside the range
+  std::string instead_of;  // path of the field that this one takes the place of, and that is derived from it
 };
 
 // Chained attributes of one field.
@@ -150,6 +152,7 @@ class Field {
   Field& below(double value);
   Field& one_of(std::initializer_list<int64_t> values);
   Field& multiple_of(int64_t value);
+  Field& range_help(std::string text);  // "for none: validation.eval_interval=null"
   Field& count();
   Field& tokens();
   Field& hex();
@@ -165,6 +168,9 @@ class Field {
   Field& renamed_from(std::string old_name);  // old_name: as alias
   Field& known_as(std::string other_tools_name);
   Field& only_for(std::initializer_list<const char*> variants);
+  // Another way to give `path`, which is derived from this field. Of the two the one of the higher layer counts; both in one
+  // layer have to agree.
+  Field& instead_of(std::string path);
   Field& example(std::string text);
   Field& not_yet(std::string reason);  // any value but the default
   Field& not_yet(std::string reason, bool (*applies)(const Value&));

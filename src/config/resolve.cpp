@@ -47,12 +47,14 @@ class Resolver {
              .malformed) {  // what a broken file would have said is unknown: anything more would be guesswork
       switch_sections();
       for (auto& leaf : leaves_) merge(leaf);
+      choose_alternatives();
       add_ranks_and_name();
       choose_variants();
       for (size_t i = 0; i < leaves_.size(); ++i) evaluate(i);
       resolve_deferred();
       if (!composed_.incomplete) {  // one message for one cause: what did not come is not missing
         check_required();
+        check_alternatives();
         check_rules();
         // What is imposed on a recipe may leave some of it without effect, and means to.
         if (request_.imposed.empty()) {
@@ -91,8 +93,9 @@ class Resolver {
     std::optional<Node> node;       // merged; nullopt: nothing was written
     const Write* winner = nullptr;  // the last write that counts
     State state = State::waiting;
-    bool failed = false;   // wrong, and reported
-    bool dropped = false;  // not a field of the variant in effect
+    bool failed = false;      // wrong, and reported
+    bool dropped = false;     // not a field of the variant in effect
+    bool superseded = false;  // another field of a higher layer gives it (Field::instead_of)
     bool from_ranks = false, from_name = false, derived = false, environment = false;
   };
 
@@ -200,6 +203,47 @@ class Resolver {
         continue;
       }
       leaf.winner = write;
+    }
+  }
+
+  static bool gives_value(const Leaf& leaf) {
+    return leaf.winner && leaf.node && leaf.node->kind != Node::Kind::null;
+  }
+  std::pair<Layer::Rank, size_t> strength(const Leaf& leaf) const {
+    return {layer(*leaf.winner).rank, leaf.winner->layer};
+  }
+
+  // Of two ways to give one value the one of the higher layer counts; the other is as if it were not written.
+  void choose_alternatives() {
+    for (auto& one : leaves_) {
+      if (one.field->instead_of.empty()) continue;
+      Leaf& other = *leaf(one.field->instead_of);
+      if (!gives_value(one) || !gives_value(other) || strength(one) == strength(other)) continue;
+      Leaf& weaker = strength(one) < strength(other) ? one : other;
+      weaker.node.reset();
+      weaker.winner = nullptr;
+      weaker.superseded = true;
+    }
+  }
+
+  // Both in one layer have to agree.
+  void check_alternatives() {
+    for (const auto& one : leaves_) {
+      if (one.field->instead_of.empty()) continue;
+      const Leaf& other = *leaf(one.field->instead_of);
+      if (!gives_value(one) || !gives_value(other) || one.failed || other.failed) continue;
+      const Value value = schema_.load(root_, *other.field), derived = derived_value(other);
+      if (value == derived) continue;
+      auto& problem =
+          report(Level::error, "C0111",
+                 "`" + one.field->path + "` and `" + other.field->path + "` are both given and disagree",
+                 one.winner->place);
+      problem.path = one.field->path;
+      problem.related(other.winner->place, "`" + other.field->path + "` is " +
+                                               yaml_inline(*other.field->type, value) + " here, and " +
+                                               yaml_inline(*other.field->type, derived) + " by `" +
+                                               one.field->name + "`");
+      problem.help("give one of the two");
     }
   }
 
@@ -630,6 +674,8 @@ class Resolver {
         HistoryEntry entry{leaf.field->path, write_origin(*write), HistoryEntry::Fate::effective};
         if (leaf.dropped)
           entry.fate = HistoryEntry::Fate::dropped;
+        else if (leaf.superseded)
+          entry.fate = HistoryEntry::Fate::replaced;
         else if (write->dead)
           entry.fate = HistoryEntry::Fate::reset;
         else if (write != leaf.winner && leaf.winner && leaf.winner->op == Write::Op::set &&

@@ -28,6 +28,20 @@ bool present(const Schema& schema, const void* root, const FieldInfo& field) {
   return std::find(field.variants.begin(), field.variants.end(), variant) != field.variants.end();
 }
 
+// A value that follows from another field which takes its place. The recipe states that field and shows the value as a
+// comment, so that it goes on following what an override changes.
+bool given_otherwise(const Schema& schema, const void* root, const Resolved& resolved,
+                     const SectionInfo& section, const FieldInfo& field) {
+  return resolved.origin(field.path).kind == Origin::Kind::derived &&
+         std::any_of(section.fields.begin(), section.fields.end(), [&](const FieldInfo& other) {
+           return other.instead_of == field.path && !schema.load(root, other).is_null();
+         });
+}
+
+std::string as_comment(std::string line) {
+  return line.insert(line.find_first_not_of(' '), "# ");
+}
+
 // The text as written, where it says the same in other words: `4k` for 4000.
 std::string written_comment(const FieldInfo& field, const Value& value, const Origin& origin) {
   if (origin.written.empty() || origin.written.size() > 60 || value.kind == Value::Kind::text) return {};
@@ -67,7 +81,8 @@ std::string recipe_text(const Schema& schema, const void* root, const Resolved& 
     for (const auto& field : section.fields) {
       if (!present(schema, root, field)) continue;
       if (!field.deprecated.empty() && schema.load(root, field) == field.default_value) continue;
-      lines += leaf_line(schema, root, resolved, field, indent, comments, options);
+      const std::string line = leaf_line(schema, root, resolved, field, indent, comments, options);
+      lines += given_otherwise(schema, root, resolved, section, field) ? as_comment(line) : line;
     }
     if (!section.name.empty()) out += lines.empty() ? section.name + ": {}\n" : section.name + ":\n";
     out += lines;

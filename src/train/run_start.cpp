@@ -149,7 +149,8 @@ bool Run::harmless(const RecipeChange& change, const checkpoint::Reader& reader)
   // Where a run began is past; the state says it all.
   if (change.path.starts_with("checkpoint.") || change.path == "peft.adapter") return true;
   const bool schedule = change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
-                        change.path == "optimizer.min_lr" || change.path == "optimizer.decoupled_lr" ||
+                        change.path == "optimizer.min_lr" || change.path == "optimizer.min_lr_ratio" ||
+                        change.path == "optimizer.decoupled_lr" ||
                         change.path == "optimizer.decoupled_min_lr" ||
                         change.path == "optimizer.weight_decay";
   if (schedule && config_.scheduler.override_opt_param_scheduler) return true;

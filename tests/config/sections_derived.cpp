@@ -8,6 +8,7 @@
 
 #include "config/emit.hpp"
 #include "config/resolve.hpp"
+#include "config/show.hpp"
 
 using namespace capstan;
 using namespace capstan::config;
@@ -204,4 +205,66 @@ TEST_CASE("one cause, one message: what a missing file or an ambiguous leaf woul
   std::ofstream(file) << "dist: {tp: 2, tensor_model_parallel_size: 2}\nextends: quickstart\n";
   CHECK(codes(file, {}) == "C0104 ");
   std::filesystem::remove(file);
+}
+
+namespace {
+
+Resolution of_file(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  const auto directory =
+      std::filesystem::temp_directory_path() / ("capstan_derived_" + std::to_string(::getpid()));
+  std::filesystem::create_directories(directory);
+  std::ofstream(directory / "mine.yaml") << text;
+  Request request;
+  request.recipe = (directory / "mine.yaml").string();
+  for (const auto& one : overrides) request.overrides.push_back(Override::token(one));
+  Resolution r = resolve(request);
+  std::filesystem::remove_all(directory);
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("min_lr follows lr by its ratio, and a rate that is given later takes the ratio's place") {
+  struct Row {
+    std::vector<std::string> overrides;
+    std::string min_lr, ratio;
+  };
+  for (const Row& row : {Row{{}, "0.0002", "0.1"},
+                         {{"optimizer.lr=3e-4"}, "3.0e-05", "0.1"},  // as people write it
+                         {{"optimizer.lr=3e-4", "optimizer.min_lr_ratio=25%"}, "7.5e-05", "0.25"},
+                         {{"optimizer.min_lr=1e-5"}, "1.0e-05", "null"},
+                         {{"optimizer.min_lr=1e-5", "optimizer.min_lr_ratio=null"}, "1.0e-05", "null"},
+                         {{"optimizer.min_lr_ratio=null"}, "0", "null"},
+                         {{"optimizer.min_lr=null"}, "0.0002", "0.1"}}) {
+    CAPTURE(row.min_lr);
+    std::vector<std::string> overrides = row.overrides;
+    const auto r = resolved(overrides);
+    CHECK_MESSAGE(r.ok(), render(r.diagnostics, r.sources));
+    CHECK(value(r, "optimizer.min_lr") == row.min_lr);
+    CHECK(value(r, "optimizer.min_lr_ratio") == row.ratio);
+  }
+  // The floor of embedding and head keeps the ratio to its own peak.
+  const auto decoupled = resolved({"optimizer.decoupled_lr=1e-4"});
+  CHECK(value(decoupled, "optimizer.decoupled_min_lr") == "1.0e-05");
+}
+
+TEST_CASE("min_lr and its ratio in one file agree, or are an error") {
+  const std::string base = "extends: quickstart\n";
+  CHECK(of_file(base + "optimizer: {lr: 1e-3, min_lr: 1e-4, min_lr_ratio: 0.1}\n").ok());
+  const auto r = of_file(base + "optimizer: {lr: 1e-3, min_lr: 2e-4, min_lr_ratio: 0.1}\n");
+  REQUIRE(r.diagnostics.size() == 1);
+  CHECK(r.diagnostics[0].code == "C0111");
+  CHECK(r.diagnostics[0].message.find("both given and disagree") != std::string::npos);
+  CHECK_FALSE(resolved({"optimizer.min_lr=1e-6", "optimizer.min_lr_ratio=0.5"}).ok());
+}
+
+TEST_CASE("a resolved recipe keeps the ratio, so that another lr still moves min_lr") {
+  const auto r = resolved({});
+  const std::string text = resolved_recipe(r);
+  CHECK(text.find("\n  min_lr_ratio: 0.1  ") != std::string::npos);
+  CHECK(text.find("\n  # min_lr: 0.0002  ") != std::string::npos);
+  const auto again = of_file(text, {"optimizer.lr=1e-4"});
+  CHECK_MESSAGE(again.ok(), render(again.diagnostics, again.sources));
+  CHECK(value(again, "optimizer.min_lr") == "1.0e-05");
+  CHECK(value(of_file(text), "optimizer.min_lr") == "0.0002");
 }

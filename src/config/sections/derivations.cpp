@@ -1,9 +1,12 @@
 // Values that follow from others where a recipe leaves them open. Each function fills one field and leaves it
 // alone when its inputs do not fit; the rules then say why.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 
 #include "base/checked.hpp"
+#include "base/text.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "config/sections/sections.hpp"
 
@@ -226,11 +229,25 @@ int64_t share_of(double fraction, int64_t whole) {
   return static_cast<int64_t>(std::llround(fraction * static_cast<double>(whole)));
 }
 
+// The product as people write it: 0.1 * 3e-4 is 3e-5, not its neighbor 2.9999999999999997e-05.
+double ratio_of(double ratio, double whole) {
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), "%.15g", ratio * whole);
+  return parse_double(text.data()).value_or(ratio * whole);
+}
+
 void derive_schedule(Schema& s) {
-  s.derive<Config>("optimizer.min_lr", "0", [](Config& c) { c.optimizer.min_lr = 0.0; });
-  s.derive<Config>("optimizer.decoupled_min_lr", "optimizer.min_lr where optimizer.decoupled_lr is set",
+  s.derive<Config>("optimizer.min_lr", "optimizer.min_lr_ratio * optimizer.lr; else 0", [](Config& c) {
+    c.optimizer.min_lr = ratio_of(c.optimizer.min_lr_ratio.value_or(0.0), c.optimizer.lr);
+  });
+  s.derive<Config>("optimizer.decoupled_min_lr",
+                   "where optimizer.decoupled_lr is set: optimizer.min_lr_ratio * optimizer.decoupled_lr, "
+                   "else optimizer.min_lr",
                    [](Config& c) {
-                     if (c.optimizer.decoupled_lr) c.optimizer.decoupled_min_lr = c.optimizer.min_lr;
+                     auto& o = c.optimizer;
+                     if (!o.decoupled_lr) return;
+                     o.decoupled_min_lr =
+                         o.min_lr_ratio ? ratio_of(*o.min_lr_ratio, *o.decoupled_lr) : o.min_lr;
                    });
   s.derive<Config>("scheduler.lr_decay_iters", "train.train_iters, unless train.train_samples is set",
                    [](Config& c) {

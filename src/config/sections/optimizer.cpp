@@ -40,6 +40,14 @@ void describe(Section<OptimizerConfig>& s) {
       .alias("learning_rate")
       .alias("max_lr");
   s.field("min_lr", &O::min_lr).doc("learning rate at the end of the decay").min(0);
+  s.field("min_lr_ratio", &O::min_lr_ratio)
+      .doc("learning rate at the end of the decay as a fraction of lr, and of decoupled_lr")
+      .fraction()
+      .instead_of("optimizer.min_lr")
+      .known_as("cosine_min_lr_ratio")
+      .known_as("cos_min_ratio")
+      .known_as("min_lr_factor")
+      .known_as("min_lr_rate");
   s.field("decoupled_lr", &O::decoupled_lr)
       .doc("peak learning rate of embedding and head; null: lr")
       .above(0);

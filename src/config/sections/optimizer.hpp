@@ -34,7 +34,8 @@ struct EnumNames<MuonScaleMode> {
 struct OptimizerConfig {
   OptimizerKind optimizer = OptimizerKind::adam;
   double lr = 0.0;                     // peak learning rate; 0: not given
-  std::optional<double> min_lr;        // floor of the schedule; derived: 0
+  std::optional<double> min_lr;        // floor of the schedule; derived: min_lr_ratio * lr
+  std::optional<double> min_lr_ratio;  // min_lr as a fraction of lr; null: 0 where min_lr is not given
   std::optional<double> decoupled_lr;  // peak for embedding and head; null: lr
   std::optional<double> decoupled_min_lr;
   double weight_decay = 0.01;

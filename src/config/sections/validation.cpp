@@ -17,6 +17,7 @@ void describe(Section<ValidationConfig>& s) {
       .unit("iterations")
       .count()
       .min(1)
+      .range_help("for no validation: validation.eval_interval=null")
       .effect(Effect::log)
       .alias("train.eval_interval")
       .known_as("eval_steps")
@@ -26,6 +27,7 @@ void describe(Section<ValidationConfig>& s) {
       .unit("iterations")
       .count()
       .range(1, int64_t{1} << 32)
+      .range_help("for no validation: validation.eval_interval=null")
       .effect(Effect::log)
       .alias("train.eval_iters")
       .used_when<Config>(set, evaluates);
