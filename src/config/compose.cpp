@@ -33,7 +33,8 @@ Composer::Composer(const Schema& schema, const Library& library, const Request& 
 
 Composition Composer::run() {
   std::error_code ignored;
-  current_directory_ = std::filesystem::current_path(ignored).string();
+  current_directory_ =
+      request_.directory.empty() ? std::filesystem::current_path(ignored).string() : request_.directory;
   read_recipe();
   unset_requested();
   read_overrides(request_.overrides, "<cli>", Layer::Rank::cli);

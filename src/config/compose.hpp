@@ -25,7 +25,8 @@ struct Request {
   std::vector<Override> imposed;  // overrides above all others, which `imposed_by` asks for
   std::string imposed_by;
   std::optional<int64_t> now;  // seconds since 1970 for ${now:…}; tests and resumed runs fix it
-  std::string directory;  // absolute: what paths in overrides are relative to; empty: the current directory
+  // Absolute: what paths in overrides and in embedded recipes are relative to; empty: the current directory.
+  std::string directory;
 };
 
 // One file, preset or command line. Later layers win over earlier ones of the same or a lower rank.

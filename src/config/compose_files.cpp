@@ -253,9 +253,19 @@ bool Composer::cycle(const std::string& identity, const Node& item,
   const auto first =
       std::find_if(ring.begin(), ring.end(), [&](const auto& link) { return link.first == identity; });
   if (first == ring.end()) return false;
-  auto& problem = error("C0501", "`extends` goes round in a circle", item.place,
-                        "leads back to a recipe that extends this one");
-  for (auto link = first + 1; link != ring.end(); ++link) problem.related(link->second, "by way of this");
+  const auto shown = [](const std::string& name) { return fs::path(name).filename().string(); };
+  std::string way;
+  for (auto link = first; link != ring.end(); ++link) way += shown(link->first) + " → ";
+  const bool direct = first + 1 == ring.end();
+  auto& problem = error(
+      "C0501",
+      "`" + shown(identity) + "` extends itself" + (direct ? std::string() : ": " + way + shown(identity)),
+      item.place, direct ? "" : "leads back to `" + shown(identity) + "`");
+  for (auto link = first + 1; link != ring.end(); ++link)
+    problem.related(link->second, "`" + shown(link->first) + "` is extended here");
+  problem.help(direct ? "take this line out; to begin from a recipe that comes with Capstan give its name, "
+                        "`capstan recipe ls` lists them"
+                      : "take one of these lines out");
   return true;
 }
 
@@ -313,12 +323,7 @@ void Composer::include(const SectionInfo& section, const std::string& file, Plac
   }
   const auto source = read_named(path, shown, place);
   if (!source) return;
-  if (++include_depth_ > 16) {
-    error("C0502", "files include each other more than 16 levels deep", place);
-  } else if (auto tree = parse(*source)) {
-    write_section(section, *tree, Write::Op::set, place);
-  }
-  --include_depth_;
+  if (auto tree = parse(*source)) write_section(section, *tree, Write::Op::set, place);
 }
 
 void Composer::find_duplicates() {

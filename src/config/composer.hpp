@@ -114,7 +114,6 @@ class Composer {
   size_t layer_ = 0;
   size_t files_ = 0;
   int64_t total_nodes_ = 0;
-  int include_depth_ = 0;
   int unknown_ = 0;
 };
 

@@ -99,8 +99,11 @@ TEST_CASE("a recipe that extends a list of others, by name and by path") {
   CHECK(w.text("extends: bas\n").says("did you mean `base`?"));
   CHECK(w.text("extends: nope.yaml\n").codes() == "C0001");
   CHECK(w.text("extends: {a: 1}\n").codes() == "C0501");
-  CHECK(w.text("extends: loop\n").says("goes round in a circle"));
-  CHECK(w.text("extends: r.yaml\n").says("goes round in a circle"));
+  CHECK(w.text("extends: loop\n").says("extends itself"));
+  CHECK(w.text("extends: r.yaml\n").says("`r.yaml` extends itself"));
+  w.write("one.yaml", "extends: two.yaml\n");
+  w.write("two.yaml", "extends: one.yaml\n");
+  CHECK(w.text("extends: one.yaml\n").says("`one.yaml` extends itself: one.yaml → two.yaml → one.yaml"));
   CHECK(w.text("extends: [sub/a.yaml, sub/a.yaml]\n").ok());
 }
 
