@@ -80,7 +80,22 @@ bool in_braces(std::string_view text, const Node& map) {
   return at < text.size() && text[at] == '{';
 }
 
-std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry) {
+// The first of the comment lines directly above a line, in its column; the line itself where there are none. What stands at
+// the head of the file is about the file.
+size_t comment_begin(std::string_view text, size_t line, std::string_view indent) {
+  size_t begin = line;
+  while (begin > 0) {
+    const size_t above = line_begin(text, begin - 1);
+    if (above >= begin) break;
+    const std::string_view passed = text.substr(above, line_end(text, above) - above);
+    if (!passed.starts_with(indent) || passed.substr(indent.size()).find('#') != 0) break;
+    if (above == line_begin(text, 0)) return line;
+    begin = above;
+  }
+  return begin;
+}
+
+std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, CommentsOfEntry comments) {
   const size_t key = offset_of(text, entry.place.line, entry.place.column);
   const size_t begin = line_begin(text, key);
   const std::string_view indent = text.substr(begin, key - begin);
@@ -135,7 +150,9 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry) {
     at = last;
   }
   const size_t past = std::min(end + 1, text.size());
-  std::vector<TextEdit> edits{{begin, past, kept}};
+  const bool drop = comments == CommentsOfEntry::go;
+  std::vector<TextEdit> edits{
+      {drop ? comment_begin(text, begin, indent) : begin, past, drop ? std::string() : kept}};
 
   if (entry.section.empty() || entry.parent->items.size() > 1) return edits;
   const size_t section = offset_of(text, entry.section_place.line, entry.section_place.column);
@@ -143,7 +160,10 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry) {
   const std::string_view line = text.substr(section, section_end - section);
   const size_t comment = line.find(" #");
   TextEdit cut{line_begin(text, section), std::min(section_end + 1, text.size()), {}};
-  if (comment != std::string_view::npos) cut.replacement = std::string(trim(line.substr(comment))) + "\n";
+  if (drop)
+    cut.begin = comment_begin(text, cut.begin, {});
+  else if (comment != std::string_view::npos)
+    cut.replacement = std::string(trim(line.substr(comment))) + "\n";
   edits.push_back(std::move(cut));
   return edits;
 }
@@ -211,12 +231,12 @@ std::vector<Entry> entries_of(const Node& recipe) {
   return out;
 }
 
-std::vector<TextEdit> removal(std::string_view text, const Entry& entry) {
-  if (!in_braces(text, *entry.parent)) return block_removal(text, entry);
+std::vector<TextEdit> removal(std::string_view text, const Entry& entry, CommentsOfEntry comments) {
+  if (!in_braces(text, *entry.parent)) return block_removal(text, entry, comments);
   if (entry.parent->items.size() > 1) return flow_removal(text, entry);
   if (entry.section.empty()) return {};
   Entry whole{"", entry.section, entry.section_place, entry.parent, entry.parent, 0, {}};
-  return block_removal(text, whole);
+  return block_removal(text, whole, comments);
 }
 
 std::string_view value_text(std::string_view text, const Entry& entry) {

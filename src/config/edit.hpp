@@ -42,8 +42,12 @@ struct Entry {
 std::vector<Entry> entries_of(const Node& recipe);
 
 // What takes an entry out of the text: its lines, or its part of a mapping in braces; with the last one of a section goes
-// the section. Comments stay. Empty where the layout is too unusual to cut safely.
-std::vector<TextEdit> removal(std::string_view text, const Entry& entry);
+// the section. Empty where the layout is too unusual to cut safely.
+enum class CommentsOfEntry : unsigned char {
+  stay,
+  go,  // those behind the value, inside of it, and on the lines directly above it (but not the head of the file)
+};
+std::vector<TextEdit> removal(std::string_view text, const Entry& entry, CommentsOfEntry comments);
 // The value as written, on one line; empty where it takes several.
 std::string_view value_text(std::string_view text, const Entry& entry);
 

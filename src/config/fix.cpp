@@ -64,7 +64,7 @@ std::optional<Proposal> move(const Schema& schema, const std::string& text, cons
     }
     if (entry.place.column != diagnostic.place.column) continue;
     const std::string value(value_text(text, entry));
-    std::vector<TextEdit> edits = removal(text, entry);
+    std::vector<TextEdit> edits = removal(text, entry, CommentsOfEntry::stay);
     if (value.empty() || edits.empty()) return std::nullopt;
     // In front of the next section, its comments included, or at the end.
     size_t at = text.size();
@@ -186,7 +186,7 @@ Mended trim_recipe(const std::string& file, std::string text) {
                          !entry.value->items.empty() && fields.find_section(entry.key);
       if (special || whole || kept.count({entry.section, entry.key})) continue;
       kept.insert({entry.section, entry.key});  // looked at
-      auto edits = removal(text, entry);
+      auto edits = removal(text, entry, CommentsOfEntry::go);
       if (edits.empty()) continue;
       std::string next = apply_edits(text, std::move(edits));
       if (!same(resolved(next))) continue;

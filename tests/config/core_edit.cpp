@@ -43,8 +43,9 @@ TEST_CASE("fix: names of other tools, near names and spellings, items of lists a
         "train: {title: \"größe\", iters: 5}  # max_steps\n");
 }
 
-TEST_CASE("an entry is cut out, its comments stay") {
+TEST_CASE("an entry is cut out, and its comments stay or go with it") {
   const std::string text =
+      "# about the file\n"
       "model:\n"
       "  hidden_size: 8  # wide\n"
       "  norm: 'a # b'\n"
@@ -57,25 +58,43 @@ TEST_CASE("an entry is cut out, its comments stay") {
       "    # text\n"
       "    more\n"
       "optimizer: {lr: 1, beta: [1, 2], min_lr: 0}\n";
-  const auto without = [&](const std::string& section, const std::string& key) {
-    const std::vector<capstan::config::Source> sources{{capstan::config::Source::Kind::file, "", text, ""}};
+  const auto without = [](const std::string& of, const std::string& section, const std::string& key,
+                          CommentsOfEntry comments) {
+    const std::vector<capstan::config::Source> sources{{capstan::config::Source::Kind::file, "", of, ""}};
     std::vector<Diagnostic> problems;
     const auto tree = parse_yaml(0, sources, problems);
     REQUIRE(tree);
     for (const Entry& entry : entries_of(*tree))
-      if (entry.section == section && entry.key == key) return apply_edits(text, removal(text, entry));
+      if (entry.section == section && entry.key == key) return apply_edits(of, removal(of, entry, comments));
     return std::string("no such entry");
   };
   const auto replaced = [&](const std::string& part, const std::string& by) {
     std::string out = text;
     return out.replace(out.find(part), part.size(), by);
   };
-  CHECK(without("model", "hidden_size") == replaced("  hidden_size: 8  # wide\n", "  # wide\n"));
-  CHECK(without("model", "norm") == replaced("  norm: 'a # b'\n", ""));
-  CHECK(without("train", "tags") ==
-        replaced("  tags:\n    - a\n    # between\n    - b\n", "    # between\n"));
-  CHECK(without("train", "note") == replaced("  note: >\n    # text\n    more\n", ""));
-  CHECK(without("optimizer", "lr") == replaced("lr: 1, ", ""));
-  CHECK(without("optimizer", "beta") == replaced("beta: [1, 2], ", ""));
-  CHECK(without("optimizer", "min_lr") == replaced(", min_lr: 0", ""));
+  const auto stays = [&](const std::string& section, const std::string& key) {
+    return without(text, section, key, CommentsOfEntry::stay);
+  };
+  CHECK(stays("model", "hidden_size") == replaced("  hidden_size: 8  # wide\n", "  # wide\n"));
+  CHECK(stays("model", "norm") == replaced("  norm: 'a # b'\n", ""));
+  CHECK(stays("train", "tags") == replaced("  tags:\n    - a\n    # between\n    - b\n", "    # between\n"));
+  CHECK(stays("train", "note") == replaced("  note: >\n    # text\n    more\n", ""));
+  CHECK(stays("optimizer", "lr") == replaced("lr: 1, ", ""));
+  CHECK(stays("optimizer", "beta") == replaced("beta: [1, 2], ", ""));
+  CHECK(stays("optimizer", "min_lr") == replaced(", min_lr: 0", ""));
+
+  const auto goes = [&](const std::string& section, const std::string& key) {
+    return without(text, section, key, CommentsOfEntry::go);
+  };
+  CHECK(goes("model", "hidden_size") == replaced("  hidden_size: 8  # wide\n", ""));
+  CHECK(goes("train", "tags") == replaced("  tags:\n    - a\n    # between\n    - b\n", ""));
+  const std::string commented =
+      "# about the file\nmodel: {norm: x}\n\n# why\n# and how\ntrain:  # steps\n"
+      "  # few\n  iters: 3  # three\n# last\noptimizer:\n  # another\n\n  # the peak\n  lr: 1\n  beta: 2\n";
+  CHECK(without(commented, "train", "iters", CommentsOfEntry::go) ==
+        "# about the file\nmodel: {norm: x}\n\n# last\noptimizer:\n  # another\n\n  # the peak\n  lr: 1\n"
+        "  beta: 2\n");
+  CHECK(without(commented, "", "model", CommentsOfEntry::go).starts_with("# about the file\n\n# why\n"));
+  CHECK(without(commented, "optimizer", "lr", CommentsOfEntry::go)
+            .ends_with("# last\noptimizer:\n  # another\n\n  beta: 2\n"));
 }
