@@ -240,13 +240,19 @@ class Converter {
   void comma(const Node& node, const std::string& path, bool list) {
     const bool cli = node.place.known() &&
                      (*context_.sources)[static_cast<size_t>(node.place.source)].kind == Source::Kind::cli;
-    error("C0201",
-          "`" + shown(node.text) + "` is not " + (list ? "a list" : "one value") + " for `" + path + "`",
-          node,
-          (list ? "use `[" + shown(node.text) + "]` for a list" : std::string()) + (list && cli ? "; " : "") +
-              (cli ? "for a trial of each value: `capstan sweep plan RECIPE " + path + "=" +
-                         shown(node.text) + "`"
-                   : ""));
+    std::vector<std::string> helps;
+    TextProblem decimal;  // `0,001` was meant as 0.001
+    if (!list && field_.type->kind == Type::Kind::real) real_from_text(node.text, field_, decimal);
+    if (decimal.help.starts_with("write ")) helps.push_back(decimal.help);
+    if (list) helps.push_back("use `[" + shown(node.text) + "]` for a list");
+    if (cli)
+      helps.push_back("for a trial of each value: `capstan sweep plan RECIPE " + path + "=" +
+                      shown(node.text) + "`");
+    auto& problem =
+        error("C0201",
+              "`" + shown(node.text) + "` is not " + (list ? "a list" : "one value") + " for `" + path + "`",
+              node, join(helps, "; "));
+    if (!decimal.replacement.empty()) problem.replace(node.place, decimal.replacement);
   }
 
   // Python's None is a text here, and a directory of that name is nobody's wish.
@@ -419,11 +425,11 @@ class Converter {
     if (field_.min && (number < *field_.min || (field_.min_open && number == *field_.min)))
       return refuse(
           std::string("it must be ") + (field_.min_open ? "above " : "at least ") + number_text(*field_.min),
-          "");
+          field_.range_help);
     if (field_.max && (number > *field_.max || (field_.max_open && number == *field_.max)))
       return refuse(
           std::string("it must be ") + (field_.max_open ? "below " : "at most ") + number_text(*field_.max),
-          "");
+          field_.range_help);
     if (!field_.one_of.empty() && type.kind == Type::Kind::integer &&
         std::find(field_.one_of.begin(), field_.one_of.end(), value.integer) == field_.one_of.end())
       return refuse("it must be " + range_text(field_), "");

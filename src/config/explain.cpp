@@ -34,6 +34,7 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0108", "a path reaches into a value that has no such item"},
       {"C0109", "a field of a section that is switched off"},
       {"C0110", "a field that the section's kind does not have"},
+      {"C0111", "two fields that give one value disagree"},
       {"C0201", "a text that is no value of the field's type"},
       {"C0202", "a value outside the field's range"},
       {"C0203", "a key without a value"},
@@ -48,7 +49,7 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0403", "fields that are defined by each other"},
       {"C0404", "an environment variable that is not set"},
       {"C0405", "`${…}` where its value cannot stand"},
-      {"C0501", "`extends` names no recipe, or leads round in a circle"},
+      {"C0501", "`extends` names no recipe, or a file extends itself"},
       {"C0502", "too many files"},
       {"C0503", "a recipe names a file outside its own directory"},
       {"C0504", "a recipe format that this version does not read"},
@@ -74,7 +75,73 @@ struct Subject {
   const SectionInfo* section = nullptr;
   const Rule* rule = nullptr;
   const CodeInfo* code = nullptr;
+  std::vector<const FieldInfo*> fields;  // of a name that is no path
+  std::string note;                      // why these
 };
+
+// What people look for by a word that is neither a field nor its name elsewhere.
+struct Concept {
+  std::string_view name, note;
+  const char* fields[2];  // the second may be null
+};
+const Concept kConcepts[] = {
+    {"fsdp",
+     "fully sharded data parallelism: ddp.data_parallel_sharding_strategy=optim_grads_params",
+     {"ddp.data_parallel_sharding_strategy", "ddp.num_distributed_optimizer_instances"}},
+    {"hsdp",
+     "sharded within groups of ranks, replicated across them",
+     {"ddp.num_distributed_optimizer_instances", "ddp.data_parallel_sharding_strategy"}},
+    {"zero", "parts of data parallelism's state that are sharded", {"ddp.data_parallel_sharding_strategy"}},
+    {"tensor_parallelism", "", {"dist.tensor_model_parallel_size", "dist.sequence_parallel"}},
+    {"pipeline_parallelism",
+     "",
+     {"dist.pipeline_model_parallel_size", "dist.virtual_pipeline_model_parallel_size"}},
+    {"data_parallelism", "", {"dist.data_parallel_size", "ddp.data_parallel_sharding_strategy"}},
+    {"batch_size",
+     "samples of one forward pass on a rank, and of one step over all ranks",
+     {"train.micro_batch_size", "train.global_batch_size"}},
+    {"gradient_accumulation_steps",
+     "derived: global_batch_size / (micro_batch_size * data_parallel_size)",
+     {"train.num_microbatches", "train.global_batch_size"}},
+    {"warmup", "", {"scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters"}},
+    {"mixed_precision_dtype", "", {"mixed_precision.params_dtype"}},
+    {"activation_checkpointing", "", {"model.recompute_granularity"}},
+    {"gradient_checkpointing", "", {"model.recompute_granularity"}},
+};
+
+// Fields with this last part of their path, or an alias or a name in another tool that is this word.
+void find_by_name(const Schema& schema, std::string_view what, Subject& subject) {
+  std::string name(what);
+  for (char& c : name) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    if (c == '-') c = '_';
+  }
+  const auto is = [&](const std::string& spelling) {
+    return spelling == name || spelling.ends_with("." + name);
+  };
+  for (const FieldInfo* field : schema.fields()) {
+    const bool known =
+        field->name == name || std::any_of(field->aliases.begin(), field->aliases.end(), is) ||
+        std::any_of(field->old_names.begin(), field->old_names.end(), is) ||
+        std::find(field->known_as.begin(), field->known_as.end(), name) != field->known_as.end();
+    if (known) subject.fields.push_back(field);
+  }
+  for (const Concept& one : kConcepts) {
+    if (one.name != name) continue;
+    subject.note = one.note;
+    for (const char* path : one.fields)
+      if (const FieldInfo* field = path ? schema.find_field(path) : nullptr;
+          field && std::find(subject.fields.begin(), subject.fields.end(), field) == subject.fields.end())
+        subject.fields.push_back(field);
+  }
+  // A kind of sharding, of precision …: the fields of which it is a value.
+  if (!subject.fields.empty()) return;
+  for (const FieldInfo* field : schema.fields())
+    if (field->type->kind == Type::Kind::enumeration && field->type->names->find(name)) {
+      subject.fields.push_back(field);
+      subject.note = "a value of " + std::string(subject.fields.size() == 1 ? "this field" : "these fields");
+    }
+}
 
 Subject find_subject(const Schema& schema, std::string_view what) {
   Subject subject;
@@ -87,6 +154,9 @@ Subject find_subject(const Schema& schema, std::string_view what) {
   if (subject.field || subject.section || subject.rule || subject.code || what.empty()) return subject;
   const size_t dot = what.find('.');
   const bool dotted = dot != std::string_view::npos;
+  if (!dotted) find_by_name(schema, what, subject);
+  if (subject.fields.size() == 1 && subject.note.empty()) subject.field = subject.fields[0];
+  if (!subject.fields.empty()) return subject;
   const Diagnostic problem = unknown_key(schema, dotted ? std::string(what.substr(0, dot)) : "",
                                          std::string(dotted ? what.substr(dot + 1) : what), {});
   std::string help;
@@ -136,6 +206,7 @@ std::string explain_field(const Schema& schema, const FieldInfo& field, const vo
                   (field.scalar_ok ? "; one item may stand without brackets" : ""));
   row("default", field.required ? "none: must be given" : yaml_inline(*field.type, field.default_value));
   row("derived", field.formula);
+  row("instead of", field.instead_of);
   row("unit", field.unit);
   row("effect", std::string(effect_name(field.effect)));
   row("since", field.since);
@@ -262,6 +333,15 @@ std::string field_json(const Schema& schema, const FieldInfo& field, const void*
 std::string explain(const Schema& schema, std::string_view what, const void* root, const Resolved* resolved) {
   const Subject subject = find_subject(schema, what);
   if (subject.field) return explain_field(schema, *subject.field, root, resolved);
+  if (!subject.fields.empty()) {
+    std::string out;
+    const std::string note = subject.note.empty() ? std::string() : ": " + subject.note;
+    if (subject.fields.size() > 1 || !note.empty())
+      out = "`" + std::string(what) + "`" + (note.empty() ? " is a name of several fields" : note) + "\n\n";
+    for (size_t i = 0; i < subject.fields.size(); ++i)
+      out += (i ? "\n" : "") + explain_field(schema, *subject.fields[i], root, resolved);
+    return out;
+  }
   if (subject.section) return explain_section(*subject.section);
   if (subject.rule)
     return subject.rule->code + " " + subject.rule->name + "\n  " + subject.rule->doc + "\n\n  reads " +
@@ -283,6 +363,13 @@ std::string explain_json(const Schema& schema, std::string_view what, const void
   const Subject subject = find_subject(schema, what);
   const std::string head = "{\"schema\":\"capstan.explain/1\",";
   if (subject.field) return head + field_json(schema, *subject.field, root, resolved).substr(1) + "\n";
+  if (!subject.fields.empty()) {
+    std::string out =
+        head + "\"name\":" + quoted(what) + ",\"note\":" + quoted(subject.note) + ",\"fields\":[";
+    for (size_t i = 0; i < subject.fields.size(); ++i)
+      out += (i ? "," : "") + field_json(schema, *subject.fields[i], root, resolved);
+    return out + "]}\n";
+  }
   if (subject.rule)
     return head + "\"code\":" + quoted(subject.rule->code) + ",\"name\":" + quoted(subject.rule->name) +
            ",\"doc\":" + quoted(subject.rule->doc) + ",\"reads\":" + texts(subject.rule->reads) + "}\n";

@@ -169,6 +169,24 @@ bool all_digits_and(std::string_view text, char separator) {
   return seen && digit(text.front()) && digit(text.back());
 }
 
+// `0,001`, as much of the world writes it; `1,000` may also be a thousand.
+std::nullopt_t refuse_comma(TextProblem& problem, std::string_view text) {
+  const size_t comma = text.find(',');
+  std::string point(text);
+  point[comma] = '.';
+  const bool one = comma > 0 && text.find(',', comma + 1) == std::string_view::npos;
+  const auto number = one ? read_decimal(point) : std::nullopt;
+  if (!number || !number->rest.empty() || number->leading_zero)
+    return refuse(problem, "is not a number", "the decimal mark is a point: 1.5");
+  const std::string_view digits = text[0] == '-' || text[0] == '+' ? text.substr(1) : text;
+  const bool grouped =
+      digits[0] != '0' && text.size() - comma == 4 && text.find_first_of("eE") == std::string_view::npos;
+  if (!grouped) return refuse_for(problem, "has a decimal comma", point);
+  std::string whole(text);
+  whole.erase(comma, 1);
+  return refuse(problem, "is not a number", "write " + point + " or " + whole);
+}
+
 }  // namespace
 
 std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form, TextProblem& problem) {
@@ -273,8 +291,7 @@ std::optional<double> real_from_text(std::string_view text, const FieldInfo& fie
   }
   const auto number = read_decimal(text);
   if (!number) {
-    if (text.find(',') != std::string_view::npos)
-      return refuse(problem, "is not a number", "the decimal mark is a point: 1.5");
+    if (text.find(',') != std::string_view::npos) return refuse_comma(problem, text);
     return refuse(problem, "is not a number");
   }
   if (number->leading_zero && number->pure && number->rest.empty())
@@ -301,7 +318,7 @@ std::optional<double> real_from_text(std::string_view text, const FieldInfo& fie
       return refuse_for(problem, "has a suffix, and this field takes none",
                         to_text(*value * static_cast<double>(suffix->factor)));
     } else if (number->rest.front() == ',') {
-      return refuse(problem, "is not a number", "the decimal mark is a point: 1.5");
+      return refuse_comma(problem, text);
     } else {
       return refuse(problem, "is not a number");
     }

@@ -191,7 +191,7 @@ TEST_CASE("reals") {
                          {"optimizer.lr", "--1", "C0201&is not a number"},
                          {"optimizer.lr", "1e-4 ", "0.0001"}})
     check(row);
-  CHECK(in_file("optimizer.lr", "1,5").find("the decimal mark is a point") != std::string::npos);
+  CHECK(in_file("optimizer.lr", "1,5").find("write 1.5") != std::string::npos);
   const auto tiny = with_override("optimizer.min_lr=1e-400");
   CHECK(tiny.ok());
   CHECK(tiny.says("becomes 0"));

@@ -231,6 +231,15 @@ TEST_CASE("train_iters alone is legal in every shipped recipe and schedule") {
       }
 }
 
+TEST_CASE("the learning rate alone can be changed in every shipped recipe") {
+  for (const auto& entry : recipes())
+    for (const double factor : {0.1, 10.0}) {
+      const double lr = resolved(entry.name).config.optimizer.lr * factor;
+      const auto r = resolved(entry.name, {"optimizer.lr=" + std::to_string(lr)});
+      CHECK_MESSAGE(r.ok(), entry.name << " times " << factor << "\n" << problems(r));
+    }
+}
+
 TEST_CASE("the usual overrides are legal on every shipped recipe") {
   for (const char* name : kRecipes)
     for (const auto& overrides : std::vector<std::vector<std::string>>{
@@ -304,4 +313,18 @@ TEST_CASE("adapters of separate projections fit models with and without a gated 
       const Resolution r = resolved(recipe, {preset});
       CHECK_MESSAGE(r.ok(), recipe << " " << preset << "\n" << problems(r));
     }
+}
+
+TEST_CASE("a value that means something else says what to write") {
+  const auto says = [](const std::string& override, const std::string& help) {
+    const auto r = resolved("quickstart", {override});
+    CHECK_FALSE(r.ok());
+    CHECK_MESSAGE(problems(r).find(help) != std::string::npos, problems(r));
+  };
+  says("optimizer.lr=0,001", "write 0.001");
+  says("optimizer.lr=-1,5e-3", "write -1.5e-3");
+  says("optimizer.weight_decay=1,000", "write 1.000 or 1000");
+  says("optimizer.lr=1,2,3", "for a trial of each value");
+  says("validation.eval_iters=0", "for no validation: validation.eval_interval=null");
+  says("validation.eval_interval=0", "for no validation: validation.eval_interval=null");
 }
