@@ -102,6 +102,12 @@ size_t Arguments::count(std::string_view option) const {
       std::count_if(values_.begin(), values_.end(), [&](const auto& v) { return v.first == option; }));
 }
 
+std::vector<std::string> Arguments::values(std::string_view option) const {
+  std::vector<std::string> all;
+  for (const auto& [name, value] : values_)
+    if (name == option) all.push_back(value);
+  return all;
+}
 std::optional<std::string> Arguments::value(std::string_view option) const {
   for (auto at = values_.rbegin(); at != values_.rend(); ++at)
     if (at->first == option) return at->second;

@@ -53,6 +53,7 @@ class Arguments {
   bool has(std::string_view option) const { return count(option) > 0; }
   size_t count(std::string_view option) const;
   std::optional<std::string> value(std::string_view option) const;  // the last one
+  std::vector<std::string> values(std::string_view option) const;   // all of them, in their order
   std::string required(std::string_view option) const;              // ErrorCode::usage when missing
   std::optional<int64_t> integer(std::string_view option, int64_t least, int64_t most = INT64_MAX) const;
   std::optional<double> number(std::string_view option, double least, double most) const;

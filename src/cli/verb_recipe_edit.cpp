@@ -140,7 +140,8 @@ const Verb kRecipeTrim = {
     .details =
         "The recipe resolves to the same values afterwards, leaf by leaf. A value that would then be derived "
         "from\n"
-        "others stays. A comment behind a value that goes, or on the lines directly above it, goes with it.\n",
+        "others stays. A comment behind a value that goes, or on the lines directly above it, goes with "
+        "it.\n",
     .max_words = 1,
     .run = run_recipe_trim,
 };

@@ -48,6 +48,13 @@ importer::Options options_of(const Context& context, const std::string& to) {
     }
     options.base = *base;
   }
+  for (const std::string& word : context.args.values("var")) {
+    const size_t equals = word.find('=');
+    if (equals == 0 || equals == std::string::npos)
+      fail(ErrorCode::usage, "`--var " + word + "` gives no variable a value",
+           "write --var NAME=VALUE, or --var 1=VALUE for the script's first argument");
+    options.variables[word.substr(0, equals)] = word.substr(equals + 1);
+  }
   return options;
 }
 
@@ -185,11 +192,14 @@ const Verb kRecipeImport = {
     .options = {{"from", 0, "FORMAT", "what the file is, where its content does not tell", "",
                  "megatron deepspeed bridge torchtune axolotl training-arguments"},
                 {"base", 0, "RECIPE", "the recipe to extend, for files that say nothing of the model"},
+                {"var", 0, "NAME=VALUE",
+                 "a variable that a script takes from outside (an argument: 1=VALUE); may be repeated"},
                 {"output", 'o', "FILE", "write the recipe there; default standard output"},
                 {"json", 0, "", "the recipe and what was taken, assumed and left out, as one JSON object"}},
     .details =
-        "The text is matched, never executed: variables of a script are filled in, $(commands) are not. What "
-        "has no\n"
+        "The text is matched, never executed: variables of a script are filled in, $(commands) are not. A "
+        "branch whose\n"
+        "condition the script does not decide is listed, with the variable to give by --var. What has no\n"
         "counterpart is listed with its place and the reason. Exit code 1: the recipe has errors, because "
         "something is\n"
         "to be filled in. `capstan help importing` has the formats.",

@@ -5,6 +5,7 @@
 #include "import/format_readers.hpp"
 #include "import/known_models.hpp"
 #include "import/reasons.hpp"
+#include "import/schedules.hpp"
 
 namespace capstan::importer {
 
@@ -110,7 +111,7 @@ constexpr Rule kTable[] = {
     take("adam_epsilon", "optimizer.adam_eps"),
     take("max_grad_norm", "optimizer.clip_grad"),
     later("lr_scheduler"),
-    to_fill_in("lr_scheduler_kwargs", "see `capstan explain scheduler`"),
+    later("lr_scheduler_kwargs"),
     later("cosine_min_lr_ratio"),
     not_there("cosine_constant_lr_ratio", "a cosine that ends early"),
     not_there("lr_quadratic_warmup", "a warm-up that is not a straight line"),
@@ -319,15 +320,11 @@ void optimizer(Reader& r) {
   const std::string type = r.text("lr_scheduler").value_or("cosine");
   if (!r.given("lr_scheduler"))
     draft.assume("scheduler.lr_decay_style", "cosine", "Axolotl's default");
-  else if (type == "cosine" || type == "linear" || type == "constant")
-    draft.set("scheduler.lr_decay_style", type, r.from("lr_scheduler"));
-  else if (type == "constant_with_warmup")
-    draft.set("scheduler.lr_decay_style", "constant", r.from("lr_scheduler"));
   else
-    draft.leave(r.from("lr_scheduler"), type, Why::not_there, "schedules are constant, linear and cosine");
-  const auto peak = r.real("learning_rate"), share = r.real("cosine_min_lr_ratio");
-  if (peak && share)
-    draft.set("optimizer.min_lr", to_text(*peak * *share), r.from("cosine_min_lr_ratio"), "of learning_rate");
+    transformers_schedule(r, "lr_scheduler", type);
+  transformers_schedule_options(r, type);
+  if (r.given("cosine_min_lr_ratio"))
+    draft.set("optimizer.min_lr_ratio", *r.find("cosine_min_lr_ratio"), r.from("cosine_min_lr_ratio"));
   const auto warmup = r.real("warmup_steps");
   if (warmup && *warmup >= 1) {
     draft.withdraw("scheduler.lr_warmup_fraction", Why::no_effect, "warmup_steps is given");

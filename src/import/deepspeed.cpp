@@ -294,9 +294,13 @@ void optimizer(Reader& r) {
 
 void scheduler(Reader& r) {
   Draft& draft = r.draft;
-  if (r.given("optimizer.params.lr") || r.given("scheduler.params.warmup_max_lr"))
-    draft.assume("optimizer.min_lr", "0", "DeepSpeed's schedules end at 0");
   const auto type = r.text("scheduler.type");
+  const bool floor = type == "WarmupCosineLR" && r.given("scheduler.params.cos_min_ratio");
+  if (floor)
+    draft.set("optimizer.min_lr_ratio", *r.find("scheduler.params.cos_min_ratio"),
+              r.from("scheduler.params.cos_min_ratio"));
+  else if (r.given("optimizer.params.lr") || r.given("scheduler.params.warmup_max_lr"))
+    draft.assume("optimizer.min_lr", "0", "DeepSpeed's schedules end at 0");
   if (!type) return;
   const From from = r.from("scheduler.type");
   const bool cosine = *type == "WarmupCosineLR";
@@ -327,10 +331,9 @@ void scheduler(Reader& r) {
   if (r.given("scheduler.params.total_num_steps"))
     draft.set("train.train_iters", *r.find("scheduler.params.total_num_steps"),
               r.from("scheduler.params.total_num_steps"), "the length of the schedule");
-  for (const char* ratio : {"scheduler.params.cos_min_ratio", "scheduler.params.warmup_min_ratio"})
-    if (r.given(ratio))
-      draft.leave(r.from(ratio), *r.find(ratio), Why::to_fill_in,
-                  "a share of the peak; give it as a rate in optimizer.min_lr or scheduler.lr_warmup_init");
+  if (r.given("scheduler.params.warmup_min_ratio"))
+    draft.leave(r.from("scheduler.params.warmup_min_ratio"), *r.find("scheduler.params.warmup_min_ratio"),
+                Why::to_fill_in, "a share of the peak; give it as a rate in scheduler.lr_warmup_init");
   const auto curve = r.text("scheduler.params.warmup_type");
   if (curve && *curve != "linear")
     draft.leave(r.from("scheduler.params.warmup_type"), *curve, Why::not_there,

@@ -1,14 +1,17 @@
 // What each source format's file offers to import.cpp.
 #pragma once
 
+#include <map>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "import/rule.hpp"
 
 namespace capstan::importer {
 
-void read_megatron(Draft& draft, const config::Source& script);
+void read_megatron(Draft& draft, const config::Source& script,
+                   const std::map<std::string, std::string>& variables);
 void read_deepspeed(Draft& draft, const config::Node& root);
 void read_bridge(Draft& draft, const config::Node& root);
 void read_torchtune(Draft& draft, const config::Node& root);

@@ -196,10 +196,11 @@ std::vector<std::string> hints_for(const Draft& draft, const config::Resolution&
   return hints;
 }
 
-void read(Format format, Draft& draft, const std::vector<config::Source>& sources, const Node& root) {
+void read(Format format, Draft& draft, const std::vector<config::Source>& sources, const Node& root,
+          const Options& options) {
   switch (format) {
     case Format::megatron:
-      return read_megatron(draft, sources[0]);
+      return read_megatron(draft, sources[0], options.variables);
     case Format::deepspeed:
       return read_deepspeed(draft, root);
     case Format::bridge:
@@ -268,7 +269,7 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   Draft draft(result.sources);
   if (!options.base.empty()) draft.extend(options.base, "--base");
   try {
-    read(result.format, draft, result.sources, root);
+    read(result.format, draft, result.sources, root, options);
   } catch (const Error& error) {  // of the words of a shell
     if (error.code() != ErrorCode::format) throw;
     fail(error.code(), "`" + file_name + "`: " + error.message(), error.help());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -58,6 +59,8 @@ struct Left {
 
 struct Options {
   std::optional<Format> format;  // else recognised from the text
+  std::map<std::string, std::string>
+      variables;     // what a script takes from its environment or arguments ("1")
   std::string base;  // recipe to extend; empty: `quickstart` where the format says nothing of the model
   std::string recipe_name = "imported.yaml";  // what diagnostics call the recipe
 };

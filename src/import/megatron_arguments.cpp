@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -548,16 +549,44 @@ class CommandLine {
   Node root_;
 };
 
+// Branches and loops of which the script does not say whether they run, as far as the command depends on them.
+void report_branches(Draft& draft, const ShellScript& script, const ShellCommand& options, size_t around,
+                     const Lines& lines) {
+  std::set<size_t> used;
+  if (around > 0) used.insert(around);
+  for (const ShellWord& word : options)
+    for (const uint16_t mark : word.marks)
+      if (mark > 0) used.insert(mark);
+  for (const size_t index : used) {
+    const ShellBranch& branch = script.branches[index - 1];
+    const bool loop = branch.text.starts_with("for ") || branch.text.starts_with("while ") ||
+                      branch.text.starts_with("until ") || branch.text.starts_with("select ");
+    std::string reason =
+        loop ? "a loop is not run" : "not decided: commands are not executed, and files are not looked at";
+    if (!branch.variables.empty()) {
+      reason = "not decided: the script does not say what `$" + join(branch.variables, "`, `$") +
+               "` is; choose with";
+      for (const std::string& name : branch.variables) reason += " --var " + name + "=VALUE";
+    } else {
+      reason += "; write what it sets into the recipe";
+    }
+    if (index == around) reason = "the command runs in it; " + reason;
+    draft.leave({branch.text, lines.place(branch.begin)}, "", Why::to_fill_in, reason);
+  }
+}
+
 }  // namespace
 
-void read_megatron(Draft& draft, const config::Source& source) {
-  const ShellScript script = read_shell(source.text);
+void read_megatron(Draft& draft, const config::Source& source,
+                   const std::map<std::string, std::string>& variables) {
+  const ShellScript script = read_shell(source.text, variables);
   const Lines lines(source.text);
   MegatronLaunch launch;
   CommandLine options(draft, lines);
   Launcher launcher(draft, lines);
   bool found = false;
-  for (const ShellCommand& whole : script.commands) {
+  for (size_t index = 0; index < script.commands.size(); ++index) {
+    const ShellCommand& whole = script.commands[index];
     if (whole.size() > kMostWords)
       fail(ErrorCode::format, "a command of more than " + std::to_string(kMostWords) + " words");
     const ShellCommand command = cut_quoted(whole);
@@ -579,13 +608,13 @@ void read_megatron(Draft& draft, const config::Source& source) {
         draft.leave({first.text, lines.place(first.begin)}, "", Why::not_there,
                     "another kind of model; read as if it were pretrain_gpt.py");
     }
-    options.read(command, bare ? 0 : program + 1);
+    const size_t from = bare ? 0 : program + 1;
+    report_branches(draft, script, {command.begin() + static_cast<long>(from), command.end()},
+                    script.branch_of[index], lines);
+    options.read(command, from);
   }
   if (!found)
     draft.leave({source.name, {}}, "", Why::to_fill_in, "no command with pretrain_gpt.py, and no options");
-  else if (!script.branches.empty())
-    draft.leave({"if, for, case", lines.place(script.branches.front())}, "", Why::to_fill_in,
-                "branches are not decided: the last assignment to a variable counts");
   Reader reader(draft, options.root(), kTable);
   for (const config::FieldInfo* field : config::schema().fields()) {
     std::string option = "--" + field->name;

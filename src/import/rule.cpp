@@ -90,6 +90,28 @@ void Reader::apply_rule(const Rule& rule, const Item& item) {
   }
 }
 
+namespace {
+
+// A letter too many, too few, wrong, or two that changed places.
+bool one_slip(std::string_view a, std::string_view b) {
+  while (!a.empty() && !b.empty() && a.front() == b.front()) a.remove_prefix(1), b.remove_prefix(1);
+  while (!a.empty() && !b.empty() && a.back() == b.back()) a.remove_suffix(1), b.remove_suffix(1);
+  if (a.size() == 2 && b.size() == 2) return a[0] == b[1] && a[1] == b[0];
+  return a.size() <= 1 && b.size() <= 1;
+}
+
+}  // namespace
+
+// A key that only a rule for many keys takes, and that is one slip away from a key with a rule of its own.
+bool Reader::misspelt(const Rule& rule, const Item& item) const {
+  if (!rule.key.ends_with('*')) return false;
+  return std::any_of(
+             table.begin(), table.end(),
+             [&](const Rule& other) { return !other.key.ends_with('*') && one_slip(item.key, other.key); }) ||
+         std::any_of(also_known.begin(), also_known.end(),
+                     [&](const std::string& other) { return one_slip(item.key, other); });
+}
+
 void Reader::unknown(const Item& item) {
   std::vector<std::string> names = also_known;
   bool section = false;  // `peft: null` where the table knows peft.dim
@@ -113,7 +135,9 @@ void Reader::visit(const Node& node, const std::string& prefix, bool (*otherwise
     const bool section = !whole && std::any_of(table.begin(), table.end(), [&](const Rule& other) {
       return other.key.starts_with(item.key + ".");
     });
-    if (rule && (!section || rule->how != Rule::How::later)) {
+    if (rule && misspelt(*rule, item)) {
+      unknown(item);
+    } else if (rule && (!section || rule->how != Rule::How::later)) {
       apply_rule(*rule, item);
     } else if (otherwise && otherwise(*this, item)) {
       // taken

@@ -107,6 +107,8 @@ class Reader {
  private:
   void visit(const config::Node& node, const std::string& prefix, bool (*otherwise)(Reader&, const Item&));
 
+  bool misspelt(const Rule& rule, const Item& item) const;
+
   static constexpr int kMostLookedUp = 200;  // unknown keys for which similar ones are sought
   int unknown_ = 0;
 };

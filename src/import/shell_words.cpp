@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "import/shell_condition.hpp"
 
 namespace capstan::importer {
 
@@ -31,10 +32,19 @@ using Words = std::vector<ShellWord>;
 
 class Script {
  public:
-  explicit Script(std::string_view text) : text_(text) {}
+  Script(std::string_view text, const std::map<std::string, std::string>& variables) : text_(text) {
+    for (const auto& [name, value] : variables) {
+      ShellWord word;
+      word.text = value;
+      word.at.assign(value.size(), 0);
+      word.marks.assign(value.size(), 0);
+      variables_[name] = {std::move(word)};
+    }
+  }
 
   ShellScript read() {
-    while (at_ < text_.size()) read_command();
+    while (at_ < text_.size())
+      if (!read_patterns()) read_command();
     return std::move(out_);
   }
 
@@ -73,11 +83,12 @@ class Script {
     ShellWord word;
     bool started = false;
   };
-  static void put(Builder& b, char c, size_t offset) {
+  static void put(Builder& b, char c, size_t offset, uint16_t mark = 0) {
     if (!b.started) b.word.begin = static_cast<uint32_t>(offset);
     b.started = true;
     b.word.text += c;
     b.word.at.push_back(static_cast<uint32_t>(offset));
+    b.word.marks.push_back(mark);
   }
   static void start(Builder& b, size_t offset) {
     if (!b.started) b.word.begin = static_cast<uint32_t>(offset);
@@ -97,6 +108,8 @@ class Script {
       --range;
       if (offset < range->second.first) return range->second.second;
     }
+    for (const uint16_t mark : word.marks)
+      if (mark > 0) return "depends on `" + out_.branches[mark - 1].text + "`, which is not decided";
     return {};
   }
 
@@ -144,7 +157,7 @@ class Script {
         if (!quoted && (blank(c) || c == '\n'))
           finish(b);
         else
-          put(b, c, part.at[k]);
+          put(b, c, part.at[k], part.marks[k]);
       }
     }
   }
@@ -168,6 +181,11 @@ class Script {
       const size_t from = at_;
       while (name_rest(peek())) ++at_;
       lookup(b, std::string(text_.substr(from, at_ - from)), quoted, Items::first, dollar);
+      return;
+    }
+    if (c >= '0' && c <= '9' && variables_.contains(std::string(1, c))) {
+      ++at_;
+      lookup(b, std::string(1, c), quoted, Items::first, dollar);
       return;
     }
     if ((c >= '0' && c <= '9') || c == '@' || c == '*' || c == '#' || c == '?' || c == '$' || c == '!') {
@@ -387,34 +405,264 @@ class Script {
         if (!first) {
           whole.text += ' ';
           whole.at.push_back(word.begin);
+          whole.marks.push_back(0);
         }
         first = false;
         whole.text += word.text;
         whole.at.insert(whole.at.end(), word.at.begin(), word.at.end());
+        whole.marks.insert(whole.marks.end(), word.marks.begin(), word.marks.end());
       }
       value.push_back(std::move(whole));
     }
+    if (skipping()) return;
     Words& variable = variables_[name];
+    if (const size_t branch = undecided()) {
+      out_.branches[branch - 1].assigns = true;
+      mark(value, append ? Words{} : variable, static_cast<uint16_t>(std::min<size_t>(branch, UINT16_MAX)));
+    }
     if (!append) {
       variable = std::move(value);
     } else if (!list && !variable.empty()) {
       variable[0].text += value[0].text;
       variable[0].at.insert(variable[0].at.end(), value[0].at.begin(), value[0].at.end());
+      variable[0].marks.insert(variable[0].marks.end(), value[0].marks.begin(), value[0].marks.end());
       grow(variable[0].text.size());
     } else {
       for (ShellWord& word : value) variable.push_back(std::move(word));
     }
   }
 
+  // What an undecided branch writes, but for the value before where the new one begins with it (A="$A --more").
+  static void mark(Words& value, const Words& before, uint16_t branch) {
+    size_t kept = 0;
+    if (value.size() == 1 && before.size() == 1 && value[0].text.starts_with(before[0].text) &&
+        std::equal(before[0].at.begin(), before[0].at.end(), value[0].at.begin()))
+      kept = before[0].text.size();
+    for (ShellWord& word : value) {
+      for (size_t i = kept; i < word.marks.size(); ++i)
+        if (word.marks[i] == 0) word.marks[i] = branch;
+    }
+  }
+
+  // ---- branches and loops ------------------------------------------------------------------------------------------
+
+  struct Block {
+    enum class Kind : uint8_t { branches, cases, loop } kind = Kind::branches;
+    size_t begin = 0;          // of its first word
+    std::string text;          // what decides it: "case $SIZE in"
+    size_t asked = 0;          // begin of the condition
+    bool condition = false;    // between `if` and `then`
+    bool patterns = false;     // in front of a pattern of `case`
+    Truth value = Truth::yes;  // of the condition so far
+    bool first = true,
+         all = true;           // the next command is the condition's first; `&&` in front of it, else `||`
+    Truth runs = Truth::yes;   // the branch that is being read
+    Truth before = Truth::no;  // one of the branches before it ran
+    ShellWord subject;         // of `case`
+    size_t undecided = 0;      // its entry in out_.branches, 1 …
+    std::vector<std::string> variables;
+  };
+
+  bool skipping() const {
+    return chain_ == Truth::no || std::any_of(blocks_.begin(), blocks_.end(), [](const Block& block) {
+             return !block.condition && block.runs == Truth::no;
+           });
+  }
+  // The outermost branch that is not decided.
+  size_t undecided() const {
+    for (const Block& block : blocks_)
+      if (!block.condition && block.runs == Truth::unknown) return block.undecided;
+    return chain_ == Truth::unknown ? chain_branch_ : 0;
+  }
+
+  // The script's text from `begin` to here, on one line.
+  std::string written_since(size_t begin) const {
+    std::string text;
+    for (const char c : text_.substr(begin, std::min<size_t>(at_ - begin, 200)))
+      if (const bool gap = blank(c) || c == '\n' || c == ';'; !gap || (!text.empty() && text.back() != ' '))
+        text += gap ? ' ' : c;
+    for (const std::string_view end : {"then", "do"})
+      if (text.ends_with(" " + std::string(end))) text.resize(text.size() - end.size());
+    while (text.ends_with(' ') || text.ends_with('&') || text.ends_with('|')) text.pop_back();
+    return text;
+  }
+
+  size_t report_branch(size_t begin, std::string text, const std::vector<std::string>& variables) {
+    if (skipping() || undecided()) return undecided();  // inside of one that is reported
+    out_.branches.push_back({static_cast<uint32_t>(begin), std::move(text), variables, false});
+    return out_.branches.size();
+  }
+
+  void note_variables(const ShellCommand& command, std::vector<std::string>& variables) const {
+    for (const ShellWord& word : command)
+      for (const std::string_view begin : {"the script does not set `", "it is an argument"}) {
+        if (!word.open.starts_with(begin)) continue;
+        std::string name;
+        if (begin.ends_with('`'))
+          name = word.open.substr(begin.size(), word.open.size() - begin.size() - 1);
+        else if (const size_t dollar = word.text.find('$'); dollar + 1 < word.text.size())
+          name = word.text.substr(dollar + 1, 1);
+        if (!name.empty() && std::find(variables.begin(), variables.end(), name) == variables.end())
+          variables.push_back(std::move(name));
+      }
+  }
+
+  void begin_branch(Block& block, Truth holds) {
+    const Truth runs = both(holds, negated(block.before));
+    block.condition = false;
+    block.runs = Truth::yes;  // while the branches around it are asked
+    if (runs == Truth::unknown && !block.undecided)
+      block.undecided = report_branch(
+          block.begin, block.text.empty() ? "if " + written_since(block.asked) : block.text, block.variables);
+    block.runs = runs;
+    block.before = either(block.before, runs);
+  }
+
+  // A word at the beginning of a command; true where it is no part of one.
+  bool keyword(const std::string& text, size_t begin) {
+    const auto inside = [&](Block::Kind kind) { return !blocks_.empty() && blocks_.back().kind == kind; };
+    if (text == "if") {
+      blocks_.push_back({.begin = begin, .text = {}, .asked = at_, .condition = true, .subject = {}});
+    } else if (text == "then" && inside(Block::Kind::branches)) {
+      begin_branch(blocks_.back(), blocks_.back().value);
+    } else if (text == "elif" && inside(Block::Kind::branches)) {
+      Block& block = blocks_.back();
+      block.condition = block.first = block.all = true;
+      block.asked = at_;
+    } else if (text == "else" && inside(Block::Kind::branches)) {
+      begin_branch(blocks_.back(), Truth::yes);
+    } else if (text == "fi" && inside(Block::Kind::branches)) {
+      blocks_.pop_back();
+    } else if (text == "esac" && inside(Block::Kind::cases)) {
+      blocks_.pop_back();
+    } else if (text == "case") {
+      begin_case(begin);
+    } else if (text == "for" || text == "while" || text == "until" || text == "select") {
+      blocks_.push_back({.kind = Block::Kind::loop, .begin = begin, .text = {}, .subject = {}});
+      if (text == "for" || text == "select") begin_loop();
+    } else if (text == "do" && inside(Block::Kind::loop)) {
+      Block& block = blocks_.back();
+      block.undecided = report_branch(block.begin, written_since(block.begin), {});
+      block.runs = Truth::unknown;
+    } else if (text == "done" && inside(Block::Kind::loop)) {
+      blocks_.pop_back();
+    } else {
+      return text == "then" || text == "else" || text == "do" || text == "{" || text == "time";
+    }
+    return true;
+  }
+
+  // `for NAME in …`: the name has a value that only the loop knows; its words are no command.
+  void begin_loop() {
+    skip_blanks();
+    const size_t from = at_;
+    while (name_rest(peek())) ++at_;
+    if (!skipping()) variables_.erase(std::string(text_.substr(from, at_ - from)));
+    while (at_ < text_.size() && !ends_command(text_[at_])) {
+      read_word();
+      skip_blanks();
+    }
+  }
+
+  void begin_case(size_t begin) {
+    skip_blanks();
+    Block block{.kind = Block::Kind::cases, .begin = begin, .text = {}, .patterns = true, .subject = {}};
+    ShellCommand subject = read_word();
+    for (ShellWord& word : subject) word.open = word.open.empty() ? why_open(word) : word.open;
+    note_variables(subject, block.variables);
+    if (subject.size() == 1) block.subject = std::move(subject.front());
+    skip_blanks();
+    if (text_.substr(at_).starts_with("in")) at_ += 2;
+    block.text = written_since(begin);
+    blocks_.push_back(std::move(block));
+  }
+
+  // In front of a branch of `case`: its patterns, up to the bracket. False: there are none here.
+  bool read_patterns() {
+    if (blocks_.empty() || !blocks_.back().patterns) return false;
+    while (at_ < text_.size() && (blank(text_[at_]) || text_[at_] == '\n')) ++at_;
+    skip_blanks();
+    if (at_ < text_.size() && text_[at_] == '\n') return true;  // after a comment
+    if (peek() == '(') ++at_;
+    Truth found = Truth::no;
+    while (at_ < text_.size()) {
+      skip_blanks();
+      const size_t before = at_;
+      for (ShellWord& word : read_word()) {
+        if (word.text == "esac" && peek() != ')') {
+          blocks_.pop_back();
+          return true;
+        }
+        word.open = word.open.empty() ? why_open(word) : word.open;
+        found = either(found, matches(blocks_.back().subject, word));
+      }
+      skip_blanks();
+      const char c = peek();
+      if (c == '|' || c == ')') ++at_;
+      if (c == ')' || at_ == before) break;
+    }
+    blocks_.back().patterns = false;
+    begin_branch(blocks_.back(), found);
+    return true;
+  }
+
+  // Behind a command of a condition: how it is joined to the next one.
+  void add_to_condition(Block& block, const ShellCommand& command, std::string_view end) {
+    if (!command.empty()) {
+      Truth truth = truth_of(command);
+      if (end == "|" || end == "&" || end == "(" || end == ")") truth = Truth::unknown;
+      if (block.first) block.variables = block.undecided ? block.variables : std::vector<std::string>{};
+      note_variables(command, block.variables);
+      block.value = block.first ? truth : block.all ? both(block.value, truth) : either(block.value, truth);
+      block.first = end != "&&" && end != "||";  // the last list of commands decides
+    }
+    block.all = end != "||";
+  }
+
+  // The end of a command at `at_`, and past it.
+  std::string_view end_of_command() {
+    for (const std::string_view end : {";;&", ";;", ";&", "&&", "||"})
+      if (text_.substr(at_).starts_with(end)) {
+        at_ += end.size();
+        return end;
+      }
+    return text_.substr(at_++, 1);
+  }
+
+  // Behind a command outside of conditions: whether the one that `&&` or `||` joins to it runs.
+  void chain(const ShellCommand& command, std::string_view end, size_t begin) {
+    const Truth before = chain_;
+    chain_ = Truth::yes;
+    if (end != "&&" && end != "||") return;
+    if (command.empty()) {  // an assignment
+      chain_ = end == "&&" ? before : negated(before);
+      return;
+    }
+    Truth truth = is_test(command) ? truth_of(command) : end == "&&" ? Truth::yes : Truth::unknown;
+    if (end == "||") truth = negated(truth);
+    truth = both(before, truth);
+    if (truth == Truth::unknown) {
+      std::vector<std::string> variables;
+      note_variables(command, variables);
+      chain_branch_ =
+          report_branch(begin, (end == "&&" ? "if " : "unless ") + written_since(begin), variables);
+    }
+    chain_ = truth;
+  }
+
   void read_command() {
     ShellCommand command;
     bool assigning = true;  // assignments stand in front of a command
     bool declaring = false;
+    skip_blanks();
+    size_t begin = at_;
+    std::string_view end;
     while (true) {
       skip_blanks();
       if (at_ >= text_.size()) break;
       if (ends_command(text_[at_])) {
-        if (text_[at_++] == '\n') skip_documents();
+        end = end_of_command();
+        if (end == "\n") skip_documents();
         break;
       }
       if (assigning) {
@@ -423,26 +671,51 @@ class Script {
           continue;
         }
       }
-      for (ShellWord& word : read_word()) {
+      const size_t word_begin = at_;
+      Words words = read_word();
+      const bool literal = words.size() == 1 && words[0].text == text_.substr(word_begin, at_ - word_begin);
+      if (command.empty() && literal && keyword(words[0].text, word_begin)) {
+        begin = at_;
+        if (!blocks_.empty() && blocks_.back().patterns) return;
+        continue;
+      }
+      for (ShellWord& word : words) {
         grow(word.text.size() + 1);
         const std::string& text = word.text;
-        if (command.empty() &&
-            (text == "if" || text == "case" || text == "for" || text == "while" || text == "until"))
-          out_.branches.push_back(word.begin);
         if (command.empty() && (text == "declare" || text == "local" || text == "typeset")) declaring = true;
         // These stand in front of assignments or of the command itself.
         const bool prefix = text == "export" || text == "declare" || text == "local" || text == "readonly" ||
-                            text == "typeset" || text == "then" || text == "else" || text == "do" ||
-                            text == "env" || text == "if" || text == "while" || text == "{" || text == "time";
+                            text == "typeset" || text == "env";
         if (command.empty() && prefix) continue;
         if (command.empty() && declaring && text.starts_with('-')) continue;
         assigning = false;
-        word.open = why_open(word);
+        if (word.open.empty()) word.open = why_open(word);
         if (!word.at.empty()) word.begin = word.at.front();  // in the variable, not where it is used
         command.push_back(std::move(word));
       }
     }
-    if (!command.empty()) out_.commands.push_back(std::move(command));
+    finish_command(std::move(command), end, begin);
+  }
+
+  void finish_command(ShellCommand command, std::string_view end, size_t begin) {
+    if (!blocks_.empty() && blocks_.back().condition) {
+      add_to_condition(blocks_.back(), command, end);
+      return;
+    }
+    const bool skipped = skipping();
+    const size_t branch = undecided();
+    chain(command, end, begin);
+    if (end.starts_with(";;") || end == ";&") {
+      for (size_t i = blocks_.size(); i-- > 0;)
+        if (blocks_[i].kind == Block::Kind::cases) {
+          blocks_.resize(i + 1);
+          blocks_.back().patterns = true;
+          break;
+        }
+    }
+    if (command.empty() || skipped) return;
+    out_.commands.push_back(std::move(command));
+    out_.branch_of.push_back(branch);
   }
 
   std::string_view text_;
@@ -451,13 +724,16 @@ class Script {
   std::map<std::string, Words> variables_;
   std::map<uint32_t, std::pair<uint32_t, std::string>> open_;  // begin → end, reason
   std::vector<std::string> documents_;  // ends of here documents that begin on the next line
+  std::vector<Block> blocks_;           // around the command
+  Truth chain_ = Truth::yes;            // what `&&` and `||` in front of it say
+  size_t chain_branch_ = 0;
   ShellScript out_;
 };
 
 }  // namespace
 
-ShellScript read_shell(std::string_view text) {
-  return Script(text).read();
+ShellScript read_shell(std::string_view text, const std::map<std::string, std::string>& variables) {
+  return Script(text, variables).read();
 }
 
 }  // namespace capstan::importer

@@ -2,6 +2,7 @@
 #include "base/checked.hpp"
 #include "import/format_readers.hpp"
 #include "import/reasons.hpp"
+#include "import/schedules.hpp"
 
 namespace capstan::importer {
 
@@ -241,27 +242,15 @@ void length(Reader& r) {
 
 void schedule(Reader& r) {
   Draft& draft = r.draft;
-  const From from = r.from("lr_scheduler_type");
   const auto given = r.text("lr_scheduler_type");
   const std::string type = given.value_or("linear");
   if (!given)
     draft.assume("scheduler.lr_decay_style", "linear", "Transformers' default");
-  else if (type == "linear" || type == "cosine" || type == "constant")
-    draft.set("scheduler.lr_decay_style", type, from);
-  else if (type == "constant_with_warmup")
-    draft.set("scheduler.lr_decay_style", "constant", from);
-  else if (type == "inverse_sqrt")
-    draft.set("scheduler.lr_decay_style", "inverse-square-root", from);
-  else if (type == "warmup_stable_decay")
-    draft.set("scheduler.lr_decay_style", "WSD", from);
   else
-    draft.leave(from, type, Why::not_there,
-                "schedules are constant, linear, cosine, inverse_sqrt and warmup_stable_decay");
-  draft.assume("optimizer.min_lr", "0", "Transformers' schedules end at 0");
-  if (r.find("lr_scheduler_kwargs"))
-    draft.leave(r.from("lr_scheduler_kwargs"), *r.find("lr_scheduler_kwargs"),
-                is_off(*r.find("lr_scheduler_kwargs")) ? Why::off : Why::to_fill_in,
-                "see `capstan explain scheduler`");
+    transformers_schedule(r, "lr_scheduler_type", type);
+  transformers_schedule_options(r, type);
+  if (!draft.has("optimizer.min_lr_ratio"))
+    draft.assume("optimizer.min_lr", "0", "Transformers' schedules end at 0");
   const auto steps = r.real("warmup_steps");
   if (steps && *steps > 0 && *steps < 1)
     draft.set("scheduler.lr_warmup_fraction", *r.find("warmup_steps"), r.from("warmup_steps"),

@@ -38,6 +38,24 @@ TEST_CASE("recipe import: to a file that check accepts, to standard output, as J
   CHECK(object["left"].size() >= 6);
 }
 
+TEST_CASE("recipe import: a branch is asked about, and --var chooses") {
+  ScratchDirectory scratch;
+  const std::string script = scratch.write(
+      "run.sh",
+      "if [ \"$1\" = big ]; then L=4; else L=2; fi\n"
+      "python pretrain_gpt.py --num-layers $L --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+      "--micro-batch-size 1 --train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer "
+      "--vocab-size 99\n");
+  const Finished asked = run({"recipe", "import", script});
+  CHECK(asked.code == 1);  // the model has no layers
+  CHECK(contains(asked.err, "run.sh:1:1 if [ \"$1\" = big ]"));
+  CHECK(contains(asked.err, "choose with --var 1=VALUE"));
+  const Finished chosen = run({"recipe", "import", script, "--var", "1=big"});
+  CHECK_MESSAGE(chosen.code == 0, chosen.err);
+  CHECK(contains(chosen.out, "num_layers: 4"));
+  CHECK(run({"recipe", "import", script, "--var", "big"}).code == 2);
+}
+
 TEST_CASE("recipe import: exit codes and ways out") {
   ScratchDirectory scratch;
   const Finished open = run({"recipe", "import", kGolden + "run_config_gpt.yaml"});

@@ -435,3 +435,127 @@ TEST_CASE("what a file calls its keys and values cannot write lines of the recip
   }
   CHECK_FALSE(file.resolution.malformed);
 }
+
+TEST_CASE("floors of the learning rate go to the field that means them") {
+  const auto arguments = [](const std::string& rest) {
+    return import_recipe(R"({"output_dir": "x", "per_device_train_batch_size": 1, "learning_rate": 1e-4, )"
+                         R"("max_steps": 10, "warmup_ratio": 0.1, )" +
+                             rest + "}",
+                         "a.json", {.format = Format::training_arguments});
+  };
+  const Imported fixed =
+      arguments(R"("lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-5})");
+  CHECK(value_of(fixed, "scheduler.lr_decay_style") == "cosine");
+  CHECK(value_of(fixed, "optimizer.min_lr") == "1.0e-05");
+  CHECK(fixed.resolution.config.optimizer.min_lr == 1e-5);
+  const Imported rate =
+      arguments(R"("lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1})");
+  CHECK(value_of(rate, "optimizer.min_lr_ratio") == "0.1");
+  CHECK(value_of(rate, "optimizer.min_lr") == "unset");
+  CHECK(rate.resolution.config.optimizer.min_lr == 1e-5);
+  const Imported plain = arguments(R"("lr_scheduler_type": "cosine")");
+  CHECK(value_of(plain, "optimizer.min_lr") == "0 (assumed)");
+  CHECK(plain.resolution.config.optimizer.min_lr == 0);
+  const Imported wsd = arguments(
+      R"("lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 3, )"
+      R"("min_lr_ratio": 0.2, "decay_type": "1-sqrt", "flavor": 1})");
+  CHECK(value_of(wsd, "scheduler.lr_wsd_decay_iters") == "3");
+  CHECK(value_of(wsd, "scheduler.lr_wsd_decay_style") == "minus_sqrt");
+  CHECK(value_of(wsd, "optimizer.min_lr_ratio") == "0.2");
+  CHECK(left_as(wsd, "lr_scheduler_kwargs.flavor", Why::to_fill_in));
+  const Imported other = arguments(R"("lr_scheduler_type": "cosine_with_restarts")");
+  CHECK(left_as(other, "lr_scheduler_type", Why::not_there));
+
+  const Imported deepspeed = import_recipe(
+      R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},)"
+      R"( "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 100, "warmup_num_steps": 5,)"
+      R"( "cos_min_ratio": 0.01}}})",
+      "ds.json", {});
+  CHECK(value_of(deepspeed, "optimizer.min_lr_ratio") == "0.01");
+  CHECK(deepspeed.resolution.config.optimizer.min_lr == 1e-5);
+
+  const Imported megatron = command("--min-lr 1e-4 --lr-decay-style cosine");
+  CHECK(value_of(megatron, "optimizer.min_lr") == "0.0001");
+  CHECK(value_of(megatron, "scheduler.lr_decay_style") == "cosine");
+}
+
+TEST_CASE("megatron: misspelt options are listed with the options that are near") {
+  const auto near = [](const std::string& option, const std::string& meant) {
+    const Imported result = command(option + " 1");
+    const Left* found = left(result, option);
+    CAPTURE(option);
+    REQUIRE(found);
+    CHECK(found->why == Why::unknown);
+    CHECK(std::find(found->near.begin(), found->near.end(), meant) != found->near.end());
+  };
+  near("--num-layer", "--num-layers");
+  near("--lr-decay-stile", "--lr-decay-style");
+  near("--mim-lr", "--min-lr");
+  // Rules for families of options (`--log-*`) do not swallow them.
+  near("--log-intervall", "--log-interval");
+  near("--log-params-nrom", "--log-params-norm");
+  CHECK(left_as(command("--log-throughput"), "--log-throughput", Why::no_effect));
+}
+
+namespace {
+
+const std::string kSized =
+    "#!/bin/bash\n"
+    "case $SIZE in\n"
+    "  small|s) LAYERS=2 ;;\n"
+    "  large) LAYERS=4\n    HEADS=8;;\n"
+    "  *) echo unknown; exit 1 ;;\n"
+    "esac\n"
+    "ARGS=\"--seq-length 32 --micro-batch-size 1 --mock-data --tokenizer-type NullTokenizer --vocab-size "
+    "99\"\n"
+    "if [ \"${BF16:-1}\" = 1 ]; then ARGS+=\" --bf16\"; else ARGS+=\" --fp16\"; fi\n"
+    "[ -n \"$2\" ] && ARGS=\"$ARGS --lr $2\"\n"
+    "python pretrain_gpt.py --num-layers $LAYERS --hidden-size 64 --num-attention-heads ${HEADS:-4} \\\n"
+    "  --train-iters 10 --lr 1e-3 $ARGS\n";
+
+}  // namespace
+
+TEST_CASE("megatron: a branch that depends on a variable is asked about, not taken") {
+  const Imported asked = import_recipe(kSized, "run.sh", {});
+  CHECK(value_of(asked, "model.num_layers") == "unset");
+  REQUIRE(left_as(asked, "--num-layers", Why::to_fill_in));
+  CHECK(left(asked, "--num-layers")->reason == "depends on `case $SIZE in`, which is not decided");
+  REQUIRE(left_as(asked, "case $SIZE in", Why::to_fill_in));
+  CHECK(left(asked, "case $SIZE in")->reason ==
+        "not decided: the script does not say what `$SIZE` is; choose with --var SIZE=VALUE");
+  CHECK(left(asked, "case $SIZE in")->place.line == 2);
+  // What does not depend on it is taken: a default of the script decides.
+  CHECK(value_of(asked, "mixed_precision (preset)") == "bf16_mixed");
+  CHECK(value_of(asked, "optimizer.lr") == "0.001");
+  CHECK(left_as(asked, "if [ -n \"$2\" ]", Why::to_fill_in));
+
+  const Imported small = import_recipe(kSized, "run.sh", {.variables = {{"SIZE", "s"}, {"2", ""}}});
+  CHECK(value_of(small, "model.num_layers") == "2");
+  CHECK(value_of(small, "model.num_attention_heads") == "4");
+  CHECK(left(small, "case $SIZE in") == nullptr);
+  const Imported large =
+      import_recipe(kSized, "run.sh", {.variables = {{"SIZE", "large"}, {"BF16", "0"}, {"2", "5e-4"}}});
+  CHECK(value_of(large, "model.num_layers") == "4");
+  CHECK(value_of(large, "model.num_attention_heads") == "8");
+  CHECK(value_of(large, "mixed_precision (preset)") == "fp16_mixed");
+  CHECK(value_of(large, "optimizer.lr") == "0.0005");
+}
+
+TEST_CASE("megatron: a command inside of a branch or loop is read, and that is said") {
+  const std::string line =
+      "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+      "--micro-batch-size 1 --train-iters 10 --mock-data --tokenizer-type NullTokenizer --vocab-size 99";
+  const Imported looped =
+      import_recipe("for LR in 1e-3 3e-3; do\n" + line + " --lr $LR\ndone\n", "run.sh", {});
+  CHECK(value_of(looped, "model.num_layers") == "2");
+  CHECK(left_as(looped, "--lr", Why::to_fill_in));
+  REQUIRE(left_as(looped, "for LR in 1e-3 3e-3", Why::to_fill_in));
+  CHECK(left(looped, "for LR in 1e-3 3e-3")->reason.starts_with("the command runs in it; a loop is not run"));
+  const std::string two =
+      "if [ \"$1\" = train ]; then\n" + line + " --lr 1e-3\nelse\n" + line + " --lr 2e-3\nfi\n";
+  const Imported first = import_recipe(two, "run.sh", {});
+  CHECK(left_as(first, "if [ \"$1\" = train ]", Why::to_fill_in));
+  const Imported second = import_recipe(two, "run.sh", {.variables = {{"1", "test"}}});
+  CHECK(value_of(second, "optimizer.lr") == "0.002");
+  CHECK(left(second, "if [ \"$1\" = train ]") == nullptr);
+}

@@ -73,6 +73,73 @@ TEST_CASE("here documents are no commands, branches are told") {
   CHECK(read_shell("run a b").branches.empty());
 }
 
+TEST_CASE("branches: what the script's own words decide is read alone, the rest is marked") {
+  CHECK(last("A=1; if [ $A = 1 ]; then B=x; else B=y; fi; run $B") == "[run][x]");
+  CHECK(last("A=2; if [ $A = 1 ]; then B=x; elif [[ $A == [2-3] ]]; then B=z; else B=y; fi; run $B") ==
+        "[run][z]");
+  CHECK(last("A=3; B=y\nif test $A -gt 4\nthen\n  B=x\nfi\nrun $B") == "[run][y]");
+  CHECK(last("if ! [ -z \"\" ] || [ 1 -eq 1 ] && true; then B=x; fi; run $B") == "[run][x]");
+  CHECK(last("A=b; case \"$A\" in a) B=1;; b | c) B=2 ;; *) B=3; esac; run $B") == "[run][2]");
+  CHECK(last("case x in (a) B=1;; (*) B=3;; esac\nrun $B") == "[run][3]");
+  CHECK(last("[ 1 = 2 ] && B=x || B=y; run $B") == "[run][y]");
+  CHECK(last("if false; then if [ $Q ]; then B=1; fi; B=2; fi; B=${B:-7}; run $B") == "[run][7]");
+  // Not decided.
+  CHECK(last("if [ $A ]; then B=x; else B=y; fi; run $B ok") == "[run][y]?[ok]");
+  CHECK(last("B=0; if grep -q x file; then B=x; fi; run $B") == "[run][x]?");
+  CHECK(last("B=\"--a 1\"; if [ $A ]; then B+=\" --b 2\"; fi; run $B") == "[run][--a][1][--b]?[2]?");
+  CHECK(last("B=\"--a 1\"; if [ $A ]; then B=\"$B --b 2\"; fi; run $B") == "[run][--a][1][--b]?[2]?");
+  CHECK(last("B=(1); if [ $A ]; then B+=(2); fi; run ${B[@]} 3") == "[run][1][2]?[3]");
+  CHECK(last("C=5; if [ $A ]; then B=$C; fi; run $B $C") == "[run][5]?[5]");
+  CHECK(last("while read x; do B=1; done; run $B") == "[run][1]?");
+  CHECK(last("I=9; for I in 1 2; do :; done; run $I") == "[run][$I]?");
+  // From outside.
+  const auto given = [](const std::string& text, const std::map<std::string, std::string>& variables) {
+    const ShellScript script = read_shell(text, variables);
+    CHECK(script.branches.empty());
+    return script.commands.back().back().text;
+  };
+  CHECK(given("if [ \"$1\" = 7b ]; then B=x; else B=y; fi; run $B", {{"1", "7b"}}) == "x");
+  CHECK(given("A=${A:-1}; if [ $A = 2 ]; then B=x; fi; run $B", {{"A", "2"}}) == "x");
+  const ShellScript open = read_shell("if [ \"$SIZE\" = 7b ] && [ $1 ]; then B=x; fi; run $B");
+  REQUIRE(open.branches.size() == 1);
+  CHECK(open.branches[0].text == "if [ \"$SIZE\" = 7b ] && [ $1 ]");
+  CHECK(open.branches[0].variables == std::vector<std::string>{"SIZE", "1"});
+  CHECK(open.branches[0].assigns);
+  CHECK(open.branch_of == std::vector<size_t>{0});
+}
+
+TEST_CASE("branches: what is not closed or does not fit is no loop and no error") {
+  for (const char* text : {"if",
+                           "if [ a",
+                           "case",
+                           "case x in",
+                           "case x in a",
+                           "case x in a)",
+                           "case x in a) b",
+                           "for",
+                           "for x",
+                           "while",
+                           "do",
+                           "done",
+                           "fi",
+                           "esac",
+                           "else x",
+                           "then",
+                           ";;",
+                           "a ;; b",
+                           "case $x in esac",
+                           "case x in # c\n a) b;; # d\n esac",
+                           "if a; done; run",
+                           "case x in ) y ;; | ) z",
+                           "[",
+                           "[[ ]]",
+                           "! !",
+                           "&&",
+                           "|| x",
+                           "if [ $A ]; then\n#"})
+    CHECK_NOTHROW(read_shell(text));
+}
+
 TEST_CASE("damaged and hostile scripts are errors, not loops") {
   for (const char* text :
        {"run 'a", "run \"a", "run $(a", "run ${a", "A=(a", "run `a", "run ${A:-b", "run \"${A:-\"b"})

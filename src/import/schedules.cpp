@@ -1,0 +1,93 @@
+#include "import/schedules.hpp"
+
+#include "base/text.hpp"
+
+namespace capstan::importer {
+
+namespace {
+
+struct Name {
+  std::string_view theirs, ours;
+};
+constexpr Name kSchedules[] = {
+    {"linear", "linear"},
+    {"cosine", "cosine"},
+    {"cosine_with_min_lr", "cosine"},
+    {"cosine_warmup_with_min_lr", "cosine"},
+    {"constant", "constant"},
+    {"constant_with_warmup", "constant"},
+    {"inverse_sqrt", "inverse-square-root"},
+    {"warmup_stable_decay", "WSD"},
+};
+
+// An option of a schedule, and the field that takes its value.
+struct Option {
+  std::string_view schedule, key, path;
+};
+constexpr Option kOptions[] = {
+    {"cosine_with_min_lr", "min_lr", "optimizer.min_lr"},
+    {"cosine_with_min_lr", "min_lr_rate", "optimizer.min_lr_ratio"},
+    {"cosine_warmup_with_min_lr", "min_lr", "optimizer.min_lr"},
+    {"cosine_warmup_with_min_lr", "min_lr_rate", "optimizer.min_lr_ratio"},
+    {"warmup_stable_decay", "min_lr_ratio", "optimizer.min_lr_ratio"},
+    {"warmup_stable_decay", "num_decay_steps", "scheduler.lr_wsd_decay_iters"},
+    {"warmup_stable_decay", "num_warmup_steps", "scheduler.lr_warmup_iters"},
+};
+
+void read_option(Reader& reader, const std::string& type, const std::string& key, const From& from,
+                 const config::Node& value) {
+  if (value.kind == config::Node::Kind::null) {
+    reader.draft.leave(from, value, Why::off, "null");
+    return;
+  }
+  for (const Option& option : kOptions)
+    if (option.schedule == type && option.key == key) {
+      reader.draft.set(option.path, value, from);
+      return;
+    }
+  if (type == "warmup_stable_decay" && key == "decay_type") {
+    const bool root = value.text == "1-sqrt";
+    if (root || value.text == "linear" || value.text == "cosine")
+      reader.draft.set("scheduler.lr_wsd_decay_style", root ? "minus_sqrt" : value.text, from);
+    else
+      reader.draft.leave(from, value, Why::value, "counterparts are known for: linear, cosine, 1-sqrt");
+    return;
+  }
+  if (type == "warmup_stable_decay" && key == "num_stable_steps")
+    reader.draft.leave(from, value, Why::no_effect, "what warm-up and decay leave of the run");
+  else if (key == "num_cycles" && parse_double(value.text) == 0.5)
+    reader.draft.leave(from, value, Why::same, "half a cosine");
+  else
+    reader.draft.leave(from, value, Why::to_fill_in, "see `capstan explain scheduler`");
+}
+
+}  // namespace
+
+void transformers_schedule(Reader& reader, std::string_view key, const std::string& type) {
+  for (const Name& name : kSchedules)
+    if (name.theirs == type) {
+      reader.draft.set("scheduler.lr_decay_style", std::string(name.ours), reader.from(key));
+      return;
+    }
+  std::vector<std::string> known;
+  for (const Name& name : kSchedules) known.emplace_back(name.theirs);
+  reader.draft.leave(reader.from(key), type, Why::not_there, "schedules are " + join(known, ", "),
+                     near_matches(type, known));
+}
+
+void transformers_schedule_options(Reader& reader, const std::string& type) {
+  const std::string key = "lr_scheduler_kwargs";
+  const config::Node* const options = reader.find(key);
+  if (!options) return;
+  if (options->kind != config::Node::Kind::map) {
+    reader.draft.leave(reader.from(key), *options, is_off(*options) ? Why::off : Why::to_fill_in,
+                       "see `capstan explain scheduler`");
+    return;
+  }
+  if (options->items.empty()) reader.draft.leave(reader.from(key), *options, Why::off, "");
+  for (size_t i = 0; i < options->items.size(); ++i)
+    read_option(reader, type, options->keys[i], {key + "." + options->keys[i], options->key_places[i]},
+                options->items[i]);
+}
+
+}  // namespace capstan::importer
