@@ -101,6 +101,13 @@ void MappedFile::advise_random() const {
 void MappedFile::advise_sequential() const {
   if (data_) ::madvise(const_cast<std::byte*>(data_), size_, MADV_SEQUENTIAL);
 }
+void MappedFile::release(std::span<const std::byte> part) const {
+  if (part.empty()) return;
+  static const auto page = static_cast<size_t>(::sysconf(_SC_PAGE_SIZE));
+  const size_t begin = static_cast<size_t>(part.data() - data_) / page * page;
+  const size_t end = static_cast<size_t>(part.data() - data_) + part.size();
+  ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
+}
 
 FileWriter::FileWriter(const fs::path& path, size_t buffer_bytes)
     : path_(path),

@@ -26,6 +26,8 @@ class MappedFile {
   const std::filesystem::path& path() const { return path_; }
   void advise_random() const;
   void advise_sequential() const;
+  // Drops the pages that hold `part` from this process's resident memory; they are mapped again when they are read.
+  void release(std::span<const std::byte> part) const;
 
  private:
   std::filesystem::path path_;

@@ -80,7 +80,7 @@ void Reader::read(std::string_view name, DType dtype, const Rectangle& wanted, s
                                          : "no tensor " + capstan::quoted(piece.key)) +
                                   ", but the manifest promises " + std::string(name_of(tensor.dtype)) + " " +
                                   to_text(piece.where.sizes));
-    copy_cells(*common, piece.where, file.bytes(*entry).data(), tensor.dtype, wanted, out.data(), dtype);
+    file.copy_cells(*entry, *common, piece.where, wanted, out.data(), dtype);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "base/cursor.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
+#include "checkpoint/tensor_source.hpp"
 
 namespace capstan::checkpoint {
 
@@ -376,6 +377,26 @@ std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry)
                               static_cast<size_t>(entry.end - entry.begin));
 }
 
+void SafetensorsFile::copy_cells(const SafetensorsEntry& entry, const Rectangle& part, const Rectangle& box,
+                                 const Rectangle& target_box, std::byte* target, DType target_type) const {
+  copy_mapped_cells(map_, bytes(entry), part, box, *entry.dtype, target_box, target, target_type);
+}
+
+ByteSource source_of(std::span<const std::byte> bytes) {
+  return [bytes](const ByteSink& sink) { sink(bytes); };
+}
+
+ByteSource source_of(TensorSource& source, std::string name, DType dtype) {
+  return [&source, name = std::move(name), dtype](const ByteSink& sink) {
+    std::vector<std::byte> buffer;
+    for (const Rectangle& rows : row_slabs(whole(source.at(name).shape), dtype, kPieceBytes)) {
+      buffer.resize(static_cast<size_t>(element_count(rows.sizes) * size_of(dtype)));
+      source.read(name, dtype, rows, buffer);
+      sink(buffer);
+    }
+  };
+}
+
 FileHash write_safetensors(FileSystem& files, const std::filesystem::path& path,
                            std::span<const SafetensorsTensor> tensors,
                            const std::map<std::string, std::string>& metadata) {
@@ -436,11 +457,13 @@ FileHash write_safetensors(FileSystem& files, const std::filesystem::path& path,
   put(std::as_bytes(std::span(header.data(), header.size())));
   for (size_t k = 0; k < order.size(); ++k) {
     const auto& t = tensors[order[k]];
-    const auto bytes = t.source();
-    CAPSTAN_ASSERT(static_cast<int64_t>(bytes.size()) == sizes[k],
-                   "tensor " + capstan::quoted(t.name) + " gave " + std::to_string(bytes.size()) +
-                       " bytes instead of " + std::to_string(sizes[k]));
-    put(bytes);
+    int64_t given = 0;
+    t.source([&](std::span<const std::byte> bytes) {
+      given += static_cast<int64_t>(bytes.size());
+      put(bytes);
+    });
+    CAPSTAN_ASSERT(given == sizes[k], "tensor " + capstan::quoted(t.name) + " gave " + std::to_string(given) +
+                                          " bytes instead of " + std::to_string(sizes[k]));
   }
   file->finish();
   return hasher.finish();

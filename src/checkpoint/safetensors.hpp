@@ -52,6 +52,9 @@ class SafetensorsFile {
   const SafetensorsEntry* find(std::string_view name) const;  // nullptr: not there
   const SafetensorsEntry& at(std::string_view name) const;    // throws ErrorCode::not_found with near names
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
+  // copy_cells() from the entry, whose cells are those of `box`; in bounded pieces whose pages do not stay resident.
+  void copy_cells(const SafetensorsEntry& entry, const Rectangle& part, const Rectangle& box,
+                  const Rectangle& target_box, std::byte* target, DType target_type) const;
 
  private:
   MappedFile map_;
@@ -59,9 +62,17 @@ class SafetensorsFile {
   std::unordered_map<std::string_view, size_t> by_name_;
 };
 
-// Gives a tensor's bytes when it is their turn to be written; they stay valid until the next call of any
-// source of the file. What lives on a device can so be staged tensor by tensor.
-using ByteSource = std::function<std::span<const std::byte>()>;
+// Hands a tensor's bytes to the sink, in order and in pieces of any size, when it is their turn to be written.
+// Each piece need only stay valid during its call, so that a small buffer is enough for a tensor of any size.
+using ByteSink = std::function<void(std::span<const std::byte>)>;
+using ByteSource = std::function<void(const ByteSink& sink)>;
+// Of bytes that stay valid until the file is written.
+ByteSource source_of(std::span<const std::byte> bytes);
+// Of `tensor` of `source` as `dtype`, in pieces of whole rows.
+class TensorSource;
+ByteSource source_of(TensorSource& source, std::string name, DType dtype);
+// How much a source should hand over at once.
+inline constexpr int64_t kPieceBytes = int64_t{8} << 20;
 
 struct SafetensorsTensor {
   std::string name;

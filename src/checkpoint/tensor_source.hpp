@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/file.hpp"
 #include "checkpoint/rectangle.hpp"
 #include "tensor/dtype.hpp"
 
@@ -17,6 +18,14 @@ struct TensorInfo {
   DType dtype = DType::f32;
   Shape shape;  // of the whole tensor
 };
+
+// The rectangle cut along its first dimension into parts of at most `bytes` each, but of one row at least.
+std::vector<Rectangle> row_slabs(const Rectangle& rectangle, DType dtype, int64_t bytes);
+
+// copy_cells() from a part of a mapped file, in pieces whose pages do not stay resident afterwards.
+void copy_mapped_cells(const MappedFile& map, std::span<const std::byte> source, const Rectangle& part,
+                       const Rectangle& source_box, DType source_type, const Rectangle& target_box,
+                       std::byte* target, DType target_type);
 
 class TensorSource {
  public:

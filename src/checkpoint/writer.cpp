@@ -35,7 +35,7 @@ Writer::Writer(FileSystem& files, fs::path root, SaveInfo info, const std::strin
 
 void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Rectangle& where,
                  std::span<const std::byte> bytes) {
-  add(name, dtype, shape, where, [bytes] { return bytes; });
+  add(name, dtype, shape, where, source_of(bytes));
 }
 
 void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Rectangle& where,

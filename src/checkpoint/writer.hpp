@@ -33,7 +33,7 @@ class Writer {
   // finish_rank() has returned. A cell must be added by exactly one rank. Up to kMaxRank dimensions.
   void add(const std::string& name, DType dtype, const Shape& shape, const Rectangle& where,
            std::span<const std::byte> bytes);
-  // The bytes when their turn comes; they stay valid until the next source is asked.
+  // The bytes when their turn comes.
   void add(const std::string& name, DType dtype, const Shape& shape, const Rectangle& where,
            ByteSource source);
   // A file beside the shards; its name is plain and differs from those of other ranks.

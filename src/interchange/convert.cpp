@@ -25,7 +25,7 @@ using checkpoint::TensorSource;
 
 namespace {
 
-// One tensor at a time in one buffer.
+// What is written of a source: its tensors, all as `dtype` where one is given.
 class Stream {
  public:
   Stream(TensorSource& source, std::optional<DType> dtype) : source_(source), dtype_(dtype) {}
@@ -34,17 +34,12 @@ class Stream {
     return checkpoint::element_count(source_.at(name).shape) * size_of(type_of(name));
   }
   checkpoint::ByteSource bytes(const std::string& name) {
-    return [this, name] {
-      buffer_.resize(static_cast<size_t>(bytes_of(name)));
-      source_.read_whole(name, type_of(name), buffer_);
-      return std::span<const std::byte>(buffer_);
-    };
+    return checkpoint::source_of(source_, name, type_of(name));
   }
 
  private:
   TensorSource& source_;
   std::optional<DType> dtype_;
-  std::vector<std::byte> buffer_;
 };
 
 const std::string* carried_file(const Carried& carried, std::string_view name) {

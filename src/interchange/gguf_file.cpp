@@ -264,8 +264,8 @@ void GgufFile::read(std::string_view name, DType dtype, const checkpoint::Rectan
   const auto bytes = map_.bytes().subspan(static_cast<size_t>(header_.data_begin + stored.tensor->offset),
                                           static_cast<size_t>(stored.tensor->bytes));
   if (stored.type->block == 1) {
-    checkpoint::copy_cells(wanted, checkpoint::whole(stored.shape), bytes.data(), stored.dtype, wanted,
-                           out.data(), dtype);
+    checkpoint::copy_mapped_cells(map_, bytes, wanted, checkpoint::whole(stored.shape), stored.dtype, wanted,
+                                  out.data(), dtype);
     return;
   }
   // Row by row, the blocks that hold the columns.
@@ -286,6 +286,8 @@ void GgufFile::read(std::string_view name, DType dtype, const checkpoint::Rectan
     checkpoint::copy_cells(part, box, reinterpret_cast<const std::byte*>(values.data()), DType::f32, part,
                            out.data() + row * columns * size_of(dtype), dtype);
   }
+  map_.release(bytes.subspan(static_cast<size_t>(first_row * row_blocks * type.bytes),
+                             static_cast<size_t>(rows * row_blocks * type.bytes)));
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "checkpoint/safetensors.hpp"
 #include "interchange/convert.hpp"
 #include "interchange/formats.hpp"
 #include "interchange/gguf_arch.hpp"
@@ -125,20 +126,27 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
   std::vector<float> values;
   std::vector<std::byte> bytes;
   for (const GgufTensor& tensor : tensors) {
-    if (tensor.name == kRopeFactors) {
-      values = plan.rope_factors;
-    } else {
-      values.resize(static_cast<size_t>(checkpoint::element_count(tensor.shape)));
-      source.read_whole(tensor.name, DType::f32, std::as_writable_bytes(std::span(values)));
+    size_t given = 0;
+    // Rows at a time: a block of a quantised type lies within one.
+    for (const auto& rows :
+         checkpoint::row_slabs(checkpoint::whole(tensor.shape), DType::f32, checkpoint::kPieceBytes)) {
+      if (tensor.name == kRopeFactors) {
+        values = plan.rope_factors;
+      } else {
+        values.resize(static_cast<size_t>(checkpoint::element_count(rows.sizes)));
+        source.read(tensor.name, DType::f32, rows, std::as_writable_bytes(std::span(values)));
+      }
+      try {
+        quantise(*find_ggml_type(tensor.type), values, bytes);
+      } catch (const Error& error) {
+        fail(error.code(), "the tensor " + capstan::quoted(tensor.name) + ": " + error.message(),
+             error.help());
+      }
+      given += bytes.size();
+      writer.write(bytes);
     }
-    try {
-      quantise(*find_ggml_type(tensor.type), values, bytes);
-    } catch (const Error& error) {
-      fail(error.code(), "the tensor " + capstan::quoted(tensor.name) + ": " + error.message(), error.help());
-    }
-    CAPSTAN_ASSERT(bytes.size() == tensor.bytes, "bytes of " + tensor.name);
-    bytes.resize((bytes.size() + kGgufAlignment - 1) / kGgufAlignment * kGgufAlignment);
-    writer.write(bytes);
+    CAPSTAN_ASSERT(given == tensor.bytes, "bytes of " + tensor.name);
+    writer.write(std::vector<std::byte>((kGgufAlignment - given % kGgufAlignment) % kGgufAlignment));
     ++written.tensors;
     written.bytes += static_cast<int64_t>(tensor.bytes);
   }

@@ -198,8 +198,7 @@ void HfDirectory::read(std::string_view name, DType dtype, const checkpoint::Rec
       checkpoint::fits(wanted, tensor.shape) &&
           static_cast<int64_t>(out.size()) == checkpoint::element_count(wanted.sizes) * size_of(dtype),
       "a rectangle of " + std::string(name));
-  checkpoint::copy_cells(wanted, checkpoint::whole(tensor.shape), tensor.file->bytes(*tensor.entry).data(),
-                         tensor.dtype, wanted, out.data(), dtype);
+  tensor.file->copy_cells(*tensor.entry, wanted, checkpoint::whole(tensor.shape), wanted, out.data(), dtype);
 }
 
 }  // namespace capstan::interchange

@@ -246,8 +246,7 @@ PeftAdapter read_peft(const fs::path& directory) {
     if (magnitude) agree(module.out, entry.shape[0], "width");
     values.resize(static_cast<size_t>(checkpoint::element_count(entry.shape)));
     const auto box = checkpoint::whole(entry.shape);
-    checkpoint::copy_cells(box, box, file.bytes(entry).data(), *entry.dtype, box,
-                           reinterpret_cast<std::byte*>(values.data()), DType::f32);
+    file.copy_cells(entry, box, box, box, reinterpret_cast<std::byte*>(values.data()), DType::f32);
   }
   if (!left.empty())
     fail(ErrorCode::unsupported, "`" + file.path().string() +
@@ -289,7 +288,7 @@ void write_peft(const fs::path& directory, const PeftAdapter& adapter) {
   std::vector<checkpoint::SafetensorsTensor> tensors;
   const auto add = [&](const std::string& name, checkpoint::Shape shape, const std::vector<float>& values) {
     tensors.push_back({std::string(kPrefix) + name, DType::f32, std::move(shape),
-                       [&values] { return std::as_bytes(std::span(values)); }});
+                       checkpoint::source_of(std::as_bytes(std::span(values)))});
   };
   for (const AdapterModule& module : adapter.modules) {
     add(module.module + ".lora_A.weight", {module.rank, module.in}, module.a);

@@ -1,5 +1,7 @@
 #include "tensor/host_view.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
 
 namespace capstan {
@@ -14,6 +16,23 @@ HostView::HostView(const Tensor& tensor, Contents contents)
   copy_.resize(static_cast<size_t>(tensor.bytes()));
   if (contents == Contents::read) tensor.copy_to_host_bytes(tensor.dtype(), copy_);
   data_ = copy_.data();
+}
+
+void read_in_pieces(const Tensor& tensor, int64_t piece_bytes,
+                    const std::function<void(std::span<const std::byte>)>& take) {
+  CAPSTAN_ASSERT(tensor.is_contiguous(), "pieces of " + tensor.text());
+  Device& device = tensor.device();
+  if (const std::byte* data = device.host_address(tensor.address())) {
+    device.synchronize();
+    take({data, static_cast<size_t>(tensor.bytes())});
+    return;
+  }
+  std::vector<std::byte> buffer(static_cast<size_t>(std::min(tensor.bytes(), piece_bytes)));
+  for (int64_t at = 0; at < tensor.bytes(); at += piece_bytes) {
+    const int64_t bytes = std::min(piece_bytes, tensor.bytes() - at);
+    device.copy_to_host(buffer.data(), tensor.address() + at, bytes);
+    take(std::span<const std::byte>(buffer).first(static_cast<size_t>(bytes)));
+  }
 }
 
 void HostView::store() {

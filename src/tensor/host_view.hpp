@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "tensor/tensor.hpp"
@@ -31,5 +33,10 @@ class HostView {
   std::byte* data_;
   std::vector<std::byte> copy_;
 };
+
+// Hands a contiguous tensor's bytes to `take`, in order: where the host may touch them as they are, else copied through a buffer of
+// at most `piece_bytes`. Waits for the device; the tensor must not be launched upon meanwhile.
+void read_in_pieces(const Tensor& tensor, int64_t piece_bytes,
+                    const std::function<void(std::span<const std::byte>)>& take);
 
 }  // namespace capstan

@@ -179,18 +179,17 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
                                  : std::vector<Branch>{};
     if (!branches.empty()) ++result.layers;
     const bool in_4_bits = quantised && quantised(name);
-    writer.add(name, stored.dtype, stored.shape, checkpoint::whole(stored.shape),
-               [&, name = name, type = stored.dtype, shape = stored.shape, branches, in_4_bits,
-                bytes = std::make_shared<std::vector<std::byte>>()]() -> std::span<const std::byte> {
-                 const auto elements = static_cast<size_t>(checkpoint::element_count(shape));
-                 bytes->resize(elements * static_cast<size_t>(size_of(type)));
-                 if (branches.empty() && !in_4_bits) {
-                   weights.read_whole(name, type, *bytes);
-                   return *bytes;
-                 }
+    const checkpoint::Rectangle all = checkpoint::whole(stored.shape);
+    if (branches.empty() && !in_4_bits) {
+      writer.add(name, stored.dtype, stored.shape, all, checkpoint::source_of(weights, name, stored.dtype));
+      continue;
+    }
+    writer.add(name, stored.dtype, stored.shape, all,
+               [&, name = name, type = stored.dtype, branches, in_4_bits](const checkpoint::ByteSink& sink) {
                  const Tensor w = base_matrix(*device, weights, name, adapters, in_4_bits);
-                 store_as(type, merged_weight(*device, w, adapters, branches), name, *bytes);
-                 return *bytes;
+                 std::vector<std::byte> bytes(static_cast<size_t>(w.elements() * size_of(type)));
+                 store_as(type, merged_weight(*device, w, adapters, branches), name, bytes);
+                 sink(bytes);
                });
   }
   if (const checkpoint::Reader* counts = run ? &*run : base_checkpoint) {

@@ -376,15 +376,18 @@ void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
                                                static_cast<size_t>(part.elements.count)),
                      pool);
   };
-  for (const auto& piece : store.pieces()) {
-    make(*piece.parameter, piece.range);
-    if (piece.values.dtype() == DType::f32) {
-      piece.values.copy_from_host_bytes(std::as_bytes(std::span(values)));
-    } else {
-      const std::vector<bf16> rounded(values.begin(), values.end());
-      piece.values.copy_from_host_bytes(std::as_bytes(std::span(rounded)));
+  for (const auto& piece : store.pieces())
+    for (const parallel::FlatRange& range : chunks_of(piece.range)) {
+      make(*piece.parameter, range);
+      const Tensor target =
+          piece.values.flat_range(range.begin - piece.range.begin, range.count, {range.count});
+      if (target.dtype() == DType::f32) {
+        target.copy_from_host_bytes(std::as_bytes(std::span(values)));
+      } else {
+        const std::vector<bf16> rounded(values.begin(), values.end());
+        target.copy_from_host_bytes(std::as_bytes(std::span(rounded)));
+      }
     }
-  }
   for (const auto& parameter : store.parameters()) {
     if (!store.quantised(*parameter)) continue;
     make(*parameter, {0, parameter->shape().elements()});

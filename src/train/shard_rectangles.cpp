@@ -10,6 +10,13 @@ checkpoint::Shape sizes_of(const Shape& shape) {
   return {shape.sizes().begin(), shape.sizes().end()};
 }
 
+std::vector<parallel::FlatRange> chunks_of(const parallel::FlatRange& range, int64_t most) {
+  std::vector<parallel::FlatRange> chunks;
+  for (int64_t at = range.begin; at < range.end(); at += most)
+    chunks.push_back({at, std::min(most, range.end() - at)});
+  return chunks;
+}
+
 std::vector<ShardRectangle> shard_rectangles(const Shape& global, const Shard& shard,
                                              const parallel::FlatRange& range) {
   CAPSTAN_ASSERT(global.rank() == shard.shape.rank(),

@@ -19,6 +19,10 @@ struct ShardRectangle {
 std::vector<ShardRectangle> shard_rectangles(const Shape& global, const Shard& shard,
                                              const parallel::FlatRange& range);
 
+// The range in parts of at most `most` elements: values are made and read through a buffer of so many.
+inline constexpr int64_t kChunkElements = int64_t{1} << 20;
+std::vector<parallel::FlatRange> chunks_of(const parallel::FlatRange& range, int64_t most = kChunkElements);
+
 // checkpoint::Shape of a tensor's shape.
 checkpoint::Shape sizes_of(const Shape& shape);
 

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/together.hpp"
+#include "tensor/host_view.hpp"
 #include "train/shard_rectangles.hpp"
 
 namespace capstan::train {
@@ -110,10 +111,8 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
 
 void StateWriter::add(const StateTensor& t) {
   writer_.add(t.name, t.tensor.dtype(), t.shape, t.where,
-              [tensor = t.tensor, bytes = std::make_shared<std::vector<std::byte>>()]() mutable {
-                bytes->resize(static_cast<size_t>(tensor.bytes()));
-                tensor.copy_to_host_bytes(tensor.dtype(), *bytes);
-                return std::span<const std::byte>(*bytes);
+              [tensor = t.tensor](const checkpoint::ByteSink& sink) {
+                read_in_pieces(tensor, checkpoint::kPieceBytes, sink);
               });
 }
 
@@ -219,9 +218,13 @@ void read_range(TensorSource& source, const std::string& name, const Parameter& 
 
 void read_into(TensorSource& source, const std::string& name, const parallel::FlatStore::Piece& piece,
                const Tensor& target) {
-  std::vector<std::byte> bytes(static_cast<size_t>(target.bytes()));
-  read_range(source, name, *piece.parameter, piece.range, target.dtype(), bytes);
-  target.copy_from_host_bytes(bytes);
+  std::vector<std::byte> bytes;
+  for (const parallel::FlatRange& range : chunks_of(piece.range)) {
+    bytes.resize(static_cast<size_t>(range.count * size_of(target.dtype())));
+    read_range(source, name, *piece.parameter, range, target.dtype(), bytes);
+    target.flat_range(range.begin - piece.range.begin, range.count, {range.count})
+        .copy_from_host_bytes(bytes);
+  }
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ class StateWriter {
   // Collective: the ranks agree on a name that was never used before.
   StateWriter(comm::World& world, const SavePlan& plan, const TrainState& state,
               const optim::Optimizer& optimizer);
-  void add(const StateTensor& tensor);  // copied from the device when its turn comes
+  void add(const StateTensor& tensor);  // read from the device when its turn comes, in bounded pieces
   void add(const StateTensor& tensor,
            std::span<const std::byte> bytes);  // valid until write_rank() has returned
   std::string write_rank();                    // this rank's files; returns its list

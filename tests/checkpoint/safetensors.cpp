@@ -52,7 +52,7 @@ TEST_CASE("what we write is what the reference writes, byte for byte") {
     std::vector<SafetensorsTensor> tensors;
     for (const auto& e : reference.entries()) {
       const auto bytes = reference.bytes(e);
-      tensors.push_back({e.name, *e.dtype, e.shape, [bytes] { return bytes; }});
+      tensors.push_back({e.name, *e.dtype, e.shape, source_of(bytes)});
     }
     std::reverse(tensors.begin(), tensors.end());  // the order in which they are given does not matter
     const auto path = directory.path() / name;
@@ -92,8 +92,8 @@ TEST_CASE("hashes are those of xxhsum, whole and by block, however the bytes arr
 TEST_CASE("a source of the wrong size and a repeated name are our own bugs") {
   const TemporaryDirectory directory;
   const std::string four = "1234";
-  const SafetensorsTensor w{"w", DType::f32, {1}, [&] { return bytes_of(four); }};
-  const SafetensorsTensor wrong{"v", DType::f32, {2}, [&] { return bytes_of(four); }};
+  const SafetensorsTensor w{"w", DType::f32, {1}, source_of(bytes_of(four))};
+  const SafetensorsTensor wrong{"v", DType::f32, {2}, source_of(bytes_of(four))};
   const auto write = [&](std::vector<SafetensorsTensor> tensors) {
     return error_of([&] { write_safetensors(real_file_system(), directory.path() / "f", tensors, {}); });
   };

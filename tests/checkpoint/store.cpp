@@ -1,4 +1,5 @@
 #include "checkpoint/store.hpp"
+#include "checkpoint/tensor_source.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -153,13 +154,58 @@ TEST_CASE("bytes may be made when their turn comes") {
   Writer writer(disk(), root.path(), {}, "x", 0, 1);
   std::vector<float> staging(4);
   for (int k = 0; k < 3; ++k)
-    writer.add("t" + std::to_string(k), DType::f32, {4}, whole({4}), [&staging, k] {
+    writer.add("t" + std::to_string(k), DType::f32, {4}, whole({4}), [&staging, k](const ByteSink& sink) {
       staging = ramp({4}, static_cast<float>(k) * 10);
-      return bytes_of(staging);
+      sink(bytes_of(staging).first(5));
+      sink(bytes_of(staging).subspan(5));
+      staging.assign(4, -1);  // nobody looks at it any more
     });
   Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
   for (int k = 0; k < 3; ++k)
     CHECK(read_all(reader, "t" + std::to_string(k)) == ramp({4}, static_cast<float>(k) * 10));
+}
+
+TEST_CASE("rectangles are cut into rows of at most so many bytes") {
+  const Rectangle where{{10, 3}, {7, 5}};
+  CHECK(row_slabs(where, DType::f32, 1 << 20) == std::vector{where});
+  const auto slabs = row_slabs(where, DType::f32, 2 * 5 * 4 + 1);
+  REQUIRE(slabs.size() == 4);
+  CHECK(slabs[0] == Rectangle{{10, 3}, {2, 5}});
+  CHECK(slabs[3] == Rectangle{{16, 3}, {1, 5}});
+  CHECK(row_slabs(where, DType::f32, 1).size() == 7);
+  CHECK(row_slabs(Rectangle{{}, {}}, DType::f32, 1).size() == 1);
+  CHECK(row_slabs(Rectangle{{0, 0}, {0, 5}}, DType::f32, 1).empty());
+  CHECK(row_slabs(Rectangle{{0, 0}, {5, 0}}, DType::f32, 1).size() == 1);
+}
+
+TEST_CASE("tensors larger than a piece are read and written in pieces") {
+  const TemporaryDirectory root;
+  const Shape shape{5000, 1000};  // 20 MB
+  const auto values = ramp(shape);
+  Writer writer(disk(), root.path() / "a", {}, "x", 0, 1);
+  writer.add("w", DType::f32, shape, whole(shape), bytes_of(values));
+  Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
+  CHECK((read_all(reader, "w") == values));
+  std::vector<float> part(4900 * 900);
+  reader.read("w", DType::f32, {{60, 70}, {4900, 900}}, room_of(part));
+  bool same = true;
+  for (size_t row = 0; row < 4900; ++row)
+    same &= std::equal(part.begin() + static_cast<int64_t>(row) * 900,
+                       part.begin() + static_cast<int64_t>(row + 1) * 900,
+                       values.begin() + static_cast<int64_t>(row + 60) * 1000 + 70);
+  CHECK(same);
+  Writer again(disk(), root.path() / "b", {}, "x", 0, 1);
+  size_t pieces = 0;
+  again.add("w", DType::f32, shape, whole(shape), [&](const ByteSink& sink) {
+    source_of(reader, "w", DType::f32)([&](std::span<const std::byte> bytes) {
+      ++pieces;
+      CHECK(static_cast<int64_t>(bytes.size()) <= kPieceBytes);
+      sink(bytes);
+    });
+  });
+  Reader copied = Reader::open(again.commit({again.finish_rank()}), Depth::content);
+  CHECK(pieces == 3);
+  CHECK((read_all(copied, "w") == values));
 }
 
 TEST_CASE("a commit refuses parts that do not make one whole") {
