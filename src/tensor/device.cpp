@@ -2,9 +2,9 @@
 
 #include <sys/mman.h>
 
-#include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <new>
 #include <unordered_map>
 #include <vector>
@@ -27,8 +27,9 @@ std::string_view name_of(MemoryOwner owner) {
 }
 
 namespace {
+constexpr int64_t kSmallBlock = 1 << 20;
 thread_local MemoryOwner current_owner = MemoryOwner::activations;
-}
+}  // namespace
 OwnerScope::OwnerScope(MemoryOwner owner) : before_(current_owner) {
   current_owner = owner;
 }
@@ -40,13 +41,34 @@ MemoryOwner OwnerScope::current() {
 }
 
 int64_t round_allocation(int64_t bytes) {
-  if (bytes <= (1 << 20)) return round_up(bytes < 1 ? 1 : bytes, 512);
-  const int64_t step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes - 1))) / 8;
-  return round_up(bytes, step);
+  return bytes <= kSmallBlock ? round_up(bytes < 1 ? 1 : bytes, 512) : round_up(bytes, 4096);
 }
 
 struct Device::Cache {
-  std::unordered_map<int64_t, std::vector<std::byte*>> free_blocks;  // by rounded size
+  std::map<int64_t, std::vector<std::byte*>> free_blocks;  // by size
+  std::unordered_map<std::byte*, int64_t> larger;          // blocks in use whose size is not the rounded one
+
+  // The smallest free block that holds `size`; one that is larger by more than an eighth is kept for what needs it.
+  std::byte* take(int64_t size) {
+    for (auto found = free_blocks.lower_bound(size);
+         found != free_blocks.end() && found->first <= size + size / 8; ++found) {
+      if (found->second.empty()) continue;
+      std::byte* data = found->second.back();
+      found->second.pop_back();
+      if (found->first != size) larger.emplace(data, found->first);
+      return data;
+    }
+    return nullptr;
+  }
+  // Returns the size of the block.
+  int64_t put_back(std::byte* data, int64_t size) {
+    if (const auto found = larger.find(data); found != larger.end()) {
+      size = found->second;
+      larger.erase(found);
+    }
+    free_blocks[size].push_back(data);
+    return size;
+  }
 };
 void Device::CacheDeleter::operator()(Cache* cache) const {
   delete cache;
@@ -55,12 +77,8 @@ void Device::CacheDeleter::operator()(Cache* cache) const {
 std::byte* Device::allocate(int64_t bytes, MemoryOwner owner) {
   if (!cache_) cache_.reset(new Cache);
   const int64_t size = round_allocation(bytes);
-  std::byte* data = nullptr;
-  auto& blocks = cache_->free_blocks[size];
-  if (!blocks.empty()) {
-    data = blocks.back();
-    blocks.pop_back();
-  } else {
+  std::byte* data = cache_->take(size);
+  if (!data) {
     data = system_allocate(size);
     if (!data) {
       release_cached();
@@ -88,8 +106,7 @@ void Device::free(std::byte* data, int64_t bytes, MemoryOwner owner) {
   const int64_t size = round_allocation(bytes);
   use_.now -= size;
   use_.now_by_owner[static_cast<size_t>(owner)] -= size;
-  retire(data, size);
-  cache_->free_blocks[size].push_back(data);
+  retire(data, cache_->put_back(data, size));
 }
 
 void Device::release_cached() {
@@ -98,8 +115,8 @@ void Device::release_cached() {
   for (auto& [size, blocks] : cache_->free_blocks) {
     for (std::byte* data : blocks) system_free(data, size);
     use_.reserved -= size * static_cast<int64_t>(blocks.size());
-    blocks.clear();
   }
+  cache_->free_blocks.clear();
 }
 
 namespace {
@@ -132,13 +149,35 @@ void Device::reset_peak() {
 
 namespace {
 
-// Large blocks are aligned to huge pages and ask for them: fewer page faults and TLB misses. Null when the system refuses.
-std::byte* allocate_pages(size_t bytes) {
-  constexpr size_t kHuge = size_t{2} << 20;
-  const size_t alignment = bytes >= kHuge ? kHuge : 64;
+constexpr size_t kHugePage = size_t{2} << 20;
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int64_t kLargestFromHeap = INT64_MAX;  // the sanitizer watches the ends of what the heap gives
+#else
+constexpr int64_t kLargestFromHeap = kSmallBlock;
+#endif
+
+// For what lives as long as the program. Large blocks are aligned to huge pages and ask for them: fewer page faults and TLB
+// misses. Null when the system refuses.
+std::byte* allocate_aligned(size_t bytes) {
+  const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
   void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-  if (data && alignment == kHuge) ::madvise(data, bytes, MADV_HUGEPAGE);
+  if (data && alignment == kHugePage) ::madvise(data, bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(data);
+}
+
+// The same in a mapping of exactly `bytes` (whole pages): no page beside it becomes resident, and all of it goes back to the
+// system when it is unmapped.
+std::byte* map_pages(size_t bytes) {
+  const size_t spare = bytes >= kHugePage ? kHugePage : 0;
+  void* mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<std::byte*>(mapped);
+  if (spare == 0) return begin;
+  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  if (before > 0) ::munmap(begin, before);
+  ::munmap(begin + before + bytes, spare - before);
+  ::madvise(begin + before, bytes, MADV_HUGEPAGE);
+  return begin + before;
 }
 
 class CpuDevice final : public Device {
@@ -164,8 +203,16 @@ class CpuDevice final : public Device {
   }
 
  protected:
-  std::byte* system_allocate(int64_t bytes) override { return allocate_pages(static_cast<size_t>(bytes)); }
-  void system_free(std::byte* data, int64_t) override { std::free(data); }
+  std::byte* system_allocate(int64_t bytes) override {
+    const auto size = static_cast<size_t>(bytes);
+    return bytes > kLargestFromHeap ? map_pages(size) : allocate_aligned(size);
+  }
+  void system_free(std::byte* data, int64_t bytes) override {
+    if (bytes > kLargestFromHeap)
+      ::munmap(data, static_cast<size_t>(bytes));
+    else
+      std::free(data);
+  }
 
  private:
   ThreadPool pool_;
@@ -239,10 +286,10 @@ std::byte* Context::scratch(int worker, size_t bytes) {
   total_ -= block.bytes;
   block = {};  // first: what it holds is undefined, and both at once might not fit
   size_t wanted = grown(bytes);
-  block.memory.reset(allocate_pages(wanted));
+  block.memory.reset(allocate_aligned(wanted));
   if (!block.memory) {
     wanted = bytes;
-    block.memory.reset(allocate_pages(wanted));
+    block.memory.reset(allocate_aligned(wanted));
   }
   if (!block.memory)
     fail(ErrorCode::no_fit,

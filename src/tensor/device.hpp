@@ -58,8 +58,10 @@ struct MemoryUse {            // bytes, after the allocator's rounding
   int64_t system_requests = 0;                            // how often the system was asked
   // What kernels keep for themselves between launches, beside all of the above. It grows to the largest need and stays.
   int64_t kernel_scratch = 0;
-  // The most that there was at a time, tensors and kernels: scratch reaches its size before or at the peak of a step.
-  int64_t total() const { return peak + kernel_scratch; }
+  // Kept for reuse at the peak: blocks of sizes that were in use at another moment.
+  int64_t cached() const { return reserved > peak ? reserved - peak : 0; }
+  // What tensors and kernels together take from the system.
+  int64_t total() const { return peak + cached() + kernel_scratch; }
 };
 
 // A device works through its queues in order. compute: kernels, fills and copies. transfer: copies to the host that run
@@ -88,7 +90,7 @@ class Device {
   bool is_meta() const { return type() == DeviceType::meta; }
   std::string_view name() const { return name_of(type()); }
 
-  // Blocks are rounded (round_allocation), kept for reuse by exact rounded size and returned to the system only by
+  // Blocks are rounded (round_allocation), kept for reuse by what fits them to an eighth and returned to the system only by
   // release_cached(). Not thread-safe: a device belongs to the thread that trains. Errors: no_fit when the system refuses.
   std::byte* allocate(int64_t bytes, MemoryOwner owner);
   void free(std::byte* data, int64_t bytes, MemoryOwner owner);
@@ -144,8 +146,8 @@ class Device {
   MemoryUse use_;
 };
 
-// Sizes up to 1 MiB round up to 512 bytes, larger ones to an eighth of the power of two below: at most 12.5 % is lost, and
-// nearly equal sizes share blocks. The meta device uses the same function, so that what is planned is what is taken.
+// Sizes up to 1 MiB round up to 512 bytes, larger ones to pages of 4096. The meta device uses the same function and the same
+// choice of blocks, so that what is estimated is what is taken.
 int64_t round_allocation(int64_t bytes);
 
 // The devices of this build. threads as in ThreadPool. `cuda` without its backend is ErrorCode::unsupported and says how

@@ -5,8 +5,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <span>
+#include <vector>
 
 #include "base/error.hpp"
+#include "tensor/host_view.hpp"
 #include "tensor/launch.hpp"
 
 using namespace capstan;
@@ -89,11 +93,56 @@ TEST_CASE("scratch that the system refuses is an error, and there is scratch aga
   CHECK(context.scratch_bytes() == 5000);
 }
 
-TEST_CASE("allocation sizes lose at most an eighth") {
+TEST_CASE("blocks are hardly larger than what is asked for, and serve again what fits them to an eighth") {
   for (int64_t bytes : {1, 511, 512, 513, (1 << 20) + 1, 5000000, 123456789}) {
     CHECK(round_allocation(bytes) >= bytes);
-    CHECK(round_allocation(bytes) <= bytes + bytes / 8 + 512);
+    CHECK(round_allocation(bytes) < bytes + (bytes > (1 << 20) ? 4096 : 512));
     CHECK(round_allocation(round_allocation(bytes)) == round_allocation(bytes));
+  }
+  constexpr int64_t kMiB = 1 << 20;
+  for (const bool meta : {false, true}) {
+    const auto device = meta ? make_meta_device(no_table()) : make_cpu_device(no_table(), 1);
+    const auto take = [&](int64_t bytes) { return Tensor::empty(*device, {bytes}, DType::u8); };
+    // 100 MiB and 3 bytes: a permanent buffer of that size is not rounded up by an eighth.
+    Tensor large = take(100 * kMiB + 3);
+    CHECK(device->memory().reserved == 100 * kMiB + 4096);
+    const std::byte* const address = large.address();
+    large = Tensor();
+    CHECK(device->memory().now == 0);
+    {
+      const Tensor smaller = take(90 * kMiB);  // in the same block; what it was asked for is what is in use
+      CHECK(smaller.address() == address);
+      CHECK(device->memory().now == 90 * kMiB);
+    }
+    {
+      const Tensor much_smaller = take(80 * kMiB);
+      CHECK(much_smaller.address() != address);
+      CHECK(device->memory().reserved == 180 * kMiB + 4096);
+      const Tensor whole = take(100 * kMiB + 3);  // the block has kept its size
+      CHECK(whole.address() == address);
+    }
+    CHECK(device->memory().system_requests == 2);
+    CHECK(device->memory().cached() == 0);
+    device->release_cached();
+    CHECK(device->memory().reserved == 0);
+  }
+}
+
+TEST_CASE("a tensor is read in pieces, on a device that the host cannot read too") {
+  for (const bool guard : {false, true}) {
+    const auto device = guard ? make_guard_device(no_table(), 1) : make_cpu_device(no_table(), 1);
+    std::vector<float> values(1000), found;
+    std::iota(values.begin(), values.end(), 0.0f);
+    const Tensor t = Tensor::from_host<float>(*device, {1000}, values);
+    size_t pieces = 0;
+    read_in_pieces(t, 1024, [&](std::span<const std::byte> bytes) {
+      ++pieces;
+      CHECK((!guard || bytes.size() <= 1024));
+      const auto* first = reinterpret_cast<const float*>(bytes.data());
+      found.insert(found.end(), first, first + bytes.size() / sizeof(float));
+    });
+    CHECK(found == values);
+    CHECK(pieces == (guard ? 4 : 1));
   }
 }
 
