@@ -78,6 +78,7 @@ TEST_CASE("shrunk layouts: tensor, pipeline with virtual stages, context and dat
     check_trains(scratch, "llama3-70b", ranks);
   }
   const ScratchDirectory scratch;
+  for (const char* large : {"llama3-8b", "gpt3-175b", "llama3.1-405b"}) check_trains(scratch, large, "8");
   check_trains(scratch, "llama3.1-405b-sft", "4");
   check_trains(scratch, "llama3.1-405b-lora", "4");
   check_trains(scratch, "gemma2-27b-lora", "2");

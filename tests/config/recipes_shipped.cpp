@@ -156,11 +156,11 @@ TEST_CASE("sizes and layouts are those of the published models") {
        8,
        8,
        8,
-       2,
-       8,
+       4,
+       4,
        1,
        512,
-       64,
+       128,
        1168251,
        2000,
        3e-4,
@@ -170,7 +170,7 @@ TEST_CASE("sizes and layouts are those of the published models") {
        false,
        false},
       {"gpt3-175b", 96, 12288, 49152, 96,      96,   128,  50257, 50304,           2048,  128,  4,   8, 6, 1,
-       4,           2,  2048,  256,   1168251, 2000, 9e-5, 9e-6,  Precision::bf16, false, true, true},
+       4,           1,  2048,  512,   1168251, 2000, 9e-5, 9e-6,  Precision::bf16, false, true, true},
   };
   for (const auto& t : truths) {
     CAPTURE(t.recipe);
