@@ -199,14 +199,17 @@ void model(Reader& r) {
   }
   const From from = r.from("base_model");
   base_weights(r.draft, *name, from);
-  if (const auto preset = preset_of_model(*name))
+  if (const auto preset = preset_of_model(*name)) {
     r.draft.choose("model", *preset, from, *name);
-  else if (is_path(*name))
+    if (const auto positions = positions_of_chat_model(*name))
+      r.draft.set("model.max_position_embeddings", std::to_string(*positions), from);
+  } else if (is_path(*name)) {
     r.draft.choose("model", "hf:" + *name, from, "what its config.json says");
-  else
+  } else {
     r.draft.leave(from, *name, Why::to_fill_in,
                   "no preset is known for it: model=hf:DIR reads its config.json, `capstan recipe ls model` "
                   "lists what there is");
+  }
   if (const auto tokenizer = r.text("tokenizer_config"); tokenizer && !tokenizer->empty()) {
     if (is_path(*tokenizer))
       r.draft.set("tokenizer.tokenizer_model", *tokenizer, r.from("tokenizer_config"));

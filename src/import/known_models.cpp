@@ -151,6 +151,15 @@ std::optional<std::string> preset_of_builder(std::string_view component) {
   return look_up(kBuilders, name);
 }
 
+std::optional<int64_t> positions_of_chat_model(std::string_view name) {
+  const std::string text = lower_case(name);
+  const bool chat = text.find("instruct") != std::string::npos;
+  for (const std::string_view model :
+       {"qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "qwen2_5_7b", "qwen2_5_14b", "qwen2_5_32b"})
+    if (chat && text.find(model) != std::string::npos) return 32768;
+  return std::nullopt;
+}
+
 int64_t vocabulary_of_preset(const std::string& preset) {
   for (const config::LibraryFile& file : config::library_files()) {
     if (file.path != "configs/model/" + preset + ".yaml") continue;

@@ -24,6 +24,8 @@ void builder(Reader& r, const Item& item) {
     return;
   }
   r.draft.choose("model", *preset, item.from);
+  if (const auto positions = positions_of_chat_model(name))
+    r.draft.set("model.max_position_embeddings", std::to_string(*positions), item.from);
 }
 
 bool builder_has(const Reader& r, std::string_view what) {

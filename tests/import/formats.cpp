@@ -346,6 +346,20 @@ TEST_CASE("every preset that a name elsewhere stands for is there") {
   }
 }
 
+TEST_CASE("chat models of Qwen 2.5 have fewer positions than the base models of their presets") {
+  const auto positions = [](const std::string& text) {
+    return value_of(import_recipe(text, "file", {}), "model.max_position_embeddings");
+  };
+  const std::string axolotl = "sequence_len: 10\nbase_model: Qwen/Qwen2.5-";
+  CHECK(positions(axolotl + "7B-Instruct") == "32768");
+  CHECK(positions(axolotl + "14B-Instruct") == "32768");
+  CHECK(positions(axolotl + "7B") == "unset");
+  CHECK(positions(axolotl + "3B-Instruct") == "unset");  // the preset's
+  const std::string torchtune = "model: {_component_: torchtune.models.qwen2_5.lora_qwen2_5_";
+  CHECK(positions(torchtune + "7b_instruct}") == "32768");
+  CHECK(positions(torchtune + "7b_base}") == "unset");
+}
+
 TEST_CASE("formats are recognised, or the known ones are told") {
   const auto format_of = [](const char* text) { return import_recipe(text, "file", {}).format; };
   CHECK(format_of("pretrain_gpt.py --num-layers 2") == Format::megatron);

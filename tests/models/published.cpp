@@ -29,6 +29,22 @@ const std::pair<const char*, int64_t> kPublished[] = {
 
 }  // namespace
 
+// The base models; those of 7B and more have 32768 as chat models (importer::positions_of_chat_model).
+TEST_CASE("the presets of Qwen 2.5 have the published positions") {
+  const std::pair<const char*, int64_t> published[] = {{"qwen2.5-0.5b", 32768}, {"qwen2.5-1.5b", 32768},
+                                                       {"qwen2.5-3b", 32768},   {"qwen2.5-7b", 131072},
+                                                       {"qwen2.5-14b", 131072}, {"qwen2.5-32b", 131072}};
+  for (const auto& [name, positions] : published) {
+    CAPTURE(name);
+    config::Request request;
+    request.recipe = name;
+    const config::Resolution recipe = config::resolve(request);
+    REQUIRE_MESSAGE(recipe.ok(), config::render(recipe.diagnostics, recipe.sources));
+    CHECK(recipe.config.model.max_position_embeddings == positions);
+    CHECK_FALSE(recipe.config.model.window_size);  // `use_sliding_window` is false in all of them
+  }
+}
+
 TEST_CASE("model presets have the published number of parameters") {
   std::set<std::string> seen;
   for (const auto& [name, published] : kPublished) {
