@@ -3,7 +3,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/table.hpp"
-#include "train/estimate.hpp"
+#include "train/fit.hpp"
 #include "train/recipe.hpp"
 #include "train/setup.hpp"
 
@@ -35,25 +35,22 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
          "--rank " + std::to_string(*rank) + " is not one of " + std::to_string(world) + " ranks",
          "ranks are counted from 0");
   const comm::Mesh mesh(train::mesh_sizes(config, world), 0);
-  std::vector<int64_t> ranks;
-  if (rank)
-    ranks = {*rank};
-  else
-    ranks = mesh.dense().group_of(0, {comm::Axis::pp});
+  const std::vector<int64_t> ranks = rank ? std::vector{*rank} : train::pipeline_ranks(config);
 
   Table table;
   std::vector<std::string> heads{"rank", "stage"};
   for (size_t owner = 0; owner < kMemoryOwners; ++owner)
     heads.emplace_back(name_of(static_cast<MemoryOwner>(owner)));
-  heads.insert(heads.end(), {"kernel scratch", "peak", "sent in a step"});
+  heads.insert(heads.end(), {"cached", "kernel scratch", "total", "sent in a step"});
   std::vector<std::vector<std::string>> rows{heads};
   int64_t most = -1;
   std::string largest;
   for (const int64_t r : ranks) {
-    const train::StepEstimate estimate = train::estimate_step(config, r);
+    const train::StepEstimate estimate = train::estimate_step(config, r, train::ranks_on_one_host(config));
     std::vector<std::string> row{std::to_string(r), std::to_string(mesh.dense().index(r, comm::Axis::pp))};
     for (const int64_t bytes : estimate.memory.at_peak_by_owner)
       row.push_back(bytes > 0 ? bytes_text(bytes) : "");
+    row.push_back(estimate.memory.cached() > 0 ? bytes_text(estimate.memory.cached()) : "");
     row.push_back(bytes_text(estimate.memory.kernel_scratch));
     row.push_back(bytes_text(estimate.memory.total()));
     row.push_back(sent_text(estimate));

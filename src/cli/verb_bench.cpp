@@ -29,6 +29,7 @@ nlohmann::ordered_json account_of(const MemoryUse& use) {
   for (size_t owner = 0; owner < kMemoryOwners; ++owner)
     account[std::string(name_of(static_cast<MemoryOwner>(owner)))] = use.at_peak_by_owner[owner];
   account["peak"] = use.peak;
+  account["cached"] = use.cached();
   account["kernel_scratch"] = use.kernel_scratch;
   return account;
 }

@@ -1,5 +1,6 @@
 // capstan check
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -7,6 +8,7 @@
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
 #include "config/field.hpp"
+#include "train/fit.hpp"
 
 namespace capstan::cli {
 
@@ -22,6 +24,14 @@ int run_check(Context& context) {
   std::vector<config::MissingFeature> missing;
   if (resolution.ok()) missing = config::missing_features(config::schema(), &resolution.config);
 
+  std::optional<Error> too_large;
+  try {
+    if (resolution.ok() && missing.empty()) train::check_memory_limit(resolution.config);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::no_fit) throw;
+    too_large = error;
+  }
+
   if (context.args.has("json")) {
     config::RenderOptions options;
     options.format = config::DiagnosticFormat::json;
@@ -35,10 +45,11 @@ int run_check(Context& context) {
     object["refused_by_train"] = nlohmann::ordered_json::array();
     for (const auto& feature : missing)
       object["refused_by_train"].push_back({{"path", feature.path}, {"reason", feature.reason}});
+    if (too_large) object["does_not_fit"] = {{"reason", too_large->message()}, {"help", too_large->help()}};
     put(object.dump(2) + "\n");
   } else {
     show_diagnostics(context, resolution);
-    if (resolution.ok() && !context.quiet()) {
+    if (resolution.ok() && !too_large && !context.quiet()) {
       std::string line = resolution.recipe_name + ": ";
       line += warnings == 0 ? std::string("ok") : "no errors, " + count_text(warnings, "warning");
       put(line + " (" + layout_text(resolution.config.dist) + ")\n");
@@ -50,6 +61,7 @@ int run_check(Context& context) {
       }
     }
   }
+  if (too_large) throw *too_large;
   if (resolution.ok()) return 0;
   // A recipe that can be read and has errors is what check is for; one that cannot be read is not.
   return resolution.malformed || resolution.bad_words ? 2 : 1;
@@ -69,7 +81,7 @@ const Verb kCheck = {
                 {"json", 0, "", "the result and all diagnostics as one JSON object"}},
     .details =
         "Exit code 0: no errors; 1: the recipe has errors; 2: it cannot be read, or the command line is "
-        "wrong.\n"
+        "wrong; 3: a step\nneeds more than `resilience.memory_limit`.\n"
         "Needs no data, tokenizer or weights on disk: `train` reports missing ones before it begins.\n",
     .overrides = true,
     .max_words = 1,

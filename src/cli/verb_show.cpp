@@ -10,6 +10,7 @@
 #include "cli/verbs.hpp"
 #include "config/show.hpp"
 #include "parallel/schedule.hpp"
+#include "train/fit.hpp"
 #include "train/setup.hpp"
 
 namespace capstan::cli {
@@ -72,6 +73,7 @@ int run_show(Context& context) {
   if (args.has("step")) {
     if (args.words().size() > 1) fail(ErrorCode::usage, "--step shows a whole step and takes no PATH");
     put(step_text(resolution.config, rank));
+    train::check_memory_limit(resolution.config);
     return 0;
   }
   config::ShowOptions options;

@@ -38,7 +38,7 @@ data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents) {
 // Enough micro-batches to fill the pipeline: more hold no more at once. GPipe holds all.
 int64_t telling_micro_batches(const parallel::PipelineShape& step) {
   if (step.all_forward_first) return step.micro_batches;
-  if (step.ranks == 1) return 1;
+  if (step.ranks == 1) return std::min<int64_t>(step.micro_batches, 2);
   return std::min(step.micro_batches, 2 * std::max(step.ranks, step.group));
 }
 

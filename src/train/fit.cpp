@@ -3,12 +3,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/file.hpp"
 #include "base/text.hpp"
+#include "comm/mesh.hpp"
 #include "models/registry.hpp"
+#include "train/setup.hpp"
 
 namespace capstan::train {
 
@@ -16,11 +21,10 @@ namespace {
 
 int64_t host_memory() {
   int64_t bytes = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGE_SIZE);
-  try {
-    const std::string text = read_file("/sys/fs/cgroup/memory.max", 64);
-    if (const auto limit = parse_int(text.substr(0, text.find('\n')))) bytes = std::min(bytes, *limit);
-  } catch (const Error&) {  // no control group of the second version: nothing else limits
-  }
+  // Streams: the kernel says that such files have no bytes. Without a control group of the second version nothing else limits.
+  std::string text;
+  std::getline(std::ifstream("/sys/fs/cgroup/memory.max"), text);
+  if (const auto limit = parse_int(text)) bytes = std::min(bytes, *limit);
   return bytes;
 }
 
@@ -87,26 +91,66 @@ int64_t memory_limit(const config::Config& config, int local_ranks) {
   return host_memory() / std::max(1, local_ranks);
 }
 
+int64_t resident_peak() {
+  std::ifstream status("/proc/self/status");
+  int64_t kib = 0;
+  for (std::string key; status >> key;) {
+    if (key == "VmHWM:" && status >> kib) break;
+    status.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return 1024 * kib;
+}
+
+std::vector<int64_t> pipeline_ranks(const config::Config& config) {
+  const comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), 0);
+  return mesh.dense().group_of(0, {comm::Axis::pp});
+}
+
 std::string memory_text(const MemoryUse& use) {
   std::string text;
   for (size_t owner = 0; owner < kMemoryOwners; ++owner)
     if (const int64_t bytes = use.at_peak_by_owner[owner])
       text += (text.empty() ? "" : " | ") + std::string(name_of(static_cast<MemoryOwner>(owner))) + " " +
               human_bytes(static_cast<double>(bytes));
-  if (use.kernel_scratch > 0)
-    text += (text.empty() ? "kernel scratch " : " | kernel scratch ") +
-            human_bytes(static_cast<double>(use.kernel_scratch));
+  for (const auto& [name, bytes] :
+       {std::pair("cached", use.cached()), std::pair("kernel scratch", use.kernel_scratch)})
+    if (bytes > 0)
+      text += (text.empty() ? "" : " | ") + std::string(name) + " " + human_bytes(static_cast<double>(bytes));
   return text;
 }
 
+namespace {
+struct RankStep {
+  int64_t rank = 0;
+  StepEstimate estimate;
+};
+RankStep largest_step(const config::Config& config, int local_ranks) {
+  RankStep largest;
+  for (const int64_t rank : pipeline_ranks(config)) {
+    StepEstimate estimate = estimate_step(config, rank, local_ranks);
+    if (rank == 0 || estimate.memory.total() > largest.estimate.memory.total())
+      largest = {rank, std::move(estimate)};
+  }
+  return largest;
+}
+}  // namespace
+
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks) {
+  // A limit of the recipe holds for every rank: all come to the same answer, that of the stage that needs the most.
+  const bool all_stages = config.resilience.memory_limit && config.dist.pipeline_model_parallel_size > 1;
+  const auto step_of = [&](const config::Config& asked) {
+    return all_stages ? largest_step(asked, local_ranks)
+                      : RankStep{rank, estimate_step(asked, rank, local_ranks)};
+  };
+  const RankStep asked = all_stages ? step_of(config) : RankStep{rank, estimate};
+  const MemoryUse& needed = asked.estimate.memory;
   const int64_t limit = memory_limit(config, local_ranks);
-  if (estimate.memory.total() <= limit) return;
+  if (needed.total() <= limit) return;
   std::string help;
   int found = 0;
-  int64_t least = estimate.memory.total();
+  int64_t least = needed.total();
   for (const Way& way : smaller_steps(config)) {
-    const int64_t peak = estimate_step(way.config, rank, local_ranks).memory.total();
+    const int64_t peak = step_of(way.config).estimate.memory.total();
     least = std::min(least, peak);
     if (peak > limit) continue;
     help +=
@@ -119,9 +163,20 @@ void check_fits(const config::Config& config, const StepEstimate& estimate, int6
   const std::string whose =
       config.resilience.memory_limit ? "resilience.memory_limit allows " : "this rank has ";
   fail(ErrorCode::no_fit,
-       "a step needs " + human_bytes(static_cast<double>(estimate.memory.total())) + " (" +
-           memory_text(estimate.memory) + ") and " + whose + human_bytes(static_cast<double>(limit)),
+       "a step needs " + human_bytes(static_cast<double>(needed.total())) +
+           (all_stages ? " on rank " + std::to_string(asked.rank) : "") + " (" + memory_text(needed) +
+           ") and " + whose + human_bytes(static_cast<double>(limit)),
        help);
+}
+
+int ranks_on_one_host(const config::Config& config) {
+  return static_cast<int>(std::min<int64_t>(config.dist.world_size, 1 << 20));
+}
+
+void check_memory_limit(const config::Config& config) {
+  if (!config.resilience.memory_limit) return;
+  const int local_ranks = ranks_on_one_host(config);
+  check_fits(config, estimate_step(config, 0, local_ranks), 0, local_ranks);
 }
 
 }  // namespace capstan::train

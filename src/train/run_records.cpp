@@ -198,6 +198,7 @@ void Run::write_step_row(const StepResult& result, const Throughput& speed) {
       .number("step_seconds", speed.step_seconds)
       .integer("memory_bytes", memory.peak)
       .integer("kernel_scratch_bytes", memory.kernel_scratch)
+      .integer("resident_bytes", resident_peak())
       .integer("consumed_samples", state.consumed_samples)
       .integer("consumed_tokens", state.consumed_tokens);
   if (speed.mfu > 0) row.number("mfu", speed.mfu);
@@ -255,7 +256,8 @@ void Run::tell(const Saver::Ended& ended) {
   if (chief())
     record(records::MetricsRow(ended.step, "save")
                .number("seconds", ended.seconds)
-               .number("stall_seconds", ended.stall_seconds));
+               .number("stall_seconds", ended.stall_seconds)
+               .integer("resident_bytes", resident_peak()));
 }
 
 void Run::say_end(const Outcome& outcome) {
@@ -263,7 +265,8 @@ void Run::say_end(const Outcome& outcome) {
                          ? "done: " + std::to_string(outcome.step) + " steps"
                          : "stopped at step " + std::to_string(outcome.step) + ": " + outcome.reason;
   if (last_loss_) text += ", loss " + fixed(*last_loss_, 4);
-  text += ", " + human_duration(seconds_since(start_)) + "; run " + run_dir_.string();
+  text += ", " + human_duration(seconds_since(start_)) + ", " +
+          human_bytes(static_cast<double>(resident_peak())) + " resident at most; run " + run_dir_.string();
   if (!outcome.checkpoint.empty()) text += ", checkpoint " + outcome.checkpoint.filename().string();
   speaker_.line(text);
 }

@@ -110,6 +110,7 @@ Finished run(const Launch& launch) {
     return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
   };
   result.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime);
+  result.resident_mib = static_cast<double>(usage.ru_maxrss) / 1024;
   result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (killed) result.err += "\n(the test ended it: it ran for too long)\n";
   return result;

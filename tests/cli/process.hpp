@@ -16,6 +16,7 @@ struct Finished {
   double seconds = 0;             // until it ended
   double cpu_seconds = 0;         // user and system
   double first_line_seconds = 0;  // until the first line on standard error
+  double resident_mib = 0;        // the most that it, or one of its children, had in memory
 };
 
 struct Launch {

@@ -327,8 +327,7 @@ TEST_CASE("a tied model that brings a head of its own is refused when its weight
     std::vector<checkpoint::SafetensorsTensor> tensors;
     for (const auto& entry : bytes) {
       const auto& info = before.at(entry.first == "lm_head.weight" ? embedding : entry.first);
-      tensors.push_back({entry.first, info.dtype, info.shape,
-                         [&entry] { return std::span<const std::byte>(entry.second); }});
+      tensors.push_back({entry.first, info.dtype, info.shape, checkpoint::source_of(entry.second)});
     }
     fs::remove(copy.path / "model.safetensors");
     checkpoint::write_safetensors(checkpoint::real_file_system(), copy.path / "model.safetensors", tensors,

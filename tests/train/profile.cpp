@@ -87,6 +87,7 @@ TEST_CASE("the peak of a step is foretold by owner within 2 %, and the system is
       const auto i = static_cast<size_t>(owner);
       CHECK(foretold.at_peak_by_owner[i] == doctest::Approx(measured.at_peak_by_owner[i]).epsilon(0.02));
     }
+    CHECK(foretold.reserved == doctest::Approx(measured.reserved).epsilon(0.02));
     CHECK(measured.kernel_scratch > 0);
     CHECK(foretold.kernel_scratch == doctest::Approx(measured.kernel_scratch).epsilon(0.02));
     steps(loop, config, 2, timers);
