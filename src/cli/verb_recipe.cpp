@@ -8,7 +8,10 @@
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
+#include "config/edit.hpp"
+#include "config/emit.hpp"
 #include "config/library.hpp"
+#include "data/tokenizer/tokenizer.hpp"
 
 namespace capstan::cli {
 
@@ -76,9 +79,92 @@ int run_recipe_cp(Context& context) {
   return 0;
 }
 
+// A directory as a recipe beside `to` names it: relative where it was given so.
+std::string seen_from(const std::filesystem::path& to, const std::string& directory) {
+  namespace fs = std::filesystem;
+  const fs::path given(directory);
+  std::error_code error;
+  const fs::path home = fs::absolute(to, error).parent_path();
+  const fs::path text = given.is_absolute() ? given : fs::absolute(given, error).lexically_relative(home);
+  return text.lexically_normal().string();
+}
+
+bool has_weights(const std::filesystem::path& directory) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error))
+    if (entry.path().extension() == ".safetensors") return true;
+  return false;
+}
+
+bool has_tokenizer(const std::filesystem::path& directory) {
+  try {
+    return data::Tokenizer::load(directory) != nullptr;
+  } catch (const Error&) {
+    return false;  // check says so when the recipe names one
+  }
+}
+
+// Fine-tuning of the model in a Hugging Face directory, on generated tokens until somebody names data.
+std::string recipe_of_directory(const std::string& to, const std::string& directory) {
+  const std::string model = config::yaml_text("hf:" + seen_from(to, directory));
+  const bool weights = has_weights(directory), tokenizer = has_tokenizer(directory);
+  std::string text = "# The model, the tokenizer and the weights of " + directory +
+                     ". See: capstan help recipes, capstan help data\n"
+                     "name: " +
+                     std::filesystem::path(to).stem().string() +
+                     "\n"
+                     "description: one line for listings\n\n"
+                     "model: " +
+                     model +
+                     "\n"
+                     "mixed_precision: bf16_mixed\n"
+                     "ddp: zero1\n"
+                     "train:\n"
+                     "  micro_batch_size: 1\n"
+                     "  global_batch_size: 8\n"
+                     "  train_iters: 100\n"
+                     "optimizer:\n"
+                     "  preset: adamw_finetune\n"
+                     "  lr: 1e-5\n"
+                     "  min_lr_ratio: 0.1\n"
+                     "scheduler:\n"
+                     "  preset: cosine\n"
+                     "  lr_warmup_fraction: 0.05\n";
+  if (weights)
+    text += "checkpoint:\n  pretrained_checkpoint: " + model + "\n  save_interval: 50\n";
+  else
+    text +=
+        "# The directory has no *.safetensors: training begins with random weights.\n"
+        "checkpoint: {save_interval: 50}\n";
+  if (tokenizer)
+    text += "tokenizer:\n  preset: huggingface\n  tokenizer_model: " + model + "\n";
+  else
+    text += "# The directory has no tokenizer that can be read.\ntokenizer: none\n";
+  return text +
+         "\n# Generated tokens: the recipe runs, and learns nothing. In place of them, for example\n"
+         "#   dataset: {preset: sft, train_files: data/chats.jsonl, split: '98,2,0'}\n"
+         "#   dataset: {preset: gpt, data_path: data/corpus_text_document}\n"
+         "dataset: mock\n"
+         "logger: {log_interval: 1}\n";
+}
+
+int new_of_directory(Context& context, const std::string& to, const std::string& directory) {
+  const std::string text = recipe_of_directory(to, directory);
+  config::Request request;
+  request.recipe = to.find('/') == std::string::npos ? "./" + to : to;
+  config::Resolution resolution;
+  static_cast<config::Resolved&>(resolution) = config::resolve_text_into(
+      config::schema(), config::Library::standard(), &resolution.config, request, text);
+  if (!resolution.ok()) show_diagnostics(context, resolution), throw Exit{2};
+  write_new(to, text);
+  put(to + ": the model of " + directory + "; next: capstan train " + shell_quoted(to) + "\n");
+  return 0;
+}
+
 int run_recipe_new(Context& context) {
   const std::string& to = context.args.word(0, "FILE");
   const std::string base = context.args.value("from").value_or("quickstart");
+  if (base.starts_with("hf:")) return new_of_directory(context, to, base.substr(3));
   // The base is resolved first: a recipe that extends nothing would be no beginning.
   config::Request request;
   request.recipe = base;
@@ -128,10 +214,14 @@ const Verb kRecipeCp = {
 
 const Verb kRecipeNew = {
     .name = "recipe new",
-    .purpose = "begin a recipe that extends another one",
-    .usage = "FILE [--from RECIPE]",
-    .examples = {{"recipe new my.yaml", "extends quickstart"}, {"recipe new big.yaml --from llama3-8b", ""}},
-    .options = {{"from", 0, "RECIPE", "the recipe to extend; default quickstart"}},
+    .purpose = "begin a recipe: from another one, or from a model on the disk",
+    .usage = "FILE [--from RECIPE|hf:DIR]",
+    .examples = {{"recipe new my.yaml", "extends quickstart"},
+                 {"recipe new big.yaml --from llama3-8b", ""},
+                 {"recipe new mine.yaml --from hf:models/SmolLM2-135M",
+                  "a model of Hugging Face on the disk"}},
+    .options = {{"from", 0, "RECIPE",
+                 "the recipe to extend, default quickstart; or hf:DIR: model, tokenizer and weights there"}},
     .max_words = 1,
     .run = run_recipe_new,
 };

@@ -125,6 +125,63 @@ TEST_CASE("recipe new and cp make recipes that check") {
   CHECK(contains(unknown.err, "`llama3-8b`"));
 }
 
+TEST_CASE("recipe new --from hf:DIR is a recipe that trains: model, tokenizer and weights of the directory") {
+  ScratchDirectory scratch;
+  const std::string model = scratch.file("models/tiny");
+  fs::create_directories(model);
+  const std::string source = std::string(capstan::test::kSourceDirectory) + "/tests/";
+  for (const char* file : {"config.json", "model.safetensors"})
+    fs::copy_file(source + "interchange/families/llama/" + file, model + "/" + std::string(file));
+  const auto made = [&](const std::string& name) {
+    Launch launch;
+    launch.directory = scratch.path();
+    launch.arguments = {"recipe", "new", name, "--from", "hf:models/tiny"};
+    return run(launch);
+  };
+  const Finished plain = made("plain.yaml");
+  CHECK_MESSAGE(plain.code == 0, plain.err);
+  CHECK(contains(read_text(scratch.file("plain.yaml")), "tokenizer: none\n"));  // there is none
+  fs::copy_file(source + "cli/text/tokenizer.json", model + "/tokenizer.json");
+  const Finished done = made("tiny.yaml");
+  CHECK_MESSAGE(done.code == 0, done.err);
+  const std::string text = read_text(scratch.file("tiny.yaml"));
+  CHECK(contains(text, "\nmodel: hf:models/tiny\n"));
+  CHECK(contains(text, "  pretrained_checkpoint: hf:models/tiny\n"));
+  CHECK(contains(text, "  tokenizer_model: hf:models/tiny\n"));
+  CHECK(made("tiny.yaml").code == 2);  // never over a file
+  // From anywhere; the weights are those of the directory.
+  const Finished trained = run({"train", scratch.file("plain.yaml"), "train.train_iters=1", "train.threads=1",
+                                "train.global_batch_size=1", "--run-dir", scratch.file("run")});
+  CHECK_MESSAGE(trained.code == 0, trained.err);
+  CHECK(contains(trained.err, "models/tiny"));
+  CHECK(run({"recipe", "new", scratch.file("x.yaml"), "--from", "hf:" + scratch.path()}).code == 2);
+  CHECK(!fs::exists(scratch.file("x.yaml")));
+}
+
+TEST_CASE("explain: a word that is no path shows the fields that it means") {
+  const auto shows = [](const char* word, const char* path) {
+    const Finished result = run({"explain", word});
+    CAPTURE(word);
+    CHECK(result.code == 0);
+    CHECK(contains(result.out, std::string(path) + "\n"));
+  };
+  shows("tp", "dist.tensor_model_parallel_size");
+  shows("fsdp", "ddp.data_parallel_sharding_strategy");
+  shows("max_steps", "train.train_iters");
+  shows("zero3", "ddp.data_parallel_sharding_strategy");
+  shows("batch_size", "train.global_batch_size");
+  shows("gradient-accumulation-steps", "train.num_microbatches");
+  shows("learning_rate", "optimizer.lr");
+  shows("min_lr_rate", "optimizer.min_lr_ratio");
+  shows("seq_length", "model.seq_length");
+  CHECK(run({"explain", "fdsp"}).code == 2);
+  const auto all = nlohmann::json::parse(run({"explain", "batch_size", "--json"}).out);
+  CHECK(all["fields"].size() >= 2);
+  CHECK(all["fields"][0]["path"].is_string());
+  CHECK(nlohmann::json::parse(run({"explain", "tp", "--json"}).out)["path"] ==
+        "dist.tensor_model_parallel_size");
+}
+
 TEST_CASE("explain: fields, sections, values") {
   CHECK(run({"explain", "model.num_layers", "quickstart", "model.num_layers=9"}).out ==
         run({"explain", "model.num_layers", "-r", "quickstart", "model.num_layers=9"}).out);
