@@ -7,8 +7,8 @@
 
 namespace capstan::sweep {
 
-std::optional<double> value_at_rung(const std::vector<CurvePoint>& curve, int64_t step) {
-  if (curve.empty() || curve.back().step < step) return std::nullopt;
+std::optional<double> value_at_rung(const std::vector<CurvePoint>& curve, int64_t step, int64_t reached) {
+  if (curve.empty() || std::max(reached, curve.back().step) < step) return std::nullopt;
   double value = curve.front().value;
   for (const CurvePoint& point : curve)
     if (point.step <= step) value = point.value;
@@ -21,41 +21,64 @@ size_t rank_among(double value, const std::vector<double>& others, const Metric&
   }));
 }
 
-std::string Pruning::verdict(const TrialPlan& trial, const std::vector<CurvePoint>& curve, size_t& judged) {
+// The first value of a curve that is not finite or hopeless.
+std::optional<Verdict> Pruning::bad_value(const std::vector<CurvePoint>& curve) const {
   const Definition& d = store_.plan().definition;
   for (const CurvePoint& point : curve) {
     const std::string where = d.metric.name + " at step " + std::to_string(point.step) + " is ";
-    if (d.stop.nan && !std::isfinite(point.value)) return where + "not finite";
+    if (d.stop.nan && !std::isfinite(point.value)) return Verdict{where + "not finite", point.step};
     if (d.stop.worse_than && d.metric.better(*d.stop.worse_than, point.value))
-      return where + to_text(point.value) + ", worse than " + to_text(*d.stop.worse_than);
+      return Verdict{where + to_text(point.value) + ", worse than " + to_text(*d.stop.worse_than),
+                     point.step};
   }
-  while (judged < d.stop.steps.size()) {
+  return std::nullopt;
+}
+
+// Another trial's value at a rung, unless it has not come there or should have stopped before.
+std::optional<double> Pruning::value_of(const TrialPlan& other, int64_t step) {
+  const auto known = at_rung_.find({other.id, step});
+  if (known != at_rung_.end()) return known->second;
+  const auto stopped = stopped_.find(other.id);
+  if (stopped != stopped_.end() && stopped->second < step) return std::nullopt;
+  const auto curve = store_.read_curve(other.id, store_.plan().definition.metric.name);
+  if (const auto bad = bad_value(curve); bad && bad->step <= step) return std::nullopt;
+  const RunProgress progress = store_.progress(other);
+  if (progress.pruned_at && *progress.pruned_at < step) return std::nullopt;
+  const auto value = value_at_rung(curve, step, progress.reached);
+  if (value) at_rung_.emplace(std::pair(other.id, step), *value);
+  return value;
+}
+
+Verdict Pruning::judge(const TrialPlan& trial, const std::vector<CurvePoint>& curve, int64_t reached,
+                       size_t& judged) {
+  const Definition& d = store_.plan().definition;
+  const auto stop = [&](Verdict verdict) {
+    stopped_[trial.id] = verdict.step;
+    return verdict;
+  };
+  const auto bad = bad_value(curve);
+  for (; judged < d.stop.steps.size(); ++judged) {
     const int64_t step = d.stop.steps[judged];
-    const auto value = value_at_rung(curve, step);
+    if (bad && bad->step <= step) return stop(*bad);
+    const auto value = value_at_rung(curve, step, reached);
     if (!value) break;
-    ++judged;
     at_rung_[{trial.id, step}] = *value;
     if (step >= trial.estimate.steps) continue;  // nothing would be saved
     std::vector<double> others;
-    for (const TrialPlan& other : store_.plan().trials) {
-      if (other.id == trial.id) continue;
-      auto known = at_rung_.find({other.id, step});
-      if (known == at_rung_.end()) {
-        const auto there = value_at_rung(store_.read_curve(other.id, d.metric.name), step);
-        if (!there) continue;
-        known = at_rung_.emplace(std::pair(other.id, step), *there).first;
-      }
-      others.push_back(known->second);
-    }
+    for (const TrialPlan& other : store_.plan().trials)
+      if (other.id != trial.id)
+        if (const auto theirs = value_of(other, step)) others.push_back(*theirs);
     const size_t rank = rank_among(*value, others, d.metric);
     const auto kept = static_cast<size_t>(
         std::max(1.0, std::ceil(d.stop.keep * static_cast<double>(others.size() + 1) - 1e-9)));
-    if (rank >= kept)
-      return d.metric.name + " at step " + std::to_string(step) + " is " + to_text(*value) + ": place " +
-             std::to_string(rank + 1) + " of " + std::to_string(others.size() + 1) + " so far, of which " +
-             std::to_string(kept) + " go on";
+    if (rank < kept) continue;
+    ++judged;
+    return stop({d.metric.name + " at step " + std::to_string(step) + " is " + to_text(*value) + ": place " +
+                     std::to_string(rank + 1) + " of " + std::to_string(others.size() + 1) +
+                     " so far, of which " + std::to_string(kept) + " go on",
+                 step});
   }
-  return {};
+  return bad ? stop(*bad) : Verdict{};
 }
 
 }  // namespace capstan::sweep

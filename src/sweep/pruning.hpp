@@ -1,27 +1,44 @@
 // When a trial is not worth going on with: a metric that is not finite or hopeless, and asynchronous successive halving. A
 // trial that has come to a rung goes on when it is among the best `keep` of those that have come there so far.
+//
+// What decides is the rows of metrics.jsonl, not when somebody looks at them: a trial that has passed a rung, or has ended, between
+// two looks is judged as if it had been looked at in time, and counts at no rung beyond the step at which it should have stopped.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sweep/store.hpp"
 
 namespace capstan::sweep {
 
-// The metric of a curve at a rung: of the last point up to that step; nullopt: it has not come there.
-std::optional<double> value_at_rung(const std::vector<CurvePoint>& curve, int64_t step);
+// The metric of a curve at a rung: of the last point up to that step, or of the first one where there is none. nullopt: not known
+// yet. reached: the last step after which no more points of it or of an earlier one come.
+std::optional<double> value_at_rung(const std::vector<CurvePoint>& curve, int64_t step, int64_t reached = 0);
+
+// Why a trial is to be stopped, and where.
+struct Verdict {
+  std::string reason;  // empty: it goes on
+  int64_t step = 0;    // the rung, or the step of the bad value
+};
 
 class Pruning {
  public:
   explicit Pruning(const Store& store) : store_(store) {}
-  // Why the trial is to be stopped; empty: it goes on. `judged`: how many rungs it has passed, kept by the caller.
-  std::string verdict(const TrialPlan& trial, const std::vector<CurvePoint>& curve, size_t& judged);
+  // reached: as for value_at_rung. judged: how many rungs the trial has passed, kept by the caller.
+  Verdict judge(const TrialPlan& trial, const std::vector<CurvePoint>& curve, int64_t reached,
+                size_t& judged);
 
  private:
+  std::optional<double> value_of(const TrialPlan& other, int64_t step);
+  std::optional<Verdict> bad_value(const std::vector<CurvePoint>& curve) const;
+
   const Store& store_;
   std::map<std::pair<std::string, int64_t>, double> at_rung_;  // (trial, step): once known it stays
+  std::map<std::string, int64_t> stopped_;                     // trial → the step at which it should stop
 };
 
 // The rank that a value has among others; what is not finite is behind everything.

@@ -103,7 +103,8 @@ struct Active {
   Clock::time_point begun = Clock::now();
   std::string started = records::utc_now();
   std::optional<Clock::time_point> asked;  // to save and end
-  std::string pruned, too_long;            // why it was asked
+  Verdict pruned;                          // why it was asked
+  std::string too_long;                    // likewise
   size_t judged = 0;                       // rungs
   Clock::time_point looked{};
   double look_seconds = 0;
@@ -200,6 +201,7 @@ class Runner {
     auto active = std::make_unique<Active>(Active{.trial = trial, .lock = std::move(*lock)});
     // A trial that has failed as often as it may and waits again was asked for by hand: it counts anew.
     active->failures = before.failures > store_.plan().definition.limits.retries ? 0 : before.failures;
+    active->judged = before.rungs;
     active->slot = free_slot();
     active->first_checkpoint = newest_checkpoint(trial.id);
     active->attempt = store_.begin_attempt(trial.id);
@@ -347,8 +349,9 @@ class Runner {
     const auto metric = summarised(curve, d.metric);
     listener_.progress(active.slot, active.trial, active.last_step, active.trial.estimate.steps, metric);
     if (active.asked) return;
-    active.pruned = pruning_.verdict(active.trial, curve, active.judged);
-    if (!active.pruned.empty()) ask_to_stop(active);
+    // The last row's step is not over: its validation may follow.
+    active.pruned = pruning_.judge(active.trial, curve, active.last_step.value_or(1) - 1, active.judged);
+    if (!active.pruned.reason.empty()) ask_to_stop(active);
   }
 
   // ---- when they end -----------------------------------------------------------------------------------------------
@@ -387,13 +390,19 @@ class Runner {
     const std::string exit =
         code > 128 ? "ended by signal " + std::to_string(code - 128) : "exit code " + std::to_string(code);
     const bool stopped = active.asked || result_.signal != 0;
-    if (code == 0) {
+    if (code == 0 && active.pruned.reason.empty()) {
+      active.pruned = pruning_.judge(active.trial,
+                                     store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
+                                     active.last_step.value_or(0), active.judged);
+      if (!active.pruned.reason.empty()) active.pruned.reason += "; it had ended before anybody looked";
+    }
+    if (code == 0 && active.pruned.reason.empty()) {
       how.state = State::done;
     } else if (!active.too_long.empty()) {
       how.reason = active.too_long;
-    } else if (!active.pruned.empty()) {
+    } else if (!active.pruned.reason.empty()) {
       how.state = State::pruned;
-      how.reason = active.pruned;
+      how.reason = active.pruned.reason;
     } else if (code == kTerminalStop && !stopped &&
                newest_checkpoint(active.trial.id) <= active.first_checkpoint) {
       how.reason = "stopped by itself without a step forward";
@@ -433,7 +442,8 @@ class Runner {
     Json result{{"state", name_of(how.state)}, {"code", code},
                 {"reason", how.reason},        {"started", active.started},
                 {"ended", records::utc_now()}, {"seconds", seconds},
-                {"failures", active.failures}};
+                {"failures", active.failures}, {"rungs", active.judged}};
+    if (how.state == State::pruned && !active.pruned.reason.empty()) result["pruned_at"] = active.pruned.step;
     result["step"] = active.last_step ? Json(*active.last_step) : Json();
     result["metric"] = metric ? Json(*metric) : Json();
     write_file_durably(attempt / "result.json", result.dump(1) + "\n");

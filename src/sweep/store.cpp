@@ -173,6 +173,7 @@ TrialStatus Store::status(const TrialPlan& planned) const {
       out.seconds += result.value("seconds", 0.0);
       out.failures = result.value("failures", int64_t{0});
       out.reason = result.value("reason", "");
+      out.rungs = result.value("rungs", size_t{0});
     } catch (const nlohmann::json::exception&) {  // one attempt's account is lost, not the trial
     }
   }
@@ -183,8 +184,12 @@ TrialStatus Store::status(const TrialPlan& planned) const {
   const fs::path metrics = run(planned.id) / "metrics.jsonl";
   std::error_code error;
   if (!fs::exists(metrics, error)) return out;
-  if (const auto row = records::last_logged_step(metrics)) out.step = row->step;
-  out.metric = summarised(read_curve(planned.id, plan_.definition.metric.name), plan_.definition.metric);
+  const auto curve = read_curve(planned.id, plan_.definition.metric.name);
+  if (const auto row = records::last_logged_step(metrics))
+    out.step = row->step;
+  else if (!curve.empty())  // a value that another program told
+    out.step = curve.back().step;
+  out.metric = summarised(curve, plan_.definition.metric);
   return out;
 }
 std::vector<TrialStatus> Store::statuses() const {
@@ -269,6 +274,28 @@ Measured Store::measured(std::string_view id) const {
   const auto finite = [](double value) { return std::isfinite(value) ? std::optional(value) : std::nullopt; };
   out.tokens_per_second = finite(row->number("tokens_per_second"));
   out.memory_bytes = finite(row->number("memory_bytes"));
+  return out;
+}
+
+RunProgress Store::progress(const TrialPlan& planned) const {
+  RunProgress out;
+  const State now = state(planned.id);
+  const fs::path metrics = run(planned.id) / "metrics.jsonl";
+  std::error_code error;
+  if (!fs::exists(metrics, error)) return out;
+  // More rows of the last step may follow, those of validation, unless the run has ended.
+  const bool ended = now == State::done || now == State::failed || now == State::pruned;
+  if (const auto row = records::last_logged_step(metrics))
+    out.reached = row->step.value_or(0) - (ended ? 0 : 1);
+  if (now != State::pruned) return out;
+  try {
+    const auto result = Json::parse(
+        read_file(attempt(planned.id, newest_attempt(trial(planned.id))) / "result.json", 1 << 20));
+    if (result.contains("pruned_at") && result["pruned_at"].is_number_integer())
+      out.pruned_at = result["pruned_at"].get<int64_t>();
+  } catch (const Error&) {  // told by another program, or lost: all that it wrote counts
+  } catch (const nlohmann::json::exception&) {
+  }
   return out;
 }
 

@@ -37,6 +37,13 @@ struct TrialStatus {
   std::optional<int64_t> step, total_steps;  // last logged
   std::optional<double> metric;  // as the definition's metric says; nullopt: none yet, or not finite
   double seconds = 0;            // in all attempts that ended
+  size_t rungs = 0;              // of successive halving that it has passed, as the newest attempt says
+};
+
+// How far a trial's rows go.
+struct RunProgress {
+  int64_t reached = 0;               // the last step after which no more rows of it or of an earlier one come
+  std::optional<int64_t> pruned_at;  // the step at which it was stopped, whatever it did afterwards
 };
 
 struct CurvePoint {
@@ -89,6 +96,7 @@ class Store {
   // The metric over steps, from the run's metrics.jsonl; empty when there is none yet.
   std::vector<CurvePoint> read_curve(std::string_view id, std::string_view metric) const;
   Measured measured(std::string_view id) const;
+  RunProgress progress(const TrialPlan& trial) const;
 
  private:
   std::optional<State> written(std::string_view id) const;  // nullopt: nothing that is a state
