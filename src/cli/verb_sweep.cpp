@@ -27,7 +27,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kShownTrials = 20, kShownReasons = 10, kShownImpossible = 4;  // impossible: for one reason
+constexpr size_t kShownTrials = 20, kShownReasons = 10, kShownInvalid = 4;  // invalid: for one reason
 
 std::string number_text(const std::optional<double>& value) {
   std::array<char, 48> text;
@@ -73,21 +73,32 @@ std::string values_text(const sweep::Values& values, std::optional<int64_t> seed
   return text;
 }
 
+Json invalid_json(const sweep::Plan& plan) {
+  Json all = Json::array();
+  for (const sweep::InvalidTrial& one : plan.invalid)
+    all.push_back({{"values", values_text(one.values, one.seed)}, {"reasons", one.reasons}});
+  return all;
+}
+
+Json metric_json(const sweep::Metric& metric) {
+  return {{"name", metric.name}, {"goal", text_of(metric.goal)}, {"at", text_of_at(metric)}};
+}
+
 // Each reason once, below the trials that have it.
-void show_impossible(const sweep::Plan& plan) {
-  std::vector<std::vector<const sweep::Impossible*>> groups;
-  for (const sweep::Impossible& one : plan.impossible) {
+void show_invalid(const sweep::Plan& plan) {
+  std::vector<std::vector<const sweep::InvalidTrial*>> groups;
+  for (const sweep::InvalidTrial& one : plan.invalid) {
     const auto same = std::find_if(groups.begin(), groups.end(),
                                    [&](const auto& group) { return group[0]->reasons == one.reasons; });
     (same == groups.end() ? groups.emplace_back() : *same).push_back(&one);
   }
   for (size_t i = 0; i < std::min(groups.size(), kShownReasons); ++i) {
     const auto& group = groups[i];
-    const size_t shown = group.size() > kShownImpossible + 1 ? kShownImpossible : group.size();
+    const size_t shown = group.size() > kShownInvalid + 1 ? kShownInvalid : group.size();
     for (size_t k = 0; k < shown; ++k)
-      put("impossible: " + values_text(group[k]->values, group[k]->seed) + "\n");
+      put("invalid: " + values_text(group[k]->values, group[k]->seed) + "\n");
     if (shown < group.size())
-      put("impossible: " + std::to_string(group.size() - shown) + " more for the same reason\n");
+      put("invalid: " + std::to_string(group.size() - shown) + " more for the same reason\n");
     for (const std::string& reason : group[0]->reasons) put("    " + reason + "\n");
   }
   if (groups.size() > kShownReasons)
@@ -102,7 +113,7 @@ void show_plan(const Context& context, const sweep::Planned& planned, const std:
              {"name", plan.name},
              {"directory", directory},
              {"trials", Json::array()},
-             {"impossible", Json::array()}};
+             {"invalid", Json::array()}};
     for (const sweep::TrialPlan& trial : plan.trials) {
       Json values = Json::object();
       for (const auto& [path, value] : trial.values) values[path] = value;
@@ -112,8 +123,8 @@ void show_plan(const Context& context, const sweep::Planned& planned, const std:
                                {"seed", trial.seed ? Json(*trial.seed) : Json()},
                                {"ranks", trial.ranks}});
     }
-    for (const sweep::Impossible& one : plan.impossible)
-      out["impossible"].push_back({{"values", values_text(one.values, one.seed)}, {"reasons", one.reasons}});
+    out["invalid"] = invalid_json(plan);
+    out["metric"] = metric_json(plan.definition.metric);
     out["excluded"] = plan.excluded;
     out["duplicates"] = plan.duplicates;
     out["tokens"] = plan.tokens();
@@ -131,16 +142,17 @@ void show_plan(const Context& context, const sweep::Planned& planned, const std:
   put(table.text());
   if (plan.trials.size() > kShownTrials)
     put("and " + std::to_string(plan.trials.size() - kShownTrials) + " more\n");
-  show_impossible(plan);
+  show_invalid(plan);
   for (const std::string& note : planned.notes) say("note: " + note + "\n");
   std::string line = std::to_string(plan.trials.size()) + (plan.trials.size() == 1 ? " trial" : " trials");
-  if (!plan.impossible.empty()) line += ", " + std::to_string(plan.impossible.size()) + " impossible";
+  if (!plan.invalid.empty()) line += ", " + std::to_string(plan.invalid.size()) + " invalid";
   if (plan.excluded) line += ", " + std::to_string(plan.excluded) + " excluded";
   if (plan.duplicates)
     line += ", " + std::to_string(plan.duplicates) + (plan.duplicates == 1 ? " duplicate" : " duplicates") +
             " left out (the same meaning)";
   put(line + "; " + human_count(static_cast<double>(plan.tokens())) + " tokens, " + human_flop(plan.flops()) +
       ", at most " + human_bytes(static_cast<double>(plan.most_memory())) + " on a rank\n");
+  put("ranked by " + ranking_text(plan.definition.metric) + "\n");
 }
 
 int run_sweep_plan(Context& context) {
@@ -278,6 +290,12 @@ std::vector<std::string> ids_of(const sweep::Plan& plan, const std::vector<std::
   std::vector<std::string> ids;
   for (const std::string& word : words) {
     const sweep::TrialPlan* trial = plan.find(word);
+    if (!trial && word.size() >= 8) {  // a configuration: all its seeds
+      const size_t before = ids.size();
+      for (const sweep::TrialPlan& one : plan.trials)
+        if (one.configuration == word) ids.push_back(one.id);
+      if (ids.size() > before) continue;
+    }
     if (!trial) {
       std::vector<std::string> all;
       for (const sweep::TrialPlan& one : plan.trials) all.push_back(one.id);
@@ -340,6 +358,7 @@ int run_sweep_status(Context& context) {
   if (context.args.has("json")) {
     Json out{{"schema", "capstan.sweep_status/1"},
              {"name", store.plan().name},
+             {"metric", metric_json(store.plan().definition.metric)},
              {"counts", counts},
              {"trials", Json::array()}};
     for (size_t i = 0; i < trials.size(); ++i) {
@@ -359,6 +378,7 @@ int run_sweep_status(Context& context) {
             {"job", task->second.job}, {"state", task->second.state}, {"reason", task->second.reason}};
       out["trials"].push_back(std::move(one));
     }
+    out["invalid"] = invalid_json(store.plan());
     put(out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
     return 0;
   }
@@ -379,7 +399,10 @@ int run_sweep_status(Context& context) {
   std::string line;
   for (const auto& [state, count] : counts)
     line += (line.empty() ? "" : ", ") + std::to_string(count) + " " + state;
+  if (!store.plan().invalid.empty()) line += ", " + std::to_string(store.plan().invalid.size()) + " invalid";
   put(line + "\n");
+  show_invalid(store.plan());
+  put("ranked by " + ranking_text(store.plan().definition.metric) + "\n");
   return 0;
 }
 
@@ -427,9 +450,8 @@ const Verb kSweepPlan = {
                 {"dry-run", 0, "", "show the trials, write nothing"},
                 {"json", 0, "", "as one JSON object"}},
     .details =
-        "Every trial is a complete recipe, checked before anything is written; the impossible ones are "
-        "listed "
-        "with the\nreason. A trial is named by what it means. See `docs/sweeps.md`.\n",
+        "Every trial is a complete recipe, checked before anything is written; invalid ones are listed with "
+        "the\nreason. A trial is named by what it means. See `docs/sweeps.md`.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_sweep_plan,

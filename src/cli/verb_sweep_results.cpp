@@ -48,6 +48,10 @@ int run_sweep_table(Context& context) {
   if (ranked.size() > 1) put(set(ranked));
   if (others.size() > 1)
     put((ranked.size() > 1 ? "\nnot ranked:\n" : "no trial is done yet:\n") + set(others));
+  put("\nranked by " + ranking_text(table.metric) + "\n");
+  if (!table.invalid.empty())
+    put(std::to_string(table.invalid.size()) + (table.invalid.size() == 1 ? " trial is" : " trials are") +
+        " invalid: `capstan sweep status` says why\n");
   if (table.rows.empty() && !context.quiet()) say("no trial meets the condition\n");
   if (table.hidden > 0 && !context.quiet()) say(std::to_string(table.hidden) + " more without --top\n");
   return 0;

@@ -142,8 +142,8 @@ Composed Composer::compose(const Values& values, std::optional<int64_t> seed) {
     out.reasons.push_back(error.message());
     return out;
   }
-  out.possible = true;
-  out.validates = config.validation.eval_interval.has_value();
+  out.valid = true;
+  if (config.validation.eval_iters > 0) out.eval_interval = config.validation.eval_interval;
   trial.ranks = config.dist.world_size;
   trial.threads = config.train.threads;
   for (auto& [path, value] : trial.values)  // as the recipe shows it, however it was written

@@ -12,8 +12,8 @@
 namespace capstan::sweep {
 
 struct Composed {
-  bool possible = false;
-  bool validates = false;
+  bool valid = false;
+  std::optional<int64_t> eval_interval;        // nullopt: it does not validate
   std::vector<std::string> reasons, warnings;  // of errors; of lints, and hidden presets
   TrialPlan trial;                             // without id, configuration and label
   std::string hash, configuration_hash;        // 32 hex digits

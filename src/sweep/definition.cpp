@@ -40,6 +40,14 @@ std::string text_of_at(const Metric& metric) {
   return "mean(last " + std::to_string(metric.window) + ")";
 }
 
+std::string ranking_text(const Metric& metric) {
+  const std::string about = metric.name == "loss"       ? ", the training loss"
+                            : metric.name == "val/loss" ? ", the validation loss"
+                                                        : "";
+  return "`" + metric.name + "` (" + text_of_at(metric) + ")" + about + ", the " +
+         (metric.goal == Metric::Goal::min ? "lowest" : "highest") + " first";
+}
+
 void Reading::require_ok() const {
   if (!ok()) fail(ErrorCode::config, "the sweep file is not sound" + errors_text(diagnostics, sources));
 }
@@ -431,6 +439,7 @@ class Reader {
     Metric& metric = d_.metric;
     if (node->kind == Node::Kind::scalar) {
       metric.name = node->text;
+      metric.named = true;
       look_at_metric(*node);
       return;
     }
@@ -441,6 +450,7 @@ class Reader {
     only(*node, {"name", "goal", "at"});
     if (const Node* name = node->find("name")) {
       metric.name = text(*name, "metric.name");
+      metric.named = true;
       look_at_metric(*name);
     }
     if (const Node* goal = node->find("goal")) {

@@ -15,7 +15,7 @@
 //   method: grid                              # grid | random | sobol | list
 //   trials: 48                                # points of random and sobol; of a grid, a random part of so many
 //   seed: 0                                   # of random
-//   metric: {name: val/loss, goal: min, at: last}   # last | best | mean(last 100)
+//   metric: {name: val/loss, goal: min, at: last}   # last | best | mean(last 100); without a name val/loss, or loss
 //   stop: {asha: {steps: [200, 600], keep: 1/3}, nan: true, worse_than: 20}
 //   limits: {per_trial: 2h, device_hours: 400, retries: 1}
 //   resources: {ranks: 2, threads: 4}         # else as the recipe says
@@ -62,16 +62,19 @@ struct Condition {
 enum class Method : uint8_t { grid, random, sobol, list };
 std::string_view name_of(Method method);
 
-// `loss` and other names of logged steps; `val/loss` of the validation rows (EVENT/NAME of any row with an event).
+// `loss` and other names of logged steps; `val/loss` of the validation rows (EVENT/NAME of any row with an event). A sweep that
+// names none is ranked by `val/loss` where all its trials validate, else by `loss`; make_plan chooses, and plan.json says.
 struct Metric {
   std::string name = "loss";
+  bool named = false;  // by the definition
   enum class Goal : uint8_t { min, max } goal = Goal::min;
   enum class At : uint8_t { last, best, mean } at = At::last;
   int64_t window = 0;  // mean: over so many rows at the end
   bool better(double a, double b) const { return goal == Goal::min ? a < b : a > b; }
 };
-std::string text_of(Metric::Goal goal);        // "min"
-std::string text_of_at(const Metric& metric);  // "last", "best", "mean(last 100)"
+std::string text_of(Metric::Goal goal);          // "min"
+std::string text_of_at(const Metric& metric);    // "last", "best", "mean(last 100)"
+std::string ranking_text(const Metric& metric);  // "`loss` (last), the training loss, the lowest first"
 
 struct Stop {
   std::vector<int64_t> steps;  // the rungs of successive halving, ascending; empty: none
@@ -96,7 +99,7 @@ struct Definition {
   std::vector<Axis> axes;
   std::vector<Values> link;
   std::vector<std::vector<Condition>> exclude;  // a point for which one row holds throughout is left out
-  std::vector<int64_t> seeds;
+  std::vector<int64_t> seeds;                   // also those of an axis `rng.seed`
   Method method = Method::grid;
   std::optional<int64_t> trials;
   uint64_t seed = 0;

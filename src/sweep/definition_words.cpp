@@ -344,8 +344,8 @@ std::string yaml_of(const Definition& d, const std::vector<std::pair<std::string
   if (write_method) out += "method: " + std::string(name_of(d.method)) + "\n";
   if (d.trials) out += "trials: " + std::to_string(*d.trials) + "\n";
   if (d.seed) out += "seed: " + std::to_string(d.seed) + "\n";
-  out += "metric: {name: " + yaml_value(d.metric.name) + ", goal: " + text_of(d.metric.goal) +
-         ", at: " + text_of_at(d.metric) + "}\n";
+  out += "metric: {" + (d.metric.named ? "name: " + yaml_value(d.metric.name) + ", " : std::string()) +
+         "goal: " + text_of(d.metric.goal) + ", at: " + text_of_at(d.metric) + "}\n";
   if (!d.stop.steps.empty() || !d.stop.nan || d.stop.worse_than) {
     out += "stop: {";
     if (!d.stop.steps.empty())

@@ -93,6 +93,17 @@ std::vector<std::string> ids_of(const std::vector<std::string>& hashes) {
   return ids;
 }
 
+// A seed among the values (an axis `rng.seed`) makes replicates, as those of `seeds` do.
+void take_seed(Values& values, std::optional<int64_t>& seed) {
+  const auto at =
+      std::find_if(values.begin(), values.end(), [](const auto& value) { return value.first == kSeedPath; });
+  if (at == values.end()) return;
+  const auto number = parse_int(at->second);
+  if (!number) return;
+  seed = number;
+  values.erase(at);
+}
+
 std::string text_of(const Values& values, std::optional<int64_t> seed) {
   std::vector<std::string> parts;
   for (const auto& [path, value] : values) parts.push_back(path + "=" + value);
@@ -140,11 +151,11 @@ std::string json_text(const Plan& plan) {
   object["duplicates"] = plan.duplicates;
   object["trials"] = Json::array();
   for (const TrialPlan& trial : plan.trials) object["trials"].push_back(json_of(trial));
-  object["impossible"] = Json::array();
-  for (const Impossible& one : plan.impossible)
-    object["impossible"].push_back({{"values", json_of(one.values)},
-                                    {"seed", one.seed ? Json(*one.seed) : Json()},
-                                    {"reasons", one.reasons}});
+  object["invalid"] = Json::array();
+  for (const InvalidTrial& one : plan.invalid)
+    object["invalid"].push_back({{"values", json_of(one.values)},
+                                 {"seed", one.seed ? Json(*one.seed) : Json()},
+                                 {"reasons", one.reasons}});
   return object.dump(1) + "\n";
 }
 
@@ -231,6 +242,42 @@ int64_t Plan::most_memory() const {
   return most;
 }
 
+namespace {
+
+// How many of the trials validate, and how early.
+struct Validation {
+  int64_t trials = 0, validating = 0, longest_interval = 0;
+  void add(std::optional<int64_t> eval_interval) {
+    ++trials;
+    if (!eval_interval) return;
+    ++validating;
+    longest_interval = std::max(longest_interval, *eval_interval);
+  }
+};
+
+// A sweep that names no metric is ranked by the validation loss where every trial has one, else by the training loss.
+void choose_metric(Definition& definition, const Validation& validation, std::vector<std::string>& notes) {
+  Metric& metric = definition.metric;
+  const bool all = validation.validating == validation.trials;
+  const std::string share = validation.validating == 0
+                                ? std::string("no trial validates")
+                                : std::to_string(validation.trials - validation.validating) + " of " +
+                                      std::to_string(validation.trials) + " trials do not validate";
+  if (!metric.named) {
+    metric.name = all ? "val/loss" : "loss";
+    if (!all) notes.push_back(share + ": the sweep is ranked by `loss`, the training loss");
+  } else if (metric.name.starts_with("val/") && !all) {
+    notes.push_back(share + " (`validation.eval_interval` is null): they have no `" + metric.name + "`");
+  }
+  if (metric.name.starts_with("val/") && all && !definition.stop.steps.empty() &&
+      definition.stop.steps.front() < validation.longest_interval)
+    notes.push_back("the first rung of stop.asha, step " + std::to_string(definition.stop.steps.front()) +
+                    ", comes before the first validation: a trial is compared there by its first `" +
+                    metric.name + "`, at step " + std::to_string(validation.longest_interval));
+}
+
+}  // namespace
+
 Planned make_plan(const Definition& definition, PlanProgress progress) {
   Planned out;
   Plan& plan = out.plan;
@@ -252,22 +299,25 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
   std::vector<std::string> hashes, configurations;
   std::map<std::string, size_t> known;  // hash → trial
   std::map<std::string, int64_t> warnings;
-  bool validated = false;
+  Validation validation;
   const auto all = static_cast<int64_t>(points.points.size() * seeds.size());
   int64_t done = 0;
-  for (const Values& point : points.points)
-    for (const auto& seed : seeds) {
+  for (const Values& drawn : points.points)
+    for (const auto& replicate : seeds) {
+      Values point = drawn;
+      std::optional<int64_t> seed = replicate;
+      take_seed(point, seed);
       Composed composed = composer.compose(point, seed);
       progress(++done, all);
-      if (!composed.possible) {
-        plan.impossible.push_back({point, seed, std::move(composed.reasons)});
+      if (!composed.valid) {
+        plan.invalid.push_back({point, seed, std::move(composed.reasons)});
         continue;
       }
       if (!known.emplace(composed.hash, plan.trials.size()).second) {
         ++plan.duplicates;
         continue;
       }
-      validated = validated || composed.validates;
+      validation.add(composed.eval_interval);
       for (const std::string& warning : composed.warnings) ++warnings[warning];
       hashes.push_back(composed.hash);
       configurations.push_back(composed.configuration_hash);
@@ -276,18 +326,17 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
       out.overrides.push_back(std::move(composed.overrides));
     }
   if (plan.trials.empty()) {
-    if (plan.impossible.empty())
-      fail(ErrorCode::config, "no trial is left: `exclude` takes away every point");
+    if (plan.invalid.empty()) fail(ErrorCode::config, "no trial is left: `exclude` takes away every point");
     // One reason for all is the base's, or that of `set`.
-    const Impossible& first = plan.impossible.front();
-    std::string message = "no trial of this sweep is possible";
+    const InvalidTrial& first = plan.invalid.front();
+    std::string message = "every trial of this sweep is invalid";
     std::map<std::string, int64_t> reasons;
-    for (const Impossible& one : plan.impossible)
+    for (const InvalidTrial& one : plan.invalid)
       for (const std::string& reason : one.reasons) ++reasons[reason];
     for (const auto& [reason, times] : reasons) {
       message += "\n    " + reason +
-                 (plan.impossible.size() > 1
-                      ? "  (" + std::to_string(times) + " of " + std::to_string(plan.impossible.size()) + ")"
+                 (plan.invalid.size() > 1
+                      ? "  (" + std::to_string(times) + " of " + std::to_string(plan.invalid.size()) + ")"
                       : "");
       if (message.size() > 4000) {
         message += "\n    and others";
@@ -297,9 +346,7 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
     fail(ErrorCode::config, message,
          "the first is `capstan check " + definition.base + " " + text_of(first.values, first.seed) + "`");
   }
-  if (definition.metric.name.starts_with("val/") && !validated)
-    out.notes.push_back("no trial validates (`validation.eval_interval` is null): `" +
-                        definition.metric.name + "` has no value");
+  choose_metric(plan.definition, validation, out.notes);
   for (const auto& [warning, times] : warnings)
     out.notes.push_back(warning + (times > 1 ? " (in " + std::to_string(times) + " trials)" : ""));
   const auto ids = ids_of(hashes), names = ids_of(configurations);
@@ -363,6 +410,8 @@ int64_t extend_plan(const fs::path& directory, const Planned& planned) {
   Planned merged;
   merged.plan = planned.plan;
   merged.plan.trials.clear();
+  if (!merged.plan.definition.metric.named)  // results that are there keep their meaning
+    merged.plan.definition.metric.name = before.definition.metric.name;
   std::map<std::string, size_t> now;
   for (size_t i = 0; i < planned.plan.trials.size(); ++i) now[planned.plan.trials[i].id] = i;
   const auto take = [&](TrialPlan trial, std::string recipe, std::string overrides) {
@@ -429,7 +478,7 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
     fail(ErrorCode::failed, "the recipe `" + planned.plan.definition.base +
                                 "` does not mean what it meant when this sweep was planned");
   Composed composed = composer.compose(canonical, seed);
-  if (!composed.possible)
+  if (!composed.valid)
     fail(ErrorCode::config, "no trial can be made of " + text_of(canonical, seed) + ":\n    " +
                                 join(composed.reasons, "\n    "));
   for (const TrialPlan& trial : planned.plan.trials)
@@ -475,7 +524,11 @@ Plan read_plan(const fs::path& directory) {
     plan.definition = std::move(reading.definition);
     plan.name = plan.definition.name = json.at("name").get<std::string>();
     plan.base_hash = json.at("base").at("hash").get<std::string>();
+    // Where the definition names no metric, planning has chosen one.
+    if (!plan.definition.metric.named)
+      plan.definition.metric.name = json.at("metric").at("name").get<std::string>();
     plan.varying = json.at("varying").get<std::vector<std::string>>();
+    std::erase(plan.varying, kSeedPath);
     plan.excluded = json.at("excluded").get<int64_t>();
     plan.duplicates = json.at("duplicates").get<int64_t>();
     for (const auto& one : json.at("trials")) {
@@ -489,6 +542,7 @@ Plan read_plan(const fs::path& directory) {
       trial.label = one.at("label").get<std::string>();
       trial.values = values_of(one.at("values"));
       trial.seed = optional(one.at("seed"));
+      take_seed(trial.values, trial.seed);
       trial.ranks = one.at("ranks").get<int64_t>();
       trial.threads = optional(one.at("threads"));
       const auto& estimate = one.at("estimate");
@@ -496,9 +550,10 @@ Plan read_plan(const fs::path& directory) {
                         estimate.at("flops").get<double>(), estimate.at("memory_bytes").get<int64_t>()};
       plan.trials.push_back(std::move(trial));
     }
-    for (const auto& one : json.at("impossible"))
-      plan.impossible.push_back({values_of(one.at("values")), optional(one.at("seed")),
-                                 one.at("reasons").get<std::vector<std::string>>()});
+    // Plans that earlier builds wrote call them impossible.
+    for (const auto& one : json.contains("invalid") ? json.at("invalid") : json.at("impossible"))
+      plan.invalid.push_back({values_of(one.at("values")), optional(one.at("seed")),
+                              one.at("reasons").get<std::vector<std::string>>()});
   } catch (const nlohmann::json::exception& problem) {
     fail(ErrorCode::format, "`" + file + "` is damaged: " + problem.what());
   }

@@ -33,10 +33,11 @@ struct TrialPlan {
 };
 
 // A point that no trial can be made of.
-struct Impossible {
+struct InvalidTrial {
   Values values;
   std::optional<int64_t> seed;
   std::vector<std::string> reasons;  // "error[R0201]: …", one for each error
+  bool operator==(const InvalidTrial&) const = default;
 };
 
 struct Plan {
@@ -46,7 +47,7 @@ struct Plan {
   std::vector<std::string>
       varying;  // paths that axes and links set, in order; those with one value only left out
   std::vector<TrialPlan> trials;
-  std::vector<Impossible> impossible;
+  std::vector<InvalidTrial> invalid;
   int64_t excluded = 0, duplicates = 0;  // points left out by `exclude`; points that mean the same as another
   const TrialPlan* find(std::string_view id) const;  // a unique beginning of an id is enough; null: none
   // The sums over the trials.
@@ -65,7 +66,7 @@ struct Planned {
 // Told after each point: how many of how many are composed.
 using PlanProgress = FunctionRef<void(int64_t done, int64_t of)>;
 
-// Throws ErrorCode::config when no trial is possible, or more than 100 000 points would have to be composed.
+// Throws ErrorCode::config when every trial is invalid, or more than 100 000 points would have to be composed.
 Planned make_plan(const Definition& definition, PlanProgress progress);
 Planned make_plan(const Definition& definition);
 

@@ -19,6 +19,8 @@ using nlohmann::ordered_json;
 constexpr std::array kStates{State::pending, State::running, State::done,
                              State::failed,  State::pruned,  State::lost};
 
+constexpr const char* kInvalid = "invalid";  // of what the plan could make no trial
+
 // A name in a condition or a grouping: a path, or its short form.
 std::optional<std::string> path_named(const std::string& name, const std::vector<std::string>& paths,
                                       const std::vector<std::string>& names) {
@@ -115,6 +117,14 @@ bool trial_meets(const std::vector<Condition>& conditions, const TrialPlan& tria
   Values point = trial.values;
   point.emplace_back("state", name_of(status.state));
   point.emplace_back("trial", trial.id);
+  if (trial.seed) point.emplace_back("seed", std::to_string(*trial.seed));
+  return holds(conditions, point);
+}
+
+bool invalid_meets(const std::vector<Condition>& conditions, const InvalidTrial& trial) {
+  if (conditions.empty()) return true;
+  Values point = trial.values;
+  point.emplace_back("state", kInvalid);
   if (trial.seed) point.emplace_back("seed", std::to_string(*trial.seed));
   return holds(conditions, point);
 }
@@ -260,6 +270,9 @@ Table make_table(const Results& results, const TableOptions& options) {
     measure(row, results);
     if (row.trials.size() > 1) table.seeds = true;
   }
+  // They have values and no results.
+  for (size_t i = 0; i < plan.invalid.size() && where.of_rows.empty() && !table.grouped && !options.top; ++i)
+    if (invalid_meets(where.of_trials, plan.invalid[i])) table.invalid.push_back(i);
   std::erase_if(table.rows, [&](const TableRow& row) { return !row_meets(where.of_rows, row); });
   std::stable_sort(table.rows.begin(), table.rows.end(), [&](const TableRow& a, const TableRow& b) {
     if (a.ranked != b.ranked) return a.ranked;
@@ -287,7 +300,9 @@ std::vector<std::vector<std::string>> cells(const Table& table, const Results& r
   if (table.seeds) head.emplace_back("n");
   if (table.grouped) head.emplace_back("best");
   for (const char* name : {"steps", "tokens/s", "memory", "time"}) head.emplace_back(name);
-  head.emplace_back(table.grouped ? "best trial" : "trial");
+  const bool replicated =
+      table.seeds && !table.grouped;  // a row is no trial: none of its seeds stands for it
+  head.emplace_back(table.grouped ? "best trial" : replicated ? "configuration" : "trial");
   bool mixed = !ranked;
   for (size_t i = 0; i < table.ranked && !mixed; ++i) mixed = states_text(table.rows[i]) != "done";
   if (mixed) head.emplace_back("state");
@@ -307,7 +322,8 @@ std::vector<std::vector<std::string>> cells(const Table& table, const Results& r
     line.push_back(row.tokens_per_second.n ? human_count(row.tokens_per_second.mean) : "-");
     line.push_back(row.memory_bytes.n ? human_bytes(row.memory_bytes.mean) : "-");
     line.push_back(row.seconds.n ? human_duration(row.seconds.mean) : "-");
-    line.push_back(results.plan.trials[row.best_trial.value_or(row.trials.front())].id);
+    line.push_back(replicated ? row.configuration
+                              : results.plan.trials[row.best_trial.value_or(row.trials.front())].id);
     if (mixed) line.push_back(states_text(row));
     if (!ranked) line.push_back(row.reason.substr(0, row.reason.find('\n')));
   }
@@ -325,6 +341,16 @@ std::string csv_cell(const std::string& text) {
 
 std::string exact(const Spread& spread) {
   return spread.n ? to_text(spread.mean) : std::string();
+}
+
+std::vector<std::string> values_of(const InvalidTrial& trial, const std::vector<std::string>& keys) {
+  std::vector<std::string> values;
+  for (const std::string& key : keys) {
+    const auto at = std::find_if(trial.values.begin(), trial.values.end(),
+                                 [&](const auto& value) { return value.first == key; });
+    values.push_back(at == trial.values.end() ? std::string() : at->second);
+  }
+  return values;
 }
 
 std::vector<std::string> ids_of(const TableRow& row, const Results& results) {
@@ -362,6 +388,13 @@ std::string table_csv(const Table& table, const Results& results) {
     items.push_back(join(ids_of(row, results), " "));
     line(items);
   }
+  for (const size_t i : table.invalid) {
+    const InvalidTrial& trial = results.plan.invalid[i];
+    std::vector<std::string> items = values_of(trial, table.keys);
+    items.resize(head.size() - 3);  // no metric and no measurements
+    items.insert(items.end(), {kInvalid, join(trial.reasons, "; "), ""});
+    line(items);
+  }
   return text;
 }
 
@@ -396,6 +429,15 @@ std::string table_json(const Table& table, const Results& results) {
     item["reason"] = row.reason;
     item["trials"] = ids_of(row, results);
     root["rows"].push_back(std::move(item));
+  }
+  root["invalid"] = ordered_json::array();
+  for (const size_t i : table.invalid) {
+    const InvalidTrial& trial = results.plan.invalid[i];
+    ordered_json item{{"values", ordered_json::object()}};
+    for (const auto& [key, value] : trial.values) item["values"][key] = value;
+    item["seed"] = trial.seed ? ordered_json(*trial.seed) : ordered_json(nullptr);
+    item["reasons"] = trial.reasons;
+    root["invalid"].push_back(std::move(item));
   }
   root["hidden"] = table.hidden;
   return root.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";

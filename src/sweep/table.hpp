@@ -35,6 +35,7 @@ struct Table {
   std::vector<std::string> names;  // short forms of them
   Metric metric;
   bool grouped = false, seeds = false;  // seeds: some row has more than one trial
+  std::vector<size_t> invalid;          // of the plan's invalid trials those that meet the conditions
   std::vector<TableRow> rows;  // ranked ones first, the best on top; then running, pending, pruned, failed
   size_t ranked = 0;
   size_t hidden = 0;  // rows that --top left out

@@ -192,14 +192,72 @@ TEST_CASE("a sweep is planned, run and looked at; a value more keeps what is don
   CHECK(done_of(scratch, "s").size() == 3);
 }
 
-TEST_CASE("impossible trials are listed with their reason, which is said once") {
+TEST_CASE("invalid trials are listed with their reason, which is said once") {
   const ScratchDirectory scratch;
-  const Finished planned = plan(scratch, "s", 4, {"optimizer.lr=1e-5,1e-3", "rng.seed=1,2,3,4,5,6,7"});
+  const Finished planned =
+      plan(scratch, "s", 4, {"optimizer.lr=1e-5,1e-3", "optimizer.min_lr=1e-4", "rng.seed=1,2,3,4,5,6,7"});
   REQUIRE_MESSAGE(planned.code == 0, planned.err);
-  CHECK(contains(planned.out, "impossible: optimizer.lr=1e-5 rng.seed=1\n"));
-  CHECK(contains(planned.out, "rng.seed=4\nimpossible: 3 more for the same reason\n    error[R0604]: "));
+  CHECK(contains(planned.out, "invalid: optimizer.lr=1e-5 rng.seed=1\n"));
+  CHECK(contains(planned.out, "rng.seed=4\ninvalid: 3 more for the same reason\n    error[R0604]: "));
   CHECK(planned.out.find("R0604") == planned.out.rfind("R0604"));
-  CHECK(contains(planned.out, "\n7 trials, 7 impossible; "));
+  CHECK(contains(planned.out, "\n7 trials, 7 invalid; "));
+  const Finished status = in(scratch, {"sweep", "status", "s"});
+  CHECK(contains(status.out, "7 pending, 7 invalid\ninvalid: optimizer.lr=1e-5 rng.seed=1\n"));
+  const json all = json::parse(in(scratch, {"sweep", "status", "s", "--json"}).out);
+  CHECK(all["invalid"].size() == 7);
+  CHECK(contains(all["invalid"][0]["reasons"][0].get<std::string>(), "error[R0604]"));
+}
+
+TEST_CASE("the learning rate of the quickstart is swept by itself, and ranked by the validation loss") {
+  const ScratchDirectory scratch;
+  const Finished planned =
+      in(scratch, {"sweep", "plan", "quickstart", "optimizer.lr=1e-4,2e-4,1e-3,2e-2", "--out", "s"});
+  REQUIRE_MESSAGE(planned.code == 0, planned.err);
+  CHECK(contains(planned.out, "\n4 trials; "));
+  CHECK(contains(planned.out, "\nranked by `val/loss` (last), the validation loss, the lowest first\n"));
+  CHECK(contains(in(scratch, {"sweep", "status", "s"}).out, "ranked by `val/loss` (last)"));
+  CHECK(json::parse(in(scratch, {"sweep", "status", "s", "--json"}).out)["metric"]["name"] == "val/loss");
+  // From another directory, too: the data's relative paths count from where the sweep was planned.
+  const ScratchDirectory elsewhere;
+  const Finished added = in(elsewhere, {"sweep", "add", scratch.file("s"), "optimizer.lr=5e-3"});
+  CHECK_MESSAGE(added.code == 0, added.err);
+  CHECK(contains(added.err, "1 trial is new"));
+  const Finished asked =
+      in(elsewhere, {"sweep", "ask", scratch.file("s"), "--values", R"({"optimizer.lr": 7e-3})"});
+  CHECK_MESSAGE(asked.code == 0, asked.err);
+}
+
+// The trials end between two looks of the runner; what it makes of them follows from their rows.
+TEST_CASE("successive halving judges trials that are over before anybody looks") {
+  const ScratchDirectory scratch;
+  const std::string base = "base: quickstart\nset: [";
+  std::string set;
+  for (const std::string& word : tiny(6))
+    if (word != "quickstart") set += (set.empty() ? "'" : ", '") + word + "'";
+  scratch.write("h.yaml", "schema: capstan-sweep/1\n" + base + set +
+                              "]\naxes: {optimizer.lr: [1e-5, 1e-2, 1e-4, 3e-2]}\n"
+                              "stop: {asha: {steps: [4], keep: 1/3}}\n");
+  const Finished planned = in(scratch, {"sweep", "plan", "./h.yaml", "--out", "s"});
+  REQUIRE_MESSAGE(planned.code == 0, planned.err);
+  CHECK(contains(planned.err, "no trial validates: the sweep is ranked by `loss`, the training loss"));
+  const Finished ran = in(scratch, {"sweep", "run", "s"});
+  REQUIRE_MESSAGE(ran.code == 0, ran.err);
+  const json status = json::parse(in(scratch, {"sweep", "status", "s", "--json"}).out);
+  std::vector<double> before;
+  for (const auto& trial : status["trials"]) {
+    double at_rung = 0;
+    std::istringstream rows(
+        read_text(scratch.file("s") + "/trials/" + trial["id"].get<std::string>() + "/run/metrics.jsonl"));
+    for (std::string line; std::getline(rows, line);)
+      if (const json row = json::parse(line); row.value("step", 0) == 4 && !row.contains("event"))
+        at_rung = row["loss"];
+    REQUIRE(at_rung > 0);
+    const auto better = std::count_if(before.begin(), before.end(), [&](double v) { return v < at_rung; });
+    before.push_back(at_rung);
+    const auto kept = static_cast<std::ptrdiff_t>((before.size() + 2) / 3);
+    CAPTURE(trial.dump());
+    CHECK(trial["state"] == (better < kept ? "done" : "pruned"));
+  }
 }
 
 TEST_CASE("a trial that fails is shown at once, and can be retried") {

@@ -74,7 +74,7 @@ TEST_CASE("ask hands out what is pending, tell takes results, table and page sho
   const Finished csv = run({"sweep", "table", directory, "--csv"});
   CHECK(csv.code == 0);
   CHECK(count_lines(csv.out) == 3);
-  CHECK(csv.out.starts_with("optimizer.lr,loss,loss_sd,n,"));
+  CHECK(csv.out.starts_with("optimizer.lr,val/loss,val/loss_sd,n,"));
   CHECK(contains(csv.out, "\n0.001,2.5,0.7071067811865476,2,2,"));
   CHECK(contains(csv.out, "\n0.01,4,,1,4,"));
   CHECK(contains(csv.out, "\"</script>, \"\"quoted\"\"\""));
@@ -82,7 +82,7 @@ TEST_CASE("ask hands out what is pending, tell takes results, table and page sho
   CHECK(table["rows"].size() == 1);
   CHECK(table["hidden"] == 1);
   CHECK(contains(run({"sweep", "table", directory}).out, "2.50 ± 0.71"));
-  CHECK(contains(run({"sweep", "table", directory, "--md"}).out, "| # | lr | loss | n |"));
+  CHECK(contains(run({"sweep", "table", directory, "--md"}).out, "| # | lr | val/loss | n |"));
   CHECK(contains(run({"sweep", "table", directory, "--where", "lr<0.005", "--csv"}).out, "\n0.001,"));
   CHECK(run({"sweep", "table", directory, "--where", "lr"}).code == 2);
   CHECK(run({"sweep", "table", directory, "--csv", "--json"}).code == 2);

@@ -1,4 +1,4 @@
-// From a definition to trials: names by meaning, what is impossible, a directory that is the same each time.
+// From a definition to trials: names by meaning, what is invalid, a directory that is the same each time.
 #include "sweep/plan.hpp"
 
 #include <doctest/doctest.h>
@@ -161,20 +161,20 @@ TEST_CASE("a trial is named by what it means") {
   }
 }
 
-TEST_CASE("duplicates collapse, and impossible trials are listed with the reason") {
+TEST_CASE("duplicates collapse, and invalid trials are listed with the reason") {
   const Plan plan =
       make_plan(definition("axes: {optimizer.lr: [1e-3, -1], logger.log_interval: [1, 2]}")).plan;
   CHECK(plan.trials.size() == 1);
   CHECK(plan.duplicates == 1);
-  REQUIRE(plan.impossible.size() == 2);
-  REQUIRE(!plan.impossible[0].reasons.empty());
-  CHECK(plan.impossible[0].reasons[0].find("error[") == 0);
+  REQUIRE(plan.invalid.size() == 2);
+  REQUIRE(!plan.invalid[0].reasons.empty());
+  CHECK(plan.invalid[0].reasons[0].find("error[") == 0);
   try {
     make_plan(definition("axes: {optimizer.lr: [-1, -2]}"));
-    FAIL("no trial is possible");
+    FAIL("a trial is valid");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::config);
-    CHECK(error.message().find("no trial of this sweep is possible") == 0);
+    CHECK(error.message().find("every trial of this sweep is invalid") == 0);
     CHECK(error.message().find("optimizer.lr") != std::string::npos);
   }
   CHECK_THROWS_AS(make_plan(definition("axes: {optimizer.lr: [1e-3]}\nexclude: [{optimizer.lr: \"<1\"}]")),
@@ -312,8 +312,9 @@ TEST_CASE("states change by rename and one line; a line that is missing is told 
 TEST_CASE("curves, their one number, and when a trial is not worth going on with") {
   const Scratch scratch;
   write_plan(scratch.path / "s",
-             make_plan(definition("axes: {optimizer.lr: [1e-3, 2e-3, 3e-3, 4e-3]}\nstop: {asha: {steps: [2, "
-                                  "4, 8], keep: 1/2}, worse_than: 9}\n")));
+             make_plan(definition(
+                 "axes: {optimizer.lr: [1e-3, 2e-3, 3e-3, 4e-3]}\nmetric: loss\nstop: {asha: {steps: "
+                 "[2, 4, 8], keep: 1/2}, worse_than: 9}\n")));
   const Store store(scratch.path / "s");
   const auto write = [&](size_t trial, const std::string& rows) {
     fs::create_directories(store.run(store.plan().trials[trial].id));
@@ -343,13 +344,14 @@ TEST_CASE("curves, their one number, and when a trial is not worth going on with
 
   CHECK(value_at_rung(curve, 2) == 4);
   CHECK(!value_at_rung(curve, 4));
+  CHECK(value_at_rung(curve, 4, 4) == 3);  // the run has come there, its metric has no row of that step
   CHECK(rank_among(3, {1, 5, NAN}, Metric{}) == 1);
   CHECK(rank_among(NAN, {1, 5, NAN}, Metric{}) == 2);
 
   Pruning pruning(store);
   const auto verdict = [&](size_t trial, size_t& judged) {
     const TrialPlan& planned = store.plan().trials[trial];
-    return pruning.verdict(planned, store.read_curve(planned.id, "loss"), judged);
+    return pruning.judge(planned, store.read_curve(planned.id, "loss"), 0, judged).reason;
   };
   size_t first = 0, second = 0, third = 0, fourth = 0;
   CHECK(verdict(0, first).empty());  // the first to come goes on
@@ -363,4 +365,179 @@ TEST_CASE("curves, their one number, and when a trial is not worth going on with
   CHECK(verdict(3, fourth) == "loss at step 1 is not finite");
   write(3, "{\"step\": 1, \"loss\": 9.5}\n");
   CHECK(verdict(3, fourth) == "loss at step 1 is 9.5, worse than 9");
+}
+
+// What decides at a rung: rows alone. Each history is looked at after every row, and once at its end.
+TEST_CASE("a trial that ends between two looks is judged at its rung, from its rows") {
+  const std::string text =
+      "axes: {optimizer.lr: [1e-3, 2e-3, 3e-3, 4e-3]}\nmetric: loss\n"
+      "stop: {asha: {steps: [2, 4], keep: 1/2}, worse_than: 9}\n";
+  const std::vector<std::vector<double>> losses{{5, 4, 3, 3, 3},     // the first goes on
+                                                {5, 4.5, 2, 1, 1},   // behind at step 2, though best later
+                                                {5, 3.5, 3, 2, 2},   // goes on, and on
+                                                {5, 3, 9.5, 1, 1}};  // hopeless at step 3
+  const auto run = [&](bool at_every_row) {
+    const Scratch scratch;
+    write_plan(scratch.path / "s", make_plan(definition(text)));
+    const Store store(scratch.path / "s");
+    Pruning pruning(store);
+    std::string verdicts;
+    for (size_t i = 0; i < losses.size(); ++i) {
+      const TrialPlan& trial = store.plan().trials[i];
+      fs::create_directories(store.run(trial.id));
+      std::ofstream rows(store.run(trial.id) / "metrics.jsonl");
+      size_t judged = 0;
+      Verdict verdict;
+      for (size_t step = 1; step <= losses[i].size(); ++step) {
+        rows << "{\"step\": " << step << ", \"loss\": " << losses[i][step - 1] << "}" << std::endl;
+        const bool last = step == losses[i].size();
+        if ((at_every_row || last) && verdict.reason.empty())
+          verdict = pruning.judge(trial, store.read_curve(trial.id, "loss"),
+                                  static_cast<int64_t>(step) - (last ? 0 : 1), judged);
+      }
+      verdicts += std::to_string(verdict.step) + " " + verdict.reason + "\n";
+      store.change(trial.id, {verdict.reason.empty() ? State::done : State::pruned, 1, verdict.reason, 0});
+    }
+    return verdicts;
+  };
+  const std::string expected =
+      "0 \n"
+      "2 loss at step 2 is 4.5: place 2 of 2 so far, of which 1 go on\n"
+      "0 \n"  // at step 4 against the first alone
+      "3 loss at step 3 is 9.5, worse than 9\n";
+  CHECK(run(true) == expected);
+  CHECK(run(false) == expected);
+}
+
+TEST_CASE("the step at which a trial was pruned is kept for the runners after this one") {
+  const Scratch scratch;
+  write_plan(scratch.path / "s", make_plan(definition("axes: {optimizer.lr: [1e-3, 2e-3]}\nmetric: loss\n"
+                                                      "stop: {asha: {steps: [2, 4], keep: 1/2}}\n")));
+  const Store store(scratch.path / "s");
+  const TrialPlan &first = store.plan().trials[0], &second = store.plan().trials[1];
+  for (const TrialPlan* trial : {&first, &second}) {
+    fs::create_directories(store.run(trial->id));
+    std::ofstream(store.run(trial->id) / "metrics.jsonl")
+        << "{\"step\": 2, \"loss\": 4}\n{\"step\": 5, \"loss\": " << (trial == &first ? 1 : 2) << "}\n";
+  }
+  store.begin_attempt(first.id);
+  write_file_durably(store.attempt(first.id, 1) / "result.json",
+                     "{\"state\": \"pruned\", \"pruned_at\": 2, \"rungs\": 1}\n");
+  store.change(first.id, {State::pruned, 1, "", 0});
+  CHECK(store.status(first).rungs == 1);
+  CHECK(store.progress(first).pruned_at == 2);
+  CHECK(store.progress(first).reached == 5);
+  // At step 4 it does not count although its rows go on.
+  size_t judged = 0;
+  CHECK(Pruning(store).judge(second, store.read_curve(second.id, "loss"), 5, judged).reason.empty());
+  CHECK(judged == 2);
+}
+
+TEST_CASE("a sweep that names no metric is ranked by the validation loss where every trial has one") {
+  const auto metric = [](const std::string& rest, std::string& notes) {
+    const Planned planned = make_plan(definition(rest));
+    for (const std::string& note : planned.notes) notes += note + "\n";
+    const Scratch scratch;
+    write_plan(scratch.path / "s", planned);
+    CHECK(read_plan(scratch.path / "s").definition.metric.name == planned.plan.definition.metric.name);
+    return planned.plan.definition.metric.name;
+  };
+  std::string notes;
+  CHECK(metric("axes: {optimizer.lr: [1e-3, 1e-2]}", notes) == "val/loss");
+  CHECK(metric("axes: {optimizer.lr: [1e-3, 1e-2]}\nmetric: {at: best}", notes) == "val/loss");
+  CHECK(metric("axes: {optimizer.lr: [1e-3, 1e-2]}\nmetric: loss", notes) == "loss");
+  CHECK(notes.empty());
+  CHECK(metric("axes: {optimizer.lr: [1e-3, 1e-2], validation.eval_interval: [null]}", notes) == "loss");
+  CHECK(notes.find("no trial validates: the sweep is ranked by `loss`, the training loss") == 0);
+  notes.clear();
+  CHECK(metric("link: [{optimizer.lr: 1e-3, validation.eval_interval: null}, {optimizer.lr: 2e-3, "
+               "validation.eval_interval: 4}]",
+               notes) == "loss");
+  CHECK(notes.find("1 of 2 trials do not validate: the sweep is ranked by `loss`") == 0);
+  notes.clear();
+  CHECK(metric("axes: {optimizer.lr: [1e-3]}\nstop: {asha: {steps: [2], keep: 1/2}}", notes) == "val/loss");
+  CHECK(notes.find("the first rung of stop.asha, step 2, comes before the first validation") == 0);
+  CHECK(ranking_text(Metric{}) == "`loss` (last), the training loss, the lowest first");
+}
+
+TEST_CASE("more trials keep the metric that planning chose") {
+  const Scratch scratch;
+  const fs::path place = scratch.path / "s";
+  write_plan(place, make_plan(definition("axes: {optimizer.lr: [1e-3, 1e-2]}")));
+  const Plan before = read_plan(place);
+  CHECK(before.definition.metric.name == "val/loss");
+  CommandLine more;
+  more.words = {config::Override::token("validation.eval_interval=null,4")};
+  const Reading reading = extended(before.definition, more, true);
+  REQUIRE(reading.ok());
+  extend_plan(place, make_plan(reading.definition));
+  CHECK(read_plan(place).definition.metric.name == "val/loss");
+}
+
+TEST_CASE("seeds on an axis are replicates of one configuration") {
+  const Scratch scratch;
+  const Planned planned = make_plan(definition("axes: {optimizer.lr: [1e-3, 1e-2], rng.seed: [1, 2]}"));
+  CHECK(planned.plan.varying == std::vector<std::string>{"optimizer.lr"});
+  REQUIRE(planned.plan.trials.size() == 4);
+  CHECK(planned.plan.trials[0].configuration == planned.plan.trials[1].configuration);
+  CHECK(planned.plan.trials[1].seed == 2);
+  CHECK(planned.plan.trials[1].label == "lr=0.001,seed=2");
+  CHECK(ids_of(planned.plan) ==
+        ids_of(make_plan(definition("axes: {optimizer.lr: [1e-3, 1e-2]}\nseeds: [1, 2]")).plan));
+  // In rows with other values they are one, too.
+  const Plan listed =
+      make_plan(definition("link: [{optimizer.lr: 1e-3, rng.seed: 1}, {optimizer.lr: 1e-3, rng.seed: 5}]"))
+          .plan;
+  CHECK(listed.varying.empty());
+  CHECK(listed.trials[0].configuration == listed.trials[1].configuration);
+}
+
+TEST_CASE("a directory of an earlier build reads as it was") {
+  const Scratch scratch;
+  const fs::path place = scratch.path / "s";
+  write_plan(place, make_plan(definition("axes: {optimizer.lr: [1e-3, -1]}\nmetric: {name: loss, goal: min, "
+                                         "at: last}")));
+  const Plan now = read_plan(place);
+  REQUIRE(now.invalid.size() == 1);
+  std::string plan = read_file(place / "plan.json");
+  const size_t at = plan.find("\"invalid\"");
+  REQUIRE(at != std::string::npos);
+  plan.replace(at, 9, "\"impossible\"");
+  write_file_durably(place / "plan.json", plan);
+  const Plan old = read_plan(place);
+  CHECK(old.invalid == now.invalid);
+  CHECK(old.definition.metric.name == "loss");
+  CHECK(old.trials.size() == 1);
+}
+
+TEST_CASE("a sweep is extended from any directory") {
+  const Scratch scratch, elsewhere;
+  const fs::path here = fs::current_path(), place = scratch.path / "s";
+  std::ofstream(scratch.path / "mine.yaml") << "extends: quickstart\ntrain: {train_iters: 4}\n";
+  for (const std::string base : {"quickstart", "./mine.yaml"}) {  // with data at relative paths
+    CAPTURE(base);
+    fs::remove_all(place);
+    fs::current_path(scratch.path);
+    CommandLine given;
+    given.recipe = base;
+    given.words = {config::Override::token("optimizer.lr=1e-3,2e-3")};
+    const Reading reading = definition_from_words(given);
+    REQUIRE(reading.ok());
+    write_plan(place, make_plan(reading.definition));
+    fs::current_path(elsewhere.path);
+    CommandLine more;
+    more.words = {config::Override::token("optimizer.lr=3e-3")};
+    const Reading again = extended(read_plan(place).definition, more, true);
+    REQUIRE(again.ok());
+    const auto added = [&] { return extend_plan(place, make_plan(again.definition)); };
+    CHECK(added() == 1);
+    CHECK(add_trial(place, {{"optimizer.lr", "4e-3"}}, {}).label == "lr=0.004");
+    fs::current_path(here);
+    const Plan plan = read_plan(place);
+    REQUIRE(plan.trials.size() == 4);
+    for (const TrialPlan& trial : plan.trials)
+      CHECK(read_file(place / "trials" / trial.id / "recipe.yaml")
+                .find((scratch.path / "build/quickstart/fortunes_text_document").string()) !=
+            std::string::npos);
+  }
 }

@@ -118,19 +118,31 @@ TEST_CASE("json says the same") {
   CHECK(table["rows"][3]["ranked"] == false);
 }
 
-TEST_CASE("markdown and the table for people") {
+static const std::string& configuration(const Table& table, size_t row) {
+  return table.rows[row].configuration;
+}
+
+TEST_CASE("markdown and the table for people: a row of several seeds names none of them") {
   const MadeSweep sweep = small();
   const Table table = make_table(sweep.results);
   CHECK(table_markdown(table, sweep.results) ==
-        "| # | lr | num_layers | loss | n | steps | tokens/s | memory | time | trial | state |\n"
+        "| # | lr | num_layers | loss | n | steps | tokens/s | memory | time | configuration | state |\n"
         "|---|---|---|---|---|---|---|---|---|---|---|\n"
-        "| 1 | 0.01 | 2 | 1.5 | 1 | 100 | - | - | - | 00000007 | 1 done, 1 failed |\n"
-        "| 2 | 0.001 | 2 | 2.50 ± 0.25 | 3 | 100 | 1.00K | 1.00 MiB | 11s | 00000003 | done |\n"
-        "| 3 | 0.001 | 4 | 2.67 ± 0.76 | 3 | 100 | 1.00K | 1.00 MiB | 11s | 00000004 | done |\n"
-        "\n"
-        "| lr | num_layers | loss | n | steps | tokens/s | memory | time | trial | state | reason |\n"
-        "|---|---|---|---|---|---|---|---|---|---|---|\n"
-        "| 0.01 | 4 | 6 | 1 | 10 | - | - | - | 00000009 | pruned | rung at step 10: 4th of 4 |\n");
+        "| 1 | 0.01 | 2 | 1.5 | 1 | 100 | - | - | - | " +
+            configuration(table, 0) +
+            " | 1 done, 1 failed |\n"
+            "| 2 | 0.001 | 2 | 2.50 ± 0.25 | 3 | 100 | 1.00K | 1.00 MiB | 11s | " +
+            configuration(table, 1) +
+            " | done |\n"
+            "| 3 | 0.001 | 4 | 2.67 ± 0.76 | 3 | 100 | 1.00K | 1.00 MiB | 11s | " +
+            configuration(table, 2) +
+            " | done |\n"
+            "\n"
+            "| lr | num_layers | loss | n | steps | tokens/s | memory | time | configuration | state | "
+            "reason |\n"
+            "|---|---|---|---|---|---|---|---|---|---|---|\n"
+            "| 0.01 | 4 | 6 | 1 | 10 | - | - | - | " +
+            configuration(table, 3) + " | pruned | rung at step 10: 4th of 4 |\n");
 }
 
 TEST_CASE("--top, --where and --group-by") {
@@ -239,4 +251,23 @@ TEST_CASE("variance explained: a sum of effects splits exactly, whatever their o
   MadeSweep flat({{.path = "a", .values = {"1", "2"}}});
   for (int i = 0; i < 4; ++i) flat.add({std::to_string(i % 2)}, i, 1.0);
   CHECK(!explained_variance(flat.results));
+}
+
+TEST_CASE("invalid trials stand in what programs read, with the reason") {
+  MadeSweep sweep = small();
+  sweep.results.plan.invalid.push_back({{{"optimizer.lr", "-1"}, {"model.num_layers", "2"}},
+                                        3,
+                                        {"error[C0202]: `optimizer.lr` is -1", "more"}});
+  const Table table = make_table(sweep.results);
+  CHECK(table_csv(table, sweep.results)
+            .ends_with("\n-1,2,,,,,,,,,invalid,error[C0202]: `optimizer.lr` is -1; more,\n"));
+  const json all = json::parse(table_json(table, sweep.results));
+  REQUIRE(all["invalid"].size() == 1);
+  CHECK(all["invalid"][0]["values"]["optimizer.lr"] == "-1");
+  CHECK(all["invalid"][0]["seed"] == 3);
+  CHECK(all["invalid"][0]["reasons"][1] == "more");
+  CHECK(make_table(sweep.results, {.where = {"state=invalid"}}).invalid.size() == 1);
+  CHECK(make_table(sweep.results, {.where = {"lr>0"}}).invalid.empty());
+  CHECK(make_table(sweep.results, {.where = {"loss<3"}}).invalid.empty());
+  CHECK(make_table(sweep.results, {.top = 2}).invalid.empty());
 }
