@@ -196,7 +196,7 @@ void Run::write_step_row(const StepResult& result, const Throughput& speed) {
       .number("tokens_per_second_per_rank", speed.rank_tokens_per_second)
       .number("tflops_per_rank", speed.rank_tflops)
       .number("step_seconds", speed.step_seconds)
-      .integer("memory_bytes", memory.peak)
+      .integer("memory_bytes", memory.peak + memory.cached())
       .integer("kernel_scratch_bytes", memory.kernel_scratch)
       .integer("resident_bytes", resident_peak())
       .integer("consumed_samples", state.consumed_samples)
