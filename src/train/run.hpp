@@ -97,6 +97,7 @@ class Run {
   void clear_leftovers();
   void refuse_foreign_checkpoints();
   void say_end(const Outcome& outcome);
+  void open_events(std::optional<int64_t> resumed_at);  // rank 0
   void write_events(int64_t step, std::span<const records::Scalar> scalars);
   BaseWeights begin_with_base(
       const std::string& expected);  // of adapters; expected: the hash of an earlier start

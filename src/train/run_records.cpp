@@ -42,6 +42,12 @@ std::string parameters_text(const config::Config& config, const comm::Mesh& mesh
 
 }  // namespace
 
+void Run::open_events(std::optional<int64_t> resumed_at) {
+  events_ = std::make_unique<records::EventsWriter>(
+      config_.logger.tensorboard_dir ? fs::path(config_.logger.tensorboard_dir->resolved) : run_dir_,
+      wall_time(), resumed_at);
+}
+
 void Run::write_events(int64_t step, std::span<const records::Scalar> scalars) {
   try {
     events_->write(step, wall_time(), scalars);

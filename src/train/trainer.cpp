@@ -81,6 +81,7 @@ void Run::rewind(const StepResult& result) {
     metrics_.reset();  // the file may be another one afterwards
     records::truncate_after_step(records_->metrics(), state.step);
     metrics_ = std::make_unique<records::MetricsWriter>(records_->metrics());
+    if (events_) open_events(state.step);  // hides those of the steps that are undone
   }
   log_seconds_ = {}, events_seconds_ = {};
   // Their rows stand at the step where the run goes on, so that a resume keeps them.
@@ -253,9 +254,7 @@ Outcome Run::run() {
     if (records_->resumed()) records::truncate_after_step(records_->metrics(), step);
     metrics_ = std::make_unique<records::MetricsWriter>(records_->metrics());
     if (config_.logger.tensorboard)
-      events_ = std::make_unique<records::EventsWriter>(
-          config_.logger.tensorboard_dir ? fs::path(config_.logger.tensorboard_dir->resolved) : run_dir_,
-          wall_time(), records_->resumed() ? std::optional<int64_t>(step) : std::nullopt);
+      open_events(records_->resumed() ? std::optional<int64_t>(step) : std::nullopt);
     for (const std::string& reason : refused_)
       record(records::MetricsRow(step, "checkpoint_refused").text("reason", reason));
   }

@@ -446,7 +446,6 @@ TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resum
   config.checkpoint.save_interval = 4;
   config.checkpoint.async_save = true;
   config.logger.log_interval = 1;
-  config.logger.tensorboard = false;
   config.validation.eval_interval.reset();
   config.resilience.grad_norm_spike_action = SpikeAction::rewind;
   config.resilience.grad_norm_spike_factor = 1.1;  // so low that some batches are above it
@@ -460,6 +459,11 @@ TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resum
   const Rows whole = rows_of(root.path() / "whole");
   REQUIRE(whole.rewinds.size() > 0);
   CHECK(whole.spikes.size() == whole.rewinds.size());
+  // A file of events for the start and for each rewind, which hides the events of the steps that it undoes.
+  size_t event_files = 0;
+  for (const auto& entry : fs::directory_iterator(root.path() / "whole"))
+    event_files += entry.path().filename().string().starts_with("events.out");
+  CHECK(event_files == 1 + whole.rewinds.size());
   REQUIRE(whole.losses.size() == 48);  // every step once
   for (size_t i = 0; i < 24; ++i) CHECK(whole.losses[2 * i] == static_cast<double>(i + 1));
   const auto& first = whole.rewinds.front();
