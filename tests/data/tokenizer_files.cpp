@@ -2,8 +2,10 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <set>
 
 #include "base/error.hpp"
 #include "data/tokenizer/tokenizer.hpp"
@@ -340,6 +342,8 @@ TEST_CASE("tokenizer: a vocabulary and merges under any names, with each pre-tok
     as_text.specials_as_text = true;
     for (const auto& sample : fixtures::samples())
       CHECK(pair->encode(sample, as_text) == expected->encode(sample, as_text));
+    // Added tokens that vocab.json lacks are no part of the pair.
+    CHECK((pair->identity() == expected->identity()) == (pair->vocab_size() == expected->vocab_size()));
     REQUIRE(pair->files().size() == 1);
     CHECK(pair->files()[0].name == "tokenizer.json");
     directory.write("vocab.bpe", merges + "a zz\n");
@@ -427,6 +431,52 @@ TEST_CASE("tokenizer: directories, the files to keep, hashes") {
   CHECK_THROWS_WITH_AS(tokenizer->write_to(copy), doctest::Contains("has changed"), Error);
   byte_tokenizer()->write_to(copy);
   CHECK(Tokenizer::load(copy / "tokenizer.json")->content_hash() == byte_tokenizer()->content_hash());
+}
+
+TEST_CASE("tokenizer: the identity is of what a tokenizer does, not of how its files are written") {
+  // It is recorded beside data: a changed one would refuse all that was prepared before.
+  CHECK(byte_tokenizer()->identity() == "d6cde2b9f9f33398ca9eef9b43bc04f4");
+  const Directory directory;
+  std::set<std::string> seen;
+  for (const char* name : {"gpt2.json", "llama3_ignore_merges.json", "qwen2_nfc.json", "smollm_digits.json",
+                           "trained_llama3.json", "families/t5.json", "families/bert_cased.json",
+                           "families/llama2.json", "families/spm_bpe.model", "families/spm_unigram.model"}) {
+    CAPTURE(name);
+    const auto tokenizer = Tokenizer::load(fixtures::path(name));
+    const std::string identity = tokenizer->identity();
+    CHECK(identity.size() == 32);
+    CHECK(seen.insert(identity).second);
+    const fs::path copy = directory.path / "copy";
+    fs::remove_all(copy);
+    fs::create_directories(copy);
+    tokenizer->write_to(copy);
+    CHECK(Tokenizer::load(copy)->identity() == identity);
+    if (!std::string(name).ends_with(".json")) continue;
+    const std::string text = read_file(fixtures::path(name));
+    Json json = Json::parse(text);
+    json["truncation"] = nullptr;
+    json["post_processor"] = nullptr;
+    CHECK(Tokenizer::from_json(json.dump())->identity() ==
+          identity);  // another layout, another order of keys
+    if (json["model"]["type"] != "BPE") continue;
+    // The same tokens, other merges; other normalization; one token more.
+    Json merges = json, lower = json, more = json;
+    auto& list = merges["model"]["merges"];
+    std::reverse(list.begin(), list.end());
+    CHECK(Tokenizer::from_json(merges.dump())->identity() != identity);
+    lower["normalizer"] = {{"type", "Lowercase"}};
+    CHECK(Tokenizer::from_json(lower.dump())->identity() != identity);
+    more["added_tokens"].push_back({{"id", tokenizer->vocab_size()},
+                                    {"content", "<|one more|>"},
+                                    {"single_word", false},
+                                    {"lstrip", false},
+                                    {"rstrip", false},
+                                    {"normalized", false},
+                                    {"special", true}});
+    CHECK(Tokenizer::from_json(more.dump())->identity() != identity);
+  }
+  CHECK(Tokenizer::load(fixtures::path("gpt2.json"))->identity() !=
+        Tokenizer::load(fixtures::path("gpt2_prefix_added.json"))->identity());
 }
 
 TEST_CASE("verbs: encode and decode files") {

@@ -17,6 +17,8 @@
 
 namespace capstan::data {
 
+std::string hash_text(std::string_view content);  // XXH3-128, 32 hexadecimal digits
+
 struct Tokenizer::Parts {
   Vocabulary vocabulary{0};
   std::vector<AddedToken> added;

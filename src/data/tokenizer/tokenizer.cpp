@@ -19,8 +19,6 @@ namespace capstan::data {
 
 namespace fs = std::filesystem;
 
-namespace {
-
 std::string hash_text(std::string_view content) {
   const XXH128_hash_t hash = XXH3_128bits(content.data(), content.size());
   std::string result;
@@ -28,8 +26,6 @@ std::string hash_text(std::string_view content) {
     for (int shift = 60; shift >= 0; shift -= 4) result += "0123456789abcdef"[word >> shift & 15];
   return result;
 }
-
-}  // namespace
 
 std::unique_ptr<Tokenizer::Parts::Scratch> Tokenizer::Parts::take() {
   {

@@ -112,6 +112,10 @@ class Tokenizer {
   // The files that it was read from, in a fixed order, and one hash over names and contents.
   const std::vector<TokenizerFile>& files() const;
   std::string content_hash() const;
+  // A hash of what the tokenizer does, 32 hexadecimal digits: the text of every id, and the ids of a fixed text and of the
+  // texts of its own tokens. It does not depend on the form of the files, so that tokenizer.json, vocab.json with merges.txt,
+  // a directory and a checkpoint's copy of the same tokenizer agree. Takes up to a second for large vocabularies.
+  std::string identity() const;
   // Copies the files into a directory that exists, durably. Throws ErrorCode::failed when one has changed
   // since it was read.
   void write_to(const std::filesystem::path& directory) const;
