@@ -7,6 +7,7 @@
 #include "base/text.hpp"
 #include "cli/terminal.hpp"
 #include "config/show.hpp"
+#include "train/setup.hpp"
 
 namespace capstan::cli {
 
@@ -92,7 +93,7 @@ void write_new(const std::filesystem::path& path, const std::string& text) {
   write_file_durably(path, text);
 }
 
-std::string tokenizer_argument(const Context& context) {
+NamedTokenizer tokenizer_argument(const Context& context) {
   const auto file = context.args.value("tokenizer");
   const auto recipe = context.args.value("recipe");
   if (file && recipe) fail(ErrorCode::usage, "`--tokenizer` and `--recipe` exclude each other");
@@ -100,18 +101,16 @@ std::string tokenizer_argument(const Context& context) {
     fail(ErrorCode::usage,
          "the override `" + context.args.overrides().front().text + "` changes a recipe, and none is given",
          "name one with --recipe; a file of this name is written ./" + context.args.overrides().front().text);
-  if (file) return *file;
+  if (file) return {*file, train::load_tokenizer_files(*file)};
   if (!recipe)
     fail(ErrorCode::usage, "`--tokenizer` is missing",
          "name a tokenizer.json, the word `bytes`, or with --recipe the recipe that names one");
   const config::Resolution resolution = require_recipe(context, *recipe);
   const config::TokenizerConfig& tokenizer = resolution.config.tokenizer;
-  if (tokenizer.tokenizer_type == config::TokenizerKind::byte) return "bytes";
-  if (tokenizer.tokenizer_model) return tokenizer.tokenizer_model->resolved;
-  if (tokenizer.vocab_file)
-    return std::filesystem::path(tokenizer.vocab_file->resolved).parent_path().string();
-  fail(ErrorCode::config, "the recipe `" + *recipe + "` names no tokenizer",
-       "tokenizer.tokenizer_model=FILE names one");
+  if (tokenizer.tokenizer_type == config::TokenizerKind::none)
+    fail(ErrorCode::config, "the recipe `" + *recipe + "` names no tokenizer",
+         "tokenizer.tokenizer_model=FILE names one");
+  return {train::tokenizer_name(tokenizer), train::load_tokenizer(resolution.config)};
 }
 
 }  // namespace capstan::cli

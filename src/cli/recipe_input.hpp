@@ -2,12 +2,17 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "cli/context.hpp"
 #include "config/resolve.hpp"
 #include "config/shrink.hpp"
+
+namespace capstan::data {
+class Tokenizer;
+}
 
 namespace capstan::cli {
 
@@ -42,7 +47,11 @@ std::optional<int64_t> ranks_argument(const Context& context);  // --ranks
 // Writes a new file; ErrorCode::usage where the name is taken.
 void write_new(const std::filesystem::path& path, const std::string& text);
 
+struct NamedTokenizer {
+  std::string name;  // as it was given
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+};
 // --tokenizer FILE, or the tokenizer of --recipe. ErrorCode::usage without either.
-std::string tokenizer_argument(const Context& context);
+NamedTokenizer tokenizer_argument(const Context& context);
 
 }  // namespace capstan::cli

@@ -21,8 +21,11 @@ int run_data_prepare(Context& context) {
   data::PrepareVerb verb;
   verb.inputs = args.words();
   if (verb.inputs.empty()) fail(ErrorCode::usage, "FILE is missing", "name the files or directories to read");
-  verb.tokenizer = tokenizer_argument(context);
   verb.output = args.required("output");
+  const NamedTokenizer tokenizer = tokenizer_argument(context);
+  verb.tokenizer = tokenizer.name;
+  verb.loaded = tokenizer.tokenizer;
+  verb.overwrite = args.has("overwrite");
   if (const auto keys = args.value("json-keys")) {
     verb.json_keys.clear();
     for (const std::string_view key : split(*keys, ',')) verb.json_keys.emplace_back(key);
@@ -112,7 +115,9 @@ int inspect_samples(Context& context, const std::string& file) {
   refuse_overrides(args, "capstan data inspect " + file + " --recipe RECIPE ");
   data::InspectSftVerb verb;
   verb.file = file;
-  verb.tokenizer = tokenizer_argument(context);
+  const NamedTokenizer tokenizer = tokenizer_argument(context);
+  verb.tokenizer = tokenizer.name;
+  verb.loaded = tokenizer.tokenizer;
   verb.chat_template = args.value("chat-template").value_or("");
   verb.format = args.value("format").value_or("auto");
   verb.loss_mode = args.value("loss-mode").value_or("assistant");
@@ -150,6 +155,7 @@ int run_data_inspect(Context& context) {
   data::InspectVerb verb;
   verb.prefix = what;
   verb.tokenizer = args.value("tokenizer");
+  if (verb.tokenizer) verb.loaded = train::load_tokenizer_files(*verb.tokenizer);
   verb.samples = args.integer("samples", 0, 1'000'000).value_or(3);
   verb.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(32);
   verb.scan_tokens = args.has("scan");
@@ -184,6 +190,7 @@ const Verb kDataPrepare = {
           "", "auto blank-line separator file"},
          {"separator", 0, "LINE", "documents are separated by this line (implies --documents separator)"},
          {"on-bad-line", 0, "WHAT", "fail (default) or skip, and count", "", "fail skip"},
+         {"overwrite", 0, "", "replace datasets of that name"},
          {"workers", 0, "N", "threads; default: the cores of this process"},
          {"json", 0, "", "the result as one JSON object"}},
     .details =
@@ -191,7 +198,9 @@ const Verb kDataPrepare = {
         "the\n"
         "tokenizer and the options, not on the number of threads; they are what Megatron's "
         "preprocess_data.py\n"
-        "writes. Nothing appears under the output names unless all went well.\n",
+        "writes. PREFIX_text_document.meta.json beside them records the tokenizer: `train` and `data "
+        "inspect` refuse\n"
+        "another one. Nothing appears under the output names unless all went well.\n",
     .overrides = true,
     .max_words = SIZE_MAX,
     .run = run_data_prepare,

@@ -103,7 +103,7 @@ int run_tokenizer_train(Context& context) {
 int run_tokenizer_encode(Context& context) {
   const Arguments& args = context.args;
   const std::string& file = args.word(0, "FILE");
-  const auto tokenizer = data::Tokenizer::load(tokenizer_argument(context));
+  const auto tokenizer = tokenizer_argument(context).tokenizer;
   ThreadPool pool(workers(args));
   const data::EncodeOptions options{.specials_as_text = args.has("specials-as-text"),
                                     .add_special = args.has("add-special")};
@@ -115,7 +115,7 @@ int run_tokenizer_encode(Context& context) {
 int run_tokenizer_decode(Context& context) {
   const Arguments& args = context.args;
   const std::string& file = args.word(0, "FILE");
-  const auto tokenizer = data::Tokenizer::load(tokenizer_argument(context));
+  const auto tokenizer = tokenizer_argument(context).tokenizer;
   ThreadPool pool(workers(args));
   data::decode_file(
       *tokenizer, file, [](std::string_view text) { put(text); }, pool);

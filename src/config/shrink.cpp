@@ -291,12 +291,16 @@ class Shrinker {
   void steps() {
     const Config& c = recipe_.config;
     int64_t iterations = t_.train_iters.value_or(kSteps);
-    if (!by_user("train.train_samples")) {
+    if (t_.epochs) {  // generated data has no end
+      impose("train.epochs", "null");
+      impose("train.train_iters", to_text(kSteps));
+      iterations = kSteps;
+    } else if (!by_user("train.train_samples")) {
       leave_open("train.train_samples");
       iterations = set("train.train_iters", kSteps, t_.train_iters.value_or(0));
     }
     leave_open("train.exit_interval");
-    const double share = t_.train_iters ? ratio(iterations, *t_.train_iters) : 1;
+    const double share = t_.train_iters ? ratio(iterations, *t_.train_iters) : t_.epochs ? 0 : 1;
     const auto part = [&](const char* path, std::optional<int64_t> count, int64_t least) {
       if (count && written(path))
         set(path, std::clamp<int64_t>(std::llround(share * static_cast<double>(*count)), least, iterations),

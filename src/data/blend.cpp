@@ -133,6 +133,16 @@ int64_t BlendedSource::epoch_samples() const {
   return sum;
 }
 
+std::vector<SourcePart> BlendedSource::parts() const {
+  std::vector<SourcePart> result;
+  for (size_t i = 0; i < parts_.size(); ++i)
+    for (SourcePart part : parts_[i]->parts()) {
+      part.share *= order_.weights()[i];
+      result.push_back(std::move(part));
+    }
+  return result;
+}
+
 void BlendedSource::read(int64_t number, std::span<int32_t> text) const {
   const auto choice = order_.at(number);
   if (number >= samples_ || choice.dataset < 0)

@@ -76,6 +76,7 @@ class BlendedSource final : public SampleSource {
                 int64_t samples = kEndless);
   int64_t samples() const override { return samples_; }
   int64_t epoch_samples() const override;
+  std::vector<SourcePart> parts() const override;
   void read(int64_t number, std::span<int32_t> text) const override;
 
  private:

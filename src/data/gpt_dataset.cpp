@@ -56,7 +56,10 @@ constexpr double kSurplus = 0.005;
 
 class Builder {
  public:
-  explicit Builder(const GptDatasetOptions& options) : options_(options) {}
+  explicit Builder(const GptDatasetOptions& options)
+      : options_(options), tokenizer_(options.tokenizer, options.tokenizer_name, options.vocab_size) {
+    if (!options.cache.empty()) cache_ = std::make_shared<IndexCache>(options.cache);
+  }
 
   std::shared_ptr<const SampleSource> split(const Blend& blend, size_t split,
                                             std::optional<std::pair<double, double>> share) {
@@ -70,7 +73,10 @@ class Builder {
  private:
   SequenceRange range(const std::string& prefix, std::optional<std::pair<double, double>> share) {
     auto& dataset = open_[prefix];
-    if (!dataset) dataset = std::make_shared<IndexedDataset>(prefix, options_.vocab_size);
+    if (!dataset) {
+      dataset = std::make_shared<IndexedDataset>(prefix, tokenizer_.token_limit());
+      tokenizer_.check(*dataset);
+    }
     const auto [begin, end] = share ? split_range(*share, dataset->sequences())
                                     : std::pair<int64_t, int64_t>{0, dataset->sequences()};
     return {dataset, begin, end};
@@ -97,7 +103,7 @@ class Builder {
       if (blend.weights && (*blend.weights)[i] == 0) continue;
       weights.push_back(blend.weights ? (*blend.weights)[i] : static_cast<double>(part.tokens()));
       parts.push_back(in_split(split, blend.prefixes[i], [&] {
-        return std::make_shared<CapstanOrder>(part, options_.sequence_length, options_.seed);
+        return std::make_shared<CapstanOrder>(part, options_.sequence_length, options_.seed, cache_);
       }));
     }
     if (parts.empty())
@@ -116,7 +122,7 @@ class Builder {
     const auto order = [&](const std::string& prefix, std::optional<int64_t> samples) {
       return in_split(split, prefix, [&] {
         return std::make_shared<MegatronOrder>(range(prefix, share), options_.sequence_length, options_.seed,
-                                               samples);
+                                               samples, cache_.get());
       });
     };
     const size_t parts_count = blend.prefixes.size();
@@ -138,7 +144,7 @@ class Builder {
     }
     if (!wanted)
       fail(ErrorCode::config, "Megatron's order needs the number of samples to blend datasets by weight",
-           "use `order: capstan`, or leave the weights out");
+           "dataset.sample_order=capstan, or leave the weights out");
     const BlendOrder normalised(*blend.weights);
     int64_t total = 0;
     for (size_t i = 0; i < parts_count; ++i) {
@@ -151,6 +157,8 @@ class Builder {
   }
 
   const GptDatasetOptions& options_;
+  TokenizerCheck tokenizer_;
+  std::shared_ptr<const IndexCache> cache_;
   std::map<std::string, std::shared_ptr<IndexedDataset>> open_;
 };
 
@@ -172,6 +180,7 @@ std::array<std::shared_ptr<const GptDataset>, 3> build_gpt_datasets(const GptDat
   SplitShares shares;
   if (!options.mock && !per_split) shares = parse_split(options.split);
   for (size_t split = 0; split < 3; ++split) {
+    if (options.wanted[split] == Wanted::no) continue;
     std::shared_ptr<const SampleSource> source;
     if (options.mock) {
       if (!documents.eod) documents.eod = checked_cast<int32_t>(options.vocab_size - 1);
@@ -181,7 +190,11 @@ std::array<std::shared_ptr<const GptDataset>, 3> build_gpt_datasets(const GptDat
       if (!options.blend_per_split[split].empty())
         source = builder.split(options.blend_per_split[split], split, std::nullopt);
     } else if (shares[split]) {
-      source = builder.split(options.blend, split, shares[split]);
+      try {
+        source = builder.split(options.blend, split, shares[split]);
+      } catch (const Error& error) {
+        if (options.wanted[split] != Wanted::if_possible || error.code() != ErrorCode::failed) throw;
+      }
     }
     if (source)
       result[split] = std::make_shared<GptDataset>(std::move(source), options.sequence_length, documents);

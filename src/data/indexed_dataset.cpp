@@ -1,5 +1,7 @@
 #include "data/indexed_dataset.hpp"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -254,9 +256,12 @@ void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int32_t> o
   if (begin > tokens_ - tokens)
     bad_index(pointers_at() + 8 * sequence, "sequence " + std::to_string(sequence) + " ends beyond the " +
                                                 std::to_string(tokens_) + " tokens of the .bin file");
-  if (count == 0) return;
+  if (count > 0) read_tokens(begin + offset, out);
+}
 
-  const int64_t at = (begin + offset) * item_bytes_;
+void IndexedDataset::read_tokens(int64_t first, std::span<int32_t> out) const {
+  const auto count = static_cast<int64_t>(out.size());
+  const int64_t at = first * item_bytes_;
   std::byte small[4096];
   std::vector<std::byte> large;
   std::span<std::byte> raw(small);
@@ -297,6 +302,43 @@ void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int32_t> o
              (value < 0 ? " is negative" : " is not below the vocabulary size " + std::to_string(limit)),
          value < 0 ? "" : "the dataset was prepared with another tokenizer than the one of this recipe");
   }
+}
+
+std::string IndexedDataset::index_hash() const {
+  const RandomFile index(index_path_);
+  XXH3_state_t* state = XXH3_createState();
+  XXH3_128bits_reset(state);
+  std::vector<std::byte> buffer(size_t{1} << 20);
+  for (int64_t at = 0; at < index.size(); at += static_cast<int64_t>(buffer.size())) {
+    const auto part = std::span(buffer).first(
+        static_cast<size_t>(std::min(static_cast<int64_t>(buffer.size()), index.size() - at)));
+    index.read(at, part);
+    XXH3_128bits_update(state, part.data(), part.size());
+  }
+  const XXH128_hash_t hash = XXH3_128bits_digest(state);
+  XXH3_freeState(state);
+  std::string digits;
+  for (const uint64_t word : {hash.high64, hash.low64})
+    for (int shift = 60; shift >= 0; shift -= 4) digits += "0123456789abcdef"[word >> shift & 15];
+  return digits;
+}
+
+int32_t IndexedDataset::largest_token(int64_t most) const {
+  constexpr int64_t kBlock = int64_t{1} << 16;
+  const int64_t blocks = ceil_div(tokens_, kBlock);
+  const int64_t taken =
+      std::max<int64_t>(std::min<int64_t>(1, blocks), ceil_div(std::min(most, tokens_), kBlock));
+  std::vector<int32_t> ids;
+  int32_t largest = -1;
+  for (int64_t i = 0; i < taken; ++i) {
+    const auto block = static_cast<int64_t>(static_cast<double>(i) * static_cast<double>(blocks) /
+                                            static_cast<double>(taken));
+    const int64_t first = (taken == blocks ? i : block) * kBlock;
+    ids.resize(static_cast<size_t>(std::min(kBlock, tokens_ - first)));
+    read_tokens(first, ids);
+    for (const int32_t id : ids) largest = std::max(largest, id);
+  }
+  return largest;
 }
 
 }  // namespace capstan::data

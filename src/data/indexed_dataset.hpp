@@ -65,7 +65,15 @@ class IndexedDataset {
   // Tokens [offset, offset + out.size()) of a sequence.
   void read(int64_t sequence, int64_t offset, std::span<int32_t> out) const;
 
+  // XXH3-128 of the .idx file, 32 hexadecimal digits; it is read once more.
+  std::string index_hash() const;
+
+  // The largest id among `most` tokens of the .bin file, all of them where there are no more, else spread over the file;
+  // -1 without tokens. Throws as read() does.
+  int32_t largest_token(int64_t most) const;
+
  private:
+  void read_tokens(int64_t first, std::span<int32_t> out) const;  // of the .bin file
   void check_header();
   void check_arrays(const RandomFile& index) const;
   [[noreturn]] void bad_index(int64_t offset, const std::string& what) const;

@@ -144,7 +144,17 @@ void IndexedWriter::write_index() {
   index.finish();
 }
 
-void IndexedWriter::finish() {
+void IndexedWriter::refuse_existing(const std::string& prefix) {
+  for (const char* part : {".bin", ".idx"}) {
+    std::error_code unknown;
+    if (std::filesystem::exists(std::filesystem::symlink_status(prefix + part, unknown)))
+      fail(ErrorCode::usage, "`" + prefix + part + "` exists already",
+           "choose another output, or allow it to be replaced (data prepare --overwrite)");
+  }
+}
+
+void IndexedWriter::finish(bool overwrite, const std::optional<TokenizerRecord>& tokenizer) {
+  if (!overwrite) refuse_existing(prefix_);
   bin_->finish();
   lengths_->finish(false);
   boundaries_->finish(false);
@@ -153,7 +163,10 @@ void IndexedWriter::finish() {
   // comes last.
   std::error_code ignored;
   std::filesystem::remove(prefix_ + ".idx", ignored);
+  std::filesystem::remove(meta_path(prefix_), ignored);
   rename_over(prefix_ + ".bin" + suffix_, prefix_ + ".bin");
+  if (tokenizer)
+    write_file_durably(meta_path(prefix_), to_json(DatasetMeta{*tokenizer, documents_, sequences_, tokens_}));
   rename_over(prefix_ + ".idx" + suffix_, prefix_ + ".idx");
   sync_directory(std::filesystem::path(prefix_).parent_path());
   ::unlink((prefix_ + ".lengths" + suffix_).c_str());

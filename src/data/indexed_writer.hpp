@@ -6,10 +6,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "base/file.hpp"
+#include "data/dataset_meta.hpp"
 #include "data/indexed_dataset.hpp"
 
 namespace capstan::data {
@@ -34,7 +36,12 @@ class IndexedWriter {
   int64_t tokens() const { return tokens_; }
   TokenType type() const { return type_; }
 
-  void finish();
+  // Without `overwrite`, ErrorCode::usage where the dataset is there already. With a tokenizer, its record is written beside
+  // the files (dataset_meta.hpp); without, none is left there.
+  void finish(bool overwrite = true, const std::optional<TokenizerRecord>& tokenizer = std::nullopt);
+
+  // ErrorCode::usage where .bin or .idx of that prefix exist.
+  static void refuse_existing(const std::string& prefix);
 
  private:
   void write_index();

@@ -30,8 +30,11 @@ DatasetReport inspect(const std::string& prefix, const InspectOptions& options) 
   // People complete file names: both files stand for their prefix.
   for (const std::string_view ending : {".bin", ".idx"})
     if (name.ends_with(ending)) name.resize(name.size() - ending.size());
-  const IndexedDataset dataset(name);
+  TokenizerCheck tokenizer(options.tokenizer, options.tokenizer_name, 0);
+  const IndexedDataset dataset(name, tokenizer.token_limit());
+  tokenizer.check(dataset);
   DatasetReport report;
+  if (const auto meta = read_meta(dataset)) report.tokenizer = meta->tokenizer;
   report.prefix = name;
   report.type = dataset.type();
   report.documents = dataset.documents();
@@ -54,15 +57,7 @@ DatasetReport inspect(const std::string& prefix, const InspectOptions& options) 
   if (report.documents > 0)
     report.mean = static_cast<double>(report.tokens) / static_cast<double>(report.documents);
 
-  if (options.scan_tokens) {
-    std::vector<int32_t> ids;
-    for (int64_t sequence = 0; sequence < dataset.sequences(); ++sequence)
-      for (int64_t at = 0; at < dataset.length(sequence); at += static_cast<int64_t>(ids.size())) {
-        ids.resize(static_cast<size_t>(std::min<int64_t>(1 << 16, dataset.length(sequence) - at)));
-        dataset.read(sequence, at, ids);
-        report.largest_token = std::max(report.largest_token, *std::max_element(ids.begin(), ids.end()));
-      }
-  }
+  if (options.scan_tokens) report.largest_token = dataset.largest_token(dataset.tokens());
 
   const int64_t shown = std::min(options.samples, report.documents);
   for (int64_t i = 0; i < shown; ++i) {
@@ -96,6 +91,7 @@ std::string to_text_report(const DatasetReport& report) {
   line("tokens",
        with_separators(report.tokens) + " (" + human_count(static_cast<double>(report.tokens)) + ")");
   line("token type", std::string(name_of(report.type)));
+  if (report.tokenizer) line("tokenizer", to_text(*report.tokenizer));
   if (report.largest_token >= 0) line("largest token", with_separators(report.largest_token));
   line("on disk", human_bytes(static_cast<double>(report.bin_bytes)) + " tokens + " +
                       human_bytes(static_cast<double>(report.index_bytes)) + " index");
@@ -149,6 +145,10 @@ std::string to_json_report(const DatasetReport& report) {
   json["sequences"] = report.sequences;
   json["tokens"] = report.tokens;
   json["token_type"] = name_of(report.type);
+  if (report.tokenizer)
+    json["tokenizer"] = {{"name", report.tokenizer->name},
+                         {"vocab_size", report.tokenizer->vocab_size},
+                         {"identity", report.tokenizer->identity}};
   if (report.largest_token >= 0) json["largest_token"] = report.largest_token;
   json["bin_bytes"] = report.bin_bytes;
   json["index_bytes"] = report.index_bytes;

@@ -5,10 +5,12 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "data/dataset_meta.hpp"
 #include "data/indexed_dataset.hpp"
 
 namespace capstan::data {
@@ -24,7 +26,8 @@ struct DatasetReport {
   double mean = 0;
   // Documents of at least 2^(i-1) and less than 2^i tokens; [0] are the empty ones.
   std::array<int64_t, 64> length_counts{};
-  int32_t largest_token = -1;  // -1 unless asked for
+  int32_t largest_token = -1;                // -1 unless asked for
+  std::optional<TokenizerRecord> tokenizer;  // that the data was prepared with, where that is recorded
   struct Sample {
     int64_t document;
     int64_t tokens;            // of the whole document
@@ -39,6 +42,9 @@ struct InspectOptions {
   int64_t sample_tokens = 32;  // of each
   bool scan_tokens = false;    // read every token: finds the largest one
   DecodeFunction decode;       // may be empty
+  // Null: none. The data must have been prepared with it (TokenizerCheck).
+  const Tokenizer* tokenizer = nullptr;
+  std::string tokenizer_name;
 };
 
 // Throws what opening an IndexedDataset throws; each document's length is read, so a damaged index is found.

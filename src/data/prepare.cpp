@@ -181,6 +181,7 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
   std::vector<std::unique_ptr<IndexedWriter>> writers;
   for (const auto& key : options.json_keys) {
     result.keys.push_back({key, options.output_prefix + "_" + key + "_document"});
+    if (!options.overwrite) IndexedWriter::refuse_existing(result.keys.back().prefix);
     writers.push_back(std::make_unique<IndexedWriter>(result.keys.back().prefix, result.type));
   }
   std::vector<std::unique_ptr<TileWorker>> workers;
@@ -250,7 +251,7 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
     result.keys[k].documents = writers[k]->documents();
     result.keys[k].sequences = writers[k]->sequences();
     result.keys[k].tokens = writers[k]->tokens();
-    writers[k]->finish();
+    writers[k]->finish(options.overwrite, options.tokenizer);
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/thread_pool.hpp"
+#include "data/dataset_meta.hpp"
 #include "data/indexed_dataset.hpp"
 #include "data/record_reader.hpp"
 
@@ -40,8 +41,10 @@ struct PrepareOptions {
   std::vector<std::string> json_keys = {"text"};
   RecordOptions records;
   bool append_eod = false;
-  std::optional<int32_t> eod;  // required by append_eod
-  int64_t vocab_size = 0;      // decides the token type (token_type_for_vocab)
+  std::optional<int32_t> eod;                // required by append_eod
+  int64_t vocab_size = 0;                    // decides the token type (token_type_for_vocab)
+  std::optional<TokenizerRecord> tokenizer;  // recorded beside each dataset
+  bool overwrite = false;                    // replace datasets that are there
   OnBadLine on_bad_line = OnBadLine::fail;
   int64_t max_reports = 20;                              // bad records described in the result
   std::function<void(const PrepareProgress&)> progress;  // called between batches, from the calling thread
@@ -59,7 +62,7 @@ struct PrepareResult {
   double seconds = 0;
 };
 
-// Nothing appears under the output names unless all went well. ErrorCode::format for a bad record under
+// ErrorCode::usage, before anything is read, where an output exists and is not to be overwritten. Nothing appears under the output names unless all went well. ErrorCode::format for a bad record under
 // OnBadLine::fail
 // ("file:line:column: reason", the first in the order of the input) and for input without a single document.
 PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encode, ThreadPool& pool);

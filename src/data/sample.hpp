@@ -5,9 +5,17 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace capstan::data {
+
+// A dataset that samples come from: of a blend each of its parts.
+struct SourcePart {
+  std::string name;           // its prefix; empty: generated
+  int64_t epoch_samples = 0;  // of one pass over it
+  double share = 1;           // of all samples
+};
 
 // Where samples come from. Thread-safe: the loader's workers share one.
 class SampleSource {
@@ -18,6 +26,7 @@ class SampleSource {
   virtual int64_t samples()
       const = 0;  // sample numbers are [0, samples()); kEndless: as many epochs as asked for
   virtual int64_t epoch_samples() const = 0;  // samples of one pass over the data
+  virtual std::vector<SourcePart> parts() const { return {{{}, epoch_samples(), 1}}; }
   // text: sequence_length + 1 tokens. What sample `number` holds depends on nothing but the source and the
   // number.
   virtual void read(int64_t number, std::span<int32_t> text) const = 0;

@@ -11,11 +11,49 @@
 
 namespace capstan::data {
 
+namespace {
+
+// All that an index depends on but the seed and what is particular to an order.
+std::string key_of(const SequenceRange& range, int64_t sequence_length, uint64_t seed, const char* order) {
+  return std::string("capstan index 1; order ") + order + "; index file " + range.dataset->index_hash() +
+         "; sequences " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
+         "; sequence length " + std::to_string(sequence_length) + "; seed " + std::to_string(seed);
+}
+
+template <class T>
+std::span<std::byte> writable(std::vector<T>& values) {
+  return std::as_writable_bytes(std::span(values));
+}
+template <class T>
+std::span<const std::byte> readable(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+
+}  // namespace
+
 SampleTable::SampleTable(const IndexedDataset& dataset, int64_t positions, SequenceAt at, int64_t samples,
-                         int64_t sequence_length)
+                         int64_t sequence_length, const IndexCache* cache, const std::string& key)
     : positions_(positions), sequence_length_(sequence_length) {
-  const int64_t rows = samples / kStride + 1, step = kStride * sequence_length;
-  places_.reserve(static_cast<size_t>(rows));
+  places_.resize(static_cast<size_t>(samples / kStride + 1));
+  if (cache && cache->load(key, {writable(places_)}) && possible(dataset, at)) return;
+  build(dataset, at);
+  if (cache) cache->store(key, {readable(places_)});
+}
+
+bool SampleTable::possible(const IndexedDataset& dataset, SequenceAt at) const {
+  int64_t previous = 0;
+  for (const Place& place : places_) {
+    if (place.position < previous || place.position >= positions_ || place.offset < 0) return false;
+    if (place.offset > 0 && place.offset >= dataset.length(at(place.position))) return false;
+    previous = place.position;
+  }
+  return true;
+}
+
+void SampleTable::build(const IndexedDataset& dataset, SequenceAt at) {
+  const auto rows = static_cast<int64_t>(places_.size());
+  const int64_t positions = positions_, step = kStride * sequence_length_;
+  places_.clear();
   int64_t before = 0;  // tokens of the positions passed
   int64_t target = 0;  // the token that the next row is about
   constexpr int64_t kAhead = 256;
@@ -95,10 +133,12 @@ struct CapstanOrder::Epoch {
   std::optional<SampleTable> table;
 };
 
-CapstanOrder::CapstanOrder(SequenceRange range, int64_t sequence_length, uint64_t seed)
-    : range_(std::move(range)), sequence_length_(sequence_length), seed_(seed) {
+CapstanOrder::CapstanOrder(SequenceRange range, int64_t sequence_length, uint64_t seed,
+                           std::shared_ptr<const IndexCache> cache)
+    : range_(std::move(range)), sequence_length_(sequence_length), seed_(seed), cache_(std::move(cache)) {
   check_split(range_, sequence_length);
   per_epoch_ = std::max<int64_t>(1, (range_.tokens() - 1) / sequence_length);
+  if (cache_) cache_key_ = key_of(range_, sequence_length, seed, "capstan");
 }
 
 std::shared_ptr<const CapstanOrder::Epoch> CapstanOrder::epoch(int64_t number) const {
@@ -115,7 +155,7 @@ std::shared_ptr<const CapstanOrder::Epoch> CapstanOrder::epoch(int64_t number) c
   built->table.emplace(
       *range_.dataset, range_.count(),
       [&](int64_t position) { return range_.begin + built->sequences(position); }, per_epoch_ - 1,
-      sequence_length_);
+      sequence_length_, cache_.get(), cache_key_ + "; epoch " + std::to_string(number));
   slot = std::move(built);
   return slot;
 }
@@ -131,7 +171,7 @@ void CapstanOrder::read(int64_t number, std::span<int32_t> text) const {
 // --- Megatron's order
 
 MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint64_t seed,
-                             std::optional<int64_t> num_samples)
+                             std::optional<int64_t> num_samples, const IndexCache* cache)
     : range_(std::move(range)) {
   check_split(range_, sequence_length);
   if (seed > UINT32_MAX)
@@ -148,7 +188,7 @@ MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint6
     fail(ErrorCode::unsupported,
          "Megatron's order over " + std::to_string(epochs) + " epochs of " + std::to_string(count) +
              " sequences and " + std::to_string(total) + " samples is larger than its 32-bit indices",
-         "use `order: capstan`");
+         "dataset.sample_order=capstan");
   if (total == 0)
     fail(ErrorCode::failed, "dataset `" + range_.dataset->prefix() + "` has " + std::to_string(per_epoch) +
                                 " tokens in this split, fewer than one sample of " +
@@ -164,8 +204,26 @@ MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint6
     if (!last_apart) without_last = total;
   }
 
-  NumpyRandomState random(static_cast<uint32_t>(seed));
   document_index_.resize(static_cast<size_t>(epochs * count));
+  shuffle_index_.resize(static_cast<size_t>(total));
+  const std::string key = !cache ? std::string()
+                                 : key_of(range_, sequence_length, seed, "megatron") + "; epochs " +
+                                       std::to_string(epochs) + "; samples " + std::to_string(total) +
+                                       " and " + std::to_string(without_last) + (last_apart ? " apart" : "");
+  if (!cache || !cache->load(key, {writable(document_index_), writable(shuffle_index_)}) || !possible()) {
+    build(epochs, last_apart, without_last, seed);
+    if (cache) cache->store(key, {readable(document_index_), readable(shuffle_index_)});
+  }
+  table_.emplace(
+      *range_.dataset, epochs * count,
+      [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; }, total,
+      sequence_length, cache, key + "; places");
+}
+
+void MegatronOrder::build(int64_t epochs, bool last_apart, int64_t without_last, uint64_t seed) {
+  const int64_t count = range_.count();
+  const auto total = static_cast<int64_t>(shuffle_index_.size());
+  NumpyRandomState random(static_cast<uint32_t>(seed));
   for (int64_t i = 0; i < epochs * count; ++i)
     document_index_[static_cast<size_t>(i)] = static_cast<int32_t>(range_.begin + i % count);
   const auto documents = std::span(document_index_);
@@ -173,16 +231,17 @@ MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint6
   random.shuffle(documents.first(first));
   if (last_apart) random.shuffle(documents.subspan(first));
 
-  table_.emplace(
-      *range_.dataset, epochs * count,
-      [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; }, total,
-      sequence_length);
-
-  shuffle_index_.resize(static_cast<size_t>(total));
   std::iota(shuffle_index_.begin(), shuffle_index_.end(), 0u);
   const auto samples = std::span(shuffle_index_);
   random.shuffle(samples.first(static_cast<size_t>(without_last)));
   if (without_last < total) random.shuffle(samples.subspan(static_cast<size_t>(without_last)));
+}
+
+bool MegatronOrder::possible() const {
+  return std::all_of(document_index_.begin(), document_index_.end(),
+                     [&](int32_t sequence) { return sequence >= range_.begin && sequence < range_.end; }) &&
+         std::all_of(shuffle_index_.begin(), shuffle_index_.end(),
+                     [&](uint32_t sample) { return sample < shuffle_index_.size(); });
 }
 
 Place MegatronOrder::sample_index(int64_t row) const {

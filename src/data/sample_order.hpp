@@ -21,9 +21,11 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/function_ref.hpp"
+#include "data/index_cache.hpp"
 #include "data/indexed_dataset.hpp"
 #include "data/sample.hpp"
 
@@ -48,13 +50,16 @@ struct Place {
 class SampleTable {
  public:
   using SequenceAt = FunctionRef<int64_t(int64_t position)>;  // sequence number in the dataset
+  // With a cache, `key` says which sequences `at` gives; the table is kept there, or taken from there.
   SampleTable(const IndexedDataset& dataset, int64_t positions, SequenceAt at, int64_t samples,
-              int64_t sequence_length);
+              int64_t sequence_length, const IndexCache* cache = nullptr, const std::string& key = {});
 
   Place place(int64_t sample, const IndexedDataset& dataset, SequenceAt at) const;  // sample in [0, samples]
 
  private:
   static constexpr int64_t kStride = 8;
+  void build(const IndexedDataset& dataset, SequenceAt at);
+  bool possible(const IndexedDataset& dataset, SequenceAt at) const;  // of places from a file
   int64_t positions_, sequence_length_;
   std::vector<Place> places_;
 };
@@ -65,9 +70,11 @@ void read_stream(const IndexedDataset& dataset, int64_t positions, SampleTable::
 
 class CapstanOrder final : public SampleSource {
  public:
-  CapstanOrder(SequenceRange range, int64_t sequence_length, uint64_t seed);
+  CapstanOrder(SequenceRange range, int64_t sequence_length, uint64_t seed,
+               std::shared_ptr<const IndexCache> cache = nullptr);
   int64_t samples() const override { return kEndless; }
   int64_t epoch_samples() const override { return per_epoch_; }
+  std::vector<SourcePart> parts() const override { return {{range_.dataset->prefix(), per_epoch_, 1}}; }
   void read(int64_t number, std::span<int32_t> text) const override;
 
  private:
@@ -77,6 +84,8 @@ class CapstanOrder final : public SampleSource {
   SequenceRange range_;
   int64_t sequence_length_, per_epoch_;
   uint64_t seed_;
+  std::shared_ptr<const IndexCache> cache_;
+  std::string cache_key_;
   mutable std::mutex mutex_;
   // By parity: readers that work ahead of each other straddle the end of an epoch.
   mutable std::array<std::shared_ptr<const Epoch>, 2> recent_;
@@ -86,9 +95,10 @@ class MegatronOrder final : public SampleSource {
  public:
   // num_samples: nullopt builds one epoch. seed < 2^32.
   MegatronOrder(SequenceRange range, int64_t sequence_length, uint64_t seed,
-                std::optional<int64_t> num_samples);
+                std::optional<int64_t> num_samples, const IndexCache* cache = nullptr);
   int64_t samples() const override { return static_cast<int64_t>(shuffle_index_.size()); }
   int64_t epoch_samples() const override { return per_epoch_; }
+  std::vector<SourcePart> parts() const override { return {{range_.dataset->prefix(), per_epoch_, 1}}; }
   void read(int64_t number, std::span<int32_t> text) const override;
 
   std::span<const int32_t> document_index() const { return document_index_; }  // sequence numbers, epochs · N
@@ -96,6 +106,10 @@ class MegatronOrder final : public SampleSource {
   std::span<const uint32_t> shuffle_index() const { return shuffle_index_; }
 
  private:
+  // The last epoch is shuffled apart from the others where less than 80 % of it is used.
+  void build(int64_t epochs, bool last_apart, int64_t without_last, uint64_t seed);
+  bool possible() const;  // of indices from a file
+
   SequenceRange range_;
   int64_t per_epoch_;
   std::vector<int32_t> document_index_;

@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <set>
 #include <tuple>
@@ -42,6 +43,22 @@ constexpr int64_t kBatchBytes = 8 << 20;
 constexpr int64_t kTileRecords = 8;
 constexpr size_t kMaxReports = 20;
 
+// Whether a record has an answer that is to be learned and has no text.
+bool has_empty_answer(const SftRecord& record) {
+  if (const auto* text = std::get_if<SftText>(&record.what)) return trim(text->completion).empty();
+  const auto& dialogue = std::get<SftDialogue>(record.what);
+  const auto& messages = dialogue.conversation.messages;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const chat::Map* message = messages[i].map();
+    const chat::Value* role = message ? message->find("role") : nullptr;
+    if (!role || !role->text() || *role->text() != "assistant" || !dialogue.learned[i]) continue;
+    const chat::Value *content = message->find("content"), *calls = message->find("tool_calls");
+    const bool blank = !content || content->is_none() || (content->text() && trim(*content->text()).empty());
+    if (blank && (!calls || calls->is_none())) return true;
+  }
+  return false;
+}
+
 class FileReader {
  public:
   FileReader(const SftOptions& options, const SftEncoder& encoder, ThreadPool& pool)
@@ -72,6 +89,7 @@ class FileReader {
     EncodedSample sample;
     std::string problem;  // "file:line:column: reason" where it is no sample
     std::string help;
+    bool empty_answer = false;
   };
 
   // One format for each file: that of its first sample.
@@ -99,8 +117,10 @@ class FileReader {
         size_t byte = 0;
         try {
           if (!record.problem.empty()) fail(ErrorCode::format, record.problem);
-          result.sample = encoder_.encode(parsers_[static_cast<size_t>(worker)].parse(
-              text, formats_[static_cast<size_t>(record.file)], &byte));
+          const SftRecord parsed = parsers_[static_cast<size_t>(worker)].parse(
+              text, formats_[static_cast<size_t>(record.file)], &byte);
+          result.empty_answer = has_empty_answer(parsed);
+          result.sample = encoder_.encode(parsed);
         } catch (Error& error) {
           // What the recipe lacks is no fault of the line.
           if (error.code() != ErrorCode::format)
@@ -120,6 +140,11 @@ class FileReader {
       if (counts.reports.size() < kMaxReports) counts.reports.push_back(result.problem);
       return;
     }
+    const auto place = [&](std::vector<std::string>& places) {
+      if (places.size() < kMaxReports)
+        places.push_back(samples.files[static_cast<size_t>(record.file)] + ":" + std::to_string(record.line));
+    };
+    if (result.empty_answer) ++counts.empty_answers, place(counts.empty_places);
     const EncodedSample& sample = result.sample;
     const auto room = static_cast<size_t>(options_.sequence_length) + 1;
     if (sample.ids.size() > room && !options_.truncate) {
@@ -134,6 +159,7 @@ class FileReader {
                                           sample.learned.begin() + static_cast<std::ptrdiff_t>(kept), true);
     if (learned == 0) {
       ++counts.unlearned;
+      place(counts.unlearned_places);
       return;
     }
     if (kept < sample.ids.size()) ++counts.truncated;
@@ -359,6 +385,40 @@ std::string SftDataset::fingerprint() const {
   char digits[17];
   std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
   return digits;
+}
+
+int64_t SftDataset::samples_in(double epochs) const {
+  const double passes = std::floor(epochs);
+  if (!(passes < 1e6))
+    fail(ErrorCode::config, "train.epochs is more than a million passes over fine-tuning data");
+  const int64_t before = first_row_of(static_cast<int64_t>(passes));
+  if (passes == epochs) return before;
+  const int64_t rows = first_row_of(static_cast<int64_t>(passes) + 1) - before;
+  return std::max<int64_t>(
+      1, before + static_cast<int64_t>(std::ceil((epochs - passes) * static_cast<double>(rows))));
+}
+
+std::vector<std::string> SftDataset::warnings() const {
+  std::vector<std::string> result;
+  const auto add = [&](int64_t count, const std::string& what, const std::vector<std::string>& places) {
+    if (count == 0) return;
+    constexpr size_t kNamed = 5;
+    std::string text = with_separators(count) + " " + what + ":";
+    for (size_t i = 0; i < std::min(kNamed, places.size()); ++i) text += "\n    " + places[i];
+    if (count > static_cast<int64_t>(kNamed)) text += "\n    …";
+    result.push_back(std::move(text));
+  };
+  add(counts_.bad,
+      counts_.bad == 1 ? "line is no sample and was skipped" : "lines are no samples and were skipped",
+      counts_.reports);
+  add(counts_.unlearned,
+      counts_.unlearned == 1 ? "sample has nothing to learn and was left out"
+                             : "samples have nothing to learn and were left out",
+      counts_.unlearned_places);
+  add(counts_.empty_answers,
+      counts_.empty_answers == 1 ? "sample has an empty answer" : "samples have an empty answer",
+      counts_.empty_places);
+  return result;
 }
 
 std::string SftDataset::summary() const {

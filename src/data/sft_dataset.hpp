@@ -52,9 +52,11 @@ struct SftCounts {
   int64_t truncated = 0;             // of the samples
   int64_t dropped = 0;               // too long
   int64_t unlearned = 0;             // left out: nothing in them (any more) is learned
+  int64_t empty_answers = 0;         // records with an answer that should be learned and has no text
   int64_t tokens = 0;                // of the samples
   int64_t learned = 0;               // of the tokens
   std::vector<std::string> reports;  // "file:line:column: reason" of the first bad lines
+  std::vector<std::string> unlearned_places, empty_places;  // "file:line" of the first of each
 };
 
 // The samples of some files: tokens back to back.
@@ -86,9 +88,11 @@ class SftDataset final : public Dataset {
   int64_t sequence_length() const override { return sequence_length_; }
   int64_t samples() const override { return SampleSource::kEndless; }
   int64_t epoch_samples() const override { return first_row_of(1); }
+  int64_t samples_in(double epochs) const override;  // packing makes other rows of each epoch
   void row(int64_t number, const RowView& out) const override;
   std::string fingerprint() const override;
   std::string summary() const override;
+  std::vector<std::string> warnings() const override;
 
   const SftCounts& counts() const { return counts_; }
   // The samples of a row, in their order; numbers within the split.

@@ -79,7 +79,11 @@ SftReport inspect_sft(const SftDataset& dataset, const Tokenizer& tokenizer, int
     row.number = report.rows * i / shown;
     int64_t left = tokens;
     for (const int64_t sample : dataset.samples_of(row.number)) {
-      row.documents.push_back(document_of(dataset, tokenizer, sample, row.filled, left));
+      // Where there are fewer rows than asked for, each of the first documents of a row is shown as a row of its own would be.
+      int64_t own = tokens;
+      const bool full = static_cast<int64_t>(row.documents.size()) * shown < rows;
+      row.documents.push_back(document_of(dataset, tokenizer, sample, row.filled, full ? own : left));
+      if (full) left = std::max<int64_t>(0, left - (tokens - own));
       row.filled += row.documents.back().tokens - 1;
     }
     report.shown.push_back(std::move(row));
@@ -91,7 +95,11 @@ std::string to_text_report(const SftReport& report, bool color) {
   const char *on = color ? "\x1b[32m" : "⟦", *off = color ? "\x1b[0m" : "⟧", *rule = color ? "\x1b[2m" : "",
              *end_rule = color ? "\x1b[0m" : "";
   std::string out = report.summary + "\n";
-  for (const std::string& bad : report.counts.reports) out += "skipped: " + bad + "\n";
+  for (const std::string& bad : report.counts.reports) out += "skipped: " + harmless(bad) + "\n";
+  for (const std::string& place : report.counts.unlearned_places)
+    out += "nothing to learn, left out: " + harmless(place) + "\n";
+  for (const std::string& place : report.counts.empty_places)
+    out += "empty answer: " + harmless(place) + "\n";
   for (const auto& row : report.shown) {
     int64_t learned = 0;
     for (const auto& document : row.documents) learned += document.learned;
@@ -126,6 +134,9 @@ std::string to_json_report(const SftReport& report) {
   json["unlearned"] = counts.unlearned;
   json["bad"] = counts.bad;
   json["reports"] = counts.reports;
+  json["unlearned_places"] = counts.unlearned_places;
+  json["empty_answers"] = counts.empty_answers;
+  json["empty_places"] = counts.empty_places;
   json["rows"] = report.rows;
   json["row_length"] = report.row_length;
   json["shown"] = nlohmann::ordered_json::array();
@@ -162,7 +173,7 @@ SftReport run_inspect_sft(const InspectSftVerb& verb) {
   options.sequence_length = verb.sequence_length;
   // To look at data is to find out what is wrong with them.
   options.on_bad_line = OnBadLine::skip;
-  const auto tokenizer = Tokenizer::load(verb.tokenizer);
+  const auto tokenizer = verb.loaded ? verb.loaded : Tokenizer::load(verb.tokenizer);
   options.tokenizer = tokenizer.get();
   options.eod = tokenizer->eod();
   if (!verb.chat_template.empty()) options.chat_template = chat::ChatTemplate::load(verb.chat_template);

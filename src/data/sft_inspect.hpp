@@ -33,7 +33,8 @@ struct SftReport {
   std::vector<Row> shown;
 };
 
-// `rows` rows, spread over the first epoch, with up to `tokens` tokens of each.
+// `rows` rows, spread over the first epoch, with up to `tokens` tokens of each. Where an epoch has fewer rows, so many
+// documents, with up to `tokens` tokens of each.
 SftReport inspect_sft(const SftDataset& dataset, const Tokenizer& tokenizer, int64_t rows, int64_t tokens);
 
 // What is learned is green, or without colours between ⟦ and ⟧; control characters are shown, not sent.
@@ -44,7 +45,8 @@ std::string to_json_report(const SftReport& report);  // one JSON object
 struct InspectSftVerb {
   std::string file;
   std::string tokenizer;
-  std::string chat_template;  // a known one or a file; empty: the tokenizer's own
+  std::shared_ptr<const Tokenizer> loaded;  // what that name stands for; null: it is loaded from it
+  std::string chat_template;                // a known one or a file; empty: the tokenizer's own
   std::string format = "auto", loss_mode = "assistant";
   int64_t sequence_length = 2048;
   int64_t samples = 3, sample_tokens = 512;

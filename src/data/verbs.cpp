@@ -75,7 +75,9 @@ PrepareResult run_prepare(const PrepareVerb& verb) {
   if (verb.workers < 0) fail(ErrorCode::usage, "--workers " + std::to_string(verb.workers) + " is negative");
   if (verb.eod && !verb.append_eod) fail(ErrorCode::usage, "--eod has no effect without --append-eod");
 
-  const auto tokenizer = Tokenizer::load(verb.tokenizer);
+  const auto tokenizer = verb.loaded ? verb.loaded : Tokenizer::load(verb.tokenizer);
+  options.tokenizer = record_of(*tokenizer, verb.tokenizer);
+  options.overwrite = verb.overwrite;
   options.append_eod = verb.append_eod;
   if (verb.append_eod) options.eod = eod_of(*tokenizer, verb);
   options.vocab_size = tokenizer->vocab_size();
@@ -150,7 +152,9 @@ DatasetReport run_inspect(const InspectVerb& verb) {
   options.scan_tokens = verb.scan_tokens;
   std::shared_ptr<const Tokenizer> tokenizer;
   if (verb.tokenizer) {
-    tokenizer = Tokenizer::load(*verb.tokenizer);
+    tokenizer = verb.loaded ? verb.loaded : Tokenizer::load(*verb.tokenizer);
+    options.tokenizer = tokenizer.get();
+    options.tokenizer_name = *verb.tokenizer;
     options.decode = [&](std::span<const int32_t> ids) { return tokenizer->decode(ids); };
   }
   // `data prepare --output PREFIX` writes PREFIX_text_document: that prefix names it too.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,9 +16,10 @@
 namespace capstan::data {
 
 struct PrepareVerb {
-  std::vector<std::string> inputs;  // FILE…: files and directories
-  std::string tokenizer;            // --tokenizer: tokenizer.json, a directory with one, or `bytes`
-  std::string output;               // --output PREFIX
+  std::vector<std::string> inputs;          // FILE…: files and directories
+  std::string tokenizer;                    // --tokenizer: tokenizer.json, a directory with one, or `bytes`
+  std::shared_ptr<const Tokenizer> loaded;  // what that name stands for; null: it is loaded from it
+  std::string output;                       // --output PREFIX
   std::vector<std::string> json_keys = {"text"};  // --json-keys
   bool append_eod = false;                        // --append-eod
   std::optional<std::string> eod;                 // --eod TOKEN; default: the tokenizer's own end of document
@@ -27,6 +29,7 @@ struct PrepareVerb {
   std::optional<std::string> separator;  // --separator LINE (implies --documents separator)
   std::string on_bad_line = "fail";      // --on-bad-line fail|skip
   int workers = 0;                       // --workers; 0: the cores of this process
+  bool overwrite = false;                // --overwrite
   std::function<void(const PrepareProgress&)> progress;
 };
 // ErrorCode::usage for an unknown word or token, otherwise what prepare() throws.
@@ -38,12 +41,14 @@ std::string to_json(const PrepareResult& result);  // one JSON object
 std::string to_text(const PrepareProgress& progress);
 
 struct InspectVerb {
-  std::string prefix;                    // PREFIX, with or without .bin/.idx
-  std::optional<std::string> tokenizer;  // --tokenizer: samples are decoded
-  int64_t samples = 3;                   // --samples
-  int64_t sample_tokens = 32;            // --sample-tokens
-  bool scan_tokens = false;              // --scan: read every token
+  std::string prefix;                       // PREFIX, with or without .bin/.idx
+  std::optional<std::string> tokenizer;     // --tokenizer: samples are decoded
+  std::shared_ptr<const Tokenizer> loaded;  // as in PrepareVerb
+  int64_t samples = 3;                      // --samples
+  int64_t sample_tokens = 32;               // --sample-tokens
+  bool scan_tokens = false;                 // --scan: read every token
 };
+// ErrorCode::config where the dataset was prepared with another tokenizer, ::format for ids that the tokenizer lacks.
 DatasetReport run_inspect(const InspectVerb& verb);  // print with to_text_report or to_json_report
 
 }  // namespace capstan::data

@@ -46,8 +46,10 @@ std::string own_name(const config::Resolution& resolution) {
 }
 
 bool longer(const RecipeChange& change) {
-  if (change.path != "train.train_iters" && change.path != "train.train_samples") return false;
-  return std::atoll(change.after.c_str()) > std::atoll(change.before.c_str());
+  if (change.path != "train.train_iters" && change.path != "train.train_samples" &&
+      change.path != "train.epochs")
+    return false;
+  return std::atof(change.after.c_str()) > std::atof(change.before.c_str());
 }
 
 }  // namespace

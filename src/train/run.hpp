@@ -92,6 +92,7 @@ class Run {
 
  private:
   void open_data();
+  void report_passes();  // how often the run goes over its data
   void open_records();
   void begin_records();
   void clear_leftovers();
@@ -105,6 +106,10 @@ class Run {
   void start_from_foreign(const std::string& name);  // hf:DIR, gguf:FILE
   void find_carried();
   void check_changes(const checkpoint::Reader& reader);
+  void check_tokenizer(const checkpoint::Reader& reader);  // of a run that goes on
+  // Warns where ids of the first weights' tokenizer stand for other text than those of the recipe's.
+  void compare_tokenizer(const std::vector<std::pair<std::string, std::string>>& files,
+                         const std::string& from);
   bool harmless(const RecipeChange& change, const checkpoint::Reader& reader) const;
   void measure_products();  // gemm_rate_, or a higher one
   void report_model();
@@ -122,6 +127,8 @@ class Run {
   void estimate_time();
   void expect(double seconds);  // until the run can stop, for the answer to a signal
   void evaluate(bool last);
+  void test();  // once, at the end
+  void report_evaluation(const char* split, const char* name, double loss);
   void save(bool must_succeed);
   SavePlan save_plan();
   void finish_save();  // waits for the save that runs beside the training, if there is one
@@ -133,7 +140,7 @@ class Run {
     return config_.checkpoint.save ? fs::path(config_.checkpoint.save->resolved) : run_dir_ / "checkpoints";
   }
 
-  const config::Config& config_;
+  config::Config config_;  // train.epochs is train.train_iters once the data is open
   comm::World& world_;
   const RunOptions& options_;
   Speaker speaker_;

@@ -1,16 +1,20 @@
 // What a run begins with: its directory, its data, fresh parameters or a checkpoint.
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/hash.hpp"
 #include "checkpoint/writer.hpp"
 #include "comm/together.hpp"
 #include "config/foreign.hpp"
+#include "data/dataset_meta.hpp"
 #include "interchange/foreign_model.hpp"
 #include "interchange/hf_directory.hpp"
 #include "interchange/model_section.hpp"
 #include "train/base_model.hpp"
 #include "train/records/run_list.hpp"
 #include "train/run.hpp"
+#include "train/setup.hpp"
 
 namespace capstan::train {
 
@@ -138,10 +142,33 @@ void Run::open_data() {
   if (!datasets_[0])
     fail(ErrorCode::config, "dataset.split gives the training data no share", "dataset.split=969,30,1");
   data_ = datasets_[0]->fingerprint();
-  const char* const splits[] = {"training", "validation"};
-  for (size_t split = 0; split < 2; ++split)
-    if (const std::string summary = datasets_[split] ? datasets_[split]->summary() : ""; !summary.empty())
+  if (config_.train.epochs && !config_.train.train_iters)
+    config_.train.train_iters = steps_of_epochs(config_, *datasets_[0]);
+  const char* const splits[] = {"training", "validation", "test"};
+  for (size_t split = 0; split < 3; ++split) {
+    if (!datasets_[split]) continue;
+    if (const std::string summary = datasets_[split]->summary(); !summary.empty())
       speaker_.line(std::string(splits[split]) + " data: " + summary);
+    for (const std::string& warning : datasets_[split]->warnings())
+      speaker_.warning(std::string(splits[split]) + " data: " + warning);
+  }
+}
+
+void Run::report_passes() {
+  constexpr double kMany = 20;
+  const int64_t batch = *config_.train.global_batch_size;
+  const auto most = data::most_passes(*datasets_[0], total_steps_ * batch);
+  if (!most) return;
+  const std::string passes = fixed(most->count, most->count < 10 ? 2 : 1) + " passes over ";
+  const bool blend = datasets_[0]->parts().size() > 1;
+  const std::string what = blend ? "`" + most->part.name + "`, the part of the blend that is repeated most"
+                                 : std::string("the training data");
+  speaker_.line(with_separators(total_steps_) + " steps of " + with_separators(batch) + " samples make " +
+                passes + what + " (" + with_separators(most->part.epoch_samples) + " samples of " +
+                std::to_string(datasets_[0]->sequence_length()) + " tokens)");
+  if (most->count > kMany)
+    speaker_.warning("the run makes " + passes + what +
+                     ": beyond some 20 passes a model learns its text by heart; shorten the run or add data");
 }
 
 // Changes that a continued run may have although they would alter a new one.
@@ -186,6 +213,43 @@ void Run::check_changes(const checkpoint::Reader& reader) {
              reader.directory().string());
 }
 
+// The checkpoints of a run keep its tokenizer: a run that goes on with another one would save weights beside the wrong one.
+void Run::check_tokenizer(const checkpoint::Reader& reader) {
+  comm::together(world_.communicator(), "comparing the tokenizer with the checkpoint's", [&] {
+    if (!chief() || !tokenizer_ || !(reader.has_file("tokenizer.json") || reader.has_file("tokenizer.model")))
+      return;
+    const auto own = data::record_of(*data::Tokenizer::load(reader.directory()), reader.directory().string());
+    const auto now = data::record_of(*tokenizer_, tokenizer_name(config_.tokenizer));
+    if (own.identity != now.identity)
+      fail(
+          ErrorCode::failed,
+          "the run was trained with the tokenizer " + data::to_text(own) + ", not with " + data::to_text(now),
+          "tokenizer.tokenizer_model=" + reader.directory().string() + " is the run's own");
+  });
+}
+
+void Run::compare_tokenizer(const std::vector<std::pair<std::string, std::string>>& files,
+                            const std::string& from) {
+  const auto& named = config_.tokenizer.tokenizer_model;
+  if (!tokenizer_ || (named && named->resolved == from)) return;
+  std::shared_ptr<const data::Tokenizer> own;
+  try {
+    own = data::Tokenizer::from_texts(files, from);
+  } catch (const Error&) {
+    return;  // the weights come without a tokenizer, or with one of another kind
+  }
+  const int64_t shared = std::min(own->vocab_size(), tokenizer_->vocab_size());
+  int64_t different = 0;
+  int32_t first = 0;
+  for (int32_t id = 0; id < shared; ++id)
+    if (own->token_of(id) != tokenizer_->token_of(id) && different++ == 0) first = id;
+  if (different == 0) return;  // the same one, or one with further tokens
+  speaker_.warning("the weights of " + from + " come with another tokenizer: " + with_separators(different) +
+                   " of " + with_separators(shared) + " ids stand for another token there, the first is " +
+                   std::to_string(first) + " (" + quoted(own->token_of(first)) + " there, " +
+                   quoted(tokenizer_->token_of(first)) + " here)");
+}
+
 BaseWeights Run::begin_with_base(const std::string& expected) {
   if (config_.peft->random_base) {  // initialise() has made it
     base_ = checkpoint::hash_of("first values of seed " + std::to_string(config_.rng.seed));
@@ -228,6 +292,7 @@ void Run::find_carried() {
     return;
   }
   // The tokenizer is the run's own.
+  compare_tokenizer(found, from);
   for (auto& file : found)
     if (!interchange::is_tokenizer_file(file.first)) carried_.push_back(std::move(file));
 }
@@ -274,6 +339,7 @@ void Run::start_or_resume() {
     auto reader = checkpoint::Reader::open(from->path,
                                            named ? checkpoint::Depth::content : checkpoint::Depth::structure);
     check_changes(reader);
+    check_tokenizer(reader);
     loop_->initialise();
     if (config_.peft) begin_with_base(base_of(reader));
     loop_->state() =

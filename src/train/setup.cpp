@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "checkpoint/store.hpp"
 #include "config/sections/adapter_targets.hpp"
@@ -70,7 +71,7 @@ data::PreTokenizerChoice choice_of(config::PreTokenizer pre_tokenizer) {
 }
 }  // namespace
 
-static std::shared_ptr<const data::Tokenizer> load_tokenizer_files(const std::string& name) {
+std::shared_ptr<const data::Tokenizer> load_tokenizer_files(const std::string& name) {
   if (name.starts_with("hf:")) return data::Tokenizer::load(name.substr(3));
   if (records::is_run(name))  // its checkpoints have it
     return data::Tokenizer::load(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
@@ -80,6 +81,21 @@ static std::shared_ptr<const data::Tokenizer> load_tokenizer_files(const std::st
                    [](const auto& file) { return file.first == "tokenizer.json"; }))
     fail(ErrorCode::not_found, "`" + name + "` holds no tokenizer");
   return data::Tokenizer::from_texts(files, name);
+}
+
+std::string tokenizer_name(const config::TokenizerConfig& tokenizer) {
+  switch (tokenizer.tokenizer_type) {
+    case config::TokenizerKind::none:
+      break;
+    case config::TokenizerKind::byte:
+      return "bytes";
+    case config::TokenizerKind::huggingface:
+    case config::TokenizerKind::sentencepiece:
+      return tokenizer.tokenizer_model ? tokenizer.tokenizer_model->text : "";
+    case config::TokenizerKind::gpt2_bpe:
+      return tokenizer.vocab_file ? tokenizer.vocab_file->text : "";
+  }
+  return {};
 }
 
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config) {
@@ -165,6 +181,8 @@ data::SftOptions sft_options(const config::Config& config, const data::Tokenizer
   options.loss = static_cast<data::SftLoss>(d.loss_mode);
   options.packing = d.packing;
   options.truncate = d.too_long == config::TooLong::truncate;
+  options.on_bad_line =
+      d.on_bad_line == config::BadLine::skip ? data::OnBadLine::skip : data::OnBadLine::fail;
   options.max_train_samples = d.max_train_samples;
   options.sequence_length = config.model.seq_length;
   options.seed = static_cast<uint64_t>(d.random_seed);
@@ -175,13 +193,39 @@ data::SftOptions sft_options(const config::Config& config, const data::Tokenizer
   return options;
 }
 
+// Megatron's order depends on how many samples each split will be asked for: those that Megatron-LM would ask for.
+static void set_megatron_order(const config::Config& config, data::GptDatasetOptions& options) {
+  int64_t steps = 0;
+  if (config.train.epochs && !config.train.train_iters) {
+    data::GptDatasetOptions counted = options;  // an epoch has as many samples in either order
+    counted.wanted = {data::Wanted::yes, data::Wanted::no, data::Wanted::no};
+    steps = steps_of_epochs(config, *data::build_gpt_datasets(counted)[0]);
+  } else {
+    steps = total_iterations(config);
+  }
+  const auto& v = config.validation;
+  const int64_t batch = *config.train.global_batch_size,
+                eval_batch = v.eval_global_batch_size.value_or(batch);
+  options.order = data::DataOrder::megatron;
+  options.num_samples[0] = checked_mul(steps, batch);
+  if (v.eval_interval)
+    options.num_samples[1] = checked_mul(checked_mul(steps / *v.eval_interval + 1, v.eval_iters), eval_batch);
+  options.num_samples[2] = checked_mul(v.eval_iters, eval_batch);
+}
+
 std::array<std::shared_ptr<const data::Dataset>, 3> open_datasets(const config::Config& config,
                                                                   const data::Tokenizer* tokenizer) {
   const config::DatasetConfig& d = config.dataset;
   std::array<std::shared_ptr<const data::Dataset>, 3> result;
   if (d.kind == config::DatasetKind::sft) {
     CAPSTAN_ASSERT(tokenizer, "fine-tuning data without a tokenizer, which the rules refuse");
-    const auto splits = data::build_sft_datasets(sft_options(config, *tokenizer));
+    data::SftOptions options = sft_options(config, *tokenizer);
+    // Files that only an evaluation would read; beside others `split` is not used.
+    if (!config.validation.eval_interval && (!options.valid_files.empty() || !options.test_files.empty())) {
+      options.valid_files.clear(), options.test_files.clear();
+      options.split = "1,0,0";
+    }
+    const auto splits = data::build_sft_datasets(options);
     if (config.validation.eval_interval && !splits[1])
       fail(ErrorCode::failed, "the validation split has no sample",
            "a larger share, as in dataset.split=90,10,0; files in dataset.valid_files; or "
@@ -193,6 +237,8 @@ std::array<std::shared_ptr<const data::Dataset>, 3> open_datasets(const config::
   options.sequence_length = config.model.seq_length;
   options.seed = static_cast<uint64_t>(d.random_seed);
   options.vocab_size = config.model.vocab_size;
+  options.tokenizer = tokenizer;
+  options.tokenizer_name = tokenizer_name(config.tokenizer);
   options.mock = d.kind == config::DatasetKind::mock;
   if (!options.mock) {
     const config::DataSources sources = config::data_sources(d);
@@ -203,10 +249,18 @@ std::array<std::shared_ptr<const data::Dataset>, 3> open_datasets(const config::
       for (size_t i = 0; i < 3; ++i) options.blend_per_split[i] = blend_of(sources.splits[i]);
     }
   }
+  const bool evaluated = config.validation.eval_interval.has_value();
+  const bool own_test = !d.test_blend.empty();
+  options.wanted = {data::Wanted::yes, evaluated ? data::Wanted::yes : data::Wanted::no,
+                    !evaluated || options.mock ? data::Wanted::no
+                    : own_test                 ? data::Wanted::yes
+                                               : data::Wanted::if_possible};
+  if (d.path_to_cache) options.cache = d.path_to_cache->resolved;
   options.documents.reset_position_ids = d.reset_position_ids;
   options.documents.reset_attention_mask = d.reset_attention_mask;
   options.documents.eod_mask_loss = d.eod_mask_loss;
   if (tokenizer) options.documents.eod = end_of_document(config, *tokenizer);
+  if (d.sample_order == config::SampleOrder::megatron && !options.mock) set_megatron_order(config, options);
   const auto splits = data::build_gpt_datasets(options);
   std::copy(splits.begin(), splits.end(), result.begin());
   return result;
@@ -399,8 +453,18 @@ void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
 int64_t total_iterations(const config::Config& config) {
   if (config.train.train_iters) return *config.train.train_iters;
   if (config.train.train_samples) return *config.train.train_samples / *config.train.global_batch_size;
-  fail(ErrorCode::config, "neither train.train_iters nor train.train_samples is given",
+  fail(ErrorCode::config,
+       config.train.epochs ? "the length of the run, train.epochs, is not known before its data is opened"
+                           : "none of train.train_iters, train.train_samples and train.epochs is given",
        "train.train_iters=1000");
+}
+
+int64_t steps_of_epochs(const config::Config& config, const data::Dataset& data) {
+  CAPSTAN_ASSERT(config.train.epochs, "a run whose length is given in passes");
+  if (data.epoch_samples() == data::SampleSource::kEndless)
+    fail(ErrorCode::config, "train.epochs counts passes over data, and generated data has no end",
+         "train.train_iters=100 train.epochs=null");
+  return ceil_div(data.samples_in(*config.train.epochs), *config.train.global_batch_size);
 }
 
 optim::Schedule make_schedule(const config::Config& config, bool decoupled) {

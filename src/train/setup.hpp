@@ -34,6 +34,11 @@ std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, in
 
 DType compute_type(const config::MixedPrecisionConfig& precision);
 
+// A tokenizer by the name that a recipe or a command line gives it: a file, a directory, hf:DIR, gguf:FILE, a run or `bytes`.
+std::shared_ptr<const data::Tokenizer> load_tokenizer_files(const std::string& name);
+// What messages call the tokenizer of a recipe: the name that the recipe has for it.
+std::string tokenizer_name(const config::TokenizerConfig& tokenizer);
+
 // Null when the recipe has none. Checks that the vocabulary fits the model.
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config);
 
@@ -44,7 +49,7 @@ std::optional<int32_t> end_of_document(const config::Config& config, const data:
 std::shared_ptr<const data::chat::ChatTemplate> chat_template_of(const config::Config& config,
                                                                  const data::Tokenizer& tokenizer);
 
-// Train, validation and test data; null where a split has no share.
+// Train, validation and test data; null where a split has no share, or is not evaluated.
 std::array<std::shared_ptr<const data::Dataset>, 3> open_datasets(const config::Config& config,
                                                                   const data::Tokenizer* tokenizer);
 // For dataset.kind sft. The tokenizer has to outlive them.
@@ -73,8 +78,10 @@ parallel::StoreGroups store_groups(const comm::Mesh& mesh);
 // First values of this rank's parts, from the seed and their places in the global tensors alone.
 void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool);
 
-// Iterations of the whole run.
+// Iterations of the whole run. ErrorCode::config where train.epochs says it, which depends on the data.
 int64_t total_iterations(const config::Config& config);
+// Iterations of train.epochs passes over the training data, rounded up.
+int64_t steps_of_epochs(const config::Config& config, const data::Dataset& data);
 
 // Which of each sequence's tokens a context-parallel rank holds: those of ops::context_rows().
 struct ContextCut {

@@ -147,14 +147,31 @@ void Run::evaluate(bool last) {
   const double loss = loop_->evaluate(datasets_[1], v.eval_iters);
   timers_.enter(Phase::other);
   evaluation_seconds_ = timers_.seconds(Phase::evaluate);
-  speaker_.line("step " + std::to_string(step) + " | validation loss " + fixed(loss, 4) + " | perplexity " +
-                fixed(std::exp(loss), 2) + " | " + human_duration(timers_.seconds(Phase::evaluate)));
+  report_evaluation("validation", "validation/loss", loss);
+}
+
+void Run::test() {
+  const auto& v = config_.validation;
+  if (!v.eval_interval || !datasets_[2] || v.eval_iters <= 0) return;
+  if (loop_->state().step == first_step_) return;  // a finished run that was resumed
+  timers_.start_step();
+  timers_.enter(Phase::evaluate);
+  const double loss = loop_->evaluate(datasets_[2], v.eval_iters);
+  timers_.enter(Phase::other);
+  report_evaluation("test", "test/loss", loss);
+}
+
+void Run::report_evaluation(const char* split, const char* name, double loss) {
+  const int64_t step = loop_->state().step;
+  speaker_.line("step " + std::to_string(step) + " | " + split + " loss " + fixed(loss, 4) +
+                " | perplexity " + fixed(std::exp(loss), 2) + " | " +
+                human_duration(timers_.seconds(Phase::evaluate)));
   if (!chief()) return;
-  record(records::MetricsRow(step, "validation")
+  record(records::MetricsRow(step, split)
              .number("loss", loss)
              .number("perplexity", std::exp(loss))
              .number("seconds", timers_.seconds(Phase::evaluate)));
-  if (events_) write_events(step, std::array<records::Scalar, 1>{{{"validation/loss", loss}}});
+  if (events_) write_events(step, std::array<records::Scalar, 1>{{{name, loss}}});
 }
 
 SavePlan Run::save_plan() {
@@ -235,6 +252,7 @@ Outcome Run::run() {
   run_dir_ = options_.run_dir.empty() ? fs::path("runs") / options_.recipe.name : options_.run_dir;
   speaker_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
   total_steps_ = total_iterations(config_);
+  report_passes();
   open_records();
   world_.share_posts(run_dir_ / "board");
   const auto features = kernels::cpu_features();
@@ -303,6 +321,7 @@ Outcome Run::run() {
   if (outcome.ended == Ended::finished) {
     outcome.reason.clear();
     evaluate(true);
+    test();
     save(true);
   }
   outcome.step = loop_->state().step;

@@ -137,6 +137,62 @@ TEST_CASE("data inspect needs no tokenizer") {
   CHECK(p.in({"data", "inspect", "nothing"}).code == 2);
 }
 
+TEST_CASE("data of another tokenizer: refused by train and data inspect, and a run keeps its own") {
+  const Prepared& p = prepared();
+  REQUIRE(p.in({"tokenizer", "train", "corpus.txt", "--separator", "%", "--vocab-size", "300", "--output",
+                "other.json"})
+              .code == 0);
+  const std::vector<std::string> other = {"tokenizer.tokenizer_model=other.json"};
+  const Finished trained = p.in({"train", "./tiny.yaml", other[0], "--run-dir", "wrong"});
+  CHECK(trained.code == 2);
+  for (const char* named :
+       {"corpus_text_document", "\"tokenizer.json\" (320 tokens", "\"other.json\" (300 tokens"})
+    CHECK_MESSAGE(contains(trained.err, named), trained.err);
+  CHECK(!fs::exists(p.file("wrong")));
+  const Finished shown = p.in({"data", "inspect", "corpus", "-t", "other.json"});
+  CHECK(shown.code == 2);
+  CHECK(contains(shown.err, "\"tokenizer.json\" (320 tokens"));
+  // The same tokenizer as bytes of another name and by a directory is no other one.
+  fs::create_directories(p.file("copy"));
+  fs::copy_file(p.file("tokenizer.json"), p.file("copy/tokenizer.json"));
+  CHECK(p.in({"data", "inspect", "corpus", "-t", "copy"}).code == 0);
+  // Without the record, ids that the tokenizer lacks are found before the run begins.
+  for (const char* ending : {".bin", ".idx"})
+    fs::copy_file(p.file(std::string("corpus_text_document") + ending), p.file(std::string("bare") + ending));
+  const Finished bare =
+      p.in({"train", "./tiny.yaml", other[0], "dataset.data_path=bare", "--run-dir", "wrong"});
+  CHECK(bare.code == 2);
+  CHECK(contains(bare.err, "is not below the vocabulary size 300"));
+  // A run that goes on keeps the tokenizer of its checkpoints.
+  REQUIRE(p.in({"train", "./tiny.yaml", "train.exit_interval=2", "--run-dir", "keeps"}).code == 75);
+  fs::remove(p.file("corpus_text_document.meta.json"));
+  fs::rename(p.file("tokenizer.json"), p.file("away.json"));
+  fs::copy_file(p.file("copy/tokenizer.json"), p.file("tokenizer.json"));
+  std::string text = read_text(p.file("tokenizer.json"));
+  text.replace(text.find("\"<|endoftext|>\""), 15, "\"<|changedtok|>\"");
+  text.replace(text.rfind("\"<|endoftext|>\""), 15, "\"<|changedtok|>\"");
+  p.write("tokenizer.json", text);
+  const Finished resumed = p.in({"train", "./tiny.yaml", "--resume", "--run-dir", "keeps"});
+  CHECK(resumed.code == 1);
+  CHECK_MESSAGE(contains(resumed.err, "the run was trained with the tokenizer"), resumed.err);
+  fs::remove(p.file("tokenizer.json"));
+  fs::rename(p.file("away.json"), p.file("tokenizer.json"));
+}
+
+TEST_CASE("data prepare does not replace a dataset unless it is told to") {
+  const Prepared& p = prepared();
+  const std::vector<std::string> words = {"data",     "prepare",     "corpus.txt",     "--separator",
+                                          "%",        "--tokenizer", "tokenizer.json", "--append-eod",
+                                          "--output", "corpus"};
+  const Finished refused = p.in(words);
+  CHECK(refused.code == 2);
+  CHECK(contains(refused.err, "corpus_text_document.bin` exists already"));
+  CHECK(contains(refused.err, "--overwrite"));
+  auto again = words;
+  again.push_back("--overwrite");
+  CHECK(p.in(again).code == 0);
+}
+
 TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
   const Prepared& p = prepared();
   std::string lines;
@@ -198,6 +254,33 @@ TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
   const auto losses = losses_of(p.file("runs/sft"));
   CHECK(losses.size() == 12);
   CHECK(losses.back() < losses.front());
+  CHECK(contains(trained.err, " passes over the training data ("));
+  // One row again and again: more passes than anybody wants.
+  const Finished often = with_recipe(
+      {"train"}, {"dataset.max_train_samples=2", "train.train_iters=6", "--run-dir", "runs/often"});
+  REQUIRE_MESSAGE(often.code == 0, often.err);
+  CHECK(contains(often.err, "the run makes 24.0 passes over the training data: "));
+  // Two passes are the rows of two epochs.
+  const Finished epochs = with_recipe({"train"}, {"train.train_iters=null", "train.epochs=2",
+                                                  "dataset.packing=false", "--run-dir", "runs/epochs"});
+  REQUIRE_MESSAGE(epochs.code == 0, epochs.err);
+  CHECK(contains(epochs.err,
+                 "18 steps of 4 samples make 2.00 passes over the training data (36 samples of 160 tokens)"));
+  CHECK(losses_of(p.file("runs/epochs")).size() == 18);
+  CHECK(!contains(epochs.err, "warning: the run makes"));
+  // Bad lines are left out where the recipe says so; they, and empty answers, are named.
+  p.write("holes.jsonl",
+          lines + "{\"a\": 1}\n" +
+              R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": " "}]})" +
+              "\n");
+  const Finished skipped =
+      with_recipe({"train"}, {"dataset.train_files=holes.jsonl", "dataset.on_bad_line=skip",
+                              "train.train_iters=1", "--run-dir", "runs/skipped"});
+  REQUIRE_MESSAGE(skipped.code == 0, skipped.err);
+  CHECK(contains(skipped.err, "1 line is no sample and was skipped:\n"));
+  CHECK(contains(skipped.err, "holes.jsonl:41:1: `messages` is missing"));
+  CHECK(contains(skipped.err, "1 sample has an empty answer:\n"));
+  CHECK(contains(skipped.err, "holes.jsonl:42"));
   // A line that is no sample ends the run before anything is made.
   const Finished bad = with_recipe({"train"}, {"dataset.train_files=mixed.jsonl", "--run-dir", "runs/bad"});
   CHECK(bad.code == 2);
@@ -249,6 +332,74 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
       p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "train.train_iters=14"});
   CHECK_MESSAGE(longer.code == 0, longer.err);
   CHECK(losses_of(p.file("parts")).size() == 14);
+}
+
+TEST_CASE("a run measured in passes over its data; the test share is evaluated once, at the end") {
+  const Prepared& p = prepared();
+  const Finished done = p.in({"train", "./tiny.yaml", "train.train_iters=null", "train.epochs=0.1",
+                              "dataset.split=\"80,10,10\"", "--run-dir", "epochs"});
+  REQUIRE_MESSAGE(done.code == 0, done.err);
+  const auto at = done.err.find(" passes over the training data (");
+  REQUIRE_MESSAGE(at != std::string::npos, done.err);
+  const int samples = std::stoi(done.err.substr(at + 32));
+  const auto losses = losses_of(p.file("epochs"));
+  CHECK(static_cast<int>(losses.size()) == (samples + 39) / 40);
+  int tests = 0;
+  for (const json& row : rows_of(p.file("epochs/metrics.jsonl")))
+    if (row.value("event", "") == "test") {
+      ++tests;
+      CHECK(row["step"] == losses.size());
+      CHECK(row["perplexity"] == doctest::Approx(std::exp(row["loss"].get<double>())));
+      CHECK(row["loss"].get<double>() < losses.front());
+    }
+  CHECK(tests == 1);
+  CHECK(contains(done.err, "| test loss "));
+  // The schedule follows: the last rates are those of the end of the cosine.
+  const auto rows = rows_of(p.file("epochs/metrics.jsonl"));
+  double last_rate = 1;
+  for (const json& row : rows)
+    if (!row.contains("event")) last_rate = row["learning_rate"];
+  CHECK(last_rate < 1e-3);
+  // A run that is over is not tested again.
+  CHECK(p.in({"train", "./tiny.yaml", "train.train_iters=null", "train.epochs=0.1",
+              "dataset.split=\"80,10,10\"", "--run-dir", "epochs", "--resume"})
+            .code == 0);
+  tests = 0;
+  for (const json& row : rows_of(p.file("epochs/metrics.jsonl"))) tests += row.value("event", "") == "test";
+  CHECK(tests == 1);
+  // 300 documents have no thousandth: such a test share is left out, not refused.
+  const Finished small = p.in(
+      {"train", "./tiny.yaml", "train.train_iters=1", "dataset.split=\"969,30,1\"", "--run-dir", "small"});
+  CHECK_MESSAGE(small.code == 0, small.err);
+  CHECK(!contains(small.err, "test loss"));
+  // Both lengths at once, and passes over data without an end.
+  CHECK(contains(p.in({"train", "./tiny.yaml", "train.epochs=1"}).err, "both say how long the run is"));
+  CHECK(
+      contains(p.in({"check", "./tiny.yaml", "train.train_iters=null", "train.epochs=1", "dataset=mock"}).err,
+               "generated data has no end"));
+  CHECK(p.in({"check", "./tiny.yaml", "train.train_iters=null", "train.epochs=1", "--shrink"}).code == 0);
+}
+
+TEST_CASE("Megatron's order of samples, and indices that are kept") {
+  const Prepared& p = prepared();
+  const auto losses = [&](const std::string& run, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"train", "./tiny.yaml", "train.train_iters=3", "--run-dir", run};
+    words.insert(words.end(), more.begin(), more.end());
+    const Finished done = p.in(words);
+    REQUIRE_MESSAGE(done.code == 0, done.err);
+    return losses_of(p.file(run));
+  };
+  const auto own = losses("order-own", {});
+  const auto megatron = losses("order-megatron", {"dataset.sample_order=megatron"});
+  CHECK(own != megatron);
+  const std::string cache = "dataset.path_to_cache=kept-indices";
+  CHECK(losses("order-cached", {"dataset.sample_order=megatron", cache}) == megatron);
+  size_t files = 0;
+  for (const auto& entry : fs::directory_iterator(p.file("kept-indices")))
+    files += entry.path().extension() == ".index";
+  CHECK(files == 4);  // indices and places of training and validation
+  CHECK(losses("order-again", {"dataset.sample_order=megatron", cache}) == megatron);
+  CHECK(losses("order-own-cached", {cache}) == own);
 }
 
 TEST_CASE("a recipe that extends another runs under its own name") {
@@ -411,7 +562,7 @@ TEST_CASE("a start that is refused leaves the run as it was") {
     return all;
   };
   const std::string before = texts();
-  CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "kept", "--resume", "rng.seed=7", "train.train_iters=50"})
+  CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "keeps", "--resume", "rng.seed=7", "train.train_iters=50"})
             .code == 1);
   CHECK(texts() == before);
   // Weights that are missing: told before there is a run; the corrected command begins it.

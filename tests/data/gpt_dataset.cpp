@@ -129,6 +129,33 @@ TEST_CASE("our order: splits do not share tokens, absent splits are null, blends
   CHECK(by_size->epoch_samples() == (2000 - 1) / 6 + (dataset->tokens() - 1) / 6);
 }
 
+TEST_CASE("passes are counted for the part of a blend that is repeated most") {
+  const TempDirectory directory;
+  counting_dataset(directory / "small", 10, [](int64_t) { return 7; });    // 11 samples of 6 tokens
+  counting_dataset(directory / "large", 1000, [](int64_t) { return 7; });  // 1166
+  auto options = options_for({{directory / "small", directory / "large"}, std::vector{1.0, 3.0}});
+  options.vocab_size = 0;
+  options.split = "1,0,0";
+  const auto blend = build_gpt_datasets(options)[0];
+  const auto most = most_passes(*blend, 880);
+  REQUIRE(most);
+  CHECK(most->part.name == directory / "small");
+  CHECK(most->part.epoch_samples == 11);
+  CHECK(most->count == doctest::Approx(220.0 / 11));
+  CHECK(blend->samples_in(2) == 2 * (11 + 1166));
+  CHECK(blend->samples_in(0.5) == 589);  // of 1177, rounded up
+  options.blend = {{directory / "small"}, std::nullopt};
+  CHECK(most_passes(*build_gpt_datasets(options)[0], 22)->count == doctest::Approx(2));
+  options.order = DataOrder::megatron;
+  options.num_samples[0] = 50;
+  CHECK(most_passes(*build_gpt_datasets(options)[0], 22)->count == doctest::Approx(2));
+  GptDatasetOptions mock;
+  mock.mock = true;
+  mock.sequence_length = 6;
+  mock.vocab_size = 50;
+  CHECK(!most_passes(*build_gpt_datasets(mock)[0], 1000));
+}
+
 TEST_CASE("options that contradict each other, and errors with their split and dataset") {
   CHECK(error_of([] { build_gpt_datasets({}); }).starts_with("config: "));
   auto options = options_for({{fixture("a")}, std::nullopt});
@@ -147,6 +174,12 @@ TEST_CASE("options that contradict each other, and errors with their split and d
   const auto error = error_of([&] { build_gpt_datasets(options); });
   CHECK(error.find("in the valid split of") != std::string::npos);
   CHECK(error.find("small_u16") != std::string::npos);
+  // A split that is not wanted, or only where there is data for it, is not refused.
+  options.wanted = {Wanted::yes, Wanted::no, Wanted::if_possible};
+  const auto some = build_gpt_datasets(options);
+  CHECK(some[0]);
+  CHECK(!some[1]);
+  CHECK(!some[2]);
   // A token of another tokenizer.
   options.split = "1";
   options.vocab_size = 60000;

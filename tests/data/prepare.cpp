@@ -45,6 +45,7 @@ struct Prepared {
   Prepared() {
     options.output_prefix = directory / "out";
     options.vocab_size = 257;
+    options.overwrite = true;
   }
   // Writes `content` as a file of that name, prepares it, and returns its documents.
   std::vector<std::string> run(const std::string& name, std::string_view content, int threads = 2) {

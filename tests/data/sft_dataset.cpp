@@ -290,6 +290,55 @@ TEST_CASE("bad lines are errors with their place, or skipped and counted") {
   CHECK(error_for(options_for({directory / "none.jsonl"})).starts_with("not_found: "));
 }
 
+TEST_CASE("empty answers, samples with nothing to learn and bad lines are named with their places") {
+  const TempDirectory directory;
+  const std::string file = directory / "a.jsonl";
+  const std::string user = R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", )";
+  write_text(
+      file,
+      user + R"("content": "a"}]})" + "\n" +        // 1: sound
+          user + R"("content": " \n"}]})" + "\n" +  // 2: empty
+          user + R"("content": "", "tool_calls": [{"name": "f", "arguments": {}}]}]})" + "\n" + user +
+          R"("content": "", "weight": 0}]})" + "\n" +  // 4: nothing to learn
+          "{}\n" +                                     // 5: no sample
+          user +
+          R"("content": ""}, {"role": "user", "content": "v"}, {"role": "assistant", "content": "b"}]})");
+  SftOptions options = options_for({file}, 200);
+  options.chat_template = chat::ChatTemplate::load("chatml");
+  options.format = SftFormat::messages;
+  options.on_bad_line = OnBadLine::skip;
+  const auto dataset = build_sft_datasets(options)[0];
+  CHECK(dataset->counts().empty_places == std::vector<std::string>{file + ":2", file + ":6"});
+  CHECK(dataset->counts().unlearned_places == std::vector<std::string>{file + ":4"});
+  const auto warnings = dataset->warnings();
+  REQUIRE(warnings.size() == 3);
+  CHECK(warnings[0].starts_with("1 line is no sample and was skipped:\n    " + file + ":5:1: "));
+  CHECK(warnings[1] == "1 sample has nothing to learn and was left out:\n    " + file + ":4");
+  CHECK(warnings[2] == "2 samples have an empty answer:\n    " + file + ":2\n    " + file + ":6");
+  const std::string text = to_text_report(inspect_sft(*dataset, *options.tokenizer, 3, 64), false);
+  CHECK(text.find("empty answer: " + file + ":6\n") != std::string::npos);
+  CHECK(text.find("nothing to learn, left out: " + file + ":4\n") != std::string::npos);
+  write_text(file, line_of(3, 4, 'a') + line_of(3, 0, 'a'));
+  CHECK(build_sft_datasets(options_for({file}))[0]->warnings() ==
+        std::vector<std::string>{"1 sample has an empty answer:\n    " + file + ":2"});
+  write_text(file, line_of(3, 4, 'a'));
+  CHECK(build_sft_datasets(options_for({file}))[0]->warnings().empty());
+}
+
+TEST_CASE("passes over fine-tuning data are the rows of whole epochs") {
+  const TempDirectory directory;
+  const auto dataset = build_sft_datasets(options_for({write_many(directory)}, 64))[0];
+  int64_t samples = 0, row = 0;
+  for (; samples < 3 * 200; ++row) samples += static_cast<int64_t>(dataset->samples_of(row).size());
+  CHECK(samples == 600);
+  CHECK(dataset->samples_in(3) == row);
+  CHECK(dataset->samples_in(1) == dataset->epoch_samples());
+  CHECK(dataset->samples_in(0.001) == 1);
+  CHECK(dataset->samples_in(2.5) > dataset->samples_in(2));
+  CHECK(dataset->samples_in(2.5) < row);
+  CHECK(error_of([&] { dataset->samples_in(1e9); }).starts_with("config: "));
+}
+
 TEST_CASE("the fingerprint tells the samples and how they are laid out") {
   const TempDirectory directory;
   const std::string file = write_many(directory);
@@ -306,6 +355,18 @@ TEST_CASE("the fingerprint tells the samples and how they are laid out") {
   other.loss = SftLoss::all, all.insert(fingerprint(other)), other = options;
   other.max_train_samples = 199, all.insert(fingerprint(other));
   CHECK(all.size() == 6);
+}
+
+TEST_CASE("inspection shows three conversations though they share a row") {
+  const TempDirectory directory;
+  std::string lines;
+  for (const char letter : {'a', 'b', 'c', 'd', 'e'}) lines += line_of(20, 10, letter);
+  write_text(directory / "a.jsonl", lines);
+  const auto options = options_for({directory / "a.jsonl"}, 200);
+  const auto report = inspect_sft(*build_sft_datasets(options)[0], *options.tokenizer, 3, 31);
+  REQUIRE(report.rows == 1);
+  REQUIRE(report.shown[0].documents.size() == 5);
+  for (size_t i = 0; i < 5; ++i) CHECK(report.shown[0].documents[i].ids.size() == (i < 3 ? 31u : 0u));
 }
 
 TEST_CASE("inspection shows what is learned") {

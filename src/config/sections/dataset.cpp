@@ -2,6 +2,12 @@
 
 namespace capstan::config {
 
+namespace {
+bool evaluates(const Config& c) {
+  return c.validation.eval_interval.has_value();
+}
+}  // namespace
+
 void describe(Section<DatasetConfig>& s) {
   using D = DatasetConfig;
   s.doc("training text").variants("kind");
@@ -27,18 +33,27 @@ void describe(Section<DatasetConfig>& s) {
       .only_for({"gpt"})
       .known_as("valid_data_path");
   s.field("test_blend", &D::test_blend)
-      .doc("as blend, for the test alone")
+      .doc("as blend, for the test at the end of the run")
       .only_for({"gpt"})
+      .used_when<Config>("`validation.eval_interval` is set", evaluates)
       .known_as("test_data_path");
   s.field("split", &D::split)
-      .doc("shares of the documents or samples for train, validation and test")
+      .doc(
+          "shares of the documents or samples for train, validation and test; the test share is evaluated "
+          "once, at the end")
       .only_for({"gpt", "sft"})
       .example("969,30,1");
+  s.field("sample_order", &D::sample_order)
+      .doc("order of the samples; `recipe import` takes megatron for configurations of Megatron-LM and NeMo")
+      .only_for({"gpt"});
   s.field("path_to_cache", &D::path_to_cache)
-      .doc("directory of the built indices; null: beside the dataset")
+      .doc(
+          "directory that keeps built indices of the order of samples, so that a later start need not build "
+          "them; "
+          "null: none is kept")
       .effect(Effect::io)
       .only_for({"gpt"})
-      .not_yet("a cache of indices on disk");
+      .known_as("data_cache_path");
   s.field("reset_position_ids", &D::reset_position_ids)
       .doc("positions start again after each end of document")
       .only_for({"gpt"});
@@ -56,9 +71,10 @@ void describe(Section<DatasetConfig>& s) {
       .scalar_ok()
       .only_for({"sft"});
   s.field("test_files", &D::test_files)
-      .doc("JSONL files for the test, instead of split")
+      .doc("JSONL files for the test at the end of the run, instead of split")
       .scalar_ok()
-      .only_for({"sft"});
+      .only_for({"sft"})
+      .used_when<Config>("`validation.eval_interval` is set", evaluates);
   s.field("format", &D::format).doc("what a line of the files holds").only_for({"sft"});
   s.field("loss_mode", &D::loss_mode).doc("tokens that are learned").only_for({"sft"});
   s.field("packing", &D::packing)
@@ -69,6 +85,9 @@ void describe(Section<DatasetConfig>& s) {
       .known_as("sample_packing");
   s.field("too_long", &D::too_long)
       .doc("what happens to samples longer than model.seq_length")
+      .only_for({"sft"});
+  s.field("on_bad_line", &D::on_bad_line)
+      .doc("what happens to lines that are no sample, for instance broken JSON or a missing key")
       .only_for({"sft"});
   s.field("max_train_samples", &D::max_train_samples)
       .doc("train on the first so many samples; null: on all")

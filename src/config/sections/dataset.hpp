@@ -16,6 +16,8 @@ enum class DatasetKind : uint8_t { gpt, mock, sft };
 enum class SampleFormat : uint8_t { automatic, messages, sharegpt, alpaca, prompt_completion, text };
 enum class LossMode : uint8_t { assistant, last_turn, all };
 enum class TooLong : uint8_t { drop, truncate };
+enum class BadLine : uint8_t { fail, skip };
+enum class SampleOrder : uint8_t { capstan, megatron };
 
 template <>
 struct EnumNames<DatasetKind> {
@@ -57,6 +59,24 @@ struct EnumNames<TooLong> {
   };
 };
 
+template <>
+struct EnumNames<BadLine> {
+  static constexpr EnumEntry<BadLine> list[] = {
+      {BadLine::fail, "fail", "the run does not begin"},
+      {BadLine::skip, "skip", "left out; counted, and the first are named in the log"},
+  };
+};
+
+template <>
+struct EnumNames<SampleOrder> {
+  static constexpr EnumEntry<SampleOrder> list[] = {
+      {SampleOrder::capstan, "capstan",
+       "each pass has an order of its own; a longer run begins with the shorter one"},
+      {SampleOrder::megatron, "megatron",
+       "Megatron-LM's, sample for sample; it depends on the length of the run"},
+  };
+};
+
 // Dataset prefix (the path without .bin/.idx) and its weight, in the order written.
 using Blend = std::vector<std::pair<std::string, double>>;
 
@@ -66,8 +86,9 @@ struct DatasetConfig {
   std::vector<Path> data_path;  // prefixes, weighted by their number of samples
   Blend blend;
   Blend train_blend, valid_blend, test_blend;
-  std::optional<std::string> split;   // "969,30,1": shares of train, validation, test
-  std::optional<Path> path_to_cache;  // directory of the built indices; null: beside the dataset
+  std::optional<std::string> split;  // "969,30,1": shares of train, validation, test
+  SampleOrder sample_order = SampleOrder::capstan;
+  std::optional<Path> path_to_cache;  // directory that keeps built indices; null: built again by each start
   bool reset_position_ids = false;    // positions start at 0 after each end of document
   bool reset_attention_mask = false;  // attention does not cross documents
   bool eod_mask_loss = false;         // no loss on end-of-document tokens
@@ -78,6 +99,7 @@ struct DatasetConfig {
   LossMode loss_mode = LossMode::assistant;
   bool packing = true;  // documents do not see each other, positions start again
   TooLong too_long = TooLong::truncate;
+  BadLine on_bad_line = BadLine::fail;
   std::optional<int64_t> max_train_samples;  // null: all
   // all kinds
   int64_t random_seed = 1234;

@@ -58,8 +58,19 @@ void eval_batch_divisible(const Config& c, RuleReport& report) {
 
 void length_given(const Config& c, RuleReport& report) {
   const auto& t = c.train;
-  if (!t.train_iters && !t.train_samples) {
-    report.error("neither `train.train_iters` nor `train.train_samples` says how long the run is")
+  if (t.epochs) {
+    if (t.train_iters || t.train_samples)
+      report
+          .error(std::string("`train.epochs` and `train.") +
+                 (t.train_samples ? "train_samples" : "train_iters") + "` both say how long the run is")
+          .at("train.epochs")
+          .help(t.train_samples
+                    ? "give one of the two: train.train_samples=null with epochs, or train.epochs=null"
+                    : "give one of the two: train.train_iters=null with epochs, or train.epochs=null");
+  } else if (!t.train_iters && !t.train_samples) {
+    report
+        .error(
+            "none of `train.train_iters`, `train.train_samples` and `train.epochs` says how long the run is")
         .help("set train.train_iters");
   } else if (t.train_iters && t.train_samples && t.global_batch_size &&
              *t.train_samples / *t.global_batch_size != *t.train_iters) {
@@ -69,6 +80,23 @@ void length_given(const Config& c, RuleReport& report) {
                text_of(*t.global_batch_size) + " = " + text_of(*t.train_samples / *t.global_batch_size))
         .help("give one of the two, and unset the other");
   }
+}
+
+void epochs_of_real_data(const Config& c, RuleReport& report) {
+  if (c.train.epochs && c.dataset.kind == DatasetKind::mock)
+    report.error("`train.epochs` counts passes over data, and generated data has no end")
+        .at("train.epochs")
+        .help("for instance train.train_iters=100 train.epochs=null");
+}
+
+void megatron_order_seed(const Config& c, RuleReport& report) {
+  if (c.dataset.kind == DatasetKind::gpt && c.dataset.sample_order == SampleOrder::megatron &&
+      c.dataset.random_seed > int64_t{0xffffffff})
+    report
+        .error("`dataset.random_seed` " + text_of(c.dataset.random_seed) +
+               " is above 4294967295, the largest seed of Megatron's order")
+        .at("dataset.random_seed")
+        .help("a smaller seed, or dataset.sample_order=capstan");
 }
 
 void length_of_a_step(const Config& c, RuleReport& report) {
@@ -256,8 +284,8 @@ void register_batch_rules(Schema& s) {
       eval_batch_divisible);
   s.rule<Config>({"R0204",
                   "length_given",
-                  "exactly one of train_iters and train_samples says how long the run is",
-                  {"train.train_iters", "train.train_samples", "train.global_batch_size"}},
+                  "exactly one of train_iters, train_samples and epochs says how long the run is",
+                  {"train.train_iters", "train.train_samples", "train.epochs", "train.global_batch_size"}},
                  length_given);
   s.rule<Config>({"R0205",
                   "length_of_a_step",
@@ -339,6 +367,16 @@ void register_batch_rules(Schema& s) {
                   "texts without turns are learned whole",
                   {"dataset.loss_mode", "dataset.format"}},
                  samples_learn_something);
+  s.rule<Config>({"R0221",
+                  "epochs_of_real_data",
+                  "a length in passes needs data that has an end",
+                  {"train.epochs", "dataset.kind"}},
+                 epochs_of_real_data);
+  s.rule<Config>({"R0222",
+                  "megatron_order_seed",
+                  "Megatron's order of samples takes seeds of 32 bits",
+                  {"dataset.random_seed", "dataset.sample_order"}},
+                 megatron_order_seed);
 }
 
 }  // namespace capstan::config

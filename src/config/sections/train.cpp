@@ -37,6 +37,16 @@ void describe(Section<TrainConfig>& s) {
       .unit("samples")
       .count()
       .range(1, int64_t{1} << 60);
+  s.field("epochs", &T::epochs)
+      .doc(
+          "length of the run in passes over the training data, instead of train_iters; rounded up to whole "
+          "steps "
+          "when the data is opened")
+      .unit("passes")
+      .above(0)
+      .known_as("num_epochs")
+      .known_as("num_train_epochs")
+      .known_as("max_epochs");
   s.field("exit_interval", &T::exit_interval)
       .doc("save and stop after each multiple of so many steps (exit code 75)")
       .unit("iterations")

@@ -28,8 +28,9 @@ struct TrainConfig {
       global_batch_size;  // samples of one step; derived: micro_batch_size * data-parallel size
   std::optional<int64_t>
       num_microbatches;                // derived: global_batch_size / (micro_batch_size * data-parallel size)
-  std::optional<int64_t> train_iters;  // exactly one of train_iters and train_samples
+  std::optional<int64_t> train_iters;  // exactly one of train_iters, train_samples and epochs
   std::optional<int64_t> train_samples;
+  std::optional<double> epochs;          // passes over the training data
   std::optional<int64_t> exit_interval;  // stop with a checkpoint after each multiple of so many steps
   std::optional<double> exit_duration_in_mins;
   bool exit_signal_handler = true;  // SIGINT/SIGTERM: save, then exit 75

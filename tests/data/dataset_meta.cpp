@@ -1,0 +1,184 @@
+#include "data/dataset_meta.hpp"
+
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "data/gpt_dataset.hpp"
+#include "data/tokenizer/tokenizer.hpp"
+#include "data/verbs.hpp"
+#include "dataset_helpers.hpp"
+
+using namespace capstan;
+using namespace capstan::data;
+using namespace capstan::data::testing;
+
+namespace {
+
+// 256 bytes, <|endoftext|>, and one token more: what `bytes` is not.
+std::shared_ptr<const Tokenizer> longer_tokenizer() {
+  auto json = nlohmann::ordered_json::parse(byte_tokenizer()->files().at(0).text);
+  json["model"]["vocab"]["ab"] = 257;
+  json["model"]["merges"].push_back("a b");
+  return Tokenizer::from_json(json.dump());
+}
+
+GptDatasetOptions options_of(const std::vector<std::string>& prefixes, const Tokenizer* tokenizer) {
+  GptDatasetOptions options;
+  options.blend.prefixes = prefixes;
+  options.split = "1,0,0";
+  options.sequence_length = 4;
+  options.vocab_size = 1000;
+  options.tokenizer = tokenizer;
+  options.tokenizer_name = "the recipe's";
+  return options;
+}
+
+std::string prepare_text(const TempDirectory& directory, const std::string& name,
+                         std::shared_ptr<const Tokenizer> tokenizer) {
+  write_text(directory / "text.txt", "abc\n\nabcdefghijkl\n");
+  PrepareVerb verb;
+  verb.inputs = {directory / "text.txt"};
+  verb.tokenizer = "tok/" + name + ".json";
+  verb.loaded = std::move(tokenizer);
+  verb.output = directory / name;
+  return run_prepare(verb).keys.at(0).prefix;
+}
+
+}  // namespace
+
+TEST_CASE("data prepare records the tokenizer, and data of another one is refused by name") {
+  const TempDirectory directory;
+  const auto bytes = byte_tokenizer(), longer = longer_tokenizer();
+  CHECK(bytes->identity() != longer->identity());
+  const std::string a = prepare_text(directory, "a", bytes), b = prepare_text(directory, "b", longer);
+  const auto meta = read_meta(IndexedDataset(b));
+  REQUIRE(meta);
+  CHECK(meta->tokenizer.name == "tok/b.json");
+  CHECK(meta->tokenizer.vocab_size == 258);
+  CHECK(meta->tokenizer.identity == longer->identity());
+  CHECK(meta->documents == 2);
+
+  const auto open = [](const std::vector<std::string>& prefixes, const Tokenizer* tokenizer) {
+    return error_of([&] { build_gpt_datasets(options_of(prefixes, tokenizer)); });
+  };
+  CHECK(open({a}, bytes.get()) == "");
+  CHECK(open({b}, longer.get()) == "");
+  // Each prefix of a blend is looked at.
+  const std::string refused = open({a, b}, bytes.get());
+  CHECK(refused.starts_with("config: "));
+  for (const std::string& named :
+       {b, std::string("\"tok/b.json\" (258 tokens"), std::string("\"the recipe's\" (257 tokens"),
+        longer->identity().substr(0, 8), bytes->identity().substr(0, 8), b + ".meta.json"})
+    CHECK_MESSAGE(refused.find(named) != std::string::npos, named, " in ", refused);
+  CHECK(open({a, b}, longer.get()).find("`" + a + "`") != std::string::npos);
+
+  // Without a tokenizer only the model's vocabulary can be too small.
+  CHECK(open({a, b}, nullptr) == "");
+  auto small = options_of({b}, nullptr);
+  small.vocab_size = 257;
+  CHECK(error_of([&] { build_gpt_datasets(small); }).find("larger than the model's vocabulary of 257") !=
+        std::string::npos);
+
+  InspectVerb look;
+  look.prefix = b;
+  CHECK(to_text_report(run_inspect(look)).find("tokenizer     \"tok/b.json\" (258 tokens") !=
+        std::string::npos);
+  CHECK(nlohmann::json::parse(to_json_report(run_inspect(look)))["tokenizer"]["identity"] ==
+        longer->identity());
+  look.tokenizer = "bytes";
+  CHECK(error_of([&] { run_inspect(look); }).find("was prepared with the tokenizer \"tok/b.json\"") !=
+        std::string::npos);
+}
+
+TEST_CASE("without a record, a tokenizer that lacks an id of the data is refused before training") {
+  const TempDirectory directory;
+  const auto prefix = directory / "d";
+  write_dataset(prefix, {{1, 2, 3, 4, 5}, {255, 256, 257, 7}});
+  const auto bytes = byte_tokenizer(), longer = longer_tokenizer();
+  CHECK(error_of([&] {
+          build_gpt_datasets(options_of({prefix}, bytes.get()));
+        }).find("d.bin: offset 14: token 257 is not below the vocabulary size 257") != std::string::npos);
+  CHECK(error_of([&] { build_gpt_datasets(options_of({prefix}, longer.get())); }) == "");
+  InspectVerb look;
+  look.prefix = prefix;
+  look.tokenizer = "bytes";
+  CHECK(error_of([&] { run_inspect(look); }).find("token 257") != std::string::npos);
+}
+
+TEST_CASE("the largest token of a file: all of a small one, blocks spread over a large one") {
+  const TempDirectory directory;
+  const int64_t count = 300'000;
+  const auto dataset = counting_dataset(directory / "d", 3, [&](int64_t) { return count / 3; });
+  CHECK(dataset->largest_token(count) == count - 1);
+  CHECK(dataset->largest_token(1 << 16) == (1 << 16) - 1);
+  CHECK(dataset->largest_token(2 << 16) == (3 << 16) - 1);  // the first block and the third of five
+  write_dataset(directory / "none", {});
+  CHECK(IndexedDataset(directory / "none").largest_token(10) == -1);
+}
+
+TEST_CASE("a damaged record is an error that names the file") {
+  const TempDirectory directory;
+  const std::string prefix = prepare_text(directory, "d", byte_tokenizer());
+  const std::string path = meta_path(prefix), good = read_file(path);
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const auto at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    return text.replace(at, from.size(), to);
+  };
+  const std::string identity = byte_tokenizer()->identity();
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "not a JSON object"},
+      {"[]", "not a JSON object"},
+      {good.substr(0, good.size() / 2), "not a JSON object"},
+      {std::string(5000, '['), "not a JSON object"},
+      {"{}", "no `schema`"},
+      {with("dataset_meta/1", "dataset_meta/2"), "is not capstan.dataset_meta/1"},
+      {with("\"tokenizer\"", "\"other\""), "no `tokenizer`"},
+      {with(identity, identity.substr(1)), "not 32 hexadecimal digits"},
+      {with(identity, std::string(32, 'x')), "not 32 hexadecimal digits"},
+      {with("\"vocab_size\": 257", "\"vocab_size\": -1"), "`vocab_size` is not a number"},
+      {with("\"vocab_size\": 257", "\"vocab_size\": 1e99"), "`vocab_size` is not a number"},
+      {with("\"vocab_size\": 257", "\"vocab_size\": 99999999999"), "`vocab_size` is not a number"},
+      {with("tok/d.json", std::string(5000, 'x')), "`name` has more than"},
+      {with("\"documents\": 2", "\"documents\": 3"), "describes other data, with 3 documents"},
+      {with("\"tokens\": ", "\"tokens\": 1"), "describes other data"}};
+  for (const auto& [text, reason] : cases) {
+    write_text(path, text);
+    const std::string error = error_of([&] { read_meta(IndexedDataset(prefix)); });
+    CHECK_MESSAGE(error.starts_with("format: "), error);
+    CHECK_MESSAGE(error.find(path) != std::string::npos, error);
+    CHECK_MESSAGE(error.find(reason) != std::string::npos, reason, " in ", error);
+  }
+  write_text(path, std::string(70'000, ' ') + good);
+  CHECK(error_of([&] { read_meta(IndexedDataset(prefix)); }).starts_with("format: "));
+}
+
+TEST_CASE("data prepare replaces a dataset only when asked to, and its record with it") {
+  const TempDirectory directory;
+  const std::string prefix = prepare_text(directory, "d", byte_tokenizer());
+  const std::string before = read_file(prefix + ".bin");
+  const std::string refused = error_of([&] { prepare_text(directory, "d", longer_tokenizer()); });
+  CHECK(refused.starts_with("usage: `" + prefix + ".bin` exists already"));
+  CHECK(refused.find("--overwrite") != std::string::npos);
+  CHECK(read_file(prefix + ".bin") == before);
+  PrepareVerb verb;
+  verb.inputs = {directory / "text.txt"};
+  verb.tokenizer = "tok/new.json";
+  verb.loaded = longer_tokenizer();
+  verb.output = directory / "d";
+  verb.overwrite = true;
+  run_prepare(verb);
+  CHECK(read_meta(IndexedDataset(prefix))->tokenizer.vocab_size == 258);
+  // What is half there counts too; a record alone does not.
+  std::filesystem::remove(prefix + ".idx");
+  CHECK(error_of([&] { prepare_text(directory, "d", byte_tokenizer()); }).find(".bin` exists") !=
+        std::string::npos);
+  std::filesystem::remove(prefix + ".bin");
+  prepare_text(directory, "d", byte_tokenizer());
+  CHECK(read_meta(IndexedDataset(prefix))->tokenizer.vocab_size == 257);
+  // A writer that knows no tokenizer leaves no record of an earlier one.
+  write_dataset(prefix, {{1, 2, 3}});
+  CHECK(!read_meta(IndexedDataset(prefix)));
+}
