@@ -275,18 +275,24 @@ void batch(Reader& r) {
               "micro-batch times accumulation on one rank; multiply by the ranks");
 }
 
+// After the data: passes over it need files.
 void length(Reader& r) {
   const auto steps = r.integer("max_steps");
-  if (steps && *steps > 0)
+  const bool counted = steps && *steps > 0,
+             passes = r.real("num_epochs") && r.draft.has("dataset.train_files");
+  if (counted)
     r.draft.set("train.train_iters", *r.find("max_steps"), r.from("max_steps"));
-  else
+  else if (!passes || !r.draft.set("train.epochs", *r.find("num_epochs"), r.from("num_epochs")))
     r.draft.assume("train.train_iters", "1000",
                    "to fill in: epochs of data whose length the file does not say");
-  if (r.given("num_epochs"))
+  if (r.given("num_epochs") && (counted || !passes))
     r.draft.leave(
-        r.from("num_epochs"), *r.find("num_epochs"), steps ? Why::no_effect : Why::to_fill_in,
-        steps ? "max_steps is given"
-              : "a run is measured in steps: samples of the data times epochs, over the global batch");
+        r.from("num_epochs"), *r.find("num_epochs"), counted ? Why::no_effect : Why::to_fill_in,
+        counted ? "max_steps is given"
+                : "a run is measured in steps: samples of the data times epochs, over the global batch");
+}
+
+void intervals(Reader& r) {
   for (const auto& [key, path] : {std::pair("save_steps", "checkpoint.save_interval"),
                                   std::pair("eval_steps", "validation.eval_interval")})
     if (const auto value = r.real(key)) {
@@ -381,7 +387,7 @@ void read_axolotl(Draft& draft, const Node& root) {
   model(reader);
   adapter(reader);
   batch(reader);
-  length(reader);
+  intervals(reader);
   optimizer(reader);
   precision(reader);
   sharding(reader);
@@ -398,6 +404,7 @@ void read_axolotl(Draft& draft, const Node& root) {
   }
   draft.assume("rng.seed", "42", "Axolotl's default");
   read_axolotl_data(reader);
+  length(reader);
   draft.assume_preset("tokenizer", "none", "to fill in with the data");
   reader.account();
 }

@@ -563,8 +563,11 @@ void data(Reader& r) {
       draft.leave(r.from("dataset.split"), *r.find("dataset.split"), Why::no_effect,
                   "generated tokens are not split");
     draft.withdraw("dataset.kind", Why::no_effect, "the data is generated");
-  } else if (r.given("dataset.split")) {
-    draft.set("dataset.split", *r.find("dataset.split"), r.from("dataset.split"));
+  } else {
+    if (r.given("dataset.split"))
+      draft.set("dataset.split", *r.find("dataset.split"), r.from("dataset.split"));
+    draft.assume("dataset.sample_order", "megatron",
+                 "the samples that Megatron-LM would train on, in its order");
   }
   for (const char* key : {"dataset.sequence_length", "model.seq_length"})
     if (r.given(key)) {

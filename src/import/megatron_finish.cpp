@@ -175,6 +175,9 @@ void data(Reader& r) {
   if (!draft.has("dataset.data_path") && !draft.has("dataset.train_blend")) {
     draft.assume_preset("dataset", "mock", "to fill in: no data is named, these are generated tokens");
     draft.withdraw("dataset.split", Why::no_effect, "generated tokens are not split");
+  } else {
+    draft.assume("dataset.sample_order", "megatron",
+                 "the samples that Megatron-LM would train on, in its order");
   }
 }
 

@@ -134,9 +134,12 @@ void length(Reader& r) {
                 epochs.value_or(1) == 1 ? "" : "times the epochs");
     return;
   }
+  if (epochs && r.draft.has("dataset.train_files") &&
+      r.draft.set("train.epochs", *r.find("epochs"), r.from("epochs")))
+    return;
   r.draft.assume("train.train_iters", "1000",
                  "to fill in: epochs of data whose length the file does not say");
-  if (r.given("epochs"))
+  if (r.given("epochs") && !r.draft.has("dataset.train_files"))
     r.draft.leave(r.from("epochs"), *r.find("epochs"), Why::to_fill_in,
                   "a run is measured in steps: samples of the data times epochs, over the global batch");
 }
@@ -254,10 +257,10 @@ void read_torchtune(Draft& draft, const Node& root) {
   Reader reader(draft, root, kTable);
   reader.apply();
   batch(reader);
-  length(reader);
   adapters(reader);
   weights(reader);
   read_torchtune_data(reader);
+  length(reader);
   optimizer(reader);
   precision(reader);
   if (reader.is_true("enable_activation_checkpointing")) {
