@@ -155,6 +155,7 @@ void Run::test() {
   if (!v.eval_interval || !datasets_[2] || v.eval_iters <= 0) return;
   if (loop_->state().step == first_step_) return;  // a finished run that was resumed
   timers_.start_step();
+  expect(evaluation_seconds_ > 0 ? evaluation_seconds_ + save_seconds_ : 0);
   timers_.enter(Phase::evaluate);
   const double loss = loop_->evaluate(datasets_[2], v.eval_iters);
   timers_.enter(Phase::other);
