@@ -63,9 +63,9 @@ int run_tokenizer_train(Context& context) {
   if (options.vocab_size == 0) args.required("vocab-size");
   options.min_frequency = args.integer("min-frequency", 1).value_or(2);
   options.pre_tokenizer = data::pre_tokenizer_by_name(args.value("pre-tokenizer").value_or("gpt2"));
-  if (args.has("special")) {
+  if (const auto special = args.value("special")) {
     options.special_tokens.clear();
-    for (std::string_view token : split(*args.value("special"), ','))
+    for (const std::string_view token : split(*special, ','))
       options.special_tokens.emplace_back(token);
   }
   const std::filesystem::path output = args.required("output");
