@@ -51,19 +51,24 @@ int run_generate(Context& context) {
       flush_output();
     };
     const train::GenerateResult result = train::generate(model, options);
+    const auto note_full = [&] {
+      if (result.context_full && !context.quiet())
+        say("note: the context is full: prompt and answer have the " + std::to_string(result.context_limit) +
+            " tokens of " + result.context_field + ", " + std::to_string(options.max_tokens - result.tokens) +
+            " fewer than --max-tokens asks for\n");
+    };
     if (json) {
-      const nlohmann::ordered_json object = {{"schema", "capstan.generate/1"},
-                                             {"prompt", options.prompt},
-                                             {"text", text},
-                                             {"prompt_tokens", result.prompt_tokens},
-                                             {"tokens", result.tokens},
-                                             {"ended", result.ended},
-                                             {"seconds", result.seconds}};
+      const nlohmann::ordered_json object = {
+          {"schema", "capstan.generate/1"},        {"prompt", options.prompt}, {"text", text},
+          {"prompt_tokens", result.prompt_tokens}, {"tokens", result.tokens},  {"ended", result.ended},
+          {"context_full", result.context_full},   {"seconds", result.seconds}};
       put(object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+      note_full();
       return 0;
     }
     put("\n");
     finish_output();
+    note_full();
     if (context.verbosity > 0 && result.seconds > 0)
       say(std::to_string(result.tokens) + " tokens, " +
           human_count(static_cast<double>(result.tokens) / result.seconds) + " tokens/s\n");

@@ -143,14 +143,17 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   const auto& m = model.config().model;
   const auto prompt_tokens = static_cast<int64_t>(prompt.size());
   const int64_t positions = m.max_position_embeddings.value_or(m.seq_length);
+  const char* const limit = m.max_position_embeddings ? "model.max_position_embeddings" : "model.seq_length";
   if (prompt_tokens >= positions)
     fail(ErrorCode::usage, "the prompt has " + std::to_string(prompt_tokens) + " tokens, the model " +
-                               std::to_string(positions) + " positions");
+                               std::to_string(positions) + " positions (" + limit + ")");
   const int64_t wanted = std::min(options.max_tokens, positions - prompt_tokens);
   std::vector<int32_t> tokens = prompt;  // with those that were drawn
 
   GenerateResult result;
   result.prompt_tokens = prompt_tokens;
+  result.context_limit = positions;
+  result.context_field = limit;
   auto cache = model.make_cache(prompt_tokens + wanted);
   using Clock = std::chrono::steady_clock;
   data::StreamDecoder decoder(model.tokenizer(), true);
@@ -181,6 +184,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
       logits = model.next_logits(tokens, cache);
     }
   }
+  result.context_full = !result.ended && wanted < options.max_tokens;
   speaker.push(decoder.finish());
   speaker.finish();
   result.seconds = seconds_since(after_prompt);

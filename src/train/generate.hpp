@@ -29,7 +29,11 @@ struct GenerateOptions {
 };
 struct GenerateResult {
   int64_t prompt_tokens = 0, tokens = 0;
-  bool ended = false;                      // at one of those
+  bool ended = false;  // at one of those
+  // The model's positions (context_limit) were used up before max_tokens.
+  bool context_full = false;
+  int64_t context_limit = 0;               // prompt and answer together
+  const char* context_field = "";          // that sets it
   double prompt_seconds = 0, seconds = 0;  // reading the prompt; writing the rest
 };
 
