@@ -12,6 +12,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/missing.hpp"
+
 namespace capstan {
 
 namespace fs = std::filesystem;
@@ -21,9 +23,9 @@ std::string system_error_text(int error_number) {
 }
 
 [[noreturn]] static void fail_io(const char* action, const fs::path& path, int error_number) {
-  const ErrorCode code =
-      error_number == ENOENT || error_number == ENOTDIR ? ErrorCode::not_found : ErrorCode::io;
-  fail(code,
+  const bool missing = error_number == ENOENT || error_number == ENOTDIR;
+  if (missing && std::strcmp(action, "open") == 0) fail_not_found("", path.string());
+  fail(missing ? ErrorCode::not_found : ErrorCode::io,
        std::string("cannot ") + action + " `" + path.string() + "`: " + system_error_text(error_number));
 }
 

@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "base/file.hpp"
+#include "base/missing.hpp"
 
 namespace capstan::checkpoint {
 
@@ -80,9 +81,8 @@ std::string hash_of(std::string_view text) {
 FileHash hash_file(const std::filesystem::path& path, int64_t block_bytes) {
   // O_NOFOLLOW, O_NONBLOCK: neither a link out of the directory nor a pipe that nobody writes.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (fd < 0)
-    fail(errno == ENOENT ? ErrorCode::not_found : ErrorCode::io,
-         "cannot open `" + path.string() + "`: " + system_error_text(errno));
+  if (fd < 0 && errno == ENOENT) fail_not_found("", path.string());
+  if (fd < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
   Hasher hasher(block_bytes);
   std::vector<std::byte> buffer(size_t{1} << 18);
   int error = 0;

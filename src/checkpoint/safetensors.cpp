@@ -12,6 +12,7 @@
 
 #include "base/checked.hpp"
 #include "base/cursor.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "checkpoint/tensor_source.hpp"
@@ -353,8 +354,9 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
   return header;
 }
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
-    : map_(path), header_(parse_safetensors(map_.bytes(), path.string())) {
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : map_(path) {
+  refuse_placeholder(map_.bytes(), path.string());
+  header_ = parse_safetensors(map_.bytes(), path.string());
   for (size_t i = 0; i < header_.entries.size(); ++i) by_name_.emplace(header_.entries[i].name, i);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "checkpoint/writer.hpp"
 
@@ -139,12 +140,25 @@ Search find_latest(const fs::path& root, Depth depth, const std::optional<std::s
   return search;
 }
 
+std::string no_checkpoint_help(const fs::path& path) {
+  std::error_code error;
+  const fs::path model = path.has_filename() ? path : path.parent_path();
+  if (fs::exists(path / "config.json", error))
+    return "it holds a config.json: a model of Transformers is named hf:" + model.string();
+  if (path.extension() == ".gguf") return "a GGUF file is named gguf:" + path.string();
+  if (path.extension() == ".safetensors")
+    return "safetensors are named by their directory: hf:" +
+           (path.has_parent_path() ? path.parent_path().string() : ".");
+  return "name a checkpoint directory or a run directory";
+}
+
 Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* refused) {
   std::error_code error;
   if (!fs::exists(path, error))
-    fail(ErrorCode::not_found, "`" + path.string() + "` does not exist",
-         "name a checkpoint directory or a run directory");
+    fail_not_found("", path.string(), "name a checkpoint directory or a run directory");
   if (fs::exists(path / kManifestFile, error)) return {path, Reader::open(path, Depth::content).info().step};
+  if (!fs::is_directory(path, error))
+    fail(ErrorCode::not_found, "`" + path.string() + "` is no checkpoint", no_checkpoint_help(path));
   const fs::path root = fs::is_directory(path / "checkpoints", error) ? path / "checkpoints" : path;
   const Search search = find_latest(root, Depth::content);
   if (refused)
@@ -152,8 +166,7 @@ Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* re
       refused->push_back("`" + one.checkpoint.path.string() + "`: " + one.reason);
   if (search.found) return *search.found;
   if (search.refused.empty())
-    fail(ErrorCode::not_found, "`" + path.string() + "` holds no checkpoint",
-         "name a checkpoint directory or a run directory");
+    fail(ErrorCode::not_found, "`" + path.string() + "` holds no checkpoint", no_checkpoint_help(path));
   std::string reasons;
   for (const auto& one : search.refused)
     reasons += "\n  " + one.checkpoint.path.filename().string() + ": " + one.reason;

@@ -52,6 +52,9 @@ Search find_latest(const std::filesystem::path& root, Depth depth,
 // `refused` gets a line for each newer checkpoint that does not verify.
 Checkpoint resolve_checkpoint(const std::filesystem::path& path, std::vector<std::string>* refused = nullptr);
 
+// What to write in place of a name that holds no checkpoint: hf:DIR, gguf:FILE …
+std::string no_checkpoint_help(const std::filesystem::path& path);
+
 struct Retention {
   int64_t most_recent = 2;                // newest kept, those with a sound structure counted; negative: all
   std::optional<int64_t> keep_multiples;  // steps that are multiples of this are always kept

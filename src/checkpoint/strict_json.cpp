@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 
 namespace capstan::checkpoint {
@@ -38,6 +39,7 @@ json parse_strict_json(std::string_view text, const std::string& file, int max_d
   try {
     return json::parse(text.begin(), text.end(), watch);
   } catch (const json::exception& error) {
+    refuse_placeholder(text, file);
     std::string reason = error.what();
     if (const size_t at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
     const auto* place = dynamic_cast<const json::parse_error*>(&error);

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "cli/terminal.hpp"
 #include "config/show.hpp"
@@ -89,7 +90,8 @@ void write_new(const std::filesystem::path& path, const std::string& text) {
     fail(ErrorCode::usage, "`" + path.string() + "` exists already",
          "choose another name, or remove it first");
   if (path.has_parent_path() && !std::filesystem::is_directory(path.parent_path()))
-    fail(ErrorCode::not_found, "there is no directory `" + path.parent_path().string() + "`");
+    fail_not_found("", path.parent_path().string(),
+                   "the directory in which the file is written has to exist");
   write_file_durably(path, text);
 }
 

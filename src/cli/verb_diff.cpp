@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
@@ -95,6 +96,7 @@ config::Resolution recipe_of(const Context& context, const std::string& name, bo
     const bool directory = std::filesystem::is_directory(name);
     if (stored || (error.code() != ErrorCode::not_found && !directory)) throw;
     const std::string inside = name + "/recipe.yaml";  // of a sweep's trial
+    if (!directory) fail(ErrorCode::not_found, not_found_text("", name), error.help());
     fail(ErrorCode::not_found, "`" + name + "` is no recipe, run or checkpoint",
          directory && std::filesystem::exists(inside) ? "a recipe is in it: `" + inside + "`" : error.help());
   }

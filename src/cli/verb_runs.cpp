@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
@@ -50,7 +51,16 @@ int run_runs_ls(Context& context) {
 // A run directory, or the name of one in ./runs.
 std::filesystem::path run_named(const std::string& word) {
   const std::filesystem::path path = word;
-  return !records::is_run(path) && records::is_run("runs" / path) ? "runs" / path : path;
+  if (!records::is_run(path) && records::is_run("runs" / path)) return "runs" / path;
+  std::error_code unknown;
+  if (!std::filesystem::exists(path, unknown)) {
+    auto near = near_paths(word);
+    for (std::string& one : near_paths("runs/" + word)) near.push_back(std::move(one));
+    fail(ErrorCode::not_found, not_found_text("", word),
+         near.empty() ? "name a run directory; `capstan runs ls` lists those in ./runs"
+                      : near_paths_help(near));
+  }
+  return path;
 }
 
 int run_runs_plot(Context& context) {

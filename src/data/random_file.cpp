@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 
 namespace capstan::data {
 
@@ -17,9 +18,8 @@ RandomFile::RandomFile(std::string path) : path_(std::move(path)) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer.
   fd_ = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd_ < 0) {
-    const bool missing = errno == ENOENT || errno == ENOTDIR;
-    fail(missing ? ErrorCode::not_found : ErrorCode::io,
-         "cannot open `" + path_ + "`: " + system_error_text(errno));
+    if (errno == ENOENT || errno == ENOTDIR) fail_not_found("", path_);
+    fail(ErrorCode::io, "cannot open `" + path_ + "`: " + system_error_text(errno));
   }
   struct stat status {};
   const bool known = ::fstat(fd_, &status) == 0;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 
@@ -57,7 +58,7 @@ std::vector<InputFile> expand_inputs(const std::vector<std::string>& names) {
     std::error_code error;
     const auto status = fs::status(name, error);
     if (status.type() == fs::file_type::not_found || status.type() == fs::file_type::none)
-      fail(ErrorCode::not_found, "input `" + name + "` does not exist");
+      fail_not_found("", name);
     if (fs::is_directory(status))
       add_directory(name, files);
     else if (fs::is_regular_file(status))

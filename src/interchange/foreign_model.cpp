@@ -59,8 +59,19 @@ void ForeignModel::take_tensors(const std::function<bool(std::string_view)>& bes
 
 std::unique_ptr<checkpoint::TensorSource> ForeignModel::arranged(checkpoint::TensorSource& files,
                                                                  const config::ModelConfig& model) const {
+  if (model.hidden_size == model_.hidden_size && *model.padded_vocab_size < model_.vocab_size) {
+    const auto shape = [&](int64_t rows) { return checkpoint::to_text({rows, model_.hidden_size}); };
+    fail(ErrorCode::failed,
+         name() + " does not fit the recipe's model: `embedding.word_embeddings.weight`: " +
+             shape(model_.vocab_size) + " in the checkpoint, " + shape(*model.padded_vocab_size) +
+             " in the recipe",
+         "model=" + name() +
+             " takes the sizes from the file; model.vocab_size=" + std::to_string(model_.vocab_size));
+  }
   config::ModelConfig ours = model_;
-  ours.padded_vocab_size = model.padded_vocab_size;
+  // Rows of another width are not padded: then they do not fit, and their number is reported as it is.
+  ours.padded_vocab_size =
+      model.hidden_size == model_.hidden_size ? *model.padded_vocab_size : model_.vocab_size;
   return std::make_unique<RearrangedSource>(files, parameter_table(ours, names_));
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/checked.hpp"
 #include "base/cursor.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 
@@ -240,8 +241,9 @@ GgufHeader parse_gguf(std::span<const std::byte> bytes, const std::string& file)
   return HeaderReader(bytes, file).read();
 }
 
-GgufFile::GgufFile(const std::filesystem::path& path)
-    : map_(path), header_(parse_gguf(map_.bytes(), path.string())) {
+GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {
+  refuse_placeholder(map_.bytes(), path.string());
+  header_ = parse_gguf(map_.bytes(), path.string());
   for (const GgufTensor& tensor : header_.tensors) {
     StoredGguf stored;
     stored.shape = tensor.shape;

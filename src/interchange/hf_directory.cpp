@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/strict_json.hpp"
@@ -50,7 +51,7 @@ fs::path file_inside(const fs::path& directory, const std::string& name) {
          capstan::quoted(name) + " is not a plain file name of `" + directory.string() + "`");
   std::error_code error;
   const auto type = fs::symlink_status(path, error).type();
-  if (type == fs::file_type::not_found) fail(ErrorCode::not_found, "`" + path.string() + "` does not exist");
+  if (type == fs::file_type::not_found) fail_not_found("", path.string());
   if (type == fs::file_type::symlink) {
     const fs::path target = fs::canonical(path, error), home = fs::canonical(directory, error);
     const fs::path blobs =
@@ -114,9 +115,9 @@ bool is_pickle(const std::string& name) {
 HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
   std::error_code error;
   if (!fs::exists(directory, error))
-    fail(ErrorCode::not_found, "`" + directory.string() + "` does not exist",
-         "hf:DIRECTORY with a config.json; where it is the base of a run's adapters and has moved: "
-         "checkpoint.pretrained_checkpoint=hf:DIRECTORY");
+    fail_not_found("", "hf:" + directory.string(),
+                   "hf:DIRECTORY with a config.json; where it is the base of a run's adapters and has moved: "
+                   "checkpoint.pretrained_checkpoint=hf:DIRECTORY");
   if (!fs::is_directory(directory, error))
     fail(ErrorCode::format, "`" + directory.string() + "` is not a directory",
          "hf: takes the directory that holds config.json and the safetensors files");

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "base/error.hpp"
+#include "base/missing.hpp"
 
 namespace capstan::interchange {
 
@@ -15,7 +16,8 @@ void require_new(const fs::path& target) {
          "choose another name, or remove it first");
   const fs::path parent = fs::absolute(target).lexically_normal().parent_path();
   if (!fs::is_directory(parent, error))
-    fail(ErrorCode::not_found, "there is no directory `" + parent.string() + "`");
+    fail_not_found("", parent.string(),
+                   "the directory in which `" + target.filename().string() + "` is written has to exist");
 }
 
 NewDirectory::NewDirectory(const fs::path& target) : files_(checkpoint::real_file_system()) {

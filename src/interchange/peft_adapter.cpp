@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "checkpoint/strict_json.hpp"
@@ -186,6 +187,9 @@ bool is_peft(const fs::path& directory) {
 
 PeftAdapter read_peft(const fs::path& directory) {
   std::error_code error;
+  if (!fs::exists(directory, error))
+    fail_not_found("", directory.string(),
+                   "a directory of PEFT's holds adapter_config.json and adapter_model.safetensors");
   if (!fs::is_directory(directory, error))
     fail(ErrorCode::not_found, "`" + directory.string() + "` is not a directory with an adapter",
          "a directory of PEFT's holds adapter_config.json and adapter_model.safetensors");

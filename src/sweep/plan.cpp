@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "checkpoint/file_system.hpp"
 #include "checkpoint/strict_json.hpp"
@@ -499,6 +500,9 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
 }
 
 Plan read_plan(const fs::path& directory) {
+  std::error_code unknown;
+  if (!fs::exists(directory, unknown))
+    fail_not_found("", directory.string(), "`capstan sweep plan FILE --out DIR` makes one");
   if (!is_sweep(directory))
     fail(ErrorCode::not_found, "`" + directory.string() + "` is no sweep: it has no plan.json",
          "`capstan sweep plan FILE --out DIR` makes one");

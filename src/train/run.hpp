@@ -168,6 +168,7 @@ class Run {
   fs::path last_checkpoint_;
   std::vector<std::pair<std::string, std::string>>
       carried_;                       // rank 0: files that came with the first weights
+  std::string chat_template_;         // rank 0: the recipe's, to be kept in checkpoints
   std::vector<std::string> refused_;  // checkpoints that were not resumed from, with the reasons
   StepEstimate estimate_;
   double flops_per_step_ = 0, gemm_rate_ = 0;  // of this rank; FLOP/s

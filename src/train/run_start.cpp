@@ -7,11 +7,13 @@
 #include "checkpoint/writer.hpp"
 #include "comm/together.hpp"
 #include "config/foreign.hpp"
+#include "data/chat/chat_template.hpp"
 #include "data/dataset_meta.hpp"
 #include "interchange/foreign_model.hpp"
 #include "interchange/hf_directory.hpp"
 #include "interchange/model_section.hpp"
 #include "train/base_model.hpp"
+#include "train/inputs.hpp"
 #include "train/records/run_list.hpp"
 #include "train/run.hpp"
 #include "train/setup.hpp"
@@ -104,39 +106,8 @@ void Run::refuse_foreign_checkpoints() {
   }
 }
 
-// Files of the user's own are the first thing to be missing: all at once, each with the field that names it.
-static void require_inputs(const config::Config& config, bool weights) {
-  std::vector<std::string> missing, fields;
-  const auto check = [&](const std::string& field, const std::string& name, const std::string& file) {
-    std::error_code unknown;
-    if (fs::exists(config::split_scheme(file).path, unknown)) return;
-    missing.push_back("\n    " + field + ": " + name);
-    if (fields.empty() || fields.back() != field + "=…") fields.push_back(field + "=…");
-  };
-  const auto& base = config.checkpoint.pretrained_checkpoint;
-  if (weights && base) check("checkpoint.pretrained_checkpoint", base->text, base->resolved);
-  const config::TokenizerConfig& t = config.tokenizer;
-  const config::DatasetConfig& d = config.dataset;
-  const auto one = [](const std::optional<config::Path>& path) {
-    return path ? std::vector{*path} : std::vector<config::Path>{};
-  };
-  const std::pair<const char*, std::vector<config::Path>> inputs[] = {
-      {"tokenizer.tokenizer_model", one(t.tokenizer_model)},
-      {"tokenizer.vocab_file", one(t.vocab_file)},
-      {"tokenizer.merge_file", one(t.merge_file)},
-      {"dataset.train_files", d.train_files},
-      {"dataset.valid_files", d.valid_files},
-      {"dataset.test_files", d.test_files}};
-  for (const auto& [field, paths] : inputs)
-    for (const config::Path& path : paths)
-      if (!(base && base->resolved == path.resolved)) check(field, path.text, path.resolved);
-  if (missing.empty()) return;
-  fail(ErrorCode::not_found, "the recipe names what is not there:" + join(missing, ""),
-       "say where it is: " + join(fields, " "));
-}
-
 void Run::open_data() {
-  require_inputs(config_, config_.peft || !options_.resume);
+  require_files(missing_files(config_, options_.resume));
   tokenizer_ = load_tokenizer(config_);
   datasets_ = open_datasets(config_, tokenizer_.get());
   if (!datasets_[0])
@@ -278,7 +249,10 @@ void Run::start_from_foreign(const std::string& name) {
 // A fine-tuned model goes on with the config.json, generation settings and chat template that its weights came with. They may be
 // gone when a run is resumed: then its checkpoints do without.
 void Run::find_carried() {
-  if (!chief() || !config_.checkpoint.pretrained_checkpoint) return;
+  if (!chief()) return;
+  if (config_.tokenizer.chat_template && tokenizer_ && config_.checkpoint.save_tokenizer_assets)
+    chat_template_ = chat_template_of(config_, *tokenizer_)->text();
+  if (!config_.checkpoint.pretrained_checkpoint) return;
   const std::string& from = config_.checkpoint.pretrained_checkpoint->resolved;
   std::vector<std::pair<std::string, std::string>> found;
   try {

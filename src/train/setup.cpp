@@ -79,7 +79,8 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer_files(const std::string& n
   const auto files = interchange::ForeignModel::open(name)->carried();
   if (std::none_of(files.begin(), files.end(),
                    [](const auto& file) { return file.first == "tokenizer.json"; }))
-    fail(ErrorCode::not_found, "`" + name + "` holds no tokenizer");
+    fail(ErrorCode::not_found, "`" + name + "` holds no tokenizer",
+         "tokenizer.tokenizer_model=FILE, a tokenizer.json or a SentencePiece .model");
   return data::Tokenizer::from_texts(files, name);
 }
 
@@ -151,18 +152,22 @@ std::optional<int32_t> end_of_document(const config::Config& config, const data:
   return named ? named : tokenizer.eod();
 }
 
+// A stored recipe has a directory before the name all the same.
+bool names_known_template(const config::Path& chosen) {
+  const std::filesystem::path text = chosen.text;
+  const std::string name = text.filename().string();
+  const auto known = data::chat::known_templates();
+  return !std::filesystem::exists(chosen.resolved) && (text.is_absolute() || !text.has_parent_path()) &&
+         std::any_of(known.begin(), known.end(), [&](const auto& one) { return one.name == name; });
+}
+
 std::shared_ptr<const data::chat::ChatTemplate> chat_template_of(const config::Config& config,
                                                                  const data::Tokenizer& tokenizer) {
   const auto& chosen = config.tokenizer.chat_template;
   if (!chosen) return data::own_chat_template(tokenizer);
-  // A known template's name is no file; a stored recipe has a directory before it all the same.
-  const std::filesystem::path text = chosen->text;
-  const std::string name = text.filename().string();
-  const auto known = data::chat::known_templates();
-  const bool by_name =
-      !std::filesystem::exists(chosen->resolved) && (text.is_absolute() || !text.has_parent_path()) &&
-      std::any_of(known.begin(), known.end(), [&](const auto& one) { return one.name == name; });
-  return data::chat::ChatTemplate::load(by_name ? name : chosen->resolved);
+  return data::chat::ChatTemplate::load(names_known_template(*chosen)
+                                            ? std::filesystem::path(chosen->text).filename().string()
+                                            : chosen->resolved);
 }
 
 data::SftOptions sft_options(const config::Config& config, const data::Tokenizer& tokenizer) {

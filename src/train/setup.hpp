@@ -45,6 +45,8 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& conf
 // tokenizer.eod_token where the tokenizer has it, else the tokenizer's own.
 std::optional<int32_t> end_of_document(const config::Config& config, const data::Tokenizer& tokenizer);
 
+// True where tokenizer.chat_template is the name of a known template, which is no file.
+bool names_known_template(const config::Path& chosen);
 // tokenizer.chat_template, else the tokenizer's own; null: neither is there.
 std::shared_ptr<const data::chat::ChatTemplate> chat_template_of(const config::Config& config,
                                                                  const data::Tokenizer& tokenizer);

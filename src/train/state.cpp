@@ -96,10 +96,14 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
   writer_.add_text(checkpoint::kStateFile, json.dump(2) + "\n");
   writer_.add_text(checkpoint::kRecipeFile, plan.recipe);
   std::set<std::string> there;
+  if (!plan.chat_template.empty()) {
+    writer_.add_text("chat_template.jinja", plan.chat_template);
+    there.insert("chat_template.jinja");
+  }
   // The bytes are a tokenizer that needs no file.
   if (plan.tokenizer && plan.tokenizer != data::byte_tokenizer().get())
     for (const auto& file : plan.tokenizer->files()) {
-      there.insert(file.name);
+      if (!there.insert(file.name).second) continue;
       if (file.path.empty())
         writer_.add_text(file.name, file.text);
       else
@@ -166,6 +170,21 @@ bool takes(Which which, const Parameter& parameter) {
   return which == Which::all || (which == Which::adapters) == parameter.spec().adapter;
 }
 
+// How a recipe takes the model that the weights are of.
+std::string model_help(const TensorSource& source) {
+  std::string path = source.place();
+  if (const size_t begin = path.find('`'); begin != std::string::npos)
+    path = path.substr(begin + 1, path.rfind('`') - begin - 1);
+  const std::string ours = "; its own recipe is `" + path + "/" + std::string(checkpoint::kRecipeFile) + "`";
+  std::error_code unknown;
+  if (path.ends_with(".gguf"))
+    return "model=gguf:" + path + " takes the sizes from the file, where the recipe sets none itself";
+  const bool capstan = std::filesystem::exists(path + "/" + std::string(checkpoint::kManifestFile), unknown);
+  if (!capstan && std::filesystem::exists(path + "/config.json", unknown))
+    return "model=hf:" + path + " takes the sizes from its config.json, where the recipe sets none itself";
+  return "the recipe's model section must be that of the checkpoint" + (capstan ? ours : "");
+}
+
 // Every parameter must be there with its shape. What the checkpoint has beyond that is named too: it is another model.
 // Collective over the ranks that hold the model together: each looks at its own parameters, all come to the same answer.
 void check_shapes(const TensorSource& source, const parallel::FlatStore& store, Which which,
@@ -174,10 +193,10 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
   const auto check = [&](const std::string& name, const Shape& shape) {
     const auto* stored = source.find(name);
     if (!stored)
-      here += "-`" + name + "` is missing\n";
+      here += "-`" + name + "` is missing in the checkpoint\n";
     else if (stored->shape != sizes_of(shape))
-      here += "-`" + name + "` is " + checkpoint::to_text(stored->shape) + " there and " + shape.text() +
-              " in this model\n";
+      here += "-`" + name + "`: " + checkpoint::to_text(stored->shape) + " in the checkpoint, " +
+              checkpoint::to_text(sizes_of(shape)) + " in the recipe\n";
   };
   for (const auto& parameter : store.parameters()) {
     if (!takes(which, *parameter)) continue;
@@ -198,12 +217,13 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
     }
   for (const auto& name : source.names())
     if (!name.starts_with("optimizer.") && !names.count(name))
-      problems.push_back("`" + name + "` is no parameter of this model");
+      problems.push_back("`" + name + "` is in the checkpoint, and no parameter of the recipe's model");
   if (problems.empty()) return;
   fail(ErrorCode::failed,
-       source.place() + " does not fit the model: " + std::to_string(problems.size()) + " differences\n    " +
+       source.place() + " does not fit the recipe's model: " + std::to_string(problems.size()) +
+           (problems.size() == 1 ? " difference\n    " : " differences\n    ") +
            join_some(problems, "\n    ", 8),
-       "the recipe must describe the model that it holds: see its `recipe.yaml` or config.json");
+       model_help(source));
 }
 
 // The elements `range` of this rank's shard, from whichever ranks wrote them.

@@ -41,8 +41,9 @@ struct SavePlan {
   bool optimizer = true;
   const data::Tokenizer* tokenizer = nullptr;                // copied beside the weights
   std::vector<std::pair<std::string, std::string>> carried;  // further small files there: name and content
-  checkpoint::FileSystem* files = nullptr;                   // null: the real one
-  std::function<void()> before_commit;  // rank 0: what must be on the disk before the checkpoint is
+  std::string chat_template;                // of the recipe, in place of the tokenizer's own; empty: none
+  checkpoint::FileSystem* files = nullptr;  // null: the real one
+  std::function<void()> before_commit;      // rank 0: what must be on the disk before the checkpoint is
 };
 
 // A part of a tensor of the state as a checkpoint names it.

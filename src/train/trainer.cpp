@@ -191,6 +191,7 @@ SavePlan Run::save_plan() {
   plan.optimizer = config_.checkpoint.save_optim;
   plan.tokenizer = config_.checkpoint.save_tokenizer_assets ? tokenizer_.get() : nullptr;
   plan.carried = carried_;
+  plan.chat_template = chat_template_;
   plan.files = options_.files;
   // The rows of the steps before a checkpoint must not be lost by a power cut that leaves the checkpoint.
   if (metrics_) plan.before_commit = [this] { metrics_->sync(); };

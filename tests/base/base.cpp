@@ -8,9 +8,12 @@
 #include "base/checked.hpp"
 #include "base/cursor.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/philox.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
+#include "support/errors.hpp"
+#include "support/temporary_directory.hpp"
 
 using namespace capstan;
 
@@ -132,4 +135,54 @@ TEST_CASE("files: durable write, refusal of directories and of what is too large
   std::filesystem::create_directory(directory / "new");
   CHECK_THROWS_AS(rename_new(directory / "new", directory / "done"), Error);
   std::filesystem::remove_all(directory);
+}
+
+TEST_CASE("what is not there is named with what is near, written as the name was") {
+  const test::TemporaryDirectory directory;
+  namespace fs = std::filesystem;
+  fs::create_directories(directory.path() / "data/more");
+  for (const char* name : {"corpus_text_document.bin", "corpus_text_document.idx", "corpus.txt", "other.bin"})
+    write_file_durably(directory.path() / "data" / name, "x");
+  const std::string root = directory.path().string();
+  const auto prefix = [&](const std::string& name) {
+    return near_paths(name, directory.path() / name, NamedThing::dataset_prefix);
+  };
+  using Names = std::vector<std::string>;
+  CHECK(prefix("data/corpus") == Names{"data/corpus_text_document"});
+  CHECK(prefix("data/corpus.txt") == Names{"data/corpus_text_document"});
+  CHECK(prefix("data/corpus_text_document.bin") == Names{"data/corpus_text_document"});
+  CHECK(prefix("data/other").empty());  // without its .idx
+  CHECK(near_paths("data/corpus.text", directory.path() / "data/corpus.text")[0] == "data/corpus.txt");
+  CHECK(near_paths(root + "/dat/corpus.txt") == Names{root + "/data/corpus.txt"});
+  CHECK(near_paths(root + "/dat/nothing") == Names{root + "/data"});
+  CHECK(near_paths(root + "/quite/else").empty());
+  CHECK(near_paths_help({"a", "b", "c"}) == "did you mean `a`, `b` or `c`?");
+
+  CHECK(test::error_of([&] { read_file(root + "/data/corpus.txd"); }) ==
+        "not_found: not found: " + root + "/data/corpus.txd\n  help: did you mean `" + root +
+            "/data/corpus.txt`?");
+  CHECK(not_found_text("dataset.data_path", "data/a") == "not found: dataset.data_path = data/a");
+}
+
+TEST_CASE("a name of the Hub comes with the command that downloads it") {
+  const test::TemporaryDirectory directory;
+  const std::string root = directory.path().string();
+  for (const std::string& name : {std::string("an-org/Model-1.5"), root + "/an-org/Model-1.5"})
+    CHECK(test::holds(download_help(name), "hf download an-org/Model-1.5 --local-dir Model-1.5"));
+  CHECK(download_help("./an-org/Model").find("hf download an-org/Model ") != std::string::npos);
+  for (const std::string& name : {std::string("model"), std::string("a/b/c"), root + "/model",
+                                  std::string("../a/b"), root + "/x/y/z", std::string("a b/c")})
+    CHECK_MESSAGE(download_help(name).empty(), name);
+}
+
+TEST_CASE("what a download leaves in the place of a file is called what it is") {
+  const auto of = [](std::string_view content) {
+    return test::error_of([&] { refuse_placeholder(content, "m.safetensors"); });
+  };
+  CHECK(test::holds(of("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"),
+                    "a Git LFS pointer"));
+  CHECK(test::holds(of("\n <!DOCTYPE html><html>"), "an HTML page"));
+  CHECK(test::holds(of("<HTML lang=en>"), "an HTML page"));
+  CHECK(of("").empty());
+  CHECK(of("{\"version\": 1}").empty());
 }

@@ -219,6 +219,6 @@ TEST_CASE("every truncation and every flipped header bit of a small file is hand
 
 TEST_CASE("a missing file, a directory and a pipe are named errors") {
   const TemporaryDirectory directory;
-  CHECK(holds(error_of([&] { SafetensorsFile(directory.path() / "none"); }), "cannot open"));
+  CHECK(holds(error_of([&] { SafetensorsFile(directory.path() / "none"); }), "not found: "));
   CHECK(holds(error_of([&] { SafetensorsFile(directory.path()); }), "is a directory"));
 }

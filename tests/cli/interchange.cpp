@@ -122,5 +122,5 @@ TEST_CASE("what convert refuses") {
   CHECK(contains(pickle.err, "none is ever run"));
   const auto missing = run({"check", "quickstart", "model=hf:" + home.file("nothing")});
   CHECK(missing.code == 2);
-  CHECK(contains(missing.err, "does not exist"));
+  CHECK(contains(missing.err, "not found: "));
 }

@@ -157,7 +157,7 @@ TEST_CASE(
   refused({"--system", "x"}, "`--system` is of chats");
   refused({"--chat", "--no-bos"}, "`--no-bos` is not of chats");
   refused({"--chat", "--system", "x", "tokenizer.chat_template=gemma"}, "System role not supported");
-  refused({"--chat", "tokenizer.chat_template=nowhere/chatml"}, "neither a chat template's file nor");
+  refused({"--chat", "tokenizer.chat_template=nowhere/chatml"}, "not found: chat template = ");
   fs::remove(model + "/chat_template.jinja");
   refused({"--chat"}, "the model comes without one");
 }

@@ -238,7 +238,8 @@ TEST_CASE_TEMPLATE("a checkpoint of another model is refused with all difference
     load_state(reader, other.store(), &other.optimizer());
     FAIL("expected an error");
   } catch (const Error& error) {
-    CHECK(error.message().find("does not fit the model") != std::string::npos);
+    CHECK(error.message().find("does not fit the recipe's model") != std::string::npos);
+    CHECK(error.message().find(" in the checkpoint, [") != std::string::npos);
     CHECK(error.message().find("linear_fc1.weight") != std::string::npos);
     CHECK(error.message().find("is missing") != std::string::npos);
   }

@@ -73,7 +73,7 @@ TEST_CASE("rows are there at once, in order, and are appended to") {
   CHECK(rows[2].event == "stopped");
   CHECK(rows[2].texts[0].second == "SIGTERM");
   CHECK(last_logged_step(path)->number("loss") == 2.0);
-  CHECK(holds(error_of([&] { rows_of(directory.path() / "none"); }), "cannot open"));
+  CHECK(holds(error_of([&] { rows_of(directory.path() / "none"); }), "not found: "));
 }
 
 TEST_CASE("a resume cuts the file back to its step, and a torn line off") {

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "data/chat/interpreter.hpp"
 #include "data/chat/syntax.hpp"
@@ -36,10 +37,11 @@ std::shared_ptr<const ChatTemplate> ChatTemplate::load(const std::string& name_o
   }
   std::error_code ignored;
   if (!std::filesystem::exists(name_or_path, ignored)) {
-    const auto near = near_matches(std::filesystem::path(name_or_path).filename().string(), names, 2);
-    fail(ErrorCode::not_found,
-         "`" + name_or_path + "` is neither a chat template's file nor the name of a known one",
-         near.empty() ? "known: " + join(names, ", ") : "did you mean " + join(near, " or ") + "?");
+    auto near = near_matches(std::filesystem::path(name_or_path).filename().string(), names, 2);
+    for (std::string& file : near_paths(name_or_path)) near.push_back(std::move(file));
+    fail(ErrorCode::not_found, not_found_text("chat template", name_or_path),
+         near.empty() ? "a Jinja file, or one of the known templates: " + join(names, ", ")
+                      : near_paths_help(near));
   }
   return parse(name_or_path, read_file(name_or_path, Source::kMaxBytes));
 }

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "data/tokenizer/byte_level.hpp"
 #include "data/tokenizer/load.hpp"
@@ -86,21 +87,58 @@ struct Tokenizer::FileSource {
   std::function<std::string(const char* name)> read;
 };
 
+namespace {
+
+// A file that a user has named: no download that went wrong.
+std::string read_named(const fs::path& file) {
+  std::string content = read_file(file, JsonFile::kMaxBytes);
+  refuse_placeholder(content, file.string());
+  return content;
+}
+
+// What lies beside a file that is no tokenizer.
+std::string tokenizer_beside(const fs::path& path) {
+  std::error_code unknown;
+  for (const char* name : {"tokenizer.json", "tokenizer.model"})
+    if (const fs::path other = path.parent_path() / name;
+        path.filename() != name && fs::exists(other, unknown))
+      return "did you mean `" + other.string() + "`?";
+  return "a tokenizer.json, a SentencePiece .model, or a directory with one";
+}
+
+// json: of the content. Errors of a file that does not look like a tokenizer begin with that.
+LoadedSpec read_tokenizer_file(std::string content, const fs::path& path, bool json) {
+  const bool looks_like_one =
+      json ? content.find("\"model\"") != std::string::npos && content.find("\"vocab\"") != std::string::npos
+           : path.extension() == ".model" && content.starts_with('\n');
+  try {
+    return json || path.extension() == ".json"
+               ? read_tokenizer_json(std::move(content), path.string())
+               : read_sentencepiece(std::move(content), path.string(), {}, {});
+  } catch (const Error& error) {
+    if (looks_like_one || error.code() != ErrorCode::format) throw;
+    fail(ErrorCode::format,
+         "`" + path.string() +
+             "` is no tokenizer, neither a tokenizer.json nor a SentencePiece model: " + error.message(),
+         tokenizer_beside(path));
+  }
+}
+
+}  // namespace
+
 std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
   std::error_code ignored;
   if (path == "bytes" && !fs::exists(path, ignored)) return byte_tokenizer();
   std::vector<TokenizerFile> files;
   const auto read = [&](const fs::path& file) {
-    std::string content = read_file(file, JsonFile::kMaxBytes);
+    std::string content = read_named(file);
     files.push_back({file.filename().string(), fs::absolute(file), content.size(), hash_text(content), {}});
     return content;
   };
   if (!fs::is_directory(path, ignored)) {
     std::string content = read(path);
     const bool json = content.find_first_not_of(" \t\r\n") == content.find('{');
-    auto result = make(json || path.extension() == ".json"
-                           ? read_tokenizer_json(std::move(content), path.string())
-                           : read_sentencepiece(std::move(content), path.string(), {}, {}));
+    auto result = make(read_tokenizer_file(std::move(content), path, json));
     files.back().name = json ? "tokenizer.json" : "tokenizer.model";
     result->parts_->files = std::move(files);
     return result;
@@ -169,9 +207,8 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_source(const FileSource& source
 
 std::shared_ptr<const Tokenizer> Tokenizer::load_pair(const fs::path& vocab, const fs::path& merges,
                                                       PreTokenizerChoice pre_tokenizer) {
-  const LoadedSpec loaded = read_vocab_and_merges(read_file(vocab, JsonFile::kMaxBytes), vocab.string(),
-                                                  read_file(merges, JsonFile::kMaxBytes), merges.string(),
-                                                  std::string(), std::string());
+  const LoadedSpec loaded = read_vocab_and_merges(read_named(vocab), vocab.string(), read_named(merges),
+                                                  merges.string(), std::string(), std::string());
   Parts().build(loaded.spec);  // what is wrong is said with the names and lines of these files
   TokenizerText text;
   text.pre_tokenizer = pre_tokenizer;

@@ -1,0 +1,100 @@
+// What a recipe names and is not there: found without reading anything, with near names.
+#include "train/inputs.hpp"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+
+#include "base/file.hpp"
+#include "support/errors.hpp"
+#include "support/temporary_directory.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+using test::error_of, test::holds;
+
+namespace {
+
+struct Files {
+  test::TemporaryDirectory directory;
+  explicit Files(std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      const auto path = directory.path() / name;
+      std::filesystem::create_directories(path.parent_path());
+      write_file_durably(path, "x");
+    }
+  }
+  config::Path path(const std::string& name) const { return {name, (directory.path() / name).string()}; }
+  config::Path scheme(const std::string& scheme, const std::string& name) const {
+    return {scheme + name, scheme + (directory.path() / name).string()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("every file of a recipe is looked for, under its field's name") {
+  const Files files{"data/corpus_text_document.bin",
+                    "data/corpus_text_document.idx",
+                    "tokenizer.json",
+                    "model/config.json",
+                    "half.idx",
+                    "chat.jinja",
+                    "lora/adapter_config.json"};
+  config::Config c;
+  c.dataset.kind = config::DatasetKind::gpt;
+  c.dataset.data_path = {{"0.3", "0.3"}, files.path("data/corpus"), {"0.7", "0.7"}, files.path("half")};
+  c.tokenizer.tokenizer_type = config::TokenizerKind::huggingface;
+  c.tokenizer.tokenizer_model = files.path("tokenizer.jsn");
+  c.tokenizer.chat_template = config::Path{"chatmll", files.path("chatmll").resolved};
+  c.checkpoint.load = files.path("model");
+  c.checkpoint.pretrained_checkpoint = files.scheme("hf:", "an-org/a-model");
+  c.peft.emplace().adapter = files.path("lor");
+  const auto missing = missing_files(c);
+  const std::vector<std::array<std::string, 2>> expected = {
+      {"checkpoint.load = model holds no checkpoint", "hf:model"},
+      {"not found: checkpoint.pretrained_checkpoint = hf:an-org/a-model", "hf download an-org/a-model "},
+      {"not found: peft.adapter = lor", "did you mean `lora`?"},
+      {"not found: tokenizer.tokenizer_model = tokenizer.jsn", "did you mean `tokenizer.json`?"},
+      {"not found: tokenizer.chat_template = chatmll", "did you mean `chatml`"},
+      {"not found: dataset.data_path = data/corpus", "did you mean `data/corpus_text_document`?"},
+      {"not found: dataset.data_path = half.bin", ""}};
+  REQUIRE(missing.size() == expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    CHECK(missing[i].message == expected[i][0]);
+    CHECK(holds(missing[i].help, expected[i][1]));
+    CHECK(holds(missing[i].message, missing[i].field));
+  }
+  const std::string all = error_of([&] { require_files(missing); });
+  CHECK(all.starts_with("not_found: the recipe names 7 files that are not there:"));
+  for (const auto& [message, help] : expected) CHECK(holds(all, message));
+  // A resumed run has its own checkpoint; adapters still need the weights beside which they stand.
+  const auto resumed = missing_files(c, true);
+  CHECK(resumed.size() == 5);
+  CHECK(resumed[0].field == "checkpoint.pretrained_checkpoint");
+}
+
+TEST_CASE("nothing is missed where everything is there, and mock data needs no files") {
+  const Files files{"data/a.bin", "data/a.idx", "vocab.json", "merges.txt",
+                    "run/checkpoints/step-00000002/x"};
+  config::Config c;
+  c.dataset.kind = config::DatasetKind::gpt;
+  c.dataset.blend = {{files.path("data/a").resolved, 1.0}};
+  c.tokenizer.tokenizer_type = config::TokenizerKind::gpt2_bpe;
+  c.tokenizer.vocab_file = files.path("vocab.json");
+  c.tokenizer.merge_file = files.path("merges.txt");
+  c.tokenizer.chat_template = config::Path{"chatml", files.path("chatml").resolved};
+  c.checkpoint.pretrained_checkpoint = files.path("run");
+  CHECK(missing_files(c).empty());
+  CHECK_NOTHROW(require_files({}));
+
+  c.dataset.valid_blend = {{files.path("data/b").resolved, 1.0}};
+  CHECK(missing_files(c)[0].message == "not found: dataset.valid_blend = " + files.path("data/b").resolved);
+  c.dataset.kind = config::DatasetKind::mock;
+  CHECK(missing_files(c).empty());
+  c.dataset.kind = config::DatasetKind::sft;
+  c.dataset.train_files = {files.path("merges.text")};
+  const auto missing = missing_files(c);
+  REQUIRE(missing.size() == 1);
+  CHECK(error_of([&] { require_files(missing); }) ==
+        "not_found: not found: dataset.train_files = merges.text\n  help: did you mean `merges.txt`?");
+}
