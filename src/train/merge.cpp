@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
@@ -141,6 +142,57 @@ std::vector<float> merged_weight(Device& device, const Tensor& w, const StoredAd
 
 }  // namespace
 
+namespace {
+
+// The base's recipe with what the adapters' run has set otherwise: lengths of sequences, and how its texts end and chats are written.
+std::string merged_recipe(const StoredAdapters& adapters, const StoredBase& base) {
+  const checkpoint::Reader* stored = base.weights.checkpoint();
+  const config::Resolution& resolution = base.recipe.resolution;
+  config::Request request;
+  const auto set = [&](const std::string& path, const std::string& value) {
+    request.overrides.push_back(config::Override::token(path + "=" + value));
+  };
+  if (adapters.run) {
+    const config::Config &run = adapters.run->resolution.config, &whole = resolution.config;
+    if (run.model.seq_length != whole.model.seq_length)
+      set("model.seq_length", std::to_string(run.model.seq_length));
+    if (run.model.max_position_embeddings &&
+        run.model.max_position_embeddings != whole.model.max_position_embeddings)
+      set("model.max_position_embeddings", std::to_string(*run.model.max_position_embeddings));
+    const config::TokenizerConfig &t = run.tokenizer, &before = whole.tokenizer;
+    if (t.eod_token != before.eod_token) set("tokenizer.eod_token", capstan::quoted(t.eod_token));
+    if (t.chat_template && t.chat_template != before.chat_template)
+      set("tokenizer.chat_template", capstan::quoted(t.chat_template->resolved));
+  }
+  if (request.overrides.empty())
+    return stored ? stored->read_text(checkpoint::kRecipeFile) : config::resolved_recipe(resolution);
+  if (!stored)
+    return config::resolved_recipe(
+        interchange::resolve_recipe(*interchange::ForeignModel::open(base.weights.path()), request));
+  request.recipe = (stored->directory() / std::string(checkpoint::kRecipeFile)).string();
+  const config::Resolution merged = config::resolve(request);
+  merged.require_ok();
+  return config::resolved_recipe(merged);
+}
+
+// The tokenizer, settings and templates of the run, and those of the base that the run has none of.
+std::map<std::string, std::string> merged_files(const std::optional<checkpoint::Reader>& run,
+                                                const StoredBase& base) {
+  std::map<std::string, std::string> files;
+  if (const checkpoint::Reader* stored = base.weights.checkpoint()) {
+    for (const auto& [file, hash] : stored->manifest().files)
+      if (file != checkpoint::kStateFile && !file.ends_with(".safetensors"))
+        files[file] = stored->read_text(file);
+  } else {
+    for (auto& [file, text] : base.weights.carried()) files[file] = std::move(text);
+  }
+  if (run)
+    for (auto& [file, text] : carried_in(*run)) files[file] = std::move(text);
+  return files;
+}
+
+}  // namespace
+
 Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const std::filesystem::path& root,
                       checkpoint::FileSystem& files) {
   require_own_base(adapters, base.weights);
@@ -201,14 +253,9 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
   } else {
     writer.add_text(checkpoint::kStateFile, interchange::first_state(""));
   }
-  if (base_checkpoint) {
-    for (const auto& [file, hash] : base_checkpoint->manifest().files)
-      if (file != checkpoint::kStateFile && !file.ends_with(".safetensors"))
-        writer.add_text(file, base_checkpoint->read_text(file));
-  } else {
-    writer.add_text(checkpoint::kRecipeFile, config::resolved_recipe(base.recipe.resolution));
-    for (auto& [file, text] : base.weights.carried()) writer.add_text(file, std::move(text));
-  }
+  auto files_beside = merged_files(run, base);
+  files_beside[std::string(checkpoint::kRecipeFile)] = merged_recipe(adapters, base);
+  for (auto& [file, text] : files_beside) writer.add_text(file, std::move(text));
   try {
     result.checkpoint = writer.commit({writer.finish_rank()});
   } catch (...) {
