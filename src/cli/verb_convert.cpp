@@ -8,7 +8,7 @@
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
 #include "interchange/convert.hpp"
-#include "train/base_model.hpp"
+#include "train/export_files.hpp"
 #include "train/peft_files.hpp"
 #include "train/recipe.hpp"
 
@@ -80,7 +80,8 @@ Written convert_checkpoint(const Context& context, const std::string& from, cons
     throw Exit{exit_code_of(ErrorCode::config)};
   }
   auto reader = checkpoint::Reader::open(stored.checkpoint, checkpoint::Depth::structure);
-  const interchange::Exported exported{&reader, stored.resolution.config.model, train::carried_in(reader)};
+  const interchange::Exported exported{&reader, stored.resolution.config.model,
+                                       train::export_files(reader, stored.resolution.config)};
   return write_foreign(context, exported, to);
 }
 

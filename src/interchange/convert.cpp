@@ -122,19 +122,36 @@ bool says_the_same(const std::string& kept, const std::string& made) {
   return a["weight_map"] == b["weight_map"] && size(a) == size(b);
 }
 
+// The ids of special tokens, by generation_config.json. Transformers' classes have ids of their own models for those that are missing:
+// null says that there are none.
+std::string with_special_ids(const std::string& config, const Carried& carried) {
+  const std::string* settings = carried_file(carried, "generation_config.json");
+  const auto generation = settings ? nlohmann::json::parse(*settings, nullptr, false) : nlohmann::json();
+  const auto value = [&](const char* key) {
+    return generation.is_object() ? generation.value(key, nlohmann::json()) : nlohmann::json();
+  };
+  auto parsed = nlohmann::json::parse(config);
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) parsed[key] = value(key);
+  // An embedding's row for padding is never learnt there: where an end of text pads in generation, it is no such row.
+  const auto &eos = parsed["eos_token_id"], &pad = parsed["pad_token_id"];
+  if (eos == pad || (eos.is_array() && std::find(eos.begin(), eos.end(), pad) != eos.end()))
+    parsed["pad_token_id"] = nullptr;
+  return parsed.dump(2) + "\n";
+}
+
 struct Outline {
   const Family* family = nullptr;
   std::string config;
 };
 
 // The config.json that came with the weights where it still describes the model.
-Outline outline(const config::ModelConfig& ours, const std::string* kept, DType dtype) {
-  if (kept) {
+Outline outline(const config::ModelConfig& ours, const Carried& carried, DType dtype) {
+  if (const std::string* kept = carried_file(carried, kConfigFile)) {
     const HfModel model = read_hf_config(*kept, std::string(kConfigFile));
     if (differences(ours, model.model).empty()) return {model.family, with_dtype(*kept, dtype)};
   }
   const HfConfig made = write_hf_config(ours, dtype);
-  return {made.family, made.text};
+  return {made.family, with_special_ids(made.text, carried)};
 }
 
 }  // namespace
@@ -159,7 +176,7 @@ Written write_first_checkpoint(FirstCheckpoint from, const fs::path& to) {
   NewDirectory directory(to);
   Stream stream(*from.tensors, from.dtype);
   checkpoint::SaveInfo info;
-  info.run_id = "imported";
+  info.run_id = kImportedRun;
   info.recipe_hash = config::config_hash(config::schema(), &from.resolution->config);
   info.layout = "tp1 pp1 dp1";
   info.version = CAPSTAN_VERSION;
@@ -193,8 +210,7 @@ Written write_checkpoint(ForeignModel& from, const fs::path& to, std::optional<D
 Written write_hf(const Exported& from, const fs::path& to, const HfOptions& options) {
   NewDirectory directory(to);
   // Which family: before a type is known; what the weights are is said in its config.json once they are counted.
-  const std::string* kept_config = carried_file(from.carried, kConfigFile);
-  const Outline shape = outline(from.model, kept_config, DType::f32);
+  const Outline shape = outline(from.model, from.carried, DType::f32);
   const TensorNames names =
       carried_file(from.carried, kNamesFile) ? shape.family->bare_names() : shape.family->names;
   RearrangedSource source(*from.parameters, inverted(parameter_table(from.model, names)));
@@ -233,7 +249,7 @@ Written write_hf(const Exported& from, const fs::path& to, const HfOptions& opti
     const std::string* kept = carried_file(from.carried, kIndexFile);
     add(std::string(kIndexFile), kept && says_the_same(*kept, made) ? *kept : made);
   }
-  add(std::string(kConfigFile), outline(from.model, kept_config, most).config);
+  add(std::string(kConfigFile), outline(from.model, from.carried, most).config);
   for (const auto& [name, text] : from.carried)
     if (name != kConfigFile && name != kIndexFile && name != kNamesFile) add(name, text);
   directory.appear(directory.path());

@@ -35,6 +35,8 @@ struct Written {
 // dtype: of all tensors; null: as they are.
 Written write_checkpoint(ForeignModel& from, const std::filesystem::path& to, std::optional<DType> dtype);
 
+// Instead of a run's id in a checkpoint that no run has written.
+inline constexpr std::string_view kImportedRun = "imported";
 // A checkpoint of step 0 that no run has written.
 struct FirstCheckpoint {
   const config::Resolution* resolution = nullptr;

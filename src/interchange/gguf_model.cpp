@@ -39,6 +39,8 @@ class GgufModelFile final : public ForeignModel {
       files.emplace_back("tokenizer.json", std::move(text));
     if (std::string text = tokenizer_config_of(file_.metadata()); !text.empty())
       files.emplace_back("tokenizer_config.json", std::move(text));
+    if (std::string text = generation_config_of(file_.metadata()); !text.empty())
+      files.emplace_back("generation_config.json", std::move(text));
     return files;
   }
 
@@ -100,8 +102,9 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
     return "";
   };
   if (const std::string tokenizer = carried("tokenizer.json"); !tokenizer.empty())
-    for (auto& entry : gguf_tokenizer(tokenizer, carried("tokenizer_config.json"),
-                                      carried("chat_template.jinja"), from.model.vocab_size))
+    for (auto& entry :
+         gguf_tokenizer(tokenizer, carried("tokenizer_config.json"), carried("generation_config.json"),
+                        carried("chat_template.jinja"), from.model.vocab_size))
       metadata.push_back(std::move(entry));
 
   std::vector<GgufTensor> tensors;

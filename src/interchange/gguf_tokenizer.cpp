@@ -91,6 +91,18 @@ bool is_true(const GgufMetadata& metadata, std::string_view key, bool otherwise)
                                                                         : found->second.integer != 0;
 }
 
+// Puts a token before every text.
+ordered_json beginning_with(const std::string& token, int64_t id) {
+  const ordered_json first = {{"SpecialToken", {{"id", token}, {"type_id", 0}}}};
+  const auto sequence = [](const char* name, int type) {
+    return ordered_json{{"Sequence", {{"id", name}, {"type_id", type}}}};
+  };
+  return {{"type", "TemplateProcessing"},
+          {"single", {first, sequence("A", 0)}},
+          {"pair", {first, sequence("A", 0), first, sequence("B", 1)}},
+          {"special_tokens", {{token, {{"id", token}, {"ids", {id}}, {"tokens", {token}}}}}}};
+}
+
 }  // namespace
 
 std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& file) {
@@ -179,10 +191,19 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
   }
   model["vocab"] = std::move(vocabulary);
   model["merges"] = std::move(merges);
-  const ordered_json whole = {
-      {"version", "1.0"},          {"truncation", nullptr},    {"padding", nullptr},
-      {"added_tokens", added},     {"normalizer", normalizer}, {"pre_tokenizer", pre_tokenizer},
-      {"post_processor", nullptr}, {"decoder", decoder},       {"model", model}};
+  ordered_json post_processor;
+  if (const auto begin = special(metadata, "bos");
+      begin && is_true(metadata, "tokenizer.ggml.add_bos_token", false))
+    post_processor = beginning_with(*begin, metadata.at("tokenizer.ggml.bos_token_id").integer);
+  const ordered_json whole = {{"version", "1.0"},
+                              {"truncation", nullptr},
+                              {"padding", nullptr},
+                              {"added_tokens", added},
+                              {"normalizer", normalizer},
+                              {"pre_tokenizer", pre_tokenizer},
+                              {"post_processor", post_processor},
+                              {"decoder", decoder},
+                              {"model", model}};
   return whole.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
@@ -192,11 +213,32 @@ std::string tokenizer_config_of(const GgufMetadata& metadata) {
                                      std::pair{"unk_token", "unknown"}, std::pair{"pad_token", "padding"}})
     if (const auto token = special(metadata, theirs)) config[ours] = *token;
   if (config.is_null()) return "";
+  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // which takes tokenizer.json as it is
   if (metadata.count("tokenizer.ggml.add_bos_token"))
     config["add_bos_token"] = is_true(metadata, "tokenizer.ggml.add_bos_token", false);
   const auto chat = metadata.find("tokenizer.chat_template");
   if (chat != metadata.end() && chat->second.kind == Kind::text) config["chat_template"] = chat->second.text;
   return config.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+std::string generation_config_of(const GgufMetadata& metadata) {
+  const auto id_of = [&](const char* name) -> std::optional<int64_t> {
+    if (!special(metadata, name)) return std::nullopt;
+    return metadata.at(std::string("tokenizer.ggml.") + name + "_token_id").integer;
+  };
+  std::vector<int64_t> ends;
+  for (const char* name : {"eos", "eot", "eom"})
+    if (const auto id = id_of(name); id && std::find(ends.begin(), ends.end(), *id) == ends.end())
+      ends.push_back(*id);
+  if (ends.empty()) return "";
+  ordered_json settings;
+  if (const auto bos = id_of("bos")) settings["bos_token_id"] = *bos;
+  if (ends.size() == 1)
+    settings["eos_token_id"] = ends[0];
+  else
+    settings["eos_token_id"] = ends;
+  settings["pad_token_id"] = id_of("padding").value_or(ends[0]);
+  return settings.dump(2) + "\n";
 }
 
 }  // namespace capstan::interchange

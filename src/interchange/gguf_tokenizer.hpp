@@ -16,11 +16,15 @@ namespace capstan::interchange {
 std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& file);
 // tokenizer_config.json beside it: the names of special tokens, and the chat template.
 std::string tokenizer_config_of(const GgufMetadata& metadata);
+// generation_config.json: the ids of the tokens that begin, end and pad a text. Empty where none ends it.
+std::string generation_config_of(const GgufMetadata& metadata);
 
-// rows: of the embedding; what the tokenizer has no token for is padded. config: of a tokenizer_config.json, may be empty.
+// rows: of the embedding; what the tokenizer has no token for is padded. config, generation: of a tokenizer_config.json and a
+// generation_config.json, may be empty.
 // ErrorCode::format; ::unsupported for what llama.cpp would compute otherwise.
 std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view tokenizer_json,
                                                               std::string_view config,
+                                                              std::string_view generation,
                                                               const std::string& chat_template, int64_t rows);
 
 }  // namespace capstan::interchange

@@ -151,10 +151,30 @@ bool puts_token_before(const json& step) {
   return !single.empty() && single[0].is_object() && single[0].contains("SpecialToken");
 }
 
+// The ids of generation_config.json: bos and eos where tokenizer_config.json names none, and further ends of a text as the end of a
+// turn (eot) and of a message (eom), at which llama.cpp stops as at eos.
+void add_ends(std::string_view generation, int64_t rows, std::map<std::string, int64_t>& special) {
+  const json settings = generation.empty() ? json() : json::parse(generation, nullptr, false);
+  if (!settings.is_object()) return;
+  const auto ids_of = [&](const char* key) {
+    std::vector<int64_t> ids;
+    const json value = settings.value(key, json());
+    for (const json& id : value.is_array() ? value : json::array({value}))
+      if (id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < rows)
+        ids.push_back(id.get<int64_t>());
+    return ids;
+  };
+  if (const auto bos = ids_of("bos_token_id"); !bos.empty()) special.emplace("bos", bos[0]);
+  for (const int64_t id : ids_of("eos_token_id"))
+    for (const char* name : {"eos", "eot", "eom"})
+      if (special.emplace(name, id).first->second == id) break;
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view tokenizer_json,
                                                               std::string_view config,
+                                                              std::string_view generation,
                                                               const std::string& chat_template,
                                                               int64_t rows) {
   const json parsed = checkpoint::parse_strict_json(tokenizer_json, kFile);
@@ -251,14 +271,17 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
   const json settings_json =
       config.empty() ? json::object() : checkpoint::parse_strict_json(config, "tokenizer_config.json");
   ConfigJson settings(settings_json, "tokenizer_config.json");
+  std::map<std::string, int64_t> special;
   for (const auto& [theirs, ours] : {std::pair{"bos", "bos_token"}, std::pair{"eos", "eos_token"},
                                      std::pair{"unknown", "unk_token"}, std::pair{"padding", "pad_token"}}) {
     json token = settings.value(ours);
     if (token.is_object()) token = token.value("content", json());
     if (!token.is_string()) continue;
     if (const auto id = ids.find(token.get_ref<const std::string&>()); id != ids.end())
-      add(std::string(theirs) + "_token_id", gguf_integer(id->second));
+      special[theirs] = id->second;
   }
+  add_ends(generation, rows, special);
+  for (const auto& [name, id] : special) add(name + "_token_id", gguf_integer(id));
   // Said in any case: what llama.cpp does otherwise depends on the kind.
   add("add_bos_token",
       gguf_boolean(settings.boolean("add_bos_token", puts_token_before(top.value("post_processor")))));

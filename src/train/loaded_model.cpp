@@ -42,7 +42,6 @@ class ForwardPass final : public parallel::PipelineWork {
 
 // The ids at which the model's own settings end a text.
 std::vector<int32_t> end_tokens_of(const BaseModel& weights) {
-  if (weights.path().starts_with("gguf:")) return {};  // it has them in its tokenizer alone
   const interchange::Carried files = weights.carried();
   for (const char* name : {"generation_config.json", "config.json"}) {
     const auto file =

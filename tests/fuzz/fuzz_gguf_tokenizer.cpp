@@ -15,11 +15,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t end = input.find('\0');
   try {
     GgufMetadata metadata;
-    for (auto& [key, value] : gguf_tokenizer(std::string_view(input).substr(0, end),
-                                             end == std::string::npos ? "" : input.substr(end + 1), "", 400))
+    const std::string settings = end == std::string::npos ? "" : input.substr(end + 1);
+    for (auto& [key, value] :
+         gguf_tokenizer(std::string_view(input).substr(0, end), settings, settings, "", 400))
       if (!metadata.emplace(key, std::move(value)).second) std::abort();
     if (tokenizer_json_of(metadata, "made").empty()) std::abort();
     tokenizer_config_of(metadata);
+    generation_config_of(metadata);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::format && error.code() != ErrorCode::unsupported) std::abort();
   }

@@ -24,9 +24,10 @@ namespace {
 
 const fs::path kTests = fs::path(capstan::test::kSourceDirectory) / "tests";
 
-GgufMetadata metadata_of(const json& tokenizer, const std::string& config = "", int64_t rows = 1000) {
+GgufMetadata metadata_of(const json& tokenizer, const std::string& config = "", int64_t rows = 1000,
+                         const std::string& generation = "") {
   GgufMetadata result;
-  for (auto& [key, value] : gguf_tokenizer(tokenizer.dump(), config, "", rows))
+  for (auto& [key, value] : gguf_tokenizer(tokenizer.dump(), config, generation, "", rows))
     CHECK(result.emplace(key, std::move(value)).second);
   return result;
 }
@@ -308,4 +309,46 @@ TEST_CASE("a vocabulary of many tokens is read in the time of its size") {
   CHECK(made["model"]["vocab"].size() == 200000);
   CHECK(made["model"]["vocab"]["token7"] == 200000);
   CHECK(made["model"]["vocab"]["token199999"] == 199999);
+}
+
+TEST_CASE("every token that ends a text is in the file, and comes back from it") {
+  const json tokenizer = {
+      {"model",
+       {{"type", "BPE"},
+        {"vocab", {{"a", 0}, {"<e>", 1}, {"<t>", 2}, {"<m>", 3}}},
+        {"merges", json::array()}}},
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}}};
+  const std::string all = R"({"bos_token_id": 0, "eos_token_id": [2, 1, 3, 1, 2000, -1], "pad_token_id": 1})";
+  GgufMetadata metadata = metadata_of(tokenizer, R"({"eos_token": "<e>"})", 10, all);
+  const auto id = [&](const std::string& name) {
+    return metadata.at("tokenizer.ggml." + name + "_token_id").integer;
+  };
+  CHECK(id("bos") == 0);
+  CHECK(id("eos") == 1);
+  CHECK(id("eot") == 2);
+  CHECK(id("eom") == 3);
+  CHECK(json::parse(generation_config_of(metadata)) ==
+        json{{"bos_token_id", 0}, {"eos_token_id", {1, 2, 3}}, {"pad_token_id", 1}});
+  CHECK(json::parse(tokenizer_config_of(metadata))["eos_token"] == "<e>");
+  // Without names in tokenizer_config.json the first one is eos.
+  metadata = metadata_of(tokenizer, "", 10, R"({"eos_token_id": 3})");
+  CHECK(id("eos") == 3);
+  CHECK(metadata.count("tokenizer.ggml.eot_token_id") == 0);
+  CHECK(json::parse(generation_config_of(metadata)) == json{{"eos_token_id", 3}, {"pad_token_id", 3}});
+  CHECK(generation_config_of(metadata_of(tokenizer)).empty());
+  for (const char* settings : {"[]", "{", R"({"eos_token_id": "x"})", R"({"eos_token_id": null})"})
+    CHECK(metadata_of(tokenizer, "", 10, settings).count("tokenizer.ggml.eos_token_id") == 0);
+}
+
+TEST_CASE("a token before every text is put there by Transformers too") {
+  const json tokenizer = {
+      {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"<s>", 1}}}, {"merges", json::array()}}},
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}}};
+  const auto metadata = metadata_of(tokenizer, R"({"bos_token": "<s>", "add_bos_token": true})", 2);
+  const json back = json::parse(tokenizer_json_of(metadata, "m.gguf"));
+  CHECK(back["post_processor"]["type"] == "TemplateProcessing");
+  CHECK(back["post_processor"]["special_tokens"]["<s>"]["ids"] == json{1});
+  const auto read = data::Tokenizer::from_json(back.dump());
+  CHECK(read->encode("a", {.add_special = true}) == std::vector<int32_t>{1, 0});
+  CHECK(json::parse(tokenizer_json_of(metadata_of(tokenizer, "", 2), "m.gguf"))["post_processor"].is_null());
 }

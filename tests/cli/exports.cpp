@@ -1,0 +1,226 @@
+// A model that was trained from nothing, in the files of other programs: what ends its texts goes along, there and back.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "process.hpp"
+#include "support/paths.hpp"
+
+using namespace capstan::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kFamilies = std::string(capstan::test::kSourceDirectory) + "/tests/interchange/families/";
+
+const char* const kRecipe = R"(
+model: {num_layers: 1, hidden_size: 16, ffn_hidden_size: 32, num_attention_heads: 2, num_query_groups: 1, seq_length: 32,
+  vocab_size: 300, position_embedding_type: rope, normalization: RMSNorm, activation_func: silu, gated_linear_unit: true,
+  add_bias_linear: false, share_embeddings_and_output_weights: false, hidden_dropout: 0.0, attention_dropout: 0.0}
+mixed_precision: fp32
+train: {micro_batch_size: 4, global_batch_size: 4, train_iters: 40, threads: 1}
+optimizer: {preset: adamw, lr: 3e-2}
+dataset: {preset: gpt, data_path: corpus_text_document, split: "100,0,0"}
+validation: {eval_interval: null}
+tokenizer: {preset: huggingface, tokenizer_model: tokenizer.json, eod_token: "<|doc|>", chat_template: chatml}
+)";
+
+struct Home : ScratchDirectory {
+  Finished in(std::vector<std::string> arguments) const {
+    Launch launch;
+    launch.directory = path();
+    launch.arguments = std::move(arguments);
+    return run(launch);
+  }
+  Finished good(std::vector<std::string> arguments) const {
+    Finished done = in(std::move(arguments));
+    REQUIRE_MESSAGE(done.code == 0, done.err);
+    return done;
+  }
+  void refused(std::vector<std::string> arguments, const std::vector<std::string>& why) const {
+    const Finished done = in(std::move(arguments));
+    CHECK(done.code != 0);
+    CHECK(done.code != 70);
+    for (const std::string& part : why)
+      CHECK_MESSAGE(contains(done.err, part), part << " not in " << done.err);
+  }
+  json read(const std::string& name) const { return json::parse(read_text(file(name))); }
+};
+
+// A model that has learnt that documents are "ab cd ef".
+struct Trained : Home {
+  Trained() {
+    std::string text;
+    for (int i = 0; i < 200; ++i) text += "ab cd ef\n%\n";
+    write("corpus.txt", text);
+    write("tiny.yaml", kRecipe);
+    good({"tokenizer", "train", "corpus.txt", "--separator", "%", "--vocab-size", "300", "--special",
+          "<|doc|>,<|im_start|>,<|im_end|>", "--output", "tokenizer.json"});
+    good({"data", "prepare", "corpus.txt", "--separator", "%", "--tokenizer", "tokenizer.json",
+          "--append-eod", "--eod", "<|doc|>", "--output", "corpus"});
+    good({"train", "tiny.yaml", "--run-dir", "run"});
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "a run from nothing is exported with what begins, ends and pads its texts, and with its chat template") {
+  const Trained home;
+  home.good({"convert", "run", "hf:hf"});
+  const int end = 0, answer_end = 2;
+  const json config = home.read("hf/config.json"), generation = home.read("hf/generation_config.json"),
+             tokenizer = home.read("hf/tokenizer_config.json");
+  CHECK(generation ==
+        json{{"bos_token_id", end}, {"eos_token_id", {end, answer_end}}, {"pad_token_id", end}});
+  CHECK(config["bos_token_id"] == end);
+  CHECK(config["eos_token_id"] == json{end, answer_end});
+  CHECK(config["pad_token_id"].is_null());  // Transformers would not learn that row of the embedding
+  CHECK(tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast");
+  CHECK(tokenizer["eos_token"] == "<|doc|>");
+  CHECK(tokenizer["bos_token"] == "<|doc|>");
+  CHECK(tokenizer["model_max_length"] == 32);
+  CHECK(read_text(home.file("hf/tokenizer.json")) == read_text(home.file("tokenizer.json")));
+  CHECK(contains(read_text(home.file("hf/chat_template.jinja")), "<|im_start|>"));
+
+  // GGUF keeps all of it: through a checkpoint and at once.
+  home.good({"convert", "run", "gguf:m.gguf", "--type", "f32"});
+  home.good({"convert", "gguf:m.gguf", "hf:again"});
+  home.good({"convert", "gguf:m.gguf", "ours"});
+  home.good({"convert", "ours", "hf:back"});
+  for (const std::string name : {"again", "back"}) {
+    CHECK(home.read(name + "/generation_config.json") == generation);
+    const json there = home.read(name + "/config.json"), words = home.read(name + "/tokenizer_config.json");
+    for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) CHECK(there[key] == config[key]);
+    for (const char* key : {"bos_token", "eos_token", "tokenizer_class"}) CHECK(words[key] == tokenizer[key]);
+    CHECK(words["chat_template"] == read_text(home.file("hf/chat_template.jinja")));
+  }
+  // Generation stops after the document.
+  for (const std::string model : {"run", "hf:hf", "gguf:m.gguf", "ours", "hf:back"}) {
+    CAPTURE(model);
+    const json said = json::parse(home.good({"generate", model, "--prompt", "ab", "--temperature", "0",
+                                             "--json", "--max-tokens", "8", "train.threads=1"})
+                                      .out);
+    CHECK(said["ended"] == true);
+    CHECK(said["text"] == " cd ef");
+    CHECK(said["context_full"] == false);
+  }
+  // A tokenizer that lies in no file, and a model without one.
+  home.good(
+      {"train", "tiny.yaml", "dataset=mock", "tokenizer=byte", "train.train_iters=1", "--run-dir", "bytes"});
+  home.good({"convert", "bytes", "hf:bytes-hf"});
+  CHECK(home.read("bytes-hf/generation_config.json")["eos_token_id"] == 256);
+  CHECK(home.read("bytes-hf/tokenizer_config.json")["eos_token"] == "<|endoftext|>");
+  CHECK(fs::exists(home.file("bytes-hf/tokenizer.json")));
+  home.good(
+      {"train", "tiny.yaml", "dataset=mock", "tokenizer=none", "train.train_iters=1", "--run-dir", "ids"});
+  home.good({"convert", "ids", "hf:ids-hf"});
+  CHECK_FALSE(fs::exists(home.file("ids-hf/generation_config.json")));
+  // Not the ids of Transformers' own models.
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    CHECK(home.read("ids-hf/config.json").at(key).is_null());
+}
+
+TEST_CASE("a full context is said, with the field that sets it") {
+  const Trained home;
+  const auto said = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = {"generate", "run", "--temperature",  "0", "--ignore-eod",
+                                      "--prompt", "ab",  "train.threads=1"};
+    words.insert(words.end(), more.begin(), more.end());
+    return home.good(words);
+  };
+  const std::string note = "note: the context is full: prompt and answer have the 32 tokens of model.";
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--chat"}, {"--json"}}) {
+    const std::string err = said(more).err;  // not inside of the macro, whose text must not check anything
+    CHECK_MESSAGE(contains(err, note), err);
+  }
+  CHECK_FALSE(contains(said({"--max-tokens", "3"}).err, "context"));
+  CHECK_FALSE(contains(said({"--quiet"}).err, "context"));
+  CHECK(json::parse(said({"--json"}).out)["context_full"] == true);
+  home.refused({"generate", "run", "--prompt", std::string(60, 'a')}, {"32 positions (model."});
+}
+
+TEST_CASE("merged adapters keep the run's lengths, template and tokenizer") {
+  const Home home;
+  const std::string base = "hf:" + kFamilies + "smollm2", text = "the thin cat sat in the inn on the hat\n";
+  home.write("text.txt", text + text + text);
+  home.write("tune.yaml",
+             "model: {preset: \"" + base +
+                 "\", seq_length: 12}\nmixed_precision: fp32\ndataset: mock\n"
+                 "tokenizer: {preset: huggingface, tokenizer_model: \"" +
+                 base.substr(3) +
+                 "\", chat_template: chatml}\npeft: {preset: lora, dim: 3}\n"
+                 "train: {micro_batch_size: 1, global_batch_size: 2, train_iters: 2, threads: 1}\n"
+                 "optimizer: {preset: adamw, lr: 1e-2}\ncheckpoint: {pretrained_checkpoint: \"" +
+                 base + "\"}\n");
+  const auto loss = [&](const std::string& name) {
+    return json::parse(
+               home.good({"eval", name, "--text", "text.txt", "--json", "train.threads=1"}).out)["loss"]
+        .get<double>();
+  };
+  home.good({"convert", base, "ours"});
+  for (const std::string& of : {base, std::string("ours")}) {
+    const std::string name = of == "ours" ? "from-ours" : "from-hf";
+    home.good({"train", "tune.yaml", "checkpoint.pretrained_checkpoint=" + of, "--run-dir", name});
+    home.good({"merge", name, name + "-merged"});
+    const double of_run = loss(name);
+    CHECK(of_run != doctest::Approx(loss(of)).epsilon(1e-3));
+    CHECK(loss(name + "-merged") == doctest::Approx(of_run).epsilon(1e-6));
+    home.good({"convert", name + "-merged", "hf:" + name + "-hf"});
+    // The template of the run, not of the base; its end is one of the ends.
+    CHECK(read_text(home.file(name + "-hf/chat_template.jinja")) !=
+          read_text(kFamilies + "smollm2/chat_template.jinja"));
+  }
+}
+
+TEST_CASE("what is not there, and what is something else, is said in one way") {
+  const Home home;
+  fs::copy(kFamilies + "smollm2", home.file("smol"), fs::copy_options::recursive);
+  home.write("text.txt", "the thin cat\n");
+  home.refused({"eval", "smoll", "--text", "text.txt"}, {"not found: smoll", "did you mean `smol`?"});
+  home.refused({"eval", "hf:smoll", "--text", "text.txt"}, {"not found: hf:", "did you mean `hf:", "smol`?"});
+  home.refused({"eval", "hf:smol", "--text", "text.tx"}, {"not found: text.tx", "did you mean `text.txt`?"});
+  home.refused({"eval", "smol", "--text", "text.txt"}, {"`smol` holds no checkpoint", "named hf:smol"});
+  home.refused({"eval", "hf:an-org/a-model", "--text", "text.txt"},
+               {"not found: hf:", "nothing is downloaded", "hf download an-org/a-model --local-dir a-model"});
+  home.refused({"convert", "hf:an-org/a-model", "ours"}, {"hf download an-org/a-model"});
+  home.refused({"train", "quickstart", "model=hf:an-org/a-model"}, {"hf download an-org/a-model"});
+  home.refused(
+      {"train", "quickstart", "dataset.data_path=./smol/x", "tokenizer.tokenizer_model=smol/tokenizer.jso"},
+      {"not found: dataset.data_path = ./smol/x", "not found: tokenizer.tokenizer_model = smol/tokenizer.jso",
+       "did you mean `smol/tokenizer.json`?"});
+  home.refused(
+      {"train", "quickstart", "dataset=mock", "tokenizer=byte", "checkpoint.pretrained_checkpoint=smol"},
+      {"checkpoint.pretrained_checkpoint = smol holds no checkpoint", "named hf:smol"});
+
+  // Another model's weights: full shapes, the file's first.
+  home.refused({"train", "quickstart", "dataset=mock", "tokenizer=none", "model=hf:smol",
+                "model.seq_length=12", "mixed_precision=fp32", "train.train_iters=1",
+                "model.ffn_hidden_size=24", "checkpoint.pretrained_checkpoint=hf:smol", "--run-dir", "x"},
+               {"does not fit the recipe's model", "[270,24] in the checkpoint, [4096,256] in the recipe",
+                "[56,24] in the checkpoint, [48,256] in the recipe", "model=hf:"});
+
+  const auto tokenizer = [&](const std::string& file, const std::vector<std::string>& why) {
+    home.refused({"tokenizer", "encode", "text.txt", "--tokenizer", file}, why);
+  };
+  tokenizer("text.txt", {"`text.txt` is no tokenizer"});
+  tokenizer("smol/config.json",
+            {"`smol/config.json` is no tokenizer", "did you mean `smol/tokenizer.json`?"});
+  const auto replace = [&](const std::string& name, const std::string& content) {
+    fs::remove(home.file("smol/" + name));
+    std::ofstream(home.file("smol/" + name)) << content;
+  };
+  replace("tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
+  tokenizer("smol/tokenizer.json", {"is a Git LFS pointer", "git lfs pull"});
+  tokenizer("smol", {"is a Git LFS pointer"});
+  replace("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
+  home.refused({"convert", "hf:smol", "ours"}, {"model.safetensors` is a Git LFS pointer"});
+  replace("config.json", "<!doctype html>\n<html></html>");
+  replace("model.safetensors", "\n<html>");
+  home.refused({"convert", "hf:smol", "ours"}, {"is an HTML page", "/resolve/"});
+  home.write("m.gguf", "<!DOCTYPE html>");
+  home.refused({"convert", "gguf:m.gguf", "ours"}, {"`m.gguf` is an HTML page"});
+}
