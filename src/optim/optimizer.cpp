@@ -1,5 +1,6 @@
 #include "optim/optimizer.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.hpp"
@@ -65,18 +66,26 @@ class Adam final : public Optimizer {
 class Sgd final : public Optimizer {
  public:
   Sgd(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
-      : device_(device), buffers_(std::move(buffers)), momentum_(static_cast<float>(config.sgd_momentum)) {
+      : device_(device), buffers_(std::move(buffers)) {
+    momentum_ = static_cast<float>(config.sgd_momentum);
+    decoupled_ = config.decoupled_weight_decay;
     state_ = {{"momentum_buffer", zero_state(device, buffers_)}};
   }
   void step(const StepOptions& options) override {
     ++steps_;
     for (size_t b = 0; b < buffers_.size(); ++b) {
       const FlatBuffer& buffer = buffers_[b];
-      for (const FlatBuffer::Range& range : buffer.ranges)
-        launch(device_, device_.table().optimizers->sgd, rate(options, range), momentum_, false,
-               range.weight_decay ? static_cast<float>(options.weight_decay) : 0.0f,
-               part(buffer.gradients, range), options.gradient_scale, part(buffer.main, range),
-               part(state_[0].buffers[b], range), part(buffer.model, range), range.count);
+      for (const FlatBuffer::Range& range : buffer.ranges) {
+        const float lr = rate(options, range);
+        const float decay = range.weight_decay ? static_cast<float>(options.weight_decay) : 0.0f;
+        const Tensor main = part(buffer.main, range);
+        // Decoupled: w (1 - lr decay) - lr update. Else the kernel adds decay * w to the gradient.
+        if (decoupled_ && decay != 0)
+          launch(device_, device_.table().elementwise->scale, main, 1.0f - lr * decay, range.count);
+        launch(device_, device_.table().optimizers->sgd, lr, momentum_, false, decoupled_ ? 0.0f : decay,
+               part(buffer.gradients, range), options.gradient_scale, main, part(state_[0].buffers[b], range),
+               part(buffer.model, range), range.count);
+      }
     }
   }
   const std::vector<State>& state() const override { return state_; }
@@ -84,7 +93,8 @@ class Sgd final : public Optimizer {
  private:
   Device& device_;
   std::vector<FlatBuffer> buffers_;
-  float momentum_;
+  float momentum_ = 0;
+  bool decoupled_ = true;
   std::vector<State> state_;
 };
 
@@ -110,18 +120,33 @@ GradientNorm::GradientNorm(Device& device) {
   result_ = Tensor::zeros(device, {1}, DType::f64);
 }
 
-double GradientNorm::sum_of_squares(const std::vector<FlatBuffer>& buffers) {
+double GradientNorm::sum_of_squares(const std::vector<FlatBuffer>& buffers, Tensor FlatBuffer::*which) {
   Device& device = result_.device();
   if (device.is_meta()) return 1.0;
   bool first = true;
   for (const FlatBuffer& buffer : buffers)
     for (const FlatBuffer::Range& range : buffer.ranges) {
       if (!range.counted) continue;
-      launch(device, device.table().elementwise->sum_of_squares, part(buffer.gradients, range), range.count,
+      launch(device, device.table().elementwise->sum_of_squares, part(buffer.*which, range), range.count,
              result_, !first);
       first = false;
     }
   return first ? 0.0 : result_.to_host<double>()[0];
+}
+
+int64_t count_zeros(const std::vector<FlatBuffer>& buffers) {
+  constexpr int64_t kAtOnce = 1 << 20;
+  int64_t zeros = 0;
+  for (const FlatBuffer& buffer : buffers)
+    for (const FlatBuffer::Range& range : buffer.ranges) {
+      if (!range.counted || buffer.gradients.device().is_meta()) continue;
+      for (int64_t at = 0; at < range.count; at += kAtOnce) {
+        const int64_t count = std::min(kAtOnce, range.count - at);
+        const auto values = buffer.gradients.flat_range(range.begin + at, count, {count}).to_host<float>();
+        zeros += std::count(values.begin(), values.end(), 0.0f);
+      }
+    }
+  return zeros;
 }
 
 double clip_factor(double norm, double clip) {

@@ -53,16 +53,20 @@ class Optimizer {
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
                                  std::vector<FlatBuffer> buffers);
 
-// Sums of squares of the gradients in the buffers' counted ranges, in double; the caller adds up over ranks.
+// Sums of squares over the buffers' counted ranges, in double; the caller adds up over ranks.
 class GradientNorm {
  public:
   explicit GradientNorm(Device& device);
-  double sum_of_squares(
-      const std::vector<FlatBuffer>& buffers);  // waits for the device; not finite if a gradient is not
+  // Of the gradients, or of FlatBuffer::main. Waits for the device; not finite if a value is not.
+  double sum_of_squares(const std::vector<FlatBuffer>& buffers,
+                        Tensor FlatBuffer::*which = &FlatBuffer::gradients);
 
  private:
   Tensor result_;  // fp64 [1]
 };
+
+// Elements of the gradients in the counted ranges that are zero. They are counted on the host: for logging.
+int64_t count_zeros(const std::vector<FlatBuffer>& buffers);
 
 // The factor that scales gradients of this norm to at most clip (0: no clipping).
 double clip_factor(double norm, double clip);

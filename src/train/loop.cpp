@@ -178,6 +178,12 @@ GuardEvent Loop::locate(const Computed& computed) {
   return event;
 }
 
+double Loop::parameter_norm() {
+  double squares = norm_->sum_of_squares(buffers_, &optim::FlatBuffer::main);
+  store_->sum_over_owners(std::span(&squares, 1));
+  return std::sqrt(squares);
+}
+
 void Loop::pass_over_batch() {
   const int64_t batch = *config_.train.global_batch_size;
   ++state_.step;
@@ -193,6 +199,11 @@ StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
   result.gradient_norm = computed.norm;
   result.loss_tokens = static_cast<int64_t>(computed.tokens);
   result.learning_rate = schedule_.learning_rate(state_.schedule_samples);
+  if (config_.logger.log_num_zeros_in_grad) {
+    auto zeros = static_cast<double>(optim::count_zeros(buffers_));
+    store_->sum_over_owners(std::span(&zeros, 1));
+    result.num_zeros = static_cast<int64_t>(zeros);
+  }
 
   const bool bad = config_.resilience.check_for_nan &&
                    !(std::isfinite(result.loss) && std::isfinite(result.gradient_norm));
@@ -232,6 +243,7 @@ StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
         *config_.train.global_batch_size;  // skipped updates do not consume the schedule
     remember(config_.resilience, state_, result.loss, result.gradient_norm);
   }
+  if (config_.logger.log_params_norm) result.params_norm = parameter_norm();
   pass_over_batch();
   timers.enter(Phase::other);
   return result;

@@ -23,8 +23,11 @@ struct StepResult {
   double gradient_norm = 0;  // before clipping, of the mean loss
   double learning_rate = 0;
   int64_t loss_tokens = 0;  // of all ranks
-  bool skipped = false;     // grad_norm_skip_threshold or a spike: the update was left out
-  bool rewind = false;      // a spike that asks to go back to the last checkpoint: nothing has changed yet
+  // Of the whole model, each parameter counted once; with logger.log_num_zeros_in_grad, log_params_norm.
+  std::optional<int64_t> num_zeros;   // elements of the gradients that are zero
+  std::optional<double> params_norm;  // L2 norm of the parameters that train, after the update
+  bool skipped = false;               // grad_norm_skip_threshold or a spike: the update was left out
+  bool rewind = false;  // a spike that asks to go back to the last checkpoint: nothing has changed yet
   std::vector<GuardEvent> events;
 };
 
@@ -74,6 +77,7 @@ class Loop {
   Computed compute(data::Loader* loader /* null: the batch of before, again */, StepTimers& timers);
   void compute_again(const Computed& first, StepTimers& timers, std::vector<GuardEvent>& events);
   GuardEvent locate(const Computed& computed);
+  double parameter_norm();
 
   const config::Config& config_;
   comm::Communicator& world_;

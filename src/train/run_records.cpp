@@ -177,7 +177,9 @@ void Run::log_step(const StepResult& result, bool as_line, bool as_row) {
   const MemoryUse memory = loop_->device().memory();
   const std::string text =
       "step " + std::to_string(state.step) + "/" + std::to_string(total_steps_) + " | loss " +
-      fixed(state.since_log.loss, 4) + " | grad " + fixed(state.since_log.grad_norm, 3) + " | lr " +
+      fixed(state.since_log.loss, 4) + " | grad " + fixed(state.since_log.grad_norm, 3) +
+      (result.params_norm ? " | params " + fixed(*result.params_norm, 3) : "") +
+      (result.num_zeros ? " | zeros " + std::to_string(*result.num_zeros) : "") + " | lr " +
       significant(result.learning_rate) + " | " + human_count(speed.tokens_per_second) + " tok/s" +
       (speed.mfu > 0 ? " | MFU " + fixed(100 * speed.mfu, 0) + "%" : "") + " | " +
       human_bytes(static_cast<double>(memory.total())) + " | " +
@@ -208,6 +210,8 @@ void Run::write_step_row(const StepResult& result, const Throughput& speed) {
       .integer("consumed_samples", state.consumed_samples)
       .integer("consumed_tokens", state.consumed_tokens);
   if (speed.mfu > 0) row.number("mfu", speed.mfu);
+  if (result.params_norm) row.number("params_norm", *result.params_norm);
+  if (result.num_zeros) row.integer("num_zeros", *result.num_zeros);
   for (size_t p = 0; p < kPhases; ++p)
     row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))),
                log_seconds_.phases[p] / static_cast<double>(log_seconds_.steps));
@@ -225,6 +229,8 @@ void Run::write_step_events(const StepResult& result) {
                                        {"train/tokens_per_second_per_rank", speed.rank_tokens_per_second},
                                        {"train/tflops_per_rank", speed.rank_tflops}};
   if (speed.mfu > 0) scalars.push_back({"train/mfu", speed.mfu});
+  if (result.params_norm) scalars.push_back({"train/params_norm", *result.params_norm});
+  if (result.num_zeros) scalars.push_back({"train/num_zeros", static_cast<double>(*result.num_zeros)});
   if (config_.logger.tensorboard_log_interval > 1) {  // else the step's own are the means
     scalars.push_back({"train/step_loss", result.loss});
     scalars.push_back({"train/step_grad_norm", result.gradient_norm});

@@ -110,3 +110,53 @@ TEST_CASE_TEMPLATE("optimizers without a kernel are refused by name", D, EVERY_D
   config.optimizer = config::OptimizerKind::muon;
   CHECK_THROWS_AS(build(config, *device, {}), Error);
 }
+
+TEST_CASE_TEMPLATE("SGD decays apart from the gradient, or adds the decay to it", D, EVERY_DEVICE) {
+  const auto device = D::make(1);
+  for (const bool decoupled : {true, false})
+    for (const double momentum : {0.0, 0.9})
+      for (const int64_t n : {1, 7, 1000}) {
+        std::vector<float> start(static_cast<size_t>(n)), gradient(start.size());
+        for (size_t i = 0; i < start.size(); ++i)
+          start[i] = std::sin(static_cast<float>(i) + 1),
+          gradient[i] = std::cos(3.0f * static_cast<float>(i));
+        const int64_t decayed = n / 2;
+        FlatBuffer buffer{Tensor::from_host<float>(*device, {n}, start),
+                          Tensor::from_host<float>(*device, {n}, gradient),
+                          Tensor(),
+                          {}};
+        if (decayed) buffer.ranges.push_back({0, decayed, true});
+        buffer.ranges.push_back({decayed, n - decayed, false});
+        config::OptimizerConfig config;
+        config.optimizer = config::OptimizerKind::sgd;
+        config.decoupled_weight_decay = decoupled;
+        config.sgd_momentum = momentum;
+        auto sgd = build(config, *device, {buffer});
+        std::vector<double> w(start.begin(), start.end()), b(w.size());
+        for (int t = 0; t < 4; ++t) {
+          sgd->step({.lr = 0.1, .weight_decay = 0.3, .gradient_scale = 0.5f});
+          for (size_t i = 0; i < w.size(); ++i) {
+            const double decay = static_cast<int64_t>(i) < decayed ? 0.3 : 0.0;
+            b[i] = momentum * b[i] + 0.5 * static_cast<double>(gradient[i]) + (decoupled ? 0 : decay * w[i]);
+            w[i] -= 0.1 * (b[i] + (decoupled ? decay * w[i] : 0));
+          }
+        }
+        const auto result = buffer.main.to_host<float>();
+        for (size_t i = 0; i < w.size(); ++i)
+          CHECK(static_cast<double>(result[i]) == doctest::Approx(w[i]).epsilon(2e-6).scale(0.1));
+      }
+}
+
+TEST_CASE_TEMPLATE("zeros and norms count the ranges that this rank counts", D, EVERY_DEVICE) {
+  const auto device = D::make(1);
+  const std::vector<float> gradient{0, 1, -0.0f, 2, 0, 0, 3}, main{3, 4, 0, 0, 9, 9, 12};
+  FlatBuffer buffer{Tensor::from_host<float>(*device, {7}, main),
+                    Tensor::from_host<float>(*device, {7}, gradient),
+                    Tensor(),
+                    {}};
+  buffer.ranges = {{0, 4, true}, {4, 2, true, false, 1, false}, {6, 1, false}};
+  CHECK(count_zeros({buffer}) == 2);  // not those of the range that another rank counts
+  GradientNorm norm(*device);
+  CHECK(norm.sum_of_squares({buffer}) == 14);
+  CHECK(norm.sum_of_squares({buffer}, &FlatBuffer::main) == 169);
+}

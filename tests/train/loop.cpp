@@ -162,6 +162,99 @@ TEST_CASE_TEMPLATE("dropout does not depend on micro-batches or ranks; recomputa
   CHECK(run(other, 4) == expected);
 }
 
+TEST_CASE_TEMPLATE("weight decay of SGD through the loop: w loses lr * decay * w, vectors lose nothing", D,
+                   EVERY_DEVICE) {
+  auto config = tiny_config<D>(true, world().size());
+  config.optimizer.optimizer = config::OptimizerKind::sgd;
+  config.scheduler.lr_decay_style = config::LrDecayStyle::constant;
+  config.scheduler.lr_warmup_iters = 0;
+  std::vector<std::vector<std::vector<float>>> after;  // [no decay, decoupled, L2][parameter]
+  std::vector<std::vector<float>> start;
+  std::vector<std::vector<double>> traces;
+  for (int kind = 0; kind < 3; ++kind) {
+    config.optimizer.weight_decay = kind == 0 ? 0.0 : 0.5;
+    config.optimizer.decoupled_weight_decay = kind == 1;
+    Loop loop(config, world());
+    loop.initialise();
+    const auto values = [&] {
+      std::vector<std::vector<float>> all;
+      for (const auto& parameter : loop.store().parameters())
+        all.push_back(test::main_of(loop.store(), *parameter).template to_host<float>());
+      return all;
+    };
+    start = values();
+    run_until(loop, config, 1);
+    after.push_back(values());
+    traces.push_back(run_until(loop, config, 4));
+  }
+  Loop names(config, world());
+  for (size_t p = 0; p < start.size(); ++p) {
+    const bool decays = !names.store().parameters()[p]->spec().no_weight_decay;
+    const double lost = decays ? config.optimizer.lr * 0.5 : 0.0;
+    for (size_t i = 0; i < start[p].size(); ++i)
+      for (const int kind :
+           {1, 2})  // the momentum is empty before the first step: both kinds are the same there
+        CHECK(std::abs(static_cast<double>(after[static_cast<size_t>(kind)][p][i]) -
+                       (static_cast<double>(after[0][p][i]) - lost * static_cast<double>(start[p][i]))) <
+              1e-7);
+  }
+  CHECK(traces[1] != traces[0]);
+  CHECK(traces[2] != traces[1]);
+}
+
+TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the whole model under every layout", D,
+                   EVERY_DEVICE) {
+  const auto alone = comm::World::alone();
+  const auto measured = [](Loop& loop, const config::Config& config) {
+    const auto data = open_datasets(config, nullptr);
+    data::Loader loader(data[0], loop.loader_options());
+    StepTimers timers;
+    loop.step(loader, timers);
+    return loop.step(loader, timers);
+  };
+  auto single = tiny_config<D>(true, 1);
+  Loop whole(single, *alone);
+  whole.initialise();
+  const StepResult silent = measured(whole, single);
+  CHECK(!silent.params_norm);
+  CHECK(!silent.num_zeros);
+  double squares = 0;
+  for (const auto& parameter : whole.store().parameters())
+    for (const float value : test::main_of(whole.store(), *parameter).template to_host<float>())
+      squares += static_cast<double>(value) * static_cast<double>(value);
+  single.logger.log_params_norm = single.logger.log_num_zeros_in_grad = true;
+  Loop logged(single, *alone);
+  logged.initialise();
+  const StepResult expected = measured(logged, single);
+  CHECK(*expected.params_norm == doctest::Approx(std::sqrt(squares)).epsilon(1e-12));
+  CHECK(*expected.num_zeros > 0);  // tokens that no sample of the batch holds: rows of the embedding
+  if (world().size() != 2) return;
+  for (const int layout : {0, 1, 2, 3, 4, 5}) {
+    CAPTURE(layout);
+    auto config = tiny_config<D>(true, 2);
+    config.logger = single.logger;
+    using config::ShardingStrategy;
+    constexpr ShardingStrategy kSharding[] = {ShardingStrategy::no_shard, ShardingStrategy::optim,
+                                              ShardingStrategy::optim_grads,
+                                              ShardingStrategy::optim_grads_params};
+    if (layout < 4)
+      config.ddp.data_parallel_sharding_strategy = kSharding[layout];
+    else
+      config.dist.data_parallel_size = 1;
+    if (layout == 4) config.dist.tensor_model_parallel_size = 2;
+    if (layout == 5) {
+      config.dist.pipeline_model_parallel_size = 2;
+      config.dist.pipeline_model_parallel_layout = "Et|tL";
+      config.dist.pipeline_schedule = config::PipelineSchedule::one_f_one_b;
+    }
+    Loop loop(config, world());
+    loop.initialise();
+    const StepResult result = measured(loop, config);
+    CHECK(*result.params_norm == doctest::Approx(*expected.params_norm).epsilon(1e-6));
+    CHECK(*result.num_zeros == *expected.num_zeros);
+  }
+}
+
 TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in fp32 and bf16", D, EVERY_DEVICE) {
   for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
     auto config = tiny_config<D>(true, world().size());

@@ -24,7 +24,7 @@ void describe(Section<LoggerConfig>& s) {
       .known_as("log_every_n_steps");
   s.field("tensorboard", &L::tensorboard).doc("write TensorBoard events").effect(Effect::log);
   s.field("tensorboard_dir", &L::tensorboard_dir)
-      .doc("directory of the events; null: `tensorboard` of the run directory")
+      .doc("directory of the events; null: the run directory")
       .effect(Effect::log)
       .used_when<Config>(events, writes_events);
   s.field("tensorboard_log_interval", &L::tensorboard_log_interval)
@@ -37,13 +37,11 @@ void describe(Section<LoggerConfig>& s) {
       .effect(Effect::log)
       .used_when<Config>(events, writes_events);
   s.field("log_params_norm", &L::log_params_norm)
-      .doc("record the global norm of the parameters")
-      .effect(Effect::log)
-      .not_yet("the norm of the parameters in the log");
+      .doc("log the global L2 norm of the parameters that train (params_norm)")
+      .effect(Effect::log);
   s.field("log_num_zeros_in_grad", &L::log_num_zeros_in_grad)
-      .doc("record how many gradients are zero")
-      .effect(Effect::log)
-      .not_yet("the number of zero gradients in the log");
+      .doc("log how many elements of the gradients are zero (num_zeros)")
+      .effect(Effect::log);
 }
 
 }  // namespace capstan::config

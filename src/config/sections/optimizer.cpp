@@ -61,7 +61,7 @@ void describe(Section<OptimizerConfig>& s) {
           "biases")
       .min(0);
   s.field("decoupled_weight_decay", &O::decoupled_weight_decay)
-      .doc("decay apart from the gradient (AdamW); false: added to the gradient (L2)");
+      .doc("decay apart from the gradient (AdamW, SGDW); false: added to the gradient (L2)");
   s.field("apply_wd_to_qk_layernorm", &O::apply_wd_to_qk_layernorm)
       .doc("decay the norms of queries and keys too");
   s.field("adam_beta1", &O::adam_beta1)
