@@ -98,7 +98,7 @@ done
 say "next"
 cat <<EOF
 Train on, for twice as long:
-  $capstan train quickstart --run-dir $run --resume train.train_iters=1600
+  $capstan train quickstart --run-dir $run --resume train.train_iters=1600 scheduler.lr_decay_iters=1600
 Look at the run:     $capstan runs show $run        (curves: tensorboard --logdir $run)
 Write with it:       $capstan generate $run --prompt "Once upon a time"
 Your own recipe:     $capstan recipe new my.yaml

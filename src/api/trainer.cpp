@@ -75,7 +75,7 @@ Outcome run_training(const Config& config, const TrainOptions& options, const Pr
 
   train::RunOptions run;
   run.run_dir = options.run_dir;
-  run.resume = options.resume;
+  run.resume = options.resume ? train::Resume::automatic : train::Resume::no;
   run.recipe =
       train::recipe_record(resolution, config.impl().request.overrides, call_text(config.impl().request));
   run.changes_since = [&](const std::string& stored) { return train::changes_since(stored, resolution); };

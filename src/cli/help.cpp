@@ -34,7 +34,10 @@ std::string columns(const std::vector<Line>& lines, size_t indent, size_t least_
 Line option_line(const Option& option) {
   std::string left = option.letter ? std::string("-") + option.letter + ", " : "    ";
   left += "--" + std::string(option.name);
-  if (!option.argument.empty()) left += " " + std::string(option.argument);
+  if (!option.argument.empty())
+    left += " " + std::string(option.argument);
+  else if (!option.choices.empty())
+    left += "[=" + std::string(option.choices) + "]";
   return {left, std::string(option.doc)};
 }
 

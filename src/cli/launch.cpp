@@ -123,7 +123,8 @@ std::vector<std::string> without_nproc(const std::vector<std::string>& command) 
   return rest;
 }
 
-int launch_ranks(const Context& context, int64_t ranks) {
+int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
+  g_signals = saves_on_signal ? 0 : 1;
   if (ranks < 1 || ranks > kMostRanks)
     fail(ErrorCode::usage, "`--nproc` takes a number of ranks from 1 to " + std::to_string(kMostRanks));
   if (const auto launched = comm::launched_as(); !launched.source.empty())

@@ -15,7 +15,8 @@ namespace capstan::cli {
 // save (a file that the ranks look for after each step; SIGTERM would make mpirun kill them), a second one ends them.
 // Returns the exit code of the run: 75 and the codes of `capstan help exit-codes` as the ranks gave them, 4
 // for a rank that died or stalled (told here, from the ranks' failure board), 130 or 143 when ended by the second signal.
-int launch_ranks(const Context& context, int64_t ranks);
+// saves_on_signal false: the first one ends them (train.exit_signal_handler).
+int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal = true);
 
 // Joins the world that this process was launched into and runs `body` in it. With several ranks an error is
 // reported here and ends all of them: leaving the world in good order would wait for ranks that still hope

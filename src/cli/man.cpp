@@ -78,6 +78,7 @@ std::string option_entries(std::span<const Option> options) {
     if (option.letter) out += bold(std::string("-") + option.letter) + ", ";
     out += bold("--" + std::string(option.name));
     if (!option.argument.empty()) out += " \\fI" + inline_text(option.argument, true) + "\\fR";
+    if (option.argument.empty() && !option.choices.empty()) out += "[=" + std::string(option.choices) + "]";
     out += "\n" + line(option.doc);
   }
   return out;

@@ -166,8 +166,14 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     names.emplace_back(option.name);
     std::string spelled(option.name);
     if (option.letter) spelled += std::string(",") + option.letter;
-    description.add(boost::shared_ptr<po::option_description>(
-        new po::option_description(spelled.c_str(), new po::untyped_value(option.argument.empty()), "")));
+    const bool optional_value = option.argument.empty() && !option.choices.empty();
+    const po::value_semantic* semantic = nullptr;
+    if (optional_value)
+      semantic = po::value<std::string>()->implicit_value("");
+    else
+      semantic = new po::untyped_value(option.argument.empty());
+    description.add(
+        boost::shared_ptr<po::option_description>(new po::option_description(spelled.c_str(), semantic, "")));
   }
   po::parsed_options parsed(nullptr);
   try {
@@ -235,12 +241,14 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     CAPSTAN_ASSERT(entry != table.end(), option.string_key);
     const std::string value = option.value.empty() ? std::string() : option.value.front();
     const auto choices = split(entry->choices, ' ');
-    if (!entry->choices.empty() && std::find(choices.begin(), choices.end(), value) == choices.end()) {
+    const bool plain_flag = entry->argument.empty() && value.empty();
+    if (!plain_flag && !entry->choices.empty() &&
+        std::find(choices.begin(), choices.end(), value) == choices.end()) {
       problems.push_back("`--" + std::string(entry->name) + "` does not know `" + value + "`");
       helps.push_back("one of: " + join(std::vector<std::string>(choices.begin(), choices.end()), ", "));
     }
     // A flag's own spelling tells -h from --help.
-    arguments.values_.emplace_back(entry->name, entry->argument.empty() ? first : value);
+    arguments.values_.emplace_back(entry->name, entry->argument.empty() && value.empty() ? first : value);
     if (!verb.overrides) continue;
     using Kind = config::Override::Kind;
     if (entry->name == "file") arguments.overrides_.push_back(config::Override::file(value));

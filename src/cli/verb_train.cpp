@@ -18,7 +18,7 @@ std::string resume_command(const Context& context, const train::Outcome& outcome
   std::vector<std::string> command;
   bool has_resume = false, has_directory = false;
   for (const std::string& word : given_command(context)) {
-    has_resume = has_resume || word == "--resume";
+    has_resume = has_resume || word == "--resume" || word == "--resume=auto";
     has_directory = has_directory || word == "--run-dir" || word.starts_with("--run-dir=");
     command.push_back(word);
   }
@@ -47,7 +47,7 @@ int run_train(Context& context) {
   if (chief && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
   if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
   train::refuse_missing_features(resolution.config);
-  if (nproc && *nproc > 1) return launch_ranks(context, *nproc);
+  if (nproc && *nproc > 1) return launch_ranks(context, *nproc, resolution.config.train.exit_signal_handler);
 
   Progress progress(chief && !context.quiet(), context.color_err);
   progress.line("capstan " CAPSTAN_VERSION ": training " + resolution.recipe_name + " on " +
@@ -64,7 +64,8 @@ int run_train(Context& context) {
   return run_in_world(context, timeout, [&](comm::World& world) {
     train::RunOptions options;
     options.run_dir = args.value("run-dir").value_or("");
-    options.resume = args.has("resume");
+    if (const auto resume = args.value("resume"))
+      options.resume = *resume == "auto" ? train::Resume::automatic : train::Resume::existing;
     options.recipe = train::recipe_record(resolution, args.overrides(), command_text(given_command(context)));
     options.changes_since = [&](const std::string& stored) {
       return train::changes_since(stored, resolution);
@@ -93,15 +94,18 @@ const Verb kTrain = {
                   "two steps of a small model of its kind, to see that it works"},
                  {"train quickstart --nproc 2", "two ranks on this machine"}},
     .options = {{"run-dir", 0, "DIR", "where the run is recorded; default runs/NAME"},
-                {"resume", 0, "", "continue the run in that directory"},
+                {"resume", 0, "", "continue the run in that directory; =auto starts it where there is none",
+                 "", "auto"},
                 {"nproc", 0, "N", "start N ranks with mpirun and stay their parent"},
                 {"shrink", 0, "", "scale the recipe down to a laptop: small model, made-up data, two steps"}},
     .details =
         "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and "
         "checkpoints.\n"
-        "An existing one is refused without --resume. SIGINT (ctrl-C) and SIGTERM save a checkpoint and end "
-        "with\n"
-        "code 75; a second one ends at once. `train.exit_interval=N` stops after step N in the same way.\n"
+        "An existing one is refused without --resume, and --resume refuses one that is not there;\n"
+        "--resume=auto takes both. A resumed run keeps the schedule of its checkpoint:\n"
+        "capstan help checkpoints.\n"
+        "SIGINT (ctrl-C) and SIGTERM save a checkpoint and end with code 75; a second one ends at once.\n"
+        "`train.exit_interval=N` stops after step N in the same way.\n"
         "The world size is that of the launch (`mpirun -n 2 capstan train …` or --nproc 2), not the "
         "recipe's.\n"
         "--shrink keeps the family of the model, the method and, with as many ranks as it takes, the kind of "

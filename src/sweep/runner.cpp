@@ -226,7 +226,7 @@ class Runner {
     if (trial.ranks > 1 && options_.launcher == Launcher::srun)
       command = {"srun", "--ntasks=" + std::to_string(trial.ranks), "--kill-on-bad-exit=1"};
     command.insert(command.end(), {options_.program, "train", (place / "recipe.yaml").string(), "--run-dir",
-                                   (place / "run").string(), "--resume"});
+                                   (place / "run").string(), "--resume=auto"});
     if (trial.ranks > 1 && options_.launcher == Launcher::mpirun) {
       command.insert(command.end(), {"--nproc", std::to_string(trial.ranks)});
       active.launched = true;

@@ -55,6 +55,11 @@ class Loop {
     store_->observe(observer);
   }
 
+  // Takes the place of the recipe's own schedules.
+  void set_schedules(const optim::Schedule& schedule, const optim::Schedule& decoupled) {
+    schedule_ = schedule, decoupled_schedule_ = decoupled;
+  }
+
   Device& device() { return *device_; }
   const models::Model& model() const { return *model_; }
   parallel::FlatStore& store() { return *store_; }

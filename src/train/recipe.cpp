@@ -86,17 +86,31 @@ RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const
     std::replace(text.begin(), text.end(), '\n', ' ');
     record.given += std::string("#   ") + flag + text + "\n";
   }
+  for (const auto& [path, origin] : resolution.origins) {
+    using Kind = config::Origin::Kind;
+    if (origin.kind == Kind::cli) record.from_command_line.push_back(path);
+    if (origin.kind == Kind::file || origin.kind == Kind::preset) record.from_files.push_back(path);
+  }
   record.resolved = config::resolved_recipe(resolution);
   record.hash = config::config_hash(config::schema(), &resolution.config);
   return record;
 }
 
-std::vector<RecipeChange> changes_since(const std::string& stored, const config::Resolution& now) {
-  const config::Resolution before = resolve_text(stored);
-  if (!before.ok())
+static config::Resolution resolve_stored(const std::string& text) {
+  config::Resolution stored = resolve_text(text);
+  if (!stored.ok())
     fail(ErrorCode::format,
-         "the recipe that the checkpoint carries does not resolve: " + before.diagnostics.front().message,
+         "the recipe that the checkpoint carries does not resolve: " + stored.diagnostics.front().message,
          "it was written by another version, or changed since");
+  return stored;
+}
+
+config::Config stored_config(const std::string& text) {
+  return resolve_stored(text).config;
+}
+
+std::vector<RecipeChange> changes_since(const std::string& stored, const config::Resolution& now) {
+  const config::Resolution before = resolve_stored(stored);
   // Compared in the form in which recipes are stored: paths absolute.
   const config::Resolution stored_now = resolve_text(config::resolved_recipe(now));
   const auto differences = config::diff(before, stored_now);

@@ -19,6 +19,9 @@ void refuse_missing_features(const config::Config& config);
 RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const config::Override> overrides,
                            std::string command);
 
+// The recipe that a checkpoint carries, resolved. ErrorCode::format where it does not resolve.
+config::Config stored_config(const std::string& text);
+
 // Leaf by leaf against the recipe stored with a checkpoint.
 std::vector<RecipeChange> changes_since(const std::string& stored, const config::Resolution& now);
 

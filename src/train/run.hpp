@@ -22,6 +22,7 @@
 #include "train/records/log_file.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/run_dir.hpp"
+#include "train/run_schedule.hpp"
 #include "train/saver.hpp"
 #include "train/trainer.hpp"
 
@@ -91,6 +92,7 @@ class Run {
                   reason) noexcept;  // leaves a record of how the run ended, where there is a place for it
 
  private:
+  void name_run_directory();
   void open_data();
   void report_passes();  // how often the run goes over its data
   void open_records();
@@ -105,7 +107,9 @@ class Run {
   void start_or_resume();
   void start_from_foreign(const std::string& name);  // hf:DIR, gguf:FILE
   void find_carried();
-  void check_changes(const checkpoint::Reader& reader);
+  void follow_schedule_of(const checkpoint::Reader& reader);
+  void report_schedule(const ScheduleChoice& choice);
+  void check_changes(const checkpoint::Reader& reader, const std::vector<std::string>& refused_schedule);
   void check_tokenizer(const checkpoint::Reader& reader);  // of a run that goes on
   // Warns where ids of the first weights' tokenizer stand for other text than those of the recipe's.
   void compare_tokenizer(const std::vector<std::pair<std::string, std::string>>& files,
@@ -159,6 +163,7 @@ class Run {
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   std::array<std::shared_ptr<const data::Dataset>, 3> datasets_;
   std::string data_;  // which samples are trained on
+  RunSchedule schedule_;
   std::string base_;  // hash of the weights beside which adapters train
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<Saver> saver_;  // with checkpoint.async_save

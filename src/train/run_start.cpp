@@ -14,17 +14,30 @@
 #include "interchange/model_section.hpp"
 #include "train/base_model.hpp"
 #include "train/inputs.hpp"
+#include "train/recipe.hpp"
 #include "train/records/run_list.hpp"
 #include "train/run.hpp"
 #include "train/setup.hpp"
 
 namespace capstan::train {
 
+void Run::name_run_directory() {
+  const std::string& name = options_.recipe.name;
+  if (options_.run_dir.empty() && (name.find('/') != std::string::npos || name == "." || name == ".."))
+    fail(ErrorCode::config, "the recipe's name `" + name + "` cannot name a directory in runs/",
+         "a name without `/`, or another run directory");
+  run_dir_ = options_.run_dir.empty() ? fs::path("runs") / name : options_.run_dir;
+  if (options_.resume != Resume::existing) return;
+  comm::together(world_.communicator(), "looking for the run to resume", [&] {
+    if (chief()) records::require_run(run_dir_);
+  });
+}
+
 void Run::open_records() {
   // Rank 0 owns the directory; a refusal there ends the run on every rank.
   comm::together(world_.communicator(), "opening the run directory", [&] {
     if (!chief()) return;
-    records_ = std::make_unique<records::RunDirectory>(run_dir_, options_.resume);
+    records_ = std::make_unique<records::RunDirectory>(run_dir_, options_.resume != Resume::no);
     run_id_ = records_->id();
     clear_leftovers();
   });
@@ -107,7 +120,7 @@ void Run::refuse_foreign_checkpoints() {
 }
 
 void Run::open_data() {
-  require_files(missing_files(config_, options_.resume));
+  require_files(missing_files(config_, options_.resume != Resume::no));
   tokenizer_ = load_tokenizer(config_);
   datasets_ = open_datasets(config_, tokenizer_.get());
   if (!datasets_[0])
@@ -146,12 +159,12 @@ void Run::report_passes() {
 bool Run::harmless(const RecipeChange& change, const checkpoint::Reader& reader) const {
   // Where a run began is past; the state says it all.
   if (change.path.starts_with("checkpoint.") || change.path == "peft.adapter") return true;
-  const bool schedule = change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
-                        change.path == "optimizer.min_lr" || change.path == "optimizer.min_lr_ratio" ||
-                        change.path == "optimizer.decoupled_lr" ||
-                        change.path == "optimizer.decoupled_min_lr" ||
-                        change.path == "optimizer.weight_decay";
-  if (schedule && config_.scheduler.override_opt_param_scheduler) return true;
+  // Judged against the checkpoint's schedule, by follow_schedule_of().
+  if (change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
+      change.path == "optimizer.min_lr" || change.path == "optimizer.min_lr_ratio" ||
+      change.path == "optimizer.decoupled_lr" || change.path == "optimizer.decoupled_min_lr" ||
+      change.path == "optimizer.weight_decay")
+    return true;
   // Files that have moved: the samples are the same.
   const bool sources = change.path == "dataset.data_path" ||
                        (change.path.starts_with("dataset.") &&
@@ -159,29 +172,70 @@ bool Run::harmless(const RecipeChange& change, const checkpoint::Reader& reader)
   return sources && !data_.empty() && data_of(reader) == data_;
 }
 
-void Run::check_changes(const checkpoint::Reader& reader) {
-  if (!options_.changes_since || !reader.has_file(checkpoint::kRecipeFile)) return;
-  const auto changes = options_.changes_since(reader.read_text(checkpoint::kRecipeFile));
+void Run::follow_schedule_of(const checkpoint::Reader& reader) {
+  const std::string text = schedule_text_of(reader);
+  const std::string recipe =
+      reader.has_file(checkpoint::kRecipeFile) ? reader.read_text(checkpoint::kRecipeFile) : "";
+  RunSchedule stored = schedule_;
+  if (!text.empty())
+    stored = parse_schedule(text, (reader.directory() / checkpoint::kStateFile).string());
+  else if (!recipe.empty())  // of a version that stored the recipe alone
+    stored = schedule_of(stored_config(recipe), {});
+  const ScheduleChoice choice = choose_schedule(stored, schedule_, options_.recipe, config_);
+  check_changes(reader, choice.refused);
+  schedule_ = choice.schedule;
+  loop_->set_schedules(schedule_.schedule(), schedule_.decoupled_schedule());
+  report_schedule(choice);
+}
+
+void Run::report_schedule(const ScheduleChoice& choice) {
+  const config::SchedulerConfig& s = config_.scheduler;
+  const int64_t batch = *config_.train.global_batch_size;
+  speaker_.line(std::string("schedule of ") +
+                (s.override_opt_param_scheduler ? "this recipe (scheduler.override_opt_param_scheduler)"
+                 : choice.fields_taken.empty()  ? "the checkpoint"
+                                                : "the checkpoint, with changes of this recipe") +
+                ": " + summary(schedule_, batch));
+  for (const std::string& field : choice.fields_taken) speaker_.line("schedule changed: " + field);
+  for (const std::string& field : choice.fields_kept) speaker_.line("schedule kept: " + field);
+  const optim::ScheduleOptions& o = schedule_.options;
+  const int64_t end = o.decay_samples / batch;
+  if (!choice.keeps_decay_length || o.style == config::LrDecayStyle::constant || end >= total_steps_) return;
+  speaker_.warning("the learning rate reaches its floor, " + to_text(o.min_lr) + ", at step " +
+                   std::to_string(end) + " and stays there to step " + std::to_string(total_steps_) +
+                   "; scheduler.lr_decay_" +
+                   (config_.train.train_samples ? "samples=" + std::to_string(*config_.train.train_samples)
+                                                : "iters=" + std::to_string(total_steps_)) +
+                   " decays to the end of the run, scheduler.override_opt_param_scheduler=true takes this "
+                   "recipe's whole schedule");
+}
+
+void Run::check_changes(const checkpoint::Reader& reader, const std::vector<std::string>& refused_schedule) {
   std::string altering;
+  for (const std::string& text : refused_schedule) altering += "\n    " + text;
+  std::vector<RecipeChange> changes;
+  if (options_.changes_since && reader.has_file(checkpoint::kRecipeFile))
+    changes = options_.changes_since(reader.read_text(checkpoint::kRecipeFile));
   for (const RecipeChange& change : changes) {
     const std::string text = change.path + ": " + change.before + " -> " + change.after;
     if (change.alters_numerics && !harmless(change, reader))
       altering += "\n    " + text;
-    else
+    else if (!change.path.starts_with("scheduler."))  // report_schedule() says what becomes of those
       speaker_.line("changed since the checkpoint: " + text);
   }
   const std::string trained_on = data_of(reader);
-  if (altering.empty() && !trained_on.empty() && trained_on != data_)
+  if (options_.changes_since && altering.empty() && !trained_on.empty() && trained_on != data_)
     fail(ErrorCode::failed,
          "the recipe is the run's, but the data files hold other samples than those that it was trained on",
          "restore the files, or start a new run from the weights with checkpoint.pretrained_checkpoint=" +
              reader.directory().string());
   if (!altering.empty())
-    fail(ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
-         "resume with the run's own values (scheduler.override_opt_param_scheduler=true takes a changed "
-         "schedule), or start a new run from its weights with "
-         "checkpoint.pretrained_checkpoint=" +
-             reader.directory().string());
+    fail(
+        ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
+        "resume with the run's own values (scheduler.override_opt_param_scheduler=true takes this recipe's "
+        "schedule, scheduler.use_checkpoint_opt_param_scheduler=true the run's), or start a new run from its "
+        "weights with checkpoint.pretrained_checkpoint=" +
+            reader.directory().string());
 }
 
 // The checkpoints of a run keep its tokenizer: a run that goes on with another one would save weights beside the wrong one.
@@ -273,13 +327,15 @@ void Run::find_carried() {
 
 void Run::start_or_resume() {
   find_carried();
+  schedule_ = schedule_of(config_, options_.recipe);
   std::optional<checkpoint::Checkpoint> from;
   std::vector<std::string> refused;
-  if (options_.resume) from = find_checkpoint(world_, checkpoint_root(), refused);
+  const bool resume = options_.resume != Resume::no;
+  if (resume) from = find_checkpoint(world_, checkpoint_root(), refused);
   for (const std::string& reason : refused) speaker_.warning("not resumed from " + reason);
   refused_ = std::move(refused);
   const bool own = from.has_value();
-  if (options_.resume && !from) {
+  if (resume && !from) {
     // checkpoint.save may have changed since: what the run has lies where it was written.
     const fs::path before = comm::gather_texts(
         world_.communicator(), chief() && records_->resumed() ? records_->checkpoints().string() : "")[0];
@@ -292,7 +348,7 @@ void Run::start_or_resume() {
     }
   }
   const auto damaged = comm::gather_texts(world_.communicator(), join(refused_, "\n    "))[0];
-  if (options_.resume && !from && !damaged.empty())
+  if (resume && !from && !damaged.empty())
     fail(ErrorCode::failed, "no checkpoint of the run verifies:\n    " + damaged,
          "restore one of them; or, to give them up, move them away and --resume begins at step 0, or take "
          "another run directory");
@@ -312,7 +368,7 @@ void Run::start_or_resume() {
     const bool named = !own && config_.checkpoint.ckpt_step;
     auto reader = checkpoint::Reader::open(from->path,
                                            named ? checkpoint::Depth::content : checkpoint::Depth::structure);
-    check_changes(reader);
+    follow_schedule_of(reader);
     check_tokenizer(reader);
     loop_->initialise();
     if (config_.peft) begin_with_base(base_of(reader));
@@ -322,7 +378,9 @@ void Run::start_or_resume() {
     if (own) saved_step_ = loop_->state().step, last_checkpoint_ = from->path;
     return;
   }
-  if (options_.resume) speaker_.line("the run has no checkpoint yet: it starts over");
+  const auto resumed =
+      comm::gather_texts(world_.communicator(), chief() && records_->resumed() ? "x" : "")[0];
+  if (!resumed.empty()) speaker_.warning("the run has no checkpoint yet: it begins again at step 0");
   loop_->initialise();
   if (config_.peft) {
     begin_adapters(config_, loop_->device(), loop_->store(), begin_with_base({}));

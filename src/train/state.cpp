@@ -86,6 +86,7 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
                               {"optimizer", plan.optimizer}};
   if (!state.recent_losses.empty()) json["recent_losses"] = state.recent_losses;
   if (!state.recent_norms.empty()) json["recent_norms"] = state.recent_norms;
+  if (!plan.schedule.empty()) json["schedule"] = nlohmann::ordered_json::parse(plan.schedule);
   if (!plan.data.empty()) json["data"] = plan.data;
   if (!plan.base.empty()) json["base"] = plan.base;
   if (state.rewinds > 0) json["rewinds"] = state.rewinds;
@@ -258,6 +259,11 @@ std::string data_of(const Reader& reader) {
 }
 std::string base_of(const Reader& reader) {
   return text_of_state(reader, "base");
+}
+
+std::string schedule_text_of(const Reader& reader) {
+  const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
+  return json.is_object() && json.contains("schedule") ? json["schedule"].dump() : "";
 }
 
 TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer) {

@@ -35,8 +35,9 @@ struct TrainState {
 struct SavePlan {
   std::filesystem::path root;  // directory of the checkpoints
   std::string run_id, recipe, recipe_hash, version, layout, parent;
-  std::string data;  // which samples the run is trained on: data::Dataset::fingerprint()
-  std::string base;  // hash of the weights beside which adapters train (train/adapters.hpp); empty: none
+  std::string data;      // which samples the run is trained on: data::Dataset::fingerprint()
+  std::string schedule;  // schedule_text() of what the run follows (train/run_schedule.hpp)
+  std::string base;      // hash of the weights beside which adapters train (train/adapters.hpp); empty: none
   checkpoint::Retention retention;
   bool optimizer = true;
   const data::Tokenizer* tokenizer = nullptr;                // copied beside the weights
@@ -102,6 +103,8 @@ TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, op
 // SavePlan::data and ::base of a checkpoint; empty where it does not say.
 std::string data_of(const checkpoint::Reader& reader);
 std::string base_of(const checkpoint::Reader& reader);
+// The text of SavePlan::schedule; empty in checkpoints of versions that did not store it.
+std::string schedule_text_of(const checkpoint::Reader& reader);
 
 // Collective. Parameters alone, into whatever type the store computes with.
 enum class Which : uint8_t { all, base, adapters };

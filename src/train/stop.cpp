@@ -69,10 +69,11 @@ std::string_view stop_notice(std::span<char> buffer, std::string_view phase, int
   return {buffer.data(), size};
 }
 
-StopSignals::StopSignals(ProgressSink* sink) {
+StopSignals::StopSignals(ProgressSink* sink, bool handles) : handles_(handles) {
   first_signal = 0;
   current_phase = nullptr;
   current_step = 0, expected_end = 0;
+  if (!handles_) return;
   listener = sink;
   struct sigaction action {};
   action.sa_handler = handle;
@@ -81,6 +82,7 @@ StopSignals::StopSignals(ProgressSink* sink) {
   for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &before[i]);
 }
 StopSignals::~StopSignals() {
+  if (!handles_) return;
   for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
   listener = nullptr;
 }

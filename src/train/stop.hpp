@@ -18,8 +18,8 @@ std::string_view stop_notice(std::span<char> buffer, std::string_view phase, int
 class StopSignals {
  public:
   // Installs the handlers; one object at a time. `sink` gets the answer to the first signal, from within the handler; null:
-  // nobody does.
-  explicit StopSignals(ProgressSink* sink);
+  // nobody does. handles false: signals keep their default action, and only the file counts.
+  explicit StopSignals(ProgressSink* sink, bool handles = true);
   ~StopSignals();  // puts back what was there
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
@@ -29,6 +29,9 @@ class StopSignals {
   static void at_step(int64_t step);
   static void at_phase(std::string_view phase);
   static void expect(double seconds);
+
+ private:
+  bool handles_;
 };
 
 }  // namespace capstan::train

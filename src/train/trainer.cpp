@@ -22,7 +22,7 @@ std::string Run::stop_reason() {
   // Rank 0's clock and any rank's signal: agreed by a reduction, so that all leave after the same step. With it goes how many
   // ranks have written their part of the save that runs beside the training.
   std::array<double, 3> wishes{
-      config_.train.exit_signal_handler && StopSignals::received() ? 1.0 : 0.0,
+      StopSignals::received() ? 1.0 : 0.0,
       chief() && config_.train.exit_duration_in_mins && minutes >= *config_.train.exit_duration_in_mins ? 1.0
                                                                                                         : 0.0,
       saver_ && saver_->busy() && saver_->ready() ? 1.0 : 0.0};
@@ -183,6 +183,7 @@ SavePlan Run::save_plan() {
   plan.recipe_hash = options_.recipe.hash;
   plan.data = data_;
   plan.base = base_;
+  plan.schedule = schedule_text(schedule_);
   plan.version = CAPSTAN_VERSION;
   plan.layout = loop_->mesh().text();
   plan.parent = last_checkpoint_.string();
@@ -234,24 +235,21 @@ void Run::save(bool must_succeed) {
 }
 
 Outcome Run::run() {
-  const StopSignals signals(speaker_.sink());  // from here on a signal means: save, then end
+  // From here on a signal means: save, then end. Without the handler it ends the process, as signals do.
+  const StopSignals signals(speaker_.sink(), config_.train.exit_signal_handler);
   // What can be missing or unsupported is found before anything is allocated or written; the step runs once on the meta
   // device, through the same code.
   check_device(config_.train.device);
   require_agreement(world_,
                     {{"the program", program_identity()}, {"the run directory", options_.run_dir.string()}});
   require_same_recipe(world_, config_);
+  name_run_directory();
   open_data();
   require_agreement(world_, {{"the training data (fingerprint)", data_}});
   comm::together(world_.communicator(), "planning the memory", [&] {
     estimate_ = estimate_step(config_, world_.rank(), world_.local_size());
     check_fits(config_, estimate_, world_.rank(), world_.local_size());
   });
-  const std::string& name = options_.recipe.name;
-  if (options_.run_dir.empty() && (name.find('/') != std::string::npos || name == "." || name == ".."))
-    fail(ErrorCode::config, "the recipe's name `" + name + "` cannot name a directory in runs/",
-         "a name without `/`, or --run-dir DIR");
-  run_dir_ = options_.run_dir.empty() ? fs::path("runs") / options_.recipe.name : options_.run_dir;
   speaker_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
   total_steps_ = total_iterations(config_);
   report_passes();

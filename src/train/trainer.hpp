@@ -24,6 +24,8 @@ struct RecipeRecord {
   std::string resolved;  // complete, with origins as comments; a recipe by itself
   std::string hash;      // of what alters the numerics
   std::string command;   // the command line
+  // Fields that are set explicitly: on the command line, and in files or presets.
+  std::vector<std::string> from_command_line, from_files;
 };
 
 // What is different between the recipe of the run that is resumed and this one.
@@ -32,9 +34,13 @@ struct RecipeChange {
   bool alters_numerics = false;
 };
 
+// no: a new run, whose directory must not hold one. existing: a run that is there, from its newest checkpoint. automatic:
+// the run that is there, or a new one.
+enum class Resume : uint8_t { no, existing, automatic };
+
 struct RunOptions {
   std::filesystem::path run_dir;  // empty: runs/NAME
-  bool resume = false;
+  Resume resume = Resume::no;
   RecipeRecord recipe;
   // Compares the resolved recipe stored with a checkpoint with this one. Empty function: nothing is compared.
   std::function<std::vector<RecipeChange>(const std::string& stored_recipe)> changes_since;
@@ -55,7 +61,7 @@ struct Outcome {
   std::filesystem::path run_dir, checkpoint;
 };
 
-// Errors: ErrorCode::not_found and ::format for data, tokenizer and checkpoints (before anything large is allocated),
+// Errors: ErrorCode::not_found and ::format for data, tokenizer, checkpoints and the run to resume (before anything large is allocated),
 // ::unsupported for what this build cannot do, ::failed for a refused resume and for a loss or gradient that is not finite
 // (the state is then that of the step before), ::rank_failure from the transport.
 Outcome train(const config::Config& config, comm::World& world, const RunOptions& options,

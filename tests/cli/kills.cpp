@@ -23,7 +23,7 @@ namespace {
 std::vector<std::string> arguments_of(const std::string& run, bool async) {
   return train_tiny({"train.train_iters=300", "checkpoint.save_interval=2", "checkpoint.most_recent_k=2",
                      std::string("checkpoint.async_save=") + (async ? "true" : "false"), "--run-dir", run,
-                     "--resume"});
+                     "--resume=auto"});
 }
 
 // "step loss grad_norm" of each logged step, as written; and the steps told as saved.

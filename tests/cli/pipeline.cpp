@@ -327,11 +327,46 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
   const Finished rest = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume"});
   CHECK_MESSAGE(rest.code == 0, rest.err);
   CHECK(losses_of(p.file("parts")) == losses);
-  // A longer run is no other run.
+  // A longer run is no other run: the learning rate stays at its floor.
   const Finished longer =
       p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "train.train_iters=14"});
   CHECK_MESSAGE(longer.code == 0, longer.err);
   CHECK(losses_of(p.file("parts")).size() == 14);
+  CHECK(contains(longer.err, "schedule of the checkpoint: cosine"));
+  CHECK(contains(longer.err, "warning: the learning rate reaches its floor"));
+  for (const json& row : rows_of(p.file("parts/metrics.jsonl")))
+    if (!row.contains("event") && row["step"] > 12) CHECK(row["learning_rate"] == 5e-4);
+  // A run that is not there.
+  const Finished none = p.in({"train", "./tiny.yaml", "--run-dir", "part", "--resume"});
+  CHECK(none.code == 2);
+  CHECK(contains(none.err, "there is no run `part` to resume"));
+  CHECK(contains(none.err, "did you mean `parts`"));
+  CHECK(!fs::exists(p.file("part")));
+  CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "part", "--resume=auto", "train.train_iters=2"}).code ==
+        0);
+  CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "part", "--resume=perhaps"}).code == 2);
+}
+
+TEST_CASE("without train.exit_signal_handler a signal ends the process as it always does") {
+  const Prepared& p = prepared();
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Launch launch;
+    launch.directory = p.path();
+    const std::string name = "unhandled" + std::to_string(signal);
+    launch.arguments = {
+        "train",     "./tiny.yaml", "train.train_iters=1000000", "train.exit_signal_handler=false",
+        "--run-dir", name};
+    bool sent = false;
+    launch.on_error_text = [&](const std::string& text, int) {
+      if (sent || !contains(text, "step 3")) return 0;
+      sent = true;
+      return signal;
+    };
+    const Finished stopped = run(launch);
+    CHECK(sent);
+    CHECK_MESSAGE(stopped.code == 128 + signal, stopped.err);
+    CHECK(!contains(stopped.err, "continue with"));
+  }
 }
 
 TEST_CASE("a run measured in passes over its data; the test share is evaluated once, at the end") {

@@ -83,7 +83,7 @@ Result run_on(DeviceType device, bool async_save, const fs::path& root) {
   config.train.exit_interval = 4;
   CHECK(train::train(config, *world, options, sink).step == 4);
   config.train.exit_interval.reset();
-  options.resume = true;
+  options.resume = Resume::existing;
   CHECK(train::train(config, *world, options, sink).step == 6);
   result.resumed = numbers_of(options.run_dir);
 

@@ -53,7 +53,7 @@ std::string train_in(const fs::path& run, const config::Config& config, bool res
   Sink silent;
   RunOptions options;
   options.run_dir = run;
-  options.resume = resume;
+  options.resume = resume ? Resume::automatic : Resume::no;
   options.recipe = {"tiny", "name: tiny\n", "name: tiny\n", "0", "capstan train tiny"};
   options.files = files;
   options.measure_rate = false;

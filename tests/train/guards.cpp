@@ -417,7 +417,7 @@ struct Silent final : ProgressSink {
 Outcome train_in(const fs::path& run, const config::Config& config, bool resume, Silent& sink) {
   RunOptions options;
   options.run_dir = run;
-  options.resume = resume;
+  options.resume = resume ? Resume::automatic : Resume::no;
   options.recipe = {"tiny", "name: tiny\n", "name: tiny\n", "0", "capstan train tiny"};
   options.measure_rate = false;
   return train::train(config, world(), options, sink);

@@ -78,7 +78,7 @@ TEST_CASE("a new run has its records, and is refused when it is there already") 
   CHECK(slurp(path / "command.txt") == "capstan train quickstart\ncapstan train quickstart\n");
 }
 
-TEST_CASE("resuming what is not there starts it; a directory of something else is refused") {
+TEST_CASE("resuming automatically starts what is not there; a directory of something else is refused") {
   const TemporaryDirectory root;
   CHECK(!RunDirectory(root.path() / "fresh", true).resumed());
   fs::create_directory(root.path() / "empty");
@@ -92,6 +92,19 @@ TEST_CASE("resuming what is not there starts it; a directory of something else i
   CHECK(holds(error_of([&] { RunDirectory(root.path() / "home/letter.txt", false); }), "is a file"));
   CHECK(fs::exists(root.path() / "home/letter.txt"));
   CHECK(!fs::exists(root.path() / "home/lock"));
+}
+
+TEST_CASE("a run that is not there is named with the runs near it") {
+  const TemporaryDirectory root;
+  RunDirectory(root.path() / "runs/quickstart", false).begin(texts());
+  require_run(root.path() / "runs/quickstart");
+  const std::string near = error_of([&] { require_run(root.path() / "runs/quickstrat"); });
+  CHECK(holds(near, "there is no run `"));
+  CHECK(holds(near, "quickstart`?"));
+  CHECK(holds(near, "--resume=auto"));
+  // Killed before its first record: a directory with a lock is no run.
+  fs::create_directories(root.path() / "runs/begun");
+  CHECK(holds(error_of([&] { require_run(root.path() / "runs/begun"); }), "there is no run"));
 }
 
 TEST_CASE("a second process is refused while the first lives, and not after it was killed") {

@@ -78,10 +78,9 @@ void describe(Section<SchedulerConfig>& s) {
       .used_when<Config>(varies, decay_varies);
   s.field("weight_decay_incr_style", &S::weight_decay_incr_style).doc("weight decay's way from start to end");
   s.field("override_opt_param_scheduler", &S::override_opt_param_scheduler)
-      .doc("on resume take the schedule of this recipe, not that of the checkpoint");
+      .doc("on resume take the whole schedule of this recipe, not that of the checkpoint");
   s.field("use_checkpoint_opt_param_scheduler", &S::use_checkpoint_opt_param_scheduler)
-      .doc("on resume take the schedule of the checkpoint without comparing")
-      .not_yet("a schedule from the checkpoint");
+      .doc("on resume take the whole schedule of the checkpoint, whatever this recipe sets");
 }
 
 }  // namespace capstan::config

@@ -59,7 +59,7 @@ void describe(Section<TrainConfig>& s) {
       .above(0)
       .effect(Effect::io);
   s.field("exit_signal_handler", &T::exit_signal_handler)
-      .doc("on SIGINT and SIGTERM save and stop (exit code 75)")
+      .doc("on SIGINT and SIGTERM save and stop (exit code 75); false: they end the process at once")
       .effect(Effect::io);
   s.field("device", &T::device).doc("what the model runs on").effect(Effect::perf);
   s.field("threads", &T::threads)

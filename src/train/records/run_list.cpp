@@ -90,6 +90,26 @@ bool is_run(const fs::path& path) {
   return fs::is_regular_file(path / kRunFile, error);
 }
 
+void require_run(const fs::path& path) {
+  if (is_run(path)) return;
+  std::vector<std::string> names;
+  const auto list = [&](const fs::path& directory) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(directory.empty() ? "." : directory, error))
+      if (is_run(entry.path())) names.push_back((directory / entry.path().filename()).string());
+  };
+  const fs::path parent = path.parent_path();
+  list(parent);
+  if (parent != "runs") list("runs");
+  auto near = near_matches(path.string(), names, 2);
+  for (const std::string& name : names)  // `quickstart` means `runs/quickstart`
+    if (near.empty() && fs::path(name).filename() == path.filename()) near.push_back(name);
+  for (std::string& name : near) name = "`" + name + "`";
+  fail(ErrorCode::not_found, "there is no run `" + path.string() + "` to resume",
+       (near.empty() ? "" : "did you mean " + join(near, " or ") + "? ") +
+           "leave --resume out to start it, or write --resume=auto, which starts a run or resumes it");
+}
+
 fs::path saved_in(const fs::path& path) {
   if (!is_run(path)) return path;
   const fs::path named = read_run_file(path).checkpoints;

@@ -54,6 +54,8 @@ struct RunDetails {
 };
 
 bool is_run(const std::filesystem::path& path);
+// ErrorCode::not_found with the names of runs near it where `path` holds no run.
+void require_run(const std::filesystem::path& path);
 // Where a run's checkpoints are, by its run.json (checkpoint.save may lie elsewhere); of what is no run or has
 // none yet, the path itself.
 std::filesystem::path saved_in(const std::filesystem::path& path);

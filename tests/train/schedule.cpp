@@ -1,0 +1,202 @@
+// The schedule of a resumed run: the checkpoint's, unless the recipe says otherwise.
+#include <doctest/doctest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "config/resolve.hpp"
+#include "support/errors.hpp"
+#include "support/temporary_directory.hpp"
+#include "train/loop.hpp"
+#include "train/recipe.hpp"
+#include "train/records/metrics.hpp"
+#include "train/run_schedule.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+using capstan::test::error_of;
+using capstan::test::holds;
+using capstan::test::TemporaryDirectory;
+namespace fs = std::filesystem;
+
+namespace {
+
+const char* const kRecipe = R"(
+name: tiny
+model: {num_layers: 1, hidden_size: 16, ffn_hidden_size: 16, num_attention_heads: 2, seq_length: 8,
+        vocab_size: 32, make_vocab_size_divisible_by: 1, hidden_dropout: 0.0, attention_dropout: 0.0}
+train: {micro_batch_size: 2, global_batch_size: 4, train_iters: 10, threads: 1, device: cpu}
+optimizer: {lr: 1e-2, min_lr: 1e-3}
+scheduler: {lr_decay_style: cosine, lr_warmup_fraction: 0.2}
+dataset: {kind: mock}
+logger: {log_interval: 1, tensorboard: false}
+)";
+
+struct Lines final : ProgressSink {
+  void line(const std::string& text) override { all += text + "\n"; }
+  void warning(const std::string& text) override { all += "warning: " + text + "\n"; }
+  void status(const std::string&) override {}
+  bool terminal() const override { return false; }
+  std::string all;
+};
+
+struct Bench {
+  TemporaryDirectory root;
+  Lines said;
+  Bench() { std::ofstream(root.path() / "tiny.yaml") << kRecipe; }
+
+  config::Resolution resolve(const std::vector<std::string>& overrides) const {
+    config::Request request;
+    request.recipe = (root.path() / "tiny.yaml").string();
+    for (const std::string& text : overrides) request.overrides.push_back(config::Override::token(text));
+    auto resolution = config::resolve(request);
+    resolution.require_ok();
+    return resolution;
+  }
+  Outcome train(const std::string& run, Resume resume, const std::vector<std::string>& overrides) {
+    const config::Resolution resolution = resolve(overrides);
+    std::vector<config::Override> words;
+    for (const std::string& text : overrides) words.push_back(config::Override::token(text));
+    RunOptions options;
+    options.run_dir = root.path() / run;
+    options.resume = resume;
+    options.recipe = recipe_record(resolution, words, "capstan train");
+    options.changes_since = [&](const std::string& stored) { return changes_since(stored, resolution); };
+    options.measure_rate = false;
+    said.all.clear();
+    const auto world = comm::World::alone();
+    return train::train(resolution.config, *world, options, said);
+  }
+  std::vector<double> rates(const std::string& run) const {
+    std::vector<double> rates;
+    records::read_metrics(root.path() / run / "metrics.jsonl", [&](const records::ReadRow& row) {
+      if (row.event.empty()) rates.push_back(row.number("learning_rate"));
+    });
+    return rates;
+  }
+  // The learning rates of `iters` steps by the recipe with these overrides.
+  std::vector<double> curve(int64_t iters, const std::vector<std::string>& overrides) const {
+    const auto schedule = make_schedule(resolve(overrides).config, false);
+    std::vector<double> rates;
+    for (int64_t step = 0; step < iters; ++step) rates.push_back(schedule.learning_rate(4 * step));
+    return rates;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a longer train_iters does not move the learning rate, until the recipe says so") {
+  Bench b;
+  b.train("a", Resume::no, {});
+  const auto held = b.curve(14, {});
+  CHECK(b.rates("a") == std::vector(held.begin(), held.begin() + 10));
+  fs::copy(b.root.path() / "a", b.root.path() / "b", fs::copy_options::recursive);
+  fs::copy(b.root.path() / "a", b.root.path() / "c", fs::copy_options::recursive);
+
+  b.train("a", Resume::existing, {"train.train_iters=14"});
+  CHECK(b.rates("a") == held);  // the floor, after the decay
+  CHECK(held.back() == 1e-3);
+  CHECK(holds(b.said.all,
+              "schedule of the checkpoint: cosine, learning rate 0.01 to 0.001, warm-up 2 steps, "
+              "decay 10 steps"));
+  CHECK(
+      holds(b.said.all, "schedule kept: scheduler.lr_decay_iters: the checkpoint's 10 steps, not 14 steps"));
+  CHECK(holds(b.said.all, "warning: the learning rate reaches its floor, 0.001, at step 10"));
+  CHECK(holds(b.said.all, "scheduler.lr_decay_iters=14"));
+  // Once more: the stored recipe says 14 by now, the schedule in force is what counts.
+  b.train("a", Resume::existing, {"train.train_iters=15"});
+  CHECK(b.rates("a").back() == 1e-3);
+
+  // A field of the schedule, given on the command line, is taken alone: the warm-up stays.
+  b.train("b", Resume::existing, {"train.train_iters=14", "scheduler.lr_decay_iters=14"});
+  auto stretched = b.curve(14, {"train.train_iters=14", "scheduler.lr_decay_iters=14",
+                                "scheduler.lr_warmup_fraction=null", "scheduler.lr_warmup_iters=2"});
+  std::copy(held.begin(), held.begin() + 10, stretched.begin());
+  CHECK(b.rates("b") == stretched);
+  CHECK(holds(b.said.all, "schedule changed: scheduler.lr_decay_iters: 10 steps -> 14 steps"));
+  CHECK(b.said.all.find("warning: the learning rate") == std::string::npos);
+
+  b.train("c", Resume::existing, {"train.train_iters=20", "scheduler.override_opt_param_scheduler=true"});
+  auto own = b.curve(20, {"train.train_iters=20"});
+  std::copy(held.begin(), held.begin() + 10, own.begin());
+  CHECK(b.rates("c") == own);
+  CHECK(holds(b.said.all, "schedule of this recipe (scheduler.override_opt_param_scheduler)"));
+}
+
+TEST_CASE("peak and floor: refused where they are given anew, kept where they are left out or told to be") {
+  Bench b;
+  const std::vector<std::string> begun = {"optimizer.lr=2e-2", "scheduler.lr_decay_style=linear",
+                                          "train.exit_interval=4"};
+  b.train("a", Resume::no, begun);
+  const auto curve = b.curve(10, begun);
+  const std::string refused = error_of([&] { b.train("a", Resume::existing, {"optimizer.lr=3e-2"}); });
+  CHECK(holds(refused, "optimizer.lr: 0.02 -> 0.03"));
+  CHECK(holds(refused, "use_checkpoint_opt_param_scheduler"));
+  fs::copy(b.root.path() / "a", b.root.path() / "b", fs::copy_options::recursive);
+  b.train("a", Resume::existing, {"optimizer.lr=3e-2", "scheduler.use_checkpoint_opt_param_scheduler=true"});
+  CHECK(b.rates("a") == curve);
+  // What the first command line said and this one leaves out still holds, the style too.
+  b.train("b", Resume::existing, {});
+  CHECK(b.rates("b") == curve);
+}
+
+TEST_CASE("a checkpoint that stores no schedule has that of its recipe") {
+  Bench b;
+  const config::Resolution resolution = b.resolve({"scheduler.lr_decay_style=linear"});
+  const auto world = comm::World::alone();
+  {
+    Loop loop(resolution.config, *world);
+    loop.initialise();
+    const auto data = open_datasets(resolution.config, nullptr);
+    data::Loader loader(data[0], loop.loader_options());
+    StepTimers timers;
+    for (int step = 0; step < 4; ++step) loop.step(loader, timers);
+    SavePlan plan;
+    plan.root = b.root.path() / "old";
+    plan.recipe = recipe_record(resolution, {}, "").resolved;
+    plan.version = "0.1.0";
+    save_state(*world, plan, loop.state(), loop.store(), loop.optimizer());
+  }
+  const std::string load = "checkpoint.load=" + (b.root.path() / "old").string();
+  b.train("new", Resume::no, {load, "train.train_iters=14"});
+  const auto curve = b.curve(14, {"scheduler.lr_decay_style=linear"});
+  // The style is the old recipe's: this one sets cosine in its file, and is taken at its word.
+  CHECK(holds(b.said.all, "schedule changed: scheduler.lr_decay_style: linear -> cosine"));
+  b.train("same", Resume::no, {load, "train.train_iters=14", "scheduler.lr_decay_style=linear"});
+  CHECK(b.rates("same") == std::vector(curve.begin() + 4, curve.end()));
+  CHECK(holds(b.said.all, "decay 10 steps"));
+}
+
+TEST_CASE("a run that is not there is an error with near names; automatic starts it") {
+  Bench b;
+  b.train("runs/first", Resume::automatic, {"train.train_iters=1"});
+  const std::string text = error_of([&] { b.train("runs/frist", Resume::existing, {}); });
+  CHECK(holds(text, "there is no run `"));
+  CHECK(holds(text, "runs/first`?"));
+  CHECK(!fs::exists(b.root.path() / "runs/frist"));
+  CHECK(b.train("runs/first", Resume::automatic, {"train.train_iters=2"}).step == 2);
+  // A run without a checkpoint begins again, and says so.
+  fs::remove_all(b.root.path() / "runs/first/checkpoints");
+  CHECK(b.train("runs/first", Resume::existing, {"train.train_iters=1"}).step == 1);
+  CHECK(holds(b.said.all, "warning: the run has no checkpoint yet: it begins again at step 0"));
+}
+
+TEST_CASE("the stored schedule reads back as it was; a damaged one is an error") {
+  Bench b;
+  RunSchedule schedule =
+      schedule_of(b.resolve({"optimizer.decoupled_lr=0.3", "scheduler.lr_decay_style=WSD",
+                             "scheduler.lr_wsd_decay_fraction=0.3", "optimizer.weight_decay=0.07"})
+                      .config,
+                  {});
+  schedule.from_command_line = {"optimizer.lr"};
+  const std::string text = schedule_text(schedule);
+  CHECK(schedule_text(parse_schedule(text, "state.json")) == text);
+  const auto json = nlohmann::json::parse(text);
+  for (const auto& [key, value] : json.items()) {
+    auto damaged = json;
+    damaged[key] = nlohmann::json::object();
+    CHECK_MESSAGE(holds(error_of([&] { parse_schedule(damaged.dump(), "state.json"); }), key), key);
+  }
+  CHECK(holds(error_of([&] { parse_schedule("[]", "state.json"); }), "state.json"));
+}
