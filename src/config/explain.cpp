@@ -60,8 +60,14 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0603",
        "unused_override: an override without effect, because a later one replaces it or there is nothing to "
        "reset"},
-      {"C0604", "no_effect: an explicit value that nothing reads under this configuration"},
+      {"C0604",
+       "no_effect: an explicit value that would change the numbers, but that nothing reads under this "
+       "configuration"},
       {"C0605", "interpolated_key: `${…}` in the key of an open mapping, where it is plain text"},
+      {"C0606",
+       "unused_value: an explicit value that another choice of the recipe makes idle; the numbers are as "
+       "they "
+       "would be without it"},
       {"C0701", "a value is dropped because its section is off or of another kind"},
       {"C0702", "a preset's value is hidden by an explicit one"},
   };

@@ -591,10 +591,10 @@ class Resolver {
       if (!unmet) continue;
       const Value value = schema_.load(root_, *leaf.field);
       if (value == leaf.field->default_value || value == derived_value(leaf)) continue;
-      const bool math = leaf.field->effect == Effect::math;
-      auto& problem = report(math ? Level::error : Level::warning, "C0604",
+      const bool error = leaf.field->effect == Effect::math;
+      auto& problem = report(error ? Level::error : Level::warning, error ? "C0604" : "C0606",
                              "`" + leaf.field->path + "` has no effect here", leaf.winner->place);
-      problem.name = "no_effect";
+      problem.name = error ? "no_effect" : "unused_value";
       problem.path = leaf.field->path;
       problem.label = "read only when " + unmet->text;
       problem.help("take it out, or see that " + unmet->text);

@@ -306,8 +306,8 @@ TEST_CASE("a value without effect is an error when it changes the mathematics, e
   CHECK(w.text("model: {topk: 2}\n").ok());  // the default
   const auto lint = w.text("model: {capacity_log: 4}\n");
   CHECK(lint.ok());
-  REQUIRE(lint.first("C0604"));
-  CHECK(lint.first("C0604")->level == Level::warning);
+  REQUIRE(lint.first("C0606"));
+  CHECK(lint.first("C0606")->level == Level::warning);
 }
 
 TEST_CASE("features that the engine lacks are listed by path") {

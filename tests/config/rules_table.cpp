@@ -57,6 +57,13 @@ TEST_CASE("every rule speaks when it is broken, with values and a way out") {
   }
 }
 
+TEST_CASE("a rule's code has one level") {
+  std::map<std::string, bool> warns;
+  for (const auto& test : cases())
+    for (const auto& finding : findings(test.rule, bench_config(test.breaks)))
+      CHECK_MESSAGE(warns.emplace(test.rule, finding.lint).first->second == finding.lint, test.rule);
+}
+
 TEST_CASE("every rule is silent when it is kept") {
   for (const auto& test : cases()) {
     CAPTURE(test.rule);

@@ -52,11 +52,12 @@ void describe(Section<CheckpointConfig>& s) {
       .doc("save the optimizer's state; without it a run cannot continue")
       .effect(Effect::io);
   s.field("load_optim", &C::load_optim)
-      .doc("continue with the saved optimizer state")
-      .used_when<Config>(load, loads);
+      .doc("continue with the saved optimizer state, on a resume or from checkpoint.load");
   s.field("async_save", &C::async_save)
       .doc("write while training goes on; the step waits for the copy only")
-      .effect(Effect::perf);
+      .effect(Effect::perf)
+      .used_when<Config>("`checkpoint.save_interval` is set",
+                         [](const Config& c) { return c.checkpoint.save_interval.has_value(); });
   s.field("save_tokenizer_assets", &C::save_tokenizer_assets)
       .doc("keep a copy of the tokenizer in every checkpoint")
       .effect(Effect::io);

@@ -131,7 +131,10 @@ void describe(Section<DistConfig>& s) {
       .unit("micro-batches")
       .range(1, 1 << 30)
       .effect(Effect::perf)
-      .used_when<Config>(pipeline, has_pipeline);
+      .used_when<Config>(pipeline, has_pipeline)
+      .used_when<Config>("`dist.virtual_pipeline_model_parallel_size` is above 1", [](const Config& c) {
+        return c.dist.virtual_pipeline_model_parallel_size.value_or(1) > 1;
+      });
   s.field("pipeline_schedule", &D::pipeline_schedule)
       .doc("order of forward and backward passes")
       .effect(Effect::perf)

@@ -43,7 +43,7 @@ void describe(Section<MixedPrecisionConfig>& s) {
       .known_as("dtype")
       .known_as("precision");
   s.field("pipeline_dtype", &M::pipeline_dtype)
-      .doc("activations sent between pipeline stages")
+      .doc("activations sent between pipeline stages: the format that the stages compute with")
       .alias("model.pipeline_dtype");
   s.field("grad_reduce_in_fp32", &M::grad_reduce_in_fp32)
       .doc(

@@ -157,17 +157,23 @@ void gathered_tokens_have_one_length(const Config& c, RuleReport& report) {
       .help("set model.moe_token_dispatcher_type=alltoall");
 }
 
+bool has_aux_loss(RouterBalancing type) {
+  return type == RouterBalancing::aux_loss || type == RouterBalancing::seq_aux_loss ||
+         type == RouterBalancing::global_aux_loss;
+}
+
 void aux_loss_has_weight(const Config& c, RuleReport& report) {
   const auto type = c.model.moe_router_load_balancing_type;
-  const bool aux = type == RouterBalancing::aux_loss || type == RouterBalancing::seq_aux_loss ||
-                   type == RouterBalancing::global_aux_loss;
-  if (!experts(c)) return;
-  if (aux && c.model.moe_aux_loss_coeff == 0)
+  if (experts(c) && has_aux_loss(type) && c.model.moe_aux_loss_coeff == 0)
     report
         .lint("`model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
               " has no effect with `model.moe_aux_loss_coeff` 0")
         .help("for instance model.moe_aux_loss_coeff=0.01, or model.moe_router_load_balancing_type=none");
-  if (!aux && c.model.moe_aux_loss_coeff > 0)
+}
+
+void aux_weight_has_loss(const Config& c, RuleReport& report) {
+  const auto type = c.model.moe_router_load_balancing_type;
+  if (experts(c) && !has_aux_loss(type) && c.model.moe_aux_loss_coeff > 0)
     report
         .error("`model.moe_aux_loss_coeff` " + text_of(c.model.moe_aux_loss_coeff) +
                " weighs a loss that `model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
@@ -285,9 +291,14 @@ void register_moe_rules(Schema& s) {
                  gathered_tokens_have_one_length);
   s.rule<Config>({"R0715",
                   "aux_loss_has_weight",
-                  "a balancing loss has a weight, and a weight a loss",
+                  "a balancing loss has a weight",
                   {"model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type"}},
                  aux_loss_has_weight);
+  s.rule<Config>({"R0718",
+                  "aux_weight_has_loss",
+                  "the weight of a balancing loss has such a loss",
+                  {"model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type"}},
+                 aux_weight_has_loss);
   s.rule<Config>({"R0716",
                   "some_layer_has_experts",
                   "a model with experts has them in some layer",

@@ -169,6 +169,40 @@ void weight_decay_grows(const Config& c, RuleReport& report) {
       .help("an end_weight_decay of at least " + text_of(*s.start_weight_decay));
 }
 
+// Values that another choice of the schedule leaves without a reader.
+void schedule_values_are_read(const Config& c, RuleReport& report) {
+  const auto& s = c.scheduler;
+  const auto& o = c.optimizer;
+  const bool constant = s.lr_decay_style == LrDecayStyle::constant;
+  const auto idle = [&](const char* path, const std::string& why, const char* help) {
+    report.lint("`" + std::string(path) + "` has no effect: " + why).at(path).operand(path).help(help);
+  };
+  const std::string style = "`scheduler.lr_decay_style` is constant";
+  const char* const decay = "take it out, or choose another scheduler.lr_decay_style";
+  if (constant && o.min_lr.value_or(0) > 0) idle("optimizer.min_lr", style, decay);
+  if (constant && o.decoupled_min_lr.value_or(0) > 0) idle("optimizer.decoupled_min_lr", style, decay);
+  // A warm-up that is a share of the decay length reads the length.
+  if (constant && !s.lr_warmup_fraction) {
+    if (s.lr_decay_iters && s.lr_decay_iters != c.train.train_iters)
+      idle("scheduler.lr_decay_iters", style, decay);
+    if (s.lr_decay_samples && s.lr_decay_samples != c.train.train_samples)
+      idle("scheduler.lr_decay_samples", style, decay);
+  }
+  if (s.lr_warmup_init > 0 && s.lr_warmup_iters.value_or(0) == 0 && s.lr_warmup_samples.value_or(0) == 0)
+    idle("scheduler.lr_warmup_init", "the schedule has no warm-up",
+         "take it out, or set scheduler.lr_warmup_iters");
+  const bool varies = s.weight_decay_incr_style != WeightDecayStyle::constant;
+  if (varies && o.weight_decay != OptimizerConfig{}.weight_decay && s.end_weight_decay &&
+      o.weight_decay != *s.end_weight_decay)
+    idle("optimizer.weight_decay",
+         "`scheduler.weight_decay_incr_style` is " + std::string(enum_name(s.weight_decay_incr_style)) +
+             ", from start_weight_decay to end_weight_decay",
+         "take it out, or set scheduler.weight_decay_incr_style=constant");
+  if (o.apply_wd_to_qk_layernorm && !c.model.qk_layernorm)
+    idle("optimizer.apply_wd_to_qk_layernorm", "`model.qk_layernorm` is false",
+         "take it out, or set model.qk_layernorm=true");
+}
+
 void one_schedule_on_resume(const Config& c, RuleReport& report) {
   if (!c.scheduler.override_opt_param_scheduler || !c.scheduler.use_checkpoint_opt_param_scheduler) return;
   report
@@ -269,6 +303,13 @@ void register_optimizer_rules(Schema& s) {
                   "on resume one schedule wins, the recipe's or the checkpoint's",
                   {"scheduler.override_opt_param_scheduler", "scheduler.use_checkpoint_opt_param_scheduler"}},
                  one_schedule_on_resume);
+  s.rule<Config>({"R0616",
+                  "schedule_values_are_read",
+                  "every value of the schedule and of weight decay has a use under the styles chosen",
+                  {"optimizer.min_lr", "optimizer.decoupled_min_lr", "scheduler.lr_decay_iters",
+                   "scheduler.lr_decay_samples", "scheduler.lr_warmup_init", "optimizer.weight_decay",
+                   "optimizer.apply_wd_to_qk_layernorm", "scheduler.lr_decay_style"}},
+                 schedule_values_are_read);
   s.rule<Config>({"R0614",
                   "offload_needs_precision_aware",
                   "optimizer offload needs the precision-aware optimizer",

@@ -255,6 +255,26 @@ void pipeline_is_filled(const Config& c, RuleReport& report) {
       .help("a larger train.global_batch_size, or fewer pipeline stages");
 }
 
+// Fields of Megatron that name a choice which this engine does not have to make.
+void stages_exchange_as_they_are(const Config& c, RuleReport& report) {
+  if (!has_pipeline(c)) return;
+  if (c.dist.variable_seq_lengths)
+    report
+        .lint(
+            "`dist.variable_seq_lengths` has no effect: stages exchange micro-batches of any length as they "
+            "are")
+        .at("dist.variable_seq_lengths")
+        .help("take it out");
+  const bool usual = virtual_stages(c) == 1;
+  if (c.comm_overlap.batch_p2p_comm && *c.comm_overlap.batch_p2p_comm != usual)
+    report
+        .lint(
+            "`comm_overlap.batch_p2p_comm` has no effect: the same messages travel over MPI, one by one or "
+            "batched")
+        .at("comm_overlap.batch_p2p_comm")
+        .help("take it out");
+}
+
 void deferred_embedding_needs_pipeline(const Config& c, RuleReport& report) {
   if (!c.comm_overlap.defer_embedding_wgrad_compute || has_pipeline(c)) return;
   report
@@ -375,6 +395,11 @@ void register_pipeline_rules(Schema& s) {
                   "deferring the head's weight gradient needs a pipeline",
                   {"comm_overlap.defer_embedding_wgrad_compute", pp}},
                  deferred_embedding_needs_pipeline);
+  s.rule<Config>({"R0319",
+                  "stages_exchange_as_they_are",
+                  "the exchange between stages has neither fixed lengths nor batches to choose",
+                  {"dist.variable_seq_lengths", "comm_overlap.batch_p2p_comm", pp, vpp}},
+                 stages_exchange_as_they_are);
   s.rule<Config>({"R0317",
                   "schedule_has_flush",
                   "every schedule finishes all micro-batches before the update",

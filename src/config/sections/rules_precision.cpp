@@ -96,10 +96,10 @@ void stages_exchange_the_residual(const Config& c, RuleReport& report) {
   const Precision residual =
       c.model.fp32_residual_connection ? Precision::fp32 : c.mixed_precision.params_dtype;
   const Precision sent = *c.mixed_precision.pipeline_dtype;
-  if (sent == residual || sent == Precision::fp32) return;
+  if (sent == residual) return;
   report
       .error("`mixed_precision.pipeline_dtype` " + name_of(sent) +
-             " would change the residual stream, which is " + name_of(residual) + ", between stages")
+             ": stages exchange the hidden states as they are, in " + name_of(residual))
       .help("set mixed_precision.pipeline_dtype=" + name_of(residual));
 }
 

@@ -56,6 +56,17 @@ void full_has_no_modules(const Config& c, RuleReport& report) {
       .help("unset model.recompute_modules, or set model.recompute_granularity=selective");
 }
 
+// Attention never keeps its scores: core_attn is recomputed in any case.
+void selective_recomputes_more(const Config& c, RuleReport& report) {
+  if (!selective(c) || c.model.recompute_modules != std::vector{RecomputeModule::core_attn}) return;
+  report
+      .lint(
+          "`model.recompute_granularity` selective has no effect with `model.recompute_modules` [core_attn]: "
+          "attention never keeps its scores")
+      .help(
+          "set model.recompute_modules=[core_attn,mlp] or model.recompute_granularity=full, or take it out");
+}
+
 void recomputed_modules_once(const Config& c, RuleReport& report) {
   auto modules = c.model.recompute_modules;
   std::sort(modules.begin(), modules.end());
@@ -143,6 +154,11 @@ void register_recompute_rules(Schema& s) {
                   "recompute_modules is for selective recomputation",
                   {"model.recompute_modules", granularity}},
                  full_has_no_modules);
+  s.rule<Config>({"R0809",
+                  "selective_recomputes_more",
+                  "selective recomputation names a module beside core_attn, which never keeps its scores",
+                  {granularity, "model.recompute_modules"}},
+                 selective_recomputes_more);
   s.rule<Config>({"R0804",
                   "recomputed_modules_once",
                   "recompute_modules names each module once",
