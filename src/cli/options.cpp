@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/program_options.hpp>
+#include <deque>
 #include <filesystem>
 
 #include "base/error.hpp"
@@ -158,6 +159,27 @@ std::string did_you_mean(std::string_view given, const std::vector<std::string>&
   return text + "?";
 }
 
+// `--resume=auto` becomes `--resume` and the choice "auto"; `--resume` has the choice "".
+static std::vector<std::string> without_choices(const std::vector<Option>& table,
+                                                const std::vector<std::string>& tokens,
+                                                std::deque<std::string>& choices) {
+  std::vector<std::string> words = tokens;
+  for (std::string& word : words) {
+    if (word == "--") break;
+    for (const Option& option : table) {
+      const std::string flag = "--" + std::string(option.name);
+      if (!option.argument.empty() || option.choices.empty() || !word.starts_with(flag)) continue;
+      if (word.size() > flag.size() + 1 && word[flag.size()] == '=') {
+        choices.push_back(word.substr(flag.size() + 1));
+        word = flag;
+      } else if (word == flag) {
+        choices.emplace_back();
+      }
+    }
+  }
+  return words;
+}
+
 Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& tokens) {
   const std::vector<Option> table = table_of(verb);
   po::options_description description;
@@ -166,19 +188,15 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     names.emplace_back(option.name);
     std::string spelled(option.name);
     if (option.letter) spelled += std::string(",") + option.letter;
-    const bool optional_value = option.argument.empty() && !option.choices.empty();
-    const po::value_semantic* semantic = nullptr;
-    if (optional_value)
-      semantic = po::value<std::string>()->implicit_value("");
-    else
-      semantic = new po::untyped_value(option.argument.empty());
-    description.add(
-        boost::shared_ptr<po::option_description>(new po::option_description(spelled.c_str(), semantic, "")));
+    description.add(boost::shared_ptr<po::option_description>(
+        new po::option_description(spelled.c_str(), new po::untyped_value(option.argument.empty()), "")));
   }
+  std::deque<std::string> choices;  // of flags that may have one, in their order
+  const std::vector<std::string> words = without_choices(table, tokens, choices);
   po::parsed_options parsed(nullptr);
   try {
     const int style = po::command_line_style::default_style & ~po::command_line_style::allow_guessing;
-    parsed = po::command_line_parser(tokens).options(description).style(style).allow_unregistered().run();
+    parsed = po::command_line_parser(words).options(description).style(style).allow_unregistered().run();
   } catch (const po::invalid_command_line_syntax& error) {
     const std::string& name = error.get_option_name();
     if (error.kind() == po::invalid_syntax::empty_adjacent_parameter)
@@ -239,13 +257,17 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     const auto entry = std::find_if(table.begin(), table.end(),
                                     [&](const Option& o) { return o.name == option.string_key; });
     CAPSTAN_ASSERT(entry != table.end(), option.string_key);
-    const std::string value = option.value.empty() ? std::string() : option.value.front();
-    const auto choices = split(entry->choices, ' ');
+    std::string value = option.value.empty() ? std::string() : option.value.front();
+    if (entry->argument.empty() && !entry->choices.empty() && !choices.empty()) {
+      value = choices.front();
+      choices.pop_front();
+    }
+    const auto known = split(entry->choices, ' ');
     const bool plain_flag = entry->argument.empty() && value.empty();
     if (!plain_flag && !entry->choices.empty() &&
-        std::find(choices.begin(), choices.end(), value) == choices.end()) {
+        std::find(known.begin(), known.end(), value) == known.end()) {
       problems.push_back("`--" + std::string(entry->name) + "` does not know `" + value + "`");
-      helps.push_back("one of: " + join(std::vector<std::string>(choices.begin(), choices.end()), ", "));
+      helps.push_back("one of: " + join(std::vector<std::string>(known.begin(), known.end()), ", "));
     }
     // A flag's own spelling tells -h from --help.
     arguments.values_.emplace_back(entry->name, entry->argument.empty() && value.empty() ? first : value);
