@@ -263,6 +263,7 @@ void training() {
   changes("optimizer.optimizer", "sgd");
   changes("optimizer.lr", "0.02");
   changes("optimizer.min_lr", "0.005");
+  changes("optimizer.min_lr_ratio", "0.5");
   changes("optimizer.decoupled_lr", "0.02");
   changes("optimizer.decoupled_min_lr", "0.005", {"optimizer.decoupled_lr=0.02"});
   changes("optimizer.weight_decay", "0.3");

@@ -141,6 +141,17 @@ TEST_CASE("peak and floor: refused where they are given anew, kept where they ar
   CHECK(b.rates("b") == curve);
 }
 
+TEST_CASE("a floor that is a ratio follows the peak of the run, and another ratio is refused") {
+  Bench b;
+  const std::vector<std::string> begun = {"optimizer.lr=2e-2", "optimizer.min_lr_ratio=0.5",
+                                          "train.exit_interval=4"};
+  b.train("a", Resume::no, begun);
+  CHECK(holds(error_of([&] { b.train("a", Resume::existing, {"optimizer.min_lr_ratio=0.25"}); }),
+              "optimizer.min_lr_ratio: 0.01 -> "));
+  b.train("a", Resume::existing, {"optimizer.min_lr_ratio=0.5"});  // without the peak of the first start
+  CHECK(b.rates("a") == b.curve(10, begun));
+}
+
 TEST_CASE("a checkpoint that stores no schedule has that of its recipe") {
   Bench b;
   const config::Resolution resolution = b.resolve({"scheduler.lr_decay_style=linear"});

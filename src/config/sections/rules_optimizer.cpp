@@ -179,7 +179,8 @@ void schedule_values_are_read(const Config& c, RuleReport& report) {
   };
   const std::string style = "`scheduler.lr_decay_style` is constant";
   const char* const decay = "take it out, or choose another scheduler.lr_decay_style";
-  if (constant && o.min_lr.value_or(0) > 0) idle("optimizer.min_lr", style, decay);
+  if (constant && o.min_lr.value_or(0) > 0)
+    idle(o.min_lr_ratio ? "optimizer.min_lr_ratio" : "optimizer.min_lr", style, decay);
   if (constant && o.decoupled_min_lr.value_or(0) > 0) idle("optimizer.decoupled_min_lr", style, decay);
   // A warm-up that is a share of the decay length reads the length.
   if (constant && !s.lr_warmup_fraction) {
@@ -303,13 +304,14 @@ void register_optimizer_rules(Schema& s) {
                   "on resume one schedule wins, the recipe's or the checkpoint's",
                   {"scheduler.override_opt_param_scheduler", "scheduler.use_checkpoint_opt_param_scheduler"}},
                  one_schedule_on_resume);
-  s.rule<Config>({"R0616",
-                  "schedule_values_are_read",
-                  "every value of the schedule and of weight decay has a use under the styles chosen",
-                  {"optimizer.min_lr", "optimizer.decoupled_min_lr", "scheduler.lr_decay_iters",
-                   "scheduler.lr_decay_samples", "scheduler.lr_warmup_init", "optimizer.weight_decay",
-                   "optimizer.apply_wd_to_qk_layernorm", "scheduler.lr_decay_style"}},
-                 schedule_values_are_read);
+  s.rule<Config>(
+      {"R0616",
+       "schedule_values_are_read",
+       "every value of the schedule and of weight decay has a use under the styles chosen",
+       {"optimizer.min_lr", "optimizer.min_lr_ratio", "optimizer.decoupled_min_lr",
+        "scheduler.lr_decay_iters", "scheduler.lr_decay_samples", "scheduler.lr_warmup_init",
+        "optimizer.weight_decay", "optimizer.apply_wd_to_qk_layernorm", "scheduler.lr_decay_style"}},
+      schedule_values_are_read);
   s.rule<Config>({"R0614",
                   "offload_needs_precision_aware",
                   "optimizer offload needs the precision-aware optimizer",
