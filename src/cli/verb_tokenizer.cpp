@@ -65,8 +65,7 @@ int run_tokenizer_train(Context& context) {
   options.pre_tokenizer = data::pre_tokenizer_by_name(args.value("pre-tokenizer").value_or("gpt2"));
   if (const auto special = args.value("special")) {
     options.special_tokens.clear();
-    for (const std::string_view token : split(*special, ','))
-      options.special_tokens.emplace_back(token);
+    for (const std::string_view token : split(*special, ',')) options.special_tokens.emplace_back(token);
   }
   const std::filesystem::path output = args.required("output");
 
