@@ -152,7 +152,7 @@ std::vector<MissingFile> missing_files(const config::Config& config, bool resume
   if ((!resumes || config.peft) && c.pretrained_checkpoint)
     search.weights("checkpoint.pretrained_checkpoint", *c.pretrained_checkpoint);
   if (!resumes && config.peft && config.peft->adapter) search.path("peft.adapter", *config.peft->adapter);
-  look_for_tokenizer(config, search);
+  if (config.dataset.kind != config::DatasetKind::mock) look_for_tokenizer(config, search);
   look_for_data(config.dataset, search);
   return search.take();
 }

@@ -121,7 +121,8 @@ void Run::refuse_foreign_checkpoints() {
 
 void Run::open_data() {
   require_files(missing_files(config_, options_.resume != Resume::no));
-  tokenizer_ = load_tokenizer(config_);
+  // Random tokens need none, and what a checkpoint holds does not depend on whether its files happen to be there.
+  if (config_.dataset.kind != config::DatasetKind::mock) tokenizer_ = load_tokenizer(config_);
   datasets_ = open_datasets(config_, tokenizer_.get());
   if (!datasets_[0])
     fail(ErrorCode::config, "dataset.split gives the training data no share", "dataset.split=969,30,1");

@@ -193,6 +193,7 @@ void quantised_weights_are_not_cut(const Config& c, RuleReport& report) {
 
 void tokenizer_has_files(const Config& c, RuleReport& report) {
   const auto& t = c.tokenizer;
+  if (c.dataset.kind == DatasetKind::mock) return;  // random tokens need none
   if (t.tokenizer_type == TokenizerKind::huggingface && !t.tokenizer_model)
     report.error("`tokenizer.tokenizer_type` huggingface needs `tokenizer.tokenizer_model`")
         .help("set tokenizer.tokenizer_model=tokenizer.json");
@@ -299,9 +300,11 @@ void register_run_rules(Schema& s) {
                   "quantised weights are not cut over data-parallel ranks",
                   {"ddp.data_parallel_sharding_strategy", "peft.base_quantization"}},
                  quantised_weights_are_not_cut);
-  s.rule<Config>(
-      {"R0906", "tokenizer_has_files", "a tokenizer has the files of its kind", {"tokenizer.tokenizer_type"}},
-      tokenizer_has_files);
+  s.rule<Config>({"R0906",
+                  "tokenizer_has_files",
+                  "a tokenizer has the files of its kind, unless the data are random tokens",
+                  {"tokenizer.tokenizer_type"}},
+                 tokenizer_has_files);
   s.rule<Config>({"R0907",
                   "bytes_fit_vocabulary",
                   "the byte tokenizer's ids fit the vocabulary",
