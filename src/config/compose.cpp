@@ -25,6 +25,7 @@ Composer::Composer(const Schema& schema, const Library& library, const Request& 
     : schema_(schema), library_(library), request_(request), text_(text) {
   out_.choices.resize(schema.sections().size());
   out_.preset_of.resize(schema.sections().size());
+  out_.unknown_presets.resize(schema.sections().size());
   for (const FieldInfo* field : schema.fields())
     for (const auto& alias : field->aliases)
       if (const size_t dot = alias.find('.'); dot != std::string::npos)
@@ -46,7 +47,8 @@ Composition Composer::run() {
 Diagnostic& Composer::error(const char* code, std::string message, Place place, std::string label) {
   Diagnostic diagnostic;
   diagnostic.code = code;
-  if (diagnostic.code.starts_with("C05")) out_.incomplete = true;  // the codes of files and presets
+  if (diagnostic.code.starts_with("C05") && diagnostic.code != "C0505")
+    out_.incomplete = true;  // the codes of files; preset_error() is for presets
   diagnostic.message = std::move(message);
   diagnostic.place = place;
   diagnostic.label = std::move(label);
@@ -217,7 +219,7 @@ void Composer::write_section(const SectionInfo& section, const Node& value, Writ
         if (preset.kind == Node::Kind::scalar && !preset.text.empty() && preset.text[0] != '@')
           write_section(section, preset, Write::Op::set, place);
         else
-          error("C0505", "`preset` takes the name of a preset of `" + name + "`", preset.place);
+          preset_error(section, "`preset` takes the name of a preset of `" + name + "`", preset.place);
         break;
       }
       // A mapping in an optional section switches it on, even an empty one.

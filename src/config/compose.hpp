@@ -34,6 +34,7 @@ struct Layer {
   enum class Rank : uint8_t { preset = 2, recipe = 3, file = 4, cli = 5, imposed = 6 };
   Rank rank = Rank::recipe;
   std::string preset;  // "model/llama3-8b" for presets
+  bool base = false;   // of a recipe that the given one extends by name, or of what that one extends
 };
 
 struct Write {
@@ -46,6 +47,11 @@ struct Write {
   std::string spelling;  // the path as written
   size_t layer = 0;      // index into Composition::layers
   bool dead = false;     // a later `~path` took it back
+  size_t dead_by = 0;    // the layer with that `~path`; kRequested: Request::unset
+  static constexpr size_t kRequested = static_cast<size_t>(-1);
+  void take_back(size_t by) {
+    if (!dead) dead = true, dead_by = by;
+  }
 };
 
 // A preset chosen for a section, or the section switched off.
@@ -60,15 +66,18 @@ struct Composition {
   std::string recipe_name;
   std::vector<Source> sources;
   std::vector<Diagnostic> diagnostics;
+  std::vector<std::string>
+      extends;  // the names that the given recipe extends, itself or by the files that it extends
   std::vector<Layer> layers;
   std::vector<Write> writes;                 // soft ones first, then by rank and order
   std::vector<std::vector<Choice>> choices;  // by section index
   std::vector<std::string> preset_of;        // by section index: the preset in effect, empty without
   std::vector<const FieldInfo*>
-      ambiguous;            // given twice where once is legal, and reported: their value is unknown
-  bool malformed = false;   // a file could not be read or parsed
-  bool bad_words = false;   // an override that is none
-  bool incomplete = false;  // what an `extends`, file or preset would have said is unknown
+      ambiguous;                      // given twice where once is legal, and reported: their value is unknown
+  bool malformed = false;             // a file could not be read or parsed
+  bool bad_words = false;             // an override that is none
+  std::vector<bool> unknown_presets;  // by section index: the preset that was chosen cannot be read
+  bool incomplete = false;            // what an `extends` or a file would have set is unknown
 };
 
 // Throws Error only when the recipe itself cannot be read (ErrorCode::not_found, format, io).

@@ -195,7 +195,7 @@ void Composer::read_tree(const Node& tree, int source, const Origin& origin,
     error("C0504", "`" + shortened(version->text) + "` is not a recipe format that this version reads",
           version->place)
         .help("write `schema: capstan/1`");
-  out_.layers.push_back({origin.rank, {}});
+  out_.layers.push_back({origin.rank, {}, origin.base});
   layer_ = out_.layers.size() - 1;
   origin_ = &origin;
   if (const Node* unset = tree.find("unset")) unset_list(*unset);
@@ -237,6 +237,10 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
     identity = found->file.empty() ? found->name : canonical(found->file);
     if (cycle(identity, item, ring)) return;
     next.root = found->file.empty() ? "" : directory_of(found->file);
+    if (origin.rank == Layer::Rank::recipe && !origin.base) {
+      next.base = true;
+      if (out_.extends.empty() || out_.extends.back() != item.text) out_.extends.push_back(item.text);
+    }
     if (found->file.empty())
       parent = add_found(*found);
     else
@@ -305,7 +309,7 @@ void Composer::unset_requested() {
     CAPSTAN_ASSERT(schema_.find_field(path) || schema_.find_section(path),
                    "no leaf or section `" + path + "`");
     for (Write& write : out_.writes)
-      if (write.field->path == path || write.field->section == path) write.dead = true;
+      if (write.field->path == path || write.field->section == path) write.take_back(Write::kRequested);
   }
 }
 

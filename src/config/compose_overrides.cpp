@@ -141,7 +141,7 @@ void Composer::replace_earlier() {
     lint.name = "unused_override";
     lint.path = last.field->path;
     lint.related(last.place, "this one counts");
-    out_.writes[i].dead = true;
+    out_.writes[i].take_back(layer_);
   }
 }
 
@@ -199,7 +199,7 @@ void Composer::reset(const ParsedPath& path, const Node* expected) {
   }
   for (auto& write : out_.writes)
     if (target->field ? write.field == target->field : write.field->section == target->section->name)
-      write.dead = true;
+      write.take_back(layer_);
 }
 
 }  // namespace capstan::config

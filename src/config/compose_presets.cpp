@@ -57,6 +57,12 @@ void Composer::choose_presets() {
   for (auto& write : explicit_writes) out_.writes.push_back(std::move(write));
 }
 
+// A preset that cannot be read: what it would have set is unknown, and everything else is checked all the same.
+Diagnostic& Composer::preset_error(const SectionInfo& section, std::string message, Place place) {
+  out_.unknown_presets[section.index] = true;
+  return error("C0505", std::move(message), place);
+}
+
 bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   if (is_foreign_model(section.name, value.text) || is_path(value.text)) return true;
   if (library_.preset(section.name, value.text)) return true;
@@ -65,14 +71,15 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   const size_t colon = value.text.find(':');
   if (colon != std::string::npos && colon > 0) {  // no name of a preset has one
     const std::string right = value.text.substr(0, colon) + ": " + value.text.substr(colon + 1);
+    out_.unknown_presets[section.index] = true;
     auto& problem = error("C0002", "missing space after `:`", value.place);
     problem.help("write `" + shortened(right) + "`");
     if (!value.quoted && value.place.length == static_cast<int>(count_code_points(value.text)))
       problem.replace(value.place, right);
     return false;
   }
-  auto& problem = error("C0505", "`" + section.name + "` has no preset named `" + shortened(value.text) + "`",
-                        value.place);
+  auto& problem = preset_error(
+      section, "`" + section.name + "` has no preset named `" + shortened(value.text) + "`", value.place);
   const std::string_view text = value.text;
   if (section.optional &&
       (text == "None" || text == "none" || text == "off" || text == "no" || text == "false")) {
@@ -108,7 +115,7 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
       out_.malformed = true;
     }
   } else if (is_path(name)) {
-    std::string file = name;
+    std::string file = (std::filesystem::path(request_.directory) / name).string();
     if (!cli && place.known()) {
       const Source& from = out_.sources[static_cast<size_t>(place.source)];
       const Origin origin{from.kind == Source::Kind::embedded ? "" : from.directory, Layer::Rank::preset};
@@ -116,11 +123,11 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
       if (!allowed) return;
       file = *allowed;
     }
-    source = read_named(file, file, place);
+    source = read_named(file, cli ? name : file, place);
   } else {
     const auto found = library_.preset(section.name, name);
     if (!found) {
-      error("C0505", "`" + section.name + "` has no preset named `" + shortened(name) + "`", place);
+      preset_error(section, "`" + section.name + "` has no preset named `" + shortened(name) + "`", place);
       return;
     }
     if (found->file.empty())

@@ -36,6 +36,7 @@ class Composer {
   struct Origin {
     std::string root;
     Layer::Rank rank = Layer::Rank::recipe;
+    bool base = false;  // see Layer::base
   };
 
   struct Target {
@@ -99,6 +100,7 @@ class Composer {
 
   // presets (compose_presets.cpp)
   void choose_presets();
+  Diagnostic& preset_error(const SectionInfo& section, std::string message, Place place);
   bool preset_exists(const SectionInfo& section, const Node& value);
   void read_preset(const SectionInfo& section, const std::string& name, Place place,
                    std::set<std::string>& seen);

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/text.hpp"
+#include "config/foreign.hpp"
 
 namespace capstan::config {
 
@@ -150,9 +151,15 @@ std::string yaml_scalar(const Type& type, const Value& value, bool flow, const E
     if (value.text.starts_with("env:")) return single_quoted("${env:" + value.text.substr(4) + "}");
     return yaml_text(value.text, flow);
   }
-  const bool resolved = type.kind == Type::Kind::path && options.absolute_paths && !value.resolved.empty();
+  std::string text = value.text;
+  if (type.kind == Type::Kind::path && !value.resolved.empty()) {
+    if (options.absolute_paths)
+      text = value.resolved;
+    else if (!options.directory.empty())
+      text = relative_name(text, value.resolved, options.directory);
+  }
   // An enum is read by its name alone: quoting a name such as `none` would change nothing.
-  return yaml_text(escaped(resolved ? value.resolved : value.text, options.recipe), flow);
+  return yaml_text(escaped(text, options.recipe), flow);
 }
 
 const Type& element_type(const Type& type, const std::string& key) {
@@ -249,11 +256,11 @@ std::string json(const Type& type, const Value& value, int indent, int level) {
     case Value::Kind::integer:
       return std::to_string(value.integer);
     case Value::Kind::real:
-      if (type.kind == Type::Kind::duration) return quoted(duration_text(value.real));
-      if (!std::isfinite(value.real)) return quoted(to_text(value.real));
+      if (type.kind == Type::Kind::duration) return capstan::quoted(duration_text(value.real));
+      if (!std::isfinite(value.real)) return capstan::quoted(to_text(value.real));
       return real_text(value.real);
     case Value::Kind::text:
-      return quoted(value.text);
+      return capstan::quoted(value.text);
     case Value::Kind::list: {
       std::string out = "[";
       for (size_t i = 0; i < value.items.size(); ++i)
@@ -263,7 +270,8 @@ std::string json(const Type& type, const Value& value, int indent, int level) {
     case Value::Kind::map: {
       std::string out = "{";
       for (size_t i = 0; i < value.items.size(); ++i)
-        out += (i ? "," : "") + newline(level + 1) + quoted(value.keys[i]) + (indent < 0 ? ":" : ": ") +
+        out += (i ? "," : "") + newline(level + 1) + capstan::quoted(value.keys[i]) +
+               (indent < 0 ? ":" : ": ") +
                json(element_type(type, value.keys[i]), value.items[i], indent, level + 1);
       return out + (value.items.empty() ? "" : newline(level)) + "}";
     }

@@ -19,6 +19,7 @@ std::string yaml_text(std::string_view text, bool flow = false);
 struct EmitOptions {
   bool recipe = true;           // fit to be read back: `${` in texts is escaped, secrets are references
   bool absolute_paths = false;  // paths in their absolute form (a recipe that is stored elsewhere)
+  std::string directory;        // relative paths as seen from here; empty: as written
 };
 // On one line, lists and mappings in brackets.
 std::string yaml_inline(const Type& type, const Value& value, const EmitOptions& options = {});

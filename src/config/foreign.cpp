@@ -17,6 +17,15 @@ std::string absolute_name(std::string_view name, const std::filesystem::path& di
   return std::string(scheme) + (directory / path).lexically_normal().string();
 }
 
+std::string relative_name(std::string_view name, std::string_view absolute,
+                          const std::filesystem::path& directory) {
+  const auto [scheme, path] = split_scheme(name);
+  if (std::filesystem::path(path).is_absolute() || absolute_name(name, directory) == absolute)
+    return std::string(name);
+  const std::filesystem::path target = split_scheme(absolute).path;
+  return std::string(scheme) + target.lexically_relative(directory).string();
+}
+
 void read_foreign_models_with(std::string (*reader)(const std::string& name)) {
   reader_in_use = reader;
 }

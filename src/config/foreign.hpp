@@ -16,6 +16,9 @@ struct SchemedName {
 SchemedName split_scheme(std::string_view name);
 // The same with an absolute path, which a relative one is below `directory`.
 std::string absolute_name(std::string_view name, const std::filesystem::path& directory);
+// The reverse: a name in `directory` for what `name` stands for elsewhere, `absolute`. An absolute name stays as it is.
+std::string relative_name(std::string_view name, std::string_view absolute,
+                          const std::filesystem::path& directory);
 
 inline bool is_foreign_model(std::string_view section, std::string_view name) {
   const std::string_view scheme = split_scheme(name).scheme;

@@ -15,6 +15,7 @@
 #include "config/hash.hpp"
 #include "config/interpolate.hpp"
 #include "config/merge.hpp"
+#include "config/own_part.hpp"
 
 namespace capstan::config {
 
@@ -49,20 +50,20 @@ class Resolver {
       for (auto& leaf : leaves_) merge(leaf);
       choose_alternatives();
       add_ranks_and_name();
+      const bool unknown = mark_unknown();
       choose_variants();
       for (size_t i = 0; i < leaves_.size(); ++i) evaluate(i);
       resolve_deferred();
-      if (!composed_.incomplete) {  // one message for one cause: what did not come is not missing
-        check_required();
-        check_alternatives();
-        check_rules();
-        // What is imposed on a recipe may leave some of it without effect, and means to.
-        if (request_.imposed.empty()) {
-          check_effects();
-          note_hidden_presets();
-        }
+      check_required();
+      if (!unknown) check_alternatives();
+      check_rules();
+      // What is imposed on a recipe may leave some of it without effect, and means to.
+      if (request_.imposed.empty() && !unknown) {
+        check_effects();
+        note_hidden_presets();
       }
       record();
+      if (out_.ok()) record_own_part();
     }
     out_.malformed = composed_.malformed;
     out_.bad_words = composed_.bad_words;
@@ -131,7 +132,7 @@ class Resolver {
           on = true;
           continue;
         }
-        write.dead = true;
+        write.take_back(choices.back().layer);
         const std::string place = place_text(write.place, composed_.sources, false);
         if (write.layer == choices.back().layer) {
           report(Level::error, "C0109",
@@ -260,6 +261,22 @@ class Resolver {
       name->node->raw = true;
       name->from_name = true;
     }
+  }
+
+  // One message for one cause: fields that an unreadable preset or base might have set count as wrong and reported. What
+  // is said explicitly is checked all the same.
+  bool mark_unknown() {
+    bool any = false;
+    for (Leaf& leaf : leaves_) {
+      const SectionInfo& section = schema_.sections()[leaf.field->section_index];
+      if (!composed_.incomplete && !composed_.unknown_presets[section.index]) continue;
+      any = true;
+      const bool given = leaf.from_ranks || leaf.from_name ||
+                         (leaf.winner && is_explicit(*leaf.winner) && leaf.winner->op == Write::Op::set &&
+                          leaf.winner->rest.empty());
+      if (!given) leaf.failed = true;
+    }
+    return any;
   }
 
   // ---- evaluation --------------------------------------------------------------------------------------------------
@@ -577,11 +594,17 @@ class Resolver {
     }
   }
 
+  // Whoever extends a recipe that comes with Capstan need not take back what no longer has an effect there.
+  bool of_shipped_base(const Write& write) const {
+    return layer(write).base && write.place.known() &&
+           composed_.sources[static_cast<size_t>(write.place.source)].kind == Source::Kind::embedded;
+  }
+
   // Explicit values that nothing reads under this configuration.
   void check_effects() {
     for (auto& leaf : leaves_) {
       if (leaf.failed || leaf.dropped || !leaf.winner || !is_explicit(*leaf.winner) ||
-          !section_on(*leaf.field))
+          !section_on(*leaf.field) || of_shipped_base(*leaf.winner))
         continue;
       const SectionInfo& section = schema_.sections()[leaf.field->section_index];
       const Condition* unmet = nullptr;
@@ -629,16 +652,29 @@ class Resolver {
     return derived;
   }
 
-  // What presets, derivation and default would give.
-  Value soft_value(const Leaf& leaf) {
-    const Write* preset = nullptr;
-    for (const Write* write : leaf.writes)
-      if (!is_explicit(*write) && !write->dead) preset = write;
-    if (!preset) return derived_value(leaf);
+  // What the leaf would be without the recipe's own writes to it; nullopt: nothing that can be said.
+  std::optional<Value> base_value(const Leaf& leaf) {
+    std::optional<Node> node;
     std::vector<Diagnostic> ignored;
+    for (const Write* write : leaf.writes)
+      if (in_base(composed_, *write)) apply_write(node, *write, ignored);
+    const bool null = node && node->kind == Node::Kind::null && !node->empty;
+    if (!node || (null && !leaf.field->formula.empty())) return derived_value(leaf);
+    const size_t reported = out_.diagnostics.size();
+    Leaf asking = leaf;
     ConvertContext context{&composed_.sources, &ignored, {}};
-    const auto value = convert(*leaf.field, preset->value, leaf.field->path, context);
-    return value ? *value : derived_value(leaf);
+    context.expand = [&](const Node& text) { return expand(text, asking); };
+    auto value = convert(*leaf.field, *node, leaf.field->path, context);
+    out_.diagnostics.resize(reported);
+    return value;
+  }
+
+  // A value beside or after a preset is there to differ from it. One that was there before may have been forgotten.
+  bool chosen_after(const Write& preset, const Write& write) const {
+    const std::string name = layer(preset).preset.substr(0, layer(preset).preset.find('/'));
+    const Choice& choice = composed_.choices[schema_.find_section(name)->index].back();
+    const bool one_line = choice.layer == write.layer && layer(write).rank == Layer::Rank::cli;
+    return choice.layer > write.layer || (one_line && choice.place.line > write.place.line);
   }
 
   void note_hidden_presets() {
@@ -648,7 +684,7 @@ class Resolver {
       for (const Write* write : leaf.writes)
         if (!is_explicit(*write) && !write->dead && write->rest.empty()) preset = write;
       if (!preset || leaf.field->type->kind == Type::Kind::map || leaf.winner->op == Write::Op::append ||
-          !leaf.winner->rest.empty())
+          !leaf.winner->rest.empty() || !chosen_after(*preset, *leaf.winner))
         continue;
       std::vector<Diagnostic> ignored;
       ConvertContext context{&composed_.sources, &ignored, {}};
@@ -666,9 +702,6 @@ class Resolver {
   void record() {
     for (const auto& leaf : leaves_) {
       if (leaf.failed) out_.failed.push_back(leaf.field->path);
-      if (leaf.winner && is_explicit(*leaf.winner) && !leaf.failed && section_on(*leaf.field) &&
-          schema_.load(root_, *leaf.field) != soft_value(leaf))
-        out_.changed.insert(leaf.field->path);
       if (section_on(*leaf.field)) out_.origins[leaf.field->path] = make_origin(leaf);
       for (const Write* write : leaf.writes) {
         HistoryEntry entry{leaf.field->path, write_origin(*write), HistoryEntry::Fate::effective};
@@ -684,6 +717,49 @@ class Resolver {
         out_.history.push_back(std::move(entry));
       }
     }
+  }
+
+  void record_own_part() {
+    OwnPart& own = out_.own;
+    own.extends = composed_.extends;
+    own.directory = composed_.sources.front().directory;
+    own.sections = own_choices(schema_, root_, composed_);
+    for (const auto& leaf : leaves_) record_own_field(leaf);
+  }
+
+  void record_own_field(const Leaf& leaf) {
+    if (leaf.failed || leaf.dropped || !section_on(*leaf.field)) return;
+    const bool given = leaf.from_ranks || (leaf.winner && is_explicit(*leaf.winner));
+    bool own = leaf.from_ranks, base = false;  // whether either has a say
+    for (const Write* write : leaf.writes) {
+      if (!is_explicit(*write)) continue;
+      if (in_base(composed_, *write)) base = true;
+      if (write->dead ? in_base(composed_, *write) : !layer(*write).base) own = true;
+    }
+    if (!own || !(given || base)) return;
+    const Value value = schema_.load(root_, *leaf.field);
+    const auto before = base_value(leaf);
+    if (before && *before == value) return;
+    // A mapping merges with the one below it: keys that went have to be taken back first.
+    bool fewer = false;
+    if (before && before->kind == Value::Kind::map && leaf.field->type->kind == Type::Kind::map)
+      for (const auto& key : before->keys)
+        fewer |= std::find(value.keys.begin(), value.keys.end(), key) == value.keys.end();
+    if (!given || fewer) out_.own.unset.push_back(leaf.field->path);
+    if (given) out_.own.fields[leaf.field->path] = own_text(leaf);
+  }
+
+  std::string own_text(const Leaf& leaf) const {
+    if (leaf.from_ranks || !leaf.winner) return {};
+    if (leaf.derived) return "null";
+    if (leaf.winner->op != Write::Op::set || !leaf.winner->rest.empty() || !leaf.node ||
+        leaf.node->kind != Node::Kind::scalar || leaf.node->raw ||
+        leaf.node->text.find("${") == std::string::npos || leaf.field->type->kind == Type::Kind::secret)
+      return {};
+    const Place& place = leaf.node->place;
+    const bool here =
+        place.known() && composed_.sources[static_cast<size_t>(place.source)].directory == out_.own.directory;
+    return here || leaf.field->type->kind != Type::Kind::path ? leaf.node->text : std::string();
   }
 
   const Schema& schema_;

@@ -4,7 +4,6 @@
 
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -35,6 +34,18 @@ struct HistoryEntry {
   Fate fate = Fate::effective;
 };
 
+// What the given recipe, its `-f` files and its command line say beyond the recipes that it extends by name: the content of
+// the shortest recipe that resolves to the same.
+struct OwnPart {
+  std::vector<std::string> extends;
+  std::vector<std::string> unset;  // fields that go back to the preset's, derived or default value
+  std::map<std::string, std::string>
+      fields;  // by path; the text as written where the value does not say it: "${a.b}"
+  std::map<std::string, std::string>
+      sections;           // preset chosen, "null": switched off, "{}": on with its defaults
+  std::string directory;  // of the recipe: what its relative paths are relative to
+};
+
 // Everything about a resolution but the typed value.
 struct Resolved {
   std::string recipe_name;
@@ -43,10 +54,9 @@ struct Resolved {
   std::map<std::string, Origin> origins;  // by canonical path
   std::vector<HistoryEntry> history;
   std::map<std::string, std::string> presets;  // section → preset in effect
-  std::set<std::string>
-      changed;             // leaves whose explicit value differs from what preset, derivation or default give
-  bool malformed = false;  // some file could not be read or parsed: exit code 2, also for `check`
-  bool bad_words = false;  // an override that is none, a bad command line: the same
+  OwnPart own;
+  bool malformed = false;           // some file could not be read or parsed: exit code 2, also for `check`
+  bool bad_words = false;           // an override that is none, a bad command line: the same
   std::vector<std::string> failed;  // leaves without a value, because theirs is wrong
 
   bool ok() const { return count(diagnostics, Level::error) == 0; }

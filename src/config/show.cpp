@@ -90,27 +90,51 @@ std::string recipe_text(const Schema& schema, const void* root, const Resolved& 
   return out;
 }
 
+// A field of the recipe's own part, as it was written where that says more than the value.
+std::string own_line(const Schema& schema, const void* root, const Resolved& resolved, const FieldInfo& field,
+                     int indent) {
+  const std::string& written = resolved.own.fields.at(field.path);
+  if (!written.empty())
+    return std::string(static_cast<size_t>(indent), ' ') + field.name + ": " +
+           (written == "null" ? written : yaml_text(written)) + "\n";
+  EmitOptions options;
+  // A chat template may be a name instead of a file.
+  if (field.path != "tokenizer.chat_template") options.directory = resolved.own.directory;
+  const Value value = schema.load(root, field);
+  if (field.scalar_ok && value.kind == Value::Kind::list && value.items.size() == 1 &&
+      !resolved.origin(field.path).written.empty())  // one item without brackets
+    return std::string(static_cast<size_t>(indent), ' ') + field.name + ": " +
+           yaml_inline(*field.type->element, value.items[0], options) + "\n";
+  return leaf_line(schema, root, resolved, field, indent, Comments::written, options);
+}
+
+std::string list_text(const std::vector<std::string>& items) {
+  std::string text;
+  for (const auto& item : items) text += (text.empty() ? "" : ", ") + yaml_text(item, true);
+  return items.size() == 1 ? items[0] : "[" + text + "]";
+}
+
 std::string minimal_text(const Schema& schema, const void* root, const Resolved& resolved) {
+  const OwnPart& own = resolved.own;
   std::string out = "schema: capstan/1\n";
-  const EmitOptions options;
+  if (!own.extends.empty()) out += "extends: " + list_text(own.extends) + "\n";
+  if (!own.unset.empty()) out += "unset: " + list_text(own.unset) + "\n";
   for (const auto& section : schema.sections()) {
     const int indent = section.name.empty() ? 0 : 2;
-    const auto preset = resolved.presets.find(section.name);
+    const auto choice = own.sections.find(section.name);
     std::string lines;
     if (section.at(root))
       for (const auto& field : section.fields)
-        if (resolved.changed.count(field.path) && present(schema, root, field))
-          lines += leaf_line(schema, root, resolved, field, indent, Comments::written, options);
+        if (own.fields.count(field.path) && present(schema, root, field))
+          lines += own_line(schema, root, resolved, field, indent);
     if (section.name.empty()) {
       out += lines;
-    } else if (preset != resolved.presets.end() && section.at(root)) {
-      const std::string name = yaml_text(preset->second);
-      out += lines.empty() ? section.name + ": " + name + "\n"
-                           : section.name + ":\n  preset: " + name + "\n" + lines;
-    } else if (!lines.empty()) {
-      out += section.name + ":\n" + lines;
-    } else if (section.optional && section.at(root)) {
-      out += section.name + ": {}\n";
+    } else if (choice == own.sections.end() || (choice->second == "{}" && !lines.empty())) {
+      if (!lines.empty()) out += section.name + ":\n" + lines;
+    } else {
+      const bool preset = choice->second != "{}" && choice->second != "null";
+      const std::string name = preset ? yaml_text(choice->second) : choice->second;
+      out += section.name + (lines.empty() ? ": " + name + "\n" : ":\n  preset: " + name + "\n" + lines);
     }
   }
   return out;
@@ -252,9 +276,12 @@ std::string show(const Schema& schema, const void* root, const Resolved& resolve
     if (!selected.section->at(root)) return "null\n";
     std::string out;
     for (const auto& field : selected.section->fields)
-      if (present(schema, root, field) &&
-          (options.format != ShowFormat::minimal || resolved.changed.count(field.path)))
+      if (!present(schema, root, field))
+        continue;
+      else if (options.format != ShowFormat::minimal)
         out += leaf_line(schema, root, resolved, field, 0, Comments::written, emit);
+      else if (resolved.own.fields.count(field.path))
+        out += own_line(schema, root, resolved, field, 0);
     return out.empty() ? "{}\n" : out;
   }
   switch (options.format) {

@@ -11,10 +11,10 @@
 namespace capstan::config {
 
 enum class ShowFormat : unsigned char {
-  yaml,     // a complete recipe; texts such as `4k` beside the number they stand for
-  json,     // plain nested values
-  origin,   // path = value  # origin, one leaf on each line
-  minimal,  // the shortest recipe that resolves to the same: presets, and what differs from them
+  yaml,    // a complete recipe; texts such as `4k` beside the number they stand for
+  json,    // plain nested values
+  origin,  // path = value  # origin, one leaf on each line
+  minimal,  // the shortest recipe that resolves to the same: what it extends, presets, and what differs from them
 };
 struct ShowOptions {
   ShowFormat format = ShowFormat::yaml;

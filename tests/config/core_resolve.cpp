@@ -53,10 +53,20 @@ TEST_CASE("a preset never beats an explicit leaf, wherever either is written") {
     REQUIRE(out.ok());
     CHECK(out.config.model.num_heads == 2);
     CHECK(out.config.model.hidden_size == 256);
+  }
+  // A preset that is chosen after the value may have been meant to replace it. A value beside or after the preset is there to
+  // differ from it.
+  for (const auto& out : {w.text("model: {num_heads: 2}\n", {"model=base"}),
+                          w.text("name: x\n", {"model.num_heads=2", "model=base"})}) {
     REQUIRE(out.first("C0702"));
     CHECK(out.first("C0702")->level == Level::note);
     CHECK(out.says("preset model/base would set `model.num_heads: 8`; kept `2` from"));
   }
+  for (const auto& out :
+       {w.text("model: base\n", {"model.num_heads=2"}),
+        w.text("name: x\n", {"model=base", "model.num_heads=2"}),
+        w.text("extends: base\nmodel: {num_heads: 2}\n"), w.text("model: {preset: base, num_heads: 2}\n")})
+    CHECK(out.diagnostics.empty());
   // The last choice wins; an equal value needs no note.
   CHECK(w.text("model: base\n", {"model=wide"}).config.model.hidden_size == 512);
   CHECK_FALSE(w.text("model: {preset: base, num_heads: 8}\n").first("C0702"));
@@ -75,6 +85,11 @@ TEST_CASE("presets extend presets, set other sections softly, and must not disag
   CHECK(out.ok());
   CHECK(out.config.optimizer.lr == 0.1);
   CHECK(w.text("model: nope\n").codes() == "C0505");
+  // An unknown preset hides no other mistake, and causes none: what it would have set counts as neither right nor wrong.
+  CHECK(w.text("model: nope\ntrain: {global_batch: 3, micro_batch: 2}\n").codes() == "C0505 T0002");
+  CHECK(w.text("model: {preset: nope, num_heads: 7}\n").codes() == "C0505");
+  CHECK(w.text("model: {preset: nope, num_heads: 7, hidden_size: 64}\n").codes() == "C0505 T0001");
+  CHECK(w.text("extends: nope\nmodel: {num_heads: 7, hidden_size: 64}\n").codes() == "C0501 T0001");
   w.write("mine.yaml", "hidden_size: 32\n");
   out = w.text("model: ./mine.yaml\n");
   CHECK(out.config.model.hidden_size == 32);
@@ -308,6 +323,9 @@ TEST_CASE("a value without effect is an error when it changes the mathematics, e
   CHECK(lint.ok());
   REQUIRE(lint.first("C0606"));
   CHECK(lint.first("C0606")->level == Level::warning);
+  // Of a recipe that comes with the program and is extended nothing has to be taken back.
+  CHECK(w.text("extends: base\nmodel: {capacity_log: 4}\n").first("C0606"));
+  CHECK_FALSE(w.text("extends: expert\nmodel: {experts: null}\n").first("C0606"));
 }
 
 TEST_CASE("features that the engine lacks are listed by path") {

@@ -106,6 +106,64 @@ TEST_CASE("show: YAML with written texts, JSON, origins, minimal") {
   CHECK(shown(w.text("name: x\n"), ShowFormat::minimal) == "schema: capstan/1\nname: x\n");
 }
 
+TEST_CASE("a minimal recipe keeps the names that it extends, and has only what differs from them") {
+  const Workspace w;
+  const auto minimal = [&](const Outcome& out) {
+    CAPTURE(out.all());
+    REQUIRE(out.ok());
+    const std::string text = shown(out, ShowFormat::minimal);
+    const auto again = w.resolve(w.write("again/r.yaml", text));
+    CAPTURE(text);
+    CAPTURE(again.all());
+    CHECK(again.ok());
+    for (const FieldInfo* field : test_schema().fields())
+      if (field->type->kind != Type::Kind::path && field->path != "name")
+        CHECK_MESSAGE(out.value(field->path) == again.value(field->path), field->path);
+    return text;
+  };
+  const std::string four =
+      "schema: capstan/1\nextends: child\nname: mine\nmodel:\n  num_heads: 2\ntrain:\n  iters: 7\n"
+      "optimizer:\n  lr: 0.25\n";
+  CHECK(minimal(w.text(four)) == four);
+  // What the base says already goes; what the command line says comes.
+  CHECK(minimal(w.text("extends: child\ntrain: {iters: 2000, global_batch: 16}\nmodel: base\n",
+                       {"train.micro_batch=2", "dataset=mock"})) ==
+        "schema: capstan/1\nextends: child\ntrain:\n  micro_batch: 2\ndataset: mock\n");
+  // A world given with --ranks.
+  const std::string file = w.write("r.yaml", "extends: base\n");
+  CHECK(minimal(w.resolve(file, {}, 4)) == "schema: capstan/1\nextends: base\ndist:\n  world_size: 4\n");
+  // Files that it extends are part of it, the names that they extend are not; paths are seen from the recipe.
+  w.write("sub/a.yaml", "extends: base\ntrain: {save: out, iters: 3}\n");
+  CHECK(minimal(w.text("extends: [sub/a.yaml]\ntrain: {iters: 4}\n")) ==
+        "schema: capstan/1\nextends: base\ntrain:\n  iters: 4\n  save: sub/out\n");
+  CHECK(minimal(w.text("extends: [base, sub/a.yaml, child]\n")) ==
+        "schema: capstan/1\nextends: [base, child]\ntrain:\n  save: sub/out\n");
+  // Back to the preset's value or the default; null for one that is derived again; an optional section on and off.
+  CHECK(minimal(w.text("extends: child\nunset: [train.iters]\n")) ==
+        "schema: capstan/1\nextends: child\nunset: train.iters\n");
+  CHECK(minimal(w.resolve("child", {"~train.iters"})) ==
+        "schema: capstan/1\nextends: base\nunset: train.iters\n");
+  CHECK(minimal(w.text("extends: base\npeft: {}\n")) == "schema: capstan/1\nextends: base\npeft: {}\n");
+  CHECK(minimal(w.text("extends: base\npeft: dora\n", {"peft=null"})) ==
+        "schema: capstan/1\nextends: base\n");
+  // A reference stays one.
+  CHECK(minimal(w.text(
+            "extends: base\ntrain: {title: '${recipe.name} ${train.iters}', load: '${train.save}'}\n")) ==
+        "schema: capstan/1\nextends: base\ntrain:\n  title: ${recipe.name} ${train.iters}\n  load: "
+        "${train.save}\n");
+  // A preset's file given from another directory than the recipe's.
+  w.write("sub/r.yaml", "name: x\n");
+  w.write("sub/p.yaml", "hidden_size: 32\n");
+  Request request;
+  request.recipe = w.path("sub/r.yaml");
+  request.directory = w.path("");
+  for (const char* word : {"model=sub/p.yaml", "train.save=out", "train.load=/there"})
+    request.overrides.push_back(Override::token(word));
+  const std::string moved = shown(w.resolve(request), ShowFormat::minimal);
+  CHECK(moved.find("model: p.yaml\n") != std::string::npos);
+  CHECK(moved.find("  save: ../out\n  load: /there\n") != std::string::npos);
+}
+
 TEST_CASE("show PATH") {
   const Workspace w;
   const auto out = w.text(kRich);

@@ -171,6 +171,7 @@ const Library& test_library() {
       {"recipes/base.yaml", "# The base recipe.\nmodel: base\ntrain:\n  iters: 1000\n  global_batch: 16\n"},
       {"recipes/child.yaml",
        "# yaml-language-server: $schema=x\n# A child.\nextends: base\ntrain:\n  iters: 2000\n"},
+      {"recipes/expert.yaml", "# Eight experts.\nmodel:\n  experts: 8\n  topk: 4\n  capacity_log: 4\n"},
       {"recipes/loop.yaml", "extends: loop2\n"},
       {"recipes/loop2.yaml", "extends: loop\n"},
   };
