@@ -39,15 +39,32 @@ std::string pipeline_text(const config::Config& config) {
   return text + parallel::draw(shape, schedule, run, std::max<int64_t>(40, terminal_columns() - 10));
 }
 
+// --grid, --schedule and --step, as many as were asked for, in this order.
+void show_layout(const Arguments& args, const config::Config& config, std::optional<int64_t> rank) {
+  std::string text;
+  const auto add = [&](const char* flag, const auto& part) {
+    if (args.has(flag)) text += (text.empty() ? "" : "\n") + part();
+  };
+  add("grid", [&] { return grid_text(train::mesh_sizes(config, config.dist.world_size), rank); });
+  add("schedule", [&] { return pipeline_text(config); });
+  add("step", [&] { return step_text(config, rank); });
+  put(text);
+}
+
 int run_show(Context& context) {
   const Arguments& args = context.args;
   const std::string& recipe = args.word(0, "RECIPE");
   const std::string format = args.value("format").value_or("yaml");
+  const bool layout = args.has("schedule") || args.has("grid") || args.has("step");
   if (args.count("origin") + args.count("minimal") + args.count("format") + args.count("json") +
-          args.count("schedule") + args.count("grid") + args.count("step") >
+          static_cast<size_t>(layout) >
       1)
     fail(ErrorCode::usage,
-         "--origin, --minimal, --format, --schedule, --grid, --step and --json exclude each other");
+         layout ? "--grid, --schedule and --step show a layout: --origin, --minimal, --format and --json do "
+                  "not go with them"
+                : "--origin, --minimal, --format and --json exclude each other");
+  if (layout && args.words().size() > 1)
+    fail(ErrorCode::usage, "--grid, --schedule and --step show the whole recipe and take no PATH");
   const auto rank = args.integer("rank", 0);
   if (rank && !args.has("grid") && !args.has("step"))
     fail(ErrorCode::usage, "--rank R says whose place --grid shows, and whose memory --step",
@@ -58,22 +75,9 @@ int run_show(Context& context) {
       require_recipe(context, recipe, ranks_argument(context), &shrunk_from);
   if (args.has("shrink") && !context.quiet() && !args.has("json"))
     say("--shrink changes:\n" + shrunk_changes(shrunk_from, resolution));
-  if (args.has("schedule")) {
-    if (args.words().size() > 1)
-      fail(ErrorCode::usage, "--schedule shows the whole pipeline and takes no PATH");
-    put(pipeline_text(resolution.config));
-    return 0;
-  }
-  if (args.has("grid")) {
-    if (args.words().size() > 1) fail(ErrorCode::usage, "--grid shows the whole world and takes no PATH");
-    const int64_t world = resolution.config.dist.world_size;
-    put(grid_text(train::mesh_sizes(resolution.config, world), rank));
-    return 0;
-  }
-  if (args.has("step")) {
-    if (args.words().size() > 1) fail(ErrorCode::usage, "--step shows a whole step and takes no PATH");
-    put(step_text(resolution.config, rank));
-    train::check_memory_limit(resolution.config);
+  if (layout) {
+    show_layout(args, resolution.config, rank);
+    if (args.has("step")) train::check_memory_limit(resolution.config);
     return 0;
   }
   config::ShowOptions options;
@@ -114,6 +118,7 @@ const Verb kShow = {
                  {"show llama3-70b --ranks 1024 --grid", "which ranks work together"},
                  {"show llama3-70b --ranks 1024 --grid --rank 777", "the place and the groups of one"},
                  {"show gpt2-124m dist.tp=2 dist.pp=2 --ranks 8 --step", "memory and bytes sent, by stage"},
+                 {"show gpt2-124m dist.pp=2 --ranks 4 --grid --schedule --step", "all three"},
                  {"show llama3-70b --shrink", "scaled down to a laptop, and what that changes"},
                  {"show my.yaml --minimal", "only what differs from presets and defaults"}},
     .options = {{"origin", 0, "",
