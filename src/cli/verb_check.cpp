@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/named_files.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "cli/verbs.hpp"
@@ -14,11 +15,25 @@ namespace capstan::cli {
 
 namespace {
 
+// Errors with --files. Else notes, but for what only a recipe that comes with Capstan names: places where data may be put.
+std::vector<config::Diagnostic> add_missing_files(config::Resolution& resolution, bool files) {
+  if (!resolution.ok()) return {};
+  const auto missing = missing_files(resolution, files ? config::Level::error : config::Level::note);
+  for (const config::Diagnostic& one : missing) {
+    const bool shipped =
+        one.place.known() &&
+        resolution.sources[static_cast<size_t>(one.place.source)].kind == config::Source::Kind::embedded;
+    if (files || !shipped) resolution.diagnostics.push_back(one);
+  }
+  config::sort_diagnostics(resolution.diagnostics);
+  return missing;
+}
+
 int run_check(Context& context) {
   const std::string& recipe = context.args.word(0, "RECIPE");
   config::ShrunkFrom shrunk_from;
-  const config::Resolution resolution =
-      resolve_recipe(context, recipe, ranks_argument(context), &shrunk_from);
+  config::Resolution resolution = resolve_recipe(context, recipe, ranks_argument(context), &shrunk_from);
+  const std::vector<config::Diagnostic> files = add_missing_files(resolution, context.args.has("files"));
   const size_t errors = count(resolution.diagnostics, config::Level::error);
   const size_t warnings = count(resolution.diagnostics, config::Level::warning);
   std::vector<config::MissingFeature> missing;
@@ -45,6 +60,9 @@ int run_check(Context& context) {
     object["refused_by_train"] = nlohmann::ordered_json::array();
     for (const auto& feature : missing)
       object["refused_by_train"].push_back({{"path", feature.path}, {"reason", feature.reason}});
+    object["missing_files"] = nlohmann::ordered_json::array();
+    for (const auto& file : files)
+      object["missing_files"].push_back({{"path", file.path}, {"message", file.message}});
     if (too_large) object["does_not_fit"] = {{"reason", too_large->message()}, {"help", too_large->help()}};
     put(object.dump(2) + "\n");
   } else {
@@ -78,11 +96,14 @@ const Verb kCheck = {
                  {"check my.yaml --message-format short", "file:line:col, for editors"}},
     .options = {{"ranks", 0, "N", "the world size, instead of the recipe's"},
                 {"shrink", 0, "", "the recipe as `train --shrink` runs it"},
+                {"files", 0, "", "files that the recipe names and that are not there are errors, not notes"},
                 {"json", 0, "", "the result and all diagnostics as one JSON object"}},
     .details =
         "Exit code 0: no errors; 1: the recipe has errors; 2: it cannot be read, or the command line is "
         "wrong; 3: a step\nneeds more than `resilience.memory_limit`.\n"
-        "Needs no data, tokenizer or weights on disk: `train` reports missing ones before it begins.\n",
+        "Needs no data, tokenizer or weights on disk: those that the recipe names and that are not there are "
+        "notes,\nwith --files errors. The data that a shipped recipe names are looked for with --files "
+        "only.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_check,

@@ -70,6 +70,7 @@ const std::vector<CodeInfo>& diagnostic_codes() {
        "would be without it"},
       {"C0701", "a value is dropped because its section is off or of another kind"},
       {"C0702", "a preset's value is hidden by an explicit one"},
+      {"C0801", "missing_file: a file that the recipe names and that is not there"},
   };
   return codes;
 }

@@ -1,0 +1,14 @@
+// The files that a recipe names, looked for without reading them.
+#pragma once
+
+#include <vector>
+
+#include "config/resolve.hpp"
+
+namespace capstan::cli {
+
+// One C0801 of this level for each file or directory that training by the recipe would read and that is not there, at the place
+// that names it, with near names. The recipe has no errors.
+std::vector<config::Diagnostic> missing_files(const config::Resolution& resolution, config::Level level);
+
+}  // namespace capstan::cli

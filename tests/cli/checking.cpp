@@ -1,0 +1,208 @@
+// check: that its "ok" says what it should, for shipped and imported recipes; files that a recipe names; show's short forms.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "process.hpp"
+#include "support/paths.hpp"
+
+using namespace capstan::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+Finished in(const ScratchDirectory& scratch, std::vector<std::string> arguments) {
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = std::move(arguments);
+  return run(launch);
+}
+
+}  // namespace
+
+TEST_CASE("check says ok and nothing else of every shipped recipe") {
+  const ScratchDirectory scratch;
+  const json listed = json::parse(run({"recipe", "ls", "--json"}).out);
+  size_t seen = 0;
+  for (const auto& recipe : listed["recipes"]) {
+    const std::string name = recipe["name"];
+    const Finished result = in(scratch, {"check", name});
+    CAPTURE(name);
+    CHECK(result.code == 0);
+    CHECK(result.out.starts_with(name + ": ok ("));
+    CHECK_MESSAGE(result.err.empty(), result.err);
+    ++seen;
+  }
+  CHECK(seen >= 100);
+}
+
+TEST_CASE(
+    "a recipe just imported causes no notes or warnings but for files and features that are not there") {
+  const std::string golden = std::string(kSourceDirectory) + "/tests/import/golden/";
+  const ScratchDirectory scratch;
+  size_t seen = 0;
+  for (const auto& entry : fs::directory_iterator(golden)) {
+    const std::string file = entry.path().filename().string();
+    if (file.ends_with(".recipe.yaml") || file.ends_with(".lists.txt")) continue;
+    if (file == "run_config_gpt.yaml") continue;  // has to be filled in
+    CAPTURE(file);
+    const std::string recipe = file + ".recipe.yaml";
+    fs::copy_file(golden + recipe, scratch.file(recipe));
+    const Finished result = in(scratch, {"check", recipe});
+    CHECK_MESSAGE(result.code == 0, result.err);
+    CHECK_MESSAGE(contains(result.out, ": ok ("), result.out);
+    const json object = json::parse(in(scratch, {"check", recipe, "--json"}).out);
+    for (const auto& diagnostic : object["diagnostics"])
+      CHECK_MESSAGE(diagnostic["code"] == "C0801", diagnostic.dump());
+    ++seen;
+  }
+  CHECK(seen >= 14);
+}
+
+TEST_CASE("check looks at the files of a recipe: notes, or errors with --files") {
+  const ScratchDirectory scratch;
+  scratch.write("corpus_text_document.bin", "");
+  scratch.write("corpus_text_document.idx", "");
+  scratch.write("tokenizer.json", "{}");
+  const std::string recipe = scratch.write(
+      "my.yaml",
+      "extends: quickstart\nname: my\ndataset:\n  data_path: corpus\ntokenizer:\n  tokenizer_model: "
+      "tokenizer.json\n");
+  const Finished note = in(scratch, {"check", "my.yaml"});
+  CHECK(note.code == 0);
+  CHECK(note.out == "my: ok (1 rank)\n");
+  CHECK_MESSAGE(contains(note.err, "note[C0801]: not found: dataset.data_path = corpus\n"), note.err);
+  CHECK_MESSAGE(contains(note.err, "corpus_text_document"), note.err);  // the near name
+  CHECK(in(scratch, {"check", "my.yaml", "-q"}).err.empty());
+
+  const Finished error = in(scratch, {"check", "my.yaml", "--files"});
+  CHECK(error.code == 1);
+  CHECK(error.out.empty());
+  CHECK_MESSAGE(contains(error.err, "error[C0801]: not found: dataset.data_path = corpus\n"), error.err);
+  const std::string there = "dataset.data_path=corpus_text_document";
+  const Finished complete = in(scratch, {"check", "my.yaml", there, "--files"});
+  CHECK(complete.code == 0);
+  CHECK_MESSAGE(complete.err.empty(), complete.err);
+
+  for (const bool strict : {false, true}) {
+    std::vector<std::string> words = {"check", "my.yaml", "--json"};
+    if (strict) words.emplace_back("--files");
+    const Finished asked = in(scratch, words);
+    CHECK(asked.code == (strict ? 1 : 0));
+    const json object = json::parse(asked.out);
+    CHECK(object["ok"] == !strict);
+    REQUIRE(object["missing_files"].size() == 1);
+    CHECK(object["missing_files"][0]["path"] == "dataset.data_path");
+    CHECK(asked.err.empty());
+  }
+
+  // The data of a shipped recipe are a place to put them: no note, but --files asks for all that `train` needs.
+  CHECK(in(scratch, {"check", "llama3-8b"}).err.empty());
+  const Finished shipped = in(scratch, {"check", "llama3-8b", "--files"});
+  CHECK(shipped.code == 1);
+  CHECK(contains(shipped.err, "dataset.data_path = data/llama3_text_document"));
+  CHECK(contains(shipped.err, "tokenizer.tokenizer_model = data/llama3/tokenizer.json"));
+  CHECK(in(scratch, {"check", "llama3-8b", "--files", "dataset=mock"}).code == 0);
+  CHECK(in(scratch, {"check", "llama3-8b", "--files", "--shrink"}).code == 0);
+}
+
+TEST_CASE("a wrong preset hides no other mistake") {
+  const Finished both =
+      run({"check", "quickstart", "model=no-such", "train.global_batch_size=3", "optimizer.lr=abc"});
+  CHECK(both.code == 1);
+  CHECK_MESSAGE(contains(both.err, "`model` has no preset named `no-such`"), both.err);
+  CHECK_MESSAGE(contains(both.err, "`train.global_batch_size` 3"), both.err);
+  CHECK_MESSAGE(contains(both.err, "`abc` is not a number"), both.err);
+  CHECK_MESSAGE(contains(both.err, "3 errors"), both.err);
+  CHECK_MESSAGE(contains(run({"check", "quickstart", "model=no-such"}).err, "1 error"),
+                run({"check", "quickstart", "model=no-such"}).err);
+}
+
+TEST_CASE("show --minimal: what a recipe extends, what it changes, and the world of --ranks") {
+  const ScratchDirectory scratch;
+  const std::string four =
+      "schema: capstan/1\nextends: quickstart\nname: mine\nmodel:\n  num_layers: 2\ntrain:\n  train_iters: "
+      "100\n"
+      "dataset:\n  data_path: here/corpus\n";
+  scratch.write("mine.yaml", four);
+  CHECK(in(scratch, {"show", "mine.yaml", "--minimal"}).out == four);
+  CHECK(in(scratch, {"show", "first.yaml", "--minimal"}).code == 2);
+  const std::string ranks = in(scratch, {"show", "mine.yaml", "--minimal", "--ranks", "2"}).out;
+  CHECK_MESSAGE(contains(ranks, "dist:\n  world_size: 2\n"), ranks);
+  scratch.write("again.yaml", ranks);
+  CHECK(in(scratch, {"check", "again.yaml", "-q"}).out.empty());
+  CHECK(in(scratch, {"show", "again.yaml", "dist.world_size"}).out == "2\n");
+  CHECK(in(scratch, {"show", "again.yaml", "--minimal"}).out == ranks);
+  // A model's directory and data given on the command line, from another directory than the recipe's.
+  fs::create_directory(scratch.file("sub"));
+  fs::copy_file(scratch.file("mine.yaml"), scratch.file("sub/mine.yaml"));
+  fs::copy(std::string(kSourceDirectory) + "/tests/interchange/families/smollm2", scratch.file("models"));
+  const std::string moved =
+      in(scratch, {"show", "sub/mine.yaml", "--minimal", "checkpoint.pretrained_checkpoint=hf:models",
+                   "dataset.data_path=data/corpus"})
+          .out;
+  CHECK_MESSAGE(!contains(moved, scratch.path()), moved);
+  CHECK_MESSAGE(contains(moved, "pretrained_checkpoint: hf:../models\n"), moved);
+  CHECK_MESSAGE(contains(moved, "data_path: ../data/corpus\n"), moved);
+  scratch.write("sub/moved.yaml", moved);
+  CHECK(in(scratch, {"show", "sub/moved.yaml", "model.num_layers"}).code == 0);
+}
+
+TEST_CASE("show --grid, --schedule and --step in one call") {
+  const std::vector<std::string> layout = {"show", "quickstart", "dataset=mock", "dist.pp=2", "--ranks", "4"};
+  const auto shown = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), layout.begin(), layout.end());
+    const Finished done = run(flags);
+    CHECK_MESSAGE(done.code == 0, done.err);
+    return done.out;
+  };
+  const std::string grid = shown({"--grid"}), schedule = shown({"--schedule"}), step = shown({"--step"});
+  CHECK(shown({"--step", "--grid", "--schedule"}) == grid + "\n" + schedule + "\n" + step);
+  CHECK(shown({"--step", "--grid"}) == grid + "\n" + step);
+  CHECK(shown({"--schedule", "--grid", "--step", "--rank", "3"}) ==
+        shown({"--grid", "--rank", "3"}) + "\n" + schedule + "\n" + shown({"--step", "--rank", "3"}));
+  CHECK(run({"show", "quickstart", "--schedule", "--json"}).code == 2);
+  CHECK(run({"show", "quickstart", "model", "--grid"}).code == 2);
+}
+
+TEST_CASE("dataset=mock needs no data and no tokenizer") {
+  const ScratchDirectory scratch;  // empty: nothing that a recipe names is there
+  for (const char* recipe : {"quickstart", "gpt2-124m", "llama3.2-1b-lora", "qwen2.5-0.5b-sft"}) {
+    CAPTURE(recipe);
+    std::vector<std::string> words = {"train",
+                                      recipe,
+                                      "dataset=mock",
+                                      "train.train_iters=2",
+                                      "train.threads=1",
+                                      "train.micro_batch_size=1",
+                                      "train.global_batch_size=1",
+                                      "model.num_layers=1",
+                                      "model.hidden_size=64",
+                                      "model.ffn_hidden_size=128",
+                                      "model.num_attention_heads=4",
+                                      "model.num_query_groups=2",
+                                      "model.kv_channels=16",
+                                      "model.seq_length=32",
+                                      "model.vocab_size=512",
+                                      "model.make_vocab_size_divisible_by=1",
+                                      "validation.eval_interval=null",
+                                      "mixed_precision=fp32",
+                                      "checkpoint.save_interval=null",
+                                      "checkpoint.save_optim=false"};
+    if (contains(recipe, "-lora")) words.insert(words.end(), {"peft.random_base=true"});
+    if (contains(recipe, "-lora") || contains(recipe, "-sft"))
+      words.emplace_back("checkpoint.pretrained_checkpoint=null");
+    const Finished done = in(scratch, words);
+    CHECK_MESSAGE(done.code == 0, done.err);
+  }
+  const json listed = json::parse(run({"recipe", "ls", "--json"}).out);
+  for (const auto& recipe : listed["recipes"]) {
+    const std::string name = recipe["name"];
+    const Finished result =
+        in(scratch, {"check", name, "dataset=mock", "checkpoint.pretrained_checkpoint=null", "~peft"});
+    CAPTURE(name);
+    CHECK_MESSAGE(!contains(result.err, "tokenizer"), result.err);
+  }
+}
