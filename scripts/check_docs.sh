@@ -1,0 +1,237 @@
+#!/usr/bin/env bash
+# Runs the commands of the documentation as they are written there: README.md, docs/*.md, the help and the manual page of each
+# command. Each page has a scratch directory of its own, in which its commands run in their order; the files that they name are
+# prepared (small ones). `capstan` is a wrapper there that appends overrides to make training short. A command that cannot run
+# here (a cluster, downloads, many minutes) is in the list `instead` below, with the reason and what is run in its place.
+#
+#   scripts/check_docs.sh [PROGRAM] [PAGE…]      PROGRAM: default build/release/capstan; PAGE: docs/data.md, "capstan train"
+#
+# Ends with one line "N commands, N failed".
+set -euo pipefail
+repository=$(cd "$(dirname "$0")/.." && pwd)
+case "${1-}" in -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+program=$(realpath "${1:-$repository/build/release/capstan}")
+[ $# -eq 0 ] || shift
+only=("$@")
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/capstan-docs.XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
+export NO_COLOR=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PAGER=cat
+export HOME=$scratch/home PATH=$scratch/bin:$PATH
+mkdir -p "$HOME"/{.zfunc,.config/fish/completions,.local/share/bash-completion/completions} "$scratch/bin" "$scratch/pages"
+count=0 failed=0
+
+# ---- what is run in place of a command that cannot run here; empty: the command itself -----------------------------------
+
+instead() { # COMMAND
+  local checked=
+  case "$1" in
+    # Installs packages, builds, runs for minutes or needs the peers of scripts/peers.sh: the script exists and can be read.
+    scripts/*|bench/*.sh*|*" scripts/soak.sh "*)
+      checked=$(grep -oE '(scripts|bench)/[a-z_/]+\.sh' <<<"$1" | head -n 1)
+      echo "bash -n $repository/$checked" ;;
+    bench/*.py*|scripts/*.py*) echo "test -f $repository/${1%% *}" ;;
+    # Builds everything.
+    "cmake --preset"*) echo "cmake --list-presets=configure -S $repository >/dev/null" ;;
+    build/release/bench_kernels*) echo "grep -q bench_kernels $repository/kernels/CMakeLists.txt" ;;
+    # Measures for minutes.
+    "capstan bench"|"capstan bench step"*) echo "capstan help bench" ;;
+    "capstan bench "*) echo "$1 --seconds 0.01" ;;
+    # Trials have other names here, and runs are shorter.
+    *5d1f20aa*|*3f9c1a7e*) echo "trial=\$(ls sweeps/lr/trials | head -n 1); $(sed -E 's/5d1f20aa|3f9c1a7e/$trial/' <<<"$1")" ;;
+    *"capstan diff "*) echo "${1//step-00000100/step-00000002} || [ \$? = 1 ]" ;;  # 1: they differ
+    # Sends jobs to a cluster.
+    *" --submit"*) echo "${1/ --submit/}" ;;
+  esac
+}
+
+# ---- the program, made short ---------------------------------------------------------------------------------------------
+
+cat >"$scratch/bin/capstan" <<EOF
+#!/usr/bin/env bash
+words=" \$* "
+sizes="model.hidden_size=48 model.ffn_hidden_size=96 model.seq_length=64 train.threads=1"
+steps="train.train_iters=2 validation.eval_iters=1"
+case "\$words" in *" --resume "*) steps="train.train_iters=4 validation.eval_iters=1" ;; esac
+case "\$words" in *" --shrink "*|*" -h "*|*" --help "*|*" --trial "*|*/trials/*) sizes= steps= ;; esac
+case "\$words" in *" model=hf:"*) sizes="train.threads=1 model.seq_length=64" ;; esac
+case "\${1-} \${2-}" in
+  "train llama"*|"train qwen"*|"train gpt2"*) [[ "\$words" == *" model=hf:"* ]] || { sizes=--shrink; steps=; } ;;&
+  train\ *) exec "$program" "\$@" \$sizes \$steps ;;
+  trace\ *) exec "$program" "\$@" \$sizes ;;
+  "sweep plan") [[ "\$3" == *.yaml ]] || exec "$program" "\$@" \$sizes \$steps ;;
+esac
+exec "$program" "\$@"
+EOF
+chmod +x "$scratch/bin/capstan"
+
+# ---- files that commands name, made once and copied to the page that first names them ------------------------------------
+
+files=$scratch/files
+make_files() {
+  mkdir -p "$files/build/quickstart" "$files/data" && cd "$files"
+  cat "$repository"/docs/*.md "$repository"/docs/reference/*.md >corpus.txt
+  head -c 20000 corpus.txt >heldout.txt
+  head -n 20 corpus.txt | tee lines.txt quotes.txt >/dev/null
+  printf '%s\n' '{"text": "Many hands haul one load."}' '{"text": "The rope turns round the drum."}' >a.jsonl
+  cp a.jsonl b.jsonl
+  for _ in $(seq 200); do cat a.jsonl; done >corpus.jsonl
+  gzip -k corpus.jsonl
+  mkdir books && cp a.jsonl b.jsonl books
+  for _ in $(seq 40); do
+    echo '{"messages": [{"role": "user", "content": "Who is it?"}, {"role": "assistant", "content": "It is I."}]}'
+  done >chats.jsonl
+  cp chats.jsonl data/chats.jsonl
+  cp -r "$repository/tests/interchange/families/smollm2" SmolLM2-135M
+  cp "$repository/tests/interchange/gguf/smollm2.gguf" model.gguf
+  cp "$repository/tests/import/golden/gpt_small.sh" pretrain_gpt.sh
+  cp "$repository/tests/import/golden/ds_zero2.json" ds_config.json
+  cp "$repository/tests/import/golden/run_config.yaml" run_config.yaml
+  cp "$repository/examples/first.yaml" first.yaml
+  printf 'extends: quickstart\nname: my\noptimizer:\n  lr: 1e-3\n' >my.yaml
+  printf 'extends: smollm2-135m-sft\nmodel: hf:SmolLM2-135M\ncheckpoint.pretrained_checkpoint: hf:SmolLM2-135M\ndataset.train_files: chats.jsonl\n' >chats.yaml
+  printf 'partition: cpu\ntime: 1h\ncpus_per_rank: 2\n' >cluster.yaml
+  printf 'schema: capstan-sweep/1\nname: lr\nbase: quickstart\naxes:\n  optimizer.lr: [1e-3, 2e-3]\n' >lr.yaml
+  capstan tokenizer train corpus.txt --vocab-size 4096 --output tokenizer.json
+  cp tokenizer.json t.json
+  capstan data prepare corpus.txt --tokenizer tokenizer.json --append-eod --output data/corpus
+  capstan data prepare corpus.txt --tokenizer tokenizer.json --append-eod --output build/quickstart/fortunes
+  cp tokenizer.json build/quickstart/
+  cp heldout.txt corpus.txt build/quickstart/
+  capstan tokenizer encode lines.txt --tokenizer tokenizer.json >ids.jsonl
+  capstan train quickstart --run-dir runs/quickstart
+  capstan train quickstart optimizer.lr=1e-3 --run-dir runs/a
+  capstan train quickstart optimizer.lr=3e-3 --run-dir runs/b
+  capstan train quickstart --run-dir runs/base
+  capstan train my.yaml
+  cp -r runs experiments
+  capstan train quickstart-lora --run-dir runs/quickstart-lora
+  local tune=(model=hf:SmolLM2-135M checkpoint.pretrained_checkpoint=hf:SmolLM2-135M dataset.train_files=chats.jsonl)
+  capstan train smollm2-135m-sft "${tune[@]}" --run-dir runs/tuned
+  capstan train smollm2-135m-lora "${tune[@]}" peft.dim=4 --run-dir runs/tuned-lora
+  capstan train smollm2-135m-lora "${tune[@]}"
+  capstan convert runs/tuned-lora peft:my-lora
+  cp -r my-lora adapter
+}
+prepared='tokenizer.json|corpus.txt|corpus.jsonl.gz|corpus.jsonl|books|t.json|a.jsonl|b.jsonl|chats.jsonl|quotes.txt|lines.txt|ids.jsonl
+heldout.txt|my.yaml|first.yaml|chats.yaml|experiments|runs/my|lr.yaml|cluster.yaml|pretrain_gpt.sh|ds_config.json|run_config.yaml|model.gguf|SmolLM2-135M
+my-lora|adapter|data/corpus_text_document|data|build/quickstart|runs/quickstart-lora|runs/quickstart|runs/base
+runs/tuned-lora|runs/tuned|runs/smollm2-135m-lora|runs/a|runs/b'
+
+# Copies what COMMAND reads and the page does not have yet. What it writes is not prepared.
+prepare() { # COMMAND
+  local command=$1 name source
+  command=$(sed -E 's/(--output|--out|-o|--run-dir|--write|recipe new|recipe cp [^ ]+|>) *[^ ]+//g' <<<"$command")
+  [[ "$command" != "capstan convert"* && "$command" != "capstan merge"* ]] ||
+    command=$(sed -E 's/(convert|merge) ([^ ]+) [^ ]+/\1 \2/g' <<<"$command")
+  [[ "$command" != *quickstart* && "$command" != *.yaml* && "$command" != *sweep* ]] || command+=" build/quickstart"
+  case "$command" in *-lora*) command+=" runs/quickstart" ;;& *"my.yaml --resume"*) command+=" runs/my" ;;&
+    *"capstan runs "*) command+=" runs/quickstart runs/a runs/b" ;;& *chats.yaml*) command+=" chats.jsonl SmolLM2-135M" ;; esac
+  [[ "$command" != *\*.txt* ]] || command+=" lines.txt"
+  tr '|' '\n' <<<"$prepared" | while read -r name; do
+    grep -qE "(^|[ =:\"'\`/[])${name//./\\.}([] ,\"'\`_/]|\$)" <<<"$command" || continue
+    for source in "$files/$name"{,.bin,.idx}; do
+      [ -e "$source" ] && [ ! -e "${source#"$files/"}" ] || continue
+      mkdir -p "$(dirname "${source#"$files/"}")"
+      cp -r "$source" "${source#"$files/"}"
+    done
+  done
+  # A sweep knows where its data are: it is planned in place.
+  [[ "$command" != *sweeps/lr* || "$command" == *"sweep plan"* || -e sweeps/lr ]] ||
+    capstan sweep plan quickstart optimizer.lr=1e-3,2e-3 --out sweeps/lr >/dev/null 2>&1
+}
+
+# ---- commands from texts -------------------------------------------------------------------------------------------------
+
+# Lines "LINE<tab>COMMAND" of a page: indented and fenced blocks, and `capstan …` inside of the text where it is complete.
+commands_of_page() { # FILE
+  awk '
+    function flush(  i, shell, text, words) {
+      for (i = 1; i <= n; ++i) if (block[i] ~ /^\$ /) shell = 1
+      for (i = 1; i <= n; ++i) {
+        text = block[i]
+        if (shell && text !~ /^\$ /) continue
+        sub(/^\$ /, "", text)
+        if (text ~ /^(capstan|scripts\/|bench\/|cmake |build\/release\/|source |mpirun |srun |two( |\(|$)|[A-Z_]+=[^ ]+ (capstan|scripts))/) print at[i] "\t" text
+        else if (text ~ /^(checkpoint|train|dataset|resilience|optimizer|model|dist|ddp)(\.[a-z_]+)?=/) {
+          # Overrides: those of a block belong together, but for the choices of where data and weights come from.
+          sub(/  +.*/, "", text)
+          if (text ~ /^(dataset|checkpoint\.(load|pretrained))/) print at[i] "\tcapstan check quickstart " text
+          else print at[i] "\tcapstan check quickstart" (words = words " " text)
+        }
+      }
+      n = 0
+    }
+    /^```/ { fenced = !fenced; next }
+    {
+      if (fenced || $0 ~ /^    /) {
+        line = $0
+        if (!fenced) sub(/^    /, "", line)
+        if (open) { sub(/^ +/, "", line); block[n] = block[n] " " line } else { block[++n] = line; at[n] = NR }
+        open = block[n] ~ /\\$/
+        sub(/ *\\$/, "", block[n])
+        next
+      }
+      flush()
+      rest = $0
+      while (match(rest, /`capstan [^`]+`/)) {
+        span = substr(rest, RSTART + 1, RLENGTH - 2)
+        rest = substr(rest, RSTART + RLENGTH)
+        if (span !~ /…|\|/ && span !~ /(^| |=|:)[A-Z]+( |$)/) print NR "\t" span
+      }
+    }
+    END { flush() }' "$1"
+}
+
+# Without the explanation behind it: two blanks or more, or a comment, outside of quotes.
+without_explanation() {
+  sed -E "s/^(( ?([^ #'\"]|'[^']*'|\"[^\"]*\")|[^ '\"]#)*)( {2,}| +#).*\$/\1/"
+}
+
+commands_of_manual() { # FILE
+  sed -nE '/^\.nf/,/^\.fi/{ s/\\-/-/g; s/\\e/\\/g; s/^\\&//; s/^(capstan .*)$/\1/p }' "$1" | sed 's/^/0\t/'
+}
+
+# ---- running -------------------------------------------------------------------------------------------------------------
+
+run_page() { # NAME FILE LIST fresh|shared
+  local name=$1 line command stead directory log
+  [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $name "* ]] || return 0
+  directory=$scratch/pages/${name//[^a-z0-9]/-}
+  : >"$scratch/functions"
+  mkdir -p "$directory"
+  while IFS=$'\t' read -r line command; do
+    command=$(without_explanation <<<"$command")
+    if [[ "$command" =~ ^[a-z]+\(\) ]]; then
+      echo "$command" >>"$scratch/functions"
+      continue
+    fi
+    [ "$4" = shared ] || { rm -rf "$directory" && mkdir -p "$directory"; }
+    cd "$directory"
+    prepare "$command" </dev/null
+    stead=$(instead "$command")
+    # A command's name in the text stands for its page of help.
+    if [ "$3" = text ] && "$program" help ${command#capstan } >/dev/null 2>&1; then stead=true; fi
+    count=$((count + 1))
+    log=$scratch/log
+    if ! timeout 300 bash -c "set -e; source '$scratch/functions'; ${stead:-$command}" </dev/null >"$log" 2>&1; then
+      failed=$((failed + 1))
+      printf 'FAILED  %s:%s: %s%s\n' "$name" "$line" "$command" "${stead:+   (run: $stead)}"
+      tail -n 12 "$log" | sed 's/^/        /'
+    fi
+  done
+}
+
+make_files >"$scratch/make" 2>&1 || { echo "check_docs.sh: the files could not be prepared:" >&2; tail -n 20 "$scratch/make" >&2; exit 1; }
+for page in "$repository"/README.md "$repository"/docs/*.md; do
+  run_page "${page#"$repository/"}" "$page" text shared < <(commands_of_page "$page")
+done
+# The two examples of the program's help, in an empty directory; then each command's: its manual page has what --help shows.
+mkdir -p "$scratch/bare" "$scratch/man"
+run_page "capstan --help" - help fresh < <("$program" --help | sed -nE 's/^  (capstan .*)$/1\t\1/p')
+"$program" help --man "$scratch/man" -q
+for page in "$scratch"/man/man1/*.1; do
+  name=$(basename "$page" .1)
+  run_page "${name//-/ }" "$page" help fresh < <(commands_of_manual "$page")
+done
+echo "$count commands, $failed failed"
+[ "$failed" -eq 0 ]
