@@ -145,6 +145,7 @@ std::string shell_quoted(const std::string& word) {
 
 std::string command_text(const std::vector<std::string>& command) {
   std::vector<std::string> words;
+  words.reserve(command.size());
   for (const std::string& word : command) words.push_back(shell_quoted(word));
   return join(words, " ");
 }

@@ -206,6 +206,7 @@ struct TileUnit {
 
 }  // namespace emulated
 
+// NOLINTBEGIN(bugprone-reserved-identifier): the names are Intel's.
 using __m512 = emulated::Register;
 using __m512i = emulated::Register;
 using __m512d = emulated::Register;
@@ -436,5 +437,7 @@ inline __m512i _mm512_cvtne2ps_pbh(const __m512& high, const __m512& low) {
   const auto x = emulated::lanes<float>(low), y = emulated::lanes<float>(high);
   return emulated::each<uint16_t>([&](size_t i) { return emulated::to_bf16(i < 16 ? x[i] : y[i - 16]); });
 }
+
+// NOLINTEND(bugprone-reserved-identifier)
 
 }  // namespace capstan::kernels
