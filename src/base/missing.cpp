@@ -101,8 +101,11 @@ std::string download_help(const fs::path& name) {
   if (!is_hub_word(model) || !is_hub_word(owner) || fs::exists(path.parent_path(), unknown)) return {};
   const fs::path place = path.parent_path().parent_path();
   if (path.is_absolute() ? !fs::is_directory(place, unknown) : !place.empty()) return {};
-  return "nothing is downloaded by itself; a model of the Hugging Face Hub comes with: hf download " + owner +
-         "/" + model + " --local-dir " + model + " (older: huggingface-cli download)" + ", then hf:" + model;
+  const std::string start =
+      "nothing is downloaded by itself; a model of the Hugging Face Hub comes with: hf download ";
+  // `models/NAME` is where a user keeps models, not an organization of the Hub.
+  if (owner == "models") return start + "ORG/" + model + " --local-dir models/" + model;
+  return start + owner + "/" + model + " --local-dir " + model + ", then hf:" + model;
 }
 
 void fail_not_found(std::string_view field, const std::string& name, std::string otherwise) {
@@ -114,7 +117,7 @@ void fail_not_found(std::string_view field, const std::string& name, std::string
   auto near = near_paths(path);
   for (std::string& one : near) one.insert(0, scheme);
   std::string help = near_paths_help(near);
-  if (help.empty()) help = download_help(path);
+  if (help.empty() && scheme == "hf:") help = download_help(path);
   fail(ErrorCode::not_found, not_found_text(field, name), help.empty() ? std::move(otherwise) : help);
 }
 

@@ -739,7 +739,11 @@ class Resolver {
     if (!own || !(given || base)) return;
     const Value value = schema_.load(root_, *leaf.field);
     const auto before = base_value(leaf);
-    if (before && *before == value) return;
+    // Without this line the value would follow from a field of the base that takes its place.
+    const bool takes_back = given && std::any_of(leaves_.begin(), leaves_.end(), [&](const Leaf& other) {
+                              return other.superseded && other.field->instead_of == leaf.field->path;
+                            });
+    if (before && *before == value && !takes_back) return;
     // A mapping merges with the one below it: keys that went have to be taken back first.
     bool fewer = false;
     if (before && before->kind == Value::Kind::map && leaf.field->type->kind == Type::Kind::map)

@@ -172,8 +172,10 @@ config::Resolution resolve_text(const std::string& recipe, const std::string& sh
 bool withdraw_unused(Draft& draft, const config::Resolution& resolution) {
   bool changed = false;
   for (const config::Diagnostic& diagnostic : resolution.diagnostics) {
-    const bool unread = diagnostic.name == "no_effect", of_other_kind = diagnostic.code == "C0110";
-    if ((!unread && !of_other_kind) || !draft.has(diagnostic.path)) continue;
+    const bool unread = diagnostic.name == "no_effect" || diagnostic.name == "unused_value";
+    // Of another kind of section; selective recomputation of what is never kept here.
+    const bool idle = diagnostic.code == "C0110" || diagnostic.name == "selective_recomputes_more";
+    if ((!unread && !idle) || !draft.has(diagnostic.path)) continue;
     draft.withdraw(diagnostic.path, Why::no_effect,
                    unread ? "`" + diagnostic.path + "` is " + diagnostic.label : diagnostic.message);
     changed = true;

@@ -74,6 +74,9 @@ std::vector<Way> smaller_steps(const config::Config& config) {
       if (config.train.micro_batch_size % micro != 0) break;
       config::Config smaller = base.config;
       smaller.train.micro_batch_size = micro;
+      // Evaluation has the micro-batches of training unless the recipe says otherwise.
+      if (smaller.validation.eval_micro_batch_size == config.train.micro_batch_size)
+        smaller.validation.eval_micro_batch_size = micro;
       const bool changed = micro != config.train.micro_batch_size;
       add(base.overrides +
               (changed ? " train.micro_batch_size=" + std::to_string(micro) +

@@ -23,7 +23,8 @@ class Search {
   void path(const char* field, const config::Path& path) {
     const auto [scheme, file] = config::split_scheme(path.resolved);
     if (exists(file)) return;
-    add(field, path.text, near(path.text, fs::path(file)), download_help(file));
+    add(field, path.text, near(path.text, fs::path(file)),
+        scheme == "hf:" ? download_help(file) : std::string());
   }
 
   void paths(const char* field, const std::vector<config::Path>& list) {
@@ -95,7 +96,11 @@ class Search {
            const std::string& otherwise) {
     for (const MissingFile& one : found_)
       if (one.field == field && one.name == name) return;
-    found_.push_back({field, name, not_found_text(field, name), near.empty() ? otherwise : near});
+    const std::string elsewhere = std::string(field) + "=PATH says where it is";
+    found_.push_back({field, name, not_found_text(field, name),
+                      !near.empty()        ? near
+                      : !otherwise.empty() ? otherwise
+                                           : elsewhere});
   }
 
   std::vector<MissingFile> found_;

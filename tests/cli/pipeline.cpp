@@ -578,7 +578,7 @@ TEST_CASE("a trace of a run and of a recipe; what does not fit ends with code 3 
       "resilience.memory_limit=" + std::to_string(static_cast<int64_t>(kib) + 12) + "KiB";
   const Finished large = p.in({"train", "./tiny.yaml", "--run-dir", "large", limit});
   CHECK_MESSAGE(large.code == 3, large.err);
-  CHECK(contains(large.err, "train.micro_batch_size=1"));
+  CHECK_MESSAGE(contains(large.err, "train.micro_batch_size=1"), large.err);
   CHECK_FALSE(fs::exists(p.file("large")));
   const Finished fits =
       p.in({"train", "./tiny.yaml", "--run-dir", "large", limit, "train.micro_batch_size=1"});

@@ -70,17 +70,17 @@ TEST_CASE("every named recipe resolves and checks for its own world") {
 
 TEST_CASE("show: a value, a section, everything, origins, JSON, minimal") {
   CHECK(run({"show", "llama3-8b", "model.num_layers"}).out == "32\n");
-  CHECK(run({"show", "llama3-8b", "model.num_layers", "model.num_layers=4"}).out == "4\n");
-  CHECK(run({"show", "llama3-8b", "model.num_layers", "--set", "model.num_layers=5"}).out == "5\n");
+  CHECK(run({"show", "llama3-8b", "model.num_layers", "model.num_layers=16"}).out == "16\n");
+  CHECK(run({"show", "llama3-8b", "model.num_layers", "--set", "model.num_layers=20"}).out == "20\n");
   CHECK(run({"show", "llama3-8b", "model.num_layer"}).code == 2);
   const Finished json = run({"show", "llama3-8b", "--format", "json"});
   REQUIRE(nlohmann::json::accept(json.out));
   CHECK(nlohmann::json::parse(json.out)["model"]["num_layers"] == 32);
-  const Finished full = run({"show", "llama3-8b", "model.num_layers=4", "--json"});
+  const Finished full = run({"show", "llama3-8b", "model.num_layers=16", "--json"});
   REQUIRE(nlohmann::json::accept(full.out));
   const auto object = nlohmann::json::parse(full.out);
   CHECK(object["schema"] == "capstan.show/1");
-  CHECK(object["config"]["model"]["num_layers"] == 4);
+  CHECK(object["config"]["model"]["num_layers"] == 16);
   CHECK(object["origins"]["model.num_layers"] == "<cli>:1");
   CHECK(contains(run({"show", "llama3-8b", "--origin"}).out, "model.num_layers"));
   CHECK(run({"show", "llama3-8b", "--origin", "--minimal"}).code == 2);

@@ -155,7 +155,8 @@ TEST_CASE("a recipe whose model or data is not there says how to name it") {
   const Finished missing = in(scratch, {"train", "llama3.2-1b-lora"});
   CHECK(missing.code != 0);
   for (const char* part : {"models/Llama-3.2-1B-Instruct",
-                           "checkpoint.pretrained_checkpoint=", "data/chats.jsonl", "dataset.train_files="})
+                           "hf download ORG/Llama-3.2-1B-Instruct --local-dir models/Llama-3.2-1B-Instruct",
+                           "not found: dataset.train_files = data/chats.jsonl", "dataset.train_files=PATH"})
     CHECK_MESSAGE(contains(missing.err, part), missing.err);
 }
 

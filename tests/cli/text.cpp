@@ -166,14 +166,21 @@ TEST_CASE("the tokenizer of a GGUF file has its special tokens and its chat temp
   const ScratchDirectory home;
   const std::string gguf = "gguf:" + kTests + "interchange/gguf/smollm2.gguf";
   check_same(generated(gguf, {"--chat"}), expected()["chat"]);
-  const std::string recipe = home.write(
-      "tune.yaml", "model: {preset: \"" + gguf +
-                       "\", seq_length: 40}\nmixed_precision: fp32\ndataset: mock\n"
-                       "tokenizer: {preset: huggingface, tokenizer_model: \"" +
-                       gguf +
-                       "\"}\ntrain: {micro_batch_size: 1, global_batch_size: 2, train_iters: 1, threads: 1}\n"
-                       "optimizer: {preset: adamw, lr: 1e-9}\ncheckpoint: {pretrained_checkpoint: \"" +
-                       gguf + "\"}\n");
+  const std::string recipe =
+      home.write("tune.yaml",
+                 "model: {preset: \"" + gguf +
+                     "\", seq_length: 40}\nmixed_precision: fp32\n"
+                     "dataset: {preset: sft, train_files: [chats.jsonl]}\nvalidation: {eval_interval: null}\n"
+                     "tokenizer: {preset: huggingface, tokenizer_model: \"" +
+                     gguf +
+                     "\"}\ntrain: {micro_batch_size: 1, global_batch_size: 2, train_iters: 1, threads: 1}\n"
+                     "optimizer: {preset: adamw, lr: 1e-9}\ncheckpoint: {pretrained_checkpoint: \"" +
+                     gguf + "\"}\n");
+  std::string lines;
+  for (const char* const word : {"a", "b", "c"})
+    lines += R"({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ")" +
+             std::string(word) + "\"}]}\n";
+  home.write("chats.jsonl", lines);
   const Finished trained = run({"train", recipe, "--run-dir", home.file("tuned")});
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
   const std::string step = home.file("tuned/checkpoints/step-00000001/");

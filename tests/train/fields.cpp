@@ -79,6 +79,7 @@ struct Bench {
                  "\"}], \"text\": \"" + question + "\"}\n";
       }
       write(std::string(name) + ".jsonl", lines);
+      write("damaged.jsonl", lines + "{}\n");
     }
     const std::string tail = R"(, "<|endoftext|>": 9})";
     const std::string words = R"({"a": 0, "b": 1, "1": 2, "2": 3, "ab": 4, "12": 5, "Ġ": 6, "'": 7, "s": 8)";

@@ -322,6 +322,7 @@ void data_and_tokenizer() {
                             "dataset.train_blend={one: 1}",
                             "dataset.valid_blend={one: 1}",
                             "dataset.test_blend={one: 1}",
+                            "validation.eval_interval=2",
                             "tokenizer.tokenizer_type=byte",
                             "model.vocab_size=257"};
   const Overrides sft = {"dataset.kind=sft",
@@ -335,6 +336,7 @@ void data_and_tokenizer() {
                            "dataset.train_files=[one.jsonl]",
                            "dataset.valid_files=[one.jsonl]",
                            "dataset.test_files=[one.jsonl]",
+                           "validation.eval_interval=2",
                            "tokenizer.tokenizer_type=byte",
                            "tokenizer.chat_template=chatml",
                            "model.vocab_size=257",
@@ -349,7 +351,11 @@ void data_and_tokenizer() {
   changes("dataset.valid_blend", "{two: 1}", blends, View::data);
   changes("dataset.test_blend", "{two: 1}", blends, View::data);
   changes("dataset.split", "\"50,40,10\"", gpt, View::data);
-  refused("dataset.path_to_cache", "cache", gpt);
+  changes("dataset.sample_order", "megatron", gpt, View::data);
+  changes("dataset.path_to_cache", "saves", gpt, View::files);
+  Overrides passes = gpt;
+  passes.insert(passes.end(), {"train.train_iters=null", "train.epochs=0.5"});
+  changes("train.epochs", "1", passes, View::files);
   changes("dataset.reset_position_ids", "true", gpt, View::data);
   changes("dataset.reset_attention_mask", "true", gpt, View::data);
   changes("dataset.eod_mask_loss", "true", gpt, View::data);
@@ -365,6 +371,9 @@ void data_and_tokenizer() {
   changes("dataset.packing", "false", sft, View::data);
   changes("dataset.too_long", "drop", sft, View::data);
   changes("dataset.max_train_samples", "2", sft, View::data);
+  Overrides damaged = sft;
+  damaged.push_back("dataset.train_files=[damaged.jsonl]");
+  changes("dataset.on_bad_line", "skip", damaged, View::files);
   changes("dataset.random_seed", "7", {}, View::data);
   changes("dataset.num_workers", "0", {}, View::data);
 

@@ -14,8 +14,8 @@ void describe(Section<LoggerConfig>& s) {
   s.doc("what a run prints and records");
   s.field("log_interval", &L::log_interval)
       .doc(
-          "steps between two progress lines and rows of metrics.jsonl, whose loss, gradient norm and "
-          "throughput (tokens/s, TFLOP/s, MFU: `capstan help files` defines them) are means over these steps")
+          "steps between two progress lines and metrics rows; loss, gradient norm and throughput are means "
+          "over these steps")
       .unit("iterations")
       .count()
       .min(1)
