@@ -51,7 +51,7 @@ cat >"$scratch/bin/capstan" <<EOF
 words=" \$* "
 sizes="model.hidden_size=48 model.ffn_hidden_size=96 model.seq_length=64 train.threads=1"
 steps="train.train_iters=2 validation.eval_iters=1"
-case "\$words" in *" --resume "*) steps="train.train_iters=4 validation.eval_iters=1" ;; esac
+case "\$words" in *" --resume "*|*" --resume=auto "*) steps="train.train_iters=4 validation.eval_iters=1" ;; esac
 case "\$words" in *" --shrink "*|*" -h "*|*" --help "*|*" --trial "*|*/trials/*) sizes= steps= ;; esac
 case "\$words" in *" model=hf:"*) sizes="train.threads=1 model.seq_length=64" ;; esac
 case "\${1-} \${2-}" in
@@ -84,6 +84,8 @@ make_files() {
   cp -r "$repository/tests/interchange/families/smollm2" SmolLM2-135M
   cp "$repository/tests/interchange/gguf/smollm2.gguf" model.gguf
   cp "$repository/tests/import/golden/gpt_small.sh" pretrain_gpt.sh
+  sed 's/--num-layers 12/--num-layers $LAYERS/' pretrain_gpt.sh >pretrain.sh
+  sed -i '2i case $SIZE in large) LAYERS=48 ;; *) LAYERS=24 ;; esac' pretrain.sh
   cp "$repository/tests/import/golden/ds_zero2.json" ds_config.json
   cp "$repository/tests/import/golden/run_config.yaml" run_config.yaml
   cp "$repository/examples/first.yaml" first.yaml
@@ -113,7 +115,7 @@ make_files() {
   cp -r my-lora adapter
 }
 prepared='tokenizer.json|corpus.txt|corpus.jsonl.gz|corpus.jsonl|books|t.json|a.jsonl|b.jsonl|chats.jsonl|quotes.txt|lines.txt|ids.jsonl
-heldout.txt|my.yaml|first.yaml|chats.yaml|experiments|runs/my|lr.yaml|cluster.yaml|pretrain_gpt.sh|ds_config.json|run_config.yaml|model.gguf|SmolLM2-135M
+heldout.txt|my.yaml|first.yaml|chats.yaml|experiments|runs/my|lr.yaml|cluster.yaml|pretrain_gpt.sh|pretrain.sh|ds_config.json|run_config.yaml|model.gguf|SmolLM2-135M
 my-lora|adapter|data/corpus_text_document|data|build/quickstart|runs/quickstart-lora|runs/quickstart|runs/base
 runs/tuned-lora|runs/tuned|runs/smollm2-135m-lora|runs/a|runs/b'
 
@@ -123,8 +125,10 @@ prepare() { # COMMAND
   command=$(sed -E 's/(--output|--out|-o|--run-dir|--write|recipe new|recipe cp [^ ]+|>) *[^ ]+//g' <<<"$command")
   [[ "$command" != "capstan convert"* && "$command" != "capstan merge"* ]] ||
     command=$(sed -E 's/(convert|merge) ([^ ]+) [^ ]+/\1 \2/g' <<<"$command")
+  command=${command/#capstan data /capstan }  # the command is no directory
   [[ "$command" != *quickstart* && "$command" != *.yaml* && "$command" != *sweep* ]] || command+=" build/quickstart"
   case "$command" in *-lora*) command+=" runs/quickstart" ;;& *"my.yaml --resume"*) command+=" runs/my" ;;&
+    "capstan train my.yaml "*--resume*) command+=" runs/a" ;;&
     *"capstan runs "*) command+=" runs/quickstart runs/a runs/b" ;;& *chats.yaml*) command+=" chats.jsonl SmolLM2-135M" ;; esac
   [[ "$command" != *\*.txt* ]] || command+=" lines.txt"
   tr '|' '\n' <<<"$prepared" | while read -r name; do

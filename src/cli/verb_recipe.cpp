@@ -218,7 +218,7 @@ const Verb kRecipeNew = {
     .usage = "FILE [--from RECIPE|hf:DIR]",
     .examples = {{"recipe new my.yaml", "extends quickstart"},
                  {"recipe new big.yaml --from llama3-8b", ""},
-                 {"recipe new mine.yaml --from hf:models/SmolLM2-135M",
+                 {"recipe new mine.yaml --from hf:SmolLM2-135M",
                   "a model of Hugging Face on the disk"}},
     .options = {{"from", 0, "RECIPE",
                  "the recipe to extend, default quickstart; or hf:DIR: model, tokenizer and weights there"}},

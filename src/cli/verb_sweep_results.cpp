@@ -73,7 +73,7 @@ const Verb kSweepTable = {
     .purpose = "the results of a sweep, one row for each configuration",
     .usage = "DIR [--top N] [--where EXPR] [--group-by KEY,…] [--csv | --json | --md]",
     .examples = {{"sweep table sweeps/lr", "the best on top, seeds as mean ± deviation"},
-                 {"sweep table sweeps/lr --where 'lr>=3e-4 & loss<3'", "of keys that vary, and results"},
+                 {"sweep table sweeps/lr --where 'lr>=3e-4 & val/loss<3'", "of keys that vary, and results"},
                  {"sweep table sweeps/lr --group-by lr", "over everything else"},
                  {"sweep table sweeps/lr --csv > lr.csv", "all digits"}},
     .options = {{"top", 0, "N", "only the N best"},

@@ -594,10 +594,11 @@ class Resolver {
     }
   }
 
-  // Whoever extends a recipe that comes with Capstan need not take back what no longer has an effect there.
+  // A recipe that comes with Capstan is extended, or changed by overrides, without taking back what no longer has an effect there.
   bool of_shipped_base(const Write& write) const {
-    return layer(write).base && write.place.known() &&
-           composed_.sources[static_cast<size_t>(write.place.source)].kind == Source::Kind::embedded;
+    const auto embedded = [](const Source& source) { return source.kind == Source::Kind::embedded; };
+    return write.place.known() && embedded(composed_.sources[static_cast<size_t>(write.place.source)]) &&
+           (layer(write).base || !std::all_of(composed_.sources.begin(), composed_.sources.end(), embedded));
   }
 
   // Explicit values that nothing reads under this configuration.
