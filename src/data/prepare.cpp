@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <future>
 #include <memory>
 
@@ -178,6 +179,11 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
   result.type = token_type_for_vocab(options.vocab_size);
   result.files = static_cast<int64_t>(reader.files().size());
 
+  if (const std::filesystem::path parent = std::filesystem::path(options.output_prefix).parent_path();
+      !parent.empty()) {
+    std::error_code error;  // what is wrong with it is said when the first file is created
+    std::filesystem::create_directories(parent, error);
+  }
   std::vector<std::unique_ptr<IndexedWriter>> writers;
   for (const auto& key : options.json_keys) {
     result.keys.push_back({key, options.output_prefix + "_" + key + "_document"});

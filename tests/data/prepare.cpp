@@ -130,6 +130,12 @@ TEST_CASE("a large vocabulary is stored in 32 bits") {
   CHECK(read_file(prepared.directory / "out_text_document.bin").size() == 12);
 }
 
+TEST_CASE("the directory of the output is made") {
+  Prepared prepared;
+  prepared.options.output_prefix = prepared.directory / "data/of/mine";
+  CHECK(prepared.run("a.jsonl", "{\"text\": \"abc\"}") == std::vector<std::string>{"abc"});
+}
+
 TEST_CASE("several keys make several datasets; a bad record is missing in all of them") {
   Prepared prepared;
   prepared.options.json_keys = {"q", "a"};
