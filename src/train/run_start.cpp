@@ -381,7 +381,13 @@ void Run::start_or_resume() {
   }
   const auto resumed =
       comm::gather_texts(world_.communicator(), chief() && records_->resumed() ? "x" : "")[0];
-  if (!resumed.empty()) speaker_.warning("the run has no checkpoint yet: it begins again at step 0");
+  if (!resumed.empty()) {
+    const std::string text = "the run has no checkpoint yet: it begins again at step 0";
+    if (options_.resume == Resume::automatic)  // which asks for either
+      speaker_.line(text);
+    else
+      speaker_.warning(text);
+  }
   loop_->initialise();
   if (config_.peft) {
     begin_adapters(config_, loop_->device(), loop_->store(), begin_with_base({}));
