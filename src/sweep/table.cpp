@@ -72,7 +72,8 @@ Condition parse_condition(std::string_view text) {
   const bool bound = sign && condition.kind != Kind::equal && condition.kind != Kind::unequal;
   if (!sign || condition.path.empty() || value.empty())
     fail(ErrorCode::usage, "`" + std::string(trim(text)) + "` is no condition",
-         "write NAME=VALUE, NAME=A,B, or with != < <= > >=; several are joined by `&`: 'lr>=3e-4 & val/loss<3'");
+         "write NAME=VALUE, NAME=A,B, or with != < <= > >=; several are joined by `&`: 'lr>=3e-4 & "
+         "val/loss<3'");
   if (bound) {
     if (!number_of(value))
       fail(ErrorCode::usage,
