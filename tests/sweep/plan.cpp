@@ -16,35 +16,15 @@
 #include "config/resolve.hpp"
 #include "sweep/pruning.hpp"
 #include "sweep/store.hpp"
+#include "tiny_sweep.hpp"
 
 using namespace capstan;
 using namespace capstan::sweep;
+using namespace capstan::sweep::test;
 namespace fs = std::filesystem;
 
 namespace {
 
-struct Scratch {
-  fs::path path;
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "capstan-sweep-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~Scratch() { fs::remove_all(path); }
-};
-
-const std::string kTiny =
-    "schema: capstan-sweep/1\nname: tiny\nbase: quickstart\n"
-    "set: [dataset=mock, tokenizer=none, model.num_layers=1, model.hidden_size=32, model.ffn_hidden_size=64, "
-    "model.num_attention_heads=4, model.num_query_groups=2, model.seq_length=16, model.vocab_size=256, "
-    "train.train_iters=8, "
-    "train.micro_batch_size=1, train.global_batch_size=2]\n";
-
-Definition definition(const std::string& rest) {
-  Reading reading = read_definition_text(kTiny + rest, "/tmp", "tiny.yaml");
-  INFO(config::render(reading.diagnostics, reading.sources));
-  REQUIRE(reading.ok());
-  return reading.definition;
-}
 std::map<std::string, std::string> files_of(const fs::path& directory) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(directory))
@@ -62,7 +42,7 @@ std::set<std::string> ids_of(const Plan& plan) {
 
 TEST_CASE("two plans of the same thing are equal byte for byte, and what is planned reads back") {
   const Scratch scratch;
-  const Definition d = definition(
+  const Definition d = tiny_definition(
       "axes: {optimizer.lr: {log: [1e-3, 1e-1], n: 3}, model.hidden_dropout: [0, 0.1]}\nseeds: [1, 2]\n");
   const Planned planned = make_plan(d);
   REQUIRE(planned.plan.trials.size() == 12);
@@ -104,7 +84,7 @@ TEST_CASE("two plans of the same thing are equal byte for byte, and what is plan
 TEST_CASE("a trial that is asked for may have keys that others lack, and nothing else than keys") {
   const Scratch scratch;
   const fs::path place = scratch.path / "s";
-  write_plan(place, make_plan(definition("axes: {optimizer.lr: [1e-3, 1e-2]}")));
+  write_plan(place, make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2]}")));
   CHECK(add_trial(place, {{"optimizer.lr", "1e-3"}, {"optimizer.weight_decay", "0.2"}}, {}).label ==
         "lr=0.001,weight_decay=0.2");
   CHECK(read_plan(place).varying == std::vector<std::string>{"optimizer.lr", "optimizer.weight_decay"});
@@ -128,7 +108,7 @@ TEST_CASE("a trial that is asked for may have keys that others lack, and nothing
 
 TEST_CASE("what the base takes from an axis is noted") {
   const auto notes = [](const std::string& rest) {
-    const Planned planned = make_plan(definition(rest));
+    const Planned planned = make_plan(tiny_definition(rest));
     std::string all;
     for (const std::string& note : planned.notes) all += note + "\n";
     return all;
@@ -142,7 +122,9 @@ TEST_CASE("what the base takes from an axis is noted") {
 }
 
 TEST_CASE("a trial is named by what it means") {
-  const auto id = [](const std::string& rest) { return make_plan(definition(rest)).plan.trials.at(0).id; };
+  const auto id = [](const std::string& rest) {
+    return make_plan(tiny_definition(rest)).plan.trials.at(0).id;
+  };
   const std::string plain = id("axes: {optimizer.lr: [1e-3]}");
   CHECK(id("axes: {optimizer.lr: [0.001]}") == plain);
   // Output, logging and placement do not count; what changes the numbers or the speed does.
@@ -163,31 +145,31 @@ TEST_CASE("a trial is named by what it means") {
 
 TEST_CASE("duplicates collapse, and invalid trials are listed with the reason") {
   const Plan plan =
-      make_plan(definition("axes: {optimizer.lr: [1e-3, -1], logger.log_interval: [1, 2]}")).plan;
+      make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, -1], logger.log_interval: [1, 2]}")).plan;
   CHECK(plan.trials.size() == 1);
   CHECK(plan.duplicates == 1);
   REQUIRE(plan.invalid.size() == 2);
   REQUIRE(!plan.invalid[0].reasons.empty());
   CHECK(plan.invalid[0].reasons[0].find("error[") == 0);
   try {
-    make_plan(definition("axes: {optimizer.lr: [-1, -2]}"));
+    make_plan(tiny_definition("axes: {optimizer.lr: [-1, -2]}"));
     FAIL("a trial is valid");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::config);
     CHECK(error.message().find("every trial of this sweep is invalid") == 0);
     CHECK(error.message().find("optimizer.lr") != std::string::npos);
   }
-  CHECK_THROWS_AS(make_plan(definition("axes: {optimizer.lr: [1e-3]}\nexclude: [{optimizer.lr: \"<1\"}]")),
-                  Error);
-  CHECK_THROWS_AS(make_plan(definition("axes: {optimizer.lr: {linear: [1e-3, 1], n: 999}, "
-                                       "model.hidden_dropout: {linear: [0, 0.9], n: 999}}")),
+  CHECK_THROWS_AS(
+      make_plan(tiny_definition("axes: {optimizer.lr: [1e-3]}\nexclude: [{optimizer.lr: \"<1\"}]")), Error);
+  CHECK_THROWS_AS(make_plan(tiny_definition("axes: {optimizer.lr: {linear: [1e-3, 1], n: 999}, "
+                                            "model.hidden_dropout: {linear: [0, 0.9], n: 999}}")),
                   Error);
 }
 
 TEST_CASE("an axis value more keeps the trials that are there, in their states") {
   const Scratch scratch;
   const fs::path place = scratch.path / "s";
-  const Definition before = definition("axes: {optimizer.lr: [1e-3, 1e-2]}");
+  const Definition before = tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2]}");
   write_plan(place, make_plan(before));
   const Plan first = read_plan(place);
   {
@@ -223,7 +205,7 @@ TEST_CASE("an axis value more keeps the trials that are there, in their states")
 
 TEST_CASE("states change by rename and one line; a line that is missing is told later, a torn one again") {
   const Scratch scratch;
-  write_plan(scratch.path / "s", make_plan(definition("axes: {optimizer.lr: [1e-3, 1e-2, 1e-1]}")));
+  write_plan(scratch.path / "s", make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2, 1e-1]}")));
   const Store store(scratch.path / "s");
   const auto& trials = store.plan().trials;
   const auto lines = [&] {
@@ -312,7 +294,7 @@ TEST_CASE("states change by rename and one line; a line that is missing is told 
 TEST_CASE("curves, their one number, and when a trial is not worth going on with") {
   const Scratch scratch;
   write_plan(scratch.path / "s",
-             make_plan(definition(
+             make_plan(tiny_definition(
                  "axes: {optimizer.lr: [1e-3, 2e-3, 3e-3, 4e-3]}\nmetric: loss\nstop: {asha: {steps: "
                  "[2, 4, 8], keep: 1/2}, worse_than: 9}\n")));
   const Store store(scratch.path / "s");
@@ -378,7 +360,7 @@ TEST_CASE("a trial that ends between two looks is judged at its rung, from its r
                                                 {5, 3, 9.5, 1, 1}};  // hopeless at step 3
   const auto run = [&](bool at_every_row) {
     const Scratch scratch;
-    write_plan(scratch.path / "s", make_plan(definition(text)));
+    write_plan(scratch.path / "s", make_plan(tiny_definition(text)));
     const Store store(scratch.path / "s");
     Pruning pruning(store);
     std::string verdicts;
@@ -411,8 +393,9 @@ TEST_CASE("a trial that ends between two looks is judged at its rung, from its r
 
 TEST_CASE("the step at which a trial was pruned is kept for the runners after this one") {
   const Scratch scratch;
-  write_plan(scratch.path / "s", make_plan(definition("axes: {optimizer.lr: [1e-3, 2e-3]}\nmetric: loss\n"
-                                                      "stop: {asha: {steps: [2, 4], keep: 1/2}}\n")));
+  write_plan(scratch.path / "s",
+             make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 2e-3]}\nmetric: loss\n"
+                                       "stop: {asha: {steps: [2, 4], keep: 1/2}}\n")));
   const Store store(scratch.path / "s");
   const TrialPlan &first = store.plan().trials[0], &second = store.plan().trials[1];
   for (const TrialPlan* trial : {&first, &second}) {
@@ -435,7 +418,7 @@ TEST_CASE("the step at which a trial was pruned is kept for the runners after th
 
 TEST_CASE("a sweep that names no metric is ranked by the validation loss where every trial has one") {
   const auto metric = [](const std::string& rest, std::string& notes) {
-    const Planned planned = make_plan(definition(rest));
+    const Planned planned = make_plan(tiny_definition(rest));
     for (const std::string& note : planned.notes) notes += note + "\n";
     const Scratch scratch;
     write_plan(scratch.path / "s", planned);
@@ -463,7 +446,7 @@ TEST_CASE("a sweep that names no metric is ranked by the validation loss where e
 TEST_CASE("more trials keep the metric that planning chose") {
   const Scratch scratch;
   const fs::path place = scratch.path / "s";
-  write_plan(place, make_plan(definition("axes: {optimizer.lr: [1e-3, 1e-2]}")));
+  write_plan(place, make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2]}")));
   const Plan before = read_plan(place);
   CHECK(before.definition.metric.name == "val/loss");
   CommandLine more;
@@ -476,17 +459,18 @@ TEST_CASE("more trials keep the metric that planning chose") {
 
 TEST_CASE("seeds on an axis are replicates of one configuration") {
   const Scratch scratch;
-  const Planned planned = make_plan(definition("axes: {optimizer.lr: [1e-3, 1e-2], rng.seed: [1, 2]}"));
+  const Planned planned = make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2], rng.seed: [1, 2]}"));
   CHECK(planned.plan.varying == std::vector<std::string>{"optimizer.lr"});
   REQUIRE(planned.plan.trials.size() == 4);
   CHECK(planned.plan.trials[0].configuration == planned.plan.trials[1].configuration);
   CHECK(planned.plan.trials[1].seed == 2);
   CHECK(planned.plan.trials[1].label == "lr=0.001,seed=2");
   CHECK(ids_of(planned.plan) ==
-        ids_of(make_plan(definition("axes: {optimizer.lr: [1e-3, 1e-2]}\nseeds: [1, 2]")).plan));
+        ids_of(make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2]}\nseeds: [1, 2]")).plan));
   // In rows with other values they are one, too.
   const Plan listed =
-      make_plan(definition("link: [{optimizer.lr: 1e-3, rng.seed: 1}, {optimizer.lr: 1e-3, rng.seed: 5}]"))
+      make_plan(
+          tiny_definition("link: [{optimizer.lr: 1e-3, rng.seed: 1}, {optimizer.lr: 1e-3, rng.seed: 5}]"))
           .plan;
   CHECK(listed.varying.empty());
   CHECK(listed.trials[0].configuration == listed.trials[1].configuration);
@@ -495,8 +479,9 @@ TEST_CASE("seeds on an axis are replicates of one configuration") {
 TEST_CASE("a directory of an earlier build reads as it was") {
   const Scratch scratch;
   const fs::path place = scratch.path / "s";
-  write_plan(place, make_plan(definition("axes: {optimizer.lr: [1e-3, -1]}\nmetric: {name: loss, goal: min, "
-                                         "at: last}")));
+  write_plan(place,
+             make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, -1]}\nmetric: {name: loss, goal: min, "
+                                       "at: last}")));
   const Plan now = read_plan(place);
   REQUIRE(now.invalid.size() == 1);
   std::string plan = read_file(place / "plan.json");

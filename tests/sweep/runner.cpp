@@ -2,7 +2,6 @@
 #include "sweep/runner.hpp"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,21 +11,14 @@
 
 #include "sweep/plan.hpp"
 #include "sweep/store.hpp"
+#include "tiny_sweep.hpp"
 
 using namespace capstan;
 using namespace capstan::sweep;
+using namespace capstan::sweep::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct Scratch {
-  fs::path path;
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "capstan-runner-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~Scratch() { fs::remove_all(path); }
-};
 
 class Listener final : public RunnerListener {
  public:
@@ -48,17 +40,8 @@ class Listener final : public RunnerListener {
 
 TEST_CASE("trials on two slots: done, failed for good, retried") {
   const Scratch scratch;
-  Reading reading = read_definition_text(
-      "schema: capstan-sweep/1\nname: tiny\nbase: quickstart\n"
-      "set: [dataset=mock, tokenizer=none, model.num_layers=1, model.hidden_size=32, "
-      "model.ffn_hidden_size=64, model.num_attention_heads=4, model.num_query_groups=2, model.seq_length=16, "
-      "model.vocab_size=256, train.train_iters=8, train.micro_batch_size=1, train.global_batch_size=2]\n"
-      "seeds: [1, 2, 3, 4, 5]\nlimits: {retries: 2}\n",
-      "/tmp", "tiny.yaml");
-  INFO(config::render(reading.diagnostics, reading.sources));
-  REQUIRE(reading.ok());
   const fs::path directory = scratch.path / "sweep";
-  write_plan(directory, make_plan(reading.definition));
+  write_plan(directory, make_plan(tiny_definition("seeds: [1, 2, 3, 4, 5]\nlimits: {retries: 2}\n")));
   Store store(directory);
   const auto& trials = store.plan().trials;
   REQUIRE(trials.size() == 5);
