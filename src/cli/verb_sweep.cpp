@@ -106,6 +106,10 @@ void show_invalid(const sweep::Plan& plan) {
         " more reasons; --json has them all, and plan.json\n");
 }
 
+std::string steps_text(std::optional<int64_t> steps) {
+  return steps ? std::to_string(*steps) : "?";
+}
+
 void show_plan(const Context& context, const sweep::Planned& planned, const std::string& directory) {
   const sweep::Plan& plan = planned.plan;
   if (context.args.has("json")) {
@@ -121,7 +125,8 @@ void show_plan(const Context& context, const sweep::Planned& planned, const std:
                                {"label", trial.label},
                                {"values", values},
                                {"seed", trial.seed ? Json(*trial.seed) : Json()},
-                               {"ranks", trial.ranks}});
+                               {"ranks", trial.ranks},
+                               {"steps", trial.estimate.steps ? Json(*trial.estimate.steps) : Json()}});
     }
     out["invalid"] = invalid_json(plan);
     out["metric"] = metric_json(plan.definition.metric);
@@ -136,7 +141,7 @@ void show_plan(const Context& context, const sweep::Planned& planned, const std:
   table.add({"TRIAL", "RANKS", "STEPS", "MEMORY", "WHAT"});
   for (size_t i = 0; i < std::min(plan.trials.size(), kShownTrials); ++i) {
     const sweep::TrialPlan& trial = plan.trials[i];
-    table.add({trial.id, std::to_string(trial.ranks), std::to_string(trial.estimate.steps),
+    table.add({trial.id, std::to_string(trial.ranks), steps_text(trial.estimate.steps),
                human_bytes(static_cast<double>(trial.estimate.memory_bytes)), trial.label});
   }
   put(table.text());
@@ -236,10 +241,10 @@ class RunDisplay : public sweep::RunnerListener {
     say(text);
     draw();
   }
-  void progress(int slot, const sweep::TrialPlan& trial, std::optional<int64_t> step, int64_t steps,
-                std::optional<double> metric) override {
+  void progress(int slot, const sweep::TrialPlan& trial, std::optional<int64_t> step,
+                std::optional<int64_t> steps, std::optional<double> metric) override {
     std::string text = trial.id + " " + trial.label + " | step " + (step ? std::to_string(*step) : "-") +
-                       "/" + std::to_string(steps);
+                       "/" + steps_text(steps);
     if (metric) text += " | " + store_.plan().definition.metric.name + " " + number_text(metric);
     line_of(slot) = text;
     if (!terminal_ && Clock::now() - told_[slot] > std::chrono::seconds(30)) {
@@ -365,8 +370,12 @@ int run_sweep_status(Context& context) {
       const sweep::TrialStatus& s = statuses[i];
       Json values = Json::object();
       for (const auto& [path, value] : trials[i].values) values[path] = value;
-      Json one{{"id", trials[i].id},        {"label", trials[i].label}, {"values", values},
-               {"state", name_of(s.state)}, {"attempt", s.attempt},     {"steps", trials[i].estimate.steps}};
+      Json one{{"id", trials[i].id},
+               {"label", trials[i].label},
+               {"values", values},
+               {"state", name_of(s.state)},
+               {"attempt", s.attempt}};
+      one["steps"] = s.total_steps ? Json(*s.total_steps) : Json();
       one["seed"] = trials[i].seed ? Json(*trials[i].seed) : Json();
       one["step"] = s.step ? Json(*s.step) : Json();
       one["metric"] = s.metric ? Json(*s.metric) : Json();
@@ -392,7 +401,7 @@ int run_sweep_status(Context& context) {
       if (task->second.reason != "None") about += " (" + task->second.reason + ")";
     }
     table.add({trials[i].id, std::string(name_of(s.state)),
-               (s.step ? std::to_string(*s.step) : "-") + "/" + std::to_string(trials[i].estimate.steps),
+               (s.step ? std::to_string(*s.step) : "-") + "/" + steps_text(s.total_steps),
                number_text(s.metric), trials[i].label, about});
   }
   put(table.text());

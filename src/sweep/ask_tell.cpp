@@ -155,6 +155,10 @@ std::string tell(Store& store, std::string_view line) {
     fail(ErrorCode::usage, "`step` is " + std::to_string(*step) + ": it must be at least 0");
   if (state == State::done && !has_value) fail(ErrorCode::usage, "a trial that is done has a `value`");
 
+  const auto at = step ? step : store.total_steps(*trial);
+  if (has_value && !at)
+    fail(ErrorCode::usage, "`step` is missing: how many steps trial `" + trial->id + "` has is not known");
+
   const auto lock = TrialLock::try_take(store.trial(trial->id));
   if (!lock)
     fail(ErrorCode::failed, "somebody works on trial `" + trial->id +
@@ -162,8 +166,7 @@ std::string tell(Store& store, std::string_view line) {
   if (store.state(trial->id) == State::done)
     fail(ErrorCode::failed, "trial `" + trial->id + "` is done already", "its result stays");
   const int64_t attempt = store.begin_attempt(trial->id);
-  if (has_value)
-    write_metric(store, *trial, step.value_or(trial->estimate.steps), request["value"].get<double>());
+  if (has_value) write_metric(store, *trial, *at, request["value"].get<double>());
   std::string reason = text_of(request, "reason");
   if (reason.empty() && state != State::done) reason = "told so";
   const Json result{{"state", name_of(state)}, {"reason", reason}, {"told", true}};

@@ -11,6 +11,7 @@
 #include "config/show.hpp"
 #include "sweep/values.hpp"
 #include "train/estimate.hpp"
+#include "train/setup.hpp"
 
 namespace capstan::sweep {
 
@@ -29,13 +30,32 @@ constexpr auto counts = [](const FieldInfo& field) {
   return field.section == "tokenizer" || (field.effect != Effect::io && field.effect != Effect::log);
 };
 
-int64_t steps_of(const Config& config) {
-  if (config.train.train_iters) return *config.train.train_iters;
-  const int64_t batch = config.train.global_batch_size.value_or(1);
-  return config.train.train_samples ? (*config.train.train_samples + batch - 1) / batch : 0;
-}
-
 }  // namespace
+
+// Passes over data are counted as the run counts them; samples of the same data are counted once.
+std::optional<int64_t> Composer::steps_of(const Config& config, std::string& why_unknown) {
+  if (!config.train.epochs || config.train.train_iters) return train::total_iterations(config);
+  std::string key;
+  for (const FieldInfo* field : config::schema().fields())
+    if (field->section == "dataset" || field->section == "tokenizer" || field->path == "train.epochs" ||
+        field->path == "train.global_batch_size" || field->path == "model.seq_length" ||
+        field->path == "model.vocab_size") {
+      if (!config::schema().sections()[field->section_index].at(&config)) continue;
+      key += field->path + "=" + config::json(*field->type, config::schema().load(&config, *field)) + "\n";
+    }
+  auto found = lengths_.find(key);
+  if (found == lengths_.end()) {
+    std::pair<std::optional<int64_t>, std::string> length;
+    try {
+      length.first = train::total_iterations_of_data(config);
+    } catch (const Error& error) {
+      length.second = error.message();
+    }
+    found = lengths_.emplace(key, std::move(length)).first;
+  }
+  why_unknown = found->second.second;
+  return found->second.first;
+}
 
 config::Resolution Composer::resolve(const Values& values, std::optional<int64_t> seed) const {
   config::Request request;
@@ -79,11 +99,11 @@ Composer::Composer(const Definition& definition) : definition_(definition) {
   base_hash_ = config::hash_of(config::canonical_form(config::schema(), &base.config, counts));
 }
 
-TrialEstimate Composer::estimate(const Config& config) {
+TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown) {
   TrialEstimate out;
-  out.steps = steps_of(config);
-  const int64_t batch = config.train.global_batch_size.value_or(1);
-  out.tokens = out.steps * batch * config.model.seq_length;
+  out.steps = steps_of(config, why_unknown);
+  const int64_t batch = config.train.global_batch_size.value_or(1), steps = out.steps.value_or(0);
+  out.tokens = steps * batch * config.model.seq_length;
   // The meta step is the dear part. Rates and other fractions do not change what it allocates, unless they are 0.
   std::string key;
   for (const FieldInfo* field : config::schema().fields()) {
@@ -103,8 +123,7 @@ TrialEstimate Composer::estimate(const Config& config) {
     const auto micro_batches = static_cast<double>(config.train.num_microbatches.value_or(1));
     found = estimates_.emplace(key, std::pair(step.flops * micro_batches, step.memory.total())).first;
   }
-  out.flops =
-      found->second.first * static_cast<double>(out.steps) * static_cast<double>(config.dist.world_size);
+  out.flops = found->second.first * static_cast<double>(steps) * static_cast<double>(config.dist.world_size);
   out.memory_bytes = found->second.second;
   return out;
 }
@@ -137,7 +156,7 @@ Composed Composer::compose(const Values& values, std::optional<int64_t> seed) {
     out.reasons.push_back("this version cannot train `" + feature.path + "`: " + feature.reason);
   if (!out.reasons.empty()) return out;
   try {
-    trial.estimate = estimate(config);
+    trial.estimate = estimate(config, out.unknown_length);
   } catch (const Error& error) {
     out.reasons.push_back(error.message());
     return out;

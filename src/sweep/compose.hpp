@@ -15,6 +15,7 @@ struct Composed {
   bool valid = false;
   std::optional<int64_t> eval_interval;        // nullopt: it does not validate
   std::vector<std::string> reasons, warnings;  // of errors; of lints, and hidden presets
+  std::string unknown_length;                  // why the number of steps is not known; empty: it is
   TrialPlan trial;                             // without id, configuration and label
   std::string hash, configuration_hash;        // 32 hex digits
   std::string recipe;                          // without its first lines, which name the trial
@@ -30,11 +31,14 @@ class Composer {
 
  private:
   config::Resolution resolve(const Values& values, std::optional<int64_t> seed) const;
-  TrialEstimate estimate(const config::Config& config);
+  TrialEstimate estimate(const config::Config& config, std::string& why_unknown);
+  std::optional<int64_t> steps_of(const config::Config& config, std::string& why_unknown);
 
   const Definition& definition_;
   std::string base_hash_;
   std::map<std::string, std::pair<double, int64_t>> estimates_;  // by what they depend on
+  // Of recipes whose length is train.epochs: steps, or why they are not known.
+  std::map<std::string, std::pair<std::optional<int64_t>, std::string>> lengths_;
 };
 
 }  // namespace capstan::sweep

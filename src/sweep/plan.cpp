@@ -126,7 +126,7 @@ Json json_of(const TrialPlan& trial) {
   object["seed"] = trial.seed ? Json(*trial.seed) : Json();
   object["ranks"] = trial.ranks;
   object["threads"] = trial.threads ? Json(*trial.threads) : Json();
-  object["estimate"] = {{"steps", trial.estimate.steps},
+  object["estimate"] = {{"steps", trial.estimate.steps ? Json(*trial.estimate.steps) : Json()},
                         {"tokens", trial.estimate.tokens},
                         {"flops", trial.estimate.flops},
                         {"memory_bytes", trial.estimate.memory_bytes}};
@@ -301,6 +301,7 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
   std::map<std::string, size_t> known;  // hash → trial
   std::map<std::string, int64_t> warnings;
   Validation validation;
+  std::map<std::string, int64_t> unknown_lengths;  // why → trials
   const auto all = static_cast<int64_t>(points.points.size() * seeds.size());
   int64_t done = 0;
   for (const Values& drawn : points.points)
@@ -319,6 +320,7 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
         continue;
       }
       validation.add(composed.eval_interval);
+      if (!composed.unknown_length.empty()) ++unknown_lengths[composed.unknown_length];
       for (const std::string& warning : composed.warnings) ++warnings[warning];
       hashes.push_back(composed.hash);
       configurations.push_back(composed.configuration_hash);
@@ -348,6 +350,11 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
          "the first is `capstan check " + definition.base + " " + text_of(first.values, first.seed) + "`");
   }
   choose_metric(plan.definition, validation, out.notes);
+  for (const auto& [why, times] : unknown_lengths)
+    out.notes.push_back(
+        "the steps of " + std::to_string(times) + (times == 1 ? " trial" : " trials") +
+        " are known when it starts, and not counted here: train.epochs, and the data cannot be read (" + why +
+        ")");
   for (const auto& [warning, times] : warnings)
     out.notes.push_back(warning + (times > 1 ? " (in " + std::to_string(times) + " trials)" : ""));
   const auto ids = ids_of(hashes), names = ids_of(configurations);
@@ -550,8 +557,11 @@ Plan read_plan(const fs::path& directory) {
       trial.ranks = one.at("ranks").get<int64_t>();
       trial.threads = optional(one.at("threads"));
       const auto& estimate = one.at("estimate");
-      trial.estimate = {estimate.at("steps").get<int64_t>(), estimate.at("tokens").get<int64_t>(),
-                        estimate.at("flops").get<double>(), estimate.at("memory_bytes").get<int64_t>()};
+      // Earlier builds wrote 0 where train.epochs says how long a trial is.
+      auto steps = optional(estimate.at("steps"));
+      if (steps == 0) steps.reset();
+      trial.estimate = {steps, estimate.at("tokens").get<int64_t>(), estimate.at("flops").get<double>(),
+                        estimate.at("memory_bytes").get<int64_t>()};
       plan.trials.push_back(std::move(trial));
     }
     // Plans that earlier builds wrote call them impossible.

@@ -15,7 +15,9 @@ namespace capstan::sweep {
 inline constexpr std::string_view kPlanSchema = "capstan.sweep-plan/1";
 
 struct TrialEstimate {
-  int64_t steps = 0, tokens = 0;
+  // nullopt: train.epochs says it, and the data cannot be read where the sweep is planned; then tokens and flops are 0.
+  std::optional<int64_t> steps;
+  int64_t tokens = 0;
   double flops = 0;          // of all ranks over all steps
   int64_t memory_bytes = 0;  // of rank 0, at its peak
 };

@@ -63,7 +63,8 @@ Verdict Pruning::judge(const TrialPlan& trial, const std::vector<CurvePoint>& cu
     const auto value = value_at_rung(curve, step, reached);
     if (!value) break;
     at_rung_[{trial.id, step}] = *value;
-    if (step >= trial.estimate.steps) continue;  // nothing would be saved
+    if (const auto total = store_.total_steps(trial); total && step >= *total)
+      continue;  // nothing would be saved
     std::vector<double> others;
     for (const TrialPlan& other : store_.plan().trials)
       if (other.id != trial.id)

@@ -347,7 +347,7 @@ class Runner {
     const auto row = records::last_logged_step(store_.run(active.trial.id) / "metrics.jsonl");
     if (row) active.last_step = row->step;
     const auto metric = summarised(curve, d.metric);
-    listener_.progress(active.slot, active.trial, active.last_step, active.trial.estimate.steps, metric);
+    listener_.progress(active.slot, active.trial, active.last_step, store_.total_steps(active.trial), metric);
     if (active.asked) return;
     // The last row's step is not over: its validation may follow.
     active.pruned = pruning_.judge(active.trial, curve, active.last_step.value_or(1) - 1, active.judged);
@@ -450,7 +450,7 @@ class Runner {
     std::error_code ignored;
     fs::remove(attempt / "stop", ignored);
     store_.change(active.trial.id, how);
-    listener_.progress(active.slot, active.trial, active.last_step, active.trial.estimate.steps, metric);
+    listener_.progress(active.slot, active.trial, active.last_step, store_.total_steps(active.trial), metric);
     listener_.ended(active.trial, how, active.slot);
     const bool again = how.state == State::pending && how.code && *how.code != kTerminalStop && !active.asked;
     if (how.state == State::failed || again)

@@ -18,8 +18,8 @@ class RunnerListener {
   virtual void ended(const TrialPlan& trial, const Transition& how, int slot) = 0;
   // The last lines of the log of a trial that failed.
   virtual void failure(const TrialPlan& trial, const Transition& how, const std::string& log_tail) = 0;
-  virtual void progress(int slot, const TrialPlan& trial, std::optional<int64_t> step, int64_t steps,
-                        std::optional<double> metric) = 0;
+  virtual void progress(int slot, const TrialPlan& trial, std::optional<int64_t> step,
+                        std::optional<int64_t> steps, std::optional<double> metric) = 0;
   virtual void note(const std::string& text) = 0;
 };
 

@@ -180,7 +180,7 @@ TrialStatus Store::status(const TrialPlan& planned) const {
   if (out.state == State::running || out.state == State::done) out.reason.clear();
   if (out.state == State::failed)
     if (const std::string damaged = damage(planned.id); !damaged.empty()) out.reason = damaged;
-  out.total_steps = planned.estimate.steps;
+  out.total_steps = total_steps(planned);
   const fs::path metrics = run(planned.id) / "metrics.jsonl";
   std::error_code error;
   if (!fs::exists(metrics, error)) return out;
@@ -275,6 +275,16 @@ Measured Store::measured(std::string_view id) const {
   out.tokens_per_second = finite(row->number("tokens_per_second"));
   out.memory_bytes = finite(row->number("memory_bytes"));
   return out;
+}
+
+std::optional<int64_t> Store::total_steps(const TrialPlan& planned) const {
+  if (records::is_run(run(planned.id))) {
+    try {
+      if (const auto steps = records::read_run_file(run(planned.id)).steps) return steps;
+    } catch (const Error&) {  // damaged: what was planned
+    }
+  }
+  return planned.estimate.steps;
 }
 
 RunProgress Store::progress(const TrialPlan& planned) const {

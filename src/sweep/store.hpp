@@ -34,7 +34,7 @@ struct TrialStatus {
   int64_t failures = 0;                      // that count against limits.retries
   std::string reason;                        // of failed and pruned, and why a pending one stopped
   std::string owner;                         // running: "host, process 123 since 2026-01-31T12:34:56Z"
-  std::optional<int64_t> step, total_steps;  // last logged
+  std::optional<int64_t> step, total_steps;  // step: last logged
   std::optional<double> metric;  // as the definition's metric says; nullopt: none yet, or not finite
   double seconds = 0;            // in all attempts that ended
   size_t rungs = 0;              // of successive halving that it has passed, as the newest attempt says
@@ -97,6 +97,8 @@ class Store {
   std::vector<CurvePoint> read_curve(std::string_view id, std::string_view metric) const;
   Measured measured(std::string_view id) const;
   RunProgress progress(const TrialPlan& trial) const;
+  // Of the whole trial, as its run says once it has begun, else as planned; nullopt: not known yet.
+  std::optional<int64_t> total_steps(const TrialPlan& trial) const;
 
  private:
   std::optional<State> written(std::string_view id) const;  // nullopt: nothing that is a state

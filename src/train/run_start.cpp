@@ -72,7 +72,8 @@ void Run::begin_records() {
          .layout = loop_->mesh().text(),
          .data = data_text(config_.dataset, *datasets_[0]),
          .ranks = world_.size(),
-         .seed = config_.rng.seed});
+         .seed = config_.rng.seed,
+         .steps = total_steps_});
     begun_ = true;
     speaker_.open_log(records_->log());
     if (records_->killed())

@@ -17,6 +17,7 @@
 #include "nn/initialise.hpp"
 #include "optim/optimizer.hpp"
 #include "train/adapters.hpp"
+#include "train/inputs.hpp"
 #include "train/records/run_list.hpp"
 #include "train/saver.hpp"
 #include "train/shard_rectangles.hpp"
@@ -470,6 +471,20 @@ int64_t steps_of_epochs(const config::Config& config, const data::Dataset& data)
     fail(ErrorCode::config, "train.epochs counts passes over data, and generated data has no end",
          "train.train_iters=100 train.epochs=null");
   return ceil_div(data.samples_in(*config.train.epochs), *config.train.global_batch_size);
+}
+
+int64_t total_iterations_of_data(const config::Config& config) {
+  if (!config.train.epochs || config.train.train_iters) return total_iterations(config);
+  config::Config counted = config;
+  counted.validation.eval_interval.reset();  // the training split alone
+  counted.dataset.sample_order =
+      config::SampleOrder::capstan;  // an epoch has as many samples in either order
+  require_files(missing_files(counted));
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  if (counted.dataset.kind != config::DatasetKind::mock) tokenizer = load_tokenizer(counted);
+  const auto datasets = open_datasets(counted, tokenizer.get());
+  if (!datasets[0]) fail(ErrorCode::config, "dataset.split gives the training data no share");
+  return steps_of_epochs(config, *datasets[0]);
 }
 
 optim::Schedule make_schedule(const config::Config& config, bool decoupled) {

@@ -84,6 +84,8 @@ void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
 int64_t total_iterations(const config::Config& config);
 // Iterations of train.epochs passes over the training data, rounded up.
 int64_t steps_of_epochs(const config::Config& config, const data::Dataset& data);
+// total_iterations(), where train.epochs says it after opening the training data. Throws as a run does that cannot open it.
+int64_t total_iterations_of_data(const config::Config& config);
 
 // Which of each sequence's tokens a context-parallel rank holds: those of ops::context_rows().
 struct ContextCut {

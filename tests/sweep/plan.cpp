@@ -17,6 +17,7 @@
 #include "sweep/pruning.hpp"
 #include "sweep/store.hpp"
 #include "tiny_sweep.hpp"
+#include "train/records/run_list.hpp"
 
 using namespace capstan;
 using namespace capstan::sweep;
@@ -525,4 +526,99 @@ TEST_CASE("a sweep is extended from any directory") {
                 .find((scratch.path / "build/quickstart/fortunes_text_document").string()) !=
             std::string::npos);
   }
+}
+
+// A recipe of a few samples for fine-tuning, whose length is a number of passes.
+static std::string recipe_of_passes(const fs::path& directory, int samples) {
+  std::ofstream lines(directory / "samples.jsonl");
+  for (int i = 0; i < samples; ++i)
+    lines << R"({"prompt": ")" << std::string(static_cast<size_t>(1 + i % 5), 'a')
+          << R"(", "completion": "b"})"
+          << "\n";
+  std::ofstream(directory / "passes.yaml")
+      << "model: {num_layers: 1, hidden_size: 32, ffn_hidden_size: 64, num_attention_heads: 4, seq_length: "
+         "16,\n"
+         "        vocab_size: 257, normalization: RMSNorm, activation_func: silu, gated_linear_unit: true,\n"
+         "        add_bias_linear: false, position_embedding_type: rope, hidden_dropout: 0.0,\n"
+         "        attention_dropout: 0.0}\n"
+         "tokenizer: {tokenizer_type: byte}\n"
+         "dataset: {kind: sft, train_files: [samples.jsonl], split: \"1,0,0\", packing: false}\n"
+         "train: {epochs: 1, micro_batch_size: 1, global_batch_size: 4, threads: 1, device: cpu}\n"
+         "optimizer: {lr: 1e-3, min_lr: 0}\n"
+         "validation: {eval_interval: null}\n";
+  return "schema: capstan-sweep/1\nname: passes\nbase: ./passes.yaml\nmetric: loss\n";
+}
+
+TEST_CASE("trials whose length is a number of passes have the steps that their runs make") {
+  const Scratch scratch;
+  const std::string text = recipe_of_passes(scratch.path, 22) +
+                           "axes: {train.epochs: [1, 2.5], train.global_batch_size: [4, 8]}\n";
+  Reading reading = read_definition_text(text, scratch.path.string(), "passes.yaml");
+  REQUIRE_MESSAGE(reading.ok(), config::render(reading.diagnostics, reading.sources));
+  const Planned planned = make_plan(reading.definition);
+  INFO((planned.plan.invalid.empty() ? "" : planned.plan.invalid[0].reasons[0]));
+  REQUIRE(planned.plan.trials.size() == 4);
+  const int64_t expected[] = {6, 3, 14, 7};  // 22 and 55 samples in batches of 4 and 8, rounded up
+  for (size_t i = 0; i < 4; ++i) {
+    const TrialEstimate& estimate = planned.plan.trials[i].estimate;
+    CAPTURE(i);
+    CHECK(estimate.steps == expected[i]);
+    CHECK(estimate.tokens == expected[i] * (i % 2 ? 8 : 4) * 16);
+    CHECK(estimate.flops > 0);
+  }
+  write_plan(scratch.path / "s", planned);
+  CHECK(read_plan(scratch.path / "s").trials[2].estimate.steps == 14);
+}
+
+TEST_CASE("where the data is not there, the steps of a trial are not known until its run says them") {
+  const Scratch scratch;
+  const std::string text = recipe_of_passes(scratch.path, 22) +
+                           "axes: {optimizer.lr: [1e-3, 2e-3]}\n"
+                           "stop: {asha: {steps: [2, 6], keep: 1/2}}\n";
+  fs::remove(scratch.path / "samples.jsonl");
+  Reading reading = read_definition_text(text, scratch.path.string(), "passes.yaml");
+  REQUIRE_MESSAGE(reading.ok(), config::render(reading.diagnostics, reading.sources));
+  const Planned planned = make_plan(reading.definition);
+  REQUIRE(planned.plan.trials.size() == 2);
+  CHECK(!planned.plan.trials[0].estimate.steps);
+  CHECK(planned.plan.tokens() == 0);
+  std::string notes;
+  for (const std::string& note : planned.notes) notes += note + "\n";
+  CHECK(notes.find("the steps of 2 trials are known when it starts") != std::string::npos);
+  CHECK(notes.find("not found: dataset.train_files") != std::string::npos);
+
+  write_plan(scratch.path / "s", planned);
+  const Store store(scratch.path / "s");
+  const TrialPlan &first = store.plan().trials[0], &second = store.plan().trials[1];
+  CHECK(!first.estimate.steps);
+  CHECK(!store.status(first).total_steps);
+  const auto rows = [&](const TrialPlan& trial, const char* loss) {
+    fs::create_directories(store.run(trial.id));
+    std::ofstream out(store.run(trial.id) / "metrics.jsonl");
+    for (int step = 1; step <= 6; ++step) out << "{\"step\": " << step << ", \"loss\": " << loss << "}\n";
+  };
+  // Halving goes on without the length: the second is behind at step 2 already.
+  rows(first, "3");
+  rows(second, "4");
+  size_t judged = 0;
+  CHECK(Pruning(store).judge(first, store.read_curve(first.id, "loss"), 6, judged).reason.empty());
+  judged = 0;
+  CHECK(Pruning(store).judge(second, store.read_curve(second.id, "loss"), 6, judged).step == 2);
+  // A run says how long it is; at its last step nothing would be saved.
+  records::RunFile file;
+  file.state = "finished", file.steps = 6;
+  write_file_durably(store.run(second.id) / "run.json", records::run_file_text(file));
+  CHECK(store.total_steps(second) == 6);
+  CHECK(store.status(second).total_steps == 6);
+  judged = 1;
+  CHECK(Pruning(store).judge(second, store.read_curve(second.id, "loss"), 6, judged).reason.empty());
+  CHECK(judged == 2);
+}
+
+TEST_CASE("samples that fill no batch make no step, in the plan as in the run") {
+  std::string text = kTiny + "axes: {optimizer.lr: [1e-3]}";
+  const std::string iterations = "train.train_iters=8";
+  text.replace(text.find(iterations), iterations.size(), "train.train_iters=null, train.train_samples=17");
+  const Plan plan = make_plan(read_definition_text(text, "/tmp", "x.yaml").definition).plan;
+  CHECK(plan.trials.at(0).estimate.steps == 8);
 }

@@ -28,7 +28,8 @@ class Listener final : public RunnerListener {
   }
   void ended(const TrialPlan& trial, const Transition& how, int) override { ends[trial.id].push_back(how); }
   void failure(const TrialPlan&, const Transition&, const std::string& tail) override { tails += tail; }
-  void progress(int, const TrialPlan&, std::optional<int64_t>, int64_t, std::optional<double>) override {}
+  void progress(int, const TrialPlan&, std::optional<int64_t>, std::optional<int64_t>,
+                std::optional<double>) override {}
   void note(const std::string&) override {}
 
   int starts = 0, most_slots = 0;

@@ -154,6 +154,7 @@ void RunDirectory::begin(const RunRecords& records) {
   file_.data = records.data;
   file_.ranks = records.ranks;
   file_.seed = records.seed;
+  file_.steps = records.steps;
   file_.started = utc_now();
   file_.ended.clear();
   file_.reason.clear();

@@ -31,6 +31,7 @@ struct RunRecords {
   std::string checkpoints = "checkpoints";  // where they go, relative to the run directory or absolute
   std::string layout, data;                 // "tp2 dp4"; the samples trained on, in a line
   int64_t ranks = 1, seed = 0;
+  std::optional<int64_t> steps;  // of the whole run
 };
 
 enum class RunEnd : uint8_t { finished, stopped, failed };

@@ -45,12 +45,15 @@ RunFile read_run_file(const fs::path& run) {
                {},
                {},
                0,
+               {},
                {}};
   if (const auto at = value.find("layout"); at != value.end() && at->is_string()) file.layout = *at;
   if (const auto at = value.find("data"); at != value.end() && at->is_string()) file.data = *at;
   if (const auto at = value.find("ranks"); at != value.end() && at->is_number_unsigned()) file.ranks = *at;
   if (const auto at = value.find("seed"); at != value.end() && at->is_number_integer())
     file.seed = at->get<int64_t>();
+  if (const auto at = value.find("steps"); at != value.end() && at->is_number_unsigned())
+    file.steps = at->get<int64_t>();
   if (const auto starts = value.find("starts"); starts != value.end() && starts->is_number_unsigned())
     file.starts = starts->get<int64_t>();
   return file;
@@ -66,6 +69,7 @@ std::string run_file_text(const RunFile& file) {
          line("reason", file.reason) + line("layout", file.layout) + line("data", file.data) +
          (file.ranks > 0 ? "  \"ranks\": " + std::to_string(file.ranks) + ",\n" : "") +
          (file.seed ? "  \"seed\": " + std::to_string(*file.seed) + ",\n" : "") +
+         (file.steps ? "  \"steps\": " + std::to_string(*file.steps) + ",\n" : "") +
          "  \"starts\": " + std::to_string(file.starts) + "\n}\n";
 }
 
@@ -229,8 +233,8 @@ std::string to_json(const RunSummary& run, const RunDetails& details) {
   return text + ", \"layout\": " + capstan::quoted(run.file.layout) +
          ", \"data\": " + capstan::quoted(run.file.data) +
          ", \"ranks\": " + (run.file.ranks > 0 ? std::to_string(run.file.ranks) : "null") +
-         ", \"seed\": " + count(run.file.seed) + ", \"starts\": " + std::to_string(run.file.starts) +
-         ", \"tokens\": " + count(details.tokens) +
+         ", \"seed\": " + count(run.file.seed) + ", \"steps\": " + count(run.file.steps) +
+         ", \"starts\": " + std::to_string(run.file.starts) + ", \"tokens\": " + count(details.tokens) +
          ", \"tokens_per_second\": " + number(details.tokens_per_second) +
          ", \"mfu\": " + number(details.mfu) + ", \"memory_bytes\": " + number(details.memory) +
          ", \"validation_step\": " + count(details.validation_step) +

@@ -23,7 +23,7 @@ struct RunFile {
   // Of the last start; not in the files of earlier versions.
   std::string layout, data;
   int64_t ranks = 0;
-  std::optional<int64_t> seed;
+  std::optional<int64_t> seed, steps;  // steps: of the whole run
 };
 RunFile read_run_file(const std::filesystem::path& run);  // throws ErrorCode::not_found or ::format
 std::string run_file_text(const RunFile& file);
