@@ -275,23 +275,6 @@ void batch(Reader& r) {
               "micro-batch times accumulation on one rank; multiply by the ranks");
 }
 
-// After the data: passes over it need files.
-void length(Reader& r) {
-  const auto steps = r.integer("max_steps");
-  const bool counted = steps && *steps > 0,
-             passes = r.real("num_epochs") && r.draft.has("dataset.train_files");
-  if (counted)
-    r.draft.set("train.train_iters", *r.find("max_steps"), r.from("max_steps"));
-  else if (!passes || !r.draft.set("train.epochs", *r.find("num_epochs"), r.from("num_epochs")))
-    r.draft.assume("train.train_iters", "1000",
-                   "to fill in: epochs of data whose length the file does not say");
-  if (r.given("num_epochs") && (counted || !passes))
-    r.draft.leave(
-        r.from("num_epochs"), *r.find("num_epochs"), counted ? Why::no_effect : Why::to_fill_in,
-        counted ? "max_steps is given"
-                : "a run is measured in steps: samples of the data times epochs, over the global batch");
-}
-
 void intervals(Reader& r) {
   for (const auto& [key, path] : {std::pair("save_steps", "checkpoint.save_interval"),
                                   std::pair("eval_steps", "validation.eval_interval")})
@@ -334,14 +317,7 @@ void optimizer(Reader& r) {
   transformers_schedule_options(r, type);
   if (r.given("cosine_min_lr_ratio"))
     draft.set("optimizer.min_lr_ratio", *r.find("cosine_min_lr_ratio"), r.from("cosine_min_lr_ratio"));
-  const auto warmup = r.real("warmup_steps");
-  if (warmup && *warmup >= 1) {
-    draft.withdraw("scheduler.lr_warmup_fraction", Why::no_effect, "warmup_steps is given");
-    draft.set("scheduler.lr_warmup_iters", *r.find("warmup_steps"), r.from("warmup_steps"));
-  } else if (warmup && *warmup > 0) {
-    draft.set("scheduler.lr_warmup_fraction", *r.find("warmup_steps"), r.from("warmup_steps"),
-              "below 1 it is a share");
-  }
+  transformers_warmup(r);
   if (r.given("loss_watchdog_threshold"))
     draft.leave(r.from("loss_watchdog_threshold"), *r.find("loss_watchdog_threshold"), Why::to_fill_in,
                 "see resilience.loss_spike_action, which compares with the running mean");
@@ -404,7 +380,7 @@ void read_axolotl(Draft& draft, const Node& root) {
   }
   draft.assume("rng.seed", "42", "Axolotl's default");
   read_axolotl_data(reader);
-  length(reader);
+  transformers_length(reader, "num_epochs", {"1", "Axolotl's default"});
   draft.assume_preset("tokenizer", "none", "to fill in with the data");
   reader.account();
 }

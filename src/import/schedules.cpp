@@ -90,4 +90,51 @@ void transformers_schedule_options(Reader& reader, const std::string& type) {
                 options->items[i]);
 }
 
+void transformers_warmup(Reader& reader) {
+  Draft& draft = reader.draft;
+  const auto steps = reader.real("warmup_steps");
+  if (!steps) return;
+  const From from = reader.from("warmup_steps");
+  if (*steps > 0 && *steps < 1) {
+    draft.set("scheduler.lr_warmup_fraction", *reader.find("warmup_steps"), from, "below 1 it is a share");
+  } else if (*steps >= 1) {
+    draft.withdraw("scheduler.lr_warmup_fraction", Why::no_effect, "warmup_steps is given");
+    draft.set("scheduler.lr_warmup_iters", *reader.find("warmup_steps"), from);
+  } else {
+    draft.leave(from, "0", Why::off, "");
+  }
+}
+
+void transformers_length(Reader& reader, std::string_view epochs, const DefaultEpochs& otherwise) {
+  Draft& draft = reader.draft;
+  const auto steps = reader.integer("max_steps");
+  if (steps && *steps > 0) {
+    draft.set("train.train_iters", *reader.find("max_steps"), reader.from("max_steps"));
+    if (reader.given(epochs))
+      draft.leave(reader.from(epochs), *reader.find(epochs), Why::no_effect, "max_steps is given");
+    return;
+  }
+  if (steps) draft.leave(reader.from("max_steps"), std::to_string(*steps), Why::off, "");
+  length_in_epochs(reader, epochs, otherwise);
+}
+
+void length_in_epochs(Reader& reader, std::string_view epochs, const DefaultEpochs& otherwise) {
+  Draft& draft = reader.draft;
+  const bool given = reader.real(epochs).has_value();
+  if (draft.extends() || draft.has("dataset.train_files")) {
+    if (given)
+      draft.set("train.epochs", *reader.find(epochs), reader.from(epochs));
+    else if (!otherwise.text.empty())
+      draft.assume("train.epochs", otherwise.text, otherwise.reason);
+    if (draft.has("train.epochs")) {
+      if (draft.extends()) draft.assume("train.train_iters", "null", "the length is given in epochs");
+      return;
+    }
+  } else if (given) {
+    draft.leave(reader.from(epochs), *reader.find(epochs), Why::to_fill_in,
+                "passes over data that the file does not name: train.epochs takes them");
+  }
+  draft.assume("train.train_iters", "1000", "to fill in: the file does not say how long the run is");
+}
+
 }  // namespace capstan::importer

@@ -5,6 +5,7 @@
 #include "import/format_readers.hpp"
 #include "import/known_models.hpp"
 #include "import/reasons.hpp"
+#include "import/schedules.hpp"
 
 namespace capstan::importer {
 
@@ -134,14 +135,7 @@ void length(Reader& r) {
                 epochs.value_or(1) == 1 ? "" : "times the epochs");
     return;
   }
-  if (epochs && r.draft.has("dataset.train_files") &&
-      r.draft.set("train.epochs", *r.find("epochs"), r.from("epochs")))
-    return;
-  r.draft.assume("train.train_iters", "1000",
-                 "to fill in: epochs of data whose length the file does not say");
-  if (r.given("epochs") && !r.draft.has("dataset.train_files"))
-    r.draft.leave(r.from("epochs"), *r.find("epochs"), Why::to_fill_in,
-                  "a run is measured in steps: samples of the data times epochs, over the global batch");
+  length_in_epochs(r, "epochs", {});
 }
 
 void adapters(Reader& r) {

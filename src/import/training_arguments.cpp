@@ -223,23 +223,6 @@ void batch(Reader& r) {
     draft.assume("train.global_batch_size", text, note);
 }
 
-void length(Reader& r) {
-  const auto steps = r.integer("max_steps");
-  if (steps && *steps > 0) {
-    r.draft.set("train.train_iters", std::to_string(*steps), r.from("max_steps"));
-    if (r.given("num_train_epochs"))
-      r.draft.leave(r.from("num_train_epochs"), *r.find("num_train_epochs"), Why::no_effect,
-                    "max_steps is given");
-    return;
-  }
-  if (steps) r.draft.leave(r.from("max_steps"), std::to_string(*steps), Why::off, "");
-  r.draft.assume("train.train_iters", "1000",
-                 "to fill in: epochs of data whose length the file does not say");
-  if (r.given("num_train_epochs"))
-    r.draft.leave(r.from("num_train_epochs"), *r.find("num_train_epochs"), Why::to_fill_in,
-                  "a run is measured in steps: samples of the data times epochs, over the global batch");
-}
-
 void schedule(Reader& r) {
   Draft& draft = r.draft;
   const auto given = r.text("lr_scheduler_type");
@@ -251,16 +234,7 @@ void schedule(Reader& r) {
   transformers_schedule_options(r, type);
   if (!draft.has("optimizer.min_lr_ratio"))
     draft.assume("optimizer.min_lr", "0", "Transformers' schedules end at 0");
-  const auto steps = r.real("warmup_steps");
-  if (steps && *steps > 0 && *steps < 1)
-    draft.set("scheduler.lr_warmup_fraction", *r.find("warmup_steps"), r.from("warmup_steps"),
-              "below 1 it is a share");
-  else if (steps && *steps >= 1) {
-    draft.withdraw("scheduler.lr_warmup_fraction", Why::no_effect, "warmup_steps is given");
-    draft.set("scheduler.lr_warmup_iters", *r.find("warmup_steps"), r.from("warmup_steps"));
-  } else if (steps) {
-    draft.leave(r.from("warmup_steps"), "0", Why::off, "");
-  }
+  transformers_warmup(r);
   if (type == "constant" &&
       (draft.has("scheduler.lr_warmup_fraction") || draft.has("scheduler.lr_warmup_iters")))
     for (const char* path : {"scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters"})
@@ -333,7 +307,7 @@ void read_training_arguments(Draft& draft, const Node& root) {
   Reader reader(draft, root, kTable);
   reader.apply();
   batch(reader);
-  length(reader);
+  transformers_length(reader, "num_train_epochs", {"3", "Transformers' default"});
   schedule(reader);
   optimizer(reader);
   precision(reader);

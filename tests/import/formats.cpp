@@ -320,6 +320,48 @@ TEST_CASE("TrainingArguments of fine-tuning count where the base is a recipe of 
                 config::render(plain.resolution.diagnostics, plain.resolution.sources));
 }
 
+TEST_CASE("lengths in epochs stay epochs, with the other trainer's default where the file is silent") {
+  const auto arguments = [](const std::string& more, const std::string& base = {}) {
+    Options options{.format = Format::training_arguments};
+    options.base = base;
+    Imported file = import_recipe(R"({"per_device_train_batch_size": 2, "learning_rate": 1e-4)" + more + "}",
+                                  "a.json", options);
+    CHECK_MESSAGE(file.resolution.ok(), config::render(file.resolution.diagnostics, file.resolution.sources));
+    return file;
+  };
+  for (const std::string base : {"", "llama3-8b-lora"}) {  // recipes whose length is a number of steps
+    CAPTURE(base);
+    const Imported silent = arguments("", base);
+    CHECK(value_of(silent, "train.epochs") == "3 (assumed)");
+    CHECK(value_of(silent, "train.train_iters") == "null (assumed)");
+    CHECK(silent.resolution.config.train.epochs == 3);
+    CHECK(!silent.resolution.config.train.train_iters);
+    const Imported half = arguments(R"(, "num_train_epochs": 0.5, "max_steps": -1)", base);
+    CHECK(value_of(half, "train.epochs") == "0.5");
+    CHECK(left_as(half, "max_steps", Why::off));
+    const Imported steps = arguments(R"(, "num_train_epochs": 2, "max_steps": 7)", base);
+    CHECK(value_of(steps, "train.epochs") == "unset");
+    CHECK(value_of(steps, "train.train_iters") == "7");
+    CHECK(left_as(steps, "num_train_epochs", Why::no_effect));
+  }
+  const auto sampled = [](const std::string& more, const std::string& data) {
+    return import_recipe(
+        "base_model: org/Llama-3.2-1B\nsequence_len: 128\nmicro_batch_size: 1\nlearning_rate: 1e-4\n" + data +
+            more,
+        "a.yaml", {.format = Format::axolotl});
+  };
+  const std::string alpaca = "datasets:\n  - {path: ./x.jsonl, type: alpaca}\n";
+  const Imported silent = sampled("", alpaca);
+  CHECK(value_of(silent, "train.epochs") == "1 (assumed)");
+  CHECK(silent.resolution.config.train.epochs == 1);
+  CHECK(value_of(sampled("num_epochs: 4\n", alpaca), "train.epochs") == "4");
+  CHECK(value_of(sampled("num_epochs: 4\nmax_steps: 9\n", alpaca), "train.train_iters") == "9");
+  // Without data there is nothing to pass over.
+  const Imported bare = sampled("num_epochs: 2\n", "");
+  CHECK(value_of(bare, "train.train_iters") == "1000 (assumed)");
+  CHECK(left_as(bare, "num_epochs", Why::to_fill_in));
+}
+
 TEST_CASE("bridge: fine-tuning data and adapters bring their base") {
   const Imported file = import_recipe(
       "model: {_target_: a.LlamaModelProvider, num_layers: 2}\npeft: {_target_: b.DoRA, lora_A_init_method: "
