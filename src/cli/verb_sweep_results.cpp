@@ -98,14 +98,15 @@ const Verb kSweepTable = {
 
 const Verb kSweepPlot = {
     .name = "sweep plot",
-    .purpose = "a sweep as one HTML page: curves, axes, the best trial",
+    .purpose = "a sweep as one HTML page: curves, axes, the best configuration",
     .usage = "DIR [-o FILE]",
     .examples = {{"sweep plot sweeps/lr", "into sweeps/lr/report.html"},
                  {"sweep plot sweeps/lr --metric val/loss:best -o val.html", ""}},
     .options = {{"output", 'o', "FILE", "where to; default DIR/report.html"},
                 {"metric", 0, "NAME[:AT]", "instead of the sweep's: loss, val/loss:best"}},
     .details =
-        "Curves over steps, the metric against each axis, parallel coordinates, the best trial's recipe, how "
+        "Curves over steps, the metric against each axis, parallel coordinates, the best configuration's "
+        "recipe, how "
         "much of the\n"
         "variance each axis explains (grids), and the table. The page needs no network.\n",
     .max_words = 1,

@@ -22,14 +22,14 @@ size_t rank_among(double value, const std::vector<double>& others, const Metric&
 }
 
 // The first value of a curve that is not finite or hopeless.
-std::optional<Verdict> Pruning::bad_value(const std::vector<CurvePoint>& curve) const {
+std::optional<PruningDecision> Pruning::bad_value(const std::vector<CurvePoint>& curve) const {
   const Definition& d = store_.plan().definition;
   for (const CurvePoint& point : curve) {
     const std::string where = d.metric.name + " at step " + std::to_string(point.step) + " is ";
-    if (d.stop.nan && !std::isfinite(point.value)) return Verdict{where + "not finite", point.step};
+    if (d.stop.nan && !std::isfinite(point.value)) return PruningDecision{where + "not finite", point.step};
     if (d.stop.worse_than && d.metric.better(*d.stop.worse_than, point.value))
-      return Verdict{where + to_text(point.value) + ", worse than " + to_text(*d.stop.worse_than),
-                     point.step};
+      return PruningDecision{where + to_text(point.value) + ", worse than " + to_text(*d.stop.worse_than),
+                             point.step};
   }
   return std::nullopt;
 }
@@ -49,16 +49,16 @@ std::optional<double> Pruning::value_of(const TrialPlan& other, int64_t step) {
   return value;
 }
 
-Verdict Pruning::judge(const TrialPlan& trial, const std::vector<CurvePoint>& curve, int64_t reached,
-                       size_t& judged) {
+PruningDecision Pruning::decide(const TrialPlan& trial, const std::vector<CurvePoint>& curve, int64_t reached,
+                                size_t& rungs) {
   const Definition& d = store_.plan().definition;
-  const auto stop = [&](Verdict verdict) {
-    stopped_[trial.id] = verdict.step;
-    return verdict;
+  const auto stop = [&](PruningDecision decision) {
+    stopped_[trial.id] = decision.step;
+    return decision;
   };
   const auto bad = bad_value(curve);
-  for (; judged < d.stop.steps.size(); ++judged) {
-    const int64_t step = d.stop.steps[judged];
+  for (; rungs < d.stop.steps.size(); ++rungs) {
+    const int64_t step = d.stop.steps[rungs];
     if (bad && bad->step <= step) return stop(*bad);
     const auto value = value_at_rung(curve, step, reached);
     if (!value) break;
@@ -73,13 +73,13 @@ Verdict Pruning::judge(const TrialPlan& trial, const std::vector<CurvePoint>& cu
     const auto kept = static_cast<size_t>(
         std::max(1.0, std::ceil(d.stop.keep * static_cast<double>(others.size() + 1) - 1e-9)));
     if (rank < kept) continue;
-    ++judged;
+    ++rungs;
     return stop({d.metric.name + " at step " + std::to_string(step) + " is " + to_text(*value) + ": place " +
                      std::to_string(rank + 1) + " of " + std::to_string(others.size() + 1) +
                      " so far, of which " + std::to_string(kept) + " go on",
                  step});
   }
-  return bad ? stop(*bad) : Verdict{};
+  return bad ? stop(*bad) : PruningDecision{};
 }
 
 }  // namespace capstan::sweep

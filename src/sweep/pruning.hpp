@@ -2,7 +2,7 @@
 // trial that has come to a rung goes on when it is among the best `keep` of those that have come there so far.
 //
 // What decides is the rows of metrics.jsonl, not when somebody looks at them: a trial that has passed a rung, or has ended, between
-// two looks is judged as if it had been looked at in time, and counts at no rung beyond the step at which it should have stopped.
+// two looks is treated as if it had been looked at in time, and counts at no rung beyond the step at which it should have stopped.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace capstan::sweep {
 std::optional<double> value_at_rung(const std::vector<CurvePoint>& curve, int64_t step, int64_t reached = 0);
 
 // Why a trial is to be stopped, and where.
-struct Verdict {
+struct PruningDecision {
   std::string reason;  // empty: it goes on
   int64_t step = 0;    // the rung, or the step of the bad value
 };
@@ -28,13 +28,13 @@ struct Verdict {
 class Pruning {
  public:
   explicit Pruning(const Store& store) : store_(store) {}
-  // reached: as for value_at_rung. judged: how many rungs the trial has passed, kept by the caller.
-  Verdict judge(const TrialPlan& trial, const std::vector<CurvePoint>& curve, int64_t reached,
-                size_t& judged);
+  // reached: as for value_at_rung. rungs: how many rungs the trial has passed, kept by the caller.
+  PruningDecision decide(const TrialPlan& trial, const std::vector<CurvePoint>& curve, int64_t reached,
+                         size_t& rungs);
 
  private:
   std::optional<double> value_of(const TrialPlan& other, int64_t step);
-  std::optional<Verdict> bad_value(const std::vector<CurvePoint>& curve) const;
+  std::optional<PruningDecision> bad_value(const std::vector<CurvePoint>& curve) const;
 
   const Store& store_;
   std::map<std::pair<std::string, int64_t>, double> at_rung_;  // (trial, step): once known it stays

@@ -74,7 +74,7 @@ ordered_json rows_text(const Table& table, const Results& results, Part part) {
 std::string data_text(const Results& results, const std::string& recipe, const std::string& shown) {
   const Plan& plan = results.plan;
   const Metric& metric = results.metric();
-  const auto best = best_trial(results);
+  const auto best = best_configuration(results);
   ordered_json root;
   root["name"] = plan.name;
   root["subtitle"] = "base " + plan.definition.base + " · " + std::string(name_of(plan.definition.method)) +
@@ -95,11 +95,17 @@ std::string data_text(const Results& results, const std::string& recipe, const s
   root["states"] = states;
   root["seconds"] = seconds;
   if (best) {
-    const TrialPlan& trial = plan.trials[*best];
-    root["best"] = {{"index", *best},
-                    {"id", trial.id},
-                    {"metric", finite_or_null(results.trials[*best].status.metric)},
-                    {"command", "capstan train " + shown + "/trials/" + trial.id + "/recipe.yaml"},
+    const TrialPlan& first = plan.trials[best->trials.front()];
+    ordered_json seeds = ordered_json::array();
+    for (const size_t i : best->trials)
+      if (plan.trials[i].seed) seeds.push_back(*plan.trials[i].seed);
+    root["best"] = {{"configuration", best->id},
+                    {"trials", best->trials},
+                    {"planned", best->planned},
+                    {"seeds", seeds},
+                    {"metric", finite_or_null(best->metric.mean)},
+                    {"text", metric_text(best->metric)},
+                    {"command", "capstan train " + shown + "/trials/" + first.id + "/recipe.yaml"},
                     {"recipe", recipe}};
   } else {
     root["best"] = nullptr;
@@ -153,12 +159,15 @@ std::string data_text(const Results& results, const std::string& recipe, const s
 
 }  // namespace
 
-std::optional<size_t> best_trial(const Results& results) {
-  std::optional<size_t> best;
-  for (size_t i = 0; i < results.trials.size(); ++i) {
+std::optional<BestConfiguration> best_configuration(const Results& results) {
+  const Table table = make_table(results);
+  if (table.ranked == 0) return std::nullopt;
+  const TableRow& row = table.rows.front();
+  BestConfiguration best{row.configuration, {}, static_cast<int64_t>(row.trials.size()), row.metric};
+  for (const size_t i : row.trials) {
     const TrialStatus& status = results.trials[i].status;
-    if (status.state != State::done || !status.metric || !std::isfinite(*status.metric)) continue;
-    if (!best || results.metric().better(*status.metric, *results.trials[*best].status.metric)) best = i;
+    if (status.state == State::done && status.metric && std::isfinite(*status.metric))
+      best.trials.push_back(i);
   }
   return best;
 }
@@ -170,8 +179,9 @@ std::string report_html(const Results& results, const std::string& recipe, const
 
 std::string report_html(const Results& results, const std::filesystem::path& directory) {
   std::string recipe;
-  if (const auto best = best_trial(results))
-    recipe = read_file(directory / "trials" / results.plan.trials[*best].id / "recipe.yaml", 4 << 20);
+  if (const auto best = best_configuration(results))
+    recipe = read_file(directory / "trials" / results.plan.trials[best->trials.front()].id / "recipe.yaml",
+                       4 << 20);
   return report_html(results, recipe, directory.string());
 }
 

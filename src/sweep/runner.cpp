@@ -103,9 +103,9 @@ struct Active {
   Clock::time_point begun = Clock::now();
   std::string started = records::utc_now();
   std::optional<Clock::time_point> asked;  // to save and end
-  Verdict pruned;                          // why it was asked
+  PruningDecision pruned;                  // why it was asked
   std::string too_long;                    // likewise
-  size_t judged = 0;                       // rungs
+  size_t rungs = 0;                        // that the trial has passed
   Clock::time_point looked{};
   double look_seconds = 0;
   uintmax_t metrics_size = 0;
@@ -201,7 +201,7 @@ class Runner {
     auto active = std::make_unique<Active>(Active{.trial = trial, .lock = std::move(*lock)});
     // A trial that has failed as often as it may and waits again was asked for by hand: it counts anew.
     active->failures = before.failures > store_.plan().definition.limits.retries ? 0 : before.failures;
-    active->judged = before.rungs;
+    active->rungs = before.rungs;
     active->slot = free_slot();
     active->first_checkpoint = newest_checkpoint(trial.id);
     active->attempt = store_.begin_attempt(trial.id);
@@ -350,7 +350,7 @@ class Runner {
     listener_.progress(active.slot, active.trial, active.last_step, store_.total_steps(active.trial), metric);
     if (active.asked) return;
     // The last row's step is not over: its validation may follow.
-    active.pruned = pruning_.judge(active.trial, curve, active.last_step.value_or(1) - 1, active.judged);
+    active.pruned = pruning_.decide(active.trial, curve, active.last_step.value_or(1) - 1, active.rungs);
     if (!active.pruned.reason.empty()) ask_to_stop(active);
   }
 
@@ -385,15 +385,15 @@ class Runner {
     return found;
   }
 
-  Transition judge(Active& active, int code) {
+  Transition classify_exit(Active& active, int code) {
     Transition how{State::failed, active.attempt, "", code};
     const std::string exit =
         code > 128 ? "ended by signal " + std::to_string(code - 128) : "exit code " + std::to_string(code);
     const bool stopped = active.asked || result_.signal != 0;
     if (code == 0 && active.pruned.reason.empty()) {
-      active.pruned = pruning_.judge(active.trial,
-                                     store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
-                                     active.last_step.value_or(0), active.judged);
+      active.pruned = pruning_.decide(
+          active.trial, store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
+          active.last_step.value_or(0), active.rungs);
       if (!active.pruned.reason.empty()) active.pruned.reason += "; it had ended before anybody looked";
     }
     if (code == 0 && active.pruned.reason.empty()) {
@@ -433,7 +433,7 @@ class Runner {
 
   void finish(Active& active, int code) {
     if (const auto row = last_row(active.trial.id)) active.last_step = row->step;
-    const Transition how = judge(active, code);
+    const Transition how = classify_exit(active, code);
     const double seconds = seconds_since(active.begun);
     device_seconds_ += seconds * static_cast<double>(active.trial.ranks);
     const auto metric = summarised(store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
@@ -442,7 +442,7 @@ class Runner {
     Json result{{"state", name_of(how.state)}, {"code", code},
                 {"reason", how.reason},        {"started", active.started},
                 {"ended", records::utc_now()}, {"seconds", seconds},
-                {"failures", active.failures}, {"rungs", active.judged}};
+                {"failures", active.failures}, {"rungs", active.rungs}};
     if (how.state == State::pruned && !active.pruned.reason.empty()) result["pruned_at"] = active.pruned.step;
     result["step"] = active.last_step ? Json(*active.last_step) : Json();
     result["metric"] = metric ? Json(*metric) : Json();

@@ -199,7 +199,8 @@ std::string rounded(double value, int digits = 5) {
   return text.data();
 }
 
-// The mean with the digits that its deviation leaves.
+}  // namespace
+
 std::string metric_text(const Spread& metric) {
   if (metric.n == 0) return "-";
   if (!metric.deviation) return rounded(metric.mean);
@@ -212,8 +213,6 @@ std::string metric_text(const Spread& metric) {
     return rounded(metric.mean) + " ± " + rounded(*metric.deviation, 2);
   return fixed(metric.mean, decimals) + " ± " + fixed(*metric.deviation, decimals);
 }
-
-}  // namespace
 
 std::string states_text(const TableRow& row) {
   std::vector<std::string> parts;

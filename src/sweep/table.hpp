@@ -49,6 +49,9 @@ struct TableOptions {
 // Throws ErrorCode::usage for an unknown name or a bad condition.
 Table make_table(const Results& results, const TableOptions& options = {});
 
+// The mean with the digits that its deviation leaves: "2.314 ± 0.012"; one number has no deviation.
+std::string metric_text(const Spread& metric);
+
 // The cells of a table for people, headings first, numbers rounded. Ranked rows only, or the others only.
 enum class Part : uint8_t { ranked, others };
 std::vector<std::vector<std::string>> cells(const Table& table, const Results& results, Part part);

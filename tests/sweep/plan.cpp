@@ -332,22 +332,22 @@ TEST_CASE("curves, their one number, and when a trial is not worth going on with
   CHECK(rank_among(NAN, {1, 5, NAN}, Metric{}) == 2);
 
   Pruning pruning(store);
-  const auto verdict = [&](size_t trial, size_t& judged) {
+  const auto decision = [&](size_t trial, size_t& judged) {
     const TrialPlan& planned = store.plan().trials[trial];
-    return pruning.judge(planned, store.read_curve(planned.id, "loss"), 0, judged).reason;
+    return pruning.decide(planned, store.read_curve(planned.id, "loss"), 0, judged).reason;
   };
   size_t first = 0, second = 0, third = 0, fourth = 0;
-  CHECK(verdict(0, first).empty());  // the first to come goes on
+  CHECK(decision(0, first).empty());  // the first to come goes on
   CHECK(first == 1);
   write(1, "{\"step\": 2, \"loss\": 7}\n");
-  CHECK(verdict(1, second) == "loss at step 2 is 7: place 2 of 2 so far, of which 1 go on");
+  CHECK(decision(1, second) == "loss at step 2 is 7: place 2 of 2 so far, of which 1 go on");
   write(2, "{\"step\": 2, \"loss\": 3.5}\n{\"step\": 4, \"loss\": 3.25}\n{\"step\": 8, \"loss\": 3}\n");
-  CHECK(verdict(2, third).empty());
+  CHECK(decision(2, third).empty());
   CHECK(third == 3);
   write(3, "{\"step\": 1, \"loss\": null}\n");
-  CHECK(verdict(3, fourth) == "loss at step 1 is not finite");
+  CHECK(decision(3, fourth) == "loss at step 1 is not finite");
   write(3, "{\"step\": 1, \"loss\": 9.5}\n");
-  CHECK(verdict(3, fourth) == "loss at step 1 is 9.5, worse than 9");
+  CHECK(decision(3, fourth) == "loss at step 1 is 9.5, worse than 9");
 }
 
 // What decides at a rung: rows alone. Each history is looked at after every row, and once at its end.
@@ -364,24 +364,24 @@ TEST_CASE("a trial that ends between two looks is judged at its rung, from its r
     write_plan(scratch.path / "s", make_plan(tiny_definition(text)));
     const Store store(scratch.path / "s");
     Pruning pruning(store);
-    std::string verdicts;
+    std::string decisions;
     for (size_t i = 0; i < losses.size(); ++i) {
       const TrialPlan& trial = store.plan().trials[i];
       fs::create_directories(store.run(trial.id));
       std::ofstream rows(store.run(trial.id) / "metrics.jsonl");
       size_t judged = 0;
-      Verdict verdict;
+      PruningDecision decision;
       for (size_t step = 1; step <= losses[i].size(); ++step) {
         rows << "{\"step\": " << step << ", \"loss\": " << losses[i][step - 1] << "}" << std::endl;
         const bool last = step == losses[i].size();
-        if ((at_every_row || last) && verdict.reason.empty())
-          verdict = pruning.judge(trial, store.read_curve(trial.id, "loss"),
-                                  static_cast<int64_t>(step) - (last ? 0 : 1), judged);
+        if ((at_every_row || last) && decision.reason.empty())
+          decision = pruning.decide(trial, store.read_curve(trial.id, "loss"),
+                                    static_cast<int64_t>(step) - (last ? 0 : 1), judged);
       }
-      verdicts += std::to_string(verdict.step) + " " + verdict.reason + "\n";
-      store.change(trial.id, {verdict.reason.empty() ? State::done : State::pruned, 1, verdict.reason, 0});
+      decisions += std::to_string(decision.step) + " " + decision.reason + "\n";
+      store.change(trial.id, {decision.reason.empty() ? State::done : State::pruned, 1, decision.reason, 0});
     }
-    return verdicts;
+    return decisions;
   };
   const std::string expected =
       "0 \n"
@@ -413,7 +413,7 @@ TEST_CASE("the step at which a trial was pruned is kept for the runners after th
   CHECK(store.progress(first).reached == 5);
   // At step 4 it does not count although its rows go on.
   size_t judged = 0;
-  CHECK(Pruning(store).judge(second, store.read_curve(second.id, "loss"), 5, judged).reason.empty());
+  CHECK(Pruning(store).decide(second, store.read_curve(second.id, "loss"), 5, judged).reason.empty());
   CHECK(judged == 2);
 }
 
@@ -601,9 +601,9 @@ TEST_CASE("where the data is not there, the steps of a trial are not known until
   rows(first, "3");
   rows(second, "4");
   size_t judged = 0;
-  CHECK(Pruning(store).judge(first, store.read_curve(first.id, "loss"), 6, judged).reason.empty());
+  CHECK(Pruning(store).decide(first, store.read_curve(first.id, "loss"), 6, judged).reason.empty());
   judged = 0;
-  CHECK(Pruning(store).judge(second, store.read_curve(second.id, "loss"), 6, judged).step == 2);
+  CHECK(Pruning(store).decide(second, store.read_curve(second.id, "loss"), 6, judged).step == 2);
   // A run says how long it is; at its last step nothing would be saved.
   records::RunFile file;
   file.state = "finished", file.steps = 6;
@@ -611,7 +611,7 @@ TEST_CASE("where the data is not there, the steps of a trial are not known until
   CHECK(store.total_steps(second) == 6);
   CHECK(store.status(second).total_steps == 6);
   judged = 1;
-  CHECK(Pruning(store).judge(second, store.read_curve(second.id, "loss"), 6, judged).reason.empty());
+  CHECK(Pruning(store).decide(second, store.read_curve(second.id, "loss"), 6, judged).reason.empty());
   CHECK(judged == 2);
 }
 

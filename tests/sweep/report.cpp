@@ -33,10 +33,11 @@ TEST_CASE("the page holds every trial, thinned curves and the best recipe") {
   CHECK(page.starts_with("<!DOCTYPE html>"));
   const json data = data_of(page);
   REQUIRE(data["trials"].size() == 24);
-  const size_t best = *best_trial(results);
+  const size_t best = best_configuration(results)->trials.at(0);
   for (const TrialResult& trial : results.trials)
     if (trial.status.state == State::done) CHECK(*trial.status.metric >= *results.trials[best].status.metric);
-  CHECK(data["best"]["index"] == best);
+  CHECK(data["best"]["trials"] == json{best});
+  CHECK(data["best"]["planned"] == 1);
   CHECK(data["best"]["recipe"] == "# the recipe\nname: made\n");
   CHECK(data["best"]["command"] ==
         "capstan train sweeps/made/trials/" + results.plan.trials[best].id + "/recipe.yaml");
@@ -58,6 +59,31 @@ TEST_CASE("the page holds every trial, thinned curves and the best recipe") {
   }
   CHECK(page.find("http") == page.find("http-equiv"));  // nothing is fetched
   CHECK(occurrences(page, "http") == 1);
+}
+
+TEST_CASE("the best is a configuration, by its mean over the seeds, and no single lucky seed") {
+  MadeSweep sweep({{.path = "optimizer.lr", .values = {"1e-3", "1e-2"}}});
+  sweep.add({"1e-3"}, 1, 3.0);
+  sweep.add({"1e-2"}, 1, 2.0);  // the best trial of all
+  sweep.add({"1e-3"}, 2, 3.2);
+  sweep.add({"1e-2"}, 2, 5.0);
+  sweep.add({"1e-3"}, 3, std::nullopt, State::failed);
+  const auto best = best_configuration(sweep.results);
+  REQUIRE(best);
+  CHECK(best->trials == std::vector<size_t>{0, 2});
+  CHECK(best->planned == 3);
+  CHECK(best->metric.mean == doctest::Approx(3.1));
+  CHECK(*best->metric.deviation == doctest::Approx(0.1414213562));
+  const json data = data_of(report_html(sweep.results, "", "s"));
+  CHECK(data["best"]["configuration"] == sweep.results.plan.trials[0].configuration);
+  CHECK(data["best"]["text"] == "3.10 ± 0.14");
+  CHECK(data["best"]["trials"] == json{0, 2});
+  CHECK(data["best"]["seeds"] == json{1, 2});
+  CHECK(data["best"]["planned"] == 3);
+  CHECK(data["best"]["metric"].get<double>() == doctest::Approx(3.1));
+  CHECK(data["best"]["command"] ==
+        "capstan train s/trials/" + sweep.results.plan.trials[0].id + "/recipe.yaml");
+  CHECK(report_body().find("The best trial") == std::string_view::npos);
 }
 
 TEST_CASE("pages of many trials stay small") {

@@ -2,7 +2,7 @@
 (() => {
   const {data, finite, make, number, tick, duration, quantile, ticksBetween, color, tip, shortened, frame, clipped} = Charts;
   const trials = data.trials, keys = data.keys;
-  const minimise = data.metric.goal === "min";
+  const minimize = data.metric.goal === "min";
 
   // ---- trials: values as numbers where they are, ranks of the finished ones
   trials.forEach((trial, i) => {
@@ -12,7 +12,7 @@
     trial.y = trial.v.map((value) => (value === null ? NaN : value));
   });
   const finished = trials.filter((t) => t.finished);
-  const ranking = [...finished].sort((a, b) => (minimise ? a.metric - b.metric : b.metric - a.metric));
+  const ranking = [...finished].sort((a, b) => (minimize ? a.metric - b.metric : b.metric - a.metric));
   ranking.forEach((trial, i) => (trial.rank = ranking.length > 1 ? i / (ranking.length - 1) : 0));
   const order = [...trials].sort((a, b) => (b.rank ?? 2) - (a.rank ?? 2));  // the best are drawn last
 
@@ -46,7 +46,7 @@
     let low = sorted[0], high = sorted[sorted.length - 1];
     const q1 = quantile(sorted, 0.25), q3 = quantile(sorted, 0.75), reach = 3 * (q3 - q1);
     if (sorted.length >= 8 && reach > 0) {
-      if (minimise) high = Math.min(high, q3 + reach);
+      if (minimize) high = Math.min(high, q3 + reach);
       else low = Math.max(low, q1 - reach);
     }
     const margin = high > low ? 0.04 * (high - low) : Math.abs(low) * 0.05 || 0.5;
@@ -54,7 +54,7 @@
   };
   const metricLimits = limits((finished.length ? finished : trials).map((t) => t.metric));
 
-  // ---- colours: the strongest for the best, or along an axis
+  // ---- colors: the strongest for the best, or along an axis
   const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [223, 214, 60]];
   const ramp = (part) => {
     const t = Charts.dark() ? 1 - 0.85 * part : part;  // on a dark page the bright end is the strongest
@@ -142,8 +142,8 @@
         if (x0 === x1) x0 -= 1, x1 += 1;
         values.sort((a, b) => a - b);
         // The first steps and runs that diverge would press the rest into a line.
-        y0 = values.length ? quantile(values, view.whole || minimise ? 0 : 0.04) : 0;
-        y1 = values.length ? quantile(values, view.whole || !minimise ? 1 : 0.96) : 1;
+        y0 = values.length ? quantile(values, view.whole || minimize ? 0 : 0.04) : 0;
+        y1 = values.length ? quantile(values, view.whole || !minimize ? 1 : 0.96) : 1;
         const margin = (y1 - y0) * 0.04 || Math.abs(y0) * 0.05 || 0.5;
         y0 -= margin, y1 += margin;
         const yTicks = view.logY ? ticksBetween(y0, y1, true).map((y) => [(Math.log10(y) - y0) / (y1 - y0), tick(y)])
@@ -258,12 +258,12 @@
   function placeOn(axis, trial) {
     if (axis < keys.length) return scales[axis].at(trial.values[axis]);
     if (!finite(trial.metric)) return NaN;
-    return minimise ? 1 - metricAt(trial) : metricAt(trial);
+    return minimize ? 1 - metricAt(trial) : metricAt(trial);
   }
   const parallel = document.getElementById("parallel");
   if (keys.length && plotted.length) {
     const names = [...keys.map((key) => key.name), data.metric.name];
-    const ticks = [...scales.map((s) => s.ticks), metricTicks.map(([at, text]) => [minimise ? 1 - at : at, text])];
+    const ticks = [...scales.map((s) => s.ticks), metricTicks.map(([at, text]) => [minimize ? 1 - at : at, text])];
     let area;
     const px = (axis) => area.left + (axis / (names.length - 1)) * area.w;
     const py = (at) => area.top + (1 - at) * area.h;
@@ -380,25 +380,33 @@
     document.getElementById("importance-section").remove();
   }
 
-  // ---- the head, the best trial, the tables
+  // ---- the head, the best configuration, the tables
   document.getElementById("title").textContent = data.name;
   document.getElementById("subtitle").textContent = data.subtitle;
   const facts = document.getElementById("facts");
   const fact = (value, text) => facts.append(make("div", {class: "fact"}, make("b", {text: value}), make("span", {text})));
-  if (data.best) fact(number(data.best.metric), "best " + data.metric.name + " (" + data.metric.at + ")");
+  const best = data.best;
+  const replicated = best && best.planned > 1;
+  const over_seeds = best && best.trials.length > 1 ? ", mean ± standard deviation over " + best.trials.length + " seeds" : "";
+  if (best) fact(best.text, "best " + data.metric.name + " (" + data.metric.at + over_seeds + ")");
   fact(String(trials.length), trials.length === 1 ? "trial" : "trials");
   for (const [state, count] of Object.entries(data.states)) fact(String(count), state);
-  if (data.seconds > 0) fact(duration(data.seconds), "of all trials");
+  if (data.seconds > 0) fact(duration(data.seconds), "run time of all trials");
 
-  if (data.best) {
+  if (best) {
     const list = document.getElementById("best-facts");
     const row = (name, value) => list.append(make("dt", {text: name}), make("dd", {text: value}));
-    row("trial", data.best.id);
-    keys.forEach((key, k) => row(key.path, trials[data.best.index].values[k] || "–"));
-    if (trials[data.best.index].seed !== null) row("seed", String(trials[data.best.index].seed));
-    row(data.metric.name, number(data.best.metric));
-    row("train it again", data.best.command);
-    document.getElementById("recipe").textContent = data.best.recipe;
+    const first = trials[best.trials[0]];
+    if (replicated) row("configuration", best.configuration);
+    else row("trial", first.id);
+    keys.forEach((key, k) => row(key.path, first.values[k] || "–"));
+    if (best.seeds.length) row(best.seeds.length === 1 ? "seed" : "seeds", best.seeds.join(", "));
+    row(data.metric.name, best.text);
+    if (replicated) row("n", best.trials.length + " of " + best.planned + " trials finished");
+    row("train it again", best.command);
+    if (replicated && first.seed !== null)
+      document.getElementById("recipe-summary").textContent = "its recipe with seed " + first.seed + "; other seeds differ in rng.seed alone";
+    document.getElementById("recipe").textContent = best.recipe;
   } else {
     document.getElementById("best-section").remove();
   }

@@ -63,7 +63,7 @@ const Charts = (() => {
     return [...new Set(result)];
   };
 
-  // ---- colours: those of the style sheet, as they are now
+  // ---- colors: those of the style sheet, as they are now
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   let known = new Map();
   const color = (name) => {
@@ -71,7 +71,7 @@ const Charts = (() => {
     return known.get(name);
   };
   const dark = () => scheme.matches;
-  // Colours that can be told apart, also by the colour-blind as far as ten allow; further ones by the golden angle.
+  // Colors that can be told apart, also by the color-blind as far as ten allow; further ones by the golden angle.
   const light_palette = ["#2563c9", "#d9480f", "#0b8a5f", "#b02a8f", "#a67c00", "#0f8fb3", "#c92a4b", "#6b7a12", "#7048c6", "#6b6f76"];
   const dark_palette = ["#6ea8ff", "#ff9a5c", "#4fd6a0", "#f08ad6", "#e6c34a", "#5fd3f0", "#ff8097", "#b9cc54", "#b79bff", "#b4bac4"];
   const distinct = (i) => {
@@ -149,7 +149,7 @@ const Charts = (() => {
     for (const [at, text] of xTicks) {
       const x = Math.round(left + at * w) + 0.5, half = c.measureText(text).width / 2;
       c.beginPath(), c.moveTo(x, top), c.lineTo(x, top + h), c.stroke();
-      if (x - half < free) continue;  // no room beside its neighbour
+      if (x - half < free) continue;  // no room beside its neighbor
       c.fillText(text, Math.min(x, self.width - half - 1), top + h + 6);
       free = x + half + 8;
     }
@@ -165,7 +165,7 @@ const Charts = (() => {
 
   const mark = () => charts.forEach((c) => c.mark());
   const redraw = () => charts.forEach((c) => (c.draw(), c.mark()));
-  // Draws now, and again whenever the window or its colours change.
+  // Draws now, and again whenever the window or its colors change.
   const start = (draw = redraw) => {
     draw();
     let waiting = 0;
