@@ -99,6 +99,18 @@ Composer::Composer(const Definition& definition) : definition_(definition) {
   base_hash_ = config::hash_of(config::canonical_form(config::schema(), &base.config, counts));
 }
 
+std::string Composer::stored_form(const std::filesystem::path& recipe) const {
+  config::Request request;
+  request.recipe = recipe.string();
+  request.ranks = definition_.resources.ranks;
+  request.ranks_origin = "resources.ranks";
+  for (const std::string_view own : kOwnPlaces) request.unset.emplace_back(own);
+  const config::Resolution resolution = config::resolve(request);
+  for (const config::Diagnostic& diagnostic : resolution.diagnostics)
+    if (diagnostic.level == config::Level::error) fail(ErrorCode::config, described(diagnostic));
+  return config::canonical_form(config::schema(), &resolution.config, counts);
+}
+
 TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown) {
   TrialEstimate out;
   out.steps = steps_of(config, why_unknown);
@@ -168,7 +180,8 @@ Composed Composer::compose(const Values& values, std::optional<int64_t> seed) {
   for (auto& [path, value] : trial.values)  // as the recipe shows it, however it was written
     if (const auto target = find_target(path); target && target->field && !target->inside)
       value = config::yaml_inline(*target->field->type, schema.load(&config, *target->field));
-  out.hash = config::hash_of(config::canonical_form(schema, &config, counts));
+  out.form = config::canonical_form(schema, &config, counts);
+  out.hash = config::hash_of(out.form);
   out.configuration_hash = config::hash_of(config::canonical_form(
       schema, &config, [](const FieldInfo& field) { return counts(field) && field.path != kSeedPath; }));
   config.name =

@@ -1,6 +1,7 @@
 // One point of a sweep as a recipe: composed, checked, estimated, named by what it means.
 #pragma once
 
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@ struct Composed {
   std::string unknown_length;                  // why the number of steps is not known; empty: it is
   TrialPlan trial;                             // without id, configuration and label
   std::string hash, configuration_hash;        // 32 hex digits
+  std::string form;                            // the canonical form that `hash` is of
   std::string recipe;                          // without its first lines, which name the trial
   std::string overrides;
 };
@@ -27,6 +29,8 @@ class Composer {
   // Throws ErrorCode::config or ::not_found where the base itself cannot be read.
   explicit Composer(const Definition& definition);
   Composed compose(const Values& values, std::optional<int64_t> seed);
+  // The canonical form of the recipe that a trial has on disk, as this version reads it. Throws ErrorCode::config with its errors.
+  std::string stored_form(const std::filesystem::path& recipe) const;
   const std::string& base_hash() const { return base_hash_; }
 
  private:

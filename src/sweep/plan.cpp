@@ -119,10 +119,9 @@ Json json_of(const Values& values) {
 }
 
 Json json_of(const TrialPlan& trial) {
-  Json object{{"id", trial.id},
-              {"configuration", trial.configuration},
-              {"label", trial.label},
-              {"values", json_of(trial.values)}};
+  Json object{{"id", trial.id},       {"configuration", trial.configuration},
+              {"hash", trial.hash},   {"configuration_hash", trial.configuration_hash},
+              {"label", trial.label}, {"values", json_of(trial.values)}};
   object["seed"] = trial.seed ? Json(*trial.seed) : Json();
   object["ranks"] = trial.ranks;
   object["threads"] = trial.threads ? Json(*trial.threads) : Json();
@@ -193,6 +192,69 @@ records::FileLock lock_plan(const fs::path& directory) {
       ::usleep(100'000);
     }
   }
+}
+
+// Whether a trial of a plan has the meaning that this version gives that hash.
+bool means(const TrialPlan& trial, const std::string& hash) {
+  return trial.hash.empty() ? hash.starts_with(trial.id) : trial.hash == hash;
+}
+bool has_configuration(const TrialPlan& trial, const std::string& hash) {
+  return trial.configuration_hash.empty() ? hash.starts_with(trial.configuration)
+                                          : trial.configuration_hash == hash;
+}
+
+// The first line in which two canonical forms differ: "optimizer.lr = 0.1, and now it would have 0.2".
+std::string first_difference(const std::string& stored, const std::string& now) {
+  const auto fields = [](const std::string& form) {
+    std::map<std::string, std::string> values;
+    for (const std::string_view line : split(form, '\n'))
+      if (const size_t at = line.find(" = "); at != std::string_view::npos)
+        values.emplace(line.substr(0, at), line.substr(at + 3));
+    return values;
+  };
+  const auto before = fields(stored), after = fields(now);
+  for (const auto& [path, value] : before) {
+    const auto same = after.find(path);
+    if (same == after.end() || same->second != value)
+      return path + " = " + value + ", and now it would have " +
+             (same == after.end() ? "none" : same->second);
+  }
+  for (const auto& [path, value] : after)
+    if (!before.contains(path)) return "no " + path + ", and now it would have " + value;
+  return "";
+}
+
+// Where the base has another hash than in the plan, the recipes of its trials say whether it means the same: a version with other
+// fields hashes the same recipe otherwise. The trials get this version's hashes and keep their names.
+void adopt(Plan& plan, const fs::path& directory, Composer& composer) {
+  if (composer.base_hash() == plan.base_hash) return;
+  const auto refuse = [&](const std::string& why) {
+    fail(ErrorCode::failed,
+         "the recipe `" + plan.definition.base +
+             "` does not mean what it meant when this sweep was planned: " + why,
+         "restore it, or plan another sweep: trials of two recipes cannot be compared");
+  };
+  size_t compared = 0;
+  for (TrialPlan& trial : plan.trials) {
+    Composed composed = composer.compose(trial.values, trial.seed);
+    if (!composed.valid) refuse("trial " + trial.id + " would be invalid: " + composed.reasons.front());
+    const fs::path recipe = directory / "trials" / trial.id / "recipe.yaml";
+    if (fs::exists(recipe)) {
+      std::string stored;
+      try {
+        stored = composer.stored_form(recipe);
+      } catch (const Error& error) {
+        refuse("this version does not read `" + recipe.string() + "`: " + error.message());
+      }
+      if (const std::string difference = first_difference(stored, composed.form); !difference.empty())
+        refuse("trial " + trial.id + " has " + difference);
+      ++compared;
+    }
+    trial.hash = composed.hash;
+    trial.configuration_hash = composed.configuration_hash;
+  }
+  if (compared == 0) refuse("no trial has its recipe.yaml any more, which would say whether it does");
+  plan.base_hash = composer.base_hash();
 }
 
 // Puts trials that are new beside the others, and then the plan that names them.
@@ -358,7 +420,11 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
   for (const auto& [warning, times] : warnings)
     out.notes.push_back(warning + (times > 1 ? " (in " + std::to_string(times) + " trials)" : ""));
   const auto ids = ids_of(hashes), names = ids_of(configurations);
-  for (size_t i = 0; i < ids.size(); ++i) plan.trials[i].id = ids[i], plan.trials[i].configuration = names[i];
+  for (size_t i = 0; i < ids.size(); ++i) {
+    TrialPlan& trial = plan.trials[i];
+    trial.id = ids[i], trial.configuration = names[i];
+    trial.hash = hashes[i], trial.configuration_hash = configurations[i];
+  }
   describe(plan);
   return out;
 }
@@ -407,42 +473,47 @@ void write_plan(const fs::path& directory, const Planned& planned) {
 
 int64_t extend_plan(const fs::path& directory, const Planned& planned) {
   const auto lock = lock_plan(directory);
-  const Plan before = read_plan(directory);
-  if (before.base_hash != planned.plan.base_hash)
-    fail(
-        ErrorCode::failed,
-        "the recipe `" + before.definition.base + "` does not mean what it meant when this sweep was planned",
-        "restore it, or plan another sweep: trials of two recipes cannot be compared. Another version of "
-        "Capstan "
-        "may have fields that count too");
+  Plan before = read_plan(directory);
+  Composer composer(planned.plan.definition);
+  adopt(before, directory, composer);
   Planned merged;
   merged.plan = planned.plan;
   merged.plan.trials.clear();
   if (!merged.plan.definition.metric.named)  // results that are there keep their meaning
     merged.plan.definition.metric.name = before.definition.metric.name;
-  std::map<std::string, size_t> now;
-  for (size_t i = 0; i < planned.plan.trials.size(); ++i) now[planned.plan.trials[i].id] = i;
   const auto take = [&](TrialPlan trial, std::string recipe, std::string overrides) {
     merged.plan.trials.push_back(std::move(trial));
     merged.recipes.push_back(std::move(recipe));
     merged.overrides.push_back(std::move(overrides));
   };
+  std::map<std::string, size_t> now;  // by hash
+  for (size_t i = 0; i < planned.plan.trials.size(); ++i) now[planned.plan.trials[i].hash] = i;
+  std::map<std::string, std::string> configurations;  // hash, or its beginning → as the plan calls it
   std::vector<size_t> added;
   for (const TrialPlan& trial : before.trials) {
-    const auto same = now.find(trial.id);
-    if (same == now.end()) {
+    configurations.emplace(trial.configuration_hash.empty() ? trial.configuration : trial.configuration_hash,
+                           trial.configuration);
+    const auto same = now.lower_bound(trial.hash.empty() ? trial.id : trial.hash);
+    if (same == now.end() || !means(trial, same->first)) {
       take(trial, "", "");
       continue;
     }
     const size_t at = same->second;
     if (!fs::is_directory(directory / "trials" / trial.id)) added.push_back(merged.plan.trials.size());
     take(planned.plan.trials[at], planned.recipes[at], planned.overrides[at]);
+    merged.plan.trials.back().id = trial.id;
+    merged.plan.trials.back().configuration = trial.configuration;
     now.erase(same);
   }
   for (size_t i = 0; i < planned.plan.trials.size(); ++i) {
-    if (!now.contains(planned.plan.trials[i].id)) continue;
+    TrialPlan trial = planned.plan.trials[i];
+    if (!now.contains(trial.hash)) continue;
+    const auto replicated = configurations.upper_bound(trial.configuration_hash);  // of one that is there
+    if (replicated != configurations.begin() &&
+        trial.configuration_hash.starts_with(std::prev(replicated)->first))
+      trial.configuration = std::prev(replicated)->second;
     added.push_back(merged.plan.trials.size());
-    take(planned.plan.trials[i], planned.recipes[i], planned.overrides[i]);
+    take(std::move(trial), planned.recipes[i], planned.overrides[i]);
   }
   describe(merged.plan);
   // The definition before the plan: a plan is never of a definition that is not there.
@@ -482,19 +553,18 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
     seed = number;
   }
   Composer composer(planned.plan.definition);
-  if (composer.base_hash() != planned.plan.base_hash)
-    fail(ErrorCode::failed, "the recipe `" + planned.plan.definition.base +
-                                "` does not mean what it meant when this sweep was planned");
+  adopt(planned.plan, directory, composer);
   Composed composed = composer.compose(canonical, seed);
   if (!composed.valid)
     fail(ErrorCode::config, "no trial can be made of " + text_of(canonical, seed) + ":\n    " +
                                 join(composed.reasons, "\n    "));
   for (const TrialPlan& trial : planned.plan.trials)
-    if (composed.hash.starts_with(trial.id)) return trial;
+    if (means(trial, composed.hash)) return trial;
+  composed.trial.hash = composed.hash, composed.trial.configuration_hash = composed.configuration_hash;
   composed.trial.id = composed.hash.substr(0, kIdDigits);
   composed.trial.configuration = composed.configuration_hash.substr(0, kIdDigits);
   for (const TrialPlan& trial : planned.plan.trials)  // a replicate of one that is there
-    if (composed.configuration_hash.starts_with(trial.configuration))
+    if (has_configuration(trial, composed.configuration_hash))
       composed.trial.configuration = trial.configuration;
   planned.recipes.resize(planned.plan.trials.size());
   planned.overrides.resize(planned.plan.trials.size());
@@ -550,6 +620,8 @@ Plan read_plan(const fs::path& directory) {
           trial.id.find_first_not_of("0123456789abcdef") != std::string::npos)
         fail(ErrorCode::format, "`" + file + "`: `" + trial.id + "` is no trial");
       trial.configuration = one.at("configuration").get<std::string>();
+      trial.hash = one.value("hash", "");
+      trial.configuration_hash = one.value("configuration_hash", "");
       trial.label = one.at("label").get<std::string>();
       trial.values = values_of(one.at("values"));
       trial.seed = optional(one.at("seed"));

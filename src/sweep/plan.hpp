@@ -25,8 +25,10 @@ struct TrialEstimate {
 struct TrialPlan {
   std::string id;             // at least 8 hex digits: the hash of what the trial means
   std::string configuration;  // likewise, of everything but the seed: equal for replicates
-  std::string label;          // "lr=0.0003,tp=2"; for people only
-  Values values;              // of axes and links, as the recipe shows them, without the seed
+  // In full, as the version computes them that last wrote the plan; id and configuration stay. Empty in plans of earlier builds.
+  std::string hash, configuration_hash;
+  std::string label;  // "lr=0.0003,tp=2"; for people only
+  Values values;      // of axes and links, as the recipe shows them, without the seed
   std::optional<int64_t> seed;
   int64_t ranks = 1;
   std::optional<int64_t> threads;  // of one rank, where the sweep says so
@@ -76,7 +78,8 @@ Planned make_plan(const Definition& definition);
 void write_plan(const std::filesystem::path& directory, const Planned& planned);
 
 // Adds the trials that the directory's plan lacks, and keeps the others with their states. Returns how many were added.
-// Throws ErrorCode::failed when the base recipe has changed since.
+// Throws ErrorCode::failed when the base recipe has changed since, with the first field that differs. A version with other fields
+// hashes the same recipe otherwise: then the recipes of the trials decide, as this version reads them.
 int64_t extend_plan(const std::filesystem::path& directory, const Planned& planned);
 
 // One trial from values given by hand (`sweep ask`): of the directory's base and `set`, checked as any other. Throws

@@ -496,6 +496,99 @@ TEST_CASE("a directory of an earlier build reads as it was") {
   CHECK(old.trials.size() == 1);
 }
 
+// A version without some field hashes the same recipes otherwise: other names, another hash of the base, no line of that field.
+static void as_planned_without(const fs::path& place, const std::string& field) {
+  std::string plan = read_file(place / "plan.json");
+  const Plan now = read_plan(place);
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    for (size_t at = plan.find(from); at != std::string::npos; at = plan.find(from, at + to.size()))
+      plan.replace(at, from.size(), to);
+  };
+  replace(now.base_hash, std::string(32, '0'));
+  int count = 0;
+  for (const TrialPlan& trial : now.trials) {
+    replace("\"" + trial.hash + "\"", "\"\"");  // earlier plans have ids alone
+    replace("\"" + trial.configuration_hash + "\"", "\"\"");
+    const std::string id = "0000000" + std::to_string(++count);
+    replace("\"id\": \"" + trial.id, "\"id\": \"" + id);
+    fs::rename(place / "trials" / trial.id, place / "trials" / id);
+    const fs::path file = place / "trials" / id / "recipe.yaml";
+    std::string recipe = read_file(file);
+    const size_t at = recipe.find("  " + field + ": ");
+    REQUIRE(at != std::string::npos);
+    recipe.erase(at, recipe.find('\n', at) + 1 - at);
+    write_file_durably(file, recipe);
+  }
+  write_file_durably(place / "plan.json", plan);
+}
+
+TEST_CASE("a version with more fields extends a sweep whose recipes mean the same") {
+  const Scratch scratch;
+  const fs::path place = scratch.path / "s";
+  const std::string axes = "axes: {optimizer.lr: [1e-3, 1e-2]}\nseeds: [1, 2]\n";
+  write_plan(place, make_plan(tiny_definition(axes)));
+  as_planned_without(place, "decoupled_min_lr");
+  const Plan before = read_plan(place);
+  Store(place).change(before.trials[1].id, {State::done, 1, "", 0});
+
+  const Definition more = tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2, 2e-2]}\nseeds: [1, 2, 3]\n");
+  CHECK(extend_plan(place, make_plan(more)) == 5);
+  CHECK(extend_plan(place, make_plan(more)) == 0);
+  const Store store(place);
+  const Plan& after = store.plan();
+  REQUIRE(after.trials.size() == 9);
+  for (size_t i = 0; i < 4; ++i) {
+    CHECK(after.trials[i].id == before.trials[i].id);
+    CHECK(after.trials[i].configuration == before.trials[i].configuration);
+  }
+  CHECK(store.state(before.trials[1].id) == State::done);
+  std::map<std::string, int> replicates;
+  for (const TrialPlan& trial : after.trials) ++replicates[trial.configuration];
+  CHECK(replicates.size() == 3);
+  for (const auto& [configuration, count] : replicates) CHECK(count == 3);
+  CHECK(add_trial(place, {{"optimizer.lr", "1e-3"}}, 2).id == before.trials[1].id);
+
+  // Asking is no other than adding.
+  write_plan(scratch.path / "asked", make_plan(tiny_definition(axes)));
+  as_planned_without(scratch.path / "asked", "decoupled_min_lr");
+  CHECK(add_trial(scratch.path / "asked", {{"optimizer.lr", "1e-2"}}, 1).id == "00000003");
+  CHECK(add_trial(scratch.path / "asked", {{"optimizer.lr", "1e-2"}}, 3).configuration ==
+        read_plan(scratch.path / "asked").trials[2].configuration);
+}
+
+TEST_CASE("a base that means something else is refused by the field that differs") {
+  const Scratch scratch;
+  const fs::path place = scratch.path / "s";
+  const Definition tiny = tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2]}\n");
+  const auto refusal = [&](const std::string& field) {
+    fs::remove_all(place);
+    write_plan(place, make_plan(tiny));
+    as_planned_without(place, field);  // here the recipe gave it another value than the default
+    try {
+      extend_plan(place, make_plan(tiny));
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::failed);
+      return error.message();
+    }
+    return std::string();
+  };
+  CHECK(refusal("min_lr_ratio") ==
+        "the recipe `quickstart` does not mean what it meant when this sweep was planned: trial 00000001 has "
+        "optimizer.min_lr = 0, and now it would have 0.0001");
+  CHECK(read_plan(place).trials.size() == 2);
+  Definition other = tiny;
+  other.set.push_back("optimizer.adam_beta1=0.5");
+  fs::remove_all(place);
+  write_plan(place, make_plan(tiny));
+  try {
+    extend_plan(place, make_plan(other));
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK(error.message().find(" has optimizer.adam_beta1 = ") != std::string::npos);
+    CHECK(error.message().find(", and now it would have 0.5") != std::string::npos);
+  }
+}
+
 TEST_CASE("a sweep is extended from any directory") {
   const Scratch scratch, elsewhere;
   const fs::path here = fs::current_path(), place = scratch.path / "s";
