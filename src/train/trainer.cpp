@@ -141,6 +141,7 @@ void Run::evaluate(bool last) {
   if (!v.eval_interval || !datasets_[1] || v.eval_iters <= 0) return;
   if (!last && step % *v.eval_interval != 0) return;
   if (last && step % *v.eval_interval == 0) return;  // just done
+  if (last && step == first_step_) return;           // a finished run that was resumed
   timers_.start_step();
   expect(evaluation_seconds_ > 0 ? evaluation_seconds_ + save_seconds_ : 0);
   timers_.enter(Phase::evaluate);
@@ -306,9 +307,10 @@ Outcome Run::run() {
     evaluate(false);
     const int64_t step = loop_->state().step;
     outcome.reason = stop_reason();
-    if (outcome.reason.empty() && config_.checkpoint.save_interval &&
+    // The last step's checkpoint follows its evaluations: one that is there says that they are, and a resume repeats neither.
+    if (outcome.reason.empty() && config_.checkpoint.save_interval && step < total_steps_ &&
         step % *config_.checkpoint.save_interval == 0) {
-      save(step == total_steps_);
+      save(false);
       outcome.reason = stop_reason();  // asked for while saving
     }
     if (!outcome.reason.empty() && step < total_steps_) {

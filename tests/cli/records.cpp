@@ -131,6 +131,36 @@ TEST_CASE("a run in parts has the rows of an uninterrupted one: the same steps, 
   }
 }
 
+TEST_CASE("resuming a finished run adds no point") {
+  const ScratchDirectory scratch;
+  for (const char* interval : {"3", "5", "2"}) {  // beyond, at and before the last step
+    CAPTURE(interval);
+    const std::string name = std::string("r") + interval;
+    const std::vector<std::string> words{"train.train_iters=5",
+                                         "checkpoint.save_interval=5",
+                                         "validation.eval_iters=1",
+                                         "--run-dir",
+                                         name,
+                                         std::string("validation.eval_interval=") + interval};
+    REQUIRE(train_in(scratch, words).code == 0);
+    const std::string before = read_text(scratch.file(name) + "/metrics.jsonl");
+    std::vector<int> validated;
+    std::istringstream text(before);
+    for (std::string line; std::getline(text, line);)
+      if (const json row = json::parse(line); row.value("event", "") == "validation")
+        validated.push_back(row["step"]);
+    CHECK(validated == (std::string(interval) == "3"   ? std::vector<int>{3, 5}
+                        : std::string(interval) == "5" ? std::vector<int>{5}
+                                                       : std::vector<int>{2, 4, 5}));
+    std::vector<std::string> again = words;
+    again.push_back("--resume");
+    const Finished resumed = train_in(scratch, again);
+    CHECK_MESSAGE(resumed.code == 0, resumed.err);
+    CHECK(read_text(scratch.file(name) + "/metrics.jsonl") == before);
+    CHECK(!contains(resumed.err, "validation loss"));
+  }
+}
+
 TEST_CASE(
     "ctrl-C is answered at once and once; the hint repeats --nproc; nothing stays in the temporary "
     "directory") {
