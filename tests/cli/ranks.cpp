@@ -57,6 +57,27 @@ TEST_CASE("SIGINT and SIGTERM to the parent: both ranks save, 75") {
   }
 }
 
+TEST_CASE("without train.exit_signal_handler the first signal to the parent ends both ranks, unsaved") {
+  ScratchDirectory scratch;
+  for (const int signal : {SIGINT, SIGTERM}) {
+    bool sent = false;
+    const std::string name = "run" + std::to_string(signal);
+    const Finished stopped = run_mock(
+        scratch,
+        {"--nproc", "2", "train.train_iters=1000000", "train.exit_signal_handler=false", "--run-dir", name},
+        [&](const std::string& text, int) {
+          if (sent || !contains(text, "step 2")) return 0;
+          sent = true;
+          return signal;
+        });
+    CHECK(sent);
+    CHECK_MESSAGE(stopped.code == 128 + signal, stopped.err);
+    CHECK_FALSE(contains(stopped.err, "continue with"));
+    const std::filesystem::path checkpoints = scratch.file(name) + "/checkpoints";
+    CHECK((!std::filesystem::exists(checkpoints) || std::filesystem::is_empty(checkpoints)));
+  }
+}
+
 TEST_CASE("a signal while the ranks start is not lost") {
   ScratchDirectory scratch;
   for (const int delay_ms : {20, 60, 150, 300, 600}) {
@@ -120,6 +141,36 @@ TEST_CASE("a rank that dies or is stopped is named once, with what the others wa
       if (signal == SIGKILL) CHECK_MESSAGE(contains(ended.err, "signal 9"), ended.err);
       CHECK(ended.seconds < 20);
     }
+}
+
+// The same pause: longer than one time limit, shorter than the other.
+TEST_CASE("resilience.timeout decides whether the others wait for a rank that pauses") {
+  ScratchDirectory scratch;
+  for (const std::string limit : {"1s", "60s"}) {
+    CAPTURE(limit);
+    int victim = 0;
+    const Finished ended = run_mock(scratch,
+                                    {"--nproc", "2", "train.train_iters=40", "train.exit_interval=20",
+                                     "resilience.timeout=" + limit, "--run-dir", "run" + limit},
+                                    [&](const std::string& text, int parent) {
+                                      const auto ranks = ranks_of(parent);
+                                      if (victim != 0 || !contains(text, "step 2") || ranks.size() != 2)
+                                        return 0;
+                                      victim = ranks[1];
+                                      ::kill(victim, SIGSTOP);
+                                      ::usleep(6'000'000);
+                                      ::kill(victim, SIGCONT);
+                                      return 0;
+                                    });
+    CHECK(victim != 0);
+    if (limit == "1s") {
+      CHECK_MESSAGE(ended.code == 4, ended.err);
+      CHECK_MESSAGE(contains(ended.err, "(resilience.timeout 1.0 s)"), ended.err);
+    } else {
+      CHECK_MESSAGE(ended.code == 75, ended.err);  // it goes on to its exit interval
+      CHECK_MESSAGE(!contains(ended.err, "error: "), ended.err);
+    }
+  }
 }
 
 TEST_CASE("ranks of different recipes are told apart before the first step: code 4, once") {

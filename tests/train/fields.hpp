@@ -26,10 +26,10 @@ struct Proof {
     changes,  // `base`, and `base` with the value (and `when`, read only beside it), differ in `view`
     refused,  // train refuses the value by the name of this field
     idle,  // C0604 or C0606 on this field; with `when` the field is read, and train refuses a field of `when` by name
-    ruled,      // an error of the rule `rule` on the value
-    warned,     // a warning of the rule `rule` on the value, which changes nothing
-    allows,     // without the value the rule `rule` refuses the recipe
-    elsewhere,  // read outside the trainer; the test program `rule` sets it
+    ruled,   // an error of the rule `rule` on the value
+    warned,  // a warning of the rule `rule` on the value, which changes nothing
+    allows,  // without the value the rule `rule` refuses the recipe
+    elsewhere,  // read outside the trainer; a test case of the file `rule` that begins with `value` compares two runs
   };
   Kind kind;
   std::string field, value;

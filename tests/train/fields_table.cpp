@@ -439,7 +439,13 @@ void run_records() {
   changes("profiling.trace_dir", "traces", traced, View::files);
 
   changes("rng.seed", "7");
-  table.push_back({Kind::elsewhere, "resilience.timeout", "", {}, View::run, "tests/cli/ranks.cpp", {}});
+  table.push_back({Kind::elsewhere,
+                   "resilience.timeout",
+                   "resilience.timeout decides whether",
+                   {},
+                   View::run,
+                   "tests/cli/ranks.cpp",
+                   {}});
   changes("resilience.memory_limit", "1KiB", {}, View::files);
   changes("resilience.check_for_nan", "false",
           {"optimizer.lr=100", "optimizer.clip_grad=0", "optimizer.optimizer=sgd", "optimizer.min_lr=99",
