@@ -1,6 +1,6 @@
 // The equivalence matrix: the same recipe gives the same losses and parameters on every layout as on one rank. Runs on any number
 // of ranks and takes the layouts of that size: some, or with CAPSTAN_EVERY_LAYOUT the whole matrix. The environment variable
-// CAPSTAN_LAYOUTS leaves those whose overrides contain it.
+// CAPSTAN_LAYOUTS selects those that contain it in "RECIPE OVERRIDES".
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -46,6 +46,7 @@ struct Layout {
 #define FULL "model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1"
 #define DROP "model.hidden_dropout=0.1 model.attention_dropout=0.1"
 #define BF16 "mixed_precision=bf16_mixed"
+#define HYBRID "ddp.num_distributed_optimizer_instances=2 "
 #define SGD "~optimizer.adam_eps optimizer.optimizer=sgd optimizer.lr=0.05 optimizer.min_lr=0.005"
 #define FIRST "dist.num_layers_in_first_pipeline_stage="
 #define LAST "dist.num_layers_in_last_pipeline_stage="
@@ -113,6 +114,29 @@ constexpr Layout kLayouts[] = {
     {3, false, "qlora", SHARD "optim_grads"},
     {4, false, "qlora", "dist.tp=4"},
     {4, false, "qlora", "dist.tp=2 dist.pp=2"},
+    {2, true, "lora", "dist.pp=2 dist.vpp=2"},
+    {2, false, "lora", "dist.cp=2 dist.cp_comm_type=all_gather"},
+    {2, false, "lora", "dist.cp=2 dist.cp_comm_type=a2a " FULL},
+    {4, false, "lora", "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
+    {4, false, "lora", HYBRID SHARD "optim"},
+    {4, false, "lora", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
+    {4, false, "canonical", "dist.pp=2 dist.vpp=2 " SHARD "optim_grads"},
+    {2, false, "dora", SHARD "optim_grads_params"},
+    {2, false, "dora", "dist.pp=2 dist.vpp=2 " FULL},
+    {2, false, "dora", "dist.cp=2 dist.cp_comm_type=a2a"},
+    {3, false, "dora", SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true"},
+    {3, false, "canonical_dora", SHARD "optim_grads_params " FULL},
+    {4, false, "dora", "dist.tp=2 dist.sp=true " SHARD "optim_grads_params"},
+    {4, true, "dora", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
+    {2, false, "qlora", "dist.cp=2"},
+    {2, false, "qlora", "dist.cp=2 dist.cp_comm_type=all_gather " FULL},
+    {2, false, "qlora", "dist.cp=2 dist.cp_comm_type=a2a"},
+    {2, false, "qlora", "dist.pp=2 dist.vpp=2"},
+    {4, false, "qlora", "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
+    {4, false, "qlora", "dist.tp=2 dist.cp=2 dist.sp=true"},
+    {4, false, "qlora", HYBRID SHARD "optim_grads"},
+    {8, false, "dora", "dist.tp=2 dist.pp=2 dist.vpp=2 " SHARD "optim_grads_params"},
+    {8, false, "qlora", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true " FULL},
     // Soft caps, four norms a layer, multiplied embeddings; norms of outputs and across heads, YaRN.
     {2, false, "gemma", "dist.tp=2 dist.sp=true"},
     {2, false, "gemma", "dist.cp=2"},
@@ -349,7 +373,8 @@ TEST_CASE("the same recipe gives the same losses and parameters on every layout"
   for (const Layout& layout : kLayouts) {
     if (layout.ranks != world().size() || (!kAll && !layout.fast)) continue;
     const char* const only = std::getenv("CAPSTAN_LAYOUTS");
-    if (only && std::string(layout.overrides).find(only) == std::string::npos) continue;
+    if (only && (std::string(layout.recipe) + " " + layout.overrides).find(only) == std::string::npos)
+      continue;
     std::string overrides = layout.overrides;
     if (world().size() == 8) overrides += std::string(" ") + kBatchOfEight;
     // Rounding to bf16 makes two runs part ways: their first steps are compared.
@@ -403,7 +428,8 @@ TEST_CASE(
   const auto alone = comm::World::alone();
   const bool in_half = world().rank() < 2;
   capstan::test::PartWorld half(world(), in_half ? 0 : 1);
-  for (const std::string recipe : {"gpt", "llama"}) {
+  for (const std::string recipe : {"gpt", "llama", "dora"}) {
+    const bool adapters = recipe == "dora";  // beside weights that the checkpoint does not hold
     const auto on = [&](const Layout& layout, auto&& body) {
       const int me = world().rank();
       if (me < layout.ranks)
@@ -430,6 +456,7 @@ TEST_CASE(
       return trace;
     };
     for (size_t from = 0; from < layouts.size(); ++from) {
+      if (adapters && !layouts[from].fast) continue;
       const fs::path root = scratch() / ("from-" + recipe + std::to_string(from));
       Tensors saved;
       std::vector<double> expected;
@@ -444,10 +471,12 @@ TEST_CASE(
       });
       for (size_t to = 0; to < layouts.size(); ++to) {
         if (!kAll && to != from && !(layouts[from].fast && layouts[to].fast)) continue;
+        if (adapters && !layouts[to].fast) continue;
         INFO(recipe, " from [", layouts[from].overrides, "] to [", layouts[to].overrides, "]");
         on(layouts[to], [&](comm::World& members) {
           const config::Config config = resolve(recipe, layouts[to].overrides, members.size());
           Loop loop(config, members);
+          if (adapters) loop.initialise();
           auto reader =
               checkpoint::Reader::open(root / checkpoint::step_directory_name(2), checkpoint::Depth::content);
           loop.state() = load_state(reader, loop.store(), &loop.optimizer());
