@@ -494,10 +494,13 @@ TEST_CASE(
 
 TEST_CASE("what is not finite is located under tensor and pipeline parallelism and ZeRO") {
   if (world().size() != 4 && world().size() != 8) return;
-  const std::string overrides =
-      std::string("dist.tp=2 dist.pp=2 ") + (world().size() == 8 ? SHARD "optim_grads " : "") + kBatchOfEight;
+  const bool sharded = world().size() == 8;
   for (const std::string place :
        {"layers.0.mlp.linear_fc1.weight", "layers.3.self_attention.linear_qkv.weight"}) {
+    const char* const sharding =
+        place.starts_with("layers.0") ? SHARD "optim_grads " : SHARD "optim_grads_params ";
+    const std::string overrides =
+        std::string("dist.tp=2 dist.pp=2 ") + (sharded ? sharding : "") + kBatchOfEight;
     INFO(place, " with ", overrides);
     const config::Config config = resolve("gpt", overrides, world().size());
     Loop loop(config, world());
