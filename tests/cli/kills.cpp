@@ -20,8 +20,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::vector<std::string> arguments_of(const std::string& run, bool async) {
-  return train_tiny({"train.train_iters=300", "checkpoint.save_interval=2", "checkpoint.most_recent_k=2",
+std::vector<std::string> arguments_of(const std::string& run, bool async, int steps = 300) {
+  return train_tiny({"train.train_iters=" + std::to_string(steps), "checkpoint.save_interval=2",
+                     "checkpoint.most_recent_k=2",
                      std::string("checkpoint.async_save=") + (async ? "true" : "false"), "--run-dir", run,
                      "--resume=auto"});
 }
@@ -136,16 +137,16 @@ static std::vector<int> descendants_of(int process) {
   return all;
 }
 
-TEST_CASE("kill -9 of any process of a run on two ranks loses nothing, and ends the others") {
-  const int64_t wanted = std::max<int64_t>(8, number_from("CAPSTAN_KILLS", 200) / 20);
+// Kills the launcher of a run or one of the processes below it, `wanted` times in all. The last of `more` is the number of ranks.
+static void check_kills(int64_t wanted, int steps, const std::vector<std::string>& more) {
   std::mt19937 random(static_cast<unsigned>(number_from("CAPSTAN_SEED", 1)));
   if (::access("/dev/shm", W_OK) == 0) ::setenv("TMPDIR", "/dev/shm", 1);
   const ScratchDirectory scratch;
   const auto launch_in = [&](const std::string& run, bool async) {
     Launch launch;
     launch.directory = scratch.path();
-    launch.arguments = arguments_of(run, async);
-    launch.arguments.insert(launch.arguments.end(), {"--nproc", "2"});
+    launch.arguments = arguments_of(run, async, steps);
+    launch.arguments.insert(launch.arguments.end(), more.begin(), more.end());
     return launch;
   };
   const Finished whole = run(launch_in("whole", false));
@@ -175,6 +176,7 @@ TEST_CASE("kill -9 of any process of a run on two ranks loses nothing, and ends 
         return 0;
       };
       const Finished ended = run(launch);
+      const bool killed = killer.started();
       killer.cancel();
       REQUIRE_MESSAGE(!contains(ended.err, "not resumed from"), ended.err);
       if (contains(ended.err, "| loss")) {
@@ -184,6 +186,7 @@ TEST_CASE("kill -9 of any process of a run on two ranks loses nothing, and ends 
       reached = std::max(reached, last_saved(ended.err));
       finished = ended.code == 0;
       if (finished) break;
+      REQUIRE_MESSAGE(killed, ended.err);
       ++kills;
       of_launcher += launcher;
       // What the kill left running ends by itself, and soon: nobody else can take the run before.
@@ -200,6 +203,15 @@ TEST_CASE("kill -9 of any process of a run on two ranks loses nothing, and ends 
     REQUIRE(losses_of(scratch.file(name)) == expected);
     fs::remove_all(scratch.file(name));
   }
-  MESSAGE(kills << " kills, " << of_launcher << " of the launcher itself, in " << laps
-                << " runs on two ranks");
+  MESSAGE(kills << " kills, " << of_launcher << " of the launcher itself, in " << laps << " runs with "
+                << more.back() << " ranks");
+}
+
+TEST_CASE("kill -9 of any process of a run on two ranks loses nothing, and ends the others") {
+  check_kills(std::max<int64_t>(8, number_from("CAPSTAN_KILLS", 200) / 20), 300, {"--nproc", "2"});
+}
+TEST_CASE("kill -9 of any of eight processes under tensor and pipeline parallelism and ZeRO loses nothing") {
+  check_kills(std::max<int64_t>(3, number_from("CAPSTAN_KILLS", 200) / 60), 30,
+              {"model.num_layers=2", "dist.tp=2", "dist.pp=2", "train.global_batch_size=4",
+               "ddp.data_parallel_sharding_strategy=optim_grads", "--nproc", "8"});
 }
