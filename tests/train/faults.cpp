@@ -6,14 +6,15 @@
 #include <thread>
 
 #include "../checkpoint/helpers.hpp"
+#include "runs.hpp"
 #include "support/faulty_disk.hpp"
 #include "support/tiny.hpp"
-#include "train/records/metrics.hpp"
-#include "train/trainer.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
 using namespace capstan::checkpoint::test;
+using capstan::testing::losses_of;
+using capstan::testing::Report;
 using checkpoint::Depth;
 using checkpoint::FileSystem;
 
@@ -34,23 +35,11 @@ config::Config small(bool async) {
   return c;
 }
 
-struct Sink final : ProgressSink {
-  std::vector<std::string> lines, warnings;
-  std::function<void(const std::string&)> on_warning = [](const std::string&) {};
-  void line(const std::string& text) override { lines.push_back(text); }
-  void warning(const std::string& text) override {
-    warnings.push_back(text);
-    on_warning(text);
-  }
-  void status(const std::string&) override {}
-  bool terminal() const override { return false; }
-};
-
 // Trains to the end; the text of the error, empty when there was none.
 std::string train_in(const fs::path& run, const config::Config& config, bool resume,
-                     FileSystem* files = nullptr, Sink* sink = nullptr) {
+                     FileSystem* files = nullptr, Report* sink = nullptr) {
   const auto world = comm::World::alone();
-  Sink silent;
+  Report silent;
   RunOptions options;
   options.run_dir = run;
   options.resume = resume ? Resume::automatic : Resume::no;
@@ -60,17 +49,6 @@ std::string train_in(const fs::path& run, const config::Config& config, bool res
   return error_of([&] { train::train(config, *world, options, sink ? *sink : silent); });
 }
 
-// {step, loss, gradient norm} of every logged step, in the file's order: compared bit by bit.
-std::vector<double> losses_of(const fs::path& run) {
-  std::vector<double> all;
-  records::read_metrics(run / "metrics.jsonl", [&](const records::ReadRow& row) {
-    if (!row.event.empty()) return;
-    all.push_back(static_cast<double>(row.step.value_or(-1)));
-    all.push_back(row.number("loss"));
-    all.push_back(row.number("grad_norm"));
-  });
-  return all;
-}
 int64_t count_events(const fs::path& run, const std::string& event) {
   int64_t count = 0;
   records::read_metrics(run / "metrics.jsonl",
@@ -128,7 +106,7 @@ TEST_CASE(
         CAPTURE(n);
         const TemporaryDirectory root;
         FailingDisk disk(mode, n);
-        Sink sink;
+        Report sink;
         const std::string error = train_in(root.path() / "run", config, false, &disk, &sink);
         // Nothing is hidden: a save that failed was told, or it ended the run because it was the last. (The last operations
         // of all delete, which needs no room.)
@@ -187,7 +165,7 @@ TEST_CASE("a flipped bit in any file of a checkpoint: named, and the run resumes
       const size_t at = random() % content.size();
       content[at] = static_cast<char>(content[at] ^ (1 << random() % 8));
       spill(file, content);
-      Sink sink;
+      Report sink;
       REQUIRE(train_in(run, config, true, nullptr, &sink) == "");
       REQUIRE(sink.warnings.size() == 1);
       REQUIRE_MESSAGE(holds(sink.warnings[0], "not resumed from step-00000006"), sink.warnings[0]);
@@ -225,7 +203,7 @@ TEST_CASE(
     config.train.train_iters = 10;
     FailingDisk disk(FailingDisk::Mode::full, operations_of(false) / 3 + 2);  // in the second save
     const TemporaryDirectory root;
-    Sink sink;
+    Report sink;
     sink.on_warning = [&](const std::string&) {
       const auto search = checkpoint::find_latest(root.path() / "run/checkpoints", Depth::content);
       CHECK(search.found);

@@ -13,11 +13,11 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "config/resolve.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "config/show.hpp"
 #include "data/chat/chat_template.hpp"
 #include "data/indexed_writer.hpp"
+#include "runs.hpp"
 #include "support/errors.hpp"
 #include "support/paths.hpp"
 #include "support/temporary_directory.hpp"
@@ -25,10 +25,7 @@
 #include "train/estimate.hpp"
 #include "train/fit.hpp"
 #include "train/loop.hpp"
-#include "train/recipe.hpp"
-#include "train/records/metrics.hpp"
 #include "train/run_schedule.hpp"
-#include "train/trainer.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -102,13 +99,8 @@ struct Bench {
   void write(const std::string& name, const std::string& text) const {
     std::ofstream(root.path() / name, std::ios::binary) << text;
   }
-  // Paths of overrides are relative to the working directory: the bench's.
   config::Resolution resolve(const Overrides& overrides) const {
-    config::Request request;
-    request.recipe = (root.path() / "tiny.yaml").string();
-    request.directory = root.path().string();
-    for (const std::string& text : overrides) request.overrides.push_back(config::Override::token(text));
-    return config::resolve(request);
+    return capstan::testing::resolve_recipe(root.path() / "tiny.yaml", overrides);
   }
   std::string files(const std::string& run, const config::Resolution& resolution,
                     Resume resume = Resume::no) const;
@@ -147,12 +139,7 @@ void add(std::string& text, const Values&... values) {
 
 std::string Bench::files(const std::string& run, const config::Resolution& resolution, Resume resume) const {
   const fs::path directory = root.path() / run;
-  RunOptions options;
-  options.run_dir = directory;
-  options.resume = resume;
-  options.recipe = recipe_record(resolution, {}, "capstan train");
-  options.changes_since = [&](const std::string& stored) { return changes_since(stored, resolution); };
-  options.measure_rate = false;
+  const RunOptions options = capstan::testing::run_options(resolution, directory, resume);
   Notes notes;
   std::string text;
   const auto world = comm::World::alone();

@@ -5,12 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
-#include "config/resolve.hpp"
+#include "runs.hpp"
 #include "support/errors.hpp"
 #include "support/temporary_directory.hpp"
 #include "train/loop.hpp"
-#include "train/recipe.hpp"
-#include "train/records/metrics.hpp"
 #include "train/run_schedule.hpp"
 
 using namespace capstan;
@@ -18,6 +16,9 @@ using namespace capstan::train;
 using capstan::test::error_of;
 using capstan::test::holds;
 using capstan::test::TemporaryDirectory;
+using capstan::testing::Report;
+using capstan::testing::resolve_recipe;
+using capstan::testing::run_options;
 namespace fs = std::filesystem;
 
 namespace {
@@ -33,38 +34,20 @@ dataset: {kind: mock}
 logger: {log_interval: 1, tensorboard: false}
 )";
 
-struct Lines final : ProgressSink {
-  void line(const std::string& text) override { all += text + "\n"; }
-  void warning(const std::string& text) override { all += "warning: " + text + "\n"; }
-  void status(const std::string&) override {}
-  bool terminal() const override { return false; }
-  std::string all;
-};
-
 struct Bench {
   TemporaryDirectory root;
-  Lines said;
+  Report said;
   Bench() { std::ofstream(root.path() / "tiny.yaml") << kRecipe; }
 
   config::Resolution resolve(const std::vector<std::string>& overrides) const {
-    config::Request request;
-    request.recipe = (root.path() / "tiny.yaml").string();
-    for (const std::string& text : overrides) request.overrides.push_back(config::Override::token(text));
-    auto resolution = config::resolve(request);
+    auto resolution = resolve_recipe(root.path() / "tiny.yaml", overrides);
     resolution.require_ok();
     return resolution;
   }
   Outcome train(const std::string& run, Resume resume, const std::vector<std::string>& overrides) {
     const config::Resolution resolution = resolve(overrides);
-    std::vector<config::Override> words;
-    for (const std::string& text : overrides) words.push_back(config::Override::token(text));
-    RunOptions options;
-    options.run_dir = root.path() / run;
-    options.resume = resume;
-    options.recipe = recipe_record(resolution, words, "capstan train");
-    options.changes_since = [&](const std::string& stored) { return changes_since(stored, resolution); };
-    options.measure_rate = false;
-    said.all.clear();
+    const RunOptions options = run_options(resolution, root.path() / run, resume, overrides);
+    said = {};
     const auto world = comm::World::alone();
     return train::train(resolution.config, *world, options, said);
   }
