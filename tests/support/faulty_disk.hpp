@@ -24,7 +24,9 @@ namespace fs = std::filesystem;
 class FailingDisk final : public FileSystem {
  public:
   enum class Mode { count, error_once, dead, torn_then_dead, full };
-  FailingDisk(Mode mode, int64_t at) : mode_(mode), at_(at) {}
+  // `counter`, when given, is in memory that several processes share: they write to one disk, and it is their n-th operation.
+  FailingDisk(Mode mode, int64_t at, std::atomic<int64_t>* counter = nullptr)
+      : mode_(mode), at_(at), done_(counter ? *counter : own_) {}
   int64_t operations() const { return done_; }
   void cure() { mode_ = Mode::count; }
 
@@ -87,7 +89,8 @@ class FailingDisk final : public FileSystem {
 
   std::atomic<Mode> mode_;
   int64_t at_;
-  std::atomic<int64_t> done_{0};
+  std::atomic<int64_t> own_{0};
+  std::atomic<int64_t>& done_;
 };
 
 // What a power cut may leave: file contents and directory entries reach the disk when they are synced, and
