@@ -147,6 +147,8 @@ static void check_kills(int64_t wanted, int steps, const std::vector<std::string
     launch.directory = scratch.path();
     launch.arguments = arguments_of(run, async, steps);
     launch.arguments.insert(launch.arguments.end(), more.begin(), more.end());
+    // What Open MPI leaves of killed ranks goes away with the directory.
+    launch.environment = {"OMPI_MCA_btl_vader_backing_directory=" + scratch.path()};
     return launch;
   };
   const Finished whole = run(launch_in("whole", false));
