@@ -415,6 +415,28 @@ TEST_CASE("every field has one proof, and every proof a field") {
   for (const auto& [field, count] : counted) CHECK_MESSAGE(count == 0, field << " is no field");
 }
 
+// A field may have values that run and values that do not; the proof of the field shows the first.
+TEST_CASE("modules that selective recomputation does not cover are refused by name") {
+  const auto refused = [](const std::string& modules) {
+    const config::Resolution resolution =
+        bench().resolve({"model.recompute_granularity=selective", "model.recompute_modules=" + modules});
+    require_ok(resolution);
+    for (const auto& feature : config::missing_features(config::schema(), &resolution.config))
+      if (feature.path == "model.recompute_modules") return feature.reason;
+    return std::string();
+  };
+  CHECK(refused("[core_attn]").empty());
+  CHECK(refused("[core_attn, mlp]").empty());
+  const std::string reason = refused("[layernorm]");
+  CHECK(reason.find("other than core_attn and mlp") != std::string::npos);
+  CHECK(refused("[mlp, layernorm]") == reason);
+  // The field's own page says so.
+  const config::FieldInfo* field = config::schema().find_spelling("model.recompute_modules");
+  REQUIRE(field);
+  CHECK(std::any_of(field->not_yet.begin(), field->not_yet.end(),
+                    [&](const auto& one) { return one.reason == reason; }));
+}
+
 TEST_CASE("no setting is ignored") {
   fs::current_path(bench().root.path());
   for (const Proof& proof : proofs()) {

@@ -301,7 +301,10 @@ void recompute_fields(Section<ModelConfig>& s) {
       .scalar_ok()
       .effect(Effect::memory)
       .used_when<Config>(set, recomputes)
-      .not_yet("recomputation of modules other than core_attn and mlp", names_other_modules);
+      .not_yet(
+          "recomputation of modules other than core_attn and mlp; model.recompute_granularity=full covers "
+          "the norms",
+          names_other_modules);
   s.field("distribute_saved_activations", &M::distribute_saved_activations)
       .doc("split the kept inputs of full recomputation over the tensor-parallel ranks")
       .effect(Effect::memory)
