@@ -260,6 +260,43 @@ TEST_CASE("successive halving judges trials that are over before anybody looks")
   }
 }
 
+TEST_CASE("a sweep over passes plans the steps that its runs make") {
+  const ScratchDirectory scratch;
+  std::string lines;
+  for (int i = 0; i < 23; ++i)
+    lines += R"({"prompt": ")" + std::string(static_cast<size_t>(1 + i % 5), 'a') +
+             R"(", "completion": "b"})" + "\n";
+  scratch.write("samples.jsonl", lines);
+  const std::vector<std::string> words{"dataset=sft",           "dataset.train_files=[samples.jsonl]",
+                                       "dataset.split='1,0,0'", "tokenizer=byte",
+                                       "model.vocab_size=257",  "train.train_iters=null"};
+  std::vector<std::string> arguments{"sweep", "plan"};
+  for (const std::string& word : tiny_recipe(words)) {
+    const std::string name = word.substr(0, word.find('='));
+    if ((name == "dataset" && word != "dataset=sft") || (name == "tokenizer" && word != "tokenizer=byte") ||
+        word == "model.vocab_size=256")
+      continue;
+    arguments.push_back(word);
+  }
+  arguments.insert(arguments.end(),
+                   {"train.epochs=0.5,2", "dataset.packing=true,false", "--out", "s", "--json"});
+  const Finished planned = in(scratch, arguments);
+  REQUIRE_MESSAGE(planned.code == 0, planned.err);
+  std::map<std::string, int64_t> steps;
+  const json plan = json::parse(planned.out);
+  for (const json& trial : plan["trials"]) steps[trial["id"]] = trial["steps"];
+  REQUIRE(steps.size() == 4);
+  REQUIRE(in(scratch, {"sweep", "run", "s"}).code == 0);
+  const json status = json::parse(in(scratch, {"sweep", "status", "s", "--json"}).out);
+  for (const json& trial : status["trials"]) {
+    CAPTURE(trial.dump());
+    CHECK(trial["state"] == "done");
+    CHECK(trial["step"] == steps.at(trial["id"]));
+    CHECK(trial["steps"] == steps.at(trial["id"]));
+    CHECK(trial["step"].get<int64_t>() > 1);
+  }
+}
+
 TEST_CASE("a trial that fails is shown at once, and can be retried") {
   const ScratchDirectory scratch;
   const Finished planned = plan(scratch, "s", 4, {"optimizer.lr=1e-3,1e-2", "checkpoint.load=nowhere"});
