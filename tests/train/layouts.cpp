@@ -471,7 +471,7 @@ TEST_CASE(
       });
       for (size_t to = 0; to < layouts.size(); ++to) {
         if (!kAll && to != from && !(layouts[from].fast && layouts[to].fast)) continue;
-        if (adapters && !layouts[to].fast) continue;
+        if (adapters && (!layouts[to].fast || (!kAll && to != from))) continue;
         INFO(recipe, " from [", layouts[from].overrides, "] to [", layouts[to].overrides, "]");
         on(layouts[to], [&](comm::World& members) {
           const config::Config config = resolve(recipe, layouts[to].overrides, members.size());
