@@ -78,7 +78,7 @@ tests() { # PRESET [ctest arguments]
   passed=$((passed + total - bad - skipped))
   failed=$((failed + bad))
   while read -r name; do not_run+=("$preset: $name: this machine lacks the instructions"); done < <(sed -nE 's/^.*Test +#[0-9]+: ([^ ]+) \.*\*\*\*Skipped.*$/\1/p' "$log")
-  while read -r name; do failures+=("$preset: $name"); done < <(sed -nE 's/^[[:space:]]+[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log")
+  while read -r name; do failures+=("$preset: $name"); done < <(sed -nE '/\(Skipped\)$/d; s/^[[:space:]]+[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log")
 }
 
 result() { # NAME STATUS
