@@ -10,6 +10,7 @@
 #include "base/utf8.hpp"
 #include "chat_helpers.hpp"
 #include "data/chat/assistant_turns.hpp"
+#include "data/chat/generation_tags.hpp"
 #include "support/paths.hpp"
 
 using namespace capstan;
@@ -284,6 +285,50 @@ TEST_CASE("known templates print what the families' own print") {
       CHECK(ChatTemplate::load(known)->render(conversation, fixture_options(prompt)).text ==
             family(own)->render(conversation, fixture_options(prompt)).text);
     }
+}
+
+TEST_CASE("without generation tags a template renders the same text, and marks nothing") {
+  const ordered_json conversations = fixture("conversations.json"), expected = fixture("rendered.json");
+  std::vector<std::shared_ptr<const ChatTemplate>> templates = {family("generation")};
+  for (const KnownTemplate& known : known_templates())
+    templates.push_back(ChatTemplate::load(std::string(known.name)));
+  for (const auto& original : templates) {
+    CAPTURE(original->name());
+    const std::string plain_text = without_generation_tags(original->text());
+    CHECK(plain_text != original->text());
+    CHECK(plain_text.find(" generation") == std::string::npos);
+    CHECK(plain_text.find("endgeneration") == std::string::npos);
+    const auto plain = ChatTemplate::parse("plain", plain_text);
+    for (const ordered_json& conversation : conversations)
+      for (const bool prompt : {false, true}) {
+        const auto render = [&](const ChatTemplate& one) {
+          try {
+            const Rendered got = one.render(conversation_of(conversation), fixture_options(prompt));
+            if (&one == plain.get()) CHECK(got.generations.empty());
+            return got.text;
+          } catch (const Error&) {
+            return std::string("refused");
+          }
+        };
+        CHECK(render(*plain) == render(*original));
+      }
+  }
+  // By Transformers' own rendering of the tags.
+  const auto plain = ChatTemplate::parse("plain", without_generation_tags(family("generation")->text()));
+  const auto& wanted = expected.at("generation");
+  for (size_t i = 0; i < conversations.size(); ++i)
+    if (!wanted[i][0].is_null())
+      CHECK(plain->render(conversation_of(conversations[i]), fixture_options(false)).text ==
+            wanted[i][0].at("text").get<std::string>());
+
+  const auto same = [](const std::string& text) { CHECK(without_generation_tags(text) == text); };
+  same("");
+  same("a\r\nb\n");
+  same("{% if add_generation_prompt %}x{% endif %}\r\n");
+  same("{% raw %}{% generation %}{% endraw %} {{ '{% generation %}' }} {# {% generation %} #}\n");
+  same("generation {{ no template\n");
+  CHECK(without_generation_tags("a\n  {%- generation -%}\n b{%generation%}{%+ endgeneration +%}\n") ==
+        "a\n  {%- if true -%}\n b{%if true%}{%+ endif +%}");
 }
 
 TEST_CASE("the assistant's turns are found without marks") {
