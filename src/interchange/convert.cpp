@@ -254,6 +254,8 @@ Written write_hf(const Exported& from, const fs::path& to, const HfOptions& opti
     if (name != kConfigFile && name != kIndexFile && name != kNamesFile) add(name, text);
   directory.appear(directory.path());
   written.kind = std::string(shape.family->model_type) + " in safetensors";
+  written.tokenizer = std::any_of(from.carried.begin(), from.carried.end(),
+                                  [](const auto& file) { return is_tokenizer_file(file.first); });
   return written;
 }
 

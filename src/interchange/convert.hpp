@@ -29,7 +29,8 @@ struct Exported {
 struct Written {
   int64_t tensors = 0, bytes = 0;  // of tensors
   std::vector<std::string> files;
-  std::string kind;  // "llama in safetensors"
+  std::string kind;       // "llama in safetensors"
+  bool tokenizer = true;  // false: a model for another program that lies there without a tokenizer
 };
 
 // dtype: of all tensors; null: as they are.

@@ -9,6 +9,7 @@
 #include "interchange/formats.hpp"
 #include "interchange/gguf_arch.hpp"
 #include "interchange/gguf_tokenizer.hpp"
+#include "interchange/hf_directory.hpp"
 #include "interchange/new_directory.hpp"
 
 namespace capstan::interchange {
@@ -64,6 +65,26 @@ const GgmlType& type_in_file(GgufType wanted, const std::string& name, const che
   return *find_ggml_type(id);
 }
 
+// Of the tokenizer among the carried files; empty: there is none.
+std::vector<std::pair<std::string, GgufValue>> tokenizer_entries(const Exported& from) {
+  const auto carried = [&](std::string_view name) -> std::string {
+    for (const auto& [file, text] : from.carried)
+      if (file == name) return text;
+    return "";
+  };
+  if (const std::string tokenizer = carried("tokenizer.json"); !tokenizer.empty())
+    return gguf_tokenizer(tokenizer, carried("tokenizer_config.json"), carried("generation_config.json"),
+                          carried("chat_template.jinja"), from.model.vocab_size);
+  if (!carried("tokenizer.model").empty()) return gguf_sentencepiece(from.carried, from.model.vocab_size);
+  for (const auto& [name, text] : from.carried)
+    if (is_tokenizer_file(name))
+      fail(ErrorCode::unsupported,
+           "a GGUF file takes the tokenizer of a tokenizer.json or a tokenizer.model, not `" + name + "`",
+           "Transformers writes a tokenizer.json: python -c \"from transformers import AutoTokenizer as T; "
+           "T.from_pretrained('DIR').save_pretrained('DIR')\"");
+  return {};
+}
+
 // general.file_type
 int64_t file_type(GgufType type) {
   switch (type) {
@@ -96,16 +117,11 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
       {"general.file_type", gguf_integer(file_type(type))}};
   if (type == GgufType::q8_0) metadata.emplace_back("general.quantization_version", gguf_integer(2));
   metadata.insert(metadata.end(), plan.metadata.begin(), plan.metadata.end());
-  const auto carried = [&](std::string_view name) -> std::string {
-    for (const auto& [file, text] : from.carried)
-      if (file == name) return text;
-    return "";
-  };
-  if (const std::string tokenizer = carried("tokenizer.json"); !tokenizer.empty())
-    for (auto& entry :
-         gguf_tokenizer(tokenizer, carried("tokenizer_config.json"), carried("generation_config.json"),
-                        carried("chat_template.jinja"), from.model.vocab_size))
-      metadata.push_back(std::move(entry));
+  bool has_tokenizer = false;
+  for (auto& entry : tokenizer_entries(from)) {
+    metadata.push_back(std::move(entry));
+    has_tokenizer = true;
+  }
 
   std::vector<GgufTensor> tensors;
   for (const std::string& name : source.names()) {
@@ -157,6 +173,7 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
   rename_new(temporary, to);
   written.files = {to.filename().string()};
   written.kind = plan.architecture + " in GGUF";
+  written.tokenizer = has_tokenizer;
   return written;
 }
 

@@ -1,4 +1,6 @@
-// A tokenizer.json as llama.cpp's metadata: of its two kinds of BPE the one that computes what the file says, or none.
+// A tokenizer.json or a SentencePiece model as llama.cpp's metadata: of its two kinds of BPE the one that computes what the file says,
+// or none.
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
@@ -6,6 +8,9 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/strict_json.hpp"
+#include "data/chat/generation_tags.hpp"
+#include "data/tokenizer/sentencepiece_model.hpp"
+#include "data/tokenizer/tokenizer.hpp"
 #include "interchange/config_json.hpp"
 #include "interchange/gguf_tokenizer.hpp"
 #include "interchange/gguf_vocabulary.hpp"
@@ -18,11 +23,43 @@ using Kind = GgufValue::Kind;
 
 namespace {
 
-const std::string kFile = "tokenizer.json";
+using Entries = std::vector<std::pair<std::string, GgufValue>>;
 
-[[noreturn]] void unsupported(const std::string& what) {
-  fail(ErrorCode::unsupported, kFile + ": " + what + ": a GGUF file cannot hold this tokenizer");
+const std::string kFile = "tokenizer.json", kSentencePieceFile = "tokenizer.model";
+const char* const kConfig = "tokenizer_config.json";
+
+[[noreturn]] void unsupported(const std::string& what, const std::string& file = kFile) {
+  fail(ErrorCode::unsupported, file + ": " + what + ": a GGUF file cannot hold this tokenizer",
+       "hf:DIRECTORY takes the files of the tokenizer as they are");
 }
+
+void add(Entries& entries, const std::string& key, GgufValue value) {
+  entries.emplace_back("tokenizer.ggml." + key, std::move(value));
+}
+
+// Tokens and their types by id. Ids that no token has are filled as llama.cpp's converter fills them.
+struct TokenList {
+  explicit TokenList(int64_t rows, std::string from) : file(std::move(from)) {
+    tokens.kind = Kind::texts;
+    types.kind = Kind::integers;
+    for (int64_t i = 0; i < rows; ++i) tokens.texts.push_back("[PAD" + std::to_string(i) + "]");
+    types.integers.assign(static_cast<size_t>(rows), kUnused);
+  }
+  void put(const std::string& token, int64_t id, int64_t type) {
+    const auto rows = static_cast<int64_t>(tokens.texts.size());
+    if (id >= rows)
+      unsupported("the token " + capstan::quoted(token) + " has id " + std::to_string(id) + " of " +
+                      std::to_string(rows),
+                  file);
+    tokens.texts[static_cast<size_t>(id)] = token;
+    types.integers[static_cast<size_t>(id)] = type;
+    ids[token] = id;
+  }
+
+  std::string file;
+  GgufValue tokens, types;
+  std::map<std::string, int64_t, std::less<>> ids;
+};
 
 // A stage is nothing, one step, or a Sequence of them.
 std::vector<ConfigJson> steps_of(ConfigJson& top, const char* stage, const char* list) {
@@ -170,6 +207,76 @@ void add_ends(std::string_view generation, int64_t rows, std::map<std::string, i
       if (special.emplace(name, id).first->second == id) break;
 }
 
+json settings_in(std::string_view config) {
+  json settings = config.empty() ? json::object() : checkpoint::parse_strict_json(config, kConfig);
+  ConfigJson(settings, kConfig);  // an object
+  return settings;
+}
+
+// What kinds of tokenizers share. special: the ids that the tokenizer names; adds_bos: where the settings do not say.
+void add_settings(Entries& entries, const json& settings_json, std::string_view generation,
+                  const std::string& chat_template, int64_t rows, std::map<std::string, int64_t> special,
+                  bool adds_bos) {
+  ConfigJson settings(settings_json, kConfig);
+  add_ends(generation, rows, special);
+  for (const auto& [name, id] : special) add(entries, name + "_token_id", gguf_integer(id));
+  // Said in any case: what llama.cpp does otherwise depends on the kind.
+  add(entries, "add_bos_token", gguf_boolean(settings.boolean("add_bos_token", adds_bos)));
+  if (settings.has("add_eos_token"))
+    add(entries, "add_eos_token", gguf_boolean(settings.boolean("add_eos_token", false)));
+  std::string chat = chat_template;
+  if (const json& own = settings.value("chat_template"); chat.empty() && own.is_string()) chat = own;
+  if (!chat.empty())
+    entries.emplace_back("tokenizer.chat_template", gguf_text(data::chat::without_generation_tags(chat)));
+}
+
+// ---- a SentencePiece model ----
+
+// What llama.cpp's tokenizer of the kind `llama` does not do.
+void check_sentencepiece(const data::SentencePieceModel& model) {
+  const auto refuse = [](const std::string& what) { unsupported(what, kSentencePieceFile); };
+  if (model.algorithm != data::SentencePieceModel::Algorithm::bpe) refuse("a model of the type Unigram");
+  if (!model.byte_fallback) refuse("a vocabulary without bytes (trainer_spec.byte_fallback is false)");
+  const data::SentencePieceNormalizer& normalizer = model.normalizer;
+  if (normalizer.charsmap) refuse("normalizer_spec.precompiled_charsmap, which changes characters");
+  if (normalizer.remove_extra_spaces) refuse("normalizer_spec.remove_extra_whitespaces");
+  if (!normalizer.escape_spaces) refuse("normalizer_spec.escape_whitespaces is false");
+  if (normalizer.space_as_suffix) refuse("trainer_spec.treat_whitespace_as_suffix");
+  std::unordered_set<std::string_view> joins;
+  for (const auto& piece : model.pieces)
+    if (piece.kind != data::PieceKind::control && piece.kind != data::PieceKind::unknown &&
+        piece.kind != data::PieceKind::byte)
+      joins.insert(piece.text);
+  for (const auto& piece : model.pieces) {
+    // SentencePiece takes such a piece apart again.
+    if (piece.kind == data::PieceKind::unused)
+      for (size_t cut = 1; cut < piece.text.size(); ++cut)
+        if (joins.count(piece.text.substr(0, cut)) && joins.count(piece.text.substr(cut)))
+          refuse("the unused piece " + capstan::quoted(piece.text) + " is made of two others");
+    // Looked for before blanks are ▁.
+    if (piece.kind == data::PieceKind::user_defined && piece.text.find(kBlank) != std::string_view::npos)
+      refuse("the user-defined piece " + capstan::quoted(piece.text) + " holds a blank");
+  }
+}
+
+int64_t type_of(data::PieceKind kind) {
+  switch (kind) {
+    case data::PieceKind::ordinary:
+      return kNormal;
+    case data::PieceKind::unknown:
+      return kUnknown;
+    case data::PieceKind::control:
+      return kControl;
+    case data::PieceKind::user_defined:
+      return kUser;
+    case data::PieceKind::unused:
+      return kUnused;
+    case data::PieceKind::byte:
+      return kByte;
+  }
+  return kNormal;
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view tokenizer_json,
@@ -189,28 +296,17 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
   const bool ignores_merges = model.boolean("ignore_merges", false);
   const std::string unknown_token = model.text("unk_token", "");
 
-  GgufValue tokens, types, scores, merges;
-  tokens.kind = merges.kind = Kind::texts;
-  types.kind = Kind::integers;
+  TokenList list(rows, kFile);
+  GgufValue scores, merges;
+  merges.kind = Kind::texts;
   scores.kind = Kind::reals;
-  for (int64_t i = 0; i < rows; ++i) tokens.texts.push_back("[PAD" + std::to_string(i) + "]");
-  types.integers.assign(static_cast<size_t>(rows), kUnused);
-  std::map<std::string, int64_t, std::less<>> ids;
-  const auto put = [&](const std::string& token, int64_t id, int64_t type) {
-    if (id >= rows)
-      unsupported("the token " + capstan::quoted(token) + " has id " + std::to_string(id) + " of " +
-                  std::to_string(rows));
-    tokens.texts[static_cast<size_t>(id)] = token;
-    types.integers[static_cast<size_t>(id)] = type;
-    ids[token] = id;
-  };
   const JsonView vocabulary = model_view.at("vocab");
   for (const auto& [token, id] : vocabulary.object().items()) {
     const bool byte = fallback && token.size() == 6 && token.starts_with("<0x") && token.ends_with(">");
-    put(token, vocabulary.item(token, id).count(),
-        byte                     ? kByte
-        : token == unknown_token ? kUnknown
-                                 : kNormal);
+    list.put(token, vocabulary.item(token, id).count(),
+             byte                     ? kByte
+             : token == unknown_token ? kUnknown
+                                      : kNormal);
   }
   if (top.has("added_tokens")) {
     const JsonView added = view.at("added_tokens");
@@ -219,7 +315,7 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
       ConfigJson flags(one.object(), kFile + ": added_tokens[" + std::to_string(i) + "]");
       const std::string& token = one.at("content").string();
       const bool special = flags.boolean("special", false);
-      put(token, one.at("id").count(), token == unknown_token ? kUnknown : special ? kControl : kUser);
+      list.put(token, one.at("id").count(), token == unknown_token ? kUnknown : special ? kControl : kUser);
     }
   }
   const JsonView listed = model_view.at("merges");
@@ -241,55 +337,95 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
     merges.texts.push_back(left + " " + right);
   }
 
-  std::vector<std::pair<std::string, GgufValue>> result;
-  const auto add = [&](const std::string& key, GgufValue value) {
-    result.emplace_back("tokenizer.ggml." + key, std::move(value));
-  };
+  Entries result;
   if (fallback) {
     const bool before = read_blanks(top);
-    check_all_ways(tokens.texts, types.integers, merges.texts);
-    add("model", gguf_text("llama"));
-    add("pre", gguf_text("default"));
+    check_all_ways(list.tokens.texts, list.types.integers, merges.texts);
+    add(result, "model", gguf_text("llama"));
+    add(result, "pre", gguf_text("default"));
     // What no merge makes comes last.
-    for (const std::string& token : tokens.texts) {
+    for (const std::string& token : list.tokens.texts) {
       const auto found = made.find(token);
       scores.reals.push_back(found == made.end() ? -rank - 1 : found->second);
     }
-    add("tokens", std::move(tokens));
-    add("scores", std::move(scores));
-    add("token_type", std::move(types));
-    add("add_space_prefix", gguf_boolean(before));
+    add(result, "tokens", std::move(list.tokens));
+    add(result, "scores", std::move(scores));
+    add(result, "token_type", std::move(list.types));
+    add(result, "add_space_prefix", gguf_boolean(before));
   } else {
     const std::string pre = pre_tokenizer_name(top, ignores_merges);
-    add("model", gguf_text("gpt2"));
-    add("pre", gguf_text(pre));
-    add("tokens", std::move(tokens));
-    add("token_type", std::move(types));
-    add("merges", std::move(merges));
+    add(result, "model", gguf_text("gpt2"));
+    add(result, "pre", gguf_text(pre));
+    add(result, "tokens", std::move(list.tokens));
+    add(result, "token_type", std::move(list.types));
+    add(result, "merges", std::move(merges));
   }
 
-  const json settings_json =
-      config.empty() ? json::object() : checkpoint::parse_strict_json(config, "tokenizer_config.json");
-  ConfigJson settings(settings_json, "tokenizer_config.json");
+  const json settings = settings_in(config);
   std::map<std::string, int64_t> special;
   for (const auto& [theirs, ours] : {std::pair{"bos", "bos_token"}, std::pair{"eos", "eos_token"},
                                      std::pair{"unknown", "unk_token"}, std::pair{"padding", "pad_token"}}) {
-    json token = settings.value(ours);
+    json token = settings.value(ours, json());
     if (token.is_object()) token = token.value("content", json());
     if (!token.is_string()) continue;
-    if (const auto id = ids.find(token.get_ref<const std::string&>()); id != ids.end())
+    if (const auto id = list.ids.find(token.get_ref<const std::string&>()); id != list.ids.end())
       special[theirs] = id->second;
   }
-  add_ends(generation, rows, special);
-  for (const auto& [name, id] : special) add(name + "_token_id", gguf_integer(id));
-  // Said in any case: what llama.cpp does otherwise depends on the kind.
-  add("add_bos_token",
-      gguf_boolean(settings.boolean("add_bos_token", puts_token_before(top.value("post_processor")))));
-  if (settings.has("add_eos_token"))
-    add("add_eos_token", gguf_boolean(settings.boolean("add_eos_token", false)));
-  std::string chat = chat_template;
-  if (const json& own = settings.value("chat_template"); chat.empty() && own.is_string()) chat = own;
-  if (!chat.empty()) result.emplace_back("tokenizer.chat_template", gguf_text(chat));
+  add_settings(result, settings, generation, chat_template, rows, std::move(special),
+               puts_token_before(top.value("post_processor")));
+  return result;
+}
+
+std::vector<std::pair<std::string, GgufValue>> gguf_sentencepiece(
+    const std::vector<std::pair<std::string, std::string>>& files, int64_t rows) {
+  const auto text = [&](std::string_view name) -> std::string_view {
+    const auto found =
+        std::find_if(files.begin(), files.end(), [&](const auto& file) { return file.first == name; });
+    return found == files.end() ? std::string_view() : found->second;
+  };
+  const data::SentencePieceModel model =
+      data::read_sentencepiece_model(text(kSentencePieceFile), kSentencePieceFile);
+  check_sentencepiece(model);
+  TokenList list(rows, kSentencePieceFile);
+  double lowest = 0;
+  for (const auto& piece : model.pieces) {
+    list.put(std::string(piece.text), static_cast<int64_t>(&piece - model.pieces.data()),
+             type_of(piece.kind));
+    lowest = std::min(lowest, piece.score);
+  }
+  GgufValue scores;
+  scores.kind = Kind::reals;
+  scores.reals.assign(static_cast<size_t>(rows), lowest - 1);
+  for (size_t i = 0; i < model.pieces.size(); ++i) scores.reals[i] = model.pieces[i].score;
+
+  const json settings = settings_in(text(kConfig));
+  const auto tokenizer = data::Tokenizer::from_texts(files, "the model");
+  if (const json added = settings.value("added_tokens_decoder", json()); added.is_object())
+    for (const auto& [id, flags] : added.items()) {
+      const int64_t row = parse_int(id).value_or(-1);
+      if (row < 0 || !flags.is_object()) continue;  // the tokenizer has refused it already
+      const bool unknown = row < static_cast<int64_t>(model.pieces.size()) &&
+                           model.pieces[static_cast<size_t>(row)].kind == data::PieceKind::unknown;
+      list.put(std::string(tokenizer->token_of(static_cast<int32_t>(row))), row,
+               unknown                         ? kUnknown
+               : flags.value("special", false) ? kControl
+                                               : kUser);
+    }
+
+  Entries result;
+  add(result, "model", gguf_text("llama"));
+  add(result, "pre", gguf_text("default"));
+  add(result, "tokens", std::move(list.tokens));
+  add(result, "scores", std::move(scores));
+  add(result, "token_type", std::move(list.types));
+  add(result, "add_space_prefix", gguf_boolean(model.normalizer.add_dummy_prefix));
+  std::map<std::string, int64_t> special;
+  for (const auto& [name, id] :
+       {std::pair{"bos", tokenizer->bos()}, std::pair{"eos", tokenizer->eos()},
+        std::pair{"unknown", tokenizer->unk()}, std::pair{"padding", tokenizer->pad()}})
+    if (id) special[name] = *id;
+  add_settings(result, settings, text("generation_config.json"), std::string(text("chat_template.jinja")),
+               rows, std::move(special), !tokenizer->before().empty());
   return result;
 }
 

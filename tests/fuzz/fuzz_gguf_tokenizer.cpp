@@ -1,5 +1,5 @@
-// A tokenizer.json, and behind a NUL a tokenizer_config.json, on their way into a GGUF file: a named error, or metadata that make
-// a tokenizer.json again.
+// A tokenizer.json, and behind a NUL a tokenizer_config.json, or a SentencePiece model, which begins with a line break, on their
+// way into a GGUF file: a named error, or metadata that make a tokenizer.json again.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -16,8 +16,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     GgufMetadata metadata;
     const std::string settings = end == std::string::npos ? "" : input.substr(end + 1);
-    for (auto& [key, value] :
-         gguf_tokenizer(std::string_view(input).substr(0, end), settings, settings, "", 400))
+    for (auto& [key, value] : input.starts_with('\n') ? gguf_sentencepiece({{"tokenizer.model", input}}, 1000)
+                                                      : gguf_tokenizer(std::string_view(input).substr(0, end),
+                                                                       settings, settings, "", 400))
       if (!metadata.emplace(key, std::move(value)).second) std::abort();
     if (tokenizer_json_of(metadata, "made").empty()) std::abort();
     tokenizer_config_of(metadata);

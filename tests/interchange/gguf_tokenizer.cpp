@@ -2,6 +2,7 @@
 // (make_gguf.py), or it is refused.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
@@ -134,6 +135,142 @@ TEST_CASE("a token that is called Prepend puts no blank before the text") {
   const json fixture = file("interchange/gguf/spm.json");
   const json odd = with(sentencepiece(fixture, "gemma"), "/model/vocab/Prepend", 700);
   CHECK(metadata_of(odd).at("tokenizer.ggml.add_space_prefix").integer == 0);
+}
+
+namespace {
+
+// Changes one of the model's two messages of settings, which hold small fields and the pieces none of theirs: `number` 2 is
+// trainer_spec, 3 normalizer_spec. What is added last holds.
+std::string with_field(const std::string& model, int number, int field, int value) {
+  std::string added;
+  const auto varint = [&](uint64_t v) {
+    for (; v >= 128; v >>= 7) added += static_cast<char>(v | 128);
+    added += static_cast<char>(v);
+  };
+  std::string inner;
+  std::swap(added, inner);
+  varint(static_cast<uint64_t>(field) << 3);
+  varint(static_cast<uint64_t>(value));
+  std::swap(added, inner);
+  varint(static_cast<uint64_t>(number) << 3 | 2);
+  varint(inner.size());
+  return model + added + inner;
+}
+// A further piece of this type.
+std::string with_piece(const std::string& model, const std::string& text, int type) {
+  std::string inner = "\n" + std::string(1, static_cast<char>(text.size())) + text + "\x18";
+  inner += static_cast<char>(type);
+  return model + "\n" + std::string(1, static_cast<char>(inner.size())) + inner;
+}
+
+using Files = std::vector<std::pair<std::string, std::string>>;
+GgufMetadata metadata_of(const Files& files, int64_t rows) {
+  GgufMetadata result;
+  for (auto& [key, value] : gguf_sentencepiece(files, rows))
+    CHECK(result.emplace(key, std::move(value)).second);
+  return result;
+}
+std::string refusal_of_model(const std::string& model, const std::string& config = "", int64_t rows = 1000) {
+  try {
+    metadata_of(Files{{"tokenizer.model", model}, {"tokenizer_config.json", config}}, rows);
+  } catch (const Error& error) {
+    CHECK((error.code() == ErrorCode::format || error.code() == ErrorCode::unsupported));
+    return error.message();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a SentencePiece model gives llama.cpp's algorithm the ids of the file, and comes back") {
+  const std::string model = read_file(kTests / "data/tokenizer/families/spm_bpe.model");
+  const auto tokenizer = data::Tokenizer::from_sentencepiece(model);
+  std::vector<std::string> texts = {" two  blanks ", "\n\ttabs\n", "\u2581 and \u2581\u2581",
+                                    "\u00e9\u4e2d\U0001F642\x01"};
+  for (const json& text : file("interchange/gguf/spm.json")["texts"]) texts.push_back(text);
+  for (const int prefix : {1, 0}) {
+    CAPTURE(prefix);
+    const std::string bytes = with_field(model, 3, 3, prefix);  // add_dummy_prefix
+    const auto source = data::Tokenizer::from_sentencepiece(bytes);
+    const GgufMetadata metadata = metadata_of(Files{{"tokenizer.model", bytes}}, 705);
+    CHECK(metadata.at("tokenizer.ggml.model").text == "llama");
+    CHECK(metadata.at("tokenizer.ggml.add_space_prefix").integer == prefix);
+    const auto back = data::Tokenizer::from_json(tokenizer_json_of(metadata, "m.gguf"));
+    for (const std::string& text : texts) {
+      CAPTURE(text);
+      const auto ids = source->encode(text);
+      CHECK(as_llama_cpp(metadata, text) == std::vector<int64_t>(ids.begin(), ids.end()));
+      CHECK(back->encode(text) == ids);
+      CHECK(back->decode(ids) == source->decode(ids));
+    }
+  }
+  // The kinds by SentencePiece's numbers, which are llama.cpp's.
+  const GgufMetadata metadata = metadata_of(Files{{"tokenizer.model", model}}, 703);
+  const auto& tokens = metadata.at("tokenizer.ggml.tokens").texts;
+  const auto& types = metadata.at("tokenizer.ggml.token_type").integers;
+  const auto& scores = metadata.at("tokenizer.ggml.scores").reals;
+  REQUIRE(tokens.size() == 703);
+  REQUIRE(scores.size() == 703);
+  const auto type = [&](const std::string& token) {
+    return types[static_cast<size_t>(std::find(tokens.begin(), tokens.end(), token) - tokens.begin())];
+  };
+  CHECK(type("<unk>") == 2);
+  CHECK(type("<s>") == 3);
+  CHECK(type("<tool>") == 4);
+  CHECK(type("<0x0A>") == 6);
+  CHECK(type("e") == 1);
+  CHECK(tokens[702] == "[PAD702]");
+  CHECK(types[702] == 5);
+  const auto id = [&](const GgufMetadata& of, const std::string& name) {
+    const auto found = of.find("tokenizer.ggml." + name + "_token_id");
+    return found == of.end() ? -1 : found->second.integer;
+  };
+  CHECK(id(metadata, "bos") == tokenizer->id_of("<s>"));
+  CHECK(id(metadata, "eos") == tokenizer->id_of("</s>"));
+  CHECK(id(metadata, "padding") == -1);
+  CHECK(metadata.at("tokenizer.ggml.add_bos_token").integer == 0);
+  CHECK(metadata.count("tokenizer.chat_template") == 0);
+
+  // What stands beside the model: a class that begins texts, further tokens and ends, a template.
+  const GgufMetadata more =
+      metadata_of(Files{{"tokenizer.model", model},
+                        {"tokenizer_config.json",
+                         R"({"tokenizer_class": "LlamaTokenizer", "eos_token": "<|end|>", "pad_token": "</s>",
+               "added_tokens_decoder": {"0": {"content": "<unk>", "special": true}, "700": {"content": "<|end|>", "special": true},
+               "701": {"content": "<plain>", "special": false}}})"},
+                        {"generation_config.json", R"({"eos_token_id": [700, 2]})"},
+                        {"chat_template.jinja", "{% generation %}a{% endgeneration %}"}},
+                  703);
+  CHECK(more.at("tokenizer.ggml.add_bos_token").integer == 1);
+  CHECK(id(more, "eos") == 700);
+  CHECK(id(more, "eot") == 2);
+  CHECK(id(more, "padding") == 2);
+  const auto& kinds = more.at("tokenizer.ggml.token_type").integers;
+  CHECK(kinds[0] == 2);
+  CHECK(kinds[700] == 3);
+  CHECK(kinds[701] == 4);
+  CHECK(more.at("tokenizer.ggml.tokens").texts[701] == "<plain>");
+  CHECK(more.at("tokenizer.chat_template").text == "{% if true %}a{% endif %}");
+}
+
+TEST_CASE("SentencePiece models that llama.cpp would compute otherwise are refused with the reason") {
+  const auto model = [](const char* name) { return read_file(kTests / "data/tokenizer/families" / name); };
+  const std::string bpe = model("spm_bpe.model");
+  CHECK(refusal_of_model(bpe).empty());
+  CHECK(holds(refusal_of_model(model("spm_unigram.model")), "Unigram"));
+  CHECK(holds(refusal_of_model(model("spm_bpe_unknown.model")), "without bytes"));
+  CHECK(holds(refusal_of_model(with_field(bpe, 3, 4, 1)), "remove_extra_whitespaces"));
+  CHECK(holds(refusal_of_model(with_field(bpe, 3, 5, 0)), "escape_whitespaces"));
+  CHECK(holds(refusal_of_model(with_field(bpe, 2, 24, 1)), "treat_whitespace_as_suffix"));
+  CHECK(refusal_of_model(with_piece(bpe, "qqq", 5)).empty());  // of no two pieces
+  CHECK(holds(refusal_of_model(with_piece(bpe, "ee", 5)), "unused piece"));
+  CHECK(holds(refusal_of_model(with_piece(bpe, "\u2581\u2581x", 4)), "holds a blank"));
+  CHECK(holds(refusal_of_model(bpe, "", 600), "of 600"));
+  CHECK(!refusal_of_model("").empty());
+  CHECK(!refusal_of_model(bpe.substr(0, bpe.size() / 2)).empty());
+  for (const char* config : {"[]", "{", R"({"add_bos_token": 1})", R"({"added_tokens_decoder": {"x": {}}})",
+                             R"({"added_tokens_decoder": {"700": {"content": "a", "special": 1}}})"})
+    CHECK(!refusal_of_model(bpe, config).empty());
 }
 
 // As llama.cpp's converter fills them.

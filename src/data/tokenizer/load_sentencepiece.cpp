@@ -1,4 +1,5 @@
-// SentencePiece's ModelProto → TokenizerSpec.
+// SentencePiece's ModelProto → SentencePieceModel → TokenizerSpec.
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.hpp"
@@ -6,7 +7,7 @@
 #include "base/utf8.hpp"
 #include "data/tokenizer/load.hpp"
 #include "data/tokenizer/protobuf.hpp"
-#include "data/tokenizer/sentencepiece.hpp"
+#include "data/tokenizer/sentencepiece_model.hpp"
 
 namespace capstan::data {
 
@@ -16,10 +17,9 @@ using Field = ProtobufReader::Field;
 
 class ModelReader {
  public:
-  ModelReader(std::string_view bytes, const std::string& name, TokenizerSpec& spec)
-      : bytes_(bytes), name_(name), spec_(spec) {}
+  ModelReader(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {}
 
-  void read() {
+  SentencePieceModel read() {
     ProtobufReader reader(bytes_, name_);
     Field field;
     while (reader.next(field)) {
@@ -32,9 +32,10 @@ class ModelReader {
       else if (field.number == 5)
         read_normalizer(reader.bytes(field), reader.offset_of(field), true);
     }
-    if (spec_.vocab.empty())
+    if (model_.pieces.empty())
       fail(ErrorCode::format, name_ + ": there are no pieces: this is no SentencePiece model");
-    finish();
+    check();
+    return std::move(model_);
   }
 
  private:
@@ -49,8 +50,7 @@ class ModelReader {
       if (field.number == 2) score = reader.number(field);
       if (field.number == 3) type = reader.integer(field);
     }
-    const auto id = static_cast<int32_t>(spec_.vocab.size());
-    const std::string place = name_ + ": pieces[" + std::to_string(id) + "]";
+    const std::string place = name_ + ": pieces[" + std::to_string(model_.pieces.size()) + "]";
     if (text.empty()) fail(ErrorCode::format, place + ": the piece is empty");
     if (first_invalid_utf8(text)) fail(ErrorCode::format, place + ": the piece is not UTF-8");
     if (!std::isfinite(score)) fail(ErrorCode::format, place + ": the score is not a number");
@@ -61,14 +61,12 @@ class ModelReader {
     if (kind == PieceKind::byte && byte_of_fallback(text) < 0)
       fail(ErrorCode::format, place + ": " + capstan::quoted(text) + " is no byte");
     if (kind == PieceKind::unknown) {
-      if (spec_.unknown)
-        fail(ErrorCode::format, place + ": there are two unknown pieces, " + capstan::quoted(*spec_.unknown) +
+      if (!unknown_.empty())
+        fail(ErrorCode::format, place + ": there are two unknown pieces, " + capstan::quoted(unknown_) +
                                     " and " + capstan::quoted(text));
-      spec_.unknown = text;
+      unknown_ = text;
     }
-    spec_.vocab.emplace_back(text, id);
-    spec_.scores.push_back(static_cast<double>(score));
-    spec_.kinds.push_back(kind);
+    model_.pieces.push_back({text, static_cast<double>(score), kind});
   }
 
   void read_trainer(std::string_view bytes, uint64_t offset) {
@@ -79,23 +77,23 @@ class ModelReader {
           type_ = reader.integer(field);
           break;
         case 24:
-          normalizer_.space_as_suffix = reader.boolean(field);
+          model_.normalizer.space_as_suffix = reader.boolean(field);
           break;
         case 35:
-          spec_.byte_fallback = reader.boolean(field);
+          model_.byte_fallback = reader.boolean(field);
           break;
         case 41:
-          bos_ = reader.integer(field);
+          model_.bos = reader.integer(field);
           break;
         case 42:
-          eos_ = reader.integer(field);
+          model_.eos = reader.integer(field);
           break;
         case 43:
-          pad_ = reader.integer(field);
+          model_.pad = reader.integer(field);
           break;
         case 44:
-          unknown_surface_ = reader.bytes(field);
-          if (unknown_surface_.size() > 1024 || first_invalid_utf8(unknown_surface_))
+          model_.unknown_surface = reader.bytes(field);
+          if (model_.unknown_surface.size() > 1024 || first_invalid_utf8(model_.unknown_surface))
             fail(ErrorCode::format,
                  name_ + ": trainer_spec.unk_surface: expected UTF-8 of at most 1024 bytes");
           break;
@@ -111,17 +109,17 @@ class ModelReader {
       if (field.number == 2 && !reader.bytes(field).empty()) {
         if (of_output)
           fail(ErrorCode::unsupported, name_ + ": denormalizer_spec: a table for decoding is not supported");
-        normalizer_.charsmap = std::make_shared<const Charsmap>(
+        model_.normalizer.charsmap = std::make_shared<const Charsmap>(
             reader.bytes(field), name_ + ": normalizer_spec.precompiled_charsmap");
       }
       if (of_output) continue;
-      if (field.number == 3) normalizer_.add_dummy_prefix = reader.boolean(field);
-      if (field.number == 4) normalizer_.remove_extra_spaces = reader.boolean(field);
-      if (field.number == 5) normalizer_.escape_spaces = reader.boolean(field);
+      if (field.number == 3) model_.normalizer.add_dummy_prefix = reader.boolean(field);
+      if (field.number == 4) model_.normalizer.remove_extra_spaces = reader.boolean(field);
+      if (field.number == 5) model_.normalizer.escape_spaces = reader.boolean(field);
     }
   }
 
-  void finish() {
+  void check() {
     if (type_ != 1 && type_ != 2)
       fail(ErrorCode::unsupported,
            name_ + ": trainer_spec.model_type: " +
@@ -130,47 +128,65 @@ class ModelReader {
                              : std::to_string(type_)) +
                " is not supported",
            "supported here: UNIGRAM, BPE");
-    spec_.model =
-        type_ == 1 ? TokenizerSpec::ModelKind::unigram : TokenizerSpec::ModelKind::sentencepiece_bpe;
-    if (!spec_.unknown) fail(ErrorCode::format, name_ + ": no piece is of the type UNKNOWN");
-    size_t bytes = 0;
-    std::vector<std::pair<std::string_view, int32_t>> user_defined;
-    for (size_t id = 0; id < spec_.kinds.size(); ++id) {
-      if (spec_.kinds[id] == PieceKind::byte) ++bytes;
-      if (spec_.kinds[id] == PieceKind::user_defined) user_defined.push_back(spec_.vocab[id]);
-    }
-    if (bytes != (spec_.byte_fallback ? 256 : 0))
+    model_.algorithm =
+        type_ == 1 ? SentencePieceModel::Algorithm::unigram : SentencePieceModel::Algorithm::bpe;
+    if (unknown_.empty()) fail(ErrorCode::format, name_ + ": no piece is of the type UNKNOWN");
+    const auto bytes = std::count_if(model_.pieces.begin(), model_.pieces.end(),
+                                     [](const auto& piece) { return piece.kind == PieceKind::byte; });
+    if (bytes != (model_.byte_fallback ? 256 : 0))
       fail(ErrorCode::format, name_ + ": there are " + std::to_string(bytes) +
                                   " pieces for bytes, but trainer_spec.byte_fallback is " +
-                                  (spec_.byte_fallback ? "true" : "false"));
-    normalizer_.user_defined = std::make_shared<const ByteTrie>(std::move(user_defined));
-    spec_.normalizers.push_back(sentencepiece_step(normalizer_));
-    Decoder& decoder = spec_.decoder.emplace();
-    decoder.steps.emplace_back();
-    decoder.steps[0].kind = DecoderStep::Kind::sentencepiece;
-    decoder.kinds = spec_.kinds;
-    decoder.unknown_surface = unknown_surface_;
-    decoder.strip_first_space = normalizer_.add_dummy_prefix || normalizer_.remove_extra_spaces;
-    decoder.strip_all_first_spaces = normalizer_.remove_extra_spaces;
-    const auto named = [&](int64_t id, std::optional<std::string>& name) {
-      if (id >= 0 && id < static_cast<int64_t>(spec_.vocab.size()) &&
-          spec_.kinds[static_cast<size_t>(id)] == PieceKind::control)
-        name = spec_.vocab[static_cast<size_t>(id)].first;
-    };
-    named(bos_, spec_.bos);
-    named(eos_, spec_.eos);
-    named(pad_, spec_.pad);
+                                  (model_.byte_fallback ? "true" : "false"));
   }
 
   std::string_view bytes_;
   const std::string& name_;
-  TokenizerSpec& spec_;
-  int64_t type_ = 1, bos_ = 1, eos_ = 2, pad_ = -1;
-  std::string unknown_surface_ = " \xE2\x81\x87 ";
-  SentencePieceNormalizer normalizer_;
+  SentencePieceModel model_;
+  int64_t type_ = 1;
+  std::string_view unknown_;
 };
 
+void describe(SentencePieceModel model, TokenizerSpec& spec) {
+  spec.model = model.algorithm == SentencePieceModel::Algorithm::unigram
+                   ? TokenizerSpec::ModelKind::unigram
+                   : TokenizerSpec::ModelKind::sentencepiece_bpe;
+  spec.byte_fallback = model.byte_fallback;
+  std::vector<std::pair<std::string_view, int32_t>> user_defined;
+  for (const SentencePieceModel::Piece& piece : model.pieces) {
+    spec.vocab.emplace_back(piece.text, static_cast<int32_t>(spec.vocab.size()));
+    spec.scores.push_back(piece.score);
+    spec.kinds.push_back(piece.kind);
+    if (piece.kind == PieceKind::unknown) spec.unknown = piece.text;
+    if (piece.kind == PieceKind::user_defined) user_defined.push_back(spec.vocab.back());
+  }
+  model.normalizer.user_defined = std::make_shared<const ByteTrie>(std::move(user_defined));
+  spec.normalizers.push_back(sentencepiece_step(model.normalizer));
+  Decoder& decoder = spec.decoder.emplace();
+  decoder.steps.emplace_back();
+  decoder.steps[0].kind = DecoderStep::Kind::sentencepiece;
+  decoder.kinds = spec.kinds;
+  decoder.unknown_surface = model.unknown_surface;
+  decoder.strip_first_space = model.normalizer.add_dummy_prefix || model.normalizer.remove_extra_spaces;
+  decoder.strip_all_first_spaces = model.normalizer.remove_extra_spaces;
+  const auto named = [&](int64_t id, std::optional<std::string>& name) {
+    if (const std::string_view text = model.control(id); !text.empty()) name = text;
+  };
+  named(model.bos, spec.bos);
+  named(model.eos, spec.eos);
+  named(model.pad, spec.pad);
+}
+
 }  // namespace
+
+std::string_view SentencePieceModel::control(int64_t id) const {
+  if (id < 0 || id >= static_cast<int64_t>(pieces.size())) return {};
+  const Piece& piece = pieces[static_cast<size_t>(id)];
+  return piece.kind == PieceKind::control ? piece.text : std::string_view();
+}
+
+SentencePieceModel read_sentencepiece_model(std::string_view bytes, const std::string& name) {
+  return ModelReader(bytes, name).read();
+}
 
 LoadedSpec read_sentencepiece(std::string model, const std::string& name, std::string config,
                               std::string config_name) {
@@ -178,7 +194,7 @@ LoadedSpec read_sentencepiece(std::string model, const std::string& name, std::s
   TokenizerSpec& spec = result.spec;
   result.lines = std::make_unique<const std::string>(std::move(model));
   spec.vocab_place = spec.added_place = name + ": pieces";
-  ModelReader(*result.lines, name, spec).read();
+  describe(read_sentencepiece_model(*result.lines, name), spec);
   if (config.empty()) return result;
   result.documents.push_back(std::make_unique<JsonFile>(std::move(config), std::move(config_name)));
   const JsonFile& settings = *result.documents.back();
