@@ -154,8 +154,8 @@ std::optional<std::string> preset_of_builder(std::string_view component) {
 std::optional<int64_t> positions_of_chat_model(std::string_view name) {
   const std::string text = lower_case(name);
   const bool chat = text.find("instruct") != std::string::npos;
-  for (const std::string_view model :
-       {"qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "qwen2_5_7b", "qwen2_5_14b", "qwen2_5_32b"})
+  for (const std::string_view model : {"qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b",
+                                       "qwen2_5_1_5b", "qwen2_5_7b", "qwen2_5_14b", "qwen2_5_32b"})
     if (chat && text.find(model) != std::string::npos) return 32768;
   return std::nullopt;
 }

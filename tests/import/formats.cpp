@@ -395,6 +395,8 @@ TEST_CASE("chat models of Qwen 2.5 have fewer positions than the base models of 
   const std::string axolotl = "sequence_len: 10\nbase_model: Qwen/Qwen2.5-";
   CHECK(positions(axolotl + "7B-Instruct") == "32768");
   CHECK(positions(axolotl + "14B-Instruct") == "32768");
+  CHECK(positions(axolotl + "1.5B-Instruct") == "32768");
+  CHECK(positions(axolotl + "1.5B") == "unset");
   CHECK(positions(axolotl + "7B") == "unset");
   CHECK(positions(axolotl + "3B-Instruct") == "unset");  // the preset's
   const std::string torchtune = "model: {_component_: torchtune.models.qwen2_5.lora_qwen2_5_";
