@@ -192,7 +192,7 @@ GptModel::GptModel(const ModelConfig& config, const Part& part)
   parameters_ = list.take();
 
   if (config.recompute_granularity == config::RecomputeGranularity::full) {
-    const int64_t number = std::max<int64_t>(config.recompute_num_layers.value_or(1), 1);
+    const int64_t number = std::clamp<int64_t>(config.recompute_num_layers.value_or(1), 1, config.num_layers);
     const bool block = config.recompute_method == config::RecomputeMethod::block;
     recomputed_layers_ = block ? number : config.num_layers;
     region_layers_ = block ? 1 : number;

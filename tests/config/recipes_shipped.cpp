@@ -261,6 +261,28 @@ TEST_CASE("the usual overrides are legal on every shipped recipe") {
     }
 }
 
+TEST_CASE("fewer layers are legal on every shipped recipe whose pipeline they divide") {
+  size_t alone = 0;
+  for (const auto& entry : recipes()) {
+    const int64_t stages = resolved(entry.name).config.dist.pipeline_model_parallel_size;
+    for (const char* layers : {"1", "4"}) {
+      const auto r = resolved(entry.name, {std::string("model.num_layers=") + layers});
+      CAPTURE(entry.name);
+      if (stages == 1) {
+        CHECK_MESSAGE(r.ok(), problems(r));
+        ++alone;
+      } else if (!r.ok()) {
+        CHECK_MESSAGE(problems(r).find(" stages") != std::string::npos, problems(r));
+      }
+    }
+  }
+  CHECK(alone >= 200);
+  // What the recipe says of 32 layers, said of four.
+  const auto r = resolved("llama3-8b", {"model.num_layers=4"});
+  CHECK(problems(r).find("10 is more than the layers of a stage, 4: all of them are recomputed") !=
+        std::string::npos);
+}
+
 TEST_CASE("every preset resolves") {
   const auto library = Library::standard();
   size_t seen = 0;

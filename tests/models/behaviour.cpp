@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -115,7 +116,8 @@ TEST_CASE_TEMPLATE("recomputation, delayed weight gradients and threads change n
         config::ModelConfig r = c;
         r.recompute_granularity = config::RecomputeGranularity::full;
         for (const auto method : {config::RecomputeMethod::uniform, config::RecomputeMethod::block})
-          for (const int64_t layers : {1, 2, 3}) {
+          for (const int64_t layers :
+               {int64_t{1}, int64_t{2}, int64_t{3}, std::numeric_limits<int64_t>::max()}) {
             r.recompute_method = method;
             r.recompute_num_layers = layers;
             const Step again = run_step(*device, r, type, 2, 19, data, options);

@@ -291,7 +291,10 @@ void recompute_fields(Section<ModelConfig>& s) {
       .effect(Effect::memory)
       .used_when<Config>(set, recomputes);
   s.field("recompute_num_layers", &M::recompute_num_layers)
-      .doc("uniform: layers of one group; block: layers of each stage that are recomputed")
+      .doc(
+          "uniform: layers of one group; block: layers of each stage that are recomputed; a number above the "
+          "layers of a stage means all of "
+          "them")
       .unit("layers")
       .min(1)
       .effect(Effect::memory)

@@ -42,10 +42,11 @@ void recomputed_layers_fit(const Config& c, RuleReport& report) {
   int64_t most = 0;
   for (const auto& stage : *stages) most = std::max(most, stage.layers);
   if (*c.model.recompute_num_layers <= most) return;
+  // As in Megatron-LM; a recipe for 32 layers stays valid with `model.num_layers=4`.
   report
-      .error("`model.recompute_num_layers` " + text_of(*c.model.recompute_num_layers) +
-             " is more than the layers of a stage, " + text_of(most))
-      .help("at most " + text_of(most));
+      .lint("`model.recompute_num_layers` " + text_of(*c.model.recompute_num_layers) +
+            " is more than the layers of a stage, " + text_of(most) + ": all of them are recomputed")
+      .help("model.recompute_num_layers=" + text_of(most) + " is the same");
 }
 
 void full_has_no_modules(const Config& c, RuleReport& report) {
@@ -146,7 +147,7 @@ void register_recompute_rules(Schema& s) {
                  selective_has_no_layers);
   s.rule<Config>({"R0802",
                   "recomputed_layers_fit",
-                  "a recomputed group is not larger than a stage",
+                  "recompute_num_layers above the layers of a stage means all of them",
                   {"model.recompute_num_layers", "model.num_layers", "dist.pipeline_model_parallel_size"}},
                  recomputed_layers_fit);
   s.rule<Config>({"R0803",
