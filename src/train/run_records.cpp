@@ -100,21 +100,24 @@ void Run::report_model() {
   estimate_time();
 }
 
-// What a step took when this run was last at work, else what its matrix products alone take.
+// The time of a step when this run was last at work, else a lower bound: that of its matrix products at this machine's peak. The
+// bound is no measurement, and the answer to a signal does not take it for one.
 void Run::estimate_time() {
-  const auto left = static_cast<double>(total_steps_ - loop_->state().step);
+  const int64_t steps = total_steps_ - loop_->state().step;
   if (chief() && records_->resumed())
     if (const auto row = records::last_logged_step(records_->metrics()))
       if (const double seconds = row->number("step_seconds"); seconds > 0) step_seconds_ = seconds;
-  const bool known = step_seconds_ > 0;
-  if (!known && gemm_rate_ > 0)
-    step_seconds_ = estimate_.executed_flops * static_cast<double>(loop_->micro_batches()) / gemm_rate_;
-  if (step_seconds_ <= 0 || left <= 0) return;
-  speaker_.line("estimated time: " + human_duration(step_seconds_) + " a step, " +
-                human_duration(step_seconds_ * left) + " for " +
-                std::to_string(total_steps_ - loop_->state().step) + (left == 1 ? " step (" : " steps (") +
-                (known ? "as before the resume)"
-                       : "FLOPs at the measured GEMM rate; what is no matrix product comes on top)"));
+  const bool measured = step_seconds_ > 0;
+  double seconds = step_seconds_;
+  if (!measured && gemm_rate_ > 0)
+    seconds = estimate_.executed_flops * static_cast<double>(loop_->micro_batches()) / gemm_rate_;
+  if (seconds <= 0 || steps <= 0) return;
+  speaker_.line(std::string("estimated time: ") + (measured ? "" : "at least ") + human_duration(seconds) +
+                " a step, " + human_duration(seconds * static_cast<double>(steps)) + " for " +
+                std::to_string(steps) + (steps == 1 ? " step (" : " steps (") +
+                (measured ? "as measured before the resume)"
+                          : "matrix products at this machine's measured peak; the progress line has the "
+                            "measured time)"));
 }
 
 void Run::expect(double seconds) {
