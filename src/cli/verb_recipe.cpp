@@ -67,13 +67,7 @@ int run_recipe_cp(Context& context) {
   const std::string& to = context.args.word(1, "FILE");
   const config::Library library = config::Library::standard();
   const auto found = library.recipe(name);
-  if (!found) {
-    std::vector<std::string> names;
-    for (const auto& entry : library.recipes()) names.push_back(entry.name);
-    std::string help = did_you_mean(name, names);
-    if (help.empty()) help = "`capstan recipe ls` lists the names";
-    fail(ErrorCode::not_found, "there is no recipe `" + name + "`", help);
-  }
+  if (!found) config::fail_no_recipe(library, name);
   write_new(to, found->file.empty() ? std::string(found->text) : read_file(found->file, uint64_t{4} << 20));
   put(to + ": a copy of " + found->name + "\n");
   return 0;

@@ -39,13 +39,7 @@ importer::Options options_of(const Context& context, const std::string& to) {
       if (info.name == *name) options.format = info.format;
   if (const auto base = context.args.value("base")) {
     const config::Library library = config::Library::standard();
-    if (!library.recipe(*base)) {
-      std::vector<std::string> names;
-      for (const auto& entry : library.recipes()) names.push_back(entry.name);
-      const std::string help = did_you_mean(*base, names);
-      fail(ErrorCode::not_found, "there is no recipe `" + *base + "`",
-           help.empty() ? "`capstan recipe ls` lists the names" : help);
-    }
+    if (!library.recipe(*base)) config::fail_no_recipe(library, *base);
     options.base = *base;
   }
   for (const std::string& word : context.args.values("var")) {

@@ -301,12 +301,7 @@ std::vector<std::string> ids_of(const sweep::Plan& plan, const std::vector<std::
         if (one.configuration == word) ids.push_back(one.id);
       if (ids.size() > before) continue;
     }
-    if (!trial) {
-      std::vector<std::string> all;
-      for (const sweep::TrialPlan& one : plan.trials) all.push_back(one.id);
-      fail(ErrorCode::not_found, "this sweep has no trial `" + word + "`, or several that begin so",
-           did_you_mean(word, all));
-    }
+    if (!trial) plan.fail_no_trial(word);
     ids.push_back(trial->id);
   }
   return ids;

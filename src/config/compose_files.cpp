@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "config/composer.hpp"
 
@@ -128,18 +129,13 @@ void Composer::read_recipe() {
   } else {
     const auto found = library_.recipe(name);
     if (!found) {
-      std::vector<std::string> names;
-      for (const auto& entry : library_.recipes()) names.push_back(entry.name);
-      std::string help;
-      for (const auto& near : near_matches(name, names))
-        help += (help.empty() ? "did you mean `" : ", `") + near + "`";
-      if (!help.empty()) help += "?";
       std::error_code ignored;
-      if (fs::exists(name, ignored)) help = "to use the file of that name write `./" + name + "`";
-      fail(ErrorCode::not_found, "there is no recipe named `" + shortened(name) + "`",
-           help.empty() ? "`capstan recipe ls` lists them; a file is given by a path that contains `/` or "
-                          "ends in .yaml"
-                        : help);
+      if (fs::exists(name, ignored))
+        fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)),
+             "to use the file of that name write `./" + name + "`");
+      fail_no_recipe(library_, name,
+                     "`capstan recipe ls` lists them; a file is given by a path that contains `/` or ends in "
+                     ".yaml");
     }
     source = add_found(*found);
     if (!found->file.empty()) origin.root = out_.sources.back().directory;
@@ -227,7 +223,7 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
     if (!found) {
       std::vector<std::string> names;
       for (const auto& entry : library_.recipes()) names.push_back(entry.name);
-      auto& problem = error("C0501", "there is no recipe named `" + shortened(item.text) + "`", item.place);
+      auto& problem = error("C0501", not_found_text("recipe", shortened(item.text)), item.place);
       for (const auto& near : near_matches(item.text, names)) problem.help("did you mean `" + near + "`?");
       std::error_code ignored;
       if (!origin.root.empty() && fs::exists(fs::path(origin.root) / (item.text + ".yaml"), ignored))

@@ -6,7 +6,9 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
+#include "config/composer.hpp"
 #include "config/tree.hpp"
 
 namespace capstan::config {
@@ -95,6 +97,14 @@ std::vector<Library::Entry> Library::recipes() const {
 std::vector<Library::Entry> Library::presets(std::string_view section) const {
   const std::string path = "configs/" + std::string(section);
   return list(path, path + "/");
+}
+
+void fail_no_recipe(const Library& library, std::string_view name, std::string otherwise) {
+  std::vector<std::string> names;
+  for (const auto& entry : library.recipes()) names.push_back(entry.name);
+  const std::string near = near_paths_help(near_matches(name, names));
+  if (otherwise.empty()) otherwise = "`capstan recipe ls` lists the names";
+  fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), near.empty() ? otherwise : near);
 }
 
 std::vector<Library::Entry> recipes() {

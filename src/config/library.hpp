@@ -46,6 +46,9 @@ class Library {
   std::vector<std::string> directories_;
 };
 
+// ErrorCode::not_found, "not found: recipe = NAME", with near names, else `otherwise`.
+[[noreturn]] void fail_no_recipe(const Library& library, std::string_view name, std::string otherwise = {});
+
 // Names for `recipe ls`, completion and near matches.
 std::vector<Library::Entry> recipes();
 

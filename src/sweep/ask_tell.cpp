@@ -128,9 +128,7 @@ std::string tell(Store& store, std::string_view line) {
   if (id.empty()) fail(ErrorCode::usage, "`trial` is missing");
   if (!store.plan().find(id)) store.refresh();
   const TrialPlan* const trial = store.plan().find(id);
-  if (!trial)
-    fail(ErrorCode::not_found, "no trial `" + id + "` in `" + store.directory().string() + "`",
-         "`capstan sweep status` lists them");
+  if (!trial) store.plan().fail_no_trial(id);
   const bool has_value = request.contains("value") && !request["value"].is_null();
   if (!has_value && !request.contains("state")) {
     if (request.contains("value"))

@@ -289,6 +289,19 @@ const TrialPlan* Plan::find(std::string_view id) const {
   }
   return found;
 }
+void Plan::fail_no_trial(std::string_view id) const {
+  std::vector<std::string> ids, beginning;
+  for (const TrialPlan& trial : trials) {
+    ids.push_back(trial.id);
+    if (!id.empty() && trial.id.starts_with(id)) beginning.push_back(trial.id);
+  }
+  if (!beginning.empty())
+    fail(ErrorCode::usage, "several trials begin with `" + std::string(id) + "`",
+         join_some(beginning, ", ", 4));
+  const std::string near = near_paths_help(near_matches(id, ids));
+  fail(ErrorCode::not_found, not_found_text("trial", id),
+       near.empty() ? "`capstan sweep status` lists them" : near);
+}
 int64_t Plan::tokens() const {
   int64_t sum = 0;
   for (const TrialPlan& trial : trials) sum += trial.estimate.tokens;

@@ -54,6 +54,9 @@ struct Plan {
   std::vector<InvalidTrial> invalid;
   int64_t excluded = 0, duplicates = 0;  // points left out by `exclude`; points that mean the same as another
   const TrialPlan* find(std::string_view id) const;  // a unique beginning of an id is enough; null: none
+  // For an id that find() does not find. ErrorCode::not_found, "not found: trial = ID", with near ids; ::usage where several
+  // trials begin with it.
+  [[noreturn]] void fail_no_trial(std::string_view id) const;
   // The sums over the trials.
   int64_t tokens() const;
   double flops() const;

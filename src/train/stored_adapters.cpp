@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "checkpoint/store.hpp"
 #include "config/foreign.hpp"
@@ -40,11 +41,22 @@ StoredRecipe recipe_of_run(const std::string& name, const std::vector<config::Ov
   return stored;
 }
 
+constexpr const char* kNameIt = "the base of the adapters: --base CHECKPOINT|RUN|hf:DIR";
+
+// Looks whether the weights that `field` names are there, before anything is read.
+void require_base(const char* field, const std::string& name, const std::string& otherwise) {
+  std::error_code unknown;
+  if (!fs::exists(config::split_scheme(name).path, unknown)) fail_not_found(field, name, otherwise);
+}
+
 std::string named_base(const std::string& name, const std::vector<config::Override>& overrides) {
   const auto directory = peft_directory(name);
   if (!directory) {
     const StoredRecipe run = recipe_of_run(name, overrides);
-    if (const auto& from = run.resolution.config.checkpoint.pretrained_checkpoint) return from->resolved;
+    if (const auto& from = run.resolution.config.checkpoint.pretrained_checkpoint) {
+      require_base("checkpoint.pretrained_checkpoint", from->resolved, kNameIt);
+      return from->resolved;
+    }
     fail(ErrorCode::usage, "`" + name + "` does not say beside which weights its adapters were trained",
          "--base CHECKPOINT|RUN|hf:DIR");
   }
@@ -55,10 +67,12 @@ std::string named_base(const std::string& name, const std::vector<config::Overri
     if (said.empty() || !fs::is_directory(place, error)) continue;
     return (fs::exists(place / "config.json", error) ? "hf:" : "") + place.string();
   }
-  fail(ErrorCode::usage,
-       "`" + (*directory / "adapter_config.json").string() + "` says that the base is " +
-           capstan::quoted(said) + ", which is no directory here",
-       "name it: --base CHECKPOINT|RUN|hf:DIR");
+  const std::string file = (*directory / "adapter_config.json").string();
+  if (said.empty()) fail(ErrorCode::usage, "`" + file + "` does not say what the base is", kNameIt);
+  std::string help = near_paths_help(near_paths(said));
+  if (help.empty()) help = download_help(said);
+  fail(ErrorCode::not_found, not_found_text("base_model_name_or_path", said) + " (of `" + file + "`)",
+       help + (help.empty() ? "" : "; ") + kNameIt);
 }
 
 }  // namespace
@@ -85,6 +99,7 @@ StoredAdapters open_adapters(const std::string& name, BaseModel& base, const con
 
 StoredBase base_of_adapters(const std::string& name, const std::optional<std::string>& base,
                             const std::vector<config::Override>& overrides) {
+  if (base) require_base("base", *base, "");
   StoredRecipe recipe = stored_recipe(base ? *base : named_base(name, overrides), {}, 1);
   recipe.resolution.require_ok();
   if (recipe.resolution.config.peft)

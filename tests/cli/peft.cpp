@@ -207,6 +207,35 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   home.refused({"merge", "lora-peft", "x", "train.threads=1"}, "changes the recipe of a run");
 }
 
+TEST_CASE("a base that is not there is named with its field and near names") {
+  const Home home;
+  fs::copy(kHere + "families/llama", home.file("base"), fs::copy_options::recursive);
+  const auto with_base = [&](const std::string& name, const std::string& base) {
+    fs::copy(kAdapter, home.file(name));
+    json config = json::parse(read_text(home.file(name + "/adapter_config.json")));
+    config["base_model_name_or_path"] = base;
+    fs::remove(home.file(name + "/adapter_config.json"));
+    home.scratch.write(name + "/adapter_config.json", config.dump());
+  };
+  with_base("moved", "bas");
+  home.refused({"convert", "peft:moved", "x"},
+               "not found: base_model_name_or_path = bas (of `moved/adapter_config.json`)");
+  home.refused({"merge", "moved", "x"}, "did you mean `base`?");
+  home.refused({"merge", "moved", "x"}, "--base CHECKPOINT|RUN|hf:DIR");
+  with_base("hub", "an-org/a-model");
+  home.refused({"merge", "hub", "x"}, "hf download an-org/a-model");
+  with_base("nothing", "");
+  home.refused({"merge", "nothing", "x"}, "does not say what the base is");
+  home.refused({"merge", "moved", "x", "--base", "hf:bse"}, "not found: base = hf:bse");
+  home.refused({"merge", "moved", "x", "--base", "hf:bse"}, "did you mean `hf:base`?");
+  // A run whose base has gone.
+  const Finished trained = home.train("hf:base", {"--run-dir", "tuned"});
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  fs::rename(home.file("base"), home.file("basis"));
+  home.refused({"merge", "tuned", "x"}, "not found: checkpoint.pretrained_checkpoint = hf:");
+  home.refused({"merge", "tuned", "x"}, "--base CHECKPOINT|RUN|hf:DIR");
+}
+
 TEST_CASE("what is wrong with an adapter is said, and nothing in it is run") {
   const Home home;
   const auto copy = [&](const std::string& name) {

@@ -180,6 +180,17 @@ TEST_CASE("a sweep is planned, run and looked at; a value more keeps what is don
     CHECK(contains(read_text(place + "/overrides.txt"), "optimizer.lr="));
     CHECK(fs::exists(place + "/checkpoints/step-00000004"));
   }
+  // A trial that is not there, or is not clear, is named before anything runs or is written.
+  std::string other = before.begin()->first;
+  other.back() = other.back() == '0' ? '1' : '0';
+  const auto refused = [&](const std::vector<std::string>& words, const std::string& why) {
+    const Finished done = in(scratch, words);
+    CHECK(done.code == 2);
+    CHECK_MESSAGE(contains(done.err, why), done.err);
+  };
+  refused({"sweep", "run", "s", "--trial", other},
+          "not found: trial = " + other + "\n  = help: did you mean `");
+  refused({"sweep", "run", "s", "--trial", "zzzzzzzzzzzz"}, "`capstan sweep status` lists them");
   const Finished added = in(scratch, {"sweep", "add", "s", "optimizer.lr=3e-3"});
   REQUIRE_MESSAGE(added.code == 0, added.err);
   CHECK(contains(added.err, "1 trial is new"));
