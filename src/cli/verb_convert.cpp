@@ -61,12 +61,20 @@ Written write_foreign(const Context& context, const interchange::Exported& from,
   return interchange::write_hf(from, path, options);
 }
 
+void note_no_tokenizer(const Context& context, const std::string& from, const std::string& to, bool mock) {
+  if (!context.quiet())
+    say("note: " + to + " has no tokenizer, since " + from + " has none" +
+        (mock ? ": its run trained on mock data" : "") + "\n");
+}
+
 Written convert_foreign(const Context& context, const std::string& from, const std::string& to) {
   const auto model = interchange::ForeignModel::open(from);
   if (!interchange::is_foreign(to))
     return interchange::write_checkpoint(*model, to, dtype_argument(context.args));
   const auto parameters = model->parameters(model->model());
-  return write_foreign(context, {parameters.get(), model->model(), model->carried()}, to);
+  const Written written = write_foreign(context, {parameters.get(), model->model(), model->carried()}, to);
+  if (!written.tokenizer) note_no_tokenizer(context, from, to, false);
+  return written;
 }
 
 Written convert_checkpoint(const Context& context, const std::string& from, const std::string& to) {
@@ -82,7 +90,10 @@ Written convert_checkpoint(const Context& context, const std::string& from, cons
   auto reader = checkpoint::Reader::open(stored.checkpoint, checkpoint::Depth::structure);
   const interchange::Exported exported{&reader, stored.resolution.config.model,
                                        train::export_files(reader, stored.resolution.config)};
-  return write_foreign(context, exported, to);
+  const Written written = write_foreign(context, exported, to);
+  if (!written.tokenizer)
+    note_no_tokenizer(context, from, to, stored.resolution.config.dataset.kind == config::DatasetKind::mock);
+  return written;
 }
 
 int run_convert(Context& context) {

@@ -17,12 +17,10 @@ void require_number(double value, const char* what) {
 }
 
 EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
-  if (!model.tokenizer())
-    fail(ErrorCode::unsupported, "the checkpoint has no tokenizer: text cannot be turned into ids",
-         "train with a tokenizer section");
+  const data::Tokenizer& tokenizer = model.require_tokenizer();
   std::vector<int32_t> ids;
-  if (options.add_front) ids = model.tokenizer()->before();
-  model.tokenizer()->encode(options.text, ids);
+  if (options.add_front) ids = tokenizer.before();
+  tokenizer.encode(options.text, ids);
   if (ids.size() < 2)
     fail(ErrorCode::usage,
          "the text has " + std::to_string(ids.size()) + " tokens; at least two are needed to predict one");

@@ -127,8 +127,7 @@ class Speaker {
 }  // namespace
 
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
-  if (!model.tokenizer())
-    fail(ErrorCode::unsupported, "the checkpoint has no tokenizer: text cannot be turned into ids");
+  const data::Tokenizer& tokenizer = model.require_tokenizer();
   if (options.max_tokens < 0)
     fail(ErrorCode::usage, "--max-tokens " + std::to_string(options.max_tokens) + " is negative");
   if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
@@ -136,7 +135,6 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   if (!(options.top_p > 0 && options.top_p <= 1))
     fail(ErrorCode::usage, "--top-p " + to_text(options.top_p) + " is not in (0, 1]");
   if (options.top_k < 0) fail(ErrorCode::usage, "--top-k " + std::to_string(options.top_k) + " is negative");
-  const data::Tokenizer& tokenizer = *model.tokenizer();
   Beginning begun = beginning(model, options);
   if (!options.stop_at_eod) begun.ends.clear(), begun.end_text.clear();
   const std::vector<int32_t>& prompt = begun.ids;
@@ -157,6 +155,9 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   auto cache = model.make_cache(prompt_tokens + wanted);
   using Clock = std::chrono::steady_clock;
   data::StreamDecoder decoder(model.tokenizer(), true);
+  // SentencePiece's decoder takes the blank off the first token of a text. A continuation does not begin one; an answer does.
+  if (!options.chat)
+    for (const int32_t id : prompt) decoder.push(id);
   Speaker speaker(options, begun.end_text);
   const auto begin = Clock::now();
   std::vector<float> logits = model.next_logits(prompt, cache);

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "checkpoint/reader.hpp"
+#include "config/foreign.hpp"
 #include "parallel/pipeline.hpp"
 #include "train/adapters.hpp"
 #include "train/agreement.hpp"
@@ -70,7 +71,28 @@ bool holds_adapters(const BaseModel& weights) {
                      [](const std::string& name) { return name.find(".adapter.") != std::string::npos; });
 }
 
+// True where a run on mock data names files of a tokenizer that do not exist: training has not read them.
+bool never_had_tokenizer(const config::Config& config) {
+  if (config.dataset.kind != config::DatasetKind::mock) return false;
+  const config::TokenizerConfig& t = config.tokenizer;
+  for (const auto* path : {&t.tokenizer_model, &t.vocab_file, &t.merge_file}) {
+    std::error_code unknown;
+    if (*path && !std::filesystem::exists(config::split_scheme((*path)->resolved).path, unknown)) return true;
+  }
+  return false;
+}
+
 }  // namespace
+
+const data::Tokenizer& LoadedModel::require_tokenizer() const {
+  if (tokenizer_) return *tokenizer_;
+  const bool mock = config_.dataset.kind == config::DatasetKind::mock;
+  fail(ErrorCode::unsupported,
+       std::string("the checkpoint has no tokenizer") + (mock ? ", since its run trained on mock data" : "") +
+           ": text cannot be turned into ids",
+       mock ? "tokenizer.tokenizer_model=FILE names one; a model that has seen mock data alone knows no text"
+            : "tokenizer=huggingface tokenizer.tokenizer_model=FILE names the one of its training data");
+}
 
 LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config,
                          comm::World& world, const std::string& adapter)
@@ -95,6 +117,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
       tokenizer.tokenizer_model = config::Path{checkpoint.string(), checkpoint.string()};
     }
   }
+  if (never_had_tokenizer(config_)) config_.tokenizer.tokenizer_type = config::TokenizerKind::none;
   std::optional<StoredAdapters> adapters;
   if (!adapter.empty()) {
     if (config.peft)

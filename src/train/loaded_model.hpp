@@ -29,6 +29,7 @@ class LoadedModel {
 
   const config::Config& config() const { return config_; }
   const std::shared_ptr<const data::Tokenizer>& tokenizer() const { return tokenizer_; }  // null: none
+  const data::Tokenizer& require_tokenizer() const;  // ErrorCode::unsupported where there is none, with why
   Device& device() const { return *device_; }
   // eos_token_id of the model's generation_config.json, or of its config.json where that is missing.
   const std::vector<int32_t>& end_tokens() const { return end_tokens_; }

@@ -96,7 +96,14 @@ TEST_CASE(
     const json there = home.read(name + "/config.json"), words = home.read(name + "/tokenizer_config.json");
     for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) CHECK(there[key] == config[key]);
     for (const char* key : {"bos_token", "eos_token", "tokenizer_class"}) CHECK(words[key] == tokenizer[key]);
-    CHECK(words["chat_template"] == read_text(home.file("hf/chat_template.jinja")));
+    // llama.cpp's Jinja knows no {% generation %}; Transformers does.
+    const std::string in_gguf = words["chat_template"],
+                      in_hf = read_text(home.file("hf/chat_template.jinja"));
+    CHECK(contains(in_hf, "{% generation %}"));
+    CHECK_FALSE(contains(in_gguf, "{% generation %}"));
+    CHECK(in_gguf.size() + std::string("{% endgeneration %}").size() - std::string("{% endif %}").size() +
+              std::string("{% generation %}").size() - std::string("{% if true %}").size() ==
+          in_hf.size());
   }
   // Generation stops after the document.
   for (const std::string model : {"run", "hf:hf", "gguf:m.gguf", "ours", "hf:back"}) {
@@ -119,9 +126,127 @@ TEST_CASE(
       {"train", "tiny.yaml", "dataset=mock", "tokenizer=none", "train.train_iters=1", "--run-dir", "ids"});
   home.good({"convert", "ids", "hf:ids-hf"});
   CHECK_FALSE(fs::exists(home.file("ids-hf/generation_config.json")));
+  const Finished without = home.good({"convert", "ids", "gguf:ids.gguf"});
+  CHECK_MESSAGE(
+      contains(without.err,
+               "note: gguf:ids.gguf has no tokenizer, since ids has none: its run trained on mock data"),
+      without.err);
+  CHECK_FALSE(contains(home.good({"convert", "run", "gguf:n.gguf"}).err, "no tokenizer"));
   // Not the ids of Transformers' own models.
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
     CHECK(home.read("ids-hf/config.json").at(key).is_null());
+}
+
+TEST_CASE("a run on mock data needs no tokenizer, and its model says that it has none") {
+  const Home home;
+  home.write("tiny.yaml", kRecipe);  // whose tokenizer.json is not there
+  home.good({"train", "tiny.yaml", "dataset=mock", "train.train_iters=1", "tokenizer.chat_template=null",
+             "--run-dir", "mock"});
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"generate", "mock", "--prompt", "ab"},
+        {"eval", "mock", "--text", "tiny.yaml"}}) {
+    home.refused(words, {"the checkpoint has no tokenizer, since its run trained on mock data",
+                         "tokenizer.tokenizer_model=FILE names one"});
+  }
+  for (const char* to : {"hf:mock-hf", "gguf:mock.gguf"}) {
+    const Finished done = home.good({"convert", "mock", to});
+    CHECK_MESSAGE(
+        contains(done.err, std::string("note: ") + to +
+                               " has no tokenizer, since mock has none: its run trained on mock data"),
+        done.err);
+  }
+  CHECK(contains(home.good({"convert", "hf:mock-hf", "gguf:again.gguf"}).err,
+                 "note: gguf:again.gguf has no tokenizer, since hf:mock-hf has none\n"));
+  CHECK(home.good({"convert", "mock", "gguf:quiet.gguf", "-q"}).err.empty());
+  // With a file at hand it can be asked all the same.
+  fs::copy_file(kFamilies + "smollm2/tokenizer.json", home.file("other.json"));
+  home.good({"generate", "mock", "--prompt", "ab", "--max-tokens", "2",
+             "tokenizer.tokenizer_model=other.json", "train.threads=1"});
+}
+
+TEST_CASE("a SentencePiece model goes into GGUF, where generation gives the same text") {
+  const Home home;
+  const std::string families =
+      std::string(capstan::test::kSourceDirectory) + "/tests/data/tokenizer/families/";
+  fs::copy_file(families + "spm_bpe.model", home.file("spm.model"));
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += "the cat sat\n%\n";
+  home.write("corpus.txt", text);
+  home.write("tiny.yaml", kRecipe);
+  home.good({"data", "prepare", "corpus.txt", "--separator", "%", "--tokenizer", "spm.model", "--append-eod",
+             "--eod", "</s>", "--output", "corpus"});
+  const std::vector<std::string> tokenizer = {"tokenizer.tokenizer_type=sentencepiece",
+                                              "tokenizer.tokenizer_model=spm.model",
+                                              "tokenizer.eod_token=</s>", "model.vocab_size=700"};
+  std::vector<std::string> words = {"train", "tiny.yaml", "--run-dir", "run"};
+  words.insert(words.end(), tokenizer.begin(), tokenizer.end());
+  home.good(words);
+  CHECK_FALSE(contains(home.good({"convert", "run", "gguf:m.gguf", "--type", "f32"}).err, "tokenizer"));
+  home.good({"convert", "gguf:m.gguf", "hf:hf"});
+  CHECK(fs::exists(home.file("hf/tokenizer.json")));
+  std::string said;
+  for (const std::string model : {"run", "gguf:m.gguf", "hf:hf"}) {
+    CAPTURE(model);
+    const json answer = json::parse(home.good({"generate", model, "--prompt", "the cat", "--temperature", "0",
+                                               "--json", "--max-tokens", "8", "train.threads=1"})
+                                        .out);
+    if (said.empty()) said = answer["text"];
+    CHECK(answer["text"] == said);
+    CHECK(answer["ended"] == true);
+  }
+  CHECK(said == " sat");
+  // Another kind of SentencePiece's is refused, not left out.
+  fs::copy_file(families + "spm_unigram.model", home.file("unigram.model"));
+  words = {"train",
+           "tiny.yaml",
+           "dataset=mock",
+           "tokenizer=none",
+           "model.vocab_size=700",
+           "train.train_iters=1",
+           "--run-dir",
+           "ids"};
+  home.good(words);
+  home.good({"convert", "ids", "hf:ids-hf"});
+  fs::copy_file(home.file("unigram.model"), home.file("ids-hf/tokenizer.model"));
+  home.refused({"convert", "hf:ids-hf", "gguf:u.gguf"},
+               {"tokenizer.model: a model of the type Unigram: a GGUF file cannot hold this tokenizer"});
+  CHECK_FALSE(fs::exists(home.file("u.gguf")));
+  fs::remove(home.file("ids-hf/tokenizer.model"));
+  home.write("ids-hf/vocab.txt", "a\nb\n");
+  home.refused({"convert", "hf:ids-hf", "gguf:u.gguf"}, {"not `vocab.txt`", "AutoTokenizer"});
+}
+
+TEST_CASE(
+    "weights that come with another tokenizer: a warning with the first token, an error where the vocabulary "
+    "is too small") {
+  const Trained home;
+  const std::string base = "hf:" + kFamilies + "smollm2";
+  home.write("tune.yaml",
+             "model: {preset: \"" + base +
+                 "\", seq_length: 12}\nmixed_precision: fp32\n"
+                 "dataset: {preset: gpt, data_path: corpus_text_document, split: \"100,0,0\"}\n"
+                 "validation: {eval_interval: null}\n"
+                 "tokenizer: {preset: huggingface, tokenizer_model: tokenizer.json}\n"
+                 "train: {micro_batch_size: 1, global_batch_size: 1, train_iters: 1, threads: 1}\n"
+                 "optimizer: {preset: adamw, lr: 1e-3}\ncheckpoint: {pretrained_checkpoint: \"" +
+                 base + "\"}\n");
+  const std::vector<std::string> tune = {"train", "tune.yaml", "--run-dir"};
+  auto words = tune;
+  words.insert(words.end(), {"other"});
+  const Finished warned = home.good(words);
+  CHECK_MESSAGE(contains(warned.err, "warning: the weights of "), warned.err);
+  CHECK_MESSAGE(contains(warned.err, "come with another tokenizer: "), warned.err);
+  CHECK_MESSAGE(contains(warned.err, "ids stand for another token there, the first is 0 ("), warned.err);
+  // The model's own, under another name.
+  fs::copy_file(kFamilies + "smollm2/tokenizer.json", home.file("own.json"));
+  home.good({"data", "prepare", "corpus.txt", "--tokenizer", "own.json", "--output", "own"});
+  words = tune;
+  words.insert(words.end(),
+               {"same", "tokenizer.tokenizer_model=own.json", "dataset.data_path=own_text_document"});
+  CHECK_FALSE(contains(home.good(words).err, "another tokenizer"));
+  words = tune;
+  words.insert(words.end(), {"large", "model.vocab_size=200"});
+  home.refused(words, {"the tokenizer has ", "tokens, the model's vocabulary 200", "model.vocab_size="});
 }
 
 TEST_CASE("a full context is said, with the field that sets it") {

@@ -193,6 +193,43 @@ TEST_CASE("data prepare does not replace a dataset unless it is told to") {
   CHECK(p.in(again).code == 0);
 }
 
+TEST_CASE("data prepare takes the tokenizer of a recipe, with overrides") {
+  const Prepared& p = prepared();
+  const auto words = [](std::vector<std::string> more, const std::string& output) {
+    std::vector<std::string> all = {"data", "prepare",      "corpus.txt", "--separator",
+                                    "%",    "--append-eod", "--output",   output};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto ids = [&](std::vector<std::string> more, const std::string& output) {
+    const Finished done = p.in(words(std::move(more), output));
+    REQUIRE_MESSAGE(done.code == 0, done.err);
+    return read_text(p.file(output + "_text_document.bin"));
+  };
+  CHECK(ids({"-r", "./tiny.yaml"}, "by-recipe") == read_text(p.file("corpus_text_document.bin")));
+  CHECK(ids({"-r", "./tiny.yaml", "tokenizer=byte"}, "as-bytes") == ids({"--tokenizer", "bytes"}, "bytes"));
+  // The record beside the data names the tokenizer as the recipe does: train takes the data, and those alone.
+  const json record = json::parse(read_text(p.file("by-recipe_text_document.meta.json")));
+  CHECK_MESSAGE(contains(record.dump(), "tokenizer.json"), record.dump());
+  const auto trained = [&](const std::string& data) {
+    return p.in({"train", "tiny.yaml", "dataset.data_path=" + data + "_text_document", "train.train_iters=1",
+                 "--run-dir", data + "-run"});
+  };
+  CHECK(trained("by-recipe").code == 0);
+  CHECK(trained("as-bytes").code != 0);
+  const auto refused = [&](std::vector<std::string> more, const std::string& why) {
+    const Finished done = p.in(words(std::move(more), "refused"));
+    CHECK(done.code != 0);
+    CHECK_MESSAGE(contains(done.err, why), done.err);
+    CHECK_FALSE(fs::exists(p.file("refused_text_document.bin")));
+  };
+  refused({"-r", "./tiny.yaml", "tokenizer=none"}, "names no tokenizer");
+  refused({"-r", "./tiny.yaml", "--tokenizer", "tokenizer.json"}, "exclude each other");
+  refused({"--tokenizer", "tokenizer.json", "tokenizer=byte"}, "changes a recipe, and none is given");
+  refused({"-r", "./tiny.yaml", "tokenizer.tokenizer_model=gone.json"}, "gone.json");
+  refused({"-r", "quickstrat"}, "not found: recipe = quickstrat");
+}
+
 TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
   const Prepared& p = prepared();
   std::string lines;
