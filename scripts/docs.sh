@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes what is generated from the program's tables: docs/reference/ and schemas/. A test compares them byte for byte.
+# Writes what is generated from the program's tables: docs/reference/, docs/coming-from.md and schemas/. A test compares them byte for byte.
 #
 #   scripts/docs.sh [CAPSTAN]     the program to ask; default build/release/capstan
 set -euo pipefail
@@ -9,4 +9,5 @@ capstan=${1:-build/release/capstan}
 [ -x "$capstan" ] || { echo "docs.sh: no program \`$capstan\`; build it first: cmake --build --preset release" >&2; exit 2; }
 rm -rf docs/reference
 "$capstan" schema --docs docs/reference
+"$capstan" recipe import --keys >docs/coming-from.md
 "$capstan" schema --write schemas

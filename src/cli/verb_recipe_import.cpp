@@ -13,6 +13,7 @@
 #include "cli/verbs.hpp"
 #include "config/field.hpp"
 #include "import/import.hpp"
+#include "import/key_reference.hpp"
 
 namespace capstan::cli {
 
@@ -157,6 +158,10 @@ void show_refusals(const Imported& imported, const std::string& to) {
 }
 
 int run_recipe_import(Context& context) {
+  if (context.args.has("keys")) {
+    put(importer::coming_from_page());
+    return 0;
+  }
   const std::string& file = context.args.word(0, "FILE");
   const std::string to = context.args.value("output").value_or("");
   const Imported imported = importer::import_recipe(read_input(file), file == "-" ? "standard-input" : file,
@@ -178,7 +183,7 @@ int run_recipe_import(Context& context) {
 const Verb kRecipeImport = {
     .name = "recipe import",
     .purpose = "turn another trainer's configuration into a recipe",
-    .usage = "FILE [--from FORMAT] [--base RECIPE] [-o FILE] [--json]",
+    .usage = "FILE [--from FORMAT] [--base RECIPE] [-o FILE] [--json] | --keys",
     .examples = {{"recipe import pretrain_gpt.sh -o gpt.yaml", "a Megatron command line"},
                  {"recipe import ds_config.json --base llama3-8b",
                   "DeepSpeed's settings on a recipe's model"},
@@ -189,7 +194,8 @@ const Verb kRecipeImport = {
                 {"var", 0, "NAME=VALUE",
                  "a variable that a script takes from outside (an argument: 1=VALUE); may be repeated"},
                 {"output", 'o', "FILE", "write the recipe there; default standard output"},
-                {"json", 0, "", "the recipe and what was taken, assumed and left out, as one JSON object"}},
+                {"json", 0, "", "the recipe and what was taken, assumed and left out, as one JSON object"},
+                {"keys", 0, "", "print the options of other trainers and their fields as Markdown tables"}},
     .details =
         "The text is matched, never executed: variables of a script are filled in, $(commands) are not. A "
         "branch whose\n"

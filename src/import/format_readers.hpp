@@ -20,6 +20,11 @@ void read_axolotl(Draft& draft, const config::Node& root);
 void read_axolotl_data(Reader& reader);  // its samples (axolotl_data.cpp)
 void read_training_arguments(Draft& draft, const config::Node& root);
 
+// The tables of the formats whose keys the reference lists (key_reference.cpp).
+std::span<const Rule> megatron_rules();
+std::span<const Rule> axolotl_rules();
+std::span<const Rule> torchtune_rules();
+
 // The options of a command line, after its variables are filled in: what the launcher and the file say together.
 struct MegatronLaunch {
   std::string program;    // "pretrain_gpt.py"

@@ -31,9 +31,10 @@ struct Rule {
     drop,   // no counterpart
   };
   std::string_view key;  // dotted below sections; a last `*` stands for any rest
+  // The field. act, later: the fields that the key can set, "model.vocab_size, dataset (preset)", for the reference.
   std::string_view path;
   How how = How::take;
-  std::string_view text;  // named, sets: above; drop: the reason
+  std::string_view text;  // named, sets: above; drop: the reason; act, later: a remark for the reference
   Why why = Why::unknown;
   void (*act)(Reader&, const Item&) = nullptr;
 };
@@ -50,11 +51,12 @@ constexpr Rule sets(std::string_view key, std::string_view path, std::string_vie
 constexpr Rule flip(std::string_view key, std::string_view path) {
   return {key, path, Rule::How::flip, {}, {}, nullptr};
 }
-constexpr Rule act(std::string_view key, void (*function)(Reader&, const Item&)) {
-  return {key, {}, Rule::How::act, {}, {}, function};
+constexpr Rule act(std::string_view key, void (*function)(Reader&, const Item&), std::string_view fields = {},
+                   std::string_view remark = {}) {
+  return {key, fields, Rule::How::act, remark, {}, function};
 }
-constexpr Rule later(std::string_view key) {
-  return {key, {}, Rule::How::later, {}, {}, nullptr};
+constexpr Rule later(std::string_view key, std::string_view fields = {}, std::string_view remark = {}) {
+  return {key, fields, Rule::How::later, remark, {}, nullptr};
 }
 constexpr Rule no_effect(std::string_view key, std::string_view reason) {
   return {key, {}, Rule::How::drop, reason, Why::no_effect, nullptr};

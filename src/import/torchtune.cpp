@@ -35,25 +35,27 @@ bool builder_has(const Reader& r, std::string_view what) {
 }
 
 constexpr Rule kTable[] = {
-    act("model._component_", builder),
-    later("model.lora_attn_modules"),
-    later("model.apply_lora_to_mlp"),
+    act("model._component_", builder,
+        "model (preset), model.max_position_embeddings, peft.scheme, peft.target_modules, "
+        "peft.base_quantization, checkpoint.pretrained_checkpoint"),
+    later("model.lora_attn_modules", "peft.target_modules, peft.scheme"),
+    later("model.apply_lora_to_mlp", "peft.target_modules"),
     not_there("model.apply_lora_to_output", "an adapter on the head"),
     take("model.lora_rank", "peft.dim"),
     take("model.lora_alpha", "peft.alpha"),
     take("model.lora_dropout", "peft.dropout"),
-    later("model.use_dora"),
-    later("model.quantize_base"),
+    later("model.use_dora", "peft.scheme"),
+    later("model.quantize_base", "peft.base_quantization"),
 
-    later("tokenizer._component_"),
+    later("tokenizer._component_", "tokenizer.chat_template"),
     no_effect("tokenizer.path", "the tokenizer.json beside the weights counts: tokenizer.tokenizer_model"),
     no_effect("tokenizer.merges_file",
               "the tokenizer.json beside the weights counts: tokenizer.tokenizer_model"),
     take("tokenizer.max_seq_len", "model.seq_length"),
-    later("tokenizer.prompt_template"),
+    later("tokenizer.prompt_template", "tokenizer.chat_template"),
 
-    later("checkpointer._component_"),
-    later("checkpointer.checkpoint_dir"),
+    later("checkpointer._component_", {}, "the files are recognized by their content"),
+    later("checkpointer.checkpoint_dir", "checkpoint.pretrained_checkpoint"),
     no_effect("checkpointer.checkpoint_files*", "a directory's own index names its files"),
     theirs("checkpointer.adapter_checkpoint", "a pickle; peft.adapter reads a directory as PEFT writes it"),
     theirs("checkpointer.recipe_checkpoint", "a run here continues with --resume"),
@@ -66,37 +68,37 @@ constexpr Rule kTable[] = {
     no_effect("save_adapter_weights_only", "adapters are saved by themselves"),
     no_effect("enable_async_checkpointing", "see checkpoint.async_save"),
 
-    later("dataset"),
-    later("dataset_val"),
+    later("dataset", "dataset.train_files, dataset.format, dataset.packing, dataset.loss_mode"),
+    later("dataset_val", "dataset.valid_files"),
     no_effect("shuffle", "samples come in an order that dataset.random_seed decides"),
-    later("seed"),
-    later("batch_size"),
-    later("gradient_accumulation_steps"),
-    later("epochs"),
-    later("max_steps_per_epoch"),
+    later("seed", "rng.seed, dataset.random_seed"),
+    later("batch_size", "train.micro_batch_size"),
+    later("gradient_accumulation_steps", "train.global_batch_size"),
+    later("epochs", "train.epochs, train.train_iters"),
+    later("max_steps_per_epoch", "train.train_iters"),
     no_effect("batch_size_val", "see validation.eval_micro_batch_size"),
-    later("run_val_every_n_steps"),
-    later("packed"),
+    later("run_val_every_n_steps", "validation.eval_interval"),
+    later("packed", "dataset.packing"),
 
-    later("optimizer._component_"),
+    later("optimizer._component_", "optimizer.optimizer, optimizer.decoupled_weight_decay"),
     take("optimizer.lr", "optimizer.lr"),
     take("optimizer.weight_decay", "optimizer.weight_decay"),
     take("optimizer.eps", "optimizer.adam_eps"),
     take("optimizer.momentum", "optimizer.sgd_momentum"),
-    later("optimizer.betas"),
+    later("optimizer.betas", "optimizer.adam_beta1, optimizer.adam_beta2"),
     no_effect("optimizer.fused", kKernels),
     no_effect("optimizer.foreach", kKernels),
     no_effect("optimizer_in_bwd", "the update follows the whole backward"),
-    later("lr_scheduler._component_"),
+    later("lr_scheduler._component_", "scheduler.lr_decay_style"),
     take("lr_scheduler.num_warmup_steps", "scheduler.lr_warmup_iters"),
     not_there("lr_scheduler.num_cycles", "more than half a cosine"),
-    later("clip_grad_norm"),
+    later("clip_grad_norm", "optimizer.clip_grad"),
     no_effect("loss", "the cross entropy over the tokens that are learned"),
 
-    later("dtype"),
-    later("device"),
-    later("enable_activation_checkpointing"),
-    later("ac_mode"),
+    later("dtype", "mixed_precision (preset)"),
+    later("device", "train.device"),
+    later("enable_activation_checkpointing", "model.recompute_granularity"),
+    later("ac_mode", {}, "`full` only: whole layers are recomputed"),
     not_there("enable_activation_offloading", "kept activations in host memory"),
     take("tensor_parallel_dim", "dist.tensor_model_parallel_size"),
     take("context_parallel_dim", "dist.context_parallel_size"),
@@ -246,6 +248,10 @@ void precision(Reader& r) {
 }
 
 }  // namespace
+
+std::span<const Rule> torchtune_rules() {
+  return kTable;
+}
 
 void read_torchtune(Draft& draft, const Node& root) {
   Reader reader(draft, root, kTable);

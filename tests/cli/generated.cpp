@@ -28,6 +28,12 @@ TEST_CASE("docs/reference is what `schema --docs` writes (else: scripts/docs.sh)
   CHECK(run({"schema", "optimizer", "--docs", scratch.path()}).code == 2);
 }
 
+TEST_CASE("docs/coming-from.md is what `recipe import --keys` writes (else: scripts/docs.sh)") {
+  const Finished page = run({"recipe", "import", "--keys"});
+  REQUIRE(page.code == 0);
+  CHECK(page.out == read_text(std::string(capstan::test::kSourceDirectory) + "/docs/coming-from.md"));
+}
+
 TEST_CASE("the links of docs/reference lead somewhere") {
   const fs::path root = fs::path(capstan::test::kSourceDirectory) / "docs/reference";
   const std::string rules = read_text((root / "rules.md").string());
