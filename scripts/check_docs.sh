@@ -41,6 +41,11 @@ instead() { # COMMAND
     # What a branch decides is missing, which exit code 1 says.
     "capstan recipe import pretrain.sh -o "*) echo "$1 || [ \$? = 1 ]" ;;
     *"capstan diff "*) echo "${1//step-00000100/step-00000002} || [ \$? = 1 ]" ;;  # 1: they differ
+    # The wrapper would scale it down.
+    "! capstan train llama3-70b "*) echo "! $program ${1#! capstan }" ;;
+    # Several hosts: ranks of this one.
+    "mpirun --hostfile "*) sed -E 's#--hostfile [^ ]+#--oversubscribe#; s/-n [0-9]+/-n 2/; s#/shared/##' <<<"$1" ;;
+    "srun "*) sed -E 's#^srun [^c]*#mpirun --oversubscribe -n 2 #; s#/shared/##' <<<"$1" ;;
     # Sends jobs to a cluster.
     *" --submit"*) echo "${1/ --submit/}" ;;
   esac
@@ -55,7 +60,7 @@ sizes="model.hidden_size=48 model.ffn_hidden_size=96 model.seq_length=64 train.t
 steps="train.train_iters=2 validation.eval_iters=1"
 case "\$words" in *" --resume "*|*" --resume=auto "*) steps="train.train_iters=4 validation.eval_iters=1" ;; esac
 case "\$words" in *" --shrink "*|*" -h "*|*" --help "*|*" --trial "*|*/trials/*) sizes= steps= ;; esac
-case "\$words" in *" model=hf:"*) sizes="train.threads=1 model.seq_length=64" ;; esac
+case "\$words" in *" model=hf:"*|*" winch.yaml "*) sizes="train.threads=1 model.seq_length=64" ;; esac
 case "\${1-} \${2-}" in
   "train llama"*|"train qwen"*|"train gpt2"*) [[ "\$words" == *" model=hf:"* ]] || { sizes=--shrink; steps=; } ;;&
   train\ *) exec "$program" "\$@" \$sizes \$steps ;;
@@ -84,6 +89,9 @@ make_files() {
   done >chats.jsonl
   cp chats.jsonl data/chats.jsonl
   cp -r "$repository/tests/interchange/families/smollm2" SmolLM2-135M
+  cp -r SmolLM2-135M SmolLM2-135M-Instruct
+  sed -i 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 512/' SmolLM2-135M-Instruct/config.json
+  mkdir texts && cp corpus.txt texts/pages.txt && cp heldout.txt texts/others.txt
   cp "$repository/tests/interchange/gguf/smollm2.gguf" model.gguf
   cp "$repository/tests/import/golden/gpt_small.sh" pretrain_gpt.sh
   sed 's/--num-layers 12/--num-layers $LAYERS/' pretrain_gpt.sh >pretrain.sh
@@ -117,7 +125,7 @@ make_files() {
   cp -r my-lora adapter
 }
 prepared='tokenizer.json|corpus.txt|corpus.jsonl.gz|corpus.jsonl|books|t.json|a.jsonl|b.jsonl|chats.jsonl|quotes.txt|lines.txt|ids.jsonl
-heldout.txt|my.yaml|first.yaml|chats.yaml|experiments|runs/my|lr.yaml|cluster.yaml|pretrain_gpt.sh|pretrain.sh|ds_config.json|run_config.yaml|model.gguf|SmolLM2-135M
+heldout.txt|my.yaml|first.yaml|chats.yaml|experiments|runs/my|lr.yaml|cluster.yaml|pretrain_gpt.sh|pretrain.sh|ds_config.json|run_config.yaml|model.gguf|SmolLM2-135M|SmolLM2-135M-Instruct|texts
 my-lora|adapter|data/corpus_text_document|data|build/quickstart|runs/quickstart-lora|runs/quickstart|runs/base
 runs/tuned-lora|runs/tuned|runs/smollm2-135m-lora|runs/a|runs/b'
 
@@ -151,13 +159,16 @@ prepare() { # COMMAND
 # Lines "LINE<tab>COMMAND" of a page: indented and fenced blocks, and `capstan …` inside of the text where it is complete.
 commands_of_page() { # FILE
   awk '
-    function flush(  i, shell, text, words) {
+    function flush(  i, j, shell, text, words) {
       for (i = 1; i <= n; ++i) if (block[i] ~ /^\$ /) shell = 1
       for (i = 1; i <= n; ++i) {
         text = block[i]
         if (shell && text !~ /^\$ /) continue
+        if (text ~ /^capstan [0-9]/) continue  # the first line of a log
+        # A command whose output on the page has an error has to fail.
+        if (text ~ /^\$ /) for (j = i + 1; j <= n && block[j] !~ /^\$ /; ++j) if (block[j] ~ /^error/) { text = "$ ! " substr(text, 3); break }
         sub(/^\$ /, "", text)
-        if (text ~ /^(capstan|scripts\/|bench\/|cmake |build\/release\/|source |mpirun |srun |two( |\(|$)|[A-Z_]+=[^ ]+ (capstan|scripts))/) print at[i] "\t" text
+        if (text ~ /^((! )?capstan|scripts\/|bench\/|cmake |build\/release\/|source |mpirun |srun |two( |\(|$)|[A-Z_]+=[^ ]+ (capstan|scripts))/) print at[i] "\t" text
         else if (text ~ /^(checkpoint|train|dataset|resilience|optimizer|model|dist|ddp)(\.[a-z_]+)?=/) {
           # Overrides: those of a block belong together, but for the choices of where data and weights come from.
           sub(/  +.*/, "", text)
@@ -167,6 +178,9 @@ commands_of_page() { # FILE
       }
       n = 0
     }
+    # A file that the page writes: `cat >FILE <<'\''END'\''` up to the line END, as one command.
+    writing { line = $0; sub(/^    /, "", line); file = file "\001" line; if (line == "END") { writing = 0; print begin "\t" file } next }
+    /^    cat >[^ ]+ <<'\''END'\''$/ { flush(); file = $0; sub(/^    /, "", file); begin = NR; writing = 1; next }
     /^```/ { fenced = !fenced; next }
     {
       if (fenced || $0 ~ /^    /) {
@@ -206,14 +220,14 @@ run_page() { # NAME FILE LIST fresh|shared
   : >"$scratch/functions"
   mkdir -p "$directory"
   while IFS=$'\t' read -r line command; do
-    command=$(without_explanation <<<"$command")
+    if [[ "$command" == "cat >"* ]]; then command=${command//$'\001'/$'\n'}; else command=$(without_explanation <<<"$command"); fi
     if [[ "$command" =~ ^[a-z]+\(\) ]]; then
       echo "$command" >>"$scratch/functions"
       continue
     fi
     [ "$4" = shared ] || { rm -rf "$directory" && mkdir -p "$directory"; }
     cd "$directory"
-    prepare "$command" </dev/null
+    [[ "$command" == "cat >"* ]] || prepare "$command" </dev/null
     stead=$(instead "$command")
     # A command's name in the text stands for its page of help.
     if [ "$3" = text ] && "$program" help ${command#capstan } >/dev/null 2>&1; then stead=true; fi
