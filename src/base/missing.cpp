@@ -125,12 +125,20 @@ void refuse_placeholder(std::span<const std::byte> content, const std::string& f
   refuse_placeholder(std::string_view(reinterpret_cast<const char*>(content.data()), content.size()), file);
 }
 
-void refuse_placeholder(std::string_view content, const std::string& file) {
+static std::string_view beginning_of(std::string_view content) {
   content = trim(content.substr(0, 512));
-  if (content.starts_with("\xEF\xBB\xBF")) content = trim(content.substr(3));
-  if (content.starts_with("version https://git-lfs.github.com/spec/"))
+  return content.starts_with("\xEF\xBB\xBF") ? trim(content.substr(3)) : content;
+}
+
+void refuse_lfs_pointer(std::string_view content, const std::string& file) {
+  if (beginning_of(content).starts_with("version https://git-lfs.github.com/spec/"))
     fail(ErrorCode::format, "`" + file + "` is a Git LFS pointer: the file itself has not been downloaded",
          "in its repository: git lfs pull; or hf download ORG/NAME --local-dir DIR");
+}
+
+void refuse_placeholder(std::string_view content, const std::string& file) {
+  refuse_lfs_pointer(content, file);
+  content = beginning_of(content);
   std::string head(content.substr(0, 14));
   std::transform(head.begin(), head.end(), head.begin(),
                  [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });

@@ -34,6 +34,8 @@ std::string download_help(const std::filesystem::path& name);
 
 // ErrorCode::format where `content` is what incomplete downloads leave in a file's place: a Git LFS pointer or an HTML page.
 void refuse_placeholder(std::string_view content, const std::string& file);
+// The pointer alone: for text, which may be HTML.
+void refuse_lfs_pointer(std::string_view content, const std::string& file);
 void refuse_placeholder(std::span<const std::byte> content, const std::string& file);
 
 }  // namespace capstan

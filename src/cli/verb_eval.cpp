@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "cli/stored_model.hpp"
 #include "cli/terminal.hpp"
@@ -24,6 +25,7 @@ int run_eval(Context& context) {
          "write it to a file and name that");
   train::EvalOptions options;
   options.text = read_file(file == "-" ? "/dev/stdin" : file);
+  refuse_lfs_pointer(options.text, file);
   options.stride = args.integer("stride", 1).value_or(0);
   options.add_front = !args.has("no-bos");
   const bool per_token = args.has("per-token");

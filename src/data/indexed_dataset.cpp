@@ -9,6 +9,7 @@
 #include "base/checked.hpp"
 #include "base/cursor.hpp"
 #include "base/error.hpp"
+#include "base/missing.hpp"
 
 namespace capstan::data {
 
@@ -120,6 +121,10 @@ void IndexedDataset::bad_index(int64_t offset, const std::string& what) const {
 }
 
 void IndexedDataset::check_header() {
+  refuse_placeholder(index_.bytes(), index_path_);
+  std::string beginning(static_cast<size_t>(std::min<int64_t>(bin_.size(), 64)), '\0');
+  bin_.read(0, std::as_writable_bytes(std::span(beginning)));
+  refuse_lfs_pointer(beginning, bin_.path());
   ByteCursor cursor(index_.bytes(), index_path_);
   if (cursor.take_text(sizeof kIndexMagic, "the magic") != std::string_view(kIndexMagic, sizeof kIndexMagic))
     fail(ErrorCode::format,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "data/random_file.hpp"
 
@@ -117,6 +118,12 @@ InputStream::InputStream(const std::string& path, InputLimits limits)
     ZSTD_DCtx_setParameter(state.zstd, ZSTD_d_windowLogMax, kZstdWindowLog);
   }
   if (state.kind != State::Kind::plain) state.buffer.resize(kBuffer);
+  std::string beginning(static_cast<size_t>(std::min<int64_t>(state.file.size(), 512)), '\0');
+  state.file.read(0, std::as_writable_bytes(std::span(beginning)));
+  if (state.kind == State::Kind::plain)
+    refuse_lfs_pointer(beginning, path);
+  else
+    refuse_placeholder(beginning, path);
 }
 InputStream::~InputStream() = default;
 

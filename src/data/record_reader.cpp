@@ -124,6 +124,7 @@ struct RecordReader::State {
     }
     if (end >= 3 && std::memcmp(buffer.data(), "\xEF\xBB\xBF", 3) == 0) begin = 3;
     if (!json) return;
+    refuse_placeholder(std::string_view(buffer.data() + begin, end - begin), input.path);
     // One `[` before anything else makes it an array.
     while (fill() && is_blank(buffer[begin])) take();
     if (begin < end && buffer[begin] == '[') {

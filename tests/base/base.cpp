@@ -185,4 +185,6 @@ TEST_CASE("what a download leaves in the place of a file is called what it is") 
   CHECK(test::holds(of("<HTML lang=en>"), "an HTML page"));
   CHECK(of("").empty());
   CHECK(of("{\"version\": 1}").empty());
+  // A text may be HTML.
+  CHECK(test::error_of([] { refuse_lfs_pointer("<!doctype html>", "a.txt"); }).empty());
 }

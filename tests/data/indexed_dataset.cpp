@@ -229,6 +229,18 @@ TEST_CASE("files that are not there or not files") {
   CHECK(error_of([&] { IndexedDataset(directory / "d"); }).starts_with("format: "));
   REQUIRE(::mkfifo((directory / "p.bin").c_str(), 0600) == 0);
   CHECK(error_of([&] { IndexedDataset(directory / "p"); }).starts_with("format: "));
+  for (const char* part : {".bin", ".idx"}) {
+    CAPTURE(part);
+    IndexedWriter writer(directory / "pointer", TokenType::u16);
+    const std::vector<int32_t> tokens{1, 2, 3}, lengths{3};
+    writer.add_document(tokens, lengths);
+    writer.finish(true);
+    write_text(directory / ("pointer" + std::string(part)),
+               "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n");
+    CHECK(error_of([&] {
+            IndexedDataset(directory / "pointer");
+          }).find(std::string(part) + "` is a Git LFS") != std::string::npos);
+  }
 }
 
 TEST_CASE("a token outside the vocabulary is found when it is read, with its offset") {

@@ -219,6 +219,24 @@ TEST_CASE("bad lines: place and reason, or left out and counted") {
   CHECK(nothing.error("e.jsonl", "bad\nbad\n").find("all 2 records are bad") != std::string::npos);
 }
 
+TEST_CASE("a Git LFS pointer is no text, and a web page no JSON") {
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n";
+  for (const char* name : {"a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.zst"}) {
+    CAPTURE(name);
+    for (const OnBadLine bad : {OnBadLine::fail, OnBadLine::skip}) {
+      Prepared prepared;
+      prepared.options.on_bad_line = bad;
+      CHECK(prepared.error(name, pointer).find("is a Git LFS pointer") != std::string::npos);
+    }
+  }
+  for (const char* name : {"a.jsonl", "a.txt.gz"}) {
+    Prepared page;
+    CHECK(page.error(name, "<!DOCTYPE html><html></html>").find("is an HTML page") != std::string::npos);
+  }
+  Prepared text;
+  CHECK(text.run("a.txt", "<html>x</html>\n").size() == 1);
+}
+
 TEST_CASE("depth and length have budgets") {
   Prepared prepared;
   prepared.options.on_bad_line = OnBadLine::skip;

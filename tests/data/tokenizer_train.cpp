@@ -69,6 +69,10 @@ TEST_CASE("train_bpe: files are one text each, however they are cut") {
     ThreadPool pool(3);
     CHECK(train_bpe(files, options, pool) == train({text}, options));
   }
+  std::ofstream(files[1], std::ios::binary) << "version https://git-lfs.github.com/spec/v1\noid sha256:00\n";
+  ThreadPool pool(1);
+  CHECK_THROWS_WITH_AS(train_bpe(files, {.vocab_size = 900}, pool), doctest::Contains("is a Git LFS pointer"),
+                       Error);
   std::filesystem::remove_all(directory);
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "data/tokenizer/byte_level.hpp"
 #include "data/tokenizer/normalizer.hpp"
@@ -423,6 +424,10 @@ std::string train_bpe(DocumentSource documents, const TrainOptions& options, Thr
   return learn(counter, options, progress);
 }
 
+static std::string_view text_of(const MappedFile& map) {
+  return {reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()};
+}
+
 std::string train_bpe(std::span<const std::filesystem::path> files, const TrainOptions& options,
                       ThreadPool& pool, const TrainProgressSink& progress) {
   check(options);
@@ -431,6 +436,7 @@ std::string train_bpe(std::span<const std::filesystem::path> files, const TrainO
   int64_t total = 0, done = 0;
   for (const auto& file : files) {
     maps.emplace_back(file);
+    refuse_lfs_pointer(text_of(maps.back()), file.string());
     maps.back().advise_sequential();
     total += static_cast<int64_t>(maps.back().bytes().size());
   }
@@ -445,7 +451,7 @@ std::string train_bpe(std::span<const std::filesystem::path> files, const TrainO
     chunk_bytes = 0;
   };
   for (const MappedFile& map : maps) {
-    const std::string_view text(reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size());
+    const std::string_view text = text_of(map);
     for (size_t begin = 0; begin < text.size();) {
       const size_t end = text.size() - begin > kChunk ? cut_near(text, begin + kChunk) : text.size();
       chunks.push_back(text.substr(begin, end - begin));
