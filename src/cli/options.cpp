@@ -269,6 +269,17 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
       problems.push_back("`--" + std::string(entry->name) + "` does not know `" + value + "`");
       helps.push_back("one of: " + join(std::vector<std::string>(known.begin(), known.end()), ", "));
     }
+    // The earlier value would be ignored silently. Of the global flags the last one holds, for aliases and wrappers.
+    const bool of_verb = std::any_of(verb.options.begin(), verb.options.end(),
+                                     [&](const Option& o) { return o.name == entry->name; });
+    const auto earlier = arguments.value(entry->name);
+    if (of_verb && !entry->argument.empty() && !entry->repeats && earlier && *earlier != value) {
+      problems.push_back("`--" + std::string(entry->name) + "` is given twice: `" + *earlier + "` and `" +
+                         value + "`");
+      helps.push_back(entry->argument.ends_with(",…")
+                          ? "one list: --" + std::string(entry->name) + " " + *earlier + "," + value
+                          : std::string("leave one out"));
+    }
     // A flag's own spelling tells -h from --help.
     arguments.values_.emplace_back(entry->name, entry->argument.empty() && value.empty() ? first : value);
     if (!verb.overrides) continue;

@@ -21,6 +21,7 @@ struct Option {
   std::string_view doc;       // one line
   std::string_view group;     // heading in the full help; empty: the verb's own
   std::string_view choices;   // the values it takes, separated by blanks; empty: any
+  bool repeats = false;       // may be given more than once
 };
 
 struct Example {

@@ -140,6 +140,16 @@ TEST_CASE("unknown verbs and flags: near names, all at once, code 2") {
   CHECK(contains(flags.err, "`--json`"));
   CHECK(contains(flags.err, "unknown flag `-z`"));
 
+  // Of two values one would be ignored.
+  const Finished twice = run({"train", "quickstart", "--run-dir", "a", "--run-dir", "b"});
+  CHECK(twice.code == 2);
+  CHECK_MESSAGE(contains(twice.err, "`--run-dir` is given twice: `a` and `b`"), twice.err);
+  const Finished list = run({"tokenizer", "train", "x.txt", "--special", "<a>", "--special", "<b>"});
+  CHECK(list.code == 2);
+  CHECK_MESSAGE(contains(list.err, "one list: --special <a>,<b>"), list.err);
+  CHECK(run({"check", "quickstart", "--ranks", "1", "--ranks", "1"}).code == 0);
+  CHECK(run({"version", "--color", "never", "--color", "always"}).code == 0);
+
   // No guessing: a prefix is not the flag.
   CHECK(run({"train", "quickstart", "--res"}).code == 2);
   CHECK(run({"check", "quickstart", "--ranks"}).code == 2);
