@@ -10,6 +10,7 @@
 #include "cli/verbs.hpp"
 #include "config/field.hpp"
 #include "train/fit.hpp"
+#include "train/recipe.hpp"
 
 namespace capstan::cli {
 
@@ -39,12 +40,17 @@ int run_check(Context& context) {
   std::vector<config::MissingFeature> missing;
   if (resolution.ok()) missing = config::missing_features(config::schema(), &resolution.config);
 
-  std::optional<Error> too_large;
+  std::optional<Error> refused;  // by `train`
+  bool too_large = false;
   try {
-    if (resolution.ok() && missing.empty()) train::check_memory_limit(resolution.config);
+    if (resolution.ok()) {
+      train::refuse_missing_features(resolution.config);
+      train::check_memory_limit(resolution.config);
+    }
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::no_fit) throw;
-    too_large = error;
+    too_large = error.code() == ErrorCode::no_fit;
+    if (!too_large && missing.empty()) throw;
+    refused = error;
   }
 
   if (context.args.has("json")) {
@@ -52,7 +58,7 @@ int run_check(Context& context) {
     options.format = config::DiagnosticFormat::json;
     nlohmann::ordered_json object = {{"schema", "capstan.check/1"},
                                      {"recipe", resolution.recipe_name},
-                                     {"ok", resolution.ok()},
+                                     {"ok", resolution.ok() && !refused},
                                      {"errors", errors},
                                      {"warnings", warnings}};
     object["diagnostics"] =
@@ -63,23 +69,18 @@ int run_check(Context& context) {
     object["missing_files"] = nlohmann::ordered_json::array();
     for (const auto& file : files)
       object["missing_files"].push_back({{"path", file.path}, {"message", file.message}});
-    if (too_large) object["does_not_fit"] = {{"reason", too_large->message()}, {"help", too_large->help()}};
+    if (too_large) object["does_not_fit"] = {{"reason", refused->message()}, {"help", refused->help()}};
     put(object.dump(2) + "\n");
   } else {
     show_diagnostics(context, resolution);
-    if (resolution.ok() && !too_large && !context.quiet()) {
+    if (resolution.ok() && !refused && !context.quiet()) {
       std::string line = resolution.recipe_name + ": ";
       line += warnings == 0 ? std::string("ok") : "no errors, " + count_text(warnings, "warning");
       put(line + " (" + layout_text(resolution.config.dist) + ")\n");
       if (context.args.has("shrink")) say(shrunk_summary(shrunk_from, resolution) + "\n");
-      if (!missing.empty()) {
-        std::string text = "note: sound, but `train` of this version refuses it:\n";
-        for (const auto& feature : missing) text += "  " + feature.path + ": " + feature.reason + "\n";
-        say(text);
-      }
     }
   }
-  if (too_large) throw *too_large;
+  if (refused) throw *refused;
   if (resolution.ok()) return 0;
   // A recipe that can be read and has errors is what check is for; one that cannot be read is not.
   return resolution.malformed || resolution.bad_words ? 2 : 1;
@@ -96,11 +97,14 @@ const Verb kCheck = {
                  {"check my.yaml --message-format short", "file:line:col, for editors"}},
     .options = {{"ranks", 0, "N", "the world size, instead of the recipe's"},
                 {"shrink", 0, "", "the recipe as `train --shrink` runs it"},
-                {"files", 0, "", "files that the recipe names and that are not there are errors, not notes"},
+                {"files", 0, "",
+                 "files that the recipe names and that are missing or cannot be used are errors"},
                 {"json", 0, "", "the result and all diagnostics as one JSON object"}},
     .details =
-        "Exit code 0: no errors; 1: the recipe has errors; 2: it cannot be read, or the command line is "
-        "wrong; 3: a step\nneeds more than `resilience.memory_limit`.\n"
+        "Exit code 0: `train` takes the recipe; 1: it has errors, or asks for what this version cannot "
+        "train; 2: it "
+        "cannot\nbe read, or the command line is wrong; 3: a step needs more than "
+        "`resilience.memory_limit`.\n"
         "Needs no data, tokenizer or weights on disk: those that the recipe names and that are not there are "
         "notes,\nwith --files errors. The data that a shipped recipe names are looked for with --files "
         "only.\n",

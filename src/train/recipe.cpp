@@ -59,7 +59,7 @@ void refuse_missing_features(const config::Config& config) {
   if (missing.empty()) return;
   std::string message = "this recipe is sound, but this version cannot train it:";
   for (const auto& feature : missing) message += "\n    " + feature.path + ": " + feature.reason;
-  fail(ErrorCode::unsupported, message, "`capstan check` and `capstan show` work on it");
+  fail(ErrorCode::unsupported, message, "`capstan show` and `capstan diff` work on it");
 }
 
 RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const config::Override> overrides,

@@ -21,7 +21,8 @@ TEST_CASE("recipe import: to a file that check accepts, to standard output, as J
   CHECK(contains(written.err, "Megatron command line; "));
   CHECK(contains(written.err, "gpt_small.sh:51:9 --dataset-impl mmap"));
   CHECK(contains(written.err, "mixed_precision=bf16_mixed"));
-  CHECK(run({"check", to}).code == 0);
+  CHECK(run({"check", to, "mixed_precision=bf16_mixed", "~mixed_precision.loss_scale"}).code == 0);
+  CHECK(run({"check", to}).code == 1);                                             // fp16, as the import said
   CHECK(run({"recipe", "import", kGolden + "gpt_small.sh", "-o", to}).code == 2);  // never overwritten
 
   const Finished shown = run({"recipe", "import", kGolden + "gpt_small.sh", "-q"});

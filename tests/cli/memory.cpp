@@ -169,6 +169,7 @@ TEST_CASE("check, show --step and train refuse alike what a limit does not allow
     const Finished machine = in(scratch, "check", words, as_json);
     CHECK(machine.code == 3);
     CHECK(contains(refusal(checked.err), json::parse(machine.out)["does_not_fit"]["reason"]));
+    CHECK(json::parse(machine.out)["ok"] == false);
     words.push_back("resilience.memory_limit=100MiB");
     const Finished enough = in(scratch, "check", words, more);
     CHECK_MESSAGE(enough.code == 0, enough.err);

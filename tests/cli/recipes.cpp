@@ -32,6 +32,34 @@ TEST_CASE("check: 0 sound, 1 errors in a readable recipe, 2 unreadable") {
   CHECK(run({"explain", "model.num_layers", "-r", "quickstart", "model.num_attention_heads=7"}).code == 2);
 }
 
+TEST_CASE("check refuses what train refuses") {
+  for (const std::string change :
+       {"optimizer=muon", "mixed_precision=fp16_mixed", "model.num_moe_experts=4"}) {
+    CAPTURE(change);
+    const std::vector<std::string> words = {"quickstart", "dataset=mock", change,
+                                            "model.moe_router_load_balancing_type=none"};
+    const auto with = [&](const std::string& verb, const std::string& more) {
+      std::vector<std::string> all = words;
+      if (change.find("moe") == std::string::npos) all.pop_back();
+      all.insert(all.begin(), verb);
+      if (!more.empty()) all.push_back(more);
+      return run(all);
+    };
+    const ScratchDirectory scratch;
+    const Finished trained = with("train", "--run-dir=" + scratch.file("run"));
+    CHECK(trained.code == 1);
+    CHECK_MESSAGE(contains(trained.err, "this version cannot train it"), trained.err);
+    const Finished checked = with("check", "");
+    CHECK(checked.code == 1);
+    CHECK_MESSAGE(checked.out.empty(), checked.out);
+    CHECK_MESSAGE(contains(checked.err, "this version cannot train it"), checked.err);
+    const Finished machine = with("check", "--json");
+    CHECK(machine.code == 1);
+    CHECK(nlohmann::json::parse(machine.out)["ok"] == false);
+    CHECK(nlohmann::json::parse(machine.out)["refused_by_train"].size() >= 1);
+  }
+}
+
 TEST_CASE("check --json") {
   const Finished good = run({"check", "llama3-8b", "--json"});
   REQUIRE(nlohmann::json::accept(good.out));
