@@ -183,6 +183,26 @@ void check_serving_layout(const config::Config& config) {
 
 }  // namespace
 
+// A checkpoint is read with the tokenizer that lies in it: an override that names another one would be ignored.
+static void refuse_other_tokenizer(const StoredRecipe& stored) {
+  std::error_code unknown;
+  if (!std::filesystem::exists(stored.checkpoint / "tokenizer.json", unknown) &&
+      !std::filesystem::exists(stored.checkpoint / "tokenizer.model", unknown))
+    return;
+  const auto type = stored.resolution.config.tokenizer.tokenizer_type;
+  if (type == config::TokenizerKind::none || type == config::TokenizerKind::byte) return;
+  for (const char* const field : {"tokenizer.tokenizer_model", "tokenizer.vocab_file", "tokenizer.merge_file",
+                                  "tokenizer.pre_tokenizer"}) {
+    const config::Place& place = stored.resolution.origin(field).place;
+    if (place.known() &&
+        stored.resolution.sources[static_cast<size_t>(place.source)].kind == config::Source::Kind::cli)
+      fail(ErrorCode::config,
+           "`" + std::string(field) + "`: `" + stored.checkpoint.string() +
+               "` holds the tokenizer that it was trained with, and is read with no other",
+           "take the override out; convert the checkpoint to hf:DIR to read it with another tokenizer");
+  }
+}
+
 StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks) {
   StoredRecipe stored;
   config::Request request;
@@ -200,6 +220,7 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
     stored.resolution = config::resolve(request);
   }
   if (!stored.resolution.ok()) return stored;
+  refuse_other_tokenizer(stored);
   if (const auto& peft = stored.resolution.config.peft; peft && peft->random_base)
     fail(ErrorCode::unsupported,
          "`" + name + "` holds adapters beside random weights (peft.random_base), which are not kept",

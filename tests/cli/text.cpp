@@ -84,6 +84,15 @@ TEST_CASE("a text begins with what its tokenizer puts before it, once") {
     check_same(generated(name, {"--chat"}), truth["chat"]);
     check_same(generated(name, {"--chat", "--system", "be thin"}), truth["chat_system"]);
   }
+  // A checkpoint has a tokenizer of its own: another one is refused, not ignored.
+  for (const std::string& other : {home.file("none.json"), model + "/tokenizer.json"}) {
+    const std::string change = "tokenizer.tokenizer_model=" + other;
+    for (const Finished& done : {run({"eval", home.file("ours"), "--text", text, change}),
+                                 run({"generate", home.file("ours"), "--prompt", "x", change})}) {
+      CHECK(done.code != 0);
+      CHECK_MESSAGE(contains(done.err, "holds the tokenizer that it was trained with"), done.err);
+    }
+  }
 }
 
 TEST_CASE("a text ends at every token that the tokenizer or the model's settings end it with") {
