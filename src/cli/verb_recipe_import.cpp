@@ -107,7 +107,7 @@ nlohmann::ordered_json as_json(const Imported& imported, const std::string& to) 
   nlohmann::ordered_json object = {{"schema", "capstan.import/1"},
                                    {"file", imported.sources[0].name},
                                    {"format", importer::info_of(imported.format).name},
-                                   {"ok", resolution.ok()}};
+                                   {"ok", resolution.ok() && !imported.undecided}};
   if (!to.empty()) object["written"] = to;
   object["recipe"] = imported.recipe;
   const auto put_place = [](nlohmann::ordered_json& item, const config::Place& place) {
@@ -175,7 +175,7 @@ int run_recipe_import(Context& context) {
     show_diagnostics(context, imported.resolution);
     if (!context.quiet()) show_refusals(imported, to);
   }
-  return imported.resolution.ok() ? 0 : 1;
+  return imported.resolution.ok() && !imported.undecided ? 0 : 1;
 }
 
 }  // namespace
@@ -201,9 +201,10 @@ const Verb kRecipeImport = {
         "The text is matched, never executed: variables of a script are filled in, $(commands) are not. A "
         "branch whose\n"
         "condition the script does not decide is listed, with the variable to give by --var. What has no\n"
-        "counterpart is listed with its place and the reason. Exit code 1: the recipe has errors, because "
-        "something is\n"
-        "to be filled in. `capstan help importing` has the formats.",
+        "counterpart is listed with its place and the reason. Exit code 1: the recipe has errors, or a "
+        "branch "
+        "is not\n"
+        "decided, because something is to be filled in. `capstan help importing` has the formats.",
     .max_words = 1,
     .run = run_recipe_import,
 };

@@ -161,6 +161,14 @@ void Draft::leave(const From& from, std::string value, Why why, std::string reas
   left_.push_back({from.place, key, clipped(std::move(value), 60), std::move(reason), why, std::move(near)});
 }
 
+void Draft::leave_branch(const From& from, std::string reason) {
+  leave(from, std::string(), Why::to_fill_in, std::move(reason));
+  for (Left& left : left_)
+    if (left.why == Why::to_fill_in && left.place.line == from.place.line &&
+        left.place.column == from.place.column)
+      left.branch = true;
+}
+
 void Draft::withdraw(const std::string& path, Why why, const std::string& reason) {
   const auto found = leaves_.find(path);
   if (found == leaves_.end()) return;

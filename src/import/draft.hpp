@@ -43,6 +43,8 @@ class Draft {
              std::vector<std::string> near = {});
   void leave(const From& from, std::string value, Why why, std::string reason,
              std::vector<std::string> near = {});
+  // A branch or loop of a script that is not decided.
+  void leave_branch(const From& from, std::string reason);
   // Takes a leaf out again.
   void withdraw(const std::string& path, Why why, const std::string& reason);
 

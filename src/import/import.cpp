@@ -278,8 +278,18 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   }
 
   const std::string origin = std::filesystem::path(file_name).filename().string();
-  const std::string title =
+  std::string title =
       "Imported from " + shown(Node::scalar(origin, {})) + "; the comments say where each value comes from.";
+  // In the recipe too: messages do not stay with it.
+  for (const Left& left : draft.left()) {
+    if (!left.branch) continue;
+    result.undecided = true;
+    std::string condition = left.key;
+    std::replace_if(
+        condition.begin(), condition.end(), [](unsigned char c) { return c < ' '; }, ' ');
+    title += "\n# To fill in: `" + condition + "`, line " + std::to_string(left.place.line) +
+             ": not decided; what it sets is missing below.";
+  }
   const std::string description =
       std::string(info_of(result.format).title) + " " + shown(Node::scalar(origin, {})) + ", imported";
   for (int round = 0; round < 4; ++round) {

@@ -55,6 +55,7 @@ struct Left {
   std::string key, value, reason;
   Why why = Why::unknown;
   std::vector<std::string> near;  // keys with a similar name
+  bool branch = false;            // a branch or loop whose values are missing
 };
 
 struct Options {
@@ -74,6 +75,7 @@ struct Imported {
   std::string recipe;                   // YAML
   config::Resolution resolution;        // of that recipe; may have errors where something is to be filled in
   std::vector<std::string> hints;       // overrides that get round what `train` of this version refuses
+  bool undecided = false;               // a branch or loop of the script is left out: its values are missing
 };
 
 // Throws ErrorCode::format for text that is malformed, too large, or of no known format.

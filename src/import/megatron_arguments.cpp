@@ -575,7 +575,7 @@ void report_branches(Draft& draft, const ShellScript& script, const ShellCommand
       reason += "; write what it sets into the recipe";
     }
     if (index == around) reason = "the command runs in it; " + reason;
-    draft.leave({branch.text, lines.place(branch.begin)}, "", Why::to_fill_in, reason);
+    draft.leave_branch({branch.text, lines.place(branch.begin)}, reason);
   }
 }
 

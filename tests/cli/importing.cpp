@@ -51,6 +51,21 @@ TEST_CASE("recipe import: a branch is asked about, and --var chooses") {
   CHECK(asked.code == 1);  // the model has no layers
   CHECK(contains(asked.err, "run.sh:1:1 if [ \"$1\" = big ]"));
   CHECK(contains(asked.err, "choose with --var 1=VALUE"));
+  // Also where a recipe without the branch has no errors: in the exit code, and in the recipe itself.
+  const std::string precision = scratch.write(
+      "precision.sh",
+      "if [ \"$BF16\" = 1 ]; then P=--bf16; else P=--fp16; fi\n"
+      "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+      "--max-position-embeddings 32 --micro-batch-size 1 --train-iters 10 --lr 1e-3 --mock-data "
+      "--tokenizer-type NullTokenizer --vocab-size 99 $P\n");
+  const Finished open = run({"recipe", "import", precision});
+  CHECK_MESSAGE(open.code == 1, open.err);
+  CHECK_MESSAGE(contains(open.out, "# To fill in: `if [ \"$BF16\" = 1 ]`, line 1: not decided"), open.out);
+  CHECK(nlohmann::json::parse(run({"recipe", "import", precision, "--json"}).out)["ok"] == false);
+  const Finished decided = run({"recipe", "import", precision, "--var", "BF16=1"});
+  CHECK_MESSAGE(decided.code == 0, decided.err);
+  CHECK(contains(decided.out, "bf16_mixed"));
+  CHECK(!contains(decided.out, "To fill in"));
   const Finished chosen = run({"recipe", "import", script, "--var", "1=big"});
   CHECK_MESSAGE(chosen.code == 0, chosen.err);
   CHECK(contains(chosen.out, "num_layers: 4"));
