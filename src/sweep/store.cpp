@@ -274,6 +274,9 @@ Measured Store::measured(std::string_view id) const {
   const auto finite = [](double value) { return std::isfinite(value) ? std::optional(value) : std::nullopt; };
   out.tokens_per_second = finite(row->number("tokens_per_second"));
   out.memory_bytes = finite(row->number("memory_bytes"));
+  // As the log, the estimate and `runs show` count it: with the kernels' own.
+  if (const auto kernels = finite(row->number("kernel_scratch_bytes")); kernels && out.memory_bytes)
+    *out.memory_bytes += *kernels;
   return out;
 }
 

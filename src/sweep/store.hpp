@@ -53,7 +53,7 @@ struct CurvePoint {
 
 // What the runs say beside the metric: of the last logged step.
 struct Measured {
-  std::optional<double> tokens_per_second, memory_bytes;
+  std::optional<double> tokens_per_second, memory_bytes;  // the latter with the kernels' scratch
 };
 
 // One line of the journal.

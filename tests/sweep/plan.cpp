@@ -339,7 +339,9 @@ TEST_CASE("curves, their one number, and when a trial is not worth going on with
   size_t first = 0, second = 0, third = 0, fourth = 0;
   CHECK(decision(0, first).empty());  // the first to come goes on
   CHECK(first == 1);
-  write(1, "{\"step\": 2, \"loss\": 7}\n");
+  CHECK(store.measured(id).memory_bytes == std::nullopt);  // of the last logged step
+  write(1, "{\"step\": 2, \"loss\": 7, \"memory_bytes\": 7, \"kernel_scratch_bytes\": 5}\n");
+  CHECK(store.measured(store.plan().trials[1].id).memory_bytes == 12);  // as the log and `runs show` count it
   CHECK(decision(1, second) == "loss at step 2 is 7: place 2 of 2 so far, of which 1 go on");
   write(2, "{\"step\": 2, \"loss\": 3.5}\n{\"step\": 4, \"loss\": 3.25}\n{\"step\": 8, \"loss\": 3}\n");
   CHECK(decision(2, third).empty());

@@ -56,8 +56,14 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
       const auto x = static_cast<double>(*row.step);
       if (row.event == "validation") curves["validation"].push_back({x, row.number("loss")});
       if (!row.event.empty()) return;
-      for (const Chart& chart : kCharts)
-        curves[chart.key].push_back({x, row.number(chart.key) * chart.scale});
+      for (const Chart& chart : kCharts) {
+        double value = row.number(chart.key);
+        // As the log and `runs show` count memory: with the kernels' own.
+        if (const double kernels = row.number("kernel_scratch_bytes");
+            chart.key == std::string_view("memory_bytes") && std::isfinite(kernels))
+          value += kernels;
+        curves[chart.key].push_back({x, value * chart.scale});
+      }
     });
   std::string text = dumped({{"name", path.string()},
                              {"recipe", run.recipe},
