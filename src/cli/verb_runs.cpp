@@ -91,13 +91,17 @@ int run_runs_show(Context& context) {
   table.add({"started", run.started});
   if (!run.ended.empty()) table.add({"ended", run.ended});
   table.add({"step", step_text(run)});
-  table.add({"loss", loss_text(run.last_loss)});
+  // Where the run has gone on since: the step to which a value belongs.
+  const std::string at = run.logged_step && run.logged_step != run.step
+                             ? ", step " + std::to_string(*run.logged_step)
+                             : std::string();
+  table.add({"loss", loss_text(run.last_loss) + at});
   if (details.validation_loss)
     table.add({"validation", "loss " + loss_text(details.validation_loss) +
                                  (details.perplexity ? ", perplexity " + fixed(*details.perplexity, 2) : "") +
                                  ", step " + std::to_string(*details.validation_step)});
   if (!run.file.data.empty()) table.add({"data", run.file.data});
-  if (details.tokens) table.add({"tokens", human_count(static_cast<double>(*details.tokens))});
+  if (details.tokens) table.add({"tokens", human_count(static_cast<double>(*details.tokens)) + at});
   if (run.file.seed) table.add({"seed", std::to_string(*run.file.seed)});
   if (run.file.ranks > 0)
     table.add({"layout", run.file.layout + ", " + std::to_string(run.file.ranks) +

@@ -280,3 +280,16 @@ TEST_CASE("runs show says what the log says: validation, data, seed, layout, tok
   CHECK(run["validation_step"] == 3);
   CHECK(run["layout"] == "dp1");
 }
+
+TEST_CASE("runs show says how far a run came that stopped between two logged steps") {
+  const ScratchDirectory scratch;
+  const Finished trained = train_in(
+      scratch, {"train.train_iters=9", "train.exit_interval=7", "logger.log_interval=5", "--run-dir", "r"});
+  REQUIRE_MESSAGE(trained.code == 75, trained.err);
+  const json run = json::parse(in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
+  CHECK(run["step"] == 7);
+  CHECK(run["logged_step"] == 5);
+  const std::string shown = in(scratch, {"runs", "show", "r"}).out;
+  CHECK_MESSAGE(contains(shown, "step         7\n"), shown);
+  CHECK_MESSAGE(contains(shown, ", step 5\n"), shown);
+}

@@ -201,6 +201,10 @@ std::optional<ReadRow> last_logged_step(const fs::path& path) {
   return last_row(path, size_t{256} << 10, "", [](const ReadRow& row) { return row.event.empty(); });
 }
 
+std::optional<ReadRow> last_recorded_step(const fs::path& path) {
+  return last_row(path, size_t{256} << 10, "", [](const ReadRow&) { return true; });
+}
+
 std::optional<ReadRow> last_event(const fs::path& path, std::string_view event) {
   return last_row(path, SIZE_MAX, event, [&](const ReadRow& row) { return row.event == event; });
 }

@@ -156,9 +156,11 @@ RunSummary summarise(const fs::path& run) {
     summary.state = file.state == "running" ? RunState::killed : RunState::stopped;
   summary.file = file;
   if (const auto row = last_logged_step(run / "metrics.jsonl")) {
-    summary.step = row->step;
+    summary.step = summary.logged_step = row->step;
     if (const double loss = row->number("loss"); std::isfinite(loss)) summary.last_loss = loss;
   }
+  if (const auto row = last_recorded_step(run / "metrics.jsonl"))
+    summary.step = std::max(row->step, summary.step);
   for (const auto& checkpoint : checkpoint::list_checkpoints(run / file.checkpoints))
     summary.checkpoints.push_back(checkpoint.step);
   return summary;
@@ -221,6 +223,7 @@ std::string to_json(const RunSummary& run) {
          "\", \"reason\": " + capstan::quoted(run.reason) + ", \"recipe\": " + capstan::quoted(run.recipe) +
          ", \"started\": " + capstan::quoted(run.started) + ", \"ended\": " + capstan::quoted(run.ended) +
          ", \"step\": " + (run.step ? std::to_string(*run.step) : "null") +
+         ", \"logged_step\": " + (run.logged_step ? std::to_string(*run.logged_step) : "null") +
          ", \"last_loss\": " + (run.last_loss ? to_text(*run.last_loss) : "null") + ", \"checkpoints\": [" +
          checkpoints + "]}";
 }

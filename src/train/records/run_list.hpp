@@ -38,10 +38,11 @@ struct RunSummary {
   RunState state = RunState::stopped;  // running: a process holds its lock
   std::string reason;                  // of the end, where one was given
   std::string recipe, started, ended;
-  std::optional<int64_t> step;       // last logged
-  std::optional<double> last_loss;   // of that step; null: none, or not finite
-  std::vector<int64_t> checkpoints;  // steps, newest first; not verified
-  RunFile file;                      // run.json
+  std::optional<int64_t> step;         // last recorded: logged, saved or validated
+  std::optional<int64_t> logged_step;  // last logged: a run may end between two
+  std::optional<double> last_loss;     // of the logged step; null: none, or not finite
+  std::vector<int64_t> checkpoints;    // steps, newest first; not verified
+  RunFile file;                        // run.json
 };
 
 // What `runs show` says beyond the summary, from the rows of metrics.jsonl; null: not there.
