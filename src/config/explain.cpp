@@ -68,9 +68,10 @@ const std::vector<CodeInfo>& diagnostic_codes() {
        "unused_value: an explicit value that another choice of the recipe makes idle; the numbers are as "
        "they "
        "would be without it"},
-      {"C0701", "a value is dropped because its section is off or of another kind"},
+      {"C0701", "a value of a recipe of your own is dropped because its section is off or of another kind"},
       {"C0702", "a preset's value is hidden by an explicit one"},
       {"C0801", "missing_file: a file that the recipe names and that is not there"},
+      {"C0802", "unusable_file: a file that the recipe names, that is there, and that training cannot use"},
   };
   return codes;
 }

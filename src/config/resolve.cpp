@@ -121,6 +121,12 @@ class Resolver {
 
   // ---- sections that may be off, and variants ----------------------------------------------------------------------
 
+  // A value that comes with Capstan: whoever chooses another kind over it did not write it and has nothing to take out.
+  bool shipped(const Place& place) const {
+    return place.known() &&
+           composed_.sources[static_cast<size_t>(place.source)].kind == Source::Kind::embedded;
+  }
+
   void switch_sections() {
     for (const auto& section : schema_.sections()) {
       if (!section.optional) continue;
@@ -139,7 +145,7 @@ class Resolver {
                  "`" + section.name + "` is switched off, and `" + write.field->path + "` is set",
                  write.place)
               .related(choices.back().place, "switched off here");
-        } else {
+        } else if (!shipped(write.place)) {
           report(Level::note, "C0701",
                  "`" + write.field->path + "` from " + place + " is dropped: `" + section.name +
                      "` is switched off at " + place_text(choices.back().place, composed_.sources, false));
@@ -174,7 +180,7 @@ class Resolver {
         for (const Write* write : leaf.writes) {
           if (write->dead || !is_explicit(*write)) continue;
           if (write->layer + 1 < decided) {
-            if (!request_.imposed.empty()) continue;
+            if (!request_.imposed.empty() || shipped(write->place)) continue;
             report(Level::note, "C0701",
                    "`" + field.path + "` from " + place_text(write->place, composed_.sources, false) +
                        " is dropped: `" + section.name + "` of kind `" + variant + "` has no such field");

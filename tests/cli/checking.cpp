@@ -170,6 +170,22 @@ TEST_CASE("show --grid, --schedule and --step in one call") {
   CHECK(run({"show", "quickstart", "model", "--grid"}).code == 2);
 }
 
+TEST_CASE("what a shipped recipe sets and a choice of another kind drops is no note") {
+  const ScratchDirectory scratch;
+  scratch.write("my.yaml", "extends: quickstart\ndataset: mock\ntokenizer: none\n");
+  for (const std::string recipe : {"quickstart", "llama3-8b-sft", "llama3-8b-lora", "my.yaml"}) {
+    CAPTURE(recipe);
+    const Finished result = in(scratch, {"check", recipe, "dataset=mock", "tokenizer=none"});
+    CHECK(result.code == 0);
+    CHECK_MESSAGE(result.err.empty(), result.err);
+  }
+  // A recipe's own value is one.
+  scratch.write("own.yaml", "extends: quickstart\ndataset: {data_path: corpus}\n");
+  const Finished own = in(scratch, {"check", "own.yaml", "dataset=mock", "tokenizer=none"});
+  CHECK(own.code == 0);
+  CHECK_MESSAGE(contains(own.err, "note[C0701]: `dataset.data_path` from own.yaml:2:11 is dropped"), own.err);
+}
+
 TEST_CASE("dataset=mock needs no data and no tokenizer") {
   const ScratchDirectory scratch;  // empty: nothing that a recipe names is there
   for (const char* recipe : {"quickstart", "gpt2-124m", "llama3.2-1b-lora", "qwen2.5-0.5b-sft"}) {
