@@ -4,19 +4,34 @@
 
 namespace capstan::cli {
 
+namespace {
+
+config::Diagnostic diagnostic(const config::Resolution& resolution, config::Level level, const char* code,
+                              const char* name, const train::MissingFile& file) {
+  config::Diagnostic problem;
+  problem.level = level;
+  problem.code = code;
+  problem.name = name;
+  problem.message = file.message;
+  problem.path = file.field;
+  problem.place = resolution.origin(file.field).place;
+  if (!file.help.empty()) problem.help(file.help);
+  return problem;
+}
+
+}  // namespace
+
 std::vector<config::Diagnostic> missing_files(const config::Resolution& resolution, config::Level level) {
   std::vector<config::Diagnostic> found;
-  for (const train::MissingFile& missing : train::missing_files(resolution.config)) {
-    config::Diagnostic problem;
-    problem.level = level;
-    problem.code = "C0801";
-    problem.name = "missing_file";
-    problem.message = missing.message;
-    problem.path = missing.field;
-    problem.place = resolution.origin(missing.field).place;
-    if (!missing.help.empty()) problem.help(missing.help);
-    found.push_back(std::move(problem));
-  }
+  for (const train::MissingFile& missing : train::missing_files(resolution.config))
+    found.push_back(diagnostic(resolution, level, "C0801", "missing_file", missing));
+  return found;
+}
+
+std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution) {
+  std::vector<config::Diagnostic> found;
+  for (const train::MissingFile& file : train::unusable_files(resolution.config))
+    found.push_back(diagnostic(resolution, config::Level::error, "C0802", "unusable_file", file));
   return found;
 }
 

@@ -26,6 +26,8 @@ std::vector<config::Diagnostic> add_missing_files(config::Resolution& resolution
         resolution.sources[static_cast<size_t>(one.place.source)].kind == config::Source::Kind::embedded;
     if (files || !shipped) resolution.diagnostics.push_back(one);
   }
+  if (files && missing.empty())
+    for (const config::Diagnostic& one : unusable_files(resolution)) resolution.diagnostics.push_back(one);
   config::sort_diagnostics(resolution.diagnostics);
   return missing;
 }

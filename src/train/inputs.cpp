@@ -3,11 +3,15 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "base/function_ref.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "checkpoint/store.hpp"
 #include "config/foreign.hpp"
 #include "data/chat/chat_template.hpp"
+#include "data/dataset_meta.hpp"
+#include "data/indexed_dataset.hpp"
+#include "data/input_stream.hpp"
 #include "train/records/run_list.hpp"
 #include "train/setup.hpp"
 
@@ -129,6 +133,20 @@ void look_for_tokenizer(const config::Config& config, Search& search) {
   if (t.chat_template && !names_known_template(*t.chat_template)) search.chat_template(*t.chat_template);
 }
 
+// Prefixes of indexed datasets: the field, as the recipe has it, resolved.
+void for_each_prefix(const config::DatasetConfig& d,
+                     FunctionRef<void(const char*, const std::string&, const std::string&)> use) {
+  for (const config::Path& item : d.data_path)
+    if (!parse_double(item.text))
+      use("dataset.data_path", item.text, item.resolved.empty() ? item.text : item.resolved);
+  const std::pair<const char*, const config::Blend*> blends[] = {{"dataset.blend", &d.blend},
+                                                                 {"dataset.train_blend", &d.train_blend},
+                                                                 {"dataset.valid_blend", &d.valid_blend},
+                                                                 {"dataset.test_blend", &d.test_blend}};
+  for (const auto& [field, blend] : blends)
+    for (const auto& [prefix, weight] : *blend) use(field, prefix, prefix);
+}
+
 void look_for_data(const config::DatasetConfig& d, Search& search) {
   if (d.kind == config::DatasetKind::sft) {
     search.paths("dataset.train_files", d.train_files);
@@ -137,15 +155,9 @@ void look_for_data(const config::DatasetConfig& d, Search& search) {
     return;
   }
   if (d.kind == config::DatasetKind::mock) return;
-  for (const config::Path& item : d.data_path)
-    if (!parse_double(item.text))
-      search.prefix("dataset.data_path", item.text, item.resolved.empty() ? item.text : item.resolved);
-  const std::pair<const char*, const config::Blend*> blends[] = {{"dataset.blend", &d.blend},
-                                                                 {"dataset.train_blend", &d.train_blend},
-                                                                 {"dataset.valid_blend", &d.valid_blend},
-                                                                 {"dataset.test_blend", &d.test_blend}};
-  for (const auto& [field, blend] : blends)
-    for (const auto& [prefix, weight] : *blend) search.prefix(field, prefix, prefix);
+  for_each_prefix(d, [&](const char* field, const std::string& name, const std::string& resolved) {
+    search.prefix(field, name, resolved);
+  });
 }
 
 }  // namespace
@@ -160,6 +172,45 @@ std::vector<MissingFile> missing_files(const config::Config& config, bool resume
   if (config.dataset.kind != config::DatasetKind::mock) look_for_tokenizer(config, search);
   look_for_data(config.dataset, search);
   return search.take();
+}
+
+std::vector<MissingFile> unusable_files(const config::Config& config) {
+  std::vector<MissingFile> found;
+  const auto attempt = [&](const char* field, const std::string& name, FunctionRef<void()> open) {
+    try {
+      open();
+    } catch (const Error& error) {
+      found.push_back({field, name, error.message(), error.help()});
+    }
+  };
+  const config::DatasetConfig& d = config.dataset;
+  if (d.kind == config::DatasetKind::mock) return found;
+  const std::string name = tokenizer_name(config.tokenizer);
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  attempt(config.tokenizer.vocab_file ? "tokenizer.vocab_file" : "tokenizer.tokenizer_model", name,
+          [&] { tokenizer = load_tokenizer(config); });
+  if (!found.empty()) return found;  // the data are read with it
+  for_each_prefix(d, [&](const char* field, const std::string& given, const std::string& resolved) {
+    attempt(field, given, [&] {
+      data::TokenizerCheck(tokenizer.get(), name, config.model.vocab_size)
+          .check(data::IndexedDataset(resolved, config.model.vocab_size));
+    });
+  });
+  const std::pair<const char*, const std::vector<config::Path>*> lists[] = {
+      {"dataset.train_files", &d.train_files},
+      {"dataset.valid_files", &d.valid_files},
+      {"dataset.test_files", &d.test_files}};
+  for (const auto& [field, files] : lists)
+    for (const config::Path& file : *files)
+      attempt(field, file.text, [&] {
+        std::error_code unknown;
+        if (!fs::is_regular_file(file.resolved, unknown)) return;
+        data::InputStream stream(file.resolved);
+        std::string beginning(512, '\0');
+        beginning.resize(stream.read(beginning));
+        refuse_placeholder(beginning, file.resolved);
+      });
+  return found;
 }
 
 void require_files(const std::vector<MissingFile>& missing) {

@@ -66,9 +66,14 @@ TEST_CASE(
 
 TEST_CASE("check looks at the files of a recipe: notes, or errors with --files") {
   const ScratchDirectory scratch;
-  scratch.write("corpus_text_document.bin", "");
-  scratch.write("corpus_text_document.idx", "");
-  scratch.write("tokenizer.json", "{}");
+  scratch.write("text.txt", "One text.\n\nAnother text.\n");
+  for (const std::string tokenizer : {"tokenizer.json", "other.json"})
+    REQUIRE(in(scratch,
+               {"tokenizer", "train", "text.txt", "--vocab-size", tokenizer == "other.json" ? "258" : "259",
+                "--min-frequency", "1", "--output", tokenizer})
+                .code == 0);
+  REQUIRE(in(scratch, {"data", "prepare", "text.txt", "--tokenizer", "tokenizer.json", "--output", "corpus"})
+              .code == 0);
   const std::string recipe = scratch.write(
       "my.yaml",
       "extends: quickstart\nname: my\ndataset:\n  data_path: corpus\ntokenizer:\n  tokenizer_model: "
@@ -88,6 +93,26 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
   const Finished complete = in(scratch, {"check", "my.yaml", there, "--files"});
   CHECK(complete.code == 0);
   CHECK_MESSAGE(complete.err.empty(), complete.err);
+
+  // Files that are there and cannot be used.
+  scratch.write("plain.json", "hello\n");
+  scratch.write("pointer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n");
+  scratch.write("damaged.bin", "");
+  scratch.write("damaged.idx", "");
+  for (const auto& [change, expected] :
+       {std::pair("tokenizer.tokenizer_model=plain.json", "is no tokenizer"),
+        {"tokenizer.tokenizer_model=pointer.json", "is a Git LFS pointer"},
+        {"tokenizer.tokenizer_model=other.json", "was prepared with the tokenizer"},
+        {"dataset.data_path=damaged", "damaged.idx"}}) {
+    CAPTURE(change);
+    CHECK(in(scratch, {"check", "my.yaml", there, change}).code == 0);
+    const Finished unusable = in(scratch, {"check", "my.yaml", there, change, "--files"});
+    CHECK(unusable.code == 1);
+    CHECK(unusable.out.empty());
+    CHECK_MESSAGE(contains(unusable.err, "error[C0802]: "), unusable.err);
+    CHECK_MESSAGE(contains(unusable.err, expected), unusable.err);
+    CHECK(in(scratch, {"train", "my.yaml", there, change, "--run-dir", "never"}).code != 0);
+  }
 
   for (const bool strict : {false, true}) {
     std::vector<std::string> words = {"check", "my.yaml", "--json"};
