@@ -19,6 +19,7 @@ export NO_COLOR=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PAGE
 export HOME=$scratch/home PATH=$scratch/bin:$PATH
 mkdir -p "$HOME"/{.zfunc,.config/fish/completions,.local/share/bash-completion/completions} "$scratch/bin" "$scratch/pages"
 count=0 failed=0
+: >"$scratch/seen"
 
 # ---- what is run in place of a command that cannot run here; empty: the command itself -----------------------------------
 
@@ -232,6 +233,7 @@ run_page() { # NAME FILE LIST fresh|shared
     # A command's name in the text stands for its page of help.
     if [ "$3" = text ] && "$program" help ${command#capstan } >/dev/null 2>&1; then stead=true; fi
     count=$((count + 1))
+    echo "$name" >>"$scratch/seen"
     log=$scratch/log
     if ! timeout 300 bash -c "set -e; source '$scratch/functions'; ${stead:-$command}" </dev/null >"$log" 2>&1; then
       failed=$((failed + 1))
@@ -253,5 +255,12 @@ for page in "$scratch"/man/man1/*.1; do
   name=$(basename "$page" .1)
   run_page "${name//-/ }" "$page" help fresh < <(commands_of_manual "$page")
 done
+for page in "${only[@]}"; do
+  grep -qxF -- "$page" "$scratch/seen" || { echo "check_docs.sh: no commands found in '$page'" >&2; failed=$((failed + 1)); }
+done
+if [ ${#only[@]} -eq 0 ] && [ "$count" -lt 200 ]; then
+  echo "check_docs.sh: only $count commands found, which cannot be: they are no longer recognized" >&2
+  failed=$((failed + 1))
+fi
 echo "$count commands, $failed failed"
 [ "$failed" -eq 0 ]
