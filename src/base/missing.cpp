@@ -68,8 +68,12 @@ std::vector<std::string> near_paths(const std::string& name, const fs::path& res
   if (thing == NamedThing::dataset_prefix && rest.empty() && fs::exists(directory / missing, unknown))
     missing = fs::path(missing).stem().string();
   const auto candidates = entry_names(directory, rest.empty() ? thing : NamedThing::file);
-  std::vector<std::string> result;
-  for (const std::string& near : near_matches(missing, candidates)) {
+  std::vector<std::string> result, matches = near_matches(missing, candidates);
+  // `a` of `a_text_document`: too short to be near it by its letters.
+  if (thing == NamedThing::dataset_prefix && rest.empty() && matches.empty())
+    for (const std::string& candidate : candidates)
+      if (candidate.starts_with(missing + "_") && matches.size() < 3) matches.push_back(candidate);
+  for (const std::string& near : matches) {
     if (near == missing && thing == NamedThing::file) continue;
     fs::path found = directory / near;
     if (!rest.empty()) {

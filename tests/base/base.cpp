@@ -152,6 +152,10 @@ TEST_CASE("what is not there is named with what is near, written as the name was
   CHECK(prefix("data/corpus.txt") == Names{"data/corpus_text_document"});
   CHECK(prefix("data/corpus_text_document.bin") == Names{"data/corpus_text_document"});
   CHECK(prefix("data/other").empty());  // without its .idx
+  for (const char* name : {"a_text_document.bin", "a_text_document.idx"})
+    write_file_durably(directory.path() / "data/more" / name, "x");
+  CHECK(prefix("data/more/a") ==
+        Names{"data/more/a_text_document"});  // a name too short to be near by its letters
   CHECK(near_paths("data/corpus.text", directory.path() / "data/corpus.text")[0] == "data/corpus.txt");
   CHECK(near_paths(root + "/dat/corpus.txt") == Names{root + "/data/corpus.txt"});
   CHECK(near_paths(root + "/dat/nothing") == Names{root + "/data"});
