@@ -120,7 +120,9 @@ void check_split(const SequenceRange& range, int64_t sequence_length) {
     fail(ErrorCode::failed,
          "sequences " + std::to_string(range.begin) + " to " + std::to_string(range.end) + " of dataset `" +
              range.dataset->prefix() + "` hold no tokens",
-         "the split gives this part no text: use a larger share of it, or more text");
+         "the split gives this part none of the dataset's " + std::to_string(range.dataset->documents()) +
+             " documents: use a larger share, more text, or no such part (validation: "
+             "validation.eval_interval=null)");
 }
 
 }  // namespace

@@ -135,7 +135,10 @@ class FileReader {
   void take(const Record& record, const Result& result, SftSamples& samples, SftCounts& counts) {
     ++counts.records;
     if (!result.problem.empty()) {
-      if (options_.on_bad_line == OnBadLine::fail) fail(ErrorCode::format, result.problem, result.help);
+      if (options_.on_bad_line == OnBadLine::fail)
+        fail(ErrorCode::format, result.problem,
+             result.help.empty() ? "dataset.on_bad_line=skip leaves such lines out and counts them"
+                                 : result.help);
       ++counts.bad;
       if (counts.reports.size() < kMaxReports) counts.reports.push_back(result.problem);
       return;

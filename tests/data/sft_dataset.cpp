@@ -269,7 +269,9 @@ TEST_CASE("bad lines are errors with their place, or skipped and counted") {
   write_text(directory / "a.jsonl",
              line_of(3, 4, 'a') + "{\"prompt\": \"x\"}\n\n" + line_of(2, 2, 'b') + "{\"prompt\": oops}\n");
   SftOptions options = options_for({directory / "a.jsonl"});
-  CHECK(error_for(options) == "format: " + directory / "a.jsonl" + ":2:1: the sample has no `completion`");
+  CHECK(error_for(options) == "format: " + directory / "a.jsonl" +
+                                  ":2:1: the sample has no `completion` / dataset.on_bad_line=skip leaves "
+                                  "such lines out and counts them");
   options.on_bad_line = OnBadLine::skip;
   const auto dataset = build_sft_datasets(options)[0];
   CHECK(dataset->counts().samples == 2);
