@@ -214,6 +214,12 @@ std::string tokenizer_config_of(const GgufMetadata& metadata) {
     if (const auto token = special(metadata, theirs)) config[ours] = *token;
   if (config.is_null()) return "";
   config["tokenizer_class"] = "PreTrainedTokenizerFast";  // which takes tokenizer.json as it is
+  config["clean_up_tokenization_spaces"] = false;         // the text of the tokens, unchanged
+  if (const auto family = metadata.find("general.architecture");
+      family != metadata.end() && family->second.kind == Kind::text)
+    if (const auto length = metadata.find(family->second.text + ".context_length");
+        length != metadata.end() && length->second.kind == Kind::integer)
+      config["model_max_length"] = length->second.integer;
   if (metadata.count("tokenizer.ggml.add_bos_token"))
     config["add_bos_token"] = is_true(metadata, "tokenizer.ggml.add_bos_token", false);
   const auto chat = metadata.find("tokenizer.chat_template");

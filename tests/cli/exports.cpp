@@ -95,7 +95,9 @@ TEST_CASE(
     CHECK(home.read(name + "/generation_config.json") == generation);
     const json there = home.read(name + "/config.json"), words = home.read(name + "/tokenizer_config.json");
     for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) CHECK(there[key] == config[key]);
-    for (const char* key : {"bos_token", "eos_token", "tokenizer_class"}) CHECK(words[key] == tokenizer[key]);
+    for (const char* key :
+         {"bos_token", "eos_token", "tokenizer_class", "model_max_length", "clean_up_tokenization_spaces"})
+      CHECK(words[key] == tokenizer[key]);
     // llama.cpp's Jinja knows no {% generation %}; Transformers does.
     const std::string in_gguf = words["chat_template"],
                       in_hf = read_text(home.file("hf/chat_template.jinja"));
