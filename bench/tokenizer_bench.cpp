@@ -12,7 +12,7 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
-#include "data/tokenizer/tokenizer.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 namespace {
 // Of this thread on its core: other programs on the machine do not count.

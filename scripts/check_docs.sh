@@ -89,16 +89,16 @@ make_files() {
     echo '{"messages": [{"role": "user", "content": "Who is it?"}, {"role": "assistant", "content": "It is I."}]}'
   done >chats.jsonl
   cp chats.jsonl data/chats.jsonl
-  cp -r "$repository/tests/interchange/families/smollm2" SmolLM2-135M
+  cp -r "$repository/tests/formats/families/smollm2" SmolLM2-135M
   cp -r SmolLM2-135M SmolLM2-135M-Instruct
   sed -i 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 512/' SmolLM2-135M-Instruct/config.json
   mkdir texts && cp corpus.txt texts/pages.txt && cp heldout.txt texts/others.txt
-  cp "$repository/tests/interchange/gguf/smollm2.gguf" model.gguf
-  cp "$repository/tests/import/golden/gpt_small.sh" pretrain_gpt.sh
+  cp "$repository/tests/formats/gguf/smollm2.gguf" model.gguf
+  cp "$repository/tests/importers/golden/gpt_small.sh" pretrain_gpt.sh
   sed 's/--num-layers 12/--num-layers $LAYERS/' pretrain_gpt.sh >pretrain.sh
   sed -i '2i case $SIZE in large) LAYERS=48 ;; *) LAYERS=24 ;; esac' pretrain.sh
-  cp "$repository/tests/import/golden/ds_zero2.json" ds_config.json
-  cp "$repository/tests/import/golden/run_config.yaml" run_config.yaml
+  cp "$repository/tests/importers/golden/ds_zero2.json" ds_config.json
+  cp "$repository/tests/importers/golden/run_config.yaml" run_config.yaml
   cp "$repository/examples/first.yaml" first.yaml
   printf 'extends: quickstart\nname: my\noptimizer:\n  lr: 1e-3\n' >my.yaml
   printf 'extends: smollm2-135m-sft\nmodel: hf:SmolLM2-135M\ncheckpoint.pretrained_checkpoint: hf:SmolLM2-135M\ndataset.train_files: chats.jsonl\n' >chats.yaml

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Adapters that Capstan writes, read by PEFT: python3 scripts/peers/check_adapters.py [--capstan CAPSTAN]
 
-For every scheme of `peft` and several families of tests/interchange/families: a short run beside the model, its adapters as
+For every scheme of `peft` and several families of tests/formats/families: a short run beside the model, its adapters as
 PEFT's files; PeftModel.from_pretrained loads them, with no key missing or unused. The logits equal those of the merged checkpoint
 under Transformers, and PEFT's own merge gives the same weights. PEFT's fixtures go to a checkpoint and back too.
 Needs torch, transformers, peft, safetensors.
@@ -20,8 +20,8 @@ import transformers
 from safetensors.torch import load_file
 
 ROOT = pathlib.Path(__file__).parents[2]
-FAMILIES = ROOT / "tests/interchange/families"
-ADAPTERS = ROOT / "tests/interchange/adapters"
+FAMILIES = ROOT / "tests/formats/families"
+ADAPTERS = ROOT / "tests/formats/adapters"
 SCHEMES = ["lora", "rslora", "lora_plus", "dora", "canonical_lora", "canonical_dora"]
 
 

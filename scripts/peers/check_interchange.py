@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What Capstan writes, read by others: python3 scripts/peers/check_interchange.py [--capstan CAPSTAN]
 
-Every tiny model of tests/interchange/families goes through a checkpoint and back; Transformers loads what came, without a
+Every tiny model of tests/formats/families goes through a checkpoint and back; Transformers loads what came, without a
 warning about weights, with equal logits. Then as GGUF (F32, Q8_0), which the package gguf reads: every tensor. And once under
 strace: converting and evaluating starts no program and opens no shared object after the first file of the model was opened.
 Needs torch, transformers, gguf, safetensors; strace for the last part.
@@ -66,7 +66,7 @@ def check_gguf(source, home):
 
 
 if __name__ == "__main__":
-    families = ROOT / "tests/interchange/families"
+    families = ROOT / "tests/formats/families"
     for directory in sorted(families.iterdir()):
         with tempfile.TemporaryDirectory() as home:
             check_family(directory, pathlib.Path(home))

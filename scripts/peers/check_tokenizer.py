@@ -6,7 +6,7 @@
 `capstan tokenizer train` learns a vocabulary on TEXT for each pre-tokenizer; Hugging Face loads the tokenizer.json, and its ids
 of every line must be those of `capstan tokenizer encode`; decoding must give back the file. Hugging Face's own trainer, fed with
 the same text, must learn the same file. TEXT defaults to the multilingual samples of the tests. After that the tokenizers of
-tests/data/tokenizer/families (or those that --tokenizer names: tokenizer.json files, SentencePiece models) encode every line of TEXT:
+tests/text/tokenizer/families (or those that --tokenizer names: tokenizer.json files, SentencePiece models) encode every line of TEXT:
 ids, with and without the special tokens around them, and places must be Hugging Face's, of a .model SentencePiece's.
 """
 import argparse

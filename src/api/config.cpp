@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "api/config_impl.hpp"
-#include "config/show.hpp"
-#include "interchange/foreign_model.hpp"
+#include "config/tools/show.hpp"
+#include "formats/external_model.hpp"
 
 namespace capstan {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "capstan/config.hpp"
-#include "config/resolve.hpp"
+#include "config/core/resolve.hpp"
 
 namespace capstan {
 

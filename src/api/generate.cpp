@@ -2,10 +2,10 @@
 
 #include "api/config_impl.hpp"
 #include "base/error.hpp"
-#include "train/evaluate.hpp"
-#include "train/generate.hpp"
-#include "train/loaded_model.hpp"
-#include "train/recipe.hpp"
+#include "train/inference/evaluate.hpp"
+#include "train/inference/generate.hpp"
+#include "train/inference/loaded_model.hpp"
+#include "train/trainer/recipe.hpp"
 
 namespace capstan {
 

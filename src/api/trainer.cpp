@@ -4,8 +4,8 @@
 
 #include "api/config_impl.hpp"
 #include "base/error.hpp"
-#include "train/recipe.hpp"
-#include "train/trainer.hpp"
+#include "train/trainer/recipe.hpp"
+#include "train/trainer/trainer.hpp"
 
 namespace capstan {
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "checkpoint/hash.hpp"
-#include "checkpoint/rectangle.hpp"
+#include "checkpoint/region.hpp"
 #include "checkpoint/tensor_source.hpp"
 #include "tensor/dtype.hpp"
 

@@ -16,7 +16,7 @@
 #include "base/file.hpp"
 #include "checkpoint/file_system.hpp"
 #include "checkpoint/hash.hpp"
-#include "checkpoint/rectangle.hpp"
+#include "checkpoint/region.hpp"
 #include "tensor/dtype.hpp"
 
 namespace capstan::checkpoint {

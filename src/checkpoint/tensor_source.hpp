@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/file.hpp"
-#include "checkpoint/rectangle.hpp"
+#include "checkpoint/region.hpp"
 #include "tensor/dtype.hpp"
 
 namespace capstan::checkpoint {

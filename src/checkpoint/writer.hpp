@@ -16,7 +16,7 @@
 
 #include "checkpoint/file_system.hpp"
 #include "checkpoint/manifest.hpp"
-#include "checkpoint/rectangle.hpp"
+#include "checkpoint/region.hpp"
 #include "checkpoint/safetensors.hpp"
 
 namespace capstan::checkpoint {

@@ -11,10 +11,10 @@
 #include "checkpoint/manifest.hpp"
 #include "cli/context.hpp"
 #include "cli/help.hpp"
-#include "config/convert.hpp"
-#include "config/emit.hpp"
-#include "config/library.hpp"
-#include "config/show.hpp"
+#include "config/core/convert.hpp"
+#include "config/tools/emit.hpp"
+#include "config/core/library.hpp"
+#include "config/tools/show.hpp"
 #include "train/records/run_list.hpp"
 
 namespace capstan::cli {

@@ -19,8 +19,8 @@
 #include "base/text.hpp"
 #include "cli/report.hpp"
 #include "cli/terminal.hpp"
-#include "comm/board.hpp"
-#include "train/stop.hpp"
+#include "comm/watchdog/rank_status.hpp"
+#include "train/trainer/stop.hpp"
 
 namespace capstan::cli {
 

@@ -9,9 +9,9 @@
 #include "base/text.hpp"
 #include "cli/context.hpp"
 #include "cli/help.hpp"
-#include "config/convert.hpp"
-#include "config/emit.hpp"
-#include "config/field.hpp"
+#include "config/core/convert.hpp"
+#include "config/tools/emit.hpp"
+#include "config/core/field.hpp"
 
 namespace capstan::cli {
 

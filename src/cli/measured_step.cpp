@@ -9,9 +9,9 @@
 #include "data/loader.hpp"
 #include "kernels/bench/bench.hpp"
 #include "models/model.hpp"
-#include "train/estimate.hpp"
-#include "train/loop.hpp"
-#include "train/setup.hpp"
+#include "train/trainer/estimate.hpp"
+#include "train/trainer/loop.hpp"
+#include "train/trainer/setup.hpp"
 
 namespace capstan::cli {
 

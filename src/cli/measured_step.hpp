@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "cli/context.hpp"
-#include "config/resolve.hpp"
-#include "train/profile.hpp"
-#include "train/timers.hpp"
+#include "config/core/resolve.hpp"
+#include "train/trainer/profile.hpp"
+#include "train/trainer/timers.hpp"
 
 namespace capstan::cli {
 

@@ -1,6 +1,6 @@
 #include "cli/named_files.hpp"
 
-#include "train/inputs.hpp"
+#include "train/trainer/inputs.hpp"
 
 namespace capstan::cli {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "config/resolve.hpp"
+#include "config/core/resolve.hpp"
 
 namespace capstan::cli {
 

@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "config/field.hpp"
+#include "config/core/field.hpp"
 
 namespace capstan::cli {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/override.hpp"
+#include "config/core/override.hpp"
 
 namespace capstan::cli {
 

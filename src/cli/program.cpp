@@ -17,7 +17,7 @@
 #include "cli/recipe_input.hpp"
 #include "cli/report.hpp"
 #include "cli/terminal.hpp"
-#include "interchange/foreign_model.hpp"
+#include "formats/external_model.hpp"
 #include "kernels/cpu/level.hpp"
 
 namespace capstan::cli {

@@ -7,8 +7,8 @@
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "cli/terminal.hpp"
-#include "config/show.hpp"
-#include "train/setup.hpp"
+#include "config/tools/show.hpp"
+#include "train/trainer/setup.hpp"
 
 namespace capstan::cli {
 

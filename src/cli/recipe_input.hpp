@@ -7,8 +7,8 @@
 #include <string>
 
 #include "cli/context.hpp"
-#include "config/resolve.hpp"
-#include "config/shrink.hpp"
+#include "config/core/resolve.hpp"
+#include "config/tools/shrink.hpp"
 
 namespace capstan::data {
 class Tokenizer;

@@ -3,9 +3,9 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/table.hpp"
-#include "train/fit.hpp"
-#include "train/recipe.hpp"
-#include "train/setup.hpp"
+#include "train/trainer/fit.hpp"
+#include "train/trainer/recipe.hpp"
+#include "train/trainer/setup.hpp"
 
 namespace capstan::cli {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "config/config.hpp"
+#include "config/core/config.hpp"
 
 namespace capstan::cli {
 

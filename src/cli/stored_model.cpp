@@ -4,7 +4,7 @@
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
-#include "train/recipe.hpp"
+#include "train/trainer/recipe.hpp"
 
 namespace capstan::cli {
 

@@ -5,7 +5,7 @@
 
 #include "base/function_ref.hpp"
 #include "cli/context.hpp"
-#include "train/loaded_model.hpp"
+#include "train/inference/loaded_model.hpp"
 
 namespace capstan::cli {
 

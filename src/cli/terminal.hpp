@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "train/progress.hpp"
+#include "train/trainer/progress.hpp"
 
 namespace capstan::cli {
 

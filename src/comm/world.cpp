@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "comm/posting.hpp"
-#include "comm/shared_posts.hpp"
+#include "comm/watchdog/publishing_communicator.hpp"
+#include "comm/watchdog/rank_status_files.hpp"
 #include "comm/together.hpp"
-#include "comm/watchdog.hpp"
+#include "comm/watchdog/watchdog.hpp"
 
 namespace capstan::comm {
 

@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "data/chat/assistant_turns.hpp"
+#include "text/chat/assistant_turns.hpp"
 
 namespace capstan::data {
 

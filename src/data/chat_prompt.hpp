@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "data/chat/chat_template.hpp"
-#include "data/tokenizer/tokenizer.hpp"
+#include "text/chat/chat_template.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::data {
 

@@ -9,7 +9,7 @@
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "data/indexed_dataset.hpp"
-#include "data/tokenizer/tokenizer.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::data {
 

@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "data/chat/assistant_turns.hpp"
+#include "text/chat/assistant_turns.hpp"
 #include "data/chat_prompt.hpp"
 
 namespace capstan::data {

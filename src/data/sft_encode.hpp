@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "data/chat/chat_template.hpp"
+#include "text/chat/chat_template.hpp"
 #include "data/sft_record.hpp"
-#include "data/tokenizer/tokenizer.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::data {
 

@@ -18,7 +18,7 @@
 #include <variant>
 #include <vector>
 
-#include "data/chat/chat_template.hpp"
+#include "text/chat/chat_template.hpp"
 
 namespace capstan::data {
 

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "data/tokenizer/tokenizer.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::data {
 

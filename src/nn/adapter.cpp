@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "nn/initialise.hpp"
+#include "nn/initialize.hpp"
 
 namespace capstan::nn {
 

@@ -1,8 +1,8 @@
 #include "sweep/cluster.hpp"
 
 #include "base/error.hpp"
-#include "config/field.hpp"
-#include "config/resolve.hpp"
+#include "config/core/field.hpp"
+#include "config/core/resolve.hpp"
 #include "sweep/values.hpp"
 
 namespace capstan::sweep {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "config/types.hpp"
+#include "config/core/types.hpp"
 
 namespace capstan::sweep {
 

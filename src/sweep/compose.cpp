@@ -6,12 +6,12 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "config/emit.hpp"
-#include "config/hash.hpp"
-#include "config/show.hpp"
+#include "config/tools/emit.hpp"
+#include "config/core/hash.hpp"
+#include "config/tools/show.hpp"
 #include "sweep/values.hpp"
-#include "train/estimate.hpp"
-#include "train/setup.hpp"
+#include "train/trainer/estimate.hpp"
+#include "train/trainer/setup.hpp"
 
 namespace capstan::sweep {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "config/resolve.hpp"
+#include "config/core/resolve.hpp"
 #include "sweep/plan.hpp"
 
 namespace capstan::sweep {

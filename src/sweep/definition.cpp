@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
-#include "config/convert.hpp"
+#include "config/core/convert.hpp"
 #include "sweep/values.hpp"
 
 namespace capstan::sweep {

@@ -29,8 +29,8 @@
 #include <utility>
 #include <vector>
 
-#include "config/diagnostics.hpp"
-#include "config/override.hpp"
+#include "config/core/diagnostics.hpp"
+#include "config/core/override.hpp"
 
 namespace capstan::sweep {
 

@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "base/text.hpp"
-#include "config/emit.hpp"
-#include "config/library.hpp"
+#include "config/tools/emit.hpp"
+#include "config/core/library.hpp"
 #include "sweep/definition.hpp"
 #include "sweep/values.hpp"
 

@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "base/philox.hpp"
 #include "base/text.hpp"
-#include "config/field.hpp"
+#include "config/core/field.hpp"
 #include "sweep/sobol.hpp"
 #include "sweep/values.hpp"
 

@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "base/text.hpp"
-#include "config/compose.hpp"
-#include "config/convert.hpp"
+#include "config/core/compose.hpp"
+#include "config/core/convert.hpp"
 
 namespace capstan::sweep {
 

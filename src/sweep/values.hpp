@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "config/field.hpp"
-#include "config/tree.hpp"
+#include "config/core/field.hpp"
+#include "config/core/tree.hpp"
 #include "sweep/definition.hpp"
 
 namespace capstan::sweep {

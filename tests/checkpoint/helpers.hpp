@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "checkpoint/rectangle.hpp"
+#include "checkpoint/region.hpp"
 #include "checkpoint/store.hpp"
 #include "checkpoint/writer.hpp"
 #include "support/paths.hpp"

@@ -40,7 +40,7 @@ TEST_CASE("check says ok and nothing else of every shipped recipe") {
 
 TEST_CASE(
     "a recipe just imported causes no notes or warnings but for files and features that are not there") {
-  const std::string golden = std::string(kSourceDirectory) + "/tests/import/golden/";
+  const std::string golden = std::string(kSourceDirectory) + "/tests/importers/golden/";
   const ScratchDirectory scratch;
   size_t seen = 0, trained = 0;
   for (const auto& entry : fs::directory_iterator(golden)) {
@@ -166,7 +166,7 @@ TEST_CASE("show --minimal: what a recipe extends, what it changes, and the world
   // A model's directory and data given on the command line, from another directory than the recipe's.
   fs::create_directory(scratch.file("sub"));
   fs::copy_file(scratch.file("mine.yaml"), scratch.file("sub/mine.yaml"));
-  fs::copy(std::string(kSourceDirectory) + "/tests/interchange/families/smollm2", scratch.file("models"));
+  fs::copy(std::string(kSourceDirectory) + "/tests/formats/families/smollm2", scratch.file("models"));
   const std::string moved =
       in(scratch, {"show", "sub/mine.yaml", "--minimal", "checkpoint.pretrained_checkpoint=hf:models",
                    "dataset.data_path=data/corpus"})

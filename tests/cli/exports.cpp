@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kFamilies = std::string(capstan::test::kSourceDirectory) + "/tests/interchange/families/";
+const std::string kFamilies = std::string(capstan::test::kSourceDirectory) + "/tests/formats/families/";
 
 const char* const kRecipe = R"(
 model: {num_layers: 1, hidden_size: 16, ffn_hidden_size: 32, num_attention_heads: 2, num_query_groups: 1, seq_length: 32,
@@ -169,7 +169,7 @@ TEST_CASE("a run on mock data needs no tokenizer, and its model says that it has
 TEST_CASE("a SentencePiece model goes into GGUF, where generation gives the same text") {
   const Home home;
   const std::string families =
-      std::string(capstan::test::kSourceDirectory) + "/tests/data/tokenizer/families/";
+      std::string(capstan::test::kSourceDirectory) + "/tests/text/tokenizer/families/";
   fs::copy_file(families + "spm_bpe.model", home.file("spm.model"));
   std::string text;
   for (int i = 0; i < 200; ++i) text += "the cat sat\n%\n";

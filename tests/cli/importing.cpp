@@ -9,7 +9,7 @@
 using namespace capstan::test;
 
 namespace {
-const std::string kGolden = std::string(capstan::test::kSourceDirectory) + "/tests/import/golden/";
+const std::string kGolden = std::string(capstan::test::kSourceDirectory) + "/tests/importers/golden/";
 }
 
 TEST_CASE("recipe import: to a file that check accepts, to standard output, as JSON") {

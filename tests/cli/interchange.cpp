@@ -14,7 +14,7 @@
 using namespace capstan::test;
 using nlohmann::json;
 
-static const std::string kHere = std::string(capstan::test::kSourceDirectory) + "/tests/interchange/";
+static const std::string kHere = std::string(capstan::test::kSourceDirectory) + "/tests/formats/";
 static const std::string kSmol = "hf:" + kHere + "families/smollm2";
 
 static double loss_of(const std::string& model, const std::string& text) {

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kHere = std::string(capstan::test::kSourceDirectory) + "/tests/interchange/";
+const std::string kHere = std::string(capstan::test::kSourceDirectory) + "/tests/formats/";
 const std::string kBase = "hf:" + kHere + "families/llama", kAdapter = kHere + "adapters/lora";
 // What the fixture's adapter is, in a recipe.
 const std::vector<std::string> kLikeIt = {"peft.scheme=canonical_lora", "peft.dim=3", "peft.alpha=6",

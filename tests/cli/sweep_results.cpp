@@ -179,7 +179,7 @@ TEST_CASE("output that cannot be written is an error, and a device is never repl
       {"sweep", "status", directory},
       {"sweep", "slurm", directory},
       {"recipe", "import",
-       std::string(capstan::test::kSourceDirectory) + "/tests/import/golden/gpt_small.sh"}};
+       std::string(capstan::test::kSourceDirectory) + "/tests/importers/golden/gpt_small.sh"}};
   for (const auto& verb : verbs) {
     CAPTURE(verb[1]);
     Launch launch;

@@ -1,5 +1,5 @@
 // The watchdog's thread, of several hosts in one process.
-#include "comm/watchdog.hpp"
+#include "comm/watchdog/watchdog.hpp"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -11,8 +11,8 @@
 #include <string>
 #include <thread>
 
-#include "comm/board.hpp"
-#include "comm/posting.hpp"
+#include "comm/watchdog/rank_status.hpp"
+#include "comm/watchdog/publishing_communicator.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;

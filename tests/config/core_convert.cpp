@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "config/convert.hpp"
-#include "config/foreign.hpp"
+#include "config/core/convert.hpp"
+#include "config/core/external.hpp"
 #include "core_support.hpp"
 
 using namespace capstan;

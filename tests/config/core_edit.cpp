@@ -1,7 +1,7 @@
 // The text of a recipe, changed where the parser points.
 #include <doctest/doctest.h>
 
-#include "config/edit.hpp"
+#include "config/tools/edit.hpp"
 #include "core_support.hpp"
 
 using namespace capstan::config;

@@ -1,7 +1,7 @@
 // The override grammar: every form, every target type, every special-cased mistake.
 #include <doctest/doctest.h>
 
-#include "config/override.hpp"
+#include "config/core/override.hpp"
 #include "core_support.hpp"
 
 using namespace capstan;

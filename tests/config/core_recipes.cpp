@@ -9,10 +9,10 @@
 #include <thread>
 
 #include "base/file.hpp"
-#include "config/hash.hpp"
-#include "config/json_schema.hpp"
-#include "config/resolve.hpp"
-#include "config/show.hpp"
+#include "config/core/hash.hpp"
+#include "config/tools/json_schema.hpp"
+#include "config/core/resolve.hpp"
+#include "config/tools/show.hpp"
 #include "support/paths.hpp"
 
 using namespace capstan;

@@ -7,10 +7,10 @@
 
 #include "base/error.hpp"
 #include "base/utf8.hpp"
-#include "config/emit.hpp"
-#include "config/hash.hpp"
-#include "config/json_schema.hpp"
-#include "config/show.hpp"
+#include "config/tools/emit.hpp"
+#include "config/core/hash.hpp"
+#include "config/tools/json_schema.hpp"
+#include "config/tools/show.hpp"
 #include "core_support.hpp"
 
 using namespace capstan;

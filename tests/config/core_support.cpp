@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "config/emit.hpp"
+#include "config/tools/emit.hpp"
 
 namespace capstan::config::testing {
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "config/field.hpp"
-#include "config/library.hpp"
-#include "config/resolve.hpp"
+#include "config/core/field.hpp"
+#include "config/core/library.hpp"
+#include "config/core/resolve.hpp"
 
 namespace capstan::config::testing {
 

@@ -7,8 +7,8 @@
 #include <locale>
 
 #include "base/error.hpp"
-#include "config/prescan.hpp"
-#include "config/tree.hpp"
+#include "config/core/prescan.hpp"
+#include "config/core/tree.hpp"
 #include "core_support.hpp"
 
 using namespace capstan;

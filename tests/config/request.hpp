@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "config/resolve.hpp"
+#include "config/core/resolve.hpp"
 
 namespace capstan::config::testing {
 

@@ -4,9 +4,9 @@
 
 #include <set>
 
-#include "config/convert.hpp"
-#include "config/override.hpp"
-#include "config/tree.hpp"
+#include "config/core/convert.hpp"
+#include "config/core/override.hpp"
+#include "config/core/tree.hpp"
 
 namespace capstan::config::testing {
 

@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "config/emit.hpp"
-#include "config/resolve.hpp"
-#include "config/show.hpp"
+#include "config/tools/emit.hpp"
+#include "config/core/resolve.hpp"
+#include "config/tools/show.hpp"
 
 using namespace capstan;
 using namespace capstan::config;

@@ -1,5 +1,5 @@
 // --shrink: what stays, what gets small, and that every shipped recipe still fits together on any number of ranks.
-#include "config/shrink.hpp"
+#include "config/tools/shrink.hpp"
 
 #include <doctest/doctest.h>
 
@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "config/show.hpp"
+#include "config/tools/show.hpp"
 #include "request.hpp"
 
 using namespace capstan;

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/gpt_dataset.hpp"
-#include "data/tokenizer/tokenizer.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 #include "data/verbs.hpp"
 #include "dataset_helpers.hpp"
 

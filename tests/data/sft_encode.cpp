@@ -4,9 +4,9 @@
 #include <doctest/doctest.h>
 
 #include "base/error.hpp"
-#include "chat_helpers.hpp"
+#include "tests/text/chat_helpers.hpp"
 #include "support/paths.hpp"
-#include "tokenizer_fixtures.hpp"
+#include "tests/text/tokenizer_fixtures.hpp"
 
 using namespace capstan;
 using namespace capstan::data;
@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kFixtures = fs::path(capstan::test::kSourceDirectory) / "tests/data/chat";
+const fs::path kFixtures = fs::path(capstan::test::kSourceDirectory) / "tests/text/chat";
 
 SftRecord record_of(const ordered_json& conversation) {
   SftDialogue dialogue;

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "interchange/gguf_file.hpp"
-#include "interchange/gguf_tokenizer.hpp"
+#include "formats/gguf_file.hpp"
+#include "formats/gguf_tokenizer.hpp"
 #include "named_error.hpp"
 
 using namespace capstan;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "interchange/gguf_tokenizer.hpp"
+#include "formats/gguf_tokenizer.hpp"
 
 using namespace capstan;
 using namespace capstan::interchange;

@@ -3,9 +3,9 @@
 #include <cstdlib>
 #include <string>
 
-#include "interchange/hf_config.hpp"
-#include "interchange/hf_directory.hpp"
-#include "interchange/model_section.hpp"
+#include "formats/hf_config.hpp"
+#include "formats/hf_directory.hpp"
+#include "formats/model_section.hpp"
 #include "named_error.hpp"
 
 using namespace capstan;

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "base/utf8.hpp"
-#include "config/tree.hpp"
-#include "import/import.hpp"
+#include "config/core/tree.hpp"
+#include "importers/import.hpp"
 #include "named_error.hpp"
 
 using namespace capstan;

@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "data/tokenizer/tokenizer.hpp"
-#include "interchange/foreign_model.hpp"
-#include "interchange/peft_adapter.hpp"
+#include "text/tokenizer/tokenizer.hpp"
+#include "formats/external_model.hpp"
+#include "formats/peft_adapter.hpp"
 #include "named_error.hpp"
 
 using namespace capstan;

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "interchange/peft_adapter.hpp"
+#include "formats/peft_adapter.hpp"
 #include "named_error.hpp"
 
 using namespace capstan;

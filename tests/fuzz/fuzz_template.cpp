@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "data/chat/assistant_turns.hpp"
+#include "text/chat/assistant_turns.hpp"
 #include "data/sft_record.hpp"
 #include "named_error.hpp"
 

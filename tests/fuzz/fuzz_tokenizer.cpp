@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "data/tokenizer/tokenizer.hpp"
-#include "data/tokenizer/train_bpe.hpp"
+#include "text/tokenizer/tokenizer.hpp"
+#include "text/tokenizer/train_bpe.hpp"
 #include "named_error.hpp"
 
 using namespace capstan;

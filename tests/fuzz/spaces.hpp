@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "config/resolve.hpp"
-#include "config/show.hpp"
+#include "config/core/resolve.hpp"
+#include "config/tools/show.hpp"
 #include "core_support.hpp"
 
 namespace capstan::fuzz {

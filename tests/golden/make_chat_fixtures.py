@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the fixtures of tests/data/chat with Transformers (5.23) and Jinja2 (3.1.6).
+"""Writes the fixtures of tests/text/chat with Transformers (5.23) and Jinja2 (3.1.6).
 
     python3 tests/golden/make_chat_fixtures.py
 

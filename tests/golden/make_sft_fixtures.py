@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/data/chat/encoded.json with Transformers (5.23).
+"""Writes tests/text/chat/encoded.json with Transformers (5.23).
 
     python3 tests/golden/make_sft_fixtures.py
 
-What apply_chat_template makes of conversations.json, as ids: small tokenizers of tests/data/tokenizer/families with templates of
-tests/data/chat/templates. With them, where the template marks what the assistant says, which tokens have a part in it, by the
+What apply_chat_template makes of conversations.json, as ids: small tokenizers of tests/text/tokenizer/families with templates of
+tests/text/chat/templates. With them, where the template marks what the assistant says, which tokens have a part in it, by the
 tokens' places in the text (assistant_masks is the same where it finds the beginning, which it does not in white space that
 trim_offsets or the tokenizer takes away); null where the template refuses the conversation.
 """

@@ -3,7 +3,7 @@
 
     python3 tests/golden/make_text_fixtures.py
 
-The model is tests/interchange/families/smollm2. tokenizer.json, tokenizer_config.json: its tokenizer, which here puts <|im_start|> before
+The model is tests/formats/families/smollm2. tokenizer.json, tokenizer_config.json: its tokenizer, which here puts <|im_start|> before
 every text. expected.json: the loss of a text with that and without, what greedy generation goes on with, and what it answers in a chat.
 """
 import json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/data/tokenizer/families: small tokenizers of every family with what Hugging Face tokenizers (0.23) and
+"""Writes tests/text/tokenizer/families: small tokenizers of every family with what Hugging Face tokenizers (0.23) and
 SentencePiece (0.2) make of the samples.
 
     python3 tests/golden/make_tokenizer_families.py

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tokenizer fixtures of tests/data/tokenizer with Hugging Face tokenizers (0.23).
+"""Writes the tokenizer fixtures of tests/text/tokenizer with Hugging Face tokenizers (0.23).
 
     python3 tests/golden/make_tokenizer_fixtures.py
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/data/tokenizer/patterns.json: how Hugging Face tokenizers (0.23) cuts texts at regular expressions whose
+"""Writes tests/text/tokenizer/patterns.json: how Hugging Face tokenizers (0.23) cuts texts at regular expressions whose
 meaning differs between the kinds of regular expressions.
 
     python3 tests/golden/make_tokenizer_patterns.py

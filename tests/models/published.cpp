@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "config/resolve.hpp"
+#include "config/core/resolve.hpp"
 #include "models/registry.hpp"
 
 using namespace capstan;

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/philox.hpp"
-#include "nn/initialise.hpp"
+#include "nn/initialize.hpp"
 #include "nn/param_list.hpp"
 #include "nn/rope_table.hpp"
 #include "nn/transformer_layer.hpp"

@@ -14,7 +14,7 @@
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "tensor/launch.hpp"
-#include "train/loop.hpp"
+#include "train/trainer/loop.hpp"
 
 using namespace capstan;
 using config::ShardingStrategy;

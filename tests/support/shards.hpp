@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "nn/initialise.hpp"
+#include "nn/initialize.hpp"
 #include "ops/parameter.hpp"
 
 namespace capstan::test {

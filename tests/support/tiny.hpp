@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "config/config.hpp"
+#include "config/core/config.hpp"
 
 namespace capstan::testing {
 

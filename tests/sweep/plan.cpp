@@ -13,7 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "config/resolve.hpp"
+#include "config/core/resolve.hpp"
 #include "sweep/pruning.hpp"
 #include "sweep/store.hpp"
 #include "tiny_sweep.hpp"

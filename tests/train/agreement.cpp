@@ -1,5 +1,5 @@
 // Run with any number of ranks.
-#include "train/agreement.hpp"
+#include "train/trainer/agreement.hpp"
 
 #include <doctest/doctest.h>
 

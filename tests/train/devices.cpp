@@ -12,10 +12,10 @@
 
 #include "support/devices.hpp"
 #include "support/tiny.hpp"
-#include "train/evaluate.hpp"
-#include "train/generate.hpp"
-#include "train/loaded_model.hpp"
-#include "train/trainer.hpp"
+#include "train/inference/evaluate.hpp"
+#include "train/inference/generate.hpp"
+#include "train/inference/loaded_model.hpp"
+#include "train/trainer/trainer.hpp"
 
 using namespace capstan;
 using namespace capstan::train;

@@ -1,5 +1,5 @@
 // What a recipe names and is not there: found without reading anything, with near names.
-#include "train/inputs.hpp"
+#include "train/trainer/inputs.hpp"
 
 #include <doctest/doctest.h>
 

@@ -13,13 +13,13 @@
 #include "base/philox.hpp"
 #include "base/text.hpp"
 #include "checkpoint/reader.hpp"
-#include "config/resolve.hpp"
+#include "config/core/resolve.hpp"
 #include "data/indexed_writer.hpp"
 #include "support/paths.hpp"
 #include "support/worlds.hpp"
-#include "train/estimate.hpp"
-#include "train/fit.hpp"
-#include "train/loop.hpp"
+#include "train/trainer/estimate.hpp"
+#include "train/trainer/fit.hpp"
+#include "train/trainer/loop.hpp"
 
 using namespace capstan;
 using namespace capstan::train;

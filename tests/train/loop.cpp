@@ -1,5 +1,5 @@
 // The loop on any number of ranks: learning, determinism, resume and layouts.
-#include "train/loop.hpp"
+#include "train/trainer/loop.hpp"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

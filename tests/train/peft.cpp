@@ -8,16 +8,16 @@
 
 #include "base/file.hpp"
 #include "checkpoint/reader.hpp"
-#include "config/show.hpp"
-#include "interchange/peft_mapping.hpp"
+#include "config/tools/show.hpp"
+#include "formats/peft_mapping.hpp"
 #include "support/fixture.hpp"
 #include "support/paths.hpp"
 #include "support/worlds.hpp"
-#include "train/adapters.hpp"
-#include "train/loaded_model.hpp"
-#include "train/loop.hpp"
-#include "train/peft_files.hpp"
-#include "train/stored_adapters.hpp"
+#include "train/adapters/adapters.hpp"
+#include "train/inference/loaded_model.hpp"
+#include "train/trainer/loop.hpp"
+#include "train/adapters/peft_files.hpp"
+#include "train/adapters/stored_adapters.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -26,7 +26,7 @@ using test::world;
 
 namespace {
 
-const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/interchange";
+const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/formats";
 constexpr int64_t kSequence = 13;
 
 struct Case {

@@ -1,5 +1,5 @@
 // Memory foretold and measured, what fits, the table of operations and the trace.
-#include "train/profile.hpp"
+#include "train/trainer/profile.hpp"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -11,13 +11,13 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "config/resolve.hpp"
+#include "config/core/resolve.hpp"
 #include "models/registry.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
-#include "train/fit.hpp"
-#include "train/loop.hpp"
-#include "train/stop.hpp"
+#include "train/trainer/fit.hpp"
+#include "train/trainer/loop.hpp"
+#include "train/trainer/stop.hpp"
 
 using namespace capstan;
 using namespace capstan::train;

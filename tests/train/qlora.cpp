@@ -3,8 +3,8 @@
 
 #include "support/devices.hpp"
 #include "support/tiny.hpp"
-#include "train/estimate.hpp"
-#include "train/loop.hpp"
+#include "train/trainer/estimate.hpp"
+#include "train/trainer/loop.hpp"
 
 using namespace capstan;
 using namespace capstan::train;

@@ -11,8 +11,8 @@
 #include "support/shards.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
-#include "train/loop.hpp"
-#include "train/shard_rectangles.hpp"
+#include "train/trainer/loop.hpp"
+#include "train/trainer/shard_regions.hpp"
 
 using namespace capstan;
 using namespace capstan::train;

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "config/resolve.hpp"
-#include "train/progress.hpp"
-#include "train/recipe.hpp"
+#include "config/core/resolve.hpp"
+#include "train/trainer/progress.hpp"
+#include "train/trainer/recipe.hpp"
 #include "train/records/metrics.hpp"
-#include "train/trainer.hpp"
+#include "train/trainer/trainer.hpp"
 
 namespace capstan::testing {
 

@@ -8,8 +8,8 @@
 #include "runs.hpp"
 #include "support/errors.hpp"
 #include "support/temporary_directory.hpp"
-#include "train/loop.hpp"
-#include "train/run_schedule.hpp"
+#include "train/trainer/loop.hpp"
+#include "train/trainer/run_schedule.hpp"
 
 using namespace capstan;
 using namespace capstan::train;

@@ -9,14 +9,14 @@
 
 #include "base/text.hpp"
 #include "comm/reduce.hpp"
-#include "config/show.hpp"
+#include "config/tools/show.hpp"
 #include "support/paths.hpp"
 #include "tests/support/worlds.hpp"
-#include "train/evaluate.hpp"
-#include "train/generate.hpp"
-#include "train/loaded_model.hpp"
-#include "train/loop.hpp"
-#include "train/recipe.hpp"
+#include "train/inference/evaluate.hpp"
+#include "train/inference/generate.hpp"
+#include "train/inference/loaded_model.hpp"
+#include "train/trainer/loop.hpp"
+#include "train/trainer/recipe.hpp"
 
 using namespace capstan;
 using namespace capstan::train;

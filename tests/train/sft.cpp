@@ -8,7 +8,7 @@
 #include "support/temporary_directory.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
-#include "train/loop.hpp"
+#include "train/trainer/loop.hpp"
 
 using namespace capstan;
 using namespace capstan::train;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "config/types.hpp"
+#include "config/core/types.hpp"
 
 namespace capstan::config {
 

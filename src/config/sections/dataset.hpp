@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/types.hpp"
+#include "config/core/types.hpp"
 
 namespace capstan::config {
 

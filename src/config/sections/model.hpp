@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "config/types.hpp"
+#include "config/core/types.hpp"
 
 namespace capstan::config {
 

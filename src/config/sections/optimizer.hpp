@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "config/sections/common.hpp"
-#include "config/types.hpp"
+#include "config/core/types.hpp"
 
 namespace capstan::config {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/sections/common.hpp"
-#include "config/types.hpp"
+#include "config/core/types.hpp"
 
 namespace capstan::config {
 

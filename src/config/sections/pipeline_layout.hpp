@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/config.hpp"
+#include "config/core/config.hpp"
 
 namespace capstan::config {
 

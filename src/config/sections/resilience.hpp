@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "config/types.hpp"
+#include "config/core/types.hpp"
 
 namespace capstan::config {
 

@@ -1,8 +1,8 @@
 // The field tables of all sections: one describe() for each struct, defined in the section's .cpp.
 #pragma once
 
-#include "config/config.hpp"
-#include "config/field.hpp"
+#include "config/core/config.hpp"
+#include "config/core/field.hpp"
 
 namespace capstan::config {
 

@@ -1,0 +1,108 @@
+# capstan_module(NAME SOURCES … [USES …] [LIBRARIES …] [ONE_THREAD] [FUZZED])
+#   One static library capstan_NAME from the sources of a module. USES names the modules that it uses, LIBRARIES what it
+#   takes from outside (private: no module leaks its libraries' headers). ONE_THREAD: it neither starts threads nor is used by
+#   several; the thread sanitizer has nothing to see there, and its build takes the objects of the release build from ccache. FUZZED: fuzz targets use it.
+function(capstan_module name)
+  cmake_parse_arguments(MODULE "ONE_THREAD;FUZZED" "" "SOURCES;USES;LIBRARIES" ${ARGN})
+  add_library(capstan_${name} STATIC ${MODULE_SOURCES})
+  target_include_directories(capstan_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}
+                                                    ${PROJECT_SOURCE_DIR}/include)
+  foreach(used ${MODULE_USES})
+    target_link_libraries(capstan_${name} PUBLIC capstan_${used})
+  endforeach()
+  target_link_libraries(capstan_${name} PRIVATE ${MODULE_LIBRARIES})
+  if(MODULE_FUZZED)
+    target_compile_options(capstan_${name} PRIVATE ${CAPSTAN_FUZZ_OPTIONS})
+  endif()
+  if(MODULE_ONE_THREAD AND CAPSTAN_SANITIZE STREQUAL "thread")
+    get_target_property(options capstan_${name} COMPILE_OPTIONS)
+    list(REMOVE_ITEM options ${CAPSTAN_SANITIZE_OPTIONS})
+    set_target_properties(capstan_${name} PROPERTIES COMPILE_OPTIONS "${options}")
+  endif()
+endfunction()
+
+# capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [CPU_LEVELS LEVEL …] [LABELS …] [TIMEOUT S] [SERIAL] [OPTIMIZED])
+#   One doctest program test_NAME, registered with CTest. The tests of a module share one program: doctest's main is
+#   compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`), 1 without mpirun;
+#   of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see the fewest and the most ranks. CPU_LEVELS makes the tests NAME_LEVEL, each with
+#   CAPSTAN_CPU=LEVEL; a test whose level this machine lacks is reported as skipped. TIMEOUT: seconds when the test has its
+#   processors for itself, without sanitizers. SERIAL: it measures time, nothing runs beside it.
+#   OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them, and the thread sanitizer leaves
+#   them out.
+function(capstan_test name)
+  cmake_parse_arguments(TEST "SERIAL;OPTIMIZED" "TIMEOUT" "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS" ${ARGN})
+  if(CAPSTAN_SANITIZE AND "slow" IN_LIST TEST_LABELS)
+    return()
+  endif()
+  add_executable(test_${name} ${TEST_SOURCES})
+  target_link_libraries(test_${name} PRIVATE capstan_test_main doctest::doctest ${TEST_LIBRARIES})
+  foreach(used ${TEST_USES})
+    target_link_libraries(test_${name} PRIVATE capstan_${used})
+  endforeach()
+  target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  if(CAPSTAN_SANITIZE STREQUAL "thread" AND TEST_OPTIMIZED)
+    target_compile_options(test_${name} PRIVATE -fno-sanitize=thread)  # its references run on one thread
+  elseif(CAPSTAN_SANITIZE AND NOT TEST_OPTIMIZED)
+    target_compile_options(test_${name} PRIVATE -O0)  # half the time to compile; what is tested keeps its level
+  elseif(CMAKE_BUILD_TYPE STREQUAL "Release")
+    target_compile_options(test_${name} PRIVATE -O1)  # 30 % less time to compile
+    target_compile_definitions(test_${name} PRIVATE CAPSTAN_TIMED=1)  # times mean something here only
+  endif()
+  if(NOT TEST_RANKS)
+    set(TEST_RANKS 1)
+  endif()
+  list(LENGTH TEST_RANKS worlds)
+  if(CAPSTAN_SANITIZE AND worlds GREATER 2)
+    list(SORT TEST_RANKS COMPARE NATURAL)
+    list(GET TEST_RANKS 0 -1 TEST_RANKS)
+  endif()
+  foreach(ranks ${TEST_RANKS})
+    if(ranks EQUAL 1)
+      set(test ${name})
+    elseif(worlds GREATER 1)
+      set(test ${name}_ranks${ranks})
+    else()
+      set(test ${name})
+    endif()
+    capstan_register_test(${test} ${name} ${ranks})
+  endforeach()
+  if("threaded" IN_LIST TEST_LABELS)
+    if(NOT TARGET threaded_tests)
+      add_custom_target(threaded_tests)  # what the thread sanitizer looks at
+    endif()
+    add_dependencies(threaded_tests test_${name})
+  endif()
+endfunction()
+
+# The CTest entries of program test_NAME with that many ranks, by the arguments that capstan_test has parsed.
+function(capstan_register_test test name ranks)
+  set(labels ${TEST_LABELS})
+  set(command $<TARGET_FILE:test_${name}>)
+  if(ranks GREATER 1)
+    list(REMOVE_ITEM labels threaded)  # Open MPI's own threads are none of ours
+    list(APPEND labels ranks)
+    set(command ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${command})
+  endif()
+  set(timeout ${TEST_TIMEOUT})
+  if(NOT timeout AND "slow" IN_LIST labels)
+    set(timeout 1200)
+  elseif(NOT timeout)
+    set(timeout 240)
+  endif()
+  if(CAPSTAN_SANITIZE)
+    math(EXPR timeout "4 * ${timeout}")
+  else()
+    set(levels ${TEST_CPU_LEVELS})
+  endif()
+  if(NOT levels)
+    add_test(NAME ${test} COMMAND ${command})
+    set(tests ${test})
+  endif()
+  foreach(level ${levels})
+    add_test(NAME ${test}_${level} COMMAND ${command})
+    # 77: tests/main.cpp, where the processor lacks the level.
+    set_tests_properties(${test}_${level} PROPERTIES ENVIRONMENT CAPSTAN_CPU=${level} SKIP_RETURN_CODE 77)
+    list(APPEND tests ${test}_${level})
+  endforeach()
+  set_tests_properties(${tests} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${ranks} RUN_SERIAL ${TEST_SERIAL})
+endfunction()

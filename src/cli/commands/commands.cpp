@@ -1,0 +1,18 @@
+#include "cli/commands/commands.hpp"
+
+namespace capstan::cli {
+
+std::span<const Verb* const> all_verbs() {
+  static const Verb* const verbs[] = {
+      &kTrain,           &kCheck,       &kShow,        &kExplain,        &kSchema,
+      &kRecipeLs,        &kRecipeCp,    &kRecipeNew,   &kRecipeFix,      &kRecipeTrim,
+      &kRecipeImport,    &kDataPrepare, &kDataInspect, &kTokenizerTrain, &kTokenizerEncode,
+      &kTokenizerDecode, &kGenerate,    &kEval,        &kMerge,          &kConvert,
+      &kBench,           &kTrace,       &kDiff,        &kRunsPlot,       &kRunsLs,
+      &kRunsShow,        &kSweepPlan,   &kSweepAdd,    &kSweepRun,       &kSweepStatus,
+      &kSweepRetry,      &kSweepTable,  &kSweepPlot,   &kSweepSlurm,     &kSweepAsk,
+      &kSweepTell,       &kCompletion,  &kHelp,        &kVersion};
+  return verbs;
+}
+
+}  // namespace capstan::cli

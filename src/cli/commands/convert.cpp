@@ -1,0 +1,172 @@
+// capstan convert
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/reader.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "formats/convert.hpp"
+#include "train/adapters/export_files.hpp"
+#include "train/adapters/peft_files.hpp"
+#include "train/trainer/recipe.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+using interchange::Written;
+
+constexpr std::string_view kPeft = "peft:";
+
+std::optional<DType> dtype_argument(const Arguments& args) {
+  const auto word = args.value("dtype");
+  if (!word) return std::nullopt;
+  if (*word == "f32") return DType::f32;
+  if (*word == "bf16") return DType::bf16;
+  fail(ErrorCode::usage, "`--dtype " + *word + "`: weights are written as f32 or bf16",
+       "without it they keep their type");
+}
+
+interchange::GgufType gguf_type(const std::string& word) {
+  if (word == "f32") return interchange::GgufType::f32;
+  if (word == "f16") return interchange::GgufType::f16;
+  if (word == "bf16") return interchange::GgufType::bf16;
+  if (word == "q8_0") return interchange::GgufType::q8_0;
+  fail(ErrorCode::usage, "`--type " + word + "` is no type that is written", "f32, f16, bf16 or q8_0");
+}
+
+// "5GB", "500MB", decimal as Transformers has them.
+int64_t shard_bytes(const std::string& text) {
+  for (const auto& [suffix, unit] :
+       {std::pair{"GB", 1e9}, std::pair{"MB", 1e6}, std::pair{"KB", 1e3}, std::pair{"", 1.0}})
+    if (text.ends_with(suffix)) {
+      const auto number =
+          parse_double(std::string_view(text).substr(0, text.size() - std::string_view(suffix).size()));
+      if (number && *number * unit >= 1 && *number * unit < 9e18) return static_cast<int64_t>(*number * unit);
+      break;
+    }
+  fail(ErrorCode::usage, "`--shard-size " + text + "` is no size", "5GB, 500MB or a number of bytes");
+}
+
+Written write_foreign(const Context& context, const interchange::Exported& from, const std::string& to) {
+  const std::string path = to.substr(to.find(':') + 1);
+  if (path.empty()) fail(ErrorCode::usage, "`" + to + "` names nothing");
+  if (to.starts_with("gguf:"))
+    return interchange::write_gguf(from, path, gguf_type(context.args.value("type").value_or("f16")));
+  interchange::HfOptions options;
+  options.dtype = dtype_argument(context.args);
+  if (const auto size = context.args.value("shard-size")) options.shard_bytes = shard_bytes(*size);
+  return interchange::write_hf(from, path, options);
+}
+
+void note_no_tokenizer(const Context& context, const std::string& from, const std::string& to, bool mock) {
+  if (!context.quiet())
+    say("note: " + to + " has no tokenizer, since " + from + " has none" +
+        (mock ? ": its run trained on mock data" : "") + "\n");
+}
+
+Written convert_foreign(const Context& context, const std::string& from, const std::string& to) {
+  const auto model = interchange::ForeignModel::open(from);
+  if (!interchange::is_foreign(to))
+    return interchange::write_checkpoint(*model, to, dtype_argument(context.args));
+  const auto parameters = model->parameters(model->model());
+  const Written written = write_foreign(context, {parameters.get(), model->model(), model->carried()}, to);
+  if (!written.tokenizer) note_no_tokenizer(context, from, to, false);
+  return written;
+}
+
+Written convert_checkpoint(const Context& context, const std::string& from, const std::string& to) {
+  const train::StoredRecipe stored = train::stored_recipe(from, {}, 1);
+  if (stored.resolution.ok() && stored.resolution.config.peft)
+    fail(ErrorCode::usage, "`" + from + "` holds adapters, and no whole model",
+         "peft:DIRECTORY takes them as they are; `capstan merge " + from +
+             " MERGED` makes a whole model that goes to " + to);
+  if (!stored.resolution.ok()) {
+    show_diagnostics(context, stored.resolution);
+    throw Exit{exit_code_of(ErrorCode::config)};
+  }
+  auto reader = checkpoint::Reader::open(stored.checkpoint, checkpoint::Depth::structure);
+  const interchange::Exported exported{&reader, stored.resolution.config.model,
+                                       train::export_files(reader, stored.resolution.config)};
+  const Written written = write_foreign(context, exported, to);
+  if (!written.tokenizer)
+    note_no_tokenizer(context, from, to, stored.resolution.config.dataset.kind == config::DatasetKind::mock);
+  return written;
+}
+
+int run_convert(Context& context) {
+  const std::string &from = context.args.word(0, "FROM"), &to = context.args.word(1, "TO");
+  const bool adapters_in = from.starts_with(kPeft), adapters_out = to.starts_with(kPeft);
+  if (!interchange::is_foreign(from) && !interchange::is_foreign(to) && !adapters_in && !adapters_out)
+    fail(ErrorCode::usage, "neither `" + from + "` nor `" + to + "` belongs to another program",
+         "write hf:DIRECTORY, gguf:FILE or peft:DIRECTORY for the one that does");
+  for (const std::string* name : {&from, &to})
+    if (*name == kPeft) fail(ErrorCode::usage, "`" + *name + "` names nothing", "peft:DIRECTORY");
+  const bool gguf = to.starts_with("gguf:");
+  if (adapters_in && adapters_out)
+    fail(ErrorCode::usage, "`" + from + "` and `" + to + "` are both PEFT's",
+         "copy the directory; a checkpoint of ours is a name without a scheme");
+  if (adapters_in && interchange::is_foreign(to))
+    fail(ErrorCode::usage, "`" + from + "` holds adapters, and " + to + " would be a whole model",
+         "merge them into their base first: capstan merge " + from + " MERGED --base hf:DIRECTORY");
+  if ((adapters_in || adapters_out) && context.args.has("dtype"))
+    fail(ErrorCode::usage, "`--dtype` is of whole models: adapters are kept in fp32");
+  if (context.args.has("base") && !adapters_in && !adapters_out)
+    fail(ErrorCode::usage, "`--base` is of adapters: one of FROM and TO is peft:DIRECTORY then");
+  if (context.args.has("type") && !gguf) fail(ErrorCode::usage, "`--type` is of GGUF files", "gguf:" + to);
+  if (gguf && context.args.has("dtype"))
+    fail(ErrorCode::usage, "`--dtype` is not of GGUF files", "--type bf16");
+  if (context.args.has("shard-size") && !to.starts_with("hf:"))
+    fail(ErrorCode::usage, "`--shard-size` is of safetensors for other programs", "hf:DIRECTORY");
+  const auto base = context.args.value("base");
+  const Written written = adapters_in    ? train::read_peft_files(from, to, base)
+                          : adapters_out ? train::write_peft_files(from, to.substr(kPeft.size()), base)
+                          : interchange::is_foreign(from) ? convert_foreign(context, from, to)
+                                                          : convert_checkpoint(context, from, to);
+  if (context.args.has("json")) {
+    put(nlohmann::ordered_json{{"schema", "capstan.convert/1"},
+                               {"from", from},
+                               {"to", to},
+                               {"model", written.kind},
+                               {"tensors", written.tensors},
+                               {"bytes", written.bytes},
+                               {"files", written.files}}
+            .dump() +
+        "\n");
+  } else if (!context.quiet()) {
+    say(to + ": " + written.kind + ", " + std::to_string(written.tensors) + " tensors, " +
+        human_bytes(static_cast<double>(written.bytes)) + "\n");
+  }
+  return 0;
+}
+
+}  // namespace
+
+const Verb kConvert = {
+    .name = "convert",
+    .purpose = "models and adapters of other programs to checkpoints, and back",
+    .usage = "FROM TO [flags]",
+    .examples = {{"convert hf:SmolLM2-135M smollm2", "safetensors of Hugging Face to a checkpoint"},
+                 {"convert runs/tuned hf:tuned", "a run's newest checkpoint for Transformers"},
+                 {"convert runs/tuned gguf:tuned.gguf --type q8_0", "for llama.cpp and its like"},
+                 {"convert gguf:model.gguf hf:model", ""},
+                 {"convert runs/tuned-lora peft:my-lora", "a run's adapters for PEFT"},
+                 {"convert peft:my-lora adapters --base hf:SmolLM2-135M", "and back"}},
+    .options = {{"dtype", 0, "TYPE", "of all weights: f32 or bf16; default: as they are", "", "f32 bf16"},
+                {"type", 0, "TYPE", "of a GGUF file's matrices; default f16", "", "f32 f16 bf16 q8_0"},
+                {"base", 0, "BASE",
+                 "of adapters: the weights that they stand beside, or in peft: their name"},
+                {"shard-size", 0, "SIZE", "of a safetensors file at most; default 5GB"},
+                {"json", 0, "", "what was written, as one JSON object"}},
+    .details =
+        "FROM and TO are a checkpoint or run, hf:DIRECTORY or gguf:FILE; one of them at least is foreign. "
+        "For\n"
+        "adapters the other side is peft:DIRECTORY.\n"
+        "Nothing is overwritten. `capstan help interchange` says which models there are.\n",
+    .max_words = 2,
+    .run = run_convert,
+};
+
+}  // namespace capstan::cli

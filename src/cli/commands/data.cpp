@@ -1,0 +1,241 @@
+// capstan data prepare | inspect
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "config/core/library.hpp"
+#include "config/sections/data_sources.hpp"
+#include "data/sft_inspect.hpp"
+#include "data/verbs.hpp"
+#include "train/trainer/setup.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+int run_data_prepare(Context& context) {
+  const Arguments& args = context.args;
+  data::PrepareVerb verb;
+  verb.inputs = args.words();
+  if (verb.inputs.empty()) fail(ErrorCode::usage, "FILE is missing", "name the files or directories to read");
+  verb.output = args.required("output");
+  const NamedTokenizer tokenizer = tokenizer_argument(context);
+  verb.tokenizer = tokenizer.name;
+  verb.loaded = tokenizer.tokenizer;
+  verb.overwrite = args.has("overwrite");
+  if (const auto keys = args.value("json-keys")) {
+    verb.json_keys.clear();
+    for (const std::string_view key : split(*keys, ',')) verb.json_keys.emplace_back(key);
+  }
+  verb.append_eod = args.has("append-eod");
+  verb.eod = args.value("eod");
+  verb.format = args.value("format").value_or("auto");
+  verb.documents = args.value("documents").value_or("auto");
+  verb.separator = args.value("separator");
+  verb.on_bad_line = args.value("on-bad-line").value_or("fail");
+  verb.workers = static_cast<int>(args.integer("workers", 0, 1024).value_or(0));
+
+  Progress progress(!context.quiet(), context.color_err);
+  progress.plain_status_every(std::chrono::seconds(10));
+  progress.line("reading " + std::to_string(verb.inputs.size()) +
+                (verb.inputs.size() == 1 ? " input" : " inputs"));
+  verb.progress = [&](const data::PrepareProgress& now) { progress.status(data::to_text(now)); };
+  const data::PrepareResult result = data::run_prepare(verb);
+  for (const std::string& bad : result.reports) progress.warning("skipped: " + bad);
+  put(args.has("json") ? data::to_json(result) + "\n" : data::to_text(result));
+  return 0;
+}
+
+void refuse(const Arguments& args, std::initializer_list<const char*> options, const std::string& why,
+            const std::string& help = {}) {
+  for (const char* option : options)
+    if (args.has(option)) fail(ErrorCode::usage, std::string("`--") + option + "` " + why, help);
+}
+
+void put_report(const Context& context, const data::SftReport& report) {
+  put(context.args.has("json") ? data::to_json_report(report) + "\n"
+                               : data::to_text_report(report, context.color_out));
+}
+
+// A recipe's fine-tuning data, or the file named beside one, as `train` would read them.
+int inspect_recipe(Context& context, const std::string& recipe, const std::optional<std::string>& file) {
+  const Arguments& args = context.args;
+  refuse(args, {"tokenizer", "chat-template", "format", "loss-mode", "seq-length"},
+         "is the recipe's to say: `" + recipe + "`",
+         "override it: tokenizer.tokenizer_model=FILE, tokenizer.chat_template=, dataset.format=, "
+         "dataset.loss_mode=, model.seq_length=");
+  config::Request request;
+  request.recipe = recipe;
+  if (file)
+    for (const std::string& text :
+         {std::string("dataset=sft"), "dataset.train_files=[" + capstan::quoted(*file) + "]"})
+      request.overrides.push_back(config::Override::token(text));
+  request.overrides.insert(request.overrides.end(), args.overrides().begin(), args.overrides().end());
+  const config::Resolution resolution = config::resolve(request);
+  show_diagnostics(context, resolution);
+  if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
+  const config::DatasetConfig& dataset = resolution.config.dataset;
+  if (dataset.kind != config::DatasetKind::sft) {
+    std::string prefixes;
+    if (dataset.kind == config::DatasetKind::gpt) {
+      const auto sources = config::data_sources(dataset);
+      for (const auto& source : sources.splits[0]) prefixes += " " + source.prefix;
+    }
+    fail(ErrorCode::usage, "the data of `" + recipe + "` are no fine-tuning samples",
+         prefixes.empty() ? "they are generated; name a prefix or a file"
+                          : "look at the dataset itself: capstan data inspect" + prefixes);
+  }
+  const auto tokenizer = train::load_tokenizer(resolution.config);
+  data::SftOptions options = train::sft_options(resolution.config, *tokenizer);
+  if (file) {
+    options.valid_files.clear(), options.test_files.clear();
+    options.split = "1,0,0";
+  }
+  options.on_bad_line = data::OnBadLine::skip;
+  const auto report = data::inspect_sft(*data::build_sft_datasets(options)[0], *tokenizer,
+                                        args.integer("samples", 0, 1'000'000).value_or(3),
+                                        args.integer("sample-tokens", 0, 1'000'000).value_or(512));
+  put_report(context, report);
+  return 0;
+}
+
+void refuse_overrides(const Arguments& args, const std::string& way) {
+  if (args.overrides().empty()) return;
+  const std::string& text = args.overrides().front().text;
+  fail(ErrorCode::usage, "the override `" + text + "` changes a recipe, and none is given", way + text);
+}
+
+int inspect_samples(Context& context, const std::string& file) {
+  const Arguments& args = context.args;
+  refuse(args, {"scan"}, "is for a PREFIX, which `" + file + "` is not");
+  if (const auto recipe = args.value("recipe")) return inspect_recipe(context, *recipe, file);
+  refuse_overrides(args, "capstan data inspect " + file + " --recipe RECIPE ");
+  data::InspectSftVerb verb;
+  verb.file = file;
+  const NamedTokenizer tokenizer = tokenizer_argument(context);
+  verb.tokenizer = tokenizer.name;
+  verb.loaded = tokenizer.tokenizer;
+  verb.chat_template = args.value("chat-template").value_or("");
+  verb.format = args.value("format").value_or("auto");
+  verb.loss_mode = args.value("loss-mode").value_or("assistant");
+  verb.sequence_length = args.integer("seq-length", 1, 1 << 24).value_or(2048);
+  verb.samples = args.integer("samples", 0, 1'000'000).value_or(3);
+  verb.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(512);
+  put_report(context, data::run_inspect_sft(verb));
+  return 0;
+}
+
+bool names_samples(std::string name) {
+  for (const char* packed : {".gz", ".zst"})
+    if (name.ends_with(packed)) name.resize(name.rfind('.'));
+  return name.ends_with(".jsonl") || name.ends_with(".ndjson") || name.ends_with(".json");
+}
+bool names_recipe(const std::string& name) {
+  std::error_code ignored;
+  if (name.ends_with(".yaml") || name.ends_with(".yml")) return true;
+  for (const char* ending : {"", ".idx", "_text_document.idx"})
+    if (std::filesystem::exists(name + ending, ignored)) return false;
+  return config::Library::standard().recipe(name).has_value();
+}
+
+int run_data_inspect(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& what = args.word(0, "PREFIX, FILE.jsonl or RECIPE");
+  if (names_samples(what)) return inspect_samples(context, what);
+  refuse(args, {"recipe", "chat-template", "format", "loss-mode", "seq-length"},
+         "is for a FILE.jsonl, which `" + what + "` is not");
+  if (names_recipe(what)) {
+    refuse(args, {"scan"}, "is for a PREFIX, which `" + what + "` is not");
+    return inspect_recipe(context, what, std::nullopt);
+  }
+  refuse_overrides(args, "capstan data inspect RECIPE ");
+  data::InspectVerb verb;
+  verb.prefix = what;
+  verb.tokenizer = args.value("tokenizer");
+  if (verb.tokenizer) verb.loaded = train::load_tokenizer_files(*verb.tokenizer);
+  verb.samples = args.integer("samples", 0, 1'000'000).value_or(3);
+  verb.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(32);
+  verb.scan_tokens = args.has("scan");
+  const data::DatasetReport report = data::run_inspect(verb);
+  put(args.has("json") ? data::to_json_report(report) + "\n" : data::to_text_report(report));
+  return 0;
+}
+
+}  // namespace
+
+const Verb kDataPrepare = {
+    .name = "data prepare",
+    .purpose = "text or JSON files to an indexed dataset (.bin, .idx)",
+    .usage = "FILE… --tokenizer tokenizer.json --output PREFIX [flags]",
+    .examples = {{"data prepare corpus.jsonl.gz --tokenizer tokenizer.json --append-eod --output data/corpus",
+                  "JSON lines"},
+                 {"data prepare books/ --tokenizer bytes --output data/books",
+                  "a tree of text files, a document each"},
+                 {"data prepare quotes.txt --separator % --tokenizer t.json --output data/quotes",
+                  "documents between lines of `%`"},
+                 {"data prepare *.txt -r quickstart --output data/mine",
+                  "with the tokenizer that a recipe names"}},
+    .options =
+        {{"output", 'o', "PREFIX", "writes PREFIX_text_document.bin and .idx (one pair for each JSON key)"},
+         {"tokenizer", 't', "FILE", "tokenizer.json, a directory with one, or `bytes`"},
+         {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
+         {"append-eod", 0, "", "an end-of-document token after each document"},
+         {"eod", 0, "TOKEN", "which one; default: the tokenizer's own, <|endoftext|>"},
+         {"json-keys", 0, "K,…", "what to take from each JSON object; default: text"},
+         {"format", 0, "FORMAT", "auto (by name), json or text", "", "auto json text"},
+         {"documents", 0, "HOW", "what ends a document of plain text: auto, blank-line, separator or file",
+          "", "auto blank-line separator file"},
+         {"separator", 0, "LINE", "documents are separated by this line (implies --documents separator)"},
+         {"on-bad-line", 0, "WHAT", "fail (default) or skip, and count", "", "fail skip"},
+         {"overwrite", 0, "", "replace datasets of that name"},
+         {"workers", 0, "N", "threads; default: the cores of this process"},
+         {"json", 0, "", "the result as one JSON object"}},
+    .details =
+        "Files ending in .gz or .zst are decompressed on the way. The bytes written depend on the input, "
+        "the\n"
+        "tokenizer and the options, not on the number of threads; they are what Megatron's "
+        "preprocess_data.py\n"
+        "writes. PREFIX_text_document.meta.json beside them records the tokenizer: `train` and `data "
+        "inspect` refuse\n"
+        "another one. Nothing appears under the output names unless all went well.\n",
+    .overrides = true,
+    .max_words = SIZE_MAX,
+    .run = run_data_prepare,
+};
+
+const Verb kDataInspect = {
+    .name = "data inspect",
+    .purpose = "what a dataset holds; of fine-tuning data, which tokens are learned",
+    .usage = "PREFIX|FILE.jsonl|RECIPE [--tokenizer tokenizer.json] [flags]",
+    .examples = {{"data inspect data/corpus_text_document",
+                  "sizes, document lengths, a few documents as ids"},
+                 {"data inspect data/corpus_text_document -t tokenizer.json", "the same documents as text"},
+                 {"data inspect chats.jsonl -t tokenizer.json --chat-template chatml",
+                  "what a model sees and learns of conversations"},
+                 {"data inspect chats.yaml", "the packed rows of a recipe's fine-tuning data"}},
+    .options = {{"tokenizer", 't', "FILE", "show the samples as text; FILE.jsonl: required, or a recipe"},
+                {"recipe", 'r', "RECIPE", "FILE.jsonl: as this recipe would read it; overrides apply to it"},
+                {"chat-template", 0, "NAME",
+                 "FILE.jsonl: a known template or a file; default: the tokenizer's own"},
+                {"format", 0, "FORMAT", "FILE.jsonl: auto (by its keys) or a form of sample", "",
+                 "auto messages sharegpt alpaca prompt_completion text"},
+                {"loss-mode", 0, "MODE", "FILE.jsonl: what is learned; default assistant", "",
+                 "assistant last_turn all"},
+                {"seq-length", 0, "N", "FILE.jsonl: tokens of a row; default 2048"},
+                {"samples", 0, "N", "documents or rows to show, spread over the dataset; default 3"},
+                {"sample-tokens", 0, "N", "tokens of each; default 32, of fine-tuning data 512"},
+                {"scan", 0, "", "PREFIX: read every token and tell the largest"},
+                {"json", 0, "", "as one JSON object"}},
+    .details =
+        "Of fine-tuning data, what is learned is green, or without colours between ⟦ and ⟧. Lines that are "
+        "no\n"
+        "sample are counted and told.\n",
+    .overrides = true,
+    .max_words = 1,
+    .run = run_data_inspect,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,84 @@
+// capstan eval
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/missing.hpp"
+#include "base/text.hpp"
+#include "cli/stored_model.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "train/inference/evaluate.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+int run_eval(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& name = args.word(0, "CHECKPOINT");
+  const std::string file = args.required("text");
+  if (file == "-" && serving_ranks(context) > 1)
+    fail(ErrorCode::usage, "a text from standard input reaches only one rank",
+         "write it to a file and name that");
+  train::EvalOptions options;
+  options.text = read_file(file == "-" ? "/dev/stdin" : file);
+  refuse_lfs_pointer(options.text, file);
+  options.stride = args.integer("stride", 1).value_or(0);
+  options.add_front = !args.has("no-bos");
+  const bool per_token = args.has("per-token");
+  return run_stored_model(context, name, [&](train::LoadedModel& model, bool chief) {
+    if (per_token && chief)
+      options.per_token = [](int32_t id, double logprob) {
+        put("{\"id\":" + std::to_string(id) + ",\"logprob\":" + to_text(logprob) + "}\n");
+      };
+    const train::EvalResult result = train::evaluate_text(model, options);
+    if (!chief) return 0;
+    if (args.has("json") && !per_token) {
+      const nlohmann::ordered_json object = {{"schema", "capstan.eval/1"},
+                                             {"loss", result.loss},
+                                             {"perplexity", result.perplexity},
+                                             {"tokens", result.tokens},
+                                             {"bits_per_byte", result.bits_per_byte}};
+      put(object.dump() + "\n");
+      return 0;
+    }
+    const std::string line = "loss " + fixed(result.loss, 4) + " | perplexity " +
+                             fixed(result.perplexity, 2) + " | " + fixed(result.bits_per_byte, 4) +
+                             " bits/byte | " + with_separators(result.tokens) + " tokens\n";
+    if (per_token) {
+      if (!context.quiet()) say(line);
+    } else {
+      put(line);
+    }
+    return 0;
+  });
+}
+
+}  // namespace
+
+const Verb kEval = {
+    .name = "eval",
+    .purpose = "loss and perplexity of a text under a checkpoint",
+    .usage = "CHECKPOINT|RUN|hf:DIR|gguf:FILE --text FILE [flags]",
+    .examples = {{"eval runs/quickstart --text heldout.txt", "loss, perplexity, bits per byte"},
+                 {"eval hf:SmolLM2-135M --text heldout.txt", "a model of Hugging Face's; gguf:FILE likewise"},
+                 {"eval hf:SmolLM2-135M --adapter my-lora --text heldout.txt", "with an adapter of PEFT's"},
+                 {"eval runs/quickstart --text heldout.txt --per-token",
+                  "one {\"id\":…,\"logprob\":…} for each token"}},
+    .options = {{"text", 0, "FILE", "the text, UTF-8; `-` is standard input"},
+                kAdapter,
+                {"per-token", 0, "", "a JSON line for each predicted token; the logarithm is natural"},
+                {"stride", 0, "N", "tokens by which windows move on; default: the sequence length"},
+                kNoBos,
+                {"json", 0, "", "the result as one JSON object"},
+                kServingRanks},
+    .details = kServingLayout,
+    .overrides = true,
+    .max_words = 1,
+    .run = run_eval,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,114 @@
+// capstan generate
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/stored_model.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "train/inference/generate.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+int run_generate(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& name = args.word(0, "CHECKPOINT");
+  train::GenerateOptions options;
+  options.prompt = args.value("prompt").value_or("");
+  options.chat = args.has("chat");
+  options.system = args.value("system").value_or("");
+  options.add_front = !args.has("no-bos");
+  if (options.chat && !args.value("prompt"))
+    fail(ErrorCode::usage, "`--chat` without a message", "--chat --prompt TEXT");
+  if (!options.chat && args.has("system"))
+    fail(ErrorCode::usage, "`--system` is of chats", "--chat --system TEXT --prompt TEXT");
+  if (options.chat && args.has("no-bos"))
+    fail(ErrorCode::usage, "`--no-bos` is not of chats: their template says what a text begins with");
+  options.max_tokens = args.integer("max-tokens", 1).value_or(100);
+  options.temperature = args.number("temperature", 0, 1000).value_or(1.0);
+  options.top_k = args.integer("top-k", 0).value_or(0);
+  options.top_p = args.number("top-p", 1e-9, 1).value_or(1.0);
+  options.seed = static_cast<uint64_t>(args.integer("seed", 0).value_or(1234));
+  options.stop_at_eod = !args.has("ignore-eod");
+  const bool json = args.has("json");
+
+  return run_stored_model(context, name, [&](train::LoadedModel& model, bool chief) {
+    if (!chief) {  // computes its part in silence
+      train::generate(model, options);
+      return 0;
+    }
+    std::string text;
+    if (!json && !options.chat && !args.has("no-echo")) put(options.prompt);
+    options.on_text = [&](const std::string& piece) {
+      if (json) {
+        text += piece;
+        return;
+      }
+      put(piece);
+      flush_output();
+    };
+    const train::GenerateResult result = train::generate(model, options);
+    const auto note_full = [&] {
+      if (result.context_full && !context.quiet())
+        say("note: the context is full: prompt and answer have the " + std::to_string(result.context_limit) +
+            " tokens of " + result.context_field + ", " + std::to_string(options.max_tokens - result.tokens) +
+            " fewer than --max-tokens asks for\n");
+    };
+    if (json) {
+      const nlohmann::ordered_json object = {
+          {"schema", "capstan.generate/1"},        {"prompt", options.prompt}, {"text", text},
+          {"prompt_tokens", result.prompt_tokens}, {"tokens", result.tokens},  {"ended", result.ended},
+          {"context_full", result.context_full},   {"seconds", result.seconds}};
+      put(object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+      note_full();
+      return 0;
+    }
+    put("\n");
+    finish_output();
+    note_full();
+    if (context.verbosity > 0 && result.seconds > 0)
+      say(std::to_string(result.tokens) + " tokens, " +
+          human_count(static_cast<double>(result.tokens) / result.seconds) + " tokens/s\n");
+    return 0;
+  });
+}
+
+}  // namespace
+
+const Verb kGenerate = {
+    .name = "generate",
+    .purpose = "text from a checkpoint",
+    .usage = "CHECKPOINT|RUN|hf:DIR|gguf:FILE --prompt TEXT [flags]",
+    .examples =
+        {{"generate runs/quickstart --prompt \"The best way to\"", "from its newest checkpoint"},
+         {"generate runs/quickstart --prompt \"Q:\" --temperature 0.7 --top-p 0.9 --max-tokens 60", ""},
+         {"generate runs/smollm2-135m-lora --chat --prompt \"Why is the sky blue?\"",
+          "an answer, by the chat template"},
+         {"generate hf:SmolLM2-135M --prompt \"To be\"", "a model of Hugging Face's; gguf:FILE likewise"},
+         {"generate hf:SmolLM2-135M --adapter my-lora --prompt \"To be\"", "with an adapter of PEFT's"},
+         {"generate runs/quickstart --prompt \"To be\" --temperature 0", "always the likeliest token"}},
+    .options = {{"prompt", 'p', "TEXT", "what to continue; default: begin a document"},
+                {"chat", 0, "",
+                 "the prompt is a message: by the model's chat template; the answer alone is put out"},
+                {"system", 0, "TEXT", "with --chat: what the system says first"},
+                kAdapter,
+                {"max-tokens", 0, "N", "new tokens; default 100"},
+                {"temperature", 0, "T", "0: the likeliest token; default 1"},
+                {"top-k", 0, "K", "only the K likeliest; 0 (default): all"},
+                {"top-p", 0, "P", "only the likeliest that add up to P; default 1"},
+                {"seed", 0, "S", "same seed, same text; default 1234"},
+                {"ignore-eod", 0, "", "go on after the end of a document or answer"},
+                kNoBos,
+                {"no-echo", 0, "", "leave the prompt out of the output"},
+                {"json", 0, "", "the whole text at the end, as one JSON object"},
+                kServingRanks},
+    .details = kServingLayout,
+    .overrides = true,
+    .max_words = 1,
+    .run = run_generate,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,43 @@
+// capstan help
+#include <filesystem>
+
+#include "base/file.hpp"
+#include "cli/help.hpp"
+#include "cli/man.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+
+namespace capstan::cli {
+
+namespace {
+int run_help(Context& context) {
+  const auto directory = context.args.value("man");
+  if (!directory) {
+    put(help_on(context.args.words()));
+    return 0;
+  }
+  const auto pages = man_pages();
+  for (const auto& [name, text] : pages) {
+    const std::filesystem::path file = std::filesystem::path(*directory) / name;
+    std::filesystem::create_directories(file.parent_path());
+    write_file_durably(file, text);
+  }
+  if (!context.quiet()) put(*directory + ": " + std::to_string(pages.size()) + " manual pages\n");
+  return 0;
+}
+}  // namespace
+
+const Verb kHelp = {
+    .name = "help",
+    .purpose = "help on a verb or a topic",
+    .usage = "[VERB | TOPIC] [--man DIR]",
+    .examples = {{"help train", "all flags of a verb"},
+                 {"help overrides", "how fields are changed on the command line"},
+                 {"help", "verbs and topics"}},
+    .options = {{"man", 0, "DIR",
+                 "write the manual pages: man1/capstan.1, one for each verb, man5/capstan-recipe.5"}},
+    .max_words = 2,
+    .run = run_help,
+};
+
+}  // namespace capstan::cli

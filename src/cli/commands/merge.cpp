@@ -1,0 +1,54 @@
+// capstan merge
+#include "checkpoint/file_system.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "train/adapters/merge.hpp"
+#include "train/adapters/stored_adapters.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+int run_merge(Context& context) {
+  const std::string& from = context.args.word(0, "ADAPTER");
+  const std::string& to = context.args.word(1, "CHECKPOINT");
+  // They are for the recipe of a run, where it says what the base is.
+  const auto& overrides = context.args.overrides();
+  if (!overrides.empty() && (context.args.has("base") || train::peft_directory(from)))
+    fail(ErrorCode::usage,
+         "the override `" + overrides.front().text + "` changes the recipe of a run, and " +
+             (context.args.has("base") ? "--base is taken instead" : "`" + from + "` has none"),
+         "leave it out");
+  auto base = train::base_of_adapters(from, context.args.value("base"), overrides);
+  const auto adapters = train::open_adapters(from, base.weights, base.recipe.resolution.config.model);
+  if (adapters.run)
+    for (const std::string& reason : adapters.run->refused)
+      say("warning: not taken: " + reason + "\nwarning: taken instead: `" +
+          adapters.run->checkpoint.string() + "`\n");
+  const train::Merged merged = train::merge_adapters(adapters, base, to, checkpoint::real_file_system());
+  say("adapters of " + std::to_string(merged.layers) + " layers merged into " + merged.checkpoint.string() +
+      "\n");
+  return 0;
+}
+
+}  // namespace
+
+const Verb kMerge = {
+    .name = "merge",
+    .purpose = "a plain checkpoint from adapters and their base",
+    .usage = "ADAPTER CHECKPOINT [--base BASE]",
+    .examples = {{"merge runs/quickstart-lora runs/merged", "then: capstan generate runs/merged --prompt …"},
+                 {"merge peft:adapter merged --base hf:SmolLM2-135M", "then: capstan convert merged hf:DIR"}},
+    .options = {{"base", 0, "BASE", "the weights that the adapters stand beside: CHECKPOINT, RUN or hf:DIR"}},
+    .details =
+        "ADAPTER is a run with `peft`, a checkpoint of one, or a directory of PEFT's. The merged weights go "
+        "to\n"
+        "CHECKPOINT/step-N, with the base's recipe and number formats. Without --base it is where the run "
+        "found "
+        "it,\nor where base_model_name_or_path of adapter_config.json leads.\n",
+    .overrides = true,
+    .max_words = 2,
+    .run = run_merge,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,222 @@
+// capstan recipe ls | cp | new
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/table.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "config/tools/edit.hpp"
+#include "config/tools/emit.hpp"
+#include "config/core/library.hpp"
+#include "text/tokenizer/tokenizer.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+// Presets are grouped by section below configs/.
+std::vector<std::string> preset_sections() {
+  std::vector<std::string> sections;
+  for (const config::LibraryFile& file : config::library_files()) {
+    if (!file.path.starts_with("configs/")) continue;
+    const std::string_view rest = file.path.substr(8);
+    const std::string section(rest.substr(0, rest.find('/')));
+    if (sections.empty() || sections.back() != section) sections.push_back(section);
+  }
+  return sections;
+}
+
+int run_recipe_ls(Context& context) {
+  const config::Library library = config::Library::standard();
+  const std::string section = context.args.words().empty() ? "" : context.args.words()[0];
+  if (!section.empty()) {
+    const auto sections = preset_sections();
+    if (std::find(sections.begin(), sections.end(), section) == sections.end())
+      fail(ErrorCode::usage, "no presets for `" + section + "`", did_you_mean(section, sections));
+  }
+  const auto entries = section.empty() ? library.recipes() : library.presets(section);
+  if (context.args.has("json")) {
+    nlohmann::ordered_json object = {{"schema", "capstan.recipes/1"}};
+    const char* kind = section.empty() ? "recipes" : "presets";
+    object[kind] = nlohmann::ordered_json::array();
+    for (const auto& entry : entries) {
+      nlohmann::ordered_json item = {{"name", entry.name}, {"description", entry.description}};
+      if (!entry.file.empty()) item["file"] = entry.file;
+      object[kind].push_back(std::move(item));
+    }
+    put(object.dump(2) + "\n");
+    return 0;
+  }
+  Table table;
+  for (const auto& entry : entries)
+    table.add({entry.name, entry.description + (entry.file.empty() ? "" : " [" + entry.file + "]")});
+  put(table.text());
+  if (section.empty() && !context.quiet()) {
+    std::string line = "\npresets (capstan recipe ls SECTION):";
+    for (const std::string& name : preset_sections()) line += " " + name;
+    put(line + "\n");
+  }
+  return 0;
+}
+
+int run_recipe_cp(Context& context) {
+  const std::string& name = context.args.word(0, "RECIPE");
+  const std::string& to = context.args.word(1, "FILE");
+  const config::Library library = config::Library::standard();
+  const auto found = library.recipe(name);
+  if (!found) config::fail_no_recipe(library, name);
+  write_new(to, found->file.empty() ? std::string(found->text) : read_file(found->file, uint64_t{4} << 20));
+  put(to + ": a copy of " + found->name + "\n");
+  return 0;
+}
+
+// A directory as a recipe beside `to` names it: relative where it was given so.
+std::string seen_from(const std::filesystem::path& to, const std::string& directory) {
+  namespace fs = std::filesystem;
+  const fs::path given(directory);
+  std::error_code error;
+  const fs::path home = fs::absolute(to, error).parent_path();
+  const fs::path text = given.is_absolute() ? given : fs::absolute(given, error).lexically_relative(home);
+  return text.lexically_normal().string();
+}
+
+bool has_weights(const std::filesystem::path& directory) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error))
+    if (entry.path().extension() == ".safetensors") return true;
+  return false;
+}
+
+bool has_tokenizer(const std::filesystem::path& directory) {
+  try {
+    return data::Tokenizer::load(directory) != nullptr;
+  } catch (const Error&) {
+    return false;  // check says so when the recipe names one
+  }
+}
+
+// Fine-tuning of the model in a Hugging Face directory, on generated tokens until somebody names data.
+std::string recipe_of_directory(const std::string& to, const std::string& directory) {
+  const std::string model = config::yaml_text("hf:" + seen_from(to, directory));
+  const bool weights = has_weights(directory), tokenizer = has_tokenizer(directory);
+  std::string text = "# The model, the tokenizer and the weights of " + directory +
+                     ". See: capstan help recipes, capstan help data\n"
+                     "name: " +
+                     std::filesystem::path(to).stem().string() +
+                     "\n"
+                     "description: one line for listings\n\n"
+                     "model: " +
+                     model +
+                     "\n"
+                     "mixed_precision: bf16_mixed\n"
+                     "ddp: zero1\n"
+                     "train:\n"
+                     "  micro_batch_size: 1\n"
+                     "  global_batch_size: 8\n"
+                     "  train_iters: 100\n"
+                     "optimizer:\n"
+                     "  preset: adamw_finetune\n"
+                     "  lr: 1e-5\n"
+                     "  min_lr_ratio: 0.1\n"
+                     "scheduler:\n"
+                     "  preset: cosine\n"
+                     "  lr_warmup_fraction: 0.05\n";
+  if (weights)
+    text += "checkpoint:\n  pretrained_checkpoint: " + model + "\n  save_interval: 50\n";
+  else
+    text +=
+        "# The directory has no *.safetensors: training begins with random weights.\n"
+        "checkpoint: {save_interval: 50}\n";
+  if (tokenizer)
+    text += "tokenizer:\n  preset: huggingface\n  tokenizer_model: " + model + "\n";
+  else
+    text += "# The directory has no tokenizer that can be read.\ntokenizer: none\n";
+  return text +
+         "\n# Generated tokens: the recipe runs, and learns nothing. In place of them, for example\n"
+         "#   dataset: {preset: sft, train_files: data/chats.jsonl, split: '98,2,0'}\n"
+         "#   dataset: {preset: gpt, data_path: data/corpus_text_document}\n"
+         "dataset: mock\n"
+         "logger: {log_interval: 1}\n";
+}
+
+int new_of_directory(Context& context, const std::string& to, const std::string& directory) {
+  const std::string text = recipe_of_directory(to, directory);
+  config::Request request;
+  request.recipe = to.find('/') == std::string::npos ? "./" + to : to;
+  config::Resolution resolution;
+  static_cast<config::Resolved&>(resolution) = config::resolve_text_into(
+      config::schema(), config::Library::standard(), &resolution.config, request, text);
+  if (!resolution.ok()) show_diagnostics(context, resolution), throw Exit{2};
+  write_new(to, text);
+  put(to + ": the model of " + directory + "; next: capstan train " + shell_quoted(to) + "\n");
+  return 0;
+}
+
+int run_recipe_new(Context& context) {
+  const std::string& to = context.args.word(0, "FILE");
+  const std::string base = context.args.value("from").value_or("quickstart");
+  if (base.starts_with("hf:")) return new_of_directory(context, to, base.substr(3));
+  // The base is resolved first: a recipe that extends nothing would be no beginning.
+  config::Request request;
+  request.recipe = base;
+  const config::Resolution resolution = config::resolve(request);
+  if (!resolution.ok()) show_diagnostics(context, resolution), throw Exit{2};
+  const std::string name = std::filesystem::path(to).stem().string();
+  write_new(to, "# What differs from the recipe `" + base +
+                    "`. See: capstan help recipes, capstan explain SECTION\n"
+                    "extends: " +
+                    base +
+                    "\n"
+                    "name: " +
+                    name +
+                    "\n"
+                    "description: one line for listings\n\n"
+                    "# model: {num_layers: 6}              # fields: capstan explain model\n"
+                    "# mixed_precision: bf16_mixed         # presets: capstan recipe ls mixed_precision\n"
+                    "# optimizer: {lr: 1e-3}\n"
+                    "# train: {train_iters: 1000}\n"
+                    "# dataset: {data_path: data/corpus_text_document}\n"
+                    "# tokenizer: {tokenizer_model: data/tokenizer.json}\n");
+  put(to + ": extends " + base + "; next: capstan check " + shell_quoted(to) + "\n");
+  return 0;
+}
+
+}  // namespace
+
+const Verb kRecipeLs = {
+    .name = "recipe ls",
+    .purpose = "the recipes, or the presets of a section",
+    .usage = "[SECTION] [--json]",
+    .examples = {{"recipe ls", "recipes by name"},
+                 {"recipe ls mixed_precision", "what `mixed_precision=NAME` can choose"}},
+    .options = {{"json", 0, "", "as one JSON object"}},
+    .max_words = 1,
+    .run = run_recipe_ls,
+};
+
+const Verb kRecipeCp = {
+    .name = "recipe cp",
+    .purpose = "copy a named recipe into a file",
+    .usage = "RECIPE FILE",
+    .examples = {{"recipe cp llama3-8b my.yaml", ""}},
+    .max_words = 2,
+    .run = run_recipe_cp,
+};
+
+const Verb kRecipeNew = {
+    .name = "recipe new",
+    .purpose = "begin a recipe: from another one, or from a model on the disk",
+    .usage = "FILE [--from RECIPE|hf:DIR]",
+    .examples = {{"recipe new my.yaml", "extends quickstart"},
+                 {"recipe new big.yaml --from llama3-8b", ""},
+                 {"recipe new mine.yaml --from hf:SmolLM2-135M", "a model of Hugging Face on the disk"}},
+    .options = {{"from", 0, "RECIPE",
+                 "the recipe to extend, default quickstart; or hf:DIR: model, tokenizer and weights there"}},
+    .max_words = 1,
+    .run = run_recipe_new,
+};
+
+}  // namespace capstan::cli

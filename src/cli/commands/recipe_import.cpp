@@ -1,0 +1,212 @@
+// capstan recipe import
+#include <algorithm>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/table.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "config/core/field.hpp"
+#include "importers/import.hpp"
+#include "importers/key_reference.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+using importer::Imported;
+using importer::Why;
+
+constexpr uint64_t kMostBytes = uint64_t{4} << 20;
+
+std::string read_input(const std::string& file) {
+  if (file != "-") return read_file(file, kMostBytes);
+  std::string text(kMostBytes + 1, '\0');
+  std::cin.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(std::cin.gcount()));
+  return text;
+}
+
+importer::Options options_of(const Context& context, const std::string& to) {
+  importer::Options options;
+  if (!to.empty()) options.recipe_name = to;
+  if (const auto name = context.args.value("from"))
+    for (const importer::FormatInfo& info : importer::formats())
+      if (info.name == *name) options.format = info.format;
+  if (const auto base = context.args.value("base")) {
+    const config::Library library = config::Library::standard();
+    if (!library.recipe(*base)) config::fail_no_recipe(library, *base);
+    options.base = *base;
+  }
+  for (const std::string& word : context.args.values("var")) {
+    const size_t equals = word.find('=');
+    if (equals == 0 || equals == std::string::npos)
+      fail(ErrorCode::usage, "`--var " + word + "` gives no variable a value",
+           "write --var NAME=VALUE, or --var 1=VALUE for the script's first argument");
+    options.variables[word.substr(0, equals)] = word.substr(equals + 1);
+  }
+  return options;
+}
+
+std::string place_of(const Imported& imported, const importer::Left& left) {
+  return left.place.known() ? config::place_text(left.place, imported.sources) : std::string();
+}
+
+// Lists whose lines say nothing but a name are told as a number.
+bool only_counted(Why why) {
+  return why == Why::off || why == Why::same;
+}
+
+std::string summary(const Imported& imported) {
+  const auto counted = [](size_t number, const char* what) { return std::to_string(number) + " " + what; };
+  std::string text = imported.sources[0].name + ": " + std::string(importer::info_of(imported.format).title) +
+                     "; " + counted(imported.taken.size(), "taken") + ", " +
+                     counted(imported.assumed.size(), "assumed") + ", " +
+                     counted(imported.left.size(), "left out") + "\n";
+  if (!imported.assumed.empty()) {
+    text += "assumed:\n";
+    Table table;
+    for (const importer::Assumed& one : imported.assumed)
+      table.add({"  " + one.path + ": " + one.value, one.reason});
+    text += table.text();
+  }
+  for (const Why why : {Why::to_fill_in, Why::unknown, Why::value, Why::not_there, Why::theirs, Why::replaced,
+                        Why::no_effect, Why::same, Why::off}) {
+    const auto number = static_cast<size_t>(std::count_if(imported.left.begin(), imported.left.end(),
+                                                          [&](const auto& left) { return left.why == why; }));
+    if (number == 0) continue;
+    text += std::string(importer::why_title(why)) + ":";
+    if (only_counted(why)) {
+      text += " " + std::to_string(number) + " (--json names them)\n";
+      continue;
+    }
+    text += "\n";
+    Table table;
+    for (const importer::Left& left : imported.left) {
+      if (left.why != why) continue;
+      std::string reason = left.reason;
+      for (size_t i = 0; i < left.near.size(); ++i)
+        reason += (i == 0 ? "; similar: `" : ", `") + left.near[i] + "`";
+      const std::string place = place_of(imported, left);
+      table.add({"  " + (place.empty() ? "" : place + " ") + left.key +
+                     (left.value.empty() ? "" : " " + left.value),
+                 reason});
+    }
+    text += table.text();
+  }
+  return text;
+}
+
+nlohmann::ordered_json as_json(const Imported& imported, const std::string& to) {
+  const auto& resolution = imported.resolution;
+  nlohmann::ordered_json object = {{"schema", "capstan.import/1"},
+                                   {"file", imported.sources[0].name},
+                                   {"format", importer::info_of(imported.format).name},
+                                   {"ok", resolution.ok() && !imported.undecided}};
+  if (!to.empty()) object["written"] = to;
+  object["recipe"] = imported.recipe;
+  const auto put_place = [](nlohmann::ordered_json& item, const config::Place& place) {
+    if (place.known()) item["line"] = place.line, item["column"] = place.column;
+  };
+  auto& taken = object["taken"] = nlohmann::ordered_json::array();
+  for (const importer::Taken& one : imported.taken) {
+    nlohmann::ordered_json item = {{"key", one.key}, {"path", one.path}, {"value", one.value}};
+    put_place(item, one.place);
+    taken.push_back(std::move(item));
+  }
+  auto& assumed = object["assumed"] = nlohmann::ordered_json::array();
+  for (const importer::Assumed& one : imported.assumed)
+    assumed.push_back({{"path", one.path}, {"value", one.value}, {"reason", one.reason}});
+  auto& left = object["left"] = nlohmann::ordered_json::array();
+  for (const importer::Left& one : imported.left) {
+    nlohmann::ordered_json item = {
+        {"key", one.key}, {"value", one.value}, {"why", importer::why_name(one.why)}, {"reason", one.reason}};
+    if (!one.near.empty()) item["near"] = one.near;
+    put_place(item, one.place);
+    left.push_back(std::move(item));
+  }
+  config::RenderOptions options;
+  options.format = config::DiagnosticFormat::json;
+  object["diagnostics"] =
+      nlohmann::ordered_json::parse(config::render(resolution.diagnostics, resolution.sources, options));
+  object["refused_by_train"] = nlohmann::ordered_json::array();
+  if (resolution.ok())
+    for (const auto& feature : config::missing_features(config::schema(), &resolution.config))
+      object["refused_by_train"].push_back({{"path", feature.path}, {"reason", feature.reason}});
+  object["hints"] = imported.hints;
+  return object;
+}
+
+// What `train` will not do, and the overrides that get round it.
+void show_refusals(const Imported& imported, const std::string& to) {
+  if (!imported.resolution.ok()) return;
+  const auto missing = config::missing_features(config::schema(), &imported.resolution.config);
+  if (missing.empty()) return;
+  std::string text = "note: sound, but `train` of this version refuses it:\n";
+  for (const auto& feature : missing) text += "  " + feature.path + ": " + feature.reason + "\n";
+  if (!imported.hints.empty()) {
+    text += "help: the nearest that runs: capstan train " + (to.empty() ? "RECIPE" : shell_quoted(to));
+    for (const std::string& hint : imported.hints) text += " " + hint;
+    text += "\n";
+  }
+  say(text);
+}
+
+int run_recipe_import(Context& context) {
+  if (context.args.has("keys")) {
+    put(importer::coming_from_page());
+    return 0;
+  }
+  const std::string& file = context.args.word(0, "FILE");
+  const std::string to = context.args.value("output").value_or("");
+  const Imported imported = importer::import_recipe(read_input(file), file == "-" ? "standard-input" : file,
+                                                    options_of(context, to));
+  if (!to.empty()) write_new(to, imported.recipe);
+  if (context.args.has("json")) {
+    put(as_json(imported, to).dump(2) + "\n");
+  } else {
+    if (to.empty()) put(imported.recipe);
+    if (!context.quiet()) say(summary(imported));
+    show_diagnostics(context, imported.resolution);
+    if (!context.quiet()) show_refusals(imported, to);
+  }
+  return imported.resolution.ok() && !imported.undecided ? 0 : 1;
+}
+
+}  // namespace
+
+const Verb kRecipeImport = {
+    .name = "recipe import",
+    .purpose = "turn another trainer's configuration into a recipe",
+    .usage = "FILE [--from FORMAT] [--base RECIPE] [-o FILE] [--json] | --keys",
+    .examples = {{"recipe import pretrain_gpt.sh -o gpt.yaml", "a Megatron command line"},
+                 {"recipe import ds_config.json --base llama3-8b",
+                  "DeepSpeed's settings on a recipe's model"},
+                 {"recipe import run_config.yaml --json", "the recipe and all lists as one object"}},
+    .options = {{"from", 0, "FORMAT", "what the file is, where its content does not tell", "",
+                 "megatron deepspeed bridge torchtune axolotl training-arguments"},
+                {"base", 0, "RECIPE", "the recipe to extend, for files that say nothing of the model"},
+                {"var", 0, "NAME=VALUE",
+                 "a variable that a script takes from outside (an argument: 1=VALUE); may be repeated", "",
+                 "", true},
+                {"output", 'o', "FILE", "write the recipe there; default standard output"},
+                {"json", 0, "", "the recipe and what was taken, assumed and left out, as one JSON object"},
+                {"keys", 0, "", "print the options of other trainers and their fields as Markdown tables"}},
+    .details =
+        "The text is matched, never executed: variables of a script are filled in, $(commands) are not. A "
+        "branch whose\n"
+        "condition the script does not decide is listed, with the variable to give by --var. What has no\n"
+        "counterpart is listed with its place and the reason. Exit code 1: the recipe has errors, or a "
+        "branch "
+        "is not\n"
+        "decided, because something is to be filled in. `capstan help importing` has the formats.",
+    .max_words = 1,
+    .run = run_recipe_import,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,157 @@
+// capstan runs ls | show
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/missing.hpp"
+#include "base/text.hpp"
+#include "cli/table.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "train/records/metrics.hpp"
+#include "train/records/plot.hpp"
+#include "train/records/run_list.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+std::string step_text(const records::RunSummary& run) {
+  return run.step ? std::to_string(*run.step) : "-";
+}
+
+std::string loss_text(const std::optional<double>& loss) {
+  char text[32];
+  if (!loss) return "-";
+  std::snprintf(text, sizeof text, "%.4f", *loss);
+  return text;
+}
+
+int run_runs_ls(Context& context) {
+  const std::string root = context.args.words().empty() ? "runs" : context.args.words()[0];
+  const auto runs = records::list_runs(root);
+  if (context.args.has("json")) {
+    put("{\"schema\":\"capstan.runs/1\",\"runs\":" + records::to_json(runs) + "}\n");
+    return 0;
+  }
+  if (runs.empty()) {
+    if (!context.quiet()) say("no runs in " + root + "\n");
+    return 0;
+  }
+  Table table;
+  table.add({"RUN", "STATE", "STEP", "LOSS", "STARTED", "RECIPE"});
+  for (const records::RunSummary& run : runs)
+    table.add({run.name, std::string(name_of(run.state)), step_text(run), loss_text(run.last_loss),
+               run.started, run.recipe});
+  put(table.text());
+  return 0;
+}
+
+// A run directory, or the name of one in ./runs.
+std::filesystem::path run_named(const std::string& word) {
+  const std::filesystem::path path = word;
+  if (!records::is_run(path) && records::is_run("runs" / path)) return "runs" / path;
+  std::error_code unknown;
+  if (!std::filesystem::exists(path, unknown)) {
+    auto near = near_paths(word);
+    for (std::string& one : near_paths("runs/" + word)) near.push_back(std::move(one));
+    fail(ErrorCode::not_found, not_found_text("", word),
+         near.empty() ? "name a run directory; `capstan runs ls` lists those in ./runs"
+                      : near_paths_help(near));
+  }
+  return path;
+}
+
+int run_runs_plot(Context& context) {
+  const Arguments& args = context.args;
+  std::vector<std::filesystem::path> runs;
+  for (const std::string& word : args.words()) runs.push_back(run_named(word));
+  if (runs.empty())
+    for (const records::RunSummary& run : records::list_runs("runs")) runs.push_back(run.path);
+  if (runs.empty()) fail(ErrorCode::not_found, "there are no runs in ./runs", "name run directories");
+  const std::string file = args.value("output").value_or("runs.html");
+  write_file_durably(file, records::plot_html(runs));
+  put(file + "\n");
+  return 0;
+}
+
+int run_runs_show(Context& context) {
+  const std::filesystem::path path = run_named(context.args.word(0, "RUN"));
+  const records::RunSummary run = records::summarise(path);
+  const records::RunDetails details = records::details_of(path);
+  if (context.args.has("json")) {
+    put("{\"schema\":\"capstan.run_summary/1\",\"run\":" + records::to_json(run, details) + "}\n");
+    return 0;
+  }
+  Table table;
+  table.add({"run", run.path.string()});
+  table.add({"state", std::string(name_of(run.state)) + (run.reason.empty() ? "" : ": " + run.reason)});
+  table.add({"recipe", run.recipe});
+  table.add({"started", run.started});
+  if (!run.ended.empty()) table.add({"ended", run.ended});
+  table.add({"step", step_text(run)});
+  // Where the run has gone on since: the step to which a value belongs.
+  const std::string at = run.logged_step && run.logged_step != run.step
+                             ? ", step " + std::to_string(*run.logged_step)
+                             : std::string();
+  table.add({"loss", loss_text(run.last_loss) + at});
+  if (details.validation_loss)
+    table.add({"validation", "loss " + loss_text(details.validation_loss) +
+                                 (details.perplexity ? ", perplexity " + fixed(*details.perplexity, 2) : "") +
+                                 ", step " + std::to_string(*details.validation_step)});
+  if (!run.file.data.empty()) table.add({"data", run.file.data});
+  if (details.tokens) table.add({"tokens", human_count(static_cast<double>(*details.tokens)) + at});
+  if (run.file.seed) table.add({"seed", std::to_string(*run.file.seed)});
+  if (run.file.ranks > 0)
+    table.add({"layout", run.file.layout + ", " + std::to_string(run.file.ranks) +
+                             (run.file.ranks == 1 ? " rank" : " ranks")});
+  if (details.tokens_per_second)
+    table.add({"tokens/s", human_count(*details.tokens_per_second) +
+                               (details.mfu ? ", MFU " + fixed(100 * *details.mfu, 0) + "%" : "")});
+  if (details.memory) table.add({"memory", human_bytes(*details.memory)});
+  std::string steps;
+  for (const int64_t step : run.checkpoints) steps += (steps.empty() ? "" : ", ") + std::to_string(step);
+  table.add({"checkpoints", steps.empty() ? "none" : steps});
+  put(table.text());
+  return 0;
+}
+
+}  // namespace
+
+const Verb kRunsLs = {
+    .name = "runs ls",
+    .purpose = "the runs of a directory, the latest first",
+    .usage = "[DIR] [--json]",
+    .examples = {{"runs ls", "of ./runs"}, {"runs ls experiments --json", ""}},
+    .options = {{"json", 0, "", "as one JSON object"}},
+    .max_words = 1,
+    .run = run_runs_ls,
+};
+
+const Verb kRunsPlot = {
+    .name = "runs plot",
+    .purpose = "curves of runs as one HTML page",
+    .usage = "[RUN …] [-o FILE]",
+    .examples = {{"runs plot", "every run in ./runs, into runs.html"},
+                 {"runs plot quickstart runs/b -o two.html", "two of them"}},
+    .options = {{"output", 'o', "FILE", "where to; default runs.html"}},
+    .details =
+        "Loss with validation, gradient norm, learning rate, tokens/s, MFU and memory, with smoothing, "
+        "logarithmic axes "
+        "and the\nvalues at the pointer. The page needs no network.\n",
+    .max_words = SIZE_MAX,
+    .run = run_runs_plot,
+};
+
+const Verb kRunsShow = {
+    .name = "runs show",
+    .purpose = "one run: state, last step, validation, data, layout, checkpoints",
+    .usage = "RUN [--json]",
+    .examples = {{"runs show runs/quickstart", ""}, {"runs show quickstart", "the same, by name"}},
+    .options = {{"json", 0, "", "as one JSON object"}},
+    .max_words = 1,
+    .run = run_runs_show,
+};
+
+}  // namespace capstan::cli

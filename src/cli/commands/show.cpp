@@ -1,0 +1,144 @@
+// capstan show
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/grid_text.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/step_text.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "config/tools/show.hpp"
+#include "parallel/schedule.hpp"
+#include "train/trainer/fit.hpp"
+#include "train/trainer/setup.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+// The step of the pipeline by the clock: what it waits, what it holds, and a picture as wide as the terminal.
+std::string pipeline_text(const config::Config& config) {
+  const parallel::PipelineShape shape =
+      train::pipeline_shape(config, config.train.num_microbatches.value_or(1));
+  const parallel::Schedule schedule = parallel::make_schedule(shape);
+  const parallel::ScheduleRun run = parallel::simulate(shape, schedule);
+  const int64_t work = run.ticks - run.idle[0];
+  std::string text = std::string(shape.chunks > 1          ? "interleaved 1F1B"
+                                 : shape.all_forward_first ? "GPipe"
+                                                           : "1F1B") +
+                     ": " + std::to_string(shape.ranks) + " pipeline ranks, " + std::to_string(shape.chunks) +
+                     (shape.chunks > 1 ? " chunks" : " chunk") + " each, " +
+                     std::to_string(shape.micro_batches) + " micro-batches\n" + std::to_string(run.ticks) +
+                     " ticks, a forward pass 1, a backward pass 2; " + std::to_string(run.idle[0]) +
+                     " of them idle on each rank (bubble " +
+                     fixed(100.0 * static_cast<double>(run.idle[0]) / static_cast<double>(work), 1) +
+                     "% of the work)\nmost held between forward and backward, by rank:";
+  for (const int64_t live : run.live) text += " " + std::to_string(live);
+  text += shape.chunks > 1 ? " micro-batches of one chunk\n" : " micro-batches\n";
+  return text + parallel::draw(shape, schedule, run, std::max<int64_t>(40, terminal_columns() - 10));
+}
+
+// --grid, --schedule and --step, as many as were asked for, in this order.
+void show_layout(const Arguments& args, const config::Config& config, std::optional<int64_t> rank) {
+  std::string text;
+  const auto add = [&](const char* flag, const auto& part) {
+    if (args.has(flag)) text += (text.empty() ? "" : "\n") + part();
+  };
+  add("grid", [&] { return grid_text(train::mesh_sizes(config, config.dist.world_size), rank); });
+  add("schedule", [&] { return pipeline_text(config); });
+  add("step", [&] { return step_text(config, rank); });
+  put(text);
+}
+
+int run_show(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& recipe = args.word(0, "RECIPE");
+  const std::string format = args.value("format").value_or("yaml");
+  const bool layout = args.has("schedule") || args.has("grid") || args.has("step");
+  if (args.count("origin") + args.count("minimal") + args.count("format") + args.count("json") +
+          static_cast<size_t>(layout) >
+      1)
+    fail(ErrorCode::usage,
+         layout ? "--grid, --schedule and --step show a layout: --origin, --minimal, --format and --json do "
+                  "not go with them"
+                : "--origin, --minimal, --format and --json exclude each other");
+  if (layout && args.words().size() > 1)
+    fail(ErrorCode::usage, "--grid, --schedule and --step show the whole recipe and take no PATH");
+  const auto rank = args.integer("rank", 0);
+  if (rank && !args.has("grid") && !args.has("step"))
+    fail(ErrorCode::usage, "--rank R says whose place --grid shows, and whose memory --step",
+         "add --grid or --step");
+
+  config::ShrunkFrom shrunk_from;
+  const config::Resolution resolution =
+      require_recipe(context, recipe, ranks_argument(context), &shrunk_from);
+  if (args.has("shrink") && !context.quiet() && !args.has("json"))
+    say("--shrink changes:\n" + shrunk_changes(shrunk_from, resolution));
+  if (layout) {
+    show_layout(args, resolution.config, rank);
+    if (args.has("step")) train::check_memory_limit(resolution.config);
+    return 0;
+  }
+  config::ShowOptions options;
+  if (args.words().size() > 1) options.path = args.words()[1];
+  if (args.has("origin")) options.format = config::ShowFormat::origin;
+  if (args.has("minimal")) options.format = config::ShowFormat::minimal;
+  if (format == "json") options.format = config::ShowFormat::json;
+  if (!args.has("json")) {
+    put(config::show(resolution, options));
+    return 0;
+  }
+
+  options.format = config::ShowFormat::json;
+  nlohmann::ordered_json object = {{"schema", "capstan.show/1"}, {"recipe", resolution.recipe_name}};
+  if (!options.path.empty()) object["path"] = options.path;
+  object[options.path.empty() ? "config" : "value"] =
+      nlohmann::ordered_json::parse(config::show(resolution, options));
+  object["presets"] = resolution.presets;
+  if (options.path.empty()) {
+    nlohmann::ordered_json origins = nlohmann::ordered_json::object();
+    for (const auto& [path, origin] : resolution.origins) origins[path] = origin.text;
+    object["origins"] = std::move(origins);
+  }
+  put(object.dump(2) + "\n");
+  return 0;
+}
+
+}  // namespace
+
+const Verb kShow = {
+    .name = "show",
+    .purpose = "the resolved recipe, or one value of it",
+    .usage = "RECIPE [PATH] [a.b=c …] [flags]",
+    .examples = {{"show llama3-8b", "everything, as YAML that is a recipe again"},
+                 {"show llama3-8b model.num_layers", "one value"},
+                 {"show my.yaml --origin", "each leaf, and who said so"},
+                 {"show llama3-70b --schedule", "the order of its pipeline's forward and backward passes"},
+                 {"show llama3-70b --ranks 1024 --grid", "which ranks work together"},
+                 {"show llama3-70b --ranks 1024 --grid --rank 777", "the place and the groups of one"},
+                 {"show gpt2-124m dist.tp=2 dist.pp=2 --ranks 8 --step", "memory and bytes sent, by stage"},
+                 {"show gpt2-124m dist.pp=2 --ranks 4 --grid --schedule --step", "all three"},
+                 {"show llama3-70b --shrink", "scaled down to a laptop, and what that changes"},
+                 {"show my.yaml --minimal", "only what differs from presets and defaults"}},
+    .options = {{"origin", 0, "",
+                 "each leaf with its origin: file:line:col, preset, <cli>:n, derived: formula"},
+                {"minimal", 0, "", "the shortest recipe that resolves to the same"},
+                {"format", 0, "FORM", "yaml (default) or json: plain nested values", "", "yaml json"},
+                {"schedule", 0, "",
+                 "the pipeline's schedule: its bubble, what each rank holds, and a picture"},
+                {"step", 0, "",
+                 "what a step holds and sends: memory by owner, bytes by group, for each pipeline stage"},
+                {"grid", 0, "", "the grids of ranks, dense and expert, and the groups that follow from them"},
+                {"rank", 0, "R",
+                 "with --grid: this rank's coordinates and groups; with --step: what it holds and sends"},
+                {"ranks", 0, "N", "the world size, instead of the recipe's"},
+                {"shrink", 0, "", "the recipe as `train --shrink` runs it, and what that changes"},
+                {"json", 0, "", "values, presets and origins as one JSON object"}},
+    .details = "PATH is a section, a leaf or something inside one; aliases are known.\n",
+    .overrides = true,
+    .max_words = 2,
+    .run = run_show,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,118 @@
+// capstan sweep ask | tell: JSON lines for a search that lives elsewhere.
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/report.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "sweep/ask_tell.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+using nlohmann::ordered_json;
+
+// Answers every line of standard input; what is wrong with one is its answer, and the exit code at the end.
+template <class Answer>
+int converse(Answer answer) {
+  int code = 0;
+  for (std::string line; std::getline(std::cin, line);) {
+    if (trim(line).empty()) continue;
+    try {
+      put(answer(line));
+    } catch (const Error& error) {
+      ordered_json told{{"error", error.message()}};
+      if (!error.help().empty()) told["help"] = error.help();
+      put(told.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+      code = exit_code_of(error.code());
+    }
+    flush_output();
+  }
+  return code;
+}
+
+bool from_input(const Arguments& args) {
+  if (args.words().size() < 2 || args.words()[1] != "-") return false;
+  for (const char* option : {"values", "seed", "value", "step", "state", "reason"})
+    if (args.has(option))
+      fail(ErrorCode::usage, "`--" + std::string(option) + "` and `-`: lines come from standard input");
+  return true;
+}
+
+int run_sweep_ask(Context& context) {
+  const Arguments& args = context.args;
+  sweep::Store store(args.word(0, "DIR"));
+  std::set<std::string> given;
+  if (from_input(args))
+    return converse([&](const std::string& line) { return sweep::ask(store, line, given); });
+  if (args.words().size() > 1)
+    fail(ErrorCode::usage, "unexpected `" + args.words()[1] + "`", "`-` reads lines from standard input");
+  ordered_json request = ordered_json::object();
+  if (const auto values = args.value("values")) {
+    request["values"] = ordered_json::parse(*values, nullptr, false);
+    if (!request["values"].is_object())
+      fail(ErrorCode::usage, "`--values` is no JSON object",
+           R"(for example --values '{"optimizer.lr": 3e-4}')");
+  }
+  if (const auto seed = args.integer("seed", 0)) request["seed"] = *seed;
+  put(sweep::ask(store, request.dump(), given));
+  return 0;
+}
+
+int run_sweep_tell(Context& context) {
+  const Arguments& args = context.args;
+  sweep::Store store(args.word(0, "DIR"));
+  if (from_input(args)) return converse([&](const std::string& line) { return sweep::tell(store, line); });
+  ordered_json request{{"trial", args.word(1, "TRIAL")}};
+  if (const auto value = args.number("value", -1e300, 1e300)) request["value"] = *value;
+  if (const auto step = args.integer("step", 0)) request["step"] = *step;
+  for (const char* option : {"state", "reason"})
+    if (const auto text = args.value(option)) request[option] = *text;
+  put(sweep::tell(store, request.dump()));
+  return 0;
+}
+
+}  // namespace
+
+const Verb kSweepAsk = {
+    .name = "sweep ask",
+    .purpose = "the next trial to do, or one with given values, as JSON lines",
+    .usage = "DIR [- | --values JSON [--seed N]]",
+    .examples = {{"sweep ask sweeps/lr", "the next that is pending"},
+                 {"sweep ask sweeps/lr --values '{\"optimizer.lr\": 3e-4}'",
+                  "one more, checked like any other"},
+                 {"sweep ask sweeps/lr -", "a JSON object a line on standard input, an answer to each"}},
+    .options = {{"values", 0, "JSON", "paths and values of the trial"}, {"seed", 0, "N", "its seed"}},
+    .details =
+        "Answers {\"trial\": ID, \"values\": …, \"recipe\": FILE, \"command\": […]}, or {\"trial\": null} "
+        "when nothing is pending.\n"
+        "Lines on standard input are {} and {\"values\": {…}, \"seed\": N}. A search (Optuna: "
+        "examples/optuna_sweep.py) asks,\n"
+        "runs the command, and reads the result with `sweep tell`.\n",
+    .max_words = 2,
+    .run = run_sweep_ask,
+};
+
+const Verb kSweepTell = {
+    .name = "sweep tell",
+    .purpose = "read or report the result of a trial, as JSON lines",
+    .usage = "DIR TRIAL [--value X [--step N] | --state failed|pruned] [--reason TEXT]; DIR -",
+    .examples = {{"sweep tell sweeps/lr 3f9c1a7e", "how it stands: state, value, step"},
+                 {"sweep tell sweeps/lr 3f9c1a7e --value 2.71", "it was done elsewhere"},
+                 {"sweep tell sweeps/lr -", "a JSON object a line on standard input, an answer to each"}},
+    .options = {{"value", 0, "X", "the metric"},
+                {"step", 0, "N", "at which step; default: the last"},
+                {"state", 0, "STATE", "done, failed or pruned", "", "done failed pruned"},
+                {"reason", 0, "TEXT", "why"}},
+    .details =
+        "Lines on standard input are {\"trial\": ID} to read and {\"trial\": ID, \"value\": X, \"step\": N} "
+        "or\n"
+        "{\"trial\": ID, \"state\": \"failed\", \"reason\": …} to report.\n",
+    .max_words = 2,
+    .run = run_sweep_tell,
+};
+
+}  // namespace capstan::cli

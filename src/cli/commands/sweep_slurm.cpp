@@ -1,0 +1,88 @@
+// capstan sweep slurm
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/launch.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "sweep/slurm.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+int run_sweep_slurm(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& directory = args.word(0, "DIR");
+  sweep::SlurmOptions options;
+  options.program = own_path();
+  if (const auto file = args.value("cluster")) options.cluster = sweep::read_cluster(*file);
+  const sweep::Store store(directory);
+  options.array_max = args.integer("array-max", 1);
+  options.max_parallel = args.integer("max-parallel", 1);
+  const sweep::SlurmPlan plan = sweep::write_slurm(store, options);
+  const bool submit = args.has("submit"), json = args.has("json");
+  nlohmann::ordered_json arrays = nlohmann::ordered_json::array();
+  size_t trials = 0;
+  for (size_t i = 0; i < plan.arrays.size(); ++i) {
+    const sweep::SlurmArray& array = plan.arrays[i];
+    trials += array.tasks.size();
+    std::string job;
+    if (submit) job = sweep::submit_slurm(store, plan, i);
+    if (json)
+      arrays.push_back({{"array", array.number},
+                        {"script", plan.scripts[i]},
+                        {"ranks", array.ranks},
+                        {"tasks", array.tasks},
+                        {"command", plan.commands[i]},
+                        {"job", submit ? nlohmann::ordered_json(job) : nlohmann::ordered_json(nullptr)}});
+    else
+      put(submit ? "job " + job + ": " + plan.scripts[i] + "\n" : command_text(plan.commands[i]) + "\n");
+  }
+  if (json) {
+    put(nlohmann::ordered_json{
+            {"schema", "capstan.sweep-slurm/1"}, {"arrays", arrays}, {"queued", plan.queued}}
+            .dump(2) +
+        "\n");
+    return 0;
+  }
+  if (context.quiet()) return 0;
+  const std::string queued =
+      plan.queued ? ", " + std::to_string(plan.queued) + " are in the queue already" : "";
+  if (plan.arrays.empty())
+    say("nothing to submit: no trial is pending" + queued + "\n");
+  else
+    say(std::to_string(trials) + (trials == 1 ? " trial in " : " trials in ") +
+        std::to_string(plan.arrays.size()) + (plan.arrays.size() == 1 ? " array" : " arrays") +
+        " of at most " + std::to_string(plan.limit) + " (" + plan.limit_from + ")" + queued + "\n" +
+        (submit ? ""
+                : "run the commands above, or add --submit; `capstan sweep status` shows how it goes\n"));
+  return 0;
+}
+
+}  // namespace
+
+const Verb kSweepSlurm = {
+    .name = "sweep slurm",
+    .purpose = "Slurm job arrays for the trials that are still to do",
+    .usage = "DIR [--cluster FILE] [--array-max N] [--max-parallel N] [--submit]",
+    .examples = {{"sweep slurm sweeps/lr", "writes scripts, prints the sbatch commands"},
+                 {"sweep slurm sweeps/lr --cluster cluster.yaml --max-parallel 8 --submit",
+                  "and submits them"}},
+    .options = {{"cluster", 0, "FILE", "partition, account, time … of the cluster"},
+                {"array-max", 0, "N", "trials in one array; default: what scontrol says, else 1000"},
+                {"max-parallel", 0, "N", "tasks of an array at the same time"},
+                {"submit", 0, "", "call sbatch"},
+                {"json", 0, "", "as one JSON object"}},
+    .details =
+        "One array for each set of resources, in DIR/slurm. A task runs one trial; before its time is over "
+        "it saves, goes back\n"
+        "to the queue and continues from its checkpoint. `capstan help sweeps` tells of the cluster's "
+        "file.\n",
+    .max_words = 1,
+    .run = run_sweep_slurm,
+};
+
+}  // namespace capstan::cli

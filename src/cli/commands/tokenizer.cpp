@@ -1,0 +1,187 @@
+// capstan tokenizer train | encode | decode
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "base/thread_pool.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "data/record_reader.hpp"
+#include "text/tokenizer/tokenizer.hpp"
+#include "text/tokenizer/train_bpe.hpp"
+#include "text/tokenizer/verbs.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+int workers(const Arguments& args) {
+  return static_cast<int>(args.integer("workers", 0, 1024).value_or(0));
+}
+
+// The documents of the input files: text as it is, of a JSON object the string under `key`.
+class Documents {
+ public:
+  Documents(const std::vector<std::string>& names, data::RecordOptions options, std::string key)
+      : reader_(data::expand_inputs(names), std::move(options)), key_(std::move(key)) {}
+
+  bool next(std::string& document) {
+    while (at_ == batch_.records.size()) {
+      at_ = 0;
+      if (!reader_.next(batch_, int64_t{4} << 20)) return false;
+    }
+    const data::Record& record = batch_.records[at_++];
+    const std::string place = reader_.files()[static_cast<size_t>(record.file)].path + ":" +
+                              std::to_string(record.line) + ":" + std::to_string(record.column);
+    if (!record.problem.empty()) fail(ErrorCode::format, place + ": " + record.problem);
+    const std::string_view text = batch_.of(record);
+    if (!record.json) return document.assign(text), true;
+    const auto value = nlohmann::json::parse(text, nullptr, false);
+    if (value.is_discarded()) fail(ErrorCode::format, place + ": this is not a JSON value");
+    if (!value.is_object() || !value.contains(key_) || !value[key_].is_string())
+      fail(ErrorCode::format, place + ": no text under `" + key_ + "`",
+           "--json-key names the key that holds the text");
+    document = value[key_].get<std::string>();
+    return true;
+  }
+
+ private:
+  data::RecordReader reader_;
+  std::string key_;
+  data::RecordBatch batch_;
+  size_t at_ = 0;
+};
+
+int run_tokenizer_train(Context& context) {
+  const Arguments& args = context.args;
+  if (args.words().empty()) fail(ErrorCode::usage, "FILE is missing", "name the text files to learn from");
+  data::TrainOptions options;
+  options.vocab_size = args.integer("vocab-size", 257, 1 << 30).value_or(0);
+  if (options.vocab_size == 0) args.required("vocab-size");
+  options.min_frequency = args.integer("min-frequency", 1).value_or(2);
+  options.pre_tokenizer = data::pre_tokenizer_by_name(args.value("pre-tokenizer").value_or("gpt2"));
+  if (const auto special = args.value("special")) {
+    options.special_tokens.clear();
+    for (const std::string_view token : split(*special, ',')) options.special_tokens.emplace_back(token);
+  }
+  const std::filesystem::path output = args.required("output");
+
+  data::RecordOptions records;
+  const std::string how = args.value("documents").value_or(args.has("separator") ? "separator" : "auto");
+  using data::TextSplit;
+  // For learning a vocabulary a file is one long text unless it says otherwise.
+  records.split = how == "blank-line"  ? TextSplit::blank_line
+                  : how == "separator" ? TextSplit::separator
+                                       : TextSplit::file;
+  records.separator = args.value("separator").value_or("%");
+  ThreadPool pool(workers(args));
+
+  Progress progress(!context.quiet(), context.color_err);
+  progress.plain_status_every(std::chrono::seconds(10));
+  progress.line("learning " + std::to_string(options.vocab_size) + " tokens");
+  const auto report = [&](const data::TrainProgress& now) {
+    progress.status(std::string(now.phase) + " " + with_separators(now.done) +
+                    (now.total > 0 ? " of " + with_separators(now.total) : ""));
+  };
+  Documents documents(args.words(), records, args.value("json-key").value_or("text"));
+  const std::string text =
+      data::train_bpe([&](std::string& document) { return documents.next(document); }, options, pool, report);
+  if (output.has_parent_path()) std::filesystem::create_directories(output.parent_path());
+  write_file_durably(output, text);
+  const int64_t learned = data::Tokenizer::from_json(text, output.string())->vocab_size();
+  put(output.string() + ": " + with_separators(learned) + " tokens\n");
+  if (learned < options.vocab_size)
+    progress.line("note: the text has no more pairs that occur " + std::to_string(options.min_frequency) +
+                  " times; --min-frequency 1 would go on");
+  return 0;
+}
+
+int run_tokenizer_encode(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& file = args.word(0, "FILE");
+  const auto tokenizer = tokenizer_argument(context).tokenizer;
+  ThreadPool pool(workers(args));
+  const data::EncodeOptions options{.specials_as_text = args.has("specials-as-text"),
+                                    .add_special = args.has("add-special")};
+  data::encode_file(
+      *tokenizer, file, [](std::string_view text) { put(text); }, pool, {}, options, args.has("places"));
+  return 0;
+}
+
+int run_tokenizer_decode(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& file = args.word(0, "FILE");
+  const auto tokenizer = tokenizer_argument(context).tokenizer;
+  ThreadPool pool(workers(args));
+  data::decode_file(
+      *tokenizer, file, [](std::string_view text) { put(text); }, pool);
+  return 0;
+}
+
+}  // namespace
+
+const Verb kTokenizerTrain = {
+    .name = "tokenizer train",
+    .purpose = "learn a byte-level BPE vocabulary from text",
+    .usage = "FILE… --vocab-size N --output tokenizer.json [flags]",
+    .examples = {{"tokenizer train corpus.txt --vocab-size 32000 --output tokenizer.json", ""},
+                 {"tokenizer train a.jsonl b.jsonl --vocab-size 50000 -o t.json --pre-tokenizer llama3", ""},
+                 {"tokenizer train quotes.txt --separator % --vocab-size 4096 -o t.json",
+                  "documents between lines of `%`"}},
+    .options = {{"vocab-size", 0, "N", "entries in all: special tokens, 256 bytes, merges"},
+                {"output", 'o', "FILE", "the tokenizer.json to write; Hugging Face tokenizers loads it"},
+                {"pre-tokenizer", 0, "NAME", "gpt2 (default), llama3 or qwen2", "", "gpt2 llama3 qwen2"},
+                {"min-frequency", 0, "N", "pairs that are rarer are not merged; default 2"},
+                {"special", 0, "TOKEN,…", "special tokens, the first ids; default <|endoftext|>"},
+                {"documents", 0, "HOW",
+                 "what ends a document of plain text: file (default), blank-line or separator"},
+                {"separator", 0, "LINE", "documents are separated by this line"},
+                {"json-key", 0, "KEY", "of .json and .jsonl files the text under this key; default text"},
+                {"workers", 0, "N", "threads; default: the cores of this process"}},
+    .details = "The same files and options give the same tokenizer.json, whatever the number of threads.\n",
+    .max_words = SIZE_MAX,
+    .run = run_tokenizer_train,
+};
+
+const Verb kTokenizerEncode = {
+    .name = "tokenizer encode",
+    .purpose = "text to token ids, a line at a time",
+    .usage = "FILE --tokenizer tokenizer.json [flags]",
+    .examples = {{"tokenizer encode lines.txt --tokenizer tokenizer.json", "one {\"ids\":[…]} for each line"},
+                 {"tokenizer encode lines.txt -r quickstart", "with the tokenizer of a recipe"}},
+    .options = {{"tokenizer", 't', "FILE",
+                 "tokenizer.json, SentencePiece .model, a directory with one, or `bytes`"},
+                {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
+                {"specials-as-text", 0, "", "special tokens inside the text are ordinary text"},
+                {"add-special", 0, "", "with the special tokens that the tokenizer puts around a text"},
+                {"places", 0, "",
+                 "adds \"places\": the bytes [begin, end) of the line that each id stands for"},
+                {"workers", 0, "N", "threads; default: the cores of this process"}},
+    .details =
+        "Lines end at \\n only, nothing is trimmed; no special tokens are added around a line unless asked "
+        "for.\n",
+    .overrides = true,
+    .max_words = 1,
+    .run = run_tokenizer_encode,
+};
+
+const Verb kTokenizerDecode = {
+    .name = "tokenizer decode",
+    .purpose = "token ids back to text",
+    .usage = "FILE --tokenizer tokenizer.json [flags]",
+    .examples = {{"tokenizer decode ids.jsonl --tokenizer tokenizer.json", "lines of {\"ids\":[…]}"}},
+    .options = {{"tokenizer", 't', "FILE",
+                 "tokenizer.json, SentencePiece .model, a directory with one, or `bytes`"},
+                {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
+                {"workers", 0, "N", "threads; default: the cores of this process"}},
+    .details =
+        "The bytes that the ids stand for are written as they are: decode gives back what encode read.\n",
+    .overrides = true,
+    .max_words = 1,
+    .run = run_tokenizer_decode,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,42 @@
+// capstan trace
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/measured_step.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+int run_trace(Context& context) {
+  const Arguments& args = context.args;
+  const config::Resolution resolution = recipe_for_measuring(context, args.word(0, "RECIPE"));
+  const std::string file = args.value("output").value_or("trace.json");
+  train::Trace trace(0, resolution.config.profiling.record_shapes);
+  const StepRate step = measure_step(shortened(resolution.config, 100), 1, 0, &trace);
+  trace.write(file);
+  put(file + ": " + std::to_string(trace.events()) + " events of " + std::to_string(step.steps) +
+      " steps of " + resolution.recipe_name + " (https://ui.perfetto.dev opens it)\n");
+  return 0;
+}
+
+}  // namespace
+
+const Verb kTrace = {
+    .name = "trace",
+    .purpose = "a few training steps as a Chrome trace of operations",
+    .usage = "RECIPE [a.b=c …] [flags]",
+    .examples = {{"trace quickstart", "on random tokens, into trace.json"},
+                 {"trace gpt2-124m train.micro_batch_size=1 -o small.json",
+                  "one micro-batch of a larger model"}},
+    .options = {{"output", 'o', "FILE", "where to; default trace.json"}},
+    .details =
+        "Each operation has its shapes, FLOPs, bytes and the rate it reached. A run traces itself with\n"
+        "`profiling.trace=true` for the steps from profiling.profile_step_start to profile_step_end.\n",
+    .overrides = true,
+    .max_words = 1,
+    .run = run_trace,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,120 @@
+// capstan train
+#include <signal.h>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/launch.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+#include "train/trainer/recipe.hpp"
+#include "train/trainer/trainer.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+std::string resume_command(const Context& context, const train::Outcome& outcome) {
+  std::vector<std::string> command;
+  bool has_resume = false, has_directory = false;
+  for (const std::string& word : given_command(context)) {
+    has_resume = has_resume || word == "--resume" || word == "--resume=auto";
+    has_directory = has_directory || word == "--run-dir" || word.starts_with("--run-dir=");
+    command.push_back(word);
+  }
+  if (!has_directory) command.insert(command.end(), {"--run-dir", outcome.run_dir.string()});
+  if (!has_resume) command.emplace_back("--resume");
+  return command_text(command);
+}
+
+int run_train(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& recipe = args.word(0, "RECIPE");
+  // A reader of the progress lines that goes away does not end the run.
+  ::signal(SIGPIPE, SIG_IGN);
+
+  const auto nproc = args.integer("nproc", 1, 4096);
+  const comm::LaunchedAs launched = comm::launched_as();
+  const bool chief = launched.rank == 0;
+  if (nproc && *nproc > 1 && recipe == "-")
+    fail(ErrorCode::usage, "a recipe from standard input reaches only one rank",
+         "write it to a file and name that");
+  Context for_diagnostics = context;
+  if (!chief) for_diagnostics.verbosity = -1;
+  const int64_t ranks = nproc ? *nproc : launched.size;
+  config::ShrunkFrom shrunk_from;
+  const config::Resolution resolution = resolve_recipe(context, recipe, ranks, &shrunk_from);
+  if (chief && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
+  if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
+  train::refuse_missing_features(resolution.config);
+  if (nproc && *nproc > 1) return launch_ranks(context, *nproc, resolution.config.train.exit_signal_handler);
+
+  Progress progress(chief && !context.quiet(), context.color_err);
+  progress.line("capstan " CAPSTAN_VERSION ": training " + resolution.recipe_name + " on " +
+                std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"));
+  if (args.has("shrink")) progress.line(shrunk_summary(shrunk_from, resolution));
+  for (const config::HistoryEntry& entry : resolution.history)
+    if (!args.has("shrink") && entry.path == "dist.world_size" &&
+        entry.fate != config::HistoryEntry::Fate::effective && !entry.origin.written.empty() &&
+        entry.origin.written != std::to_string(ranks))
+      progress.line("the recipe asks for " + entry.origin.written + " ranks (" + entry.origin.text +
+                    "), this run has " + std::to_string(ranks));
+
+  const double timeout = resolution.config.resilience.timeout.seconds;
+  return run_in_world(context, timeout, [&](comm::World& world) {
+    train::RunOptions options;
+    options.run_dir = args.value("run-dir").value_or("");
+    if (const auto resume = args.value("resume"))
+      options.resume = *resume == "auto" ? train::Resume::automatic : train::Resume::existing;
+    options.recipe = train::recipe_record(resolution, args.overrides(), command_text(given_command(context)));
+    options.changes_since = [&](const std::string& stored) {
+      return train::changes_since(stored, resolution);
+    };
+    const train::Outcome outcome = train::train(resolution.config, world, options, progress);
+    if (outcome.ended == train::Ended::finished) {
+      if (!outcome.checkpoint.empty() && !args.has("shrink"))
+        progress.line("try: capstan generate " + shell_quoted(outcome.run_dir.string()) + " --prompt TEXT");
+      return 0;
+    }
+    progress.line("continue with: " + resume_command(context, outcome));
+    return 75;
+  });
+}
+
+}  // namespace
+
+const Verb kTrain = {
+    .name = "train",
+    .purpose = "train a model from a recipe, or continue a run",
+    .usage = "RECIPE [a.b=c …] [flags]",
+    .examples = {{"train quickstart", "a named recipe, into runs/quickstart"},
+                 {"train my.yaml optimizer.lr=1e-3 --run-dir runs/a", "a file, one field changed"},
+                 {"train my.yaml --run-dir runs/a --resume", "from its newest checkpoint"},
+                 {"train llama3-70b --shrink",
+                  "two steps of a small model of its kind, to see that it works"},
+                 {"train quickstart --nproc 2", "two ranks on this machine"}},
+    .options = {{"run-dir", 0, "DIR", "where the run is recorded; default runs/NAME"},
+                {"resume", 0, "", "continue the run in that directory; =auto starts it where there is none",
+                 "", "auto"},
+                {"nproc", 0, "N", "start N ranks with mpirun and stay their parent"},
+                {"shrink", 0, "", "scale the recipe down to a laptop: small model, made-up data, two steps"}},
+    .details =
+        "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and "
+        "checkpoints.\n"
+        "An existing one is refused without --resume, and --resume refuses one that is not there;\n"
+        "--resume=auto takes both. A resumed run keeps the schedule of its checkpoint:\n"
+        "capstan help checkpoints.\n"
+        "SIGINT (ctrl-C) and SIGTERM save a checkpoint and end with code 75; a second one ends at once.\n"
+        "`train.exit_interval=N` stops after step N in the same way.\n"
+        "The world size is that of the launch (`mpirun -n 2 capstan train …` or --nproc 2), not the "
+        "recipe's.\n"
+        "--shrink keeps the family of the model, the method and, with as many ranks as it takes, the kind of "
+        "layout:\n"
+        "capstan help recipes. Sizes and lengths on the command line count as they are: "
+        "train.train_iters=20.\n",
+    .overrides = true,
+    .max_words = 1,
+    .run = run_train,
+};
+
+}  // namespace capstan::cli

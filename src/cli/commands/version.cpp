@@ -1,0 +1,45 @@
+// capstan version
+#include <nlohmann/json.hpp>
+
+#include "cli/terminal.hpp"
+#include "cli/commands/commands.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+#if defined(__clang__)
+constexpr const char* kCompiler = "clang " __clang_version__;
+#else
+constexpr const char* kCompiler = "gcc " __VERSION__;
+#endif
+
+int run_version(Context& context) {
+  if (!context.args.has("json")) {
+    put("capstan " CAPSTAN_VERSION "\n");
+    if (context.verbosity > 0 || context.args.has("full"))
+      put(std::string("build     " CAPSTAN_BUILD_TYPE ", ") + kCompiler + "\ndevices   cpu\n");
+    return 0;
+  }
+  const nlohmann::ordered_json object = {{"schema", "capstan.version/1"},
+                                         {"version", CAPSTAN_VERSION},
+                                         {"build", CAPSTAN_BUILD_TYPE},
+                                         {"compiler", kCompiler},
+                                         {"devices", {"cpu"}}};
+  put(object.dump(2) + "\n");
+  return 0;
+}
+
+}  // namespace
+
+const Verb kVersion = {
+    .name = "version",
+    .purpose = "the version of this program",
+    .usage = "[--full | --json]",
+    .examples = {{"version", ""}, {"version --json", "with build type and compiler"}},
+    .options = {{"full", 0, "", "build type, compiler and devices too"},
+                {"json", 0, "", "as one JSON object"}},
+    .run = run_version,
+};
+
+}  // namespace capstan::cli

@@ -1,0 +1,228 @@
+#include "comm/watchdog/publishing_communicator.hpp"
+
+#include <unistd.h>
+
+#include <cstring>
+
+#include "base/error.hpp"
+
+namespace capstan::comm {
+
+Poster::Poster(std::shared_ptr<Board> board, std::vector<int> slots, int rank, const std::string& host)
+    : board_(std::move(board)),
+      slots_(std::move(slots)),
+      mine_(&board_->slot(slots_[static_cast<size_t>(rank)])) {
+  host.copy(mine_->host.data(), mine_->host.size() - 1);
+  mine_->rank = rank;
+  mine_->pid = static_cast<int32_t>(::getpid());
+  mine_->group = -1;
+  mine_->peer = -1;
+  doing(Doing::working);
+}
+
+const Slot* Poster::of(int rank) const {
+  const int slot = slots_[static_cast<size_t>(rank)];
+  return slot < 0 ? nullptr : &board_->slot(slot);
+}
+
+void Poster::call(Call call, int group, int peer, int64_t sequence, int64_t bytes) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  mine_->call.store(static_cast<int32_t>(call), relaxed);
+  mine_->group.store(group, relaxed);
+  mine_->peer.store(peer, relaxed);
+  mine_->sequence.store(sequence, relaxed);
+  mine_->bytes.store(bytes, relaxed);
+}
+
+void Poster::phase(std::string_view text) {
+  std::array<char, 16> characters{};
+  text.copy(characters.data(), characters.size());
+  for (size_t i = 0; i < 2; ++i) {
+    uint64_t part = 0;
+    std::memcpy(&part, characters.data() + 8 * i, 8);
+    mine_->phase[i].store(part, std::memory_order_relaxed);
+  }
+}
+
+int Poster::add_group(const std::string& name, int first) {
+  for (size_t i = 0; i < Slot::kGroups; ++i) {
+    GroupSlot& entry = mine_->groups[i];
+    if (entry.name[0] != '\0') continue;
+    entry.first = first;
+    entry.sequence = 0;
+    for (auto& asked : entry.asked) asked = 0;
+    entry.name.fill('\0');
+    (name.empty() ? std::string("?") : name).copy(entry.name.data(), entry.name.size() - 1);
+    return static_cast<int>(i);
+  }
+  return -1;
+}
+void Poster::remove_group(int index) {
+  if (index >= 0) mine_->groups[static_cast<size_t>(index)].name[0] = '\0';
+}
+
+namespace {
+
+class PostingCommunicator final : public Communicator {
+ public:
+  PostingCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Poster> poster)
+      : inner_(std::move(inner)), poster_(std::move(poster)) {
+    // Who the members are, and where each of them counts this group.
+    int32_t mine[2] = {poster_->rank(), 0};
+    std::vector<int32_t> ranks(static_cast<size_t>(size())), all(ranks.size() * 2);
+    inner_->all_gather(mine, ranks.data(), sizeof mine[0]);
+    entry_ = poster_->add_group(inner_->name(), ranks[0]);
+    mine[1] = entry_;
+    inner_->all_gather(mine, all.data(), sizeof mine);
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      const Slot* slot = poster_->of(all[2 * i]);
+      const int entry = all[2 * i + 1];
+      members_.push_back(
+          {all[2 * i], slot && entry >= 0 ? &slot->groups[static_cast<size_t>(entry)] : nullptr});
+    }
+  }
+  ~PostingCommunicator() override { poster_->remove_group(entry_); }
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  const std::string& name() const override { return inner_->name(); }
+
+  std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override {
+    Posted posted = enter(Call::split, 0, -1);
+    posted.begin_wait();
+    auto part = inner_->split(color, key, name);
+    if (!part->alone()) part = make_posting_communicator(std::move(part), poster_);
+    posted.end_wait();
+    return part;
+  }
+
+  WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes) override {
+    return posted(enter(Call::all_gather, bytes, -1), inner_->start_all_gather(mine, all, bytes));
+  }
+  WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes) override {
+    return posted(enter(Call::all_to_all, bytes, -1), inner_->start_all_to_all(send, receive, bytes));
+  }
+  WorkHandle start_broadcast(void* data, int64_t bytes, int root) override {
+    return posted(enter(Call::broadcast, bytes, -1), inner_->start_broadcast(data, bytes, root));
+  }
+  WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
+    return posted(enter(Call::send, bytes, to), inner_->start_send(data, bytes, to, tag));
+  }
+  WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) override {
+    return posted(enter(Call::receive, bytes, from), inner_->start_receive(data, bytes, from, tag));
+  }
+  void barrier() override {
+    Posted one = enter(Call::barrier, 0, -1);
+    one.begin_wait();
+    inner_->barrier();
+    one.end_wait();
+  }
+  int64_t sent() const override { return inner_->sent(); }
+
+ private:
+  struct Member {
+    int rank;
+    const GroupSlot* entry;  // null on another host
+  };
+
+  // One call on its way. The communicator outlives its work, as that of MPI does.
+  struct Posted {
+    PostingCommunicator* group;
+    Call call;
+    int peer;  // world rank, -1 for a collective
+    int64_t sequence, bytes;
+    void begin_wait() const {
+      group->poster_->call(call, group->entry_, peer, sequence, bytes);
+      group->poster_->doing(Doing::waiting);
+    }
+    void end_wait() const { group->poster_->doing(Doing::working); }
+  };
+  class PostedWork final : public Work {
+   public:
+    PostedWork(const Posted& posted, WorkHandle inner) : posted_(posted), inner_(std::move(inner)) {}
+    ~PostedWork() override {
+      if (!inner_) return;
+      posted_.begin_wait();
+      inner_.reset();
+      posted_.end_wait();
+    }
+    void wait() override {
+      if (!inner_) return;
+      posted_.begin_wait();
+      try {
+        inner_->wait();
+      } catch (Error&) {
+        inner_.reset();
+        posted_.group->compare(posted_, true);
+        throw;
+      }
+      inner_.reset();
+      posted_.end_wait();
+      posted_.group->compare(posted_, false);
+    }
+    bool done() override { return !inner_ || inner_->done(); }
+
+   private:
+    Posted posted_;
+    WorkHandle inner_;
+  };
+
+  WorkHandle posted(const Posted& one, WorkHandle inner) {
+    return std::make_unique<PostedWork>(one, std::move(inner));
+  }
+  // The peer of a message is a rank of the group; the board knows ranks of the world.
+  Posted enter(Call call, int64_t bytes, int peer) {
+    const int world_peer = peer < 0 ? -1 : members_[static_cast<size_t>(peer)].rank;
+    int64_t sequence = 0;
+    if (peer < 0) {
+      sequence = ++entered_;
+      if (entry_ >= 0) {
+        GroupSlot& entry = poster_->mine().groups[static_cast<size_t>(entry_)];
+        entry.asked[static_cast<size_t>(sequence) % GroupSlot::kKept].store(asked_of(call, bytes),
+                                                                            std::memory_order_release);
+        entry.sequence.store(sequence, std::memory_order_release);
+      }
+    }
+    return {this, call, world_peer, sequence, bytes};
+  }
+
+  // Throws where a member of this host asked for something else in the same collective.
+  void compare(const Posted& mine, bool failed) const {
+    constexpr size_t kMost = 16;
+    if (mine.peer >= 0 || (members_.size() > kMost && !failed)) return;
+    const int64_t asked = asked_of(mine.call, mine.bytes);
+    for (const Member& member : members_) {
+      if (!member.entry) continue;
+      const auto kept = [&] {  // its number is still among those that the member keeps
+        const int64_t entered = member.entry->sequence.load(std::memory_order_acquire);
+        return entered >= mine.sequence &&
+               entered < mine.sequence + static_cast<int64_t>(GroupSlot::kKept) - 1;
+      };
+      if (!kept()) continue;
+      const int64_t theirs = member.entry->asked[static_cast<size_t>(mine.sequence) % GroupSlot::kKept].load(
+          std::memory_order_acquire);
+      if (theirs == asked || !kept()) continue;
+      fail(ErrorCode::rank_failure,
+           "ranks disagree about collective " + std::to_string(mine.sequence) + " of group `" + name() +
+               "`: rank " + std::to_string(poster_->rank()) + " asks for " + std::string(name_of(mine.call)) +
+               " of " + std::to_string(mine.bytes) + " bytes, rank " + std::to_string(member.rank) + " for " +
+               std::string(name_of(static_cast<Call>(theirs & 15))) + " of " + std::to_string(theirs >> 4) +
+               " bytes");
+    }
+  }
+
+  std::unique_ptr<Communicator> inner_;
+  std::shared_ptr<Poster> poster_;
+  std::vector<Member> members_;
+  int entry_ = -1;
+  int64_t entered_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_posting_communicator(std::unique_ptr<Communicator> inner,
+                                                        std::shared_ptr<Poster> poster) {
+  return std::make_unique<PostingCommunicator>(std::move(inner), std::move(poster));
+}
+
+}  // namespace capstan::comm

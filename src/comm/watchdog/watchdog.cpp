@@ -1,0 +1,127 @@
+#include "comm/watchdog/watchdog.hpp"
+
+#include <chrono>
+#include <thread>
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <string>
+
+#include "base/file.hpp"
+
+namespace capstan::comm {
+
+namespace {
+
+// Whether the system says that a process is stopped: state T or t in /proc/PID/stat, behind the name in brackets.
+bool is_stopped(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  if (!std::getline(file, text)) return false;
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
+  return text[name_end + 2] == 'T' || text[name_end + 2] == 't';
+}
+
+}  // namespace
+
+Watchdog::Watchdog(Board& board, int self, WatchOptions options)
+    : board_(board), self_(self), options_(std::move(options)) {
+  wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_ < 0) fail(ErrorCode::io, "cannot start the watch on silent ranks: " + system_error_text(errno));
+  for (int i = 0; i < board.ranks(); ++i) {
+    const int pid = board.slot(i).pid;
+    processes_.push_back(i == self || pid <= 0 ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  }
+  gone_.assign(processes_.size(), false);
+  not_before_ = monotonic_ns();
+  // Signals are the main thread's.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { watch(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Watchdog::~Watchdog() {
+  const uint64_t one = 1;
+  if (::write(wake_, &one, sizeof one) == sizeof one) thread_.join();
+  ::close(wake_);
+  for (const int process : processes_)
+    if (process >= 0) ::close(process);
+}
+
+std::vector<Post> Watchdog::look() {
+  std::vector<Post> posts;
+  for (int i = 0; i < board_.ranks(); ++i) {
+    posts.push_back(board_.read(i, not_before_));
+    Post& post = posts.back();
+    post.gone = gone_[static_cast<size_t>(i)];
+    if (i != self_ && post.seconds >= options_.timeout && post.doing != Doing::ended &&
+        post.doing != Doing::absent)
+      post.stopped = is_stopped(post.pid);
+  }
+  const std::lock_guard lock(mutex_);
+  if (!others_) return posts;
+  // Files: less often than memory.
+  if (const int64_t now = monotonic_ns(); now >= next_exchange_) {
+    next_exchange_ = now + static_cast<int64_t>(1e9 * std::clamp(options_.timeout / 8, 0.01, 30.0));
+    others_->write(posts);
+    remote_ = others_->read(options_.timeout);
+  }
+  posts.insert(posts.end(), remote_.begin(), remote_.end());
+  return posts;
+}
+
+void Watchdog::watch() {
+  // A process that ends wakes us at once; the rest is looked at several times within the timeout.
+  const double interval = std::clamp(options_.timeout / 8, 0.01, 1.0);
+  int64_t before = monotonic_ns();
+  while (true) {
+    std::vector<pollfd> events{{wake_, POLLIN, 0}};
+    std::vector<size_t> index{0};
+    for (size_t i = 0; i < processes_.size(); ++i)
+      if (processes_[i] >= 0 && !gone_[i]) events.push_back({processes_[i], POLLIN, 0}), index.push_back(i);
+    ::poll(events.data(), events.size(), static_cast<int>(interval * 1000));
+    if (events[0].revents) return;
+    for (size_t e = 1; e < events.size(); ++e)
+      if (events[e].revents) gone_[index[e]] = true;
+    const int64_t now = monotonic_ns();
+    if (1e-9 * static_cast<double>(now - before) > 2 * interval + 2) not_before_ = now;
+    before = now;
+    board_.slot(self_).heartbeat.fetch_add(1, std::memory_order_relaxed);
+    if (board_.claimed()) continue;  // somebody tells; the launcher ends us
+    if (const auto error = judge(look(), options_.timeout)) found(*error);
+  }
+}
+
+void Watchdog::share(std::unique_ptr<SharedPosts> others) {
+  const std::lock_guard lock(mutex_);
+  others_ = std::move(others);
+}
+
+void Watchdog::found(const Error& error) {
+  if (!board_.claim()) return;
+  bool first = true;  // in the whole world
+  {
+    const std::lock_guard lock(mutex_);
+    if (others_) first = others_->claim();
+  }
+  if (first) {
+    board_.write_report(error);
+    if (!board_.has_parent() && options_.tell) options_.tell(error);
+  }
+  if (options_.leave) return options_.leave();
+  // The launcher, which has seen a dead rank, ends this one too and says which signal it was: it gets the time to.
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  ::_exit(exit_code_of(ErrorCode::rank_failure));
+}
+
+}  // namespace capstan::comm

@@ -1,0 +1,352 @@
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/missing.hpp"
+#include "base/text.hpp"
+#include "config/core/composer.hpp"
+
+namespace capstan::config {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kMaxFiles = 100;           // files of one resolution, each counted as often as it is named
+constexpr int64_t kMaxTotalNodes = 50'000;  // values in all of them
+
+}  // namespace
+
+int Composer::add_source(Source::Kind kind, std::string name, std::string text, std::string directory) {
+  out_.sources.push_back({kind, std::move(name), normalized(std::move(text)), std::move(directory)});
+  return static_cast<int>(out_.sources.size()) - 1;
+}
+
+std::string Composer::directory_of(const std::string& file) {
+  std::error_code ignored;
+  return fs::absolute(fs::path(file), ignored).lexically_normal().parent_path().string();
+}
+
+std::string Composer::canonical(const std::string& file) {
+  std::error_code problem;
+  const fs::path path = fs::weakly_canonical(file, problem);
+  return problem ? file : path.string();
+}
+
+namespace {
+
+void move_to_source(Node& node, int source) {
+  for (Place* place : {&node.place, &node.anchor})
+    if (place->known()) place->source = source;
+  for (auto& place : node.key_places)
+    if (place.known()) place.source = source;
+  for (auto& item : node.items) move_to_source(item, source);
+}
+
+// What comes with the binary is parsed once: a program that resolves many recipes reads the same few presets for each,
+// and that is half of a resolution's time. By content, so that two libraries do not meet.
+std::optional<Node> parse_embedded(int source, const std::vector<Source>& sources,
+                                   std::vector<Diagnostic>& diagnostics) {
+  constexpr size_t kMost = 256;
+  thread_local std::unordered_map<std::string, Node> known;
+  const std::string& text = sources[static_cast<size_t>(source)].text;
+  if (const auto found = known.find(text); found != known.end()) {
+    Node tree = found->second;
+    move_to_source(tree, source);
+    return tree;
+  }
+  const size_t before = diagnostics.size();
+  auto tree = parse_yaml(source, sources, diagnostics);
+  if (tree && diagnostics.size() == before && known.size() < kMost) known.emplace(text, *tree);
+  return tree;
+}
+
+}  // namespace
+
+std::optional<Node> Composer::parse(int source) {
+  const bool embedded = out_.sources[static_cast<size_t>(source)].kind == Source::Kind::embedded;
+  auto tree = embedded ? parse_embedded(source, out_.sources, out_.diagnostics)
+                       : parse_yaml(source, out_.sources, out_.diagnostics);
+  if (!tree) out_.malformed = true;
+  if (tree && (total_nodes_ += tree->size()) > kMaxTotalNodes) {
+    error("C0009", "more than " + std::to_string(kMaxTotalNodes) + " values in all files together",
+          tree->place);
+    out_.malformed = true;
+    return std::nullopt;
+  }
+  return tree;
+}
+
+bool Composer::budget(Place place) {
+  if (++files_ <= kMaxFiles) return true;
+  if (files_ == kMaxFiles + 1)
+    error("C0502", "more than " + std::to_string(kMaxFiles) + " files in one recipe", place);
+  return false;
+}
+
+std::optional<int> Composer::read_named(const std::string& file, const std::string& shown, Place place) {
+  try {
+    return add_source(Source::Kind::file, shown, read_file(file, TreeLimits::kFileBytes), directory_of(file));
+  } catch (const Error& problem) {
+    error("C0001", problem.message(), place).help(problem.help());
+    out_.malformed = true;
+    return std::nullopt;
+  }
+}
+
+void Composer::read_recipe() {
+  const std::string& name = request_.recipe;
+  if (name.empty())
+    fail(ErrorCode::usage, "no recipe is given",
+         "`capstan recipe ls` lists the recipes that come with Capstan");
+  int source = -1;
+  Origin origin;
+  std::string identity;
+  if (name == "-") {
+    std::string text(TreeLimits::kFileBytes + 1, '\0');
+    std::cin.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text.resize(static_cast<size_t>(std::cin.gcount()));
+    if (static_cast<int64_t>(text.size()) > TreeLimits::kFileBytes)
+      fail(ErrorCode::format, "the recipe on standard input is larger than 4 MiB");
+    source = add_source(Source::Kind::file, "<stdin>", std::move(text), current_directory_);
+    origin.root = current_directory_;
+    out_.recipe_name = "stdin";
+  } else if (is_path(name)) {
+    if (name.find("://") != std::string::npos)
+      fail(ErrorCode::usage, "`" + shortened(name) + "` is an address, and recipes are read from files",
+           "download the file and give its path");
+    source = add_source(Source::Kind::file, name, text_ ? *text_ : read_file(name, TreeLimits::kFileBytes),
+                        directory_of(name));
+    origin.root = out_.sources.back().directory;
+    out_.recipe_name = fs::path(name).stem().string();
+    identity = canonical(name);
+  } else {
+    const auto found = library_.recipe(name);
+    if (!found) {
+      std::error_code ignored;
+      if (fs::exists(name, ignored))
+        fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)),
+             "to use the file of that name write `./" + name + "`");
+      fail_no_recipe(library_, name,
+                     "`capstan recipe ls` lists them; a file is given by a path that contains `/` or ends in "
+                     ".yaml");
+    }
+    source = add_found(*found);
+    if (!found->file.empty()) origin.root = out_.sources.back().directory;
+    out_.recipe_name = name;
+    identity = found->file.empty() ? found->name : canonical(found->file);
+  }
+  budget({});
+  std::vector<std::pair<std::string, Place>> ring{{identity, {}}};
+  if (auto tree = parse(source)) read_tree(*tree, source, origin, ring);
+}
+
+int Composer::add_found(const Library::Found& found) {
+  if (found.file.empty())
+    return add_source(Source::Kind::embedded, found.name, std::string(found.text), current_directory_);
+  return add_source(Source::Kind::file, found.name, read_file(found.file, TreeLimits::kFileBytes),
+                    directory_of(found.file));
+}
+
+std::optional<std::string> Composer::inside(const std::string& text, int source, const Origin& origin,
+                                            Place place) {
+  if (text.find('\0') != std::string::npos) {
+    error("C0503", "a file name with a zero byte", place);
+    return std::nullopt;
+  }
+  if (origin.root.empty()) {
+    error("C0503", "a recipe that comes with Capstan cannot name the file `" + shortened(text) + "`", place);
+    return std::nullopt;
+  }
+  const fs::path path = fs::path(out_.sources[static_cast<size_t>(source)].directory) / text;
+  const fs::path target = canonical(path.string()), root = canonical(origin.root);
+  const auto [root_end, ignored] = std::mismatch(root.begin(), root.end(), target.begin(), target.end());
+  if (root_end != root.end()) {
+    error("C0503", "`" + shortened(text) + "` is outside the directory of the recipe", place,
+          "leads to " + target.string())
+        .help("files that a recipe names lie in " + root.string() +
+              " or below; from elsewhere give them with `-f`");
+    return std::nullopt;
+  }
+  return path.lexically_normal().string();
+}
+
+void Composer::read_tree(const Node& tree, int source, const Origin& origin,
+                         std::vector<std::pair<std::string, Place>>& ring) {
+  if (const Node* extends = tree.find("extends")) {
+    if (extends->kind == Node::Kind::scalar)
+      extend(*extends, source, origin, ring);
+    else if (extends->kind == Node::Kind::list)
+      for (const auto& item : extends->items) extend(item, source, origin, ring);
+    else
+      error("C0501", "`extends` takes the name or path of a recipe, or a list of them", extends->place);
+  }
+  if (const Node* version = tree.find("schema"); version && version->text != "capstan/1")
+    error("C0504", "`" + shortened(version->text) + "` is not a recipe format that this version reads",
+          version->place)
+        .help("write `schema: capstan/1`");
+  out_.layers.push_back({origin.rank, {}, origin.base});
+  layer_ = out_.layers.size() - 1;
+  origin_ = &origin;
+  if (const Node* unset = tree.find("unset")) unset_list(*unset);
+  collect(tree);
+  find_duplicates();
+  origin_ = nullptr;
+}
+
+void Composer::extend(const Node& item, int source, const Origin& origin,
+                      std::vector<std::pair<std::string, Place>>& ring) {
+  if (item.kind != Node::Kind::scalar || item.text.empty()) {
+    error("C0501", "`extends` takes the name or path of a recipe, or a list of them", item.place);
+    return;
+  }
+  if (!budget(item.place)) return;
+  std::string identity;
+  std::optional<int> parent;
+  Origin next = origin;
+  if (is_path(item.text)) {
+    const auto file = inside(item.text, source, origin, item.place);
+    if (!file) return;
+    identity = canonical(*file);
+    if (cycle(identity, item, ring)) return;
+    std::error_code ignored;
+    const fs::path shown = fs::path(out_.sources[static_cast<size_t>(source)].name).parent_path() / item.text;
+    parent = read_named(*file, shown.lexically_normal().string(), item.place);
+  } else {
+    const auto found = library_.recipe(item.text);
+    if (!found) {
+      std::vector<std::string> names;
+      for (const auto& entry : library_.recipes()) names.push_back(entry.name);
+      auto& problem = error("C0501", not_found_text("recipe", shortened(item.text)), item.place);
+      for (const auto& near : near_matches(item.text, names)) problem.help("did you mean `" + near + "`?");
+      std::error_code ignored;
+      if (!origin.root.empty() && fs::exists(fs::path(origin.root) / (item.text + ".yaml"), ignored))
+        problem.help("for the file write `" + item.text + ".yaml`");
+      return;
+    }
+    identity = found->file.empty() ? found->name : canonical(found->file);
+    if (cycle(identity, item, ring)) return;
+    next.root = found->file.empty() ? "" : directory_of(found->file);
+    if (origin.rank == Layer::Rank::recipe && !origin.base) {
+      next.base = true;
+      if (out_.extends.empty() || out_.extends.back() != item.text) out_.extends.push_back(item.text);
+    }
+    if (found->file.empty())
+      parent = add_found(*found);
+    else
+      parent = read_named(found->file, found->name, item.place);
+  }
+  if (!parent) return;
+  ring.emplace_back(identity, item.place);
+  if (auto tree = parse(*parent)) read_tree(*tree, *parent, next, ring);
+  ring.pop_back();
+}
+
+bool Composer::cycle(const std::string& identity, const Node& item,
+                     const std::vector<std::pair<std::string, Place>>& ring) {
+  const auto first =
+      std::find_if(ring.begin(), ring.end(), [&](const auto& link) { return link.first == identity; });
+  if (first == ring.end()) return false;
+  const auto shown = [](const std::string& name) { return fs::path(name).filename().string(); };
+  std::string way;
+  for (auto link = first; link != ring.end(); ++link) way += shown(link->first) + " → ";
+  const bool direct = first + 1 == ring.end();
+  auto& problem = error(
+      "C0501",
+      "`" + shown(identity) + "` extends itself" + (direct ? std::string() : ": " + way + shown(identity)),
+      item.place, direct ? "" : "leads back to `" + shown(identity) + "`");
+  for (auto link = first + 1; link != ring.end(); ++link)
+    problem.related(link->second, "`" + shown(link->first) + "` is extended here");
+  problem.help(direct ? "take this line out; to begin from a recipe that comes with Capstan give its name, "
+                        "`capstan recipe ls` lists them"
+                      : "take one of these lines out");
+  return true;
+}
+
+void Composer::collect(const Node& tree) {
+  for (size_t i = 0; i < tree.items.size(); ++i) {
+    std::string key = tree.keys[i];
+    if (key == "extends" || key == "schema" || key == "unset") continue;
+    const auto op = take_plus(key) ? Write::Op::append : Write::Op::set;
+    const Place place = tree.key_places[i];
+    if (key.find('.') != std::string::npos || key.find('[') != std::string::npos) {
+      if (const auto path = parse_path(key, place, out_.diagnostics)) write(*path, tree.items[i], op, place);
+      continue;
+    }
+    ParsedPath path;
+    path.segments.push_back({Segment::Kind::name, key, {}, 0});
+    path.place = place;
+    write(path, tree.items[i], op, place);
+  }
+}
+
+void Composer::unset_list(const Node& unset) {
+  const auto one = [&](const Node& item) {
+    if (item.kind != Node::Kind::scalar) {
+      error("C0501", "`unset` takes paths such as `optimizer.lr`", item.place);
+      return;
+    }
+    if (const auto path = parse_path(item.text, item.place, out_.diagnostics)) reset(*path, nullptr);
+  };
+  if (unset.kind == Node::Kind::list)
+    for (const auto& item : unset.items) one(item);
+  else
+    one(unset);
+}
+
+void Composer::unset_requested() {
+  for (const std::string& path : request_.unset) {
+    CAPSTAN_ASSERT(schema_.find_field(path) || schema_.find_section(path),
+                   "no leaf or section `" + path + "`");
+    for (Write& write : out_.writes)
+      if (write.field->path == path || write.field->section == path) write.take_back(Write::kRequested);
+  }
+}
+
+void Composer::include(const SectionInfo& section, const std::string& file, Place place) {
+  if (!budget(place)) return;
+  std::string path = file;
+  std::string shown = file;
+  if (origin_) {
+    const auto allowed = inside(file, place.source, *origin_, place);
+    if (!allowed) return;
+    path = *allowed;
+    shown = (fs::path(out_.sources[static_cast<size_t>(place.source)].name).parent_path() / file)
+                .lexically_normal()
+                .string();
+  }
+  const auto source = read_named(path, shown, place);
+  if (!source) return;
+  if (auto tree = parse(*source)) write_section(section, *tree, Write::Op::set, place);
+}
+
+void Composer::find_duplicates() {
+  std::map<std::pair<const FieldInfo*, std::string>, const Write*> seen;
+  for (const Write& later : out_.writes) {
+    if (later.layer != layer_ || later.dead) continue;
+    const auto [place, fresh] =
+        seen.emplace(std::pair(later.field, ParsedPath{later.rest, {}}.text()), &later);
+    if (fresh) continue;
+    const Write& first = *place->second;
+    out_.ambiguous.push_back(later.field);
+    if (first.spelling == later.spelling)
+      error("C0104", "`" + later.field->path + "` is given twice in one file", later.place,
+            "given again here")
+          .related(first.place, "first given here");
+    else
+      error(
+          "C0104",
+          "`" + first.spelling + "` and `" + later.spelling + "` are the same leaf, given twice in one file",
+          later.place, "given again here")
+          .related(first.place, "first given here")
+          .help("keep one of them; the canonical name is `" + later.field->path + "`");
+  }
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,175 @@
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "base/utf8.hpp"
+#include "config/core/composer.hpp"
+#include "config/core/external.hpp"
+
+namespace capstan::config {
+
+namespace {
+
+template <class F>
+bool own_later(const std::vector<Write>& soft, const Write& write, const F& is_own) {
+  return std::any_of(soft.begin(), soft.end(),
+                     [&](const Write& other) { return other.field == write.field && is_own(other); });
+}
+
+}  // namespace
+
+void Composer::choose_presets() {
+  std::vector<Write> explicit_writes = std::move(out_.writes);
+  out_.writes.clear();
+  std::vector<Write> own;
+  for (const auto& section : schema_.sections()) {
+    const auto& choices = out_.choices[section.index];
+    if (choices.empty() || choices.back().off || choices.back().preset.empty()) continue;
+    const Choice choice = choices.back();
+    out_.preset_of[section.index] = choice.preset;
+    out_.layers.push_back({Layer::Rank::preset, section.name + "/" + choice.preset});
+    layer_ = out_.layers.size() - 1;
+    std::set<std::string> seen;
+    read_preset(section, choice.preset, choice.place, seen);
+  }
+  // A section's own preset is stronger than what another section's preset says about it.
+  std::vector<Write> soft = std::move(out_.writes);
+  out_.writes.clear();
+  const auto is_own = [&](const Write& write) {
+    return out_.layers[write.layer].preset.starts_with(write.field->section + "/");
+  };
+  for (auto& write : soft)
+    if (!is_own(write)) {
+      for (const auto& other : out_.writes)
+        if (other.field == write.field && other.layer != write.layer && same(other.rest, write.rest) &&
+            !equal(*write.field, other.value, write.value) && !own_later(soft, write, is_own)) {
+          error("C0506", "two presets set `" + write.field->path + "` differently", write.place,
+                "preset " + out_.layers[write.layer].preset)
+              .related(other.place, "preset " + out_.layers[other.layer].preset)
+              .help("set it explicitly in the recipe");
+        }
+      out_.writes.push_back(write);
+    }
+  for (auto& write : soft)
+    if (is_own(write)) out_.writes.push_back(std::move(write));
+  for (auto& write : explicit_writes) out_.writes.push_back(std::move(write));
+}
+
+// A preset that cannot be read: what it would have set is unknown, and everything else is checked all the same.
+Diagnostic& Composer::preset_error(const SectionInfo& section, std::string message, Place place) {
+  out_.unknown_presets[section.index] = true;
+  return error("C0505", std::move(message), place);
+}
+
+bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
+  if (is_foreign_model(section.name, value.text) || is_path(value.text)) return true;
+  if (library_.preset(section.name, value.text)) return true;
+  std::vector<std::string> names;
+  for (const auto& entry : library_.presets(section.name)) names.push_back(entry.name);
+  const size_t colon = value.text.find(':');
+  if (colon != std::string::npos && colon > 0) {  // no name of a preset has one
+    const std::string right = value.text.substr(0, colon) + ": " + value.text.substr(colon + 1);
+    out_.unknown_presets[section.index] = true;
+    auto& problem = error("C0002", "missing space after `:`", value.place);
+    problem.help("write `" + shortened(right) + "`");
+    if (!value.quoted && value.place.length == static_cast<int>(count_code_points(value.text)))
+      problem.replace(value.place, right);
+    return false;
+  }
+  auto& problem = preset_error(
+      section, "`" + section.name + "` has no preset named `" + shortened(value.text) + "`", value.place);
+  const std::string_view text = value.text;
+  if (section.optional &&
+      (text == "None" || text == "none" || text == "off" || text == "no" || text == "false")) {
+    problem.help("`" + section.name + ": null` leaves the section out");
+    return false;
+  }
+  const auto near = near_matches(value.text, names);
+  for (const auto& name : near) problem.help("a preset with a similar name exists: `" + name + "`");
+  if (near.size() == 1) problem.replace(value.place, near[0]);
+  if (near.empty() && !names.empty()) {
+    std::string all;
+    for (size_t i = 0; i < names.size() && i < 6; ++i) all += (i ? ", " : "") + names[i];
+    problem.help("its presets are " + all + (names.size() > 6 ? " and others" : ""));
+  } else if (names.empty()) {
+    problem.help("it has none; write its fields as a mapping");
+  }
+  return false;
+}
+
+void Composer::read_preset(const SectionInfo& section, const std::string& name, Place place,
+                           std::set<std::string>& seen) {
+  if (!budget(place)) return;
+  std::optional<int> source;
+  const bool cli = place.known() && out_.sources[static_cast<size_t>(place.source)].kind == Source::Kind::cli;
+  if (is_foreign_model(section.name, name)) {
+    // Relative to the file that names it.
+    std::string directory;
+    if (place.known()) directory = out_.sources[static_cast<size_t>(place.source)].directory;
+    try {
+      source = add_source(Source::Kind::file, name, foreign_model(absolute_name(name, directory)), {});
+    } catch (const Error& problem) {
+      error("C0001", problem.message(), place).help(problem.help());
+      out_.malformed = true;
+    }
+  } else if (is_path(name)) {
+    std::string file = (std::filesystem::path(request_.directory) / name).string();
+    if (!cli && place.known()) {
+      const Source& from = out_.sources[static_cast<size_t>(place.source)];
+      const Origin origin{from.kind == Source::Kind::embedded ? "" : from.directory, Layer::Rank::preset};
+      const auto allowed = inside(name, place.source, origin, place);
+      if (!allowed) return;
+      file = *allowed;
+    }
+    source = read_named(file, cli ? name : file, place);
+  } else {
+    const auto found = library_.preset(section.name, name);
+    if (!found) {
+      preset_error(section, "`" + section.name + "` has no preset named `" + shortened(name) + "`", place);
+      return;
+    }
+    if (found->file.empty())
+      source = add_found(*found);
+    else
+      source = read_named(found->file, found->name, place);
+  }
+  if (!source) return;
+  if (!seen.insert(name).second) {
+    error("C0501", "the preset `" + section.name + "/" + name + "` extends itself", place);
+    return;
+  }
+  const auto tree = parse(*source);
+  if (!tree) return;
+  if (const Node* extends = tree->find("extends")) {
+    if (extends->kind == Node::Kind::scalar)
+      read_preset(section, extends->text, extends->place, seen);
+    else
+      error("C0501", "`extends` of a preset takes the name of one preset", extends->place);
+  }
+  for (size_t i = 0; i < tree->items.size(); ++i) {
+    std::string key = tree->keys[i];
+    if (key == "extends" || key == "schema") continue;
+    const auto op = take_plus(key) ? Write::Op::append : Write::Op::set;
+    ParsedPath path;
+    path.place = tree->key_places[i];
+    if (key.find('.') == std::string::npos)
+      path.segments.push_back({Segment::Kind::name, section.name, {}, 0});
+    for (const auto part : split(key, '.'))
+      path.segments.push_back({Segment::Kind::name, std::string(part), {}, 0});
+    const auto target = find(path);
+    if (!target) continue;
+    if (!target->field) {
+      error("C0505", "a preset sets fields, not sections", tree->key_places[i]);
+      continue;
+    }
+    if (target->field->no_preset) {
+      error("C0505", "a preset may not set `" + target->field->path + "`", tree->key_places[i]);
+      continue;
+    }
+    add_write(*target, tree->items[i], op, tree->key_places[i]);
+  }
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,122 @@
+// How compose() works: one object per resolution, its parts in files by what they read.
+//
+//   compose.cpp            paths and mappings: which leaf or section is meant, and the list of writes
+//   compose_files.cpp      recipes, `extends`, `unset`, included files, and what a file may name
+//   compose_overrides.cpp  the command line: set, add, append, reset, `-f`
+//   compose_presets.cpp    the presets that sections chose
+//   unknown_key.cpp        what a key that does not exist was meant to be
+//
+// Internal to the room; others include compose.hpp.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "config/core/compose.hpp"
+
+namespace capstan::config {
+
+bool is_path(std::string_view text);           // of a file, not a name: has a "/" or ends in .yaml or .yml
+std::string shortened(std::string_view text);  // at most 80 bytes on one line, for messages
+
+class Composer {
+ public:
+  // text: of the recipe, instead of what its file holds.
+  Composer(const Schema& schema, const Library& library, const Request& request,
+           const std::string* text = nullptr);
+  Composition run();
+
+ private:
+  // The directory that `extends` and `@file` inside a file may not leave; empty for embedded files: names only.
+  struct Origin {
+    std::string root;
+    Layer::Rank rank = Layer::Rank::recipe;
+    bool base = false;  // see Layer::base
+  };
+
+  struct Target {
+    const SectionInfo* section = nullptr;  // a whole section
+    const FieldInfo* field = nullptr;      // or a leaf, and what is below it
+    std::vector<Segment> rest;
+    std::string spelling;
+    bool prefix = false;  // the first part of absolute aliases: `parallel` of `parallel.tp`
+  };
+
+  // paths and mappings (compose.cpp)
+  Diagnostic& error(const char* code, std::string message, Place place, std::string label = {});
+  void unknown(const std::string& section, const std::string& key, Place place);
+  std::optional<Target> find(const ParsedPath& path);
+  void write(const ParsedPath& path, const Node& value, Write::Op op, Place place);
+  void add_write(const Target& target, const Node& value, Write::Op op, Place place);
+  void write_members(const std::string& section, const Node& map);
+  void write_section(const SectionInfo& section, const Node& value, Write::Op op, Place place);
+  static bool take_plus(std::string& key);  // `key+`: append
+  static bool same(const std::vector<Segment>& a, const std::vector<Segment>& b);
+  bool equal(const FieldInfo& field, const Node& a, const Node& b) const;
+  bool alias_prefix(const std::string& name) const { return alias_prefixes_.count(name) > 0; }
+
+  // files (compose_files.cpp)
+  int add_source(Source::Kind kind, std::string name, std::string text, std::string directory);
+  std::optional<Node> parse(int source);
+  bool budget(Place place);
+  // Reads a file named inside another one or on the command line; problems become diagnostics at `place`.
+  std::optional<int> read_named(const std::string& file, const std::string& shown, Place place);
+  static std::string directory_of(const std::string& file);
+  static std::string canonical(const std::string& file);
+  // The file that a recipe names, when it stays inside the recipe's directory.
+  std::optional<std::string> inside(const std::string& text, int source, const Origin& origin, Place place);
+  void read_recipe();
+  int add_found(const Library::Found& found);
+  void read_tree(const Node& tree, int source, const Origin& origin,
+                 std::vector<std::pair<std::string, Place>>& ring);
+  void extend(const Node& item, int source, const Origin& origin,
+              std::vector<std::pair<std::string, Place>>& ring);
+  bool cycle(const std::string& identity, const Node& item,
+             const std::vector<std::pair<std::string, Place>>& ring);
+  void collect(const Node& tree);
+  void unset_list(const Node& unset);
+  void unset_requested();
+  void include(const SectionInfo& section, const std::string& file, Place place);
+
+  // In one file a leaf is given once, whatever it is called.
+  void find_duplicates();
+
+  // command line, and what is imposed on it (compose_overrides.cpp)
+  void read_overrides(const std::vector<Override>& given, const std::string& name, Layer::Rank rank);
+  void include_override(const ParsedOverride& one);
+  void apply(const ParsedOverride& one);
+
+  // On the command line a later override of the same spelling wins, and the earlier one was for nothing. Two spellings of
+  // one leaf have the same rank: they must agree.
+  void replace_earlier();
+
+  // `~path`: a leaf or section goes back to its soft value, an item or key is removed.
+  void reset(const ParsedPath& path, const Node* expected);
+
+  // presets (compose_presets.cpp)
+  void choose_presets();
+  Diagnostic& preset_error(const SectionInfo& section, std::string message, Place place);
+  bool preset_exists(const SectionInfo& section, const Node& value);
+  void read_preset(const SectionInfo& section, const std::string& name, Place place,
+                   std::set<std::string>& seen);
+
+  const Schema& schema_;
+  const Library& library_;
+  const Request& request_;
+  const std::string* text_;
+  Composition out_;
+  std::string current_directory_;
+  std::set<std::string> alias_prefixes_;  // `parallel` of `parallel.tp`
+  const Origin* origin_ = nullptr;        // of the file being read; null on the command line
+  size_t layer_ = 0;
+  size_t files_ = 0;
+  int64_t total_nodes_ = 0;
+  int unknown_ = 0;
+};
+
+}  // namespace capstan::config

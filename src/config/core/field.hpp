@@ -1,0 +1,590 @@
+// The field table: how a section struct tells its names, documentation, limits and effects, once, at run time.
+//
+//   // sections/optimizer.hpp                      // sections/optimizer.cpp
+//   struct OptimizerConfig {                       void describe(Section<OptimizerConfig>& s) {
+//     double lr = 3e-4;                              s.doc("optimizer and its hyper-parameters");
+//     std::optional<double> min_lr;                  s.field("lr", &OptimizerConfig::lr)
+//   };                                                   .doc("peak learning rate").range(0, 1).effect(Effect::math);
+//   void describe(Section<OptimizerConfig>& s);    }
+//
+//   // sections/register.cpp
+//   void register_sections(Schema& s) {
+//     s.section("optimizer", &Config::optimizer);             // S or std::optional<S>
+//     s.derive("model.ffn_hidden_size", "4 * model.hidden_size", derive_ffn);      // void derive_ffn(Config&)
+//     s.rule({.code = "C0301", .name = "heads_divide_hidden", .doc = "…", .reads = {"model.hidden_size", …}}, check_heads);
+//   }                                                                    // void check_heads(const Config&, RuleReport&)
+//
+// Defaults are the member initialisers. Parser, checker, explain, JSON Schema, documentation and completion read this table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "config/core/types.hpp"
+#include "config/core/value.hpp"
+
+namespace capstan::config {
+
+// What a field changes. math: the numbers of the training run (loss curve); perf, memory: how fast and how large;
+// io: files read and written; log: what is reported.
+enum class Effect : uint8_t { math, perf, memory, io, log };
+std::string_view effect_name(Effect effect);
+
+// How numbers of a field may be written (beside the C++ type).
+enum class NumberForm : uint8_t {
+  plain,     // int: 42, 1_000, 4k, 1.5M, 1e6 (when integral); real: 1e-4
+  count,     // as plain, and Ki Mi Gi Ti
+  tokens,    // a length in tokens: a suffix is refused, both readings (4000 and 4096) are offered
+  hex,       // also 0x1F
+  fraction,  // real: 0.03 or 3%
+};
+
+struct EnumTable {
+  struct Entry {
+    int64_t value;
+    std::string_view name, doc;
+    std::vector<std::string> aliases;
+  };
+  std::vector<Entry> entries;
+  const Entry* find(std::string_view name) const;  // names and aliases, exact
+  const Entry* find(int64_t value) const;
+  void add(int64_t value, const char* name, const char* doc, const char* aliases);
+};
+
+struct RecordInfo;
+
+// A C++ type at run time. load and store move between a member and a Value; store expects a value that conversion
+// by this Type has produced.
+struct Type {
+  enum class Kind : uint8_t {
+    boolean,
+    integer,
+    real,
+    text,
+    enumeration,
+    path,
+    bytes,
+    duration,
+    secret,
+    list,
+    map,
+    record
+  };
+  Kind kind = Kind::text;
+  bool optional = false;               // takes null
+  const EnumTable* names = nullptr;    // enumeration
+  const Type* element = nullptr;       // list, map
+  const RecordInfo* record = nullptr;  // record
+  Value (*load)(const void* member) = nullptr;
+  void (*store)(void* member, const Value& value) = nullptr;
+};
+
+struct FieldInfo;
+
+// "without effect unless": the field is read only where the condition holds. On an explicit value that differs from
+// the default it is an error for Effect::math fields and a lint for the others.
+struct Condition {
+  std::string text;  // "`model.num_moe_experts` is set"
+  std::function<bool(const void* root)> holds;
+};
+
+// A value that check accepts and train refuses by name, because the engine lacks the feature.
+struct NotYet {
+  std::string reason;                         // what is missing: "virtual pipeline stages"
+  std::function<bool(const Value&)> applies;  // empty: any value but the default
+};
+
+struct FieldInfo {
+  std::string name, path, section;
+  const Type* type = nullptr;
+  size_t offset = 0;  // from the section struct
+  size_t section_index = 0;
+  Value default_value;
+
+  std::string doc, unit, since = "0.1";
+  Effect effect = Effect::math;
+  NumberForm form = NumberForm::plain;
+  std::optional<double> min, max;
+  bool min_open = false, max_open = false;
+  std::vector<int64_t> one_of;
+  int64_t multiple_of = 0;
+  std::string
+      duration_unit;  // Duration: unit of a plain number ("s", "m", …), empty: a plain number is refused
+  bool allow_inf = false, allow_nan = false, scalar_ok = false, required = false, no_preset = false;
+  std::string deprecated;  // why, and what to use instead
+  std::vector<std::string>
+      aliases;  // other spellings of this leaf; with a dot: absolute, else in the same section
+  std::vector<std::string> old_names;  // accepted with a `deprecated_key` lint
+  std::vector<std::string> known_as;   // names in other tools: suggested, not accepted
+  std::vector<std::string>
+      variants;  // values of the section's variant field under which this field exists; empty: all
+  std::vector<std::string> examples;
+  std::vector<NotYet> not_yet;
+  std::vector<Condition> used_when;
+  std::string formula;     // derived where unset (Schema::derive)
+  std::string range_help;  // what to do instead of a value outside the range
+  std::string instead_of;  // path of the field that this one takes the place of, and that is derived from it
+};
+
+// Chained attributes of one field.
+class Field {
+ public:
+  explicit Field(FieldInfo& info) : info_(&info) {}
+  Field& doc(std::string text);
+  Field& unit(std::string text);  // "tokens", "samples", "iterations": shown, and x-unit in the JSON Schema
+  Field& since(std::string version);
+  Field& effect(Effect value);
+  Field& range(double min, double max);  // both ends included
+  Field& min(double value);
+  Field& max(double value);
+  Field& above(double value);  // excluded end
+  Field& below(double value);
+  Field& one_of(std::initializer_list<int64_t> values);
+  Field& multiple_of(int64_t value);
+  Field& range_help(std::string text);  // "for none: validation.eval_interval=null"
+  Field& count();
+  Field& tokens();
+  Field& hex();
+  Field& fraction();                       // accepts 3%; range 0..1 unless one is given
+  Field& duration_unit(std::string unit);  // ms s m h d
+  Field& allow_inf();
+  Field& allow_nan();
+  Field& scalar_ok();  // a list field also takes one item without brackets
+  Field& required();   // must be given by a recipe, a preset or a derivation
+  Field& no_preset();  // presets may not set it
+  Field& deprecated(std::string instead);
+  Field& alias(std::string spelling);  // "learning_rate", or "model.tensor_model_parallel_size" (absolute)
+  Field& renamed_from(std::string old_name);  // old_name: as alias
+  Field& known_as(std::string other_tools_name);
+  Field& only_for(std::initializer_list<const char*> variants);
+  // Another way to give `path`, which is derived from this field. Of the two the one of the higher layer counts; both in one
+  // layer have to agree.
+  Field& instead_of(std::string path);
+  Field& example(std::string text);
+  Field& not_yet(std::string reason);  // any value but the default
+  Field& not_yet(std::string reason, bool (*applies)(const Value&));
+  // used_when<Config>("`model.num_moe_experts` is set", [](const Config& c) { return c.model.num_moe_experts.has_value(); })
+  template <class Root>
+  Field& used_when(std::string text, bool (*holds)(const Root&)) {
+    return add_condition(std::move(text),
+                         [holds](const void* root) { return holds(*static_cast<const Root*>(root)); });
+  }
+  FieldInfo& info() { return *info_; }
+
+ private:
+  Field& add_condition(std::string text, std::function<bool(const void*)> holds);
+  FieldInfo* info_;
+};
+
+// What is said about one struct: a section of the recipe, or an item of a list of structs.
+struct RecordInfo {
+  std::string name, doc;
+  std::string id_field;              // items of a list: `datasets[name=code]` finds by this field
+  std::string variant_field;         // sections with variants: the enum field that chooses
+  std::vector<Condition> used_when;  // holds for every field
+  std::deque<FieldInfo> fields;      // in the order declared
+  const FieldInfo* find(std::string_view name) const;
+};
+
+struct SectionInfo : RecordInfo {
+  bool optional = false;
+  size_t index = 0;
+  std::function<const void*(const void* root)> at;  // null: the section is switched off
+  std::function<void*(void* root)> ensure;          // switches it on
+  std::function<void(void* root)> clear;            // back to the defaults (optional: off)
+};
+
+namespace detail {
+template <class T>
+struct IsOptional : std::false_type {};
+template <class T>
+struct IsOptional<std::optional<T>> : std::true_type {
+  using Inner = T;
+};
+template <class T>
+struct IsVector : std::false_type {};
+template <class T>
+struct IsVector<std::vector<T>> : std::true_type {
+  using Inner = T;
+};
+template <class T>
+struct IsMap : std::false_type {};  // keeps the order written
+template <class T>
+struct IsMap<std::vector<std::pair<std::string, T>>> : std::true_type {
+  using Inner = T;
+};
+
+template <class T>
+Type scalar_type();  // the closed set; defined in field.cpp
+template <>
+Type scalar_type<bool>();
+template <>
+Type scalar_type<int64_t>();
+template <>
+Type scalar_type<double>();
+template <>
+Type scalar_type<std::string>();
+template <>
+Type scalar_type<Path>();
+template <>
+Type scalar_type<Bytes>();
+template <>
+Type scalar_type<Duration>();
+template <>
+Type scalar_type<Secret>();
+template <class T>
+inline constexpr bool kIsScalar =
+    std::is_same_v<T, bool> || std::is_same_v<T, int64_t> || std::is_same_v<T, double> ||
+    std::is_same_v<T, std::string> || std::is_same_v<T, Path> || std::is_same_v<T, Bytes> ||
+    std::is_same_v<T, Duration> || std::is_same_v<T, Secret>;
+
+Value load_record(const RecordInfo& record, const void* object);
+void store_record(const RecordInfo& record, void* object, const Value& value);
+template <class T>
+const RecordInfo& record_of();
+}  // namespace detail
+
+template <class E>
+const EnumTable& enum_table() {
+  static const EnumTable table = [] {
+    EnumTable result;
+    for (const auto& entry : EnumNames<E>::list)
+      result.add(static_cast<int64_t>(entry.value), entry.name, entry.doc, entry.aliases);
+    return result;
+  }();
+  return table;
+}
+
+template <class T>
+const Type& type_of();
+
+namespace detail {
+template <class T>
+Type make_type() {
+  Type type;
+  if constexpr (kIsScalar<T>) {
+    type = scalar_type<T>();
+  } else if constexpr (std::is_enum_v<T>) {
+    type.kind = Type::Kind::enumeration;
+    type.names = &enum_table<T>();
+    type.load = [](const void* member) {
+      const auto* entry = enum_table<T>().find(static_cast<int64_t>(*static_cast<const T*>(member)));
+      return Value::of(std::string(entry ? entry->name : "?"));
+    };
+    type.store = [](void* member, const Value& value) {
+      if (const auto* entry = enum_table<T>().find(value.text))
+        *static_cast<T*>(member) = static_cast<T>(entry->value);
+    };
+  } else if constexpr (IsOptional<T>::value) {
+    using Inner = typename IsOptional<T>::Inner;
+    type = type_of<Inner>();
+    type.optional = true;
+    type.load = [](const void* member) {
+      const auto& value = *static_cast<const T*>(member);
+      return value ? type_of<Inner>().load(&*value) : Value();
+    };
+    type.store = [](void* member, const Value& value) {
+      auto& target = *static_cast<T*>(member);
+      if (value.is_null()) {
+        target.reset();
+      } else {
+        target.emplace();
+        type_of<Inner>().store(&*target, value);
+      }
+    };
+  } else if constexpr (IsMap<T>::value) {
+    using Inner = typename IsMap<T>::Inner;
+    type.kind = Type::Kind::map;
+    type.element = &type_of<Inner>();
+    type.load = [](const void* member) {
+      Value map = Value::map();
+      for (const auto& [key, item] : *static_cast<const T*>(member))
+        map.add(key, type_of<Inner>().load(&item));
+      return map;
+    };
+    type.store = [](void* member, const Value& value) {
+      auto& target = *static_cast<T*>(member);
+      target.clear();
+      for (size_t i = 0; i < value.items.size(); ++i)
+        type_of<Inner>().store(&target.emplace_back(value.keys[i], Inner{}).second, value.items[i]);
+    };
+  } else if constexpr (IsVector<T>::value) {
+    using Inner = typename IsVector<T>::Inner;
+    static_assert(!std::is_same_v<Inner, bool>, "std::vector<bool> has no addressable items");
+    type.kind = Type::Kind::list;
+    type.element = &type_of<Inner>();
+    type.load = [](const void* member) {
+      Value list = Value::list();
+      for (const auto& item : *static_cast<const T*>(member))
+        list.items.push_back(type_of<Inner>().load(&item));
+      return list;
+    };
+    type.store = [](void* member, const Value& value) {
+      auto& target = *static_cast<T*>(member);
+      target.assign(value.items.size(), Inner{});
+      for (size_t i = 0; i < target.size(); ++i) type_of<Inner>().store(&target[i], value.items[i]);
+    };
+  } else {
+    static_assert(std::is_class_v<T>,
+                  "a field is bool, int64_t, double, std::string, Path, Bytes, Duration, Secret, an enum "
+                  "with EnumNames, a struct with describe(), or optional/vector/map of these");
+    type.kind = Type::Kind::record;
+    type.record = &record_of<T>();
+    type.load = [](const void* member) { return load_record(record_of<T>(), member); };
+    type.store = [](void* member, const Value& value) { store_record(record_of<T>(), member, value); };
+  }
+  return type;
+}
+}  // namespace detail
+
+template <class T>
+const Type& type_of() {
+  static const Type type = detail::make_type<T>();
+  return type;
+}
+extern template const Type& type_of<bool>();
+extern template const Type& type_of<int64_t>();
+extern template const Type& type_of<double>();
+extern template const Type& type_of<std::string>();
+extern template const Type& type_of<Path>();
+extern template const Type& type_of<Bytes>();
+extern template const Type& type_of<Duration>();
+extern template const Type& type_of<Secret>();
+extern template const Type& type_of<std::optional<bool>>();
+extern template const Type& type_of<std::optional<int64_t>>();
+extern template const Type& type_of<std::optional<double>>();
+extern template const Type& type_of<std::optional<std::string>>();
+extern template const Type& type_of<std::optional<Path>>();
+extern template const Type& type_of<std::optional<Bytes>>();
+extern template const Type& type_of<std::optional<Duration>>();
+extern template const Type& type_of<std::optional<Secret>>();
+extern template const Type& type_of<std::vector<int64_t>>();
+extern template const Type& type_of<std::vector<double>>();
+extern template const Type& type_of<std::vector<std::string>>();
+extern template const Type& type_of<std::vector<Path>>();
+extern template const Type& type_of<std::optional<std::vector<int64_t>>>();
+extern template const Type& type_of<std::optional<std::vector<std::string>>>();
+extern template const Type& type_of<std::vector<std::pair<std::string, double>>>();
+
+// The table of one struct while describe() fills it.
+template <class S>
+class Section {
+ public:
+  explicit Section(RecordInfo& info) : info_(info) {}
+  Section& doc(std::string text) {
+    info_.doc = std::move(text);
+    return *this;
+  }
+  Section& id(std::string field) {  // items of a list: the field that names an item
+    info_.id_field = std::move(field);
+    return *this;
+  }
+  Section& variants(
+      std::string field) {  // the enum field whose value decides which fields exist (Field::only_for)
+    info_.variant_field = std::move(field);
+    return *this;
+  }
+  template <class Root>
+  Section& used_when(std::string text, bool (*holds)(const Root&)) {  // for every field of the section
+    info_.used_when.push_back(
+        {std::move(text), [holds](const void* root) { return holds(*static_cast<const Root*>(root)); }});
+    return *this;
+  }
+  template <class T>
+  Field field(std::string name, T S::*member) {
+    const T* place = &(prototype_.*member);
+    FieldInfo& info = info_.fields.emplace_back();
+    info.name = std::move(name);
+    info.type = &type_of<T>();
+    info.offset = static_cast<size_t>(reinterpret_cast<const char*>(place) -
+                                      reinterpret_cast<const char*>(&prototype_));
+    info.default_value = info.type->load(place);
+    return Field(info);
+  }
+
+ private:
+  RecordInfo& info_;
+  S prototype_{};
+};
+
+namespace detail {
+template <class T>
+const RecordInfo& record_of() {
+  static const RecordInfo* info = [] {
+    auto* result = new RecordInfo;  // lives as long as the program
+    Section<T> section(*result);
+    describe(section);
+    return result;
+  }();
+  return *info;
+}
+}  // namespace detail
+
+// One thing a rule found. Every operand (the rule's `reads`, unless operands are named) is printed with its value and
+// the place that set it; the first one is where the diagnostic points.
+class Violation {
+ public:
+  Violation& at(std::string path);       // point here, and print it first
+  Violation& operand(std::string path);  // print these paths instead of the rule's `reads`
+  Violation& operand(std::string expression,
+                     std::string value);  // "micro_batch_size * data_parallel_size", "64"
+  Violation& help(std::string text);      // "nearest legal values: 1024 and 960"
+  struct Operand {
+    std::string name, value;  // value: empty for a path
+    bool is_path;
+  };
+  std::string message, help_text, pointed;
+  std::vector<Operand> operands;
+  bool lint = false;
+};
+
+class RuleReport {
+ public:
+  Violation& error(
+      std::string message);  // "`train.global_batch_size` is not a multiple of …", lower case, no full stop
+  Violation& lint(std::string message);
+  std::deque<Violation> violations;
+};
+
+struct RuleInfo {
+  std::string code;                // "C0301": stable
+  std::string name;                // "batch_divides": reads well after "allow"
+  std::string doc;                 // the rule in one sentence, for explain and documentation
+  std::vector<std::string> reads;  // paths; the rule is skipped while one of them has an error
+};
+struct Rule : RuleInfo {
+  std::function<void(const void* root, RuleReport& report)> check;
+};
+
+struct Derivation {
+  std::string path, formula;
+  std::vector<std::string> inputs;  // the paths named in the formula
+  std::function<void(void* root)> run;
+};
+
+class Schema {
+ public:
+  Schema() = default;
+  Schema(const Schema&) = delete;
+  Schema& operator=(const Schema&) = delete;
+
+  template <class Root, class S>
+  SectionInfo& section(std::string name, S Root::*member) {
+    SectionInfo& info = add_section(std::move(name));
+    info.at = [member](const void* root) -> const void* {
+      return &(static_cast<const Root*>(root)->*member);
+    };
+    info.ensure = [member](void* root) -> void* { return &(static_cast<Root*>(root)->*member); };
+    info.clear = [member](void* root) { static_cast<Root*>(root)->*member = S{}; };
+    Section<S> table(info);
+    describe(table);
+    finish_section(info);
+    return info;
+  }
+  template <class Root, class S>
+  SectionInfo& section(std::string name, std::optional<S> Root::*member) {
+    SectionInfo& info = add_section(std::move(name));
+    info.optional = true;
+    info.at = [member](const void* root) -> const void* {
+      const auto& value = static_cast<const Root*>(root)->*member;
+      return value ? &*value : nullptr;
+    };
+    info.ensure = [member](void* root) -> void* {
+      auto& value = static_cast<Root*>(root)->*member;
+      if (!value) value.emplace();
+      return &*value;
+    };
+    info.clear = [member](void* root) { (static_cast<Root*>(root)->*member).reset(); };
+    Section<S> table(info);
+    describe(table);
+    finish_section(info);
+    return info;
+  }
+
+  // Leaves at the top of the recipe: s.root<Config>([](Section<Config>& r) { r.field("name", &Config::name).doc("…"); });
+  template <class Root>
+  void root(void (*describe_root)(Section<Root>&)) {
+    SectionInfo& info = add_section("");
+    info.at = [](const void* object) { return object; };
+    info.ensure = [](void* object) { return object; };
+    info.clear = [](void*) {};
+    Section<Root> table(info);
+    describe_root(table);
+    finish_section(info);
+  }
+
+  // Runs after all overrides where `path` is unset (or null), its inputs first: the dotted names in the formula that are
+  // fields. It leaves the target alone when it cannot tell.
+  template <class Root>
+  void derive(std::string path, std::string formula, void (*function)(Root&)) {
+    add_derivation(std::move(path), std::move(formula),
+                   [function](void* root) { function(*static_cast<Root*>(root)); });
+  }
+  template <class Root>
+  void rule(RuleInfo info, void (*check)(const Root&, RuleReport&)) {
+    add_rule(std::move(info), [check](const void* root, RuleReport& report) {
+      check(*static_cast<const Root*>(root), report);
+    });
+  }
+
+  // Where Request::ranks goes ("dist.world_size").
+  void ranks_path(std::string path) { ranks_path_ = std::move(path); }
+  const std::string& ranks_path() const { return ranks_path_; }
+
+  // After everything is registered: checks the table itself (unknown paths in rules, aliases that collide, missing
+  // documentation) and fills the indices. Throws ErrorCode::internal.
+  void finish();
+
+  const std::deque<SectionInfo>& sections() const { return sections_; }
+  const std::vector<Rule>& rules() const { return rules_; }
+  const std::vector<Derivation>& derivations() const { return derivations_; }
+  const SectionInfo* find_section(std::string_view name) const;
+  const FieldInfo* find_field(std::string_view path) const;  // canonical path only
+  const Derivation* find_derivation(std::string_view path) const;
+  // Canonical path, alias or old name; `spelled` tells which.
+  enum class Spelling : uint8_t { canonical, alias, old_name };
+  const FieldInfo* find_spelling(std::string_view path, Spelling* spelled = nullptr) const;
+  const std::vector<const FieldInfo*>& fields() const { return order_; }  // in the order declared
+
+  Value load(const void* root, const FieldInfo& field) const;  // null where the section is switched off
+  void store(void* root, const FieldInfo& field, const Value& value) const;
+
+ private:
+  SectionInfo& add_section(std::string name);
+  void finish_section(SectionInfo& info);
+  void add_derivation(std::string path, std::string formula, std::function<void(void*)> run);
+  void add_rule(RuleInfo info, std::function<void(const void*, RuleReport&)> check);
+
+  std::deque<SectionInfo> sections_;
+  std::vector<Rule> rules_;
+  std::vector<Derivation> derivations_;
+  std::vector<const FieldInfo*> order_;
+  std::unordered_map<std::string, const FieldInfo*> by_path_;
+  std::unordered_map<std::string, std::pair<const FieldInfo*, Spelling>> by_spelling_;
+  std::unordered_map<std::string, size_t> derivation_by_path_;
+  std::string ranks_path_;
+};
+
+// Fields whose value `train` has to refuse by name.
+struct MissingFeature {
+  std::string path;
+  Value value;
+  std::string reason;
+};
+std::vector<MissingFeature> missing_features(const Schema& schema, const void* root);
+
+void register_sections(Schema& schema);  // sections/register.cpp: sections, derivations and rules of Config
+const Schema& schema();                  // the registry of Config, built on first use
+
+}  // namespace capstan::config

@@ -1,0 +1,54 @@
+#include "config/core/hash.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "config/tools/emit.hpp"
+
+namespace capstan::config {
+
+// Paths by what they lead to, wherever the recipe that names them lies.
+static void make_absolute(Value& value) {
+  if (!value.resolved.empty()) value.text = value.resolved;
+  for (auto& item : value.items) make_absolute(item);
+}
+
+std::string canonical_form(const Schema& schema, const void* root, HashScope scope) {
+  return canonical_form(schema, root, [&](const FieldInfo& field) {
+    return scope == HashScope::full || field.effect == Effect::math;
+  });
+}
+
+std::string canonical_form(const Schema& schema, const void* root,
+                           FunctionRef<bool(const FieldInfo&)> counts) {
+  std::vector<const FieldInfo*> fields = schema.fields();
+  std::sort(fields.begin(), fields.end(),
+            [](const FieldInfo* a, const FieldInfo* b) { return a->path < b->path; });
+  std::string out;
+  for (const FieldInfo* field : fields) {
+    if (field->type->kind == Type::Kind::secret || field->section.empty()) continue;
+    if (!counts(*field)) continue;
+    if (!schema.sections()[field->section_index].at(root)) continue;
+    Value value = schema.load(root, *field);
+    make_absolute(value);
+    out += field->path + " = " + json(*field->type, value) + "\n";
+  }
+  return out;
+}
+
+std::string config_hash(const Schema& schema, const void* root, HashScope scope) {
+  return hash_of(canonical_form(schema, root, scope));
+}
+
+std::string hash_of(std::string_view text) {
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  char digits[33];
+  std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                static_cast<unsigned long long>(hash.low64));
+  return digits;
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,114 @@
+#include "config/core/library.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/missing.hpp"
+#include "base/text.hpp"
+#include "config/core/composer.hpp"
+#include "config/core/tree.hpp"
+
+namespace capstan::config {
+
+namespace fs = std::filesystem;
+
+// `_name` is what others extend and no run by itself: found, and not listed.
+static bool is_base(std::string_view name) {
+  return name.starts_with('_');
+}
+
+// A name is one path component, so that it cannot leave the directories it is looked up in.
+static bool is_name(std::string_view name) {
+  return !name.empty() && name.size() <= 200 && name[0] != '.' && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
+}
+
+Library Library::standard() {
+  std::vector<std::string> directories;
+  if (const char* paths = std::getenv("CAPSTAN_RECIPE_PATH"))
+    for (const auto path : split(paths, ':'))
+      if (!path.empty()) directories.emplace_back(path);
+  return {library_files(), std::move(directories)};
+}
+
+std::optional<Library::Found> Library::find(const std::string& in_directory,
+                                            const std::string& embedded) const {
+  for (const auto& directory : directories_) {
+    const fs::path path = fs::path(directory) / in_directory;
+    std::error_code ignored;
+    if (fs::is_regular_file(path, ignored)) return Found{path.string(), path.string(), {}};
+  }
+  for (const auto& file : embedded_)
+    if (file.path == embedded) return Found{std::string(file.path), {}, file.text};
+  return std::nullopt;
+}
+
+std::optional<Library::Found> Library::recipe(std::string_view name) const {
+  if (!is_name(name)) return std::nullopt;
+  return find(std::string(name) + ".yaml", "recipes/" + std::string(name) + ".yaml");
+}
+std::optional<Library::Found> Library::preset(std::string_view section, std::string_view name) const {
+  if (!is_name(name)) return std::nullopt;
+  const std::string path = "configs/" + std::string(section) + "/" + std::string(name) + ".yaml";
+  return find(path, path);
+}
+
+std::vector<Library::Entry> Library::list(const std::string& subdirectory,
+                                          const std::string& embedded_prefix) const {
+  std::vector<Entry> entries;
+  const auto known = [&](std::string_view name) {
+    return std::any_of(entries.begin(), entries.end(),
+                       [&](const Entry& entry) { return entry.name == name; });
+  };
+  for (const auto& directory : directories_) {
+    std::error_code problem;
+    for (fs::directory_iterator it(fs::path(directory) / subdirectory, problem), end; !problem && it != end;
+         it.increment(problem)) {
+      std::error_code ignored;
+      if (it->path().extension() != ".yaml" || !it->is_regular_file(ignored)) continue;
+      const std::string name = it->path().stem().string();
+      if (!is_name(name) || is_base(name) || known(name)) continue;
+      Entry entry{name, {}, it->path().string()};
+      try {
+        entry.description = leading_comment(read_file(it->path(), TreeLimits::kFileBytes));
+      } catch (const Error&) {
+        entry.description = "(cannot be read)";
+      }
+      entries.push_back(std::move(entry));
+    }
+  }
+  for (const auto& file : embedded_) {
+    if (!file.path.starts_with(embedded_prefix) || !file.path.ends_with(".yaml")) continue;
+    std::string_view name = file.path.substr(embedded_prefix.size());
+    name.remove_suffix(5);
+    if (is_name(name) && !is_base(name) && !known(name))
+      entries.push_back({std::string(name), leading_comment(file.text), {}});
+  }
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.name < b.name; });
+  return entries;
+}
+
+std::vector<Library::Entry> Library::recipes() const {
+  return list("", "recipes/");
+}
+std::vector<Library::Entry> Library::presets(std::string_view section) const {
+  const std::string path = "configs/" + std::string(section);
+  return list(path, path + "/");
+}
+
+void fail_no_recipe(const Library& library, std::string_view name, std::string otherwise) {
+  std::vector<std::string> names;
+  for (const auto& entry : library.recipes()) names.push_back(entry.name);
+  const std::string near = near_paths_help(near_matches(name, names));
+  if (otherwise.empty()) otherwise = "`capstan recipe ls` lists the names";
+  fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), near.empty() ? otherwise : near);
+}
+
+std::vector<Library::Entry> recipes() {
+  return Library::standard().recipes();
+}
+
+}  // namespace capstan::config

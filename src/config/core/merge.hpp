@@ -1,0 +1,20 @@
+// How writes change the node of one leaf: lists replace, maps merge, `+=` appends, an index or a key reaches inside.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/core/compose.hpp"
+#include "config/core/field.hpp"
+#include "config/core/tree.hpp"
+
+namespace capstan::config {
+
+// A value that nobody wrote (a default) as a node, so that it can be appended to.
+Node node_from_value(const Type& type, const Value& value);
+
+// Applies `write` to `node` (nullopt: still the default). False: reported.
+bool apply_write(std::optional<Node>& node, const Write& write, std::vector<Diagnostic>& diagnostics);
+
+}  // namespace capstan::config

@@ -1,0 +1,404 @@
+// `capstan explain`: a field, a section, a rule or a diagnostic code in words.
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "config/core/convert.hpp"
+#include "config/tools/emit.hpp"
+#include "config/tools/show.hpp"
+
+namespace capstan::config {
+
+const std::vector<CodeInfo>& diagnostic_codes() {
+  static const std::vector<CodeInfo> codes{
+      {"C0001", "a file that the recipe or the command line names cannot be read"},
+      {"C0002", "the text is not YAML"},
+      {"C0003", "a tab is used for indentation"},
+      {"C0004", "the file is not UTF-8 text, or holds control characters"},
+      {"C0005", "a key is written twice in one mapping"},
+      {"C0006", "merge keys (`<<`) are not accepted; `extends` and presets take their place"},
+      {"C0007", "YAML tags are not accepted; values take their type from the field"},
+      {"C0008", "an alias is unknown, contains itself, or expands too far"},
+      {"C0009", "nested too deep, too many values, or a line that is too long"},
+      {"C0010", "more than one document, or text after the end of it"},
+      {"C0011", "the recipe is empty"},
+      {"C0012", "a key is not plain text"},
+      {"C0013", "the top of a recipe is not a mapping"},
+      {"C0101", "a path does not start with a section"},
+      {"C0102", "a key that no field has"},
+      {"C0103", "an override that the grammar does not know"},
+      {"C0104", "one leaf is given twice in one file"},
+      {"C0105", "two spellings of one leaf are given different values at one rank"},
+      {"C0106", "`+path=value` where the leaf already has an explicit value"},
+      {"C0107", "`~path=value` where the leaf has another value"},
+      {"C0108", "a path reaches into a value that has no such item"},
+      {"C0109", "a field of a section that is switched off"},
+      {"C0110", "a field that the section's kind does not have"},
+      {"C0111", "two fields that give one value disagree"},
+      {"C0201", "a text that is no value of the field's type"},
+      {"C0202", "a value outside the field's range"},
+      {"C0203", "a key without a value"},
+      {"C0204", "a number or boolean in quotes"},
+      {"C0205", "null for a field that is not optional"},
+      {"C0206", "a list or mapping where a single value belongs, or the other way round"},
+      {"C0207", "a name that is not one of the field's choices"},
+      {"C0208", "a secret written out"},
+      {"C0210", "a required field is missing"},
+      {"C0401", "`${…}` that is malformed or unknown"},
+      {"C0402", "`${…}` names no field"},
+      {"C0403", "fields that are defined by each other"},
+      {"C0404", "an environment variable that is not set"},
+      {"C0405", "`${…}` where its value cannot stand"},
+      {"C0501", "`extends` names no recipe, or a file extends itself"},
+      {"C0502", "too many files"},
+      {"C0503", "a recipe names a file outside its own directory"},
+      {"C0504", "a recipe format that this version does not read"},
+      {"C0505", "a preset that does not exist or sets what it may not"},
+      {"C0506", "two presets set one leaf differently"},
+      {"C0601", "none_as_text: the text `None` where null may have been meant"},
+      {"C0602", "deprecated_key: an old name or a deprecated field"},
+      {"C0603",
+       "unused_override: an override without effect, because a later one replaces it or there is nothing to "
+       "reset"},
+      {"C0604",
+       "no_effect: an explicit value that would change the numbers, but that nothing reads under this "
+       "configuration"},
+      {"C0605", "interpolated_key: `${…}` in the key of an open mapping, where it is plain text"},
+      {"C0606",
+       "unused_value: an explicit value that another choice of the recipe makes idle; the numbers are as "
+       "they "
+       "would be without it"},
+      {"C0701", "a value of a recipe of your own is dropped because its section is off or of another kind"},
+      {"C0702", "a preset's value is hidden by an explicit one"},
+      {"C0801", "missing_file: a file that the recipe names and that is not there"},
+      {"C0802", "unusable_file: a file that the recipe names, that is there, and that training cannot use"},
+  };
+  return codes;
+}
+
+namespace {
+
+struct Subject {
+  const FieldInfo* field = nullptr;
+  const SectionInfo* section = nullptr;
+  const Rule* rule = nullptr;
+  const CodeInfo* code = nullptr;
+  std::vector<const FieldInfo*> fields;  // of a name that is no path
+  std::string note;                      // why these
+};
+
+// What people look for by a word that is neither a field nor its name elsewhere.
+struct Concept {
+  std::string_view name, note;
+  const char* fields[2];  // the second may be null
+};
+const Concept kConcepts[] = {
+    {"fsdp",
+     "fully sharded data parallelism: ddp.data_parallel_sharding_strategy=optim_grads_params",
+     {"ddp.data_parallel_sharding_strategy", "ddp.num_distributed_optimizer_instances"}},
+    {"hsdp",
+     "sharded within groups of ranks, replicated across them",
+     {"ddp.num_distributed_optimizer_instances", "ddp.data_parallel_sharding_strategy"}},
+    {"zero", "parts of data parallelism's state that are sharded", {"ddp.data_parallel_sharding_strategy"}},
+    {"tensor_parallelism", "", {"dist.tensor_model_parallel_size", "dist.sequence_parallel"}},
+    {"pipeline_parallelism",
+     "",
+     {"dist.pipeline_model_parallel_size", "dist.virtual_pipeline_model_parallel_size"}},
+    {"data_parallelism", "", {"dist.data_parallel_size", "ddp.data_parallel_sharding_strategy"}},
+    {"batch_size",
+     "samples of one forward pass on a rank, and of one step over all ranks",
+     {"train.micro_batch_size", "train.global_batch_size"}},
+    {"gradient_accumulation_steps",
+     "derived: global_batch_size / (micro_batch_size * data_parallel_size)",
+     {"train.num_microbatches", "train.global_batch_size"}},
+    {"warmup", "", {"scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters"}},
+    {"mixed_precision_dtype", "", {"mixed_precision.params_dtype"}},
+    {"activation_checkpointing", "", {"model.recompute_granularity"}},
+    {"gradient_checkpointing", "", {"model.recompute_granularity"}},
+};
+
+// Fields with this last part of their path, or an alias or a name in another tool that is this word.
+void find_by_name(const Schema& schema, std::string_view what, Subject& subject) {
+  std::string name(what);
+  for (char& c : name) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    if (c == '-') c = '_';
+  }
+  const auto is = [&](const std::string& spelling) {
+    return spelling == name || spelling.ends_with("." + name);
+  };
+  for (const FieldInfo* field : schema.fields()) {
+    const bool known =
+        field->name == name || std::any_of(field->aliases.begin(), field->aliases.end(), is) ||
+        std::any_of(field->old_names.begin(), field->old_names.end(), is) ||
+        std::find(field->known_as.begin(), field->known_as.end(), name) != field->known_as.end();
+    if (known) subject.fields.push_back(field);
+  }
+  for (const Concept& one : kConcepts) {
+    if (one.name != name) continue;
+    subject.note = one.note;
+    for (const char* path : one.fields)
+      if (const FieldInfo* field = path ? schema.find_field(path) : nullptr;
+          field && std::find(subject.fields.begin(), subject.fields.end(), field) == subject.fields.end())
+        subject.fields.push_back(field);
+  }
+  // A kind of sharding, of precision …: the fields of which it is a value.
+  if (!subject.fields.empty()) return;
+  for (const FieldInfo* field : schema.fields())
+    if (field->type->kind == Type::Kind::enumeration && field->type->names->find(name)) {
+      subject.fields.push_back(field);
+      subject.note = "a value of " + std::string(subject.fields.size() == 1 ? "this field" : "these fields");
+    }
+}
+
+Subject find_subject(const Schema& schema, std::string_view what) {
+  Subject subject;
+  for (const auto& code : diagnostic_codes())
+    if (what == code.code) subject.code = &code;
+  for (const auto& rule : schema.rules())
+    if (what == rule.code || what == rule.name) subject.rule = &rule;
+  subject.field = schema.find_spelling(what);
+  subject.section = schema.find_section(what);
+  if (subject.field || subject.section || subject.rule || subject.code || what.empty()) return subject;
+  const size_t dot = what.find('.');
+  const bool dotted = dot != std::string_view::npos;
+  if (!dotted) find_by_name(schema, what, subject);
+  if (subject.fields.size() == 1 && subject.note.empty()) subject.field = subject.fields[0];
+  if (!subject.fields.empty()) return subject;
+  const Diagnostic problem = unknown_key(schema, dotted ? std::string(what.substr(0, dot)) : "",
+                                         std::string(dotted ? what.substr(dot + 1) : what), {});
+  std::string help;
+  for (const auto& line : problem.helps) help += (help.empty() ? "" : "; ") + line;
+  fail(ErrorCode::usage, "there is no field, section, rule or code `" + std::string(what) + "`", help);
+}
+
+const char* fate_text(HistoryEntry::Fate fate) {
+  switch (fate) {
+    case HistoryEntry::Fate::effective:
+      return "";
+    case HistoryEntry::Fate::replaced:
+      return "  (replaced)";
+    case HistoryEntry::Fate::reset:
+      return "  (taken back)";
+    case HistoryEntry::Fate::dropped:
+      return "  (dropped)";
+  }
+  return "";
+}
+
+std::vector<std::string> spellings(const FieldInfo& field, const std::vector<std::string>& names) {
+  std::vector<std::string> out;
+  for (const auto& name : names)
+    out.push_back(name.find('.') != std::string::npos || field.section.empty() ? name
+                                                                               : field.section + "." + name);
+  return out;
+}
+
+// The derivations and rules that read a field.
+std::vector<std::string> dependants(const Schema& schema, const FieldInfo& field) {
+  std::vector<std::string> out;
+  for (const auto& derivation : schema.derivations())
+    if (std::find(derivation.inputs.begin(), derivation.inputs.end(), field.path) != derivation.inputs.end())
+      out.push_back(derivation.path + " = " + derivation.formula);
+  return out;
+}
+
+std::string explain_field(const Schema& schema, const FieldInfo& field, const void* root,
+                          const Resolved* resolved) {
+  std::string out = field.path + "\n  " + field.doc + "\n\n";
+  const auto row = [&](std::string_view name, const std::string& text) {
+    if (text.empty()) return;
+    out += "  " + std::string(name) + std::string(name.size() < 10 ? 10 - name.size() : 1, ' ') + text + "\n";
+  };
+  row("type", type_text(*field.type, field) + (field.type->optional ? ", or null" : "") +
+                  (field.scalar_ok ? "; one item may stand without brackets" : ""));
+  row("default", field.required ? "none: must be given" : yaml_inline(*field.type, field.default_value));
+  row("derived", field.formula);
+  row("instead of", field.instead_of);
+  row("unit", field.unit);
+  row("effect", std::string(effect_name(field.effect)));
+  row("since", field.since);
+  for (const auto& condition : field.used_when) row("read when", condition.text);
+  for (const auto& condition : schema.sections()[field.section_index].used_when)
+    row("read when", condition.text);
+  row("only for", join(field.variants, ", "));
+  row("aliases", join(spellings(field, field.aliases), ", "));
+  row("was", join(spellings(field, field.old_names), ", "));
+  row("elsewhere", join(field.known_as, ", "));
+  row("deprecated", field.deprecated);
+  row("example", join(field.examples, ", "));
+  for (const auto& missing : field.not_yet) row("train", "refuses some values: " + missing.reason);
+  const Type* type = field.type->kind == Type::Kind::list ? field.type->element : field.type;
+  if (type->kind == Type::Kind::enumeration) {
+    out += "\n  values\n";
+    for (const auto& entry : type->names->entries) {
+      std::string line = "    " + std::string(entry.name);
+      if (!entry.doc.empty())
+        line += (line.size() < 20 ? std::string(20 - line.size(), ' ') : "  ") + std::string(entry.doc);
+      if (!entry.aliases.empty()) line += "  (also " + join(entry.aliases, ", ") + ")";
+      out += line + "\n";
+    }
+  }
+  if (type->kind == Type::Kind::record) {
+    out += "\n  fields of an item\n";
+    for (const auto& inner : type->record->fields)
+      out += "    " + inner.name + ": " + inner.doc + " (" + type_text(*inner.type, inner) + ")\n";
+  }
+  const auto dependent = dependants(schema, field);
+  if (!dependent.empty()) out += "\n  derived from it\n";
+  for (const auto& line : dependent) out += "    " + line + "\n";
+  bool first = true;
+  for (const auto& rule : schema.rules()) {
+    if (std::find(rule.reads.begin(), rule.reads.end(), field.path) == rule.reads.end()) continue;
+    if (first) out += "\n  rules that read it\n";
+    first = false;
+    out += "    " + rule.code + " " + rule.name + ": " + rule.doc + "\n";
+  }
+  if (!resolved || !root) return out;
+  out += "\n  in " + resolved->recipe_name + "\n";
+  if (!schema.sections()[field.section_index].at(root)) return out + "    the section is switched off\n";
+  out += "    " + yaml_inline(*field.type, schema.load(root, field)) + "  (" +
+         resolved->origin(field.path).text + ")\n";
+  std::string writes;
+  for (const auto& entry : resolved->history)
+    if (entry.path == field.path)
+      writes += "    " + entry.origin.text +
+                (entry.origin.written.empty() ? "" : ": " + entry.origin.written) + fate_text(entry.fate) +
+                "\n";
+  if (!writes.empty())
+    out += "\n  writes, weakest first\n    default: " + yaml_inline(*field.type, field.default_value) + "\n" +
+           writes;
+  return out;
+}
+
+std::string explain_section(const SectionInfo& section) {
+  std::string out =
+      section.name + "\n  " + section.doc + (section.optional ? " (may be switched off: null)" : "") + "\n\n";
+  size_t width = 0;
+  for (const auto& field : section.fields) width = std::max(width, field.name.size());
+  for (const auto& field : section.fields)
+    out += "  " + field.name + std::string(width - field.name.size() + 2, ' ') + field.doc + "\n";
+  return out;
+}
+
+std::string texts(const std::vector<std::string>& items) {
+  std::string out = "[";
+  for (size_t i = 0; i < items.size(); ++i) out += (i ? "," : "") + quoted(items[i]);
+  return out + "]";
+}
+
+std::string field_json(const Schema& schema, const FieldInfo& field, const void* root,
+                       const Resolved* resolved) {
+  std::string out = "{\"path\":" + quoted(field.path) + ",\"doc\":" + quoted(field.doc) +
+                    ",\"type\":" + quoted(type_text(*field.type, field)) +
+                    ",\"optional\":" + (field.type->optional ? "true" : "false") +
+                    ",\"required\":" + (field.required ? "true" : "false") +
+                    ",\"default\":" + json(*field.type, field.default_value) +
+                    ",\"effect\":" + quoted(effect_name(field.effect)) + ",\"since\":" + quoted(field.since);
+  if (!field.unit.empty()) out += ",\"unit\":" + quoted(field.unit);
+  if (!field.formula.empty()) out += ",\"derived\":" + quoted(field.formula);
+  out += ",\"aliases\":" + texts(spellings(field, field.aliases));
+  const Type* type = field.type->kind == Type::Kind::list ? field.type->element : field.type;
+  if (type->kind == Type::Kind::enumeration) {
+    out += ",\"values\":[";
+    for (size_t i = 0; i < type->names->entries.size(); ++i) {
+      const auto& entry = type->names->entries[i];
+      out += std::string(i ? "," : "") + "{\"name\":" + quoted(entry.name) + ",\"doc\":" + quoted(entry.doc) +
+             "}";
+    }
+    out += "]";
+  }
+  out += ",\"rules\":[";
+  bool first = true;
+  for (const auto& rule : schema.rules())
+    if (std::find(rule.reads.begin(), rule.reads.end(), field.path) != rule.reads.end()) {
+      out += std::string(first ? "" : ",") + "{\"code\":" + quoted(rule.code) +
+             ",\"name\":" + quoted(rule.name) + ",\"doc\":" + quoted(rule.doc) + "}";
+      first = false;
+    }
+  out += "]";
+  if (root && resolved && schema.sections()[field.section_index].at(root)) {
+    out += ",\"value\":" + json(*field.type, schema.load(root, field)) +
+           ",\"origin\":" + quoted(resolved->origin(field.path).text) + ",\"writes\":[";
+    first = true;
+    for (const auto& entry : resolved->history) {
+      if (entry.path != field.path) continue;
+      const std::string fate = entry.fate == HistoryEntry::Fate::effective  ? "effective"
+                               : entry.fate == HistoryEntry::Fate::replaced ? "replaced"
+                               : entry.fate == HistoryEntry::Fate::reset    ? "reset"
+                                                                            : "dropped";
+      out += std::string(first ? "" : ",") + "{\"origin\":" + quoted(entry.origin.text) +
+             ",\"written\":" + quoted(entry.origin.written) + ",\"fate\":" + quoted(fate) + "}";
+      first = false;
+    }
+    out += "]";
+  }
+  return out + "}";
+}
+
+}  // namespace
+
+std::string explain(const Schema& schema, std::string_view what, const void* root, const Resolved* resolved) {
+  const Subject subject = find_subject(schema, what);
+  if (subject.field) return explain_field(schema, *subject.field, root, resolved);
+  if (!subject.fields.empty()) {
+    std::string out;
+    const std::string note = subject.note.empty() ? std::string() : ": " + subject.note;
+    if (subject.fields.size() > 1 || !note.empty())
+      out = "`" + std::string(what) + "`" + (note.empty() ? " is a name of several fields" : note) + "\n\n";
+    for (size_t i = 0; i < subject.fields.size(); ++i)
+      out += (i ? "\n" : "") + explain_field(schema, *subject.fields[i], root, resolved);
+    return out;
+  }
+  if (subject.section) return explain_section(*subject.section);
+  if (subject.rule)
+    return subject.rule->code + " " + subject.rule->name + "\n  " + subject.rule->doc + "\n\n  reads " +
+           join(subject.rule->reads, ", ") + "\n";
+  if (subject.code) return std::string(subject.code->code) + "\n  " + subject.code->title + "\n";
+  std::string out;
+  for (const auto& section : schema.sections())
+    if (!section.name.empty())
+      out += section.name + std::string(section.name.size() < 18 ? 18 - section.name.size() : 1, ' ') +
+             section.doc + "\n";
+  return out;
+}
+std::string explain(std::string_view what, const Resolution* resolution) {
+  return explain(schema(), what, resolution ? &resolution->config : nullptr, resolution);
+}
+
+std::string explain_json(const Schema& schema, std::string_view what, const void* root,
+                         const Resolved* resolved) {
+  const Subject subject = find_subject(schema, what);
+  const std::string head = "{\"schema\":\"capstan.explain/1\",";
+  if (subject.field) return head + field_json(schema, *subject.field, root, resolved).substr(1) + "\n";
+  if (!subject.fields.empty()) {
+    std::string out =
+        head + "\"name\":" + quoted(what) + ",\"note\":" + quoted(subject.note) + ",\"fields\":[";
+    for (size_t i = 0; i < subject.fields.size(); ++i)
+      out += (i ? "," : "") + field_json(schema, *subject.fields[i], root, resolved);
+    return out + "]}\n";
+  }
+  if (subject.rule)
+    return head + "\"code\":" + quoted(subject.rule->code) + ",\"name\":" + quoted(subject.rule->name) +
+           ",\"doc\":" + quoted(subject.rule->doc) + ",\"reads\":" + texts(subject.rule->reads) + "}\n";
+  if (subject.code)
+    return head + "\"code\":" + quoted(subject.code->code) + ",\"doc\":" + quoted(subject.code->title) +
+           "}\n";
+  std::string out = head + "\"sections\":[";
+  bool first = true;
+  for (const auto& section : schema.sections()) {
+    if (subject.section ? &section != subject.section : section.name.empty()) continue;
+    out += std::string(first ? "" : ",") + "{\"name\":" + quoted(section.name) +
+           ",\"doc\":" + quoted(section.doc) + ",\"optional\":" + (section.optional ? "true" : "false") +
+           ",\"fields\":[";
+    for (size_t i = 0; i < section.fields.size(); ++i)
+      out +=
+          std::string(i ? "," : "") + (subject.section ? field_json(schema, section.fields[i], root, resolved)
+                                                       : quoted(section.fields[i].name));
+    out += "]}";
+    first = false;
+  }
+  return out + "]}\n";
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,194 @@
+#include "config/tools/reference.hpp"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "base/text.hpp"
+#include "config/core/config.hpp"
+#include "config/core/convert.hpp"
+#include "config/tools/emit.hpp"
+#include "config/core/resolve.hpp"
+#include "config/tools/show.hpp"
+
+namespace capstan::config {
+
+namespace {
+
+std::string code(const std::string& text) {
+  return "`" + text + "`";
+}
+
+std::string codes(const std::vector<std::string>& texts) {
+  std::string out;
+  for (const auto& text : texts) out += (out.empty() ? "" : ", ") + code(text);
+  return out;
+}
+
+// A cell of a table: a bar would end it.
+std::string cell(std::string_view text) {
+  std::string out;
+  for (const char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);
+  return out;
+}
+
+// Rules carry their code as the anchor.
+std::string rule_link(const Rule& rule) {
+  std::string anchor;
+  for (const char c : rule.code) anchor += c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+  return "[" + rule.code + "](rules.md#" + anchor + "-" + rule.name + ")";
+}
+
+std::string field_entry(const Schema& schema, const FieldInfo& field) {
+  std::string out = "## " + field.name + "\n\n" + field.doc + "\n\n";
+  const auto row = [&](const char* name, const std::string& text) {
+    if (!text.empty()) out += std::string("- ") + name + ": " + text + "\n";
+  };
+  row("type", type_text(*field.type, field) + (field.type->optional ? ", or null" : "") +
+                  (field.scalar_ok ? "; one item may stand without brackets" : ""));
+  row("unit", field.unit);
+  row("default",
+      field.required ? "none: must be given" : code(yaml_inline(*field.type, field.default_value)));
+  row("derived where unset", field.formula.empty() ? "" : code(field.formula));
+  row("instead of", field.instead_of.empty() ? "" : code(field.instead_of));
+  row("effect", std::string(effect_name(field.effect)));
+  for (const auto& condition : field.used_when) row("read when", condition.text);
+  row("only for", codes(field.variants));
+  row("aliases", codes(field.aliases));
+  row("was", codes(field.old_names));
+  row("called elsewhere", codes(field.known_as));
+  row("deprecated", field.deprecated);
+  row("example", codes(field.examples));
+  for (const auto& missing : field.not_yet) row("`train` refuses some values", missing.reason);
+  std::string rules;
+  for (const auto& rule : schema.rules())
+    if (std::find(rule.reads.begin(), rule.reads.end(), field.path) != rule.reads.end())
+      rules += (rules.empty() ? "" : ", ") + rule_link(rule);
+  row("rules", rules);
+  row("since", field.since);
+  const Type* type = field.type->kind == Type::Kind::list ? field.type->element : field.type;
+  if (type->kind == Type::Kind::enumeration) {
+    out += "\n| value | |\n|---|---|\n";
+    for (const auto& entry : type->names->entries)
+      out += "| " + code(std::string(entry.name)) + " | " + cell(entry.doc) +
+             (entry.aliases.empty() ? "" : (entry.doc.empty() ? "also " : "; also ") + codes(entry.aliases)) +
+             " |\n";
+  }
+  if (type->kind == Type::Kind::record) {
+    out += "\n| field of an item | | type |\n|---|---|---|\n";
+    for (const auto& inner : type->record->fields)
+      out += "| " + code(inner.name) + " | " + cell(inner.doc) + " | " + cell(type_text(*inner.type, inner)) +
+             " |\n";
+  }
+  return out + "\n";
+}
+
+std::string preset_table(const std::vector<Library::Entry>& presets) {
+  std::string out = "| preset | |\n|---|---|\n";
+  for (const auto& preset : presets)
+    out += "| " + code(preset.name) + " | " + cell(preset.description) + " |\n";
+  return out + "\n";
+}
+
+std::string section_page(const Schema& schema, const Library& library, const SectionInfo& section) {
+  std::string out = "# " + section.name + "\n\n" + section.doc + "\n\n";
+  if (section.optional) out += "The section may be switched off: " + code(section.name + ": null") + ".\n\n";
+  for (const auto& condition : section.used_when) out += "Read when " + condition.text + ".\n\n";
+  const auto presets = library.presets(section.name);
+  if (!presets.empty())
+    out += "Presets, chosen by " + code(section.name + ": NAME") + ":\n\n" + preset_table(presets);
+  for (const auto& field : section.fields) out += field_entry(schema, field);
+  return out;
+}
+
+std::string rules_page(const Schema& schema) {
+  std::string out =
+      "# Rules and codes\n\nWhat `capstan check` holds a recipe to beside the type and range of each field. "
+      "`capstan explain R0206` shows\none of them.\n\n";
+  for (const auto& rule : schema.rules())
+    out += "## " + rule.code + " " + rule.name + "\n\n" + rule.doc + "\n\n- reads: " + codes(rule.reads) +
+           "\n\n";
+  out += "## Codes of other diagnostics\n\n| code | |\n|---|---|\n";
+  for (const auto& one : diagnostic_codes())
+    out += "| " + std::string(one.code) + " | " + cell(one.title) + " |\n";
+  return out;
+}
+
+// "8 ranks: TP 2, PP 2"
+std::string layout_text(const DistConfig& dist) {
+  std::string out = std::to_string(dist.world_size) + (dist.world_size == 1 ? " rank" : " ranks"), axes;
+  const auto axis = [&](const char* name, int64_t size) {
+    if (size > 1) axes += (axes.empty() ? ": " : ", ") + std::string(name) + " " + std::to_string(size);
+  };
+  axis("TP", dist.tensor_model_parallel_size);
+  axis("PP", dist.pipeline_model_parallel_size);
+  axis("CP", dist.context_parallel_size);
+  axis("EP", dist.expert_model_parallel_size);
+  return out + axes;
+}
+
+std::string recipes_page(const Schema& schema, const Library& library) {
+  std::string out =
+      "# Recipes and presets\n\nThey come with the program; a recipe of one's own extends one of them "
+      "(`capstan recipe new my.yaml --from NAME`).\n\n"
+      "| recipe | | layers × width | tokens a sample | samples a step | world |\n|---|---|---|---|---|---|\n";
+  for (const auto& entry : library.recipes()) {
+    Request request;
+    request.recipe = entry.name;
+    Config config;
+    const Resolved resolved = resolve_into(schema, library, &config, request);
+    out += "| " + code(entry.name) + " | " + cell(entry.description) + " | ";
+    if (!resolved.ok()) {
+      out += "| | | |\n";  // a test keeps all of them sound
+      continue;
+    }
+    out += std::to_string(config.model.num_layers) + " × " + std::to_string(config.model.hidden_size) +
+           " | " + std::to_string(config.model.seq_length) + " | " +
+           std::to_string(config.train.global_batch_size.value_or(config.train.micro_batch_size)) + " | " +
+           layout_text(config.dist) + " |\n";
+  }
+  for (const auto& section : schema.sections()) {
+    if (section.name.empty()) continue;
+    const auto presets = library.presets(section.name);
+    if (presets.empty()) continue;
+    out += "\n## " + section.name + "\n\n" + preset_table(presets);
+    out.pop_back();
+  }
+  return out;
+}
+
+std::string index_page(const Schema& schema) {
+  std::string out =
+      "# Reference\n\nGenerated from the field tables by `scripts/docs.sh`; a test keeps the pages fresh. "
+      "The "
+      "same texts are on the command\nline: `capstan explain optimizer.lr`.\n\n";
+  for (const auto& section : schema.sections())
+    if (!section.name.empty())
+      out += "- [" + section.name + "](" + section.name + ".md): " + section.doc + "\n";
+  out +=
+      "- [rules](rules.md): what fields must fulfil together, and the codes of diagnostics\n"
+      "- [recipes](recipes.md): the recipes and presets that come with the program\n\n"
+      "At the top of a recipe stand `schema: capstan/1` (the format), `extends` (the recipes to start from), "
+      "`unset` (paths that go\nback to preset or default), the sections above, and:\n\n";
+  for (const auto& section : schema.sections())
+    if (section.name.empty())
+      for (const auto& field : section.fields) out += field_entry(schema, field);
+  return out;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> reference_pages(const Schema& schema, const Library& library) {
+  std::map<std::string, std::string> pages;
+  pages["README.md"] = index_page(schema);
+  pages["rules.md"] = rules_page(schema);
+  pages["recipes.md"] = recipes_page(schema, library);
+  for (const auto& section : schema.sections())
+    if (!section.name.empty()) pages[section.name + ".md"] = section_page(schema, library, section);
+  for (auto& [name, text] : pages)  // one line break at the end
+    while (text.ends_with("\n\n")) text.pop_back();
+  return pages;
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,188 @@
+#include "formats/config_json.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+
+namespace capstan::interchange {
+
+using nlohmann::json;
+
+namespace {
+
+struct Harmless {
+  const char* key;
+  const char* why;
+};
+// Keys of any family that change no number of a forward or backward pass.
+constexpr std::array kHarmless = {
+    Harmless{"_attn_implementation", "which kernel computes attention there"},
+    Harmless{"_attn_implementation_autoset", "the same"},
+    Harmless{"_name_or_path", "where it was loaded from"},
+    Harmless{"_flash_attn_2_enabled", "which kernel computes attention there"},
+    Harmless{"attn_implementation", "the same"},
+    Harmless{"auto_map",
+             "Python code of the model's own: it is never run; the family's own computation is used"},
+    Harmless{"bos_token_id", "belongs to the tokenizer and to generation"},
+    Harmless{"chunk_size_feed_forward", "the same numbers in several pieces"},
+    Harmless{"eos_token_id", "belongs to the tokenizer and to generation"},
+    Harmless{"finetuning_task", "a note"},
+    Harmless{"id2label", "of classifiers"},
+    Harmless{"is_llama_config", "a note of SmolLM2's"},
+    Harmless{"label2id", "of classifiers"},
+    Harmless{"max_length", "generation"},
+    Harmless{"num_labels", "of classifiers"},
+    Harmless{"output_attentions", "what is returned there"},
+    Harmless{"output_hidden_states", "what is returned there"},
+    Harmless{"pad_token_id", "belongs to the tokenizer"},
+    Harmless{"pretraining_tp", "the same products in several pieces"},
+    Harmless{"problem_type", "of classifiers"},
+    Harmless{"return_dict", "what is returned there"},
+    Harmless{"task_specific_params", "generation"},
+    Harmless{"tokenizer_class", "belongs to the tokenizer"},
+    Harmless{"torchscript", "how it runs there"},
+    Harmless{"transformers.js_config", "how it runs there"},
+    Harmless{"transformers_version", "a note"},
+    Harmless{"unsloth_fixed", "a note"},
+    Harmless{"unsloth_version", "a note"},
+    Harmless{"use_cache", "how generation runs there"},
+};
+
+bool is_off(const json& value) {
+  return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
+         ((value.is_array() || value.is_object() || value.is_string()) && value.empty()) ||
+         (value.is_string() && value.get_ref<const std::string&>().empty());
+}
+
+std::string shown(const json& value) {
+  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  if (text.size() > 60) text.resize(60), text += "…";
+  return text;
+}
+
+}  // namespace
+
+ConfigJson::ConfigJson(const json& object, std::string place) : object_(object), place_(std::move(place)) {
+  if (!object_.is_object()) fail(ErrorCode::format, place_ + ": it is not a JSON object");
+}
+
+bool ConfigJson::has(const char* key) const {
+  const auto found = object_.find(key);
+  return found != object_.end() && !found->is_null();
+}
+
+const json* ConfigJson::find(const char* key) {
+  read_.insert(key);
+  const auto found = object_.find(key);
+  return found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+void ConfigJson::wrong_type(const char* key, const json& value, const char* expected) const {
+  fail(ErrorCode::format, place_ + ": `" + key + "` is " + shown(value) + ", and should be " + expected);
+}
+
+int64_t ConfigJson::integer(const char* key, std::optional<int64_t> otherwise, int64_t most) {
+  const json* value = find(key);
+  if (!value) {
+    if (!otherwise) fail(ErrorCode::format, place_ + ": `" + key + "` is missing");
+    return *otherwise;
+  }
+  const bool fits = value->is_number_unsigned() && value->get<uint64_t>() >= 1 &&
+                    value->get<uint64_t>() <= static_cast<uint64_t>(most);
+  if (!fits) wrong_type(key, *value, ("a whole number from 1 to " + std::to_string(most)).c_str());
+  return value->get<int64_t>();
+}
+
+double ConfigJson::number(const char* key, std::optional<double> otherwise) {
+  const json* value = find(key);
+  if (!value) {
+    if (!otherwise) fail(ErrorCode::format, place_ + ": `" + key + "` is missing");
+    return *otherwise;
+  }
+  if (!value->is_number() || !std::isfinite(value->get<double>())) wrong_type(key, *value, "a finite number");
+  return value->get<double>();
+}
+
+bool ConfigJson::boolean(const char* key, bool otherwise) {
+  const json* value = find(key);
+  if (!value) return otherwise;
+  if (!value->is_boolean()) wrong_type(key, *value, "true or false");
+  return value->get<bool>();
+}
+
+std::string ConfigJson::text(const char* key, std::optional<std::string> otherwise) {
+  const json* value = find(key);
+  if (!value) {
+    if (!otherwise) fail(ErrorCode::format, place_ + ": `" + key + "` is missing");
+    return *otherwise;
+  }
+  if (!value->is_string()) wrong_type(key, *value, "a string");
+  return value->get<std::string>();
+}
+
+std::vector<double> ConfigJson::numbers(const char* key) {
+  const json* value = find(key);
+  if (!value) fail(ErrorCode::format, place_ + ": `" + key + "` is missing");
+  std::vector<double> result;
+  if (!value->is_array() || value->size() > 65536) wrong_type(key, *value, "a list of numbers");
+  for (const json& item : *value) {
+    if (!item.is_number() || !std::isfinite(item.get<double>()))
+      wrong_type(key, item, "finite in each place");
+    result.push_back(item.get<double>());
+  }
+  return result;
+}
+
+std::vector<std::string> ConfigJson::texts(const char* key) {
+  const json* value = find(key);
+  std::vector<std::string> result;
+  if (!value) return result;
+  if (!value->is_array()) wrong_type(key, *value, "a list of strings");
+  for (const json& item : *value) {
+    if (!item.is_string()) wrong_type(key, item, "a string in each place");
+    result.push_back(item.get<std::string>());
+  }
+  return result;
+}
+
+const json& ConfigJson::value(const char* key) {
+  static const json kNull;
+  const json* found = find(key);
+  return found ? *found : kNull;
+}
+
+void ConfigJson::only(const char* key, const json& value, const std::string& why) {
+  const json* found = find(key);
+  if (found && *found != value) refuse("`" + std::string(key) + "` is " + shown(*found) + ": " + why);
+}
+
+void ConfigJson::changes_nothing(std::initializer_list<const char*> keys) {
+  read_.insert(keys.begin(), keys.end());
+}
+
+void ConfigJson::refuse(const std::string& problem) {
+  problems_.push_back(problem);
+}
+
+void ConfigJson::finish() {
+  for (const Harmless& one : kHarmless) read_.insert(one.key);
+  if (has("quantization_config"))
+    refuse("`quantization_config`: the weights are quantised; only plain fp32, bf16 and fp16 ones are read"),
+        read_.insert("quantization_config");
+  std::vector<std::string> known(read_.begin(), read_.end());
+  for (const auto& [key, value] : object_.items()) {
+    if (read_.count(key) || is_off(value)) continue;
+    const auto near = near_matches(key, known, 1);
+    refuse(capstan::quoted(key) + " is " + shown(value) + ", and no key of this family" +
+           (near.empty() ? "" : " (near it: `" + near[0] + "`)"));
+  }
+  if (problems_.empty()) return;
+  fail(ErrorCode::unsupported,
+       place_ + ": what it asks for would not be computed:\n    " + join_some(problems_, "\n    ", 12),
+       "a key that changes no number can be removed from the file");
+}
+
+}  // namespace capstan::interchange

@@ -1,0 +1,262 @@
+#include "formats/convert.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "checkpoint/writer.hpp"
+#include "config/core/hash.hpp"
+#include "config/tools/show.hpp"
+#include "formats/family.hpp"
+#include "formats/hf_config.hpp"
+#include "formats/hf_directory.hpp"
+#include "formats/model_section.hpp"
+#include "formats/new_directory.hpp"
+
+namespace capstan::interchange {
+
+namespace fs = std::filesystem;
+using checkpoint::SafetensorsTensor;
+using checkpoint::TensorInfo;
+using checkpoint::TensorSource;
+
+namespace {
+
+// What is written of a source: its tensors, all as `dtype` where one is given.
+class Stream {
+ public:
+  Stream(TensorSource& source, std::optional<DType> dtype) : source_(source), dtype_(dtype) {}
+  DType type_of(const std::string& name) const { return dtype_.value_or(source_.at(name).dtype); }
+  int64_t bytes_of(const std::string& name) const {
+    return checkpoint::element_count(source_.at(name).shape) * size_of(type_of(name));
+  }
+  checkpoint::ByteSource bytes(const std::string& name) {
+    return checkpoint::source_of(source_, name, type_of(name));
+  }
+
+ private:
+  TensorSource& source_;
+  std::optional<DType> dtype_;
+};
+
+const std::string* carried_file(const Carried& carried, std::string_view name) {
+  for (const auto& [file, text] : carried)
+    if (file == name) return &text;
+  return nullptr;
+}
+
+// Numbers in names by their value: layers.2 before layers.10.
+bool earlier(const std::string& a, const std::string& b) {
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  size_t i = 0, j = 0;
+  while (i < a.size() && j < b.size()) {
+    if (digit(a[i]) && digit(b[j])) {
+      size_t x = i, y = j;
+      while (x < a.size() && digit(a[x])) ++x;
+      while (y < b.size() && digit(b[y])) ++y;
+      if (x - i != y - j) return x - i < y - j;
+      const int order = a.compare(i, x - i, b, j, y - j);
+      if (order != 0) return order < 0;
+      i = x, j = y;
+    } else if (a[i] != b[j]) {
+      return a[i] < b[j];
+    } else {
+      ++i, ++j;
+    }
+  }
+  return a.size() - i < b.size() - j;
+}
+
+std::string numbered_shard(size_t index, size_t count) {
+  const auto padded = [](size_t value) {
+    const std::string text = std::to_string(value);
+    return std::string(text.size() < 5 ? 5 - text.size() : 0, '0') + text;
+  };
+  return "model-" + padded(index + 1) + "-of-" + padded(count) + ".safetensors";
+}
+
+// tensor → file. An index that came with the weights is kept where it names exactly these tensors and no size is asked for.
+std::map<std::string, std::string> shards(const Exported& from, const std::vector<std::string>& names,
+                                          const Stream& stream, std::optional<int64_t> most) {
+  if (const std::string* kept = most ? nullptr : carried_file(from.carried, kIndexFile)) {
+    const auto index = parse_index(*kept, std::string(kIndexFile));
+    if (index.size() == names.size() &&
+        std::all_of(names.begin(), names.end(), [&](const auto& name) { return index.count(name) > 0; }))
+      return index;
+  }
+  std::vector<std::vector<std::string>> groups(1);
+  int64_t bytes = 0;
+  for (const std::string& name : names) {
+    const int64_t size = stream.bytes_of(name);
+    if (bytes > 0 && bytes + size > most.value_or(5'000'000'000)) groups.emplace_back(), bytes = 0;
+    groups.back().push_back(name);
+    bytes += size;
+  }
+  std::map<std::string, std::string> result;
+  for (size_t i = 0; i < groups.size(); ++i)
+    for (const std::string& name : groups[i])
+      result[name] = groups.size() == 1 ? std::string(kSingleFile) : numbered_shard(i, groups.size());
+  return result;
+}
+
+// What Transformers writes beside shards.
+std::string index_text(const std::map<std::string, std::string>& shard_of, int64_t bytes, int64_t elements) {
+  nlohmann::json index;
+  index["metadata"]["total_parameters"] = elements;
+  index["metadata"]["total_size"] = bytes;
+  index["weight_map"] = shard_of;
+  return index.dump(2) + "\n";
+}
+
+bool says_the_same(const std::string& kept, const std::string& made) {
+  const auto a = checkpoint::parse_strict_json(kept, std::string(kIndexFile)),
+             b = nlohmann::json::parse(made);
+  const auto size = [](const nlohmann::json& index) {
+    return index.contains("metadata") && index["metadata"].is_object()
+               ? index["metadata"].value("total_size", nlohmann::json())
+               : nlohmann::json();
+  };
+  return a["weight_map"] == b["weight_map"] && size(a) == size(b);
+}
+
+// The ids of special tokens, by generation_config.json. Transformers' classes have ids of their own models for those that are missing:
+// null says that there are none.
+std::string with_special_ids(const std::string& config, const Carried& carried) {
+  const std::string* settings = carried_file(carried, "generation_config.json");
+  const auto generation = settings ? nlohmann::json::parse(*settings, nullptr, false) : nlohmann::json();
+  const auto value = [&](const char* key) {
+    return generation.is_object() ? generation.value(key, nlohmann::json()) : nlohmann::json();
+  };
+  auto parsed = nlohmann::json::parse(config);
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) parsed[key] = value(key);
+  // An embedding's row for padding is never learnt there: where an end of text pads in generation, it is no such row.
+  const auto &eos = parsed["eos_token_id"], &pad = parsed["pad_token_id"];
+  if (eos == pad || (eos.is_array() && std::find(eos.begin(), eos.end(), pad) != eos.end()))
+    parsed["pad_token_id"] = nullptr;
+  return parsed.dump(2) + "\n";
+}
+
+struct Outline {
+  const Family* family = nullptr;
+  std::string config;
+};
+
+// The config.json that came with the weights where it still describes the model.
+Outline outline(const config::ModelConfig& ours, const Carried& carried, DType dtype) {
+  if (const std::string* kept = carried_file(carried, kConfigFile)) {
+    const HfModel model = read_hf_config(*kept, std::string(kConfigFile));
+    if (differences(ours, model.model).empty()) return {model.family, with_dtype(*kept, dtype)};
+  }
+  const HfConfig made = write_hf_config(ours, dtype);
+  return {made.family, with_special_ids(made.text, carried)};
+}
+
+}  // namespace
+
+TensorNames class_names(const config::ModelConfig& model, const Carried& carried) {
+  // How long sequences may be and the like does not change the class.
+  if (const std::string* kept = carried_file(carried, kConfigFile))
+    return read_hf_config(*kept, std::string(kConfigFile)).family->names;
+  return write_hf_config(model, DType::f32).family->names;
+}
+
+std::string first_state(const std::string& base) {
+  nlohmann::ordered_json state{{"schema", "capstan.state/1"}, {"step", 0},
+                               {"consumed_samples", 0},       {"consumed_tokens", 0},
+                               {"schedule_samples", 0},       {"optimizer_steps", 0},
+                               {"optimizer", false}};
+  if (!base.empty()) state["base"] = base;
+  return state.dump(2) + "\n";
+}
+
+Written write_first_checkpoint(FirstCheckpoint from, const fs::path& to) {
+  NewDirectory directory(to);
+  Stream stream(*from.tensors, from.dtype);
+  checkpoint::SaveInfo info;
+  info.run_id = kImportedRun;
+  info.recipe_hash = config::config_hash(config::schema(), &from.resolution->config);
+  info.layout = "tp1 pp1 dp1";
+  info.version = CAPSTAN_VERSION;
+  checkpoint::Writer writer(directory.files(), directory.path(), info, "import", 0, 1);
+  Written written;
+  for (const std::string& name : from.tensors->names()) {
+    const TensorInfo& tensor = from.tensors->at(name);
+    writer.add(name, stream.type_of(name), tensor.shape, checkpoint::whole(tensor.shape), stream.bytes(name));
+    ++written.tensors;
+    written.bytes += stream.bytes_of(name);
+  }
+  writer.add_text(checkpoint::kRecipeFile, config::resolved_recipe(*from.resolution));
+  writer.add_text(checkpoint::kStateFile, first_state(from.base));
+  for (auto& [name, text] : from.carried) {
+    written.files.push_back(name);
+    writer.add_text(name, std::move(text));
+  }
+  directory.appear(writer.commit({writer.finish_rank()}));
+  return written;
+}
+
+Written write_checkpoint(ForeignModel& from, const fs::path& to, std::optional<DType> dtype) {
+  const config::Resolution resolution = resolve_recipe(from);
+  resolution.require_ok();
+  const auto source = from.parameters(resolution.config.model);
+  Written written = write_first_checkpoint({&resolution, source.get(), dtype, from.carried(), ""}, to);
+  written.kind = from.kind();
+  return written;
+}
+
+Written write_hf(const Exported& from, const fs::path& to, const HfOptions& options) {
+  NewDirectory directory(to);
+  // Which family: before a type is known; what the weights are is said in its config.json once they are counted.
+  const Outline shape = outline(from.model, from.carried, DType::f32);
+  const TensorNames names =
+      carried_file(from.carried, kNamesFile) ? shape.family->bare_names() : shape.family->names;
+  RearrangedSource source(*from.parameters, inverted(parameter_table(from.model, names)));
+  Stream stream(source, options.dtype);
+
+  std::vector<std::string> tensors = source.names();
+  std::sort(tensors.begin(), tensors.end(), earlier);
+  Written written;
+  int64_t elements = 0;
+  std::map<DType, int64_t> of_type;
+  for (const std::string& name : tensors) {
+    written.bytes += stream.bytes_of(name);
+    const int64_t count = checkpoint::element_count(source.at(name).shape);
+    elements += count;
+    of_type[stream.type_of(name)] += count;
+  }
+  written.tensors = static_cast<int64_t>(tensors.size());
+  const DType most = std::max_element(of_type.begin(), of_type.end(), [](const auto& a, const auto& b) {
+                       return a.second < b.second;
+                     })->first;
+
+  const auto shard_of = shards(from, tensors, stream, options.shard_bytes);
+  std::map<std::string, std::vector<SafetensorsTensor>> files;
+  for (const auto& [tensor, file] : shard_of)
+    files[file].push_back({tensor, stream.type_of(tensor), source.at(tensor).shape, stream.bytes(tensor)});
+  for (const auto& [file, content] : files) {
+    checkpoint::write_safetensors(directory.files(), directory.path() / file, content, {{"format", "pt"}});
+    written.files.push_back(file);
+  }
+  const auto add = [&](const std::string& name, const std::string& text) {
+    directory.write(name, text);
+    written.files.push_back(name);
+  };
+  if (files.size() > 1 || files.begin()->first != kSingleFile) {
+    const std::string made = index_text(shard_of, written.bytes, elements);
+    const std::string* kept = carried_file(from.carried, kIndexFile);
+    add(std::string(kIndexFile), kept && says_the_same(*kept, made) ? *kept : made);
+  }
+  add(std::string(kConfigFile), outline(from.model, from.carried, most).config);
+  for (const auto& [name, text] : from.carried)
+    if (name != kConfigFile && name != kIndexFile && name != kNamesFile) add(name, text);
+  directory.appear(directory.path());
+  written.kind = std::string(shape.family->model_type) + " in safetensors";
+  written.tokenizer = std::any_of(from.carried.begin(), from.carried.end(),
+                                  [](const auto& file) { return is_tokenizer_file(file.first); });
+  return written;
+}
+
+}  // namespace capstan::interchange

@@ -1,0 +1,114 @@
+#include "formats/external_model.hpp"
+
+#include <filesystem>
+#include <map>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/hash.hpp"
+#include "config/tools/edit.hpp"
+#include "config/tools/emit.hpp"
+#include "config/core/external.hpp"
+#include "config/core/library.hpp"
+#include "formats/formats.hpp"
+#include "formats/model_section.hpp"
+
+namespace capstan::interchange {
+
+namespace fs = std::filesystem;
+
+bool is_foreign(std::string_view name) {
+  return config::is_foreign_model("model", name);
+}
+
+std::string absolute_name(const std::string& name) {
+  return config::absolute_name(name, fs::current_path());
+}
+
+std::unique_ptr<ForeignModel> ForeignModel::open(const std::string& name) {
+  CAPSTAN_ASSERT(is_foreign(name), "the name of another program's model");
+  const auto [scheme, path] = config::split_scheme(name);
+  if (path.empty()) fail(ErrorCode::usage, "`" + name + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
+  return scheme == "hf:" ? open_hf(name, std::string(path)) : open_gguf(name, std::string(path));
+}
+
+std::string ForeignModel::content_hash() const {
+  std::string hashes;
+  for (const fs::path& file : weight_files()) hashes += checkpoint::hash_file(file).whole + "\n";
+  return checkpoint::hash_of(hashes);
+}
+
+void ForeignModel::take_tensors(const std::function<bool(std::string_view)>& beside) {
+  const ArrangementTable table = parameter_table(model_, names_);
+  std::map<DType, int64_t> elements;
+  std::vector<std::string> left;
+  for (const std::string& tensor : files().names()) {
+    const checkpoint::TensorInfo& info = files().at(tensor);
+    elements[info.dtype] += checkpoint::element_count(info.shape);
+    if (!table.sources.count(tensor) && !beside(tensor)) left.push_back(capstan::quoted(tensor));
+  }
+  for (const auto& [type, count] : elements)
+    if (count > elements[dtype_]) dtype_ = type;
+  if (left.empty()) return;
+  const size_t count = left.size();
+  fail(ErrorCode::unsupported, files().place() + ": " + std::to_string(count) +
+                                   (count == 1 ? " tensor has" : " tensors have") +
+                                   " no place in the model that the file describes (" + kind() + "):\n    " +
+                                   join_some(left, "\n    ", 8));
+}
+
+std::unique_ptr<checkpoint::TensorSource> ForeignModel::arranged(checkpoint::TensorSource& files,
+                                                                 const config::ModelConfig& model) const {
+  if (model.hidden_size == model_.hidden_size && *model.padded_vocab_size < model_.vocab_size) {
+    const auto shape = [&](int64_t rows) { return checkpoint::to_text({rows, model_.hidden_size}); };
+    fail(ErrorCode::failed,
+         name() + " does not fit the recipe's model: `embedding.word_embeddings.weight`: " +
+             shape(model_.vocab_size) + " in the checkpoint, " + shape(*model.padded_vocab_size) +
+             " in the recipe",
+         "model=" + name() +
+             " takes the sizes from the file; model.vocab_size=" + std::to_string(model_.vocab_size));
+  }
+  config::ModelConfig ours = model_;
+  // Rows of another width are not padded: then they do not fit, and their number is reported as it is.
+  ours.padded_vocab_size =
+      model.hidden_size == model_.hidden_size ? *model.padded_vocab_size : model_.vocab_size;
+  return std::make_unique<RearrangedSource>(files, parameter_table(ours, names_));
+}
+
+std::string model_preset(const std::string& name) {
+  return section_text(ForeignModel::open(name)->model());
+}
+
+std::string recipe_text(const ForeignModel& model) {
+  std::string text = "# Made from " + model.name() + ".\n";
+  fs::path named = model.name().substr(model.name().find(':') + 1);
+  if (!named.has_filename()) named = named.parent_path();
+  const fs::path title =
+      config::split_scheme(model.name()).scheme == "gguf:" ? named.stem() : named.filename();
+  text += "name: " + config::yaml_text(title.string()) + "\nmodel:\n";
+  const std::string section = section_text(model.model());
+  for (const auto line : split(section, '\n'))
+    if (!line.empty()) text += "  " + std::string(line) + "\n";
+  text += std::string("mixed_precision: ") + (model.dtype() == DType::bf16 ? "bf16_mixed" : "fp32") + "\n";
+  text += "train:\n  train_iters: 1\n  global_batch_size: 1\n  micro_batch_size: 1\n";
+  text += "optimizer:\n  preset: adamw\n  lr: 1e-5\ndataset: mock\n";
+  if (const std::string tokenizer = model.tokenizer(); tokenizer.empty())
+    text += "tokenizer: none\n";
+  else
+    text += "tokenizer:\n  preset: huggingface\n  tokenizer_model: " + config::yaml_text(tokenizer) + "\n";
+  return text;
+}
+
+config::Resolution resolve_recipe(const ForeignModel& model, config::Request request) {
+  request.recipe = model.name() + "/recipe.yaml";  // what messages call it
+  config::Resolution resolution;
+  static_cast<config::Resolved&>(resolution) = config::resolve_text_into(
+      config::schema(), config::Library::standard(), &resolution.config, request, recipe_text(model));
+  return resolution;
+}
+
+void use_in_recipes() {
+  config::read_foreign_models_with(model_preset);
+}
+
+}  // namespace capstan::interchange

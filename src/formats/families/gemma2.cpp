@@ -1,0 +1,63 @@
+// Gemma 2: norms before and after, gamma - 1 on disk, capped scores and logits, a window on every other layer, the first one
+// included.
+#include <cmath>
+
+#include "formats/family.hpp"
+
+namespace capstan::interchange {
+
+static constexpr LlamaLike kGemma2Keys{.tied = true,
+                                       .attention_bias = true,
+                                       .activation = "hidden_activation",
+                                       .function = "gelu_pytorch_tanh",
+                                       .groups = 4,
+                                       .head = 256};
+
+static void read_gemma2(ConfigJson& c, config::ModelConfig& m) {
+  read_llama_like(c, m, kGemma2Keys);
+  c.changes_nothing({"hidden_act"});  // of the first files; the class never looks at it
+  m.norm_placement = config::NormPlacement::both;
+  m.layernorm_zero_centered_gamma = true;
+  m.embedding_multiplier = std::sqrt(static_cast<double>(m.hidden_size));
+  m.softmax_scale = 1 / std::sqrt(c.number("query_pre_attn_scalar", 256));
+  if (!std::isfinite(*m.softmax_scale)) c.refuse("`query_pre_attn_scalar` is not above 0");
+  const auto cap = [&](const char* key, double otherwise) -> std::optional<double> {
+    const double value = c.number(key, otherwise);
+    return c.has(key) || c.missing(key) ? std::optional(value) : std::nullopt;
+  };
+  m.attn_logit_softcapping = cap("attn_logit_softcapping", 50);
+  m.final_logit_softcapping = cap("final_logit_softcapping", 30);
+  std::vector<std::string> types = c.texts("layer_types");
+  if (types.empty())
+    for (int64_t layer = 0; layer < m.num_layers; ++layer)
+      types.emplace_back(layer % 2 == 0 ? "sliding_attention" : "full_attention");
+  read_layer_types(c, m, read_window(c, 4096), std::move(types));
+  c.changes_nothing({"cache_implementation"});
+}
+
+static void write_gemma2(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+  using nlohmann::ordered_json;
+  write_llama_like(m, j, kGemma2Keys);
+  const double scalar = 1 / (*m.softmax_scale * *m.softmax_scale), whole = std::round(scalar);
+  j["query_pre_attn_scalar"] = std::abs(scalar - whole) < 1e-9 * scalar
+                                   ? ordered_json(static_cast<int64_t>(whole))
+                                   : ordered_json(scalar);
+  j["attn_logit_softcapping"] = m.attn_logit_softcapping ? ordered_json(*m.attn_logit_softcapping) : nullptr;
+  j["final_logit_softcapping"] =
+      m.final_logit_softcapping ? ordered_json(*m.final_logit_softcapping) : nullptr;
+  j["sliding_window"] = m.window_size.value_or(4096);
+  write_layer_types(m, j);
+}
+
+static TensorNames gemma2_names() {
+  TensorNames n = llama_names();
+  n.post_attention_norm = "post_attention_layernorm";
+  n.mlp_norm = "pre_feedforward_layernorm";
+  n.post_mlp_norm = "post_feedforward_layernorm";
+  return n;
+}
+
+extern const Family kGemma2;
+const Family kGemma2 = {"gemma2", "Gemma2ForCausalLM", read_gemma2, write_gemma2, gemma2_names(), ""};
+
+}  // namespace capstan::interchange

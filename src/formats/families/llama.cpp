@@ -1,0 +1,19 @@
+// Llama 2, 3, 3.1 and 3.2, SmolLM2, and whatever else calls itself `llama`.
+#include "formats/family.hpp"
+
+namespace capstan::interchange {
+
+static constexpr LlamaLike kLlamaKeys{.attention_bias = true, .mlp_bias = true};
+
+static void read_llama(ConfigJson& c, config::ModelConfig& m) {
+  read_llama_like(c, m, kLlamaKeys);
+}
+
+static void write_llama(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+  write_llama_like(m, j, kLlamaKeys);
+}
+
+extern const Family kLlama;
+const Family kLlama = {"llama", "LlamaForCausalLM", read_llama, write_llama, llama_names(), ""};
+
+}  // namespace capstan::interchange

@@ -1,0 +1,32 @@
+// OLMo 2: norms of outputs, and of all heads' queries (and keys) as one vector.
+#include "formats/family.hpp"
+
+namespace capstan::interchange {
+
+static constexpr LlamaLike kOlmo2Keys{.attention_bias = true, .epsilon = 1e-5};
+
+static void read_olmo2(ConfigJson& c, config::ModelConfig& m) {
+  read_llama_like(c, m, kOlmo2Keys);
+  m.norm_placement = config::NormPlacement::output;
+  m.qk_layernorm = true;
+  m.qk_layernorm_across_heads = true;
+}
+
+static void write_olmo2(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+  write_llama_like(m, j, kOlmo2Keys);
+}
+
+static TensorNames olmo2_names() {
+  TensorNames n = llama_names();
+  n.input_norm = n.mlp_norm = "";
+  n.post_attention_norm = "post_attention_layernorm";
+  n.post_mlp_norm = "post_feedforward_layernorm";
+  n.q_norm = "self_attn.q_norm";
+  n.k_norm = "self_attn.k_norm";
+  return n;
+}
+
+extern const Family kOlmo2;
+const Family kOlmo2 = {"olmo2", "Olmo2ForCausalLM", read_olmo2, write_olmo2, olmo2_names(), ""};
+
+}  // namespace capstan::interchange

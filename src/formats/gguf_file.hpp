@@ -1,0 +1,80 @@
+// The GGUF format, version 3: metadata and tensors. Every size in a file is checked against the file before it is believed.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/file.hpp"
+#include "checkpoint/tensor_source.hpp"
+#include "formats/gguf_quants.hpp"
+
+namespace capstan::interchange {
+
+// A value of the metadata; arrays hold one of the three lists.
+struct GgufValue {
+  enum class Kind : uint8_t { integer, real, boolean, text, integers, reals, texts };
+  Kind kind = Kind::integer;
+  int64_t integer = 0;  // booleans too; unsigned ones above 2^63 are refused
+  double real = 0;
+  std::string text;
+  std::vector<int64_t> integers;
+  std::vector<double> reals;
+  std::vector<std::string> texts;
+};
+using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
+
+struct GgufTensor {
+  std::string name;
+  checkpoint::Shape shape;  // outermost first, as everywhere here (the file has them the other way round)
+  uint32_t type = 0;
+  uint64_t offset = 0;  // from the begin of the data
+  uint64_t bytes = 0;
+};
+
+struct GgufHeader {
+  GgufMetadata metadata;
+  std::vector<GgufTensor> tensors;  // in the order of the file
+  uint64_t data_begin = 0;
+};
+// `file` names it in errors: ErrorCode::format; ::unsupported for versions, types and split files that are not read.
+GgufHeader parse_gguf(std::span<const std::byte> bytes, const std::string& file);
+
+struct StoredGguf : checkpoint::TensorInfo {
+  const GgufTensor* tensor = nullptr;
+  const GgmlType* type = nullptr;
+};
+
+// Quantised tensors are fp32.
+class GgufFile final : public checkpoint::MapSource<StoredGguf> {
+ public:
+  explicit GgufFile(const std::filesystem::path& path);
+  const std::filesystem::path& path() const { return map_.path(); }
+  const GgufMetadata& metadata() const { return header_.metadata; }
+
+  std::string place() const override { return "`" + map_.path().string() + "`"; }
+  void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+            std::span<std::byte> out) override;
+
+ private:
+  MappedFile map_;
+  GgufHeader header_;
+};
+
+// ---- writing ----
+
+// The bytes of a file up to its data: offsets are those of the tensors in their order, each at a multiple of 32.
+std::string gguf_header(const std::vector<std::pair<std::string, GgufValue>>& metadata,
+                        std::vector<GgufTensor>& tensors);
+inline constexpr uint64_t kGgufAlignment = 32;
+
+GgufValue gguf_integer(int64_t value);  // written as u32
+GgufValue gguf_real(double value);      // as f32
+GgufValue gguf_boolean(bool value);
+GgufValue gguf_text(std::string value);
+
+}  // namespace capstan::interchange

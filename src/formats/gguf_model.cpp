@@ -1,0 +1,180 @@
+// gguf:FILE as a ForeignModel, and the writer.
+#include <unistd.h>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "formats/convert.hpp"
+#include "formats/formats.hpp"
+#include "formats/gguf_arch.hpp"
+#include "formats/gguf_tokenizer.hpp"
+#include "formats/hf_directory.hpp"
+#include "formats/new_directory.hpp"
+
+namespace capstan::interchange {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+class GgufModelFile final : public ForeignModel {
+ public:
+  GgufModelFile(const std::string& name, const fs::path& path) : file_(path) {
+    name_ = name;
+    read_ = read_gguf_model(file_);
+    model_ = read_.model;
+    names_ = read_.names;
+    take_tensors([](std::string_view tensor) { return tensor == kRopeFactors; });
+  }
+
+  std::string kind() const override { return read_.architecture + " in GGUF"; }
+  checkpoint::TensorSource& files() override { return file_; }
+  std::vector<fs::path> weight_files() const override { return {file_.path()}; }
+  std::string tokenizer() const override {
+    return file_.metadata().count("tokenizer.ggml.tokens") ? absolute_name(name_) : "";
+  }
+  std::vector<std::pair<std::string, std::string>> carried() const override {
+    std::vector<std::pair<std::string, std::string>> files;
+    if (std::string text = tokenizer_json_of(file_.metadata(), file_.place()); !text.empty())
+      files.emplace_back("tokenizer.json", std::move(text));
+    if (std::string text = tokenizer_config_of(file_.metadata()); !text.empty())
+      files.emplace_back("tokenizer_config.json", std::move(text));
+    if (std::string text = generation_config_of(file_.metadata()); !text.empty())
+      files.emplace_back("generation_config.json", std::move(text));
+    return files;
+  }
+
+ private:
+  GgufFile file_;
+  GgufModel read_;
+};
+
+// What readers expect in fp32 whatever the file's type is.
+bool stays_fp32(const std::string& name, const checkpoint::Shape& shape) {
+  return shape.size() < 2 || name.find("_norm.") != std::string::npos || name.starts_with("position_embd");
+}
+
+const GgmlType& type_in_file(GgufType wanted, const std::string& name, const checkpoint::Shape& shape) {
+  uint32_t id = kGgmlF32;
+  if (!stays_fp32(name, shape)) {
+    if (wanted == GgufType::f16) id = kGgmlF16;
+    if (wanted == GgufType::bf16) id = kGgmlBf16;
+    if (wanted == GgufType::q8_0) id = shape.back() % 32 == 0 ? kGgmlQ8_0 : kGgmlF16;
+  }
+  return *find_ggml_type(id);
+}
+
+// Of the tokenizer among the carried files; empty: there is none.
+std::vector<std::pair<std::string, GgufValue>> tokenizer_entries(const Exported& from) {
+  const auto carried = [&](std::string_view name) -> std::string {
+    for (const auto& [file, text] : from.carried)
+      if (file == name) return text;
+    return "";
+  };
+  if (const std::string tokenizer = carried("tokenizer.json"); !tokenizer.empty())
+    return gguf_tokenizer(tokenizer, carried("tokenizer_config.json"), carried("generation_config.json"),
+                          carried("chat_template.jinja"), from.model.vocab_size);
+  if (!carried("tokenizer.model").empty()) return gguf_sentencepiece(from.carried, from.model.vocab_size);
+  for (const auto& [name, text] : from.carried)
+    if (is_tokenizer_file(name))
+      fail(ErrorCode::unsupported,
+           "a GGUF file takes the tokenizer of a tokenizer.json or a tokenizer.model, not `" + name + "`",
+           "Transformers writes a tokenizer.json: python -c \"from transformers import AutoTokenizer as T; "
+           "T.from_pretrained('DIR').save_pretrained('DIR')\"");
+  return {};
+}
+
+// general.file_type
+int64_t file_type(GgufType type) {
+  switch (type) {
+    case GgufType::f32:
+      return 0;
+    case GgufType::f16:
+      return 1;
+    case GgufType::q8_0:
+      return 7;
+    case GgufType::bf16:
+      return 32;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::unique_ptr<ForeignModel> open_gguf(const std::string& name, const fs::path& file) {
+  return std::make_unique<GgufModelFile>(name, file);
+}
+
+Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
+  require_new(to);
+  const GgufPlan plan = plan_gguf(from.model);
+  RearrangedSource source(*from.parameters, inverted(parameter_table(from.model, plan.names)));
+
+  std::vector<std::pair<std::string, GgufValue>> metadata = {
+      {"general.architecture", gguf_text(plan.architecture)},
+      {"general.name", gguf_text(to.stem().string())},
+      {"general.file_type", gguf_integer(file_type(type))}};
+  if (type == GgufType::q8_0) metadata.emplace_back("general.quantization_version", gguf_integer(2));
+  metadata.insert(metadata.end(), plan.metadata.begin(), plan.metadata.end());
+  bool has_tokenizer = false;
+  for (auto& entry : tokenizer_entries(from)) {
+    metadata.push_back(std::move(entry));
+    has_tokenizer = true;
+  }
+
+  std::vector<GgufTensor> tensors;
+  for (const std::string& name : source.names()) {
+    const auto& shape = source.at(name).shape;
+    tensors.push_back({name, shape, type_in_file(type, name, shape).id, 0, 0});
+  }
+  if (!plan.rope_factors.empty())
+    tensors.push_back(
+        {std::string(kRopeFactors), {static_cast<int64_t>(plan.rope_factors.size())}, kGgmlF32, 0, 0});
+  const std::string header = gguf_header(metadata, tensors);
+
+  fs::path temporary = to;
+  temporary += ".tmp-" + std::to_string(::getpid());
+  struct Remove {
+    const fs::path& path;
+    ~Remove() { ::unlink(path.c_str()); }  // renamed: nothing is there
+  } remove{temporary};
+  FileWriter writer(temporary);
+  writer.write(header);
+  Written written;
+  std::vector<float> values;
+  std::vector<std::byte> bytes;
+  for (const GgufTensor& tensor : tensors) {
+    size_t given = 0;
+    // Rows at a time: a block of a quantised type lies within one.
+    for (const auto& rows :
+         checkpoint::row_slabs(checkpoint::whole(tensor.shape), DType::f32, checkpoint::kPieceBytes)) {
+      if (tensor.name == kRopeFactors) {
+        values = plan.rope_factors;
+      } else {
+        values.resize(static_cast<size_t>(checkpoint::element_count(rows.sizes)));
+        source.read(tensor.name, DType::f32, rows, std::as_writable_bytes(std::span(values)));
+      }
+      try {
+        quantise(*find_ggml_type(tensor.type), values, bytes);
+      } catch (const Error& error) {
+        fail(error.code(), "the tensor " + capstan::quoted(tensor.name) + ": " + error.message(),
+             error.help());
+      }
+      given += bytes.size();
+      writer.write(bytes);
+    }
+    CAPSTAN_ASSERT(given == tensor.bytes, "bytes of " + tensor.name);
+    writer.write(std::vector<std::byte>((kGgufAlignment - given % kGgufAlignment) % kGgufAlignment));
+    ++written.tensors;
+    written.bytes += static_cast<int64_t>(tensor.bytes);
+  }
+  writer.finish();
+  rename_new(temporary, to);
+  written.files = {to.filename().string()};
+  written.kind = plan.architecture + " in GGUF";
+  written.tokenizer = has_tokenizer;
+  return written;
+}
+
+}  // namespace capstan::interchange

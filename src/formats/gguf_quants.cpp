@@ -1,0 +1,207 @@
+#include "formats/gguf_quants.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "tensor/dtype.hpp"
+#include "tensor/half.hpp"
+
+namespace capstan::interchange {
+
+namespace {
+
+constexpr std::array kTypes = {
+    GgmlType{kGgmlF32, "F32", 1, 4},       GgmlType{kGgmlF16, "F16", 1, 2},
+    GgmlType{kGgmlQ4_0, "Q4_0", 32, 18},   GgmlType{kGgmlQ4_1, "Q4_1", 32, 20},
+    GgmlType{kGgmlQ8_0, "Q8_0", 32, 34},   GgmlType{kGgmlQ4_K, "Q4_K", 256, 144},
+    GgmlType{kGgmlQ6_K, "Q6_K", 256, 210}, GgmlType{kGgmlBf16, "BF16", 1, 2},
+};
+
+struct OtherName {
+  uint32_t id;
+  std::string_view name;
+};
+constexpr std::array kOthers = {
+    OtherName{6, "Q5_0"},    OtherName{7, "Q5_1"},     OtherName{9, "Q8_1"},    OtherName{10, "Q2_K"},
+    OtherName{11, "Q3_K"},   OtherName{13, "Q5_K"},    OtherName{15, "Q8_K"},   OtherName{16, "IQ2_XXS"},
+    OtherName{17, "IQ2_XS"}, OtherName{18, "IQ3_XXS"}, OtherName{19, "IQ1_S"},  OtherName{20, "IQ4_NL"},
+    OtherName{21, "IQ3_S"},  OtherName{22, "IQ2_S"},   OtherName{23, "IQ4_XS"}, OtherName{24, "I8"},
+    OtherName{25, "I16"},    OtherName{26, "I32"},     OtherName{27, "I64"},    OtherName{28, "F64"},
+    OtherName{29, "IQ1_M"},  OtherName{34, "TQ1_0"},   OtherName{35, "TQ2_0"},  OtherName{39, "MXFP4"},
+};
+
+template <class T>
+T at(const std::byte* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof value);
+  return value;
+}
+float half_at(const std::byte* bytes) {
+  return half_to_float(at<uint16_t>(bytes));
+}
+int low(std::byte b) {
+  return std::to_integer<int>(b) & 15;
+}
+int high(std::byte b) {
+  return std::to_integer<int>(b) >> 4;
+}
+
+// Elements i and i + 16 share a byte.
+void q4_0(const std::byte* b, float* y) {
+  const float d = half_at(b);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = static_cast<float>(low(b[2 + i]) - 8) * d;
+    y[i + 16] = static_cast<float>(high(b[2 + i]) - 8) * d;
+  }
+}
+void q4_1(const std::byte* b, float* y) {
+  const float d = half_at(b), m = half_at(b + 2);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = static_cast<float>(low(b[4 + i])) * d + m;
+    y[i + 16] = static_cast<float>(high(b[4 + i])) * d + m;
+  }
+}
+void q8_0(const std::byte* b, float* y) {
+  const float d = half_at(b);
+  for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(at<int8_t>(b + 2 + i)) * d;
+}
+
+// Eight scales and eight minima of six bits in twelve bytes.
+void q4_k(const std::byte* b, float* y) {
+  const float d = half_at(b), least = half_at(b + 2);
+  const std::byte* packed = b + 4;
+  const auto byte = [&](int i) { return std::to_integer<int>(packed[i]); };
+  for (int j = 0; j < 8; ++j) {
+    const int scale = j < 4 ? byte(j) & 63 : (byte(j + 4) & 15) | ((byte(j - 4) >> 6) << 4);
+    const int minimum = j < 4 ? byte(j + 4) & 63 : (byte(j + 4) >> 4) | ((byte(j) >> 6) << 4);
+    const float step = d * static_cast<float>(scale), offset = least * static_cast<float>(minimum);
+    const std::byte* values = b + 16 + j / 2 * 32;
+    for (int i = 0; i < 32; ++i)
+      y[j * 32 + i] = step * static_cast<float>(j % 2 == 0 ? low(values[i]) : high(values[i])) - offset;
+  }
+}
+
+// Four bits in ql, two in qh, sixteen scales of a byte.
+void q6_k(const std::byte* b, float* y) {
+  const float d = half_at(b + 208);
+  for (int half = 0; half < 2; ++half) {
+    const std::byte *ql = b + 64 * half, *qh = b + 128 + 32 * half, *scales = b + 192 + 8 * half;
+    for (int part = 0; part < 4; ++part)
+      for (int i = 0; i < 32; ++i) {
+        const std::byte packed = ql[32 * (part % 2) + i];
+        const int bits = (std::to_integer<int>(qh[i]) >> (2 * part)) & 3;
+        const int value = ((part < 2 ? low(packed) : high(packed)) | (bits << 4)) - 32;
+        const float step = d * static_cast<float>(at<int8_t>(scales + 2 * part + i / 16));
+        y[128 * half + 32 * part + i] = step * static_cast<float>(value);
+      }
+  }
+}
+
+}  // namespace
+
+const GgmlType* find_ggml_type(uint32_t id) {
+  for (const GgmlType& type : kTypes)
+    if (type.id == id) return &type;
+  return nullptr;
+}
+
+std::string_view ggml_type_name(uint32_t id) {
+  if (const GgmlType* type = find_ggml_type(id)) return type->name;
+  for (const OtherName& other : kOthers)
+    if (other.id == id) return other.name;
+  return "";
+}
+
+void dequantise(const GgmlType& type, std::span<const std::byte> blocks, std::span<float> out) {
+  const size_t count = out.size() / static_cast<size_t>(type.block);
+  CAPSTAN_ASSERT(out.size() % static_cast<size_t>(type.block) == 0 &&
+                     blocks.size() == count * static_cast<size_t>(type.bytes),
+                 "whole blocks");
+  for (size_t i = 0; i < count; ++i) {
+    const std::byte* b = blocks.data() + i * static_cast<size_t>(type.bytes);
+    float* y = out.data() + i * static_cast<size_t>(type.block);
+    switch (type.id) {
+      case kGgmlF32:
+        *y = at<float>(b);
+        break;
+      case kGgmlF16:
+        *y = half_at(b);
+        break;
+      case kGgmlBf16:
+        *y = static_cast<float>(at<bf16>(b));
+        break;
+      case kGgmlQ4_0:
+        q4_0(b, y);
+        break;
+      case kGgmlQ4_1:
+        q4_1(b, y);
+        break;
+      case kGgmlQ8_0:
+        q8_0(b, y);
+        break;
+      case kGgmlQ4_K:
+        q4_k(b, y);
+        break;
+      case kGgmlQ6_K:
+        q6_k(b, y);
+        break;
+      default:
+        fail(ErrorCode::internal, "a type of GGUF without a reader");
+    }
+  }
+}
+
+namespace {
+
+[[noreturn]] void cannot_hold(const GgmlType& type, float value) {
+  fail(
+      ErrorCode::unsupported, std::string(type.name) + " cannot hold the value " + to_text(value),
+      std::isfinite(value) ? "--type bf16 and f32 can" : "the weights are not numbers: did the run diverge?");
+}
+
+// fp16 of what is below its infinity.
+uint16_t half_of(const GgmlType& type, float value, float of) {
+  const uint16_t half = float_to_half(value);
+  if (!std::isfinite(half_to_float(half)) && std::isfinite(value)) cannot_hold(type, of);
+  return half;
+}
+
+}  // namespace
+
+void quantise(const GgmlType& type, std::span<const float> values, std::vector<std::byte>& out) {
+  const size_t count = values.size() / static_cast<size_t>(type.block);
+  CAPSTAN_ASSERT(values.size() % static_cast<size_t>(type.block) == 0, "whole blocks");
+  out.resize(count * static_cast<size_t>(type.bytes));
+  for (size_t i = 0; i < count; ++i) {
+    const float* x = values.data() + i * static_cast<size_t>(type.block);
+    std::byte* b = out.data() + i * static_cast<size_t>(type.bytes);
+    if (type.id == kGgmlF32) {
+      std::memcpy(b, x, sizeof(float));
+    } else if (type.id == kGgmlF16) {
+      const uint16_t half = half_of(type, *x, *x);
+      std::memcpy(b, &half, sizeof half);
+    } else if (type.id == kGgmlBf16) {
+      const bf16 brain(*x);
+      std::memcpy(b, &brain, sizeof brain);
+    } else {
+      CAPSTAN_ASSERT(type.id == kGgmlQ8_0, "a type that is written");
+      float largest = 0;
+      for (int k = 0; k < 32; ++k) {
+        if (!std::isfinite(x[k])) cannot_hold(type, x[k]);
+        largest = std::max(largest, std::abs(x[k]));
+      }
+      const float d = largest / 127.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
+      const uint16_t half = half_of(type, d, largest);
+      std::memcpy(b, &half, sizeof half);
+      for (int k = 0; k < 32; ++k)
+        b[2 + k] = static_cast<std::byte>(
+            static_cast<int8_t>(std::isfinite(inverse) ? std::round(x[k] * inverse) : 0));
+    }
+  }
+}
+
+}  // namespace capstan::interchange

@@ -1,0 +1,250 @@
+#include "formats/gguf_tokenizer.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "formats/gguf_vocabulary.hpp"
+
+namespace capstan::interchange {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+using Kind = GgufValue::Kind;
+
+namespace {
+
+ordered_json pre_tokenizer_json(const PreTokenizer& pre) {
+  const ordered_json bytes = {{"type", "ByteLevel"},
+                              {"add_prefix_space", false},
+                              {"trim_offsets", true},
+                              {"use_regex", pre.pattern == nullptr}};
+  if (pre.digits)
+    return {{"type", "Sequence"},
+            {"pretokenizers", {ordered_json{{"type", "Digits"}, {"individual_digits", true}}, bytes}}};
+  if (!pre.pattern) return bytes;
+  return {{"type", "Sequence"},
+          {"pretokenizers",
+           {ordered_json{{"type", "Split"},
+                         {"pattern", {{"Regex", pre.pattern}}},
+                         {"behavior", "Isolated"},
+                         {"invert", false}},
+            bytes}}};
+}
+
+const GgufValue* find(const GgufMetadata& metadata, std::string_view key, Kind kind,
+                      const std::string& file) {
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) return nullptr;
+  if (found->second.kind != kind)
+    fail(ErrorCode::format, file + ": `" + std::string(key) + "` is of another type");
+  return &found->second;
+}
+
+// Merges of a vocabulary whose order is in its scores: every way to make a token of two, the best token first.
+std::vector<std::pair<std::string, std::string>> merges_of_scores(const std::vector<std::string>& tokens,
+                                                                  const std::vector<double>& scores,
+                                                                  const std::vector<int64_t>& types) {
+  std::unordered_map<std::string_view, size_t> ids;
+  for (size_t i = 0; i < tokens.size(); ++i) ids.emplace(tokens[i], i);
+  struct Merge {
+    double score;
+    size_t left, right;
+  };
+  std::vector<Merge> merges;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (types[i] != kNormal || tokens[i].size() > 256) continue;
+    std::vector<Merge> here;
+    for (size_t cut = 1; cut < tokens[i].size(); ++cut) {
+      const auto left = ids.find(std::string_view(tokens[i]).substr(0, cut));
+      if (left == ids.end()) continue;
+      const auto right = ids.find(std::string_view(tokens[i]).substr(cut));
+      if (right != ids.end()) here.push_back({scores[i], left->second, right->second});
+    }
+    std::sort(here.begin(), here.end(), [](const Merge& a, const Merge& b) {
+      return std::pair(a.left, a.right) < std::pair(b.left, b.right);
+    });
+    merges.insert(merges.end(), here.begin(), here.end());
+  }
+  std::stable_sort(merges.begin(), merges.end(),
+                   [](const Merge& a, const Merge& b) { return a.score > b.score; });
+  std::vector<std::pair<std::string, std::string>> result;
+  for (const Merge& merge : merges) result.emplace_back(tokens[merge.left], tokens[merge.right]);
+  return result;
+}
+
+std::optional<std::string> special(const GgufMetadata& metadata, const char* key) {
+  const auto id = metadata.find(std::string("tokenizer.ggml.") + key + "_token_id");
+  const auto tokens = metadata.find("tokenizer.ggml.tokens");
+  if (id == metadata.end() || tokens == metadata.end() || id->second.kind != Kind::integer)
+    return std::nullopt;
+  const int64_t at = id->second.integer;
+  if (at < 0 || at >= static_cast<int64_t>(tokens->second.texts.size())) return std::nullopt;
+  return tokens->second.texts[static_cast<size_t>(at)];
+}
+
+bool is_true(const GgufMetadata& metadata, std::string_view key, bool otherwise) {
+  const auto found = metadata.find(key);
+  return found == metadata.end() || found->second.kind != Kind::boolean ? otherwise
+                                                                        : found->second.integer != 0;
+}
+
+// Puts a token before every text.
+ordered_json beginning_with(const std::string& token, int64_t id) {
+  const ordered_json first = {{"SpecialToken", {{"id", token}, {"type_id", 0}}}};
+  const auto sequence = [](const char* name, int type) {
+    return ordered_json{{"Sequence", {{"id", name}, {"type_id", type}}}};
+  };
+  return {{"type", "TemplateProcessing"},
+          {"single", {first, sequence("A", 0)}},
+          {"pair", {first, sequence("A", 0), first, sequence("B", 1)}},
+          {"special_tokens", {{token, {{"id", token}, {"ids", {id}}, {"tokens", {token}}}}}}};
+}
+
+}  // namespace
+
+std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& file) {
+  const GgufValue* tokens = find(metadata, "tokenizer.ggml.tokens", Kind::texts, file);
+  const GgufValue* kind = find(metadata, "tokenizer.ggml.model", Kind::text, file);
+  if (!tokens || !kind) return "";
+  const GgufValue* given_types = find(metadata, "tokenizer.ggml.token_type", Kind::integers, file);
+  const std::vector<int64_t> types =
+      given_types ? given_types->integers : std::vector<int64_t>(tokens->texts.size(), kNormal);
+  if (types.size() != tokens->texts.size())
+    fail(ErrorCode::format, file + ": `tokenizer.ggml.token_type` and `tokens` differ in length");
+
+  ordered_json model = {{"type", "BPE"},
+                        {"dropout", nullptr},
+                        {"unk_token", nullptr},
+                        {"continuing_subword_prefix", nullptr},
+                        {"end_of_word_suffix", nullptr},
+                        {"fuse_unk", false},
+                        {"byte_fallback", false},
+                        {"ignore_merges", false}};
+  ordered_json added = json::array(), normalizer, pre_tokenizer, decoder;
+  for (size_t i = 0; i < types.size(); ++i)
+    if (types[i] == kControl || types[i] == kUser || types[i] == kUnknown)
+      added.push_back({{"id", i},
+                       {"content", tokens->texts[i]},
+                       {"single_word", false},
+                       {"lstrip", false},
+                       {"rstrip", false},
+                       {"normalized", false},
+                       {"special", types[i] != kUser}});
+  // Not by operator[], which looks through all tokens before.
+  std::unordered_map<std::string_view, size_t> ids;
+  for (size_t i = 0; i < types.size(); ++i)
+    if (types[i] != kUnused) ids[tokens->texts[i]] = i;
+  ordered_json::object_t vocabulary;
+  for (size_t i = 0; i < types.size(); ++i)
+    if (types[i] != kUnused && ids[tokens->texts[i]] == i) vocabulary.emplace_back(tokens->texts[i], i);
+  ordered_json merges = json::array();
+
+  if (kind->text == "gpt2") {
+    const GgufValue* lines = find(metadata, "tokenizer.ggml.merges", Kind::texts, file);
+    if (!lines) fail(ErrorCode::format, file + ": `tokenizer.ggml.merges` is missing");
+    for (const std::string& line : lines->texts) {
+      const size_t blank = line.find(' ', 1);
+      if (blank == std::string::npos)
+        fail(ErrorCode::format,
+             file + ": `tokenizer.ggml.merges` has " + capstan::quoted(line) + ", not two tokens");
+      merges.push_back({line.substr(0, blank), line.substr(blank + 1)});
+    }
+    const GgufValue* pre = find(metadata, "tokenizer.ggml.pre", Kind::text, file);
+    const std::string name = !pre || pre->text == "default" ? "gpt-2" : pre->text;
+    const auto found = std::find_if(kPreTokenizers.begin(), kPreTokenizers.end(),
+                                    [&](const PreTokenizer& one) { return one.name == name; });
+    if (found == kPreTokenizers.end())
+      fail(ErrorCode::unsupported,
+           file + ": `tokenizer.ggml.pre` is " + capstan::quoted(name) + ", which this version does not know",
+           "take the tokenizer.json of the original model: tokenizer.tokenizer_model=FILE");
+    pre_tokenizer = pre_tokenizer_json(*found);
+    model["ignore_merges"] = found->ignores_merges;
+    decoder = {
+        {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
+  } else if (kind->text == "llama") {
+    const GgufValue* scores = find(metadata, "tokenizer.ggml.scores", Kind::reals, file);
+    if (!scores || scores->reals.size() != tokens->texts.size())
+      fail(ErrorCode::format,
+           file + ": `tokenizer.ggml.scores` is missing or of another length than `tokens`");
+    for (auto& [left, right] : merges_of_scores(tokens->texts, scores->reals, types))
+      merges.push_back({left, right});
+    const std::string blank(kBlank);
+    ordered_json steps = json::array();
+    if (is_true(metadata, "tokenizer.ggml.add_space_prefix", true))
+      steps.push_back({{"type", "Prepend"}, {"prepend", blank}});
+    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", blank}});
+    normalizer = {{"type", "Sequence"}, {"normalizers", steps}};
+    model["byte_fallback"] = true;
+    model["fuse_unk"] = true;
+    if (const auto unknown = special(metadata, "unknown")) model["unk_token"] = *unknown;
+    ordered_json parts = {{{"type", "Replace"}, {"pattern", {{"String", blank}}}, {"content", " "}},
+                          {{"type", "ByteFallback"}},
+                          {{"type", "Fuse"}}};
+    if (steps.size() == 2) parts.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+    decoder = {{"type", "Sequence"}, {"decoders", parts}};
+  } else {
+    fail(ErrorCode::unsupported,
+         file + ": `tokenizer.ggml.model` is " + capstan::quoted(kind->text) + "; gpt2 and llama are read");
+  }
+  model["vocab"] = std::move(vocabulary);
+  model["merges"] = std::move(merges);
+  ordered_json post_processor;
+  if (const auto begin = special(metadata, "bos");
+      begin && is_true(metadata, "tokenizer.ggml.add_bos_token", false))
+    post_processor = beginning_with(*begin, metadata.at("tokenizer.ggml.bos_token_id").integer);
+  const ordered_json whole = {{"version", "1.0"},
+                              {"truncation", nullptr},
+                              {"padding", nullptr},
+                              {"added_tokens", added},
+                              {"normalizer", normalizer},
+                              {"pre_tokenizer", pre_tokenizer},
+                              {"post_processor", post_processor},
+                              {"decoder", decoder},
+                              {"model", model}};
+  return whole.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+std::string tokenizer_config_of(const GgufMetadata& metadata) {
+  ordered_json config;
+  for (const auto& [ours, theirs] : {std::pair{"bos_token", "bos"}, std::pair{"eos_token", "eos"},
+                                     std::pair{"unk_token", "unknown"}, std::pair{"pad_token", "padding"}})
+    if (const auto token = special(metadata, theirs)) config[ours] = *token;
+  if (config.is_null()) return "";
+  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // which takes tokenizer.json as it is
+  config["clean_up_tokenization_spaces"] = false;         // the text of the tokens, unchanged
+  if (const auto family = metadata.find("general.architecture");
+      family != metadata.end() && family->second.kind == Kind::text)
+    if (const auto length = metadata.find(family->second.text + ".context_length");
+        length != metadata.end() && length->second.kind == Kind::integer)
+      config["model_max_length"] = length->second.integer;
+  if (metadata.count("tokenizer.ggml.add_bos_token"))
+    config["add_bos_token"] = is_true(metadata, "tokenizer.ggml.add_bos_token", false);
+  const auto chat = metadata.find("tokenizer.chat_template");
+  if (chat != metadata.end() && chat->second.kind == Kind::text) config["chat_template"] = chat->second.text;
+  return config.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+std::string generation_config_of(const GgufMetadata& metadata) {
+  const auto id_of = [&](const char* name) -> std::optional<int64_t> {
+    if (!special(metadata, name)) return std::nullopt;
+    return metadata.at(std::string("tokenizer.ggml.") + name + "_token_id").integer;
+  };
+  std::vector<int64_t> ends;
+  for (const char* name : {"eos", "eot", "eom"})
+    if (const auto id = id_of(name); id && std::find(ends.begin(), ends.end(), *id) == ends.end())
+      ends.push_back(*id);
+  if (ends.empty()) return "";
+  ordered_json settings;
+  if (const auto bos = id_of("bos")) settings["bos_token_id"] = *bos;
+  if (ends.size() == 1)
+    settings["eos_token_id"] = ends[0];
+  else
+    settings["eos_token_id"] = ends;
+  settings["pad_token_id"] = id_of("padding").value_or(ends[0]);
+  return settings.dump(2) + "\n";
+}
+
+}  // namespace capstan::interchange

@@ -1,0 +1,97 @@
+#include "formats/hf_config.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "formats/family.hpp"
+#include "formats/model_section.hpp"
+
+namespace capstan::interchange {
+
+using config::ModelConfig;
+using nlohmann::json;
+
+namespace {
+
+// A window for evaluation and generation; recipes that train say their own.
+constexpr int64_t kLongestSequence = 2048;
+
+const Family& family_of(ConfigJson& c) {
+  const std::string type = c.text("model_type");
+  if (const Family* family = find_family(type)) return *family;
+  std::vector<std::string> names;
+  for (const Family* family : all_families()) names.emplace_back(family->model_type);
+  fail(ErrorCode::unsupported,
+       c.place() + ": `model_type` is " + capstan::quoted(type) + ", a family that this version lacks",
+       "it has " + join(names, ", "));
+}
+
+std::string_view torch_name(DType type) {
+  return type == DType::bf16 ? "bfloat16" : type == DType::f16 ? "float16" : "float32";
+}
+
+}  // namespace
+
+HfModel read_hf_config(std::string_view text, const std::string& place) {
+  const json parsed = checkpoint::parse_strict_json(text, place, 16);
+  ConfigJson c(parsed, place);
+  HfModel result;
+  result.family = &family_of(c);
+  for (const std::string& name : c.texts("architectures"))
+    if (name != result.family->architecture)
+      c.refuse("`architectures` has " + capstan::quoted(name) + "; only " + result.family->architecture +
+               " is read");
+  c.changes_nothing({"torch_dtype", "dtype"});
+  c.only("is_encoder_decoder", false, "the family has no encoder");
+  c.only("tie_encoder_decoder", false, "the family has no encoder");
+  result.family->read(c, result.model);
+  c.finish();
+  const int64_t positions = result.model.max_position_embeddings.value_or(kLongestSequence);
+  result.model.seq_length = std::min(positions, kLongestSequence);
+  fill_in(result.model);
+  return result;
+}
+
+namespace {
+
+std::string config_text(const Family& family, const ModelConfig& model, DType dtype) {
+  nlohmann::ordered_json made;
+  family.write(model, made);
+  made["architectures"] = {family.architecture};
+  made["model_type"] = family.model_type;
+  made["torch_dtype"] = torch_name(dtype);
+  made["use_cache"] = true;
+  return json(made).dump(2) + "\n";  // sorted
+}
+
+}  // namespace
+
+HfConfig write_hf_config(const ModelConfig& model, DType dtype) {
+  std::optional<std::vector<Difference>> least;
+  const Family* nearest = nullptr;
+  for (const Family* family : all_families()) {
+    HfConfig made{family, config_text(*family, model, dtype)};
+    const auto differing = differences(model, read_hf_config(made.text, "config.json").model);
+    if (differing.empty()) return made;
+    if (!least || differing.size() < least->size()) least = differing, nearest = family;
+  }
+  std::vector<std::string> lines;
+  for (const Difference& one : *least)
+    lines.push_back(one.path + " is " + one.first + ", and a " + nearest->model_type + " has " + one.second);
+  fail(ErrorCode::unsupported, "no family of Hugging Face's computes what this model does; the nearest is " +
+                                   std::string(nearest->model_type) + ":\n    " + join(lines, "\n    "));
+}
+
+std::string with_dtype(const std::string& text, DType dtype) {
+  auto parsed = nlohmann::ordered_json::parse(text);
+  bool changed = false;
+  for (const char* key : {"torch_dtype", "dtype"})
+    if (parsed.contains(key) && parsed[key] != torch_name(dtype))
+      parsed[key] = torch_name(dtype), changed = true;
+  return changed ? parsed.dump(2) + "\n" : text;
+}
+
+}  // namespace capstan::interchange

@@ -1,0 +1,80 @@
+// hf:DIR as a ForeignModel.
+#include <cstring>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "formats/family.hpp"
+#include "formats/formats.hpp"
+#include "formats/hf_config.hpp"
+#include "formats/hf_directory.hpp"
+
+namespace capstan::interchange {
+
+namespace {
+
+// Buffers that old files hold among the weights: they follow from the sizes.
+bool is_buffer(std::string_view name) {
+  for (const std::string_view suffix : {"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"})
+    if (name.ends_with(suffix)) return true;
+  return false;
+}
+
+class HfModelFiles final : public ForeignModel {
+ public:
+  HfModelFiles(const std::string& name, const std::filesystem::path& path) : directory_(path) {
+    name_ = name;
+    const HfModel read = read_hf_config(directory_.read_text(kConfigFile), (path / kConfigFile).string());
+    family_ = read.family;
+    model_ = read.model;
+    names_ = family_->names;
+    if (!directory_.find(names_.embedding + ".weight")) names_ = family_->bare_names();
+    // A tied model may bring its head all the same.
+    take_tensors([&](std::string_view tensor) {
+      return is_buffer(tensor) || (tensor == head() && model_.share_embeddings_and_output_weights);
+    });
+  }
+
+  std::string kind() const override { return std::string(family_->model_type) + " in safetensors"; }
+
+  checkpoint::TensorSource& files() override { return directory_; }
+  std::vector<std::filesystem::path> weight_files() const override { return directory_.weight_files(); }
+
+  std::string tokenizer() const override {
+    const bool there = directory_.has_file("tokenizer.json") || directory_.has_file("tokenizer.model") ||
+                       (directory_.has_file("vocab.json") && directory_.has_file("merges.txt"));
+    return there ? std::filesystem::absolute(directory_.directory()).lexically_normal().string() : "";
+  }
+
+  std::vector<std::pair<std::string, std::string>> carried() const override {
+    std::vector<std::pair<std::string, std::string>> files;
+    for (const std::string& name : directory_.carried()) files.emplace_back(name, directory_.read_text(name));
+    if (names_.embedding != family_->names.embedding) files.emplace_back(kNamesFile, "without prefix\n");
+    return files;
+  }
+
+ private:
+  std::string head() const { return names_.head + ".weight"; }
+
+  void check_weights() override {
+    const std::string embedding = names_.embedding + ".weight";
+    const auto *x = directory_.find(head()), *y = directory_.find(embedding);
+    if (!model_.share_embeddings_and_output_weights || !x || !y) return;
+    const auto a = directory_.bytes(head()), b = directory_.bytes(embedding);
+    if (x->dtype != y->dtype || a.size() != b.size() || std::memcmp(a.data(), b.data(), a.size()) != 0)
+      fail(ErrorCode::unsupported,
+           directory_.place() + ": `tie_word_embeddings` says that the head is the embedding, and " +
+               capstan::quoted(head()) + " differs from " + capstan::quoted(embedding),
+           "say `\"tie_word_embeddings\": false` in config.json if the head is one of its own");
+  }
+
+  HfDirectory directory_;
+  const Family* family_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<ForeignModel> open_hf(const std::string& name, const std::filesystem::path& directory) {
+  return std::make_unique<HfModelFiles>(name, directory);
+}
+
+}  // namespace capstan::interchange

@@ -1,0 +1,121 @@
+#include "formats/model_section.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "config/core/config.hpp"
+#include "config/tools/emit.hpp"
+#include "config/core/field.hpp"
+
+namespace capstan::interchange {
+
+using config::FieldInfo;
+using config::ModelConfig;
+using config::Value;
+
+void fill_in(ModelConfig& model) {
+  config::Config holder;
+  holder.model = model;
+  for (const auto& derivation : config::schema().derivations()) {
+    const FieldInfo* field = config::schema().find_field(derivation.path);
+    if (field && field->section == "model" && config::schema().load(&holder, *field).is_null())
+      derivation.run(&holder);
+  }
+  model = holder.model;
+}
+
+namespace {
+
+constexpr std::array<std::string_view, 20> kOfTraining = {"seq_length",
+                                                          "make_vocab_size_divisible_by",
+                                                          "padded_vocab_size",
+                                                          "hidden_dropout",
+                                                          "attention_dropout",
+                                                          "init_method_std",
+                                                          "embedding_init_method_std",
+                                                          "recompute_granularity",
+                                                          "recompute_method",
+                                                          "recompute_num_layers",
+                                                          "recompute_modules",
+                                                          "distribute_saved_activations",
+                                                          "cpu_offloading",
+                                                          "cpu_offloading_num_layers",
+                                                          "attention_softmax_in_fp32",
+                                                          "fp32_residual_connection",
+                                                          "mtp_loss_scaling_factor",
+                                                          "add_bias_linear",
+                                                          "add_qkv_bias",
+                                                          "apply_residual_connection_post_layernorm"};
+
+bool alike(const Value& a, const Value& b) {
+  if (a.kind == Value::Kind::real && b.kind == Value::Kind::real)
+    return std::abs(a.real - b.real) <= 1e-12 * std::max(std::abs(a.real), std::abs(b.real));
+  if (a.kind == Value::Kind::list && b.kind == Value::Kind::list)
+    return std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), alike);
+  return a == b;
+}
+
+bool counts(const FieldInfo& field, const config::Config& holder) {
+  if (std::find(kOfTraining.begin(), kOfTraining.end(), field.name) != kOfTraining.end()) return false;
+  return std::all_of(field.used_when.begin(), field.used_when.end(),
+                     [&](const auto& condition) { return condition.holds(&holder); });
+}
+
+}  // namespace
+
+std::vector<Difference> differences(const ModelConfig& first, const ModelConfig& second) {
+  config::Config a, b;
+  a.model = first;
+  b.model = second;
+  std::vector<Difference> result;
+  for (const FieldInfo* field : config::schema().fields()) {
+    if (field->section != "model" || (!counts(*field, a) && !counts(*field, b))) continue;
+    const Value x = config::schema().load(&a, *field), y = config::schema().load(&b, *field);
+    if (!alike(x, y))
+      result.push_back(
+          {field->path, config::yaml_inline(*field->type, x), config::yaml_inline(*field->type, y)});
+  }
+  // Which linear layers have biases, whatever says so; and a residual that branches off after the norm.
+  const auto add = [&](const char* path, bool x, bool y) {
+    if (x != y) result.push_back({path, x ? "true" : "false", y ? "true" : "false"});
+  };
+  add("model.add_qkv_bias", first.add_qkv_bias || first.add_bias_linear,
+      second.add_qkv_bias || second.add_bias_linear);
+  add("model.apply_residual_connection_post_layernorm", first.apply_residual_connection_post_layernorm,
+      second.apply_residual_connection_post_layernorm);
+  return result;
+}
+
+namespace {
+
+// True where the field would have this value without being written, whatever length of sequences a run chooses.
+bool derived(const ModelConfig& model, const FieldInfo& field, const Value& value) {
+  if (!field.type->optional || !config::schema().find_derivation(field.path)) return false;
+  const auto follows = [&](int64_t seq_length) {
+    config::Config holder;
+    holder.model = model;
+    holder.model.seq_length = seq_length;
+    config::schema().store(&holder, field, Value());
+    fill_in(holder.model);
+    return alike(config::schema().load(&holder, field), value);
+  };
+  return follows(model.seq_length) && follows(model.seq_length + 1);
+}
+
+}  // namespace
+
+std::string section_text(const ModelConfig& model) {
+  config::Config holder, plain;
+  holder.model = model;
+  std::string text;
+  for (const FieldInfo* field : config::schema().fields()) {
+    if (field->section != "model") continue;
+    const Value value = config::schema().load(&holder, *field);
+    if (value != config::schema().load(&plain, *field) && !derived(model, *field, value))
+      text += field->name + ": " + config::yaml_inline(*field->type, value) + "\n";
+  }
+  return text;
+}
+
+}  // namespace capstan::interchange

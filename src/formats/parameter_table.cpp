@@ -1,0 +1,169 @@
+#include "formats/parameter_table.hpp"
+
+#include <utility>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+
+namespace capstan::interchange {
+
+namespace {
+
+using config::ModelConfig;
+using config::NormPlacement;
+
+std::string numbered(const std::string& text, int64_t layer) {
+  const size_t at = text.find("{}");
+  return at == std::string::npos ? text : text.substr(0, at) + std::to_string(layer) + text.substr(at + 2);
+}
+
+class Builder {
+ public:
+  Builder(const ModelConfig& model, const TensorNames& names) : m_(model), n_(names) {
+    CAPSTAN_ASSERT(m_.kv_channels && m_.num_query_groups && m_.ffn_hidden_size && m_.padded_vocab_size &&
+                       m_.max_position_embeddings && m_.add_attention_output_bias && m_.add_mlp_bias,
+                   "a model section with its derived values");
+    head_ = *m_.kv_channels;
+    groups_ = *m_.num_query_groups;
+    q_rows_ = checked_mul(m_.num_attention_heads, head_);
+    kv_rows_ = checked_mul(groups_, head_);
+    CAPSTAN_ASSERT(groups_ > 0 && m_.num_attention_heads % groups_ == 0, "heads in whole groups");
+  }
+
+  ArrangementTable build() {
+    const bool tied = m_.share_embeddings_and_output_weights;
+    vocabulary("embedding.word_embeddings.weight", n_.embedding);
+    if (m_.position_embedding_type == config::PositionEmbedding::learned_absolute)
+      whole("embedding.position_embeddings.weight", named(n_.positions, "learned positions") + ".weight",
+            {*m_.max_position_embeddings, m_.hidden_size});
+    for (layer_ = 0; layer_ < m_.num_layers; ++layer_)
+      one_layer("decoder.layers." + std::to_string(layer_) + ".");
+    norm("decoder.final_layernorm", n_.final_norm, m_.hidden_size);
+    if (!tied) vocabulary("output_layer.weight", named(n_.head, "a head of its own"));
+    return std::move(table_);
+  }
+
+ private:
+  void one_layer(const std::string& ours) {
+    const std::string theirs = numbered(n_.layer, layer_);
+    const bool before = m_.norm_placement != NormPlacement::output,
+               after = m_.norm_placement != NormPlacement::input;
+    const int64_t h = m_.hidden_size;
+    if (before) norm(ours + "input_layernorm", theirs + named(n_.input_norm, "norms of inputs"), h);
+    attention(ours + "self_attention.", theirs);
+    if (after)
+      norm(ours + "post_attention_layernorm", theirs + named(n_.post_attention_norm, "norms of outputs"), h);
+    if (before) norm(ours + "pre_mlp_layernorm", theirs + named(n_.mlp_norm, "norms of inputs"), h);
+    feed_forward(ours + "mlp.", theirs);
+    if (after)
+      norm(ours + "post_feedforward_layernorm", theirs + named(n_.post_mlp_norm, "norms of outputs"), h);
+  }
+
+  void attention(const std::string& ours, const std::string& theirs) {
+    std::vector<Run> runs;
+    const auto add = [&](const std::string& separate, int64_t fused_begin, int64_t begin, int64_t source,
+                         int64_t count, bool turned) {
+      const bool fused = !n_.qkv.empty();
+      const std::string name = theirs + (fused ? n_.qkv : separate);
+      source += fused ? fused_begin : 0;
+      if (!n_.rope_in_pairs || !turned) {
+        runs.push_back({name, begin, source, count});
+        return;
+      }
+      // Element j of the first half of a head is 2 j there, of the second half 2 j + 1.
+      for (int64_t row = 0; row < count; ++row) {
+        const int64_t in_head = row % head_, half = head_ / 2;
+        runs.push_back(
+            {name, begin + row, source + row - in_head + 2 * (in_head % half) + in_head / half, 1});
+      }
+    };
+    const int64_t q_of_group = q_rows_ / groups_;
+    for (int64_t group = 0; group < groups_; ++group) {
+      const int64_t begin = group * (q_of_group + 2 * head_);
+      add(n_.q, 0, begin, group * q_of_group, q_of_group, true);
+      add(n_.k, q_rows_, begin + q_of_group, group * head_, head_, true);
+      add(n_.v, q_rows_ + kv_rows_, begin + q_of_group + head_, group * head_, head_, false);
+    }
+    const std::map<std::string, int64_t> rows =
+        n_.qkv.empty() ? std::map<std::string, int64_t>{{theirs + n_.q, q_rows_},
+                                                        {theirs + n_.k, kv_rows_},
+                                                        {theirs + n_.v, kv_rows_}}
+                       : std::map<std::string, int64_t>{{theirs + n_.qkv, q_rows_ + 2 * kv_rows_}};
+    linear(ours + "linear_qkv", std::move(runs), rows, m_.hidden_size, m_.add_bias_linear || m_.add_qkv_bias);
+    if (m_.qk_layernorm) {
+      const bool all = m_.qk_layernorm_across_heads;
+      norm(ours + "q_layernorm", theirs + named(n_.q_norm, "norms of queries and keys"),
+           all ? q_rows_ : head_);
+      norm(ours + "k_layernorm", theirs + n_.k_norm, all ? kv_rows_ : head_);
+    }
+    linear(ours + "linear_proj", theirs + n_.output, m_.hidden_size, q_rows_, *m_.add_attention_output_bias);
+  }
+
+  void feed_forward(const std::string& ours, const std::string& theirs) {
+    const int64_t ffn = *m_.ffn_hidden_size, h = m_.hidden_size;
+    const bool bias = *m_.add_mlp_bias;
+    if (!m_.gated_linear_unit) {
+      linear(ours + "linear_fc1", theirs + named(n_.fc1, "a feed-forward network without a gate"), ffn, h,
+             bias);
+    } else if (!n_.gate_up.empty()) {
+      linear(ours + "linear_fc1", theirs + n_.gate_up, 2 * ffn, h, bias);
+    } else {
+      const std::string gate = theirs + named(n_.gate, "a gated feed-forward network"), up = theirs + n_.up;
+      linear(ours + "linear_fc1", {{gate, 0, 0, ffn}, {up, ffn, 0, ffn}}, {{gate, ffn}, {up, ffn}}, h, bias);
+    }
+    linear(ours + "linear_fc2", theirs + n_.down, h, ffn, bias);
+  }
+
+  void linear(const std::string& ours, const std::string& theirs, int64_t out, int64_t in, bool bias) {
+    linear(ours, {{theirs, 0, 0, out}}, {{theirs, out}}, in, bias);
+  }
+  // runs and rows: of the tensors' names without ".weight".
+  void linear(const std::string& ours, std::vector<Run> runs, const std::map<std::string, int64_t>& rows,
+              int64_t in, bool bias) {
+    int64_t out = 0;
+    for (const auto& [name, count] : rows) out = checked_add(out, count);
+    for (const std::string suffix : {".weight", ".bias"}) {
+      if (suffix == ".bias" && !bias) break;
+      const bool flat = suffix == ".bias", turned = n_.transposed && !flat;
+      Arrangement& target = table_.targets[ours + suffix];
+      target.shape = flat ? Shape{out} : Shape{out, in};
+      target.source_dimension = turned ? 1 : 0;
+      for (const Run& run : runs)
+        target.runs.push_back({run.source + suffix, run.begin, run.source_begin, run.count});
+      for (const auto& [name, count] : rows)
+        table_.sources[name + suffix] = flat ? Shape{count} : turned ? Shape{in, count} : Shape{count, in};
+    }
+  }
+
+  void norm(const std::string& ours, const std::string& theirs, int64_t width) {
+    whole(ours + ".weight", theirs + ".weight", {width}).add = -n_.norm_add;
+    if (m_.normalization == config::Normalization::layer_norm)
+      whole(ours + ".bias", theirs + ".bias", {width});
+  }
+
+  Arrangement& whole(const std::string& ours, const std::string& theirs, const Shape& shape) {
+    table_.sources[theirs] = shape;
+    return table_.targets[ours] = {shape, 0, 0, {{theirs, 0, 0, shape[0]}}, 0};
+  }
+  void vocabulary(const std::string& ours, const std::string& theirs) {
+    whole(ours, theirs + ".weight", {m_.vocab_size, m_.hidden_size}).shape[0] = *m_.padded_vocab_size;
+  }
+
+  static const std::string& named(const std::string& name, const char* what) {
+    if (name.empty()) fail(ErrorCode::unsupported, std::string("the format has no names for ") + what);
+    return name;
+  }
+
+  const ModelConfig& m_;
+  const TensorNames& n_;
+  int64_t head_ = 0, groups_ = 0, q_rows_ = 0, kv_rows_ = 0, layer_ = 0;
+  ArrangementTable table_;
+};
+
+}  // namespace
+
+ArrangementTable parameter_table(const ModelConfig& model, const TensorNames& names) {
+  return Builder(model, names).build();
+}
+
+}  // namespace capstan::interchange

@@ -1,0 +1,308 @@
+#include "formats/peft_adapter.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/missing.hpp"
+#include "base/text.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "formats/config_json.hpp"
+#include "formats/hf_directory.hpp"
+#include "formats/new_directory.hpp"
+
+namespace capstan::interchange {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr std::string_view kConfig = "adapter_config.json", kWeights = "adapter_model.safetensors";
+constexpr std::string_view kPrefix = "base_model.model.";
+
+// PEFT's `(.*\.)?(KEY)$` from the beginning: the key is the module's name or its end behind a dot; with `^` its name alone.
+bool matches(std::string_view module, std::string_view key) {
+  if (key.starts_with("^")) return module == key.substr(1);
+  return module == key || (module.size() > key.size() && module.ends_with(key) &&
+                           module[module.size() - key.size() - 1] == '.');
+}
+
+template <class T>
+T first_of(const std::vector<std::pair<std::string, T>>& patterns, std::string_view module, T otherwise) {
+  for (const auto& [key, value] : patterns)
+    if (matches(module, key)) return value;
+  return otherwise;
+}
+
+// Patterns are regular expressions there; only names are read, in which a dot may be escaped.
+std::string plain_key(ConfigJson& c, const char* list, std::string key) {
+  if (key.ends_with("$")) key.pop_back();
+  for (size_t at; (at = key.find("\\.")) != std::string::npos;) key.erase(at, 1);
+  if (key.find_first_of("*+?[](){}|\\^$", key.starts_with("^") ? 1 : 0) != std::string::npos)
+    c.refuse("`" + std::string(list) + "` has the regular expression " + capstan::quoted(key) +
+             "; only names of modules are read");
+  return key;
+}
+
+// The keys of the objects in a JSON text that was read before, in their order, which a parsed one has lost.
+std::map<std::string, std::vector<std::string>> keys_in_order(std::string_view text) {
+  std::map<std::string, std::vector<std::string>> result;
+  std::string outer;
+  const auto watch = [&](int depth, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::key && depth == 1) outer = value.get<std::string>();
+    if (event == json::parse_event_t::key && depth == 2) result[outer].push_back(value.get<std::string>());
+    return true;
+  };
+  [[maybe_unused]] const json read = json::parse(text.begin(), text.end(), watch);
+  return result;
+}
+
+}  // namespace
+
+double PeftConfig::scale_of(std::string_view module, int64_t module_rank) const {
+  const auto r = static_cast<double>(module_rank);
+  return first_of(alpha_pattern, module, alpha) / (rank_stabilised ? std::sqrt(r) : r);
+}
+
+int64_t PeftConfig::rank_of(std::string_view module) const {
+  return first_of(rank_pattern, module, rank);
+}
+
+bool PeftConfig::adapts(std::string_view module) const {
+  const auto any = [&](const std::vector<std::string>& names) {
+    return std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches(module, name); });
+  };
+  if (any(exclude_modules)) return false;
+  if (!target_pattern && !target_modules.empty() && !any(target_modules)) return false;
+  if (layers_to_transform.empty()) return true;
+  // The last number among the names that lead to the module.
+  std::optional<int64_t> layer;
+  const std::vector<std::string_view> names = split(module, '.');
+  for (size_t i = 0; i + 1 < names.size(); ++i)
+    if (const auto number = parse_int(names[i])) layer = number;
+  return layer && std::count(layers_to_transform.begin(), layers_to_transform.end(), *layer) > 0;
+}
+
+PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
+  const json parsed = checkpoint::parse_strict_json(text, place, 16);
+  ConfigJson c(parsed, place);
+  PeftConfig result;
+  c.only("peft_type", "LORA", "only LORA is read");
+  if (!c.has("peft_type")) fail(ErrorCode::format, place + ": `peft_type` is missing");
+  result.base_model = c.text("base_model_name_or_path", "");
+  result.task = c.text("task_type", "CAUSAL_LM");
+  result.rank = c.integer("r", 8);
+  result.alpha = c.number("lora_alpha", 8);
+  result.dropout = c.number("lora_dropout", 0);
+  if (!(result.dropout >= 0 && result.dropout < 1)) c.refuse("`lora_dropout` is not in [0, 1)");
+  result.rank_stabilised = c.boolean("use_rslora", false);
+  result.dora = c.boolean("use_dora", false);
+  result.fan_in_fan_out = c.boolean("fan_in_fan_out", false);
+  if (const json& targets = c.value("target_modules"); targets.is_string())
+    result.target_modules = {targets.get<std::string>()}, result.target_pattern = true;
+  else
+    result.target_modules = c.texts("target_modules");
+  if (!c.value("exclude_modules").is_string()) result.exclude_modules = c.texts("exclude_modules");
+  if (const json& layers = c.value("layers_to_transform"); !layers.is_null())
+    for (const json& layer : layers.is_array() ? layers : json::array({layers})) {
+      if (!layer.is_number_integer())
+        c.refuse("`layers_to_transform` is neither a number nor a list of numbers");
+      else
+        result.layers_to_transform.push_back(layer.get<int64_t>());
+    }
+  auto order = keys_in_order(text);
+  const auto pattern = [&](const char* key, auto& list, const auto& value_of) {
+    const json& entries = c.value(key);
+    if (entries.is_null()) return;
+    ConfigJson inner(entries, place + ": " + key);
+    std::set<std::string> seen;  // `a\.b` and `a.b` are one pattern here
+    for (const std::string& name : order[key]) {
+      const auto value = value_of(inner, name.c_str());
+      if (std::string plain = plain_key(c, key, name); seen.insert(plain).second)
+        list.emplace_back(std::move(plain), value);
+    }
+  };
+  pattern("rank_pattern", result.rank_pattern,
+          [](ConfigJson& p, const char* name) { return p.integer(name); });
+  pattern("alpha_pattern", result.alpha_pattern,
+          [](ConfigJson& p, const char* name) { return p.number(name); });
+  c.only("bias", "none", "adapters with biases are not read");
+  const json& init = c.value("init_lora_weights");
+  if (init.is_string() && init != "gaussian" && init != "orthogonal" && init != "eva")
+    c.refuse("`init_lora_weights` is " + init.dump() + ", which changes the base's weights too");
+  // Notes, and what belongs to the training that is past.
+  c.changes_nothing({"auto_mapping", "eva_config", "inference_mode", "layers_pattern", "megatron_core",
+                     "peft_version", "qalora_group_size", "revision", "runtime_config", "ensure_weight_tying",
+                     "corda_config"});
+  c.finish();
+  return result;
+}
+
+std::string peft_config_text(const PeftConfig& config) {
+  const nlohmann::ordered_json none = nlohmann::ordered_json::object();
+  nlohmann::ordered_json j = {{"alpha_pattern", none},
+                              {"auto_mapping", nullptr},
+                              {"base_model_name_or_path", config.base_model},
+                              {"bias", "none"},
+                              {"exclude_modules", nullptr},
+                              {"fan_in_fan_out", config.fan_in_fan_out},
+                              {"inference_mode", true},
+                              {"init_lora_weights", true},
+                              {"layer_replication", nullptr},
+                              {"layers_pattern", nullptr},
+                              {"layers_to_transform", nullptr},
+                              {"loftq_config", none},
+                              {"lora_alpha", config.alpha},
+                              {"lora_bias", false},
+                              {"lora_dropout", config.dropout},
+                              {"megatron_config", nullptr},
+                              {"megatron_core", "megatron.core"},
+                              {"modules_to_save", nullptr},
+                              {"peft_type", "LORA"},
+                              {"r", config.rank},
+                              {"rank_pattern", none},
+                              {"revision", nullptr},
+                              {"target_modules", config.target_modules},
+                              {"task_type", config.task},
+                              {"use_dora", config.dora},
+                              {"use_rslora", config.rank_stabilised}};
+  if (config.alpha == std::round(config.alpha) && std::abs(config.alpha) < 1e15)
+    j["lora_alpha"] = static_cast<int64_t>(config.alpha);
+  for (const auto& [key, value] : config.rank_pattern) j["rank_pattern"][key] = value;
+  for (const auto& [key, value] : config.alpha_pattern) j["alpha_pattern"][key] = value;
+  return j.dump(2) + "\n";
+}
+
+bool is_peft(const fs::path& directory) {
+  std::error_code error;
+  return fs::exists(directory / kConfig, error);
+}
+
+PeftAdapter read_peft(const fs::path& directory) {
+  std::error_code error;
+  if (!fs::exists(directory, error))
+    fail_not_found("", directory.string(),
+                   "a directory of PEFT's holds adapter_config.json and adapter_model.safetensors");
+  if (!fs::is_directory(directory, error))
+    fail(ErrorCode::not_found, "`" + directory.string() + "` is not a directory with an adapter",
+         "a directory of PEFT's holds adapter_config.json and adapter_model.safetensors");
+  for (const char* pickle : {"adapter_model.bin", "adapter_model.pt", "adapter_model.pth"})
+    if (!fs::exists(directory / kWeights, error) && fs::exists(directory / pickle, error))
+      fail(ErrorCode::unsupported,
+           "`" + (directory / pickle).string() + "` is a pickle, which is a program: none is ever run",
+           "where its origin is trusted, load it with PEFT and save it again: safetensors is its default");
+  if (!is_peft(directory))
+    fail(ErrorCode::not_found,
+         "`" + directory.string() + "` holds no adapter: there is no adapter_config.json",
+         fs::exists(directory / kConfigFile, error)
+             ? "it has a config.json, as a whole model has: hf:" + directory.string()
+             : "a directory of PEFT's holds adapter_config.json and adapter_model.safetensors");
+  PeftAdapter adapter;
+  const fs::path config = file_inside(directory, std::string(kConfig));
+  adapter.config = parse_peft_config(read_file(config, 16 << 20), config.string());
+  const checkpoint::SafetensorsFile file(file_inside(directory, std::string(kWeights)));
+
+  std::map<std::string, AdapterModule> modules;
+  std::set<std::string> has_a, has_b;
+  std::vector<std::string> left;
+  for (const auto& entry : file.entries()) {
+    std::string_view name = entry.name;
+    const auto part = [&](std::string_view suffix) {
+      if (!name.starts_with(kPrefix) || !name.ends_with(suffix)) return false;
+      name = name.substr(kPrefix.size(), name.size() - kPrefix.size() - suffix.size());
+      return true;
+    };
+    const bool a = part(".lora_A.weight"), b = !a && part(".lora_B.weight");
+    const bool magnitude =
+        !a && !b && (part(".lora_magnitude_vector") || part(".lora_magnitude_vector.weight"));
+    if (!a && !b && !magnitude) {
+      left.push_back(capstan::quoted(entry.name));
+      continue;
+    }
+    const auto wrong = [&](const std::string& what) {
+      fail(ErrorCode::format, "`" + file.path().string() + "`: the tensor " + capstan::quoted(entry.name) +
+                                  " is " + entry.dtype_name + " " + checkpoint::to_text(entry.shape) + ", " +
+                                  what);
+    };
+    if (entry.shape.size() != (magnitude ? 1 : 2) || checkpoint::element_count(entry.shape) == 0)
+      wrong(magnitude ? "and should be a vector" : "and should be a matrix");
+    if (!entry.dtype || !checkpoint::can_convert(*entry.dtype, DType::f32)) wrong("which is not read");
+    AdapterModule& module = modules[std::string(name)];
+    module.module = name;
+    const auto agree = [&](int64_t& known, int64_t value, const char* what) {
+      if (known != 0 && known != value)
+        wrong(std::string("and another tensor of the module has a different ") + what);
+      known = value;
+    };
+    std::vector<float>& values = a ? module.a : b ? module.b : module.magnitude;
+    if (a)
+      agree(module.rank, entry.shape[0], "rank"), module.in = entry.shape[1], has_a.insert(module.module);
+    if (b)
+      agree(module.rank, entry.shape[1], "rank"), agree(module.out, entry.shape[0], "width"),
+          has_b.insert(module.module);
+    if (magnitude) agree(module.out, entry.shape[0], "width");
+    values.resize(static_cast<size_t>(checkpoint::element_count(entry.shape)));
+    const auto box = checkpoint::whole(entry.shape);
+    file.copy_cells(entry, box, box, box, reinterpret_cast<std::byte*>(values.data()), DType::f32);
+  }
+  if (!left.empty())
+    fail(ErrorCode::unsupported, "`" + file.path().string() +
+                                     "`: only LoRA of linear layers is read, and there are " +
+                                     join_some(left, ", ", 6));
+  std::vector<std::string> beside;
+  for (const auto& [name, module] : modules)
+    if (!adapter.config.adapts(name)) beside.push_back(capstan::quoted(name));
+  if (!beside.empty())
+    fail(ErrorCode::format,
+         "`" + file.path().string() + "` has weights for " + std::to_string(beside.size()) +
+             " modules that `" + config.string() + "` does not adapt: " + join_some(beside, ", ", 6),
+         "PEFT leaves them out: mend target_modules, exclude_modules or layers_to_transform there");
+  for (auto& [name, module] : modules) {
+    if (!has_a.count(name) || !has_b.count(name) || module.magnitude.empty() == adapter.config.dora)
+      fail(ErrorCode::format,
+           "`" + file.path().string() + "`: the module `" + name + "` lacks " +
+               (!has_a.count(name)   ? "lora_A"
+                : !has_b.count(name) ? "lora_B"
+                                     : "or has a lora_magnitude_vector against `use_dora`"));
+    if (const int64_t rank = adapter.config.rank_of(name); module.rank != rank)
+      fail(ErrorCode::format, "`" + file.path().string() + "`: the module `" + name + "` has the rank " +
+                                  std::to_string(module.rank) + ", and `" + config.string() + "` gives it " +
+                                  std::to_string(rank));
+    module.scale = adapter.config.scale_of(name, module.rank);
+    adapter.modules.push_back(std::move(module));
+  }
+  if (adapter.modules.empty()) fail(ErrorCode::format, "`" + file.path().string() + "` holds no adapter");
+  return adapter;
+}
+
+void write_peft(const fs::path& directory, const PeftAdapter& adapter) {
+  NewDirectory made(directory);
+  for (const AdapterModule& module : adapter.modules) {
+    const double expected = adapter.config.scale_of(module.module, module.rank);
+    CAPSTAN_ASSERT(std::abs(module.scale - expected) <= 1e-9 * std::abs(expected),
+                   "the scale of " + module.module + " is not its configuration's");
+  }
+  std::vector<checkpoint::SafetensorsTensor> tensors;
+  const auto add = [&](const std::string& name, checkpoint::Shape shape, const std::vector<float>& values) {
+    tensors.push_back({std::string(kPrefix) + name, DType::f32, std::move(shape),
+                       checkpoint::source_of(std::as_bytes(std::span(values)))});
+  };
+  for (const AdapterModule& module : adapter.modules) {
+    add(module.module + ".lora_A.weight", {module.rank, module.in}, module.a);
+    add(module.module + ".lora_B.weight", {module.out, module.rank}, module.b);
+    if (!module.magnitude.empty())
+      add(module.module + ".lora_magnitude_vector", {module.out}, module.magnitude);
+  }
+  checkpoint::write_safetensors(made.files(), made.path() / kWeights, tensors, {{"format", "pt"}});
+  made.write(std::string(kConfig), peft_config_text(adapter.config));
+  made.appear(made.path());
+}
+
+}  // namespace capstan::interchange

@@ -1,0 +1,151 @@
+#include "formats/rearranged.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+
+namespace capstan::interchange {
+
+using checkpoint::Rectangle;
+using checkpoint::TensorInfo;
+
+ArrangementTable inverted(const ArrangementTable& table) {
+  ArrangementTable result;
+  for (const auto& [name, shape] : table.sources) result.targets[name].shape = shape;
+  for (const auto& [name, arrangement] : table.targets) {
+    result.sources[name] = arrangement.shape;
+    for (const Run& run : arrangement.runs) {
+      Arrangement& target = result.targets.at(run.source);
+      target.dimension = arrangement.source_dimension;
+      target.source_dimension = arrangement.dimension;
+      target.add = -arrangement.add;
+      target.runs.push_back({name, run.source_begin, run.begin, run.count});
+    }
+  }
+  for (auto& [name, target] : result.targets)
+    std::sort(target.runs.begin(), target.runs.end(),
+              [](const Run& a, const Run& b) { return a.begin < b.begin; });
+  return result;
+}
+
+RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table)
+    : source_(source) {
+  std::vector<std::string> problems;
+  for (const auto& [name, shape] : table.sources) {
+    const TensorInfo* tensor = source_.find(name);
+    if (!tensor)
+      problems.push_back(capstan::quoted(name) + " is missing");
+    else if (tensor->shape != shape)
+      problems.push_back(capstan::quoted(name) + " is " + checkpoint::to_text(tensor->shape) +
+                         " and should be " + checkpoint::to_text(shape));
+  }
+  if (!problems.empty()) {
+    const size_t count = problems.size();
+    fail(ErrorCode::format,
+         source_.place() + ": " + std::to_string(count) + (count == 1 ? " tensor is" : " tensors are") +
+             " not what the model's sizes ask for:\n    " + join_some(problems, "\n    ", 8));
+  }
+  for (auto& [name, target] : table.targets) {
+    CAPSTAN_ASSERT(!target.shape.empty() && target.shape.size() <= 2, "an arrangement of " + name);
+    RearrangedTensor info{{DType::f32, target.shape}, {}};
+    if (!target.runs.empty()) info.dtype = source_.at(target.runs.front().source).dtype;
+    for (const Run& run : target.runs)
+      if (source_.at(run.source).dtype != info.dtype || target.add != 0) info.dtype = DType::f32;
+    info.arrangement = std::move(target);
+    tensors_.emplace(name, std::move(info));
+  }
+}
+
+namespace {
+
+// source [columns, rows] row-major → target [rows, columns], whose rows are `stride` elements apart.
+template <class T>
+void transpose(const std::byte* source, int64_t rows, int64_t columns, std::byte* target, int64_t stride) {
+  constexpr int64_t kTile = 32;
+  for (int64_t r0 = 0; r0 < rows; r0 += kTile)
+    for (int64_t c0 = 0; c0 < columns; c0 += kTile)
+      for (int64_t r = r0; r < std::min(r0 + kTile, rows); ++r)
+        for (int64_t c = c0; c < std::min(c0 + kTile, columns); ++c)
+          std::memcpy(target + (r * stride + c) * static_cast<int64_t>(sizeof(T)),
+                      source + (c * rows + r) * static_cast<int64_t>(sizeof(T)), sizeof(T));
+}
+
+void transpose(DType type, const std::byte* source, int64_t rows, int64_t columns, std::byte* target,
+               int64_t stride) {
+  switch (size_of(type)) {
+    case 1:
+      return transpose<uint8_t>(source, rows, columns, target, stride);
+    case 2:
+      return transpose<uint16_t>(source, rows, columns, target, stride);
+    case 4:
+      return transpose<uint32_t>(source, rows, columns, target, stride);
+    default:
+      return transpose<uint64_t>(source, rows, columns, target, stride);
+  }
+}
+
+}  // namespace
+
+void RearrangedSource::read(std::string_view name, DType dtype, const Rectangle& wanted,
+                            std::span<std::byte> out) {
+  const Arrangement& target = entry(name).arrangement;
+  if (!checkpoint::fits(wanted, target.shape))
+    fail(ErrorCode::failed, "tensor " + capstan::quoted(name) + " has shape " +
+                                checkpoint::to_text(target.shape) + " in " + place() + ", but " +
+                                checkpoint::to_text(wanted) + " of it is wanted");
+  const int64_t element = size_of(dtype);
+  CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == checkpoint::element_count(wanted.sizes) * element,
+                 "size of the destination");
+  if (target.add == 0) return read_runs(target, dtype, wanted, out);
+  // In fp32: 1 + w in a narrower type has lost nearly all of a small w.
+  if (!checkpoint::can_convert(DType::f32, dtype))
+    fail(ErrorCode::unsupported, place() + ": " + capstan::quoted(name) +
+                                     " is a sum in fp32 and cannot be read as " +
+                                     std::string(name_of(dtype)));
+  std::vector<float> values(static_cast<size_t>(checkpoint::element_count(wanted.sizes)));
+  read_runs(target, DType::f32, wanted, std::as_writable_bytes(std::span(values)));
+  for (float& value : values) value = static_cast<float>(static_cast<double>(value) + target.add);
+  checkpoint::copy_cells(wanted, wanted, reinterpret_cast<const std::byte*>(values.data()), DType::f32,
+                         wanted, out.data(), dtype);
+}
+
+void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const Rectangle& wanted,
+                                 std::span<std::byte> out) {
+  const int64_t element = size_of(dtype);
+  const size_t along = target.dimension, across = 1 - along;
+  const bool flat = target.shape.size() == 1;
+  const int64_t first = wanted.offsets[along], last = first + wanted.sizes[along];
+  const int64_t columns = flat ? 1 : wanted.sizes[1];
+
+  int64_t covered = 0;
+  for (const Run& run : target.runs)
+    covered += std::max<int64_t>(0, std::min(last, run.begin + run.count) - std::max(first, run.begin));
+  if (covered < wanted.sizes[along]) std::memset(out.data(), 0, out.size());
+
+  for (const Run& run : target.runs) {
+    const int64_t begin = std::max(first, run.begin), end = std::min(last, run.begin + run.count);
+    if (begin >= end) continue;
+    Rectangle part = wanted;  // of the source
+    part.offsets[target.source_dimension] = begin - run.begin + run.source_begin;
+    part.sizes[target.source_dimension] = end - begin;
+    if (along == target.source_dimension) {
+      CAPSTAN_ASSERT(along == 0, "runs along columns of " + run.source);
+      source_.read(run.source, dtype, part,
+                   out.subspan(static_cast<size_t>((begin - first) * columns * element),
+                               static_cast<size_t>((end - begin) * columns * element)));
+      continue;
+    }
+    part.offsets[along] = wanted.offsets[across];
+    part.sizes[along] = wanted.sizes[across];
+    slice_.resize(static_cast<size_t>(checkpoint::element_count(part.sizes) * element));
+    source_.read(run.source, dtype, part, slice_);
+    const int64_t place_of_run = along == 0 ? (begin - first) * columns : begin - first;
+    transpose(dtype, slice_.data(), part.sizes[1], part.sizes[0], out.data() + place_of_run * element,
+              columns);
+  }
+}
+
+}  // namespace capstan::interchange

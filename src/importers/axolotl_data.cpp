@@ -1,0 +1,220 @@
+// The samples of an Axolotl YAML: which files, what a line of them holds, what is learned, how they lie in rows.
+#include <algorithm>
+#include <set>
+
+#include "base/text.hpp"
+#include "importers/finetuning.hpp"
+#include "importers/format_readers.hpp"
+#include "importers/reasons.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+struct Word {
+  std::string_view theirs, ours;
+};
+constexpr Word kFormats[] = {
+    {"alpaca", "alpaca"},     {"chat_template", "messages"}, {"chat_template.default", "messages"},
+    {"sharegpt", "sharegpt"}, {"completion", "text"},        {"pretrain", "text"},
+};
+constexpr Word kTemplates[] = {
+    {"alpaca", "alpaca"}, {"chatml", "chatml"}, {"gemma", "gemma"},
+    {"llama3", "llama3"}, {"phi_3", "phi3"},    {"mistral_v2v3", "mistral"},
+};
+
+template <size_t N>
+std::string_view word(const Word (&words)[N], std::string_view theirs) {
+  for (const Word& one : words)
+    if (one.theirs == theirs) return one.ours;
+  return {};
+}
+
+// What the entries of one list say.
+struct Samples {
+  std::vector<std::string> files;
+  std::set<std::string> formats;
+};
+
+std::vector<std::string> texts_of(const Node& node) {
+  std::vector<std::string> texts;
+  if (node.kind == Node::Kind::scalar) texts.push_back(node.text);
+  for (const Node& item : node.items)
+    if (item.kind == Node::Kind::scalar) texts.push_back(item.text);
+  return texts;
+}
+
+// A template by its name, or a Jinja file; true where there was one.
+bool chat_template(Reader& r, const Node& value, const From& from) {
+  const std::string_view known = word(kTemplates, value.text);
+  if (!known.empty()) return r.draft.set("tokenizer.chat_template", std::string(known), from);
+  if (value.text.ends_with(".jinja") || value.text.ends_with(".j2"))
+    return r.draft.set("tokenizer.chat_template", value, from);
+  if (value.text.starts_with("tokenizer_default"))
+    r.draft.leave(from, value, Why::same, "the tokenizer's own template");
+  else if (value.text != "jinja")  // then chat_template_jinja holds it
+    r.draft.leave(from, value, Why::to_fill_in,
+                  "a .jinja file for tokenizer.chat_template; without one the tokenizer's own counts");
+  return false;
+}
+
+// Who is learned in one source: the assistant is, as here.
+void learned(Reader& r, const Node& value, const From& from, bool roles) {
+  bool alike = true;
+  for (const std::string& text : texts_of(value))
+    alike = alike && (roles ? text == "assistant" || text == "gpt" : text == "turn");
+  r.draft.leave(from, value, alike ? Why::same : Why::value,
+                alike ? "as here" : "see dataset.loss_mode, and `weight` of single messages");
+}
+
+void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& samples) {
+  std::string format;
+  bool of_turns = false;  // {from, value}
+  const Node* files = entry.find("data_files");
+  for (size_t i = 0; i < entry.keys.size(); ++i) {
+    const std::string& key = entry.keys[i];
+    const Node& value = entry.items[i];
+    const From from{list + "." + key, entry.key_places[i]};
+    if (is_off(value)) {
+      r.draft.leave(from, value, Why::off, "");
+    } else if (key == "path") {
+      if (files) r.draft.leave(from, value, Why::theirs, "data_files names the files");
+      if (!files) samples.files.push_back(value.text);
+    } else if (key == "data_files") {
+      for (std::string& name : texts_of(value)) samples.files.push_back(std::move(name));
+    } else if (key == "ds_type") {
+      r.draft.leave(from, value, value.text == "json" ? Why::same : Why::value, std::string(kSamples));
+    } else if (key == "type") {
+      const std::string name =
+          value.kind == Node::Kind::scalar ? value.text.substr(0, value.text.find(':')) : "";
+      format = word(kFormats, name);
+      if (value.kind != Node::Kind::scalar)
+        r.draft.leave(
+            from, value, Why::to_fill_in,
+            "a prompt of its own: samples as messages, with a Jinja file in tokenizer.chat_template");
+      else if (format.empty())
+        r.draft.leave(
+            from, value, name == "input_output" ? Why::not_there : Why::value,
+            "a line holds messages, conversations, an instruction, a prompt with its completion, or "
+            "a text: see dataset.format");
+      else if (name != value.text)
+        r.draft.leave(from, value, Why::value, "read as " + name + " alone");
+    } else if (key == "field_messages") {
+      of_turns = of_turns || value.text == "conversations";
+      if (value.text != "messages" && value.text != "conversations")
+        r.draft.leave(from, value, Why::to_fill_in, "the key is called messages or conversations here");
+    } else if (key == "message_property_mappings" || key == "message_field_role" ||
+               key == "message_field_content") {
+      const std::string names = shown(value);
+      of_turns =
+          of_turns || names == "from" || names == "value" || names.find("role: from") != std::string::npos;
+      r.draft.leave(from, value, Why::no_effect, "dataset.format says it");
+    } else if (key == "field" && value.text != "text") {
+      r.draft.leave(from, value, Why::to_fill_in, "the key of the text is called text here");
+    } else if (key == "chat_template") {
+      chat_template(r, value, from);
+    } else if (key == "roles_to_train" || key == "train_on_eos") {
+      learned(r, value, from, key == "roles_to_train");
+    } else if (key == "field" || key == "split" || key == "name" || key == "revision" || key == "shards" ||
+               key == "trust_remote_code" || key == "preprocess_shards") {
+      r.draft.leave(from, value, Why::theirs, "which part of a data set of the hub");
+    } else {
+      r.draft.leave(from, value, Why::unknown, "no counterpart is known");
+    }
+  }
+  if (format == "messages" && of_turns) format = "sharegpt";
+  samples.formats.insert(format);
+}
+
+Samples read_list(Reader& r, const std::string& key) {
+  Samples samples;
+  const Node* list = r.find(key);
+  if (!list) return samples;
+  if (list->kind == Node::Kind::map) read_entry(r, key, *list, samples);
+  for (const Node& entry : list->items)
+    if (list->kind == Node::Kind::list && entry.kind == Node::Kind::map) read_entry(r, key, entry, samples);
+  return samples;
+}
+
+void templates(Reader& r, bool alpaca) {
+  Draft& draft = r.draft;
+  if (const Node* jinja = r.find("chat_template_jinja"); jinja && !is_off(*jinja)) {
+    if (jinja->text.ends_with(".jinja") || jinja->text.ends_with(".j2"))
+      draft.set("tokenizer.chat_template", *jinja, r.from("chat_template_jinja"));
+    else
+      draft.leave(r.from("chat_template_jinja"), *jinja, Why::to_fill_in,
+                  "write it into a .jinja file and name that in tokenizer.chat_template");
+  }
+  const Node* named = r.find("chat_template");
+  if (alpaca) {
+    if (named && !is_off(*named))
+      draft.leave(r.from("chat_template"), *named, Why::no_effect, "samples of type alpaca have their own");
+    draft.assume("tokenizer.chat_template", "alpaca", "what type alpaca writes around a sample");
+  } else if (named && !is_off(*named)) {
+    chat_template(r, *named, r.from("chat_template"));
+  }
+}
+
+void rows(Reader& r) {
+  Draft& draft = r.draft;
+  if (r.given("sample_packing"))
+    draft.set("dataset.packing", r.text("sample_packing") == "auto" ? "true" : *r.text("sample_packing"),
+              r.from("sample_packing"));
+  draft.assume("dataset.packing", "false", "Axolotl's default");
+  const auto strategy = r.text("excess_length_strategy");
+  if (strategy == "drop" || strategy == "truncate")
+    draft.set("dataset.too_long", *strategy, r.from("excess_length_strategy"));
+  else if (strategy)
+    draft.leave(r.from("excess_length_strategy"), *strategy, Why::value,
+                "samples that are too long are left out or cut");
+  draft.assume("dataset.too_long", "drop", "Axolotl's default");
+  if (r.is_true("train_on_inputs")) draft.set("dataset.loss_mode", "all", r.from("train_on_inputs"));
+}
+
+void validation(Reader& r) {
+  Draft& draft = r.draft;
+  const Samples held = read_list(r, "test_datasets");
+  const auto share = r.real("val_set_size");
+  if (!held.files.empty()) {
+    sample_files(draft, "dataset.valid_files", held.files, r.from("test_datasets"));
+    return;
+  }
+  if (share && *share > 0 && *share < 1) {
+    draft.set("dataset.split", split_with(*share), r.from("val_set_size"));
+    return;
+  }
+  if (share && *share >= 1)
+    draft.leave(r.from("val_set_size"), *r.find("val_set_size"), Why::to_fill_in,
+                "a number of samples: dataset.split takes shares");
+  draft.assume("dataset.split", "1,0,0", "nothing is set aside");
+  draft.withdraw("validation.eval_interval", Why::no_effect, "nothing is set aside to evaluate on");
+}
+
+}  // namespace
+
+void read_axolotl_data(Reader& r) {
+  Draft& draft = r.draft;
+  const Samples samples = read_list(r, "datasets");
+  if (samples.files.empty()) {
+    if (const Node* text = r.find("pretraining_dataset"); text && !is_off(*text))
+      draft.leave(r.from("pretraining_dataset"), *text, Why::to_fill_in,
+                  "`capstan data prepare` makes dataset.data_path of plain text");
+    for (const char* key : {"sample_packing", "excess_length_strategy", "train_on_inputs"})
+      if (const Node* value = r.find(key))
+        draft.leave(r.from(key), *value, is_off(*value) ? Why::off : Why::no_effect,
+                    "samples of plain text are full sequences");
+    draft.assume_preset("dataset", "mock", "to fill in: generated tokens stand for the data");
+    return;
+  }
+  draft.assume_preset("dataset", "sft", "samples are conversations, instructions or texts");
+  sample_files(draft, "dataset.train_files", samples.files, r.from("datasets"));
+  const bool alike = samples.formats.size() == 1 && !samples.formats.begin()->empty();
+  if (alike) draft.set("dataset.format", *samples.formats.begin(), r.from("datasets"));
+  templates(r, alike && *samples.formats.begin() == "alpaca");
+  rows(r);
+  validation(r);
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,673 @@
+// run_config.yaml of Megatron-Bridge. Its sections and fields are named like ours; the table holds what is not. Classes and
+// functions (`_target_`) are looked up by name, nothing is loaded.
+#include <algorithm>
+#include <iterator>
+
+#include "importers/finetuning.hpp"
+#include "importers/format_readers.hpp"
+#include "importers/reasons.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+constexpr std::string_view kFunction = "a function that Megatron-Bridge puts there itself";
+constexpr std::string_view kCopied = "mixed_precision says it";
+constexpr std::string_view kComputed = "computed from the iterations";
+constexpr std::string_view kGuards = "see `capstan explain resilience`";
+
+std::string target_of(const Node& node) {
+  if (node.kind == Node::Kind::scalar) return node.text;
+  const Node* target = node.find("_target_");
+  return target ? target->text : std::string();
+}
+
+// What a class or function stands for.
+struct Known {
+  std::string_view target, value;
+};
+constexpr Known kActivations[] = {
+    {"torch.nn.functional.silu", "silu"},
+    {"torch.nn.functional.gelu", "gelu"},
+    {"torch.nn.functional.relu", "relu"},
+    {"torch._C._nn.gelu", "gelu"},
+    {"torch._C._nn.silu", "silu"},
+    {"megatron.core.activations.squared_relu", "squared_relu"},
+    {"megatron.core.activations.fast_gelu", "gelu_tanh"},
+};
+constexpr Known kTypes[] = {
+    {"torch.float32", "fp32"}, {"torch.float", "fp32"}, {"torch.bfloat16", "bf16"},
+    {"torch.float16", "fp16"}, {"torch.half", "fp16"},
+};
+constexpr Known kRouterTypes[] = {{"fp32", "fp32"}, {"fp64", "fp64"}};
+
+template <size_t N>
+void from_table(Reader& r, const Item& item, const char* path, const Known (&table)[N]) {
+  const std::string target = target_of(*item.value);
+  for (const Known& known : table)
+    if (known.target == target) {
+      const std::string value(known.value);
+      r.draft.set_if_other(path, Node::scalar(value, item.value->place), item.from);
+      return;
+    }
+  std::string names;
+  for (const Known& known : table) names += (names.empty() ? "" : ", ") + std::string(known.target);
+  r.draft.leave(item.from, target.empty() ? shown(*item.value) : target, Why::value,
+                "counterparts are known for: " + names);
+}
+
+void activation(Reader& r, const Item& item) {
+  // With biases Megatron fuses bias and GELU, and the fused form is the tanh approximation.
+  const bool fused = r.is_true("model.bias_activation_fusion") &&
+                     r.boolean("model.add_bias_linear").value_or(true) &&
+                     !r.is_true("model.gated_linear_unit");
+  if (target_of(*item.value).ends_with("gelu") && fused)
+    r.draft.set("model.activation_func", "gelu_tanh", item.from, "the fused form");
+  else
+    from_table(r, item, "model.activation_func", kActivations);
+}
+void params_type(Reader& r, const Item& item) {
+  from_table(r, item, "mixed_precision.params_dtype", kTypes);
+}
+void pipeline_type(Reader& r, const Item& item) {
+  from_table(r, item, "mixed_precision.pipeline_dtype", kTypes);
+}
+// The optimizer's formats are named alike on both sides.
+void optimizer_type(Reader& r, const Item& item) {
+  from_table(r, item, item.key.c_str(), kTypes);
+}
+void router_format(Reader& r, const Item& item) {
+  from_table(r, item, "model.moe_router_dtype", kRouterTypes);
+}
+
+// Class names of a section, without their modules.
+struct Class {
+  std::string_view section, name;
+};
+constexpr Class kClasses[] = {
+    {"", "ConfigContainer"},
+    {"model", "GPTModelProvider"},
+    {"model", "LlamaModelProvider"},
+    {"model", "Llama2ModelProvider"},
+    {"model", "Llama3ModelProvider"},
+    {"model", "Llama31ModelProvider"},
+    {"model", "MistralModelProvider"},
+    {"model", "Qwen2ModelProvider"},
+    {"model", "Qwen3ModelProvider"},
+    {"model", "Qwen3MoEModelProvider"},
+    {"checkpoint", "CheckpointConfig"},
+    {"comm_overlap", "CommOverlapConfig"},
+    {"dataset", "FinetuningDatasetConfig"},
+    {"dataset", "GPTDatasetConfig"},
+    {"dataset", "GPTSFTDatasetConfig"},
+    {"dataset", "MockGPTDatasetConfig"},
+    {"ddp", "DistributedDataParallelConfig"},
+    {"dist", "DistributedInitConfig"},
+    {"logger", "LoggerConfig"},
+    {"mixed_precision", "MixedPrecisionConfig"},
+    {"optimizer", "OptimizerConfig"},
+    {"peft", "LoRA"},
+    {"peft", "DoRA"},
+    {"peft", "CanonicalLoRA"},
+    {"profiling", "ProfilingConfig"},
+    {"rerun_state_machine", "RerunStateMachineConfig"},
+    {"rng", "RNGConfig"},
+    {"scheduler", "SchedulerConfig"},
+    {"tokenizer", "TokenizerConfig"},
+    {"train", "TrainingConfig"},
+    {"validation", "ValidationConfig"},
+};
+
+void section_class(Reader& r, const Item& item) {
+  const std::string section = item.key == "_target_" ? "" : item.key.substr(0, item.key.find('.'));
+  const std::string target = item.value->text;
+  const std::string name = target.substr(target.rfind('.') + 1);
+  bool known = false;
+  for (const Class& row : kClasses) known = known || (row.section == section && row.name == name);
+  if (!known) {
+    r.draft.leave(item.from, target, Why::value,
+                  section == "model" ? "not a model that is known here: see that the recipe describes it"
+                                     : "not a class that is known for this section");
+  } else if (name == "Llama31ModelProvider") {
+    r.draft.set("model.rope_scaling", "true", item.from, name);
+  } else if (section == "peft") {
+    r.draft.set("peft.scheme",
+                name == "LoRA"   ? "lora"
+                : name == "DoRA" ? "dora"
+                                 : "canonical_lora",
+                item.from);
+  }
+}
+
+void moe_layer_freq(Reader& r, const Item& item) {
+  if (item.value->kind == Node::Kind::scalar)
+    r.draft.set_if_other("model.moe_layer_freq", *item.value, item.from);
+  else
+    r.draft.leave(item.from, *item.value, Why::to_fill_in,
+                  "a list of layers: see model.moe_layer_freq and model.moe_first_dense_layers");
+}
+
+void window_size(Reader& r, const Item& item) {
+  // Tokens before the query and behind it; ours counts the query itself.
+  const Node& value = *item.value;
+  const Node* before = value.kind == Node::Kind::list && value.items.size() == 2 ? &value.items[0] : nullptr;
+  const Node shown_as = before ? *before : value;
+  Node root{.kind = Node::Kind::map};
+  root.add("n", item.from.place, shown_as);
+  const auto number = Reader(r.draft, root, {}).integer("n");
+  if (number && *number >= 0 && *number < (int64_t{1} << 31))
+    r.draft.set("model.window_size", std::to_string(*number + 1), item.from, "the query itself counts here");
+}
+
+void dataloader_type(Reader& r, const Item& item) {
+  if (item.value->text == "single")
+    r.draft.set("dataset.kind", "gpt", item.from);
+  else
+    r.draft.leave(item.from, *item.value, Why::no_effect, "the order of samples follows dataset.random_seed");
+}
+
+void interpolation(Reader& r, const Item& item) {
+  r.draft.set("model.rope_scaling", "true", item.from);
+  r.draft.set("model.rope_scaling_type", "linear", item.from);
+  r.draft.set("model.rope_scaling_factor", *item.value, item.from);
+}
+
+void cp_comm_type(Reader& r, const Item& item) {
+  r.draft.set_if_other("dist.cp_comm_type", *item.value, item.from);
+}
+
+constexpr Rule kTable[] = {
+    act("_target_", section_class),
+    act("model._target_", section_class),
+    act("checkpoint._target_", section_class),
+    act("comm_overlap._target_", section_class),
+    act("dataset._target_", section_class),
+    act("ddp._target_", section_class),
+    act("dist._target_", section_class),
+    act("logger._target_", section_class),
+    act("mixed_precision._target_", section_class),
+    act("optimizer._target_", section_class),
+    act("peft._target_", section_class),
+    act("profiling._target_", section_class),
+    act("rerun_state_machine._target_", section_class),
+    act("rng._target_", section_class),
+    act("scheduler._target_", section_class),
+    act("tokenizer._target_", section_class),
+    act("train._target_", section_class),
+    act("validation._target_", section_class),
+
+    act("model.activation_func", activation),
+    later("model.bias_activation_fusion"),
+    later("model.seq_length"),
+    act("model.window_size", window_size),
+    act("model.moe_layer_freq", moe_layer_freq),
+    act("model.moe_router_dtype", router_format),
+    act("model.cp_comm_type", cp_comm_type),
+    later("model.hf_model_id"),
+    act("model.seq_len_interpolation_factor", interpolation),
+    take("model.scale_factor", "model.rope_scaling_factor"),
+    take("model.low_freq_factor", "model.rope_scaling_low_freq_factor"),
+    take("model.high_freq_factor", "model.rope_scaling_high_freq_factor"),
+    take("model.old_context_len", "model.rope_scaling_original_max_position_embeddings"),
+    later("model.attention_softmax_in_fp32"),
+    act("model.params_dtype", params_type),
+    act("model.pipeline_dtype", pipeline_type),
+    no_effect("model.should_pad_vocab", "the vocabulary is padded by make_vocab_size_divisible_by"),
+    no_effect("model.bf16", kCopied),
+    no_effect("model.fp16", kCopied),
+    no_effect("model.autocast_dtype", kCopied),
+    no_effect("model.enable_autocast", kCopied),
+    no_effect("model.fp8_*", kCopied),
+    no_effect("model.fp4_*", kCopied),
+    no_effect("model.first_last_layers_bf16", kCopied),
+    no_effect("model.num_layers_at_*", kCopied),
+    no_effect("model.init_method", "model.init_method_std says it"),
+    no_effect("model.output_layer_init_method", "model.init_method_std says it"),
+    no_effect("model.embedding_init_method", "model.embedding_init_method_std says it"),
+    no_effect("model.finalize_model_grads_func", kFunction),
+    no_effect("model.grad_scale_func", kFunction),
+    no_effect("model.grad_sync_func", kFunction),
+    no_effect("model.no_sync_func", kFunction),
+    no_effect("model.param_sync_func", kFunction),
+    no_effect("model.timers", kFunction),
+    no_effect("model.transformer_layer_spec", kFunction),
+    no_effect("model.generation_config", "options of generation: see `capstan generate`"),
+    no_effect("model.attention_backend", kKernels),
+    no_effect("model.bias_dropout_fusion", kKernels),
+    no_effect("model.masked_softmax_fusion", kKernels),
+    no_effect("model.persist_layer_norm", kKernels),
+    no_effect("model.apply_rope_fusion", kKernels),
+    no_effect("model.cross_entropy_*", kKernels),
+    no_effect("model.gradient_accumulation_fusion", kKernels),
+    no_effect("model.transformer_impl", kKernels),
+    no_effect("model.cuda_graph_*", kKernels),
+    no_effect("model.use_te_*", kKernels),
+    no_effect("model.moe_router_fusion", kKernels),
+    no_effect("model.apply_query_key_layer_scaling", "the softmax is computed in fp32 without rescaling"),
+    no_effect("model.softmax_type", "attention here is the plain softmax"),
+    no_effect("model.calculate_per_token_loss", "gradients are divided once by the number of tokens"),
+    no_effect("model.batch_p2p_sync", kLayout),
+    no_effect("model.deallocate_pipeline_outputs", kLayout),
+    no_effect("model.clone_scatter_output_in_embedding", kLayout),
+    no_effect("model.scatter_embedding_sequence_parallel", kLayout),
+    no_effect("model.parallel_output", kLayout),
+    no_effect("model.tp_comm_*", kLayout),
+    no_effect("model.async_tensor_model_parallel_allreduce", kLayout),
+    no_effect("model.cpu_offloading_*", "see model.cpu_offloading"),
+    no_effect("model.perform_initialization", "weights are initialised unless a checkpoint gives them"),
+    no_effect("model.barrier_with_L1_time", kLog),
+    no_effect("model.inference_*", "this is a recipe for training"),
+    no_effect("model.mamba_*", "there are no Mamba layers"),
+    no_effect("model.mlp_chunks_for_prefill", "this is a recipe for training"),
+    no_effect("model.moe_deepep_num_sms", kKernels),
+    no_effect("model.use_mamba_mem_eff_path", "there are no Mamba layers"),
+    no_effect("model.glu_linear_offset", "the gate has no offset"),
+    no_effect("model.is_hybrid_model", "there are no Mamba layers"),
+    no_effect("model.deterministic_mode", "runs are deterministic anyway"),
+    no_effect("model.microbatch_group_size_per_vp_stage", "follows from the stages"),
+
+    take("peft.lora_A_init_method", "peft.lora_A_init"),
+    take("peft.lora_B_init_method", "peft.lora_B_init"),
+    no_effect("peft.lora_dtype", "adapters have the format of the model, and main parameters in fp32"),
+
+    later("mixed_precision"),
+    later("mixed_precision.bf16"),
+    later("mixed_precision.fp16"),
+    later("mixed_precision.fp32"),
+    act("mixed_precision.params_dtype", params_type),
+    act("mixed_precision.pipeline_dtype", pipeline_type),
+    no_effect("mixed_precision.autocast_*", "there is no autocast"),
+    no_effect("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", kLayout),
+    no_effect("mixed_precision.fp8_param", "mixed_precision.fp8_param_gather says it"),
+
+    act("optimizer.params_dtype", params_type),
+    act("optimizer.main_grads_dtype", optimizer_type),
+    act("optimizer.main_params_dtype", optimizer_type),
+    act("optimizer.exp_avg_dtype", optimizer_type),
+    act("optimizer.exp_avg_sq_dtype", optimizer_type),
+    later("optimizer.weight_decay"),
+    later("scheduler.start_weight_decay"),
+    later("scheduler.end_weight_decay"),
+    later("optimizer.use_distributed_optimizer"),
+    no_effect("optimizer.bf16", kCopied),
+    no_effect("optimizer.fp16", kCopied),
+    no_effect("optimizer.fp8_recipe", kCopied),
+    no_effect("optimizer.timers", kFunction),
+    no_effect("optimizer.barrier_with_L1_time", kLog),
+    no_effect("optimizer.store_param_remainders", kLayout),
+    no_effect("optimizer.pin_cpu_*", kLayout),
+    no_effect("optimizer.overlap_cpu_optimizer_d2h_h2d", kLayout),
+    no_effect("optimizer.use_torch_optimizer_for_cpu_offload", kKernels),
+    no_effect("optimizer.reuse_grad_buf_for_mxfp8_param_ag", kLayout),
+    no_effect("scheduler.lr_decay_steps", kComputed),
+    no_effect("scheduler.lr_warmup_steps", kComputed),
+    no_effect("scheduler.wd_incr_steps", kComputed),
+    no_effect("scheduler.wsd_decay_steps", kComputed),
+
+    later("ddp.use_distributed_optimizer"),
+    later("ddp.use_megatron_fsdp"),
+    later("ddp.data_parallel_sharding_strategy"),
+    no_effect("ddp.average_in_collective", "gradients are sums, divided once by the number of tokens"),
+    no_effect("ddp.gradient_reduce_div_fusion", kLayout),
+    no_effect("ddp.preserve_fp32_weights", "main parameters are fp32"),
+    no_effect("ddp.pad_buckets_for_high_nccl_busbw", kLayout),
+    no_effect("ddp.fsdp_*", kLayout),
+    no_effect("ddp.check_for_large_grads", kGuards),
+
+    no_effect("dist.distributed_backend", "follows the device"),
+    no_effect("dist.align_grad_reduce", kLayout),
+    no_effect("dist.local_rank", "the launcher says which rank this is"),
+    no_effect("dist.lazy_init", kPython),
+    no_effect("dist.use_gloo_process_groups", kLayout),
+    no_effect("dist.flight_recorder_*", kGuards),
+
+    later("dataset.sequence_length"),
+    later("dataset.blend"),
+    later("dataset.blend_per_split"),
+    later("dataset.data_path"),
+    later("dataset.mock"),
+    later("dataset.split"),
+    later("dataset.dataset_root"),
+    later("dataset.seq_length"),
+    later("dataset.packed_sequence_specs*"),
+    later("dataset.offline_packing_specs*"),
+    later("dataset.enable_offline_packing"),
+    take("dataset.seed", "dataset.random_seed"),
+    take("dataset.memmap_workers", "dataset.num_workers"),
+    no_effect("dataset.do_validation", "validation.jsonl of dataset_root is taken: see dataset.valid_files"),
+    no_effect("dataset.do_test", "test.jsonl of dataset_root is taken: see dataset.test_files"),
+    to_fill_in("dataset.preprocessing", "see dataset.format, dataset.loss_mode and tokenizer.chat_template"),
+    to_fill_in("dataset.dataset_kwargs", "see dataset.format, dataset.loss_mode and tokenizer.chat_template"),
+    no_effect("dataset.split_matrix", "dataset.split says it"),
+    no_effect("dataset.tokenizer", "the section tokenizer says it"),
+    act("dataset.dataloader_type", dataloader_type),
+    no_effect("dataset.data_sharding", kPython),
+    no_effect("dataset.pin_memory", kPython),
+    no_effect("dataset.persistent_workers", kPython),
+    no_effect("dataset.drop_last", "a run ends after its steps"),
+    no_effect("dataset.trust_remote_code", "nothing is downloaded, and no code from a file runs"),
+    no_effect("dataset.add_extra_token_to_sequence", "samples have one more token, as there"),
+    no_effect("dataset.create_attention_mask", kKernels),
+    no_effect("dataset.skip_getting_attention_mask_from_dataset", kKernels),
+    no_effect("dataset.drop_last_partial_validation_sequence", "as there"),
+    no_effect("dataset.mid_level_dataset_surplus", "blends are built exactly"),
+    no_effect("dataset.mmap_bin_files", kLayout),
+    no_effect("dataset.num_dataset_builder_threads", kLayout),
+
+    later("tokenizer.tokenizer_type"),
+    later("tokenizer.tokenizer_model"),
+    later("tokenizer.vocab_file"),
+    later("tokenizer.merge_file"),
+    later("tokenizer.vocab_size"),
+    no_effect("tokenizer.tiktoken_*", "options of another tokenizer library"),
+    no_effect("tokenizer.hf_*", "options of another tokenizer library"),
+    no_effect("tokenizer.pad_vocab_size", "the vocabulary is padded by model.make_vocab_size_divisible_by"),
+    no_effect("tokenizer.make_vocab_size_divisible_by", "model.make_vocab_size_divisible_by says it"),
+    no_effect("tokenizer.null_tokenizer_pad_id", "nothing is padded"),
+
+    later("checkpoint.save"),
+    later("checkpoint.load"),
+    later("checkpoint.pretrained_checkpoint"),
+    no_effect("checkpoint.finetune", "`checkpoint.pretrained_checkpoint` starts from weights alone"),
+    no_effect("checkpoint.save_rng", "randomness has no state: it follows from seed and step"),
+    no_effect("checkpoint.load_rng", "randomness has no state: it follows from seed and step"),
+    no_effect("checkpoint.ckpt_format", kStore),
+    no_effect("checkpoint.fully_parallel_*", kStore),
+    no_effect("checkpoint.dist_ckpt_*", kStore),
+    no_effect("checkpoint.use_persistent_ckpt_worker", kStore),
+    no_effect("checkpoint.non_persistent_*", kStore),
+    no_effect("checkpoint.replication_factor", kStore),
+    no_effect("checkpoint.ckpt_*", kStore),
+    no_effect("checkpoint.async_*", kStore),
+    take("checkpoint.async_save", "checkpoint.async_save"),
+    take("checkpoint.ckpt_step", "checkpoint.ckpt_step"),
+    no_effect("checkpoint.storage_writers_per_rank", kStore),
+
+    take("logger.log_params_norm", "logger.log_params_norm"),
+    take("logger.log_interval", "logger.log_interval"),
+    take("logger.log_num_zeros_in_grad", "logger.log_num_zeros_in_grad"),
+    no_effect("logger.log_*", kLog),
+    no_effect("logger.timing_*", kLog),
+    no_effect("logger.filter_warnings", kLog),
+    no_effect("logger.logging_level", kLog),
+    no_effect("logger.tensorboard_queue_size", kLog),
+    no_effect("logger.throughput_window_size", kLog),
+    no_effect("logger.runtime_time_unit", kLog),
+    theirs("logger.wandb_*", kService),
+    theirs("logger.mlflow_*", kService),
+    theirs("logger.comet_*", kService),
+
+    no_effect("rng.te_rng_tracker", kKernels),
+    no_effect("rng.inference_rng_tracker", "this is a recipe for training"),
+    not_there("rng.data_parallel_random_init", "initial weights that differ between replicas"),
+    take("rerun_state_machine.check_for_nan_in_loss", "resilience.check_for_nan"),
+    take("rerun_state_machine.rerun_mode", "resilience.rerun_mode"),
+    later("rerun_state_machine.check_for_spiky_loss"),
+    take("rerun_state_machine.spiky_loss_factor", "resilience.loss_spike_factor"),
+    no_effect("rerun_state_machine.error_injection_*", "faults of a test"),
+
+    not_there("train.rampup_batch_size", "a batch size that grows during the run"),
+    not_there("train.step_batch_size_schedule", "a batch size that grows during the run"),
+    not_there("train.decrease_batch_size_if_needed",
+              "a batch that does not divide is an error, not made smaller"),
+    no_effect("train.manual_gc*", kPython),
+    no_effect("train.empty_unused_memory_level", kPython),
+    no_effect("train.exit_signal", "SIGINT and SIGTERM: save, then stop"),
+    no_effect("train.check_optimizer_step_success", kGuards),
+    no_effect("train.exit_signal_handler", "SIGINT and SIGTERM: save, then stop"),
+
+    no_effect("comm_overlap.tp_comm_overlap_cfg", kLayout),
+    no_effect("comm_overlap.tp_comm_bootstrap_backend", kLayout),
+    no_effect("comm_overlap.data_parallel_size", kComputed),
+    no_effect("env_vars.*", "variables of another program"),
+    theirs("ft", "a service that restarts jobs"),
+    theirs("inprocess_restart", "a service that restarts jobs"),
+    theirs("nvrx_straggler", "a service that watches ranks; see `capstan explain resilience`"),
+    theirs("straggler", "a service that watches ranks; see `capstan explain resilience`"),
+    not_there("tensor_inspect", "recording of single tensors"),
+};
+
+// A field of the same name, or an alias of one. Values that are ours anyway are left out of the recipe.
+bool by_name(Reader& r, const Item& item) {
+  const auto dot = item.key.find('.');
+  if (dot == std::string::npos) return false;
+  const config::FieldInfo* field = config::schema().find_spelling(item.key);
+  if (!field || (item.value->kind == Node::Kind::map && field->type->kind != config::Type::Kind::map))
+    return false;
+  if (item.value->kind == Node::Kind::null) {
+    r.draft.leave(item.from, *item.value, Why::off, "null");
+    return true;
+  }
+  r.draft.set_if_other(field->path, *item.value, item.from);
+  return true;
+}
+
+void precision(Reader& r) {
+  Draft& draft = r.draft;
+  const Node* section = r.find("mixed_precision");
+  if (section && section->kind == Node::Kind::scalar) {
+    std::string name = section->text;
+    std::replace(name.begin(), name.end(), '-', '_');
+    draft.choose("mixed_precision", name, r.from("mixed_precision"));
+    return;
+  }
+  if (draft.has("mixed_precision.params_dtype")) return;
+  for (const char* key : {"mixed_precision.bf16", "mixed_precision.fp16"})
+    if (r.is_true(key))
+      draft.set("mixed_precision.params_dtype", key + std::string("mixed_precision.").size(), r.from(key));
+}
+
+void sharding(Reader& r) {
+  const char* leaf = "ddp.data_parallel_sharding_strategy";
+  if (r.is_true("ddp.use_megatron_fsdp")) {
+    if (r.given("ddp.data_parallel_sharding_strategy"))
+      r.draft.set(leaf, *r.find("ddp.data_parallel_sharding_strategy"),
+                  r.from("ddp.data_parallel_sharding_strategy"));
+    return;
+  }
+  for (const char* key : {"ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"})
+    if (r.is_true(key)) r.draft.set(leaf, "optim", r.from(key));
+}
+
+void weight_decay(Reader& r) {
+  // The scheduler writes the decay at every step, so the optimizer's own value never counts there.
+  Draft& draft = r.draft;
+  const auto style = r.text("scheduler.weight_decay_incr_style").value_or("constant");
+  const bool constant = style == "constant";
+  const auto start = r.real("scheduler.start_weight_decay"), end = r.real("scheduler.end_weight_decay");
+  if (start && end && constant) {
+    draft.set("optimizer.weight_decay", *r.find("scheduler.start_weight_decay"),
+              r.from("scheduler.start_weight_decay"), "the schedule's value is the one that counts there");
+    if (r.given("optimizer.weight_decay") && r.real("optimizer.weight_decay") != start)
+      draft.leave(r.from("optimizer.weight_decay"), *r.find("optimizer.weight_decay"), Why::replaced,
+                  "scheduler.start_weight_decay overwrites it at every step");
+    return;
+  }
+  if (r.given("optimizer.weight_decay"))
+    draft.set("optimizer.weight_decay", *r.find("optimizer.weight_decay"), r.from("optimizer.weight_decay"));
+  for (const char* key : {"scheduler.start_weight_decay", "scheduler.end_weight_decay"})
+    if (r.given(key)) draft.set(key, *r.find(key), r.from(key));
+}
+
+// training.jsonl, validation.jsonl and test.jsonl of one directory. True where the data is that.
+bool samples(Reader& r) {
+  Draft& draft = r.draft;
+  const Node* target = r.find("dataset._target_");
+  const auto root = r.text("dataset.dataset_root");
+  if (!root && !(target && (target->text.ends_with("FinetuningDatasetConfig") ||
+                            target->text.ends_with("GPTSFTDatasetConfig"))))
+    return false;
+  const From from = r.from(root ? "dataset.dataset_root" : "dataset._target_");
+  draft.choose("dataset", "sft", from);
+  draft.withdraw("dataset.kind", Why::no_effect, "samples are JSON lines");
+  for (const auto& [leaf, file] : {std::pair("dataset.train_files", "training.jsonl"),
+                                   std::pair("dataset.valid_files", "validation.jsonl"),
+                                   std::pair("dataset.test_files", "test.jsonl")}) {
+    if (root)
+      draft.set(leaf, *root + "/" + file, from);
+    else
+      draft.assume(leaf, std::string("data/") + file, "to fill in: the file names no dataset_root");
+  }
+  bool packs = r.is_true("dataset.enable_offline_packing");
+  for (const char* key : {"dataset.packed_sequence_specs", "dataset.offline_packing_specs"})
+    if (const Node* specs = r.find(key); specs && !is_off(*specs)) {
+      packs = true;
+      draft.leave(r.from(key), *specs, Why::no_effect, "rows are packed as they are read: dataset.packing");
+    }
+  draft.assume("dataset.packing", packs ? "true" : "false",
+               packs ? "the file packs beforehand" : "Megatron-Bridge's default");
+  for (const char* key : {"dataset.seq_length", "model.seq_length"})
+    if (r.given(key)) {
+      draft.set("model.seq_length", *r.find(key), r.from(key));
+      break;
+    }
+  return true;
+}
+
+void data(Reader& r) {
+  Draft& draft = r.draft;
+  if (samples(r)) return;
+  const Node* blend = r.find("dataset.blend");
+  if (r.given("dataset.data_path")) {
+    draft.set("dataset.data_path", *r.find("dataset.data_path"), r.from("dataset.data_path"));
+  } else if (blend && blend->kind == Node::Kind::list && !blend->items.empty() &&
+             blend->items[0].kind == Node::Kind::list) {
+    // [prefixes, weights or null]
+    const Node& prefixes = blend->items[0];
+    const Node* weights =
+        blend->items.size() > 1 && blend->items[1].kind == Node::Kind::list ? &blend->items[1] : nullptr;
+    Node list{.kind = Node::Kind::list, .place = blend->place};
+    for (size_t i = 0; i < prefixes.items.size(); ++i) {
+      if (weights && i < weights->items.size()) list.items.push_back(weights->items[i]);
+      list.items.push_back(prefixes.items[i]);
+    }
+    draft.set("dataset.data_path", list, r.from("dataset.blend"));
+  } else if (blend && blend->kind != Node::Kind::null) {
+    draft.leave(r.from("dataset.blend"), *blend, Why::to_fill_in,
+                "see dataset.blend: a prefix and its weight on each line");
+  }
+  if (r.given("dataset.blend_per_split"))
+    draft.leave(r.from("dataset.blend_per_split"), *r.find("dataset.blend_per_split"), Why::to_fill_in,
+                "see dataset.train_blend, dataset.valid_blend and dataset.test_blend");
+  const Node* target = r.find("dataset._target_");
+  const bool mock = r.is_true("dataset.mock") || (target && target->text.ends_with("MockGPTDatasetConfig"));
+  if (mock || !draft.has("dataset.data_path")) {
+    if (mock)
+      draft.choose("dataset", "mock", r.from(r.given("dataset.mock") ? "dataset.mock" : "dataset._target_"));
+    else
+      draft.assume_preset("dataset", "mock",
+                          "to fill in: no data that is known here, these are generated tokens");
+    if (r.given("dataset.split"))
+      draft.leave(r.from("dataset.split"), *r.find("dataset.split"), Why::no_effect,
+                  "generated tokens are not split");
+    draft.withdraw("dataset.kind", Why::no_effect, "the data is generated");
+  } else {
+    if (r.given("dataset.split"))
+      draft.set("dataset.split", *r.find("dataset.split"), r.from("dataset.split"));
+    draft.assume("dataset.sample_order", "megatron",
+                 "the samples that Megatron-LM would train on, in its order");
+  }
+  for (const char* key : {"dataset.sequence_length", "model.seq_length"})
+    if (r.given(key)) {
+      // Samples are as long as the dataset says; the model's own length is how far it could go.
+      draft.set("model.seq_length", *r.find(key), r.from(key));
+      break;
+    }
+  if (r.given("dataset.sequence_length") && r.given("model.seq_length") &&
+      r.integer("model.seq_length") != r.integer("dataset.sequence_length"))
+    draft.set("model.max_position_embeddings", *r.find("model.seq_length"), r.from("model.seq_length"),
+              "samples are dataset.sequence_length long");
+}
+
+void tokenizer(Reader& r) {
+  Draft& draft = r.draft;
+  const auto type = r.text("tokenizer.tokenizer_type");
+  const auto model = r.text("tokenizer.tokenizer_model");
+  const From from = r.from("tokenizer.tokenizer_type");
+  if (type == "NullTokenizer") {
+    draft.choose("tokenizer", "none", from);
+  } else if (type == "GPT2BPETokenizer") {
+    draft.choose("tokenizer", "gpt2_bpe", from);
+    for (const char* key : {"tokenizer.vocab_file", "tokenizer.merge_file"})
+      if (r.given(key)) draft.set(key, *r.find(key), r.from(key));
+    return;
+  } else if (type == "HuggingFaceTokenizer" && model &&
+             (model->ends_with(".json") || model->starts_with('/') || model->starts_with('.'))) {
+    draft.choose("tokenizer", "huggingface", from);
+    draft.set("tokenizer.tokenizer_model", model->ends_with(".json") ? *model : *model + "/tokenizer.json",
+              r.from("tokenizer.tokenizer_model"));
+    return;
+  } else if (draft.has("tokenizer.tokenizer_model")) {
+    for (const char* key : {"tokenizer.tokenizer_type", "tokenizer.tokenizer_model"})
+      if (r.given(key))
+        draft.leave(r.from(key), *r.find(key), Why::no_effect, "the tokenizer beside the weights counts");
+  } else if (model && model->ends_with(".model")) {
+    draft.set("tokenizer.tokenizer_type", "sentencepiece", type ? from : r.from("tokenizer.tokenizer_model"));
+    draft.set("tokenizer.tokenizer_model", *model, r.from("tokenizer.tokenizer_model"));
+  } else {
+    draft.assume_preset("tokenizer", "none", "to fill in: the data's ids are taken as they are");
+    if (type) draft.leave(from, *type, Why::to_fill_in, "give a tokenizer.json in tokenizer.tokenizer_model");
+    if (model)
+      draft.leave(r.from("tokenizer.tokenizer_model"), *model, Why::to_fill_in, "give its tokenizer.json");
+  }
+  if (!draft.has("model.vocab_size") && r.given("tokenizer.vocab_size"))
+    draft.set("model.vocab_size", *r.find("tokenizer.vocab_size"), r.from("tokenizer.vocab_size"));
+}
+
+void checkpoints(Reader& r) {
+  const auto save = r.text("checkpoint.save"), load = r.text("checkpoint.load");
+  if (save) r.draft.set("checkpoint.save", *save, r.from("checkpoint.save"));
+  if (load)
+    r.draft.leave(r.from("checkpoint.load"), *load, save == load ? Why::no_effect : Why::theirs,
+                  save == load ? std::string("a run here continues with `capstan train … --resume`")
+                               : std::string(kCheckpoint));
+  const auto weights = r.text("checkpoint.pretrained_checkpoint");
+  const auto model = r.text("model.hf_model_id");
+  if (weights)
+    r.draft.leave(r.from("checkpoint.pretrained_checkpoint"), *weights, Why::theirs,
+                  std::string(kCheckpoint));
+  if (!weights && !r.draft.has("peft.scheme") && r.draft.preset("dataset") != "sft") return;
+  if (model && !model->empty()) {
+    base_weights(r.draft, *model, r.from("model.hf_model_id"));
+    return;
+  }
+  r.draft.assume("checkpoint.pretrained_checkpoint", "hf:models/base",
+                 "to fill in: the model whose weights are the start, as Hugging Face has it");
+  if (r.draft.preset("dataset") == "sft") tokenizer_of_base(r.draft);
+}
+
+}  // namespace
+
+void read_bridge(Draft& draft, const Node& root) {
+  Reader reader(draft, root, kTable);
+  for (const config::FieldInfo* field : config::schema().fields()) reader.also_known.push_back(field->path);
+  reader.apply(by_name);
+  precision(reader);
+  sharding(reader);
+  weight_decay(reader);
+  data(reader);
+  checkpoints(reader);
+  tokenizer(reader);
+  if (reader.is_true("rerun_state_machine.check_for_spiky_loss"))
+    draft.set("resilience.loss_spike_action", "warn",
+              reader.from("rerun_state_machine.check_for_spiky_loss"));
+  if (const auto value = reader.boolean("model.attention_softmax_in_fp32"))
+    draft.leave(reader.from("model.attention_softmax_in_fp32"), *value ? "true" : "false",
+                *value ? Why::no_effect : Why::off, "the softmax is computed in fp32 anyway");
+  reader.account();
+  const int64_t least = [&] {
+    int64_t product = 1;
+    for (const char* key : {"model.tensor_model_parallel_size", "model.pipeline_model_parallel_size",
+                            "model.context_parallel_size"})
+      product = std::min<int64_t>(product * std::clamp<int64_t>(reader.integer(key).value_or(1), 1, 1 << 24),
+                                  1 << 24);
+    return product;
+  }();
+  if (least > 1)
+    draft.assume("dist.world_size", std::to_string(least),
+                 "the fewest ranks that hold one replica; the file does not say how many there are");
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,363 @@
+// A DeepSpeed JSON: how a model is trained, nothing of the model or its data.
+#include <utility>
+
+#include "base/checked.hpp"
+#include "importers/format_readers.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+constexpr std::string_view kTuning = "tunes DeepSpeed's buffers; the numbers are the same";
+constexpr std::string_view kOffloadTuning = "tunes DeepSpeed's offload";
+
+void bucket(Reader& r, const Item& item) {
+  // All-gather and reduce have one bucket size here; DeepSpeed's reduce_bucket_size is the one that is named first.
+  r.draft.set("ddp.bucket_size", *item.value, item.from);
+}
+
+constexpr Rule kTable[] = {
+    later("train_batch_size"),
+    later("train_micro_batch_size_per_gpu"),
+    later("gradient_accumulation_steps"),
+    later("gradient_clipping"),
+    take("steps_per_print", "logger.log_interval"),
+    take("seed", "rng.seed"),
+
+    named("zero_optimization.stage", "ddp.data_parallel_sharding_strategy",
+          "0=no_shard 1=optim 2=optim_grads 3=optim_grads_params"),
+    take("zero_optimization.overlap_comm", "ddp.overlap_grad_reduce"),
+    act("zero_optimization.reduce_bucket_size", bucket),
+    no_effect("zero_optimization.allgather_bucket_size", "one bucket size serves both: ddp.bucket_size"),
+    no_effect("zero_optimization.allgather_partitions", kTuning),
+    no_effect("zero_optimization.reduce_scatter", kTuning),
+    no_effect("zero_optimization.contiguous_gradients", kTuning),
+    no_effect("zero_optimization.round_robin_gradients", kTuning),
+    no_effect("zero_optimization.sub_group_size", kTuning),
+    no_effect("zero_optimization.stage3_*", kTuning),
+    no_effect("zero_optimization.memory_efficient_linear", kTuning),
+    no_effect("zero_optimization.ignore_unused_parameters", "every parameter is used"),
+    no_effect("zero_optimization.load_from_fp32_weights", "weights are loaded in fp32"),
+    no_effect("zero_optimization.elastic_checkpoint", "checkpoints load into any layout"),
+    no_effect("zero_optimization.param_persistence_threshold", kTuning),
+    no_effect("zero_optimization.model_persistence_threshold", kTuning),
+    no_effect("zero_optimization.prefetch_bucket_size", kTuning),
+    no_effect("zero_optimization.max_live_parameters", kTuning),
+    no_effect("zero_optimization.max_reuse_distance", kTuning),
+    no_effect("zero_optimization.use_multi_rank_bucket_allreduce", kTuning),
+    not_there("zero_optimization.zero_hpz_partition_size", "a second copy of the parameters on each node"),
+    not_there("zero_optimization.zero_quantized_*", "quantised collectives"),
+    not_there("zero_optimization.mics_*",
+              "sharding inside groups; see ddp.num_distributed_optimizer_instances"),
+    later("zero_optimization.offload_optimizer.device"),
+    take("zero_optimization.offload_optimizer.ratio", "optimizer.optimizer_offload_fraction"),
+    no_effect("zero_optimization.offload_optimizer.*", kOffloadTuning),
+    sets("zero_optimization.cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
+    not_there("zero_optimization.offload_param", "parameters in host memory"),
+    not_there("zero_optimization.cpu_offload_params", "parameters in host memory"),
+
+    later("fp16.enabled"),
+    later("fp16.loss_scale"),
+    later("fp16.initial_scale_power"),
+    take("fp16.loss_scale_window", "mixed_precision.loss_scale_window"),
+    take("fp16.hysteresis", "mixed_precision.hysteresis"),
+    take("fp16.min_loss_scale", "mixed_precision.min_loss_scale"),
+    no_effect("fp16.consecutive_hysteresis", "the count begins again after each overflow"),
+    no_effect("fp16.auto_cast", "inputs are token ids"),
+    not_there("fp16.fp16_master_weights_and_grads", "main parameters in fp16; they are fp32"),
+    later("bf16.enabled"),
+    later("bfloat16.enabled"),
+    no_effect("bf16.*", "main parameters and moments are fp32"),
+    not_there("torch_autocast", "casting of single operations"),
+    later("communication_data_type"),
+    later("data_types.grad_accum_dtype"),
+    not_there("amp", "NVIDIA Apex; see fp16 and bf16"),
+
+    later("optimizer.type"),
+    take("optimizer.params.lr", "optimizer.lr"),
+    later("optimizer.params.betas"),
+    later("optimizer.params.weight_decay"),
+    later("optimizer.params.eps"),
+    later("optimizer.params.momentum"),
+    later("optimizer.params.adam_w_mode"),
+    no_effect("optimizer.params.torch_adam", "a choice of kernels"),
+    no_effect("optimizer.params.fused", "a choice of kernels"),
+    no_effect("optimizer.params.bias_correction", "the bias of the moments is corrected"),
+    not_there("optimizer.params.freeze_step", "a variant with compressed communication"),
+    not_there("optimizer.params.cuda_aware", "a variant with compressed communication"),
+    not_there("optimizer.params.comm_backend_name", "a variant with compressed communication"),
+    not_there("optimizer.legacy_fusion", "a choice of kernels"),
+
+    later("scheduler.type"),
+    later("scheduler.params.warmup_num_steps"),
+    later("scheduler.params.warmup_min_lr"),
+    later("scheduler.params.warmup_max_lr"),
+    later("scheduler.params.total_num_steps"),
+    later("scheduler.params.warmup_type"),
+    later("scheduler.params.cos_min_ratio"),
+    later("scheduler.params.warmup_min_ratio"),
+
+    not_there("activation_checkpointing.cpu_checkpointing", "kept activations in host memory"),
+    take("activation_checkpointing.partition_activations", "model.distribute_saved_activations"),
+    take("activation_checkpointing.number_checkpoints", "model.recompute_num_layers"),
+    no_effect("activation_checkpointing.*", kTuning),
+    take("tensorboard.enabled", "logger.tensorboard"),
+    take("tensorboard.output_path", "logger.tensorboard_dir"),
+    no_effect("tensorboard.job_name", "the run directory has the recipe's name"),
+    theirs("wandb", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
+    theirs("comet", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
+    no_effect("csv_monitor", "metrics.jsonl has every logged step"),
+    no_effect("flops_profiler", "`capstan bench` and each log line have the rate"),
+    no_effect("comms_logger", "`profiling.trace=true` writes collectives too"),
+    no_effect("wall_clock_breakdown", "`capstan trace` shows where the time goes"),
+    no_effect("dump_state", "`capstan show` prints the recipe in full"),
+    no_effect("memory_breakdown", "`capstan trace` shows memory too"),
+    no_effect("prescale_gradients", "gradients are sums, divided once by the number of tokens"),
+    no_effect("gradient_predivide_factor", "gradients are sums, divided once by the number of tokens"),
+    no_effect("sparse_gradients", "gradients are dense"),
+    no_effect("disable_allgather", kTuning),
+    no_effect("zero_allow_untested_optimizer", "any optimizer is sharded alike"),
+    no_effect("zero_force_ds_cpu_optimizer", kOffloadTuning),
+    no_effect("checkpoint.*", "checkpoints load into any layout"),
+    no_effect("dataloader_drop_last", "a run ends after its steps"),
+    not_there("aio", "NVMe offload"),
+    not_there("autotuning", "a search for settings"),
+    not_there("elasticity", "a world that grows and shrinks"),
+    not_there("compression_training", "compression"),
+    not_there("sparse_attention", "sparse attention"),
+    not_there("curriculum_learning", "a curriculum"),
+    not_there("data_efficiency", "a curriculum"),
+    not_there("data_types", "gradients in another format"),
+    not_there("pipeline", "DeepSpeed's pipeline engine; see dist.pipeline_model_parallel_size"),
+    take("tensor_parallel.autotp_size", "dist.tensor_model_parallel_size"),
+    take("sequence_parallel_size", "dist.context_parallel_size"),
+    not_there("compile", "compilation"),
+};
+
+constexpr const char* kAuto =
+    "`auto`: DeepSpeed takes it from the trainer's arguments; import those, or fill it in";
+
+// Values that are `auto` are listed once, wherever they stand, and read as absent.
+Node without_auto(Draft& draft, const Node& node, const std::string& prefix) {
+  if (node.kind != Node::Kind::map) return node;
+  Node result = node;
+  result.keys.clear();
+  result.key_places.clear();
+  result.items.clear();
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const std::string key = prefix + node.keys[i];
+    if (node.items[i].kind == Node::Kind::scalar && node.items[i].text == "auto")
+      draft.leave({key, node.key_places[i]}, "auto", Why::to_fill_in, kAuto);
+    else if (Node item = without_auto(draft, node.items[i], key + ".");
+             item.kind != Node::Kind::map || !item.items.empty() || node.items[i].items.empty())
+      result.add(node.keys[i], node.key_places[i], std::move(item));
+  }
+  return result;
+}
+
+// Neither given nor left to the trainer by `auto`.
+bool absent(const Reader& r, std::string_view key) {
+  return !r.find(key) && !r.draft.mentions(key);
+}
+
+void batch(Reader& r) {
+  const auto whole = r.integer("train_batch_size"), micro = r.integer("train_micro_batch_size_per_gpu"),
+             steps = r.integer("gradient_accumulation_steps");
+  for (const auto& [key, value] :
+       {std::pair("train_batch_size", whole), std::pair("train_micro_batch_size_per_gpu", micro),
+        std::pair("gradient_accumulation_steps", steps)})
+    if (value && (*value < 1 || *value > (1 << 30))) {
+      r.draft.leave(r.from(key), std::to_string(*value), Why::value, "not a batch size");
+      return;
+    }
+  Draft& draft = r.draft;
+  if (micro)
+    draft.set("train.micro_batch_size", std::to_string(*micro), r.from("train_micro_batch_size_per_gpu"));
+  const auto each = micro ? try_mul(*micro, steps.value_or(1)) : std::nullopt;
+  if (whole) {
+    draft.set("train.global_batch_size", std::to_string(*whole), r.from("train_batch_size"));
+    if (micro && steps && each && *whole % *each == 0 && *whole / *each < (1 << 24)) {
+      draft.set("dist.world_size", std::to_string(*whole / *each), r.from("train_batch_size"),
+                "over micro-batch and accumulation");
+    } else if (!micro && steps && *whole % *steps == 0) {
+      draft.set("train.micro_batch_size", std::to_string(*whole / *steps), r.from("train_batch_size"),
+                "over accumulation, on one rank");
+    } else if (!micro) {
+      draft.assume("train.micro_batch_size", "1", "to fill in: the file leaves it to the number of ranks");
+    } else if (steps) {
+      draft.leave(r.from("gradient_accumulation_steps"), std::to_string(*steps), Why::value,
+                  "train_batch_size is no multiple of micro-batch times accumulation");
+    }
+  } else if (each) {
+    draft.set("train.global_batch_size", std::to_string(*each),
+              r.from(steps ? "gradient_accumulation_steps" : "train_micro_batch_size_per_gpu"),
+              "micro-batch times accumulation on one rank; multiply by the ranks");
+  } else if (steps) {
+    draft.leave(r.from("gradient_accumulation_steps"), std::to_string(*steps), Why::to_fill_in,
+                "accumulation of a micro-batch that the file does not name");
+  }
+}
+
+void precision(Reader& r) {
+  Draft& draft = r.draft;
+  const char* bf16 = r.given("bfloat16.enabled") ? "bfloat16.enabled" : "bf16.enabled";
+  if (r.is_true("fp16.enabled")) {
+    draft.choose("mixed_precision", "fp16_mixed", r.from("fp16.enabled"));
+    if (const auto scale = r.real("fp16.loss_scale"); scale && *scale != 0)
+      draft.set("mixed_precision.loss_scale", *r.find("fp16.loss_scale"), r.from("fp16.loss_scale"));
+    else if (scale)
+      draft.set("mixed_precision.loss_scale", "null", r.from("fp16.loss_scale"), "0 is dynamic");
+    const auto power = r.integer("fp16.initial_scale_power");
+    if (power && (*power < 0 || *power > 62))
+      draft.leave(r.from("fp16.initial_scale_power"), std::to_string(*power), Why::value,
+                  "a power from 0 to 62 is expected");
+    else if (power)
+      draft.set("mixed_precision.initial_loss_scale", std::to_string(int64_t{1} << *power),
+                r.from("fp16.initial_scale_power"), "2 to this power");
+    else
+      draft.assume("mixed_precision.initial_loss_scale", "65536", "DeepSpeed's default");
+    return;
+  }
+  if (r.is_true(bf16)) {
+    draft.choose("mixed_precision", "bf16_mixed", r.from(bf16));
+  } else if (!r.draft.extends()) {
+    draft.assume_preset("mixed_precision", "fp32", "neither fp16 nor bf16 is enabled");
+  }
+  for (const std::string& path : draft.paths_of("mixed_precision"))
+    draft.withdraw(path, Why::no_effect, "fp16 is not enabled");
+}
+
+void gradients(Reader& r) {
+  for (const char* key : {"communication_data_type", "data_types.grad_accum_dtype"}) {
+    const auto type = r.text(key);
+    if (!type) continue;
+    const std::string_view leaf = key;
+    if (leaf.starts_with("data"))
+      r.draft.leave(r.from(key), *type, Why::no_effect, "gradients are accumulated in fp32");
+    else
+      r.draft.set("mixed_precision.grad_reduce_in_fp32",
+                  *type == "fp32" || *type == "float32" ? "true" : "false", r.from(key));
+  }
+  if (const auto clip = r.real("gradient_clipping"))
+    r.draft.set("optimizer.clip_grad", *r.find("gradient_clipping"), r.from("gradient_clipping"));
+  else if (absent(r, "gradient_clipping"))
+    r.draft.assume("optimizer.clip_grad", "0", "DeepSpeed clips only where gradient_clipping says so");
+}
+
+void optimizer(Reader& r) {
+  Draft& draft = r.draft;
+  const auto type = r.text("optimizer.type");
+  if (const auto device = r.text("zero_optimization.offload_optimizer.device")) {
+    const From from = r.from("zero_optimization.offload_optimizer.device");
+    if (*device == "cpu")
+      draft.set("optimizer.optimizer_cpu_offload", "true", from);
+    else
+      draft.leave(from, *device, *device == "none" ? Why::off : Why::not_there, "optimizer state on NVMe");
+  }
+  if (draft.text("optimizer.optimizer_cpu_offload") == "true")
+    draft.assume("optimizer.use_precision_aware_optimizer", "true", "offload needs it");
+  if (!type) return;
+  const From from = r.from("optimizer.type");
+  const bool adamw =
+      *type == "AdamW" || (*type == "Adam" && r.boolean("optimizer.params.adam_w_mode").value_or(true));
+  if (*type == "Adam" || *type == "AdamW") {
+    draft.set("optimizer.optimizer", "adam", from);
+    draft.set("optimizer.decoupled_weight_decay", adamw ? "true" : "false",
+              r.given("optimizer.params.adam_w_mode") ? r.from("optimizer.params.adam_w_mode") : from);
+  } else if (*type == "SGD" || *type == "Lion") {
+    draft.set("optimizer.optimizer", *type == "SGD" ? "sgd" : "lion", from);
+  } else {
+    draft.leave(from, *type, Why::not_there, "optimizers are adam, sgd, lion and muon");
+  }
+  const std::string prefix = *type == "Lion" ? "optimizer.lion_beta" : "optimizer.adam_beta";
+  if (const Node* betas = r.find("optimizer.params.betas")) {
+    if (betas->kind == Node::Kind::list && betas->items.size() == 2 && *type != "SGD")
+      for (size_t i = 0; i < 2; ++i)
+        draft.set(prefix + std::to_string(i + 1), betas->items[i], r.from("optimizer.params.betas"));
+    else
+      draft.leave(r.from("optimizer.params.betas"), *betas, Why::value,
+                  "two numbers for Adam or Lion are expected");
+  }
+  if (r.given("optimizer.params.eps"))
+    draft.set("optimizer.adam_eps", *r.find("optimizer.params.eps"), r.from("optimizer.params.eps"));
+  if (r.given("optimizer.params.momentum"))
+    draft.set("optimizer.sgd_momentum", *r.find("optimizer.params.momentum"),
+              r.from("optimizer.params.momentum"));
+  if (r.given("optimizer.params.weight_decay"))
+    draft.set("optimizer.weight_decay", *r.find("optimizer.params.weight_decay"),
+              r.from("optimizer.params.weight_decay"));
+  else if (absent(r, "optimizer.params.weight_decay"))
+    draft.assume("optimizer.weight_decay", *type == "AdamW" ? "0.01" : "0", "DeepSpeed's default");
+}
+
+void scheduler(Reader& r) {
+  Draft& draft = r.draft;
+  const auto type = r.text("scheduler.type");
+  const bool floor = type == "WarmupCosineLR" && r.given("scheduler.params.cos_min_ratio");
+  if (floor)
+    draft.set("optimizer.min_lr_ratio", *r.find("scheduler.params.cos_min_ratio"),
+              r.from("scheduler.params.cos_min_ratio"));
+  else if (r.given("optimizer.params.lr") || r.given("scheduler.params.warmup_max_lr"))
+    draft.assume("optimizer.min_lr", "0", "DeepSpeed's schedules end at 0");
+  if (!type) return;
+  const From from = r.from("scheduler.type");
+  const bool cosine = *type == "WarmupCosineLR";
+  if (*type == "WarmupLR" || *type == "WarmupDecayLR" || cosine) {
+    draft.set("scheduler.lr_decay_style",
+              cosine                ? "cosine"
+              : *type == "WarmupLR" ? "constant"
+                                    : "linear",
+              from);
+  } else {
+    draft.leave(from, *type, Why::not_there,
+                "schedules with a warm-up that are constant, linear or cosine are");
+    return;
+  }
+  const auto warmup = r.integer("scheduler.params.warmup_num_steps");
+  if (warmup)
+    draft.set("scheduler.lr_warmup_iters", std::to_string(*warmup),
+              r.from("scheduler.params.warmup_num_steps"));
+  else if (absent(r, "scheduler.params.warmup_num_steps"))
+    draft.assume("scheduler.lr_warmup_iters", "1000", "DeepSpeed's default");
+  draft.assume("scheduler.lr_warmup_fraction", "null", "the steps are given");
+  if (r.given("scheduler.params.warmup_min_lr"))
+    draft.set("scheduler.lr_warmup_init", *r.find("scheduler.params.warmup_min_lr"),
+              r.from("scheduler.params.warmup_min_lr"));
+  if (r.given("scheduler.params.warmup_max_lr"))
+    draft.set("optimizer.lr", *r.find("scheduler.params.warmup_max_lr"),
+              r.from("scheduler.params.warmup_max_lr"));
+  if (r.given("scheduler.params.total_num_steps"))
+    draft.set("train.train_iters", *r.find("scheduler.params.total_num_steps"),
+              r.from("scheduler.params.total_num_steps"), "the length of the schedule");
+  if (r.given("scheduler.params.warmup_min_ratio"))
+    draft.leave(r.from("scheduler.params.warmup_min_ratio"), *r.find("scheduler.params.warmup_min_ratio"),
+                Why::to_fill_in, "a share of the peak; give it as a rate in scheduler.lr_warmup_init");
+  const auto curve = r.text("scheduler.params.warmup_type");
+  if (curve && *curve != "linear")
+    draft.leave(r.from("scheduler.params.warmup_type"), *curve, Why::not_there,
+                "a warm-up that is not a straight line");
+  else if (!curve && *type != "WarmupCosineLR" && absent(r, "scheduler.params.warmup_type"))
+    draft.leave({"scheduler.params.warmup_type", {}}, "log", Why::not_there,
+                "DeepSpeed's default; the warm-up here is a straight line");
+}
+
+}  // namespace
+
+void read_deepspeed(Draft& draft, const Node& root) {
+  if (!draft.extends())
+    draft.extend("quickstart",
+                 "to fill in: the file says nothing of model and data; --base names another recipe");
+  const Node known = without_auto(draft, root, {});
+  Reader reader(draft, known, kTable);
+  reader.apply();
+  batch(reader);
+  precision(reader);
+  gradients(reader);
+  optimizer(reader);
+  scheduler(reader);
+  reader.account();
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,287 @@
+#include "importers/draft.hpp"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "base/error.hpp"
+#include "config/core/convert.hpp"
+#include "config/tools/emit.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+// Values are compared and written without the blanks that comments are lined up with.
+constexpr size_t kWidestAligned = 56, kLongestComment = 160;
+
+std::string clipped(std::string text, size_t most) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = ' ';
+  if (text.size() <= most) return text;
+  size_t end = most - 3;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return text.substr(0, end) + "...";
+}
+
+void write_inline(const Node& node, size_t most, std::string& out) {
+  if (out.size() > most) return;
+  switch (node.kind) {
+    case Node::Kind::null:
+      out += "null";
+      break;
+    case Node::Kind::scalar:
+      out += node.text;
+      break;
+    case Node::Kind::list:
+    case Node::Kind::map: {
+      const bool map = node.kind == Node::Kind::map;
+      out += map ? '{' : '[';
+      for (size_t i = 0; i < node.items.size(); ++i) {
+        if (i > 0) out += ", ";
+        if (map) out += node.keys[i] + ": ";
+        write_inline(node.items[i], most, out);
+      }
+      out += map ? '}' : ']';
+    }
+  }
+}
+
+// Python and YAML 1.1 spell truth in more ways than a recipe does.
+Node plain_boolean(const Node& node) {
+  Node result = node;
+  std::string lower = node.text;
+  for (char& c : lower)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  if (lower == "true" || lower == "yes" || lower == "on" || lower == "1") result.text = "true";
+  if (lower == "false" || lower == "no" || lower == "off" || lower == "0") result.text = "false";
+  return result;
+}
+
+}  // namespace
+
+std::string shown(const Node& node, size_t most) {
+  std::string text;
+  write_inline(node, most, text);
+  return clipped(std::move(text), most);
+}
+
+const config::FieldInfo& Draft::field(std::string_view path) const {
+  const config::FieldInfo* found = config::schema().find_field(path);
+  CAPSTAN_ASSERT(found, "a table names the leaf `" + std::string(path) + "`");
+  return *found;
+}
+
+bool Draft::set(std::string_view path, const Node& value, const From& from, const std::string& note) {
+  const config::FieldInfo& leaf = field(path);
+  const Node node = leaf.type->kind == config::Type::Kind::boolean && value.kind == Node::Kind::scalar
+                        ? plain_boolean(value)
+                        : value;
+  std::vector<config::Diagnostic> problems;
+  config::ConvertContext context;
+  context.sources = &sources_;
+  context.diagnostics = &problems;
+  const auto converted = config::convert(leaf, node, leaf.path, context);
+  if (!converted) {
+    std::string reason = problems.empty() ? "not a value of `" + leaf.path + "`" : problems.front().message;
+    if (!problems.empty() && !problems.front().helps.empty()) reason += "; " + problems.front().helps.front();
+    leave(from, value, Why::value, reason);
+    return false;
+  }
+  Entry entry{from, note, config::yaml_inline(*leaf.type, *converted)};
+  const auto found = leaves_.find(leaf.path);
+  if (found != leaves_.end() && !found->second.from.key.empty() && found->second.value != entry.value)
+    leave(found->second.from, found->second.value, Why::replaced,
+          "`" + from.key + "` sets `" + leaf.path + "` again");
+  leaves_[leaf.path] = std::move(entry);
+  return true;
+}
+
+bool Draft::set(std::string_view path, const std::string& text, const From& from, const std::string& note) {
+  Node value = Node::scalar(text, from.place);
+  if (text == "null") value.kind = Node::Kind::null;
+  return set(path, value, from, note);
+}
+
+bool Draft::set_if_other(std::string_view path, const Node& value, const From& from) {
+  const config::FieldInfo& leaf = field(path);
+  if (!set(path, value, from)) return false;
+  const auto entry = leaves_.find(leaf.path);
+  if (entry->second.value == config::yaml_inline(*leaf.type, leaf.default_value)) {
+    leaves_.erase(entry);
+    leave(from, value, Why::same, "the default of `" + leaf.path + "`");
+  }
+  return true;
+}
+
+void Draft::assume(std::string_view path, const std::string& text, const std::string& reason) {
+  Node value = Node::scalar(text, {});
+  if (text == "null") value.kind = Node::Kind::null;
+  assume(path, value, reason);
+}
+
+void Draft::assume(std::string_view path, const Node& value, const std::string& reason) {
+  const From nobody;
+  if (!has(path) && set(path, value, nobody)) leaves_.find(path)->second.note = reason;
+}
+
+void Draft::refer(std::string_view path, std::string_view other, const std::string& reason) {
+  if (has(path)) return;
+  leaves_[field(path).path] = {{}, reason, "${" + std::string(other) + "}"};
+}
+
+void Draft::choose(std::string_view section, const std::string& preset, const From& from,
+                   const std::string& note) {
+  presets_[std::string(section)] = {from, note, preset};
+}
+
+void Draft::assume_preset(std::string_view section, const std::string& preset, const std::string& reason) {
+  presets_.try_emplace(std::string(section), Entry{{}, reason, preset});
+}
+
+void Draft::extend(const std::string& recipe, const std::string& reason) {
+  base_ = recipe;
+  base_reason_ = reason;
+}
+
+void Draft::leave(const From& from, const Node& value, Why why, std::string reason,
+                  std::vector<std::string> near) {
+  leave(from, shown(value), why, std::move(reason), std::move(near));
+}
+
+void Draft::leave(const From& from, std::string value, Why why, std::string reason,
+                  std::vector<std::string> near) {
+  const std::string key = clipped(from.key, 80);
+  for (const Left& known : left_)  // a key that is looked at twice is told once
+    if (known.key == key && known.why == why && known.place.line == from.place.line &&
+        known.place.column == from.place.column)
+      return;
+  left_.push_back({from.place, key, clipped(std::move(value), 60), std::move(reason), why, std::move(near)});
+}
+
+void Draft::leave_branch(const From& from, std::string reason) {
+  leave(from, std::string(), Why::to_fill_in, std::move(reason));
+  for (Left& left : left_)
+    if (left.why == Why::to_fill_in && left.place.line == from.place.line &&
+        left.place.column == from.place.column)
+      left.branch = true;
+}
+
+void Draft::withdraw(const std::string& path, Why why, const std::string& reason) {
+  const auto found = leaves_.find(path);
+  if (found == leaves_.end()) return;
+  if (!found->second.from.key.empty()) leave(found->second.from, found->second.value, why, reason);
+  leaves_.erase(found);
+}
+
+std::string Draft::preset(std::string_view section) const {
+  const auto found = presets_.find(section);
+  return found == presets_.end() ? std::string() : found->second.value;
+}
+
+bool Draft::mentions(std::string_view key) const {
+  const auto has_key = [&](const auto& entry) { return entry.second.from.key == key; };
+  return std::any_of(leaves_.begin(), leaves_.end(), has_key) ||
+         std::any_of(presets_.begin(), presets_.end(), has_key) ||
+         std::any_of(left_.begin(), left_.end(), [&](const Left& left) { return left.key == key; });
+}
+
+std::string Draft::text(std::string_view path) const {
+  const auto found = leaves_.find(path);
+  return found == leaves_.end() ? std::string() : found->second.value;
+}
+
+std::vector<std::string> Draft::paths_of(std::string_view section) const {
+  std::vector<std::string> result;
+  for (const auto& [path, entry] : leaves_)
+    if (path.starts_with(std::string(section) + ".")) result.push_back(path);
+  return result;
+}
+
+std::string Draft::comment(const Entry& entry) const {
+  // One line, whatever a key of the file holds.
+  if (entry.from.key.empty()) return clipped(entry.note, kLongestComment);
+  std::string text = clipped(entry.from.key, 60);
+  if (entry.from.place.known()) text += ", line " + std::to_string(entry.from.place.line);
+  if (!entry.note.empty()) text += ": " + entry.note;
+  return clipped(std::move(text), kLongestComment);
+}
+
+std::string Draft::recipe(const std::string& title, const std::string& name,
+                          const std::string& description) const {
+  std::string out = "# " + title + "\n";
+  if (!base_.empty()) out += "extends: " + config::yaml_text(base_) + "  # " + base_reason_ + "\n";
+  out += "name: " + config::yaml_text(name) + "\ndescription: " + config::yaml_text(description) + "\n";
+  for (const config::SectionInfo& section : config::schema().sections()) {
+    if (section.name.empty()) continue;
+    std::vector<std::pair<std::string, std::string>> lines;  // text, comment
+    const auto preset = presets_.find(section.name);
+    for (const config::FieldInfo& leaf : section.fields)
+      if (const auto found = leaves_.find(leaf.path); found != leaves_.end())
+        lines.emplace_back("  " + leaf.name + ": " + found->second.value, comment(found->second));
+    if (preset != presets_.end()) {
+      if (lines.empty()) {
+        out += "\n" + section.name + ": " + config::yaml_text(preset->second.value) + "  # " +
+               comment(preset->second) + "\n";
+        continue;
+      }
+      lines.emplace(lines.begin(), "  preset: " + config::yaml_text(preset->second.value),
+                    comment(preset->second));
+    }
+    if (lines.empty()) continue;
+    size_t width = 0;
+    for (const auto& [text, remark] : lines)
+      if (text.size() <= kWidestAligned) width = std::max(width, text.size());
+    out += "\n" + section.name + ":\n";
+    for (const auto& [text, remark] : lines) {
+      out += text;
+      if (!remark.empty())
+        out += std::string(width > text.size() ? width - text.size() : 0, ' ') + "  # " + remark;
+      out += '\n';
+    }
+  }
+  return out;
+}
+
+std::vector<Taken> Draft::taken() const {
+  std::vector<Taken> result;
+  for (const config::SectionInfo& section : config::schema().sections()) {
+    if (const auto found = presets_.find(section.name);
+        found != presets_.end() && !found->second.from.key.empty())
+      result.push_back({found->second.from.place, found->second.from.key, section.name + " (preset)",
+                        found->second.value});
+    for (const config::FieldInfo& leaf : section.fields)
+      if (const auto found = leaves_.find(leaf.path);
+          found != leaves_.end() && !found->second.from.key.empty())
+        result.push_back({found->second.from.place, found->second.from.key, leaf.path, found->second.value});
+  }
+  return result;
+}
+
+std::vector<Assumed> Draft::assumed() const {
+  std::vector<Assumed> result;
+  if (!base_.empty()) result.push_back({"extends", base_, base_reason_});
+  for (const config::SectionInfo& section : config::schema().sections()) {
+    if (const auto found = presets_.find(section.name);
+        found != presets_.end() && found->second.from.key.empty())
+      result.push_back({section.name + " (preset)", found->second.value, found->second.note});
+    for (const config::FieldInfo& leaf : section.fields)
+      if (const auto found = leaves_.find(leaf.path);
+          found != leaves_.end() && found->second.from.key.empty())
+        result.push_back({leaf.path, found->second.value, found->second.note});
+  }
+  return result;
+}
+
+std::vector<Left> Draft::left() const {
+  std::vector<Left> result = left_;
+  std::stable_sort(result.begin(), result.end(), [](const Left& a, const Left& b) {
+    return std::tuple(!a.place.known(), a.place.line, a.place.column) <
+           std::tuple(!b.place.known(), b.place.line, b.place.column);
+  });
+  return result;
+}
+
+}  // namespace capstan::importer

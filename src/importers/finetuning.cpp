@@ -1,0 +1,156 @@
+#include "importers/finetuning.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <span>
+
+#include "base/text.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+// A module of theirs in a layer of ours: the part that has an adapter of its own, and the fused layer.
+struct Module {
+  std::string_view name, part, fused;
+};
+constexpr Module kModules[] = {
+    {"q_proj", "linear_q", "linear_qkv"},
+    {"k_proj", "linear_k", "linear_qkv"},
+    {"v_proj", "linear_v", "linear_qkv"},
+    {"o_proj", "linear_proj", "linear_proj"},
+    {"output_proj", "linear_proj", "linear_proj"},
+    {"gate_proj", "linear_fc1_gate", "linear_fc1"},
+    {"w1", "linear_fc1_gate", "linear_fc1"},
+    {"up_proj", "linear_fc1_up", "linear_fc1"},
+    {"w3", "linear_fc1_up", "linear_fc1"},
+    {"down_proj", "linear_fc2", "linear_fc2"},
+    {"w2", "linear_fc2", "linear_fc2"},
+    // Modules that are fused there too.
+    {"c_attn", "", "linear_qkv"},
+    {"qkv_proj", "", "linear_qkv"},
+    {"gate_up_proj", "", "linear_fc1"},
+    {"c_fc", "", "linear_fc1"},
+    {"c_proj", "", "linear_proj linear_fc2"},
+};
+constexpr const char* kParts[] = {"linear_q",        "linear_k",      "linear_v",  "linear_proj",
+                                  "linear_fc1_gate", "linear_fc1_up", "linear_fc2"};
+constexpr const char* kFused[] = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"};
+
+std::string last_part(std::string_view name, char separator) {
+  return std::string(name.substr(name.rfind(separator) + 1));
+}
+
+const Module* find_module(const Node& node) {
+  const std::string name = last_part(node.text, '.');
+  const auto* found = std::find_if(std::begin(kModules), std::end(kModules),
+                                   [&](const Module& module) { return module.name == name; });
+  return found == std::end(kModules) ? nullptr : found;
+}
+
+void set_scheme(Draft& draft, const From& from, bool parts, bool dora) {
+  draft.set("peft.scheme", std::string(parts ? "canonical_" : "") + (dora ? "dora" : "lora"), from,
+            parts ? "an adapter for each of q, k, v, gate and up" : "");
+}
+
+// A name that a file or directory can have: no way up, nothing of a URL.
+std::string plain_name(std::string_view name) {
+  while (name.ends_with('/')) name.remove_suffix(1);
+  std::string plain;
+  for (const char c : last_part(name, '/'))
+    plain += (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+                     c == '_' || c == '.'
+                 ? c
+                 : '-';
+  while (plain.starts_with('.')) plain.erase(0, 1);
+  return plain.empty() ? "base" : plain.substr(0, 100);
+}
+
+}  // namespace
+
+bool is_path(std::string_view name) {
+  return name.starts_with('/') || name.starts_with("./") || name.starts_with("../") || name == "." ||
+         name == "..";
+}
+
+void base_weights(Draft& draft, const std::string& name, const From& from) {
+  const char* leaf = "checkpoint.pretrained_checkpoint";
+  if (is_path(name))
+    draft.set(leaf, "hf:" + name, from);
+  else
+    draft.set(leaf, "hf:models/" + plain_name(name), from,
+              "where " + name + " is expected, as the hub has it");
+  tokenizer_of_base(draft);
+}
+
+void tokenizer_of_base(Draft& draft) {
+  draft.assume_preset("tokenizer", "huggingface", "the base model's");
+  draft.refer("tokenizer.tokenizer_model", "checkpoint.pretrained_checkpoint", "beside the weights");
+}
+
+void adapt_modules(Draft& draft, const AdaptedModules& adapted) {
+  bool fused = false;
+  std::vector<const Module*> known;
+  for (const Node& node : adapted.modules) {
+    const Module* module = find_module(node);
+    known.push_back(module);
+    if (!module)
+      draft.leave({adapted.from.key, node.place}, node, Why::not_there,
+                  "adapters stand beside the linear maps of the layers");
+    fused = fused || (module && module->part.empty());
+  }
+  Node list{.kind = Node::Kind::list, .place = adapted.from.place};
+  for (const std::string_view layer : fused ? std::span<const char* const>(kFused) : kParts) {
+    if (std::none_of(known.begin(), known.end(), [&](const Module* module) {
+          const auto names = split(!module ? "" : fused ? module->fused : module->part, ' ');
+          return std::find(names.begin(), names.end(), layer) != names.end();
+        }))
+      continue;
+    const std::string name(layer);
+    if (adapted.layers.empty()) list.items.push_back(Node::scalar(name, adapted.from.place));
+    for (const Node& of : adapted.layers)
+      list.items.push_back(Node::scalar("*.layers." + of.text + ".*." + name, adapted.from.place));
+  }
+  if (list.items.empty()) return;
+  set_scheme(draft, adapted.scheme, !fused, adapted.dora);
+  draft.set("peft.target_modules", list, adapted.from);
+}
+
+void adapt_all_modules(Draft& draft, const From& scheme, bool dora, const From& from,
+                       const std::string& reason) {
+  // Presets whose modules are fused in Transformers too.
+  const std::string preset = draft.preset("model");
+  const bool fused = preset.starts_with("gpt2") || preset.starts_with("phi3");
+  Node list{.kind = Node::Kind::list, .place = from.place};
+  for (const char* name : fused ? std::span<const char* const>(kFused) : kParts)
+    list.items.push_back(Node::scalar(name, from.place));
+  set_scheme(draft, scheme, !fused, dora);
+  if (!from.key.empty())
+    draft.set("peft.target_modules", list, from);
+  else
+    draft.assume("peft.target_modules", list, reason);
+}
+
+void sample_files(Draft& draft, std::string_view leaf, const std::vector<std::string>& names,
+                  const From& from) {
+  Node list{.kind = Node::Kind::list, .place = from.place};
+  std::string elsewhere;
+  for (const std::string& name : names) {
+    const bool file = is_path(name) || name.find(".json") != std::string::npos;
+    if (!file) elsewhere += (elsewhere.empty() ? "" : ", ") + name;
+    list.items.push_back(Node::scalar(file ? name : "data/" + plain_name(name) + ".jsonl", from.place));
+  }
+  draft.set(leaf, list, from, elsewhere.empty() ? "" : "where " + elsewhere + " is expected, as JSON lines");
+}
+
+std::string split_with(double share) {
+  constexpr int64_t kWhole = 1'000'000;
+  const int64_t part = std::clamp<int64_t>(std::llround(share * static_cast<double>(kWhole)), 1, kWhole - 1);
+  const int64_t divisor = std::gcd(part, kWhole);
+  return std::to_string((kWhole - part) / divisor) + "," + std::to_string(part / divisor) + ",0";
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,36 @@
+// What each source format's file offers to import.cpp.
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "importers/rule.hpp"
+
+namespace capstan::importer {
+
+void read_megatron(Draft& draft, const config::Source& script,
+                   const std::map<std::string, std::string>& variables);
+void read_deepspeed(Draft& draft, const config::Node& root);
+void read_bridge(Draft& draft, const config::Node& root);
+void read_torchtune(Draft& draft, const config::Node& root);
+void read_torchtune_data(Reader& reader);  // its samples (torchtune_data.cpp)
+void read_axolotl(Draft& draft, const config::Node& root);
+void read_axolotl_data(Reader& reader);  // its samples (axolotl_data.cpp)
+void read_training_arguments(Draft& draft, const config::Node& root);
+
+// The tables of the formats whose keys the reference lists (key_reference.cpp).
+std::span<const Rule> megatron_rules();
+std::span<const Rule> axolotl_rules();
+std::span<const Rule> torchtune_rules();
+
+// The options of a command line, after its variables are filled in: what the launcher and the file say together.
+struct MegatronLaunch {
+  std::string program;    // "pretrain_gpt.py"
+  bool launched = false;  // by torchrun, torch.distributed.launch or mpirun
+};
+// Settings that follow from several options (megatron_finish.cpp).
+void finish_megatron(Reader& reader, const MegatronLaunch& launch);
+
+}  // namespace capstan::importer

@@ -1,0 +1,307 @@
+#include "importers/import.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "base/utf8.hpp"
+#include "config/core/tree.hpp"
+#include "importers/draft.hpp"
+#include "importers/format_readers.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+constexpr FormatInfo kFormats[] = {
+    {Format::megatron, "megatron", "Megatron command line",
+     "a shell script or command line that runs pretrain_gpt.py, or its options (--num-layers 24 …)"},
+    {Format::deepspeed, "deepspeed", "DeepSpeed configuration",
+     "JSON with zero_optimization, train_micro_batch_size_per_gpu, fp16 …"},
+    {Format::bridge, "bridge", "Megatron-Bridge run_config",
+     "YAML whose sections (model, optimizer, ddp …) each have a _target_"},
+    {Format::torchtune, "torchtune", "torchtune configuration",
+     "YAML whose sections (model, tokenizer, optimizer …) have a _component_"},
+    {Format::axolotl, "axolotl", "Axolotl configuration",
+     "YAML with base_model, sequence_len, micro_batch_size …"},
+    {Format::training_arguments, "training-arguments", "Transformers TrainingArguments",
+     "JSON with per_device_train_batch_size, learning_rate, num_train_epochs …"},
+};
+
+// Keys that tell a format. The one with the most wins.
+struct Sign {
+  Format format;
+  std::vector<std::string_view> keys;
+};
+const std::vector<Sign>& signs() {
+  static const std::vector<Sign> list = {
+      {Format::bridge,
+       {"_target_", "model._target_", "optimizer._target_", "scheduler._target_", "ddp._target_",
+        "checkpoint._target_", "train._target_", "dataset._target_", "tokenizer._target_"}},
+      {Format::torchtune,
+       {"model._component_", "tokenizer._component_", "optimizer._component_", "checkpointer._component_",
+        "dataset._component_", "loss._component_", "lr_scheduler._component_", "metric_logger._component_"}},
+      {Format::deepspeed,
+       {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_clipping",
+        "steps_per_print", "fp16.enabled", "bf16.enabled", "zero_allow_untested_optimizer",
+        "wall_clock_breakdown", "optimizer.params", "scheduler.params", "communication_data_type"}},
+      {Format::axolotl,
+       {"base_model", "sequence_len", "micro_batch_size", "num_epochs", "datasets", "adapter", "lora_r",
+        "val_set_size", "sample_packing", "dataset_prepared_path", "lr_scheduler", "pad_to_sequence_len",
+        "flash_attention"}},
+      {Format::training_arguments,
+       {"per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "learning_rate",
+        "lr_scheduler_type", "warmup_ratio", "max_grad_norm", "logging_steps", "save_steps", "save_strategy",
+        "eval_strategy", "evaluation_strategy", "adam_beta1"}},
+  };
+  return list;
+}
+
+bool has_key(const Node& root, std::string_view key) {
+  const auto dot = key.find('.');
+  const Node* node = root.find(key.substr(0, dot));
+  return node && (dot == std::string_view::npos || has_key(*node, key.substr(dot + 1)));
+}
+
+bool looks_like_command(std::string_view text) {
+  for (const std::string_view word : {"pretrain_gpt", "--num-layers", "--hidden-size", "--micro-batch-size",
+                                      "--tensor-model-parallel-size"})
+    if (text.find(word) != std::string_view::npos) return true;
+  return false;
+}
+
+[[noreturn]] void not_recognised(const std::string& file, const Node& root) {
+  std::string help = "--from FORMAT says what it is:";
+  for (const FormatInfo& info : kFormats)
+    help += "\n      " + std::string(info.name) + std::string(20 - info.name.size(), ' ') +
+            std::string(info.recognised);
+  int sections = 0;
+  for (const std::string& key : root.keys)
+    sections += key == "extends" || config::schema().find_section(key) != nullptr;
+  if (sections >= 2) help = "it looks like a recipe: `capstan check " + file + "`\n    " + help;
+  fail(ErrorCode::format, "the format of `" + file + "` is not recognised", help);
+}
+
+struct Guess {
+  Format format = Format::megatron;
+  long hits = 0;
+};
+Guess guess(const Node& root) {
+  Guess best;
+  for (const Sign& sign : signs()) {
+    const long hits = std::count_if(sign.keys.begin(), sign.keys.end(),
+                                    [&](std::string_view key) { return has_key(root, key); });
+    if (hits > best.hits) best = {sign.format, hits};
+  }
+  return best;
+}
+
+// JSON is indented with tabs as well as blanks; our YAML reader, which keeps the places, takes blanks only. Strings of
+// JSON hold no bare tab.
+std::string without_json_tabs(std::string text) {
+  const auto first = text.find_first_not_of(" \t\r\n");
+  if (first != std::string::npos && text[first] == '{')
+    for (char& c : text)
+      if (c == '\t') c = ' ';
+  return text;
+}
+
+// A document may have a command in a comment; a script is never a document with several known keys.
+bool is_document(const std::vector<config::Source>& sources) {
+  std::vector<config::Diagnostic> problems;
+  const auto tree = config::parse_yaml(0, sources, problems);
+  return tree && config::count(problems, config::Level::error) == 0 && guess(*tree).hits > 1;
+}
+
+Node parse(const std::vector<config::Source>& sources) {
+  std::vector<config::Diagnostic> problems;
+  auto tree = config::parse_yaml(0, sources, problems);
+  if (!tree || config::count(problems, config::Level::error) > 0) {
+    std::string text = "`" + sources[0].name + "` cannot be read";
+    for (const config::Diagnostic& problem : problems)
+      text += "\n" + config::render(problem, sources, {config::DiagnosticFormat::compact, false});
+    while (text.ends_with('\n')) text.pop_back();
+    fail(ErrorCode::format, text);
+  }
+  return std::move(*tree);
+}
+
+std::string name_from(const std::string& file) {
+  std::string name;
+  for (const char c : std::filesystem::path(file).stem().string()) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '-' || c == '_' || c == '.';
+    name += plain ? c : '-';
+  }
+  while (!name.empty() && (name[0] == '.' || name[0] == '-')) name.erase(0, 1);
+  return name.empty() ? "imported" : name.substr(0, 100);
+}
+
+config::Resolution resolve_text(const std::string& recipe, const std::string& shown_name) {
+  const std::string name = "imported-recipe";
+  const std::string path = "recipes/" + name + ".yaml";
+  const auto shipped = config::library_files();
+  std::vector<config::LibraryFile> files(shipped.begin(), shipped.end());
+  files.push_back({path, recipe});
+  const config::Library library(files, {});
+  config::Request request;
+  request.recipe = name;
+  config::Resolution resolution;
+  static_cast<config::Resolved&>(resolution) =
+      config::resolve_into(config::schema(), library, &resolution.config, request);
+  resolution.recipe_name = shown_name;
+  const auto rename = [&](std::string& text) {
+    for (size_t at = 0; (at = text.find(path, at)) != std::string::npos; at += shown_name.size())
+      text.replace(at, path.size(), shown_name);
+  };
+  for (config::Diagnostic& diagnostic : resolution.diagnostics) {
+    rename(diagnostic.message);
+    for (std::string& note : diagnostic.notes) rename(note);
+  }
+  for (config::Source& source : resolution.sources)
+    if (source.name == path) source.name = shown_name;
+  return resolution;
+}
+
+// What other trainers set whether it is used or not would be an error in a recipe: it moves to the list.
+bool withdraw_unused(Draft& draft, const config::Resolution& resolution) {
+  bool changed = false;
+  for (const config::Diagnostic& diagnostic : resolution.diagnostics) {
+    const bool unread = diagnostic.name == "no_effect" || diagnostic.name == "unused_value";
+    // Of another kind of section; selective recomputation of what is never kept here.
+    const bool idle = diagnostic.code == "C0110" || diagnostic.name == "selective_recomputes_more";
+    if ((!unread && !idle) || !draft.has(diagnostic.path)) continue;
+    draft.withdraw(diagnostic.path, Why::no_effect,
+                   unread ? "`" + diagnostic.path + "` is " + diagnostic.label : diagnostic.message);
+    changed = true;
+  }
+  return changed;
+}
+
+std::vector<std::string> hints_for(const Draft& draft, const config::Resolution& resolution) {
+  std::vector<std::string> hints;
+  if (!resolution.ok()) return hints;
+  for (const auto& feature : config::missing_features(config::schema(), &resolution.config)) {
+    if (feature.path == "mixed_precision.params_dtype") {
+      std::string hint = "mixed_precision=bf16_mixed";
+      for (const std::string& path : draft.paths_of("mixed_precision")) hint += " ~" + path;
+      hints.push_back(std::move(hint));
+    } else if (feature.path == "optimizer.optimizer_cpu_offload") {
+      hints.push_back("optimizer.optimizer_cpu_offload=false optimizer.use_precision_aware_optimizer=false");
+    }
+  }
+  return hints;
+}
+
+void read(Format format, Draft& draft, const std::vector<config::Source>& sources, const Node& root,
+          const Options& options) {
+  switch (format) {
+    case Format::megatron:
+      return read_megatron(draft, sources[0], options.variables);
+    case Format::deepspeed:
+      return read_deepspeed(draft, root);
+    case Format::bridge:
+      return read_bridge(draft, root);
+    case Format::torchtune:
+      return read_torchtune(draft, root);
+    case Format::axolotl:
+      return read_axolotl(draft, root);
+    case Format::training_arguments:
+      return read_training_arguments(draft, root);
+  }
+}
+
+}  // namespace
+
+std::span<const FormatInfo> formats() {
+  return kFormats;
+}
+
+const FormatInfo& info_of(Format format) {
+  return *std::find_if(std::begin(kFormats), std::end(kFormats),
+                       [&](const FormatInfo& info) { return info.format == format; });
+}
+
+std::string_view why_name(Why why) {
+  constexpr std::string_view names[] = {"unknown",   "value",    "to_fill_in", "not_there", "theirs",
+                                        "no_effect", "replaced", "same",       "off"};
+  return names[static_cast<size_t>(why)];
+}
+
+std::string_view why_title(Why why) {
+  constexpr std::string_view titles[] = {
+      "not known",      "values without a counterpart", "to fill in",        "not there yet",
+      "of their world", "without effect here",          "given again later", "defaults here too",
+      "off or empty"};
+  return titles[static_cast<size_t>(why)];
+}
+
+Imported import_recipe(std::string text, const std::string& file_name, const Options& options) {
+  if (text.size() > static_cast<size_t>(config::TreeLimits::kFileBytes))
+    fail(ErrorCode::format, "`" + file_name + "` is larger than 4 MiB");
+  Imported result;
+  text = without_json_tabs(config::normalized(std::move(text)));
+  if (const auto at = first_invalid_utf8(text))
+    fail(ErrorCode::format, "`" + file_name + "` is not UTF-8, at byte " + std::to_string(*at));
+  if (const size_t at = text.find('\0'); at != std::string::npos)
+    fail(ErrorCode::format, "`" + file_name + "` is not text: a NUL at byte " + std::to_string(at));
+  if (trim(text).empty()) fail(ErrorCode::format, "`" + file_name + "` is empty");
+  std::error_code ignored;
+  result.sources.push_back({config::Source::Kind::file, file_name, std::move(text),
+                            std::filesystem::absolute(file_name, ignored).parent_path().string()});
+
+  const bool command = options.format
+                           ? *options.format == Format::megatron
+                           : looks_like_command(result.sources[0].text) && !is_document(result.sources);
+  Node root;
+  if (!command) root = parse(result.sources);
+  if (options.format) {
+    result.format = *options.format;
+  } else if (!command) {
+    const Guess best = guess(root);
+    if (best.hits == 0) not_recognised(file_name, root);
+    result.format = best.format;
+  }
+
+  Draft draft(result.sources);
+  if (!options.base.empty()) draft.extend(options.base, "--base");
+  try {
+    read(result.format, draft, result.sources, root, options);
+  } catch (const Error& error) {  // of the words of a shell
+    if (error.code() != ErrorCode::format) throw;
+    fail(error.code(), "`" + file_name + "`: " + error.message(), error.help());
+  }
+
+  const std::string origin = std::filesystem::path(file_name).filename().string();
+  std::string title =
+      "Imported from " + shown(Node::scalar(origin, {})) + "; the comments say where each value comes from.";
+  // In the recipe too: messages do not stay with it.
+  for (const Left& left : draft.left()) {
+    if (!left.branch) continue;
+    result.undecided = true;
+    std::string condition = left.key;
+    std::replace_if(
+        condition.begin(), condition.end(), [](unsigned char c) { return c < ' '; }, ' ');
+    title += "\n# To fill in: `" + condition + "`, line " + std::to_string(left.place.line) +
+             ": not decided; what it sets is missing below.";
+  }
+  const std::string description =
+      std::string(info_of(result.format).title) + " " + shown(Node::scalar(origin, {})) + ", imported";
+  for (int round = 0; round < 4; ++round) {
+    result.recipe = draft.recipe(title, name_from(file_name), description);
+    result.resolution = resolve_text(result.recipe, options.recipe_name);
+    if (!withdraw_unused(draft, result.resolution)) break;
+  }
+  result.taken = draft.taken();
+  result.assumed = draft.assumed();
+  result.left = draft.left();
+  result.hints = hints_for(draft, result.resolution);
+  return result;
+}
+
+}  // namespace capstan::importer

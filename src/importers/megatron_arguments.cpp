@@ -1,0 +1,636 @@
+// pretrain_gpt.py of Megatron-LM: a command line, alone or in a shell script, in today's spellings and retired ones.
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "base/utf8.hpp"
+#include "importers/format_readers.hpp"
+#include "importers/reasons.hpp"
+#include "importers/shell_words.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+void window_size(Reader& reader, const Item& item) {
+  // Megatron counts the tokens before the query, and gives a second number for those behind it.
+  std::string text = item.value->kind == Node::Kind::scalar ? item.value->text : "";
+  if (item.value->kind == Node::Kind::list && !item.value->items.empty()) text = item.value->items[0].text;
+  std::string digits = text.substr(0, text.find(','));
+  std::erase_if(digits, [](char c) { return c == '(' || c == ' '; });
+  const auto before = parse_int(digits);
+  if (before && *before >= 0 && *before < (int64_t{1} << 31))
+    reader.draft.set("model.window_size", std::to_string(*before + 1), item.from,
+                     "the query itself counts here");
+  else
+    reader.draft.leave(item.from, *item.value, Why::value, "a pair such as 4095,0 is expected");
+}
+
+void loss_scale(Reader& reader, const Item& item) {
+  const auto scale = reader.real(item.key);
+  if (!scale) return;
+  if (*scale == 0)
+    reader.draft.set("mixed_precision.loss_scale", "null", item.from, "0 is dynamic");
+  else
+    reader.draft.set("mixed_precision.loss_scale", *item.value, item.from);
+}
+
+void interpolation(Reader& reader, const Item& item) {
+  const auto factor = reader.real(item.key);
+  if (!factor) return;
+  if (*factor == 1) {
+    reader.draft.leave(item.from, *item.value, Why::off, "positions as they are");
+    return;
+  }
+  reader.draft.set("model.rope_scaling", "true", item.from);
+  reader.draft.set("model.rope_scaling_type", "linear", item.from);
+  reader.draft.set("model.rope_scaling_factor", *item.value, item.from);
+}
+
+void dataloader_type(Reader& reader, const Item& item) {
+  const bool single = item.value->text == "single";
+  reader.draft.leave(
+      item.from, *item.value, single ? Why::no_effect : Why::not_there,
+      single ? "samples come in the dataset's order" : "samples come in the dataset's order, once");
+}
+
+// Named like one of our fields but with another meaning, or not named like one.
+constexpr Rule kTable[] = {
+    // model
+    take("--encoder-num-layers", "model.num_layers"),
+    take("--encoder-seq-length", "model.seq_length"),
+    later("--vocab-size", "model.vocab_size"),
+    later("--padded-vocab-size", {}, "follows from the vocabulary; padded rows never enter the softmax"),
+    later("--group-query-attention", "model.num_query_groups"),
+    later("--num-query-groups", "model.num_query_groups"),
+    take("--num-key-value-heads", "model.num_query_groups"),
+    later("--swiglu", "model.gated_linear_unit, model.activation_func"),
+    later("--squared-relu", "model.activation_func"),
+    later("--openai-gelu", "model.activation_func"),
+    later("--no-bias-gelu-fusion", "model.activation_func"),
+    later("--position-embedding-type", "model.position_embedding_type"),
+    later("--use-rotary-position-embeddings", "model.position_embedding_type"),
+    later("--no-position-embedding", "model.position_embedding_type"),
+    sets("--use-rope-scaling", "model.rope_scaling", "true"),
+    take("--norm-epsilon", "model.layernorm_epsilon"),
+    take("--layer-norm-epsilon", "model.layernorm_epsilon"),
+    sets("--apply-layernorm-1p", "model.layernorm_zero_centered_gamma", "true"),
+    sets("--disable-bias-linear", "model.add_bias_linear", "false"),
+    sets("--untie-embeddings-and-output-weights", "model.share_embeddings_and_output_weights", "false"),
+    act("--window-size", window_size, "model.window_size"),
+    take("--num-experts", "model.num_moe_experts"),
+    not_there("--quick-geglu", "the quick form of GEGLU"),
+    not_there("--init-method-xavier-uniform", "Xavier initialisation; weights begin as normal numbers"),
+    act("--rotary-seq-len-interpolation-factor", interpolation,
+        "model.rope_scaling, model.rope_scaling_type, model.rope_scaling_factor"),
+    not_there("--fp16-lm-cross-entropy", "a cross entropy in fp16; it is computed in fp32"),
+    not_there("--spec", "layers named by a Python module"),
+    not_there("--kitchen-*", "quantisation by another library"),
+    not_there("--mamba-*", "Mamba layers"),
+    not_there("--hybrid-*", "Mamba layers"),
+    not_there("--retro-*", "retrieval"),
+    not_there("--img-*", "images"),
+    not_there("--vision-*", "images"),
+    not_there("--decoder-num-layers", "encoder-decoder models"),
+    not_there("--decoder-seq-length", "encoder-decoder models"),
+    not_there("--pipeline-model-parallel-split-rank", "encoder-decoder models"),
+    not_there("--encoder-*-parallel-size", "encoder-decoder models"),
+    not_there("--mask-prob", "masked language models"),
+    not_there("--short-seq-prob", "masked language models"),
+    not_there("--bert-*", "masked language models"),
+    no_effect("--attention-softmax-in-fp32", "the softmax is computed in fp32 anyway"),
+    no_effect("--apply-query-key-layer-scaling",
+              "rescales what fp16 could not hold; softmax is computed in fp32"),
+    no_effect("--no-query-key-layer-scaling", "softmax is computed in fp32 without rescaling"),
+    no_effect("--no-persist-layer-norm", kKernels),
+    no_effect("--no-*-fusion", kKernels),
+    no_effect("--use-mcore-models", kKernels),
+    no_effect("--use-legacy-models", kKernels),
+    no_effect("--transformer-impl", kKernels),
+    no_effect("--use-flash-attn*", kKernels),
+    no_effect("--attention-backend", kKernels),
+    no_effect("--scaled-*-softmax-fusion", kKernels),
+    no_effect("--cross-entropy-*", kKernels),
+    no_effect("--enable-cuda-graph", kKernels),
+    no_effect("--external-cuda-graph", kKernels),
+    no_effect("--cuda-graph-*", kKernels),
+    no_effect("--te-rng-tracker", kKernels),
+    no_effect("--inference-*", "this is a recipe for training"),
+    no_effect("--deterministic-mode", "runs are deterministic anyway"),
+
+    // recomputation: three generations of spellings
+    later("--recompute-activations", "model.recompute_granularity"),
+    later("--checkpoint-activations", "model.recompute_granularity, model.recompute_method"),
+    later("--activations-checkpoint-method", "model.recompute_method, model.recompute_granularity"),
+    later("--activations-checkpoint-granularity", "model.recompute_granularity"),
+    later("--activations-checkpoint-num-layers", "model.recompute_num_layers"),
+    later("--checkpoint-num-layers", "model.recompute_num_layers"),
+    later("--deepspeed-activation-checkpointing", "model.recompute_granularity, model.recompute_method"),
+    sets("--distribute-checkpointed-activations", "model.distribute_saved_activations", "true"),
+    no_effect("--partition-activations", "see --distribute-saved-activations"),
+
+    // precision
+    later("--fp16", "mixed_precision (preset)"),
+    later("--bf16", "mixed_precision (preset)"),
+    later("--accumulate-allreduce-grads-in-fp32", "mixed_precision.grad_reduce_in_fp32"),
+    later("--grad-reduce-in-bf16", "mixed_precision (preset)"),
+    act("--loss-scale", loss_scale, "mixed_precision.loss_scale"),
+    take("--min-scale", "mixed_precision.min_loss_scale"),
+    no_effect("--dynamic-loss-scale", "the loss scale is dynamic unless --loss-scale gives it"),
+    take("--fp8-format", "mixed_precision.fp8"),
+    sets("--fp8-hybrid", "mixed_precision.fp8", "hybrid"),
+    sets("--fp8-e4m3", "mixed_precision.fp8", "e4m3"),
+    sets("--no-fp8-wgrad", "mixed_precision.fp8_wgrad", "false"),
+    no_effect("--fp8-interval", "scales are kept up each step"),
+
+    // ranks
+    take("--model-parallel-size", "dist.tensor_model_parallel_size"),
+    take("--num-virtual-stages-per-pipeline-rank", "dist.virtual_pipeline_model_parallel_size"),
+    take("--decoder-first-pipeline-num-layers", "dist.num_layers_in_first_pipeline_stage"),
+    take("--decoder-last-pipeline-num-layers", "dist.num_layers_in_last_pipeline_stage"),
+    later("--sequence-parallel", "dist.sequence_parallel"),
+    sets("--no-overlap-p2p-communication", "comm_overlap.overlap_p2p_comm", "false"),
+    take("--distributed-timeout-minutes", "resilience.timeout"),
+    no_effect("--distributed-backend", "follows the device: `capstan explain dist.distributed_backend`"),
+    no_effect("--DDP-impl", "there is one implementation of data parallelism"),
+    no_effect("--local-rank", "the launcher says which rank this is"),
+    no_effect("--lazy-mpu-init", kPython),
+    no_effect("--use-cpu-initialization", "initial weights are the same on any device"),
+    no_effect("--use-contiguous-buffers-in-*", kLayout),
+    no_effect("--no-contiguous-buffers-in-*", kLayout),
+    no_effect("--use-ring-exchange-p2p", kLayout),
+    no_effect("--no-scatter-gather-tensors-in-pipeline", kLayout),
+    no_effect("--scatter-gather-tensors-in-pipeline", kLayout),
+    no_effect("--no-async-tensor-model-parallel-allreduce", kLayout),
+    no_effect("--async-tensor-model-parallel-allreduce", kLayout),
+    no_effect("--no-delay-grad-reduce", kLayout),
+    no_effect("--delay-grad-reduce", kLayout),
+    no_effect("--ddp-average-in-collective", kLayout),
+    no_effect("--ddp-pad-buckets-*", kLayout),
+    no_effect("--tp-comm-*", kLayout),
+    no_effect("--nccl-*", kLayout),
+    no_effect("--use-sharp*", kLayout),
+    no_effect("--high-priority-*", kLayout),
+    no_effect("--disable-gloo-process-groups", kLayout),
+    no_effect("--enable-gloo-process-groups", kLayout),
+    take("--ddp-bucket-size", "ddp.bucket_size"),
+    later("--use-distributed-optimizer", "ddp.data_parallel_sharding_strategy"),
+    later("--use-torch-fsdp2", "ddp.data_parallel_sharding_strategy"),
+    later("--use-megatron-fsdp", "ddp.data_parallel_sharding_strategy"),
+    later("--use-custom-fsdp", "ddp.data_parallel_sharding_strategy"),
+    later("--data-parallel-sharding-strategy", "ddp.data_parallel_sharding_strategy"),
+    named("--zero-stage", "ddp.data_parallel_sharding_strategy",
+          "0=no_shard 1=optim 2=optim_grads 3=optim_grads_params"),
+    no_effect("--deepspeed", "which trainer runs"),
+    to_fill_in("--deepspeed-config", "a second file: `capstan recipe import` reads it too"),
+    no_effect("--no-pipeline-parallel", "stages are counted by --pipeline-model-parallel-size"),
+
+    // training
+    take("--batch-size", "train.micro_batch_size"),
+    take("--warmup", "scheduler.lr_warmup_fraction"),
+    later("--seed", "rng.seed, dataset.random_seed"),
+    not_there("--rampup-batch-size", "a batch size that grows during the run"),
+    not_there("--step-batch-size-schedule", "a batch size that grows during the run"),
+    not_there("--decrease-batch-size-if-needed",
+              "a batch that does not divide is an error, not made smaller"),
+    not_there("--iterations-to-skip", "skipping of iterations"),
+    sets("--check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "true"),
+    sets("--no-check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "false"),
+    no_effect("--check-for-large-grads", "see `capstan explain resilience.grad_norm_spike_action`"),
+    no_effect("--check-weight-hash-across-dp-replicas-interval",
+              "replicas cannot differ: reductions are bitwise"),
+    sets("--exit-signal-handler", "train.exit_signal_handler", "true"),
+    no_effect("--exit-signal-handler-for-dataloader", kPython),
+    no_effect("--manual-gc*", kPython),
+    no_effect("--empty-unused-memory-level", kPython),
+    no_effect("--train-sync-interval", kPython),
+    not_there("--skip-train", "evaluation alone; `capstan eval` does it"),
+    no_effect("--full-validation", "eval_iters counts the batches"),
+
+    // data and tokenizer
+    later("--data-path", "dataset.data_path"),
+    later("--mock-data", "dataset (preset)"),
+    later("--train-data-path", "dataset.train_blend"),
+    later("--valid-data-path", "dataset.valid_blend"),
+    later("--test-data-path", "dataset.test_blend"),
+    to_fill_in("--data-args-path", "a second file with the data's paths: write them into dataset.data_path"),
+    to_fill_in("--per-split-data-args-path", "a second file with the data's paths"),
+    take("--data-cache-path", "dataset.path_to_cache"),
+    later("--tokenizer-type", "tokenizer (preset), tokenizer.tokenizer_type"),
+    later("--tokenizer-model", "tokenizer.tokenizer_model, model.vocab_size"),
+    later("--vocab-file", "tokenizer.vocab_file"),
+    later("--merge-file", "tokenizer.merge_file"),
+    theirs("--tokenizer-name-or-path", "a name on a model hub; give a tokenizer.json"),
+    theirs("--tokenizer-hf-*", "options of another tokenizer library"),
+    theirs("--tiktoken-*", "options of another tokenizer library"),
+    theirs("--trust-remote-code", "nothing is downloaded, and no code from a file runs"),
+    not_there("--vocab-extra-ids", "ids beside the tokenizer's"),
+    no_effect("--dataset-impl", "indexed datasets are mapped, whatever their history"),
+    no_effect("--data-impl", "indexed datasets are mapped, whatever their history"),
+    no_effect("--mmap-warmup", kLayout),
+    no_effect("--no-mmap-bin-files", kLayout),
+    no_effect("--no-create-attention-mask-in-dataloader", kKernels),
+    no_effect("--num-dataset-builder-threads", kLayout),
+    act("--dataloader-type", dataloader_type, {},
+        "samples come in the order of the dataset; only `single` has this meaning"),
+    no_effect("--mid-level-dataset-surplus", "blends are built exactly"),
+
+    // fine-tuning
+    to_fill_in("--sft", "dataset=sft with dataset.train_files, and a tokenizer: see `capstan help data`"),
+    to_fill_in("--sft-tokenizer-prompt-format", "see tokenizer.chat_template"),
+
+    // checkpoints
+    later("--save", "checkpoint.save"),
+    later("--load", {},
+          "a run continues with `capstan train … --resume`; weights of another trainer come through Hugging "
+          "Face files"),
+    later("--finetune", {}, "`checkpoint.pretrained_checkpoint` starts from weights alone"),
+    theirs("--pretrained-checkpoint", kCheckpoint),
+    sets("--no-save-optim", "checkpoint.save_optim", "false"),
+    sets("--no-load-optim", "checkpoint.load_optim", "false"),
+    no_effect("--no-save-rng", "randomness has no state: it follows from seed and step"),
+    no_effect("--no-load-rng", "randomness has no state: it follows from seed and step"),
+    no_effect("--use-checkpoint-args",
+              "the recipe says what the model is, and a checkpoint that differs is refused"),
+    no_effect("--use-mp-args-from-checkpoint-args", "checkpoints load into any layout"),
+    no_effect("--exit-on-missing-checkpoint", "a missing checkpoint is an error anyway"),
+    no_effect("--ckpt-*", kStore),
+    no_effect("--dist-ckpt-*", kStore),
+    no_effect("--use-dist-ckpt", kStore),
+    no_effect("--auto-detect-ckpt-format", kStore),
+    no_effect("--use-persistent-ckpt-worker", kStore),
+    no_effect("--non-persistent-*", kStore),
+
+    // records
+    no_effect("--log-*", kLog),
+    take("--log-interval", "logger.log_interval"),
+    take("--log-params-norm", "logger.log_params_norm"),
+    take("--log-num-zeros-in-grad", "logger.log_num_zeros_in_grad"),
+    no_effect("--timing-log-*", kLog),
+    no_effect("--no-log-*", kLog),
+    no_effect("--tensorboard-queue-size", kLog),
+    no_effect("--profile", "`profiling.trace=true` writes a trace"),
+    no_effect("--use-pytorch-profiler", "`profiling.trace=true` writes a trace"),
+    theirs("--wandb-*", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
+    theirs("--mlflow-*", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
+    theirs("--one-logger-*", "a service"),
+    theirs("--enable-one-logger", "a service"),
+    theirs("--no-one-logger", "a service"),
+    theirs("--enable-ft-package", "a service that restarts jobs"),
+};
+
+// Options with the name of a field: `--num-layers` is model.num_layers. Sections whose short names mean other things
+// elsewhere are left out.
+const config::FieldInfo* field_of(std::string_view option) {
+  std::string name(option.substr(2));
+  std::replace(name.begin(), name.end(), '-', '_');
+  for (const config::FieldInfo* field : config::schema().fields())
+    if (field->name == name && !field->section.empty() && field->section != "peft" &&
+        field->section != "tokenizer" && name != "trace" && name != "kind" && name != "device" &&
+        name != "threads" && name != "preset")
+      return field;
+  return nullptr;
+}
+
+bool by_name(Reader& reader, const Item& item) {
+  const config::FieldInfo* field = field_of(item.key);
+  if (field) reader.draft.set(field->path, *item.value, item.from);
+  return field != nullptr;
+}
+
+// An option that takes no value.
+bool is_flag(std::string_view option) {
+  if (const Rule* rule = find_rule(kTable, option)) {
+    if (rule->how == Rule::How::sets) return true;
+    if (rule->how == Rule::How::later) {
+      constexpr std::string_view with_value[] = {"--vocab-size",
+                                                 "--padded-vocab-size",
+                                                 "--num-query-groups",
+                                                 "--position-embedding-type",
+                                                 "--activations-checkpoint-method",
+                                                 "--activations-checkpoint-granularity",
+                                                 "--activations-checkpoint-num-layers",
+                                                 "--checkpoint-num-layers",
+                                                 "--data-parallel-sharding-strategy",
+                                                 "--seed",
+                                                 "--data-path",
+                                                 "--train-data-path",
+                                                 "--valid-data-path",
+                                                 "--test-data-path",
+                                                 "--tokenizer-type",
+                                                 "--tokenizer-model",
+                                                 "--vocab-file",
+                                                 "--merge-file",
+                                                 "--save",
+                                                 "--load"};
+      return std::find(std::begin(with_value), std::end(with_value), option) == std::end(with_value);
+    }
+    if (rule->how == Rule::How::take) {
+      const config::FieldInfo* field = config::schema().find_field(rule->path);
+      return field && field->type->kind == config::Type::Kind::boolean;
+    }
+    return false;
+  }
+  const config::FieldInfo* field = field_of(option);
+  return field && field->type->kind == config::Type::Kind::boolean;
+}
+
+// Words that belong to an option; more are strays.
+size_t most_values(std::string_view option) {
+  constexpr size_t kAny = SIZE_MAX;
+  const Rule* rule = find_rule(kTable, option);
+  if (rule && (rule->how == Rule::How::drop || rule->how == Rule::How::act)) return kAny;
+  if (rule && rule->how == Rule::How::later) return option.ends_with("data-path") ? kAny : 1;
+  const config::FieldInfo* field = rule ? config::schema().find_field(rule->path) : field_of(option);
+  if (!field) return kAny;
+  const auto kind = field->type->kind;
+  return kind == config::Type::Kind::list || kind == config::Type::Kind::map ? kAny : 1;
+}
+
+// From byte offsets to places.
+constexpr size_t kMostWords = 10'000;  // of a command: each option is looked up in lists
+
+class Lines {
+ public:
+  explicit Lines(std::string_view text) : text_(text) {
+    begins_.push_back(0);
+    for (size_t i = 0; i < text.size(); ++i)
+      if (text[i] == '\n') begins_.push_back(i + 1);
+  }
+  config::Place place(size_t offset) const {
+    const auto line = std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin();
+    const size_t begin = begins_[static_cast<size_t>(line - 1)];
+    // From the place before on the same line: a script may be one line of megabytes.
+    if (last_ < begin || last_ > offset) last_ = begin, characters_ = 0;
+    characters_ += count_code_points(text_.substr(last_, offset - last_));
+    last_ = offset;
+    config::Place place;
+    place.source = 0;
+    place.line = static_cast<int>(line);
+    place.column = static_cast<int>(characters_) + 1;
+    return place;
+  }
+
+ private:
+  std::string_view text_;
+  std::vector<size_t> begins_;
+  mutable size_t last_ = 0, characters_ = 0;  // of a place, and before it on its line
+};
+
+std::string program_of(const std::string& word) {
+  const std::string name = word.substr(word.rfind('/') + 1);
+  return name.ends_with(".py") && name.find("pretrain") != std::string::npos ? name : std::string();
+}
+
+bool is_option(const std::string& word) {
+  return word.size() > 2 && word.starts_with("--") && word[2] != '-' && word[2] != '=';
+}
+
+// Every byte of a word keeps its place, so a quoted command ("srun bash -c '…'") can be cut again.
+ShellCommand cut_quoted(const ShellCommand& command) {
+  ShellCommand result;
+  for (const ShellWord& word : command) {
+    if (word.text.find("pretrain") == std::string::npos ||
+        word.text.find_first_of(" \n") == std::string::npos) {
+      result.push_back(word);
+      continue;
+    }
+    ShellWord part;
+    for (size_t i = 0; i <= word.text.size(); ++i) {
+      const char c = i < word.text.size() ? word.text[i] : ' ';
+      if (c == ' ' || c == '\n' || c == '\t' || c == '\\') {
+        if (!part.text.empty()) result.push_back(std::move(part));
+        part = {};
+        continue;
+      }
+      if (part.text.empty()) part.begin = word.at[i], part.open = word.open;
+      part.text += c;
+      part.at.push_back(word.at[i]);
+    }
+  }
+  return result;
+}
+
+// The launcher's words in front of the program: how many ranks there are.
+class Launcher {
+ public:
+  Launcher(Draft& draft, const Lines& lines) : draft_(draft), lines_(lines) {}
+
+  // True where the word was the launcher's.
+  void read(const ShellCommand& command, size_t program, MegatronLaunch& launch) {
+    for (size_t i = 0; i < program; ++i) {
+      std::string key = command[i].text.substr(0, command[i].text.find('='));
+      const bool joined = key.size() < command[i].text.size();
+      std::replace(key.begin() + static_cast<long>(std::min<size_t>(2, key.size())), key.end(), '_', '-');
+      const bool mpi = key == "-np" || key == "-n" || key == "--ntasks";
+      if (key == "torchrun" || key == "deepspeed" || key == "torch.distributed.launch" ||
+          key == "torch.distributed.run" || key.ends_with("mpirun") || key == "srun")
+        launch.launched = true;
+      if (!mpi && key != "--nproc-per-node" && key != "--nnodes" && key != "--num-gpus" &&
+          key != "--num-nodes") {
+        if (key.starts_with("--")) other(command[i]);
+        continue;
+      }
+      const ShellWord& value = joined || i + 1 >= program ? command[i] : command[i + 1];
+      const std::string text = joined ? value.text.substr(key.size() + 1) : value.text;
+      const From from{key, lines_.place(command[i].begin)};
+      const auto number = parse_int(text);
+      if (number && *number > 0 && *number < (1 << 24) && ranks_ * *number < (1 << 24)) {
+        ranks_ *= *number;
+        if (!known_) first_ = from;
+        known_ = true;
+      } else {
+        draft_.leave(from, text, Why::to_fill_in,
+                     (value.open.empty() ? "not a number of ranks" : value.open) +
+                         "; --ranks or dist.world_size gives the world");
+        unclear_ = true;
+      }
+      if (!joined) ++i;
+    }
+    if (known_ && !unclear_)
+      draft_.set("dist.world_size", std::to_string(ranks_), first_, "ranks of all nodes");
+  }
+
+ private:
+  void other(const ShellWord& word) {
+    draft_.leave({word.text.substr(0, word.text.find('=')), lines_.place(word.begin)}, "", Why::no_effect,
+                 "the launcher's; `capstan train --nproc N` or mpirun starts the ranks");
+  }
+  Draft& draft_;
+  const Lines& lines_;
+  int64_t ranks_ = 1;
+  bool known_ = false, unclear_ = false;
+  From first_;
+};
+
+// Options and their values as one mapping, which a table can read.
+class CommandLine {
+ public:
+  CommandLine(Draft& draft, const Lines& lines) : draft_(draft), lines_(lines) {
+    root_.kind = Node::Kind::map;
+  }
+
+  void read(const ShellCommand& command, size_t begin) {
+    size_t i = begin;
+    while (i < command.size()) {
+      const ShellWord& word = command[i++];
+      if (word.text.starts_with('>') || word.text == "2>" || word.text.starts_with("2>") ||
+          word.text == "<") {
+        if (word.text.ends_with('>') || word.text == "<") ++i;  // the file's name
+        continue;
+      }
+      if (!is_option(word.text)) {
+        stray(word);
+        continue;
+      }
+      const auto equals = word.text.find('=');
+      std::string key = word.text.substr(0, equals);
+      std::replace(key.begin() + 2, key.end(), '_', '-');
+      const From from{key, lines_.place(word.begin)};
+      std::vector<Node> values;
+      std::string open = word.open;
+      if (equals != std::string::npos)
+        values.push_back(Node::scalar(word.text.substr(equals + 1), from.place));
+      else if (!is_flag(key))
+        while (i < command.size() && values.size() < most_values(key) && !is_option(command[i].text) &&
+               !command[i].text.starts_with('>') && !command[i].text.starts_with("2>")) {
+          const ShellWord& value = command[i++];
+          if (open.empty()) open = value.open;
+          values.push_back(Node::scalar(value.text, lines_.place(value.begin)));
+        }
+      add(key, from, std::move(values), open);
+    }
+  }
+  const Node& root() const { return root_; }
+
+ private:
+  void stray(const ShellWord& word) {
+    const From from{word.text, lines_.place(word.begin)};
+    if (!word.open.empty())
+      draft_.leave(from, "", Why::to_fill_in, word.open);
+    else
+      draft_.leave(from, "", Why::unknown, "a word without an option in front of it");
+  }
+
+  void add(const std::string& key, const From& from, std::vector<Node> values, const std::string& open) {
+    Node value = Node::scalar("true", from.place);
+    if (values.size() == 1) value = std::move(values[0]);
+    if (values.size() > 1) {
+      value = Node{.kind = Node::Kind::list, .place = values[0].place};
+      value.items = std::move(values);
+    } else if (values.empty() && !is_flag(key) && needs_value(key)) {
+      draft_.leave(from, "", Why::value, "the option takes a value");
+      return;
+    }
+    if (!open.empty()) {
+      draft_.leave(from, value, Why::to_fill_in, open);
+      return;
+    }
+    for (size_t i = 0; i < root_.keys.size(); ++i)
+      if (root_.keys[i] == key) {
+        if (shown(root_.items[i]) != shown(value))
+          draft_.leave({key, root_.key_places[i]}, root_.items[i], Why::replaced,
+                       "the option is given again");
+        root_.items[i] = std::move(value);
+        root_.key_places[i] = from.place;
+        return;
+      }
+    root_.add(key, from.place, std::move(value));
+  }
+
+  static bool needs_value(const std::string& key) {
+    const Rule* rule = find_rule(kTable, key);
+    return rule ? rule->how != Rule::How::drop : field_of(key) != nullptr;
+  }
+
+  Draft& draft_;
+  const Lines& lines_;
+  Node root_;
+};
+
+// Branches and loops of which the script does not say whether they run, as far as the command depends on them.
+void report_branches(Draft& draft, const ShellScript& script, const ShellCommand& options, size_t around,
+                     const Lines& lines) {
+  std::set<size_t> used;
+  if (around > 0) used.insert(around);
+  for (const ShellWord& word : options)
+    for (const uint16_t mark : word.marks)
+      if (mark > 0) used.insert(mark);
+  for (const size_t index : used) {
+    const ShellBranch& branch = script.branches[index - 1];
+    const bool loop = branch.text.starts_with("for ") || branch.text.starts_with("while ") ||
+                      branch.text.starts_with("until ") || branch.text.starts_with("select ");
+    std::string reason =
+        loop ? "a loop is not run" : "not decided: commands are not executed, and files are not looked at";
+    if (!branch.variables.empty()) {
+      reason = "not decided: the script does not say what `$" + join(branch.variables, "`, `$") +
+               "` is; choose with";
+      for (const std::string& name : branch.variables) reason += " --var " + name + "=VALUE";
+    } else {
+      reason += "; write what it sets into the recipe";
+    }
+    if (index == around) reason = "the command runs in it; " + reason;
+    draft.leave_branch({branch.text, lines.place(branch.begin)}, reason);
+  }
+}
+
+}  // namespace
+
+std::span<const Rule> megatron_rules() {
+  return kTable;
+}
+
+void read_megatron(Draft& draft, const config::Source& source,
+                   const std::map<std::string, std::string>& variables) {
+  const ShellScript script = read_shell(source.text, variables);
+  const Lines lines(source.text);
+  MegatronLaunch launch;
+  CommandLine options(draft, lines);
+  Launcher launcher(draft, lines);
+  bool found = false;
+  for (size_t index = 0; index < script.commands.size(); ++index) {
+    const ShellCommand& whole = script.commands[index];
+    if (whole.size() > kMostWords)
+      fail(ErrorCode::format, "a command of more than " + std::to_string(kMostWords) + " words");
+    const ShellCommand command = cut_quoted(whole);
+    size_t program = 0;
+    while (program < command.size() && program_of(command[program].text).empty()) ++program;
+    const bool bare = program == command.size() && !command.empty() && is_option(command[0].text);
+    if (program == command.size() && !bare) continue;
+    const ShellWord& first = command[bare ? 0 : program];
+    if (found) {
+      draft.leave({first.text, lines.place(first.begin)}, "", Why::to_fill_in,
+                  "a second command; the first one is the recipe");
+      continue;
+    }
+    found = true;
+    if (!bare) {
+      launch.program = program_of(first.text);
+      launcher.read(command, program, launch);
+      if (!launch.program.starts_with("pretrain_gpt"))
+        draft.leave({first.text, lines.place(first.begin)}, "", Why::not_there,
+                    "another kind of model; read as if it were pretrain_gpt.py");
+    }
+    const size_t from = bare ? 0 : program + 1;
+    report_branches(draft, script, {command.begin() + static_cast<long>(from), command.end()},
+                    script.branch_of[index], lines);
+    options.read(command, from);
+  }
+  if (!found)
+    draft.leave({source.name, {}}, "", Why::to_fill_in, "no command with pretrain_gpt.py, and no options");
+  Reader reader(draft, options.root(), kTable);
+  for (const config::FieldInfo* field : config::schema().fields()) {
+    std::string option = "--" + field->name;
+    std::replace(option.begin(), option.end(), '_', '-');
+    if (field_of(option) == field) reader.also_known.push_back(std::move(option));
+  }
+  reader.apply(by_name);
+  finish_megatron(reader, launch);
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,286 @@
+// What follows from several options of a Megatron command line, and Megatron's defaults where they differ from ours.
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "importers/format_readers.hpp"
+#include "importers/known_models.hpp"
+#include "importers/reasons.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+void activation(Reader& r) {
+  Draft& draft = r.draft;
+  if (r.is_true("--swiglu")) {
+    draft.set("model.gated_linear_unit", "true", r.from("--swiglu"));
+    draft.set("model.activation_func", "silu", r.from("--swiglu"));
+  } else if (r.is_true("--squared-relu")) {
+    draft.set("model.activation_func", "squared_relu", r.from("--squared-relu"));
+  } else if (r.is_true("--openai-gelu")) {
+    draft.set("model.activation_func", "gelu_tanh", r.from("--openai-gelu"));
+  } else if (r.is_true("--no-bias-gelu-fusion")) {
+    draft.set("model.activation_func", "gelu", r.from("--no-bias-gelu-fusion"),
+              "without the fusion it is exact");
+  } else if (r.given("--disable-bias-linear")) {
+    draft.set("model.activation_func", "gelu", r.from("--disable-bias-linear"),
+              "exact where there is no bias to fuse");
+  } else {
+    draft.assume("model.activation_func", "gelu_tanh", "Megatron's fused bias and GELU is the tanh form");
+  }
+  if (r.is_true("--swiglu") && r.is_true("--no-bias-gelu-fusion"))
+    draft.leave(r.from("--no-bias-gelu-fusion"), "", Why::no_effect, "the activation is SwiGLU");
+}
+
+void positions(Reader& r) {
+  if (const auto type = r.text("--position-embedding-type")) {
+    if (*type == "learned_absolute" || *type == "rope" || *type == "none")
+      r.draft.set("model.position_embedding_type", *type, r.from("--position-embedding-type"));
+    else
+      r.draft.leave(r.from("--position-embedding-type"), *type, Why::not_there,
+                    "positions are learned_absolute, rope or none");
+  } else if (r.is_true("--use-rotary-position-embeddings")) {
+    r.draft.set("model.position_embedding_type", "rope", r.from("--use-rotary-position-embeddings"));
+  } else if (r.is_true("--no-position-embedding")) {
+    r.draft.set("model.position_embedding_type", "none", r.from("--no-position-embedding"));
+  }
+  r.draft.assume("model.position_embedding_type", "learned_absolute", "Megatron's default");
+}
+
+void query_groups(Reader& r) {
+  if (!r.given("--num-query-groups")) {
+    if (r.is_true("--group-query-attention"))
+      r.draft.set("model.num_query_groups", "1", r.from("--group-query-attention"),
+                  "Megatron's default with it");
+    return;
+  }
+  if (r.is_true("--group-query-attention"))
+    r.draft.set("model.num_query_groups", *r.find("--num-query-groups"), r.from("--num-query-groups"));
+  else
+    r.draft.leave(r.from("--num-query-groups"), *r.find("--num-query-groups"), Why::no_effect,
+                  "Megatron reads it only with --group-query-attention");
+}
+
+void recomputation(Reader& r) {
+  Draft& draft = r.draft;
+  const auto full = [&](std::string_view key) {
+    draft.set("model.recompute_granularity", "full", r.from(key));
+  };
+  for (const std::string_view key : {"--checkpoint-activations", "--deepspeed-activation-checkpointing"})
+    if (r.is_true(key)) {
+      full(key);
+      draft.set("model.recompute_method", "uniform", r.from(key));
+    }
+  if (r.is_true("--recompute-activations"))
+    draft.set("model.recompute_granularity", "selective", r.from("--recompute-activations"));
+  if (const auto granularity = r.text("--activations-checkpoint-granularity"))
+    draft.set("model.recompute_granularity", *granularity, r.from("--activations-checkpoint-granularity"));
+  if (const auto method = r.text("--activations-checkpoint-method")) {
+    if (!r.given("--activations-checkpoint-granularity")) full("--activations-checkpoint-method");
+    draft.set("model.recompute_method", *method, r.from("--activations-checkpoint-method"));
+  }
+  for (const std::string_view key : {"--activations-checkpoint-num-layers", "--checkpoint-num-layers"})
+    if (r.given(key)) draft.set("model.recompute_num_layers", *r.find(key), r.from(key));
+}
+
+void precision(Reader& r) {
+  Draft& draft = r.draft;
+  const bool reduce_fp32 = r.is_true("--accumulate-allreduce-grads-in-fp32");
+  if (r.is_true("--fp16")) {
+    draft.choose("mixed_precision", "fp16_mixed", r.from("--fp16"));
+    if (reduce_fp32)
+      draft.set("mixed_precision.grad_reduce_in_fp32", "true",
+                r.from("--accumulate-allreduce-grads-in-fp32"));
+    if (r.is_true("--bf16"))
+      draft.leave(r.from("--bf16"), "", Why::value, "--fp16 and --bf16 exclude each other");
+    return;
+  }
+  if (r.is_true("--bf16")) {
+    const bool half = r.is_true("--grad-reduce-in-bf16");
+    draft.choose("mixed_precision", half ? "bf16_mixed_bf16_reduce" : "bf16_mixed",
+                 r.from(half ? "--grad-reduce-in-bf16" : "--bf16"));
+    if (reduce_fp32)
+      draft.leave(r.from("--accumulate-allreduce-grads-in-fp32"), "", Why::no_effect, "implied by --bf16");
+    return;
+  }
+  draft.assume_preset("mixed_precision", "fp32", "neither --fp16 nor --bf16");
+  if (reduce_fp32)
+    draft.leave(r.from("--accumulate-allreduce-grads-in-fp32"), "", Why::no_effect, "everything is fp32");
+}
+
+int64_t ranks_of(const Draft& draft, std::string_view path) {
+  return parse_int(draft.text(path)).value_or(1);
+}
+
+void world(Reader& r, const MegatronLaunch& launch) {
+  Draft& draft = r.draft;
+  int64_t least = 1;
+  for (const auto path :
+       {"dist.tensor_model_parallel_size", "dist.pipeline_model_parallel_size", "dist.context_parallel_size"})
+    least = std::min<int64_t>(least * std::clamp<int64_t>(ranks_of(draft, path), 1, 1 << 24), 1 << 24);
+  if (least > 1 || launch.launched)
+    draft.assume("dist.world_size", std::to_string(least),
+                 least > 1 ? "the fewest ranks that hold one replica; the launcher's number is not known"
+                           : "the launcher's number is not known");
+  if (!r.is_true("--sequence-parallel")) return;
+  if (ranks_of(draft, "dist.tensor_model_parallel_size") > 1)
+    draft.set("dist.sequence_parallel", "true", r.from("--sequence-parallel"));
+  else
+    draft.leave(r.from("--sequence-parallel"), "", Why::no_effect,
+                "Megatron switches it off with one tensor-parallel rank");
+}
+
+void sharding(Reader& r) {
+  const char* leaf = "ddp.data_parallel_sharding_strategy";
+  const auto strategy = r.text("--data-parallel-sharding-strategy");
+  for (const std::string_view key : {"--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp"})
+    if (r.is_true(key)) {
+      if (key != "--use-torch-fsdp2" && strategy)
+        r.draft.set(leaf, *strategy, r.from("--data-parallel-sharding-strategy"));
+      else
+        r.draft.set(leaf, key == "--use-torch-fsdp2" ? "optim_grads_params" : "no_shard", r.from(key));
+      return;
+    }
+  if (strategy)
+    r.draft.leave(r.from("--data-parallel-sharding-strategy"), *strategy, Why::no_effect,
+                  "Megatron reads it only with --use-megatron-fsdp");
+  if (r.is_true("--use-distributed-optimizer"))
+    r.draft.set(leaf, "optim", r.from("--use-distributed-optimizer"));
+}
+
+// Weights, prefixes: ours are written the same way. Blends of one split are a mapping here.
+void blend(Reader& r, std::string_view key, std::string_view path) {
+  const Node* value = r.find(key);
+  if (!value) return;
+  std::vector<Node> items = value->kind == Node::Kind::list ? value->items : std::vector<Node>{*value};
+  Node map{.kind = Node::Kind::map, .place = value->place};
+  const bool weighted = items.size() > 1 && parse_double(items[0].text).has_value();
+  for (size_t i = weighted ? 1 : 0; i < items.size(); i += weighted ? 2 : 1)
+    map.add(items[i].text, items[i].place, weighted ? items[i - 1] : Node::scalar("1", items[i].place));
+  r.draft.set(path, map, r.from(key));
+}
+
+void data(Reader& r) {
+  Draft& draft = r.draft;
+  if (r.is_true("--mock-data")) {
+    draft.choose("dataset", "mock", r.from("--mock-data"));
+    return;
+  }
+  if (r.given("--data-path")) draft.set("dataset.data_path", *r.find("--data-path"), r.from("--data-path"));
+  blend(r, "--train-data-path", "dataset.train_blend");
+  blend(r, "--valid-data-path", "dataset.valid_blend");
+  blend(r, "--test-data-path", "dataset.test_blend");
+  if (!draft.has("dataset.data_path") && !draft.has("dataset.train_blend")) {
+    draft.assume_preset("dataset", "mock", "to fill in: no data is named, these are generated tokens");
+    draft.withdraw("dataset.split", Why::no_effect, "generated tokens are not split");
+  } else {
+    draft.assume("dataset.sample_order", "megatron",
+                 "the samples that Megatron-LM would train on, in its order");
+  }
+}
+
+constexpr int64_t kGpt2Vocabulary = 50257;
+
+void tokenizer(Reader& r) {
+  Draft& draft = r.draft;
+  const auto given = r.text("--tokenizer-type");
+  const bool hub = given == "HuggingFaceTokenizer";
+  const auto model = r.text("--tokenizer-model");
+  const auto vocabulary = r.integer("--vocab-size");
+  const bool gpt2 = given ? *given == "GPT2BPETokenizer" : r.given("--vocab-file");
+  const From type = r.from("--tokenizer-type");
+  const char* unread = "the tokenizer is not read here";
+  bool null_tokenizer = false;
+  if (gpt2) {
+    if (given)
+      draft.choose("tokenizer", "gpt2_bpe", type);
+    else
+      draft.assume_preset("tokenizer", "gpt2_bpe", "pretrain_gpt.py's default");
+    for (const auto& [key, path] : {std::pair("--vocab-file", "tokenizer.vocab_file"),
+                                    std::pair("--merge-file", "tokenizer.merge_file")})
+      if (r.given(key)) draft.set(path, *r.find(key), r.from(key));
+  } else if (given && (hub || *given == "PretrainedFromHF") && model &&
+             (model->ends_with(".json") || model->starts_with('/') || model->starts_with('.'))) {
+    draft.choose("tokenizer", "huggingface", type);
+    const bool file = model->ends_with(".json");
+    draft.set("tokenizer.tokenizer_model", file ? *model : *model + "/tokenizer.json",
+              r.from("--tokenizer-model"), file ? "" : "the directory's tokenizer.json");
+  } else if (model && model->ends_with(".model")) {
+    if (given)
+      draft.set("tokenizer.tokenizer_type", "sentencepiece", type);
+    else
+      draft.assume("tokenizer.tokenizer_type", "sentencepiece", "a SentencePiece .model");
+    draft.set("tokenizer.tokenizer_model", *model, r.from("--tokenizer-model"));
+  } else {
+    null_tokenizer = given && *given == "NullTokenizer";
+    if (null_tokenizer)
+      draft.choose("tokenizer", "none", type);
+    else
+      draft.assume_preset(
+          "tokenizer", "none",
+          given ? "to fill in: the data's ids are taken as they are" : "no tokenizer is named");
+    if (given && !null_tokenizer)
+      draft.leave(type, *given, model ? Why::to_fill_in : Why::not_there,
+                  hub ? "give a tokenizer.json in tokenizer.tokenizer_model"
+                      : "tokenizers here are a tokenizer.json, a SentencePiece .model, or vocab.json with "
+                        "merges.txt");
+    if (model)
+      draft.leave(r.from("--tokenizer-model"), *model, hub ? Why::to_fill_in : Why::not_there,
+                  hub ? "a name on a model hub; give its tokenizer.json" : unread);
+    for (const char* key : {"--vocab-file", "--merge-file"})
+      if (r.given(key)) draft.leave(r.from(key), *r.text(key), Why::no_effect, "not files of this tokenizer");
+  }
+  if (vocabulary) {
+    const bool one_more = null_tokenizer && *vocabulary < (1 << 30);
+    draft.set("model.vocab_size", std::to_string(*vocabulary + (one_more ? 1 : 0)), r.from("--vocab-size"),
+              one_more ? "and NullTokenizer's end of document" : "");
+  } else if (gpt2) {
+    draft.assume("model.vocab_size", std::to_string(kGpt2Vocabulary),
+                 "GPT-2's; another --vocab-file has another size");
+  } else if (model && preset_of_model(*model)) {
+    draft.set("model.vocab_size", std::to_string(vocabulary_of_preset(*preset_of_model(*model))),
+              r.from("--tokenizer-model"));
+  } else {
+    draft.leave({"model.vocab_size", {}}, "", Why::to_fill_in, "Megatron takes it from the tokenizer");
+  }
+  if (r.given("--padded-vocab-size"))
+    draft.leave(r.from("--padded-vocab-size"), *r.text("--padded-vocab-size"), Why::no_effect,
+                "follows from the vocabulary; padded rows never enter the softmax");
+}
+
+void checkpoints(Reader& r) {
+  Draft& draft = r.draft;
+  const auto save = r.text("--save"), load = r.text("--load");
+  if (save) draft.set("checkpoint.save", *save, r.from("--save"));
+  if (load)
+    draft.leave(r.from("--load"), *load, save == load ? Why::no_effect : Why::theirs,
+                save == load ? std::string("a run here continues with `capstan train … --resume`")
+                             : std::string(kCheckpoint));
+  if (r.is_true("--finetune"))
+    draft.leave(r.from("--finetune"), "", Why::no_effect,
+                "`checkpoint.pretrained_checkpoint` starts from weights alone");
+}
+
+}  // namespace
+
+void finish_megatron(Reader& r, const MegatronLaunch& launch) {
+  activation(r);
+  positions(r);
+  query_groups(r);
+  recomputation(r);
+  precision(r);
+  world(r, launch);
+  sharding(r);
+  data(r);
+  tokenizer(r);
+  checkpoints(r);
+  if (const auto seed = r.text("--seed")) {
+    r.draft.set("rng.seed", *seed, r.from("--seed"));
+    r.draft.set("dataset.random_seed", *seed, r.from("--seed"));
+  }
+  r.account();
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,229 @@
+#include "importers/rule.hpp"
+
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "config/core/convert.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+const Rule* find_rule(std::span<const Rule> table, std::string_view key) {
+  const Rule* best = nullptr;
+  for (const Rule& rule : table) {
+    if (rule.key == key) return &rule;
+    if (!rule.key.ends_with('*')) continue;
+    const std::string_view stem = rule.key.substr(0, rule.key.size() - 1);
+    if (key.starts_with(stem) && (!best || best->key.size() < rule.key.size())) best = &rule;
+  }
+  return best;
+}
+
+std::optional<bool> truth(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  if (lower == "true" || lower == "yes" || lower == "on" || lower == "1") return true;
+  if (lower == "false" || lower == "no" || lower == "off" || lower == "0") return false;
+  return std::nullopt;
+}
+
+bool is_off(const Node& node) {
+  switch (node.kind) {
+    case Node::Kind::null:
+      return true;
+    case Node::Kind::scalar:
+      return node.text.empty() || (!node.quoted && truth(node.text) == false);
+    default:
+      return node.items.empty();
+  }
+}
+
+void Reader::apply_rule(const Rule& rule, const Item& item) {
+  const Node& value = *item.value;
+  if (rule.how == Rule::How::later) return;
+  if (rule.how == Rule::How::drop) {
+    draft.leave(item.from, value, is_off(value) ? Why::off : rule.why, std::string(rule.text));
+    return;
+  }
+  if (value.kind == Node::Kind::null) {
+    draft.leave(item.from, value, Why::off, "null");
+    return;
+  }
+  switch (rule.how) {
+    case Rule::How::take:
+      draft.set(rule.path, value, item.from);
+      return;
+    case Rule::How::named: {
+      std::vector<std::string> words;
+      for (const auto pair : split(rule.text, ' ')) {
+        const auto equals = pair.find('=');
+        const auto theirs = pair.substr(0, equals);
+        if (value.kind == Node::Kind::scalar && value.text == theirs) {
+          draft.set(rule.path, std::string(pair.substr(equals + 1)), item.from);
+          return;
+        }
+        words.emplace_back(theirs);
+      }
+      draft.leave(item.from, value, Why::value, "counterparts are known for: " + join(words, ", "));
+      return;
+    }
+    case Rule::How::sets:
+      if (value.kind == Node::Kind::scalar && truth(value.text) == true)
+        draft.set(rule.path, std::string(rule.text), item.from);
+      else
+        draft.leave(item.from, value, is_off(value) ? Why::off : Why::value,
+                    is_off(value) ? "" : "neither true nor false");
+      return;
+    case Rule::How::flip:
+      if (const auto on = value.kind == Node::Kind::scalar ? truth(value.text) : std::nullopt)
+        draft.set(rule.path, *on ? "false" : "true", item.from);
+      else
+        draft.leave(item.from, value, Why::value, "neither true nor false");
+      return;
+    case Rule::How::act:
+      rule.act(*this, item);
+      return;
+    default:
+      return;
+  }
+}
+
+namespace {
+
+// A letter too many, too few, wrong, or two that changed places.
+bool one_slip(std::string_view a, std::string_view b) {
+  while (!a.empty() && !b.empty() && a.front() == b.front()) a.remove_prefix(1), b.remove_prefix(1);
+  while (!a.empty() && !b.empty() && a.back() == b.back()) a.remove_suffix(1), b.remove_suffix(1);
+  if (a.size() == 2 && b.size() == 2) return a[0] == b[1] && a[1] == b[0];
+  return a.size() <= 1 && b.size() <= 1;
+}
+
+}  // namespace
+
+// A key that only a rule for many keys takes, and that is one slip away from a key with a rule of its own.
+bool Reader::misspelt(const Rule& rule, const Item& item) const {
+  if (!rule.key.ends_with('*')) return false;
+  return std::any_of(
+             table.begin(), table.end(),
+             [&](const Rule& other) { return !other.key.ends_with('*') && one_slip(item.key, other.key); }) ||
+         std::any_of(also_known.begin(), also_known.end(),
+                     [&](const std::string& other) { return one_slip(item.key, other); });
+}
+
+void Reader::unknown(const Item& item) {
+  std::vector<std::string> names = also_known;
+  bool section = false;  // `peft: null` where the table knows peft.dim
+  for (const Rule& rule : table) {
+    if (!rule.key.ends_with('*')) names.emplace_back(rule.key);
+    section = section || rule.key.starts_with(item.key + ".");
+  }
+  std::vector<std::string> near;
+  if (++unknown_ <= kMostLookedUp) near = near_matches(item.key, names, 3);
+  if (is_off(*item.value) && (near.empty() || section))
+    draft.leave(item.from, *item.value, Why::off, "");
+  else
+    draft.leave(item.from, *item.value, Why::unknown, "no counterpart is known", std::move(near));
+}
+
+void Reader::visit(const Node& node, const std::string& prefix, bool (*otherwise)(Reader&, const Item&)) {
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const Item item{prefix + node.keys[i], {prefix + node.keys[i], node.key_places[i]}, &node.items[i]};
+    const Rule* rule = find_rule(table, item.key);
+    const bool whole = item.value->kind != Node::Kind::map || item.value->items.empty();
+    const bool section = !whole && std::any_of(table.begin(), table.end(), [&](const Rule& other) {
+      return other.key.starts_with(item.key + ".");
+    });
+    if (rule && misspelt(*rule, item)) {
+      unknown(item);
+    } else if (rule && (!section || rule->how != Rule::How::later)) {
+      apply_rule(*rule, item);
+    } else if (otherwise && otherwise(*this, item)) {
+      // taken
+    } else if (!whole) {
+      visit(*item.value, item.key + ".", otherwise);
+    } else {
+      unknown(item);
+    }
+  }
+}
+
+void Reader::apply(bool (*otherwise)(Reader&, const Item&)) {
+  visit(root, {}, otherwise);
+}
+
+void Reader::account() {
+  for (const Rule& rule : table) {
+    const Node* node = rule.how == Rule::How::later ? find(rule.key) : nullptr;
+    if (!node || draft.mentions(rule.key)) continue;
+    if (node->kind == Node::Kind::map && !node->items.empty()) continue;  // its keys are accounted for
+    draft.leave(from(rule.key), *node, is_off(*node) ? Why::off : Why::no_effect, "says what other keys say");
+  }
+}
+
+const Node* Reader::find(std::string_view key) const {
+  const Node* node = &root;
+  if (const Node* whole = node->find(key)) return whole;
+  while (true) {
+    const auto dot = key.find('.');
+    node = node->find(key.substr(0, dot));
+    if (!node || dot == std::string_view::npos) return node;
+    key.remove_prefix(dot + 1);
+  }
+}
+
+From Reader::from(std::string_view key) const {
+  const Node* node = &root;
+  std::string_view rest = key;
+  while (true) {
+    const auto whole = std::find(node->keys.begin(), node->keys.end(), rest);
+    if (whole != node->keys.end())
+      return {std::string(key), node->key_places[static_cast<size_t>(whole - node->keys.begin())]};
+    const auto dot = rest.find('.');
+    if (dot == std::string_view::npos) return {std::string(key), {}};
+    node = node->find(rest.substr(0, dot));
+    if (!node) return {std::string(key), {}};
+    rest.remove_prefix(dot + 1);
+  }
+}
+
+bool Reader::given(std::string_view key) const {
+  const Node* node = find(key);
+  return node && node->kind != Node::Kind::null;
+}
+
+std::optional<std::string> Reader::text(std::string_view key) const {
+  const Node* node = find(key);
+  if (!node || node->kind == Node::Kind::null) return std::nullopt;
+  if (node->kind == Node::Kind::scalar) return node->text;
+  draft.leave(from(key), *node, Why::value, "a single value is expected");
+  return std::nullopt;
+}
+
+std::optional<int64_t> Reader::integer(std::string_view key) const {
+  const auto value = text(key);
+  if (!value) return std::nullopt;
+  config::TextProblem problem;
+  const auto number = config::integer_from_text(*value, config::NumberForm::plain, problem);
+  if (!number) draft.leave(from(key), *find(key), Why::value, "not a whole number");
+  return number;
+}
+
+std::optional<double> Reader::real(std::string_view key) const {
+  const auto value = text(key);
+  if (!value) return std::nullopt;
+  const auto number = parse_double(*value);
+  if (!number) draft.leave(from(key), *find(key), Why::value, "not a number");
+  return number;
+}
+
+std::optional<bool> Reader::boolean(std::string_view key) const {
+  const auto value = text(key);
+  if (!value) return std::nullopt;
+  const auto on = truth(*value);
+  if (!on) draft.leave(from(key), *find(key), Why::value, "neither true nor false");
+  return on;
+}
+
+}  // namespace capstan::importer

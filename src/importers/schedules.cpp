@@ -1,0 +1,140 @@
+#include "importers/schedules.hpp"
+
+#include "base/text.hpp"
+
+namespace capstan::importer {
+
+namespace {
+
+struct Name {
+  std::string_view theirs, ours;
+};
+constexpr Name kSchedules[] = {
+    {"linear", "linear"},
+    {"cosine", "cosine"},
+    {"cosine_with_min_lr", "cosine"},
+    {"cosine_warmup_with_min_lr", "cosine"},
+    {"constant", "constant"},
+    {"constant_with_warmup", "constant"},
+    {"inverse_sqrt", "inverse-square-root"},
+    {"warmup_stable_decay", "WSD"},
+};
+
+// An option of a schedule, and the field that takes its value.
+struct Option {
+  std::string_view schedule, key, path;
+};
+constexpr Option kOptions[] = {
+    {"cosine_with_min_lr", "min_lr", "optimizer.min_lr"},
+    {"cosine_with_min_lr", "min_lr_rate", "optimizer.min_lr_ratio"},
+    {"cosine_warmup_with_min_lr", "min_lr", "optimizer.min_lr"},
+    {"cosine_warmup_with_min_lr", "min_lr_rate", "optimizer.min_lr_ratio"},
+    {"warmup_stable_decay", "min_lr_ratio", "optimizer.min_lr_ratio"},
+    {"warmup_stable_decay", "num_decay_steps", "scheduler.lr_wsd_decay_iters"},
+    {"warmup_stable_decay", "num_warmup_steps", "scheduler.lr_warmup_iters"},
+};
+
+void read_option(Reader& reader, const std::string& type, const std::string& key, const From& from,
+                 const config::Node& value) {
+  if (value.kind == config::Node::Kind::null) {
+    reader.draft.leave(from, value, Why::off, "null");
+    return;
+  }
+  for (const Option& option : kOptions)
+    if (option.schedule == type && option.key == key) {
+      reader.draft.set(option.path, value, from);
+      return;
+    }
+  if (type == "warmup_stable_decay" && key == "decay_type") {
+    const bool root = value.text == "1-sqrt";
+    if (root || value.text == "linear" || value.text == "cosine")
+      reader.draft.set("scheduler.lr_wsd_decay_style", root ? "minus_sqrt" : value.text, from);
+    else
+      reader.draft.leave(from, value, Why::value, "counterparts are known for: linear, cosine, 1-sqrt");
+    return;
+  }
+  if (type == "warmup_stable_decay" && key == "num_stable_steps")
+    reader.draft.leave(from, value, Why::no_effect, "what warm-up and decay leave of the run");
+  else if (key == "num_cycles" && parse_double(value.text) == 0.5)
+    reader.draft.leave(from, value, Why::same, "half a cosine");
+  else
+    reader.draft.leave(from, value, Why::to_fill_in, "see `capstan explain scheduler`");
+}
+
+}  // namespace
+
+void transformers_schedule(Reader& reader, std::string_view key, const std::string& type) {
+  for (const Name& name : kSchedules)
+    if (name.theirs == type) {
+      reader.draft.set("scheduler.lr_decay_style", std::string(name.ours), reader.from(key));
+      return;
+    }
+  std::vector<std::string> known;
+  for (const Name& name : kSchedules) known.emplace_back(name.theirs);
+  reader.draft.leave(reader.from(key), type, Why::not_there, "schedules are " + join(known, ", "),
+                     near_matches(type, known));
+}
+
+void transformers_schedule_options(Reader& reader, const std::string& type) {
+  const std::string key = "lr_scheduler_kwargs";
+  const config::Node* const options = reader.find(key);
+  if (!options) return;
+  if (options->kind != config::Node::Kind::map) {
+    reader.draft.leave(reader.from(key), *options, is_off(*options) ? Why::off : Why::to_fill_in,
+                       "see `capstan explain scheduler`");
+    return;
+  }
+  if (options->items.empty()) reader.draft.leave(reader.from(key), *options, Why::off, "");
+  for (size_t i = 0; i < options->items.size(); ++i)
+    read_option(reader, type, options->keys[i], {key + "." + options->keys[i], options->key_places[i]},
+                options->items[i]);
+}
+
+void transformers_warmup(Reader& reader) {
+  Draft& draft = reader.draft;
+  const auto steps = reader.real("warmup_steps");
+  if (!steps) return;
+  const From from = reader.from("warmup_steps");
+  if (*steps > 0 && *steps < 1) {
+    draft.set("scheduler.lr_warmup_fraction", *reader.find("warmup_steps"), from, "below 1 it is a share");
+  } else if (*steps >= 1) {
+    draft.withdraw("scheduler.lr_warmup_fraction", Why::no_effect, "warmup_steps is given");
+    draft.set("scheduler.lr_warmup_iters", *reader.find("warmup_steps"), from);
+  } else {
+    draft.leave(from, "0", Why::off, "");
+  }
+}
+
+void transformers_length(Reader& reader, std::string_view epochs, const DefaultEpochs& otherwise) {
+  Draft& draft = reader.draft;
+  const auto steps = reader.integer("max_steps");
+  if (steps && *steps > 0) {
+    draft.set("train.train_iters", *reader.find("max_steps"), reader.from("max_steps"));
+    if (reader.given(epochs))
+      draft.leave(reader.from(epochs), *reader.find(epochs), Why::no_effect, "max_steps is given");
+    return;
+  }
+  if (steps) draft.leave(reader.from("max_steps"), std::to_string(*steps), Why::off, "");
+  length_in_epochs(reader, epochs, otherwise);
+}
+
+void length_in_epochs(Reader& reader, std::string_view epochs, const DefaultEpochs& otherwise) {
+  Draft& draft = reader.draft;
+  const bool given = reader.real(epochs).has_value();
+  if (draft.extends() || draft.has("dataset.train_files")) {
+    if (given)
+      draft.set("train.epochs", *reader.find(epochs), reader.from(epochs));
+    else if (!otherwise.text.empty())
+      draft.assume("train.epochs", otherwise.text, otherwise.reason);
+    if (draft.has("train.epochs")) {
+      if (draft.extends()) draft.assume("train.train_iters", "null", "the length is given in epochs");
+      return;
+    }
+  } else if (given) {
+    draft.leave(reader.from(epochs), *reader.find(epochs), Why::to_fill_in,
+                "passes over data that the file does not name: train.epochs takes them");
+  }
+  draft.assume("train.train_iters", "1000", "to fill in: the file does not say how long the run is");
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,739 @@
+#include "importers/shell_words.hpp"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/error.hpp"
+#include "importers/shell_condition.hpp"
+
+namespace capstan::importer {
+
+namespace {
+
+constexpr size_t kMostExpanded = size_t{4} << 20;  // bytes of all words together, variables filled in
+constexpr int kDeepest = 32;                       // ${A:-${B:-…}}
+
+bool name_start(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+bool name_rest(char c) {
+  return name_start(c) || (c >= '0' && c <= '9');
+}
+bool blank(char c) {
+  return c == ' ' || c == '\t';
+}
+bool ends_command(char c) {
+  return c == '\n' || c == ';' || c == '&' || c == '|' || c == '(' || c == ')';
+}
+
+using Words = std::vector<ShellWord>;
+
+class Script {
+ public:
+  Script(std::string_view text, const std::map<std::string, std::string>& variables) : text_(text) {
+    for (const auto& [name, value] : variables) {
+      ShellWord word;
+      word.text = value;
+      word.at.assign(value.size(), 0);
+      word.marks.assign(value.size(), 0);
+      variables_[name] = {std::move(word)};
+    }
+  }
+
+  ShellScript read() {
+    while (at_ < text_.size())
+      if (!read_patterns()) read_command();
+    return std::move(out_);
+  }
+
+ private:
+  [[noreturn]] void unclosed(char what, size_t opened) const {
+    size_t line = 1;
+    for (size_t i = 0; i < opened; ++i) line += text_[i] == '\n';
+    fail(ErrorCode::format,
+         std::string("`") + what + "` of line " + std::to_string(line) + " is never closed");
+  }
+  char peek(size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
+
+  // Blanks, continued lines and comments.
+  void skip_blanks() {
+    while (at_ < text_.size()) {
+      if (blank(text_[at_]))
+        ++at_;
+      else if (text_[at_] == '\\' && peek(1) == '\n')
+        at_ += 2;
+      else if (text_[at_] == '#')
+        while (at_ < text_.size() && text_[at_] != '\n') ++at_;
+      else
+        return;
+    }
+  }
+
+  void grow(size_t bytes) {
+    if ((expanded_ += bytes) > kMostExpanded)
+      fail(ErrorCode::format, "the script's variables grow beyond " + std::to_string(kMostExpanded >> 20) +
+                                  " MiB when they are filled in");
+  }
+
+  // One word being put together; `quoted` parts keep it even where it is empty.
+  struct Builder {
+    Words done;
+    ShellWord word;
+    bool started = false;
+  };
+  static void put(Builder& b, char c, size_t offset, uint16_t mark = 0) {
+    if (!b.started) b.word.begin = static_cast<uint32_t>(offset);
+    b.started = true;
+    b.word.text += c;
+    b.word.at.push_back(static_cast<uint32_t>(offset));
+    b.word.marks.push_back(mark);
+  }
+  static void start(Builder& b, size_t offset) {
+    if (!b.started) b.word.begin = static_cast<uint32_t>(offset);
+    b.started = true;
+  }
+  static void finish(Builder& b) {
+    if (b.started) b.done.push_back(std::move(b.word));
+    b.word = {};
+    b.started = false;
+  }
+
+  // Why some byte of a word is not known: by offset, so that a variable's other words are not held for open.
+  std::string why_open(const ShellWord& word) const {
+    for (const uint32_t offset : word.at) {
+      auto range = open_.upper_bound(offset);
+      if (range == open_.begin()) continue;
+      --range;
+      if (offset < range->second.first) return range->second.second;
+    }
+    for (const uint16_t mark : word.marks)
+      if (mark > 0) return "depends on `" + out_.branches[mark - 1].text + "`, which is not decided";
+    return {};
+  }
+
+  // What is not known stays as written.
+  void put_open(Builder& b, size_t from, size_t to, std::string why) {
+    start(b, from);
+    for (size_t i = from; i < to; ++i) put(b, text_[i] == '\n' ? ' ' : text_[i], i);
+    open_[static_cast<uint32_t>(from)] = {static_cast<uint32_t>(to), std::move(why)};
+  }
+
+  // Past the bracket that closes the one before `at_`; quotes and brackets inside are skipped.
+  void skip_nested(char open, char close, size_t opened) {
+    int depth = 1;
+    while (depth > 0) {
+      if (at_ >= text_.size()) unclosed(open, opened);
+      const char c = text_[at_++];
+      if (c == '\\') {
+        ++at_;
+      } else if (c == '\'' || c == '"') {
+        const size_t quote = at_ - 1;
+        while (at_ < text_.size() && text_[at_] != c) at_ += text_[at_] == '\\' && c == '"' ? 2 : 1;
+        if (at_ >= text_.size()) unclosed(c, quote);
+        ++at_;
+      } else if (c == open) {
+        ++depth;
+      } else if (c == close) {
+        --depth;
+      }
+    }
+  }
+
+  void put_variable(Builder& b, const Words& value, bool quoted, bool whole_list) {
+    for (size_t i = 0; i < value.size(); ++i) {
+      const ShellWord& part = value[i];
+      grow(part.text.size() + 1);
+      if (i > 0) {
+        if (quoted && !whole_list)
+          put(b, ' ', part.begin);
+        else
+          finish(b);
+      }
+      if (quoted) start(b, part.begin);
+      for (size_t k = 0; k < part.text.size(); ++k) {
+        const char c = part.text[k];
+        if (!quoted && (blank(c) || c == '\n'))
+          finish(b);
+        else
+          put(b, c, part.at[k], part.marks[k]);
+      }
+    }
+  }
+
+  // At a `$`. Fills in what assignments of the script say.
+  void expand(Builder& b, bool quoted, int depth) {
+    const size_t dollar = at_++;
+    const char c = peek();
+    if (c == '(') {
+      const bool arithmetic = peek(1) == '(';
+      ++at_;
+      skip_nested('(', ')', dollar);
+      put_open(b, dollar, at_, arithmetic ? "arithmetic is not computed" : "commands are not executed");
+      return;
+    }
+    if (c == '{') {
+      expand_braces(b, quoted, dollar, depth);
+      return;
+    }
+    if (name_start(c)) {
+      const size_t from = at_;
+      while (name_rest(peek())) ++at_;
+      lookup(b, std::string(text_.substr(from, at_ - from)), quoted, Items::first, dollar);
+      return;
+    }
+    if (c >= '0' && c <= '9' && variables_.contains(std::string(1, c))) {
+      ++at_;
+      lookup(b, std::string(1, c), quoted, Items::first, dollar);
+      return;
+    }
+    if ((c >= '0' && c <= '9') || c == '@' || c == '*' || c == '#' || c == '?' || c == '$' || c == '!') {
+      ++at_;
+      put_open(b, dollar, at_, "it is an argument or a state of the shell");
+      return;
+    }
+    put(b, '$', dollar);
+  }
+
+  enum class Items : uint8_t { first, each, joined };  // $A, ${A[@]}, ${A[*]}
+
+  void lookup(Builder& b, const std::string& name, bool quoted, Items items, size_t dollar) {
+    const auto found = variables_.find(name);
+    if (found == variables_.end())
+      put_open(b, dollar, at_, "the script does not set `" + name + "`");
+    else if (items == Items::first && found->second.size() > 1)
+      put_variable(b, {found->second.front()}, quoted, false);
+    else
+      put_variable(b, found->second, quoted, items == Items::each);
+  }
+
+  void expand_braces(Builder& b, bool quoted, size_t dollar, int depth) {
+    const size_t inside = ++at_;
+    size_t end = inside;
+    while (end < text_.size() && name_rest(text_[end])) ++end;
+    const std::string name(text_.substr(inside, end - inside));
+    const auto rest = [&](std::string_view what) { return text_.substr(end).starts_with(what); };
+    if (!name.empty() && (rest("}") || rest("[@]}") || rest("[*]}"))) {
+      const bool list = text_[end] == '[';
+      at_ = end + (list ? 4 : 1);
+      lookup(b, name, quoted,
+             !list                   ? Items::first
+             : text_[end + 1] == '@' ? Items::each
+                                     : Items::joined,
+             dollar);
+      return;
+    }
+    const bool colon = rest(":-") || rest(":=");
+    if (!name.empty() && (colon || rest("-") || rest("=")) && depth < kDeepest) {
+      at_ = end + (colon ? 2 : 1);
+      const auto found = variables_.find(name);
+      const bool use = found != variables_.end() &&
+                       !(colon && (found->second.empty() || found->second.front().text.empty()));
+      Builder other;
+      read_until_brace(other, quoted, dollar, depth + 1);
+      finish(other);
+      put_variable(b, use ? found->second : other.done, quoted, false);
+      return;
+    }
+    skip_nested('{', '}', dollar);
+    put_open(b, dollar, at_, "this form of expansion is not read");
+  }
+
+  // The other value of ${NAME:-other}: up to its closing brace.
+  void read_until_brace(Builder& b, bool quoted, size_t opened, int depth) {
+    while (true) {
+      if (at_ >= text_.size()) unclosed('{', opened);
+      const char c = text_[at_];
+      if (c == '}') {
+        ++at_;
+        return;
+      }
+      if (c == '"' || c == '\'') {
+        if (!quoted && c == '\'')
+          single_quotes(b);
+        else
+          ++at_;  // quotes inside quotes only group
+      } else if (c == '\\' && at_ + 1 < text_.size()) {
+        if (text_[at_ + 1] != '\n') put(b, text_[at_ + 1], at_ + 1);
+        at_ += 2;
+      } else if (c == '$') {
+        expand(b, true, depth);
+      } else if (c == '`') {
+        backticks(b);
+      } else {
+        put(b, c, at_++);
+      }
+    }
+  }
+
+  void single_quotes(Builder& b) {
+    const size_t quote = at_++;
+    start(b, quote);
+    while (at_ < text_.size() && text_[at_] != '\'') put(b, text_[at_], at_), ++at_;
+    if (at_ >= text_.size()) unclosed('\'', quote);
+    ++at_;
+  }
+
+  void double_quotes(Builder& b) {
+    const size_t quote = at_++;
+    start(b, quote);
+    while (at_ < text_.size() && text_[at_] != '"') {
+      const char c = text_[at_];
+      if (c == '\\' && at_ + 1 < text_.size()) {
+        const char next = text_[at_ + 1];
+        if (next == '\n') {
+          // a continued line
+        } else {
+          if (next != '"' && next != '\\' && next != '$' && next != '`') put(b, c, at_);
+          put(b, next, at_ + 1);
+        }
+        at_ += 2;
+      } else if (c == '$') {
+        expand(b, true, 0);
+      } else if (c == '`') {
+        backticks(b);
+      } else {
+        put(b, c, at_++);
+      }
+    }
+    if (at_ >= text_.size()) unclosed('"', quote);
+    ++at_;
+  }
+
+  void backticks(Builder& b) {
+    const size_t tick = at_++;
+    while (at_ < text_.size() && text_[at_] != '`') ++at_;
+    if (at_ >= text_.size()) unclosed('`', tick);
+    ++at_;
+    put_open(b, tick, at_, "commands are not executed");
+  }
+
+  // The words that one word of the script stands for: one, or more where a variable holds several.
+  Words read_word() {
+    Builder b;
+    while (at_ < text_.size() && !blank(text_[at_]) && !ends_command(text_[at_])) {
+      const char c = text_[at_];
+      if (c == '\\') {
+        if (peek(1) == '\n') {
+          at_ += 2;
+        } else if (at_ + 1 < text_.size()) {
+          put(b, text_[at_ + 1], at_ + 1);
+          at_ += 2;
+        } else {
+          ++at_;
+        }
+      } else if (c == '\'') {
+        single_quotes(b);
+      } else if (c == '"') {
+        double_quotes(b);
+      } else if (c == '`') {
+        backticks(b);
+      } else if (c == '$') {
+        expand(b, false, 0);
+      } else if (c == '<' && peek(1) == '<' && peek(2) != '<') {
+        here_document();
+      } else if (c == '<' || c == '>') {
+        put(b, c, at_++);
+        if (peek() == '&' || peek() == '(') ++at_;  // 2>&1
+      } else {
+        put(b, c, at_++);
+      }
+    }
+    finish(b);
+    return std::move(b.done);
+  }
+
+  // <<WORD: the text up to a line that is WORD is no command.
+  void here_document() {
+    at_ += 2;
+    if (peek() == '-') ++at_;
+    while (blank(peek())) ++at_;
+    std::string end;
+    while (at_ < text_.size() && !blank(text_[at_]) && !ends_command(text_[at_])) {
+      if (text_[at_] != '\'' && text_[at_] != '"' && text_[at_] != '\\') end += text_[at_];
+      ++at_;
+    }
+    if (!end.empty()) documents_.push_back(std::move(end));
+  }
+  void skip_documents() {
+    for (const std::string& end : std::exchange(documents_, {})) {
+      while (at_ < text_.size()) {
+        const size_t stop = std::min(text_.find('\n', at_), text_.size());
+        std::string_view line = text_.substr(at_, stop - at_);
+        at_ = std::min(stop + 1, text_.size());
+        while (line.starts_with('\t')) line.remove_prefix(1);
+        if (line == end) break;
+      }
+    }
+  }
+
+  // NAME=, NAME+=: the name, with `at_` behind the sign.
+  std::optional<std::pair<std::string, bool>> assignment() {
+    size_t end = at_;
+    if (end >= text_.size() || !name_start(text_[end])) return std::nullopt;
+    while (end < text_.size() && name_rest(text_[end])) ++end;
+    const std::string name(text_.substr(at_, end - at_));
+    const bool append = text_.substr(end).starts_with("+=");
+    if (!append && !text_.substr(end).starts_with("=")) return std::nullopt;
+    at_ = end + (append ? 2 : 1);
+    return std::pair(name, append);
+  }
+
+  void assign(const std::string& name, bool append) {
+    Words value;
+    const bool list = peek() == '(';
+    if (list) {
+      const size_t opened = at_++;
+      while (true) {
+        skip_blanks();
+        if (at_ >= text_.size()) unclosed('(', opened);
+        if (text_[at_] == ')') break;
+        if (ends_command(text_[at_])) {
+          ++at_;
+          continue;
+        }
+        for (ShellWord& word : read_word()) value.push_back(std::move(word));
+      }
+      ++at_;
+    } else {
+      // The right side of an assignment is one text, whatever its variables hold.
+      ShellWord whole;
+      whole.begin = static_cast<uint32_t>(at_);
+      bool first = true;
+      for (ShellWord& word : read_word()) {
+        if (!first) {
+          whole.text += ' ';
+          whole.at.push_back(word.begin);
+          whole.marks.push_back(0);
+        }
+        first = false;
+        whole.text += word.text;
+        whole.at.insert(whole.at.end(), word.at.begin(), word.at.end());
+        whole.marks.insert(whole.marks.end(), word.marks.begin(), word.marks.end());
+      }
+      value.push_back(std::move(whole));
+    }
+    if (skipping()) return;
+    Words& variable = variables_[name];
+    if (const size_t branch = undecided()) {
+      out_.branches[branch - 1].assigns = true;
+      mark(value, append ? Words{} : variable, static_cast<uint16_t>(std::min<size_t>(branch, UINT16_MAX)));
+    }
+    if (!append) {
+      variable = std::move(value);
+    } else if (!list && !variable.empty()) {
+      variable[0].text += value[0].text;
+      variable[0].at.insert(variable[0].at.end(), value[0].at.begin(), value[0].at.end());
+      variable[0].marks.insert(variable[0].marks.end(), value[0].marks.begin(), value[0].marks.end());
+      grow(variable[0].text.size());
+    } else {
+      for (ShellWord& word : value) variable.push_back(std::move(word));
+    }
+  }
+
+  // What an undecided branch writes, but for the value before where the new one begins with it (A="$A --more").
+  static void mark(Words& value, const Words& before, uint16_t branch) {
+    size_t kept = 0;
+    if (value.size() == 1 && before.size() == 1 && value[0].text.starts_with(before[0].text) &&
+        std::equal(before[0].at.begin(), before[0].at.end(), value[0].at.begin()))
+      kept = before[0].text.size();
+    for (ShellWord& word : value) {
+      for (size_t i = kept; i < word.marks.size(); ++i)
+        if (word.marks[i] == 0) word.marks[i] = branch;
+    }
+  }
+
+  // ---- branches and loops ------------------------------------------------------------------------------------------
+
+  struct Block {
+    enum class Kind : uint8_t { branches, cases, loop } kind = Kind::branches;
+    size_t begin = 0;          // of its first word
+    std::string text;          // what decides it: "case $SIZE in"
+    size_t asked = 0;          // begin of the condition
+    bool condition = false;    // between `if` and `then`
+    bool patterns = false;     // in front of a pattern of `case`
+    Truth value = Truth::yes;  // of the condition so far
+    bool first = true,
+         all = true;           // the next command is the condition's first; `&&` in front of it, else `||`
+    Truth runs = Truth::yes;   // the branch that is being read
+    Truth before = Truth::no;  // one of the branches before it ran
+    ShellWord subject;         // of `case`
+    size_t undecided = 0;      // its entry in out_.branches, 1 …
+    std::vector<std::string> variables;
+  };
+
+  bool skipping() const {
+    return chain_ == Truth::no || std::any_of(blocks_.begin(), blocks_.end(), [](const Block& block) {
+             return !block.condition && block.runs == Truth::no;
+           });
+  }
+  // The outermost branch that is not decided.
+  size_t undecided() const {
+    for (const Block& block : blocks_)
+      if (!block.condition && block.runs == Truth::unknown) return block.undecided;
+    return chain_ == Truth::unknown ? chain_branch_ : 0;
+  }
+
+  // The script's text from `begin` to here, on one line.
+  std::string written_since(size_t begin) const {
+    std::string text;
+    for (const char c : text_.substr(begin, std::min<size_t>(at_ - begin, 200)))
+      if (const bool gap = blank(c) || c == '\n' || c == ';'; !gap || (!text.empty() && text.back() != ' '))
+        text += gap ? ' ' : c;
+    for (const std::string_view end : {"then", "do"})
+      if (text.ends_with(" " + std::string(end))) text.resize(text.size() - end.size());
+    while (text.ends_with(' ') || text.ends_with('&') || text.ends_with('|')) text.pop_back();
+    return text;
+  }
+
+  size_t report_branch(size_t begin, std::string text, const std::vector<std::string>& variables) {
+    if (skipping() || undecided()) return undecided();  // inside of one that is reported
+    out_.branches.push_back({static_cast<uint32_t>(begin), std::move(text), variables, false});
+    return out_.branches.size();
+  }
+
+  void note_variables(const ShellCommand& command, std::vector<std::string>& variables) const {
+    for (const ShellWord& word : command)
+      for (const std::string_view begin : {"the script does not set `", "it is an argument"}) {
+        if (!word.open.starts_with(begin)) continue;
+        std::string name;
+        if (begin.ends_with('`'))
+          name = word.open.substr(begin.size(), word.open.size() - begin.size() - 1);
+        else if (const size_t dollar = word.text.find('$'); dollar + 1 < word.text.size())
+          name = word.text.substr(dollar + 1, 1);
+        if (!name.empty() && std::find(variables.begin(), variables.end(), name) == variables.end())
+          variables.push_back(std::move(name));
+      }
+  }
+
+  void begin_branch(Block& block, Truth holds) {
+    const Truth runs = both(holds, negated(block.before));
+    block.condition = false;
+    block.runs = Truth::yes;  // while the branches around it are asked
+    if (runs == Truth::unknown && !block.undecided)
+      block.undecided = report_branch(
+          block.begin, block.text.empty() ? "if " + written_since(block.asked) : block.text, block.variables);
+    block.runs = runs;
+    block.before = either(block.before, runs);
+  }
+
+  // A word at the beginning of a command; true where it is no part of one.
+  bool keyword(const std::string& text, size_t begin) {
+    const auto inside = [&](Block::Kind kind) { return !blocks_.empty() && blocks_.back().kind == kind; };
+    if (text == "if") {
+      blocks_.push_back({.begin = begin, .text = {}, .asked = at_, .condition = true, .subject = {}});
+    } else if (text == "then" && inside(Block::Kind::branches)) {
+      begin_branch(blocks_.back(), blocks_.back().value);
+    } else if (text == "elif" && inside(Block::Kind::branches)) {
+      Block& block = blocks_.back();
+      block.condition = block.first = block.all = true;
+      block.asked = at_;
+    } else if (text == "else" && inside(Block::Kind::branches)) {
+      begin_branch(blocks_.back(), Truth::yes);
+    } else if (text == "fi" && inside(Block::Kind::branches)) {
+      blocks_.pop_back();
+    } else if (text == "esac" && inside(Block::Kind::cases)) {
+      blocks_.pop_back();
+    } else if (text == "case") {
+      begin_case(begin);
+    } else if (text == "for" || text == "while" || text == "until" || text == "select") {
+      blocks_.push_back({.kind = Block::Kind::loop, .begin = begin, .text = {}, .subject = {}});
+      if (text == "for" || text == "select") begin_loop();
+    } else if (text == "do" && inside(Block::Kind::loop)) {
+      Block& block = blocks_.back();
+      block.undecided = report_branch(block.begin, written_since(block.begin), {});
+      block.runs = Truth::unknown;
+    } else if (text == "done" && inside(Block::Kind::loop)) {
+      blocks_.pop_back();
+    } else {
+      return text == "then" || text == "else" || text == "do" || text == "{" || text == "time";
+    }
+    return true;
+  }
+
+  // `for NAME in …`: the name has a value that only the loop knows; its words are no command.
+  void begin_loop() {
+    skip_blanks();
+    const size_t from = at_;
+    while (name_rest(peek())) ++at_;
+    if (!skipping()) variables_.erase(std::string(text_.substr(from, at_ - from)));
+    while (at_ < text_.size() && !ends_command(text_[at_])) {
+      read_word();
+      skip_blanks();
+    }
+  }
+
+  void begin_case(size_t begin) {
+    skip_blanks();
+    Block block{.kind = Block::Kind::cases, .begin = begin, .text = {}, .patterns = true, .subject = {}};
+    ShellCommand subject = read_word();
+    for (ShellWord& word : subject) word.open = word.open.empty() ? why_open(word) : word.open;
+    note_variables(subject, block.variables);
+    if (subject.size() == 1) block.subject = std::move(subject.front());
+    skip_blanks();
+    if (text_.substr(at_).starts_with("in")) at_ += 2;
+    block.text = written_since(begin);
+    blocks_.push_back(std::move(block));
+  }
+
+  // In front of a branch of `case`: its patterns, up to the bracket. False: there are none here.
+  bool read_patterns() {
+    if (blocks_.empty() || !blocks_.back().patterns) return false;
+    while (at_ < text_.size() && (blank(text_[at_]) || text_[at_] == '\n')) ++at_;
+    skip_blanks();
+    if (at_ < text_.size() && text_[at_] == '\n') return true;  // after a comment
+    if (peek() == '(') ++at_;
+    Truth found = Truth::no;
+    while (at_ < text_.size()) {
+      skip_blanks();
+      const size_t before = at_;
+      for (ShellWord& word : read_word()) {
+        if (word.text == "esac" && peek() != ')') {
+          blocks_.pop_back();
+          return true;
+        }
+        word.open = word.open.empty() ? why_open(word) : word.open;
+        found = either(found, matches(blocks_.back().subject, word));
+      }
+      skip_blanks();
+      const char c = peek();
+      if (c == '|' || c == ')') ++at_;
+      if (c == ')' || at_ == before) break;
+    }
+    blocks_.back().patterns = false;
+    begin_branch(blocks_.back(), found);
+    return true;
+  }
+
+  // Behind a command of a condition: how it is joined to the next one.
+  void add_to_condition(Block& block, const ShellCommand& command, std::string_view end) {
+    if (!command.empty()) {
+      Truth truth = truth_of(command);
+      if (end == "|" || end == "&" || end == "(" || end == ")") truth = Truth::unknown;
+      if (block.first) block.variables = block.undecided ? block.variables : std::vector<std::string>{};
+      note_variables(command, block.variables);
+      block.value = block.first ? truth : block.all ? both(block.value, truth) : either(block.value, truth);
+      block.first = end != "&&" && end != "||";  // the last list of commands decides
+    }
+    block.all = end != "||";
+  }
+
+  // The end of a command at `at_`, and past it.
+  std::string_view end_of_command() {
+    for (const std::string_view end : {";;&", ";;", ";&", "&&", "||"})
+      if (text_.substr(at_).starts_with(end)) {
+        at_ += end.size();
+        return end;
+      }
+    return text_.substr(at_++, 1);
+  }
+
+  // Behind a command outside of conditions: whether the one that `&&` or `||` joins to it runs.
+  void chain(const ShellCommand& command, std::string_view end, size_t begin) {
+    const Truth before = chain_;
+    chain_ = Truth::yes;
+    if (end != "&&" && end != "||") return;
+    if (command.empty()) {  // an assignment
+      chain_ = end == "&&" ? before : negated(before);
+      return;
+    }
+    Truth truth = is_test(command) ? truth_of(command) : end == "&&" ? Truth::yes : Truth::unknown;
+    if (end == "||") truth = negated(truth);
+    truth = both(before, truth);
+    if (truth == Truth::unknown) {
+      std::vector<std::string> variables;
+      note_variables(command, variables);
+      chain_branch_ =
+          report_branch(begin, (end == "&&" ? "if " : "unless ") + written_since(begin), variables);
+    }
+    chain_ = truth;
+  }
+
+  void read_command() {
+    ShellCommand command;
+    bool assigning = true;  // assignments stand in front of a command
+    bool declaring = false;
+    skip_blanks();
+    size_t begin = at_;
+    std::string_view end;
+    while (true) {
+      skip_blanks();
+      if (at_ >= text_.size()) break;
+      if (ends_command(text_[at_])) {
+        end = end_of_command();
+        if (end == "\n") skip_documents();
+        break;
+      }
+      if (assigning) {
+        if (const auto target = assignment()) {
+          assign(target->first, target->second);
+          continue;
+        }
+      }
+      const size_t word_begin = at_;
+      Words words = read_word();
+      const bool literal = words.size() == 1 && words[0].text == text_.substr(word_begin, at_ - word_begin);
+      if (command.empty() && literal && keyword(words[0].text, word_begin)) {
+        begin = at_;
+        if (!blocks_.empty() && blocks_.back().patterns) return;
+        continue;
+      }
+      for (ShellWord& word : words) {
+        grow(word.text.size() + 1);
+        const std::string& text = word.text;
+        if (command.empty() && (text == "declare" || text == "local" || text == "typeset")) declaring = true;
+        // These stand in front of assignments or of the command itself.
+        const bool prefix = text == "export" || text == "declare" || text == "local" || text == "readonly" ||
+                            text == "typeset" || text == "env";
+        if (command.empty() && prefix) continue;
+        if (command.empty() && declaring && text.starts_with('-')) continue;
+        assigning = false;
+        if (word.open.empty()) word.open = why_open(word);
+        if (!word.at.empty()) word.begin = word.at.front();  // in the variable, not where it is used
+        command.push_back(std::move(word));
+      }
+    }
+    finish_command(std::move(command), end, begin);
+  }
+
+  void finish_command(ShellCommand command, std::string_view end, size_t begin) {
+    if (!blocks_.empty() && blocks_.back().condition) {
+      add_to_condition(blocks_.back(), command, end);
+      return;
+    }
+    const bool skipped = skipping();
+    const size_t branch = undecided();
+    chain(command, end, begin);
+    if (end.starts_with(";;") || end == ";&") {
+      for (size_t i = blocks_.size(); i-- > 0;)
+        if (blocks_[i].kind == Block::Kind::cases) {
+          blocks_.resize(i + 1);
+          blocks_.back().patterns = true;
+          break;
+        }
+    }
+    if (command.empty() || skipped) return;
+    out_.commands.push_back(std::move(command));
+    out_.branch_of.push_back(branch);
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+  size_t expanded_ = 0;
+  std::map<std::string, Words> variables_;
+  std::map<uint32_t, std::pair<uint32_t, std::string>> open_;  // begin → end, reason
+  std::vector<std::string> documents_;  // ends of here documents that begin on the next line
+  std::vector<Block> blocks_;           // around the command
+  Truth chain_ = Truth::yes;            // what `&&` and `||` in front of it say
+  size_t chain_branch_ = 0;
+  ShellScript out_;
+};
+
+}  // namespace
+
+ShellScript read_shell(std::string_view text, const std::map<std::string, std::string>& variables) {
+  return Script(text, variables).read();
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,285 @@
+// A torchtune YAML: components are looked up by name, nothing is loaded.
+#include "base/checked.hpp"
+#include "base/text.hpp"
+#include "importers/finetuning.hpp"
+#include "importers/format_readers.hpp"
+#include "importers/known_models.hpp"
+#include "importers/reasons.hpp"
+#include "importers/schedules.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+constexpr std::string_view kProfiler = "`profiling.trace=true` writes a trace";
+
+void builder(Reader& r, const Item& item) {
+  const std::string name = item.value->text;
+  const auto preset = preset_of_builder(name);
+  if (!preset) {
+    r.draft.leave(item.from, name, Why::value,
+                  name.starts_with("torchtune.") ? "no preset for this model: `capstan recipe ls model`"
+                                                 : "not a model that is known here");
+    return;
+  }
+  r.draft.choose("model", *preset, item.from);
+  if (const auto positions = positions_of_chat_model(name))
+    r.draft.set("model.max_position_embeddings", std::to_string(*positions), item.from);
+}
+
+bool builder_has(const Reader& r, std::string_view what) {
+  const std::string name = r.text("model._component_").value_or("");
+  return std::string_view(name).substr(name.rfind('.') + 1).starts_with(what);
+}
+
+constexpr Rule kTable[] = {
+    act("model._component_", builder,
+        "model (preset), model.max_position_embeddings, peft.scheme, peft.target_modules, "
+        "peft.base_quantization, checkpoint.pretrained_checkpoint"),
+    later("model.lora_attn_modules", "peft.target_modules, peft.scheme"),
+    later("model.apply_lora_to_mlp", "peft.target_modules"),
+    not_there("model.apply_lora_to_output", "an adapter on the head"),
+    take("model.lora_rank", "peft.dim"),
+    take("model.lora_alpha", "peft.alpha"),
+    take("model.lora_dropout", "peft.dropout"),
+    later("model.use_dora", "peft.scheme"),
+    later("model.quantize_base", "peft.base_quantization"),
+
+    later("tokenizer._component_", "tokenizer.chat_template"),
+    no_effect("tokenizer.path", "the tokenizer.json beside the weights counts: tokenizer.tokenizer_model"),
+    no_effect("tokenizer.merges_file",
+              "the tokenizer.json beside the weights counts: tokenizer.tokenizer_model"),
+    take("tokenizer.max_seq_len", "model.seq_length"),
+    later("tokenizer.prompt_template", "tokenizer.chat_template"),
+
+    later("checkpointer._component_", {}, "the files are recognized by their content"),
+    later("checkpointer.checkpoint_dir", "checkpoint.pretrained_checkpoint"),
+    no_effect("checkpointer.checkpoint_files*", "a directory's own index names its files"),
+    theirs("checkpointer.adapter_checkpoint", "a pickle; peft.adapter reads a directory as PEFT writes it"),
+    theirs("checkpointer.recipe_checkpoint", "a run here continues with --resume"),
+    no_effect("checkpointer.output_dir", "output_dir says it"),
+    no_effect("checkpointer.model_type", "the model says it"),
+    no_effect("checkpointer.safe_serialization", "checkpoints have one format, which is safe to read"),
+    take("output_dir", "checkpoint.save"),
+    no_effect("resume_from_checkpoint", "a run here continues with --resume"),
+    no_effect("should_load_recipe_state", "a run here continues with --resume"),
+    no_effect("save_adapter_weights_only", "adapters are saved by themselves"),
+    no_effect("enable_async_checkpointing", "see checkpoint.async_save"),
+
+    later("dataset", "dataset.train_files, dataset.format, dataset.packing, dataset.loss_mode"),
+    later("dataset_val", "dataset.valid_files"),
+    no_effect("shuffle", "samples come in an order that dataset.random_seed decides"),
+    later("seed", "rng.seed, dataset.random_seed"),
+    later("batch_size", "train.micro_batch_size"),
+    later("gradient_accumulation_steps", "train.global_batch_size"),
+    later("epochs", "train.epochs, train.train_iters"),
+    later("max_steps_per_epoch", "train.train_iters"),
+    no_effect("batch_size_val", "see validation.eval_micro_batch_size"),
+    later("run_val_every_n_steps", "validation.eval_interval"),
+    later("packed", "dataset.packing"),
+
+    later("optimizer._component_", "optimizer.optimizer, optimizer.decoupled_weight_decay"),
+    take("optimizer.lr", "optimizer.lr"),
+    take("optimizer.weight_decay", "optimizer.weight_decay"),
+    take("optimizer.eps", "optimizer.adam_eps"),
+    take("optimizer.momentum", "optimizer.sgd_momentum"),
+    later("optimizer.betas", "optimizer.adam_beta1, optimizer.adam_beta2"),
+    no_effect("optimizer.fused", kKernels),
+    no_effect("optimizer.foreach", kKernels),
+    no_effect("optimizer_in_bwd", "the update follows the whole backward"),
+    later("lr_scheduler._component_", "scheduler.lr_decay_style"),
+    take("lr_scheduler.num_warmup_steps", "scheduler.lr_warmup_iters"),
+    not_there("lr_scheduler.num_cycles", "more than half a cosine"),
+    later("clip_grad_norm", "optimizer.clip_grad"),
+    no_effect("loss", "the cross entropy over the tokens that are learned"),
+
+    later("dtype", "mixed_precision (preset)"),
+    later("device", "train.device"),
+    later("enable_activation_checkpointing", "model.recompute_granularity"),
+    later("ac_mode", {}, "`full` only: whole layers are recomputed"),
+    not_there("enable_activation_offloading", "kept activations in host memory"),
+    take("tensor_parallel_dim", "dist.tensor_model_parallel_size"),
+    take("context_parallel_dim", "dist.context_parallel_size"),
+    no_effect("tensor_parallel_plan", "the model says how it is split"),
+    no_effect("data_parallel_*", "follows from the ranks"),
+    sets("fsdp_cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
+    no_effect("fsdp_reshard_after_forward", "see ddp.data_parallel_sharding_strategy"),
+    no_effect("custom_sharded_layers", "parameters are sharded evenly"),
+    no_effect("compile", kKernels),
+    not_there("enable_fp8_training", "fp8 matrix products"),
+    not_there("fp8_recipe_name", "fp8 matrix products"),
+    no_effect("low_cpu_ram", "weights are read as they are needed"),
+
+    take("log_every_n_steps", "logger.log_interval"),
+    no_effect("log_peak_memory_stats", "memory is in every log line"),
+    no_effect("log_level", "`-q` and `-v` choose what is printed"),
+    no_effect("metric_logger", kLog),
+    no_effect("profiler", kProfiler),
+};
+
+void batch(Reader& r) {
+  const auto micro = r.integer("batch_size");
+  const auto steps = r.integer("gradient_accumulation_steps");
+  if (micro) r.draft.set("train.micro_batch_size", *r.find("batch_size"), r.from("batch_size"));
+  const auto together = try_mul(micro.value_or(1), steps.value_or(1));
+  if (steps && together && *together > 0 && *together <= (1 << 30))
+    r.draft.set("train.global_batch_size", std::to_string(*together), r.from("gradient_accumulation_steps"),
+                "batch size times accumulation on one rank; multiply by the ranks");
+}
+
+void length(Reader& r) {
+  const auto epochs = r.integer("epochs"), each = r.integer("max_steps_per_epoch");
+  const auto steps = each ? try_mul(*each, epochs.value_or(1)) : std::nullopt;
+  if (steps && *steps > 0) {
+    r.draft.set("train.train_iters", std::to_string(*steps), r.from("max_steps_per_epoch"),
+                epochs.value_or(1) == 1 ? "" : "times the epochs");
+    return;
+  }
+  length_in_epochs(r, "epochs", {});
+}
+
+void adapters(Reader& r) {
+  Draft& draft = r.draft;
+  const bool quantised = builder_has(r, "qlora_") || builder_has(r, "qdora_");
+  const bool named = quantised || builder_has(r, "lora_") || builder_has(r, "dora_");
+  if (!named) return;
+  const bool dora = r.is_true("model.use_dora") || builder_has(r, "dora_") || builder_has(r, "qdora_");
+  const From scheme = r.from(r.is_true("model.use_dora") ? "model.use_dora" : "model._component_");
+  AdaptedModules adapted{
+      .modules = {}, .from = r.from("model.lora_attn_modules"), .scheme = scheme, .dora = dora, .layers = {}};
+  if (const Node* modules = r.find("model.lora_attn_modules"); modules && modules->kind == Node::Kind::list)
+    adapted.modules = modules->items;
+  if (r.is_true("model.apply_lora_to_mlp")) {
+    if (adapted.modules.empty()) adapted.from = r.from("model.apply_lora_to_mlp");
+    for (const char* name : {"w1", "w2", "w3"})
+      adapted.modules.push_back(Node::scalar(name, adapted.from.place));
+  }
+  if (adapted.modules.empty())
+    adapt_all_modules(draft, scheme, dora, {}, "the file names no modules");
+  else
+    adapt_modules(draft, adapted);
+  draft.assume("peft.dim", "8", "torchtune's default");
+  draft.assume("peft.alpha", "16", "torchtune's default");
+  draft.assume("peft.lora_A_init", "kaiming", "torchtune's first values");
+  if (r.is_true("model.quantize_base") || quantised)
+    draft.set("peft.base_quantization", "nf4",
+              r.from(r.is_true("model.quantize_base") ? "model.quantize_base" : "model._component_"));
+}
+
+void weights(Reader& r) {
+  Draft& draft = r.draft;
+  const auto directory = r.text("checkpointer.checkpoint_dir");
+  const std::string kind = r.text("checkpointer._component_").value_or("");
+  const From from = r.from("checkpointer.checkpoint_dir");
+  if (directory && kind.ends_with("FullModelHFCheckpointer")) {
+    base_weights(draft, is_path(*directory) ? *directory : "./" + *directory, from);
+    return;
+  }
+  if (!kind.empty())
+    draft.leave(r.from("checkpointer._component_"), kind, Why::theirs, std::string(kCheckpoint));
+  // The hub's download of a Llama has Meta's own files in `original`, beside those that are read here.
+  std::string name = directory.value_or("");
+  while (name.ends_with('/')) name.pop_back();
+  const bool meta = kind.ends_with("FullModelMetaCheckpointer") && name.ends_with("/original");
+  if (meta) name.resize(name.size() - std::string_view("/original").size());
+  if (meta && is_path(name))
+    base_weights(draft, name, from);
+  else if (!draft.preset("model").empty())
+    base_weights(draft, draft.preset("model"), r.from("model._component_"));
+}
+
+void optimizer(Reader& r) {
+  Draft& draft = r.draft;
+  if (const auto name = r.text("optimizer._component_")) {
+    const std::string last = name->substr(name->rfind('.') + 1);
+    const From from = r.from("optimizer._component_");
+    if (last == "AdamW" || last == "PagedAdamW8bit" || last == "AdamW8bit" || last == "PagedAdamW")
+      draft.set("optimizer.optimizer", "adam", from, last == "AdamW" ? "" : "with moments in fp32");
+    else if (last == "Adam") {
+      draft.set("optimizer.optimizer", "adam", from);
+      draft.set("optimizer.decoupled_weight_decay", "false", from);
+    } else if (last == "SGD")
+      draft.set("optimizer.optimizer", "sgd", from);
+    else
+      draft.leave(from, *name, Why::not_there, "optimizers are adam, sgd, lion and muon");
+    draft.assume("optimizer.weight_decay", last.find("AdamW") != std::string::npos ? "0.01" : "0",
+                 "PyTorch's default");
+  }
+  if (const Node* betas = r.find("optimizer.betas")) {
+    if (betas->kind == Node::Kind::list && betas->items.size() == 2)
+      for (size_t i = 0; i < 2; ++i)
+        draft.set("optimizer.adam_beta" + std::to_string(i + 1), betas->items[i], r.from("optimizer.betas"));
+    else
+      draft.leave(r.from("optimizer.betas"), *betas, Why::value, "two numbers are expected");
+  }
+  if (r.given("clip_grad_norm"))
+    draft.set("optimizer.clip_grad", *r.find("clip_grad_norm"), r.from("clip_grad_norm"));
+  else
+    draft.assume("optimizer.clip_grad", "0", "torchtune clips only where clip_grad_norm says so");
+
+  const auto schedule = r.text("lr_scheduler._component_");
+  if (!schedule)
+    draft.assume("scheduler.lr_decay_style", "constant", "the file names no schedule");
+  else if (schedule->ends_with("get_cosine_schedule_with_warmup"))
+    draft.set("scheduler.lr_decay_style", "cosine", r.from("lr_scheduler._component_"));
+  else
+    draft.leave(r.from("lr_scheduler._component_"), *schedule, Why::not_there,
+                "see `capstan explain scheduler`");
+}
+
+void precision(Reader& r) {
+  const auto type = r.text("dtype");
+  const From from = r.from("dtype");
+  if (!type || *type == "fp32")
+    r.draft.choose("mixed_precision", "fp32", from);
+  else if (*type == "bf16")
+    r.draft.choose("mixed_precision", "bf16_mixed", from, "with fp32 main parameters and moments");
+  else if (*type == "fp16")
+    r.draft.choose("mixed_precision", "fp16_mixed", from, "with fp32 main parameters and moments");
+  else
+    r.draft.leave(from, *type, Why::value, "number formats are fp32, bf16 and fp16");
+  const auto device = r.text("device");
+  if (device == "cpu")
+    r.draft.set("train.device", "cpu", r.from("device"));
+  else if (device)
+    r.draft.leave(r.from("device"), *device, Why::no_effect, "train.device chooses what is there");
+}
+
+}  // namespace
+
+std::span<const Rule> torchtune_rules() {
+  return kTable;
+}
+
+void read_torchtune(Draft& draft, const Node& root) {
+  Reader reader(draft, root, kTable);
+  reader.apply();
+  batch(reader);
+  adapters(reader);
+  weights(reader);
+  read_torchtune_data(reader);
+  length(reader);
+  optimizer(reader);
+  precision(reader);
+  if (reader.is_true("enable_activation_checkpointing")) {
+    const auto mode = reader.text("ac_mode");
+    draft.set("model.recompute_granularity", "full", reader.from("enable_activation_checkpointing"));
+    if (mode && *mode != "full")
+      draft.leave(reader.from("ac_mode"), *mode, Why::not_there,
+                  "a choice of single operations to recompute");
+  }
+  const auto seed = reader.text("seed");
+  if (seed) {
+    draft.set("rng.seed", *seed, reader.from("seed"));
+    draft.set("dataset.random_seed", *seed, reader.from("seed"));
+  }
+  draft.assume_preset("tokenizer", "none", "to fill in with the data");
+  if (!draft.has_preset("model"))
+    draft.leave({"model", {}}, "", Why::to_fill_in,
+                "the file names no model that is known here: `capstan recipe ls model`");
+  reader.account();
+}
+
+}  // namespace capstan::importer

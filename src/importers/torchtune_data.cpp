@@ -1,0 +1,188 @@
+// The samples of a torchtune YAML: a builder of data sets by its name, and what it is told.
+#include <algorithm>
+
+#include "importers/finetuning.hpp"
+#include "importers/format_readers.hpp"
+#include "importers/reasons.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+struct Builder {
+  std::string_view name, source, format;
+  bool learns_prompt;
+};
+constexpr Builder kBuilders[] = {
+    {"alpaca_dataset", "tatsu-lab/alpaca", "alpaca", true},
+    {"alpaca_cleaned_dataset", "yahma/alpaca-cleaned", "alpaca", true},
+    {"chat_dataset", "", "", false},
+    {"instruct_dataset", "", "prompt_completion", false},
+    {"slimorca_dataset", "Open-Orca/SlimOrca-Dedup", "sharegpt", false},
+    {"text_completion_dataset", "", "text", false},
+    {"wikitext_dataset", "EleutherAI/wikitext_document_level", "text", false},
+    {"cnn_dailymail_articles_dataset", "ccdv/cnn_dailymail", "text", false},
+    {"samsum_dataset", "Samsung/samsum", "prompt_completion", false},
+    {"grammar_dataset", "liweili/c4_200m", "prompt_completion", false},
+};
+
+// Tokenizers that write a template of their own, whatever stands beside the weights.
+struct Written {
+  std::string_view component, name;
+};
+constexpr Written kTemplates[] = {
+    {"llama3_tokenizer", "llama3"},  {"qwen2_tokenizer", "chatml"}, {"qwen2_5_tokenizer", "chatml"},
+    {"phi3_mini_tokenizer", "phi3"}, {"ChatMLTemplate", "chatml"},  {"Llama2ChatTemplate", "llama2"},
+};
+
+std::string last_part(const std::string& name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
+std::string_view template_of(const std::string& component) {
+  for (const Written& one : kTemplates)
+    if (one.component == last_part(component)) return one.name;
+  return {};
+}
+
+struct Samples {
+  std::vector<std::string> files;
+  std::string format;  // empty: several, or none that is known
+  bool alike = true;   // every entry has said the same
+};
+
+// A key of an entry that concerns only where its rows come from.
+bool of_source(std::string_view key) {
+  return key == "split" || key == "name" || key == "trust_remote_code" || key == "num_proc";
+}
+
+void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& samples) {
+  Draft& draft = r.draft;
+  const Node* component = entry.find("_component_");
+  const std::string name = component ? last_part(component->text) : "";
+  const auto* builder = std::find_if(std::begin(kBuilders), std::end(kBuilders),
+                                     [&](const Builder& one) { return one.name == name; });
+  const bool known = builder != std::end(kBuilders);
+  std::string format = known ? std::string(builder->format) : "",
+              source = known ? std::string(builder->source) : "";
+  std::vector<std::string> files;
+  const bool train = list == "dataset";
+  bool says_loss = false;
+  From from{list + "._component_", {}};
+  for (size_t i = 0; i < entry.keys.size(); ++i) {
+    const std::string& key = entry.keys[i];
+    const Node& value = entry.items[i];
+    const From at{list + "." + key, entry.key_places[i]};
+    if (value.kind == Node::Kind::null) {
+      draft.leave(at, value, Why::off, "null");
+    } else if (key == "_component_") {
+      from = at;
+      if (!known)
+        draft.leave(
+            at, value, name.find("preference") != std::string::npos ? Why::not_there : Why::value,
+            name.find("preference") != std::string::npos ? std::string(kPreferences) : std::string(kSamples));
+    } else if (key == "source") {
+      source = value.text;
+      if (entry.find("data_files")) draft.leave(at, value, Why::no_effect, "data_files names the files");
+    } else if (key == "data_files") {
+      if (value.kind == Node::Kind::scalar) files.push_back(value.text);
+      for (const Node& file : value.items) files.push_back(file.text);
+    } else if (key == "packed" && train) {
+      draft.set("dataset.packing", value, at);
+    } else if (key == "train_on_input" && train) {
+      says_loss = true;
+      draft.set("dataset.loss_mode", truth(value.text) == true ? "all" : "assistant", at);
+    } else if (key == "masking_strategy" && train) {
+      says_loss = true;
+      const bool all = value.text == "train_on_all", last = value.text == "train_on_last";
+      draft.set("dataset.loss_mode", all ? "all" : last ? "last_turn" : "assistant", at);
+    } else if (key == "conversation_style") {
+      format = value.text == "sharegpt" ? "sharegpt" : "messages";
+    } else if (key == "conversation_column" || key == "column") {
+      if (value.text != "messages" && value.text != "conversations" && value.text != "text")
+        draft.leave(at, value, Why::to_fill_in,
+                    "a key of the file that is called otherwise here: see dataset.format");
+    } else if (key == "column_map") {
+      draft.leave(at, value, Why::to_fill_in,
+                  "keys of the file that are called otherwise here: see dataset.format");
+    } else if (is_off(value)) {
+      draft.leave(at, value, Why::off, "");
+    } else if (of_source(key)) {
+      draft.leave(at, value, Why::theirs, "which part of a data set of the hub");
+    } else if (key != "packed" && key != "train_on_input" && key != "masking_strategy") {
+      draft.leave(at, value, Why::to_fill_in, "to be written into the samples");
+    }
+  }
+  if (!known) return;
+  if (files.empty() && !source.empty()) files.push_back(source);
+  if (files.empty()) {
+    draft.leave(from, component->text, Why::to_fill_in, std::string(kSamples));
+    return;
+  }
+  if (train && !says_loss)
+    draft.assume("dataset.loss_mode", builder->learns_prompt ? "all" : "assistant", "torchtune's default");
+  samples.alike = samples.alike && (samples.files.empty() || samples.format == format);
+  samples.format = format;
+  samples.files.insert(samples.files.end(), files.begin(), files.end());
+}
+
+Samples read_samples(Reader& r, const std::string& key) {
+  Samples samples;
+  const Node* section = r.find(key);
+  if (!section) return samples;
+  if (section->kind == Node::Kind::map) read_entry(r, key, *section, samples);
+  for (const Node& entry : section->items)
+    if (section->kind == Node::Kind::list && entry.kind == Node::Kind::map)
+      read_entry(r, key, entry, samples);
+  return samples;
+}
+
+}  // namespace
+
+void read_torchtune_data(Reader& r) {
+  Draft& draft = r.draft;
+  const Samples train = read_samples(r, "dataset"), held = read_samples(r, "dataset_val");
+  const std::string tokenizer = r.text("tokenizer._component_").value_or("");
+  if (r.given("packed")) draft.set("dataset.packing", *r.find("packed"), r.from("packed"));
+  if (train.files.empty()) {
+    for (const std::string& path : draft.paths_of("dataset"))
+      draft.withdraw(path, Why::no_effect, "the data is to be filled in");
+    draft.assume_preset("dataset", "mock", "to fill in: generated tokens stand for the data");
+    return;
+  }
+  draft.assume_preset("dataset", "sft", "samples are conversations, instructions or texts");
+  sample_files(draft, "dataset.train_files", train.files, r.from("dataset"));
+  if (train.alike && !train.format.empty()) {
+    draft.set("dataset.format", train.format, r.from("dataset"));
+    if (train.format == "alpaca")
+      draft.leave(
+          r.from("dataset"), "alpaca", Why::value,
+          "the words of Alpaca's prompt are not put around an instruction: the chat template alone is, "
+          "or tokenizer.chat_template=alpaca");
+  }
+  draft.assume("dataset.packing", "false", "torchtune's default");
+  if (const auto given = r.text("tokenizer.prompt_template"); given && !template_of(*given).empty())
+    draft.set("tokenizer.chat_template", std::string(template_of(*given)),
+              r.from("tokenizer.prompt_template"));
+  else if (given)
+    draft.leave(r.from("tokenizer.prompt_template"), *given, Why::to_fill_in,
+                "a .jinja file for tokenizer.chat_template; without one the tokenizer's own counts");
+  else if (!template_of(tokenizer).empty())
+    draft.set("tokenizer.chat_template", std::string(template_of(tokenizer)), r.from("tokenizer._component_"),
+              "what it writes around a message");
+  const auto interval = r.integer("run_val_every_n_steps");
+  if (held.files.empty()) {
+    draft.assume("dataset.split", "1,0,0", "nothing is set aside");
+    if (interval)
+      draft.leave(r.from("run_val_every_n_steps"), std::to_string(*interval), Why::no_effect,
+                  "nothing is set aside to evaluate on");
+    return;
+  }
+  sample_files(draft, "dataset.valid_files", held.files, r.from("dataset_val"));
+  if (interval)
+    draft.set("validation.eval_interval", *r.find("run_val_every_n_steps"), r.from("run_val_every_n_steps"));
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,332 @@
+// TrainingArguments of Transformers, as its JSON has them: in full, or the keys that somebody chose.
+#include "base/checked.hpp"
+#include "importers/format_readers.hpp"
+#include "importers/reasons.hpp"
+#include "importers/schedules.hpp"
+
+namespace capstan::importer {
+
+using config::Node;
+
+namespace {
+
+constexpr std::string_view kLoader = "tunes the data loader of another library";
+
+void timeout(Reader& r, const Item& item) {
+  if (r.real(item.key)) r.draft.set("resilience.timeout", item.value->text + "s", item.from);
+}
+
+void chat_template(Reader& r, const Item& item) {
+  if (item.value->text.ends_with(".jinja"))
+    r.draft.set("tokenizer.chat_template", *item.value, item.from);
+  else
+    r.draft.leave(
+        item.from, *item.value, Why::to_fill_in,
+        "a directory or a name on a hub: name its template's .jinja file in tokenizer.chat_template");
+}
+
+constexpr Rule kTable[] = {
+    later("per_device_train_batch_size"),
+    later("per_gpu_train_batch_size"),
+    later("gradient_accumulation_steps"),
+    later("max_steps"),
+    later("num_train_epochs"),
+    no_effect("per_device_eval_batch_size",
+              "evaluation has the batch of training; see validation.eval_global_batch_size"),
+    no_effect("auto_find_batch_size", "the recipe says the batch size; a step that does not fit is refused"),
+    no_effect("train_batch_size", "follows from the size for each device"),
+    no_effect("eval_batch_size", "follows from the size for each device"),
+
+    take("learning_rate", "optimizer.lr"),
+    take("weight_decay", "optimizer.weight_decay"),
+    take("adam_beta1", "optimizer.adam_beta1"),
+    take("adam_beta2", "optimizer.adam_beta2"),
+    take("adam_epsilon", "optimizer.adam_eps"),
+    take("max_grad_norm", "optimizer.clip_grad"),
+    later("optim"),
+    not_there("optim_args", "arguments of an optimizer of another library"),
+    not_there("optim_target_modules", "low-rank optimizers"),
+    not_there("adafactor", "Adafactor"),
+    later("lr_scheduler_type"),
+    later("lr_scheduler_kwargs"),
+    take("warmup_ratio", "scheduler.lr_warmup_fraction"),
+    later("warmup_steps"),
+    later("seed"),
+    take("data_seed", "dataset.random_seed"),
+    no_effect("full_determinism", "runs are deterministic anyway"),
+    not_there("neftune_noise_alpha", "noise on embeddings"),
+    not_there("label_smoothing_factor", "label smoothing"),
+    no_effect("average_tokens_across_devices", "gradients are divided once by the number of tokens"),
+
+    later("bf16"),
+    later("fp16"),
+    no_effect("bf16_full_eval", "evaluation has the model's number format"),
+    no_effect("fp16_full_eval", "evaluation has the model's number format"),
+    no_effect("fp16_opt_level", kKernels),
+    no_effect("half_precision_backend", kKernels),
+    no_effect("fp16_backend", kKernels),
+    no_effect("tf32", kKernels),
+    later("gradient_checkpointing"),
+    no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
+    not_there("activation_offloading", "kept activations in host memory"),
+    no_effect("torch_compile*", kKernels),
+    no_effect("jit_mode_eval", kKernels),
+    no_effect("use_liger_kernel", kKernels),
+    no_effect("liger_kernel_config", kKernels),
+    no_effect("use_ipex", kKernels),
+    no_effect("torch_empty_cache_steps", kKernels),
+
+    later("eval_strategy"),
+    later("evaluation_strategy"),
+    later("eval_steps"),
+    later("save_strategy"),
+    later("save_steps"),
+    later("logging_strategy"),
+    later("logging_steps"),
+    take("save_total_limit", "checkpoint.most_recent_k"),
+    flip("save_only_model", "checkpoint.save_optim"),
+    take("output_dir", "checkpoint.save"),
+    no_effect("overwrite_output_dir", "an existing run is continued with --resume, never overwritten"),
+    take("logging_dir", "logger.tensorboard_dir"),
+    theirs("resume_from_checkpoint", "a checkpoint of another trainer; a run here continues with --resume"),
+    no_effect("restore_callback_states_from_checkpoint", "there are no callbacks"),
+    no_effect("save_safetensors", "checkpoints have one format, which is safe to read"),
+    no_effect("save_on_each_node", "each rank saves its part"),
+    no_effect("load_best_model_at_end", kEvaluation),
+    no_effect("metric_for_best_model", kEvaluation),
+    no_effect("greater_is_better", kEvaluation),
+    no_effect("prediction_loss_only", kEvaluation),
+    no_effect("eval_accumulation_steps", kEvaluation),
+    no_effect("eval_delay", kEvaluation),
+    no_effect("eval_do_concat_batches", kEvaluation),
+    no_effect("eval_on_start", kEvaluation),
+    no_effect("eval_use_gather_object", kEvaluation),
+    no_effect("batch_eval_metrics", kEvaluation),
+    no_effect("include_for_metrics", kEvaluation),
+    no_effect("include_inputs_for_metrics", kEvaluation),
+    no_effect("use_legacy_prediction_loop", kEvaluation),
+    no_effect("do_train", "the verb says what is done"),
+    no_effect("do_eval", "the verb says what is done"),
+    no_effect("do_predict", "the verb says what is done"),
+    no_effect("logging_first_step", "the first step is always logged"),
+    no_effect("logging_nan_inf_filter", "a loss that is not finite stops the run: resilience.check_for_nan"),
+    no_effect("log_level*", "`-q` and `-v` choose what is printed"),
+    no_effect("log_on_each_node", "one rank prints"),
+    no_effect("disable_tqdm", "progress is plain where there is no terminal"),
+    no_effect("skip_memory_metrics", "memory is in every log line"),
+    no_effect("include_tokens_per_second", "the rate is in every log line"),
+    no_effect("include_num_input_tokens_seen", "the tokens are in every log line"),
+    theirs("report_to", kService),
+    theirs("run_name", "the run directory has the recipe's name; --run-dir gives another"),
+    theirs("project", kService),
+    theirs("trackio_space_id", kService),
+    theirs("push_to_hub*", kHub),
+    theirs("hub_*", kHub),
+    theirs("mp_parameters", "another launcher"),
+
+    take("dataloader_num_workers", "dataset.num_workers"),
+    no_effect("dataloader_*", kLoader),
+    no_effect("group_by_length", "rows have one length"),
+    no_effect("length_column_name", "rows have one length"),
+    no_effect("train_sampling_strategy", kLoader),
+    no_effect("remove_unused_columns", kLoader),
+    no_effect("label_names", kLoader),
+    no_effect("past_index", kLoader),
+    no_effect("accelerator_config", kLoader),
+    no_effect("ignore_data_skip", "a resumed run goes on where it stopped"),
+
+    // SFTConfig of TRL; what only fine-tuning reads counts with `--base` a recipe of that kind.
+    take("max_length", "model.seq_length"),
+    take("max_seq_length", "model.seq_length"),
+    take("packing", "dataset.packing"),
+    no_effect("packing_strategy", "how another library packs"),
+    no_effect("eval_packing", "evaluation has the rows of training"),
+    no_effect("padding_free", "packed samples do not see each other"),
+    no_effect("pad_to_multiple_of", "rows have one length"),
+    sets("assistant_only_loss", "dataset.loss_mode", "assistant"),
+    sets("completion_only_loss", "dataset.loss_mode", "assistant"),
+    act("chat_template_path", chat_template),
+    to_fill_in("dataset_text_field", "the key of a plain text is called text here"),
+    no_effect("dataset_num_proc", kLoader),
+    to_fill_in("dataset_kwargs", "see `capstan explain dataset`"),
+    take("eos_token", "tokenizer.eod_token"),
+    no_effect("pad_token", "rows are padded by tokens that nobody learns or sees"),
+    to_fill_in("model_init_kwargs", "see `capstan explain mixed_precision` and `capstan explain peft`"),
+
+    later("fsdp"),
+    no_effect("fsdp_*", "how another library wraps layers"),
+    to_fill_in("deepspeed", "a second file: `capstan recipe import` reads it too"),
+    no_effect("ddp_backend", "follows the device"),
+    act("ddp_timeout", timeout),
+    no_effect("ddp_*", "how another library reduces gradients"),
+    no_effect("local_rank", "the launcher says which rank this is"),
+    no_effect("_n_gpu", "`capstan train --nproc N` or mpirun starts the ranks"),
+    no_effect("n_gpu", "`capstan train --nproc N` or mpirun starts the ranks"),
+    no_effect("no_cuda", "`train.device=cpu` chooses the CPU"),
+    sets("use_cpu", "train.device", "cpu"),
+    no_effect("use_mps_device", "there is no such device here"),
+    no_effect("xpu_backend", "there is no such device here"),
+    no_effect("tpu_*", "there is no such device here"),
+    no_effect("debug", "see `capstan help` for -v"),
+    no_effect("use_cache", "training keeps no cache of keys and values"),
+    not_there("parallelism_config", "axes that another library describes; see `capstan explain dist`"),
+};
+
+// The steps of one interval key, where its strategy says steps.
+void interval(Reader& r, const char* steps, std::initializer_list<const char*> strategies, const char* path,
+              const char* otherwise) {
+  std::string strategy = otherwise;
+  const char* named = *strategies.begin();
+  for (const char* key : strategies)
+    if (const auto text = r.text(key)) strategy = *text, named = key;
+  if (strategy == "steps") {
+    const auto value = r.real(steps);
+    if (value && *value > 0 && *value < 1)
+      r.draft.leave(r.from(steps), *r.find(steps), Why::to_fill_in, "a share of the run: give the steps");
+    else if (value)
+      r.draft.set(path, *r.find(steps), r.from(steps));
+    return;
+  }
+  if (r.given(steps))
+    r.draft.leave(r.from(steps), *r.find(steps), strategy == "no" ? Why::off : Why::no_effect,
+                  "read only where " + std::string(named) + " is steps");
+  if (strategy == "no" && std::string_view(path) == "validation.eval_interval")
+    r.draft.assume(path, "null", "no evaluation is asked for");
+  if (r.given(named))
+    r.draft.leave(r.from(named), strategy, strategy == "no" ? Why::off : Why::to_fill_in,
+                  strategy == "no" ? "" : "intervals here are counted in steps");
+}
+
+void batch(Reader& r) {
+  Draft& draft = r.draft;
+  const char* key = r.given("per_device_train_batch_size") || !r.given("per_gpu_train_batch_size")
+                        ? "per_device_train_batch_size"
+                        : "per_gpu_train_batch_size";
+  const auto steps = r.integer("gradient_accumulation_steps");
+  const int64_t micro = r.integer(key).value_or(8);
+  if (r.given(key))
+    draft.set("train.micro_batch_size", *r.find(key), r.from(key));
+  else
+    draft.assume("train.micro_batch_size", "8", "Transformers' default");
+  const auto together = micro > 0 ? try_mul(micro, steps.value_or(1)) : std::nullopt;
+  if (!together || *together < 1 || *together > (1 << 30)) {
+    if (steps)
+      draft.leave(r.from("gradient_accumulation_steps"), std::to_string(*steps), Why::value,
+                  "not a number of steps");
+    return;
+  }
+  const std::string text = std::to_string(*together);
+  const char* note = "micro-batch times accumulation on one rank; multiply by the ranks";
+  if (steps)
+    draft.set("train.global_batch_size", text, r.from("gradient_accumulation_steps"), note);
+  else
+    draft.assume("train.global_batch_size", text, note);
+}
+
+void schedule(Reader& r) {
+  Draft& draft = r.draft;
+  const auto given = r.text("lr_scheduler_type");
+  const std::string type = given.value_or("linear");
+  if (!given)
+    draft.assume("scheduler.lr_decay_style", "linear", "Transformers' default");
+  else
+    transformers_schedule(r, "lr_scheduler_type", type);
+  transformers_schedule_options(r, type);
+  if (!draft.has("optimizer.min_lr_ratio"))
+    draft.assume("optimizer.min_lr", "0", "Transformers' schedules end at 0");
+  transformers_warmup(r);
+  if (type == "constant" &&
+      (draft.has("scheduler.lr_warmup_fraction") || draft.has("scheduler.lr_warmup_iters")))
+    for (const char* path : {"scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters"})
+      draft.withdraw(path, Why::no_effect, "lr_scheduler_type constant has no warm-up");
+  if (!draft.has("scheduler.lr_warmup_fraction"))
+    draft.assume("scheduler.lr_warmup_fraction", draft.has("scheduler.lr_warmup_iters") ? "null" : "0",
+                 draft.has("scheduler.lr_warmup_iters") ? "the steps are given" : "no warm-up is named");
+}
+
+void optimizer(Reader& r) {
+  const auto name = r.text("optim");
+  if (name) {
+    const From from = r.from("optim");
+    if (name->starts_with("adamw_torch") || *name == "adamw_hf" || *name == "adamw_apex_fused")
+      r.draft.set("optimizer.optimizer", "adam", from);
+    else if (*name == "sgd")
+      r.draft.set("optimizer.optimizer", "sgd", from);
+    else if (name->starts_with("lion"))
+      r.draft.set("optimizer.optimizer", "lion", from);
+    else if (name->starts_with("adamw_") || name->starts_with("paged_adamw"))
+      r.draft.set("optimizer.optimizer", "adam", from, "with moments in fp32");
+    else
+      r.draft.leave(from, *name, Why::not_there, "optimizers are adam, sgd, lion and muon");
+  }
+  const char* reason = "Transformers' default";
+  r.draft.assume("optimizer.lr", "5e-5", reason);
+  r.draft.assume("optimizer.weight_decay", "0", reason);
+  r.draft.assume("optimizer.adam_beta1", "0.9", reason);
+  r.draft.assume("optimizer.adam_beta2", "0.999", reason);
+  r.draft.assume("optimizer.adam_eps", "1e-8", reason);
+  r.draft.assume("optimizer.clip_grad", "1", reason);
+}
+
+void precision(Reader& r) {
+  if (r.is_true("bf16"))
+    r.draft.choose("mixed_precision", "bf16_mixed", r.from("bf16"), "autocast there keeps fp32 weights");
+  else if (r.is_true("fp16"))
+    r.draft.choose("mixed_precision", "fp16_mixed", r.from("fp16"), "autocast there keeps fp32 weights");
+  else
+    r.draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
+  for (const char* key : {"bf16", "fp16"})
+    if (r.find(key) && !r.is_true(key)) r.draft.leave(r.from(key), *r.find(key), Why::off, "");
+}
+
+void sharding(Reader& r) {
+  const Node* fsdp = r.find("fsdp");
+  if (!fsdp) return;
+  std::string words;
+  if (fsdp->kind == Node::Kind::scalar) words = fsdp->text;
+  for (const Node& item : fsdp->items) words += " " + item.text;
+  const char* leaf = "ddp.data_parallel_sharding_strategy";
+  if (words.find("full_shard") != std::string::npos)
+    r.draft.set(leaf, "optim_grads_params", r.from("fsdp"));
+  else if (words.find("shard_grad_op") != std::string::npos)
+    r.draft.set(leaf, "optim_grads", r.from("fsdp"));
+  else
+    r.draft.leave(r.from("fsdp"), *fsdp, is_off(*fsdp) ? Why::off : Why::value,
+                  "full_shard and shard_grad_op have a counterpart");
+  if (words.find("offload") != std::string::npos)
+    r.draft.leave(r.from("fsdp"), *fsdp, Why::not_there, "parameters in host memory");
+}
+
+}  // namespace
+
+void read_training_arguments(Draft& draft, const Node& root) {
+  if (!draft.extends())
+    draft.extend("quickstart",
+                 "to fill in: the file says nothing of model and data; --base names another recipe, such as "
+                 "llama3-8b-lora");
+  Reader reader(draft, root, kTable);
+  reader.apply();
+  batch(reader);
+  transformers_length(reader, "num_train_epochs", {"3", "Transformers' default"});
+  schedule(reader);
+  optimizer(reader);
+  precision(reader);
+  sharding(reader);
+  if (reader.is_true("gradient_checkpointing"))
+    draft.set("model.recompute_granularity", "full", reader.from("gradient_checkpointing"));
+  else if (reader.find("gradient_checkpointing"))
+    draft.leave(reader.from("gradient_checkpointing"), "false", Why::off, "");
+  interval(reader, "eval_steps", {"eval_strategy", "evaluation_strategy"}, "validation.eval_interval", "no");
+  interval(reader, "save_steps", {"save_strategy"}, "checkpoint.save_interval", "steps");
+  interval(reader, "logging_steps", {"logging_strategy"}, "logger.log_interval", "steps");
+  const From seed = reader.from("seed");
+  if (const auto value = reader.text("seed")) {
+    draft.set("rng.seed", *value, seed);
+    if (!draft.has("dataset.random_seed")) draft.set("dataset.random_seed", *value, seed);
+  } else {
+    draft.assume("rng.seed", "42", "Transformers' default");
+  }
+  reader.account();
+}
+
+}  // namespace capstan::importer

@@ -1,0 +1,205 @@
+// The guard device. One sparse memory file is mapped twice, side by side in address space: the front without any access, whose
+// addresses tensors have, and the back, at a fixed distance, which kernels and copies use. `launch` and the copies below are
+// the only code that adds the distance.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "tensor/device.hpp"
+#include "tensor/checked_queue.hpp"
+
+namespace capstan {
+
+namespace {
+
+// A NaN as bf16, fp16, fp32 and fp64, and an index out of every range as an integer.
+constexpr uint16_t kNobodyWrote = 0x7FF4;
+
+// Host bytes that wait in the queue for their copy to the device; beyond this the host waits.
+constexpr int64_t kMostStaged = int64_t{64} << 20;
+
+class TwiceMapped {
+ public:
+  TwiceMapped() {
+    const auto page = static_cast<int64_t>(::sysconf(_SC_PAGESIZE));
+    const int64_t memory = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * page;
+    page_ = page;
+    next_ = page;
+    // Addresses are not used twice (what release_cached() gave back stays a crash), so there are more of them than memory.
+    bytes_ = std::min(2 * memory, int64_t{256} << 30);
+    const int file = ::memfd_create("capstan guard", MFD_CLOEXEC);
+    if (file < 0) refuse("memfd_create");
+    file_ = file;
+    if (::ftruncate(file, bytes_) != 0) refuse("ftruncate");
+    front_ = map(PROT_NONE);
+    back_ = map(PROT_READ | PROT_WRITE);
+  }
+  ~TwiceMapped() { close(); }
+  TwiceMapped(const TwiceMapped&) = delete;
+  TwiceMapped& operator=(const TwiceMapped&) = delete;
+
+  std::ptrdiff_t distance() const { return back_ - front_; }
+
+  // The block ends where a page ends, and the page behind it cannot be touched by kernels either.
+  std::byte* take(int64_t size) {
+    const int64_t end = round_up(checked_add(next_, size), page_);
+    if (end + page_ > bytes_) return nullptr;
+    if (::mprotect(back_ + end, static_cast<size_t>(page_), PROT_NONE) != 0) return nullptr;
+    next_ = end + page_;
+    return front_ + (end - size);
+  }
+  void give_back(std::byte* data, int64_t size) {
+    const int64_t end = (data - front_) + size, begin = (data - front_) / page_ * page_;
+    ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, end - begin);
+    ::mprotect(back_ + begin, static_cast<size_t>(end - begin), PROT_NONE);
+  }
+
+ private:
+  std::byte* map(int access) {
+    void* address =
+        ::mmap(nullptr, static_cast<size_t>(bytes_), access, MAP_SHARED | MAP_NORESERVE, file_, 0);
+    if (address == MAP_FAILED) refuse("mmap");
+    ::madvise(address, static_cast<size_t>(bytes_), MADV_DONTDUMP);
+    return static_cast<std::byte*>(address);
+  }
+  [[noreturn]] void refuse(const char* call) {
+    const std::string reason = std::strerror(errno);
+    close();
+    fail(ErrorCode::unsupported,
+         std::string("the guard device's memory cannot be made: ") + call + ": " + reason,
+         "train.device=cpu");
+  }
+  void close() {
+    for (std::byte* mapping : {front_, back_})
+      if (mapping) ::munmap(mapping, static_cast<size_t>(bytes_));
+    if (file_ >= 0) ::close(file_);
+  }
+
+  int file_ = -1;
+  std::byte *front_ = nullptr, *back_ = nullptr;
+  int64_t bytes_ = 0, page_ = 0, next_ = 0;
+};
+
+class GuardEvent final : public Event {
+ public:
+  GuardEvent(GuardQueue& queue, GuardQueue::Ticket ticket) : queue_(queue), ticket_(ticket) {}
+  bool done() const override { return queue_.done(ticket_); }
+  void wait() override { queue_.wait(ticket_); }
+  void follow(GuardQueue& queue) const {
+    if (&queue == &queue_) return;
+    queue.push([&before = queue_, ticket = ticket_] { before.wait_without_error(ticket); });
+  }
+
+ private:
+  GuardQueue& queue_;
+  GuardQueue::Ticket ticket_;
+};
+
+class GuardDevice final : public Device {
+ public:
+  GuardDevice(const kernels::Table& table, int threads, const GuardOptions& options)
+      : pool_(threads),
+        compute_(options.seed, options.patient),
+        transfer_(options.seed + 1, options.patient) {
+    table_ = &table;
+    context_.pool = &pool_;
+    context_.prepare(pool_.size());
+    launch_mode_ = LaunchMode::queue;
+    kernel_offset_ = memory_.distance();
+  }
+  ~GuardDevice() override { finish(); }
+  DeviceType type() const override { return DeviceType::guard; }
+
+  void synchronize() override {
+    staged_ = 0;
+    finish();
+    compute_.wait(compute_.last());
+    transfer_.wait(transfer_.last());
+  }
+  void enqueue(std::function<void()> work) override { compute_.push(std::move(work)); }
+
+  void zero(std::byte* data, int64_t bytes) override {
+    if (bytes <= 0) return;
+    compute_.push([to = kernel_address(data), bytes] { std::memset(to, 0, static_cast<size_t>(bytes)); });
+  }
+  void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
+    push_copy(kernel_address(to), from, bytes, Queue::compute);
+  }
+  void copy_to_device(std::byte* to, const void* from, int64_t bytes) override {
+    if (bytes <= 0) return;
+    const auto* begin = static_cast<const std::byte*>(from);
+    std::vector<std::byte> staged(begin, begin + bytes);
+    compute_.push([to = kernel_address(to), staged = std::move(staged)] {
+      std::memcpy(to, staged.data(), staged.size());
+    });
+    staged_ += bytes;
+    if (staged_ > kMostStaged) synchronize();
+  }
+  void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
+    start_copy_to_host(to, from, bytes, Queue::compute);
+    compute_.wait(compute_.last());
+  }
+  void push_copy(void* to, const std::byte* from, int64_t bytes, Queue queue) {
+    if (bytes <= 0) return;
+    queue_of(queue).push([to, from = kernel_address(const_cast<std::byte*>(from)), bytes] {
+      std::memcpy(to, from, static_cast<size_t>(bytes));
+    });
+  }
+  void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue queue) override {
+    if (bytes <= 0) return;
+    std::memset(to, 0xff, static_cast<size_t>(bytes));  // who reads before the event finds NaN, or -1
+    push_copy(to, from, bytes, queue);
+  }
+  std::unique_ptr<Event> record(Queue queue) override {
+    return std::make_unique<GuardEvent>(queue_of(queue), queue_of(queue).last());
+  }
+  void wait_for(Queue queue, const Event& event) override {
+    dynamic_cast<const GuardEvent&>(event).follow(queue_of(queue));
+  }
+  std::byte* host_address(std::byte*) override { return nullptr; }
+
+ protected:
+  std::byte* system_allocate(int64_t bytes) override {
+    std::byte* data = memory_.take(bytes);
+    if (data) spoil(data, bytes);
+    return data;
+  }
+  void system_free(std::byte* data, int64_t bytes) override { memory_.give_back(data, bytes); }
+  void retire(std::byte* data, int64_t size) override { spoil(data, size); }
+
+ private:
+  // In queue order: who reads the block before writing it, or after its owner has gone, reads NaNs.
+  void spoil(std::byte* data, int64_t bytes) {
+    compute_.push([to = reinterpret_cast<uint16_t*>(kernel_address(data)), bytes] {
+      std::fill_n(to, bytes / 2, kNobodyWrote);
+    });
+  }
+  // The queues may wait for each other: both are empty before an error is thrown or either ends.
+  void finish() {
+    transfer_.wait_without_error(transfer_.last());
+    compute_.wait_without_error(compute_.last());
+  }
+  GuardQueue& queue_of(Queue queue) { return queue == Queue::compute ? compute_ : transfer_; }
+
+  TwiceMapped memory_;
+  ThreadPool pool_;
+  int64_t staged_ = 0;             // bytes on their way to the device since the host last waited
+  GuardQueue compute_, transfer_;  // last: their threads end before what they use
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_guard_device(const kernels::Table& table, int threads,
+                                          const GuardOptions& options) {
+  return std::make_unique<GuardDevice>(table, threads, options);
+}
+
+}  // namespace capstan

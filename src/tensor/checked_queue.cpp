@@ -1,0 +1,94 @@
+#include "tensor/checked_queue.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace capstan {
+
+GuardQueue::GuardQueue(uint64_t seed, bool patient)
+    : patient_(patient), random_(philox_key(seed, purpose::test, 0)), thread_([this] { run(); }) {}
+
+GuardQueue::~GuardQueue() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  work_.notify_all();
+  thread_.join();
+}
+
+GuardQueue::Ticket GuardQueue::push(std::function<void()> work) {
+  Ticket ticket = 0;
+  {
+    std::lock_guard lock(mutex_);
+    pending_.push_back(std::move(work));
+    ticket = ++pushed_;
+  }
+  work_.notify_one();
+  return ticket;
+}
+
+GuardQueue::Ticket GuardQueue::last() const {
+  std::lock_guard lock(mutex_);
+  return pushed_;
+}
+
+bool GuardQueue::done(Ticket ticket) const {
+  std::lock_guard lock(mutex_);
+  return finished_up_to_ >= ticket;
+}
+
+void GuardQueue::wait_without_error(Ticket ticket) {
+  std::unique_lock lock(mutex_);
+  demanded_ = std::max(demanded_, ticket);
+  work_.notify_all();
+  finished_.wait(lock, [&] { return finished_up_to_ >= ticket; });
+}
+
+void GuardQueue::wait(Ticket ticket) {
+  wait_without_error(ticket);
+  std::exception_ptr error;
+  {
+    std::lock_guard lock(mutex_);
+    std::swap(error, error_);
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+void GuardQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket) {
+  constexpr uint64_t kHoldOneIn = 16, kDelayOneIn = 64, kLongestDelay = 1000;  // microseconds
+  if (demanded_ < ticket && (patient_ || random_.below(kHoldOneIn) == 0))
+    work_.wait(lock, [&] { return stop_ || demanded_ >= ticket || pending_.size() >= kMostHeld; });
+  if (patient_ || random_.below(kDelayOneIn) != 0) return;
+  const std::chrono::microseconds delay(1 + random_.below(kLongestDelay));
+  lock.unlock();
+  std::this_thread::sleep_for(delay);
+  lock.lock();
+}
+
+void GuardQueue::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [&] { return stop_ || !pending_.empty(); });
+    if (pending_.empty()) return;
+    hold_or_delay(lock, finished_up_to_ + 1);
+    const bool left_out = error_ != nullptr;
+    std::function<void()> work = std::move(pending_.front());
+    pending_.pop_front();
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      if (!left_out) work();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    work = nullptr;  // what it holds ends before anybody hears that it is done
+    lock.lock();
+    if (error) error_ = error;
+    ++finished_up_to_;
+    finished_.notify_all();
+  }
+}
+
+}  // namespace capstan

@@ -1,0 +1,301 @@
+#include "text/chat/assistant_turns.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace capstan::data::chat {
+
+namespace {
+
+const std::string* text_at(const Value& message, std::string_view key) {
+  const Value* found = message.map() ? message.map()->find(key) : nullptr;
+  return found ? found->text() : nullptr;
+}
+
+size_t common_front(std::string_view a, std::string_view b) {
+  const auto [x, y] = std::mismatch(
+      a.begin(), a.begin() + static_cast<std::ptrdiff_t>(std::min(a.size(), b.size())), b.begin());
+  return static_cast<size_t>(x - a.begin());
+}
+size_t common_back(std::string_view a, std::string_view b) {
+  size_t count = 0;
+  while (count < std::min(a.size(), b.size()) && a[a.size() - 1 - count] == b[b.size() - 1 - count]) ++count;
+  return count;
+}
+
+constexpr size_t kMostTurns = 1000;
+
+// A message that says something else in one place: where its rendering differs is where the message speaks.
+struct Variant {
+  Value message;
+  std::string mark;  // what it says there
+};
+
+// A text that begins and ends with other characters than `said` and any part of it.
+std::string mark_for(std::string_view said) {
+  for (const char c : {'#', '0', 'X', '@'})
+    if (said.find(c) == std::string_view::npos) return std::string(1, c) + ":" + c;
+  return "\x7f:\x7f";
+}
+
+Value with(const Map& map, std::string_view key, Value value) {
+  Map changed = map;
+  changed.set(key, std::move(value));
+  return *Value::map(std::move(changed));
+}
+
+// The name of one of its tool calls, or of the function in it.
+std::optional<Variant> other_call(const Map& message, const List& calls, size_t index) {
+  const Map* call = calls[index].map();
+  const Value* inner = call ? call->find("function") : nullptr;
+  const bool nested = inner && inner->map();
+  const std::string* name = nested ? text_at(*inner, "name") : text_at(calls[index], "name");
+  if (!name) return std::nullopt;
+  const std::string mark = mark_for(*name);
+  List changed = calls;
+  changed[index] =
+      nested ? with(*call, "function", with(*inner->map(), "name", mark)) : with(*call, "name", mark);
+  return Variant{with(message, "tool_calls", *Value::list(std::move(changed))), mark};
+}
+
+std::vector<Variant> variants_of(const Value& message) {
+  std::vector<Variant> variants;
+  if (!message.map()) return variants;
+  const Map& map = *message.map();
+  // An empty or missing content has a place as well.
+  const std::string* content = text_at(message, "content");
+  const std::string mark = mark_for(content ? *content : "");
+  variants.push_back({with(map, "content", mark), mark});
+  for (const auto& [key, value] : map.items()) {
+    if (key == "role" || key == "content" || !value.text() || value.text()->empty()) continue;
+    const std::string other = mark_for(*value.text());
+    variants.push_back({with(map, key, other), other});
+  }
+  const Value* calls = map.find("tool_calls");
+  if (!calls || !calls->list() || calls->list()->empty()) return variants;
+  const List& list = *calls->list();
+  if (auto first = other_call(map, list, 0)) variants.push_back(std::move(*first));
+  if (list.size() > 1)
+    if (auto last = other_call(map, list, list.size() - 1)) variants.push_back(std::move(*last));
+  return variants;
+}
+
+class Finder {
+ public:
+  Finder(const ChatTemplate& chat_template, const Conversation& conversation, const RenderOptions& options,
+         std::string_view whole, FunctionRef<size_t(size_t)> boundary)
+      : template_(chat_template),
+        conversation_(conversation),
+        options_(options),
+        whole_(whole),
+        boundary_(boundary) {}
+
+  AssistantTurn turn(size_t message) {
+    message_ = message;
+    AssistantTurn result{message, begin(), 0};
+    result.end = end(result.begin);
+    if (result.begin < said_ || result.end < result.begin) lost();
+    without_blanks(result);
+    said_ = result.end;
+    return result;
+  }
+
+ private:
+  Conversation first(size_t messages) const {
+    Conversation part;
+    part.tools = conversation_.tools;
+    part.messages.assign(conversation_.messages.begin(),
+                         conversation_.messages.begin() + static_cast<std::ptrdiff_t>(messages));
+    return part;
+  }
+  std::string render(const Conversation& part, bool prompt) const {
+    RenderOptions options = options_;
+    options.add_generation_prompt = prompt;
+    return template_.render(part, options).text;
+  }
+  // A part of a conversation, or with other texts, may be what a template refuses.
+  std::optional<std::string> try_render(const Conversation& part, bool prompt) const {
+    try {
+      return render(part, prompt);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::format) throw;
+      return std::nullopt;
+    }
+  }
+
+  struct Bounds {
+    size_t begin, end;
+  };
+  // What changes in `text`, the rendering of `part`, when a message is replaced; nullopt where nothing does.
+  std::optional<Bounds> place_in(std::string_view text, Conversation part, bool prompt, size_t message,
+                                 const Variant& variant) const {
+    part.messages[message] = variant.message;
+    const auto changed = try_render(part, prompt);
+    if (!changed || *changed == text) return std::nullopt;
+    const size_t front = common_front(text, *changed);
+    const size_t back = std::min(common_back(text, *changed), std::min(text.size(), changed->size()) - front);
+    // Blanks that come with a text where there was none may stand on either side of it.
+    const std::string_view region(changed->data() + front, changed->size() - back - front);
+    if (!strip_back(region).ends_with(variant.mark)) lost();
+    return Bounds{front, text.size() - back};
+  }
+  struct Place {
+    Variant variant;  // of the last text that the message shows
+    Bounds bounds;    // of all that it shows
+  };
+  std::optional<Place> place_in_whole(size_t message) const {
+    std::optional<Place> found;
+    for (Variant& variant : variants_of(conversation_.messages[message])) {
+      const auto bounds = place_in(whole_, conversation_, false, message, variant);
+      if (!bounds) continue;
+      const size_t begin = found ? std::min(found->bounds.begin, bounds->begin) : bounds->begin;
+      if (!found || bounds->end >= found->bounds.end) found = Place{std::move(variant), *bounds};
+      found->bounds.begin = begin;
+    }
+    return found;
+  }
+
+  size_t begin() const {
+    const Conversation part = first(message_);
+    const auto before = try_render(part, true);
+    // Nothing comes before the first message that a prompt could follow; some templates print half of it all the same.
+    if (message_ == 0)
+      if (const auto found = behind_prompt(0)) return *found;
+    if (before && whole_.starts_with(*before)) return before->size();
+    // What stands between the message before it that shows something and this one.
+    size_t from = 0;
+    for (size_t earlier = message_; earlier-- > 0;) {
+      const auto place = place_in_whole(earlier);
+      if (!place) continue;
+      from = place->bounds.end;
+      const auto in_part =
+          before ? place_in(*before, part, true, earlier, place->variant) : std::optional<Bounds>();
+      if (!in_part) break;
+      const std::string_view opening = std::string_view(*before).substr(in_part->end);
+      const auto own = place_in_whole(message_);
+      if (!own || !whole_.substr(from).starts_with(opening) || own->bounds.begin < from + opening.size())
+        break;
+      return from + opening.size();
+    }
+    const auto found = behind_prompt(from);
+    if (!found) lost();
+    return *found;
+  }
+
+  // Behind the text that asks for an answer elsewhere.
+  std::optional<size_t> behind_prompt(size_t from) const {
+    Conversation part = first(message_);
+    if (message_ == 0 || is_assistant(part.messages.back())) {
+      Map question;
+      question.set("role", Value("user"));
+      question.set("content", Value("#:#"));
+      part.messages.push_back(*Value::map(std::move(question)));
+    }
+    const auto asked = try_render(part, true), unasked = try_render(part, false);
+    const auto own = place_in_whole(message_);
+    if (!asked || !unasked || !own || own->bounds.begin < from) return std::nullopt;
+    const std::string_view prompt = std::string_view(*asked).substr(common_front(*asked, *unasked));
+    const size_t at = whole_.substr(from, own->bounds.begin - from).rfind(prompt);
+    if (prompt.empty() || at == std::string_view::npos) return std::nullopt;
+    return from + at + prompt.size();
+  }
+
+  size_t end(size_t begin) const {
+    const auto up_to = try_render(first(message_ + 1), false);
+    if (!up_to) lost();
+    if (*up_to == whole_) return end_of_last(begin);
+    if (whole_.starts_with(*up_to)) return up_to->size();
+    return end_by_place(*up_to);
+  }
+
+  // What would stand there as well if another turn followed: not the end of the whole text.
+  size_t end_of_last(size_t begin) const {
+    const size_t end = boundary_(common_front(whole_, render(first(message_ + 1), true)));
+    return end > begin ? end : whole_.size();
+  }
+
+  size_t end_by_place(std::string_view up_to) const {
+    const auto place = place_in_whole(message_);
+    if (!place) lost();
+    const auto in_part = place_in(up_to, first(message_ + 1), false, message_, place->variant);
+    if (!in_part) lost();
+    const size_t in_whole = place->bounds.end;
+    const size_t end = in_whole + common_front(up_to.substr(in_part->end), whole_.substr(in_whole));
+    return std::max(in_whole, boundary_(end));
+  }
+
+  void without_blanks(AssistantTurn& turn) const {
+    const std::string_view said = whole_.substr(turn.begin, turn.end - turn.begin);
+    const std::string_view bare = strip_back(said);
+    // Where blanks are all that follows the content, they are the end of the turn.
+    const std::string* content = text_at(conversation_.messages[turn.message], "content");
+    const std::string_view words = content ? strip_back(*content) : std::string_view();
+    if (!words.empty() && bare.ends_with(words)) {
+      // An answer of `>` also ends as an end token does.
+      const auto place = place_in_whole(turn.message);
+      if (place && place->bounds.end >= turn.begin + bare.size()) return;
+    }
+    turn.end = turn.begin + bare.size();
+  }
+
+  [[noreturn]] void lost() const {
+    fail(
+        ErrorCode::format,
+        template_.name() + ": what the assistant says in message " + std::to_string(message_ + 1) +
+            " cannot be told from the rest: " +
+            (message_ == 0 ? "no message comes before it, nor does the text that asks for an answer elsewhere"
+                           : "the conversation up to there is not rendered as the whole begins"),
+        "put {% generation %} … {% endgeneration %} around it in the template, or take "
+        "dataset.loss_mode=last_turn or all");
+  }
+
+  const ChatTemplate& template_;
+  const Conversation& conversation_;
+  const RenderOptions& options_;
+  std::string_view whole_;
+  FunctionRef<size_t(size_t)> boundary_;
+  size_t message_ = 0;  // whose turn is looked for
+  size_t said_ = 0;     // where the turn before it ends
+};
+
+}  // namespace
+
+bool is_assistant(const Value& message) {
+  const std::string* role = text_at(message, "role");
+  return role && *role == "assistant";
+}
+
+std::vector<AssistantTurn> assistant_turns(const ChatTemplate& chat_template,
+                                           const Conversation& conversation, const RenderOptions& options,
+                                           const Rendered& whole, FunctionRef<size_t(size_t offset)> boundary,
+                                           bool last_only) {
+  std::vector<size_t> messages;
+  for (size_t i = 0; i < conversation.messages.size(); ++i)
+    if (is_assistant(conversation.messages[i])) messages.push_back(i);
+  std::vector<AssistantTurn> turns;
+  if (!whole.generations.empty()) {
+    if (whole.generations.size() != messages.size())
+      fail(ErrorCode::format, chat_template.name() + ": it marks " +
+                                  std::to_string(whole.generations.size()) +
+                                  " texts with {% generation %}, but the assistant has " +
+                                  std::to_string(messages.size()) + " messages");
+    for (size_t i = last_only ? messages.size() - 1 : 0; i < messages.size(); ++i)
+      turns.push_back({messages[i], whole.generations[i].first, whole.generations[i].second});
+    return turns;
+  }
+  if (last_only && messages.size() > 1) messages.erase(messages.begin(), messages.end() - 1);
+  if (messages.size() > kMostTurns)
+    fail(ErrorCode::format,
+         chat_template.name() + ": " + std::to_string(messages.size()) +
+             " messages of the assistant in one conversation; each takes several renderings, for " +
+             std::to_string(kMostTurns) + " at most",
+         "put {% generation %} … {% endgeneration %} around what the assistant says in the template");
+  Finder finder(chat_template, conversation, options, whole.text, boundary);
+  for (const size_t message : messages) turns.push_back(finder.turn(message));
+  return turns;
+}
+
+}  // namespace capstan::data::chat

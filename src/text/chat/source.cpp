@@ -1,0 +1,52 @@
+#include "text/chat/source.hpp"
+
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "base/utf8.hpp"
+#include "text/chat/value.hpp"
+
+namespace capstan::data::chat {
+
+Source::Source(std::string name, std::string_view text) : name_(std::move(name)) {
+  if (text.size() > kMaxBytes)
+    fail(ErrorCode::format, name_ + ": a chat template of " + human_bytes(static_cast<double>(text.size())) +
+                                ", more than the limit of " + human_bytes(kMaxBytes));
+  text_.reserve(text.size());
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\r') {
+      if (i + 1 < text.size() && text[i + 1] == '\n') ++i;
+      text_ += '\n';
+    } else {
+      text_ += text[i];
+    }
+  }
+  if (text_.ends_with('\n')) text_.pop_back();
+}
+
+void Source::fail_at(size_t offset, const std::string& what, ErrorCode code, std::string help) const {
+  const std::string_view all = text_;
+  offset = std::min(offset, all.size());
+  const size_t begin = all.substr(0, offset).rfind('\n') + 1;  // npos + 1 is 0
+  const size_t end = std::min(all.find('\n', offset), all.size());
+  const auto line = 1 + std::count(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(begin), '\n');
+  // Of a long line, what is around the place.
+  constexpr size_t kShown = 80;
+  size_t from = begin, to = end;
+  if (to - from > kShown) {
+    from = std::max(begin, offset - std::min(offset, kShown / 4));
+    to = std::min(end, from + kShown);
+    while (from < offset && (static_cast<unsigned char>(all[from]) & 0xC0) == 0x80) ++from;
+    while (to < end && (static_cast<unsigned char>(all[to]) & 0xC0) == 0x80) ++to;
+  }
+  const std::string shown = (from > begin ? "…" : "") +
+                            std::string(strip_back(strip_front(all.substr(from, to - from)))) +
+                            (to < end ? "…" : "");
+  fail(code,
+       name_ + ":" + std::to_string(line) + ":" +
+           std::to_string(1 + count_code_points(all.substr(begin, offset - begin))) + ": " + what +
+           (shown.empty() ? "" : ": `" + shown + "`"),
+       std::move(help));
+}
+
+}  // namespace capstan::data::chat

@@ -1,0 +1,44 @@
+#include "text/tokenizer/byte_trie.hpp"
+
+#include <algorithm>
+
+namespace capstan::data {
+
+ByteTrie::ByteTrie(std::vector<std::pair<std::string_view, int32_t>> entries) {
+  roots_.fill(-1);
+  std::erase_if(entries, [](const auto& entry) { return entry.first.empty(); });
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  // Level by level: a node stands for a range of entries that share its text.
+  struct Open {
+    int32_t node;  // -1: the root
+    size_t begin, end;
+  };
+  std::vector<Open> level = {{-1, 0, entries.size()}}, next;
+  for (size_t depth = 0; !level.empty(); ++depth, level.swap(next)) {
+    next.clear();
+    for (const Open& open : level) {
+      size_t i = open.begin;
+      for (; i < open.end && entries[i].first.size() == depth; ++i)
+        if (open.node >= 0) nodes_[static_cast<size_t>(open.node)].value = entries[i].second;
+      const auto first = static_cast<int32_t>(nodes_.size());
+      while (i < open.end) {
+        const auto byte = static_cast<unsigned char>(entries[i].first[depth]);
+        size_t stop = i;
+        while (stop < open.end && static_cast<unsigned char>(entries[stop].first[depth]) == byte) ++stop;
+        const auto node = static_cast<int32_t>(nodes_.size());
+        nodes_.push_back({-1, 0, 0, byte});
+        if (open.node < 0) roots_[byte] = node;
+        next.push_back({node, i, stop});
+        i = stop;
+      }
+      if (open.node >= 0) {
+        nodes_[static_cast<size_t>(open.node)].first = first;
+        nodes_[static_cast<size_t>(open.node)].count =
+            static_cast<int16_t>(static_cast<int32_t>(nodes_.size()) - first);
+      }
+    }
+  }
+}
+
+}  // namespace capstan::data

@@ -1,0 +1,40 @@
+// From the text of a tokenizer's files to a TokenizerSpec. Private to the tokenizer.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "text/tokenizer/json_reader.hpp"
+#include "text/tokenizer/spec.hpp"
+
+namespace capstan::data {
+
+// The specification together with the documents that its views point into.
+struct LoadedSpec {
+  TokenizerSpec spec;
+  std::vector<std::unique_ptr<JsonFile>> documents;
+  std::unique_ptr<const std::string>
+      lines;  // of merges.txt or vocab.txt; apart, so that moving the rest does not move it
+};
+
+// `name` is what messages call the file. Components that this build does not know are ErrorCode::unsupported,
+// by name and path.
+LoadedSpec read_tokenizer_json(std::string text, std::string name);
+// GPT-2's pair of files. `config` is the text of a tokenizer_config.json beside them, empty when there is
+// none.
+LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std::string merges,
+                                 std::string merges_name, std::string config, std::string config_name);
+// BERT's vocab.txt: a token on each line, the id is its number from 0.
+LoadedSpec read_vocab_lines(std::string vocab, std::string vocab_name, std::string config,
+                            std::string config_name);
+// A SentencePiece .model. `config` is the text of a tokenizer_config.json beside it, empty when there is none.
+LoadedSpec read_sentencepiece(std::string model, const std::string& name, std::string config,
+                              std::string config_name);
+// Takes the names of the special tokens, and whether they go around a text, from a tokenizer_config.json or a
+// special_tokens_map.json.
+void read_special_names(const JsonFile& config, TokenizerSpec& spec);
+// Takes "added_tokens_decoder" of a tokenizer_config.json, for files that have no added tokens of their own.
+void read_added_tokens_decoder(const JsonFile& config, TokenizerSpec& spec);
+
+}  // namespace capstan::data

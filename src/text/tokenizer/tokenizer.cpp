@@ -1,0 +1,528 @@
+#include "text/tokenizer/tokenizer.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <functional>
+#include <mutex>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/missing.hpp"
+#include "base/text.hpp"
+#include "text/tokenizer/byte_level.hpp"
+#include "text/tokenizer/load.hpp"
+#include "text/tokenizer/parts.hpp"
+#include "text/tokenizer/utf8_lossy.hpp"
+#include "text/tokenizer/write_json.hpp"
+
+namespace capstan::data {
+
+namespace fs = std::filesystem;
+
+std::string hash_text(std::string_view content) {
+  const XXH128_hash_t hash = XXH3_128bits(content.data(), content.size());
+  std::string result;
+  for (const uint64_t word : {hash.high64, hash.low64})
+    for (int shift = 60; shift >= 0; shift -= 4) result += "0123456789abcdef"[word >> shift & 15];
+  return result;
+}
+
+std::unique_ptr<Tokenizer::Parts::Scratch> Tokenizer::Parts::take() {
+  {
+    std::lock_guard lock(mutex);
+    if (!idle.empty()) {
+      auto result = std::move(idle.back());
+      idle.pop_back();
+      return result;
+    }
+  }
+  auto result = std::make_unique<Scratch>();
+  result->model = model->make_scratch();
+  return result;
+}
+
+void Tokenizer::Parts::give(std::unique_ptr<Scratch> scratch) {
+  constexpr size_t kLargeBuffer = 64 << 20;  // a single huge text must not keep its buffers for ever
+  if (scratch->normalized.capacity() > kLargeBuffer || scratch->model->bytes() > kLargeBuffer) return;
+  std::lock_guard lock(mutex);
+  idle.push_back(std::move(scratch));
+}
+
+Tokenizer::Tokenizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+Tokenizer::~Tokenizer() = default;
+
+std::shared_ptr<const Tokenizer> Tokenizer::make(LoadedSpec loaded) {
+  auto parts = std::make_unique<Parts>();
+  parts->build(loaded.spec);
+  return std::shared_ptr<const Tokenizer>(new Tokenizer(std::move(parts)));
+}
+
+namespace {
+
+TokenizerFile generated(std::string name, std::string text) {
+  TokenizerFile file{std::move(name), {}, text.size(), hash_text(text), {}};
+  file.text = std::move(text);
+  return file;
+}
+
+}  // namespace
+
+std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string text, const std::string& name) {
+  auto result = make(read_tokenizer_json(text, name));
+  result->parts_->files.push_back(generated("tokenizer.json", std::move(text)));
+  return result;
+}
+
+std::shared_ptr<const Tokenizer> Tokenizer::from_sentencepiece(std::string model, const std::string& name) {
+  auto result = make(read_sentencepiece(model, name, {}, {}));
+  result->parts_->files.push_back(generated("tokenizer.model", std::move(model)));
+  return result;
+}
+
+// The files of a directory, or of what stands for one.
+struct Tokenizer::FileSource {
+  std::string place;  // before a file's name in messages
+  std::function<bool(const char* name)> exists;
+  std::function<std::string(const char* name)> read;
+};
+
+namespace {
+
+// A file that a user has named: no download that went wrong.
+std::string read_named(const fs::path& file) {
+  std::string content = read_file(file, JsonFile::kMaxBytes);
+  refuse_placeholder(content, file.string());
+  return content;
+}
+
+// What lies beside a file that is no tokenizer.
+std::string tokenizer_beside(const fs::path& path) {
+  std::error_code unknown;
+  for (const char* name : {"tokenizer.json", "tokenizer.model"})
+    if (const fs::path other = path.parent_path() / name;
+        path.filename() != name && fs::exists(other, unknown))
+      return "did you mean `" + other.string() + "`?";
+  return "a tokenizer.json, a SentencePiece .model, or a directory with one";
+}
+
+// json: of the content. Errors of a file that does not look like a tokenizer begin with that.
+LoadedSpec read_tokenizer_file(std::string content, const fs::path& path, bool json) {
+  const bool looks_like_one =
+      json ? content.find("\"model\"") != std::string::npos && content.find("\"vocab\"") != std::string::npos
+           : path.extension() == ".model" && content.starts_with('\n');
+  try {
+    return json || path.extension() == ".json"
+               ? read_tokenizer_json(std::move(content), path.string())
+               : read_sentencepiece(std::move(content), path.string(), {}, {});
+  } catch (const Error& error) {
+    if (looks_like_one || error.code() != ErrorCode::format) throw;
+    fail(ErrorCode::format,
+         "`" + path.string() +
+             "` is no tokenizer, neither a tokenizer.json nor a SentencePiece model: " + error.message(),
+         tokenizer_beside(path));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
+  std::error_code ignored;
+  if (path == "bytes" && !fs::exists(path, ignored)) return byte_tokenizer();
+  std::vector<TokenizerFile> files;
+  const auto read = [&](const fs::path& file) {
+    std::string content = read_named(file);
+    files.push_back({file.filename().string(), fs::absolute(file), content.size(), hash_text(content), {}});
+    return content;
+  };
+  if (!fs::is_directory(path, ignored)) {
+    std::string content = read(path);
+    const bool json = content.find_first_not_of(" \t\r\n") == content.find('{');
+    auto result = make(read_tokenizer_file(std::move(content), path, json));
+    files.back().name = json ? "tokenizer.json" : "tokenizer.model";
+    result->parts_->files = std::move(files);
+    return result;
+  }
+  auto result = from_source({(path / "").string(),
+                             [&](const char* name) { return fs::is_regular_file(path / name, ignored); },
+                             [&](const char* name) { return read(path / name); }});
+  result->parts_->files = std::move(files);
+  return result;
+}
+
+std::shared_ptr<const Tokenizer> Tokenizer::from_texts(
+    const std::vector<std::pair<std::string, std::string>>& texts, const std::string& name) {
+  std::vector<TokenizerFile> files;
+  const auto find = [&](const char* file) {
+    return std::find_if(texts.begin(), texts.end(), [&](const auto& one) { return one.first == file; });
+  };
+  auto result = from_source({name + ": ", [&](const char* file) { return find(file) != texts.end(); },
+                             [&](const char* file) {
+                               files.push_back(generated(file, find(file)->second));
+                               return files.back().text;
+                             }});
+  result->parts_->files = std::move(files);
+  return result;
+}
+
+std::shared_ptr<const Tokenizer> Tokenizer::from_source(const FileSource& source) {
+  const auto& exists = source.exists;
+  const auto& read = source.read;
+  const auto read_if = [&](const char* name) { return exists(name) ? read(name) : std::string(); };
+  const auto full = [&](const char* name) { return source.place + name; };
+  LoadedSpec loaded;
+  std::string config;
+  const char* const kConfig = "tokenizer_config.json";
+  if (exists("tokenizer.json")) {
+    loaded = read_tokenizer_json(read("tokenizer.json"), full("tokenizer.json"));
+    config = read_if(kConfig);
+  } else if (exists("tokenizer.model")) {
+    std::string model = read("tokenizer.model");
+    config = read_if(kConfig);
+    loaded = read_sentencepiece(std::move(model), full("tokenizer.model"), config, full(kConfig));
+  } else if (exists("vocab.json") && exists("merges.txt")) {
+    std::string vocab = read("vocab.json"), merges = read("merges.txt");
+    loaded = read_vocab_and_merges(std::move(vocab), full("vocab.json"), std::move(merges),
+                                   full("merges.txt"), read_if(kConfig), full(kConfig));
+  } else if (exists("vocab.txt")) {
+    std::string vocab = read("vocab.txt");
+    loaded = read_vocab_lines(std::move(vocab), full("vocab.txt"), read_if(kConfig), full(kConfig));
+  } else {
+    fail(ErrorCode::not_found, "`" + source.place +
+                                   "` has none of tokenizer.json, tokenizer.model, vocab.json with "
+                                   "merges.txt, vocab.txt");
+  }
+  if (!config.empty()) read_special_names(JsonFile(config, full(kConfig)), loaded.spec);
+  if (const std::string map = read_if("special_tokens_map.json"); !map.empty()) {
+    TokenizerSpec names;  // tokenizer_config.json goes first
+    read_special_names(JsonFile(map, full("special_tokens_map.json")), names);
+    TokenizerSpec& spec = loaded.spec;
+    for (const auto member :
+         {&TokenizerSpec::bos, &TokenizerSpec::eos, &TokenizerSpec::unk, &TokenizerSpec::pad})
+      if (!(spec.*member)) spec.*member = names.*member;
+  }
+  if (exists("chat_template.jinja")) read("chat_template.jinja");
+  return make(std::move(loaded));
+}
+
+std::shared_ptr<const Tokenizer> Tokenizer::load_pair(const fs::path& vocab, const fs::path& merges,
+                                                      PreTokenizerChoice pre_tokenizer) {
+  const LoadedSpec loaded = read_vocab_and_merges(read_named(vocab), vocab.string(), read_named(merges),
+                                                  merges.string(), std::string(), std::string());
+  Parts().build(loaded.spec);  // what is wrong is said with the names and lines of these files
+  TokenizerText text;
+  text.pre_tokenizer = pre_tokenizer;
+  text.ignore_merges = pre_tokenizer == PreTokenizerChoice::llama3;
+  text.vocab = loaded.spec.vocab;
+  for (const auto& merge : loaded.spec.merges)
+    if (!merge.first.empty()) text.merges.push_back(merge);
+  for (const AddedToken& added : loaded.spec.added) text.special_ids.push_back(added.id);
+  return from_json(tokenizer_json(std::move(text)), vocab.string());
+}
+
+void Tokenizer::encode(std::string_view text, std::vector<int32_t>& out, const EncodeOptions& options) const {
+  Parts& parts = *parts_;
+  auto scratch = parts.take();
+  if (options.add_special) out.insert(out.end(), parts.before.begin(), parts.before.end());
+  if (parts.fast)
+    parts.encode_fast(text, *scratch, out, options);
+  else
+    parts.encode_steps(text, *scratch, out, options);
+  if (options.add_special) out.insert(out.end(), parts.after.begin(), parts.after.end());
+  parts.give(std::move(scratch));
+}
+
+void Tokenizer::Parts::encode_fast(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
+                                   const EncodeOptions& options) const {
+  const auto sink = [&](const PieceBatch& batch) { model->encode(batch, *scratch.model, out); };
+  const auto encode_text = [&](std::string_view part, int32_t id) {
+    if (id >= 0)
+      out.push_back(id);
+    else
+      pre_tokenizer.run(part, scratch.pieces, sink);
+  };
+  const auto encode_part = [&](std::string_view part, int32_t id) {
+    if (id >= 0) {
+      out.push_back(id);
+      return;
+    }
+    part = normalizer.apply(part, scratch.normalized);
+    if (normalized.empty())
+      encode_text(part, -1);
+    else
+      normalized.split(part, added, options.specials_as_text, encode_text);
+  };
+  if (plain.empty())
+    encode_part(text, -1);
+  else
+    plain.split(text, added, options.specials_as_text, encode_part);
+}
+
+// The text cut and changed by all steps before the model.
+TextPieces Tokenizer::Parts::prepare(std::string_view text, bool track, const EncodeOptions& options) const {
+  TextPieces pieces(text, track || track_origin);
+  const auto find = [&](const TokenFinder& finder) {
+    if (finder.empty()) return;
+    pieces.cut([&](std::string_view part, TextPieces::Parts& found) {
+      finder.split(part, added, options.specials_as_text, [&](std::string_view token, int32_t id) {
+        const auto begin = static_cast<size_t>(token.data() - part.data());
+        found.push_back({begin, begin + token.size(), id});
+      });
+    });
+  };
+  find(plain);
+  for (const auto& step : normalizers) step->apply(pieces);
+  find(normalized);
+  for (const auto& step : splits) step->apply(pieces);
+  return pieces;
+}
+
+void Tokenizer::Parts::encode_steps(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
+                                    const EncodeOptions& options) const {
+  const TextPieces pieces = prepare(text, false, options);
+  auto& batch = scratch.batch;
+  batch.clear();
+  const auto flush = [&] {
+    if (!batch.empty()) model->encode({batch, pieces.end_of_text()}, *scratch.model, out);
+    batch.clear();
+  };
+  for (const auto& piece : pieces.pieces()) {
+    if (piece.id >= 0) {
+      flush();
+      out.push_back(piece.id);
+      continue;
+    }
+    if (batch.size() == PreTokenizer::kBatch) flush();
+    batch.push_back(pieces.text(piece));
+  }
+  flush();
+}
+
+namespace {
+
+// The spaces (also those of the byte alphabet) at the ends of a token's text, in characters.
+struct Spaces {
+  size_t leading = 0, trailing = 0;
+};
+Spaces spaces_of(std::string_view token) {
+  constexpr char32_t kByteSpace = 0x120;
+  Spaces result;
+  size_t count = 0;
+  for_each_character(token, [&](char32_t c, size_t) {
+    const bool space = c == kByteSpace || (unicode_classes().of(c) & kSpace) != 0;
+    if (space && result.leading == count) ++result.leading;
+    result.trailing = space ? result.trailing + 1 : 0;
+    ++count;
+  });
+  return result;
+}
+
+// Moves the place's ends over the spaces, character by character of the text.
+void trim_place(std::string_view text, const Spaces& spaces, bool keep_one, bool first, Place& place) {
+  size_t leading = spaces.leading;
+  if (keep_one && (first || place.begin == 0) && leading == 1) leading = 0;
+  for (; leading > 0 && place.begin < place.end; --leading)
+    place.begin += decode_character(text.data() + place.begin, text.data() + text.size()).bytes;
+  place.begin = std::min(place.begin, place.end);
+  for (size_t n = spaces.trailing; n > 0 && place.end > place.begin; --n)
+    place.end -= character_before(text, place.end).bytes;
+  place.end = std::max(place.end, place.begin);
+}
+
+}  // namespace
+
+Encoding Tokenizer::encode_with_places(std::string_view text, const EncodeOptions& options) const {
+  Parts& parts = *parts_;
+  auto scratch = parts.take();
+  const TextPieces pieces = parts.prepare(text, true, options);
+  Encoding result;
+  std::vector<Spaces> spaces;
+  const bool trims = options.trim_places && std::any_of(parts.post.begin(), parts.post.end(),
+                                                        [](const PostStep& s) { return s.trim; });
+  const auto add = [&](int32_t id, Place place, std::string_view token) {
+    result.ids.push_back(id);
+    result.places.push_back(place);
+    if (trims) spaces.push_back(spaces_of(token));
+  };
+  std::vector<ModelToken> tokens;
+  for (const auto& piece : pieces.pieces()) {
+    if (piece.id >= 0) {
+      add(piece.id, pieces.place(piece.begin, piece.end), pieces.text(piece));
+      continue;
+    }
+    tokens.clear();
+    parts.model->encode_piece(pieces.text(piece), *scratch->model, tokens);
+    for (const ModelToken& token : tokens) {
+      const size_t begin = std::min(piece.begin + token.begin, piece.end);
+      add(token.id, pieces.place(begin, std::clamp(piece.begin + token.end, begin, piece.end)),
+          parts.vocabulary.text(token.id));
+    }
+  }
+  parts.give(std::move(scratch));
+  for (const PostStep& step : parts.post) {
+    if (step.trim && options.trim_places)
+      for (size_t i = 0; i < result.ids.size(); ++i)
+        trim_place(text, spaces[i], step.add_prefix_space, i == 0, result.places[i]);
+    if (!options.add_special) continue;
+    result.ids.insert(result.ids.begin(), step.before.begin(), step.before.end());
+    result.places.insert(result.places.begin(), step.before.size(), Place{});
+    if (trims) spaces.insert(spaces.begin(), step.before.size(), Spaces{});
+    result.ids.insert(result.ids.end(), step.after.begin(), step.after.end());
+    result.places.resize(result.ids.size());
+    if (trims) spaces.resize(result.ids.size());
+  }
+  return result;
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
+  std::vector<int32_t> result;
+  encode(text, result, options);
+  return result;
+}
+
+std::string_view Tokenizer::bytes_of(int32_t id) const {
+  return id >= 0 && id < vocab_size() ? parts_->bytes[static_cast<size_t>(id)] : std::string_view();
+}
+
+std::string_view Tokenizer::Parts::text_to_decode(int32_t id) const {
+  const auto normalized_text = normalized_texts.find(id);
+  return normalized_text != normalized_texts.end() ? std::string_view(normalized_text->second)
+                                                   : vocabulary.text(id);
+}
+
+std::string Tokenizer::Parts::run_decoder(std::span<const int32_t> ids, bool skip_special, bool raw) const {
+  std::string result;
+  DecoderRun run(decoder, raw);
+  for (const int32_t id : ids)
+    if (vocabulary.has(id) && !(skip_special && special[static_cast<size_t>(id)]))
+      run.push(id, text_to_decode(id), result);
+  run.finish(result);
+  return result;
+}
+
+std::string Tokenizer::decode_bytes(std::span<const int32_t> ids, bool skip_special) const {
+  if (!parts_->plain_decoder) return parts_->run_decoder(ids, skip_special, true);
+  std::string result;
+  for (const int32_t id : ids)
+    if (!(skip_special && is_special(id))) result += bytes_of(id);
+  return result;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
+  if (!parts_->plain_decoder) return parts_->run_decoder(ids, skip_special, false);
+  const std::string raw = decode_bytes(ids, skip_special);
+  std::string result;
+  result.reserve(raw.size());
+  append_lossy(result, raw, true);
+  return result;
+}
+
+int64_t Tokenizer::vocab_size() const {
+  return static_cast<int64_t>(parts_->bytes.size());
+}
+std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
+  return parts_->vocabulary.find(token);
+}
+std::string_view Tokenizer::token_of(int32_t id) const {
+  return parts_->vocabulary.text(id);
+}
+bool Tokenizer::is_special(int32_t id) const {
+  return id >= 0 && id < vocab_size() && parts_->special[static_cast<size_t>(id)];
+}
+std::optional<int32_t> Tokenizer::eod() const {
+  return parts_->eod;
+}
+std::optional<int32_t> Tokenizer::bos() const {
+  return parts_->bos;
+}
+std::optional<int32_t> Tokenizer::eos() const {
+  return parts_->eos;
+}
+std::optional<int32_t> Tokenizer::unk() const {
+  return parts_->unk;
+}
+std::optional<int32_t> Tokenizer::pad() const {
+  return parts_->pad;
+}
+const std::vector<int32_t>& Tokenizer::before() const {
+  return parts_->before;
+}
+const std::vector<TokenizerFile>& Tokenizer::files() const {
+  return parts_->files;
+}
+
+std::string Tokenizer::content_hash() const {
+  std::string all;
+  for (const TokenizerFile& file : parts_->files) all += file.name + '\0' + file.hash + '\0';
+  return hash_text(all);
+}
+
+void Tokenizer::write_to(const fs::path& directory) const {
+  for (const TokenizerFile& file : parts_->files) {
+    const std::string content = file.path.empty() ? file.text : read_file(file.path, JsonFile::kMaxBytes);
+    if (hash_text(content) != file.hash)
+      fail(ErrorCode::failed, "`" + file.path.string() + "` has changed since the tokenizer was read");
+    write_file_durably(directory / file.name, content);
+  }
+}
+
+StreamDecoder::StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special)
+    : tokenizer_(std::move(tokenizer)), skip_special_(skip_special) {
+  if (!tokenizer_->parts_->plain_decoder) run_ = std::make_unique<DecoderRun>(tokenizer_->parts_->decoder);
+}
+StreamDecoder::~StreamDecoder() = default;
+StreamDecoder::StreamDecoder(StreamDecoder&&) noexcept = default;
+StreamDecoder& StreamDecoder::operator=(StreamDecoder&&) noexcept = default;
+
+std::string StreamDecoder::push(int32_t id) {
+  if (skip_special_ && tokenizer_->is_special(id)) return {};
+  std::string result;
+  if (run_) {
+    if (tokenizer_->parts_->vocabulary.has(id))
+      run_->push(id, tokenizer_->parts_->text_to_decode(id), result);
+    return result;
+  }
+  pending_ += tokenizer_->bytes_of(id);
+  pending_.erase(0, append_lossy(result, pending_, false));
+  return result;
+}
+
+std::string StreamDecoder::finish() {
+  std::string result;
+  if (run_) {
+    run_->finish(result);
+    run_ = std::make_unique<DecoderRun>(tokenizer_->parts_->decoder);
+    return result;
+  }
+  append_lossy(result, pending_, true);
+  pending_.clear();
+  return result;
+}
+
+std::shared_ptr<const Tokenizer> byte_tokenizer() {
+  static const std::shared_ptr<const Tokenizer> tokenizer = [] {
+    std::string json =
+        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":256,\"content\":"
+        "\"<|endoftext|>\","
+        "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],"
+        "\"normalizer\":null,"
+        "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_"
+        "regex\":false},"
+        "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_"
+        "offsets\":true,\"use_regex\":false},"
+        "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
+        "\"end_of_word_suffix\":null,"
+        "\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,\"vocab\":{";
+    for (int b = 0; b < 256; ++b) {
+      const char byte = static_cast<char>(b);
+      std::string token;
+      append_byte_text(token, {&byte, 1});
+      json += capstan::quoted(token) + ":" + std::to_string(b) + ",";
+    }
+    json += "\"<|endoftext|>\":256},\"merges\":[]}}";
+    return Tokenizer::from_json(std::move(json), "the byte tokenizer");
+  }();
+  return tokenizer;
+}
+
+}  // namespace capstan::data

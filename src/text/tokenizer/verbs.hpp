@@ -1,0 +1,45 @@
+// The bodies of `capstan tokenizer encode | decode | train`: files in, text out, in parallel, in order.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include "base/function_ref.hpp"
+#include "base/thread_pool.hpp"
+#include "text/tokenizer/tokenizer.hpp"
+#include "text/tokenizer/train_bpe.hpp"
+
+namespace capstan::data {
+
+struct FileTotals {
+  int64_t lines = 0;
+  int64_t bytes = 0;  // of text
+  int64_t tokens = 0;
+};
+using FileProgress =
+    std::function<void(int64_t done, int64_t total)>;  // bytes of the file; from the calling thread
+using TextSink = FunctionRef<void(std::string_view)>;  // gets the output piece by piece, in order
+
+// One JSON line {"ids":[…]} for each line of text. Lines end at \n only, nothing is trimmed, the \n itself is
+// not encoded. A last line without \n is marked {"ids":[…],"newline":false}, so that decoding gives back the
+// very file. With `places` each line has "places":[[begin,end],…] as well.
+FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
+                       ThreadPool& pool, const FileProgress& progress = {}, const EncodeOptions& options = {},
+                       bool places = false);
+
+// The reverse: the bytes that each line's ids stand for, and \n. ErrorCode::format with file:line for a line
+// that is not such JSON or an id that the tokenizer lacks.
+FileTotals decode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
+                       ThreadPool& pool, const FileProgress& progress = {});
+
+// Learns a vocabulary from text files and writes the tokenizer.json, whole or not at all. Returns the
+// tokenizer, read back from it.
+std::shared_ptr<const Tokenizer> train_to_file(std::span<const std::filesystem::path> files,
+                                               const TrainOptions& options,
+                                               const std::filesystem::path& output, ThreadPool& pool,
+                                               const TrainProgressSink& progress = {});
+
+}  // namespace capstan::data

@@ -1,0 +1,25 @@
+// The text of a tokenizer.json for a byte-level BPE tokenizer, laid out as Hugging Face saves it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "text/tokenizer/pre_tokenizer_choice.hpp"
+
+namespace capstan::data {
+
+struct TokenizerText {
+  PreTokenizerChoice pre_tokenizer = PreTokenizerChoice::gpt2;
+  bool add_prefix_space = false;
+  bool ignore_merges = false;        // a piece that is in the vocabulary is one token (Llama 3)
+  std::vector<int32_t> special_ids;  // which of the vocabulary are special tokens
+  std::vector<std::pair<std::string_view, int32_t>> vocab;
+  std::vector<std::pair<std::string_view, std::string_view>> merges;  // in the order of their rank
+};
+
+std::string tokenizer_json(TokenizerText text);
+
+}  // namespace capstan::data

@@ -1,0 +1,176 @@
+#include "train/adapters/export_files.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "data/chat_prompt.hpp"
+#include "data/sft_encode.hpp"
+#include "formats/hf_directory.hpp"
+#include "train/adapters/base_model.hpp"
+#include "train/trainer/setup.hpp"
+
+namespace capstan::train {
+
+using interchange::Carried;
+using nlohmann::ordered_json;
+
+namespace {
+
+constexpr const char *kTokenizerConfig = "tokenizer_config.json",
+                     *kGenerationConfig = "generation_config.json", *kChatTemplate = "chat_template.jinja";
+
+const std::string* find(const Carried& files, std::string_view name) {
+  for (const auto& [file, text] : files)
+    if (file == name) return &text;
+  return nullptr;
+}
+void put(Carried& files, const char* name, std::string text) {
+  for (auto& file : files)
+    if (file.first == name) {
+      file.second = std::move(text);
+      return;
+    }
+  files.emplace_back(name, std::move(text));
+}
+// Null where the file is missing or no object.
+ordered_json object_in(const Carried& files, const char* name) {
+  const std::string* text = find(files, name);
+  ordered_json parsed = text ? ordered_json::parse(*text, nullptr, false) : ordered_json();
+  return parsed.is_object() ? parsed : ordered_json();
+}
+std::string text_of(const ordered_json& json) {
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+// That of the checkpoint; the byte tokenizer, which lies in no file, is put beside the others.
+std::shared_ptr<const data::Tokenizer> tokenizer_of(const config::Config& config, Carried& files,
+                                                    const std::string& place) {
+  if (config.tokenizer.tokenizer_type == config::TokenizerKind::none) return nullptr;
+  if (config.tokenizer.tokenizer_type == config::TokenizerKind::byte) {
+    put(files, "tokenizer.json", data::byte_tokenizer()->files()[0].text);
+    return data::byte_tokenizer();
+  }
+  const bool here = std::any_of(files.begin(), files.end(),
+                                [](const auto& file) { return interchange::is_tokenizer_file(file.first); });
+  return here ? data::Tokenizer::from_texts(files, place) : nullptr;
+}
+
+std::shared_ptr<const data::chat::ChatTemplate> template_of(const config::Config& config,
+                                                            const data::Tokenizer& tokenizer) {
+  const auto& chosen = config.tokenizer.chat_template;
+  std::error_code unknown;
+  // The recipe's file may be gone since; the checkpoint has a copy then.
+  if (!chosen || names_known_template(*chosen) || std::filesystem::exists(chosen->resolved, unknown))
+    return chat_template_of(config, tokenizer);
+  return data::own_chat_template(tokenizer);
+}
+
+struct SpecialTokens {
+  std::optional<int32_t> bos, eos, pad;
+  std::vector<int32_t> ends;  // every token that ends a text, eos first
+};
+
+SpecialTokens special_tokens(const config::Config& config, const data::Tokenizer& tokenizer,
+                             const data::chat::ChatTemplate* chat) {
+  SpecialTokens tokens;
+  const auto eod = end_of_document(config, tokenizer);
+  tokens.eos = tokenizer.eos() ? tokenizer.eos() : eod;
+  // Documents follow one another in the training data: what ends one stands before the next.
+  tokens.bos = tokenizer.bos() ? tokenizer.bos() : eod;
+  tokens.pad = tokenizer.pad();
+  const auto add = [&](std::optional<int32_t> id) {
+    if (id && std::find(tokens.ends.begin(), tokens.ends.end(), *id) == tokens.ends.end())
+      tokens.ends.push_back(*id);
+  };
+  add(tokens.eos);
+  add(eod);
+  if (chat) {
+    try {
+      add(data::chat_prompt(tokenizer, *chat, eod, "", "text").end_token);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::format) throw;  // a template that takes no such conversation
+    }
+  }
+  return tokens;
+}
+
+// The class of Transformers that reads the files as they are.
+const char* tokenizer_class(const Carried& files) {
+  if (find(files, "tokenizer.json")) return "PreTrainedTokenizerFast";
+  if (find(files, "tokenizer.model")) return "LlamaTokenizer";
+  return find(files, "vocab.txt") ? "BertTokenizer" : "GPT2Tokenizer";
+}
+
+void add_tokenizer_config(const config::Config& config, const data::Tokenizer& tokenizer,
+                          const SpecialTokens& tokens, Carried& files) {
+  ordered_json json = object_in(files, kTokenizerConfig);
+  const bool made = json.is_null();
+  bool changed = made;
+  if (made) {
+    json["tokenizer_class"] = tokenizer_class(files);
+    json["model_max_length"] = config.model.max_position_embeddings.value_or(config.model.seq_length);
+    json["clean_up_tokenization_spaces"] = false;
+    if (find(files, "tokenizer.model") && !find(files, "tokenizer.json"))
+      json["add_bos_token"] = !tokenizer.before().empty(), json["add_eos_token"] = false;
+  }
+  const auto name = [&](const char* key, std::optional<int32_t> id) {
+    if (!id || (json.contains(key) && !json[key].is_null())) return;
+    json[key] = tokenizer.token_of(*id);
+    changed = true;
+  };
+  name("bos_token", tokens.bos);
+  name("eos_token", tokens.eos);
+  name("pad_token", tokens.pad);
+  name("unk_token", tokenizer.unk());
+  // A template of the recipe replaces it.
+  if (find(files, kChatTemplate) && config.tokenizer.chat_template && json.erase("chat_template") > 0)
+    changed = true;
+  if (changed) put(files, kTokenizerConfig, text_of(json));
+}
+
+void add_generation_config(const config::Config& config, const SpecialTokens& tokens, Carried& files) {
+  if (tokens.ends.empty()) return;
+  ordered_json json = object_in(files, kGenerationConfig);
+  std::vector<int32_t> ends = tokens.ends;
+  if (!json.is_null()) {
+    // Settings that came with the first weights hold, but answers may have got an end that these did not have.
+    if (!config.tokenizer.chat_template && config.dataset.kind != config::DatasetKind::sft) return;
+    const ordered_json kept = json.contains("eos_token_id") ? json["eos_token_id"] : ordered_json();
+    std::vector<int32_t> all;
+    for (const auto& id : kept.is_array() ? kept : ordered_json::array({kept}))
+      if (id.is_number_integer()) all.push_back(id.get<int32_t>());
+    const size_t before = all.size();
+    for (const int32_t id : ends)
+      if (std::find(all.begin(), all.end(), id) == all.end()) all.push_back(id);
+    if (all.size() == before) return;
+    ends = std::move(all);
+  } else {
+    json["bos_token_id"] = *tokens.bos;
+    json["eos_token_id"] = nullptr;
+    json["pad_token_id"] = tokens.pad.value_or(ends[0]);
+  }
+  if (ends.size() == 1)
+    json["eos_token_id"] = ends[0];
+  else
+    json["eos_token_id"] = ends;
+  put(files, kGenerationConfig, text_of(json));
+}
+
+}  // namespace
+
+Carried export_files(const checkpoint::Reader& reader, const config::Config& config) {
+  Carried files = carried_in(reader);
+  if (reader.info().run_id == interchange::kImportedRun) return files;
+  const auto tokenizer = tokenizer_of(config, files, reader.place());
+  if (!tokenizer) return files;
+  const auto chat = template_of(config, *tokenizer);
+  if (chat && config.tokenizer.chat_template) put(files, kChatTemplate, chat->text());
+  const SpecialTokens tokens = special_tokens(config, *tokenizer, chat.get());
+  add_tokenizer_config(config, *tokenizer, tokens, files);
+  add_generation_config(config, tokens, files);
+  return files;
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,270 @@
+#include "train/adapters/merge.hpp"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/region.hpp"
+#include "checkpoint/writer.hpp"
+#include "config/core/hash.hpp"
+#include "config/sections/adapter_targets.hpp"
+#include "config/tools/show.hpp"
+#include "formats/convert.hpp"
+#include "ops/matmul.hpp"
+#include "tensor/half.hpp"
+#include "train/adapters/adapters.hpp"
+#include "train/trainer/setup.hpp"
+
+namespace capstan::train {
+
+namespace {
+
+using checkpoint::TensorSource;
+
+// Values of a weight in the type of the file.
+void store_as(DType type, const std::vector<float>& values, const std::string& name,
+              std::span<std::byte> to) {
+  if (type != DType::f16) {
+    const checkpoint::Rectangle all = checkpoint::whole({static_cast<int64_t>(values.size())});
+    checkpoint::copy_cells(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, to.data(),
+                           type);
+    return;
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half = float_to_half(values[i]);
+    if (!std::isfinite(half_to_float(half)))
+      fail(ErrorCode::unsupported,
+           "the merged `" + name + "` holds " + to_text(values[i]) + ", which fp16 cannot: the base's type",
+           "convert the base with --dtype bf16 or fp32, and merge into that");
+    std::memcpy(to.data() + 2 * i, &half, 2);
+  }
+}
+
+// Rows of a weight that have an adapter.
+struct Branch {
+  std::string prefix;  // "decoder.layers.0.self_attention.linear_q.adapter."
+  config::LayerPart rows;
+};
+
+std::vector<Branch> branches_of(const config::ModelConfig& model, const TensorSource& adapters,
+                                const std::string& weight, int64_t rows) {
+  const std::string layer = weight.substr(0, weight.rfind('.'));
+  std::vector<Branch> branches;
+  const auto add = [&](const config::LayerPart& part) {
+    if (adapters.find(part.path + ".adapter.linear_in.weight"))
+      branches.push_back({part.path + ".adapter.", part});
+  };
+  const auto parts = config::layer_parts(model, layer, rows);
+  if (parts.size() > 1) add({layer, 1, 0, rows});
+  for (const config::LayerPart& part : parts) add(part);
+  return branches;
+}
+
+Tensor read_matrix(Device& device, TensorSource& source, const std::string& name,
+                   const Shape& expected = {}) {
+  const auto& stored = source.at(name);
+  Shape shape;
+  if (stored.shape.size() == 1)
+    shape = {stored.shape[0]};
+  else
+    shape = {stored.shape[0], stored.shape[1]};
+  if (expected.rank() > 0 && shape != expected)
+    fail(ErrorCode::format, source.place() + ": `" + name + "` is " + shape.text() +
+                                ", and beside this base " + expected.text() + " is expected");
+  std::vector<float> values(static_cast<size_t>(shape.elements()));
+  source.read_whole(name, DType::f32, std::as_writable_bytes(std::span(values)));
+  return Tensor::from_host<float>(device, shape, values);
+}
+
+// Each row scaled to its magnitude.
+void scale_rows(std::vector<float>& values, int64_t columns, const config::LayerPart& rows,
+                const std::vector<float>& magnitudes) {
+  const int64_t all = static_cast<int64_t>(values.size()) / columns, width = all / rows.groups;
+  for (size_t i = 0; i < magnitudes.size(); ++i) {
+    const auto row = static_cast<int64_t>(i);
+    const int64_t at = row / rows.count * width + rows.begin + row % rows.count;
+    const std::span<float> part =
+        std::span(values).subspan(static_cast<size_t>(at * columns), static_cast<size_t>(columns));
+    double squared = 0;
+    for (const float value : part) squared += static_cast<double>(value) * static_cast<double>(value);
+    const double factor = static_cast<double>(magnitudes[i]) / std::sqrt(squared);
+    for (float& value : part) value = static_cast<float>(factor * static_cast<double>(value));
+  }
+}
+
+// The base's matrix as a run computes with it: with `peft.base_quantization` what its 4 bits give back.
+Tensor base_matrix(Device& device, TensorSource& base, const std::string& name,
+                   const StoredAdapters& adapters, bool quantised) {
+  const Tensor w = read_matrix(device, base, name);
+  if (!quantised) return w;
+  ParamSpec spec;
+  spec.name = name;
+  spec.shape = w.shape();
+  const Parameter parameter(spec, 0);
+  parallel::Nf4Weight kept(device, parameter, nf4_options(adapters.peft), parallel::nf4_scale_map(device));
+  kept.set(w.to_host<float>(), nullptr);
+  const DType compute =
+      adapters.run ? compute_type(adapters.run->resolution.config.mixed_precision) : DType::f32;
+  return Tensor::from_host<float>(device, w.shape(), kept.expand(compute).to_floats());
+}
+
+// w + s B A, or with magnitudes its rows scaled to them. Takes w.
+std::vector<float> merged_weight(Device& device, const Tensor& w, const StoredAdapters& adapters,
+                                 const std::vector<Branch>& branches) {
+  const double scale = config::adapter_scale(adapters.peft);
+  TensorSource& from = *adapters.tensors;
+  for (const Branch& branch : branches) {
+    const auto& [path, groups, begin, count] = branch.rows;
+    const int64_t rank = adapters.peft.dim;
+    const Tensor a = read_matrix(device, from, branch.prefix + "linear_in.weight", {rank, w.size(1)});
+    Tensor b = read_matrix(device, from, branch.prefix + "linear_out.weight", {groups * count, rank});
+    auto scaled = b.to_host<float>();
+    for (float& value : scaled) value = static_cast<float>(scale * static_cast<double>(value));
+    b = Tensor::from_host<float>(device, b.shape(), scaled);
+    const int64_t width = w.size(0) / groups;
+    for (int64_t g = 0; g < groups; ++g)
+      ops::matmul(ops::Transpose::no, ops::Transpose::no, b.slice(0, g * count, count), a,
+                  w.slice(0, g * width + begin, count), 1);
+  }
+  std::vector<float> values = w.to_host<float>();
+  for (const Branch& branch : branches)
+    if (config::has_magnitudes(adapters.peft.scheme))
+      scale_rows(
+          values, w.size(1), branch.rows,
+          read_matrix(device, from, branch.prefix + "magnitude", {branch.rows.groups * branch.rows.count})
+              .to_host<float>());
+  return values;
+}
+
+}  // namespace
+
+namespace {
+
+// The base's recipe with what the adapters' run has set otherwise: lengths of sequences, and how its texts end and chats are written.
+std::string merged_recipe(const StoredAdapters& adapters, const StoredBase& base) {
+  const checkpoint::Reader* stored = base.weights.checkpoint();
+  const config::Resolution& resolution = base.recipe.resolution;
+  config::Request request;
+  const auto set = [&](const std::string& path, const std::string& value) {
+    request.overrides.push_back(config::Override::token(path + "=" + value));
+  };
+  if (adapters.run) {
+    const config::Config &run = adapters.run->resolution.config, &whole = resolution.config;
+    if (run.model.seq_length != whole.model.seq_length)
+      set("model.seq_length", std::to_string(run.model.seq_length));
+    if (run.model.max_position_embeddings &&
+        run.model.max_position_embeddings != whole.model.max_position_embeddings)
+      set("model.max_position_embeddings", std::to_string(*run.model.max_position_embeddings));
+    const config::TokenizerConfig &t = run.tokenizer, &before = whole.tokenizer;
+    if (t.eod_token != before.eod_token) set("tokenizer.eod_token", capstan::quoted(t.eod_token));
+    if (t.chat_template && t.chat_template != before.chat_template)
+      set("tokenizer.chat_template", capstan::quoted(t.chat_template->resolved));
+  }
+  if (request.overrides.empty())
+    return stored ? stored->read_text(checkpoint::kRecipeFile) : config::resolved_recipe(resolution);
+  if (!stored)
+    return config::resolved_recipe(
+        interchange::resolve_recipe(*interchange::ForeignModel::open(base.weights.path()), request));
+  request.recipe = (stored->directory() / std::string(checkpoint::kRecipeFile)).string();
+  const config::Resolution merged = config::resolve(request);
+  merged.require_ok();
+  return config::resolved_recipe(merged);
+}
+
+// The tokenizer, settings and templates of the run, and those of the base that the run has none of.
+std::map<std::string, std::string> merged_files(const std::optional<checkpoint::Reader>& run,
+                                                const StoredBase& base) {
+  std::map<std::string, std::string> files;
+  if (const checkpoint::Reader* stored = base.weights.checkpoint()) {
+    for (const auto& [file, hash] : stored->manifest().files)
+      if (file != checkpoint::kStateFile && !file.ends_with(".safetensors"))
+        files[file] = stored->read_text(file);
+  } else {
+    for (auto& [file, text] : base.weights.carried()) files[file] = std::move(text);
+  }
+  if (run)
+    for (auto& [file, text] : carried_in(*run)) files[file] = std::move(text);
+  return files;
+}
+
+}  // namespace
+
+Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const std::filesystem::path& root,
+                      checkpoint::FileSystem& files) {
+  require_own_base(adapters, base.weights);
+  const config::Config& config = base.recipe.resolution.config;
+  const checkpoint::Reader* base_checkpoint = base.weights.checkpoint();
+  std::optional<checkpoint::Reader> run;
+  if (adapters.run) run = checkpoint::Reader::open(adapters.run->checkpoint, checkpoint::Depth::structure);
+  checkpoint::SaveInfo info;
+  if (run)
+    info = run->info();
+  else if (base_checkpoint)
+    info = base_checkpoint->info();
+  else
+    info.recipe_hash = config::config_hash(config::schema(), &config);
+  if (!run) info.run_id = "merged", info.layout = "tp1 pp1 dp1", info.version = CAPSTAN_VERSION;
+  info.parent = run ? run->directory().string() : base_checkpoint ? base.weights.path() : "";
+  if (std::filesystem::exists(root / checkpoint::step_directory_name(info.step)))
+    fail(ErrorCode::failed,
+         "`" + (root / checkpoint::step_directory_name(info.step)).string() + "` exists already",
+         "choose another directory, or remove it");
+  const bool made = !std::filesystem::exists(root);
+  files.make_directories(root);
+
+  const std::unique_ptr<Device> device =
+      make_device(config::DeviceKind::cpu, config.train.threads.value_or(0), 1);
+  checkpoint::Writer writer(
+      files, root, info, std::to_string(std::chrono::system_clock::now().time_since_epoch().count()), 0, 1);
+  const auto quantised = quantised_weights(adapters.peft, config.model);
+  Merged result;
+  TensorSource& weights = base.weights.parameters(config.model);
+  for (const std::string& name : weights.names()) {
+    if (name.starts_with("optimizer.")) continue;
+    const checkpoint::TensorInfo& stored = weights.at(name);
+    const std::vector<Branch> branches =
+        stored.shape.size() == 2 ? branches_of(config.model, *adapters.tensors, name, stored.shape[0])
+                                 : std::vector<Branch>{};
+    if (!branches.empty()) ++result.layers;
+    const bool in_4_bits = quantised && quantised(name);
+    const checkpoint::Rectangle all = checkpoint::whole(stored.shape);
+    if (branches.empty() && !in_4_bits) {
+      writer.add(name, stored.dtype, stored.shape, all, checkpoint::source_of(weights, name, stored.dtype));
+      continue;
+    }
+    writer.add(name, stored.dtype, stored.shape, all,
+               [&, name = name, type = stored.dtype, branches, in_4_bits](const checkpoint::ByteSink& sink) {
+                 const Tensor w = base_matrix(*device, weights, name, adapters, in_4_bits);
+                 std::vector<std::byte> bytes(static_cast<size_t>(w.elements() * size_of(type)));
+                 store_as(type, merged_weight(*device, w, adapters, branches), name, bytes);
+                 sink(bytes);
+               });
+  }
+  if (const checkpoint::Reader* counts = run ? &*run : base_checkpoint) {
+    // What goes on from here is the base's model; the optimizer's state is of the adapters alone.
+    auto state = nlohmann::ordered_json::parse(counts->read_text(checkpoint::kStateFile));
+    state["optimizer"] = false;
+    state.erase("base");
+    writer.add_text(checkpoint::kStateFile, state.dump(2) + "\n");
+  } else {
+    writer.add_text(checkpoint::kStateFile, interchange::first_state(""));
+  }
+  auto files_beside = merged_files(run, base);
+  files_beside[std::string(checkpoint::kRecipeFile)] = merged_recipe(adapters, base);
+  for (auto& [file, text] : files_beside) writer.add_text(file, std::move(text));
+  try {
+    result.checkpoint = writer.commit({writer.finish_rank()});
+  } catch (...) {
+    writer.abandon();
+    std::error_code stays;
+    if (made) std::filesystem::remove(root, stays);  // only while nothing is in it
+    throw;
+  }
+  return result;
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,72 @@
+#include "train/adapters/peft_files.hpp"
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/reader.hpp"
+#include "config/core/external.hpp"
+#include "formats/peft_mapping.hpp"
+#include "train/adapters/stored_adapters.hpp"
+
+namespace capstan::train {
+
+using interchange::Written;
+
+static Written counted(checkpoint::TensorSource& tensors, const std::string& kind) {
+  Written written;
+  written.kind = kind;
+  for (const std::string& name : tensors.names()) {
+    const checkpoint::TensorInfo& info = tensors.at(name);
+    ++written.tensors;
+    written.bytes += checkpoint::element_count(info.shape) * size_of(info.dtype);
+  }
+  return written;
+}
+
+static std::string kind_of(const config::PeftConfig& peft) {
+  return "adapters (" + std::string(enum_name(peft.scheme)) + ", rank " + std::to_string(peft.dim) + ")";
+}
+
+Written write_peft_files(const std::string& from, const std::filesystem::path& to,
+                         const std::optional<std::string>& base) {
+  const StoredRecipe run = stored_recipe(from, {}, 1);
+  run.resolution.require_ok();
+  const config::Config& config = run.resolution.config;
+  if (!config.peft)
+    fail(ErrorCode::usage, "`" + from + "` holds a whole model, and no adapters",
+         "convert it as one: capstan convert " + from + " hf:DIRECTORY");
+  auto reader = checkpoint::Reader::open(run.checkpoint, checkpoint::Depth::structure);
+  std::string named = base.value_or("");
+  if (const auto& beside = config.checkpoint.pretrained_checkpoint; named.empty() && beside)
+    named = beside->resolved;
+  if (const auto [scheme, path] = config::split_scheme(named); scheme == "hf:") named = std::string(path);
+  const auto names = interchange::class_names(config.model, carried_in(reader));
+  const auto adapter = interchange::to_peft(interchange::read_adapters(reader, *config.peft, config.model),
+                                            config.model, names, named);
+  interchange::write_peft(to, adapter);
+  Written written = counted(*interchange::adapter_tensors(adapter.modules, ""), kind_of(*config.peft));
+  written.files = {"adapter_config.json", "adapter_model.safetensors"};
+  return written;
+}
+
+Written read_peft_files(const std::string& from, const std::filesystem::path& to,
+                        const std::optional<std::string>& base) {
+  StoredBase beside = base_of_adapters(from, base, {});
+  const StoredAdapters adapters = open_adapters(from, beside.weights, beside.recipe.resolution.config.model);
+  std::vector<config::Override> overrides;
+  for (const std::string& text : adapter_overrides(adapters.peft))
+    overrides.push_back(config::Override::token(text));
+  overrides.push_back(config::Override::token("peft.dropout=" + to_text(adapters.peft.dropout)));
+  overrides.push_back(
+      config::Override::token("checkpoint.pretrained_checkpoint=" + capstan::quoted(beside.weights.path())));
+  const StoredRecipe recipe = stored_recipe(beside.recipe.checkpoint.string(), std::move(overrides), 1);
+  recipe.resolution.require_ok();
+  Written written = counted(*adapters.tensors, kind_of(adapters.peft));
+  written.files =
+      interchange::write_first_checkpoint(
+          {&recipe.resolution, adapters.tensors.get(), {}, beside.weights.carried(), beside.weights.hash()},
+          to)
+          .files;
+  return written;
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,171 @@
+#include "train/adapters/stored_adapters.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "base/missing.hpp"
+#include "base/text.hpp"
+#include "checkpoint/store.hpp"
+#include "config/core/external.hpp"
+#include "config/sections/adapter_targets.hpp"
+#include "formats/peft_mapping.hpp"
+#include "train/records/run_list.hpp"
+#include "train/trainer/state.hpp"
+
+namespace capstan::train {
+
+namespace fs = std::filesystem;
+
+std::optional<fs::path> peft_directory(const std::string& name) {
+  if (const auto [scheme, path] = config::split_scheme(name); scheme == "peft:") return fs::path(path);
+  std::error_code error;
+  if (!fs::is_directory(name, error)) return std::nullopt;
+  if (interchange::is_peft(name)) return fs::path(name);
+  // What is no run and has no checkpoint was meant to be PEFT's: that reader says what is missing.
+  const bool ours = records::is_run(name) || fs::exists(fs::path(name) / checkpoint::kManifestFile, error) ||
+                    fs::exists(fs::path(name) / "checkpoints", error) ||
+                    !checkpoint::list_checkpoints(name).empty();
+  return ours ? std::nullopt : std::optional<fs::path>(name);
+}
+
+namespace {
+
+StoredRecipe recipe_of_run(const std::string& name, const std::vector<config::Override>& overrides) {
+  if (interchange::is_foreign(name))
+    fail(ErrorCode::usage, "`" + name + "` is a whole model: it holds no adapters");
+  StoredRecipe stored = stored_recipe(name, overrides, 1);
+  stored.resolution.require_ok();
+  if (!stored.resolution.config.peft)
+    fail(ErrorCode::usage, "`" + name + "` holds a whole model, and no adapters");
+  return stored;
+}
+
+constexpr const char* kNameIt = "the base of the adapters: --base CHECKPOINT|RUN|hf:DIR";
+
+// Looks whether the weights that `field` names are there, before anything is read.
+void require_base(const char* field, const std::string& name, const std::string& otherwise) {
+  std::error_code unknown;
+  if (!fs::exists(config::split_scheme(name).path, unknown)) fail_not_found(field, name, otherwise);
+}
+
+std::string named_base(const std::string& name, const std::vector<config::Override>& overrides) {
+  const auto directory = peft_directory(name);
+  if (!directory) {
+    const StoredRecipe run = recipe_of_run(name, overrides);
+    if (const auto& from = run.resolution.config.checkpoint.pretrained_checkpoint) {
+      require_base("checkpoint.pretrained_checkpoint", from->resolved, kNameIt);
+      return from->resolved;
+    }
+    fail(ErrorCode::usage, "`" + name + "` does not say beside which weights its adapters were trained",
+         "--base CHECKPOINT|RUN|hf:DIR");
+  }
+  const std::string said = interchange::read_peft(*directory).config.base_model;
+  std::error_code error;
+  // As it is written, from here or from the adapter.
+  for (const fs::path& place : {fs::path(said), *directory / said}) {
+    if (said.empty() || !fs::is_directory(place, error)) continue;
+    return (fs::exists(place / "config.json", error) ? "hf:" : "") + place.string();
+  }
+  const std::string file = (*directory / "adapter_config.json").string();
+  if (said.empty()) fail(ErrorCode::usage, "`" + file + "` does not say what the base is", kNameIt);
+  std::string help = near_paths_help(near_paths(said));
+  if (help.empty()) help = download_help(said);
+  fail(ErrorCode::not_found, not_found_text("base_model_name_or_path", said) + " (of `" + file + "`)",
+       help + (help.empty() ? "" : "; ") + kNameIt);
+}
+
+}  // namespace
+
+StoredAdapters open_adapters(const std::string& name, BaseModel& base, const config::ModelConfig& model,
+                             std::optional<bool> parts) {
+  StoredAdapters result;
+  if (const auto directory = peft_directory(name)) {
+    result.name = "`" + directory->string() + "`";
+    auto set = interchange::to_capstan(interchange::read_peft(*directory), model,
+                                       interchange::class_names(model, base.carried()), parts, result.name);
+    result.peft = set.peft;
+    result.tensors = interchange::adapter_tensors(std::move(set.modules), result.name);
+    return result;
+  }
+  result.name = "`" + name + "`";
+  result.run = recipe_of_run(name, {});
+  result.peft = *result.run->resolution.config.peft;
+  auto reader = checkpoint::Reader::open(result.run->checkpoint, checkpoint::Depth::structure);
+  result.base_hash = base_of(reader);
+  result.tensors = std::make_unique<checkpoint::Reader>(std::move(reader));
+  return result;
+}
+
+StoredBase base_of_adapters(const std::string& name, const std::optional<std::string>& base,
+                            const std::vector<config::Override>& overrides) {
+  if (base) require_base("base", *base, "");
+  StoredRecipe recipe = stored_recipe(base ? *base : named_base(name, overrides), {}, 1);
+  recipe.resolution.require_ok();
+  if (recipe.resolution.config.peft)
+    fail(ErrorCode::usage, "the base `" + recipe.checkpoint.string() + "` holds adapters itself",
+         "merge them first: capstan merge " + recipe.checkpoint.string() + " MERGED");
+  BaseModel weights = BaseModel::open_verified(recipe.checkpoint.string());
+  return {std::move(recipe), std::move(weights)};
+}
+
+void require_own_base(const StoredAdapters& adapters, BaseModel& base) {
+  if (adapters.base_hash.empty() || base.hash() == adapters.base_hash) return;
+  fail(ErrorCode::failed,
+       "the base `" + base.path() + "` holds other weights than those that the adapters in " + adapters.name +
+           " were trained beside (hash " + base.hash() + " instead of " + adapters.base_hash + ")",
+       "name the weights that their training began with");
+}
+
+void require_same_adapters(const config::PeftConfig& recipe, const StoredAdapters& adapters,
+                           const config::ModelConfig& model) {
+  std::vector<std::string> problems;
+  const auto compare = [&](const char* field, const std::string& here, const std::string& there) {
+    if (here != there)
+      problems.push_back("peft." + std::string(field) + " is " + here + " in the recipe, and " + there +
+                         " in " + adapters.name);
+  };
+  const config::PeftConfig& stored = adapters.peft;
+  compare("scheme", std::string(enum_name(recipe.scheme)), std::string(enum_name(stored.scheme)));
+  compare("dim", std::to_string(recipe.dim), std::to_string(stored.dim));
+  compare("alpha", to_text(recipe.alpha), to_text(stored.alpha));
+  compare("use_rslora", recipe.use_rslora ? "true" : "false", stored.use_rslora ? "true" : "false");
+  if (recipe.scheme == stored.scheme) {
+    std::vector<std::string> more, less;
+    for (const std::string& path : config::adaptable_layers(model, recipe.scheme)) {
+      const bool here = config::adapts(recipe, path), there = config::adapts(stored, path);
+      if (here && !there) more.push_back(path);
+      if (there && !here) less.push_back(path);
+    }
+    const auto listed = [&](const std::vector<std::string>& paths, const std::string& before) {
+      if (paths.empty()) return;
+      const size_t count = paths.size();
+      problems.push_back("peft.target_modules: " + before + std::to_string(count) +
+                         (count == 1 ? " layer" : " layers") + " (" + join_some(paths, ", ", 4) + ")");
+    };
+    listed(more, adapters.name + " has no adapters of ");
+    listed(less, "the recipe leaves out, of those in " + adapters.name + ", ");
+  }
+  if (problems.empty()) return;
+  fail(ErrorCode::config,
+       "peft.adapter: the adapters in " + adapters.name + " are not the recipe's:\n    " +
+           join(problems, "\n    "),
+       "to go on with them: " + join(adapter_overrides(stored), " "));
+}
+
+std::vector<std::string> adapter_overrides(const config::PeftConfig& peft) {
+  std::vector<std::string> names;
+  for (const std::string& name : peft.target_modules)
+    names.push_back(name.find('*') == std::string::npos ? name : capstan::quoted(name));
+  std::vector<std::string> result = {"peft.scheme=" + std::string(enum_name(peft.scheme)),
+                                     "peft.dim=" + std::to_string(peft.dim),
+                                     "peft.alpha=" + to_text(peft.alpha),
+                                     std::string("peft.use_rslora=") + (peft.use_rslora ? "true" : "false"),
+                                     "peft.target_modules=[" + join(names, ",") + "]"};
+  names.clear();
+  for (const std::string& name : peft.exclude_modules) names.push_back(capstan::quoted(name));
+  result.push_back("peft.exclude_modules=[" + join(names, ",") + "]");
+  return result;
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,195 @@
+#include "train/inference/generate.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/philox.hpp"
+#include "base/text.hpp"
+#include "data/chat_prompt.hpp"
+#include "train/inference/evaluate.hpp"
+#include "train/inference/loaded_model.hpp"
+#include "train/trainer/setup.hpp"
+#include "train/trainer/timers.hpp"
+
+namespace capstan::train {
+
+int32_t sample(std::span<const float> logits, const GenerateOptions& options, int64_t position) {
+  if (options.temperature <= 0)
+    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  // Likeliest first, equal ones by id: what top-k and top-p keep does not depend on the sort's mood.
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto likelier = [&](int32_t a, int32_t b) {
+    const float la = logits[static_cast<size_t>(a)], lb = logits[static_cast<size_t>(b)];
+    return la != lb ? la > lb : a < b;
+  };
+  const size_t kept =
+      options.top_k > 0 ? std::min(order.size(), static_cast<size_t>(options.top_k)) : order.size();
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(), likelier);
+  order.resize(kept);
+  std::vector<double> weights(kept);
+  const double top = static_cast<double>(logits[static_cast<size_t>(order[0])]);
+  double total = 0;
+  for (size_t i = 0; i < kept; ++i)
+    total += weights[i] =
+        std::exp((static_cast<double>(logits[static_cast<size_t>(order[i])]) - top) / options.temperature);
+  size_t count = kept;
+  if (options.top_p < 1.0) {
+    double sum = 0;
+    for (count = 0; count < kept && sum < options.top_p * total; ++count) sum += weights[count];
+    total = sum;
+  }
+  PhiloxStream random(philox_key(options.seed, purpose::sampling, static_cast<uint64_t>(position)));
+  double threshold = random.uniform() * total;
+  for (size_t i = 0; i < count; ++i) {
+    threshold -= weights[i];
+    if (threshold < 0) return order[i];
+  }
+  return order[count - 1];
+}
+
+namespace {
+
+struct Beginning {
+  std::vector<int32_t> ids;
+  std::set<int32_t> ends;
+  std::string end_text;  // ends it too
+};
+
+Beginning beginning(const LoadedModel& model, const GenerateOptions& options) {
+  const data::Tokenizer& tokenizer = *model.tokenizer();
+  const auto eod = end_of_document(model.config(), tokenizer);
+  Beginning result;
+  result.ends.insert(model.end_tokens().begin(), model.end_tokens().end());
+  for (const auto& id : {eod, tokenizer.eos()})
+    if (id) result.ends.insert(*id);
+  if (options.chat) {
+    const auto chat_template = chat_template_of(model.config(), tokenizer);
+    if (!chat_template)
+      fail(ErrorCode::usage, "a chat needs a chat template, and the model comes without one",
+           "tokenizer.chat_template=chatml, another known template, or a .jinja file: the one that it was "
+           "trained with");
+    data::ChatPrompt chat = data::chat_prompt(tokenizer, *chat_template, eod, options.system, options.prompt);
+    result.ids = std::move(chat.ids);
+    if (chat.end_token) result.ends.insert(*chat.end_token);
+    result.end_text = std::move(chat.end_text);
+  } else {
+    if (options.add_front) result.ids = tokenizer.before();
+    tokenizer.encode(options.prompt, result.ids);
+  }
+  if (!result.ids.empty()) return result;
+  if (!eod)
+    fail(ErrorCode::usage, "the prompt is empty and the tokenizer has no end-of-document token to begin with",
+         "--prompt TEXT");
+  result.ids.push_back(*eod);
+  return result;
+}
+
+// Says text until one that ends it comes: what may be its beginning waits.
+class Speaker {
+ public:
+  Speaker(const GenerateOptions& options, std::string end) : options_(options), end_(std::move(end)) {}
+
+  bool ended() const { return ended_; }
+  void push(const std::string& text) {
+    if (ended_) return;
+    waiting_ += text;
+    size_t ready = waiting_.size();
+    if (!end_.empty()) {
+      const size_t found = waiting_.find(end_);
+      ended_ = found != std::string::npos;
+      if (ended_)
+        ready = found;
+      else
+        for (ready -= std::min(ready, end_.size() - 1); !end_.starts_with(waiting_.substr(ready)); ++ready) {
+        }
+    }
+    say(ready);
+  }
+  void finish() {
+    if (!ended_) say(waiting_.size());
+  }
+
+ private:
+  void say(size_t bytes) {
+    if (options_.on_text && bytes > 0) options_.on_text(waiting_.substr(0, bytes));
+    waiting_.erase(0, bytes);
+  }
+  const GenerateOptions& options_;
+  std::string end_, waiting_;
+  bool ended_ = false;
+};
+
+}  // namespace
+
+GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
+  const data::Tokenizer& tokenizer = model.require_tokenizer();
+  if (options.max_tokens < 0)
+    fail(ErrorCode::usage, "--max-tokens " + std::to_string(options.max_tokens) + " is negative");
+  if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
+    fail(ErrorCode::usage, "--temperature " + to_text(options.temperature) + " is not a number from 0");
+  if (!(options.top_p > 0 && options.top_p <= 1))
+    fail(ErrorCode::usage, "--top-p " + to_text(options.top_p) + " is not in (0, 1]");
+  if (options.top_k < 0) fail(ErrorCode::usage, "--top-k " + std::to_string(options.top_k) + " is negative");
+  Beginning begun = beginning(model, options);
+  if (!options.stop_at_eod) begun.ends.clear(), begun.end_text.clear();
+  const std::vector<int32_t>& prompt = begun.ids;
+  const auto& m = model.config().model;
+  const auto prompt_tokens = static_cast<int64_t>(prompt.size());
+  const int64_t positions = m.max_position_embeddings.value_or(m.seq_length);
+  const char* const limit = m.max_position_embeddings ? "model.max_position_embeddings" : "model.seq_length";
+  if (prompt_tokens >= positions)
+    fail(ErrorCode::usage, "the prompt has " + std::to_string(prompt_tokens) + " tokens, the model " +
+                               std::to_string(positions) + " positions (" + limit + ")");
+  const int64_t wanted = std::min(options.max_tokens, positions - prompt_tokens);
+  std::vector<int32_t> tokens = prompt;  // with those that were drawn
+
+  GenerateResult result;
+  result.prompt_tokens = prompt_tokens;
+  result.context_limit = positions;
+  result.context_field = limit;
+  auto cache = model.make_cache(prompt_tokens + wanted);
+  using Clock = std::chrono::steady_clock;
+  data::StreamDecoder decoder(model.tokenizer(), true);
+  // SentencePiece's decoder takes the blank off the first token of a text. A continuation does not begin one; an answer does.
+  if (!options.chat)
+    for (const int32_t id : prompt) decoder.push(id);
+  Speaker speaker(options, begun.end_text);
+  const auto begin = Clock::now();
+  std::vector<float> logits = model.next_logits(prompt, cache);
+  result.prompt_seconds = seconds_since(begin);
+  const auto after_prompt = Clock::now();
+  for (int64_t i = 0; i < wanted; ++i) {
+    // Only ids that the tokenizer can produce: the model's vocabulary may be larger.
+    const auto known = std::span<const float>(logits).first(
+        std::min(logits.size(), static_cast<size_t>(tokenizer.vocab_size())));
+    require_number(std::accumulate(known.begin(), known.end(), 0.0), "logits' sum");
+    const int32_t id = sample(known, options, prompt_tokens + i);
+    ++result.tokens;
+    result.ended = begun.ends.count(id) > 0;
+    if (!result.ended) {
+      speaker.push(decoder.push(id));
+      result.ended = speaker.ended();
+    }
+    if (result.ended) break;
+    if (i + 1 == wanted) continue;
+    tokens.push_back(id);
+    if (cache.past < cache.holds_to) {
+      logits = model.next_logits(std::span(&id, 1), cache);
+    } else {  // as Transformers does where longrope's factors change
+      cache = model.make_cache(prompt_tokens + wanted);
+      logits = model.next_logits(tokens, cache);
+    }
+  }
+  result.context_full = !result.ended && wanted < options.max_tokens;
+  speaker.push(decoder.finish());
+  speaker.finish();
+  result.seconds = seconds_since(after_prompt);
+  return result;
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,202 @@
+#include "train/inference/loaded_model.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "checkpoint/reader.hpp"
+#include "config/core/external.hpp"
+#include "parallel/pipeline.hpp"
+#include "train/adapters/adapters.hpp"
+#include "train/trainer/agreement.hpp"
+#include "train/adapters/base_model.hpp"
+#include "train/trainer/setup.hpp"
+#include "train/trainer/state.hpp"
+#include "train/adapters/stored_adapters.hpp"
+
+namespace capstan::train {
+
+namespace {
+
+// The forward pass of one micro-batch through this rank's stages.
+class ForwardPass final : public parallel::PipelineWork {
+ public:
+  using Stage = FunctionRef<Tensor(int64_t chunk, const Tensor& stream)>;
+  ForwardPass(Device& device, Shape stream, DType type, Stage stage)
+      : device_(device), stream_(stream), type_(type), stage_(stage) {}
+
+  Tensor boundary(int64_t) override { return Tensor::empty(device_, stream_, type_); }
+  Tensor forward(int64_t, int64_t chunk, const Tensor& stream) override { return stage_(chunk, stream); }
+  Tensor backward(int64_t, int64_t, const Tensor&) override {
+    fail(ErrorCode::internal, "a backward pass through a model that does not train");
+  }
+  void weight(int64_t, int64_t) override {
+    fail(ErrorCode::internal, "weight gradients of a model that does not train");
+  }
+
+ private:
+  Device& device_;
+  Shape stream_;
+  DType type_;
+  Stage stage_;
+};
+
+// The ids at which the model's own settings end a text.
+std::vector<int32_t> end_tokens_of(const BaseModel& weights) {
+  const interchange::Carried files = weights.carried();
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const auto file =
+        std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
+    if (file == files.end()) continue;
+    const std::string place = "`" + weights.path() + "`: " + name;
+    const auto json = nlohmann::json::parse(file->second, nullptr, false);
+    if (!json.is_object()) fail(ErrorCode::format, place + " is no JSON object");
+    const auto found = json.find("eos_token_id");
+    std::vector<int32_t> ids;
+    if (found == json.end() || found->is_null()) return ids;
+    for (const auto& id : found->is_array() ? *found : nlohmann::json::array({*found})) {
+      if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
+        fail(ErrorCode::format, place + ": `eos_token_id` is neither an id nor a list of ids");
+      ids.push_back(id.get<int32_t>());
+    }
+    return ids;
+  }
+  return {};
+}
+
+bool holds_adapters(const BaseModel& weights) {
+  if (!weights.checkpoint()) return false;
+  const auto names = weights.checkpoint()->names();
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.find(".adapter.") != std::string::npos; });
+}
+
+// True where a run on mock data names files of a tokenizer that do not exist: training has not read them.
+bool never_had_tokenizer(const config::Config& config) {
+  if (config.dataset.kind != config::DatasetKind::mock) return false;
+  const config::TokenizerConfig& t = config.tokenizer;
+  for (const auto* path : {&t.tokenizer_model, &t.vocab_file, &t.merge_file}) {
+    std::error_code unknown;
+    if (*path && !std::filesystem::exists(config::split_scheme((*path)->resolved).path, unknown)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+const data::Tokenizer& LoadedModel::require_tokenizer() const {
+  if (tokenizer_) return *tokenizer_;
+  const bool mock = config_.dataset.kind == config::DatasetKind::mock;
+  fail(ErrorCode::unsupported,
+       std::string("the checkpoint has no tokenizer") + (mock ? ", since its run trained on mock data" : "") +
+           ": text cannot be turned into ids",
+       mock ? "tokenizer.tokenizer_model=FILE names one; a model that has seen mock data alone knows no text"
+            : "tokenizer=huggingface tokenizer.tokenizer_model=FILE names the one of its training data");
+}
+
+LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config,
+                         comm::World& world, const std::string& adapter)
+    : config_(config), mesh_(mesh_sizes(config, world.size()), world.rank()) {
+  CAPSTAN_ASSERT(mesh_.size(comm::Axis::cp) == 1 && !config.dist.sequence_parallel,
+                 "a model for evaluation whose sequences are cut");
+  require_agreement(world, {{"the program", program_identity()},
+                            {"the checkpoint", checkpoint.string()},
+                            {"the adapters", adapter}});
+  require_same_recipe(world, config);
+  mesh_.connect(world.communicator());
+  // Its contents were verified when it was chosen.
+  BaseModel weights = BaseModel::open_verified(checkpoint.string());
+  if (const checkpoint::Reader* reader = weights.checkpoint()) {
+    config::TokenizerConfig& tokenizer = config_.tokenizer;
+    if (tokenizer.tokenizer_type != config::TokenizerKind::none &&
+        tokenizer.tokenizer_type != config::TokenizerKind::byte &&
+        (reader->has_file("tokenizer.json") || reader->has_file("tokenizer.model"))) {
+      tokenizer.tokenizer_type = reader->has_file("tokenizer.json") ? config::TokenizerKind::huggingface
+                                                                    : config::TokenizerKind::sentencepiece;
+      // The directory: a tokenizer_config.json beside it belongs to it.
+      tokenizer.tokenizer_model = config::Path{checkpoint.string(), checkpoint.string()};
+    }
+  }
+  if (never_had_tokenizer(config_)) config_.tokenizer.tokenizer_type = config::TokenizerKind::none;
+  std::optional<StoredAdapters> adapters;
+  if (!adapter.empty()) {
+    if (config.peft)
+      fail(ErrorCode::usage,
+           "`" + checkpoint.string() + "` holds adapters itself; others beside the same weights replace them",
+           "name the weights beside which both were trained, with --adapter");
+    adapters = open_adapters(adapter, weights, config.model);
+    if (!adapters->base_hash.empty()) weights.share_hash(world.communicator());
+    require_own_base(*adapters, weights);
+    config_.peft = adapters->peft;
+  } else if (config.peft && !holds_adapters(weights)) {
+    fail(ErrorCode::usage,
+         "`" + checkpoint.string() + "` holds a whole model, and no adapters that `peft` could describe",
+         "leave `peft` out; --adapter names adapters that stand beside it");
+  }
+  tokenizer_ = load_tokenizer(config_);
+  end_tokens_ = end_tokens_of(weights);
+  device_ = make_device(config.train.device, config.train.threads.value_or(0), world.local_size());
+  model_ = models::build(config.model, part_of(config_, mesh_));
+  parallel::FlatStore::Options options{.compute = compute_type(config.mixed_precision), .gradients = false};
+  if (config_.peft) quantise_base(*config_.peft, config.model, options);
+  store_ =
+      std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_), options);
+  checkpoint::TensorSource& source = weights.parameters(config.model);
+  if (adapters) {
+    load_parameters(source, *store_, Which::base);
+    load_parameters(*adapters->tensors, *store_, Which::adapters);
+  } else if (config.peft) {
+    load_base(config, *store_, base_of(*weights.checkpoint()), world.communicator());
+    load_parameters(source, *store_, Which::adapters);
+  } else {
+    load_parameters(source, *store_);
+  }
+}
+
+std::vector<float> LoadedModel::pass(int64_t rows, int64_t values, Stage stage) {
+  comm::Communicator& stages = mesh_.group("pp");
+  const auto chunks = static_cast<int64_t>(model_->stages().size());
+  StepContext context{*device_, *store_};
+  Tensor answer;
+  const auto one_stage = [&](int64_t chunk, const Tensor& stream) {
+    const auto index = static_cast<size_t>(chunk);
+    Tape tape(context, Tape::Mode::inference);
+    Tensor result = stage(tape, index, stream);
+    if (model_->stages()[index].head) answer = result;
+    return result;
+  };
+  ForwardPass work(*device_, {rows, model_->hidden()}, compute_type(config_.mixed_precision), one_stage);
+  std::vector<parallel::ScheduleStep> steps;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk)
+    steps.push_back({parallel::Work::forward, 0, static_cast<int32_t>(chunk)});
+  parallel::run_steps({.ranks = stages.size(), .chunks = chunks}, steps,
+                      {.stages = &stages, .tensor = tensor_parallel(config_, mesh_)}, work);
+
+  std::vector<float> result(static_cast<size_t>(values));
+  if (answer.defined()) result = answer.to_host<float>();
+  CAPSTAN_ASSERT(static_cast<int64_t>(result.size()) == values, "an answer of " + answer.text());
+  stages.broadcast(result.data(), values * static_cast<int64_t>(sizeof(float)), stages.size() - 1);
+  return result;
+}
+
+std::vector<float> LoadedModel::next_logits(std::span<const int32_t> tokens, models::KvCache& cache) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  const Tensor ids = Tensor::from_host<int32_t>(*device_, {1, count}, tokens);
+  auto logits = pass(count, config_.model.vocab_size, [&](Tape& tape, size_t stage, const Tensor& stream) {
+    return model_->next_stage(tape, stage, ids, stream, cache);
+  });
+  cache.past += count;
+  return logits;
+}
+
+std::vector<float> LoadedModel::token_losses(const data::MicroBatch& batch) {
+  const models::Batch here = upload(*device_, batch, false);
+  const int64_t rows = here.batch * here.seq;
+  return pass(rows, rows, [&](Tape& tape, size_t stage, const Tensor& stream) {
+    const Var input = stream.defined() ? tape.input("stream", stream, false) : Var{};
+    const auto output = model_->forward_stage(tape, stage, here, input, {.training = false});
+    return model_->stages()[stage].head ? output.loss.per_token : output.stream.value;
+  });
+}
+
+}  // namespace capstan::train

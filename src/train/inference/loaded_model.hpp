@@ -1,0 +1,59 @@
+// A checkpoint made ready for evaluation and generation: its recipe's model, its tokenizer, its weights. No optimizer, no
+// gradients. Tensor and pipeline ranks each hold their part of the weights and of the KV cache; every rank asks the same
+// questions and gets the same answers.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/function_ref.hpp"
+#include "comm/mesh.hpp"
+#include "comm/world.hpp"
+#include "config/core/config.hpp"
+#include "data/loader.hpp"
+#include "text/tokenizer/tokenizer.hpp"
+#include "models/model.hpp"
+#include "parallel/flat_store.hpp"
+
+namespace capstan::train {
+
+class LoadedModel {
+ public:
+  // checkpoint and config: what stored_recipe() gives for the ranks of `world`, which outlives the model. The tokenizer is
+  // the checkpoint's own copy where there is one. Each rank reads its part of the weights. Collective; ErrorCode::rank_failure
+  // where ranks are given different ones. adapter: what open_adapters() takes, to stand beside the checkpoint's weights; empty:
+  // none but those of the checkpoint.
+  LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config, comm::World& world,
+              const std::string& adapter = {});
+
+  const config::Config& config() const { return config_; }
+  const std::shared_ptr<const data::Tokenizer>& tokenizer() const { return tokenizer_; }  // null: none
+  const data::Tokenizer& require_tokenizer() const;  // ErrorCode::unsupported where there is none, with why
+  Device& device() const { return *device_; }
+  // eos_token_id of the model's generation_config.json, or of its config.json where that is missing.
+  const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
+
+  // For one sequence of up to `capacity` tokens. Errors: usage, when the model has fewer positions.
+  models::KvCache make_cache(int64_t capacity) const { return model_->make_cache(1, capacity); }
+  // Feeds tokens after those in the cache: the logits [vocab] of the token after the last of them. Collective.
+  std::vector<float> next_logits(std::span<const int32_t> tokens, models::KvCache& cache);
+  // -log p(label) of every token [rows * sequence_length], in natural logarithm. Collective.
+  std::vector<float> token_losses(const data::MicroBatch& batch);
+
+ private:
+  // What a stage of this rank makes of the stream [rows, hidden] of the one before: the stream, or at the last the answer.
+  using Stage = FunctionRef<Tensor(Tape& tape, size_t stage, const Tensor& stream)>;
+  // One pass through the stages of all ranks; the answer, fp32 [values], on every rank.
+  std::vector<float> pass(int64_t rows, int64_t values, Stage stage);
+
+  config::Config config_;
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
+  std::vector<int32_t> end_tokens_;
+  comm::Mesh mesh_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<parallel::FlatStore> store_;
+};
+
+}  // namespace capstan::train

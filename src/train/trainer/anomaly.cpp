@@ -1,0 +1,113 @@
+#include "train/trainer/anomaly.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "base/text.hpp"
+
+namespace capstan::train {
+
+namespace {
+
+std::string four_digits(double value) {
+  std::array<char, 32> buffer;
+  std::snprintf(buffer.data(), buffer.size(), "%.4g", value);
+  return buffer.data();
+}
+
+double mean_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+void look(const config::ResilienceConfig& config, config::SpikeAction action, double factor,
+          const std::vector<double>& recent, const char* event, const char* what, double value,
+          Judgement& result) {
+  if (action == config::SpikeAction::off || !std::isfinite(value)) return;
+  if (recent.size() < static_cast<size_t>(std::min<int64_t>(config.spike_window, 16))) return;
+  const double mean = mean_of(recent);
+  if (value <= factor * mean) return;
+  const std::string name(config::enum_name(action));
+  result.events.push_back({event,
+                           std::string("the ") + what + " is " + four_digits(value) + ", more than " +
+                               to_text(factor) + " times the mean " + four_digits(mean) + " of the " +
+                               std::to_string(recent.size()) + " steps before: " + name,
+                           {{"value", value}, {"mean", mean}, {"factor", factor}},
+                           {{"action", name}}});
+  result.action = std::max(result.action, action);
+}
+
+void push(std::vector<double>& recent, int64_t window, double value) {
+  if (!std::isfinite(value)) return;
+  recent.push_back(value);
+  if (static_cast<int64_t>(recent.size()) > window)
+    recent.erase(recent.begin(), recent.end() - static_cast<std::ptrdiff_t>(window));
+}
+
+}  // namespace
+
+Judgement judge(const config::ResilienceConfig& c, const TrainState& state, double loss, double norm) {
+  Judgement result;
+  look(c, c.loss_spike_action, c.loss_spike_factor, state.recent_losses, "loss_spike", "loss", loss, result);
+  look(c, c.grad_norm_spike_action, c.grad_norm_spike_factor, state.recent_norms, "grad_norm_spike",
+       "gradient norm", norm, result);
+  return result;
+}
+
+void remember(const config::ResilienceConfig& c, TrainState& state, double loss, double norm) {
+  if (c.loss_spike_action != config::SpikeAction::off) push(state.recent_losses, c.spike_window, loss);
+  if (c.grad_norm_spike_action != config::SpikeAction::off) push(state.recent_norms, c.spike_window, norm);
+}
+
+bool all_finite(const Tensor& tensor) {
+  if (!tensor.defined()) return true;
+  if (tensor.dtype() != DType::f32 && tensor.dtype() != DType::bf16 && tensor.dtype() != DType::f64)
+    return true;
+  if (!tensor.is_contiguous()) return true;  // a view of what was looked at where it was made
+  const auto values = tensor.to_floats();
+  return std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
+}
+
+void FiniteCheck::values(char phase, const std::string& name, std::span<const Parameter* const> parameters,
+                         std::span<const Tensor> tensors) {
+  if (!found_.empty()) return;
+  if (phase == 'F' && !parameters.empty()) last_parameter_ = parameters.front()->name();
+  for (const Tensor& tensor : tensors) {
+    if (all_finite(tensor)) continue;
+    micro_batch_ = current_;
+    found_ = phase == 'F' ? "the output of `" + name + "`" : "the input gradient of `" + name + "`";
+    if (!parameters.empty())
+      found_ += " with `" + parameters.front()->name() + "`";
+    else if (phase == 'F' && !last_parameter_.empty())
+      found_ += " after `" + last_parameter_ + "`";
+    found_ += " " + tensor.shape().text();
+    return;
+  }
+}
+
+const Parameter* first_bad_parameter(const parallel::FlatStore& store) {
+  for (const auto& piece : store.pieces())
+    if (!all_finite(piece.values)) return piece.parameter;
+  return nullptr;
+}
+
+const Parameter* first_bad_gradient(const parallel::FlatStore& store) {
+  std::vector<Tensor> gradients;
+  for (const auto& buffer : store.flat_buffers()) gradients.push_back(buffer.gradients);
+  const auto& pieces = store.pieces();
+  for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece)
+    if (piece->buffer >= 0 && !all_finite(parallel::FlatStore::part(*piece, piece->range, gradients)))
+      return piece->parameter;
+  return nullptr;
+}
+
+void Fingerprint::take(const Tensor& tensor) {
+  bytes_.resize(static_cast<size_t>(tensor.bytes()));
+  tensor.copy_to_host_bytes(tensor.dtype(), bytes_);
+  hasher_.update(bytes_);
+}
+
+}  // namespace capstan::train

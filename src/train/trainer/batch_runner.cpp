@@ -1,0 +1,127 @@
+#include "train/trainer/batch_runner.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace capstan::train {
+
+BatchRunner::BatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device,
+                         const models::Model& model, ParamStore& store)
+    : config_(config),
+      model_(model),
+      store_(store),
+      context_{device, store},
+      shape_(pipeline_shape(config, 0)) {
+  CAPSTAN_ASSERT(shape_.chunks == static_cast<int64_t>(model.stages().size()),
+                 "a model in " + std::to_string(model.stages().size()) + " chunks");
+  links_.stages = &mesh.group("pp");
+  links_.tensor = tensor_parallel(config, mesh);
+  links_.context = &context_;
+  cut_ = {mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)};
+  links_.early_receive = config.comm_overlap.overlap_p2p_comm.value_or(true);
+  dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0 ||
+             (config.peft && config.peft->dropout > 0);
+  stream_type_ = compute_type(config.mixed_precision);
+  OwnerScope scope(MemoryOwner::workspace);
+  one_ = Tensor::from_host<float>(device, {1}, std::vector<float>{1.0f});
+}
+
+BatchRunner::Sums BatchRunner::train(int64_t micro_batches, const Source& source, StepTimers& timers,
+                                     TapeObserver* observer) {
+  return run(micro_batches, source, &timers, observer);
+}
+BatchRunner::Sums BatchRunner::evaluate(int64_t micro_batches, const Source& source) {
+  return run(micro_batches, source, nullptr, nullptr);
+}
+
+BatchRunner::Sums BatchRunner::run(int64_t micro_batches, const Source& source, StepTimers* timers,
+                                   TapeObserver* observer) {
+  source_ = &source;
+  timers_ = timers;
+  context_.observer = observer;
+  forwards_ = 0;
+  rows_.clear();
+  sums_ = {};
+  batches_.clear();
+  tapes_.clear();  // of a step that did not end
+  shape_.micro_batches = micro_batches;
+  if (!timers) {
+    parallel::run_steps(shape_, forward_steps(), links_, *this);
+  } else {
+    if (std::exchange(scheduled_, micro_batches) != micro_batches)
+      steps_ = make_schedule(shape_)[static_cast<size_t>(links_.stages->rank())];
+    parallel::run_steps(shape_, steps_, links_, *this);
+  }
+  return std::move(sums_);
+}
+
+// Evaluation: groups need not be whole where nothing comes back.
+std::vector<parallel::ScheduleStep> BatchRunner::forward_steps() const {
+  std::vector<parallel::ScheduleStep> steps;
+  for (int64_t first = 0; first < shape_.micro_batches; first += shape_.ranks)
+    for (int64_t c = 0; c < shape_.chunks; ++c)
+      for (int64_t m = first; m < std::min(first + shape_.ranks, shape_.micro_batches); ++m)
+        steps.push_back({parallel::Work::forward, static_cast<int32_t>(m), static_cast<int32_t>(c)});
+  return steps;
+}
+
+void BatchRunner::load(int64_t micro_batch) {
+  for (auto next = static_cast<int64_t>(rows_.size()); next <= micro_batch; ++next) {
+    enter(Phase::data);
+    const data::MicroBatch& micro = (*source_)(next);
+    const models::Batch& batch = batches_[next] = upload(context_.device, micro, timers_ && dropout_, cut_);
+    rows_.push_back(batch.batch * batch.seq);
+    if (model_.stages().back().head) sums_.tokens += loss_tokens(micro, cut_);
+  }
+}
+
+Tensor BatchRunner::boundary(int64_t micro_batch) {
+  load(micro_batch);
+  const int64_t ranks = links_.tensor.cuts_rows() ? links_.tensor.size() : 1;
+  return Tensor::empty(context_.device, {rows_[static_cast<size_t>(micro_batch)] / ranks, model_.hidden()},
+                       stream_type_);
+}
+
+Tensor BatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& stream) {
+  load(micro_batch);
+  enter(Phase::forward);
+  if (context_.observer) context_.observer->micro_batch(micro_batch);
+  const bool training = timers_ != nullptr;
+  if (++forwards_ == shape_.micro_batches * shape_.chunks && training) store_.begin_last_micro_batch();
+  auto tape = std::make_unique<Tape>(context_, training ? Tape::Mode::train : Tape::Mode::inference);
+  const Var input = stream.defined() ? tape->input("stream", stream, training) : Var{};
+  models::ForwardOptions options;
+  options.training = training;
+  options.seed = static_cast<uint64_t>(config_.rng.seed);
+  const auto output =
+      model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch), input, options);
+  if (output.loss.exact_sum.defined()) sums_.losses.push_back(output.loss.exact_sum);
+  if (chunk + 1 == shape_.chunks) batches_.erase(micro_batch);
+  if (training) tapes_[{micro_batch, chunk}] = std::move(tape);
+  if (shape_.ranks > 1) enter(Phase::pipeline);
+  return output.stream.value;
+}
+
+Tensor BatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) {
+  enter(Phase::backward);
+  if (context_.observer) context_.observer->micro_batch(micro_batch);
+  const auto found = tapes_.find({micro_batch, chunk});
+  CAPSTAN_ASSERT(found != tapes_.end(), "a backward pass before its forward pass");
+  Tape& tape = *found->second;
+  if (gradient.defined())
+    tape.backward({{"stream", gradient}});
+  else
+    tape.backward({{"loss", one_}});
+  const models::Stage& stage = model_.stages()[static_cast<size_t>(chunk)];
+  Tensor result = stage.embedding ? Tensor() : tape.input_gradient("stream");
+  tapes_.erase(found);
+  if (shape_.ranks > 1) enter(Phase::pipeline);
+  return result;
+}
+
+void BatchRunner::weight(int64_t, int64_t) {
+  CAPSTAN_ASSERT(false, "no schedule of this build runs weight gradients apart");
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,301 @@
+#include "train/trainer/run_schedule.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "config/core/field.hpp"
+#include "train/trainer/setup.hpp"
+
+namespace capstan::train {
+
+namespace {
+
+using config::enum_name;
+using Number = nlohmann::ordered_json;
+
+std::string steps_text(int64_t samples, int64_t batch) {
+  if (samples % batch != 0) return std::to_string(samples) + " samples";
+  return std::to_string(samples / batch) + (samples == batch ? " step" : " steps");
+}
+
+std::string number_text(const std::optional<double>& value) {
+  return value ? to_text(*value) : "null";
+}
+
+// A value of the schedule, and the fields of a recipe that decide it. Two values are the same where their texts are.
+struct Item {
+  std::vector<std::string_view> fields;  // the first one names it
+  std::string_view fraction_field;       // gives it as a share of the decay length; empty: none
+  std::string (*text)(const RunSchedule&, int64_t batch);
+  void (*copy)(const RunSchedule& from, RunSchedule& to);
+};
+
+const Item kItems[] = {
+    {{"scheduler.lr_decay_style"},
+     "",
+     [](const RunSchedule& s, int64_t) { return std::string(enum_name(s.options.style)); },
+     [](const RunSchedule& from, RunSchedule& to) { to.options.style = from.options.style; }},
+    {{"scheduler.lr_wsd_decay_style"},
+     "",
+     [](const RunSchedule& s, int64_t) { return std::string(enum_name(s.options.wsd_style)); },
+     [](const RunSchedule& from, RunSchedule& to) { to.options.wsd_style = from.options.wsd_style; }},
+    {{"scheduler.weight_decay_incr_style"},
+     "",
+     [](const RunSchedule& s, int64_t) { return std::string(enum_name(s.options.weight_decay_style)); },
+     [](const RunSchedule& from, RunSchedule& to) {
+       to.options.weight_decay_style = from.options.weight_decay_style;
+     }},
+    {{"optimizer.lr"},
+     "",
+     [](const RunSchedule& s, int64_t) { return to_text(s.options.max_lr); },
+     [](const RunSchedule& from, RunSchedule& to) { to.options.max_lr = from.options.max_lr; }},
+    {{"optimizer.min_lr", "optimizer.min_lr_ratio"},
+     "",
+     [](const RunSchedule& s, int64_t) { return to_text(s.options.min_lr); },
+     [](const RunSchedule& from, RunSchedule& to) { to.options.min_lr = from.options.min_lr; }},
+    {{"optimizer.decoupled_lr"},
+     "",
+     [](const RunSchedule& s, int64_t) { return number_text(s.decoupled_lr); },
+     [](const RunSchedule& from, RunSchedule& to) { to.decoupled_lr = from.decoupled_lr; }},
+    {{"optimizer.decoupled_min_lr"},
+     "",
+     [](const RunSchedule& s, int64_t) { return number_text(s.decoupled_min_lr); },
+     [](const RunSchedule& from, RunSchedule& to) { to.decoupled_min_lr = from.decoupled_min_lr; }},
+    {{"scheduler.lr_warmup_init"},
+     "",
+     [](const RunSchedule& s, int64_t) { return to_text(s.options.init_lr); },
+     [](const RunSchedule& from, RunSchedule& to) { to.options.init_lr = from.options.init_lr; }},
+    {{"scheduler.lr_decay_iters", "scheduler.lr_decay_samples"},
+     "",
+     [](const RunSchedule& s, int64_t batch) { return steps_text(s.options.decay_samples, batch); },
+     [](const RunSchedule& from, RunSchedule& to) { to.options.decay_samples = from.options.decay_samples; }},
+    {{"scheduler.lr_warmup_iters", "scheduler.lr_warmup_samples"},
+     "scheduler.lr_warmup_fraction",
+     [](const RunSchedule& s, int64_t batch) { return steps_text(s.options.warmup_samples, batch); },
+     [](const RunSchedule& from, RunSchedule& to) {
+       to.options.warmup_samples = from.options.warmup_samples;
+       to.lr_warmup_fraction = from.lr_warmup_fraction;
+     }},
+    {{"scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_samples"},
+     "scheduler.lr_wsd_decay_fraction",
+     [](const RunSchedule& s, int64_t batch) { return steps_text(s.options.wsd_decay_samples, batch); },
+     [](const RunSchedule& from, RunSchedule& to) {
+       to.options.wsd_decay_samples = from.options.wsd_decay_samples;
+       to.lr_wsd_decay_fraction = from.lr_wsd_decay_fraction;
+     }},
+    {{"scheduler.start_weight_decay", "optimizer.weight_decay"},
+     "",
+     [](const RunSchedule& s, int64_t) { return to_text(s.options.start_weight_decay); },
+     [](const RunSchedule& from, RunSchedule& to) {
+       to.options.start_weight_decay = from.options.start_weight_decay;
+     }},
+    {{"scheduler.end_weight_decay", "optimizer.weight_decay"},
+     "",
+     [](const RunSchedule& s, int64_t) { return to_text(s.options.end_weight_decay); },
+     [](const RunSchedule& from, RunSchedule& to) {
+       to.options.end_weight_decay = from.options.end_weight_decay;
+     }},
+    {{"train.train_iters (the length over which weight decay grows)"},
+     "",
+     [](const RunSchedule& s, int64_t batch) { return steps_text(s.options.weight_decay_samples, batch); },
+     [](const RunSchedule& from, RunSchedule& to) {
+       to.options.weight_decay_samples = from.options.weight_decay_samples;
+     }},
+};
+
+bool holds(const std::vector<std::string>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// No curve of this schedule reads it.
+bool is_idle(const Item& item, const RunSchedule& schedule) {
+  const std::string_view field = item.fields.front();
+  if (field.starts_with("scheduler.lr_wsd_")) return schedule.options.style != config::LrDecayStyle::wsd;
+  return field.starts_with("train.train_iters") &&
+         schedule.options.weight_decay_style == config::WeightDecayStyle::constant;
+}
+
+bool is_decay_length(const Item& item) {
+  return item.fields.front() == "scheduler.lr_decay_iters";
+}
+
+}  // namespace
+
+optim::Schedule RunSchedule::schedule() const {
+  return optim::Schedule(options);
+}
+
+optim::Schedule RunSchedule::decoupled_schedule() const {
+  optim::ScheduleOptions own = options;
+  if (decoupled_lr) own.max_lr = *decoupled_lr, own.min_lr = decoupled_min_lr.value_or(0.0);
+  return optim::Schedule(own);
+}
+
+RunSchedule schedule_of(const config::Config& config, const RecipeRecord& record) {
+  RunSchedule schedule;
+  schedule.options = make_schedule(config, false).options();
+  schedule.decoupled_lr = config.optimizer.decoupled_lr;
+  if (schedule.decoupled_lr) schedule.decoupled_min_lr = config.optimizer.decoupled_min_lr;
+  schedule.lr_warmup_fraction = config.scheduler.lr_warmup_fraction;
+  schedule.lr_wsd_decay_fraction = config.scheduler.lr_wsd_decay_fraction;
+  for (const std::string& field : record.from_command_line)
+    if (field.starts_with("scheduler.") || field.starts_with("optimizer."))
+      schedule.from_command_line.push_back(field);
+  return schedule;
+}
+
+std::string schedule_text(const RunSchedule& s) {
+  const optim::ScheduleOptions& o = s.options;
+  Number json{{"lr_decay_style", enum_name(o.style)},
+              {"lr_wsd_decay_style", enum_name(o.wsd_style)},
+              {"weight_decay_incr_style", enum_name(o.weight_decay_style)},
+              {"lr", o.max_lr},
+              {"min_lr", o.min_lr},
+              {"lr_warmup_init", o.init_lr},
+              {"lr_warmup_samples", o.warmup_samples},
+              {"lr_decay_samples", o.decay_samples},
+              {"lr_wsd_decay_samples", o.wsd_decay_samples},
+              {"weight_decay_samples", o.weight_decay_samples},
+              {"start_weight_decay", o.start_weight_decay},
+              {"end_weight_decay", o.end_weight_decay}};
+  const auto optional = [&](const char* key, const std::optional<double>& value) {
+    if (value) json[key] = *value;
+  };
+  optional("decoupled_lr", s.decoupled_lr);
+  optional("decoupled_min_lr", s.decoupled_min_lr);
+  optional("lr_warmup_fraction", s.lr_warmup_fraction);
+  optional("lr_wsd_decay_fraction", s.lr_wsd_decay_fraction);
+  if (!s.from_command_line.empty()) json["from_command_line"] = s.from_command_line;
+  return json.dump();
+}
+
+RunSchedule parse_schedule(const std::string& text, const std::string& place) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto wrong = [&](const std::string& key) {
+    fail(ErrorCode::format, place + ": `schedule." + key + "` is missing or of the wrong type");
+  };
+  if (!json.is_object()) wrong("");
+  const auto real = [&](const char* key) {
+    if (!json.contains(key) || !json[key].is_number()) wrong(key);
+    return json[key].get<double>();
+  };
+  const auto count = [&](const char* key) {
+    if (!json.contains(key) || !json[key].is_number_integer() || json[key].get<int64_t>() < 0) wrong(key);
+    return json[key].get<int64_t>();
+  };
+  const auto optional = [&](const char* key) {
+    return json.contains(key) ? std::optional<double>(real(key)) : std::nullopt;
+  };
+  const auto name = [&]<class E>(const char* key, E& value) {
+    const config::EnumTable::Entry* entry =
+        json.contains(key) && json[key].is_string()
+            ? config::enum_table<E>().find(json[key].template get_ref<const std::string&>())
+            : nullptr;
+    if (!entry) wrong(key);
+    value = static_cast<E>(entry->value);
+  };
+  RunSchedule s;
+  optim::ScheduleOptions& o = s.options;
+  name("lr_decay_style", o.style);
+  name("lr_wsd_decay_style", o.wsd_style);
+  name("weight_decay_incr_style", o.weight_decay_style);
+  o.max_lr = real("lr"), o.min_lr = real("min_lr"), o.init_lr = real("lr_warmup_init");
+  o.warmup_samples = count("lr_warmup_samples"), o.decay_samples = count("lr_decay_samples");
+  o.wsd_decay_samples = count("lr_wsd_decay_samples");
+  o.weight_decay_samples = count("weight_decay_samples");
+  o.start_weight_decay = real("start_weight_decay"), o.end_weight_decay = real("end_weight_decay");
+  s.decoupled_lr = optional("decoupled_lr"), s.decoupled_min_lr = optional("decoupled_min_lr");
+  s.lr_warmup_fraction = optional("lr_warmup_fraction");
+  s.lr_wsd_decay_fraction = optional("lr_wsd_decay_fraction");
+  if (json.contains("from_command_line")) {
+    if (!json["from_command_line"].is_array()) wrong("from_command_line");
+    for (const auto& field : json["from_command_line"]) {
+      if (!field.is_string()) wrong("from_command_line");
+      s.from_command_line.push_back(field.get<std::string>());
+    }
+  }
+  return s;
+}
+
+std::string summary(const RunSchedule& schedule, int64_t batch) {
+  const optim::ScheduleOptions& o = schedule.options;
+  std::string text = std::string(enum_name(o.style)) + ", learning rate " + to_text(o.max_lr);
+  const bool decays = o.style != config::LrDecayStyle::constant;
+  if (decays) text += " to " + to_text(o.min_lr);
+  if (o.warmup_samples > 0) text += ", warm-up " + steps_text(o.warmup_samples, batch);
+  if (decays) text += ", decay " + steps_text(o.decay_samples, batch);
+  text += ", weight decay " + to_text(o.end_weight_decay);
+  return text;
+}
+
+ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now, const RecipeRecord& record,
+                               const config::Config& config) {
+  const int64_t batch = *config.train.global_batch_size;
+  const config::SchedulerConfig& s = config.scheduler;
+  ScheduleChoice choice;
+  choice.schedule = s.override_opt_param_scheduler ? now : stored;
+  std::vector<std::string>& remembered = choice.schedule.from_command_line;
+  // A value of the file yields to one that an earlier start's command line gave and this one's does not repeat.
+  const auto is_explicit = [&](std::string_view field) {
+    return holds(record.from_command_line, field) ||
+           (holds(record.from_files, field) && !holds(stored.from_command_line, field));
+  };
+  // min_lr follows lr where the ratio is the same.
+  const auto ratio_of = [](const RunSchedule& schedule) {
+    return schedule.options.max_lr > 0 ? schedule.options.min_lr / schedule.options.max_lr : 0.0;
+  };
+  const bool other_ratio = std::abs(ratio_of(stored) - ratio_of(now)) > 1e-9;
+  const auto fraction_of = [](const RunSchedule& schedule, const Item& item) {
+    return item.fraction_field == "scheduler.lr_warmup_fraction" ? schedule.lr_warmup_fraction
+                                                                 : schedule.lr_wsd_decay_fraction;
+  };
+  for (const Item& item : kItems) {
+    if (is_idle(item, stored) && is_idle(item, now)) continue;
+    const std::string before = item.text(stored, batch), after = item.text(now, batch);
+    if (before == after) continue;
+    const std::string name(item.fields.front());
+    if (s.override_opt_param_scheduler) {
+      choice.fields_taken.push_back(name + ": " + before + " -> " + after);
+      continue;
+    }
+    const auto cause = std::find_if(item.fields.begin(), item.fields.end(), [&](std::string_view field) {
+      return is_explicit(field) && (field != "optimizer.min_lr_ratio" || other_ratio);
+    });
+    const bool by_fraction = !item.fraction_field.empty() && is_explicit(item.fraction_field) &&
+                             fraction_of(stored, item) != fraction_of(now, item);
+    if (s.use_checkpoint_opt_param_scheduler || (cause == item.fields.end() && !by_fraction)) {
+      choice.fields_kept.push_back(name + ": the checkpoint's " + before + ", not " + after);
+      choice.keeps_decay_length |= is_decay_length(item);
+      continue;
+    }
+    if (cause != item.fields.end() && cause->starts_with("optimizer.")) {
+      const std::string text = std::string(*cause) + ": " + before + " -> " + after;
+      if (!holds(choice.refused, text)) choice.refused.push_back(text);
+      continue;
+    }
+    item.copy(now, choice.schedule);
+    if (cause == item.fields.end()) {  // a share of the decay length that is in force
+      const int64_t decay = choice.schedule.options.decay_samples, unit = decay % batch == 0 ? batch : 1;
+      const int64_t length = std::llround(*fraction_of(now, item) * static_cast<double>(decay / unit)) * unit;
+      (item.fraction_field == "scheduler.lr_warmup_fraction" ? choice.schedule.options.warmup_samples
+                                                             : choice.schedule.options.wsd_decay_samples) =
+          length;
+    }
+    choice.fields_taken.push_back(std::string(cause == item.fields.end() ? item.fraction_field : *cause) +
+                                  ": " + before + " -> " + item.text(choice.schedule, batch));
+    std::erase_if(remembered, [&](const std::string& field) {
+      return std::find(item.fields.begin(), item.fields.end(), field) != item.fields.end();
+    });
+  }
+  if (s.use_checkpoint_opt_param_scheduler) return choice;
+  for (const std::string& field : now.from_command_line)
+    if (!holds(remembered, field)) remembered.push_back(field);
+  return choice;
+}
+
+}  // namespace capstan::train

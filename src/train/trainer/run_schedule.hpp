@@ -1,0 +1,51 @@
+// The schedule of learning rate and weight decay that a run follows. A fresh run follows its recipe. A resumed run follows
+// the checkpoint, except for fields that the resuming recipe sets explicitly.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/core/config.hpp"
+#include "optim/schedule.hpp"
+#include "train/trainer/trainer.hpp"
+
+namespace capstan::train {
+
+// All values that define the curves, as a checkpoint stores them. Lengths are in samples.
+struct RunSchedule {
+  optim::ScheduleOptions options;
+  std::optional<double> decoupled_lr, decoupled_min_lr;             // of embedding and head; null: options
+  std::optional<double> lr_warmup_fraction, lr_wsd_decay_fraction;  // where a length was given as a share
+  std::vector<std::string> from_command_line;  // fields whose values came from a command line, not a file
+
+  optim::Schedule schedule() const;
+  optim::Schedule decoupled_schedule() const;
+};
+
+// The recipe's own schedule.
+RunSchedule schedule_of(const config::Config& config, const RecipeRecord& record);
+
+// One JSON object; reading it throws ErrorCode::format. `place` names the file in the message.
+std::string schedule_text(const RunSchedule& schedule);
+RunSchedule parse_schedule(const std::string& text, const std::string& place);
+
+// "linear, learning rate 0.01 to 0.001, warm-up 2 steps, decay 10 steps, weight decay 0.01"
+std::string summary(const RunSchedule& schedule, int64_t global_batch_size);
+
+struct ScheduleChoice {
+  RunSchedule schedule;
+  std::vector<std::string> fields_taken;  // "scheduler.lr_decay_iters: 10 steps -> 14 steps"
+  std::vector<std::string>
+      fields_kept;                   // "scheduler.lr_decay_iters: the checkpoint's 10 steps, not 14 steps"
+  std::vector<std::string> refused;  // "optimizer.lr: 0.01 -> 0.001"
+  bool keeps_decay_length = false;
+};
+
+// What a resume follows. With override_opt_param_scheduler the recipe's schedule, with use_checkpoint_opt_param_scheduler the
+// checkpoint's; else the checkpoint's with the fields of `scheduler` that the recipe sets explicitly to something else. A
+// peak, floor or weight decay of `optimizer` that is set explicitly to something else is refused.
+ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now, const RecipeRecord& record,
+                               const config::Config& config);
+
+}  // namespace capstan::train

@@ -1,0 +1,148 @@
+#include "train/trainer/saver.hpp"
+
+#include <atomic>
+#include <chrono>
+
+#include "base/error.hpp"
+#include "checkpoint/writer.hpp"
+#include "comm/reduce.hpp"
+#include "comm/together.hpp"
+#include "kernels/table.hpp"
+#include "tensor/launch.hpp"
+#include "train/trainer/timers.hpp"
+
+namespace capstan::train {
+
+using Clock = std::chrono::steady_clock;
+
+struct Saver::Save {
+  explicit Save(StateWriter w) : writer(std::move(w)) {}
+  enum class Phase : uint8_t { writing, committing } phase = Phase::writing;
+  StateWriter writer;
+  Clock::time_point begun = Clock::now();
+  double stall_seconds = 0;
+  std::thread thread;
+  std::atomic<bool> done{true};
+  // Of the writer thread until `done`, then of the trainer's.
+  std::string error, part;
+  bool committed = false;
+};
+
+std::vector<Tensor> snapshot_buffers(Device& device, const std::vector<StateTensor>& tensors) {
+  OwnerScope scope(MemoryOwner::snapshot);
+  std::vector<Tensor> copies;
+  for (const auto& t : tensors) copies.push_back(Tensor::zeros(device, t.tensor.shape(), t.tensor.dtype()));
+  return copies;
+}
+
+Saver::Saver(comm::World& world, const parallel::FlatStore& store, const optim::Optimizer& optimizer,
+             bool with_optimizer, Device& device)
+    : world_(world),
+      store_(store),
+      optimizer_(optimizer),
+      device_(device),
+      tensors_(state_tensors(store, with_optimizer ? &optimizer : nullptr)),
+      copies_(snapshot_buffers(device, tensors_)) {
+  if (copies_.empty() || device.host_address(copies_.front().address())) return;
+  // The writer may not read this device's memory: the copies are the host's.
+  copies_.clear();
+  for (const auto& t : tensors_) host_copies_.emplace_back(static_cast<size_t>(t.tensor.bytes()));
+}
+
+Saver::~Saver() {
+  join();
+  // A commit that was under way has ended; whatever else is there counts for nobody.
+  if (save_ && world_.rank() == 0 && !save_->committed) save_->writer.abandon();
+}
+
+void Saver::start(std::function<void()> work) {
+  save_->done = false;
+  save_->thread = std::thread([save = save_.get(), work = std::move(work)] {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      save->error = error.what();
+      if (save->error.empty()) save->error = "unknown error";
+    }
+    save->done.store(true, std::memory_order_release);
+  });
+}
+
+void Saver::join() {
+  if (save_ && save_->thread.joinable()) save_->thread.join();
+}
+
+void Saver::begin(const SavePlan& plan, const TrainState& state) {
+  CAPSTAN_ASSERT(!busy(), "one save at a time");
+  const auto begun = Clock::now();
+  for (size_t i = 0; i < copies_.size(); ++i)
+    launch(device_, device_.table().elementwise->cast, tensors_[i].tensor, copies_[i],
+           tensors_[i].tensor.elements());
+  StateWriter writer(world_, plan, state, optimizer_);
+  device_.synchronize();
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const auto bytes = static_cast<size_t>(tensors_[i].tensor.bytes());
+    if (!host_copies_.empty())
+      tensors_[i].tensor.copy_to_host_bytes(tensors_[i].tensor.dtype(), host_copies_[i]);
+    writer.add(tensors_[i], host_copies_.empty() ? std::span<const std::byte>(
+                                                       device_.host_address(copies_[i].address()), bytes)
+                                                 : std::span<const std::byte>(host_copies_[i]));
+  }
+  save_ = std::make_unique<Save>(std::move(writer));
+  save_->begun = begun;
+  start([save = save_.get()] { save->part = save->writer.write_rank(); });
+  save_->stall_seconds = seconds_since(begun);
+}
+
+bool Saver::ready() const {
+  return !save_ || save_->done.load(std::memory_order_acquire);
+}
+
+Saver::Ended Saver::ended(std::string error) {
+  Ended result{.step = save_->writer.step(),
+               .directory = save_->writer.final_directory(),
+               .error = std::move(error),
+               .problem = save_->writer.problem(),
+               .stall_seconds = save_->stall_seconds,
+               .seconds = seconds_since(save_->begun)};
+  save_.reset();
+  return result;
+}
+
+std::optional<Saver::Ended> Saver::advance() {
+  if (!save_) return std::nullopt;
+  const auto begun = Clock::now();
+  join();
+  comm::Communicator& group = world_.communicator();
+  // A leading letter tells a list from a reason, on every rank alike.
+  const auto texts = comm::gather_texts(group, save_->error.empty() ? "+" + save_->part : "-" + save_->error);
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].starts_with('-')) continue;
+    if (world_.rank() == 0) save_->writer.abandon();
+    return ended((texts.size() > 1 ? "rank " + std::to_string(rank) + ": " : "") + texts[rank].substr(1));
+  }
+  if (save_->phase == Save::Phase::committing) return ended({});
+  save_->phase = Save::Phase::committing;
+  save_->part.clear();
+  if (world_.rank() == 0) {
+    std::vector<std::string> parts;
+    for (const auto& text : texts) parts.push_back(text.substr(1));
+    start([save = save_.get(), parts = std::move(parts)] {
+      save->writer.commit(parts);
+      save->committed = true;
+    });
+  }
+  save_->stall_seconds += seconds_since(begun);
+  return std::nullopt;
+}
+
+std::optional<Saver::Ended> Saver::finish() {
+  const auto begun = Clock::now();
+  std::optional<Ended> result;
+  const double before = save_ ? save_->stall_seconds : 0;
+  while (save_) result = advance();
+  if (result) result->stall_seconds = before + seconds_since(begun);
+  return result;
+}
+
+}  // namespace capstan::train

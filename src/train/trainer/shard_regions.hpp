@@ -1,0 +1,29 @@
+// Which cells of a parameter's global tensor the elements of this rank's shard are.
+#pragma once
+
+#include <vector>
+
+#include "checkpoint/region.hpp"
+#include "ops/shard.hpp"
+#include "parallel/bucket.hpp"
+
+namespace capstan::train {
+
+struct ShardRectangle {
+  checkpoint::Rectangle where;   // in the global tensor
+  parallel::FlatRange elements;  // of the local shard, row-major; in the order of the rectangle's cells
+  bool owned = true;             // false: another rank, which holds the same cells, counts and writes them
+};
+
+// The elements `range` of the local shard, in their order. `global`: the parameter's whole shape.
+std::vector<ShardRectangle> shard_rectangles(const Shape& global, const Shard& shard,
+                                             const parallel::FlatRange& range);
+
+// The range in parts of at most `most` elements: values are made and read through a buffer of so many.
+inline constexpr int64_t kChunkElements = int64_t{1} << 20;
+std::vector<parallel::FlatRange> chunks_of(const parallel::FlatRange& range, int64_t most = kChunkElements);
+
+// checkpoint::Shape of a tensor's shape.
+checkpoint::Shape sizes_of(const Shape& shape);
+
+}  // namespace capstan::train

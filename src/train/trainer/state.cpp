@@ -1,0 +1,370 @@
+#include "train/trainer/state.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "comm/together.hpp"
+#include "tensor/host_view.hpp"
+#include "train/trainer/shard_regions.hpp"
+
+namespace capstan::train {
+
+using checkpoint::Reader;
+using checkpoint::TensorSource;
+
+namespace {
+
+std::string state_name(const std::string& state, const Parameter& parameter) {
+  return "optimizer." + state + "." + parameter.name();
+}
+
+std::string attempt_name(comm::Communicator& group) {
+  // The same on all ranks, never used before: rank 0's clock and process.
+  int64_t stamp = std::chrono::system_clock::now().time_since_epoch().count();
+  group.broadcast(&stamp, sizeof stamp, 0);
+  return std::to_string(stamp);
+}
+
+}  // namespace
+
+std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer) {
+  std::vector<StateTensor> mine;
+  for (const auto& piece : store.pieces()) {
+    const Parameter& parameter = *piece.parameter;
+    if (store.freezes() && piece.buffer < 0) continue;
+    for (const ShardRectangle& part :
+         shard_rectangles(parameter.spec().shape, parameter.shard(), piece.write)) {
+      if (!part.owned) continue;
+      const auto add = [&](std::string name, Tensor values) {
+        mine.push_back({std::move(name), sizes_of(parameter.spec().shape), part.where, std::move(values)});
+      };
+      add(parameter.name(), piece.values.flat_range(part.elements.begin - piece.range.begin,
+                                                    part.elements.count, {part.elements.count}));
+      if (!optimizer || piece.buffer < 0) continue;
+      for (const auto& s : optimizer->state())
+        add(state_name(s.name, parameter), parallel::FlatStore::part(piece, part.elements, s.buffers));
+    }
+  }
+  return mine;
+}
+
+static checkpoint::SaveInfo save_info(const SavePlan& plan, const TrainState& state) {
+  checkpoint::SaveInfo info;
+  info.step = state.step;
+  info.consumed_samples = state.consumed_samples;
+  info.consumed_tokens = state.consumed_tokens;
+  info.run_id = plan.run_id;
+  info.recipe_hash = plan.recipe_hash;
+  info.layout = plan.layout;
+  info.version = plan.version;
+  info.parent = plan.parent;
+  return info;
+}
+
+StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainState& state,
+                         const optim::Optimizer& optimizer)
+    : files_(plan.files ? *plan.files : checkpoint::real_file_system()),
+      root_(plan.root),
+      step_(state.step),
+      writer_(files_, plan.root, save_info(plan, state), attempt_name(world.communicator()), world.rank(),
+              world.size()),
+      retention_(plan.retention),
+      before_commit_(plan.before_commit) {
+  retention_.just_written = state.step;
+  if (world.rank() != 0) return;
+  nlohmann::ordered_json json{{"schema", "capstan.state/1"},
+                              {"step", state.step},
+                              {"consumed_samples", state.consumed_samples},
+                              {"consumed_tokens", state.consumed_tokens},
+                              {"schedule_samples", state.schedule_samples},
+                              {"optimizer_steps", optimizer.steps()},
+                              {"optimizer", plan.optimizer}};
+  if (!state.recent_losses.empty()) json["recent_losses"] = state.recent_losses;
+  if (!state.recent_norms.empty()) json["recent_norms"] = state.recent_norms;
+  if (!plan.schedule.empty()) json["schedule"] = nlohmann::ordered_json::parse(plan.schedule);
+  if (!plan.data.empty()) json["data"] = plan.data;
+  if (!plan.base.empty()) json["base"] = plan.base;
+  if (state.rewinds > 0) json["rewinds"] = state.rewinds;
+  for (const auto& [key, means] :
+       {std::pair{"since_log", state.since_log}, {"since_events", state.since_events}})
+    if (means.steps > 0)
+      json[key] = nlohmann::ordered_json::array({means.steps, means.tokens, means.loss, means.grad_norm});
+  writer_.add_text(checkpoint::kStateFile, json.dump(2) + "\n");
+  writer_.add_text(checkpoint::kRecipeFile, plan.recipe);
+  std::set<std::string> there;
+  if (!plan.chat_template.empty()) {
+    writer_.add_text("chat_template.jinja", plan.chat_template);
+    there.insert("chat_template.jinja");
+  }
+  // The bytes are a tokenizer that needs no file.
+  if (plan.tokenizer && plan.tokenizer != data::byte_tokenizer().get())
+    for (const auto& file : plan.tokenizer->files()) {
+      if (!there.insert(file.name).second) continue;
+      if (file.path.empty())
+        writer_.add_text(file.name, file.text);
+      else
+        copies_.emplace_back(file.name, file.path);
+    }
+  for (const auto& [name, text] : plan.carried)
+    if (there.count(name) == 0) writer_.add_text(name, text);
+}
+
+void StateWriter::add(const StateTensor& t) {
+  writer_.add(t.name, t.tensor.dtype(), t.shape, t.where,
+              [tensor = t.tensor](const checkpoint::ByteSink& sink) {
+                read_in_pieces(tensor, checkpoint::kPieceBytes, sink);
+              });
+}
+
+void StateWriter::add(const StateTensor& t, std::span<const std::byte> bytes) {
+  writer_.add(t.name, t.tensor.dtype(), t.shape, t.where, bytes);
+}
+
+std::string StateWriter::write_rank() {
+  for (const auto& [name, path] : copies_) writer_.add_copy(name, path);
+  copies_.clear();
+  return writer_.finish_rank();
+}
+
+std::filesystem::path StateWriter::commit(const std::vector<std::string>& parts) {
+  if (before_commit_) before_commit_();
+  auto directory = writer_.commit(parts);
+  try {
+    checkpoint::apply_retention(files_, root_, retention_);
+  } catch (const Error& error) {
+    problem_ = error.message();
+  }
+  return directory;
+}
+
+std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state,
+                                 const parallel::FlatStore& store, const optim::Optimizer& optimizer,
+                                 std::string* problem) {
+  comm::Communicator& group = world.communicator();
+  StateWriter writer(world, plan, state, optimizer);
+  std::string part;
+  try {
+    comm::together(group, "saving a checkpoint", [&] {
+      for (const auto& t : state_tensors(store, plan.optimizer ? &optimizer : nullptr)) writer.add(t);
+      part = writer.write_rank();
+    });
+    const auto parts = comm::gather_texts(group, part);
+    comm::together(group, "committing a checkpoint", [&] {
+      if (world.rank() == 0) writer.commit(parts);
+    });
+  } catch (...) {
+    if (world.rank() == 0) writer.abandon();
+    throw;
+  }
+  if (problem) *problem = writer.problem();
+  return writer.final_directory();
+}
+
+namespace {
+
+bool takes(Which which, const Parameter& parameter) {
+  return which == Which::all || (which == Which::adapters) == parameter.spec().adapter;
+}
+
+// How a recipe takes the model that the weights are of.
+std::string model_help(const TensorSource& source) {
+  std::string path = source.place();
+  if (const size_t begin = path.find('`'); begin != std::string::npos)
+    path = path.substr(begin + 1, path.rfind('`') - begin - 1);
+  const std::string ours = "; its own recipe is `" + path + "/" + std::string(checkpoint::kRecipeFile) + "`";
+  std::error_code unknown;
+  if (path.ends_with(".gguf"))
+    return "model=gguf:" + path + " takes the sizes from the file, where the recipe sets none itself";
+  const bool capstan = std::filesystem::exists(path + "/" + std::string(checkpoint::kManifestFile), unknown);
+  if (!capstan && std::filesystem::exists(path + "/config.json", unknown))
+    return "model=hf:" + path + " takes the sizes from its config.json, where the recipe sets none itself";
+  return "the recipe's model section must be that of the checkpoint" + (capstan ? ours : "");
+}
+
+// Every parameter must be there with its shape. What the checkpoint has beyond that is named too: it is another model.
+// Collective over the ranks that hold the model together: each looks at its own parameters, all come to the same answer.
+void check_shapes(const TensorSource& source, const parallel::FlatStore& store, Which which,
+                  const optim::Optimizer* optimizer) {
+  std::string here;  // a line for each name (`+`) and each problem (`-`)
+  const auto check = [&](const std::string& name, const Shape& shape) {
+    const auto* stored = source.find(name);
+    if (!stored)
+      here += "-`" + name + "` is missing in the checkpoint\n";
+    else if (stored->shape != sizes_of(shape))
+      here += "-`" + name + "`: " + checkpoint::to_text(stored->shape) + " in the checkpoint, " +
+              checkpoint::to_text(sizes_of(shape)) + " in the recipe\n";
+  };
+  for (const auto& parameter : store.parameters()) {
+    if (!takes(which, *parameter)) continue;
+    here += "+" + parameter->name() + "\n";
+    check(parameter->name(), parameter->spec().shape);
+    if (optimizer && store.trains(*parameter))
+      for (const auto& s : optimizer->state()) check(state_name(s.name, *parameter), parameter->spec().shape);
+  }
+  std::set<std::string> names;
+  std::vector<std::string> problems;
+  comm::Communicator* const model = store.groups().model;
+  for (const auto& text : model ? comm::gather_texts(*model, here) : std::vector<std::string>{here})
+    for (const auto& line : split(text, '\n')) {
+      if (line.starts_with('+')) names.insert(std::string(line.substr(1)));
+      if (line.starts_with('-') &&
+          std::find(problems.begin(), problems.end(), line.substr(1)) == problems.end())
+        problems.emplace_back(line.substr(1));
+    }
+  for (const auto& name : source.names())
+    if (!name.starts_with("optimizer.") && !names.count(name))
+      problems.push_back("`" + name + "` is in the checkpoint, and no parameter of the recipe's model");
+  if (problems.empty()) return;
+  fail(ErrorCode::failed,
+       source.place() + " does not fit the recipe's model: " + std::to_string(problems.size()) +
+           (problems.size() == 1 ? " difference\n    " : " differences\n    ") +
+           join_some(problems, "\n    ", 8),
+       model_help(source));
+}
+
+// The elements `range` of this rank's shard, from whichever ranks wrote them.
+void read_range(TensorSource& source, const std::string& name, const Parameter& parameter,
+                const parallel::FlatRange& range, DType type, std::span<std::byte> bytes) {
+  const int64_t element = size_of(type);
+  for (const ShardRectangle& part : shard_rectangles(parameter.spec().shape, parameter.shard(), range))
+    source.read(name, type, part.where,
+                bytes.subspan(static_cast<size_t>((part.elements.begin - range.begin) * element),
+                              static_cast<size_t>(part.elements.count * element)));
+}
+
+void read_into(TensorSource& source, const std::string& name, const parallel::FlatStore::Piece& piece,
+               const Tensor& target) {
+  std::vector<std::byte> bytes;
+  for (const parallel::FlatRange& range : chunks_of(piece.range)) {
+    bytes.resize(static_cast<size_t>(range.count * size_of(target.dtype())));
+    read_range(source, name, *piece.parameter, range, target.dtype(), bytes);
+    target.flat_range(range.begin - piece.range.begin, range.count, {range.count})
+        .copy_from_host_bytes(bytes);
+  }
+}
+
+}  // namespace
+
+static std::string text_of_state(const Reader& reader, const char* key) {
+  const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
+  return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
+}
+std::string data_of(const Reader& reader) {
+  return text_of_state(reader, "data");
+}
+std::string base_of(const Reader& reader) {
+  return text_of_state(reader, "base");
+}
+
+std::string schedule_text_of(const Reader& reader) {
+  const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
+  return json.is_object() && json.contains("schedule") ? json["schedule"].dump() : "";
+}
+
+TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer) {
+  const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
+  const auto number = [&](const char* key) -> int64_t {
+    if (!json.is_object() || !json.contains(key) || !json[key].is_number_integer() ||
+        json[key].get<int64_t>() < 0)
+      fail(ErrorCode::format,
+           (reader.directory() / checkpoint::kStateFile).string() + ": `" + key + "` is not a count");
+    return json[key].get<int64_t>();
+  };
+  if (optimizer && json.is_object() && json.contains("optimizer") && json["optimizer"] == false)
+    fail(ErrorCode::failed,
+         "checkpoint `" + reader.directory().string() +
+             "` was saved without optimizer state (checkpoint.save_optim)",
+         "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint "
+         "starts from the weights alone");
+  const Which which = store.freezes() ? Which::adapters : Which::all;
+  check_shapes(reader, store, which, optimizer);
+  const auto numbers = [&](const char* key) {  // those of the guards are there where guards are on
+    std::vector<double> values;
+    if (!json.contains(key)) return values;
+    if (!json[key].is_array() || json[key].size() > 1'000'000)
+      fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key +
+                                  "` is not a list of numbers");
+    for (const auto& value : json[key]) {
+      if (!value.is_number())
+        fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key +
+                                    "` is not a list of numbers");
+      values.push_back(value.get<double>());
+    }
+    return values;
+  };
+  const auto means = [&](const char* key) -> StepMeans {  // null: a value that is not finite
+    if (!json.contains(key)) return {};
+    std::vector<double> values;
+    if (json[key].is_array())
+      for (const auto& value : json[key])
+        if (value.is_number() || value.is_null())
+          values.push_back(value.is_null() ? std::nan("") : value.get<double>());
+    if (values.size() != 4 || !(values[0] >= 1 && values[0] <= 1e15))
+      fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key +
+                                  "` is not a list of four numbers");
+    return {static_cast<int64_t>(values[0]), values[1], values[2], values[3]};
+  };
+  TrainState state;
+  state.step = number("step");
+  state.consumed_samples = number("consumed_samples");
+  state.consumed_tokens = number("consumed_tokens");
+  state.schedule_samples = number("schedule_samples");
+  state.recent_losses = numbers("recent_losses");
+  state.recent_norms = numbers("recent_norms");
+  state.rewinds = json.contains("rewinds") ? number("rewinds") : 0;
+  state.since_log = means("since_log");
+  state.since_events = means("since_events");
+  store.before_load();
+  for (const auto& piece : store.pieces()) {
+    if (!takes(which, *piece.parameter)) continue;
+    read_into(reader, piece.parameter->name(), piece, piece.values);
+    if (!optimizer || piece.buffer < 0) continue;
+    for (const auto& s : optimizer->state())
+      read_into(reader, state_name(s.name, *piece.parameter), piece,
+                parallel::FlatStore::part(piece, piece.range, s.buffers));
+  }
+  if (optimizer) optimizer->set_steps(number("optimizer_steps"));
+  store.after_load();
+  return state;
+}
+
+void load_parameters(TensorSource& source, parallel::FlatStore& store, Which which) {
+  check_shapes(source, store, which, nullptr);
+  store.before_load();
+  for (const auto& piece : store.pieces())
+    if (takes(which, *piece.parameter)) read_into(source, piece.parameter->name(), piece, piece.values);
+  // What is kept in 4 bits is so as soon as it is read, one parameter at a time.
+  std::vector<float> values;
+  for (const auto& parameter : store.parameters()) {
+    if (!store.quantised(*parameter) || !takes(which, *parameter)) continue;
+    values.resize(static_cast<size_t>(parameter->shape().elements()));
+    read_range(source, parameter->name(), *parameter, {0, parameter->shape().elements()}, DType::f32,
+               std::as_writable_bytes(std::span(values)));
+    store.set_quantised(*parameter, values);
+  }
+  store.after_load();
+}
+
+std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root,
+                                                      std::vector<std::string>& refused) {
+  std::string found;
+  int64_t step = 0;
+  comm::together(world.communicator(), "looking for checkpoints", [&] {
+    if (world.rank() != 0) return;
+    const auto search = checkpoint::find_latest(root, checkpoint::Depth::content);
+    for (const auto& bad : search.refused)
+      refused.push_back(bad.checkpoint.path.filename().string() + ": " + bad.reason);
+    if (search.found) found = search.found->path.string(), step = search.found->step;
+  });
+  found = comm::gather_texts(world.communicator(), found)[0];
+  world.communicator().broadcast(&step, sizeof step, 0);
+  if (found.empty()) return std::nullopt;
+  return checkpoint::Checkpoint{found, step};
+}
+
+}  // namespace capstan::train

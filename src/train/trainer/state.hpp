@@ -1,0 +1,118 @@
+// What a checkpoint holds of a run, and how it gets there and back: main parameters, optimizer state and a few counters.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/reader.hpp"
+#include "checkpoint/store.hpp"
+#include "checkpoint/writer.hpp"
+#include "comm/world.hpp"
+#include "text/tokenizer/tokenizer.hpp"
+#include "optim/optimizer.hpp"
+#include "parallel/flat_store.hpp"
+#include "train/trainer/step_means.hpp"
+
+namespace capstan::train {
+
+struct TrainState {
+  int64_t step = 0;              // finished steps
+  int64_t consumed_samples = 0;  // position in the data
+  int64_t consumed_tokens = 0;
+  int64_t schedule_samples = 0;  // position in the schedules: samples of successful updates
+  // What the guards look back on (guards.hpp), oldest first; empty where they are off.
+  std::vector<double> recent_losses, recent_norms;
+  int64_t rewinds = 0;
+  StepMeans since_log, since_events;  // since the last row of metrics.jsonl, and the last TensorBoard event
+};
+
+struct SavePlan {
+  std::filesystem::path root;  // directory of the checkpoints
+  std::string run_id, recipe, recipe_hash, version, layout, parent;
+  std::string data;      // which samples the run is trained on: data::Dataset::fingerprint()
+  std::string schedule;  // schedule_text() of what the run follows (train/run_schedule.hpp)
+  std::string base;      // hash of the weights beside which adapters train (train/adapters.hpp); empty: none
+  checkpoint::Retention retention;
+  bool optimizer = true;
+  const data::Tokenizer* tokenizer = nullptr;                // copied beside the weights
+  std::vector<std::pair<std::string, std::string>> carried;  // further small files there: name and content
+  std::string chat_template;                // of the recipe, in place of the tokenizer's own; empty: none
+  checkpoint::FileSystem* files = nullptr;  // null: the real one
+  std::function<void()> before_commit;      // rank 0: what must be on the disk before the checkpoint is
+};
+
+// A part of a tensor of the state as a checkpoint names it.
+struct StateTensor {
+  std::string name;
+  checkpoint::Shape shape;      // of the whole tensor, over all ranks
+  checkpoint::Rectangle where;  // this part's cells
+  Tensor tensor;                // their values in that order, one dimension
+};
+
+// Those that this rank writes: main parameters, and with `optimizer` its state. Where only a part of the model trains, that part
+// alone. Every cell is one rank's; ranks that hold the same cells share the work.
+std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer);
+
+// The steps of one save, for whoever runs them (save_state() below, or Saver with a thread). After the constructor only
+// files are touched: any thread may call, one at a time.
+class StateWriter {
+ public:
+  // Collective: the ranks agree on a name that was never used before.
+  StateWriter(comm::World& world, const SavePlan& plan, const TrainState& state,
+              const optim::Optimizer& optimizer);
+  void add(const StateTensor& tensor);  // read from the device when its turn comes, in bounded pieces
+  void add(const StateTensor& tensor,
+           std::span<const std::byte> bytes);  // valid until write_rank() has returned
+  std::string write_rank();                    // this rank's files; returns its list
+  // Rank 0, after all ranks' write_rank(): makes the checkpoint appear, then deletes what retention lets go. What fails after
+  // the checkpoint is there does not undo it: it is in problem().
+  std::filesystem::path commit(const std::vector<std::string>& parts);
+  void abandon() noexcept { writer_.abandon(); }
+
+  int64_t step() const { return step_; }
+  std::filesystem::path final_directory() const { return root_ / checkpoint::step_directory_name(step_); }
+  const std::string& problem() const { return problem_; }
+
+ private:
+  checkpoint::FileSystem& files_;
+  std::filesystem::path root_;
+  int64_t step_;
+  checkpoint::Writer writer_;
+  checkpoint::Retention retention_;
+  std::function<void()> before_commit_;
+  std::vector<std::pair<std::string, std::filesystem::path>> copies_;  // read by write_rank()
+  std::string problem_;
+};
+
+// Collective. Every tensor is written by one rank of the world. Throws on every rank when it failed on any; what was there
+// before is then unchanged. Returns the checkpoint's directory. `problem`, when given: see StateWriter::commit.
+std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state,
+                                 const parallel::FlatStore& store, const optim::Optimizer& optimizer,
+                                 std::string* problem = nullptr);
+
+// Collective. Reads this rank's parts of parameters, and with `optimizer` of its state, and the counters; whichever layout
+// wrote them. Where only adapters train, the others stay as they are. Shapes are checked first: all differences at once.
+TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer);
+
+// SavePlan::data and ::base of a checkpoint; empty where it does not say.
+std::string data_of(const checkpoint::Reader& reader);
+std::string base_of(const checkpoint::Reader& reader);
+// The text of SavePlan::schedule; empty in checkpoints of versions that did not store it.
+std::string schedule_text_of(const checkpoint::Reader& reader);
+
+// Collective. Parameters alone, into whatever type the store computes with.
+enum class Which : uint8_t { all, base, adapters };
+void load_parameters(checkpoint::TensorSource& source, parallel::FlatStore& store, Which which = Which::all);
+
+// The newest checkpoint under `root` that verifies, the same on all ranks; rank 0 looks. `refused` (rank 0) says why newer
+// ones do not count.
+std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root,
+                                                      std::vector<std::string>& refused);
+
+}  // namespace capstan::train

@@ -1,0 +1,70 @@
+// The trainer: a resolved recipe and a world of ranks in, a run directory with metrics and checkpoints out.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/world.hpp"
+#include "config/core/config.hpp"
+#include "train/trainer/progress.hpp"
+
+namespace capstan::checkpoint {
+class FileSystem;
+}
+
+namespace capstan::train {
+
+// The recipe as text, for the records of the run. Only rank 0's is used.
+struct RecipeRecord {
+  std::string name;      // of the recipe; names the run directory when none is given
+  std::string given;     // the file and the overrides as the user gave them
+  std::string resolved;  // complete, with origins as comments; a recipe by itself
+  std::string hash;      // of what alters the numerics
+  std::string command;   // the command line
+  // Fields that are set explicitly: on the command line, and in files or presets.
+  std::vector<std::string> from_command_line, from_files;
+};
+
+// What is different between the recipe of the run that is resumed and this one.
+struct RecipeChange {
+  std::string path, before, after;
+  bool alters_numerics = false;
+};
+
+// no: a new run, whose directory must not hold one. existing: a run that is there, from its newest checkpoint. automatic:
+// the run that is there, or a new one.
+enum class Resume : uint8_t { no, existing, automatic };
+
+struct RunOptions {
+  std::filesystem::path run_dir;  // empty: runs/NAME
+  Resume resume = Resume::no;
+  RecipeRecord recipe;
+  // Compares the resolved recipe stored with a checkpoint with this one. Empty function: nothing is compared.
+  std::function<std::vector<RecipeChange>(const std::string& stored_recipe)> changes_since;
+  // For tests: the disk that checkpoints are written to (null: the real one); false leaves out the GEMM measurement at the start.
+  checkpoint::FileSystem* files = nullptr;
+  bool measure_rate = true;
+};
+
+enum class Ended : uint8_t {
+  finished,  // all iterations done
+  stopped,   // by a signal, exit_interval or exit_duration_in_mins, with a checkpoint
+};
+
+struct Outcome {
+  Ended ended = Ended::finished;
+  std::string reason;  // why it stopped
+  int64_t step = 0;
+  std::filesystem::path run_dir, checkpoint;
+};
+
+// Errors: ErrorCode::not_found and ::format for data, tokenizer, checkpoints and the run to resume (before anything large is allocated),
+// ::unsupported for what this build cannot do, ::failed for a refused resume and for a loss or gradient that is not finite
+// (the state is then that of the step before), ::rank_failure from the transport.
+Outcome train(const config::Config& config, comm::World& world, const RunOptions& options,
+              ProgressSink& sink);
+
+}  // namespace capstan::train

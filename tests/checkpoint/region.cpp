@@ -1,0 +1,176 @@
+#include "checkpoint/region.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "checkpoint/safetensors.hpp"
+#include "helpers.hpp"
+
+using namespace capstan;
+using namespace capstan::checkpoint;
+using namespace capstan::checkpoint::test;
+
+// Flat positions of the cells of a rectangle, in row-major order of the tensor.
+static std::vector<int64_t> positions(const Shape& shape, const Rectangle& r) {
+  const auto values = cut(ramp(shape), shape, r);
+  return {values.begin(), values.end()};
+}
+
+TEST_CASE("a flat range is given back by its rectangles, for every range of many shapes") {
+  const std::vector<Shape> shapes{
+      {},        {1},       {7},       {3, 4},       {1, 5},          {5, 1},
+      {2, 3, 4}, {3, 1, 2}, {1, 1, 6}, {2, 2, 3, 2}, {2, 1, 2, 3, 2}, {2, 2, 1, 2, 2, 2}};
+  for (const auto& shape : shapes) {
+    const int64_t total = element_count(shape);
+    const size_t most = shape.size() <= 1 ? 1 : 2 * shape.size() - 1;
+    for (int64_t begin = 0; begin <= total; ++begin)
+      for (int64_t count = 0; begin + count <= total; ++count) {
+        const auto rectangles = flat_range_as_rectangles(shape, begin, count);
+        std::vector<int64_t> got, expected;
+        for (const auto& r : rectangles) {
+          REQUIRE(fits(r, shape));
+          const auto cells = positions(shape, r);
+          got.insert(got.end(), cells.begin(), cells.end());
+        }
+        for (int64_t i = 0; i < count; ++i) expected.push_back(begin + i);
+        REQUIRE(got == expected);  // in order, so that a flat buffer can be cut along the rectangles
+        REQUIRE(rectangles.size() <= most);
+        if (shape.size() == 2) REQUIRE(rectangles.size() <= 3);
+      }
+  }
+}
+
+TEST_CASE("a large range needs no large work") {
+  const auto r = flat_range_as_rectangles({int64_t{1} << 20, int64_t{1} << 20}, 5, (int64_t{1} << 40) - 10);
+  CHECK(r.size() == 3);
+}
+
+TEST_CASE("exact cover is told from holes and overlaps, against counting cells") {
+  std::mt19937 random(7);
+  int bad = 0, good = 0;
+  for (int round = 0; round < 3000; ++round) {
+    Shape shape(1 + random() % 3);
+    for (auto& size : shape) size = 1 + static_cast<int64_t>(random() % 4);
+    const int64_t total = element_count(shape);
+    // A true tiling by cutting the flat range, then perhaps one piece lost, doubled, moved or shrunk.
+    std::vector<Rectangle> pieces;
+    for (int64_t at = 0; at < total;) {
+      const int64_t count = std::min<int64_t>(total - at, 1 + static_cast<int64_t>(random() % 5));
+      for (const auto& r : flat_range_as_rectangles(shape, at, count)) pieces.push_back(r);
+      at += count;
+    }
+    std::shuffle(pieces.begin(), pieces.end(), random);
+    auto& victim = pieces[random() % pieces.size()];
+    const size_t d = random() % shape.size();
+    switch (random() % 6) {
+      case 0:
+        pieces.pop_back();
+        break;
+      case 1:
+        pieces.push_back(Rectangle(victim));
+        break;
+      case 2:
+        victim.offsets[d] = 0;
+        break;
+      case 3:
+        victim.sizes[d] -= 1;
+        break;
+      default:
+        break;
+    }
+    std::vector<int> written(static_cast<size_t>(total));
+    for (const auto& piece : pieces)
+      for (const int64_t cell : positions(shape, piece)) ++written[static_cast<size_t>(cell)];
+    bool exact = true;
+    for (const int count : written) exact = exact && count == 1;
+    const auto problem = tiling_problem(shape, pieces);
+    REQUIRE(problem.has_value() == !exact);
+    ++(exact ? good : bad);
+    if (!problem) continue;
+    // The cell named is the first wrong one, with its true count.
+    size_t first = 0;
+    while (written[first] == 1) ++first;
+    Shape index(shape.size());
+    size_t rest = first;
+    for (size_t k = shape.size(); k-- > 0; rest /= static_cast<size_t>(shape[k]))
+      index[k] = static_cast<int64_t>(rest % static_cast<size_t>(shape[k]));
+    const std::string text =
+        written[first] == 0 ? " is in no piece" : " is in " + std::to_string(written[first]) + " pieces";
+    REQUIRE(*problem == "cell " + to_text(index) + text);
+  }
+  CHECK(good > 500);
+  CHECK(bad > 500);
+}
+
+TEST_CASE("a pinwheel, which no straight cut divides, is a tiling") {
+  const std::vector<Rectangle> pieces{
+      {{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}};
+  CHECK(!tiling_problem({3, 3}, pieces));
+}
+
+TEST_CASE("scalars and empty tensors tile") {
+  CHECK(tiling_problem({}, {}) == "cell [] is in no piece");
+  const std::vector<Rectangle> one{Rectangle{}}, two{Rectangle{}, Rectangle{}};
+  CHECK(!tiling_problem({}, one));
+  CHECK(tiling_problem({}, two) == "cell [] is in 2 pieces");
+  CHECK(!tiling_problem({0, 4}, {}));
+}
+
+TEST_CASE("cells are copied between boxes of any rank and place") {
+  std::mt19937 random(11);
+  for (int round = 0; round < 3000; ++round) {
+    Shape shape(random() % 7);
+    for (auto& size : shape) size = 1 + static_cast<int64_t>(random() % 3);
+    const auto values = ramp(shape);
+    const auto any = [&] {
+      Rectangle r = whole(shape);
+      for (size_t d = 0; d < shape.size(); ++d) {
+        r.offsets[d] = static_cast<int64_t>(random()) % shape[d];
+        r.sizes[d] = 1 + static_cast<int64_t>(random()) % (shape[d] - r.offsets[d]);
+      }
+      return r;
+    };
+    const Rectangle source = any(), target = any();
+    const auto part = intersect(source, target);
+    if (!part) continue;
+    const auto from = cut(values, shape, source);
+    std::vector<float> to(static_cast<size_t>(element_count(target.sizes)), -1);
+    copy_cells(*part, source, bytes_of(from).data(), DType::f32, target, room_of(to).data(), DType::f32);
+    auto expected = cut(values, shape, target);
+    const auto inside = cut(values, shape, *part);
+    for (auto& value : expected)
+      if (!std::count(inside.begin(), inside.end(), value)) value = -1;
+    REQUIRE(to == expected);
+  }
+}
+
+TEST_CASE("conversions: bf16 rounds to nearest even, fp16 widens exactly") {
+  const std::vector<float> values{1.0f, 1.00390625f, 1.01171875f, -3.0e38f, 3.4e38f, std::nanf(""), 1e-40f};
+  const Rectangle all = whole({7});
+  std::vector<bf16> narrow(7);
+  copy_cells(all, all, bytes_of(values).data(), DType::f32, all, room_of(narrow).data(), DType::bf16);
+  for (size_t i = 0; i < 7; ++i) CHECK(narrow[i].bits == bf16(values[i]).bits);
+  CHECK(narrow[1].bits == 0x3F80);  // half way: to the even one
+  CHECK(narrow[2].bits == 0x3F82);
+  std::vector<float> wide(7);
+  copy_cells(all, all, bytes_of(narrow).data(), DType::bf16, all, room_of(wide).data(), DType::f32);
+  CHECK(wide[0] == 1.0f);
+  CHECK(std::isnan(wide[5]));
+
+  const SafetensorsFile file(golden("half.safetensors"));
+  const auto half = file.bytes(file.at("half")), truth = file.bytes(file.at("float"));
+  const int64_t count = file.at("half").shape[0];
+  const Rectangle range = whole({count});
+  std::vector<float> widened(static_cast<size_t>(count));
+  copy_cells(range, range, half.data(), DType::f16, range, room_of(widened).data(), DType::f32);
+  for (size_t i = 0; i < widened.size(); ++i) {
+    float expected;
+    std::memcpy(&expected, truth.data() + i * 4, 4);
+    const bool same =
+        std::isnan(expected) ? std::isnan(widened[i]) : std::memcmp(&expected, &widened[i], 4) == 0;
+    REQUIRE(same);
+  }
+  CHECK(!can_convert(DType::f32, DType::f16));
+  CHECK(!can_convert(DType::i64, DType::f32));
+}

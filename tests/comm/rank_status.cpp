@@ -1,0 +1,206 @@
+// The failure board: what it judges, how it is shared by processes and hosts, and what a world of real processes says when one
+// of them is at fault.
+#include "comm/watchdog/rank_status.hpp"
+
+#include <doctest/doctest.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "comm/watchdog/publishing_communicator.hpp"
+#include "comm/watchdog/rank_status_files.hpp"
+#include "comm/world.hpp"
+
+using namespace capstan;
+using namespace capstan::comm;
+
+namespace {
+
+Post post(int rank, Doing doing, double seconds, Call call = Call::all_gather, int64_t sequence = 31) {
+  Post one;
+  one.rank = rank, one.pid = 100 + rank, one.host = "h" + std::to_string(rank), one.doing = doing;
+  one.seconds = seconds, one.step = 7, one.phase = "backward", one.call = call, one.group = "dp";
+  one.first = 0, one.sequence = sequence, one.bytes = 48;
+  one.groups = {{"dp", 0, sequence}};
+  return one;
+}
+std::string judged(const std::vector<Post>& posts) {
+  const auto error = judge(posts, 10);
+  if (!error) return "";
+  CHECK(error->code() == ErrorCode::rank_failure);
+  return error->what();
+}
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("who is to blame") {
+  using enum Doing;
+  // Work goes on: nobody waits for long, whatever somebody computes.
+  CHECK(judged({post(0, working, 100), post(1, working, 100)}).empty());
+  CHECK(judged({post(0, waiting, 9), post(1, working, 100)}).empty());
+  CHECK(judged({post(0, waiting, 11), post(1, working, 9)}).empty());
+  CHECK(judged({post(0, waiting, 11), post(1, waiting, 9)}).empty());
+
+  const std::string lags = judged({post(0, waiting, 11), post(1, working, 12, Call::all_gather, 30)});
+  CHECK(has(lags,
+            "rank 1 on host `h1` (process 101) lags at step 7, backward: it has been working after "
+            "all_gather 30 of group `dp` (48 bytes) for 12.0 s"));
+  CHECK(has(lags, "rank 0 waits for 11.0 s in all_gather 31 of group `dp` (48 bytes), step 7, backward"));
+  // Among several the one that has been silent the longest, and a stopped process before all.
+  CHECK(has(judged({post(0, waiting, 11), post(1, working, 12), post(2, working, 13)}), "rank 2 on host"));
+  auto stopped = post(1, waiting, 11);
+  stopped.stopped = true;
+  CHECK(has(judged({post(0, waiting, 20), stopped, post(2, working, 30)}),
+            "rank 1 on host `h1` (process 101) is stopped"));
+
+  auto gone = post(2, working, 0.1);
+  gone.gone = true;
+  CHECK(has(judged({post(0, waiting, 1), post(1, working, 1), gone}),
+            "rank 2 on host `h2` (process 102) is gone at step 7"));
+  gone.remote = true;
+  CHECK(has(judged({post(0, waiting, 1), gone}), "gives no sign of life"));
+  gone.doing = ended;
+  CHECK(judged({post(0, working, 1), gone}).empty());
+
+  // All wait: somebody has not entered what another waits for.
+  const std::string crossed = judged({post(0, waiting, 11), post(1, waiting, 12, Call::barrier, 30)});
+  CHECK(has(crossed, "rank 1 on host `h1` (process 101) waits in barrier 30 of group `dp` for 12.0 s"));
+  auto receive = post(0, waiting, 15, Call::receive, 0);
+  receive.peer = 1, receive.group = "pp";
+  const std::string missing = judged({receive, post(1, ended, 3)});
+  CHECK(has(missing, "waits in receive of 48 bytes from rank 1 in group `pp` for 15.0 s"));
+  CHECK(has(missing, "where rank 1 on host `h1` does not come: it is ended"));
+  auto other = post(1, waiting, 12);
+  other.bytes = 24;
+  CHECK(
+      has(judged({post(0, waiting, 11), other}), "ranks disagree about collective 31 of group `dp`: rank 0"));
+}
+
+TEST_CASE("the board is shared memory; the first to claim tells") {
+  const auto board = Board::create(2, true);
+  const auto same = Board::open(board->path());
+  CHECK(same->ranks() == 2);
+  CHECK(same->has_parent());
+  board->unlink();
+  CHECK_FALSE(std::filesystem::exists(board->path()));
+  CHECK_THROWS_AS(Board::open(board->path()), Error);
+
+  const std::shared_ptr<Board> shared = Board::create(2, false);
+  shared->unlink();
+  Poster poster(shared, {0, 1}, 1, "here");
+  poster.step(5), poster.phase("a phase that is longer than it may be");
+  const int group = poster.add_group("tp", 4);
+  poster.call(Call::send, group, 3, 0, 99);
+  poster.doing(Doing::waiting);
+  const Post seen = shared->read(1, 0);
+  CHECK(seen.rank == 1);
+  CHECK(seen.pid == ::getpid());
+  CHECK(seen.host == "here");
+  CHECK(seen.step == 5);
+  CHECK(seen.phase == "a phase that is ");
+  CHECK(seen.group == "tp");
+  CHECK(seen.peer == 3);
+  CHECK(seen.bytes == 99);
+  CHECK(seen.doing == Doing::waiting);
+  CHECK(seen.seconds < 60);
+  CHECK(shared->read(0, 0).doing == Doing::absent);
+  poster.remove_group(group);
+  CHECK(shared->read(1, 0).groups.empty());
+
+  CHECK_FALSE(shared->report());
+  CHECK(shared->claim());
+  CHECK_FALSE(shared->claim());
+  CHECK_FALSE(shared->report());
+  shared->write_report(Error(ErrorCode::rank_failure, "what", "help").in("first").in("second"));
+  const auto report = shared->report();
+  REQUIRE(report);
+  CHECK(report->message() == "what");
+  CHECK(report->help() == "help");
+  CHECK(report->context() == std::vector<std::string>{"first", "second"});
+  shared->write_report(Error(ErrorCode::rank_failure, std::string(100'000, 'x')));  // cut, not overrun
+  CHECK(shared->report()->message().size() < 10'000);
+}
+
+TEST_CASE("a post survives the way through a file; what is none is left out") {
+  Post one = post(3, Doing::waiting, 1.5, Call::broadcast, 12);
+  one.heartbeat = 77;
+  const auto back = parse_line(line_of(one));
+  REQUIRE(back);
+  CHECK(line_of(*back) == line_of(one));
+  CHECK(back->groups.size() == 1);
+  CHECK(back->call == Call::broadcast);
+  const std::string line = line_of(one);
+  for (size_t cut = 0; cut < line.size(); ++cut) static_cast<void>(parse_line(line.substr(0, cut)));
+  CHECK_FALSE(parse_line(""));
+  CHECK_FALSE(parse_line("a\tb"));
+  CHECK_FALSE(parse_line("99999999999999999999" + line));
+}
+
+TEST_CASE("posting costs less than a microsecond a collective") {
+  const std::shared_ptr<Board> board = Board::create(1, false);
+  board->unlink();
+  const auto group = make_posting_communicator(
+      make_self_communicator("one"), std::make_shared<Poster>(board, std::vector<int>{0}, 0, "here"));
+  constexpr int kCalls = 20000;
+  double best = 1;
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const int64_t start = monotonic_ns();
+    for (int i = 0; i < kCalls; ++i) group->start_broadcast(nullptr, 8, 0)->wait();
+    best = std::min(best, 1e-9 * static_cast<double>(monotonic_ns() - start) / kCalls);
+  }
+  MESSAGE("a posted collective that does nothing: " << best * 1e9 << " ns");
+#if CAPSTAN_TIMED
+  CHECK(best < 1e-6);
+#endif
+}
+
+// ---- real processes ----
+
+TEST_CASE("late, lost, of another size: a world ends by itself and says why") {
+  const auto run = [](const std::string& fault) {
+    const std::string command =
+        "timeout 60 mpirun -q -n 2 --oversubscribe --allow-run-as-root '" CAPSTAN_RANK_AT_FAULT "' " + fault +
+        " 2>&1 </dev/null";
+    FILE* pipe = ::popen(command.c_str(), "r");
+    REQUIRE(pipe);
+    std::string text;
+    char buffer[4096];
+    while (::fgets(buffer, sizeof buffer, pipe)) text += buffer;
+    const int status = ::pclose(pipe);
+    return std::pair(WIFEXITED(status) ? WEXITSTATUS(status) : -1, text);
+  };
+  const auto errors = [](const std::string& text) {
+    int count = 0;
+    for (size_t at = text.find("error: "); at != std::string::npos; at = text.find("error: ", at + 1))
+      ++count;
+    return count;
+  };
+  const auto [fine, nothing] = run("none");
+  CHECK_MESSAGE(fine == 0, nothing);
+  CHECK_MESSAGE(errors(nothing) == 0, nothing);
+
+  const auto [late, of_late] = run("late");
+  CHECK_MESSAGE(late == 4, of_late);
+  CHECK_MESSAGE(errors(of_late) == 1, of_late);
+  CHECK_MESSAGE(has(of_late, "rank 1 on host `"), of_late);
+  CHECK_MESSAGE(has(of_late, "lags at step 4, reduce: it has been working after all_to_all 5 of group `dp`"),
+                of_late);
+  CHECK_MESSAGE(has(of_late, "rank 0 waits for "), of_late);
+
+  const auto [lost, of_lost] = run("lost");
+  CHECK_MESSAGE(lost == 4, of_lost);
+  CHECK_MESSAGE(has(of_lost, "group `dp`"), of_lost);
+  CHECK_MESSAGE(has(of_lost, "ranks disagree about collective 6"), of_lost);
+
+  const auto [size, of_size] = run("wrong_size");
+  CHECK_MESSAGE(size == 4, of_size);
+  CHECK_MESSAGE(has(of_size, "ranks disagree about collective 6 of group `dp`"), of_size);
+  CHECK_MESSAGE(has(of_size, " 32 bytes"), of_size);
+  CHECK_MESSAGE(has(of_size, " 64 bytes"), of_size);
+}

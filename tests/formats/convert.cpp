@@ -1,0 +1,392 @@
+// From Transformers' files to a checkpoint and back: the bytes of every tensor and of every small file.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "checkpoint/reader.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "config/sections/rotary.hpp"
+#include "formats/convert.hpp"
+#include "formats/family.hpp"
+#include "formats/hf_config.hpp"
+#include "formats/hf_directory.hpp"
+#include "formats/model_section.hpp"
+#include "models/registry.hpp"
+#include "support/paths.hpp"
+#include "tests/support/errors.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+using namespace capstan;
+using namespace capstan::interchange;
+using test::error_of;
+using test::holds;
+namespace fs = std::filesystem;
+
+namespace {
+
+const fs::path kFamilies = fs::path(capstan::test::kSourceDirectory) / "tests/formats/families";
+
+std::vector<std::byte> bytes_of(checkpoint::TensorSource& source, const std::string& name) {
+  const auto& info = source.at(name);
+  std::vector<std::byte> bytes(
+      static_cast<size_t>(checkpoint::element_count(info.shape) * size_of(info.dtype)));
+  source.read_whole(name, info.dtype, bytes);
+  return bytes;
+}
+
+void write(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+void replace_in(const fs::path& path, const std::string& from, const std::string& to) {
+  std::string text = read_file(path);
+  REQUIRE(text.find(from) != std::string::npos);
+  write(path, text.replace(text.find(from), from.size(), to));
+}
+
+// A copy of a fixture that a test damages.
+struct Copy {
+  test::TemporaryDirectory home;
+  fs::path path;
+  explicit Copy(const std::string& name) : path(home.path() / name) {
+    fs::create_directory(path);
+    for (const auto& entry : fs::directory_iterator(kFamilies / name))
+      if (entry.path().filename() != "expected.safetensors")
+        fs::copy_file(entry.path(), path / entry.path().filename());
+  }
+  std::string error() const {
+    return error_of([&] {
+      const auto model = ForeignModel::open("hf:" + path.string());
+      model->parameters(model->model());
+    });
+  }
+};
+
+Exported exported_of(checkpoint::Reader& reader, const config::ModelConfig& model) {
+  Exported exported{&reader, model, {}};
+  for (const auto name : carried_files())
+    if (reader.has_file(name)) exported.carried.emplace_back(name, reader.read_text(name));
+  return exported;
+}
+
+}  // namespace
+
+TEST_CASE("Transformers' files to a checkpoint and back: tensors and small files byte for byte") {
+  for (const auto& entry : fs::directory_iterator(kFamilies)) {
+    const std::string name = entry.path().filename().string();
+    CAPTURE(name);
+    test::TemporaryDirectory home;
+    const auto foreign = ForeignModel::open("hf:" + entry.path().string());
+    const Written in = write_checkpoint(*foreign, home.path() / "checkpoint", {});
+    CHECK(in.tensors == static_cast<int64_t>(foreign->parameters(foreign->model())->names().size()));
+    auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Depth::content);
+    write_hf(exported_of(reader, foreign->model()), home.path() / "back");
+
+    HfDirectory before(entry.path()), after(home.path() / "back");
+    for (const std::string& tensor : before.names()) {
+      if (tensor.ends_with(".attn.bias") || tensor.ends_with("masked_bias")) continue;  // buffers
+      CAPTURE(tensor);
+      REQUIRE(after.find(tensor));
+      CHECK(after.at(tensor).dtype == before.at(tensor).dtype);
+      CHECK(after.at(tensor).shape == before.at(tensor).shape);
+      CHECK(bytes_of(after, tensor) == bytes_of(before, tensor));
+    }
+    for (const std::string& tensor : after.names()) CHECK(before.find(tensor));
+    CHECK(before.carried() == after.carried());
+    for (const std::string& file : before.carried()) {
+      CAPTURE(file);
+      CHECK(before.read_text(file) == after.read_text(file));
+    }
+    for (const auto& file : fs::directory_iterator(home.path() / "back"))
+      if (file.path().extension() == ".safetensors") CHECK(fs::exists(entry.path() / file.path().filename()));
+  }
+}
+
+TEST_CASE("a config.json made from a recipe describes the same model") {
+  for (const auto& entry : fs::directory_iterator(kFamilies)) {
+    CAPTURE(entry.path());
+    const auto foreign = ForeignModel::open("hf:" + entry.path().string());
+    const HfConfig made = write_hf_config(foreign->model(), DType::f32);
+    CHECK(differences(foreign->model(), read_hf_config(made.text, "made").model).empty());
+  }
+}
+
+TEST_CASE("a recipe made from a model resolves to it") {
+  for (const auto& entry : fs::directory_iterator(kFamilies)) {
+    CAPTURE(entry.path());
+    const auto foreign = ForeignModel::open("hf:" + entry.path().string());
+    const auto resolution = resolve_recipe(*foreign);
+    if (!resolution.ok()) {
+      CAPTURE(error_of([&] { resolution.require_ok(); }));
+      CHECK(resolution.ok());
+    }
+    CHECK(differences(resolution.config.model, foreign->model()).empty());
+    CHECK(resolution.config.model.hidden_dropout == foreign->model().hidden_dropout);
+  }
+}
+
+TEST_CASE("a model of no family is refused with the field that differs") {
+  config::ModelConfig model = ForeignModel::open("hf:" + (kFamilies / "llama").string())->model();
+  model.rotary_interleaved = true;
+  CHECK(holds(error_of([&] { write_hf_config(model, DType::f32); }), "model.rotary_interleaved is true"));
+}
+
+TEST_CASE("shards hold no more than they may, and read back") {
+  test::TemporaryDirectory home;
+  const auto foreign = ForeignModel::open("hf:" + (kFamilies / "qwen3").string());
+  const auto parameters = foreign->parameters(foreign->model());
+  const Written written = write_hf({parameters.get(), foreign->model(), foreign->carried()},
+                                   home.path() / "out", {.shard_bytes = 9000});
+  CHECK(fs::exists(home.path() / "out" / kIndexFile));
+  CHECK(written.files.size() > 5);
+  HfDirectory before(kFamilies / "qwen3"), after(home.path() / "out");
+  CHECK(before.names() == after.names());
+  // The index that came along, and another size where one is asked for.
+  const auto sharded = ForeignModel::open("hf:" + (home.path() / "out").string());
+  const auto again = sharded->parameters(sharded->model());
+  const Exported from{again.get(), sharded->model(), sharded->carried()};
+  CHECK(write_hf(from, home.path() / "same").files == written.files);
+  CHECK(write_hf(from, home.path() / "one", {.shard_bytes = 1'000'000}).files.size() < 5);
+  CHECK(holds(error_of([&] {
+                write_hf({parameters.get(), foreign->model(), {}}, home.path() / "out");
+              }),
+              "exists already"));
+}
+
+TEST_CASE("what would not be computed as config.json says is refused by name") {
+  const auto refused = [](const std::string& from, const std::string& to) {
+    Copy copy("smollm2");
+    replace_in(copy.path / "config.json", from, to);
+    return copy.error();
+  };
+  const std::string any = "\"use_cache\": true";
+  CHECK(refused(any, "\"use_cache\": true").empty());
+  CHECK(refused(any, "\"some_new_key\": null, \"other\": false, \"third\": []").empty());
+  for (const char* key : {"attention_multiplier", "residual_multiplier", "logits_scaling", "no_rope_layers"})
+    CHECK(holds(refused(any, "\"" + std::string(key) + "\": 2"), key));
+  CHECK(holds(refused(any, "\"quantization_config\": {\"bits\": 4}"), "quantization_config"));
+  CHECK(holds(refused("\"hidden_act\": \"silu\"", "\"hidden_act\": \"xielu\""), "xielu"));
+  CHECK(holds(refused("\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2.0}"),
+              "dynamic"));
+  CHECK(holds(refused("\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 0.0}"),
+              "below 1"));
+  CHECK(holds(refused("\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"linear\", \"fator\": 2.0}"),
+              "fator"));
+  CHECK(
+      holds(refused("LlamaForCausalLM", "LlamaForSequenceClassification"), "LlamaForSequenceClassification"));
+  CHECK(holds(refused("\"model_type\": \"llama\"", "\"model_type\": \"lama\""), "`model_type`"));
+  // Types and sizes.
+  for (const char* value : {"0", "-4", "4.0", "\"4\"", "true", "99999999999", "null"})
+    CHECK(!refused("\"num_attention_heads\": 4", "\"num_attention_heads\": " + std::string(value)).empty());
+  CHECK(holds(refused("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"), "not a multiple"));
+  CHECK(holds(refused("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 8"), "not a multiple"));
+  CHECK(holds(refused("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e999"), "bad JSON"));
+  CHECK(holds(refused("\"vocab_size\": 270", "\"vocab_size\": 271"), "model.embed_tokens.weight"));
+  CHECK(holds(refused(any, "\"mlp_bias\": true"), "mlp_bias"));  // twice
+  CHECK(holds(refused("\"mlp_bias\": false", "\"mlp_bias\": true"), "mlp.down_proj.bias"));
+  CHECK(holds(refused("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"), "layers.1"));
+  CHECK(holds(refused("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false"), "lm_head.weight"));
+}
+
+TEST_CASE("a share of turned elements is Phi-3's: other classes of Transformers ignore the key") {
+  const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
+  for (const auto& [type, whole] : defaults.items()) {
+    if (type == "gpt2") continue;
+    CAPTURE(type);
+    nlohmann::json config = whole;
+    const auto set = [&](double share) {
+      config["partial_rotary_factor"] = share;
+      if (config.contains("rope_parameters") && config["rope_parameters"].is_object())
+        config["rope_parameters"]["partial_rotary_factor"] = share;
+    };
+    set(0.5);
+    const std::string error = error_of([&] { read_hf_config(config.dump(), "config.json"); });
+    CHECK(error.empty() == (type == "phi3"));
+    if (type != "phi3") CHECK(holds(error, "`partial_rotary_factor` is 0.5"));
+    set(1);
+    CHECK(error_of([&] { read_hf_config(config.dump(), "config.json"); }).empty());
+  }
+}
+
+TEST_CASE("the number of positions is the file's, also where a run takes shorter sequences") {
+  const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
+  for (const auto& [type, whole] : defaults.items()) {
+    CAPTURE(type);
+    nlohmann::json config = whole;
+    config[type == "gpt2" ? "n_positions" : "max_position_embeddings"] = 96;
+    const HfModel model = read_hf_config(config.dump(), "config.json");
+    CHECK(model.model.seq_length == 96);
+    CHECK(holds(section_text(model.model), "max_position_embeddings: 96\n"));
+  }
+}
+
+TEST_CASE("a key that config.json lacks has the value that Transformers' class gives it") {
+  const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
+  CHECK(defaults.size() == all_families().size());
+  // What a model without these would be, nobody means.
+  const std::set<std::string> needed = {"model_type",  "vocab_size",
+                                        "hidden_size", "num_hidden_layers",
+                                        "n_embd",      "intermediate_size",
+                                        "n_layer",     "num_attention_heads",
+                                        "n_head",      "max_position_embeddings"};
+  for (const auto& [type, whole] : defaults.items()) {
+    CAPTURE(type);
+    const std::string truth = section_text(read_hf_config(whole.dump(), "config.json").model);
+    for (const auto& [key, value] : whole.items()) {
+      CAPTURE(key);
+      nlohmann::json less = whole;
+      less.erase(key);
+      if (needed.count(key)) {
+        CHECK(
+            holds(error_of([&] { read_hf_config(less.dump(), "config.json"); }), "`" + key + "` is missing"));
+        continue;
+      }
+      CHECK(section_text(read_hf_config(less.dump(), "config.json").model) == truth);
+    }
+  }
+  // With windows on, of which the defaults say nothing; and null is off.
+  for (const char* type : {"qwen2", "qwen3"}) {
+    nlohmann::json config = defaults[type];
+    config["use_sliding_window"] = true;
+    config["num_hidden_layers"] = 30;
+    for (const char* key : {"sliding_window", "max_window_layers", "layer_types"}) config.erase(key);
+    CHECK(holds(error_of([&] { read_hf_config(config.dump(), "config.json"); }),
+                "every n-th layer"));  // from 28 on
+    config["num_hidden_layers"] = 28;
+    CHECK(!read_hf_config(config.dump(), "config.json").model.window_size);
+    config["max_window_layers"] = 0;
+    CHECK(read_hf_config(config.dump(), "config.json").model.window_size == 4096);
+  }
+  nlohmann::json gemma = defaults["gemma2"];
+  gemma["final_logit_softcapping"] = gemma["attn_logit_softcapping"] = nullptr;
+  CHECK(!read_hf_config(gemma.dump(), "config.json").model.attn_logit_softcapping);
+  CHECK(!read_hf_config(gemma.dump(), "config.json").model.final_logit_softcapping);
+  nlohmann::json mistral = defaults["mistral"];
+  mistral["sliding_window"] = nullptr;
+  CHECK(!read_hf_config(mistral.dump(), "config.json").model.window_size);
+}
+
+TEST_CASE("RoPE's base counts wherever config.json has it, and may not be two") {
+  auto config = nlohmann::json::parse(read_file(kFamilies / "smollm2/config.json"));
+  const auto base = [&] { return read_hf_config(config.dump(), "config.json").model.rotary_base; };
+  config.erase("rope_parameters");
+  config["rope_theta"] = 5e5;
+  CHECK(base() == 5e5);
+  config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
+  CHECK(base() == 5e5);
+  config["rope_scaling"]["rope_theta"] = 5e5;
+  CHECK(base() == 5e5);
+  config.erase("rope_theta");
+  CHECK(base() == 5e5);
+  config["rope_theta"] = 1e4;
+  CHECK(holds(error_of(base), "`rope_theta` and that of `rope_scaling` differ"));
+  config["rope_theta"] = 5e5;
+  config["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", 8.0},
+                            {"low_freq_factor", 1.0},
+                            {"high_freq_factor", 4.0},
+                            {"original_max_position_embeddings", 16}};
+  CHECK(base() == 5e5);
+  config["original_max_position_embeddings"] = 32;
+  CHECK(holds(error_of(base), "`original_max_position_embeddings` and that"));
+}
+
+TEST_CASE("the share of a head that RoPE turns is a whole number of elements") {
+  config::ModelConfig model = ForeignModel::open("hf:" + (kFamilies / "phi3").string())->model();
+  for (int64_t head = 2; head <= 256; head += 2)
+    for (int64_t width = 2; width <= head; width += 2) {
+      model.kv_channels = head;
+      model.rotary_percent = static_cast<double>(width) / static_cast<double>(head);
+      REQUIRE(config::rotary_width(model) == width);
+    }
+  model.kv_channels = 88;
+  model.hidden_size = 88 * model.num_attention_heads;
+  model.softmax_scale.reset();
+  model.rotary_percent = 60 / 88.;  // times 88: 59.99…
+  fill_in(model);
+  models::build(model);
+  const HfConfig made = write_hf_config(model, DType::f32);
+  CHECK(static_cast<int>(88 * nlohmann::json::parse(made.text)["partial_rotary_factor"].get<double>()) == 60);
+}
+
+TEST_CASE("a tied model that brings a head of its own is refused when its weights are read") {
+  for (const bool differs : {false, true}) {
+    Copy copy("smollm2");
+    HfDirectory before(kFamilies / "smollm2");
+    std::map<std::string, std::vector<std::byte>> bytes;
+    for (const std::string& name : before.names()) bytes[name] = bytes_of(before, name);
+    const std::string embedding = "model.embed_tokens.weight";
+    bytes["lm_head.weight"] = bytes[embedding];
+    if (differs) bytes["lm_head.weight"].back() ^= std::byte{1};
+    std::vector<checkpoint::SafetensorsTensor> tensors;
+    for (const auto& entry : bytes) {
+      const auto& info = before.at(entry.first == "lm_head.weight" ? embedding : entry.first);
+      tensors.push_back({entry.first, info.dtype, info.shape, checkpoint::source_of(entry.second)});
+    }
+    fs::remove(copy.path / "model.safetensors");
+    checkpoint::write_safetensors(checkpoint::real_file_system(), copy.path / "model.safetensors", tensors,
+                                  {});
+    const auto model = ForeignModel::open("hf:" + copy.path.string());  // looks at no weight
+    CHECK(model->model().share_embeddings_and_output_weights);
+    const std::string said = error_of([&] { model->parameters(model->model()); });
+    if (differs)
+      CHECK(holds(said, "\"lm_head.weight\" differs from \"model.embed_tokens.weight\""));
+    else
+      CHECK(said.empty());
+  }
+}
+
+TEST_CASE("directories that are not what they should be") {
+  {
+    Copy copy("smollm2");
+    fs::remove(copy.path / "model.safetensors");
+    CHECK(holds(copy.error(), "has neither model.safetensors"));
+    write(copy.path / "pytorch_model.bin", "\x80\x02}q");
+    CHECK(holds(copy.error(), "`pytorch_model.bin`"));
+    CHECK(holds(copy.error(), "none is ever run"));
+  }
+  {
+    Copy copy("llama_sharded");
+    const fs::path index = copy.path / kIndexFile;
+    const std::string shard = "\"model.norm.weight\": \"model-00003-of-00003.safetensors\"";
+    std::string text = read_file(index);
+    if (text.find(shard) == std::string::npos) FAIL("the fixture has changed");
+    const auto with = [&](const std::string& value) {
+      std::string changed = text;
+      changed.replace(changed.find(shard), shard.size(), "\"model.norm.weight\": " + value);
+      write(index, changed);
+      return copy.error();
+    };
+    for (const char* value : {"\"../model.safetensors\"", "\"/etc/passwd\"", "\"a/b.safetensors\"",
+                              "\".hidden.safetensors\"", "\"\"", "\"model\\u0000.safetensors\""})
+      CHECK(holds(with(value), "not a plain file name"));
+    CHECK(holds(with("\"model-00003-of-00003.bin\""), "not a safetensors file"));
+    CHECK(holds(with("3"), "is not a string"));
+    CHECK(holds(with("\"model-00009-of-00003.safetensors\""), "model-00009-of-00003.safetensors"));
+    CHECK(holds(with("\"model-00001-of-00003.safetensors\""), "model.norm.weight"));
+    CHECK(
+        holds(with(shard.substr(shard.find(": ") + 2) + ", \"ghost\": \"model-00001-of-00003.safetensors\""),
+              "\"ghost\""));
+    write(index, text);
+    fs::rename(copy.path / "model-00003-of-00003.safetensors", copy.home.path() / "outside.safetensors");
+    CHECK(holds(copy.error(), "not found: "));
+    fs::create_symlink(copy.home.path() / "outside.safetensors",
+                       copy.path / "model-00003-of-00003.safetensors");
+    CHECK(holds(copy.error(), "leads out"));
+  }
+  {
+    Copy copy("smollm2");
+    fs::remove(copy.path / "config.json");
+    CHECK(holds(copy.error(), "not found: "));
+    fs::create_directory(copy.path / "config.json");
+    CHECK(holds(copy.error(), "not a regular file"));
+  }
+  CHECK(holds(error_of([] { ForeignModel::open("hf:/nonexistent/model"); }), "not found: "));
+  CHECK(holds(error_of([] { ForeignModel::open("hf:"); }), "names nothing"));
+}

@@ -1,0 +1,181 @@
+// Every family against what Transformers wrote and computed (make_families.py): names, shapes and bytes, logits, loss
+// and gradients.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "formats/external_model.hpp"
+#include "formats/hf_directory.hpp"
+#include "formats/rearranged.hpp"
+#include "models/registry.hpp"
+#include "support/paths.hpp"
+#include "tests/models/tiny.hpp"
+#include "tests/support/devices.hpp"
+#include "tests/support/fixture.hpp"
+#include "tests/support/simple_store.hpp"
+
+using namespace capstan;
+using namespace capstan::test;
+using interchange::ForeignModel;
+
+namespace {
+
+const std::string kFamilies = std::string(capstan::test::kSourceDirectory) + "/tests/formats/families/";
+
+constexpr const char* kModels[] = {"gpt2",  "gpt2_bare", "llama", "llama_sharded", "smollm2", "mistral",
+                                   "qwen2", "qwen3",     "phi3",  "phi3_long",     "olmo2",   "gemma2"};
+
+std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
+  std::vector<float> values(static_cast<size_t>(checkpoint::element_count(source.at(name).shape)));
+  source.read_whole(name, DType::f32, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
+// The gradients of a fixture under the names of the tensors that they are of.
+class Gradients final : public checkpoint::TensorSource {
+ public:
+  explicit Gradients(const Fixture& fixture) : fixture_(fixture) {
+    for (const auto& name : fixture.names("grad.")) info_[name] = {DType::f32, fixture.shape("grad." + name)};
+  }
+  std::string place() const override { return "the fixture"; }
+  std::vector<std::string> names() const override { return fixture_.names("grad."); }
+  const checkpoint::TensorInfo* find(std::string_view name) const override {
+    const auto found = info_.find(std::string(name));
+    return found == info_.end() ? nullptr : &found->second;
+  }
+  void read(std::string_view name, DType, const checkpoint::Rectangle& wanted,
+            std::span<std::byte> out) override {
+    const auto values = fixture_.get<float>("grad." + std::string(name));
+    checkpoint::copy_cells(wanted, checkpoint::whole(at(name).shape),
+                           reinterpret_cast<const std::byte*>(values.data()), DType::f32, wanted, out.data(),
+                           DType::f32);
+  }
+
+ private:
+  const Fixture& fixture_;
+  std::map<std::string, checkpoint::TensorInfo> info_;
+};
+
+double largest(const std::vector<float>& values) {
+  double result = 0;
+  for (const float v : values) result = std::max(result, std::abs(static_cast<double>(v)));
+  return result;
+}
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double result = 0;
+  for (size_t i = 0; i < a.size(); ++i) result = std::max(result, std::abs(static_cast<double>(a[i]) - b[i]));
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("every family's parameters are those that the engine asks for") {
+  for (const std::string name : kModels) {
+    CAPTURE(name);
+    const auto foreign = ForeignModel::open("hf:" + kFamilies + name);
+    const auto source = foreign->parameters(foreign->model());
+    CHECK(source->find("embedding.word_embeddings.weight")->shape[0] == foreign->model().padded_vocab_size);
+    const auto model = models::build(foreign->model());
+    std::set<std::string> names;
+    for (const auto& parameter : model->parameters()) {
+      CAPTURE(parameter->name());
+      names.insert(parameter->name());
+      const auto* info = source->find(parameter->name());
+      REQUIRE(info);
+      REQUIRE(info->shape.size() == static_cast<size_t>(parameter->spec().shape.rank()));
+      for (size_t d = 0; d < info->shape.size(); ++d)
+        CHECK(info->shape[d] == parameter->spec().shape[static_cast<int>(d)]);
+    }
+    const auto given = source->names();
+    CHECK(names == std::set<std::string>(given.begin(), given.end()));
+  }
+}
+
+TEST_CASE("any rectangle of a parameter is the same part of the whole") {
+  for (const std::string name : kModels) {
+    const auto foreign = ForeignModel::open("hf:" + kFamilies + name);
+    const auto source = foreign->parameters(foreign->model());
+    uint64_t state = 17;
+    const auto below = [&](int64_t end) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      return static_cast<int64_t>((state >> 33) % static_cast<uint64_t>(end));
+    };
+    for (const auto& tensor : source->names()) {
+      CAPTURE(tensor);
+      const auto& shape = source->at(tensor).shape;
+      const auto whole = floats(*source, tensor);
+      for (int round = 0; round < 4; ++round) {
+        checkpoint::Rectangle part;
+        for (const int64_t size : shape) {
+          part.offsets.push_back(below(size));
+          part.sizes.push_back(1 + below(size - part.offsets.back()));
+        }
+        const auto cells = static_cast<size_t>(checkpoint::element_count(part.sizes));
+        std::vector<float> got(cells), wanted(cells);
+        source->read(tensor, DType::f32, part, std::as_writable_bytes(std::span(got)));
+        checkpoint::copy_cells(part, checkpoint::whole(shape),
+                               reinterpret_cast<const std::byte*>(whole.data()), DType::f32, part,
+                               reinterpret_cast<std::byte*>(wanted.data()), DType::f32);
+        REQUIRE(got == wanted);
+      }
+    }
+  }
+}
+
+TEST_CASE("logits, loss and gradients are Transformers'") {
+  const auto device = Cpu::make(1);
+  for (const std::string name : kModels) {
+    CAPTURE(name);
+    const auto foreign = ForeignModel::open("hf:" + kFamilies + name);
+    config::ModelConfig config = foreign->model();
+    config.hidden_dropout = config.attention_dropout = 0;
+    const auto source = foreign->parameters(config);
+    const auto model = models::build(config);
+    SimpleStore store(*device, model->parameters(), DType::f32);
+    for (const auto& parameter : model->parameters())
+      store.set(*parameter, floats(*source, parameter->name()));
+
+    const Fixture expected(kFamilies + name + "/expected.safetensors");
+    const auto text = expected.get<int32_t>("tokens");
+    const int64_t batch = expected.shape("tokens")[0], length = expected.shape("tokens")[1] - 1;
+    std::vector<int32_t> tokens, labels;
+    for (int64_t b = 0; b < batch; ++b)
+      for (int64_t s = 0; s < length; ++s) {
+        tokens.push_back(text[static_cast<size_t>(b * (length + 1) + s)]);
+        labels.push_back(text[static_cast<size_t>(b * (length + 1) + s + 1)]);
+      }
+    const auto count = static_cast<double>(tokens.size());
+    const models::Batch input =
+        make_batch(*device, batch, length, tokens, labels, std::vector<float>(tokens.size(), 1.0f));
+    StepContext context{*device, store};
+    {
+      Tape tape(context, Tape::Mode::inference);
+      const auto truth = expected.get<float>("logits");
+      const double off = difference(model->all_logits(tape, input).to_floats(), truth) / largest(truth);
+      MESSAGE(name << ": logits " << off);
+      CHECK(off < 1e-5);
+    }
+    Tape tape(context);
+    const models::Loss loss = model->forward(tape, input, {});
+    CHECK(std::abs(loss.exact_sum.to_host<double>()[0] / count / expected.get<float>("loss")[0] - 1) < 1e-5);
+    tape.backward({{"loss", Tensor::from_host<float>(*device, {1}, std::vector<float>{1})}});
+
+    Gradients theirs(expected);
+    const auto gradients = foreign->arranged(theirs, config);
+    for (const auto& parameter : model->parameters()) {
+      CAPTURE(parameter->name());
+      auto gradient = store.gradient(*parameter).to_floats();
+      for (float& g : gradient) g = static_cast<float>(g / count);
+      const auto truth = floats(*gradients, parameter->name());
+      // Its padding token, 0, has no gradient in PyTorch's embedding.
+      if (name == "phi3_long" && parameter->name() == "embedding.word_embeddings.weight")
+        std::fill_n(gradient.begin(), config.hidden_size, 0.0f);
+      // A key bias adds the same to all scores of a query: its gradient is rounding noise around zero.
+      const double scale = std::max(largest(truth), 1e-3);
+      CHECK(difference(gradient, truth) < 1e-5 * scale);
+    }
+  }
+}

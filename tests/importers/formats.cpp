@@ -1,0 +1,619 @@
+// What each table does with single keys, how formats are recognised, and that nothing is dropped silently.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "importers/import.hpp"
+#include "importers/known_models.hpp"
+
+using namespace capstan;
+using namespace capstan::importer;
+
+namespace {
+
+Imported command(const std::string& options, const std::string& launcher = "python pretrain_gpt.py") {
+  return import_recipe(launcher +
+                           " --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+                           "--micro-batch-size 1 --train-iters 10 --lr 1e-3 --mock-data "
+                           "--tokenizer-type NullTokenizer --vocab-size 99 " +
+                           options,
+                       "run.sh", {});
+}
+
+std::string value_of(const Imported& imported, const std::string& path) {
+  for (const Taken& one : imported.taken)
+    if (one.path == path) return one.value;
+  for (const Assumed& one : imported.assumed)
+    if (one.path == path) return one.value + " (assumed)";
+  return "unset";
+}
+
+const Left* left(const Imported& imported, const std::string& key) {
+  for (const Left& one : imported.left)
+    if (one.key == key) return &one;
+  return nullptr;
+}
+
+bool left_as(const Imported& imported, const std::string& key, Why why) {
+  const Left* found = left(imported, key);
+  return found && found->why == why;
+}
+
+}  // namespace
+
+TEST_CASE("megatron: retired spellings") {
+  CHECK(value_of(command("--model-parallel-size 2"), "dist.tensor_model_parallel_size") == "2");
+  CHECK(value_of(command("--model-parallel-size 2"), "dist.world_size") == "2 (assumed)");
+  CHECK(value_of(command("--checkpoint-activations"), "model.recompute_granularity") == "full");
+  CHECK(value_of(command("--activations-checkpoint-method block --activations-checkpoint-num-layers 2"),
+                 "model.recompute_method") == "block");
+  CHECK(value_of(command("--fp16 --loss-scale 0"), "mixed_precision (preset)") == "fp16_mixed");
+  CHECK(value_of(command("--fp16 --loss-scale 0"), "mixed_precision.loss_scale") == "null");
+  CHECK(value_of(command("--fp16 --loss-scale 4096"), "mixed_precision.loss_scale") == "4096");
+  CHECK(value_of(command("--warmup 0.1"), "scheduler.lr_warmup_fraction") == "0.1");
+  CHECK(left_as(command("--dataset-impl mmap"), "--dataset-impl", Why::no_effect));
+  CHECK(left_as(command("--DDP-impl local"), "--DDP-impl", Why::no_effect));
+  CHECK(left_as(command("--distributed-backend nccl"), "--distributed-backend", Why::no_effect));
+}
+
+TEST_CASE("megatron: defaults that are not ours are written") {
+  CHECK(value_of(command(""), "model.activation_func") == "gelu_tanh (assumed)");
+  CHECK(value_of(command("--no-bias-gelu-fusion"), "model.activation_func") == "gelu");
+  CHECK(value_of(command("--disable-bias-linear"), "model.activation_func") == "gelu");
+  CHECK(value_of(command("--swiglu"), "model.activation_func") == "silu");
+  CHECK(value_of(command(""), "mixed_precision (preset)") == "fp32 (assumed)");
+  CHECK(value_of(command("--bf16"), "mixed_precision (preset)") == "bf16_mixed");
+  CHECK(value_of(command("--fp16 --accumulate-allreduce-grads-in-fp32"),
+                 "mixed_precision.grad_reduce_in_fp32") == "true");
+  CHECK(value_of(command(""), "model.vocab_size") == "100");  // NullTokenizer adds the end of document
+  CHECK(value_of(command("--seed 5"), "dataset.random_seed") == "5");
+  CHECK(value_of(command("--window-size 4095,0"), "model.window_size") == "4096");
+  CHECK(value_of(command("--group-query-attention --num-query-groups 2"), "model.num_query_groups") == "2");
+  CHECK(left_as(command("--num-query-groups 2"), "--num-query-groups", Why::no_effect));
+  CHECK(left_as(command("--sequence-parallel"), "--sequence-parallel", Why::no_effect));
+}
+
+TEST_CASE("megatron: the launcher gives the world") {
+  CHECK(value_of(command("", "torchrun --nproc_per_node=8 --nnodes 4 pretrain_gpt.py"), "dist.world_size") ==
+        "32");
+  CHECK(value_of(command("", "mpirun -np 16 python pretrain_gpt.py"), "dist.world_size") == "16");
+  const Imported open = command("--tensor-model-parallel-size 4",
+                                "torchrun --nproc-per-node $GPUS --nnodes 2 tools/pretrain_gpt.py");
+  CHECK(value_of(open, "dist.world_size") == "4 (assumed)");
+  CHECK(left_as(open, "--nproc-per-node", Why::to_fill_in));
+}
+
+TEST_CASE("megatron: nothing is dropped silently") {
+  const Imported odd =
+      command("--hidden-dropot 0.1 --lr 2e-3 stray --micro-batch-size many --wandb-project x");
+  REQUIRE(left(odd, "--hidden-dropot"));
+  CHECK(left(odd, "--hidden-dropot")->why == Why::unknown);
+  CHECK(left_as(odd, "--lr", Why::replaced));
+  CHECK(value_of(odd, "optimizer.lr") == "0.002");
+  CHECK(left_as(odd, "--micro-batch-size", Why::replaced));
+  CHECK(left_as(odd, "--wandb-project", Why::theirs));
+  const Imported slip = command("--num-layrs 3");
+  REQUIRE(left(slip, "--num-layrs"));
+  CHECK(left(slip, "--num-layrs")->near.front() == "--num-layers");
+  const Imported near = command("--tensor-model-paralel-size 2");
+  REQUIRE(left(near, "--tensor-model-paralel-size"));
+  CHECK(left(near, "--tensor-model-paralel-size")->near.size() >= 1);
+}
+
+TEST_CASE("megatron: a bare list of options, and one inside quotes") {
+  const Imported bare = import_recipe("--num-layers 4 --hidden-size 8 \\\n --lr 1e-3", "options.txt", {});
+  CHECK(value_of(bare, "model.num_layers") == "4");
+  CHECK_FALSE(bare.resolution.ok());  // the rest is to be filled in
+  const Imported inside =
+      import_recipe("srun bash -c 'python pretrain_gpt.py --num-layers 6 --lr 2e-3'", "job.sh", {});
+  CHECK(value_of(inside, "model.num_layers") == "6");
+}
+
+TEST_CASE("deepspeed: batch sizes give the world") {
+  const Imported all = import_recipe(
+      R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2})",
+      "d.json", {});
+  CHECK(value_of(all, "dist.world_size") == "8");
+  CHECK(value_of(all, "train.global_batch_size") == "64");
+  const Imported two = import_recipe(
+      R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2})", "d.json", {});
+  CHECK(value_of(two, "train.global_batch_size") == "8");
+  const Imported wrong = import_recipe(
+      R"({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2})",
+      "d.json", {});
+  CHECK(left_as(wrong, "gradient_accumulation_steps", Why::value));
+  CHECK(value_of(all, "optimizer.clip_grad") == "0 (assumed)");
+}
+
+TEST_CASE("deepspeed: auto is to be filled in, stages have names") {
+  const Imported file = import_recipe(
+      R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}, "train_batch_size": "auto"})",
+      "d.json", {});
+  CHECK(value_of(file, "ddp.data_parallel_sharding_strategy") == "optim_grads_params");
+  CHECK(left_as(file, "train_batch_size", Why::to_fill_in));
+  CHECK(left_as(file, "zero_optimization.offload_optimizer.device", Why::not_there));
+}
+
+TEST_CASE("megatron: positions that are drawn out, SentencePiece, fine-tuning") {
+  const Imported far = command("--position-embedding-type rope --rotary-seq-len-interpolation-factor 4");
+  CHECK(value_of(far, "model.rope_scaling") == "true");
+  CHECK(value_of(far, "model.rope_scaling_type") == "linear");
+  CHECK(value_of(far, "model.rope_scaling_factor") == "4");
+  CHECK(far.resolution.ok());
+  CHECK(value_of(command("--rotary-seq-len-interpolation-factor 1"), "model.rope_scaling") == "unset");
+  const Imported pieces = command("--tokenizer-type Llama2Tokenizer --tokenizer-model a/tokenizer.model");
+  CHECK(value_of(pieces, "tokenizer.tokenizer_type") == "sentencepiece");
+  CHECK(value_of(pieces, "tokenizer.tokenizer_model") == "a/tokenizer.model");
+  CHECK(left_as(command("--sft"), "--sft", Why::to_fill_in));
+  CHECK(left_as(command("--pretrained-checkpoint x"), "--pretrained-checkpoint", Why::theirs));
+}
+
+namespace {
+Imported axolotl(const std::string& more, const std::string& base = "org/Llama-3.2-1B") {
+  return import_recipe("base_model: " + base +
+                           "\nsequence_len: 128\nmicro_batch_size: 1\nlearning_rate: 1e-4\nmax_steps: 9\n" +
+                           more,
+                       "a.yaml", {});
+}
+Imported axolotl_sample(const std::string& entry, const std::string& more = "") {
+  return axolotl("datasets:\n  - {path: ./x.jsonl, " + entry + "}\n" + more);
+}
+}  // namespace
+
+TEST_CASE("axolotl: modules of Transformers have adapters of their own, fused ones those of the layer") {
+  const auto targets = [](const Imported& file) { return value_of(file, "peft.target_modules"); };
+  const std::string lora = "adapter: lora\nlora_r: 8\nlora_alpha: 16\n";
+  const Imported some = axolotl(lora + "lora_target_modules: [v_proj, q_proj, lm_head]\n");
+  CHECK(value_of(some, "peft.scheme") == "canonical_lora");
+  CHECK(targets(some) == "[linear_q, linear_v]");
+  CHECK(left_as(some, "lora_target_modules", Why::not_there));
+  CHECK(value_of(some, "peft.lora_A_init") == "kaiming (assumed)");
+  CHECK(some.resolution.ok());
+  const std::string all =
+      "[linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, linear_fc1_up, linear_fc2]";
+  CHECK(targets(axolotl(lora + "lora_target_linear: true\n")) == all);
+  CHECK(targets(axolotl(lora)) == all + " (assumed)");
+  const Imported dora = axolotl(lora + "peft_use_dora: true\nlora_target_modules: all-linear\n");
+  CHECK(value_of(dora, "peft.scheme") == "canonical_dora");
+  CHECK(targets(dora) == all);
+  const Imported fused = axolotl(lora + "lora_target_modules: [c_attn, c_proj]\n", "openai-community/gpt2");
+  CHECK(value_of(fused, "peft.scheme") == "lora");
+  CHECK(targets(fused) == "[linear_qkv, linear_proj, linear_fc2]");
+  CHECK(fused.resolution.ok());
+  CHECK(targets(axolotl(lora + "lora_target_linear: true\n", "openai-community/gpt2")) ==
+        "[linear_qkv, linear_proj, linear_fc1, linear_fc2]");
+  const Imported layers = axolotl(lora + "lora_target_modules: [q_proj]\npeft_layers_to_transform: [0, 3]\n");
+  CHECK(targets(layers) == "['*.layers.0.*.linear_q', '*.layers.3.*.linear_q']");
+  CHECK(layers.resolution.ok());
+  const Imported ours =
+      axolotl(lora + "lora_model_dir: ./mine\npeft_use_rslora: true\nloraplus_lr_ratio: 4\n");
+  CHECK(value_of(ours, "peft.adapter") == "./mine");
+  CHECK(value_of(ours, "peft.use_rslora") == "true");
+  CHECK(value_of(ours, "peft.lora_plus_ratio") == "4");
+}
+
+TEST_CASE("axolotl: weights in 4 bits stay so, those in 8 are not there") {
+  const std::string lora = "lora_r: 8\nlora_alpha: 16\n";
+  CHECK(value_of(axolotl("adapter: qlora\n" + lora), "peft.base_quantization") == "nf4");
+  CHECK(value_of(axolotl("adapter: lora\nload_in_4bit: true\n" + lora), "peft.base_quantization") == "nf4");
+  const Imported eight = axolotl("adapter: lora\nload_in_8bit: true\n" + lora);
+  CHECK(value_of(eight, "peft.base_quantization") == "unset");
+  CHECK(left_as(eight, "load_in_8bit", Why::not_there));
+  CHECK(left_as(axolotl("load_in_4bit: true\n"), "load_in_4bit", Why::no_effect));
+}
+
+TEST_CASE("axolotl: the base is a directory, or expected in one") {
+  const Imported hub = axolotl("", "org/Llama-3.2-1B-Instruct");
+  CHECK(value_of(hub, "model (preset)") == "llama3.2-1b");
+  CHECK(value_of(hub, "checkpoint.pretrained_checkpoint") == "hf:models/Llama-3.2-1B-Instruct");
+  CHECK(value_of(hub, "tokenizer.tokenizer_model") == "${checkpoint.pretrained_checkpoint} (assumed)");
+  CHECK(hub.resolution.ok());
+  CHECK(hub.resolution.config.tokenizer.tokenizer_model->resolved ==
+        hub.resolution.config.checkpoint.pretrained_checkpoint->resolved);
+  const Imported here = axolotl("", "./models/llama-3.2-1b");
+  CHECK(value_of(here, "checkpoint.pretrained_checkpoint") == "hf:./models/llama-3.2-1b");
+  CHECK(value_of(here, "model (preset)") == "llama3.2-1b");
+  CHECK(value_of(axolotl("", "./models/mine"), "model (preset)") == "hf:./models/mine");
+  CHECK(left_as(axolotl("", "someone/else"), "base_model", Why::to_fill_in));
+}
+
+TEST_CASE("axolotl: samples, templates and what is learned") {
+  const Imported alpaca = axolotl_sample("type: alpaca");
+  CHECK(value_of(alpaca, "dataset.train_files") == "[./x.jsonl]");
+  CHECK(value_of(alpaca, "dataset.format") == "alpaca");
+  CHECK(value_of(alpaca, "tokenizer.chat_template") == "alpaca (assumed)");
+  CHECK(value_of(alpaca, "dataset.packing") == "false (assumed)");
+  CHECK(value_of(alpaca, "dataset.too_long") == "drop (assumed)");
+  CHECK(value_of(alpaca, "dataset.split") == "1,0,0 (assumed)");
+  CHECK(value_of(alpaca, "dataset.loss_mode") == "unset");
+  CHECK(alpaca.resolution.ok());
+  CHECK(value_of(axolotl_sample("type: completion"), "dataset.format") == "text");
+  CHECK(value_of(axolotl_sample("type: chat_template"), "dataset.format") == "messages");
+  CHECK(value_of(axolotl_sample("type: chat_template, field_messages: conversations"), "dataset.format") ==
+        "sharegpt");
+  CHECK(left_as(axolotl_sample("type: input_output"), "datasets.type", Why::not_there));
+  CHECK(left_as(axolotl_sample("type: {field: a}"), "datasets.type", Why::to_fill_in));
+  CHECK(left_as(axolotl_sample("type: alpaca, odd: 1"), "datasets.odd", Why::unknown));
+  CHECK(left_as(axolotl_sample("type: alpaca, ds_type: parquet"), "datasets.ds_type", Why::value));
+  CHECK(left_as(axolotl_sample("type: chat_template, roles_to_train: [user]"), "datasets.roles_to_train",
+                Why::value));
+  const auto chat = [](const std::string& more) { return axolotl_sample("type: chat_template", more); };
+  CHECK(value_of(chat("chat_template: llama3\n"), "tokenizer.chat_template") == "llama3");
+  CHECK(left_as(chat("chat_template: qwen_25\n"), "chat_template", Why::to_fill_in));
+  CHECK(left_as(chat("chat_template: tokenizer_default\n"), "chat_template", Why::same));
+  CHECK(left_as(chat("chat_template: jinja\nchat_template_jinja: \"{{ messages }}\"\n"),
+                "chat_template_jinja", Why::to_fill_in));
+  CHECK(value_of(chat("chat_template_jinja: ./t.jinja\n"), "tokenizer.chat_template") == "./t.jinja");
+  CHECK(value_of(chat("sample_packing: true\n"), "dataset.packing") == "true");
+  CHECK(value_of(chat("train_on_inputs: true\n"), "dataset.loss_mode") == "all");
+  CHECK(value_of(chat("excess_length_strategy: truncate\n"), "dataset.too_long") == "truncate");
+  CHECK(left_as(chat("excess_length_strategy: raise\n"), "excess_length_strategy", Why::value));
+  CHECK(value_of(chat("val_set_size: 0.05\n"), "dataset.split") == "19,1,0");
+  CHECK(value_of(chat("val_set_size: 0.3\n"), "dataset.split") == "7,3,0");
+  const Imported counted = chat("val_set_size: 200\neval_steps: 5\n");
+  CHECK(left_as(counted, "val_set_size", Why::to_fill_in));
+  CHECK(left_as(counted, "eval_steps", Why::no_effect));
+  CHECK(counted.resolution.ok());
+  const Imported elsewhere =
+      axolotl("datasets:\n  - {path: ../../etc/some set, type: alpaca}\n  - {path: a/b$c, type: alpaca}\n");
+  CHECK(value_of(elsewhere, "dataset.train_files") == "[../../etc/some set, data/b-c.jsonl]");
+}
+
+TEST_CASE("torchtune: builders say adapters, their base and samples") {
+  const auto tune = [](const std::string& builder, const std::string& more) {
+    return import_recipe(
+        "model: {_component_: torchtune.models." + builder + ", lora_attn_modules: [q_proj]}\n" + more +
+            "\noptimizer: {_component_: torch.optim.AdamW, lr: 1e-4}\nmax_steps_per_epoch: 3\n",
+        "t.yaml", {});
+  };
+  const auto component = [&](const std::string& text) {
+    return tune("llama3.lora_llama3_8b", "dataset: {_component_: torchtune.datasets." + text + "}");
+  };
+  const Imported quantised = tune("llama3.qlora_llama3_8b", "");
+  CHECK(value_of(quantised, "peft.scheme") == "canonical_lora");
+  CHECK(value_of(quantised, "peft.base_quantization") == "nf4");
+  CHECK(value_of(quantised, "peft.target_modules") == "[linear_q]");
+  CHECK(value_of(quantised, "peft.dim") == "8 (assumed)");
+  CHECK(value_of(quantised, "checkpoint.pretrained_checkpoint") == "hf:models/llama3-8b");
+  CHECK(value_of(tune("llama3.qdora_llama3_8b", ""), "peft.scheme") == "canonical_dora");
+  CHECK(value_of(tune("llama3.llama3_8b", ""), "peft.scheme") == "unset");
+  CHECK(value_of(tune("llama3.llama3_8b",
+                      "checkpointer: {_component_: torchtune.training.FullModelMetaCheckpointer, "
+                      "checkpoint_dir: /m/Llama/original/}"),
+                 "checkpoint.pretrained_checkpoint") == "hf:/m/Llama");
+  CHECK(value_of(component("text_completion_dataset, source: text.jsonl"), "dataset.format") == "text");
+  CHECK(value_of(component("chat_dataset, source: a.jsonl, conversation_style: openai"), "dataset.format") ==
+        "messages");
+  CHECK(value_of(component("alpaca_dataset"), "dataset.loss_mode") == "all (assumed)");
+  CHECK(value_of(component("slimorca_dataset"), "dataset.loss_mode") == "assistant (assumed)");
+  CHECK(value_of(component("slimorca_dataset, masking_strategy: train_on_last"), "dataset.loss_mode") ==
+        "last_turn");
+  CHECK(left_as(component("preference_dataset, source: x"), "dataset._component_", Why::not_there));
+  CHECK(left_as(component("chat_dataset, source: x, new_system_prompt: Hi"), "dataset.new_system_prompt",
+                Why::to_fill_in));
+  const Imported two = tune("llama3.lora_llama3_8b",
+                            "dataset:\n  - {_component_: torchtune.datasets.alpaca_dataset}\n"
+                            "  - {_component_: torchtune.datasets.slimorca_dataset}\n");
+  CHECK(value_of(two, "dataset.train_files") == "[data/alpaca.jsonl, data/SlimOrca-Dedup.jsonl]");
+  CHECK(value_of(two, "dataset.format") == "unset");
+  CHECK(two.resolution.ok());
+}
+
+TEST_CASE("TrainingArguments of fine-tuning count where the base is a recipe of that kind") {
+  const std::string text =
+      R"({"per_device_train_batch_size": 2, "learning_rate": 1e-4, "max_length": 512, "packing": false,
+          "assistant_only_loss": true, "eos_token": "</s>"})";
+  Options sft;
+  sft.base = "llama3-8b-lora";
+  const Imported tuned = import_recipe(text, "a.json", sft);
+  CHECK(value_of(tuned, "dataset.packing") == "false");
+  CHECK(value_of(tuned, "model.seq_length") == "512");
+  CHECK(value_of(tuned, "tokenizer.eod_token") == "</s>");
+  CHECK_MESSAGE(tuned.resolution.ok(),
+                config::render(tuned.resolution.diagnostics, tuned.resolution.sources));
+  const Imported plain = import_recipe(text, "a.json", {});
+  CHECK(value_of(plain, "dataset.packing") == "unset");
+  CHECK(left_as(plain, "packing", Why::no_effect));
+  CHECK_MESSAGE(plain.resolution.ok(),
+                config::render(plain.resolution.diagnostics, plain.resolution.sources));
+}
+
+TEST_CASE("lengths in epochs stay epochs, with the other trainer's default where the file is silent") {
+  const auto arguments = [](const std::string& more, const std::string& base = {}) {
+    Options options{.format = Format::training_arguments};
+    options.base = base;
+    Imported file = import_recipe(R"({"per_device_train_batch_size": 2, "learning_rate": 1e-4)" + more + "}",
+                                  "a.json", options);
+    CHECK_MESSAGE(file.resolution.ok(), config::render(file.resolution.diagnostics, file.resolution.sources));
+    return file;
+  };
+  for (const std::string base : {"", "llama3-8b-lora"}) {  // recipes whose length is a number of steps
+    CAPTURE(base);
+    const Imported silent = arguments("", base);
+    CHECK(value_of(silent, "train.epochs") == "3 (assumed)");
+    CHECK(value_of(silent, "train.train_iters") == "null (assumed)");
+    CHECK(silent.resolution.config.train.epochs == 3);
+    CHECK(!silent.resolution.config.train.train_iters);
+    const Imported half = arguments(R"(, "num_train_epochs": 0.5, "max_steps": -1)", base);
+    CHECK(value_of(half, "train.epochs") == "0.5");
+    CHECK(left_as(half, "max_steps", Why::off));
+    const Imported steps = arguments(R"(, "num_train_epochs": 2, "max_steps": 7)", base);
+    CHECK(value_of(steps, "train.epochs") == "unset");
+    CHECK(value_of(steps, "train.train_iters") == "7");
+    CHECK(left_as(steps, "num_train_epochs", Why::no_effect));
+  }
+  const auto sampled = [](const std::string& more, const std::string& data) {
+    return import_recipe(
+        "base_model: org/Llama-3.2-1B\nsequence_len: 128\nmicro_batch_size: 1\nlearning_rate: 1e-4\n" + data +
+            more,
+        "a.yaml", {.format = Format::axolotl});
+  };
+  const std::string alpaca = "datasets:\n  - {path: ./x.jsonl, type: alpaca}\n";
+  const Imported silent = sampled("", alpaca);
+  CHECK(value_of(silent, "train.epochs") == "1 (assumed)");
+  CHECK(silent.resolution.config.train.epochs == 1);
+  CHECK(value_of(sampled("num_epochs: 4\n", alpaca), "train.epochs") == "4");
+  CHECK(value_of(sampled("num_epochs: 4\nmax_steps: 9\n", alpaca), "train.train_iters") == "9");
+  // Without data there is nothing to pass over.
+  const Imported bare = sampled("num_epochs: 2\n", "");
+  CHECK(value_of(bare, "train.train_iters") == "1000 (assumed)");
+  CHECK(left_as(bare, "num_epochs", Why::to_fill_in));
+}
+
+TEST_CASE("bridge: fine-tuning data and adapters bring their base") {
+  const Imported file = import_recipe(
+      "model: {_target_: a.LlamaModelProvider, num_layers: 2}\npeft: {_target_: b.DoRA, lora_A_init_method: "
+      "kaiming}\n"
+      "dataset: {_target_: c.GPTSFTDatasetConfig, dataset_root: /d, dataloader_type: single}\n",
+      "run_config.yaml", {});
+  CHECK(value_of(file, "peft.scheme") == "dora");
+  CHECK(value_of(file, "peft.lora_A_init") == "kaiming");
+  CHECK(value_of(file, "checkpoint.pretrained_checkpoint") == "hf:models/base (assumed)");
+  CHECK(value_of(file, "dataset.train_files") == "[/d/training.jsonl]");
+  CHECK(value_of(file, "dataset.packing") == "false (assumed)");
+  CHECK(value_of(file, "dataset.kind") == "unset");
+  CHECK(value_of(file, "tokenizer (preset)") == "huggingface (assumed)");
+}
+
+TEST_CASE("every preset that a name elsewhere stands for is there") {
+  for (const char* name : {"google/gemma-2-2b-it", "mistralai/Mistral-7B-v0.1",
+                           "microsoft/Phi-3.5-mini-instruct", "Qwen/Qwen2.5-32B-Instruct", "Qwen/Qwen3-14B",
+                           "allenai/OLMo-2-1124-7B", "HuggingFaceTB/SmolLM2-135M-Instruct"}) {
+    CAPTURE(name);
+    const auto preset = preset_of_model(name);
+    REQUIRE(preset);
+    CHECK(vocabulary_of_preset(*preset) > 0);
+  }
+}
+
+TEST_CASE("chat models of Qwen 2.5 have fewer positions than the base models of their presets") {
+  const auto positions = [](const std::string& text) {
+    return value_of(import_recipe(text, "file", {}), "model.max_position_embeddings");
+  };
+  const std::string axolotl = "sequence_len: 10\nbase_model: Qwen/Qwen2.5-";
+  CHECK(positions(axolotl + "7B-Instruct") == "32768");
+  CHECK(positions(axolotl + "14B-Instruct") == "32768");
+  CHECK(positions(axolotl + "1.5B-Instruct") == "32768");
+  CHECK(positions(axolotl + "1.5B") == "unset");
+  CHECK(positions(axolotl + "7B") == "unset");
+  CHECK(positions(axolotl + "3B-Instruct") == "unset");  // the preset's
+  const std::string torchtune = "model: {_component_: torchtune.models.qwen2_5.lora_qwen2_5_";
+  CHECK(positions(torchtune + "7b_instruct}") == "32768");
+  CHECK(positions(torchtune + "7b_base}") == "unset");
+}
+
+TEST_CASE("formats are recognised, or the known ones are told") {
+  const auto format_of = [](const char* text) { return import_recipe(text, "file", {}).format; };
+  CHECK(format_of("pretrain_gpt.py --num-layers 2") == Format::megatron);
+  CHECK(format_of("{\"zero_optimization\": {\"stage\": 1}}") == Format::deepspeed);
+  CHECK(format_of("model: {_target_: a.b.GPTModelProvider}") == Format::bridge);
+  CHECK(format_of("model: {_component_: torchtune.models.llama3.llama3_8b}") == Format::torchtune);
+  CHECK(format_of("base_model: x/y\nsequence_len: 10") == Format::axolotl);
+  CHECK(format_of("{\"per_device_train_batch_size\": 4}") == Format::training_arguments);
+  // A comment does not make a document a command.
+  CHECK(format_of("# was: pretrain_gpt.py --num-layers 2\nbase_model: x/y\nsequence_len: 10") ==
+        Format::axolotl);
+  try {
+    import_recipe("a: 1\nb: 2\n", "file", {});
+    FAIL("recognised");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::format);
+    for (const FormatInfo& info : formats()) CHECK(error.help().find(info.name) != std::string::npos);
+  }
+  try {
+    import_recipe("model: {num_layers: 2}\noptimizer: {lr: 1}\n", "mine.yaml", {});
+    FAIL("recognised");
+  } catch (const Error& error) {
+    CHECK(error.help().find("capstan check") != std::string::npos);
+  }
+  Options forced;
+  forced.format = Format::deepspeed;
+  CHECK(import_recipe("{\"a\": 1}", "file", forced).left.size() >= 1);
+}
+
+TEST_CASE("malformed files are errors of the format") {
+  for (const char* text :
+       {"{\"zero_optimization\": ", "a: [1", "", " \n", "\xff\xfe", "- 1\n- 2\n", "pretrain_gpt.py 'x"}) {
+    CAPTURE(text);
+    try {
+      import_recipe(text, "file.sh", {});
+      FAIL("accepted");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::format);
+      CHECK(error.message().starts_with("`file.sh`"));
+    }
+  }
+  CHECK_THROWS_WITH_AS(import_recipe(std::string("pretrain_gpt.py\0 --num-layers 2", 32), "file.sh", {}),
+                       "`file.sh` is not text: a NUL at byte 15", Error);
+}
+
+TEST_CASE("commands of megabytes are answered soon") {
+  std::string options = "pretrain_gpt.py";
+  for (int i = 0; i < 9000; ++i) options += " --unknown-" + std::to_string(i);
+  const std::string padded = options + std::string(3'000'000, ' ');
+  CHECK(import_recipe(padded, "file.sh", {}).left.size() >= 9000);
+  std::string repeated = "pretrain_gpt.py";
+  while (repeated.size() < 4'000'000) repeated += " --num-layers 3";
+  CHECK_THROWS_WITH_AS(import_recipe(repeated, "file.sh", {}),
+                       "`file.sh`: a command of more than 10000 words", Error);
+}
+
+TEST_CASE("models by their names elsewhere") {
+  CHECK(preset_of_model("meta-llama/Llama-3.1-8B-Instruct") == "llama3.1-8b");
+  CHECK(preset_of_model("NousResearch/Meta-Llama-3-8B") == "llama3-8b");
+  CHECK(preset_of_model("meta-llama/Llama-2-7b-chat-hf") == "llama2-7b");
+  CHECK_FALSE(preset_of_model("someone/else"));
+  CHECK(preset_of_builder("torchtune.models.llama3_1.qlora_llama3_1_8b") == "llama3.1-8b");
+  CHECK_FALSE(preset_of_builder("os.system"));
+  CHECK(vocabulary_of_preset("llama3.1-8b") == 128256);
+}
+
+TEST_CASE("a class of a file is a name to look up, never something to load") {
+  const Imported file = import_recipe(
+      "_target_: os.system\nmodel:\n  _target_: subprocess.Popen\n  args: [rm]\n"
+      "  activation_func: {_target_: builtins.exec}\n",
+      "run_config.yaml", {});
+  CHECK(left_as(file, "_target_", Why::value));
+  CHECK(left_as(file, "model._target_", Why::value));
+  CHECK(left_as(file, "model.activation_func", Why::value));
+}
+
+TEST_CASE("what a file calls its keys and values cannot write lines of the recipe") {
+  const Imported file = import_recipe(
+      "base_model: \"evil/gpt2\\ntrain: {train_iters: 7}\"\nsequence_len: 128\n\"a\\n  b\\x7f\": \"c\\nd\"\n"
+      "output_dir: \"x\\n- y\"\n",
+      "odd\n name: x.yaml", {});
+  for (const auto line : split(file.recipe, '\n')) {
+    CAPTURE(std::string(line));
+    CHECK_FALSE(line.starts_with("train: {"));
+    CHECK_FALSE(line.starts_with(" name:"));
+    CHECK_FALSE(line.starts_with("- y"));
+  }
+  CHECK_FALSE(file.resolution.malformed);
+}
+
+TEST_CASE("floors of the learning rate go to the field that means them") {
+  const auto arguments = [](const std::string& rest) {
+    return import_recipe(R"({"output_dir": "x", "per_device_train_batch_size": 1, "learning_rate": 1e-4, )"
+                         R"("max_steps": 10, "warmup_ratio": 0.1, )" +
+                             rest + "}",
+                         "a.json", {.format = Format::training_arguments});
+  };
+  const Imported fixed =
+      arguments(R"("lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-5})");
+  CHECK(value_of(fixed, "scheduler.lr_decay_style") == "cosine");
+  CHECK(value_of(fixed, "optimizer.min_lr") == "1.0e-05");
+  CHECK(fixed.resolution.config.optimizer.min_lr == 1e-5);
+  const Imported rate =
+      arguments(R"("lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1})");
+  CHECK(value_of(rate, "optimizer.min_lr_ratio") == "0.1");
+  CHECK(value_of(rate, "optimizer.min_lr") == "unset");
+  CHECK(rate.resolution.config.optimizer.min_lr == 1e-5);
+  const Imported plain = arguments(R"("lr_scheduler_type": "cosine")");
+  CHECK(value_of(plain, "optimizer.min_lr") == "0 (assumed)");
+  CHECK(plain.resolution.config.optimizer.min_lr == 0);
+  const Imported wsd = arguments(
+      R"("lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 3, )"
+      R"("min_lr_ratio": 0.2, "decay_type": "1-sqrt", "flavor": 1})");
+  CHECK(value_of(wsd, "scheduler.lr_wsd_decay_iters") == "3");
+  CHECK(value_of(wsd, "scheduler.lr_wsd_decay_style") == "minus_sqrt");
+  CHECK(value_of(wsd, "optimizer.min_lr_ratio") == "0.2");
+  CHECK(left_as(wsd, "lr_scheduler_kwargs.flavor", Why::to_fill_in));
+  const Imported other = arguments(R"("lr_scheduler_type": "cosine_with_restarts")");
+  CHECK(left_as(other, "lr_scheduler_type", Why::not_there));
+
+  const Imported deepspeed = import_recipe(
+      R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},)"
+      R"( "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 100, "warmup_num_steps": 5,)"
+      R"( "cos_min_ratio": 0.01}}})",
+      "ds.json", {});
+  CHECK(value_of(deepspeed, "optimizer.min_lr_ratio") == "0.01");
+  CHECK(deepspeed.resolution.config.optimizer.min_lr == 1e-5);
+
+  const Imported megatron = command("--min-lr 1e-4 --lr-decay-style cosine");
+  CHECK(value_of(megatron, "optimizer.min_lr") == "0.0001");
+  CHECK(value_of(megatron, "scheduler.lr_decay_style") == "cosine");
+}
+
+TEST_CASE("megatron: misspelt options are listed with the options that are near") {
+  const auto near = [](const std::string& option, const std::string& meant) {
+    const Imported result = command(option + " 1");
+    const Left* found = left(result, option);
+    CAPTURE(option);
+    REQUIRE(found);
+    CHECK(found->why == Why::unknown);
+    CHECK(std::find(found->near.begin(), found->near.end(), meant) != found->near.end());
+  };
+  near("--num-layer", "--num-layers");
+  near("--lr-decay-stile", "--lr-decay-style");
+  near("--mim-lr", "--min-lr");
+  // Rules for families of options (`--log-*`) do not swallow them.
+  near("--log-intervall", "--log-interval");
+  near("--log-params-nrom", "--log-params-norm");
+  CHECK(left_as(command("--log-throughput"), "--log-throughput", Why::no_effect));
+}
+
+namespace {
+
+const std::string kSized =
+    "#!/bin/bash\n"
+    "case $SIZE in\n"
+    "  small|s) LAYERS=2 ;;\n"
+    "  large) LAYERS=4\n    HEADS=8;;\n"
+    "  *) echo unknown; exit 1 ;;\n"
+    "esac\n"
+    "ARGS=\"--seq-length 32 --micro-batch-size 1 --mock-data --tokenizer-type NullTokenizer --vocab-size "
+    "99\"\n"
+    "if [ \"${BF16:-1}\" = 1 ]; then ARGS+=\" --bf16\"; else ARGS+=\" --fp16\"; fi\n"
+    "[ -n \"$2\" ] && ARGS=\"$ARGS --lr $2\"\n"
+    "python pretrain_gpt.py --num-layers $LAYERS --hidden-size 64 --num-attention-heads ${HEADS:-4} \\\n"
+    "  --train-iters 10 --lr 1e-3 $ARGS\n";
+
+}  // namespace
+
+TEST_CASE("megatron: a branch that depends on a variable is asked about, not taken") {
+  const Imported asked = import_recipe(kSized, "run.sh", {});
+  CHECK(value_of(asked, "model.num_layers") == "unset");
+  REQUIRE(left_as(asked, "--num-layers", Why::to_fill_in));
+  CHECK(left(asked, "--num-layers")->reason == "depends on `case $SIZE in`, which is not decided");
+  REQUIRE(left_as(asked, "case $SIZE in", Why::to_fill_in));
+  CHECK(left(asked, "case $SIZE in")->reason ==
+        "not decided: the script does not say what `$SIZE` is; choose with --var SIZE=VALUE");
+  CHECK(left(asked, "case $SIZE in")->place.line == 2);
+  // What does not depend on it is taken: a default of the script decides.
+  CHECK(value_of(asked, "mixed_precision (preset)") == "bf16_mixed");
+  CHECK(value_of(asked, "optimizer.lr") == "0.001");
+  CHECK(left_as(asked, "if [ -n \"$2\" ]", Why::to_fill_in));
+
+  const Imported small = import_recipe(kSized, "run.sh", {.variables = {{"SIZE", "s"}, {"2", ""}}});
+  CHECK(value_of(small, "model.num_layers") == "2");
+  CHECK(value_of(small, "model.num_attention_heads") == "4");
+  CHECK(left(small, "case $SIZE in") == nullptr);
+  const Imported large =
+      import_recipe(kSized, "run.sh", {.variables = {{"SIZE", "large"}, {"BF16", "0"}, {"2", "5e-4"}}});
+  CHECK(value_of(large, "model.num_layers") == "4");
+  CHECK(value_of(large, "model.num_attention_heads") == "8");
+  CHECK(value_of(large, "mixed_precision (preset)") == "fp16_mixed");
+  CHECK(value_of(large, "optimizer.lr") == "0.0005");
+}
+
+TEST_CASE("megatron: a command inside of a branch or loop is read, and that is said") {
+  const std::string line =
+      "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+      "--micro-batch-size 1 --train-iters 10 --mock-data --tokenizer-type NullTokenizer --vocab-size 99";
+  const Imported looped =
+      import_recipe("for LR in 1e-3 3e-3; do\n" + line + " --lr $LR\ndone\n", "run.sh", {});
+  CHECK(value_of(looped, "model.num_layers") == "2");
+  CHECK(left_as(looped, "--lr", Why::to_fill_in));
+  REQUIRE(left_as(looped, "for LR in 1e-3 3e-3", Why::to_fill_in));
+  CHECK(left(looped, "for LR in 1e-3 3e-3")->reason.starts_with("the command runs in it; a loop is not run"));
+  const std::string two =
+      "if [ \"$1\" = train ]; then\n" + line + " --lr 1e-3\nelse\n" + line + " --lr 2e-3\nfi\n";
+  const Imported first = import_recipe(two, "run.sh", {});
+  CHECK(left_as(first, "if [ \"$1\" = train ]", Why::to_fill_in));
+  const Imported second = import_recipe(two, "run.sh", {.variables = {{"1", "test"}}});
+  CHECK(value_of(second, "optimizer.lr") == "0.002");
+  CHECK(left(second, "if [ \"$1\" = train ]") == nullptr);
+}

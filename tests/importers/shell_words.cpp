@@ -1,0 +1,155 @@
+// Words and variables of shell scripts: what is filled in, what stays open, and where each byte comes from.
+#include <doctest/doctest.h>
+
+#include "base/error.hpp"
+#include "importers/shell_words.hpp"
+
+using namespace capstan;
+using namespace capstan::importer;
+
+namespace {
+
+// The last command, its words in brackets; a word that is not known has its reason behind it.
+std::string last(std::string_view text) {
+  const ShellScript script = read_shell(text);
+  std::string result;
+  if (script.commands.empty()) return "nothing";
+  for (const ShellWord& word : script.commands.back()) {
+    CHECK(word.text.size() == word.at.size());
+    result += "[" + word.text + "]" + (word.open.empty() ? "" : "?");
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("words: quotes, continued lines and comments") {
+  CHECK(last("run a 'b c' \"d e\" f\\ g") == "[run][a][b c][d e][f g]");
+  CHECK(last("run --x \\\n  1 # a comment with 'quotes\n") == "[run][--x][1]");
+  CHECK(last("run a#b '#c' \"\" ''") == "[run][a#b][#c][][]");
+  CHECK(last("run \"a\\\"b\\\\c\\n\" 'a\\b'") == "[run][a\"b\\c\\n][a\\b]");
+  CHECK(last("first; second && third | fourth") == "[fourth]");
+  CHECK(last("run \"two\\\n words\"") == "[run][two words]");
+  CHECK(last("") == "nothing");
+  CHECK(last("A=1\nexport B=2") == "nothing");
+}
+
+TEST_CASE("variables: texts, lists and defaults") {
+  CHECK(last("A=7; run $A ${A} x${A}y '$A' \"$A\"") == "[run][7][7][x7y][$A][7]");
+  CHECK(last("A=\"--x 1\n --y 2\"\nrun $A \"$A\"") == "[run][--x][1][--y][2][--x 1\n --y 2]");
+  CHECK(last("A=(--x 1 # why\n '--y z')\nrun ${A[@]}") == "[run][--x][1][--y][z]");
+  CHECK(last("A=(--x '1 2')\nrun \"${A[@]}\" \"${A[*]}\" $A") == "[run][--x][1 2][--x 1 2][--x]");
+  CHECK(last("A=(a); A+=(b); run \"${A[@]}\"") == "[run][a][b]");
+  CHECK(last("A=a; A+=b; run $A") == "[run][ab]");
+  CHECK(last("run ${A:-5} ${A:-$B} ${A-x}") == "[run][5][$B]?[x]");
+  CHECK(last("A=${1:-deep}; run $A $1") == "[run][deep][$1]?");
+  CHECK(last("A=''; run ${A:-5} ${A-6}") == "[run][5]");
+  CHECK(last("A=2; run ${A:-5} ${B:-${A}}") == "[run][2][2]");
+  CHECK(last("declare -a A=(1 2)\nrun ${A[@]}") == "[run][1][2]");
+  CHECK(last("A=1\nA=2\nrun $A") == "[run][2]");
+}
+
+TEST_CASE("what only a shell could know stays as written and is marked") {
+  CHECK(last("run $HOME $1 $(hostname -i) `date` $((1 + 2)) ${A##*/} ok") ==
+        "[run][$HOME]?[$1]?[$(hostname -i)]?[`date`]?[$((1 + 2))]?[${A##*/}]?[ok]");
+  // One open part does not make the rest of a variable open.
+  CHECK(last("A=\"--nodes $N --lr 1e-4\"; run $A") == "[run][--nodes][$N]?[--lr][1e-4]");
+  CHECK(last("N=$((2*4))\nrun --n $N --m 1") == "[run][--n][$((2*4))]?[--m][1]");
+}
+
+TEST_CASE("places lead to the assignment that the words were written in") {
+  const std::string text = "A=\"--lr 3\"\nrun $A";
+  const ShellScript script = read_shell(text);
+  REQUIRE(script.commands.size() == 1);
+  REQUIRE(script.commands[0].size() == 3);
+  CHECK(script.commands[0][1].begin == text.find("--lr"));
+  CHECK(script.commands[0][2].begin == text.find('3'));
+}
+
+TEST_CASE("here documents are no commands, branches are told") {
+  CHECK(last("cat <<EOF > x\nit's --lr 1\nEOF\nrun b") == "[run][b]");
+  CHECK(last("cat <<-'EOF'\n\tdon't\n\tEOF\nrun c") == "[run][c]");
+  CHECK(read_shell("if [ $A ]; then B=1; fi\nrun").branches.size() == 1);
+  CHECK(read_shell("run a b").branches.empty());
+}
+
+TEST_CASE("branches: what the script's own words decide is read alone, the rest is marked") {
+  CHECK(last("A=1; if [ $A = 1 ]; then B=x; else B=y; fi; run $B") == "[run][x]");
+  CHECK(last("A=2; if [ $A = 1 ]; then B=x; elif [[ $A == [2-3] ]]; then B=z; else B=y; fi; run $B") ==
+        "[run][z]");
+  CHECK(last("A=3; B=y\nif test $A -gt 4\nthen\n  B=x\nfi\nrun $B") == "[run][y]");
+  CHECK(last("if ! [ -z \"\" ] || [ 1 -eq 1 ] && true; then B=x; fi; run $B") == "[run][x]");
+  CHECK(last("A=b; case \"$A\" in a) B=1;; b | c) B=2 ;; *) B=3; esac; run $B") == "[run][2]");
+  CHECK(last("case x in (a) B=1;; (*) B=3;; esac\nrun $B") == "[run][3]");
+  CHECK(last("[ 1 = 2 ] && B=x || B=y; run $B") == "[run][y]");
+  CHECK(last("if false; then if [ $Q ]; then B=1; fi; B=2; fi; B=${B:-7}; run $B") == "[run][7]");
+  // Not decided.
+  CHECK(last("if [ $A ]; then B=x; else B=y; fi; run $B ok") == "[run][y]?[ok]");
+  CHECK(last("B=0; if grep -q x file; then B=x; fi; run $B") == "[run][x]?");
+  CHECK(last("B=\"--a 1\"; if [ $A ]; then B+=\" --b 2\"; fi; run $B") == "[run][--a][1][--b]?[2]?");
+  CHECK(last("B=\"--a 1\"; if [ $A ]; then B=\"$B --b 2\"; fi; run $B") == "[run][--a][1][--b]?[2]?");
+  CHECK(last("B=(1); if [ $A ]; then B+=(2); fi; run ${B[@]} 3") == "[run][1][2]?[3]");
+  CHECK(last("C=5; if [ $A ]; then B=$C; fi; run $B $C") == "[run][5]?[5]");
+  CHECK(last("while read x; do B=1; done; run $B") == "[run][1]?");
+  CHECK(last("I=9; for I in 1 2; do :; done; run $I") == "[run][$I]?");
+  // From outside.
+  const auto given = [](const std::string& text, const std::map<std::string, std::string>& variables) {
+    const ShellScript script = read_shell(text, variables);
+    CHECK(script.branches.empty());
+    return script.commands.back().back().text;
+  };
+  CHECK(given("if [ \"$1\" = 7b ]; then B=x; else B=y; fi; run $B", {{"1", "7b"}}) == "x");
+  CHECK(given("A=${A:-1}; if [ $A = 2 ]; then B=x; fi; run $B", {{"A", "2"}}) == "x");
+  const ShellScript open = read_shell("if [ \"$SIZE\" = 7b ] && [ $1 ]; then B=x; fi; run $B");
+  REQUIRE(open.branches.size() == 1);
+  CHECK(open.branches[0].text == "if [ \"$SIZE\" = 7b ] && [ $1 ]");
+  CHECK(open.branches[0].variables == std::vector<std::string>{"SIZE", "1"});
+  CHECK(open.branches[0].assigns);
+  CHECK(open.branch_of == std::vector<size_t>{0});
+}
+
+TEST_CASE("branches: what is not closed or does not fit is no loop and no error") {
+  for (const char* text : {"if",
+                           "if [ a",
+                           "case",
+                           "case x in",
+                           "case x in a",
+                           "case x in a)",
+                           "case x in a) b",
+                           "for",
+                           "for x",
+                           "while",
+                           "do",
+                           "done",
+                           "fi",
+                           "esac",
+                           "else x",
+                           "then",
+                           ";;",
+                           "a ;; b",
+                           "case $x in esac",
+                           "case x in # c\n a) b;; # d\n esac",
+                           "if a; done; run",
+                           "case x in ) y ;; | ) z",
+                           "[",
+                           "[[ ]]",
+                           "! !",
+                           "&&",
+                           "|| x",
+                           "if [ $A ]; then\n#"})
+    CHECK_NOTHROW(read_shell(text));
+}
+
+TEST_CASE("damaged and hostile scripts are errors, not loops") {
+  for (const char* text :
+       {"run 'a", "run \"a", "run $(a", "run ${a", "A=(a", "run `a", "run ${A:-b", "run \"${A:-\"b"})
+    CHECK_THROWS_AS(read_shell(text), Error);
+  std::string bomb = "A=0123456789\n";
+  for (int i = 0; i < 40; ++i) bomb += "A=$A$A\n";
+  CHECK_THROWS_AS(read_shell(bomb), Error);
+  std::string nested = "run ";
+  for (int i = 0; i < 5000; ++i) nested += "${A:-";
+  CHECK_THROWS_AS(read_shell(nested), Error);
+  CHECK(last("run a\\") == "[run][a]");
+  CHECK(last("run $") == "[run][$]");
+}

@@ -1,0 +1,496 @@
+// Asynchronous saves and the guards, on any number of ranks.
+#include "train/trainer/anomaly.hpp"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <thread>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "comm/reduce.hpp"
+#include "comm/together.hpp"
+#include "support/faulty_disk.hpp"
+#include "support/pieces.hpp"
+#include "support/tiny.hpp"
+#include "support/worlds.hpp"
+#include "train/trainer/estimate.hpp"
+#include "train/trainer/loop.hpp"
+#include "train/records/metrics.hpp"
+#include "train/trainer/saver.hpp"
+#include "train/trainer/trainer.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+using capstan::testing::tiny_config;
+namespace fs = std::filesystem;
+using config::SpikeAction;
+
+namespace {
+
+using test::world;
+
+// A directory that all ranks share and that goes away after them.
+class Shared {
+ public:
+  Shared() {
+    int64_t id = ::getpid() * 1000 + count()++;
+    world().communicator().broadcast(&id, sizeof id, 0);
+    path_ = (::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path()) /
+            ("capstan-guards-" + std::to_string(id));
+    if (world().rank() == 0) fs::create_directories(path_);
+    world().communicator().barrier();
+  }
+  ~Shared() {
+    world().communicator().barrier();
+    std::error_code error;
+    if (world().rank() == 0) fs::remove_all(path_, error);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  static int64_t& count() {
+    static int64_t n = 0;
+    return n;
+  }
+  fs::path path_;
+};
+
+struct Running {
+  explicit Running(const config::Config& c)
+      : config(c), loop(config, world()), data(open_datasets(config, nullptr)) {
+    loop.initialise();
+    loader = std::make_unique<data::Loader>(data[0], loop.loader_options());
+  }
+  StepResult step() {
+    timers.start_step();
+    return loop.step(*loader, timers);
+  }
+  std::vector<float> parameters() {
+    std::vector<float> all;
+    for (const auto& p : loop.model().parameters()) {
+      const auto values = test::main_of(loop.store(), *p).to_host<float>();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+  config::Config config;
+  Loop loop;
+  std::array<std::shared_ptr<const data::Dataset>, 3> data;
+  std::unique_ptr<data::Loader> loader;
+  StepTimers timers;
+};
+
+SavePlan plan_in(const fs::path& root) {
+  SavePlan plan;
+  plan.root = root;
+  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+  return plan;
+}
+
+void poison(Running& r, const std::string& ending) {
+  for (const auto& p : r.loop.model().parameters()) {
+    if (!p->name().ends_with(ending)) continue;
+    auto values = test::main_of(r.loop.store(), *p).to_host<float>();
+    values[values.size() / 2] = std::numeric_limits<float>::quiet_NaN();
+    test::main_of(r.loop.store(), *p).copy_from_host_bytes(std::as_bytes(std::span(values)));
+    return;
+  }
+  FAIL("no parameter " << ending);
+}
+
+std::string text_of(const GuardEvent& event, const std::string& key) {
+  for (const auto& [name, value] : event.texts)
+    if (name == key) return value;
+  return {};
+}
+
+// Flips one bit of one operation's output, in the passes that are asked for, on one rank.
+class FlipOnce final : public TapeObserver {
+ public:
+  explicit FlipOnce(int64_t at) : at_(at) {}
+  void observe(const TapeEvent&) override {}
+  void values(char phase, const std::string&, std::span<const Parameter* const>,
+              std::span<const Tensor> tensors) override {
+    if (phase != 'F' || seen_++ != at_ || tensors.empty()) return;
+    auto values = tensors[0].to_host<float>();
+    values[1] += values[1] == 0 ? 1.0f : values[1];
+    tensors[0].copy_from_host_bytes(std::as_bytes(std::span(values)));
+  }
+
+ private:
+  int64_t at_, seen_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("an asynchronous save holds the state at its step, whatever training does meanwhile") {
+  for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
+    auto config = tiny_config(true, world().size());
+    config.mixed_precision.params_dtype = precision;
+    const Shared root;
+    Running r(config);
+    Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
+    CHECK(r.loop.device().memory().now_by_owner[static_cast<size_t>(MemoryOwner::snapshot)] > 0);
+    for (int i = 0; i < 3; ++i) r.step();
+    const int64_t requests = r.loop.device().memory().system_requests;
+    saver.begin(plan_in(root.path()), r.loop.state());
+    CHECK(r.loop.device().memory().system_requests == requests);  // the copies' memory is there already
+    CHECK(saver.busy());
+    std::vector<double> whole;
+    for (int i = 0; i < 4; ++i) whole.push_back(r.step().loss);
+    const auto ended = saver.finish();
+    REQUIRE(ended);
+    CHECK_MESSAGE(ended->error.empty(), ended->error);
+    CHECK(ended->step == 3);
+    CHECK(ended->stall_seconds <= ended->seconds);
+    CHECK(!saver.busy());
+    CHECK(checkpoint::verify(ended->directory, checkpoint::Depth::content).empty());
+    Running other(config);
+    auto reader = checkpoint::Reader::open(ended->directory, checkpoint::Depth::content);
+    other.loop.state() = load_state(reader, other.loop.store(), &other.loop.optimizer());
+    other.loader = std::make_unique<data::Loader>(other.data[0], other.loop.loader_options());
+    std::vector<double> rest;
+    for (int i = 0; i < 4; ++i) rest.push_back(other.step().loss);
+    CHECK(rest == whole);
+    CHECK(other.parameters() == r.parameters());
+  }
+}
+
+namespace {
+// Lets no thread but its own create a file before it is told to: a disk as slow as a test needs it.
+class HeldDisk final : public checkpoint::FileSystem {
+ public:
+  void release() {
+    held_ = false;
+    held_.notify_all();
+  }
+  std::unique_ptr<File> create(const fs::path& path) override {
+    if (std::this_thread::get_id() != owner_) held_.wait(true);
+    return checkpoint::real_file_system().create(path);
+  }
+  void make_directories(const fs::path& path) override {
+    checkpoint::real_file_system().make_directories(path);
+  }
+  void sync_directory(const fs::path& path) override { checkpoint::real_file_system().sync_directory(path); }
+  void rename_new(const fs::path& from, const fs::path& to) override {
+    checkpoint::real_file_system().rename_new(from, to);
+  }
+  bool exchange(const fs::path& a, const fs::path& b) override {
+    return checkpoint::real_file_system().exchange(a, b);
+  }
+  void remove_file(const fs::path& path) override { checkpoint::real_file_system().remove_file(path); }
+  void remove_directory(const fs::path& path) override {
+    checkpoint::real_file_system().remove_directory(path);
+  }
+
+ private:
+  const std::thread::id owner_ = std::this_thread::get_id();
+  std::atomic<bool> held_{true};
+};
+
+std::map<std::string, std::string> tensor_files(const fs::path& directory) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    if (entry.path().extension() == ".safetensors")
+      files[fs::relative(entry.path(), directory).string()] = read_file(entry.path(), 1 << 24);
+  return files;
+}
+}  // namespace
+
+TEST_CASE("an asynchronous save on the guard device writes the CPU's bytes while training goes on") {
+  const Shared cpu_root, guard_root;
+  std::map<std::string, std::string> files;
+  std::vector<double> losses;
+  for (const auto kind : {config::DeviceKind::cpu, config::DeviceKind::guard}) {
+    auto config = tiny_config(true, world().size());
+    config.mixed_precision.params_dtype = config::Precision::bf16;
+    config.train.device = kind;
+    Running r(config);
+    HeldDisk disk;
+    Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
+    struct Release {  // before the saver waits for its thread, also when a step throws
+      HeldDisk& disk;
+      ~Release() { disk.release(); }
+    } release{disk};
+    for (int i = 0; i < 3; ++i) r.step();
+    SavePlan plan = plan_in((kind == config::DeviceKind::cpu ? cpu_root : guard_root).path());
+    plan.files = &disk;
+    saver.begin(plan, r.loop.state());
+    std::vector<double> meanwhile;
+    for (int i = 0; i < 4; ++i) meanwhile.push_back(r.step().loss);
+    CHECK(saver.busy());
+    CHECK(!saver.ready());  // not one file is there, and four steps have been taken
+    disk.release();
+    const auto ended = saver.finish();
+    REQUIRE(ended);
+    CHECK_MESSAGE(ended->error.empty(), ended->error);
+    CHECK(ended->step == 3);
+    CHECK(checkpoint::verify(ended->directory, checkpoint::Depth::content).empty());
+    const auto written = tensor_files(ended->directory);
+    CHECK(!written.empty());
+    if (kind == config::DeviceKind::cpu) {
+      files = written;
+      losses = meanwhile;
+    } else {
+      CHECK((written == files));
+      CHECK(meanwhile == losses);
+    }
+  }
+}
+
+TEST_CASE("the save ends at step boundaries; a failing rank is told on all ranks and leaves nothing") {
+  const auto config = tiny_config(true, world().size());
+  const Shared root;
+  Running r(config);
+  Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
+  r.step();
+  auto plan = plan_in(root.path());
+  checkpoint::test::FailingDisk disk(checkpoint::test::FailingDisk::Mode::error_once, 4);
+  if (world().rank() == world().size() - 1) plan.files = &disk;
+  saver.begin(plan, r.loop.state());
+  auto ended = saver.finish();
+  REQUIRE(ended);
+  CHECK_MESSAGE(ended->error.find("injected") != std::string::npos, ended->error);
+  if (world().size() > 1) CHECK(ended->error.find("rank 1: ") == 0);
+  world().communicator().barrier();
+  CHECK(fs::is_empty(root.path()));
+  world().communicator().barrier();  // the other rank looks before this one begins the next save
+
+  plan.files = nullptr;
+  saver.begin(plan, r.loop.state());
+  ended.reset();
+  for (int boundary = 0; boundary < 100'000 && !ended; ++boundary) {
+    double ready = saver.busy() && saver.ready() ? 1 : 0;
+    ready = comm::all_reduce(world().communicator(), ready);
+    if (static_cast<int>(ready) == world().size()) ended = saver.advance();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  REQUIRE(ended);
+  CHECK(ended->error.empty());
+  CHECK(checkpoint::verify(root.path() / "step-00000001", checkpoint::Depth::content).empty());
+}
+
+TEST_CASE("the plan's memory holds the copies of an asynchronous save") {
+  auto config = tiny_config(true, 1);
+  const auto without = estimate_step(config);
+  config.checkpoint.save_interval = 10;
+  config.checkpoint.async_save = true;
+  const auto with = estimate_step(config);
+  const auto snapshot = with.memory.at_peak_by_owner[static_cast<size_t>(MemoryOwner::snapshot)];
+  CHECK(snapshot > 0);
+  CHECK(with.memory.peak == without.memory.peak + snapshot);
+  if (world().size() == 1) {
+    Running r(config);
+    const Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
+    CHECK(r.loop.device().memory().now_by_owner[static_cast<size_t>(MemoryOwner::snapshot)] == snapshot);
+  }
+}
+
+TEST_CASE("what is not finite is located: parameter, first operation, first gradient, and the rank") {
+  for (const std::string place : {"layers.1.mlp.linear_fc2.weight",
+                                  "layers.0.self_attention.linear_qkv.weight", "final_layernorm.weight"}) {
+    const auto config = tiny_config(true, world().size());
+    Running r(config);
+    r.step();
+    const bool here = world().rank() == world().size() - 1;  // one bad rank is enough
+    if (here) poison(r, place);
+    const auto before = r.loop.optimizer().steps();
+    try {
+      r.step();
+      FAIL("expected an error");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::failed);
+      CHECK(error.message().find("step 2: the loss is nan") == 0);
+      CHECK_MESSAGE(error.message().find(place) != std::string::npos, error.message());
+    }
+    REQUIRE(r.loop.failure_events().size() == 1);
+    const GuardEvent& event = r.loop.failure_events()[0];
+    CHECK(event.event == "not_finite");
+    CHECK(text_of(event, "parameter").ends_with(place));
+    CHECK_MESSAGE(text_of(event, "operation").find(place) != std::string::npos, text_of(event, "operation"));
+    CHECK(text_of(event, "operation").find("micro-batch 1 of ") != std::string::npos);
+    CHECK(!text_of(event, "gradient").empty());
+    if (world().size() > 1) CHECK(event.text.find("on rank 1") != std::string::npos);
+    CHECK(r.loop.optimizer().steps() == before);
+    CHECK(r.loop.state().step == 1);
+  }
+}
+
+TEST_CASE("spikes: off, warn, skip, rewind; the same on all ranks") {
+  for (const auto action : {SpikeAction::off, SpikeAction::warn, SpikeAction::skip, SpikeAction::rewind})
+    for (const bool loss : {false, true}) {
+      CAPTURE(static_cast<int>(action));
+      CAPTURE(loss);
+      auto config = tiny_config(true, world().size());
+      (loss ? config.resilience.loss_spike_action : config.resilience.grad_norm_spike_action) = action;
+      Running r(config);
+      r.step();
+      // What came before was far lower: the next step is a spike; one entry fewer, and it is none.
+      auto& recent = loss ? r.loop.state().recent_losses : r.loop.state().recent_norms;
+      recent.assign(15, 1e-3);
+      const auto before = r.parameters();
+      const TrainState then = r.loop.state();
+      Running calm(config);
+      calm.step();
+      (loss ? calm.loop.state().recent_losses : calm.loop.state().recent_norms).assign(15, 1e-3);
+      CHECK(calm.step().events.empty());
+      recent.push_back(1e-3);
+      const StepResult result = r.step();
+      CHECK(result.events.size() == (action == SpikeAction::off ? 0 : 1));
+      if (action != SpikeAction::off) {
+        CHECK(result.events[0].event == (loss ? "loss_spike" : "grad_norm_spike"));
+        CHECK(result.events[0].text.find("more than 10 times the mean 0.001 of the 16 steps before") !=
+              std::string::npos);
+      }
+      const bool updates = action == SpikeAction::off || action == SpikeAction::warn;
+      CHECK((r.parameters() != before) == updates);
+      CHECK(result.skipped == (action == SpikeAction::skip));
+      CHECK(result.rewind == (action == SpikeAction::rewind));
+      CHECK(r.loop.state().step == (action == SpikeAction::rewind ? 1 : 2));
+      CHECK((r.loop.state().schedule_samples != then.schedule_samples) == updates);
+      CHECK(r.loop.optimizer().steps() == (updates ? 2 : 1));
+      if (action == SpikeAction::warn) CHECK(recent.size() == 17);
+      if (action == SpikeAction::skip) CHECK(recent.size() == 16);
+      const auto digests = comm::gather_texts(
+          world().communicator(),
+          std::to_string(r.parameters()[7]) + (result.skipped ? "s" : "") + (result.rewind ? "r" : ""));
+      for (const auto& digest : digests) CHECK(digest == digests[0]);
+    }
+}
+
+TEST_CASE(
+    "a suspicious step is computed again: the same bits are the data's, other bits are a machine's, by "
+    "rank") {
+  for (const auto mode : {config::RerunMode::validate_results, config::RerunMode::report_stats}) {
+    auto config = tiny_config(true, world().size());
+    config.resilience.rerun_mode = mode;
+    config.resilience.loss_spike_action = SpikeAction::warn;
+    Running sound(config), plain(tiny_config(true, world().size()));
+    sound.step(), plain.step();
+    sound.loop.state().recent_losses.assign(16, 1e-3);
+    const StepResult result = sound.step();
+    plain.step();
+    REQUIRE(result.events.size() == 2);
+    CHECK(result.events[1].event == "rerun");
+    CHECK(text_of(result.events[1], "verdict") == "data");
+    CHECK(sound.parameters() == plain.parameters());  // computing again changes nothing
+
+    Running broken(config);
+    broken.step();
+    broken.loop.state().recent_losses.assign(16, 1e-3);
+    const auto before = broken.parameters();
+    FlipOnce flip(5);
+    if (world().rank() == world().size() - 1) broken.loop.observe(&flip);
+    try {
+      broken.step();
+      FAIL("expected an error");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::rank_failure);
+      CHECK_MESSAGE(error.message().find("gave other bits on rank " + std::to_string(world().size() - 1) +
+                                         ": the machine") != std::string::npos,
+                    error.message());
+    }
+    REQUIRE(broken.loop.failure_events().size() == 2);
+    CHECK(text_of(broken.loop.failure_events()[1], "verdict") == "machine");
+    CHECK(broken.loop.failure_events()[1].numbers.size() ==
+          (mode == config::RerunMode::report_stats ? 6 : 2));
+    CHECK(broken.parameters() == before);
+  }
+}
+
+// ---- the trainer ---------------------------------------------------------------------------------------------------
+
+namespace {
+struct Silent final : ProgressSink {
+  std::vector<std::string> warnings;
+  void line(const std::string&) override {}
+  void warning(const std::string& text) override { warnings.push_back(text); }
+  void status(const std::string&) override {}
+  bool terminal() const override { return false; }
+};
+Outcome train_in(const fs::path& run, const config::Config& config, bool resume, Silent& sink) {
+  RunOptions options;
+  options.run_dir = run;
+  options.resume = resume ? Resume::automatic : Resume::no;
+  options.recipe = {"tiny", "name: tiny\n", "name: tiny\n", "0", "capstan train tiny"};
+  options.measure_rate = false;
+  return train::train(config, world(), options, sink);
+}
+struct Rows {
+  std::vector<double> losses;
+  std::vector<records::ReadRow> rewinds, spikes;
+};
+Rows rows_of(const fs::path& run) {
+  Rows rows;
+  world().communicator().barrier();
+  records::read_metrics(run / "metrics.jsonl", [&](const records::ReadRow& row) {
+    if (row.event.empty())
+      rows.losses.push_back(static_cast<double>(*row.step)), rows.losses.push_back(row.number("loss"));
+    if (row.event == "rewind") rows.rewinds.push_back(row);
+    if (row.event == "grad_norm_spike") rows.spikes.push_back(row);
+  });
+  world().communicator().barrier();
+  return rows;
+}
+}  // namespace
+
+TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resumes bit for bit") {
+  auto config = tiny_config(true, world().size());
+  config.train.train_iters = 24;
+  config.checkpoint.save_interval = 4;
+  config.checkpoint.async_save = true;
+  config.logger.log_interval = 1;
+  config.validation.eval_interval.reset();
+  config.resilience.grad_norm_spike_action = SpikeAction::rewind;
+  config.resilience.grad_norm_spike_factor = 1.1;  // so low that some batches are above it
+  config.resilience.spike_window = 3;
+  config.resilience.max_rewinds = 50;
+  config.optimizer.lr = 1e-5;
+  config.optimizer.min_lr = 1e-5;
+  const Shared root;
+  Silent sink;
+  CHECK(train_in(root.path() / "whole", config, false, sink).step == 24);
+  const Rows whole = rows_of(root.path() / "whole");
+  REQUIRE(whole.rewinds.size() > 0);
+  CHECK(whole.spikes.size() == whole.rewinds.size());
+  // A file of events for the start and for each rewind, which hides the events of the steps that it undoes.
+  size_t event_files = 0;
+  for (const auto& entry : fs::directory_iterator(root.path() / "whole"))
+    event_files += entry.path().filename().string().starts_with("events.out");
+  CHECK(event_files == 1 + whole.rewinds.size());
+  REQUIRE(whole.losses.size() == 48);  // every step once
+  for (size_t i = 0; i < 24; ++i) CHECK(whole.losses[2 * i] == static_cast<double>(i + 1));
+  const auto& first = whole.rewinds.front();
+  CHECK(first.number("consumed_samples") == first.number("from_step") * 4);  // past the batch of the spike
+  CHECK(*first.step % 4 == 0);
+  CHECK(first.number("from_step") > static_cast<double>(*first.step));
+  // The row stands where the run goes on, and names the step that was judged, as the warning does.
+  CHECK(*whole.spikes.front().step == *first.step);
+  CHECK(whole.spikes.front().number("seen_at_step") == first.number("from_step"));
+  if (world().rank() == 0)
+    CHECK(sink.warnings.front().starts_with("step " +
+                                            std::to_string(static_cast<int64_t>(first.number("from_step"))) +
+                                            ": the gradient norm is "));
+  // In parts: stopped at each checkpoint.
+  config.train.exit_interval = 4;
+  for (int start = 0; start < 60; ++start)
+    if (train_in(root.path() / "parts", config, start > 0, sink).ended == Ended::finished) break;
+  const Rows parts = rows_of(root.path() / "parts");
+  CHECK(parts.losses == whole.losses);
+  CHECK(parts.rewinds.size() == whole.rewinds.size());
+  // No more rewinds than allowed.
+  config.train.exit_interval.reset();
+  config.resilience.max_rewinds = 0;
+  try {
+    train_in(root.path() / "none", config, false, sink);
+    FAIL("expected an error");
+  } catch (const Error& error) {
+    CHECK_MESSAGE(error.message().find("resilience.max_rewinds") != std::string::npos, error.message());
+  }
+}
