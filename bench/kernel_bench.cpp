@@ -14,21 +14,21 @@ int main(int argc, char** argv) {
   const double copy = kernels::measured_copy_gbps(*device), quick = kernels::measured_gemm_gflops(*device);
   std::printf("%s, %d threads; products %.1f GFLOP/s (quick measure), copy %.1f GB/s\n",
               kernels::cpu_features().instruction_set, threads, quick, copy);
-  double roof = quick;
+  double peak = quick;
   std::printf("%-40s %6s %6s %6s %9s %9s %6s %9s\n", "product, fp32 GFLOP/s", "m", "n", "k", "capstan",
               "oneDNN", "ratio", "bf16 in");
   for (const auto& s : kernels::product_shapes()) {
     const double theirs = kernels::onednn_product_gflops(s, threads, 0.3),
                  ours = kernels::product_gflops(*device, s, DType::f32, 0.3);
     const double narrow = kernels::product_gflops(*device, s, DType::bf16, 0.3);
-    roof = std::max({roof, ours, theirs});
+    peak = std::max({peak, ours, theirs});
     std::printf("%-40s %6lld %6lld %6lld %9.1f %9.1f %6.2f %9.1f\n", s.name, static_cast<long long>(s.m),
                 static_cast<long long>(s.n), static_cast<long long>(s.k), ours, theirs, ours / theirs,
                 narrow);
   }
-  std::printf("best product rate %.1f GFLOP/s\n%-46s %9s %14s\n", roof, "kernel, fp32", "rate",
+  std::printf("best product rate %.1f GFLOP/s\n%-46s %9s %14s\n", peak, "kernel, fp32", "rate",
               "share of roof");
-  for (const auto& r : kernels::measure_kernels(*device, roof, copy))
+  for (const auto& r : kernels::measure_kernels(*device, peak, copy))
     std::printf("%-46s %9.1f %-8s %5.2f\n", r.name.c_str(), r.rate,
-                r.roof == kernels::Roof::gemm ? "GFLOP/s" : "GB/s", r.share);
+                r.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s", r.share);
 }

@@ -9,7 +9,7 @@ namespace capstan::kernels {
 
 // Where a rectangle of a matrix lies whose blocks of neighbouring elements share a scale: blocks are counted over the whole
 // matrix, row-major. `columns` and `first_column` are multiples of the block, or the rectangle has whole rows.
-struct Nf4Rectangle {
+struct Nf4Region {
   int64_t rows = 0, columns = 0;
   int64_t first_row = 0, first_column = 0;
   int64_t matrix_columns = 0;
@@ -29,9 +29,9 @@ struct Adapter {
   // The scale of each block of x[n], its largest magnitude, and the code of each element: of the nearest value. Codes as below.
   void (*nf4_quantise)(Context&, const float* x, int64_t n, int64_t block, uint8_t* codes, float* scales);
   // y[rows, columns] = value of each 4-bit code times the scale of its block. codes: two to a byte, the first in the high bits.
-  // The scale of block i of the rectangle is scales[i]; where that is null (double quantisation) it is
+  // The scale of block i of the rectangle is scales[i]; where that is null (double quantization) it is
   // map[scale_codes[i]] * nested[k / 256] + *offset, k the block's number in the matrix.
-  void (*nf4_expand)(Context&, Nf4Rectangle where, const uint8_t* codes, const float* scales,
+  void (*nf4_expand)(Context&, Nf4Region where, const uint8_t* codes, const float* scales,
                      const uint8_t* scale_codes, const float* nested, const float* map, const float* offset,
                      Out y);
 };

@@ -55,8 +55,8 @@ struct Attention {
 
   // What `forward` and `backward` take of Context::scratch for qkv of that type: bytes for the packed keys and values of the
   // launch, and a worker's.
-  ScratchNeed (*forward_scratch)(AttentionShape, DType);
-  ScratchNeed (*backward_scratch)(AttentionShape, DType);
+  WorkspaceSize (*forward_scratch)(AttentionShape, DType);
+  WorkspaceSize (*backward_scratch)(AttentionShape, DType);
 };
 
 }  // namespace capstan::kernels

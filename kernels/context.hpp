@@ -36,7 +36,7 @@ struct Out {
 };
 
 // What a kernel asks of Context::scratch for a shape: bytes for the launch, and for each worker.
-struct ScratchNeed {
+struct WorkspaceSize {
   size_t shared = 0, each_worker = 0;
 };
 
@@ -55,7 +55,7 @@ class Context {
     return reinterpret_cast<T*>(scratch(worker, count * sizeof(T)));
   }
   // The account without the memory: as if a kernel with that need had run on `workers` threads.
-  void foresee(ScratchNeed need, int workers);
+  void reserve_workspace(WorkspaceSize need, int workers);
   // To be called before parallel work asks for scratch from several workers.
   void prepare(int workers);
   // Of all workers together, and at most what they had at any time: it never shrinks but by a refusal. From any thread.

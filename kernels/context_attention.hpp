@@ -55,8 +55,8 @@ struct ContextAttention {
                    const int32_t* document_start, const int64_t* row_ids, float* dqkv, float* dkv);
 
   // What `forward` and `backward` take of Context::scratch.
-  ScratchNeed (*forward_scratch)(AttentionPart);
-  ScratchNeed (*backward_scratch)(AttentionPart);
+  WorkspaceSize (*forward_scratch)(AttentionPart);
+  WorkspaceSize (*backward_scratch)(AttentionPart);
 };
 
 }  // namespace capstan::kernels

@@ -26,8 +26,8 @@ struct CrossEntropy {
                    float cap, Out dlogits, int64_t dlogits_stride);
   // All of these where each row is whole (first_col 0), row after row, so that a row is fetched into the cache once. cap > 0
   // caps the logits first. dlogits may be null: then only the loss is made.
-  void (*whole)(Context&, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
-                int64_t row_stride, float cap, float* loss, Out dlogits, int64_t dlogits_stride);
+  void (*full)(Context&, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
+               int64_t row_stride, float cap, float* loss, Out dlogits, int64_t dlogits_stride);
 };
 
 }  // namespace capstan::kernels

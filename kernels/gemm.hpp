@@ -19,8 +19,8 @@ struct Gemm {
   void (*column_sum)(Context&, In x, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                      bool accumulate);
   // What `run` and `column_sum` take of Context::scratch.
-  ScratchNeed (*run_scratch)(GemmShape, DType a, DType c);
-  ScratchNeed (*column_sum_scratch)(int64_t rows, int64_t cols);
+  WorkspaceSize (*run_scratch)(GemmShape, DType a, DType c);
+  WorkspaceSize (*column_sum_scratch)(int64_t rows, int64_t cols);
 };
 
 }  // namespace capstan::kernels

@@ -1,4 +1,4 @@
-// RMSNorm inside packed QKV of a token's query heads as one vector, and of its key heads as another (norm.hpp normalises each
+// RMSNorm inside packed QKV of a token's query heads as one vector, and of its key heads as another (norm.hpp normalizes each
 // head by itself). The heads of a token may lie on several tensor-parallel ranks: each way is two kernels, the first for
 // sums over the heads that are here, the second for what follows from the sums over all of them.
 #pragma once

@@ -16,10 +16,10 @@ struct Norm {
   // y = (x - mean) * rstd * (gamma + gamma_offset) + beta;  rstd = 1 / sqrt(mean((x-mean)^2) + eps).
   // rms: mean = 0 and rstd = 1 / sqrt(mean(x^2) + eps); beta and mean are null then. gamma [cols], gamma_offset is 1 for
   // zero-centred gamma. With `residual` (same layout as x, only for plain rows): sum = x + residual is written to `sum` and
-  // normalised. `sum` may be x's own storage. Saves mean[rows] (layer) and rstd[rows]. x and y may be the same array.
+  // normalized. `sum` may be x's own storage. Saves mean[rows] (layer) and rstd[rows]. x and y may be the same array.
   void (*forward)(Context&, bool rms, NormRows, In x, In residual, Out sum, In gamma, float gamma_offset,
                   In beta, float eps, Out y, float* mean, float* rstd);
-  // dx (+)= gradient; `x` is the normalised input (the sum where there was a residual). dgamma/dbeta are fp32 and are
+  // dx (+)= gradient; `x` is the normalized input (the sum where there was a residual). dgamma/dbeta are fp32 and are
   // always accumulated into (null: skipped). dx may be dy's own storage when not accumulating.
   void (*backward)(Context&, bool rms, NormRows, In dy, In x, In gamma, float gamma_offset, const float* mean,
                    const float* rstd, Out dx, bool accumulate, float* dgamma, float* dbeta);

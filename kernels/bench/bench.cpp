@@ -113,11 +113,11 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
   std::vector<KernelRate> rates;
   auto bound_by_memory = [&](std::string name, int64_t bytes, auto&& run) {
     const double rate = static_cast<double>(bytes) / shortest(device, seconds, run) * 1e-9;
-    rates.push_back({std::move(name), Roof::copy, rate, rate / copy_gbps});
+    rates.push_back({std::move(name), Peak::copy, rate, rate / copy_gbps});
   };
   auto bound_by_products = [&](std::string name, double flops, auto&& run) {
     const double rate = flops / shortest(device, seconds, run) * 1e-9;
-    rates.push_back({std::move(name), Roof::gemm, rate, rate / gemm_gflops});
+    rates.push_back({std::move(name), Peak::gemm, rate, rate / gemm_gflops});
   };
 
   struct Model {
@@ -202,11 +202,11 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
                    weight = noise(device, rows), none;
       // In place, as the head has it: read, and written as gradients.
       bound_by_memory(prefix + "cross-entropy and gradient (256 rows)", 8 * rows * m.vocabulary, [&] {
-        launch(device, table.cross_entropy->whole, logits, labels, weight, rows, m.vocabulary, m.vocabulary,
+        launch(device, table.cross_entropy->full, logits, labels, weight, rows, m.vocabulary, m.vocabulary,
                0.0f, losses, logits, m.vocabulary);
       });
       bound_by_memory(prefix + "cross-entropy alone (256 rows)", 4 * rows * m.vocabulary, [&] {
-        launch(device, table.cross_entropy->whole, logits, labels, weight, rows, m.vocabulary, m.vocabulary,
+        launch(device, table.cross_entropy->full, logits, labels, weight, rows, m.vocabulary, m.vocabulary,
                0.0f, losses, none, 0);
       });
       const Tensor wte = noise(device, m.vocabulary * m.width),

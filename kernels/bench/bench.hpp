@@ -20,10 +20,10 @@ double measured_gemm_gflops(Device& device, DType type = DType::f32);
 // The rate of a copy of 64 MiB, bytes read plus bytes written, in GB/s: the best seen in about 0.1 s.
 double measured_copy_gbps(Device& device);
 
-enum class Roof : uint8_t { gemm, copy };
+enum class Peak : uint8_t { gemm, copy };
 struct KernelRate {
   std::string name;  // "attention forward 4x1024x12x64"
-  Roof roof;         // what binds it
+  Peak peak;         // what binds it
   double rate = 0;   // GFLOP/s or GB/s
   double share = 0;  // of the roof
 };
@@ -46,8 +46,8 @@ double onednn_product_gflops(const ProductShape& shape, int threads, double seco
 
 // One run of the 2048 x 2048 x 2048 product by each of the two (of bf16 by this program only), about 0.2 s: what the machine gives at this moment. Other programs
 // on the same cores slow it down as they slow down what is measured between two runs.
-struct Yardstick {
-  explicit Yardstick(Device& on, DType type = DType::f32);
+struct PeakMeasurement {
+  explicit PeakMeasurement(Device& on, DType type = DType::f32);
   void run();
   double gflops() const;  // the faster one's mean over all runs
   double seconds() const { return spent_; }

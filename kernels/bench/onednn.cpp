@@ -44,7 +44,7 @@ double onednn_product_gflops(const ProductShape& s, int threads, double seconds)
 
 constexpr int64_t kSide = 2048;
 
-Yardstick::Yardstick(Device& on, DType type) : device_(&on) {
+PeakMeasurement::PeakMeasurement(Device& on, DType type) : device_(&on) {
   host_.resize(static_cast<size_t>(kSide * kSide));
   host_result_.resize(host_.size());
   for (size_t i = 0; i < host_.size(); ++i) host_[i] = static_cast<float>(i % 1021) / 511.0f - 1.0f;
@@ -58,7 +58,7 @@ Yardstick::Yardstick(Device& on, DType type) : device_(&on) {
   host_.clear();
 }
 
-void Yardstick::run() {
+void PeakMeasurement::run() {
   const double start = now();
   const GemmShape shape{false, false, kSide, kSide, kSide, kSide, kSide, kSide};
   launch(*device_, device_->table().gemm->run, shape, input_, input_, result_, 1.0f, 0.0f);
@@ -77,7 +77,7 @@ void Yardstick::run() {
   spent_ += end - start;
 }
 
-double Yardstick::gflops() const {
+double PeakMeasurement::gflops() const {
   const double flops = 2.0 * static_cast<double>(kSide * kSide * kSide) * static_cast<double>(runs_ - 1);
   return runs_ > 1 ? flops / std::min(own_, onednn_) * 1e-9 : 0;
 }

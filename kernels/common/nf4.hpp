@@ -8,7 +8,7 @@
 namespace capstan::kernels {
 
 inline constexpr int64_t kNf4NestedBlock =
-    256;  // scales that share a scale of their own (double quantisation)
+    256;  // scales that share a scale of their own (double quantization)
 
 inline constexpr float kNf4Values[16] = {
     -1.0f,
@@ -36,7 +36,7 @@ constexpr std::array<float, 15> nf4_limits() {
   return limits;
 }
 
-// The 8-bit type of scales that are quantised in turn (Dettmers et al. 2022, "dynamic"): by the decade below 1 the middles of
+// The 8-bit type of scales that are quantized in turn (Dettmers et al. 2022, "dynamic"): by the decade below 1 the middles of
 // even steps, twice as many in the next. Ascending, as the reference implementation computes them in fp32.
 constexpr std::array<float, 256> nf4_scale_map() {
   constexpr float kDecades[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};

@@ -166,7 +166,7 @@ constexpr Nf4Pairs nf4_pairs() {
   return pairs;
 }
 
-void nf4_expand(Context& c, Nf4Rectangle where, const uint8_t* codes, const float* scales,
+void nf4_expand(Context& c, Nf4Region where, const uint8_t* codes, const float* scales,
                 const uint8_t* scale_codes, const float* nested, const float* map, const float* offset,
                 Out y) {
   static constexpr Nf4Pairs kPairs = nf4_pairs();

@@ -71,7 +71,7 @@ struct Scratch {
         b(static_cast<size_t>(blocks_of(p.chunk_n, kPanel) * kPanel * steps_of(p.chunk_k) * kDepth) *
           sizeof(bf16)),
         c_copy(copy ? static_cast<size_t>(s.m * p.chunk_n) * sizeof(float) : 0) {}
-  ScratchNeed need() const { return {b + c_copy, sizeof(Held) + a + sums}; }
+  WorkspaceSize need() const { return {b + c_copy, sizeof(Held) + a + sums}; }
 };
 
 // Rows [m0, m0 + m) of op(A) and k [k0, k0 + k).
@@ -161,7 +161,7 @@ CAPSTAN_AMX_CALLED void leave_tile() {
 
 }  // namespace
 
-ScratchNeed amx_scratch(const GemmShape& s, DType out) {
+WorkspaceSize amx_scratch(const GemmShape& s, DType out) {
   return Scratch(s, Plan(s), out).need();
 }
 
@@ -232,7 +232,7 @@ namespace capstan::kernels {
 bool runs_amx() {
   return false;
 }
-ScratchNeed amx_scratch(const GemmShape&, DType) {
+WorkspaceSize amx_scratch(const GemmShape&, DType) {
   return {};
 }
 void amx_product(Context&, const GemmShape&, In, In, Out, float) {}

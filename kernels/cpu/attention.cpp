@@ -38,12 +38,12 @@ void forward_block(const ForwardScratch<Products>& s, Block<Products>& b, const 
 }
 
 template <class Products>
-ScratchNeed forward_scratch_of(const AttentionShape& a) {
+WorkspaceSize forward_scratch_of(const AttentionShape& a) {
   const int64_t d = a.qkv.head_dim, size = Products::columns_size(a.seq, d) + Products::depth_size(a.seq, d);
   return {static_cast<size_t>(a.batch * a.qkv.groups * size) * sizeof(typename Products::Value),
           ForwardScratch<Products>(nullptr, d).floats * sizeof(float)};
 }
-ScratchNeed forward_scratch(AttentionShape a, DType type) {
+WorkspaceSize forward_scratch(AttentionShape a, DType type) {
   return with_products(on_tiles(type),
                        [&](auto products) { return forward_scratch_of<decltype(products)>(a); });
 }
@@ -56,7 +56,7 @@ void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* do
   const int64_t heads = a.qkv.heads(), groups = a.qkv.groups, per_group = a.qkv.heads_per_group,
                 d = a.qkv.head_dim, row = a.qkv.row(), seq = a.seq;
   const int64_t k_size = Products::columns_size(seq, d), size = k_size + Products::depth_size(seq, d);
-  const ScratchNeed need = forward_scratch_of<Products>(a);
+  const WorkspaceSize need = forward_scratch_of<Products>(a);
   auto* packed = reinterpret_cast<Value*>(reserve_scratch(c, need));
 
   const int64_t slab = 8 * Products::kPanel, slabs = blocks_of(seq, slab);
@@ -96,10 +96,10 @@ void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start
 // ---- backward
 
 template <class Products>
-ScratchNeed backward_scratch_of(const AttentionShape& a) {
+WorkspaceSize backward_scratch_of(const AttentionShape& a) {
   return {0, BackwardScratch<Products>(nullptr, a.seq, a.seq, a.qkv.head_dim).floats * sizeof(float)};
 }
-ScratchNeed backward_scratch(AttentionShape a, DType type) {
+WorkspaceSize backward_scratch(AttentionShape a, DType type) {
   return with_products(on_tiles(type),
                        [&](auto products) { return backward_scratch_of<decltype(products)>(a); });
 }
@@ -111,7 +111,7 @@ void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const fl
                    const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
   const int64_t heads = a.qkv.heads(), per_group = a.qkv.heads_per_group, d = a.qkv.head_dim,
                 row = a.qkv.row(), seq = a.seq;
-  const ScratchNeed need = backward_scratch_of<Products>(a);
+  const WorkspaceSize need = backward_scratch_of<Products>(a);
   reserve_scratch(c, need.each_worker);
 
   c.pool->parallel_for(a.batch * a.qkv.groups, [&](int64_t tile, int worker) HWY_ATTR {

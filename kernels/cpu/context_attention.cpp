@@ -58,7 +58,7 @@ struct RunPanels {
   }
 };
 
-ScratchNeed forward_scratch(AttentionPart a) {
+WorkspaceSize forward_scratch(AttentionPart a) {
   return {static_cast<size_t>(a.shape.batch * a.shape.qkv.groups * RunPanels(a).floats) * sizeof(float),
           ForwardScratch<Vectors>(nullptr, a.shape.qkv.head_dim).floats * sizeof(float)};
 }
@@ -81,7 +81,7 @@ void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document
                 d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
                 keys = a.keys.rows();
   const RunPanels panels(a);
-  const ScratchNeed need = forward_scratch(a);
+  const WorkspaceSize need = forward_scratch(a);
   auto* packed = reinterpret_cast<float*>(reserve_scratch(c, need));
 
   for (int r = 0; r < 2; ++r) {
@@ -157,7 +157,7 @@ struct LongestRuns {
         keys(std::max(a.keys.runs[0].count, a.keys.runs[1].count)) {}
 };
 
-ScratchNeed backward_scratch(AttentionPart a) {
+WorkspaceSize backward_scratch(AttentionPart a) {
   const LongestRuns longest(a);
   return {0, BackwardScratch<Vectors>(nullptr, longest.queries, longest.keys, a.shape.qkv.head_dim).floats *
                  sizeof(float)};
@@ -178,7 +178,7 @@ void backward(Context& c, AttentionPart a, In qkv, In kv, In out, const float* l
   const int64_t heads = layout.heads(), groups = layout.groups, per_group = layout.heads_per_group,
                 d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
                 keys = a.keys.rows();
-  const ScratchNeed need = backward_scratch(a);
+  const WorkspaceSize need = backward_scratch(a);
   const LongestRuns longest(a);
   reserve_scratch(c, need);
 

@@ -206,14 +206,14 @@ void whole_of(Context& c, Out logits, const int32_t* labels, const float* weight
   });
 }
 
-void whole(Context& c, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
-           int64_t row_stride, float cap, float* losses, Out dlogits, int64_t dlogits_stride) {
+void full(Context& c, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
+          int64_t row_stride, float cap, float* losses, Out dlogits, int64_t dlogits_stride) {
   const auto run = cap > 0 ? whole_of<true> : whole_of<false>;
   run(c, logits, labels, weight, rows, cols, row_stride, cap, losses, dlogits, dlogits_stride);
 }
 
 CrossEntropy cross_entropy_family() {
-  return {softcap, row_max, row_sums, loss, backward, whole};
+  return {softcap, row_max, row_sums, loss, backward, full};
 }
 
 }  // namespace HWY_NAMESPACE

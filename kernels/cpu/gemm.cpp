@@ -148,7 +148,7 @@ struct ProductScratch {
         b(static_cast<size_t>((p.chunk_n + kNr) * p.chunk_k)),
         c_copy(static_cast<size_t>(copy ? s.m * p.chunk_n : 0)) {}
   size_t worker() const { return held + a + c; }
-  ScratchNeed need() const { return {(b + c_copy) * sizeof(float), worker() * sizeof(float)}; }
+  WorkspaceSize need() const { return {(b + c_copy) * sizeof(float), worker() * sizeof(float)}; }
 };
 
 template <class T>
@@ -261,7 +261,7 @@ constexpr int64_t kThin = 2 * kStep;
 bool thin_of(const GemmShape& s) {
   return s.n <= kThin && s.m >= 8 * kMr && (!s.trans_a || s.m % kMr == 0);
 }
-ScratchNeed thin_scratch(const GemmShape& s) {
+WorkspaceSize thin_scratch(const GemmShape& s) {
   return {static_cast<size_t>(s.k * panel_width(s.n, 0)) * sizeof(float), 0};
 }
 void thin(Context& c, const GemmShape& s, const float* a, const float* b, float* out, float alpha, float beta,
@@ -292,7 +292,7 @@ void thin(Context& c, const GemmShape& s, const float* a, const float* b, float*
 GemmShape turned(const GemmShape& s) {
   return {!s.trans_b, !s.trans_a, s.n, s.m, s.k, s.ldb, s.lda, s.m};
 }
-ScratchNeed flat_scratch(const GemmShape& s) {
+WorkspaceSize flat_scratch(const GemmShape& s) {
   return {thin_scratch(turned(s)).shared + static_cast<size_t>(s.m * s.n) * sizeof(float), 0};
 }
 void flat(Context& c, const GemmShape& s, const float* a, const float* b, float* out, float alpha, float beta,
@@ -310,7 +310,7 @@ bool few_rows_of(const GemmShape& s) {
   return s.m <= 8 && s.trans_b && !s.trans_a;
 }
 
-ScratchNeed run_scratch(GemmShape s, DType a, DType c) {
+WorkspaceSize run_scratch(GemmShape s, DType a, DType c) {
   const bool narrow = c == DType::bf16;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0 || few_rows_of(s)) return {};
   if (a == DType::f32 && c == DType::f32 && thin_of(s)) return thin_scratch(s);
@@ -358,12 +358,12 @@ struct ColumnParts {
       : block(std::max(rows_per_block(cols), blocks_of(std::max<int64_t>(rows, 1), 64))),
         blocks(blocks_of(rows, block)),
         width((cols + kStep - 1) / kStep * kStep) {}
-  ScratchNeed need() const {
+  WorkspaceSize need() const {
     return {static_cast<size_t>(std::max<int64_t>(blocks, 1) * width) * sizeof(float), 0};
   }
 };
-ScratchNeed column_sum_scratch(int64_t rows, int64_t cols) {
-  return cols <= 0 ? ScratchNeed{} : ColumnParts(rows, cols).need();
+WorkspaceSize column_sum_scratch(int64_t rows, int64_t cols) {
+  return cols <= 0 ? WorkspaceSize{} : ColumnParts(rows, cols).need();
 }
 void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                 bool accumulate) {

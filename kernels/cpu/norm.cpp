@@ -57,7 +57,7 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
         const int64_t at = row_start(rows, r);
         read_row(x, at, cols, row);
         if (residual_in) {
-          // What is normalised is the sum as it is stored: the backward pass reads it from there.
+          // What is normalized is the sum as it is stored: the backward pass reads it from there.
           for_vectors(
               cols,
               [&](int64_t i) HWY_ATTR {

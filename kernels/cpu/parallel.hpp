@@ -35,7 +35,7 @@ inline void reserve_scratch(Context& context, size_t bytes) {
 }
 
 // The same with the launch's own scratch, which it returns.
-inline std::byte* reserve_scratch(Context& context, ScratchNeed need) {
+inline std::byte* reserve_scratch(Context& context, WorkspaceSize need) {
   reserve_scratch(context, need.each_worker);
   return context.scratch(Context::kShared, need.shared);
 }

@@ -11,7 +11,7 @@ struct PhiloxKey {
   uint32_t k0, k1;
 };
 
-// Folds (seed, purpose, stream) into a key. purpose separates uses (initialisation, dropout, shuffling, sampling …) and
+// Folds (seed, purpose, stream) into a key. purpose separates uses (initialization, dropout, shuffling, sampling …) and
 // stream the instances within one (parameter, layer, epoch).
 PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t stream);
 

@@ -20,13 +20,13 @@ static std::string hex(uint64_t value) {
 }
 
 struct Hasher::State {
-  explicit State(int64_t block) : block_bytes(block), whole(XXH3_createState()), part(XXH3_createState()) {
-    CAPSTAN_ASSERT(whole && part && block > 0, "hash state");
-    XXH3_128bits_reset(whole);
+  explicit State(int64_t block) : block_bytes(block), full(XXH3_createState()), part(XXH3_createState()) {
+    CAPSTAN_ASSERT(full && part && block > 0, "hash state");
+    XXH3_128bits_reset(full);
     XXH3_64bits_reset(part);
   }
   ~State() {
-    XXH3_freeState(whole);
+    XXH3_freeState(full);
     XXH3_freeState(part);
   }
   State(const State&) = delete;
@@ -39,7 +39,7 @@ struct Hasher::State {
   }
 
   int64_t block_bytes;
-  XXH3_state_t *whole, *part;
+  XXH3_state_t *full, *part;
   int64_t in_block = 0;
   FileHash hash;
 };
@@ -54,7 +54,7 @@ void Hasher::update(std::span<const std::byte> bytes) {
     // In slices that stay in the cache, since two hashes read them.
     const size_t room = static_cast<size_t>(s.block_bytes - s.in_block);
     const auto slice = bytes.first(std::min({bytes.size(), room, size_t{1} << 16}));
-    XXH3_128bits_update(s.whole, slice.data(), slice.size());
+    XXH3_128bits_update(s.full, slice.data(), slice.size());
     XXH3_64bits_update(s.part, slice.data(), slice.size());
     s.in_block += static_cast<int64_t>(slice.size());
     bytes = bytes.subspan(slice.size());
@@ -65,8 +65,8 @@ void Hasher::update(std::span<const std::byte> bytes) {
 FileHash Hasher::finish() {
   State& s = *state_;
   if (s.in_block > 0) s.end_block();
-  const XXH128_hash_t whole = XXH3_128bits_digest(s.whole);
-  s.hash.whole = hex(whole.high64) + hex(whole.low64);
+  const XXH128_hash_t full = XXH3_128bits_digest(s.full);
+  s.hash.full = hex(full.high64) + hex(full.low64);
   return std::move(s.hash);
 }
 

@@ -15,7 +15,7 @@ inline constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 struct FileHash {
   int64_t bytes = 0;
-  std::string whole;                // 32 lower-case hexadecimal digits
+  std::string full;                 // 32 lower-case hexadecimal digits
   std::vector<std::string> blocks;  // 16 digits each, ceil(bytes / block_bytes) of them
 };
 

@@ -26,7 +26,7 @@ std::string files_text(const std::map<std::string, FileHash>& files) {
   bool first = true;
   for (const auto& [name, hash] : files) {
     text += std::string(first ? "\n" : ",\n") + "  " + capstan::quoted(name) +
-            ": {\"bytes\": " + std::to_string(hash.bytes) + ", \"xxh3_128\": \"" + hash.whole +
+            ": {\"bytes\": " + std::to_string(hash.bytes) + ", \"xxh3_128\": \"" + hash.full +
             "\", \"block_xxh3_64\": [";
     for (size_t i = 0; i < hash.blocks.size(); ++i) text += (i ? ",\"" : "\"") + hash.blocks[i] + "\"";
     text += "]}";
@@ -42,11 +42,11 @@ std::string tensors_text(const std::map<std::string, StoredTensor>& tensors) {
     text += std::string(first ? "\n" : ",\n") + "  " + capstan::quoted(name) + ": {\"dtype\": \"" +
             std::string(name_of(tensor.dtype)) + "\", \"shape\": " + to_text(tensor.shape) +
             ", \"pieces\": [";
-    for (size_t i = 0; i < tensor.pieces.size(); ++i) {
-      const Piece& piece = tensor.pieces[i];
-      text += std::string(i ? ",\n    " : "") + "{\"file\": " + capstan::quoted(piece.file) +
-              ", \"key\": " + capstan::quoted(piece.key) + ", \"offsets\": " + to_text(piece.where.offsets) +
-              ", \"sizes\": " + to_text(piece.where.sizes) + "}";
+    for (size_t i = 0; i < tensor.chunks.size(); ++i) {
+      const Chunk& chunk = tensor.chunks[i];
+      text += std::string(i ? ",\n    " : "") + "{\"file\": " + capstan::quoted(chunk.file) +
+              ", \"key\": " + capstan::quoted(chunk.key) + ", \"offsets\": " + to_text(chunk.where.offsets) +
+              ", \"sizes\": " + to_text(chunk.where.sizes) + "}";
     }
     text += "]}";
     first = false;
@@ -67,8 +67,8 @@ std::map<std::string, FileHash> read_files(const JsonView& view, int64_t block_b
     file.only({"bytes", "xxh3_128", "block_xxh3_64"});
     FileHash hash;
     hash.bytes = file.at("bytes").count();
-    hash.whole = file.at("xxh3_128").string();
-    if (!is_hex(hash.whole, 32)) file.at("xxh3_128").refuse("is not 32 lower-case hexadecimal digits");
+    hash.full = file.at("xxh3_128").string();
+    if (!is_hex(hash.full, 32)) file.at("xxh3_128").refuse("is not 32 lower-case hexadecimal digits");
     const JsonView blocks = file.at("block_xxh3_64");
     for (size_t i = 0; i < blocks.array().size(); ++i) {
       hash.blocks.push_back(blocks.item(i, blocks.array()[i]).string());
@@ -111,28 +111,27 @@ std::map<std::string, StoredTensor> read_tensors(const JsonView& view,
     const auto elements = try_element_count(tensor.shape);
     if (!elements || !try_mul(*elements, size_of(*dtype)))
       entry.at("shape").refuse("has more than 2^63 bytes");
-    const JsonView pieces = entry.at("pieces");
-    if (pieces.array().size() > (kMaxCorners >> tensor.shape.size()))
-      pieces.refuse("are " + std::to_string(pieces.array().size()) + ": too many");
-    std::vector<Rectangle> rectangles;
-    for (size_t i = 0; i < pieces.array().size(); ++i) {
-      const JsonView item = pieces.item(i, pieces.array()[i]);
+    const JsonView chunks = entry.at("pieces");
+    if (chunks.array().size() > (kMaxCorners >> tensor.shape.size()))
+      chunks.refuse("are " + std::to_string(chunks.array().size()) + ": too many");
+    std::vector<Region> regions;
+    for (size_t i = 0; i < chunks.array().size(); ++i) {
+      const JsonView item = chunks.item(i, chunks.array()[i]);
       item.only({"file", "key", "offsets", "sizes"});
-      Piece piece{item.at("file").string(),
+      Chunk chunk{item.at("file").string(),
                   item.at("key").string(),
                   {read_sizes(item.at("offsets")), read_sizes(item.at("sizes"))}};
-      if (!files.count(piece.file)) item.at("file").refuse("names a file that the manifest does not list");
-      if (!fits(piece.where, tensor.shape))
+      if (!files.count(chunk.file)) item.at("file").refuse("names a file that the manifest does not list");
+      if (!fits(chunk.where, tensor.shape))
         item.refuse("covers " +
-                    (piece.where.offsets.size() == piece.where.sizes.size() ? to_text(piece.where)
+                    (chunk.where.offsets.size() == chunk.where.sizes.size() ? to_text(chunk.where)
                                                                             : "a crooked range") +
                     " of a tensor of shape " + to_text(tensor.shape));
-      rectangles.push_back(piece.where);
-      tensor.pieces.push_back(std::move(piece));
+      regions.push_back(chunk.where);
+      tensor.chunks.push_back(std::move(chunk));
     }
     if (complete)
-      if (const auto problem = tiling_problem(tensor.shape, rectangles))
-        pieces.refuse("are wrong: " + *problem);
+      if (const auto problem = tiling_problem(tensor.shape, regions)) chunks.refuse("are wrong: " + *problem);
     tensors.emplace(name, std::move(tensor));
   }
   return tensors;
@@ -206,18 +205,18 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
   return manifest;
 }
 
-std::string rank_part_text(const RankPart& part) {
+std::string rank_manifest_text(const RankManifest& part) {
   return "{\n\"schema\": " + capstan::quoted(kRankSchema) + ",\n\"step\": " + std::to_string(part.step) +
          ",\n\"rank\": " + std::to_string(part.rank) + ",\n\"world\": " + std::to_string(part.world) + ",\n" +
          files_text(part.files) + ",\n" + tensors_text(part.tensors) + "\n}\n";
 }
 
-RankPart rank_part_from_text(std::string_view text, const std::string& file) {
+RankManifest parse_rank_manifest(std::string_view text, const std::string& file) {
   const json document = parse_strict_json(text, file);
   const JsonView view(document, file);
   if (view.at("schema").string() != kRankSchema)
     view.at("schema").refuse("is not " + capstan::quoted(kRankSchema));
-  RankPart part;
+  RankManifest part;
   part.step = view.at("step").count();
   part.rank = view.at("rank").count();
   part.world = view.at("world").count();

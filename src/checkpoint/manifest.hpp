@@ -40,13 +40,13 @@ struct SaveInfo {
   std::string parent;       // checkpoint that the run continued from; empty: none
 };
 
-struct Piece {
+struct Chunk {
   std::string file, key;  // the shard and the tensor's name in it
-  Rectangle where;
+  Region where;
 };
 
 struct StoredTensor : TensorInfo {
-  std::vector<Piece> pieces;  // cover every cell exactly once
+  std::vector<Chunk> chunks;  // cover every cell exactly once
 };
 
 struct Manifest {
@@ -71,14 +71,14 @@ Manifest parse_manifest(std::string_view text, const std::string& file);
 std::string seal_manifest(std::string body);
 
 // One rank's part, as text that the trainer may send to rank 0. `from_text` checks like parse_manifest.
-struct RankPart {
+struct RankManifest {
   int64_t step = 0;
   int64_t rank = 0;
   int64_t world = 1;
   std::map<std::string, FileHash> files;
   std::map<std::string, StoredTensor> tensors;  // pieces of this rank only
 };
-std::string rank_part_text(const RankPart& part);
-RankPart rank_part_from_text(std::string_view text, const std::string& file);
+std::string rank_manifest_text(const RankManifest& part);
+RankManifest parse_rank_manifest(std::string_view text, const std::string& file);
 
 }  // namespace capstan::checkpoint

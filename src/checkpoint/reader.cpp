@@ -55,7 +55,7 @@ const SafetensorsFile& Reader::shard(const std::string& file_name) {
   return *shard;
 }
 
-void Reader::read(std::string_view name, DType dtype, const Rectangle& wanted, std::span<std::byte> out) {
+void Reader::read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) {
   at(name);  // names near ones where there is none
   const StoredTensor& tensor = *find(name);
   if (!can_convert(tensor.dtype, dtype))
@@ -68,19 +68,19 @@ void Reader::read(std::string_view name, DType dtype, const Rectangle& wanted, s
                                 " of it is wanted");
   CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == element_count(wanted.sizes) * size_of(dtype),
                  "size of the destination");
-  for (const Piece& piece : tensor.pieces) {
-    const auto common = intersect(piece.where, wanted);
+  for (const Chunk& chunk : tensor.chunks) {
+    const auto common = intersect(chunk.where, wanted);
     if (!common) continue;
-    const SafetensorsFile& file = shard(piece.file);
-    const SafetensorsEntry* entry = file.find(piece.key);
-    if (!entry || entry->dtype != tensor.dtype || entry->shape != piece.where.sizes)
+    const SafetensorsFile& file = shard(chunk.file);
+    const SafetensorsEntry* entry = file.find(chunk.key);
+    if (!entry || entry->dtype != tensor.dtype || entry->shape != chunk.where.sizes)
       fail(ErrorCode::format, "`" + file.path().string() + "`: " +
-                                  (entry ? "tensor " + capstan::quoted(piece.key) + " is " +
+                                  (entry ? "tensor " + capstan::quoted(chunk.key) + " is " +
                                                entry->dtype_name + " " + to_text(entry->shape)
-                                         : "no tensor " + capstan::quoted(piece.key)) +
+                                         : "no tensor " + capstan::quoted(chunk.key)) +
                                   ", but the manifest promises " + std::string(name_of(tensor.dtype)) + " " +
-                                  to_text(piece.where.sizes));
-    file.copy_cells(*entry, *common, piece.where, wanted, out.data(), dtype);
+                                  to_text(chunk.where.sizes));
+    file.copy_region(*entry, *common, chunk.where, wanted, out.data(), dtype);
   }
 }
 
@@ -95,7 +95,7 @@ std::string Reader::read_text(std::string_view file_name) const {
          "checkpoint `" + directory_.string() + "` has no file " + capstan::quoted(file_name));
   const fs::path path = directory_ / found->first;
   std::string content = read_file(path, uint64_t{1} << 30);
-  if (hash_of(content) != found->second.whole)
+  if (hash_of(content) != found->second.full)
     fail(ErrorCode::format,
          "`" + path.string() + "` differs from what was written (its hash is not the manifest's)");
   return content;

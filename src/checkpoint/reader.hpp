@@ -37,7 +37,7 @@ class Reader final : public TensorSource {
   const StoredTensor* find(std::string_view name) const override;
   // From whichever pieces hold the cells. Opens (maps) only the files it needs; a shard that contradicts the manifest is
   // ErrorCode::format.
-  void read(std::string_view name, DType dtype, const Rectangle& wanted, std::span<std::byte> out) override;
+  void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
   // A file beside the shards (state.json, recipe.yaml, tokenizer.json); its hash is checked at every depth.
   bool has_file(std::string_view file_name) const;

@@ -31,23 +31,23 @@ int64_t element_count(const Shape& shape) {
   fail(ErrorCode::format, "shape " + to_text(shape) + " has a negative size or more than 2^63 elements");
 }
 
-Rectangle whole(const Shape& shape) {
+Region full_region(const Shape& shape) {
   return {Shape(shape.size(), 0), shape};
 }
 
-bool fits(const Rectangle& rectangle, const Shape& shape) {
-  if (rectangle.offsets.size() != shape.size() || rectangle.sizes.size() != shape.size()) return false;
+bool fits(const Region& region, const Shape& shape) {
+  if (region.offsets.size() != shape.size() || region.sizes.size() != shape.size()) return false;
   for (size_t d = 0; d < shape.size(); ++d) {
-    if (rectangle.offsets[d] < 0 || rectangle.sizes[d] < 0) return false;
-    const auto end = try_add(rectangle.offsets[d], rectangle.sizes[d]);
+    if (region.offsets[d] < 0 || region.sizes[d] < 0) return false;
+    const auto end = try_add(region.offsets[d], region.sizes[d]);
     if (!end || *end > shape[d]) return false;
   }
   return true;
 }
 
-std::optional<Rectangle> intersect(const Rectangle& a, const Rectangle& b) {
+std::optional<Region> intersect(const Region& a, const Region& b) {
   if (a.rank() != b.rank()) return std::nullopt;
-  Rectangle result{Shape(a.rank()), Shape(a.rank())};
+  Region result{Shape(a.rank()), Shape(a.rank())};
   for (size_t d = 0; d < a.rank(); ++d) {
     const int64_t begin = std::max(a.offsets[d], b.offsets[d]);
     const int64_t end = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
@@ -64,10 +64,10 @@ std::string to_text(const Shape& shape) {
   return text + "]";
 }
 
-std::string to_text(const Rectangle& rectangle) {
+std::string to_text(const Region& region) {
   std::string text = "[";
-  for (size_t d = 0; d < rectangle.rank(); ++d) {
-    const int64_t begin = rectangle.offsets[d], size = rectangle.sizes[d];
+  for (size_t d = 0; d < region.rank(); ++d) {
+    const int64_t begin = region.offsets[d], size = region.sizes[d];
     const auto end = try_add(begin, size);  // a refused one may be anything
     text += (d ? "," : "") + std::to_string(begin) + ":" +
             (end ? std::to_string(*end) : std::to_string(begin) + "+" + std::to_string(size));
@@ -77,10 +77,10 @@ std::string to_text(const Rectangle& rectangle) {
 
 // Range [begin, begin + count) of the block whose leading indices are `lead`.
 static void split_range(const Shape& shape, Shape& lead, int64_t begin, int64_t count,
-                        std::vector<Rectangle>& out) {
+                        std::vector<Region>& out) {
   const size_t d = lead.size();
   const auto emit = [&](int64_t offset, int64_t size) {
-    Rectangle r{lead, Shape(d, 1)};
+    Region r{lead, Shape(d, 1)};
     r.offsets.push_back(offset);
     r.sizes.push_back(size);
     for (size_t k = d + 1; k < shape.size(); ++k) {
@@ -106,18 +106,18 @@ static void split_range(const Shape& shape, Shape& lead, int64_t begin, int64_t 
   if (const int64_t rest = count % row; rest != 0) within(begin / row + count / row, 0, rest);
 }
 
-std::vector<Rectangle> flat_range_as_rectangles(const Shape& shape, int64_t begin, int64_t count) {
+std::vector<Region> flat_range_as_regions(const Shape& shape, int64_t begin, int64_t count) {
   const int64_t total = element_count(shape);
   CAPSTAN_ASSERT(begin >= 0 && count >= 0 && count <= total - begin, "range outside of the tensor");
-  std::vector<Rectangle> result;
+  std::vector<Region> result;
   if (count == 0) return result;
-  if (shape.empty()) return {Rectangle{}};
+  if (shape.empty()) return {Region{}};
   Shape lead;
   split_range(shape, lead, begin, count, result);
   return result;
 }
 
-std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Rectangle> pieces) {
+std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Region> chunks) {
   // The function "how often is this cell written" is the sum of the pieces' indicator functions, and an
   // indicator function of a box is determined by its signed corners. So the pieces tile the shape iff their
   // corners sum to the shape's, and where they do not, the first corner in lexicographic order is a cell
@@ -130,7 +130,7 @@ std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Re
     int64_t sign;
   };
   std::vector<Corner> corners;
-  const auto add = [&](const Rectangle& r, int64_t weight) {
+  const auto add = [&](const Region& r, int64_t weight) {
     if (std::find(r.sizes.begin(), r.sizes.end(), 0) != r.sizes.end()) return;
     for (unsigned mask = 0; mask < (1u << rank); ++mask) {
       Corner corner{{}, weight};
@@ -142,11 +142,11 @@ std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Re
       corners.push_back(corner);
     }
   };
-  corners.reserve((pieces.size() + 1) << rank);
-  add(whole(shape), -1);
-  for (const auto& piece : pieces) {
-    CAPSTAN_ASSERT(fits(piece, shape), "piece outside of its tensor");
-    add(piece, 1);
+  corners.reserve((chunks.size() + 1) << rank);
+  add(full_region(shape), -1);
+  for (const auto& chunk : chunks) {
+    CAPSTAN_ASSERT(fits(chunk, shape), "piece outside of its tensor");
+    add(chunk, 1);
   }
   std::sort(corners.begin(), corners.end(), [](const Corner& a, const Corner& b) { return a.at < b.at; });
   for (size_t i = 0; i < corners.size();) {
@@ -193,11 +193,11 @@ static void copy_row(const std::byte* source, DType from, std::byte* target, DTy
   }
 }
 
-void copy_cells(const Rectangle& part, const Rectangle& source_box, const std::byte* source,
-                DType source_type, const Rectangle& target_box, std::byte* target, DType target_type) {
+void copy_region(const Region& part, const Region& source_box, const std::byte* source, DType source_type,
+                 const Region& target_box, std::byte* target, DType target_type) {
   CAPSTAN_ASSERT(can_convert(source_type, target_type), "conversion between these element types");
   const size_t rank = part.rank();
-  const auto flat = [&](const Rectangle& box, const Shape& index) {
+  const auto flat = [&](const Region& box, const Shape& index) {
     int64_t position = 0;
     for (size_t d = 0; d < rank; ++d) position = position * box.sizes[d] + (index[d] - box.offsets[d]);
     return position;

@@ -379,9 +379,9 @@ std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry)
                               static_cast<size_t>(entry.end - entry.begin));
 }
 
-void SafetensorsFile::copy_cells(const SafetensorsEntry& entry, const Rectangle& part, const Rectangle& box,
-                                 const Rectangle& target_box, std::byte* target, DType target_type) const {
-  copy_mapped_cells(map_, bytes(entry), part, box, *entry.dtype, target_box, target, target_type);
+void SafetensorsFile::copy_region(const SafetensorsEntry& entry, const Region& part, const Region& box,
+                                  const Region& target_box, std::byte* target, DType target_type) const {
+  copy_mapped_region(map_, bytes(entry), part, box, *entry.dtype, target_box, target, target_type);
 }
 
 ByteSource source_of(std::span<const std::byte> bytes) {
@@ -391,7 +391,7 @@ ByteSource source_of(std::span<const std::byte> bytes) {
 ByteSource source_of(TensorSource& source, std::string name, DType dtype) {
   return [&source, name = std::move(name), dtype](const ByteSink& sink) {
     std::vector<std::byte> buffer;
-    for (const Rectangle& rows : row_slabs(whole(source.at(name).shape), dtype, kPieceBytes)) {
+    for (const Region& rows : row_slabs(full_region(source.at(name).shape), dtype, kChunkBytes)) {
       buffer.resize(static_cast<size_t>(element_count(rows.sizes) * size_of(dtype)));
       source.read(name, dtype, rows, buffer);
       sink(buffer);

@@ -52,9 +52,9 @@ class SafetensorsFile {
   const SafetensorsEntry* find(std::string_view name) const;  // nullptr: not there
   const SafetensorsEntry& at(std::string_view name) const;    // throws ErrorCode::not_found with near names
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
-  // copy_cells() from the entry, whose cells are those of `box`; in bounded pieces whose pages do not stay resident.
-  void copy_cells(const SafetensorsEntry& entry, const Rectangle& part, const Rectangle& box,
-                  const Rectangle& target_box, std::byte* target, DType target_type) const;
+  // copy_region() from the entry, whose cells are those of `box`; in bounded pieces whose pages do not stay resident.
+  void copy_region(const SafetensorsEntry& entry, const Region& part, const Region& box,
+                   const Region& target_box, std::byte* target, DType target_type) const;
 
  private:
   MappedFile map_;
@@ -72,7 +72,7 @@ ByteSource source_of(std::span<const std::byte> bytes);
 class TensorSource;
 ByteSource source_of(TensorSource& source, std::string name, DType dtype);
 // How much a source should hand over at once.
-inline constexpr int64_t kPieceBytes = int64_t{8} << 20;
+inline constexpr int64_t kChunkBytes = int64_t{8} << 20;
 
 struct SafetensorsTensor {
   std::string name;

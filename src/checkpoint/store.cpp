@@ -110,7 +110,7 @@ std::vector<Problem> verify(const fs::path& directory, Depth depth, int part, in
         problems.push_back({name, block, block_text(name, block, manifest.block_bytes, hash.bytes)});
         named = true;
       }
-      if (!named && (actual.whole != hash.whole || actual.bytes != hash.bytes))
+      if (!named && (actual.full != hash.full || actual.bytes != hash.bytes))
         problems.push_back({name, {}, "`" + name + "` differs from what was written"});
     } catch (const Error& error_reading) {
       problems.push_back({name, {}, error_reading.message()});

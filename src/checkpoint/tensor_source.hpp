@@ -20,12 +20,12 @@ struct TensorInfo {
 };
 
 // The rectangle cut along its first dimension into parts of at most `bytes` each, but of one row at least.
-std::vector<Rectangle> row_slabs(const Rectangle& rectangle, DType dtype, int64_t bytes);
+std::vector<Region> row_slabs(const Region& region, DType dtype, int64_t bytes);
 
-// copy_cells() from a part of a mapped file, in pieces whose pages do not stay resident afterwards.
-void copy_mapped_cells(const MappedFile& map, std::span<const std::byte> source, const Rectangle& part,
-                       const Rectangle& source_box, DType source_type, const Rectangle& target_box,
-                       std::byte* target, DType target_type);
+// copy_region() from a part of a mapped file, in pieces whose pages do not stay resident afterwards.
+void copy_mapped_region(const MappedFile& map, std::span<const std::byte> source, const Region& part,
+                        const Region& source_box, DType source_type, const Region& target_box,
+                        std::byte* target, DType target_type);
 
 class TensorSource {
  public:
@@ -37,11 +37,10 @@ class TensorSource {
   // Fills `out` (row-major, the size of `wanted` in `dtype`), converting where can_convert allows. ErrorCode::not_found,
   // ::unsupported (a conversion), ::failed (outside of the shape), ::format (files that contradict themselves). May not be
   // called from two threads at once.
-  virtual void read(std::string_view name, DType dtype, const Rectangle& wanted,
-                    std::span<std::byte> out) = 0;
+  virtual void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) = 0;
 
   const TensorInfo& at(std::string_view name) const;  // throws ErrorCode::not_found with near names
-  void read_whole(std::string_view name, DType dtype, std::span<std::byte> out);
+  void read_all(std::string_view name, DType dtype, std::span<std::byte> out);
 
  protected:
   TensorSource() = default;

@@ -33,27 +33,27 @@ Writer::Writer(FileSystem& files, fs::path root, SaveInfo info, const std::strin
   part_.world = world;
 }
 
-void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Rectangle& where,
+void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Region& where,
                  std::span<const std::byte> bytes) {
   add(name, dtype, shape, where, source_of(bytes));
 }
 
-void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Rectangle& where,
+void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Region& where,
                  ByteSource source) {
   CAPSTAN_ASSERT(shape.size() <= kMaxRank, "tensor " + capstan::quoted(name) + " has more than 6 dimensions");
   CAPSTAN_ASSERT(fits(where, shape),
                  "tensor " + capstan::quoted(name) + ": a piece outside of shape " + to_text(shape));
   StoredTensor& tensor = part_.tensors[name];
-  if (tensor.pieces.empty()) {
+  if (tensor.chunks.empty()) {
     tensor.dtype = dtype;
     tensor.shape = shape;
   }
   CAPSTAN_ASSERT(tensor.dtype == dtype && tensor.shape == shape,
                  "tensor " + capstan::quoted(name) + " with two shapes or types");
   // A whole tensor keeps its name, so that a shard of one rank reads like any safetensors file.
-  const std::string key = where == whole(shape) ? name : name + to_text(where);
+  const std::string key = where == full_region(shape) ? name : name + to_text(where);
   const std::string file = "rank-" + zero_padded(rank_, 5) + ".safetensors";
-  tensor.pieces.push_back({file, key, where});
+  tensor.chunks.push_back({file, key, where});
   tensors_.push_back({key, dtype, where.sizes, std::move(source)});
 }
 
@@ -87,7 +87,7 @@ std::string Writer::finish_rank() {
   files_.sync_directory(temporary_);
   tensors_.clear();
   texts_.clear();
-  return rank_part_text(part_);
+  return rank_manifest_text(part_);
 }
 
 fs::path Writer::commit(const std::vector<std::string>& parts) {
@@ -96,7 +96,7 @@ fs::path Writer::commit(const std::vector<std::string>& parts) {
   manifest.world = world_;
   std::vector<bool> seen(static_cast<size_t>(world_));
   for (const auto& text : parts) {
-    RankPart part = rank_part_from_text(text, "the list of a rank");
+    RankManifest part = parse_rank_manifest(text, "the list of a rank");
     if (part.step != info_.step || part.world != world_ || part.rank >= world_ ||
         seen[static_cast<size_t>(part.rank)])
       fail(ErrorCode::internal, "rank " + std::to_string(part.rank) + " of " + std::to_string(part.world) +
@@ -113,19 +113,19 @@ fs::path Writer::commit(const std::vector<std::string>& parts) {
       if (place->second.dtype != tensor.dtype || place->second.shape != tensor.shape)
         fail(ErrorCode::internal, "tensor " + capstan::quoted(name) + " has another shape or type on rank " +
                                       std::to_string(part.rank));
-      std::move(tensor.pieces.begin(), tensor.pieces.end(), std::back_inserter(place->second.pieces));
+      std::move(tensor.chunks.begin(), tensor.chunks.end(), std::back_inserter(place->second.chunks));
     }
   }
   for (size_t rank = 0; rank < seen.size(); ++rank)
     if (!seen[rank])
       fail(ErrorCode::internal, "rank " + std::to_string(rank) + " sent no list of its pieces");
   for (auto& [name, tensor] : manifest.tensors) {
-    std::sort(tensor.pieces.begin(), tensor.pieces.end(), [](const Piece& a, const Piece& b) {
+    std::sort(tensor.chunks.begin(), tensor.chunks.end(), [](const Chunk& a, const Chunk& b) {
       return a.where.offsets != b.where.offsets ? a.where.offsets < b.where.offsets : a.file < b.file;
     });
-    std::vector<Rectangle> rectangles;
-    for (const auto& piece : tensor.pieces) rectangles.push_back(piece.where);
-    if (const auto problem = tiling_problem(tensor.shape, rectangles))
+    std::vector<Region> regions;
+    for (const auto& chunk : tensor.chunks) regions.push_back(chunk.where);
+    if (const auto problem = tiling_problem(tensor.shape, regions))
       fail(ErrorCode::internal,
            "tensor " + capstan::quoted(name) + " of shape " + to_text(tensor.shape) + ": " + *problem);
   }

@@ -31,16 +31,15 @@ class Writer {
 
   // A rectangle of the tensor `name` of shape `shape`, whose bytes are row-major. They must stay valid until
   // finish_rank() has returned. A cell must be added by exactly one rank. Up to kMaxRank dimensions.
-  void add(const std::string& name, DType dtype, const Shape& shape, const Rectangle& where,
+  void add(const std::string& name, DType dtype, const Shape& shape, const Region& where,
            std::span<const std::byte> bytes);
   // The bytes when their turn comes.
-  void add(const std::string& name, DType dtype, const Shape& shape, const Rectangle& where,
-           ByteSource source);
+  void add(const std::string& name, DType dtype, const Shape& shape, const Region& where, ByteSource source);
   // A file beside the shards; its name is plain and differs from those of other ranks.
   void add_text(std::string_view file_name, std::string content);
   void add_copy(std::string_view file_name, const std::filesystem::path& from);  // read now, 1 GiB at most
 
-  // Writes and syncs this rank's files. Returns what rank 0 needs to know (a RankPart as text).
+  // Writes and syncs this rank's files. Returns what rank 0 needs to know (a RankManifest as text).
   std::string finish_rank();
 
   // Rank 0, after all ranks' finish_rank: checks that the parts are complete (each rank once, every cell of
@@ -61,7 +60,7 @@ class Writer {
   int rank_, world_;
   std::vector<SafetensorsTensor> tensors_;
   std::vector<std::pair<std::string, std::string>> texts_;
-  RankPart part_;
+  RankManifest part_;
   bool swapped_ = false;  // temporary_ holds the checkpoint that this one replaced
 };
 

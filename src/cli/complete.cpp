@@ -12,8 +12,8 @@
 #include "cli/context.hpp"
 #include "cli/help.hpp"
 #include "config/core/convert.hpp"
-#include "config/tools/emit.hpp"
 #include "config/core/library.hpp"
+#include "config/tools/emit.hpp"
 #include "config/tools/show.hpp"
 #include "train/records/run_list.hpp"
 
@@ -40,10 +40,10 @@ bool is_kind(std::string_view word) {
 }
 
 // The bare words of a usage line; options and their arguments are in the option table.
-std::vector<Wanted> wanted_words(const Verb& verb) {
+std::vector<Wanted> wanted_words(const Command& command) {
   std::vector<Wanted> wanted;
   bool skip = false, alternative = false;
-  for (std::string_view token : split(verb.usage, ' ')) {
+  for (std::string_view token : split(command.usage, ' ')) {
     if (token == "|") {
       alternative = !skip;
       skip = false;
@@ -79,32 +79,32 @@ class Completer {
       found_.push_back({std::move(text), std::string(doc)});
   }
 
-  void verbs(std::string_view group = {}) {
-    for (const Verb* verb : all_verbs()) {
-      const size_t blank = verb->name.find(' ');
+  void commands(std::string_view group = {}) {
+    for (const Command* command : all_commands()) {
+      const size_t blank = command->name.find(' ');
       if (!group.empty()) {
-        if (verb->name.substr(0, blank) == group && blank != std::string_view::npos)
-          add(std::string(verb->name.substr(blank + 1)), verb->purpose);
+        if (command->name.substr(0, blank) == group && blank != std::string_view::npos)
+          add(std::string(command->name.substr(blank + 1)), command->purpose);
       } else if (blank == std::string_view::npos) {
-        add(std::string(verb->name), verb->purpose);
+        add(std::string(command->name), command->purpose);
       } else {
-        const std::string_view name = verb->name.substr(0, blank);
+        const std::string_view name = command->name.substr(0, blank);
         add(std::string(name), group_purpose(name));
       }
     }
   }
 
-  void options(const Verb* verb) {
+  void options(const Command* command) {
     const auto list = [&](std::span<const Option> options) {
       for (const Option& option : options) add("--" + std::string(option.name), option.doc);
     };
-    if (verb) list(verb->options);
-    if (verb && verb->overrides) list(override_options());
+    if (command) list(command->options);
+    if (command && command->overrides) list(override_options());
     list(global_options());
   }
 
   // What stands after `prefix` in the word is of this kind.
-  void kind(std::string_view kind, const Verb* verb, const std::string& prefix = {}) {
+  void kind(std::string_view kind, const Command* command, const std::string& prefix = {}) {
     if (kind == "RECIPE" || kind == "A" || kind == "B") {
       if (!at_path(prefix))
         for (const auto& entry : config::recipes()) add(prefix + entry.name, entry.description);
@@ -113,11 +113,11 @@ class Completer {
     } else if (kind == "RUN" || kind == "CHECKPOINT") {
       runs(prefix);
     } else if (kind == "hf:DIR") {
-      foreign(prefix + "hf:", "a Hugging Face model directory", true);
+      external(prefix + "hf:", "a Hugging Face model directory", true);
     } else if (kind == "gguf:FILE") {
-      foreign(prefix + "gguf:", "a model of llama.cpp", false);
+      external(prefix + "gguf:", "a model of llama.cpp", false);
     } else if (kind == "FROM" || kind == "TO") {
-      for (const char* one : {"RUN", "hf:DIR", "gguf:FILE"}) this->kind(one, verb, prefix);
+      for (const char* one : {"RUN", "hf:DIR", "gguf:FILE"}) this->kind(one, command, prefix);
     } else if (kind.starts_with("FILE.")) {
       files(prefix, {kind.substr(4)});
     } else if (kind == "DIR" || kind == "SWEEP") {
@@ -127,19 +127,19 @@ class Completer {
     } else if (kind == "PREFIX") {
       files(prefix, {".idx"}, false, true);
     } else if (kind == "SECTION") {
-      const bool presets = verb && verb->name == "recipe ls";
+      const bool presets = command && command->name == "recipe ls";
       for (const auto& section : config::schema().sections())
         if (!section.name.empty() && (!presets || !library_.presets(section.name).empty()))
           add(prefix + section.name, section.doc);
     } else if (kind == "PATH") {
       paths(prefix, "");
-      if (verb && verb->name == "explain") subjects(prefix);
+      if (command && command->name == "explain") subjects(prefix);
     } else if (kind == "K") {
       paths(prefix, "");
     } else if (kind == "K=V") {
       overrides();
     } else if (kind == "VERB") {
-      verbs();
+      commands();
     } else if (kind == "TOPIC") {
       for (const Topic& topic : topics()) add(std::string(topic.name), topic.title);
     } else if (kind == "SHELL") {
@@ -147,8 +147,8 @@ class Completer {
     }
   }
 
-  void value_of(const Option& option, const Verb* verb, const std::string& prefix) {
-    if (option.choices.empty()) return kind(option.argument, verb, prefix);
+  void value_of(const Option& option, const Command* command, const std::string& prefix) {
+    if (option.choices.empty()) return kind(option.argument, command, prefix);
     for (const auto choice : split(option.choices, ' ')) add(prefix + std::string(choice));
   }
 
@@ -212,7 +212,7 @@ class Completer {
   }
 
   // Another program's model: its scheme, then paths.
-  void foreign(const std::string& scheme, const char* doc, bool directory) {
+  void external(const std::string& scheme, const char* doc, bool directory) {
     if (word_.starts_with(scheme))
       files(scheme, directory ? std::vector<std::string_view>{} : std::vector<std::string_view>{".gguf"},
             directory);
@@ -354,15 +354,15 @@ const Option* find_option(std::span<const Option> table, const std::string& word
   return nullptr;
 }
 
-const Option* find_option(const Verb* verb, const std::string& word) {
-  const Option* option = verb ? find_option(verb->options, word) : nullptr;
-  if (!option && verb && verb->overrides) option = find_option(override_options(), word);
+const Option* find_option(const Command* command, const std::string& word) {
+  const Option* option = command ? find_option(command->options, word) : nullptr;
+  if (!option && command && command->overrides) option = find_option(override_options(), word);
   return option ? option : find_option(global_options(), word);
 }
 
-const Verb* find_verb(const std::string& name) {
-  for (const Verb* verb : all_verbs())
-    if (verb->name == name) return verb;
+const Command* find_verb(const std::string& name) {
+  for (const Command* command : all_commands())
+    if (command->name == name) return command;
   return nullptr;
 }
 
@@ -374,7 +374,7 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
   const std::string& word = words.back();
 
   // What the words before it are: the verb, options with their arguments, plain words and overrides.
-  const Verb* verb = nullptr;
+  const Command* command = nullptr;
   std::string group;
   const Option* open = nullptr;  // an option that waits for its argument
   bool only_words = false, changed = false, recipe = false;
@@ -386,17 +386,17 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
     } else if (given == "--") {
       only_words = true;
     } else if (!only_words && given.size() > 1 && given[0] == '-') {
-      const Option* option = find_option(verb, given);
+      const Option* option = find_option(command, given);
       if (option && !option->argument.empty()) open = option;
       recipe |= given.starts_with("--recipe=");
-    } else if (!verb && group.empty()) {
-      verb = find_verb(given);
-      if (!verb && words_of_group(all_verbs(), given).empty()) return {};
-      if (!verb) group = given;
-    } else if (!verb) {
-      verb = find_verb(group + " " + given);
-      if (!verb) return {};
-    } else if (verb->overrides && is_override_word(given)) {
+    } else if (!command && group.empty()) {
+      command = find_verb(given);
+      if (!command && words_of_group(all_commands(), given).empty()) return {};
+      if (!command) group = given;
+    } else if (!command) {
+      command = find_verb(group + " " + given);
+      if (!command) return {};
+    } else if (command->overrides && is_override_word(given)) {
       changed = true;
     } else {
       ++plain;
@@ -404,35 +404,35 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
   }
 
   if (open) {
-    completer.value_of(*open, verb, "");
+    completer.value_of(*open, command, "");
     return completer.take();
   }
   if (!only_words && word.starts_with('-')) {
     const size_t equal = word.find('=');
-    const Option* option = equal == std::string::npos ? nullptr : find_option(verb, word.substr(0, equal));
+    const Option* option = equal == std::string::npos ? nullptr : find_option(command, word.substr(0, equal));
     if (option && !option->argument.empty())
-      completer.value_of(*option, verb, word.substr(0, equal + 1));
+      completer.value_of(*option, command, word.substr(0, equal + 1));
     else if (equal == std::string::npos)
-      completer.options(verb);
+      completer.options(command);
     return completer.take();
   }
-  if (!verb) {
-    completer.verbs(group);
+  if (!command) {
+    completer.commands(group);
     return completer.take();
   }
 
-  const std::vector<Wanted> wanted = wanted_words(*verb);
-  const bool repeats = verb->max_words == SIZE_MAX && !wanted.empty();
+  const std::vector<Wanted> wanted = wanted_words(*command);
+  const bool repeats = command->max_words == SIZE_MAX && !wanted.empty();
   const size_t at = repeats ? std::min(plain, wanted.size() - 1) : plain;
   bool path = false;
-  if (at < wanted.size() && (repeats || plain < verb->max_words) && !is_override_word(word))
+  if (at < wanted.size() && (repeats || plain < command->max_words) && !is_override_word(word))
     for (const auto kind : wanted[at].kinds) {
       if (changed && kind == "PATH") continue;  // words stand before the changes
       path |= kind == "PATH";
-      completer.kind(kind, verb);
+      completer.kind(kind, command);
     }
   // `help data prepare`, and the second verb of a group.
-  if (verb->name == "help" && plain == 1) completer.verbs(words[words.size() - 2]);
+  if (command->name == "help" && plain == 1) completer.commands(words[words.size() - 2]);
   size_t required = 0;
   bool names_recipe = recipe;
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -440,7 +440,7 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
     for (const auto kind : wanted[i].kinds)
       names_recipe |= i < plain && (kind == "RECIPE" || kind == "CHECKPOINT" || kind == "RUN");
   }
-  if (verb->overrides && !path && plain >= required && names_recipe) completer.overrides();
+  if (command->overrides && !path && plain >= required && names_recipe) completer.overrides();
   return completer.take();
 }
 

@@ -10,7 +10,7 @@
 namespace capstan::cli {
 
 // What the scripts call: `capstan __complete WORD…`. In no help, and without options of its own.
-inline constexpr std::string_view kCompletionVerb = "__complete";
+inline constexpr std::string_view kCompletionCommand = "__complete";
 
 struct Candidate {
   std::string text;  // the whole word; one that ends in `=`, `.` or `/` goes on, so no blank follows it

@@ -11,7 +11,7 @@ namespace capstan::cli {
 enum class MessageFormat : uint8_t { human, compact, json };
 
 struct Context {
-  const Verb* verb = nullptr;
+  const Command* command = nullptr;
   Arguments args;
   std::vector<std::string> command;  // the whole command line, program name first
   MessageFormat messages = MessageFormat::human;
@@ -20,7 +20,7 @@ struct Context {
   bool quiet() const { return verbosity < 0; }
 };
 
-std::span<const Verb* const> all_verbs();
+std::span<const Command* const> all_commands();
 
 // The command line as it could be typed again.
 std::string command_text(const std::vector<std::string>& command);

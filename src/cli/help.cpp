@@ -47,17 +47,17 @@ std::vector<Line> option_lines(std::span<const Option> options) {
   return lines;
 }
 
-std::vector<Line> example_lines(const Verb& verb, size_t most) {
+std::vector<Line> example_lines(const Command& command, size_t most) {
   std::vector<Line> lines;
-  for (size_t i = 0; i < verb.examples.size() && i < most; ++i)
-    lines.push_back({"capstan " + std::string(verb.examples[i].command),
-                     verb.examples[i].doc.empty() ? "" : "# " + std::string(verb.examples[i].doc)});
+  for (size_t i = 0; i < command.examples.size() && i < most; ++i)
+    lines.push_back({"capstan " + std::string(command.examples[i].command),
+                     command.examples[i].doc.empty() ? "" : "# " + std::string(command.examples[i].doc)});
   return lines;
 }
 
-std::string opening(const Verb& verb) {
-  std::string text = std::string(verb.purpose) + "\n\nusage: capstan " + std::string(verb.name);
-  if (!verb.usage.empty()) text += " " + std::string(verb.usage);
+std::string opening(const Command& command) {
+  std::string text = std::string(command.purpose) + "\n\nusage: capstan " + std::string(command.name);
+  if (!command.usage.empty()) text += " " + std::string(command.usage);
   return text + "\n";
 }
 
@@ -71,28 +71,28 @@ const char* const kCheatSheet =
     "  list+=x    append, list[0]=x  replace  @FILE         merge a YAML file (also -f FILE)\n"
     "  ~a.b       back to the preset or default             --set, --append, --unset: long forms\n";
 
-struct VerbLine {
+struct CommandLine {
   std::string_view name, purpose;
 };
 
-constexpr VerbLine kGroups[] = {{"recipe", "list, copy and begin recipes"},
-                                {"data", "text to indexed datasets, and a look into them"},
-                                {"tokenizer", "learn a tokenizer; text to ids and back"},
-                                {"runs", "what is in the run directories"},
-                                {"sweep", "many runs from one description, and what came of them"}};
+constexpr CommandLine kGroups[] = {{"recipe", "list, copy and begin recipes"},
+                                   {"data", "text to indexed datasets, and a look into them"},
+                                   {"tokenizer", "learn a tokenizer; text to ids and back"},
+                                   {"runs", "what is in the run directories"},
+                                   {"sweep", "many runs from one description, and what came of them"}};
 
 constexpr std::string_view kRare[] = {"convert", "merge", "schema", "completion", "help", "version"};
 
 // The verbs, a group as one line, in the order of the table.
-std::vector<VerbLine> verb_lines() {
-  std::vector<VerbLine> lines;
-  for (const Verb* verb : all_verbs()) {
-    const size_t blank = verb->name.find(' ');
+std::vector<CommandLine> command_lines() {
+  std::vector<CommandLine> lines;
+  for (const Command* command : all_commands()) {
+    const size_t blank = command->name.find(' ');
     if (blank == std::string_view::npos) {
-      lines.push_back({verb->name, verb->purpose});
+      lines.push_back({command->name, command->purpose});
       continue;
     }
-    const std::string_view group = verb->name.substr(0, blank);
+    const std::string_view group = command->name.substr(0, blank);
     if (!lines.empty() && lines.back().name == group) continue;
     lines.push_back({group, purpose_of_group(group)});
   }
@@ -101,47 +101,47 @@ std::vector<VerbLine> verb_lines() {
 
 }  // namespace
 
-std::string short_help(const Verb& verb) {
-  std::string text = opening(verb);
-  text += "\n" + columns(example_lines(verb, 3), 2, 0);
-  std::string tail = "\ncapstan " + std::string(verb.name) + " --help tells more";
-  tail += verb.overrides ? "; `capstan help overrides`, `capstan help recipes`\n" : "\n";
+std::string short_help(const Command& command) {
+  std::string text = opening(command);
+  text += "\n" + columns(example_lines(command, 3), 2, 0);
+  std::string tail = "\ncapstan " + std::string(command.name) + " --help tells more";
+  tail += command.overrides ? "; `capstan help overrides`, `capstan help recipes`\n" : "\n";
   std::string options;
-  if (!verb.options.empty()) options = "\n" + columns(option_lines(verb.options), 2, 0);
-  const std::string cheat = verb.overrides ? std::string("\n") + kCheatSheet : std::string();
+  if (!command.options.empty()) options = "\n" + columns(option_lines(command.options), 2, 0);
+  const std::string cheat = command.overrides ? std::string("\n") + kCheatSheet : std::string();
   // What does not fit a small terminal stays in the full help.
   if (line_count(text + options + cheat + tail) <= kShortLines) return text + options + cheat + tail;
   if (line_count(text + options + tail) <= kShortLines) return text + options + tail;
-  std::vector<Line> lines = option_lines(verb.options);
+  std::vector<Line> lines = option_lines(command.options);
   const size_t room = kShortLines - line_count(text + tail) - 1;
   lines.resize(std::min(lines.size(), room));
   return text + "\n" + columns(lines, 2, 0) + tail;
 }
 
-std::string full_help(const Verb& verb) {
-  std::string text = opening(verb);
-  if (!verb.examples.empty())
-    text += "\nexamples:\n" + columns(example_lines(verb, verb.examples.size()), 2, 0);
+std::string full_help(const Command& command) {
+  std::string text = opening(command);
+  if (!command.examples.empty())
+    text += "\nexamples:\n" + columns(example_lines(command, command.examples.size()), 2, 0);
   std::vector<std::string_view> groups;
-  for (const Option& option : verb.options)
+  for (const Option& option : command.options)
     if (std::find(groups.begin(), groups.end(), option.group) == groups.end()) groups.push_back(option.group);
   for (const std::string_view group : groups) {
     std::vector<Line> lines;
-    for (const Option& option : verb.options)
+    for (const Option& option : command.options)
       if (option.group == group) lines.push_back(option_line(option));
     text +=
         "\n" + (group.empty() ? std::string("flags") : std::string(group)) + ":\n" + columns(lines, 2, 24);
   }
-  if (verb.overrides)
+  if (command.overrides)
     text += std::string("\n") + kCheatSheet + columns(option_lines(override_options()), 2, 24);
   text += "\neverywhere:\n" + columns(option_lines(global_options()), 2, 24);
-  if (!verb.details.empty()) text += "\n" + std::string(verb.details);
+  if (!command.details.empty()) text += "\n" + std::string(command.details);
   if (!text.ends_with('\n')) text += '\n';
   return text + "\nSee also: capstan help overrides | recipes | exit-codes | files\n";
 }
 
 std::string_view purpose_of_group(std::string_view group) {
-  for (const VerbLine& known : kGroups)
+  for (const CommandLine& known : kGroups)
     if (known.name == group) return known.purpose;
   return {};
 }
@@ -152,11 +152,11 @@ std::string group_help(std::string_view group) {
     purpose[0] = static_cast<char>(purpose[0] - 'a' + 'A');
   std::string text = purpose + ".\n\nusage: capstan " + std::string(group) + " VERB …\n\nverbs:\n";
   std::vector<Line> lines, examples;
-  for (const std::string_view word : words_of_group(all_verbs(), group))
-    for (const Verb* verb : all_verbs())
-      if (verb->name == std::string(group) + " " + std::string(word)) {
-        lines.push_back({std::string(word), std::string(verb->purpose)});
-        for (Line& line : example_lines(*verb, 1)) examples.push_back(std::move(line));
+  for (const std::string_view word : words_of_group(all_commands(), group))
+    for (const Command* command : all_commands())
+      if (command->name == std::string(group) + " " + std::string(word)) {
+        lines.push_back({std::string(word), std::string(command->purpose)});
+        for (Line& line : example_lines(*command, 1)) examples.push_back(std::move(line));
       }
   text += columns(lines, 2, 8);
   text += "\nexamples:\n" + columns(examples, 2, 0);
@@ -171,7 +171,7 @@ std::string program_help(bool full) {
       "  capstan check llama3-70b --ranks 128                         # find mistakes before they cost\n\n";
   std::vector<Line> lines;
   std::string others;  // the short help keeps to a small terminal
-  for (const VerbLine& line : verb_lines())
+  for (const CommandLine& line : command_lines())
     if (full || std::find(std::begin(kRare), std::end(kRare), line.name) == std::end(kRare))
       lines.push_back({std::string(line.name), std::string(line.purpose)});
     else
@@ -188,9 +188,9 @@ std::string program_help(bool full) {
   return text + "\ncapstan VERB -h · capstan --help · capstan help overrides\n";
 }
 
-void unknown_verb(const std::string& word) {
+void unknown_command(const std::string& word) {
   std::vector<std::string> names;
-  for (const VerbLine& line : verb_lines()) names.emplace_back(line.name);
+  for (const CommandLine& line : command_lines()) names.emplace_back(line.name);
   std::string help = did_you_mean(word, names);
   if (help.empty()) help = "`capstan -h` lists the verbs";
   fail(ErrorCode::usage, "unknown verb `" + word + "`", help);
@@ -199,15 +199,16 @@ void unknown_verb(const std::string& word) {
 std::string help_on(const std::vector<std::string>& words) {
   if (words.empty()) return program_help(true);
   const std::string name = join(words, " ");
-  for (const Verb* verb : all_verbs())
-    if (verb->name == name) return full_help(*verb);
+  for (const Command* command : all_commands())
+    if (command->name == name) return full_help(*command);
   std::string page;
   for (const Topic& topic : topics())
     if (topic.name == name) page = topic.text;
-  if (!words_of_group(all_verbs(), name).empty()) return group_help(name) + (page.empty() ? "" : "\n" + page);
+  if (!words_of_group(all_commands(), name).empty())
+    return group_help(name) + (page.empty() ? "" : "\n" + page);
   if (!page.empty()) return page;
   std::vector<std::string> names;
-  for (const Verb* verb : all_verbs()) names.emplace_back(verb->name);
+  for (const Command* command : all_commands()) names.emplace_back(command->name);
   for (const Topic& topic : topics()) names.emplace_back(topic.name);
   std::string help = did_you_mean(name, names);
   if (help.empty()) help = "`capstan help` lists verbs and topics";

@@ -17,8 +17,8 @@ struct Topic {
 // docs/*.md, embedded at build time.
 const std::vector<Topic>& topics();
 
-std::string short_help(const Verb& verb);  // at most 24 lines
-std::string full_help(const Verb& verb);
+std::string short_help(const Command& command);  // at most 24 lines
+std::string full_help(const Command& command);
 std::string group_help(std::string_view group);  // "data": its verbs
 std::string program_help(bool full);
 std::string_view purpose_of_group(std::string_view group);  // "data": one line; empty for no group
@@ -27,6 +27,6 @@ std::string_view purpose_of_group(std::string_view group);  // "data": one line;
 std::string help_on(const std::vector<std::string>& words);
 
 // The first usage error of a line: unknown verb, with near names.
-[[noreturn]] void unknown_verb(const std::string& word);
+[[noreturn]] void unknown_command(const std::string& word);
 
 }  // namespace capstan::cli

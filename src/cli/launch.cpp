@@ -45,8 +45,8 @@ void answer_first_signal() {
   int64_t step = 0, remaining = 0;
   for (int64_t i = 0; i < g_ranks; ++i) {
     const comm::Slot& slot = g_slots[i];
-    if (slot.doing.load() == static_cast<int32_t>(comm::Doing::absent) || slot.rank.load() != 0) continue;
-    phase = comm::Board::phase_of(slot);
+    if (slot.state.load() == static_cast<int32_t>(comm::RankState::absent) || slot.rank.load() != 0) continue;
+    phase = comm::RankStatusTable::phase_of(slot);
     step = slot.step;
     if (const int64_t end = slot.expected_end; end > 0) remaining = end - comm::monotonic_ns();
   }
@@ -155,15 +155,15 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   const std::string stop_file = directory + "/stop";
   std::copy(stop_file.begin(), stop_file.end(), g_stop_file.begin());
 
-  const auto board = comm::Board::create(static_cast<int>(ranks), true);
+  const auto status_table = comm::RankStatusTable::create(static_cast<int>(ranks), true);
   struct Unlink {
-    comm::Board& board;
+    comm::RankStatusTable& status_table;
     ~Unlink() {
       g_ranks = 0;
-      board.unlink();
+      status_table.unlink();
     }
-  } const unlink{*board};
-  g_slots = &board->slot(0);
+  } const unlink{*status_table};
+  g_slots = &status_table->slot(0);
   g_ranks = ranks;
 
   struct sigaction action {};
@@ -199,7 +199,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
     // Open MPI's session directories, which it leaves behind when a rank dies, go with ours.
     ::setenv("OMPI_MCA_orte_tmpdir_base", directory.c_str(), 0);
     ::setenv("PRTE_MCA_prte_tmpdir_base", directory.c_str(), 0);
-    ::setenv(comm::kBoardVariable, board->path().c_str(), 1);
+    ::setenv(comm::kStatusTableVariable, status_table->path().c_str(), 1);
     if (g_terminal) ::setenv("CAPSTAN_PARENT_TERMINAL", "1", 1);
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
@@ -221,7 +221,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   if (code == 127) fail(ErrorCode::failed, "mpirun did not start");
   // mpirun itself ends with 1 when it is told to end.
   if (g_signals > 1 && code != 0 && code != 75) return 128 + static_cast<int>(g_first_signal);
-  if (auto failure = board->report(); failure && !WIFSIGNALED(status)) {
+  if (auto failure = status_table->report(); failure && !WIFSIGNALED(status)) {
     if (code >= 128) failure->in("it was ended by signal " + std::to_string(code - 128));
     return report(*failure, context.command, {context.messages, context.color_err});
   }
@@ -244,7 +244,7 @@ int run_in_world(const Context& context, double timeout, FunctionRef<int(comm::W
   } catch (...) {
     const Error error = as_error(std::current_exception());
     // What follows from a failure that has been told is no news.
-    if (error.code() == ErrorCode::rank_failure && world->failure_told())
+    if (error.code() == ErrorCode::rank_failure && world->failure_reported())
       world->abort(exit_code_of(error.code()));
     const int code = report(error, context.command, appearance);
     world->abort(code);

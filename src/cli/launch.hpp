@@ -14,7 +14,7 @@ namespace capstan::cli {
 // Runs the command without its --nproc as `ranks` ranks and waits. SIGINT and SIGTERM become a request to
 // save (a file that the ranks look for after each step; SIGTERM would make mpirun kill them), a second one ends them.
 // Returns the exit code of the run: 75 and the codes of `capstan help exit-codes` as the ranks gave them, 4
-// for a rank that died or stalled (told here, from the ranks' failure board), 130 or 143 when ended by the second signal.
+// for a rank that died or stalled (reported here, from the ranks' status table), 130 or 143 when ended by the second signal.
 // saves_on_signal false: the first one ends them (train.exit_signal_handler).
 int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal = true);
 

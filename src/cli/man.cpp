@@ -10,8 +10,8 @@
 #include "cli/context.hpp"
 #include "cli/help.hpp"
 #include "config/core/convert.hpp"
-#include "config/tools/emit.hpp"
 #include "config/core/field.hpp"
+#include "config/tools/emit.hpp"
 
 namespace capstan::cli {
 
@@ -49,9 +49,9 @@ std::string bold(std::string_view text) {
   return "\\fB" + inline_text(text, true) + "\\fR";
 }
 
-std::string page_name(std::string_view verb) {
+std::string page_name(std::string_view command) {
   std::string name = "capstan";
-  if (!verb.empty()) name += "-" + std::string(verb);
+  if (!command.empty()) name += "-" + std::string(command);
   std::replace(name.begin(), name.end(), ' ', '-');
   return name;
 }
@@ -84,9 +84,9 @@ std::string option_entries(std::span<const Option> options) {
   return out;
 }
 
-std::string examples(const Verb& verb) {
+std::string examples(const Command& command) {
   std::string out;
-  for (const Example& example : verb.examples) {
+  for (const Example& example : command.examples) {
     out += ".PP\n";
     if (!example.doc.empty()) out += line(std::string(example.doc) + ":");
     out += literal({"capstan " + std::string(example.command)}).substr(4);
@@ -167,9 +167,9 @@ std::string program_page() {
   std::string out = head("capstan", 1, "train transformer language models from one YAML recipe");
   out += ".SH SYNOPSIS\n\\fBcapstan\\fR \\fIVERB\\fR ... [\\fIflags\\fR]\n.SH VERBS\n";
   std::vector<std::string> pages;
-  for (const Verb* verb : all_verbs()) {
-    out += ".TP\n" + bold(verb->name) + "\n" + line(verb->purpose);
-    pages.push_back(page_name(verb->name) + "(1)");
+  for (const Command* command : all_commands()) {
+    out += ".TP\n" + bold(command->name) + "\n" + line(command->purpose);
+    pages.push_back(page_name(command->name) + "(1)");
   }
   out += ".SH OPTIONS\nEvery verb takes these.\n" + option_entries(global_options());
   out += ".SH EXIT STATUS\n" + markdown(topic_text("exit-codes"));
@@ -179,16 +179,16 @@ std::string program_page() {
   return out + see_also(pages);
 }
 
-std::string verb_page(const Verb& verb) {
-  std::string out = head(page_name(verb.name), 1, verb.purpose);
-  out += ".SH SYNOPSIS\n" + bold("capstan " + std::string(verb.name));
-  if (!verb.usage.empty()) out += " " + inline_text(verb.usage, true);
+std::string command_page(const Command& command) {
+  std::string out = head(page_name(command.name), 1, command.purpose);
+  out += ".SH SYNOPSIS\n" + bold("capstan " + std::string(command.name));
+  if (!command.usage.empty()) out += " " + inline_text(command.usage, true);
   out += "\n";
-  if (!verb.details.empty()) out += ".SH DESCRIPTION\n" + paragraphs(verb.details).substr(4);
-  out += ".SH OPTIONS\n" + option_entries(verb.options);
-  if (verb.overrides) out += option_entries(override_options());
+  if (!command.details.empty()) out += ".SH DESCRIPTION\n" + paragraphs(command.details).substr(4);
+  out += ".SH OPTIONS\n" + option_entries(command.options);
+  if (command.overrides) out += option_entries(override_options());
   out += option_entries(global_options());
-  if (!verb.examples.empty()) out += ".SH EXAMPLES\n" + examples(verb).substr(4);
+  if (!command.examples.empty()) out += ".SH EXAMPLES\n" + examples(command).substr(4);
   return out + see_also({"capstan(1)", "capstan-recipe(5)"});
 }
 
@@ -221,7 +221,8 @@ std::string recipe_page() {
 std::map<std::string, std::string> man_pages() {
   std::map<std::string, std::string> pages;
   pages["man1/capstan.1"] = program_page();
-  for (const Verb* verb : all_verbs()) pages["man1/" + page_name(verb->name) + ".1"] = verb_page(*verb);
+  for (const Command* command : all_commands())
+    pages["man1/" + page_name(command->name) + ".1"] = command_page(*command);
   pages["man5/capstan-recipe.5"] = recipe_page();
   return pages;
 }

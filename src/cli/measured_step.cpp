@@ -46,16 +46,16 @@ struct Watch final : TapeObserver {
   void observe(const TapeEvent& event) override {
     table->observe(event);
     if (trace) trace->observe(event);
-    if (!yardstick || event.end - last < 0.5) return;
-    const double before = yardstick->seconds();
-    yardstick->run();
-    timers->exclude(yardstick->seconds() - before);
-    last = event.end + yardstick->seconds() - before;
+    if (!peak || event.end - last < 0.5) return;
+    const double before = peak->seconds();
+    peak->run();
+    timers->exclude(peak->seconds() - before);
+    last = event.end + peak->seconds() - before;
   }
   train::OperationTable* table = nullptr;
   train::Trace* trace = nullptr;
   train::StepTimers* timers = nullptr;
-  kernels::Yardstick* yardstick = nullptr;
+  kernels::PeakMeasurement* peak = nullptr;
   double last = 0;  // host clock, seconds
 };
 
@@ -65,7 +65,7 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   const auto world = comm::World::join();
   if (world->size() > 1) fail(ErrorCode::usage, "one process is measured", "start it without mpirun");
   train::Loop loop(config, *world);
-  loop.initialise();
+  loop.initialize();
   const auto datasets = train::open_datasets(config, nullptr);
   data::Loader loader(datasets[0], loop.loader_options());
   const train::StepEstimate estimate = train::estimate_step(config);
@@ -77,7 +77,7 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   train::OperationTable operations;
   Watch watch;
   watch.table = &operations, watch.trace = trace, watch.timers = &timers;
-  std::optional<kernels::Yardstick> yardstick;
+  std::optional<kernels::PeakMeasurement> peak;
   MemoryUse memory;
   bool observed = false;
   double spent = 0;
@@ -87,8 +87,8 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
       observed = true;
       memory = loop.device().memory();  // the yardstick's matrices are no part of a step
       if (!trace && gemm_gflops > 3)    // not under a sanitizer
-        watch.yardstick = &yardstick.emplace(
-            loop.device(), kernels::product_type(train::compute_type(config.mixed_precision)));
+        watch.peak =
+            &peak.emplace(loop.device(), kernels::product_type(train::compute_type(config.mixed_precision)));
       loop.observe(&watch);
       if (trace)
         timers.listen(
@@ -115,7 +115,7 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   const auto& median = taken[taken.size() / 2];
   double mean = 0;
   for (const auto& row : taken) mean += row.first / static_cast<double>(taken.size());
-  const double beside = yardstick ? yardstick->gflops() : 0;
+  const double beside = peak ? peak->gflops() : 0;
   return {.tokens_per_second = tokens / median.first,
           .share = flops / median.first / (gemm_gflops * 1e9),
           .share_beside = beside > 0 ? flops / mean / (beside * 1e9) : 0,
@@ -126,7 +126,7 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
           .micro_batches = loop.micro_batches(),
           .operations = std::move(rows),
           .memory = memory,
-          .foretold = estimate.memory};
+          .estimated = estimate.memory};
 }
 
 }  // namespace capstan::cli

@@ -29,7 +29,7 @@ struct StepRate {
   std::array<double, train::kPhases> phases{};  // seconds
   int64_t steps = 0, micro_batches = 0;
   std::vector<train::OperationTable::Row> operations;  // a step's, the longest first
-  MemoryUse memory, foretold;                          // of the device; on the meta device, before it
+  MemoryUse memory, estimated;                         // of the device; on the meta device, before it
 };
 
 // At least `seconds` after one or two steps to warm up; the median of each number. A trace, where one is given, sees the

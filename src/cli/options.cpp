@@ -33,9 +33,9 @@ const Option kOverride[] = {
     {"unset", 0, "K", "back to the preset's or the default value, as ~K does", "overrides"},
 };
 
-std::vector<Option> table_of(const Verb& verb) {
-  std::vector<Option> table(verb.options.begin(), verb.options.end());
-  if (verb.overrides) table.insert(table.end(), std::begin(kOverride), std::end(kOverride));
+std::vector<Option> table_of(const Command& command) {
+  std::vector<Option> table(command.options.begin(), command.options.end());
+  if (command.overrides) table.insert(table.end(), std::begin(kOverride), std::end(kOverride));
   table.insert(table.end(), std::begin(kGlobal), std::end(kGlobal));
   return table;
 }
@@ -180,8 +180,8 @@ static std::vector<std::string> without_choices(const std::vector<Option>& table
   return words;
 }
 
-Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& tokens) {
-  const std::vector<Option> table = table_of(verb);
+Arguments parse_arguments(const Command& command, const std::vector<std::string>& tokens) {
+  const std::vector<Option> table = table_of(command);
   po::options_description description;
   std::vector<std::string> names;
   for (const Option& option : table) {
@@ -214,8 +214,8 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
   const auto unknown = [&](const std::string& token, const std::string* next) {
     if (const std::string field = as_override(token, next, names); !field.empty()) {
       problems.push_back("`" + token + "` is not a flag");
-      helps.push_back((verb.overrides ? "overrides have no dashes: write `"
-                                      : "overrides have no dashes, and this verb takes none: `") +
+      helps.push_back((command.overrides ? "overrides have no dashes: write `"
+                                         : "overrides have no dashes, and this verb takes none: `") +
                       field + "`");
       return;
     }
@@ -248,7 +248,7 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     }
     if (option.position_key >= 0) {
       const std::string word = option.value.empty() ? std::string() : option.value.front();
-      if (verb.overrides && is_override_word(word))
+      if (command.overrides && is_override_word(word))
         arguments.overrides_.push_back(config::Override::token(word));
       else
         arguments.words_.push_back(word);
@@ -270,7 +270,7 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
       helps.push_back("one of: " + join(std::vector<std::string>(known.begin(), known.end()), ", "));
     }
     // The earlier value would be ignored silently. Of the global flags the last one holds, for aliases and wrappers.
-    const bool of_verb = std::any_of(verb.options.begin(), verb.options.end(),
+    const bool of_verb = std::any_of(command.options.begin(), command.options.end(),
                                      [&](const Option& o) { return o.name == entry->name; });
     const auto earlier = arguments.value(entry->name);
     if (of_verb && !entry->argument.empty() && !entry->repeats && earlier && *earlier != value) {
@@ -282,7 +282,7 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     }
     // A flag's own spelling tells -h from --help.
     arguments.values_.emplace_back(entry->name, entry->argument.empty() && value.empty() ? first : value);
-    if (!verb.overrides) continue;
+    if (!command.overrides) continue;
     using Kind = config::Override::Kind;
     if (entry->name == "file") arguments.overrides_.push_back(config::Override::file(value));
     if (entry->name == "set") arguments.overrides_.push_back({Kind::set, value});
@@ -290,23 +290,23 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     if (entry->name == "unset") arguments.overrides_.push_back({Kind::unset, value});
   }
   if (!arguments.has("help")) {
-    for (size_t i = verb.max_words; i < arguments.words_.size(); ++i) {
+    for (size_t i = command.max_words; i < arguments.words_.size(); ++i) {
       const std::string& word = arguments.words_[i];
       std::error_code ignored;
       problems.push_back("unexpected argument `" + word + "`");
       const bool next_is_equal = std::any_of(arguments.overrides_.begin(), arguments.overrides_.end(),
                                              [](const auto& o) { return o.text.starts_with("="); });
-      if (verb.overrides && next_is_equal) {
+      if (command.overrides && next_is_equal) {
         const bool last = i + 1 == arguments.words_.size();
         helps.push_back("write `" + word + "=" + (last ? "VALUE" : arguments.words_[i + 1]) +
                         "` without blanks");
         break;
       }
-      if (verb.overrides && std::filesystem::is_regular_file(word, ignored)) {
+      if (command.overrides && std::filesystem::is_regular_file(word, ignored)) {
         helps.push_back("to merge this file into the recipe write `@" + word + "`");
-      } else if (verb.overrides && config::schema().find_spelling(word)) {
+      } else if (command.overrides && config::schema().find_spelling(word)) {
         helps.push_back("to change the field write `" + word + "=VALUE`");
-      } else if (verb.overrides) {
+      } else if (command.overrides) {
         helps.push_back("an override is written `section.field=value`");
       } else {
         helps.emplace_back();
@@ -319,13 +319,13 @@ Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& toke
     for (size_t i = 1; i < problems.size(); ++i)
       message += "\n  and " + problems[i] + (helps[i].empty() ? "" : " (" + helps[i] + ")");
     std::string help = problems.size() == 1 ? helps[0] : std::string();
-    if (help.empty()) help = "`capstan " + std::string(verb.name) + " --help` lists the flags";
+    if (help.empty()) help = "`capstan " + std::string(command.name) + " --help` lists the flags";
     fail(ErrorCode::usage, message, help);
   }
   return arguments;
 }
 
-std::optional<size_t> find_verb_word(const std::vector<std::string>& tokens) {
+std::optional<size_t> find_command_word(const std::vector<std::string>& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     const std::string& token = tokens[i];
     if (token.empty() || token[0] != '-' || token == "-") return i;
@@ -340,11 +340,13 @@ std::optional<size_t> find_verb_word(const std::vector<std::string>& tokens) {
   return std::nullopt;
 }
 
-std::vector<std::string_view> words_of_group(std::span<const Verb* const> verbs, std::string_view group) {
+std::vector<std::string_view> words_of_group(std::span<const Command* const> commands,
+                                             std::string_view group) {
   std::vector<std::string_view> words;
-  for (const Verb* verb : verbs)
-    if (verb->name.size() > group.size() && verb->name.starts_with(group) && verb->name[group.size()] == ' ')
-      words.push_back(verb->name.substr(group.size() + 1));
+  for (const Command* command : commands)
+    if (command->name.size() > group.size() && command->name.starts_with(group) &&
+        command->name[group.size()] == ' ')
+      words.push_back(command->name.substr(group.size() + 1));
   return words;
 }
 

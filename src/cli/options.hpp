@@ -32,7 +32,7 @@ struct Example {
 class Arguments;
 struct Context;
 
-struct Verb {
+struct Command {
   std::string_view name;     // "train", "data prepare"
   std::string_view purpose;  // one line
   std::string_view usage;    // what follows the name
@@ -65,21 +65,22 @@ class Arguments {
   const std::vector<config::Override>& overrides() const { return overrides_; }
 
  private:
-  friend Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& tokens);
+  friend Arguments parse_arguments(const Command& command, const std::vector<std::string>& tokens);
   std::vector<std::pair<std::string_view, std::string>> values_;
   std::vector<std::string> words_;
   std::vector<config::Override> overrides_;
 };
 
 // Errors, all at once: ErrorCode::usage.
-Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& tokens);
+Arguments parse_arguments(const Command& command, const std::vector<std::string>& tokens);
 
 // The place of the verb among the tokens: the first word that is neither a global flag nor the argument of
 // one.
-std::optional<size_t> find_verb_word(const std::vector<std::string>& tokens);
+std::optional<size_t> find_command_word(const std::vector<std::string>& tokens);
 
 // "data" → {"prepare", "inspect"}; empty for a plain verb.
-std::vector<std::string_view> words_of_group(std::span<const Verb* const> verbs, std::string_view group);
+std::vector<std::string_view> words_of_group(std::span<const Command* const> commands,
+                                             std::string_view group);
 
 // A word that means to change a field, well written or not; the override parser judges it.
 bool is_override_word(std::string_view word);

@@ -53,30 +53,30 @@ void change_directory(const std::string& directory) {
     fail(ErrorCode::not_found, "cannot enter `" + directory + "`: " + system_error_text(errno));
 }
 
-int run_verb(const std::vector<std::string>& command, const Appearance& how) {
+int run_command(const std::vector<std::string>& command, const Appearance& how) {
   std::vector<std::string> tokens(command.begin() + 1, command.end());
   if (tokens.empty()) {
     say(program_help(false));
     return exit_code_of(ErrorCode::usage);
   }
-  if (tokens[0] == kCompletionVerb) {
+  if (tokens[0] == kCompletionCommand) {
     put(candidates_text(complete(std::span(tokens).subspan(1))));
     return 0;
   }
-  const auto at = find_verb_word(tokens);
+  const auto at = find_command_word(tokens);
   if (!at) {
     // Only flags: -h, --help, --version.
     for (const std::string& token : tokens) {
       if (token == "-h" || token == "--help") return put(program_help(token == "--help")), 0;
       if (token == "-V" || token == "--version") {
         Context context;
-        context.verb = *std::find_if(all_verbs().begin(), all_verbs().end(),
-                                     [](const Verb* v) { return v->name == "version"; });
+        context.command = *std::find_if(all_commands().begin(), all_commands().end(),
+                                        [](const Command* v) { return v->name == "version"; });
         context.command = command;
-        return context.verb->run(context);
+        return context.command->run(context);
       }
     }
-    Verb nothing;
+    Command nothing;
     nothing.name = "help";
     parse_arguments(nothing, tokens);
     say(program_help(false));
@@ -85,11 +85,11 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
 
   const std::string word = tokens[*at];
   tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(*at));
-  const Verb* verb = nullptr;
-  for (const Verb* known : all_verbs())
-    if (known->name == word) verb = known;
-  if (const auto inner = words_of_group(all_verbs(), word); !verb && !inner.empty()) {
-    const auto second = find_verb_word(tokens);
+  const Command* command = nullptr;
+  for (const Command* known : all_commands())
+    if (known->name == word) command = known;
+  if (const auto inner = words_of_group(all_commands(), word); !command && !inner.empty()) {
+    const auto second = find_command_word(tokens);
     const bool help =
         std::any_of(tokens.begin(), tokens.end(), [](const auto& t) { return t == "-h" || t == "--help"; });
     if (!second) {
@@ -98,9 +98,9 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
       return exit_code_of(ErrorCode::usage);
     }
     const std::string name = word + " " + tokens[*second];
-    for (const Verb* known : all_verbs())
-      if (known->name == name) verb = known;
-    if (!verb) {
+    for (const Command* known : all_commands())
+      if (known->name == name) command = known;
+    if (!command) {
       std::vector<std::string> names(inner.begin(), inner.end());
       std::string near = did_you_mean(tokens[*second], names);
       if (near.empty()) near = "one of: " + join(names, ", ");
@@ -108,14 +108,14 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
     }
     tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(*second));
   }
-  if (!verb) unknown_verb(word);
+  if (!command) unknown_command(word);
 
   Context context;
-  context.verb = verb;
   context.command = command;
-  context.args = parse_arguments(*verb, tokens);
+  context.command = command;
+  context.args = parse_arguments(*command, tokens);
   if (const auto help = context.args.value("help"))
-    return put(help->starts_with("--") ? full_help(*verb) : short_help(*verb)), 0;
+    return put(help->starts_with("--") ? full_help(*command) : short_help(*command)), 0;
   context.messages = how.messages;
   context.verbosity = context.args.has("quiet") ? -1 : static_cast<int>(context.args.count("verbose"));
   for (const std::string& token : tokens) {
@@ -130,7 +130,7 @@ int run_verb(const std::vector<std::string>& command, const Appearance& how) {
   context.color_err = how.color;
   if (const auto directory = context.args.value("directory")) change_directory(*directory);
   kernels::cpu_level();  // refuses a wrong CAPSTAN_CPU before anything is written
-  return verb->run(context);
+  return command->run(context);
 }
 
 }  // namespace
@@ -154,7 +154,7 @@ int run_program(const std::vector<std::string>& command) {
   interchange::use_in_recipes();
   const Appearance how = appearance_of(command);
   try {
-    const int code = run_verb(command, how);
+    const int code = run_command(command, how);
     finish_output();
     return code;
   } catch (const Exit& exit) {

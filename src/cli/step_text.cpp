@@ -39,8 +39,8 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
 
   Table table;
   std::vector<std::string> heads{"rank", "stage"};
-  for (size_t owner = 0; owner < kMemoryOwners; ++owner)
-    heads.emplace_back(name_of(static_cast<MemoryOwner>(owner)));
+  for (size_t owner = 0; owner < kMemoryCategories; ++owner)
+    heads.emplace_back(name_of(static_cast<MemoryCategory>(owner)));
   heads.insert(heads.end(), {"cached", "kernel scratch", "total", "sent in a step"});
   std::vector<std::vector<std::string>> rows{heads};
   int64_t most = -1;
@@ -48,7 +48,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
   for (const int64_t r : ranks) {
     const train::StepEstimate estimate = train::estimate_step(config, r, train::ranks_on_one_host(config));
     std::vector<std::string> row{std::to_string(r), std::to_string(mesh.dense().index(r, comm::Axis::pp))};
-    for (const int64_t bytes : estimate.memory.at_peak_by_owner)
+    for (const int64_t bytes : estimate.memory.peak_by_category)
       row.push_back(bytes > 0 ? bytes_text(bytes) : "");
     row.push_back(estimate.memory.cached() > 0 ? bytes_text(estimate.memory.cached()) : "");
     row.push_back(bytes_text(estimate.memory.kernel_scratch));

@@ -14,10 +14,10 @@ int64_t serving_ranks(const Context& context) {
 }
 
 int run_stored_model(const Context& context, const std::string& name,
-                     FunctionRef<int(train::LoadedModel& model, bool chief)> body) {
+                     FunctionRef<int(train::LoadedModel& model, bool is_rank0)> body) {
   const comm::LaunchedAs launched = comm::launched_as();
   const int64_t ranks = serving_ranks(context);
-  const bool chief = launched.rank == 0, speaks = chief && !has_parent();
+  const bool is_rank0 = launched.rank == 0, speaks = is_rank0 && !has_parent();
   const train::StoredRecipe stored = train::stored_recipe(name, context.args.overrides(), ranks);
   if (speaks) {
     for (const std::string& reason : stored.refused)
@@ -27,14 +27,14 @@ int run_stored_model(const Context& context, const std::string& name,
   }
   // Its warnings were shown when the run began.
   if (!stored.resolution.ok()) {
-    if (chief) show_diagnostics(context, stored.resolution);
+    if (is_rank0) show_diagnostics(context, stored.resolution);
     throw Exit{exit_code_of(ErrorCode::config)};
   }
   if (ranks != launched.size) return launch_ranks(context, ranks);
   const config::Config& config = stored.resolution.config;
   return run_in_world(context, config.resilience.timeout.seconds, [&](comm::World& world) {
     train::LoadedModel model(stored.checkpoint, config, world, context.args.value("adapter").value_or(""));
-    return body(model, chief);
+    return body(model, is_rank0);
   });
 }
 

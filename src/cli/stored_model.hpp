@@ -30,6 +30,6 @@ inline constexpr Option kNoBos = {"no-bos", 0, "", "leave out what the tokenizer
 // Loads the model over the ranks of this launch, or starts those of --nproc, and runs `body` on every rank. Only rank 0 (`chief`)
 // prints. name: a checkpoint, a directory of checkpoints, or a run; the overrides of the command line apply to its recipe, --adapter to its weights.
 int run_stored_model(const Context& context, const std::string& name,
-                     FunctionRef<int(train::LoadedModel& model, bool chief)> body);
+                     FunctionRef<int(train::LoadedModel& model, bool is_rank0)> body);
 
 }  // namespace capstan::cli

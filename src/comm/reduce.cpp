@@ -38,7 +38,7 @@ Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& su
                      values.dtype() == sum.dtype(),
                  "a sum of " + values.text() + " into " + sum.text());
   if (group.alone()) return;
-  OwnerScope scope(MemoryOwner::workspace);
+  CategoryScope scope(MemoryCategory::workspace);
   received_ = Tensor::empty(values.device(), values.shape(), values.dtype());
   exchange_.all_to_all(values, received_);
 }
@@ -91,7 +91,7 @@ void all_reduce_sum_any(Communicator& group, const Tensor& values) {
   if (group.alone() || values.elements() == 0) return;
   const int64_t padded = round_up(values.elements(), group.size());
   if (padded == values.elements()) return all_reduce_sum(group, values);
-  OwnerScope scope(MemoryOwner::workspace);
+  CategoryScope scope(MemoryCategory::workspace);
   const Tensor wide = Tensor::zeros(values.device(), {padded}, values.dtype());
   const auto cast = values.device().table().elementwise->cast;
   launch(values.device(), cast, values, wide, values.elements());
@@ -101,7 +101,7 @@ void all_reduce_sum_any(Communicator& group, const Tensor& values) {
 
 void all_reduce_max(Communicator& group, const Tensor& values) {
   if (group.alone() || values.elements() == 0) return;
-  OwnerScope scope(MemoryOwner::workspace);
+  CategoryScope scope(MemoryCategory::workspace);
   const Tensor all = Tensor::empty(values.device(), {group.size() * values.elements()}, values.dtype());
   Exchange exchange(group);
   exchange.all_gather(values, all);

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/together.hpp"
 #include "comm/watchdog/publishing_communicator.hpp"
 #include "comm/watchdog/rank_status_files.hpp"
-#include "comm/together.hpp"
 #include "comm/watchdog/watchdog.hpp"
 
 namespace capstan::comm {
@@ -150,11 +150,11 @@ class MpiCommunicator final : public Communicator {
   void check(const char* call, int code) const {
     if (code != MPI_SUCCESS) fail_mpi(name_, call, code);
   }
-  template <class Post>
-  WorkHandle chunked(int64_t bytes, Post post) {
+  template <class RankStatus>
+  WorkHandle chunked(int64_t bytes, RankStatus status) {
     std::vector<MPI_Request> requests;
     for (int64_t offset = 0; offset < bytes; offset += kLargest)
-      post(offset, static_cast<int>(std::min(kLargest, bytes - offset)), requests);
+      status(offset, static_cast<int>(std::min(kLargest, bytes - offset)), requests);
     return std::make_unique<Requests>(std::move(requests), name_);
   }
 
@@ -197,7 +197,7 @@ class MpiWorld final : public World {
     MpiCommunicator local(part, "host", true);
     local_rank_ = local.rank();
     local_size_ = local.size();
-    auto board = open_board(local);
+    auto status_table = open_status_table(local);
     const int slot = local_rank_;
     // Ranks of this host are those whose first local rank is ours.
     std::array<int32_t, 2> mine{world->rank(), local_rank_};
@@ -208,65 +208,68 @@ class MpiWorld final : public World {
     host_rank_ = mine[0];
     for (size_t r = 0; r < all.size(); r += 2) hosts_.insert(all[r]);
     for (size_t r = 0; r < all.size(); r += 2) slots.push_back(all[r] == mine[0] ? all[r + 1] : -1);
-    poster_ = std::make_shared<Poster>(board, std::move(slots), world->rank(), host_);
-    world_ = make_posting_communicator(std::move(world), poster_);  // all ranks have posted when it is there
-    watchdog_ = std::make_unique<Watchdog>(*board, slot, WatchOptions{watch.timeout, watch.tell, {}});
+    publisher_ = std::make_shared<StatusPublisher>(status_table, std::move(slots), world->rank(), host_);
+    world_ =
+        make_publishing_communicator(std::move(world), publisher_);  // all ranks have posted when it is there
+    watchdog_ =
+        std::make_unique<Watchdog>(*status_table, slot, WatchOptions{watch.timeout, watch.report, {}});
   }
   ~MpiWorld() override {
     world_.reset();
-    poster_->call(Call::finalize, -1, -1, 0, 0);
-    poster_->doing(Doing::waiting);
+    publisher_->call(Call::finalize, -1, -1, 0, 0);
+    publisher_->state(RankState::waiting);
     MPI_Finalize();
-    poster_->doing(Doing::ended);
+    publisher_->state(RankState::ended);
   }
   Communicator& communicator() override { return *world_; }
   int local_rank() const override { return local_rank_; }
   int local_size() const override { return local_size_; }
   const std::string& host() const override { return host_; }
-  void at_step(int64_t step) override { poster_->step(step); }
-  void at_phase(std::string_view phase) override { poster_->phase(phase); }
+  void at_step(int64_t step) override { publisher_->step(step); }
+  void at_phase(std::string_view phase) override { publisher_->phase(phase); }
   void expect(double seconds) override {
-    poster_->mine().expected_end = seconds > 0 ? monotonic_ns() + static_cast<int64_t>(seconds * 1e9) : 0;
+    publisher_->mine().expected_end = seconds > 0 ? monotonic_ns() + static_cast<int64_t>(seconds * 1e9) : 0;
   }
-  void share_posts(const std::filesystem::path& directory) override {
+  void share_rank_status(const std::filesystem::path& directory) override {
     if (hosts_.size() == 1) return;
     together(*world_, "sharing the ranks' posts", [&] {
-      if (world_->rank() == 0) SharedPosts::clear(directory);
+      if (world_->rank() == 0) RankStatusFiles::clear(directory);
     });
     if (local_rank_ == 0)
-      watchdog_->share(std::make_unique<SharedPosts>(directory, host_rank_,
-                                                     std::vector<int>(hosts_.begin(), hosts_.end())));
+      watchdog_->share(std::make_unique<RankStatusFiles>(directory, host_rank_,
+                                                         std::vector<int>(hosts_.begin(), hosts_.end())));
   }
-  bool failure_told() const override { return poster_->board().claimed(); }
+  bool failure_reported() const override { return publisher_->status_table().claimed(); }
   [[noreturn]] void abort(int exit_code) override {
     static_cast<void>(
-        poster_->board().claim());  // the ranks that the launcher ends now are nobody's discovery
-    poster_->doing(Doing::ended);
+        publisher_->status_table().claim());  // the ranks that the launcher ends now are nobody's discovery
+    publisher_->state(RankState::ended);
     MPI_Abort(MPI_COMM_WORLD, exit_code);
     std::_Exit(exit_code);
   }
 
  private:
   // That of the parent, or one that the first rank of this host makes; its name is gone when all have opened it.
-  static std::shared_ptr<Board> open_board(MpiCommunicator& local) {
-    std::shared_ptr<Board> board;
+  static std::shared_ptr<RankStatusTable> open_status_table(MpiCommunicator& local) {
+    std::shared_ptr<RankStatusTable> status_table;
     std::array<char, 256> path{};
     if (local.rank() == 0) {
-      const char* parents = std::getenv(kBoardVariable);
-      if (parents && std::filesystem::exists(parents)) board = Board::open(parents);
-      if (!board || board->ranks() != local.size()) board = Board::create(local.size(), false);
-      const std::string text = board->path().string();
-      CAPSTAN_ASSERT(text.size() < path.size(), "the path of the board is too long: " + text);
+      const char* parents = std::getenv(kStatusTableVariable);
+      if (parents && std::filesystem::exists(parents)) status_table = RankStatusTable::open(parents);
+      if (!status_table || status_table->ranks() != local.size())
+        status_table = RankStatusTable::create(local.size(), false);
+      const std::string text = status_table->path().string();
+      CAPSTAN_ASSERT(text.size() < path.size(), "the path of the rank status table is too long: " + text);
       text.copy(path.data(), text.size());
     }
     local.broadcast(path.data(), path.size(), 0);
-    if (!board) board = Board::open(path.data());
+    if (!status_table) status_table = RankStatusTable::open(path.data());
     local.barrier();
-    if (local.rank() == 0) board->unlink();
-    return board;
+    if (local.rank() == 0) status_table->unlink();
+    return status_table;
   }
 
-  std::shared_ptr<Poster> poster_;
+  std::shared_ptr<StatusPublisher> publisher_;
   std::unique_ptr<Communicator> world_;
   std::unique_ptr<Watchdog> watchdog_;  // the first to go, before the memory that it reads
   int local_rank_ = 0, local_size_ = 1;

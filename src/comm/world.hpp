@@ -17,10 +17,10 @@ namespace capstan::comm {
 struct FailureWatch {
   double timeout = 600;  // resilience.timeout
   std::function<void(const Error&)>
-      tell;  // by the rank that found it, on a thread of its own; not where a parent tells it
+      report;  // by the rank that found it, on a thread of its own; not where a parent tells it
 };
-// The variable in which a parent names the failure board that it reads when the ranks have ended.
-inline constexpr const char* kBoardVariable = "CAPSTAN_BOARD";
+// The variable in which a parent names the rank status table that it reads when the ranks have ended.
+inline constexpr const char* kStatusTableVariable = "CAPSTAN_RANK_STATUS";
 
 class World {
  public:
@@ -44,9 +44,9 @@ class World {
   virtual void expect(double) {}
   // Ranks of several hosts see each other's posts through files in this directory, which all of them see (of the run); nothing
   // where all are on one host. Collective.
-  virtual void share_posts(const std::filesystem::path&) {}
+  virtual void share_rank_status(const std::filesystem::path&) {}
   // The failure of a rank has been told, or is being told: nobody else should speak of what follows from it.
-  virtual bool failure_told() const { return false; }
+  virtual bool failure_reported() const { return false; }
   // Ends all processes of the world with this exit code, at once. Does not return.
   [[noreturn]] virtual void abort(int exit_code) = 0;
 };

@@ -40,7 +40,7 @@ Blend parse_blend(const std::vector<std::string>& words);
 // weights, not on a total.
 class BlendOrder {
  public:
-  // weights: normalised here; finite, >= 0, not all 0, at most 32767. limits: where a dataset drops out
+  // weights: normalized here; finite, >= 0, not all 0, at most 32767. limits: where a dataset drops out
   // (none: never).
   explicit BlendOrder(std::vector<double> weights, std::vector<int64_t> limits = {});
 

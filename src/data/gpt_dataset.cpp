@@ -145,15 +145,15 @@ class Builder {
     if (!wanted)
       fail(ErrorCode::config, "Megatron's order needs the number of samples to blend datasets by weight",
            "dataset.sample_order=capstan, or leave the weights out");
-    const BlendOrder normalised(*blend.weights);
+    const BlendOrder normalized(*blend.weights);
     int64_t total = 0;
     for (size_t i = 0; i < parts_count; ++i) {
-      const double target = std::ceil(static_cast<double>(*wanted) * normalised.weights()[i]);
+      const double target = std::ceil(static_cast<double>(*wanted) * normalized.weights()[i]);
       parts.push_back(order(blend.prefixes[i], static_cast<int64_t>(std::ceil(target * (1 + kSurplus)))));
       total += static_cast<int64_t>(target);
     }
-    // Megatron normalises twice; the second time may move a weight by one unit in the last place.
-    return std::make_shared<BlendedSource>(std::move(parts), BlendOrder(normalised.weights()), total);
+    // Megatron normalizes twice; the second time may move a weight by one unit in the last place.
+    return std::make_shared<BlendedSource>(std::move(parts), BlendOrder(normalized.weights()), total);
   }
 
   const GptDatasetOptions& options_;

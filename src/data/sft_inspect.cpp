@@ -160,7 +160,7 @@ std::string to_json_report(const SftReport& report) {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-SftReport run_inspect_sft(const InspectSftVerb& verb) {
+SftReport run_inspect_sft(const InspectSftCommand& verb) {
   std::vector<std::string> formats;
   for (uint8_t i = 0; i <= static_cast<uint8_t>(SftFormat::text); ++i)
     formats.emplace_back(name_of(static_cast<SftFormat>(i)));

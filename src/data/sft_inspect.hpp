@@ -42,7 +42,7 @@ std::string to_text_report(const SftReport& report, bool color);
 std::string to_json_report(const SftReport& report);  // one JSON object
 
 // `capstan data inspect FILE.jsonl`: the file alone, with the tokenizer and options of the command line.
-struct InspectSftVerb {
+struct InspectSftCommand {
   std::string file;
   std::string tokenizer;
   std::shared_ptr<const Tokenizer> loaded;  // what that name stands for; null: it is loaded from it
@@ -51,6 +51,6 @@ struct InspectSftVerb {
   int64_t sequence_length = 2048;
   int64_t samples = 3, sample_tokens = 512;
 };
-SftReport run_inspect_sft(const InspectSftVerb& verb);
+SftReport run_inspect_sft(const InspectSftCommand& verb);
 
 }  // namespace capstan::data

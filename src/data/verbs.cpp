@@ -22,7 +22,7 @@ T one_of(const char* flag, const std::string& word, const std::pair<const char*,
   fail(ErrorCode::usage, std::string(flag) + " `" + word + "` is not one of " + join(names, ", "));
 }
 
-int32_t eod_of(const Tokenizer& tokenizer, const PrepareVerb& verb) {
+int32_t eod_of(const Tokenizer& tokenizer, const PrepareCommand& verb) {
   if (verb.eod) {
     if (const auto id = tokenizer.id_of(*verb.eod)) return *id;
     fail(ErrorCode::usage, "the tokenizer `" + verb.tokenizer + "` has no token `" + *verb.eod + "`");
@@ -47,7 +47,7 @@ std::string rate(double bytes_per_second) {
 
 }  // namespace
 
-PrepareResult run_prepare(const PrepareVerb& verb) {
+PrepareResult run_prepare(const PrepareCommand& verb) {
   PrepareOptions options;
   options.inputs = verb.inputs;
   options.output_prefix = verb.output;
@@ -145,7 +145,7 @@ std::string to_json(const PrepareResult& result) {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-DatasetReport run_inspect(const InspectVerb& verb) {
+DatasetReport run_inspect(const InspectCommand& verb) {
   InspectOptions options;
   options.samples = verb.samples;
   options.sample_tokens = verb.sample_tokens;

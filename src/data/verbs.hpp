@@ -15,7 +15,7 @@
 
 namespace capstan::data {
 
-struct PrepareVerb {
+struct PrepareCommand {
   std::vector<std::string> inputs;          // FILE…: files and directories
   std::string tokenizer;                    // --tokenizer: tokenizer.json, a directory with one, or `bytes`
   std::shared_ptr<const Tokenizer> loaded;  // what that name stands for; null: it is loaded from it
@@ -33,22 +33,22 @@ struct PrepareVerb {
   std::function<void(const PrepareProgress&)> progress;
 };
 // ErrorCode::usage for an unknown word or token, otherwise what prepare() throws.
-PrepareResult run_prepare(const PrepareVerb& verb);
+PrepareResult run_prepare(const PrepareCommand& verb);
 // What was made, for people: a few lines, with the command that looks at it.
 std::string to_text(const PrepareResult& result);
 std::string to_json(const PrepareResult& result);  // one JSON object
 // "12.3 MB/s  4.1M tokens  63 %  8s left": one line of progress without a line break.
 std::string to_text(const PrepareProgress& progress);
 
-struct InspectVerb {
+struct InspectCommand {
   std::string prefix;                       // PREFIX, with or without .bin/.idx
   std::optional<std::string> tokenizer;     // --tokenizer: samples are decoded
-  std::shared_ptr<const Tokenizer> loaded;  // as in PrepareVerb
+  std::shared_ptr<const Tokenizer> loaded;  // as in PrepareCommand
   int64_t samples = 3;                      // --samples
   int64_t sample_tokens = 32;               // --sample-tokens
   bool scan_tokens = false;                 // --scan: read every token
 };
 // ErrorCode::config where the dataset was prepared with another tokenizer, ::format for ids that the tokenizer lacks.
-DatasetReport run_inspect(const InspectVerb& verb);  // print with to_text_report or to_json_report
+DatasetReport run_inspect(const InspectCommand& verb);  // print with to_text_report or to_json_report
 
 }  // namespace capstan::data

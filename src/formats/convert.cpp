@@ -42,8 +42,8 @@ class Stream {
   std::optional<DType> dtype_;
 };
 
-const std::string* carried_file(const Carried& carried, std::string_view name) {
-  for (const auto& [file, text] : carried)
+const std::string* asset_file(const Assets& assets, std::string_view name) {
+  for (const auto& [file, text] : assets)
     if (file == name) return &text;
   return nullptr;
 }
@@ -81,7 +81,7 @@ std::string numbered_shard(size_t index, size_t count) {
 // tensor → file. An index that came with the weights is kept where it names exactly these tensors and no size is asked for.
 std::map<std::string, std::string> shards(const Exported& from, const std::vector<std::string>& names,
                                           const Stream& stream, std::optional<int64_t> most) {
-  if (const std::string* kept = most ? nullptr : carried_file(from.carried, kIndexFile)) {
+  if (const std::string* kept = most ? nullptr : asset_file(from.assets, kIndexFile)) {
     const auto index = parse_index(*kept, std::string(kIndexFile));
     if (index.size() == names.size() &&
         std::all_of(names.begin(), names.end(), [&](const auto& name) { return index.count(name) > 0; }))
@@ -124,8 +124,8 @@ bool says_the_same(const std::string& kept, const std::string& made) {
 
 // The ids of special tokens, by generation_config.json. Transformers' classes have ids of their own models for those that are missing:
 // null says that there are none.
-std::string with_special_ids(const std::string& config, const Carried& carried) {
-  const std::string* settings = carried_file(carried, "generation_config.json");
+std::string with_special_ids(const std::string& config, const Assets& assets) {
+  const std::string* settings = asset_file(assets, "generation_config.json");
   const auto generation = settings ? nlohmann::json::parse(*settings, nullptr, false) : nlohmann::json();
   const auto value = [&](const char* key) {
     return generation.is_object() ? generation.value(key, nlohmann::json()) : nlohmann::json();
@@ -145,20 +145,20 @@ struct Outline {
 };
 
 // The config.json that came with the weights where it still describes the model.
-Outline outline(const config::ModelConfig& ours, const Carried& carried, DType dtype) {
-  if (const std::string* kept = carried_file(carried, kConfigFile)) {
+Outline outline(const config::ModelConfig& ours, const Assets& assets, DType dtype) {
+  if (const std::string* kept = asset_file(assets, kConfigFile)) {
     const HfModel model = read_hf_config(*kept, std::string(kConfigFile));
     if (differences(ours, model.model).empty()) return {model.family, with_dtype(*kept, dtype)};
   }
   const HfConfig made = write_hf_config(ours, dtype);
-  return {made.family, with_special_ids(made.text, carried)};
+  return {made.family, with_special_ids(made.text, assets)};
 }
 
 }  // namespace
 
-TensorNames class_names(const config::ModelConfig& model, const Carried& carried) {
+TensorNames class_names(const config::ModelConfig& model, const Assets& assets) {
   // How long sequences may be and the like does not change the class.
-  if (const std::string* kept = carried_file(carried, kConfigFile))
+  if (const std::string* kept = asset_file(assets, kConfigFile))
     return read_hf_config(*kept, std::string(kConfigFile)).family->names;
   return write_hf_config(model, DType::f32).family->names;
 }
@@ -184,13 +184,14 @@ Written write_first_checkpoint(FirstCheckpoint from, const fs::path& to) {
   Written written;
   for (const std::string& name : from.tensors->names()) {
     const TensorInfo& tensor = from.tensors->at(name);
-    writer.add(name, stream.type_of(name), tensor.shape, checkpoint::whole(tensor.shape), stream.bytes(name));
+    writer.add(name, stream.type_of(name), tensor.shape, checkpoint::full_region(tensor.shape),
+               stream.bytes(name));
     ++written.tensors;
     written.bytes += stream.bytes_of(name);
   }
   writer.add_text(checkpoint::kRecipeFile, config::resolved_recipe(*from.resolution));
   writer.add_text(checkpoint::kStateFile, first_state(from.base));
-  for (auto& [name, text] : from.carried) {
+  for (auto& [name, text] : from.assets) {
     written.files.push_back(name);
     writer.add_text(name, std::move(text));
   }
@@ -198,11 +199,11 @@ Written write_first_checkpoint(FirstCheckpoint from, const fs::path& to) {
   return written;
 }
 
-Written write_checkpoint(ForeignModel& from, const fs::path& to, std::optional<DType> dtype) {
+Written write_checkpoint(ExternalModel& from, const fs::path& to, std::optional<DType> dtype) {
   const config::Resolution resolution = resolve_recipe(from);
   resolution.require_ok();
   const auto source = from.parameters(resolution.config.model);
-  Written written = write_first_checkpoint({&resolution, source.get(), dtype, from.carried(), ""}, to);
+  Written written = write_first_checkpoint({&resolution, source.get(), dtype, from.assets(), ""}, to);
   written.kind = from.kind();
   return written;
 }
@@ -210,9 +211,9 @@ Written write_checkpoint(ForeignModel& from, const fs::path& to, std::optional<D
 Written write_hf(const Exported& from, const fs::path& to, const HfOptions& options) {
   NewDirectory directory(to);
   // Which family: before a type is known; what the weights are is said in its config.json once they are counted.
-  const Outline shape = outline(from.model, from.carried, DType::f32);
+  const Outline shape = outline(from.model, from.assets, DType::f32);
   const TensorNames names =
-      carried_file(from.carried, kNamesFile) ? shape.family->bare_names() : shape.family->names;
+      asset_file(from.assets, kNamesFile) ? shape.family->bare_names() : shape.family->names;
   RearrangedSource source(*from.parameters, inverted(parameter_table(from.model, names)));
   Stream stream(source, options.dtype);
 
@@ -246,15 +247,15 @@ Written write_hf(const Exported& from, const fs::path& to, const HfOptions& opti
   };
   if (files.size() > 1 || files.begin()->first != kSingleFile) {
     const std::string made = index_text(shard_of, written.bytes, elements);
-    const std::string* kept = carried_file(from.carried, kIndexFile);
+    const std::string* kept = asset_file(from.assets, kIndexFile);
     add(std::string(kIndexFile), kept && says_the_same(*kept, made) ? *kept : made);
   }
-  add(std::string(kConfigFile), outline(from.model, from.carried, most).config);
-  for (const auto& [name, text] : from.carried)
+  add(std::string(kConfigFile), outline(from.model, from.assets, most).config);
+  for (const auto& [name, text] : from.assets)
     if (name != kConfigFile && name != kIndexFile && name != kNamesFile) add(name, text);
   directory.appear(directory.path());
   written.kind = std::string(shape.family->model_type) + " in safetensors";
-  written.tokenizer = std::any_of(from.carried.begin(), from.carried.end(),
+  written.tokenizer = std::any_of(from.assets.begin(), from.assets.end(),
                                   [](const auto& file) { return is_tokenizer_file(file.first); });
   return written;
 }

@@ -17,13 +17,13 @@
 namespace capstan::interchange {
 
 // Small files beside the weights: name and content.
-using Carried = std::vector<std::pair<std::string, std::string>>;
+using Assets = std::vector<std::pair<std::string, std::string>>;
 
 // What is written: parameters under Capstan's names, the model that they are of, and the small files beside them.
 struct Exported {
   checkpoint::TensorSource* parameters = nullptr;
   config::ModelConfig model;  // with its derived values
-  Carried carried;
+  Assets assets;
 };
 
 struct Written {
@@ -34,7 +34,7 @@ struct Written {
 };
 
 // dtype: of all tensors; null: as they are.
-Written write_checkpoint(ForeignModel& from, const std::filesystem::path& to, std::optional<DType> dtype);
+Written write_checkpoint(ExternalModel& from, const std::filesystem::path& to, std::optional<DType> dtype);
 
 // Instead of a run's id in a checkpoint that no run has written.
 inline constexpr std::string_view kImportedRun = "imported";
@@ -43,7 +43,7 @@ struct FirstCheckpoint {
   const config::Resolution* resolution = nullptr;
   checkpoint::TensorSource* tensors = nullptr;
   std::optional<DType> dtype;  // of all tensors; null: as they are
-  Carried carried;
+  Assets assets;
   std::string base;  // hash of the weights that the tensors are adapters of; empty: a whole model
 };
 Written write_first_checkpoint(FirstCheckpoint from, const std::filesystem::path& to);
@@ -52,7 +52,7 @@ std::string first_state(const std::string& base);
 
 // How the class of Transformers that computes the model names its modules: that of a config.json among `carried`, else of the
 // family that write_hf() would choose.
-TensorNames class_names(const config::ModelConfig& model, const Carried& carried);
+TensorNames class_names(const config::ModelConfig& model, const Assets& assets);
 
 struct HfOptions {
   std::optional<DType> dtype;

@@ -6,10 +6,10 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/hash.hpp"
-#include "config/tools/edit.hpp"
-#include "config/tools/emit.hpp"
 #include "config/core/external.hpp"
 #include "config/core/library.hpp"
+#include "config/tools/edit.hpp"
+#include "config/tools/emit.hpp"
 #include "formats/formats.hpp"
 #include "formats/model_section.hpp"
 
@@ -17,28 +17,28 @@ namespace capstan::interchange {
 
 namespace fs = std::filesystem;
 
-bool is_foreign(std::string_view name) {
-  return config::is_foreign_model("model", name);
+bool is_external(std::string_view name) {
+  return config::is_external_model("model", name);
 }
 
 std::string absolute_name(const std::string& name) {
   return config::absolute_name(name, fs::current_path());
 }
 
-std::unique_ptr<ForeignModel> ForeignModel::open(const std::string& name) {
-  CAPSTAN_ASSERT(is_foreign(name), "the name of another program's model");
+std::unique_ptr<ExternalModel> ExternalModel::open(const std::string& name) {
+  CAPSTAN_ASSERT(is_external(name), "the name of another program's model");
   const auto [scheme, path] = config::split_scheme(name);
   if (path.empty()) fail(ErrorCode::usage, "`" + name + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
   return scheme == "hf:" ? open_hf(name, std::string(path)) : open_gguf(name, std::string(path));
 }
 
-std::string ForeignModel::content_hash() const {
+std::string ExternalModel::content_hash() const {
   std::string hashes;
-  for (const fs::path& file : weight_files()) hashes += checkpoint::hash_file(file).whole + "\n";
+  for (const fs::path& file : weight_files()) hashes += checkpoint::hash_file(file).full + "\n";
   return checkpoint::hash_of(hashes);
 }
 
-void ForeignModel::take_tensors(const std::function<bool(std::string_view)>& beside) {
+void ExternalModel::take_tensors(const std::function<bool(std::string_view)>& beside) {
   const ArrangementTable table = parameter_table(model_, names_);
   std::map<DType, int64_t> elements;
   std::vector<std::string> left;
@@ -57,8 +57,8 @@ void ForeignModel::take_tensors(const std::function<bool(std::string_view)>& bes
                                    join_some(left, "\n    ", 8));
 }
 
-std::unique_ptr<checkpoint::TensorSource> ForeignModel::arranged(checkpoint::TensorSource& files,
-                                                                 const config::ModelConfig& model) const {
+std::unique_ptr<checkpoint::TensorSource> ExternalModel::arranged(checkpoint::TensorSource& files,
+                                                                  const config::ModelConfig& model) const {
   if (model.hidden_size == model_.hidden_size && *model.padded_vocab_size < model_.vocab_size) {
     const auto shape = [&](int64_t rows) { return checkpoint::to_text({rows, model_.hidden_size}); };
     fail(ErrorCode::failed,
@@ -76,10 +76,10 @@ std::unique_ptr<checkpoint::TensorSource> ForeignModel::arranged(checkpoint::Ten
 }
 
 std::string model_preset(const std::string& name) {
-  return section_text(ForeignModel::open(name)->model());
+  return section_text(ExternalModel::open(name)->model());
 }
 
-std::string recipe_text(const ForeignModel& model) {
+std::string recipe_text(const ExternalModel& model) {
   std::string text = "# Made from " + model.name() + ".\n";
   fs::path named = model.name().substr(model.name().find(':') + 1);
   if (!named.has_filename()) named = named.parent_path();
@@ -99,7 +99,7 @@ std::string recipe_text(const ForeignModel& model) {
   return text;
 }
 
-config::Resolution resolve_recipe(const ForeignModel& model, config::Request request) {
+config::Resolution resolve_recipe(const ExternalModel& model, config::Request request) {
   request.recipe = model.name() + "/recipe.yaml";  // what messages call it
   config::Resolution resolution;
   static_cast<config::Resolved&>(resolution) = config::resolve_text_into(
@@ -108,7 +108,7 @@ config::Resolution resolve_recipe(const ForeignModel& model, config::Request req
 }
 
 void use_in_recipes() {
-  config::read_foreign_models_with(model_preset);
+  config::read_external_models_with(model_preset);
 }
 
 }  // namespace capstan::interchange

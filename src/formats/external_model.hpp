@@ -18,20 +18,20 @@
 
 namespace capstan::interchange {
 
-bool is_foreign(std::string_view name);  // begins with hf: or gguf:
+bool is_external(std::string_view name);  // begins with hf: or gguf:
 // The path without its scheme, absolute.
 std::string absolute_name(const std::string& name);
 
-class ForeignModel {
+class ExternalModel {
  public:
   // Reads everything but the weights' bytes. ErrorCode::not_found, ::format; ::unsupported with all that this version would not
   // compute as the file says.
-  static std::unique_ptr<ForeignModel> open(const std::string& name);
-  virtual ~ForeignModel() = default;
+  static std::unique_ptr<ExternalModel> open(const std::string& name);
+  virtual ~ExternalModel() = default;
 
   const std::string& name() const { return name_; }            // as it was given
   const config::ModelConfig& model() const { return model_; }  // with its derived values
-  DType dtype() const { return dtype_; }                       // of most weights; fp32 for quantised ones
+  DType dtype() const { return dtype_; }                       // of most weights; fp32 for quantized ones
   virtual std::string kind() const = 0;                        // "llama in safetensors", for messages
 
   // Its parameters, read from the files as they are asked for; refers to this. model: that of the run, whose padding of the
@@ -52,7 +52,7 @@ class ForeignModel {
   // What tokenizer.tokenizer_model may be to read its tokenizer; empty: it has none.
   virtual std::string tokenizer() const = 0;
   // Small files that travel with the weights into a checkpoint: name and content.
-  virtual std::vector<std::pair<std::string, std::string>> carried() const = 0;
+  virtual std::vector<std::pair<std::string, std::string>> assets() const = 0;
 
  protected:
   // Sets dtype_, and refuses tensors that have no place in model_ under names_: then it is another model. `beside` may be there.
@@ -69,8 +69,8 @@ class ForeignModel {
 std::string model_preset(const std::string& name);
 // A whole recipe for the model: evaluation and generation resolve it, and a converted checkpoint carries it. Computes in the
 // weights' type; fp16 in fp32.
-std::string recipe_text(const ForeignModel& model);
-config::Resolution resolve_recipe(const ForeignModel& model, config::Request request = {});
+std::string recipe_text(const ExternalModel& model);
+config::Resolution resolve_recipe(const ExternalModel& model, config::Request request = {});
 
 // From here on `model: hf:DIR` and `model: gguf:FILE` are known wherever recipes are read.
 void use_in_recipes();

@@ -1,4 +1,4 @@
-// The formats behind ForeignModel::open(), with its errors: ErrorCode::not_found, ::format, ::unsupported.
+// The formats behind ExternalModel::open(), with its errors: ErrorCode::not_found, ::format, ::unsupported.
 #pragma once
 
 #include <filesystem>
@@ -9,7 +9,7 @@
 
 namespace capstan::interchange {
 
-std::unique_ptr<ForeignModel> open_hf(const std::string& name, const std::filesystem::path& directory);
-std::unique_ptr<ForeignModel> open_gguf(const std::string& name, const std::filesystem::path& file);
+std::unique_ptr<ExternalModel> open_hf(const std::string& name, const std::filesystem::path& directory);
+std::unique_ptr<ExternalModel> open_gguf(const std::string& name, const std::filesystem::path& file);
 
 }  // namespace capstan::interchange

@@ -121,7 +121,7 @@ void read_rope_factors(GgufFile& file, ModelConfig& m) {
     fail(ErrorCode::format, file.place() + ": the tensor " + capstan::quoted(kRopeFactors) + " is " +
                                 checkpoint::to_text(info.shape) + ", and should be a vector");
   std::vector<float> stored(static_cast<size_t>(checkpoint::element_count(info.shape)));
-  file.read_whole(kRopeFactors, DType::f32, std::as_writable_bytes(std::span(stored)));
+  file.read_all(kRopeFactors, DType::f32, std::as_writable_bytes(std::span(stored)));
   m.rope_scaling = true;
   m.rope_scaling_type = RopeScaling::llama3;
   m.rope_scaling_factor = static_cast<double>(*std::max_element(stored.begin(), stored.end()));

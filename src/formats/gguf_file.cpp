@@ -254,7 +254,7 @@ GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {
   }
 }
 
-void GgufFile::read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+void GgufFile::read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
                     std::span<std::byte> out) {
   const StoredGguf& stored = entry(name);
   CAPSTAN_ASSERT(checkpoint::fits(wanted, stored.shape) && wanted.rank() <= 2,
@@ -266,8 +266,8 @@ void GgufFile::read(std::string_view name, DType dtype, const checkpoint::Rectan
   const auto bytes = map_.bytes().subspan(static_cast<size_t>(header_.data_begin + stored.tensor->offset),
                                           static_cast<size_t>(stored.tensor->bytes));
   if (stored.type->block == 1) {
-    checkpoint::copy_mapped_cells(map_, bytes, wanted, checkpoint::whole(stored.shape), stored.dtype, wanted,
-                                  out.data(), dtype);
+    checkpoint::copy_mapped_region(map_, bytes, wanted, checkpoint::full_region(stored.shape), stored.dtype,
+                                   wanted, out.data(), dtype);
     return;
   }
   // Row by row, the blocks that hold the columns.
@@ -279,14 +279,14 @@ void GgufFile::read(std::string_view name, DType dtype, const checkpoint::Rectan
   const int64_t begin = wanted.offsets[last] / type.block,
                 end = ceil_div(wanted.offsets[last] + columns, type.block);
   std::vector<float> values(static_cast<size_t>((end - begin) * type.block));
-  const checkpoint::Rectangle box{{begin * type.block}, {(end - begin) * type.block}};
-  const checkpoint::Rectangle part{{wanted.offsets[last]}, {columns}};
+  const checkpoint::Region box{{begin * type.block}, {(end - begin) * type.block}};
+  const checkpoint::Region part{{wanted.offsets[last]}, {columns}};
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = ((first_row + row) * row_blocks + begin) * type.bytes;
-    dequantise(type, bytes.subspan(static_cast<size_t>(at), static_cast<size_t>((end - begin) * type.bytes)),
+    dequantize(type, bytes.subspan(static_cast<size_t>(at), static_cast<size_t>((end - begin) * type.bytes)),
                values);
-    checkpoint::copy_cells(part, box, reinterpret_cast<const std::byte*>(values.data()), DType::f32, part,
-                           out.data() + row * columns * size_of(dtype), dtype);
+    checkpoint::copy_region(part, box, reinterpret_cast<const std::byte*>(values.data()), DType::f32, part,
+                            out.data() + row * columns * size_of(dtype), dtype);
   }
   map_.release(bytes.subspan(static_cast<size_t>(first_row * row_blocks * type.bytes),
                              static_cast<size_t>(rows * row_blocks * type.bytes)));

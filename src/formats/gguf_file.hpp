@@ -49,7 +49,7 @@ struct StoredGguf : checkpoint::TensorInfo {
   const GgmlType* type = nullptr;
 };
 
-// Quantised tensors are fp32.
+// Quantized tensors are fp32.
 class GgufFile final : public checkpoint::MapSource<StoredGguf> {
  public:
   explicit GgufFile(const std::filesystem::path& path);
@@ -57,7 +57,7 @@ class GgufFile final : public checkpoint::MapSource<StoredGguf> {
   const GgufMetadata& metadata() const { return header_.metadata; }
 
   std::string place() const override { return "`" + map_.path().string() + "`"; }
-  void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+  void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
             std::span<std::byte> out) override;
 
  private:

@@ -1,4 +1,4 @@
-// gguf:FILE as a ForeignModel, and the writer.
+// gguf:FILE as a ExternalModel, and the writer.
 #include <unistd.h>
 
 #include "base/error.hpp"
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-class GgufModelFile final : public ForeignModel {
+class GgufModelFile final : public ExternalModel {
  public:
   GgufModelFile(const std::string& name, const fs::path& path) : file_(path) {
     name_ = name;
@@ -34,7 +34,7 @@ class GgufModelFile final : public ForeignModel {
   std::string tokenizer() const override {
     return file_.metadata().count("tokenizer.ggml.tokens") ? absolute_name(name_) : "";
   }
-  std::vector<std::pair<std::string, std::string>> carried() const override {
+  std::vector<std::pair<std::string, std::string>> assets() const override {
     std::vector<std::pair<std::string, std::string>> files;
     if (std::string text = tokenizer_json_of(file_.metadata(), file_.place()); !text.empty())
       files.emplace_back("tokenizer.json", std::move(text));
@@ -67,16 +67,16 @@ const GgmlType& type_in_file(GgufType wanted, const std::string& name, const che
 
 // Of the tokenizer among the carried files; empty: there is none.
 std::vector<std::pair<std::string, GgufValue>> tokenizer_entries(const Exported& from) {
-  const auto carried = [&](std::string_view name) -> std::string {
-    for (const auto& [file, text] : from.carried)
+  const auto assets = [&](std::string_view name) -> std::string {
+    for (const auto& [file, text] : from.assets)
       if (file == name) return text;
     return "";
   };
-  if (const std::string tokenizer = carried("tokenizer.json"); !tokenizer.empty())
-    return gguf_tokenizer(tokenizer, carried("tokenizer_config.json"), carried("generation_config.json"),
-                          carried("chat_template.jinja"), from.model.vocab_size);
-  if (!carried("tokenizer.model").empty()) return gguf_sentencepiece(from.carried, from.model.vocab_size);
-  for (const auto& [name, text] : from.carried)
+  if (const std::string tokenizer = assets("tokenizer.json"); !tokenizer.empty())
+    return gguf_tokenizer(tokenizer, assets("tokenizer_config.json"), assets("generation_config.json"),
+                          assets("chat_template.jinja"), from.model.vocab_size);
+  if (!assets("tokenizer.model").empty()) return gguf_sentencepiece(from.assets, from.model.vocab_size);
+  for (const auto& [name, text] : from.assets)
     if (is_tokenizer_file(name))
       fail(ErrorCode::unsupported,
            "a GGUF file takes the tokenizer of a tokenizer.json or a tokenizer.model, not `" + name + "`",
@@ -102,7 +102,7 @@ int64_t file_type(GgufType type) {
 
 }  // namespace
 
-std::unique_ptr<ForeignModel> open_gguf(const std::string& name, const fs::path& file) {
+std::unique_ptr<ExternalModel> open_gguf(const std::string& name, const fs::path& file) {
   return std::make_unique<GgufModelFile>(name, file);
 }
 
@@ -146,9 +146,9 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
   std::vector<std::byte> bytes;
   for (const GgufTensor& tensor : tensors) {
     size_t given = 0;
-    // Rows at a time: a block of a quantised type lies within one.
+    // Rows at a time: a block of a quantized type lies within one.
     for (const auto& rows :
-         checkpoint::row_slabs(checkpoint::whole(tensor.shape), DType::f32, checkpoint::kPieceBytes)) {
+         checkpoint::row_slabs(checkpoint::full_region(tensor.shape), DType::f32, checkpoint::kChunkBytes)) {
       if (tensor.name == kRopeFactors) {
         values = plan.rope_factors;
       } else {
@@ -156,7 +156,7 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
         source.read(tensor.name, DType::f32, rows, std::as_writable_bytes(std::span(values)));
       }
       try {
-        quantise(*find_ggml_type(tensor.type), values, bytes);
+        quantize(*find_ggml_type(tensor.type), values, bytes);
       } catch (const Error& error) {
         fail(error.code(), "the tensor " + capstan::quoted(tensor.name) + ": " + error.message(),
              error.help());

@@ -116,7 +116,7 @@ std::string_view ggml_type_name(uint32_t id) {
   return "";
 }
 
-void dequantise(const GgmlType& type, std::span<const std::byte> blocks, std::span<float> out) {
+void dequantize(const GgmlType& type, std::span<const std::byte> blocks, std::span<float> out) {
   const size_t count = out.size() / static_cast<size_t>(type.block);
   CAPSTAN_ASSERT(out.size() % static_cast<size_t>(type.block) == 0 &&
                      blocks.size() == count * static_cast<size_t>(type.bytes),
@@ -172,7 +172,7 @@ uint16_t half_of(const GgmlType& type, float value, float of) {
 
 }  // namespace
 
-void quantise(const GgmlType& type, std::span<const float> values, std::vector<std::byte>& out) {
+void quantize(const GgmlType& type, std::span<const float> values, std::vector<std::byte>& out) {
   const size_t count = values.size() / static_cast<size_t>(type.block);
   CAPSTAN_ASSERT(values.size() % static_cast<size_t>(type.block) == 0, "whole blocks");
   out.resize(count * static_cast<size_t>(type.bytes));

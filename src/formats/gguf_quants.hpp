@@ -1,4 +1,4 @@
-// Element types of GGUF files: blocks of quantised values to fp32, and those that are written from it.
+// Element types of GGUF files: blocks of quantized values to fp32, and those that are written from it.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ inline constexpr uint32_t kGgmlF32 = 0, kGgmlF16 = 1, kGgmlQ4_0 = 2, kGgmlQ4_1 =
                           kGgmlQ4_K = 12, kGgmlQ6_K = 14, kGgmlBf16 = 30;
 
 // `blocks` holds out.size() / type.block blocks.
-void dequantise(const GgmlType& type, std::span<const std::byte> blocks, std::span<float> out);
+void dequantize(const GgmlType& type, std::span<const std::byte> blocks, std::span<float> out);
 // F32, F16, BF16 and Q8_0 alone; values.size() is a multiple of type.block. Appends nothing: resizes `out`.
 // ErrorCode::unsupported for numbers that the type cannot hold: finite ones above F16's largest, in Q8_0 NaN and infinities too.
-void quantise(const GgmlType& type, std::span<const float> values, std::vector<std::byte>& out);
+void quantize(const GgmlType& type, std::span<const float> values, std::vector<std::byte>& out);
 
 }  // namespace capstan::interchange

@@ -16,7 +16,7 @@ namespace capstan::interchange {
 namespace fs = std::filesystem;
 using checkpoint::SafetensorsFile;
 
-std::span<const std::string_view> carried_files() {
+std::span<const std::string_view> asset_files() {
   static constexpr std::array<std::string_view, 17> kFiles = {kConfigFile,
                                                               "generation_config.json",
                                                               "tokenizer.json",
@@ -175,9 +175,9 @@ std::string HfDirectory::read_text(std::string_view name) const {
   return read_file(file_inside(directory_, std::string(name)), uint64_t{1} << 30);
 }
 
-std::vector<std::string> HfDirectory::carried() const {
+std::vector<std::string> HfDirectory::assets() const {
   std::vector<std::string> result;
-  for (const std::string_view name : carried_files())
+  for (const std::string_view name : asset_files())
     if (name != kNamesFile && has_file(name)) result.emplace_back(name);
   return result;
 }
@@ -187,7 +187,7 @@ std::span<const std::byte> HfDirectory::bytes(std::string_view name) const {
   return tensor.file->bytes(*tensor.entry);
 }
 
-void HfDirectory::read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+void HfDirectory::read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
                        std::span<std::byte> out) {
   const HfTensor& tensor = entry(name);
   if (!tensor.entry->dtype || !checkpoint::can_convert(tensor.dtype, dtype))
@@ -199,7 +199,8 @@ void HfDirectory::read(std::string_view name, DType dtype, const checkpoint::Rec
       checkpoint::fits(wanted, tensor.shape) &&
           static_cast<int64_t>(out.size()) == checkpoint::element_count(wanted.sizes) * size_of(dtype),
       "a rectangle of " + std::string(name));
-  tensor.file->copy_cells(*tensor.entry, wanted, checkpoint::whole(tensor.shape), wanted, out.data(), dtype);
+  tensor.file->copy_region(*tensor.entry, wanted, checkpoint::full_region(tensor.shape), wanted, out.data(),
+                           dtype);
 }
 
 }  // namespace capstan::interchange

@@ -21,7 +21,7 @@ inline constexpr std::string_view kSingleFile = "model.safetensors";
 inline constexpr std::string_view kNamesFile = "hf-names.txt";
 
 // Files that travel with the weights: what Transformers reads beside them.
-std::span<const std::string_view> carried_files();
+std::span<const std::string_view> asset_files();
 bool is_tokenizer_file(std::string_view name);  // one that holds a vocabulary
 
 // A regular file of the directory. ErrorCode::not_found, ::format (a link that leads out, a device).
@@ -42,12 +42,12 @@ class HfDirectory final : public checkpoint::MapSource<HfTensor> {
   std::vector<std::filesystem::path> weight_files() const;  // in the order of their names
   bool has_file(std::string_view name) const;
   std::string read_text(std::string_view name) const;  // up to 1 GiB (tokenizers)
-  std::vector<std::string> carried() const;            // those of carried_files() that are there
+  std::vector<std::string> assets() const;             // those of asset_files() that are there
 
   // The tensors as the files name them.
   std::string place() const override { return "`" + directory_.string() + "`"; }
   std::span<const std::byte> bytes(std::string_view name) const;  // in the mapped file
-  void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+  void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
             std::span<std::byte> out) override;
 
  private:

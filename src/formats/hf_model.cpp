@@ -1,4 +1,4 @@
-// hf:DIR as a ForeignModel.
+// hf:DIR as a ExternalModel.
 #include <cstring>
 
 #include "base/error.hpp"
@@ -19,7 +19,7 @@ bool is_buffer(std::string_view name) {
   return false;
 }
 
-class HfModelFiles final : public ForeignModel {
+class HfModelFiles final : public ExternalModel {
  public:
   HfModelFiles(const std::string& name, const std::filesystem::path& path) : directory_(path) {
     name_ = name;
@@ -45,9 +45,9 @@ class HfModelFiles final : public ForeignModel {
     return there ? std::filesystem::absolute(directory_.directory()).lexically_normal().string() : "";
   }
 
-  std::vector<std::pair<std::string, std::string>> carried() const override {
+  std::vector<std::pair<std::string, std::string>> assets() const override {
     std::vector<std::pair<std::string, std::string>> files;
-    for (const std::string& name : directory_.carried()) files.emplace_back(name, directory_.read_text(name));
+    for (const std::string& name : directory_.assets()) files.emplace_back(name, directory_.read_text(name));
     if (names_.embedding != family_->names.embedding) files.emplace_back(kNamesFile, "without prefix\n");
     return files;
   }
@@ -73,7 +73,7 @@ class HfModelFiles final : public ForeignModel {
 
 }  // namespace
 
-std::unique_ptr<ForeignModel> open_hf(const std::string& name, const std::filesystem::path& directory) {
+std::unique_ptr<ExternalModel> open_hf(const std::string& name, const std::filesystem::path& directory) {
   return std::make_unique<HfModelFiles>(name, directory);
 }
 

@@ -249,8 +249,8 @@ PeftAdapter read_peft(const fs::path& directory) {
           has_b.insert(module.module);
     if (magnitude) agree(module.out, entry.shape[0], "width");
     values.resize(static_cast<size_t>(checkpoint::element_count(entry.shape)));
-    const auto box = checkpoint::whole(entry.shape);
-    file.copy_cells(entry, box, box, box, reinterpret_cast<std::byte*>(values.data()), DType::f32);
+    const auto box = checkpoint::full_region(entry.shape);
+    file.copy_region(entry, box, box, box, reinterpret_cast<std::byte*>(values.data()), DType::f32);
   }
   if (!left.empty())
     fail(ErrorCode::unsupported, "`" + file.path().string() +

@@ -322,15 +322,15 @@ class AdapterTensors final : public checkpoint::MapSource<HeldTensor> {
     }
   }
   std::string place() const override { return place_; }
-  void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+  void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
             std::span<std::byte> out) override {
     const HeldTensor& tensor = entry(name);
     if (!checkpoint::fits(wanted, tensor.shape))
       fail(ErrorCode::failed, place_ + ": `" + std::string(name) + "` " + checkpoint::to_text(tensor.shape) +
                                   " has no cells " + checkpoint::to_text(wanted));
-    checkpoint::copy_cells(wanted, checkpoint::whole(tensor.shape),
-                           reinterpret_cast<const std::byte*>(tensor.values->data()), DType::f32, wanted,
-                           out.data(), dtype);
+    checkpoint::copy_region(wanted, checkpoint::full_region(tensor.shape),
+                            reinterpret_cast<const std::byte*>(tensor.values->data()), DType::f32, wanted,
+                            out.data(), dtype);
   }
 
  private:
@@ -361,7 +361,7 @@ AdapterSet read_adapters(checkpoint::TensorSource& tensors, const config::PeftCo
       return values;
     }
     values.resize(static_cast<size_t>(checkpoint::element_count(info->shape)));
-    tensors.read_whole(name, DType::f32, std::as_writable_bytes(std::span(values)));
+    tensors.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
     return values;
   };
   for (const std::string& path : config::adaptable_layers(model, peft.scheme)) {

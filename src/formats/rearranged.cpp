@@ -9,7 +9,7 @@
 
 namespace capstan::interchange {
 
-using checkpoint::Rectangle;
+using checkpoint::Region;
 using checkpoint::TensorInfo;
 
 ArrangementTable inverted(const ArrangementTable& table) {
@@ -89,7 +89,7 @@ void transpose(DType type, const std::byte* source, int64_t rows, int64_t column
 
 }  // namespace
 
-void RearrangedSource::read(std::string_view name, DType dtype, const Rectangle& wanted,
+void RearrangedSource::read(std::string_view name, DType dtype, const Region& wanted,
                             std::span<std::byte> out) {
   const Arrangement& target = entry(name).arrangement;
   if (!checkpoint::fits(wanted, target.shape))
@@ -108,11 +108,11 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Rectangle&
   std::vector<float> values(static_cast<size_t>(checkpoint::element_count(wanted.sizes)));
   read_runs(target, DType::f32, wanted, std::as_writable_bytes(std::span(values)));
   for (float& value : values) value = static_cast<float>(static_cast<double>(value) + target.add);
-  checkpoint::copy_cells(wanted, wanted, reinterpret_cast<const std::byte*>(values.data()), DType::f32,
-                         wanted, out.data(), dtype);
+  checkpoint::copy_region(wanted, wanted, reinterpret_cast<const std::byte*>(values.data()), DType::f32,
+                          wanted, out.data(), dtype);
 }
 
-void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const Rectangle& wanted,
+void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const Region& wanted,
                                  std::span<std::byte> out) {
   const int64_t element = size_of(dtype);
   const size_t along = target.dimension, across = 1 - along;
@@ -128,7 +128,7 @@ void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const R
   for (const Run& run : target.runs) {
     const int64_t begin = std::max(first, run.begin), end = std::min(last, run.begin + run.count);
     if (begin >= end) continue;
-    Rectangle part = wanted;  // of the source
+    Region part = wanted;  // of the source
     part.offsets[target.source_dimension] = begin - run.begin + run.source_begin;
     part.sizes[target.source_dimension] = end - begin;
     if (along == target.source_dimension) {

@@ -44,11 +44,11 @@ class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
   RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table);
 
   std::string place() const override { return source_.place(); }
-  void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+  void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
             std::span<std::byte> out) override;
 
  private:
-  void read_runs(const Arrangement& target, DType dtype, const checkpoint::Rectangle& wanted,
+  void read_runs(const Arrangement& target, DType dtype, const checkpoint::Region& wanted,
                  std::span<std::byte> out);
 
   checkpoint::TensorSource& source_;

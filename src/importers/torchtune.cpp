@@ -142,8 +142,8 @@ void length(Reader& r) {
 
 void adapters(Reader& r) {
   Draft& draft = r.draft;
-  const bool quantised = builder_has(r, "qlora_") || builder_has(r, "qdora_");
-  const bool named = quantised || builder_has(r, "lora_") || builder_has(r, "dora_");
+  const bool quantized = builder_has(r, "qlora_") || builder_has(r, "qdora_");
+  const bool named = quantized || builder_has(r, "lora_") || builder_has(r, "dora_");
   if (!named) return;
   const bool dora = r.is_true("model.use_dora") || builder_has(r, "dora_") || builder_has(r, "qdora_");
   const From scheme = r.from(r.is_true("model.use_dora") ? "model.use_dora" : "model._component_");
@@ -163,7 +163,7 @@ void adapters(Reader& r) {
   draft.assume("peft.dim", "8", "torchtune's default");
   draft.assume("peft.alpha", "16", "torchtune's default");
   draft.assume("peft.lora_A_init", "kaiming", "torchtune's first values");
-  if (r.is_true("model.quantize_base") || quantised)
+  if (r.is_true("model.quantize_base") || quantized)
     draft.set("peft.base_quantization", "nf4",
               r.from(r.is_true("model.quantize_base") ? "model.quantize_base" : "model._component_"));
 }

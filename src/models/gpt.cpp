@@ -119,13 +119,13 @@ Tensor positions_tensor(Device& device, int64_t batch, int64_t seq, int64_t firs
   std::vector<int32_t> positions(static_cast<size_t>(batch * seq));
   for (size_t i = 0; i < positions.size(); ++i)
     positions[i] = static_cast<int32_t>(first + static_cast<int64_t>(i) % seq);
-  OwnerScope scope(MemoryOwner::data);
+  CategoryScope scope(MemoryCategory::data);
   return Tensor::from_host<int32_t>(device, {batch * seq}, positions);
 }
 
 }  // namespace
 
-GptModel::GptModel(const ModelConfig& config, const Part& part)
+GptModel::GptModel(const ModelConfig& config, const ModelShard& part)
     : stages_(part.stages), parallel_(part.parallel), adapters_(part.adapters) {
   refuse_unsupported(config);
   hidden_ = config.hidden_size;
@@ -173,15 +173,15 @@ GptModel::GptModel(const ModelConfig& config, const Part& part)
     for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
       const std::string number = std::to_string(layer);
       layers_[layer] = std::make_unique<nn::TransformerLayer>(
-          list, nn::Place{"decoder.layers." + number, static_cast<int>(layer), "layer " + number},
+          list, nn::ModulePath{"decoder.layers." + number, static_cast<int>(layer), "layer " + number},
           layer_options(config, layer));
     }
   if (heads) {
-    final_norm_ = std::make_unique<nn::Norm>(list, nn::Place{"decoder.final_layernorm", -1, "head"}, hidden_,
-                                             norm_of(config));
+    final_norm_ = std::make_unique<nn::Norm>(list, nn::ModulePath{"decoder.final_layernorm", -1, "head"},
+                                             hidden_, norm_of(config));
     if (!tied || !embeds) {
       // The head of a tied model on a rank without the embedding is a copy of its table.
-      ParamSpec output = nn::Place{tied ? "embedding.word_embeddings" : "output_layer", -1, "head"}.spec(
+      ParamSpec output = nn::ModulePath{tied ? "embedding.word_embeddings" : "output_layer", -1, "head"}.spec(
           "weight", {padded_vocab, hidden_},
           tied ? embedding_init : Init{Init::Kind::normal, config.init_method_std});
       output.sharding = {MeshAxis::tensor, 0};
@@ -272,44 +272,45 @@ nn::TokenContext GptModel::token_context(Device& device, const Batch& batch,
   return context;
 }
 
-nn::ResidualStream GptModel::through_layers(Tape& tape, const Stage& stage, nn::ResidualStream stream,
-                                            const nn::TokenContext& context, bool recompute) const {
+nn::HiddenStates GptModel::through_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
+                                          const nn::TokenContext& context, bool recompute) const {
   const int64_t last = stage.first_layer + stage.layers;
   const int64_t recomputed =
       recompute ? std::min(last, stage.first_layer + recomputed_layers_) : stage.first_layer;
   for (int64_t first = stage.first_layer; first < last;) {
     if (first >= recomputed) {
-      stream = layer(first++).forward(tape, std::move(stream), context);
+      hidden_states = layer(first++).forward(tape, std::move(hidden_states), context);
       continue;
     }
     const int64_t end = std::min(first + region_layers_, recomputed);
-    Var x = nn::closed(tape, std::move(stream));
+    Var x = nn::closed(tape, std::move(hidden_states));
     const auto region = [this, context, first, end](Tape& inner, std::span<const Var> inputs) {
-      nn::ResidualStream s{inputs[0], {}};
+      nn::HiddenStates s{inputs[0], {}};
       for (int64_t i = first; i < end; ++i) s = layer(i).forward(inner, std::move(s), context);
       return std::vector<Var>{nn::closed(inner, std::move(s))};
     };
-    stream = {tape.recompute("layers " + std::to_string(first) + "-" + std::to_string(end - 1),
-                             {std::move(x)}, region)[0],
-              {}};
+    hidden_states = {tape.recompute("layers " + std::to_string(first) + "-" + std::to_string(end - 1),
+                                    {std::move(x)}, region)[0],
+                     {}};
     first = end;
   }
-  return stream;
+  return hidden_states;
 }
 
 StageOutput GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch, const Var& input,
                                     const ForwardOptions& options) const {
   const Stage& stage = stages_.at(index);
   const nn::TokenContext context = token_context(tape.device(), batch, options);
-  nn::ResidualStream stream{stage.embedding ? embedding_->forward(tape, batch.tokens, context) : input, {}};
-  stream = through_layers(tape, stage, std::move(stream), context, options.recompute);
+  nn::HiddenStates hidden_states{stage.embedding ? embedding_->forward(tape, batch.tokens, context) : input,
+                                 {}};
+  hidden_states = through_layers(tape, stage, std::move(hidden_states), context, options.recompute);
   if (!stage.head) {
-    StageOutput result{nn::closed(tape, std::move(stream)), {}};
-    tape.output("stream", result.stream);
+    StageOutput result{nn::closed(tape, std::move(hidden_states)), {}};
+    tape.output("stream", result.hidden_states);
     return result;
   }
-  const Var x =
-      ops::enter_product(tape, nn::normalise(tape, *final_norm_, std::move(stream)).y, parallel_.tensor);
+  const Var x = ops::copy_to_tensor_parallel(
+      tape, nn::normalize(tape, *final_norm_, std::move(hidden_states)).y, parallel_.tensor);
   ops::CrossEntropyResult loss = ops::linear_cross_entropy(tape, x, head(), batch.labels, batch.loss_mask,
                                                            vocab_, parallel_.tensor, final_softcap_);
   tape.output("loss", loss.sum);
@@ -320,10 +321,10 @@ Tensor GptModel::all_logits(Tape& tape, const Batch& batch) const {
   const Stage& stage = stages_.at(0);
   CAPSTAN_ASSERT(stage.embedding && stage.head, "logits of a part of a model");
   const nn::TokenContext context = token_context(tape.device(), batch, {.training = false});
-  nn::ResidualStream stream{embedding_->forward(tape, batch.tokens, context), {}};
-  stream = through_layers(tape, stage, std::move(stream), context, false);
-  const Var x =
-      ops::enter_product(tape, nn::normalise(tape, *final_norm_, std::move(stream)).y, parallel_.tensor);
+  nn::HiddenStates hidden_states{embedding_->forward(tape, batch.tokens, context), {}};
+  hidden_states = through_layers(tape, stage, std::move(hidden_states), context, false);
+  const Var x = ops::copy_to_tensor_parallel(
+      tape, nn::normalize(tape, *final_norm_, std::move(hidden_states)).y, parallel_.tensor);
   return ops::head_logits(tape, x.value, head(), vocab_, parallel_.tensor, final_softcap_);
 }
 
@@ -363,17 +364,18 @@ Tensor GptModel::next_stage(Tape& tape, size_t index, const Tensor& tokens, cons
              " tokens cannot take " + std::to_string(length),
          "let all tokens go through a new cache");
   context.rope = cache.rope;
-  nn::ResidualStream stream{
+  nn::HiddenStates hidden_states{
       stage.embedding ? embedding_->forward(tape, tokens.view({tokens.elements()}), context) : Var{input, -1},
       {}};
   // The cache has the layers of all stages here, in their order.
   auto keys_values = cache.layers.begin() + std::distance(layers_.begin(), layers_.find(stage.first_layer));
   for (int64_t i = 0; i < stage.layers; ++i)
-    stream = layer(stage.first_layer + i)
-                 .forward(tape, std::move(stream), context, {&*keys_values++, cache.past, cache.capacity});
-  if (!stage.head) return nn::closed(tape, std::move(stream)).value;
+    hidden_states =
+        layer(stage.first_layer + i)
+            .forward(tape, std::move(hidden_states), context, {&*keys_values++, cache.past, cache.capacity});
+  if (!stage.head) return nn::closed(tape, std::move(hidden_states)).value;
   // Only the last token of each sequence goes through the head.
-  const Var x = nn::closed(tape, std::move(stream));
+  const Var x = nn::closed(tape, std::move(hidden_states));
   const Tensor last = Tensor::empty(device, {cache.batch, hidden_}, x.dtype());
   launch(device, device.table().elementwise->copy_rows, x.value.slice(0, count - 1, x.size(0) - count + 1),
          count * hidden_, last, hidden_, cache.batch, hidden_);

@@ -21,15 +21,15 @@ class GptModel final : public Model {
   using KvCache = models::KvCache;
 
   static bool takes(const config::ModelConfig&) { return true; }
-  GptModel(const config::ModelConfig& config, const Part& part);
+  GptModel(const config::ModelConfig& config, const ModelShard& part);
 
   const std::vector<std::unique_ptr<Parameter>>& parameters() const override { return parameters_; }
   const std::vector<Stage>& stages() const override { return stages_; }
   int64_t hidden() const override { return hidden_; }
-  StageOutput forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& stream,
+  StageOutput forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& hidden_states,
                             const ForwardOptions& options) const override;
   KvCache make_cache(int64_t batch, int64_t capacity) const override;
-  Tensor next_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& stream,
+  Tensor next_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& hidden_states,
                     KvCache& cache) const override;
   Tensor all_logits(Tape& tape, const Batch& batch) const override;
 
@@ -37,8 +37,8 @@ class GptModel final : public Model {
   nn::TransformerLayer::Options layer_options(const config::ModelConfig& config, int64_t layer) const;
   nn::TokenContext token_context(Device& device, const Batch& batch, const ForwardOptions& options) const;
   // One after the other; what is kept of their activations is the model section's choice.
-  nn::ResidualStream through_layers(Tape& tape, const Stage& stage, nn::ResidualStream stream,
-                                    const nn::TokenContext& context, bool recompute) const;
+  nn::HiddenStates through_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
+                                  const nn::TokenContext& context, bool recompute) const;
   const nn::TransformerLayer& layer(int64_t index) const { return *layers_.at(index); }
   const Parameter& head() const { return output_ ? *output_ : embedding_->words(); }
   void check_positions(int64_t positions) const;

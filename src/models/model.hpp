@@ -20,7 +20,7 @@ struct Stage {
 };
 
 // What one rank holds of a model: its stages in the order of the forward pass, and the ranks over which their layers are cut.
-struct Part {
+struct ModelShard {
   std::vector<Stage> stages;  // empty: one stage, the whole model
   nn::Parallel parallel;
   std::shared_ptr<const nn::AdapterOptions> adapters;  // null: none
@@ -65,7 +65,7 @@ struct KvCache {
 
 // What a stage gives: the residual stream for the next one, or at the head the loss.
 struct StageOutput {
-  Var stream;  // [rows, hidden], also the tape's output "stream"; rows are N, or this tensor rank's share of them
+  Var hidden_states;  // [rows, hidden], also the tape's output "stream"; rows are N, or this tensor rank's share of them
   Loss loss;
 };
 
@@ -81,7 +81,7 @@ class Model {
 
   // A training step's forward through one of this rank's stages, or, on an inference tape, the same without a record. `stream`
   // is what the stage before gave, an input of the tape; undefined where the stage begins with the embedding.
-  virtual StageOutput forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& stream,
+  virtual StageOutput forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& hidden_states,
                                     const ForwardOptions& options) const = 0;
   // The whole model in one stage.
   Loss forward(Tape& tape, const Batch& batch, const ForwardOptions& options) const {
@@ -93,7 +93,7 @@ class Model {
   // cache.past by `new` when all stages have run. Errors: usage when the tokens do not fit the cache, what it holds to, or the
   // model's positions.
   virtual KvCache make_cache(int64_t batch, int64_t capacity) const = 0;
-  virtual Tensor next_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& stream,
+  virtual Tensor next_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& hidden_states,
                             KvCache& cache) const = 0;
   // The whole model in one stage; advances the cache.
   Tensor next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) const {

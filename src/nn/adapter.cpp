@@ -24,7 +24,7 @@ Init first_values(AdapterOptions::First kind, int64_t out, int64_t in) {
 
 }  // namespace
 
-Adapter::Adapter(ParamList& parameters, const Place& place, const Parameter& weight, bool column,
+Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight, bool column,
                  const std::vector<OutputPart>& parts)
     : options_(parameters.adapters()),
       weight_(weight),
@@ -32,22 +32,22 @@ Adapter::Adapter(ParamList& parameters, const Place& place, const Parameter& wei
       column_(column) {
   if (!options_) return;
   if (options_->parts && !parts.empty()) {
-    const std::string around = place.prefix.substr(0, place.prefix.rfind('.') + 1);
+    const std::string around = path.prefix.substr(0, path.prefix.rfind('.') + 1);
     for (const OutputPart& part : parts) {
-      Place own = place;
+      ModulePath own = path;
       own.prefix = around + part.name;
       if (options_->adapts(own.prefix)) add_branch(parameters, own, part);
     }
     return;
   }
-  if (!options_->adapts(place.prefix)) return;
-  add_branch(parameters, place,
+  if (!options_->adapts(path.prefix)) return;
+  add_branch(parameters, path,
              {{}, {}, weight.spec().shape[0], column ? weight.spec().sharding : Sharding{}});
 }
 
-void Adapter::add_branch(ParamList& parameters, const Place& place, const OutputPart& part) {
+void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const OutputPart& part) {
   const int64_t in = weight_.spec().shape[1], rank = options_->rank;
-  const Place inner = place.inside("adapter");
+  const ModulePath inner = path.inside("adapter");
   ParamSpec a = inner.spec("linear_in.weight", {rank, in}, first_values(options_->a, rank, in));
   ParamSpec b = inner.spec("linear_out.weight", {part.out, rank}, first_values(options_->b, part.out, rank));
   a.adapter = b.adapter = true;
@@ -60,9 +60,9 @@ void Adapter::add_branch(ParamList& parameters, const Place& place, const Output
     a.sharding = weight_.spec().sharding;
     b.partial_over_tensor = !parallel_.alone();
   }
-  const uint64_t stream = stream_of(a.name);
+  const uint64_t hidden_states = random_stream_of(a.name);
   const Parameter& first = parameters.add(std::move(a));
-  branches_.push_back({&first, &parameters.add(std::move(b)), part.runs, stream});
+  branches_.push_back({&first, &parameters.add(std::move(b)), part.runs, hidden_states});
   if (!options_->magnitudes) return;
   ParamSpec m = inner.spec("magnitude", {part.out}, {Init::Kind::ones});
   m.adapter = true;
@@ -77,8 +77,8 @@ void Adapter::add_branch(ParamList& parameters, const Place& place, const Output
 Var Adapter::apply(Tape& tape, Var base, const Var& x, const TokenContext& context) const {
   for (const Branch& branch : branches_) {
     const int64_t first_column = column_ ? 0 : parallel_.rank() * x.size(1);
-    const Var in = ops::dropout_columns(tape, x, context.adapter_dropout(options_->dropout, branch.stream),
-                                        first_column);
+    const Var in = ops::dropout_columns(
+        tape, x, context.adapter_dropout(options_->dropout, branch.hidden_states), first_column);
     base = ops::low_rank_add(tape, std::move(base), in, *branch.a, *branch.b,
                              static_cast<float>(options_->scale), branch.runs);
   }

@@ -38,7 +38,7 @@ class Adapter {
  public:
   // `weight`: the layer's, as its spec says. `column`: cut by outputs, else by inputs where it is cut at all. `parts` are taken
   // where the options ask for adapters of parts.
-  Adapter(ParamList& parameters, const Place& place, const Parameter& weight, bool column,
+  Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight, bool column,
           const std::vector<OutputPart>& parts);
 
   bool empty() const { return branches_.empty(); }
@@ -49,10 +49,10 @@ class Adapter {
   struct Branch {
     const Parameter *a, *b;
     ops::ColumnRuns runs;
-    uint64_t stream;                       // of its dropout
+    uint64_t hidden_states;                // of its dropout
     const Parameter* magnitude = nullptr;  // DoRA
   };
-  void add_branch(ParamList& parameters, const Place& place, const OutputPart& part);
+  void add_branch(ParamList& parameters, const ModulePath& path, const OutputPart& part);
   const AdapterOptions* options_;
   const Parameter& weight_;
   ops::TensorParallel parallel_;

@@ -14,12 +14,12 @@ static std::vector<OutputPart> parts_of(const SelfAttention::Options& o, int ran
           {"linear_v", {groups, queries + d, d}, o.groups * d, shared}};
 }
 
-SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Options& options)
+SelfAttention::SelfAttention(ParamList& parameters, const ModulePath& path, const Options& options)
     : options_(options),
       parallel_(parameters.parallel().tensor),
-      context_(parameters.parallel().context_of(place.layer)),
-      layer_(static_cast<uint64_t>(place.layer)),
-      qkv_(parameters, place.inside("linear_qkv"),
+      context_(parameters.parallel().context_of(path.layer)),
+      layer_(static_cast<uint64_t>(path.layer)),
+      qkv_(parameters, path.inside("linear_qkv"),
            {.in = options.hidden,
             .out = (options.heads + 2 * options.groups) * options.head_dim,
             .bias = options.qkv_bias,
@@ -28,7 +28,7 @@ SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Op
             .groups = options.groups,
             .group_kv = 2 * options.head_dim,
             .parts = parts_of(options, parameters.parallel().tensor.size())}),
-      output_(parameters, place.inside("linear_proj"),
+      output_(parameters, path.inside("linear_proj"),
               {.in = options.heads * options.head_dim,
                .out = options.hidden,
                .bias = options.output_bias,
@@ -37,15 +37,15 @@ SelfAttention::SelfAttention(ParamList& parameters, const Place& place, const Op
   if (!options.qk_norm) return;
   if (options.qk_norm_across_heads) {
     const int64_t d = options.head_dim;
-    q_norm_.emplace(parameters, place.inside("q_layernorm"), options.heads * d, *options.qk_norm,
+    q_norm_.emplace(parameters, path.inside("q_layernorm"), options.heads * d, *options.qk_norm,
                     Sharding{MeshAxis::tensor, 0});
-    k_norm_.emplace(parameters, place.inside("k_layernorm"), options.groups * d, *options.qk_norm,
+    k_norm_.emplace(parameters, path.inside("k_layernorm"), options.groups * d, *options.qk_norm,
                     Sharding{MeshAxis::tensor, 0, 1, options.groups, d});
     return;
   }
-  q_norm_.emplace(parameters, place.inside("q_layernorm"), options.head_dim, *options.qk_norm,
+  q_norm_.emplace(parameters, path.inside("q_layernorm"), options.head_dim, *options.qk_norm,
                   Norm::Over::heads);
-  k_norm_.emplace(parameters, place.inside("k_layernorm"), options.head_dim, *options.qk_norm,
+  k_norm_.emplace(parameters, path.inside("k_layernorm"), options.head_dim, *options.qk_norm,
                   Norm::Over::heads);
 }
 

@@ -33,7 +33,7 @@ class SelfAttention {
     double dropout = 0;  // of the attention probabilities
     Init init, output_init;
   };
-  SelfAttention(ParamList& parameters, const Place& place, const Options& options);
+  SelfAttention(ParamList& parameters, const ModulePath& path, const Options& options);
 
   // x[N, hidden] -> [N, hidden], without the output bias: it is fused with the residual addition. With a
   // cache the tokens follow those in it.

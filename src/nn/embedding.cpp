@@ -7,16 +7,16 @@ namespace capstan::nn {
 
 Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Options& options)
     : parallel_(parameters.parallel().tensor), dropout_(options.dropout), multiplier_(options.multiplier) {
-  ParamSpec words = Place{prefix + ".word_embeddings", -1, "embedding"}.spec(
+  ParamSpec words = ModulePath{prefix + ".word_embeddings", -1, "embedding"}.spec(
       "weight", {options.vocab, options.hidden}, options.init);
   words.sharding = {MeshAxis::tensor, 0};
   words.places = options.places;
   words.tied = options.tied;
   words_ = &parameters.add(std::move(words));
   if (options.positions == 0) return;
-  ParamSpec positions = Place{prefix + ".position_embeddings", -1, "embedding"}.spec(
+  ParamSpec positions = ModulePath{prefix + ".position_embeddings", -1, "embedding"}.spec(
       "weight", {options.positions, options.hidden}, options.init);
-  positions.partial_over_tensor = parallel_.cuts_rows();
+  positions.partial_over_tensor = parallel_.shards_rows();
   positions_ = &parameters.add(std::move(positions));
 }
 
@@ -26,7 +26,8 @@ Var Embedding::forward(Tape& tape, const Tensor& tokens, const TokenContext& con
     x = ops::embedding(tape, tokens, *words_, positions_, context.positions);
   } else {
     const int64_t first = parallel_.rank() * words_->shape()[0];
-    x = ops::leave_product(tape, ops::embedding(tape, tokens, *words_, nullptr, {}, first), parallel_);
+    x = ops::reduce_from_tensor_parallel(tape, ops::embedding(tape, tokens, *words_, nullptr, {}, first),
+                                         parallel_);
     if (multiplier_ != 1) x = ops::scale(tape, std::move(x), multiplier_);
     if (positions_)
       x = ops::add(

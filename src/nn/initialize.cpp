@@ -11,7 +11,7 @@
 namespace capstan::nn {
 
 // FNV-1a: it only has to tell names apart, and to stay the same for ever.
-uint64_t stream_of(std::string_view name) {
+uint64_t random_stream_of(std::string_view name) {
   uint64_t hash = 0xCBF29CE484222325;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
   return hash;
@@ -48,25 +48,25 @@ void uniform_run(PhiloxKey key, double bound, uint64_t begin, std::span<float> o
 
 }  // namespace
 
-Rectangle Rectangle::whole(const Shape& shape) {
+InitRegion InitRegion::full(const Shape& shape) {
   if (shape.rank() == 0) return {0, 1, 0, 1};
   return {0, shape[0], 0, shape[0] == 0 ? 0 : shape.elements() / shape[0]};
 }
 
-void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std::span<float> values,
+void initialize(const ParamSpec& spec, uint64_t seed, const InitRegion& part, std::span<float> values,
                 ThreadPool& pool) {
-  const Rectangle whole = Rectangle::whole(spec.shape);
-  CAPSTAN_ASSERT(part.row >= 0 && part.row + part.rows <= whole.rows && part.column >= 0 &&
-                     part.column + part.columns <= whole.columns &&
+  const InitRegion full = InitRegion::full(spec.shape);
+  CAPSTAN_ASSERT(part.row >= 0 && part.row + part.rows <= full.rows && part.column >= 0 &&
+                     part.column + part.columns <= full.columns &&
                      static_cast<int64_t>(values.size()) == part.rows * part.columns,
                  "a part of `" + spec.name + "` " + spec.shape.text());
   if (spec.init.kind == Init::Kind::zeros || spec.init.kind == Init::Kind::ones) {
     std::fill(values.begin(), values.end(), spec.init.kind == Init::Kind::ones ? 1.0f : 0.0f);
     return;
   }
-  const PhiloxKey key = philox_key(seed, purpose::init, stream_of(spec.name));
+  const PhiloxKey key = philox_key(seed, purpose::init, random_stream_of(spec.name));
   // Runs of consecutive elements: all at once when the rows are whole, else row by row; tiles of about 16 Ki.
-  const bool whole_rows = part.columns == whole.columns;
+  const bool whole_rows = part.columns == full.columns;
   const int64_t run = whole_rows ? part.rows * part.columns : part.columns, runs = whole_rows ? 1 : part.rows;
   constexpr int64_t kTile = 1 << 14;
   if (run == 0 || runs == 0) return;
@@ -74,7 +74,7 @@ void initialise(const ParamSpec& spec, uint64_t seed, const Rectangle& part, std
   pool.parallel_for(runs * tiles_per_run, [&](int64_t tile, int) {
     const int64_t r = tile / tiles_per_run, begin = tile % tiles_per_run * kTile,
                   count = std::min(kTile, run - begin);
-    const int64_t position = (part.row + r) * whole.columns + part.column + begin;
+    const int64_t position = (part.row + r) * full.columns + part.column + begin;
     const auto fill = spec.init.kind == Init::Kind::normal ? normal_run : uniform_run;
     fill(key, spec.init.std, static_cast<uint64_t>(position),
          values.subspan(static_cast<size_t>(r * run + begin), static_cast<size_t>(count)));

@@ -4,18 +4,18 @@
 
 namespace capstan::nn {
 
-Linear::Linear(ParamList& parameters, const Place& place, const Options& options)
+Linear::Linear(ParamList& parameters, const ModulePath& path, const Options& options)
     : parallel_(parameters.parallel().tensor), cut_(options.cut) {
-  ParamSpec weight = place.spec("weight", {options.out, options.in}, options.init);
+  ParamSpec weight = path.spec("weight", {options.out, options.in}, options.init);
   const Sharding by_output{MeshAxis::tensor, 0, options.blocks, options.groups, options.group_kv};
   if (cut_ == Cut::column) weight.sharding = by_output;
   if (cut_ == Cut::row) weight.sharding = {MeshAxis::tensor, 1};
   weight_ = &parameters.add(std::move(weight));
-  adapter_.emplace(parameters, place, *weight_, cut_ == Cut::column, options.parts);
+  adapter_.emplace(parameters, path, *weight_, cut_ == Cut::column, options.parts);
   if (!options.bias) return;
-  ParamSpec bias = place.spec("bias", {options.out}, {Init::Kind::zeros});
+  ParamSpec bias = path.spec("bias", {options.out}, {Init::Kind::zeros});
   if (cut_ == Cut::column) bias.sharding = by_output;
-  bias.partial_over_tensor = cut_ == Cut::row && parallel_.cuts_rows();  // added to this rank's rows
+  bias.partial_over_tensor = cut_ == Cut::row && parallel_.shards_rows();  // added to this rank's rows
   bias_ = &parameters.add(std::move(bias));
 }
 
@@ -36,9 +36,9 @@ Var Linear::product(Tape& tape, const Var& x, const Parameter* bias, const Token
 // The adapter works on the rows and the part of the sum that the base product works on.
 Var Linear::adapted_product(Tape& tape, const Var& x, const Parameter* bias,
                             const TokenContext& context) const {
-  const Var in = cut_ == Cut::column ? ops::enter_product(tape, x, parallel_) : x;
+  const Var in = cut_ == Cut::column ? ops::copy_to_tensor_parallel(tape, x, parallel_) : x;
   Var y = adapter_->apply(tape, ops::linear(tape, in, *weight_), in, context);
-  if (cut_ == Cut::row) y = ops::leave_product(tape, y, parallel_);
+  if (cut_ == Cut::row) y = ops::reduce_from_tensor_parallel(tape, y, parallel_);
   return bias ? ops::bias_dropout_add(tape, std::move(y), bias, {}, {}) : y;
 }
 

@@ -22,7 +22,7 @@ class Linear {
             group_kv = 0;           // of the output: groups of heads, and the rows of keys and values in each
     std::vector<OutputPart> parts;  // of the output, for adapters of their own
   };
-  Linear(ParamList& parameters, const Place& place, const Options& options);
+  Linear(ParamList& parameters, const ModulePath& path, const Options& options);
 
   // x W^T + bias, and what an adapter adds; not for a row cut.
   Var forward(Tape& tape, const Var& x, const TokenContext& context) const;

@@ -11,9 +11,9 @@ static std::vector<OutputPart> parts_of(const Mlp::Options& o, int ranks) {
           {"linear_fc1_up", {1, ffn, ffn}, o.ffn, {MeshAxis::tensor, 0}}};
 }
 
-Mlp::Mlp(ParamList& parameters, const Place& place, const Options& options)
+Mlp::Mlp(ParamList& parameters, const ModulePath& path, const Options& options)
     : options_(options),
-      fc1_(parameters, place.inside("linear_fc1"),
+      fc1_(parameters, path.inside("linear_fc1"),
            {.in = options.hidden,
             .out = options.ffn * (options.gated ? 2 : 1),
             .bias = options.bias,
@@ -21,7 +21,7 @@ Mlp::Mlp(ParamList& parameters, const Place& place, const Options& options)
             .cut = Cut::column,
             .blocks = options.gated ? 2 : 1,
             .parts = parts_of(options, parameters.parallel().tensor.size())}),
-      fc2_(parameters, place.inside("linear_fc2"),
+      fc2_(parameters, path.inside("linear_fc2"),
            {.in = options.ffn,
             .out = options.hidden,
             .bias = options.bias,

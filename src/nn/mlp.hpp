@@ -14,7 +14,7 @@ class Mlp {
     kernels::ActivationKind activation = kernels::ActivationKind::gelu;
     Init init, output_init;
   };
-  Mlp(ParamList& parameters, const Place& place, const Options& options);
+  Mlp(ParamList& parameters, const ModulePath& path, const Options& options);
 
   Var forward(Tape& tape, const Var& x, const TokenContext& context) const;  // without the output bias
   const Parameter* output_bias() const { return fc2_.bias(); }

@@ -2,20 +2,20 @@
 
 namespace capstan::nn {
 
-Norm::Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, Over over)
-    : Norm(parameters, place, width, kind,
+Norm::Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, Over over)
+    : Norm(parameters, path, width, kind,
            over == Over::heads ? !parameters.parallel().tensor.alone()
-                               : parameters.parallel().tensor.cuts_rows(),
+                               : parameters.parallel().tensor.shards_rows(),
            {}) {}
 
-Norm::Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, const Sharding& cut)
-    : Norm(parameters, place, width, kind, false, cut) {}
+Norm::Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, const Sharding& cut)
+    : Norm(parameters, path, width, kind, false, cut) {}
 
-Norm::Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, bool partial,
+Norm::Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, bool partial,
            const Sharding& cut)
     : kind_(kind) {
   const auto add = [&](const char* name, Init::Kind init) {
-    ParamSpec spec = place.spec(name, {width}, {init});
+    ParamSpec spec = path.spec(name, {width}, {init});
     spec.partial_over_tensor = partial;
     spec.sharding = cut;
     return &parameters.add(std::move(spec));

@@ -20,9 +20,9 @@ class Norm {
  public:
   // What the norm sees on a tensor-parallel rank: rows of the residual stream, which may be cut; or some of the heads.
   enum class Over : uint8_t { rows, heads };
-  Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, Over over = Over::rows);
+  Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, Over over = Over::rows);
   // Of features that the tensor ranks share out: each holds its part of gamma.
-  Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, const Sharding& cut);
+  Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, const Sharding& cut);
 
   // sum = x + residual (an undefined residual is none), y = norm(sum).
   ops::NormResult forward(Tape& tape, Var x, const Var& residual) const {
@@ -32,7 +32,7 @@ class Norm {
   const Parameter* beta() const { return beta_; }  // null for RMSNorm
 
  private:
-  Norm(ParamList& parameters, const Place& place, int64_t width, NormKind kind, bool partial,
+  Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, bool partial,
        const Sharding& cut);
   NormKind kind_;
   const Parameter* gamma_;

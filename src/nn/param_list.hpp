@@ -39,11 +39,11 @@ class ParamList {
 };
 
 // Where a layer stands: the prefix of its parameters' names and what a ParamSpec says about place.
-struct Place {
+struct ModulePath {
   std::string prefix;  // "decoder.layers.3.mlp", without the last dot
   int layer = -1;      // global layer index, -1: outside the layers
   std::string block;   // unit of prefetch: "layer 3"
-  Place inside(const std::string& name) const { return {prefix + "." + name, layer, block}; }
+  ModulePath inside(const std::string& name) const { return {prefix + "." + name, layer, block}; }
   ParamSpec spec(const std::string& name, Shape shape, Init init) const {
     ParamSpec result;
     result.name = prefix + "." + name;

@@ -87,7 +87,7 @@ int64_t RopeTables::alike(int64_t length, int64_t capacity) const {
 }
 
 ops::RopeTable RopeTables::on(Device& device, int64_t positions) {
-  OwnerScope scope(MemoryOwner::workspace);
+  CategoryScope scope(MemoryCategory::workspace);
   const Shape shape{positions, options_.rotary_dim / 2};
   const ops::RopeTable table{Tensor::empty(device, shape), Tensor::empty(device, shape)};
   if (device.is_meta()) return table;

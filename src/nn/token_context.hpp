@@ -25,17 +25,17 @@ struct TokenContext {
   ops::Dropout attention_dropout(double p, uint64_t layer) const {
     return dropout(p, purpose::attention_dropout, layer, row_ids);
   }
-  ops::Dropout stream_dropout(double p, uint32_t use, uint64_t stream) const {
-    return dropout(p, use, stream, stream_row_ids);
+  ops::Dropout stream_dropout(double p, uint32_t use, uint64_t hidden_states) const {
+    return dropout(p, use, hidden_states, stream_row_ids);
   }
-  ops::Dropout adapter_dropout(double p, uint64_t stream) const {
-    return dropout(p, purpose::adapter_dropout, stream, row_ids);
+  ops::Dropout adapter_dropout(double p, uint64_t hidden_states) const {
+    return dropout(p, purpose::adapter_dropout, hidden_states, row_ids);
   }
 
  private:
-  ops::Dropout dropout(double p, uint32_t use, uint64_t stream, const Tensor& ids) const {
+  ops::Dropout dropout(double p, uint32_t use, uint64_t hidden_states, const Tensor& ids) const {
     if (!training || p <= 0) return {};
-    return {static_cast<float>(p), philox_key(seed, use, stream), ids};
+    return {static_cast<float>(p), philox_key(seed, use, hidden_states), ids};
   }
 };
 

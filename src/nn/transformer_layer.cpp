@@ -2,53 +2,52 @@
 
 namespace capstan::nn {
 
-Var closed(Tape& tape, ResidualStream stream) {
-  if (!stream.has_pending()) return std::move(stream.residual);
-  return ops::add(tape, std::move(stream.pending), stream.residual);
+Var closed(Tape& tape, HiddenStates hidden_states) {
+  if (!hidden_states.has_pending()) return std::move(hidden_states.residual);
+  return ops::add(tape, std::move(hidden_states.pending), hidden_states.residual);
 }
 
-ops::NormResult normalise(Tape& tape, const Norm& norm, ResidualStream stream) {
-  if (!stream.has_pending()) return norm.forward(tape, std::move(stream.residual), {});
-  return norm.forward(tape, std::move(stream.pending), stream.residual);
+ops::NormResult normalize(Tape& tape, const Norm& norm, HiddenStates hidden_states) {
+  if (!hidden_states.has_pending()) return norm.forward(tape, std::move(hidden_states.residual), {});
+  return norm.forward(tape, std::move(hidden_states.pending), hidden_states.residual);
 }
 
 namespace {
-std::optional<Norm> norm_where(bool wanted, ParamList& parameters, const Place& place, int64_t width,
+std::optional<Norm> norm_where(bool wanted, ParamList& parameters, const ModulePath& path, int64_t width,
                                NormKind kind) {
-  return wanted ? std::optional<Norm>(std::in_place, parameters, place, width, kind) : std::nullopt;
+  return wanted ? std::optional<Norm>(std::in_place, parameters, path, width, kind) : std::nullopt;
 }
 }  // namespace
 
-TransformerLayer::TransformerLayer(ParamList& parameters, const Place& place, const Options& options)
+TransformerLayer::TransformerLayer(ParamList& parameters, const ModulePath& path, const Options& options)
     : options_(options),
-      layer_(static_cast<uint64_t>(place.layer)),
-      input_norm_(norm_where(options.input_norms, parameters, place.inside("input_layernorm"),
+      layer_(static_cast<uint64_t>(path.layer)),
+      input_norm_(norm_where(options.input_norms, parameters, path.inside("input_layernorm"),
                              options.attention.hidden, options.norm)),
-      attention_(parameters, place.inside("self_attention"), options.attention),
+      attention_(parameters, path.inside("self_attention"), options.attention),
       attention_output_norm_(norm_where(options.output_norms, parameters,
-                                        place.inside("post_attention_layernorm"), options.attention.hidden,
+                                        path.inside("post_attention_layernorm"), options.attention.hidden,
                                         options.norm)),
-      mlp_norm_(norm_where(options.input_norms, parameters, place.inside("pre_mlp_layernorm"),
+      mlp_norm_(norm_where(options.input_norms, parameters, path.inside("pre_mlp_layernorm"),
                            options.mlp.hidden, options.norm)),
-      mlp_(parameters, place.inside("mlp"), options.mlp),
-      mlp_output_norm_(norm_where(options.output_norms, parameters,
-                                  place.inside("post_feedforward_layernorm"), options.mlp.hidden,
-                                  options.norm)) {}
+      mlp_(parameters, path.inside("mlp"), options.mlp),
+      mlp_output_norm_(norm_where(options.output_norms, parameters, path.inside("post_feedforward_layernorm"),
+                                  options.mlp.hidden, options.norm)) {}
 
 TransformerLayer::Entry TransformerLayer::enter_branch(Tape& tape, const std::optional<Norm>& norm,
-                                                       ResidualStream stream) const {
+                                                       HiddenStates hidden_states) const {
   if (!norm) {
-    const Var x = closed(tape, std::move(stream));
+    const Var x = closed(tape, std::move(hidden_states));
     return {x, x};
   }
-  ops::NormResult normed = normalise(tape, *norm, std::move(stream));
+  ops::NormResult normed = normalize(tape, *norm, std::move(hidden_states));
   if (options_.residual_from_norm) return {normed.y, normed.y};
   return {std::move(normed.sum), std::move(normed.y)};
 }
 
-ResidualStream TransformerLayer::leave_branch(Tape& tape, Var residual, Var branch, const Parameter* bias,
-                                              const std::optional<Norm>& norm, const TokenContext& context,
-                                              uint64_t sublayer) const {
+HiddenStates TransformerLayer::leave_branch(Tape& tape, Var residual, Var branch, const Parameter* bias,
+                                            const std::optional<Norm>& norm, const TokenContext& context,
+                                            uint64_t sublayer) const {
   if (norm) {
     if (bias) branch = ops::bias_dropout_add(tape, std::move(branch), bias, {}, {});
     branch = norm->forward(tape, std::move(branch), {}).y;
@@ -60,15 +59,15 @@ ResidualStream TransformerLayer::leave_branch(Tape& tape, Var residual, Var bran
   return {ops::bias_dropout_add(tape, std::move(branch), bias, residual, dropout), {}};
 }
 
-ResidualStream TransformerLayer::forward(Tape& tape, ResidualStream stream, const TokenContext& context,
-                                         const LayerCache& cache) const {
-  Entry entry = enter_branch(tape, input_norm_, std::move(stream));
+HiddenStates TransformerLayer::forward(Tape& tape, HiddenStates hidden_states, const TokenContext& context,
+                                       const LayerCache& cache) const {
+  Entry entry = enter_branch(tape, input_norm_, std::move(hidden_states));
   Var branch = attention_.forward(tape, entry.input, context, cache);
   entry.input = {};
-  stream = leave_branch(tape, std::move(entry.residual), std::move(branch), attention_.output_bias(),
-                        attention_output_norm_, context, 0);
+  hidden_states = leave_branch(tape, std::move(entry.residual), std::move(branch), attention_.output_bias(),
+                               attention_output_norm_, context, 0);
 
-  entry = enter_branch(tape, mlp_norm_, std::move(stream));
+  entry = enter_branch(tape, mlp_norm_, std::move(hidden_states));
   if (options_.recompute_mlp)
     branch = tape.recompute("mlp", {entry.input}, [this, context](Tape& region, std::span<const Var> inputs) {
       return std::vector<Var>{mlp_.forward(region, inputs[0], context)};

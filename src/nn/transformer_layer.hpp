@@ -9,17 +9,17 @@ namespace capstan::nn {
 
 // The residual stream between sublayers. A branch's output waits in `pending` until the next norm adds it in
 // the same pass; the stream's value is residual + pending.
-struct ResidualStream {
+struct HiddenStates {
   Var residual;
   Var pending;  // an undefined value: nothing waits
   bool has_pending() const { return pending.value.defined(); }
 };
 
 // The value as one tensor: at a boundary of recomputed regions or stages.
-Var closed(Tape& tape, ResidualStream stream);
+Var closed(Tape& tape, HiddenStates hidden_states);
 
 // sum and norm of the stream's value.
-ops::NormResult normalise(Tape& tape, const Norm& norm, ResidualStream stream);
+ops::NormResult normalize(Tape& tape, const Norm& norm, HiddenStates hidden_states);
 
 // Transformer layer: x + post(attention(pre(x))), then x + post(mlp(pre(x))). The norms before (`input_layernorm`,
 // `pre_mlp_layernorm`), after (`post_attention_layernorm`, `post_feedforward_layernorm`) or both are there.
@@ -34,20 +34,20 @@ class TransformerLayer {
     bool residual_from_norm = false;  // the residual is the input norm's output instead of its input
     bool recompute_mlp = false;       // keep only the MLP's input
   };
-  TransformerLayer(ParamList& parameters, const Place& place, const Options& options);
+  TransformerLayer(ParamList& parameters, const ModulePath& path, const Options& options);
 
-  ResidualStream forward(Tape& tape, ResidualStream stream, const TokenContext& context,
-                         const LayerCache& cache = {}) const;
+  HiddenStates forward(Tape& tape, HiddenStates hidden_states, const TokenContext& context,
+                       const LayerCache& cache = {}) const;
 
  private:
   // What a branch adds to, and what it reads.
   struct Entry {
     Var residual, input;
   };
-  Entry enter_branch(Tape& tape, const std::optional<Norm>& norm, ResidualStream stream) const;
-  ResidualStream leave_branch(Tape& tape, Var residual, Var branch, const Parameter* bias,
-                              const std::optional<Norm>& norm, const TokenContext& context,
-                              uint64_t sublayer) const;
+  Entry enter_branch(Tape& tape, const std::optional<Norm>& norm, HiddenStates hidden_states) const;
+  HiddenStates leave_branch(Tape& tape, Var residual, Var branch, const Parameter* bias,
+                            const std::optional<Norm>& norm, const TokenContext& context,
+                            uint64_t sublayer) const;
   Options options_;
   uint64_t layer_;
   std::optional<Norm> input_norm_;

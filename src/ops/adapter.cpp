@@ -98,7 +98,7 @@ Tensor squared_row_lengths(StepContext& context, const Parameter& weight, const 
   const int64_t width = out / runs.groups;
   const Tensor lengths = Tensor::empty(device, {runs.groups * runs.count});
   {
-    OwnerScope scope(MemoryOwner::workspace);
+    CategoryScope scope(MemoryCategory::workspace);
     const Tensor p = Tensor::empty(device, {runs.count, rank}), square = Tensor::empty(device, {rank, rank});
     matmul(Transpose::no, Transpose::yes, *first, *first, square);
     for (int64_t g = 0; g < runs.groups; ++g) {

@@ -51,7 +51,7 @@ Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
   const Tensor lse = Tensor::empty(device, {options.batch, layout.heads(), options.seq});
   const kernels::AttentionShape shape = attention_shape(options);
   const Tensor row_ids = options.dropout > 0 ? options.row_ids : Tensor();
-  device.foresee(device.table().attention->forward_scratch(shape, qkv.dtype()));
+  device.reserve_workspace(device.table().attention->forward_scratch(shape, qkv.dtype()));
   launch(device, device.table().attention->forward, shape, qkv.value, options.document_start, row_ids, out,
          lse);
 
@@ -67,7 +67,8 @@ Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
                         Device& dev = step.device();
                         const Tensor& saved_qkv = step.saved(0);
                         const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
-                        dev.foresee(dev.table().attention->backward_scratch(shape, saved_qkv.dtype()));
+                        dev.reserve_workspace(
+                            dev.table().attention->backward_scratch(shape, saved_qkv.dtype()));
                         launch(dev, dev.table().attention->backward, shape, saved_qkv, step.saved(1),
                                step.saved(2), step.output_gradient(), documents, row_ids, dqkv);
                         step.give(0, dqkv);

@@ -67,7 +67,7 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
   comm::Communicator& group = *plan.keys;
   Device& device = context.device;
   const auto empty = [&](int64_t ranks) {
-    OwnerScope scope(MemoryOwner::workspace);
+    CategoryScope scope(MemoryCategory::workspace);
     return Tensor::empty(device, {ranks * plan.rows(), plan.kv_row()}, qkv.dtype());
   };
   Tensor current = empty(1);
@@ -75,7 +75,7 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
               current.view({plan.rows() * plan.shape.qkv.groups, 2 * plan.shape.qkv.head_dim}));
   if (plan.gather) {
     const Tensor all = empty(plan.ranks());
-    TracedPart traced(context, 'C', "context_attention gather keys");
+    TraceScope traced(context, 'C', "context_attention gather keys");
     comm::Exchange transfer(group);
     transfer.all_gather(current, all);
     transfer.wait();
@@ -92,7 +92,7 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
       return;
     }
     const Tensor next = empty(1);
-    TracedPart traced(context, 'C', "context_attention send keys");
+    TraceScope traced(context, 'C', "context_attention send keys");
     comm::Exchange transfer(group);
     transfer.receive(next, comm::previous_in(group), kKeysTag);
     transfer.send(current, comm::next_in(group), kKeysTag);
@@ -111,8 +111,8 @@ void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Te
   for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
     const kernels::AttentionPart part = plan.part(source);
     if (step > 0 && !part.sees_anything()) return;
-    TracedPart traced(context, 'F', "context_attention block");
-    device.foresee(kernel.forward_scratch(part));
+    TraceScope traced(context, 'F', "context_attention block");
+    device.reserve_workspace(kernel.forward_scratch(part));
     launch(device, kernel.forward, part, qkv, kv, documents, row_ids, step > 0, out, lse);
     traced.end();
   });
@@ -120,13 +120,13 @@ void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Te
 
 // Sums of keys' and values' gradients over the ranks whose queries saw them. In a ring each follows its keys a step behind
 // them, from the rank after their owner's to the one before it: every rank adds its part, and the owner its own last.
-class TravellingGradients {
+class RotatingGradients {
  public:
-  TravellingGradients(StepContext& context, const Plan& plan) : context_(context), plan_(plan) {}
+  RotatingGradients(StepContext& context, const Plan& plan) : context_(context), plan_(plan) {}
 
   // This rank's part for the keys of the block, to be written before add().
   Tensor part(int step) {
-    OwnerScope scope(MemoryOwner::workspace);
+    CategoryScope scope(MemoryCategory::workspace);
     Tensor made = Tensor::empty(context_.device, {plan_.rows(), plan_.kv_row()});
     if (step == 0) own_ = made;
     return made;
@@ -136,7 +136,7 @@ class TravellingGradients {
     if (step > 1) add_arrived(part);
     comm::Communicator& group = *plan_.keys;
     {
-      OwnerScope scope(MemoryOwner::workspace);
+      CategoryScope scope(MemoryCategory::workspace);
       arriving_ = Tensor::empty(context_.device, part.shape());
     }
     traced_.emplace(context_, 'C', "context_attention send gradients");
@@ -160,7 +160,7 @@ class TravellingGradients {
   const Plan& plan_;
   Tensor own_, arriving_;
   std::optional<comm::Exchange> transfer_;
-  std::optional<TracedPart> traced_;
+  std::optional<TraceScope> traced_;
 };
 
 // The gradient of this rank's packed rows, fp32.
@@ -169,33 +169,33 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
   Device& device = context.device;
   const kernels::ContextAttention& kernel = *device.table().context_attention;
   const Tensor dqkv = Tensor::zeros(device, qkv.shape());
-  TravellingGradients travelling(context, plan);
+  RotatingGradients in_flight(context, plan);
   Tensor all;  // gathered keys: this rank's part for those of every rank
   if (plan.gather) {
-    OwnerScope scope(MemoryOwner::workspace);
+    CategoryScope scope(MemoryCategory::workspace);
     all = Tensor::empty(device, {plan.ranks() * plan.rows(), plan.kv_row()});
   }
   for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
     const kernels::AttentionPart part = plan.part(source);
-    const Tensor dkv = plan.gather ? all.slice(0, source * plan.rows(), plan.rows()) : travelling.part(step);
-    TracedPart traced(context, 'B', "context_attention block");
+    const Tensor dkv = plan.gather ? all.slice(0, source * plan.rows(), plan.rows()) : in_flight.part(step);
+    TraceScope traced(context, 'B', "context_attention block");
     if (part.sees_anything()) {
-      device.foresee(kernel.backward_scratch(part));
+      device.reserve_workspace(kernel.backward_scratch(part));
       launch(device, kernel.backward, part, qkv, kv, out, lse, dout, documents, row_ids, dqkv, dkv);
     } else {
       device.zero(dkv.address(), dkv.bytes());
     }
     traced.end();
-    if (!plan.gather) travelling.add(step, dkv);
+    if (!plan.gather) in_flight.add(step, dkv);
   });
   Tensor dkv;
   if (plan.gather) {
-    TracedPart traced(context, 'C', "context_attention scatter gradients");
+    TraceScope traced(context, 'C', "context_attention scatter gradients");
     comm::reduce_scatter_sum(*plan.keys, all);
     traced.end();
     dkv = all.slice(0, plan.keys->rank() * plan.rows(), plan.rows());
   } else {
-    dkv = travelling.finish();
+    dkv = in_flight.finish();
   }
   copy_matrix(dkv.view({plan.rows() * plan.shape.qkv.groups, 2 * plan.shape.qkv.head_dim}),
               key_columns(dqkv, plan.shape.qkv));
@@ -254,15 +254,15 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
   const Tensor lse = Tensor::empty(device, {options.batch, plan.shape.qkv.heads(), plan.shape.seq});
   Tensor attended;
   if (plan.keys) {
-    std::optional<OwnerScope> scope;
-    if (type != DType::f32) scope.emplace(MemoryOwner::workspace);
+    std::optional<CategoryScope> scope;
+    if (type != DType::f32) scope.emplace(MemoryCategory::workspace);
     const Tensor wide = Tensor::empty(device, {plan.rows(), width});
     scope.reset();
     forward(tape.context(), plan, packed, documents, row_ids, wide, lse);
     attended = converted(wide, type);
   } else {
     attended = Tensor::empty(device, {plan.rows(), width}, type);
-    device.foresee(device.table().attention->forward_scratch(plan.shape, packed.dtype()));
+    device.reserve_workspace(device.table().attention->forward_scratch(plan.shape, packed.dtype()));
     launch(device, device.table().attention->forward, plan.shape, packed, documents, row_ids, attended, lse);
   }
   const Tensor out = plan.heads.rows_of_output(attended);
@@ -270,32 +270,32 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
   const double flops = attention_flops(options, plan.seq);
   const auto touched = static_cast<double>(qkv.value.bytes() + out.bytes());
   const Sent sent = sent_bytes(plan, options, type);
-  return tape.record({.name = "context_attention",
-                      .inputs = {qkv},
-                      .outputs = {out},
-                      .cost = {flops, touched, sent.forward},
-                      .backward_cost = {2 * flops, 2 * touched, sent.backward},
-                      .saved = {packed, attended, lse, documents, row_ids},
-                      .backward = [plan](BackwardStep& step) {
-                        Device& dev = step.device();
-                        const Tensor &kept = step.saved(0), &document_start = step.saved(3),
-                                     &ids = step.saved(4);
-                        const DType compute = kept.dtype();
-                        const Tensor dout = plan.heads.heads_of_output(step.output_gradient());
-                        const DType wanted = plan.heads.replicates() ? DType::f32 : compute;
-                        Tensor dqkv;
-                        if (plan.keys) {
-                          dqkv = converted(backward(step.context(), plan, kept, step.saved(1), step.saved(2),
-                                                    dout, document_start, ids),
-                                           wanted);
-                        } else {
-                          dqkv = Tensor::empty(dev, kept.shape(), wanted);
-                          dev.foresee(dev.table().attention->backward_scratch(plan.shape, kept.dtype()));
-                          launch(dev, dev.table().attention->backward, plan.shape, kept, step.saved(1),
-                                 step.saved(2), dout, document_start, ids, dqkv);
-                        }
-                        step.give(0, plan.heads.rows_of(dqkv, compute));
-                      }})[0];
+  return tape.record(
+      {.name = "context_attention",
+       .inputs = {qkv},
+       .outputs = {out},
+       .cost = {flops, touched, sent.forward},
+       .backward_cost = {2 * flops, 2 * touched, sent.backward},
+       .saved = {packed, attended, lse, documents, row_ids},
+       .backward = [plan](BackwardStep& step) {
+         Device& dev = step.device();
+         const Tensor &kept = step.saved(0), &document_start = step.saved(3), &ids = step.saved(4);
+         const DType compute = kept.dtype();
+         const Tensor dout = plan.heads.heads_of_output(step.output_gradient());
+         const DType wanted = plan.heads.replicates() ? DType::f32 : compute;
+         Tensor dqkv;
+         if (plan.keys) {
+           dqkv = converted(
+               backward(step.context(), plan, kept, step.saved(1), step.saved(2), dout, document_start, ids),
+               wanted);
+         } else {
+           dqkv = Tensor::empty(dev, kept.shape(), wanted);
+           dev.reserve_workspace(dev.table().attention->backward_scratch(plan.shape, kept.dtype()));
+           launch(dev, dev.table().attention->backward, plan.shape, kept, step.saved(1), step.saved(2), dout,
+                  document_start, ids, dqkv);
+         }
+         step.give(0, plan.heads.rows_of(dqkv, compute));
+       }})[0];
 }
 
 }  // namespace capstan::ops

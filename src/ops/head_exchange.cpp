@@ -10,7 +10,7 @@ namespace capstan::ops {
 
 namespace {
 Tensor workspace(Device& device, const Shape& shape, DType type) {
-  OwnerScope scope(MemoryOwner::workspace);
+  CategoryScope scope(MemoryCategory::workspace);
   return Tensor::empty(device, shape, type);
 }
 }  // namespace
@@ -60,12 +60,12 @@ Tensor HeadExchange::exchange(const Tensor& parts) const {
 void HeadExchange::reorder(const Tensor& by_rank, const Tensor& natural, bool back) const {
   const int64_t chunk = seq_ / 2 * (by_rank.elements() / by_rank.size(0));  // elements
   const Tensor ranks = by_rank.view({ranks_ * batch_, 2 * chunk}),
-               whole = natural.view({batch_, ranks_ * 2 * chunk});
+               full = natural.view({batch_, ranks_ * 2 * chunk});
   for (int64_t r = 0; r < ranks_; ++r) {
     const Tensor rows = part(ranks, r);
     for (const bool second : {false, true}) {
       const Tensor here = rows.slice(1, second ? chunk : 0, chunk),
-                   there = whole.slice(1, (second ? 2 * ranks_ - 1 - r : r) * chunk, chunk);
+                   there = full.slice(1, (second ? 2 * ranks_ - 1 - r : r) * chunk, chunk);
       back ? copy_matrix(there, here) : copy_matrix(here, there);
     }
   }

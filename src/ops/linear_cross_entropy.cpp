@@ -43,7 +43,7 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   const Tensor dx = needs_dx ? Tensor::empty(device, x.shape(), x.dtype()) : Tensor();
   const Tensor per_token = Tensor::empty(device, {rows});
   {
-    OwnerScope scope(MemoryOwner::workspace);
+    CategoryScope scope(MemoryCategory::workspace);
     const bool backward = trains || needs_dx, narrow = backward && x.dtype() == DType::bf16;
     const int64_t chunk = std::min(rows, cross_entropy_chunk(rows, columns, narrow));
     const Tensor logit_buffer = Tensor::empty(device, {chunk, columns});
@@ -62,7 +62,7 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
       const int64_t dlogits_stride = dlogit_buffer.stride(0);
       matmul(Transpose::no, Transpose::yes, x_here, *w, logits);
       if (parallel.alone()) {
-        launch(device, table.cross_entropy->whole, logits, labels_here, weights_here, count, true_columns,
+        launch(device, table.cross_entropy->full, logits, labels_here, weights_here, count, true_columns,
                columns, softcap, losses, dlogits, dlogits_stride);
       } else {
         if (softcap > 0) launch(device, table.cross_entropy->softcap, logits, softcap, logits.elements());

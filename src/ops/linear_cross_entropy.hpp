@@ -21,7 +21,7 @@ struct CrossEntropyResult {
 //
 // Over tensor-parallel ranks each has V/T rows of W: the rows' maxima, sums of exponentials and labels' logits are
 // combined chunk by chunk (3 fp32 numbers for a row), the losses are the same on every rank. x is all rows; its gradient is a
-// part of a sum (enter_product makes it).
+// part of a sum (copy_to_tensor_parallel makes it).
 CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight,
                                         const Tensor& labels, const Tensor& weights, int64_t vocab,
                                         const TensorParallel& parallel = {}, float softcap = 0);

@@ -130,7 +130,7 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
   Record record{.name = "qk_norm", .inputs = {qkv}};
   const Tensor y = Tensor::empty(device, qkv.shape(), qkv.dtype());
   record.saved = {qkv.value};
-  const auto normalise = [&](HeadRows heads, const Parameter& gamma, const Parameter* beta) {
+  const auto normalize = [&](HeadRows heads, const Parameter& gamma, const Parameter* beta) {
     std::vector<std::unique_ptr<ParamPin>> pins;
     const Tensor g = pinned(tape, &gamma, pins), b = pinned(tape, beta, pins);
     CAPSTAN_ASSERT(g.elements() == layout.head_dim, "qk_norm: `" + gamma.name() + "` is " + g.text());
@@ -143,8 +143,8 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
     record.parameters.push_back(&gamma);
     if (beta) record.parameters.push_back(beta);
   };
-  normalise(query_rows(layout, tokens), *parameters.q_gamma, parameters.q_beta);
-  normalise(key_rows(layout, tokens), *parameters.k_gamma, parameters.k_beta);
+  normalize(query_rows(layout, tokens), *parameters.q_gamma, parameters.q_beta);
+  normalize(key_rows(layout, tokens), *parameters.k_gamma, parameters.k_beta);
   const int64_t stride = (layout.heads_per_group + 2) * layout.head_dim;
   launch(device, device.table().elementwise->copy_rows, from(qkv.value, layout.value(0)), stride,
          from(y, layout.value(0)), stride, tokens * layout.groups, layout.head_dim);

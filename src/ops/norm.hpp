@@ -14,7 +14,7 @@ struct NormOptions {
 
 struct NormResult {
   Var sum;  // x + residual; x itself without a residual
-  Var y;    // the normalised sum
+  Var y;    // the normalized sum
 };
 
 // The residual addition and the norm that follows it, in one pass: y = norm(x + residual) * gamma (+ beta)
@@ -24,7 +24,7 @@ struct NormResult {
 NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta,
                 NormOptions options);
 
-// Normalises each query and each key head of packed QKV [N, row] over head_dim; values pass. gammas
+// Normalizes each query and each key head of packed QKV [N, row] over head_dim; values pass. gammas
 // [head_dim]; betas only with LayerNorm.
 struct QkNormParameters {
   const Parameter* q_gamma = nullptr;

@@ -11,7 +11,7 @@
 
 namespace capstan {
 
-// Layout-independent initialisation: element i of the global tensor depends on (seed, name, i) only.
+// Layout-independent initialization: element i of the global tensor depends on (seed, name, i) only.
 struct Init {
   enum class Kind : uint8_t { zeros, ones, normal, uniform } kind = Kind::zeros;
   double std = 0;  // normal: mean 0; uniform: between -std and std
@@ -61,7 +61,7 @@ class Parameter {
 // Parameter::index().
 using UsesLeft = std::vector<int>;
 
-// Resolves parameters for one tape step and owns where their gradients go. Implementations may gather, cast, dequantise
+// Resolves parameters for one tape step and owns where their gradients go. Implementations may gather, cast, dequantize
 // or unpack in acquire() and drop the result in release(): an operation never keeps the tensor.
 class ParamStore {
  public:
@@ -72,8 +72,8 @@ class ParamStore {
   virtual void release(const Parameter& parameter) = 0;
   // By the tape: which way through the model's list parameters are acquired from now on. A region that runs again goes
   // forward within the backward pass.
-  enum class Travel : uint8_t { forward, backward };
-  virtual void travel(Travel) {}
+  enum class PassDirection : uint8_t { forward, backward };
+  virtual void set_direction(PassDirection) {}
 
   virtual bool trains(const Parameter& parameter) const = 0;
   // fp32, shape of the local shard; weight gradients are accumulated straight into it.

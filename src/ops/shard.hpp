@@ -1,5 +1,5 @@
 // The part of a parameter that one tensor-parallel rank holds. Parameters are described whole (ParamSpec) and cut by
-// arithmetic: initialisation, checkpoints and gradient sums all read the same cut.
+// arithmetic: initialization, checkpoints and gradient sums all read the same cut.
 #pragma once
 
 #include <cstdint>

@@ -56,12 +56,12 @@ void ParamStore::note_weight_gradient(const Parameter& parameter, UsesLeft& tape
   if (--outstanding_[index] == 0 && last_micro_batch_) gradient_ready(parameter);
 }
 
-TracedPart::TracedPart(StepContext& context, char phase, std::string name) : context_(context) {
+TraceScope::TraceScope(StepContext& context, char phase, std::string name) : context_(context) {
   if (!context.observer) return;
   event_ = {.phase = phase, .name = std::move(name), .shapes = {}, .cost = {}, .part = true};
   event_.end = start_observing(context);
 }
-void TracedPart::end() {
+void TraceScope::end() {
   if (!context_.observer) return;
   const double started = event_.end;
   event_.end = start_observing(context_);
@@ -97,7 +97,7 @@ void BackwardStep::weight_product(const Parameter& parameter, Cost cost, Tensor 
 
 Tape::Tape(StepContext& context, Mode mode) : context_(context), mode_(mode) {
   if (context.observer) last_mark_ = now_seconds();
-  context.store.travel(ParamStore::Travel::forward);
+  context.store.set_direction(ParamStore::PassDirection::forward);
 }
 
 Var Tape::input(const std::string& name, Tensor value, bool needs_gradient) {
@@ -242,7 +242,7 @@ void Tape::backward(const std::map<std::string, Tensor>& output_gradients, Backw
 
 void Tape::run_backward(BackwardOptions options) {
   delay_weights_ = options.delay_weight_gradients;
-  context_.store.travel(ParamStore::Travel::backward);
+  context_.store.set_direction(ParamStore::PassDirection::backward);
   while (!entries_.empty()) {
     const size_t index = entries_.size() - 1;
     Entry& entry = entries_[index];

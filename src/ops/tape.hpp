@@ -72,9 +72,9 @@ struct StepContext {
 
 // A piece of a running operation, observed on its own (TapeEvent::part): from here to end(). A transfer that the program does
 // not wait for, and what runs beside it. Without an observer, nothing.
-class TracedPart {
+class TraceScope {
  public:
-  TracedPart(StepContext& context, char phase, std::string name);
+  TraceScope(StepContext& context, char phase, std::string name);
   void end();
 
  private:

@@ -37,7 +37,7 @@ double sent(const Tensor& x, const TensorParallel& parallel, int times) {
 // A piece of an operation as an event of its own, for traces and the tests of what runs beside what.
 template <class Work>
 void traced(StepContext& context, char phase, const char* name, Work&& work) {
-  TracedPart part(context, phase, name);
+  TraceScope part(context, phase, name);
   work();
   part.end();
 }
@@ -49,7 +49,7 @@ class Gather {
       : context_(context), mine_(mine), parallel_(parallel) {}
   // The part's transfer begins now.
   void start(Part part) {
-    OwnerScope scope(MemoryOwner::workspace);
+    CategoryScope scope(MemoryCategory::workspace);
     pieces_.push_back(
         {part, Tensor::empty(mine_.device(), {parallel_.size() * part.count, mine_.size(1)}, mine_.dtype()),
          comm::Exchange(*parallel_.group)});
@@ -114,11 +114,11 @@ class SummedProduct {
   SummedProduct(StepContext& context, const Tensor& x, int64_t columns, const TensorParallel& parallel,
                 Product product)
       : context_(context), parallel_(parallel) {
-    const int64_t rows = x.size(0), ranks = parallel.cuts_rows() ? parallel.size() : 1, here = rows / ranks;
+    const int64_t rows = x.size(0), ranks = parallel.shards_rows() ? parallel.size() : 1, here = rows / ranks;
     CAPSTAN_ASSERT(rows % ranks == 0, "rows of " + x.text() + " over " + std::to_string(ranks) + " ranks");
     sum_ = Tensor::empty(x.device(), {here, columns}, x.dtype());
     for (const Part part : parts_of(here, parallel.splits)) {
-      if (!parallel.cuts_rows()) {
+      if (!parallel.shards_rows()) {
         const Tensor y = rows_of(sum_, part);
         product(rows_of(x, part), y);
         finish_last();
@@ -130,7 +130,7 @@ class SummedProduct {
           comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}));
         continue;
       }
-      OwnerScope scope(MemoryOwner::workspace);
+      CategoryScope scope(MemoryCategory::workspace);
       const Tensor y = Tensor::empty(x.device(), {ranks * part.count, columns}, x.dtype());
       if (part.count == here)
         product(x, y);
@@ -168,7 +168,7 @@ void check_product(const char* name, const Parameter& weight, const Tensor& w, c
 }  // namespace
 
 Tensor own_rows(const Tensor& x, const TensorParallel& parallel) {
-  if (!parallel.cuts_rows() || !x.defined()) return x;
+  if (!parallel.shards_rows() || !x.defined()) return x;
   const int64_t rows = x.size(0) / parallel.size();
   return x.slice(0, parallel.rank() * rows, rows);
 }
@@ -177,7 +177,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
                   const TensorParallel& parallel) {
   if (parallel.alone()) return linear(tape, x, weight, bias);
   Device& device = tape.device();
-  const int64_t rows = x.size(0) * (parallel.cuts_rows() ? parallel.size() : 1);
+  const int64_t rows = x.size(0) * (parallel.shards_rows() ? parallel.size() : 1);
   Record record{.name = "column_linear", .inputs = {x}, .parameters = {&weight}};
   Tensor y;
   {
@@ -186,7 +186,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
     const auto product = [&](const Tensor& in, const Tensor& out) {
       matmul(Transpose::no, Transpose::yes, in, *w, out);
     };
-    if (parallel.cuts_rows()) {
+    if (parallel.shards_rows()) {
       y = product_of_gathered(tape.context(), x.value, w->size(0), parallel, product);
     } else {
       y = Tensor::empty(device, {rows, w->size(0)}, x.dtype());
@@ -206,15 +206,15 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
   if (trains) record.saved = {x.value};
   const Cost cost = matmul_cost(rows, out, in, x.dtype());
   record.cost = record.backward_cost = cost;
-  if (parallel.cuts_rows()) record.cost.sent = sent(x.value, parallel, parallel.size());
-  const double whole = sent(x.value, parallel, 1);  // of what this rank holds
-  record.backward_cost.sent = parallel.cuts_rows() ? (trains ? 2 : 1) * whole * parallel.size() : 2 * whole;
+  if (parallel.shards_rows()) record.cost.sent = sent(x.value, parallel, parallel.size());
+  const double full = sent(x.value, parallel, 1);  // of what this rank holds
+  record.backward_cost.sent = parallel.shards_rows() ? (trains ? 2 : 1) * full * parallel.size() : 2 * full;
   record.backward = [&weight, bias, trains, cost, parallel](BackwardStep& step) {
     const Tensor dy = std::move(step.output_gradient());
     // The rows of x arrive while dx is computed, and the sum of dx runs beside the weight gradients.
     Tensor x_all = trains ? step.saved(0) : Tensor();
     std::optional<Gather> gather;
-    if (trains && parallel.cuts_rows()) {
+    if (trains && parallel.shards_rows()) {
       gather.emplace(step.context(), step.saved(0), parallel);
       gather->start({0, step.saved(0).size(0)});
     }
@@ -253,8 +253,8 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
   if (trains) record.saved = {x.value};
   const Cost cost = matmul_cost(rows, y.size(1), in, x.dtype());
   record.cost = record.backward_cost = cost;
-  record.cost.sent = sent(y, parallel, parallel.cuts_rows() ? parallel.size() : 2);
-  if (parallel.cuts_rows()) record.backward_cost.sent = sent(y, parallel, parallel.size());
+  record.cost.sent = sent(y, parallel, parallel.shards_rows() ? parallel.size() : 2);
+  if (parallel.shards_rows()) record.backward_cost.sent = sent(y, parallel, parallel.size());
   record.backward = [&weight, trains, cost, parallel, in](BackwardStep& step) {
     Tensor dy = std::move(step.output_gradient());
     {
@@ -262,9 +262,9 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
       const auto product = [&](const Tensor& from, const Tensor& to) {
         matmul(Transpose::no, Transpose::no, from, *w, to);
       };
-      if (trains && parallel.cuts_rows())  // both products need all rows of dy: they are gathered once
+      if (trains && parallel.shards_rows())  // both products need all rows of dy: they are gathered once
         dy = gathered(step.context(), dy, parallel);
-      if (step.needs(0) && (trains || !parallel.cuts_rows())) {
+      if (step.needs(0) && (trains || !parallel.shards_rows())) {
         const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
         product(dy, dx);
         step.give(0, dx);
@@ -277,9 +277,9 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
   return tape.record(std::move(record))[0];
 }
 
-Var enter_product(Tape& tape, const Var& x, const TensorParallel& parallel) {
+Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel) {
   if (parallel.alone()) return x;
-  const bool cut = parallel.cuts_rows();
+  const bool cut = parallel.shards_rows();
   const double one = sent(x.value, parallel, cut ? parallel.size() : 2);
   Cost forward, backward;
   if (cut) forward.sent = one;
@@ -303,9 +303,9 @@ Var enter_product(Tape& tape, const Var& x, const TensorParallel& parallel) {
        }})[0];
 }
 
-Var leave_product(Tape& tape, const Var& x, const TensorParallel& parallel) {
+Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel) {
   if (parallel.alone()) return x;
-  const bool cut = parallel.cuts_rows();
+  const bool cut = parallel.shards_rows();
   Cost forward, backward;
   forward.sent = sent(x.value, parallel, cut ? 1 : 2);
   if (cut) backward.sent = forward.sent;

@@ -24,7 +24,7 @@ struct TensorParallel {
   int size() const { return group ? group->size() : 1; }
   int rank() const { return group ? group->rank() : 0; }
   bool alone() const { return size() == 1; }
-  bool cuts_rows() const { return sequence && !alone(); }
+  bool shards_rows() const { return sequence && !alone(); }
 };
 
 // y[N, out/T] = x W^T (+ bias): x[N, in], or this rank's rows [N/T, in] with `sequence`. dx is summed over the ranks.
@@ -36,10 +36,10 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
 
 // What comes before a product that makes the sum of its gradients itself no matter (the head): all rows of x. Backward: dx
 // summed over the ranks, and cut where x was.
-Var enter_product(Tape& tape, const Var& x, const TensorParallel& parallel);
+Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel);
 
 // What follows a partial sum over the ranks (a vocabulary shard's embedding): the sum, cut by rows with `sequence`.
-Var leave_product(Tape& tape, const Var& x, const TensorParallel& parallel);
+Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel);
 
 // This rank's rows of what every rank holds whole, without a gradient: ids, positions.
 Tensor own_rows(const Tensor& x, const TensorParallel& parallel);

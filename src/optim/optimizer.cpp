@@ -12,7 +12,7 @@ namespace capstan::optim {
 namespace {
 
 std::vector<Tensor> zero_state(Device& device, const std::vector<FlatBuffer>& buffers) {
-  OwnerScope scope(MemoryOwner::moments);
+  CategoryScope scope(MemoryCategory::moments);
   std::vector<Tensor> state;
   for (const FlatBuffer& buffer : buffers) state.push_back(Tensor::zeros(device, buffer.main.shape()));
   return state;
@@ -116,7 +116,7 @@ std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& 
 }
 
 GradientNorm::GradientNorm(Device& device) {
-  OwnerScope scope(MemoryOwner::workspace);
+  CategoryScope scope(MemoryCategory::workspace);
   result_ = Tensor::zeros(device, {1}, DType::f64);
 }
 

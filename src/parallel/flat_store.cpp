@@ -23,26 +23,26 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
       options_(options),
       shards_(ranks_of(groups.shard)),
       replicas_(ranks_of(groups.replica)),
-      cuts_state_(options.sharding != ShardingStrategy::no_shard && shards_ > 1),
-      cuts_gradients_(cuts_state_ && options.sharding != ShardingStrategy::optim),
-      cuts_parameters_(cuts_state_ && options.sharding == ShardingStrategy::optim_grads_params),
-      cuts_over_replicas_(options.sharding != ShardingStrategy::no_shard && options.shard_over_replicas &&
-                          replicas_ > 1) {
+      shards_state_(options.sharding != ShardingStrategy::no_shard && shards_ > 1),
+      shards_gradients_(shards_state_ && options.sharding != ShardingStrategy::optim),
+      shards_parameters_(shards_state_ && options.sharding == ShardingStrategy::optim_grads_params),
+      shards_over_replicas_(options.sharding != ShardingStrategy::no_shard && options.shard_over_replicas &&
+                            replicas_ > 1) {
   layout_ = plan_buckets(parameters, {.bucket_elements = options.bucket_elements,
                                       .cuts = shards_ * replicas_,
-                                      .by_block = cuts_parameters_,
+                                      .by_block = shards_parameters_,
                                       .trains =
                                           [&options](const Parameter& parameter) {
                                             return options.gradients &&
                                                    (!options.trains || options.trains(parameter));
                                           },
-                                      .apart = options.quantised});
+                                      .apart = options.quantized});
   block_buckets_.resize(layout_.blocks.size());
   pins_.assign(layout_.blocks.size(), 0);
   unset_.assign(parameters.size(), 0);
   for (const BucketPlan& plan : layout_.buckets) make_bucket(plan);
-  if (options.quantised) make_quantised();
-  make_pieces();
+  if (options.quantized) make_quantized();
+  make_parameter_shards();
 }
 
 FlatRange FlatStore::slice_of(const BucketPlan& plan) const {
@@ -54,26 +54,26 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
   Bucket bucket;
   bucket.plan = &plan;
   const FlatRange mine = slice_of(plan), all{0, plan.elements};
-  bucket.held = cuts_parameters_ ? mine : all;
-  bucket.owned = plan.trains && cuts_state_ ? mine : bucket.held;
-  if (plan.trains && cuts_over_replicas_) {
+  bucket.held = shards_parameters_ ? mine : all;
+  bucket.owned = plan.trains && shards_state_ ? mine : bucket.held;
+  if (plan.trains && shards_over_replicas_) {
     const int64_t count = bucket.owned.count / replicas_;
     bucket.owned = {bucket.owned.begin + rank_in(groups_.replica) * count, count};
   }
   {
-    OwnerScope scope(MemoryOwner::parameters);
+    CategoryScope scope(MemoryCategory::parameters);
     bucket.values = Tensor::zeros(device_, {bucket.held.count}, options_.compute);
   }
   if (options_.compute == DType::f32) {
     bucket.main = owned_values(bucket);
   } else if (plan.trains) {
-    OwnerScope scope(MemoryOwner::main_parameters);
+    CategoryScope scope(MemoryCategory::main_parameters);
     bucket.main = Tensor::zeros(device_, {bucket.owned.count});
   }
   if (plan.trains) {
-    OwnerScope scope(MemoryOwner::gradients);
-    (cuts_gradients_ ? bucket.sum : bucket.gradients) =
-        Tensor::zeros(device_, {cuts_gradients_ ? mine.count : all.count});
+    CategoryScope scope(MemoryCategory::gradients);
+    (shards_gradients_ ? bucket.sum : bucket.gradients) =
+        Tensor::zeros(device_, {shards_gradients_ ? mine.count : all.count});
     bucket.buffer = buffers_++;
     for (size_t i = 0; i < plan.parameters.size(); ++i) {
       const Parameter& parameter = *plan.parameters[i];
@@ -90,31 +90,31 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
   buckets_.push_back(std::move(bucket));
 }
 
-void FlatStore::make_quantised() {
-  CAPSTAN_ASSERT(!cuts_parameters_,
+void FlatStore::make_quantized() {
+  CAPSTAN_ASSERT(!shards_parameters_,
                  "parameters in 4 bits cut over data-parallel ranks, which the rules refuse");
-  OwnerScope scope(MemoryOwner::parameters);
+  CategoryScope scope(MemoryCategory::parameters);
   const Tensor map = options_.nf4.two_stage ? nf4_scale_map(device_) : Tensor();
-  quantised_.resize(parameters_.size());
+  quantized_.resize(parameters_.size());
   for (const auto& parameter : parameters_)
-    if (options_.quantised(*parameter))
-      quantised_[static_cast<size_t>(parameter->index())] =
-          std::make_unique<Quantised>(Quantised{Nf4Weight(device_, *parameter, options_.nf4, map), {}, 0});
+    if (options_.quantized(*parameter))
+      quantized_[static_cast<size_t>(parameter->index())] =
+          std::make_unique<Quantized>(Quantized{Nf4Weight(device_, *parameter, options_.nf4, map), {}, 0});
 }
 
-void FlatStore::set_quantised(const Parameter& parameter, std::span<const float> values) {
-  CAPSTAN_ASSERT(quantised(parameter), "`" + parameter.name() + "` is not kept in 4 bits");
-  quantised_[static_cast<size_t>(parameter.index())]->kept.set(values, groups_.tensor);
+void FlatStore::set_quantized(const Parameter& parameter, std::span<const float> values) {
+  CAPSTAN_ASSERT(quantized(parameter), "`" + parameter.name() + "` is not kept in 4 bits");
+  quantized_[static_cast<size_t>(parameter.index())]->kept.set(values, groups_.tensor);
 }
 
-void FlatStore::make_pieces() {
+void FlatStore::make_parameter_shards() {
   for (const auto& parameter : parameters_) {
-    if (quantised(*parameter)) continue;
+    if (quantized(*parameter)) continue;
     const auto& [index, begin] = layout_.places[static_cast<size_t>(parameter->index())];
     const Bucket& bucket = buckets_[index];
     const FlatRange here = intersection({begin, parameter->shape().elements()}, bucket.owned);
     if (here.count == 0) continue;
-    Piece piece{parameter.get(), {here.begin - begin, here.count}, {}, {}, bucket.buffer, 0};
+    ParameterShard piece{parameter.get(), {here.begin - begin, here.count}, {}, {}, bucket.buffer, 0};
     piece.begin = here.begin - bucket.owned.begin;
     piece.values = (bucket.main.defined() ? bucket.main : owned_values(bucket))
                        .flat_range(piece.begin, here.count, {here.count});
@@ -124,17 +124,18 @@ void FlatStore::make_pieces() {
       holders *= ranks_of(group);
       place = place * ranks_of(group) + rank_in(group);
     };
-    if (!(bucket.plan->trains ? cuts_state_ : cuts_parameters_)) held_alike(groups_.shard);
-    if (!(bucket.plan->trains && cuts_over_replicas_)) held_alike(groups_.replica);
+    if (!(bucket.plan->trains ? shards_state_ : shards_parameters_)) held_alike(groups_.shard);
+    if (!(bucket.plan->trains && shards_over_replicas_)) held_alike(groups_.replica);
     if (whole_on_tensor_ranks(*parameter)) held_alike(groups_.tensor);
     piece.write = parameter->spec().tied == ParamSpec::Tied::copy
                       ? FlatRange{piece.range.begin, 0}
                       : share_of(piece.range, place, holders, parameter->index());
-    pieces_.push_back(std::move(piece));
+    parameter_shards_.push_back(std::move(piece));
   }
 }
 
-Tensor FlatStore::part(const Piece& piece, const FlatRange& part, const std::vector<Tensor>& buffers) {
+Tensor FlatStore::part(const ParameterShard& piece, const FlatRange& part,
+                       const std::vector<Tensor>& buffers) {
   return buffers[static_cast<size_t>(piece.buffer)].flat_range(piece.begin + part.begin - piece.range.begin,
                                                                part.count, {part.count});
 }
@@ -170,8 +171,8 @@ Tensor FlatStore::owned_values(const Bucket& bucket) const {
                                   {bucket.owned.count});
 }
 Tensor FlatStore::owned_gradients(const Bucket& bucket) const {
-  const Tensor& flat = cuts_gradients_ ? bucket.sum : bucket.gradients;
-  const int64_t begin = cuts_gradients_ ? slice_of(*bucket.plan).begin : 0;
+  const Tensor& flat = shards_gradients_ ? bucket.sum : bucket.gradients;
+  const int64_t begin = shards_gradients_ ? slice_of(*bucket.plan).begin : 0;
   return flat.flat_range(bucket.owned.begin - begin, bucket.owned.count, {bucket.owned.count});
 }
 
@@ -220,39 +221,39 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
 // ---- parameters ------------------------------------------------------------------------------------------------------
 
 Tensor FlatStore::acquire(const Parameter& parameter) {
-  if (quantised(parameter)) {
-    Quantised& own = *quantised_[static_cast<size_t>(parameter.index())];
-    OwnerScope scope(MemoryOwner::parameters);
-    if (own.pins++ == 0) own.whole = own.kept.expand(options_.compute);
-    return own.whole;
+  if (quantized(parameter)) {
+    Quantized& own = *quantized_[static_cast<size_t>(parameter.index())];
+    CategoryScope scope(MemoryCategory::parameters);
+    if (own.pins++ == 0) own.full = own.kept.expand(options_.compute);
+    return own.full;
   }
   const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
   Bucket& bucket = buckets_[index];
-  if (!cuts_parameters_) {
+  if (!shards_parameters_) {
     finish_gather(index);
     return view(bucket.values, parameter);
   }
   const auto block = static_cast<int>(bucket.plan->block);
   ++pins_[bucket.plan->block];
   if (block != current_ || turned_) enter(block);
-  return view(bucket.whole, parameter);
+  return view(bucket.full, parameter);
 }
 
 void FlatStore::release(const Parameter& parameter) {
-  if (quantised(parameter)) {
-    Quantised& own = *quantised_[static_cast<size_t>(parameter.index())];
+  if (quantized(parameter)) {
+    Quantized& own = *quantized_[static_cast<size_t>(parameter.index())];
     if (--own.pins > 0) return;
-    CAPSTAN_ASSERT(own.whole.unique(), "somebody keeps the expanded `" + parameter.name() + "`");
-    own.whole = Tensor();
+    CAPSTAN_ASSERT(own.full.unique(), "somebody keeps the expanded `" + parameter.name() + "`");
+    own.full = Tensor();
     return;
   }
-  if (!cuts_parameters_) return;
+  if (!shards_parameters_) return;
   const auto block = static_cast<int>(bucket_of(parameter).plan->block);
   if (--pins_[static_cast<size_t>(block)] == 0 && block != current_ && block != beside_) drop(block);
 }
 
-void FlatStore::travel(Travel direction) {
-  travel_ = direction;
+void FlatStore::set_direction(PassDirection direction) {
+  direction_ = direction;
   turned_ = true;
 }
 
@@ -260,7 +261,7 @@ void FlatStore::travel(Travel direction) {
 // is on its way. At the end of the list the one before stays, which the way back begins with.
 void FlatStore::enter(int block) {
   const int before = block == current_ ? beside_ : current_, last = static_cast<int>(pins_.size()) - 1;
-  const int next = block + (travel_ == Travel::forward ? 1 : -1);
+  const int next = block + (direction_ == PassDirection::forward ? 1 : -1);
   const bool on_the_way = turned_ || block - before == 1 || before - block == 1;
   current_ = block;
   turned_ = false;
@@ -278,12 +279,12 @@ void FlatStore::start_gather(int block) {
   bool started = false;
   for (const size_t index : block_buckets_[static_cast<size_t>(block)]) {
     Bucket& bucket = buckets_[index];
-    if (bucket.whole.defined()) continue;
-    OwnerScope scope(MemoryOwner::parameters);
-    bucket.whole = Tensor::empty(device_, {bucket.plan->elements}, options_.compute);
+    if (bucket.full.defined()) continue;
+    CategoryScope scope(MemoryCategory::parameters);
+    bucket.full = Tensor::empty(device_, {bucket.plan->elements}, options_.compute);
     bucket.gather.emplace(*groups_.shard);
-    bucket.gather->all_gather(bucket.values, bucket.whole);
-    bytes += bucket.whole.bytes();
+    bucket.gather->all_gather(bucket.values, bucket.full);
+    bytes += bucket.full.bytes();
     started = true;
   }
   if (started) note_start("gather " + layout_.blocks[static_cast<size_t>(block)], bytes);
@@ -295,9 +296,9 @@ void FlatStore::finish_gather(size_t index) {
   const double started = clock();
   bucket.gather->wait();
   bucket.gather.reset();
-  note_wait(
-      "gather " + (cuts_parameters_ ? layout_.blocks[bucket.plan->block] : "bucket " + std::to_string(index)),
-      started);
+  note_wait("gather " +
+                (shards_parameters_ ? layout_.blocks[bucket.plan->block] : "bucket " + std::to_string(index)),
+            started);
 }
 
 void FlatStore::drop(int block) {
@@ -305,14 +306,14 @@ void FlatStore::drop(int block) {
     Bucket& bucket = buckets_[index];
     finish_gather(index);
     CAPSTAN_ASSERT(
-        !bucket.whole.defined() || bucket.whole.unique(),
+        !bucket.full.defined() || bucket.full.unique(),
         "somebody keeps a gathered parameter of `" + layout_.blocks[static_cast<size_t>(block)] + "`");
-    bucket.whole = Tensor();
+    bucket.full = Tensor();
   }
 }
 
 void FlatStore::share_values(bool wait) {
-  if (cuts_parameters_) {
+  if (shards_parameters_) {
     for (size_t block = 0; block < pins_.size(); ++block) {
       CAPSTAN_ASSERT(pins_[block] == 0, "parameters change while an operation uses them");
       drop(static_cast<int>(block));
@@ -325,17 +326,17 @@ void FlatStore::share_values(bool wait) {
   for (size_t index = buckets_.size(); index-- > 0;) {
     Bucket& bucket = buckets_[index];
     if (!bucket.plan->trains) continue;
-    const FlatRange mine = cuts_state_ ? slice_of(*bucket.plan) : FlatRange{0, bucket.plan->elements};
-    if (cuts_over_replicas_)
+    const FlatRange mine = shards_state_ ? slice_of(*bucket.plan) : FlatRange{0, bucket.plan->elements};
+    if (shards_over_replicas_)
       comm::all_gather_slices(*groups_.replica, bucket.values.flat_range(mine.begin - bucket.held.begin,
                                                                          mine.count, {mine.count}));
-    if (!cuts_state_ || cuts_parameters_) continue;
+    if (!shards_state_ || shards_parameters_) continue;
     bucket.gather.emplace(*groups_.shard);
     bucket.gather->all_gather(bucket.values.flat_range(mine.begin, mine.count, {mine.count}), bucket.values);
     note_start("gather bucket " + std::to_string(index), bucket.values.bytes());
     if (wait) finish_gather(index);
   }
-  if (cuts_parameters_ && !wait) start_gather(0);
+  if (shards_parameters_ && !wait) start_gather(0);
 }
 
 void FlatStore::after_update() {

@@ -9,7 +9,7 @@
 //   optim_grads           P b               4 b / S         4 b / S  + open    8 b / S
 //   optim_grads_params    P b / S + whole   4 b / S         4 b / S  + open    8 b / S
 //
-// Parameters that are kept in 4 bits (Options::quantised, nf4_weight.hpp) are in no bucket; each is whole from its first acquire()
+// Parameters that are kept in 4 bits (Options::quantized, nf4_weight.hpp) are in no bucket; each is whole from its first acquire()
 // to its last release().
 //
 //   *      none in fp32: the model computes with the main parameters.
@@ -83,7 +83,7 @@ class FlatStore final : public ParamStore {
     bool gradients = true;                         // false: evaluation and generation; nothing trains
     std::function<bool(const Parameter&)> trains;  // null: all parameters
     std::function<bool(const Parameter&)>
-        quantised;                // kept in 4 bits and frozen, not with optim_grads_params; null: none
+        quantized;                // kept in 4 bits and frozen, not with optim_grads_params; null: none
     Nf4Options nf4;               // how
     double second_factor_lr = 1;  // LoRA+: learning rate of ParamSpec::second_factor over the others'
   };
@@ -96,9 +96,9 @@ class FlatStore final : public ParamStore {
   // ParamStore. With optim_grads_params acquire() gathers the block of the parameter; at most two blocks are whole.
   Tensor acquire(const Parameter& parameter) override;
   void release(const Parameter& parameter) override;
-  void travel(Travel direction) override;
+  void set_direction(PassDirection direction) override;
   bool trains(const Parameter& parameter) const override {
-    return !quantised(parameter) && bucket_of(parameter).plan->trains;
+    return !quantized(parameter) && bucket_of(parameter).plan->trains;
   }
   Tensor gradient(const Parameter& parameter) override;
   Tensor gradient_to_set(const Parameter& parameter, bool& fresh) override;
@@ -113,10 +113,10 @@ class FlatStore final : public ParamStore {
 
   // A parameter that is kept in 4 bits is no piece: it is set as a whole, by all ranks of `tensor` together, from the values of its
   // local shard (Nf4Weight::set).
-  bool quantised(const Parameter& parameter) const {
-    return !quantised_.empty() && quantised_[static_cast<size_t>(parameter.index())] != nullptr;
+  bool quantized(const Parameter& parameter) const {
+    return !quantized_.empty() && quantized_[static_cast<size_t>(parameter.index())] != nullptr;
   }
-  void set_quantised(const Parameter& parameter, std::span<const float> values);
+  void set_quantized(const Parameter& parameter, std::span<const float> values);
 
   // What the optimizer of this rank updates, one for each bucket that trains.
   std::vector<optim::FlatBuffer> flat_buffers() const;
@@ -124,8 +124,8 @@ class FlatStore final : public ParamStore {
   // `model`.
   void sum_over_owners(std::span<double> values);
 
-  // A part of a parameter that this rank holds for good: what is initialised, checked, saved and loaded.
-  struct Piece {
+  // A part of a parameter that this rank holds for good: what is initialized, checked, saved and loaded.
+  struct ParameterShard {
     const Parameter* parameter;
     FlatRange range;  // elements of the local shard (Parameter::shape(), row-major)
     Tensor
@@ -135,9 +135,11 @@ class FlatStore final : public ParamStore {
     int buffer = -1;    // index in flat_buffers(), -1: does not train
     int64_t begin = 0;  // in that buffer
   };
-  const std::vector<Piece>& pieces() const { return pieces_; }  // in the model's order
+  const std::vector<ParameterShard>& parameter_shards() const {
+    return parameter_shards_;
+  }  // in the model's order
   // The elements `part` of a piece's shard, within tensors made in the buffers' shapes (optimizer state).
-  static Tensor part(const Piece& piece, const FlatRange& part, const std::vector<Tensor>& buffers);
+  static Tensor part(const ParameterShard& shard, const FlatRange& part, const std::vector<Tensor>& buffers);
   std::span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
   const StoreGroups& groups() const { return groups_; }
   // Some parameters train and some do not.
@@ -161,7 +163,7 @@ class FlatStore final : public ParamStore {
     FlatRange owned;  // this rank's part of main copies and moments
     Tensor values;    // compute type [held.count]
     Tensor main;      // fp32 [owned.count]; a view of `values` in fp32
-    Tensor whole;     // optim_grads_params: gathered
+    Tensor full;      // optim_grads_params: gathered
     Tensor
         gradients;  // fp32, the bucket; where gradients are cut: while weight gradients of a micro-batch run
     Tensor sum;     // where gradients are cut: fp32, this rank's slice
@@ -171,16 +173,16 @@ class FlatStore final : public ParamStore {
         false;  // its exchange of this step was started; where gradients are cut: `sum` holds something
     std::optional<comm::Exchange> gather;           // of values or whole, under way
     std::optional<comm::Exchange> gradient_gather;  // of the gradients' sum, under way
-    Tensor travelling;                              // what it gathers, where that is not fp32
+    Tensor in_flight;                               // what it gathers, where that is not fp32
   };
-  struct Quantised {
+  struct Quantized {
     Nf4Weight kept;
-    Tensor whole;  // while it is acquired
+    Tensor full;  // while it is acquired
     int pins = 0;
   };
-  struct UnderWay {  // a reduction over `shard`
+  struct PendingReduction {  // a reduction over `shard`
     size_t bucket;
-    Tensor gradients, travelling,
+    Tensor gradients, in_flight,
         sum;  // fp32; what is sent, and this rank's slice of the sum in the same type
     comm::Reduction reduction;
   };
@@ -195,8 +197,8 @@ class FlatStore final : public ParamStore {
   Tensor owned_values(const Bucket& bucket) const;
   Tensor owned_gradients(const Bucket& bucket) const;
   void make_bucket(const BucketPlan& plan);
-  void make_quantised();
-  void make_pieces();
+  void make_quantized();
+  void make_parameter_shards();
   // The events that a collective over `shard` was started, on `bytes` of all its ranks together, and that it was waited for since
   // `started` on the host's clock.
   void note_start(const std::string& what, int64_t bytes) const;
@@ -225,15 +227,15 @@ class FlatStore final : public ParamStore {
   std::vector<char> unset_;  // by Parameter::index(): its gradient holds nothing yet, not even zeros
   StoreGroups groups_;
   Options options_;
-  int64_t shards_, replicas_;                           // ranks
-  bool cuts_state_, cuts_gradients_, cuts_parameters_;  // over `shard`
-  bool cuts_over_replicas_;                             // main copies and moments
+  int64_t shards_, replicas_;                                 // ranks
+  bool shards_state_, shards_gradients_, shards_parameters_;  // over `shard`
+  bool shards_over_replicas_;                                 // main copies and moments
   int buffers_ = 0;
   BucketLayout layout_;
   std::vector<Bucket> buckets_;
-  std::vector<std::unique_ptr<Quantised>> quantised_;  // by Parameter::index(); empty: none
-  std::vector<Piece> pieces_;
-  std::optional<UnderWay> under_way_;
+  std::vector<std::unique_ptr<Quantized>> quantized_;  // by Parameter::index(); empty: none
+  std::vector<ParameterShard> parameter_shards_;
+  std::optional<PendingReduction> under_way_;
   TapeObserver* observer_ = nullptr;
   std::function<void(const Tensor&)> watch_;
 
@@ -241,7 +243,7 @@ class FlatStore final : public ParamStore {
   std::vector<std::vector<size_t>> block_buckets_;
   std::vector<int> pins_;  // by block
   int current_ = -1, beside_ = -1;
-  Travel travel_ = Travel::forward;
+  PassDirection direction_ = PassDirection::forward;
   bool turned_ = true;  // the tape has said where it goes since the last block was entered
 };
 

@@ -10,10 +10,10 @@ namespace capstan::parallel {
 Tensor FlatStore::gradient(const Parameter& parameter) {
   CAPSTAN_ASSERT(trains(parameter), "a gradient of `" + parameter.name() + "`, which does not train");
   Bucket& bucket = bucket_of(parameter);
-  CAPSTAN_ASSERT(cuts_gradients_ || !bucket.reduced,
+  CAPSTAN_ASSERT(shards_gradients_ || !bucket.reduced,
                  "a gradient of `" + parameter.name() + "` after its bucket was exchanged");
   if (!bucket.gradients.defined()) {
-    OwnerScope scope(MemoryOwner::gradients);
+    CategoryScope scope(MemoryCategory::gradients);
     bucket.gradients = Tensor::zeros(device_, {bucket.plan->elements});
   }
   const Tensor gradient = view(bucket.gradients, parameter);
@@ -35,7 +35,7 @@ void FlatStore::zero_gradients() {
     finish_gradient_gather(bucket);
     bucket.reduced = false;
     bucket.waiting = static_cast<int>(bucket.plan->parameters.size());
-    if (cuts_gradients_)
+    if (shards_gradients_)
       bucket.gradients = Tensor();
     else
       for (const Parameter* parameter : bucket.plan->parameters)
@@ -46,7 +46,7 @@ void FlatStore::zero_gradients() {
 // Cut gradients leave as soon as one tape has no more of a bucket's weight gradients to run. What another tape has added
 // already goes with them.
 void FlatStore::tape_gradient_done(const Parameter& parameter, const UsesLeft& left) {
-  if (!cuts_gradients_) return;
+  if (!shards_gradients_) return;
   const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
   for (const Parameter* other : buckets_[index].plan->parameters) {
     const auto i = static_cast<size_t>(other->index());
@@ -57,7 +57,8 @@ void FlatStore::tape_gradient_done(const Parameter& parameter, const UsesLeft& l
 
 void FlatStore::gradient_ready(const Parameter& parameter) {
   const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
-  if (--buckets_[index].waiting == 0 && options_.overlap_grad_reduce && !cuts_gradients_) start_reduce(index);
+  if (--buckets_[index].waiting == 0 && options_.overlap_grad_reduce && !shards_gradients_)
+    start_reduce(index);
 }
 
 void FlatStore::cast(const Tensor& from, const Tensor& to) {
@@ -68,29 +69,29 @@ void FlatStore::cast(const Tensor& from, const Tensor& to) {
 void FlatStore::start_reduce(size_t index) {
   finish_reduce();
   Bucket& bucket = buckets_[index];
-  if (!cuts_gradients_)
+  if (!shards_gradients_)
     for (const Parameter* parameter : bucket.plan->parameters) gradient(*parameter);  // what nobody has set
   if (watch_) watch_(bucket.gradients);
   sum_ranges(groups_.tensor, bucket.gradients, bucket.partial);
   sum_ranges(groups_.kv_replicas, bucket.gradients, bucket.replicated);
-  if (!cuts_gradients_) bucket.reduced = true;
+  if (!shards_gradients_) bucket.reduced = true;
   if (shards_ == 1) {
     finish_bucket(bucket);
     return;
   }
   const Tensor gradients = bucket.gradients;
-  if (cuts_gradients_) bucket.gradients = Tensor();
-  Tensor travelling = gradients;
+  if (shards_gradients_) bucket.gradients = Tensor();
+  Tensor in_flight = gradients;
   if (options_.reduce != DType::f32) {
-    OwnerScope scope(MemoryOwner::workspace);
-    travelling = Tensor::empty(device_, gradients.shape(), options_.reduce);
-    cast(gradients, travelling);
+    CategoryScope scope(MemoryCategory::workspace);
+    in_flight = Tensor::empty(device_, gradients.shape(), options_.reduce);
+    cast(gradients, in_flight);
   }
   const FlatRange mine = slice_of(*bucket.plan);
-  const Tensor sum = travelling.flat_range(mine.begin, mine.count, {mine.count});
-  under_way_.emplace(
-      UnderWay{index, gradients, travelling, sum, comm::Reduction::scatter(*groups_.shard, travelling, sum)});
-  note_start("reduce bucket " + std::to_string(index), travelling.bytes());
+  const Tensor sum = in_flight.flat_range(mine.begin, mine.count, {mine.count});
+  under_way_.emplace(PendingReduction{index, gradients, in_flight, sum,
+                                      comm::Reduction::scatter(*groups_.shard, in_flight, sum)});
+  note_start("reduce bucket " + std::to_string(index), in_flight.bytes());
   if (!options_.overlap_grad_reduce) finish_reduce();
 }
 
@@ -101,54 +102,54 @@ void FlatStore::finish_reduce() {
   Bucket& bucket = buckets_[under_way_->bucket];
   const FlatRange mine = slice_of(*bucket.plan);
   const Tensor slice = under_way_->gradients.flat_range(mine.begin, mine.count, {mine.count});
-  if (cuts_gradients_ && !std::exchange(bucket.reduced, true)) {
+  if (shards_gradients_ && !std::exchange(bucket.reduced, true)) {
     cast(under_way_->sum, bucket.sum);
   } else {
     if (options_.reduce != DType::f32) cast(under_way_->sum, slice);
-    if (cuts_gradients_)
+    if (shards_gradients_)
       launch(device_, device_.table().elementwise->add, bucket.sum, slice, bucket.sum, mine.count);
   }
   note_wait("reduce bucket " + std::to_string(under_way_->bucket), started);
   under_way_.reset();
-  if (!cuts_gradients_) finish_bucket(bucket);
+  if (!shards_gradients_) finish_bucket(bucket);
 }
 
 // This rank's slice holds the sum over `shard`: the rest of the way, for the whole step.
 void FlatStore::finish_bucket(Bucket& bucket) {
   const FlatRange mine = slice_of(*bucket.plan);
   if (replicas_ > 1)
-    sum_over_replicas(cuts_gradients_ ? bucket.sum
-                                      : bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}));
-  if (!cuts_state_ && shards_ > 1) start_gradient_gather(bucket);
+    sum_over_replicas(shards_gradients_ ? bucket.sum
+                                        : bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}));
+  if (!shards_state_ && shards_ > 1) start_gradient_gather(bucket);
 }
 
 void FlatStore::sum_over_replicas(const Tensor& slice) {
-  Tensor travelling = slice;
+  Tensor in_flight = slice;
   if (options_.reduce != DType::f32) {
-    OwnerScope scope(MemoryOwner::workspace);
-    travelling = Tensor::empty(device_, slice.shape(), options_.reduce);
-    cast(slice, travelling);
+    CategoryScope scope(MemoryCategory::workspace);
+    in_flight = Tensor::empty(device_, slice.shape(), options_.reduce);
+    cast(slice, in_flight);
   }
-  if (cuts_over_replicas_)
-    comm::reduce_scatter_sum(*groups_.replica, travelling);
+  if (shards_over_replicas_)
+    comm::reduce_scatter_sum(*groups_.replica, in_flight);
   else
-    comm::all_reduce_sum(*groups_.replica, travelling);
-  if (options_.reduce != DType::f32) cast(travelling, slice);
+    comm::all_reduce_sum(*groups_.replica, in_flight);
+  if (options_.reduce != DType::f32) cast(in_flight, slice);
 }
 
 void FlatStore::start_gradient_gather(Bucket& bucket) {
   const FlatRange mine = slice_of(*bucket.plan);
-  bucket.travelling = bucket.gradients;
+  bucket.in_flight = bucket.gradients;
   if (options_.reduce != DType::f32) {
-    OwnerScope scope(MemoryOwner::workspace);
-    bucket.travelling = Tensor::empty(device_, bucket.gradients.shape(), options_.reduce);
+    CategoryScope scope(MemoryCategory::workspace);
+    bucket.in_flight = Tensor::empty(device_, bucket.gradients.shape(), options_.reduce);
     cast(bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}),
-         bucket.travelling.flat_range(mine.begin, mine.count, {mine.count}));
+         bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}));
   }
   bucket.gradient_gather.emplace(*groups_.shard);
-  bucket.gradient_gather->all_gather(bucket.travelling.flat_range(mine.begin, mine.count, {mine.count}),
-                                     bucket.travelling);
-  note_start("gather gradients", bucket.travelling.bytes());
+  bucket.gradient_gather->all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}),
+                                     bucket.in_flight);
+  note_start("gather gradients", bucket.in_flight.bytes());
 }
 
 void FlatStore::finish_gradient_gather(Bucket& bucket) {
@@ -157,21 +158,21 @@ void FlatStore::finish_gradient_gather(Bucket& bucket) {
   bucket.gradient_gather->wait();
   note_wait("gather gradients", started);
   bucket.gradient_gather.reset();
-  if (options_.reduce != DType::f32) cast(bucket.travelling, bucket.gradients);
-  bucket.travelling = Tensor();
+  if (options_.reduce != DType::f32) cast(bucket.in_flight, bucket.gradients);
+  bucket.in_flight = Tensor();
 }
 
 void FlatStore::finish_gradients() {
   for (size_t index = 0; index < buckets_.size(); ++index) {
     finish_gather(index);  // of parameters that nothing has used
     const Bucket& bucket = buckets_[index];
-    if (bucket.plan->trains && (cuts_gradients_ ? bucket.gradients.defined() : !bucket.reduced))
+    if (bucket.plan->trains && (shards_gradients_ ? bucket.gradients.defined() : !bucket.reduced))
       start_reduce(index);
   }
   finish_reduce();
   for (Bucket& bucket : buckets_) {
     if (!bucket.plan->trains) continue;
-    if (cuts_gradients_) {
+    if (shards_gradients_) {
       if (!bucket.reduced)
         launch(device_, device_.table().elementwise->fill, bucket.sum, 0.0f, bucket.sum.elements());
       bucket.reduced = true;
@@ -191,7 +192,7 @@ void FlatStore::sum_ranges(comm::Communicator* group, const Tensor& flat,
   if (ranks_of(group) == 1 || ranges.empty()) return;
   int64_t total = 0;
   for (const FlatRange& range : ranges) total += range.count;
-  OwnerScope scope(MemoryOwner::workspace);
+  CategoryScope scope(MemoryCategory::workspace);
   const Tensor together = Tensor::empty(device_, {total});
   const auto copy = [&](bool back) {
     int64_t at = 0;
@@ -208,8 +209,8 @@ void FlatStore::sum_ranges(comm::Communicator* group, const Tensor& flat,
 }
 
 void FlatStore::sum_over_owners(std::span<double> values) {
-  if (cuts_state_) comm::all_reduce(*groups_.shard, values);
-  if (cuts_over_replicas_) comm::all_reduce(*groups_.replica, values);
+  if (shards_state_) comm::all_reduce(*groups_.shard, values);
+  if (shards_over_replicas_) comm::all_reduce(*groups_.replica, values);
   if (groups_.model) comm::all_reduce(*groups_.model, values);
 }
 

@@ -14,7 +14,7 @@
 namespace capstan::parallel {
 
 using kernels::kNf4NestedBlock;
-using kernels::Nf4Rectangle;
+using kernels::Nf4Region;
 
 namespace {
 
@@ -31,13 +31,13 @@ uint8_t scale_code(float share) {
 }
 
 // The rectangles that a shard consists of, in its order.
-std::vector<Nf4Rectangle> rectangles_of(const Parameter& parameter, int64_t block) {
+std::vector<Nf4Region> regions_of(const Parameter& parameter, int64_t block) {
   const Shape& global = parameter.spec().shape;
   const Shard& shard = parameter.shard();
   CAPSTAN_ASSERT(global.rank() == 2, "`" + parameter.name() + "` " + global.text() + " in 4 bits");
-  std::vector<Nf4Rectangle> result;
+  std::vector<Nf4Region> result;
   for (const ShardRun& run : shard.runs) {
-    Nf4Rectangle r{global[0], global[1], 0, 0, global[1], block};
+    Nf4Region r{global[0], global[1], 0, 0, global[1], block};
     if (shard.dim == 0)
       r.first_row = run.global, r.rows = run.count;
     else
@@ -47,7 +47,7 @@ std::vector<Nf4Rectangle> rectangles_of(const Parameter& parameter, int64_t bloc
   return result;
 }
 
-bool keeps_blocks_whole(const Nf4Rectangle& r, int64_t matrix_rows) {
+bool keeps_blocks_whole(const Nf4Region& r, int64_t matrix_rows) {
   if (r.columns == r.matrix_columns)
     return r.first_row * r.columns % r.block == 0 &&
            ((r.first_row + r.rows) * r.columns % r.block == 0 || r.first_row + r.rows == matrix_rows);
@@ -63,7 +63,7 @@ Tensor nf4_scale_map(Device& device) {
 Nf4Weight::Nf4Weight(Device& device, const Parameter& parameter, const Nf4Options& options, const Tensor& map)
     : device_(&device), parameter_(&parameter), options_(options), map_(map) {
   int64_t elements = 0;
-  for (const Nf4Rectangle& where : rectangles_of(parameter, options.block)) {
+  for (const Nf4Region& where : regions_of(parameter, options.block)) {
     if (!keeps_blocks_whole(where, parameter.spec().shape[0]))
       fail(ErrorCode::config, "`" + parameter.name() + "` " + parameter.spec().shape.text() +
                                   ": tensor parallelism cuts it inside a block of " +
@@ -101,12 +101,12 @@ void Nf4Weight::set(std::span<const float> values, comm::Communicator* tensor) {
          "another checkpoint, or peft.base_quantization=none");
   Tensor found = scales_;
   {
-    OwnerScope scope(MemoryOwner::workspace);
-    const Tensor whole = Tensor::from_host<float>(*device_, {static_cast<int64_t>(values.size())}, values);
+    CategoryScope scope(MemoryCategory::workspace);
+    const Tensor full = Tensor::from_host<float>(*device_, {static_cast<int64_t>(values.size())}, values);
     if (options_.two_stage) found = Tensor::empty(*device_, {blocks_});
     for (const Part& part : parts_)
       launch(*device_, device_->table().adapter->nf4_quantise,
-             whole.flat_range(part.elements.begin, part.elements.count, {part.elements.count}),
+             full.flat_range(part.elements.begin, part.elements.count, {part.elements.count}),
              part.elements.count, options_.block,
              codes_.flat_range(part.elements.begin / 2, ceil_div(part.elements.count, int64_t{2}),
                                {ceil_div(part.elements.count, int64_t{2})}),
@@ -145,7 +145,7 @@ void Nf4Weight::set_scales(const std::vector<float>& scales, comm::Communicator*
 }
 
 Tensor Nf4Weight::expand(DType type) const {
-  const Tensor whole = Tensor::empty(*device_, parameter_->shape(), type);
+  const Tensor full = Tensor::empty(*device_, parameter_->shape(), type);
   Tensor offset;
   if (options_.two_stage) offset = nested_.flat_range(nested_.elements() - 1, 1, {1});
   const auto blocks_of = [](const Part& part, const Tensor& tensor) {
@@ -158,8 +158,8 @@ Tensor Nf4Weight::expand(DType type) const {
                              {ceil_div(part.elements.count, int64_t{2})}),
            blocks_of(part, scales_), blocks_of(part, scale_codes_), nested_,
            options_.two_stage ? map_ : Tensor(), offset,
-           whole.flat_range(part.elements.begin, part.elements.count, {part.elements.count}));
-  return whole;
+           full.flat_range(part.elements.begin, part.elements.count, {part.elements.count}));
+  return full;
 }
 
 }  // namespace capstan::parallel

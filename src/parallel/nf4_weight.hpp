@@ -1,8 +1,8 @@
 // A frozen matrix in 4 bits (QLoRA): NF4 codes, and a scale for each block of neighbouring elements (kernels/common/nf4.hpp).
 //
 // Blocks are counted over the whole matrix, row-major, whatever part of it this rank holds, and so are the mean and the blocks
-// of 256 of scales that are quantised in turn: the numbers are the same on every layout. It takes, for n elements in blocks
-// of b, n / 2 + 4 n / b bytes, or with quantised scales n / 2 + n / b + n / (64 b).
+// of 256 of scales that are quantized in turn: the numbers are the same on every layout. It takes, for n elements in blocks
+// of b, n / 2 + 4 n / b bytes, or with quantized scales n / 2 + n / b + n / (64 b).
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace capstan::parallel {
 
 struct Nf4Options {
   int64_t block = 64;     // elements with one scale; a power of two from 32
-  bool two_stage = true;  // the scales are quantised too, to 8 bits in blocks of 256
+  bool two_stage = true;  // the scales are quantized too, to 8 bits in blocks of 256
 };
 
 // The values of 8-bit scales on a device, for all its Nf4Weights.
@@ -37,7 +37,7 @@ class Nf4Weight {
   Tensor expand(DType type) const;
 
   const Parameter& parameter() const { return *parameter_; }
-  // What it keeps, in the order of the shard. scales: undefined where they are quantised; else scale_codes and nested, whose last
+  // What it keeps, in the order of the shard. scales: undefined where they are quantized; else scale_codes and nested, whose last
   // element is the mean, are.
   const Tensor& codes() const { return codes_; }
   const Tensor& scales() const { return scales_; }
@@ -46,7 +46,7 @@ class Nf4Weight {
 
  private:
   struct Part {  // a rectangle of the matrix; its blocks follow one another in the shard
-    kernels::Nf4Rectangle where;
+    kernels::Nf4Region where;
     FlatRange elements;  // of the shard
     FlatRange blocks;
   };

@@ -43,23 +43,23 @@ class Runner {
   using Key = std::tuple<Work, int32_t, int32_t>;  // of the step that needs it
   struct Incoming {
     comm::Exchange exchange;
-    Tensor piece, whole;
+    Tensor piece, full;
   };
-  struct Neighbour {
+  struct Neighbor {
     int64_t rank, chunk;
   };
 
   int64_t stage_of(int64_t chunk) const { return chunk * shape_.ranks + rank_; }
-  std::optional<Neighbour> at_stage(int64_t stage) const {
+  std::optional<Neighbor> at_stage(int64_t stage) const {
     if (stage < 0 || stage >= shape_.ranks * shape_.chunks) return std::nullopt;
-    return Neighbour{stage % shape_.ranks, stage / shape_.ranks};
+    return Neighbor{stage % shape_.ranks, stage / shape_.ranks};
   }
   // Whose stream (or gradient) a step takes, and who takes its own.
-  std::optional<Neighbour> source(const ScheduleStep& step) const {
+  std::optional<Neighbor> source(const ScheduleStep& step) const {
     if (step.work == Work::weight) return std::nullopt;
     return at_stage(stage_of(step.chunk) + (step.work == Work::forward ? -1 : 1));
   }
-  std::optional<Neighbour> target(const ScheduleStep& step) const {
+  std::optional<Neighbor> target(const ScheduleStep& step) const {
     return at_stage(stage_of(step.chunk) + (step.work == Work::forward ? 1 : -1));
   }
   // Of the receiving step. Only as many at once as micro-batches under way: a tag may come again long after.
@@ -67,14 +67,15 @@ class Runner {
     return static_cast<int>((micro_batch * shape_.chunks + chunk) % 8192 * 2 +
                             (work == Work::forward ? 0 : 1));
   }
-  bool in_pieces(const Tensor& stream) const {
-    return !links_.tensor.alone() && !links_.tensor.sequence && stream.size(0) % links_.tensor.size() == 0;
+  bool in_pieces(const Tensor& hidden_states) const {
+    return !links_.tensor.alone() && !links_.tensor.sequence &&
+           hidden_states.size(0) % links_.tensor.size() == 0;
   }
 
   template <class Transfer>
   void traced(const char* what, const ScheduleStep& step, Transfer&& transfer) {
     if (!links_.context || !links_.context->observer) return transfer();
-    TracedPart part(*links_.context, 'C',
+    TraceScope part(*links_.context, 'C',
                     std::string(what) + (step.work == Work::forward ? " stream " : " gradient ") +
                         std::to_string(step.micro_batch));
     transfer();
@@ -86,12 +87,11 @@ class Runner {
     if (!from || from->rank == rank_) return;
     const Key key{step.work, step.micro_batch, step.chunk};
     if (incoming_.count(key)) return;
-    const Tensor whole = work_.boundary(step.micro_batch);
-    Tensor piece = whole;
-    if (in_pieces(whole))
-      piece =
-          Tensor::empty(whole.device(), {whole.size(0) / links_.tensor.size(), whole.size(1)}, whole.dtype());
-    Incoming incoming{comm::Exchange(*links_.stages), piece, whole};
+    const Tensor full = work_.boundary(step.micro_batch);
+    Tensor piece = full;
+    if (in_pieces(full))
+      piece = Tensor::empty(full.device(), {full.size(0) / links_.tensor.size(), full.size(1)}, full.dtype());
+    Incoming incoming{comm::Exchange(*links_.stages), piece, full};
     traced("ask for", step, [&] {
       incoming.exchange.receive(piece, static_cast<int>(from->rank),
                                 tag(step.work, step.micro_batch, step.chunk));
@@ -106,34 +106,34 @@ class Runner {
     if (from->rank == rank_) {  // several chunks on one rank
       const auto found = own_.find(key);
       CAPSTAN_ASSERT(found != own_.end(), "a pipeline step before what it needs");
-      Tensor stream = std::move(found->second);
+      Tensor hidden_states = std::move(found->second);
       own_.erase(found);
-      return stream;
+      return hidden_states;
     }
     ask(step);
     const auto found = incoming_.find(key);
     Incoming incoming = std::move(found->second);
     incoming_.erase(found);
     traced("wait for", step, [&] { incoming.exchange.wait(); });
-    if (!in_pieces(incoming.whole)) return incoming.whole;
+    if (!in_pieces(incoming.full)) return incoming.full;
     comm::Exchange gather(*links_.tensor.group);
-    gather.all_gather(incoming.piece, incoming.whole);
+    gather.all_gather(incoming.piece, incoming.full);
     gather.wait();
-    return incoming.whole;
+    return incoming.full;
   }
 
-  void hand_on(const ScheduleStep& step, const Tensor& stream) {
+  void hand_on(const ScheduleStep& step, const Tensor& hidden_states) {
     const auto to = target(step);
     if (!to) return;
-    CAPSTAN_ASSERT(stream.defined(), "a pipeline stage that is not the last gave nothing");
+    CAPSTAN_ASSERT(hidden_states.defined(), "a pipeline stage that is not the last gave nothing");
     if (to->rank == rank_) {
-      own_[{step.work, step.micro_batch, static_cast<int32_t>(to->chunk)}] = stream;
+      own_[{step.work, step.micro_batch, static_cast<int32_t>(to->chunk)}] = hidden_states;
       return;
     }
-    Tensor piece = stream;
-    if (in_pieces(stream)) {
-      const int64_t rows = stream.size(0) / links_.tensor.size();
-      piece = stream.slice(0, links_.tensor.rank() * rows, rows);
+    Tensor piece = hidden_states;
+    if (in_pieces(hidden_states)) {
+      const int64_t rows = hidden_states.size(0) / links_.tensor.size();
+      piece = hidden_states.slice(0, links_.tensor.rank() * rows, rows);
     }
     auto& sent = step.work == Work::forward ? sent_forward_ : sent_backward_;
     sent.emplace_back(*links_.stages);

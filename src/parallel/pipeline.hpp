@@ -12,7 +12,7 @@ class PipelineWork {
   virtual ~PipelineWork() = default;
   // An uninitialised tensor for the stream of this micro-batch, as this rank holds it. Its gradient is of the same form.
   virtual Tensor boundary(int64_t micro_batch) = 0;
-  virtual Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& stream) = 0;
+  virtual Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) = 0;
   virtual Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) = 0;
   virtual void weight(int64_t micro_batch, int64_t chunk) = 0;
 };

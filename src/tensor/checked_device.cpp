@@ -1,4 +1,4 @@
-// The guard device. One sparse memory file is mapped twice, side by side in address space: the front without any access, whose
+// The checked device. One sparse memory file is mapped twice, side by side in address space: the front without any access, whose
 // addresses tensors have, and the back, at a fixed distance, which kernels and copies use. `launch` and the copies below are
 // the only code that adds the distance.
 #include <fcntl.h>
@@ -13,8 +13,8 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "tensor/device.hpp"
 #include "tensor/checked_queue.hpp"
+#include "tensor/device.hpp"
 
 namespace capstan {
 
@@ -35,7 +35,7 @@ class TwiceMapped {
     next_ = page;
     // Addresses are not used twice (what release_cached() gave back stays a crash), so there are more of them than memory.
     bytes_ = std::min(2 * memory, int64_t{256} << 30);
-    const int file = ::memfd_create("capstan guard", MFD_CLOEXEC);
+    const int file = ::memfd_create("capstan checked device", MFD_CLOEXEC);
     if (file < 0) refuse("memfd_create");
     file_ = file;
     if (::ftruncate(file, bytes_) != 0) refuse("ftruncate");
@@ -74,7 +74,7 @@ class TwiceMapped {
     const std::string reason = std::strerror(errno);
     close();
     fail(ErrorCode::unsupported,
-         std::string("the guard device's memory cannot be made: ") + call + ": " + reason,
+         std::string("the checked device's memory cannot be made: ") + call + ": " + reason,
          "train.device=cpu");
   }
   void close() {
@@ -88,24 +88,24 @@ class TwiceMapped {
   int64_t bytes_ = 0, page_ = 0, next_ = 0;
 };
 
-class GuardEvent final : public Event {
+class CheckedEvent final : public Event {
  public:
-  GuardEvent(GuardQueue& queue, GuardQueue::Ticket ticket) : queue_(queue), ticket_(ticket) {}
+  CheckedEvent(CheckedQueue& queue, CheckedQueue::Ticket ticket) : queue_(queue), ticket_(ticket) {}
   bool done() const override { return queue_.done(ticket_); }
   void wait() override { queue_.wait(ticket_); }
-  void follow(GuardQueue& queue) const {
+  void follow(CheckedQueue& queue) const {
     if (&queue == &queue_) return;
     queue.push([&before = queue_, ticket = ticket_] { before.wait_without_error(ticket); });
   }
 
  private:
-  GuardQueue& queue_;
-  GuardQueue::Ticket ticket_;
+  CheckedQueue& queue_;
+  CheckedQueue::Ticket ticket_;
 };
 
-class GuardDevice final : public Device {
+class CheckedDevice final : public Device {
  public:
-  GuardDevice(const kernels::Table& table, int threads, const GuardOptions& options)
+  CheckedDevice(const kernels::Table& table, int threads, const CheckedOptions& options)
       : pool_(threads),
         compute_(options.seed, options.patient),
         transfer_(options.seed + 1, options.patient) {
@@ -115,8 +115,8 @@ class GuardDevice final : public Device {
     launch_mode_ = LaunchMode::queue;
     kernel_offset_ = memory_.distance();
   }
-  ~GuardDevice() override { finish(); }
-  DeviceType type() const override { return DeviceType::guard; }
+  ~CheckedDevice() override { finish(); }
+  DeviceType type() const override { return DeviceType::checked; }
 
   void synchronize() override {
     staged_ = 0;
@@ -159,10 +159,10 @@ class GuardDevice final : public Device {
     push_copy(to, from, bytes, queue);
   }
   std::unique_ptr<Event> record(Queue queue) override {
-    return std::make_unique<GuardEvent>(queue_of(queue), queue_of(queue).last());
+    return std::make_unique<CheckedEvent>(queue_of(queue), queue_of(queue).last());
   }
   void wait_for(Queue queue, const Event& event) override {
-    dynamic_cast<const GuardEvent&>(event).follow(queue_of(queue));
+    dynamic_cast<const CheckedEvent&>(event).follow(queue_of(queue));
   }
   std::byte* host_address(std::byte*) override { return nullptr; }
 
@@ -187,19 +187,19 @@ class GuardDevice final : public Device {
     transfer_.wait_without_error(transfer_.last());
     compute_.wait_without_error(compute_.last());
   }
-  GuardQueue& queue_of(Queue queue) { return queue == Queue::compute ? compute_ : transfer_; }
+  CheckedQueue& queue_of(Queue queue) { return queue == Queue::compute ? compute_ : transfer_; }
 
   TwiceMapped memory_;
   ThreadPool pool_;
-  int64_t staged_ = 0;             // bytes on their way to the device since the host last waited
-  GuardQueue compute_, transfer_;  // last: their threads end before what they use
+  int64_t staged_ = 0;               // bytes on their way to the device since the host last waited
+  CheckedQueue compute_, transfer_;  // last: their threads end before what they use
 };
 
 }  // namespace
 
-std::unique_ptr<Device> make_guard_device(const kernels::Table& table, int threads,
-                                          const GuardOptions& options) {
-  return std::make_unique<GuardDevice>(table, threads, options);
+std::unique_ptr<Device> make_checked_device(const kernels::Table& table, int threads,
+                                            const CheckedOptions& options) {
+  return std::make_unique<CheckedDevice>(table, threads, options);
 }
 
 }  // namespace capstan

@@ -6,10 +6,10 @@
 
 namespace capstan {
 
-GuardQueue::GuardQueue(uint64_t seed, bool patient)
+CheckedQueue::CheckedQueue(uint64_t seed, bool patient)
     : patient_(patient), random_(philox_key(seed, purpose::test, 0)), thread_([this] { run(); }) {}
 
-GuardQueue::~GuardQueue() {
+CheckedQueue::~CheckedQueue() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -18,7 +18,7 @@ GuardQueue::~GuardQueue() {
   thread_.join();
 }
 
-GuardQueue::Ticket GuardQueue::push(std::function<void()> work) {
+CheckedQueue::Ticket CheckedQueue::push(std::function<void()> work) {
   Ticket ticket = 0;
   {
     std::lock_guard lock(mutex_);
@@ -29,24 +29,24 @@ GuardQueue::Ticket GuardQueue::push(std::function<void()> work) {
   return ticket;
 }
 
-GuardQueue::Ticket GuardQueue::last() const {
+CheckedQueue::Ticket CheckedQueue::last() const {
   std::lock_guard lock(mutex_);
   return pushed_;
 }
 
-bool GuardQueue::done(Ticket ticket) const {
+bool CheckedQueue::done(Ticket ticket) const {
   std::lock_guard lock(mutex_);
   return finished_up_to_ >= ticket;
 }
 
-void GuardQueue::wait_without_error(Ticket ticket) {
+void CheckedQueue::wait_without_error(Ticket ticket) {
   std::unique_lock lock(mutex_);
   demanded_ = std::max(demanded_, ticket);
   work_.notify_all();
   finished_.wait(lock, [&] { return finished_up_to_ >= ticket; });
 }
 
-void GuardQueue::wait(Ticket ticket) {
+void CheckedQueue::wait(Ticket ticket) {
   wait_without_error(ticket);
   std::exception_ptr error;
   {
@@ -56,7 +56,7 @@ void GuardQueue::wait(Ticket ticket) {
   if (error) std::rethrow_exception(error);
 }
 
-void GuardQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket) {
+void CheckedQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket) {
   constexpr uint64_t kHoldOneIn = 16, kDelayOneIn = 64, kLongestDelay = 1000;  // microseconds
   if (demanded_ < ticket && (patient_ || random_.below(kHoldOneIn) == 0))
     work_.wait(lock, [&] { return stop_ || demanded_ >= ticket || pending_.size() >= kMostHeld; });
@@ -67,7 +67,7 @@ void GuardQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket
   lock.lock();
 }
 
-void GuardQueue::run() {
+void CheckedQueue::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     work_.wait(lock, [&] { return stop_ || !pending_.empty(); });

@@ -1,4 +1,4 @@
-// The queue of a guard device: work in order on a thread of its own, late on purpose.
+// The queue of a checked device: work in order on a thread of its own, late on purpose.
 #pragma once
 
 #include <condition_variable>
@@ -13,17 +13,17 @@
 
 namespace capstan {
 
-class GuardQueue {
+class CheckedQueue {
  public:
   // Counts what was pushed, from 1; what was never pushed is done.
   using Ticket = uint64_t;
 
   // Work starts late: some of it after up to a millisecond, some (with `patient` all of it) only when somebody waits for it
   // or kMostHeld pieces stand behind it. `seed` says which.
-  GuardQueue(uint64_t seed, bool patient);
-  ~GuardQueue();  // runs what is left
-  GuardQueue(const GuardQueue&) = delete;
-  GuardQueue& operator=(const GuardQueue&) = delete;
+  CheckedQueue(uint64_t seed, bool patient);
+  ~CheckedQueue();  // runs what is left
+  CheckedQueue(const CheckedQueue&) = delete;
+  CheckedQueue& operator=(const CheckedQueue&) = delete;
 
   Ticket push(std::function<void()> work);
   Ticket last() const;

@@ -16,27 +16,27 @@
 namespace capstan {
 
 std::string_view name_of(DeviceType type) {
-  constexpr std::array<std::string_view, 4> names{"cpu", "cuda", "guard", "meta"};
+  constexpr std::array<std::string_view, 4> names{"cpu", "cuda", "checked", "meta"};
   return names[static_cast<size_t>(type)];
 }
-std::string_view name_of(MemoryOwner owner) {
-  constexpr std::array<std::string_view, kMemoryOwners> names{"parameters", "gradients",   "main_parameters",
-                                                              "moments",    "activations", "workspace",
-                                                              "data",       "snapshot"};
-  return names[static_cast<size_t>(owner)];
+std::string_view name_of(MemoryCategory category) {
+  constexpr std::array<std::string_view, kMemoryCategories> names{
+      "parameters", "gradients", "main_parameters", "moments", "activations",
+      "workspace",  "data",      "snapshot"};
+  return names[static_cast<size_t>(category)];
 }
 
 namespace {
 constexpr int64_t kSmallBlock = 1 << 20;
-thread_local MemoryOwner current_owner = MemoryOwner::activations;
+thread_local MemoryCategory current_owner = MemoryCategory::activations;
 }  // namespace
-OwnerScope::OwnerScope(MemoryOwner owner) : before_(current_owner) {
-  current_owner = owner;
+CategoryScope::CategoryScope(MemoryCategory category) : before_(current_owner) {
+  current_owner = category;
 }
-OwnerScope::~OwnerScope() {
+CategoryScope::~CategoryScope() {
   current_owner = before_;
 }
-MemoryOwner OwnerScope::current() {
+MemoryCategory CategoryScope::current() {
   return current_owner;
 }
 
@@ -74,7 +74,7 @@ void Device::CacheDeleter::operator()(Cache* cache) const {
   delete cache;
 }
 
-std::byte* Device::allocate(int64_t bytes, MemoryOwner owner) {
+std::byte* Device::allocate(int64_t bytes, MemoryCategory category) {
   if (!cache_) cache_.reset(new Cache);
   const int64_t size = round_allocation(bytes);
   std::byte* data = cache_->take(size);
@@ -87,25 +87,25 @@ std::byte* Device::allocate(int64_t bytes, MemoryOwner owner) {
     if (!data)
       fail(ErrorCode::no_fit,
            "out of memory on " + std::string(name()) + ": " + human_bytes(static_cast<double>(size)) +
-               " for " + std::string(name_of(owner)) + " on top of " +
+               " for " + std::string(name_of(category)) + " on top of " +
                human_bytes(static_cast<double>(use_.now)) + " in use",
            "a smaller train.micro_batch_size or model.recompute_granularity=full needs less");
     use_.reserved += size;
     ++use_.system_requests;
   }
   use_.now += size;
-  use_.now_by_owner[static_cast<size_t>(owner)] += size;
+  use_.now_by_category[static_cast<size_t>(category)] += size;
   if (use_.now > use_.peak) {
     use_.peak = use_.now;
-    use_.at_peak_by_owner = use_.now_by_owner;
+    use_.peak_by_category = use_.now_by_category;
   }
   return data;
 }
 
-void Device::free(std::byte* data, int64_t bytes, MemoryOwner owner) {
+void Device::free(std::byte* data, int64_t bytes, MemoryCategory category) {
   const int64_t size = round_allocation(bytes);
   use_.now -= size;
-  use_.now_by_owner[static_cast<size_t>(owner)] -= size;
+  use_.now_by_category[static_cast<size_t>(category)] -= size;
   retire(data, cache_->put_back(data, size));
 }
 
@@ -144,7 +144,7 @@ MemoryUse Device::memory() const {
 
 void Device::reset_peak() {
   use_.peak = use_.now;
-  use_.at_peak_by_owner = use_.now_by_owner;
+  use_.peak_by_category = use_.now_by_category;
 }
 
 namespace {
@@ -231,7 +231,7 @@ class MetaDevice final : public Device {
   void zero(std::byte*, int64_t) override {}
   void copy(std::byte*, const std::byte*, int64_t) override {}
   void copy_to_device(std::byte*, const void*, int64_t) override {}
-  void foresee(kernels::ScratchNeed need) override { context_.foresee(need, workers_); }
+  void reserve_workspace(kernels::WorkspaceSize need) override { context_.reserve_workspace(need, workers_); }
   void copy_to_host(void*, const std::byte*, int64_t) override {
     fail(ErrorCode::internal, "internal error: the value of a meta tensor was asked for");
   }
@@ -266,7 +266,7 @@ void Context::prepare(int workers) {
   if (blocks_.size() < static_cast<size_t>(workers) + 1) blocks_.resize(static_cast<size_t>(workers) + 1);
 }
 
-void Context::foresee(ScratchNeed need, int workers) {
+void Context::reserve_workspace(WorkspaceSize need, int workers) {
   prepare(workers);
   const auto count = [&](Block& block, size_t bytes) {
     if (block.bytes >= bytes) return;

@@ -19,11 +19,11 @@ namespace kernels {
 struct Table;
 }
 
-enum class DeviceType : uint8_t { cpu, cuda, guard, meta };
+enum class DeviceType : uint8_t { cpu, cuda, checked, meta };
 std::string_view name_of(DeviceType type);
 
 // Who asked for memory: the account that the memory table, the planner and the limit speak of.
-enum class MemoryOwner : uint8_t {
+enum class MemoryCategory : uint8_t {
   parameters,
   gradients,
   main_parameters,
@@ -34,28 +34,28 @@ enum class MemoryOwner : uint8_t {
   snapshot,  // copies of the state that a save writes while training goes on
   count_
 };
-inline constexpr size_t kMemoryOwners = static_cast<size_t>(MemoryOwner::count_);
-std::string_view name_of(MemoryOwner owner);
+inline constexpr size_t kMemoryCategories = static_cast<size_t>(MemoryCategory::count_);
+std::string_view name_of(MemoryCategory category);
 
 // While it lives, allocations of this thread are booked to `owner` (activations when there is none).
-class OwnerScope {
+class CategoryScope {
  public:
-  explicit OwnerScope(MemoryOwner owner);
-  ~OwnerScope();
-  OwnerScope(const OwnerScope&) = delete;
-  OwnerScope& operator=(const OwnerScope&) = delete;
-  static MemoryOwner current();
+  explicit CategoryScope(MemoryCategory category);
+  ~CategoryScope();
+  CategoryScope(const CategoryScope&) = delete;
+  CategoryScope& operator=(const CategoryScope&) = delete;
+  static MemoryCategory current();
 
  private:
-  MemoryOwner before_;
+  MemoryCategory before_;
 };
 
 struct MemoryUse {            // bytes, after the allocator's rounding
   int64_t now = 0, peak = 0;  // all owners together
-  std::array<int64_t, kMemoryOwners> now_by_owner{};
-  std::array<int64_t, kMemoryOwners> at_peak_by_owner{};  // the split at the moment of the peak
-  int64_t reserved = 0;                                   // taken from the system, in use or kept for reuse
-  int64_t system_requests = 0;                            // how often the system was asked
+  std::array<int64_t, kMemoryCategories> now_by_category{};
+  std::array<int64_t, kMemoryCategories> peak_by_category{};  // the split at the moment of the peak
+  int64_t reserved = 0;         // taken from the system, in use or kept for reuse
+  int64_t system_requests = 0;  // how often the system was asked
   // What kernels keep for themselves between launches, beside all of the above. It grows to the largest need and stays.
   int64_t kernel_scratch = 0;
   // Kept for reuse at the peak: blocks of sizes that were in use at another moment.
@@ -92,8 +92,8 @@ class Device {
 
   // Blocks are rounded (round_allocation), kept for reuse by what fits them to an eighth and returned to the system only by
   // release_cached(). Not thread-safe: a device belongs to the thread that trains. Errors: no_fit when the system refuses.
-  std::byte* allocate(int64_t bytes, MemoryOwner owner);
-  void free(std::byte* data, int64_t bytes, MemoryOwner owner);
+  std::byte* allocate(int64_t bytes, MemoryCategory category);
+  void free(std::byte* data, int64_t bytes, MemoryCategory category);
   void release_cached();
   MemoryUse memory() const;
   void reset_peak();
@@ -124,7 +124,7 @@ class Device {
   std::byte* kernel_address(std::byte* address) const { return address + kernel_offset_; }
   virtual void enqueue(std::function<void()> work) { work(); }
   // Before a launch whose scratch grows with its shape: what the kernel will ask for. Only a device where nothing runs listens.
-  virtual void foresee(kernels::ScratchNeed) {}
+  virtual void reserve_workspace(kernels::WorkspaceSize) {}
 
  protected:
   Device() = default;
@@ -156,14 +156,14 @@ std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads
 // workers: the threads whose scratch is foretold.
 std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int workers = 1);
 
-// The CPU dressed as an accelerator, to find out on any machine what would break on one (guard.cpp): queues on threads of
+// The CPU dressed as an accelerator, to find out on any machine what would break on one (checked_device.cpp): queues on threads of
 // their own and late on purpose, tensors' addresses that crash who follows them on the host, NaNs in memory that nobody has
 // written. The same bits as the CPU.
-struct GuardOptions {
+struct CheckedOptions {
   uint64_t seed = 1;     // of the delays
   bool patient = false;  // nothing runs until somebody waits for it: every missing wait shows
 };
-std::unique_ptr<Device> make_guard_device(const kernels::Table& table, int threads = 0,
-                                          const GuardOptions& options = {});
+std::unique_ptr<Device> make_checked_device(const kernels::Table& table, int threads = 0,
+                                            const CheckedOptions& options = {});
 
 }  // namespace capstan

@@ -30,16 +30,16 @@ std::string Shape::text() const {
   return result + "]";
 }
 
-Storage::Storage(Device& device, int64_t bytes, MemoryOwner owner)
-    : device_(device), bytes_(bytes), owner_(owner), data_(device.allocate(bytes, owner)) {}
+Storage::Storage(Device& device, int64_t bytes, MemoryCategory category)
+    : device_(device), bytes_(bytes), category_(category), data_(device.allocate(bytes, category)) {}
 Storage::~Storage() {
-  device_.free(data_, bytes_, owner_);
+  device_.free(data_, bytes_, category_);
 }
 
 Tensor Tensor::empty(Device& device, const Shape& shape, DType dtype) {
   Tensor result;
-  result.storage_ =
-      std::make_shared<Storage>(device, checked_mul(shape.elements(), size_of(dtype)), OwnerScope::current());
+  result.storage_ = std::make_shared<Storage>(device, checked_mul(shape.elements(), size_of(dtype)),
+                                              CategoryScope::current());
   result.shape_ = shape;
   result.dtype_ = dtype;
   for (int64_t i = shape.rank() - 1, stride = 1; i >= 0; --i) {

@@ -36,7 +36,7 @@ class Shape {
 
 class Storage {
  public:
-  Storage(Device& device, int64_t bytes, MemoryOwner owner);
+  Storage(Device& device, int64_t bytes, MemoryCategory category);
   ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
@@ -47,14 +47,14 @@ class Storage {
  private:
   Device& device_;
   int64_t bytes_;
-  MemoryOwner owner_;
+  MemoryCategory category_;
   std::byte* data_;
 };
 
 class Tensor {
  public:
   Tensor() = default;  // empty: defined() is false
-  // Uninitialised, contiguous, booked to OwnerScope::current().
+  // Uninitialised, contiguous, booked to CategoryScope::current().
   static Tensor empty(Device& device, const Shape& shape, DType dtype = DType::f32);
   static Tensor zeros(Device& device, const Shape& shape, DType dtype = DType::f32);  // all bytes zero
   template <class T>

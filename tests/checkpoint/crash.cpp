@@ -17,7 +17,7 @@ float newest(const fs::path& root) {
   if (!search.found) return -1;
   Reader reader = Reader::open(search.found->path, Depth::content);
   std::vector<float> w(15);
-  reader.read_whole("w", DType::f32, room_of(w));
+  reader.read_all("w", DType::f32, room_of(w));
   REQUIRE(w == ramp({3, 5}, w[0]));
   return w[0];
 }
@@ -95,7 +95,7 @@ TEST_CASE("a full disk leaves the old checkpoint, and abandoning the save frees 
   FailingDisk disk(FailingDisk::Mode::error_once, 3);
   Writer writer(disk, root.path(), {20, 0, 0, "run", "", "", "", ""}, "b", 0, 1);
   const auto values = ramp({3, 5}, 200);
-  writer.add("w", DType::f32, {3, 5}, whole({3, 5}), bytes_of(values));
+  writer.add("w", DType::f32, {3, 5}, full_region({3, 5}), bytes_of(values));
   CHECK(holds(error_of([&] { writer.commit({writer.finish_rank()}); }), "no space left"));
   CHECK(fs::exists(writer.temporary_directory()));
   writer.abandon();

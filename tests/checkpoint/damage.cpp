@@ -23,7 +23,7 @@ TEST_CASE("a manifest reads back as written") {
   const std::string text = manifest_text(example());
   const Manifest manifest = parse_manifest(text, "m");
   CHECK(manifest.info.run_id == "run \"x\"\n");
-  CHECK(manifest.tensors.at("w").pieces[1].where == Rectangle{{1, 0}, {1, 3}});
+  CHECK(manifest.tensors.at("w").chunks[1].where == Region{{1, 0}, {1, 3}});
   CHECK(manifest_text(manifest) == text);
 }
 
@@ -60,7 +60,7 @@ TEST_CASE(
       error_of([&] {
         Reader reader = Reader::open(path, Depth::structure);
         std::vector<float> w(15);
-        reader.read_whole("w", DType::f32, room_of(w));
+        reader.read_all("w", DType::f32, room_of(w));
         reader.read_text(kStateFile);
       });
     }
@@ -134,6 +134,6 @@ TEST_CASE("a shard that contradicts the manifest is refused on reading") {
   spill(path / "manifest.json", manifest_text(manifest));
   Reader reader = Reader::open(path, Depth::content);
   std::vector<float> w(15);
-  CHECK(holds(error_of([&] { reader.read_whole("w", DType::f32, room_of(w)); }),
+  CHECK(holds(error_of([&] { reader.read_all("w", DType::f32, room_of(w)); }),
               "tensor \"w\" is F32 [5,3], but the manifest promises fp32 [3,5]"));
 }

@@ -59,7 +59,7 @@ inline std::vector<float> ramp(const Shape& shape, float first = 0) {
   return values;
 }
 // The cells of `part` out of a whole row-major tensor, one by one.
-inline std::vector<float> cut(const std::vector<float>& values, const Shape& shape, const Rectangle& part) {
+inline std::vector<float> cut(const std::vector<float>& values, const Shape& shape, const Region& part) {
   std::vector<float> result;
   for (size_t i = 0; i < values.size(); ++i) {
     bool inside = true;
@@ -87,8 +87,8 @@ inline fs::path save_small(FileSystem& files, const fs::path& root, int64_t step
   info.version = "0.1.0";
   Writer writer(files, root, info, attempt, 0, 1);
   const auto weight = ramp({3, 5}, first), bias = ramp({5}, first + 0.5f);
-  writer.add("w", DType::f32, {3, 5}, whole({3, 5}), bytes_of(weight));
-  writer.add("b", DType::f32, {5}, whole({5}), bytes_of(bias));
+  writer.add("w", DType::f32, {3, 5}, full_region({3, 5}), bytes_of(weight));
+  writer.add("b", DType::f32, {5}, full_region({5}), bytes_of(bias));
   writer.add_text(kStateFile, "{\"step\": " + std::to_string(step) + "}\n");
   return writer.commit({writer.finish_rank()});
 }

@@ -12,7 +12,7 @@ using namespace capstan::checkpoint;
 using namespace capstan::checkpoint::test;
 
 // Flat positions of the cells of a rectangle, in row-major order of the tensor.
-static std::vector<int64_t> positions(const Shape& shape, const Rectangle& r) {
+static std::vector<int64_t> positions(const Shape& shape, const Region& r) {
   const auto values = cut(ramp(shape), shape, r);
   return {values.begin(), values.end()};
 }
@@ -26,23 +26,23 @@ TEST_CASE("a flat range is given back by its rectangles, for every range of many
     const size_t most = shape.size() <= 1 ? 1 : 2 * shape.size() - 1;
     for (int64_t begin = 0; begin <= total; ++begin)
       for (int64_t count = 0; begin + count <= total; ++count) {
-        const auto rectangles = flat_range_as_rectangles(shape, begin, count);
+        const auto regions = flat_range_as_regions(shape, begin, count);
         std::vector<int64_t> got, expected;
-        for (const auto& r : rectangles) {
+        for (const auto& r : regions) {
           REQUIRE(fits(r, shape));
           const auto cells = positions(shape, r);
           got.insert(got.end(), cells.begin(), cells.end());
         }
         for (int64_t i = 0; i < count; ++i) expected.push_back(begin + i);
         REQUIRE(got == expected);  // in order, so that a flat buffer can be cut along the rectangles
-        REQUIRE(rectangles.size() <= most);
-        if (shape.size() == 2) REQUIRE(rectangles.size() <= 3);
+        REQUIRE(regions.size() <= most);
+        if (shape.size() == 2) REQUIRE(regions.size() <= 3);
       }
   }
 }
 
 TEST_CASE("a large range needs no large work") {
-  const auto r = flat_range_as_rectangles({int64_t{1} << 20, int64_t{1} << 20}, 5, (int64_t{1} << 40) - 10);
+  const auto r = flat_range_as_regions({int64_t{1} << 20, int64_t{1} << 20}, 5, (int64_t{1} << 40) - 10);
   CHECK(r.size() == 3);
 }
 
@@ -54,21 +54,21 @@ TEST_CASE("exact cover is told from holes and overlaps, against counting cells")
     for (auto& size : shape) size = 1 + static_cast<int64_t>(random() % 4);
     const int64_t total = element_count(shape);
     // A true tiling by cutting the flat range, then perhaps one piece lost, doubled, moved or shrunk.
-    std::vector<Rectangle> pieces;
+    std::vector<Region> chunks;
     for (int64_t at = 0; at < total;) {
       const int64_t count = std::min<int64_t>(total - at, 1 + static_cast<int64_t>(random() % 5));
-      for (const auto& r : flat_range_as_rectangles(shape, at, count)) pieces.push_back(r);
+      for (const auto& r : flat_range_as_regions(shape, at, count)) chunks.push_back(r);
       at += count;
     }
-    std::shuffle(pieces.begin(), pieces.end(), random);
-    auto& victim = pieces[random() % pieces.size()];
+    std::shuffle(chunks.begin(), chunks.end(), random);
+    auto& victim = chunks[random() % chunks.size()];
     const size_t d = random() % shape.size();
     switch (random() % 6) {
       case 0:
-        pieces.pop_back();
+        chunks.pop_back();
         break;
       case 1:
-        pieces.push_back(Rectangle(victim));
+        chunks.push_back(Region(victim));
         break;
       case 2:
         victim.offsets[d] = 0;
@@ -80,11 +80,11 @@ TEST_CASE("exact cover is told from holes and overlaps, against counting cells")
         break;
     }
     std::vector<int> written(static_cast<size_t>(total));
-    for (const auto& piece : pieces)
-      for (const int64_t cell : positions(shape, piece)) ++written[static_cast<size_t>(cell)];
+    for (const auto& chunk : chunks)
+      for (const int64_t cell : positions(shape, chunk)) ++written[static_cast<size_t>(cell)];
     bool exact = true;
     for (const int count : written) exact = exact && count == 1;
-    const auto problem = tiling_problem(shape, pieces);
+    const auto problem = tiling_problem(shape, chunks);
     REQUIRE(problem.has_value() == !exact);
     ++(exact ? good : bad);
     if (!problem) continue;
@@ -104,14 +104,14 @@ TEST_CASE("exact cover is told from holes and overlaps, against counting cells")
 }
 
 TEST_CASE("a pinwheel, which no straight cut divides, is a tiling") {
-  const std::vector<Rectangle> pieces{
+  const std::vector<Region> chunks{
       {{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}};
-  CHECK(!tiling_problem({3, 3}, pieces));
+  CHECK(!tiling_problem({3, 3}, chunks));
 }
 
 TEST_CASE("scalars and empty tensors tile") {
   CHECK(tiling_problem({}, {}) == "cell [] is in no piece");
-  const std::vector<Rectangle> one{Rectangle{}}, two{Rectangle{}, Rectangle{}};
+  const std::vector<Region> one{Region{}}, two{Region{}, Region{}};
   CHECK(!tiling_problem({}, one));
   CHECK(tiling_problem({}, two) == "cell [] is in 2 pieces");
   CHECK(!tiling_problem({0, 4}, {}));
@@ -124,19 +124,19 @@ TEST_CASE("cells are copied between boxes of any rank and place") {
     for (auto& size : shape) size = 1 + static_cast<int64_t>(random() % 3);
     const auto values = ramp(shape);
     const auto any = [&] {
-      Rectangle r = whole(shape);
+      Region r = full_region(shape);
       for (size_t d = 0; d < shape.size(); ++d) {
         r.offsets[d] = static_cast<int64_t>(random()) % shape[d];
         r.sizes[d] = 1 + static_cast<int64_t>(random()) % (shape[d] - r.offsets[d]);
       }
       return r;
     };
-    const Rectangle source = any(), target = any();
+    const Region source = any(), target = any();
     const auto part = intersect(source, target);
     if (!part) continue;
     const auto from = cut(values, shape, source);
     std::vector<float> to(static_cast<size_t>(element_count(target.sizes)), -1);
-    copy_cells(*part, source, bytes_of(from).data(), DType::f32, target, room_of(to).data(), DType::f32);
+    copy_region(*part, source, bytes_of(from).data(), DType::f32, target, room_of(to).data(), DType::f32);
     auto expected = cut(values, shape, target);
     const auto inside = cut(values, shape, *part);
     for (auto& value : expected)
@@ -147,23 +147,23 @@ TEST_CASE("cells are copied between boxes of any rank and place") {
 
 TEST_CASE("conversions: bf16 rounds to nearest even, fp16 widens exactly") {
   const std::vector<float> values{1.0f, 1.00390625f, 1.01171875f, -3.0e38f, 3.4e38f, std::nanf(""), 1e-40f};
-  const Rectangle all = whole({7});
+  const Region all = full_region({7});
   std::vector<bf16> narrow(7);
-  copy_cells(all, all, bytes_of(values).data(), DType::f32, all, room_of(narrow).data(), DType::bf16);
+  copy_region(all, all, bytes_of(values).data(), DType::f32, all, room_of(narrow).data(), DType::bf16);
   for (size_t i = 0; i < 7; ++i) CHECK(narrow[i].bits == bf16(values[i]).bits);
   CHECK(narrow[1].bits == 0x3F80);  // half way: to the even one
   CHECK(narrow[2].bits == 0x3F82);
   std::vector<float> wide(7);
-  copy_cells(all, all, bytes_of(narrow).data(), DType::bf16, all, room_of(wide).data(), DType::f32);
+  copy_region(all, all, bytes_of(narrow).data(), DType::bf16, all, room_of(wide).data(), DType::f32);
   CHECK(wide[0] == 1.0f);
   CHECK(std::isnan(wide[5]));
 
   const SafetensorsFile file(golden("half.safetensors"));
   const auto half = file.bytes(file.at("half")), truth = file.bytes(file.at("float"));
   const int64_t count = file.at("half").shape[0];
-  const Rectangle range = whole({count});
+  const Region range = full_region({count});
   std::vector<float> widened(static_cast<size_t>(count));
-  copy_cells(range, range, half.data(), DType::f16, range, room_of(widened).data(), DType::f32);
+  copy_region(range, range, half.data(), DType::f16, range, room_of(widened).data(), DType::f32);
   for (size_t i = 0; i < widened.size(); ++i) {
     float expected;
     std::memcpy(&expected, truth.data() + i * 4, 4);

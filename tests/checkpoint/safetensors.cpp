@@ -40,9 +40,9 @@ TEST_CASE("what the reference implementation wrote is read") {
   CHECK(file.find("nothing") == nullptr);
   CHECK(holds(error_of([&] { file.at("a.wieght"); }), "no tensor \"a.wieght\""));
 
-  const SafetensorsFile foreign(golden("foreign.safetensors"));
-  CHECK(foreign.at("mask").dtype_name == "BOOL");
-  CHECK(!foreign.at("mask").dtype);
+  const SafetensorsFile external(golden("foreign.safetensors"));
+  CHECK(external.at("mask").dtype_name == "BOOL");
+  CHECK(!external.at("mask").dtype);
 }
 
 TEST_CASE("what we write is what the reference writes, byte for byte") {
@@ -59,9 +59,9 @@ TEST_CASE("what we write is what the reference writes, byte for byte") {
     const FileHash hash = write_safetensors(real_file_system(), path, tensors, reference.metadata());
     CHECK(slurp(path) == slurp(golden(name)));
     CHECK(hash.bytes == static_cast<int64_t>(fs::file_size(path)));
-    CHECK(hash.whole == hash_of(slurp(path)));
+    CHECK(hash.full == hash_of(slurp(path)));
     const FileHash again = hash_file(path);
-    CHECK(again.whole == hash.whole);
+    CHECK(again.full == hash.full);
     CHECK(again.blocks == hash.blocks);
   }
 }
@@ -80,8 +80,8 @@ TEST_CASE("hashes are those of xxhsum, whole and by block, however the bytes arr
     at += count;
   }
   const FileHash a = one.finish(), b = many.finish();
-  CHECK(a.whole == b.whole);
-  CHECK(a.whole == hash_of(data));
+  CHECK(a.full == b.full);
+  CHECK(a.full == hash_of(data));
   CHECK(a.blocks == b.blocks);
   CHECK(a.blocks.size() == 25);
   Hasher block(4096);

@@ -19,7 +19,7 @@ static FileSystem& disk() {
 
 static std::vector<float> read_all(Reader& reader, const std::string& name) {
   std::vector<float> values(static_cast<size_t>(element_count(reader.at(name).shape)));
-  reader.read_whole(name, DType::f32, room_of(values));
+  reader.read_all(name, DType::f32, room_of(values));
   return values;
 }
 static std::vector<int64_t> steps(const fs::path& root) {
@@ -64,21 +64,21 @@ TEST_CASE("any layout reads what any layout wrote, cell by cell") {
                                                            {"matrix", {7, 9}},     {"cube", {3, 4, 5}},
                                                            {"four", {2, 3, 2, 5}}, {"empty", {0, 3}}};
   const auto pieces_of = [](const Shape& shape, int kind, int rank, int world) {
-    std::vector<Rectangle> pieces;
+    std::vector<Region> chunks;
     if (kind == 0 || shape.empty()) {  // one owner
-      if (rank == world - 1) pieces.push_back(whole(shape));
+      if (rank == world - 1) chunks.push_back(full_region(shape));
     } else if (kind == 1) {  // flat range, as sharded optimizer state has it
       const int64_t total = element_count(shape), begin = total * rank / world,
                     end = total * (rank + 1) / world;
-      pieces = flat_range_as_rectangles(shape, begin, end - begin);
+      chunks = flat_range_as_regions(shape, begin, end - begin);
     } else {  // rows or columns
       const size_t d = kind == 2 ? 0 : shape.size() - 1;
-      Rectangle r = whole(shape);
+      Region r = full_region(shape);
       r.offsets[d] = shape[d] * rank / world;
       r.sizes[d] = shape[d] * (rank + 1) / world - r.offsets[d];
-      if (r.sizes[d] > 0) pieces.push_back(r);
+      if (r.sizes[d] > 0) chunks.push_back(r);
     }
-    return pieces;
+    return chunks;
   };
   for (int kind = 0; kind < 4; ++kind)
     for (const int world : {1, 2, 3, 5}) {
@@ -92,9 +92,9 @@ TEST_CASE("any layout reads what any layout wrote, cell by cell") {
         auto& writer =
             *writers.emplace_back(std::make_unique<Writer>(disk(), root.path(), info, "x", rank, world));
         for (const auto& [name, shape] : tensors)
-          for (const auto& piece : pieces_of(shape, kind, rank, world)) {
-            alive.push_back(cut(ramp(shape), shape, piece));
-            writer.add(name, DType::f32, shape, piece, bytes_of(alive.back()));
+          for (const auto& chunk : pieces_of(shape, kind, rank, world)) {
+            alive.push_back(cut(ramp(shape), shape, chunk));
+            writer.add(name, DType::f32, shape, chunk, bytes_of(alive.back()));
           }
         if (rank == 0) writer.add_text(kStateFile, "{}");
         parts.push_back(writer.finish_rank());
@@ -137,14 +137,14 @@ TEST_CASE("element types convert on reading where that is sound") {
   Writer writer(disk(), root.path(), {}, "x", 0, 1);
   const std::vector<float> values{1.0f, -2.5f, 3.14159f};
   const std::vector<int64_t> ids{1, 2};
-  writer.add("w", DType::f32, {3}, whole({3}), bytes_of(values));
-  writer.add("ids", DType::i64, {2}, whole({2}), bytes_of(ids));
+  writer.add("w", DType::f32, {3}, full_region({3}), bytes_of(values));
+  writer.add("ids", DType::i64, {2}, full_region({2}), bytes_of(ids));
   Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
   std::vector<bf16> narrow(3);
-  reader.read_whole("w", DType::bf16, room_of(narrow));
+  reader.read_all("w", DType::bf16, room_of(narrow));
   for (size_t i = 0; i < 3; ++i) CHECK(narrow[i].bits == bf16(values[i]).bits);
   std::vector<float> wrong(2);
-  CHECK(holds(error_of([&] { reader.read_whole("ids", DType::f32, room_of(wrong)); }),
+  CHECK(holds(error_of([&] { reader.read_all("ids", DType::f32, room_of(wrong)); }),
               "is stored as i64 and cannot be read as fp32"));
   CHECK(holds(error_of([&] { reader.read("w", DType::f32, {{2}, {2}}, room_of(wrong)); }), "has shape [3]"));
 }
@@ -154,28 +154,29 @@ TEST_CASE("bytes may be made when their turn comes") {
   Writer writer(disk(), root.path(), {}, "x", 0, 1);
   std::vector<float> staging(4);
   for (int k = 0; k < 3; ++k)
-    writer.add("t" + std::to_string(k), DType::f32, {4}, whole({4}), [&staging, k](const ByteSink& sink) {
-      staging = ramp({4}, static_cast<float>(k) * 10);
-      sink(bytes_of(staging).first(5));
-      sink(bytes_of(staging).subspan(5));
-      staging.assign(4, -1);  // nobody looks at it any more
-    });
+    writer.add("t" + std::to_string(k), DType::f32, {4}, full_region({4}),
+               [&staging, k](const ByteSink& sink) {
+                 staging = ramp({4}, static_cast<float>(k) * 10);
+                 sink(bytes_of(staging).first(5));
+                 sink(bytes_of(staging).subspan(5));
+                 staging.assign(4, -1);  // nobody looks at it any more
+               });
   Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
   for (int k = 0; k < 3; ++k)
     CHECK(read_all(reader, "t" + std::to_string(k)) == ramp({4}, static_cast<float>(k) * 10));
 }
 
 TEST_CASE("rectangles are cut into rows of at most so many bytes") {
-  const Rectangle where{{10, 3}, {7, 5}};
+  const Region where{{10, 3}, {7, 5}};
   CHECK(row_slabs(where, DType::f32, 1 << 20) == std::vector{where});
   const auto slabs = row_slabs(where, DType::f32, 2 * 5 * 4 + 1);
   REQUIRE(slabs.size() == 4);
-  CHECK(slabs[0] == Rectangle{{10, 3}, {2, 5}});
-  CHECK(slabs[3] == Rectangle{{16, 3}, {1, 5}});
+  CHECK(slabs[0] == Region{{10, 3}, {2, 5}});
+  CHECK(slabs[3] == Region{{16, 3}, {1, 5}});
   CHECK(row_slabs(where, DType::f32, 1).size() == 7);
-  CHECK(row_slabs(Rectangle{{}, {}}, DType::f32, 1).size() == 1);
-  CHECK(row_slabs(Rectangle{{0, 0}, {0, 5}}, DType::f32, 1).empty());
-  CHECK(row_slabs(Rectangle{{0, 0}, {5, 0}}, DType::f32, 1).size() == 1);
+  CHECK(row_slabs(Region{{}, {}}, DType::f32, 1).size() == 1);
+  CHECK(row_slabs(Region{{0, 0}, {0, 5}}, DType::f32, 1).empty());
+  CHECK(row_slabs(Region{{0, 0}, {5, 0}}, DType::f32, 1).size() == 1);
 }
 
 TEST_CASE("tensors larger than a piece are read and written in pieces") {
@@ -183,7 +184,7 @@ TEST_CASE("tensors larger than a piece are read and written in pieces") {
   const Shape shape{5000, 1000};  // 20 MB
   const auto values = ramp(shape);
   Writer writer(disk(), root.path() / "a", {}, "x", 0, 1);
-  writer.add("w", DType::f32, shape, whole(shape), bytes_of(values));
+  writer.add("w", DType::f32, shape, full_region(shape), bytes_of(values));
   Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
   CHECK((read_all(reader, "w") == values));
   std::vector<float> part(4900 * 900);
@@ -195,23 +196,23 @@ TEST_CASE("tensors larger than a piece are read and written in pieces") {
                        values.begin() + static_cast<int64_t>(row + 60) * 1000 + 70);
   CHECK(same);
   Writer again(disk(), root.path() / "b", {}, "x", 0, 1);
-  size_t pieces = 0;
-  again.add("w", DType::f32, shape, whole(shape), [&](const ByteSink& sink) {
+  size_t chunks = 0;
+  again.add("w", DType::f32, shape, full_region(shape), [&](const ByteSink& sink) {
     source_of(reader, "w", DType::f32)([&](std::span<const std::byte> bytes) {
-      ++pieces;
-      CHECK(static_cast<int64_t>(bytes.size()) <= kPieceBytes);
+      ++chunks;
+      CHECK(static_cast<int64_t>(bytes.size()) <= kChunkBytes);
       sink(bytes);
     });
   });
   Reader copied = Reader::open(again.commit({again.finish_rank()}), Depth::content);
-  CHECK(pieces == 3);
+  CHECK(chunks == 3);
   CHECK((read_all(copied, "w") == values));
 }
 
 TEST_CASE("a commit refuses parts that do not make one whole") {
   const TemporaryDirectory root;
   const auto values = ramp({4});
-  const auto attempt = [&](const Rectangle& a, const Rectangle& b, auto change) {
+  const auto attempt = [&](const Region& a, const Region& b, auto change) {
     SaveInfo info;
     Writer first(disk(), root.path(), info, "x", 0, 2), second(disk(), root.path(), info, "x", 1, 2);
     first.add("w", DType::f32, {8}, a, bytes_of(values));
@@ -227,7 +228,7 @@ TEST_CASE("a commit refuses parts that do not make one whole") {
   const auto as_is = [](auto&, auto&) {};
   CHECK(holds(attempt({{0}, {4}}, {{3}, {4}}, as_is), "tensor \"w\" of shape [8]: cell [3] is in 2 pieces"));
   CHECK(holds(attempt({{0}, {4}}, {{0}, {4}}, as_is), "cell [0] is in 2 pieces"));
-  const Rectangle low{{0}, {4}}, high{{4}, {4}};
+  const Region low{{0}, {4}}, high{{4}, {4}};
   CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts.pop_back(); }), "rank 1 sent no list"));
   CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts[1] = parts[0]; }),
               "does not belong to this save"));
@@ -317,7 +318,7 @@ TEST_CASE("the block that differs is named") {
   Writer writer(disk(), root.path(), {}, "x", 0, 1);
   std::vector<float> large(5 << 20);  // 20 MiB: five blocks and a bit
   for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<float>(i % 1000);
-  writer.add("w", DType::f32, {5 << 20}, whole({5 << 20}), bytes_of(large));
+  writer.add("w", DType::f32, {5 << 20}, full_region({5 << 20}), bytes_of(large));
   const fs::path path = writer.commit({writer.finish_rank()});
   CHECK(verify(path, Depth::content).empty());
   const fs::path shard = path / "rank-00000.safetensors";
@@ -394,11 +395,11 @@ TEST_CASE("a sample for scripts/peers/check_checkpoint.py") {
     last = std::make_unique<Writer>(disk(), root, info, "peer", rank, kWorld);
     const Shape flat{5, 7, 3}, rows{8, 6}, columns{3, 16};
     const int64_t begin = 105 * rank / kWorld, end = 105 * (rank + 1) / kWorld;
-    for (const auto& piece : flat_range_as_rectangles(flat, begin, end - begin)) {
-      alive.push_back(cut(ramp(flat), flat, piece));
-      last->add("flat", DType::f32, flat, piece, bytes_of(alive.back()));
+    for (const auto& chunk : flat_range_as_regions(flat, begin, end - begin)) {
+      alive.push_back(cut(ramp(flat), flat, chunk));
+      last->add("flat", DType::f32, flat, chunk, bytes_of(alive.back()));
     }
-    const Rectangle row{{rank * 2, 0}, {2, 6}}, column{{0, rank * 4}, {3, 4}};
+    const Region row{{rank * 2, 0}, {2, 6}}, column{{0, rank * 4}, {3, 4}};
     alive.push_back(cut(ramp(rows), rows, row));
     last->add("rows", DType::f32, rows, row, bytes_of(alive.back()));
     const auto values = cut(ramp(columns), columns, column);
@@ -406,7 +407,7 @@ TEST_CASE("a sample for scripts/peers/check_checkpoint.py") {
     last->add("columns", DType::bf16, columns, column, bytes_of(alive_narrow.back()));
     if (rank == 2) {
       alive.push_back({0});
-      last->add("scalar", DType::f32, {}, whole({}), bytes_of(alive.back()));
+      last->add("scalar", DType::f32, {}, full_region({}), bytes_of(alive.back()));
     }
     parts.push_back(last->finish_rank());
   }

@@ -97,9 +97,9 @@ TEST_CASE("adapters of every kind train, are saved without their base, and merge
     CHECK(b.in({"merge", preset, preset + "-merged"}).code != 0);  // it is there already
   }
   // Four bits are felt, but little.
-  const double exact = b.loss("lora"), quantised = b.loss("qlora");
-  CHECK(exact != quantised);
-  CHECK(quantised == doctest::Approx(exact).epsilon(0.03));
+  const double exact = b.loss("lora"), quantized = b.loss("qlora");
+  CHECK(exact != quantized);
+  CHECK(quantized == doctest::Approx(exact).epsilon(0.03));
 }
 
 TEST_CASE("a run with adapters that stops goes on as if it had not") {

@@ -51,8 +51,8 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
     expected[static_cast<size_t>(i)] = sum;
   }
   const auto cpu = make_cpu_device(kernels::cpu_table(), 1),
-             guard = make_guard_device(kernels::cpu_table(), 1);
-  for (Device* device : {cpu.get(), guard.get()}) {
+             checked = make_checked_device(kernels::cpu_table(), 1);
+  for (Device* device : {cpu.get(), checked.get()}) {
     const Tensor a = Tensor::from_host<float>(*device, {count}, values),
                  b = Tensor::from_host<float>(*device, {count}, values);
     all_reduce_sum(group, a);
@@ -105,9 +105,9 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
     return values;
   };
   const auto cpu = make_cpu_device(kernels::cpu_table(), 1),
-             guard = make_guard_device(kernels::cpu_table(), 1),
-             patient = make_guard_device(kernels::cpu_table(), 1, {.patient = true});
-  for (Device* device : {cpu.get(), guard.get(), patient.get()}) {
+             checked = make_checked_device(kernels::cpu_table(), 1),
+             patient = make_checked_device(kernels::cpu_table(), 1, {.patient = true});
+  for (Device* device : {cpu.get(), checked.get(), patient.get()}) {
     const auto upload = [&](const std::vector<int32_t>& values) {
       return Tensor::from_host<int32_t>(*device, {static_cast<int64_t>(values.size())}, values);
     };

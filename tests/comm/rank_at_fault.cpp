@@ -15,8 +15,8 @@ using namespace std::chrono_literals;
 
 int main(int, char** arguments) {
   const std::string wanted = arguments[1];
-  const auto tell = [](const Error& error) { ::fprintf(stderr, "error: %s\n", error.what()); };
-  const auto world = comm::World::join({.timeout = 1.5, .tell = tell});
+  const auto report = [](const Error& error) { ::fprintf(stderr, "error: %s\n", error.what()); };
+  const auto world = comm::World::join({.timeout = 1.5, .report = report});
   const auto fault = wanted == "late"   ? test::Fault::late
                      : wanted == "lost" ? test::Fault::lost
                                         : test::Fault::wrong_size;
@@ -34,7 +34,7 @@ int main(int, char** arguments) {
       used.broadcast(mine.data(), 64, 0);
     }
   } catch (const Error& error) {
-    if (!world->failure_told()) tell(error);
+    if (!world->failure_reported()) report(error);
     world->abort(exit_code_of(error.code()));
   }
 }

@@ -19,16 +19,17 @@ using namespace capstan::comm;
 
 namespace {
 
-Post post(int rank, Doing doing, double seconds, Call call = Call::all_gather, int64_t sequence = 31) {
-  Post one;
-  one.rank = rank, one.pid = 100 + rank, one.host = "h" + std::to_string(rank), one.doing = doing;
+RankStatus status(int rank, RankState state, double seconds, Call call = Call::all_gather,
+                  int64_t sequence = 31) {
+  RankStatus one;
+  one.rank = rank, one.pid = 100 + rank, one.host = "h" + std::to_string(rank), one.state = state;
   one.seconds = seconds, one.step = 7, one.phase = "backward", one.call = call, one.group = "dp";
   one.first = 0, one.sequence = sequence, one.bytes = 48;
   one.groups = {{"dp", 0, sequence}};
   return one;
 }
-std::string judged(const std::vector<Post>& posts) {
-  const auto error = judge(posts, 10);
+std::string judged(const std::vector<RankStatus>& statuses) {
+  const auto error = diagnose_stall(statuses, 10);
   if (!error) return "";
   CHECK(error->code() == ErrorCode::rank_failure);
   return error->what();
@@ -40,65 +41,66 @@ bool has(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("who is to blame") {
-  using enum Doing;
+  using enum RankState;
   // Work goes on: nobody waits for long, whatever somebody computes.
-  CHECK(judged({post(0, working, 100), post(1, working, 100)}).empty());
-  CHECK(judged({post(0, waiting, 9), post(1, working, 100)}).empty());
-  CHECK(judged({post(0, waiting, 11), post(1, working, 9)}).empty());
-  CHECK(judged({post(0, waiting, 11), post(1, waiting, 9)}).empty());
+  CHECK(judged({status(0, working, 100), status(1, working, 100)}).empty());
+  CHECK(judged({status(0, waiting, 9), status(1, working, 100)}).empty());
+  CHECK(judged({status(0, waiting, 11), status(1, working, 9)}).empty());
+  CHECK(judged({status(0, waiting, 11), status(1, waiting, 9)}).empty());
 
-  const std::string lags = judged({post(0, waiting, 11), post(1, working, 12, Call::all_gather, 30)});
+  const std::string lags = judged({status(0, waiting, 11), status(1, working, 12, Call::all_gather, 30)});
   CHECK(has(lags,
             "rank 1 on host `h1` (process 101) lags at step 7, backward: it has been working after "
             "all_gather 30 of group `dp` (48 bytes) for 12.0 s"));
   CHECK(has(lags, "rank 0 waits for 11.0 s in all_gather 31 of group `dp` (48 bytes), step 7, backward"));
   // Among several the one that has been silent the longest, and a stopped process before all.
-  CHECK(has(judged({post(0, waiting, 11), post(1, working, 12), post(2, working, 13)}), "rank 2 on host"));
-  auto stopped = post(1, waiting, 11);
+  CHECK(has(judged({status(0, waiting, 11), status(1, working, 12), status(2, working, 13)}),
+            "rank 2 on host"));
+  auto stopped = status(1, waiting, 11);
   stopped.stopped = true;
-  CHECK(has(judged({post(0, waiting, 20), stopped, post(2, working, 30)}),
+  CHECK(has(judged({status(0, waiting, 20), stopped, status(2, working, 30)}),
             "rank 1 on host `h1` (process 101) is stopped"));
 
-  auto gone = post(2, working, 0.1);
+  auto gone = status(2, working, 0.1);
   gone.gone = true;
-  CHECK(has(judged({post(0, waiting, 1), post(1, working, 1), gone}),
+  CHECK(has(judged({status(0, waiting, 1), status(1, working, 1), gone}),
             "rank 2 on host `h2` (process 102) is gone at step 7"));
   gone.remote = true;
-  CHECK(has(judged({post(0, waiting, 1), gone}), "gives no sign of life"));
-  gone.doing = ended;
-  CHECK(judged({post(0, working, 1), gone}).empty());
+  CHECK(has(judged({status(0, waiting, 1), gone}), "gives no sign of life"));
+  gone.state = ended;
+  CHECK(judged({status(0, working, 1), gone}).empty());
 
   // All wait: somebody has not entered what another waits for.
-  const std::string crossed = judged({post(0, waiting, 11), post(1, waiting, 12, Call::barrier, 30)});
+  const std::string crossed = judged({status(0, waiting, 11), status(1, waiting, 12, Call::barrier, 30)});
   CHECK(has(crossed, "rank 1 on host `h1` (process 101) waits in barrier 30 of group `dp` for 12.0 s"));
-  auto receive = post(0, waiting, 15, Call::receive, 0);
+  auto receive = status(0, waiting, 15, Call::receive, 0);
   receive.peer = 1, receive.group = "pp";
-  const std::string missing = judged({receive, post(1, ended, 3)});
+  const std::string missing = judged({receive, status(1, ended, 3)});
   CHECK(has(missing, "waits in receive of 48 bytes from rank 1 in group `pp` for 15.0 s"));
   CHECK(has(missing, "where rank 1 on host `h1` does not come: it is ended"));
-  auto other = post(1, waiting, 12);
+  auto other = status(1, waiting, 12);
   other.bytes = 24;
-  CHECK(
-      has(judged({post(0, waiting, 11), other}), "ranks disagree about collective 31 of group `dp`: rank 0"));
+  CHECK(has(judged({status(0, waiting, 11), other}),
+            "ranks disagree about collective 31 of group `dp`: rank 0"));
 }
 
 TEST_CASE("the board is shared memory; the first to claim tells") {
-  const auto board = Board::create(2, true);
-  const auto same = Board::open(board->path());
+  const auto status_table = RankStatusTable::create(2, true);
+  const auto same = RankStatusTable::open(status_table->path());
   CHECK(same->ranks() == 2);
   CHECK(same->has_parent());
-  board->unlink();
-  CHECK_FALSE(std::filesystem::exists(board->path()));
-  CHECK_THROWS_AS(Board::open(board->path()), Error);
+  status_table->unlink();
+  CHECK_FALSE(std::filesystem::exists(status_table->path()));
+  CHECK_THROWS_AS(RankStatusTable::open(status_table->path()), Error);
 
-  const std::shared_ptr<Board> shared = Board::create(2, false);
+  const std::shared_ptr<RankStatusTable> shared = RankStatusTable::create(2, false);
   shared->unlink();
-  Poster poster(shared, {0, 1}, 1, "here");
-  poster.step(5), poster.phase("a phase that is longer than it may be");
-  const int group = poster.add_group("tp", 4);
-  poster.call(Call::send, group, 3, 0, 99);
-  poster.doing(Doing::waiting);
-  const Post seen = shared->read(1, 0);
+  StatusPublisher publisher(shared, {0, 1}, 1, "here");
+  publisher.step(5), publisher.phase("a phase that is longer than it may be");
+  const int group = publisher.add_group("tp", 4);
+  publisher.call(Call::send, group, 3, 0, 99);
+  publisher.state(RankState::waiting);
+  const RankStatus seen = shared->read(1, 0);
   CHECK(seen.rank == 1);
   CHECK(seen.pid == ::getpid());
   CHECK(seen.host == "here");
@@ -107,10 +109,10 @@ TEST_CASE("the board is shared memory; the first to claim tells") {
   CHECK(seen.group == "tp");
   CHECK(seen.peer == 3);
   CHECK(seen.bytes == 99);
-  CHECK(seen.doing == Doing::waiting);
+  CHECK(seen.state == RankState::waiting);
   CHECK(seen.seconds < 60);
-  CHECK(shared->read(0, 0).doing == Doing::absent);
-  poster.remove_group(group);
+  CHECK(shared->read(0, 0).state == RankState::absent);
+  publisher.remove_group(group);
   CHECK(shared->read(1, 0).groups.empty());
 
   CHECK_FALSE(shared->report());
@@ -128,7 +130,7 @@ TEST_CASE("the board is shared memory; the first to claim tells") {
 }
 
 TEST_CASE("a post survives the way through a file; what is none is left out") {
-  Post one = post(3, Doing::waiting, 1.5, Call::broadcast, 12);
+  RankStatus one = status(3, RankState::waiting, 1.5, Call::broadcast, 12);
   one.heartbeat = 77;
   const auto back = parse_line(line_of(one));
   REQUIRE(back);
@@ -143,10 +145,11 @@ TEST_CASE("a post survives the way through a file; what is none is left out") {
 }
 
 TEST_CASE("posting costs less than a microsecond a collective") {
-  const std::shared_ptr<Board> board = Board::create(1, false);
-  board->unlink();
-  const auto group = make_posting_communicator(
-      make_self_communicator("one"), std::make_shared<Poster>(board, std::vector<int>{0}, 0, "here"));
+  const std::shared_ptr<RankStatusTable> status_table = RankStatusTable::create(1, false);
+  status_table->unlink();
+  const auto group = make_publishing_communicator(
+      make_self_communicator("one"),
+      std::make_shared<StatusPublisher>(status_table, std::vector<int>{0}, 0, "here"));
   constexpr int kCalls = 20000;
   double best = 1;
   for (int repeat = 0; repeat < 5; ++repeat) {

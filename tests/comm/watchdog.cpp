@@ -11,8 +11,8 @@
 #include <string>
 #include <thread>
 
-#include "comm/watchdog/rank_status.hpp"
 #include "comm/watchdog/publishing_communicator.hpp"
+#include "comm/watchdog/rank_status.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
@@ -29,22 +29,23 @@ bool has(const std::string& text, const std::string& part) {
 TEST_CASE("hosts see each other through files: one that falls silent is told, once") {
   const auto directory =
       std::filesystem::temp_directory_path() / ("capstan-hosts-" + std::to_string(::getpid()));
-  SharedPosts::clear(directory);
+  RankStatusFiles::clear(directory);
   // Two hosts in one process: each has its board, its rank and its watchdog.
   struct Host {
-    std::shared_ptr<Board> board = Board::create(1, false);
-    std::unique_ptr<Poster> poster;
+    std::shared_ptr<RankStatusTable> status_table = RankStatusTable::create(1, false);
+    std::unique_ptr<StatusPublisher> publisher;
     std::unique_ptr<Watchdog> watchdog;
     std::string told;
     std::atomic<bool> left = false;
     Host(const std::filesystem::path& directory, int rank) {
-      board->unlink();
-      poster = std::make_unique<Poster>(board, rank == 0 ? std::vector<int>{0, -1} : std::vector<int>{-1, 0},
-                                        rank, "host" + std::to_string(rank));
+      status_table->unlink();
+      publisher = std::make_unique<StatusPublisher>(
+          status_table, rank == 0 ? std::vector<int>{0, -1} : std::vector<int>{-1, 0}, rank,
+          "host" + std::to_string(rank));
       watchdog = std::make_unique<Watchdog>(
-          *board, 0,
+          *status_table, 0,
           WatchOptions{0.4, [this](const Error& error) { told = error.what(); }, [this] { left = true; }});
-      watchdog->share(std::make_unique<SharedPosts>(directory, rank, std::vector<int>{0, 1}));
+      watchdog->share(std::make_unique<RankStatusFiles>(directory, rank, std::vector<int>{0, 1}));
     }
   };
   const auto wait_for = [](const auto& condition) {
@@ -61,10 +62,10 @@ TEST_CASE("hosts see each other through files: one that falls silent is told, on
     CHECK_MESSAGE(has(a.told, "rank 1 on host `host1`"), a.told);
     CHECK_MESSAGE(has(a.told, "gives no sign of life"), a.told);
   }
-  SharedPosts::clear(directory);
+  RankStatusFiles::clear(directory);
   {
     Host a(directory, 0), b(directory, 1);
-    a.poster->doing(Doing::waiting);  // for rank 1, which lives and does not come
+    a.publisher->state(RankState::waiting);  // for rank 1, which lives and does not come
     wait_for([&] { return a.left && b.left; });
     REQUIRE((a.left && b.left));
     const int told = !a.told.empty() + !b.told.empty();

@@ -310,9 +310,9 @@ TEST_CASE("a scheme says what a file is, and only what follows is a path") {
     CHECK(absolute_name(scheme + "/there", "/of") == scheme + "/there");
   }
   CHECK(split_scheme("C:x").path == "C:x");
-  CHECK(is_foreign_model("model", "gguf:x"));
-  CHECK_FALSE(is_foreign_model("model", "peft:x"));
-  CHECK_FALSE(is_foreign_model("dataset", "hf:x"));
+  CHECK(is_external_model("model", "gguf:x"));
+  CHECK_FALSE(is_external_model("model", "peft:x"));
+  CHECK_FALSE(is_external_model("dataset", "hf:x"));
 }
 
 TEST_CASE("secrets are references") {

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "data/gpt_dataset.hpp"
-#include "text/tokenizer/tokenizer.hpp"
 #include "data/verbs.hpp"
 #include "dataset_helpers.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 using namespace capstan;
 using namespace capstan::data;
@@ -37,7 +37,7 @@ GptDatasetOptions options_of(const std::vector<std::string>& prefixes, const Tok
 std::string prepare_text(const TempDirectory& directory, const std::string& name,
                          std::shared_ptr<const Tokenizer> tokenizer) {
   write_text(directory / "text.txt", "abc\n\nabcdefghijkl\n");
-  PrepareVerb verb;
+  PrepareCommand verb;
   verb.inputs = {directory / "text.txt"};
   verb.tokenizer = "tok/" + name + ".json";
   verb.loaded = std::move(tokenizer);
@@ -80,7 +80,7 @@ TEST_CASE("data prepare records the tokenizer, and data of another one is refuse
   CHECK(error_of([&] { build_gpt_datasets(small); }).find("larger than the model's vocabulary of 257") !=
         std::string::npos);
 
-  InspectVerb look;
+  InspectCommand look;
   look.prefix = b;
   CHECK(to_text_report(run_inspect(look)).find("tokenizer     \"tok/b.json\" (258 tokens") !=
         std::string::npos);
@@ -100,7 +100,7 @@ TEST_CASE("without a record, a tokenizer that lacks an id of the data is refused
           build_gpt_datasets(options_of({prefix}, bytes.get()));
         }).find("d.bin: offset 14: token 257 is not below the vocabulary size 257") != std::string::npos);
   CHECK(error_of([&] { build_gpt_datasets(options_of({prefix}, longer.get())); }) == "");
-  InspectVerb look;
+  InspectCommand look;
   look.prefix = prefix;
   look.tokenizer = "bytes";
   CHECK(error_of([&] { run_inspect(look); }).find("token 257") != std::string::npos);
@@ -163,7 +163,7 @@ TEST_CASE("data prepare replaces a dataset only when asked to, and its record wi
   CHECK(refused.starts_with("usage: `" + prefix + ".bin` exists already"));
   CHECK(refused.find("--overwrite") != std::string::npos);
   CHECK(read_file(prefix + ".bin") == before);
-  PrepareVerb verb;
+  PrepareCommand verb;
   verb.inputs = {directory / "text.txt"};
   verb.tokenizer = "tok/new.json";
   verb.loaded = longer_tokenizer();

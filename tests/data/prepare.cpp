@@ -412,7 +412,7 @@ TEST_CASE("options that make no sense are usage errors") {
 TEST_CASE("the verbs: from text to a dataset and back with the byte tokenizer") {
   const TempDirectory directory;
   write_text(directory / "fortunes", "be\n%\ncalm\n");
-  PrepareVerb verb;
+  PrepareCommand verb;
   verb.inputs = {directory / "fortunes"};
   verb.tokenizer = "bytes";
   verb.output = directory / "f";
@@ -421,26 +421,27 @@ TEST_CASE("the verbs: from text to a dataset and back with the byte tokenizer") 
   const auto result = run_prepare(verb);
   CHECK(result.keys[0].documents == 2);
   CHECK(result.keys[0].tokens == 2 + 4 + 2);
-  InspectVerb look;
+  InspectCommand look;
   look.prefix = directory / "f_text_document";
   look.tokenizer = "bytes";
   const auto report = run_inspect(look);
   CHECK(report.samples[1].ids == std::vector<int32_t>{'c', 'a', 'l', 'm', 256});
   CHECK(report.samples[1].text.starts_with("calm"));
   const auto refused = [&](auto change) {
-    PrepareVerb bad = verb;
+    PrepareCommand bad = verb;
     change(bad);
     return error_of([&] { run_prepare(bad); });
   };
-  CHECK(refused([](PrepareVerb& v) {
+  CHECK(refused([](PrepareCommand& v) {
           v.format = "xml";
         }).find("--format `xml` is not one of auto, json, jsonl, text") != std::string::npos);
-  CHECK(refused([](PrepareVerb& v) { v.on_bad_line = "ignore"; }).starts_with("usage: "));
-  CHECK(refused([](PrepareVerb& v) { v.documents = "file"; }).starts_with("usage: "));
-  CHECK(refused([](PrepareVerb& v) { v.eod = "<nope>"; }).find("has no token `<nope>`") != std::string::npos);
-  CHECK(refused([](PrepareVerb& v) { v.eod = "x", v.append_eod = false; }).find("no effect") !=
+  CHECK(refused([](PrepareCommand& v) { v.on_bad_line = "ignore"; }).starts_with("usage: "));
+  CHECK(refused([](PrepareCommand& v) { v.documents = "file"; }).starts_with("usage: "));
+  CHECK(refused([](PrepareCommand& v) { v.eod = "<nope>"; }).find("has no token `<nope>`") !=
         std::string::npos);
-  CHECK(refused([](PrepareVerb& v) {
+  CHECK(refused([](PrepareCommand& v) { v.eod = "x", v.append_eod = false; }).find("no effect") !=
+        std::string::npos);
+  CHECK(refused([](PrepareCommand& v) {
           v.tokenizer = "/nonexistent/tokenizer.json";
         }).starts_with("not_found: "));
 }

@@ -37,7 +37,7 @@ std::vector<std::byte> bytes_of(checkpoint::TensorSource& source, const std::str
   const auto& info = source.at(name);
   std::vector<std::byte> bytes(
       static_cast<size_t>(checkpoint::element_count(info.shape) * size_of(info.dtype)));
-  source.read_whole(name, info.dtype, bytes);
+  source.read_all(name, info.dtype, bytes);
   return bytes;
 }
 
@@ -62,7 +62,7 @@ struct Copy {
   }
   std::string error() const {
     return error_of([&] {
-      const auto model = ForeignModel::open("hf:" + path.string());
+      const auto model = ExternalModel::open("hf:" + path.string());
       model->parameters(model->model());
     });
   }
@@ -70,8 +70,8 @@ struct Copy {
 
 Exported exported_of(checkpoint::Reader& reader, const config::ModelConfig& model) {
   Exported exported{&reader, model, {}};
-  for (const auto name : carried_files())
-    if (reader.has_file(name)) exported.carried.emplace_back(name, reader.read_text(name));
+  for (const auto name : asset_files())
+    if (reader.has_file(name)) exported.assets.emplace_back(name, reader.read_text(name));
   return exported;
 }
 
@@ -82,11 +82,11 @@ TEST_CASE("Transformers' files to a checkpoint and back: tensors and small files
     const std::string name = entry.path().filename().string();
     CAPTURE(name);
     test::TemporaryDirectory home;
-    const auto foreign = ForeignModel::open("hf:" + entry.path().string());
-    const Written in = write_checkpoint(*foreign, home.path() / "checkpoint", {});
-    CHECK(in.tensors == static_cast<int64_t>(foreign->parameters(foreign->model())->names().size()));
+    const auto external = ExternalModel::open("hf:" + entry.path().string());
+    const Written in = write_checkpoint(*external, home.path() / "checkpoint", {});
+    CHECK(in.tensors == static_cast<int64_t>(external->parameters(external->model())->names().size()));
     auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Depth::content);
-    write_hf(exported_of(reader, foreign->model()), home.path() / "back");
+    write_hf(exported_of(reader, external->model()), home.path() / "back");
 
     HfDirectory before(entry.path()), after(home.path() / "back");
     for (const std::string& tensor : before.names()) {
@@ -98,8 +98,8 @@ TEST_CASE("Transformers' files to a checkpoint and back: tensors and small files
       CHECK(bytes_of(after, tensor) == bytes_of(before, tensor));
     }
     for (const std::string& tensor : after.names()) CHECK(before.find(tensor));
-    CHECK(before.carried() == after.carried());
-    for (const std::string& file : before.carried()) {
+    CHECK(before.assets() == after.assets());
+    for (const std::string& file : before.assets()) {
       CAPTURE(file);
       CHECK(before.read_text(file) == after.read_text(file));
     }
@@ -111,50 +111,50 @@ TEST_CASE("Transformers' files to a checkpoint and back: tensors and small files
 TEST_CASE("a config.json made from a recipe describes the same model") {
   for (const auto& entry : fs::directory_iterator(kFamilies)) {
     CAPTURE(entry.path());
-    const auto foreign = ForeignModel::open("hf:" + entry.path().string());
-    const HfConfig made = write_hf_config(foreign->model(), DType::f32);
-    CHECK(differences(foreign->model(), read_hf_config(made.text, "made").model).empty());
+    const auto external = ExternalModel::open("hf:" + entry.path().string());
+    const HfConfig made = write_hf_config(external->model(), DType::f32);
+    CHECK(differences(external->model(), read_hf_config(made.text, "made").model).empty());
   }
 }
 
 TEST_CASE("a recipe made from a model resolves to it") {
   for (const auto& entry : fs::directory_iterator(kFamilies)) {
     CAPTURE(entry.path());
-    const auto foreign = ForeignModel::open("hf:" + entry.path().string());
-    const auto resolution = resolve_recipe(*foreign);
+    const auto external = ExternalModel::open("hf:" + entry.path().string());
+    const auto resolution = resolve_recipe(*external);
     if (!resolution.ok()) {
       CAPTURE(error_of([&] { resolution.require_ok(); }));
       CHECK(resolution.ok());
     }
-    CHECK(differences(resolution.config.model, foreign->model()).empty());
-    CHECK(resolution.config.model.hidden_dropout == foreign->model().hidden_dropout);
+    CHECK(differences(resolution.config.model, external->model()).empty());
+    CHECK(resolution.config.model.hidden_dropout == external->model().hidden_dropout);
   }
 }
 
 TEST_CASE("a model of no family is refused with the field that differs") {
-  config::ModelConfig model = ForeignModel::open("hf:" + (kFamilies / "llama").string())->model();
+  config::ModelConfig model = ExternalModel::open("hf:" + (kFamilies / "llama").string())->model();
   model.rotary_interleaved = true;
   CHECK(holds(error_of([&] { write_hf_config(model, DType::f32); }), "model.rotary_interleaved is true"));
 }
 
 TEST_CASE("shards hold no more than they may, and read back") {
   test::TemporaryDirectory home;
-  const auto foreign = ForeignModel::open("hf:" + (kFamilies / "qwen3").string());
-  const auto parameters = foreign->parameters(foreign->model());
-  const Written written = write_hf({parameters.get(), foreign->model(), foreign->carried()},
+  const auto external = ExternalModel::open("hf:" + (kFamilies / "qwen3").string());
+  const auto parameters = external->parameters(external->model());
+  const Written written = write_hf({parameters.get(), external->model(), external->assets()},
                                    home.path() / "out", {.shard_bytes = 9000});
   CHECK(fs::exists(home.path() / "out" / kIndexFile));
   CHECK(written.files.size() > 5);
   HfDirectory before(kFamilies / "qwen3"), after(home.path() / "out");
   CHECK(before.names() == after.names());
   // The index that came along, and another size where one is asked for.
-  const auto sharded = ForeignModel::open("hf:" + (home.path() / "out").string());
+  const auto sharded = ExternalModel::open("hf:" + (home.path() / "out").string());
   const auto again = sharded->parameters(sharded->model());
-  const Exported from{again.get(), sharded->model(), sharded->carried()};
+  const Exported from{again.get(), sharded->model(), sharded->assets()};
   CHECK(write_hf(from, home.path() / "same").files == written.files);
   CHECK(write_hf(from, home.path() / "one", {.shard_bytes = 1'000'000}).files.size() < 5);
   CHECK(holds(error_of([&] {
-                write_hf({parameters.get(), foreign->model(), {}}, home.path() / "out");
+                write_hf({parameters.get(), external->model(), {}}, home.path() / "out");
               }),
               "exists already"));
 }
@@ -298,7 +298,7 @@ TEST_CASE("RoPE's base counts wherever config.json has it, and may not be two") 
 }
 
 TEST_CASE("the share of a head that RoPE turns is a whole number of elements") {
-  config::ModelConfig model = ForeignModel::open("hf:" + (kFamilies / "phi3").string())->model();
+  config::ModelConfig model = ExternalModel::open("hf:" + (kFamilies / "phi3").string())->model();
   for (int64_t head = 2; head <= 256; head += 2)
     for (int64_t width = 2; width <= head; width += 2) {
       model.kv_channels = head;
@@ -332,7 +332,7 @@ TEST_CASE("a tied model that brings a head of its own is refused when its weight
     fs::remove(copy.path / "model.safetensors");
     checkpoint::write_safetensors(checkpoint::real_file_system(), copy.path / "model.safetensors", tensors,
                                   {});
-    const auto model = ForeignModel::open("hf:" + copy.path.string());  // looks at no weight
+    const auto model = ExternalModel::open("hf:" + copy.path.string());  // looks at no weight
     CHECK(model->model().share_embeddings_and_output_weights);
     const std::string said = error_of([&] { model->parameters(model->model()); });
     if (differs)
@@ -387,6 +387,6 @@ TEST_CASE("directories that are not what they should be") {
     fs::create_directory(copy.path / "config.json");
     CHECK(holds(copy.error(), "not a regular file"));
   }
-  CHECK(holds(error_of([] { ForeignModel::open("hf:/nonexistent/model"); }), "not found: "));
-  CHECK(holds(error_of([] { ForeignModel::open("hf:"); }), "names nothing"));
+  CHECK(holds(error_of([] { ExternalModel::open("hf:/nonexistent/model"); }), "not found: "));
+  CHECK(holds(error_of([] { ExternalModel::open("hf:"); }), "names nothing"));
 }

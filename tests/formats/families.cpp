@@ -18,7 +18,7 @@
 
 using namespace capstan;
 using namespace capstan::test;
-using interchange::ForeignModel;
+using interchange::ExternalModel;
 
 namespace {
 
@@ -29,7 +29,7 @@ constexpr const char* kModels[] = {"gpt2",  "gpt2_bare", "llama", "llama_sharded
 
 std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
   std::vector<float> values(static_cast<size_t>(checkpoint::element_count(source.at(name).shape)));
-  source.read_whole(name, DType::f32, std::as_writable_bytes(std::span(values)));
+  source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   return values;
 }
 
@@ -45,12 +45,12 @@ class Gradients final : public checkpoint::TensorSource {
     const auto found = info_.find(std::string(name));
     return found == info_.end() ? nullptr : &found->second;
   }
-  void read(std::string_view name, DType, const checkpoint::Rectangle& wanted,
+  void read(std::string_view name, DType, const checkpoint::Region& wanted,
             std::span<std::byte> out) override {
     const auto values = fixture_.get<float>("grad." + std::string(name));
-    checkpoint::copy_cells(wanted, checkpoint::whole(at(name).shape),
-                           reinterpret_cast<const std::byte*>(values.data()), DType::f32, wanted, out.data(),
-                           DType::f32);
+    checkpoint::copy_region(wanted, checkpoint::full_region(at(name).shape),
+                            reinterpret_cast<const std::byte*>(values.data()), DType::f32, wanted, out.data(),
+                            DType::f32);
   }
 
  private:
@@ -75,10 +75,10 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
 TEST_CASE("every family's parameters are those that the engine asks for") {
   for (const std::string name : kModels) {
     CAPTURE(name);
-    const auto foreign = ForeignModel::open("hf:" + kFamilies + name);
-    const auto source = foreign->parameters(foreign->model());
-    CHECK(source->find("embedding.word_embeddings.weight")->shape[0] == foreign->model().padded_vocab_size);
-    const auto model = models::build(foreign->model());
+    const auto external = ExternalModel::open("hf:" + kFamilies + name);
+    const auto source = external->parameters(external->model());
+    CHECK(source->find("embedding.word_embeddings.weight")->shape[0] == external->model().padded_vocab_size);
+    const auto model = models::build(external->model());
     std::set<std::string> names;
     for (const auto& parameter : model->parameters()) {
       CAPTURE(parameter->name());
@@ -96,8 +96,8 @@ TEST_CASE("every family's parameters are those that the engine asks for") {
 
 TEST_CASE("any rectangle of a parameter is the same part of the whole") {
   for (const std::string name : kModels) {
-    const auto foreign = ForeignModel::open("hf:" + kFamilies + name);
-    const auto source = foreign->parameters(foreign->model());
+    const auto external = ExternalModel::open("hf:" + kFamilies + name);
+    const auto source = external->parameters(external->model());
     uint64_t state = 17;
     const auto below = [&](int64_t end) {
       state = state * 6364136223846793005u + 1442695040888963407u;
@@ -108,7 +108,7 @@ TEST_CASE("any rectangle of a parameter is the same part of the whole") {
       const auto& shape = source->at(tensor).shape;
       const auto whole = floats(*source, tensor);
       for (int round = 0; round < 4; ++round) {
-        checkpoint::Rectangle part;
+        checkpoint::Region part;
         for (const int64_t size : shape) {
           part.offsets.push_back(below(size));
           part.sizes.push_back(1 + below(size - part.offsets.back()));
@@ -116,9 +116,9 @@ TEST_CASE("any rectangle of a parameter is the same part of the whole") {
         const auto cells = static_cast<size_t>(checkpoint::element_count(part.sizes));
         std::vector<float> got(cells), wanted(cells);
         source->read(tensor, DType::f32, part, std::as_writable_bytes(std::span(got)));
-        checkpoint::copy_cells(part, checkpoint::whole(shape),
-                               reinterpret_cast<const std::byte*>(whole.data()), DType::f32, part,
-                               reinterpret_cast<std::byte*>(wanted.data()), DType::f32);
+        checkpoint::copy_region(part, checkpoint::full_region(shape),
+                                reinterpret_cast<const std::byte*>(whole.data()), DType::f32, part,
+                                reinterpret_cast<std::byte*>(wanted.data()), DType::f32);
         REQUIRE(got == wanted);
       }
     }
@@ -129,10 +129,10 @@ TEST_CASE("logits, loss and gradients are Transformers'") {
   const auto device = Cpu::make(1);
   for (const std::string name : kModels) {
     CAPTURE(name);
-    const auto foreign = ForeignModel::open("hf:" + kFamilies + name);
-    config::ModelConfig config = foreign->model();
+    const auto external = ExternalModel::open("hf:" + kFamilies + name);
+    config::ModelConfig config = external->model();
     config.hidden_dropout = config.attention_dropout = 0;
-    const auto source = foreign->parameters(config);
+    const auto source = external->parameters(config);
     const auto model = models::build(config);
     SimpleStore store(*device, model->parameters(), DType::f32);
     for (const auto& parameter : model->parameters())
@@ -164,7 +164,7 @@ TEST_CASE("logits, loss and gradients are Transformers'") {
     tape.backward({{"loss", Tensor::from_host<float>(*device, {1}, std::vector<float>{1})}});
 
     Gradients theirs(expected);
-    const auto gradients = foreign->arranged(theirs, config);
+    const auto gradients = external->arranged(theirs, config);
     for (const auto& parameter : model->parameters()) {
       CAPTURE(parameter->name());
       auto gradient = store.gradient(*parameter).to_floats();

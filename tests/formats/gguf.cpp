@@ -33,7 +33,7 @@ const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/format
 
 std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
   std::vector<float> values(static_cast<size_t>(checkpoint::element_count(source.at(name).shape)));
-  source.read_whole(name, DType::f32, std::as_writable_bytes(std::span(values)));
+  source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   return values;
 }
 
@@ -67,16 +67,16 @@ Bytes tensor(Bytes b, const std::string& name, std::vector<uint64_t> sizes, uint
 
 // A family's fixture as a GGUF file in fp32, with what it has to be.
 struct AsGguf {
-  std::unique_ptr<ForeignModel> hf;
+  std::unique_ptr<ExternalModel> hf;
   config::ModelConfig model;
   std::unique_ptr<checkpoint::TensorSource> parameters;
   AsGguf(const std::string& name, const fs::path& to)
-      : hf(ForeignModel::open("hf:" + (kHere / "families" / name).string())), model(hf->model()) {
+      : hf(ExternalModel::open("hf:" + (kHere / "families" / name).string())), model(hf->model()) {
     // The fixtures' own scale and window are none that a file can say.
     if (name == "gemma2") model.softmax_scale = 1 / std::sqrt(static_cast<double>(*model.kv_channels));
     if (name == "mistral") model.window_size.reset();
     parameters = hf->parameters(model);
-    write_gguf({parameters.get(), model, hf->carried()}, to, GgufType::f32);
+    write_gguf({parameters.get(), model, hf->assets()}, to, GgufType::f32);
   }
 };
 
@@ -101,18 +101,19 @@ TEST_CASE("blocks of every type are dequantised as the reference does, in any re
     const auto truth = expected.get<float>(name);
     CHECK(floats(file, name) == truth);
     const auto& shape = file.at(name).shape;
-    const checkpoint::Rectangle part{{1, 7}, {2, 40}};
+    const checkpoint::Region part{{1, 7}, {2, 40}};
     std::vector<float> got(80), wanted(80);
     file.read(name, DType::f32, part, std::as_writable_bytes(std::span(got)));
-    checkpoint::copy_cells(part, checkpoint::whole(shape), reinterpret_cast<const std::byte*>(truth.data()),
-                           DType::f32, part, reinterpret_cast<std::byte*>(wanted.data()), DType::f32);
+    checkpoint::copy_region(part, checkpoint::full_region(shape),
+                            reinterpret_cast<const std::byte*>(truth.data()), DType::f32, part,
+                            reinterpret_cast<std::byte*>(wanted.data()), DType::f32);
     CHECK(got == wanted);
   }
 }
 
 TEST_CASE("a file of llama.cpp's converter is the model it was made from, tokenizer included") {
-  const auto gguf = ForeignModel::open("gguf:" + (kHere / "gguf/smollm2.gguf").string());
-  const auto hf = ForeignModel::open("hf:" + (kHere / "families/smollm2").string());
+  const auto gguf = ExternalModel::open("gguf:" + (kHere / "gguf/smollm2.gguf").string());
+  const auto hf = ExternalModel::open("hf:" + (kHere / "families/smollm2").string());
   for (const Difference& one : differences(gguf->model(), hf->model())) {
     CAPTURE(one.path + ": " + one.first + ", " + one.second);
     CHECK(one.path == "model.layernorm_epsilon");  // fp32 there
@@ -124,8 +125,8 @@ TEST_CASE("a file of llama.cpp's converter is the model it was made from, tokeni
     CHECK(floats(*a, name) == floats(*b, name));
   }
   using nlohmann::json;
-  const auto tokenizer = [](const ForeignModel& model) {
-    for (const auto& [name, text] : model.carried())
+  const auto tokenizer = [](const ExternalModel& model) {
+    for (const auto& [name, text] : model.assets())
       if (name == "tokenizer.json") return json::parse(text);
     return json();
   };
@@ -140,7 +141,7 @@ TEST_CASE("what is written as GGUF reads back as the same model") {
     CAPTURE(name);
     test::TemporaryDirectory home;
     const AsGguf written(name, home.path() / "model.gguf");
-    const auto gguf = ForeignModel::open("gguf:" + (home.path() / "model.gguf").string());
+    const auto gguf = ExternalModel::open("gguf:" + (home.path() / "model.gguf").string());
     for (const Difference& one : differences(gguf->model(), written.model)) {
       CAPTURE(one.path + ": " + one.first + ", " + one.second);
       CHECK(one.path == "model.layernorm_epsilon");  // in fp32 there
@@ -164,7 +165,7 @@ TEST_CASE("what is written as GGUF reads back as the same model") {
 TEST_CASE("Gemma's gammas, to which a file adds 1, lose nothing on their way to a narrower type") {
   test::TemporaryDirectory home;
   const AsGguf written("gemma2", home.path() / "model.gguf");
-  const auto gguf = ForeignModel::open("gguf:" + (home.path() / "model.gguf").string());
+  const auto gguf = ExternalModel::open("gguf:" + (home.path() / "model.gguf").string());
   const auto narrow = gguf->parameters(gguf->model());
   int count = 0;
   for (const std::string& tensor : written.parameters->names()) {
@@ -172,7 +173,7 @@ TEST_CASE("Gemma's gammas, to which a file adds 1, lose nothing on their way to 
     CAPTURE(tensor);
     const auto truth = floats(*written.parameters, tensor);
     std::vector<bf16> got(truth.size());
-    narrow->read_whole(tensor, DType::bf16, std::as_writable_bytes(std::span(got)));
+    narrow->read_all(tensor, DType::bf16, std::as_writable_bytes(std::span(got)));
     // Half a step of bf16 at w, and one of fp32 at 1.
     for (size_t i = 0; i < truth.size(); ++i)
       CHECK(std::abs(static_cast<float>(got[i]) - truth[i]) <= std::abs(truth[i]) / 256 + 1.2e-7f);
@@ -190,7 +191,7 @@ TEST_CASE("a file of Gemma 2 that leaves numbers out has those of the class") {
       return entry.first.ends_with("sliding_window") || entry.first.ends_with("softcapping");
     });
   });
-  const config::ModelConfig model = ForeignModel::open("gguf:" + path.string())->model();
+  const config::ModelConfig model = ExternalModel::open("gguf:" + path.string())->model();
   CHECK(model.window_size == 4096);
   CHECK(model.attn_logit_softcapping == 50);
   CHECK(model.final_logit_softcapping == 30);
@@ -200,7 +201,7 @@ TEST_CASE("factors of RoPE that are no vector of the right ones are refused") {
   test::TemporaryDirectory home;
   const fs::path path = home.path() / "model.gguf";
   const AsGguf written("llama", path);
-  const auto error = [&] { return error_of([&] { ForeignModel::open("gguf:" + path.string()); }); };
+  const auto error = [&] { return error_of([&] { ExternalModel::open("gguf:" + path.string()); }); };
   CHECK(error().empty());
   const auto reshape = [](checkpoint::Shape shape) {
     return [shape](auto&, std::vector<GgufTensor>& tensors) {
@@ -224,7 +225,7 @@ TEST_CASE("an architecture that is not read is refused with those that are") {
   const fs::path path = home.path() / "model.gguf";
   const AsGguf written("smollm2", path);
   edit(path, [](auto& metadata, auto&) { metadata[0].second = gguf_text("phi3"); });
-  const std::string said = error_of([&] { ForeignModel::open("gguf:" + path.string()); });
+  const std::string said = error_of([&] { ExternalModel::open("gguf:" + path.string()); });
   CHECK(holds(said, "`general.architecture` is \"phi3\"; llama, qwen2, qwen3, gpt2, gemma2, olmo2 are read"));
 }
 
@@ -236,7 +237,7 @@ TEST_CASE("F32, F16, BF16 and Q8_0 round to the bytes of the reference") {
     const GgmlType& type = *find_ggml_type(id);
     CAPTURE(std::string(type.name));
     const auto wanted = expected.get<uint8_t>(std::string(type.name));
-    quantise(type, values, bytes);
+    quantize(type, values, bytes);
     REQUIRE(bytes.size() == wanted.size());
     for (size_t i = 0; i < bytes.size(); ++i) {
       CAPTURE(i);
@@ -250,7 +251,7 @@ TEST_CASE("numbers that a type cannot hold are refused, with the tensor") {
     std::vector<float> values(32, 0.5f);
     values[17] = value;
     std::vector<std::byte> bytes;
-    return error_of([&] { quantise(*find_ggml_type(id), values, bytes); });
+    return error_of([&] { quantize(*find_ggml_type(id), values, bytes); });
   };
   const float infinity = std::numeric_limits<float>::infinity(),
               nan = std::numeric_limits<float>::quiet_NaN();
@@ -265,7 +266,7 @@ TEST_CASE("numbers that a type cannot hold are refused, with the tensor") {
   // Values whose scale has no inverse in fp32 are zeros.
   const std::vector<float> tiny(32, 1e-40f);
   std::vector<std::byte> bytes;
-  quantise(*find_ggml_type(kGgmlQ8_0), tiny, bytes);
+  quantize(*find_ggml_type(kGgmlQ8_0), tiny, bytes);
   CHECK(bytes == std::vector<std::byte>(34));
 
   class Diverged final : public checkpoint::TensorSource {
@@ -274,7 +275,7 @@ TEST_CASE("numbers that a type cannot hold are refused, with the tensor") {
     std::string place() const override { return source_.place(); }
     std::vector<std::string> names() const override { return source_.names(); }
     const checkpoint::TensorInfo* find(std::string_view name) const override { return source_.find(name); }
-    void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+    void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
               std::span<std::byte> out) override {
       source_.read(name, dtype, wanted, out);
       const float much = 1e9f;

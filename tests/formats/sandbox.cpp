@@ -17,11 +17,11 @@
 #include <functional>
 
 #include "config/core/resolve.hpp"
-#include "text/chat/chat_template.hpp"
-#include "text/tokenizer/tokenizer.hpp"
 #include "formats/external_model.hpp"
 #include "formats/peft_adapter.hpp"
 #include "support/paths.hpp"
+#include "text/chat/chat_template.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 using namespace capstan;
 namespace fs = std::filesystem;
@@ -81,12 +81,12 @@ TEST_CASE("artefacts of every kind are read without executing anything") {
     const std::string name = "hf:" + family.path().string();
     CHECK(
         alone([&] {
-          const auto model = interchange::ForeignModel::open(name);
+          const auto model = interchange::ExternalModel::open(name);
           const auto weights = model->parameters(model->model());
           for (const auto& parameter : weights->names()) {
             std::vector<std::byte> bytes(
                 static_cast<size_t>(4 * checkpoint::element_count(weights->at(parameter).shape)));
-            weights->read_whole(parameter, DType::f32, bytes);
+            weights->read_all(parameter, DType::f32, bytes);
           }
           if (!model->tokenizer().empty())
             data::Tokenizer::load(family.path())->decode(data::Tokenizer::load(family.path())->encode("a b"));
@@ -99,11 +99,11 @@ TEST_CASE("artefacts of every kind are read without executing anything") {
   }
   CHECK(alone([] {
           const auto model =
-              interchange::ForeignModel::open("gguf:" + (kHere / "gguf/smollm2.gguf").string());
+              interchange::ExternalModel::open("gguf:" + (kHere / "gguf/smollm2.gguf").string());
           const auto weights = model->parameters(model->model());
           std::vector<std::byte> bytes(static_cast<size_t>(
               4 * checkpoint::element_count(weights->at("embedding.word_embeddings.weight").shape)));
-          weights->read_whole("embedding.word_embeddings.weight", DType::f32, bytes);
+          weights->read_all("embedding.word_embeddings.weight", DType::f32, bytes);
         }) == 0);
   CHECK(alone([] {
           data::chat::ChatTemplate::load(

@@ -20,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const GgmlType& type = *find_ggml_type(tensor.type);
       std::vector<float> values(static_cast<size_t>(tensor.bytes / static_cast<uint64_t>(type.bytes)) *
                                 static_cast<size_t>(type.block));
-      dequantise(type, bytes.subspan(begin, tensor.bytes), values);
+      dequantize(type, bytes.subspan(begin, tensor.bytes), values);
     }
     tokenizer_json_of(header.metadata, "input");
     tokenizer_config_of(header.metadata);

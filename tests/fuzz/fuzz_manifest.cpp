@@ -19,6 +19,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string text = manifest_text(manifest);
     if (manifest_text(parse_manifest(text, "rewritten")) != text) std::abort();
   });
-  fuzz::expect_named_error([&] { rank_part_from_text(input, "input"); });
+  fuzz::expect_named_error([&] { parse_rank_manifest(input, "input"); });
   return 0;
 }

@@ -10,10 +10,10 @@
 #include <string_view>
 #include <vector>
 
-#include "text/tokenizer/tokenizer.hpp"
 #include "formats/external_model.hpp"
 #include "formats/peft_adapter.hpp"
 #include "named_error.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 using namespace capstan;
 namespace fs = std::filesystem;
@@ -61,9 +61,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     switch (input[0]) {
       case 'G': {
         write(at, content, {"m.gguf"});
-        const auto model = interchange::ForeignModel::open("gguf:" + (at / "m.gguf").string());
+        const auto model = interchange::ExternalModel::open("gguf:" + (at / "m.gguf").string());
         interchange::recipe_text(*model);
-        model->carried();
+        model->assets();
         break;
       }
       case 'P':

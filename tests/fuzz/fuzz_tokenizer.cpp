@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "named_error.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 #include "text/tokenizer/train_bpe.hpp"
-#include "named_error.hpp"
 
 using namespace capstan;
 using namespace capstan::data;
@@ -44,7 +44,7 @@ void check_text(std::string_view text) {
   for (int i = 0; i < 4; ++i) {
     const Tokenizer& tokenizer = *text_tokenizers()[i];
     const auto ids = tokenizer.encode(text);
-    if (i != 2 && tokenizer.decode_bytes(ids) != text) std::abort();  // the third one normalises
+    if (i != 2 && tokenizer.decode_bytes(ids) != text) std::abort();  // the third one normalizes
     if (tokenizer.encode(text) != ids) std::abort();
     StreamDecoder stream(text_tokenizers()[i]);
     std::string streamed;

@@ -271,12 +271,12 @@ TEST_CASE("torchtune: builders say adapters, their base and samples") {
   const auto component = [&](const std::string& text) {
     return tune("llama3.lora_llama3_8b", "dataset: {_component_: torchtune.datasets." + text + "}");
   };
-  const Imported quantised = tune("llama3.qlora_llama3_8b", "");
-  CHECK(value_of(quantised, "peft.scheme") == "canonical_lora");
-  CHECK(value_of(quantised, "peft.base_quantization") == "nf4");
-  CHECK(value_of(quantised, "peft.target_modules") == "[linear_q]");
-  CHECK(value_of(quantised, "peft.dim") == "8 (assumed)");
-  CHECK(value_of(quantised, "checkpoint.pretrained_checkpoint") == "hf:models/llama3-8b");
+  const Imported quantized = tune("llama3.qlora_llama3_8b", "");
+  CHECK(value_of(quantized, "peft.scheme") == "canonical_lora");
+  CHECK(value_of(quantized, "peft.base_quantization") == "nf4");
+  CHECK(value_of(quantized, "peft.target_modules") == "[linear_q]");
+  CHECK(value_of(quantized, "peft.dim") == "8 (assumed)");
+  CHECK(value_of(quantized, "checkpoint.pretrained_checkpoint") == "hf:models/llama3-8b");
   CHECK(value_of(tune("llama3.qdora_llama3_8b", ""), "peft.scheme") == "canonical_dora");
   CHECK(value_of(tune("llama3.llama3_8b", ""), "peft.scheme") == "unset");
   CHECK(value_of(tune("llama3.llama3_8b",

@@ -169,7 +169,7 @@ void check_narrow(const AttentionShape& a, const Vec<int32_t>& documents, uint64
         [&](kernels::Context& c, Vec<Array>& o) {
           attention().forward(c, a, x, document_start, row_ids, o[0].out(), o[1].f32());
           kernels::Context foreseen;
-          foreseen.foresee(attention().forward_scratch(a, type), c.pool->size());
+          foreseen.reserve_workspace(attention().forward_scratch(a, type), c.pool->size());
           CHECK(c.scratch_bytes() == foreseen.scratch_bytes());
         });
   };
@@ -183,7 +183,7 @@ void check_narrow(const AttentionShape& a, const Vec<int32_t>& documents, uint64
                       [&](kernels::Context& c, Vec<Array>& o) {
                         attention().backward(c, a, x, y, lse.f32(), dy, document_start, row_ids, o[0].out());
                         kernels::Context foreseen;
-                        foreseen.foresee(attention().backward_scratch(a, type), c.pool->size());
+                        foreseen.reserve_workspace(attention().backward_scratch(a, type), c.pool->size());
                         CHECK(c.scratch_bytes() == foreseen.scratch_bytes());
                       })[0]
         .rounded();

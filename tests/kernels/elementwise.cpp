@@ -266,19 +266,19 @@ TEST_CASE("cross-entropy in pieces, whole and split over vocabulary shards") {
       CHECK(error(y[4].rounded(), gradient) < tolerance(type));  // and zeros in the padding
 
       // In one go: in place, and with a bf16 gradient in the first half of each row of logits.
-      const auto whole = run_kernel({none, logits}, [&](kernels::Context& c, Vec<Array>& o) {
-        ce.whole(c, o[1].out(), labels.data(), weight.f32(), rows, cols, stride, 0, o[0].f32(), o[1].out(),
-                 stride);
+      const auto full = run_kernel({none, logits}, [&](kernels::Context& c, Vec<Array>& o) {
+        ce.full(c, o[1].out(), labels.data(), weight.f32(), rows, cols, stride, 0, o[0].f32(), o[1].out(),
+                stride);
       });
-      CHECK(whole[0].rounded() == y[3].rounded());
-      CHECK(whole[1].rounded() == y[4].rounded());
+      CHECK(full[0].rounded() == y[3].rounded());
+      CHECK(full[1].rounded() == y[4].rounded());
       if (type == DType::f32) {
         const auto halves =
             run_kernel({none, logits, Array::zeros(DType::bf16, rows * stride)},
                        [&](kernels::Context& c, Vec<Array>& o) {
                          const kernels::Out narrow{o[1].out().data, DType::bf16};
-                         ce.whole(c, o[1].out(), labels.data(), weight.f32(), rows, cols, stride, 0,
-                                  o[0].f32(), narrow, 2 * stride);
+                         ce.full(c, o[1].out(), labels.data(), weight.f32(), rows, cols, stride, 0,
+                                 o[0].f32(), narrow, 2 * stride);
                          for (int64_t r = 0; r < rows; ++r)
                            std::memcpy(o[2].out().as<bf16>() + r * stride, narrow.as<bf16>() + 2 * r * stride,
                                        static_cast<size_t>(stride) * sizeof(bf16));
@@ -326,12 +326,12 @@ TEST_CASE("capped logits: values, and the gradient for what was capped") {
             ce.backward(c, o[4], labels.data(), o[0].f32(), o[1].f32(), weight.f32(), rows, cols, stride, 0,
                         cap, o[5].out(), stride);
           });
-      const auto whole = run_kernel({none, logits}, [&](kernels::Context& c, Vec<Array>& o) {
-        ce.whole(c, o[1].out(), labels.data(), weight.f32(), rows, cols, stride, cap, o[0].f32(), o[1].out(),
-                 stride);
+      const auto full = run_kernel({none, logits}, [&](kernels::Context& c, Vec<Array>& o) {
+        ce.full(c, o[1].out(), labels.data(), weight.f32(), rows, cols, stride, cap, o[0].f32(), o[1].out(),
+                stride);
       });
-      CHECK(whole[0].rounded() == y[3].rounded());
-      CHECK(whole[1].rounded() == y[5].rounded());
+      CHECK(full[0].rounded() == y[3].rounded());
+      CHECK(full[1].rounded() == y[5].rounded());
       const auto losses = [&](const auto& x) {
         auto z = x;
         for (auto& v : z) v = reference::capped(v, static_cast<double>(cap));

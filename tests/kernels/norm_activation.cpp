@@ -82,8 +82,8 @@ TEST_CASE("norms across heads: values, sums and gradients, many rows and few") {
                                     [&](kernels::Context& c, Vec<Array>& out) {
                                       norm.squares(c, s, x, out[0].f32());
                                       norm.dots(c, s, dy, x, squares.f32(), q_gamma, k_gamma, out[1].f32());
-                                      Array whole = g[0];
-                                      norm.backward(c, s, dy, x, squares.f32(), whole.f32(), q_gamma, k_gamma,
+                                      Array full = g[0];
+                                      norm.backward(c, s, dy, x, squares.f32(), full.f32(), q_gamma, k_gamma,
                                                     out[2].out(), nullptr, out[3].f32());
                                     });
       CHECK(other[0].rounded()[0] == y[0].rounded()[0]);

@@ -27,11 +27,11 @@ struct Data {
 };
 Data random_batch(int64_t rows, uint64_t seed) {
   Data data;
-  PhiloxStream stream(philox_key(seed, purpose::test, 3));
+  PhiloxStream hidden_states(philox_key(seed, purpose::test, 3));
   for (int64_t i = 0; i < rows; ++i) {
-    data.tokens.push_back(static_cast<int32_t>(stream.below(131)));
-    data.labels.push_back(static_cast<int32_t>(stream.below(131)));
-    data.mask.push_back(stream.below(5) ? 1.0f : 0.0f);
+    data.tokens.push_back(static_cast<int32_t>(hidden_states.below(131)));
+    data.labels.push_back(static_cast<int32_t>(hidden_states.below(131)));
+    data.mask.push_back(hidden_states.below(5) ? 1.0f : 0.0f);
     data.row_ids.push_back(static_cast<int64_t>(seed * 100000) + i);
   }
   return data;
@@ -63,7 +63,7 @@ Step run_step(Device& device, const config::ModelConfig& config, DType type, int
               const Data& data, models::ForwardOptions options = {}, bool delayed = false) {
   const auto model = models::build(config);
   SimpleStore store(device, model->parameters(), type, true);
-  store.initialise(model->parameters(), 7);
+  store.initialize(model->parameters(), 7);
   StepContext context{device, store};
   device.reset_peak();
   Step step;
@@ -144,7 +144,7 @@ TEST_CASE_TEMPLATE("a micro-batch split in two gives the same sums", D, EVERY_DE
     c.hidden_dropout = c.attention_dropout = 0.1;  // row ids travel with the tokens
     const auto device = D::make(2);
     const models::ForwardOptions options{.training = true, .seed = 3};
-    const Step whole = run_step(*device, c, DType::f32, 4, 13, data, options);
+    const Step full = run_step(*device, c, DType::f32, 4, 13, data, options);
     Step sum;
     for (const size_t half : {size_t{0}, size_t{1}}) {
       const auto part = [&](const auto& all) {
@@ -160,8 +160,8 @@ TEST_CASE_TEMPLATE("a micro-batch split in two gives the same sums", D, EVERY_DE
         for (size_t i = 0; i < values.size(); ++i) total[i] += values[i];
       }
     }
-    CHECK(sum.loss == doctest::Approx(whole.loss).epsilon(1e-6));
-    for (const auto& entry : whole.gradients) {
+    CHECK(sum.loss == doctest::Approx(full.loss).epsilon(1e-6));
+    for (const auto& entry : full.gradients) {
       const std::string& name = entry.first;
       const std::vector<float>& values = entry.second;
       CAPTURE(name);
@@ -237,7 +237,7 @@ TEST_CASE_TEMPLATE("generation with a cache gives the logits of the full forward
       const auto device = D::make(2);
       const auto model = models::build(c);
       SimpleStore store(*device, model->parameters(), type, true);
-      store.initialise(model->parameters(), 3);
+      store.initialize(model->parameters(), 3);
       StepContext context{*device, store};
       const int64_t batch = 2, seq = 21;
       const Data data = random_batch(batch * seq, 6);
@@ -277,7 +277,7 @@ TEST_CASE_TEMPLATE("longrope: a cache holds to the original length, a new one go
   const auto device = D::make(1);
   const auto model = models::build(c);
   SimpleStore store(*device, model->parameters(), DType::f32, true);
-  store.initialise(model->parameters(), 3);
+  store.initialize(model->parameters(), 3);
   StepContext context{*device, store};
   const Data data = random_batch(21, 6);
   const auto next = [&](models::KvCache& cache, int64_t count) {
@@ -313,7 +313,7 @@ TEST_CASE_TEMPLATE("a tied table gets the sum of the gradients of its places", D
   const auto run = [&](const config::ModelConfig& c) {
     const auto model = models::build(c);
     SimpleStore store(*device, model->parameters());
-    store.initialise(model->parameters(), 7);
+    store.initialize(model->parameters(), 7);
     const auto& first = *model->parameters().front();
     for (const auto& p : model->parameters())
       if (p->name() == "output_layer.weight") store.set(*p, store.main(first).to_floats());
@@ -340,7 +340,7 @@ TEST_CASE_TEMPLATE("frozen parameters get no gradient, and the others the same o
   const auto model = models::build(larger_init(tiny_gpt2()));
   const auto run = [&](bool freeze) {
     SimpleStore store(*device, model->parameters());
-    store.initialise(model->parameters(), 7);
+    store.initialize(model->parameters(), 7);
     for (const auto& p : model->parameters())
       if (freeze && p->name().find("layers.1.mlp") == std::string::npos) store.freeze(*p);
     StepContext context{*device, store};
@@ -505,7 +505,7 @@ TEST_CASE("an 8B model's step runs on the meta device in less than 100 ms and sa
     batch.batch = 1;
     batch.seq = 8192;
     {
-      OwnerScope scope(MemoryOwner::data);
+      CategoryScope scope(MemoryCategory::data);
       batch.tokens = Tensor::empty(*device, {8192}, DType::i32);
       batch.labels = Tensor::empty(*device, {8192}, DType::i32);
       batch.loss_mask = Tensor::empty(*device, {8192});
@@ -525,17 +525,17 @@ TEST_CASE("an 8B model's step runs on the meta device in less than 100 ms and sa
   }
   MESSAGE("meta step of 8B x 8192: " << seconds * 1e3 << " ms");
   CHECK(seconds < 0.1);
-  const auto at = [&](MemoryOwner owner) {
-    return static_cast<double>(use.at_peak_by_owner[static_cast<size_t>(owner)]);
+  const auto at = [&](MemoryCategory owner) {
+    return static_cast<double>(use.peak_by_category[static_cast<size_t>(owner)]);
   };
   // Parameters: bf16 and the fp32 main copy of this store; gradients fp32.
   const double parameters = 8030261248.0;
-  CHECK(at(MemoryOwner::parameters) == doctest::Approx(6 * parameters).epsilon(0.01));
-  CHECK(at(MemoryOwner::gradients) == doctest::Approx(4 * parameters).epsilon(0.01));
+  CHECK(at(MemoryCategory::parameters) == doctest::Approx(6 * parameters).epsilon(0.01));
+  CHECK(at(MemoryCategory::gradients) == doctest::Approx(4 * parameters).epsilon(0.01));
   // Activations kept: 8 h + 4 q + 4 k + 6 f bytes a token and layer, and what is alive at the peak on top.
   const double kept = 8192.0 * 32 * (8 * 4096 + 4 * 4096 + 4 * 1024 + 6 * 14336);
-  CHECK(at(MemoryOwner::activations) > kept);
-  CHECK(at(MemoryOwner::activations) < 1.1 * kept);
+  CHECK(at(MemoryCategory::activations) > kept);
+  CHECK(at(MemoryCategory::activations) < 1.1 * kept);
   // 6 FLOPs for each weight of a product and token, and attention over half of the sequence.
   const double weights =
       32.0 * (4096.0 * (4096 + 2048) + 4096.0 * 4096 + 3.0 * 4096 * 14336) + 4096.0 * 128256;

@@ -48,11 +48,11 @@ struct Data {
 };
 Data token_data(uint64_t seed) {
   Data data;
-  PhiloxStream stream(philox_key(seed, purpose::test, 9));
+  PhiloxStream hidden_states(philox_key(seed, purpose::test, 9));
   for (int64_t i = 0; i < kBatch * kSeq; ++i) {
-    data.tokens.push_back(static_cast<int32_t>(stream.below(131)));
-    data.labels.push_back(static_cast<int32_t>(stream.below(131)));
-    data.mask.push_back(stream.below(5) ? 1.0f : 0.0f);
+    data.tokens.push_back(static_cast<int32_t>(hidden_states.below(131)));
+    data.labels.push_back(static_cast<int32_t>(hidden_states.below(131)));
+    data.mask.push_back(hidden_states.below(5) ? 1.0f : 0.0f);
     data.starts.push_back(i % kSeq < 5 ? 0 : 5);
     data.row_ids.push_back(static_cast<int64_t>(seed) * 1000 + i);
   }
@@ -87,21 +87,21 @@ Step run(Device& device, const config::ModelConfig& config, DType type, const Da
   };
   std::vector<Holder> holders;
   const models::ForwardOptions options{.training = true, .seed = 11};
-  Tensor stream;
+  Tensor hidden_states;
   Step step;
   for (size_t i = 0; i < std::max<size_t>(1, stages.size()); ++i) {
     Holder h;
-    models::Part part;
+    models::ModelShard part;
     part.parallel = parallel;
     if (!stages.empty()) part.stages = {stages[i]};
     h.model = models::build(config, part);
     h.store = std::make_unique<SimpleStore>(device, h.model->parameters(), type, true);
-    h.store->initialise(h.model->parameters(), 7);
+    h.store->initialize(h.model->parameters(), 7);
     h.context = std::make_unique<StepContext>(StepContext{device, *h.store});
     h.tape = std::make_unique<Tape>(*h.context);
-    const Var input = stream.defined() ? h.tape->input("stream", stream, true) : Var{};
+    const Var input = hidden_states.defined() ? h.tape->input("stream", hidden_states, true) : Var{};
     const auto output = h.model->forward_stage(*h.tape, 0, upload(device, data), input, options);
-    stream = output.stream.value;
+    hidden_states = output.hidden_states.value;
     if (output.loss.exact_sum.defined()) {
       step.loss = output.loss.exact_sum.to_host<double>()[0];
       step.per_token = output.loss.per_token.to_floats();
@@ -124,18 +124,18 @@ Step run(Device& device, const config::ModelConfig& config, DType type, const Da
   for (const Holder& h : holders)
     for (const auto& p : h.model->parameters()) {
       const std::vector<float> mine = h.store->gradient(*p).to_floats();
-      std::vector<double> whole(static_cast<size_t>(p->spec().shape.elements()));
+      std::vector<double> full(static_cast<size_t>(p->spec().shape.elements()));
       const bool cut = p->spec().sharding.axis == MeshAxis::tensor;
       const bool counts =
           parallel.tensor.alone() || cut || p->spec().partial_over_tensor || parallel.tensor.rank() == 0;
       if (counts)
         for_each_element(*p, [&](int64_t local, int64_t global, const ShardRun&) {
-          whole[static_cast<size_t>(global)] = static_cast<double>(mine[static_cast<size_t>(local)]);
+          full[static_cast<size_t>(global)] = static_cast<double>(mine[static_cast<size_t>(local)]);
         });
-      if (!parallel.tensor.alone()) comm::all_reduce(group, whole);
+      if (!parallel.tensor.alone()) comm::all_reduce(group, full);
       auto& sum = step.gradients[p->name()];
-      sum.resize(whole.size());
-      for (size_t i = 0; i < whole.size(); ++i) sum[i] += static_cast<float>(whole[i]);  // tied places add up
+      sum.resize(full.size());
+      for (size_t i = 0; i < full.size(); ++i) sum[i] += static_cast<float>(full[i]);  // tied places add up
     }
   return step;
 }
@@ -223,11 +223,11 @@ TEST_CASE_TEMPLATE("generation over tensor-parallel ranks gives the logits of on
   for (const config::ModelConfig& c : models_for(group.size())) {
     std::vector<std::vector<float>> logits[2];
     for (const bool cut : {false, true}) {
-      models::Part part;
+      models::ModelShard part;
       if (cut) part.parallel = {{&group, false, 1}};
       const auto model = models::build(c, part);
       SimpleStore store(*device, model->parameters(), DType::f32, true);
-      store.initialise(model->parameters(), 7);
+      store.initialize(model->parameters(), 7);
       StepContext context{*device, store};
       models::KvCache cache = model->make_cache(1, 9);
       for (const std::vector<int32_t>& tokens : {std::vector<int32_t>{3, 99, 130, 5}, {17}, {2}}) {
@@ -258,11 +258,11 @@ TEST_CASE("what travels is started before what runs beside it") {
     std::vector<std::string> order;
   } observer;
   const auto device = Cpu::make(1);
-  models::Part part;
+  models::ModelShard part;
   part.parallel.tensor = {&group, true, 3};
   const auto model = models::build(models_for(group.size())[1], part);
   SimpleStore store(*device, model->parameters(), DType::f32, true);
-  store.initialise(model->parameters(), 7);
+  store.initialize(model->parameters(), 7);
   StepContext context{*device, store, &observer};
   {
     Tape tape(context);

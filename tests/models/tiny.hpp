@@ -52,7 +52,7 @@ inline config::ModelConfig tiny_llama() {
   c.share_embeddings_and_output_weights = false;
   return c;
 }
-// QKV bias, normalised queries and keys, a sliding window, Llama-3.1's frequencies, tied head.
+// QKV bias, normalized queries and keys, a sliding window, Llama-3.1's frequencies, tied head.
 inline config::ModelConfig tiny_llama_variant() {
   config::ModelConfig c = with_head(tiny_llama(), 3, 10);
   c.num_layers = 2;

@@ -23,27 +23,27 @@ ParamSpec spec_of(const std::string& name, Shape shape, Init init) {
   spec.init = init;
   return spec;
 }
-std::vector<float> part_of(const ParamSpec& spec, nn::Rectangle part, int threads = 2, uint64_t seed = 5) {
+std::vector<float> part_of(const ParamSpec& spec, nn::InitRegion part, int threads = 2, uint64_t seed = 5) {
   ThreadPool pool(threads);
   std::vector<float> values(static_cast<size_t>(part.rows * part.columns), -1.0f);
-  nn::initialise(spec, seed, part, values, pool);
+  nn::initialize(spec, seed, part, values, pool);
   return values;
 }
 }  // namespace
 
 TEST_CASE("initial values depend on seed, name and place only") {
   const ParamSpec spec = spec_of("a.weight", {211, 173}, {Init::Kind::normal, 0.5});
-  const std::vector<float> whole = part_of(spec, nn::Rectangle::whole(spec.shape));
-  CHECK(whole == part_of(spec, nn::Rectangle::whole(spec.shape), 1));
-  CHECK(whole != part_of(spec, nn::Rectangle::whole(spec.shape), 1, 6));
-  CHECK(whole != part_of(spec_of("b.weight", {211, 173}, spec.init), nn::Rectangle::whole(spec.shape)));
-  for (const nn::Rectangle part :
-       {nn::Rectangle{3, 50, 0, 173}, {0, 211, 7, 33}, {210, 1, 172, 1}, {9, 3, 1, 171}, {5, 0, 0, 173}}) {
+  const std::vector<float> full = part_of(spec, nn::InitRegion::full(spec.shape));
+  CHECK(full == part_of(spec, nn::InitRegion::full(spec.shape), 1));
+  CHECK(full != part_of(spec, nn::InitRegion::full(spec.shape), 1, 6));
+  CHECK(full != part_of(spec_of("b.weight", {211, 173}, spec.init), nn::InitRegion::full(spec.shape)));
+  for (const nn::InitRegion part :
+       {nn::InitRegion{3, 50, 0, 173}, {0, 211, 7, 33}, {210, 1, 172, 1}, {9, 3, 1, 171}, {5, 0, 0, 173}}) {
     const std::vector<float> values = part_of(spec, part, 3);
     for (int64_t r = 0; r < part.rows; ++r)
       for (int64_t c = 0; c < part.columns; ++c)
         REQUIRE(values[static_cast<size_t>(r * part.columns + c)] ==
-                whole[static_cast<size_t>((part.row + r) * 173 + part.column + c)]);
+                full[static_cast<size_t>((part.row + r) * 173 + part.column + c)]);
   }
   CHECK_THROWS_AS((void)part_of(spec, {200, 12, 0, 173}), Error);
   CHECK(part_of(spec_of("g", {4}, {Init::Kind::ones}), {1, 2, 0, 1}) == std::vector<float>{1, 1});
@@ -52,7 +52,7 @@ TEST_CASE("initial values depend on seed, name and place only") {
 
 TEST_CASE("initial values are normal with the given deviation") {
   const ParamSpec spec = spec_of("w", {1000, 400}, {Init::Kind::normal, 0.02});
-  const auto values = part_of(spec, nn::Rectangle::whole(spec.shape));
+  const auto values = part_of(spec, nn::InitRegion::full(spec.shape));
   double sum = 0, squares = 0, fourth = 0;
   int64_t within = 0;
   for (const float v : values) {
@@ -146,7 +146,7 @@ TEST_CASE_TEMPLATE("rotary tables grow and keep their rows", D, EVERY_DEVICE) {
 
 TEST_CASE("a name is given once") {
   nn::ParamList list;
-  const nn::Place place{"decoder.layers.0.mlp", 0, "layer 0"};
+  const nn::ModulePath place{"decoder.layers.0.mlp", 0, "layer 0"};
   const Parameter& p = list.add(place.inside("linear_fc1").spec("weight", {2, 3}, {}));
   CHECK(p.name() == "decoder.layers.0.mlp.linear_fc1.weight");
   CHECK(p.spec().layer == 0);
@@ -168,7 +168,7 @@ TEST_CASE_TEMPLATE("every use of hidden dropout draws a mask of its own", D, EVE
   nn::ParamList list;
   std::vector<nn::TransformerLayer> layers;
   for (int i = 0; i < 2; ++i)
-    layers.emplace_back(list, nn::Place{"layers." + std::to_string(i), i, "layer"}, options);
+    layers.emplace_back(list, nn::ModulePath{"layers." + std::to_string(i), i, "layer"}, options);
   const auto parameters = list.take();
   const auto device = D::make(1);
   test::SimpleStore store(*device, parameters);
@@ -213,7 +213,7 @@ TEST_CASE_TEMPLATE("every adapter draws a mask of its own", D, EVERY_DEVICE) {
     nn::ParamList list({}, &adapters);
     std::vector<nn::Linear> linears;
     for (int layer = 0; layer < 2; ++layer) {
-      const nn::Place place{"decoder.layers." + std::to_string(layer), layer, "layer"};
+      const nn::ModulePath place{"decoder.layers." + std::to_string(layer), layer, "layer"};
       const auto add = [&](const char* sublayer, const char* name, nn::Cut cut,
                            const std::vector<std::string>& names) {
         nn::Linear::Options options;

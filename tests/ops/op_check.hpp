@@ -76,7 +76,7 @@ template <class Op>
 OpRun run_op(Device& device, const OpCase& c, Op&& op, Way way, const std::vector<Vec<double>>& upstream) {
   nn::ParamList list;
   for (size_t i = 0; i < c.parameters.size(); ++i)
-    list.add(nn::Place{"p" + std::to_string(i)}.spec("weight", c.parameters[i].shape, {}));
+    list.add(nn::ModulePath{"p" + std::to_string(i)}.spec("weight", c.parameters[i].shape, {}));
   const auto parameters = list.take();
   SimpleStore store(device, parameters, c.type, /*gathered=*/true);
   std::vector<const Parameter*> handles;

@@ -57,12 +57,12 @@ std::vector<float> random_matrix(int64_t elements) {
 }
 
 // The elements of a shard, from the whole matrix.
-std::vector<float> cut(const Parameter& parameter, const std::vector<float>& whole) {
+std::vector<float> cut(const Parameter& parameter, const std::vector<float>& full) {
   const Shape& global = parameter.spec().shape;
   const Shard& shard = parameter.shard();
   std::vector<float> values;
   const auto take = [&](int64_t row, int64_t column, int64_t count) {
-    const auto begin = whole.begin() + row * global[1] + column;
+    const auto begin = full.begin() + row * global[1] + column;
     values.insert(values.end(), begin, begin + count);
   };
   if (shard.dim == 0) {
@@ -142,10 +142,10 @@ TEST_CASE("however a matrix is cut, each part expands to what the whole one does
       CAPTURE(c.rows);
       CAPTURE(two_stage);
       const auto values = random_matrix(c.rows * c.columns);
-      const Parameter whole(matrix(c.rows, c.columns), 0),
+      const Parameter full(matrix(c.rows, c.columns), 0),
           part(matrix(c.rows, c.columns, c.sharding), 0, rank, ranks);
       const Nf4Options options{.block = 64, .two_stage = two_stage};
-      Nf4Weight one(*device, whole, options, map), mine(*device, part, options, map);
+      Nf4Weight one(*device, full, options, map), mine(*device, part, options, map);
       one.set(values, nullptr);
       mine.set(cut(part, values), &group);
       check_equal(mine.expand(DType::f32).to_floats(), cut(part, one.expand(DType::f32).to_floats()));

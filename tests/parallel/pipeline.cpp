@@ -23,12 +23,12 @@ class Counting final : public PipelineWork {
   Counting(Device& device, const PipelineShape& shape, int64_t rank, int64_t rows)
       : device_(device), shape_(shape), rank_(rank), rows_(rows) {}
   Tensor boundary(int64_t micro_batch) override { return Tensor::empty(device_, shape_of(micro_batch)); }
-  Tensor forward(int64_t m, int64_t chunk, const Tensor& stream) override {
+  Tensor forward(int64_t m, int64_t chunk, const Tensor& hidden_states) override {
     const int64_t stage = chunk * shape_.ranks + rank_;
-    CHECK(stream.defined() == (stage > 0));
+    CHECK(hidden_states.defined() == (stage > 0));
     CHECK(held_.insert({m, chunk}).second);
     most = std::max(most, static_cast<int64_t>(held_.size()));
-    if (stage > 0) check(stream, m, stage * (stage - 1) / 2);
+    if (stage > 0) check(hidden_states, m, stage * (stage - 1) / 2);
     return last(stage) ? Tensor() : numbers(m, stage * (stage + 1) / 2);
   }
   Tensor backward(int64_t m, int64_t chunk, const Tensor& gradient) override {
@@ -112,9 +112,9 @@ TEST_CASE("what a step needs is asked for before the step before it is computed,
   struct Logging final : PipelineWork {
     Logging(Counting& counting, std::vector<std::string>& to) : work(counting), order(to) {}
     Tensor boundary(int64_t m) override { return work.boundary(m); }
-    Tensor forward(int64_t m, int64_t c, const Tensor& stream) override {
+    Tensor forward(int64_t m, int64_t c, const Tensor& hidden_states) override {
       order.push_back("F" + std::to_string(m));
-      return work.forward(m, c, stream);
+      return work.forward(m, c, hidden_states);
     }
     Tensor backward(int64_t m, int64_t c, const Tensor& gradient) override {
       order.push_back("B" + std::to_string(m));

@@ -34,7 +34,7 @@ std::string text_of(ShardingStrategy strategy) {
 template <class D>
 config::Config config_of(int64_t ranks, int64_t micro_batches, bool llama = true) {
   config::Config c = capstan::testing::tiny_config(llama, ranks);
-  c.train.device = D::type == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::guard;
+  c.train.device = D::type == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::checked;
   c.model.num_layers = 3;
   c.model.ffn_hidden_size = 70;
   c.optimizer.adam_eps = 1e-4;  // no gradient is so small that its rounding decides the update
@@ -56,7 +56,7 @@ std::vector<std::vector<double>> gathered(comm::Communicator& group, const FlatS
   for (const auto& parameter : store.parameters())
     all.emplace_back(static_cast<size_t>(parameter->shape().elements()),
                      -std::numeric_limits<double>::infinity());
-  for (const auto& piece : store.pieces()) {
+  for (const auto& piece : store.parameter_shards()) {
     const auto values = (buffers ? FlatStore::part(piece, piece.range, *buffers) : piece.values).to_floats();
     std::copy(values.begin(), values.end(),
               all[static_cast<size_t>(piece.parameter->index())].begin() + piece.range.begin);
@@ -68,7 +68,7 @@ std::vector<std::vector<double>> gathered(comm::Communicator& group, const FlatS
 Ended run(const config::Config& config, comm::World& in, int steps = 2, TapeObserver* observer = nullptr,
           bool gather = true) {
   train::Loop loop(config, in);
-  loop.initialise();
+  loop.initialize();
   loop.observe(observer);
   const auto data = train::open_datasets(config, nullptr);
   data::Loader loader(data[0], loop.loader_options());
@@ -111,7 +111,7 @@ class Events final : public TapeObserver {
   void observe(const TapeEvent& event) override {
     names.push_back(std::string(1, event.phase) + " " + event.name);
     if (!device) return;
-    const auto& now = device->memory().now_by_owner;
+    const auto& now = device->memory().now_by_category;
     for (size_t i = 0; i < now.size(); ++i) most[i] = std::max(most[i], now[i]);
   }
   size_t first(const std::string& name) const {
@@ -119,7 +119,7 @@ class Events final : public TapeObserver {
   }
   std::vector<std::string> names;
   Device* device = nullptr;
-  std::array<int64_t, kMemoryOwners> most{};
+  std::array<int64_t, kMemoryCategories> most{};
 };
 
 // What the events of the store's collectives say of the bytes that this rank sends.
@@ -267,7 +267,7 @@ TEST_CASE_TEMPLATE("a rank holds what flat_store.hpp says, by owner", D, EVERY_D
         config.ddp.overlap_grad_reduce = overlap;
         config.ddp.overlap_param_gather = overlap && strategy != ShardingStrategy::no_shard;
         train::Loop loop(config, world());
-        loop.initialise();
+        loop.initialize();
         Events events;
         events.device = &loop.device();
         loop.observe(&events);
@@ -296,19 +296,19 @@ TEST_CASE_TEMPLATE("a rank holds what flat_store.hpp says, by owner", D, EVERY_D
           two_blocks = std::max(two_blocks, block[i] + block[i + 1]);
         const int64_t widest_block = *std::max_element(block.begin(), block.end());
         const int64_t P = half ? 2 : 4, S = cut ? ranks : 1;
-        const auto owner = [](MemoryOwner o) { return static_cast<size_t>(o); };
+        const auto owner = [](MemoryCategory o) { return static_cast<size_t>(o); };
         const auto near = [&](int64_t got, int64_t formula, const char* what) {
           CAPTURE(what);
           CHECK(static_cast<double>(got) >= 0.98 * static_cast<double>(formula));
           // Blocks of the allocator are up to an eighth larger than what was asked for.
           CHECK(static_cast<double>(got) <= 1.02 * static_cast<double>(formula) * 1.125 + 512.0 * 64);
         };
-        near(events.most[owner(MemoryOwner::parameters)],
+        near(events.most[owner(MemoryCategory::parameters)],
              cut_parameters ? P * b / S + P * (overlap ? two_blocks : widest_block) : P * b, "parameters");
-        near(events.most[owner(MemoryOwner::main_parameters)], half ? 4 * b / S : 0, "main copies");
-        near(events.most[owner(MemoryOwner::gradients)],
+        near(events.most[owner(MemoryCategory::main_parameters)], half ? 4 * b / S : 0, "main copies");
+        near(events.most[owner(MemoryCategory::gradients)],
              cut_gradients ? 4 * b / S + 4 * (overlap ? two_buckets : largest) : 4 * b, "gradients");
-        near(events.most[owner(MemoryOwner::moments)], 8 * b / S, "moments");
+        near(events.most[owner(MemoryCategory::moments)], 8 * b / S, "moments");
       }
 }
 
@@ -332,7 +332,7 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
           config.ddp.overlap_param_gather = overlap && strategy != ShardingStrategy::no_shard;
           test::CountingWorld counting(world());
           train::Loop loop(config, counting);
-          loop.initialise();
+          loop.initialize();
           const auto data = train::open_datasets(config, nullptr);
           data::Loader loader(data[0], loop.loader_options());
           train::StepTimers timers;
@@ -445,7 +445,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
     parallel::StoreGroups groups;
     groups.shard = &world().communicator();
     FlatStore store(*device, model->parameters(), groups, options);
-    train::initialise_parameters(store, 7, *device->context().pool);
+    train::initialize_parameters(store, 7, *device->context().pool);
     const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
     data::MicroBatch shape;
     shape.rows = 1, shape.sequence_length = 24;

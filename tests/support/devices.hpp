@@ -19,9 +19,9 @@ struct Cpu {
   static std::unique_ptr<Device> make(int threads) { return make_cpu_device(kernels::cpu_table(), threads); }
 };
 struct Guard {
-  static constexpr DeviceType type = DeviceType::guard;
+  static constexpr DeviceType type = DeviceType::checked;
   static std::unique_ptr<Device> make(int threads) {
-    return make_guard_device(kernels::cpu_table(), threads);
+    return make_checked_device(kernels::cpu_table(), threads);
   }
 };
 #define EVERY_DEVICE ::capstan::test::Cpu, ::capstan::test::Guard
@@ -30,7 +30,7 @@ struct Guard {
 inline void on_every_device(const std::function<void(Device&)>& body) {
   for (const int threads : {1, 3}) body(*Cpu::make(threads));
   body(*Guard::make(2));
-  body(*make_guard_device(kernels::cpu_table(), 1, {.patient = true}));
+  body(*make_checked_device(kernels::cpu_table(), 1, {.patient = true}));
 }
 
 }  // namespace capstan::test

@@ -33,10 +33,10 @@ class SimpleStore : public ParamStore {
     CAPSTAN_ASSERT(parameter.index() == static_cast<int>(slots_.size()), "parameters in their order");
     Slot slot;
     {
-      OwnerScope scope(MemoryOwner::gradients);
+      CategoryScope scope(MemoryCategory::gradients);
       slot.gradient = Tensor::zeros(device_, parameter.shape());
     }
-    OwnerScope scope(MemoryOwner::parameters);
+    CategoryScope scope(MemoryCategory::parameters);
     slot.main = Tensor::zeros(device_, parameter.shape());
     slot.model = compute_ == DType::f32 ? slot.main : Tensor::zeros(device_, parameter.shape(), compute_);
     slots_.push_back(slot);
@@ -47,7 +47,7 @@ class SimpleStore : public ParamStore {
     if (compute_ != DType::f32)
       launch(device_, device_.table().elementwise->cast, slot.main, slot.model, slot.main.elements());
   }
-  void initialise(std::span<const std::unique_ptr<Parameter>> parameters, uint64_t seed) {
+  void initialize(std::span<const std::unique_ptr<Parameter>> parameters, uint64_t seed) {
     for (const auto& parameter : parameters)
       set(*parameter, cut(*parameter, initial_values(parameter->spec(), seed)));
   }
@@ -74,7 +74,7 @@ class SimpleStore : public ParamStore {
     ++pins;
     if (!gathered_) return slot.model;
     if (slot.pins++ == 0) {
-      OwnerScope scope(MemoryOwner::workspace);
+      CategoryScope scope(MemoryCategory::workspace);
       slot.gathered = Tensor::empty(device_, slot.model.shape(), compute_);
       launch(device_, device_.table().elementwise->cast, slot.model, slot.gathered, slot.model.elements());
     }

@@ -1,4 +1,4 @@
-// What the guard device promises: whoever forgets a copy or a wait is found out.
+// What the checked device promises: whoever forgets a copy or a wait is found out.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,11 +24,11 @@ const kernels::Table& no_table() {
   static const char nothing[1] = {};
   return reinterpret_cast<const kernels::Table&>(nothing);
 }
-std::unique_ptr<Device> guard(uint64_t seed = 1) {
-  return make_guard_device(no_table(), 1, {.seed = seed});
+std::unique_ptr<Device> checked(uint64_t seed = 1) {
+  return make_checked_device(no_table(), 1, {.seed = seed});
 }
-std::unique_ptr<Device> patient_guard() {
-  return make_guard_device(no_table(), 1, {.patient = true});
+std::unique_ptr<Device> patient_checked() {
+  return make_checked_device(no_table(), 1, {.patient = true});
 }
 
 void add_one(kernels::Context&, const float* x, float* y, int64_t n) {
@@ -67,9 +67,10 @@ int fate_of(const std::function<void()>& act) {
 
 }  // namespace
 
-TEST_CASE("guard: kernels and copies reach the memory, in the order of their calls, whatever the delays") {
+TEST_CASE(
+    "checked device: kernels and copies reach the memory, in the order of their calls, whatever the delays") {
   for (uint64_t seed = 0; seed < 8; ++seed) {
-    const auto device = guard(seed);
+    const auto device = checked(seed);
     const int64_t n = 1000;
     const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
     std::vector<float> expected = counting(n);
@@ -83,12 +84,12 @@ TEST_CASE("guard: kernels and copies reach the memory, in the order of their cal
     device->copy(x.address(), x.address() + 40, 20);
     const auto moved = x.to_host<float>();
     CHECK(std::equal(moved.begin(), moved.begin() + 5, expected.begin() + 10));
-    CHECK(x.text() == "fp32[1000] on guard");
+    CHECK(x.text() == "fp32[1000] on checked");
   }
 }
 
-TEST_CASE("guard: host code that touches a tensor's memory crashes") {
-  const auto device = guard();
+TEST_CASE("checked device: host code that touches a tensor's memory crashes") {
+  const auto device = checked();
   const Tensor x = Tensor::from_host<float>(*device, {100}, counting(100));
   const auto touch = [&](int64_t byte, bool write) {
     return fate_of([&] {
@@ -106,13 +107,13 @@ TEST_CASE("guard: host code that touches a tensor's memory crashes") {
   CHECK(device->host_address(x.address()) == nullptr);
 }
 
-TEST_CASE("guard: a kernel that runs past its block, or into what was given back, crashes") {
+TEST_CASE("checked device: a kernel that runs past its block, or into what was given back, crashes") {
   const auto run_on = [](Device& device, std::byte* address, int64_t place) {
     // As `launch` does it, in a child that has no queue.
     return fate_of(
         [&] { write_at(device.context(), reinterpret_cast<float*>(device.kernel_address(address)), place); });
   };
-  const auto device = guard();
+  const auto device = checked();
   std::byte* gone = nullptr;
   {
     const Tensor x = Tensor::empty(*device, {128});  // 512 bytes: a whole block
@@ -130,8 +131,8 @@ TEST_CASE("guard: a kernel that runs past its block, or into what was given back
   CHECK(Tensor::empty(*device, {1 << 20}).address() != gone);
 }
 
-TEST_CASE("guard: memory that nobody wrote is NaN in every type, also when it was used before") {
-  const auto device = guard();
+TEST_CASE("checked device: memory that nobody wrote is NaN in every type, also when it was used before") {
+  const auto device = checked();
   std::byte* before = nullptr;
   for (int round = 0; round < 2; ++round) {
     const Tensor x = Tensor::empty(*device, {16});
@@ -147,8 +148,8 @@ TEST_CASE("guard: memory that nobody wrote is NaN in every type, also when it wa
   for (const int32_t v : Tensor::empty(*device, {16}, DType::i32).to_host<int32_t>()) CHECK(v > 2000000000);
 }
 
-TEST_CASE("guard: a freed block's next owner comes after the last kernel of the one before") {
-  const auto device = patient_guard();
+TEST_CASE("checked device: a freed block's next owner comes after the last kernel of the one before") {
+  const auto device = patient_checked();
   const int64_t n = 64;
   const Tensor result = Tensor::empty(*device, {n});
   {
@@ -162,8 +163,8 @@ TEST_CASE("guard: a freed block's next owner comes after the last kernel of the 
   CHECK(other.to_host<float>() == std::vector<float>(static_cast<size_t>(n), 0.0f));
 }
 
-TEST_CASE("guard: a source on the host may change as soon as the copy has been asked for") {
-  const auto device = patient_guard();
+TEST_CASE("checked device: a source on the host may change as soon as the copy has been asked for") {
+  const auto device = patient_checked();
   std::vector<float> values = counting(50);
   const Tensor x = Tensor::from_host<float>(*device, {50}, values);
   values.assign(50, -1.0f);
@@ -176,8 +177,8 @@ TEST_CASE("guard: a source on the host may change as soon as the copy has been a
     CHECK(t.flat_range(n - 1, 1, {1}).to_host<float>()[0] == static_cast<float>(n - 1));
 }
 
-TEST_CASE("guard: without the wait for its event a copy to the host has not happened") {
-  const auto device = patient_guard();
+TEST_CASE("checked device: without the wait for its event a copy to the host has not happened") {
+  const auto device = patient_checked();
   const int64_t n = 32;
   for (const Queue queue : {Queue::compute, Queue::transfer}) {
     const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
@@ -193,8 +194,8 @@ TEST_CASE("guard: without the wait for its event a copy to the host has not happ
   }
 }
 
-TEST_CASE("guard: queues are ordered by events alone") {
-  const auto device = patient_guard();
+TEST_CASE("checked device: queues are ordered by events alone") {
+  const auto device = patient_checked();
   const int64_t n = 32;
   const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
   device->synchronize();
@@ -216,8 +217,9 @@ TEST_CASE("guard: queues are ordered by events alone") {
   }
 }
 
-TEST_CASE("guard: what fails in the queue is thrown by the next wait, once, and the device goes on") {
-  const auto device = guard();
+TEST_CASE(
+    "checked device: what fails in the queue is thrown by the next wait, once, and the device goes on") {
+  const auto device = checked();
   const Tensor x = Tensor::from_host<float>(*device, {4}, counting(4));
   for (const int way : {0, 1, 2}) {
     launch(*device, &break_down, int32_t{way});
@@ -238,8 +240,8 @@ TEST_CASE("guard: what fails in the queue is thrown by the next wait, once, and 
   launch(*device, &break_down, int32_t{5});  // nobody waits: the device ends in peace
 }
 
-TEST_CASE("guard: a kernel takes tensors of its own device only") {
-  const auto device = guard(), other = guard();
+TEST_CASE("checked device: a kernel takes tensors of its own device only") {
+  const auto device = checked(), other = checked();
   const auto cpu = make_cpu_device(no_table(), 1);
   const Tensor here = Tensor::zeros(*device, {4});
   CHECK_THROWS_AS(launch(*device, &scale, Tensor::zeros(*other, {4}), 1.0f, int64_t{4}), Error);
@@ -247,10 +249,10 @@ TEST_CASE("guard: a kernel takes tensors of its own device only") {
   CHECK_THROWS_AS(launch(*cpu, &add_one, here, Tensor::zeros(*cpu, {4}), int64_t{4}), Error);
 }
 
-TEST_CASE("guard: the allocator rounds, books and reuses as on the CPU") {
-  const auto cpu = make_cpu_device(no_table(), 1), device = guard();
+TEST_CASE("checked device: the allocator rounds, books and reuses as on the CPU") {
+  const auto cpu = make_cpu_device(no_table(), 1), device = checked();
   for (Device* d : {cpu.get(), device.get()}) {
-    OwnerScope scope(MemoryOwner::moments);
+    CategoryScope scope(MemoryCategory::moments);
     std::vector<Tensor> kept;
     for (const int64_t n : {1, 129, 5000, 300000, 1000000}) {
       kept.push_back(Tensor::empty(*d, {n}));
@@ -265,7 +267,7 @@ TEST_CASE("guard: the allocator rounds, books and reuses as on the CPU") {
 }
 
 TEST_CASE("host views: the memory itself on the CPU, a copy elsewhere; what is stored is in the tensor") {
-  const auto cpu = make_cpu_device(no_table(), 1), device = guard();
+  const auto cpu = make_cpu_device(no_table(), 1), device = checked();
   for (Device* d : {cpu.get(), device.get()}) {
     const Tensor x = Tensor::from_host<float>(*d, {5}, counting(5));
     launch(*d, &add_one, x, x, int64_t{5});

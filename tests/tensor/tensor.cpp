@@ -63,15 +63,15 @@ TEST_CASE("views share storage and slices keep strides") {
 TEST_CASE("memory is booked by owner, peaks are remembered, blocks are reused") {
   const auto cpu = make_cpu_device(no_table(), 1);
   {
-    OwnerScope scope(MemoryOwner::moments);
+    CategoryScope scope(MemoryCategory::moments);
     const Tensor a = Tensor::zeros(*cpu, {100}, DType::f32);
-    CHECK(cpu->memory().now_by_owner[static_cast<size_t>(MemoryOwner::moments)] == 512);
+    CHECK(cpu->memory().now_by_category[static_cast<size_t>(MemoryCategory::moments)] == 512);
   }
   CHECK(cpu->memory().now == 0);
   CHECK(cpu->memory().peak == 512);
   const Tensor b = Tensor::zeros(*cpu, {128}, DType::f32);
   CHECK(cpu->memory().system_requests == 1);
-  CHECK(cpu->memory().now_by_owner[static_cast<size_t>(MemoryOwner::activations)] == 512);
+  CHECK(cpu->memory().now_by_category[static_cast<size_t>(MemoryCategory::activations)] == 512);
 }
 
 TEST_CASE("scratch that the system refuses is an error, and there is scratch again afterwards") {
@@ -129,20 +129,20 @@ TEST_CASE("blocks are hardly larger than what is asked for, and serve again what
 }
 
 TEST_CASE("a tensor is read in pieces, on a device that the host cannot read too") {
-  for (const bool guard : {false, true}) {
-    const auto device = guard ? make_guard_device(no_table(), 1) : make_cpu_device(no_table(), 1);
+  for (const bool checked : {false, true}) {
+    const auto device = checked ? make_checked_device(no_table(), 1) : make_cpu_device(no_table(), 1);
     std::vector<float> values(1000), found;
     std::iota(values.begin(), values.end(), 0.0f);
     const Tensor t = Tensor::from_host<float>(*device, {1000}, values);
     size_t pieces = 0;
     read_in_pieces(t, 1024, [&](std::span<const std::byte> bytes) {
       ++pieces;
-      CHECK((!guard || bytes.size() <= 1024));
+      CHECK((!checked || bytes.size() <= 1024));
       const auto* first = reinterpret_cast<const float*>(bytes.data());
       found.insert(found.end(), first, first + bytes.size() / sizeof(float));
     });
     CHECK(found == values);
-    CHECK(pieces == (guard ? 4 : 1));
+    CHECK(pieces == (checked ? 4 : 1));
   }
 }
 

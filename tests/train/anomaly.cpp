@@ -19,9 +19,9 @@
 #include "support/pieces.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
+#include "train/records/metrics.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/loop.hpp"
-#include "train/records/metrics.hpp"
 #include "train/trainer/saver.hpp"
 #include "train/trainer/trainer.hpp"
 
@@ -64,7 +64,7 @@ class Shared {
 struct Running {
   explicit Running(const config::Config& c)
       : config(c), loop(config, world()), data(open_datasets(config, nullptr)) {
-    loop.initialise();
+    loop.initialize();
     loader = std::make_unique<data::Loader>(data[0], loop.loader_options());
   }
   StepResult step() {
@@ -104,7 +104,7 @@ void poison(Running& r, const std::string& ending) {
   FAIL("no parameter " << ending);
 }
 
-std::string text_of(const GuardEvent& event, const std::string& key) {
+std::string text_of(const Anomaly& event, const std::string& key) {
   for (const auto& [name, value] : event.texts)
     if (name == key) return value;
   return {};
@@ -136,14 +136,14 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
     const Shared root;
     Running r(config);
     Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
-    CHECK(r.loop.device().memory().now_by_owner[static_cast<size_t>(MemoryOwner::snapshot)] > 0);
+    CHECK(r.loop.device().memory().now_by_category[static_cast<size_t>(MemoryCategory::snapshot)] > 0);
     for (int i = 0; i < 3; ++i) r.step();
     const int64_t requests = r.loop.device().memory().system_requests;
     saver.begin(plan_in(root.path()), r.loop.state());
     CHECK(r.loop.device().memory().system_requests == requests);  // the copies' memory is there already
     CHECK(saver.busy());
-    std::vector<double> whole;
-    for (int i = 0; i < 4; ++i) whole.push_back(r.step().loss);
+    std::vector<double> full;
+    for (int i = 0; i < 4; ++i) full.push_back(r.step().loss);
     const auto ended = saver.finish();
     REQUIRE(ended);
     CHECK_MESSAGE(ended->error.empty(), ended->error);
@@ -157,7 +157,7 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
     other.loader = std::make_unique<data::Loader>(other.data[0], other.loop.loader_options());
     std::vector<double> rest;
     for (int i = 0; i < 4; ++i) rest.push_back(other.step().loss);
-    CHECK(rest == whole);
+    CHECK(rest == full);
     CHECK(other.parameters() == r.parameters());
   }
 }
@@ -203,11 +203,11 @@ std::map<std::string, std::string> tensor_files(const fs::path& directory) {
 }
 }  // namespace
 
-TEST_CASE("an asynchronous save on the guard device writes the CPU's bytes while training goes on") {
-  const Shared cpu_root, guard_root;
+TEST_CASE("an asynchronous save on the checked device writes the CPU's bytes while training goes on") {
+  const Shared cpu_root, checked_root;
   std::map<std::string, std::string> files;
   std::vector<double> losses;
-  for (const auto kind : {config::DeviceKind::cpu, config::DeviceKind::guard}) {
+  for (const auto kind : {config::DeviceKind::cpu, config::DeviceKind::checked}) {
     auto config = tiny_config(true, world().size());
     config.mixed_precision.params_dtype = config::Precision::bf16;
     config.train.device = kind;
@@ -219,7 +219,7 @@ TEST_CASE("an asynchronous save on the guard device writes the CPU's bytes while
       ~Release() { disk.release(); }
     } release{disk};
     for (int i = 0; i < 3; ++i) r.step();
-    SavePlan plan = plan_in((kind == config::DeviceKind::cpu ? cpu_root : guard_root).path());
+    SavePlan plan = plan_in((kind == config::DeviceKind::cpu ? cpu_root : checked_root).path());
     plan.files = &disk;
     saver.begin(plan, r.loop.state());
     std::vector<double> meanwhile;
@@ -282,13 +282,14 @@ TEST_CASE("the plan's memory holds the copies of an asynchronous save") {
   config.checkpoint.save_interval = 10;
   config.checkpoint.async_save = true;
   const auto with = estimate_step(config);
-  const auto snapshot = with.memory.at_peak_by_owner[static_cast<size_t>(MemoryOwner::snapshot)];
+  const auto snapshot = with.memory.peak_by_category[static_cast<size_t>(MemoryCategory::snapshot)];
   CHECK(snapshot > 0);
   CHECK(with.memory.peak == without.memory.peak + snapshot);
   if (world().size() == 1) {
     Running r(config);
     const Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
-    CHECK(r.loop.device().memory().now_by_owner[static_cast<size_t>(MemoryOwner::snapshot)] == snapshot);
+    CHECK(r.loop.device().memory().now_by_category[static_cast<size_t>(MemoryCategory::snapshot)] ==
+          snapshot);
   }
 }
 
@@ -309,8 +310,8 @@ TEST_CASE("what is not finite is located: parameter, first operation, first grad
       CHECK(error.message().find("step 2: the loss is nan") == 0);
       CHECK_MESSAGE(error.message().find(place) != std::string::npos, error.message());
     }
-    REQUIRE(r.loop.failure_events().size() == 1);
-    const GuardEvent& event = r.loop.failure_events()[0];
+    REQUIRE(r.loop.failure_anomalies().size() == 1);
+    const Anomaly& event = r.loop.failure_anomalies()[0];
     CHECK(event.event == "not_finite");
     CHECK(text_of(event, "parameter").ends_with(place));
     CHECK_MESSAGE(text_of(event, "operation").find(place) != std::string::npos, text_of(event, "operation"));
@@ -396,9 +397,9 @@ TEST_CASE(
                                          ": the machine") != std::string::npos,
                     error.message());
     }
-    REQUIRE(broken.loop.failure_events().size() == 2);
-    CHECK(text_of(broken.loop.failure_events()[1], "verdict") == "machine");
-    CHECK(broken.loop.failure_events()[1].numbers.size() ==
+    REQUIRE(broken.loop.failure_anomalies().size() == 2);
+    CHECK(text_of(broken.loop.failure_anomalies()[1], "verdict") == "machine");
+    CHECK(broken.loop.failure_anomalies()[1].numbers.size() ==
           (mode == config::RerunMode::report_stats ? 6 : 2));
     CHECK(broken.parameters() == before);
   }
@@ -456,23 +457,23 @@ TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resum
   const Shared root;
   Silent sink;
   CHECK(train_in(root.path() / "whole", config, false, sink).step == 24);
-  const Rows whole = rows_of(root.path() / "whole");
-  REQUIRE(whole.rewinds.size() > 0);
-  CHECK(whole.spikes.size() == whole.rewinds.size());
+  const Rows full = rows_of(root.path() / "whole");
+  REQUIRE(full.rewinds.size() > 0);
+  CHECK(full.spikes.size() == full.rewinds.size());
   // A file of events for the start and for each rewind, which hides the events of the steps that it undoes.
   size_t event_files = 0;
   for (const auto& entry : fs::directory_iterator(root.path() / "whole"))
     event_files += entry.path().filename().string().starts_with("events.out");
-  CHECK(event_files == 1 + whole.rewinds.size());
-  REQUIRE(whole.losses.size() == 48);  // every step once
-  for (size_t i = 0; i < 24; ++i) CHECK(whole.losses[2 * i] == static_cast<double>(i + 1));
-  const auto& first = whole.rewinds.front();
+  CHECK(event_files == 1 + full.rewinds.size());
+  REQUIRE(full.losses.size() == 48);  // every step once
+  for (size_t i = 0; i < 24; ++i) CHECK(full.losses[2 * i] == static_cast<double>(i + 1));
+  const auto& first = full.rewinds.front();
   CHECK(first.number("consumed_samples") == first.number("from_step") * 4);  // past the batch of the spike
   CHECK(*first.step % 4 == 0);
   CHECK(first.number("from_step") > static_cast<double>(*first.step));
   // The row stands where the run goes on, and names the step that was judged, as the warning does.
-  CHECK(*whole.spikes.front().step == *first.step);
-  CHECK(whole.spikes.front().number("seen_at_step") == first.number("from_step"));
+  CHECK(*full.spikes.front().step == *first.step);
+  CHECK(full.spikes.front().number("seen_at_step") == first.number("from_step"));
   if (world().rank() == 0)
     CHECK(sink.warnings.front().starts_with("step " +
                                             std::to_string(static_cast<int64_t>(first.number("from_step"))) +
@@ -482,8 +483,8 @@ TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resum
   for (int start = 0; start < 60; ++start)
     if (train_in(root.path() / "parts", config, start > 0, sink).ended == Ended::finished) break;
   const Rows parts = rows_of(root.path() / "parts");
-  CHECK(parts.losses == whole.losses);
-  CHECK(parts.rewinds.size() == whole.rewinds.size());
+  CHECK(parts.losses == full.losses);
+  CHECK(parts.rewinds.size() == full.rewinds.size());
   // No more rewinds than allowed.
   config.train.exit_interval.reset();
   config.resilience.max_rewinds = 0;

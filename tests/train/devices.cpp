@@ -33,7 +33,7 @@ struct Silent final : ProgressSink {
 
 config::Config small(DeviceType device, bool async_save) {
   auto c = testing::tiny_config(true, 1);
-  c.train.device = device == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::guard;
+  c.train.device = device == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::checked;
   c.train.threads = 2;
   c.train.train_iters = 6;
   c.tokenizer.tokenizer_type = config::TokenizerKind::byte;
@@ -62,7 +62,7 @@ std::vector<std::string> numbers_of(const fs::path& run) {
 }
 
 struct Result {
-  std::vector<std::string> whole, resumed;
+  std::vector<std::string> full, resumed;
   std::string text;
   double loss = 0;
 };
@@ -75,9 +75,9 @@ Result run_on(DeviceType device, bool async_save, const fs::path& root) {
   auto config = small(device, async_save);
   Result result;
   options.run_dir = root / "whole";
-  const Outcome whole = train::train(config, *world, options, sink);
-  CHECK(whole.step == 6);
-  result.whole = numbers_of(options.run_dir);
+  const Outcome full = train::train(config, *world, options, sink);
+  CHECK(full.step == 6);
+  result.full = numbers_of(options.run_dir);
 
   options.run_dir = root / "resumed";
   config.train.exit_interval = 4;
@@ -87,7 +87,7 @@ Result run_on(DeviceType device, bool async_save, const fs::path& root) {
   CHECK(train::train(config, *world, options, sink).step == 6);
   result.resumed = numbers_of(options.run_dir);
 
-  LoadedModel model(whole.checkpoint, config, *world);
+  LoadedModel model(full.checkpoint, config, *world);
   CHECK(model.device().type() == device);
   GenerateOptions generation;
   generation.prompt = "ab";
@@ -105,16 +105,17 @@ Result run_on(DeviceType device, bool async_save, const fs::path& root) {
 TEST_CASE("a run, its resume, its text and its loss are the same on every device") {
   const fs::path root = fs::temp_directory_path() / ("capstan-devices-" + std::to_string(::getpid()));
   const Result cpu = run_on(DeviceType::cpu, false, root / "cpu");
-  CHECK(cpu.whole.size() == 8);  // six steps, two validations
+  CHECK(cpu.full.size() == 8);  // six steps, two validations
   for (const bool async_save : {false, true}) {
-    const Result guard = run_on(DeviceType::guard, async_save, root / (async_save ? "guard-async" : "guard"));
+    const Result checked =
+        run_on(DeviceType::checked, async_save, root / (async_save ? "checked-async" : "checked"));
     if (!async_save) {  // the copies of an asynchronous save are memory, too
-      CHECK(guard.whole == cpu.whole);
-      CHECK(guard.resumed == cpu.resumed);
+      CHECK(checked.full == cpu.full);
+      CHECK(checked.resumed == cpu.resumed);
     }
-    CHECK(guard.text == cpu.text);
-    CHECK(guard.loss == cpu.loss);
-    CHECK(guard.resumed.size() == cpu.resumed.size());
+    CHECK(checked.text == cpu.text);
+    CHECK(checked.loss == cpu.loss);
+    CHECK(checked.resumed.size() == cpu.resumed.size());
   }
   fs::remove_all(root);
 }

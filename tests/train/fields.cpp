@@ -15,12 +15,12 @@
 #include "base/text.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "config/tools/show.hpp"
-#include "text/chat/chat_template.hpp"
 #include "data/indexed_writer.hpp"
 #include "runs.hpp"
 #include "support/errors.hpp"
 #include "support/paths.hpp"
 #include "support/temporary_directory.hpp"
+#include "text/chat/chat_template.hpp"
 #include "train/adapters/adapters.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
@@ -185,7 +185,7 @@ std::string run_view(const config::Config& config) {
   try {
     Loop loop(config, *world);
     add(text, loop.device().name(), loop.device().context().pool->size());
-    loop.initialise();
+    loop.initialize();
     if (config.peft) begin_adapters(config, loop.device(), loop.store(), BaseWeights{});
     const auto data = open_datasets(config, nullptr);
     data::Loader loader(data[0], loop.loader_options());
@@ -193,7 +193,7 @@ std::string run_view(const config::Config& config) {
     for (int64_t step = 0; step < std::max<int64_t>(5, *config.train.train_iters - 1); ++step) {
       const StepResult result = loop.step(loader, timers);
       add(text, result.loss, result.gradient_norm, result.learning_rate, result.skipped, result.rewind);
-      for (const GuardEvent& event : result.events) add(text, event.event, event.text);
+      for (const Anomaly& event : result.events) add(text, event.event, event.text);
       if (result.rewind) break;
     }
     add(text, loop.evaluate(data[1] ? data[1] : data[0], 1));
@@ -222,7 +222,7 @@ std::string wiring_view(const config::Config& config) {
       add(text, rank, name);
       for (const int64_t member : mesh.members(name, rank)) add(text, member);
     }
-    for (const models::Stage& stage : part_of(config, mesh).stages)
+    for (const models::Stage& stage : model_shard(config, mesh).stages)
       add(text, stage.first_layer, stage.layers, stage.embedding, stage.head);
     const auto shape = pipeline_shape(config, micro_batches_of(config, mesh));
     add(text, shape.ranks, shape.chunks, shape.micro_batches, shape.group, shape.all_forward_first);
@@ -239,7 +239,7 @@ std::string memory_view(const config::Config& config) {
   for (const int64_t rank : {int64_t{0}, config.dist.world_size - 1}) {
     const StepEstimate step = estimate_step(config, rank, 1);
     add(text, step.flops, step.memory.peak, step.memory.kernel_scratch);
-    for (const int64_t bytes : step.memory.at_peak_by_owner) add(text, bytes);
+    for (const int64_t bytes : step.memory.peak_by_category) add(text, bytes);
     for (const auto& [group, bytes] : step.sent) add(text, group, bytes);
   }
   return text;

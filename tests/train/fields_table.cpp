@@ -257,7 +257,7 @@ void training() {
   changes("train.exit_interval", "2", {}, View::files);
   changes("train.exit_duration_in_mins", "1e-9", {}, View::files);
   changes("train.exit_signal_handler", "false", {}, View::files);
-  changes("train.device", "guard");
+  changes("train.device", "checked");
   changes("train.threads", "2");
 
   changes("optimizer.optimizer", "sgd");

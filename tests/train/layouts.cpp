@@ -245,7 +245,7 @@ struct Run {
 };
 Run train_steps(const config::Config& config, comm::World& on, const std::string& name, int64_t steps) {
   Loop loop(config, on);
-  loop.initialise();
+  loop.initialize();
   const auto data = open_datasets(config, load_tokenizer(config).get());
   data::Loader loader(data[0], loop.loader_options());
   StepTimers timers;
@@ -272,17 +272,17 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   const int64_t waiting = config.dist.pipeline_model_parallel_size == 1                      ? 0
                           : config.dist.pipeline_schedule == config::PipelineSchedule::gpipe ? 4
                                                                                              : 2;
-  const int64_t stream =
+  const int64_t hidden_states =
       config.train.micro_batch_size * config.model.seq_length * config.model.hidden_size * 4;
-  const auto slack = static_cast<double>(waiting * stream);
+  const auto slack = static_cast<double>(waiting * hidden_states);
   CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(planned.peak) + slack);
   CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(planned.peak));
   // What waits for a neighbour can also make another moment the highest: whose memory it was then is another question.
   const bool same_moment = waiting == 0 || used.peak == planned.peak;
-  for (size_t owner = 0; same_moment && owner < kMemoryOwners; ++owner) {
-    const auto apart = static_cast<double>(used.at_peak_by_owner[owner] - planned.at_peak_by_owner[owner]);
+  for (size_t owner = 0; same_moment && owner < kMemoryCategories; ++owner) {
+    const auto apart = static_cast<double>(used.peak_by_category[owner] - planned.peak_by_category[owner]);
     CHECK_MESSAGE(std::abs(apart) <= 0.02 * static_cast<double>(planned.peak) + slack,
-                  name_of(static_cast<MemoryOwner>(owner)));
+                  name_of(static_cast<MemoryCategory>(owner)));
   }
   CHECK(used.kernel_scratch <= planned.kernel_scratch + 16384);
   SavePlan plan;
@@ -299,7 +299,7 @@ Tensors read_all(const fs::path& checkpoint) {
   for (const auto& [name, stored] : reader.manifest().tensors) {
     auto& values = tensors[name];
     values.resize(static_cast<size_t>(checkpoint::element_count(stored.shape)));
-    reader.read_whole(name, DType::f32, std::as_writable_bytes(std::span(values)));
+    reader.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   }
   return tensors;
 }
@@ -463,7 +463,7 @@ TEST_CASE(
       on(layouts[from], [&](comm::World& members) {
         const config::Config config = resolve(recipe, layouts[from].overrides, members.size());
         Loop loop(config, members);
-        loop.initialise();
+        loop.initialize();
         next_steps(loop, config);
         const fs::path checkpoint = save(members, loop, root);
         expected = next_steps(loop, config);
@@ -476,7 +476,7 @@ TEST_CASE(
         on(layouts[to], [&](comm::World& members) {
           const config::Config config = resolve(recipe, layouts[to].overrides, members.size());
           Loop loop(config, members);
-          if (adapters) loop.initialise();
+          if (adapters) loop.initialize();
           auto reader =
               checkpoint::Reader::open(root / checkpoint::step_directory_name(2), checkpoint::Depth::content);
           loop.state() = load_state(reader, loop.store(), &loop.optimizer());
@@ -504,12 +504,12 @@ TEST_CASE("what is not finite is located under tensor and pipeline parallelism a
     INFO(place, " with ", overrides);
     const config::Config config = resolve("gpt", overrides, world().size());
     Loop loop(config, world());
-    loop.initialise();
+    loop.initialize();
     const auto data = open_datasets(config, load_tokenizer(config).get());
     data::Loader loader(data[0], loop.loader_options());
     StepTimers timers;
     loop.step(loader, timers);
-    for (const auto& piece : loop.store().pieces()) {  // on the ranks that have some of it
+    for (const auto& piece : loop.store().parameter_shards()) {  // on the ranks that have some of it
       if (!piece.parameter->name().ends_with(place)) continue;
       Tensor values = piece.values;
       auto numbers = values.to_host<float>();
@@ -526,8 +526,8 @@ TEST_CASE("what is not finite is located under tensor and pipeline parallelism a
       }
     CHECK_MESSAGE(message.find("the loss is nan") != std::string::npos, message);
     CHECK_MESSAGE(message.find(place) != std::string::npos, message);
-    REQUIRE(loop.failure_events().size() == 1);
-    CHECK(loop.failure_events()[0].event == "not_finite");
+    REQUIRE(loop.failure_anomalies().size() == 1);
+    CHECK(loop.failure_anomalies()[0].event == "not_finite");
   }
 }
 

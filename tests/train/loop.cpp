@@ -26,7 +26,7 @@ using test::world;
 template <class D>
 config::Config tiny_config(bool llama, int64_t ranks) {
   config::Config config = capstan::testing::tiny_config(llama, ranks);
-  config.train.device = D::type == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::guard;
+  config.train.device = D::type == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::checked;
   return config;
 }
 
@@ -46,7 +46,7 @@ std::vector<double> run_until(Loop& loop, const config::Config& config, int64_t 
 }
 std::vector<double> run(const config::Config& config, int64_t until) {
   Loop loop(config, world());
-  loop.initialise();
+  loop.initialize();
   return run_until(loop, config, until);
 }
 
@@ -88,8 +88,8 @@ TEST_CASE_TEMPLATE("optimizer.decoupled_lr moves embedding and head at a rate of
   config.optimizer.decoupled_lr = 1e-30;
   config.optimizer.decoupled_min_lr = 0;
   Loop before(config, world()), after(config, world());
-  before.initialise();
-  after.initialise();
+  before.initialize();
+  after.initialize();
   run_until(after, config, 3);
   int moved = 0, rested = 0;
   for (size_t i = 0; i < before.store().parameters().size(); ++i) {
@@ -136,7 +136,7 @@ TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss b
     single.mixed_precision.params_dtype = several.mixed_precision.params_dtype = precision;
     const auto all_ranks = run(several, 8);
     Loop loop(single, *alone);
-    loop.initialise();
+    loop.initialize();
     const auto one_rank = run_until(loop, single, 8);
     for (size_t i = 0; i < all_ranks.size(); i += 2)  // losses; gradient norms are between them
       CHECK(std::abs(one_rank[i] - all_ranks[i]) <= bound * (std::abs(all_ranks[i]) + 1));
@@ -175,7 +175,7 @@ TEST_CASE_TEMPLATE("weight decay of SGD through the loop: w loses lr * decay * w
     config.optimizer.weight_decay = kind == 0 ? 0.0 : 0.5;
     config.optimizer.decoupled_weight_decay = kind == 1;
     Loop loop(config, world());
-    loop.initialise();
+    loop.initialize();
     const auto values = [&] {
       std::vector<std::vector<float>> all;
       for (const auto& parameter : loop.store().parameters())
@@ -213,18 +213,18 @@ TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the whole model under
     return loop.step(loader, timers);
   };
   auto single = tiny_config<D>(true, 1);
-  Loop whole(single, *alone);
-  whole.initialise();
-  const StepResult silent = measured(whole, single);
+  Loop full(single, *alone);
+  full.initialize();
+  const StepResult silent = measured(full, single);
   CHECK(!silent.params_norm);
   CHECK(!silent.num_zeros);
   double squares = 0;
-  for (const auto& parameter : whole.store().parameters())
-    for (const float value : test::main_of(whole.store(), *parameter).template to_host<float>())
+  for (const auto& parameter : full.store().parameters())
+    for (const float value : test::main_of(full.store(), *parameter).template to_host<float>())
       squares += static_cast<double>(value) * static_cast<double>(value);
   single.logger.log_params_norm = single.logger.log_num_zeros_in_grad = true;
   Loop logged(single, *alone);
-  logged.initialise();
+  logged.initialize();
   const StepResult expected = measured(logged, single);
   CHECK(*expected.params_norm == doctest::Approx(std::sqrt(squares)).epsilon(1e-12));
   CHECK(*expected.num_zeros > 0);  // tokens that no sample of the batch holds: rows of the embedding
@@ -248,7 +248,7 @@ TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the whole model under
       config.dist.pipeline_schedule = config::PipelineSchedule::one_f_one_b;
     }
     Loop loop(config, world());
-    loop.initialise();
+    loop.initialize();
     const StepResult result = measured(loop, config);
     CHECK(*result.params_norm == doctest::Approx(*expected.params_norm).epsilon(1e-6));
     CHECK(*result.num_zeros == *expected.num_zeros);
@@ -259,14 +259,14 @@ TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in fp32 an
   for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
     auto config = tiny_config<D>(true, world().size());
     config.mixed_precision.params_dtype = precision;
-    const auto whole = run(config, 9);
+    const auto full = run(config, 9);
     const auto root = scratch() / (precision == config::Precision::fp32 ? "fp32" : "bf16");
     SavePlan plan;
     plan.root = root;
     plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
     {
       Loop loop(config, world());
-      loop.initialise();
+      loop.initialize();
       run_until(loop, config, 5);
       save_state(world(), plan, loop.state(), loop.store(), loop.optimizer());
     }
@@ -275,11 +275,11 @@ TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in fp32 an
     REQUIRE(found);
     CHECK(found->step == 5);
     Loop loop(config, world());
-    loop.initialise();
+    loop.initialize();
     auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
     loop.state() = load_state(reader, loop.store(), &loop.optimizer());
     const auto rest = run_until(loop, config, 9);
-    CHECK(std::vector<double>(whole.begin() + 10, whole.end()) == rest);
+    CHECK(std::vector<double>(full.begin() + 10, full.end()) == rest);
   }
   world().communicator().barrier();
   if (world().rank() == 0)
@@ -292,7 +292,7 @@ TEST_CASE_TEMPLATE("a loss that is not finite stops the run before the optimizer
                    EVERY_DEVICE) {
   const auto config = tiny_config<D>(true, world().size());
   Loop loop(config, world());
-  loop.initialise();
+  loop.initialize();
   run_until(loop, config, 2);
   const auto& parameter = *loop.model().parameters()[3];
   const auto before = test::main_of(loop.store(), parameter).to_host<float>();
@@ -319,7 +319,7 @@ TEST_CASE_TEMPLATE("a checkpoint of another model is refused with all difference
   plan.root = root;
   plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
   Loop loop(config, world());
-  loop.initialise();
+  loop.initialize();
   save_state(world(), plan, loop.state(), loop.store(), loop.optimizer());
   config.model.ffn_hidden_size = 128;
   config.model.qk_layernorm = true;

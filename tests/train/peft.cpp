@@ -14,10 +14,10 @@
 #include "support/paths.hpp"
 #include "support/worlds.hpp"
 #include "train/adapters/adapters.hpp"
-#include "train/inference/loaded_model.hpp"
-#include "train/trainer/loop.hpp"
 #include "train/adapters/peft_files.hpp"
 #include "train/adapters/stored_adapters.hpp"
+#include "train/inference/loaded_model.hpp"
+#include "train/trainer/loop.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -70,23 +70,23 @@ class Rows final : public data::Dataset {
 };
 
 config::Resolution recipe_of(const Case& c, int64_t ranks, std::vector<std::string> more) {
-  const auto foreign = interchange::ForeignModel::open(base_of(c));
+  const auto external = interchange::ExternalModel::open(base_of(c));
   BaseModel base = BaseModel::open(base_of(c));
-  const auto adapters = open_adapters(adapter_of(c), base, foreign->model());
+  const auto adapters = open_adapters(adapter_of(c), base, external->model());
   for (const std::string& text : adapter_overrides(adapters.peft)) more.push_back(text);
   for (const std::string& text :
        {"peft.adapter=" + adapter_of(c), "checkpoint.pretrained_checkpoint=" + base_of(c),
         "model.seq_length=" + std::to_string(kSequence), std::string("train.global_batch_size=2"),
         std::string("train.train_iters=10"), std::string("train.threads=1"), std::string("optimizer.lr=3e-3"),
         std::string("optimizer.weight_decay=0.1"), std::string("optimizer.clip_grad=0"),
-        "model.max_position_embeddings=" + std::to_string(*foreign->model().max_position_embeddings),
+        "model.max_position_embeddings=" + std::to_string(*external->model().max_position_embeddings),
         std::string("optimizer.adam_beta2=0.999"), std::string("scheduler.lr_decay_style=constant"),
         std::string("scheduler.lr_warmup_iters=0"), "dist.world_size=" + std::to_string(ranks),
         std::string("model.hidden_dropout=0"), std::string("model.attention_dropout=0")})
     more.push_back(text);
   config::Request request;
   for (const std::string& text : more) request.overrides.push_back(config::Override::token(text));
-  config::Resolution resolution = interchange::resolve_recipe(*foreign, std::move(request));
+  config::Resolution resolution = interchange::resolve_recipe(*external, std::move(request));
   resolution.require_ok();
   return resolution;
 }
@@ -99,7 +99,7 @@ Trained train_steps(const Case& c, comm::World& on, const config::Resolution& re
                     const fs::path& root) {
   const config::Config& config = recipe.config;
   Loop loop(config, on);
-  loop.initialise();
+  loop.initialize();
   const BaseWeights base = load_base(config, loop.store(), "", on.communicator());
   begin_adapters(config, loop.device(), loop.store(), base);
   data::Loader loader(std::make_shared<Rows>(truth_of(c).get<int32_t>("tokens")), loop.loader_options());
@@ -113,7 +113,7 @@ Trained train_steps(const Case& c, comm::World& on, const config::Resolution& re
   plan.root = root;
   plan.base = base.hash;
   plan.recipe = config::resolved_recipe(recipe);
-  plan.carried = BaseModel::open(base_of(c)).carried();  // its config.json says how PEFT names the modules
+  plan.assets = BaseModel::open(base_of(c)).assets();  // its config.json says how PEFT names the modules
   if (on.rank() == 0) fs::create_directories(root);
   on.communicator().barrier();
   result.checkpoint = save_state(on, plan, loop.state(), loop.store(), loop.optimizer());
@@ -143,7 +143,7 @@ class Moments final : public checkpoint::TensorSource {
   std::string place() const override { return from_.place(); }
   std::vector<std::string> names() const override { return {}; }
   const checkpoint::TensorInfo* find(std::string_view name) const override { return from_.find(of(name)); }
-  void read(std::string_view name, DType dtype, const checkpoint::Rectangle& wanted,
+  void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
             std::span<std::byte> out) override {
     from_.read(of(name), dtype, wanted, out);
   }
@@ -220,7 +220,7 @@ TEST_CASE("gradients and ten steps of AdamW are PEFT's") {
     Moments moments(reader);
     const config::ModelConfig& model = recipe.config.model;
     BaseModel base = BaseModel::open(base_of(c));
-    const auto names = interchange::class_names(model, base.carried());
+    const auto names = interchange::class_names(model, base.assets());
     const auto gradients = interchange::to_peft(
         interchange::read_adapters(moments, *recipe.config.peft, model), model, names, "");
     // Those behind a nearly one-hot softmax are small differences of large numbers.
@@ -279,13 +279,13 @@ TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is
            theirs = checkpoint::Reader::open(one.checkpoint, checkpoint::Depth::content);
       // Read on one rank, saved again.
       Loop loop(recipe.config, *alone);
-      loop.initialise();
+      loop.initialize();
       loop.state() = load_state(ours, loop.store(), &loop.optimizer());
       SavePlan plan;
       plan.root = root / "again";
       plan.base = train::base_of(ours);
       plan.recipe = config::resolved_recipe(recipe);
-      plan.carried = BaseModel::open(base_of(c)).carried();
+      plan.assets = BaseModel::open(base_of(c)).assets();
       fs::create_directories(plan.root);
       auto again = checkpoint::Reader::open(
           save_state(*alone, plan, loop.state(), loop.store(), loop.optimizer()), checkpoint::Depth::content);
@@ -295,7 +295,7 @@ TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is
         CAPTURE(name);
         const auto values = [&](checkpoint::Reader& reader) {
           std::vector<float> result(static_cast<size_t>(checkpoint::element_count(reader.at(name).shape)));
-          reader.read_whole(name, DType::f32, std::as_writable_bytes(std::span(result)));
+          reader.read_all(name, DType::f32, std::as_writable_bytes(std::span(result)));
           return result;
         };
         CHECK(values(again) == values(ours));

@@ -72,24 +72,25 @@ std::filesystem::path scratch_file(const std::string& name) {
 
 TEST_CASE("the peak of a step is foretold by owner within 2 %, and the system is not asked again") {
   for (const config::Config& config : variants()) {
-    const MemoryUse foretold = estimate_step(config).memory;
+    const MemoryUse estimated = estimate_step(config).memory;
     Loop loop(config, world());
-    loop.initialise();
+    loop.initialize();
     StepTimers timers;
     steps(loop, config, 2, timers);
     const MemoryUse measured = loop.device().memory();
-    CAPTURE(memory_text(foretold));
+    CAPTURE(memory_text(estimated));
     CAPTURE(memory_text(measured));
-    CHECK(std::abs(static_cast<double>(foretold.peak - measured.peak)) <=
+    CHECK(std::abs(static_cast<double>(estimated.peak - measured.peak)) <=
           0.02 * static_cast<double>(measured.peak));
-    for (const auto owner : {MemoryOwner::parameters, MemoryOwner::gradients, MemoryOwner::main_parameters,
-                             MemoryOwner::moments, MemoryOwner::activations}) {
+    for (const auto owner :
+         {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::main_parameters,
+          MemoryCategory::moments, MemoryCategory::activations}) {
       const auto i = static_cast<size_t>(owner);
-      CHECK(foretold.at_peak_by_owner[i] == doctest::Approx(measured.at_peak_by_owner[i]).epsilon(0.02));
+      CHECK(estimated.peak_by_category[i] == doctest::Approx(measured.peak_by_category[i]).epsilon(0.02));
     }
-    CHECK(foretold.reserved == doctest::Approx(measured.reserved).epsilon(0.02));
+    CHECK(estimated.reserved == doctest::Approx(measured.reserved).epsilon(0.02));
     CHECK(measured.kernel_scratch > 0);
-    CHECK(foretold.kernel_scratch == doctest::Approx(measured.kernel_scratch).epsilon(0.02));
+    CHECK(estimated.kernel_scratch == doctest::Approx(measured.kernel_scratch).epsilon(0.02));
     steps(loop, config, 2, timers);
     CHECK(loop.device().memory().system_requests == measured.system_requests);
     CHECK(loop.device().memory().kernel_scratch == measured.kernel_scratch);
@@ -144,7 +145,7 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
 TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in order") {
   const config::Config config = tiny_config(true);
   Loop loop(config, world());
-  loop.initialise();
+  loop.initialize();
   StepTimers timers;
   OperationTable table;
   loop.observe(&table);
@@ -200,9 +201,9 @@ TEST_CASE("an observed operation has run: on a device that queues kernels its ti
     int64_t events = 0, early = 0;
   };
   config::Config config = tiny_config(true);
-  config.train.device = config::DeviceKind::guard;
+  config.train.device = config::DeviceKind::checked;
   Loop loop(config, world());
-  loop.initialise();
+  loop.initialize();
   StepTimers timers;
   Finished finished(loop.device());
   loop.observe(&finished);

@@ -26,7 +26,7 @@ config::Config with_adapters(config::Config config, config::BaseQuantization qua
 std::vector<double> losses(const config::Config& config) {
   const auto alone = comm::World::alone();
   Loop loop(config, *alone);
-  loop.initialise();
+  loop.initialize();
   const auto data = open_datasets(config, nullptr);
   data::Loader loader(data[0], loop.loader_options());
   StepTimers timers;
@@ -46,11 +46,11 @@ TEST_CASE("weights in 4 bits take an eighth of fp32, and one of them at a time i
   config::Config config = capstan::testing::tiny_config(true);
   config.model.num_layers = 6, config.model.hidden_size = 128, config.model.ffn_hidden_size = 512;
   config.model.num_attention_heads = 16, config.model.num_query_groups = 16;
-  constexpr auto kParameters = static_cast<size_t>(MemoryOwner::parameters);
+  constexpr auto kParameters = static_cast<size_t>(MemoryCategory::parameters);
   const int64_t weights = 6 * (128 * (3 * 128) + 128 * 128 + 3 * 128 * 512), largest = 2 * 128 * 512 * 4;
   const auto taken = [&](config::BaseQuantization quantization, bool two_stage) {
     return estimate_step(with_adapters(config, quantization, two_stage), 0)
-        .memory.at_peak_by_owner[kParameters];
+        .memory.peak_by_category[kParameters];
   };
   const int64_t plain = taken(config::BaseQuantization::none, false);
   const int64_t rest = plain - 4 * weights;  // embeddings, norms, adapters
@@ -58,9 +58,9 @@ TEST_CASE("weights in 4 bits take an eighth of fp32, and one of them at a time i
   const int64_t rounding = 6 * 4 * 1024;  // of allocations
   for (const bool two_stage : {false, true}) {
     const int64_t scales = two_stage ? weights / 32 + 4 * weights / 32 / 256 : 4 * weights / 32;
-    const int64_t quantised = taken(config::BaseQuantization::nf4, two_stage);
-    CHECK(quantised >= codes + scales);
-    CHECK(quantised <= codes + scales + rest + largest + rounding);
+    const int64_t quantized = taken(config::BaseQuantization::nf4, two_stage);
+    CHECK(quantized >= codes + scales);
+    CHECK(quantized <= codes + scales + rest + largest + rounding);
   }
 }
 
@@ -71,7 +71,7 @@ TEST_CASE(
     const auto exact = losses(with_adapters(config, config::BaseQuantization::none));
     config = with_adapters(config, config::BaseQuantization::nf4);
     const auto cpu = losses(config);
-    config.train.device = config::DeviceKind::guard;
+    config.train.device = config::DeviceKind::checked;
     CHECK((losses(config) == cpu));
     config.train.threads = 3;
     CHECK((losses(config) == cpu));

@@ -68,7 +68,7 @@ std::vector<std::vector<double>> gathered(Loop& loop) {
     for (const auto& parameter : loop.store().parameters())
       all.emplace_back(static_cast<size_t>(parameter->shape().elements()),
                        -std::numeric_limits<double>::infinity());
-    for (const auto& piece : loop.store().pieces()) {
+    for (const auto& piece : loop.store().parameter_shards()) {
       const auto values =
           (buffers ? parallel::FlatStore::part(piece, piece.range, *buffers) : piece.values).to_floats();
       std::copy(values.begin(), values.end(),
@@ -98,7 +98,7 @@ TEST_CASE(
   for (size_t i = 0; i < all.size(); ++i) {
     const auto config = config_of(all[i]);
     Loop loop(config, world());
-    loop.initialise();
+    loop.initialize();
     step(loop, config);
     step(loop, config);
     SavePlan plan;
@@ -114,7 +114,7 @@ TEST_CASE(
       CAPTURE(to);
       const auto config = config_of(all[to]);
       Loop loop(config, world());
-      loop.initialise();
+      loop.initialize();
       std::vector<std::string> refused;
       const auto found = find_checkpoint(world(), root / std::to_string(from), refused);
       REQUIRE(found);
@@ -144,13 +144,13 @@ TEST_CASE("initial values do not depend on how parameters are cut") {
   for (const Layout& layout : layouts()) {
     const auto config = config_of(layout);
     Loop loop(config, world());
-    loop.initialise();
+    loop.initialize();
     const auto values = gathered(loop);
     if (expected.empty()) {
       expected = values;
       for (const auto& parameter : loop.model().parameters()) {
-        const auto whole = test::initial_values(parameter->spec(), static_cast<uint64_t>(config.rng.seed));
-        CHECK(std::vector<double>(whole.begin(), whole.end()) ==
+        const auto full = test::initial_values(parameter->spec(), static_cast<uint64_t>(config.rng.seed));
+        CHECK(std::vector<double>(full.begin(), full.end()) ==
               values[static_cast<size_t>(parameter->index())]);
       }
     }
@@ -193,7 +193,7 @@ TEST_CASE(
     spec.shape = Shape(std::span<const int64_t>(sizes));
     CAPTURE(seed);
     CAPTURE(spec.shape.text());
-    std::vector<checkpoint::Rectangle> written;
+    std::vector<checkpoint::Region> written;
     for (int t = 0; t < tensor; ++t) {
       const Parameter parameter(spec, 0, t, tensor);
       const int64_t count = parameter.shape().elements();
@@ -208,8 +208,8 @@ TEST_CASE(
       std::sort(cuts.begin(), cuts.end());
       for (size_t r = 0; r + 1 < cuts.size(); ++r) {
         int64_t at = cuts[r];
-        for (const ShardRectangle& part :
-             shard_rectangles(spec.shape, parameter.shard(), {cuts[r], cuts[r + 1] - cuts[r]})) {
+        for (const ShardRegion& part :
+             shard_regions(spec.shape, parameter.shard(), {cuts[r], cuts[r + 1] - cuts[r]})) {
           REQUIRE(checkpoint::fits(part.where, sizes_of(spec.shape)));
           REQUIRE(part.elements.begin == at);
           REQUIRE(part.elements.count == checkpoint::element_count(part.where.sizes));

@@ -141,7 +141,7 @@ TEST_CASE("a checkpoint that stores no schedule has that of its recipe") {
   const auto world = comm::World::alone();
   {
     Loop loop(resolution.config, *world);
-    loop.initialise();
+    loop.initialize();
     const auto data = open_datasets(resolution.config, nullptr);
     data::Loader loader(data[0], loop.loader_options());
     StepTimers timers;

@@ -61,7 +61,7 @@ const fs::path& scratch() {
 fs::path trained(const config::Resolution& resolution, comm::World& on, const std::string& name,
                  const std::string& stored = "") {
   Loop loop(resolution.config, on);
-  loop.initialise();
+  loop.initialize();
   const auto data = open_datasets(resolution.config, nullptr);
   data::Loader loader(data[0], loop.loader_options());
   StepTimers timers;
@@ -173,8 +173,8 @@ std::vector<std::string> layouts() {
             "dist.pp=2 dist.pipeline_model_parallel_layout=Ettt|tL"};
   if (world().size() == 4)  // four tensor ranks share two groups of heads
     return {"dist.tp=4", "dist.tp=2 dist.pp=2", "dist.pp=4",
-            "dist.tp=2 dist.pp=2 dist.vpp=2 train.device=guard"};
-  return {"", "train.device=guard"};
+            "dist.tp=2 dist.pp=2 dist.vpp=2 train.device=checked"};
+  return {"", "train.device=checked"};
 }
 
 }  // namespace
@@ -190,7 +190,7 @@ TEST_CASE("what many ranks have trained, one rank and other layouts serve alike"
   if (world().size() == 1) return;
   int number = 0;
   for (const std::string& layout : layouts()) {
-    if (layout.find("guard") != std::string::npos) continue;
+    if (layout.find("checked") != std::string::npos) continue;
     const fs::path checkpoint = trained(recipe(number % 2 ? "gpt" : "llama", layout, world().size()), world(),
                                         "many" + std::to_string(number));
     ++number;

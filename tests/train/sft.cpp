@@ -52,7 +52,7 @@ StepResult epoch_step(config::Config config) {
   const auto data = open_datasets(config, tokenizer.get());
   config.train.global_batch_size = data[0]->epoch_samples();
   Loop loop(config, test::world());
-  loop.initialise();
+  loop.initialize();
   data::Loader loader(data[0], loop.loader_options());
   StepTimers timers;
   timers.start_step();
@@ -82,7 +82,7 @@ TEST_CASE("a run on fine-tuning data continues where another one stood") {
   const auto rows_of = [&](int64_t steps, int64_t consumed) {
     const auto data = open_datasets(config, tokenizer.get());
     Loop loop(config, test::world());
-    loop.initialise();
+    loop.initialize();
     data::LoaderOptions options = loop.loader_options();
     options.consumed_samples = consumed;
     data::Loader loader(data[0], options);
@@ -91,9 +91,9 @@ TEST_CASE("a run on fine-tuning data continues where another one stood") {
     return rows;
   };
   // Far into other epochs.
-  const auto whole = rows_of(40, 0);
+  const auto full = rows_of(40, 0);
   const auto rest = rows_of(15, 25 * *config.train.global_batch_size);
-  CHECK(std::equal(rest.begin(), rest.end(), whole.end() - static_cast<std::ptrdiff_t>(rest.size())));
+  CHECK(std::equal(rest.begin(), rest.end(), full.end() - static_cast<std::ptrdiff_t>(rest.size())));
 }
 
 TEST_CASE("training on fine-tuning samples lowers their loss") {
@@ -103,7 +103,7 @@ TEST_CASE("training on fine-tuning samples lowers their loss") {
   const auto data = open_datasets(config, tokenizer.get());
   CHECK(data[0]->summary().find("12 samples") != std::string::npos);
   Loop loop(config, test::world());
-  loop.initialise();
+  loop.initialize();
   data::Loader loader(data[0], loop.loader_options());
   StepTimers timers;
   double first = 0, last = 0;

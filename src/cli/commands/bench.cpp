@@ -5,11 +5,11 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/measured_step.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "kernels/bench/bench.hpp"
 #include "kernels/table.hpp"
 #include "train/trainer/fit.hpp"
@@ -26,8 +26,8 @@ void put_unless_json(const Arguments& args, const std::string& text) {
 
 nlohmann::ordered_json account_of(const MemoryUse& use) {
   nlohmann::ordered_json account;
-  for (size_t owner = 0; owner < kMemoryOwners; ++owner)
-    account[std::string(name_of(static_cast<MemoryOwner>(owner)))] = use.at_peak_by_owner[owner];
+  for (size_t owner = 0; owner < kMemoryCategories; ++owner)
+    account[std::string(name_of(static_cast<MemoryCategory>(owner)))] = use.peak_by_category[owner];
   account["peak"] = use.peak;
   account["cached"] = use.cached();
   account["kernel_scratch"] = use.kernel_scratch;
@@ -96,7 +96,7 @@ int run_bench(Context& context) {
     }
     for (const kernels::KernelRate& kernel : kernels::measure_kernels(*device, gemm, copy, seconds)) {
       if (!wanted(kernel.name)) continue;
-      const char* unit = kernel.roof == kernels::Roof::gemm ? "GFLOP/s" : "GB/s";
+      const char* unit = kernel.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s";
       object["kernels"].push_back(
           {{"name", kernel.name}, {"rate", kernel.rate}, {"unit", unit}, {"share", kernel.share}});
       table.add({kernel.name, fixed(kernel.rate, 1) + " " + unit, fixed(100 * kernel.share, 0) + "%"});
@@ -148,7 +148,7 @@ int run_bench(Context& context) {
                       {"phases", phases},
                       {"operations", operations},
                       {"memory", account_of(step.memory)},
-                      {"memory_foretold", account_of(step.foretold)},
+                      {"memory_foretold", account_of(step.estimated)},
                       {"steps", step.steps}};
     put_unless_json(
         args, "\ntraining step of " + resolution.recipe_name + ": " + human_count(step.tokens_per_second) +
@@ -161,7 +161,7 @@ int run_bench(Context& context) {
                   (step.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step)\n" +
                   table.text() + "by operation (F forward, B backward, W weight gradients):\n" +
                   by_operation.text() + "memory at the peak: " + train::memory_text(step.memory) +
-                  "\nforetold:           " + train::memory_text(step.foretold) + "\n");
+                  "\nforetold:           " + train::memory_text(step.estimated) + "\n");
   }
   if (args.has("json")) put(object.dump(2) + "\n");
   return 0;
@@ -169,7 +169,7 @@ int run_bench(Context& context) {
 
 }  // namespace
 
-const Verb kBench = {
+const Command kBench = {
     .name = "bench",
     .purpose = "what this machine reaches: products, kernels, a training step",
     .usage = "[NAME…] [-r RECIPE [a.b=c …]] [flags]",

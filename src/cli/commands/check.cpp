@@ -4,10 +4,10 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/named_files.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "config/core/field.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/recipe.hpp"
@@ -90,7 +90,7 @@ int run_check(Context& context) {
 
 }  // namespace
 
-const Verb kCheck = {
+const Command kCheck = {
     .name = "check",
     .purpose = "find all mistakes in a recipe, in milliseconds, without a GPU",
     .usage = "RECIPE [a.b=c …] [flags]",

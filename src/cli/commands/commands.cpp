@@ -2,8 +2,8 @@
 
 namespace capstan::cli {
 
-std::span<const Verb* const> all_verbs() {
-  static const Verb* const verbs[] = {
+std::span<const Command* const> all_commands() {
+  static const Command* const commands[] = {
       &kTrain,           &kCheck,       &kShow,        &kExplain,        &kSchema,
       &kRecipeLs,        &kRecipeCp,    &kRecipeNew,   &kRecipeFix,      &kRecipeTrim,
       &kRecipeImport,    &kDataPrepare, &kDataInspect, &kTokenizerTrain, &kTokenizerEncode,
@@ -12,7 +12,7 @@ std::span<const Verb* const> all_verbs() {
       &kRunsShow,        &kSweepPlan,   &kSweepAdd,    &kSweepRun,       &kSweepStatus,
       &kSweepRetry,      &kSweepTable,  &kSweepPlot,   &kSweepSlurm,     &kSweepAsk,
       &kSweepTell,       &kCompletion,  &kHelp,        &kVersion};
-  return verbs;
+  return commands;
 }
 
 }  // namespace capstan::cli

@@ -1,11 +1,11 @@
-// Every verb, each defined in its own verb_*.cpp.
+// Every verb, each defined in its own command_*.cpp.
 #pragma once
 
 #include "cli/context.hpp"
 
 namespace capstan::cli {
 
-extern const Verb kTrain, kCheck, kShow, kExplain, kSchema, kRecipeLs, kRecipeCp, kRecipeNew, kRecipeFix,
+extern const Command kTrain, kCheck, kShow, kExplain, kSchema, kRecipeLs, kRecipeCp, kRecipeNew, kRecipeFix,
     kRecipeTrim, kRecipeImport, kDataPrepare, kDataInspect, kTokenizerTrain, kTokenizerEncode,
     kTokenizerDecode, kGenerate, kEval, kMerge, kConvert, kBench, kTrace, kDiff, kRunsPlot, kRunsLs,
     kRunsShow, kSweepPlan, kSweepAdd, kSweepRun, kSweepStatus, kSweepRetry, kSweepTable, kSweepPlot,

@@ -1,7 +1,7 @@
 // capstan completion
 #include "base/error.hpp"
-#include "cli/terminal.hpp"
 #include "cli/commands/commands.hpp"
+#include "cli/terminal.hpp"
 
 namespace capstan::cli {
 
@@ -94,7 +94,7 @@ int run_completion(Context& context) {
 
 }  // namespace
 
-const Verb kCompletion = {
+const Command kCompletion = {
     .name = "completion",
     .purpose = "a script that completes verbs, flags, fields and values in a shell",
     .usage = "SHELL",

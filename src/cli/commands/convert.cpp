@@ -4,9 +4,9 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/reader.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "formats/convert.hpp"
 #include "train/adapters/export_files.hpp"
 #include "train/adapters/peft_files.hpp"
@@ -50,7 +50,7 @@ int64_t shard_bytes(const std::string& text) {
   fail(ErrorCode::usage, "`--shard-size " + text + "` is no size", "5GB, 500MB or a number of bytes");
 }
 
-Written write_foreign(const Context& context, const interchange::Exported& from, const std::string& to) {
+Written write_external(const Context& context, const interchange::Exported& from, const std::string& to) {
   const std::string path = to.substr(to.find(':') + 1);
   if (path.empty()) fail(ErrorCode::usage, "`" + to + "` names nothing");
   if (to.starts_with("gguf:"))
@@ -67,12 +67,12 @@ void note_no_tokenizer(const Context& context, const std::string& from, const st
         (mock ? ": its run trained on mock data" : "") + "\n");
 }
 
-Written convert_foreign(const Context& context, const std::string& from, const std::string& to) {
-  const auto model = interchange::ForeignModel::open(from);
-  if (!interchange::is_foreign(to))
+Written convert_external(const Context& context, const std::string& from, const std::string& to) {
+  const auto model = interchange::ExternalModel::open(from);
+  if (!interchange::is_external(to))
     return interchange::write_checkpoint(*model, to, dtype_argument(context.args));
   const auto parameters = model->parameters(model->model());
-  const Written written = write_foreign(context, {parameters.get(), model->model(), model->carried()}, to);
+  const Written written = write_external(context, {parameters.get(), model->model(), model->assets()}, to);
   if (!written.tokenizer) note_no_tokenizer(context, from, to, false);
   return written;
 }
@@ -90,7 +90,7 @@ Written convert_checkpoint(const Context& context, const std::string& from, cons
   auto reader = checkpoint::Reader::open(stored.checkpoint, checkpoint::Depth::structure);
   const interchange::Exported exported{&reader, stored.resolution.config.model,
                                        train::export_files(reader, stored.resolution.config)};
-  const Written written = write_foreign(context, exported, to);
+  const Written written = write_external(context, exported, to);
   if (!written.tokenizer)
     note_no_tokenizer(context, from, to, stored.resolution.config.dataset.kind == config::DatasetKind::mock);
   return written;
@@ -99,7 +99,7 @@ Written convert_checkpoint(const Context& context, const std::string& from, cons
 int run_convert(Context& context) {
   const std::string &from = context.args.word(0, "FROM"), &to = context.args.word(1, "TO");
   const bool adapters_in = from.starts_with(kPeft), adapters_out = to.starts_with(kPeft);
-  if (!interchange::is_foreign(from) && !interchange::is_foreign(to) && !adapters_in && !adapters_out)
+  if (!interchange::is_external(from) && !interchange::is_external(to) && !adapters_in && !adapters_out)
     fail(ErrorCode::usage, "neither `" + from + "` nor `" + to + "` belongs to another program",
          "write hf:DIRECTORY, gguf:FILE or peft:DIRECTORY for the one that does");
   for (const std::string* name : {&from, &to})
@@ -108,7 +108,7 @@ int run_convert(Context& context) {
   if (adapters_in && adapters_out)
     fail(ErrorCode::usage, "`" + from + "` and `" + to + "` are both PEFT's",
          "copy the directory; a checkpoint of ours is a name without a scheme");
-  if (adapters_in && interchange::is_foreign(to))
+  if (adapters_in && interchange::is_external(to))
     fail(ErrorCode::usage, "`" + from + "` holds adapters, and " + to + " would be a whole model",
          "merge them into their base first: capstan merge " + from + " MERGED --base hf:DIRECTORY");
   if ((adapters_in || adapters_out) && context.args.has("dtype"))
@@ -123,8 +123,8 @@ int run_convert(Context& context) {
   const auto base = context.args.value("base");
   const Written written = adapters_in    ? train::read_peft_files(from, to, base)
                           : adapters_out ? train::write_peft_files(from, to.substr(kPeft.size()), base)
-                          : interchange::is_foreign(from) ? convert_foreign(context, from, to)
-                                                          : convert_checkpoint(context, from, to);
+                          : interchange::is_external(from) ? convert_external(context, from, to)
+                                                           : convert_checkpoint(context, from, to);
   if (context.args.has("json")) {
     put(nlohmann::ordered_json{{"schema", "capstan.convert/1"},
                                {"from", from},
@@ -144,7 +144,7 @@ int run_convert(Context& context) {
 
 }  // namespace
 
-const Verb kConvert = {
+const Command kConvert = {
     .name = "convert",
     .purpose = "models and adapters of other programs to checkpoints, and back",
     .usage = "FROM TO [flags]",

@@ -3,9 +3,9 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "config/core/library.hpp"
 #include "config/sections/data_sources.hpp"
 #include "data/sft_inspect.hpp"
@@ -18,32 +18,33 @@ namespace {
 
 int run_data_prepare(Context& context) {
   const Arguments& args = context.args;
-  data::PrepareVerb verb;
-  verb.inputs = args.words();
-  if (verb.inputs.empty()) fail(ErrorCode::usage, "FILE is missing", "name the files or directories to read");
-  verb.output = args.required("output");
+  data::PrepareCommand command;
+  command.inputs = args.words();
+  if (command.inputs.empty())
+    fail(ErrorCode::usage, "FILE is missing", "name the files or directories to read");
+  command.output = args.required("output");
   const NamedTokenizer tokenizer = tokenizer_argument(context);
-  verb.tokenizer = tokenizer.name;
-  verb.loaded = tokenizer.tokenizer;
-  verb.overwrite = args.has("overwrite");
+  command.tokenizer = tokenizer.name;
+  command.loaded = tokenizer.tokenizer;
+  command.overwrite = args.has("overwrite");
   if (const auto keys = args.value("json-keys")) {
-    verb.json_keys.clear();
-    for (const std::string_view key : split(*keys, ',')) verb.json_keys.emplace_back(key);
+    command.json_keys.clear();
+    for (const std::string_view key : split(*keys, ',')) command.json_keys.emplace_back(key);
   }
-  verb.append_eod = args.has("append-eod");
-  verb.eod = args.value("eod");
-  verb.format = args.value("format").value_or("auto");
-  verb.documents = args.value("documents").value_or("auto");
-  verb.separator = args.value("separator");
-  verb.on_bad_line = args.value("on-bad-line").value_or("fail");
-  verb.workers = static_cast<int>(args.integer("workers", 0, 1024).value_or(0));
+  command.append_eod = args.has("append-eod");
+  command.eod = args.value("eod");
+  command.format = args.value("format").value_or("auto");
+  command.documents = args.value("documents").value_or("auto");
+  command.separator = args.value("separator");
+  command.on_bad_line = args.value("on-bad-line").value_or("fail");
+  command.workers = static_cast<int>(args.integer("workers", 0, 1024).value_or(0));
 
   Progress progress(!context.quiet(), context.color_err);
   progress.plain_status_every(std::chrono::seconds(10));
-  progress.line("reading " + std::to_string(verb.inputs.size()) +
-                (verb.inputs.size() == 1 ? " input" : " inputs"));
-  verb.progress = [&](const data::PrepareProgress& now) { progress.status(data::to_text(now)); };
-  const data::PrepareResult result = data::run_prepare(verb);
+  progress.line("reading " + std::to_string(command.inputs.size()) +
+                (command.inputs.size() == 1 ? " input" : " inputs"));
+  command.progress = [&](const data::PrepareProgress& now) { progress.status(data::to_text(now)); };
+  const data::PrepareResult result = data::run_prepare(command);
   for (const std::string& bad : result.reports) progress.warning("skipped: " + bad);
   put(args.has("json") ? data::to_json(result) + "\n" : data::to_text(result));
   return 0;
@@ -113,18 +114,18 @@ int inspect_samples(Context& context, const std::string& file) {
   refuse(args, {"scan"}, "is for a PREFIX, which `" + file + "` is not");
   if (const auto recipe = args.value("recipe")) return inspect_recipe(context, *recipe, file);
   refuse_overrides(args, "capstan data inspect " + file + " --recipe RECIPE ");
-  data::InspectSftVerb verb;
-  verb.file = file;
+  data::InspectSftCommand command;
+  command.file = file;
   const NamedTokenizer tokenizer = tokenizer_argument(context);
-  verb.tokenizer = tokenizer.name;
-  verb.loaded = tokenizer.tokenizer;
-  verb.chat_template = args.value("chat-template").value_or("");
-  verb.format = args.value("format").value_or("auto");
-  verb.loss_mode = args.value("loss-mode").value_or("assistant");
-  verb.sequence_length = args.integer("seq-length", 1, 1 << 24).value_or(2048);
-  verb.samples = args.integer("samples", 0, 1'000'000).value_or(3);
-  verb.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(512);
-  put_report(context, data::run_inspect_sft(verb));
+  command.tokenizer = tokenizer.name;
+  command.loaded = tokenizer.tokenizer;
+  command.chat_template = args.value("chat-template").value_or("");
+  command.format = args.value("format").value_or("auto");
+  command.loss_mode = args.value("loss-mode").value_or("assistant");
+  command.sequence_length = args.integer("seq-length", 1, 1 << 24).value_or(2048);
+  command.samples = args.integer("samples", 0, 1'000'000).value_or(3);
+  command.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(512);
+  put_report(context, data::run_inspect_sft(command));
   return 0;
 }
 
@@ -152,21 +153,21 @@ int run_data_inspect(Context& context) {
     return inspect_recipe(context, what, std::nullopt);
   }
   refuse_overrides(args, "capstan data inspect RECIPE ");
-  data::InspectVerb verb;
-  verb.prefix = what;
-  verb.tokenizer = args.value("tokenizer");
-  if (verb.tokenizer) verb.loaded = train::load_tokenizer_files(*verb.tokenizer);
-  verb.samples = args.integer("samples", 0, 1'000'000).value_or(3);
-  verb.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(32);
-  verb.scan_tokens = args.has("scan");
-  const data::DatasetReport report = data::run_inspect(verb);
+  data::InspectCommand command;
+  command.prefix = what;
+  command.tokenizer = args.value("tokenizer");
+  if (command.tokenizer) command.loaded = train::load_tokenizer_files(*command.tokenizer);
+  command.samples = args.integer("samples", 0, 1'000'000).value_or(3);
+  command.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(32);
+  command.scan_tokens = args.has("scan");
+  const data::DatasetReport report = data::run_inspect(command);
   put(args.has("json") ? data::to_json_report(report) + "\n" : data::to_text_report(report));
   return 0;
 }
 
 }  // namespace
 
-const Verb kDataPrepare = {
+const Command kDataPrepare = {
     .name = "data prepare",
     .purpose = "text or JSON files to an indexed dataset (.bin, .idx)",
     .usage = "FILE… --tokenizer tokenizer.json --output PREFIX [flags]",
@@ -206,7 +207,7 @@ const Verb kDataPrepare = {
     .run = run_data_prepare,
 };
 
-const Verb kDataInspect = {
+const Command kDataInspect = {
     .name = "data inspect",
     .purpose = "what a dataset holds; of fine-tuning data, which tokens are learned",
     .usage = "PREFIX|FILE.jsonl|RECIPE [--tokenizer tokenizer.json] [flags]",

@@ -5,9 +5,9 @@
 #include "base/error.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "config/tools/show.hpp"
 #include "train/inference/compare.hpp"
 
@@ -131,7 +131,7 @@ int run_diff(Context& context) {
 
 }  // namespace
 
-const Verb kDiff = {
+const Command kDiff = {
     .name = "diff",
     .purpose = "where two recipes, runs or checkpoints part",
     .usage = "A B [--json]",

@@ -7,9 +7,9 @@
 #include "base/file.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/stored_model.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "train/inference/evaluate.hpp"
 
 namespace capstan::cli {
@@ -29,13 +29,13 @@ int run_eval(Context& context) {
   options.stride = args.integer("stride", 1).value_or(0);
   options.add_front = !args.has("no-bos");
   const bool per_token = args.has("per-token");
-  return run_stored_model(context, name, [&](train::LoadedModel& model, bool chief) {
-    if (per_token && chief)
+  return run_stored_model(context, name, [&](train::LoadedModel& model, bool is_rank0) {
+    if (per_token && is_rank0)
       options.per_token = [](int32_t id, double logprob) {
         put("{\"id\":" + std::to_string(id) + ",\"logprob\":" + to_text(logprob) + "}\n");
       };
     const train::EvalResult result = train::evaluate_text(model, options);
-    if (!chief) return 0;
+    if (!is_rank0) return 0;
     if (args.has("json") && !per_token) {
       const nlohmann::ordered_json object = {{"schema", "capstan.eval/1"},
                                              {"loss", result.loss},
@@ -59,7 +59,7 @@ int run_eval(Context& context) {
 
 }  // namespace
 
-const Verb kEval = {
+const Command kEval = {
     .name = "eval",
     .purpose = "loss and perplexity of a text under a checkpoint",
     .usage = "CHECKPOINT|RUN|hf:DIR|gguf:FILE --text FILE [flags]",

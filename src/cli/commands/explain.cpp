@@ -2,9 +2,9 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "config/tools/show.hpp"
 
 namespace capstan::cli {
@@ -40,7 +40,7 @@ int run_explain(Context& context) {
 
 }  // namespace
 
-const Verb kExplain = {
+const Command kExplain = {
     .name = "explain",
     .purpose = "everything about a field, a section, a rule or an error code",
     .usage = "PATH [RECIPE] [a.b=c …] [flags]",

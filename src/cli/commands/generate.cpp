@@ -4,9 +4,9 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/stored_model.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "train/inference/generate.hpp"
 
 namespace capstan::cli {
@@ -35,8 +35,8 @@ int run_generate(Context& context) {
   options.stop_at_eod = !args.has("ignore-eod");
   const bool json = args.has("json");
 
-  return run_stored_model(context, name, [&](train::LoadedModel& model, bool chief) {
-    if (!chief) {  // computes its part in silence
+  return run_stored_model(context, name, [&](train::LoadedModel& model, bool is_rank0) {
+    if (!is_rank0) {  // computes its part in silence
       train::generate(model, options);
       return 0;
     }
@@ -78,7 +78,7 @@ int run_generate(Context& context) {
 
 }  // namespace
 
-const Verb kGenerate = {
+const Command kGenerate = {
     .name = "generate",
     .purpose = "text from a checkpoint",
     .usage = "CHECKPOINT|RUN|hf:DIR|gguf:FILE --prompt TEXT [flags]",

@@ -2,10 +2,10 @@
 #include <filesystem>
 
 #include "base/file.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/help.hpp"
 #include "cli/man.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 
 namespace capstan::cli {
 
@@ -27,7 +27,7 @@ int run_help(Context& context) {
 }
 }  // namespace
 
-const Verb kHelp = {
+const Command kHelp = {
     .name = "help",
     .purpose = "help on a verb or a topic",
     .usage = "[VERB | TOPIC] [--man DIR]",

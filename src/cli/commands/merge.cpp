@@ -1,8 +1,8 @@
 // capstan merge
-#include "checkpoint/file_system.hpp"
-#include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "train/adapters/merge.hpp"
+#include "checkpoint/file_system.hpp"
+#include "cli/commands/commands.hpp"
+#include "cli/terminal.hpp"
 #include "train/adapters/stored_adapters.hpp"
 
 namespace capstan::cli {
@@ -33,7 +33,7 @@ int run_merge(Context& context) {
 
 }  // namespace
 
-const Verb kMerge = {
+const Command kMerge = {
     .name = "merge",
     .purpose = "a plain checkpoint from adapters and their base",
     .usage = "ADAPTER CHECKPOINT [--base BASE]",

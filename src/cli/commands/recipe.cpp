@@ -4,13 +4,13 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
+#include "config/core/library.hpp"
 #include "config/tools/edit.hpp"
 #include "config/tools/emit.hpp"
-#include "config/core/library.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::cli {
@@ -186,7 +186,7 @@ int run_recipe_new(Context& context) {
 
 }  // namespace
 
-const Verb kRecipeLs = {
+const Command kRecipeLs = {
     .name = "recipe ls",
     .purpose = "the recipes, or the presets of a section",
     .usage = "[SECTION] [--json]",
@@ -197,7 +197,7 @@ const Verb kRecipeLs = {
     .run = run_recipe_ls,
 };
 
-const Verb kRecipeCp = {
+const Command kRecipeCp = {
     .name = "recipe cp",
     .purpose = "copy a named recipe into a file",
     .usage = "RECIPE FILE",
@@ -206,7 +206,7 @@ const Verb kRecipeCp = {
     .run = run_recipe_cp,
 };
 
-const Verb kRecipeNew = {
+const Command kRecipeNew = {
     .name = "recipe new",
     .purpose = "begin a recipe: from another one, or from a model on the disk",
     .usage = "FILE [--from RECIPE|hf:DIR]",

@@ -4,13 +4,13 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "cli/text_diff.hpp"
-#include "cli/commands/commands.hpp"
 #include "config/core/config.hpp"
-#include "config/tools/edit.hpp"
 #include "config/core/library.hpp"
+#include "config/tools/edit.hpp"
 
 namespace capstan::cli {
 
@@ -113,7 +113,7 @@ const std::vector<Option> kEditOptions = {
 
 }  // namespace
 
-const Verb kRecipeFix = {
+const Command kRecipeFix = {
     .name = "recipe fix",
     .purpose = "mend in a recipe file what has one remedy",
     .usage = "FILE [--check | --diff]",
@@ -131,7 +131,7 @@ const Verb kRecipeFix = {
     .run = run_recipe_fix,
 };
 
-const Verb kRecipeTrim = {
+const Command kRecipeTrim = {
     .name = "recipe trim",
     .purpose = "drop from a recipe file what its base, presets or defaults say",
     .usage = "FILE [--check | --diff]",

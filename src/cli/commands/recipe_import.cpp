@@ -7,10 +7,10 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "config/core/field.hpp"
 #include "importers/import.hpp"
 #include "importers/key_reference.hpp"
@@ -180,7 +180,7 @@ int run_recipe_import(Context& context) {
 
 }  // namespace
 
-const Verb kRecipeImport = {
+const Command kRecipeImport = {
     .name = "recipe import",
     .purpose = "turn another trainer's configuration into a recipe",
     .usage = "FILE [--from FORMAT] [--base RECIPE] [-o FILE] [--json] | --keys",

@@ -6,9 +6,9 @@
 #include "base/file.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/plot.hpp"
 #include "train/records/run_list.hpp"
@@ -119,7 +119,7 @@ int run_runs_show(Context& context) {
 
 }  // namespace
 
-const Verb kRunsLs = {
+const Command kRunsLs = {
     .name = "runs ls",
     .purpose = "the runs of a directory, the latest first",
     .usage = "[DIR] [--json]",
@@ -129,7 +129,7 @@ const Verb kRunsLs = {
     .run = run_runs_ls,
 };
 
-const Verb kRunsPlot = {
+const Command kRunsPlot = {
     .name = "runs plot",
     .purpose = "curves of runs as one HTML page",
     .usage = "[RUN …] [-o FILE]",
@@ -144,7 +144,7 @@ const Verb kRunsPlot = {
     .run = run_runs_plot,
 };
 
-const Verb kRunsShow = {
+const Command kRunsShow = {
     .name = "runs show",
     .purpose = "one run: state, last step, validation, data, layout, checkpoints",
     .usage = "RUN [--json]",

@@ -3,8 +3,8 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "cli/terminal.hpp"
 #include "cli/commands/commands.hpp"
+#include "cli/terminal.hpp"
 #include "config/tools/json_schema.hpp"
 #include "config/tools/reference.hpp"
 
@@ -52,7 +52,7 @@ int run_schema(Context& context) {
 
 }  // namespace
 
-const Verb kSchema = {
+const Command kSchema = {
     .name = "schema",
     .purpose = "the JSON Schema of recipes, for editors",
     .usage = "[SECTION] [--write DIR | --docs DIR]",

@@ -3,11 +3,11 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/grid_text.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/step_text.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "config/tools/show.hpp"
 #include "parallel/schedule.hpp"
 #include "train/trainer/fit.hpp"
@@ -107,7 +107,7 @@ int run_show(Context& context) {
 
 }  // namespace
 
-const Verb kShow = {
+const Command kShow = {
     .name = "show",
     .purpose = "the resolved recipe, or one value of it",
     .usage = "RECIPE [PATH] [a.b=c …] [flags]",

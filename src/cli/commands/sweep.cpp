@@ -11,11 +11,11 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "sweep/runner.hpp"
 #include "sweep/slurm.hpp"
 #include "sweep/store.hpp"
@@ -440,7 +440,7 @@ int run_sweep_retry(Context& context) {
 
 }  // namespace
 
-const Verb kSweepPlan = {
+const Command kSweepPlan = {
     .name = "sweep plan",
     .purpose = "compose and check the trials of a sweep, and write them",
     .usage = "FILE|RECIPE [a.b=c,d …] [--out DIR] [--trials N]",
@@ -461,7 +461,7 @@ const Verb kSweepPlan = {
     .run = run_sweep_plan,
 };
 
-const Verb kSweepAdd = {
+const Command kSweepAdd = {
     .name = "sweep add",
     .purpose = "more values, axes, seeds or points for a sweep",
     .usage = "DIR [a.b=c,d …] [--trials N]",
@@ -477,7 +477,7 @@ const Verb kSweepAdd = {
     .run = run_sweep_add,
 };
 
-const Verb kSweepRun = {
+const Command kSweepRun = {
     .name = "sweep run",
     .purpose = "run the trials of a sweep that are not done",
     .usage = "DIR [--slots N] [--on-failure continue|stop]",
@@ -498,7 +498,7 @@ const Verb kSweepRun = {
     .run = run_sweep_run,
 };
 
-const Verb kSweepStatus = {
+const Command kSweepStatus = {
     .name = "sweep status",
     .purpose = "the state of each trial",
     .usage = "DIR [--json]",
@@ -508,7 +508,7 @@ const Verb kSweepStatus = {
     .run = run_sweep_status,
 };
 
-const Verb kSweepRetry = {
+const Command kSweepRetry = {
     .name = "sweep retry",
     .purpose = "let trials that failed wait to be run again",
     .usage = "DIR [TRIAL …]",

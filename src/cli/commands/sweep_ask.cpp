@@ -4,9 +4,9 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/report.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "sweep/ask_tell.hpp"
 
 namespace capstan::cli {
@@ -77,7 +77,7 @@ int run_sweep_tell(Context& context) {
 
 }  // namespace
 
-const Verb kSweepAsk = {
+const Command kSweepAsk = {
     .name = "sweep ask",
     .purpose = "the next trial to do, or one with given values, as JSON lines",
     .usage = "DIR [- | --values JSON [--seed N]]",
@@ -96,7 +96,7 @@ const Verb kSweepAsk = {
     .run = run_sweep_ask,
 };
 
-const Verb kSweepTell = {
+const Command kSweepTell = {
     .name = "sweep tell",
     .purpose = "read or report the result of a trial, as JSON lines",
     .usage = "DIR TRIAL [--value X [--step N] | --state failed|pruned] [--reason TEXT]; DIR -",

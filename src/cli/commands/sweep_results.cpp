@@ -4,9 +4,9 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "sweep/report.hpp"
 #include "sweep/table.hpp"
 
@@ -68,7 +68,7 @@ int run_sweep_plot(Context& context) {
 
 }  // namespace
 
-const Verb kSweepTable = {
+const Command kSweepTable = {
     .name = "sweep table",
     .purpose = "the results of a sweep, one row for each configuration",
     .usage = "DIR [--top N] [--where EXPR] [--group-by KEY,…] [--csv | --json | --md]",
@@ -96,7 +96,7 @@ const Verb kSweepTable = {
     .run = run_sweep_table,
 };
 
-const Verb kSweepPlot = {
+const Command kSweepPlot = {
     .name = "sweep plot",
     .purpose = "a sweep as one HTML page: curves, axes, the best configuration",
     .usage = "DIR [-o FILE]",

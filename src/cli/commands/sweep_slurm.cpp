@@ -4,9 +4,9 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "sweep/slurm.hpp"
 
 namespace capstan::cli {
@@ -64,7 +64,7 @@ int run_sweep_slurm(Context& context) {
 
 }  // namespace
 
-const Verb kSweepSlurm = {
+const Command kSweepSlurm = {
     .name = "sweep slurm",
     .purpose = "Slurm job arrays for the trials that are still to do",
     .usage = "DIR [--cluster FILE] [--array-max N] [--max-parallel N] [--submit]",

@@ -6,9 +6,9 @@
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "base/thread_pool.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "data/record_reader.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 #include "text/tokenizer/train_bpe.hpp"
@@ -123,7 +123,7 @@ int run_tokenizer_decode(Context& context) {
 
 }  // namespace
 
-const Verb kTokenizerTrain = {
+const Command kTokenizerTrain = {
     .name = "tokenizer train",
     .purpose = "learn a byte-level BPE vocabulary from text",
     .usage = "FILE… --vocab-size N --output tokenizer.json [flags]",
@@ -146,7 +146,7 @@ const Verb kTokenizerTrain = {
     .run = run_tokenizer_train,
 };
 
-const Verb kTokenizerEncode = {
+const Command kTokenizerEncode = {
     .name = "tokenizer encode",
     .purpose = "text to token ids, a line at a time",
     .usage = "FILE --tokenizer tokenizer.json [flags]",
@@ -168,7 +168,7 @@ const Verb kTokenizerEncode = {
     .run = run_tokenizer_encode,
 };
 
-const Verb kTokenizerDecode = {
+const Command kTokenizerDecode = {
     .name = "tokenizer decode",
     .purpose = "token ids back to text",
     .usage = "FILE --tokenizer tokenizer.json [flags]",

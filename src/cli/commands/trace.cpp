@@ -1,9 +1,9 @@
 // capstan trace
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/measured_step.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 
 namespace capstan::cli {
 
@@ -23,7 +23,7 @@ int run_trace(Context& context) {
 
 }  // namespace
 
-const Verb kTrace = {
+const Command kTrace = {
     .name = "trace",
     .purpose = "a few training steps as a Chrome trace of operations",
     .usage = "RECIPE [a.b=c …] [flags]",

@@ -3,10 +3,10 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
-#include "cli/commands/commands.hpp"
 #include "train/trainer/recipe.hpp"
 #include "train/trainer/trainer.hpp"
 
@@ -35,21 +35,21 @@ int run_train(Context& context) {
 
   const auto nproc = args.integer("nproc", 1, 4096);
   const comm::LaunchedAs launched = comm::launched_as();
-  const bool chief = launched.rank == 0;
+  const bool is_rank0 = launched.rank == 0;
   if (nproc && *nproc > 1 && recipe == "-")
     fail(ErrorCode::usage, "a recipe from standard input reaches only one rank",
          "write it to a file and name that");
   Context for_diagnostics = context;
-  if (!chief) for_diagnostics.verbosity = -1;
+  if (!is_rank0) for_diagnostics.verbosity = -1;
   const int64_t ranks = nproc ? *nproc : launched.size;
   config::ShrunkFrom shrunk_from;
   const config::Resolution resolution = resolve_recipe(context, recipe, ranks, &shrunk_from);
-  if (chief && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
+  if (is_rank0 && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
   if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
   train::refuse_missing_features(resolution.config);
   if (nproc && *nproc > 1) return launch_ranks(context, *nproc, resolution.config.train.exit_signal_handler);
 
-  Progress progress(chief && !context.quiet(), context.color_err);
+  Progress progress(is_rank0 && !context.quiet(), context.color_err);
   progress.line("capstan " CAPSTAN_VERSION ": training " + resolution.recipe_name + " on " +
                 std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"));
   if (args.has("shrink")) progress.line(shrunk_summary(shrunk_from, resolution));
@@ -83,7 +83,7 @@ int run_train(Context& context) {
 
 }  // namespace
 
-const Verb kTrain = {
+const Command kTrain = {
     .name = "train",
     .purpose = "train a model from a recipe, or continue a run",
     .usage = "RECIPE [a.b=c …] [flags]",

@@ -1,8 +1,8 @@
 // capstan version
 #include <nlohmann/json.hpp>
 
-#include "cli/terminal.hpp"
 #include "cli/commands/commands.hpp"
+#include "cli/terminal.hpp"
 
 namespace capstan::cli {
 
@@ -32,7 +32,7 @@ int run_version(Context& context) {
 
 }  // namespace
 
-const Verb kVersion = {
+const Command kVersion = {
     .name = "version",
     .purpose = "the version of this program",
     .usage = "[--full | --json]",

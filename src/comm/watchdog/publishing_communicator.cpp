@@ -8,24 +8,25 @@
 
 namespace capstan::comm {
 
-Poster::Poster(std::shared_ptr<Board> board, std::vector<int> slots, int rank, const std::string& host)
-    : board_(std::move(board)),
+StatusPublisher::StatusPublisher(std::shared_ptr<RankStatusTable> status_table, std::vector<int> slots,
+                                 int rank, const std::string& host)
+    : status_table_(std::move(status_table)),
       slots_(std::move(slots)),
-      mine_(&board_->slot(slots_[static_cast<size_t>(rank)])) {
+      mine_(&status_table_->slot(slots_[static_cast<size_t>(rank)])) {
   host.copy(mine_->host.data(), mine_->host.size() - 1);
   mine_->rank = rank;
   mine_->pid = static_cast<int32_t>(::getpid());
   mine_->group = -1;
   mine_->peer = -1;
-  doing(Doing::working);
+  state(RankState::working);
 }
 
-const Slot* Poster::of(int rank) const {
+const Slot* StatusPublisher::of(int rank) const {
   const int slot = slots_[static_cast<size_t>(rank)];
-  return slot < 0 ? nullptr : &board_->slot(slot);
+  return slot < 0 ? nullptr : &status_table_->slot(slot);
 }
 
-void Poster::call(Call call, int group, int peer, int64_t sequence, int64_t bytes) {
+void StatusPublisher::call(Call call, int group, int peer, int64_t sequence, int64_t bytes) {
   constexpr auto relaxed = std::memory_order_relaxed;
   mine_->call.store(static_cast<int32_t>(call), relaxed);
   mine_->group.store(group, relaxed);
@@ -34,7 +35,7 @@ void Poster::call(Call call, int group, int peer, int64_t sequence, int64_t byte
   mine_->bytes.store(bytes, relaxed);
 }
 
-void Poster::phase(std::string_view text) {
+void StatusPublisher::phase(std::string_view text) {
   std::array<char, 16> characters{};
   text.copy(characters.data(), characters.size());
   for (size_t i = 0; i < 2; ++i) {
@@ -44,7 +45,7 @@ void Poster::phase(std::string_view text) {
   }
 }
 
-int Poster::add_group(const std::string& name, int first) {
+int StatusPublisher::add_group(const std::string& name, int first) {
   for (size_t i = 0; i < Slot::kGroups; ++i) {
     GroupSlot& entry = mine_->groups[i];
     if (entry.name[0] != '\0') continue;
@@ -57,41 +58,41 @@ int Poster::add_group(const std::string& name, int first) {
   }
   return -1;
 }
-void Poster::remove_group(int index) {
+void StatusPublisher::remove_group(int index) {
   if (index >= 0) mine_->groups[static_cast<size_t>(index)].name[0] = '\0';
 }
 
 namespace {
 
-class PostingCommunicator final : public Communicator {
+class PublishingCommunicator final : public Communicator {
  public:
-  PostingCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Poster> poster)
-      : inner_(std::move(inner)), poster_(std::move(poster)) {
+  PublishingCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<StatusPublisher> publisher)
+      : inner_(std::move(inner)), publisher_(std::move(publisher)) {
     // Who the members are, and where each of them counts this group.
-    int32_t mine[2] = {poster_->rank(), 0};
+    int32_t mine[2] = {publisher_->rank(), 0};
     std::vector<int32_t> ranks(static_cast<size_t>(size())), all(ranks.size() * 2);
     inner_->all_gather(mine, ranks.data(), sizeof mine[0]);
-    entry_ = poster_->add_group(inner_->name(), ranks[0]);
+    entry_ = publisher_->add_group(inner_->name(), ranks[0]);
     mine[1] = entry_;
     inner_->all_gather(mine, all.data(), sizeof mine);
     for (size_t i = 0; i < ranks.size(); ++i) {
-      const Slot* slot = poster_->of(all[2 * i]);
+      const Slot* slot = publisher_->of(all[2 * i]);
       const int entry = all[2 * i + 1];
       members_.push_back(
           {all[2 * i], slot && entry >= 0 ? &slot->groups[static_cast<size_t>(entry)] : nullptr});
     }
   }
-  ~PostingCommunicator() override { poster_->remove_group(entry_); }
+  ~PublishingCommunicator() override { publisher_->remove_group(entry_); }
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
   const std::string& name() const override { return inner_->name(); }
 
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override {
-    Posted posted = enter(Call::split, 0, -1);
+    Published posted = enter(Call::split, 0, -1);
     posted.begin_wait();
     auto part = inner_->split(color, key, name);
-    if (!part->alone()) part = make_posting_communicator(std::move(part), poster_);
+    if (!part->alone()) part = make_publishing_communicator(std::move(part), publisher_);
     posted.end_wait();
     return part;
   }
@@ -112,7 +113,7 @@ class PostingCommunicator final : public Communicator {
     return posted(enter(Call::receive, bytes, from), inner_->start_receive(data, bytes, from, tag));
   }
   void barrier() override {
-    Posted one = enter(Call::barrier, 0, -1);
+    Published one = enter(Call::barrier, 0, -1);
     one.begin_wait();
     inner_->barrier();
     one.end_wait();
@@ -126,21 +127,21 @@ class PostingCommunicator final : public Communicator {
   };
 
   // One call on its way. The communicator outlives its work, as that of MPI does.
-  struct Posted {
-    PostingCommunicator* group;
+  struct Published {
+    PublishingCommunicator* group;
     Call call;
     int peer;  // world rank, -1 for a collective
     int64_t sequence, bytes;
     void begin_wait() const {
-      group->poster_->call(call, group->entry_, peer, sequence, bytes);
-      group->poster_->doing(Doing::waiting);
+      group->publisher_->call(call, group->entry_, peer, sequence, bytes);
+      group->publisher_->state(RankState::waiting);
     }
-    void end_wait() const { group->poster_->doing(Doing::working); }
+    void end_wait() const { group->publisher_->state(RankState::working); }
   };
-  class PostedWork final : public Work {
+  class PublishedWork final : public Work {
    public:
-    PostedWork(const Posted& posted, WorkHandle inner) : posted_(posted), inner_(std::move(inner)) {}
-    ~PostedWork() override {
+    PublishedWork(const Published& posted, WorkHandle inner) : posted_(posted), inner_(std::move(inner)) {}
+    ~PublishedWork() override {
       if (!inner_) return;
       posted_.begin_wait();
       inner_.reset();
@@ -163,21 +164,21 @@ class PostingCommunicator final : public Communicator {
     bool done() override { return !inner_ || inner_->done(); }
 
    private:
-    Posted posted_;
+    Published posted_;
     WorkHandle inner_;
   };
 
-  WorkHandle posted(const Posted& one, WorkHandle inner) {
-    return std::make_unique<PostedWork>(one, std::move(inner));
+  WorkHandle posted(const Published& one, WorkHandle inner) {
+    return std::make_unique<PublishedWork>(one, std::move(inner));
   }
   // The peer of a message is a rank of the group; the board knows ranks of the world.
-  Posted enter(Call call, int64_t bytes, int peer) {
+  Published enter(Call call, int64_t bytes, int peer) {
     const int world_peer = peer < 0 ? -1 : members_[static_cast<size_t>(peer)].rank;
     int64_t sequence = 0;
     if (peer < 0) {
       sequence = ++entered_;
       if (entry_ >= 0) {
-        GroupSlot& entry = poster_->mine().groups[static_cast<size_t>(entry_)];
+        GroupSlot& entry = publisher_->mine().groups[static_cast<size_t>(entry_)];
         entry.asked[static_cast<size_t>(sequence) % GroupSlot::kKept].store(asked_of(call, bytes),
                                                                             std::memory_order_release);
         entry.sequence.store(sequence, std::memory_order_release);
@@ -187,7 +188,7 @@ class PostingCommunicator final : public Communicator {
   }
 
   // Throws where a member of this host asked for something else in the same collective.
-  void compare(const Posted& mine, bool failed) const {
+  void compare(const Published& mine, bool failed) const {
     constexpr size_t kMost = 16;
     if (mine.peer >= 0 || (members_.size() > kMost && !failed)) return;
     const int64_t asked = asked_of(mine.call, mine.bytes);
@@ -204,15 +205,15 @@ class PostingCommunicator final : public Communicator {
       if (theirs == asked || !kept()) continue;
       fail(ErrorCode::rank_failure,
            "ranks disagree about collective " + std::to_string(mine.sequence) + " of group `" + name() +
-               "`: rank " + std::to_string(poster_->rank()) + " asks for " + std::string(name_of(mine.call)) +
-               " of " + std::to_string(mine.bytes) + " bytes, rank " + std::to_string(member.rank) + " for " +
-               std::string(name_of(static_cast<Call>(theirs & 15))) + " of " + std::to_string(theirs >> 4) +
-               " bytes");
+               "`: rank " + std::to_string(publisher_->rank()) + " asks for " +
+               std::string(name_of(mine.call)) + " of " + std::to_string(mine.bytes) + " bytes, rank " +
+               std::to_string(member.rank) + " for " + std::string(name_of(static_cast<Call>(theirs & 15))) +
+               " of " + std::to_string(theirs >> 4) + " bytes");
     }
   }
 
   std::unique_ptr<Communicator> inner_;
-  std::shared_ptr<Poster> poster_;
+  std::shared_ptr<StatusPublisher> publisher_;
   std::vector<Member> members_;
   int entry_ = -1;
   int64_t entered_ = 0;
@@ -220,9 +221,9 @@ class PostingCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_posting_communicator(std::unique_ptr<Communicator> inner,
-                                                        std::shared_ptr<Poster> poster) {
-  return std::make_unique<PostingCommunicator>(std::move(inner), std::move(poster));
+std::unique_ptr<Communicator> make_publishing_communicator(std::unique_ptr<Communicator> inner,
+                                                           std::shared_ptr<StatusPublisher> publisher) {
+  return std::make_unique<PublishingCommunicator>(std::move(inner), std::move(publisher));
 }
 
 }  // namespace capstan::comm

@@ -17,7 +17,7 @@
 
 namespace capstan::comm {
 
-struct alignas(alignof(Slot)) Board::Header {
+struct alignas(alignof(Slot)) RankStatusTable::Header {
   static constexpr uint64_t kMagic = 0x626f6172'64303032;  // this layout
   std::atomic<uint64_t> magic;
   std::atomic<int32_t> ranks, parent, claim;  // claim: 0 free, 1 taken, 2 the report is complete
@@ -37,7 +37,7 @@ static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<int32_t>:
 // What a descriptor shows, for all who open the same file.
 void* map_shared(int fd, size_t bytes, const std::filesystem::path& path) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (memory == MAP_FAILED) fail_system("cannot map the board of the ranks", path);
+  if (memory == MAP_FAILED) fail_system("cannot map the rank status table", path);
   return memory;
 }
 struct Closed {
@@ -59,26 +59,26 @@ int64_t monotonic_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-Board::Board(std::filesystem::path path, void* memory, size_t bytes)
+RankStatusTable::RankStatusTable(std::filesystem::path path, void* memory, size_t bytes)
     : path_(std::move(path)), memory_(memory), bytes_(bytes) {}
-Board::~Board() {
+RankStatusTable::~RankStatusTable() {
   ::munmap(memory_, bytes_);
 }
 
-Slot* Board::slots() const {
+Slot* RankStatusTable::slots() const {
   static_assert(sizeof(Header) % alignof(Slot) == 0);
   return reinterpret_cast<Slot*>(static_cast<std::byte*>(memory_) + sizeof(Header));
 }
 
-std::unique_ptr<Board> Board::create(int ranks, bool parent) {
+std::unique_ptr<RankStatusTable> RankStatusTable::create(int ranks, bool parent) {
   // Memory, where the system has a file system for it: posts then never reach a disk.
   std::error_code unknown;
   const std::filesystem::path shared = "/dev/shm";
   const bool usable = std::filesystem::is_directory(shared, unknown) && ::access(shared.c_str(), W_OK) == 0;
   std::string name =
-      ((usable ? shared : std::filesystem::temp_directory_path()) / "capstan-board-XXXXXX").string();
+      ((usable ? shared : std::filesystem::temp_directory_path()) / "capstan-rank-status-XXXXXX").string();
   const int fd = ::mkostemp(name.data(), O_CLOEXEC);
-  if (fd < 0) fail_system("cannot create the board of the ranks", name);
+  if (fd < 0) fail_system("cannot create the rank status table", name);
   const Closed closed{fd};
   const size_t bytes = sizeof(Header) + static_cast<size_t>(ranks) * sizeof(Slot);
   void* memory = nullptr;
@@ -86,48 +86,49 @@ std::unique_ptr<Board> Board::create(int ranks, bool parent) {
     // Reserved now: a full file system would otherwise end the process at a store.
     if (const int code = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes)); code != 0) {
       errno = code;
-      fail_system("no room for the board of the ranks", name);
+      fail_system("no room for the rank status table", name);
     }
     memory = map_shared(fd, bytes, name);
   } catch (...) {
     ::unlink(name.c_str());
     throw;
   }
-  std::unique_ptr<Board> board(new Board(name, memory, bytes));
-  board->header().ranks = ranks;
-  board->header().parent = parent ? 1 : 0;
-  board->header().magic = Header::kMagic;
-  return board;
+  std::unique_ptr<RankStatusTable> status_table(new RankStatusTable(name, memory, bytes));
+  status_table->header().ranks = ranks;
+  status_table->header().parent = parent ? 1 : 0;
+  status_table->header().magic = Header::kMagic;
+  return status_table;
 }
 
-std::unique_ptr<Board> Board::open(const std::filesystem::path& path) {
+std::unique_ptr<RankStatusTable> RankStatusTable::open(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) fail_system("cannot open the board of the ranks", path);
+  if (fd < 0) fail_system("cannot open the rank status table", path);
   const Closed closed{fd};
   struct stat status {};
-  if (::fstat(fd, &status) != 0) fail_system("cannot look at the board of the ranks", path);
+  if (::fstat(fd, &status) != 0) fail_system("cannot look at the rank status table", path);
   const auto bytes = static_cast<size_t>(status.st_size);
   if (!S_ISREG(status.st_mode) || bytes < sizeof(Header))
-    fail(ErrorCode::format, "`" + path.string() + "` is not a board of ranks");
-  std::unique_ptr<Board> board(new Board(path, map_shared(fd, bytes, path), bytes));
-  const int ranks = board->header().ranks;
-  if (board->header().magic != Header::kMagic || ranks < 1 || ranks > kMostRanks ||
+    fail(ErrorCode::format, "`" + path.string() + "` is not a rank status table");
+  std::unique_ptr<RankStatusTable> status_table(
+      new RankStatusTable(path, map_shared(fd, bytes, path), bytes));
+  const int ranks = status_table->header().ranks;
+  if (status_table->header().magic != Header::kMagic || ranks < 1 || ranks > kMostRanks ||
       bytes != sizeof(Header) + static_cast<size_t>(ranks) * sizeof(Slot))
-    fail(ErrorCode::format, "`" + path.string() + "` is not a board of ranks of this version");
-  return board;
+    fail(ErrorCode::format, "`" + path.string() + "` is not a rank status table of this version");
+  return status_table;
 }
 
-void Board::unlink() {
+void RankStatusTable::unlink() {
   ::unlink(path_.c_str());
 }
-int Board::ranks() const {
+int RankStatusTable::ranks() const {
   return header().ranks;
 }
-bool Board::has_parent() const {
+bool RankStatusTable::has_parent() const {
   return header().parent != 0;
 }
 
-std::array<char, 17> Board::phase_of(const Slot& slot) {
+std::array<char, 17> RankStatusTable::phase_of(const Slot& slot) {
   std::array<char, 17> phase{};
   for (size_t i = 0; i < 2; ++i) {
     const uint64_t part = slot.phase[i];
@@ -136,43 +137,43 @@ std::array<char, 17> Board::phase_of(const Slot& slot) {
   return phase;
 }
 
-Post Board::read(int index, int64_t not_before_ns) const {
+RankStatus RankStatusTable::read(int index, int64_t not_before_ns) const {
   const Slot& slot = slots()[index];
   const auto text_of = [](const auto& characters) {
     return std::string(characters.data(), ::strnlen(characters.data(), characters.size()));
   };
-  Post post;
-  post.doing = static_cast<Doing>(slot.doing.load(std::memory_order_acquire));
-  post.rank = slot.rank;
-  post.pid = slot.pid;
-  post.host = text_of(slot.host);
-  post.seconds = 1e-9 * static_cast<double>(monotonic_ns() - std::max(slot.since.load(), not_before_ns));
-  post.heartbeat = slot.heartbeat;
-  post.step = slot.step;
-  post.phase = text_of(phase_of(slot));
-  post.call = static_cast<Call>(slot.call.load());
-  post.peer = slot.peer;
-  post.sequence = slot.sequence;
-  post.bytes = slot.bytes;
+  RankStatus status;
+  status.state = static_cast<RankState>(slot.state.load(std::memory_order_acquire));
+  status.rank = slot.rank;
+  status.pid = slot.pid;
+  status.host = text_of(slot.host);
+  status.seconds = 1e-9 * static_cast<double>(monotonic_ns() - std::max(slot.since.load(), not_before_ns));
+  status.heartbeat = slot.heartbeat;
+  status.step = slot.step;
+  status.phase = text_of(phase_of(slot));
+  status.call = static_cast<Call>(slot.call.load());
+  status.peer = slot.peer;
+  status.sequence = slot.sequence;
+  status.bytes = slot.bytes;
   const int group = slot.group;
   if (group >= 0 && group < static_cast<int>(Slot::kGroups)) {
-    post.group = text_of(slot.groups[static_cast<size_t>(group)].name);
-    post.first = slot.groups[static_cast<size_t>(group)].first;
+    status.group = text_of(slot.groups[static_cast<size_t>(group)].name);
+    status.first = slot.groups[static_cast<size_t>(group)].first;
   }
   for (const GroupSlot& entry : slot.groups)
-    if (entry.name[0] != '\0') post.groups.push_back({text_of(entry.name), entry.first, entry.sequence});
-  return post;
+    if (entry.name[0] != '\0') status.groups.push_back({text_of(entry.name), entry.first, entry.sequence});
+  return status;
 }
 
-bool Board::claim() {
+bool RankStatusTable::claim() {
   int32_t free = 0;
   return header().claim.compare_exchange_strong(free, 1);
 }
-bool Board::claimed() const {
+bool RankStatusTable::claimed() const {
   return header().claim != 0;
 }
 
-void Board::write_report(const Error& error) {
+void RankStatusTable::write_report(const Error& error) {
   std::string text = error.message() + kSeparator + error.help();
   for (const std::string& line : error.context()) text += kSeparator + line;
   text.resize(std::min(text.size(), header().report.size() - 1));
@@ -181,7 +182,7 @@ void Board::write_report(const Error& error) {
   header().claim = 2;
 }
 
-std::optional<Error> Board::report() const {
+std::optional<Error> RankStatusTable::report() const {
   if (header().claim != 2) return std::nullopt;
   const std::string text(header().report.data());
   std::vector<std::string> parts;

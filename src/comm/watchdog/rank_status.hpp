@@ -19,7 +19,7 @@
 
 namespace capstan::comm {
 
-enum class Doing : int32_t { absent, working, waiting, ended };
+enum class RankState : int32_t { absent, working, waiting, ended };
 enum class Call : int32_t {
   none,
   all_gather,
@@ -47,7 +47,7 @@ inline int64_t asked_of(Call call, int64_t bytes) {
 
 struct alignas(64) Slot {
   static constexpr size_t kGroups = 64;
-  std::atomic<int32_t> rank, pid, doing;
+  std::atomic<int32_t> rank, pid, state;
   std::atomic<int64_t> since;      // CLOCK_MONOTONIC of this host, ns: when `doing` began
   std::atomic<int64_t> heartbeat;  // counts up while the process runs
   std::atomic<int64_t> step;
@@ -62,10 +62,10 @@ struct alignas(64) Slot {
 };
 
 // One rank as a reader sees it.
-struct Post {
+struct RankStatus {
   int rank = 0, pid = 0;
   std::string host;
-  Doing doing = Doing::working;
+  RankState state = RankState::working;
   double seconds = 0;                  // since `doing` began
   bool gone = false, stopped = false;  // its process has ended without a word; is stopped (SIGSTOP)
   bool remote = false;                 // on another host: `gone` means no sign of life
@@ -86,17 +86,17 @@ struct Post {
 
 // What is wrong in a world, if anything is: a rank that is gone, or one that kept others waiting for `timeout` seconds, or
 // ranks that all wait for each other. The error is ErrorCode::rank_failure and names rank, host, step, collective and group.
-std::optional<Error> judge(const std::vector<Post>& posts, double timeout);
+std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, double timeout);
 
-class Board {
+class RankStatusTable {
  public:
   // Memory for `ranks` ranks under a name that other processes can open. `parent`: the creator outlives the ranks and tells
   // the report itself.
-  static std::unique_ptr<Board> create(int ranks, bool parent);
-  static std::unique_ptr<Board> open(const std::filesystem::path& path);
-  ~Board();
-  Board(const Board&) = delete;
-  Board& operator=(const Board&) = delete;
+  static std::unique_ptr<RankStatusTable> create(int ranks, bool parent);
+  static std::unique_ptr<RankStatusTable> open(const std::filesystem::path& path);
+  ~RankStatusTable();
+  RankStatusTable(const RankStatusTable&) = delete;
+  RankStatusTable& operator=(const RankStatusTable&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   void unlink();  // the name goes, the memory stays until the last process has left
@@ -105,7 +105,7 @@ class Board {
   Slot& slot(int index) { return slots()[index]; }
   // The phase of a slot; safe in a signal handler.
   static std::array<char, 17> phase_of(const Slot& slot);
-  Post read(int index, int64_t not_before_ns) const;  // `seconds` counts from then at the earliest
+  RankStatus read(int index, int64_t not_before_ns) const;  // `seconds` counts from then at the earliest
 
   // The first to claim tells what went wrong; everybody else keeps quiet.
   bool claim();
@@ -115,7 +115,7 @@ class Board {
 
  private:
   struct Header;
-  Board(std::filesystem::path path, void* memory, size_t bytes);
+  RankStatusTable(std::filesystem::path path, void* memory, size_t bytes);
   Header& header() const { return *static_cast<Header*>(memory_); }
   Slot* slots() const;
   std::filesystem::path path_;

@@ -11,16 +11,16 @@
 
 namespace capstan::comm {
 
-class SharedPosts {
+class RankStatusFiles {
  public:
   // hosts: of every host the world rank of its first rank, which names its file; mine is one of them.
-  SharedPosts(std::filesystem::path directory, int mine, std::vector<int> hosts);
+  RankStatusFiles(std::filesystem::path directory, int mine, std::vector<int> hosts);
 
   // Errors of the file system are swallowed: a host that cannot write looks silent to the others, and is reported so.
-  void write(const std::vector<Post>& posts) noexcept;
+  void write(const std::vector<RankStatus>& statuses) noexcept;
   // The ranks of the other hosts. One whose heartbeat has not changed for `timeout` seconds of our clock is `gone`. Ranks that
   // have not written yet are missing.
-  std::vector<Post> read(double timeout);
+  std::vector<RankStatus> read(double timeout);
   // True for the first to ask in the whole world.
   bool claim();
 
@@ -39,7 +39,7 @@ class SharedPosts {
 };
 
 // One line of such a file, without the newline; nullopt for a line that is none.
-std::string line_of(const Post& post);
-std::optional<Post> parse_line(std::string_view line);
+std::string line_of(const RankStatus& status);
+std::optional<RankStatus> parse_line(std::string_view line);
 
 }  // namespace capstan::comm

@@ -32,12 +32,12 @@ bool is_stopped(int pid) {
 
 }  // namespace
 
-Watchdog::Watchdog(Board& board, int self, WatchOptions options)
-    : board_(board), self_(self), options_(std::move(options)) {
+Watchdog::Watchdog(RankStatusTable& status_table, int self, WatchOptions options)
+    : status_table_(status_table), self_(self), options_(std::move(options)) {
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_ < 0) fail(ErrorCode::io, "cannot start the watch on silent ranks: " + system_error_text(errno));
-  for (int i = 0; i < board.ranks(); ++i) {
-    const int pid = board.slot(i).pid;
+  for (int i = 0; i < status_table.ranks(); ++i) {
+    const int pid = status_table.slot(i).pid;
     processes_.push_back(i == self || pid <= 0 ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   }
   gone_.assign(processes_.size(), false);
@@ -58,26 +58,26 @@ Watchdog::~Watchdog() {
     if (process >= 0) ::close(process);
 }
 
-std::vector<Post> Watchdog::look() {
-  std::vector<Post> posts;
-  for (int i = 0; i < board_.ranks(); ++i) {
-    posts.push_back(board_.read(i, not_before_));
-    Post& post = posts.back();
-    post.gone = gone_[static_cast<size_t>(i)];
-    if (i != self_ && post.seconds >= options_.timeout && post.doing != Doing::ended &&
-        post.doing != Doing::absent)
-      post.stopped = is_stopped(post.pid);
+std::vector<RankStatus> Watchdog::look() {
+  std::vector<RankStatus> statuses;
+  for (int i = 0; i < status_table_.ranks(); ++i) {
+    statuses.push_back(status_table_.read(i, not_before_));
+    RankStatus& status = statuses.back();
+    status.gone = gone_[static_cast<size_t>(i)];
+    if (i != self_ && status.seconds >= options_.timeout && status.state != RankState::ended &&
+        status.state != RankState::absent)
+      status.stopped = is_stopped(status.pid);
   }
   const std::lock_guard lock(mutex_);
-  if (!others_) return posts;
+  if (!others_) return statuses;
   // Files: less often than memory.
   if (const int64_t now = monotonic_ns(); now >= next_exchange_) {
     next_exchange_ = now + static_cast<int64_t>(1e9 * std::clamp(options_.timeout / 8, 0.01, 30.0));
-    others_->write(posts);
+    others_->write(statuses);
     remote_ = others_->read(options_.timeout);
   }
-  posts.insert(posts.end(), remote_.begin(), remote_.end());
-  return posts;
+  statuses.insert(statuses.end(), remote_.begin(), remote_.end());
+  return statuses;
 }
 
 void Watchdog::watch() {
@@ -96,27 +96,27 @@ void Watchdog::watch() {
     const int64_t now = monotonic_ns();
     if (1e-9 * static_cast<double>(now - before) > 2 * interval + 2) not_before_ = now;
     before = now;
-    board_.slot(self_).heartbeat.fetch_add(1, std::memory_order_relaxed);
-    if (board_.claimed()) continue;  // somebody tells; the launcher ends us
-    if (const auto error = judge(look(), options_.timeout)) found(*error);
+    status_table_.slot(self_).heartbeat.fetch_add(1, std::memory_order_relaxed);
+    if (status_table_.claimed()) continue;  // somebody tells; the launcher ends us
+    if (const auto error = diagnose_stall(look(), options_.timeout)) found(*error);
   }
 }
 
-void Watchdog::share(std::unique_ptr<SharedPosts> others) {
+void Watchdog::share(std::unique_ptr<RankStatusFiles> others) {
   const std::lock_guard lock(mutex_);
   others_ = std::move(others);
 }
 
 void Watchdog::found(const Error& error) {
-  if (!board_.claim()) return;
+  if (!status_table_.claim()) return;
   bool first = true;  // in the whole world
   {
     const std::lock_guard lock(mutex_);
     if (others_) first = others_->claim();
   }
   if (first) {
-    board_.write_report(error);
-    if (!board_.has_parent() && options_.tell) options_.tell(error);
+    status_table_.write_report(error);
+    if (!status_table_.has_parent() && options_.report) options_.report(error);
   }
   if (options_.leave) return options_.leave();
   // The launcher, which has seen a dead rank, ends this one too and says which signal it was: it gets the time to.

@@ -14,34 +14,34 @@
 namespace capstan::comm {
 
 struct WatchOptions {
-  double timeout = 600;                    // seconds
-  std::function<void(const Error&)> tell;  // where the board has no parent that tells
-  std::function<void()> leave;             // ends the process; null: _exit(4)
+  double timeout = 600;                      // seconds
+  std::function<void(const Error&)> report;  // where the board has no parent that tells
+  std::function<void()> leave;               // ends the process; null: _exit(4)
 };
 
 class Watchdog {
  public:
   // Watches the board from the slot `self`; all ranks of the host have posted their processes.
-  Watchdog(Board& board, int self, WatchOptions options);
+  Watchdog(RankStatusTable& status_table, int self, WatchOptions options);
   ~Watchdog();
   // From now on the ranks of other hosts are watched too; by the first slot of a host.
-  void share(std::unique_ptr<SharedPosts> others);
+  void share(std::unique_ptr<RankStatusFiles> others);
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
  private:
   void watch();
-  std::vector<Post> look();
+  std::vector<RankStatus> look();
   void found(const Error& error);
-  Board& board_;
+  RankStatusTable& status_table_;
   int self_;
   WatchOptions options_;
   std::vector<int> processes_;  // pidfd of each slot; -1 for our own, and where the system has none
   std::vector<bool> gone_;
-  std::mutex mutex_;                     // of the next
-  std::unique_ptr<SharedPosts> others_;  // null: all ranks are on this host
-  std::vector<Post> remote_;             // as last read
-  int64_t next_exchange_ = 0;            // ns
+  std::mutex mutex_;                         // of the next
+  std::unique_ptr<RankStatusFiles> others_;  // null: all ranks are on this host
+  std::vector<RankStatus> remote_;           // as last read
+  int64_t next_exchange_ = 0;                // ns
   int64_t not_before_ =
       0;           // waiting counts from here: while this process itself was stopped nobody is to blame
   int wake_ = -1;  // eventfd that ends the thread

@@ -64,7 +64,7 @@ Diagnostic& Composer::preset_error(const SectionInfo& section, std::string messa
 }
 
 bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
-  if (is_foreign_model(section.name, value.text) || is_path(value.text)) return true;
+  if (is_external_model(section.name, value.text) || is_path(value.text)) return true;
   if (library_.preset(section.name, value.text)) return true;
   std::vector<std::string> names;
   for (const auto& entry : library_.presets(section.name)) names.push_back(entry.name);
@@ -104,12 +104,12 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
   if (!budget(place)) return;
   std::optional<int> source;
   const bool cli = place.known() && out_.sources[static_cast<size_t>(place.source)].kind == Source::Kind::cli;
-  if (is_foreign_model(section.name, name)) {
+  if (is_external_model(section.name, name)) {
     // Relative to the file that names it.
     std::string directory;
     if (place.known()) directory = out_.sources[static_cast<size_t>(place.source)].directory;
     try {
-      source = add_source(Source::Kind::file, name, foreign_model(absolute_name(name, directory)), {});
+      source = add_source(Source::Kind::file, name, external_model(absolute_name(name, directory)), {});
     } catch (const Error& problem) {
       error("C0001", problem.message(), place).help(problem.help());
       out_.malformed = true;

@@ -26,11 +26,11 @@ std::string relative_name(std::string_view name, std::string_view absolute,
   return std::string(scheme) + target.lexically_relative(directory).string();
 }
 
-void read_foreign_models_with(std::string (*reader)(const std::string& name)) {
+void read_external_models_with(std::string (*reader)(const std::string& name)) {
   reader_in_use = reader;
 }
 
-std::string foreign_model(const std::string& name) {
+std::string external_model(const std::string& name) {
   if (!reader_in_use)
     fail(ErrorCode::unsupported, "`" + name + "`: this program does not read models of other programs");
   return reader_in_use(name);

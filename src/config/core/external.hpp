@@ -20,12 +20,12 @@ std::string absolute_name(std::string_view name, const std::filesystem::path& di
 std::string relative_name(std::string_view name, std::string_view absolute,
                           const std::filesystem::path& directory);
 
-inline bool is_foreign_model(std::string_view section, std::string_view name) {
+inline bool is_external_model(std::string_view section, std::string_view name) {
   const std::string_view scheme = split_scheme(name).scheme;
   return section == "model" && (scheme == "hf:" || scheme == "gguf:");
 }
 // reader: gives the lines of the section; name has an absolute path. It may throw Error.
-void read_foreign_models_with(std::string (*reader)(const std::string& name));
-std::string foreign_model(const std::string& name);  // ErrorCode::unsupported without a reader
+void read_external_models_with(std::string (*reader)(const std::string& name));
+std::string external_model(const std::string& name);  // ErrorCode::unsupported without a reader
 
 }  // namespace capstan::config

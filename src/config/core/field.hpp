@@ -14,7 +14,7 @@
 //     s.rule({.code = "C0301", .name = "heads_divide_hidden", .doc = "…", .reads = {"model.hidden_size", …}}, check_heads);
 //   }                                                                    // void check_heads(const Config&, RuleReport&)
 //
-// Defaults are the member initialisers. Parser, checker, explain, JSON Schema, documentation and completion read this table.
+// Defaults are the member initializers. Parser, checker, explain, JSON Schema, documentation and completion read this table.
 #pragma once
 
 #include <cstddef>

@@ -10,7 +10,7 @@ namespace capstan::config {
 namespace {
 
 std::string shown_preset(const SectionInfo& section, const Choice& choice, const Composition& composed) {
-  if (!choice.place.known() || !(is_foreign_model(section.name, choice.preset) || is_path(choice.preset)))
+  if (!choice.place.known() || !(is_external_model(section.name, choice.preset) || is_path(choice.preset)))
     return choice.preset;
   const std::string& from = composed.sources[static_cast<size_t>(choice.place.source)].directory;
   return relative_name(choice.preset, absolute_name(choice.preset, from), composed.sources.front().directory);

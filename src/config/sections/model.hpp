@@ -196,7 +196,7 @@ struct ModelConfig {
   bool add_qkv_bias = false;                      // bias of the QKV projection alone (Qwen2)
   std::optional<bool> add_attention_output_bias;  // derived: add_bias_linear
   std::optional<bool> add_mlp_bias;               // derived: add_bias_linear
-  bool qk_layernorm = false;               // normalise queries and keys before RoPE, each head by itself
+  bool qk_layernorm = false;               // normalize queries and keys before RoPE, each head by itself
   bool qk_layernorm_across_heads = false;  // all query heads as one vector, and all key heads (OLMo 2)
   std::optional<double>
       embedding_multiplier;  // embeddings times this, rounded to the compute type (Gemma: sqrt(h))
@@ -212,7 +212,7 @@ struct ModelConfig {
   std::optional<int64_t> window_size;  // tokens a query sees, itself included; null: all earlier ones
   std::optional<int64_t> window_attn_skip_freq;  // every n-th layer (n, 2n, …) sees all earlier tokens
 
-  // ---- dropout and initialisation ----
+  // ---- dropout and initialization ----
   double hidden_dropout = 0.1;
   double attention_dropout = 0.1;
   double init_method_std = 0.02;                    // output layers of a block: std / sqrt(2 num_layers)

@@ -37,17 +37,17 @@ void describe(Section<PeftConfig>& s) {
   const auto nf4 = [](const Config& c) {
     return c.peft && c.peft->base_quantization == BaseQuantization::nf4;
   };
-  const char* quantised = "`peft.base_quantization` is nf4";
+  const char* quantized = "`peft.base_quantization` is nf4";
   s.field("base_quantization", &P::base_quantization)
       .doc("how the frozen weights of the layers' linear maps are kept");
   s.field("quantization_block", &P::quantization_block)
       .doc("neighbouring elements that share a scale")
       .unit("elements")
       .range(32, 4096)
-      .used_when<Config>(quantised, nf4);
+      .used_when<Config>(quantized, nf4);
   s.field("quantization_double", &P::quantization_double)
       .doc("quantise the scales too, to 8 bits in blocks of 256")
-      .used_when<Config>(quantised, nf4);
+      .used_when<Config>(quantized, nf4);
   s.field("adapter", &P::adapter)
       .doc("adapters to start from: a directory in PEFT's format, a checkpoint or a run; null: new ones");
 }

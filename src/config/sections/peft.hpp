@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "config/sections/common.hpp"
 #include "config/core/types.hpp"
+#include "config/sections/common.hpp"
 
 namespace capstan::config {
 
@@ -79,7 +79,7 @@ struct PeftConfig {
   // The frozen weights of the layers' linear maps, with an adapter or not.
   BaseQuantization base_quantization = BaseQuantization::none;
   int64_t quantization_block = 64;  // elements with one scale
-  bool quantization_double = true;  // the scales are quantised too, in blocks of 256
+  bool quantization_double = true;  // the scales are quantized too, in blocks of 256
   std::optional<Path> adapter;      // a directory in PEFT's format, or a checkpoint of a run with adapters
 };
 

@@ -1,4 +1,4 @@
-// Randomness of initialisation and dropout; the data's order has dataset.random_seed.
+// Randomness of initialization and dropout; the data's order has dataset.random_seed.
 #pragma once
 
 #include <cstdint>

@@ -107,7 +107,7 @@ void adapters_have_the_models_format(const Config& c, RuleReport& report) {
       .help("leave it out; adapters' main parameters and moments are fp32 anyway");
 }
 
-void quantised_blocks(const Config& c, RuleReport& report) {
+void quantized_blocks(const Config& c, RuleReport& report) {
   if (!c.peft || c.peft->base_quantization == BaseQuantization::none) return;
   const int64_t block = c.peft->quantization_block;
   if ((block & (block - 1)) == 0) return;
@@ -115,18 +115,18 @@ void quantised_blocks(const Config& c, RuleReport& report) {
 }
 
 // A part of a matrix that a tensor-parallel rank holds, where blocks of its elements share a scale.
-struct QuantisedCut {
+struct QuantizedShard {
   const char* layer;
   std::string part;  // "704 of 2816 columns"
   int64_t elements;  // from one boundary to the next, in the order of the matrix
 };
 
-std::vector<QuantisedCut> quantised_cuts(const Config& c, int64_t ranks) {
+std::vector<QuantizedShard> quantized_cuts(const Config& c, int64_t ranks) {
   const ModelConfig& m = c.model;
   const int64_t hidden = m.hidden_size, d = m.kv_channels.value_or(0), heads = m.num_attention_heads * d;
   const int64_t ffn = m.ffn_hidden_size.value_or(0),
                 groups = m.num_query_groups.value_or(m.num_attention_heads);
-  std::vector<QuantisedCut> cuts;
+  std::vector<QuantizedShard> cuts;
   const auto rows = [&](const char* layer, int64_t count, int64_t of, const char* what) {
     cuts.push_back({layer, text_of(count) + " of " + text_of(of) + " rows" + what, count * hidden});
   };
@@ -148,14 +148,14 @@ std::vector<QuantisedCut> quantised_cuts(const Config& c, int64_t ranks) {
   return cuts;
 }
 
-void quantised_blocks_are_whole(const Config& c, RuleReport& report) {
+void quantized_blocks_are_whole(const Config& c, RuleReport& report) {
   const int64_t ranks = c.dist.tensor_model_parallel_size;
   if (!c.peft || c.peft->base_quantization == BaseQuantization::none || ranks < 2) return;
   const int64_t block = c.peft->quantization_block;
-  const auto whole = [](const std::vector<QuantisedCut>& cuts, int64_t of) {
+  const auto whole = [](const std::vector<QuantizedShard>& cuts, int64_t of) {
     return std::all_of(cuts.begin(), cuts.end(), [&](const auto& cut) { return cut.elements % of == 0; });
   };
-  const auto cuts = quantised_cuts(c, ranks);
+  const auto cuts = quantized_cuts(c, ranks);
   if (whole(cuts, block)) return;
   std::vector<std::string> ways;
   for (int64_t smaller = block / 2; smaller >= 32; smaller /= 2)
@@ -164,11 +164,11 @@ void quantised_blocks_are_whole(const Config& c, RuleReport& report) {
       break;
     }
   for (int64_t fewer = ranks - 1; fewer > 0; --fewer)
-    if (ranks % fewer == 0 && (fewer == 1 || whole(quantised_cuts(c, fewer), block))) {
+    if (ranks % fewer == 0 && (fewer == 1 || whole(quantized_cuts(c, fewer), block))) {
       ways.push_back("dist.tensor_model_parallel_size=" + text_of(fewer));
       break;
     }
-  for (const QuantisedCut& cut : cuts)
+  for (const QuantizedShard& cut : cuts)
     if (cut.elements % block != 0) {
       report
           .error(std::string("`") + cut.layer + ".weight`: each of " + text_of(ranks) +
@@ -179,7 +179,7 @@ void quantised_blocks_are_whole(const Config& c, RuleReport& report) {
     }
 }
 
-void quantised_weights_are_not_cut(const Config& c, RuleReport& report) {
+void quantized_weights_are_not_cut(const Config& c, RuleReport& report) {
   if (!c.peft || c.peft->base_quantization == BaseQuantization::none ||
       c.ddp.data_parallel_sharding_strategy != ShardingStrategy::optim_grads_params)
     return;
@@ -289,17 +289,17 @@ void register_run_rules(Schema& s) {
                   "quantised_blocks",
                   "blocks of quantised weights are powers of two",
                   {"peft.quantization_block"}},
-                 quantised_blocks);
+                 quantized_blocks);
   s.rule<Config>({"R0915",
                   "quantised_blocks_are_whole",
                   "tensor parallelism cuts quantised weights between the blocks that share a scale",
                   {"peft.quantization_block", "dist.tensor_model_parallel_size"}},
-                 quantised_blocks_are_whole);
+                 quantized_blocks_are_whole);
   s.rule<Config>({"R0916",
                   "quantised_weights_are_not_cut",
                   "quantised weights are not cut over data-parallel ranks",
                   {"ddp.data_parallel_sharding_strategy", "peft.base_quantization"}},
-                 quantised_weights_are_not_cut);
+                 quantized_weights_are_not_cut);
   s.rule<Config>({"R0906",
                   "tokenizer_has_files",
                   "a tokenizer has the files of its kind, unless the data are random tokens",

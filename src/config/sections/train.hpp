@@ -8,7 +8,7 @@
 
 namespace capstan::config {
 
-enum class DeviceKind : uint8_t { automatic, cpu, cuda, guard, meta };  // automatic is spelled auto
+enum class DeviceKind : uint8_t { automatic, cpu, cuda, checked, meta };  // automatic is spelled auto
 
 template <>
 struct EnumNames<DeviceKind> {
@@ -16,8 +16,8 @@ struct EnumNames<DeviceKind> {
       {DeviceKind::automatic, "auto", "CUDA where a device is present, else the CPU"},
       {DeviceKind::cpu, "cpu", "the CPU"},
       {DeviceKind::cuda, "cuda", "an NVIDIA GPU"},
-      {DeviceKind::guard, "guard",
-       "the CPU behind memory that the host may not touch: finds missing synchronisation"},
+      {DeviceKind::checked, "checked",
+       "an asynchronous device emulated on the CPU, which detects missing synchronization", "guard"},
       {DeviceKind::meta, "meta", "shapes without memory: nothing is computed"},
   };
 };

@@ -153,10 +153,10 @@ class Shrinker {
 
   void widths() {
     const int64_t width = m_.kv_channels.value_or(1) * m_.num_attention_heads;
-    // Blocks of quantised weights may not be cut by tensor parallelism.
-    const bool quantised =
+    // Blocks of quantized weights may not be cut by tensor parallelism.
+    const bool quantized =
         recipe_.config.peft && recipe_.config.peft->base_quantization != BaseQuantization::none;
-    const int64_t unit = std::lcm(int64_t{quantised ? 64 : 8}, tp_);
+    const int64_t unit = std::lcm(int64_t{quantized ? 64 : 8}, tp_);
     hidden_ = m_.hidden_size == width
                   ? heads_ * head_
                   : rounded(static_cast<double>(heads_ * head_) * ratio(m_.hidden_size, width), unit);
@@ -164,7 +164,7 @@ class Shrinker {
     const int64_t ffn = m_.ffn_hidden_size.value_or(4 * m_.hidden_size);
     set("model.ffn_hidden_size",
         std::min(ffn, rounded(ratio(ffn, m_.hidden_size) * static_cast<double>(hidden_), unit)), ffn);
-    if (quantised) set("peft.quantization_block", int64_t{32}, recipe_.config.peft->quantization_block);
+    if (quantized) set("peft.quantization_block", int64_t{32}, recipe_.config.peft->quantization_block);
     // An odd size stays one, so that rows of padding stay.
     const bool padded = m_.padded_vocab_size && *m_.padded_vocab_size != m_.vocab_size;
     int64_t vocabulary = kVocabulary;

@@ -146,7 +146,7 @@ class Finder {
     Variant variant;  // of the last text that the message shows
     Bounds bounds;    // of all that it shows
   };
-  std::optional<Place> place_in_whole(size_t message) const {
+  std::optional<Place> place_in_full(size_t message) const {
     std::optional<Place> found;
     for (Variant& variant : variants_of(conversation_.messages[message])) {
       const auto bounds = place_in(whole_, conversation_, false, message, variant);
@@ -168,14 +168,14 @@ class Finder {
     // What stands between the message before it that shows something and this one.
     size_t from = 0;
     for (size_t earlier = message_; earlier-- > 0;) {
-      const auto place = place_in_whole(earlier);
+      const auto place = place_in_full(earlier);
       if (!place) continue;
       from = place->bounds.end;
       const auto in_part =
           before ? place_in(*before, part, true, earlier, place->variant) : std::optional<Bounds>();
       if (!in_part) break;
       const std::string_view opening = std::string_view(*before).substr(in_part->end);
-      const auto own = place_in_whole(message_);
+      const auto own = place_in_full(message_);
       if (!own || !whole_.substr(from).starts_with(opening) || own->bounds.begin < from + opening.size())
         break;
       return from + opening.size();
@@ -195,7 +195,7 @@ class Finder {
       part.messages.push_back(*Value::map(std::move(question)));
     }
     const auto asked = try_render(part, true), unasked = try_render(part, false);
-    const auto own = place_in_whole(message_);
+    const auto own = place_in_full(message_);
     if (!asked || !unasked || !own || own->bounds.begin < from) return std::nullopt;
     const std::string_view prompt = std::string_view(*asked).substr(common_front(*asked, *unasked));
     const size_t at = whole_.substr(from, own->bounds.begin - from).rfind(prompt);
@@ -218,7 +218,7 @@ class Finder {
   }
 
   size_t end_by_place(std::string_view up_to) const {
-    const auto place = place_in_whole(message_);
+    const auto place = place_in_full(message_);
     if (!place) lost();
     const auto in_part = place_in(up_to, first(message_ + 1), false, message_, place->variant);
     if (!in_part) lost();
@@ -235,7 +235,7 @@ class Finder {
     const std::string_view words = content ? strip_back(*content) : std::string_view();
     if (!words.empty() && bare.ends_with(words)) {
       // An answer of `>` also ends as an end token does.
-      const auto place = place_in_whole(turn.message);
+      const auto place = place_in_full(turn.message);
       if (place && place->bounds.end >= turn.begin + bare.size()) return;
     }
     turn.end = turn.begin + bare.size();

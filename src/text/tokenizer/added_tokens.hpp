@@ -20,7 +20,7 @@ struct AddedToken {
   bool single_word = false;  // not inside a word
   bool lstrip = false;       // takes the white space before it along
   bool rstrip = false;       // takes the white space behind it along
-  bool normalized = false;   // looked for in the normalised text, in its own normalised form
+  bool normalized = false;   // looked for in the normalized text, in its own normalized form
   bool special = false;      // left out by decode(…, skip_special)
 };
 
@@ -30,7 +30,7 @@ class TokenFinder {
  public:
   static constexpr size_t kMaxBytes = 1024;  // of one token
 
-  // `pattern` is what the text holds: the content, or its normalised form. `token` indexes the caller's list
+  // `pattern` is what the text holds: the content, or its normalized form. `token` indexes the caller's list
   // of tokens.
   void add(std::string_view pattern, int32_t token);
   bool empty() const { return nodes_.size() == 1; }

@@ -12,7 +12,7 @@ class Normalizer {
   bool nfc = false;
 
   bool active() const { return nfc; }
-  // The normalised text: `text` itself where nothing changes (the usual case, found without copying), else
+  // The normalized text: `text` itself where nothing changes (the usual case, found without copying), else
   // `buffer`. Bytes that are not UTF-8 are kept as they are.
   std::string_view apply(std::string_view text, std::string& buffer) const;
 };

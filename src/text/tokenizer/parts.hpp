@@ -22,9 +22,9 @@ std::string hash_text(std::string_view content);  // XXH3-128, 32 hexadecimal di
 struct Tokenizer::Parts {
   Vocabulary vocabulary{0};
   std::vector<AddedToken> added;
-  TokenFinder plain, normalized;  // tokens found in the text as given, and in the normalised text
+  TokenFinder plain, normalized;  // tokens found in the text as given, and in the normalized text
   std::map<int32_t, std::string>
-      normalized_texts;  // by id: the normalised form of added tokens that have another
+      normalized_texts;  // by id: the normalized form of added tokens that have another
   std::unique_ptr<const Model> model;
 
   bool fast = false;  // bytes are merged: normalizer and pre_tokenizer say the same as the steps
@@ -63,8 +63,8 @@ struct Tokenizer::Parts {
   void encode_steps(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
                     const EncodeOptions& options) const;
   std::string run_decoder(std::span<const int32_t> ids, bool skip_special, bool raw) const;
-  // What the decoder is given for a token: its text, of an added token that is looked for in the normalised text the
-  // normalised form.
+  // What the decoder is given for a token: its text, of an added token that is looked for in the normalized text the
+  // normalized form.
   std::string_view text_to_decode(int32_t id) const;
 
   // Throws what is wrong with the files.

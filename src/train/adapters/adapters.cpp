@@ -9,12 +9,12 @@
 #include "config/sections/adapter_targets.hpp"
 #include "ops/adapter.hpp"
 #include "train/adapters/base_model.hpp"
-#include "train/trainer/state.hpp"
 #include "train/adapters/stored_adapters.hpp"
+#include "train/trainer/state.hpp"
 
 namespace capstan::train {
 
-std::function<bool(const std::string&)> quantised_weights(const config::PeftConfig& peft,
+std::function<bool(const std::string&)> quantized_weights(const config::PeftConfig& peft,
                                                           const config::ModelConfig& model) {
   if (peft.base_quantization == config::BaseQuantization::none) return nullptr;
   auto names = std::make_shared<std::set<std::string>>();
@@ -27,10 +27,10 @@ parallel::Nf4Options nf4_options(const config::PeftConfig& peft) {
   return {.block = peft.quantization_block, .two_stage = peft.quantization_double};
 }
 
-void quantise_base(const config::PeftConfig& peft, const config::ModelConfig& model,
+void quantize_base(const config::PeftConfig& peft, const config::ModelConfig& model,
                    parallel::FlatStore::Options& options) {
-  if (const auto quantised = quantised_weights(peft, model))
-    options.quantised = [quantised](const Parameter& parameter) { return quantised(parameter.name()); };
+  if (const auto quantized = quantized_weights(peft, model))
+    options.quantized = [quantized](const Parameter& parameter) { return quantized(parameter.name()); };
   options.nf4 = nf4_options(peft);
 }
 
@@ -51,7 +51,7 @@ BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, 
 
 void begin_adapters(const config::Config& config, Device& device, parallel::FlatStore& store,
                     const BaseWeights& beside) {
-  if (!config.peft->adapter) return initialise_magnitudes(config, device, store);
+  if (!config.peft->adapter) return initialize_magnitudes(config, device, store);
   BaseModel base = BaseModel::open_verified(beside.path);
   const StoredAdapters adapters = open_adapters(config.peft->adapter->resolved, base, config.model,
                                                 config::adapts_parts(config.peft->scheme));
@@ -60,13 +60,13 @@ void begin_adapters(const config::Config& config, Device& device, parallel::Flat
   load_parameters(*adapters.tensors, store, Which::adapters);
 }
 
-void initialise_magnitudes(const config::Config& config, Device& device, parallel::FlatStore& store) {
+void initialize_magnitudes(const config::Config& config, Device& device, parallel::FlatStore& store) {
   if (!config.peft || !config::has_magnitudes(config.peft->scheme)) return;
   std::map<std::string, const Parameter*> by_name;
   for (const auto& parameter : store.parameters()) by_name[parameter->name()] = parameter.get();
   std::map<const Parameter*, std::vector<float>> lengths;
   StepContext context{device, store};
-  store.travel(ParamStore::Travel::forward);
+  store.set_direction(ParamStore::PassDirection::forward);
   for (const auto& parameter : store.parameters()) {
     const ParamSpec& spec = parameter->spec();
     if (spec.row_lengths_of.empty()) continue;
@@ -84,7 +84,7 @@ void initialise_magnitudes(const config::Config& config, Device& device, paralle
     for (float& value : values) value = std::sqrt(value);
   }
   store.before_load();
-  for (const auto& piece : store.pieces()) {
+  for (const auto& piece : store.parameter_shards()) {
     const auto found = lengths.find(piece.parameter);
     if (found == lengths.end()) continue;
     const auto part =

@@ -21,20 +21,20 @@ BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, 
                       comm::Communicator& ranks);
 
 // Collective. The adapters of peft.adapter, which must be those that the recipe describes (ErrorCode::config); without one those of
-// initialise_parameters() stay, and get their magnitudes. base: what load_base() has read.
+// initialize_parameters() stay, and get their magnitudes. base: what load_base() has read.
 void begin_adapters(const config::Config& config, Device& device, parallel::FlatStore& store,
                     const BaseWeights& base);
 
 // Collective. DoRA's magnitudes begin as the lengths of the rows of W + s B A. After load_base().
-void initialise_magnitudes(const config::Config& config, Device& device, parallel::FlatStore& store);
+void initialize_magnitudes(const config::Config& config, Device& device, parallel::FlatStore& store);
 
 // The weights that QLoRA keeps in 4 bits, by name: those of the layers' linear maps, whether they have an adapter or not. Null:
 // none.
-std::function<bool(const std::string& name)> quantised_weights(const config::PeftConfig& peft,
+std::function<bool(const std::string& name)> quantized_weights(const config::PeftConfig& peft,
                                                                const config::ModelConfig& model);
 parallel::Nf4Options nf4_options(const config::PeftConfig& peft);
 // Has a store keep them so.
-void quantise_base(const config::PeftConfig& peft, const config::ModelConfig& model,
+void quantize_base(const config::PeftConfig& peft, const config::ModelConfig& model,
                    parallel::FlatStore::Options& options);
 
 }  // namespace capstan::train

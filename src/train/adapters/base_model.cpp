@@ -8,15 +8,15 @@
 namespace capstan::train {
 
 BaseModel BaseModel::open(const std::string& name) {
-  if (interchange::is_foreign(name)) return open_verified(name);
+  if (interchange::is_external(name)) return open_verified(name);
   return open_verified(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
 }
 
 BaseModel BaseModel::open_verified(const std::string& path) {
   BaseModel base;
   base.path_ = path;
-  if (interchange::is_foreign(path))
-    base.foreign_ = interchange::ForeignModel::open(path);
+  if (interchange::is_external(path))
+    base.external_ = interchange::ExternalModel::open(path);
   else
     base.reader_ = checkpoint::Reader::open(path, checkpoint::Depth::structure);
   return base;
@@ -24,27 +24,27 @@ BaseModel BaseModel::open_verified(const std::string& path) {
 
 const std::string& BaseModel::hash() {
   if (hash_.empty())
-    hash_ = foreign_ ? foreign_->content_hash() : checkpoint::hash_of(manifest_text(reader_->manifest()));
+    hash_ = external_ ? external_->content_hash() : checkpoint::hash_of(manifest_text(reader_->manifest()));
   return hash_;
 }
 
 void BaseModel::share_hash(comm::Communicator& ranks) {
-  if (foreign_) hash_ = comm::gather_texts(ranks, ranks.rank() == 0 ? hash() : "")[0];
+  if (external_) hash_ = comm::gather_texts(ranks, ranks.rank() == 0 ? hash() : "")[0];
 }
 
 checkpoint::TensorSource& BaseModel::parameters(const config::ModelConfig& model) {
   if (reader_) return *reader_;
-  parameters_ = foreign_->parameters(model);
+  parameters_ = external_->parameters(model);
   return *parameters_;
 }
 
-interchange::Carried BaseModel::carried() const {
-  return foreign_ ? foreign_->carried() : carried_in(*reader_);
+interchange::Assets BaseModel::assets() const {
+  return external_ ? external_->assets() : assets_in(*reader_);
 }
 
-interchange::Carried carried_in(const checkpoint::Reader& reader) {
-  interchange::Carried files;
-  for (const std::string_view name : interchange::carried_files())
+interchange::Assets assets_in(const checkpoint::Reader& reader) {
+  interchange::Assets files;
+  for (const std::string_view name : interchange::asset_files())
     if (reader.has_file(name)) files.emplace_back(name, reader.read_text(name));
   return files;
 }

@@ -27,7 +27,7 @@ class BaseModel {
   // Under Capstan's names, for a model section with its derived values; refers to this, until the next call.
   checkpoint::TensorSource& parameters(const config::ModelConfig& model);
   // config.json, tokenizer and the like, as far as they are there.
-  interchange::Carried carried() const;
+  interchange::Assets assets() const;
   const checkpoint::Reader* checkpoint() const {
     return reader_ ? &*reader_ : nullptr;
   }  // null: another program's
@@ -35,11 +35,11 @@ class BaseModel {
  private:
   std::string path_, hash_;
   std::optional<checkpoint::Reader> reader_;
-  std::unique_ptr<interchange::ForeignModel> foreign_;
+  std::unique_ptr<interchange::ExternalModel> external_;
   std::unique_ptr<checkpoint::TensorSource> parameters_;
 };
 
-// Those of carried_files() that lie in a checkpoint.
-interchange::Carried carried_in(const checkpoint::Reader& reader);
+// Those of asset_files() that lie in a checkpoint.
+interchange::Assets assets_in(const checkpoint::Reader& reader);
 
 }  // namespace capstan::train

@@ -13,7 +13,7 @@
 
 namespace capstan::train {
 
-using interchange::Carried;
+using interchange::Assets;
 using nlohmann::ordered_json;
 
 namespace {
@@ -21,12 +21,12 @@ namespace {
 constexpr const char *kTokenizerConfig = "tokenizer_config.json",
                      *kGenerationConfig = "generation_config.json", *kChatTemplate = "chat_template.jinja";
 
-const std::string* find(const Carried& files, std::string_view name) {
+const std::string* find(const Assets& files, std::string_view name) {
   for (const auto& [file, text] : files)
     if (file == name) return &text;
   return nullptr;
 }
-void put(Carried& files, const char* name, std::string text) {
+void put(Assets& files, const char* name, std::string text) {
   for (auto& file : files)
     if (file.first == name) {
       file.second = std::move(text);
@@ -35,7 +35,7 @@ void put(Carried& files, const char* name, std::string text) {
   files.emplace_back(name, std::move(text));
 }
 // Null where the file is missing or no object.
-ordered_json object_in(const Carried& files, const char* name) {
+ordered_json object_in(const Assets& files, const char* name) {
   const std::string* text = find(files, name);
   ordered_json parsed = text ? ordered_json::parse(*text, nullptr, false) : ordered_json();
   return parsed.is_object() ? parsed : ordered_json();
@@ -45,7 +45,7 @@ std::string text_of(const ordered_json& json) {
 }
 
 // That of the checkpoint; the byte tokenizer, which lies in no file, is put beside the others.
-std::shared_ptr<const data::Tokenizer> tokenizer_of(const config::Config& config, Carried& files,
+std::shared_ptr<const data::Tokenizer> tokenizer_of(const config::Config& config, Assets& files,
                                                     const std::string& place) {
   if (config.tokenizer.tokenizer_type == config::TokenizerKind::none) return nullptr;
   if (config.tokenizer.tokenizer_type == config::TokenizerKind::byte) {
@@ -97,14 +97,14 @@ SpecialTokens special_tokens(const config::Config& config, const data::Tokenizer
 }
 
 // The class of Transformers that reads the files as they are.
-const char* tokenizer_class(const Carried& files) {
+const char* tokenizer_class(const Assets& files) {
   if (find(files, "tokenizer.json")) return "PreTrainedTokenizerFast";
   if (find(files, "tokenizer.model")) return "LlamaTokenizer";
   return find(files, "vocab.txt") ? "BertTokenizer" : "GPT2Tokenizer";
 }
 
 void add_tokenizer_config(const config::Config& config, const data::Tokenizer& tokenizer,
-                          const SpecialTokens& tokens, Carried& files) {
+                          const SpecialTokens& tokens, Assets& files) {
   ordered_json json = object_in(files, kTokenizerConfig);
   const bool made = json.is_null();
   bool changed = made;
@@ -130,7 +130,7 @@ void add_tokenizer_config(const config::Config& config, const data::Tokenizer& t
   if (changed) put(files, kTokenizerConfig, text_of(json));
 }
 
-void add_generation_config(const config::Config& config, const SpecialTokens& tokens, Carried& files) {
+void add_generation_config(const config::Config& config, const SpecialTokens& tokens, Assets& files) {
   if (tokens.ends.empty()) return;
   ordered_json json = object_in(files, kGenerationConfig);
   std::vector<int32_t> ends = tokens.ends;
@@ -160,8 +160,8 @@ void add_generation_config(const config::Config& config, const SpecialTokens& to
 
 }  // namespace
 
-Carried export_files(const checkpoint::Reader& reader, const config::Config& config) {
-  Carried files = carried_in(reader);
+Assets export_files(const checkpoint::Reader& reader, const config::Config& config) {
+  Assets files = assets_in(reader);
   if (reader.info().run_id == interchange::kImportedRun) return files;
   const auto tokenizer = tokenizer_of(config, files, reader.place());
   if (!tokenizer) return files;

@@ -29,9 +29,9 @@ using checkpoint::TensorSource;
 void store_as(DType type, const std::vector<float>& values, const std::string& name,
               std::span<std::byte> to) {
   if (type != DType::f16) {
-    const checkpoint::Rectangle all = checkpoint::whole({static_cast<int64_t>(values.size())});
-    checkpoint::copy_cells(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, to.data(),
-                           type);
+    const checkpoint::Region all = checkpoint::full_region({static_cast<int64_t>(values.size())});
+    checkpoint::copy_region(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, to.data(),
+                            type);
     return;
   }
   for (size_t i = 0; i < values.size(); ++i) {
@@ -76,7 +76,7 @@ Tensor read_matrix(Device& device, TensorSource& source, const std::string& name
     fail(ErrorCode::format, source.place() + ": `" + name + "` is " + shape.text() +
                                 ", and beside this base " + expected.text() + " is expected");
   std::vector<float> values(static_cast<size_t>(shape.elements()));
-  source.read_whole(name, DType::f32, std::as_writable_bytes(std::span(values)));
+  source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   return Tensor::from_host<float>(device, shape, values);
 }
 
@@ -98,9 +98,9 @@ void scale_rows(std::vector<float>& values, int64_t columns, const config::Layer
 
 // The base's matrix as a run computes with it: with `peft.base_quantization` what its 4 bits give back.
 Tensor base_matrix(Device& device, TensorSource& base, const std::string& name,
-                   const StoredAdapters& adapters, bool quantised) {
+                   const StoredAdapters& adapters, bool quantized) {
   const Tensor w = read_matrix(device, base, name);
-  if (!quantised) return w;
+  if (!quantized) return w;
   ParamSpec spec;
   spec.name = name;
   spec.shape = w.shape();
@@ -153,13 +153,13 @@ std::string merged_recipe(const StoredAdapters& adapters, const StoredBase& base
     request.overrides.push_back(config::Override::token(path + "=" + value));
   };
   if (adapters.run) {
-    const config::Config &run = adapters.run->resolution.config, &whole = resolution.config;
-    if (run.model.seq_length != whole.model.seq_length)
+    const config::Config &run = adapters.run->resolution.config, &full = resolution.config;
+    if (run.model.seq_length != full.model.seq_length)
       set("model.seq_length", std::to_string(run.model.seq_length));
     if (run.model.max_position_embeddings &&
-        run.model.max_position_embeddings != whole.model.max_position_embeddings)
+        run.model.max_position_embeddings != full.model.max_position_embeddings)
       set("model.max_position_embeddings", std::to_string(*run.model.max_position_embeddings));
-    const config::TokenizerConfig &t = run.tokenizer, &before = whole.tokenizer;
+    const config::TokenizerConfig &t = run.tokenizer, &before = full.tokenizer;
     if (t.eod_token != before.eod_token) set("tokenizer.eod_token", capstan::quoted(t.eod_token));
     if (t.chat_template && t.chat_template != before.chat_template)
       set("tokenizer.chat_template", capstan::quoted(t.chat_template->resolved));
@@ -168,7 +168,7 @@ std::string merged_recipe(const StoredAdapters& adapters, const StoredBase& base
     return stored ? stored->read_text(checkpoint::kRecipeFile) : config::resolved_recipe(resolution);
   if (!stored)
     return config::resolved_recipe(
-        interchange::resolve_recipe(*interchange::ForeignModel::open(base.weights.path()), request));
+        interchange::resolve_recipe(*interchange::ExternalModel::open(base.weights.path()), request));
   request.recipe = (stored->directory() / std::string(checkpoint::kRecipeFile)).string();
   const config::Resolution merged = config::resolve(request);
   merged.require_ok();
@@ -184,10 +184,10 @@ std::map<std::string, std::string> merged_files(const std::optional<checkpoint::
       if (file != checkpoint::kStateFile && !file.ends_with(".safetensors"))
         files[file] = stored->read_text(file);
   } else {
-    for (auto& [file, text] : base.weights.carried()) files[file] = std::move(text);
+    for (auto& [file, text] : base.weights.assets()) files[file] = std::move(text);
   }
   if (run)
-    for (auto& [file, text] : carried_in(*run)) files[file] = std::move(text);
+    for (auto& [file, text] : assets_in(*run)) files[file] = std::move(text);
   return files;
 }
 
@@ -220,7 +220,7 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
       make_device(config::DeviceKind::cpu, config.train.threads.value_or(0), 1);
   checkpoint::Writer writer(
       files, root, info, std::to_string(std::chrono::system_clock::now().time_since_epoch().count()), 0, 1);
-  const auto quantised = quantised_weights(adapters.peft, config.model);
+  const auto quantized = quantized_weights(adapters.peft, config.model);
   Merged result;
   TensorSource& weights = base.weights.parameters(config.model);
   for (const std::string& name : weights.names()) {
@@ -230,8 +230,8 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
         stored.shape.size() == 2 ? branches_of(config.model, *adapters.tensors, name, stored.shape[0])
                                  : std::vector<Branch>{};
     if (!branches.empty()) ++result.layers;
-    const bool in_4_bits = quantised && quantised(name);
-    const checkpoint::Rectangle all = checkpoint::whole(stored.shape);
+    const bool in_4_bits = quantized && quantized(name);
+    const checkpoint::Region all = checkpoint::full_region(stored.shape);
     if (branches.empty() && !in_4_bits) {
       writer.add(name, stored.dtype, stored.shape, all, checkpoint::source_of(weights, name, stored.dtype));
       continue;

@@ -39,7 +39,7 @@ Written write_peft_files(const std::string& from, const std::filesystem::path& t
   if (const auto& beside = config.checkpoint.pretrained_checkpoint; named.empty() && beside)
     named = beside->resolved;
   if (const auto [scheme, path] = config::split_scheme(named); scheme == "hf:") named = std::string(path);
-  const auto names = interchange::class_names(config.model, carried_in(reader));
+  const auto names = interchange::class_names(config.model, assets_in(reader));
   const auto adapter = interchange::to_peft(interchange::read_adapters(reader, *config.peft, config.model),
                                             config.model, names, named);
   interchange::write_peft(to, adapter);
@@ -63,7 +63,7 @@ Written read_peft_files(const std::string& from, const std::filesystem::path& to
   Written written = counted(*adapters.tensors, kind_of(adapters.peft));
   written.files =
       interchange::write_first_checkpoint(
-          {&recipe.resolution, adapters.tensors.get(), {}, beside.weights.carried(), beside.weights.hash()},
+          {&recipe.resolution, adapters.tensors.get(), {}, beside.weights.assets(), beside.weights.hash()},
           to)
           .files;
   return written;

@@ -32,7 +32,7 @@ std::optional<fs::path> peft_directory(const std::string& name) {
 namespace {
 
 StoredRecipe recipe_of_run(const std::string& name, const std::vector<config::Override>& overrides) {
-  if (interchange::is_foreign(name))
+  if (interchange::is_external(name))
     fail(ErrorCode::usage, "`" + name + "` is a whole model: it holds no adapters");
   StoredRecipe stored = stored_recipe(name, overrides, 1);
   stored.resolution.require_ok();
@@ -83,7 +83,7 @@ StoredAdapters open_adapters(const std::string& name, BaseModel& base, const con
   if (const auto directory = peft_directory(name)) {
     result.name = "`" + directory->string() + "`";
     auto set = interchange::to_capstan(interchange::read_peft(*directory), model,
-                                       interchange::class_names(model, base.carried()), parts, result.name);
+                                       interchange::class_names(model, base.assets()), parts, result.name);
     result.peft = set.peft;
     result.tensors = interchange::adapter_tensors(std::move(set.modules), result.name);
     return result;

@@ -74,7 +74,7 @@ std::vector<float> values_of(checkpoint::Reader& reader, const std::string& name
   int64_t cells = 1;  // the reader has checked that they can be counted
   for (const int64_t size : reader.at(name).shape) cells *= size;
   std::vector<float> values(static_cast<size_t>(cells));
-  reader.read_whole(name, DType::f32, std::as_writable_bytes(std::span(values)));
+  reader.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   return values;
 }
 

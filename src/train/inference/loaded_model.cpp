@@ -8,11 +8,11 @@
 #include "config/core/external.hpp"
 #include "parallel/pipeline.hpp"
 #include "train/adapters/adapters.hpp"
-#include "train/trainer/agreement.hpp"
 #include "train/adapters/base_model.hpp"
+#include "train/adapters/stored_adapters.hpp"
+#include "train/trainer/agreement.hpp"
 #include "train/trainer/setup.hpp"
 #include "train/trainer/state.hpp"
-#include "train/adapters/stored_adapters.hpp"
 
 namespace capstan::train {
 
@@ -21,12 +21,14 @@ namespace {
 // The forward pass of one micro-batch through this rank's stages.
 class ForwardPass final : public parallel::PipelineWork {
  public:
-  using Stage = FunctionRef<Tensor(int64_t chunk, const Tensor& stream)>;
-  ForwardPass(Device& device, Shape stream, DType type, Stage stage)
-      : device_(device), stream_(stream), type_(type), stage_(stage) {}
+  using Stage = FunctionRef<Tensor(int64_t chunk, const Tensor& hidden_states)>;
+  ForwardPass(Device& device, Shape hidden_states, DType type, Stage stage)
+      : device_(device), stream_(hidden_states), type_(type), stage_(stage) {}
 
   Tensor boundary(int64_t) override { return Tensor::empty(device_, stream_, type_); }
-  Tensor forward(int64_t, int64_t chunk, const Tensor& stream) override { return stage_(chunk, stream); }
+  Tensor forward(int64_t, int64_t chunk, const Tensor& hidden_states) override {
+    return stage_(chunk, hidden_states);
+  }
   Tensor backward(int64_t, int64_t, const Tensor&) override {
     fail(ErrorCode::internal, "a backward pass through a model that does not train");
   }
@@ -43,7 +45,7 @@ class ForwardPass final : public parallel::PipelineWork {
 
 // The ids at which the model's own settings end a text.
 std::vector<int32_t> end_tokens_of(const BaseModel& weights) {
-  const interchange::Carried files = weights.carried();
+  const interchange::Assets files = weights.assets();
   for (const char* name : {"generation_config.json", "config.json"}) {
     const auto file =
         std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
@@ -136,9 +138,9 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   tokenizer_ = load_tokenizer(config_);
   end_tokens_ = end_tokens_of(weights);
   device_ = make_device(config.train.device, config.train.threads.value_or(0), world.local_size());
-  model_ = models::build(config.model, part_of(config_, mesh_));
+  model_ = models::build(config.model, model_shard(config_, mesh_));
   parallel::FlatStore::Options options{.compute = compute_type(config.mixed_precision), .gradients = false};
-  if (config_.peft) quantise_base(*config_.peft, config.model, options);
+  if (config_.peft) quantize_base(*config_.peft, config.model, options);
   store_ =
       std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_), options);
   checkpoint::TensorSource& source = weights.parameters(config.model);
@@ -158,10 +160,10 @@ std::vector<float> LoadedModel::pass(int64_t rows, int64_t values, Stage stage) 
   const auto chunks = static_cast<int64_t>(model_->stages().size());
   StepContext context{*device_, *store_};
   Tensor answer;
-  const auto one_stage = [&](int64_t chunk, const Tensor& stream) {
+  const auto one_stage = [&](int64_t chunk, const Tensor& hidden_states) {
     const auto index = static_cast<size_t>(chunk);
     Tape tape(context, Tape::Mode::inference);
-    Tensor result = stage(tape, index, stream);
+    Tensor result = stage(tape, index, hidden_states);
     if (model_->stages()[index].head) answer = result;
     return result;
   };
@@ -182,9 +184,10 @@ std::vector<float> LoadedModel::pass(int64_t rows, int64_t values, Stage stage) 
 std::vector<float> LoadedModel::next_logits(std::span<const int32_t> tokens, models::KvCache& cache) {
   const auto count = static_cast<int64_t>(tokens.size());
   const Tensor ids = Tensor::from_host<int32_t>(*device_, {1, count}, tokens);
-  auto logits = pass(count, config_.model.vocab_size, [&](Tape& tape, size_t stage, const Tensor& stream) {
-    return model_->next_stage(tape, stage, ids, stream, cache);
-  });
+  auto logits =
+      pass(count, config_.model.vocab_size, [&](Tape& tape, size_t stage, const Tensor& hidden_states) {
+        return model_->next_stage(tape, stage, ids, hidden_states, cache);
+      });
   cache.past += count;
   return logits;
 }
@@ -192,10 +195,10 @@ std::vector<float> LoadedModel::next_logits(std::span<const int32_t> tokens, mod
 std::vector<float> LoadedModel::token_losses(const data::MicroBatch& batch) {
   const models::Batch here = upload(*device_, batch, false);
   const int64_t rows = here.batch * here.seq;
-  return pass(rows, rows, [&](Tape& tape, size_t stage, const Tensor& stream) {
-    const Var input = stream.defined() ? tape.input("stream", stream, false) : Var{};
+  return pass(rows, rows, [&](Tape& tape, size_t stage, const Tensor& hidden_states) {
+    const Var input = hidden_states.defined() ? tape.input("stream", hidden_states, false) : Var{};
     const auto output = model_->forward_stage(tape, stage, here, input, {.training = false});
-    return model_->stages()[stage].head ? output.loss.per_token : output.stream.value;
+    return model_->stages()[stage].head ? output.loss.per_token : output.hidden_states.value;
   });
 }
 

@@ -12,9 +12,9 @@
 #include "comm/world.hpp"
 #include "config/core/config.hpp"
 #include "data/loader.hpp"
-#include "text/tokenizer/tokenizer.hpp"
 #include "models/model.hpp"
 #include "parallel/flat_store.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::train {
 
@@ -43,7 +43,7 @@ class LoadedModel {
 
  private:
   // What a stage of this rank makes of the stream [rows, hidden] of the one before: the stream, or at the last the answer.
-  using Stage = FunctionRef<Tensor(Tape& tape, size_t stage, const Tensor& stream)>;
+  using Stage = FunctionRef<Tensor(Tape& tape, size_t stage, const Tensor& hidden_states)>;
   // One pass through the stages of all ranks; the answer, fp32 [values], on every rank.
   std::vector<float> pass(int64_t rows, int64_t values, Stage stage);
 

@@ -108,8 +108,8 @@ void require_same_recipe(comm::World& world, const config::Config& config) {
       comm::gather_texts(group, config::config_hash(config::schema(), &config, config::HashScope::full));
   if (std::all_of(hashes.begin(), hashes.end(), [&](const auto& hash) { return hash == hashes[0]; })) return;
   const std::string form = config::canonical_form(config::schema(), &config);
-  const std::string chief = comm::gather_texts(group, world.rank() == 0 ? form : "")[0];
-  const auto [mine, of_rank_0] = first_difference(form, chief);
+  const std::string is_rank0 = comm::gather_texts(group, world.rank() == 0 ? form : "")[0];
+  const auto [mine, of_rank_0] = first_difference(form, is_rank0);
   const auto lines = comm::gather_texts(group, mine), chief_lines = comm::gather_texts(group, of_rank_0);
   const auto hosts = comm::gather_texts(group, world.host());
   std::vector<std::string> differing;

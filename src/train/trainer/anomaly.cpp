@@ -25,7 +25,7 @@ double mean_of(const std::vector<double>& values) {
 
 void look(const config::ResilienceConfig& config, config::SpikeAction action, double factor,
           const std::vector<double>& recent, const char* event, const char* what, double value,
-          Judgement& result) {
+          AnomalyDecision& result) {
   if (action == config::SpikeAction::off || !std::isfinite(value)) return;
   if (recent.size() < static_cast<size_t>(std::min<int64_t>(config.spike_window, 16))) return;
   const double mean = mean_of(recent);
@@ -49,8 +49,9 @@ void push(std::vector<double>& recent, int64_t window, double value) {
 
 }  // namespace
 
-Judgement judge(const config::ResilienceConfig& c, const TrainState& state, double loss, double norm) {
-  Judgement result;
+AnomalyDecision detect_anomalies(const config::ResilienceConfig& c, const TrainState& state, double loss,
+                                 double norm) {
+  AnomalyDecision result;
   look(c, c.loss_spike_action, c.loss_spike_factor, state.recent_losses, "loss_spike", "loss", loss, result);
   look(c, c.grad_norm_spike_action, c.grad_norm_spike_factor, state.recent_norms, "grad_norm_spike",
        "gradient norm", norm, result);
@@ -89,7 +90,7 @@ void FiniteCheck::values(char phase, const std::string& name, std::span<const Pa
 }
 
 const Parameter* first_bad_parameter(const parallel::FlatStore& store) {
-  for (const auto& piece : store.pieces())
+  for (const auto& piece : store.parameter_shards())
     if (!all_finite(piece.values)) return piece.parameter;
   return nullptr;
 }
@@ -97,8 +98,8 @@ const Parameter* first_bad_parameter(const parallel::FlatStore& store) {
 const Parameter* first_bad_gradient(const parallel::FlatStore& store) {
   std::vector<Tensor> gradients;
   for (const auto& buffer : store.flat_buffers()) gradients.push_back(buffer.gradients);
-  const auto& pieces = store.pieces();
-  for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece)
+  const auto& parameter_shards = store.parameter_shards();
+  for (auto piece = parameter_shards.rbegin(); piece != parameter_shards.rend(); ++piece)
     if (piece->buffer >= 0 && !all_finite(parallel::FlatStore::part(*piece, piece->range, gradients)))
       return piece->parameter;
   return nullptr;

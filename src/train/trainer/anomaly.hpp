@@ -16,20 +16,21 @@
 namespace capstan::train {
 
 // What a guard found; a row of metrics.jsonl and a warning.
-struct GuardEvent {
+struct Anomaly {
   std::string event, text;
   std::vector<std::pair<std::string, double>> numbers;
   std::vector<std::pair<std::string, std::string>> texts;
 };
 
-struct Judgement {
+struct AnomalyDecision {
   config::SpikeAction action = config::SpikeAction::off;  // the gravest of what was found
-  std::vector<GuardEvent> events;
+  std::vector<Anomaly> events;
 };
 
 // Compares the step's numbers with the means of those before it (TrainState::recent_*). Nothing is a spike before
 // min(spike_window, 16) steps are known. Values that are not finite are not judged here.
-Judgement judge(const config::ResilienceConfig& config, const TrainState& state, double loss, double norm);
+AnomalyDecision detect_anomalies(const config::ResilienceConfig& config, const TrainState& state, double loss,
+                                 double norm);
 // Adds the step's numbers to the means, where they are watched.
 void remember(const config::ResilienceConfig& config, TrainState& state, double loss, double norm);
 
@@ -59,7 +60,7 @@ const Parameter* first_bad_gradient(const parallel::FlatStore& store);
 class Fingerprint {
  public:
   void take(const Tensor& tensor);  // waits for the device
-  std::string finish() { return hasher_.finish().whole; }
+  std::string finish() { return hasher_.finish().full; }
 
  private:
   checkpoint::Hasher hasher_;

@@ -22,8 +22,8 @@ BatchRunner::BatchRunner(const config::Config& config, const comm::Mesh& mesh, D
   links_.early_receive = config.comm_overlap.overlap_p2p_comm.value_or(true);
   dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0 ||
              (config.peft && config.peft->dropout > 0);
-  stream_type_ = compute_type(config.mixed_precision);
-  OwnerScope scope(MemoryOwner::workspace);
+  hidden_dtype_ = compute_type(config.mixed_precision);
+  CategoryScope scope(MemoryCategory::workspace);
   one_ = Tensor::from_host<float>(device, {1}, std::vector<float>{1.0f});
 }
 
@@ -78,19 +78,19 @@ void BatchRunner::load(int64_t micro_batch) {
 
 Tensor BatchRunner::boundary(int64_t micro_batch) {
   load(micro_batch);
-  const int64_t ranks = links_.tensor.cuts_rows() ? links_.tensor.size() : 1;
+  const int64_t ranks = links_.tensor.shards_rows() ? links_.tensor.size() : 1;
   return Tensor::empty(context_.device, {rows_[static_cast<size_t>(micro_batch)] / ranks, model_.hidden()},
-                       stream_type_);
+                       hidden_dtype_);
 }
 
-Tensor BatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& stream) {
+Tensor BatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) {
   load(micro_batch);
   enter(Phase::forward);
   if (context_.observer) context_.observer->micro_batch(micro_batch);
   const bool training = timers_ != nullptr;
   if (++forwards_ == shape_.micro_batches * shape_.chunks && training) store_.begin_last_micro_batch();
   auto tape = std::make_unique<Tape>(context_, training ? Tape::Mode::train : Tape::Mode::inference);
-  const Var input = stream.defined() ? tape->input("stream", stream, training) : Var{};
+  const Var input = hidden_states.defined() ? tape->input("stream", hidden_states, training) : Var{};
   models::ForwardOptions options;
   options.training = training;
   options.seed = static_cast<uint64_t>(config_.rng.seed);
@@ -100,7 +100,7 @@ Tensor BatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& st
   if (chunk + 1 == shape_.chunks) batches_.erase(micro_batch);
   if (training) tapes_[{micro_batch, chunk}] = std::move(tape);
   if (shape_.ranks > 1) enter(Phase::pipeline);
-  return output.stream.value;
+  return output.hidden_states.value;
 }
 
 Tensor BatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) {

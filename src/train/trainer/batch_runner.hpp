@@ -42,7 +42,7 @@ class BatchRunner final : private parallel::PipelineWork {
   }
 
   Tensor boundary(int64_t micro_batch) override;
-  Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& stream) override;
+  Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) override;
   Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) override;
   void weight(int64_t micro_batch, int64_t chunk) override;
 
@@ -52,9 +52,9 @@ class BatchRunner final : private parallel::PipelineWork {
   StepContext context_;
   parallel::PipelineShape shape_;
   parallel::PipelineLinks links_;
-  ContextCut cut_;
+  ContextShard cut_;
   bool dropout_;
-  DType stream_type_;
+  DType hidden_dtype_;
   Tensor one_;                                 // fp32 [1]: the gradient of the summed loss
   std::vector<parallel::ScheduleStep> steps_;  // this rank's of a training step, of as many micro-batches:
   int64_t scheduled_ = 0;

@@ -49,7 +49,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
       make_meta_device(kernels::cpu_table(), threads_per_rank(config.train.threads.value_or(0), local_ranks));
   comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
   mesh.connect_meta();
-  const auto model = models::build(config.model, part_of(config, mesh));
+  const auto model = models::build(config.model, model_shard(config, mesh));
   parallel::FlatStore store(*device, model->parameters(), store_groups(mesh), store_options(config));
   const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
   std::vector<Tensor> snapshot;

@@ -111,9 +111,9 @@ std::vector<int64_t> pipeline_ranks(const config::Config& config) {
 
 std::string memory_text(const MemoryUse& use) {
   std::string text;
-  for (size_t owner = 0; owner < kMemoryOwners; ++owner)
-    if (const int64_t bytes = use.at_peak_by_owner[owner])
-      text += (text.empty() ? "" : " | ") + std::string(name_of(static_cast<MemoryOwner>(owner))) + " " +
+  for (size_t owner = 0; owner < kMemoryCategories; ++owner)
+    if (const int64_t bytes = use.peak_by_category[owner])
+      text += (text.empty() ? "" : " | ") + std::string(name_of(static_cast<MemoryCategory>(owner))) + " " +
               human_bytes(static_cast<double>(bytes));
   for (const auto& [name, bytes] :
        {std::pair("cached", use.cached()), std::pair("kernel scratch", use.kernel_scratch)})

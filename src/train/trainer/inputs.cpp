@@ -8,10 +8,10 @@
 #include "base/text.hpp"
 #include "checkpoint/store.hpp"
 #include "config/core/external.hpp"
-#include "text/chat/chat_template.hpp"
 #include "data/dataset_meta.hpp"
 #include "data/indexed_dataset.hpp"
 #include "data/input_stream.hpp"
+#include "text/chat/chat_template.hpp"
 #include "train/records/run_list.hpp"
 #include "train/trainer/setup.hpp"
 
@@ -205,9 +205,9 @@ std::vector<MissingFile> unusable_files(const config::Config& config) {
       attempt(field, file.text, [&] {
         std::error_code unknown;
         if (!fs::is_regular_file(file.resolved, unknown)) return;
-        data::InputStream stream(file.resolved);
+        data::InputStream hidden_states(file.resolved);
         std::string beginning(512, '\0');
-        beginning.resize(stream.read(beginning));
+        beginning.resize(hidden_states.read(beginning));
         refuse_placeholder(beginning, file.resolved);
       });
   return found;

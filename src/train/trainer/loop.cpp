@@ -24,7 +24,7 @@ Loop::Loop(const config::Config& config, comm::World& world)
       world_(world.communicator()),
       mesh_(connected_mesh(config, world)),
       device_(make_device(config.train.device, config.train.threads.value_or(0), world.local_size())),
-      model_(models::build(config.model, part_of(config, mesh_))),
+      model_(models::build(config.model, model_shard(config, mesh_))),
       schedule_(make_schedule(config, false)),
       decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())) {
   store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_),
@@ -36,8 +36,8 @@ Loop::Loop(const config::Config& config, comm::World& world)
   micro_batches_ = micro_batches_of(config, mesh_);
 }
 
-void Loop::initialise() {
-  initialise_parameters(*store_, static_cast<uint64_t>(config_.rng.seed), *device_->context().pool);
+void Loop::initialize() {
+  initialize_parameters(*store_, static_cast<uint64_t>(config_.rng.seed), *device_->context().pool);
 }
 
 data::LoaderOptions Loop::loader_options() const {
@@ -98,14 +98,14 @@ Loop::Computed Loop::compute(data::Loader* loader, StepTimers& timers) {
 }
 
 // The same batch once more, from the same parameters: a sound machine gives the same bits.
-void Loop::compute_again(const Computed& first, StepTimers& timers, std::vector<GuardEvent>& events) {
+void Loop::compute_again(const Computed& first, StepTimers& timers, std::vector<Anomaly>& events) {
   const Computed again = compute(nullptr, timers);
   const auto verdicts = comm::gather_texts(world_, first.fingerprint == again.fingerprint ? "" : "x");
   std::string ranks;
   for (size_t r = 0; r < verdicts.size(); ++r)
     if (!verdicts[r].empty()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
   const std::string step = std::to_string(state_.step + 1);
-  GuardEvent event{"rerun", "", {{"loss", first.loss}, {"loss_again", again.loss}}, {}};
+  Anomaly event{"rerun", "", {{"loss", first.loss}, {"loss_again", again.loss}}, {}};
   if (config_.resilience.rerun_mode == config::RerunMode::report_stats) {
     event.numbers.insert(event.numbers.end(), {{"grad_norm", first.norm},
                                                {"grad_norm_again", again.norm},
@@ -121,15 +121,15 @@ void Loop::compute_again(const Computed& first, StepTimers& timers, std::vector<
   }
   event.text = "step " + step + " computed again gave other bits on rank " + ranks + ": the machine";
   event.texts.insert(event.texts.end(), {{"verdict", "machine"}, {"ranks", ranks}});
-  failure_events_ = events;
-  failure_events_.push_back(event);
+  failure_anomalies_ = events;
+  failure_anomalies_.push_back(event);
   fail(ErrorCode::rank_failure,
        event.text + "; parameters and optimizer are those of step " + std::to_string(state_.step),
        "run elsewhere with --resume: this machine's results cannot be trusted");
 }
 
 // Where a value that is not finite begins: the micro-batches run once more under a watch. Collective.
-GuardEvent Loop::locate(const Computed& computed) {
+Anomaly Loop::locate(const Computed& computed) {
   const auto name_of = [](const Parameter* parameter) {
     return parameter ? parameter->name() : std::string();
   };
@@ -151,7 +151,7 @@ GuardEvent Loop::locate(const Computed& computed) {
   const auto places = comm::gather_texts(world_, mine);
   const auto parameters = comm::gather_texts(world_, parameter);
   const auto gradients = comm::gather_texts(world_, gradient);
-  GuardEvent event{"not_finite", "", {{"loss", computed.loss}, {"grad_norm", computed.norm}}, {}};
+  Anomaly event{"not_finite", "", {{"loss", computed.loss}, {"grad_norm", computed.norm}}, {}};
   const auto say = [&](const char* key, const std::string& value, const std::string& text) {
     event.texts.push_back({key, value});
     event.text += (event.text.empty() ? "" : "; ") + text;
@@ -193,7 +193,7 @@ void Loop::pass_over_batch() {
 
 StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
   StepResult result;
-  failure_events_.clear();
+  failure_anomalies_.clear();
   const Computed computed = compute(&loader, timers);
   result.loss = computed.loss;
   result.gradient_norm = computed.norm;
@@ -207,14 +207,14 @@ StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
 
   const bool bad = config_.resilience.check_for_nan &&
                    !(std::isfinite(result.loss) && std::isfinite(result.gradient_norm));
-  Judgement judgement = judge(config_.resilience, state_, result.loss, result.gradient_norm);
-  result.events = std::move(judgement.events);
+  AnomalyDecision decision = detect_anomalies(config_.resilience, state_, result.loss, result.gradient_norm);
+  result.events = std::move(decision.events);
   if (config_.resilience.rerun_mode != config::RerunMode::disabled && (bad || !result.events.empty()))
     compute_again(computed, timers, result.events);
   if (bad) {
-    const GuardEvent place = locate(computed);
-    failure_events_ = result.events;
-    failure_events_.push_back(place);
+    const Anomaly place = locate(computed);
+    failure_anomalies_ = result.events;
+    failure_anomalies_.push_back(place);
     fail(ErrorCode::failed,
          "step " + std::to_string(state_.step + 1) + ": the " +
              (std::isfinite(result.loss) ? "gradient norm" : "loss") + " is " +
@@ -223,11 +223,11 @@ StepResult Loop::step(data::Loader& loader, StepTimers& timers) {
          "a lower optimizer.lr, a longer warm-up or another precision; resilience.check_for_nan=false goes "
          "on regardless");
   }
-  if (judgement.action == config::SpikeAction::rewind) {
+  if (decision.action == config::SpikeAction::rewind) {
     result.rewind = true;
     return result;
   }
-  result.skipped = judgement.action == config::SpikeAction::skip ||
+  result.skipped = decision.action == config::SpikeAction::skip ||
                    (config_.optimizer.grad_norm_skip_threshold &&
                     result.gradient_norm > *config_.optimizer.grad_norm_skip_threshold);
   if (!result.skipped) {

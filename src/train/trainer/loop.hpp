@@ -10,8 +10,8 @@
 #include "models/registry.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
-#include "train/trainer/batch_runner.hpp"
 #include "train/trainer/anomaly.hpp"
+#include "train/trainer/batch_runner.hpp"
 #include "train/trainer/setup.hpp"
 #include "train/trainer/state.hpp"
 #include "train/trainer/timers.hpp"
@@ -28,7 +28,7 @@ struct StepResult {
   std::optional<double> params_norm;  // L2 norm of the parameters that train, after the update
   bool skipped = false;               // grad_norm_skip_threshold or a spike: the update was left out
   bool rewind = false;  // a spike that asks to go back to the last checkpoint: nothing has changed yet
-  std::vector<GuardEvent> events;
+  std::vector<Anomaly> events;
 };
 
 class Loop {
@@ -36,13 +36,13 @@ class Loop {
   Loop(const config::Config& config, comm::World& world);
 
   // Fresh parameters from rng.seed.
-  void initialise();
+  void initialize();
 
   // One step on the next global batch. Throws ErrorCode::failed when the loss or the gradient norm is not finite, and
   // ErrorCode::rank_failure when a rank computed a suspicious step twice with different bits; both before the optimizer has
-  // touched anything, with the place in failure_events().
+  // touched anything, with the place in failure_anomalies().
   StepResult step(data::Loader& loader, StepTimers& timers);
-  const std::vector<GuardEvent>& failure_events() const { return failure_events_; }
+  const std::vector<Anomaly>& failure_anomalies() const { return failure_anomalies_; }
   // The next global batch counts as seen, without an update.
   void pass_over_batch();
 
@@ -80,8 +80,8 @@ class Loop {
     std::string fingerprint;  // of this rank's own gradients and losses; with resilience.rerun_mode
   };
   Computed compute(data::Loader* loader /* null: the batch of before, again */, StepTimers& timers);
-  void compute_again(const Computed& first, StepTimers& timers, std::vector<GuardEvent>& events);
-  GuardEvent locate(const Computed& computed);
+  void compute_again(const Computed& first, StepTimers& timers, std::vector<Anomaly>& events);
+  Anomaly locate(const Computed& computed);
   double parameter_norm();
 
   const config::Config& config_;
@@ -98,7 +98,7 @@ class Loop {
   std::unique_ptr<BatchRunner> runner_;
   int64_t micro_batches_ = 1;
   std::vector<data::MicroBatch> batch_;  // of the step: a guard may have to run it again
-  std::vector<GuardEvent> failure_events_;
+  std::vector<Anomaly> failure_anomalies_;
   TapeObserver* observer_ = nullptr;
 };
 

@@ -210,8 +210,8 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
   request.ranks = ranks;
   request.ranks_origin = "this launch";
   request.unset = left_out(ranks);
-  if (interchange::is_foreign(name)) {
-    const auto model = interchange::ForeignModel::open(interchange::absolute_name(name));
+  if (interchange::is_external(name)) {
+    const auto model = interchange::ExternalModel::open(interchange::absolute_name(name));
     stored.checkpoint = model->name();
     stored.resolution = interchange::resolve_recipe(*model, std::move(request));
   } else {

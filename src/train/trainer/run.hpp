@@ -15,13 +15,13 @@
 
 #include "checkpoint/reader.hpp"
 #include "train/adapters/adapters.hpp"
-#include "train/trainer/estimate.hpp"
-#include "train/trainer/loop.hpp"
-#include "train/trainer/profile.hpp"
 #include "train/records/events.hpp"
 #include "train/records/log_file.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/run_dir.hpp"
+#include "train/trainer/estimate.hpp"
+#include "train/trainer/loop.hpp"
+#include "train/trainer/profile.hpp"
 #include "train/trainer/run_schedule.hpp"
 #include "train/trainer/saver.hpp"
 #include "train/trainer/trainer.hpp"
@@ -36,9 +36,9 @@ inline double wall_time() {
 }
 
 // Only rank 0 speaks. What it says is also in the run's log; what is said before there is one waits for it.
-class Speaker {
+class RunLog {
  public:
-  Speaker(ProgressSink& sink, bool speaks) : sink_(sink), speaks_(speaks) {}
+  RunLog(ProgressSink& sink, bool speaks) : sink_(sink), speaks_(speaks) {}
   void open_log(const fs::path& path) {
     log_ = std::make_unique<records::LogFile>(path);
     for (const std::string& text : std::exchange(unlogged_, {})) log_->line(text);
@@ -85,7 +85,7 @@ class Run {
       : config_(config),
         world_(world),
         options_(options),
-        speaker_(sink, world.rank() == 0),
+        log_(sink, world.rank() == 0),
         start_(Clock::now()) {}
   Outcome run();
   void failed(const std::string&
@@ -98,15 +98,15 @@ class Run {
   void open_records();
   void begin_records();
   void clear_leftovers();
-  void refuse_foreign_checkpoints();
-  void say_end(const Outcome& outcome);
+  void refuse_other_runs_checkpoints();
+  void log_end(const Outcome& outcome);
   void open_events(std::optional<int64_t> resumed_at);  // rank 0
   void write_events(int64_t step, std::span<const records::Scalar> scalars);
   BaseWeights begin_with_base(
       const std::string& expected);  // of adapters; expected: the hash of an earlier start
   void start_or_resume();
-  void start_from_foreign(const std::string& name);  // hf:DIR, gguf:FILE
-  void find_carried();
+  void start_from_external(const std::string& name);  // hf:DIR, gguf:FILE
+  void find_assets();
   void follow_schedule_of(const checkpoint::Reader& reader);
   void report_schedule(const ScheduleChoice& choice);
   void check_changes(const checkpoint::Reader& reader, const std::vector<std::string>& refused_schedule);
@@ -115,13 +115,13 @@ class Run {
   void compare_tokenizer(const std::vector<std::pair<std::string, std::string>>& files,
                          const std::string& from);
   bool harmless(const RecipeChange& change, const checkpoint::Reader& reader) const;
-  void measure_products();  // gemm_rate_, or a higher one
+  void measure_gemm_throughput();  // gemm_rate_, or a higher one
   void report_model();
   void trace_from(int64_t step);  // begins or ends the trace before that step
   void write_trace();
   StepResult next_step(data::Loader& loader);
   // `row`: the step of their rows in metrics.jsonl, where the run goes on from `step` after a rewind.
-  void say_events(int64_t step, const std::vector<GuardEvent>& events, std::optional<int64_t> row = {});
+  void report_anomalies(int64_t step, const std::vector<Anomaly>& events, std::optional<int64_t> row = {});
   void rewind(const StepResult& result);  // or passes over the batch, where there is no checkpoint
   void after_step(const StepResult& result);
   Throughput throughput(const IntervalSeconds& seconds) const;
@@ -139,7 +139,7 @@ class Run {
   void tell(const Saver::Ended& ended);
   void record(const records::MetricsRow& row);
   std::string stop_reason();  // agreed by all ranks; empty: go on
-  bool chief() const { return world_.rank() == 0; }
+  bool is_rank0() const { return world_.rank() == 0; }
   fs::path checkpoint_root() const {
     return config_.checkpoint.save ? fs::path(config_.checkpoint.save->resolved) : run_dir_ / "checkpoints";
   }
@@ -147,7 +147,7 @@ class Run {
   config::Config config_;  // train.epochs is train.train_iters once the data is open
   comm::World& world_;
   const RunOptions& options_;
-  Speaker speaker_;
+  RunLog log_;
   Clock::time_point start_;
 
   fs::path run_dir_;
@@ -171,8 +171,7 @@ class Run {
   int64_t total_steps_ = 0, first_step_ = 0, saved_step_ = -1;
   int64_t skips_in_a_row_ = 0;  // by the guards
   fs::path last_checkpoint_;
-  std::vector<std::pair<std::string, std::string>>
-      carried_;                       // rank 0: files that came with the first weights
+  std::vector<std::pair<std::string, std::string>> assets_;  // rank 0: files that came with the first weights
   std::string chat_template_;         // rank 0: the recipe's, to be kept in checkpoints
   std::vector<std::string> refused_;  // checkpoints that were not resumed from, with the reasons
   StepEstimate estimate_;

@@ -24,9 +24,9 @@ std::string significant(double value) {  // three digits: 2e-04
 
 // "4.00M parameters"; with adapters "4.10M parameters (98.3K trainable, 2.4%; 4.00M frozen)". Of the whole model.
 std::string parameters_text(const config::Config& config, const comm::Mesh& mesh) {
-  models::Part whole;
-  whole.adapters = part_of(config, mesh).adapters;
-  const auto model = models::build(config.model, whole);
+  models::ModelShard full;
+  full.adapters = model_shard(config, mesh).adapters;
+  const auto model = models::build(config.model, full);
   double all = 0, trainable = 0;
   for (const auto& parameter : model->parameters()) {
     const auto count = static_cast<double>(parameter->spec().shape.elements());
@@ -52,7 +52,7 @@ void Run::write_events(int64_t step, std::span<const records::Scalar> scalars) {
   try {
     events_->write(step, wall_time(), scalars);
   } catch (const Error& error) {  // metrics.jsonl has them too, and says so when there is no room
-    speaker_.log_only(error.message());
+    log_.log_only(error.message());
   }
 }
 
@@ -67,17 +67,17 @@ void Run::record(const records::MetricsRow& row) {
       metrics_->write(unwritten_.front());
       unwritten_.pop_front();
     }
-    if (complained) speaker_.line("metrics.jsonl is written again, and complete");
+    if (complained) log_.line("metrics.jsonl is written again, and complete");
   } catch (const Error& error) {
     if (unwritten_.size() > kLongest) unwritten_.pop_front();
     if (unwritten_.size() > 1 && seconds_since(last_complaint_) < 30) return;
     last_complaint_ = Clock::now();
-    speaker_.warning(error.message() + "; training goes on, " + std::to_string(unwritten_.size()) +
-                     " rows of the metrics wait for room");
+    log_.warning(error.message() + "; training goes on, " + std::to_string(unwritten_.size()) +
+                 " rows of the metrics wait for room");
   }
 }
 
-void Run::measure_products() {
+void Run::measure_gemm_throughput() {
   // On a device of its own: what the products leave there is not the run's memory.
   const auto device =
       make_device(config_.train.device, config_.train.threads.value_or(0), world_.local_size());
@@ -92,11 +92,11 @@ void Run::report_model() {
   std::array<double, 1> flops{flops_per_step_};
   comm::all_reduce(world_.communicator(), flops);
   model_flops_ = flops[0];
-  if (options_.measure_rate) measure_products();
-  speaker_.line(parameters_text(config_, loop_->mesh()) + ", " + human_flop(flops_per_step_) +
-                " a step and rank, about " + human_bytes(static_cast<double>(estimate_.memory.total())) +
-                " at the peak; GEMM rate " + human_flop(gemm_rate_) + "/s");
-  speaker_.line("memory foretold: " + memory_text(estimate_.memory));
+  if (options_.measure_rate) measure_gemm_throughput();
+  log_.line(parameters_text(config_, loop_->mesh()) + ", " + human_flop(flops_per_step_) +
+            " a step and rank, about " + human_bytes(static_cast<double>(estimate_.memory.total())) +
+            " at the peak; GEMM rate " + human_flop(gemm_rate_) + "/s");
+  log_.line("memory foretold: " + memory_text(estimate_.memory));
   estimate_time();
 }
 
@@ -104,7 +104,7 @@ void Run::report_model() {
 // bound is no measurement, and the answer to a signal does not take it for one.
 void Run::estimate_time() {
   const int64_t steps = total_steps_ - loop_->state().step;
-  if (chief() && records_->resumed())
+  if (is_rank0() && records_->resumed())
     if (const auto row = records::last_logged_step(records_->metrics()))
       if (const double seconds = row->number("step_seconds"); seconds > 0) step_seconds_ = seconds;
   const bool measured = step_seconds_ > 0;
@@ -112,12 +112,12 @@ void Run::estimate_time() {
   if (!measured && gemm_rate_ > 0)
     seconds = estimate_.executed_flops * static_cast<double>(loop_->micro_batches()) / gemm_rate_;
   if (seconds <= 0 || steps <= 0) return;
-  speaker_.line(std::string("estimated time: ") + (measured ? "" : "at least ") + human_duration(seconds) +
-                " a step, " + human_duration(seconds * static_cast<double>(steps)) + " for " +
-                std::to_string(steps) + (steps == 1 ? " step (" : " steps (") +
-                (measured ? "as measured before the resume)"
-                          : "matrix products at this machine's measured peak; the progress line has the "
-                            "measured time)"));
+  log_.line(std::string("estimated time: ") + (measured ? "" : "at least ") + human_duration(seconds) +
+            " a step, " + human_duration(seconds * static_cast<double>(steps)) + " for " +
+            std::to_string(steps) + (steps == 1 ? " step (" : " steps (") +
+            (measured ? "as measured before the resume)"
+                      : "matrix products at this machine's measured peak; the progress line has the "
+                        "measured time)"));
 }
 
 void Run::expect(double seconds) {
@@ -150,10 +150,10 @@ void Run::write_trace() {
   const size_t events = trace_->events();
   try {
     trace_->write(file);
-    speaker_.line("trace of " + std::to_string(events) + " events in " + file.string() +
-                  " (https://ui.perfetto.dev opens it)");
+    log_.line("trace of " + std::to_string(events) + " events in " + file.string() +
+              " (https://ui.perfetto.dev opens it)");
   } catch (const Error& problem) {  // a trace is not worth a run
-    speaker_.warning("the trace was not written: " + problem.message());
+    log_.warning("the trace was not written: " + problem.message());
   }
   trace_.reset();
 }
@@ -175,7 +175,7 @@ void Run::log_step(const StepResult& result, bool as_line, bool as_row) {
   const TrainState& state = loop_->state();
   // No step is faster than the products that it consists of: then the machine was busy when they were measured.
   if (gemm_rate_ > 0 && flops_per_step_ / log_seconds_.mean() > gemm_rate_ && gemm_measures_++ < 3)
-    measure_products();
+    measure_gemm_throughput();
   const Throughput speed = throughput(log_seconds_);
   const MemoryUse memory = loop_->device().memory();
   const std::string text =
@@ -188,10 +188,10 @@ void Run::log_step(const StepResult& result, bool as_line, bool as_row) {
       human_bytes(static_cast<double>(memory.total())) + " | " +
       human_duration(speed.step_seconds * static_cast<double>(total_steps_ - state.step)) + " left";
   if (as_line)
-    speaker_.line(text);
+    log_.line(text);
   else
-    speaker_.status(text);
-  if (as_row && chief()) write_step_row(result, speed);
+    log_.status(text);
+  if (as_row && is_rank0()) write_step_row(result, speed);
 }
 
 void Run::write_step_row(const StepResult& result, const Throughput& speed) {
@@ -241,10 +241,11 @@ void Run::write_step_events(const StepResult& result) {
   write_events(loop_->state().step, scalars);
 }
 
-void Run::say_events(int64_t step, const std::vector<GuardEvent>& events, std::optional<int64_t> row_step) {
-  for (const GuardEvent& event : events) {
-    speaker_.warning("step " + std::to_string(step) + ": " + event.text);
-    if (!chief()) continue;
+void Run::report_anomalies(int64_t step, const std::vector<Anomaly>& events,
+                           std::optional<int64_t> row_step) {
+  for (const Anomaly& event : events) {
+    log_.warning("step " + std::to_string(step) + ": " + event.text);
+    if (!is_rank0()) continue;
     records::MetricsRow row(row_step.value_or(step), event.event);
     if (row_step) row.integer("seen_at_step", step);
     for (const auto& [name, value] : event.numbers) row.number(name, value);
@@ -257,25 +258,25 @@ void Run::tell(const Saver::Ended& ended) {
   const std::string step = "step " + std::to_string(ended.step);
   if (!ended.error.empty()) {
     // The old checkpoint is untouched: training goes on and the next interval tries again.
-    speaker_.warning(step + " was not saved: " + ended.error);
-    if (chief()) record(records::MetricsRow(ended.step, "save_failed").text("error", ended.error));
+    log_.warning(step + " was not saved: " + ended.error);
+    if (is_rank0()) record(records::MetricsRow(ended.step, "save_failed").text("error", ended.error));
     return;
   }
   last_checkpoint_ = ended.directory;
   saved_step_ = ended.step;
   save_seconds_ = ended.seconds;
   const bool beside = ended.stall_seconds < ended.seconds;
-  speaker_.line(step + " | saved " + last_checkpoint_.string() + " in " + human_duration(ended.seconds) +
-                (beside ? ", of which training waited " + human_duration(ended.stall_seconds) : ""));
-  if (!ended.problem.empty()) speaker_.warning("old checkpoints were not deleted: " + ended.problem);
-  if (chief())
+  log_.line(step + " | saved " + last_checkpoint_.string() + " in " + human_duration(ended.seconds) +
+            (beside ? ", of which training waited " + human_duration(ended.stall_seconds) : ""));
+  if (!ended.problem.empty()) log_.warning("old checkpoints were not deleted: " + ended.problem);
+  if (is_rank0())
     record(records::MetricsRow(ended.step, "save")
                .number("seconds", ended.seconds)
                .number("stall_seconds", ended.stall_seconds)
                .integer("resident_bytes", resident_peak()));
 }
 
-void Run::say_end(const Outcome& outcome) {
+void Run::log_end(const Outcome& outcome) {
   std::string text = outcome.ended == Ended::finished
                          ? "done: " + std::to_string(outcome.step) + " steps"
                          : "stopped at step " + std::to_string(outcome.step) + ": " + outcome.reason;
@@ -283,7 +284,7 @@ void Run::say_end(const Outcome& outcome) {
   text += ", " + human_duration(seconds_since(start_)) + ", " +
           human_bytes(static_cast<double>(resident_peak())) + " resident at most; run " + run_dir_.string();
   if (!outcome.checkpoint.empty()) text += ", checkpoint " + outcome.checkpoint.filename().string();
-  speaker_.line(text);
+  log_.line(text);
 }
 
 void Run::failed(const std::string& reason) noexcept {
@@ -291,7 +292,7 @@ void Run::failed(const std::string& reason) noexcept {
     record(records::MetricsRow(loop_ ? loop_->state().step : 0, "failed").text("reason", reason));
     if (!begun_) return;
     records_->end(records::RunEnd::failed, reason);
-    speaker_.log_only("failed: " + reason);
+    log_.log_only("failed: " + reason);
   } catch (const std::exception&) {  // the disk may be what failed: the error that is on its way says more
   }
 }

@@ -7,15 +7,15 @@
 #include "checkpoint/writer.hpp"
 #include "comm/together.hpp"
 #include "config/core/external.hpp"
-#include "text/chat/chat_template.hpp"
 #include "data/dataset_meta.hpp"
 #include "formats/external_model.hpp"
 #include "formats/hf_directory.hpp"
 #include "formats/model_section.hpp"
+#include "text/chat/chat_template.hpp"
 #include "train/adapters/base_model.hpp"
+#include "train/records/run_list.hpp"
 #include "train/trainer/inputs.hpp"
 #include "train/trainer/recipe.hpp"
-#include "train/records/run_list.hpp"
 #include "train/trainer/run.hpp"
 #include "train/trainer/setup.hpp"
 
@@ -29,14 +29,14 @@ void Run::name_run_directory() {
   run_dir_ = options_.run_dir.empty() ? fs::path("runs") / name : options_.run_dir;
   if (options_.resume != Resume::existing) return;
   comm::together(world_.communicator(), "looking for the run to resume", [&] {
-    if (chief()) records::require_run(run_dir_);
+    if (is_rank0()) records::require_run(run_dir_);
   });
 }
 
 void Run::open_records() {
   // Rank 0 owns the directory; a refusal there ends the run on every rank.
   comm::together(world_.communicator(), "opening the run directory", [&] {
-    if (!chief()) return;
+    if (!is_rank0()) return;
     records_ = std::make_unique<records::RunDirectory>(run_dir_, options_.resume != Resume::no);
     run_id_ = records_->id();
     clear_leftovers();
@@ -60,7 +60,7 @@ static std::string data_text(const config::DatasetConfig& config, const data::Da
 // What the directory says about the run changes only now: a start that was refused has left it as it was.
 void Run::begin_records() {
   comm::together(world_.communicator(), "beginning the run's records", [&] {
-    if (!chief()) return;
+    if (!is_rank0()) return;
     records_->begin(
         {.recipe_name = options_.recipe.name,
          .recipe_given = options_.recipe.given,
@@ -75,9 +75,9 @@ void Run::begin_records() {
          .seed = config_.rng.seed,
          .steps = total_steps_});
     begun_ = true;
-    speaker_.open_log(records_->log());
+    log_.open_log(records_->log());
     if (records_->killed())
-      speaker_.log_only("the start before this one was killed: its process ended without a word");
+      log_.log_only("the start before this one was killed: its process ended without a word");
   });
 }
 
@@ -87,18 +87,18 @@ void Run::clear_leftovers() {
   if (config_.checkpoint.save && !fs::equivalent(checkpoint_root(), run_dir_, unknown)) {
     checkpoint::real_file_system().make_directories(checkpoint_root());
     root_lock_ = std::make_unique<records::FileLock>(checkpoint_root(), "checkpoint directory");
-    refuse_foreign_checkpoints();
+    refuse_other_runs_checkpoints();
   }
   try {
     checkpoint::remove_leftovers(options_.files ? *options_.files : checkpoint::real_file_system(),
                                  checkpoint_root());
   } catch (const Error& error) {
-    speaker_.warning("what an earlier save left behind was not removed: " + error.message());
+    log_.warning("what an earlier save left behind was not removed: " + error.message());
   }
 }
 
 // Two runs that save into one directory would take turns in deleting each other's checkpoints.
-void Run::refuse_foreign_checkpoints() {
+void Run::refuse_other_runs_checkpoints() {
   const fs::path root = checkpoint_root();
   std::error_code unknown;
   const fs::path owner = fs::weakly_canonical(root, unknown).parent_path();
@@ -134,9 +134,9 @@ void Run::open_data() {
   for (size_t split = 0; split < 3; ++split) {
     if (!datasets_[split]) continue;
     if (const std::string summary = datasets_[split]->summary(); !summary.empty())
-      speaker_.line(std::string(splits[split]) + " data: " + summary);
+      log_.line(std::string(splits[split]) + " data: " + summary);
     for (const std::string& warning : datasets_[split]->warnings())
-      speaker_.warning(std::string(splits[split]) + " data: " + warning);
+      log_.warning(std::string(splits[split]) + " data: " + warning);
   }
 }
 
@@ -149,12 +149,12 @@ void Run::report_passes() {
   const bool blend = datasets_[0]->parts().size() > 1;
   const std::string what = blend ? "`" + most->part.name + "`, the part of the blend that is repeated most"
                                  : std::string("the training data");
-  speaker_.line(with_separators(total_steps_) + " steps of " + with_separators(batch) + " samples make " +
-                passes + what + " (" + with_separators(most->part.epoch_samples) + " samples of " +
-                std::to_string(datasets_[0]->sequence_length()) + " tokens)");
+  log_.line(with_separators(total_steps_) + " steps of " + with_separators(batch) + " samples make " +
+            passes + what + " (" + with_separators(most->part.epoch_samples) + " samples of " +
+            std::to_string(datasets_[0]->sequence_length()) + " tokens)");
   if (most->count > kMany)
-    speaker_.warning("the run makes " + passes + what +
-                     ": beyond some 20 passes a model learns its text by heart; shorten the run or add data");
+    log_.warning("the run makes " + passes + what +
+                 ": beyond some 20 passes a model learns its text by heart; shorten the run or add data");
 }
 
 // Changes that a continued run may have although they would alter a new one.
@@ -193,23 +193,23 @@ void Run::follow_schedule_of(const checkpoint::Reader& reader) {
 void Run::report_schedule(const ScheduleChoice& choice) {
   const config::SchedulerConfig& s = config_.scheduler;
   const int64_t batch = *config_.train.global_batch_size;
-  speaker_.line(std::string("schedule of ") +
-                (s.override_opt_param_scheduler ? "this recipe (scheduler.override_opt_param_scheduler)"
-                 : choice.fields_taken.empty()  ? "the checkpoint"
-                                                : "the checkpoint, with changes of this recipe") +
-                ": " + summary(schedule_, batch));
-  for (const std::string& field : choice.fields_taken) speaker_.line("schedule changed: " + field);
-  for (const std::string& field : choice.fields_kept) speaker_.line("schedule kept: " + field);
+  log_.line(std::string("schedule of ") +
+            (s.override_opt_param_scheduler ? "this recipe (scheduler.override_opt_param_scheduler)"
+             : choice.fields_taken.empty()  ? "the checkpoint"
+                                            : "the checkpoint, with changes of this recipe") +
+            ": " + summary(schedule_, batch));
+  for (const std::string& field : choice.fields_taken) log_.line("schedule changed: " + field);
+  for (const std::string& field : choice.fields_kept) log_.line("schedule kept: " + field);
   const optim::ScheduleOptions& o = schedule_.options;
   const int64_t end = o.decay_samples / batch;
   if (!choice.keeps_decay_length || o.style == config::LrDecayStyle::constant || end >= total_steps_) return;
-  speaker_.warning("the learning rate reaches its floor, " + to_text(o.min_lr) + ", at step " +
-                   std::to_string(end) + " and stays there to step " + std::to_string(total_steps_) +
-                   "; scheduler.lr_decay_" +
-                   (config_.train.train_samples ? "samples=" + std::to_string(*config_.train.train_samples)
-                                                : "iters=" + std::to_string(total_steps_)) +
-                   " decays to the end of the run, scheduler.override_opt_param_scheduler=true takes this "
-                   "recipe's whole schedule");
+  log_.warning("the learning rate reaches its floor, " + to_text(o.min_lr) + ", at step " +
+               std::to_string(end) + " and stays there to step " + std::to_string(total_steps_) +
+               "; scheduler.lr_decay_" +
+               (config_.train.train_samples ? "samples=" + std::to_string(*config_.train.train_samples)
+                                            : "iters=" + std::to_string(total_steps_)) +
+               " decays to the end of the run, scheduler.override_opt_param_scheduler=true takes this "
+               "recipe's whole schedule");
 }
 
 void Run::check_changes(const checkpoint::Reader& reader, const std::vector<std::string>& refused_schedule) {
@@ -223,7 +223,7 @@ void Run::check_changes(const checkpoint::Reader& reader, const std::vector<std:
     if (change.alters_numerics && !harmless(change, reader))
       altering += "\n    " + text;
     else if (!change.path.starts_with("scheduler."))  // report_schedule() says what becomes of those
-      speaker_.line("changed since the checkpoint: " + text);
+      log_.line("changed since the checkpoint: " + text);
   }
   const std::string trained_on = data_of(reader);
   if (options_.changes_since && altering.empty() && !trained_on.empty() && trained_on != data_)
@@ -243,7 +243,8 @@ void Run::check_changes(const checkpoint::Reader& reader, const std::vector<std:
 // The checkpoints of a run keep its tokenizer: a run that goes on with another one would save weights beside the wrong one.
 void Run::check_tokenizer(const checkpoint::Reader& reader) {
   comm::together(world_.communicator(), "comparing the tokenizer with the checkpoint's", [&] {
-    if (!chief() || !tokenizer_ || !(reader.has_file("tokenizer.json") || reader.has_file("tokenizer.model")))
+    if (!is_rank0() || !tokenizer_ ||
+        !(reader.has_file("tokenizer.json") || reader.has_file("tokenizer.model")))
       return;
     const auto own = data::record_of(*data::Tokenizer::load(reader.directory()), reader.directory().string());
     const auto now = data::record_of(*tokenizer_, tokenizer_name(config_.tokenizer));
@@ -271,52 +272,52 @@ void Run::compare_tokenizer(const std::vector<std::pair<std::string, std::string
   for (int32_t id = 0; id < shared; ++id)
     if (own->token_of(id) != tokenizer_->token_of(id) && different++ == 0) first = id;
   if (different == 0) return;  // the same one, or one with further tokens
-  speaker_.warning("the weights of " + from + " come with another tokenizer: " + with_separators(different) +
-                   " of " + with_separators(shared) + " ids stand for another token there, the first is " +
-                   std::to_string(first) + " (" + quoted(own->token_of(first)) + " there, " +
-                   quoted(tokenizer_->token_of(first)) + " here)");
+  log_.warning("the weights of " + from + " come with another tokenizer: " + with_separators(different) +
+               " of " + with_separators(shared) + " ids stand for another token there, the first is " +
+               std::to_string(first) + " (" + quoted(own->token_of(first)) + " there, " +
+               quoted(tokenizer_->token_of(first)) + " here)");
 }
 
 BaseWeights Run::begin_with_base(const std::string& expected) {
-  if (config_.peft->random_base) {  // initialise() has made it
+  if (config_.peft->random_base) {  // initialize() has made it
     base_ = checkpoint::hash_of("first values of seed " + std::to_string(config_.rng.seed));
     if (!expected.empty() && expected != base_)
       fail(ErrorCode::failed,
            "the adapters were trained beside other weights than the first values of this seed",
            "resume with the run's own recipe");
-    speaker_.warning("adapters beside random weights (peft.random_base): they show that the recipe works");
+    log_.warning("adapters beside random weights (peft.random_base): they show that the recipe works");
     return {"random weights", base_};
   }
   BaseWeights base = load_base(config_, loop_->store(), expected, world_.communicator());
   base_ = base.hash;
-  speaker_.line("adapters beside the weights of " + base.path);
+  log_.line("adapters beside the weights of " + base.path);
   return base;
 }
 
-void Run::start_from_foreign(const std::string& name) {
-  const auto foreign = interchange::ForeignModel::open(name);
+void Run::start_from_external(const std::string& name) {
+  const auto external = interchange::ExternalModel::open(name);
   // Shapes are checked with the weights; what else the file says of its model may be meant otherwise here.
-  for (const auto& one : interchange::differences(config_.model, foreign->model()))
-    speaker_.warning(one.path + " is " + one.first + " in the recipe and " + one.second + " in " + name);
-  load_parameters(*foreign->parameters(config_.model), loop_->store());
-  speaker_.line("weights from " + name + " (" + foreign->kind() + ")");
+  for (const auto& one : interchange::differences(config_.model, external->model()))
+    log_.warning(one.path + " is " + one.first + " in the recipe and " + one.second + " in " + name);
+  load_parameters(*external->parameters(config_.model), loop_->store());
+  log_.line("weights from " + name + " (" + external->kind() + ")");
 }
 
 // A fine-tuned model goes on with the config.json, generation settings and chat template that its weights came with. They may be
 // gone when a run is resumed: then its checkpoints do without.
-void Run::find_carried() {
-  if (!chief()) return;
+void Run::find_assets() {
+  if (!is_rank0()) return;
   if (config_.tokenizer.chat_template && tokenizer_ && config_.checkpoint.save_tokenizer_assets)
     chat_template_ = chat_template_of(config_, *tokenizer_)->text();
   if (!config_.checkpoint.pretrained_checkpoint) return;
   const std::string& from = config_.checkpoint.pretrained_checkpoint->resolved;
   std::vector<std::pair<std::string, std::string>> found;
   try {
-    if (interchange::is_foreign(from)) {
-      found = interchange::ForeignModel::open(from)->carried();
+    if (interchange::is_external(from)) {
+      found = interchange::ExternalModel::open(from)->assets();
     } else {
-      found = carried_in(checkpoint::Reader::open(
-          checkpoint::resolve_checkpoint(records::saved_in(from)).path, checkpoint::Depth::structure));
+      found = assets_in(checkpoint::Reader::open(checkpoint::resolve_checkpoint(records::saved_in(from)).path,
+                                                 checkpoint::Depth::structure));
     }
   } catch (const Error&) {
     return;
@@ -324,28 +325,28 @@ void Run::find_carried() {
   // The tokenizer is the run's own.
   compare_tokenizer(found, from);
   for (auto& file : found)
-    if (!interchange::is_tokenizer_file(file.first)) carried_.push_back(std::move(file));
+    if (!interchange::is_tokenizer_file(file.first)) assets_.push_back(std::move(file));
 }
 
 void Run::start_or_resume() {
-  find_carried();
+  find_assets();
   schedule_ = schedule_of(config_, options_.recipe);
   std::optional<checkpoint::Checkpoint> from;
   std::vector<std::string> refused;
   const bool resume = options_.resume != Resume::no;
   if (resume) from = find_checkpoint(world_, checkpoint_root(), refused);
-  for (const std::string& reason : refused) speaker_.warning("not resumed from " + reason);
+  for (const std::string& reason : refused) log_.warning("not resumed from " + reason);
   refused_ = std::move(refused);
   const bool own = from.has_value();
   if (resume && !from) {
     // checkpoint.save may have changed since: what the run has lies where it was written.
     const fs::path before = comm::gather_texts(
-        world_.communicator(), chief() && records_->resumed() ? records_->checkpoints().string() : "")[0];
+        world_.communicator(), is_rank0() && records_->resumed() ? records_->checkpoints().string() : "")[0];
     std::error_code unknown;
     if (!before.empty() && !fs::equivalent(before, checkpoint_root(), unknown)) {
       std::vector<std::string> reasons;
       from = find_checkpoint(world_, before, reasons);
-      for (const std::string& reason : reasons) speaker_.warning("not resumed from " + reason);
+      for (const std::string& reason : reasons) log_.warning("not resumed from " + reason);
       refused_.insert(refused_.end(), reasons.begin(), reasons.end());
     }
   }
@@ -372,34 +373,34 @@ void Run::start_or_resume() {
                                            named ? checkpoint::Depth::content : checkpoint::Depth::structure);
     follow_schedule_of(reader);
     check_tokenizer(reader);
-    loop_->initialise();
+    loop_->initialize();
     if (config_.peft) begin_with_base(base_of(reader));
     loop_->state() =
         load_state(reader, loop_->store(), config_.checkpoint.load_optim ? &loop_->optimizer() : nullptr);
-    speaker_.line("resumed from " + from->path.string() + " at step " + std::to_string(loop_->state().step));
+    log_.line("resumed from " + from->path.string() + " at step " + std::to_string(loop_->state().step));
     if (own) saved_step_ = loop_->state().step, last_checkpoint_ = from->path;
     return;
   }
   const auto resumed =
-      comm::gather_texts(world_.communicator(), chief() && records_->resumed() ? "x" : "")[0];
+      comm::gather_texts(world_.communicator(), is_rank0() && records_->resumed() ? "x" : "")[0];
   if (!resumed.empty()) {
     const std::string text = "the run has no checkpoint yet: it begins again at step 0";
     if (options_.resume == Resume::automatic)  // which asks for either
-      speaker_.line(text);
+      log_.line(text);
     else
-      speaker_.warning(text);
+      log_.warning(text);
   }
-  loop_->initialise();
+  loop_->initialize();
   if (config_.peft) {
     begin_adapters(config_, loop_->device(), loop_->store(), begin_with_base({}));
-    if (config_.peft->adapter) speaker_.line("adapters from " + config_.peft->adapter->resolved);
+    if (config_.peft->adapter) log_.line("adapters from " + config_.peft->adapter->resolved);
   } else if (config_.checkpoint.pretrained_checkpoint) {
     const std::string& weights = config_.checkpoint.pretrained_checkpoint->resolved;
-    if (interchange::is_foreign(weights)) return start_from_foreign(weights);
+    if (interchange::is_external(weights)) return start_from_external(weights);
     const auto found = checkpoint::resolve_checkpoint(records::saved_in(weights));
     auto reader = checkpoint::Reader::open(found.path, checkpoint::Depth::structure);
     load_parameters(reader, loop_->store());
-    speaker_.line("weights from " + found.path.string());
+    log_.line("weights from " + found.path.string());
   }
 }
 

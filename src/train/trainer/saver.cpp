@@ -29,7 +29,7 @@ struct Saver::Save {
 };
 
 std::vector<Tensor> snapshot_buffers(Device& device, const std::vector<StateTensor>& tensors) {
-  OwnerScope scope(MemoryOwner::snapshot);
+  CategoryScope scope(MemoryCategory::snapshot);
   std::vector<Tensor> copies;
   for (const auto& t : tensors) copies.push_back(Tensor::zeros(device, t.tensor.shape(), t.tensor.dtype()));
   return copies;

@@ -31,7 +31,7 @@ class Saver {
     double seconds = 0;        // from begin() to the commit
   };
 
-  // Takes the memory of the copies (MemoryOwner::snapshot) at once and touches it, so that no step pays for that.
+  // Takes the memory of the copies (MemoryCategory::snapshot) at once and touches it, so that no step pays for that.
   Saver(comm::World& world, const parallel::FlatStore& store, const optim::Optimizer& optimizer,
         bool with_optimizer, Device& device);
   // Waits for the writer. What was not committed is removed; nothing is communicated.

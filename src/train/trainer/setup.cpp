@@ -17,8 +17,8 @@
 #include "nn/initialize.hpp"
 #include "optim/optimizer.hpp"
 #include "train/adapters/adapters.hpp"
-#include "train/trainer/inputs.hpp"
 #include "train/records/run_list.hpp"
+#include "train/trainer/inputs.hpp"
 #include "train/trainer/saver.hpp"
 #include "train/trainer/shard_regions.hpp"
 
@@ -41,7 +41,7 @@ int threads_per_rank(int64_t threads, int local_ranks) {
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks) {
   check_device(kind);
   const int count = threads_per_rank(threads, local_ranks);
-  if (kind == config::DeviceKind::guard) return make_guard_device(kernels::cpu_table(), count);
+  if (kind == config::DeviceKind::checked) return make_checked_device(kernels::cpu_table(), count);
   return make_cpu_device(kernels::cpu_table(), count);
 }
 
@@ -76,8 +76,8 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer_files(const std::string& n
   if (name.starts_with("hf:")) return data::Tokenizer::load(name.substr(3));
   if (records::is_run(name))  // its checkpoints have it
     return data::Tokenizer::load(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
-  if (!interchange::is_foreign(name)) return data::Tokenizer::load(name);
-  const auto files = interchange::ForeignModel::open(name)->carried();
+  if (!interchange::is_external(name)) return data::Tokenizer::load(name);
+  const auto files = interchange::ExternalModel::open(name)->assets();
   if (std::none_of(files.begin(), files.end(),
                    [](const auto& file) { return file.first == "tokenizer.json"; }))
     fail(ErrorCode::not_found, "`" + name + "` holds no tokenizer",
@@ -345,8 +345,8 @@ std::shared_ptr<const nn::AdapterOptions> adapter_options(const config::PeftConf
 }
 }  // namespace
 
-models::Part part_of(const config::Config& config, const comm::Mesh& mesh) {
-  models::Part part;
+models::ModelShard model_shard(const config::Config& config, const comm::Mesh& mesh) {
+  models::ModelShard part;
   if (config.peft) part.adapters = adapter_options(*config.peft);
   part.parallel.tensor = tensor_parallel(config, mesh);
   ops::ContextParallel& context = part.parallel.context;
@@ -394,7 +394,7 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
   if (config.peft) {
     options.trains = [](const Parameter& parameter) { return parameter.spec().adapter; };
     options.second_factor_lr = config.peft->lora_plus_ratio.value_or(1);
-    quantise_base(*config.peft, config.model, options);
+    quantize_base(*config.peft, config.model, options);
   }
   if (config.ddp.bucket_size) options.bucket_elements = *config.ddp.bucket_size;
   return options;
@@ -412,10 +412,10 @@ parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
 }
 
 namespace {
-// The rectangle as a part of the matrix that nn::initialise sees: its elements follow one another there.
-nn::Rectangle as_matrix(const checkpoint::Rectangle& where, const Shape& global) {
+// The rectangle as a part of the matrix that nn::initialize sees: its elements follow one another there.
+nn::InitRegion as_matrix(const checkpoint::Region& where, const Shape& global) {
   if (where.rank() == 0) return {0, 1, 0, 1};
-  nn::Rectangle part{where.offsets[0], where.sizes[0], 0, 1};
+  nn::InitRegion part{where.offsets[0], where.sizes[0], 0, 1};
   for (size_t d = 1; d < where.rank(); ++d) {
     part.column = part.column * global[static_cast<int>(d)] + where.offsets[d];
     part.columns *= where.sizes[d];
@@ -424,19 +424,19 @@ nn::Rectangle as_matrix(const checkpoint::Rectangle& where, const Shape& global)
 }
 }  // namespace
 
-void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool) {
+void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool) {
   store.before_load();
   std::vector<float> values;
   const auto make = [&](const Parameter& parameter, const parallel::FlatRange& range) {
     const ParamSpec& spec = parameter.spec();
     values.resize(static_cast<size_t>(range.count));
-    for (const ShardRectangle& part : shard_rectangles(spec.shape, parameter.shard(), range))
-      nn::initialise(spec, seed, as_matrix(part.where, spec.shape),
+    for (const ShardRegion& part : shard_regions(spec.shape, parameter.shard(), range))
+      nn::initialize(spec, seed, as_matrix(part.where, spec.shape),
                      std::span(values).subspan(static_cast<size_t>(part.elements.begin - range.begin),
                                                static_cast<size_t>(part.elements.count)),
                      pool);
   };
-  for (const auto& piece : store.pieces())
+  for (const auto& piece : store.parameter_shards())
     for (const parallel::FlatRange& range : chunks_of(piece.range)) {
       make(*piece.parameter, range);
       const Tensor target =
@@ -449,9 +449,9 @@ void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
       }
     }
   for (const auto& parameter : store.parameters()) {
-    if (!store.quantised(*parameter)) continue;
+    if (!store.quantized(*parameter)) continue;
     make(*parameter, {0, parameter->shape().elements()});
-    store.set_quantised(*parameter, values);
+    store.set_quantized(*parameter, values);
   }
   store.after_load();
 }
@@ -519,14 +519,14 @@ optim::Schedule make_schedule(const config::Config& config, bool decoupled) {
   return optim::Schedule(options);
 }
 
-std::vector<int64_t> ContextCut::positions(int64_t seq) const {
+std::vector<int64_t> ContextShard::positions(int64_t seq) const {
   std::vector<int64_t> result;
   for (const kernels::PositionRun& run : ops::context_rows(ranks, rank, seq).runs)
     for (int64_t p = run.begin; p < run.end(); ++p) result.push_back(p);
   return result;
 }
 
-double loss_tokens(const data::MicroBatch& batch, ContextCut cut) {
+double loss_tokens(const data::MicroBatch& batch, ContextShard cut) {
   double sum = 0;
   const auto positions = cut.positions(batch.sequence_length);
   for (int64_t row = 0; row < batch.rows; ++row)
@@ -535,7 +535,7 @@ double loss_tokens(const data::MicroBatch& batch, ContextCut cut) {
   return sum;
 }
 
-models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids, ContextCut cut) {
+models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids, ContextShard cut) {
   const int64_t seq = batch.sequence_length;
   const std::vector<int64_t> here = cut.positions(seq);
   models::Batch result;
@@ -543,7 +543,7 @@ models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids
   result.seq = static_cast<int64_t>(here.size());
   result.positions_end = seq;
   const int64_t n = result.batch * result.seq;
-  OwnerScope scope(MemoryOwner::data);
+  CategoryScope scope(MemoryCategory::data);
   // value_of(sequence, position in it), for every token of this rank.
   const auto on_device = [&]<class T>(T, const auto& value_of) {
     std::vector<T> values;

@@ -10,12 +10,12 @@
 #include "comm/world.hpp"
 #include "config/core/config.hpp"
 #include "data/loader.hpp"
-#include "text/tokenizer/tokenizer.hpp"
 #include "models/registry.hpp"
 #include "optim/schedule.hpp"
 #include "parallel/flat_store.hpp"
 #include "parallel/schedule.hpp"
 #include "tensor/device.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::data {
 struct SftOptions;  // sft_dataset.hpp
@@ -59,7 +59,7 @@ data::SftOptions sft_options(const config::Config& config, const data::Tokenizer
 
 // This rank's place in the model: its stages, and the ranks over which its layers are cut. The mesh must be connected.
 ops::TensorParallel tensor_parallel(const config::Config& config, const comm::Mesh& mesh);
-models::Part part_of(const config::Config& config, const comm::Mesh& mesh);
+models::ModelShard model_shard(const config::Config& config, const comm::Mesh& mesh);
 
 // Micro-batches of a step on each data-parallel rank, and the pipeline that they go through.
 int64_t micro_batches_of(const config::Config& config, const comm::Mesh& mesh);
@@ -78,7 +78,7 @@ parallel::FlatStore::Options store_options(const config::Config& config);
 parallel::StoreGroups store_groups(const comm::Mesh& mesh);
 
 // First values of this rank's parts, from the seed and their places in the global tensors alone.
-void initialise_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool);
+void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool);
 
 // Iterations of the whole run. ErrorCode::config where train.epochs says it, which depends on the data.
 int64_t total_iterations(const config::Config& config);
@@ -88,12 +88,12 @@ int64_t steps_of_epochs(const config::Config& config, const data::Dataset& data)
 int64_t total_iterations_of_data(const config::Config& config);
 
 // Which of each sequence's tokens a context-parallel rank holds: those of ops::context_rows().
-struct ContextCut {
+struct ContextShard {
   int64_t ranks = 1, rank = 0;
   std::vector<int64_t> positions(int64_t seq) const;
 };
 // A micro-batch on the device, or this rank's tokens of it. row_ids only with dropout.
-models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids, ContextCut cut = {});
-double loss_tokens(const data::MicroBatch& batch, ContextCut cut = {});  // with their loss weights
+models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids, ContextShard cut = {});
+double loss_tokens(const data::MicroBatch& batch, ContextShard cut = {});  // with their loss weights
 
 }  // namespace capstan::train

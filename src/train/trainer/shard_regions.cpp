@@ -17,14 +17,14 @@ std::vector<parallel::FlatRange> chunks_of(const parallel::FlatRange& range, int
   return chunks;
 }
 
-std::vector<ShardRectangle> shard_rectangles(const Shape& global, const Shard& shard,
-                                             const parallel::FlatRange& range) {
+std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
+                                       const parallel::FlatRange& range) {
   CAPSTAN_ASSERT(global.rank() == shard.shape.rank(),
                  "a shard " + shard.shape.text() + " of a tensor " + global.text());
-  std::vector<ShardRectangle> result;
+  std::vector<ShardRegion> result;
   int64_t at = range.begin;
-  for (const checkpoint::Rectangle& local :
-       checkpoint::flat_range_as_rectangles(sizes_of(shard.shape), range.begin, range.count)) {
+  for (const checkpoint::Region& local :
+       checkpoint::flat_range_as_regions(sizes_of(shard.shape), range.begin, range.count)) {
     const int64_t cells = checkpoint::element_count(local.sizes);
     if (shard.runs.empty()) {  // a scalar
       result.push_back({local, {at, cells}});
@@ -51,7 +51,7 @@ std::vector<ShardRectangle> shard_rectangles(const Shape& global, const Shard& s
     const bool one = parts.size() == 1;
     for (int64_t o = 0; o < (one ? 1 : outer); ++o)
       for (const Part& part : parts) {
-        ShardRectangle piece{local, {at, part.count * inner * (one ? outer : 1)}, part.owned};
+        ShardRegion piece{local, {at, part.count * inner * (one ? outer : 1)}, part.owned};
         piece.where.offsets[dim] = part.global;
         piece.where.sizes[dim] = part.count;
         int64_t rest = o;

@@ -9,15 +9,15 @@
 
 namespace capstan::train {
 
-struct ShardRectangle {
-  checkpoint::Rectangle where;   // in the global tensor
+struct ShardRegion {
+  checkpoint::Region where;      // in the global tensor
   parallel::FlatRange elements;  // of the local shard, row-major; in the order of the rectangle's cells
   bool owned = true;             // false: another rank, which holds the same cells, counts and writes them
 };
 
 // The elements `range` of the local shard, in their order. `global`: the parameter's whole shape.
-std::vector<ShardRectangle> shard_rectangles(const Shape& global, const Shard& shard,
-                                             const parallel::FlatRange& range);
+std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
+                                       const parallel::FlatRange& range);
 
 // The range in parts of at most `most` elements: values are made and read through a buffer of so many.
 inline constexpr int64_t kChunkElements = int64_t{1} << 20;

@@ -34,11 +34,10 @@ std::string attempt_name(comm::Communicator& group) {
 
 std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer) {
   std::vector<StateTensor> mine;
-  for (const auto& piece : store.pieces()) {
+  for (const auto& piece : store.parameter_shards()) {
     const Parameter& parameter = *piece.parameter;
     if (store.freezes() && piece.buffer < 0) continue;
-    for (const ShardRectangle& part :
-         shard_rectangles(parameter.spec().shape, parameter.shard(), piece.write)) {
+    for (const ShardRegion& part : shard_regions(parameter.spec().shape, parameter.shard(), piece.write)) {
       if (!part.owned) continue;
       const auto add = [&](std::string name, Tensor values) {
         mine.push_back({std::move(name), sizes_of(parameter.spec().shape), part.where, std::move(values)});
@@ -110,14 +109,14 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
       else
         copies_.emplace_back(file.name, file.path);
     }
-  for (const auto& [name, text] : plan.carried)
+  for (const auto& [name, text] : plan.assets)
     if (there.count(name) == 0) writer_.add_text(name, text);
 }
 
 void StateWriter::add(const StateTensor& t) {
   writer_.add(t.name, t.tensor.dtype(), t.shape, t.where,
               [tensor = t.tensor](const checkpoint::ByteSink& sink) {
-                read_in_pieces(tensor, checkpoint::kPieceBytes, sink);
+                read_in_pieces(tensor, checkpoint::kChunkBytes, sink);
               });
 }
 
@@ -231,14 +230,14 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
 void read_range(TensorSource& source, const std::string& name, const Parameter& parameter,
                 const parallel::FlatRange& range, DType type, std::span<std::byte> bytes) {
   const int64_t element = size_of(type);
-  for (const ShardRectangle& part : shard_rectangles(parameter.spec().shape, parameter.shard(), range))
+  for (const ShardRegion& part : shard_regions(parameter.spec().shape, parameter.shard(), range))
     source.read(name, type, part.where,
                 bytes.subspan(static_cast<size_t>((part.elements.begin - range.begin) * element),
                               static_cast<size_t>(part.elements.count * element)));
 }
 
-void read_into(TensorSource& source, const std::string& name, const parallel::FlatStore::Piece& piece,
-               const Tensor& target) {
+void read_into(TensorSource& source, const std::string& name,
+               const parallel::FlatStore::ParameterShard& piece, const Tensor& target) {
   std::vector<std::byte> bytes;
   for (const parallel::FlatRange& range : chunks_of(piece.range)) {
     bytes.resize(static_cast<size_t>(range.count * size_of(target.dtype())));
@@ -320,7 +319,7 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
   state.since_log = means("since_log");
   state.since_events = means("since_events");
   store.before_load();
-  for (const auto& piece : store.pieces()) {
+  for (const auto& piece : store.parameter_shards()) {
     if (!takes(which, *piece.parameter)) continue;
     read_into(reader, piece.parameter->name(), piece, piece.values);
     if (!optimizer || piece.buffer < 0) continue;
@@ -336,16 +335,16 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
 void load_parameters(TensorSource& source, parallel::FlatStore& store, Which which) {
   check_shapes(source, store, which, nullptr);
   store.before_load();
-  for (const auto& piece : store.pieces())
+  for (const auto& piece : store.parameter_shards())
     if (takes(which, *piece.parameter)) read_into(source, piece.parameter->name(), piece, piece.values);
   // What is kept in 4 bits is so as soon as it is read, one parameter at a time.
   std::vector<float> values;
   for (const auto& parameter : store.parameters()) {
-    if (!store.quantised(*parameter) || !takes(which, *parameter)) continue;
+    if (!store.quantized(*parameter) || !takes(which, *parameter)) continue;
     values.resize(static_cast<size_t>(parameter->shape().elements()));
     read_range(source, parameter->name(), *parameter, {0, parameter->shape().elements()}, DType::f32,
                std::as_writable_bytes(std::span(values)));
-    store.set_quantised(*parameter, values);
+    store.set_quantized(*parameter, values);
   }
   store.after_load();
 }

@@ -14,9 +14,9 @@
 #include "checkpoint/store.hpp"
 #include "checkpoint/writer.hpp"
 #include "comm/world.hpp"
-#include "text/tokenizer/tokenizer.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 #include "train/trainer/step_means.hpp"
 
 namespace capstan::train {
@@ -40,8 +40,8 @@ struct SavePlan {
   std::string base;      // hash of the weights beside which adapters train (train/adapters.hpp); empty: none
   checkpoint::Retention retention;
   bool optimizer = true;
-  const data::Tokenizer* tokenizer = nullptr;                // copied beside the weights
-  std::vector<std::pair<std::string, std::string>> carried;  // further small files there: name and content
+  const data::Tokenizer* tokenizer = nullptr;               // copied beside the weights
+  std::vector<std::pair<std::string, std::string>> assets;  // further small files there: name and content
   std::string chat_template;                // of the recipe, in place of the tokenizer's own; empty: none
   checkpoint::FileSystem* files = nullptr;  // null: the real one
   std::function<void()> before_commit;      // rank 0: what must be on the disk before the checkpoint is
@@ -50,9 +50,9 @@ struct SavePlan {
 // A part of a tensor of the state as a checkpoint names it.
 struct StateTensor {
   std::string name;
-  checkpoint::Shape shape;      // of the whole tensor, over all ranks
-  checkpoint::Rectangle where;  // this part's cells
-  Tensor tensor;                // their values in that order, one dimension
+  checkpoint::Shape shape;   // of the whole tensor, over all ranks
+  checkpoint::Region where;  // this part's cells
+  Tensor tensor;             // their values in that order, one dimension
 };
 
 // Those that this rank writes: main parameters, and with `optimizer` its state. Where only a part of the model trains, that part

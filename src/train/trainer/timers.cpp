@@ -20,7 +20,7 @@ void StepTimers::enter(Phase phase) {
   seconds_[static_cast<size_t>(phase_)] += seconds;
   if (listener_) listener_(phase_, std::chrono::duration<double>(now.time_since_epoch()).count(), seconds);
   mark_ = now;
-  if (herald_ && phase != phase_) herald_(phase);
+  if (phase_callback_ && phase != phase_) phase_callback_(phase);
   phase_ = phase;
 }
 

@@ -43,12 +43,12 @@ class StepTimers {
   using Listener = std::function<void(Phase phase, double end, double seconds)>;
   void listen(Listener listener) { listener_ = std::move(listener); }
   // Told of each phase as it begins.
-  void announce(std::function<void(Phase)> herald) { herald_ = std::move(herald); }
+  void announce(std::function<void(Phase)> phase_callback) { phase_callback_ = std::move(phase_callback); }
 
  private:
   using Clock = std::chrono::steady_clock;
   Listener listener_;
-  std::function<void(Phase)> herald_;
+  std::function<void(Phase)> phase_callback_;
   std::array<double, kPhases> seconds_{};
   Phase phase_ = Phase::other;
   Clock::time_point mark_;

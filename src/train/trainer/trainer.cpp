@@ -23,8 +23,9 @@ std::string Run::stop_reason() {
   // ranks have written their part of the save that runs beside the training.
   std::array<double, 3> wishes{
       StopSignals::received() ? 1.0 : 0.0,
-      chief() && config_.train.exit_duration_in_mins && minutes >= *config_.train.exit_duration_in_mins ? 1.0
-                                                                                                        : 0.0,
+      is_rank0() && config_.train.exit_duration_in_mins && minutes >= *config_.train.exit_duration_in_mins
+          ? 1.0
+          : 0.0,
       saver_ && saver_->busy() && saver_->ready() ? 1.0 : 0.0};
   comm::all_reduce(world_.communicator(), wishes);
   if (static_cast<int>(wishes[2]) == world_.size())
@@ -41,7 +42,7 @@ StepResult Run::next_step(data::Loader& loader) {
   try {
     return loop_->step(loader, timers_);
   } catch (const Error& error) {
-    say_events(loop_->state().step + 1, loop_->failure_events());
+    report_anomalies(loop_->state().step + 1, loop_->failure_anomalies());
     // A judgement that all ranks share: what is being saved is sound, and worth waiting for.
     if (error.code() == ErrorCode::failed) finish_save();
     throw;
@@ -53,16 +54,16 @@ void Run::rewind(const StepResult& result) {
   finish_save();
   std::vector<std::string> refused;
   const auto found = find_checkpoint(world_, checkpoint_root(), refused);
-  for (const std::string& reason : refused) speaker_.warning("not gone back to " + reason);
+  for (const std::string& reason : refused) log_.warning("not gone back to " + reason);
   if (rewinds >= config_.resilience.max_rewinds || !found) {
-    say_events(spike, result.events);
+    report_anomalies(spike, result.events);
     if (found)
       fail(ErrorCode::failed,
            "step " + std::to_string(spike) + ": another spike after " + std::to_string(rewinds) +
                " rewinds (resilience.max_rewinds)",
            "a lower optimizer.lr, or look at the data around sample " +
                std::to_string(loop_->state().consumed_samples));
-    speaker_.warning("step " + std::to_string(spike) + ": no checkpoint to go back to; update skipped");
+    log_.warning("step " + std::to_string(spike) + ": no checkpoint to go back to; update skipped");
     loop_->pass_over_batch();
     return;
   }
@@ -77,7 +78,7 @@ void Run::rewind(const StepResult& result) {
   state.rewinds = rewinds + 1;
   saved_step_ = state.step, last_checkpoint_ = found->path;
   unwritten_.clear();
-  if (chief()) {
+  if (is_rank0()) {
     metrics_.reset();  // the file may be another one afterwards
     records::truncate_after_step(records_->metrics(), state.step);
     metrics_ = std::make_unique<records::MetricsWriter>(records_->metrics());
@@ -85,11 +86,11 @@ void Run::rewind(const StepResult& result) {
   }
   log_seconds_ = {}, events_seconds_ = {};
   // Their rows stand at the step where the run goes on, so that a resume keeps them.
-  say_events(spike, result.events, state.step);
-  speaker_.warning("rewound to step " + std::to_string(state.step) + ", past the batch of step " +
-                   std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
-                   std::to_string(config_.resilience.max_rewinds) + ")");
-  if (chief())
+  report_anomalies(spike, result.events, state.step);
+  log_.warning("rewound to step " + std::to_string(state.step) + ", past the batch of step " +
+               std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
+               std::to_string(config_.resilience.max_rewinds) + ")");
+  if (is_rank0())
     record(records::MetricsRow(state.step, "rewind")
                .integer("from_step", spike)
                .integer("rewinds", state.rewinds)
@@ -102,13 +103,13 @@ void Run::rewind(const StepResult& result) {
 void Run::after_step(const StepResult& result) {
   TrainState& state = loop_->state();
   const int64_t step = state.step;
-  if (step == first_step_ + 1) speaker_.line("memory measured: " + memory_text(loop_->device().memory()));
+  if (step == first_step_ + 1) log_.line("memory measured: " + memory_text(loop_->device().memory()));
   last_loss_ = result.loss;
   step_seconds_ = timers_.step_seconds();
   log_seconds_.add(step_seconds_, timers_), events_seconds_.add(step_seconds_, timers_);
   state.since_log.add(result.loss, result.loss_tokens, result.gradient_norm);
   state.since_events.add(result.loss, result.loss_tokens, result.gradient_norm);
-  say_events(step, result.events);
+  report_anomalies(step, result.events);
   skips_in_a_row_ = result.skipped && !result.events.empty() ? skips_in_a_row_ + 1 : 0;
   if (skips_in_a_row_ > config_.resilience.spike_window)
     fail(ErrorCode::failed,
@@ -117,16 +118,16 @@ void Run::after_step(const StepResult& result) {
              "more",
          "a lower optimizer.lr or a greater resilience.loss_spike_factor, from a checkpoint before it");
   if (result.skipped && result.events.empty()) {
-    speaker_.warning("step " + std::to_string(step) + ": gradient norm " + fixed(result.gradient_norm, 3) +
-                     " is above optimizer.grad_norm_skip_threshold; update skipped");
-    if (chief())
+    log_.warning("step " + std::to_string(step) + ": gradient norm " + fixed(result.gradient_norm, 3) +
+                 " is above optimizer.grad_norm_skip_threshold; update skipped");
+    if (is_rank0())
       record(records::MetricsRow(step, "update_skipped").number("grad_norm", result.gradient_norm));
   }
   // Rows depend on the step alone: a run in parts has those of an uninterrupted one.
   const bool as_row = step % config_.logger.log_interval == 0 || step == 1 || step == total_steps_;
-  const bool silent_long = !speaker_.terminal() && seconds_since(last_line_) > 30;
+  const bool silent_long = !log_.terminal() && seconds_since(last_line_) > 30;
   const bool as_line = as_row || silent_long || step == first_step_ + 1;
-  if (as_line || speaker_.terminal()) log_step(result, as_line, as_row);
+  if (as_line || log_.terminal()) log_step(result, as_line, as_row);
   if (as_line) last_line_ = Clock::now();
   if (as_row) state.since_log = {}, log_seconds_ = {};
   if (step % config_.logger.tensorboard_log_interval == 0) {
@@ -165,10 +166,9 @@ void Run::test() {
 
 void Run::report_evaluation(const char* split, const char* name, double loss) {
   const int64_t step = loop_->state().step;
-  speaker_.line("step " + std::to_string(step) + " | " + split + " loss " + fixed(loss, 4) +
-                " | perplexity " + fixed(std::exp(loss), 2) + " | " +
-                human_duration(timers_.seconds(Phase::evaluate)));
-  if (!chief()) return;
+  log_.line("step " + std::to_string(step) + " | " + split + " loss " + fixed(loss, 4) + " | perplexity " +
+            fixed(std::exp(loss), 2) + " | " + human_duration(timers_.seconds(Phase::evaluate)));
+  if (!is_rank0()) return;
   record(records::MetricsRow(step, split)
              .number("loss", loss)
              .number("perplexity", std::exp(loss))
@@ -192,7 +192,7 @@ SavePlan Run::save_plan() {
   plan.retention.keep_multiples = config_.checkpoint.save_retain_interval;
   plan.optimizer = config_.checkpoint.save_optim;
   plan.tokenizer = config_.checkpoint.save_tokenizer_assets ? tokenizer_.get() : nullptr;
-  plan.carried = carried_;
+  plan.assets = assets_;
   plan.chat_template = chat_template_;
   plan.files = options_.files;
   // The rows of the steps before a checkpoint must not be lost by a power cut that leaves the checkpoint.
@@ -237,7 +237,7 @@ void Run::save(bool must_succeed) {
 
 Outcome Run::run() {
   // From here on a signal means: save, then end. Without the handler it ends the process, as signals do.
-  const StopSignals signals(speaker_.sink(), config_.train.exit_signal_handler);
+  const StopSignals signals(log_.sink(), config_.train.exit_signal_handler);
   // What can be missing or unsupported is found before anything is allocated or written; the step runs once on the meta
   // device, through the same code.
   check_device(config_.train.device);
@@ -251,24 +251,23 @@ Outcome Run::run() {
     estimate_ = estimate_step(config_, world_.rank(), world_.local_size());
     check_fits(config_, estimate_, world_.rank(), world_.local_size());
   });
-  speaker_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
+  log_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
   total_steps_ = total_iterations(config_);
   report_passes();
   open_records();
-  world_.share_posts(run_dir_ / "board");
+  world_.share_rank_status(run_dir_ / "rank_status");
   const auto features = kernels::cpu_features();
   loop_ = std::make_unique<Loop>(config_, world_);
-  speaker_.line("run " + run_dir_.string() + " on " + std::string(loop_->device().name()) + ": " +
-                std::to_string(world_.size()) + (world_.size() == 1 ? " rank" : " ranks") + " x " +
-                std::to_string(loop_->device().context().pool->size()) + " threads, " +
-                features.instruction_set +
-                (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm
-                     ? ", bf16 products widened to fp32"
-                     : ""));
+  log_.line("run " + run_dir_.string() + " on " + std::string(loop_->device().name()) + ": " +
+            std::to_string(world_.size()) + (world_.size() == 1 ? " rank" : " ranks") + " x " +
+            std::to_string(loop_->device().context().pool->size()) + " threads, " + features.instruction_set +
+            (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm
+                 ? ", bf16 products widened to fp32"
+                 : ""));
   start_or_resume();
   require_agreement(world_, {{"the step to go on from", std::to_string(loop_->state().step)}});
   begin_records();
-  if (chief()) {
+  if (is_rank0()) {
     const int64_t step = loop_->state().step;
     if (records_->resumed()) records::truncate_after_step(records_->metrics(), step);
     metrics_ = std::make_unique<records::MetricsWriter>(records_->metrics());
@@ -328,8 +327,8 @@ Outcome Run::run() {
   }
   outcome.step = loop_->state().step;
   outcome.checkpoint = last_checkpoint_;
-  say_end(outcome);
-  if (chief())
+  log_end(outcome);
+  if (is_rank0())
     records_->end(outcome.ended == Ended::finished ? records::RunEnd::finished : records::RunEnd::stopped,
                   outcome.reason);
   return outcome;
