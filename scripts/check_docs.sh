@@ -6,10 +6,11 @@
 #
 #   scripts/check_docs.sh [PROGRAM] [PAGE…]      PROGRAM: default build/release/capstan; PAGE: docs/data.md, "capstan train"
 #
+# It also checks that each page of docs/ says its kind in its first sentence, and that links between pages lead to a file.
 # Ends with one line "N commands, N failed".
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
-case "${1-}" in -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1-}" in -h|--help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 program=$(realpath "${1:-$repository/build/release/capstan}")
 [ $# -eq 0 ] || shift
 only=("$@")
@@ -242,6 +243,19 @@ run_page() { # NAME FILE LIST fresh|shared
     fi
   done
 }
+
+problem() { # TEXT
+  failed=$((failed + 1))
+  printf 'FAILED  %s\n' "$1"
+}
+for page in README.md CONTRIBUTING.md $(cd "$repository" && ls docs/*.md); do
+  name=${page#docs/}
+  [[ "$page" != docs/* || "$name" = README.md ]] || grep -qE '^(Tutorial|How-to|Reference|Explanation)' <(sed -n 3p "$repository/$page") ||
+    problem "$page: the first sentence does not say the kind of the page"
+  while read -r link; do
+    [ -e "$repository/$(dirname "$page")/$link" ] || problem "$page: no file for the link $link"
+  done < <(grep -oE '\]\([^)#:]+' "$repository/$page" | cut -c3-)
+done
 
 make_files >"$scratch/make" 2>&1 || { echo "check_docs.sh: the files could not be prepared:" >&2; tail -n 20 "$scratch/make" >&2; exit 1; }
 for page in "$repository"/README.md "$repository"/docs/*.md; do
