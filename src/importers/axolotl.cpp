@@ -14,7 +14,7 @@ using config::Node;
 namespace {
 
 constexpr std::string_view kRows = "rows have one length";
-constexpr std::string_view kPreparation = "how another library prepares its data";
+constexpr std::string_view kPreparation = "data preparation of another library";
 constexpr std::string_view kHubClass = "a class of another library";
 
 constexpr Rule kTable[] = {
@@ -31,7 +31,7 @@ constexpr Rule kTable[] = {
     theirs("plugins", kHubClass),
     no_effect("is_llama_derived_model", "the model's preset says it"),
     no_effect("is_mistral_derived_model", "the model's preset says it"),
-    no_effect("special_tokens.pad_token", "rows are padded by tokens that nobody learns or sees"),
+    no_effect("special_tokens.pad_token", "padding is masked from loss and attention"),
     take("special_tokens.eos_token", "tokenizer.eod_token"),
     to_fill_in("special_tokens.*", "the tokenizer's files say which tokens are special"),
     to_fill_in("tokens", "see tokenizer.tokenizer_model"),
@@ -54,8 +54,8 @@ constexpr Rule kTable[] = {
     later("chat_template_jinja", "tokenizer.chat_template"),
     later("train_on_inputs", "dataset.loss_mode"),
     later("sample_packing", "dataset.packing"),
-    no_effect("sample_packing_*", "how another library packs"),
-    no_effect("eval_sample_packing", "evaluation has the rows of training"),
+    no_effect("sample_packing_*", "packing of another library"),
+    no_effect("eval_sample_packing", "evaluation packs rows as training does"),
     no_effect("pad_to_sequence_len", kRows),
     no_effect("group_by_length", kRows),
     no_effect("multipack_real_batches", "packed samples are one row"),
@@ -75,10 +75,10 @@ constexpr Rule kTable[] = {
     later("lora_target_linear", "peft.target_modules"),
     later("peft_use_dora", "peft.scheme"),
     take("peft_use_rslora", "peft.use_rslora"),
-    not_there("peft.loftq_config", "adapters whose first values make up for 4 bits"),
-    not_there("peft_init_lora_weights", "other first values of adapters: see peft.lora_A_init"),
+    not_there("peft.loftq_config", "adapters initialized to compensate for quantization"),
+    not_there("peft_init_lora_weights", "other initializations of adapters; see peft.lora_A_init"),
     later("lora_fan_in_fan_out", {}, "follows from the model"),
-    not_there("lora_modules_to_save", "trained layers beside the adapters"),
+    not_there("lora_modules_to_save", "layers trained in addition to adapters"),
     no_effect("lora_mlp_kernel", kKernels),
     no_effect("lora_qkv_kernel", kKernels),
     no_effect("lora_o_kernel", kKernels),
@@ -89,7 +89,7 @@ constexpr Rule kTable[] = {
     not_there("load_in_8bit", "frozen weights in 8 bits; in 4 they can be: peft.base_quantization=nf4"),
     named("bnb_config_kwargs.bnb_4bit_quant_type", "peft.base_quantization", "nf4=nf4"),
     take("bnb_config_kwargs.bnb_4bit_use_double_quant", "peft.quantization_double"),
-    no_effect("bnb_config_kwargs.*", "weights in 4 bits are computed with in the model's format"),
+    no_effect("bnb_config_kwargs.*", "4-bit weights are dequantized to the model's format"),
     not_there("unfrozen_parameters", "frozen layers"),
     not_there("relora_*", "adapters that are merged during training"),
 
@@ -97,7 +97,7 @@ constexpr Rule kTable[] = {
     later("batch_size", "train.global_batch_size"),
     later("gradient_accumulation_steps", "train.global_batch_size"),
     no_effect("eval_batch_size",
-              "evaluation has the batch of training; see validation.eval_global_batch_size"),
+              "evaluation uses the batch sizes of training; see validation.eval_global_batch_size"),
     later("num_epochs", "train.epochs"),
     later("max_steps", "train.train_iters"),
     later("seed", "rng.seed, dataset.random_seed"),
@@ -116,7 +116,7 @@ constexpr Rule kTable[] = {
           "scheduler.lr_wsd_decay_iters, scheduler.lr_wsd_decay_style"),
     later("cosine_min_lr_ratio", "optimizer.min_lr_ratio"),
     not_there("cosine_constant_lr_ratio", "a cosine that ends early"),
-    not_there("lr_quadratic_warmup", "a warm-up that is not a straight line"),
+    not_there("lr_quadratic_warmup", "a warmup that is not linear"),
     take("warmup_ratio", "scheduler.lr_warmup_fraction"),
     later("warmup_steps", "scheduler.lr_warmup_iters, scheduler.lr_warmup_fraction"),
     not_there("neftune_noise_alpha", "noise on embeddings"),
@@ -131,7 +131,7 @@ constexpr Rule kTable[] = {
     no_effect("tf32", kKernels),
     later("gradient_checkpointing", "model.recompute_granularity"),
     no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
-    not_there("activation_offloading", "kept activations in host memory"),
+    not_there("activation_offloading", "saved activations in host memory"),
     no_effect("flash_attention", kKernels),
     no_effect("flash_attn_*", kKernels),
     no_effect("xformers_attention", kKernels),
@@ -152,7 +152,7 @@ constexpr Rule kTable[] = {
     take("tensor_parallel_size", "dist.tensor_model_parallel_size"),
     no_effect("dp_shard_size", "follows from the ranks"),
     no_effect("dp_replicate_size", "see ddp.num_distributed_optimizer_instances"),
-    no_effect("ddp*", "how another library reduces gradients"),
+    no_effect("ddp*", "gradient reduction of another library"),
     no_effect("local_rank", "the launcher says which rank this is"),
     no_effect("device_map", "the launcher says which rank this is"),
     no_effect("gpu_memory_limit", "see resilience.memory_limit"),
@@ -351,7 +351,7 @@ void sharding(Reader& r) {
   if (const Node* section = r.find("fsdp_config")) {
     words += shown(*section, 4000);
     r.draft.leave(r.from("fsdp_config"), *section, is_off(*section) ? Why::off : Why::no_effect,
-                  "how another library wraps layers");
+                  "wrapping of layers by another library");
   }
   if (words.find("full_shard") != std::string::npos || words.find("FULL_SHARD") != std::string::npos)
     r.draft.set("ddp.data_parallel_sharding_strategy", "optim_grads_params",

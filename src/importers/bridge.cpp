@@ -410,8 +410,7 @@ constexpr Rule kTable[] = {
 
     not_there("train.rampup_batch_size", "a batch size that grows during the run"),
     not_there("train.step_batch_size_schedule", "a batch size that grows during the run"),
-    not_there("train.decrease_batch_size_if_needed",
-              "a batch that does not divide is an error, not made smaller"),
+    not_there("train.decrease_batch_size_if_needed", "a batch size that does not divide is an error"),
     no_effect("train.manual_gc*", kPython),
     no_effect("train.empty_unused_memory_level", kPython),
     no_effect("train.exit_signal", "SIGINT and SIGTERM: save, then stop"),

@@ -99,7 +99,7 @@ constexpr Rule kTable[] = {
     later("scheduler.params.cos_min_ratio"),
     later("scheduler.params.warmup_min_ratio"),
 
-    not_there("activation_checkpointing.cpu_checkpointing", "kept activations in host memory"),
+    not_there("activation_checkpointing.cpu_checkpointing", "saved activations in host memory"),
     take("activation_checkpointing.partition_activations", "model.distribute_saved_activations"),
     take("activation_checkpointing.number_checkpoints", "model.recompute_num_layers"),
     no_effect("activation_checkpointing.*", kTuning),
@@ -337,7 +337,7 @@ void scheduler(Reader& r) {
   const auto curve = r.text("scheduler.params.warmup_type");
   if (curve && *curve != "linear")
     draft.leave(r.from("scheduler.params.warmup_type"), *curve, Why::not_there,
-                "a warm-up that is not a straight line");
+                "a warmup that is not linear");
   else if (!curve && *type != "WarmupCosineLR" && absent(r, "scheduler.params.warmup_type"))
     draft.leave({"scheduler.params.warmup_type", {}}, "log", Why::not_there,
                 "DeepSpeed's default; the warm-up here is a straight line");

@@ -13,10 +13,9 @@ inline constexpr std::string_view kSamples = "samples here are JSON lines; see `
 inline constexpr std::string_view kEvaluation = "evaluation here is the loss on held-out text";
 inline constexpr std::string_view kHub = "a model hub";
 inline constexpr std::string_view kKernels = "a choice of kernels; the numbers are the same";
-inline constexpr std::string_view kLayout = "how buffers and messages are laid out; the numbers are the same";
-inline constexpr std::string_view kLog =
-    "the log and TensorBoard hold what they hold: see `capstan explain logger`";
-inline constexpr std::string_view kPython = "tunes Python or its processes";
+inline constexpr std::string_view kLayout = "a choice of buffers and messages; the numbers are the same";
+inline constexpr std::string_view kLog = "what is logged is fixed; see `capstan explain logger`";
+inline constexpr std::string_view kPython = "specific to Python";
 inline constexpr std::string_view kService =
     "a service; metrics.jsonl and TensorBoard events are what a run writes";
 inline constexpr std::string_view kStore = "checkpoints have one format here, sharded and saved in parallel";
