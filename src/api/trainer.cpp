@@ -24,7 +24,7 @@ class Membership {
     if (broken_)
       fail(ErrorCode::rank_failure, "an earlier run failed in this world, whose ranks may be out of step",
            "start the program again");
-    if (!world_) world_ = comm::World::join({.timeout = timeout, .tell = std::move(tell)});
+    if (!world_) world_ = comm::World::join({.timeout = timeout, .report = std::move(tell)});
     return *world_;
   }
   void run_failed() { broken_ = world_->size() > 1; }

@@ -89,7 +89,7 @@ class Completer {
         add(std::string(command->name), command->purpose);
       } else {
         const std::string_view name = command->name.substr(0, blank);
-        add(std::string(name), group_purpose(name));
+        add(std::string(name), purpose_of_group(name));
       }
     }
   }
@@ -164,8 +164,6 @@ class Completer {
   }
 
  private:
-  static std::string_view group_purpose(std::string_view group) { return purpose_of_group(group); }
-
   // A name that could only be a file's.
   bool at_path(const std::string& prefix) const {
     return word_.size() > prefix.size() && word_.find('/', prefix.size()) != std::string::npos;
@@ -360,7 +358,7 @@ const Option* find_option(const Command* command, const std::string& word) {
   return option ? option : find_option(global_options(), word);
 }
 
-const Command* find_verb(const std::string& name) {
+const Command* find_command(const std::string& name) {
   for (const Command* command : all_commands())
     if (command->name == name) return command;
   return nullptr;
@@ -390,11 +388,11 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
       if (option && !option->argument.empty()) open = option;
       recipe |= given.starts_with("--recipe=");
     } else if (!command && group.empty()) {
-      command = find_verb(given);
+      command = find_command(given);
       if (!command && words_of_group(all_commands(), given).empty()) return {};
       if (!command) group = given;
     } else if (!command) {
-      command = find_verb(group + " " + given);
+      command = find_command(group + " " + given);
       if (!command) return {};
     } else if (command->overrides && is_override_word(given)) {
       changed = true;

@@ -1,4 +1,4 @@
-// What a verb is called with.
+// The parsed command line that a command runs with.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ enum class MessageFormat : uint8_t { human, compact, json };
 struct Context {
   const Command* command = nullptr;
   Arguments args;
-  std::vector<std::string> command;  // the whole command line, program name first
+  std::vector<std::string> command_line;  // program name first
   MessageFormat messages = MessageFormat::human;
   int verbosity = 0;  // -1 quiet, 0, 1, 2
   bool color_out = false, color_err = false;
@@ -23,7 +23,7 @@ struct Context {
 std::span<const Command* const> all_commands();
 
 // The command line as it could be typed again.
-std::string command_text(const std::vector<std::string>& command);
+std::string command_text(const std::vector<std::string>& command_line);
 std::string shell_quoted(const std::string& word);
 
 }  // namespace capstan::cli

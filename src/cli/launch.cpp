@@ -99,7 +99,7 @@ bool has_parent() {
 
 std::vector<std::string> given_command(const Context& context) {
   const char* parents = std::getenv("CAPSTAN_PARENT");
-  if (!parents) return context.command;
+  if (!parents) return context.command_line;
   std::vector<std::string> words;
   for (const std::string_view word : split(parents, kWordSeparator)) words.emplace_back(word);
   return words;
@@ -138,7 +138,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
                                         "--oversubscribe",      "--bind-to", "none"};
   if (::geteuid() == 0) arguments.emplace_back("--allow-run-as-root");
   arguments.push_back(own_path());
-  for (std::string& word : without_nproc(context.command)) arguments.push_back(std::move(word));
+  for (std::string& word : without_nproc(context.command_line)) arguments.push_back(std::move(word));
 
   // In a directory of its own: the name of the file is nobody else's.
   std::string directory = (std::filesystem::temp_directory_path() / "capstan-XXXXXX").string();
@@ -181,7 +181,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   std::vector<char*> argv;
   for (std::string& word : arguments) argv.push_back(word.data());
   argv.push_back(nullptr);
-  const std::string given = join(context.command, std::string(1, kWordSeparator));
+  const std::string given = join(context.command_line, std::string(1, kWordSeparator));
   const pid_t parent = ::getpid();
   g_terminal = is_terminal(STDERR_FILENO);
   const pid_t child = ::fork();
@@ -223,7 +223,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   if (g_signals > 1 && code != 0 && code != 75) return 128 + static_cast<int>(g_first_signal);
   if (auto failure = status_table->report(); failure && !WIFSIGNALED(status)) {
     if (code >= 128) failure->in("it was ended by signal " + std::to_string(code - 128));
-    return report(*failure, context.command, {context.messages, context.color_err});
+    return report(*failure, context.command_line, {context.messages, context.color_err});
   }
   if (code < 128) return code;
   const std::string signal = "signal " + std::to_string(code - 128);
@@ -235,8 +235,8 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
 int run_in_world(const Context& context, double timeout, FunctionRef<int(comm::World&)> body) {
   const Appearance appearance{context.messages, context.color_err};
   const std::unique_ptr<comm::World> world =
-      comm::World::join({.timeout = timeout, .tell = [&](const Error& error) {
-                           say(render_error(error, context.command, appearance));
+      comm::World::join({.timeout = timeout, .report = [&](const Error& error) {
+                           say(render_error(error, context.command_line, appearance));
                          }});
   if (world->size() == 1) return body(*world);
   try {
@@ -246,7 +246,7 @@ int run_in_world(const Context& context, double timeout, FunctionRef<int(comm::W
     // What follows from a failure that has been told is no news.
     if (error.code() == ErrorCode::rank_failure && world->failure_reported())
       world->abort(exit_code_of(error.code()));
-    const int code = report(error, context.command, appearance);
+    const int code = report(error, context.command_line, appearance);
     world->abort(code);
     return code;
   }

@@ -53,8 +53,8 @@ void change_directory(const std::string& directory) {
     fail(ErrorCode::not_found, "cannot enter `" + directory + "`: " + system_error_text(errno));
 }
 
-int run_command(const std::vector<std::string>& command, const Appearance& how) {
-  std::vector<std::string> tokens(command.begin() + 1, command.end());
+int run_command(const std::vector<std::string>& command_line, const Appearance& how) {
+  std::vector<std::string> tokens(command_line.begin() + 1, command_line.end());
   if (tokens.empty()) {
     say(program_help(false));
     return exit_code_of(ErrorCode::usage);
@@ -72,7 +72,7 @@ int run_command(const std::vector<std::string>& command, const Appearance& how) 
         Context context;
         context.command = *std::find_if(all_commands().begin(), all_commands().end(),
                                         [](const Command* v) { return v->name == "version"; });
-        context.command = command;
+        context.command_line = command_line;
         return context.command->run(context);
       }
     }
@@ -112,7 +112,7 @@ int run_command(const std::vector<std::string>& command, const Appearance& how) 
 
   Context context;
   context.command = command;
-  context.command = command;
+  context.command_line = command_line;
   context.args = parse_arguments(*command, tokens);
   if (const auto help = context.args.value("help"))
     return put(help->starts_with("--") ? full_help(*command) : short_help(*command)), 0;

@@ -39,8 +39,6 @@ int run_train(Context& context) {
   if (nproc && *nproc > 1 && recipe == "-")
     fail(ErrorCode::usage, "a recipe from standard input reaches only one rank",
          "write it to a file and name that");
-  Context for_diagnostics = context;
-  if (!is_rank0) for_diagnostics.verbosity = -1;
   const int64_t ranks = nproc ? *nproc : launched.size;
   config::ShrunkFrom shrunk_from;
   const config::Resolution resolution = resolve_recipe(context, recipe, ranks, &shrunk_from);
