@@ -186,14 +186,11 @@ class SingleWorld final : public World {
 
 class MpiWorld final : public World {
  public:
-  explicit MpiWorld(const FailureWatch& watch) {
-    int provided = 0;
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
-    if (provided < MPI_THREAD_FUNNELED)
-      fail(ErrorCode::unsupported, "this MPI does not allow threads beside the one that communicates");
-    auto world = std::make_unique<MpiCommunicator>(MPI_COMM_WORLD, "world", false);
+  // hosted: `ranks` is a duplicate that this world frees, and MPI is the host's to finalize.
+  MpiWorld(MPI_Comm ranks, bool hosted, const FailureWatch& watch) : ranks_(ranks), hosted_(hosted) {
+    auto world = std::make_unique<MpiCommunicator>(ranks, "world", hosted);
     MPI_Comm part = MPI_COMM_NULL;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world->rank(), MPI_INFO_NULL, &part);
+    MPI_Comm_split_type(ranks, MPI_COMM_TYPE_SHARED, world->rank(), MPI_INFO_NULL, &part);
     MpiCommunicator local(part, "host", true);
     local_rank_ = local.rank();
     local_size_ = local.size();
@@ -211,14 +208,14 @@ class MpiWorld final : public World {
     publisher_ = std::make_shared<StatusPublisher>(status_table, std::move(slots), world->rank(), host_);
     world_ =
         make_publishing_communicator(std::move(world), publisher_);  // all ranks have posted when it is there
-    watchdog_ =
-        std::make_unique<Watchdog>(*status_table, slot, WatchOptions{watch.timeout, watch.report, {}});
+    watchdog_ = std::make_unique<Watchdog>(*status_table, slot,
+                                           WatchOptions{watch.timeout, watch.report, watch.leave});
   }
   ~MpiWorld() override {
     world_.reset();
     publisher_->call(Call::finalize, -1, -1, 0, 0);
     publisher_->state(RankState::waiting);
-    MPI_Finalize();
+    if (!hosted_) MPI_Finalize();
     publisher_->state(RankState::ended);
   }
   Communicator& communicator() override { return *world_; }
@@ -244,7 +241,7 @@ class MpiWorld final : public World {
     static_cast<void>(
         publisher_->status_table().claim());  // the ranks that the launcher ends now are nobody's discovery
     publisher_->state(RankState::ended);
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    MPI_Abort(ranks_, exit_code);
     std::_Exit(exit_code);
   }
 
@@ -269,6 +266,8 @@ class MpiWorld final : public World {
     return status_table;
   }
 
+  MPI_Comm ranks_;
+  bool hosted_;
   std::shared_ptr<StatusPublisher> publisher_;
   std::unique_ptr<Communicator> world_;
   std::unique_ptr<Watchdog> watchdog_;  // the first to go, before the memory that it reads
@@ -287,7 +286,11 @@ std::unique_ptr<World> World::alone() {
 std::unique_ptr<World> World::join(const FailureWatch& watch) {
   const LaunchedAs launched = launched_as();
   if (launched.size == 1) return alone();
-  auto world = std::make_unique<MpiWorld>(watch);
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+  if (provided < MPI_THREAD_FUNNELED)
+    fail(ErrorCode::unsupported, "this MPI does not allow threads beside the one that communicates");
+  auto world = std::make_unique<MpiWorld>(MPI_COMM_WORLD, false, watch);
   if (world->size() != launched.size || world->rank() != launched.rank)
     fail(ErrorCode::usage,
          launched.source + " says rank " + std::to_string(launched.rank) + " of " +
@@ -295,6 +298,32 @@ std::unique_ptr<World> World::join(const FailureWatch& watch) {
              std::to_string(world->size()),
          "start the processes with the mpirun or srun that belongs to the MPI library of this build");
   return world;
+}
+
+std::unique_ptr<World> World::over(const void* communicator, const FailureWatch& watch) {
+  int initialized = 0, finalized = 0, level = MPI_THREAD_SINGLE, main_thread = 0, between_groups = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (!initialized || finalized)
+    fail(
+        ErrorCode::usage,
+        std::string("a communicator was given while MPI is ") + (finalized ? "finalized" : "not initialized"),
+        "call MPI_Init_thread before, and MPI_Finalize after the last run");
+  MPI_Query_thread(&level);
+  if (level < MPI_THREAD_FUNNELED)
+    fail(ErrorCode::unsupported, "MPI was initialized with a thread level below MPI_THREAD_FUNNELED",
+         "MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided)");
+  MPI_Is_thread_main(&main_thread);
+  if (level == MPI_THREAD_FUNNELED && !main_thread)
+    fail(ErrorCode::usage, "under MPI_THREAD_FUNNELED only the thread that initialized MPI may train");
+  MPI_Comm ranks = MPI_COMM_NULL;
+  const MPI_Comm given = *static_cast<const MPI_Comm*>(communicator);
+  if (given == MPI_COMM_NULL) fail(ErrorCode::usage, "the communicator given is MPI_COMM_NULL");
+  MPI_Comm_test_inter(given, &between_groups);
+  if (between_groups) fail(ErrorCode::usage, "the communicator given is an intercommunicator");
+  if (const int code = MPI_Comm_dup(given, &ranks); code != MPI_SUCCESS)
+    fail_mpi("given by the host", "MPI_Comm_dup", code);
+  return std::make_unique<MpiWorld>(ranks, true, watch);
 }
 
 }  // namespace capstan::comm

@@ -18,6 +18,8 @@ struct FailureWatch {
   double timeout = 600;  // resilience.timeout
   std::function<void(const Error&)>
       report;  // by the rank that found it, on a thread of its own; not where a parent tells it
+  // Called after the report, on each rank that notices the failure, instead of ending the process. Empty: exit code 4.
+  std::function<void()> leave;
 };
 // The variable in which a parent names the rank status table that it reads when the ranks have ended.
 inline constexpr const char* kStatusTableVariable = "CAPSTAN_RANK_STATUS";
@@ -27,6 +29,11 @@ class World {
   // Looks at the launcher's environment (Open MPI, PMIx/PMI, Slurm steps, torchrun); one process without it is a world of
   // one. Contradicting variables and a launcher whose ranks MPI cannot join are ErrorCode::usage.
   static std::unique_ptr<World> join(const FailureWatch& watch = {});
+  // The ranks of a communicator of the program that embeds Capstan, which initializes and finalizes MPI itself. `communicator`
+  // points to its MPI_Comm, which is duplicated: messages and error handlers of the two do not meet. Collective over it.
+  // ErrorCode::usage where MPI is not running or the calling thread may not use it; ::unsupported for an MPI
+  // initialized below MPI_THREAD_FUNNELED.
+  static std::unique_ptr<World> over(const void* communicator, const FailureWatch& watch = {});
   // This process by itself, whatever it was launched into.
   static std::unique_ptr<World> alone();
   virtual ~World() = default;
