@@ -124,6 +124,7 @@ class Run {
   void report_anomalies(int64_t step, const std::vector<Anomaly>& events, std::optional<int64_t> row = {});
   void rewind(const StepResult& result);  // or passes over the batch, where there is no checkpoint
   void after_step(const StepResult& result);
+  void call_on_step(const StepResult& result);
   Throughput throughput(const IntervalSeconds& seconds) const;
   void log_step(const StepResult& result, bool as_line, bool as_row);
   void write_step_row(const StepResult& result, const Throughput& speed);
@@ -153,6 +154,7 @@ class Run {
   fs::path run_dir_;
   std::string run_id_;
   std::unique_ptr<records::RunDirectory> records_;  // rank 0
+  bool callback_stops_ = false;                     // RunOptions::on_step has returned false
   bool begun_ = false;                              // its texts are those of this start
   std::unique_ptr<records::FileLock> owner_lock_;   // of the run whose directory checkpoint.save lies in
   std::unique_ptr<records::FileLock> root_lock_;  // of checkpoint.save, where it is not in the run directory

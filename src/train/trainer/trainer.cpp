@@ -21,16 +21,17 @@ std::string Run::stop_reason() {
   const double minutes = seconds_since(start_) / 60;
   // Rank 0's clock and any rank's signal: agreed by a reduction, so that all leave after the same step. With it goes how many
   // ranks have written their part of the save that runs beside the training.
-  std::array<double, 3> wishes{
+  std::array<double, 4> wishes{
       StopSignals::received() ? 1.0 : 0.0,
       is_rank0() && config_.train.exit_duration_in_mins && minutes >= *config_.train.exit_duration_in_mins
           ? 1.0
           : 0.0,
-      saver_ && saver_->busy() && saver_->ready() ? 1.0 : 0.0};
+      saver_ && saver_->busy() && saver_->ready() ? 1.0 : 0.0, callback_stops_ ? 1.0 : 0.0};
   comm::all_reduce(world_.communicator(), wishes);
   if (static_cast<int>(wishes[2]) == world_.size())
     if (const auto ended = saver_->advance()) tell(*ended);
   if (wishes[0] > 0) return "asked to stop by a signal";
+  if (wishes[3] > 0) return "asked to stop by the step callback";
   if (wishes[1] > 0)
     return "train.exit_duration_in_mins=" + to_text(*config_.train.exit_duration_in_mins) + " reached";
   if (config_.train.exit_interval && step % *config_.train.exit_interval == 0)
@@ -134,6 +135,26 @@ void Run::after_step(const StepResult& result) {
     if (events_) write_step_events(result);
     state.since_events = {}, events_seconds_ = {};
   }
+  call_on_step(result);
+}
+
+void Run::call_on_step(const StepResult& result) {
+  if (!options_.on_step) return;
+  const TrainState& state = loop_->state();
+  const double tokens = static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length);
+  StepReport report;
+  report.step = state.step;
+  report.total_steps = total_steps_;
+  report.loss = result.loss;
+  report.gradient_norm = result.gradient_norm;
+  report.learning_rate = result.learning_rate;
+  report.step_seconds = step_seconds_;
+  report.tokens_per_second = step_seconds_ > 0 ? tokens / step_seconds_ : 0;
+  report.consumed_samples = state.consumed_samples;
+  report.consumed_tokens = state.consumed_tokens;
+  report.memory_bytes = loop_->device().memory().peak;
+  report.update_skipped = result.skipped;
+  if (!options_.on_step(report)) callback_stops_ = true;
 }
 
 void Run::evaluate(bool last) {
@@ -237,7 +258,7 @@ void Run::save(bool must_succeed) {
 
 Outcome Run::run() {
   // From here on a signal means: save, then end. Without the handler it ends the process, as signals do.
-  const StopSignals signals(log_.sink(), config_.train.exit_signal_handler);
+  const StopSignals signals(log_.sink(), config_.train.exit_signal_handler && options_.handle_signals);
   // What can be missing or unsupported is found before anything is allocated or written; the step runs once on the meta
   // device, through the same code.
   check_device(config_.train.device);
