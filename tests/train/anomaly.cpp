@@ -16,7 +16,7 @@
 #include "comm/reduce.hpp"
 #include "comm/together.hpp"
 #include "support/faulty_disk.hpp"
-#include "support/pieces.hpp"
+#include "support/main_parameters.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/records/metrics.hpp"

@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "comm/reduce.hpp"
 #include "support/devices.hpp"
-#include "support/pieces.hpp"
+#include "support/main_parameters.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 
