@@ -63,7 +63,7 @@ if [ "$fixtures" = yes ]; then
   copy=build/peers-fixtures
   rm -rf "$copy"
   mkdir -p "$copy"
-  git archive HEAD tests/golden tests/data tests/models tests/formats tests/parallel | tar -x -C "$copy"
+  git archive HEAD tests/golden tests/data tests/text tests/models tests/formats tests/parallel | tar -x -C "$copy"
   for script in "$copy"/tests/{golden,interchange,parallel}/make_*.py; do
     check "fixtures: $(basename "$script")" "$python" "$script"
   done
@@ -75,7 +75,7 @@ if [ "$fixtures" = yes ]; then
       tests/golden/models/*|tests/formats/*.safetensors) echo "differs in its bytes (floating point): $file" ;;
       *) echo "FAILED: $file is not what its script makes"; failed=$((failed + 1)) ;;
     esac
-  done < <(git ls-files tests/golden tests/data tests/formats tests/parallel/nf4.safetensors | grep -v '\.py$')
+  done < <(git ls-files tests/golden tests/data tests/text tests/formats tests/parallel/nf4.safetensors | grep -v '\.py$')
 fi
 
 echo

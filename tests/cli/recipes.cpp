@@ -159,7 +159,7 @@ TEST_CASE("recipe new --from hf:DIR is a recipe that trains: model, tokenizer an
   fs::create_directories(model);
   const std::string source = std::string(capstan::test::kSourceDirectory) + "/tests/";
   for (const char* file : {"config.json", "model.safetensors"})
-    fs::copy_file(source + "interchange/families/llama/" + file, model + "/" + std::string(file));
+    fs::copy_file(source + "formats/families/llama/" + file, model + "/" + std::string(file));
   const auto made = [&](const std::string& name) {
     Launch launch;
     launch.directory = scratch.path();

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string kTests = std::string(capstan::test::kSourceDirectory) + "/tests/";
-const std::string kSmol = kTests + "interchange/families/smollm2";
+const std::string kSmol = kTests + "formats/families/smollm2";
 
 json expected() {
   return json::parse(read_text(kTests + "cli/text/expected.json"));
@@ -173,7 +173,7 @@ TEST_CASE(
 
 TEST_CASE("the tokenizer of a GGUF file has its special tokens and its chat template, and stays with a run") {
   const ScratchDirectory home;
-  const std::string gguf = "gguf:" + kTests + "interchange/gguf/smollm2.gguf";
+  const std::string gguf = "gguf:" + kTests + "formats/gguf/smollm2.gguf";
   check_same(generated(gguf, {"--chat"}), expected()["chat"]);
   const std::string recipe =
       home.write("tune.yaml",

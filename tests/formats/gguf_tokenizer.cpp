@@ -12,9 +12,9 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "text/tokenizer/tokenizer.hpp"
 #include "formats/gguf_tokenizer.hpp"
 #include "support/paths.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 using namespace capstan;
 using namespace capstan::interchange;
@@ -53,7 +53,7 @@ json file(const std::string& name) {
   return json::parse(read_file(kTests / name));
 }
 json family(const std::string& name) {
-  return file("data/tokenizer/families/" + name + ".json");
+  return file("text/tokenizer/families/" + name + ".json");
 }
 json with(json tokenizer, const std::string& pointer, const json& value) {
   tokenizer[json::json_pointer(pointer)] = value;
@@ -114,7 +114,7 @@ std::vector<int64_t> as_llama_cpp(const GgufMetadata& metadata, const std::strin
 }  // namespace
 
 TEST_CASE("a SentencePiece tokenizer gives llama.cpp's algorithm the ids of the file") {
-  const json fixture = file("interchange/gguf/spm.json");
+  const json fixture = file("formats/gguf/spm.json");
   for (const auto& [name, stage] : fixture["stages"].items()) {
     CAPTURE(name);
     const GgufMetadata metadata = metadata_of(sentencepiece(fixture, name), "", 700);
@@ -132,7 +132,7 @@ TEST_CASE("a SentencePiece tokenizer gives llama.cpp's algorithm the ids of the 
 }
 
 TEST_CASE("a token that is called Prepend puts no blank before the text") {
-  const json fixture = file("interchange/gguf/spm.json");
+  const json fixture = file("formats/gguf/spm.json");
   const json odd = with(sentencepiece(fixture, "gemma"), "/model/vocab/Prepend", 700);
   CHECK(metadata_of(odd).at("tokenizer.ggml.add_space_prefix").integer == 0);
 }
@@ -183,11 +183,11 @@ std::string refusal_of_model(const std::string& model, const std::string& config
 }  // namespace
 
 TEST_CASE("a SentencePiece model gives llama.cpp's algorithm the ids of the file, and comes back") {
-  const std::string model = read_file(kTests / "data/tokenizer/families/spm_bpe.model");
+  const std::string model = read_file(kTests / "text/tokenizer/families/spm_bpe.model");
   const auto tokenizer = data::Tokenizer::from_sentencepiece(model);
   std::vector<std::string> texts = {" two  blanks ", "\n\ttabs\n", "\u2581 and \u2581\u2581",
                                     "\u00e9\u4e2d\U0001F642\x01"};
-  for (const json& text : file("interchange/gguf/spm.json")["texts"]) texts.push_back(text);
+  for (const json& text : file("formats/gguf/spm.json")["texts"]) texts.push_back(text);
   for (const int prefix : {1, 0}) {
     CAPTURE(prefix);
     const std::string bytes = with_field(model, 3, 3, prefix);  // add_dummy_prefix
@@ -254,7 +254,7 @@ TEST_CASE("a SentencePiece model gives llama.cpp's algorithm the ids of the file
 }
 
 TEST_CASE("SentencePiece models that llama.cpp would compute otherwise are refused with the reason") {
-  const auto model = [](const char* name) { return read_file(kTests / "data/tokenizer/families" / name); };
+  const auto model = [](const char* name) { return read_file(kTests / "text/tokenizer/families" / name); };
   const std::string bpe = model("spm_bpe.model");
   CHECK(refusal_of_model(bpe).empty());
   CHECK(holds(refusal_of_model(model("spm_unigram.model")), "Unigram"));
@@ -307,7 +307,7 @@ TEST_CASE("a byte-level tokenizer comes back from GGUF with the same ids") {
   for (const auto& [tokenizer, pre] : {std::pair{family("llama3"), "llama-bpe"},
                                        {olmo, "dbrx"},
                                        {family("qwen2"), "qwen2"},
-                                       {file("interchange/families/smollm2/tokenizer.json"), "gpt-2"}}) {
+                                       {file("formats/families/smollm2/tokenizer.json"), "gpt-2"}}) {
     CAPTURE(pre);
     const GgufMetadata metadata = metadata_of(tokenizer, config);
     CHECK(metadata.at("tokenizer.ggml.pre").text == pre);
@@ -334,9 +334,9 @@ TEST_CASE(
 }
 
 TEST_CASE("tokenizers that llama.cpp would compute otherwise are refused with the reason") {
-  const json fixture = file("interchange/gguf/spm.json");
+  const json fixture = file("formats/gguf/spm.json");
   const json spm = sentencepiece(fixture, "metaspace"), llama3 = family("llama3"), qwen2 = family("qwen2"),
-             gpt2 = file("interchange/families/smollm2/tokenizer.json");
+             gpt2 = file("formats/families/smollm2/tokenizer.json");
   CHECK(refusal(spm).empty());
   CHECK(refusal(gpt2).empty());
   // SentencePiece's kind.
@@ -372,7 +372,7 @@ TEST_CASE("tokenizers that llama.cpp would compute otherwise are refused with th
 }
 
 TEST_CASE("a tokenizer.json with values of other types is refused by name") {
-  const json fixture = file("interchange/gguf/spm.json");
+  const json fixture = file("formats/gguf/spm.json");
   for (const json& tokenizer :
        {sentencepiece(fixture, "llama"), sentencepiece(fixture, "metaspace"), family("llama3")}) {
     for (const std::string pointer : {"",

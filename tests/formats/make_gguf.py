@@ -71,7 +71,7 @@ TEXTS = ["the cat sat", " the thin hat", "a  b\n c\n\n", "ångström 12 345 €u
 
 
 def spm():
-    model = sentencepiece.SentencePieceProcessor(model_file=str(HERE.parent / "data/tokenizer/families/spm_bpe.model"))
+    model = sentencepiece.SentencePieceProcessor(model_file=str(HERE.parent / "text/tokenizer/families/spm_bpe.model"))
     pieces = [model.id_to_piece(i) for i in range(model.vocab_size())]
     ids = {piece: i for i, piece in enumerate(pieces)}
     special = [i for i in range(len(pieces)) if model.is_control(i) or model.is_unknown(i)]

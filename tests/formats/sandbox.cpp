@@ -107,7 +107,7 @@ TEST_CASE("artefacts of every kind are read without executing anything") {
         }) == 0);
   CHECK(alone([] {
           data::chat::ChatTemplate::load(
-              (kHere.parent_path() / "data/chat/templates/llama3.2.jinja").string());
+              (kHere.parent_path() / "text/chat/templates/llama3.2.jinja").string());
         }) == 0);
   CHECK(alone([] {
           config::Request request;

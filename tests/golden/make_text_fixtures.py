@@ -15,7 +15,7 @@ import torch
 import transformers
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
-MODEL, OUT = TESTS / "interchange/families/smollm2", TESTS / "cli/text"
+MODEL, OUT = TESTS / "formats/families/smollm2", TESTS / "cli/text"
 TEXT, PROMPT = "the thin cat sat in the inn on the hat", "the thin"
 
 

@@ -13,7 +13,7 @@
 namespace tokenizer_fixtures {
 
 inline std::filesystem::path path(const std::string& name) {
-  return std::filesystem::path(capstan::test::kSourceDirectory) / "tests" / "data" / "tokenizer" / name;
+  return std::filesystem::path(capstan::test::kSourceDirectory) / "tests" / "text" / "tokenizer" / name;
 }
 
 inline std::vector<std::string> lines(const std::string& name) {
