@@ -13,7 +13,7 @@ import pathlib
 
 from transformers.utils import chat_template_utils as hf
 
-HERE = pathlib.Path(__file__).resolve().parent.parent / "data" / "chat"
+HERE = pathlib.Path(__file__).resolve().parent.parent / "text" / "chat"
 
 
 class FixedClock(datetime.datetime):

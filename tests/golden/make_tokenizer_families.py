@@ -22,7 +22,7 @@ import struct
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent / "data" / "tokenizer"
+ROOT = pathlib.Path(__file__).resolve().parent.parent / "text" / "tokenizer"
 HERE = ROOT / "families"
 
 

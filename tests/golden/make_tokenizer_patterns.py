@@ -12,7 +12,7 @@ import pathlib
 
 from tokenizers import Regex, pre_tokenizers
 
-OUT = pathlib.Path(__file__).resolve().parent.parent / "data" / "tokenizer" / "patterns.json"
+OUT = pathlib.Path(__file__).resolve().parent.parent / "text" / "tokenizer" / "patterns.json"
 
 TEXTS = [
     "don't 12345 שָׁלוֹם naïve cafe\u0301 x_y  \u0939\u093f\u0928\u094d\u0926\u0940 end",
