@@ -86,8 +86,7 @@ LaunchedAs launched_as() {
            "started by torchrun (" + assignment(kTorchrun.size, torchrun->size) +
                "), whose processes MPI cannot join",
            "unset " + std::string(kTorchrun.rank) + " and " + kTorchrun.size +
-               ", and start it with `mpirun -n " + std::to_string(torchrun->size) +
-               " capstan train …` or `capstan train … --nproc " + std::to_string(torchrun->size) + "`");
+               ", and start it with `mpirun -n " + std::to_string(torchrun->size) + " PROGRAM …`");
     require_same(*by, *torchrun);
   }
   if (!by) {

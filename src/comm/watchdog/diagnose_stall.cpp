@@ -106,7 +106,7 @@ std::optional<Error> mismatch(const std::vector<RankStatus>& statuses) {
 }  // namespace
 
 std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, double timeout) {
-  const std::string resume = "`--resume` goes on from the newest checkpoint";
+  const std::string resume = "a resumed run goes on from the newest checkpoint";
   for (const RankStatus& status : statuses) {
     if (!status.gone || status.state == RankState::ended || status.state == RankState::absent) continue;
     Error error(ErrorCode::rank_failure,

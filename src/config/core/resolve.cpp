@@ -10,12 +10,12 @@
 #include "base/error.hpp"
 #include "config/core/composer.hpp"
 #include "config/core/convert.hpp"
-#include "config/tools/edit.hpp"
-#include "config/tools/emit.hpp"
 #include "config/core/hash.hpp"
 #include "config/core/interpolate.hpp"
 #include "config/core/merge.hpp"
 #include "config/core/own_part.hpp"
+#include "config/tools/edit.hpp"
+#include "config/tools/emit.hpp"
 
 namespace capstan::config {
 
@@ -374,7 +374,7 @@ class Resolver {
     if (!value) {
       leaf.failed = true;
       if (leaf.from_ranks && count_errors() > errors)
-        out_.diagnostics.back().help("from --ranks " + std::to_string(*request_.ranks));
+        out_.diagnostics.back().help("from " + request_.ranks_origin + " " + std::to_string(*request_.ranks));
       return;
     }
     schema_.store(root_, *leaf.field, *value);

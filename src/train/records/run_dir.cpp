@@ -92,7 +92,7 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
     fail(ErrorCode::failed,
          "run `" + path.string() + "` exists already (" + std::string(name_of(run.state)) +
              (run.step ? " at step " + std::to_string(*run.step) : std::string()) + ")",
-         "continue it with --resume, or start another with --run-dir DIR");
+         "resume it, or give another run directory");
   }
   if (!exists && fs::exists(path, error)) {
     if (!fs::is_directory(path, error))
@@ -102,7 +102,7 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
         fail(ErrorCode::failed,
              "`" + path.string() + "` exists and is not a run directory (it has no " + std::string(kRunFile) +
                  ")",
-             "choose another with --run-dir DIR");
+             "give another run directory");
   }
   checkpoint::real_file_system().make_directories(path);
   lock_.emplace(path, "run");
@@ -110,7 +110,7 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
   resumed_ = fs::exists(path / kRunFile, error);
   if (resumed_ && !resume)
     fail(ErrorCode::failed, "run `" + path.string() + "` exists already",
-         "continue it with --resume, or start another with --run-dir DIR");
+         "resume it, or give another run directory");
   for (const auto& entry : fs::directory_iterator(path, error))
     if (is_temporary(entry.path())) fs::remove(entry.path(), error);
   if (resumed_) {

@@ -111,7 +111,7 @@ void require_run(const fs::path& path) {
   for (std::string& name : near) name = "`" + name + "`";
   fail(ErrorCode::not_found, "there is no run `" + path.string() + "` to resume",
        (near.empty() ? "" : "did you mean " + join(near, " or ") + "? ") +
-           "leave --resume out to start it, or write --resume=auto, which starts a run or resumes it");
+           "start it without resuming; `resume=auto` starts a run or resumes it");
 }
 
 fs::path saved_in(const fs::path& path) {

@@ -125,7 +125,7 @@ void Loop::compute_again(const Computed& first, StepTimers& timers, std::vector<
   failure_anomalies_.push_back(event);
   fail(ErrorCode::rank_failure,
        event.text + "; parameters and optimizer are those of step " + std::to_string(state_.step),
-       "run elsewhere with --resume: this machine's results cannot be trusted");
+       "resume the run on another machine: this machine's results cannot be trusted");
 }
 
 // Where a value that is not finite begins: the micro-batches run once more under a watch. Collective.

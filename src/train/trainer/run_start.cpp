@@ -353,7 +353,7 @@ void Run::start_or_resume() {
   const auto damaged = comm::gather_texts(world_.communicator(), join(refused_, "\n    "))[0];
   if (resume && !from && !damaged.empty())
     fail(ErrorCode::failed, "no checkpoint of the run verifies:\n    " + damaged,
-         "restore one of them; or, to give them up, move them away and --resume begins at step 0, or take "
+         "restore one of them; or, to give them up, move them away and resume from step 0, or take "
          "another run directory");
   if (!from && config_.checkpoint.load) {
     const fs::path load = config_.checkpoint.load->resolved;
