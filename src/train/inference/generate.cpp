@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "base/error.hpp"
@@ -60,14 +61,32 @@ struct Beginning {
   std::string end_text;  // ends it too
 };
 
+void check(const GenerateOptions& options, int64_t vocabulary) {
+  if (options.max_tokens < 0)
+    fail(ErrorCode::usage, "the number of new tokens is negative: " + std::to_string(options.max_tokens));
+  if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
+    fail(ErrorCode::usage, "the temperature " + to_text(options.temperature) + " is not a number from 0");
+  if (!(options.top_p > 0 && options.top_p <= 1))
+    fail(ErrorCode::usage, "top-p " + to_text(options.top_p) + " is not in (0, 1]");
+  if (options.top_k < 0) fail(ErrorCode::usage, "top-k " + std::to_string(options.top_k) + " is negative");
+  for (const int32_t id : options.prompt_ids)
+    if (id < 0 || id >= vocabulary)
+      fail(ErrorCode::usage, "the prompt has token id " + std::to_string(id) + ", the model " +
+                                 std::to_string(vocabulary) + " tokens (model.vocab_size)");
+}
+
 Beginning beginning(const LoadedModel& model, const GenerateOptions& options) {
-  const data::Tokenizer& tokenizer = *model.tokenizer();
+  if (!options.prompt_ids.empty() && !model.tokenizer())
+    return {options.prompt_ids, {model.end_tokens().begin(), model.end_tokens().end()}, {}};
+  const data::Tokenizer& tokenizer = model.require_tokenizer();
   const auto eod = end_of_document(model.config(), tokenizer);
   Beginning result;
   result.ends.insert(model.end_tokens().begin(), model.end_tokens().end());
   for (const auto& id : {eod, tokenizer.eos()})
     if (id) result.ends.insert(*id);
-  if (options.chat) {
+  if (!options.prompt_ids.empty()) {
+    result.ids = options.prompt_ids;
+  } else if (options.chat) {
     const auto chat_template = chat_template_of(model.config(), tokenizer);
     if (!chat_template)
       fail(ErrorCode::usage, "a chat needs a chat template, and the model comes without one",
@@ -84,7 +103,7 @@ Beginning beginning(const LoadedModel& model, const GenerateOptions& options) {
   if (!result.ids.empty()) return result;
   if (!eod)
     fail(ErrorCode::usage, "the prompt is empty and the tokenizer has no end-of-document token to begin with",
-         "--prompt TEXT");
+         "give a prompt");
   result.ids.push_back(*eod);
   return result;
 }
@@ -127,14 +146,7 @@ class Speaker {
 }  // namespace
 
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
-  const data::Tokenizer& tokenizer = model.require_tokenizer();
-  if (options.max_tokens < 0)
-    fail(ErrorCode::usage, "--max-tokens " + std::to_string(options.max_tokens) + " is negative");
-  if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
-    fail(ErrorCode::usage, "--temperature " + to_text(options.temperature) + " is not a number from 0");
-  if (!(options.top_p > 0 && options.top_p <= 1))
-    fail(ErrorCode::usage, "--top-p " + to_text(options.top_p) + " is not in (0, 1]");
-  if (options.top_k < 0) fail(ErrorCode::usage, "--top-k " + std::to_string(options.top_k) + " is negative");
+  check(options, model.config().model.vocab_size);
   Beginning begun = beginning(model, options);
   if (!options.stop_at_eod) begun.ends.clear(), begun.end_text.clear();
   const std::vector<int32_t>& prompt = begun.ids;
@@ -154,10 +166,11 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   result.context_field = limit;
   auto cache = model.make_cache(prompt_tokens + wanted);
   using Clock = std::chrono::steady_clock;
-  data::StreamDecoder decoder(model.tokenizer(), true);
+  std::optional<data::StreamDecoder> decoder;
+  if (model.tokenizer()) decoder.emplace(model.tokenizer(), true);
   // SentencePiece's decoder takes the blank off the first token of a text. A continuation does not begin one; an answer does.
-  if (!options.chat)
-    for (const int32_t id : prompt) decoder.push(id);
+  if (decoder && !options.chat)
+    for (const int32_t id : prompt) decoder->push(id);
   Speaker speaker(options, begun.end_text);
   const auto begin = Clock::now();
   std::vector<float> logits = model.next_logits(prompt, cache);
@@ -165,17 +178,20 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   const auto after_prompt = Clock::now();
   for (int64_t i = 0; i < wanted; ++i) {
     // Only ids that the tokenizer can produce: the model's vocabulary may be larger.
-    const auto known = std::span<const float>(logits).first(
-        std::min(logits.size(), static_cast<size_t>(tokenizer.vocab_size())));
+    auto known = std::span<const float>(logits);
+    if (const auto& tokenizer = model.tokenizer())
+      known = known.first(std::min(logits.size(), static_cast<size_t>(tokenizer->vocab_size())));
     require_number(std::accumulate(known.begin(), known.end(), 0.0), "logits' sum");
     const int32_t id = sample(known, options, prompt_tokens + i);
     ++result.tokens;
+    result.ids.push_back(id);
     result.ended = begun.ends.count(id) > 0;
-    if (!result.ended) {
-      speaker.push(decoder.push(id));
+    if (!result.ended && decoder) {
+      speaker.push(decoder->push(id));
       result.ended = speaker.ended();
     }
-    if (result.ended) break;
+    result.stopped = options.on_token && !options.on_token(id) && !result.ended;
+    if (result.ended || result.stopped) break;
     if (i + 1 == wanted) continue;
     tokens.push_back(id);
     if (cache.past < cache.holds_to) {
@@ -185,8 +201,8 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
       logits = model.next_logits(tokens, cache);
     }
   }
-  result.context_full = !result.ended && wanted < options.max_tokens;
-  speaker.push(decoder.finish());
+  result.context_full = !result.ended && !result.stopped && wanted < options.max_tokens;
+  if (decoder) speaker.push(decoder->finish());
   speaker.finish();
   result.seconds = seconds_since(after_prompt);
   return result;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace capstan::train {
 
@@ -13,6 +14,8 @@ class LoadedModel;  // loaded_model.hpp
 struct GenerateOptions {
   // Empty: begins with what the tokenizer puts before a text, else with the end-of-document token.
   std::string prompt;
+  // Token ids in place of `prompt`, taken as they are: nothing is put before them, and no tokenizer is needed. Empty: the text counts.
+  std::vector<int32_t> prompt_ids;
   // The prompt is a user's message, by the model's chat template (chat_template_of()), after a system message where there is one.
   bool chat = false;
   std::string system;
@@ -26,10 +29,14 @@ struct GenerateOptions {
   // template puts behind an answer.
   bool stop_at_eod = true;
   std::function<void(const std::string& text)> on_text;  // complete UTF-8, as soon as it is there
+  // Called with each new token, after the text that it completes. False ends the generation; every rank must give the same answer.
+  std::function<bool(int32_t id)> on_token;
 };
 struct GenerateResult {
   int64_t prompt_tokens = 0, tokens = 0;
-  bool ended = false;  // at one of those
+  std::vector<int32_t> ids;  // the new tokens, the one that ended the text included
+  bool stopped = false;      // by on_token
+  bool ended = false;        // at one of those
   // The model's positions (context_limit) were used up before max_tokens.
   bool context_full = false;
   int64_t context_limit = 0;               // prompt and answer together
@@ -38,7 +45,8 @@ struct GenerateResult {
 };
 
 // Every rank that holds a part of the model calls it with the same options (but for on_text) and draws the same tokens.
-// ErrorCode::usage for options out of range, for a prompt that leaves no room in the model's positions and for a chat without a
+// ErrorCode::unsupported for a text without a tokenizer; ::usage for options out of range, for token ids outside of the model's
+// vocabulary, for a prompt that leaves no room in the model's positions and for a chat without a
 // template; ::format where the template refuses it.
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options);
 

@@ -125,7 +125,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
     if (config.peft)
       fail(ErrorCode::usage,
            "`" + checkpoint.string() + "` holds adapters itself; others beside the same weights replace them",
-           "name the weights beside which both were trained, with --adapter");
+           "load the weights beside which both were trained, with the adapters beside them");
     adapters = open_adapters(adapter, weights, config.model);
     if (!adapters->base_hash.empty()) weights.share_hash(world.communicator());
     require_own_base(*adapters, weights);
@@ -133,7 +133,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   } else if (config.peft && !holds_adapters(weights)) {
     fail(ErrorCode::usage,
          "`" + checkpoint.string() + "` holds a whole model, and no adapters that `peft` could describe",
-         "leave `peft` out; --adapter names adapters that stand beside it");
+         "leave `peft` out; adapters that lie elsewhere are named beside the model");
   }
   tokenizer_ = load_tokenizer(config_);
   end_tokens_ = end_tokens_of(weights);
@@ -190,6 +190,14 @@ std::vector<float> LoadedModel::next_logits(std::span<const int32_t> tokens, mod
       });
   cache.past += count;
   return logits;
+}
+
+std::vector<float> LoadedModel::all_logits(const data::MicroBatch& batch) {
+  CAPSTAN_ASSERT(mesh_.size(comm::Axis::pp) == 1 && mesh_.size(comm::Axis::tp) == 1,
+                 "logits of a model that several ranks share");
+  StepContext context{*device_, *store_};
+  Tape tape(context, Tape::Mode::inference);
+  return model_->all_logits(tape, upload(*device_, batch, false)).to_host<float>();
 }
 
 std::vector<float> LoadedModel::token_losses(const data::MicroBatch& batch) {

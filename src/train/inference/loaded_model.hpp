@@ -40,6 +40,8 @@ class LoadedModel {
   std::vector<float> next_logits(std::span<const int32_t> tokens, models::KvCache& cache);
   // -log p(label) of every token [rows * sequence_length], in natural logarithm. Collective.
   std::vector<float> token_losses(const data::MicroBatch& batch);
+  // fp32 [rows * sequence_length, vocab]: the logits of the token after each position. On one rank only.
+  std::vector<float> all_logits(const data::MicroBatch& batch);
 
  private:
   // What a stage of this rank makes of the stream [rows, hidden] of the one before: the stream, or at the last the answer.
