@@ -10,54 +10,89 @@
 
 namespace capstan {
 
-// The processes that were launched together (mpirun, srun), as the launcher's environment tells: nothing is
-// started. One process by itself is rank 0 of 1. Throws Error: usage for an environment that contradicts itself.
+// The processes that were launched together (mpirun, srun), as the launcher's environment says; nothing is
+// started. A single process is rank 0 of 1. Throws Error: usage for an environment that contradicts itself.
 struct World {
   int rank = 0, size = 1;
 };
 World launched_world();
 
+// One training step. Loss, norm and throughput are those of the whole world and equal on all ranks but for
+// clocks.
+struct StepReport {
+  int64_t step = 0, total_steps = 0;  // steps done, and of the whole run
+  double loss = 0;                    // mean over the step's predicted tokens, in nats
+  double grad_norm = 0;               // global L2 norm of the gradients before clipping
+  double learning_rate = 0;
+  double step_seconds = 0;       // of this rank's clock
+  double tokens_per_second = 0;  // of all ranks together
+  int64_t consumed_samples = 0;  // since step 0, those before a resume included
+  int64_t consumed_tokens = 0;   // since step 0
+  int64_t memory_bytes = 0;      // peak of this rank's device memory
+  bool update_skipped = false;   // the optimizer left this step out because of a loss or gradient spike
+};
+
 struct TrainOptions {
   std::filesystem::path run_dir;  // where the run is recorded; empty: runs/NAME of the recipe
   bool resume = false;            // go on from the newest checkpoint in it; start there when there is none
+
+  // Called on every rank after each step, in the thread that called run_training(). False on any rank asks
+  // the whole run to save a checkpoint and stop after this step. An exception ends the run and is passed on;
+  // in a world of several ranks it has to be thrown on all of them.
+  std::function<bool(const StepReport&)> on_step;
+
+  // True: while the run lasts, SIGINT, SIGTERM and SIGUSR1 mean "save, then return", and a second SIGINT or
+  // SIGTERM ends the process. The handlers that were there come back afterwards. False: signals are left to
+  // the program.
+  bool handle_signals = false;
+
+  // For a program that initializes MPI itself (MPI_THREAD_FUNNELED or higher): points to the MPI_Comm whose
+  // ranks train. It is duplicated for the run, and Capstan neither initializes nor finalizes MPI. Null:
+  // Capstan joins the launched processes; it initializes MPI in the first run of a world of several ranks,
+  // and finalizes it at the end of the process.
+  const void* mpi_communicator = nullptr;
+
+  // Called once in the whole world, on a thread of its own, when a rank is gone or silent for longer than
+  // resilience.timeout. The threads that wait for that rank inside MPI cannot be woken: the handler should
+  // report the error and end the process (std::_Exit(exit_code_of(error.code()))), upon which the launcher
+  // ends the others. Empty: nobody is told and the other ranks keep waiting.
+  std::function<void(const Error&)> on_rank_failure;
 };
 
-// What a run says, a line at a time and without a newline; on rank 0 only, in the thread that called
-// run_training(). May be empty. An exception from it ends the run and is passed on.
+// The lines of the run's log as they are written, without a newline; on rank 0 only, in the thread that
+// called run_training(). May be empty. An exception from it ends the run and is passed on.
 enum class Message : uint8_t { line, warning };
 using Progress = std::function<void(Message kind, const std::string& text)>;
 
 enum class Ended : uint8_t {
-  finished,  // all iterations done
-  stopped,   // by a signal, train.exit_interval or train.exit_duration_in_mins; resume goes on from there
+  finished,  // all steps done
+  stopped,   // before that, with a checkpoint: by on_step, a signal or train.exit_*; `resume` goes on from it
 };
 
 struct Outcome {
   Ended ended = Ended::finished;
   std::string reason;                         // why it stopped
-  int64_t step = 0;                           // iterations done, those before a resume included
+  int64_t step = 0;                           // steps done, those before a resume included
   std::filesystem::path run_dir, checkpoint;  // checkpoint: the last one, a directory
 };
 
-// Trains to the end of the recipe, or until asked to stop. While it runs, SIGINT, SIGTERM and SIGUSR1 mean: save,
-// then return; a second SIGINT or SIGTERM ends the process. The handlers that were there come back afterwards.
-// One run at a time in a process.
+// Trains to the end of the recipe, or until asked to stop. One run at a time in a process. Nothing is printed
+// and the process is never ended, except by a second signal with handle_signals.
 //
-// In a launched world every rank calls it, with the same arguments. The first call starts MPI, the end of the process
-// ends it: a program that runs MPI itself cannot host it, and all calls come from one thread. After an error in a
-// world of several ranks no run can follow, since nobody knows where the others are: let the process end with a
-// code other than 0, and the launcher ends the rest.
+// In a world of several ranks every rank calls it with the same arguments, always from the thread that made
+// the first call. After an error there, no run can follow in a launched world, because the ranks may be out
+// of step: let the process end with a code other than 0, and the launcher ends the rest. With
+// mpi_communicator, the next run needs ranks that the program has brought back into step.
 //
 // Throws Error:
 //   config, format         the recipe has errors; the text holds them
-//   usage                  it is resolved for another number of ranks
-//   unsupported            it asks for what this build cannot do; names each field
-//   not_found, format, io  data, tokenizer, a checkpoint (before anything large is allocated); writing the run
-//   failed                 the run exists and `resume` is not set, another process works on it, a resume with a
-//                          recipe that alters the numbers, a loss or gradient that is not finite
+//   usage                  it is resolved for another number of ranks; MPI is not running, or this thread
+//                          may not use it
+//   unsupported            the recipe asks for what this build cannot do; names each field
+//   not_found, format, io  data, tokenizer or checkpoint, before anything large is allocated; writing the run
+//   failed                 the run exists and `resume` is not set, or another process works on it; a resume
+//                          whose recipe alters the numerics; a loss or gradient that is not finite
 //   rank_failure           the transport, or another rank
-// A rank that is gone or silent for resilience.timeout, while this thread waits for it inside MPI, cannot be thrown: it is named
-// on standard error, once for the world, and the processes end with code 4.
 Outcome run_training(const Config& config, const TrainOptions& options = {}, const Progress& progress = {});
 
 }  // namespace capstan

@@ -39,6 +39,7 @@ Config Config::resolve(const std::string& recipe, const std::vector<std::string>
   impl->request.recipe = recipe;
   impl->request.overrides = overrides_of(overrides);
   impl->request.ranks = world_size;
+  impl->request.ranks_origin = "world_size";
   impl->resolution = config::resolve(impl->request);
   return Config(std::move(impl));
 }

@@ -1,6 +1,7 @@
 #include "capstan/trainer.hpp"
 
-#include <cstdio>
+#include <memory>
+#include <mutex>
 
 #include "api/config_impl.hpp"
 #include "base/error.hpp"
@@ -11,23 +12,47 @@ namespace capstan {
 
 namespace {
 
-// MPI starts and ends once in a process: the world is joined by the first run and left at exit.
-class Membership {
+// Reports the failure of a rank to the run that is at work. The world outlives its runs, and watches from a
+// thread of its own.
+class FailureHandler {
  public:
-  // A rank that left a broken world in good order would wait for ranks that still hope for it; one that just ends makes the
-  // launcher end the others.
-  ~Membership() {
+  using Callback = std::function<void(const Error&)>;
+  void set(Callback callback) {
+    const std::lock_guard lock(mutex_);
+    callback_ = std::move(callback);
+  }
+  comm::FailureWatch watch(double timeout) {
+    return {.timeout = timeout,
+            .report =
+                [this](const Error& error) {
+                  const std::lock_guard lock(mutex_);
+                  if (callback_) callback_(error);
+                },
+            .leave = [] {}};
+  }
+
+ private:
+  std::mutex mutex_;
+  Callback callback_;
+};
+
+// The launched world. MPI starts and ends once in a process: the first run joins the world, the exit of the
+// process leaves it.
+class LaunchedWorld {
+ public:
+  // A rank that left a broken world in good order would wait for the other ranks; one that just ends makes
+  // the launcher end them.
+  ~LaunchedWorld() {
     if (broken_) static_cast<void>(world_.release());
   }
-  // tell: the failure of a rank, just before this process ends with exit code 4.
-  comm::World& join(double timeout, std::function<void(const Error&)> tell) {
+  comm::World& join(double timeout, FailureHandler& failures) {
     if (broken_)
       fail(ErrorCode::rank_failure, "an earlier run failed in this world, whose ranks may be out of step",
            "start the program again");
-    if (!world_) world_ = comm::World::join({.timeout = timeout, .report = std::move(tell)});
+    if (!world_) world_ = comm::World::join(failures.watch(timeout));
     return *world_;
   }
-  void run_failed() { broken_ = world_->size() > 1; }
+  void run_failed() { broken_ = world_ && world_->size() > 1; }
 
  private:
   std::unique_ptr<comm::World> world_;
@@ -37,13 +62,13 @@ class Membership {
 class Sink final : public train::ProgressSink {
  public:
   explicit Sink(const Progress& progress) : progress_(progress) {}
-  void line(const std::string& text) override { say(Message::line, text); }
-  void warning(const std::string& text) override { say(Message::warning, text); }
+  void line(const std::string& text) override { forward(Message::line, text); }
+  void warning(const std::string& text) override { forward(Message::warning, text); }
   void status(const std::string&) override {}
   bool terminal() const override { return false; }
 
  private:
-  void say(Message kind, const std::string& text) {
+  void forward(Message kind, const std::string& text) {
     if (progress_) progress_(kind, text);
   }
   const Progress& progress_;
@@ -63,35 +88,85 @@ World launched_world() {
   return {launched.rank, launched.size};
 }
 
-Outcome run_training(const Config& config, const TrainOptions& options, const Progress& progress) {
-  const config::Resolution& resolution = config.impl().resolution;
-  resolution.require_ok();
-  if (const int64_t size = launched_world().size; resolution.config.dist.world_size != size)
-    fail(ErrorCode::usage,
-         "the recipe is resolved for " + std::to_string(resolution.config.dist.world_size) +
-             " ranks, this process is one of " + std::to_string(size),
-         "resolve it with a world_size of capstan::launched_world().size");
-  train::refuse_missing_features(resolution.config);
+namespace {
 
+void require_ranks(const config::Config& config, int64_t ranks, const char* help) {
+  if (config.dist.world_size == ranks) return;
+  fail(ErrorCode::usage,
+       "the recipe is resolved for " + std::to_string(config.dist.world_size) +
+           " ranks, this process is one of " + std::to_string(ranks),
+       help);
+}
+
+StepReport public_report(const train::StepReport& report) {
+  return {report.step,
+          report.total_steps,
+          report.loss,
+          report.gradient_norm,
+          report.learning_rate,
+          report.step_seconds,
+          report.tokens_per_second,
+          report.consumed_samples,
+          report.consumed_tokens,
+          report.memory_bytes,
+          report.update_skipped};
+}
+
+Outcome train_in(comm::World& world, const Config& config, const TrainOptions& options,
+                 const Progress& progress) {
+  const config::Resolution& resolution = config.impl().resolution;
   train::RunOptions run;
   run.run_dir = options.run_dir;
   run.resume = options.resume ? train::Resume::automatic : train::Resume::no;
   run.recipe =
       train::recipe_record(resolution, config.impl().request.overrides, call_text(config.impl().request));
   run.changes_since = [&](const std::string& stored) { return train::changes_since(stored, resolution); };
+  run.handle_signals = options.handle_signals;
+  if (options.on_step)
+    run.on_step = [&](const train::StepReport& report) { return options.on_step(public_report(report)); };
   Sink sink(progress);
-  static Membership membership;
-  comm::World& world = membership.join(resolution.config.resilience.timeout.seconds, [](const Error& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-  });
+  const train::Outcome outcome = train::train(resolution.config, world, run, sink);
+  return {outcome.ended == train::Ended::finished ? Ended::finished : Ended::stopped, outcome.reason,
+          outcome.step, outcome.run_dir, outcome.checkpoint};
+}
+
+Outcome train_in_launched_world(const Config& config, const TrainOptions& options, const Progress& progress) {
+  const config::Config& resolved = config.impl().resolution.config;
+  require_ranks(resolved, launched_world().size,
+                "resolve it with a world_size of capstan::launched_world().size");
+  // Never destroyed: the watch of a broken world goes on until the process has ended.
+  static FailureHandler& failures = *new FailureHandler;
+  static LaunchedWorld launched;
+  failures.set(options.on_rank_failure);
   try {
-    const train::Outcome outcome = train::train(resolution.config, world, run, sink);
-    return {outcome.ended == train::Ended::finished ? Ended::finished : Ended::stopped, outcome.reason,
-            outcome.step, outcome.run_dir, outcome.checkpoint};
+    comm::World& world = launched.join(resolved.resilience.timeout.seconds, failures);
+    const Outcome outcome = train_in(world, config, options, progress);
+    failures.set({});
+    return outcome;
   } catch (...) {
-    membership.run_failed();
+    failures.set({});
+    launched.run_failed();
     throw;
   }
+}
+
+Outcome train_in_host_world(const Config& config, const TrainOptions& options, const Progress& progress) {
+  const config::Config& resolved = config.impl().resolution.config;
+  FailureHandler failures;
+  failures.set(options.on_rank_failure);
+  const std::unique_ptr<comm::World> world =
+      comm::World::over(options.mpi_communicator, failures.watch(resolved.resilience.timeout.seconds));
+  require_ranks(resolved, world->size(), "resolve it with the size of the communicator as world_size");
+  return train_in(*world, config, options, progress);
+}
+
+}  // namespace
+
+Outcome run_training(const Config& config, const TrainOptions& options, const Progress& progress) {
+  config.impl().resolution.require_ok();
+  train::refuse_missing_features(config.impl().resolution.config);
+  return options.mpi_communicator ? train_in_host_world(config, options, progress)
+                                  : train_in_launched_world(config, options, progress);
 }
 
 }  // namespace capstan

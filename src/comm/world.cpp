@@ -323,6 +323,12 @@ std::unique_ptr<World> World::over(const void* communicator, const FailureWatch&
   if (between_groups) fail(ErrorCode::usage, "the communicator given is an intercommunicator");
   if (const int code = MPI_Comm_dup(given, &ranks); code != MPI_SUCCESS)
     fail_mpi("given by the host", "MPI_Comm_dup", code);
+  int size = 0;
+  MPI_Comm_size(ranks, &size);
+  if (size == 1) {
+    MPI_Comm_free(&ranks);
+    return alone();
+  }
   return std::make_unique<MpiWorld>(ranks, true, watch);
 }
 

@@ -2,12 +2,15 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <stdexcept>
+#include <vector>
 
-#include "capstan/generate.hpp"
+#include "capstan/model.hpp"
 #include "capstan/trainer.hpp"
 
 using namespace capstan;
@@ -84,12 +87,20 @@ TEST_CASE("train, go on, generate, and the loss of a text") {
   CHECK(fs::exists(run / "metrics.jsonl"));
   CHECK(fs::exists(run / "recipe.yaml"));
 
-  Model model = Model::load(run, {"train.threads=1"});
+  Model model = Model::load(run, {.overrides = {"train.threads=1"}});
+  CHECK(model.warnings().empty());
   std::string streamed;
-  const Generated first = model.generate("ab", {.max_tokens = 9, .seed = 7, .stop_at_eod = false},
-                                         [&](const std::string& text) { streamed += text; });
+  std::vector<int32_t> seen;
+  GenerateOptions watched{.max_tokens = 9, .seed = 7, .stop_at_eod = false};
+  watched.on_token = [&](int32_t id, const std::string& text) {
+    if (id >= 0) seen.push_back(id);
+    streamed += text;
+    return true;
+  };
+  const Generated first = model.generate("ab", watched);
   CHECK(first.prompt_tokens == 2);
-  CHECK(first.tokens == 9);
+  CHECK(first.ids.size() == 9);
+  CHECK(first.ids == seen);
   CHECK(!first.ended);
   CHECK(!first.text.empty());
   CHECK(streamed == first.text);
@@ -98,9 +109,41 @@ TEST_CASE("train, go on, generate, and the loss of a text") {
   // The only token left to choose from is the likeliest.
   CHECK(model.generate("ab", {.max_tokens = 9, .top_k = 1}).text ==
         model.generate("ab", {.max_tokens = 9, .temperature = 0}).text);
-  CHECK_THROWS_AS(
-      model.generate("ab", {.max_tokens = 9}, [](const std::string&) { throw std::runtime_error("enough"); }),
-      std::runtime_error);
+  GenerateOptions throwing;
+  throwing.on_token = [](int32_t, const std::string&) -> bool { throw std::runtime_error("enough"); };
+  CHECK_THROWS_AS(model.generate("ab", throwing), std::runtime_error);
+  watched.on_token = [count = 0](int32_t, const std::string&) mutable { return ++count < 4; };
+  const Generated cut = model.generate("ab", watched);
+  CHECK(cut.stopped);
+  CHECK(cut.ids == std::vector<int32_t>(first.ids.begin(), first.ids.begin() + 4));
+
+  const std::vector<int32_t> prompt = model.encode("ab");
+  CHECK(prompt == std::vector<int32_t>{'a', 'b'});
+  CHECK(model.decode(prompt) == "ab");
+  CHECK(model.generate(prompt, {.max_tokens = 9, .seed = 7, .stop_at_eod = false}).ids == first.ids);
+  const auto batch = model.generate_batch({"ab", "the"}, {.max_tokens = 9, .seed = 7, .stop_at_eod = false});
+  CHECK(batch.size() == 2);
+  CHECK(batch[0].text == first.text);
+  CHECK(batch[1].prompt_tokens == 3);
+  const auto from_ids =
+      model.generate_batch_from_ids({prompt, prompt}, {.max_tokens = 9, .seed = 7, .stop_at_eod = false});
+  CHECK(from_ids.size() == 2);
+  CHECK(from_ids[1].ids == first.ids);
+
+  CHECK(model.vocab_size() == 257);
+  CHECK(model.context_length() == 16);
+  const std::vector<float> logits = model.logits(prompt);
+  CHECK(logits.size() == 2 * 257);
+  const auto likeliest = std::max_element(logits.begin() + 257, logits.end()) - logits.begin() - 257;
+  CHECK(model.generate(prompt, {.max_tokens = 1, .temperature = 0}).ids[0] == likeliest);
+  const auto padded = model.logits_batch({prompt, {1, 2, 3, 4, 5}});
+  CHECK(padded.size() == 2);
+  CHECK(padded[1].size() == 5 * 257);
+  double apart = 0;
+  for (size_t i = 0; i < logits.size(); ++i)
+    apart = std::max(apart, std::abs(static_cast<double>(padded[0][i]) - static_cast<double>(logits[i])));
+  CHECK(padded[0].size() == logits.size());
+  CHECK(apart < 1e-2);
 
   const TextLoss loss = model.loss("the quick brown fox jumps");
   CHECK(loss.tokens == 24);
@@ -112,9 +155,71 @@ TEST_CASE("train, go on, generate, and the loss of a text") {
   CHECK(error_of([&] { model.generate("ab", {.top_p = 2}); }).code() == ErrorCode::usage);
   CHECK(error_of([&] { model.loss("a"); }).code() == ErrorCode::usage);
   CHECK(error_of([&] { model.loss("abc", -1); }).code() == ErrorCode::usage);
-  CHECK(error_of([&] { Model::load(run, {"model.no_such=1"}); }).code() == ErrorCode::config);
+  CHECK(error_of([&] { Model::load(run, {.overrides = {"model.no_such=1"}}); }).code() == ErrorCode::config);
+  CHECK(error_of([&] { model.generate(std::vector<int32_t>{999}); }).code() == ErrorCode::usage);
+  CHECK(error_of([&] { model.logits(std::vector<int32_t>(17, 1)); }).code() == ErrorCode::usage);
+  CHECK(error_of([&] { Model::load(run, {.adapter = run}); }).code() == ErrorCode::usage);
   CHECK(error_of([&] { Model::load(scratch() / "none"); }).code() == ErrorCode::not_found);
   CHECK(error_of([&] { Model::load("hf:some/model"); }).code() == ErrorCode::not_found);
+}
+
+TEST_CASE("a callback after each step") {
+  const World world = launched_world();
+  const fs::path run = scratch() / "watched";
+  std::vector<StepReport> steps;
+  TrainOptions options{.run_dir = run};
+  options.on_step = [&](const StepReport& step) {
+    steps.push_back(step);
+    return step.step < 3 || world.rank + 1 < world.size;  // the last rank alone asks to stop
+  };
+  const Outcome stopped = run_training(tiny(6), options);
+  CHECK(stopped.ended == Ended::stopped);
+  CHECK(stopped.step == 3);
+  CHECK(stopped.reason == "asked to stop by the step callback");
+  CHECK(stopped.checkpoint == run / "checkpoints" / "step-00000003");
+  REQUIRE(steps.size() == 3);
+  for (const StepReport& step : steps) {
+    CHECK(step.step == &step - steps.data() + 1);
+    CHECK(step.total_steps == 6);
+    CHECK(step.loss == doctest::Approx(std::log(257.0)).epsilon(0.2));
+    CHECK(step.grad_norm > 0);
+    CHECK(step.learning_rate > 0);
+    CHECK(step.step_seconds > 0);
+    CHECK(step.tokens_per_second == doctest::Approx(4 * 16 / step.step_seconds));
+    CHECK(step.consumed_samples == 4 * step.step);
+    CHECK(step.memory_bytes > 0);
+    CHECK(!step.update_skipped);
+  }
+  options.on_step = [&](const StepReport& step) {
+    steps.push_back(step);
+    return true;
+  };
+  options.resume = true;
+  CHECK(run_training(tiny(6), options).ended == Ended::finished);
+  CHECK(steps.size() == 6);
+  CHECK(steps.back().step == 6);
+}
+
+TEST_CASE("signal handlers stay those of the program unless it asks otherwise") {
+  static volatile std::sig_atomic_t caught = 0;
+  struct sigaction action {};
+  action.sa_handler = [](int) { caught = caught + 1; };
+  struct sigaction before {};
+  ::sigaction(SIGTERM, &action, &before);
+  TrainOptions options{.run_dir = scratch() / "signals"};
+  options.on_step = [](const StepReport& step) {
+    if (step.step == 1) std::raise(SIGTERM);
+    return true;
+  };
+  CHECK(run_training(tiny(2), options).ended == Ended::finished);
+  CHECK(caught == 1);
+  options.handle_signals = true;
+  options.run_dir = scratch() / "handled";
+  const Outcome outcome = run_training(tiny(2), options);
+  CHECK(outcome.ended == Ended::stopped);
+  CHECK(outcome.step == 1);
+  CHECK(caught == 1);
+  ::sigaction(SIGTERM, &before, nullptr);
 }
 
 TEST_CASE("what train refuses") {

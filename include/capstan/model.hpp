@@ -1,0 +1,112 @@
+// A trained model: generation, logits, and the loss of a text.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "capstan/error.hpp"
+
+namespace capstan {
+
+struct LoadOptions {
+  // Overrides of the recipe that the model carries, such as "train.threads=1" (threads of this model) or
+  // "mixed_precision=fp32" (type of its computations).
+  std::vector<std::string> overrides;
+  // LoRA or DoRA adapters to put beside the weights: a directory of PEFT, or a checkpoint or run with `peft`.
+  // Empty: none but those that a checkpoint holds itself.
+  std::string adapter;
+};
+
+struct GenerateOptions {
+  int64_t max_tokens = 100;  // new tokens; the model's context may allow fewer
+  double temperature = 1.0;  // 0: always the likeliest token
+  int64_t top_k = 0;         // sample from the k likeliest tokens; 0: from all
+  double top_p = 1.0;        // sample from the likeliest tokens whose probabilities add up to p, in (0, 1]
+  uint64_t seed = 1234;      // the same seed, prompt, options and model give the same tokens
+  bool stop_at_eod = true;   // end at an end-of-document or end-of-turn token
+  bool chat =
+      false;  // the prompt is a user's message; the model's chat template is applied. Text prompts only.
+  std::string system;  // system message of the chat; empty: none
+  // Called with each new token and the UTF-8 text that it completes, which may be empty. False ends the
+  // generation. Text that is still incomplete at the end comes in one more call with id -1, whose answer is
+  // ignored. An exception ends the generation and is passed on.
+  std::function<bool(int32_t id, const std::string& text)> on_token;
+};
+
+struct Generated {
+  std::string text;          // without the prompt; UTF-8; empty without a tokenizer
+  std::vector<int32_t> ids;  // new tokens, the one that ended the text included
+  int64_t prompt_tokens = 0;
+  bool ended = false;                      // at an end-of-document or end-of-turn token
+  bool stopped = false;                    // by on_token
+  double prompt_seconds = 0, seconds = 0;  // processing the prompt; generating
+};
+
+struct TextLoss {
+  double loss = 0;  // mean negative log-likelihood of a token, in nats
+  double perplexity = 0;
+  double bits_per_byte = 0;  // of the text
+  int64_t tokens = 0;        // predicted tokens: all but the first
+};
+
+// The whole model in this process. A copy refers to the same model. One call at a time on a model and its
+// copies; the calls may come from different threads. Failed calls leave the model usable.
+class Model {
+ public:
+  // name: a checkpoint, a directory of checkpoints, or a run (which stands for its newest checkpoint that
+  // verifies), a model of another program as `hf:DIR` (Hugging Face directory) or `gguf:FILE`.
+  // Every file is verified. Throws Error: not_found; format (also for a recipe that no longer resolves); io;
+  // config (an override); usage (adapters beside a checkpoint that holds its own); failed (adapters of other
+  // weights); unsupported; no_fit.
+  static Model load(const std::string& name, const LoadOptions& options = {});
+
+  // Newer checkpoints of the run that were passed over because they do not verify, with the reasons.
+  const std::vector<std::string>& warnings() const;
+  int64_t vocab_size() const;      // tokens; the length of one row of logits
+  int64_t context_length() const;  // positions: prompt and new tokens together
+  bool has_tokenizer() const;
+
+  // The token ids of a text, beginning with what the tokenizer puts before a text (<bos>). Special tokens in
+  // the text are recognized. Throws Error: unsupported without a tokenizer.
+  std::vector<int32_t> encode(std::string_view text) const;
+  // Valid UTF-8. Special tokens are left out. Throws Error: unsupported without a tokenizer.
+  std::string decode(std::span<const int32_t> ids) const;
+
+  // Logits of the token that follows each position: fp32 [ids.size(), vocab_size()], row-major, natural
+  // scale. Throws Error: usage for no tokens, ids outside of the vocabulary, and more tokens than
+  // context_length().
+  std::vector<float> logits(std::span<const int32_t> ids);
+  // The same for several sequences of any lengths, computed together: one result for each.
+  std::vector<std::vector<float>> logits_batch(const std::vector<std::vector<int32_t>>& sequences);
+
+  // An empty text begins a document. Throws Error: usage for options out of range and for a prompt that fills
+  // the context, unsupported without a tokenizer.
+  Generated generate(const std::string& prompt, const GenerateOptions& options = {});
+  // From token ids, taken as they are; needs no tokenizer. Throws Error: usage, also for ids outside of the
+  // vocabulary and for no ids.
+  Generated generate(std::span<const int32_t> prompt, const GenerateOptions& options = {});
+  // One result for each prompt, in order, each as generate() gives it; on_token sees one prompt after the
+  // other, and ends the current prompt's generation only. The prompts run one after the other.
+  std::vector<Generated> generate_batch(const std::vector<std::string>& prompts,
+                                        const GenerateOptions& options = {});
+  std::vector<Generated> generate_batch_from_ids(const std::vector<std::vector<int32_t>>& prompts,
+                                                 const GenerateOptions& options = {});
+
+  // Windows of the model's sequence length move on by `stride` tokens; 0: by their length, so that they do
+  // not overlap. Throws Error: usage for a text of fewer than two tokens or a negative stride, unsupported
+  // without a tokenizer.
+  TextLoss loss(const std::string& text, int64_t stride = 0);
+
+ private:
+  struct Impl;
+  explicit Model(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace capstan
