@@ -34,6 +34,9 @@ instead() { # COMMAND
     bench/*.py*|scripts/*.py*) echo "test -f $repository/${1%% *}" ;;
     # Builds everything.
     "cmake --preset"*) echo "cmake --list-presets=configure -S $repository >/dev/null" ;;
+    # Installing the library, and the program that uses it: tests/api/install.cmake.
+    "cmake --build build/release --target capstan_library"|"cmake --install"*|"cmake -S examples/embed"*|"cmake --build /tmp/embed"|\
+    "mpirun -n 2 /tmp/embed/"*) echo "test -f $repository/tests/api/install.cmake" ;;
     build/release/bench_kernels*) echo "grep -q bench_kernels $repository/kernels/CMakeLists.txt" ;;
     # Measures for minutes.
     "capstan bench"|"capstan bench step"*) echo "capstan help bench" ;;
@@ -167,6 +170,7 @@ commands_of_page() { # FILE
         text = block[i]
         if (shell && text !~ /^\$ /) continue
         if (text ~ /^capstan [0-9]/) continue  # the first line of a log
+        if (text ~ /^capstan::/) continue  # C++
         # A command whose output on the page has an error has to fail.
         if (text ~ /^\$ /) for (j = i + 1; j <= n && block[j] !~ /^\$ /; ++j) if (block[j] ~ /^error/) { text = "$ ! " substr(text, 3); break }
         sub(/^\$ /, "", text)

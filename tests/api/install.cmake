@@ -1,0 +1,43 @@
+# Installs the library from BUILD into a scratch prefix, moves the prefix, and builds and runs a copy of EXAMPLE against it: with
+# find_package, and with pkg-config.
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT code EQUAL 0)
+    list(JOIN ARGN " " command)
+    message(FATAL_ERROR "${command}\nended with ${code}:\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+set(scratch ${BUILD}/install_test)
+file(REMOVE_RECURSE ${scratch})
+run(${CMAKE_COMMAND} --install ${BUILD} --component library --prefix ${scratch}/first)
+set(prefix ${scratch}/elsewhere)  # a package that holds its prefix is noticed
+file(RENAME ${scratch}/first ${prefix})
+
+# Headers name nothing but the standard library and themselves.
+file(GLOB headers ${prefix}/include/capstan/*.hpp)
+foreach(header IN LISTS headers)
+  file(STRINGS ${header} foreign REGEX "#include (\"[^c]|<.*[./])|#if|mpi\\.h")
+  if(foreign)
+    message(FATAL_ERROR "${header} holds ${foreign}")
+  endif()
+endforeach()
+
+file(COPY ${EXAMPLE}/main.cpp ${EXAMPLE}/CMakeLists.txt DESTINATION ${scratch}/project)
+run(${CMAKE_COMMAND} -S ${scratch}/project -B ${scratch}/project/build -DCMAKE_PREFIX_PATH=${prefix}
+    -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_CXX_FLAGS=-Werror\ -Wall\ -Wextra\ -Wshadow)
+run(${CMAKE_COMMAND} --build ${scratch}/project/build)
+run(${scratch}/project/build/embed ${scratch}/run)
+if(NOT output MATCHES "step 8 of 8: loss ")
+  message(FATAL_ERROR "the program says\n${output}")
+endif()
+
+file(GLOB_RECURSE pc ${prefix}/*/capstan.pc)
+get_filename_component(pc_directory ${pc} DIRECTORY)
+run(${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${pc_directory} pkg-config --cflags --libs capstan)
+string(STRIP "${output}" flags)
+separate_arguments(flags UNIX_COMMAND "${flags}")
+run(${CXX} ${scratch}/project/main.cpp -o ${scratch}/embed_pc ${flags})
+run(${scratch}/embed_pc ${scratch}/run_pc)
+file(REMOVE_RECURSE ${scratch})
