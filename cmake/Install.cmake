@@ -14,7 +14,7 @@ set(CAPSTAN_EXTERNALS
   "ZLIB::ZLIB|find_dependency(ZLIB)|ZLIB::ZLIB|module:zlib"
   "MPI::MPI_CXX|find_dependency(MPI COMPONENTS CXX)|MPI::MPI_CXX|${MPI_mpi_LIBRARY}"
   "PkgConfig::ZSTD||-lzstd|module:libzstd"
-  "PkgConfig::PCRE2||-lpcre2-8|module:libpcre2-8"
+  "PkgConfig::ONIGURUMA||-lonig|module:oniguruma"
   "PkgConfig::ONIG||-lonig|module:oniguruma"
   "PkgConfig::UTF8PROC||-lutf8proc|module:libutf8proc"
   "PkgConfig::XXHASH||-lxxhash|module:libxxhash"

@@ -49,7 +49,7 @@ set(MPI_CXX_SKIP_MPICXX TRUE)  # the C interface is all that is used
 find_package(MPI REQUIRED COMPONENTS CXX)
 find_package(ZLIB REQUIRED)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
-pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(ONIGURUMA REQUIRED IMPORTED_TARGET oniguruma)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy)

@@ -11,7 +11,7 @@ set -euo pipefail
 build=(
   g++ cmake ninja-build ccache pkg-config git
   libyaml-cpp-dev libboost-program-options-dev libspdlog-dev nlohmann-json3-dev libsimdjson-dev doctest-dev
-  zlib1g-dev libzstd-dev libpcre2-dev libutf8proc-dev libxxhash-dev
+  zlib1g-dev libzstd-dev libonig-dev libutf8proc-dev libxxhash-dev
   libhwy-dev libdnnl-dev
   libopenmpi-dev openmpi-bin
 )

@@ -1,5 +1,5 @@
-// A regular expression of a tokenizer.json, in Oniguruma's syntax (oniguruma.hpp; PCRE2, interpreted, bounded), for
-// patterns without a scanner. Its classes are of PCRE2's own Unicode version (14 in Debian 12).
+// A regular expression of a tokenizer.json, in Oniguruma's syntax. Only patterns without a scanner use it. Its
+// character classes follow the Unicode version of the installed Oniguruma (14 in Debian 12).
 #pragma once
 
 #include <cstddef>
@@ -13,21 +13,23 @@ namespace capstan::data {
 
 class Pattern {
  public:
-  // Throws ErrorCode::format when it does not compile, ErrorCode::unsupported when PCRE2 cannot find the same.
+  // Throws ErrorCode::format when the expression does not compile, ErrorCode::unsupported for Unicode blocks
+  // (\p{InCyrillic}), in which versions of Oniguruma differ, and for calls of groups (\g<name>), which can take
+  // exponential time to compile.
   static std::shared_ptr<const Pattern> compile(std::string_view regex);
   static std::shared_ptr<const Pattern> literal(std::string_view text);
 
   // Calls match(begin, end) for every match, left to right, without overlaps; an empty match directly after
-  // another match is left out. Throws ErrorCode::format when the limits on backtracking are reached: no text
-  // makes it hang.
+  // another match is left out. A match contains valid UTF-8 only, and each search is bounded: throws
+  // ErrorCode::format when it needs too much backtracking or memory.
   void find_all(std::string_view text, FunctionRef<void(size_t begin, size_t end)> match) const;
 
  private:
   Pattern() = default;
-  static std::shared_ptr<Pattern> make(std::string_view regex);
   struct Code;
   std::shared_ptr<const Code> code_;
-  std::string regex_, literal_;  // a literal is looked for without the engine
+  std::string regex_;
+  std::string literal_;  // searched without the engine
 };
 
 }  // namespace capstan::data

@@ -2,7 +2,7 @@
 //
 // A tokenizer.json lists steps, each of which cuts the pieces of the one before. The patterns that models use
 // have hand-written scanners (scanners.hpp), which one linear pass without allocation serves; any other goes
-// through PCRE2.
+// through Oniguruma.
 #pragma once
 
 #include <array>

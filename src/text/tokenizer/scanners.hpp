@@ -1,6 +1,6 @@
 // Scanners for the patterns of GPT-2, Llama 3 (also cl100k) and Qwen 2: each returns the end of the piece
 // that begins at p < end. They equal the regular expressions (kGpt2Pattern, …) on every text;
-// tests/text/tokenizer_pieces.cpp compares them with PCRE2.
+// tests/text/tokenizer_pieces.cpp compares them with Oniguruma.
 #pragma once
 
 #include <cstdint>
