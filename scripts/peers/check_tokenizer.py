@@ -88,7 +88,7 @@ def main():
             path = pathlib.Path(arguments.text)
         else:
             path = folder / "samples.txt"
-            samples = (ROOT / "tests" / "data" / "tokenizer" / "text.txt").read_text(encoding="utf-8").split("\n")[:-1]
+            samples = (ROOT / "tests" / "text" / "tokenizer" / "text.txt").read_text(encoding="utf-8").split("\n")[:-1]
             path.write_bytes("".join(json.loads(f'"{s}"') + "\n" for s in samples).encode())
         content = path.read_bytes()
         text = content.decode()
@@ -120,7 +120,7 @@ def main():
             for i in wrong[:5]:
                 print(f"     line {i + 1}: {lines[i]!r}\n       capstan      {ids[i]}\n       hugging face {expected[i]}")
             print(f"     {len(lines)} lines, {sum(map(len, ids))} ids, {tokenizer.get_vocab_size()} tokens")
-        families = ROOT / "tests" / "data" / "tokenizer" / "families"
+        families = ROOT / "tests" / "text" / "tokenizer" / "families"
         for tokenizer in arguments.tokenizer or sorted([*families.glob("*.json"), *families.glob("*.model")]):
             failures += check_family(arguments.capstan, tokenizer, path, lines)
     return 1 if failures else 0

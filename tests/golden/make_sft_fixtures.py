@@ -15,7 +15,7 @@ import tokenizers
 import transformers
 from transformers.utils.chat_template_utils import render_jinja_template
 
-DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
+TEXT = pathlib.Path(__file__).resolve().parent.parent / "text"
 # Tokenizer, template, beginning and end of a text.
 PAIRS = [("llama2", "llama2", "<s>", "</s>"), ("llama2", "generation", "<s>", "</s>"),
          ("mistral", "mistral", "<s>", "</s>"), ("gemma", "gemma2", "<s>", "</s>"), ("gemma", "generation", "<s>", "</s>"),
@@ -43,18 +43,18 @@ def encode(tokenizer, conversation, marked):
 
 
 def main():
-    conversations = json.loads((DATA / "chat" / "conversations.json").read_text(encoding="utf-8"))
+    conversations = json.loads((TEXT / "chat" / "conversations.json").read_text(encoding="utf-8"))
     pairs = []
     for name, template, bos, eos in PAIRS:
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(DATA / f"tokenizer/families/{name}.json"), bos_token=bos,
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(TEXT / f"tokenizer/families/{name}.json"), bos_token=bos,
                                                          eos_token=eos)
-        tokenizer.chat_template = (DATA / f"chat/templates/{template}.jinja").read_text(encoding="utf-8")
+        tokenizer.chat_template = (TEXT / f"chat/templates/{template}.jinja").read_text(encoding="utf-8")
         samples = [encode(tokenizer, c, template == "generation") for c in conversations]
         pairs.append({"tokenizer": name, "template": template, "bos": bos, "eos": eos, "samples": samples})
         print(f"{name}, {template}: {sum(s is not None for s in samples)} of {len(samples)} encoded")
     # One pair a line.
     text = ",\n".join(json.dumps(pair, separators=(",", ":")) for pair in pairs)
-    (DATA / "chat" / "encoded.json").write_text(f"[\n{text}\n]\n", encoding="utf-8")
+    (TEXT / "chat" / "encoded.json").write_text(f"[\n{text}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
