@@ -15,7 +15,6 @@ set(CAPSTAN_EXTERNALS
   "MPI::MPI_CXX|find_dependency(MPI COMPONENTS CXX)|MPI::MPI_CXX|${MPI_mpi_LIBRARY}"
   "PkgConfig::ZSTD||-lzstd|module:libzstd"
   "PkgConfig::ONIGURUMA||-lonig|module:oniguruma"
-  "PkgConfig::ONIG||-lonig|module:oniguruma"
   "PkgConfig::UTF8PROC||-lutf8proc|module:libutf8proc"
   "PkgConfig::XXHASH||-lxxhash|module:libxxhash"
   "capstan_dnnl||-ldnnl|-ldnnl"
