@@ -1,4 +1,4 @@
-// What training, validation and test read: rows by number. GptDataset and SftDataset are its kinds.
+// The interface of the datasets for training, validation and test: rows by number.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,18 @@ class Dataset {
   // Rows of that many passes, rounded up.
   virtual int64_t samples_in(double epochs) const;
   virtual std::vector<SourcePart> parts() const { return {{{}, epoch_samples(), 1}}; }
-  // What row `number` holds depends on nothing but the dataset and the number. Thread-safe.
+  // Writes row `number`. Its content depends on the dataset and the number alone. Thread-safe.
   virtual void row(int64_t number, const RowView& out) const = 0;
-  // A hash of which samples these are and how they are laid out, 16 digits. Other places of the same files do not change it.
+  // A hash of the samples and their layout, 16 digits. It does not depend on the paths of the files.
   virtual std::string fingerprint() const = 0;
-  // What people should know of it before a run, one line: counts, and what was left out. Empty: nothing.
+  // One line for the log at the start of a run: counts, and which samples were left out. May be empty.
   virtual std::string summary() const { return {}; }
-  // What is wrong with some of the data, a line each.
+  // Problems in some of the data, one line each.
   virtual std::vector<std::string> warnings() const { return {}; }
 };
 
-// The passes that a run of so many samples makes over the part that it sees most often; nullopt for generated data.
+// The number of epochs that a run of `samples` rows makes over the source that it repeats most; nullopt for
+// generated data.
 struct Passes {
   SourcePart part;
   double count = 0;

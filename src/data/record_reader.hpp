@@ -1,6 +1,6 @@
-// Cuts input files into records, in order and a batch at a time: JSON values (one a line, or the elements of
-// one array) and pieces of plain text. It finds where records begin and end; what a JSON value holds is
-// prepare's business.
+// Splits input files into records, in order and in batches. A record is a JSON value (one per line, or an
+// element of one array) or a document of plain text. The reader finds where records begin and end; prepare
+// reads the JSON values.
 #pragma once
 
 #include <cstdint>
@@ -65,11 +65,11 @@ class RecordReader {
   ~RecordReader();
 
   // Replaces the batch by the next records, about target_bytes of them (at least one). False at the end.
-  // Throws ErrorCode::format for what a next record cannot make good: broken compression, an array that is
-  // not one.
+  // Throws ErrorCode::format for errors that end the file: broken compression, or an array that is malformed.
   bool next(RecordBatch& batch, int64_t target_bytes);
 
-  bool at_end() const;  // true: next() would give nothing. False while it has not looked
+  // True when next() would return false. May be false at the end until next() was called.
+  bool at_end() const;
 
   const std::vector<InputFile>& files() const;
   int64_t file_bytes_total() const;  // of all files, as stored on disk

@@ -1,11 +1,13 @@
-// Fine-tuning data of one run. The files are read, rendered and tokenized when they are opened, by every rank for itself; what is
-// kept is four bytes for each token.
+// Fine-tuning data of one run. Every rank reads, renders and tokenizes the files when it opens them and keeps
+// four bytes per token in memory.
 //
-// Epoch e takes the samples of a split in the order Permutation(N, key(seed, 2e)), kWindow at a time. With packing those of a
-// window go, from the longest to the shortest, each into the fullest row of the window that has room for it, else into a new one;
-// without, each has a row of its own. The rows are dealt in the order Permutation(rows, key(seed, 2e + 1)). A sample of n tokens
-// takes n - 1 places of a row: its last token is a label only. Documents of a row do not see each other, their positions start at
-// 0, and what is left of the row has no loss. A row therefore depends on (files, options, seed, its number) alone.
+// Epoch e takes the samples of a split in the order Permutation(N, key(seed, 2e)), kWindow at a time. With
+// packing, the samples of a window are placed by best fit, from the longest to the shortest: each goes into
+// the fullest row of the window that has room for it, else into a new row. Without packing each sample has
+// its own row. Rows are read in the order Permutation(rows, key(seed, 2e + 1)). A sample of n tokens takes n
+// - 1 positions of a row, because its last token is a label only. Documents of a row do not attend to each
+// other, their position ids start at 0, and the padding of the row has no loss. A row therefore depends on
+// (files, options, seed, row number) alone.
 #pragma once
 
 #include <array>
@@ -117,8 +119,8 @@ class SftDataset final : public Dataset {
   mutable std::array<std::shared_ptr<const Epoch>, 2> recent_;  // by parity, as CapstanOrder keeps them
 };
 
-// Train, validation and test (Split as index); null for a split without samples. ErrorCode::not_found and ::format for files
-// ("file:line:column: what"), ::failed for training data without a sample.
+// Train, validation and test (Split as index); null for a split without samples. ErrorCode::not_found and
+// ::format for files ("file:line:column: what"), ::failed for training data without a sample.
 std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOptions& options);
 
 }  // namespace capstan::data

@@ -1,4 +1,4 @@
-// Which bytes of a rendered conversation the assistant says: what a model learns.
+// The bytes of a rendered conversation that the assistant writes, on which a model is trained.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,24 @@ struct AssistantTurn {
   size_t begin = 0, end = 0;  // bytes of the rendered text, the end of the turn included
 };
 
-// `whole` is the conversation rendered with `options` (add_generation_prompt false). `boundary` gives the largest boundary
-// between tokens of whole.text at or before an offset.
+// Finds the turns of the assistant in a rendered conversation. `whole` is the full conversation, rendered
+// with `options` (add_generation_prompt false). `boundary` returns the largest token boundary of whole.text
+// at or before an offset. With `last_only`, finds the last turn alone. Throws ErrorCode::format where no
+// method finds the turns.
 //
-// Where the template has {% generation %}, the turns are what it marks, one for each of the assistant's messages. Else a turn
-// begins where the conversation before it ends, rendered with a generation prompt, and ends where the conversation up to it
-// ends; both have to be beginnings of the whole. Behind the last turn nothing counts that another turn would not have behind it.
-// Where the conversation up to a turn is no beginning of the whole (Phi-3 ends every text with <|endoftext|>, Qwen 3 shows
-// thoughts behind the last question only), places are found in both by replacing a text of a message and seeing what changes:
-// a turn begins behind as much as stands in the shorter conversation, rendered with a generation prompt, between the last text
-// of the message before it and its end; it ends behind its own last text (the content, or a tool call) and as much of the
-// shorter conversation's ending as the whole has there too. The first message, and one whose shorter conversation the template
-// refuses or ends otherwise, begins behind the prompt with which the template has a question answered. White space behind an
-// end of turn is not part of it.
-// ErrorCode::format where neither finds the turns. last_only: the last of them alone, which is all that is looked for.
+// A template with {% generation %} marks the turns, one for each message of the assistant. For other
+// templates a turn begins at the end of the preceding messages rendered with a generation prompt, and ends at
+// the end of the messages up to and including it. Both renderings must be prefixes of `whole`. After the last
+// turn, only text that also follows the other turns belongs to it.
+//
+// Some templates render a shorter conversation to text that is no prefix of `whole`: Phi-3 ends every text
+// with <|endoftext|>, Qwen 3 shows thoughts after the last question only. There, replacing the text of a
+// message and comparing the renderings locates the message in both texts. A turn begins after the text that
+// separates the preceding message from the end of the shorter conversation, rendered with a generation
+// prompt. It ends after its own last text (the content or a tool call) and the part of the shorter
+// conversation's ending that `whole` also has there. The first message, and a message whose shorter
+// conversation the template refuses or ends otherwise, begins after the generation prompt that the template
+// renders for a question. White space after an end of turn does not belong to the turn.
 std::vector<AssistantTurn> assistant_turns(const ChatTemplate& chat_template,
                                            const Conversation& conversation, const RenderOptions& options,
                                            const Rendered& whole, FunctionRef<size_t(size_t offset)> boundary,

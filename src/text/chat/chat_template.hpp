@@ -1,10 +1,12 @@
-// Chat templates: a conversation becomes the text that a model was taught to read. They are Jinja2 programs from strangers; a
-// subset of the language runs here, within limits, and renders what Transformers' apply_chat_template(tokenize=False) renders.
+// Chat templates render a conversation to the text format that a model was trained on. A template is an
+// untrusted Jinja2 program. This interpreter runs a subset of the language within limits and renders the same
+// text as Transformers' apply_chat_template(tokenize=False).
 //
-// The subset: if/elif/else, for (with if and else, break and continue), set (also of namespaces and of blocks), macro,
-// {% generation %}, raw, comments, white space control under trim_blocks and lstrip_blocks; every operator; the filters, tests,
-// methods and functions of functions.cpp. Anything else is ErrorCode::unsupported with its place, where it stands for a
-// statement, or where it is reached for the others.
+// The subset: if/elif/else, for (with if and else, break and continue), set (also of namespaces and of
+// blocks), macro, {% generation %}, raw, comments, white space control under trim_blocks and lstrip_blocks;
+// every operator; the filters, tests, methods and functions of functions.cpp. Anything else throws
+// ErrorCode::unsupported with its location: an unknown statement when the template is parsed, the others when
+// they are reached.
 #pragma once
 
 #include <ctime>

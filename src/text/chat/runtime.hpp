@@ -1,4 +1,5 @@
-// What runs a template: its budget, the place at work, and what filters, tests, methods and functions share.
+// The state of a running template: its budget, its current location, and helpers that filters, tests, methods
+// and functions share.
 #pragma once
 
 #include <ctime>
@@ -12,8 +13,8 @@
 
 namespace capstan::data::chat {
 
-// A template comes from a stranger and runs on a stranger's data: what it may cost. One step is an expression, a statement, a
-// round of a loop, or some hundred bytes that are looked at.
+// Resource limits of a template, which is untrusted and runs on untrusted data. One step is an expression, a
+// statement, an iteration of a loop, or some hundred bytes of text that are processed.
 struct Limits {
   int64_t steps = 20'000'000;
   int64_t bytes = int64_t{512} << 20;   // of texts and lists made, all together
@@ -31,7 +32,7 @@ class Runtime {
   Runtime(const Source& source, const Limits& limits, std::optional<std::tm> now)
       : source_(source), limits_(limits), now_(now) {}
 
-  // Where it is at work; errors name it.
+  // Offset of the expression or statement that runs; errors name it.
   size_t at = 0;
   int filters_inside = 0;
   [[noreturn]] void error(const std::string& what, std::string help = {}) const {
@@ -73,7 +74,8 @@ class Runtime {
   bool contains(const Value& container, const Value& item);
   Value binary(std::string_view op, const Value& a, const Value& b);
 
-  // Arguments in the order of `names`; missing ones are nullopt. An error for one too many, or with another name.
+  // Arguments in the order of `names`; missing ones are nullopt. An error for one too many, or with another
+  // name.
   std::vector<std::optional<Value>> bind(std::string_view what, const Arguments& given,
                                          std::initializer_list<std::string_view> names,
                                          size_t required = 0) const;

@@ -1,5 +1,5 @@
-// A JSON file that somebody else wrote: parsed by simdjson within limits, every complaint with file and
-// place. Private to the loaders (it pulls in simdjson).
+// An untrusted JSON file, parsed by simdjson within limits. Every error names the file and the location.
+// Private to the loaders, because it includes simdjson.
 #pragma once
 
 #include <simdjson.h>

@@ -1,4 +1,4 @@
-// What happens to the ids of a text behind the model: special tokens around them, spaces cut from their places.
+// The post-processor: adds special tokens around the ids of a text and trims spaces from their byte ranges.
 #pragma once
 
 #include <cstdint>

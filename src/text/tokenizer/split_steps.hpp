@@ -1,4 +1,5 @@
-// The pre-tokenizers of a tokenizer.json as steps over TextPieces. Each does what Hugging Face's of that name does.
+// The pre-tokenizers of a tokenizer.json as steps over TextPieces. Each does what Hugging Face's of that name
+// does.
 #pragma once
 
 #include <string>
@@ -10,14 +11,19 @@ namespace capstan::data {
 
 enum class PrependScheme : uint8_t { always, first, never };
 
-// The scanner or pattern of a byte-level tokenizer's step; add_prefix_space puts a space before a piece without one.
+// The scanner or pattern of a byte-level tokenizer's step; add_prefix_space puts a space before a piece
+// without one.
 TextStepPtr scanner_step(const PreTokenizerStep& step);
-// Spaces become `replacement` (one character), one is put before the text by the scheme; `split` cuts before each.
+// Spaces become `replacement` (one character), one is put before the text by the scheme; `split` cuts before
+// each.
 TextStepPtr metaspace_step(std::string replacement, PrependScheme scheme, bool split);
-TextStepPtr whitespace_step();        // words, and runs of what is neither word nor space
-TextStepPtr whitespace_split_step();  // between spaces
+// Splits into words and runs of other characters, without white space.
+TextStepPtr whitespace_step();
+// Splits at white space and removes it.
+TextStepPtr whitespace_split_step();
 TextStepPtr punctuation_step(SplitBehavior behavior);
-TextStepPtr delimiter_step(char32_t delimiter);  // cut at it, and it goes
+// Splits at each delimiter and removes it.
+TextStepPtr delimiter_step(char32_t delimiter);
 TextStepPtr bert_pre_tokenizer_step();
 
 }  // namespace capstan::data

@@ -1,5 +1,6 @@
-// Text ↔ token ids, as Hugging Face tokenizers does it from a tokenizer.json (byte-level BPE of GPT-2, Llama 3 and Qwen; BPE
-// over characters of Llama 2, Mistral and Gemma; Unigram of T5; WordPiece of BERT), and SentencePiece from its .model.
+// Text ↔ token ids, as Hugging Face tokenizers does it from a tokenizer.json (byte-level BPE of GPT-2, Llama
+// 3 and Qwen; BPE over characters of Llama 2, Mistral and Gemma; Unigram of T5; WordPiece of BERT), and
+// SentencePiece from its .model.
 //
 // A Tokenizer is immutable; every member may be called from any number of threads at once. Ids are int32, 0 …
 // vocab_size()-1, each with a token. Errors of files are ErrorCode::format (what is wrong, where) or
@@ -24,21 +25,24 @@ namespace capstan::data {
 class DecoderRun;
 
 struct EncodeOptions {
-  // Special tokens inside the text are ordinary text: for text from strangers, who must not write <|im_end|>.
+  // Encodes special tokens inside the text as ordinary text. For untrusted text, which must not contain
+  // <|im_end|>.
   bool specials_as_text = false;
-  // The special tokens that the files put around a text: <|begin_of_text|> … of Llama 3, [CLS] … [SEP] of BERT.
+  // Adds the special tokens that the files put around a text: <|begin_of_text|> … of Llama 3, [CLS] … [SEP]
+  // of BERT.
   bool add_special = false;
-  // Places leave out white space around a token where the files ask for it (trim_offsets). False: each has all of it.
+  // Excludes white space around a token from its byte range where the files ask for it (trim_offsets). False:
+  // includes it.
   bool trim_places = true;
 };
 
-// Ids with the bytes of the text that each stands for.
+// Ids with the byte range of the text that each id covers.
 struct Encoding {
   std::vector<int32_t> ids;
   std::vector<Place> places;  // {0, 0} for tokens put around the text
 };
 
-// A file that a tokenizer was read from, to be copied beside a checkpoint.
+// A file that a tokenizer was read from; checkpoints contain a copy.
 struct TokenizerFile {
   std::string name;            // plain file name: "tokenizer.json"
   std::filesystem::path path;  // empty: it lies in no file of its own; write_to() writes it all the same
@@ -49,20 +53,20 @@ struct TokenizerFile {
 
 class Tokenizer {
  public:
-  // A tokenizer.json, a SentencePiece .model, a directory with one of them (or with vocab.json and merges.txt, or a
-  // vocab.txt; and tokenizer_config.json and special_tokens_map.json where they are), or the word `bytes` for
-  // byte_tokenizer().
+  // A tokenizer.json, a SentencePiece .model, a directory with one of them (or with vocab.json and
+  // merges.txt, or a vocab.txt; and tokenizer_config.json and special_tokens_map.json where they are), or the
+  // word `bytes` for byte_tokenizer().
   static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& path);
-  // GPT-2's pair of files under any names, with the pre-tokenizer named, which they do not say. Beside a checkpoint it is
-  // kept as one tokenizer.json.
+  // GPT-2's pair of files under any names. The files do not name their pre-tokenizer, so the caller does.
+  // Checkpoints contain the pair as one tokenizer.json.
   static std::shared_ptr<const Tokenizer> load_pair(const std::filesystem::path& vocab,
                                                     const std::filesystem::path& merges,
                                                     PreTokenizerChoice pre_tokenizer);
-  // From the text of a tokenizer.json; `name` is what messages call it.
+  // From the text of a tokenizer.json; messages name it `name`.
   static std::shared_ptr<const Tokenizer> from_json(std::string text,
                                                     const std::string& name = "tokenizer.json");
 
-  // From what a directory would hold, by name; for files that lie in another one (GGUF).
+  // From the names and contents of the files of a directory, for files that another file contains (GGUF).
   static std::shared_ptr<const Tokenizer> from_texts(
       const std::vector<std::pair<std::string, std::string>>& texts, const std::string& name);
 
@@ -74,23 +78,25 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // Appends the ids of the text to `out`. Without `add_special` no tokens are added around it; tokens inside the text
-  // (<|endoftext|>) are recognised as Hugging Face does. Bytes that are not UTF-8 are encoded as they are, where the
-  // vocabulary has bytes, else as unknown characters.
+  // Appends the ids of the text to `out`. Without `add_special` no tokens are added around it; tokens inside
+  // the text (<|endoftext|>) are recognised as Hugging Face does. Bytes that are not UTF-8 are encoded as
+  // they are, where the vocabulary has bytes, else as unknown characters.
   void encode(std::string_view text, std::vector<int32_t>& out, const EncodeOptions& options = {}) const;
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
-  // The same ids with their places, which go through all that changes the text. Tokens that share a character have all
-  // of it. Slower than encode().
+  // The same ids with their byte ranges in `text`, tracked through every step that changes the text. Tokens
+  // that share a character cover all of it. Slower than encode().
   Encoding encode_with_places(std::string_view text, const EncodeOptions& options = {}) const;
 
-  // The text of the ids; ids without a token (padded rows of an embedding) give nothing. decode() is valid
-  // UTF-8, with U+FFFD for what is not; decode_bytes() is what the ids stand for, so that
-  // decode_bytes(encode(x)) is x (unless a normalizer changed it). As Hugging Face has it, an added token goes through the
-  // decoder like any other: a byte-level one takes the é of the added token `café` for the byte E9.
+  // The text of the ids; ids without a token (padded rows of an embedding) give no text. decode() returns
+  // valid UTF-8, with U+FFFD for invalid bytes. decode_bytes() returns the exact bytes, so that
+  // decode_bytes(encode(x)) is x unless a normalizer changed it. As in Hugging Face tokenizers, an added
+  // token passes through the decoder like any other: a byte-level decoder reads the é of the added token
+  // `café` as the byte E9.
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
   std::string decode_bytes(std::span<const int32_t> ids, bool skip_special = false) const;
-  std::string_view bytes_of(int32_t id) const;  // what one id stands for
+  // The bytes of one token.
+  std::string_view bytes_of(int32_t id) const;
 
   int64_t vocab_size() const;  // 1 + the highest id, added tokens included
   // By the text in the file: "Ġthe", "<|endoftext|>".
@@ -106,15 +112,16 @@ class Tokenizer {
   std::optional<int32_t> unk() const;
   std::optional<int32_t> pad() const;
 
-  // What the files put before a text (EncodeOptions::add_special).
+  // The tokens that the files put before a text (EncodeOptions::add_special).
   const std::vector<int32_t>& before() const;
 
   // The files that it was read from, in a fixed order, and one hash over names and contents.
   const std::vector<TokenizerFile>& files() const;
   std::string content_hash() const;
-  // A hash of what the tokenizer does, 32 hexadecimal digits: the text of every id, and the ids of a fixed text and of the
-  // texts of its own tokens. It does not depend on the form of the files, so that tokenizer.json, vocab.json with merges.txt,
-  // a directory and a checkpoint's copy of the same tokenizer agree. Takes up to a second for large vocabularies.
+  // A hash of the tokenizer's behavior, 32 hexadecimal digits: the text of every id, and the ids of a fixed
+  // text and of the texts of its own tokens. It does not depend on the file format, so that tokenizer.json,
+  // vocab.json with merges.txt, a directory and a checkpoint's copy of the same tokenizer agree. Takes up to
+  // a second for large vocabularies.
   std::string identity() const;
   // Copies the files into a directory that exists, durably. Throws ErrorCode::failed when one has changed
   // since it was read.
@@ -130,7 +137,8 @@ class Tokenizer {
   std::unique_ptr<Parts> parts_;
 };
 
-// Feeds ids, gives text as soon as it is complete UTF-8 and no later id can change it; all of it together is decode().
+// Decodes ids one at a time. Returns text as soon as it is complete UTF-8 and no later id can change it. All
+// texts together equal decode().
 class StreamDecoder {
  public:
   explicit StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = false);
