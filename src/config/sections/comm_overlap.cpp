@@ -20,51 +20,53 @@ bool defers_embedding(const Config& c) {
 void describe(Section<CommOverlapConfig>& s) {
   using C = CommOverlapConfig;
   const char* pipeline = "`dist.pipeline_model_parallel_size` is above 1";
-  s.doc("what is sent while something else is computed; the numbers stay the same");
+  s.doc("overlap of communication with computation; results do not depend on it");
   s.field("tp_comm_overlap", &C::tp_comm_overlap)
-      .doc("split tensor-parallel GEMMs into chunks whose collectives overlap the next chunk")
+      .doc(
+          "split tensor-parallel GEMMs into chunks and overlap the collective of one chunk with the GEMM of "
+          "the next")
       .effect(Effect::perf)
       .alias("model.tp_comm_overlap")
       .used_when<Config>("`dist.tensor_model_parallel_size` is above 1", has_tensor);
   s.field("tp_comm_num_splits", &C::tp_comm_num_splits)
-      .doc("chunks of one GEMM")
+      .doc("chunks per tensor-parallel GEMM")
       .unit("chunks")
       .range(1, 64)
       .effect(Effect::perf)
       .used_when<Config>("`comm_overlap.tp_comm_overlap` is true", overlaps_tensor);
   s.field("overlap_p2p_comm", &C::overlap_p2p_comm)
-      .doc("send between stages while the next chunk is computed")
+      .doc("overlap sends between pipeline stages with the computation of the next micro-batch")
       .effect(Effect::perf)
       .alias("model.overlap_p2p_comm")
       .used_when<Config>(pipeline, has_pipeline);
   s.field("batch_p2p_comm", &C::batch_p2p_comm)
-      .doc("send and receive between stages as one exchange; over MPI the same messages travel either way")
+      .doc("issue the sends and receives between pipeline stages as one batch; has no effect over MPI")
       .effect(Effect::perf)
       .alias("model.batch_p2p_comm")
       .used_when<Config>(pipeline, has_pipeline);
   s.field("overlap_param_gather_with_optimizer_step", &C::overlap_param_gather_with_optimizer_step)
-      .doc("gather the first chunk's parameters during the optimizer step")
+      .doc("overlap the all-gather of the first model chunk's parameters with the optimizer step")
       .effect(Effect::perf)
       .not_yet("gathering of parameters during the optimizer step");
   s.field("defer_embedding_wgrad_compute", &C::defer_embedding_wgrad_compute)
-      .doc("compute the head's weight gradient in the pipeline's final bubble")
+      .doc("compute the weight gradient of the output layer in the last pipeline bubble")
       .effect(Effect::perf)
       .alias("model.defer_embedding_wgrad_compute")
       .not_yet("a deferred weight gradient of the head");
   s.field("wgrad_deferral_limit", &C::wgrad_deferral_limit)
-      .doc("micro-batches whose weight gradient is deferred; 0: all")
+      .doc("micro-batches whose weight gradient of the output layer is deferred; 0: all")
       .unit("micro-batches")
       .min(0)
       .effect(Effect::perf)
       .alias("model.wgrad_deferral_limit")
       .used_when<Config>("`comm_overlap.defer_embedding_wgrad_compute` is true", defers_embedding);
   s.field("overlap_moe_expert_parallel_comm", &C::overlap_moe_expert_parallel_comm)
-      .doc("exchange one micro-batch's tokens while another is computed")
+      .doc("overlap the token all-to-all of one micro-batch with the computation of another")
       .effect(Effect::perf)
       .alias("model.overlap_moe_expert_parallel_comm")
       .not_yet("overlap of the experts' exchange");
   s.field("delay_wgrad_compute", &C::delay_wgrad_compute)
-      .doc("weight gradients of a micro-batch after its input gradients")
+      .doc("compute the weight gradients of a micro-batch after its input gradients")
       .effect(Effect::perf)
       .alias("model.delay_wgrad_compute")
       .alias("ddp.delay_wgrad_compute")

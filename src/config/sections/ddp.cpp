@@ -4,9 +4,9 @@ namespace capstan::config {
 
 void describe(Section<DdpConfig>& s) {
   using D = DdpConfig;
-  s.doc("data parallelism: reduction of gradients and sharding over data-parallel ranks");
+  s.doc("data parallelism: gradient reduction and sharding (ZeRO)");
   s.field("data_parallel_sharding_strategy", &D::data_parallel_sharding_strategy)
-      .doc("what is split over the data-parallel ranks (ZeRO); the numbers stay the same")
+      .doc("state that is sharded over the data-parallel ranks (ZeRO stage); results do not depend on it")
       .effect(Effect::memory)
       .alias("sharding")
       .known_as("zero_stage")
@@ -14,29 +14,31 @@ void describe(Section<DdpConfig>& s) {
       .known_as("use_megatron_fsdp")
       .known_as("fsdp");
   s.field("outer_dp_sharding_strategy", &D::outer_dp_sharding_strategy)
-      .doc("what is split between the groups of num_distributed_optimizer_instances (HSDP)")
+      .doc("state that is sharded between the replica groups of num_distributed_optimizer_instances (HSDP)")
       .effect(Effect::memory);
   s.field("num_distributed_optimizer_instances", &D::num_distributed_optimizer_instances)
-      .doc("groups of ranks that each hold the whole optimizer state (HSDP)")
+      .doc("replica groups, each of which holds the full optimizer state (HSDP)")
       .unit("groups")
       .min(1)
       .effect(Effect::memory);
   s.field("overlap_grad_reduce", &D::overlap_grad_reduce)
-      .doc("reduce a bucket of gradients while backward goes on")
+      .doc("overlap gradient reduction, bucket by bucket, with the backward pass")
       .effect(Effect::perf)
       .alias("comm_overlap.overlap_grad_reduce");
   s.field("overlap_param_gather", &D::overlap_param_gather)
-      .doc("gather a bucket of parameters while forward goes on")
+      .doc("overlap the all-gather of parameters, bucket by bucket, with the forward pass")
       .effect(Effect::perf)
       .alias("comm_overlap.overlap_param_gather")
       .alias("optimizer.overlap_param_gather");
   s.field("align_param_gather", &D::align_param_gather)
-      .doc("all pipeline stages gather parameters at the same time")
+      .doc("all pipeline stages all-gather parameters at the same time")
       .effect(Effect::perf)
       .alias("comm_overlap.align_param_gather")
       .not_yet("aligned gathering of parameters");
   s.field("bucket_size", &D::bucket_size)
-      .doc("parameters reduced or gathered together")
+      .doc(
+          "parameters per bucket of gradient reduction and parameter all-gather; larger buckets use "
+          "bandwidth better and overlap less")
       .unit("parameters")
       .count()
       .min(1)

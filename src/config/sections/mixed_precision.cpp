@@ -31,9 +31,11 @@ void describe(Section<MixedPrecisionConfig>& s) {
   const char* fp16 = "`mixed_precision.params_dtype` is fp16";
   const char* fp8 = "`mixed_precision.fp8` is set";
   const char* fp4 = "`mixed_precision.fp4` is set";
-  s.doc("number formats of parameters, gradients, activations and matrix products");
+  s.doc("number formats of parameters, gradients, activations and GEMMs");
   s.field("params_dtype", &M::params_dtype)
-      .doc("parameters and activations in forward and backward; the optimizer's main parameters are fp32")
+      .doc(
+          "number format of parameters and activations in the forward and backward pass; the main parameters "
+          "of the optimizer are fp32; typical: bf16")
       .alias("model.params_dtype")
       .not_yet("fp16", names_fp16)
       .known_as("bf16")
@@ -43,86 +45,88 @@ void describe(Section<MixedPrecisionConfig>& s) {
       .known_as("dtype")
       .known_as("precision");
   s.field("pipeline_dtype", &M::pipeline_dtype)
-      .doc("activations sent between pipeline stages: the format that the stages compute with")
+      .doc("number format of the activations sent between pipeline stages; always the compute format")
       .alias("model.pipeline_dtype");
   s.field("grad_reduce_in_fp32", &M::grad_reduce_in_fp32)
       .doc(
-          "gradients travel between ranks in fp32; false: in params_dtype, half the bytes; they are "
-          "accumulated in fp32")
+          "reduce gradients in fp32; false: in params_dtype, with half the traffic; gradients are "
+          "accumulated in fp32 either way")
       .alias("ddp.grad_reduce_in_fp32");
   s.field("loss_scale", &M::loss_scale)
-      .doc("factor on the loss before backward; null: dynamic")
+      .doc("static loss scale; null: dynamic loss scaling")
       .above(0)
       .alias("optimizer.loss_scale")
       .used_when<Config>(fp16, is_fp16);
   s.field("initial_loss_scale", &M::initial_loss_scale)
-      .doc("first dynamic loss scale")
+      .doc("initial dynamic loss scale")
       .min(1)
       .alias("optimizer.initial_loss_scale")
       .used_when<Config>(fp16, is_fp16);
   s.field("min_loss_scale", &M::min_loss_scale)
-      .doc("smallest dynamic loss scale")
+      .doc("minimum dynamic loss scale")
       .above(0)
       .alias("optimizer.min_loss_scale")
       .used_when<Config>(fp16, is_fp16);
   s.field("loss_scale_window", &M::loss_scale_window)
-      .doc("steps without overflow after which the scale doubles")
+      .doc("consecutive steps without overflow after which the loss scale doubles")
       .unit("iterations")
       .min(1)
       .alias("optimizer.loss_scale_window")
       .used_when<Config>(fp16, is_fp16);
   s.field("hysteresis", &M::hysteresis)
-      .doc("overflows after which the scale halves")
+      .doc("overflows after which the loss scale halves")
       .unit("iterations")
       .min(1)
       .alias("optimizer.hysteresis")
       .used_when<Config>(fp16, is_fp16);
   s.field("fp8", &M::fp8)
-      .doc("number format of fp8 matrix products; null: none")
+      .doc("FP8 format of the GEMMs; null: none")
       .alias("model.fp8")
       .not_yet("fp8 matrix products");
   s.field("fp8_recipe", &M::fp8_recipe)
-      .doc("how fp8 values are scaled")
+      .doc("FP8 scaling recipe")
       .alias("model.fp8_recipe")
       .used_when<Config>(fp8, has_fp8);
   s.field("fp8_margin", &M::fp8_margin)
-      .doc("powers of two kept free below the format's maximum")
+      .doc("margin of the FP8 scaling factor, in powers of two below the maximum of the format")
       .range(0, 16)
       .used_when<Config>(fp8, has_fp8);
   s.field("fp8_amax_history_len", &M::fp8_amax_history_len)
-      .doc("steps whose maxima are remembered")
+      .doc("length of the amax history of delayed scaling")
       .unit("iterations")
       .min(1)
       .used_when<Config>("`mixed_precision.fp8_recipe` is delayed", is_delayed);
   s.field("fp8_amax_compute_algo", &M::fp8_amax_compute_algo)
-      .doc("which of them gives the scale")
+      .doc("reduction of the amax history to one value")
       .used_when<Config>("`mixed_precision.fp8_recipe` is delayed", is_delayed);
-  s.field("fp8_wgrad", &M::fp8_wgrad).doc("weight gradients in fp8 too").used_when<Config>(fp8, has_fp8);
+  s.field("fp8_wgrad", &M::fp8_wgrad)
+      .doc("compute weight gradients in FP8 as well")
+      .used_when<Config>(fp8, has_fp8);
   s.field("fp8_param_gather", &M::fp8_param_gather)
-      .doc("gather sharded parameters in fp8")
+      .doc("all-gather sharded parameters in FP8")
       .effect(Effect::perf)
       .alias("ddp.fp8_param_gather")
       .used_when<Config>(fp8, has_fp8);
   s.field("fp4", &M::fp4)
-      .doc("number format of 4-bit matrix products; null: none")
+      .doc("FP4 format of the GEMMs; null: none")
       .alias("model.fp4")
       .not_yet("4-bit matrix products");
-  s.field("fp4_recipe", &M::fp4_recipe).doc("how 4-bit values are scaled").used_when<Config>(fp4, has_fp4);
+  s.field("fp4_recipe", &M::fp4_recipe).doc("FP4 scaling recipe").used_when<Config>(fp4, has_fp4);
   s.field("fp4_param_gather", &M::fp4_param_gather)
-      .doc("gather sharded parameters in 4 bits")
+      .doc("all-gather sharded parameters in FP4")
       .effect(Effect::perf)
       .alias("ddp.fp4_param_gather")
       .used_when<Config>(fp4, has_fp4);
   s.field("first_last_layers_bf16", &M::first_last_layers_bf16)
-      .doc("keep some first and last layers out of fp8 and fp4")
+      .doc("keep the first and last layers in bf16 instead of FP8 or FP4")
       .used_when<Config>("`mixed_precision.fp8` or `mixed_precision.fp4` is set", has_low);
   s.field("num_layers_at_start_in_bf16", &M::num_layers_at_start_in_bf16)
-      .doc("first layers kept out")
+      .doc("number of first layers that stay in bf16")
       .unit("layers")
       .min(0)
       .used_when<Config>("`mixed_precision.first_last_layers_bf16` is true", has_edge_layers);
   s.field("num_layers_at_end_in_bf16", &M::num_layers_at_end_in_bf16)
-      .doc("last layers kept out")
+      .doc("number of last layers that stay in bf16")
       .unit("layers")
       .min(0)
       .used_when<Config>("`mixed_precision.first_last_layers_bf16` is true", has_edge_layers);

@@ -26,22 +26,24 @@ bool is_lion_or_muon(const Value& v) {
 void describe(Section<OptimizerConfig>& s) {
   using O = OptimizerConfig;
   const char* adam = "`optimizer.optimizer` is adam or muon";
-  s.doc("the optimizer and its coefficients");
+  s.doc("optimizer and its hyperparameters");
   s.field("optimizer", &O::optimizer)
-      .doc("which update")
+      .doc("optimization algorithm")
       .not_yet("this optimizer", is_lion_or_muon)
       .known_as("type")
       .known_as("name");
   s.field("lr", &O::lr)
-      .doc("peak learning rate")
+      .doc(
+          "peak learning rate; typical: 3e-4 to 6e-4 for pretraining of models up to a few billion "
+          "parameters, 1e-5 to 2e-5 for full fine-tuning, 1e-4 to 2e-4 for LoRA")
       .above(0)
       .max(100)
       .required()
       .alias("learning_rate")
       .alias("max_lr");
-  s.field("min_lr", &O::min_lr).doc("learning rate at the end of the decay").min(0);
+  s.field("min_lr", &O::min_lr).doc("learning rate at the end of the decay; typical: lr / 10").min(0);
   s.field("min_lr_ratio", &O::min_lr_ratio)
-      .doc("learning rate at the end of the decay as a fraction of lr, and of decoupled_lr")
+      .doc("learning rate at the end of the decay as a fraction of lr, and of decoupled_lr; typical: 0.1")
       .fraction()
       .instead_of("optimizer.min_lr")
       .known_as("cosine_min_lr_ratio")
@@ -49,91 +51,95 @@ void describe(Section<OptimizerConfig>& s) {
       .known_as("min_lr_factor")
       .known_as("min_lr_rate");
   s.field("decoupled_lr", &O::decoupled_lr)
-      .doc("peak learning rate of embedding and head; null: lr")
+      .doc("peak learning rate of the embedding and output layer; null: lr")
       .above(0);
   s.field("decoupled_min_lr", &O::decoupled_min_lr)
-      .doc("end of the decay for embedding and head")
+      .doc("learning rate of the embedding and output layer at the end of the decay")
       .min(0)
       .used_when<Config>("`optimizer.decoupled_lr` is set", has_own_rate);
   s.field("weight_decay", &O::weight_decay)
-      .doc(
-          "share of a weight that is taken off at each step, times the learning rate; not for vectors and "
-          "biases")
+      .doc("weight-decay coefficient; not applied to biases and norm weights; typical: 0.1 for pretraining")
       .min(0);
   s.field("decoupled_weight_decay", &O::decoupled_weight_decay)
-      .doc("decay apart from the gradient (AdamW, SGDW); false: added to the gradient (L2)");
+      .doc(
+          "apply weight decay directly to the weights (AdamW, SGDW); false: add it to the gradient (L2 "
+          "regularization)");
   s.field("apply_wd_to_qk_layernorm", &O::apply_wd_to_qk_layernorm)
-      .doc("decay the norms of queries and keys too");
+      .doc("apply weight decay to the norm weights of queries and keys as well");
   s.field("adam_beta1", &O::adam_beta1)
-      .doc("how much of the mean of gradients a step keeps")
+      .doc("exponential decay rate of the first-moment estimate; typical: 0.9")
       .min(0)
       .below(1)
       .used_when<Config>(adam, has_adam)
       .alias("beta1");
   s.field("adam_beta2", &O::adam_beta2)
-      .doc("how much of the mean of squared gradients a step keeps")
+      .doc("exponential decay rate of the second-moment estimate; typical: 0.95 for large models, else 0.999")
       .min(0)
       .below(1)
       .used_when<Config>(adam, has_adam)
       .alias("beta2");
   s.field("adam_eps", &O::adam_eps)
-      .doc("added to the root of the mean of squares")
+      .doc(
+          "constant added to the square root of the second-moment estimate for numerical stability; typical: "
+          "1e-8")
       .above(0)
       .used_when<Config>(adam, has_adam)
       .alias("eps");
   s.field("sgd_momentum", &O::sgd_momentum)
-      .doc("how much of the last update a step keeps")
+      .doc("momentum coefficient; typical: 0.9")
       .min(0)
       .below(1)
       .used_when<Config>("`optimizer.optimizer` is sgd", has_sgd);
   s.field("lion_beta1", &O::lion_beta1)
-      .doc("share of the momentum in the sign")
+      .doc("interpolation coefficient between momentum and gradient in the update direction")
       .min(0)
       .below(1)
       .used_when<Config>("`optimizer.optimizer` is lion", has_lion);
   s.field("lion_beta2", &O::lion_beta2)
-      .doc("how much of the momentum a step keeps")
+      .doc("exponential decay rate of the momentum")
       .min(0)
       .below(1)
       .used_when<Config>("`optimizer.optimizer` is lion", has_lion);
   s.field("muon_momentum", &O::muon_momentum)
-      .doc("how much of the momentum a step keeps")
+      .doc("momentum coefficient; typical: 0.95")
       .min(0)
       .below(1)
       .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
   s.field("muon_use_nesterov", &O::muon_use_nesterov)
-      .doc("look ahead along the momentum")
+      .doc("use Nesterov momentum")
       .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
   s.field("muon_num_ns_steps", &O::muon_num_ns_steps)
-      .doc("Newton-Schulz iterations")
+      .doc("Newton-Schulz iterations of the orthogonalization; typical: 5")
       .unit("iterations")
       .range(1, 20)
       .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
   s.field("muon_scale_mode", &O::muon_scale_mode)
-      .doc("how the update is scaled by the matrix's shape")
+      .doc("scaling of the update by the dimensions of the matrix")
       .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
   s.field("clip_grad", &O::clip_grad)
-      .doc("largest global L2 norm of the gradients; larger ones are scaled down; 0: off")
+      .doc("maximum global L2 norm of the gradients; 0 disables clipping; typical: 1.0")
       .min(0)
       .known_as("grad_clip")
       .known_as("max_grad_norm")
       .known_as("gradient_clip_val");
   s.field("grad_norm_skip_threshold", &O::grad_norm_skip_threshold)
-      .doc("an update whose gradient norm is above this is skipped; null: none")
+      .doc("skip updates whose gradient norm exceeds this; null: never")
       .above(0);
   s.field("use_precision_aware_optimizer", &O::use_precision_aware_optimizer)
-      .doc("main parameters, gradients and moments in the four formats below")
+      .doc("store main parameters, gradients and moment estimates in the formats of the four fields below")
       .not_yet("optimizer state below fp32");
-  s.field("main_grads_dtype", &O::main_grads_dtype).doc("number format of the gradients the optimizer reads");
-  s.field("main_params_dtype", &O::main_params_dtype).doc("number format of the main parameters");
-  s.field("exp_avg_dtype", &O::exp_avg_dtype).doc("number format of Adam's mean of gradients");
-  s.field("exp_avg_sq_dtype", &O::exp_avg_sq_dtype).doc("number format of Adam's mean of squared gradients");
+  s.field("main_grads_dtype", &O::main_grads_dtype)
+      .doc("number format of the gradients that the optimizer reads");
+  s.field("main_params_dtype", &O::main_params_dtype)
+      .doc("number format of the main parameters (master weights)");
+  s.field("exp_avg_dtype", &O::exp_avg_dtype).doc("number format of the first-moment estimate");
+  s.field("exp_avg_sq_dtype", &O::exp_avg_sq_dtype).doc("number format of the second-moment estimate");
   s.field("optimizer_cpu_offload", &O::optimizer_cpu_offload)
-      .doc("optimizer state and update on the host")
+      .doc("keep the optimizer state in host memory and update it on the CPU")
       .effect(Effect::memory)
       .not_yet("optimizer offload");
   s.field("optimizer_offload_fraction", &O::optimizer_offload_fraction)
-      .doc("share of the state that is on the host")
+      .doc("fraction of the optimizer state that is offloaded")
       .fraction()
       .effect(Effect::memory)
       .used_when<Config>("`optimizer.optimizer_cpu_offload` is true",

@@ -11,26 +11,26 @@ bool traces(const Config& c) {
 void describe(Section<ProfilingConfig>& s) {
   using P = ProfilingConfig;
   const char* on = "`profiling.trace` is true";
-  s.doc("a trace of operations over some steps");
+  s.doc("trace of operations over some steps");
   s.field("trace", &P::trace)
       .doc("write a Chrome trace of operations with shapes, FLOPs and bytes")
       .effect(Effect::log);
   s.field("profile_step_start", &P::profile_step_start)
-      .doc("first step that is traced")
+      .doc("first traced step")
       .unit("iterations")
       .count()
       .min(0)
       .effect(Effect::log)
       .used_when<Config>(on, traces);
   s.field("profile_step_end", &P::profile_step_end)
-      .doc("first step that is no longer traced")
+      .doc("step after the last traced one")
       .unit("iterations")
       .count()
       .min(0)
       .effect(Effect::log)
       .used_when<Config>(on, traces);
   s.field("profile_ranks", &P::profile_ranks)
-      .doc("ranks that are traced")
+      .doc("ranks that write a trace")
       .unit("ranks")
       .scalar_ok()
       .effect(Effect::log)
@@ -40,7 +40,7 @@ void describe(Section<ProfilingConfig>& s) {
       .effect(Effect::log)
       .used_when<Config>(on, traces);
   s.field("trace_dir", &P::trace_dir)
-      .doc("directory of the traces; null: `trace` of the run directory")
+      .doc("directory of the traces; null: `trace` in the run directory")
       .effect(Effect::log)
       .used_when<Config>(on, traces);
 }

@@ -21,47 +21,46 @@ bool rewinds(const Config& c) {
 void describe(Section<ResilienceConfig>& s) {
   using R = ResilienceConfig;
   const char* any = "`resilience.loss_spike_action` or `resilience.grad_norm_spike_action` is not off";
-  s.doc("guards against bad numbers, bad machines and silent ranks");
+  s.doc("detection of anomalies, memory limits and stalled ranks");
   s.field("timeout", &R::timeout)
-      .doc("how long a rank may stay silent before it is named and the run ends")
+      .doc("time without progress after which a rank is reported as stalled and the run ends")
       .duration_unit("m")
       .above(0)
       .effect(Effect::io)
       .alias("dist.distributed_timeout_minutes");
   s.field("memory_limit", &R::memory_limit)
       .doc(
-          "memory of one rank; a step that needs more, tensors and kernels together, is refused before it "
-          "starts")
+          "memory limit of one rank; a step whose estimate exceeds it, tensors and kernels together, is "
+          "refused before it starts")
       .min(1)
       .effect(Effect::memory);
   s.field("check_for_nan", &R::check_for_nan)
-      .doc("stop before a NaN or infinite loss or gradient reaches parameters or optimizer state")
+      .doc("stop before a NaN or infinite loss or gradient reaches the parameters or optimizer state")
       .alias("check_for_nan_in_loss")
       .alias("ddp.check_for_nan_in_grad");
-  s.field("loss_spike_action", &R::loss_spike_action).doc("what a sudden rise of the loss leads to");
+  s.field("loss_spike_action", &R::loss_spike_action).doc("action on a loss spike");
   s.field("loss_spike_factor", &R::loss_spike_factor)
-      .doc("a spike is so many times the running mean")
+      .doc("a spike is a loss above this multiple of its running mean")
       .above(1)
       .alias("spiky_loss_factor")
       .used_when<Config>("`resilience.loss_spike_action` is not off", watches_loss);
-  s.field("grad_norm_spike_action", &R::grad_norm_spike_action)
-      .doc("what a sudden rise of the gradient norm leads to");
+  s.field("grad_norm_spike_action", &R::grad_norm_spike_action).doc("action on a spike of the gradient norm");
   s.field("grad_norm_spike_factor", &R::grad_norm_spike_factor)
-      .doc("a spike is so many times the running mean")
+      .doc("a spike is a gradient norm above this multiple of its running mean")
       .above(1)
       .used_when<Config>("`resilience.grad_norm_spike_action` is not off", watches_norm);
   s.field("spike_window", &R::spike_window)
-      .doc("steps of the running mean")
+      .doc("steps over which the running mean is taken")
       .unit("iterations")
       .count()
       .min(1)
       .used_when<Config>(any, watches);
   s.field("max_rewinds", &R::max_rewinds)
-      .doc("rewinds after which the run stops")
+      .doc("maximum number of rewinds before the run stops")
       .min(0)
       .used_when<Config>("one of the spike actions is rewind", rewinds);
   s.field("rerun_mode", &R::rerun_mode)
-      .doc("compute a suspicious step again to tell a bad machine from bad data")
+      .doc("recompute a suspicious step to distinguish faulty hardware from bad data")
       .effect(Effect::perf);
 }
 

@@ -3,8 +3,10 @@
 namespace capstan::config {
 
 void describe(Section<RngConfig>& s) {
-  s.doc("randomness of initialisation and dropout");
-  s.field("seed", &RngConfig::seed).doc("seed of initial weights and dropout; the same on any layout").min(0);
+  s.doc("random seeds");
+  s.field("seed", &RngConfig::seed)
+      .doc("seed of weight initialization and dropout; results do not depend on the parallel layout")
+      .min(0);
 }
 
 }  // namespace capstan::config

@@ -11,9 +11,9 @@ bool evaluates(const Config& c) {
 void describe(Section<ValidationConfig>& s) {
   using V = ValidationConfig;
   const char* set = "`validation.eval_interval` is set";
-  s.doc("evaluation on held-out text during training");
+  s.doc("evaluation on held-out data during training");
   s.field("eval_interval", &V::eval_interval)
-      .doc("steps between two evaluations; null: none")
+      .doc("steps between evaluations; null: no validation")
       .unit("iterations")
       .count()
       .min(1)
@@ -23,7 +23,7 @@ void describe(Section<ValidationConfig>& s) {
       .known_as("eval_steps")
       .known_as("val_check_interval");
   s.field("eval_iters", &V::eval_iters)
-      .doc("global batches of one evaluation")
+      .doc("global batches per evaluation")
       .unit("iterations")
       .count()
       .range(1, int64_t{1} << 32)
@@ -32,14 +32,14 @@ void describe(Section<ValidationConfig>& s) {
       .alias("train.eval_iters")
       .used_when<Config>(set, evaluates);
   s.field("eval_global_batch_size", &V::eval_global_batch_size)
-      .doc("samples of one evaluation batch over all ranks")
+      .doc("samples per evaluation batch over all ranks")
       .unit("samples")
       .count()
       .range(1, 1 << 30)
       .effect(Effect::log)
       .used_when<Config>(set, evaluates);
   s.field("eval_micro_batch_size", &V::eval_micro_batch_size)
-      .doc("samples of one forward pass of evaluation")
+      .doc("samples per forward pass of evaluation")
       .unit("samples")
       .range(1, 1 << 30)
       .effect(Effect::memory)
