@@ -119,10 +119,24 @@ TokenizerCheck::TokenizerCheck(const Tokenizer* tokenizer, std::string name, int
   if (tokenizer && (limit_ == 0 || tokenizer->vocab_size() < limit_)) limit_ = tokenizer->vocab_size();
 }
 
+void TokenizerCheck::check_vocabulary_gap(const IndexedDataset& dataset) const {
+  const int64_t size = tokenizer_->vocab_size(), gap = model_vocab_size_ - size;
+  if (gap <= kMaxPadding || gap * 100 <= model_vocab_size_) return;
+  fail(ErrorCode::config,
+       "the tokenizer " + capstan::quoted(name_) + " has " + with_separators(size) +
+           " tokens, model.vocab_size is " + with_separators(model_vocab_size_) + ", and no record beside `" +
+           dataset.prefix() + "` names the tokenizer of the data",
+       "set model.vocab_size=" + std::to_string(size) +
+           ", or prepare the text again with `capstan data prepare`, which records its tokenizer in " +
+           meta_path(dataset.prefix()));
+}
+
 void TokenizerCheck::check(const IndexedDataset& dataset) {
   const auto meta = read_meta(dataset);
   if (!meta) {
-    if (tokenizer_) dataset.largest_token(kScannedTokens);  // throws for a token at or above the limit
+    if (!tokenizer_) return;
+    check_vocabulary_gap(dataset);
+    dataset.largest_token(kScannedTokens);  // throws for a token at or above the limit
     return;
   }
   const TokenizerRecord& made = meta->tokenizer;

@@ -28,7 +28,7 @@ GptDatasetOptions options_of(const std::vector<std::string>& prefixes, const Tok
   options.blend.prefixes = prefixes;
   options.split = "1,0,0";
   options.sequence_length = 4;
-  options.vocab_size = 1000;
+  options.vocab_size = 300;
   options.tokenizer = tokenizer;
   options.tokenizer_name = "the recipe's";
   return options;
@@ -104,6 +104,26 @@ TEST_CASE("without a record, a tokenizer that lacks an id of the data is refused
   look.prefix = prefix;
   look.tokenizer = "bytes";
   CHECK(error_of([&] { run_inspect(look); }).find("token 257") != std::string::npos);
+}
+
+TEST_CASE("without a record, a tokenizer clearly smaller than the model's vocabulary is refused") {
+  const TempDirectory directory;
+  const auto prefix = directory / "d";
+  write_dataset(prefix, {{1, 2, 3, 4, 5}, {255, 7}});
+  const auto bytes = byte_tokenizer();
+  const IndexedDataset dataset(prefix);
+  const auto refusal = [&](int64_t vocab_size) {
+    return error_of([&] { TokenizerCheck(bytes.get(), "bytes", vocab_size).check(dataset); });
+  };
+  CHECK(refusal(0) == "");  // the model's vocabulary is not known
+  CHECK(refusal(257) == "");
+  CHECK(refusal(257 + TokenizerCheck::kMaxPadding) == "");
+  const std::string refused = refusal(257 + TokenizerCheck::kMaxPadding + 1);
+  CHECK(refused.starts_with("config: "));
+  CHECK_MESSAGE(refused.find("has 257 tokens, model.vocab_size is 386") != std::string::npos, refused);
+  // With a record, the identity of the tokenizer decides.
+  const IndexedDataset recorded(prepare_text(directory, "r", bytes));
+  CHECK(error_of([&] { TokenizerCheck(bytes.get(), "bytes", 50'000).check(recorded); }) == "");
 }
 
 TEST_CASE("the largest token of a file: all of a small one, blocks spread over a large one") {
