@@ -1,7 +1,9 @@
 #include "config/tools/json_schema.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -67,6 +69,28 @@ Json string_pattern(std::string_view pattern) {
   return Json::object().text("type", "string").text("pattern", pattern);
 }
 
+// Texts that many fields accept, as definitions that every file has.
+constexpr std::pair<std::string_view, std::string_view> kTextDefinitions[] = {
+    {"interpolation", "\\$\\{"},
+    {"count", "^[+-]?[0-9][0-9_]*(\\.[0-9]*)?([eE][+-]?[0-9]+)?([kMBGT]|[KMGT]i)?$"},
+    {"grouped_digits", "^[+-]?[0-9]+(_[0-9]+)+$"},
+    // YAML 1.1 reads 1e-4 as text.
+    {"real", "^[+-]?([0-9][0-9_]*\\.?[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?$"},
+    {"fraction", "^[+-]?([0-9][0-9_]*\\.?[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?%?$"},
+};
+
+Json text_ref(std::string_view name) {
+  return Json::object().text("$ref", "#/$defs/" + std::string(name));
+}
+
+void add_text_definitions(Json& definitions) {
+  for (const auto& [name, pattern] : kTextDefinitions)
+    definitions.child(std::string(name), string_pattern(pattern));
+}
+
+// Where a file defines a field, as a JSON pointer; empty: not in this file.
+using FieldPointer = std::function<std::string(const FieldInfo& field)>;
+
 void add_limits(Json& schema, const FieldInfo& field) {
   if (field.min) schema.raw(field.min_open ? "exclusiveMinimum" : "minimum", to_text(*field.min));
   if (field.max) schema.raw(field.max_open ? "exclusiveMaximum" : "maximum", to_text(*field.max));
@@ -80,97 +104,88 @@ void add_limits(Json& schema, const FieldInfo& field) {
 
 Json record_schema(const RecordInfo& record);
 
-// The forms in which a value of this type may be written, null and `${…}` apart.
+std::vector<Json> forms(const Type& type, const FieldInfo& field);
+
+std::vector<Json> number_forms(const Type& type, const FieldInfo& field) {
+  const bool real = type.kind == Type::Kind::real;
+  Json number = Json::object().text("type", real ? "number" : "integer");
+  add_limits(number, field);
+  std::vector<Json> out = {number};
+  if (type.kind == Type::Kind::bytes)
+    out.push_back(string_pattern("^[0-9][0-9_]*(\\.[0-9]+)?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$"));
+  else if (!real && field.form == NumberForm::hex)
+    out.push_back(string_pattern("^0[xX][0-9a-fA-F]+$"));
+  else if (!real)
+    out.push_back(text_ref(field.form == NumberForm::tokens ? "grouped_digits" : "count"));
+  else if (field.form == NumberForm::count)
+    out.push_back(
+        string_pattern("^[+-]?([0-9][0-9_]*\\.?[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?([kMBGT]|[KMGT]i)?$"));
+  else
+    out.push_back(text_ref(field.form == NumberForm::fraction ? "fraction" : "real"));
+  if (real && (field.allow_inf || field.allow_nan))
+    out.push_back(string_pattern("^[+-]?\\.?([iI]nf|[nN]a[nN]|NAN|INF)$"));
+  return out;
+}
+
+Json enumeration_form(const EnumTable& table) {
+  Json names = Json::array(), docs = Json::object();
+  for (const auto& entry : table.entries) {
+    names.item_text(entry.name);
+    for (const auto& alias : entry.aliases) names.item_text(alias);
+    if (!entry.doc.empty()) docs.text(std::string(entry.name), entry.doc);
+  }
+  Json schema = Json::object().child("enum", names);
+  if (!docs.empty()) schema.child("x-enum-docs", docs);
+  return schema;
+}
+
+// The forms of one item, interpolation included.
+Json item_schema(const Type& element, const FieldInfo& field) {
+  Json items = Json::array();
+  for (const auto& form : forms(element, field)) items.item(form);
+  items.item(text_ref("interpolation"));
+  return Json::object().child("anyOf", items);
+}
+
+// The forms in which a value of this type may be written, except null and `${…}`.
 std::vector<Json> forms(const Type& type, const FieldInfo& field) {
-  std::vector<Json> out;
   switch (type.kind) {
     case Type::Kind::boolean:
-      out.push_back(Json::object().text("type", "boolean"));
-      break;
-    case Type::Kind::integer: {
-      Json number = Json::object().text("type", "integer");
-      add_limits(number, field);
-      out.push_back(number);
-      if (field.form == NumberForm::tokens)
-        out.push_back(string_pattern("^[+-]?[0-9]+(_[0-9]+)+$"));
-      else if (field.form == NumberForm::hex)
-        out.push_back(string_pattern("^0[xX][0-9a-fA-F]+$"));
-      else
-        out.push_back(string_pattern("^[+-]?[0-9][0-9_]*(\\.[0-9]*)?([eE][+-]?[0-9]+)?([kMBGT]|[KMGT]i)?$"));
-      break;
-    }
-    case Type::Kind::real: {
-      Json number = Json::object().text("type", "number");
-      add_limits(number, field);
-      out.push_back(number);
-      // YAML 1.1 reads 1e-4 as text.
-      std::string pattern = "^[+-]?([0-9][0-9_]*\\.?[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?";
-      if (field.form == NumberForm::fraction) pattern += "%?";
-      if (field.form == NumberForm::count) pattern += "([kMBGT]|[KMGT]i)?";
-      out.push_back(string_pattern(pattern + "$"));
-      if (field.allow_inf || field.allow_nan)
-        out.push_back(string_pattern("^[+-]?\\.?([iI]nf|[nN]a[nN]|NAN|INF)$"));
-      break;
-    }
-    case Type::Kind::bytes: {
-      Json number = Json::object().text("type", "integer");
-      add_limits(number, field);
-      out.push_back(number);
-      out.push_back(string_pattern("^[0-9][0-9_]*(\\.[0-9]+)?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$"));
-      break;
-    }
-    case Type::Kind::duration:
+      return {Json::object().text("type", "boolean")};
+    case Type::Kind::integer:
+    case Type::Kind::real:
+    case Type::Kind::bytes:
+      return number_forms(type, field);
+    case Type::Kind::duration: {
+      std::vector<Json> out;
       if (!field.duration_unit.empty()) out.push_back(Json::object().text("type", "number"));
       out.push_back(string_pattern("^([0-9][0-9_]*(\\.[0-9]+)?(ms|s|m|h|d))+$"));
-      break;
+      return out;
+    }
     case Type::Kind::text:
       // Text is taken as written: 007 and 2026-11-21 are text, too.
-      out.push_back(Json::object().raw("type", "[\"string\", \"number\", \"boolean\"]"));
-      break;
+      return {Json::object().raw("type", "[\"string\", \"number\", \"boolean\"]")};
     case Type::Kind::path:
-      out.push_back(Json::object().text("type", "string"));
-      break;
+      return {Json::object().text("type", "string")};
     case Type::Kind::secret:
-      out.push_back(string_pattern("^(\\$\\{(oc\\.)?env:[A-Za-z_][A-Za-z0-9_]*\\}|file:/.*)$"));
-      break;
-    case Type::Kind::enumeration: {
-      Json names = Json::array();
-      for (const auto& entry : type.names->entries) {
-        names.item_text(entry.name);
-        for (const auto& alias : entry.aliases) names.item_text(alias);
-      }
-      Json schema = Json::object().child("enum", names);
-      Json docs = Json::object();
-      for (const auto& entry : type.names->entries)
-        if (!entry.doc.empty()) docs.text(std::string(entry.name), entry.doc);
-      if (!docs.empty()) schema.child("x-enum-docs", docs);
-      out.push_back(schema);
-      break;
-    }
+      return {string_pattern("^(\\$\\{(oc\\.)?env:[A-Za-z_][A-Za-z0-9_]*\\}|file:/.*)$")};
+    case Type::Kind::enumeration:
+      return {enumeration_form(*type.names)};
     case Type::Kind::list: {
-      Json items = Json::array();
-      const auto item_forms = forms(*type.element, field);
-      for (const auto& form : item_forms) items.item(form);
-      items.item(string_pattern("\\$\\{"));
-      out.push_back(
-          Json::object().text("type", "array").child("items", Json::object().child("anyOf", items)));
-      if (field.scalar_ok) out.insert(out.end(), item_forms.begin(), item_forms.end());
-      break;
+      std::vector<Json> out = {
+          Json::object().text("type", "array").child("items", item_schema(*type.element, field))};
+      if (field.scalar_ok)
+        for (auto& form : forms(*type.element, field)) out.push_back(std::move(form));
+      return out;
     }
-    case Type::Kind::map: {
-      Json values = Json::array();
-      for (const auto& form : forms(*type.element, field)) values.item(form);
-      values.item(string_pattern("\\$\\{"));
-      out.push_back(Json::object()
-                        .text("type", "object")
-                        .child("additionalProperties", Json::object().child("anyOf", values)));
-      break;
-    }
+    case Type::Kind::map:
+      return {Json::object()
+                  .text("type", "object")
+                  .child("additionalProperties", item_schema(*type.element, field))};
     case Type::Kind::record:
-      out.push_back(record_schema(*type.record));
-      break;
+      return {record_schema(*type.record)};
   }
-  return out;
+  return {};
 }
 
 Json field_schema(const FieldInfo& field, std::string description) {
@@ -179,7 +194,7 @@ Json field_schema(const FieldInfo& field, std::string description) {
   Json any = Json::array();
   for (const auto& form : forms(*field.type, field)) any.item(form);
   if (field.type->optional) any.item(Json::object().text("type", "null"));
-  if (field.type->kind != Type::Kind::secret) any.item(string_pattern("\\$\\{"));
+  if (field.type->kind != Type::Kind::secret) any.item(text_ref("interpolation"));
   schema.child("anyOf", any);
   if (!field.required) schema.raw("default", json(*field.type, field.default_value));
   if (!field.examples.empty()) {
@@ -212,24 +227,29 @@ bool appends(const FieldInfo& field) {
   return field.type->kind == Type::Kind::list || field.type->kind == Type::Kind::map;
 }
 
-// Every spelling under which a section takes a field: own names, short forms, places that belong to other sections.
-Json section_properties(const Schema& schema, const std::string& section) {
+// Every spelling under which a section accepts a field: its own names, short forms, names that belong to
+// other sections. The second and further spellings refer to the definition of the field.
+Json section_properties(const Schema& schema, const std::string& section, const FieldPointer& pointer) {
   Json properties = Json::object();
   std::set<std::string> seen;
   const auto add = [&](const std::string& name, const FieldInfo& field, bool alias) {
     if (!seen.insert(name).second) return;
-    Json entry =
-        field_schema(field, alias ? field.doc + " (another name of `" + field.path + "`)" : field.doc);
-    properties.child(name, entry);
-    if (appends(field)) {
-      Json items = Json::array();
+    const std::string text = alias ? field.doc + " (another name of `" + field.path + "`)" : field.doc;
+    const std::string defined = pointer(field);
+    if (alias && !defined.empty())
+      properties.child(name, Json::object().text("description", text).text("$ref", defined));
+    else
+      properties.child(name, field_schema(field, text));
+    if (!appends(field)) return;
+    Json items = Json::array();
+    if (defined.empty())
       for (const auto& form : forms(*field.type, field)) items.item(form);
-      if (field.type->kind == Type::Kind::list)
-        for (const auto& form : forms(*field.type->element, field)) items.item(form);
-      properties.child(
-          name + "+",
-          Json::object().text("description", "adds to `" + field.path + "`").child("anyOf", items));
-    }
+    else
+      items.item(Json::object().text("$ref", defined));
+    if (field.type->kind == Type::Kind::list && !field.scalar_ok)
+      for (const auto& form : forms(*field.type->element, field)) items.item(form);
+    properties.child(
+        name + "+", Json::object().text("description", "adds to `" + field.path + "`").child("anyOf", items));
   };
   for (const FieldInfo* field : schema.fields())
     if (field->section == section) add(field->name, *field, false);
@@ -244,10 +264,15 @@ Json section_properties(const Schema& schema, const std::string& section) {
   return properties;
 }
 
+// In recipe.schema.json.
+std::string pointer_in_recipe(const FieldInfo& field) {
+  return "#/" + (field.section.empty() ? "" : "$defs/" + field.section + "/") + "properties/" + field.name;
+}
+
 Json section_object(const Schema& schema, const SectionInfo& section) {
   Json object = Json::object();
   object.text("description", section.doc).text("type", "object");
-  Json properties = section_properties(schema, section.name);
+  Json properties = section_properties(schema, section.name, pointer_in_recipe);
   if (!section.find("preset"))
     properties.child("preset", Json::object()
                                    .text("description",
@@ -258,18 +283,10 @@ Json section_object(const Schema& schema, const SectionInfo& section) {
   return object;
 }
 
-}  // namespace
+constexpr const char* kDialect = "https://json-schema.org/draft/2020-12/schema";
 
-std::string recipe_json_schema(const Schema& schema, const Library& library) {
-  Json root = Json::object();
-  root.text("$schema", "https://json-schema.org/draft/2020-12/schema");
-  root.text("$id", "urn:capstan:recipe:1");
-  root.text("title", "Capstan recipe");
-  root.text("type", "object");
-  Json properties = Json::object();
-  properties.child(
-      "schema",
-      Json::object().text("description", "version of the recipe format").text("const", "capstan/1"));
+// `extends` and `unset`.
+void add_lists_of_names(Json& properties, const Library& library) {
   const Json one = Json::object().text("type", "string");
   Json names = Json::array();
   for (const auto& recipe : library.recipes()) names.item_text(recipe.name);
@@ -285,40 +302,64 @@ std::string recipe_json_schema(const Schema& schema, const Library& library) {
   properties.child(
       "unset",
       Json::object().text("description", "paths that go back to preset or default").child("anyOf", unset));
+}
+
+// A mapping of fields, a preset or its file, or null for a section that may be switched off.
+Json section_choice(const SectionInfo& section, const Library& library) {
+  Json any = Json::array();
+  any.item(Json::object().text("$ref", "#/$defs/" + section.name));
+  Json presets = Json::array();
+  for (const auto& preset : library.presets(section.name)) presets.item_text(preset.name);
+  if (section.optional) presets.item_text("none");
+  if (!presets.empty()) any.item(Json::object().text("description", "a preset").child("enum", presets));
+  any.item(string_pattern("(/|\\.ya?ml$|^@)"));
+  if (section.optional) any.item(Json::object().text("type", "null"));
+  return Json::object().text("description", section.doc).child("anyOf", any);
+}
+
+// The first parts of aliases that are no sections: `parallel` of `parallel.tp`.
+std::set<std::string> alias_prefixes(const Schema& schema) {
+  std::set<std::string> prefixes;
+  for (const FieldInfo* field : schema.fields())
+    for (const auto& alias : field->aliases)
+      if (const size_t dot = alias.find('.');
+          dot != std::string::npos && !schema.find_section(alias.substr(0, dot)))
+        prefixes.insert(alias.substr(0, dot));
+  return prefixes;
+}
+
+}  // namespace
+
+std::string recipe_json_schema(const Schema& schema, const Library& library) {
+  Json root = Json::object();
+  root.text("$schema", kDialect);
+  root.text("$id", "urn:capstan:recipe:1");
+  root.text("title", "Capstan recipe");
+  root.text("type", "object");
+  Json properties = Json::object();
+  properties.child(
+      "schema",
+      Json::object().text("description", "version of the recipe format").text("const", "capstan/1"));
+  add_lists_of_names(properties, library);
   Json definitions = Json::object();
-  std::set<std::string> sections;
+  add_text_definitions(definitions);
   for (const auto& section : schema.sections()) {
     if (section.name.empty()) {
       for (const auto& field : section.fields) properties.child(field.name, field_schema(field, field.doc));
       continue;
     }
-    sections.insert(section.name);
-    Json any = Json::array();
-    any.item(Json::object().text("$ref", "#/$defs/" + section.name));
-    Json presets = Json::array();
-    for (const auto& preset : library.presets(section.name)) presets.item_text(preset.name);
-    if (section.optional) presets.item_text("none");
-    if (!presets.empty()) any.item(Json::object().text("description", "a preset").child("enum", presets));
-    any.item(string_pattern("(/|\\.ya?ml$|^@)"));
-    if (section.optional) any.item(Json::object().text("type", "null"));
-    properties.child(section.name, Json::object().text("description", section.doc).child("anyOf", any));
+    properties.child(section.name, section_choice(section, library));
     definitions.child(section.name, section_object(schema, section));
   }
-  // Aliases whose first part is no section: `parallel: {tp: 4}`.
-  std::set<std::string> prefixes;
-  for (const FieldInfo* field : schema.fields())
-    for (const auto& alias : field->aliases)
-      if (const size_t dot = alias.find('.');
-          dot != std::string::npos && !sections.count(alias.substr(0, dot)))
-        prefixes.insert(alias.substr(0, dot));
+  const std::set<std::string> prefixes = alias_prefixes(schema);
   for (const auto& prefix : prefixes)
     properties.child(prefix, Json::object()
                                  .text("description", "other names of fields")
                                  .text("type", "object")
-                                 .child("properties", section_properties(schema, prefix))
+                                 .child("properties", section_properties(schema, prefix, pointer_in_recipe))
                                  .raw("additionalProperties", "false"));
   root.child("properties", properties);
-  // Dotted keys stand at the top only; what they name is checked by `capstan check`.
+  // Dotted keys are allowed at the top only; `capstan check` checks the fields that they name.
   std::string dotted;
   for (const auto& section : schema.sections())
     if (!section.name.empty()) dotted += (dotted.empty() ? "" : "|") + regex(section.name);
@@ -331,11 +372,14 @@ std::string recipe_json_schema(const Schema& schema, const Library& library) {
 
 std::string section_json_schema(const Schema& schema, const SectionInfo& section) {
   Json root = Json::object();
-  root.text("$schema", "https://json-schema.org/draft/2020-12/schema");
+  root.text("$schema", kDialect);
   root.text("$id", "urn:capstan:section:" + section.name + ":1");
   root.text("title", "Capstan section " + section.name);
   root.text("description", section.doc).text("type", "object");
-  Json properties = section_properties(schema, section.name);
+  const auto pointer = [&](const FieldInfo& field) {
+    return field.section == section.name ? "#/properties/" + field.name : std::string();
+  };
+  Json properties = section_properties(schema, section.name, pointer);
   properties.child("extends", Json::object()
                                   .text("description", "in a preset file: the preset to start from")
                                   .text("type", "string"));
@@ -345,6 +389,9 @@ std::string section_json_schema(const Schema& schema, const SectionInfo& section
   root.child("properties", properties);
   root.child("patternProperties", Json::object().raw("^[a-z_]+\\.", "{}"));
   root.raw("additionalProperties", "false");
+  Json definitions = Json::object();
+  add_text_definitions(definitions);
+  root.child("$defs", definitions);
   return root.print() + "\n";
 }
 
