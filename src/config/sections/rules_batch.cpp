@@ -9,7 +9,15 @@ namespace capstan::config {
 
 namespace {
 
-void global_batch_divisible(const Config& c, RuleReport& report) {
+RuleList& file_rules() {
+  static RuleList rules;
+  return rules;
+}
+
+RULE("R0201", global_batch_divisible,
+     "the global batch is a multiple of micro-batch size * data parallelism; the quotient is the number of "
+     "micro-batches",
+     "train.global_batch_size", "train.micro_batch_size", "dist.data_parallel_size") {
   if (!c.train.global_batch_size || !c.dist.data_parallel_size) return;
   const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
   const int64_t batch = *c.train.global_batch_size;
@@ -26,7 +34,9 @@ void global_batch_divisible(const Config& c, RuleReport& report) {
       .help(help);
 }
 
-void micro_batches_agree(const Config& c, RuleReport& report) {
+RULE("R0202", micro_batches_agree, "a given number of micro-batches is what the batch sizes give",
+     "train.num_microbatches", "train.global_batch_size", "train.micro_batch_size",
+     "dist.data_parallel_size") {
   if (!c.train.num_microbatches || !c.train.global_batch_size || !c.dist.data_parallel_size) return;
   const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
   if (*c.train.global_batch_size % together != 0 ||
@@ -39,7 +49,9 @@ void micro_batches_agree(const Config& c, RuleReport& report) {
       .help("leave train.num_microbatches unset; it follows from the batch sizes");
 }
 
-void eval_batch_divisible(const Config& c, RuleReport& report) {
+RULE("R0203", eval_batch_divisible,
+     "the evaluation batch is a multiple of its micro-batch size * data parallelism",
+     "validation.eval_global_batch_size", "validation.eval_micro_batch_size", "dist.data_parallel_size") {
   const auto& v = c.validation;
   if (!v.eval_interval || !v.eval_global_batch_size || !v.eval_micro_batch_size || !c.dist.data_parallel_size)
     return;
@@ -56,13 +68,14 @@ void eval_batch_divisible(const Config& c, RuleReport& report) {
             nearest_multiples(*v.eval_global_batch_size, together));
 }
 
-void length_given(const Config& c, RuleReport& report) {
+RULE("R0204", length_given, "exactly one of train_iters, train_samples and epochs sets the length of the run",
+     "train.train_iters", "train.train_samples", "train.epochs", "train.global_batch_size") {
   const auto& t = c.train;
   if (t.epochs) {
     if (t.train_iters || t.train_samples)
       report
           .error(std::string("`train.epochs` and `train.") +
-                 (t.train_samples ? "train_samples" : "train_iters") + "` both say how long the run is")
+                 (t.train_samples ? "train_samples" : "train_iters") + "` both set the length of the run")
           .at("train.epochs")
           .help(t.train_samples
                     ? "give one of the two: train.train_samples=null with epochs, or train.epochs=null"
@@ -70,7 +83,8 @@ void length_given(const Config& c, RuleReport& report) {
   } else if (!t.train_iters && !t.train_samples) {
     report
         .error(
-            "none of `train.train_iters`, `train.train_samples` and `train.epochs` says how long the run is")
+            "none of `train.train_iters`, `train.train_samples` and `train.epochs` sets the length of the "
+            "run")
         .help("set train.train_iters");
   } else if (t.train_iters && t.train_samples && t.global_batch_size &&
              *t.train_samples / *t.global_batch_size != *t.train_iters) {
@@ -82,14 +96,16 @@ void length_given(const Config& c, RuleReport& report) {
   }
 }
 
-void epochs_of_real_data(const Config& c, RuleReport& report) {
+RULE("R0221", epochs_of_real_data, "a length in passes needs data that has an end", "train.epochs",
+     "dataset.kind") {
   if (c.train.epochs && c.dataset.kind == DatasetKind::mock)
     report.error("`train.epochs` counts passes over data, and generated data has no end")
         .at("train.epochs")
         .help("for instance train.train_iters=100 train.epochs=null");
 }
 
-void megatron_order_seed(const Config& c, RuleReport& report) {
+RULE("R0222", megatron_order_seed, "Megatron's sample order accepts 32-bit seeds only", "dataset.random_seed",
+     "dataset.sample_order") {
   if (c.dataset.kind == DatasetKind::gpt && c.dataset.sample_order == SampleOrder::megatron &&
       c.dataset.random_seed > int64_t{0xffffffff})
     report
@@ -99,7 +115,8 @@ void megatron_order_seed(const Config& c, RuleReport& report) {
         .help("a smaller seed, or dataset.sample_order=capstan");
 }
 
-void length_of_a_step(const Config& c, RuleReport& report) {
+RULE("R0205", length_of_a_step, "a run has at least one step", "train.train_samples",
+     "train.global_batch_size") {
   if (!c.train.train_samples || !c.train.global_batch_size ||
       *c.train.train_samples >= *c.train.global_batch_size)
     return;
@@ -109,7 +126,9 @@ void length_of_a_step(const Config& c, RuleReport& report) {
       .help("nearest legal train_samples: " + text_of(*c.train.global_batch_size));
 }
 
-void one_source_of_data(const Config& c, RuleReport& report) {
+RULE("R0206", one_source_of_data,
+     "a gpt dataset has exactly one source: data_path, blend, or a blend for each split", "dataset.data_path",
+     "dataset.blend", "dataset.train_blend") {
   const auto& d = c.dataset;
   if (d.kind != DatasetKind::gpt) return;
   const bool per_split = !d.train_blend.empty() || !d.valid_blend.empty() || !d.test_blend.empty();
@@ -128,13 +147,15 @@ void one_source_of_data(const Config& c, RuleReport& report) {
         .help("keep one of them, for instance with --unset dataset.data_path");
 }
 
-void data_paths_alternate(const Config& c, RuleReport& report) {
+RULE("R0207", data_paths_alternate, "data_path lists prefixes, or a weight before each of them",
+     "dataset.data_path") {
   if (c.dataset.kind != DatasetKind::gpt) return;
   if (const std::string problem = data_path_problem(c.dataset.data_path); !problem.empty())
     report.error("`dataset.data_path` " + problem).help("write [a, b], or with weights [0.3, a, 0.7, b]");
 }
 
-void blend_weights_positive(const Config& c, RuleReport& report) {
+RULE("R0208", blend_weights_positive, "weights of a blend are positive", "dataset.blend",
+     "dataset.train_blend", "dataset.valid_blend", "dataset.test_blend") {
   if (c.dataset.kind != DatasetKind::gpt) return;
   const std::pair<const char*, const Blend*> blends[] = {{"dataset.blend", &c.dataset.blend},
                                                          {"dataset.train_blend", &c.dataset.train_blend},
@@ -148,7 +169,8 @@ void blend_weights_positive(const Config& c, RuleReport& report) {
             .help("weights are positive; leave a dataset out to give it none");
 }
 
-void split_with_one_source(const Config& c, RuleReport& report) {
+RULE("R0209", split_with_one_source, "split is for one source; blends for each split replace it",
+     "dataset.split", "dataset.train_blend") {
   const auto& d = c.dataset;
   if (d.kind != DatasetKind::gpt) return;
   const bool per_split = !d.train_blend.empty() || !d.valid_blend.empty() || !d.test_blend.empty();
@@ -156,18 +178,19 @@ void split_with_one_source(const Config& c, RuleReport& report) {
     report.error("`dataset.split` and blends for each split exclude each other").help("unset dataset.split");
 }
 
-void split_is_three_shares(const Config& c, RuleReport& report) {
+RULE("R0210", split_is_three_shares, "split is three proportions, the first above 0", "dataset.split") {
   if (c.dataset.kind == DatasetKind::mock || !c.dataset.split) return;
   const auto shares = split_shares(*c.dataset.split);
   if (!shares)
-    report.error("`dataset.split` " + quoted(*c.dataset.split) + " is not three shares")
+    report.error("`dataset.split` " + quoted(*c.dataset.split) + " is not three proportions")
         .help("train, validation, test, as in 969,30,1 or 0.9,0.1,0");
   else if ((*shares)[0] <= 0)
-    report.error("`dataset.split` " + *c.dataset.split + " leaves nothing to train on")
-        .help("the first share has to be above 0");
+    report.error("`dataset.split` " + *c.dataset.split + " leaves no training data")
+        .help("the first proportion must be above 0");
 }
 
-void validation_has_data(const Config& c, RuleReport& report) {
+RULE("R0211", validation_has_data, "evaluation has data of its own", "validation.eval_interval",
+     "dataset.split", "dataset.valid_blend", "dataset.valid_files") {
   const auto& d = c.dataset;
   if (d.kind == DatasetKind::mock || !c.validation.eval_interval) return;
   if (d.split) {
@@ -175,7 +198,7 @@ void validation_has_data(const Config& c, RuleReport& report) {
     if (shares && (*shares)[0] > 0 && (*shares)[1] <= 0)
       report
           .error("`validation.eval_interval` is set, but `dataset.split` " + *d.split +
-                 " leaves nothing to validate on")
+                 " leaves no validation data")
           .help("for instance dataset.split=99,1,0, or validation.eval_interval=null");
   } else if (!d.train_blend.empty() && d.valid_blend.empty()) {
     report.error("`validation.eval_interval` is set, but `dataset.valid_blend` is empty")
@@ -186,25 +209,28 @@ void validation_has_data(const Config& c, RuleReport& report) {
   }
 }
 
-void samples_have_files(const Config& c, RuleReport& report) {
+RULE("R0217", samples_have_files, "fine-tuning samples come from files", "dataset.train_files") {
   if (c.dataset.kind != DatasetKind::sft || !c.dataset.train_files.empty()) return;
   report.error("no data: `dataset.train_files` names no file")
       .help("set dataset.train_files=FILE.jsonl, with a sample on each line");
 }
 
-void split_or_files(const Config& c, RuleReport& report) {
+RULE("R0218", split_or_files, "split is for samples from one list of files; files for each split replace it",
+     "dataset.split", "dataset.valid_files", "dataset.test_files") {
   const auto& d = c.dataset;
   if (d.kind != DatasetKind::sft || !d.split || (d.valid_files.empty() && d.test_files.empty())) return;
   report.error("`dataset.split` and files for each split exclude each other").help("unset dataset.split");
 }
 
-void samples_need_a_tokenizer(const Config& c, RuleReport& report) {
+RULE("R0219", samples_need_a_tokenizer, "fine-tuning samples are text, which needs a tokenizer",
+     "tokenizer.tokenizer_type", "dataset.kind") {
   if (c.dataset.kind != DatasetKind::sft || c.tokenizer.tokenizer_type != TokenizerKind::none) return;
   report.error("`dataset.kind` sft reads text, but `tokenizer.tokenizer_type` is none")
       .help("choose the model's tokenizer, for instance tokenizer=huggingface");
 }
 
-void samples_learn_something(const Config& c, RuleReport& report) {
+RULE("R0220", samples_learn_something, "samples of format text have no turns, so the loss covers all tokens",
+     "dataset.loss_mode", "dataset.format") {
   const auto& d = c.dataset;
   if (d.kind != DatasetKind::sft || d.format != SampleFormat::text || d.loss_mode != LossMode::last_turn)
     return;
@@ -212,7 +238,8 @@ void samples_learn_something(const Config& c, RuleReport& report) {
       .help("set dataset.loss_mode=all");
 }
 
-void split_blends_complete(const Config& c, RuleReport& report) {
+RULE("R0212", split_blends_complete, "blends for each split include one for training", "dataset.train_blend",
+     "dataset.valid_blend", "dataset.test_blend") {
   const auto& d = c.dataset;
   if (d.kind != DatasetKind::gpt || !d.train_blend.empty() || (d.valid_blend.empty() && d.test_blend.empty()))
     return;
@@ -220,7 +247,9 @@ void split_blends_complete(const Config& c, RuleReport& report) {
       .help("set dataset.train_blend");
 }
 
-void context_divides_sequence(const Config& c, RuleReport& report) {
+RULE("R0213", context_divides_sequence,
+     "with context parallelism the sequence is a multiple of 2 * context_parallel_size (balanced chunks)",
+     "model.seq_length", "dist.context_parallel_size") {
   const int64_t cp = c.dist.context_parallel_size;
   if (cp == 1 || c.model.seq_length % (2 * cp) == 0) return;
   report
@@ -229,7 +258,10 @@ void context_divides_sequence(const Config& c, RuleReport& report) {
       .help("nearest legal seq_length: " + nearest_multiples(c.model.seq_length, 2 * cp));
 }
 
-void sequence_divides_tensor(const Config& c, RuleReport& report) {
+RULE("R0214", sequence_divides_tensor,
+     "sequence parallelism splits each context chunk evenly over the tensor-parallel ranks",
+     "model.seq_length", "dist.tensor_model_parallel_size", "dist.context_parallel_size",
+     "dist.sequence_parallel") {
   if (!c.dist.sequence_parallel) return;
   const auto ranks = product_of({c.dist.tensor_model_parallel_size, c.dist.context_parallel_size});
   if (!ranks || c.model.seq_length % *ranks == 0) return;
@@ -240,7 +272,8 @@ void sequence_divides_tensor(const Config& c, RuleReport& report) {
       .help("nearest legal seq_length: " + nearest_multiples(c.model.seq_length, *ranks));
 }
 
-void positions_cover_sequence(const Config& c, RuleReport& report) {
+RULE("R0215", positions_cover_sequence, "max_position_embeddings is at least seq_length",
+     "model.max_position_embeddings", "model.seq_length") {
   if (!c.model.max_position_embeddings || *c.model.max_position_embeddings >= c.model.seq_length) return;
   report
       .error("`model.max_position_embeddings` " + text_of(*c.model.max_position_embeddings) +
@@ -248,7 +281,10 @@ void positions_cover_sequence(const Config& c, RuleReport& report) {
       .help("set model.max_position_embeddings to " + text_of(c.model.seq_length) + " or more");
 }
 
-void documents_need_their_end(const Config& c, RuleReport& report) {
+RULE("R0216", documents_need_their_end,
+     "what depends on documents' ends needs a tokenizer that names the end-of-document token",
+     "tokenizer.tokenizer_type", "dataset.reset_position_ids", "dataset.reset_attention_mask",
+     "dataset.eod_mask_loss") {
   const auto& d = c.dataset;
   if (d.kind != DatasetKind::gpt || c.tokenizer.tokenizer_type != TokenizerKind::none) return;
   if (!d.reset_position_ids && !d.reset_attention_mask && !d.eod_mask_loss) return;
@@ -262,121 +298,8 @@ void documents_need_their_end(const Config& c, RuleReport& report) {
 
 }  // namespace
 
-void register_batch_rules(Schema& s) {
-  s.rule<Config>(
-      {"R0201",
-       "global_batch_divisible",
-       "the global batch is a multiple of micro-batch size * data parallelism; the quotient is the number of "
-       "micro-batches",
-       {"train.global_batch_size", "train.micro_batch_size", "dist.data_parallel_size"}},
-      global_batch_divisible);
-  s.rule<Config>({"R0202",
-                  "micro_batches_agree",
-                  "a given number of micro-batches is what the batch sizes give",
-                  {"train.num_microbatches", "train.global_batch_size", "train.micro_batch_size",
-                   "dist.data_parallel_size"}},
-                 micro_batches_agree);
-  s.rule<Config>(
-      {"R0203",
-       "eval_batch_divisible",
-       "the evaluation batch is a multiple of its micro-batch size * data parallelism",
-       {"validation.eval_global_batch_size", "validation.eval_micro_batch_size", "dist.data_parallel_size"}},
-      eval_batch_divisible);
-  s.rule<Config>({"R0204",
-                  "length_given",
-                  "exactly one of train_iters, train_samples and epochs says how long the run is",
-                  {"train.train_iters", "train.train_samples", "train.epochs", "train.global_batch_size"}},
-                 length_given);
-  s.rule<Config>({"R0205",
-                  "length_of_a_step",
-                  "a run has at least one step",
-                  {"train.train_samples", "train.global_batch_size"}},
-                 length_of_a_step);
-  s.rule<Config>({"R0206",
-                  "one_source_of_data",
-                  "a gpt dataset has exactly one source: data_path, blend, or a blend for each split",
-                  {"dataset.data_path", "dataset.blend", "dataset.train_blend"}},
-                 one_source_of_data);
-  s.rule<Config>({"R0207",
-                  "data_paths_alternate",
-                  "data_path lists prefixes, or a weight before each of them",
-                  {"dataset.data_path"}},
-                 data_paths_alternate);
-  s.rule<Config>({"R0208",
-                  "blend_weights_positive",
-                  "weights of a blend are positive",
-                  {"dataset.blend", "dataset.train_blend", "dataset.valid_blend", "dataset.test_blend"}},
-                 blend_weights_positive);
-  s.rule<Config>({"R0209",
-                  "split_with_one_source",
-                  "split is for one source; blends for each split replace it",
-                  {"dataset.split", "dataset.train_blend"}},
-                 split_with_one_source);
-  s.rule<Config>(
-      {"R0210", "split_is_three_shares", "split is three shares, the first above 0", {"dataset.split"}},
-      split_is_three_shares);
-  s.rule<Config>(
-      {"R0211",
-       "validation_has_data",
-       "evaluation has data of its own",
-       {"validation.eval_interval", "dataset.split", "dataset.valid_blend", "dataset.valid_files"}},
-      validation_has_data);
-  s.rule<Config>({"R0212",
-                  "split_blends_complete",
-                  "blends for each split include one for training",
-                  {"dataset.train_blend", "dataset.valid_blend", "dataset.test_blend"}},
-                 split_blends_complete);
-  s.rule<Config>(
-      {"R0213",
-       "context_divides_sequence",
-       "with context parallelism the sequence is a multiple of 2 * context_parallel_size (balanced chunks)",
-       {"model.seq_length", "dist.context_parallel_size"}},
-      context_divides_sequence);
-  s.rule<Config>({"R0214",
-                  "sequence_divides_tensor",
-                  "sequence parallelism splits each context chunk evenly over the tensor-parallel ranks",
-                  {"model.seq_length", "dist.tensor_model_parallel_size", "dist.context_parallel_size",
-                   "dist.sequence_parallel"}},
-                 sequence_divides_tensor);
-  s.rule<Config>({"R0215",
-                  "positions_cover_sequence",
-                  "max_position_embeddings is at least seq_length",
-                  {"model.max_position_embeddings", "model.seq_length"}},
-                 positions_cover_sequence);
-  s.rule<Config>({"R0216",
-                  "documents_need_their_end",
-                  "what depends on documents' ends needs a tokenizer that names the end-of-document token",
-                  {"tokenizer.tokenizer_type", "dataset.reset_position_ids", "dataset.reset_attention_mask",
-                   "dataset.eod_mask_loss"}},
-                 documents_need_their_end);
-  s.rule<Config>(
-      {"R0217", "samples_have_files", "fine-tuning samples come from files", {"dataset.train_files"}},
-      samples_have_files);
-  s.rule<Config>({"R0218",
-                  "split_or_files",
-                  "split is for samples from one list of files; files for each split replace it",
-                  {"dataset.split", "dataset.valid_files", "dataset.test_files"}},
-                 split_or_files);
-  s.rule<Config>({"R0219",
-                  "samples_need_a_tokenizer",
-                  "fine-tuning samples are text, which needs a tokenizer",
-                  {"tokenizer.tokenizer_type", "dataset.kind"}},
-                 samples_need_a_tokenizer);
-  s.rule<Config>({"R0220",
-                  "samples_learn_something",
-                  "texts without turns are learned whole",
-                  {"dataset.loss_mode", "dataset.format"}},
-                 samples_learn_something);
-  s.rule<Config>({"R0221",
-                  "epochs_of_real_data",
-                  "a length in passes needs data that has an end",
-                  {"train.epochs", "dataset.kind"}},
-                 epochs_of_real_data);
-  s.rule<Config>({"R0222",
-                  "megatron_order_seed",
-                  "Megatron's order of samples takes seeds of 32 bits",
-                  {"dataset.random_seed", "dataset.sample_order"}},
-                 megatron_order_seed);
+void register_batch_rules(Schema& schema) {
+  file_rules().add_to(schema);
 }
 
 }  // namespace capstan::config

@@ -5,11 +5,17 @@ namespace capstan::config {
 
 namespace {
 
+RuleList& file_rules() {
+  static RuleList rules;
+  return rules;
+}
+
 bool experts(const Config& c) {
   return c.model.num_moe_experts.has_value();
 }
 
-void expert_parallel_needs_experts(const Config& c, RuleReport& report) {
+RULE("R0701", expert_parallel_needs_experts, "expert parallelism needs experts",
+     "dist.expert_model_parallel_size", "model.num_moe_experts") {
   if (c.dist.expert_model_parallel_size == 1 || experts(c)) return;
   report
       .error("`dist.expert_model_parallel_size` " + text_of(c.dist.expert_model_parallel_size) +
@@ -17,7 +23,8 @@ void expert_parallel_needs_experts(const Config& c, RuleReport& report) {
       .help("set dist.expert_model_parallel_size=1");
 }
 
-void experts_divide_ranks(const Config& c, RuleReport& report) {
+RULE("R0702", experts_divide_ranks, "experts divide over the expert-parallel ranks", "model.num_moe_experts",
+     "dist.expert_model_parallel_size") {
   const int64_t ep = c.dist.expert_model_parallel_size;
   if (!experts(c) || *c.model.num_moe_experts % ep == 0) return;
   report
@@ -27,7 +34,8 @@ void experts_divide_ranks(const Config& c, RuleReport& report) {
             nearest_divisors(ep, *c.model.num_moe_experts));
 }
 
-void expert_width_divides_tensor(const Config& c, RuleReport& report) {
+RULE("R0703", expert_width_divides_tensor, "an expert's width divides over its tensor-parallel ranks",
+     "model.moe_ffn_hidden_size", "dist.expert_tensor_parallel_size") {
   if (!experts(c) || !c.dist.expert_tensor_parallel_size || !c.model.moe_ffn_hidden_size) return;
   const int64_t etp = *c.dist.expert_tensor_parallel_size;
   if (*c.model.moe_ffn_hidden_size % etp == 0) return;
@@ -37,7 +45,8 @@ void expert_width_divides_tensor(const Config& c, RuleReport& report) {
       .help("nearest legal moe_ffn_hidden_size: " + nearest_multiples(*c.model.moe_ffn_hidden_size, etp));
 }
 
-void shared_width_divides_tensor(const Config& c, RuleReport& report) {
+RULE("R0704", shared_width_divides_tensor, "the shared expert's width divides over tensor-parallel ranks",
+     "model.moe_shared_expert_intermediate_size", "dist.tensor_model_parallel_size") {
   const auto width = c.model.moe_shared_expert_intermediate_size;
   if (!experts(c) || !width || *width % c.dist.tensor_model_parallel_size == 0) return;
   report
@@ -46,7 +55,8 @@ void shared_width_divides_tensor(const Config& c, RuleReport& report) {
       .help("nearest legal value: " + nearest_multiples(*width, c.dist.tensor_model_parallel_size));
 }
 
-void expert_biases_are_whole(const Config& c, RuleReport& report) {
+RULE("R0705", expert_biases_are_whole, "experts with biases are not split over ranks",
+     "dist.expert_tensor_parallel_size", "model.add_bias_linear") {
   if (!experts(c) || !c.model.add_bias_linear || c.dist.expert_tensor_parallel_size.value_or(1) == 1) return;
   report
       .error(
@@ -56,7 +66,9 @@ void expert_biases_are_whole(const Config& c, RuleReport& report) {
       .help("set dist.expert_tensor_parallel_size=1, or model.add_bias_linear=false");
 }
 
-void experts_and_tensor_need_sequence(const Config& c, RuleReport& report) {
+RULE("R0706", experts_and_tensor_need_sequence,
+     "expert and tensor parallelism together need sequence parallelism", "dist.sequence_parallel",
+     "dist.expert_model_parallel_size", "dist.tensor_model_parallel_size") {
   if (!experts(c) || c.dist.expert_model_parallel_size == 1 || c.dist.tensor_model_parallel_size == 1 ||
       c.dist.sequence_parallel)
     return;
@@ -68,7 +80,8 @@ void experts_and_tensor_need_sequence(const Config& c, RuleReport& report) {
       .help("set dist.sequence_parallel=true");
 }
 
-void topk_of_the_experts(const Config& c, RuleReport& report) {
+RULE("R0707", topk_of_the_experts, "a token goes to no more experts than there are", "model.moe_router_topk",
+     "model.num_moe_experts") {
   if (!experts(c) || c.model.moe_router_topk <= *c.model.num_moe_experts) return;
   report
       .error("`model.moe_router_topk` " + text_of(c.model.moe_router_topk) + " is more than the " +
@@ -76,20 +89,21 @@ void topk_of_the_experts(const Config& c, RuleReport& report) {
       .help("at most " + text_of(*c.model.num_moe_experts));
 }
 
-void one_expert_needs_pre_softmax(const Config& c, RuleReport& report) {
+RULE("R0708", one_expert_needs_pre_softmax, "top-1 routing computes its weight before the selection",
+     "model.moe_router_pre_softmax", "model.moe_router_topk", "model.moe_router_score_function") {
   const auto& m = c.model;
   if (!experts(c) || m.moe_router_topk != 1 || m.moe_router_score_function != RouterScore::softmax ||
       m.moe_router_pre_softmax)
     return;
   report
       .error(
-          "with `model.moe_router_topk` 1, softmax over the one chosen expert is always 1 and the router "
-          "learns "
-          "nothing")
+          "with `model.moe_router_topk` 1, the softmax over the one selected expert is always 1 and the "
+          "router gets no gradient")
       .help("set model.moe_router_pre_softmax=true, or model.moe_router_score_function=sigmoid");
 }
 
-void expert_bias_needs_sigmoid(const Config& c, RuleReport& report) {
+RULE("R0709", expert_bias_needs_sigmoid, "balancing by a bias needs sigmoid scores",
+     "model.moe_router_enable_expert_bias", "model.moe_router_score_function") {
   if (!experts(c) || !c.model.moe_router_enable_expert_bias ||
       c.model.moe_router_score_function == RouterScore::sigmoid)
     return;
@@ -100,7 +114,9 @@ void expert_bias_needs_sigmoid(const Config& c, RuleReport& report) {
       .help("set model.moe_router_score_function=sigmoid");
 }
 
-void expert_groups_fit(const Config& c, RuleReport& report) {
+RULE("R0710", expert_groups_fit, "groups divide the experts, and the chosen ones hold enough of them",
+     "model.moe_router_num_groups", "model.moe_router_group_topk", "model.num_moe_experts",
+     "model.moe_router_topk") {
   const auto& m = c.model;
   if (!experts(c) || (!m.moe_router_num_groups && !m.moe_router_group_topk)) return;
   if (!m.moe_router_num_groups || !m.moe_router_group_topk) {
@@ -125,20 +141,23 @@ void expert_groups_fit(const Config& c, RuleReport& report) {
         .help("at most " + text_of(chosen * (all / groups)));
 }
 
-void capacity_needs_aux_loss(const Config& c, RuleReport& report) {
+RULE("R0711", capacity_needs_aux_loss, "a capacity excludes sinkhorn balancing",
+     "model.moe_expert_capacity_factor", "model.moe_router_load_balancing_type") {
   const auto type = c.model.moe_router_load_balancing_type;
   if (!experts(c) || !c.model.moe_expert_capacity_factor || type != RouterBalancing::sinkhorn) return;
   report.error("`model.moe_expert_capacity_factor` excludes `model.moe_router_load_balancing_type` sinkhorn")
       .help("legal types with a capacity: aux_loss, seq_aux_loss, global_aux_loss, none");
 }
 
-void padding_needs_capacity(const Config& c, RuleReport& report) {
+RULE("R0712", padding_needs_capacity, "padding to capacity needs a capacity",
+     "model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor") {
   if (!experts(c) || !c.model.moe_pad_expert_input_to_capacity || c.model.moe_expert_capacity_factor) return;
   report.error("`model.moe_pad_expert_input_to_capacity` needs `model.moe_expert_capacity_factor`")
       .help("set model.moe_expert_capacity_factor=1.0, or model.moe_pad_expert_input_to_capacity=false");
 }
 
-void shared_overlap_needs_exchange(const Config& c, RuleReport& report) {
+RULE("R0713", shared_overlap_needs_exchange, "overlap of the shared expert needs the alltoall dispatcher",
+     "model.moe_shared_expert_overlap", "model.moe_token_dispatcher_type") {
   const auto& m = c.model;
   if (!experts(c) || !m.moe_shared_expert_overlap || m.moe_token_dispatcher_type == TokenDispatcher::alltoall)
     return;
@@ -149,7 +168,8 @@ void shared_overlap_needs_exchange(const Config& c, RuleReport& report) {
       .help("set model.moe_token_dispatcher_type=alltoall");
 }
 
-void gathered_tokens_have_one_length(const Config& c, RuleReport& report) {
+RULE("R0714", gathered_tokens_have_one_length, "the allgather dispatcher excludes variable lengths",
+     "model.moe_token_dispatcher_type", "dist.variable_seq_lengths") {
   if (!experts(c) || c.model.moe_token_dispatcher_type != TokenDispatcher::allgather ||
       !c.dist.variable_seq_lengths)
     return;
@@ -162,7 +182,8 @@ bool has_aux_loss(RouterBalancing type) {
          type == RouterBalancing::global_aux_loss;
 }
 
-void aux_loss_has_weight(const Config& c, RuleReport& report) {
+RULE("R0715", aux_loss_has_weight, "a balancing loss has a weight", "model.moe_aux_loss_coeff",
+     "model.moe_router_load_balancing_type") {
   const auto type = c.model.moe_router_load_balancing_type;
   if (experts(c) && has_aux_loss(type) && c.model.moe_aux_loss_coeff == 0)
     report
@@ -171,7 +192,8 @@ void aux_loss_has_weight(const Config& c, RuleReport& report) {
         .help("for instance model.moe_aux_loss_coeff=0.01, or model.moe_router_load_balancing_type=none");
 }
 
-void aux_weight_has_loss(const Config& c, RuleReport& report) {
+RULE("R0718", aux_weight_has_loss, "the weight of a balancing loss has such a loss",
+     "model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type") {
   const auto type = c.model.moe_router_load_balancing_type;
   if (experts(c) && !has_aux_loss(type) && c.model.moe_aux_loss_coeff > 0)
     report
@@ -181,7 +203,8 @@ void aux_weight_has_loss(const Config& c, RuleReport& report) {
         .help("set model.moe_router_load_balancing_type=aux_loss, or model.moe_aux_loss_coeff=0");
 }
 
-void some_layer_has_experts(const Config& c, RuleReport& report) {
+RULE("R0716", some_layer_has_experts, "a model with experts has them in some layer",
+     "model.moe_first_dense_layers", "model.moe_layer_freq", "model.num_layers") {
   if (!experts(c)) return;
   const int64_t before = c.model.moe_first_dense_layers, every = c.model.moe_layer_freq;
   if (before < c.model.num_layers && every <= c.model.num_layers) return;
@@ -191,7 +214,8 @@ void some_layer_has_experts(const Config& c, RuleReport& report) {
       .help("smaller values, or leave num_moe_experts unset");
 }
 
-void expert_exchange_overlaps(const Config& c, RuleReport& report) {
+RULE("R0717", expert_exchange_overlaps, "what overlapping the experts' exchange needs and excludes",
+     "comm_overlap.overlap_moe_expert_parallel_comm") {
   if (!c.comm_overlap.overlap_moe_expert_parallel_comm) return;
   const auto refuse = [&](const std::string& why, const char* help) {
     report.error("`comm_overlap.overlap_moe_expert_parallel_comm` " + why).help(help);
@@ -220,95 +244,8 @@ void expert_exchange_overlaps(const Config& c, RuleReport& report) {
 
 }  // namespace
 
-void register_moe_rules(Schema& s) {
-  const std::string count = "model.num_moe_experts", ep = "dist.expert_model_parallel_size";
-  s.rule<Config>({"R0701", "expert_parallel_needs_experts", "expert parallelism needs experts", {ep, count}},
-                 expert_parallel_needs_experts);
-  s.rule<Config>(
-      {"R0702", "experts_divide_ranks", "experts divide over the expert-parallel ranks", {count, ep}},
-      experts_divide_ranks);
-  s.rule<Config>({"R0703",
-                  "expert_width_divides_tensor",
-                  "an expert's width divides over its tensor-parallel ranks",
-                  {"model.moe_ffn_hidden_size", "dist.expert_tensor_parallel_size"}},
-                 expert_width_divides_tensor);
-  s.rule<Config>({"R0704",
-                  "shared_width_divides_tensor",
-                  "the shared expert's width divides over tensor-parallel ranks",
-                  {"model.moe_shared_expert_intermediate_size", "dist.tensor_model_parallel_size"}},
-                 shared_width_divides_tensor);
-  s.rule<Config>({"R0705",
-                  "expert_biases_are_whole",
-                  "experts with biases are not split over ranks",
-                  {"dist.expert_tensor_parallel_size", "model.add_bias_linear"}},
-                 expert_biases_are_whole);
-  s.rule<Config>({"R0706",
-                  "experts_and_tensor_need_sequence",
-                  "expert and tensor parallelism together need sequence parallelism",
-                  {"dist.sequence_parallel", ep, "dist.tensor_model_parallel_size"}},
-                 experts_and_tensor_need_sequence);
-  s.rule<Config>({"R0707",
-                  "topk_of_the_experts",
-                  "a token goes to no more experts than there are",
-                  {"model.moe_router_topk", count}},
-                 topk_of_the_experts);
-  s.rule<Config>(
-      {"R0708",
-       "one_expert_needs_pre_softmax",
-       "top-1 routing takes its weight from before the choice",
-       {"model.moe_router_pre_softmax", "model.moe_router_topk", "model.moe_router_score_function"}},
-      one_expert_needs_pre_softmax);
-  s.rule<Config>({"R0709",
-                  "expert_bias_needs_sigmoid",
-                  "balancing by a bias needs sigmoid scores",
-                  {"model.moe_router_enable_expert_bias", "model.moe_router_score_function"}},
-                 expert_bias_needs_sigmoid);
-  s.rule<Config>(
-      {"R0710",
-       "expert_groups_fit",
-       "groups divide the experts, and the chosen ones hold enough of them",
-       {"model.moe_router_num_groups", "model.moe_router_group_topk", count, "model.moe_router_topk"}},
-      expert_groups_fit);
-  s.rule<Config>({"R0711",
-                  "capacity_needs_aux_loss",
-                  "a capacity excludes sinkhorn balancing",
-                  {"model.moe_expert_capacity_factor", "model.moe_router_load_balancing_type"}},
-                 capacity_needs_aux_loss);
-  s.rule<Config>({"R0712",
-                  "padding_needs_capacity",
-                  "padding to capacity needs a capacity",
-                  {"model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor"}},
-                 padding_needs_capacity);
-  s.rule<Config>({"R0713",
-                  "shared_overlap_needs_exchange",
-                  "overlap of the shared expert needs the alltoall dispatcher",
-                  {"model.moe_shared_expert_overlap", "model.moe_token_dispatcher_type"}},
-                 shared_overlap_needs_exchange);
-  s.rule<Config>({"R0714",
-                  "gathered_tokens_have_one_length",
-                  "the allgather dispatcher excludes variable lengths",
-                  {"model.moe_token_dispatcher_type", "dist.variable_seq_lengths"}},
-                 gathered_tokens_have_one_length);
-  s.rule<Config>({"R0715",
-                  "aux_loss_has_weight",
-                  "a balancing loss has a weight",
-                  {"model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type"}},
-                 aux_loss_has_weight);
-  s.rule<Config>({"R0718",
-                  "aux_weight_has_loss",
-                  "the weight of a balancing loss has such a loss",
-                  {"model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type"}},
-                 aux_weight_has_loss);
-  s.rule<Config>({"R0716",
-                  "some_layer_has_experts",
-                  "a model with experts has them in some layer",
-                  {"model.moe_first_dense_layers", "model.moe_layer_freq", "model.num_layers"}},
-                 some_layer_has_experts);
-  s.rule<Config>({"R0717",
-                  "expert_exchange_overlaps",
-                  "what overlapping the experts' exchange needs and excludes",
-                  {"comm_overlap.overlap_moe_expert_parallel_comm"}},
-                 expert_exchange_overlaps);
+void register_moe_rules(Schema& schema) {
+  file_rules().add_to(schema);
 }
 
 }  // namespace capstan::config

@@ -7,7 +7,14 @@ namespace capstan::config {
 
 namespace {
 
-void gather_needs_sharding(const Config& c, RuleReport& report) {
+RuleList& file_rules() {
+  static RuleList rules;
+  return rules;
+}
+
+RULE("R0601", gather_needs_sharding,
+     "overlapped gathering needs sharding, and overlapped reduction of gradients", "ddp.overlap_param_gather",
+     "ddp.data_parallel_sharding_strategy", "ddp.overlap_grad_reduce") {
   if (!c.ddp.overlap_param_gather) return;
   if (!shards(c))
     report
@@ -21,7 +28,10 @@ void gather_needs_sharding(const Config& c, RuleReport& report) {
         .help("set ddp.overlap_grad_reduce=true");
 }
 
-void gather_with_step_fits(const Config& c, RuleReport& report) {
+RULE("R0602", gather_with_step_fits,
+     "gathering during the optimizer step needs overlapped gathering and virtual stages",
+     "comm_overlap.overlap_param_gather_with_optimizer_step", "ddp.overlap_param_gather",
+     "dist.virtual_pipeline_model_parallel_size") {
   if (!c.comm_overlap.overlap_param_gather_with_optimizer_step) return;
   if (!c.ddp.overlap_param_gather)
     report.error("`comm_overlap.overlap_param_gather_with_optimizer_step` needs `ddp.overlap_param_gather`")
@@ -31,13 +41,15 @@ void gather_with_step_fits(const Config& c, RuleReport& report) {
         .help("set dist.virtual_pipeline_model_parallel_size to 2 or more");
 }
 
-void aligned_gather_overlaps(const Config& c, RuleReport& report) {
+RULE("R0603", aligned_gather_overlaps, "aligned gathering is overlapped gathering", "ddp.align_param_gather",
+     "ddp.overlap_param_gather") {
   if (!c.ddp.align_param_gather || c.ddp.overlap_param_gather) return;
   report.error("`ddp.align_param_gather` needs `ddp.overlap_param_gather`")
       .help("set ddp.overlap_param_gather=true");
 }
 
-void floor_below_peak(const Config& c, RuleReport& report) {
+RULE("R0604", floor_below_peak, "the smallest learning rate is not above the peak", "optimizer.min_lr",
+     "optimizer.lr") {
   const auto& o = c.optimizer;
   if (o.min_lr && *o.min_lr > o.lr)
     report.error("`optimizer.min_lr` " + text_of(*o.min_lr) + " is above `optimizer.lr` " + text_of(o.lr))
@@ -50,7 +62,8 @@ void floor_below_peak(const Config& c, RuleReport& report) {
         .help("a decoupled_min_lr of at most " + text_of(*o.decoupled_lr));
 }
 
-void warmup_starts_below_peak(const Config& c, RuleReport& report) {
+RULE("R0605", warmup_starts_below_peak, "warm-up starts at or below the peak", "scheduler.lr_warmup_init",
+     "optimizer.lr") {
   if (c.scheduler.lr_warmup_init <= c.optimizer.lr) return;
   report
       .error("`scheduler.lr_warmup_init` " + text_of(c.scheduler.lr_warmup_init) +
@@ -58,7 +71,8 @@ void warmup_starts_below_peak(const Config& c, RuleReport& report) {
       .help("a lr_warmup_init of at most " + text_of(c.optimizer.lr));
 }
 
-void warmup_before_decay(const Config& c, RuleReport& report) {
+RULE("R0606", warmup_before_decay, "warm-up ends before the decay does", "scheduler.lr_warmup_iters",
+     "scheduler.lr_decay_iters", "scheduler.lr_warmup_samples", "scheduler.lr_decay_samples") {
   const auto& s = c.scheduler;
   const auto check = [&](const char* warmup_path, const char* decay_path,
                          const std::optional<int64_t>& warmup, const std::optional<int64_t>& decay) {
@@ -76,7 +90,8 @@ void warmup_before_decay(const Config& c, RuleReport& report) {
   check("scheduler.lr_warmup_samples", "scheduler.lr_decay_samples", s.lr_warmup_samples, s.lr_decay_samples);
 }
 
-void one_warmup(const Config& c, RuleReport& report) {
+RULE("R0607", one_warmup, "warm-up is given as a fraction or as a length", "scheduler.lr_warmup_fraction",
+     "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters") {
   const auto& s = c.scheduler;
   if (!s.lr_warmup_fraction) return;
   const auto check = [&](const char* path, const std::optional<int64_t>& warmup,
@@ -95,7 +110,8 @@ void one_warmup(const Config& c, RuleReport& report) {
   check("scheduler.lr_warmup_samples", s.lr_warmup_samples, s.lr_decay_samples);
 }
 
-void schedule_in_unit_of_run(const Config& c, RuleReport& report) {
+RULE("R0608", schedule_in_unit_of_run, "a run measured in samples has a schedule in samples",
+     "train.train_samples", "scheduler.lr_decay_iters", "scheduler.lr_decay_samples") {
   const auto& s = c.scheduler;
   const bool samples = c.train.train_samples.has_value();
   const std::pair<const char*, bool> fields[] = {
@@ -115,7 +131,8 @@ void schedule_in_unit_of_run(const Config& c, RuleReport& report) {
           .help(samples ? "give the field that ends in _samples" : "give the field that ends in _iters");
 }
 
-void stable_phase_ends(const Config& c, RuleReport& report) {
+RULE("R0609", stable_phase_ends, "WSD's final decay has a length that fits after the warm-up",
+     "scheduler.lr_wsd_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters") {
   const auto& s = c.scheduler;
   if (s.lr_decay_style != LrDecayStyle::wsd) return;
   const bool samples = c.train.train_samples.has_value();
@@ -131,11 +148,12 @@ void stable_phase_ends(const Config& c, RuleReport& report) {
   if (!whole || *length + warmup.value_or(0) <= *whole) return;
   report
       .error("WSD's warm-up and final decay, " + text_of(warmup.value_or(0)) + " + " + text_of(*length) +
-             ", are longer than the whole decay, " + text_of(*whole))
+             ", are longer than the full decay, " + text_of(*whole))
       .help("at most " + text_of(*whole - warmup.value_or(0)) + " for the final decay");
 }
 
-void one_final_decay(const Config& c, RuleReport& report) {
+RULE("R0610", one_final_decay, "WSD's final decay is given as a fraction or as a length",
+     "scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_fraction", "scheduler.lr_decay_iters") {
   const auto& s = c.scheduler;
   if (s.lr_decay_style != LrDecayStyle::wsd || !s.lr_wsd_decay_fraction || !s.lr_wsd_decay_iters ||
       !s.lr_decay_iters)
@@ -149,7 +167,9 @@ void one_final_decay(const Config& c, RuleReport& report) {
       .help("give one of the two, and set the other to null");
 }
 
-void weight_decay_has_one_owner(const Config& c, RuleReport& report) {
+RULE("R0611", weight_decay_has_one_owner,
+     "a weight decay that varies has a start and an end; a constant one is optimizer.weight_decay",
+     "scheduler.weight_decay_incr_style", "scheduler.start_weight_decay", "scheduler.end_weight_decay") {
   const auto& s = c.scheduler;
   const bool varies = s.weight_decay_incr_style != WeightDecayStyle::constant;
   if (!varies) return;  // start and end without effect are reported by their fields
@@ -160,7 +180,8 @@ void weight_decay_has_one_owner(const Config& c, RuleReport& report) {
       .help("set both, or scheduler.weight_decay_incr_style=constant with optimizer.weight_decay");
 }
 
-void weight_decay_grows(const Config& c, RuleReport& report) {
+RULE("R0612", weight_decay_grows, "the last weight decay is not below the first",
+     "scheduler.end_weight_decay", "scheduler.start_weight_decay") {
   const auto& s = c.scheduler;
   if (!s.start_weight_decay || !s.end_weight_decay || *s.end_weight_decay >= *s.start_weight_decay) return;
   report
@@ -170,7 +191,11 @@ void weight_decay_grows(const Config& c, RuleReport& report) {
 }
 
 // Values that another choice of the schedule leaves without a reader.
-void schedule_values_are_read(const Config& c, RuleReport& report) {
+RULE("R0616", schedule_values_are_read,
+     "every value of the schedule and of weight decay has a use under the styles chosen", "optimizer.min_lr",
+     "optimizer.min_lr_ratio", "optimizer.decoupled_min_lr", "scheduler.lr_decay_iters",
+     "scheduler.lr_decay_samples", "scheduler.lr_warmup_init", "optimizer.weight_decay",
+     "optimizer.apply_wd_to_qk_layernorm", "scheduler.lr_decay_style") {
   const auto& s = c.scheduler;
   const auto& o = c.optimizer;
   const bool constant = s.lr_decay_style == LrDecayStyle::constant;
@@ -178,7 +203,7 @@ void schedule_values_are_read(const Config& c, RuleReport& report) {
     report.lint("`" + std::string(path) + "` has no effect: " + why).at(path).operand(path).help(help);
   };
   const std::string style = "`scheduler.lr_decay_style` is constant";
-  const char* const decay = "take it out, or choose another scheduler.lr_decay_style";
+  const char* const decay = "remove it, or choose another scheduler.lr_decay_style";
   if (constant && o.min_lr.value_or(0) > 0)
     idle(o.min_lr_ratio ? "optimizer.min_lr_ratio" : "optimizer.min_lr", style, decay);
   if (constant && o.decoupled_min_lr.value_or(0) > 0) idle("optimizer.decoupled_min_lr", style, decay);
@@ -191,20 +216,21 @@ void schedule_values_are_read(const Config& c, RuleReport& report) {
   }
   if (s.lr_warmup_init > 0 && s.lr_warmup_iters.value_or(0) == 0 && s.lr_warmup_samples.value_or(0) == 0)
     idle("scheduler.lr_warmup_init", "the schedule has no warm-up",
-         "take it out, or set scheduler.lr_warmup_iters");
+         "remove it, or set scheduler.lr_warmup_iters");
   const bool varies = s.weight_decay_incr_style != WeightDecayStyle::constant;
   if (varies && o.weight_decay != OptimizerConfig{}.weight_decay && s.end_weight_decay &&
       o.weight_decay != *s.end_weight_decay)
     idle("optimizer.weight_decay",
          "`scheduler.weight_decay_incr_style` is " + std::string(enum_name(s.weight_decay_incr_style)) +
              ", from start_weight_decay to end_weight_decay",
-         "take it out, or set scheduler.weight_decay_incr_style=constant");
+         "remove it, or set scheduler.weight_decay_incr_style=constant");
   if (o.apply_wd_to_qk_layernorm && !c.model.qk_layernorm)
     idle("optimizer.apply_wd_to_qk_layernorm", "`model.qk_layernorm` is false",
-         "take it out, or set model.qk_layernorm=true");
+         "remove it, or set model.qk_layernorm=true");
 }
 
-void one_schedule_on_resume(const Config& c, RuleReport& report) {
+RULE("R0613", one_schedule_on_resume, "on resume one schedule wins, the recipe's or the checkpoint's",
+     "scheduler.override_opt_param_scheduler", "scheduler.use_checkpoint_opt_param_scheduler") {
   if (!c.scheduler.override_opt_param_scheduler || !c.scheduler.use_checkpoint_opt_param_scheduler) return;
   report
       .error(
@@ -214,114 +240,29 @@ void one_schedule_on_resume(const Config& c, RuleReport& report) {
       .help("set one of them to false");
 }
 
-void offload_needs_precision_aware(const Config& c, RuleReport& report) {
+RULE("R0614", offload_needs_precision_aware, "optimizer offload needs the precision-aware optimizer",
+     "optimizer.optimizer_cpu_offload", "optimizer.use_precision_aware_optimizer") {
   if (!c.optimizer.optimizer_cpu_offload || c.optimizer.use_precision_aware_optimizer) return;
   report.error("`optimizer.optimizer_cpu_offload` needs `optimizer.use_precision_aware_optimizer`")
       .help("set optimizer.use_precision_aware_optimizer=true");
 }
 
-void matrices_stay_whole(const Config& c, RuleReport& report) {
+RULE("R0615", matrices_stay_whole, "muon excludes sharded gradients", "optimizer.optimizer",
+     "ddp.data_parallel_sharding_strategy") {
   const auto strategy = c.ddp.data_parallel_sharding_strategy;
   if (c.optimizer.optimizer != OptimizerKind::muon ||
       (strategy != ShardingStrategy::optim_grads && strategy != ShardingStrategy::optim_grads_params))
     return;
   report
-      .error("`optimizer.optimizer` muon needs whole matrices, but `ddp.data_parallel_sharding_strategy` " +
+      .error("`optimizer.optimizer` muon needs full matrices, but `ddp.data_parallel_sharding_strategy` " +
              std::string(enum_name(strategy)) + " splits gradients")
       .help("nearest legal values: optim, no_shard");
 }
 
 }  // namespace
 
-void register_optimizer_rules(Schema& s) {
-  s.rule<Config>(
-      {"R0601",
-       "gather_needs_sharding",
-       "overlapped gathering needs sharding, and overlapped reduction of gradients",
-       {"ddp.overlap_param_gather", "ddp.data_parallel_sharding_strategy", "ddp.overlap_grad_reduce"}},
-      gather_needs_sharding);
-  s.rule<Config>({"R0602",
-                  "gather_with_step_fits",
-                  "gathering during the optimizer step needs overlapped gathering and virtual stages",
-                  {"comm_overlap.overlap_param_gather_with_optimizer_step", "ddp.overlap_param_gather",
-                   "dist.virtual_pipeline_model_parallel_size"}},
-                 gather_with_step_fits);
-  s.rule<Config>({"R0603",
-                  "aligned_gather_overlaps",
-                  "aligned gathering is overlapped gathering",
-                  {"ddp.align_param_gather", "ddp.overlap_param_gather"}},
-                 aligned_gather_overlaps);
-  s.rule<Config>({"R0604",
-                  "floor_below_peak",
-                  "the smallest learning rate is not above the peak",
-                  {"optimizer.min_lr", "optimizer.lr"}},
-                 floor_below_peak);
-  s.rule<Config>({"R0605",
-                  "warmup_starts_below_peak",
-                  "warm-up starts at or below the peak",
-                  {"scheduler.lr_warmup_init", "optimizer.lr"}},
-                 warmup_starts_below_peak);
-  s.rule<Config>({"R0606",
-                  "warmup_before_decay",
-                  "warm-up ends before the decay does",
-                  {"scheduler.lr_warmup_iters", "scheduler.lr_decay_iters", "scheduler.lr_warmup_samples",
-                   "scheduler.lr_decay_samples"}},
-                 warmup_before_decay);
-  s.rule<Config>({"R0607",
-                  "one_warmup",
-                  "warm-up is given as a fraction or as a length",
-                  {"scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"}},
-                 one_warmup);
-  s.rule<Config>({"R0608",
-                  "schedule_in_unit_of_run",
-                  "a run measured in samples has a schedule in samples",
-                  {"train.train_samples", "scheduler.lr_decay_iters", "scheduler.lr_decay_samples"}},
-                 schedule_in_unit_of_run);
-  s.rule<Config>({"R0609",
-                  "stable_phase_ends",
-                  "WSD's final decay has a length that fits after the warm-up",
-                  {"scheduler.lr_wsd_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"}},
-                 stable_phase_ends);
-  s.rule<Config>(
-      {"R0610",
-       "one_final_decay",
-       "WSD's final decay is given as a fraction or as a length",
-       {"scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_fraction", "scheduler.lr_decay_iters"}},
-      one_final_decay);
-  s.rule<Config>(
-      {"R0611",
-       "weight_decay_has_one_owner",
-       "a weight decay that varies has a start and an end; a constant one is optimizer.weight_decay",
-       {"scheduler.weight_decay_incr_style", "scheduler.start_weight_decay", "scheduler.end_weight_decay"}},
-      weight_decay_has_one_owner);
-  s.rule<Config>({"R0612",
-                  "weight_decay_grows",
-                  "the last weight decay is not below the first",
-                  {"scheduler.end_weight_decay", "scheduler.start_weight_decay"}},
-                 weight_decay_grows);
-  s.rule<Config>({"R0613",
-                  "one_schedule_on_resume",
-                  "on resume one schedule wins, the recipe's or the checkpoint's",
-                  {"scheduler.override_opt_param_scheduler", "scheduler.use_checkpoint_opt_param_scheduler"}},
-                 one_schedule_on_resume);
-  s.rule<Config>(
-      {"R0616",
-       "schedule_values_are_read",
-       "every value of the schedule and of weight decay has a use under the styles chosen",
-       {"optimizer.min_lr", "optimizer.min_lr_ratio", "optimizer.decoupled_min_lr",
-        "scheduler.lr_decay_iters", "scheduler.lr_decay_samples", "scheduler.lr_warmup_init",
-        "optimizer.weight_decay", "optimizer.apply_wd_to_qk_layernorm", "scheduler.lr_decay_style"}},
-      schedule_values_are_read);
-  s.rule<Config>({"R0614",
-                  "offload_needs_precision_aware",
-                  "optimizer offload needs the precision-aware optimizer",
-                  {"optimizer.optimizer_cpu_offload", "optimizer.use_precision_aware_optimizer"}},
-                 offload_needs_precision_aware);
-  s.rule<Config>({"R0615",
-                  "matrices_stay_whole",
-                  "muon excludes sharded gradients",
-                  {"optimizer.optimizer", "ddp.data_parallel_sharding_strategy"}},
-                 matrices_stay_whole);
+void register_optimizer_rules(Schema& schema) {
+  file_rules().add_to(schema);
 }
 
 }  // namespace capstan::config

@@ -6,6 +6,11 @@ namespace capstan::config {
 
 namespace {
 
+RuleList& file_rules() {
+  static RuleList rules;
+  return rules;
+}
+
 bool has_pipeline(const Config& c) {
   return c.dist.pipeline_model_parallel_size > 1;
 }
@@ -25,7 +30,8 @@ std::string units_text(const Config& c) {
   if (c.dist.account_for_loss_in_pipeline_split) text += " + 1 for the head";
   return text;
 }
-void virtual_stages_need_pipeline(const Config& c, RuleReport& report) {
+RULE("R0301", virtual_stages_need_pipeline, "virtual stages need pipeline parallelism",
+     "dist.virtual_pipeline_model_parallel_size", "dist.pipeline_model_parallel_size") {
   if (has_pipeline(c) || virtual_stages(c) == 1) return;
   report
       .error("`dist.virtual_pipeline_model_parallel_size` " + text_of(virtual_stages(c)) +
@@ -35,7 +41,10 @@ void virtual_stages_need_pipeline(const Config& c, RuleReport& report) {
           "virtual_pipeline_model_parallel_size");
 }
 
-void layers_divide_stages(const Config& c, RuleReport& report) {
+RULE("R0302", layers_divide_stages,
+     "layers divide evenly into pipeline stages, unless a field sets another partition",
+     "dist.pipeline_model_parallel_size", "model.num_layers", "dist.account_for_embedding_in_pipeline_split",
+     "dist.account_for_loss_in_pipeline_split") {
   const int64_t pp = c.dist.pipeline_model_parallel_size;
   if (!has_pipeline(c) || uneven_ends(c) || c.dist.pipeline_model_parallel_layout || units(c) % pp == 0)
     return;
@@ -55,7 +64,8 @@ void layers_divide_stages(const Config& c, RuleReport& report) {
   report.error(units_text(c) + " do not divide into " + text_of(pp) + " pipeline stages").help(help);
 }
 
-void layers_divide_virtual_stages(const Config& c, RuleReport& report) {
+RULE("R0303", layers_divide_virtual_stages, "the layers of a stage divide evenly into virtual stages",
+     "dist.virtual_pipeline_model_parallel_size", "dist.pipeline_model_parallel_size", "model.num_layers") {
   const int64_t pp = c.dist.pipeline_model_parallel_size, vpp = virtual_stages(c);
   if (!has_pipeline(c) || vpp == 1 || uneven_ends(c) || c.dist.pipeline_model_parallel_layout) return;
   if (units(c) % pp != 0 || units(c) / pp % vpp == 0) return;
@@ -66,7 +76,10 @@ void layers_divide_virtual_stages(const Config& c, RuleReport& report) {
       .help("nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, units(c) / pp));
 }
 
-void virtual_stage_layers_agree(const Config& c, RuleReport& report) {
+RULE("R0304", virtual_stage_layers_agree,
+     "layers per virtual stage divide a stage, and agree with the number of virtual stages",
+     "dist.num_layers_per_virtual_pipeline_stage", "dist.virtual_pipeline_model_parallel_size",
+     "dist.pipeline_model_parallel_size", "model.num_layers") {
   const auto each = c.dist.num_layers_per_virtual_pipeline_stage;
   if (!has_pipeline(c) || !each) return;
   const int64_t pp = c.dist.pipeline_model_parallel_size;
@@ -90,13 +103,16 @@ void virtual_stage_layers_agree(const Config& c, RuleReport& report) {
     report
         .error("`dist.num_layers_per_virtual_pipeline_stage` " + text_of(*each) + " gives " +
                text_of(units(c) / pp / *each) +
-               " virtual stages, `dist.virtual_pipeline_model_parallel_size` says " +
+               " virtual stages, `dist.virtual_pipeline_model_parallel_size` is " +
                text_of(virtual_stages(c)))
         .help("give one of the two");
   }
 }
 
-void ends_exclude_accounting(const Config& c, RuleReport& report) {
+RULE("R0305", ends_exclude_accounting,
+     "sizes of the first and last stage exclude counting embedding and head as layers",
+     "dist.num_layers_in_first_pipeline_stage", "dist.num_layers_in_last_pipeline_stage",
+     "dist.account_for_embedding_in_pipeline_split", "dist.account_for_loss_in_pipeline_split") {
   if (!has_pipeline(c) || !uneven_ends(c) || !accounts(c)) return;
   report
       .error(
@@ -106,7 +122,9 @@ void ends_exclude_accounting(const Config& c, RuleReport& report) {
       .help("keep one of them");
 }
 
-void middle_stages_even(const Config& c, RuleReport& report) {
+RULE("R0306", middle_stages_even, "the layers between first and last stage divide evenly",
+     "dist.num_layers_in_first_pipeline_stage", "dist.num_layers_in_last_pipeline_stage",
+     "dist.pipeline_model_parallel_size", "model.num_layers") {
   const auto first = c.dist.num_layers_in_first_pipeline_stage,
              last = c.dist.num_layers_in_last_pipeline_stage;
   if (!has_pipeline(c) || !uneven_ends(c)) return;
@@ -127,7 +145,9 @@ void middle_stages_even(const Config& c, RuleReport& report) {
         .help("nearest legal number of layers there: " + nearest_multiples(layers, stages));
 }
 
-void virtual_stages_divide_ends(const Config& c, RuleReport& report) {
+RULE("R0307", virtual_stages_divide_ends, "first, last and middle stages each divide into virtual stages",
+     "dist.virtual_pipeline_model_parallel_size", "dist.num_layers_in_first_pipeline_stage",
+     "dist.num_layers_in_last_pipeline_stage", "dist.pipeline_model_parallel_size", "model.num_layers") {
   const int64_t vpp = virtual_stages(c);
   if (!has_pipeline(c) || !uneven_ends(c) || vpp == 1) return;
   const auto first = c.dist.num_layers_in_first_pipeline_stage,
@@ -146,7 +166,8 @@ void virtual_stages_divide_ends(const Config& c, RuleReport& report) {
   if (stages > 0 && layers > 0 && layers % stages == 0) check("middle", layers / stages);
 }
 
-void layout_reads(const Config& c, RuleReport& report) {
+RULE("R0308", layout_reads, "the layout follows its grammar: E first, L last, each once",
+     "dist.pipeline_model_parallel_layout") {
   if (!has_pipeline(c) || !c.dist.pipeline_model_parallel_layout) return;
   const auto layout = parse_pipeline_layout(*c.dist.pipeline_model_parallel_layout);
   if (!layout.ok())
@@ -156,7 +177,9 @@ void layout_reads(const Config& c, RuleReport& report) {
             "Et*3|(tt|)*29,L");
 }
 
-void layout_divides_stages(const Config& c, RuleReport& report) {
+RULE("R0309", layout_divides_stages, "the layout's stages are pipeline ranks * virtual stages",
+     "dist.pipeline_model_parallel_layout", "dist.pipeline_model_parallel_size",
+     "dist.virtual_pipeline_model_parallel_size") {
   if (!has_pipeline(c) || !c.dist.pipeline_model_parallel_layout) return;
   const auto layout = parse_pipeline_layout(*c.dist.pipeline_model_parallel_layout);
   if (!layout.ok()) return;
@@ -170,12 +193,13 @@ void layout_divides_stages(const Config& c, RuleReport& report) {
   else if (stages / pp != virtual_stages(c))
     report
         .error("`dist.pipeline_model_parallel_layout` has " + text_of(stages) + " stages = " + text_of(pp) +
-               " ranks * " + text_of(stages / pp) + ", `dist.virtual_pipeline_model_parallel_size` says " +
+               " ranks * " + text_of(stages / pp) + ", `dist.virtual_pipeline_model_parallel_size` is " +
                text_of(virtual_stages(c)))
         .help("unset dist.virtual_pipeline_model_parallel_size; it follows from the layout");
 }
 
-void layout_holds_all_layers(const Config& c, RuleReport& report) {
+RULE("R0310", layout_holds_all_layers, "the layout holds each layer and each predicted token once",
+     "dist.pipeline_model_parallel_layout", "model.num_layers", "model.mtp_num_layers") {
   if (!has_pipeline(c) || !c.dist.pipeline_model_parallel_layout) return;
   const auto layout = parse_pipeline_layout(*c.dist.pipeline_model_parallel_layout);
   if (!layout.ok()) return;
@@ -196,33 +220,41 @@ void layout_holds_all_layers(const Config& c, RuleReport& report) {
         .help("write `m` " + text_of(c.model.mtp_num_layers.value_or(0)) + " times");
 }
 
-void layout_excludes_split(const Config& c, RuleReport& report) {
+RULE("R0311", layout_excludes_split, "a layout excludes the other ways to split layers",
+     "dist.pipeline_model_parallel_layout", "dist.num_layers_in_first_pipeline_stage",
+     "dist.num_layers_in_last_pipeline_stage", "dist.account_for_embedding_in_pipeline_split",
+     "dist.account_for_loss_in_pipeline_split") {
   if (!has_pipeline(c) || (!uneven_ends(c) && !accounts(c)) || layout_is_the_split(c)) return;
   report
       .error(
           "`dist.pipeline_model_parallel_layout` and sizes of the first or last stage or "
           "account_for_embedding/loss_in_pipeline_split exclude each other")
-      .help("keep the layout, which says the same in full");
+      .help("keep the layout, which already defines the stages");
 }
 
-void virtual_stages_without_overlap(const Config& c, RuleReport& report) {
+RULE("R0312", virtual_stages_without_overlap, "virtual stages on two ranks need overlapped exchange",
+     "comm_overlap.overlap_p2p_comm", "dist.pipeline_model_parallel_size",
+     "dist.virtual_pipeline_model_parallel_size") {
   if (c.dist.pipeline_model_parallel_size != 2 || virtual_stages(c) == 1) return;
   if (c.comm_overlap.overlap_p2p_comm.value_or(true)) return;
   report
       .error(
           "virtual stages on 2 pipeline ranks need `comm_overlap.overlap_p2p_comm`: each rank sends to and "
-          "receives from the same neighbour")
+          "receives from the same neighbor")
       .help("set comm_overlap.overlap_p2p_comm=true, or use more than 2 pipeline ranks");
 }
 
-void exchange_overlaps_or_is_batched(const Config& c, RuleReport& report) {
+RULE("R0313", exchange_overlaps_or_is_batched, "exchange between stages overlaps or is batched, not both",
+     "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm") {
   if (!c.comm_overlap.overlap_p2p_comm.value_or(false) || !c.comm_overlap.batch_p2p_comm.value_or(false))
     return;
   report.error("`comm_overlap.overlap_p2p_comm` and `comm_overlap.batch_p2p_comm` exclude each other")
       .help("set comm_overlap.batch_p2p_comm=false");
 }
 
-void micro_batch_groups_fit(const Config& c, RuleReport& report) {
+RULE("R0314", micro_batch_groups_fit, "with virtual stages micro-batches divide into groups of at least PP",
+     "dist.microbatch_group_size_per_vp_stage", "train.num_microbatches", "dist.pipeline_model_parallel_size",
+     "dist.virtual_pipeline_model_parallel_size", "train.global_batch_size") {
   const auto group = c.dist.microbatch_group_size_per_vp_stage;
   if (!has_pipeline(c) || virtual_stages(c) == 1 || !group || !c.train.num_microbatches) return;
   const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
@@ -245,7 +277,8 @@ void micro_batch_groups_fit(const Config& c, RuleReport& report) {
   }
 }
 
-void pipeline_is_filled(const Config& c, RuleReport& report) {
+RULE("R0315", pipeline_is_filled, "a pipeline has at least as many micro-batches as stages",
+     "dist.pipeline_model_parallel_size", "train.num_microbatches") {
   if (!has_pipeline(c) || !c.train.num_microbatches || virtual_stages(c) > 1) return;
   const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
   if (count >= pp) return;
@@ -256,7 +289,10 @@ void pipeline_is_filled(const Config& c, RuleReport& report) {
 }
 
 // Fields of Megatron that name a choice which this engine does not have to make.
-void stages_exchange_as_they_are(const Config& c, RuleReport& report) {
+RULE("R0319", stages_exchange_as_they_are,
+     "the exchange between stages has neither fixed lengths nor batches to choose",
+     "dist.variable_seq_lengths", "comm_overlap.batch_p2p_comm", "dist.pipeline_model_parallel_size",
+     "dist.virtual_pipeline_model_parallel_size") {
   if (!has_pipeline(c)) return;
   if (c.dist.variable_seq_lengths)
     report
@@ -269,13 +305,13 @@ void stages_exchange_as_they_are(const Config& c, RuleReport& report) {
   if (c.comm_overlap.batch_p2p_comm && *c.comm_overlap.batch_p2p_comm != usual)
     report
         .lint(
-            "`comm_overlap.batch_p2p_comm` has no effect: the same messages travel over MPI, one by one or "
-            "batched")
+            "`comm_overlap.batch_p2p_comm` has no effect: MPI sends the same messages one by one or batched")
         .at("comm_overlap.batch_p2p_comm")
         .help("take it out");
 }
 
-void deferred_embedding_needs_pipeline(const Config& c, RuleReport& report) {
+RULE("R0316", deferred_embedding_needs_pipeline, "deferring the head's weight gradient needs a pipeline",
+     "comm_overlap.defer_embedding_wgrad_compute", "dist.pipeline_model_parallel_size") {
   if (!c.comm_overlap.defer_embedding_wgrad_compute || has_pipeline(c)) return;
   report
       .error(
@@ -284,17 +320,19 @@ void deferred_embedding_needs_pipeline(const Config& c, RuleReport& report) {
       .help("set comm_overlap.defer_embedding_wgrad_compute=false");
 }
 
-void schedule_has_flush(const Config& c, RuleReport& report) {
+RULE("R0317", schedule_has_flush, "every schedule finishes all micro-batches before the update",
+     "dist.pipeline_schedule") {
   if (c.dist.pipeline_schedule != PipelineSchedule::pipedream) return;
   report
       .error(
-          "`dist.pipeline_schedule` pipedream does not wait for all micro-batches before the update, so that "
-          "gradients come from old weights")
+          "`dist.pipeline_schedule` pipedream does not flush the pipeline before the update, so that "
+          "gradients are computed with stale weights")
       .help(virtual_stages(c) > 1 ? "nearest exact schedule: interleaved_1f1b"
                                   : "nearest exact schedule: 1f1b");
 }
 
-void schedule_fits_virtual_stages(const Config& c, RuleReport& report) {
+RULE("R0318", schedule_fits_virtual_stages, "interleaved_1f1b is for virtual stages, and only it",
+     "dist.pipeline_schedule", "dist.virtual_pipeline_model_parallel_size") {
   const auto schedule = c.dist.pipeline_schedule;
   if (!schedule || !has_pipeline(c) || schedule == PipelineSchedule::pipedream) return;
   const bool interleaved = schedule == PipelineSchedule::interleaved;
@@ -310,106 +348,8 @@ void schedule_fits_virtual_stages(const Config& c, RuleReport& report) {
 
 }  // namespace
 
-void register_pipeline_rules(Schema& s) {
-  const std::string pp = "dist.pipeline_model_parallel_size",
-                    vpp = "dist.virtual_pipeline_model_parallel_size",
-                    layout = "dist.pipeline_model_parallel_layout", layers = "model.num_layers",
-                    first = "dist.num_layers_in_first_pipeline_stage",
-                    last = "dist.num_layers_in_last_pipeline_stage",
-                    embedding = "dist.account_for_embedding_in_pipeline_split",
-                    loss = "dist.account_for_loss_in_pipeline_split";
-  s.rule<Config>(
-      {"R0301", "virtual_stages_need_pipeline", "virtual stages need pipeline parallelism", {vpp, pp}},
-      virtual_stages_need_pipeline);
-  s.rule<Config>({"R0302",
-                  "layers_divide_stages",
-                  "layers divide evenly into pipeline stages, unless told otherwise",
-                  {pp, layers, embedding, loss}},
-                 layers_divide_stages);
-  s.rule<Config>({"R0303",
-                  "layers_divide_virtual_stages",
-                  "the layers of a stage divide evenly into virtual stages",
-                  {vpp, pp, layers}},
-                 layers_divide_virtual_stages);
-  s.rule<Config>({"R0304",
-                  "virtual_stage_layers_agree",
-                  "layers per virtual stage divide a stage, and agree with the number of virtual stages",
-                  {"dist.num_layers_per_virtual_pipeline_stage", vpp, pp, layers}},
-                 virtual_stage_layers_agree);
-  s.rule<Config>({"R0305",
-                  "ends_exclude_accounting",
-                  "sizes of the first and last stage exclude counting embedding and head as layers",
-                  {first, last, embedding, loss}},
-                 ends_exclude_accounting);
-  s.rule<Config>({"R0306",
-                  "middle_stages_even",
-                  "the layers between first and last stage divide evenly",
-                  {first, last, pp, layers}},
-                 middle_stages_even);
-  s.rule<Config>({"R0307",
-                  "virtual_stages_divide_ends",
-                  "first, last and middle stages each divide into virtual stages",
-                  {vpp, first, last, pp, layers}},
-                 virtual_stages_divide_ends);
-  s.rule<Config>(
-      {"R0308", "layout_reads", "the layout follows its grammar: E first, L last, each once", {layout}},
-      layout_reads);
-  s.rule<Config>({"R0309",
-                  "layout_divides_stages",
-                  "the layout's stages are pipeline ranks * virtual stages",
-                  {layout, pp, vpp}},
-                 layout_divides_stages);
-  s.rule<Config>({"R0310",
-                  "layout_holds_all_layers",
-                  "the layout holds each layer and each predicted token once",
-                  {layout, layers, "model.mtp_num_layers"}},
-                 layout_holds_all_layers);
-  s.rule<Config>({"R0311",
-                  "layout_excludes_split",
-                  "a layout excludes the other ways to split layers",
-                  {layout, first, last, embedding, loss}},
-                 layout_excludes_split);
-  s.rule<Config>({"R0312",
-                  "virtual_stages_without_overlap",
-                  "virtual stages on two ranks need overlapped exchange",
-                  {"comm_overlap.overlap_p2p_comm", pp, vpp}},
-                 virtual_stages_without_overlap);
-  s.rule<Config>({"R0313",
-                  "exchange_overlaps_or_is_batched",
-                  "exchange between stages overlaps or is batched, not both",
-                  {"comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm"}},
-                 exchange_overlaps_or_is_batched);
-  s.rule<Config>({"R0314",
-                  "micro_batch_groups_fit",
-                  "with virtual stages micro-batches divide into groups of at least PP",
-                  {"dist.microbatch_group_size_per_vp_stage", "train.num_microbatches", pp, vpp,
-                   "train.global_batch_size"}},
-                 micro_batch_groups_fit);
-  s.rule<Config>({"R0315",
-                  "pipeline_is_filled",
-                  "a pipeline has at least as many micro-batches as stages",
-                  {pp, "train.num_microbatches"}},
-                 pipeline_is_filled);
-  s.rule<Config>({"R0316",
-                  "deferred_embedding_needs_pipeline",
-                  "deferring the head's weight gradient needs a pipeline",
-                  {"comm_overlap.defer_embedding_wgrad_compute", pp}},
-                 deferred_embedding_needs_pipeline);
-  s.rule<Config>({"R0319",
-                  "stages_exchange_as_they_are",
-                  "the exchange between stages has neither fixed lengths nor batches to choose",
-                  {"dist.variable_seq_lengths", "comm_overlap.batch_p2p_comm", pp, vpp}},
-                 stages_exchange_as_they_are);
-  s.rule<Config>({"R0317",
-                  "schedule_has_flush",
-                  "every schedule finishes all micro-batches before the update",
-                  {"dist.pipeline_schedule"}},
-                 schedule_has_flush);
-  s.rule<Config>({"R0318",
-                  "schedule_fits_virtual_stages",
-                  "interleaved_1f1b is for virtual stages, and only it",
-                  {"dist.pipeline_schedule", vpp}},
-                 schedule_fits_virtual_stages);
+void register_pipeline_rules(Schema& schema) {
+  file_rules().add_to(schema);
 }
 
 }  // namespace capstan::config

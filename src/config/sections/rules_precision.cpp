@@ -6,6 +6,11 @@ namespace capstan::config {
 
 namespace {
 
+RuleList& file_rules() {
+  static RuleList rules;
+  return rules;
+}
+
 bool low(const Config& c) {
   return c.mixed_precision.fp8 || c.mixed_precision.fp4;
 }
@@ -13,22 +18,23 @@ std::string name_of(Precision precision) {
   return std::string(enum_name(precision));
 }
 
-void one_low_format(const Config& c, RuleReport& report) {
+RULE("R0501", one_low_format, "fp8 and fp4 exclude each other", "mixed_precision.fp8",
+     "mixed_precision.fp4") {
   if (!c.mixed_precision.fp8 || !c.mixed_precision.fp4) return;
   report.error("`mixed_precision.fp8` and `mixed_precision.fp4` exclude each other")
       .help("set one of them to null");
 }
 
-void low_format_needs_half(const Config& c, RuleReport& report) {
+RULE("R0502", low_format_needs_half, "FP8 and FP4 GEMMs need bf16 or fp16 parameters",
+     "mixed_precision.params_dtype", "mixed_precision.fp8", "mixed_precision.fp4") {
   if (!low(c) || is_half(c.mixed_precision.params_dtype)) return;
-  report
-      .error(
-          "fp8 and fp4 matrix products need bf16 or fp16 parameters, but `mixed_precision.params_dtype` is "
-          "fp32")
+  report.error("FP8 and FP4 GEMMs need bf16 or fp16 parameters, but `mixed_precision.params_dtype` is fp32")
       .help("set mixed_precision.params_dtype=bf16");
 }
 
-void low_gather_needs_sharding(const Config& c, RuleReport& report) {
+RULE("R0503", low_gather_needs_sharding, "gathering in fp8 or fp4 needs parameters that are gathered",
+     "mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather",
+     "ddp.data_parallel_sharding_strategy") {
   const bool gathers = (c.mixed_precision.fp8 && c.mixed_precision.fp8_param_gather) ||
                        (c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather);
   if (!gathers || shards(c)) return;
@@ -40,7 +46,8 @@ void low_gather_needs_sharding(const Config& c, RuleReport& report) {
       .help("set ddp.data_parallel_sharding_strategy=optim, or switch the gather off");
 }
 
-void delayed_scaling_covers_all_layers(const Config& c, RuleReport& report) {
+RULE("R0504", delayed_scaling_covers_all_layers, "delayed scaling excludes first and last layers in bf16",
+     "mixed_precision.fp8_recipe", "mixed_precision.first_last_layers_bf16") {
   const auto& m = c.mixed_precision;
   if (!m.fp8 || m.fp8_recipe != Fp8Recipe::delayed || !m.first_last_layers_bf16) return;
   report
@@ -50,7 +57,9 @@ void delayed_scaling_covers_all_layers(const Config& c, RuleReport& report) {
       .help("set mixed_precision.fp8_recipe=tensorwise, or mixed_precision.first_last_layers_bf16=false");
 }
 
-void delayed_scaling_keeps_activations(const Config& c, RuleReport& report) {
+RULE("R0505", delayed_scaling_keeps_activations,
+     "delayed scaling excludes recomputation of moe_act and layernorm", "mixed_precision.fp8_recipe",
+     "model.recompute_modules") {
   const auto& m = c.mixed_precision;
   if (!m.fp8 || m.fp8_recipe != Fp8Recipe::delayed) return;
   for (const RecomputeModule module : c.model.recompute_modules)
@@ -61,7 +70,9 @@ void delayed_scaling_keeps_activations(const Config& c, RuleReport& report) {
           .help("set mixed_precision.fp8_recipe=tensorwise, or leave it out of model.recompute_modules");
 }
 
-void edge_layers_fit_a_stage(const Config& c, RuleReport& report) {
+RULE("R0506", edge_layers_fit_a_stage, "layers kept in bf16 are layers of the first and last pipeline rank",
+     "mixed_precision.num_layers_at_start_in_bf16", "mixed_precision.num_layers_at_end_in_bf16",
+     "model.num_layers", "dist.pipeline_model_parallel_size") {
   const auto& m = c.mixed_precision;
   if (!low(c) || !m.first_last_layers_bf16) return;
   const auto stages = pipeline_stages(c);
@@ -84,14 +95,15 @@ void edge_layers_fit_a_stage(const Config& c, RuleReport& report) {
   check("mixed_precision.num_layers_at_end_in_bf16", m.num_layers_at_end_in_bf16, last);
 }
 
-void fp32_residual_needs_half(const Config& c, RuleReport& report) {
+RULE("R0507", fp32_residual_needs_half, "an fp32 residual stream is for bf16 or fp16 parameters",
+     "model.fp32_residual_connection", "mixed_precision.params_dtype") {
   if (!c.model.fp32_residual_connection || is_half(c.mixed_precision.params_dtype)) return;
-  report
-      .error("`model.fp32_residual_connection` says nothing new where `mixed_precision.params_dtype` is fp32")
+  report.error("`model.fp32_residual_connection` has no effect where `mixed_precision.params_dtype` is fp32")
       .help("set model.fp32_residual_connection=false");
 }
 
-void stages_exchange_the_residual(const Config& c, RuleReport& report) {
+RULE("R0508", stages_exchange_the_residual, "stages send the residual stream without loss",
+     "mixed_precision.pipeline_dtype", "mixed_precision.params_dtype", "model.fp32_residual_connection") {
   if (!c.mixed_precision.pipeline_dtype) return;
   const Precision residual =
       c.model.fp32_residual_connection ? Precision::fp32 : c.mixed_precision.params_dtype;
@@ -103,7 +115,8 @@ void stages_exchange_the_residual(const Config& c, RuleReport& report) {
       .help("set mixed_precision.pipeline_dtype=" + name_of(residual));
 }
 
-void loss_scale_bounds(const Config& c, RuleReport& report) {
+RULE("R0509", loss_scale_bounds, "the smallest loss scale is not above the first",
+     "mixed_precision.min_loss_scale", "mixed_precision.initial_loss_scale") {
   const auto& m = c.mixed_precision;
   if (m.params_dtype != Precision::fp16 || m.loss_scale || m.min_loss_scale <= m.initial_loss_scale) return;
   report
@@ -112,7 +125,8 @@ void loss_scale_bounds(const Config& c, RuleReport& report) {
       .help("a min_loss_scale of at most " + text_of(m.initial_loss_scale));
 }
 
-void reduction_format_matters(const Config& c, RuleReport& report) {
+RULE("R0510", reduction_format_matters, "the format of reduction matters below fp32 only",
+     "mixed_precision.grad_reduce_in_fp32", "mixed_precision.params_dtype") {
   if (c.mixed_precision.grad_reduce_in_fp32 || is_half(c.mixed_precision.params_dtype)) return;
   report
       .lint(
@@ -121,7 +135,9 @@ void reduction_format_matters(const Config& c, RuleReport& report) {
       .help("set mixed_precision.grad_reduce_in_fp32=true");
 }
 
-void state_formats_need_precision_aware(const Config& c, RuleReport& report) {
+RULE("R0511", state_formats_need_precision_aware,
+     "optimizer state below fp32 needs use_precision_aware_optimizer, which is for adam",
+     "optimizer.use_precision_aware_optimizer", "optimizer.optimizer") {
   const auto& o = c.optimizer;
   if (o.use_precision_aware_optimizer) {
     if (o.optimizer != OptimizerKind::adam)
@@ -144,7 +160,8 @@ void state_formats_need_precision_aware(const Config& c, RuleReport& report) {
           .help("set optimizer.use_precision_aware_optimizer=true, or " + std::string(path) + "=fp32");
 }
 
-void main_copies_have_a_format(const Config& c, RuleReport& report) {
+RULE("R0512", main_copies_have_a_format, "main parameters are fp32 or fp16, their gradients fp32 or bf16",
+     "optimizer.main_params_dtype", "optimizer.main_grads_dtype") {
   const auto& o = c.optimizer;
   if (!o.use_precision_aware_optimizer) return;
   if (o.main_params_dtype == Precision::bf16)
@@ -159,67 +176,8 @@ void main_copies_have_a_format(const Config& c, RuleReport& report) {
 
 }  // namespace
 
-void register_precision_rules(Schema& s) {
-  const std::string params = "mixed_precision.params_dtype", fp8 = "mixed_precision.fp8",
-                    fp4 = "mixed_precision.fp4";
-  s.rule<Config>({"R0501", "one_low_format", "fp8 and fp4 exclude each other", {fp8, fp4}}, one_low_format);
-  s.rule<Config>({"R0502",
-                  "low_format_needs_half",
-                  "fp8 and fp4 matrix products need bf16 or fp16 parameters",
-                  {params, fp8, fp4}},
-                 low_format_needs_half);
-  s.rule<Config>({"R0503",
-                  "low_gather_needs_sharding",
-                  "gathering in fp8 or fp4 needs parameters that are gathered",
-                  {"mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather",
-                   "ddp.data_parallel_sharding_strategy"}},
-                 low_gather_needs_sharding);
-  s.rule<Config>({"R0504",
-                  "delayed_scaling_covers_all_layers",
-                  "delayed scaling excludes first and last layers in bf16",
-                  {"mixed_precision.fp8_recipe", "mixed_precision.first_last_layers_bf16"}},
-                 delayed_scaling_covers_all_layers);
-  s.rule<Config>({"R0505",
-                  "delayed_scaling_keeps_activations",
-                  "delayed scaling excludes recomputation of moe_act and layernorm",
-                  {"mixed_precision.fp8_recipe", "model.recompute_modules"}},
-                 delayed_scaling_keeps_activations);
-  s.rule<Config>({"R0506",
-                  "edge_layers_fit_a_stage",
-                  "layers kept in bf16 are layers of the first and last pipeline rank",
-                  {"mixed_precision.num_layers_at_start_in_bf16", "mixed_precision.num_layers_at_end_in_bf16",
-                   "model.num_layers", "dist.pipeline_model_parallel_size"}},
-                 edge_layers_fit_a_stage);
-  s.rule<Config>({"R0507",
-                  "fp32_residual_needs_half",
-                  "an fp32 residual stream is for bf16 or fp16 parameters",
-                  {"model.fp32_residual_connection", params}},
-                 fp32_residual_needs_half);
-  s.rule<Config>({"R0508",
-                  "stages_exchange_the_residual",
-                  "stages send the residual stream without loss",
-                  {"mixed_precision.pipeline_dtype", params, "model.fp32_residual_connection"}},
-                 stages_exchange_the_residual);
-  s.rule<Config>({"R0509",
-                  "loss_scale_bounds",
-                  "the smallest loss scale is not above the first",
-                  {"mixed_precision.min_loss_scale", "mixed_precision.initial_loss_scale"}},
-                 loss_scale_bounds);
-  s.rule<Config>({"R0510",
-                  "reduction_format_matters",
-                  "the format of reduction matters below fp32 only",
-                  {"mixed_precision.grad_reduce_in_fp32", params}},
-                 reduction_format_matters);
-  s.rule<Config>({"R0511",
-                  "state_formats_need_precision_aware",
-                  "optimizer state below fp32 needs use_precision_aware_optimizer, which is for adam",
-                  {"optimizer.use_precision_aware_optimizer", "optimizer.optimizer"}},
-                 state_formats_need_precision_aware);
-  s.rule<Config>({"R0512",
-                  "main_copies_have_a_format",
-                  "main parameters are fp32 or fp16, their gradients fp32 or bf16",
-                  {"optimizer.main_params_dtype", "optimizer.main_grads_dtype"}},
-                 main_copies_have_a_format);
+void register_precision_rules(Schema& schema) {
+  file_rules().add_to(schema);
 }
 
 }  // namespace capstan::config

@@ -8,6 +8,11 @@ namespace capstan::config {
 
 namespace {
 
+RuleList& file_rules() {
+  static RuleList rules;
+  return rules;
+}
+
 bool full(const Config& c) {
   return c.model.recompute_granularity == RecomputeGranularity::full;
 }
@@ -19,7 +24,8 @@ bool recomputes(const Config& c, RecomputeModule module) {
   return selective(c) && std::find(modules.begin(), modules.end(), module) != modules.end();
 }
 
-void selective_has_no_layers(const Config& c, RuleReport& report) {
+RULE("R0801", selective_has_no_layers, "recompute_method and recompute_num_layers are for full recomputation",
+     "model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers") {
   if (!selective(c)) return;
   if (c.model.recompute_method)
     report
@@ -35,7 +41,8 @@ void selective_has_no_layers(const Config& c, RuleReport& report) {
         .help("unset model.recompute_num_layers, or set model.recompute_granularity=full");
 }
 
-void recomputed_layers_fit(const Config& c, RuleReport& report) {
+RULE("R0802", recomputed_layers_fit, "recompute_num_layers above the layers of a stage means all of them",
+     "model.recompute_num_layers", "model.num_layers", "dist.pipeline_model_parallel_size") {
   if (!full(c) || !c.model.recompute_num_layers) return;
   const auto stages = pipeline_stages(c);
   if (!stages) return;
@@ -49,7 +56,8 @@ void recomputed_layers_fit(const Config& c, RuleReport& report) {
       .help("model.recompute_num_layers=" + text_of(most) + " is the same");
 }
 
-void full_has_no_modules(const Config& c, RuleReport& report) {
+RULE("R0803", full_has_no_modules, "recompute_modules is for selective recomputation",
+     "model.recompute_modules", "model.recompute_granularity") {
   if (!full(c) || c.model.recompute_modules.empty()) return;
   report
       .error(
@@ -58,17 +66,19 @@ void full_has_no_modules(const Config& c, RuleReport& report) {
 }
 
 // Attention never keeps its scores: core_attn is recomputed in any case.
-void selective_recomputes_more(const Config& c, RuleReport& report) {
+RULE("R0809", selective_recomputes_more,
+     "selective recomputation names a module beside core_attn, which never stores its scores",
+     "model.recompute_granularity", "model.recompute_modules") {
   if (!selective(c) || c.model.recompute_modules != std::vector{RecomputeModule::core_attn}) return;
   report
       .lint(
           "`model.recompute_granularity` selective has no effect with `model.recompute_modules` [core_attn]: "
-          "attention never keeps its scores")
-      .help(
-          "set model.recompute_modules=[core_attn,mlp] or model.recompute_granularity=full, or take it out");
+          "attention never stores its scores")
+      .help("set model.recompute_modules=[core_attn,mlp] or model.recompute_granularity=full, or remove it");
 }
 
-void recomputed_modules_once(const Config& c, RuleReport& report) {
+RULE("R0804", recomputed_modules_once, "recompute_modules names each module once",
+     "model.recompute_modules") {
   auto modules = c.model.recompute_modules;
   std::sort(modules.begin(), modules.end());
   const auto twice = std::adjacent_find(modules.begin(), modules.end());
@@ -77,7 +87,8 @@ void recomputed_modules_once(const Config& c, RuleReport& report) {
       .help("name it once");
 }
 
-void recomputed_modules_exist(const Config& c, RuleReport& report) {
+RULE("R0805", recomputed_modules_exist, "recompute_modules names what the model has",
+     "model.recompute_modules", "model.num_moe_experts", "model.multi_latent_attention") {
   const auto refuse = [&](RecomputeModule module, const char* why) {
     report.error("`model.recompute_modules` names " + std::string(enum_name(module)) + ", but " + why)
         .help("leave it out of model.recompute_modules");
@@ -97,7 +108,11 @@ void recomputed_modules_exist(const Config& c, RuleReport& report) {
     refuse(RecomputeModule::mla_up_proj, "`model.multi_latent_attention` is false");
 }
 
-void saved_activations_distribute(const Config& c, RuleReport& report) {
+RULE("R0806", saved_activations_distribute,
+     "distributing saved activations needs tensor parallelism and full recomputation, without "
+     "sequence_parallel",
+     "model.distribute_saved_activations", "dist.tensor_model_parallel_size", "dist.sequence_parallel",
+     "model.recompute_granularity") {
   if (!c.model.distribute_saved_activations) return;
   if (c.dist.tensor_model_parallel_size == 1)
     report
@@ -115,7 +130,8 @@ void saved_activations_distribute(const Config& c, RuleReport& report) {
         .help("set model.recompute_granularity=full");
 }
 
-void offloaded_layers_fit(const Config& c, RuleReport& report) {
+RULE("R0807", offloaded_layers_fit, "offload moves at least one and not all layers",
+     "model.cpu_offloading_num_layers", "model.num_layers") {
   if (!c.model.cpu_offloading) return;
   const int64_t layers = c.model.cpu_offloading_num_layers;
   if (layers < 1 || layers >= c.model.num_layers)
@@ -126,7 +142,8 @@ void offloaded_layers_fit(const Config& c, RuleReport& report) {
               text_of(c.model.num_layers - 1) + " can move");
 }
 
-void offload_excludes(const Config& c, RuleReport& report) {
+RULE("R0808", offload_excludes, "offload excludes pipelines and recomputation", "model.cpu_offloading",
+     "dist.pipeline_model_parallel_size", "model.recompute_granularity") {
   if (!c.model.cpu_offloading) return;
   if (c.dist.pipeline_model_parallel_size > 1)
     report.error("`model.cpu_offloading` excludes pipeline parallelism")
@@ -138,55 +155,8 @@ void offload_excludes(const Config& c, RuleReport& report) {
 
 }  // namespace
 
-void register_recompute_rules(Schema& s) {
-  const std::string granularity = "model.recompute_granularity";
-  s.rule<Config>({"R0801",
-                  "selective_has_no_layers",
-                  "recompute_method and recompute_num_layers are for full recomputation",
-                  {granularity, "model.recompute_method", "model.recompute_num_layers"}},
-                 selective_has_no_layers);
-  s.rule<Config>({"R0802",
-                  "recomputed_layers_fit",
-                  "recompute_num_layers above the layers of a stage means all of them",
-                  {"model.recompute_num_layers", "model.num_layers", "dist.pipeline_model_parallel_size"}},
-                 recomputed_layers_fit);
-  s.rule<Config>({"R0803",
-                  "full_has_no_modules",
-                  "recompute_modules is for selective recomputation",
-                  {"model.recompute_modules", granularity}},
-                 full_has_no_modules);
-  s.rule<Config>({"R0809",
-                  "selective_recomputes_more",
-                  "selective recomputation names a module beside core_attn, which never keeps its scores",
-                  {granularity, "model.recompute_modules"}},
-                 selective_recomputes_more);
-  s.rule<Config>({"R0804",
-                  "recomputed_modules_once",
-                  "recompute_modules names each module once",
-                  {"model.recompute_modules"}},
-                 recomputed_modules_once);
-  s.rule<Config>({"R0805",
-                  "recomputed_modules_exist",
-                  "recompute_modules names what the model has",
-                  {"model.recompute_modules", "model.num_moe_experts", "model.multi_latent_attention"}},
-                 recomputed_modules_exist);
-  s.rule<Config>({"R0806",
-                  "saved_activations_distribute",
-                  "distributing saved activations needs tensor parallelism and full recomputation, without "
-                  "sequence_parallel",
-                  {"model.distribute_saved_activations", "dist.tensor_model_parallel_size",
-                   "dist.sequence_parallel", granularity}},
-                 saved_activations_distribute);
-  s.rule<Config>({"R0807",
-                  "offloaded_layers_fit",
-                  "offload moves at least one and not all layers",
-                  {"model.cpu_offloading_num_layers", "model.num_layers"}},
-                 offloaded_layers_fit);
-  s.rule<Config>({"R0808",
-                  "offload_excludes",
-                  "offload excludes pipelines and recomputation",
-                  {"model.cpu_offloading", "dist.pipeline_model_parallel_size", granularity}},
-                 offload_excludes);
+void register_recompute_rules(Schema& schema) {
+  file_rules().add_to(schema);
 }
 
 }  // namespace capstan::config

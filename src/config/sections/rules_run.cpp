@@ -9,9 +9,15 @@ namespace capstan::config {
 
 namespace {
 
+RuleList& file_rules() {
+  static RuleList rules;
+  return rules;
+}
+
 constexpr int64_t kByteVocabulary = 257;  // one id for each byte, one for the end of a document
 
-void one_start(const Config& c, RuleReport& report) {
+RULE("R0901", one_start, "a run continues another or starts from weights, not both", "checkpoint.load",
+     "checkpoint.pretrained_checkpoint") {
   if (!c.checkpoint.load || !c.checkpoint.pretrained_checkpoint) return;
   report
       .error(
@@ -21,7 +27,8 @@ void one_start(const Config& c, RuleReport& report) {
       .help("keep one of them");
 }
 
-void retained_are_saved(const Config& c, RuleReport& report) {
+RULE("R0902", retained_are_saved, "checkpoints that are kept for good are among those saved",
+     "checkpoint.save_retain_interval", "checkpoint.save_interval") {
   const auto& k = c.checkpoint;
   if (!k.save_retain_interval) return;
   if (!k.save_interval)
@@ -35,12 +42,13 @@ void retained_are_saved(const Config& c, RuleReport& report) {
               nearest_multiples(*k.save_retain_interval, *k.save_interval));
 }
 
-void some_checkpoint_is_kept(const Config& c, RuleReport& report) {
+RULE("R0903", some_checkpoint_is_kept, "at least one checkpoint is kept", "checkpoint.most_recent_k") {
   if (c.checkpoint.most_recent_k != 0) return;
-  report.error("`checkpoint.most_recent_k` 0 would keep no checkpoint").help("1 or more, or -1 for all");
+  report.error("`checkpoint.most_recent_k` 0 keeps no checkpoint").help("1 or more, or -1 for all");
 }
 
-void adapters_need_a_model(const Config& c, RuleReport& report) {
+RULE("R0904", adapters_need_a_model, "adapters need the weights of a trained model",
+     "checkpoint.pretrained_checkpoint", "peft.random_base") {
   if (!c.peft) return;
   if (c.peft->random_base && c.checkpoint.pretrained_checkpoint)
     report.error("`peft.random_base` and `checkpoint.pretrained_checkpoint` exclude each other")
@@ -52,13 +60,14 @@ void adapters_need_a_model(const Config& c, RuleReport& report) {
       .help("set checkpoint.pretrained_checkpoint to a run or a checkpoint");
 }
 
-void adapters_have_targets(const Config& c, RuleReport& report) {
+RULE("R0905", adapters_have_targets, "adapters have layers to adapt", "peft.target_modules") {
   if (!c.peft || !c.peft->target_modules.empty()) return;
   report.error("`peft.target_modules` is empty")
       .help("for instance [linear_qkv, linear_proj, linear_fc1, linear_fc2]");
 }
 
-void adapter_targets_exist(const Config& c, RuleReport& report) {
+RULE("R0912", adapter_targets_exist, "every target of adapters is a layer of the model",
+     "peft.target_modules", "peft.exclude_modules") {
   if (!c.peft) return;
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
   if (layers.empty()) return;
@@ -67,23 +76,25 @@ void adapter_targets_exist(const Config& c, RuleReport& report) {
       if (std::any_of(layers.begin(), layers.end(),
                       [&](const auto& layer) { return matches_layer(name, layer); }))
         continue;
-      std::vector<std::string> leaves;
+      std::vector<std::string> modules;
       for (const std::string& layer : layers) {
-        std::string leaf = layer.substr(layer.rfind('.') + 1);
-        if (std::find(leaves.begin(), leaves.end(), leaf) == leaves.end()) leaves.push_back(std::move(leaf));
+        std::string module = layer.substr(layer.rfind('.') + 1);
+        if (std::find(modules.begin(), modules.end(), module) == modules.end())
+          modules.push_back(std::move(module));
       }
-      const auto near = near_matches(name, leaves, 2);
+      const auto near = near_matches(name, modules, 2);
       report.error("`" + std::string(field) + "`: " + quoted(name) + " is no layer of this model")
           .at(field)
           .help((near.empty() ? std::string() : "did you mean `" + near[0] + "`? ") + "layers are " +
-                join(leaves, ", ") + ", or a pattern such as `*.layers.0.*." + leaves[0] + "`");
+                join(modules, ", ") + ", or a pattern such as `*.layers.0.*." + modules[0] + "`");
     }
   };
   check("peft.target_modules", c.peft->target_modules);
   check("peft.exclude_modules", c.peft->exclude_modules);
 }
 
-void something_is_adapted(const Config& c, RuleReport& report) {
+RULE("R0913", something_is_adapted, "some layer has an adapter", "peft.exclude_modules",
+     "peft.target_modules") {
   if (!c.peft || c.peft->target_modules.empty()) return;
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
   if (layers.empty() ||
@@ -98,7 +109,8 @@ void something_is_adapted(const Config& c, RuleReport& report) {
       .help("exclude less");
 }
 
-void adapters_have_the_models_format(const Config& c, RuleReport& report) {
+RULE("R0917", adapters_have_the_models_format, "adapters have the number format of the model",
+     "peft.lora_dtype", "mixed_precision.params_dtype") {
   if (!c.peft || !c.peft->lora_dtype || *c.peft->lora_dtype == c.mixed_precision.params_dtype) return;
   report
       .error("`peft.lora_dtype` " + std::string(enum_name(*c.peft->lora_dtype)) +
@@ -107,7 +119,7 @@ void adapters_have_the_models_format(const Config& c, RuleReport& report) {
       .help("leave it out; adapters' main parameters and moments are fp32 anyway");
 }
 
-void quantized_blocks(const Config& c, RuleReport& report) {
+RULE("R0914", quantized_blocks, "quantization blocks are powers of two", "peft.quantization_block") {
   if (!c.peft || c.peft->base_quantization == BaseQuantization::none) return;
   const int64_t block = c.peft->quantization_block;
   if ((block & (block - 1)) == 0) return;
@@ -148,7 +160,9 @@ std::vector<QuantizedShard> quantized_cuts(const Config& c, int64_t ranks) {
   return cuts;
 }
 
-void quantized_blocks_are_whole(const Config& c, RuleReport& report) {
+RULE("R0915", quantized_blocks_are_whole,
+     "tensor parallelism shards quantized weights at the boundaries of quantization blocks",
+     "peft.quantization_block", "dist.tensor_model_parallel_size") {
   const int64_t ranks = c.dist.tensor_model_parallel_size;
   if (!c.peft || c.peft->base_quantization == BaseQuantization::none || ranks < 2) return;
   const int64_t block = c.peft->quantization_block;
@@ -179,7 +193,8 @@ void quantized_blocks_are_whole(const Config& c, RuleReport& report) {
     }
 }
 
-void quantized_weights_are_not_cut(const Config& c, RuleReport& report) {
+RULE("R0916", quantized_weights_are_not_cut, "quantized weights are not sharded over data-parallel ranks",
+     "ddp.data_parallel_sharding_strategy", "peft.base_quantization") {
   if (!c.peft || c.peft->base_quantization == BaseQuantization::none ||
       c.ddp.data_parallel_sharding_strategy != ShardingStrategy::optim_grads_params)
     return;
@@ -191,7 +206,8 @@ void quantized_weights_are_not_cut(const Config& c, RuleReport& report) {
       .help("set ddp.data_parallel_sharding_strategy=optim_grads");
 }
 
-void tokenizer_has_files(const Config& c, RuleReport& report) {
+RULE("R0906", tokenizer_has_files, "a tokenizer has the files of its kind, unless the data are random tokens",
+     "tokenizer.tokenizer_type") {
   const auto& t = c.tokenizer;
   if (c.dataset.kind == DatasetKind::mock) return;  // random tokens need none
   if (t.tokenizer_type == TokenizerKind::huggingface && !t.tokenizer_model)
@@ -206,7 +222,8 @@ void tokenizer_has_files(const Config& c, RuleReport& report) {
         .help("set tokenizer.vocab_file=vocab.json tokenizer.merge_file=merges.txt");
 }
 
-void bytes_fit_vocabulary(const Config& c, RuleReport& report) {
+RULE("R0907", bytes_fit_vocabulary, "the byte tokenizer's ids fit the vocabulary", "model.vocab_size",
+     "tokenizer.tokenizer_type") {
   if (c.tokenizer.tokenizer_type != TokenizerKind::byte || c.model.vocab_size >= kByteVocabulary) return;
   report
       .error("`model.vocab_size` " + text_of(c.model.vocab_size) + " is less than the " +
@@ -214,7 +231,8 @@ void bytes_fit_vocabulary(const Config& c, RuleReport& report) {
       .help("set model.vocab_size=" + text_of(kByteVocabulary));
 }
 
-void trace_has_steps(const Config& c, RuleReport& report) {
+RULE("R0908", trace_has_steps, "a trace has at least one step", "profiling.profile_step_start",
+     "profiling.profile_step_end") {
   const auto& p = c.profiling;
   if (!p.trace || p.profile_step_start < p.profile_step_end) return;
   report
@@ -223,7 +241,8 @@ void trace_has_steps(const Config& c, RuleReport& report) {
       .help("set profiling.profile_step_end=" + text_of(p.profile_step_start + 2));
 }
 
-void traced_ranks_exist(const Config& c, RuleReport& report) {
+RULE("R0909", traced_ranks_exist, "traced ranks are ranks of the world", "profiling.profile_ranks",
+     "dist.world_size") {
   if (!c.profiling.trace) return;
   for (const int64_t rank : c.profiling.profile_ranks)
     if (rank < 0 || rank >= c.dist.world_size)
@@ -233,7 +252,8 @@ void traced_ranks_exist(const Config& c, RuleReport& report) {
           .help("ranks from 0 to " + text_of(c.dist.world_size - 1));
 }
 
-void rewind_needs_checkpoints(const Config& c, RuleReport& report) {
+RULE("R0910", rewind_needs_checkpoints, "rewinding needs checkpoints with optimizer state",
+     "resilience.loss_spike_action", "resilience.grad_norm_spike_action", "checkpoint.save_interval") {
   const bool rewinds = c.resilience.loss_spike_action == SpikeAction::rewind ||
                        c.resilience.grad_norm_spike_action == SpikeAction::rewind;
   if (!rewinds || (c.checkpoint.save_interval && c.checkpoint.save_optim)) return;
@@ -241,7 +261,8 @@ void rewind_needs_checkpoints(const Config& c, RuleReport& report) {
       .help("set checkpoint.save_interval, and checkpoint.save_optim=true");
 }
 
-void checkpoints_can_resume(const Config& c, RuleReport& report) {
+RULE("R0911", checkpoints_can_resume, "checkpoints hold what a resume needs", "checkpoint.save_optim",
+     "checkpoint.save_interval") {
   if (!c.checkpoint.load_optim || c.checkpoint.save_optim || !c.checkpoint.save_interval) return;
   report.lint("`checkpoint.save_optim` is false: a run that stops cannot continue from its checkpoints")
       .help("set checkpoint.save_optim=true, unless weights are all that is wanted");
@@ -249,88 +270,8 @@ void checkpoints_can_resume(const Config& c, RuleReport& report) {
 
 }  // namespace
 
-void register_run_rules(Schema& s) {
-  s.rule<Config>({"R0901",
-                  "one_start",
-                  "a run continues another or starts from weights, not both",
-                  {"checkpoint.load", "checkpoint.pretrained_checkpoint"}},
-                 one_start);
-  s.rule<Config>({"R0902",
-                  "retained_are_saved",
-                  "checkpoints that are kept for good are among those saved",
-                  {"checkpoint.save_retain_interval", "checkpoint.save_interval"}},
-                 retained_are_saved);
-  s.rule<Config>(
-      {"R0903", "some_checkpoint_is_kept", "at least one checkpoint is kept", {"checkpoint.most_recent_k"}},
-      some_checkpoint_is_kept);
-  s.rule<Config>({"R0904",
-                  "adapters_need_a_model",
-                  "adapters need the weights of a trained model",
-                  {"checkpoint.pretrained_checkpoint", "peft.random_base"}},
-                 adapters_need_a_model);
-  s.rule<Config>({"R0905", "adapters_have_targets", "adapters have layers to adapt", {"peft.target_modules"}},
-                 adapters_have_targets);
-  s.rule<Config>({"R0912",
-                  "adapter_targets_exist",
-                  "every target of adapters is a layer of the model",
-                  {"peft.target_modules", "peft.exclude_modules"}},
-                 adapter_targets_exist);
-  s.rule<Config>({"R0913",
-                  "something_is_adapted",
-                  "some layer has an adapter",
-                  {"peft.exclude_modules", "peft.target_modules"}},
-                 something_is_adapted);
-  s.rule<Config>({"R0917",
-                  "adapters_have_the_models_format",
-                  "adapters have the number format of the model",
-                  {"peft.lora_dtype", "mixed_precision.params_dtype"}},
-                 adapters_have_the_models_format);
-  s.rule<Config>({"R0914",
-                  "quantised_blocks",
-                  "blocks of quantised weights are powers of two",
-                  {"peft.quantization_block"}},
-                 quantized_blocks);
-  s.rule<Config>({"R0915",
-                  "quantised_blocks_are_whole",
-                  "tensor parallelism cuts quantised weights between the blocks that share a scale",
-                  {"peft.quantization_block", "dist.tensor_model_parallel_size"}},
-                 quantized_blocks_are_whole);
-  s.rule<Config>({"R0916",
-                  "quantised_weights_are_not_cut",
-                  "quantised weights are not cut over data-parallel ranks",
-                  {"ddp.data_parallel_sharding_strategy", "peft.base_quantization"}},
-                 quantized_weights_are_not_cut);
-  s.rule<Config>({"R0906",
-                  "tokenizer_has_files",
-                  "a tokenizer has the files of its kind, unless the data are random tokens",
-                  {"tokenizer.tokenizer_type"}},
-                 tokenizer_has_files);
-  s.rule<Config>({"R0907",
-                  "bytes_fit_vocabulary",
-                  "the byte tokenizer's ids fit the vocabulary",
-                  {"model.vocab_size", "tokenizer.tokenizer_type"}},
-                 bytes_fit_vocabulary);
-  s.rule<Config>({"R0908",
-                  "trace_has_steps",
-                  "a trace has at least one step",
-                  {"profiling.profile_step_start", "profiling.profile_step_end"}},
-                 trace_has_steps);
-  s.rule<Config>({"R0909",
-                  "traced_ranks_exist",
-                  "traced ranks are ranks of the world",
-                  {"profiling.profile_ranks", "dist.world_size"}},
-                 traced_ranks_exist);
-  s.rule<Config>(
-      {"R0910",
-       "rewind_needs_checkpoints",
-       "rewinding needs checkpoints with optimizer state",
-       {"resilience.loss_spike_action", "resilience.grad_norm_spike_action", "checkpoint.save_interval"}},
-      rewind_needs_checkpoints);
-  s.rule<Config>({"R0911",
-                  "checkpoints_can_resume",
-                  "checkpoints hold what a resume needs",
-                  {"checkpoint.save_optim", "checkpoint.save_interval"}},
-                 checkpoints_can_resume);
+void register_run_rules(Schema& schema) {
+  file_rules().add_to(schema);
 }
 
 }  // namespace capstan::config

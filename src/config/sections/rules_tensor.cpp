@@ -8,11 +8,17 @@ namespace capstan::config {
 
 namespace {
 
+RuleList& file_rules() {
+  static RuleList rules;
+  return rules;
+}
+
 int64_t tp(const Config& c) {
   return c.dist.tensor_model_parallel_size;
 }
 
-void sequence_parallel_needs_tensor(const Config& c, RuleReport& report) {
+RULE("R0401", sequence_parallel_needs_tensor, "sequence parallelism needs tensor parallelism",
+     "dist.sequence_parallel", "dist.tensor_model_parallel_size") {
   if (!c.dist.sequence_parallel || tp(c) > 1) return;
   report
       .error(
@@ -21,7 +27,8 @@ void sequence_parallel_needs_tensor(const Config& c, RuleReport& report) {
       .help("set dist.sequence_parallel=false, or dist.tensor_model_parallel_size to 2 or more");
 }
 
-void heads_divide_tensor(const Config& c, RuleReport& report) {
+RULE("R0402", heads_divide_tensor, "attention heads divide over the tensor-parallel ranks",
+     "model.num_attention_heads", "dist.tensor_model_parallel_size") {
   if (c.model.num_attention_heads % tp(c) == 0) return;
   report
       .error("`model.num_attention_heads` " + text_of(c.model.num_attention_heads) +
@@ -30,7 +37,9 @@ void heads_divide_tensor(const Config& c, RuleReport& report) {
             nearest_divisors(tp(c), c.model.num_attention_heads));
 }
 
-void groups_divide_tensor(const Config& c, RuleReport& report) {
+RULE("R0403", groups_divide_tensor,
+     "key/value heads divide over the tensor-parallel ranks, or the ranks over them (replicated)",
+     "model.num_query_groups", "dist.tensor_model_parallel_size") {
   if (!c.model.num_query_groups || c.model.multi_latent_attention) return;
   const int64_t groups = *c.model.num_query_groups;
   if (groups % tp(c) == 0 || tp(c) % groups == 0) return;
@@ -41,7 +50,8 @@ void groups_divide_tensor(const Config& c, RuleReport& report) {
             ", or a multiple of " + text_of(groups));
 }
 
-void groups_divide_heads(const Config& c, RuleReport& report) {
+RULE("R0404", groups_divide_heads, "each key/value head serves the same number of query heads",
+     "model.num_query_groups", "model.num_attention_heads") {
   if (!c.model.num_query_groups || c.model.num_attention_heads % *c.model.num_query_groups == 0) return;
   report
       .error("`model.num_attention_heads` " + text_of(c.model.num_attention_heads) +
@@ -50,7 +60,8 @@ void groups_divide_heads(const Config& c, RuleReport& report) {
             nearest_divisors(*c.model.num_query_groups, c.model.num_attention_heads));
 }
 
-void heads_divide_hidden(const Config& c, RuleReport& report) {
+RULE("R0405", heads_divide_hidden, "the hidden size divides into heads, unless kv_channels is given",
+     "model.hidden_size", "model.num_attention_heads", "model.kv_channels") {
   if (c.model.kv_channels || c.model.num_attention_heads < 1) return;
   report
       .error("`model.hidden_size` " + text_of(c.model.hidden_size) +
@@ -62,7 +73,8 @@ void heads_divide_hidden(const Config& c, RuleReport& report) {
           "; or num_attention_heads: " + nearest_divisors(c.model.num_attention_heads, c.model.hidden_size));
 }
 
-void feed_forward_divides_tensor(const Config& c, RuleReport& report) {
+RULE("R0406", feed_forward_divides_tensor, "the feed-forward width divides over the tensor-parallel ranks",
+     "model.ffn_hidden_size", "dist.tensor_model_parallel_size") {
   if (!c.model.ffn_hidden_size || *c.model.ffn_hidden_size % tp(c) == 0) return;
   report
       .error("`model.ffn_hidden_size` " + text_of(*c.model.ffn_hidden_size) + " does not divide over " +
@@ -70,7 +82,8 @@ void feed_forward_divides_tensor(const Config& c, RuleReport& report) {
       .help("nearest legal ffn_hidden_size: " + nearest_multiples(*c.model.ffn_hidden_size, tp(c)));
 }
 
-void vocabulary_divides_tensor(const Config& c, RuleReport& report) {
+RULE("R0407", vocabulary_divides_tensor, "the padded vocabulary divides over the tensor-parallel ranks",
+     "model.padded_vocab_size", "model.make_vocab_size_divisible_by", "dist.tensor_model_parallel_size") {
   if (!c.model.padded_vocab_size || *c.model.padded_vocab_size % tp(c) == 0) return;
   report
       .error("`model.padded_vocab_size` " + text_of(*c.model.padded_vocab_size) + " does not divide over " +
@@ -78,7 +91,9 @@ void vocabulary_divides_tensor(const Config& c, RuleReport& report) {
       .help("set model.make_vocab_size_divisible_by to a multiple of " + text_of(tp(c)));
 }
 
-void padding_covers_vocabulary(const Config& c, RuleReport& report) {
+RULE("R0408", padding_covers_vocabulary,
+     "a given padded_vocab_size holds the vocabulary and is a multiple of make_vocab_size_divisible_by",
+     "model.padded_vocab_size", "model.vocab_size", "model.make_vocab_size_divisible_by") {
   if (!c.model.padded_vocab_size) return;
   const int64_t rows = *c.model.padded_vocab_size, step = c.model.make_vocab_size_divisible_by;
   if (rows < c.model.vocab_size)
@@ -93,7 +108,8 @@ void padding_covers_vocabulary(const Config& c, RuleReport& report) {
         .help("nearest legal padded_vocab_size: " + nearest_multiples(rows, step));
 }
 
-void tensor_overlap_needs_sequence_parallel(const Config& c, RuleReport& report) {
+RULE("R0409", tensor_overlap_needs_sequence_parallel, "overlap of tensor parallelism needs sequence_parallel",
+     "comm_overlap.tp_comm_overlap", "dist.sequence_parallel") {
   if (!c.comm_overlap.tp_comm_overlap || tp(c) == 1 || c.dist.sequence_parallel) return;
   report
       .error(
@@ -102,7 +118,8 @@ void tensor_overlap_needs_sequence_parallel(const Config& c, RuleReport& report)
       .help("set dist.sequence_parallel=true, or comm_overlap.tp_comm_overlap=false");
 }
 
-void rotated_width_even(const Config& c, RuleReport& report) {
+RULE("R0410", rotated_width_even, "the rotated part of a head has an even width", "model.kv_channels",
+     "model.rotary_percent") {
   const auto& m = c.model;
   if (m.position_embedding_type != PositionEmbedding::rope || m.multi_latent_attention || !m.kv_channels)
     return;
@@ -115,7 +132,10 @@ void rotated_width_even(const Config& c, RuleReport& report) {
       .help("an even kv_channels, and a rotary_percent that takes an even part of it");
 }
 
-void rope_scaling_ordered(const Config& c, RuleReport& report) {
+RULE("R0411", rope_scaling_ordered,
+     "the low frequency factor is below the high one, beta_slow below beta_fast",
+     "model.rope_scaling_low_freq_factor", "model.rope_scaling_high_freq_factor",
+     "model.rope_scaling_beta_slow", "model.rope_scaling_beta_fast") {
   const auto& m = c.model;
   if (m.position_embedding_type != PositionEmbedding::rope || !m.rope_scaling) return;
   if (m.rope_scaling_type == RopeScaling::yarn && m.rope_scaling_beta_slow >= m.rope_scaling_beta_fast)
@@ -133,7 +153,10 @@ void rope_scaling_ordered(const Config& c, RuleReport& report) {
       .help("Llama 3.1 has 1 and 4");
 }
 
-void rope_factors_for_pairs(const Config& c, RuleReport& report) {
+RULE("R0418", rope_factors_for_pairs,
+     "longrope has a positive factor for each rotated pair, for short and for long sequences",
+     "model.rope_scaling_short_factors", "model.rope_scaling_long_factors", "model.kv_channels",
+     "model.rotary_percent") {
   const auto& m = c.model;
   if (m.position_embedding_type != PositionEmbedding::rope || !m.rope_scaling ||
       m.rope_scaling_type != RopeScaling::longrope || !m.kv_channels)
@@ -159,7 +182,8 @@ void rope_factors_for_pairs(const Config& c, RuleReport& report) {
   check("rope_scaling_long_factors", m.rope_scaling_long_factors);
 }
 
-void norm_across_heads_is_rms(const Config& c, RuleReport& report) {
+RULE("R0419", norm_across_heads_is_rms, "the norm across heads is an RMSNorm",
+     "model.qk_layernorm_across_heads", "model.normalization") {
   if (!c.model.qk_layernorm || !c.model.qk_layernorm_across_heads ||
       c.model.normalization == Normalization::rms_norm)
     return;
@@ -167,7 +191,9 @@ void norm_across_heads_is_rms(const Config& c, RuleReport& report) {
       .help("set model.normalization=RMSNorm, or model.qk_layernorm_across_heads=false");
 }
 
-void residual_after_norm_needs_input_norms(const Config& c, RuleReport& report) {
+RULE("R0420", residual_after_norm_needs_input_norms,
+     "a residual that branches off after the norm needs norms before the blocks",
+     "model.apply_residual_connection_post_layernorm", "model.norm_placement") {
   if (!c.model.apply_residual_connection_post_layernorm || c.model.norm_placement == NormPlacement::input)
     return;
   report
@@ -177,21 +203,24 @@ void residual_after_norm_needs_input_norms(const Config& c, RuleReport& report) 
       .help("set model.norm_placement=input, or model.apply_residual_connection_post_layernorm=false");
 }
 
-void window_below_sequence(const Config& c, RuleReport& report) {
+RULE("R0412", window_below_sequence, "a sliding window is shorter than the sequence", "model.window_size",
+     "model.seq_length") {
   if (!c.model.window_size || *c.model.window_size < c.model.seq_length) return;
   report
-      .lint("`model.window_size` " + text_of(*c.model.window_size) + " hides nothing in sequences of " +
+      .lint("`model.window_size` " + text_of(*c.model.window_size) + " masks no token in sequences of " +
             text_of(c.model.seq_length) + " tokens")
       .help("unset model.window_size, or make it less than " + text_of(c.model.seq_length));
 }
 
-void qkv_bias_is_extra(const Config& c, RuleReport& report) {
+RULE("R0413", qkv_bias_is_extra, "add_qkv_bias is for models without other biases", "model.add_qkv_bias",
+     "model.add_bias_linear") {
   if (!c.model.add_qkv_bias || !c.model.add_bias_linear) return;
-  report.lint("`model.add_qkv_bias` adds nothing where `model.add_bias_linear` is true")
+  report.lint("`model.add_qkv_bias` has no effect where `model.add_bias_linear` is true")
       .help("unset model.add_qkv_bias");
 }
 
-void latent_attention_excludes_groups(const Config& c, RuleReport& report) {
+RULE("R0414", latent_attention_excludes_groups, "latent attention has as many key as query heads",
+     "model.multi_latent_attention", "model.num_query_groups", "model.num_attention_heads") {
   if (!c.model.multi_latent_attention || !c.model.num_query_groups ||
       *c.model.num_query_groups == c.model.num_attention_heads)
     return;
@@ -202,7 +231,8 @@ void latent_attention_excludes_groups(const Config& c, RuleReport& report) {
       .help("unset model.num_query_groups");
 }
 
-void latent_attention_rotates_halves(const Config& c, RuleReport& report) {
+RULE("R0415", latent_attention_rotates_halves, "latent attention does not rotate interleaved",
+     "model.multi_latent_attention", "model.rotary_interleaved") {
   if (!c.model.multi_latent_attention || !c.model.rotary_interleaved) return;
   report.error("`model.multi_latent_attention` and `model.rotary_interleaved` exclude each other")
       .help("set model.rotary_interleaved=false");
@@ -220,7 +250,9 @@ int64_t exchanging_ranks(const Config& c) {
   return ranks;
 }
 
-void heads_divide_exchange(const Config& c, RuleReport& report) {
+RULE("R0416", heads_divide_exchange, "exchange of heads for sequence needs heads for every rank",
+     "dist.cp_comm_type", "dist.context_parallel_size", "model.num_attention_heads",
+     "dist.tensor_model_parallel_size") {
   const int64_t ranks = exchanging_ranks(c);
   const auto needed = product_of({ranks, tp(c)});
   if (ranks == 1 || !needed || c.model.num_attention_heads % *needed == 0) return;
@@ -231,8 +263,12 @@ void heads_divide_exchange(const Config& c, RuleReport& report) {
       .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides the heads of a rank");
 }
 
-// The groups of a tensor-parallel rank are shared out over the exchange, or each is held by several of its ranks.
-void groups_divide_exchange(const Config& c, RuleReport& report) {
+// The groups of a tensor-parallel rank are shared out over the exchange, or each is held by several of its
+// ranks.
+RULE("R0417", groups_divide_exchange,
+     "exchange of heads for sequence: key/value heads divide over the ranks, or the ranks over them",
+     "dist.cp_comm_type", "dist.context_parallel_size", "model.num_query_groups",
+     "dist.tensor_model_parallel_size") {
   const int64_t ranks = exchanging_ranks(c);
   if (ranks == 1 || !c.model.num_query_groups || tp(c) < 1) return;
   const int64_t here = std::max<int64_t>(1, *c.model.num_query_groups / tp(c));
@@ -245,114 +281,8 @@ void groups_divide_exchange(const Config& c, RuleReport& report) {
 
 }  // namespace
 
-void register_tensor_rules(Schema& s) {
-  const std::string tensor = "dist.tensor_model_parallel_size", heads = "model.num_attention_heads",
-                    groups = "model.num_query_groups";
-  s.rule<Config>({"R0401",
-                  "sequence_parallel_needs_tensor",
-                  "sequence parallelism needs tensor parallelism",
-                  {"dist.sequence_parallel", tensor}},
-                 sequence_parallel_needs_tensor);
-  s.rule<Config>({"R0402",
-                  "heads_divide_tensor",
-                  "attention heads divide over the tensor-parallel ranks",
-                  {heads, tensor}},
-                 heads_divide_tensor);
-  s.rule<Config>(
-      {"R0403",
-       "groups_divide_tensor",
-       "key/value heads divide over the tensor-parallel ranks, or the ranks over them (replicated)",
-       {groups, tensor}},
-      groups_divide_tensor);
-  s.rule<Config>({"R0404",
-                  "groups_divide_heads",
-                  "each key/value head serves the same number of query heads",
-                  {groups, heads}},
-                 groups_divide_heads);
-  s.rule<Config>({"R0405",
-                  "heads_divide_hidden",
-                  "the hidden size divides into heads, unless kv_channels is given",
-                  {"model.hidden_size", heads, "model.kv_channels"}},
-                 heads_divide_hidden);
-  s.rule<Config>({"R0406",
-                  "feed_forward_divides_tensor",
-                  "the feed-forward width divides over the tensor-parallel ranks",
-                  {"model.ffn_hidden_size", tensor}},
-                 feed_forward_divides_tensor);
-  s.rule<Config>({"R0407",
-                  "vocabulary_divides_tensor",
-                  "the padded vocabulary divides over the tensor-parallel ranks",
-                  {"model.padded_vocab_size", "model.make_vocab_size_divisible_by", tensor}},
-                 vocabulary_divides_tensor);
-  s.rule<Config>(
-      {"R0408",
-       "padding_covers_vocabulary",
-       "a given padded_vocab_size holds the vocabulary and is a multiple of make_vocab_size_divisible_by",
-       {"model.padded_vocab_size", "model.vocab_size", "model.make_vocab_size_divisible_by"}},
-      padding_covers_vocabulary);
-  s.rule<Config>({"R0409",
-                  "tensor_overlap_needs_sequence_parallel",
-                  "overlap of tensor parallelism needs sequence_parallel",
-                  {"comm_overlap.tp_comm_overlap", "dist.sequence_parallel"}},
-                 tensor_overlap_needs_sequence_parallel);
-  s.rule<Config>({"R0410",
-                  "rotated_width_even",
-                  "the rotated part of a head has an even width",
-                  {"model.kv_channels", "model.rotary_percent"}},
-                 rotated_width_even);
-  s.rule<Config>({"R0411",
-                  "rope_scaling_ordered",
-                  "the low frequency factor is below the high one, beta_slow below beta_fast",
-                  {"model.rope_scaling_low_freq_factor", "model.rope_scaling_high_freq_factor",
-                   "model.rope_scaling_beta_slow", "model.rope_scaling_beta_fast"}},
-                 rope_scaling_ordered);
-  s.rule<Config>({"R0412",
-                  "window_below_sequence",
-                  "a sliding window is shorter than the sequence",
-                  {"model.window_size", "model.seq_length"}},
-                 window_below_sequence);
-  s.rule<Config>({"R0413",
-                  "qkv_bias_is_extra",
-                  "add_qkv_bias is for models without other biases",
-                  {"model.add_qkv_bias", "model.add_bias_linear"}},
-                 qkv_bias_is_extra);
-  s.rule<Config>({"R0414",
-                  "latent_attention_excludes_groups",
-                  "latent attention has as many key as query heads",
-                  {"model.multi_latent_attention", groups, heads}},
-                 latent_attention_excludes_groups);
-  s.rule<Config>({"R0415",
-                  "latent_attention_rotates_halves",
-                  "latent attention does not rotate interleaved",
-                  {"model.multi_latent_attention", "model.rotary_interleaved"}},
-                 latent_attention_rotates_halves);
-  s.rule<Config>({"R0416",
-                  "heads_divide_exchange",
-                  "exchange of heads for sequence needs heads for every rank",
-                  {"dist.cp_comm_type", "dist.context_parallel_size", heads, tensor}},
-                 heads_divide_exchange);
-  s.rule<Config>(
-      {"R0417",
-       "groups_divide_exchange",
-       "exchange of heads for sequence: key/value heads divide over the ranks, or the ranks over them",
-       {"dist.cp_comm_type", "dist.context_parallel_size", groups, tensor}},
-      groups_divide_exchange);
-  s.rule<Config>({"R0418",
-                  "rope_factors_for_pairs",
-                  "longrope has a positive factor for each rotated pair, for short and for long sequences",
-                  {"model.rope_scaling_short_factors", "model.rope_scaling_long_factors", "model.kv_channels",
-                   "model.rotary_percent"}},
-                 rope_factors_for_pairs);
-  s.rule<Config>({"R0419",
-                  "norm_across_heads_is_rms",
-                  "the norm across heads is an RMSNorm",
-                  {"model.qk_layernorm_across_heads", "model.normalization"}},
-                 norm_across_heads_is_rms);
-  s.rule<Config>({"R0420",
-                  "residual_after_norm_needs_input_norms",
-                  "a residual that branches off after the norm needs norms before the blocks",
-                  {"model.apply_residual_connection_post_layernorm", "model.norm_placement"}},
-                 residual_after_norm_needs_input_norms);
+void register_tensor_rules(Schema& schema) {
+  file_rules().add_to(schema);
 }
 
 }  // namespace capstan::config

@@ -9,6 +9,11 @@ namespace capstan::config {
 
 namespace {
 
+RuleList& file_rules() {
+  static RuleList rules;
+  return rules;
+}
+
 std::string ranks_text(int64_t count) {
   return text_of(count) + (count == 1 ? " rank" : " ranks");
 }
@@ -73,7 +78,11 @@ std::string nearest_worlds(const Config& c) {
   return step ? "nearest legal dist.world_size: " + nearest_multiples(c.dist.world_size, *step) : "";
 }
 
-void world_divisible(const Config& c, RuleReport& report) {
+RULE("R0101", world_divisible,
+     "the world is a multiple of tensor * pipeline * context parallelism; the quotient is data parallelism",
+     "dist.world_size", "dist.tensor_model_parallel_size", "dist.pipeline_model_parallel_size",
+     "dist.context_parallel_size", "dist.expert_tensor_parallel_size", "dist.expert_model_parallel_size",
+     "model.num_moe_experts") {
   const auto& d = c.dist;
   const Grid dense = dense_grid(c);
   if (dense.divides(d.world_size)) return;
@@ -92,7 +101,11 @@ void world_divisible(const Config& c, RuleReport& report) {
   found.help(help);
 }
 
-void expert_world_divisible(const Config& c, RuleReport& report) {
+RULE("R0102", expert_world_divisible,
+     "the world is a multiple of expert tensor * expert * pipeline parallelism", "dist.world_size",
+     "dist.expert_tensor_parallel_size", "dist.expert_model_parallel_size",
+     "dist.pipeline_model_parallel_size", "dist.tensor_model_parallel_size", "dist.context_parallel_size",
+     "model.num_moe_experts") {
   const auto& d = c.dist;
   const auto experts = expert_grid(c);
   if (!experts || experts->divides(d.world_size) || !dense_grid(c).divides(d.world_size)) return;
@@ -117,12 +130,15 @@ bool dense_data_agrees(const Config& c) {
          *dense.data == c.dist.world_size / *dense.product();
 }
 
-void data_parallel_size_agrees(const Config& c, RuleReport& report) {
+RULE("R0103", data_parallel_size_agrees, "a given data_parallel_size matches the world size",
+     "dist.data_parallel_size", "dist.world_size", "dist.tensor_model_parallel_size",
+     "dist.pipeline_model_parallel_size", "dist.context_parallel_size", "dist.expert_tensor_parallel_size",
+     "dist.expert_model_parallel_size", "model.num_moe_experts") {
   if (dense_data_agrees(c)) return;
   const int64_t world = c.dist.world_size, given = *c.dist.data_parallel_size;
   const int64_t axes = *dense_grid(c).product();
   auto& found = report.error("`dist.data_parallel_size` " + text_of(given) +
-                             " is not what the world leaves: " + text_of(world) + " / " + text_of(axes) +
+                             " does not match the world size: " + text_of(world) + " / " + text_of(axes) +
                              " = " + text_of(world / axes));
   found.operand("dist.data_parallel_size");
   add_grids(c, found);
@@ -134,21 +150,26 @@ void data_parallel_size_agrees(const Config& c, RuleReport& report) {
   found.help(help);
 }
 
-void expert_data_parallel_size_agrees(const Config& c, RuleReport& report) {
+RULE("R0104", expert_data_parallel_size_agrees, "a given expert_data_parallel_size matches the world size",
+     "dist.expert_data_parallel_size", "dist.world_size", "dist.expert_tensor_parallel_size",
+     "dist.expert_model_parallel_size", "dist.pipeline_model_parallel_size", "dist.data_parallel_size",
+     "dist.tensor_model_parallel_size", "dist.context_parallel_size", "model.num_moe_experts") {
   const int64_t world = c.dist.world_size;
   const auto experts = expert_grid(c);
   if (!experts || !experts->data || !experts->divides(world) || !dense_data_agrees(c)) return;
   const int64_t axes = *experts->product();
   if (*experts->data == world / axes) return;
   auto& found = report.error("`dist.expert_data_parallel_size` " + text_of(*experts->data) +
-                             " is not what the world leaves: " + text_of(world) + " / " + text_of(axes) +
+                             " does not match the world size: " + text_of(world) + " / " + text_of(axes) +
                              " = " + text_of(world / axes));
   found.operand("dist.expert_data_parallel_size");
   add_grids(c, found);
   found.help("leave dist.expert_data_parallel_size unset; it follows from dist.world_size");
 }
 
-void pipeline_order_needs_one_data_axis(const Config& c, RuleReport& report) {
+RULE("R0105", pipeline_order_needs_one_data_axis,
+     "the order tp-cp-ep-pp-dp needs the same data parallelism for dense layers and experts",
+     "dist.use_tp_pp_dp_mapping", "dist.data_parallel_size", "dist.expert_data_parallel_size") {
   const auto& d = c.dist;
   if (!d.use_tp_pp_dp_mapping || d.pipeline_model_parallel_size == 1 || !c.model.num_moe_experts) return;
   if (!d.data_parallel_size || !d.expert_data_parallel_size ||
@@ -170,7 +191,9 @@ bool uses_two_levels(const Config& c) {
   return false;
 }
 
-void hierarchical_sizes_multiply_to_context(const Config& c, RuleReport& report) {
+RULE("R0106", hierarchical_sizes_multiply_to_context,
+     "the sizes of hierarchical context parallelism multiply to context_parallel_size",
+     "dist.hierarchical_context_parallel_sizes", "dist.context_parallel_size") {
   const auto& sizes = c.dist.hierarchical_context_parallel_sizes;
   if (sizes.empty()) return;
   bool positive = true;
@@ -183,7 +206,9 @@ void hierarchical_sizes_multiply_to_context(const Config& c, RuleReport& report)
       .help("two sizes whose product is " + text_of(c.dist.context_parallel_size));
 }
 
-void hierarchical_sizes_given(const Config& c, RuleReport& report) {
+RULE("R0107", hierarchical_sizes_given,
+     "two hierarchical sizes are given exactly when cp_comm_type has a2a+p2p",
+     "dist.hierarchical_context_parallel_sizes", "dist.cp_comm_type") {
   if (c.dist.context_parallel_size == 1) return;
   const size_t given = c.dist.hierarchical_context_parallel_sizes.size();
   if (uses_two_levels(c)) {
@@ -201,7 +226,8 @@ void hierarchical_sizes_given(const Config& c, RuleReport& report) {
   }
 }
 
-void context_exchange_for_each_layer(const Config& c, RuleReport& report) {
+RULE("R0108", context_exchange_for_each_layer, "cp_comm_type has one item, or one for each layer",
+     "dist.cp_comm_type", "model.num_layers") {
   const auto given = static_cast<int64_t>(c.dist.cp_comm_type.size());
   if (given == 1 || given == c.model.num_layers) return;
   report
@@ -210,7 +236,9 @@ void context_exchange_for_each_layer(const Config& c, RuleReport& report) {
       .help("give one for all layers, or " + text_of(c.model.num_layers));
 }
 
-void state_groups_divide_data(const Config& c, RuleReport& report) {
+RULE("R0109", state_groups_divide_data,
+     "num_distributed_optimizer_instances divides data * context parallelism and expert data parallelism",
+     "ddp.num_distributed_optimizer_instances", "dist.data_parallel_size", "dist.context_parallel_size") {
   const int64_t groups = c.ddp.num_distributed_optimizer_instances;
   if (groups == 1 || !c.dist.data_parallel_size) return;
   const int64_t ranks = *c.dist.data_parallel_size * c.dist.context_parallel_size;
@@ -226,7 +254,8 @@ void state_groups_divide_data(const Config& c, RuleReport& report) {
         .help("nearest legal values: " + nearest_divisors(groups, *c.dist.expert_data_parallel_size));
 }
 
-void state_groups_need_sharding(const Config& c, RuleReport& report) {
+RULE("R0110", state_groups_need_sharding, "groups of optimizer state need optimizer state that is sharded",
+     "ddp.num_distributed_optimizer_instances", "ddp.data_parallel_sharding_strategy") {
   if (c.ddp.num_distributed_optimizer_instances == 1 || shards(c)) return;
   report
       .error("`ddp.num_distributed_optimizer_instances` " +
@@ -235,7 +264,9 @@ void state_groups_need_sharding(const Config& c, RuleReport& report) {
       .help("set ddp.data_parallel_sharding_strategy=optim, or ddp.num_distributed_optimizer_instances=1");
 }
 
-void outer_sharding_fits(const Config& c, RuleReport& report) {
+RULE("R0111", outer_sharding_fits,
+     "outer_dp_sharding_strategy is no_shard or optim, and needs more than one group",
+     "ddp.outer_dp_sharding_strategy", "ddp.num_distributed_optimizer_instances") {
   const auto outer = c.ddp.outer_dp_sharding_strategy;
   if (outer == ShardingStrategy::no_shard) return;
   if (outer != ShardingStrategy::optim)
@@ -251,7 +282,8 @@ void outer_sharding_fits(const Config& c, RuleReport& report) {
         .help("set ddp.num_distributed_optimizer_instances to 2 or more");
 }
 
-void backend_fits_device(const Config& c, RuleReport& report) {
+RULE("R0112", backend_fits_device, "nccl carries collectives of GPUs only", "dist.distributed_backend",
+     "train.device") {
   if (c.dist.distributed_backend != DistributedBackend::nccl || c.train.device == DeviceKind::automatic ||
       c.train.device == DeviceKind::cuda)
     return;
@@ -263,79 +295,8 @@ void backend_fits_device(const Config& c, RuleReport& report) {
 
 }  // namespace
 
-void register_world_rules(Schema& s) {
-  s.rule<Config>(
-      {"R0101",
-       "world_divisible",
-       "the world is a multiple of tensor * pipeline * context parallelism; the quotient is data parallelism",
-       {"dist.world_size", "dist.tensor_model_parallel_size", "dist.pipeline_model_parallel_size",
-        "dist.context_parallel_size", "dist.expert_tensor_parallel_size", "dist.expert_model_parallel_size",
-        "model.num_moe_experts"}},
-      world_divisible);
-  s.rule<Config>({"R0102",
-                  "expert_world_divisible",
-                  "the world is a multiple of expert tensor * expert * pipeline parallelism",
-                  {"dist.world_size", "dist.expert_tensor_parallel_size", "dist.expert_model_parallel_size",
-                   "dist.pipeline_model_parallel_size", "dist.tensor_model_parallel_size",
-                   "dist.context_parallel_size", "model.num_moe_experts"}},
-                 expert_world_divisible);
-  s.rule<Config>(
-      {"R0103",
-       "data_parallel_size_agrees",
-       "a given data_parallel_size is what the world leaves",
-       {"dist.data_parallel_size", "dist.world_size", "dist.tensor_model_parallel_size",
-        "dist.pipeline_model_parallel_size", "dist.context_parallel_size", "dist.expert_tensor_parallel_size",
-        "dist.expert_model_parallel_size", "model.num_moe_experts"}},
-      data_parallel_size_agrees);
-  s.rule<Config>(
-      {"R0104",
-       "expert_data_parallel_size_agrees",
-       "a given expert_data_parallel_size is what the world leaves",
-       {"dist.expert_data_parallel_size", "dist.world_size", "dist.expert_tensor_parallel_size",
-        "dist.expert_model_parallel_size", "dist.pipeline_model_parallel_size", "dist.data_parallel_size",
-        "dist.tensor_model_parallel_size", "dist.context_parallel_size", "model.num_moe_experts"}},
-      expert_data_parallel_size_agrees);
-  s.rule<Config>({"R0105",
-                  "pipeline_order_needs_one_data_axis",
-                  "the order tp-cp-ep-pp-dp needs the same data parallelism for dense layers and experts",
-                  {"dist.use_tp_pp_dp_mapping", "dist.data_parallel_size", "dist.expert_data_parallel_size"}},
-                 pipeline_order_needs_one_data_axis);
-  s.rule<Config>({"R0106",
-                  "hierarchical_sizes_multiply_to_context",
-                  "the sizes of hierarchical context parallelism multiply to context_parallel_size",
-                  {"dist.hierarchical_context_parallel_sizes", "dist.context_parallel_size"}},
-                 hierarchical_sizes_multiply_to_context);
-  s.rule<Config>({"R0107",
-                  "hierarchical_sizes_given",
-                  "two hierarchical sizes are given exactly when cp_comm_type has a2a+p2p",
-                  {"dist.hierarchical_context_parallel_sizes", "dist.cp_comm_type"}},
-                 hierarchical_sizes_given);
-  s.rule<Config>({"R0108",
-                  "context_exchange_for_each_layer",
-                  "cp_comm_type has one item, or one for each layer",
-                  {"dist.cp_comm_type", "model.num_layers"}},
-                 context_exchange_for_each_layer);
-  s.rule<Config>(
-      {"R0109",
-       "state_groups_divide_data",
-       "num_distributed_optimizer_instances divides data * context parallelism and expert data parallelism",
-       {"ddp.num_distributed_optimizer_instances", "dist.data_parallel_size", "dist.context_parallel_size"}},
-      state_groups_divide_data);
-  s.rule<Config>({"R0110",
-                  "state_groups_need_sharding",
-                  "groups of optimizer state need optimizer state that is sharded",
-                  {"ddp.num_distributed_optimizer_instances", "ddp.data_parallel_sharding_strategy"}},
-                 state_groups_need_sharding);
-  s.rule<Config>({"R0111",
-                  "outer_sharding_fits",
-                  "outer_dp_sharding_strategy is no_shard or optim, and needs more than one group",
-                  {"ddp.outer_dp_sharding_strategy", "ddp.num_distributed_optimizer_instances"}},
-                 outer_sharding_fits);
-  s.rule<Config>({"R0112",
-                  "backend_fits_device",
-                  "nccl carries collectives of GPUs only",
-                  {"dist.distributed_backend", "train.device"}},
-                 backend_fits_device);
+void register_world_rules(Schema& schema) {
+  file_rules().add_to(schema);
 }
 
 }  // namespace capstan::config
