@@ -14,7 +14,7 @@ config::Diagnostic diagnostic(const config::Resolution& resolution, config::Leve
   problem.name = name;
   problem.message = file.message;
   problem.path = file.field;
-  problem.place = resolution.origin(file.field).place;
+  problem.location = resolution.origin(file.field).location;
   if (!file.help.empty()) problem.help(file.help);
   return problem;
 }

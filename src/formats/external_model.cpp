@@ -101,10 +101,7 @@ std::string recipe_text(const ExternalModel& model) {
 
 config::Resolution resolve_recipe(const ExternalModel& model, config::Request request) {
   request.recipe = model.name() + "/recipe.yaml";  // what messages call it
-  config::Resolution resolution;
-  static_cast<config::Resolved&>(resolution) = config::resolve_text_into(
-      config::schema(), config::Library::standard(), &resolution.config, request, recipe_text(model));
-  return resolution;
+  return config::resolve_text(recipe_text(model), request);
 }
 
 void use_in_recipes() {

@@ -29,11 +29,11 @@ constexpr Rule kTable[] = {
     theirs("tokenizer_legacy", kHubClass),
     theirs("trust_remote_code", "nothing is downloaded, and no code from a file runs"),
     theirs("plugins", kHubClass),
-    no_effect("is_llama_derived_model", "the model's preset says it"),
-    no_effect("is_mistral_derived_model", "the model's preset says it"),
+    no_effect("is_llama_derived_model", "given by the model preset"),
+    no_effect("is_mistral_derived_model", "given by the model preset"),
     no_effect("special_tokens.pad_token", "padding is masked from loss and attention"),
     take("special_tokens.eos_token", "tokenizer.eod_token"),
-    to_fill_in("special_tokens.*", "the tokenizer's files say which tokens are special"),
+    to_fill_in("special_tokens.*", "the tokenizer files define the special tokens"),
     to_fill_in("tokens", "see tokenizer.tokenizer_model"),
     to_fill_in("overrides_of_model_config", "see `capstan explain model`"),
     to_fill_in("model_config", "see `capstan explain model`"),
@@ -153,8 +153,8 @@ constexpr Rule kTable[] = {
     no_effect("dp_shard_size", "follows from the ranks"),
     no_effect("dp_replicate_size", "see ddp.num_distributed_optimizer_instances"),
     no_effect("ddp*", "gradient reduction of another library"),
-    no_effect("local_rank", "the launcher says which rank this is"),
-    no_effect("device_map", "the launcher says which rank this is"),
+    no_effect("local_rank", "the launcher sets the rank"),
+    no_effect("device_map", "the launcher sets the rank"),
     no_effect("gpu_memory_limit", "see resilience.memory_limit"),
     no_effect("heads_k_stride", kKernels),
 
@@ -207,7 +207,7 @@ void model(Reader& r) {
     if (const auto positions = positions_of_chat_model(*name))
       r.draft.set("model.max_position_embeddings", std::to_string(*positions), from);
   } else if (is_path(*name)) {
-    r.draft.choose("model", "hf:" + *name, from, "what its config.json says");
+    r.draft.choose("model", "hf:" + *name, from, "from its config.json");
   } else {
     r.draft.leave(from, *name, Why::to_fill_in,
                   "no preset is known for it: model=hf:DIR reads its config.json, `capstan recipe ls model` "
@@ -285,7 +285,8 @@ void intervals(Reader& r) {
       if (*value >= 1)
         r.draft.set(path, *r.find(key), r.from(key));
       else
-        r.draft.leave(r.from(key), *r.find(key), Why::to_fill_in, "a share of the run: give the steps");
+        r.draft.leave(r.from(key), *r.find(key), Why::to_fill_in,
+                      "a fraction of the run: give the number of steps");
     }
   for (const char* key :
        {"saves_per_epoch", "evals_per_epoch", "save_strategy", "eval_strategy", "evaluation_strategy"})

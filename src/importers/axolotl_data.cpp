@@ -1,4 +1,5 @@
-// The samples of an Axolotl YAML: which files, what a line of them holds, what is learned, how they lie in rows.
+// The samples of an Axolotl YAML: which files, what a line of them holds, what is learned, how they lie in
+// rows.
 #include <algorithm>
 #include <set>
 
@@ -76,7 +77,7 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
   for (size_t i = 0; i < entry.keys.size(); ++i) {
     const std::string& key = entry.keys[i];
     const Node& value = entry.items[i];
-    const From from{list + "." + key, entry.key_places[i]};
+    const From from{list + "." + key, entry.key_locations[i]};
     if (is_off(value)) {
       r.draft.leave(from, value, Why::off, "");
     } else if (key == "path") {
@@ -110,7 +111,7 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
       const std::string names = shown(value);
       of_turns =
           of_turns || names == "from" || names == "value" || names.find("role: from") != std::string::npos;
-      r.draft.leave(from, value, Why::no_effect, "dataset.format says it");
+      r.draft.leave(from, value, Why::no_effect, "given by dataset.format");
     } else if (key == "field" && value.text != "text") {
       r.draft.leave(from, value, Why::to_fill_in, "the key of the text is called text here");
     } else if (key == "chat_template") {
@@ -168,7 +169,7 @@ void rows(Reader& r) {
     draft.set("dataset.too_long", *strategy, r.from("excess_length_strategy"));
   else if (strategy)
     draft.leave(r.from("excess_length_strategy"), *strategy, Why::value,
-                "samples that are too long are left out or cut");
+                "samples that are too long are dropped or truncated");
   draft.assume("dataset.too_long", "drop", "Axolotl's default");
   if (r.is_true("train_on_inputs")) draft.set("dataset.loss_mode", "all", r.from("train_on_inputs"));
 }
@@ -187,9 +188,9 @@ void validation(Reader& r) {
   }
   if (share && *share >= 1)
     draft.leave(r.from("val_set_size"), *r.find("val_set_size"), Why::to_fill_in,
-                "a number of samples: dataset.split takes shares");
-  draft.assume("dataset.split", "1,0,0", "nothing is set aside");
-  draft.withdraw("validation.eval_interval", Why::no_effect, "nothing is set aside to evaluate on");
+                "a number of samples: dataset.split expects proportions");
+  draft.assume("dataset.split", "1,0,0", "no data is held out");
+  draft.withdraw("validation.eval_interval", Why::no_effect, "no data is held out for validation");
 }
 
 }  // namespace
@@ -205,7 +206,7 @@ void read_axolotl_data(Reader& r) {
       if (const Node* value = r.find(key))
         draft.leave(r.from(key), *value, is_off(*value) ? Why::off : Why::no_effect,
                     "samples of plain text are full sequences");
-    draft.assume_preset("dataset", "mock", "to fill in: generated tokens stand for the data");
+    draft.assume_preset("dataset", "mock", "to fill in: generated tokens (mock) replace the data");
     return;
   }
   draft.assume_preset("dataset", "sft", "samples are conversations, instructions or texts");

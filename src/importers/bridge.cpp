@@ -1,5 +1,5 @@
-// run_config.yaml of Megatron-Bridge. Its sections and fields are named like ours; the table holds what is not. Classes and
-// functions (`_target_`) are looked up by name, nothing is loaded.
+// run_config.yaml of Megatron-Bridge. Its sections and fields are named like ours; the table holds what is
+// not. Classes and functions (`_target_`) are looked up by name, nothing is loaded.
 #include <algorithm>
 #include <iterator>
 
@@ -14,7 +14,7 @@ using config::Node;
 namespace {
 
 constexpr std::string_view kFunction = "a function that Megatron-Bridge puts there itself";
-constexpr std::string_view kCopied = "mixed_precision says it";
+constexpr std::string_view kCopied = "given by mixed_precision";
 constexpr std::string_view kComputed = "computed from the iterations";
 constexpr std::string_view kGuards = "see `capstan explain resilience`";
 
@@ -49,7 +49,7 @@ void from_table(Reader& r, const Item& item, const char* path, const Known (&tab
   for (const Known& known : table)
     if (known.target == target) {
       const std::string value(known.value);
-      r.draft.set_if_other(path, Node::scalar(value, item.value->place), item.from);
+      r.draft.set_if_other(path, Node::scalar(value, item.value->location), item.from);
       return;
     }
   std::string names;
@@ -128,7 +128,7 @@ void section_class(Reader& r, const Item& item) {
   for (const Class& row : kClasses) known = known || (row.section == section && row.name == name);
   if (!known) {
     r.draft.leave(item.from, target, Why::value,
-                  section == "model" ? "not a model that is known here: see that the recipe describes it"
+                  section == "model" ? "not a known model: make sure that the recipe describes it"
                                      : "not a class that is known for this section");
   } else if (name == "Llama31ModelProvider") {
     r.draft.set("model.rope_scaling", "true", item.from, name);
@@ -155,7 +155,7 @@ void window_size(Reader& r, const Item& item) {
   const Node* before = value.kind == Node::Kind::list && value.items.size() == 2 ? &value.items[0] : nullptr;
   const Node shown_as = before ? *before : value;
   Node root{.kind = Node::Kind::map};
-  root.add("n", item.from.place, shown_as);
+  root.add("n", item.from.location, shown_as);
   const auto number = Reader(r.draft, root, {}).integer("n");
   if (number && *number >= 0 && *number < (int64_t{1} << 31))
     r.draft.set("model.window_size", std::to_string(*number + 1), item.from, "the query itself counts here");
@@ -223,9 +223,9 @@ constexpr Rule kTable[] = {
     no_effect("model.fp4_*", kCopied),
     no_effect("model.first_last_layers_bf16", kCopied),
     no_effect("model.num_layers_at_*", kCopied),
-    no_effect("model.init_method", "model.init_method_std says it"),
-    no_effect("model.output_layer_init_method", "model.init_method_std says it"),
-    no_effect("model.embedding_init_method", "model.embedding_init_method_std says it"),
+    no_effect("model.init_method", "given by model.init_method_std"),
+    no_effect("model.output_layer_init_method", "given by model.init_method_std"),
+    no_effect("model.embedding_init_method", "given by model.embedding_init_method_std"),
     no_effect("model.finalize_model_grads_func", kFunction),
     no_effect("model.grad_scale_func", kFunction),
     no_effect("model.grad_sync_func", kFunction),
@@ -233,7 +233,7 @@ constexpr Rule kTable[] = {
     no_effect("model.param_sync_func", kFunction),
     no_effect("model.timers", kFunction),
     no_effect("model.transformer_layer_spec", kFunction),
-    no_effect("model.generation_config", "options of generation: see `capstan generate`"),
+    no_effect("model.generation_config", "generation options: see `capstan generate`"),
     no_effect("model.attention_backend", kKernels),
     no_effect("model.bias_dropout_fusion", kKernels),
     no_effect("model.masked_softmax_fusion", kKernels),
@@ -256,7 +256,7 @@ constexpr Rule kTable[] = {
     no_effect("model.tp_comm_*", kLayout),
     no_effect("model.async_tensor_model_parallel_allreduce", kLayout),
     no_effect("model.cpu_offloading_*", "see model.cpu_offloading"),
-    no_effect("model.perform_initialization", "weights are initialised unless a checkpoint gives them"),
+    no_effect("model.perform_initialization", "weights are initialized unless a checkpoint provides them"),
     no_effect("model.barrier_with_L1_time", kLog),
     no_effect("model.inference_*", "this is a recipe for training"),
     no_effect("model.mamba_*", "there are no Mamba layers"),
@@ -280,7 +280,7 @@ constexpr Rule kTable[] = {
     act("mixed_precision.pipeline_dtype", pipeline_type),
     no_effect("mixed_precision.autocast_*", "there is no autocast"),
     no_effect("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", kLayout),
-    no_effect("mixed_precision.fp8_param", "mixed_precision.fp8_param_gather says it"),
+    no_effect("mixed_precision.fp8_param", "given by mixed_precision.fp8_param_gather"),
 
     act("optimizer.params_dtype", params_type),
     act("optimizer.main_grads_dtype", optimizer_type),
@@ -318,7 +318,7 @@ constexpr Rule kTable[] = {
 
     no_effect("dist.distributed_backend", "follows the device"),
     no_effect("dist.align_grad_reduce", kLayout),
-    no_effect("dist.local_rank", "the launcher says which rank this is"),
+    no_effect("dist.local_rank", "the launcher sets the rank"),
     no_effect("dist.lazy_init", kPython),
     no_effect("dist.use_gloo_process_groups", kLayout),
     no_effect("dist.flight_recorder_*", kGuards),
@@ -336,12 +336,12 @@ constexpr Rule kTable[] = {
     later("dataset.enable_offline_packing"),
     take("dataset.seed", "dataset.random_seed"),
     take("dataset.memmap_workers", "dataset.num_workers"),
-    no_effect("dataset.do_validation", "validation.jsonl of dataset_root is taken: see dataset.valid_files"),
-    no_effect("dataset.do_test", "test.jsonl of dataset_root is taken: see dataset.test_files"),
+    no_effect("dataset.do_validation", "validation.jsonl of dataset_root is used: see dataset.valid_files"),
+    no_effect("dataset.do_test", "test.jsonl of dataset_root is used: see dataset.test_files"),
     to_fill_in("dataset.preprocessing", "see dataset.format, dataset.loss_mode and tokenizer.chat_template"),
     to_fill_in("dataset.dataset_kwargs", "see dataset.format, dataset.loss_mode and tokenizer.chat_template"),
-    no_effect("dataset.split_matrix", "dataset.split says it"),
-    no_effect("dataset.tokenizer", "the section tokenizer says it"),
+    no_effect("dataset.split_matrix", "given by dataset.split"),
+    no_effect("dataset.tokenizer", "given by the section tokenizer"),
     act("dataset.dataloader_type", dataloader_type),
     no_effect("dataset.data_sharding", kPython),
     no_effect("dataset.pin_memory", kPython),
@@ -364,8 +364,8 @@ constexpr Rule kTable[] = {
     no_effect("tokenizer.tiktoken_*", "options of another tokenizer library"),
     no_effect("tokenizer.hf_*", "options of another tokenizer library"),
     no_effect("tokenizer.pad_vocab_size", "the vocabulary is padded by model.make_vocab_size_divisible_by"),
-    no_effect("tokenizer.make_vocab_size_divisible_by", "model.make_vocab_size_divisible_by says it"),
-    no_effect("tokenizer.null_tokenizer_pad_id", "nothing is padded"),
+    no_effect("tokenizer.make_vocab_size_divisible_by", "given by model.make_vocab_size_divisible_by"),
+    no_effect("tokenizer.null_tokenizer_pad_id", "no padding"),
 
     later("checkpoint.save"),
     later("checkpoint.load"),
@@ -459,15 +459,15 @@ void precision(Reader& r) {
 }
 
 void sharding(Reader& r) {
-  const char* leaf = "ddp.data_parallel_sharding_strategy";
+  const char* field_path = "ddp.data_parallel_sharding_strategy";
   if (r.is_true("ddp.use_megatron_fsdp")) {
     if (r.given("ddp.data_parallel_sharding_strategy"))
-      r.draft.set(leaf, *r.find("ddp.data_parallel_sharding_strategy"),
+      r.draft.set(field_path, *r.find("ddp.data_parallel_sharding_strategy"),
                   r.from("ddp.data_parallel_sharding_strategy"));
     return;
   }
   for (const char* key : {"ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"})
-    if (r.is_true(key)) r.draft.set(leaf, "optim", r.from(key));
+    if (r.is_true(key)) r.draft.set(field_path, "optim", r.from(key));
 }
 
 void weight_decay(Reader& r) {
@@ -501,13 +501,13 @@ bool samples(Reader& r) {
   const From from = r.from(root ? "dataset.dataset_root" : "dataset._target_");
   draft.choose("dataset", "sft", from);
   draft.withdraw("dataset.kind", Why::no_effect, "samples are JSON lines");
-  for (const auto& [leaf, file] : {std::pair("dataset.train_files", "training.jsonl"),
-                                   std::pair("dataset.valid_files", "validation.jsonl"),
-                                   std::pair("dataset.test_files", "test.jsonl")}) {
+  for (const auto& [field_path, file] : {std::pair("dataset.train_files", "training.jsonl"),
+                                         std::pair("dataset.valid_files", "validation.jsonl"),
+                                         std::pair("dataset.test_files", "test.jsonl")}) {
     if (root)
-      draft.set(leaf, *root + "/" + file, from);
+      draft.set(field_path, *root + "/" + file, from);
     else
-      draft.assume(leaf, std::string("data/") + file, "to fill in: the file names no dataset_root");
+      draft.assume(field_path, std::string("data/") + file, "to fill in: the file names no dataset_root");
   }
   bool packs = r.is_true("dataset.enable_offline_packing");
   for (const char* key : {"dataset.packed_sequence_specs", "dataset.offline_packing_specs"})
@@ -537,7 +537,7 @@ void data(Reader& r) {
     const Node& prefixes = blend->items[0];
     const Node* weights =
         blend->items.size() > 1 && blend->items[1].kind == Node::Kind::list ? &blend->items[1] : nullptr;
-    Node list{.kind = Node::Kind::list, .place = blend->place};
+    Node list{.kind = Node::Kind::list, .location = blend->location};
     for (size_t i = 0; i < prefixes.items.size(); ++i) {
       if (weights && i < weights->items.size()) list.items.push_back(weights->items[i]);
       list.items.push_back(prefixes.items[i]);
@@ -666,7 +666,7 @@ void read_bridge(Draft& draft, const Node& root) {
   }();
   if (least > 1)
     draft.assume("dist.world_size", std::to_string(least),
-                 "the fewest ranks that hold one replica; the file does not say how many there are");
+                 "the minimum for one replica; the file does not give the number of ranks");
 }
 
 }  // namespace capstan::importer

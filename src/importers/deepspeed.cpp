@@ -14,7 +14,8 @@ constexpr std::string_view kTuning = "tunes DeepSpeed's buffers; the numbers are
 constexpr std::string_view kOffloadTuning = "tunes DeepSpeed's offload";
 
 void bucket(Reader& r, const Item& item) {
-  // All-gather and reduce have one bucket size here; DeepSpeed's reduce_bucket_size is the one that is named first.
+  // All-gather and reduce have one bucket size here; DeepSpeed's reduce_bucket_size is the one that is named
+  // first.
   r.draft.set("ddp.bucket_size", *item.value, item.from);
 }
 
@@ -48,7 +49,7 @@ constexpr Rule kTable[] = {
     no_effect("zero_optimization.max_reuse_distance", kTuning),
     no_effect("zero_optimization.use_multi_rank_bucket_allreduce", kTuning),
     not_there("zero_optimization.zero_hpz_partition_size", "a second copy of the parameters on each node"),
-    not_there("zero_optimization.zero_quantized_*", "quantised collectives"),
+    not_there("zero_optimization.zero_quantized_*", "quantized collectives"),
     not_there("zero_optimization.mics_*",
               "sharding inside groups; see ddp.num_distributed_optimizer_instances"),
     later("zero_optimization.offload_optimizer.device"),
@@ -137,22 +138,22 @@ constexpr Rule kTable[] = {
 };
 
 constexpr const char* kAuto =
-    "`auto`: DeepSpeed takes it from the trainer's arguments; import those, or fill it in";
+    "`auto`: DeepSpeed gets it from the trainer's arguments; import those, or fill it in";
 
 // Values that are `auto` are listed once, wherever they stand, and read as absent.
 Node without_auto(Draft& draft, const Node& node, const std::string& prefix) {
   if (node.kind != Node::Kind::map) return node;
   Node result = node;
   result.keys.clear();
-  result.key_places.clear();
+  result.key_locations.clear();
   result.items.clear();
   for (size_t i = 0; i < node.items.size(); ++i) {
     const std::string key = prefix + node.keys[i];
     if (node.items[i].kind == Node::Kind::scalar && node.items[i].text == "auto")
-      draft.leave({key, node.key_places[i]}, "auto", Why::to_fill_in, kAuto);
+      draft.leave({key, node.key_locations[i]}, "auto", Why::to_fill_in, kAuto);
     else if (Node item = without_auto(draft, node.items[i], key + ".");
              item.kind != Node::Kind::map || !item.items.empty() || node.items[i].items.empty())
-      result.add(node.keys[i], node.key_places[i], std::move(item));
+      result.add(node.keys[i], node.key_locations[i], std::move(item));
   }
   return result;
 }
@@ -185,7 +186,8 @@ void batch(Reader& r) {
       draft.set("train.micro_batch_size", std::to_string(*whole / *steps), r.from("train_batch_size"),
                 "over accumulation, on one rank");
     } else if (!micro) {
-      draft.assume("train.micro_batch_size", "1", "to fill in: the file leaves it to the number of ranks");
+      draft.assume("train.micro_batch_size", "1",
+                   "to fill in: it depends on the number of ranks, which the file does not give");
     } else if (steps) {
       draft.leave(r.from("gradient_accumulation_steps"), std::to_string(*steps), Why::value,
                   "train_batch_size is no multiple of micro-batch times accumulation");
@@ -233,8 +235,8 @@ void gradients(Reader& r) {
   for (const char* key : {"communication_data_type", "data_types.grad_accum_dtype"}) {
     const auto type = r.text(key);
     if (!type) continue;
-    const std::string_view leaf = key;
-    if (leaf.starts_with("data"))
+    const std::string_view field_path = key;
+    if (field_path.starts_with("data"))
       r.draft.leave(r.from(key), *type, Why::no_effect, "gradients are accumulated in fp32");
     else
       r.draft.set("mixed_precision.grad_reduce_in_fp32",
@@ -243,7 +245,7 @@ void gradients(Reader& r) {
   if (const auto clip = r.real("gradient_clipping"))
     r.draft.set("optimizer.clip_grad", *r.find("gradient_clipping"), r.from("gradient_clipping"));
   else if (absent(r, "gradient_clipping"))
-    r.draft.assume("optimizer.clip_grad", "0", "DeepSpeed clips only where gradient_clipping says so");
+    r.draft.assume("optimizer.clip_grad", "0", "DeepSpeed clips only where gradient_clipping is set");
 }
 
 void optimizer(Reader& r) {
@@ -333,7 +335,8 @@ void scheduler(Reader& r) {
               r.from("scheduler.params.total_num_steps"), "the length of the schedule");
   if (r.given("scheduler.params.warmup_min_ratio"))
     draft.leave(r.from("scheduler.params.warmup_min_ratio"), *r.find("scheduler.params.warmup_min_ratio"),
-                Why::to_fill_in, "a share of the peak; give it as a rate in scheduler.lr_warmup_init");
+                Why::to_fill_in,
+                "a fraction of the peak; give it as a learning rate in scheduler.lr_warmup_init");
   const auto curve = r.text("scheduler.params.warmup_type");
   if (curve && *curve != "linear")
     draft.leave(r.from("scheduler.params.warmup_type"), *curve, Why::not_there,
@@ -348,7 +351,7 @@ void scheduler(Reader& r) {
 void read_deepspeed(Draft& draft, const Node& root) {
   if (!draft.extends())
     draft.extend("quickstart",
-                 "to fill in: the file says nothing of model and data; --base names another recipe");
+                 "to fill in: the file does not describe model and data; --base names another recipe");
   const Node known = without_auto(draft, root, {});
   Reader reader(draft, known, kTable);
   reader.apply();

@@ -70,48 +70,48 @@ std::string shown(const Node& node, size_t most) {
 
 const config::FieldInfo& Draft::field(std::string_view path) const {
   const config::FieldInfo* found = config::schema().find_field(path);
-  CAPSTAN_ASSERT(found, "a table names the leaf `" + std::string(path) + "`");
+  CAPSTAN_ASSERT(found, "a table names the field `" + std::string(path) + "`");
   return *found;
 }
 
 bool Draft::set(std::string_view path, const Node& value, const From& from, const std::string& note) {
-  const config::FieldInfo& leaf = field(path);
-  const Node node = leaf.type->kind == config::Type::Kind::boolean && value.kind == Node::Kind::scalar
+  const config::FieldInfo& info = field(path);
+  const Node node = info.type->kind == config::Type::Kind::boolean && value.kind == Node::Kind::scalar
                         ? plain_boolean(value)
                         : value;
   std::vector<config::Diagnostic> problems;
   config::ConvertContext context;
   context.sources = &sources_;
   context.diagnostics = &problems;
-  const auto converted = config::convert(leaf, node, leaf.path, context);
+  const auto converted = config::convert(info, node, info.path, context);
   if (!converted) {
-    std::string reason = problems.empty() ? "not a value of `" + leaf.path + "`" : problems.front().message;
+    std::string reason = problems.empty() ? "not a value of `" + info.path + "`" : problems.front().message;
     if (!problems.empty() && !problems.front().helps.empty()) reason += "; " + problems.front().helps.front();
     leave(from, value, Why::value, reason);
     return false;
   }
-  Entry entry{from, note, config::yaml_inline(*leaf.type, *converted)};
-  const auto found = leaves_.find(leaf.path);
-  if (found != leaves_.end() && !found->second.from.key.empty() && found->second.value != entry.value)
+  Entry entry{from, note, config::yaml_inline(*info.type, *converted)};
+  const auto found = entries_.find(info.path);
+  if (found != entries_.end() && !found->second.from.key.empty() && found->second.value != entry.value)
     leave(found->second.from, found->second.value, Why::replaced,
-          "`" + from.key + "` sets `" + leaf.path + "` again");
-  leaves_[leaf.path] = std::move(entry);
+          "`" + from.key + "` sets `" + info.path + "` again");
+  entries_[info.path] = std::move(entry);
   return true;
 }
 
 bool Draft::set(std::string_view path, const std::string& text, const From& from, const std::string& note) {
-  Node value = Node::scalar(text, from.place);
+  Node value = Node::scalar(text, from.location);
   if (text == "null") value.kind = Node::Kind::null;
   return set(path, value, from, note);
 }
 
 bool Draft::set_if_other(std::string_view path, const Node& value, const From& from) {
-  const config::FieldInfo& leaf = field(path);
+  const config::FieldInfo& info = field(path);
   if (!set(path, value, from)) return false;
-  const auto entry = leaves_.find(leaf.path);
-  if (entry->second.value == config::yaml_inline(*leaf.type, leaf.default_value)) {
-    leaves_.erase(entry);
-    leave(from, value, Why::same, "the default of `" + leaf.path + "`");
+  const auto entry = entries_.find(info.path);
+  if (entry->second.value == config::yaml_inline(*info.type, info.default_value)) {
+    entries_.erase(entry);
+    leave(from, value, Why::same, "the default of `" + info.path + "`");
   }
   return true;
 }
@@ -124,12 +124,12 @@ void Draft::assume(std::string_view path, const std::string& text, const std::st
 
 void Draft::assume(std::string_view path, const Node& value, const std::string& reason) {
   const From nobody;
-  if (!has(path) && set(path, value, nobody)) leaves_.find(path)->second.note = reason;
+  if (!has(path) && set(path, value, nobody)) entries_.find(path)->second.note = reason;
 }
 
 void Draft::refer(std::string_view path, std::string_view other, const std::string& reason) {
   if (has(path)) return;
-  leaves_[field(path).path] = {{}, reason, "${" + std::string(other) + "}"};
+  entries_[field(path).path] = {{}, reason, "${" + std::string(other) + "}"};
 }
 
 void Draft::choose(std::string_view section, const std::string& preset, const From& from,
@@ -155,25 +155,26 @@ void Draft::leave(const From& from, std::string value, Why why, std::string reas
                   std::vector<std::string> near) {
   const std::string key = clipped(from.key, 80);
   for (const Left& known : left_)  // a key that is looked at twice is told once
-    if (known.key == key && known.why == why && known.place.line == from.place.line &&
-        known.place.column == from.place.column)
+    if (known.key == key && known.why == why && known.location.line == from.location.line &&
+        known.location.column == from.location.column)
       return;
-  left_.push_back({from.place, key, clipped(std::move(value), 60), std::move(reason), why, std::move(near)});
+  left_.push_back(
+      {from.location, key, clipped(std::move(value), 60), std::move(reason), why, std::move(near)});
 }
 
 void Draft::leave_branch(const From& from, std::string reason) {
   leave(from, std::string(), Why::to_fill_in, std::move(reason));
   for (Left& left : left_)
-    if (left.why == Why::to_fill_in && left.place.line == from.place.line &&
-        left.place.column == from.place.column)
+    if (left.why == Why::to_fill_in && left.location.line == from.location.line &&
+        left.location.column == from.location.column)
       left.branch = true;
 }
 
 void Draft::withdraw(const std::string& path, Why why, const std::string& reason) {
-  const auto found = leaves_.find(path);
-  if (found == leaves_.end()) return;
+  const auto found = entries_.find(path);
+  if (found == entries_.end()) return;
   if (!found->second.from.key.empty()) leave(found->second.from, found->second.value, why, reason);
-  leaves_.erase(found);
+  entries_.erase(found);
 }
 
 std::string Draft::preset(std::string_view section) const {
@@ -183,19 +184,19 @@ std::string Draft::preset(std::string_view section) const {
 
 bool Draft::mentions(std::string_view key) const {
   const auto has_key = [&](const auto& entry) { return entry.second.from.key == key; };
-  return std::any_of(leaves_.begin(), leaves_.end(), has_key) ||
+  return std::any_of(entries_.begin(), entries_.end(), has_key) ||
          std::any_of(presets_.begin(), presets_.end(), has_key) ||
          std::any_of(left_.begin(), left_.end(), [&](const Left& left) { return left.key == key; });
 }
 
 std::string Draft::text(std::string_view path) const {
-  const auto found = leaves_.find(path);
-  return found == leaves_.end() ? std::string() : found->second.value;
+  const auto found = entries_.find(path);
+  return found == entries_.end() ? std::string() : found->second.value;
 }
 
 std::vector<std::string> Draft::paths_of(std::string_view section) const {
   std::vector<std::string> result;
-  for (const auto& [path, entry] : leaves_)
+  for (const auto& [path, entry] : entries_)
     if (path.starts_with(std::string(section) + ".")) result.push_back(path);
   return result;
 }
@@ -204,7 +205,7 @@ std::string Draft::comment(const Entry& entry) const {
   // One line, whatever a key of the file holds.
   if (entry.from.key.empty()) return clipped(entry.note, kLongestComment);
   std::string text = clipped(entry.from.key, 60);
-  if (entry.from.place.known()) text += ", line " + std::to_string(entry.from.place.line);
+  if (entry.from.location.known()) text += ", line " + std::to_string(entry.from.location.line);
   if (!entry.note.empty()) text += ": " + entry.note;
   return clipped(std::move(text), kLongestComment);
 }
@@ -218,9 +219,9 @@ std::string Draft::recipe(const std::string& title, const std::string& name,
     if (section.name.empty()) continue;
     std::vector<std::pair<std::string, std::string>> lines;  // text, comment
     const auto preset = presets_.find(section.name);
-    for (const config::FieldInfo& leaf : section.fields)
-      if (const auto found = leaves_.find(leaf.path); found != leaves_.end())
-        lines.emplace_back("  " + leaf.name + ": " + found->second.value, comment(found->second));
+    for (const config::FieldInfo& info : section.fields)
+      if (const auto found = entries_.find(info.path); found != entries_.end())
+        lines.emplace_back("  " + info.name + ": " + found->second.value, comment(found->second));
     if (preset != presets_.end()) {
       if (lines.empty()) {
         out += "\n" + section.name + ": " + config::yaml_text(preset->second.value) + "  # " +
@@ -250,12 +251,13 @@ std::vector<Taken> Draft::taken() const {
   for (const config::SectionInfo& section : config::schema().sections()) {
     if (const auto found = presets_.find(section.name);
         found != presets_.end() && !found->second.from.key.empty())
-      result.push_back({found->second.from.place, found->second.from.key, section.name + " (preset)",
+      result.push_back({found->second.from.location, found->second.from.key, section.name + " (preset)",
                         found->second.value});
-    for (const config::FieldInfo& leaf : section.fields)
-      if (const auto found = leaves_.find(leaf.path);
-          found != leaves_.end() && !found->second.from.key.empty())
-        result.push_back({found->second.from.place, found->second.from.key, leaf.path, found->second.value});
+    for (const config::FieldInfo& info : section.fields)
+      if (const auto found = entries_.find(info.path);
+          found != entries_.end() && !found->second.from.key.empty())
+        result.push_back(
+            {found->second.from.location, found->second.from.key, info.path, found->second.value});
   }
   return result;
 }
@@ -267,10 +269,10 @@ std::vector<Assumed> Draft::assumed() const {
     if (const auto found = presets_.find(section.name);
         found != presets_.end() && found->second.from.key.empty())
       result.push_back({section.name + " (preset)", found->second.value, found->second.note});
-    for (const config::FieldInfo& leaf : section.fields)
-      if (const auto found = leaves_.find(leaf.path);
-          found != leaves_.end() && found->second.from.key.empty())
-        result.push_back({leaf.path, found->second.value, found->second.note});
+    for (const config::FieldInfo& info : section.fields)
+      if (const auto found = entries_.find(info.path);
+          found != entries_.end() && found->second.from.key.empty())
+        result.push_back({info.path, found->second.value, found->second.note});
   }
   return result;
 }
@@ -278,8 +280,8 @@ std::vector<Assumed> Draft::assumed() const {
 std::vector<Left> Draft::left() const {
   std::vector<Left> result = left_;
   std::stable_sort(result.begin(), result.end(), [](const Left& a, const Left& b) {
-    return std::tuple(!a.place.known(), a.place.line, a.place.column) <
-           std::tuple(!b.place.known(), b.place.line, b.place.column);
+    return std::tuple(!a.location.known(), a.location.line, a.location.column) <
+           std::tuple(!b.location.known(), b.location.line, b.location.column);
   });
   return result;
 }

@@ -15,23 +15,23 @@ namespace capstan::importer {
 // A key of the file, for comments and lists.
 struct From {
   std::string key;
-  config::Place place;
+  config::SourceLocation location;
 };
 
 class Draft {
  public:
   explicit Draft(const std::vector<config::Source>& sources) : sources_(sources) {}
 
-  // A leaf from a key of theirs; given twice the later one wins. A value that the leaf does not take is listed, and
-  // false returned. `note` follows the key in the comment.
+  // A field from a key of theirs; given twice the later one wins. A value that the field does not take is
+  // listed, and false returned. `note` follows the key in the comment.
   bool set(std::string_view path, const config::Node& value, const From& from, const std::string& note = {});
   bool set(std::string_view path, const std::string& text, const From& from, const std::string& note = {});
-  // The same, unless the leaf has this value anyway.
+  // The same, unless the field has this value anyway.
   bool set_if_other(std::string_view path, const config::Node& value, const From& from);
-  // A leaf that the file does not name; nothing where it is set.
+  // A field that the file does not name; nothing where it is set.
   void assume(std::string_view path, const std::string& text, const std::string& reason);
   void assume(std::string_view path, const config::Node& value, const std::string& reason);
-  // The same value as another leaf, `${other}`; nothing where it is set.
+  // The same value as another field, `${other}`; nothing where it is set.
   void refer(std::string_view path, std::string_view other, const std::string& reason);
 
   void choose(std::string_view section, const std::string& preset, const From& from,
@@ -45,15 +45,17 @@ class Draft {
              std::vector<std::string> near = {});
   // A branch or loop of a script that is not decided.
   void leave_branch(const From& from, std::string reason);
-  // Takes a leaf out again.
+  // Takes a field out again.
   void withdraw(const std::string& path, Why why, const std::string& reason);
 
-  bool has(std::string_view path) const { return leaves_.contains(std::string(path)); }
+  bool has(std::string_view path) const { return entries_.contains(std::string(path)); }
   bool has_preset(std::string_view section) const { return presets_.contains(std::string(section)); }
   std::string preset(std::string_view section) const;  // empty: none
-  bool mentions(std::string_view key) const;           // some list has the key
+  // Some list has the key.
+  bool mentions(std::string_view key) const;
   bool extends() const { return !base_.empty(); }
-  std::string text(std::string_view path) const;  // the value as YAML, empty where it is not set
+  // The value as YAML, empty where it is not set.
+  std::string text(std::string_view path) const;
   std::vector<std::string> paths_of(std::string_view section) const;
 
   // `title` becomes the first comment line.
@@ -64,15 +66,18 @@ class Draft {
 
  private:
   struct Entry {
-    From from;         // key empty: assumed
-    std::string note;  // or the reason of the assumption
+    // Key empty: assumed.
+    From from;
+    // Or the reason of the assumption.
+    std::string note;
     std::string value;
   };
   std::string comment(const Entry& entry) const;
   const config::FieldInfo& field(std::string_view path) const;
 
   const std::vector<config::Source>& sources_;
-  std::map<std::string, Entry, std::less<>> leaves_, presets_;  // by canonical path; by section
+  // By canonical path; by section.
+  std::map<std::string, Entry, std::less<>> entries_, presets_;
   std::string base_, base_reason_;
   std::vector<Left> left_;
 };

@@ -77,11 +77,11 @@ bool is_path(std::string_view name) {
 }
 
 void base_weights(Draft& draft, const std::string& name, const From& from) {
-  const char* leaf = "checkpoint.pretrained_checkpoint";
+  const char* field_path = "checkpoint.pretrained_checkpoint";
   if (is_path(name))
-    draft.set(leaf, "hf:" + name, from);
+    draft.set(field_path, "hf:" + name, from);
   else
-    draft.set(leaf, "hf:models/" + plain_name(name), from,
+    draft.set(field_path, "hf:models/" + plain_name(name), from,
               "where " + name + " is expected, as the hub has it");
   tokenizer_of_base(draft);
 }
@@ -98,11 +98,11 @@ void adapt_modules(Draft& draft, const AdaptedModules& adapted) {
     const Module* module = find_module(node);
     known.push_back(module);
     if (!module)
-      draft.leave({adapted.from.key, node.place}, node, Why::not_there,
-                  "adapters stand beside the linear maps of the layers");
+      draft.leave({adapted.from.key, node.location}, node, Why::not_there,
+                  "adapters are supported on the linear layers of the transformer layers");
     fused = fused || (module && module->part.empty());
   }
-  Node list{.kind = Node::Kind::list, .place = adapted.from.place};
+  Node list{.kind = Node::Kind::list, .location = adapted.from.location};
   for (const std::string_view layer : fused ? std::span<const char* const>(kFused) : kParts) {
     if (std::none_of(known.begin(), known.end(), [&](const Module* module) {
           const auto names = split(!module ? "" : fused ? module->fused : module->part, ' ');
@@ -110,9 +110,9 @@ void adapt_modules(Draft& draft, const AdaptedModules& adapted) {
         }))
       continue;
     const std::string name(layer);
-    if (adapted.layers.empty()) list.items.push_back(Node::scalar(name, adapted.from.place));
+    if (adapted.layers.empty()) list.items.push_back(Node::scalar(name, adapted.from.location));
     for (const Node& of : adapted.layers)
-      list.items.push_back(Node::scalar("*.layers." + of.text + ".*." + name, adapted.from.place));
+      list.items.push_back(Node::scalar("*.layers." + of.text + ".*." + name, adapted.from.location));
   }
   if (list.items.empty()) return;
   set_scheme(draft, adapted.scheme, !fused, adapted.dora);
@@ -124,9 +124,9 @@ void adapt_all_modules(Draft& draft, const From& scheme, bool dora, const From& 
   // Presets whose modules are fused in Transformers too.
   const std::string preset = draft.preset("model");
   const bool fused = preset.starts_with("gpt2") || preset.starts_with("phi3");
-  Node list{.kind = Node::Kind::list, .place = from.place};
+  Node list{.kind = Node::Kind::list, .location = from.location};
   for (const char* name : fused ? std::span<const char* const>(kFused) : kParts)
-    list.items.push_back(Node::scalar(name, from.place));
+    list.items.push_back(Node::scalar(name, from.location));
   set_scheme(draft, scheme, !fused, dora);
   if (!from.key.empty())
     draft.set("peft.target_modules", list, from);
@@ -134,16 +134,17 @@ void adapt_all_modules(Draft& draft, const From& scheme, bool dora, const From& 
     draft.assume("peft.target_modules", list, reason);
 }
 
-void sample_files(Draft& draft, std::string_view leaf, const std::vector<std::string>& names,
+void sample_files(Draft& draft, std::string_view field_path, const std::vector<std::string>& names,
                   const From& from) {
-  Node list{.kind = Node::Kind::list, .place = from.place};
+  Node list{.kind = Node::Kind::list, .location = from.location};
   std::string elsewhere;
   for (const std::string& name : names) {
     const bool file = is_path(name) || name.find(".json") != std::string::npos;
     if (!file) elsewhere += (elsewhere.empty() ? "" : ", ") + name;
-    list.items.push_back(Node::scalar(file ? name : "data/" + plain_name(name) + ".jsonl", from.place));
+    list.items.push_back(Node::scalar(file ? name : "data/" + plain_name(name) + ".jsonl", from.location));
   }
-  draft.set(leaf, list, from, elsewhere.empty() ? "" : "where " + elsewhere + " is expected, as JSON lines");
+  draft.set(field_path, list, from,
+            elsewhere.empty() ? "" : "where " + elsewhere + " is expected, as JSON lines");
 }
 
 std::string split_with(double share) {

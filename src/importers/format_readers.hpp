@@ -25,10 +25,12 @@ std::span<const Rule> megatron_rules();
 std::span<const Rule> axolotl_rules();
 std::span<const Rule> torchtune_rules();
 
-// The options of a command line, after its variables are filled in: what the launcher and the file say together.
+// The options of a command line, after its variables are filled in: what the launcher and the file say
+// together.
 struct MegatronLaunch {
-  std::string program;    // "pretrain_gpt.py"
-  bool launched = false;  // by torchrun, torch.distributed.launch or mpirun
+  std::string program;  // "pretrain_gpt.py"
+  // By torchrun, torch.distributed.launch or mpirun.
+  bool launched = false;
 };
 // Settings that follow from several options (megatron_finish.cpp).
 void finish_megatron(Reader& reader, const MegatronLaunch& launch);

@@ -75,16 +75,16 @@ bool looks_like_command(std::string_view text) {
   return false;
 }
 
-[[noreturn]] void not_recognised(const std::string& file, const Node& root) {
-  std::string help = "--from FORMAT says what it is:";
+[[noreturn]] void not_recognized(const std::string& file, const Node& root) {
+  std::string help = "--from FORMAT sets its format:";
   for (const FormatInfo& info : kFormats)
     help += "\n      " + std::string(info.name) + std::string(20 - info.name.size(), ' ') +
-            std::string(info.recognised);
+            std::string(info.recognized);
   int sections = 0;
   for (const std::string& key : root.keys)
     sections += key == "extends" || config::schema().find_section(key) != nullptr;
   if (sections >= 2) help = "it looks like a recipe: `capstan check " + file + "`\n    " + help;
-  fail(ErrorCode::format, "the format of `" + file + "` is not recognised", help);
+  fail(ErrorCode::format, "the format of `" + file + "` is not recognized", help);
 }
 
 struct Guess {
@@ -101,8 +101,8 @@ Guess guess(const Node& root) {
   return best;
 }
 
-// JSON is indented with tabs as well as blanks; our YAML reader, which keeps the places, takes blanks only. Strings of
-// JSON hold no bare tab.
+// JSON is indented with tabs as well as blanks; our YAML reader, which keeps the places, takes blanks only.
+// Strings of JSON hold no bare tab.
 std::string without_json_tabs(std::string text) {
   const auto first = text.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && text[first] == '{')
@@ -148,7 +148,7 @@ config::Resolution resolve_text(const std::string& recipe, const std::string& sh
   const auto shipped = config::library_files();
   std::vector<config::LibraryFile> files(shipped.begin(), shipped.end());
   files.push_back({path, recipe});
-  const config::Library library(files, {});
+  const config::Library library(files, config::Library::standard().directories());
   config::Request request;
   request.recipe = name;
   config::Resolution resolution;
@@ -166,6 +166,17 @@ config::Resolution resolve_text(const std::string& recipe, const std::string& sh
   for (config::Source& source : resolution.sources)
     if (source.name == path) source.name = shown_name;
   return resolution;
+}
+
+// Resets the length in epochs that the base recipe sets where the file gives it in steps: a recipe has one of
+// the two.
+void reset_epochs_of_base(Draft& draft, const std::string& base) {
+  const bool in_steps = draft.has("train.train_iters") || draft.has("train.train_samples");
+  if (base.empty() || !in_steps || draft.has("train.epochs")) return;
+  config::Request request;
+  request.recipe = base;
+  if (config::resolve(request).config.train.epochs)
+    draft.assume("train.epochs", "null", "the length is given in steps");
 }
 
 // What other trainers set whether it is used or not would be an error in a recipe: it moves to the list.
@@ -264,7 +275,7 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
     result.format = *options.format;
   } else if (!command) {
     const Guess best = guess(root);
-    if (best.hits == 0) not_recognised(file_name, root);
+    if (best.hits == 0) not_recognized(file_name, root);
     result.format = best.format;
   }
 
@@ -272,6 +283,7 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   if (!options.base.empty()) draft.extend(options.base, "--base");
   try {
     read(result.format, draft, result.sources, root, options);
+    reset_epochs_of_base(draft, options.base);
   } catch (const Error& error) {  // of the words of a shell
     if (error.code() != ErrorCode::format) throw;
     fail(error.code(), "`" + file_name + "`: " + error.message(), error.help());
@@ -279,7 +291,7 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
 
   const std::string origin = std::filesystem::path(file_name).filename().string();
   std::string title =
-      "Imported from " + shown(Node::scalar(origin, {})) + "; the comments say where each value comes from.";
+      "Imported from " + shown(Node::scalar(origin, {})) + "; the comments give the origin of each value.";
   // In the recipe too: messages do not stay with it.
   for (const Left& left : draft.left()) {
     if (!left.branch) continue;
@@ -287,7 +299,7 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
     std::string condition = left.key;
     std::replace_if(
         condition.begin(), condition.end(), [](unsigned char c) { return c < ' '; }, ' ');
-    title += "\n# To fill in: `" + condition + "`, line " + std::to_string(left.place.line) +
+    title += "\n# To fill in: `" + condition + "`, line " + std::to_string(left.location.line) +
              ": not decided; what it sets is missing below.";
   }
   const std::string description =

@@ -1,5 +1,5 @@
-// A configuration of another trainer as a recipe, with everything that has no counterpart listed. The text is matched,
-// never executed.
+// A configuration of another trainer as a recipe, with everything that has no counterpart listed. The text is
+// matched, never executed.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,12 @@ enum class Format : uint8_t { megatron, deepspeed, bridge, torchtune, axolotl, t
 
 struct FormatInfo {
   Format format;
-  std::string_view name;        // "megatron": what --from takes
-  std::string_view title;       // "Megatron command line"
-  std::string_view recognised;  // what such a file looks like, for people
+  // "megatron": what --from takes.
+  std::string_view name;
+  // "Megatron command line"
+  std::string_view title;
+  // What such a file looks like, for people.
+  std::string_view recognized;
 };
 std::span<const FormatInfo> formats();
 const FormatInfo& info_of(Format format);
@@ -34,7 +37,7 @@ enum class Why : uint8_t {
   theirs,      // a path, a service or an account of their world
   no_effect,   // changes no number here
   replaced,    // given again later in the file
-  same,        // the value that the leaf has anyway
+  same,        // the value that the field has anyway
   off,         // switched off or empty, so nothing is lost
 };
 std::string_view why_name(Why why);   // "no_effect"
@@ -42,40 +45,55 @@ std::string_view why_title(Why why);  // "without effect here"
 
 // Places are in `Imported::sources[0]`.
 struct Taken {
-  config::Place place;
-  std::string key;    // as the file names it
-  std::string path;   // our leaf; `section (preset)` for the choice of a preset
-  std::string value;  // as the recipe has it
+  config::SourceLocation location;
+  // As the file names it.
+  std::string key;
+  // Our field; `section (preset)` for the choice of a preset.
+  std::string path;
+  // As the recipe has it.
+  std::string value;
 };
 struct Assumed {  // written though the file does not say so: their default where ours differs, or a stand-in
   std::string path, value, reason;
 };
 struct Left {
-  config::Place place;  // unknown where the file lacks the key
+  // Unknown where the file lacks the key.
+  config::SourceLocation location;
   std::string key, value, reason;
   Why why = Why::unknown;
-  std::vector<std::string> near;  // keys with a similar name
-  bool branch = false;            // a branch or loop whose values are missing
+  // Keys with a similar name.
+  std::vector<std::string> near;
+  // A branch or loop whose values are missing.
+  bool branch = false;
 };
 
 struct Options {
-  std::optional<Format> format;  // else recognised from the text
-  std::map<std::string, std::string>
-      variables;     // what a script takes from its environment or arguments ("1")
-  std::string base;  // recipe to extend; empty: `quickstart` where the format says nothing of the model
+  // Else recognized from the text.
+  std::optional<Format> format;
+  // What a script takes from its environment or arguments ("1")
+  std::map<std::string, std::string> variables;
+  // Recipe to extend; empty: `quickstart` where the format says nothing of the model.
+  std::string base;
   std::string recipe_name = "imported.yaml";  // what diagnostics call the recipe
 };
 
 struct Imported {
   Format format = Format::megatron;
-  std::vector<config::Source> sources;  // the file that was read
-  std::vector<Taken> taken;             // in the recipe's order
-  std::vector<Assumed> assumed;         // in the recipe's order
-  std::vector<Left> left;               // in the file's order
-  std::string recipe;                   // YAML
-  config::Resolution resolution;        // of that recipe; may have errors where something is to be filled in
-  std::vector<std::string> hints;       // overrides that get round what `train` of this version refuses
-  bool undecided = false;               // a branch or loop of the script is left out: its values are missing
+  // The file that was read.
+  std::vector<config::Source> sources;
+  // In the recipe's order.
+  std::vector<Taken> taken;
+  // In the recipe's order.
+  std::vector<Assumed> assumed;
+  // In the file's order.
+  std::vector<Left> left;
+  std::string recipe;  // YAML
+  // Of that recipe; may have errors where something is to be filled in.
+  config::Resolution resolution;
+  // Overrides that get round what `train` of this version refuses.
+  std::vector<std::string> hints;
+  // A branch or loop of the script is left out: its values are missing.
+  bool undecided = false;
 };
 
 // Throws ErrorCode::format for text that is malformed, too large, or of no known format.

@@ -42,7 +42,7 @@ constexpr Chapter kChapters[] = {
      "options whose\n"
      "spelling or meaning differs, retired spellings among them.\n"},
     {Format::axolotl, "Axolotl", "The keys of an Axolotl YAML.\n"},
-    {Format::torchtune, "torchtune", "The keys of a torchtune YAML, with the sections that they stand in.\n"},
+    {Format::torchtune, "torchtune", "The keys of a torchtune YAML, with their sections.\n"},
 };
 
 std::span<const Rule> rules_of(Format format) {

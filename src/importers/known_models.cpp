@@ -17,8 +17,8 @@ std::string lower_case(std::string_view text) {
 }
 
 struct Model {
-  std::string_view
-      name;  // last part of a hub name in lower case; a `-chat`, `-instruct` or `-hf` after it does not matter
+  // Last part of a hub name in lower case; a `-chat`, `-instruct` or `-hf` after it is ignored.
+  std::string_view name;
   std::string_view preset;
 };
 constexpr Model kModels[] = {

@@ -1,4 +1,5 @@
-// pretrain_gpt.py of Megatron-LM: a command line, alone or in a shell script, in today's spellings and retired ones.
+// pretrain_gpt.py of Megatron-LM: a command line, alone or in a shell script, in today's spellings and
+// retired ones.
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
@@ -56,7 +57,7 @@ void dataloader_type(Reader& reader, const Item& item) {
   const bool single = item.value->text == "single";
   reader.draft.leave(
       item.from, *item.value, single ? Why::no_effect : Why::not_there,
-      single ? "samples come in the dataset's order" : "samples come in the dataset's order, once");
+      single ? "samples are read in the dataset's order" : "samples are read in the dataset's order, once");
 }
 
 // Named like one of our fields but with another meaning, or not named like one.
@@ -158,7 +159,7 @@ constexpr Rule kTable[] = {
     take("--distributed-timeout-minutes", "resilience.timeout"),
     no_effect("--distributed-backend", "follows the device: `capstan explain dist.distributed_backend`"),
     no_effect("--DDP-impl", "there is one implementation of data parallelism"),
-    no_effect("--local-rank", "the launcher says which rank this is"),
+    no_effect("--local-rank", "the launcher sets the rank"),
     no_effect("--lazy-mpu-init", kPython),
     no_effect("--use-cpu-initialization", "initial weights are the same on any device"),
     no_effect("--use-contiguous-buffers-in-*", kLayout),
@@ -237,7 +238,7 @@ constexpr Rule kTable[] = {
     no_effect("--no-create-attention-mask-in-dataloader", kKernels),
     no_effect("--num-dataset-builder-threads", kLayout),
     act("--dataloader-type", dataloader_type, {},
-        "samples come in the order of the dataset; only `single` has this meaning"),
+        "samples are read in the order of the dataset; only `single` corresponds to it"),
     no_effect("--mid-level-dataset-surplus", "blends are built exactly"),
 
     // fine-tuning
@@ -256,7 +257,7 @@ constexpr Rule kTable[] = {
     no_effect("--no-save-rng", "randomness has no state: it follows from seed and step"),
     no_effect("--no-load-rng", "randomness has no state: it follows from seed and step"),
     no_effect("--use-checkpoint-args",
-              "the recipe says what the model is, and a checkpoint that differs is refused"),
+              "the recipe defines the model, and a checkpoint that differs is refused"),
     no_effect("--use-mp-args-from-checkpoint-args", "checkpoints load into any layout"),
     no_effect("--exit-on-missing-checkpoint", "a missing checkpoint is an error anyway"),
     no_effect("--ckpt-*", kStore),
@@ -284,8 +285,8 @@ constexpr Rule kTable[] = {
     theirs("--enable-ft-package", "a service that restarts jobs"),
 };
 
-// Options with the name of a field: `--num-layers` is model.num_layers. Sections whose short names mean other things
-// elsewhere are left out.
+// Options with the name of a field: `--num-layers` is model.num_layers. Sections whose short names mean other
+// things elsewhere are left out.
 const config::FieldInfo* field_of(std::string_view option) {
   std::string name(option.substr(2));
   std::replace(name.begin(), name.end(), '-', '_');
@@ -362,18 +363,18 @@ class Lines {
     for (size_t i = 0; i < text.size(); ++i)
       if (text[i] == '\n') begins_.push_back(i + 1);
   }
-  config::Place place(size_t offset) const {
+  config::SourceLocation location(size_t offset) const {
     const auto line = std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin();
     const size_t begin = begins_[static_cast<size_t>(line - 1)];
     // From the place before on the same line: a script may be one line of megabytes.
     if (last_ < begin || last_ > offset) last_ = begin, characters_ = 0;
     characters_ += count_code_points(text_.substr(last_, offset - last_));
     last_ = offset;
-    config::Place place;
-    place.source = 0;
-    place.line = static_cast<int>(line);
-    place.column = static_cast<int>(characters_) + 1;
-    return place;
+    config::SourceLocation location;
+    location.source = 0;
+    location.line = static_cast<int>(line);
+    location.column = static_cast<int>(characters_) + 1;
+    return location;
   }
 
  private:
@@ -438,7 +439,7 @@ class Launcher {
       }
       const ShellWord& value = joined || i + 1 >= program ? command[i] : command[i + 1];
       const std::string text = joined ? value.text.substr(key.size() + 1) : value.text;
-      const From from{key, lines_.place(command[i].begin)};
+      const From from{key, lines_.location(command[i].begin)};
       const auto number = parse_int(text);
       if (number && *number > 0 && *number < (1 << 24) && ranks_ * *number < (1 << 24)) {
         ranks_ *= *number;
@@ -458,7 +459,7 @@ class Launcher {
 
  private:
   void other(const ShellWord& word) {
-    draft_.leave({word.text.substr(0, word.text.find('=')), lines_.place(word.begin)}, "", Why::no_effect,
+    draft_.leave({word.text.substr(0, word.text.find('=')), lines_.location(word.begin)}, "", Why::no_effect,
                  "the launcher's; `capstan train --nproc N` or mpirun starts the ranks");
   }
   Draft& draft_;
@@ -491,17 +492,17 @@ class CommandLine {
       const auto equals = word.text.find('=');
       std::string key = word.text.substr(0, equals);
       std::replace(key.begin() + 2, key.end(), '_', '-');
-      const From from{key, lines_.place(word.begin)};
+      const From from{key, lines_.location(word.begin)};
       std::vector<Node> values;
       std::string open = word.open;
       if (equals != std::string::npos)
-        values.push_back(Node::scalar(word.text.substr(equals + 1), from.place));
+        values.push_back(Node::scalar(word.text.substr(equals + 1), from.location));
       else if (!is_flag(key))
         while (i < command.size() && values.size() < most_values(key) && !is_option(command[i].text) &&
                !command[i].text.starts_with('>') && !command[i].text.starts_with("2>")) {
           const ShellWord& value = command[i++];
           if (open.empty()) open = value.open;
-          values.push_back(Node::scalar(value.text, lines_.place(value.begin)));
+          values.push_back(Node::scalar(value.text, lines_.location(value.begin)));
         }
       add(key, from, std::move(values), open);
     }
@@ -510,21 +511,21 @@ class CommandLine {
 
  private:
   void stray(const ShellWord& word) {
-    const From from{word.text, lines_.place(word.begin)};
+    const From from{word.text, lines_.location(word.begin)};
     if (!word.open.empty())
       draft_.leave(from, "", Why::to_fill_in, word.open);
     else
-      draft_.leave(from, "", Why::unknown, "a word without an option in front of it");
+      draft_.leave(from, "", Why::unknown, "an argument without an option before it");
   }
 
   void add(const std::string& key, const From& from, std::vector<Node> values, const std::string& open) {
-    Node value = Node::scalar("true", from.place);
+    Node value = Node::scalar("true", from.location);
     if (values.size() == 1) value = std::move(values[0]);
     if (values.size() > 1) {
-      value = Node{.kind = Node::Kind::list, .place = values[0].place};
+      value = Node{.kind = Node::Kind::list, .location = values[0].location};
       value.items = std::move(values);
     } else if (values.empty() && !is_flag(key) && needs_value(key)) {
-      draft_.leave(from, "", Why::value, "the option takes a value");
+      draft_.leave(from, "", Why::value, "the option needs a value");
       return;
     }
     if (!open.empty()) {
@@ -534,13 +535,13 @@ class CommandLine {
     for (size_t i = 0; i < root_.keys.size(); ++i)
       if (root_.keys[i] == key) {
         if (shown(root_.items[i]) != shown(value))
-          draft_.leave({key, root_.key_places[i]}, root_.items[i], Why::replaced,
+          draft_.leave({key, root_.key_locations[i]}, root_.items[i], Why::replaced,
                        "the option is given again");
         root_.items[i] = std::move(value);
-        root_.key_places[i] = from.place;
+        root_.key_locations[i] = from.location;
         return;
       }
-    root_.add(key, from.place, std::move(value));
+    root_.add(key, from.location, std::move(value));
   }
 
   static bool needs_value(const std::string& key) {
@@ -553,7 +554,8 @@ class CommandLine {
   Node root_;
 };
 
-// Branches and loops of which the script does not say whether they run, as far as the command depends on them.
+// Branches and loops of which the script does not say whether they run, as far as the command depends on
+// them.
 void report_branches(Draft& draft, const ShellScript& script, const ShellCommand& options, size_t around,
                      const Lines& lines) {
   std::set<size_t> used;
@@ -568,14 +570,14 @@ void report_branches(Draft& draft, const ShellScript& script, const ShellCommand
     std::string reason =
         loop ? "a loop is not run" : "not decided: commands are not executed, and files are not looked at";
     if (!branch.variables.empty()) {
-      reason = "not decided: the script does not say what `$" + join(branch.variables, "`, `$") +
-               "` is; choose with";
+      reason =
+          "not decided: the script does not set `$" + join(branch.variables, "`, `$") + "` is; choose with";
       for (const std::string& name : branch.variables) reason += " --var " + name + "=VALUE";
     } else {
       reason += "; write what it sets into the recipe";
     }
     if (index == around) reason = "the command runs in it; " + reason;
-    draft.leave_branch({branch.text, lines.place(branch.begin)}, reason);
+    draft.leave_branch({branch.text, lines.location(branch.begin)}, reason);
   }
 }
 
@@ -604,7 +606,7 @@ void read_megatron(Draft& draft, const config::Source& source,
     if (program == command.size() && !bare) continue;
     const ShellWord& first = command[bare ? 0 : program];
     if (found) {
-      draft.leave({first.text, lines.place(first.begin)}, "", Why::to_fill_in,
+      draft.leave({first.text, lines.location(first.begin)}, "", Why::to_fill_in,
                   "a second command; the first one is the recipe");
       continue;
     }
@@ -613,7 +615,7 @@ void read_megatron(Draft& draft, const config::Source& source,
       launch.program = program_of(first.text);
       launcher.read(command, program, launch);
       if (!launch.program.starts_with("pretrain_gpt"))
-        draft.leave({first.text, lines.place(first.begin)}, "", Why::not_there,
+        draft.leave({first.text, lines.location(first.begin)}, "", Why::not_there,
                     "another kind of model; read as if it were pretrain_gpt.py");
     }
     const size_t from = bare ? 0 : program + 1;

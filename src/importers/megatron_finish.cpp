@@ -1,4 +1,5 @@
-// What follows from several options of a Megatron command line, and Megatron's defaults where they differ from ours.
+// What follows from several options of a Megatron command line, and Megatron's defaults where they differ
+// from ours.
 #include <algorithm>
 
 #include "base/text.hpp"
@@ -133,21 +134,21 @@ void world(Reader& r, const MegatronLaunch& launch) {
 }
 
 void sharding(Reader& r) {
-  const char* leaf = "ddp.data_parallel_sharding_strategy";
+  const char* field_path = "ddp.data_parallel_sharding_strategy";
   const auto strategy = r.text("--data-parallel-sharding-strategy");
   for (const std::string_view key : {"--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp"})
     if (r.is_true(key)) {
       if (key != "--use-torch-fsdp2" && strategy)
-        r.draft.set(leaf, *strategy, r.from("--data-parallel-sharding-strategy"));
+        r.draft.set(field_path, *strategy, r.from("--data-parallel-sharding-strategy"));
       else
-        r.draft.set(leaf, key == "--use-torch-fsdp2" ? "optim_grads_params" : "no_shard", r.from(key));
+        r.draft.set(field_path, key == "--use-torch-fsdp2" ? "optim_grads_params" : "no_shard", r.from(key));
       return;
     }
   if (strategy)
     r.draft.leave(r.from("--data-parallel-sharding-strategy"), *strategy, Why::no_effect,
                   "Megatron reads it only with --use-megatron-fsdp");
   if (r.is_true("--use-distributed-optimizer"))
-    r.draft.set(leaf, "optim", r.from("--use-distributed-optimizer"));
+    r.draft.set(field_path, "optim", r.from("--use-distributed-optimizer"));
 }
 
 // Weights, prefixes: ours are written the same way. Blends of one split are a mapping here.
@@ -155,10 +156,10 @@ void blend(Reader& r, std::string_view key, std::string_view path) {
   const Node* value = r.find(key);
   if (!value) return;
   std::vector<Node> items = value->kind == Node::Kind::list ? value->items : std::vector<Node>{*value};
-  Node map{.kind = Node::Kind::map, .place = value->place};
+  Node map{.kind = Node::Kind::map, .location = value->location};
   const bool weighted = items.size() > 1 && parse_double(items[0].text).has_value();
   for (size_t i = weighted ? 1 : 0; i < items.size(); i += weighted ? 2 : 1)
-    map.add(items[i].text, items[i].place, weighted ? items[i - 1] : Node::scalar("1", items[i].place));
+    map.add(items[i].text, items[i].location, weighted ? items[i - 1] : Node::scalar("1", items[i].location));
   r.draft.set(path, map, r.from(key));
 }
 
@@ -243,7 +244,7 @@ void tokenizer(Reader& r) {
     draft.set("model.vocab_size", std::to_string(vocabulary_of_preset(*preset_of_model(*model))),
               r.from("--tokenizer-model"));
   } else {
-    draft.leave({"model.vocab_size", {}}, "", Why::to_fill_in, "Megatron takes it from the tokenizer");
+    draft.leave({"model.vocab_size", {}}, "", Why::to_fill_in, "Megatron derives it from the tokenizer");
   }
   if (r.given("--padded-vocab-size"))
     draft.leave(r.from("--padded-vocab-size"), *r.text("--padded-vocab-size"), Why::no_effect,

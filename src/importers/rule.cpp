@@ -129,7 +129,7 @@ void Reader::unknown(const Item& item) {
 
 void Reader::visit(const Node& node, const std::string& prefix, bool (*otherwise)(Reader&, const Item&)) {
   for (size_t i = 0; i < node.items.size(); ++i) {
-    const Item item{prefix + node.keys[i], {prefix + node.keys[i], node.key_places[i]}, &node.items[i]};
+    const Item item{prefix + node.keys[i], {prefix + node.keys[i], node.key_locations[i]}, &node.items[i]};
     const Rule* rule = find_rule(table, item.key);
     const bool whole = item.value->kind != Node::Kind::map || item.value->items.empty();
     const bool section = !whole && std::any_of(table.begin(), table.end(), [&](const Rule& other) {
@@ -158,7 +158,7 @@ void Reader::account() {
     const Node* node = rule.how == Rule::How::later ? find(rule.key) : nullptr;
     if (!node || draft.mentions(rule.key)) continue;
     if (node->kind == Node::Kind::map && !node->items.empty()) continue;  // its keys are accounted for
-    draft.leave(from(rule.key), *node, is_off(*node) ? Why::off : Why::no_effect, "says what other keys say");
+    draft.leave(from(rule.key), *node, is_off(*node) ? Why::off : Why::no_effect, "given by other keys");
   }
 }
 
@@ -179,7 +179,7 @@ From Reader::from(std::string_view key) const {
   while (true) {
     const auto whole = std::find(node->keys.begin(), node->keys.end(), rest);
     if (whole != node->keys.end())
-      return {std::string(key), node->key_places[static_cast<size_t>(whole - node->keys.begin())]};
+      return {std::string(key), node->key_locations[static_cast<size_t>(whole - node->keys.begin())]};
     const auto dot = rest.find('.');
     if (dot == std::string_view::npos) return {std::string(key), {}};
     node = node->find(rest.substr(0, dot));
@@ -206,7 +206,7 @@ std::optional<int64_t> Reader::integer(std::string_view key) const {
   if (!value) return std::nullopt;
   config::TextProblem problem;
   const auto number = config::integer_from_text(*value, config::NumberForm::plain, problem);
-  if (!number) draft.leave(from(key), *find(key), Why::value, "not a whole number");
+  if (!number) draft.leave(from(key), *find(key), Why::value, "not an integer");
   return number;
 }
 

@@ -15,7 +15,8 @@ namespace capstan::importer {
 class Reader;
 
 struct Item {
-  std::string key;  // dotted, as the table names it
+  // Dotted, as the table names it.
+  std::string key;
   From from;
   const config::Node* value;
 };
@@ -30,11 +31,14 @@ struct Rule {
     later,  // read by the format's own code once the table is through
     drop,   // no counterpart
   };
-  std::string_view key;  // dotted below sections; a last `*` stands for any rest
-  // The field. act, later: the fields that the key can set, "model.vocab_size, dataset (preset)", for the reference.
+  // Dotted below sections; a last `*` stands for any rest.
+  std::string_view key;
+  // The field. act, later: the fields that the key can set, "model.vocab_size, dataset (preset)", for the
+  // reference.
   std::string_view path;
   How how = How::take;
-  std::string_view text;  // named, sets: above; drop: the reason; act, later: a remark for the reference
+  // Named, sets: above; drop: the reason; act, later: a remark for the reference.
+  std::string_view text;
   Why why = Why::unknown;
   void (*act)(Reader&, const Item&) = nullptr;
 };
@@ -83,7 +87,8 @@ class Reader {
   Draft& draft;
   const config::Node& root;
   std::span<const Rule> table;
-  std::vector<std::string> also_known;  // keys beside the table's, for near matches
+  // Keys beside the table's, for near matches.
+  std::vector<std::string> also_known;
 
   // Every key once: by its rule; without one by `otherwise`, and where that declines it is listed as unknown.
   // Keys that are null, false or empty and have no counterpart are listed as off.
@@ -95,7 +100,8 @@ class Reader {
   // Values by dotted key, for How::later. Absent and null read as nothing; a value of another kind is listed.
   const config::Node* find(std::string_view key) const;
   From from(std::string_view key) const;
-  bool given(std::string_view key) const;  // present and not null
+  // Present and not null.
+  bool given(std::string_view key) const;
   std::optional<std::string> text(std::string_view key) const;
   std::optional<int64_t> integer(std::string_view key) const;
   std::optional<double> real(std::string_view key) const;
@@ -111,7 +117,8 @@ class Reader {
 
   bool misspelt(const Rule& rule, const Item& item) const;
 
-  static constexpr int kMostLookedUp = 200;  // unknown keys for which similar ones are sought
+  // Unknown keys for which similar ones are sought.
+  static constexpr int kMostLookedUp = 200;
   int unknown_ = 0;
 };
 

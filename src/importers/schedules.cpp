@@ -86,7 +86,7 @@ void transformers_schedule_options(Reader& reader, const std::string& type) {
   }
   if (options->items.empty()) reader.draft.leave(reader.from(key), *options, Why::off, "");
   for (size_t i = 0; i < options->items.size(); ++i)
-    read_option(reader, type, options->keys[i], {key + "." + options->keys[i], options->key_places[i]},
+    read_option(reader, type, options->keys[i], {key + "." + options->keys[i], options->key_locations[i]},
                 options->items[i]);
 }
 
@@ -96,7 +96,8 @@ void transformers_warmup(Reader& reader) {
   if (!steps) return;
   const From from = reader.from("warmup_steps");
   if (*steps > 0 && *steps < 1) {
-    draft.set("scheduler.lr_warmup_fraction", *reader.find("warmup_steps"), from, "below 1 it is a share");
+    draft.set("scheduler.lr_warmup_fraction", *reader.find("warmup_steps"), from,
+              "a value below 1 is a fraction");
   } else if (*steps >= 1) {
     draft.withdraw("scheduler.lr_warmup_fraction", Why::no_effect, "warmup_steps is given");
     draft.set("scheduler.lr_warmup_iters", *reader.find("warmup_steps"), from);
@@ -132,9 +133,9 @@ void length_in_epochs(Reader& reader, std::string_view epochs, const DefaultEpoc
     }
   } else if (given) {
     draft.leave(reader.from(epochs), *reader.find(epochs), Why::to_fill_in,
-                "passes over data that the file does not name: train.epochs takes them");
+                "epochs over data that the file does not name: set train.epochs");
   }
-  draft.assume("train.train_iters", "1000", "to fill in: the file does not say how long the run is");
+  draft.assume("train.train_iters", "1000", "to fill in: the file does not give the length of the run");
 }
 
 }  // namespace capstan::importer

@@ -432,7 +432,8 @@ class Script {
     }
   }
 
-  // What an undecided branch writes, but for the value before where the new one begins with it (A="$A --more").
+  // What an undecided branch writes, but for the value before where the new one begins with it (A="$A
+  // --more").
   static void mark(Words& value, const Words& before, uint16_t branch) {
     size_t kept = 0;
     if (value.size() == 1 && before.size() == 1 && value[0].text.starts_with(before[0].text) &&
@@ -444,7 +445,7 @@ class Script {
     }
   }
 
-  // ---- branches and loops ------------------------------------------------------------------------------------------
+  // ---- branches and loops -----------------------------------------------------------------------
 
   struct Block {
     enum class Kind : uint8_t { branches, cases, loop } kind = Kind::branches;

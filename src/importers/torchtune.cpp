@@ -60,8 +60,8 @@ constexpr Rule kTable[] = {
     no_effect("checkpointer.checkpoint_files*", "a directory's own index names its files"),
     theirs("checkpointer.adapter_checkpoint", "a pickle; peft.adapter reads a directory as PEFT writes it"),
     theirs("checkpointer.recipe_checkpoint", "a run here continues with --resume"),
-    no_effect("checkpointer.output_dir", "output_dir says it"),
-    no_effect("checkpointer.model_type", "the model says it"),
+    no_effect("checkpointer.output_dir", "given by output_dir"),
+    no_effect("checkpointer.model_type", "given by the model"),
     no_effect("checkpointer.safe_serialization", "checkpoints have one format, which is safe to read"),
     take("output_dir", "checkpoint.save"),
     no_effect("resume_from_checkpoint", "a run here continues with --resume"),
@@ -71,7 +71,7 @@ constexpr Rule kTable[] = {
 
     later("dataset", "dataset.train_files, dataset.format, dataset.packing, dataset.loss_mode"),
     later("dataset_val", "dataset.valid_files"),
-    no_effect("shuffle", "samples come in an order that dataset.random_seed decides"),
+    no_effect("shuffle", "dataset.random_seed determines the sample order"),
     later("seed", "rng.seed, dataset.random_seed"),
     later("batch_size", "train.micro_batch_size"),
     later("gradient_accumulation_steps", "train.global_batch_size"),
@@ -94,23 +94,23 @@ constexpr Rule kTable[] = {
     take("lr_scheduler.num_warmup_steps", "scheduler.lr_warmup_iters"),
     not_there("lr_scheduler.num_cycles", "more than half a cosine period"),
     later("clip_grad_norm", "optimizer.clip_grad"),
-    no_effect("loss", "the cross entropy over the tokens that are learned"),
+    no_effect("loss", "cross entropy over the tokens of dataset.loss_mode"),
 
     later("dtype", "mixed_precision (preset)"),
     later("device", "train.device"),
     later("enable_activation_checkpointing", "model.recompute_granularity"),
-    later("ac_mode", {}, "`full` only: whole layers are recomputed"),
+    later("ac_mode", {}, "`full` only: complete layers are recomputed"),
     not_there("enable_activation_offloading", "saved activations in host memory"),
     take("tensor_parallel_dim", "dist.tensor_model_parallel_size"),
     take("context_parallel_dim", "dist.context_parallel_size"),
-    no_effect("tensor_parallel_plan", "the model says how it is split"),
+    no_effect("tensor_parallel_plan", "the model defines how it is sharded"),
     no_effect("data_parallel_*", "follows from the ranks"),
     sets("fsdp_cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
     no_effect("fsdp_reshard_after_forward", "see ddp.data_parallel_sharding_strategy"),
     no_effect("custom_sharded_layers", "parameters are sharded evenly"),
     no_effect("compile", kKernels),
-    not_there("enable_fp8_training", "fp8 matrix products"),
-    not_there("fp8_recipe_name", "fp8 matrix products"),
+    not_there("enable_fp8_training", "FP8 GEMMs"),
+    not_there("fp8_recipe_name", "FP8 GEMMs"),
     no_effect("low_cpu_ram", "weights are read when they are needed"),
 
     take("log_every_n_steps", "logger.log_interval"),
@@ -155,7 +155,7 @@ void adapters(Reader& r) {
   if (r.is_true("model.apply_lora_to_mlp")) {
     if (adapted.modules.empty()) adapted.from = r.from("model.apply_lora_to_mlp");
     for (const char* name : {"w1", "w2", "w3"})
-      adapted.modules.push_back(Node::scalar(name, adapted.from.place));
+      adapted.modules.push_back(Node::scalar(name, adapted.from.location));
   }
   if (adapted.modules.empty())
     adapt_all_modules(draft, scheme, dora, {}, "the file names no modules");
@@ -218,7 +218,7 @@ void optimizer(Reader& r) {
   if (r.given("clip_grad_norm"))
     draft.set("optimizer.clip_grad", *r.find("clip_grad_norm"), r.from("clip_grad_norm"));
   else
-    draft.assume("optimizer.clip_grad", "0", "torchtune clips only where clip_grad_norm says so");
+    draft.assume("optimizer.clip_grad", "0", "torchtune clips only where clip_grad_norm is set");
 
   const auto schedule = r.text("lr_scheduler._component_");
   if (!schedule)

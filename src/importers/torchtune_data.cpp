@@ -74,7 +74,7 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
   for (size_t i = 0; i < entry.keys.size(); ++i) {
     const std::string& key = entry.keys[i];
     const Node& value = entry.items[i];
-    const From at{list + "." + key, entry.key_places[i]};
+    const From at{list + "." + key, entry.key_locations[i]};
     if (value.kind == Node::Kind::null) {
       draft.leave(at, value, Why::off, "null");
     } else if (key == "_component_") {
@@ -102,11 +102,9 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
       format = value.text == "sharegpt" ? "sharegpt" : "messages";
     } else if (key == "conversation_column" || key == "column") {
       if (value.text != "messages" && value.text != "conversations" && value.text != "text")
-        draft.leave(at, value, Why::to_fill_in,
-                    "a key of the file that is called otherwise here: see dataset.format");
+        draft.leave(at, value, Why::to_fill_in, "a key with another name: see dataset.format");
     } else if (key == "column_map") {
-      draft.leave(at, value, Why::to_fill_in,
-                  "keys of the file that are called otherwise here: see dataset.format");
+      draft.leave(at, value, Why::to_fill_in, "keys with other names: see dataset.format");
     } else if (is_off(value)) {
       draft.leave(at, value, Why::off, "");
     } else if (of_source(key)) {
@@ -149,7 +147,7 @@ void read_torchtune_data(Reader& r) {
   if (train.files.empty()) {
     for (const std::string& path : draft.paths_of("dataset"))
       draft.withdraw(path, Why::no_effect, "the data is to be filled in");
-    draft.assume_preset("dataset", "mock", "to fill in: generated tokens stand for the data");
+    draft.assume_preset("dataset", "mock", "to fill in: generated tokens (mock) replace the data");
     return;
   }
   draft.assume_preset("dataset", "sft", "samples are conversations, instructions or texts");
@@ -159,8 +157,7 @@ void read_torchtune_data(Reader& r) {
     if (train.format == "alpaca")
       draft.leave(
           r.from("dataset"), "alpaca", Why::value,
-          "the words of Alpaca's prompt are not put around an instruction: the chat template alone is, "
-          "or tokenizer.chat_template=alpaca");
+          "Alpaca's prompt text is not added: only the chat template is, or tokenizer.chat_template=alpaca");
   }
   draft.assume("dataset.packing", "false", "torchtune's default");
   if (const auto given = r.text("tokenizer.prompt_template"); given && !template_of(*given).empty())
@@ -174,10 +171,10 @@ void read_torchtune_data(Reader& r) {
               "what it writes around a message");
   const auto interval = r.integer("run_val_every_n_steps");
   if (held.files.empty()) {
-    draft.assume("dataset.split", "1,0,0", "nothing is set aside");
+    draft.assume("dataset.split", "1,0,0", "no data is held out");
     if (interval)
       draft.leave(r.from("run_val_every_n_steps"), std::to_string(*interval), Why::no_effect,
-                  "nothing is set aside to evaluate on");
+                  "no data is held out for validation");
     return;
   }
   sample_files(draft, "dataset.valid_files", held.files, r.from("dataset_val"));

@@ -33,7 +33,7 @@ constexpr Rule kTable[] = {
     later("num_train_epochs"),
     no_effect("per_device_eval_batch_size",
               "evaluation uses the batch sizes of training; see validation.eval_global_batch_size"),
-    no_effect("auto_find_batch_size", "the recipe says the batch size; a step that does not fit is refused"),
+    no_effect("auto_find_batch_size", "the recipe sets the batch size; a step that does not fit is refused"),
     no_effect("train_batch_size", "follows from the size for each device"),
     no_effect("eval_batch_size", "follows from the size for each device"),
 
@@ -105,14 +105,14 @@ constexpr Rule kTable[] = {
     no_effect("include_for_metrics", kEvaluation),
     no_effect("include_inputs_for_metrics", kEvaluation),
     no_effect("use_legacy_prediction_loop", kEvaluation),
-    no_effect("do_train", "the verb says what is done"),
-    no_effect("do_eval", "the verb says what is done"),
-    no_effect("do_predict", "the verb says what is done"),
+    no_effect("do_train", "given by the command"),
+    no_effect("do_eval", "given by the command"),
+    no_effect("do_predict", "given by the command"),
     no_effect("logging_first_step", "the first step is always logged"),
     no_effect("logging_nan_inf_filter", "a loss that is not finite stops the run: resilience.check_for_nan"),
     no_effect("log_level*", "`-q` and `-v` choose what is printed"),
     no_effect("log_on_each_node", "one rank prints"),
-    no_effect("disable_tqdm", "progress is plain where there is no terminal"),
+    no_effect("disable_tqdm", "progress is plain text without a terminal"),
     no_effect("skip_memory_metrics", "memory is in every log line"),
     no_effect("include_tokens_per_second", "the rate is in every log line"),
     no_effect("include_num_input_tokens_seen", "the tokens are in every log line"),
@@ -141,7 +141,7 @@ constexpr Rule kTable[] = {
     take("packing", "dataset.packing"),
     no_effect("packing_strategy", "packing of another library"),
     no_effect("eval_packing", "evaluation packs rows as training does"),
-    no_effect("padding_free", "packed samples do not see each other"),
+    no_effect("padding_free", "packed samples do not attend to each other"),
     no_effect("pad_to_multiple_of", "rows have one length"),
     sets("assistant_only_loss", "dataset.loss_mode", "assistant"),
     sets("completion_only_loss", "dataset.loss_mode", "assistant"),
@@ -159,17 +159,17 @@ constexpr Rule kTable[] = {
     no_effect("ddp_backend", "follows the device"),
     act("ddp_timeout", timeout),
     no_effect("ddp_*", "gradient reduction of another library"),
-    no_effect("local_rank", "the launcher says which rank this is"),
+    no_effect("local_rank", "the launcher sets the rank"),
     no_effect("_n_gpu", "`capstan train --nproc N` or mpirun starts the ranks"),
     no_effect("n_gpu", "`capstan train --nproc N` or mpirun starts the ranks"),
     no_effect("no_cuda", "`train.device=cpu` chooses the CPU"),
     sets("use_cpu", "train.device", "cpu"),
-    no_effect("use_mps_device", "there is no such device here"),
-    no_effect("xpu_backend", "there is no such device here"),
-    no_effect("tpu_*", "there is no such device here"),
+    no_effect("use_mps_device", "this device is not supported"),
+    no_effect("xpu_backend", "this device is not supported"),
+    no_effect("tpu_*", "this device is not supported"),
     no_effect("debug", "see `capstan help` for -v"),
-    no_effect("use_cache", "training keeps no cache of keys and values"),
-    not_there("parallelism_config", "axes that another library describes; see `capstan explain dist`"),
+    no_effect("use_cache", "training uses no key/value cache"),
+    not_there("parallelism_config", "parallel axes described by another library; see `capstan explain dist`"),
 };
 
 // The steps of one interval key, where its strategy says steps.
@@ -182,7 +182,8 @@ void interval(Reader& r, const char* steps, std::initializer_list<const char*> s
   if (strategy == "steps") {
     const auto value = r.real(steps);
     if (value && *value > 0 && *value < 1)
-      r.draft.leave(r.from(steps), *r.find(steps), Why::to_fill_in, "a share of the run: give the steps");
+      r.draft.leave(r.from(steps), *r.find(steps), Why::to_fill_in,
+                    "a fraction of the run: give the number of steps");
     else if (value)
       r.draft.set(path, *r.find(steps), r.from(steps));
     return;
@@ -270,9 +271,11 @@ void optimizer(Reader& r) {
 
 void precision(Reader& r) {
   if (r.is_true("bf16"))
-    r.draft.choose("mixed_precision", "bf16_mixed", r.from("bf16"), "autocast there keeps fp32 weights");
+    r.draft.choose("mixed_precision", "bf16_mixed", r.from("bf16"),
+                   "autocast keeps fp32 weights in the other program");
   else if (r.is_true("fp16"))
-    r.draft.choose("mixed_precision", "fp16_mixed", r.from("fp16"), "autocast there keeps fp32 weights");
+    r.draft.choose("mixed_precision", "fp16_mixed", r.from("fp16"),
+                   "autocast keeps fp32 weights in the other program");
   else
     r.draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
   for (const char* key : {"bf16", "fp16"})
@@ -285,11 +288,11 @@ void sharding(Reader& r) {
   std::string words;
   if (fsdp->kind == Node::Kind::scalar) words = fsdp->text;
   for (const Node& item : fsdp->items) words += " " + item.text;
-  const char* leaf = "ddp.data_parallel_sharding_strategy";
+  const char* field_path = "ddp.data_parallel_sharding_strategy";
   if (words.find("full_shard") != std::string::npos)
-    r.draft.set(leaf, "optim_grads_params", r.from("fsdp"));
+    r.draft.set(field_path, "optim_grads_params", r.from("fsdp"));
   else if (words.find("shard_grad_op") != std::string::npos)
-    r.draft.set(leaf, "optim_grads", r.from("fsdp"));
+    r.draft.set(field_path, "optim_grads", r.from("fsdp"));
   else
     r.draft.leave(r.from("fsdp"), *fsdp, is_off(*fsdp) ? Why::off : Why::value,
                   "full_shard and shard_grad_op have a counterpart");
@@ -302,8 +305,8 @@ void sharding(Reader& r) {
 void read_training_arguments(Draft& draft, const Node& root) {
   if (!draft.extends())
     draft.extend("quickstart",
-                 "to fill in: the file says nothing of model and data; --base names another recipe, such as "
-                 "llama3-8b-lora");
+                 "to fill in: the file does not describe model and data; --base names another recipe, such "
+                 "as llama3-8b-lora");
   Reader reader(draft, root, kTable);
   reader.apply();
   batch(reader);

@@ -6,8 +6,8 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "config/tools/emit.hpp"
 #include "config/core/hash.hpp"
+#include "config/tools/emit.hpp"
 #include "config/tools/show.hpp"
 #include "sweep/values.hpp"
 #include "train/trainer/estimate.hpp"
@@ -84,9 +84,9 @@ config::Resolution Composer::resolve(const Values& values, std::optional<int64_t
   config::Resolution resolution = config::resolve(request);
   // The words exist nowhere else: what the recipe says of its values names their part in the sweep.
   for (auto& [ignored, origin] : resolution.origins)
-    if (origin.kind == config::Origin::Kind::cli && origin.place.line >= 1 &&
-        static_cast<size_t>(origin.place.line) <= origins.size())
-      origin.text = origins[static_cast<size_t>(origin.place.line) - 1];
+    if (origin.kind == config::Origin::Kind::cli && origin.location.line >= 1 &&
+        static_cast<size_t>(origin.location.line) <= origins.size())
+      origin.text = origins[static_cast<size_t>(origin.location.line) - 1];
   return resolution;
 }
 

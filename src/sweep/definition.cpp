@@ -21,7 +21,7 @@ using config::Diagnostic;
 using config::FieldInfo;
 using config::Level;
 using config::Node;
-using config::Place;
+using config::SourceLocation;
 
 std::string_view name_of(AxisKind kind) {
   constexpr std::array<std::string_view, 4> names{"list", "log", "linear", "preset"};
@@ -62,23 +62,23 @@ class Reader {
     only(root_, {"schema", "name", "base", "set", "axes", "link", "exclude", "seeds", "method", "trials",
                  "metric", "stop", "limits", "resources", "seed"});
     if (const Node* node = root_.find("schema"); !node || node->text != kDefinitionSchema)
-      error(node ? node->place : root_.place,
+      error(node ? node->location : root_.location,
             node ? "`" + node->text + "` is not a sweep format that this version reads"
                  : std::string("`schema` is missing"))
           .help("write `schema: " + std::string(kDefinitionSchema) + "`");
     if (const Node* node = root_.find("name")) {
       d_.name = text(*node, "name");
       if (d_.name.find('/') != std::string::npos || d_.name.starts_with('.'))
-        error(node->place, "a name without `/` that does not begin with a dot names a sweep");
+        error(node->location, "a name without `/` that does not begin with a dot names a sweep");
     }
     if (const Node* node = root_.find("base"))
       d_.base = text(*node, "base");
     else
-      error(root_.place, "`base` is missing").help("write the recipe that is varied: `base: quickstart`");
+      error(root_.location, "`base` is missing").help("write the recipe that is varied: `base: quickstart`");
     read_set();
     if (const Node* node = map("axes"))
       for (size_t i = 0; i < node->items.size(); ++i)
-        read_axis(node->keys[i], node->key_places[i], node->items[i]);
+        read_axis(node->keys[i], node->key_locations[i], node->items[i]);
     read_link();
     read_seeds();
     read_method();
@@ -94,15 +94,15 @@ class Reader {
         d_.resources.threads = integer(*threads, "threads", 1, 4096);
     }
     if (d_.axes.empty() && d_.link.empty() && d_.seeds.empty() && out_.ok())
-      error(root_.place, "nothing varies: there are neither `axes` nor `link` nor `seeds`")
+      error(root_.location, "nothing varies: there are neither `axes` nor `link` nor `seeds`")
           .help("write for instance `axes: {optimizer.lr: [1e-4, 3e-4]}`");
   }
 
  private:
-  Diagnostic& error(Place place, std::string message) {
+  Diagnostic& error(SourceLocation location, std::string message) {
     Diagnostic diagnostic;
     diagnostic.message = std::move(message);
-    diagnostic.place = place;
+    diagnostic.location = location;
     out_.diagnostics.push_back(std::move(diagnostic));
     return out_.diagnostics.back();
   }
@@ -111,7 +111,7 @@ class Reader {
     const Node* node = root_.find(key);
     if (!node || node->kind == kind) return node;
     if (node->kind != Node::Kind::null || node->empty)
-      error(node->place, std::string("`") + key + "` takes " + what);
+      error(node->location, std::string("`") + key + "` takes " + what);
     return nullptr;
   }
   const Node* map(const char* key) { return of_kind(key, Node::Kind::map, "a mapping"); }
@@ -122,7 +122,7 @@ class Reader {
     for (size_t i = 0; i < node.keys.size(); ++i) {
       if (std::find(names.begin(), names.end(), node.keys[i]) != names.end()) continue;
       const auto near = near_matches(node.keys[i], names);
-      Diagnostic& found = error(node.key_places[i], "unknown key `" + node.keys[i] + "`");
+      Diagnostic& found = error(node.key_locations[i], "unknown key `" + node.keys[i] + "`");
       if (near.empty())
         found.help("known here: " + join(names, ", "));
       else
@@ -131,7 +131,7 @@ class Reader {
   }
   std::string text(const Node& node, const std::string& what) {
     if (node.kind == Node::Kind::scalar && !node.text.empty()) return node.text;
-    error(node.place, "`" + what + "` takes a text");
+    error(node.location, "`" + what + "` takes a text");
     return {};
   }
   int64_t integer(const Node& node, const std::string& what, int64_t least, int64_t most) {
@@ -140,7 +140,7 @@ class Reader {
                            ? config::integer_from_text(node.text, config::NumberForm::plain, problem)
                            : std::nullopt;
     if (value && *value >= least && *value <= most) return *value;
-    error(node.place,
+    error(node.location,
           "`" + what + "` takes an integer from " + std::to_string(least) + " to " + std::to_string(most))
         .help(problem.help);
     return least;
@@ -150,25 +150,25 @@ class Reader {
     static const FieldInfo plain;
     if (node.kind == Node::Kind::scalar)
       if (const auto value = config::real_from_text(node.text, plain, problem)) return value;
-    error(node.place, "`" + what + "` takes a number").help(problem.help);
+    error(node.location, "`" + what + "` takes a number").help(problem.help);
     return std::nullopt;
   }
   bool boolean(const Node& node, const std::string& what) {
     if (node.kind == Node::Kind::scalar && (node.text == "true" || node.text == "false"))
       return node.text == "true";
-    error(node.place, "`" + what + "` takes true or false");
+    error(node.location, "`" + what + "` takes true or false");
     return false;
   }
-  std::optional<Target> target(const std::string& key, Place place) {
+  std::optional<Target> target(const std::string& key, SourceLocation location) {
     auto found = find_target(key);
     if (found) return found;
-    out_.diagnostics.push_back(unknown_path(key, place));
+    out_.diagnostics.push_back(unknown_path(key, location));
     return std::nullopt;
   }
   // Each path is varied in one place.
-  bool first_use(const std::string& path, Place place) {
-    const auto [at, fresh] = used_.emplace(path, place);
-    if (!fresh) error(place, "`" + path + "` is varied twice").related(at->second, "first here");
+  bool first_use(const std::string& path, SourceLocation location) {
+    const auto [at, fresh] = used_.emplace(path, location);
+    if (!fresh) error(location, "`" + path + "` is varied twice").related(at->second, "first here");
     return fresh;
   }
 
@@ -184,26 +184,26 @@ class Reader {
       const std::string canonical = found ? found->path : path;
       for (const std::string_view own : kOwnPlaces)
         if (canonical == own && !word.ends_with("=null"))
-          error(item.place, "each trial has its own `" + canonical + "`")
+          error(item.location, "each trial has its own `" + canonical + "`")
               .help("leave it out: it lies in the trial's directory");
-      set_[canonical] = item.place;
+      set_[canonical] = item.location;
     }
   }
 
-  void read_axis(const std::string& key, Place place, const Node& node) {
-    const auto found = target(key, place);
+  void read_axis(const std::string& key, SourceLocation location, const Node& node) {
+    const auto found = target(key, location);
     if (!found) return;
     Axis axis;
     axis.path = found->path;
-    axis.place = place;
+    axis.location = location;
     if (const auto at = set_.find(axis.path); at != set_.end())
-      error(place, "`" + axis.path + "` is an axis, and `set` gives it a value")
+      error(location, "`" + axis.path + "` is an axis, and `set` gives it a value")
           .related(at->second, "set here");
-    if (!first_use(axis.path, place)) return;
+    if (!first_use(axis.path, location)) return;
     if (node.kind == Node::Kind::map) {
       if (!found->field || found->inside) {
-        error(node.place, found->field ? "a range needs a number"
-                                       : "an axis of the section `" + key + "` is a list of its presets")
+        error(node.location, found->field ? "a range needs a number"
+                                          : "an axis of the section `" + key + "` is a list of its presets")
             .help(found->field ? "" : "an axis of one of its fields is written `" + key + ".FIELD: [...]`");
         return;
       }
@@ -212,22 +212,22 @@ class Reader {
       axis.kind = found->field ? AxisKind::list : AxisKind::preset;
       for (const Node& item : node.items) {
         if (!found->field && item.kind != Node::Kind::scalar) {
-          error(item.place, "an axis of the section `" + key + "` is a list of its presets");
+          error(item.location, "an axis of the section `" + key + "` is a list of its presets");
           return;
         }
         axis.values.push_back(override_value(item));
       }
       if (axis.values.empty()) {
-        error(node.place, "the axis `" + key + "` has no values");
+        error(node.location, "the axis `" + key + "` has no values");
         return;
       }
       std::set<std::string> seen;
       for (size_t i = 0; i < axis.values.size(); ++i)
         if (!seen.insert(axis.values[i]).second)
-          error(node.items[i].place,
+          error(node.items[i].location,
                 "the value `" + axis.values[i] + "` stands twice in the axis `" + key + "`");
     } else {
-      error(node.place,
+      error(node.location,
             "the axis `" + key + "` takes a list of values, or a range such as {log: [1e-4, 1e-3], n: 4}")
           .help("one value for all trials is written `set: [" + key + "=" +
                 (node.text.empty() ? "..." : node.text) + "]`");
@@ -242,14 +242,14 @@ class Reader {
     const Node *log = node.find("log"), *linear = node.find("linear"), *range = node.find("range"),
                *n = node.find("n");
     if ((log != nullptr) + (linear != nullptr) + (range != nullptr) != 1) {
-      error(node.place, "a range has one of `log`, `linear` and `range`")
+      error(node.location, "a range has one of `log`, `linear` and `range`")
           .help("for instance {log: [1e-4, 1e-3], n: 4}; {range: [start, stop, step]} leaves the stop out");
       return false;
     }
     const bool whole = field.type->kind == config::Type::Kind::integer;
     if (!whole && field.type->kind != config::Type::Kind::real) {
-      error(node.place, "`" + axis.path + "` takes " + config::type_text(*field.type, field) +
-                            ", and a range needs numbers")
+      error(node.location, "`" + axis.path + "` takes " + config::type_text(*field.type, field) +
+                               ", and a range needs numbers")
           .help("list its values: [a, b]");
       return false;
     }
@@ -261,18 +261,18 @@ class Reader {
         if (const auto value = real(item, word)) numbers.push_back(*value);
     const bool counts = numbers.size() == 2 || (range && numbers.size() == 3);
     if (bounds.kind != Node::Kind::list || (!counts && numbers.size() == bounds.items.size()))
-      error(bounds.place, std::string("`") + word + "` takes " +
-                              (range ? "[start, stop] or [start, stop, step]" : "two bounds [low, high]"));
-    if (n && range) error(n->place, "`n` goes with `log` and `linear`; `range` has a step");
+      error(bounds.location, std::string("`") + word + "` takes " +
+                                 (range ? "[start, stop] or [start, stop, step]" : "two bounds [low, high]"));
+    if (n && range) error(n->location, "`n` goes with `log` and `linear`; `range` has a step");
     const int64_t points = n && !range ? integer(*n, "n", 2, kMostValues) : 0;
     if (config::count(out_.diagnostics, Level::error) != errors) return false;
     axis.low = numbers[0], axis.high = numbers[1];
     if (!(axis.low < axis.high)) {
-      error(bounds.place, "the first bound is not below the second");
+      error(bounds.location, "the first bound is not below the second");
       return false;
     }
     if (log && !(axis.low > 0)) {
-      error(bounds.place, "a logarithmic range begins above 0")
+      error(bounds.location, "a logarithmic range begins above 0")
           .help("bounds are the values themselves: [1e-5, 1e-1], not their exponents");
       return false;
     }
@@ -280,7 +280,7 @@ class Reader {
     if (range) {
       const double step = numbers.size() == 3 ? numbers[2] : 1;
       if (!(step > 0) || (axis.high - axis.low) / step > static_cast<double>(kMostValues)) {
-        error(bounds.place,
+        error(bounds.location,
               "the step must be above 0, and give at most " + std::to_string(kMostValues) + " values");
         return false;
       }
@@ -300,25 +300,26 @@ class Reader {
     if (!node) return;
     for (const Node& row : node->items) {
       if (row.kind != Node::Kind::map || row.items.empty()) {
-        error(row.place, "a row of `link` is a mapping of paths to values");
+        error(row.location, "a row of `link` is a mapping of paths to values");
         continue;
       }
       Values values;
       for (size_t i = 0; i < row.items.size(); ++i)
-        if (const auto found = target(row.keys[i], row.key_places[i]))
+        if (const auto found = target(row.keys[i], row.key_locations[i]))
           values.emplace_back(found->path, override_value(row.items[i]));
       if (values.size() != row.items.size()) continue;
       if (d_.link.empty()) {
-        for (size_t i = 0; i < values.size(); ++i) first_use(values[i].first, row.key_places[i]);
+        for (size_t i = 0; i < values.size(); ++i) first_use(values[i].first, row.key_locations[i]);
       } else {
         const auto has = [](const Values& in, const std::string& path) {
           return std::any_of(in.begin(), in.end(), [&](const auto& value) { return value.first == path; });
         };
         for (const auto& [path, ignored] : d_.link.front())
-          if (!has(values, path)) error(row.place, "this row lacks `" + path + "`, which the first row has");
+          if (!has(values, path))
+            error(row.location, "this row lacks `" + path + "`, which the first row has");
         for (size_t i = 0; i < values.size(); ++i)
           if (!has(d_.link.front(), values[i].first))
-            error(row.key_places[i], "the first row of `link` has no `" + values[i].first + "`");
+            error(row.key_locations[i], "the first row of `link` has no `" + values[i].first + "`");
       }
       d_.link.push_back(std::move(values));
     }
@@ -330,12 +331,12 @@ class Reader {
     for (const Node& item : node->items) {
       const int64_t seed = integer(item, "seeds", 0, INT64_MAX);
       if (std::find(d_.seeds.begin(), d_.seeds.end(), seed) != d_.seeds.end())
-        error(item.place, "the seed " + std::to_string(seed) + " stands twice");
+        error(item.location, "the seed " + std::to_string(seed) + " stands twice");
       d_.seeds.push_back(seed);
     }
-    if (node->items.empty()) error(node->place, "`seeds` has no values");
+    if (node->items.empty()) error(node->location, "`seeds` has no values");
     if (const auto at = used_.find(std::string(kSeedPath)); at != used_.end())
-      error(node->place, "`seeds` are values of `rng.seed`, which is varied too")
+      error(node->location, "`seeds` are values of `rng.seed`, which is varied too")
           .related(at->second, "varied here");
   }
 
@@ -347,7 +348,7 @@ class Reader {
       static const std::vector<std::string> names{"grid", "random", "sobol", "list"};
       const auto at = std::find(names.begin(), names.end(), node->text);
       if (at == names.end())
-        error(node->place, "`" + node->text + "` is no method").help("one of: " + join(names, ", "));
+        error(node->location, "`" + node->text + "` is no method").help("one of: " + join(names, ", "));
       else
         d_.method = static_cast<Method>(at - names.begin());
     }
@@ -357,22 +358,23 @@ class Reader {
     const bool drawn = d_.method == Method::random || d_.method == Method::sobol;
     const std::string method(name_of(d_.method));
     if (drawn && !d_.trials)
-      error(root_.find("method") ? root_.find("method")->place : root_.place,
+      error(root_.find("method") ? root_.find("method")->location : root_.location,
             "`trials` is missing: method " + method + " draws so many points")
           .help("write `trials: 20`, on the command line `--trials 20`");
     if (!drawn)
       for (const Axis& axis : d_.axes)
         if (axis.continuous())
-          error(axis.place, "method " + method + " needs a number of points on the axis `" + axis.path + "`")
+          error(axis.location,
+                "method " + method + " needs a number of points on the axis `" + axis.path + "`")
               .help(std::string("write {") + std::string(name_of(axis.kind)) +
                     ": [...], n: 4}, or `method: random`");
     if (d_.method == Method::list) {
       size_t rows = d_.link.size();
       for (const Axis& axis : d_.axes) {
         if (rows && axis.values.size() != rows)
-          error(axis.place, "method list takes the values of all axes side by side, and `" + axis.path +
-                                "` has " + std::to_string(axis.values.size()) + " where others have " +
-                                std::to_string(rows));
+          error(axis.location, "method list takes the values of all axes side by side, and `" + axis.path +
+                                   "` has " + std::to_string(axis.values.size()) + " where others have " +
+                                   std::to_string(rows));
         rows = rows ? rows : axis.values.size();
       }
     }
@@ -382,10 +384,10 @@ class Reader {
     const Node* node = list("exclude");
     if (!node) return;
     std::vector<std::string> varied;
-    for (const auto& [path, place] : used_) varied.push_back(path);
+    for (const auto& [path, location] : used_) varied.push_back(path);
     for (const Node& row : node->items) {
       if (row.kind != Node::Kind::map || row.items.empty()) {
-        error(row.place,
+        error(row.location,
               "a row of `exclude` is a mapping of paths to values or comparisons such as \">8e-4\"");
         continue;
       }
@@ -396,7 +398,7 @@ class Reader {
         condition.path = found ? found->path : row.keys[i];
         if (!used_.contains(condition.path)) {
           Diagnostic& wrong =
-              error(row.key_places[i], "`" + row.keys[i] + "` is varied by no axis and no link");
+              error(row.key_locations[i], "`" + row.keys[i] + "` is varied by no axis and no link");
           const auto near = near_matches(condition.path, varied);
           wrong.help(near.empty() ? "varied are: " + join(varied, ", ")
                                   : "did you mean `" + join(near, "`, `") + "`?");
@@ -427,7 +429,7 @@ class Reader {
         condition.kind = kind;
         condition.values = {value};
         if (kind != Kind::equal && kind != Kind::unequal && !number_of(value))
-          error(node.place, "`" + value + "` is not a number to compare with");
+          error(node.location, "`" + value + "` is not a number to compare with");
         return;
       }
     condition.values = {override_value(node)};
@@ -444,7 +446,8 @@ class Reader {
       return;
     }
     if (node->kind != Node::Kind::map) {
-      error(node->place, "`metric` takes a name or a mapping such as {name: val/loss, goal: min, at: last}");
+      error(node->location,
+            "`metric` takes a name or a mapping such as {name: val/loss, goal: min, at: last}");
       return;
     }
     only(*node, {"name", "goal", "at"});
@@ -454,7 +457,7 @@ class Reader {
       look_at_metric(*name);
     }
     if (const Node* goal = node->find("goal")) {
-      if (goal->text != "min" && goal->text != "max") error(goal->place, "`metric.goal` is min or max");
+      if (goal->text != "min" && goal->text != "max") error(goal->location, "`metric.goal` is min or max");
       metric.goal = goal->text == "max" ? Metric::Goal::max : Metric::Goal::min;
     }
     if (const Node* at = node->find("at")) {
@@ -467,7 +470,7 @@ class Reader {
       }
       if ((metric.at == Metric::At::last && word != "last") ||
           (metric.at == Metric::At::mean && metric.window < 1))
-        error(at->place, "`metric.at` is last, best or mean(last N)");
+        error(at->location, "`metric.at` is last, best or mean(last N)");
     }
   }
 
@@ -492,8 +495,9 @@ class Reader {
     if (name.empty() || std::find(written.begin(), written.end(), name) != written.end() ||
         name.starts_with("seconds_") || (name.find('/') != std::string::npos && !name.starts_with("val/")))
       return;
-    Diagnostic& warning = error(node.place, "`train` writes no metric `" + name +
-                                                "`: trials have a value only where `sweep tell` gives one");
+    Diagnostic& warning =
+        error(node.location, "`train` writes no metric `" + name +
+                                 "`: trials have a value only where `sweep tell` gives one");
     warning.level = Level::warning;
     const auto near = near_matches(name, written);
     warning.help(near.empty() ? "written are: " + join(written, ", ")
@@ -509,20 +513,20 @@ class Reader {
     const Node* asha = node->find("asha");
     if (!asha) return;
     if (asha->kind != Node::Kind::map) {
-      error(asha->place, "`stop.asha` takes a mapping such as {steps: [200, 600], keep: 1/3}");
+      error(asha->location, "`stop.asha` takes a mapping such as {steps: [200, 600], keep: 1/3}");
       return;
     }
     only(*asha, {"steps", "keep"});
     const Node* steps = asha->find("steps");
     if (!steps || steps->kind != Node::Kind::list || steps->items.empty())
-      error(steps ? steps->place : asha->place,
+      error(steps ? steps->location : asha->location,
             "`stop.asha.steps` takes the steps at which trials are compared: [200, 600]");
     else
       for (const Node& item : steps->items) {
         d_.stop.steps.push_back(integer(item, "stop.asha.steps", 1, INT64_MAX));
         const auto count = d_.stop.steps.size();
         if (count > 1 && d_.stop.steps[count - 1] <= d_.stop.steps[count - 2])
-          error(item.place, "the steps of `stop.asha` ascend");
+          error(item.location, "the steps of `stop.asha` ascend");
       }
     if (const Node* keep = asha->find("keep")) {
       const auto parts = split(keep->text, '/');
@@ -530,7 +534,7 @@ class Reader {
       const auto lower = parts.size() == 2 ? parse_double(trim(parts[1])) : std::optional<double>(1);
       const double value = upper && lower && parts.size() <= 2 ? *upper / *lower : 0;
       if (!(value > 0 && value < 1))
-        error(keep->place, "`stop.asha.keep` takes a part between 0 and 1, such as 1/3");
+        error(keep->location, "`stop.asha.keep` takes a part between 0 and 1, such as 1/3");
       else
         d_.stop.keep = value;
     }
@@ -544,13 +548,13 @@ class Reader {
       config::TextProblem problem;
       d_.limits.per_trial_seconds = config::duration_from_text(time->text, "", problem);
       if (!d_.limits.per_trial_seconds || !(*d_.limits.per_trial_seconds > 0))
-        error(time->place, "`limits.per_trial` takes a time such as 2h or 30m").help(problem.help);
+        error(time->location, "`limits.per_trial` takes a time such as 2h or 30m").help(problem.help);
     }
     for (const char* key : {"device_hours", "gpu_hours"})
       if (const Node* hours = node->find(key)) {
         d_.limits.device_hours = real(*hours, std::string("limits.") + key);
         if (d_.limits.device_hours && !(*d_.limits.device_hours > 0))
-          error(hours->place, "the hours must be above 0");
+          error(hours->location, "the hours must be above 0");
       }
     if (const Node* retries = node->find("retries"))
       d_.limits.retries = integer(*retries, "limits.retries", 0, 1000);
@@ -559,7 +563,7 @@ class Reader {
   Reading& out_;
   Definition& d_ = out_.definition;
   const Node& root_;
-  std::map<std::string, Place> used_, set_;
+  std::map<std::string, SourceLocation> used_, set_;
 };
 
 }  // namespace

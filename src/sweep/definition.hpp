@@ -40,11 +40,11 @@ enum class AxisKind : uint8_t { list, log, linear, preset };
 std::string_view name_of(AxisKind kind);
 
 struct Axis {
-  std::string path;  // of a leaf, canonical; of a section for presets
+  std::string path;  // of a field, canonical; of a section for presets
   AxisKind kind = AxisKind::list;
   std::vector<std::string> values;  // as the right side of an override; empty: any value from low to high
   double low = 0, high = 0;         // log, linear
-  config::Place place;
+  config::SourceLocation location;
   bool continuous() const { return values.empty(); }
 };
 

@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "base/text.hpp"
-#include "config/tools/emit.hpp"
 #include "config/core/library.hpp"
+#include "config/tools/emit.hpp"
 #include "sweep/definition.hpp"
 #include "sweep/values.hpp"
 
@@ -110,7 +110,7 @@ class Words {
   Diagnostic& error(std::string message) {
     Diagnostic diagnostic;
     diagnostic.message = std::move(message);
-    diagnostic.place = {0, line_, 1, 1};
+    diagnostic.location = {0, line_, 1, 1};
     out_.diagnostics.push_back(std::move(diagnostic));
     return out_.diagnostics.back();
   }

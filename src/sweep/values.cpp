@@ -27,11 +27,12 @@ std::optional<Target> find_target(std::string_view path) {
   return std::nullopt;
 }
 
-config::Diagnostic unknown_path(const std::string& path, config::Place place) {
+config::Diagnostic unknown_path(const std::string& path, config::SourceLocation location) {
   const size_t dot = path.find('.');
   const std::string head = path.substr(0, dot);
   const bool field = dot != std::string::npos && config::schema().find_section(head);
-  return config::unknown_key(config::schema(), field ? head : "", field ? path.substr(dot + 1) : path, place);
+  return config::unknown_key(config::schema(), field ? head : "", field ? path.substr(dot + 1) : path,
+                             location);
 }
 
 std::string described(const config::Diagnostic& diagnostic) {
@@ -46,7 +47,7 @@ std::string errors_text(const std::vector<config::Diagnostic>& diagnostics,
   std::string text;
   for (const config::Diagnostic& one : diagnostics)
     if (one.level == config::Level::error)
-      text += "\n    " + (one.place.known() ? config::place_text(one.place, sources) + ": " : "") +
+      text += "\n    " + (one.location.known() ? config::location_text(one.location, sources) + ": " : "") +
               described(one);
   return text;
 }

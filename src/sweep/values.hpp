@@ -20,14 +20,14 @@ inline constexpr int64_t kMostValues = 10'000;  // of one range
 inline constexpr std::array<std::string_view, 3> kOwnPlaces{"checkpoint.save", "logger.tensorboard_dir",
                                                             "profiling.trace_dir"};
 
-// What a path names: a leaf, something inside one (`dataset.blend.code`), or a section (field is null).
+// What a path names: a field, something inside one (`dataset.blend.code`), or a section (field is null).
 struct Target {
   std::string path;  // canonical
   const config::FieldInfo* field = nullptr;
   bool inside = false;
 };
 std::optional<Target> find_target(std::string_view path);
-config::Diagnostic unknown_path(const std::string& path, config::Place place);
+config::Diagnostic unknown_path(const std::string& path, config::SourceLocation location);
 
 // A diagnostic on one line, and all errors on lines of their own with their places.
 std::string described(const config::Diagnostic& diagnostic);

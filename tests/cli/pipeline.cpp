@@ -445,7 +445,7 @@ TEST_CASE("a run measured in passes over its data; the test share is evaluated o
   CHECK_MESSAGE(small.code == 0, small.err);
   CHECK(!contains(small.err, "test loss"));
   // Both lengths at once, and passes over data without an end.
-  CHECK(contains(p.in({"train", "./tiny.yaml", "train.epochs=1"}).err, "both say how long the run is"));
+  CHECK(contains(p.in({"train", "./tiny.yaml", "train.epochs=1"}).err, "both set the length of the run"));
   CHECK(
       contains(p.in({"check", "./tiny.yaml", "train.train_iters=null", "train.epochs=1", "dataset=mock"}).err,
                "generated data has no end"));

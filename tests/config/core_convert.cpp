@@ -1,4 +1,5 @@
-// Values by field type: every row of the table of accepted and refused texts, from a file and from the command line.
+// Values by field type: every row of the table of accepted and refused texts, from a file and from the
+// command line.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -182,7 +183,7 @@ TEST_CASE("reals") {
                          {"train.limit", ".NaN", ".nan"},
                          {"optimizer.lr", "017", "C0201&leading zero&write 17"},
                          {"optimizer.lr", "3%", "C0201&is a percentage&write 0.03"},
-                         {"optimizer.lr", "2k", "C0201&takes none&write 2000"},
+                         {"optimizer.lr", "2k", "C0201&does not accept&write 2000"},
                          {"optimizer.scale", "2k", "2000"},
                          {"optimizer.scale", "4Gi", "4294967296"},
                          {"optimizer.lr", "'1e-4'", "C0204&remove the quotes"},
@@ -260,7 +261,7 @@ TEST_CASE("bytes") {
                          {"train.buffer", "10G", "C0201&ambiguous&write 10GB&10GiB"},
                          {"train.buffer", "10KB", "C0201&ambiguous&10kB&10KiB"},
                          {"train.buffer", "10k", "C0201&ambiguous"},
-                         {"train.buffer", "0.3B", "C0201&whole number of bytes"},
+                         {"train.buffer", "0.3B", "C0201&integer number of bytes"},
                          {"train.buffer", "10XB", "C0201&units are"},
                          {"train.buffer", "'512'", "C0204"}})
     check(row);

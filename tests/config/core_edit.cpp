@@ -17,7 +17,7 @@ std::string fixed(const std::string& text) {
     Root root;
     return resolve_text_into(test_schema(), test_library(), &root, request, content);
   };
-  const Mended once = fix_recipe(test_schema(), text, resolve);
+  const FixResult once = fix_recipe(test_schema(), text, resolve);
   CHECK(fix_recipe(test_schema(), once.text, resolve).text == once.text);
   return once.text;
 }

@@ -47,9 +47,9 @@ TEST_CASE("operators and paths") {
   CHECK(path.segments[4].kind == Segment::Kind::id);
   CHECK(path.segments[5].name == "c.d");
   CHECK(parse("a.0.b=1")->path.segments[1].kind == Segment::Kind::index);
-  CHECK(parse("a=1")->place.line == 1);
-  CHECK(parse("a.b=cde")->value_place.column == 5);
-  CHECK(parse("a.b=cde")->value_place.length == 3);
+  CHECK(parse("a=1")->location.line == 1);
+  CHECK(parse("a.b=cde")->value_location.column == 5);
+  CHECK(parse("a.b=cde")->value_location.length == 3);
 }
 
 TEST_CASE("values") {
@@ -70,7 +70,7 @@ TEST_CASE("values") {
   CHECK(value("{}").items.empty());
   CHECK(value("[${a.b}, ${env:X,1}]").items[1].text == "${env:X,1}");
   CHECK(value("[*.linear_qkv]").items[0].text == "*.linear_qkv");
-  CHECK(value("[a, bcd]").items[1].place.column == 5);
+  CHECK(value("[a, bcd]").items[1].location.column == 5);
   CHECK(problems.empty());
   for (const char* wrong : {"[a", "{a: 1", "[a]]", "[a] b", "{a}", "{a: 1 b: 2}", "[,]", "'a", "'a' b",
                             "{: 1}", "{a: 1, a: 2}", "[a;b"}) {
@@ -107,14 +107,14 @@ TEST_CASE("mistakes with a message of their own") {
       {{""}, "an empty override", ""},
       {{"=x"}, "blank around `=`", ""},
       {{"@"}, "the file name is missing", ""},
-      {{"train..iters=1"}, "cannot stand in a path", ""},
+      {{"train..iters=1"}, "is not allowed in a path", ""},
       {{"train.=1"}, "the path ends with `.`", ""},
       {{"train.skip[0=1"}, "is missing", ""},
       {{"train.skip[x]=1"}, "is not an index", "[0]"},
       {{"train.skip[99999999999999999999]=1"}, "is not an index", ""},
-      {{"tr ain.iters=1"}, "cannot stand in a path", ""},
+      {{"tr ain.iters=1"}, "is not allowed in a path", ""},
       {{"train.tags=[a"}, "`]` is missing", ""},
-      {{"[0]=1"}, "cannot stand in a path", ""},
+      {{"[0]=1"}, "is not allowed in a path", ""},
       {{"train.title=\xFF"}, "invalid UTF-8", ""},
   };
   for (const auto& row : rows) {
@@ -136,13 +136,13 @@ TEST_CASE("what an operator means for each type of target") {
         "3}]}\npeft: lora\n",
         overrides);
   };
-  // a leaf
+  // a field
   CHECK(run({"optimizer.lr=0.5"}).config.optimizer.lr == 0.5);
   CHECK(run({"optimizer.lr=[1]"}).codes() == "C0206");
   CHECK(run({"optimizer.lr={a: 1}"}).codes() == "C0206");
   CHECK(run({"optimizer.lr+=1"}).says("write `optimizer.lr=…`"));
   CHECK(run({"optimizer.lr=0.5", "~optimizer.lr"}).config.optimizer.lr == 1e-3);
-  CHECK(run({"optimizer.lr.x=1"}).says("single value: nothing is below it"));
+  CHECK(run({"optimizer.lr.x=1"}).says("single value without items or keys"));
   // a list
   CHECK(run({"train.tags=[x]"}).config.train.tags == std::vector<std::string>{"x"});
   CHECK(run({"train.tags+=x"}).config.train.tags == std::vector<std::string>{"a", "b", "x"});

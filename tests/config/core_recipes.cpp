@@ -1,4 +1,5 @@
-// The real schema and the recipes that come with the binary: they resolve, print, read back, and are quick to check.
+// The real schema and the recipes that come with the binary: they resolve, print, read back, and are quick to
+// check.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,8 +11,8 @@
 
 #include "base/file.hpp"
 #include "config/core/hash.hpp"
-#include "config/tools/json_schema.hpp"
 #include "config/core/resolve.hpp"
+#include "config/tools/json_schema.hpp"
 #include "config/tools/show.hpp"
 #include "support/paths.hpp"
 
@@ -21,21 +22,18 @@ using namespace capstan::config;
 namespace {
 
 // In the current directory, which the paths of embedded recipes are relative to.
-Resolution resolve_text(const std::string& yaml) {
-  const auto path = std::filesystem::current_path() / "capstan-recipe-round-trip.yaml";
-  std::ofstream(path, std::ios::binary) << yaml;
+Resolution resolve_yaml(const std::string& yaml) {
   Request request;
-  request.recipe = path.string();
-  auto resolution = resolve(request);
-  std::filesystem::remove(path);
-  return resolution;
+  request.recipe = "./round-trip.yaml";
+  return resolve_text(yaml, request);
 }
 
 double median_ms(int rounds, const std::string& recipe, bool print) {
   std::vector<double> times;
   for (int i = 0; i < rounds; ++i) {
     const std::clock_t start = std::clock();
-    // On a thread of its own: what an earlier resolution has parsed is not known there, as in a program just started.
+    // On a thread of its own: what an earlier resolution has parsed is not known there, as in a program just
+    // started.
     std::thread([&] {
       Request request;
       request.recipe = recipe;
@@ -64,7 +62,7 @@ TEST_CASE("every shipped recipe resolves, and every printed form of it reads bac
     const std::string hash = config_hash(schema(), &resolution.config, HashScope::full);
     for (const auto& text : {show(resolution), show(resolution, {ShowFormat::minimal, ""}),
                              resolved_recipe(resolution), show(resolution, {ShowFormat::json, ""})}) {
-      const auto again = resolve_text(text);
+      const auto again = resolve_yaml(text);
       CAPTURE(text);
       CAPTURE(render(again.diagnostics, again.sources));
       CHECK(again.ok());
@@ -76,7 +74,7 @@ TEST_CASE("every shipped recipe resolves, and every printed form of it reads bac
 }
 
 TEST_CASE("places point at the lines that set the fields, however often a shipped file was read before") {
-  int places = 0;
+  int locations = 0;
   for (int round = 0; round < 2; ++round)
     for (const auto& recipe : recipes()) {
       Request request;
@@ -85,17 +83,17 @@ TEST_CASE("places point at the lines that set the fields, however often a shippe
       if (round) request.overrides.push_back(Override::token("rng.seed=7"));
       const auto resolution = resolve(request);
       for (const auto& [path, origin] : resolution.origins) {
-        if (!origin.place.known()) continue;
-        const auto& source = resolution.sources.at(static_cast<size_t>(origin.place.source));
+        if (!origin.location.known()) continue;
+        const auto& source = resolution.sources.at(static_cast<size_t>(origin.location.source));
         if (source.kind != Source::Kind::embedded) continue;
         const std::string name = path.substr(path.rfind('.') + 1);
-        INFO(recipe.name, " ", path, " ", source.name, ":", origin.place.line);
-        CHECK(source.line(origin.place.line).find(name) != std::string_view::npos);
+        INFO(recipe.name, " ", path, " ", source.name, ":", origin.location.line);
+        CHECK(source.line(origin.location.line).find(name) != std::string_view::npos);
         if (origin.kind == Origin::Kind::preset) CHECK(source.name.starts_with("configs/"));
-        ++places;
+        ++locations;
       }
     }
-  CHECK(places > 500);
+  CHECK(locations > 500);
 }
 
 TEST_CASE("checking and showing the 405B recipe takes milliseconds") {

@@ -43,7 +43,7 @@ TEST_CASE("ranks: default, preset, recipe chain, files, command line") {
   CHECK(history == "base.yaml:4:3 child.yaml:5:3 f.yaml:1:9 <cli>:2 ");
 }
 
-TEST_CASE("a preset never beats an explicit leaf, wherever either is written") {
+TEST_CASE("a preset never beats an explicit field, wherever either is written") {
   const Workspace w;
   for (const auto& out :
        {w.text("model: {num_heads: 2}\n", {"model=base"}), w.text("model: base\n", {"model.num_heads=2"}),
@@ -54,8 +54,8 @@ TEST_CASE("a preset never beats an explicit leaf, wherever either is written") {
     CHECK(out.config.model.num_heads == 2);
     CHECK(out.config.model.hidden_size == 256);
   }
-  // A preset that is chosen after the value may have been meant to replace it. A value beside or after the preset is there to
-  // differ from it.
+  // A preset that is chosen after the value may have been meant to replace it. A value beside or after the
+  // preset is there to differ from it.
   for (const auto& out : {w.text("model: {num_heads: 2}\n", {"model=base"}),
                           w.text("name: x\n", {"model.num_heads=2", "model=base"})}) {
     REQUIRE(out.first("C0702"));
@@ -85,7 +85,8 @@ TEST_CASE("presets extend presets, set other sections softly, and must not disag
   CHECK(out.ok());
   CHECK(out.config.optimizer.lr == 0.1);
   CHECK(w.text("model: nope\n").codes() == "C0505");
-  // An unknown preset hides no other mistake, and causes none: what it would have set counts as neither right nor wrong.
+  // An unknown preset hides no other mistake, and causes none: what it would have set counts as neither right
+  // nor wrong.
   CHECK(w.text("model: nope\ntrain: {global_batch: 3, micro_batch: 2}\n").codes() == "C0505 T0002");
   CHECK(w.text("model: {preset: nope, num_heads: 7}\n").codes() == "C0505");
   CHECK(w.text("model: {preset: nope, num_heads: 7, hidden_size: 64}\n").codes() == "C0505 T0001");
@@ -165,9 +166,9 @@ TEST_CASE("schema line, unset, dotted keys, append in files") {
   CHECK(w.text("extends: p.yaml\ntrain: {tags+: q}\n").config.train.tags ==
         std::vector<std::string>{"x", "q"});
   CHECK(w.text("train.env: {A: 1}\ntrain: {env: {B: 2}}\n").codes() == "C0104");
-  CHECK(w.text("train: {a.b: 1}\n").says("dotted keys stand at the top of a recipe only"));
+  CHECK(w.text("train: {a.b: 1}\n").says("dotted keys are allowed only at the top level of a recipe"));
   CHECK(w.text("train.iters: 1\ntrain: {iters: 2}\n").says("`train.iters` is given twice in one file"));
-  CHECK(w.text("train: {iters: 1, steps: 1}\n").says("`train.iters` and `train.steps` are the same leaf"));
+  CHECK(w.text("train: {iters: 1, steps: 1}\n").says("`train.iters` and `train.steps` are the same field"));
   CHECK(w.text("unset: nope.x\n").codes() == "C0102");
   CHECK(w.text("train:\n").says("the section `train` has no value"));
   CHECK(w.text("train: [1]\n").codes() == "C0206");
@@ -184,7 +185,7 @@ TEST_CASE("maps merge and lists replace, in files as on the command line") {
   CHECK(out.config.train.tags == std::vector<std::string>{"q"});
 }
 
-TEST_CASE("an alias is the same leaf: rank decides, two different values at one rank are an error") {
+TEST_CASE("an alias is the same field: rank decides, two different values at one rank are an error") {
   const Workspace w;
   for (const char* name :
        {"dist.tp", "model.tensor_parallel_size", "parallel.tp", "dist.tensor_parallel_size"}) {
@@ -238,8 +239,8 @@ TEST_CASE("all errors at once, each at its place") {
       w.text("model:\n  hidden_size: x\n  nrom: RMSNorm\ntrain: {iters: 0}\noptimizer:\n  lr: '1'\n",
              {"dist.tp=x", "a.b=1"});
   CHECK(out.codes() == "C0201 C0102 C0202 C0204 C0201 C0102");
-  CHECK(place_text(out.diagnostics[0].place, out.sources) == w.path("r.yaml") + ":2:16");
-  CHECK(place_text(out.diagnostics[4].place, out.sources) == "<cli>:1:9");
+  CHECK(location_text(out.diagnostics[0].location, out.sources) == w.path("r.yaml") + ":2:16");
+  CHECK(location_text(out.diagnostics[4].location, out.sources) == "<cli>:1:9");
   CHECK_FALSE(out.malformed);
   CHECK_THROWS_AS(out.require_ok(), Error);
 }
@@ -261,7 +262,7 @@ TEST_CASE("optional sections") {
   CHECK(w.text("peft: null\npeft.dim: 3\n").codes() == "C0109");
 }
 
-TEST_CASE("another variant drops the leaves that it lacks, with a note") {
+TEST_CASE("another variant drops the fields that it lacks, with a note") {
   const Workspace w;
   auto out = w.text("dataset: {path: data/x, seed: 3}\n", {"dataset=mock"});
   REQUIRE(out.ok());
@@ -298,7 +299,7 @@ TEST_CASE("rules name the operands, their values and where they were set; cascad
   auto out = w.text("model: {num_heads: 5}\n");
   CHECK(out.codes() == "T0001");
   CHECK(out.diagnostics[0].name == "heads_divide");
-  CHECK(out.diagnostics[0].place.column == 20);
+  CHECK(out.diagnostics[0].location.column == 20);
   CHECK(out.says("`model.num_heads` = 5 (" + w.path("r.yaml") + ":1:9)"));
   CHECK(out.says("`model.hidden_size` = 64 (default)"));
   CHECK(out.says("help: nearest legal values: 4 and 8"));
@@ -379,12 +380,12 @@ TEST_CASE("interpolation") {
       {"train.note", "${env:CAPSTAN_TEST_BAD}", "C0404 UTF-8"},
       {"train.iters", "${env:}", "C0401"},
       {"train.iters", "${train.tittle}", "C0402 names no field"},
-      {"train.iters", "${train}", "C0402 names a whole section"},
+      {"train.iters", "${train}", "C0402 names a section"},
       {"train.iters", "${train.tags[5]}", "C0402 no such item"},
       {"train.iters", "${...x}", "C0402 above the top"},
       {"train.iters", "${train.iters}", "C0403 defined by itself"},
       {"train.note", "${train.iters", "C0401 never closed"},
-      {"train.note", "${}", "C0401 names nothing"},
+      {"train.note", "${}", "C0401 does not name a field"},
       {"train.note", "${= 1 + 2}", "C0401 arithmetic"},
       {"train.note", "${shell:ls}", "C0401 is not known"},
       {"train.note", "x${optimizer.min_lr}", "C0405 null"},
@@ -418,7 +419,7 @@ TEST_CASE("interpolation") {
   CHECK(key.ok());
   CHECK(key.config.train.env.at(0).first == "${name}");
   REQUIRE(key.first("C0605"));
-  CHECK(key.first("C0605")->place.column == 15);
+  CHECK(key.first("C0605")->location.column == 15);
   CHECK_FALSE(w.text("train: {env: {'${': 1}}\n").first("C0605"));
   // A wrong source is reported once, at its own place.
   CHECK(w.text("optimizer: {lr: x, min_lr: '${.lr}'}\n").codes() == "C0201");

@@ -1,4 +1,4 @@
-// What a resolution prints: it reads back as the same Config, says where each leaf comes from, and compares.
+// What a resolution prints: it reads back as the same Config, says where each field comes from, and compares.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -7,8 +7,8 @@
 
 #include "base/error.hpp"
 #include "base/utf8.hpp"
-#include "config/tools/emit.hpp"
 #include "config/core/hash.hpp"
+#include "config/tools/emit.hpp"
 #include "config/tools/json_schema.hpp"
 #include "config/tools/show.hpp"
 #include "core_support.hpp"
@@ -23,7 +23,7 @@ std::string shown(const Outcome& out, ShowFormat format, const std::string& path
   return show(test_schema(), &out.config, out, {format, path});
 }
 
-// Every leaf equal, absolute paths included.
+// Every field equal, absolute paths included.
 void check_same(const Outcome& a, const Outcome& b) {
   for (const FieldInfo* field : test_schema().fields()) {
     CAPTURE(field->path);
@@ -138,7 +138,8 @@ TEST_CASE("a minimal recipe keeps the names that it extends, and has only what d
         "schema: capstan/1\nextends: base\ntrain:\n  iters: 4\n  save: sub/out\n");
   CHECK(minimal(w.text("extends: [base, sub/a.yaml, child]\n")) ==
         "schema: capstan/1\nextends: [base, child]\ntrain:\n  save: sub/out\n");
-  // Back to the preset's value or the default; null for one that is derived again; an optional section on and off.
+  // Back to the preset's value or the default; null for one that is derived again; an optional section on and
+  // off.
   CHECK(minimal(w.text("extends: child\nunset: [train.iters]\n")) ==
         "schema: capstan/1\nextends: child\nunset: train.iters\n");
   CHECK(minimal(w.resolve("child", {"~train.iters"})) ==
@@ -339,7 +340,7 @@ TEST_CASE("diagnostics: human, compact, JSON") {
   CHECK(windowed.size() < 700);
   Diagnostic odd;
   odd.message = "m";
-  odd.place = {0, 1, 1, 3};
+  odd.location = {0, 1, 1, 3};
   const std::vector<config::Source> sources{{config::Source::Kind::file, "f", "\x1b[31mred\u202E", "/"}};
   CHECK(render(odd, sources).find('\x1b') == std::string::npos);
 }

@@ -25,7 +25,7 @@ void describe(Section<ModelSection>& s) {
       .min(1)
       .alias("dataset.seq_length");
   s.field("dropout", &ModelSection::dropout).doc("dropout").fraction();
-  s.field("norm", &ModelSection::norm).doc("kind of norm").not_yet("RMSNorm", [](const Value& v) {
+  s.field("norm", &ModelSection::norm).doc("kind of norm").unsupported("RMSNorm", [](const Value& v) {
     return v.text == "RMSNorm";
   });
   s.field("dtype", &ModelSection::dtype).doc("element type");

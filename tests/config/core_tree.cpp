@@ -22,7 +22,9 @@ struct Parsed {
   std::vector<Diagnostic> diagnostics;
   std::optional<Node> tree;
   std::string message() const { return diagnostics.empty() ? "" : diagnostics[0].message; }
-  std::string where() const { return diagnostics.empty() ? "" : place_text(diagnostics[0].place, sources); }
+  std::string where() const {
+    return diagnostics.empty() ? "" : location_text(diagnostics[0].location, sources);
+  }
   std::string help() const {
     return diagnostics.empty() || diagnostics[0].helps.empty() ? "" : diagnostics[0].helps[0];
   }
@@ -48,18 +50,18 @@ TEST_CASE("the tree keeps the text and the place of every key and value") {
   const Node& a = *parsed.tree->find("a");
   CHECK(a.find("b")->text == "1e-4");
   CHECK_FALSE(a.find("b")->quoted);
-  CHECK(a.find("b")->place.line == 3);
-  CHECK(a.find("b")->place.column == 6);
-  CHECK(a.find("b")->place.length == 4);
-  CHECK(a.key_places[0].column == 3);
-  CHECK(a.key_places[1].length == 5);
+  CHECK(a.find("b")->location.line == 3);
+  CHECK(a.find("b")->location.column == 6);
+  CHECK(a.find("b")->location.length == 4);
+  CHECK(a.key_locations[0].column == 3);
+  CHECK(a.key_locations[1].length == 5);
   CHECK(a.find("c d")->quoted);
   CHECK(a.find("c d")->text == "q\"x");
-  CHECK(a.find("c d")->place.length == 6);
+  CHECK(a.find("c d")->location.length == 6);
   const Node& list = *parsed.tree->find("é");
-  CHECK(list.place.column == 4);  // characters, not bytes
-  CHECK(list.items[1].place.column == 8);
-  CHECK(list.items[1].place.length == 2);
+  CHECK(list.location.column == 4);  // characters, not bytes
+  CHECK(list.items[1].location.column == 8);
+  CHECK(list.items[1].location.length == 2);
 }
 
 TEST_CASE("null is written, nothing is not null") {
@@ -72,7 +74,7 @@ TEST_CASE("null is written, nothing is not null") {
   CHECK_FALSE(t.find("a")->empty);
   CHECK_FALSE(t.find("b")->empty);
   CHECK(t.find("c")->empty);
-  CHECK(t.find("c")->place.line == 3);
+  CHECK(t.find("c")->location.line == 3);
   CHECK_FALSE(t.find("d")->items[0].empty);
   CHECK_FALSE(t.find("d")->items[1].empty);
   CHECK(t.find("e")->find("x")->empty);
@@ -94,8 +96,8 @@ TEST_CASE("aliases are copied, with both places") {
   REQUIRE(parsed.tree);
   const Node& b = *parsed.tree->find("b");
   CHECK(b.find("k")->text == "1");
-  CHECK(b.place.line == 2);
-  CHECK(b.place.column == 4);
+  CHECK(b.location.line == 2);
+  CHECK(b.location.column == 4);
   CHECK(b.anchor.line == 1);
 }
 
@@ -106,8 +108,8 @@ TEST_CASE("byte order mark and CRLF do not move places") {
   REQUIRE(parsed.tree);
   CHECK(parsed.diagnostics.empty());
   CHECK(parsed.tree->find("b")->find("c")->text == "2");
-  CHECK(parsed.tree->find("b")->find("c")->place.line == 3);
-  CHECK(parsed.tree->find("a")->place.column == 4);
+  CHECK(parsed.tree->find("b")->find("c")->location.line == 3);
+  CHECK(parsed.tree->find("a")->location.column == 4);
 }
 
 TEST_CASE("syntax errors: own words, exact place, a way out") {
@@ -136,7 +138,7 @@ TEST_CASE("syntax errors: own words, exact place, a way out") {
       {"a: ]\n", "r.yaml:1:4", "`]` closes nothing", ""},
       {"a: 'x\n", "r.yaml:1:4", "the quote `'` is never closed", ""},
       {"a: \"x\n", "r.yaml:1:4", "the quote `\"` is never closed", ""},
-      {"a: b: c\n", "r.yaml:1:5", "a `:` that cannot stand here", "quotes"},
+      {"a: b: c\n", "r.yaml:1:5", "a `:` is not allowed here", "quotes"},
       {"a: 1\n---\nb: 2\n", "r.yaml:2:1", "more than one document", "extends"},
       {" a: 1\nb: 2\n", "r.yaml:2:1", "text after the end of the document", "indentation"},
       {"\"a\" \"b\"\n", "r.yaml:1:5", "text after the end of the document", ""},

@@ -31,7 +31,7 @@ void apply(Config& config, const std::string& line, std::set<std::string>& writt
   sources[0].text = line;
   sources[0].directory = "/";
   std::vector<Diagnostic> diagnostics;
-  const auto node = parse_value(line.substr(equals + 1), Place{0, 1, 1, 1}, diagnostics);
+  const auto node = parse_value(line.substr(equals + 1), SourceLocation{0, 1, 1, 1}, diagnostics);
   REQUIRE_MESSAGE(node.has_value(), line);
   ConvertContext context;
   context.sources = &sources;

@@ -1,13 +1,13 @@
-// Values that follow from each other, through the whole resolution: whichever one a recipe gives, the others follow, and
-// only what really followed says so.
+// Values that follow from each other, through the whole resolution: whichever one a recipe gives, the others
+// follow, and only what really followed says so.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "config/tools/emit.hpp"
 #include "config/core/resolve.hpp"
+#include "config/tools/emit.hpp"
 #include "config/tools/show.hpp"
 
 using namespace capstan;
@@ -118,7 +118,7 @@ TEST_CASE("a value given by what is derived from it is a circle") {
   CHECK(r.diagnostics[0].message ==
         "`dist.num_layers_per_virtual_pipeline_stage` is derived from "
         "`dist.virtual_pipeline_model_parallel_size`, which is given by it");
-  CHECK(place_text(r.diagnostics[0].place, r.sources, false) == "<cli>:3");
+  CHECK(location_text(r.diagnostics[0].location, r.sources, false) == "<cli>:3");
 }
 
 TEST_CASE("a world that does not fit is answered once, with both grids") {
@@ -176,7 +176,8 @@ TEST_CASE("a world that does not fit is answered once, with both grids") {
   CHECK(render(dense.diagnostics, dense.sources).find("expert") == std::string::npos);
 }
 
-TEST_CASE("one cause, one message: what a missing file or an ambiguous leaf would have said is not missing") {
+TEST_CASE(
+    "one cause, one message: what a missing file or an ambiguous field would have said is not missing") {
   const auto codes = [](const std::string& recipe, const std::vector<std::string>& overrides) {
     Request request;
     request.recipe = recipe;

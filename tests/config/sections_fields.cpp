@@ -34,7 +34,7 @@ TEST_CASE("every field has a document of one line, and numbers that count someth
   CHECK(schema().rules().size() >= 60);
 }
 
-TEST_CASE("names of other places and short names are the same leaf") {
+TEST_CASE("names of other places and short names are the same field") {
   const std::pair<const char*, const char*> names[] = {
       {"dist.tp", "dist.tensor_model_parallel_size"},
       {"model.tensor_model_parallel_size", "dist.tensor_model_parallel_size"},
@@ -200,7 +200,7 @@ TEST_CASE("the layout grammar") {
            {"tE|L", "`E` has to be the first item"},
            {"Et|E|L", "`E` has to be the first item"},
            {"Et|L|t", "`L` has to be the last item"},
-           {"EtLL", "`L` has to stand exactly once"},
+           {"EtLL", "`L` must occur exactly once"},
            {"Et|t", "`L` (head and loss) is missing"},
            {"Em|tL", "may follow"},
            {"Etm|m|L", "all `m` have to be in one stage"},

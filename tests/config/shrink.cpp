@@ -1,4 +1,5 @@
-// --shrink: what stays, what gets small, and that every shipped recipe still fits together on any number of ranks.
+// --shrink: what stays, what gets small, and that every shipped recipe still fits together on any number of
+// ranks.
 #include "config/tools/shrink.hpp"
 
 #include <doctest/doctest.h>

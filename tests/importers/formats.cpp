@@ -1,7 +1,10 @@
-// What each table does with single keys, how formats are recognised, and that nothing is dropped silently.
+// What each table does with single keys, how formats are recognized, and that nothing is dropped silently.
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -404,7 +407,7 @@ TEST_CASE("chat models of Qwen 2.5 have fewer positions than the base models of 
   CHECK(positions(torchtune + "7b_base}") == "unset");
 }
 
-TEST_CASE("formats are recognised, or the known ones are told") {
+TEST_CASE("formats are recognized, or the known ones are told") {
   const auto format_of = [](const char* text) { return import_recipe(text, "file", {}).format; };
   CHECK(format_of("pretrain_gpt.py --num-layers 2") == Format::megatron);
   CHECK(format_of("{\"zero_optimization\": {\"stage\": 1}}") == Format::deepspeed);
@@ -417,14 +420,14 @@ TEST_CASE("formats are recognised, or the known ones are told") {
         Format::axolotl);
   try {
     import_recipe("a: 1\nb: 2\n", "file", {});
-    FAIL("recognised");
+    FAIL("recognized");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::format);
     for (const FormatInfo& info : formats()) CHECK(error.help().find(info.name) != std::string::npos);
   }
   try {
     import_recipe("model: {num_layers: 2}\noptimizer: {lr: 1}\n", "mine.yaml", {});
-    FAIL("recognised");
+    FAIL("recognized");
   } catch (const Error& error) {
     CHECK(error.help().find("capstan check") != std::string::npos);
   }
@@ -580,8 +583,8 @@ TEST_CASE("megatron: a branch that depends on a variable is asked about, not tak
   CHECK(left(asked, "--num-layers")->reason == "depends on `case $SIZE in`, which is not decided");
   REQUIRE(left_as(asked, "case $SIZE in", Why::to_fill_in));
   CHECK(left(asked, "case $SIZE in")->reason ==
-        "not decided: the script does not say what `$SIZE` is; choose with --var SIZE=VALUE");
-  CHECK(left(asked, "case $SIZE in")->place.line == 2);
+        "not decided: the script does not set `$SIZE` is; choose with --var SIZE=VALUE");
+  CHECK(left(asked, "case $SIZE in")->location.line == 2);
   // What does not depend on it is taken: a default of the script decides.
   CHECK(value_of(asked, "mixed_precision (preset)") == "bf16_mixed");
   CHECK(value_of(asked, "optimizer.lr") == "0.001");
@@ -616,4 +619,27 @@ TEST_CASE("megatron: a command inside of a branch or loop is read, and that is s
   const Imported second = import_recipe(two, "run.sh", {.variables = {{"1", "test"}}});
   CHECK(value_of(second, "optimizer.lr") == "0.002");
   CHECK(left(second, "if [ \"$1\" = train ]") == nullptr);
+}
+
+TEST_CASE("a length in steps resets the epochs of the base recipe") {
+  const auto directory = std::filesystem::temp_directory_path() / "capstan-import-base";
+  std::filesystem::create_directories(directory);
+  std::ofstream(directory / "passes.yaml")
+      << "extends: llama3.2-1b-sft\ntrain: {train_iters: null, epochs: 2}\n";
+  ::setenv("CAPSTAN_RECIPE_PATH", directory.c_str(), 1);
+  const auto imported = [](const std::string& text) {
+    Options options;
+    options.base = "passes";
+    return import_recipe(text, "args.json", options);
+  };
+  const Imported steps = imported("{\"per_device_train_batch_size\": 1, \"max_steps\": 10}");
+  const Imported epochs = imported("{\"per_device_train_batch_size\": 1, \"num_train_epochs\": 1}");
+  ::unsetenv("CAPSTAN_RECIPE_PATH");
+  std::filesystem::remove_all(directory);
+  CHECK(value_of(steps, "train.epochs") == "null (assumed)");
+  CHECK(steps.resolution.ok());
+  CHECK(steps.resolution.config.train.train_iters == 10);
+  CHECK_FALSE(steps.resolution.config.train.epochs);
+  CHECK(value_of(epochs, "train.epochs") == "1");
+  CHECK(epochs.resolution.ok());
 }

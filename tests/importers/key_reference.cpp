@@ -1,5 +1,5 @@
-// The reference of keys says what the importers do: every target exists, and every value that a golden import takes goes
-// to a field that the reference names for its key.
+// The reference of keys says what the importers do: every target exists, and every value that a golden import
+// takes goes to a field that the reference names for its key.
 #include "importers/key_reference.hpp"
 
 #include <doctest/doctest.h>

@@ -27,7 +27,7 @@ std::string errors_of(const std::string& text) {
   std::string all;
   const Reading reading = read(text);
   for (const auto& diagnostic : reading.diagnostics) {
-    all += config::place_text(diagnostic.place, reading.sources) + ": " + diagnostic.message + "\n";
+    all += config::location_text(diagnostic.location, reading.sources) + ": " + diagnostic.message + "\n";
     for (const auto& help : diagnostic.helps) all += "  " + help + "\n";
   }
   return all;

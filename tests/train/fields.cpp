@@ -433,7 +433,7 @@ TEST_CASE("modules that selective recomputation does not cover are refused by na
   // The field's own page says so.
   const config::FieldInfo* field = config::schema().find_spelling("model.recompute_modules");
   REQUIRE(field);
-  CHECK(std::any_of(field->not_yet.begin(), field->not_yet.end(),
+  CHECK(std::any_of(field->unsupported.begin(), field->unsupported.end(),
                     [&](const auto& one) { return one.reason == reason; }));
 }
 

@@ -22,8 +22,8 @@ std::vector<config::Diagnostic> add_missing_files(config::Resolution& resolution
   const auto missing = missing_files(resolution, files ? config::Level::error : config::Level::note);
   for (const config::Diagnostic& one : missing) {
     const bool shipped =
-        one.place.known() &&
-        resolution.sources[static_cast<size_t>(one.place.source)].kind == config::Source::Kind::embedded;
+        one.location.known() &&
+        resolution.sources[static_cast<size_t>(one.location.source)].kind == config::Source::Kind::embedded;
     if (files || !shipped) resolution.diagnostics.push_back(one);
   }
   if (files && missing.empty())

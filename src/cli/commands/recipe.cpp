@@ -146,9 +146,7 @@ int new_of_directory(Context& context, const std::string& to, const std::string&
   const std::string text = recipe_of_directory(to, directory);
   config::Request request;
   request.recipe = to.find('/') == std::string::npos ? "./" + to : to;
-  config::Resolution resolution;
-  static_cast<config::Resolved&>(resolution) = config::resolve_text_into(
-      config::schema(), config::Library::standard(), &resolution.config, request, text);
+  const config::Resolution resolution = config::resolve_text(text, request);
   if (!resolution.ok()) show_diagnostics(context, resolution), throw Exit{2};
   write_new(to, text);
   put(to + ": the model of " + directory + "; next: capstan train " + shell_quoted(to) + "\n");

@@ -43,41 +43,41 @@ void write_back(const std::string& file, const std::string& text) {
 }
 
 // Prints or writes what was mended; `done`: how a step reads in the summary ("mended").
-int finish(Context& context, const std::string& file, const std::string& before, const config::Mended& mended,
-           const char* done) {
+int finish(Context& context, const std::string& file, const std::string& before,
+           const config::FixResult& result, const char* done) {
   const Arguments& args = context.args;
-  const bool changed = mended.text != before;
+  const bool changed = result.text != before;
   const bool only_look = args.has("check") || args.has("diff");
-  if (changed && !only_look) write_back(file, mended.text);
+  if (changed && !only_look) write_back(file, result.text);
   if (args.has("json")) {
     nlohmann::ordered_json object = {{"schema", "capstan.recipe-edit/1"},
                                      {"file", file},
                                      {"changed", changed},
                                      {"written", changed && !only_look}};
     object["changes"] = nlohmann::ordered_json::array();
-    for (const auto& step : mended.steps)
+    for (const auto& step : result.steps)
       object["changes"].push_back({{"line", step.line}, {"column", step.column}, {"what", step.what}});
     config::RenderOptions options;
     options.format = config::DiagnosticFormat::json;
     object["left"] = nlohmann::ordered_json::parse(
-        config::render(mended.resolved.diagnostics, mended.resolved.sources, options));
+        config::render(result.resolved.diagnostics, result.resolved.sources, options));
     put(object.dump(2) + "\n");
   } else if (args.has("diff")) {
-    put(unified_diff(before, mended.text, file));
+    put(unified_diff(before, result.text, file));
   } else if (!context.quiet()) {
-    for (const auto& step : mended.steps)
+    for (const auto& step : result.steps)
       put(file + ":" + std::to_string(step.line) + ":" + std::to_string(step.column) + ": " + step.what +
           "\n");
-    const std::string number = std::to_string(mended.steps.size());
+    const std::string number = std::to_string(result.steps.size());
     put(file + ": " +
         (!changed ? "nothing to change"
                   : (only_look ? "would be " : "") + std::string(done) + " in " + number +
-                        (mended.steps.size() == 1 ? " place" : " places")) +
+                        (result.steps.size() == 1 ? " place" : " places")) +
         "\n");
   }
-  if (!args.has("json")) show_diagnostics(context, mended.resolved);
-  if (mended.resolved.malformed) return exit_code_of(ErrorCode::format);
-  return !mended.resolved.ok() || (only_look && changed) ? 1 : 0;
+  if (!args.has("json")) show_diagnostics(context, result.resolved);
+  if (result.resolved.malformed) return exit_code_of(ErrorCode::format);
+  return !result.resolved.ok() || (only_look && changed) ? 1 : 0;
 }
 
 int run_recipe_fix(Context& context) {

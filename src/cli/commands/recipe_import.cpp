@@ -53,8 +53,8 @@ importer::Options options_of(const Context& context, const std::string& to) {
   return options;
 }
 
-std::string place_of(const Imported& imported, const importer::Left& left) {
-  return left.place.known() ? config::place_text(left.place, imported.sources) : std::string();
+std::string location_of(const Imported& imported, const importer::Left& left) {
+  return left.location.known() ? config::location_text(left.location, imported.sources) : std::string();
 }
 
 // Lists whose lines say nothing but a name are told as a number.
@@ -92,8 +92,8 @@ std::string summary(const Imported& imported) {
       std::string reason = left.reason;
       for (size_t i = 0; i < left.near.size(); ++i)
         reason += (i == 0 ? "; similar: `" : ", `") + left.near[i] + "`";
-      const std::string place = place_of(imported, left);
-      table.add({"  " + (place.empty() ? "" : place + " ") + left.key +
+      const std::string location = location_of(imported, left);
+      table.add({"  " + (location.empty() ? "" : location + " ") + left.key +
                      (left.value.empty() ? "" : " " + left.value),
                  reason});
     }
@@ -110,13 +110,13 @@ nlohmann::ordered_json as_json(const Imported& imported, const std::string& to) 
                                    {"ok", resolution.ok() && !imported.undecided}};
   if (!to.empty()) object["written"] = to;
   object["recipe"] = imported.recipe;
-  const auto put_place = [](nlohmann::ordered_json& item, const config::Place& place) {
-    if (place.known()) item["line"] = place.line, item["column"] = place.column;
+  const auto put_location = [](nlohmann::ordered_json& item, const config::SourceLocation& location) {
+    if (location.known()) item["line"] = location.line, item["column"] = location.column;
   };
   auto& taken = object["taken"] = nlohmann::ordered_json::array();
   for (const importer::Taken& one : imported.taken) {
     nlohmann::ordered_json item = {{"key", one.key}, {"path", one.path}, {"value", one.value}};
-    put_place(item, one.place);
+    put_location(item, one.location);
     taken.push_back(std::move(item));
   }
   auto& assumed = object["assumed"] = nlohmann::ordered_json::array();
@@ -127,7 +127,7 @@ nlohmann::ordered_json as_json(const Imported& imported, const std::string& to) 
     nlohmann::ordered_json item = {
         {"key", one.key}, {"value", one.value}, {"why", importer::why_name(one.why)}, {"reason", one.reason}};
     if (!one.near.empty()) item["near"] = one.near;
-    put_place(item, one.place);
+    put_location(item, one.location);
     left.push_back(std::move(item));
   }
   config::RenderOptions options;

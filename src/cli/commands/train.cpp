@@ -53,7 +53,7 @@ int run_train(Context& context) {
   if (args.has("shrink")) progress.line(shrunk_summary(shrunk_from, resolution));
   for (const config::HistoryEntry& entry : resolution.history)
     if (!args.has("shrink") && entry.path == "dist.world_size" &&
-        entry.fate != config::HistoryEntry::Fate::effective && !entry.origin.written.empty() &&
+        entry.status != config::HistoryEntry::Status::effective && !entry.origin.written.empty() &&
         entry.origin.written != std::to_string(ranks))
       progress.line("the recipe asks for " + entry.origin.written + " ranks (" + entry.origin.text +
                     "), this run has " + std::to_string(ranks));

@@ -44,28 +44,29 @@ Composition Composer::run() {
   return std::move(out_);
 }
 
-Diagnostic& Composer::error(const char* code, std::string message, Place place, std::string label) {
+Diagnostic& Composer::error(const char* code, std::string message, SourceLocation location,
+                            std::string label) {
   Diagnostic diagnostic;
   diagnostic.code = code;
   if (diagnostic.code.starts_with("C05") && diagnostic.code != "C0505")
     out_.incomplete = true;  // the codes of files; preset_error() is for presets
   diagnostic.message = std::move(message);
-  diagnostic.place = place;
+  diagnostic.location = location;
   diagnostic.label = std::move(label);
   out_.diagnostics.push_back(std::move(diagnostic));
   return out_.diagnostics.back();
 }
 
-void Composer::unknown(const std::string& section, const std::string& key, Place place) {
+void Composer::unknown(const std::string& section, const std::string& key, SourceLocation location) {
   // Near matches are for people; a file of a thousand unknown keys is not theirs.
-  out_.diagnostics.push_back(unknown_key(schema_, section, key, place, ++unknown_ <= 50));
+  out_.diagnostics.push_back(unknown_key(schema_, section, key, location, ++unknown_ <= 50));
 }
 
 std::optional<Composer::Target> Composer::find(const ParsedPath& path) {
   Target target;
   const auto& segments = path.segments;
   if (segments[0].kind != Segment::Kind::name) {
-    error("C0101", "a path starts with the name of a section", path.place);
+    error("C0101", "a path starts with the name of a section", path.location);
     return std::nullopt;
   }
   const std::string& first = segments[0].name;
@@ -94,20 +95,20 @@ std::optional<Composer::Target> Composer::find(const ParsedPath& path) {
     return target;
   }
   if (!field) {
-    Place place = path.place;
+    SourceLocation location = path.location;
     std::string key = first;
     if (section || alias_prefix(first)) {
       key = segments.size() > 1 ? segments[1].name : first;
-      if (path.segments.size() > 1 && path.place.length > static_cast<int>(first.size())) {
-        place.column += static_cast<int>(first.size()) + 1;
-        place.length = std::max(1, place.length - static_cast<int>(first.size()) - 1);
+      if (path.segments.size() > 1 && path.location.length > static_cast<int>(first.size())) {
+        location.column += static_cast<int>(first.size()) + 1;
+        location.length = std::max(1, location.length - static_cast<int>(first.size()) - 1);
       }
-      unknown(first, key, place);
+      unknown(first, key, location);
     } else {
       if (segments.size() > 1 && segments[1].kind == Segment::Kind::name)
-        unknown(first, segments[1].name, place);
+        unknown(first, segments[1].name, location);
       else
-        unknown("", first, place);
+        unknown("", first, location);
     }
     return std::nullopt;
   }
@@ -115,44 +116,44 @@ std::optional<Composer::Target> Composer::find(const ParsedPath& path) {
   target.spelling = spelling;
   target.rest.assign(segments.begin() + static_cast<std::ptrdiff_t>(used), segments.end());
   if (spelled == Schema::Spelling::old_name) {
-    auto& lint = error("C0602", "`" + spelling + "` is now called `" + field->path + "`", path.place);
+    auto& lint = error("C0602", "`" + spelling + "` is now called `" + field->path + "`", path.location);
     lint.level = Level::warning;
     lint.name = "deprecated_key";
     lint.path = field->path;
     // The key alone, or the whole path, can be written anew where it stands.
-    const bool whole = path.place.length == static_cast<int>(count_code_points(spelling));
+    const bool whole = path.location.length == static_cast<int>(count_code_points(spelling));
     if (whole || (section && section->name == field->section &&
-                  path.place.length == static_cast<int>(count_code_points(segments[1].name))))
-      lint.replace(path.place, whole ? field->path : field->name);
+                  path.location.length == static_cast<int>(count_code_points(segments[1].name))))
+      lint.replace(path.location, whole ? field->path : field->name);
   } else if (!field->deprecated.empty()) {
-    auto& lint = error("C0602", "`" + field->path + "` is deprecated: " + field->deprecated, path.place);
+    auto& lint = error("C0602", "`" + field->path + "` is deprecated: " + field->deprecated, path.location);
     lint.level = Level::warning;
     lint.name = "deprecated_key";
   }
   return target;
 }
 
-void Composer::write(const ParsedPath& path, const Node& value, Write::Op op, Place place) {
+void Composer::write(const ParsedPath& path, const Node& value, Write::Op op, SourceLocation location) {
   const auto target = find(path);
   if (!target) return;
-  if (target->section) return write_section(*target->section, value, op, place);
+  if (target->section) return write_section(*target->section, value, op, location);
   if (target->prefix) {
     if (value.kind != Node::Kind::map) {
-      unknown("", target->spelling, place);
+      unknown("", target->spelling, location);
       return;
     }
     return write_members(target->spelling, value);
   }
-  add_write(*target, value, op, place);
+  add_write(*target, value, op, location);
 }
 
-void Composer::add_write(const Target& target, const Node& value, Write::Op op, Place place) {
+void Composer::add_write(const Target& target, const Node& value, Write::Op op, SourceLocation location) {
   Write write;
   write.op = op;
   write.field = target.field;
   write.rest = target.rest;
   write.value = value;
-  write.place = place;
+  write.location = location;
   write.spelling = target.spelling;
   write.layer = layer_;
   out_.writes.push_back(std::move(write));
@@ -163,50 +164,52 @@ void Composer::write_members(const std::string& section, const Node& map) {
     std::string key = map.keys[i];
     const auto op = take_plus(key) ? Write::Op::append : Write::Op::set;
     ParsedPath path;
-    path.place = map.key_places[i];
+    path.location = map.key_locations[i];
     path.segments.push_back({Segment::Kind::name, section, {}, 0});
     path.segments.push_back({Segment::Kind::name, key, {}, 0});
     if (key.find('.') != std::string::npos && !schema_.find_spelling(section + "." + key)) {
-      error("C0102", "unknown key `" + section + "." + shortened(key) + "`", map.key_places[i])
-          .help("dotted keys stand at the top of a recipe only: `" + section + "." + shortened(key) + ": …`");
+      error("C0102", "unknown key `" + section + "." + shortened(key) + "`", map.key_locations[i])
+          .help("dotted keys are allowed only at the top level of a recipe: `" + section + "." +
+                shortened(key) + ": …`");
       continue;
     }
     // The place is the key's, without the section in front.
     const auto known = schema_.find_spelling(section + "." + key);
     if (!known) {
-      unknown(section, key, map.key_places[i]);
+      unknown(section, key, map.key_locations[i]);
       continue;
     }
-    write(path, map.items[i], op, map.key_places[i]);
+    write(path, map.items[i], op, map.key_locations[i]);
   }
 }
 
-void Composer::write_section(const SectionInfo& section, const Node& value, Write::Op op, Place place) {
+void Composer::write_section(const SectionInfo& section, const Node& value, Write::Op op,
+                             SourceLocation location) {
   if (op == Write::Op::append && value.kind != Node::Kind::map) {
-    error("C0103", "`+=` adds to lists and open mappings, and `" + section.name + "` is a section", place)
+    error("C0103", "`+=` adds to lists and open mappings, and `" + section.name + "` is a section", location)
         .help("write `" + section.name + "=…`");
     return;
   }
   Choice choice;
   choice.layer = layer_;
-  choice.place = value.place;
+  choice.location = value.location;
   const std::string name = section.name;
   switch (value.kind) {
     case Node::Kind::null:
       if (value.empty) {
-        error("C0203", "the section `" + name + "` has no value", place)
+        error("C0203", "the section `" + name + "` has no value", location)
             .help("leave the line out, or write its fields below it, indented");
         return;
       }
       if (!section.optional) {
-        error("C0205", "the section `" + name + "` cannot be switched off", value.place);
+        error("C0205", "the section `" + name + "` cannot be switched off", value.location);
         return;
       }
       choice.off = true;
       break;
     case Node::Kind::list:
       error("C0206", "`" + name + "` is a section: it takes a mapping or the name of a preset, not a list",
-            value.place);
+            value.location);
       return;
     case Node::Kind::map: {
       Node members = value;
@@ -214,12 +217,12 @@ void Composer::write_section(const SectionInfo& section, const Node& value, Writ
         if (members.keys[i] != "preset" || section.find("preset")) continue;
         const Node preset = members.items[i];
         members.keys.erase(members.keys.begin() + static_cast<std::ptrdiff_t>(i));
-        members.key_places.erase(members.key_places.begin() + static_cast<std::ptrdiff_t>(i));
+        members.key_locations.erase(members.key_locations.begin() + static_cast<std::ptrdiff_t>(i));
         members.items.erase(members.items.begin() + static_cast<std::ptrdiff_t>(i));
         if (preset.kind == Node::Kind::scalar && !preset.text.empty() && preset.text[0] != '@')
-          write_section(section, preset, Write::Op::set, place);
+          write_section(section, preset, Write::Op::set, location);
         else
-          preset_error(section, "`preset` takes the name of a preset of `" + name + "`", preset.place);
+          preset_error(section, "`preset` expects the name of a preset of `" + name + "`", preset.location);
         break;
       }
       // A mapping in an optional section switches it on, even an empty one.
@@ -229,7 +232,7 @@ void Composer::write_section(const SectionInfo& section, const Node& value, Writ
       return;
     }
     case Node::Kind::scalar:
-      if (value.text.starts_with("@")) return include(section, value.text.substr(1), value.place);
+      if (value.text.starts_with("@")) return include(section, value.text.substr(1), value.location);
       if (section.optional && value.text == "none" && !library_.preset(name, "none")) {
         choice.off = true;
         break;

@@ -42,15 +42,15 @@ std::string Composer::canonical(const std::string& file) {
 namespace {
 
 void move_to_source(Node& node, int source) {
-  for (Place* place : {&node.place, &node.anchor})
-    if (place->known()) place->source = source;
-  for (auto& place : node.key_places)
-    if (place.known()) place.source = source;
+  for (SourceLocation* location : {&node.location, &node.anchor})
+    if (location->known()) location->source = source;
+  for (auto& location : node.key_locations)
+    if (location.known()) location.source = source;
   for (auto& item : node.items) move_to_source(item, source);
 }
 
-// What comes with the binary is parsed once: a program that resolves many recipes reads the same few presets for each,
-// and that is half of a resolution's time. By content, so that two libraries do not meet.
+// What comes with the binary is parsed once: a program that resolves many recipes reads the same few presets
+// for each, and that is half of a resolution's time. By content, so that two libraries do not meet.
 std::optional<Node> parse_embedded(int source, const std::vector<Source>& sources,
                                    std::vector<Diagnostic>& diagnostics) {
   constexpr size_t kMost = 256;
@@ -76,25 +76,26 @@ std::optional<Node> Composer::parse(int source) {
   if (!tree) out_.malformed = true;
   if (tree && (total_nodes_ += tree->size()) > kMaxTotalNodes) {
     error("C0009", "more than " + std::to_string(kMaxTotalNodes) + " values in all files together",
-          tree->place);
+          tree->location);
     out_.malformed = true;
     return std::nullopt;
   }
   return tree;
 }
 
-bool Composer::budget(Place place) {
+bool Composer::budget(SourceLocation location) {
   if (++files_ <= kMaxFiles) return true;
   if (files_ == kMaxFiles + 1)
-    error("C0502", "more than " + std::to_string(kMaxFiles) + " files in one recipe", place);
+    error("C0502", "more than " + std::to_string(kMaxFiles) + " files in one recipe", location);
   return false;
 }
 
-std::optional<int> Composer::read_named(const std::string& file, const std::string& shown, Place place) {
+std::optional<int> Composer::read_named(const std::string& file, const std::string& shown,
+                                        SourceLocation location) {
   try {
     return add_source(Source::Kind::file, shown, read_file(file, TreeLimits::kFileBytes), directory_of(file));
   } catch (const Error& problem) {
-    error("C0001", problem.message(), place).help(problem.help());
+    error("C0001", problem.message(), location).help(problem.help());
     out_.malformed = true;
     return std::nullopt;
   }
@@ -104,7 +105,7 @@ void Composer::read_recipe() {
   const std::string& name = request_.recipe;
   if (name.empty())
     fail(ErrorCode::usage, "no recipe is given",
-         "`capstan recipe ls` lists the recipes that come with Capstan");
+         "`capstan recipe ls` lists the recipes included with Capstan");
   int source = -1;
   Origin origin;
   std::string identity;
@@ -143,7 +144,7 @@ void Composer::read_recipe() {
     identity = found->file.empty() ? found->name : canonical(found->file);
   }
   budget({});
-  std::vector<std::pair<std::string, Place>> ring{{identity, {}}};
+  std::vector<std::pair<std::string, SourceLocation>> ring{{identity, {}}};
   if (auto tree = parse(source)) read_tree(*tree, source, origin, ring);
 }
 
@@ -155,20 +156,20 @@ int Composer::add_found(const Library::Found& found) {
 }
 
 std::optional<std::string> Composer::inside(const std::string& text, int source, const Origin& origin,
-                                            Place place) {
+                                            SourceLocation location) {
   if (text.find('\0') != std::string::npos) {
-    error("C0503", "a file name with a zero byte", place);
+    error("C0503", "a file name with a zero byte", location);
     return std::nullopt;
   }
   if (origin.root.empty()) {
-    error("C0503", "a recipe that comes with Capstan cannot name the file `" + shortened(text) + "`", place);
+    error("C0503", "a recipe included with Capstan cannot name the file `" + shortened(text) + "`", location);
     return std::nullopt;
   }
   const fs::path path = fs::path(out_.sources[static_cast<size_t>(source)].directory) / text;
   const fs::path target = canonical(path.string()), root = canonical(origin.root);
   const auto [root_end, ignored] = std::mismatch(root.begin(), root.end(), target.begin(), target.end());
   if (root_end != root.end()) {
-    error("C0503", "`" + shortened(text) + "` is outside the directory of the recipe", place,
+    error("C0503", "`" + shortened(text) + "` is outside the directory of the recipe", location,
           "leads to " + target.string())
         .help("files that a recipe names lie in " + root.string() +
               " or below; from elsewhere give them with `-f`");
@@ -178,18 +179,18 @@ std::optional<std::string> Composer::inside(const std::string& text, int source,
 }
 
 void Composer::read_tree(const Node& tree, int source, const Origin& origin,
-                         std::vector<std::pair<std::string, Place>>& ring) {
+                         std::vector<std::pair<std::string, SourceLocation>>& ring) {
   if (const Node* extends = tree.find("extends")) {
     if (extends->kind == Node::Kind::scalar)
       extend(*extends, source, origin, ring);
     else if (extends->kind == Node::Kind::list)
       for (const auto& item : extends->items) extend(item, source, origin, ring);
     else
-      error("C0501", "`extends` takes the name or path of a recipe, or a list of them", extends->place);
+      error("C0501", "`extends` expects the name or path of a recipe, or a list of them", extends->location);
   }
   if (const Node* version = tree.find("schema"); version && version->text != "capstan/1")
     error("C0504", "`" + shortened(version->text) + "` is not a recipe format that this version reads",
-          version->place)
+          version->location)
         .help("write `schema: capstan/1`");
   out_.layers.push_back({origin.rank, {}, origin.base});
   layer_ = out_.layers.size() - 1;
@@ -201,29 +202,29 @@ void Composer::read_tree(const Node& tree, int source, const Origin& origin,
 }
 
 void Composer::extend(const Node& item, int source, const Origin& origin,
-                      std::vector<std::pair<std::string, Place>>& ring) {
+                      std::vector<std::pair<std::string, SourceLocation>>& ring) {
   if (item.kind != Node::Kind::scalar || item.text.empty()) {
-    error("C0501", "`extends` takes the name or path of a recipe, or a list of them", item.place);
+    error("C0501", "`extends` expects the name or path of a recipe, or a list of them", item.location);
     return;
   }
-  if (!budget(item.place)) return;
+  if (!budget(item.location)) return;
   std::string identity;
   std::optional<int> parent;
   Origin next = origin;
   if (is_path(item.text)) {
-    const auto file = inside(item.text, source, origin, item.place);
+    const auto file = inside(item.text, source, origin, item.location);
     if (!file) return;
     identity = canonical(*file);
     if (cycle(identity, item, ring)) return;
     std::error_code ignored;
     const fs::path shown = fs::path(out_.sources[static_cast<size_t>(source)].name).parent_path() / item.text;
-    parent = read_named(*file, shown.lexically_normal().string(), item.place);
+    parent = read_named(*file, shown.lexically_normal().string(), item.location);
   } else {
     const auto found = library_.recipe(item.text);
     if (!found) {
       std::vector<std::string> names;
       for (const auto& entry : library_.recipes()) names.push_back(entry.name);
-      auto& problem = error("C0501", not_found_text("recipe", shortened(item.text)), item.place);
+      auto& problem = error("C0501", not_found_text("recipe", shortened(item.text)), item.location);
       for (const auto& near : near_matches(item.text, names)) problem.help("did you mean `" + near + "`?");
       std::error_code ignored;
       if (!origin.root.empty() && fs::exists(fs::path(origin.root) / (item.text + ".yaml"), ignored))
@@ -240,16 +241,16 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
     if (found->file.empty())
       parent = add_found(*found);
     else
-      parent = read_named(found->file, found->name, item.place);
+      parent = read_named(found->file, found->name, item.location);
   }
   if (!parent) return;
-  ring.emplace_back(identity, item.place);
+  ring.emplace_back(identity, item.location);
   if (auto tree = parse(*parent)) read_tree(*tree, *parent, next, ring);
   ring.pop_back();
 }
 
 bool Composer::cycle(const std::string& identity, const Node& item,
-                     const std::vector<std::pair<std::string, Place>>& ring) {
+                     const std::vector<std::pair<std::string, SourceLocation>>& ring) {
   const auto first =
       std::find_if(ring.begin(), ring.end(), [&](const auto& link) { return link.first == identity; });
   if (first == ring.end()) return false;
@@ -260,12 +261,12 @@ bool Composer::cycle(const std::string& identity, const Node& item,
   auto& problem = error(
       "C0501",
       "`" + shown(identity) + "` extends itself" + (direct ? std::string() : ": " + way + shown(identity)),
-      item.place, direct ? "" : "leads back to `" + shown(identity) + "`");
+      item.location, direct ? "" : "leads back to `" + shown(identity) + "`");
   for (auto link = first + 1; link != ring.end(); ++link)
     problem.related(link->second, "`" + shown(link->first) + "` is extended here");
-  problem.help(direct ? "take this line out; to begin from a recipe that comes with Capstan give its name, "
+  problem.help(direct ? "remove this line; to start from a recipe included with Capstan give its name, "
                         "`capstan recipe ls` lists them"
-                      : "take one of these lines out");
+                      : "remove one of these lines");
   return true;
 }
 
@@ -274,25 +275,26 @@ void Composer::collect(const Node& tree) {
     std::string key = tree.keys[i];
     if (key == "extends" || key == "schema" || key == "unset") continue;
     const auto op = take_plus(key) ? Write::Op::append : Write::Op::set;
-    const Place place = tree.key_places[i];
+    const SourceLocation location = tree.key_locations[i];
     if (key.find('.') != std::string::npos || key.find('[') != std::string::npos) {
-      if (const auto path = parse_path(key, place, out_.diagnostics)) write(*path, tree.items[i], op, place);
+      if (const auto path = parse_path(key, location, out_.diagnostics))
+        write(*path, tree.items[i], op, location);
       continue;
     }
     ParsedPath path;
     path.segments.push_back({Segment::Kind::name, key, {}, 0});
-    path.place = place;
-    write(path, tree.items[i], op, place);
+    path.location = location;
+    write(path, tree.items[i], op, location);
   }
 }
 
 void Composer::unset_list(const Node& unset) {
   const auto one = [&](const Node& item) {
     if (item.kind != Node::Kind::scalar) {
-      error("C0501", "`unset` takes paths such as `optimizer.lr`", item.place);
+      error("C0501", "`unset` expects paths such as `optimizer.lr`", item.location);
       return;
     }
-    if (const auto path = parse_path(item.text, item.place, out_.diagnostics)) reset(*path, nullptr);
+    if (const auto path = parse_path(item.text, item.location, out_.diagnostics)) reset(*path, nullptr);
   };
   if (unset.kind == Node::Kind::list)
     for (const auto& item : unset.items) one(item);
@@ -303,48 +305,48 @@ void Composer::unset_list(const Node& unset) {
 void Composer::unset_requested() {
   for (const std::string& path : request_.unset) {
     CAPSTAN_ASSERT(schema_.find_field(path) || schema_.find_section(path),
-                   "no leaf or section `" + path + "`");
+                   "no field or section `" + path + "`");
     for (Write& write : out_.writes)
       if (write.field->path == path || write.field->section == path) write.take_back(Write::kRequested);
   }
 }
 
-void Composer::include(const SectionInfo& section, const std::string& file, Place place) {
-  if (!budget(place)) return;
+void Composer::include(const SectionInfo& section, const std::string& file, SourceLocation location) {
+  if (!budget(location)) return;
   std::string path = file;
   std::string shown = file;
   if (origin_) {
-    const auto allowed = inside(file, place.source, *origin_, place);
+    const auto allowed = inside(file, location.source, *origin_, location);
     if (!allowed) return;
     path = *allowed;
-    shown = (fs::path(out_.sources[static_cast<size_t>(place.source)].name).parent_path() / file)
+    shown = (fs::path(out_.sources[static_cast<size_t>(location.source)].name).parent_path() / file)
                 .lexically_normal()
                 .string();
   }
-  const auto source = read_named(path, shown, place);
+  const auto source = read_named(path, shown, location);
   if (!source) return;
-  if (auto tree = parse(*source)) write_section(section, *tree, Write::Op::set, place);
+  if (auto tree = parse(*source)) write_section(section, *tree, Write::Op::set, location);
 }
 
 void Composer::find_duplicates() {
   std::map<std::pair<const FieldInfo*, std::string>, const Write*> seen;
   for (const Write& later : out_.writes) {
     if (later.layer != layer_ || later.dead) continue;
-    const auto [place, fresh] =
+    const auto [location, fresh] =
         seen.emplace(std::pair(later.field, ParsedPath{later.rest, {}}.text()), &later);
     if (fresh) continue;
-    const Write& first = *place->second;
+    const Write& first = *location->second;
     out_.ambiguous.push_back(later.field);
     if (first.spelling == later.spelling)
-      error("C0104", "`" + later.field->path + "` is given twice in one file", later.place,
+      error("C0104", "`" + later.field->path + "` is given twice in one file", later.location,
             "given again here")
-          .related(first.place, "first given here");
+          .related(first.location, "first given here");
     else
       error(
           "C0104",
-          "`" + first.spelling + "` and `" + later.spelling + "` are the same leaf, given twice in one file",
-          later.place, "given again here")
-          .related(first.place, "first given here")
+          "`" + first.spelling + "` and `" + later.spelling + "` are the same field, given twice in one file",
+          later.location, "given again here")
+          .related(first.location, "first given here")
           .help("keep one of them; the canonical name is `" + later.field->path + "`");
   }
 }

@@ -42,19 +42,19 @@ void Composer::read_overrides(const std::vector<Override>& overrides, const std:
 }
 
 void Composer::include_override(const ParsedOverride& one) {
-  if (!budget(one.place)) return;
+  if (!budget(one.location)) return;
   const std::string file = (std::filesystem::path(request_.directory) / one.file).string();
   if (one.path.segments.empty()) {
-    const auto source = read_named(file, one.file, one.place);
+    const auto source = read_named(file, one.file, one.location);
     if (!source) return;
     const Origin origin{directory_of(file), Layer::Rank::file};
-    std::vector<std::pair<std::string, Place>> ring{{canonical(file), one.place}};
+    std::vector<std::pair<std::string, SourceLocation>> ring{{canonical(file), one.location}};
     if (auto tree = parse(*source)) read_tree(*tree, *source, origin, ring);
     return;
   }
   const auto target = find(one.path);
   if (!target) return;
-  const auto source = read_named(file, one.file, one.value_place);
+  const auto source = read_named(file, one.file, one.value_location);
   if (!source) return;
   auto tree = parse(*source);
   if (!tree) return;
@@ -63,9 +63,9 @@ void Composer::include_override(const ParsedOverride& one) {
   layer_ = out_.layers.size() - 1;
   origin_ = &origin;
   if (target->section)
-    write_section(*target->section, *tree, Write::Op::set, one.place);
+    write_section(*target->section, *tree, Write::Op::set, one.location);
   else if (target->field)
-    add_write(*target, *tree, Write::Op::set, one.place);
+    add_write(*target, *tree, Write::Op::set, one.location);
   find_duplicates();
   origin_ = nullptr;
 }
@@ -78,28 +78,28 @@ void Composer::apply(const ParsedOverride& one) {
   Node value = *one.value;
   if (target->section) {
     if (value.empty) {
-      error("C0203", "the section `" + target->section->name + "` has no value", one.place)
+      error("C0203", "the section `" + target->section->name + "` has no value", one.location)
           .help("write the name of a preset, a mapping {…}, or `~" + target->section->name + "` to reset it");
       return;
     }
     return write_section(*target->section, value, one.op == Op::append ? Write::Op::append : Write::Op::set,
-                         one.place);
+                         one.location);
   }
   if (target->prefix) {
-    unknown("", target->spelling, one.path.place);
+    unknown("", target->spelling, one.path.location);
     return;
   }
   const Type& type = *target->field->type;
   if (value.empty && target->rest.empty() && one.op != Op::append &&
       (type.kind == Type::Kind::text || type.kind == Type::Kind::path)) {
-    value = Node::scalar("", one.value_place, true);  // `key=` is the empty text
+    value = Node::scalar("", one.value_location, true);  // `key=` is the empty text
   }
   if (one.op == Op::add) {
     for (const auto& write : out_.writes) {
       if (write.dead || write.field != target->field || !same(write.rest, target->rest)) continue;
-      error("C0106", "`" + target->field->path + "` already has an explicit value", one.place,
+      error("C0106", "`" + target->field->path + "` already has an explicit value", one.location,
             "`+` only adds")
-          .related(write.place, "set here")
+          .related(write.location, "set here")
           .help("to replace it write `" + one.path.text() + "=…`");
       return;
     }
@@ -109,11 +109,11 @@ void Composer::apply(const ParsedOverride& one) {
     error("C0103",
           "`+=` adds to lists and open mappings, and `" + target->field->path + "` takes " +
               type_text(type, *target->field),
-          one.place)
+          one.location)
         .help("write `" + one.path.text() + "=…`");
     return;
   }
-  add_write(*target, value, one.op == Op::append ? Write::Op::append : Write::Op::set, one.place);
+  add_write(*target, value, one.op == Op::append ? Write::Op::append : Write::Op::set, one.location);
   replace_earlier();
 }
 
@@ -130,17 +130,17 @@ void Composer::replace_earlier() {
       out_.ambiguous.push_back(last.field);
       error("C0105",
             "`" + earlier.spelling + "` and `" + last.spelling +
-                "` are the same leaf and are given different values",
-            last.place)
-          .related(earlier.place, "given here, with the same rank")
+                "` are the same field and have different values",
+            last.location)
+          .related(earlier.location, "given here, with the same rank")
           .help("keep one of them; the canonical name is `" + last.field->path + "`");
       continue;
     }
-    auto& lint = error("C0603", "this override is replaced by a later one", earlier.place);
+    auto& lint = error("C0603", "this override is replaced by a later one", earlier.location);
     lint.level = Level::warning;
     lint.name = "unused_override";
     lint.path = last.field->path;
-    lint.related(last.place, "this one counts");
+    lint.related(last.location, "this one counts");
     out_.writes[i].take_back(layer_);
   }
 }
@@ -153,11 +153,11 @@ void Composer::reset(const ParsedPath& path, const Node* expected) {
     write.op = Write::Op::remove;
     write.field = target->field;
     write.rest = target->rest;
-    write.place = path.place;
+    write.location = path.location;
     write.spelling = target->spelling;
     write.layer = layer_;
     if (expected) {
-      error("C0107", "`~path=value` compares leaves, not items", path.place)
+      error("C0107", "`~path=value` compares fields, not items", path.location)
           .help("write `~" + path.text() + "`");
       return;
     }
@@ -175,16 +175,17 @@ void Composer::reset(const ParsedPath& path, const Node* expected) {
   }
   if (expected) {
     if (!target->field) {
-      error("C0107", "`~section=value` is not an override", path.place).help("write `~" + path.text() + "`");
+      error("C0107", "`~section=value` is not an override", path.location)
+          .help("write `~" + path.text() + "`");
       return;
     }
     if (!current || !equal(*target->field, current->value, *expected)) {
       auto& problem = error(
           "C0107",
           "`" + target->field->path + "` is not `" + shortened(expected->text) + "`, so it is not reset",
-          path.place);
+          path.location);
       if (current)
-        problem.related(current->place, "set here");
+        problem.related(current->location, "set here");
       else
         problem.note("nothing sets it explicitly");
       return;
@@ -192,7 +193,7 @@ void Composer::reset(const ParsedPath& path, const Node* expected) {
   }
   if (!any) {
     auto& lint = error("C0603", "nothing sets `" + path.text() + "` explicitly, so there is nothing to reset",
-                       path.place);
+                       path.location);
     lint.level = Level::warning;
     lint.name = "unused_override";
     return;

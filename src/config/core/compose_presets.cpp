@@ -32,7 +32,7 @@ void Composer::choose_presets() {
     out_.layers.push_back({Layer::Rank::preset, section.name + "/" + choice.preset});
     layer_ = out_.layers.size() - 1;
     std::set<std::string> seen;
-    read_preset(section, choice.preset, choice.place, seen);
+    read_preset(section, choice.preset, choice.location, seen);
   }
   // A section's own preset is stronger than what another section's preset says about it.
   std::vector<Write> soft = std::move(out_.writes);
@@ -45,9 +45,9 @@ void Composer::choose_presets() {
       for (const auto& other : out_.writes)
         if (other.field == write.field && other.layer != write.layer && same(other.rest, write.rest) &&
             !equal(*write.field, other.value, write.value) && !own_later(soft, write, is_own)) {
-          error("C0506", "two presets set `" + write.field->path + "` differently", write.place,
+          error("C0506", "two presets set `" + write.field->path + "` differently", write.location,
                 "preset " + out_.layers[write.layer].preset)
-              .related(other.place, "preset " + out_.layers[other.layer].preset)
+              .related(other.location, "preset " + out_.layers[other.layer].preset)
               .help("set it explicitly in the recipe");
         }
       out_.writes.push_back(write);
@@ -57,10 +57,11 @@ void Composer::choose_presets() {
   for (auto& write : explicit_writes) out_.writes.push_back(std::move(write));
 }
 
-// A preset that cannot be read: what it would have set is unknown, and everything else is checked all the same.
-Diagnostic& Composer::preset_error(const SectionInfo& section, std::string message, Place place) {
+// A preset that cannot be read: what it would have set is unknown, and everything else is checked all the
+// same.
+Diagnostic& Composer::preset_error(const SectionInfo& section, std::string message, SourceLocation location) {
   out_.unknown_presets[section.index] = true;
-  return error("C0505", std::move(message), place);
+  return error("C0505", std::move(message), location);
 }
 
 bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
@@ -72,14 +73,14 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   if (colon != std::string::npos && colon > 0) {  // no name of a preset has one
     const std::string right = value.text.substr(0, colon) + ": " + value.text.substr(colon + 1);
     out_.unknown_presets[section.index] = true;
-    auto& problem = error("C0002", "missing space after `:`", value.place);
+    auto& problem = error("C0002", "missing space after `:`", value.location);
     problem.help("write `" + shortened(right) + "`");
-    if (!value.quoted && value.place.length == static_cast<int>(count_code_points(value.text)))
-      problem.replace(value.place, right);
+    if (!value.quoted && value.location.length == static_cast<int>(count_code_points(value.text)))
+      problem.replace(value.location, right);
     return false;
   }
   auto& problem = preset_error(
-      section, "`" + section.name + "` has no preset named `" + shortened(value.text) + "`", value.place);
+      section, "`" + section.name + "` has no preset named `" + shortened(value.text) + "`", value.location);
   const std::string_view text = value.text;
   if (section.optional &&
       (text == "None" || text == "none" || text == "off" || text == "no" || text == "false")) {
@@ -88,7 +89,7 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   }
   const auto near = near_matches(value.text, names);
   for (const auto& name : near) problem.help("a preset with a similar name exists: `" + name + "`");
-  if (near.size() == 1) problem.replace(value.place, near[0]);
+  if (near.size() == 1) problem.replace(value.location, near[0]);
   if (near.empty() && !names.empty()) {
     std::string all;
     for (size_t i = 0; i < names.size() && i < 6; ++i) all += (i ? ", " : "") + names[i];
@@ -99,61 +100,62 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   return false;
 }
 
-void Composer::read_preset(const SectionInfo& section, const std::string& name, Place place,
+void Composer::read_preset(const SectionInfo& section, const std::string& name, SourceLocation location,
                            std::set<std::string>& seen) {
-  if (!budget(place)) return;
+  if (!budget(location)) return;
   std::optional<int> source;
-  const bool cli = place.known() && out_.sources[static_cast<size_t>(place.source)].kind == Source::Kind::cli;
+  const bool cli =
+      location.known() && out_.sources[static_cast<size_t>(location.source)].kind == Source::Kind::cli;
   if (is_external_model(section.name, name)) {
     // Relative to the file that names it.
     std::string directory;
-    if (place.known()) directory = out_.sources[static_cast<size_t>(place.source)].directory;
+    if (location.known()) directory = out_.sources[static_cast<size_t>(location.source)].directory;
     try {
       source = add_source(Source::Kind::file, name, external_model(absolute_name(name, directory)), {});
     } catch (const Error& problem) {
-      error("C0001", problem.message(), place).help(problem.help());
+      error("C0001", problem.message(), location).help(problem.help());
       out_.malformed = true;
     }
   } else if (is_path(name)) {
     std::string file = (std::filesystem::path(request_.directory) / name).string();
-    if (!cli && place.known()) {
-      const Source& from = out_.sources[static_cast<size_t>(place.source)];
+    if (!cli && location.known()) {
+      const Source& from = out_.sources[static_cast<size_t>(location.source)];
       const Origin origin{from.kind == Source::Kind::embedded ? "" : from.directory, Layer::Rank::preset};
-      const auto allowed = inside(name, place.source, origin, place);
+      const auto allowed = inside(name, location.source, origin, location);
       if (!allowed) return;
       file = *allowed;
     }
-    source = read_named(file, cli ? name : file, place);
+    source = read_named(file, cli ? name : file, location);
   } else {
     const auto found = library_.preset(section.name, name);
     if (!found) {
-      preset_error(section, "`" + section.name + "` has no preset named `" + shortened(name) + "`", place);
+      preset_error(section, "`" + section.name + "` has no preset named `" + shortened(name) + "`", location);
       return;
     }
     if (found->file.empty())
       source = add_found(*found);
     else
-      source = read_named(found->file, found->name, place);
+      source = read_named(found->file, found->name, location);
   }
   if (!source) return;
   if (!seen.insert(name).second) {
-    error("C0501", "the preset `" + section.name + "/" + name + "` extends itself", place);
+    error("C0501", "the preset `" + section.name + "/" + name + "` extends itself", location);
     return;
   }
   const auto tree = parse(*source);
   if (!tree) return;
   if (const Node* extends = tree->find("extends")) {
     if (extends->kind == Node::Kind::scalar)
-      read_preset(section, extends->text, extends->place, seen);
+      read_preset(section, extends->text, extends->location, seen);
     else
-      error("C0501", "`extends` of a preset takes the name of one preset", extends->place);
+      error("C0501", "`extends` of a preset expects the name of one preset", extends->location);
   }
   for (size_t i = 0; i < tree->items.size(); ++i) {
     std::string key = tree->keys[i];
     if (key == "extends" || key == "schema") continue;
     const auto op = take_plus(key) ? Write::Op::append : Write::Op::set;
     ParsedPath path;
-    path.place = tree->key_places[i];
+    path.location = tree->key_locations[i];
     if (key.find('.') == std::string::npos)
       path.segments.push_back({Segment::Kind::name, section.name, {}, 0});
     for (const auto part : split(key, '.'))
@@ -161,14 +163,14 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
     const auto target = find(path);
     if (!target) continue;
     if (!target->field) {
-      error("C0505", "a preset sets fields, not sections", tree->key_places[i]);
+      error("C0505", "a preset sets fields, not sections", tree->key_locations[i]);
       continue;
     }
     if (target->field->no_preset) {
-      error("C0505", "a preset may not set `" + target->field->path + "`", tree->key_places[i]);
+      error("C0505", "a preset may not set `" + target->field->path + "`", tree->key_locations[i]);
       continue;
     }
-    add_write(*target, tree->items[i], op, tree->key_places[i]);
+    add_write(*target, tree->items[i], op, tree->key_locations[i]);
   }
 }
 

@@ -1,6 +1,6 @@
 // How compose() works: one object per resolution, its parts in files by what they read.
 //
-//   compose.cpp            paths and mappings: which leaf or section is meant, and the list of writes
+//   compose.cpp            paths and mappings: which field or section is meant, and the list of writes
 //   compose_files.cpp      recipes, `extends`, `unset`, included files, and what a file may name
 //   compose_overrides.cpp  the command line: set, add, append, reset, `-f`
 //   compose_presets.cpp    the presets that sections chose
@@ -32,7 +32,8 @@ class Composer {
   Composition run();
 
  private:
-  // The directory that `extends` and `@file` inside a file may not leave; empty for embedded files: names only.
+  // The directory that `extends` and `@file` inside a file may not leave; empty for embedded files: names
+  // only.
   struct Origin {
     std::string root;
     Layer::Rank rank = Layer::Rank::recipe;
@@ -40,21 +41,24 @@ class Composer {
   };
 
   struct Target {
-    const SectionInfo* section = nullptr;  // a whole section
-    const FieldInfo* field = nullptr;      // or a leaf, and what is below it
+    // A whole section.
+    const SectionInfo* section = nullptr;
+    // Or a field, and what is below it.
+    const FieldInfo* field = nullptr;
     std::vector<Segment> rest;
     std::string spelling;
-    bool prefix = false;  // the first part of absolute aliases: `parallel` of `parallel.tp`
+    // The first part of absolute aliases: `parallel` of `parallel.tp`
+    bool prefix = false;
   };
 
   // paths and mappings (compose.cpp)
-  Diagnostic& error(const char* code, std::string message, Place place, std::string label = {});
-  void unknown(const std::string& section, const std::string& key, Place place);
+  Diagnostic& error(const char* code, std::string message, SourceLocation location, std::string label = {});
+  void unknown(const std::string& section, const std::string& key, SourceLocation location);
   std::optional<Target> find(const ParsedPath& path);
-  void write(const ParsedPath& path, const Node& value, Write::Op op, Place place);
-  void add_write(const Target& target, const Node& value, Write::Op op, Place place);
+  void write(const ParsedPath& path, const Node& value, Write::Op op, SourceLocation location);
+  void add_write(const Target& target, const Node& value, Write::Op op, SourceLocation location);
   void write_members(const std::string& section, const Node& map);
-  void write_section(const SectionInfo& section, const Node& value, Write::Op op, Place place);
+  void write_section(const SectionInfo& section, const Node& value, Write::Op op, SourceLocation location);
   static bool take_plus(std::string& key);  // `key+`: append
   static bool same(const std::vector<Segment>& a, const std::vector<Segment>& b);
   bool equal(const FieldInfo& field, const Node& a, const Node& b) const;
@@ -63,27 +67,28 @@ class Composer {
   // files (compose_files.cpp)
   int add_source(Source::Kind kind, std::string name, std::string text, std::string directory);
   std::optional<Node> parse(int source);
-  bool budget(Place place);
+  bool budget(SourceLocation location);
   // Reads a file named inside another one or on the command line; problems become diagnostics at `place`.
-  std::optional<int> read_named(const std::string& file, const std::string& shown, Place place);
+  std::optional<int> read_named(const std::string& file, const std::string& shown, SourceLocation location);
   static std::string directory_of(const std::string& file);
   static std::string canonical(const std::string& file);
   // The file that a recipe names, when it stays inside the recipe's directory.
-  std::optional<std::string> inside(const std::string& text, int source, const Origin& origin, Place place);
+  std::optional<std::string> inside(const std::string& text, int source, const Origin& origin,
+                                    SourceLocation location);
   void read_recipe();
   int add_found(const Library::Found& found);
   void read_tree(const Node& tree, int source, const Origin& origin,
-                 std::vector<std::pair<std::string, Place>>& ring);
+                 std::vector<std::pair<std::string, SourceLocation>>& ring);
   void extend(const Node& item, int source, const Origin& origin,
-              std::vector<std::pair<std::string, Place>>& ring);
+              std::vector<std::pair<std::string, SourceLocation>>& ring);
   bool cycle(const std::string& identity, const Node& item,
-             const std::vector<std::pair<std::string, Place>>& ring);
+             const std::vector<std::pair<std::string, SourceLocation>>& ring);
   void collect(const Node& tree);
   void unset_list(const Node& unset);
   void unset_requested();
-  void include(const SectionInfo& section, const std::string& file, Place place);
+  void include(const SectionInfo& section, const std::string& file, SourceLocation location);
 
-  // In one file a leaf is given once, whatever it is called.
+  // In one file a field is given once, whatever it is called.
   void find_duplicates();
 
   // command line, and what is imposed on it (compose_overrides.cpp)
@@ -91,18 +96,18 @@ class Composer {
   void include_override(const ParsedOverride& one);
   void apply(const ParsedOverride& one);
 
-  // On the command line a later override of the same spelling wins, and the earlier one was for nothing. Two spellings of
-  // one leaf have the same rank: they must agree.
+  // On the command line a later override of the same spelling wins, and the earlier one was for nothing. Two
+  // spellings of one field have the same rank: they must agree.
   void replace_earlier();
 
-  // `~path`: a leaf or section goes back to its soft value, an item or key is removed.
+  // `~path`: a field or section goes back to its soft value, an item or key is removed.
   void reset(const ParsedPath& path, const Node* expected);
 
   // presets (compose_presets.cpp)
   void choose_presets();
-  Diagnostic& preset_error(const SectionInfo& section, std::string message, Place place);
+  Diagnostic& preset_error(const SectionInfo& section, std::string message, SourceLocation location);
   bool preset_exists(const SectionInfo& section, const Node& value);
-  void read_preset(const SectionInfo& section, const std::string& name, Place place,
+  void read_preset(const SectionInfo& section, const std::string& name, SourceLocation location,
                    std::set<std::string>& seen);
 
   const Schema& schema_;
@@ -111,8 +116,10 @@ class Composer {
   const std::string* text_;
   Composition out_;
   std::string current_directory_;
-  std::set<std::string> alias_prefixes_;  // `parallel` of `parallel.tp`
-  const Origin* origin_ = nullptr;        // of the file being read; null on the command line
+  // `parallel` of `parallel.tp`
+  std::set<std::string> alias_prefixes_;
+  // Of the file being read; null on the command line.
+  const Origin* origin_ = nullptr;
   size_t layer_ = 0;
   size_t files_ = 0;
   int64_t total_nodes_ = 0;

@@ -27,7 +27,8 @@
 namespace capstan::config {
 
 struct Config {
-  std::string name;         // of the recipe; names the run directory
+  // Of the recipe; names the run directory.
+  std::string name;
   std::string description;  // one line
 
   ModelConfig model;

@@ -72,7 +72,7 @@ class Converter {
       error("C0206", "`" + path + "` takes " + type_text(type, field_) + ", not " + node_kind(*node), *node);
       return std::nullopt;
     }
-    if (expanded && given.place.known()) node_label_ = "from `" + shown(given.text) + "`";
+    if (expanded && given.location.known()) node_label_ = "from `" + shown(given.text) + "`";
     auto value = scalar(type, *node, path);
     if (value && !check_range(type, *value, *node, path)) value.reset();
     node_label_.clear();
@@ -84,7 +84,7 @@ class Converter {
     Diagnostic diagnostic;
     diagnostic.code = code;
     diagnostic.message = std::move(message);
-    diagnostic.place = node.place;
+    diagnostic.location = node.location;
     diagnostic.label = node_label_;
     diagnostic.path = field_.path;
     diagnostic.help(std::move(help));
@@ -161,7 +161,7 @@ class Converter {
         if (!a || !b || a->empty() || *a != *b) continue;
         error("C0206", "`" + path + "` has two items with " + record.id_field + " `" + *a + "`",
               node.items[i])
-            .related(node.items[j].place, "the first one");
+            .related(node.items[j].location, "the first one");
         return false;
       }
     }
@@ -180,7 +180,7 @@ class Converter {
       if (opens != std::string::npos && node.keys[i].find('}', opens) != std::string::npos) {
         auto& lint = error("C0605", "`" + shown(node.keys[i]) + "` is a key, and keys are taken as written",
                            node, "only values are interpolated; write the key itself");
-        if (i < node.key_places.size()) lint.place = node.key_places[i];
+        if (i < node.key_locations.size()) lint.location = node.key_locations[i];
         lint.level = Level::warning;
         lint.name = "interpolated_key";
       }
@@ -212,10 +212,10 @@ class Converter {
           field = &candidate;
       if (!field) {
         auto& problem = error("C0102", "unknown key `" + path + "." + shown(node.keys[i]) + "`", node);
-        problem.place = node.key_places[i];
+        problem.location = node.key_locations[i];
         const auto near = near_matches(node.keys[i], names);
         for (const auto& name : near) problem.help("a field with a similar name exists: `" + name + "`");
-        if (near.size() == 1) problem.replace(node.key_places[i], near[0]);
+        if (near.size() == 1) problem.replace(node.key_locations[i], near[0]);
         good = false;
         continue;
       }
@@ -238,8 +238,8 @@ class Converter {
   }
 
   void comma(const Node& node, const std::string& path, bool list) {
-    const bool cli = node.place.known() &&
-                     (*context_.sources)[static_cast<size_t>(node.place.source)].kind == Source::Kind::cli;
+    const bool cli = node.location.known() &&
+                     (*context_.sources)[static_cast<size_t>(node.location.source)].kind == Source::Kind::cli;
     std::vector<std::string> helps;
     TextProblem decimal;  // `0,001` was meant as 0.001
     if (!list && field_.type->kind == Type::Kind::real) real_from_text(node.text, field_, decimal);
@@ -252,7 +252,7 @@ class Converter {
         error("C0201",
               "`" + shown(node.text) + "` is not " + (list ? "a list" : "one value") + " for `" + path + "`",
               node, join(helps, "; "));
-    if (!decimal.replacement.empty()) problem.replace(node.place, decimal.replacement);
+    if (!decimal.replacement.empty()) problem.replace(node.location, decimal.replacement);
   }
 
   // Python's None is a text here, and a directory of that name is nobody's wish.
@@ -273,7 +273,7 @@ class Converter {
                                     text.find_first_not_of("0123456789.+-_eE") == std::string::npos))) {
       auto& problem = error("C0204", "`" + path + "` takes " + type_text(type, field_) + ", not quoted text",
                             node, "remove the quotes: " + shown(text));
-      problem.replace(node.place, text);
+      problem.replace(node.location, text);
       return std::nullopt;
     }
     if (text.empty() && type.kind == Type::Kind::secret && node.quoted)
@@ -327,7 +327,7 @@ class Converter {
                 "`" + shown(text) + "` " + (problem.message.empty() ? "is not a value" : problem.message) +
                     " (`" + path + "` takes " + type_text(type, field_) + ")",
                 node, problem.help);
-      if (!problem.replacement.empty()) reported.replace(node.place, problem.replacement);
+      if (!problem.replacement.empty()) reported.replace(node.location, problem.replacement);
       if (problem.warning) {
         reported.level = Level::warning;
         reported.name = "underflow";
@@ -337,8 +337,8 @@ class Converter {
   }
 
   bool on_command_line(const Node& node) const {
-    return node.place.known() &&
-           (*context_.sources)[static_cast<size_t>(node.place.source)].kind == Source::Kind::cli;
+    return node.location.known() &&
+           (*context_.sources)[static_cast<size_t>(node.location.source)].kind == Source::Kind::cli;
   }
 
   std::optional<Value> boolean(const Node& node, const std::string& path) {
@@ -356,7 +356,7 @@ class Converter {
     auto& problem =
         error("C0201", "`" + shown(node.text) + "` is not a boolean (`" + path + "` takes true or false)",
               node, help);
-    if (!meant.empty()) problem.replace(node.place, meant);
+    if (!meant.empty()) problem.replace(node.location, meant);
     return std::nullopt;
   }
 
@@ -371,11 +371,11 @@ class Converter {
     const std::string word = lowercase(node.text);
     for (const auto& candidate : candidates) {
       if (lowercase(candidate) != word) continue;
-      problem.help("names are case-sensitive: write `" + candidate + "`").replace(node.place, candidate);
+      problem.help("names are case-sensitive: write `" + candidate + "`").replace(node.location, candidate);
       return std::nullopt;
     }
     const auto near = near_matches(node.text, candidates, 2);
-    if (!near.empty()) problem.help("did you mean `" + near[0] + "`?").replace(node.place, near[0]);
+    if (!near.empty()) problem.help("did you mean `" + near[0] + "`?").replace(node.location, near[0]);
     if (near.size() > 1) problem.suggestions.back().machine_applicable = false;
     std::string all;
     for (size_t i = 0; i < names.size() && i < 12; ++i) all += (i ? ", " : "") + names[i];
@@ -388,8 +388,8 @@ class Converter {
     Value value = Value::of(node.text);
     if (node.text.empty()) return value;
     std::string base = node.base;
-    if (base.empty() && node.place.known())
-      base = (*context_.sources)[static_cast<size_t>(node.place.source)].directory;
+    if (base.empty() && node.location.known())
+      base = (*context_.sources)[static_cast<size_t>(node.location.source)].directory;
     value.resolved = absolute_name(node.text, base);
     return value;
   }

@@ -16,19 +16,21 @@ namespace capstan::config {
 struct ConvertContext {
   const std::vector<Source>* sources = nullptr;
   std::vector<Diagnostic>* diagnostics = nullptr;
-  // Replaces `${…}` in a scalar; nullopt: reported, or waits for another leaf. Empty: no interpolation.
+  // Replaces `${…}` in a scalar; nullopt: reported, or waits for another field. Empty: no interpolation.
   std::function<std::optional<Node>(const Node&)> expand;
 };
 
-// The value of one leaf. `path` names it in messages. nullopt: reported.
+// The value of one field. `path` names it in messages. nullopt: reported.
 std::optional<Value> convert(const FieldInfo& field, const Node& node, const std::string& path,
                              const ConvertContext& context);
 
-// The texts of numbers, for tests and tools. `problem` gets a message fragment ("is not an integer") and a help.
+// The texts of numbers, for tests and tools. `problem` gets a message fragment ("is not an integer") and a
+// help.
 struct TextProblem {
   std::string message, help;
   bool warning = false;
-  std::string replacement;  // where only one text can have been meant
+  // Where only one text can have been meant.
+  std::string replacement;
 };
 std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form, TextProblem& problem);
 std::optional<double> real_from_text(std::string_view text, const FieldInfo& field, TextProblem& problem);

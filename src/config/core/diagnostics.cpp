@@ -31,11 +31,11 @@ std::string_view level_name(Level level) {
   return "error";
 }
 
-std::string place_text(const Place& place, const std::vector<Source>& sources, bool column) {
-  if (!place.known()) return {};
-  const Source& source = sources[static_cast<size_t>(place.source)];
-  std::string text = source.name + ":" + std::to_string(place.line);
-  if (column || source.kind != Source::Kind::cli) text += ":" + std::to_string(place.column);
+std::string location_text(const SourceLocation& location, const std::vector<Source>& sources, bool column) {
+  if (!location.known()) return {};
+  const Source& source = sources[static_cast<size_t>(location.source)];
+  std::string text = source.name + ":" + std::to_string(location.line);
+  if (column || source.kind != Source::Kind::cli) text += ":" + std::to_string(location.column);
   return text;
 }
 
@@ -52,7 +52,7 @@ Palette palette(Level level, bool color) {
   return {paint, "\033[1m", "\033[1;34m", "\033[0m"};
 }
 
-// The line with everything that would move or colour the terminal replaced; one column for each character.
+// The line with everything that would move or color the terminal replaced; one column for each character.
 std::string printable(std::string_view line) {
   std::string result;
   for (size_t i = 0; i < line.size();) {
@@ -94,8 +94,8 @@ std::string window(std::string_view line, int& column, int& length) {
   return text;
 }
 
-void snippet(std::string& out, const Place& where, const std::string& label, char mark, size_t gutter,
-             const std::vector<Source>& sources, const Palette& colors, const char* paint) {
+void snippet(std::string& out, const SourceLocation& where, const std::string& label, char mark,
+             size_t gutter, const std::vector<Source>& sources, const Palette& colors, const char* paint) {
   int column = where.column, length = where.length;
   const std::string line =
       window(sources[static_cast<size_t>(where.source)].line(where.line), column, length);
@@ -115,23 +115,23 @@ std::string human(const Diagnostic& diagnostic, const std::vector<Source>& sourc
   if (!diagnostic.code.empty()) out += "[" + diagnostic.code + "]";
   out += std::string(colors.off) + colors.bold + ": " + diagnostic.message + colors.off + "\n";
   size_t gutter = 1;
-  if (diagnostic.place.known()) gutter = std::to_string(diagnostic.place.line).size();
+  if (diagnostic.location.known()) gutter = std::to_string(diagnostic.location.line).size();
   for (const auto& label : diagnostic.also)
-    if (label.place.known()) gutter = std::max(gutter, std::to_string(label.place.line).size());
+    if (label.location.known()) gutter = std::max(gutter, std::to_string(label.location.line).size());
   const std::string blank(gutter, ' ');
-  if (diagnostic.place.known()) {
-    out += blank + colors.frame + "--> " + colors.off + place_text(diagnostic.place, sources) + "\n";
-    snippet(out, diagnostic.place, diagnostic.label, '^', gutter, sources, colors, colors.level);
+  if (diagnostic.location.known()) {
+    out += blank + colors.frame + "--> " + colors.off + location_text(diagnostic.location, sources) + "\n";
+    snippet(out, diagnostic.location, diagnostic.label, '^', gutter, sources, colors, colors.level);
   }
   for (const auto& label : diagnostic.also) {
-    if (!label.place.known()) {
+    if (!label.location.known()) {
       out += blank + colors.frame + " = " + colors.off + label.text + "\n";
       continue;
     }
-    out += blank + colors.frame + "::: " + colors.off + place_text(label.place, sources) + "\n";
-    snippet(out, label.place, label.text, '-', gutter, sources, colors, colors.frame);
+    out += blank + colors.frame + "::: " + colors.off + location_text(label.location, sources) + "\n";
+    snippet(out, label.location, label.text, '-', gutter, sources, colors, colors.frame);
   }
-  if (diagnostic.place.known() && (!diagnostic.notes.empty() || !diagnostic.helps.empty()))
+  if (diagnostic.location.known() && (!diagnostic.notes.empty() || !diagnostic.helps.empty()))
     out += blank + colors.frame + " |" + colors.off + "\n";
   const auto lines = [&](const char* kind, const std::vector<std::string>& texts) {
     for (const auto& text : texts) {
@@ -150,7 +150,7 @@ std::string human(const Diagnostic& diagnostic, const std::vector<Source>& sourc
 }
 
 std::string compact(const Diagnostic& diagnostic, const std::vector<Source>& sources) {
-  std::string out = place_text(diagnostic.place, sources);
+  std::string out = location_text(diagnostic.location, sources);
   if (!out.empty()) out += ": ";
   out += level_name(diagnostic.level);
   if (!diagnostic.code.empty()) out += "[" + diagnostic.code + "]";
@@ -170,14 +170,15 @@ int utf16_column(std::string_view line, int column) {
   return units;
 }
 
-std::string place_json(const Place& place, const std::vector<Source>& sources) {
-  const Source& source = sources[static_cast<size_t>(place.source)];
-  const std::string_view line = source.line(place.line);
-  const std::string row = std::to_string(place.line - 1);
-  return "\"file\":" + quoted(source.name) + ",\"line\":" + std::to_string(place.line) +
-         ",\"column\":" + std::to_string(place.column) + ",\"range\":{\"start\":{\"line\":" + row +
-         ",\"character\":" + std::to_string(utf16_column(line, place.column)) + "},\"end\":{\"line\":" + row +
-         ",\"character\":" + std::to_string(utf16_column(line, place.column + place.length)) + "}}";
+std::string location_json(const SourceLocation& location, const std::vector<Source>& sources) {
+  const Source& source = sources[static_cast<size_t>(location.source)];
+  const std::string_view line = source.line(location.line);
+  const std::string row = std::to_string(location.line - 1);
+  return "\"file\":" + quoted(source.name) + ",\"line\":" + std::to_string(location.line) +
+         ",\"column\":" + std::to_string(location.column) + ",\"range\":{\"start\":{\"line\":" + row +
+         ",\"character\":" + std::to_string(utf16_column(line, location.column)) +
+         "},\"end\":{\"line\":" + row +
+         ",\"character\":" + std::to_string(utf16_column(line, location.column + location.length)) + "}}";
 }
 
 std::string json(const Diagnostic& diagnostic, const std::vector<Source>& sources) {
@@ -186,7 +187,7 @@ std::string json(const Diagnostic& diagnostic, const std::vector<Source>& source
   if (!diagnostic.name.empty()) out += ",\"name\":" + quoted(diagnostic.name);
   out += ",\"message\":" + quoted(diagnostic.message);
   if (!diagnostic.path.empty()) out += ",\"path\":" + quoted(diagnostic.path);
-  if (diagnostic.place.known()) out += "," + place_json(diagnostic.place, sources);
+  if (diagnostic.location.known()) out += "," + location_json(diagnostic.location, sources);
   if (!diagnostic.label.empty()) out += ",\"label\":" + quoted(diagnostic.label);
   const auto list = [&](const char* key, const std::vector<std::string>& texts) {
     out += std::string(",\"") + key + "\":[";
@@ -199,7 +200,7 @@ std::string json(const Diagnostic& diagnostic, const std::vector<Source>& source
   for (size_t i = 0; i < diagnostic.also.size(); ++i) {
     const auto& label = diagnostic.also[i];
     out += std::string(i ? "," : "") + "{\"message\":" + quoted(label.text);
-    if (label.place.known()) out += "," + place_json(label.place, sources);
+    if (label.location.known()) out += "," + location_json(label.location, sources);
     out += "}";
   }
   out += "],\"suggestions\":[";
@@ -208,7 +209,7 @@ std::string json(const Diagnostic& diagnostic, const std::vector<Source>& source
     out += std::string(i ? "," : "") + "{\"replacement\":" + quoted(suggestion.replacement) +
            ",\"applicability\":" +
            (suggestion.machine_applicable ? "\"machine-applicable\"" : "\"maybe-incorrect\"");
-    if (suggestion.place.known()) out += "," + place_json(suggestion.place, sources);
+    if (suggestion.location.known()) out += "," + location_json(suggestion.location, sources);
     out += "}";
   }
   return out + "]}";
@@ -239,8 +240,8 @@ std::string render(const std::vector<Diagnostic>& diagnostics, const std::vector
   }
   for (const auto& diagnostic : diagnostics) {
     out += render(diagnostic, sources, options);
-    const bool one_line = !diagnostic.place.known() && diagnostic.also.empty() && diagnostic.notes.empty() &&
-                          diagnostic.helps.empty();
+    const bool one_line = !diagnostic.location.known() && diagnostic.also.empty() &&
+                          diagnostic.notes.empty() && diagnostic.helps.empty();
     if (options.format == DiagnosticFormat::human && !one_line) out += "\n";
   }
   const size_t errors = count(diagnostics, Level::error), warnings = count(diagnostics, Level::warning);
@@ -263,7 +264,7 @@ size_t count(const std::vector<Diagnostic>& diagnostics, Level level) {
 void sort_diagnostics(std::vector<Diagnostic>& diagnostics) {
   std::stable_sort(diagnostics.begin(), diagnostics.end(), [](const Diagnostic& a, const Diagnostic& b) {
     const auto key = [](const Diagnostic& d) {
-      return std::tuple(d.level, !d.place.known(), d.place.source, d.place.line, d.place.column);
+      return std::tuple(d.level, !d.location.known(), d.location.source, d.location.line, d.location.column);
     };
     return key(a) < key(b);
   });

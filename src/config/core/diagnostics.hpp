@@ -1,5 +1,6 @@
-// What is wrong with a recipe, where, why, and what would be right. Text conventions follow rustc: the message says what
-// is wrong (lower case, no full stop, names in backquotes), only the help says how to mend it.
+// What is wrong with a recipe, where, why, and what would be right. Text conventions follow rustc: the
+// message says what is wrong (lower case, no full stop, names in backquotes), only the help says how to mend
+// it.
 #pragma once
 
 #include <string>
@@ -8,19 +9,25 @@
 
 namespace capstan::config {
 
-// Text that somebody wrote: a recipe file, an embedded one, or the command line (`<cli>`, one override on each line).
+// Text that somebody wrote: a recipe file, an embedded one, or the command line (`<cli>`, one override on
+// each line).
 struct Source {
   enum class Kind : unsigned char { file, embedded, cli };
   Kind kind = Kind::file;
-  std::string name;       // as printed: "my/recipe.yaml", "recipes/quickstart.yaml", "<cli>"
-  std::string text;       // without byte order mark, line ends as \n
-  std::string directory;  // absolute; what paths written here are relative to
-  std::string_view line(int number) const;  // from 1; empty when out of range
+  // As printed: "my/recipe.yaml", "recipes/quickstart.yaml", "<cli>"
+  std::string name;
+  // Without byte order mark, line ends as \n.
+  std::string text;
+  // Absolute; what paths written here are relative to.
+  std::string directory;
+  // From 1; empty when out of range.
+  std::string_view line(int number) const;
 };
 
 // A stretch of one line. Columns and lengths count characters (code points), from 1; line 0: no place.
-struct Place {
-  int source = -1;  // index into the sources of the resolution
+struct SourceLocation {
+  // Index into the sources of the resolution.
+  int source = -1;
   int line = 0;
   int column = 0;
   int length = 1;
@@ -32,21 +39,24 @@ std::string_view level_name(Level level);
 
 struct Diagnostic {
   struct Label {
-    Place place;
+    SourceLocation location;
     std::string text;
   };
   struct Suggestion {
-    Place place;
+    SourceLocation location;
     std::string replacement;
     bool machine_applicable = false;
   };
   Level level = Level::error;
   std::string code;  // "C0102"
-  std::string name;  // lints and rules: "unused_override"
+  // Lints and rules: "unused_override"
+  std::string name;
   std::string message;
-  Place place;
-  std::string label;  // under the caret
-  std::string path;   // the leaf it is about, where there is one
+  SourceLocation location;
+  // Under the caret.
+  std::string label;
+  // The field it is about, where there is one.
+  std::string path;
   std::vector<Label> also;
   std::vector<std::string> notes;
   std::vector<std::string> helps;
@@ -60,18 +70,19 @@ struct Diagnostic {
     notes.push_back(std::move(text));
     return *this;
   }
-  Diagnostic& related(Place where, std::string text) {
+  Diagnostic& related(SourceLocation where, std::string text) {
     also.push_back({where, std::move(text)});
     return *this;
   }
-  Diagnostic& replace(Place where, std::string replacement) {
+  Diagnostic& replace(SourceLocation where, std::string replacement) {
     suggestions.push_back({where, std::move(replacement), true});
     return *this;
   }
 };
 
 // "file:line:col"; for the command line "<cli>:n" and, with `column`, "<cli>:n:col".
-std::string place_text(const Place& place, const std::vector<Source>& sources, bool column = true);
+std::string location_text(const SourceLocation& location, const std::vector<Source>& sources,
+                          bool column = true);
 
 enum class DiagnosticFormat : unsigned char {
   human,
@@ -84,7 +95,8 @@ struct RenderOptions {
 };
 std::string render(const Diagnostic& diagnostic, const std::vector<Source>& sources,
                    const RenderOptions& options = {});
-// All of them. human ends with a count line; json is one array of objects with LSP ranges (zero-based, UTF-16) and suggestions.
+// All of them. human ends with a count line; json is one array of objects with LSP ranges (zero-based,
+// UTF-16) and suggestions.
 std::string render(const std::vector<Diagnostic>& diagnostics, const std::vector<Source>& sources,
                    const RenderOptions& options = {});
 

@@ -1,5 +1,5 @@
-// `model: hf:DIR` and `model: gguf:FILE`: a model section taken from what another program's model says of itself. Who can read
-// such models says so once, at the start of the program; this room knows none.
+// `model: hf:DIR` and `model: gguf:FILE`: a model section taken from what another program's model says of
+// itself. Who can read such models says so once, at the start of the program; this room knows none.
 #pragma once
 
 #include <filesystem>
@@ -10,13 +10,15 @@ namespace capstan::config {
 
 // `hf:DIR`, `gguf:FILE` and `peft:DIR` say what a file is; only what follows is a path.
 struct SchemedName {
-  std::string_view scheme;  // with its colon; empty: a plain path
+  // With its colon; empty: a plain path.
+  std::string_view scheme;
   std::string_view path;
 };
 SchemedName split_scheme(std::string_view name);
 // The same with an absolute path, which a relative one is below `directory`.
 std::string absolute_name(std::string_view name, const std::filesystem::path& directory);
-// The reverse: a name in `directory` for what `name` stands for elsewhere, `absolute`. An absolute name stays as it is.
+// The reverse: a name in `directory` for what `name` stands for elsewhere, `absolute`. An absolute name stays
+// as it is.
 std::string relative_name(std::string_view name, std::string_view absolute,
                           const std::filesystem::path& directory);
 

@@ -40,7 +40,7 @@ std::string Secret::read() const {
   fail(ErrorCode::not_found, "no secret is configured");
 }
 
-// ---- enums -----------------------------------------------------------------------------------------------------------
+// ---- enums --------------------------------------------------------------------------------------
 
 const EnumTable::Entry* EnumTable::find(std::string_view name) const {
   for (const auto& entry : entries)
@@ -61,7 +61,7 @@ void EnumTable::add(int64_t value, const char* name, const char* doc, const char
   entries.push_back(std::move(entry));
 }
 
-// ---- scalar types ----------------------------------------------------------------------------------------------------
+// ---- scalar types -------------------------------------------------------------------------------
 
 namespace {
 Type scalar(Type::Kind kind, Value (*load)(const void*), void (*store)(void*, const Value&)) {
@@ -175,7 +175,7 @@ template const Type& type_of<std::optional<std::vector<int64_t>>>();
 template const Type& type_of<std::optional<std::vector<std::string>>>();
 template const Type& type_of<std::vector<std::pair<std::string, double>>>();
 
-// ---- attributes ------------------------------------------------------------------------------------------------------
+// ---- attributes ---------------------------------------------------------------------------------
 
 Field& Field::doc(std::string text) {
   info_->doc = std::move(text);
@@ -299,12 +299,12 @@ Field& Field::example(std::string text) {
   info_->examples.push_back(std::move(text));
   return *this;
 }
-Field& Field::not_yet(std::string reason) {
-  info_->not_yet.push_back({std::move(reason), {}});
+Field& Field::unsupported(std::string reason) {
+  info_->unsupported.push_back({std::move(reason), {}});
   return *this;
 }
-Field& Field::not_yet(std::string reason, bool (*applies)(const Value&)) {
-  info_->not_yet.push_back({std::move(reason), applies});
+Field& Field::unsupported(std::string reason, bool (*applies)(const Value&)) {
+  info_->unsupported.push_back({std::move(reason), applies});
   return *this;
 }
 Field& Field::add_condition(std::string text, std::function<bool(const void*)> holds) {
@@ -318,7 +318,7 @@ const FieldInfo* RecordInfo::find(std::string_view field_name) const {
   return nullptr;
 }
 
-// ---- rules -----------------------------------------------------------------------------------------------------------
+// ---- rules --------------------------------------------------------------------------------------
 
 Violation& Violation::at(std::string path) {
   pointed = std::move(path);
@@ -345,7 +345,7 @@ Violation& RuleReport::lint(std::string message) {
   return violations.back();
 }
 
-// ---- schema ----------------------------------------------------------------------------------------------------------
+// ---- schema -------------------------------------------------------------------------------------
 
 SectionInfo& Schema::add_section(std::string name) {
   SectionInfo& info = sections_.emplace_back();
@@ -398,10 +398,10 @@ void Schema::finish() {
   by_spelling_.clear();
   derivation_by_path_.clear();
   const auto claim = [&](std::string spelling, const FieldInfo& field, Spelling spelled) {
-    const auto [place, fresh] = by_spelling_.emplace(std::move(spelling), std::pair(&field, spelled));
-    CAPSTAN_ASSERT(
-        fresh || place->second.first == &field,
-        "two fields are spelled `" + place->first + "`: " + place->second.first->path + " and " + field.path);
+    const auto [location, fresh] = by_spelling_.emplace(std::move(spelling), std::pair(&field, spelled));
+    CAPSTAN_ASSERT(fresh || location->second.first == &field, "two fields are spelled `" + location->first +
+                                                                  "`: " + location->second.first->path +
+                                                                  " and " + field.path);
   };
   for (const FieldInfo* field : order_) {
     CAPSTAN_ASSERT(by_path_.emplace(field->path, field).second,
@@ -485,9 +485,9 @@ void Schema::store(void* root, const FieldInfo& field, const Value& value) const
 std::vector<MissingFeature> missing_features(const Schema& schema, const void* root) {
   std::vector<MissingFeature> result;
   for (const FieldInfo* field : schema.fields()) {
-    if (field->not_yet.empty() || !schema.sections()[field->section_index].at(root)) continue;
+    if (field->unsupported.empty() || !schema.sections()[field->section_index].at(root)) continue;
     const Value value = schema.load(root, *field);
-    for (const auto& feature : field->not_yet)
+    for (const auto& feature : field->unsupported)
       if (feature.applies ? feature.applies(value) : value != field->default_value)
         result.push_back({field->path, value, feature.reason});
   }

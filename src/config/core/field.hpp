@@ -1,20 +1,30 @@
-// The field table: how a section struct tells its names, documentation, limits and effects, once, at run time.
+// The field table: a section struct registers the names, documentation, limits and effects of its fields once, at run
+// time.
 //
-//   // sections/optimizer.hpp                      // sections/optimizer.cpp
-//   struct OptimizerConfig {                       void describe(Section<OptimizerConfig>& s) {
-//     double lr = 3e-4;                              s.doc("optimizer and its hyper-parameters");
-//     std::optional<double> min_lr;                  s.field("lr", &OptimizerConfig::lr)
-//   };                                                   .doc("peak learning rate").range(0, 1).effect(Effect::math);
-//   void describe(Section<OptimizerConfig>& s);    }
+//   // sections/optimizer.hpp
+//   struct OptimizerConfig {
+//     double lr = 3e-4;
+//     std::optional<double> min_lr;
+//   };
+//   void describe(Section<OptimizerConfig>& s);
+//
+//   // sections/optimizer.cpp
+//   void describe(Section<OptimizerConfig>& s) {
+//     s.doc("optimizer and its hyperparameters");
+//     s.field("lr", &OptimizerConfig::lr).doc("peak learning rate").range(0, 1).effect(Effect::math);
+//   }
 //
 //   // sections/register.cpp
 //   void register_sections(Schema& s) {
-//     s.section("optimizer", &Config::optimizer);             // S or std::optional<S>
-//     s.derive("model.ffn_hidden_size", "4 * model.hidden_size", derive_ffn);      // void derive_ffn(Config&)
-//     s.rule({.code = "C0301", .name = "heads_divide_hidden", .doc = "…", .reads = {"model.hidden_size", …}}, check_heads);
-//   }                                                                    // void check_heads(const Config&, RuleReport&)
+//     s.section("optimizer", &Config::optimizer);  // S or std::optional<S>
+//     // derive_ffn: void (Config&)
+//     s.derive<Config>("model.ffn_hidden_size", "4 * model.hidden_size", derive_ffn);
+//   }
 //
-// Defaults are the member initializers. Parser, checker, explain, JSON Schema, documentation and completion read this table.
+// Rules are registered where they are written: see RULE in sections/rule_tools.hpp.
+//
+// Defaults are the member initializers. Parser, checker, explain, JSON Schema, documentation and completion
+// read this table.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +46,8 @@
 
 namespace capstan::config {
 
-// What a field changes. math: the numbers of the training run (loss curve); perf, memory: how fast and how large;
-// io: files read and written; log: what is reported.
+// What a field changes. math: the numbers of the training run (loss curve); perf, memory: how fast and how
+// large; io: files read and written; log: what is reported.
 enum class Effect : uint8_t { math, perf, memory, io, log };
 std::string_view effect_name(Effect effect);
 
@@ -57,15 +67,16 @@ struct EnumTable {
     std::vector<std::string> aliases;
   };
   std::vector<Entry> entries;
-  const Entry* find(std::string_view name) const;  // names and aliases, exact
+  // Names and aliases, exact.
+  const Entry* find(std::string_view name) const;
   const Entry* find(int64_t value) const;
   void add(int64_t value, const char* name, const char* doc, const char* aliases);
 };
 
 struct RecordInfo;
 
-// A C++ type at run time. load and store move between a member and a Value; store expects a value that conversion
-// by this Type has produced.
+// A C++ type at run time. load and store move between a member and a Value; store expects a value that
+// conversion by this Type has produced.
 struct Type {
   enum class Kind : uint8_t {
     boolean,
@@ -92,23 +103,27 @@ struct Type {
 
 struct FieldInfo;
 
-// "without effect unless": the field is read only where the condition holds. On an explicit value that differs from
-// the default it is an error for Effect::math fields and a lint for the others.
+// "without effect unless": the field is read only where the condition holds. On an explicit value that
+// differs from the default it is an error for Effect::math fields and a lint for the others.
 struct Condition {
-  std::string text;  // "`model.num_moe_experts` is set"
+  // "`model.num_moe_experts` is set"
+  std::string text;
   std::function<bool(const void* root)> holds;
 };
 
 // A value that check accepts and train refuses by name, because the engine lacks the feature.
-struct NotYet {
-  std::string reason;                         // what is missing: "virtual pipeline stages"
-  std::function<bool(const Value&)> applies;  // empty: any value but the default
+struct UnsupportedFeature {
+  // What is missing: "virtual pipeline stages"
+  std::string reason;
+  // Empty: any value but the default.
+  std::function<bool(const Value&)> applies;
 };
 
 struct FieldInfo {
   std::string name, path, section;
   const Type* type = nullptr;
-  size_t offset = 0;  // from the section struct
+  // From the section struct.
+  size_t offset = 0;
   size_t section_index = 0;
   Value default_value;
 
@@ -119,22 +134,28 @@ struct FieldInfo {
   bool min_open = false, max_open = false;
   std::vector<int64_t> one_of;
   int64_t multiple_of = 0;
-  std::string
-      duration_unit;  // Duration: unit of a plain number ("s", "m", …), empty: a plain number is refused
+  // Duration: unit of a plain number ("s", "m", …), empty: a plain number is refused.
+  std::string duration_unit;
   bool allow_inf = false, allow_nan = false, scalar_ok = false, required = false, no_preset = false;
-  std::string deprecated;  // why, and what to use instead
-  std::vector<std::string>
-      aliases;  // other spellings of this leaf; with a dot: absolute, else in the same section
-  std::vector<std::string> old_names;  // accepted with a `deprecated_key` lint
-  std::vector<std::string> known_as;   // names in other tools: suggested, not accepted
-  std::vector<std::string>
-      variants;  // values of the section's variant field under which this field exists; empty: all
+  // Why, and what to use instead.
+  std::string deprecated;
+  // Other spellings of this field; with a dot: absolute, else in the same section.
+  std::vector<std::string> aliases;
+  // Accepted with a `deprecated_key` lint.
+  std::vector<std::string> old_names;
+  // Names in other tools: suggested, not accepted.
+  std::vector<std::string> known_as;
+  // Values of the section's variant field under which this field exists; empty: all.
+  std::vector<std::string> variants;
   std::vector<std::string> examples;
-  std::vector<NotYet> not_yet;
+  std::vector<UnsupportedFeature> unsupported;
   std::vector<Condition> used_when;
-  std::string formula;     // derived where unset (Schema::derive)
-  std::string range_help;  // what to do instead of a value outside the range
-  std::string instead_of;  // path of the field that this one takes the place of, and that is derived from it
+  // Derived where unset (Schema::derive)
+  std::string formula;
+  // What to do instead of a value outside the range.
+  std::string range_help;
+  // Path of the field that this one takes the place of, and that is derived from it.
+  std::string instead_of;
 };
 
 // Chained attributes of one field.
@@ -142,39 +163,51 @@ class Field {
  public:
   explicit Field(FieldInfo& info) : info_(&info) {}
   Field& doc(std::string text);
-  Field& unit(std::string text);  // "tokens", "samples", "iterations": shown, and x-unit in the JSON Schema
+  // "tokens", "samples", "iterations": shown, and x-unit in the JSON Schema.
+  Field& unit(std::string text);
   Field& since(std::string version);
   Field& effect(Effect value);
-  Field& range(double min, double max);  // both ends included
+  // Both ends included.
+  Field& range(double min, double max);
   Field& min(double value);
   Field& max(double value);
   Field& above(double value);  // excluded end
   Field& below(double value);
   Field& one_of(std::initializer_list<int64_t> values);
   Field& multiple_of(int64_t value);
-  Field& range_help(std::string text);  // "for none: validation.eval_interval=null"
+  // "for none: validation.eval_interval=null"
+  Field& range_help(std::string text);
   Field& count();
   Field& tokens();
   Field& hex();
-  Field& fraction();                       // accepts 3%; range 0..1 unless one is given
-  Field& duration_unit(std::string unit);  // ms s m h d
+  // Accepts 3%; range 0..1 unless one is given.
+  Field& fraction();
+  // unit: ms, s, m, h or d.
+  Field& duration_unit(std::string unit);
   Field& allow_inf();
   Field& allow_nan();
-  Field& scalar_ok();  // a list field also takes one item without brackets
-  Field& required();   // must be given by a recipe, a preset or a derivation
-  Field& no_preset();  // presets may not set it
+  // A list field also takes one item without brackets.
+  Field& scalar_ok();
+  // Must be given by a recipe, a preset or a derivation.
+  Field& required();
+  // Presets may not set it.
+  Field& no_preset();
   Field& deprecated(std::string instead);
-  Field& alias(std::string spelling);  // "learning_rate", or "model.tensor_model_parallel_size" (absolute)
-  Field& renamed_from(std::string old_name);  // old_name: as alias
+  // "learning_rate", or "model.tensor_model_parallel_size" (absolute)
+  Field& alias(std::string spelling);
+  // `old_name` as in alias().
+  Field& renamed_from(std::string old_name);
   Field& known_as(std::string other_tools_name);
   Field& only_for(std::initializer_list<const char*> variants);
-  // Another way to give `path`, which is derived from this field. Of the two the one of the higher layer counts; both in one
-  // layer have to agree.
+  // Another way to give `path`, which is derived from this field. Of the two the one of the higher layer
+  // counts; both in one layer have to agree.
   Field& instead_of(std::string path);
   Field& example(std::string text);
-  Field& not_yet(std::string reason);  // any value but the default
-  Field& not_yet(std::string reason, bool (*applies)(const Value&));
-  // used_when<Config>("`model.num_moe_experts` is set", [](const Config& c) { return c.model.num_moe_experts.has_value(); })
+  // Any value but the default.
+  Field& unsupported(std::string reason);
+  Field& unsupported(std::string reason, bool (*applies)(const Value&));
+  // used_when<Config>("`model.num_moe_experts` is set", [](const Config& c) { return
+  // c.model.num_moe_experts.has_value(); })
   template <class Root>
   Field& used_when(std::string text, bool (*holds)(const Root&)) {
     return add_condition(std::move(text),
@@ -190,19 +223,26 @@ class Field {
 // What is said about one struct: a section of the recipe, or an item of a list of structs.
 struct RecordInfo {
   std::string name, doc;
-  std::string id_field;              // items of a list: `datasets[name=code]` finds by this field
-  std::string variant_field;         // sections with variants: the enum field that chooses
-  std::vector<Condition> used_when;  // holds for every field
-  std::deque<FieldInfo> fields;      // in the order declared
+  // Items of a list: `datasets[name=code]` finds by this field.
+  std::string id_field;
+  // Sections with variants: the enum field that chooses.
+  std::string variant_field;
+  // Holds for every field.
+  std::vector<Condition> used_when;
+  // In the order declared.
+  std::deque<FieldInfo> fields;
   const FieldInfo* find(std::string_view name) const;
 };
 
 struct SectionInfo : RecordInfo {
   bool optional = false;
   size_t index = 0;
-  std::function<const void*(const void* root)> at;  // null: the section is switched off
-  std::function<void*(void* root)> ensure;          // switches it on
-  std::function<void(void* root)> clear;            // back to the defaults (optional: off)
+  // null: the section is switched off.
+  std::function<const void*(const void* root)> at;
+  // Switches it on.
+  std::function<void*(void* root)> ensure;
+  // Back to the defaults (optional: off)
+  std::function<void(void* root)> clear;
 };
 
 namespace detail {
@@ -386,30 +426,32 @@ class Section {
     info_.doc = std::move(text);
     return *this;
   }
-  Section& id(std::string field) {  // items of a list: the field that names an item
+  // Items of a list: the field that names an item.
+  Section& id(std::string field) {
     info_.id_field = std::move(field);
     return *this;
   }
-  Section& variants(
-      std::string field) {  // the enum field whose value decides which fields exist (Field::only_for)
+  // The enum field whose value decides which fields exist (Field::only_for)
+  Section& variants(std::string field) {
     info_.variant_field = std::move(field);
     return *this;
   }
   template <class Root>
-  Section& used_when(std::string text, bool (*holds)(const Root&)) {  // for every field of the section
+  // For every field of the section.
+  Section& used_when(std::string text, bool (*holds)(const Root&)) {
     info_.used_when.push_back(
         {std::move(text), [holds](const void* root) { return holds(*static_cast<const Root*>(root)); }});
     return *this;
   }
   template <class T>
   Field field(std::string name, T S::*member) {
-    const T* place = &(prototype_.*member);
+    const T* location = &(prototype_.*member);
     FieldInfo& info = info_.fields.emplace_back();
     info.name = std::move(name);
     info.type = &type_of<T>();
-    info.offset = static_cast<size_t>(reinterpret_cast<const char*>(place) -
+    info.offset = static_cast<size_t>(reinterpret_cast<const char*>(location) -
                                       reinterpret_cast<const char*>(&prototype_));
-    info.default_value = info.type->load(place);
+    info.default_value = info.type->load(location);
     return Field(info);
   }
 
@@ -422,7 +464,8 @@ namespace detail {
 template <class T>
 const RecordInfo& record_of() {
   static const RecordInfo* info = [] {
-    auto* result = new RecordInfo;  // lives as long as the program
+    // Lives as long as the program.
+    auto* result = new RecordInfo;
     Section<T> section(*result);
     describe(section);
     return result;
@@ -431,17 +474,21 @@ const RecordInfo& record_of() {
 }
 }  // namespace detail
 
-// One thing a rule found. Every operand (the rule's `reads`, unless operands are named) is printed with its value and
-// the place that set it; the first one is where the diagnostic points.
+// One thing a rule found. Every operand (the rule's `reads`, unless operands are named) is printed with its
+// value and the place that set it; the first one is where the diagnostic points.
 class Violation {
  public:
-  Violation& at(std::string path);       // point here, and print it first
-  Violation& operand(std::string path);  // print these paths instead of the rule's `reads`
-  Violation& operand(std::string expression,
-                     std::string value);  // "micro_batch_size * data_parallel_size", "64"
-  Violation& help(std::string text);      // "nearest legal values: 1024 and 960"
+  // Point here, and print it first.
+  Violation& at(std::string path);
+  // Print these paths instead of the rule's `reads`
+  Violation& operand(std::string path);
+  // "micro_batch_size * data_parallel_size", "64"
+  Violation& operand(std::string expression, std::string value);
+  // "nearest legal values: 1024 and 960"
+  Violation& help(std::string text);
   struct Operand {
-    std::string name, value;  // value: empty for a path
+    // value: empty for a path.
+    std::string name, value;
     bool is_path;
   };
   std::string message, help_text, pointed;
@@ -451,17 +498,20 @@ class Violation {
 
 class RuleReport {
  public:
-  Violation& error(
-      std::string message);  // "`train.global_batch_size` is not a multiple of …", lower case, no full stop
+  // "`train.global_batch_size` is not a multiple of …", lower case, no full stop.
+  Violation& error(std::string message);
   Violation& lint(std::string message);
   std::deque<Violation> violations;
 };
 
 struct RuleInfo {
-  std::string code;                // "C0301": stable
-  std::string name;                // "batch_divides": reads well after "allow"
-  std::string doc;                 // the rule in one sentence, for explain and documentation
-  std::vector<std::string> reads;  // paths; the rule is skipped while one of them has an error
+  std::string code;  // "C0301": stable
+  // "batch_divides": reads well after "allow"
+  std::string name;
+  // The rule in one sentence, for explain and documentation.
+  std::string doc;
+  // Paths; the rule is skipped while one of them has an error.
+  std::vector<std::string> reads;
 };
 struct Rule : RuleInfo {
   std::function<void(const void* root, RuleReport& report)> check;
@@ -469,7 +519,8 @@ struct Rule : RuleInfo {
 
 struct Derivation {
   std::string path, formula;
-  std::vector<std::string> inputs;  // the paths named in the formula
+  // The paths named in the formula.
+  std::vector<std::string> inputs;
   std::function<void(void* root)> run;
 };
 
@@ -512,7 +563,8 @@ class Schema {
     return info;
   }
 
-  // Leaves at the top of the recipe: s.root<Config>([](Section<Config>& r) { r.field("name", &Config::name).doc("…"); });
+  // Leaves at the top of the recipe: s.root<Config>([](Section<Config>& r) { r.field("name",
+  // &Config::name).doc("…"); });
   template <class Root>
   void root(void (*describe_root)(Section<Root>&)) {
     SectionInfo& info = add_section("");
@@ -524,8 +576,8 @@ class Schema {
     finish_section(info);
   }
 
-  // Runs after all overrides where `path` is unset (or null), its inputs first: the dotted names in the formula that are
-  // fields. It leaves the target alone when it cannot tell.
+  // Runs after all overrides where `path` is unset (or null), its inputs first: the dotted names in the
+  // formula that are fields. It leaves the target alone when it cannot tell.
   template <class Root>
   void derive(std::string path, std::string formula, void (*function)(Root&)) {
     add_derivation(std::move(path), std::move(formula),
@@ -542,22 +594,24 @@ class Schema {
   void ranks_path(std::string path) { ranks_path_ = std::move(path); }
   const std::string& ranks_path() const { return ranks_path_; }
 
-  // After everything is registered: checks the table itself (unknown paths in rules, aliases that collide, missing
-  // documentation) and fills the indices. Throws ErrorCode::internal.
+  // After everything is registered: checks the table itself (unknown paths in rules, aliases that collide,
+  // missing documentation) and fills the indices. Throws ErrorCode::internal.
   void finish();
 
   const std::deque<SectionInfo>& sections() const { return sections_; }
   const std::vector<Rule>& rules() const { return rules_; }
   const std::vector<Derivation>& derivations() const { return derivations_; }
   const SectionInfo* find_section(std::string_view name) const;
-  const FieldInfo* find_field(std::string_view path) const;  // canonical path only
+  // Canonical path only.
+  const FieldInfo* find_field(std::string_view path) const;
   const Derivation* find_derivation(std::string_view path) const;
   // Canonical path, alias or old name; `spelled` tells which.
   enum class Spelling : uint8_t { canonical, alias, old_name };
   const FieldInfo* find_spelling(std::string_view path, Spelling* spelled = nullptr) const;
   const std::vector<const FieldInfo*>& fields() const { return order_; }  // in the order declared
 
-  Value load(const void* root, const FieldInfo& field) const;  // null where the section is switched off
+  // Null where the section is switched off.
+  Value load(const void* root, const FieldInfo& field) const;
   void store(void* root, const FieldInfo& field, const Value& value) const;
 
  private:

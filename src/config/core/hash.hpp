@@ -1,4 +1,4 @@
-// "The same configuration", decidable across machines: a canonical text of all leaves, and its hash.
+// "The same configuration", decidable across machines: a canonical text of all fields, and its hash.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace capstan::config {
 
-enum class HashScope : unsigned char { math, full };  // math: only leaves with Effect::math
-// One line "path = json" for each leaf, in the order of the paths; leaves of a section that is switched off are left out.
-// Secrets and the recipe's name and description never count.
+enum class HashScope : unsigned char { math, full };  // math: only fields with Effect::math
+// One line "path = json" for each field, in the order of the paths; fields of a section that is switched off
+// are left out. Secrets and the recipe's name and description never count.
 std::string canonical_form(const Schema& schema, const void* root, HashScope scope = HashScope::full);
 std::string canonical_form(const Schema& schema, const void* root,
                            FunctionRef<bool(const FieldInfo&)> counts);
-std::string config_hash(const Schema& schema, const void* root,
-                        HashScope scope = HashScope::math);  // 32 hex digits
-std::string hash_of(std::string_view canonical);             // of a canonical form: likewise
+// 32 hex digits.
+std::string config_hash(const Schema& schema, const void* root, HashScope scope = HashScope::math);
+std::string hash_of(std::string_view canonical);  // of a canonical form: likewise
 
 }  // namespace capstan::config

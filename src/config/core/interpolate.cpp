@@ -23,7 +23,7 @@ class Expander {
     if (text.starts_with("${") && closing(text, 0) == text.size() - 1) {
       auto node = expression(text.substr(2, text.size() - 3), 0, 0);
       if (!node) return std::nullopt;
-      node->place = scalar_.place;
+      node->location = scalar_.location;
       node->raw = true;
       if (node->base.empty()) node->base = scalar_.base;
       return node;
@@ -49,8 +49,8 @@ class Expander {
     return std::string_view::npos;
   }
 
-  Place place(size_t begin, size_t length) const {
-    Place result = scalar_.place;
+  SourceLocation location(size_t begin, size_t length) const {
+    SourceLocation result = scalar_.location;
     const auto characters = static_cast<int>(count_code_points(scalar_.text));
     if (scalar_.quoted || characters != result.length || depth_ > 0)
       return result;  // written on several lines, or escaped
@@ -60,11 +60,11 @@ class Expander {
     return result;
   }
 
-  Diagnostic& error(const char* code, std::string message, Place where) {
+  Diagnostic& error(const char* code, std::string message, SourceLocation where) {
     Diagnostic diagnostic;
     diagnostic.code = code;
     diagnostic.message = std::move(message);
-    diagnostic.place = where;
+    diagnostic.location = where;
     diagnostic.path = context_.path;
     context_.diagnostics->push_back(std::move(diagnostic));
     return context_.diagnostics->back();
@@ -79,7 +79,7 @@ class Expander {
       } else if (text.substr(i).starts_with("${")) {
         const size_t end = closing(text, i);
         if (end == std::string_view::npos) {
-          error("C0401", "`${` is never closed", place(origin + i, 2))
+          error("C0401", "`${` is never closed", location(origin + i, 2))
               .help("for the text itself write `\\${`");
           return std::nullopt;
         }
@@ -89,7 +89,7 @@ class Expander {
           error("C0405",
                 std::string(node->kind == Node::Kind::null ? "null" : "a list or a mapping") +
                     " cannot be part of a text",
-                place(origin + i, end - i + 1));
+                location(origin + i, end - i + 1));
           return std::nullopt;
         }
         out += node->text;
@@ -98,7 +98,7 @@ class Expander {
         out += text[i++];
       }
       if (out.size() > kBytes) {
-        error("C0405", "a text of more than 1 MiB after `${…}` is replaced", scalar_.place);
+        error("C0405", "a text of more than 1 MiB after `${…}` is replaced", scalar_.location);
         return std::nullopt;
       }
     }
@@ -107,7 +107,7 @@ class Expander {
 
   // What stands between `${` and `}`; `origin`: byte offset of the `${`.
   std::optional<Node> expression(std::string_view written, size_t origin, int depth) {
-    const Place where = place(origin, written.size() + 3);
+    const SourceLocation where = location(origin, written.size() + 3);
     if (depth >= kDepth) {
       error("C0401", "`${…}` nested more than 16 deep", where);
       return std::nullopt;
@@ -122,7 +122,7 @@ class Expander {
     }
     const std::string_view text = trim(inner);
     if (text.empty()) {
-      error("C0401", "`${}` names nothing", where).help("for the text itself write `\\${}`");
+      error("C0401", "`${}` does not name a field", where).help("for the text itself write `\\${}`");
       return std::nullopt;
     }
     if (text[0] == '=') {
@@ -141,7 +141,7 @@ class Expander {
     return reference(text, where);
   }
 
-  std::optional<Node> function(std::string_view text, size_t colon, Place where) {
+  std::optional<Node> function(std::string_view text, size_t colon, SourceLocation where) {
     const std::string_view name = text.substr(0, colon), argument = text.substr(colon + 1);
     if (name == "env" || name == "oc.env") {
       const size_t comma = argument.find(',');
@@ -196,13 +196,13 @@ class Expander {
     return std::nullopt;
   }
 
-  std::optional<Node> reference(std::string_view text, Place where) {
+  std::optional<Node> reference(std::string_view text, SourceLocation where) {
     std::string path(text);
     if (text[0] == '.') {
       size_t dots = 0;
       while (dots < text.size() && text[dots] == '.') ++dots;
       const std::string rest(text.substr(dots));
-      // One dot: beside this leaf. Two: one level up, the top of the recipe.
+      // One dot: beside this field. Two: one level up, the top of the recipe.
       if (dots == 1)
         path = context_.section.empty() ? rest : context_.section + "." + rest;
       else if (dots == 2 && !context_.section.empty())
@@ -212,7 +212,7 @@ class Expander {
         return std::nullopt;
       }
     }
-    return context_.leaf(path, where);
+    return context_.field_value(path, where);
   }
 
   const Node& scalar_;

@@ -1,4 +1,5 @@
-// `${…}` in a scalar: other leaves, the environment, the time, the recipe's name and hash. A fixed list; nothing is executed.
+// `${…}` in a scalar: other fields, the environment, the time, the recipe's name and hash. A fixed list;
+// nothing is executed.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +17,23 @@ namespace capstan::config {
 
 struct Interpolation {
   std::vector<Diagnostic>* diagnostics = nullptr;
-  std::string section;  // of the leaf that holds the text, for ${.sibling} and ${..up.one}
-  std::string path;     // of that leaf
+  // Of the field that holds the text, for ${.sibling} and ${..up.one}.
+  std::string section;
+  // Of that field.
+  std::string path;
   std::string recipe_name;
-  int64_t now = 0;  // seconds since 1970, UTC
-  // The value of another leaf (an absolute path) as a node; nullopt: reported through `place`, or already wrong itself.
-  std::function<std::optional<Node>(const std::string& path, Place place)> leaf;
-  std::function<std::optional<std::string>(Place place)> hash;
+  // Seconds since 1970, UTC.
+  int64_t now = 0;
+  // The value of another field (an absolute path) as a node; nullopt: reported through `place`, or already
+  // wrong itself.
+  std::function<std::optional<Node>(const std::string& path, SourceLocation location)> field_value;
+  std::function<std::optional<std::string>(SourceLocation location)> hash;
   std::function<const char*(const std::string&)> environment;
   bool* used_environment = nullptr;
 };
 
-// The scalar with everything in `${…}` replaced. A text that is one `${…}` and nothing else keeps the type of what it names.
+// The scalar with everything in `${…}` replaced. A text that is one `${…}` and nothing else keeps the type of
+// what it names.
 std::optional<Node> interpolate(const Node& scalar, const Interpolation& context);
 
 bool mentions_hash(const Node& node);  // `${hash}` anywhere in it

@@ -16,22 +16,27 @@ struct LibraryFile {
 };
 std::span<const LibraryFile> library_files();  // embedded at build time, sorted by path
 
-// Where names are looked up: the directories of CAPSTAN_RECIPE_PATH (DIR/NAME.yaml, DIR/configs/SECTION/NAME.yaml), then
-// what is embedded. Tests give their own.
+// Where names are looked up: the directories of CAPSTAN_RECIPE_PATH (DIR/NAME.yaml,
+// DIR/configs/SECTION/NAME.yaml), then what is embedded. Tests give their own.
 class Library {
  public:
   struct Found {
-    std::string name;       // as printed: the path of a file, "recipes/x.yaml" for an embedded one
-    std::string file;       // path to read; empty: embedded
+    // As printed: the path of a file, "recipes/x.yaml" for an embedded one.
+    std::string name;
+    // Path to read; empty: embedded.
+    std::string file;
     std::string_view text;  // embedded only
   };
   struct Entry {
-    std::string name, description, file;  // file: empty for an embedded one
+    // file: empty for an embedded one.
+    std::string name, description, file;
   };
   Library() = default;
   Library(std::span<const LibraryFile> embedded, std::vector<std::string> directories)
       : embedded_(embedded), directories_(std::move(directories)) {}
-  static Library standard();  // embedded files and CAPSTAN_RECIPE_PATH
+  // Embedded files and CAPSTAN_RECIPE_PATH.
+  static Library standard();
+  const std::vector<std::string>& directories() const { return directories_; }
 
   std::optional<Found> recipe(std::string_view name) const;
   std::optional<Found> preset(std::string_view section, std::string_view name) const;

@@ -78,19 +78,19 @@ class Editor {
         if (rest.size() == 1 && write_.op == Write::Op::remove) {
           if (found == target.keys.end()) return missing(path, key, target.keys);
           target.keys.erase(found);
-          target.key_places.erase(target.key_places.begin() + static_cast<std::ptrdiff_t>(at));
+          target.key_locations.erase(target.key_locations.begin() + static_cast<std::ptrdiff_t>(at));
           target.items.erase(target.items.begin() + static_cast<std::ptrdiff_t>(at));
           return true;
         }
         if (found == target.keys.end()) {
           if (write_.op == Write::Op::remove) return missing(path, key, target.keys);
-          target.add(key, write_.place, Node());
+          target.add(key, write_.location, Node());
           return edit(target.items.back(), *element, rest.subspan(1), path + "." + key);
         }
         return edit(target.items[at], *element, rest.subspan(1), path + "." + key);
       }
       default:
-        return error("C0108", "`" + path + "` is a single value: nothing is below it");
+        return error("C0108", "`" + path + "` is a single value without items or keys");
     }
   }
 
@@ -99,7 +99,7 @@ class Editor {
     Diagnostic diagnostic;
     diagnostic.code = code;
     diagnostic.message = std::move(message);
-    diagnostic.place = write_.place;
+    diagnostic.location = write_.location;
     diagnostic.path = write_.field->path;
     diagnostic.help(std::move(help));
     diagnostics_.push_back(std::move(diagnostic));
@@ -129,11 +129,11 @@ class Editor {
     std::unordered_map<std::string, size_t> index;
     for (size_t i = 0; i < target.keys.size(); ++i) index.emplace(target.keys[i], i);
     for (size_t i = 0; i < write_.value.items.size(); ++i) {
-      const auto [place, fresh] = index.emplace(write_.value.keys[i], target.keys.size());
+      const auto [location, fresh] = index.emplace(write_.value.keys[i], target.keys.size());
       if (fresh)
-        target.add(write_.value.keys[i], write_.value.key_places[i], write_.value.items[i]);
+        target.add(write_.value.keys[i], write_.value.key_locations[i], write_.value.items[i]);
       else
-        target.items[place->second] = write_.value.items[i];
+        target.items[location->second] = write_.value.items[i];
     }
     return true;
   }
@@ -152,7 +152,7 @@ class Editor {
     if (target.kind == Node::Kind::null) target = empty(Node::Kind::list);
     if (target.kind == Node::Kind::scalar) {  // one item given without brackets
       Node list = empty(Node::Kind::list);
-      list.place = target.place;
+      list.location = target.location;
       list.items.push_back(std::move(target));
       target = std::move(list);
     }
@@ -161,7 +161,7 @@ class Editor {
       target.items.insert(target.items.end(), write_.value.items.begin(), write_.value.items.end());
     else
       target.items.push_back(write_.value);
-    if (!target.place.known()) target.place = write_.place;
+    if (!target.location.known()) target.location = write_.location;
     return true;
   }
 

@@ -1,4 +1,5 @@
-// How writes change the node of one leaf: lists replace, maps merge, `+=` appends, an index or a key reaches inside.
+// How writes change the node of one field: lists replace, maps merge, `+=` appends, an index or a key reaches
+// inside.
 #pragma once
 
 #include <optional>

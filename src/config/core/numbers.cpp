@@ -1,4 +1,5 @@
-// Texts of numbers: counts with decimal and binary suffixes, reals, bytes and durations. No locale, no octal, no guessing.
+// Texts of numbers: counts with decimal and binary suffixes, reals, bytes and durations. No locale, no octal,
+// no guessing.
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -253,7 +254,7 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
       for (int64_t i = 0; i < power; ++i) ten *= 1000, two *= 1024;
       const bool both =
           to_integer(mantissa, ten, decimal) == Fit::fits && to_integer(mantissa, two, binary) == Fit::fits;
-      return refuse(problem, "has a suffix, and a length in tokens takes none",
+      return refuse(problem, "has a suffix, which a length in tokens does not accept",
                     both ? "write " + std::to_string(decimal) + " or " + std::to_string(binary)
                          : "write the number itself");
     }
@@ -314,8 +315,8 @@ std::optional<double> real_from_text(std::string_view text, const FieldInfo& fie
       return *value * static_cast<double>(suffix->factor);
     } else if (suffix) {
       const auto value = parse_double(digits);
-      if (!value) return refuse(problem, "has a suffix, and this field takes none");
-      return refuse_for(problem, "has a suffix, and this field takes none",
+      if (!value) return refuse(problem, "has a suffix, which this field does not accept");
+      return refuse_for(problem, "has a suffix, which this field does not accept",
                         to_text(*value * static_cast<double>(suffix->factor)));
     } else if (number->rest.front() == ',') {
       return refuse_comma(problem, text);
@@ -365,7 +366,7 @@ std::optional<int64_t> bytes_from_text(std::string_view text, TextProblem& probl
     case Fit::fits:
       return value;
     case Fit::fraction:
-      return refuse(problem, "is not a whole number of bytes");
+      return refuse(problem, "is not an integer number of bytes");
     case Fit::overflow:
       return refuse(problem, "does not fit 64 bits", std::string("integers reach from ") + kIntegerRange);
   }

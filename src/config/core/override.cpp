@@ -10,23 +10,23 @@ namespace capstan::config {
 
 namespace {
 
-Diagnostic& report(std::vector<Diagnostic>& diagnostics, Place place, std::string message,
+Diagnostic& report(std::vector<Diagnostic>& diagnostics, SourceLocation location, std::string message,
                    std::string label = {}) {
   Diagnostic diagnostic;
   diagnostic.code = "C0103";
   diagnostic.message = std::move(message);
-  diagnostic.place = place;
+  diagnostic.location = location;
   diagnostic.label = std::move(label);
   diagnostics.push_back(std::move(diagnostic));
   return diagnostics.back();
 }
 
 // The place of bytes [begin, end) of `text`, which starts at `whole`.
-Place part(const Place& whole, std::string_view text, size_t begin, size_t end) {
-  Place place = whole;
-  place.column += static_cast<int>(count_code_points(text.substr(0, begin)));
-  place.length = std::max(1, static_cast<int>(count_code_points(text.substr(begin, end - begin))));
-  return place;
+SourceLocation part(const SourceLocation& whole, std::string_view text, size_t begin, size_t end) {
+  SourceLocation location = whole;
+  location.column += static_cast<int>(count_code_points(text.substr(0, begin)));
+  location.length = std::max(1, static_cast<int>(count_code_points(text.substr(begin, end - begin))));
+  return location;
 }
 
 bool ident_start(char c) {
@@ -52,7 +52,7 @@ std::optional<size_t> smart_quote(std::string_view text) {
 // Values: a small flow syntax of our own. A top-level scalar is taken as it stands, to its end.
 class ValueParser {
  public:
-  ValueParser(std::string_view text, Place whole, std::vector<Diagnostic>& diagnostics)
+  ValueParser(std::string_view text, SourceLocation whole, std::vector<Diagnostic>& diagnostics)
       : text_(text), whole_(whole), diagnostics_(diagnostics) {}
 
   std::optional<Node> run() {
@@ -60,7 +60,7 @@ class ValueParser {
     if (at_ == text_.size()) {
       Node node;
       node.empty = true;
-      node.place = whole_;
+      node.location = whole_;
       return node;
     }
     const char first = text_[at_];
@@ -90,8 +90,8 @@ class ValueParser {
   void skip() {
     while (at_ < text_.size() && (blank(text_[at_]) || text_[at_] == '\n')) ++at_;
   }
-  static Node scalar_node(std::string text, Place place, bool quoted) {
-    Node node = Node::scalar(std::move(text), place, quoted);
+  static Node scalar_node(std::string text, SourceLocation location, bool quoted) {
+    Node node = Node::scalar(std::move(text), location, quoted);
     if (!quoted && (node.text == "null" || node.text == "Null" || node.text == "NULL" || node.text == "~"))
       node.kind = Node::Kind::null;
     return node;
@@ -157,7 +157,7 @@ class ValueParser {
       }
       if (c == ',' || c == ']' || c == '}' || (key && c == ':')) break;
       if (c == ':' && at_ + 1 < text_.size() && blank(text_[at_ + 1]))
-        return failed(at_, at_ + 1, "a `:` that cannot stand here",
+        return failed(at_, at_ + 1, "a `:` is not allowed here",
                       "a comma is missing in front of the key, or the text needs quotes");
     }
     size_t end = at_;
@@ -187,7 +187,7 @@ class ValueParser {
       skip();
       if (at_ == text_.size())
         return failed(begin, begin + 1, std::string("`") + close + "` is missing",
-                      "quote the whole override if the shell splits it");
+                      "quote the full override if the shell splits it");
       if (text_[at_] == close) {
         ++at_;
         break;
@@ -217,19 +217,19 @@ class ValueParser {
       ++at_;
       if (const Node* before = node.find(key->text)) {
         (void)before;
-        report(diagnostics_, key->place, "duplicate key `" + key->text + "`");
+        report(diagnostics_, key->location, "duplicate key `" + key->text + "`");
         return std::nullopt;
       }
       auto item = value(depth + 1);
       if (!item) return std::nullopt;
-      node.add(key->text, key->place, std::move(*item));
+      node.add(key->text, key->location, std::move(*item));
     }
-    node.place = part(whole_, text_, begin, at_);
+    node.location = part(whole_, text_, begin, at_);
     return node;
   }
 
   std::string_view text_;
-  Place whole_;
+  SourceLocation whole_;
   std::vector<Diagnostic>& diagnostics_;
   size_t at_ = 0;
   int64_t nodes_ = 0;
@@ -280,19 +280,20 @@ std::string ParsedPath::text() const {
   return out;
 }
 
-std::optional<Node> parse_value(std::string_view text, Place place, std::vector<Diagnostic>& diagnostics) {
-  return ValueParser(text, place, diagnostics).run();
+std::optional<Node> parse_value(std::string_view text, SourceLocation location,
+                                std::vector<Diagnostic>& diagnostics) {
+  return ValueParser(text, location, diagnostics).run();
 }
 
-std::optional<ParsedPath> parse_path(std::string_view text, Place place,
+std::optional<ParsedPath> parse_path(std::string_view text, SourceLocation location,
                                      std::vector<Diagnostic>& diagnostics) {
   ParsedPath path;
-  path.place = place;
+  path.location = location;
   const auto failed = [&](size_t begin, size_t end, std::string message, std::string help) {
-    report(diagnostics, part(place, text, begin, end), std::move(message)).help(std::move(help));
+    report(diagnostics, part(location, text, begin, end), std::move(message)).help(std::move(help));
     return std::nullopt;
   };
-  const char* const quoting = "in a shell, quote the whole override: 'list[0]=x'";
+  const char* const quoting = "in a shell, quote the full override: 'list[0]=x'";
   size_t at = 0;
   for (bool expect_name = true; at < text.size() || expect_name;) {
     if (path.segments.size() > 64) return failed(0, text.size(), "a path of more than 64 parts", "");
@@ -322,7 +323,8 @@ std::optional<ParsedPath> parse_path(std::string_view text, Place place,
         at = end;
       } else {
         const size_t bytes = static_cast<size_t>(decode_utf8(text, at).bytes);
-        return failed(at, at + bytes, "`" + std::string(text.substr(at, bytes)) + "` cannot stand in a path",
+        return failed(at, at + bytes,
+                      "`" + std::string(text.substr(at, bytes)) + "` is not allowed in a path",
                       "a path is names joined by dots; a key with other characters goes in quotes");
       }
       path.segments.push_back(std::move(segment));
@@ -354,7 +356,7 @@ std::optional<ParsedPath> parse_path(std::string_view text, Place place,
       continue;
     }
     const size_t bytes = static_cast<size_t>(decode_utf8(text, at).bytes);
-    return failed(at, at + bytes, "`" + std::string(text.substr(at, bytes)) + "` cannot stand in a path",
+    return failed(at, at + bytes, "`" + std::string(text.substr(at, bytes)) + "` is not allowed in a path",
                   "a path is names joined by dots; a key with other characters goes in quotes");
   }
   return path;
@@ -364,12 +366,12 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
                                              int line, std::vector<Diagnostic>& diagnostics) {
   const std::string_view text = given.text;
   ParsedOverride result;
-  result.place = {source, line, 1, std::max(1, static_cast<int>(count_code_points(text)))};
-  const auto here = [&](size_t begin, size_t end) { return part(result.place, text, begin, end); };
+  result.location = {source, line, 1, std::max(1, static_cast<int>(count_code_points(text)))};
+  const auto here = [&](size_t begin, size_t end) { return part(result.location, text, begin, end); };
   using Op = ParsedOverride::Op;
 
   if (const auto invalid = first_invalid_utf8(text)) {
-    report(diagnostics, result.place, "invalid UTF-8 in an override");
+    report(diagnostics, result.location, "invalid UTF-8 in an override");
     return std::nullopt;
   }
   if (given.kind == Override::Kind::file) {
@@ -379,7 +381,7 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
   }
   if (given.kind == Override::Kind::token) {
     if (text.empty()) {
-      report(diagnostics, result.place, "an empty override").help("write `section.field=value`");
+      report(diagnostics, result.location, "an empty override").help("write `section.field=value`");
       return std::nullopt;
     }
     if (text[0] == '-') {
@@ -388,20 +390,20 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
       std::string fixed(name == std::string_view::npos ? "" : text.substr(name));
       if (equal == std::string_view::npos)
         fixed += "=" + (next_token && next_token->find('=') == std::string::npos ? *next_token : "value");
-      report(diagnostics, result.place, "`" + std::string(text) + "` is not a flag")
+      report(diagnostics, result.location, "`" + std::string(text) + "` is not a flag")
           .help("overrides have no dashes: write `" + fixed + "`");
       return std::nullopt;
     }
     if (text == "=" || text[0] == '=') {
-      report(diagnostics, result.place, "blank around `=`", "the shell split the override here")
-          .help("write `name=value` without blanks, or quote the whole override");
+      report(diagnostics, result.location, "blank around `=`", "the shell split the override here")
+          .help("write `name=value` without blanks, or quote the full override");
       return std::nullopt;
     }
     if (text[0] == '@') {
       result.op = Op::include;
       result.file = text.substr(1);
       if (!result.file.empty()) return result;
-      report(diagnostics, result.place, "the file name is missing after `@`");
+      report(diagnostics, result.location, "the file name is missing after `@`");
       return std::nullopt;
     }
   }
@@ -444,11 +446,12 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
     }
   } else if (result.op != Op::unset) {
     std::string shown(text);
-    auto& problem = report(diagnostics, result.place, "`" + shown + "` is not an override: `=` is missing");
+    auto& problem =
+        report(diagnostics, result.location, "`" + shown + "` is not an override: `=` is missing");
     std::error_code ignored;
     if (next_token && next_token->starts_with("=")) {
       problem.message = "blank around `=`";
-      problem.help("write `" + shown + "=value` without blanks, or quote the whole override");
+      problem.help("write `" + shown + "=value` without blanks, or quote the full override");
     } else if (given.kind == Override::Kind::token && std::filesystem::exists(shown, ignored)) {
       problem.help("to merge this file into the recipe write `@" + shown + "`");
     } else {
@@ -468,21 +471,21 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
   if (equal == std::string_view::npos) return result;
 
   const std::string_view right = text.substr(equal + 1);
-  result.value_place = right.empty() ? here(equal, equal + 1) : here(equal + 1, text.size());
+  result.value_location = right.empty() ? here(equal, equal + 1) : here(equal + 1, text.size());
   if (right.starts_with("@") && result.op == Op::set) {
     result.op = Op::include;
     result.file = right.substr(1);
     if (!result.file.empty()) return result;
-    report(diagnostics, result.value_place, "the file name is missing after `@`");
+    report(diagnostics, result.value_location, "the file name is missing after `@`");
     return std::nullopt;
   }
   if (right.starts_with("\u201c") || right.starts_with("\u2018") || right.starts_with("\u00ab")) {
-    report(diagnostics, result.value_place, "typographic quotes",
+    report(diagnostics, result.value_location, "typographic quotes",
            "not a quote that a shell or a recipe knows")
         .help("use straight quotes: ' or \"");
     return std::nullopt;
   }
-  result.value = parse_value(right, result.value_place, diagnostics);
+  result.value = parse_value(right, result.value_location, diagnostics);
   if (!result.value) return std::nullopt;
   return result;
 }

@@ -23,38 +23,49 @@ struct Override {
 };
 
 struct Segment {
-  enum class Kind : unsigned char { name, index, id };  // a, [0] (and .0), [name=code]
+  // A, [0] (and .0), [name=code].
+  enum class Kind : unsigned char { name, index, id };
   Kind kind = Kind::name;
-  std::string name;     // name; id: the field
-  std::string text;     // id: its value
-  long long index = 0;  // negative counts from the end
+  // Name; id: the field.
+  std::string name;
+  // id: its value.
+  std::string text;
+  // Negative counts from the end.
+  long long index = 0;
 };
 
 struct ParsedPath {
   std::vector<Segment> segments;
-  Place place;
-  std::string text() const;  // as it would be written
+  SourceLocation location;
+  // As it would be written.
+  std::string text() const;
 };
 
 struct ParsedOverride {
   enum class Op : unsigned char { set, add, force, unset, append, include };
   Op op = Op::set;
-  ParsedPath path;            // empty for an include at the root
-  std::optional<Node> value;  // set, add, force, append; unset with a value to match
-  Place value_place;          // where the value would stand, also when it is empty
-  std::string file;           // include
-  Place place;                // of the whole token
+  // Empty for an include at the root.
+  ParsedPath path;
+  // Set, add, force, append; unset with a value to match.
+  std::optional<Node> value;
+  // Where the value would stand, also when it is empty.
+  SourceLocation value_location;
+  std::string file;  // include
+  // Of the whole token.
+  SourceLocation location;
 };
 
 // `line` is the override's line in the command-line source (from 1). nullopt: reported.
 std::optional<ParsedOverride> parse_override(const Override& given, const std::string* next_token, int source,
                                              int line, std::vector<Diagnostic>& diagnostics);
 
-// A value as the right side of an override: a scalar, "[a, b]", "{k: v}", quoted text. Also for tests and tools.
-std::optional<Node> parse_value(std::string_view text, Place place, std::vector<Diagnostic>& diagnostics);
+// A value as the right side of an override: a scalar, "[a, b]", "{k: v}", quoted text. Also for tests and
+// tools.
+std::optional<Node> parse_value(std::string_view text, SourceLocation location,
+                                std::vector<Diagnostic>& diagnostics);
 
 // `a.b[0]."c.d"`, for show and explain. `error` gets the reason.
-std::optional<ParsedPath> parse_path(std::string_view text, Place place,
+std::optional<ParsedPath> parse_path(std::string_view text, SourceLocation location,
                                      std::vector<Diagnostic>& diagnostics);
 
 }  // namespace capstan::config

@@ -1,5 +1,5 @@
-// One pass over YAML text before yaml-cpp sees it: refuses what would make the parser slow, deep or silent, and finds
-// what its messages cannot tell (where an unclosed bracket was opened, tabs used for indentation).
+// One pass over YAML text before yaml-cpp sees it: refuses what would make the parser slow, deep or silent,
+// and finds what its messages cannot tell (where an unclosed bracket was opened, tabs used for indentation).
 #pragma once
 
 #include <optional>
@@ -15,7 +15,8 @@ struct PrescanProblem {
 };
 struct Prescan {
   std::optional<PrescanProblem> problem;
-  std::optional<size_t> unclosed;  // byte offset of the last bracket or brace that is never closed
+  // Byte offset of the last bracket or brace that is never closed.
+  std::optional<size_t> unclosed;
 };
 Prescan prescan(std::string_view text);
 

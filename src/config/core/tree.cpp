@@ -17,11 +17,11 @@
 
 namespace capstan::config {
 
-Node Node::scalar(std::string text, Place place, bool quoted) {
+Node Node::scalar(std::string text, SourceLocation location, bool quoted) {
   Node node;
   node.kind = Kind::scalar;
   node.text = std::move(text);
-  node.place = place;
+  node.location = location;
   node.quoted = quoted;
   return node;
 }
@@ -30,9 +30,9 @@ const Node* Node::find(std::string_view key) const {
     if (keys[i] == key) return &items[i];
   return nullptr;
 }
-void Node::add(std::string key, Place key_place, Node value) {
+void Node::add(std::string key, SourceLocation key_location, Node value) {
   keys.push_back(std::move(key));
-  key_places.push_back(key_place);
+  key_locations.push_back(key_location);
   items.push_back(std::move(value));
 }
 int64_t Node::size() const {
@@ -75,7 +75,7 @@ class Lines {
     if (line >= begins_.size()) return text_.size();
     return std::min(text_.size(), begins_[line] + static_cast<size_t>(std::max(0, mark.column)));
   }
-  Place place(size_t offset, size_t bytes = 1) const {
+  SourceLocation location(size_t offset, size_t bytes = 1) const {
     const size_t line = line_of(offset);
     // Places come in the order of the text: characters are counted on from the last one.
     if (line != last_line_ || offset < last_offset_) {
@@ -150,10 +150,10 @@ class Builder : public YAML::EventHandler {
     const size_t at = lines_.offset(mark);
     const std::string_view line = lines_.line(lines_.line_of(at));
     if (line.starts_with("---"))
-      error("C0010", "more than one document", lines_.place(at, 3), "a second document starts here")
+      error("C0010", "more than one document", lines_.location(at, 3), "a second document starts here")
           .help("a recipe is one document; `extends` and `-f file` combine files");
     else
-      error("C0010", "text after the end of the document", lines_.place(at), "")
+      error("C0010", "text after the end of the document", lines_.location(at), "")
           .help("check the indentation of this line: keys of one mapping start in the same column");
     throw Abort{};
   }
@@ -162,17 +162,17 @@ class Builder : public YAML::EventHandler {
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     const size_t at = skip_properties(lines_.text(), lines_.offset(mark));
     Node node;
-    node.place = lines_.place(at);
+    node.location = lines_.location(at);
     const std::string_view word = null_word(at);
     node.empty = word.empty();
     if (node.empty && !stack_.empty() && stack_.back().has_key) {
-      node.place = stack_.back().key_place;
+      node.location = stack_.back().key_location;
       if (lines_.offset(mark) == stack_.back().key_offset && !colon_follows()) {
-        error("C0002", "missing `:` after `" + shortened(stack_.back().key) + "`", node.place, "");
+        error("C0002", "missing `:` after `" + shortened(stack_.back().key) + "`", node.location, "");
         stack_.back().drop = true;
       }
     } else {
-      node.place = lines_.place(at, std::max<size_t>(1, word.size()));
+      node.location = lines_.location(at, std::max<size_t>(1, word.size()));
     }
     node.text = word;
     value(std::move(node), anchor, at);
@@ -184,22 +184,22 @@ class Builder : public YAML::EventHandler {
     while (end < lines_.text().size() && !is_blank(lines_.text()[end]) &&
            std::string_view(",[]{}").find(lines_.text()[end]) == std::string_view::npos)
       ++end;
-    const Place place = lines_.place(at, end - at);
+    const SourceLocation location = lines_.location(at, end - at);
     const std::string name(lines_.text().substr(at, end - at));
     if (is_key()) {
-      error("C0012", "a key must be plain text, not an alias", place, "");
+      error("C0012", "a key must be plain text, not an alias", location, "");
       throw Abort{};
     }
     const auto found = anchors_.find(anchor);
     if (found == anchors_.end()) {
-      error("C0008", "the alias `" + name + "` contains itself", place, "");
+      error("C0008", "the alias `" + name + "` contains itself", location, "");
       throw Abort{};
     }
     expanded_ += found->second.second;
-    check_budget(place);
+    check_budget(location);
     Node node = found->second.first;
-    node.anchor = node.place;
-    node.place = place;
+    node.anchor = node.location;
+    node.location = location;
     value(std::move(node), 0, at, false);
   }
 
@@ -213,7 +213,7 @@ class Builder : public YAML::EventHandler {
       quoted = true;
       const auto length = quoted_length(lines_.text(), at);
       if (!length) {
-        error("C0002", std::string("the quote `") + first + "` is never closed", lines_.place(at),
+        error("C0002", std::string("the quote `") + first + "` is never closed", lines_.location(at),
               "opened here");
         throw Abort{};
       }
@@ -221,9 +221,9 @@ class Builder : public YAML::EventHandler {
     } else if (first == '|' || first == '>') {
       bytes = 1;
     }
-    Node node = Node::scalar(text, lines_.place(at, std::max<size_t>(1, bytes)), quoted);
+    Node node = Node::scalar(text, lines_.location(at, std::max<size_t>(1, bytes)), quoted);
     if (first_invalid_utf8(text)) {  // yaml-cpp 0.7 turns \N and \_ into single bytes
-      error("C0004", "an escape that does not give valid text", node.place, "")
+      error("C0004", "an escape that does not give valid text", node.location, "")
           .help("write the character itself, or \\uXXXX");
       node.text.clear();
     }
@@ -248,16 +248,16 @@ class Builder : public YAML::EventHandler {
     bool has_key = false;
     bool drop = false;  // the key is wrong and reported: leave its value out
     std::string key;
-    Place key_place;
+    SourceLocation key_location;
     size_t key_offset = 0;
     std::set<std::string> seen;
   };
 
-  Diagnostic& error(std::string code, std::string message, Place place, std::string label) {
+  Diagnostic& error(std::string code, std::string message, SourceLocation location, std::string label) {
     Diagnostic diagnostic;
     diagnostic.code = std::move(code);
     diagnostic.message = std::move(message);
-    diagnostic.place = place;
+    diagnostic.location = location;
     diagnostic.label = std::move(label);
     diagnostics_.push_back(std::move(diagnostic));
     return diagnostics_.back();
@@ -270,7 +270,8 @@ class Builder : public YAML::EventHandler {
     return !stack_.empty() && stack_.back().node.kind == Node::Kind::map && !stack_.back().has_key;
   }
 
-  // Whether the line of the last key has a colon behind it; without one the parser took the line for a key alone.
+  // Whether the line of the last key has a colon behind it; without one the parser took the line for a key
+  // alone.
   bool colon_follows() const {
     const Frame& frame = stack_.back();
     const std::string_view line = lines_.line(lines_.line_of(frame.key_offset));
@@ -279,7 +280,8 @@ class Builder : public YAML::EventHandler {
     return end < line.size() && line.find(':', end) != std::string_view::npos;
   }
 
-  // The word that stands for null at `at`, empty when nothing was written (the mark is then the next token's).
+  // The word that stands for null at `at`, empty when nothing was written (the mark is then the next
+  // token's).
   std::string_view null_word(size_t at) const {
     const std::string_view rest = lines_.text().substr(std::min(at, lines_.text().size()));
     if (!stack_.empty() && stack_.back().has_key) {
@@ -315,34 +317,35 @@ class Builder : public YAML::EventHandler {
     size_t end = at;
     while (end < lines_.text().size() && !is_blank(lines_.text()[end])) ++end;
     const std::string written(lines_.text().substr(at, std::min<size_t>(end - at, 60)));
-    error("C0007", "the tag `" + written + "` is not accepted", lines_.place(at, end - at), "")
+    error("C0007", "the tag `" + written + "` is not accepted", lines_.location(at, end - at), "")
         .help(
             "values take their type from the field; write the value alone, in quotes if it starts with `!`");
     return false;
   }
 
-  void check_budget(Place place) {
+  void check_budget(SourceLocation location) {
     if (expanded_ > TreeLimits::kNodes) {
       if (expanded_ > written_) {
-        error("C0008", "aliases expand to more than " + std::to_string(TreeLimits::kNodes) + " values", place,
-              "");
+        error("C0008", "aliases expand to more than " + std::to_string(TreeLimits::kNodes) + " values",
+              location, "");
       } else {
-        error("C0009", "more than " + std::to_string(TreeLimits::kNodes) + " values in one file", place, "");
+        error("C0009", "more than " + std::to_string(TreeLimits::kNodes) + " values in one file", location,
+              "");
       }
       throw Abort{};
     }
     if (expanded_ > TreeLimits::kAliasFloor && expanded_ > TreeLimits::kAliasRatio * written_) {
       error("C0008",
-            "aliases expand the file more than " + std::to_string(TreeLimits::kAliasRatio) + " times", place,
-            "");
+            "aliases expand the file more than " + std::to_string(TreeLimits::kAliasRatio) + " times",
+            location, "");
       throw Abort{};
     }
   }
 
-  void count(Place place) {
+  void count(SourceLocation location) {
     ++written_;
     ++expanded_;
-    check_budget(place);
+    check_budget(location);
   }
 
   void open(Node::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
@@ -351,19 +354,19 @@ class Builder : public YAML::EventHandler {
     if (is_key()) {
       error("C0012",
             std::string("a key must be plain text, not a ") + (kind == Node::Kind::map ? "mapping" : "list"),
-            lines_.place(at), "");
+            lines_.location(at), "");
       throw Abort{};
     }
     if (stack_.size() >= static_cast<size_t>(TreeLimits::kDepth)) {
       error("C0009", "nested more than " + std::to_string(TreeLimits::kDepth) + " levels deep",
-            lines_.place(at), "");
+            lines_.location(at), "");
       throw Abort{};
     }
     Frame frame;
     frame.node.kind = kind;
-    frame.node.place = lines_.place(at);
+    frame.node.location = lines_.location(at);
     frame.anchor = anchor;
-    count(frame.node.place);
+    count(frame.node.location);
     stack_.push_back(std::move(frame));
   }
 
@@ -378,29 +381,29 @@ class Builder : public YAML::EventHandler {
     frame.has_key = true;
     frame.drop = true;
     frame.key = node.kind == Node::Kind::null ? "" : node.text;
-    frame.key_place = node.place;
+    frame.key_location = node.location;
     frame.key_offset = at;
     if (node.kind == Node::Kind::null) {
-      error("C0012", "a key must be plain text, not null", node.place, "");
+      error("C0012", "a key must be plain text, not null", node.location, "");
     } else if (frame.key == "<<" && !node.quoted) {
-      error("C0006", "merge keys (`<<`) are not accepted", node.place, "")
+      error("C0006", "merge keys (`<<`) are not accepted", node.location, "")
           .help(
               "to start from another recipe write `extends: name` at the top; to share a section, make it a "
               "preset");
     } else if (frame.key.size() > 1000) {
-      error("C0012", "a key of more than 1000 bytes", node.place, "");
+      error("C0012", "a key of more than 1000 bytes", node.location, "");
     } else {
       frame.drop = false;
     }
   }
 
   void value(Node node, YAML::anchor_t anchor, size_t at, bool counted = true) {
-    if (counted) count(node.place);
+    if (counted) count(node.location);
     if (anchor) {
       const int64_t size = node.size();
       if ((anchored_ += size) > 2 * TreeLimits::kNodes) {
         error("C0008", "anchors of more than " + std::to_string(2 * TreeLimits::kNodes) + " values",
-              node.place, "");
+              node.location, "");
         throw Abort{};
       }
       anchors_[anchor] = {node, size};
@@ -420,13 +423,14 @@ class Builder : public YAML::EventHandler {
     if (!frame.seen.insert(frame.key).second) {
       for (size_t i = 0; i < frame.node.keys.size(); ++i) {
         if (frame.node.keys[i] != frame.key) continue;
-        error("C0005", "duplicate key `" + shortened(frame.key) + "`", frame.key_place, "written again here")
-            .related(frame.node.key_places[i], "first written here");
+        error("C0005", "duplicate key `" + shortened(frame.key) + "`", frame.key_location,
+              "written again here")
+            .related(frame.node.key_locations[i], "first written here");
         break;
       }
       return;
     }
-    frame.node.add(std::move(frame.key), frame.key_place, std::move(node));
+    frame.node.add(std::move(frame.key), frame.key_location, std::move(node));
   }
 
   const Lines& lines_;
@@ -461,7 +465,7 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
   size_t at = std::min(lines.offset(problem.mark), lines.text().empty() ? 0 : lines.text().size() - 1);
   const char found = at < lines.text().size() ? lines.text()[at] : '\0';
   const std::string_view said = problem.msg;
-  diagnostic.place = lines.place(at);
+  diagnostic.location = lines.location(at);
   if (said == YAML::ErrorMsg::UNKNOWN_ANCHOR) {
     size_t end = at;
     while (end < lines.text().size() && !is_blank(lines.text()[end]) &&
@@ -470,13 +474,13 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
     const std::string name(lines.text().substr(at, std::min<size_t>(end - at, 60)));
     diagnostic.code = "C0008";
     diagnostic.message = "the alias `" + name + "` has no anchor";
-    diagnostic.place = lines.place(at, end - at);
+    diagnostic.location = lines.location(at, end - at);
     diagnostic.help("a pattern that starts with `*` needs quotes: \"" + name + "\"");
-    diagnostic.replace(diagnostic.place, "\"" + name + "\"");
+    diagnostic.replace(diagnostic.location, "\"" + name + "\"");
   } else if (said == YAML::ErrorMsg::END_OF_SEQ_FLOW || said == YAML::ErrorMsg::END_OF_MAP_FLOW) {
     if (scan.unclosed) at = *scan.unclosed;
     const bool list = scan.unclosed ? lines.text()[at] == '[' : said == YAML::ErrorMsg::END_OF_SEQ_FLOW;
-    diagnostic.place = lines.place(at);
+    diagnostic.location = lines.location(at);
     diagnostic.message =
         list ? "the list is not closed: `]` is missing" : "the mapping is not closed: `}` is missing";
     diagnostic.label = scan.unclosed ? "opened here" : "";
@@ -492,11 +496,11 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
     diagnostic.code = "C0009";
     diagnostic.message = "nested more than " + std::to_string(TreeLimits::kDepth) + " levels deep";
   } else if (said == YAML::ErrorMsg::MAP_VALUE) {
-    diagnostic.message = "a `:` that cannot stand here";
+    diagnostic.message = "a `:` is not allowed here";
     diagnostic.help(
         "a value that contains `: ` needs quotes; a nested mapping starts on its own line, indented");
   } else if (said == YAML::ErrorMsg::MAP_KEY || said == YAML::ErrorMsg::BLOCK_ENTRY) {
-    diagnostic.message = std::string("`") + found + "` cannot stand here";
+    diagnostic.message = std::string("`") + found + "` is not allowed here";
   } else if (said == YAML::ErrorMsg::END_OF_MAP || said == YAML::ErrorMsg::END_OF_SEQ) {
     diagnostic.message =
         said == YAML::ErrorMsg::END_OF_MAP ? "expected a key here" : "expected a list item (`- …`) here";
@@ -511,7 +515,7 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
     for (size_t i = text.find("illegal"); i != std::string::npos; i = text.find("illegal"))
       text.replace(i, 7, "invalid");
     diagnostic.message = text;
-    if (text.starts_with("unknown escape") && at >= 2) diagnostic.place = lines.place(at - 2, 2);
+    if (text.starts_with("unknown escape") && at >= 2) diagnostic.location = lines.location(at - 2, 2);
     if (text == "unknown escape character: $")
       diagnostic.help("in double quotes write `\\\\${`, or put the text in single quotes");
     else if (text.starts_with("unknown escape"))
@@ -526,10 +530,10 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
     const std::string fixed =
         std::string(pair.substr(0, pair.find(':'))) + ": " + std::string(pair.substr(pair.find(':') + 1));
     diagnostic.message = "missing space after `:`";
-    diagnostic.place = lines.place(lines.begin_of(line - back) + range->first, pair.size());
+    diagnostic.location = lines.location(lines.begin_of(line - back) + range->first, pair.size());
     diagnostic.helps.clear();
     diagnostic.label.clear();
-    diagnostic.help("write `" + fixed + "`").replace(diagnostic.place, fixed);
+    diagnostic.help("write `" + fixed + "`").replace(diagnostic.location, fixed);
     break;
   }
   diagnostics.push_back(std::move(diagnostic));
@@ -539,7 +543,7 @@ bool prescan_failed(const Prescan& scan, const Lines& lines, std::vector<Diagnos
   if (!scan.problem) return false;
   Diagnostic diagnostic;
   const size_t at = scan.problem->offset;
-  diagnostic.place = lines.place(at);
+  diagnostic.location = lines.location(at);
   switch (scan.problem->kind) {
     case PrescanProblem::Kind::control_character: {
       static constexpr char digits[] = "0123456789ABCDEF";
@@ -555,7 +559,7 @@ bool prescan_failed(const Prescan& scan, const Lines& lines, std::vector<Diagnos
       while (end < lines.text().size() && lines.text()[end] == '\t') ++end;
       diagnostic.code = "C0003";
       diagnostic.message = "tab used for indentation";
-      diagnostic.place = lines.place(at, end - at);
+      diagnostic.location = lines.location(at, end - at);
       diagnostic.help("indent with spaces");
       break;
     }
@@ -581,18 +585,18 @@ bool prescan_failed(const Prescan& scan, const Lines& lines, std::vector<Diagnos
 std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources,
                                std::vector<Diagnostic>& diagnostics) {
   const std::string& text = sources[static_cast<size_t>(source)].text;
-  const auto simple = [&](const char* code, std::string message, Place place, std::string help) {
+  const auto simple = [&](const char* code, std::string message, SourceLocation location, std::string help) {
     Diagnostic diagnostic;
     diagnostic.code = code;
     diagnostic.message = std::move(message);
-    diagnostic.place = place;
+    diagnostic.location = location;
     diagnostic.help(std::move(help));
     diagnostics.push_back(std::move(diagnostic));
     return std::nullopt;
   };
   if (const auto invalid = first_invalid_utf8(text)) {
     const Lines lines(source, std::string_view(text).substr(0, *invalid));
-    return simple("C0004", "invalid UTF-8 at byte " + std::to_string(*invalid), lines.place(*invalid),
+    return simple("C0004", "invalid UTF-8 at byte " + std::to_string(*invalid), lines.location(*invalid),
                   "save the file as UTF-8");
   }
   const Lines lines(source, text);
@@ -612,16 +616,16 @@ std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources,
     return std::nullopt;
   }
   if (!builder.root || builder.root->kind == Node::Kind::null)
-    return simple("C0011", "empty recipe", lines.place(0),
+    return simple("C0011", "empty recipe", lines.location(0),
                   "a recipe is a mapping of sections; `capstan recipe ls` lists examples");
   if (builder.root->kind != Node::Kind::map) {
-    const std::string_view first = lines.line(static_cast<size_t>(builder.root->place.line) - 1);
+    const std::string_view first = lines.line(static_cast<size_t>(builder.root->location.line) - 1);
     if (builder.root->kind == Node::Kind::scalar && missing_space(first))
-      return simple("C0002", "missing space after `:`", builder.root->place, "write `key: value`");
+      return simple("C0002", "missing space after `:`", builder.root->location, "write `key: value`");
     return simple("C0013",
                   "a recipe is a mapping of sections, not a " +
                       std::string(builder.root->kind == Node::Kind::list ? "list" : "single value"),
-                  builder.root->place, "");
+                  builder.root->location, "");
   }
   return std::move(builder.root);
 }

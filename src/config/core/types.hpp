@@ -1,6 +1,6 @@
-// The value types a section struct may use beside bool, int64_t, double, std::string, enums, std::optional, std::vector and, for
-// an open map in the order written, std::vector<std::pair<std::string, …>>. A section header includes this file and nothing
-// heavier.
+// The value types a section struct may use beside bool, int64_t, double, std::string, enums, std::optional,
+// std::vector and, for an open map in the order written, std::vector<std::pair<std::string, …>>. A section
+// header includes this file and nothing heavier.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ class Section;  // the field table of one struct (config/field.hpp)
 class Schema;   // all sections, rules and derivations (config/field.hpp)
 class RuleReport;
 
-// A file name as the user wrote it, and the same made absolute: relative to the file that wrote it, or to the current
-// directory for the command line. Nothing is opened or followed here.
+// A file name as the user wrote it, and the same made absolute: relative to the file that wrote it, or to the
+// current directory for the command line. Nothing is opened or followed here.
 struct Path {
   std::string text;
   std::string resolved;
@@ -33,18 +33,19 @@ struct Duration {  // `1h30m`, `500ms`; a plain number only where the field name
   bool operator==(const Duration& other) const { return seconds == other.seconds; }
 };
 
-// A reference to a secret, never the secret: `env:NAME` (written `${env:NAME}`) or `file:/path`. Whoever needs the
-// secret reads it with read(); it is not dumped, hashed or logged anywhere.
+// A reference to a secret, never the secret: `env:NAME` (written `${env:NAME}`) or `file:/path`. Whoever
+// needs the secret reads it with read(); it is not dumped, hashed or logged anywhere.
 struct Secret {
   std::string reference;
-  std::string read() const;  // throws ErrorCode::not_found when the variable or the file is missing
+  // Throws ErrorCode::not_found when the variable or the file is missing.
+  std::string read() const;
   bool operator==(const Secret& other) const { return reference == other.reference; }
 };
 
-// Names of an enum's values. Specialise next to the enum:
+// Names of an enum's values. Specialize next to the enum:
 //   template <> struct EnumNames<Norm> {
 //     static constexpr EnumEntry<Norm> list[] = {{Norm::layer, "LayerNorm", "mean and variance"},
-//                                                {Norm::rms, "RMSNorm", "root mean square only", "rms rmsnorm"}};
+//                                                {Norm::rms, "RMSNorm", "root mean square", "rms rmsnorm"}};
 //   };
 // aliases: further spellings that are accepted as they are, separated by blanks.
 template <class E>

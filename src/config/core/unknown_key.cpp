@@ -7,11 +7,11 @@
 
 namespace capstan::config {
 
-Diagnostic unknown_key(const Schema& schema, const std::string& section, const std::string& key, Place place,
-                       bool suggest) {
+Diagnostic unknown_key(const Schema& schema, const std::string& section, const std::string& key,
+                       SourceLocation location, bool suggest) {
   Diagnostic diagnostic;
   diagnostic.code = "C0102";
-  diagnostic.place = place;
+  diagnostic.location = location;
   const SectionInfo* known = section.empty() ? nullptr : schema.find_section(section);
   diagnostic.message = "unknown key `" + (section.empty() ? "" : section + ".") + shortened(key) + "`";
   diagnostic.label = known             ? "not a field of `" + section + "`"
@@ -22,7 +22,7 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
   size_t offered = 0;
   const auto offer = [&](std::string text, const std::string& replacement) {
     if (offered++ < 3) diagnostic.help(std::move(text));
-    if (offered == 1 && !replacement.empty()) diagnostic.replace(place, replacement);
+    if (offered == 1 && !replacement.empty()) diagnostic.replace(location, replacement);
     if (offered > 1) {  // which of them is meant, only the writer knows
       for (auto& suggestion : diagnostic.suggestions) suggestion.machine_applicable = false;
       diagnostic.path.clear();

@@ -1,5 +1,5 @@
-// One converted value, without its C++ type: what show, hash, diff and interpolation work on. A field's Type converts
-// between it and the struct member.
+// One converted value, without its C++ type: what show, hash, diff and interpolation work on. A field's Type
+// converts between it and the struct member.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,17 @@ struct Value {
 
   Kind kind = Kind::null;
   bool boolean = false;
-  int64_t integer = 0;            // integers, bytes
-  double real = 0;                // reals, durations (seconds)
-  std::string text;               // text, enum names, paths as written, secret references
-  std::string resolved;           // paths only: the absolute form
-  std::vector<Value> items;       // list and map
-  std::vector<std::string> keys;  // map: one for each item, in the order written
+  int64_t integer = 0;  // integers, bytes
+  // Reals, durations (seconds)
+  double real = 0;
+  // Text, enum names, paths as written, secret references.
+  std::string text;
+  // Paths only: the absolute form.
+  std::string resolved;
+  // List and map.
+  std::vector<Value> items;
+  // map: one for each item, in the order written.
+  std::vector<std::string> keys;
 
   static Value of(bool value);
   static Value of(int64_t value);
@@ -31,7 +36,8 @@ struct Value {
 
   bool is_null() const { return kind == Kind::null; }
   double number() const { return kind == Kind::integer ? static_cast<double>(integer) : real; }
-  bool operator==(const Value& other) const;  // NaN equals NaN; paths by their absolute form
+  // NaN equals NaN; paths by their absolute form.
+  bool operator==(const Value& other) const;
   bool operator!=(const Value& other) const { return !(*this == other); }
 };
 

@@ -9,12 +9,14 @@
 
 namespace capstan::config {
 
-// Paths of the layers of a model that can have one, layer by layer: "decoder.layers.0.self_attention.linear_qkv" …; for
-// canonical schemes q, k, v, gate and up are layers of their own.
+// Paths of the layers of a model that can have one, layer by layer:
+// "decoder.layers.0.self_attention.linear_qkv" …; for canonical schemes q, k, v, gate and up are layers of
+// their own.
 std::vector<std::string> adaptable_layers(const ModelConfig& model, PeftScheme scheme);
 
-// Parts of a fused layer that canonical schemes adapt apart: rows [begin, begin + count) of each of `groups` equal parts of its
-// weight. A layer that is not fused is its own part. rows: of the weight, or of a tensor rank's share of it.
+// Parts of a fused layer that canonical schemes adapt apart: rows [begin, begin + count) of each of `groups`
+// equal parts of its weight. A layer that is not fused is its own part. rows: of the weight, or of a tensor
+// rank's share of it.
 struct LayerPart {
   std::string path;
   int64_t groups = 1, begin = 0, count = 0;

@@ -47,12 +47,12 @@ void describe(Section<CommOverlapConfig>& s) {
   s.field("overlap_param_gather_with_optimizer_step", &C::overlap_param_gather_with_optimizer_step)
       .doc("overlap the all-gather of the first model chunk's parameters with the optimizer step")
       .effect(Effect::perf)
-      .not_yet("gathering of parameters during the optimizer step");
+      .unsupported("gathering of parameters during the optimizer step");
   s.field("defer_embedding_wgrad_compute", &C::defer_embedding_wgrad_compute)
       .doc("compute the weight gradient of the output layer in the last pipeline bubble")
       .effect(Effect::perf)
       .alias("model.defer_embedding_wgrad_compute")
-      .not_yet("a deferred weight gradient of the head");
+      .unsupported("a deferred weight gradient of the head");
   s.field("wgrad_deferral_limit", &C::wgrad_deferral_limit)
       .doc("micro-batches whose weight gradient of the output layer is deferred; 0: all")
       .unit("micro-batches")
@@ -64,13 +64,13 @@ void describe(Section<CommOverlapConfig>& s) {
       .doc("overlap the token all-to-all of one micro-batch with the computation of another")
       .effect(Effect::perf)
       .alias("model.overlap_moe_expert_parallel_comm")
-      .not_yet("overlap of the experts' exchange");
+      .unsupported("overlap of the experts' exchange");
   s.field("delay_wgrad_compute", &C::delay_wgrad_compute)
       .doc("compute the weight gradients of a micro-batch after its input gradients")
       .effect(Effect::perf)
       .alias("model.delay_wgrad_compute")
       .alias("ddp.delay_wgrad_compute")
-      .not_yet("delayed weight gradients");
+      .unsupported("delayed weight gradients");
 }
 
 }  // namespace capstan::config

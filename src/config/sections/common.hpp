@@ -17,8 +17,8 @@ template <>
 struct EnumNames<Precision> {
   static constexpr EnumEntry<Precision> list[] = {
       {Precision::fp32, "fp32", "32-bit floating point", "float32 torch.float32 32"},
-      {Precision::bf16, "bf16", "bfloat16: 8 bits of exponent, 8 of precision", "bfloat16 torch.bfloat16"},
-      {Precision::fp16, "fp16", "IEEE half: 5 bits of exponent, 11 of precision",
+      {Precision::bf16, "bf16", "bfloat16: 8 exponent bits, 7 mantissa bits", "bfloat16 torch.bfloat16"},
+      {Precision::fp16, "fp16", "IEEE half precision: 5 exponent bits, 10 mantissa bits",
        "float16 half torch.float16"},
   };
 };
@@ -26,12 +26,12 @@ struct EnumNames<Precision> {
 template <>
 struct EnumNames<ShardingStrategy> {
   static constexpr EnumEntry<ShardingStrategy> list[] = {
-      {ShardingStrategy::no_shard, "no_shard", "every rank holds everything (ZeRO 0)"},
-      {ShardingStrategy::optim, "optim", "optimizer state is split (ZeRO 1)", "zero1"},
-      {ShardingStrategy::optim_grads, "optim_grads", "optimizer state and gradients are split (ZeRO 2)",
+      {ShardingStrategy::no_shard, "no_shard", "all state is replicated (ZeRO-0)"},
+      {ShardingStrategy::optim, "optim", "optimizer state is sharded (ZeRO-1)", "zero1"},
+      {ShardingStrategy::optim_grads, "optim_grads", "optimizer state and gradients are sharded (ZeRO-2)",
        "zero2"},
       {ShardingStrategy::optim_grads_params, "optim_grads_params",
-       "optimizer state, gradients and parameters are split (ZeRO 3)", "zero3"},
+       "optimizer state, gradients and parameters are sharded (ZeRO-3, FSDP)", "zero3"},
   };
 };
 

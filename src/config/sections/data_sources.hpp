@@ -12,14 +12,17 @@
 namespace capstan::config {
 
 struct WeightedPrefix {
-  std::string prefix;            // a file name without .bin/.idx, resolved
-  std::optional<double> weight;  // none: by the number of samples
+  // A file name without .bin/.idx, resolved.
+  std::string prefix;
+  // none: by the number of samples.
+  std::optional<double> weight;
 };
 
 struct DataSources {
   // One source that `shares` splits by documents (shares set), or one for each split.
-  std::array<std::vector<WeightedPrefix>, 3> splits;  // train, validation, test; with shares only the first
-  std::optional<std::array<double, 3>> shares;        // sum 1
+  // Train, validation, test; with shares only the first.
+  std::array<std::vector<WeightedPrefix>, 3> splits;
+  std::optional<std::array<double, 3>> shares;  // sum 1
 };
 
 // Empty when the list is prefixes, or a weight before each prefix; else what is wrong.

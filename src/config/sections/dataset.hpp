@@ -1,5 +1,5 @@
-// Training text: indexed datasets (`gpt`), fine-tuning samples (`sft`) or generated tokens (`mock`). The sequence length is
-// model.seq_length.
+// Training text: indexed datasets (`gpt`), fine-tuning samples (`sft`) or generated tokens (`mock`). The
+// sequence length is model.seq_length.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct EnumNames<DatasetKind> {
 template <>
 struct EnumNames<SampleFormat> {
   static constexpr EnumEntry<SampleFormat> list[] = {
-      {SampleFormat::automatic, "auto", "by the keys of each file's first sample"},
+      {SampleFormat::automatic, "auto", "detected from the keys of the first sample of each file"},
       {SampleFormat::messages, "messages", "{\"messages\": [{\"role\": …, \"content\": …}, …]}",
        "chat openai"},
       {SampleFormat::sharegpt, "sharegpt", "{\"conversations\": [{\"from\": …, \"value\": …}, …]}"},
@@ -44,9 +44,9 @@ struct EnumNames<SampleFormat> {
 template <>
 struct EnumNames<LossMode> {
   static constexpr EnumEntry<LossMode> list[] = {
-      {LossMode::assistant, "assistant", "on what the assistant says, its end of turn included",
+      {LossMode::assistant, "assistant", "on the assistant's turns, including their end-of-turn tokens",
        "completion"},
-      {LossMode::last_turn, "last_turn", "on the assistant's last turn"},
+      {LossMode::last_turn, "last_turn", "on the last turn of the assistant"},
       {LossMode::all, "all", "on every token", "full"},
   };
 };
@@ -54,16 +54,16 @@ struct EnumNames<LossMode> {
 template <>
 struct EnumNames<TooLong> {
   static constexpr EnumEntry<TooLong> list[] = {
-      {TooLong::drop, "drop", "left out, and counted"},
-      {TooLong::truncate, "truncate", "cut at model.seq_length, and counted"},
+      {TooLong::drop, "drop", "dropped; the log counts them"},
+      {TooLong::truncate, "truncate", "truncated to model.seq_length; the log counts them"},
   };
 };
 
 template <>
 struct EnumNames<BadLine> {
   static constexpr EnumEntry<BadLine> list[] = {
-      {BadLine::fail, "fail", "the run does not begin"},
-      {BadLine::skip, "skip", "left out; counted, and the first are named in the log"},
+      {BadLine::fail, "fail", "the run ends with an error before training"},
+      {BadLine::skip, "skip", "skipped; the log counts them and lists the first"},
   };
 };
 
@@ -71,9 +71,9 @@ template <>
 struct EnumNames<SampleOrder> {
   static constexpr EnumEntry<SampleOrder> list[] = {
       {SampleOrder::capstan, "capstan",
-       "each pass has an order of its own; a longer run begins with the shorter one"},
+       "each epoch is shuffled separately; the order does not depend on the length of the run"},
       {SampleOrder::megatron, "megatron",
-       "Megatron-LM's, sample for sample; it depends on the length of the run"},
+       "the order of Megatron-LM, sample for sample; it depends on the length of the run"},
   };
 };
 
@@ -83,27 +83,27 @@ using Blend = std::vector<std::pair<std::string, double>>;
 struct DatasetConfig {
   DatasetKind kind = DatasetKind::gpt;
   // gpt: exactly one of data_path, blend, or the three blends per split.
-  std::vector<Path> data_path;  // prefixes, weighted by their number of samples
+  std::vector<Path> data_path;
   Blend blend;
   Blend train_blend, valid_blend, test_blend;
-  std::optional<std::string> split;  // "969,30,1": shares of train, validation, test
+  std::optional<std::string> split;
   SampleOrder sample_order = SampleOrder::capstan;
-  std::optional<Path> path_to_cache;  // directory that keeps built indices; null: built again by each start
-  bool reset_position_ids = false;    // positions start at 0 after each end of document
-  bool reset_attention_mask = false;  // attention does not cross documents
-  bool eod_mask_loss = false;         // no loss on end-of-document tokens
+  std::optional<Path> path_to_cache;
+  bool reset_position_ids = false;
+  bool reset_attention_mask = false;
+  bool eod_mask_loss = false;
   // sft: samples of model.seq_length tokens at most, packed several to a row
-  std::vector<Path> train_files;              // JSONL
-  std::vector<Path> valid_files, test_files;  // instead of `split`
+  std::vector<Path> train_files;
+  std::vector<Path> valid_files, test_files;
   SampleFormat format = SampleFormat::automatic;
   LossMode loss_mode = LossMode::assistant;
-  bool packing = true;  // documents do not see each other, positions start again
+  bool packing = true;
   TooLong too_long = TooLong::truncate;
   BadLine on_bad_line = BadLine::fail;
-  std::optional<int64_t> max_train_samples;  // null: all
+  std::optional<int64_t> max_train_samples;
   // all kinds
   int64_t random_seed = 1234;
-  int64_t num_workers = 2;  // threads that read ahead; 0: read in the step
+  int64_t num_workers = 2;
 };
 
 }  // namespace capstan::config

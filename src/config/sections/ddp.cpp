@@ -34,7 +34,7 @@ void describe(Section<DdpConfig>& s) {
       .doc("all pipeline stages all-gather parameters at the same time")
       .effect(Effect::perf)
       .alias("comm_overlap.align_param_gather")
-      .not_yet("aligned gathering of parameters");
+      .unsupported("aligned gathering of parameters");
   s.field("bucket_size", &D::bucket_size)
       .doc(
           "parameters per bucket of gradient reduction and parameter all-gather; larger buckets use "

@@ -10,13 +10,13 @@ namespace capstan::config {
 
 struct DdpConfig {
   ShardingStrategy data_parallel_sharding_strategy = ShardingStrategy::no_shard;
-  ShardingStrategy outer_dp_sharding_strategy =
-      ShardingStrategy::no_shard;                   // between groups (HSDP): no_shard | optim
-  int64_t num_distributed_optimizer_instances = 1;  // HSDP: groups that each hold a whole copy of the state
-  bool overlap_grad_reduce = false;                 // reduce buckets while backward runs
-  bool overlap_param_gather = false;                // gather parameters under the forward
+  ShardingStrategy outer_dp_sharding_strategy = ShardingStrategy::no_shard;
+  int64_t num_distributed_optimizer_instances = 1;
+  bool overlap_grad_reduce = false;
+  bool overlap_param_gather = false;
   bool align_param_gather = false;
-  std::optional<int64_t> bucket_size;  // parameters; derived: max(40 000 000, 1 000 000 * data-parallel size)
+  // Derived: max(40 000 000, 1 000 000 * data-parallel size).
+  std::optional<int64_t> bucket_size;
 };
 
 }  // namespace capstan::config

@@ -60,7 +60,7 @@ void describe(Section<DistConfig>& s) {
       .effect(Effect::perf)
       .alias("ep")
       .alias("model.expert_model_parallel_size")
-      .not_yet("expert parallelism", above_one);
+      .unsupported("expert parallelism", above_one);
   s.field("expert_tensor_parallel_size", &D::expert_tensor_parallel_size)
       .doc("tensor-parallel ranks of each expert (ETP)")
       .unit("ranks")
@@ -99,8 +99,8 @@ void describe(Section<DistConfig>& s) {
       .used_when<Config>(pipeline, has_pipeline);
   s.field("pipeline_model_parallel_layout", &D::pipeline_model_parallel_layout)
       .doc(
-          "explicit layout of the stages: E embedding, t transformer layer, m multi-token prediction layer, "
-          "L output layer and loss, | stage boundary, *n repetition")
+          "stages in full: E embedding, t transformer layer, m multi-token prediction, L output layer and "
+          "loss, | between stages, *n repeats")
       .effect(Effect::perf)
       .alias("model.pipeline_model_parallel_layout")
       .example("Et*3|(tt|)*29,L")
@@ -142,7 +142,7 @@ void describe(Section<DistConfig>& s) {
       .doc("pipeline schedule: order of the forward and backward passes of the micro-batches")
       .effect(Effect::perf)
       .used_when<Config>(pipeline, has_pipeline)
-      .not_yet("a zero-bubble schedule", [](const Value& v) { return v.text == "zero_bubble"; });
+      .unsupported("a zero-bubble schedule", [](const Value& v) { return v.text == "zero_bubble"; });
   s.field("variable_seq_lengths", &D::variable_seq_lengths)
       .doc(
           "micro-batches may differ in sequence length; accepted for compatibility, any length works either "
@@ -176,7 +176,7 @@ void describe(Section<DistConfig>& s) {
   s.field("distributed_backend", &D::distributed_backend)
       .doc("communication library of the collectives")
       .effect(Effect::perf)
-      .not_yet("NCCL", [](const Value& v) { return v.text == "nccl"; });
+      .unsupported("NCCL", [](const Value& v) { return v.text == "nccl"; });
 }
 
 }  // namespace capstan::config

@@ -18,18 +18,19 @@ enum class DistributedBackend : uint8_t { automatic, mpi, nccl };
 template <>
 struct EnumNames<CpCommType> {
   static constexpr EnumEntry<CpCommType> list[] = {
-      {CpCommType::p2p, "p2p", "keys and values travel around a ring"},
-      {CpCommType::all_gather, "all_gather", "every rank gathers all keys and values"},
-      {CpCommType::a2a, "a2a", "heads are exchanged for the sequence (Ulysses)"},
-      {CpCommType::a2a_p2p, "a2a+p2p", "a2a inside a group, a ring between groups"},
+      {CpCommType::p2p, "p2p", "ring exchange of keys and values (ring attention)"},
+      {CpCommType::all_gather, "all_gather", "all-gather of keys and values"},
+      {CpCommType::a2a, "a2a", "all-to-all between sequence and heads (DeepSpeed-Ulysses)"},
+      {CpCommType::a2a_p2p, "a2a+p2p", "a2a within a group, p2p between groups"},
   };
 };
 
 template <>
 struct EnumNames<PipelineSchedule> {
   static constexpr EnumEntry<PipelineSchedule> list[] = {
-      {PipelineSchedule::gpipe, "gpipe", "all forwards, then all backwards"},
-      {PipelineSchedule::one_f_one_b, "1f1b", "one forward, one backward"},
+      {PipelineSchedule::gpipe, "gpipe", "all forward passes, then all backward passes"},
+      {PipelineSchedule::one_f_one_b, "1f1b",
+       "one forward, one backward in the steady state (PipeDream-Flush)"},
       {PipelineSchedule::interleaved, "interleaved_1f1b", "1f1b over virtual stages", "interleaved"},
       {PipelineSchedule::zero_bubble, "zero_bubble", "1f1b with weight gradients moved into the bubble"},
       {PipelineSchedule::pipedream, "pipedream", "no flush between steps: stale weights, refused"},
@@ -46,31 +47,36 @@ struct EnumNames<DistributedBackend> {
 };
 
 struct DistConfig {
-  int64_t world_size = 1;  // ranks, one for each device
+  int64_t world_size = 1;
   int64_t tensor_model_parallel_size = 1;
   int64_t pipeline_model_parallel_size = 1;
   int64_t context_parallel_size = 1;
   int64_t expert_model_parallel_size = 1;
-  std::optional<int64_t> expert_tensor_parallel_size;  // derived: tensor_model_parallel_size
-  std::optional<int64_t> data_parallel_size;           // derived: world_size / (TP * PP * CP)
-  std::optional<int64_t> expert_data_parallel_size;    // derived: world_size / (ETP * EP * PP)
+  // Derived: tensor_model_parallel_size.
+  std::optional<int64_t> expert_tensor_parallel_size;
+  // Derived: world_size / (TP * PP * CP).
+  std::optional<int64_t> data_parallel_size;
+  // Derived: world_size / (ETP * EP * PP).
+  std::optional<int64_t> expert_data_parallel_size;
 
-  // Pipeline: at most one of the first three is given, the others are derived.
-  std::optional<int64_t> virtual_pipeline_model_parallel_size;  // chunks of layers on each rank
+  // Derived: .
+  std::optional<int64_t> virtual_pipeline_model_parallel_size;
   std::optional<int64_t> num_layers_per_virtual_pipeline_stage;
-  std::optional<std::string> pipeline_model_parallel_layout;  // "Et*3|(tt|)*29,L"
+  std::optional<std::string> pipeline_model_parallel_layout;
   std::optional<int64_t> num_layers_in_first_pipeline_stage;
   std::optional<int64_t> num_layers_in_last_pipeline_stage;
-  bool account_for_embedding_in_pipeline_split = false;       // the embedding counts as one layer
-  bool account_for_loss_in_pipeline_split = false;            // head and loss count as one layer
-  std::optional<int64_t> microbatch_group_size_per_vp_stage;  // derived: PP
-  std::optional<PipelineSchedule> pipeline_schedule;  // derived: 1f1b, with virtual stages interleaved_1f1b
+  bool account_for_embedding_in_pipeline_split = false;
+  bool account_for_loss_in_pipeline_split = false;
+  // Derived: PP.
+  std::optional<int64_t> microbatch_group_size_per_vp_stage;
+  // Derived: 1f1b, with virtual stages interleaved_1f1b.
+  std::optional<PipelineSchedule> pipeline_schedule;
   bool variable_seq_lengths = false;
 
-  bool sequence_parallel = false;  // norm and dropout split over the sequence, needs TP > 1
-  std::vector<CpCommType> cp_comm_type = {CpCommType::p2p};  // one for all layers, or one for each
-  std::vector<int64_t> hierarchical_context_parallel_sizes;  // [a2a size, p2p size], product CP
-  bool use_tp_pp_dp_mapping = false;                         // axis order tp-cp-ep-pp-dp instead
+  bool sequence_parallel = false;
+  std::vector<CpCommType> cp_comm_type = {CpCommType::p2p};
+  std::vector<int64_t> hierarchical_context_parallel_sizes;
+  bool use_tp_pp_dp_mapping = false;
   DistributedBackend distributed_backend = DistributedBackend::automatic;
 };
 

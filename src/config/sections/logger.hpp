@@ -9,10 +9,10 @@
 namespace capstan::config {
 
 struct LoggerConfig {
-  int64_t log_interval = 10;             // steps between two progress lines and rows of metrics.jsonl
-  bool tensorboard = true;               // event files
-  std::optional<Path> tensorboard_dir;   // null: `tensorboard` of the run directory
-  int64_t tensorboard_log_interval = 1;  // steps
+  int64_t log_interval = 10;
+  bool tensorboard = true;
+  std::optional<Path> tensorboard_dir;
+  int64_t tensorboard_log_interval = 1;
   bool log_params_norm = false;
   bool log_num_zeros_in_grad = false;
 };

@@ -37,7 +37,7 @@ void describe(Section<MixedPrecisionConfig>& s) {
           "number format of parameters and activations in the forward and backward pass; the main parameters "
           "of the optimizer are fp32; typical: bf16")
       .alias("model.params_dtype")
-      .not_yet("fp16", names_fp16)
+      .unsupported("fp16", names_fp16)
       .known_as("bf16")
       .known_as("fp16")
       .known_as("fp32")
@@ -82,7 +82,7 @@ void describe(Section<MixedPrecisionConfig>& s) {
   s.field("fp8", &M::fp8)
       .doc("FP8 format of the GEMMs; null: none")
       .alias("model.fp8")
-      .not_yet("fp8 matrix products");
+      .unsupported("FP8 GEMMs");
   s.field("fp8_recipe", &M::fp8_recipe)
       .doc("FP8 scaling recipe")
       .alias("model.fp8_recipe")
@@ -110,7 +110,7 @@ void describe(Section<MixedPrecisionConfig>& s) {
   s.field("fp4", &M::fp4)
       .doc("FP4 format of the GEMMs; null: none")
       .alias("model.fp4")
-      .not_yet("4-bit matrix products");
+      .unsupported("FP4 GEMMs");
   s.field("fp4_recipe", &M::fp4_recipe).doc("FP4 scaling recipe").used_when<Config>(fp4, has_fp4);
   s.field("fp4_param_gather", &M::fp4_param_gather)
       .doc("all-gather sharded parameters in FP4")

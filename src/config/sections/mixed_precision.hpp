@@ -1,13 +1,13 @@
 // Number formats: of parameters, gradients' reduction, activations between stages, and low-precision matrix
 // products. This section owns them all; `ddp.grad_reduce_in_fp32`, `optimizer.loss_scale` and the like are
-// names for its leaves.
+// names for its fields.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 
-#include "config/sections/common.hpp"
 #include "config/core/types.hpp"
+#include "config/sections/common.hpp"
 
 namespace capstan::config {
 
@@ -20,58 +20,57 @@ enum class Fp4Recipe : uint8_t { nvfp4 };
 template <>
 struct EnumNames<Fp8Format> {
   static constexpr EnumEntry<Fp8Format> list[] = {
-      {Fp8Format::e4m3, "e4m3", "4 bits of exponent everywhere"},
-      {Fp8Format::hybrid, "hybrid", "e4m3 in forward, e5m2 for gradients"},
+      {Fp8Format::e4m3, "e4m3", "e4m3 (4 exponent bits) for all tensors"},
+      {Fp8Format::hybrid, "hybrid", "e4m3 in the forward pass, e5m2 for gradients"},
   };
 };
 
 template <>
 struct EnumNames<Fp8Recipe> {
   static constexpr EnumEntry<Fp8Recipe> list[] = {
-      {Fp8Recipe::delayed, "delayed", "scale from the maxima of earlier steps"},
-      {Fp8Recipe::tensorwise, "tensorwise", "scale from the current maximum of a tensor"},
-      {Fp8Recipe::mxfp8, "mxfp8", "a power of two for each 32 elements"},
-      {Fp8Recipe::blockwise, "blockwise", "1 x 128 and 128 x 128 blocks"},
+      {Fp8Recipe::delayed, "delayed", "delayed scaling: from the amax history of earlier steps"},
+      {Fp8Recipe::tensorwise, "tensorwise", "current scaling: from the amax of each tensor"},
+      {Fp8Recipe::mxfp8, "mxfp8", "MXFP8: a power-of-two scale per 32 elements"},
+      {Fp8Recipe::blockwise, "blockwise", "block scaling: blocks of 1 x 128 and 128 x 128 elements"},
   };
 };
 
 template <>
 struct EnumNames<Fp8AmaxAlgo> {
   static constexpr EnumEntry<Fp8AmaxAlgo> list[] = {
-      {Fp8AmaxAlgo::most_recent, "most_recent", "the last maximum"},
-      {Fp8AmaxAlgo::max, "max", "the largest of the history"},
+      {Fp8AmaxAlgo::most_recent, "most_recent", "the most recent amax"},
+      {Fp8AmaxAlgo::max, "max", "the maximum of the history"},
   };
 };
 
 template <>
 struct EnumNames<Fp4Format> {
   static constexpr EnumEntry<Fp4Format> list[] = {
-      {Fp4Format::e2m1, "e2m1", "2 bits of exponent, 1 of mantissa"},
+      {Fp4Format::e2m1, "e2m1", "2 exponent bits, 1 mantissa bit"},
   };
 };
 
 template <>
 struct EnumNames<Fp4Recipe> {
   static constexpr EnumEntry<Fp4Recipe> list[] = {
-      {Fp4Recipe::nvfp4, "nvfp4", "an fp8 scale for each 16 elements"},
+      {Fp4Recipe::nvfp4, "nvfp4", "NVFP4: an FP8 scale per 16 elements"},
   };
 };
 
 struct MixedPrecisionConfig {
-  Precision params_dtype =
-      Precision::fp32;  // parameters and activations in forward and backward; main copies are fp32
-  std::optional<Precision>
-      pipeline_dtype;               // activations between stages; derived: params_dtype, fp32 residual: fp32
-  bool grad_reduce_in_fp32 = true;  // gradients travel in fp32, else in params_dtype
+  Precision params_dtype = Precision::fp32;
+  // Derived: params_dtype, fp32 residual: fp32.
+  std::optional<Precision> pipeline_dtype;
+  bool grad_reduce_in_fp32 = true;
 
   // fp16 only: the loss is scaled before backward.
-  std::optional<double> loss_scale;  // null: dynamic
+  std::optional<double> loss_scale;
   double initial_loss_scale = 4294967296.0;
   double min_loss_scale = 1.0;
-  int64_t loss_scale_window = 1000;  // steps without overflow before the scale doubles
-  int64_t hysteresis = 2;            // overflows before it halves
+  int64_t loss_scale_window = 1000;
+  int64_t hysteresis = 2;
 
-  std::optional<Fp8Format> fp8;  // null: no fp8 matrix products
+  std::optional<Fp8Format> fp8;
   Fp8Recipe fp8_recipe = Fp8Recipe::tensorwise;
   int64_t fp8_margin = 0;
   int64_t fp8_amax_history_len = 1;
@@ -82,7 +81,7 @@ struct MixedPrecisionConfig {
   Fp4Recipe fp4_recipe = Fp4Recipe::nvfp4;
   bool fp4_param_gather = false;
   bool first_last_layers_bf16 = false;
-  int64_t num_layers_at_start_in_bf16 = 1;  // with first_last_layers_bf16
+  int64_t num_layers_at_start_in_bf16 = 1;
   int64_t num_layers_at_end_in_bf16 = 1;
 };
 

@@ -246,7 +246,7 @@ void block_fields(Section<ModelConfig>& s) {
       .used_when<Config>("`model.normalization` is LayerNorm", has_layer_norm);
   s.field("fp32_residual_connection", &M::fp32_residual_connection)
       .doc("keep the residual stream in fp32")
-      .not_yet("an fp32 residual stream");
+      .unsupported("an fp32 residual stream");
   s.field("share_embeddings_and_output_weights", &M::share_embeddings_and_output_weights)
       .doc("share the weights of embedding and output layer (tied embeddings)")
       .known_as("tie_word_embeddings");
@@ -261,7 +261,7 @@ void block_fields(Section<ModelConfig>& s) {
       .above(0);
   s.field("attention_softmax_in_fp32", &M::attention_softmax_in_fp32)
       .doc("compute the attention softmax in fp32")
-      .not_yet("a softmax below fp32");
+      .unsupported("a softmax below fp32");
   s.field("window_size", &M::window_size)
       .doc(
           "sliding-window attention: tokens that a query attends to, itself included; null: full causal "
@@ -320,19 +320,19 @@ void recompute_fields(Section<ModelConfig>& s) {
       .scalar_ok()
       .effect(Effect::memory)
       .used_when<Config>(set, recomputes)
-      .not_yet(
+      .unsupported(
           "recomputation of modules other than core_attn and mlp; model.recompute_granularity=full covers "
           "the norms",
           names_other_modules);
   s.field("distribute_saved_activations", &M::distribute_saved_activations)
       .doc("shard the saved inputs of full recomputation over the tensor-parallel ranks")
       .effect(Effect::memory)
-      .not_yet("distributed saved activations")
+      .unsupported("distributed saved activations")
       .used_when<Config>(set, recomputes);
   s.field("cpu_offloading", &M::cpu_offloading)
       .doc("offload activations to host memory between the forward and backward pass")
       .effect(Effect::memory)
-      .not_yet("activation offload");
+      .unsupported("activation offload");
   s.field("cpu_offloading_num_layers", &M::cpu_offloading_num_layers)
       .doc("layers whose activations are offloaded")
       .unit("layers")
@@ -348,7 +348,7 @@ void expert_fields(Section<ModelConfig>& s) {
       .doc("number of experts per MoE layer; null: dense model")
       .unit("experts")
       .min(1)
-      .not_yet("mixture of experts");
+      .unsupported("mixture of experts");
   const auto moe = [](Field field) -> Field {
     return field.used_when<Config>("`model.num_moe_experts` is set", has_experts);
   };
@@ -444,7 +444,7 @@ void latent_fields(Section<ModelConfig>& s) {
       .doc(
           "multi-head latent attention (MLA, DeepSeek): cache one compressed vector per token instead of "
           "keys and values")
-      .not_yet("multi-latent attention");
+      .unsupported("multi-latent attention");
   s.field("q_lora_rank", &M::q_lora_rank)
       .doc("rank of the query compression; null: queries are not compressed")
       .unit("elements")
@@ -475,7 +475,7 @@ void latent_fields(Section<ModelConfig>& s) {
       .doc("number of multi-token prediction (MTP) layers; null: none")
       .unit("layers")
       .min(1)
-      .not_yet("multi-token prediction");
+      .unsupported("multi-token prediction");
   s.field("mtp_loss_scaling_factor", &M::mtp_loss_scaling_factor)
       .doc("coefficient of the multi-token prediction loss")
       .min(0)

@@ -27,10 +27,10 @@ enum class TokenDispatcher : uint8_t { allgather, alltoall };
 template <>
 struct EnumNames<PositionEmbedding> {
   static constexpr EnumEntry<PositionEmbedding> list[] = {
-      {PositionEmbedding::learned_absolute, "learned_absolute", "a trained vector for each position"},
-      {PositionEmbedding::rope, "rope",
-       "queries and keys are rotated by an angle that grows with the position"},
-      {PositionEmbedding::none, "none", "no positions: attention sees order only through the causal mask"},
+      {PositionEmbedding::learned_absolute, "learned_absolute", "a learned embedding per position"},
+      {PositionEmbedding::rope, "rope", "rotary position embedding (RoPE)"},
+      {PositionEmbedding::none, "none",
+       "no position embedding (NoPE): order enters through the causal mask only"},
   };
 };
 
@@ -56,12 +56,11 @@ struct EnumNames<NormPlacement> {
 template <>
 struct EnumNames<RopeScaling> {
   static constexpr EnumEntry<RopeScaling> list[] = {
-      {RopeScaling::llama3, "llama3", "long wavelengths are stretched, short ones left alone (Llama 3.1)"},
-      {RopeScaling::linear, "linear", "all wavelengths are stretched: position interpolation"},
-      {RopeScaling::yarn, "yarn",
-       "interpolated between stretched and left alone by wavelength; queries and keys are scaled"},
+      {RopeScaling::llama3, "llama3", "low frequencies are scaled, high frequencies kept (Llama 3.1)"},
+      {RopeScaling::linear, "linear", "position interpolation: all frequencies are scaled"},
+      {RopeScaling::yarn, "yarn", "YaRN: interpolation by frequency, with attention scaling"},
       {RopeScaling::longrope, "longrope",
-       "each wavelength has a factor of its own, one set for short and one for long sequences (Phi-3)"},
+       "LongRoPE: a rescale factor per frequency, one set for short and one for long sequences (Phi-3)"},
   };
 };
 
@@ -81,8 +80,8 @@ template <>
 struct EnumNames<RecomputeGranularity> {
   static constexpr EnumEntry<RecomputeGranularity> list[] = {
       {RecomputeGranularity::full, "full",
-       "keep only the input of a group of layers, run its forward again in backward"},
-      {RecomputeGranularity::selective, "selective", "run only the modules of recompute_modules again"},
+       "save only the input of each group of layers and recompute its forward pass in the backward pass"},
+      {RecomputeGranularity::selective, "selective", "recompute only the modules of recompute_modules"},
   };
 };
 
@@ -111,8 +110,8 @@ struct EnumNames<RecomputeModule> {
 template <>
 struct EnumNames<RouterScore> {
   static constexpr EnumEntry<RouterScore> list[] = {
-      {RouterScore::softmax, "softmax", "probabilities over all experts"},
-      {RouterScore::sigmoid, "sigmoid", "each expert on its own"},
+      {RouterScore::softmax, "softmax", "softmax over all experts"},
+      {RouterScore::sigmoid, "sigmoid", "sigmoid of each expert's logit"},
   };
 };
 
@@ -146,92 +145,100 @@ struct EnumNames<TokenDropPolicy> {
 template <>
 struct EnumNames<TokenDispatcher> {
   static constexpr EnumEntry<TokenDispatcher> list[] = {
-      {TokenDispatcher::allgather, "allgather", "every rank gathers all tokens"},
-      {TokenDispatcher::alltoall, "alltoall", "tokens travel to the ranks of their experts"},
+      {TokenDispatcher::allgather, "allgather", "all-gather: every rank gathers all tokens"},
+      {TokenDispatcher::alltoall, "alltoall", "all-to-all: tokens are sent to the ranks of their experts"},
   };
 };
 
 struct ModelConfig {
   // ---- size ----
-  int64_t num_layers = 0;                   // transformer blocks; 0: not given
-  int64_t hidden_size = 0;                  // h, width of the residual stream; 0: not given
-  int64_t num_attention_heads = 0;          // query heads; 0: not given
-  std::optional<int64_t> num_query_groups;  // key/value heads; derived: num_attention_heads
-  std::optional<int64_t> kv_channels;       // width of one head; derived: hidden_size / num_attention_heads
-  std::optional<int64_t> ffn_hidden_size;   // derived: 4h, gated: floor(8h/3 / 64) * 64
-  int64_t seq_length = 1024;                // tokens of one training sample
-  std::optional<int64_t> max_position_embeddings;  // rows of the position table; derived: seq_length
-  int64_t vocab_size = 0;                          // ids the tokenizer can produce; 0: not given
+  int64_t num_layers = 0;
+  int64_t hidden_size = 0;
+  int64_t num_attention_heads = 0;
+  // Derived: num_attention_heads.
+  std::optional<int64_t> num_query_groups;
+  // Derived: hidden_size / num_attention_heads.
+  std::optional<int64_t> kv_channels;
+  // Derived: 4h, gated: floor(8h/3 / 64) * 64.
+  std::optional<int64_t> ffn_hidden_size;
+  int64_t seq_length = 1024;
+  // Derived: seq_length.
+  std::optional<int64_t> max_position_embeddings;
+  int64_t vocab_size = 0;
   int64_t make_vocab_size_divisible_by = 128;
-  std::optional<int64_t> padded_vocab_size;  // rows of the embedding; derived: vocab_size rounded up
+  // Derived: vocab_size rounded up.
+  std::optional<int64_t> padded_vocab_size;
 
   // ---- positions ----
   PositionEmbedding position_embedding_type = PositionEmbedding::learned_absolute;
   double rotary_base = 10000.0;
-  double rotary_percent = 1.0;      // share of a head's width that is rotated, from its front
-  bool rotary_interleaved = false;  // pairs (0,1)(2,3)… instead of (0,d/2)(1,d/2+1)…
-  bool rope_scaling = false;  // wavelengths are stretched, as rope_scaling_type and the values below say
+  double rotary_percent = 1.0;
+  bool rotary_interleaved = false;
+  bool rope_scaling = false;
   RopeScaling rope_scaling_type = RopeScaling::llama3;
   double rope_scaling_factor = 8.0;
   double rope_scaling_low_freq_factor = 1.0;
   double rope_scaling_high_freq_factor = 4.0;
   int64_t rope_scaling_original_max_position_embeddings = 8192;
-  double rope_scaling_beta_fast =
-      32.0;  // yarn: turns within the original length above which nothing is stretched
-  double rope_scaling_beta_slow = 1.0;  // yarn: turns below which all is
-  bool rope_scaling_truncate = true;    // yarn: the range between them in whole pairs
-  std::optional<double>
-      rope_scaling_attention_factor;  // yarn, longrope: of cos and sin; derived by the type's formula
-  std::vector<double> rope_scaling_short_factors;  // longrope: one for each pair
-  std::vector<double> rope_scaling_long_factors;   // longrope: for sequences above the original length
+  double rope_scaling_beta_fast = 32.0;
+  double rope_scaling_beta_slow = 1.0;
+  bool rope_scaling_truncate = true;
+  // Derived: by the type's formula.
+  std::optional<double> rope_scaling_attention_factor;
+  std::vector<double> rope_scaling_short_factors;
+  std::vector<double> rope_scaling_long_factors;
 
   // ---- blocks ----
   Normalization normalization = Normalization::layer_norm;
   NormPlacement norm_placement = NormPlacement::input;
   double layernorm_epsilon = 1e-5;
-  bool layernorm_zero_centered_gamma = false;  // gamma is stored as gamma - 1 (layernorm1p)
-  bool gated_linear_unit = false;              // act(x W_gate) * (x W_up); SwiGLU is this with silu
+  bool layernorm_zero_centered_gamma = false;
+  bool gated_linear_unit = false;
   Activation activation_func = Activation::gelu;
-  bool add_bias_linear = true;                    // biases of all linear layers of a block
-  bool add_qkv_bias = false;                      // bias of the QKV projection alone (Qwen2)
-  std::optional<bool> add_attention_output_bias;  // derived: add_bias_linear
-  std::optional<bool> add_mlp_bias;               // derived: add_bias_linear
-  bool qk_layernorm = false;               // normalize queries and keys before RoPE, each head by itself
-  bool qk_layernorm_across_heads = false;  // all query heads as one vector, and all key heads (OLMo 2)
-  std::optional<double>
-      embedding_multiplier;  // embeddings times this, rounded to the compute type (Gemma: sqrt(h))
+  bool add_bias_linear = true;
+  bool add_qkv_bias = false;
+  // Derived: add_bias_linear.
+  std::optional<bool> add_attention_output_bias;
+  // Derived: add_bias_linear.
+  std::optional<bool> add_mlp_bias;
+  bool qk_layernorm = false;
+  bool qk_layernorm_across_heads = false;
+  std::optional<double> embedding_multiplier;
   bool apply_residual_connection_post_layernorm = false;
   bool fp32_residual_connection = false;
-  bool share_embeddings_and_output_weights = true;  // tied head
+  bool share_embeddings_and_output_weights = true;
 
   // ---- attention ----
-  std::optional<double> softmax_scale;            // derived: 1 / sqrt(kv_channels)
-  std::optional<double> attn_logit_softcapping;   // scores become c tanh(score / c); null: not
-  std::optional<double> final_logit_softcapping;  // the same of the head's logits
+  // Derived: 1 / sqrt(kv_channels).
+  std::optional<double> softmax_scale;
+  std::optional<double> attn_logit_softcapping;
+  std::optional<double> final_logit_softcapping;
   bool attention_softmax_in_fp32 = true;
-  std::optional<int64_t> window_size;  // tokens a query sees, itself included; null: all earlier ones
-  std::optional<int64_t> window_attn_skip_freq;  // every n-th layer (n, 2n, …) sees all earlier tokens
+  std::optional<int64_t> window_size;
+  std::optional<int64_t> window_attn_skip_freq;
 
   // ---- dropout and initialization ----
   double hidden_dropout = 0.1;
   double attention_dropout = 0.1;
-  double init_method_std = 0.02;                    // output layers of a block: std / sqrt(2 num_layers)
-  std::optional<double> embedding_init_method_std;  // derived: init_method_std
+  double init_method_std = 0.02;
+  // Derived: init_method_std.
+  std::optional<double> embedding_init_method_std;
 
   // ---- recomputation and offload of activations ----
-  std::optional<RecomputeGranularity> recompute_granularity;  // null: keep every activation
+  std::optional<RecomputeGranularity> recompute_granularity;
   std::optional<RecomputeMethod> recompute_method;
   std::optional<int64_t> recompute_num_layers;
-  std::vector<RecomputeModule> recompute_modules;  // derived for selective: [core_attn]
+  std::vector<RecomputeModule> recompute_modules;
   bool distribute_saved_activations = false;
   bool cpu_offloading = false;
   int64_t cpu_offloading_num_layers = 0;
 
   // ---- mixture of experts ----
-  std::optional<int64_t> num_moe_experts;      // null: dense
-  int64_t moe_layer_freq = 1;                  // every n-th layer has experts, the rest are dense
-  int64_t moe_first_dense_layers = 0;          // layers before the first one with experts
-  std::optional<int64_t> moe_ffn_hidden_size;  // derived: ffn_hidden_size
+  std::optional<int64_t> num_moe_experts;
+  int64_t moe_layer_freq = 1;
+  int64_t moe_first_dense_layers = 0;
+  // Derived: ffn_hidden_size.
+  std::optional<int64_t> moe_ffn_hidden_size;
   int64_t moe_router_topk = 2;
   RouterScore moe_router_score_function = RouterScore::softmax;
   bool moe_router_pre_softmax = false;
@@ -245,26 +252,26 @@ struct ModelConfig {
   double moe_aux_loss_coeff = 0.0;
   std::optional<double> moe_z_loss_coeff;
   std::optional<double> moe_input_jitter_eps;
-  std::optional<double> moe_expert_capacity_factor;  // null: no token is dropped
+  std::optional<double> moe_expert_capacity_factor;
   bool moe_pad_expert_input_to_capacity = false;
   TokenDropPolicy moe_token_drop_policy = TokenDropPolicy::probs;
   TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::alltoall;
   bool moe_grouped_gemm = true;
   bool moe_permute_fusion = true;
-  std::optional<int64_t> moe_shared_expert_intermediate_size;  // null: no shared expert
+  std::optional<int64_t> moe_shared_expert_intermediate_size;
   bool moe_shared_expert_overlap = false;
   bool moe_shared_expert_gate = false;
 
   // ---- multi-latent attention ----
   bool multi_latent_attention = false;
-  std::optional<int64_t> q_lora_rank;  // null: queries are not compressed
+  std::optional<int64_t> q_lora_rank;
   int64_t kv_lora_rank = 512;
   int64_t qk_head_dim = 128;
   int64_t qk_pos_emb_head_dim = 64;
   int64_t v_head_dim = 128;
 
   // ---- multi-token prediction ----
-  std::optional<int64_t> mtp_num_layers;  // null: none
+  std::optional<int64_t> mtp_num_layers;
   double mtp_loss_scaling_factor = 0.1;
 };
 

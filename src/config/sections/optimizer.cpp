@@ -29,13 +29,13 @@ void describe(Section<OptimizerConfig>& s) {
   s.doc("optimizer and its hyperparameters");
   s.field("optimizer", &O::optimizer)
       .doc("optimization algorithm")
-      .not_yet("this optimizer", is_lion_or_muon)
+      .unsupported("this optimizer", is_lion_or_muon)
       .known_as("type")
       .known_as("name");
   s.field("lr", &O::lr)
       .doc(
-          "peak learning rate; typical: 3e-4 to 6e-4 for pretraining of models up to a few billion "
-          "parameters, 1e-5 to 2e-5 for full fine-tuning, 1e-4 to 2e-4 for LoRA")
+          "peak learning rate; typical: 3e-4 for pretraining, 1e-5 for full fine-tuning, 1e-4 for LoRA; "
+          "smaller for larger models")
       .above(0)
       .max(100)
       .required()
@@ -127,7 +127,7 @@ void describe(Section<OptimizerConfig>& s) {
       .above(0);
   s.field("use_precision_aware_optimizer", &O::use_precision_aware_optimizer)
       .doc("store main parameters, gradients and moment estimates in the formats of the four fields below")
-      .not_yet("optimizer state below fp32");
+      .unsupported("optimizer state below fp32");
   s.field("main_grads_dtype", &O::main_grads_dtype)
       .doc("number format of the gradients that the optimizer reads");
   s.field("main_params_dtype", &O::main_params_dtype)
@@ -137,7 +137,7 @@ void describe(Section<OptimizerConfig>& s) {
   s.field("optimizer_cpu_offload", &O::optimizer_cpu_offload)
       .doc("keep the optimizer state in host memory and update it on the CPU")
       .effect(Effect::memory)
-      .not_yet("optimizer offload");
+      .unsupported("optimizer offload");
   s.field("optimizer_offload_fraction", &O::optimizer_offload_fraction)
       .doc("fraction of the optimizer state that is offloaded")
       .fraction()

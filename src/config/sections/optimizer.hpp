@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "config/sections/common.hpp"
 #include "config/core/types.hpp"
+#include "config/sections/common.hpp"
 
 namespace capstan::config {
 
@@ -16,9 +16,9 @@ template <>
 struct EnumNames<OptimizerKind> {
   static constexpr EnumEntry<OptimizerKind> list[] = {
       {OptimizerKind::adam, "adam", "Adam; with decoupled_weight_decay AdamW", "adamw"},
-      {OptimizerKind::sgd, "sgd", "gradient descent with momentum"},
+      {OptimizerKind::sgd, "sgd", "stochastic gradient descent with momentum"},
       {OptimizerKind::lion, "lion", "sign of an interpolated momentum"},
-      {OptimizerKind::muon, "muon", "orthogonalised momentum for matrices, Adam for the rest"},
+      {OptimizerKind::muon, "muon", "orthogonalized momentum for weight matrices, Adam for other parameters"},
   };
 };
 
@@ -33,13 +33,14 @@ struct EnumNames<MuonScaleMode> {
 
 struct OptimizerConfig {
   OptimizerKind optimizer = OptimizerKind::adam;
-  double lr = 0.0;                     // peak learning rate; 0: not given
-  std::optional<double> min_lr;        // floor of the schedule; derived: min_lr_ratio * lr
-  std::optional<double> min_lr_ratio;  // min_lr as a fraction of lr; null: 0 where min_lr is not given
-  std::optional<double> decoupled_lr;  // peak for embedding and head; null: lr
+  double lr = 0.0;
+  // Derived: min_lr_ratio * lr.
+  std::optional<double> min_lr;
+  std::optional<double> min_lr_ratio;
+  std::optional<double> decoupled_lr;
   std::optional<double> decoupled_min_lr;
   double weight_decay = 0.01;
-  bool decoupled_weight_decay = true;  // AdamW; false: decay is added to the gradient
+  bool decoupled_weight_decay = true;
   bool apply_wd_to_qk_layernorm = false;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
@@ -51,8 +52,8 @@ struct OptimizerConfig {
   bool muon_use_nesterov = false;
   int64_t muon_num_ns_steps = 5;
   MuonScaleMode muon_scale_mode = MuonScaleMode::spectral;
-  double clip_grad = 1.0;                          // global L2 norm; 0: no clipping
-  std::optional<double> grad_norm_skip_threshold;  // null: no update is skipped
+  double clip_grad = 1.0;
+  std::optional<double> grad_norm_skip_threshold;
   bool use_precision_aware_optimizer = false;
   Precision main_grads_dtype = Precision::fp32;
   Precision main_params_dtype = Precision::fp32;

@@ -34,7 +34,7 @@ void describe(Section<PeftConfig>& s) {
       .alias("lora_dropout");
   s.field("dropout_position", &P::dropout_position)
       .doc("position of the dropout relative to the adapter")
-      .not_yet("dropout after the adapter", [](const Value& v) { return v.text == "post"; });
+      .unsupported("dropout after the adapter", [](const Value& v) { return v.text == "post"; });
   s.field("lora_A_init", &P::lora_a_init).doc("initialization of A");
   s.field("lora_B_init", &P::lora_b_init).doc("initialization of B");
   s.field("lora_dtype", &P::lora_dtype).doc("number format of the adapter weights");

@@ -121,7 +121,7 @@ PipelineLayout parse_pipeline_layout(std::string_view text) {
       ++stage.mtp_layers;
       ++predicted;
     } else {
-      if (losses > 0) bad("`L` has to stand exactly once");
+      if (losses > 0) bad("`L` must occur exactly once");
       stage.loss = true;
       ++losses;
     }

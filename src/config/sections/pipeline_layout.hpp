@@ -26,8 +26,10 @@ struct PipelineStage {
 };
 
 struct PipelineLayout {
-  std::vector<PipelineStage> stages;  // in the order of the forward pass
-  std::string problem;  // empty, or why the text is not a layout (with the character's position, from 1)
+  // In the order of the forward pass.
+  std::vector<PipelineStage> stages;
+  // Empty, or why the text is not a layout (with the character's position, from 1)
+  std::string problem;
   bool ok() const { return problem.empty(); }
 };
 

@@ -12,10 +12,10 @@ namespace capstan::config {
 struct ProfilingConfig {
   bool trace = false;
   int64_t profile_step_start = 10;
-  int64_t profile_step_end = 12;  // first step that is not traced
+  int64_t profile_step_end = 12;
   std::vector<int64_t> profile_ranks = {0};
   bool record_shapes = true;
-  std::optional<Path> trace_dir;  // null: `trace` of the run directory
+  std::optional<Path> trace_dir;
 };
 
 }  // namespace capstan::config

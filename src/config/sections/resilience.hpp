@@ -14,10 +14,10 @@ enum class RerunMode : uint8_t { disabled, validate_results, report_stats };
 template <>
 struct EnumNames<SpikeAction> {
   static constexpr EnumEntry<SpikeAction> list[] = {
-      {SpikeAction::off, "off", "not looked at"},
+      {SpikeAction::off, "off", "no detection"},
       {SpikeAction::warn, "warn", "a warning and an event in metrics.jsonl"},
       {SpikeAction::skip, "skip", "the update is skipped"},
-      {SpikeAction::rewind, "rewind", "back to the last checkpoint, past the batch"},
+      {SpikeAction::rewind, "rewind", "return to the last checkpoint and skip the batch"},
   };
 };
 
@@ -25,22 +25,22 @@ template <>
 struct EnumNames<RerunMode> {
   static constexpr EnumEntry<RerunMode> list[] = {
       {RerunMode::disabled, "disabled", "never"},
-      {RerunMode::validate_results, "validate_results", "compute a suspicious step again and compare"},
+      {RerunMode::validate_results, "validate_results", "recompute a suspicious step and compare"},
       {RerunMode::report_stats, "report_stats", "as validate_results, with statistics of the differences"},
   };
 };
 
 struct ResilienceConfig {
-  Duration timeout{600.0};            // how long a rank may stay silent before it is named and the run ends
-  std::optional<Bytes> memory_limit;  // of one rank; null: what the device has
-  bool check_for_nan = true;          // stop before a NaN or infinite loss or gradient touches the state
+  Duration timeout{600.0};
+  std::optional<Bytes> memory_limit;
+  bool check_for_nan = true;
   SpikeAction loss_spike_action = SpikeAction::off;
-  double loss_spike_factor = 10.0;  // times the running mean
+  double loss_spike_factor = 10.0;
   SpikeAction grad_norm_spike_action = SpikeAction::off;
   double grad_norm_spike_factor = 10.0;
-  int64_t spike_window = 100;                  // steps of the running mean
-  int64_t max_rewinds = 3;                     // rewinds before the run stops
-  RerunMode rerun_mode = RerunMode::disabled;  // compute a suspicious step again and compare
+  int64_t spike_window = 100;
+  int64_t max_rewinds = 3;
+  RerunMode rerun_mode = RerunMode::disabled;
 };
 
 }  // namespace capstan::config

@@ -300,14 +300,14 @@ RULE("R0319", stages_exchange_as_they_are,
             "`dist.variable_seq_lengths` has no effect: stages exchange micro-batches of any length as they "
             "are")
         .at("dist.variable_seq_lengths")
-        .help("take it out");
+        .help("remove it");
   const bool usual = virtual_stages(c) == 1;
   if (c.comm_overlap.batch_p2p_comm && *c.comm_overlap.batch_p2p_comm != usual)
     report
         .lint(
             "`comm_overlap.batch_p2p_comm` has no effect: MPI sends the same messages one by one or batched")
         .at("comm_overlap.batch_p2p_comm")
-        .help("take it out");
+        .help("remove it");
 }
 
 RULE("R0316", deferred_embedding_needs_pipeline, "deferring the head's weight gradient needs a pipeline",

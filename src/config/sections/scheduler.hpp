@@ -16,12 +16,12 @@ enum class WeightDecayStyle : uint8_t { constant, linear, cosine };
 template <>
 struct EnumNames<LrDecayStyle> {
   static constexpr EnumEntry<LrDecayStyle> list[] = {
-      {LrDecayStyle::constant, "constant", "the peak to the end"},
-      {LrDecayStyle::linear, "linear", "a straight line to min_lr"},
-      {LrDecayStyle::cosine, "cosine", "half a cosine to min_lr"},
+      {LrDecayStyle::constant, "constant", "no decay"},
+      {LrDecayStyle::linear, "linear", "linear decay to min_lr"},
+      {LrDecayStyle::cosine, "cosine", "cosine decay to min_lr"},
       {LrDecayStyle::inverse_square_root, "inverse-square-root", "peak * sqrt(warm-up / step)",
        "inverse_square_root"},
-      {LrDecayStyle::wsd, "WSD", "the peak, then a short decay at the end (warm-up, stable, decay)", "wsd"},
+      {LrDecayStyle::wsd, "WSD", "warm-up, stable, decay: constant, then a short decay at the end", "wsd"},
   };
 };
 
@@ -39,28 +39,32 @@ template <>
 struct EnumNames<WeightDecayStyle> {
   static constexpr EnumEntry<WeightDecayStyle> list[] = {
       {WeightDecayStyle::constant, "constant", "optimizer.weight_decay throughout"},
-      {WeightDecayStyle::linear, "linear", "a straight line from start to end"},
-      {WeightDecayStyle::cosine, "cosine", "half a cosine from start to end"},
+      {WeightDecayStyle::linear, "linear", "linear from start_weight_decay to end_weight_decay"},
+      {WeightDecayStyle::cosine, "cosine", "cosine from start_weight_decay to end_weight_decay"},
   };
 };
 
 struct SchedulerConfig {
   LrDecayStyle lr_decay_style = LrDecayStyle::linear;
   WsdDecayStyle lr_wsd_decay_style = WsdDecayStyle::exponential;
-  std::optional<int64_t> lr_decay_iters;      // derived: train.train_iters
-  std::optional<int64_t> lr_decay_samples;    // derived: train.train_samples
-  std::optional<int64_t> lr_wsd_decay_iters;  // length of the final decay of WSD
+  // Derived: train.train_iters.
+  std::optional<int64_t> lr_decay_iters;
+  // Derived: train.train_samples.
+  std::optional<int64_t> lr_decay_samples;
+  std::optional<int64_t> lr_wsd_decay_iters;
   std::optional<int64_t> lr_wsd_decay_samples;
-  std::optional<double> lr_wsd_decay_fraction;  // the same as a share of the decay length
-  std::optional<double> lr_warmup_fraction;     // share of the decay length
-  std::optional<int64_t> lr_warmup_iters;       // derived: round(lr_warmup_fraction * lr_decay_iters), else 0
-  std::optional<int64_t> lr_warmup_samples;  // derived: round(lr_warmup_fraction * lr_decay_samples), else 0
+  std::optional<double> lr_wsd_decay_fraction;
+  std::optional<double> lr_warmup_fraction;
+  // Derived: round(lr_warmup_fraction * lr_decay_iters), else 0.
+  std::optional<int64_t> lr_warmup_iters;
+  // Derived: round(lr_warmup_fraction * lr_decay_samples), else 0.
+  std::optional<int64_t> lr_warmup_samples;
   double lr_warmup_init = 0.0;
-  std::optional<double> start_weight_decay;  // only with weight_decay_incr_style other than constant
+  std::optional<double> start_weight_decay;
   std::optional<double> end_weight_decay;
   WeightDecayStyle weight_decay_incr_style = WeightDecayStyle::constant;
-  bool override_opt_param_scheduler = false;        // on resume: this recipe's schedule
-  bool use_checkpoint_opt_param_scheduler = false;  // on resume: the checkpoint's schedule
+  bool override_opt_param_scheduler = false;
+  bool use_checkpoint_opt_param_scheduler = false;
 };
 
 }  // namespace capstan::config

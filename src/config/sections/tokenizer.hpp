@@ -36,12 +36,12 @@ struct EnumNames<PreTokenizer> {
 
 struct TokenizerConfig {
   TokenizerKind tokenizer_type = TokenizerKind::none;
-  std::optional<Path> tokenizer_model;              // huggingface: tokenizer.json; sentencepiece: the .model
-  std::optional<Path> vocab_file;                   // gpt2_bpe: vocab.json
-  std::optional<Path> merge_file;                   // gpt2_bpe: merges.txt
-  PreTokenizer pre_tokenizer = PreTokenizer::gpt2;  // gpt2_bpe; a tokenizer.json names its own
+  std::optional<Path> tokenizer_model;
+  std::optional<Path> vocab_file;
+  std::optional<Path> merge_file;
+  PreTokenizer pre_tokenizer = PreTokenizer::gpt2;
   std::string eod_token = "<|endoftext|>";
-  std::optional<Path> chat_template;  // a Jinja file, or the name of a known one; null: the tokenizer's own
+  std::optional<Path> chat_template;
 };
 
 }  // namespace capstan::config

@@ -63,7 +63,7 @@ size_t flow_item_end(std::string_view text, size_t at) {
 
 // Past the value where it ends on its line; for a value of several lines the end of its first one.
 size_t value_end(std::string_view text, const Entry& entry) {
-  const size_t at = offset_of(text, entry.value->place.line, entry.value->place.column);
+  const size_t at = offset_of(text, entry.value->location.line, entry.value->location.column);
   if (at >= text.size()) return text.size();
   if (entry.value->kind == Node::Kind::null && entry.value->empty) return line_end(text, at);
   if (text[at] == '"' || text[at] == '\'') return quoted_end(text, at);
@@ -76,12 +76,12 @@ size_t value_end(std::string_view text, const Entry& entry) {
 }
 
 bool in_braces(std::string_view text, const Node& map) {
-  const size_t at = offset_of(text, map.place.line, map.place.column);
+  const size_t at = offset_of(text, map.location.line, map.location.column);
   return at < text.size() && text[at] == '{';
 }
 
-// The first of the comment lines directly above a line, in its column; the line itself where there are none. What stands at
-// the head of the file is about the file.
+// The first of the comment lines directly above a line, in its column; the line itself where there are none.
+// What stands at the head of the file is about the file.
 size_t comment_begin(std::string_view text, size_t line, std::string_view indent) {
   size_t begin = line;
   while (begin > 0) {
@@ -96,7 +96,7 @@ size_t comment_begin(std::string_view text, size_t line, std::string_view indent
 }
 
 std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, CommentsOfEntry comments) {
-  const size_t key = offset_of(text, entry.place.line, entry.place.column);
+  const size_t key = offset_of(text, entry.location.line, entry.location.column);
   const size_t begin = line_begin(text, key);
   const std::string_view indent = text.substr(begin, key - begin);
   if (key >= text.size() || indent.find_first_not_of(' ') != std::string_view::npos) return {};
@@ -104,7 +104,7 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, C
   // The comment behind the value stays, on a line of its own.
   std::string kept;
   const bool block_scalar = entry.value->kind == Node::Kind::scalar && entry.value->quoted && [&] {
-    const size_t at = offset_of(text, entry.value->place.line, entry.value->place.column);
+    const size_t at = offset_of(text, entry.value->location.line, entry.value->location.column);
     return at < text.size() && (text[at] == '|' || text[at] == '>');
   }();
   const auto comment_of = [&](size_t from) {
@@ -113,7 +113,7 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, C
       if (text[at] == '#' && at > 0 && is_blank(text[at - 1]))
         kept += std::string(indent) + std::string(text.substr(at, last - at)) + "\n";
   };
-  const bool one_line = entry.value->place.line == entry.place.line;
+  const bool one_line = entry.value->location.line == entry.location.line;
   const bool nested =
       (entry.value->kind == Node::Kind::map || entry.value->kind == Node::Kind::list) && !one_line;
   size_t end = line_end(text, key);
@@ -155,7 +155,7 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, C
       {drop ? comment_begin(text, begin, indent) : begin, past, drop ? std::string() : kept}};
 
   if (entry.section.empty() || entry.parent->items.size() > 1) return edits;
-  const size_t section = offset_of(text, entry.section_place.line, entry.section_place.column);
+  const size_t section = offset_of(text, entry.section_location.line, entry.section_location.column);
   const size_t section_end = line_end(text, section);
   const std::string_view line = text.substr(section, section_end - section);
   const size_t comment = line.find(" #");
@@ -169,8 +169,8 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, C
 }
 
 std::vector<TextEdit> flow_removal(std::string_view text, const Entry& entry) {
-  size_t begin = offset_of(text, entry.place.line, entry.place.column);
-  const size_t value = offset_of(text, entry.value->place.line, entry.value->place.column);
+  size_t begin = offset_of(text, entry.location.line, entry.location.column);
+  const size_t value = offset_of(text, entry.value->location.line, entry.value->location.column);
   size_t end = flow_item_end(text, entry.value->empty ? begin : value);
   if (end >= text.size()) return {};
   if (text[end] == ',') {
@@ -222,11 +222,11 @@ std::vector<Entry> entries_of(const Node& recipe) {
   std::vector<Entry> out;
   for (size_t i = 0; i < recipe.items.size(); ++i) {
     const Node& value = recipe.items[i];
-    out.push_back({"", recipe.keys[i], recipe.key_places[i], &value, &recipe, i, {}});
+    out.push_back({"", recipe.keys[i], recipe.key_locations[i], &value, &recipe, i, {}});
     if (value.kind != Node::Kind::map || recipe.keys[i].find('.') != std::string::npos) continue;
     for (size_t j = 0; j < value.items.size(); ++j)
-      out.push_back({recipe.keys[i], value.keys[j], value.key_places[j], &value.items[j], &value, j,
-                     recipe.key_places[i]});
+      out.push_back({recipe.keys[i], value.keys[j], value.key_locations[j], &value.items[j], &value, j,
+                     recipe.key_locations[i]});
   }
   return out;
 }
@@ -235,13 +235,13 @@ std::vector<TextEdit> removal(std::string_view text, const Entry& entry, Comment
   if (!in_braces(text, *entry.parent)) return block_removal(text, entry, comments);
   if (entry.parent->items.size() > 1) return flow_removal(text, entry);
   if (entry.section.empty()) return {};
-  Entry whole{"", entry.section, entry.section_place, entry.parent, entry.parent, 0, {}};
+  Entry whole{"", entry.section, entry.section_location, entry.parent, entry.parent, 0, {}};
   return block_removal(text, whole, comments);
 }
 
 std::string_view value_text(std::string_view text, const Entry& entry) {
-  if (entry.value->place.line != entry.place.line || entry.value->empty) return {};
-  const size_t begin = offset_of(text, entry.value->place.line, entry.value->place.column);
+  if (entry.value->location.line != entry.location.line || entry.value->empty) return {};
+  const size_t begin = offset_of(text, entry.value->location.line, entry.value->location.column);
   size_t end = in_braces(text, *entry.parent) ? flow_item_end(text, begin) : value_end(text, entry);
   while (end > begin && is_blank(text[end - 1])) --end;
   const std::string_view value = text.substr(begin, end - begin);

@@ -33,7 +33,8 @@ std::string bytes_text(int64_t bytes) {
   return std::to_string(bytes);
 }
 
-// The shortest digits that round-trip, spelled so that YAML 1.1 also reads a number: it needs a point before an exponent.
+// The shortest digits that round-trip, spelled so that YAML 1.1 also reads a number: it needs a point before
+// an exponent.
 std::string real_text(double value) {
   if (!std::isfinite(value)) return to_text(value);
   if (value == 0) return std::signbit(value) ? "-0.0" : "0";

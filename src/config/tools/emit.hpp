@@ -1,5 +1,5 @@
-// Values as text: YAML that reads back as the same value under YAML 1.1 and 1.2, and JSON. Numbers in their shortest
-// form that round-trips.
+// Values as text: YAML that reads back as the same value under YAML 1.1 and 1.2, and JSON. Numbers in their
+// shortest form that round-trips.
 #pragma once
 
 #include <string>
@@ -17,9 +17,12 @@ std::string scalar_text(const Type& type, const Value& value);
 std::string yaml_text(std::string_view text, bool flow = false);
 
 struct EmitOptions {
-  bool recipe = true;           // fit to be read back: `${` in texts is escaped, secrets are references
-  bool absolute_paths = false;  // paths in their absolute form (a recipe that is stored elsewhere)
-  std::string directory;        // relative paths as seen from here; empty: as written
+  // Fit to be read back: `${` in texts is escaped, secrets are references.
+  bool recipe = true;
+  // Paths in their absolute form (a recipe that is stored elsewhere)
+  bool absolute_paths = false;
+  // Relative paths as seen from here; empty: as written.
+  std::string directory;
 };
 // On one line, lists and mappings in brackets.
 std::string yaml_inline(const Type& type, const Value& value, const EmitOptions& options = {});

@@ -16,7 +16,7 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0003", "a tab is used for indentation"},
       {"C0004", "the file is not UTF-8 text, or holds control characters"},
       {"C0005", "a key is written twice in one mapping"},
-      {"C0006", "merge keys (`<<`) are not accepted; `extends` and presets take their place"},
+      {"C0006", "merge keys (`<<`) are not accepted; use `extends` and presets"},
       {"C0007", "YAML tags are not accepted; values take their type from the field"},
       {"C0008", "an alias is unknown, contains itself, or expands too far"},
       {"C0009", "nested too deep, too many values, or a line that is too long"},
@@ -27,10 +27,10 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0101", "a path does not start with a section"},
       {"C0102", "a key that no field has"},
       {"C0103", "an override that the grammar does not know"},
-      {"C0104", "one leaf is given twice in one file"},
-      {"C0105", "two spellings of one leaf are given different values at one rank"},
-      {"C0106", "`+path=value` where the leaf already has an explicit value"},
-      {"C0107", "`~path=value` where the leaf has another value"},
+      {"C0104", "one field is given twice in one file"},
+      {"C0105", "two spellings of one field have different values in one layer"},
+      {"C0106", "`+path=value` where the field already has an explicit value"},
+      {"C0107", "`~path=value` where the field has another value"},
       {"C0108", "a path reaches into a value that has no such item"},
       {"C0109", "a field of a section that is switched off"},
       {"C0110", "a field that the section's kind does not have"},
@@ -48,21 +48,20 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0402", "`${…}` names no field"},
       {"C0403", "fields that are defined by each other"},
       {"C0404", "an environment variable that is not set"},
-      {"C0405", "`${…}` where its value cannot stand"},
+      {"C0405", "`${…}` where its value is not allowed"},
       {"C0501", "`extends` names no recipe, or a file extends itself"},
       {"C0502", "too many files"},
       {"C0503", "a recipe names a file outside its own directory"},
       {"C0504", "a recipe format that this version does not read"},
       {"C0505", "a preset that does not exist or sets what it may not"},
-      {"C0506", "two presets set one leaf differently"},
+      {"C0506", "two presets set one field differently"},
       {"C0601", "none_as_text: the text `None` where null may have been meant"},
       {"C0602", "deprecated_key: an old name or a deprecated field"},
       {"C0603",
        "unused_override: an override without effect, because a later one replaces it or there is nothing to "
        "reset"},
       {"C0604",
-       "no_effect: an explicit value that would change the numbers, but that nothing reads under this "
-       "configuration"},
+       "no_effect: an explicit value that would change results, but is not used in this configuration"},
       {"C0605", "interpolated_key: `${…}` in the key of an open mapping, where it is plain text"},
       {"C0606",
        "unused_value: an explicit value that another choice of the recipe makes idle; the numbers are as "
@@ -78,7 +77,7 @@ const std::vector<CodeInfo>& diagnostic_codes() {
 
 namespace {
 
-struct Subject {
+struct Topic {
   const FieldInfo* field = nullptr;
   const SectionInfo* section = nullptr;
   const Rule* rule = nullptr;
@@ -88,11 +87,11 @@ struct Subject {
 };
 
 // What people look for by a word that is neither a field nor its name elsewhere.
-struct Concept {
+struct Term {
   std::string_view name, note;
   const char* fields[2];  // the second may be null
 };
-const Concept kConcepts[] = {
+const Term kTerms[] = {
     {"fsdp",
      "fully sharded data parallelism: ddp.data_parallel_sharding_strategy=optim_grads_params",
      {"ddp.data_parallel_sharding_strategy", "ddp.num_distributed_optimizer_instances"}},
@@ -118,7 +117,7 @@ const Concept kConcepts[] = {
 };
 
 // Fields with this last part of their path, or an alias or a name in another tool that is this word.
-void find_by_name(const Schema& schema, std::string_view what, Subject& subject) {
+void find_by_name(const Schema& schema, std::string_view what, Topic& topic) {
   std::string name(what);
   for (char& c : name) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
@@ -132,39 +131,39 @@ void find_by_name(const Schema& schema, std::string_view what, Subject& subject)
         field->name == name || std::any_of(field->aliases.begin(), field->aliases.end(), is) ||
         std::any_of(field->old_names.begin(), field->old_names.end(), is) ||
         std::find(field->known_as.begin(), field->known_as.end(), name) != field->known_as.end();
-    if (known) subject.fields.push_back(field);
+    if (known) topic.fields.push_back(field);
   }
-  for (const Concept& one : kConcepts) {
+  for (const Term& one : kTerms) {
     if (one.name != name) continue;
-    subject.note = one.note;
+    topic.note = one.note;
     for (const char* path : one.fields)
       if (const FieldInfo* field = path ? schema.find_field(path) : nullptr;
-          field && std::find(subject.fields.begin(), subject.fields.end(), field) == subject.fields.end())
-        subject.fields.push_back(field);
+          field && std::find(topic.fields.begin(), topic.fields.end(), field) == topic.fields.end())
+        topic.fields.push_back(field);
   }
   // A kind of sharding, of precision …: the fields of which it is a value.
-  if (!subject.fields.empty()) return;
+  if (!topic.fields.empty()) return;
   for (const FieldInfo* field : schema.fields())
     if (field->type->kind == Type::Kind::enumeration && field->type->names->find(name)) {
-      subject.fields.push_back(field);
-      subject.note = "a value of " + std::string(subject.fields.size() == 1 ? "this field" : "these fields");
+      topic.fields.push_back(field);
+      topic.note = "a value of " + std::string(topic.fields.size() == 1 ? "this field" : "these fields");
     }
 }
 
-Subject find_subject(const Schema& schema, std::string_view what) {
-  Subject subject;
+Topic find_topic(const Schema& schema, std::string_view what) {
+  Topic topic;
   for (const auto& code : diagnostic_codes())
-    if (what == code.code) subject.code = &code;
+    if (what == code.code) topic.code = &code;
   for (const auto& rule : schema.rules())
-    if (what == rule.code || what == rule.name) subject.rule = &rule;
-  subject.field = schema.find_spelling(what);
-  subject.section = schema.find_section(what);
-  if (subject.field || subject.section || subject.rule || subject.code || what.empty()) return subject;
+    if (what == rule.code || what == rule.name) topic.rule = &rule;
+  topic.field = schema.find_spelling(what);
+  topic.section = schema.find_section(what);
+  if (topic.field || topic.section || topic.rule || topic.code || what.empty()) return topic;
   const size_t dot = what.find('.');
   const bool dotted = dot != std::string_view::npos;
-  if (!dotted) find_by_name(schema, what, subject);
-  if (subject.fields.size() == 1 && subject.note.empty()) subject.field = subject.fields[0];
-  if (!subject.fields.empty()) return subject;
+  if (!dotted) find_by_name(schema, what, topic);
+  if (topic.fields.size() == 1 && topic.note.empty()) topic.field = topic.fields[0];
+  if (!topic.fields.empty()) return topic;
   const Diagnostic problem = unknown_key(schema, dotted ? std::string(what.substr(0, dot)) : "",
                                          std::string(dotted ? what.substr(dot + 1) : what), {});
   std::string help;
@@ -172,15 +171,15 @@ Subject find_subject(const Schema& schema, std::string_view what) {
   fail(ErrorCode::usage, "there is no field, section, rule or code `" + std::string(what) + "`", help);
 }
 
-const char* fate_text(HistoryEntry::Fate fate) {
-  switch (fate) {
-    case HistoryEntry::Fate::effective:
+const char* status_text(HistoryEntry::Status status) {
+  switch (status) {
+    case HistoryEntry::Status::effective:
       return "";
-    case HistoryEntry::Fate::replaced:
+    case HistoryEntry::Status::replaced:
       return "  (replaced)";
-    case HistoryEntry::Fate::reset:
+    case HistoryEntry::Status::reset:
       return "  (taken back)";
-    case HistoryEntry::Fate::dropped:
+    case HistoryEntry::Status::dropped:
       return "  (dropped)";
   }
   return "";
@@ -211,7 +210,7 @@ std::string explain_field(const Schema& schema, const FieldInfo& field, const vo
     out += "  " + std::string(name) + std::string(name.size() < 10 ? 10 - name.size() : 1, ' ') + text + "\n";
   };
   row("type", type_text(*field.type, field) + (field.type->optional ? ", or null" : "") +
-                  (field.scalar_ok ? "; one item may stand without brackets" : ""));
+                  (field.scalar_ok ? "; a single item needs no brackets" : ""));
   row("default", field.required ? "none: must be given" : yaml_inline(*field.type, field.default_value));
   row("derived", field.formula);
   row("instead of", field.instead_of);
@@ -227,7 +226,7 @@ std::string explain_field(const Schema& schema, const FieldInfo& field, const vo
   row("elsewhere", join(field.known_as, ", "));
   row("deprecated", field.deprecated);
   row("example", join(field.examples, ", "));
-  for (const auto& missing : field.not_yet) row("train", "refuses some values: " + missing.reason);
+  for (const auto& missing : field.unsupported) row("train", "refuses some values: " + missing.reason);
   const Type* type = field.type->kind == Type::Kind::list ? field.type->element : field.type;
   if (type->kind == Type::Kind::enumeration) {
     out += "\n  values\n";
@@ -263,8 +262,8 @@ std::string explain_field(const Schema& schema, const FieldInfo& field, const vo
   for (const auto& entry : resolved->history)
     if (entry.path == field.path)
       writes += "    " + entry.origin.text +
-                (entry.origin.written.empty() ? "" : ": " + entry.origin.written) + fate_text(entry.fate) +
-                "\n";
+                (entry.origin.written.empty() ? "" : ": " + entry.origin.written) +
+                status_text(entry.status) + "\n";
   if (!writes.empty())
     out += "\n  writes, weakest first\n    default: " + yaml_inline(*field.type, field.default_value) + "\n" +
            writes;
@@ -323,12 +322,12 @@ std::string field_json(const Schema& schema, const FieldInfo& field, const void*
     first = true;
     for (const auto& entry : resolved->history) {
       if (entry.path != field.path) continue;
-      const std::string fate = entry.fate == HistoryEntry::Fate::effective  ? "effective"
-                               : entry.fate == HistoryEntry::Fate::replaced ? "replaced"
-                               : entry.fate == HistoryEntry::Fate::reset    ? "reset"
-                                                                            : "dropped";
+      const std::string status = entry.status == HistoryEntry::Status::effective  ? "effective"
+                                 : entry.status == HistoryEntry::Status::replaced ? "replaced"
+                                 : entry.status == HistoryEntry::Status::reset    ? "reset"
+                                                                                  : "dropped";
       out += std::string(first ? "" : ",") + "{\"origin\":" + quoted(entry.origin.text) +
-             ",\"written\":" + quoted(entry.origin.written) + ",\"fate\":" + quoted(fate) + "}";
+             ",\"written\":" + quoted(entry.origin.written) + ",\"status\":" + quoted(status) + "}";
       first = false;
     }
     out += "]";
@@ -339,22 +338,22 @@ std::string field_json(const Schema& schema, const FieldInfo& field, const void*
 }  // namespace
 
 std::string explain(const Schema& schema, std::string_view what, const void* root, const Resolved* resolved) {
-  const Subject subject = find_subject(schema, what);
-  if (subject.field) return explain_field(schema, *subject.field, root, resolved);
-  if (!subject.fields.empty()) {
+  const Topic topic = find_topic(schema, what);
+  if (topic.field) return explain_field(schema, *topic.field, root, resolved);
+  if (!topic.fields.empty()) {
     std::string out;
-    const std::string note = subject.note.empty() ? std::string() : ": " + subject.note;
-    if (subject.fields.size() > 1 || !note.empty())
+    const std::string note = topic.note.empty() ? std::string() : ": " + topic.note;
+    if (topic.fields.size() > 1 || !note.empty())
       out = "`" + std::string(what) + "`" + (note.empty() ? " is a name of several fields" : note) + "\n\n";
-    for (size_t i = 0; i < subject.fields.size(); ++i)
-      out += (i ? "\n" : "") + explain_field(schema, *subject.fields[i], root, resolved);
+    for (size_t i = 0; i < topic.fields.size(); ++i)
+      out += (i ? "\n" : "") + explain_field(schema, *topic.fields[i], root, resolved);
     return out;
   }
-  if (subject.section) return explain_section(*subject.section);
-  if (subject.rule)
-    return subject.rule->code + " " + subject.rule->name + "\n  " + subject.rule->doc + "\n\n  reads " +
-           join(subject.rule->reads, ", ") + "\n";
-  if (subject.code) return std::string(subject.code->code) + "\n  " + subject.code->title + "\n";
+  if (topic.section) return explain_section(*topic.section);
+  if (topic.rule)
+    return topic.rule->code + " " + topic.rule->name + "\n  " + topic.rule->doc + "\n\n  reads " +
+           join(topic.rule->reads, ", ") + "\n";
+  if (topic.code) return std::string(topic.code->code) + "\n  " + topic.code->title + "\n";
   std::string out;
   for (const auto& section : schema.sections())
     if (!section.name.empty())
@@ -368,33 +367,31 @@ std::string explain(std::string_view what, const Resolution* resolution) {
 
 std::string explain_json(const Schema& schema, std::string_view what, const void* root,
                          const Resolved* resolved) {
-  const Subject subject = find_subject(schema, what);
+  const Topic topic = find_topic(schema, what);
   const std::string head = "{\"schema\":\"capstan.explain/1\",";
-  if (subject.field) return head + field_json(schema, *subject.field, root, resolved).substr(1) + "\n";
-  if (!subject.fields.empty()) {
-    std::string out =
-        head + "\"name\":" + quoted(what) + ",\"note\":" + quoted(subject.note) + ",\"fields\":[";
-    for (size_t i = 0; i < subject.fields.size(); ++i)
-      out += (i ? "," : "") + field_json(schema, *subject.fields[i], root, resolved);
+  if (topic.field) return head + field_json(schema, *topic.field, root, resolved).substr(1) + "\n";
+  if (!topic.fields.empty()) {
+    std::string out = head + "\"name\":" + quoted(what) + ",\"note\":" + quoted(topic.note) + ",\"fields\":[";
+    for (size_t i = 0; i < topic.fields.size(); ++i)
+      out += (i ? "," : "") + field_json(schema, *topic.fields[i], root, resolved);
     return out + "]}\n";
   }
-  if (subject.rule)
-    return head + "\"code\":" + quoted(subject.rule->code) + ",\"name\":" + quoted(subject.rule->name) +
-           ",\"doc\":" + quoted(subject.rule->doc) + ",\"reads\":" + texts(subject.rule->reads) + "}\n";
-  if (subject.code)
-    return head + "\"code\":" + quoted(subject.code->code) + ",\"doc\":" + quoted(subject.code->title) +
-           "}\n";
+  if (topic.rule)
+    return head + "\"code\":" + quoted(topic.rule->code) + ",\"name\":" + quoted(topic.rule->name) +
+           ",\"doc\":" + quoted(topic.rule->doc) + ",\"reads\":" + texts(topic.rule->reads) + "}\n";
+  if (topic.code)
+    return head + "\"code\":" + quoted(topic.code->code) + ",\"doc\":" + quoted(topic.code->title) + "}\n";
   std::string out = head + "\"sections\":[";
   bool first = true;
   for (const auto& section : schema.sections()) {
-    if (subject.section ? &section != subject.section : section.name.empty()) continue;
+    if (topic.section ? &section != topic.section : section.name.empty()) continue;
     out += std::string(first ? "" : ",") + "{\"name\":" + quoted(section.name) +
            ",\"doc\":" + quoted(section.doc) + ",\"optional\":" + (section.optional ? "true" : "false") +
            ",\"fields\":[";
     for (size_t i = 0; i < section.fields.size(); ++i)
       out +=
-          std::string(i ? "," : "") + (subject.section ? field_json(schema, section.fields[i], root, resolved)
-                                                       : quoted(section.fields[i].name));
+          std::string(i ? "," : "") + (topic.section ? field_json(schema, section.fields[i], root, resolved)
+                                                     : quoted(section.fields[i].name));
     out += "]}";
     first = false;
   }

@@ -16,8 +16,8 @@ namespace {
 constexpr int kMostSteps = 1'000;
 
 // The recipe is the first source of its resolution.
-bool in_recipe(const Place& place) {
-  return place.known() && place.source == 0;
+bool in_recipe(const SourceLocation& location) {
+  return location.known() && location.source == 0;
 }
 
 std::optional<Node> tree_of(const std::string& text) {
@@ -33,10 +33,10 @@ struct Proposal {
 
 std::optional<Proposal> replacement(const std::string& text, const Diagnostic& diagnostic) {
   for (const auto& suggestion : diagnostic.suggestions) {
-    if (!suggestion.machine_applicable || !in_recipe(suggestion.place)) continue;
-    const Place& place = suggestion.place;
-    const size_t begin = offset_of(text, place.line, place.column);
-    const size_t end = offset_of(text, place.line, place.column + place.length);
+    if (!suggestion.machine_applicable || !in_recipe(suggestion.location)) continue;
+    const SourceLocation& location = suggestion.location;
+    const size_t begin = offset_of(text, location.line, location.column);
+    const size_t end = offset_of(text, location.line, location.column + location.length);
     const std::string was = text.substr(begin, end - begin);
     return Proposal{{{begin, end, suggestion.replacement}},
                     "`" + was + "` is now `" + suggestion.replacement + "`"};
@@ -44,33 +44,34 @@ std::optional<Proposal> replacement(const std::string& text, const Diagnostic& d
   return std::nullopt;
 }
 
-// An unknown key whose field is known, and lies in another section: taken out, and written with its whole path after the
-// section.
+// An unknown key whose field is known, and lies in another section: taken out, and written with its whole
+// path after the section.
 std::optional<Proposal> move(const Schema& schema, const std::string& text, const Diagnostic& diagnostic) {
-  if (diagnostic.code != "C0102" || !in_recipe(diagnostic.place) || !schema.find_field(diagnostic.path))
+  if (diagnostic.code != "C0102" || !in_recipe(diagnostic.location) || !schema.find_field(diagnostic.path))
     return std::nullopt;
   const auto tree = tree_of(text);
   if (!tree) return std::nullopt;
   const auto entries = entries_of(*tree);
   for (const Entry& entry : entries) {
-    if (entry.place.line != diagnostic.place.line) continue;
-    const size_t key = offset_of(text, entry.place.line, entry.place.column);
-    const size_t key_end = offset_of(text, entry.place.line, entry.place.column + entry.place.length);
+    if (entry.location.line != diagnostic.location.line) continue;
+    const size_t key = offset_of(text, entry.location.line, entry.location.column);
+    const size_t key_end =
+        offset_of(text, entry.location.line, entry.location.column + entry.location.length);
     const std::string what = "`" + (entry.section.empty() ? "" : entry.section + ".") + entry.key +
                              "` is now `" + diagnostic.path + "`";
     if (entry.section.empty()) {
       if (entry.value->kind == Node::Kind::map && entry.key.find('.') == std::string::npos) continue;
       return Proposal{{{key, key_end, diagnostic.path}}, what};
     }
-    if (entry.place.column != diagnostic.place.column) continue;
+    if (entry.location.column != diagnostic.location.column) continue;
     const std::string value(value_text(text, entry));
     std::vector<TextEdit> edits = removal(text, entry, CommentsOfEntry::stay);
     if (value.empty() || edits.empty()) return std::nullopt;
     // In front of the next section, its comments included, or at the end.
     size_t at = text.size();
     for (const Entry& other : entries)
-      if (other.section.empty() && other.place.line > entry.place.line) {
-        at = std::min(at, offset_of(text, other.place.line, 1));
+      if (other.section.empty() && other.location.line > entry.location.line) {
+        at = std::min(at, offset_of(text, other.location.line, 1));
         break;
       }
     while (at > 0) {
@@ -111,38 +112,39 @@ size_t alike(const Resolved& resolved, const Diagnostic& diagnostic) {
 
 }  // namespace
 
-Mended fix_recipe(const Schema& schema, std::string text, const ResolveText& resolve) {
-  Mended mended;
-  mended.text = std::move(text);
-  mended.resolved = resolve(mended.text);
+FixResult fix_recipe(const Schema& schema, std::string text, const ResolveText& resolve) {
+  FixResult result;
+  result.text = std::move(text);
+  result.resolved = resolve(result.text);
   std::set<std::string> refused;  // tried, and of no use
   for (int step = 0; step < kMostSteps; ++step) {
     bool changed = false;
-    for (const Diagnostic& diagnostic : mended.resolved.diagnostics) {
-      auto proposal = replacement(mended.text, diagnostic);
-      if (!proposal) proposal = move(schema, mended.text, diagnostic);
+    for (const Diagnostic& diagnostic : result.resolved.diagnostics) {
+      auto proposal = replacement(result.text, diagnostic);
+      if (!proposal) proposal = move(schema, result.text, diagnostic);
       if (!proposal || refused.count(diagnostic.message)) continue;
-      std::string next = apply_edits(mended.text, std::move(proposal->edits));
+      std::string next = apply_edits(result.text, std::move(proposal->edits));
       Resolved after = resolve(next);
-      const bool gone = alike(after, diagnostic) < alike(mended.resolved, diagnostic);
+      const bool gone = alike(after, diagnostic) < alike(result.resolved, diagnostic);
       const bool sound =
-          mended.resolved.malformed || (!after.malformed && !given_twice(after, mended.resolved));
+          result.resolved.malformed || (!after.malformed && !given_twice(after, result.resolved));
       if (!gone || !sound) {
         refused.insert(diagnostic.message);
         continue;
       }
-      mended.steps.push_back({diagnostic.place.line, diagnostic.place.column, std::move(proposal->what)});
-      mended.text = std::move(next);
-      mended.resolved = std::move(after);
+      result.steps.push_back(
+          {diagnostic.location.line, diagnostic.location.column, std::move(proposal->what)});
+      result.text = std::move(next);
+      result.resolved = std::move(after);
       changed = true;
       break;
     }
     if (!changed) break;
   }
-  return mended;
+  return result;
 }
 
-Mended trim_recipe(const std::string& file, std::string text) {
+FixResult trim_recipe(const std::string& file, std::string text) {
   const Schema& fields = schema();
   Request request;
   request.recipe = file;
@@ -157,7 +159,7 @@ Mended trim_recipe(const std::string& file, std::string text) {
   before.require_ok();
   const size_t warnings = count(before.diagnostics, Level::warning);
 
-  // The same in every leaf, and no leaf that was written becomes a derived one.
+  // The same in every field, and no field that was written becomes a derived one.
   const auto same = [&](const Resolution& after) {
     if (!after.ok() || count(after.diagnostics, Level::warning) > warnings || after.presets != before.presets)
       return false;
@@ -171,7 +173,7 @@ Mended trim_recipe(const std::string& file, std::string text) {
     return true;
   };
 
-  Mended mended;
+  FixResult result;
   std::set<std::pair<std::string, std::string>> kept;
   bool changed = true;
   while (changed) {
@@ -190,17 +192,17 @@ Mended trim_recipe(const std::string& file, std::string text) {
       if (edits.empty()) continue;
       std::string next = apply_edits(text, std::move(edits));
       if (!same(resolved(next))) continue;
-      mended.steps.push_back(
-          {entry.place.line, entry.place.column,
-           "`" + (entry.section.empty() ? "" : entry.section + ".") + entry.key + "` is said already"});
+      result.steps.push_back(
+          {entry.location.line, entry.location.column,
+           "`" + (entry.section.empty() ? "" : entry.section + ".") + entry.key + "` is already given"});
       text = std::move(next);
       changed = true;
       break;
     }
   }
-  mended.resolved = resolved(text);
-  mended.text = std::move(text);
-  return mended;
+  result.resolved = resolved(text);
+  result.text = std::move(text);
+  return result;
 }
 
 }  // namespace capstan::config

@@ -1,4 +1,5 @@
-// JSON Schema 2020-12 of the recipe format, for editors: generated from the field table. Cross-field rules are beyond it.
+// JSON Schema 2020-12 of the recipe format, for editors: generated from the field table. Cross-field rules
+// are beyond it.
 #pragma once
 
 #include <map>
@@ -10,8 +11,8 @@
 namespace capstan::config {
 
 std::string recipe_json_schema(const Schema& schema, const Library& library);
-std::string section_json_schema(const Schema& schema,
-                                const SectionInfo& section);  // a section's mapping, or a preset file
+// A section's mapping, or a preset file.
+std::string section_json_schema(const Schema& schema, const SectionInfo& section);
 // File name → content, for schemas/: "recipe.schema.json" and one for each section.
 std::map<std::string, std::string> schema_files(const Schema& schema, const Library& library);
 

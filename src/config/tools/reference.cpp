@@ -8,8 +8,8 @@
 #include "base/text.hpp"
 #include "config/core/config.hpp"
 #include "config/core/convert.hpp"
-#include "config/tools/emit.hpp"
 #include "config/core/resolve.hpp"
+#include "config/tools/emit.hpp"
 #include "config/tools/show.hpp"
 
 namespace capstan::config {
@@ -46,7 +46,7 @@ std::string field_entry(const Schema& schema, const FieldInfo& field) {
     if (!text.empty()) out += std::string("- ") + name + ": " + text + "\n";
   };
   row("type", type_text(*field.type, field) + (field.type->optional ? ", or null" : "") +
-                  (field.scalar_ok ? "; one item may stand without brackets" : ""));
+                  (field.scalar_ok ? "; a single item needs no brackets" : ""));
   row("unit", field.unit);
   row("default",
       field.required ? "none: must be given" : code(yaml_inline(*field.type, field.default_value)));
@@ -60,7 +60,7 @@ std::string field_entry(const Schema& schema, const FieldInfo& field) {
   row("called elsewhere", codes(field.known_as));
   row("deprecated", field.deprecated);
   row("example", codes(field.examples));
-  for (const auto& missing : field.not_yet) row("`train` refuses some values", missing.reason);
+  for (const auto& missing : field.unsupported) row("`train` refuses some values", missing.reason);
   std::string rules;
   for (const auto& rule : schema.rules())
     if (std::find(rule.reads.begin(), rule.reads.end(), field.path) != rule.reads.end())
@@ -130,9 +130,9 @@ std::string layout_text(const DistConfig& dist) {
 
 std::string recipes_page(const Schema& schema, const Library& library) {
   std::string out =
-      "# Recipes and presets\n\nThey come with the program; a recipe of one's own extends one of them "
-      "(`capstan recipe new my.yaml --from NAME`).\n\n"
-      "| recipe | | layers × width | tokens a sample | samples a step | world |\n|---|---|---|---|---|---|\n";
+      "# Recipes and presets\n\nThey are included with Capstan; your own recipe extends one of them "
+      "(`capstan recipe new my.yaml --from NAME`).\n\n| recipe | | layers × hidden size | sequence length | "
+      "global batch size | world size |\n|---|---|---|---|---|---|\n";
   for (const auto& entry : library.recipes()) {
     Request request;
     request.recipe = entry.name;
@@ -167,10 +167,10 @@ std::string index_page(const Schema& schema) {
     if (!section.name.empty())
       out += "- [" + section.name + "](" + section.name + ".md): " + section.doc + "\n";
   out +=
-      "- [rules](rules.md): what fields must fulfil together, and the codes of diagnostics\n"
-      "- [recipes](recipes.md): the recipes and presets that come with the program\n\n"
-      "At the top of a recipe stand `schema: capstan/1` (the format), `extends` (the recipes to start from), "
-      "`unset` (paths that go\nback to preset or default), the sections above, and:\n\n";
+      "- [rules](rules.md): constraints between fields, and the codes of diagnostics\n- "
+      "[recipes](recipes.md): the recipes and presets included with Capstan\n\nThe top level of a recipe "
+      "holds `schema: capstan/1` (the format), `extends` (the recipes to start from), `unset` (paths that "
+      "go\nback to preset or default), the sections above, and:\n\n";
   for (const auto& section : schema.sections())
     if (section.name.empty())
       for (const auto& field : section.fields) out += field_entry(schema, field);

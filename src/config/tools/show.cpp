@@ -5,9 +5,9 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/core/convert.hpp"
-#include "config/tools/emit.hpp"
 #include "config/core/merge.hpp"
 #include "config/core/override.hpp"
+#include "config/tools/emit.hpp"
 
 namespace capstan::config {
 
@@ -28,8 +28,8 @@ bool present(const Schema& schema, const void* root, const FieldInfo& field) {
   return std::find(field.variants.begin(), field.variants.end(), variant) != field.variants.end();
 }
 
-// A value that follows from another field which takes its place. The recipe states that field and shows the value as a
-// comment, so that it goes on following what an override changes.
+// A value that follows from another field which takes its place. The recipe states that field and shows the
+// value as a comment, so that it goes on following what an override changes.
 bool given_otherwise(const Schema& schema, const void* root, const Resolved& resolved,
                      const SectionInfo& section, const FieldInfo& field) {
   return resolved.origin(field.path).kind == Origin::Kind::derived &&
@@ -55,8 +55,8 @@ std::string written_comment(const FieldInfo& field, const Value& value, const Or
 
 enum class Comments : unsigned char { written, origins };
 
-std::string leaf_line(const Schema& schema, const void* root, const Resolved& resolved,
-                      const FieldInfo& field, int indent, Comments comments, const EmitOptions& options) {
+std::string field_line(const Schema& schema, const void* root, const Resolved& resolved,
+                       const FieldInfo& field, int indent, Comments comments, const EmitOptions& options) {
   const Value value = schema.load(root, field);
   std::string text = std::string(static_cast<size_t>(indent), ' ') + field.name + ":" +
                      yaml_block(*field.type, value, indent, options);
@@ -81,7 +81,7 @@ std::string recipe_text(const Schema& schema, const void* root, const Resolved& 
     for (const auto& field : section.fields) {
       if (!present(schema, root, field)) continue;
       if (!field.deprecated.empty() && schema.load(root, field) == field.default_value) continue;
-      const std::string line = leaf_line(schema, root, resolved, field, indent, comments, options);
+      const std::string line = field_line(schema, root, resolved, field, indent, comments, options);
       lines += given_otherwise(schema, root, resolved, section, field) ? as_comment(line) : line;
     }
     if (!section.name.empty()) out += lines.empty() ? section.name + ": {}\n" : section.name + ":\n";
@@ -90,22 +90,22 @@ std::string recipe_text(const Schema& schema, const void* root, const Resolved& 
   return out;
 }
 
-// A field of the recipe's own part, as it was written where that says more than the value.
+// A field of the recipe's delta, as it was written where that holds more than the value.
 std::string own_line(const Schema& schema, const void* root, const Resolved& resolved, const FieldInfo& field,
                      int indent) {
-  const std::string& written = resolved.own.fields.at(field.path);
+  const std::string& written = resolved.delta.fields.at(field.path);
   if (!written.empty())
     return std::string(static_cast<size_t>(indent), ' ') + field.name + ": " +
            (written == "null" ? written : yaml_text(written)) + "\n";
   EmitOptions options;
   // A chat template may be a name instead of a file.
-  if (field.path != "tokenizer.chat_template") options.directory = resolved.own.directory;
+  if (field.path != "tokenizer.chat_template") options.directory = resolved.delta.directory;
   const Value value = schema.load(root, field);
   if (field.scalar_ok && value.kind == Value::Kind::list && value.items.size() == 1 &&
       !resolved.origin(field.path).written.empty())  // one item without brackets
     return std::string(static_cast<size_t>(indent), ' ') + field.name + ": " +
            yaml_inline(*field.type->element, value.items[0], options) + "\n";
-  return leaf_line(schema, root, resolved, field, indent, Comments::written, options);
+  return field_line(schema, root, resolved, field, indent, Comments::written, options);
 }
 
 std::string list_text(const std::vector<std::string>& items) {
@@ -115,21 +115,21 @@ std::string list_text(const std::vector<std::string>& items) {
 }
 
 std::string minimal_text(const Schema& schema, const void* root, const Resolved& resolved) {
-  const OwnPart& own = resolved.own;
+  const RecipeDelta& delta = resolved.delta;
   std::string out = "schema: capstan/1\n";
-  if (!own.extends.empty()) out += "extends: " + list_text(own.extends) + "\n";
-  if (!own.unset.empty()) out += "unset: " + list_text(own.unset) + "\n";
+  if (!delta.extends.empty()) out += "extends: " + list_text(delta.extends) + "\n";
+  if (!delta.unset.empty()) out += "unset: " + list_text(delta.unset) + "\n";
   for (const auto& section : schema.sections()) {
     const int indent = section.name.empty() ? 0 : 2;
-    const auto choice = own.sections.find(section.name);
+    const auto choice = delta.sections.find(section.name);
     std::string lines;
     if (section.at(root))
       for (const auto& field : section.fields)
-        if (own.fields.count(field.path) && present(schema, root, field))
+        if (delta.fields.count(field.path) && present(schema, root, field))
           lines += own_line(schema, root, resolved, field, indent);
     if (section.name.empty()) {
       out += lines;
-    } else if (choice == own.sections.end() || (choice->second == "{}" && !lines.empty())) {
+    } else if (choice == delta.sections.end() || (choice->second == "{}" && !lines.empty())) {
       if (!lines.empty()) out += section.name + ":\n" + lines;
     } else {
       const bool preset = choice->second != "{}" && choice->second != "null";
@@ -140,7 +140,7 @@ std::string minimal_text(const Schema& schema, const void* root, const Resolved&
   return out;
 }
 
-// A node of the schema: everything, a section, or a leaf and what lies below it.
+// A node of the schema: everything, a section, or a field and what lies below it.
 struct Selected {
   const SectionInfo* section = nullptr;
   const FieldInfo* field = nullptr;
@@ -279,8 +279,8 @@ std::string show(const Schema& schema, const void* root, const Resolved& resolve
       if (!present(schema, root, field))
         continue;
       else if (options.format != ShowFormat::minimal)
-        out += leaf_line(schema, root, resolved, field, 0, Comments::written, emit);
-      else if (resolved.own.fields.count(field.path))
+        out += field_line(schema, root, resolved, field, 0, Comments::written, emit);
+      else if (resolved.delta.fields.count(field.path))
         out += own_line(schema, root, resolved, field, 0);
     return out.empty() ? "{}\n" : out;
   }

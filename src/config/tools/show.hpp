@@ -1,4 +1,5 @@
-// What a resolution says, for people and for programs: the resolved recipe, one leaf, its history, the difference of two.
+// What a resolution says, for people and for programs: the resolved recipe, one field, its history, the
+// difference of two.
 #pragma once
 
 #include <string>
@@ -13,25 +14,27 @@ namespace capstan::config {
 enum class ShowFormat : unsigned char {
   yaml,    // a complete recipe; texts such as `4k` beside the number they stand for
   json,    // plain nested values
-  origin,  // path = value  # origin, one leaf on each line
-  minimal,  // the shortest recipe that resolves to the same: what it extends, presets, and what differs from them
+  origin,  // path = value  # origin, one field on each line
+  // The shortest recipe that resolves to the same: what it extends, presets, and what differs from them.
+  minimal,
 };
 struct ShowOptions {
   ShowFormat format = ShowFormat::yaml;
-  std::string path;  // a section, a leaf or something inside one; empty: everything. Aliases are known.
+  // A section, a field or something inside one; empty: everything. Aliases are known.
+  std::string path;
 };
 // Ends with a newline. Throws Error(ErrorCode::usage) for a path that names nothing, with near matches.
 std::string show(const Schema& schema, const void* root, const Resolved& resolved,
                  const ShowOptions& options = {});
 std::string show(const Resolution& resolution, const ShowOptions& options = {});
 
-// The recipe that a run directory keeps: every leaf, paths made absolute, each leaf's origin as a comment. Resolves to the
-// same Config by itself.
+// The recipe that a run directory keeps: every field, paths made absolute, each field's origin as a comment.
+// Resolves to the same Config by itself.
 std::string resolved_recipe(const Schema& schema, const void* root, const Resolved& resolved);
 std::string resolved_recipe(const Resolution& resolution);
 
-// Everything about a field, a section, a rule (`R0201`, `global_batch_divisible`) or a diagnostic code; with a resolution
-// also the value, every write in order, and what depends on it. Throws like show.
+// Everything about a field, a section, a rule (`R0201`, `global_batch_divisible`) or a diagnostic code; with
+// a resolution also the value, every write in order, and what depends on it. Throws like show.
 std::string explain(const Schema& schema, std::string_view what, const void* root = nullptr,
                     const Resolved* resolved = nullptr);
 std::string explain(std::string_view what, const Resolution* resolution = nullptr);
@@ -41,7 +44,8 @@ std::string explain_json(const Schema& schema, std::string_view what, const void
 struct Change {
   std::string path;
   Effect effect;
-  std::string before, after;  // as YAML; empty where the section is off
+  // As YAML; empty where the section is off.
+  std::string before, after;
   std::string before_origin, after_origin;
 };
 // Leaves that differ, by effect (math first), then in the order of the schema.

@@ -71,7 +71,7 @@ class Shrinker {
     if (written(path) && !by_user(path)) impose(path, "null");
   }
 
-  // ---- ranks -------------------------------------------------------------------------------------------------------
+  // ---- ranks ------------------------------------------------------------------------------------
 
   void layout(std::optional<int64_t> ranks) {
     int64_t left = ranks.value_or(INT64_MAX);
@@ -116,7 +116,7 @@ class Shrinker {
     if (groups > 1) set("ddp.num_distributed_optimizer_instances", int64_t{dp_ % 2 == 0 ? 2 : 1}, groups);
   }
 
-  // ---- the model ---------------------------------------------------------------------------------------------------
+  // ---- the model --------------------------------------------------------------------------------
 
   bool exchanges_heads() const {
     return std::any_of(d_.cp_comm_type.begin(), d_.cp_comm_type.end(), [](CpCommType type) {
@@ -276,7 +276,7 @@ class Shrinker {
     impose(path, "[" + list + "]");
   }
 
-  // ---- the run -----------------------------------------------------------------------------------------------------
+  // ---- the run ----------------------------------------------------------------------------------
 
   void batch() {
     const int64_t micro =

@@ -1,6 +1,7 @@
-// A recipe scaled down until it runs on a laptop in seconds, to see that it works: the same family of model (norms, activation,
-// grouped queries, scaled positions, capped logits, windows, tied head), method (adapters, optimizer, schedule, precision) and
-// kind of layout, with narrower and fewer layers, fewer ids, tokens, samples and steps, and made-up data and weights.
+// A recipe scaled down until it runs on a laptop in seconds, to see that it works: the same family of model
+// (norms, activation, grouped queries, scaled positions, capped logits, windows, tied head), method
+// (adapters, optimizer, schedule, precision) and kind of layout, with narrower and fewer layers, fewer ids,
+// tokens, samples and steps, and made-up data and weights.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +15,26 @@ namespace capstan::config {
 constexpr const char* kShrinkFlag = "--shrink";
 
 struct Shrunk {
-  std::vector<Override> overrides;  // `path=value`, each leaf once
-  int64_t world = 1;                // ranks of the small layout
+  // `path=value`, each field once.
+  std::vector<Override> overrides;
+  // Ranks of the small layout.
+  int64_t world = 1;
 };
 
-// What shrinks `recipe`, which must be ok(). Every axis of parallelism above 1 becomes 2, in the order tensor, pipeline, context,
-// as long as `ranks` (null: as many as it takes) are divided by them, and data parallelism has the rest. Sizes and lengths that
-// the command line gives stay as they are given; data, tokenizer and weights do not.
+// What shrinks `recipe`, which must be ok(). Every axis of parallelism above 1 becomes 2, in the order
+// tensor, pipeline, context, as long as `ranks` (null: as many as it takes) are divided by them, and data
+// parallelism has the rest. Sizes and lengths that the command line gives stay as they are given; data,
+// tokenizer and weights do not.
 Shrunk shrink(const Resolution& recipe, std::optional<int64_t> ranks);
 
 struct ShrunkFrom {
   Resolution whole;
-  std::optional<DistConfig> layout;  // what its kind of layout takes, where the request has fewer ranks
+  // What its kind of layout takes, where the request has fewer ranks.
+  std::optional<DistConfig> layout;
 };
 
-// The recipe of the request, shrunk to its `ranks`, and what it was. A recipe with errors comes back as it is, and `from` is left.
+// The recipe of the request, shrunk to its `ranks`, and what it was. A recipe with errors comes back as it
+// is, and `from` is left.
 Resolution resolve_shrunk(const Request& request, ShrunkFrom* from = nullptr);
 
 }  // namespace capstan::config

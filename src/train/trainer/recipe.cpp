@@ -1,14 +1,11 @@
 #include "train/trainer/recipe.hpp"
 #include "train/records/run_list.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 
 #include "base/error.hpp"
-#include "base/file.hpp"
 #include "base/text.hpp"
 #include "checkpoint/store.hpp"
 #include "config/core/hash.hpp"
@@ -19,29 +16,18 @@ namespace capstan::train {
 
 namespace {
 
-// A recipe that exists only as text, resolved as if it lay in a file.
-config::Resolution resolve_text(const std::string& text) {
-  std::string path = (std::filesystem::temp_directory_path() / "capstan-stored-XXXXXX.yaml").string();
-  const int file = ::mkstemps(path.data(), 5);
-  if (file < 0) fail(ErrorCode::io, "cannot create `" + path + "`: " + system_error_text(errno));
-  ::close(file);
-  struct Remove {
-    const std::string& path;
-    ~Remove() { ::unlink(path.c_str()); }
-  } remove{path};
-  FileWriter writer(path);
-  writer.write(text);
-  writer.finish(false);
+// The recipe that a checkpoint or run stores, whose paths are absolute.
+config::Resolution resolve_recipe_text(const std::string& text) {
   config::Request request;
-  request.recipe = path;
-  return config::resolve(request);
+  request.recipe = std::string(checkpoint::kRecipeFile);
+  return config::resolve_text(text, request);
 }
 
 // A recipe is named by its own `name`, not by that of the one it extends; else by its file.
 std::string own_name(const config::Resolution& resolution) {
   const config::Origin& origin = resolution.origin("name");
   const bool own = origin.kind == config::Origin::Kind::cli ||
-                   (origin.kind == config::Origin::Kind::file && origin.place.source == 0);
+                   (origin.kind == config::Origin::Kind::file && origin.location.source == 0);
   return own && !resolution.config.name.empty() ? resolution.config.name : resolution.recipe_name;
 }
 
@@ -97,7 +83,7 @@ RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const
 }
 
 static config::Resolution resolve_stored(const std::string& text) {
-  config::Resolution stored = resolve_text(text);
+  config::Resolution stored = resolve_recipe_text(text);
   if (!stored.ok())
     fail(ErrorCode::format,
          "the recipe that the checkpoint carries does not resolve: " + stored.diagnostics.front().message,
@@ -112,7 +98,7 @@ config::Config stored_config(const std::string& text) {
 std::vector<RecipeChange> changes_since(const std::string& stored, const config::Resolution& now) {
   const config::Resolution before = resolve_stored(stored);
   // Compared in the form in which recipes are stored: paths absolute.
-  const config::Resolution stored_now = resolve_text(config::resolved_recipe(now));
+  const config::Resolution stored_now = resolve_recipe_text(config::resolved_recipe(now));
   const auto differences = config::diff(before, stored_now);
   std::vector<RecipeChange> changes;
   for (const config::Change& difference : differences) {
@@ -193,9 +179,9 @@ static void refuse_other_tokenizer(const StoredRecipe& stored) {
   if (type == config::TokenizerKind::none || type == config::TokenizerKind::byte) return;
   for (const char* const field : {"tokenizer.tokenizer_model", "tokenizer.vocab_file", "tokenizer.merge_file",
                                   "tokenizer.pre_tokenizer"}) {
-    const config::Place& place = stored.resolution.origin(field).place;
-    if (place.known() &&
-        stored.resolution.sources[static_cast<size_t>(place.source)].kind == config::Source::Kind::cli)
+    const config::SourceLocation& location = stored.resolution.origin(field).location;
+    if (location.known() &&
+        stored.resolution.sources[static_cast<size_t>(location.source)].kind == config::Source::Kind::cli)
       fail(ErrorCode::config,
            "`" + std::string(field) + "`: `" + stored.checkpoint.string() +
                "` holds the tokenizer that it was trained with, and is read with no other",

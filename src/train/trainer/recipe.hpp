@@ -22,7 +22,7 @@ RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const
 // The recipe that a checkpoint carries, resolved. ErrorCode::format where it does not resolve.
 config::Config stored_config(const std::string& text);
 
-// Leaf by leaf against the recipe stored with a checkpoint.
+// Field by field against the recipe stored with a checkpoint.
 std::vector<RecipeChange> changes_since(const std::string& stored, const config::Resolution& now);
 
 struct StoredRecipe {

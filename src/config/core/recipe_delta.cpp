@@ -1,4 +1,4 @@
-#include "config/core/own_part.hpp"
+#include "config/core/recipe_delta.hpp"
 
 #include <algorithm>
 
@@ -10,9 +10,9 @@ namespace capstan::config {
 namespace {
 
 std::string shown_preset(const SectionInfo& section, const Choice& choice, const Composition& composed) {
-  if (!choice.place.known() || !(is_external_model(section.name, choice.preset) || is_path(choice.preset)))
+  if (!choice.location.known() || !(is_external_model(section.name, choice.preset) || is_path(choice.preset)))
     return choice.preset;
-  const std::string& from = composed.sources[static_cast<size_t>(choice.place.source)].directory;
+  const std::string& from = composed.sources[static_cast<size_t>(choice.location.source)].directory;
   return relative_name(choice.preset, absolute_name(choice.preset, from), composed.sources.front().directory);
 }
 
