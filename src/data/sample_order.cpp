@@ -34,31 +34,31 @@ std::span<const std::byte> readable(const std::vector<T>& values) {
 SampleTable::SampleTable(const IndexedDataset& dataset, int64_t positions, SequenceAt at, int64_t samples,
                          int64_t sequence_length, const IndexCache* cache, const std::string& key)
     : positions_(positions), sequence_length_(sequence_length) {
-  places_.resize(static_cast<size_t>(samples / kStride + 1));
-  if (cache && cache->load(key, {writable(places_)}) && possible(dataset, at)) return;
+  starts_.resize(static_cast<size_t>(samples / kStride + 1));
+  if (cache && cache->load(key, {writable(starts_)}) && possible(dataset, at)) return;
   build(dataset, at);
-  if (cache) cache->store(key, {readable(places_)});
+  if (cache) cache->store(key, {readable(starts_)});
 }
 
 bool SampleTable::possible(const IndexedDataset& dataset, SequenceAt at) const {
   int64_t previous = 0;
-  for (const Place& place : places_) {
-    if (place.position < previous || place.position >= positions_ || place.offset < 0) return false;
-    if (place.offset > 0 && place.offset >= dataset.length(at(place.position))) return false;
-    previous = place.position;
+  for (const SequenceOffset& start : starts_) {
+    if (start.position < previous || start.position >= positions_ || start.offset < 0) return false;
+    if (start.offset > 0 && start.offset >= dataset.length(at(start.position))) return false;
+    previous = start.position;
   }
   return true;
 }
 
 void SampleTable::build(const IndexedDataset& dataset, SequenceAt at) {
-  const auto rows = static_cast<int64_t>(places_.size());
+  const auto rows = static_cast<int64_t>(starts_.size());
   const int64_t positions = positions_, step = kStride * sequence_length_;
-  places_.clear();
+  starts_.clear();
   int64_t before = 0;  // tokens of the positions passed
   int64_t target = 0;  // the token that the next row is about
   constexpr int64_t kAhead = 256;
   std::array<int64_t, kAhead> sequences;
-  for (int64_t begin = 0; begin < positions && static_cast<int64_t>(places_.size()) < rows; begin += kAhead) {
+  for (int64_t begin = 0; begin < positions && static_cast<int64_t>(starts_.size()) < rows; begin += kAhead) {
     const int64_t end = std::min(begin + kAhead, positions);
     for (int64_t position = begin; position < end; ++position) {
       const int64_t sequence = at(position);
@@ -67,48 +67,48 @@ void SampleTable::build(const IndexedDataset& dataset, SequenceAt at) {
     }
     for (int64_t position = begin; position < end; ++position) {
       const int64_t after = before + dataset.length(sequences[static_cast<size_t>(position - begin)]);
-      while (target < after && static_cast<int64_t>(places_.size()) < rows) {
-        places_.push_back({position, target - before});
+      while (target < after && static_cast<int64_t>(starts_.size()) < rows) {
+        starts_.push_back({position, target - before});
         target += step;
       }
       before = after;
     }
   }
-  if (static_cast<int64_t>(places_.size()) < rows)
+  if (static_cast<int64_t>(starts_.size()) < rows)
     fail(ErrorCode::format, dataset.prefix() + ".idx: the lengths of the sequences sum to " +
                                 std::to_string(before) +
                                 " tokens, fewer than their places in the .bin file promise");
 }
 
-Place SampleTable::place(int64_t sample, const IndexedDataset& dataset, SequenceAt at) const {
-  Place place = places_[static_cast<size_t>(sample / kStride)];
+SequenceOffset SampleTable::start_of(int64_t sample, const IndexedDataset& dataset, SequenceAt at) const {
+  SequenceOffset start = starts_[static_cast<size_t>(sample / kStride)];
   // Megatron's very first row is (0, 0) even if the first sequences are empty; the walk below never stops at
   // an empty one.
   int64_t ahead = sample % kStride * sequence_length_;
   while (ahead > 0) {
-    CAPSTAN_ASSERT(place.position < positions_, "a sample beyond the stream");
-    const int64_t left = dataset.length(at(place.position)) - place.offset;
+    CAPSTAN_ASSERT(start.position < positions_, "a sample beyond the stream");
+    const int64_t left = dataset.length(at(start.position)) - start.offset;
     if (ahead < left) {
-      place.offset += ahead;
+      start.offset += ahead;
       break;
     }
     ahead -= left;
-    place = {place.position + 1, 0};
+    start = {start.position + 1, 0};
     if (ahead == 0)
-      while (place.position < positions_ && dataset.length(at(place.position)) == 0) ++place.position;
+      while (start.position < positions_ && dataset.length(at(start.position)) == 0) ++start.position;
   }
-  return place;
+  return start;
 }
 
-void read_stream(const IndexedDataset& dataset, int64_t positions, SampleTable::SequenceAt at, Place place,
-                 std::span<int32_t> text) {
+void read_stream(const IndexedDataset& dataset, int64_t positions, SampleTable::SequenceAt at,
+                 SequenceOffset start, std::span<int32_t> text) {
   while (!text.empty()) {
-    const int64_t sequence = at(place.position);
-    const int64_t left = dataset.length(sequence) - place.offset;
+    const int64_t sequence = at(start.position);
+    const int64_t left = dataset.length(sequence) - start.offset;
     const auto part = std::min(left, static_cast<int64_t>(text.size()));
-    dataset.read(sequence, place.offset, text.first(static_cast<size_t>(part)));
+    dataset.read(sequence, start.offset, text.first(static_cast<size_t>(part)));
     text = text.subspan(static_cast<size_t>(part));
-    place = {place.position + 1 == positions ? 0 : place.position + 1, 0};
+    start = {start.position + 1 == positions ? 0 : start.position + 1, 0};
   }
 }
 
@@ -166,8 +166,8 @@ void CapstanOrder::read(int64_t number, std::span<int32_t> text) const {
   CAPSTAN_ASSERT(number >= 0, "a sample number");
   const auto of = epoch(number / per_epoch_);
   const auto at = [&](int64_t position) { return range_.begin + of->sequences(position); };
-  const Place place = of->table->place(of->samples(number % per_epoch_), *range_.dataset, at);
-  read_stream(*range_.dataset, range_.count(), at, place, text);
+  const SequenceOffset start = of->table->start_of(of->samples(number % per_epoch_), *range_.dataset, at);
+  read_stream(*range_.dataset, range_.count(), at, start, text);
 }
 
 // --- Megatron's order
@@ -246,9 +246,9 @@ bool MegatronOrder::possible() const {
                      [&](uint32_t sample) { return sample < shuffle_index_.size(); });
 }
 
-Place MegatronOrder::sample_index(int64_t row) const {
+SequenceOffset MegatronOrder::sample_index(int64_t row) const {
   if (row == 0) return {0, 0};
-  return table_->place(row, *range_.dataset, [&](int64_t position) {
+  return table_->start_of(row, *range_.dataset, [&](int64_t position) {
     return int64_t{document_index_[static_cast<size_t>(position)]};
   });
 }

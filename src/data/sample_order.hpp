@@ -39,13 +39,14 @@ struct SequenceRange {
   int64_t tokens() const { return dataset->first_token(end) - dataset->first_token(begin); }
 };
 
-struct Place {
+// A token of a stream of sequences.
+struct SequenceOffset {
   int64_t position;  // in the order of sequences
   int64_t offset;    // token within that sequence
-  bool operator==(const Place&) const = default;
+  bool operator==(const SequenceOffset&) const = default;
 };
 
-// Where each sample of a stream of sequences begins. Keeps the place of every 8th sample (16 bytes) and walks
+// Where each sample of a stream of sequences begins. Keeps the start of every 8th sample (16 bytes) and walks
 // from there.
 class SampleTable {
  public:
@@ -54,19 +55,20 @@ class SampleTable {
   SampleTable(const IndexedDataset& dataset, int64_t positions, SequenceAt at, int64_t samples,
               int64_t sequence_length, const IndexCache* cache = nullptr, const std::string& key = {});
 
-  Place place(int64_t sample, const IndexedDataset& dataset, SequenceAt at) const;  // sample in [0, samples]
+  SequenceOffset start_of(int64_t sample, const IndexedDataset& dataset,
+                          SequenceAt at) const;  // sample in [0, samples]
 
  private:
   static constexpr int64_t kStride = 8;
   void build(const IndexedDataset& dataset, SequenceAt at);
   bool possible(const IndexedDataset& dataset, SequenceAt at) const;  // of places from a file
   int64_t positions_, sequence_length_;
-  std::vector<Place> places_;
+  std::vector<SequenceOffset> starts_;
 };
 
-// Fills `text` from `place` on, sequence after sequence; past the last one it goes on at the first.
-void read_stream(const IndexedDataset& dataset, int64_t positions, SampleTable::SequenceAt at, Place place,
-                 std::span<int32_t> text);
+// Fills `text` from `start` on, sequence after sequence; past the last one it goes on at the first.
+void read_stream(const IndexedDataset& dataset, int64_t positions, SampleTable::SequenceAt at,
+                 SequenceOffset start, std::span<int32_t> text);
 
 class CapstanOrder final : public SampleSource {
  public:
@@ -102,7 +104,7 @@ class MegatronOrder final : public SampleSource {
   void read(int64_t number, std::span<int32_t> text) const override;
 
   std::span<const int32_t> document_index() const { return document_index_; }  // sequence numbers, epochs · N
-  Place sample_index(int64_t row) const;                                       // row in [0, samples()]
+  SequenceOffset sample_index(int64_t row) const;                              // row in [0, samples()]
   std::span<const uint32_t> shuffle_index() const { return shuffle_index_; }
 
  private:

@@ -118,8 +118,9 @@ TEST_CASE("a kept index with a sound hash and impossible places is not used") {
   const std::string content = read_file(file);
   const auto at = content.find("capstan index 1"), end = content.find("; epoch 0") + 9;
   const std::string key = content.substr(at, end - at);
-  std::vector<Place> places((content.size() - end) / sizeof(Place), Place{99, 1000});
-  cache->store(key, {std::as_bytes(std::span(places))});
+  std::vector<SequenceOffset> starts((content.size() - end) / sizeof(SequenceOffset),
+                                     SequenceOffset{99, 1000});
+  cache->store(key, {std::as_bytes(std::span(starts))});
   CHECK(samples_of(CapstanOrder(range, 8, 1, cache), 100, 8) == expected);
 }
 

@@ -60,7 +60,8 @@ TEST_CASE("Megatron's order: its three indices and its samples") {
     REQUIRE(order.samples() + 1 == static_cast<int64_t>(test["sample_index"].size()));
     for (int64_t row = 0; row <= order.samples(); ++row) {
       const auto& expected = test["sample_index"][static_cast<size_t>(row)];
-      CHECK(order.sample_index(row) == Place{expected[0].get<int64_t>(), expected[1].get<int64_t>()});
+      CHECK(order.sample_index(row) ==
+            SequenceOffset{expected[0].get<int64_t>(), expected[1].get<int64_t>()});
     }
     for (size_t i = 0; i < test["texts"].size(); ++i)
       CHECK(text_of(order, static_cast<int64_t>(i), length) == test["texts"][i].get<std::vector<int32_t>>());
