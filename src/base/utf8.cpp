@@ -1,23 +1,12 @@
 #include "base/utf8.hpp"
 
+#include "base/utf8_decode.hpp"
+
 namespace capstan {
 
 CodePoint decode_utf8(std::string_view text, size_t offset) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[offset + i]); };
-  const CodePoint invalid{0xFFFD, 1};
-  const unsigned first = byte(0);
-  if (first < 0x80) return {first, 1};
-  const int count = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || offset + static_cast<size_t>(count) > text.size()) return invalid;
-  char32_t value = first & (0x7Fu >> count);
-  for (int i = 1; i < count; ++i) {
-    const unsigned next = byte(static_cast<size_t>(i));
-    if ((next & 0xC0) != 0x80) return invalid;
-    value = value << 6 | (next & 0x3F);
-  }
-  constexpr char32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  if (value < smallest[count] || value > 0x10FFFF || (value >= 0xD800 && value < 0xE000)) return invalid;
-  return {value, count};
+  const Character c = decode_character(text.data() + offset, text.data() + text.size());
+  return {c.value, c.bytes};
 }
 
 std::optional<size_t> first_invalid_utf8(std::string_view text) {
