@@ -8,6 +8,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "base/philox.hpp"
 #include "base/text.hpp"
@@ -108,7 +109,7 @@ class FileReader {
     find_formats(batch);
     const auto count = static_cast<int64_t>(batch.records.size());
     results_.assign(batch.records.size(), {});
-    pool_.parallel_for((count + kTileRecords - 1) / kTileRecords, [&](int64_t tile, int worker) {
+    pool_.parallel_for(ceil_div(count, kTileRecords), [&](int64_t tile, int worker) {
       for (int64_t i = tile * kTileRecords; i < std::min(count, (tile + 1) * kTileRecords); ++i) {
         const Record& record = batch.records[static_cast<size_t>(i)];
         Result& result = results_[static_cast<size_t>(i)];
