@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::data {
 
@@ -23,13 +24,23 @@ std::pair<int64_t, int64_t> bounds(size_t bin) {
   return {int64_t{1} << (bin - 1), (int64_t{1} << bin) - 1};
 }
 
+// The prefix of the dataset that a user names by its prefix, by one of its files or by the output of `data prepare`.
+std::string dataset_prefix(std::string name) {
+  const auto exists = [](const std::string& path) {
+    std::error_code ignored;
+    return std::filesystem::exists(path, ignored);
+  };
+  const std::string text = name + "_text_document";
+  if (!exists(name) && !exists(name + ".idx") && (exists(text) || exists(text + ".idx"))) return text;
+  for (const std::string_view ending : {".bin", ".idx"})
+    if (name.ends_with(ending)) name.resize(name.size() - ending.size());
+  return name;
+}
+
 }  // namespace
 
 DatasetReport inspect(const std::string& prefix, const InspectOptions& options) {
-  std::string name = prefix;
-  // People complete file names: both files stand for their prefix.
-  for (const std::string_view ending : {".bin", ".idx"})
-    if (name.ends_with(ending)) name.resize(name.size() - ending.size());
+  const std::string name = dataset_prefix(prefix);
   TokenizerCheck tokenizer(options.tokenizer, options.tokenizer_name, 0);
   const IndexedDataset dataset(name, tokenizer.token_limit());
   tokenizer.check(dataset);
@@ -71,7 +82,7 @@ DatasetReport inspect(const std::string& prefix, const InspectOptions& options) 
       sample.ids.resize(sample.ids.size() + take);
       dataset.read(s, 0, std::span(sample.ids).last(take));
     }
-    if (options.decode) sample.text = options.decode(sample.ids);
+    if (options.tokenizer) sample.text = options.tokenizer->decode(sample.ids);
     report.samples.push_back(std::move(sample));
   }
   return report;

@@ -4,9 +4,7 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -14,8 +12,6 @@
 #include "data/indexed_dataset.hpp"
 
 namespace capstan::data {
-
-using DecodeFunction = std::function<std::string(std::span<const int32_t> ids)>;
 
 struct DatasetReport {
   std::string prefix;
@@ -32,7 +28,7 @@ struct DatasetReport {
     int64_t document;
     int64_t tokens;            // of the whole document
     std::vector<int32_t> ids;  // its beginning
-    std::string text;          // decoded, if a decoder was given
+    std::string text;          // decoded, if there is a tokenizer
   };
   std::vector<Sample> samples;
 };
@@ -41,13 +37,14 @@ struct InspectOptions {
   int64_t samples = 3;         // documents shown, spread evenly over the dataset
   int64_t sample_tokens = 32;  // of each
   bool scan_tokens = false;    // read every token: finds the largest one
-  DecodeFunction decode;       // may be empty
-  // Null: none. The data must have been prepared with it (TokenizerCheck).
+  // Decodes the samples; null: they stay ids. The data must have been prepared with it (TokenizerCheck).
   const Tokenizer* tokenizer = nullptr;
   std::string tokenizer_name;
 };
 
-// Throws what opening an IndexedDataset throws; each document's length is read, so a damaged index is found.
+// `prefix` may end in .bin or .idx, or lack the `_text_document` that preparation appends. Throws what opening an
+// IndexedDataset throws, and ErrorCode::config where the data was prepared with another tokenizer. Reads the length of
+// each document, so a damaged index is found.
 DatasetReport inspect(const std::string& prefix, const InspectOptions& options = {});
 
 std::string to_text_report(const DatasetReport& report);  // several lines, ends with a line break

@@ -13,6 +13,7 @@
 #include "base/utf8.hpp"
 #include "data/indexed_writer.hpp"
 #include "data/record_problem.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::data {
 
@@ -166,7 +167,7 @@ void check(const PrepareOptions& options) {
     fail(ErrorCode::usage, "the output prefix `" + options.output_prefix + "` does not end in a name");
   if (options.append_eod && !options.eod)
     fail(ErrorCode::usage, "the tokenizer has no end-of-document token to append",
-         "name one with --eod TOKEN");
+         "name one, or leave append_eod out");
 }
 
 }  // namespace
@@ -261,6 +262,15 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
+}
+
+PrepareResult prepare(PrepareOptions options, const Tokenizer& tokenizer, const std::string& name,
+                      ThreadPool& pool) {
+  options.tokenizer = record_of(tokenizer, name);
+  options.vocab_size = tokenizer.vocab_size();
+  if (options.append_eod && !options.eod) options.eod = tokenizer.eod();
+  return prepare(
+      options, [&](std::string_view text, std::vector<int32_t>& ids) { tokenizer.encode(text, ids); }, pool);
 }
 
 }  // namespace capstan::data

@@ -66,5 +66,9 @@ struct PrepareResult {
 // OnBadLine::fail
 // ("file:line:column: reason", the first in the order of the input) and for input without a single document.
 PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encode, ThreadPool& pool);
+// The same with a tokenizer: sets `tokenizer` (recorded under `name`) and `vocab_size` of the options. The appended
+// end-of-document token is `eod` of the options, else the tokenizer's own (ErrorCode::usage where it has none).
+PrepareResult prepare(PrepareOptions options, const Tokenizer& tokenizer, const std::string& name,
+                      ThreadPool& pool);
 
 }  // namespace capstan::data

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 
@@ -57,12 +56,6 @@ std::string harmless(std::string_view text) {
     i += static_cast<size_t>(point.bytes);
   }
   return out;
-}
-
-size_t choice(const char* flag, const std::string& word, const std::vector<std::string>& names) {
-  for (size_t i = 0; i < names.size(); ++i)
-    if (word == names[i]) return i;
-  fail(ErrorCode::usage, std::string(flag) + " `" + word + "` is not one of " + join(names, ", "));
 }
 
 }  // namespace
@@ -158,26 +151,6 @@ std::string to_json_report(const SftReport& report) {
     json["shown"].push_back(std::move(one));
   }
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-}
-
-SftReport run_inspect_sft(const InspectSftCommand& verb) {
-  std::vector<std::string> formats;
-  for (uint8_t i = 0; i <= static_cast<uint8_t>(SftFormat::text); ++i)
-    formats.emplace_back(name_of(static_cast<SftFormat>(i)));
-  SftOptions options;
-  options.train_files = {verb.file};
-  options.split = "1,0,0";
-  options.format = static_cast<SftFormat>(choice("--format", verb.format, formats));
-  options.loss =
-      static_cast<SftLoss>(choice("--loss-mode", verb.loss_mode, {"assistant", "last_turn", "all"}));
-  options.sequence_length = verb.sequence_length;
-  // To look at data is to find out what is wrong with them.
-  options.on_bad_line = OnBadLine::skip;
-  const auto tokenizer = verb.loaded ? verb.loaded : Tokenizer::load(verb.tokenizer);
-  options.tokenizer = tokenizer.get();
-  options.eod = tokenizer->eod();
-  if (!verb.chat_template.empty()) options.chat_template = chat::ChatTemplate::load(verb.chat_template);
-  return inspect_sft(*build_sft_datasets(options)[0], *tokenizer, verb.samples, verb.sample_tokens);
 }
 
 }  // namespace capstan::data

@@ -41,16 +41,4 @@ SftReport inspect_sft(const SftDataset& dataset, const Tokenizer& tokenizer, int
 std::string to_text_report(const SftReport& report, bool color);
 std::string to_json_report(const SftReport& report);  // one JSON object
 
-// `capstan data inspect FILE.jsonl`: the file alone, with the tokenizer and options of the command line.
-struct InspectSftCommand {
-  std::string file;
-  std::string tokenizer;
-  std::shared_ptr<const Tokenizer> loaded;  // what that name stands for; null: it is loaded from it
-  std::string chat_template;                // a known one or a file; empty: the tokenizer's own
-  std::string format = "auto", loss_mode = "assistant";
-  int64_t sequence_length = 2048;
-  int64_t samples = 3, sample_tokens = 512;
-};
-SftReport run_inspect_sft(const InspectSftCommand& verb);
-
 }  // namespace capstan::data

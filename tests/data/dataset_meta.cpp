@@ -5,7 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "data/gpt_dataset.hpp"
-#include "data/verbs.hpp"
+#include "data/inspect.hpp"
+#include "data/prepare.hpp"
 #include "dataset_helpers.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 
@@ -35,14 +36,14 @@ GptDatasetOptions options_of(const std::vector<std::string>& prefixes, const Tok
 }
 
 std::string prepare_text(const TempDirectory& directory, const std::string& name,
-                         std::shared_ptr<const Tokenizer> tokenizer) {
+                         const std::shared_ptr<const Tokenizer>& tokenizer, bool overwrite = false) {
   write_text(directory / "text.txt", "abc\n\nabcdefghijkl\n");
-  PrepareCommand verb;
-  verb.inputs = {directory / "text.txt"};
-  verb.tokenizer = "tok/" + name + ".json";
-  verb.loaded = std::move(tokenizer);
-  verb.output = directory / name;
-  return run_prepare(verb).keys.at(0).prefix;
+  PrepareOptions options;
+  options.inputs = {directory / "text.txt"};
+  options.output_prefix = directory / name;
+  options.overwrite = overwrite;
+  ThreadPool pool(1);
+  return prepare(options, *tokenizer, "tok/" + name + ".json", pool).keys.at(0).prefix;
 }
 
 }  // namespace
@@ -80,14 +81,11 @@ TEST_CASE("data prepare records the tokenizer, and data of another one is refuse
   CHECK(error_of([&] { build_gpt_datasets(small); }).find("larger than the model's vocabulary of 257") !=
         std::string::npos);
 
-  InspectCommand look;
-  look.prefix = b;
-  CHECK(to_text_report(run_inspect(look)).find("tokenizer     \"tok/b.json\" (258 tokens") !=
-        std::string::npos);
-  CHECK(nlohmann::json::parse(to_json_report(run_inspect(look)))["tokenizer"]["identity"] ==
-        longer->identity());
-  look.tokenizer = "bytes";
-  CHECK(error_of([&] { run_inspect(look); }).find("was prepared with the tokenizer \"tok/b.json\"") !=
+  InspectOptions look;
+  CHECK(to_text_report(inspect(b)).find("tokenizer     \"tok/b.json\" (258 tokens") != std::string::npos);
+  CHECK(nlohmann::json::parse(to_json_report(inspect(b)))["tokenizer"]["identity"] == longer->identity());
+  look.tokenizer = bytes.get();
+  CHECK(error_of([&] { inspect(b, look); }).find("was prepared with the tokenizer \"tok/b.json\"") !=
         std::string::npos);
 }
 
@@ -100,10 +98,9 @@ TEST_CASE("without a record, a tokenizer that lacks an id of the data is refused
           build_gpt_datasets(options_of({prefix}, bytes.get()));
         }).find("d.bin: offset 14: token 257 is not below the vocabulary size 257") != std::string::npos);
   CHECK(error_of([&] { build_gpt_datasets(options_of({prefix}, longer.get())); }) == "");
-  InspectCommand look;
-  look.prefix = prefix;
-  look.tokenizer = "bytes";
-  CHECK(error_of([&] { run_inspect(look); }).find("token 257") != std::string::npos);
+  InspectOptions look;
+  look.tokenizer = bytes.get();
+  CHECK(error_of([&] { inspect(prefix, look); }).find("token 257") != std::string::npos);
 }
 
 TEST_CASE("without a record, a tokenizer clearly smaller than the model's vocabulary is refused") {
@@ -183,13 +180,7 @@ TEST_CASE("data prepare replaces a dataset only when asked to, and its record wi
   CHECK(refused.starts_with("usage: `" + prefix + ".bin` exists already"));
   CHECK(refused.find("--overwrite") != std::string::npos);
   CHECK(read_file(prefix + ".bin") == before);
-  PrepareCommand verb;
-  verb.inputs = {directory / "text.txt"};
-  verb.tokenizer = "tok/new.json";
-  verb.loaded = longer_tokenizer();
-  verb.output = directory / "d";
-  verb.overwrite = true;
-  run_prepare(verb);
+  prepare_text(directory, "d", longer_tokenizer(), true);
   CHECK(read_meta(IndexedDataset(prefix))->tokenizer.vocab_size == 258);
   // What is half there counts too; a record alone does not.
   std::filesystem::remove(prefix + ".idx");

@@ -1,4 +1,6 @@
 #include "data/prepare.hpp"
+#include "data/inspect.hpp"
+#include "data/prepare_report.hpp"
 
 #include <doctest/doctest.h>
 #include <zlib.h>
@@ -9,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "data/verbs.hpp"
 #include "dataset_helpers.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 using namespace capstan;
 using namespace capstan::data;
@@ -409,39 +411,26 @@ TEST_CASE("options that make no sense are usage errors") {
   CHECK(refused([](PrepareOptions& o) { o.append_eod = true; }));
 }
 
-TEST_CASE("the verbs: from text to a dataset and back with the byte tokenizer") {
+TEST_CASE("from text to a dataset and back with the byte tokenizer") {
   const TempDirectory directory;
   write_text(directory / "fortunes", "be\n%\ncalm\n");
-  PrepareCommand verb;
-  verb.inputs = {directory / "fortunes"};
-  verb.tokenizer = "bytes";
-  verb.output = directory / "f";
-  verb.append_eod = true;
-  verb.separator = "%";
-  const auto result = run_prepare(verb);
+  const auto tokenizer = Tokenizer::load("bytes");
+  ThreadPool pool(2);
+  PrepareOptions options;
+  options.inputs = {directory / "fortunes"};
+  options.output_prefix = directory / "f";
+  options.append_eod = true;
+  options.records.split = TextSplit::separator;
+  options.records.separator = "%";
+  const auto result = prepare(options, *tokenizer, "bytes", pool);
   CHECK(result.keys[0].documents == 2);
   CHECK(result.keys[0].tokens == 2 + 4 + 2);
-  InspectCommand look;
-  look.prefix = directory / "f_text_document";
-  look.tokenizer = "bytes";
-  const auto report = run_inspect(look);
-  CHECK(report.samples[1].ids == std::vector<int32_t>{'c', 'a', 'l', 'm', 256});
-  CHECK(report.samples[1].text.starts_with("calm"));
-  const auto refused = [&](auto change) {
-    PrepareCommand bad = verb;
-    change(bad);
-    return error_of([&] { run_prepare(bad); });
-  };
-  CHECK(refused([](PrepareCommand& v) {
-          v.format = "xml";
-        }).find("--format `xml` is not one of auto, json, jsonl, text") != std::string::npos);
-  CHECK(refused([](PrepareCommand& v) { v.on_bad_line = "ignore"; }).starts_with("usage: "));
-  CHECK(refused([](PrepareCommand& v) { v.documents = "file"; }).starts_with("usage: "));
-  CHECK(refused([](PrepareCommand& v) { v.eod = "<nope>"; }).find("has no token `<nope>`") !=
-        std::string::npos);
-  CHECK(refused([](PrepareCommand& v) { v.eod = "x", v.append_eod = false; }).find("no effect") !=
-        std::string::npos);
-  CHECK(refused([](PrepareCommand& v) {
-          v.tokenizer = "/nonexistent/tokenizer.json";
-        }).starts_with("not_found: "));
+  CHECK(to_text(result).find("2 documents, 8 tokens") != std::string::npos);
+  InspectOptions look;
+  look.tokenizer = tokenizer.get();
+  for (const char* name : {"f_text_document", "f_text_document.idx", "f"}) {
+    const auto report = inspect(directory / name, look);
+    CHECK(report.samples[1].ids == std::vector<int32_t>{'c', 'a', 'l', 'm', 256});
+    CHECK(report.samples[1].text.starts_with("calm"));
+  }
 }

@@ -1,4 +1,4 @@
-// What tokenizer files may be wrong about, directories of files, and the verbs' bodies.
+// What tokenizer files may be wrong about, directories of files, and the conversion of text files.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -8,8 +8,9 @@
 #include <set>
 
 #include "base/error.hpp"
+#include "text/tokenizer/encode_file.hpp"
 #include "text/tokenizer/tokenizer.hpp"
-#include "text/tokenizer/verbs.hpp"
+#include "text/tokenizer/train_bpe.hpp"
 #include "tokenizer_fixtures.hpp"
 
 using namespace capstan;
@@ -479,7 +480,7 @@ TEST_CASE("tokenizer: the identity is of what a tokenizer does, not of how its f
         Tokenizer::load(fixtures::path("gpt2_prefix_added.json"))->identity());
 }
 
-TEST_CASE("verbs: encode and decode files") {
+TEST_CASE("files: encode and decode files") {
   const Directory directory;
   const auto tokenizer = Tokenizer::load(fixtures::path("gpt2.json"));
   std::string text;
@@ -540,18 +541,15 @@ TEST_CASE("verbs: encode and decode files") {
   CHECK_THROWS_AS(encode_file(*tokenizer, directory.path, sink, pool), Error);
 }
 
-TEST_CASE("verbs: train to a file") {
+TEST_CASE("train from files") {
   const Directory directory;
   std::string text;
   for (const auto& sample : fixtures::samples()) text += sample + "\n";
   const std::vector<fs::path> files = {directory.write("text.txt", text)};
   ThreadPool pool(2);
-  const auto tokenizer = train_to_file(files, {.vocab_size = 500}, directory.path / "tokenizer.json", pool);
+  const auto tokenizer = Tokenizer::from_json(train_bpe(files, {.vocab_size = 500}, pool), "tokenizer.json");
   CHECK(tokenizer->vocab_size() == 500);
   CHECK(tokenizer->decode(tokenizer->encode(text)) == text);
-  CHECK_THROWS_WITH_AS(train_to_file(files, {.vocab_size = 500}, directory.path, pool),
-                       doctest::Contains("is a directory"), Error);
   const std::vector<fs::path> missing = {directory.path / "none.txt"};
-  CHECK_THROWS_AS(train_to_file(missing, {.vocab_size = 500}, directory.path / "t.json", pool), Error);
-  CHECK(!fs::exists(directory.path / "t.json"));
+  CHECK_THROWS_AS(train_bpe(missing, {.vocab_size = 500}, pool), Error);
 }

@@ -8,43 +8,87 @@
 #include "cli/terminal.hpp"
 #include "config/core/library.hpp"
 #include "config/sections/data_sources.hpp"
+#include "data/inspect.hpp"
+#include "data/prepare_report.hpp"
 #include "data/sft_inspect.hpp"
-#include "data/verbs.hpp"
 #include "train/trainer/setup.hpp"
 
 namespace capstan::cli {
 
 namespace {
 
+// The value of an option whose choices the parser has checked; without the option, the first.
+template <class T>
+T choice(const Arguments& args, std::string_view option,
+         std::initializer_list<std::pair<std::string_view, T>> values) {
+  const auto given = args.value(option);
+  for (const auto& [name, value] : values)
+    if (given == name) return value;
+  return values.begin()->second;
+}
+
+data::RecordOptions record_options(const Arguments& args) {
+  using data::InputFormat;
+  using data::TextSplit;
+  data::RecordOptions records;
+  records.format = choice<InputFormat>(
+      args, "format",
+      {{"auto", InputFormat::automatic}, {"json", InputFormat::json}, {"text", InputFormat::text}});
+  records.split = choice<TextSplit>(args, "documents",
+                                    {{"auto", TextSplit::automatic},
+                                     {"blank-line", TextSplit::blank_line},
+                                     {"separator", TextSplit::separator},
+                                     {"file", TextSplit::file}});
+  if (const auto separator = args.value("separator")) {
+    if (records.split != TextSplit::automatic && records.split != TextSplit::separator)
+      fail(ErrorCode::usage,
+           "--separator and --documents " + *args.value("documents") + " exclude each other");
+    if (separator->find('\n') != std::string::npos || trim(*separator).empty())
+      fail(ErrorCode::usage, "the separator must be one line that is not blank");
+    records.split = TextSplit::separator;
+    records.separator = *separator;
+  }
+  return records;
+}
+
+int32_t end_of_document(const Arguments& args, const NamedTokenizer& tokenizer) {
+  if (const auto token = args.value("eod")) {
+    if (const auto id = tokenizer.tokenizer->id_of(*token)) return *id;
+    fail(ErrorCode::usage, "the tokenizer `" + tokenizer.name + "` has no token `" + *token + "`");
+  }
+  if (const auto id = tokenizer.tokenizer->eod()) return *id;
+  fail(ErrorCode::usage, "the tokenizer `" + tokenizer.name + "` names no end-of-document token",
+       "name one with --eod TOKEN, or leave --append-eod out");
+}
+
 int run_data_prepare(Context& context) {
   const Arguments& args = context.args;
-  data::PrepareCommand command;
-  command.inputs = args.words();
-  if (command.inputs.empty())
+  data::PrepareOptions options;
+  options.inputs = args.words();
+  if (options.inputs.empty())
     fail(ErrorCode::usage, "FILE is missing", "name the files or directories to read");
-  command.output = args.required("output");
-  const NamedTokenizer tokenizer = tokenizer_argument(context);
-  command.tokenizer = tokenizer.name;
-  command.loaded = tokenizer.tokenizer;
-  command.overwrite = args.has("overwrite");
+  options.output_prefix = args.required("output");
+  options.records = record_options(args);
+  options.overwrite = args.has("overwrite");
   if (const auto keys = args.value("json-keys")) {
-    command.json_keys.clear();
-    for (const std::string_view key : split(*keys, ',')) command.json_keys.emplace_back(key);
+    options.json_keys.clear();
+    for (const std::string_view key : split(*keys, ',')) options.json_keys.emplace_back(key);
   }
-  command.append_eod = args.has("append-eod");
-  command.eod = args.value("eod");
-  command.format = args.value("format").value_or("auto");
-  command.documents = args.value("documents").value_or("auto");
-  command.separator = args.value("separator");
-  command.on_bad_line = args.value("on-bad-line").value_or("fail");
-  command.workers = static_cast<int>(args.integer("workers", 0, 1024).value_or(0));
+  options.on_bad_line = choice<data::OnBadLine>(
+      args, "on-bad-line", {{"fail", data::OnBadLine::fail}, {"skip", data::OnBadLine::skip}});
+  options.append_eod = args.has("append-eod");
+  if (args.has("eod") && !options.append_eod)
+    fail(ErrorCode::usage, "--eod has no effect without --append-eod");
+  const NamedTokenizer tokenizer = tokenizer_argument(context);
+  if (options.append_eod) options.eod = end_of_document(args, tokenizer);
+  ThreadPool pool(static_cast<int>(args.integer("workers", 0, 1024).value_or(0)));
 
   Progress progress(!context.quiet(), context.color_err);
   progress.plain_status_every(std::chrono::seconds(10));
-  progress.line("reading " + std::to_string(command.inputs.size()) +
-                (command.inputs.size() == 1 ? " input" : " inputs"));
-  command.progress = [&](const data::PrepareProgress& now) { progress.status(data::to_text(now)); };
-  const data::PrepareResult result = data::run_prepare(command);
+  progress.line("reading " + std::to_string(options.inputs.size()) +
+                (options.inputs.size() == 1 ? " input" : " inputs"));
+  options.progress = [&](const data::PrepareProgress& now) { progress.status(data::to_text(now)); };
+  const data::PrepareResult result = data::prepare(options, *tokenizer.tokenizer, tokenizer.name, pool);
   for (const std::string& bad : result.reports) progress.warning("skipped: " + bad);
   put(args.has("json") ? data::to_json(result) + "\n" : data::to_text(result));
   return 0;
@@ -114,18 +158,31 @@ int inspect_samples(Context& context, const std::string& file) {
   refuse(args, {"scan"}, "is for a PREFIX, which `" + file + "` is not");
   if (const auto recipe = args.value("recipe")) return inspect_recipe(context, *recipe, file);
   refuse_overrides(args, "capstan data inspect " + file + " --recipe RECIPE ");
-  data::InspectSftCommand command;
-  command.file = file;
-  const NamedTokenizer tokenizer = tokenizer_argument(context);
-  command.tokenizer = tokenizer.name;
-  command.loaded = tokenizer.tokenizer;
-  command.chat_template = args.value("chat-template").value_or("");
-  command.format = args.value("format").value_or("auto");
-  command.loss_mode = args.value("loss-mode").value_or("assistant");
-  command.sequence_length = args.integer("seq-length", 1, 1 << 24).value_or(2048);
-  command.samples = args.integer("samples", 0, 1'000'000).value_or(3);
-  command.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(512);
-  put_report(context, data::run_inspect_sft(command));
+  using data::SftFormat;
+  using data::SftLoss;
+  const auto tokenizer = tokenizer_argument(context).tokenizer;
+  data::SftOptions options;
+  options.train_files = {file};
+  options.split = "1,0,0";
+  options.format = choice<SftFormat>(args, "format",
+                                     {{"auto", SftFormat::automatic},
+                                      {"messages", SftFormat::messages},
+                                      {"sharegpt", SftFormat::sharegpt},
+                                      {"alpaca", SftFormat::alpaca},
+                                      {"prompt_completion", SftFormat::prompt_completion},
+                                      {"text", SftFormat::text}});
+  options.loss = choice<SftLoss>(
+      args, "loss-mode",
+      {{"assistant", SftLoss::assistant}, {"last_turn", SftLoss::last_turn}, {"all", SftLoss::all}});
+  options.sequence_length = args.integer("seq-length", 1, 1 << 24).value_or(2048);
+  options.on_bad_line = data::OnBadLine::skip;
+  options.tokenizer = tokenizer.get();
+  options.eod = tokenizer->eod();
+  if (const auto name = args.value("chat-template"); name && !name->empty())
+    options.chat_template = data::chat::ChatTemplate::load(*name);
+  put_report(context, data::inspect_sft(*data::build_sft_datasets(options)[0], *tokenizer,
+                                        args.integer("samples", 0, 1'000'000).value_or(3),
+                                        args.integer("sample-tokens", 0, 1'000'000).value_or(512)));
   return 0;
 }
 
@@ -153,14 +210,17 @@ int run_data_inspect(Context& context) {
     return inspect_recipe(context, what, std::nullopt);
   }
   refuse_overrides(args, "capstan data inspect RECIPE ");
-  data::InspectCommand command;
-  command.prefix = what;
-  command.tokenizer = args.value("tokenizer");
-  if (command.tokenizer) command.loaded = train::load_tokenizer_files(*command.tokenizer);
-  command.samples = args.integer("samples", 0, 1'000'000).value_or(3);
-  command.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(32);
-  command.scan_tokens = args.has("scan");
-  const data::DatasetReport report = data::run_inspect(command);
+  data::InspectOptions options;
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  if (const auto name = args.value("tokenizer")) {
+    tokenizer = train::load_tokenizer_files(*name);
+    options.tokenizer = tokenizer.get();
+    options.tokenizer_name = *name;
+  }
+  options.samples = args.integer("samples", 0, 1'000'000).value_or(3);
+  options.sample_tokens = args.integer("sample-tokens", 0, 1'000'000).value_or(32);
+  options.scan_tokens = args.has("scan");
+  const data::DatasetReport report = data::inspect(what, options);
   put(args.has("json") ? data::to_json_report(report) + "\n" : data::to_text_report(report));
   return 0;
 }

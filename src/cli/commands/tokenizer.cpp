@@ -10,9 +10,9 @@
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "data/record_reader.hpp"
+#include "text/tokenizer/encode_file.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 #include "text/tokenizer/train_bpe.hpp"
-#include "text/tokenizer/verbs.hpp"
 
 namespace capstan::cli {
 

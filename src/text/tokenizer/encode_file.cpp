@@ -1,4 +1,4 @@
-#include "text/tokenizer/verbs.hpp"
+#include "text/tokenizer/encode_file.hpp"
 
 #include <simdjson.h>
 
@@ -161,17 +161,6 @@ FileTotals decode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
         }
         out.totals.bytes = static_cast<int64_t>(out.text.size());
       });
-}
-
-std::shared_ptr<const Tokenizer> train_to_file(std::span<const std::filesystem::path> files,
-                                               const TrainOptions& options,
-                                               const std::filesystem::path& output, ThreadPool& pool,
-                                               const TrainProgressSink& progress) {
-  if (std::error_code ignored; std::filesystem::is_directory(output, ignored))
-    fail(ErrorCode::usage, "the output `" + output.string() + "` is a directory",
-         "name the file: " + (output / "tokenizer.json").string());
-  write_file_durably(output, train_bpe(files, options, pool, progress));
-  return Tokenizer::load(output);
 }
 
 }  // namespace capstan::data

@@ -1,16 +1,14 @@
-// The bodies of `capstan tokenizer encode | decode | train`: files in, text out, in parallel, in order.
+// Encodes the lines of a text file and decodes the result, in parallel and in the order of the lines.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <span>
 #include <string_view>
 
 #include "base/function_ref.hpp"
 #include "base/thread_pool.hpp"
 #include "text/tokenizer/tokenizer.hpp"
-#include "text/tokenizer/train_bpe.hpp"
 
 namespace capstan::data {
 
@@ -34,12 +32,5 @@ FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
 // that is not such JSON or an id that the tokenizer lacks.
 FileTotals decode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
                        ThreadPool& pool, const FileProgress& progress = {});
-
-// Learns a vocabulary from text files and writes the tokenizer.json, whole or not at all. Returns the
-// tokenizer, read back from it.
-std::shared_ptr<const Tokenizer> train_to_file(std::span<const std::filesystem::path> files,
-                                               const TrainOptions& options,
-                                               const std::filesystem::path& output, ThreadPool& pool,
-                                               const TrainProgressSink& progress = {});
 
 }  // namespace capstan::data
