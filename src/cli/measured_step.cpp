@@ -9,9 +9,10 @@
 #include "data/loader.hpp"
 #include "kernels/bench/bench.hpp"
 #include "models/model.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
-#include "train/trainer/loop.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/model_setup.hpp"
+#include "train/trainer/step_runner.hpp"
 
 namespace capstan::cli {
 
@@ -64,7 +65,7 @@ struct Watch final : TapeObserver {
 StepRate measure_step(const config::Config& config, double gemm_gflops, double seconds, train::Trace* trace) {
   const auto world = comm::World::join();
   if (world->size() > 1) fail(ErrorCode::usage, "one process is measured", "start it without mpirun");
-  train::Loop loop(config, *world);
+  train::StepRunner loop(config, *world);
   loop.initialize();
   const auto datasets = train::open_datasets(config, nullptr);
   data::Loader loader(datasets[0], loop.loader_options());
@@ -96,7 +97,7 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
     }
     if (trace) trace->step(step + 1);
     timers.start_step();
-    loop.step(loader, timers);
+    loop.train_step(loader, timers);
     const double now = timers.step_seconds();
     if (now > 5) warm_up = 1, least = 2;
     if (step < warm_up) continue;

@@ -8,7 +8,7 @@
 #include "base/text.hpp"
 #include "cli/terminal.hpp"
 #include "config/tools/show.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::cli {
 

@@ -4,8 +4,8 @@
 #include "base/text.hpp"
 #include "cli/table.hpp"
 #include "train/trainer/fit.hpp"
+#include "train/trainer/model_setup.hpp"
 #include "train/trainer/recipe.hpp"
-#include "train/trainer/setup.hpp"
 
 namespace capstan::cli {
 

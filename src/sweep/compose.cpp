@@ -10,8 +10,9 @@
 #include "config/tools/emit.hpp"
 #include "config/tools/show.hpp"
 #include "sweep/values.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/schedule_setup.hpp"
 
 namespace capstan::sweep {
 

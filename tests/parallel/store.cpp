@@ -14,7 +14,10 @@
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "tensor/launch.hpp"
-#include "train/trainer/loop.hpp"
+#include "train/trainer/data_setup.hpp"
+#include "train/trainer/device_batch.hpp"
+#include "train/trainer/model_setup.hpp"
+#include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
 using config::ShardingStrategy;
@@ -67,23 +70,23 @@ std::vector<std::vector<double>> gathered(comm::Communicator& group, const FlatS
 
 Ended run(const config::Config& config, comm::World& in, int steps = 2, TapeObserver* observer = nullptr,
           bool gather = true) {
-  train::Loop loop(config, in);
-  loop.initialize();
-  loop.observe(observer);
+  train::StepRunner runner(config, in);
+  runner.initialize();
+  runner.observe(observer);
   const auto data = train::open_datasets(config, nullptr);
-  data::Loader loader(data[0], loop.loader_options());
+  data::Loader loader(data[0], runner.loader_options());
   train::StepTimers timers;
   Ended ended;
   for (int s = 0; s < steps; ++s) {
     timers.start_step();
-    const auto result = loop.step(loader, timers);
+    const auto result = runner.train_step(loader, timers);
     ended.losses.push_back(result.loss);
     ended.norms.push_back(result.gradient_norm);
   }
   if (!gather) return ended;
-  ended.values = gathered(in.communicator(), loop.store(), nullptr);
-  for (const auto& state : loop.optimizer().state())
-    for (auto& values : gathered(in.communicator(), loop.store(), &state.buffers))
+  ended.values = gathered(in.communicator(), runner.store(), nullptr);
+  for (const auto& state : runner.optimizer().state())
+    for (auto& values : gathered(in.communicator(), runner.store(), &state.buffers))
       ended.values.push_back(std::move(values));
   return ended;
 }
@@ -266,22 +269,22 @@ TEST_CASE_TEMPLATE("a rank holds what flat_store.hpp says, by owner", D, EVERY_D
         config.ddp.bucket_size = 150'000;
         config.ddp.overlap_grad_reduce = overlap;
         config.ddp.overlap_param_gather = overlap && strategy != ShardingStrategy::no_shard;
-        train::Loop loop(config, world());
-        loop.initialize();
+        train::StepRunner runner(config, world());
+        runner.initialize();
         Events events;
-        events.device = &loop.device();
-        loop.observe(&events);
+        events.device = &runner.device();
+        runner.observe(&events);
         const auto data = train::open_datasets(config, nullptr);
-        data::Loader loader(data[0], loop.loader_options());
+        data::Loader loader(data[0], runner.loader_options());
         train::StepTimers timers;
         timers.start_step();
-        loop.step(loader, timers);
+        runner.train_step(loader, timers);
 
         const bool cut = strategy != ShardingStrategy::no_shard && ranks > 1,
                    cut_gradients = cut && strategy != ShardingStrategy::optim,
                    cut_parameters = cut && strategy == ShardingStrategy::optim_grads_params;
         const auto layout = parallel::plan_buckets(
-            loop.model().parameters(),
+            runner.model().parameters(),
             {.bucket_elements = 150'000, .cuts = ranks, .by_block = cut_parameters, .trains = nullptr});
         int64_t b = 0, largest = 0, two_blocks = 0, two_buckets = 0;
         std::vector<int64_t> block(layout.blocks.size());
@@ -331,24 +334,24 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
           config.ddp.overlap_grad_reduce = overlap;
           config.ddp.overlap_param_gather = overlap && strategy != ShardingStrategy::no_shard;
           test::CountingWorld counting(world());
-          train::Loop loop(config, counting);
-          loop.initialize();
+          train::StepRunner runner(config, counting);
+          runner.initialize();
           const auto data = train::open_datasets(config, nullptr);
-          data::Loader loader(data[0], loop.loader_options());
+          data::Loader loader(data[0], runner.loader_options());
           train::StepTimers timers;
           timers.start_step();
-          loop.step(loader, timers);
+          runner.train_step(loader, timers);
           const int64_t before = counting.sent["shard"];
           timers.start_step();
           SentSum noted;
-          loop.observe(&noted);
-          loop.step(loader, timers);
-          loop.observe(nullptr);
+          runner.observe(&noted);
+          runner.train_step(loader, timers);
+          runner.observe(nullptr);
           const int64_t sent = counting.sent["shard"] - before;
 
           const bool blocks = strategy == ShardingStrategy::optim_grads_params && ranks > 1;
           const auto layout = parallel::plan_buckets(
-              loop.model().parameters(),
+              runner.model().parameters(),
               {.bucket_elements = 3000, .cuts = ranks, .by_block = blocks, .trains = nullptr});
           int64_t b = 0;
           std::vector<int64_t> block(layout.blocks.size());

@@ -20,9 +20,10 @@
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/records/metrics.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
-#include "train/trainer/loop.hpp"
 #include "train/trainer/saver.hpp"
+#include "train/trainer/step_runner.hpp"
 #include "train/trainer/trainer.hpp"
 
 using namespace capstan;
@@ -63,24 +64,24 @@ class Shared {
 
 struct Running {
   explicit Running(const config::Config& c)
-      : config(c), loop(config, world()), data(open_datasets(config, nullptr)) {
-    loop.initialize();
-    loader = std::make_unique<data::Loader>(data[0], loop.loader_options());
+      : config(c), runner(config, world()), data(open_datasets(config, nullptr)) {
+    runner.initialize();
+    loader = std::make_unique<data::Loader>(data[0], runner.loader_options());
   }
   StepResult step() {
     timers.start_step();
-    return loop.step(*loader, timers);
+    return runner.train_step(*loader, timers);
   }
   std::vector<float> parameters() {
     std::vector<float> all;
-    for (const auto& p : loop.model().parameters()) {
-      const auto values = test::main_of(loop.store(), *p).to_host<float>();
+    for (const auto& p : runner.model().parameters()) {
+      const auto values = test::main_of(runner.store(), *p).to_host<float>();
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;
   }
   config::Config config;
-  Loop loop;
+  StepRunner runner;
   std::array<std::shared_ptr<const data::Dataset>, 3> data;
   std::unique_ptr<data::Loader> loader;
   StepTimers timers;
@@ -94,11 +95,11 @@ SavePlan plan_in(const fs::path& root) {
 }
 
 void poison(Running& r, const std::string& ending) {
-  for (const auto& p : r.loop.model().parameters()) {
+  for (const auto& p : r.runner.model().parameters()) {
     if (!p->name().ends_with(ending)) continue;
-    auto values = test::main_of(r.loop.store(), *p).to_host<float>();
+    auto values = test::main_of(r.runner.store(), *p).to_host<float>();
     values[values.size() / 2] = std::numeric_limits<float>::quiet_NaN();
-    test::main_of(r.loop.store(), *p).copy_from_host_bytes(std::as_bytes(std::span(values)));
+    test::main_of(r.runner.store(), *p).copy_from_host_bytes(std::as_bytes(std::span(values)));
     return;
   }
   FAIL("no parameter " << ending);
@@ -135,12 +136,12 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
     config.mixed_precision.params_dtype = precision;
     const Shared root;
     Running r(config);
-    Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
-    CHECK(r.loop.device().memory().now_by_category[static_cast<size_t>(MemoryCategory::snapshot)] > 0);
+    Saver saver(world(), r.runner.store(), r.runner.optimizer(), true, r.runner.device());
+    CHECK(r.runner.device().memory().now_by_category[static_cast<size_t>(MemoryCategory::snapshot)] > 0);
     for (int i = 0; i < 3; ++i) r.step();
-    const int64_t requests = r.loop.device().memory().system_requests;
-    saver.begin(plan_in(root.path()), r.loop.state());
-    CHECK(r.loop.device().memory().system_requests == requests);  // the copies' memory is there already
+    const int64_t requests = r.runner.device().memory().system_requests;
+    saver.begin(plan_in(root.path()), r.runner.state());
+    CHECK(r.runner.device().memory().system_requests == requests);  // the copies' memory is there already
     CHECK(saver.busy());
     std::vector<double> full;
     for (int i = 0; i < 4; ++i) full.push_back(r.step().loss);
@@ -153,8 +154,8 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
     CHECK(checkpoint::verify(ended->directory, checkpoint::Depth::content).empty());
     Running other(config);
     auto reader = checkpoint::Reader::open(ended->directory, checkpoint::Depth::content);
-    other.loop.state() = load_state(reader, other.loop.store(), &other.loop.optimizer());
-    other.loader = std::make_unique<data::Loader>(other.data[0], other.loop.loader_options());
+    other.runner.state() = load_state(reader, other.runner.store(), &other.runner.optimizer());
+    other.loader = std::make_unique<data::Loader>(other.data[0], other.runner.loader_options());
     std::vector<double> rest;
     for (int i = 0; i < 4; ++i) rest.push_back(other.step().loss);
     CHECK(rest == full);
@@ -213,7 +214,7 @@ TEST_CASE("an asynchronous save on the checked device writes the CPU's bytes whi
     config.train.device = kind;
     Running r(config);
     HeldDisk disk;
-    Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
+    Saver saver(world(), r.runner.store(), r.runner.optimizer(), true, r.runner.device());
     struct Release {  // before the saver waits for its thread, also when a step throws
       HeldDisk& disk;
       ~Release() { disk.release(); }
@@ -221,7 +222,7 @@ TEST_CASE("an asynchronous save on the checked device writes the CPU's bytes whi
     for (int i = 0; i < 3; ++i) r.step();
     SavePlan plan = plan_in((kind == config::DeviceKind::cpu ? cpu_root : checked_root).path());
     plan.files = &disk;
-    saver.begin(plan, r.loop.state());
+    saver.begin(plan, r.runner.state());
     std::vector<double> meanwhile;
     for (int i = 0; i < 4; ++i) meanwhile.push_back(r.step().loss);
     CHECK(saver.busy());
@@ -248,12 +249,12 @@ TEST_CASE("the save ends at step boundaries; a failing rank is told on all ranks
   const auto config = tiny_config(true, world().size());
   const Shared root;
   Running r(config);
-  Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
+  Saver saver(world(), r.runner.store(), r.runner.optimizer(), true, r.runner.device());
   r.step();
   auto plan = plan_in(root.path());
   checkpoint::test::FailingDisk disk(checkpoint::test::FailingDisk::Mode::error_once, 4);
   if (world().rank() == world().size() - 1) plan.files = &disk;
-  saver.begin(plan, r.loop.state());
+  saver.begin(plan, r.runner.state());
   auto ended = saver.finish();
   REQUIRE(ended);
   CHECK_MESSAGE(ended->error.find("injected") != std::string::npos, ended->error);
@@ -263,7 +264,7 @@ TEST_CASE("the save ends at step boundaries; a failing rank is told on all ranks
   world().communicator().barrier();  // the other rank looks before this one begins the next save
 
   plan.files = nullptr;
-  saver.begin(plan, r.loop.state());
+  saver.begin(plan, r.runner.state());
   ended.reset();
   for (int boundary = 0; boundary < 100'000 && !ended; ++boundary) {
     double ready = saver.busy() && saver.ready() ? 1 : 0;
@@ -287,8 +288,8 @@ TEST_CASE("the plan's memory holds the copies of an asynchronous save") {
   CHECK(with.memory.peak == without.memory.peak + snapshot);
   if (world().size() == 1) {
     Running r(config);
-    const Saver saver(world(), r.loop.store(), r.loop.optimizer(), true, r.loop.device());
-    CHECK(r.loop.device().memory().now_by_category[static_cast<size_t>(MemoryCategory::snapshot)] ==
+    const Saver saver(world(), r.runner.store(), r.runner.optimizer(), true, r.runner.device());
+    CHECK(r.runner.device().memory().now_by_category[static_cast<size_t>(MemoryCategory::snapshot)] ==
           snapshot);
   }
 }
@@ -301,7 +302,7 @@ TEST_CASE("what is not finite is located: parameter, first operation, first grad
     r.step();
     const bool here = world().rank() == world().size() - 1;  // one bad rank is enough
     if (here) poison(r, place);
-    const auto before = r.loop.optimizer().steps();
+    const auto before = r.runner.optimizer().steps();
     try {
       r.step();
       FAIL("expected an error");
@@ -310,16 +311,16 @@ TEST_CASE("what is not finite is located: parameter, first operation, first grad
       CHECK(error.message().find("step 2: the loss is nan") == 0);
       CHECK_MESSAGE(error.message().find(place) != std::string::npos, error.message());
     }
-    REQUIRE(r.loop.failure_anomalies().size() == 1);
-    const Anomaly& event = r.loop.failure_anomalies()[0];
+    REQUIRE(r.runner.failure_anomalies().size() == 1);
+    const Anomaly& event = r.runner.failure_anomalies()[0];
     CHECK(event.event == "not_finite");
     CHECK(text_of(event, "parameter").ends_with(place));
     CHECK_MESSAGE(text_of(event, "operation").find(place) != std::string::npos, text_of(event, "operation"));
     CHECK(text_of(event, "operation").find("micro-batch 1 of ") != std::string::npos);
     CHECK(!text_of(event, "gradient").empty());
     if (world().size() > 1) CHECK(event.text.find("on rank 1") != std::string::npos);
-    CHECK(r.loop.optimizer().steps() == before);
-    CHECK(r.loop.state().step == 1);
+    CHECK(r.runner.optimizer().steps() == before);
+    CHECK(r.runner.state().step == 1);
   }
 }
 
@@ -333,13 +334,13 @@ TEST_CASE("spikes: off, warn, skip, rewind; the same on all ranks") {
       Running r(config);
       r.step();
       // What came before was far lower: the next step is a spike; one entry fewer, and it is none.
-      auto& recent = loss ? r.loop.state().recent_losses : r.loop.state().recent_norms;
+      auto& recent = loss ? r.runner.state().recent_losses : r.runner.state().recent_norms;
       recent.assign(15, 1e-3);
       const auto before = r.parameters();
-      const TrainState then = r.loop.state();
+      const TrainState then = r.runner.state();
       Running calm(config);
       calm.step();
-      (loss ? calm.loop.state().recent_losses : calm.loop.state().recent_norms).assign(15, 1e-3);
+      (loss ? calm.runner.state().recent_losses : calm.runner.state().recent_norms).assign(15, 1e-3);
       CHECK(calm.step().events.empty());
       recent.push_back(1e-3);
       const StepResult result = r.step();
@@ -353,9 +354,9 @@ TEST_CASE("spikes: off, warn, skip, rewind; the same on all ranks") {
       CHECK((r.parameters() != before) == updates);
       CHECK(result.skipped == (action == SpikeAction::skip));
       CHECK(result.rewind == (action == SpikeAction::rewind));
-      CHECK(r.loop.state().step == (action == SpikeAction::rewind ? 1 : 2));
-      CHECK((r.loop.state().schedule_samples != then.schedule_samples) == updates);
-      CHECK(r.loop.optimizer().steps() == (updates ? 2 : 1));
+      CHECK(r.runner.state().step == (action == SpikeAction::rewind ? 1 : 2));
+      CHECK((r.runner.state().schedule_samples != then.schedule_samples) == updates);
+      CHECK(r.runner.optimizer().steps() == (updates ? 2 : 1));
       if (action == SpikeAction::warn) CHECK(recent.size() == 17);
       if (action == SpikeAction::skip) CHECK(recent.size() == 16);
       const auto digests = comm::gather_texts(
@@ -374,7 +375,7 @@ TEST_CASE(
     config.resilience.loss_spike_action = SpikeAction::warn;
     Running sound(config), plain(tiny_config(true, world().size()));
     sound.step(), plain.step();
-    sound.loop.state().recent_losses.assign(16, 1e-3);
+    sound.runner.state().recent_losses.assign(16, 1e-3);
     const StepResult result = sound.step();
     plain.step();
     REQUIRE(result.events.size() == 2);
@@ -384,10 +385,10 @@ TEST_CASE(
 
     Running broken(config);
     broken.step();
-    broken.loop.state().recent_losses.assign(16, 1e-3);
+    broken.runner.state().recent_losses.assign(16, 1e-3);
     const auto before = broken.parameters();
     FlipOnce flip(5);
-    if (world().rank() == world().size() - 1) broken.loop.observe(&flip);
+    if (world().rank() == world().size() - 1) broken.runner.observe(&flip);
     try {
       broken.step();
       FAIL("expected an error");
@@ -397,9 +398,9 @@ TEST_CASE(
                                          ": the machine") != std::string::npos,
                     error.message());
     }
-    REQUIRE(broken.loop.failure_anomalies().size() == 2);
-    CHECK(text_of(broken.loop.failure_anomalies()[1], "verdict") == "machine");
-    CHECK(broken.loop.failure_anomalies()[1].numbers.size() ==
+    REQUIRE(broken.runner.failure_anomalies().size() == 2);
+    CHECK(text_of(broken.runner.failure_anomalies()[1], "verdict") == "machine");
+    CHECK(broken.runner.failure_anomalies()[1].numbers.size() ==
           (mode == config::RerunMode::report_stats ? 6 : 2));
     CHECK(broken.parameters() == before);
   }

@@ -22,10 +22,13 @@
 #include "support/temporary_directory.hpp"
 #include "text/chat/chat_template.hpp"
 #include "train/adapters/adapters.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/loop.hpp"
+#include "train/trainer/model_setup.hpp"
 #include "train/trainer/run_schedule.hpp"
+#include "train/trainer/step_runner.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -183,20 +186,20 @@ std::string run_view(const config::Config& config) {
   std::string text;
   const auto world = comm::World::alone();
   try {
-    Loop loop(config, *world);
-    add(text, loop.device().name(), loop.device().context().pool->size());
-    loop.initialize();
-    if (config.peft) begin_adapters(config, loop.device(), loop.store(), BaseWeights{});
+    StepRunner runner(config, *world);
+    add(text, runner.device().name(), runner.device().context().pool->size());
+    runner.initialize();
+    if (config.peft) begin_adapters(config, runner.device(), runner.store(), BaseWeights{});
     const auto data = open_datasets(config, nullptr);
-    data::Loader loader(data[0], loop.loader_options());
+    data::Loader loader(data[0], runner.loader_options());
     StepTimers timers;
     for (int64_t step = 0; step < std::max<int64_t>(5, *config.train.train_iters - 1); ++step) {
-      const StepResult result = loop.step(loader, timers);
+      const StepResult result = runner.train_step(loader, timers);
       add(text, result.loss, result.gradient_norm, result.learning_rate, result.skipped, result.rewind);
       for (const Anomaly& event : result.events) add(text, event.event, event.text);
       if (result.rewind) break;
     }
-    add(text, loop.evaluate(data[1] ? data[1] : data[0], 1));
+    add(text, runner.evaluate(data[1] ? data[1] : data[0], 1));
   } catch (const Error& error) {
     add(text, error.what());
   }
@@ -266,7 +269,7 @@ std::string data_view(const config::Config& config) {
     }
   }
   const auto world = comm::World::alone();
-  add(text, Loop(config, *world).loader_options().num_workers);
+  add(text, StepRunner(config, *world).loader_options().num_workers);
   return text;
 }
 

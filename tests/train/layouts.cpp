@@ -17,9 +17,12 @@
 #include "data/indexed_writer.hpp"
 #include "support/paths.hpp"
 #include "support/worlds.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/loop.hpp"
+#include "train/trainer/model_setup.hpp"
+#include "train/trainer/step_runner.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -244,27 +247,27 @@ struct Run {
   fs::path checkpoint;
 };
 Run train_steps(const config::Config& config, comm::World& on, const std::string& name, int64_t steps) {
-  Loop loop(config, on);
-  loop.initialize();
+  StepRunner runner(config, on);
+  runner.initialize();
   const auto data = open_datasets(config, load_tokenizer(config).get());
-  data::Loader loader(data[0], loop.loader_options());
+  data::Loader loader(data[0], runner.loader_options());
   StepTimers timers;
   Run run;
   std::map<std::string, int64_t> before;
-  while (loop.state().step < steps) {
-    if (loop.state().step == 1) before = sent_bytes(loop.mesh());
-    const StepResult result = loop.step(loader, timers);
+  while (runner.state().step < steps) {
+    if (runner.state().step == 1) before = sent_bytes(runner.mesh());
+    const StepResult result = runner.train_step(loader, timers);
     run.trace.push_back(result.loss);
     run.trace.push_back(result.gradient_norm);
-    if (loop.state().step != 2) continue;
+    if (runner.state().step != 2) continue;
     // What the plan of this rank says, made without any peer.
     const StepEstimate plan = estimate_step(config, on.rank());
-    for (const auto& [group, bytes] : sent_bytes(loop.mesh())) {
+    for (const auto& [group, bytes] : sent_bytes(runner.mesh())) {
       INFO(group, ": ", bytes - before.at(group), " bytes sent in a step");
       CHECK(std::abs(bytes - before.at(group) - plan.sent.at(group)) <= plan.sent.at(group) / 50 + kScalars);
     }
   }
-  const MemoryUse planned = estimate_step(config, on.rank()).memory, used = loop.device().memory();
+  const MemoryUse planned = estimate_step(config, on.rank()).memory, used = runner.device().memory();
   INFO("planned: ", memory_text(planned));
   INFO("used: ", memory_text(used));
   // Streams and their gradients that a slower neighbour has not taken yet come on top: one of each, or several where the forward
@@ -289,7 +292,7 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   plan.root = scratch() / name;
   if (on.rank() == 0) fs::create_directories(plan.root);
   on.communicator().barrier();
-  run.checkpoint = save_state(on, plan, loop.state(), loop.store(), loop.optimizer());
+  run.checkpoint = save_state(on, plan, runner.state(), runner.store(), runner.optimizer());
   return run;
 }
 using Tensors = std::map<std::string, std::vector<float>>;
@@ -436,21 +439,21 @@ TEST_CASE(
         body(layout.ranks == 1 ? *alone : layout.ranks == 2 ? static_cast<comm::World&>(half) : world());
       world().communicator().barrier();
     };
-    const auto save = [&](comm::World& members, Loop& loop, const fs::path& root) {
+    const auto save = [&](comm::World& members, StepRunner& runner, const fs::path& root) {
       SavePlan plan;
       plan.root = root;
       if (members.rank() == 0) fs::create_directories(plan.root);
       members.communicator().barrier();
-      return save_state(members, plan, loop.state(), loop.store(), loop.optimizer());
+      return save_state(members, plan, runner.state(), runner.store(), runner.optimizer());
     };
     // Losses and gradient norms of two steps: the second's depend on the moments too.
-    const auto next_steps = [](Loop& loop, const config::Config& config) {
+    const auto next_steps = [](StepRunner& runner, const config::Config& config) {
       const auto data = open_datasets(config, load_tokenizer(config).get());
-      data::Loader loader(data[0], loop.loader_options());
+      data::Loader loader(data[0], runner.loader_options());
       StepTimers timers;
       std::vector<double> trace;
       for (int i = 0; i < 2; ++i) {
-        const StepResult result = loop.step(loader, timers);
+        const StepResult result = runner.train_step(loader, timers);
         trace.insert(trace.end(), {result.loss, result.gradient_norm});
       }
       return trace;
@@ -462,11 +465,11 @@ TEST_CASE(
       std::vector<double> expected;
       on(layouts[from], [&](comm::World& members) {
         const config::Config config = resolve(recipe, layouts[from].overrides, members.size());
-        Loop loop(config, members);
-        loop.initialize();
-        next_steps(loop, config);
-        const fs::path checkpoint = save(members, loop, root);
-        expected = next_steps(loop, config);
+        StepRunner runner(config, members);
+        runner.initialize();
+        next_steps(runner, config);
+        const fs::path checkpoint = save(members, runner, root);
+        expected = next_steps(runner, config);
         if (members.rank() == 0) saved = read_all(checkpoint);
       });
       for (size_t to = 0; to < layouts.size(); ++to) {
@@ -475,14 +478,14 @@ TEST_CASE(
         INFO(recipe, " from [", layouts[from].overrides, "] to [", layouts[to].overrides, "]");
         on(layouts[to], [&](comm::World& members) {
           const config::Config config = resolve(recipe, layouts[to].overrides, members.size());
-          Loop loop(config, members);
-          if (adapters) loop.initialize();
+          StepRunner runner(config, members);
+          if (adapters) runner.initialize();
           auto reader =
               checkpoint::Reader::open(root / checkpoint::step_directory_name(2), checkpoint::Depth::content);
-          loop.state() = load_state(reader, loop.store(), &loop.optimizer());
-          const fs::path again = save(members, loop, scratch() / ("to-" + std::to_string(to)));
+          runner.state() = load_state(reader, runner.store(), &runner.optimizer());
+          const fs::path again = save(members, runner, scratch() / ("to-" + std::to_string(to)));
           if (members.rank() == 0) CHECK((read_all(again) == saved));
-          const auto trace = next_steps(loop, config);
+          const auto trace = next_steps(runner, config);
           if (to == from) CHECK(trace == expected);  // on every rank: a resume is the uninterrupted run
           for (size_t i = 0; members.rank() == 0 && i < trace.size(); ++i)
             CHECK(trace[i] == doctest::Approx(expected[i]).epsilon(i % 2 ? 1e-4 : 1e-5));
@@ -503,13 +506,13 @@ TEST_CASE("what is not finite is located under tensor and pipeline parallelism a
         std::string("dist.tp=2 dist.pp=2 ") + (sharded ? sharding : "") + kBatchOfEight;
     INFO(place, " with ", overrides);
     const config::Config config = resolve("gpt", overrides, world().size());
-    Loop loop(config, world());
-    loop.initialize();
+    StepRunner runner(config, world());
+    runner.initialize();
     const auto data = open_datasets(config, load_tokenizer(config).get());
-    data::Loader loader(data[0], loop.loader_options());
+    data::Loader loader(data[0], runner.loader_options());
     StepTimers timers;
-    loop.step(loader, timers);
-    for (const auto& piece : loop.store().parameter_shards()) {  // on the ranks that have some of it
+    runner.train_step(loader, timers);
+    for (const auto& piece : runner.store().parameter_shards()) {  // on the ranks that have some of it
       if (!piece.parameter->name().ends_with(place)) continue;
       Tensor values = piece.values;
       auto numbers = values.to_host<float>();
@@ -520,14 +523,14 @@ TEST_CASE("what is not finite is located under tensor and pipeline parallelism a
     std::string message;
     // Where the optimizer's values are not those of the model, a step passes before the model has them.
     for (int step = 0; step < 2 && message.empty(); ++step) try {
-        loop.step(loader, timers);
+        runner.train_step(loader, timers);
       } catch (const Error& error) {
         message = error.message();
       }
     CHECK_MESSAGE(message.find("the loss is nan") != std::string::npos, message);
     CHECK_MESSAGE(message.find(place) != std::string::npos, message);
-    REQUIRE(loop.failure_anomalies().size() == 1);
-    CHECK(loop.failure_anomalies()[0].event == "not_finite");
+    REQUIRE(runner.failure_anomalies().size() == 1);
+    CHECK(runner.failure_anomalies()[0].event == "not_finite");
   }
 }
 

@@ -1,5 +1,4 @@
 // The loop on any number of ranks: learning, determinism, resume and layouts.
-#include "train/trainer/loop.hpp"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -14,6 +13,8 @@
 #include "support/main_parameters.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
+#include "train/trainer/data_setup.hpp"
+#include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -31,30 +32,30 @@ config::Config tiny_config(bool llama, int64_t ranks) {
 }
 
 // Losses and gradient norms of steps [loop's step, until).
-std::vector<double> run_until(Loop& loop, const config::Config& config, int64_t until) {
+std::vector<double> run_until(StepRunner& runner, const config::Config& config, int64_t until) {
   const auto data = open_datasets(config, nullptr);
-  data::Loader loader(data[0], loop.loader_options());
+  data::Loader loader(data[0], runner.loader_options());
   StepTimers timers;
   std::vector<double> trace;
-  while (loop.state().step < until) {
+  while (runner.state().step < until) {
     timers.start_step();
-    const StepResult result = loop.step(loader, timers);
+    const StepResult result = runner.train_step(loader, timers);
     trace.push_back(result.loss);
     trace.push_back(result.gradient_norm);
   }
   return trace;
 }
 std::vector<double> run(const config::Config& config, int64_t until) {
-  Loop loop(config, world());
-  loop.initialize();
-  return run_until(loop, config, until);
+  StepRunner runner(config, world());
+  runner.initialize();
+  return run_until(runner, config, until);
 }
 
 std::filesystem::path scratch() {
   // The same on all ranks: rank 0's process number.
   int64_t id = ::getpid();
   world().communicator().broadcast(&id, sizeof id, 0);
-  const auto path = std::filesystem::temp_directory_path() / ("capstan-loop-" + std::to_string(id));
+  const auto path = std::filesystem::temp_directory_path() / ("capstan-runner-" + std::to_string(id));
   std::filesystem::create_directories(path);
   return path;
 }
@@ -87,7 +88,7 @@ TEST_CASE_TEMPLATE("optimizer.decoupled_lr moves embedding and head at a rate of
   CHECK(run(config, 6) == expected);
   config.optimizer.decoupled_lr = 1e-30;
   config.optimizer.decoupled_min_lr = 0;
-  Loop before(config, world()), after(config, world());
+  StepRunner before(config, world()), after(config, world());
   before.initialize();
   after.initialize();
   run_until(after, config, 3);
@@ -135,9 +136,9 @@ TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss b
     auto single = tiny_config<D>(true, 1), several = tiny_config<D>(true, world().size());
     single.mixed_precision.params_dtype = several.mixed_precision.params_dtype = precision;
     const auto all_ranks = run(several, 8);
-    Loop loop(single, *alone);
-    loop.initialize();
-    const auto one_rank = run_until(loop, single, 8);
+    StepRunner runner(single, *alone);
+    runner.initialize();
+    const auto one_rank = run_until(runner, single, 8);
     for (size_t i = 0; i < all_ranks.size(); i += 2)  // losses; gradient norms are between them
       CHECK(std::abs(one_rank[i] - all_ranks[i]) <= bound * (std::abs(all_ranks[i]) + 1));
     if (precision == config::Precision::fp32)
@@ -162,7 +163,7 @@ TEST_CASE_TEMPLATE("dropout does not depend on micro-batches or ranks; recomputa
   CHECK(run(other, 4) == expected);
 }
 
-TEST_CASE_TEMPLATE("weight decay of SGD through the loop: w loses lr * decay * w, vectors lose nothing", D,
+TEST_CASE_TEMPLATE("weight decay of SGD through the runner: w loses lr * decay * w, vectors lose nothing", D,
                    EVERY_DEVICE) {
   auto config = tiny_config<D>(true, world().size());
   config.optimizer.optimizer = config::OptimizerKind::sgd;
@@ -174,20 +175,20 @@ TEST_CASE_TEMPLATE("weight decay of SGD through the loop: w loses lr * decay * w
   for (int kind = 0; kind < 3; ++kind) {
     config.optimizer.weight_decay = kind == 0 ? 0.0 : 0.5;
     config.optimizer.decoupled_weight_decay = kind == 1;
-    Loop loop(config, world());
-    loop.initialize();
+    StepRunner runner(config, world());
+    runner.initialize();
     const auto values = [&] {
       std::vector<std::vector<float>> all;
-      for (const auto& parameter : loop.store().parameters())
-        all.push_back(test::main_of(loop.store(), *parameter).template to_host<float>());
+      for (const auto& parameter : runner.store().parameters())
+        all.push_back(test::main_of(runner.store(), *parameter).template to_host<float>());
       return all;
     };
     start = values();
-    run_until(loop, config, 1);
+    run_until(runner, config, 1);
     after.push_back(values());
-    traces.push_back(run_until(loop, config, 4));
+    traces.push_back(run_until(runner, config, 4));
   }
-  Loop names(config, world());
+  StepRunner names(config, world());
   for (size_t p = 0; p < start.size(); ++p) {
     const bool decays = !names.store().parameters()[p]->spec().no_weight_decay;
     const double lost = decays ? config.optimizer.lr * 0.5 : 0.0;
@@ -205,15 +206,15 @@ TEST_CASE_TEMPLATE("weight decay of SGD through the loop: w loses lr * decay * w
 TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the whole model under every layout", D,
                    EVERY_DEVICE) {
   const auto alone = comm::World::alone();
-  const auto measured = [](Loop& loop, const config::Config& config) {
+  const auto measured = [](StepRunner& runner, const config::Config& config) {
     const auto data = open_datasets(config, nullptr);
-    data::Loader loader(data[0], loop.loader_options());
+    data::Loader loader(data[0], runner.loader_options());
     StepTimers timers;
-    loop.step(loader, timers);
-    return loop.step(loader, timers);
+    runner.train_step(loader, timers);
+    return runner.train_step(loader, timers);
   };
   auto single = tiny_config<D>(true, 1);
-  Loop full(single, *alone);
+  StepRunner full(single, *alone);
   full.initialize();
   const StepResult silent = measured(full, single);
   CHECK(!silent.params_norm);
@@ -223,7 +224,7 @@ TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the whole model under
     for (const float value : test::main_of(full.store(), *parameter).template to_host<float>())
       squares += static_cast<double>(value) * static_cast<double>(value);
   single.logger.log_params_norm = single.logger.log_num_zeros_in_grad = true;
-  Loop logged(single, *alone);
+  StepRunner logged(single, *alone);
   logged.initialize();
   const StepResult expected = measured(logged, single);
   CHECK(*expected.params_norm == doctest::Approx(std::sqrt(squares)).epsilon(1e-12));
@@ -247,9 +248,9 @@ TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the whole model under
       config.dist.pipeline_model_parallel_layout = "Et|tL";
       config.dist.pipeline_schedule = config::PipelineSchedule::one_f_one_b;
     }
-    Loop loop(config, world());
-    loop.initialize();
-    const StepResult result = measured(loop, config);
+    StepRunner runner(config, world());
+    runner.initialize();
+    const StepResult result = measured(runner, config);
     CHECK(*result.params_norm == doctest::Approx(*expected.params_norm).epsilon(1e-6));
     CHECK(*result.num_zeros == *expected.num_zeros);
   }
@@ -265,20 +266,20 @@ TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in fp32 an
     plan.root = root;
     plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
     {
-      Loop loop(config, world());
-      loop.initialize();
-      run_until(loop, config, 5);
-      save_state(world(), plan, loop.state(), loop.store(), loop.optimizer());
+      StepRunner runner(config, world());
+      runner.initialize();
+      run_until(runner, config, 5);
+      save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
     }
     std::vector<std::string> refused;
     const auto found = find_checkpoint(world(), root, refused);
     REQUIRE(found);
     CHECK(found->step == 5);
-    Loop loop(config, world());
-    loop.initialize();
+    StepRunner runner(config, world());
+    runner.initialize();
     auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
-    loop.state() = load_state(reader, loop.store(), &loop.optimizer());
-    const auto rest = run_until(loop, config, 9);
+    runner.state() = load_state(reader, runner.store(), &runner.optimizer());
+    const auto rest = run_until(runner, config, 9);
     CHECK(std::vector<double>(full.begin() + 10, full.end()) == rest);
   }
   world().communicator().barrier();
@@ -291,25 +292,25 @@ TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in fp32 an
 TEST_CASE_TEMPLATE("a loss that is not finite stops the run before the optimizer touches the state", D,
                    EVERY_DEVICE) {
   const auto config = tiny_config<D>(true, world().size());
-  Loop loop(config, world());
-  loop.initialize();
-  run_until(loop, config, 2);
-  const auto& parameter = *loop.model().parameters()[3];
-  const auto before = test::main_of(loop.store(), parameter).to_host<float>();
-  const auto& last = *loop.model().parameters().back();
+  StepRunner runner(config, world());
+  runner.initialize();
+  run_until(runner, config, 2);
+  const auto& parameter = *runner.model().parameters()[3];
+  const auto before = test::main_of(runner.store(), parameter).to_host<float>();
+  const auto& last = *runner.model().parameters().back();
   std::vector<float> poison(static_cast<size_t>(last.spec().shape.elements()),
                             std::numeric_limits<float>::quiet_NaN());
-  test::main_of(loop.store(), last).copy_from_host_bytes(std::as_bytes(std::span(poison)));
+  test::main_of(runner.store(), last).copy_from_host_bytes(std::as_bytes(std::span(poison)));
   try {
-    run_until(loop, config, 3);
+    run_until(runner, config, 3);
     FAIL("expected an error");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::failed);
     CHECK(error.message().find("step 3: the loss is nan") == 0);
   }
-  CHECK(test::main_of(loop.store(), parameter).to_host<float>() == before);
-  CHECK(loop.state().step == 2);
-  CHECK(loop.optimizer().steps() == 2);
+  CHECK(test::main_of(runner.store(), parameter).to_host<float>() == before);
+  CHECK(runner.state().step == 2);
+  CHECK(runner.optimizer().steps() == 2);
 }
 
 TEST_CASE_TEMPLATE("a checkpoint of another model is refused with all differences", D, EVERY_DEVICE) {
@@ -318,12 +319,12 @@ TEST_CASE_TEMPLATE("a checkpoint of another model is refused with all difference
   SavePlan plan;
   plan.root = root;
   plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-  Loop loop(config, world());
-  loop.initialize();
-  save_state(world(), plan, loop.state(), loop.store(), loop.optimizer());
+  StepRunner runner(config, world());
+  runner.initialize();
+  save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
   config.model.ffn_hidden_size = 128;
   config.model.qk_layernorm = true;
-  Loop other(config, world());
+  StepRunner other(config, world());
   std::vector<std::string> refused;
   auto reader =
       checkpoint::Reader::open(find_checkpoint(world(), root, refused)->path, checkpoint::Depth::structure);

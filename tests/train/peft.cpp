@@ -1,4 +1,4 @@
-// Adapters of PEFT's under the loop: logits, gradients and losses of a few steps equal PEFT's own (make_adapters.py), on one rank and
+// Adapters of PEFT in training: logits, gradients and losses of a few steps equal PEFT's own (make_adapters.py), on one rank and
 // on several; what is trained on one layout is saved alike from another.
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 #include "train/adapters/peft_files.hpp"
 #include "train/adapters/stored_adapters.hpp"
 #include "train/inference/loaded_model.hpp"
-#include "train/trainer/loop.hpp"
+#include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -98,16 +98,16 @@ struct Trained {
 Trained train_steps(const Case& c, comm::World& on, const config::Resolution& recipe, int64_t steps,
                     const fs::path& root) {
   const config::Config& config = recipe.config;
-  Loop loop(config, on);
-  loop.initialize();
-  const BaseWeights base = load_base(config, loop.store(), "", on.communicator());
-  begin_adapters(config, loop.device(), loop.store(), base);
-  data::Loader loader(std::make_shared<Rows>(truth_of(c).get<int32_t>("tokens")), loop.loader_options());
+  StepRunner runner(config, on);
+  runner.initialize();
+  const BaseWeights base = load_base(config, runner.store(), "", on.communicator());
+  begin_adapters(config, runner.device(), runner.store(), base);
+  data::Loader loader(std::make_shared<Rows>(truth_of(c).get<int32_t>("tokens")), runner.loader_options());
   StepTimers timers;
   Trained result;
-  while (loop.state().step < steps) {
+  while (runner.state().step < steps) {
     timers.start_step();
-    result.losses.push_back(loop.step(loader, timers).loss);
+    result.losses.push_back(runner.train_step(loader, timers).loss);
   }
   SavePlan plan;
   plan.root = root;
@@ -116,7 +116,7 @@ Trained train_steps(const Case& c, comm::World& on, const config::Resolution& re
   plan.assets = BaseModel::open(base_of(c)).assets();  // its config.json says how PEFT names the modules
   if (on.rank() == 0) fs::create_directories(root);
   on.communicator().barrier();
-  result.checkpoint = save_state(on, plan, loop.state(), loop.store(), loop.optimizer());
+  result.checkpoint = save_state(on, plan, runner.state(), runner.store(), runner.optimizer());
   return result;
 }
 
@@ -278,9 +278,9 @@ TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is
       auto ours = checkpoint::Reader::open(many.checkpoint, checkpoint::Depth::content),
            theirs = checkpoint::Reader::open(one.checkpoint, checkpoint::Depth::content);
       // Read on one rank, saved again.
-      Loop loop(recipe.config, *alone);
-      loop.initialize();
-      loop.state() = load_state(ours, loop.store(), &loop.optimizer());
+      StepRunner runner(recipe.config, *alone);
+      runner.initialize();
+      runner.state() = load_state(ours, runner.store(), &runner.optimizer());
       SavePlan plan;
       plan.root = root / "again";
       plan.base = train::base_of(ours);
@@ -288,7 +288,8 @@ TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is
       plan.assets = BaseModel::open(base_of(c)).assets();
       fs::create_directories(plan.root);
       auto again = checkpoint::Reader::open(
-          save_state(*alone, plan, loop.state(), loop.store(), loop.optimizer()), checkpoint::Depth::content);
+          save_state(*alone, plan, runner.state(), runner.store(), runner.optimizer()),
+          checkpoint::Depth::content);
       REQUIRE(again.names() == ours.names());
       REQUIRE(theirs.names() == ours.names());
       for (const std::string& name : ours.names()) {

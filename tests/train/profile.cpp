@@ -1,4 +1,4 @@
-// Memory foretold and measured, what fits, the table of operations and the trace.
+// Memory estimated and measured, what fits, the table of operations and the trace.
 #include "train/trainer/profile.hpp"
 
 #include <doctest/doctest.h>
@@ -15,8 +15,9 @@
 #include "models/registry.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/loop.hpp"
+#include "train/trainer/step_runner.hpp"
 #include "train/trainer/stop.hpp"
 
 using namespace capstan;
@@ -27,12 +28,12 @@ namespace {
 
 using test::world;
 
-void steps(Loop& loop, const config::Config& config, int64_t count, StepTimers& timers) {
+void steps(StepRunner& runner, const config::Config& config, int64_t count, StepTimers& timers) {
   const auto data = open_datasets(config, nullptr);
-  data::Loader loader(data[0], loop.loader_options());
+  data::Loader loader(data[0], runner.loader_options());
   for (int64_t i = 0; i < count; ++i) {
     timers.start_step();
-    loop.step(loader, timers);
+    runner.train_step(loader, timers);
     timers.step_seconds();
   }
 }
@@ -70,14 +71,14 @@ std::filesystem::path scratch_file(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("the peak of a step is foretold by owner within 2 %, and the system is not asked again") {
+TEST_CASE("the peak of a step is estimated by category within 2 %, and the system is not asked again") {
   for (const config::Config& config : variants()) {
     const MemoryUse estimated = estimate_step(config).memory;
-    Loop loop(config, world());
-    loop.initialize();
+    StepRunner runner(config, world());
+    runner.initialize();
     StepTimers timers;
-    steps(loop, config, 2, timers);
-    const MemoryUse measured = loop.device().memory();
+    steps(runner, config, 2, timers);
+    const MemoryUse measured = runner.device().memory();
     CAPTURE(memory_text(estimated));
     CAPTURE(memory_text(measured));
     CHECK(std::abs(static_cast<double>(estimated.peak - measured.peak)) <=
@@ -91,13 +92,13 @@ TEST_CASE("the peak of a step is foretold by owner within 2 %, and the system is
     CHECK(estimated.reserved == doctest::Approx(measured.reserved).epsilon(0.02));
     CHECK(measured.kernel_scratch > 0);
     CHECK(estimated.kernel_scratch == doctest::Approx(measured.kernel_scratch).epsilon(0.02));
-    steps(loop, config, 2, timers);
-    CHECK(loop.device().memory().system_requests == measured.system_requests);
-    CHECK(loop.device().memory().kernel_scratch == measured.kernel_scratch);
+    steps(runner, config, 2, timers);
+    CHECK(runner.device().memory().system_requests == measured.system_requests);
+    CHECK(runner.device().memory().kernel_scratch == measured.kernel_scratch);
   }
 }
 
-TEST_CASE("the memory of an 8B step is foretold in a moment") {
+TEST_CASE("the memory of an 8B step is estimated in a moment") {
   config::Request request;
   request.recipe = "llama3-8b";
   for (const char* text : {"dist.context_parallel_size=1", "dist.world_size=1", "train.global_batch_size=1"})
@@ -110,7 +111,7 @@ TEST_CASE("the memory of an 8B step is foretold in a moment") {
   // bf16 weights, fp32 main copies, gradients and two moments: 18 bytes a parameter, and activations beside them.
   CHECK(estimate.memory.peak > int64_t{18} * 8'030'000'000);
   CHECK(estimate.flops > 6.0 * 8.0e9 * 8192);
-  MESSAGE("foretold in " << 1e3 * seconds << " ms: " << memory_text(estimate.memory));
+  MESSAGE("estimated in " << 1e3 * seconds << " ms: " << memory_text(estimate.memory));
 #if CAPSTAN_TIMED
   CHECK(seconds < 0.1);
 #endif
@@ -144,15 +145,15 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
 
 TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in order") {
   const config::Config config = tiny_config(true);
-  Loop loop(config, world());
-  loop.initialize();
+  StepRunner runner(config, world());
+  runner.initialize();
   StepTimers timers;
   OperationTable table;
-  loop.observe(&table);
-  steps(loop, config, 1, timers);
+  runner.observe(&table);
+  steps(runner, config, 1, timers);
   double flops = 0, seconds = 0;
   for (const auto& row : table.by_time()) flops += row.cost.flops, seconds += row.seconds;
-  const double expected = estimate_step(config).flops * static_cast<double>(loop.micro_batches());
+  const double expected = estimate_step(config).flops * static_cast<double>(runner.micro_batches());
   CHECK(flops == doctest::Approx(expected));
   CHECK(seconds > 0);
   for (config::Config again : variants()) {  // what recomputation adds is not what the step needs
@@ -163,9 +164,9 @@ TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in or
 
   Trace trace(3, true);
   trace.step(2);
-  loop.observe(&trace);
+  runner.observe(&trace);
   timers.listen([&](Phase phase, double end, double length) { trace.phase(phase, end, length); });
-  steps(loop, config, 1, timers);
+  steps(runner, config, 1, timers);
   const auto file = scratch_file("trace.json");
   trace.write(file);
   const auto json = nlohmann::json::parse(read_file(file));
@@ -202,12 +203,12 @@ TEST_CASE("an observed operation has run: on a device that queues kernels its ti
   };
   config::Config config = tiny_config(true);
   config.train.device = config::DeviceKind::checked;
-  Loop loop(config, world());
-  loop.initialize();
+  StepRunner runner(config, world());
+  runner.initialize();
   StepTimers timers;
-  Finished finished(loop.device());
-  loop.observe(&finished);
-  steps(loop, config, 1, timers);
+  Finished finished(runner.device());
+  runner.observe(&finished);
+  steps(runner, config, 1, timers);
   CHECK(finished.events > 50);
   CHECK(finished.early == 0);
 }

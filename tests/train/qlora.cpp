@@ -3,8 +3,9 @@
 
 #include "support/devices.hpp"
 #include "support/tiny.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
-#include "train/trainer/loop.hpp"
+#include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -25,15 +26,15 @@ config::Config with_adapters(config::Config config, config::BaseQuantization qua
 
 std::vector<double> losses(const config::Config& config) {
   const auto alone = comm::World::alone();
-  Loop loop(config, *alone);
-  loop.initialize();
+  StepRunner runner(config, *alone);
+  runner.initialize();
   const auto data = open_datasets(config, nullptr);
-  data::Loader loader(data[0], loop.loader_options());
+  data::Loader loader(data[0], runner.loader_options());
   StepTimers timers;
   std::vector<double> trace;
   for (int i = 0; i < 4; ++i) {
     timers.start_step();
-    const StepResult result = loop.step(loader, timers);
+    const StepResult result = runner.train_step(loader, timers);
     trace.push_back(result.loss);
     trace.push_back(result.gradient_norm);
   }

@@ -11,8 +11,9 @@
 #include "support/shards.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
-#include "train/trainer/loop.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/shard_regions.hpp"
+#include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -52,23 +53,23 @@ config::Config config_of(const Layout& layout) {
   return c;
 }
 
-double step(Loop& loop, const config::Config& config) {
+double step(StepRunner& runner, const config::Config& config) {
   const auto data = open_datasets(config, nullptr);
-  data::Loader loader(data[0], loop.loader_options());
+  data::Loader loader(data[0], runner.loader_options());
   StepTimers timers;
   timers.start_step();
-  return loop.step(loader, timers).loss;
+  return runner.train_step(loader, timers).loss;
 }
 
 // Parameters and moments, whole, from the pieces of all ranks.
-std::vector<std::vector<double>> gathered(Loop& loop) {
+std::vector<std::vector<double>> gathered(StepRunner& runner) {
   std::vector<std::vector<double>> all;
   const auto add = [&](const std::vector<Tensor>* buffers) {
     const size_t first = all.size();
-    for (const auto& parameter : loop.store().parameters())
+    for (const auto& parameter : runner.store().parameters())
       all.emplace_back(static_cast<size_t>(parameter->shape().elements()),
                        -std::numeric_limits<double>::infinity());
-    for (const auto& piece : loop.store().parameter_shards()) {
+    for (const auto& piece : runner.store().parameter_shards()) {
       const auto values =
           (buffers ? parallel::FlatStore::part(piece, piece.range, *buffers) : piece.values).to_floats();
       std::copy(values.begin(), values.end(),
@@ -76,7 +77,7 @@ std::vector<std::vector<double>> gathered(Loop& loop) {
     }
   };
   add(nullptr);
-  for (const auto& state : loop.optimizer().state()) add(&state.buffers);
+  for (const auto& state : runner.optimizer().state()) add(&state.buffers);
   for (auto& values : all) comm::all_reduce(world().communicator(), values, comm::ReduceOp::max);
   return all;
 }
@@ -97,43 +98,43 @@ TEST_CASE(
   std::vector<double> next;
   for (size_t i = 0; i < all.size(); ++i) {
     const auto config = config_of(all[i]);
-    Loop loop(config, world());
-    loop.initialize();
-    step(loop, config);
-    step(loop, config);
+    StepRunner runner(config, world());
+    runner.initialize();
+    step(runner, config);
+    step(runner, config);
     SavePlan plan;
     plan.root = root / std::to_string(i);
     plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-    save_state(world(), plan, loop.state(), loop.store(), loop.optimizer());
-    saved.push_back(gathered(loop));
-    next.push_back(step(loop, config));
+    save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
+    saved.push_back(gathered(runner));
+    next.push_back(step(runner, config));
   }
   for (size_t from = 0; from < all.size(); ++from)
     for (size_t to = 0; to < all.size(); ++to) {
       CAPTURE(from);
       CAPTURE(to);
       const auto config = config_of(all[to]);
-      Loop loop(config, world());
-      loop.initialize();
+      StepRunner runner(config, world());
+      runner.initialize();
       std::vector<std::string> refused;
       const auto found = find_checkpoint(world(), root / std::to_string(from), refused);
       REQUIRE(found);
       auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
-      loop.state() = load_state(reader, loop.store(), &loop.optimizer());
-      CHECK(loop.optimizer().steps() == 2);
-      CHECK(gathered(loop) == saved[from]);
-      CHECK(step(loop, config) == doctest::Approx(next[from]).epsilon(1e-6));
+      runner.state() = load_state(reader, runner.store(), &runner.optimizer());
+      CHECK(runner.optimizer().steps() == 2);
+      CHECK(gathered(runner) == saved[from]);
+      CHECK(step(runner, config) == doctest::Approx(next[from]).epsilon(1e-6));
     }
   // Weights alone, as evaluation reads them.
   for (size_t from = 0; from < all.size(); ++from) {
     const auto config = config_of(all[from]);
-    Loop loop(config, world());
+    StepRunner runner(config, world());
     std::vector<std::string> refused;
     auto reader = checkpoint::Reader::open(
         find_checkpoint(world(), root / std::to_string(from), refused)->path, checkpoint::Depth::structure);
-    load_parameters(reader, loop.store());
-    const auto values = gathered(loop);
-    for (size_t p = 0; p < loop.model().parameters().size(); ++p) CHECK(values[p] == saved[from][p]);
+    load_parameters(reader, runner.store());
+    const auto values = gathered(runner);
+    for (size_t p = 0; p < runner.model().parameters().size(); ++p) CHECK(values[p] == saved[from][p]);
   }
   world().communicator().barrier();
   if (world().rank() == 0) std::filesystem::remove_all(root);
@@ -143,12 +144,12 @@ TEST_CASE("initial values do not depend on how parameters are cut") {
   std::vector<std::vector<double>> expected;
   for (const Layout& layout : layouts()) {
     const auto config = config_of(layout);
-    Loop loop(config, world());
-    loop.initialize();
-    const auto values = gathered(loop);
+    StepRunner runner(config, world());
+    runner.initialize();
+    const auto values = gathered(runner);
     if (expected.empty()) {
       expected = values;
-      for (const auto& parameter : loop.model().parameters()) {
+      for (const auto& parameter : runner.model().parameters()) {
         const auto full = test::initial_values(parameter->spec(), static_cast<uint64_t>(config.rng.seed));
         CHECK(std::vector<double>(full.begin(), full.end()) ==
               values[static_cast<size_t>(parameter->index())]);

@@ -8,8 +8,10 @@
 #include "runs.hpp"
 #include "support/errors.hpp"
 #include "support/temporary_directory.hpp"
-#include "train/trainer/loop.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/run_schedule.hpp"
+#include "train/trainer/schedule_setup.hpp"
+#include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -140,17 +142,17 @@ TEST_CASE("a checkpoint that stores no schedule has that of its recipe") {
   const config::Resolution resolution = b.resolve({"scheduler.lr_decay_style=linear"});
   const auto world = comm::World::alone();
   {
-    Loop loop(resolution.config, *world);
-    loop.initialize();
+    StepRunner runner(resolution.config, *world);
+    runner.initialize();
     const auto data = open_datasets(resolution.config, nullptr);
-    data::Loader loader(data[0], loop.loader_options());
+    data::Loader loader(data[0], runner.loader_options());
     StepTimers timers;
-    for (int step = 0; step < 4; ++step) loop.step(loader, timers);
+    for (int step = 0; step < 4; ++step) runner.train_step(loader, timers);
     SavePlan plan;
     plan.root = b.root.path() / "old";
     plan.recipe = recipe_record(resolution, {}, "").resolved;
     plan.version = "0.1.0";
-    save_state(*world, plan, loop.state(), loop.store(), loop.optimizer());
+    save_state(*world, plan, runner.state(), runner.store(), runner.optimizer());
   }
   const std::string load = "checkpoint.load=" + (b.root.path() / "old").string();
   b.train("new", Resume::no, {load, "train.train_iters=14"});

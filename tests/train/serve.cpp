@@ -15,8 +15,9 @@
 #include "train/inference/evaluate.hpp"
 #include "train/inference/generate.hpp"
 #include "train/inference/loaded_model.hpp"
-#include "train/trainer/loop.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/recipe.hpp"
+#include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -60,19 +61,19 @@ const fs::path& scratch() {
 // A few steps on `on`, whose recipe the checkpoint carries, or `stored`.
 fs::path trained(const config::Resolution& resolution, comm::World& on, const std::string& name,
                  const std::string& stored = "") {
-  Loop loop(resolution.config, on);
-  loop.initialize();
+  StepRunner runner(resolution.config, on);
+  runner.initialize();
   const auto data = open_datasets(resolution.config, nullptr);
-  data::Loader loader(data[0], loop.loader_options());
+  data::Loader loader(data[0], runner.loader_options());
   StepTimers timers;
-  while (loop.state().step < 4) loop.step(loader, timers);
+  while (runner.state().step < 4) runner.train_step(loader, timers);
   SavePlan plan;
   plan.root = scratch() / name;
   plan.run_id = "test", plan.recipe_hash = "0", plan.version = "test";
   plan.recipe = stored.empty() ? config::resolved_recipe(resolution) : stored;
   if (on.rank() == 0) fs::create_directories(plan.root);
   on.communicator().barrier();
-  return save_state(on, plan, loop.state(), loop.store(), loop.optimizer());
+  return save_state(on, plan, runner.state(), runner.store(), runner.optimizer());
 }
 fs::path trained_by_rank_0(const std::string& name, const std::string& overrides,
                            const std::string& directory, const std::string& stored = "") {

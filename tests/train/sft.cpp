@@ -1,4 +1,4 @@
-// Fine-tuning data under the loop: packing changes nothing but the time, and a resumed run sees what an uninterrupted one sees.
+// Fine-tuning data in training: packing changes nothing but the time, and a resumed run sees what an uninterrupted one sees.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -8,7 +8,9 @@
 #include "support/temporary_directory.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
-#include "train/trainer/loop.hpp"
+#include "train/trainer/data_setup.hpp"
+#include "train/trainer/step_runner.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -51,12 +53,12 @@ StepResult epoch_step(config::Config config) {
   const auto tokenizer = load_tokenizer(config);
   const auto data = open_datasets(config, tokenizer.get());
   config.train.global_batch_size = data[0]->epoch_samples();
-  Loop loop(config, test::world());
-  loop.initialize();
-  data::Loader loader(data[0], loop.loader_options());
+  StepRunner runner(config, test::world());
+  runner.initialize();
+  data::Loader loader(data[0], runner.loader_options());
   StepTimers timers;
   timers.start_step();
-  return loop.step(loader, timers);
+  return runner.train_step(loader, timers);
 }
 
 }  // namespace
@@ -81,13 +83,13 @@ TEST_CASE("a run on fine-tuning data continues where another one stood") {
   const auto tokenizer = load_tokenizer(config);
   const auto rows_of = [&](int64_t steps, int64_t consumed) {
     const auto data = open_datasets(config, tokenizer.get());
-    Loop loop(config, test::world());
-    loop.initialize();
-    data::LoaderOptions options = loop.loader_options();
+    StepRunner runner(config, test::world());
+    runner.initialize();
+    data::LoaderOptions options = runner.loader_options();
     options.consumed_samples = consumed;
     data::Loader loader(data[0], options);
     std::vector<std::vector<int32_t>> rows;
-    for (int64_t i = 0; i < steps * loop.micro_batches(); ++i) rows.push_back(loader.next().tokens);
+    for (int64_t i = 0; i < steps * runner.micro_batches(); ++i) rows.push_back(loader.next().tokens);
     return rows;
   };
   // Far into other epochs.
@@ -102,14 +104,14 @@ TEST_CASE("training on fine-tuning samples lowers their loss") {
   const auto tokenizer = load_tokenizer(config);
   const auto data = open_datasets(config, tokenizer.get());
   CHECK(data[0]->summary().find("12 samples") != std::string::npos);
-  Loop loop(config, test::world());
-  loop.initialize();
-  data::Loader loader(data[0], loop.loader_options());
+  StepRunner runner(config, test::world());
+  runner.initialize();
+  data::Loader loader(data[0], runner.loader_options());
   StepTimers timers;
   double first = 0, last = 0;
   for (int i = 0; i < 30; ++i) {
     timers.start_step();
-    last = loop.step(loader, timers).loss;
+    last = runner.train_step(loader, timers).loss;
     if (i == 0) first = last;
   }
   CHECK(first == doctest::Approx(std::log(257.0)).epsilon(0.05));

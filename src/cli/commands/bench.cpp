@@ -12,8 +12,9 @@
 #include "cli/terminal.hpp"
 #include "kernels/bench/bench.hpp"
 #include "kernels/table.hpp"
+#include "train/trainer/device_setup.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/model_setup.hpp"
 
 namespace capstan::cli {
 

@@ -11,7 +11,8 @@
 #include "data/inspect.hpp"
 #include "data/prepare_report.hpp"
 #include "data/sft_inspect.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/data_setup.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::cli {
 

@@ -11,7 +11,8 @@
 #include "config/tools/show.hpp"
 #include "parallel/schedule.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/model_setup.hpp"
+#include "train/trainer/schedule_setup.hpp"
 
 namespace capstan::cli {
 

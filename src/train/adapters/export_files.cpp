@@ -9,7 +9,7 @@
 #include "data/sft_encode.hpp"
 #include "formats/hf_directory.hpp"
 #include "train/adapters/base_model.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 

@@ -17,7 +17,8 @@
 #include "ops/matmul.hpp"
 #include "tensor/half.hpp"
 #include "train/adapters/adapters.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/device_setup.hpp"
+#include "train/trainer/model_setup.hpp"
 
 namespace capstan::train {
 

@@ -13,8 +13,8 @@
 #include "data/chat_prompt.hpp"
 #include "train/inference/evaluate.hpp"
 #include "train/inference/loaded_model.hpp"
-#include "train/trainer/setup.hpp"
 #include "train/trainer/timers.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 

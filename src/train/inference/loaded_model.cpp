@@ -11,8 +11,11 @@
 #include "train/adapters/base_model.hpp"
 #include "train/adapters/stored_adapters.hpp"
 #include "train/trainer/agreement.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/device_batch.hpp"
+#include "train/trainer/device_setup.hpp"
+#include "train/trainer/model_setup.hpp"
 #include "train/trainer/state.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 

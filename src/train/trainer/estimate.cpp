@@ -5,7 +5,9 @@
 #include "kernels/table.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
-#include "train/trainer/batch_runner.hpp"
+#include "train/trainer/device_setup.hpp"
+#include "train/trainer/micro_batch_runner.hpp"
+#include "train/trainer/model_setup.hpp"
 #include "train/trainer/saver.hpp"
 
 namespace capstan::train {
@@ -35,10 +37,10 @@ data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents) {
   return shape;
 }
 
-// Enough micro-batches to fill the pipeline: more hold no more at once. GPipe holds all.
-int64_t telling_micro_batches(const parallel::PipelineShape& step) {
-  if (step.all_forward_first) return step.micro_batches;
+// Enough micro-batches to fill the pipeline: further ones need no further memory. GPipe holds all at once.
+int64_t micro_batches_to_estimate(const parallel::PipelineShape& step) {
   if (step.ranks == 1) return std::min<int64_t>(step.micro_batches, 2);
+  if (step.all_forward_first) return step.micro_batches;
   return std::min(step.micro_batches, 2 * std::max(step.ranks, step.group));
 }
 
@@ -56,7 +58,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   if (config.checkpoint.async_save && config.checkpoint.save_interval)
     snapshot = snapshot_buffers(
         *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr));
-  BatchRunner runner(config, mesh, *device, *model, store);
+  MicroBatchRunner runner(config, mesh, *device, *model, store);
   const auto source_of = [&](int64_t rows) {
     const bool documents =
         config.dataset.kind == config::DatasetKind::sft || config.dataset.reset_attention_mask;
@@ -65,13 +67,13 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   };
 
   const int64_t all = micro_batches_of(config, mesh);
-  const int64_t micro_batches = telling_micro_batches(pipeline_shape(config, all));
+  const int64_t micro_batches = micro_batches_to_estimate(pipeline_shape(config, all));
   CostSum cost;
   StepTimers timers;
   const auto step = [&](int64_t count, TapeObserver* observer) {
     const auto before = sent_bytes(mesh);
     store.zero_gradients();
-    runner.train(count, source_of(config.train.micro_batch_size), timers, observer);
+    runner.forward_backward(count, source_of(config.train.micro_batch_size), timers, observer);
     store.finish_gradients();
     optimizer->step({});
     store.after_update();
@@ -81,14 +83,14 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   };
   StepEstimate estimate;
   estimate.sent = step(micro_batches, &cost);
-  // Every further micro-batch sends the same: two counts tell all.
+  // Every further micro-batch sends the same number of bytes: two counts are enough.
   if (const int64_t more = std::min(all, 2 * micro_batches);
       config.dist.world_size > 1 && more > micro_batches)
     for (const auto& [group, bytes] : step(more, nullptr))
       estimate.sent[group] += (bytes - estimate.sent[group]) * (all - micro_batches) / (more - micro_batches);
   const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);
   if (config.validation.eval_interval && eval_rows > config.train.micro_batch_size)  // else a step needs more
-    runner.evaluate(1, source_of(eval_rows));
+    runner.forward_only(1, source_of(eval_rows));
   estimate.flops = cost.flops / static_cast<double>(micro_batches);
   estimate.executed_flops = cost.executed / static_cast<double>(micro_batches);
   estimate.memory = device->memory();

@@ -13,7 +13,7 @@
 #include "base/text.hpp"
 #include "comm/mesh.hpp"
 #include "models/registry.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/model_setup.hpp"
 
 namespace capstan::train {
 

@@ -13,7 +13,7 @@
 #include "data/input_stream.hpp"
 #include "text/chat/chat_template.hpp"
 #include "train/records/run_list.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 

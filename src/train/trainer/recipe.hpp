@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "config/core/resolve.hpp"
-#include "train/trainer/trainer.hpp"
+#include "train/trainer/run_options.hpp"
 
 namespace capstan::train {
 

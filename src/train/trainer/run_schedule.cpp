@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/core/field.hpp"
-#include "train/trainer/setup.hpp"
+#include "train/trainer/schedule_setup.hpp"
 
 namespace capstan::train {
 

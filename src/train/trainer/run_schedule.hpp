@@ -8,7 +8,7 @@
 
 #include "config/core/config.hpp"
 #include "optim/schedule.hpp"
-#include "train/trainer/trainer.hpp"
+#include "train/trainer/run_options.hpp"
 
 namespace capstan::train {
 

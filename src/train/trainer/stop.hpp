@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "comm/world.hpp"
 #include "train/trainer/progress.hpp"
 
 namespace capstan::train {
@@ -18,14 +19,14 @@ std::string_view stop_notice(std::span<char> buffer, std::string_view phase, int
 class StopSignals {
  public:
   // Installs the handlers; one object at a time. `sink` gets the answer to the first signal, from within the handler; null:
-  // nobody does. handles false: signals keep their default action, and only the file counts.
+  // no answer. handles false: signals keep their default action, and only the file counts.
   explicit StopSignals(ProgressSink* sink, bool handles = true);
   ~StopSignals();  // puts back what was there
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
   // A signal has come, or a parent of several ranks has left the file that CAPSTAN_STOP_FILE names.
   static bool received();
-  // What the answer is made of. `phase`: a literal; seconds: from now until the run can stop, 0: unknown.
+  // Inputs of the answer. `phase`: a literal; seconds: from now until the run can stop, 0: unknown.
   static void at_step(int64_t step);
   static void at_phase(std::string_view phase);
   static void expect(double seconds);
@@ -33,5 +34,8 @@ class StopSignals {
  private:
   bool handles_;
 };
+
+// Publishes the seconds until the run can stop, to the signal handler and to the watchdog of the other ranks; 0: unknown.
+void expect_stop_in(comm::World& world, double seconds);
 
 }  // namespace capstan::train

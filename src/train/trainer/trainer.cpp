@@ -1,8 +1,7 @@
 #include "train/trainer/trainer.hpp"
 
-#include <algorithm>
 #include <array>
-#include <cmath>
+#include <exception>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -10,360 +9,367 @@
 #include "comm/together.hpp"
 #include "kernels/table.hpp"
 #include "train/trainer/agreement.hpp"
+#include "train/trainer/checkpoint_root.hpp"
+#include "train/trainer/checkpointer.hpp"
+#include "train/trainer/device_setup.hpp"
+#include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/run.hpp"
+#include "train/trainer/initial_state.hpp"
+#include "train/trainer/model_setup.hpp"
+#include "train/trainer/run_data.hpp"
+#include "train/trainer/run_log.hpp"
+#include "train/trainer/run_recorder.hpp"
+#include "train/trainer/schedule_setup.hpp"
+#include "train/trainer/step_logger.hpp"
+#include "train/trainer/step_runner.hpp"
 #include "train/trainer/stop.hpp"
+#include "train/trainer/trace_recorder.hpp"
 
 namespace capstan::train {
 
-std::string Run::stop_reason() {
-  const int64_t step = loop_->state().step;
-  const double minutes = seconds_since(start_) / 60;
-  // Rank 0's clock and any rank's signal: agreed by a reduction, so that all leave after the same step. With it goes how many
-  // ranks have written their part of the save that runs beside the training.
-  std::array<double, 4> wishes{
-      StopSignals::received() ? 1.0 : 0.0,
-      is_rank0() && config_.train.exit_duration_in_mins && minutes >= *config_.train.exit_duration_in_mins
-          ? 1.0
-          : 0.0,
-      saver_ && saver_->busy() && saver_->ready() ? 1.0 : 0.0, callback_stops_ ? 1.0 : 0.0};
-  comm::all_reduce(world_.communicator(), wishes);
-  if (static_cast<int>(wishes[2]) == world_.size())
-    if (const auto ended = saver_->advance()) tell(*ended);
-  if (wishes[0] > 0) return "asked to stop by a signal";
-  if (wishes[3] > 0) return "asked to stop by the step callback";
-  if (wishes[1] > 0)
-    return "train.exit_duration_in_mins=" + to_text(*config_.train.exit_duration_in_mins) + " reached";
-  if (config_.train.exit_interval && step % *config_.train.exit_interval == 0)
-    return "train.exit_interval=" + std::to_string(*config_.train.exit_interval) + " reached";
-  return {};
-}
+using Clock = std::chrono::steady_clock;
 
-StepResult Run::next_step(data::Loader& loader) {
+Outcome train(const config::Config& config, comm::World& world, const RunOptions& options,
+              ProgressSink& sink) {
+  Trainer trainer(config, world, options, sink);
   try {
-    return loop_->step(loader, timers_);
-  } catch (const Error& error) {
-    report_anomalies(loop_->state().step + 1, loop_->failure_anomalies());
-    // A judgement that all ranks share: what is being saved is sound, and worth waiting for.
-    if (error.code() == ErrorCode::failed) finish_save();
+    return trainer.run();
+  } catch (const std::exception& error) {
+    trainer.record_failure(error);
     throw;
   }
 }
 
-void Run::rewind(const StepResult& result) {
-  const int64_t spike = loop_->state().step + 1, rewinds = loop_->state().rewinds;
-  finish_save();
-  std::vector<std::string> refused;
-  const auto found = find_checkpoint(world_, checkpoint_root(), refused);
-  for (const std::string& reason : refused) log_.warning("not gone back to " + reason);
-  if (rewinds >= config_.resilience.max_rewinds || !found) {
-    report_anomalies(spike, result.events);
-    if (found)
-      fail(ErrorCode::failed,
-           "step " + std::to_string(spike) + ": another spike after " + std::to_string(rewinds) +
-               " rewinds (resilience.max_rewinds)",
-           "a lower optimizer.lr, or look at the data around sample " +
-               std::to_string(loop_->state().consumed_samples));
-    log_.warning("step " + std::to_string(spike) + ": no checkpoint to go back to; update skipped");
-    loop_->pass_over_batch();
-    return;
+Outcome Trainer::run() {
+  begin_run();
+  std::string stop;
+  while (stop.empty() && step() < total_steps_) {
+    begin_step();
+    const StepResult result = runner_->train_step(*loader_, *timers_);
+    if (result.rewind) {
+      rewind(result);
+      continue;
+    }
+    end_step(result);
+    evaluate_at_interval();
+    stop = stop_reason();
+    if (stop.empty() && save_is_due()) {
+      checkpointer_->save();
+      stop = stop_reason();  // a signal may have come while saving
+    }
   }
-  loop_->pass_over_batch();
-  const TrainState passed = loop_->state();
-  auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
-  loop_->state() = load_state(reader, loop_->store(), &loop_->optimizer());
-  TrainState& state = loop_->state();
-  // The data goes on behind the batch of the spike: what lay between the checkpoint and it is not seen again.
-  state.consumed_samples = passed.consumed_samples;
-  state.consumed_tokens = passed.consumed_tokens;
-  state.rewinds = rewinds + 1;
-  saved_step_ = state.step, last_checkpoint_ = found->path;
-  unwritten_.clear();
-  if (is_rank0()) {
-    metrics_.reset();  // the file may be another one afterwards
-    records::truncate_after_step(records_->metrics(), state.step);
-    metrics_ = std::make_unique<records::MetricsWriter>(records_->metrics());
-    if (events_) open_events(state.step);  // hides those of the steps that are undone
-  }
-  log_seconds_ = {}, events_seconds_ = {};
-  // Their rows stand at the step where the run goes on, so that a resume keeps them.
-  report_anomalies(spike, result.events, state.step);
-  log_.warning("rewound to step " + std::to_string(state.step) + ", past the batch of step " +
-               std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
-               std::to_string(config_.resilience.max_rewinds) + ")");
-  if (is_rank0())
-    record(records::MetricsRow(state.step, "rewind")
-               .integer("from_step", spike)
-               .integer("rewinds", state.rewinds)
-               .integer("consumed_samples", state.consumed_samples));
-  // A restart must go on behind the batch too, and must not count from nothing: the checkpoint says so from now on.
-  saved_step_ = -1;
-  save(false);
+  trace_->finish();
+  // The last checkpoint is saved after the final evaluations. It shows that they are done, so that a resume does not repeat them.
+  if (step() >= total_steps_) evaluate_at_end();
+  checkpointer_->save_and_wait();
+  return end_run(stop);
 }
 
-void Run::after_step(const StepResult& result) {
-  TrainState& state = loop_->state();
-  const int64_t step = state.step;
-  if (step == first_step_ + 1) log_.line("memory measured: " + memory_text(loop_->device().memory()));
-  last_loss_ = result.loss;
-  step_seconds_ = timers_.step_seconds();
-  log_seconds_.add(step_seconds_, timers_), events_seconds_.add(step_seconds_, timers_);
-  state.since_log.add(result.loss, result.loss_tokens, result.gradient_norm);
-  state.since_events.add(result.loss, result.loss_tokens, result.gradient_norm);
-  report_anomalies(step, result.events);
-  skips_in_a_row_ = result.skipped && !result.events.empty() ? skips_in_a_row_ + 1 : 0;
+Trainer::~Trainer() = default;
+
+Trainer::Trainer(const config::Config& config, comm::World& world, const RunOptions& options,
+                 ProgressSink& sink)
+    : config_(config), world_(world), options_(options), start_(Clock::now()) {
+  log_ = std::make_unique<RunLog>(sink, is_rank0());
+  // From here on a signal asks for a checkpoint and an end. Without the handlers it ends the process.
+  stop_signals_ = std::make_unique<StopSignals>(log_->sink(),
+                                                config_.train.exit_signal_handler && options_.handle_signals);
+  // Missing files, unsupported features and a lack of memory are found before anything is allocated or written.
+  check_device(config_.train.device);
+  check_ranks_agree();
+  recorder_ = std::make_unique<RunRecorder>(config_, world_, options_, *log_);
+  data_ = std::make_unique<RunData>(open_run_data(config_, options_.resume != Resume::no, *log_));
+  require_agreement(world_, {{"the training data (fingerprint)", data_->fingerprint}});
+  estimate_memory();
+  log_->log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
+  total_steps_ = total_iterations(config_);
+  report_passes(config_, *data_->training(), total_steps_, *log_);
+
+  recorder_->open();
+  checkpoint_root_ = std::make_unique<CheckpointRoot>(config_, recorder_->directory());
+  checkpoint_root_->open(world_, options_, recorder_->run_id(), *log_);
+  world_.share_rank_status(recorder_->directory() / "rank_status");
+
+  runner_ = std::make_unique<StepRunner>(config_, world_);
+  const auto features = kernels::cpu_features();
+  log_->line("run " + recorder_->directory().string() + " on " + std::string(runner_->device().name()) +
+             ": " + std::to_string(world_.size()) + (world_.size() == 1 ? " rank" : " ranks") + " x " +
+             std::to_string(runner_->device().context().pool->size()) + " threads, " +
+             features.instruction_set +
+             (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm
+                  ? ", bf16 products widened to fp32"
+                  : ""));
+  CheckpointAssets assets;
+  if (is_rank0()) assets = find_assets(config_, *data_, *log_);
+  initial_ = std::make_unique<InitialState>(start_or_resume(
+      config_, world_, options_, *data_, *recorder_, *checkpoint_root_, *runner_, total_steps_, *log_));
+  require_agreement(world_, {{"the step to go on from", std::to_string(step())}});
+  first_step_ = step();
+
+  timers_ = std::make_unique<StepTimers>();
+  checkpointer_ = std::make_unique<Checkpointer>(config_, world_, save_plan(*initial_, std::move(assets)),
+                                                 *runner_, *timers_, *recorder_, *log_, initial_->checkpoint);
+  logger_ =
+      std::make_unique<StepLogger>(config_, world_, *runner_, *timers_, *recorder_, *log_, total_steps_);
+  trace_ = std::make_unique<TraceRecorder>(config_.profiling, world_.rank(), recorder_->directory(), *runner_,
+                                           *timers_, *log_);
+}
+
+// A rank that was started with another program or recipe would compute another model.
+void Trainer::check_ranks_agree() {
+  require_agreement(world_,
+                    {{"the program", program_identity()}, {"the run directory", options_.run_dir.string()}});
+  require_same_recipe(world_, config_);
+}
+
+// Runs a step on the meta device. ErrorCode::no_fit where it needs more memory than this rank has.
+void Trainer::estimate_memory() {
+  comm::together(world_.communicator(), "planning the memory", [&] {
+    estimate_ = std::make_unique<StepEstimate>(estimate_step(config_, world_.rank(), world_.local_size()));
+    check_fits(config_, *estimate_, world_.rank(), world_.local_size());
+  });
+}
+
+void Trainer::open_loader() {
+  loader_ = std::make_unique<data::Loader>(data_->training(), runner_->loader_options());
+}
+
+SavePlan Trainer::save_plan(const InitialState& initial, CheckpointAssets assets) const {
+  SavePlan plan;
+  plan.root = checkpoint_root_->path();
+  plan.run_id = recorder_->run_id();
+  plan.recipe = options_.recipe.resolved;
+  plan.recipe_hash = options_.recipe.hash;
+  plan.data = data_->fingerprint;
+  plan.base = initial.base;
+  plan.schedule = schedule_text(initial.schedule);
+  plan.version = CAPSTAN_VERSION;
+  plan.layout = runner_->mesh().text();
+  plan.retention.most_recent = config_.checkpoint.most_recent_k;
+  plan.retention.keep_multiples = config_.checkpoint.save_retain_interval;
+  plan.optimizer = config_.checkpoint.save_optim;
+  plan.tokenizer = config_.checkpoint.save_tokenizer_assets ? data_->tokenizer.get() : nullptr;
+  plan.assets = std::move(assets.files);
+  plan.chat_template = std::move(assets.chat_template);
+  plan.files = options_.files;
+  // The metrics of the steps before a checkpoint reach the disk before the checkpoint does.
+  plan.before_commit = [this] { recorder_->sync(); };
+  return plan;
+}
+
+// From here on the run directory describes this start. A start that was refused before has left it unchanged.
+void Trainer::begin_run() {
+  recorder_->begin(
+      {.recipe_name = options_.recipe.name,
+       .recipe_given = options_.recipe.given,
+       .recipe = options_.recipe.resolved,
+       .command = options_.recipe.command,
+       .version =
+           "{\"version\": \"" CAPSTAN_VERSION "\", \"world\": " + std::to_string(world_.size()) + "}\n",
+       .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints",
+       .layout = runner_->mesh().text(),
+       .data = data_text(config_.dataset, *data_->training()),
+       .ranks = world_.size(),
+       .seed = config_.rng.seed,
+       .steps = total_steps_});
+  recorder_->open_metrics(first_step_);
+  for (const std::string& reason : initial_->refused)
+    recorder_->write(records::MetricsRow(first_step_, "checkpoint_refused").text("reason", reason));
+  logger_->report_model(*estimate_, options_.measure_rate);
+  checkpointer_->allocate_snapshot();
+  timers_->announce([this](Phase phase) {
+    StopSignals::at_phase(name_of(phase));
+    world_.at_phase(name_of(phase));
+  });
+  open_loader();
+}
+
+void Trainer::begin_step() {
+  StopSignals::at_step(step() + 1);
+  world_.at_step(step() + 1);
+  const double seconds = logger_->step_seconds();
+  expect_stop_in(world_, seconds > 0 ? seconds + checkpointer_->seconds() : 0);
+  trace_->before_step(step() + 1);
+  timers_->start_step();
+}
+
+void Trainer::end_step(const StepResult& result) {
+  logger_->report_anomalies(step(), result.events);
+  check_skipped_update(result);
+  logger_->log_step(result);
+  if (options_.on_step && !call_on_step(result)) callback_stops_ = true;
+}
+
+// Reports an update that was left out. ErrorCode::failed after too many in a row.
+void Trainer::check_skipped_update(const StepResult& result) {
+  const bool spike = !result.events.empty();
+  skips_in_a_row_ = result.skipped && spike ? skips_in_a_row_ + 1 : 0;
   if (skips_in_a_row_ > config_.resilience.spike_window)
     fail(ErrorCode::failed,
-         "step " + std::to_string(step) + ": the update was skipped " + std::to_string(skips_in_a_row_) +
+         "step " + std::to_string(step()) + ": the update was skipped " + std::to_string(skips_in_a_row_) +
              " times in a row, more than resilience.spike_window: this is no spike, nothing is learnt any "
              "more",
          "a lower optimizer.lr or a greater resilience.loss_spike_factor, from a checkpoint before it");
-  if (result.skipped && result.events.empty()) {
-    log_.warning("step " + std::to_string(step) + ": gradient norm " + fixed(result.gradient_norm, 3) +
-                 " is above optimizer.grad_norm_skip_threshold; update skipped");
-    if (is_rank0())
-      record(records::MetricsRow(step, "update_skipped").number("grad_norm", result.gradient_norm));
-  }
-  // Rows depend on the step alone: a run in parts has those of an uninterrupted one.
-  const bool as_row = step % config_.logger.log_interval == 0 || step == 1 || step == total_steps_;
-  const bool silent_long = !log_.terminal() && seconds_since(last_line_) > 30;
-  const bool as_line = as_row || silent_long || step == first_step_ + 1;
-  if (as_line || log_.terminal()) log_step(result, as_line, as_row);
-  if (as_line) last_line_ = Clock::now();
-  if (as_row) state.since_log = {}, log_seconds_ = {};
-  if (step % config_.logger.tensorboard_log_interval == 0) {
-    if (events_) write_step_events(result);
-    state.since_events = {}, events_seconds_ = {};
-  }
-  call_on_step(result);
+  if (!result.skipped || spike) return;
+  log_->warning("step " + std::to_string(step()) + ": gradient norm " + fixed(result.gradient_norm, 3) +
+                " is above optimizer.grad_norm_skip_threshold; update skipped");
+  recorder_->write(records::MetricsRow(step(), "update_skipped").number("grad_norm", result.gradient_norm));
 }
 
-void Run::call_on_step(const StepResult& result) {
-  if (!options_.on_step) return;
-  const TrainState& state = loop_->state();
+// False: the callback asks for a stop.
+bool Trainer::call_on_step(const StepResult& result) {
+  const TrainState& state = runner_->state();
   const double tokens = static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length);
+  const double seconds = logger_->step_seconds();
   StepReport report;
   report.step = state.step;
   report.total_steps = total_steps_;
   report.loss = result.loss;
   report.gradient_norm = result.gradient_norm;
   report.learning_rate = result.learning_rate;
-  report.step_seconds = step_seconds_;
-  report.tokens_per_second = step_seconds_ > 0 ? tokens / step_seconds_ : 0;
+  report.step_seconds = seconds;
+  report.tokens_per_second = seconds > 0 ? tokens / seconds : 0;
   report.consumed_samples = state.consumed_samples;
   report.consumed_tokens = state.consumed_tokens;
-  report.memory_bytes = loop_->device().memory().peak;
+  report.memory_bytes = runner_->device().memory().peak;
   report.update_skipped = result.skipped;
-  if (!options_.on_step(report)) callback_stops_ = true;
+  return options_.on_step(report);
 }
 
-void Run::evaluate(bool last) {
-  const auto& v = config_.validation;
-  const int64_t step = loop_->state().step;
-  if (!v.eval_interval || !datasets_[1] || v.eval_iters <= 0) return;
-  if (!last && step % *v.eval_interval != 0) return;
-  if (last && step % *v.eval_interval == 0) return;  // just done
-  if (last && step == first_step_) return;           // a finished run that was resumed
-  timers_.start_step();
-  expect(evaluation_seconds_ > 0 ? evaluation_seconds_ + save_seconds_ : 0);
-  timers_.enter(Phase::evaluate);
-  const double loss = loop_->evaluate(datasets_[1], v.eval_iters);
-  timers_.enter(Phase::other);
-  evaluation_seconds_ = timers_.seconds(Phase::evaluate);
-  report_evaluation("validation", "validation/loss", loss);
-}
-
-void Run::test() {
-  const auto& v = config_.validation;
-  if (!v.eval_interval || !datasets_[2] || v.eval_iters <= 0) return;
-  if (loop_->state().step == first_step_) return;  // a finished run that was resumed
-  timers_.start_step();
-  expect(evaluation_seconds_ > 0 ? evaluation_seconds_ + save_seconds_ : 0);
-  timers_.enter(Phase::evaluate);
-  const double loss = loop_->evaluate(datasets_[2], v.eval_iters);
-  timers_.enter(Phase::other);
-  report_evaluation("test", "test/loss", loss);
-}
-
-void Run::report_evaluation(const char* split, const char* name, double loss) {
-  const int64_t step = loop_->state().step;
-  log_.line("step " + std::to_string(step) + " | " + split + " loss " + fixed(loss, 4) + " | perplexity " +
-            fixed(std::exp(loss), 2) + " | " + human_duration(timers_.seconds(Phase::evaluate)));
-  if (!is_rank0()) return;
-  record(records::MetricsRow(step, split)
-             .number("loss", loss)
-             .number("perplexity", std::exp(loss))
-             .number("seconds", timers_.seconds(Phase::evaluate)));
-  if (events_) write_events(step, std::array<records::Scalar, 1>{{{name, loss}}});
-}
-
-SavePlan Run::save_plan() {
-  SavePlan plan;
-  plan.root = checkpoint_root();
-  plan.run_id = run_id_;
-  plan.recipe = options_.recipe.resolved;
-  plan.recipe_hash = options_.recipe.hash;
-  plan.data = data_;
-  plan.base = base_;
-  plan.schedule = schedule_text(schedule_);
-  plan.version = CAPSTAN_VERSION;
-  plan.layout = loop_->mesh().text();
-  plan.parent = last_checkpoint_.string();
-  plan.retention.most_recent = config_.checkpoint.most_recent_k;
-  plan.retention.keep_multiples = config_.checkpoint.save_retain_interval;
-  plan.optimizer = config_.checkpoint.save_optim;
-  plan.tokenizer = config_.checkpoint.save_tokenizer_assets ? tokenizer_.get() : nullptr;
-  plan.assets = assets_;
-  plan.chat_template = chat_template_;
-  plan.files = options_.files;
-  // The rows of the steps before a checkpoint must not be lost by a power cut that leaves the checkpoint.
-  if (metrics_) plan.before_commit = [this] { metrics_->sync(); };
-  return plan;
-}
-
-void Run::finish_save() {
-  if (!saver_ || !saver_->busy()) return;
-  timers_.enter(Phase::save);
-  const auto ended = saver_->finish();
-  timers_.enter(Phase::other);
-  if (ended) tell(*ended);
-}
-
-void Run::save(bool must_succeed) {
-  const int64_t step = loop_->state().step;
-  timers_.start_step();
-  expect(save_seconds_);
-  finish_save();  // at most one at a time
-  if (saved_step_ == step) return;
-  const SavePlan plan = save_plan();
-  timers_.enter(Phase::save);
-  if (saver_ && !must_succeed) {
-    saver_->begin(plan, loop_->state());
-    timers_.enter(Phase::other);
-    return;
+// Returns to the newest checkpoint and continues with the batch after the spike. Without a checkpoint the update is left out.
+void Trainer::rewind(const StepResult& result) {
+  const int64_t spike = step() + 1, rewinds = runner_->state().rewinds;
+  checkpointer_->finish();
+  std::vector<std::string> refused;
+  const auto found = find_checkpoint(world_, checkpoint_root_->path(), refused);
+  for (const std::string& reason : refused) log_->warning("not gone back to " + reason);
+  TrainState& state = runner_->state();
+  if (rewinds >= config_.resilience.max_rewinds || !found) {
+    logger_->report_anomalies(spike, result.events);
+    if (found)
+      fail(ErrorCode::failed,
+           "step " + std::to_string(spike) + ": another spike after " + std::to_string(rewinds) +
+               " rewinds (resilience.max_rewinds)",
+           "a lower optimizer.lr, or look at the data around sample " +
+               std::to_string(state.consumed_samples));
+    log_->warning("step " + std::to_string(spike) + ": no checkpoint to go back to; update skipped");
+    runner_->consume_batch();
+    return open_loader();
   }
-  Saver::Ended ended;
-  ended.step = step;
-  try {
-    ended.directory =
-        save_state(world_, plan, loop_->state(), loop_->store(), loop_->optimizer(), &ended.problem);
-  } catch (Error& error) {
-    if (must_succeed) throw error.in("while saving step " + std::to_string(step));
-    ended.error = error.message();
-  }
-  timers_.enter(Phase::other);
-  ended.seconds = ended.stall_seconds = timers_.seconds(Phase::save);
-  tell(ended);
+  runner_->consume_batch();
+  const TrainState passed = state;
+  auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
+  state = load_state(reader, runner_->store(), &runner_->optimizer());
+  // The data continues after the batch of the spike. The batches between the checkpoint and the spike are not used again.
+  state.consumed_samples = passed.consumed_samples;
+  state.consumed_tokens = passed.consumed_tokens;
+  state.rewinds = rewinds + 1;
+  recorder_->rewind(state.step);
+  logger_->reset_intervals();
+  // Their rows have the step from which the run continues, so that a resume keeps them.
+  logger_->report_anomalies(spike, result.events, state.step);
+  log_->warning("rewound to step " + std::to_string(state.step) + ", past the batch of step " +
+                std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
+                std::to_string(config_.resilience.max_rewinds) + ")");
+  recorder_->write(records::MetricsRow(state.step, "rewind")
+                       .integer("from_step", spike)
+                       .integer("rewinds", state.rewinds)
+                       .integer("consumed_samples", state.consumed_samples));
+  // Save now, so that a restart keeps the rewind count and skips this batch.
+  checkpointer_->rewound_to(found->path);
+  checkpointer_->save();
+  open_loader();
 }
 
-Outcome Run::run() {
-  // From here on a signal means: save, then end. Without the handler it ends the process, as signals do.
-  const StopSignals signals(log_.sink(), config_.train.exit_signal_handler && options_.handle_signals);
-  // What can be missing or unsupported is found before anything is allocated or written; the step runs once on the meta
-  // device, through the same code.
-  check_device(config_.train.device);
-  require_agreement(world_,
-                    {{"the program", program_identity()}, {"the run directory", options_.run_dir.string()}});
-  require_same_recipe(world_, config_);
-  name_run_directory();
-  open_data();
-  require_agreement(world_, {{"the training data (fingerprint)", data_}});
-  comm::together(world_.communicator(), "planning the memory", [&] {
-    estimate_ = estimate_step(config_, world_.rank(), world_.local_size());
-    check_fits(config_, estimate_, world_.rank(), world_.local_size());
-  });
-  log_.log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
-  total_steps_ = total_iterations(config_);
-  report_passes();
-  open_records();
-  world_.share_rank_status(run_dir_ / "rank_status");
-  const auto features = kernels::cpu_features();
-  loop_ = std::make_unique<Loop>(config_, world_);
-  log_.line("run " + run_dir_.string() + " on " + std::string(loop_->device().name()) + ": " +
-            std::to_string(world_.size()) + (world_.size() == 1 ? " rank" : " ranks") + " x " +
-            std::to_string(loop_->device().context().pool->size()) + " threads, " + features.instruction_set +
-            (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm
-                 ? ", bf16 products widened to fp32"
-                 : ""));
-  start_or_resume();
-  require_agreement(world_, {{"the step to go on from", std::to_string(loop_->state().step)}});
-  begin_records();
-  if (is_rank0()) {
-    const int64_t step = loop_->state().step;
-    if (records_->resumed()) records::truncate_after_step(records_->metrics(), step);
-    metrics_ = std::make_unique<records::MetricsWriter>(records_->metrics());
-    if (config_.logger.tensorboard)
-      open_events(records_->resumed() ? std::optional<int64_t>(step) : std::nullopt);
-    for (const std::string& reason : refused_)
-      record(records::MetricsRow(step, "checkpoint_refused").text("reason", reason));
-  }
-  report_model();
-  if (config_.checkpoint.async_save && config_.checkpoint.save_interval)
-    saver_ = std::make_unique<Saver>(world_, loop_->store(), loop_->optimizer(),
-                                     config_.checkpoint.save_optim, loop_->device());
+bool Trainer::evaluates() const {
+  return config_.validation.eval_interval && config_.validation.eval_iters > 0;
+}
 
+void Trainer::evaluate_at_interval() {
+  if (evaluates() && data_->validation() && step() % *config_.validation.eval_interval == 0)
+    evaluate("validation", data_->validation());
+}
+
+// A resume of a run that had finished evaluates nothing again, and the validation of an interval that ends here is done.
+void Trainer::evaluate_at_end() {
+  if (!evaluates() || step() == first_step_) return;
+  if (data_->validation() && step() % *config_.validation.eval_interval != 0)
+    evaluate("validation", data_->validation());
+  if (data_->test()) evaluate("test", data_->test());
+}
+
+void Trainer::evaluate(const char* split, const std::shared_ptr<const data::Dataset>& dataset) {
+  timers_->start_step();
+  expect_stop_in(world_, evaluation_seconds_ > 0 ? evaluation_seconds_ + checkpointer_->seconds() : 0);
+  timers_->enter(Phase::evaluate);
+  const double loss = runner_->evaluate(dataset, config_.validation.eval_iters);
+  timers_->enter(Phase::other);
+  evaluation_seconds_ = timers_->seconds(Phase::evaluate);
+  logger_->report_evaluation(split, loss, evaluation_seconds_);
+}
+
+// Empty: continue. Rank 0's clock, any rank's signal and any rank's callback count: all ranks agree by a reduction, so that they
+// stop after the same step. The same reduction counts the ranks that have written their share of an asynchronous save.
+std::string Trainer::stop_reason() {
+  const auto& limit = config_.train.exit_duration_in_mins;
+  const bool too_long = is_rank0() && limit && seconds_since(start_) / 60 >= *limit;
+  const auto flag = [](bool value) { return value ? 1.0 : 0.0; };
+  std::array<double, 4> ranks{flag(StopSignals::received()), flag(too_long),
+                              flag(checkpointer_->rank_is_written()), flag(callback_stops_)};
+  comm::all_reduce(world_.communicator(), ranks);
+  const auto [signals, out_of_time, written, callbacks] = ranks;
+  if (static_cast<int>(written) == world_.size()) checkpointer_->commit();
+  if (signals > 0) return "asked to stop by a signal";
+  if (callbacks > 0) return "asked to stop by the step callback";
+  if (out_of_time > 0) return "train.exit_duration_in_mins=" + to_text(*limit) + " reached";
+  if (const auto& interval = config_.train.exit_interval; interval && step() % *interval == 0)
+    return "train.exit_interval=" + std::to_string(*interval) + " reached";
+  return {};
+}
+
+bool Trainer::save_is_due() const {
+  const auto& interval = config_.checkpoint.save_interval;
+  return interval && step() < total_steps_ && step() % *interval == 0;
+}
+
+Outcome Trainer::end_run(const std::string& stop) {
   Outcome outcome;
-  outcome.run_dir = run_dir_;
-  first_step_ = loop_->state().step;
-  last_line_ = Clock::now();
-  timers_.announce([this](Phase phase) {
-    StopSignals::at_phase(name_of(phase));
-    world_.at_phase(name_of(phase));
-  });
-  auto loader = std::make_unique<data::Loader>(datasets_[0], loop_->loader_options());
-  while (loop_->state().step < total_steps_) {
-    StopSignals::at_step(loop_->state().step + 1);
-    world_.at_step(loop_->state().step + 1);
-    expect(step_seconds_ > 0 ? step_seconds_ + save_seconds_ : 0);
-    trace_from(loop_->state().step + 1);
-    timers_.start_step();
-    const StepResult result = next_step(*loader);
-    if (result.rewind) {
-      rewind(result);
-      loader = std::make_unique<data::Loader>(datasets_[0], loop_->loader_options());
-      continue;
-    }
-    after_step(result);
-    evaluate(false);
-    const int64_t step = loop_->state().step;
-    outcome.reason = stop_reason();
-    // The last step's checkpoint follows its evaluations: one that is there says that they are, and a resume repeats neither.
-    if (outcome.reason.empty() && config_.checkpoint.save_interval && step < total_steps_ &&
-        step % *config_.checkpoint.save_interval == 0) {
-      save(false);
-      outcome.reason = stop_reason();  // asked for while saving
-    }
-    if (!outcome.reason.empty() && step < total_steps_) {
-      save(true);
-      outcome.ended = Ended::stopped;
-      break;
-    }
-  }
-  if (trace_) write_trace();
-  if (outcome.ended == Ended::finished) {
-    outcome.reason.clear();
-    evaluate(true);
-    test();
-    save(true);
-  }
-  outcome.step = loop_->state().step;
-  outcome.checkpoint = last_checkpoint_;
-  log_end(outcome);
-  if (is_rank0())
-    records_->end(outcome.ended == Ended::finished ? records::RunEnd::finished : records::RunEnd::stopped,
-                  outcome.reason);
+  outcome.step = step();
+  const bool finished = outcome.step >= total_steps_;
+  outcome.ended = finished ? Ended::finished : Ended::stopped;
+  if (!finished) outcome.reason = stop;
+  outcome.run_dir = recorder_->directory();
+  outcome.checkpoint = checkpointer_->last();
+  std::string text = finished ? "done: " + std::to_string(outcome.step) + " steps"
+                              : "stopped at step " + std::to_string(outcome.step) + ": " + outcome.reason;
+  if (const auto loss = logger_->last_loss()) text += ", loss " + fixed(*loss, 4);
+  text += ", " + human_duration(seconds_since(start_)) + ", " +
+          human_bytes(static_cast<double>(resident_peak())) + " resident at most; run " +
+          outcome.run_dir.string();
+  if (!outcome.checkpoint.empty()) text += ", checkpoint " + outcome.checkpoint.filename().string();
+  log_->line(text);
+  recorder_->end(finished ? records::RunEnd::finished : records::RunEnd::stopped, outcome.reason);
   return outcome;
 }
 
-Outcome train(const config::Config& config, comm::World& world, const RunOptions& options,
-              ProgressSink& sink) {
-  Run run(config, world, options, sink);
+void Trainer::record_failure(const std::exception& error) noexcept {
   try {
-    return run.run();
-  } catch (const std::exception& error) {
-    run.failed(error.what());
-    throw;
+    if (!runner_->failure_anomalies().empty()) {
+      logger_->report_anomalies(step() + 1, runner_->failure_anomalies());
+      // All ranks have failed in this step alike, so that the save of an earlier step can be completed.
+      const auto* known = dynamic_cast<const Error*>(&error);
+      if (known && known->code() == ErrorCode::failed) checkpointer_->finish();
+    }
+    recorder_->write(records::MetricsRow(step(), "failed").text("reason", error.what()));
+    if (!recorder_->begun()) return;
+    recorder_->end(records::RunEnd::failed, error.what());
+    log_->log_only(std::string("failed: ") + error.what());
+  } catch (const std::exception&) {  // the disk may be the cause of the failure, which is thrown on
   }
+}
+
+int64_t Trainer::step() const {
+  return runner_->state().step;
 }
 
 }  // namespace capstan::train

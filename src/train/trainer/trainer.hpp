@@ -1,87 +1,105 @@
 // The trainer: a resolved recipe and a world of ranks in, a run directory with metrics and checkpoints out.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
-#include <filesystem>
-#include <functional>
+#include <exception>
+#include <memory>
 #include <string>
-#include <vector>
 
 #include "comm/world.hpp"
 #include "config/core/config.hpp"
 #include "train/trainer/progress.hpp"
+#include "train/trainer/run_options.hpp"
 
-namespace capstan::checkpoint {
-class FileSystem;
-}
+namespace capstan::data {
+class Dataset;
+class Loader;
+}  // namespace capstan::data
 
 namespace capstan::train {
 
-// The recipe as text, for the records of the run. Only rank 0's is used.
-struct RecipeRecord {
-  std::string name;      // of the recipe; names the run directory when none is given
-  std::string given;     // the file and the overrides as the user gave them
-  std::string resolved;  // complete, with origins as comments; a recipe by itself
-  std::string hash;      // of what alters the numerics
-  std::string command;   // the command line
-  // Fields that are set explicitly: on the command line, and in files or presets.
-  std::vector<std::string> from_command_line, from_files;
+class CheckpointRoot;
+class Checkpointer;
+class RunLog;
+class RunRecorder;
+class StepLogger;
+class StepRunner;
+class StepTimers;
+class StopSignals;
+class TraceRecorder;
+struct CheckpointAssets;
+struct InitialState;
+struct RunData;
+struct SavePlan;
+struct StepEstimate;
+struct StepResult;
+
+// One training run. Every rank has a Trainer, and all ranks call the same functions.
+class Trainer {
+ public:
+  // Builds the run, in this order: data, memory estimate, run directory, device, mesh, model, parameters, optimizer, schedules, and
+  // the state to begin with (initial values, given weights or a checkpoint).
+  // ErrorCode::not_found and ::format for data, tokenizer, checkpoints and the run to resume (before anything large is allocated),
+  // ::unsupported for what this build cannot do, ::no_fit for a step that does not fit the memory, ::failed for a refused resume.
+  Trainer(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink);
+  ~Trainer();
+
+  // Trains to the end, or until something asks for a stop. ErrorCode::failed for a loss or gradient that is not finite (the state
+  // is then that of the step before), ::rank_failure from the transport.
+  Outcome run();
+
+  // Leaves a record of a failed run() in the run directory.
+  void record_failure(const std::exception& error) noexcept;
+
+ private:
+  void check_ranks_agree();
+  void estimate_memory();
+  SavePlan save_plan(const InitialState& initial, CheckpointAssets assets) const;
+  void begin_run();
+  void begin_step();
+  void end_step(const StepResult& result);
+  void check_skipped_update(const StepResult& result);
+  bool call_on_step(const StepResult& result);
+  void rewind(const StepResult& result);
+  void open_loader();
+  bool evaluates() const;
+  void evaluate_at_interval();
+  void evaluate_at_end();
+  void evaluate(const char* split, const std::shared_ptr<const data::Dataset>& dataset);
+  std::string stop_reason();
+  bool save_is_due() const;
+  Outcome end_run(const std::string& stop);
+  int64_t step() const;
+  bool is_rank0() const { return world_.rank() == 0; }
+
+  // A copy, because train.epochs becomes train.train_iters once the data is open.
+  config::Config config_;
+  comm::World& world_;
+  const RunOptions& options_;
+  const std::chrono::steady_clock::time_point start_;
+  std::unique_ptr<RunLog> log_;
+  std::unique_ptr<StopSignals> stop_signals_;
+  std::unique_ptr<RunRecorder> recorder_;
+  std::unique_ptr<RunData> data_;
+  std::unique_ptr<StepEstimate> estimate_;
+  std::unique_ptr<CheckpointRoot> checkpoint_root_;
+  std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<InitialState> initial_;
+  std::unique_ptr<StepTimers> timers_;
+  std::unique_ptr<data::Loader> loader_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+  std::unique_ptr<StepLogger> logger_;
+  std::unique_ptr<TraceRecorder> trace_;
+  int64_t total_steps_ = 0, first_step_ = 0;
+  // Updates that were left out in a row because of spikes.
+  int64_t skips_in_a_row_ = 0;
+  double evaluation_seconds_ = 0;  // of the last evaluation; 0: not known
+  // RunOptions::on_step has returned false on this rank.
+  bool callback_stops_ = false;
 };
 
-// What is different between the recipe of the run that is resumed and this one.
-struct RecipeChange {
-  std::string path, before, after;
-  bool alters_numerics = false;
-};
-
-// no: a new run, whose directory must not hold one. existing: a run that is there, from its newest checkpoint. automatic:
-// the run that is there, or a new one.
-enum class Resume : uint8_t { no, existing, automatic };
-
-// One training step, as every rank knows it. Means and sums are those of the step, over all ranks.
-struct StepReport {
-  int64_t step = 0, total_steps = 0;  // steps done, and of the whole run
-  double loss = 0;                    // mean over the step's loss tokens, in nats
-  double gradient_norm = 0;           // global L2 norm before clipping
-  double learning_rate = 0;
-  double step_seconds = 0;       // of this rank's clock
-  double tokens_per_second = 0;  // of all ranks
-  int64_t consumed_samples = 0;  // since the beginning of the run
-  int64_t consumed_tokens = 0;   // since the beginning of the run
-  int64_t memory_bytes = 0;      // peak of this rank's device memory
-  bool update_skipped = false;   // because of a loss or gradient spike
-};
-
-struct RunOptions {
-  std::filesystem::path run_dir;  // empty: runs/NAME
-  Resume resume = Resume::no;
-  RecipeRecord recipe;
-  // Compares the resolved recipe stored with a checkpoint with this one. Empty function: nothing is compared.
-  std::function<std::vector<RecipeChange>(const std::string& stored_recipe)> changes_since;
-  // Called on every rank after each step. False on any rank asks the run to save a checkpoint and stop after this step.
-  std::function<bool(const StepReport&)> on_step;
-  // False: SIGINT, SIGTERM and SIGUSR1 stay with the program, as with train.exit_signal_handler=false.
-  bool handle_signals = true;
-  // For tests: the disk that checkpoints are written to (null: the real one); false leaves out the GEMM measurement at the start.
-  checkpoint::FileSystem* files = nullptr;
-  bool measure_rate = true;
-};
-
-enum class Ended : uint8_t {
-  finished,  // all iterations done
-  stopped,   // by a signal, exit_interval or exit_duration_in_mins, with a checkpoint
-};
-
-struct Outcome {
-  Ended ended = Ended::finished;
-  std::string reason;  // why it stopped
-  int64_t step = 0;
-  std::filesystem::path run_dir, checkpoint;
-};
-
-// Errors: ErrorCode::not_found and ::format for data, tokenizer, checkpoints and the run to resume (before anything large is allocated),
-// ::unsupported for what this build cannot do, ::failed for a refused resume and for a loss or gradient that is not finite
-// (the state is then that of the step before), ::rank_failure from the transport.
+// Builds a Trainer and runs it. A failure is recorded in the run directory before it is thrown.
 Outcome train(const config::Config& config, comm::World& world, const RunOptions& options,
               ProgressSink& sink);
 

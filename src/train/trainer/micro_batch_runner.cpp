@@ -1,13 +1,14 @@
-#include "train/trainer/batch_runner.hpp"
+#include "train/trainer/micro_batch_runner.hpp"
 
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "train/trainer/model_setup.hpp"
 
 namespace capstan::train {
 
-BatchRunner::BatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device,
-                         const models::Model& model, ParamStore& store)
+MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device,
+                                   const models::Model& model, ParamStore& store)
     : config_(config),
       model_(model),
       store_(store),
@@ -18,7 +19,7 @@ BatchRunner::BatchRunner(const config::Config& config, const comm::Mesh& mesh, D
   links_.stages = &mesh.group("pp");
   links_.tensor = tensor_parallel(config, mesh);
   links_.context = &context_;
-  cut_ = {mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)};
+  context_shard_ = {mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)};
   links_.early_receive = config.comm_overlap.overlap_p2p_comm.value_or(true);
   dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0 ||
              (config.peft && config.peft->dropout > 0);
@@ -27,37 +28,47 @@ BatchRunner::BatchRunner(const config::Config& config, const comm::Mesh& mesh, D
   one_ = Tensor::from_host<float>(device, {1}, std::vector<float>{1.0f});
 }
 
-BatchRunner::Sums BatchRunner::train(int64_t micro_batches, const Source& source, StepTimers& timers,
-                                     TapeObserver* observer) {
-  return run(micro_batches, source, &timers, observer);
-}
-BatchRunner::Sums BatchRunner::evaluate(int64_t micro_batches, const Source& source) {
-  return run(micro_batches, source, nullptr, nullptr);
+MicroBatchRunner::Losses MicroBatchRunner::forward_backward(int64_t micro_batches, const Source& source,
+                                                            StepTimers& timers, TapeObserver* observer) {
+  begin(micro_batches, source, &timers, observer);
+  if (pipelined()) {
+    if (std::exchange(scheduled_, micro_batches) != micro_batches)
+      steps_ = make_schedule(shape_)[static_cast<size_t>(links_.stages->rank())];
+    parallel::run_steps(shape_, steps_, links_, *this);
+  } else {
+    for (int64_t m = 0; m < micro_batches; ++m) {
+      forward(m, 0, {});
+      backward(m, 0, {});
+    }
+  }
+  return std::move(losses_);
 }
 
-BatchRunner::Sums BatchRunner::run(int64_t micro_batches, const Source& source, StepTimers* timers,
-                                   TapeObserver* observer) {
+MicroBatchRunner::Losses MicroBatchRunner::forward_only(int64_t micro_batches, const Source& source) {
+  begin(micro_batches, source, nullptr, nullptr);
+  if (pipelined())
+    parallel::run_steps(shape_, forward_steps(), links_, *this);
+  else
+    for (int64_t m = 0; m < micro_batches; ++m) forward(m, 0, {});
+  return std::move(losses_);
+}
+
+void MicroBatchRunner::begin(int64_t micro_batches, const Source& source, StepTimers* timers,
+                             TapeObserver* observer) {
   source_ = &source;
   timers_ = timers;
   context_.observer = observer;
   forwards_ = 0;
   rows_.clear();
-  sums_ = {};
+  losses_ = {};
+  // An earlier call may have ended with an error.
   batches_.clear();
-  tapes_.clear();  // of a step that did not end
+  tapes_.clear();
   shape_.micro_batches = micro_batches;
-  if (!timers) {
-    parallel::run_steps(shape_, forward_steps(), links_, *this);
-  } else {
-    if (std::exchange(scheduled_, micro_batches) != micro_batches)
-      steps_ = make_schedule(shape_)[static_cast<size_t>(links_.stages->rank())];
-    parallel::run_steps(shape_, steps_, links_, *this);
-  }
-  return std::move(sums_);
 }
 
-// Evaluation: groups need not be whole where nothing comes back.
-std::vector<parallel::ScheduleStep> BatchRunner::forward_steps() const {
+// Without a backward pass the last group of micro-batches may be smaller than the pipeline.
+std::vector<parallel::ScheduleStep> MicroBatchRunner::forward_steps() const {
   std::vector<parallel::ScheduleStep> steps;
   for (int64_t first = 0; first < shape_.micro_batches; first += shape_.ranks)
     for (int64_t c = 0; c < shape_.chunks; ++c)
@@ -66,24 +77,25 @@ std::vector<parallel::ScheduleStep> BatchRunner::forward_steps() const {
   return steps;
 }
 
-void BatchRunner::load(int64_t micro_batch) {
+void MicroBatchRunner::load(int64_t micro_batch) {
   for (auto next = static_cast<int64_t>(rows_.size()); next <= micro_batch; ++next) {
     enter(Phase::data);
     const data::MicroBatch& micro = (*source_)(next);
-    const models::Batch& batch = batches_[next] = upload(context_.device, micro, timers_ && dropout_, cut_);
+    const models::Batch& batch = batches_[next] =
+        upload(context_.device, micro, timers_ && dropout_, context_shard_);
     rows_.push_back(batch.batch * batch.seq);
-    if (model_.stages().back().head) sums_.tokens += loss_tokens(micro, cut_);
+    if (model_.stages().back().head) losses_.tokens += loss_tokens(micro, context_shard_);
   }
 }
 
-Tensor BatchRunner::boundary(int64_t micro_batch) {
+Tensor MicroBatchRunner::boundary(int64_t micro_batch) {
   load(micro_batch);
   const int64_t ranks = links_.tensor.shards_rows() ? links_.tensor.size() : 1;
   return Tensor::empty(context_.device, {rows_[static_cast<size_t>(micro_batch)] / ranks, model_.hidden()},
                        hidden_dtype_);
 }
 
-Tensor BatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) {
+Tensor MicroBatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) {
   load(micro_batch);
   enter(Phase::forward);
   if (context_.observer) context_.observer->micro_batch(micro_batch);
@@ -96,14 +108,14 @@ Tensor BatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& hi
   options.seed = static_cast<uint64_t>(config_.rng.seed);
   const auto output =
       model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch), input, options);
-  if (output.loss.exact_sum.defined()) sums_.losses.push_back(output.loss.exact_sum);
+  if (output.loss.exact_sum.defined()) losses_.sums.push_back(output.loss.exact_sum);
   if (chunk + 1 == shape_.chunks) batches_.erase(micro_batch);
   if (training) tapes_[{micro_batch, chunk}] = std::move(tape);
   if (shape_.ranks > 1) enter(Phase::pipeline);
   return output.hidden_states.value;
 }
 
-Tensor BatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) {
+Tensor MicroBatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) {
   enter(Phase::backward);
   if (context_.observer) context_.observer->micro_batch(micro_batch);
   const auto found = tapes_.find({micro_batch, chunk});
@@ -120,7 +132,7 @@ Tensor BatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tensor& g
   return result;
 }
 
-void BatchRunner::weight(int64_t, int64_t) {
+void MicroBatchRunner::weight(int64_t, int64_t) {
   CAPSTAN_ASSERT(false, "no schedule of this build runs weight gradients apart");
 }
 

@@ -1,0 +1,60 @@
+#include "train/trainer/checkpoint_root.hpp"
+
+#include "base/error.hpp"
+#include "checkpoint/reader.hpp"
+#include "checkpoint/store.hpp"
+#include "checkpoint/writer.hpp"
+#include "comm/together.hpp"
+#include "train/records/run_list.hpp"
+
+namespace capstan::train {
+
+namespace fs = std::filesystem;
+
+CheckpointRoot::CheckpointRoot(const config::Config& config, const fs::path& run_directory)
+    : config_(config),
+      run_directory_(run_directory),
+      path_(config.checkpoint.save ? fs::path(config.checkpoint.save->resolved)
+                                   : run_directory / "checkpoints") {}
+
+void CheckpointRoot::open(comm::World& world, const RunOptions& options, const std::string& run_id,
+                          RunLog& log) {
+  comm::together(world.communicator(), "opening the run directory", [&] {
+    if (world.rank() != 0) return;
+    std::error_code unknown;
+    if (config_.checkpoint.save && !fs::equivalent(path_, run_directory_, unknown)) {
+      checkpoint::real_file_system().make_directories(path_);
+      lock_ = std::make_unique<records::FileLock>(path_, "checkpoint directory");
+      refuse_other_runs(run_id);
+    }
+    try {
+      checkpoint::remove_leftovers(options.files ? *options.files : checkpoint::real_file_system(), path_);
+    } catch (const Error& error) {
+      log.warning("what an earlier save left behind was not removed: " + error.message());
+    }
+  });
+}
+
+void CheckpointRoot::refuse_other_runs(const std::string& run_id) {
+  std::error_code unknown;
+  const fs::path owner = fs::weakly_canonical(path_, unknown).parent_path();
+  if (records::is_run(owner) && !fs::equivalent(owner, run_directory_, unknown))
+    owner_lock_ = std::make_unique<records::FileLock>(owner, "run");
+  // checkpoint.load of the same directory continues in it.
+  if (config_.checkpoint.load && fs::equivalent(config_.checkpoint.load->resolved, path_, unknown)) return;
+  for (const auto& one : checkpoint::list_checkpoints(path_)) {
+    std::string id;
+    try {
+      id = checkpoint::Reader::open(one.path, checkpoint::Depth::structure).info().run_id;
+    } catch (const Error&) {  // the run of a damaged checkpoint is not known
+    }
+    if (!id.empty() && id != run_id)
+      fail(
+          ErrorCode::failed,
+          "checkpoint.save `" + path_.string() + "` holds checkpoints of another run (" + id + "; " +
+              one.path.filename().string() + ")",
+          "choose a directory of its own; checkpoint.load=" + path_.string() + " goes on from what is there");
+  }
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,64 @@
+// When and how a run saves checkpoints, beside the training or in its own time.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "comm/world.hpp"
+#include "config/core/config.hpp"
+#include "train/trainer/run_log.hpp"
+#include "train/trainer/run_recorder.hpp"
+#include "train/trainer/saver.hpp"
+#include "train/trainer/step_runner.hpp"
+
+namespace capstan::train {
+
+class Checkpointer {
+ public:
+  // `plan` holds what every checkpoint of the run has in common. saved: the checkpoint that holds the current state; empty: none.
+  Checkpointer(const config::Config& config, comm::World& world, SavePlan plan, StepRunner& runner,
+               StepTimers& timers, RunRecorder& recorder, RunLog& log, const std::filesystem::path& saved);
+
+  // Allocates the buffers of asynchronous saves, where the recipe has them.
+  void allocate_snapshot();
+
+  // Collective. Saves the current step. With checkpoint.async_save the files are written beside the next steps. A failure is a
+  // warning: the next interval tries again.
+  void save();
+  // Collective. Saves the current step and returns when the checkpoint exists. Throws where it cannot.
+  void save_and_wait();
+  // Collective. Waits for a save that is under way.
+  void finish();
+
+  // True where this rank has written its share of a save that is under way.
+  bool rank_is_written() const { return saver_ && saver_->busy() && saver_->ready(); }
+  // Collective, once rank_is_written() on all ranks.
+  void commit();
+
+  // After a return to `checkpoint`, whose rewind count is lower than that of the current state: save() writes that step again.
+  void rewound_to(const std::filesystem::path& checkpoint) { saved_step_ = -1, last_ = checkpoint; }
+
+  // The newest checkpoint of this run; empty: none.
+  const std::filesystem::path& last() const { return last_; }
+  // Seconds that the last save took; 0: not known.
+  double seconds() const { return seconds_; }
+
+ private:
+  bool prepare();
+  void save_synchronously(bool must_succeed);
+  void report(const Saver::Ended& ended);
+
+  const config::Config& config_;
+  comm::World& world_;
+  SavePlan plan_;
+  StepRunner& runner_;
+  StepTimers& timers_;
+  RunRecorder& recorder_;
+  RunLog& log_;
+  std::unique_ptr<Saver> saver_;  // with checkpoint.async_save
+  int64_t saved_step_ = -1;
+  std::filesystem::path last_;
+  double seconds_ = 0;
+};
+
+}  // namespace capstan::train

@@ -1,0 +1,233 @@
+#include "train/trainer/initial_state.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/hash.hpp"
+#include "checkpoint/store.hpp"
+#include "comm/together.hpp"
+#include "config/core/external.hpp"
+#include "formats/hf_directory.hpp"
+#include "formats/model_section.hpp"
+#include "text/chat/chat_template.hpp"
+#include "train/adapters/adapters.hpp"
+#include "train/adapters/base_model.hpp"
+#include "train/records/run_list.hpp"
+#include "train/trainer/resume_checks.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
+
+namespace capstan::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+class Starter {
+ public:
+  Starter(const config::Config& config, comm::World& world, const RunOptions& options, const RunData& data,
+          const RunRecorder& recorder, const CheckpointRoot& root, StepRunner& runner, int64_t total_steps,
+          RunLog& log)
+      : config_(config),
+        world_(world),
+        options_(options),
+        data_(data),
+        recorder_(recorder),
+        root_(root),
+        runner_(runner),
+        total_steps_(total_steps),
+        log_(log) {}
+
+  InitialState start() {
+    state_.schedule = schedule_of(config_, options_.recipe);
+    const auto own = options_.resume == Resume::no ? std::nullopt : find_own_checkpoint();
+    if (own) {
+      resume_from(checkpoint::Reader::open(own->path, checkpoint::Depth::structure));
+    } else if (config_.checkpoint.load) {
+      resume_from(open_given_checkpoint());
+    } else {
+      begin_new();
+    }
+    return std::move(state_);
+  }
+
+ private:
+  bool is_rank0() const { return world_.rank() == 0; }
+
+  std::optional<checkpoint::Checkpoint> find_in(const fs::path& directory) {
+    std::vector<std::string> refused;
+    auto found = find_checkpoint(world_, directory, refused);
+    for (std::string& reason : refused) {
+      log_.warning("not resumed from " + reason);
+      state_.refused.push_back(std::move(reason));
+    }
+    return found;
+  }
+
+  // The newest checkpoint of the run itself. ErrorCode::failed where there are checkpoints and none verifies.
+  std::optional<checkpoint::Checkpoint> find_own_checkpoint() {
+    auto found = find_in(root_.path());
+    if (found) {
+      state_.checkpoint = found->path;
+      return found;
+    }
+    // checkpoint.save may have changed since: earlier checkpoints lie where the last start has saved them.
+    const fs::path before =
+        comm::gather_texts(world_.communicator(), recorder_.earlier_checkpoints().string())[0];
+    std::error_code unknown;
+    if (!before.empty() && !fs::equivalent(before, root_.path(), unknown)) found = find_in(before);
+    const auto damaged = comm::gather_texts(world_.communicator(), join(state_.refused, "\n    "))[0];
+    if (!found && !damaged.empty())
+      fail(ErrorCode::failed, "no checkpoint of the run verifies:\n    " + damaged,
+           "restore one of them; or, to give them up, move them away and resume from step 0, or take "
+           "another run directory");
+    return found;
+  }
+
+  // checkpoint.load. resolve_checkpoint() reads and hashes the contents; those of a step that is named are verified here.
+  checkpoint::Reader open_given_checkpoint() {
+    const fs::path load = config_.checkpoint.load->resolved;
+    if (!config_.checkpoint.ckpt_step)
+      return checkpoint::Reader::open(checkpoint::resolve_checkpoint(records::saved_in(load)).path,
+                                      checkpoint::Depth::structure);
+    fs::path root = load;
+    if (fs::is_directory(root / "checkpoints")) root /= "checkpoints";
+    return checkpoint::Reader::open(root / checkpoint::step_directory_name(*config_.checkpoint.ckpt_step),
+                                    checkpoint::Depth::content);
+  }
+
+  void resume_from(checkpoint::Reader reader) {
+    state_.schedule =
+        continue_schedule(config_, options_, data_, state_.schedule, reader, total_steps_, log_);
+    runner_.set_schedules(state_.schedule.schedule(), state_.schedule.decoupled_schedule());
+    check_same_tokenizer(config_, world_, data_, reader);
+    runner_.initialize();
+    if (config_.peft) load_base_weights(base_of(reader));
+    runner_.state() =
+        load_state(reader, runner_.store(), config_.checkpoint.load_optim ? &runner_.optimizer() : nullptr);
+    log_.line("resumed from " + reader.directory().string() + " at step " +
+              std::to_string(runner_.state().step));
+  }
+
+  void begin_new() {
+    const auto resumed =
+        comm::gather_texts(world_.communicator(), is_rank0() && recorder_.resumed() ? "x" : "")[0];
+    if (!resumed.empty()) {
+      const std::string text = "the run has no checkpoint yet: it begins again at step 0";
+      // Resume::automatic asks for a new run where there is no checkpoint.
+      if (options_.resume == Resume::automatic)
+        log_.line(text);
+      else
+        log_.warning(text);
+    }
+    runner_.initialize();
+    if (config_.peft) {
+      begin_adapters(config_, runner_.device(), runner_.store(), load_base_weights({}));
+      if (config_.peft->adapter) log_.line("adapters from " + config_.peft->adapter->resolved);
+    } else if (config_.checkpoint.pretrained_checkpoint) {
+      load_weights(config_.checkpoint.pretrained_checkpoint->resolved);
+    }
+  }
+
+  // The weights beside which adapters train. expected: their hash at an earlier start; empty: the first start.
+  BaseWeights load_base_weights(const std::string& expected) {
+    if (config_.peft->random_base) {  // the weights are those of StepRunner::initialize()
+      state_.base = checkpoint::hash_of("first values of seed " + std::to_string(config_.rng.seed));
+      if (!expected.empty() && expected != state_.base)
+        fail(ErrorCode::failed,
+             "the adapters were trained beside other weights than the initial values of this seed",
+             "resume with the run's own recipe");
+      log_.warning("adapters beside random weights (peft.random_base): they show that the recipe works");
+      return {"random weights", state_.base};
+    }
+    BaseWeights base = load_base(config_, runner_.store(), expected, world_.communicator());
+    state_.base = base.hash;
+    log_.line("adapters beside the weights of " + base.path);
+    return base;
+  }
+
+  void load_weights(const std::string& name) {
+    if (!interchange::is_external(name)) {
+      const auto found = checkpoint::resolve_checkpoint(records::saved_in(name));
+      auto reader = checkpoint::Reader::open(found.path, checkpoint::Depth::structure);
+      load_parameters(reader, runner_.store());
+      log_.line("weights from " + found.path.string());
+      return;
+    }
+    const auto external = interchange::ExternalModel::open(name);
+    // Shapes are checked with the weights. Other differences may be meant.
+    for (const auto& one : interchange::differences(config_.model, external->model()))
+      log_.warning(one.path + " is " + one.first + " in the recipe and " + one.second + " in " + name);
+    load_parameters(*external->parameters(config_.model), runner_.store());
+    log_.line("weights from " + name + " (" + external->kind() + ")");
+  }
+
+  const config::Config& config_;
+  comm::World& world_;
+  const RunOptions& options_;
+  const RunData& data_;
+  const RunRecorder& recorder_;
+  const CheckpointRoot& root_;
+  StepRunner& runner_;
+  int64_t total_steps_;
+  RunLog& log_;
+  InitialState state_;
+};
+
+// Warns where token ids of the given weights' tokenizer stand for other text than those of the recipe's.
+void compare_tokenizer(const config::Config& config, const RunData& data, const interchange::Assets& files,
+                       const std::string& from, RunLog& log) {
+  const auto& named = config.tokenizer.tokenizer_model;
+  if (!data.tokenizer || (named && named->resolved == from)) return;
+  std::shared_ptr<const data::Tokenizer> own;
+  try {
+    own = data::Tokenizer::from_texts(files, from);
+  } catch (const Error&) {
+    return;  // the weights come without a tokenizer, or with one of another kind
+  }
+  const int64_t shared = std::min(own->vocab_size(), data.tokenizer->vocab_size());
+  int64_t different = 0;
+  int32_t first = 0;
+  for (int32_t id = 0; id < shared; ++id)
+    if (own->token_of(id) != data.tokenizer->token_of(id) && different++ == 0) first = id;
+  if (different == 0) return;  // the same one, or one with further tokens
+  log.warning("the weights of " + from + " come with another tokenizer: " + with_separators(different) +
+              " of " + with_separators(shared) + " ids stand for another token there, the first is " +
+              std::to_string(first) + " (" + quoted(own->token_of(first)) + " there, " +
+              quoted(data.tokenizer->token_of(first)) + " here)");
+}
+
+}  // namespace
+
+InitialState start_or_resume(const config::Config& config, comm::World& world, const RunOptions& options,
+                             const RunData& data, const RunRecorder& recorder, const CheckpointRoot& root,
+                             StepRunner& runner, int64_t total_steps, RunLog& log) {
+  return Starter(config, world, options, data, recorder, root, runner, total_steps, log).start();
+}
+
+CheckpointAssets find_assets(const config::Config& config, const RunData& data, RunLog& log) {
+  CheckpointAssets assets;
+  if (config.tokenizer.chat_template && data.tokenizer && config.checkpoint.save_tokenizer_assets)
+    assets.chat_template = chat_template_of(config, *data.tokenizer)->text();
+  if (!config.checkpoint.pretrained_checkpoint) return assets;
+  const std::string& from = config.checkpoint.pretrained_checkpoint->resolved;
+  interchange::Assets found;
+  try {
+    if (interchange::is_external(from)) {
+      found = interchange::ExternalModel::open(from)->assets();
+    } else {
+      found = assets_in(checkpoint::Reader::open(checkpoint::resolve_checkpoint(records::saved_in(from)).path,
+                                                 checkpoint::Depth::structure));
+    }
+  } catch (const Error&) {
+    return assets;
+  }
+  compare_tokenizer(config, data, found, from, log);
+  // Checkpoints keep the tokenizer of the run instead.
+  for (auto& file : found)
+    if (!interchange::is_tokenizer_file(file.first)) assets.files.push_back(std::move(file));
+  return assets;
+}
+
+}  // namespace capstan::train

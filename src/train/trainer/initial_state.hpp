@@ -1,0 +1,44 @@
+// The state with which a run begins: a checkpoint of its own, given weights, or initial values.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "comm/world.hpp"
+#include "config/core/config.hpp"
+#include "formats/convert.hpp"
+#include "train/trainer/checkpoint_root.hpp"
+#include "train/trainer/run_data.hpp"
+#include "train/trainer/run_recorder.hpp"
+#include "train/trainer/run_schedule.hpp"
+#include "train/trainer/step_runner.hpp"
+
+namespace capstan::train {
+
+struct InitialState {
+  RunSchedule schedule;
+  // Hash of the weights beside which adapters train; empty: no adapters.
+  std::string base;
+  // The checkpoint that was loaded, where it lies in the directory that this run saves to; else empty.
+  std::filesystem::path checkpoint;
+  // Newer checkpoints that do not verify, with the reasons; rank 0.
+  std::vector<std::string> refused;
+};
+
+// Collective. Sets parameters, optimizer state, counters and schedules of `runner`.
+InitialState start_or_resume(const config::Config& config, comm::World& world, const RunOptions& options,
+                             const RunData& data, const RunRecorder& recorder, const CheckpointRoot& root,
+                             StepRunner& runner, int64_t total_steps, RunLog& log);
+
+// Files that checkpoints keep beside the weights for other programs; rank 0.
+struct CheckpointAssets {
+  // config.json, generation settings and the like, which came with checkpoint.pretrained_checkpoint. They may be gone when a run is
+  // resumed; its checkpoints then do without.
+  interchange::Assets files;
+  // The chat template of the recipe; empty: the tokenizer's own.
+  std::string chat_template;
+};
+CheckpointAssets find_assets(const config::Config& config, const RunData& data, RunLog& log);
+
+}  // namespace capstan::train

@@ -1,0 +1,83 @@
+// Forward and backward passes of a step's micro-batches through this rank's stages of the model.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "comm/mesh.hpp"
+#include "config/core/config.hpp"
+#include "data/loader.hpp"
+#include "models/model.hpp"
+#include "parallel/pipeline.hpp"
+#include "train/trainer/device_batch.hpp"
+#include "train/trainer/timers.hpp"
+
+namespace capstan::train {
+
+// With one pipeline rank the micro-batches run one after the other; with several, in the order of the pipeline schedule.
+class MicroBatchRunner final : private parallel::PipelineWork {
+ public:
+  // The losses of the micro-batches on the last pipeline stage; empty on the other stages.
+  struct Losses {
+    std::vector<Tensor> sums;  // fp64 [1] of each micro-batch, on the device
+    double tokens = 0;         // sum of their loss weights
+  };
+  // Returns the m-th micro-batch. It is called once for each micro-batch in rising order; the reference stays valid until the next
+  // call.
+  using Source = std::function<const data::MicroBatch&(int64_t)>;
+
+  MicroBatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device,
+                   const models::Model& model, ParamStore& store);
+
+  // Adds the gradients of the summed loss to the store's gradient buffers.
+  Losses forward_backward(int64_t micro_batches, const Source& source, StepTimers& timers,
+                          TapeObserver* observer);
+
+  // Evaluation: no dropout, no gradients.
+  Losses forward_only(int64_t micro_batches, const Source& source);
+
+ private:
+  void begin(int64_t micro_batches, const Source& source, StepTimers* timers, TapeObserver* observer);
+  bool pipelined() const { return shape_.ranks > 1 || shape_.chunks > 1; }
+  std::vector<parallel::ScheduleStep> forward_steps() const;
+  void load(int64_t micro_batch);
+  void enter(Phase phase) {
+    if (timers_) timers_->enter(phase);
+  }
+
+  Tensor boundary(int64_t micro_batch) override;
+  Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) override;
+  Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) override;
+  void weight(int64_t micro_batch, int64_t chunk) override;
+
+  const config::Config& config_;
+  const models::Model& model_;
+  ParamStore& store_;
+  StepContext context_;
+  parallel::PipelineShape shape_;
+  parallel::PipelineLinks links_;
+  ContextShard context_shard_;
+  bool dropout_;
+  DType hidden_dtype_;
+  // The gradient of the summed loss.
+  Tensor one_;  // fp32 [1]
+  // This rank's schedule of a training step of `scheduled_` micro-batches.
+  std::vector<parallel::ScheduleStep> steps_;
+  int64_t scheduled_ = 0;
+
+  // State of the current call. timers_ is null in evaluation.
+  const Source* source_ = nullptr;
+  StepTimers* timers_ = nullptr;
+  Losses losses_;
+  int64_t forwards_ = 0;
+  // Rows of each micro-batch that was loaded, on this rank.
+  std::vector<int64_t> rows_;
+  // Loaded micro-batches, until their last forward pass on this rank.
+  std::map<int64_t, models::Batch> batches_;
+  // By micro-batch and chunk, from the forward to the backward pass.
+  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Tape>> tapes_;
+};
+
+}  // namespace capstan::train

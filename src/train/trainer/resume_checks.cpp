@@ -1,0 +1,124 @@
+#include "train/trainer/resume_checks.hpp"
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "comm/together.hpp"
+#include "data/dataset_meta.hpp"
+#include "train/trainer/recipe.hpp"
+#include "train/trainer/state.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
+
+namespace capstan::train {
+
+namespace {
+
+// Changes that a continued run may have although they would alter a new one.
+bool harmless(const RecipeChange& change, const RunData& data, const checkpoint::Reader& reader) {
+  // Where the run began does not matter any more: the state is in the checkpoint.
+  if (change.path.starts_with("checkpoint.") || change.path == "peft.adapter") return true;
+  // choose_schedule() compares these with the schedule of the checkpoint.
+  if (change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
+      change.path == "optimizer.min_lr" || change.path == "optimizer.min_lr_ratio" ||
+      change.path == "optimizer.decoupled_lr" || change.path == "optimizer.decoupled_min_lr" ||
+      change.path == "optimizer.weight_decay")
+    return true;
+  // Data files may have moved; the samples must be the same.
+  const bool sources = change.path == "dataset.data_path" ||
+                       (change.path.starts_with("dataset.") &&
+                        (change.path.find("blend") != std::string::npos || change.path.ends_with("_files")));
+  return sources && !data.fingerprint.empty() && data_of(reader) == data.fingerprint;
+}
+
+void report_schedule(const config::Config& config, const ScheduleChoice& choice, int64_t total_steps,
+                     RunLog& log) {
+  const config::SchedulerConfig& s = config.scheduler;
+  const int64_t batch = *config.train.global_batch_size;
+  log.line(std::string("schedule of ") +
+           (s.override_opt_param_scheduler ? "this recipe (scheduler.override_opt_param_scheduler)"
+            : choice.fields_taken.empty()  ? "the checkpoint"
+                                           : "the checkpoint, with changes of this recipe") +
+           ": " + summary(choice.schedule, batch));
+  for (const std::string& field : choice.fields_taken) log.line("schedule changed: " + field);
+  for (const std::string& field : choice.fields_kept) log.line("schedule kept: " + field);
+  const optim::ScheduleOptions& o = choice.schedule.options;
+  const int64_t end = o.decay_samples / batch;
+  if (!choice.keeps_decay_length || o.style == config::LrDecayStyle::constant || end >= total_steps) return;
+  log.warning("the learning rate reaches its floor, " + to_text(o.min_lr) + ", at step " +
+              std::to_string(end) + " and stays there to step " + std::to_string(total_steps) +
+              "; scheduler.lr_decay_" +
+              (config.train.train_samples ? "samples=" + std::to_string(*config.train.train_samples)
+                                          : "iters=" + std::to_string(total_steps)) +
+              " decays to the end of the run, scheduler.override_opt_param_scheduler=true takes this "
+              "recipe's full schedule");
+}
+
+// `refused_schedule`: changes of the schedule that choose_schedule() refuses.
+void check_changes(const RunOptions& options, const RunData& data, const checkpoint::Reader& reader,
+                   const std::vector<std::string>& refused_schedule, RunLog& log) {
+  std::string altering;
+  for (const std::string& text : refused_schedule) altering += "\n    " + text;
+  std::vector<RecipeChange> changes;
+  if (options.changes_since && reader.has_file(checkpoint::kRecipeFile))
+    changes = options.changes_since(reader.read_text(checkpoint::kRecipeFile));
+  for (const RecipeChange& change : changes) {
+    const std::string text = change.path + ": " + change.before + " -> " + change.after;
+    if (change.alters_numerics && !harmless(change, data, reader))
+      altering += "\n    " + text;
+    else if (!change.path.starts_with("scheduler."))  // report_schedule() reports those
+      log.line("changed since the checkpoint: " + text);
+  }
+  const std::string trained_on = data_of(reader);
+  if (options.changes_since && altering.empty() && !trained_on.empty() && trained_on != data.fingerprint)
+    fail(ErrorCode::failed,
+         "the recipe is the run's, but the data files hold other samples than those that it was trained on",
+         "restore the files, or start a new run from the weights with checkpoint.pretrained_checkpoint=" +
+             reader.directory().string());
+  if (!altering.empty())
+    fail(
+        ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
+        "resume with the run's own values (scheduler.override_opt_param_scheduler=true takes this recipe's "
+        "schedule, scheduler.use_checkpoint_opt_param_scheduler=true the run's), or start a new run from its "
+        "weights with checkpoint.pretrained_checkpoint=" +
+            reader.directory().string());
+}
+
+// The schedule that the checkpoint was trained with.
+RunSchedule stored_schedule(const checkpoint::Reader& reader, const RunSchedule& otherwise) {
+  if (const std::string text = schedule_text_of(reader); !text.empty())
+    return parse_schedule(text, (reader.directory() / checkpoint::kStateFile).string());
+  // Early versions stored the recipe alone.
+  if (reader.has_file(checkpoint::kRecipeFile))
+    if (const std::string recipe = reader.read_text(checkpoint::kRecipeFile); !recipe.empty())
+      return schedule_of(stored_config(recipe), {});
+  return otherwise;
+}
+
+}  // namespace
+
+RunSchedule continue_schedule(const config::Config& config, const RunOptions& options, const RunData& data,
+                              const RunSchedule& recipe_schedule, const checkpoint::Reader& reader,
+                              int64_t total_steps, RunLog& log) {
+  const ScheduleChoice choice =
+      choose_schedule(stored_schedule(reader, recipe_schedule), recipe_schedule, options.recipe, config);
+  check_changes(options, data, reader, choice.refused, log);
+  report_schedule(config, choice, total_steps, log);
+  return choice.schedule;
+}
+
+void check_same_tokenizer(const config::Config& config, comm::World& world, const RunData& data,
+                          const checkpoint::Reader& reader) {
+  comm::together(world.communicator(), "comparing the tokenizer with the checkpoint's", [&] {
+    if (world.rank() != 0 || !data.tokenizer ||
+        !(reader.has_file("tokenizer.json") || reader.has_file("tokenizer.model")))
+      return;
+    const auto own = data::record_of(*data::Tokenizer::load(reader.directory()), reader.directory().string());
+    const auto now = data::record_of(*data.tokenizer, tokenizer_name(config.tokenizer));
+    if (own.identity != now.identity)
+      fail(
+          ErrorCode::failed,
+          "the run was trained with the tokenizer " + data::to_text(own) + ", not with " + data::to_text(now),
+          "tokenizer.tokenizer_model=" + reader.directory().string() + " is the run's own");
+  });
+}
+
+}  // namespace capstan::train

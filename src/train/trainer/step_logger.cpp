@@ -1,0 +1,230 @@
+#include "train/trainer/step_logger.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "base/text.hpp"
+#include "comm/reduce.hpp"
+#include "kernels/bench/bench.hpp"
+#include "models/registry.hpp"
+#include "train/trainer/device_setup.hpp"
+#include "train/trainer/fit.hpp"
+#include "train/trainer/model_setup.hpp"
+
+namespace capstan::train {
+
+using Clock = std::chrono::steady_clock;
+
+namespace {
+// Three digits: 2e-04.
+std::string significant(double value) {
+  std::array<char, 48> buffer;
+  std::snprintf(buffer.data(), buffer.size(), "%.3g", value);
+  return buffer.data();
+}
+
+// "4.00M parameters"; with adapters "4.10M parameters (98.3K trainable, 2.4%; 4.00M frozen)". Of the full model.
+std::string parameters_text(const config::Config& config, const comm::Mesh& mesh) {
+  models::ModelShard full;
+  full.adapters = model_shard(config, mesh).adapters;
+  const auto model = models::build(config.model, full);
+  double all = 0, trainable = 0;
+  for (const auto& parameter : model->parameters()) {
+    const auto count = static_cast<double>(parameter->spec().shape.elements());
+    all += count;
+    if (!config.peft || parameter->spec().adapter) trainable += count;
+  }
+  std::string text = human_count(all) + " parameters";
+  if (config.peft)
+    text += " (" + human_count(trainable) + " trainable, " + significant(100 * trainable / all) + "%; " +
+            human_count(all - trainable) + " frozen)";
+  return text;
+}
+
+}  // namespace
+
+StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRunner& runner,
+                       StepTimers& timers, RunRecorder& recorder, RunLog& log, int64_t total_steps)
+    : config_(config),
+      world_(world),
+      runner_(runner),
+      timers_(timers),
+      recorder_(recorder),
+      log_(log),
+      total_steps_(total_steps),
+      first_step_(runner.state().step),
+      last_line_(Clock::now()) {}
+
+// The greatest measurement counts: others may use the machine at the same time. On a device of its own, so that the matrices do not
+// count as memory of the run.
+void StepLogger::measure_gemm_throughput() {
+  const auto device =
+      make_device(config_.train.device, config_.train.threads.value_or(0), world_.local_size());
+  const auto type = kernels::product_type(compute_type(config_.mixed_precision));
+  gemm_throughput_ = std::max(gemm_throughput_, kernels::measured_gemm_gflops(*device, type) * 1e9);
+}
+
+void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
+  flops_per_step_ = estimate.flops * static_cast<double>(runner_.micro_batches());
+  std::array<double, 1> flops{flops_per_step_};
+  comm::all_reduce(world_.communicator(), flops);
+  model_flops_ = flops[0];
+  if (measure_gemm) measure_gemm_throughput();
+  log_.line(parameters_text(config_, runner_.mesh()) + ", " + human_flop(flops_per_step_) +
+            " a step and rank, about " + human_bytes(static_cast<double>(estimate.memory.total())) +
+            " at the peak; GEMM rate " + human_flop(gemm_throughput_) + "/s");
+  log_.line("memory estimated: " + memory_text(estimate.memory));
+  report_estimated_time(estimate);
+  last_line_ = Clock::now();
+}
+
+// A resumed run takes the time of its last logged step. A new run takes the time of its matrix products at the measured peak, a
+// lower bound, which step_seconds() does not return.
+void StepLogger::report_estimated_time(const StepEstimate& estimate) {
+  const int64_t steps = total_steps_ - runner_.state().step;
+  step_seconds_ = recorder_.logged_step_seconds();
+  const bool measured = step_seconds_ > 0;
+  double seconds = step_seconds_;
+  if (!measured && gemm_throughput_ > 0)
+    seconds = estimate.executed_flops * static_cast<double>(runner_.micro_batches()) / gemm_throughput_;
+  if (seconds <= 0 || steps <= 0) return;
+  log_.line(std::string("estimated time: ") + (measured ? "" : "at least ") + human_duration(seconds) +
+            " a step, " + human_duration(seconds * static_cast<double>(steps)) + " for " +
+            std::to_string(steps) + (steps == 1 ? " step (" : " steps (") +
+            (measured ? "as measured before the resume)"
+                      : "matrix products at this machine's measured peak; the progress line has the "
+                        "measured time)"));
+}
+
+void StepLogger::log_step(const StepResult& result) {
+  TrainState& state = runner_.state();
+  const int64_t step = state.step;
+  step_seconds_ = timers_.step_seconds();
+  last_loss_ = result.loss;
+  if (step == first_step_ + 1) log_.line("memory measured: " + memory_text(runner_.device().memory()));
+  log_seconds_.add(step_seconds_, timers_), events_seconds_.add(step_seconds_, timers_);
+  state.since_log.add(result.loss, result.loss_tokens, result.gradient_norm);
+  state.since_events.add(result.loss, result.loss_tokens, result.gradient_norm);
+
+  // Rows depend on the step alone, so that a run in several starts has the rows of an uninterrupted one.
+  const bool row_is_due = step % config_.logger.log_interval == 0 || step == 1 || step == total_steps_;
+  const bool silent_long = !log_.terminal() && seconds_since(last_line_) > 30;
+  const bool line_is_due = row_is_due || silent_long || step == first_step_ + 1;
+  if (line_is_due || log_.terminal()) {
+    // No step is faster than its matrix products: a lower throughput was measured while the machine was busy.
+    if (gemm_throughput_ > 0 && flops_per_step_ / log_seconds_.mean() > gemm_throughput_ &&
+        gemm_measurements_++ < 3)
+      measure_gemm_throughput();
+    const Throughput speed = throughput(log_seconds_);
+    if (line_is_due)
+      log_.line(step_text(result, speed));
+    else
+      log_.status(step_text(result, speed));
+    if (row_is_due) write_step_row(result, speed);
+  }
+  if (line_is_due) last_line_ = Clock::now();
+  if (row_is_due) state.since_log = {}, log_seconds_ = {};
+  if (step % config_.logger.tensorboard_log_interval == 0) {
+    if (recorder_.has_events()) write_step_events(result);
+    state.since_events = {}, events_seconds_ = {};
+  }
+}
+
+Throughput StepLogger::throughput(const IntervalSeconds& seconds) const {
+  Throughput result;
+  const auto ranks = static_cast<double>(world_.size());
+  result.step_seconds = seconds.mean();
+  result.tokens_per_second =
+      static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length) / result.step_seconds;
+  result.rank_tokens_per_second = result.tokens_per_second / ranks;
+  const double rank_flops = model_flops_ / ranks / result.step_seconds;
+  result.rank_tflops = rank_flops / 1e12;
+  result.mfu = gemm_throughput_ > 0 ? rank_flops / gemm_throughput_ : 0;
+  return result;
+}
+
+std::string StepLogger::step_text(const StepResult& result, const Throughput& speed) const {
+  const TrainState& state = runner_.state();
+  return "step " + std::to_string(state.step) + "/" + std::to_string(total_steps_) + " | loss " +
+         fixed(state.since_log.loss, 4) + " | grad " + fixed(state.since_log.grad_norm, 3) +
+         (result.params_norm ? " | params " + fixed(*result.params_norm, 3) : "") +
+         (result.num_zeros ? " | zeros " + std::to_string(*result.num_zeros) : "") + " | lr " +
+         significant(result.learning_rate) + " | " + human_count(speed.tokens_per_second) + " tok/s" +
+         (speed.mfu > 0 ? " | MFU " + fixed(100 * speed.mfu, 0) + "%" : "") + " | " +
+         human_bytes(static_cast<double>(runner_.device().memory().total())) + " | " +
+         human_duration(speed.step_seconds * static_cast<double>(total_steps_ - state.step)) + " left";
+}
+
+void StepLogger::write_step_row(const StepResult& result, const Throughput& speed) {
+  const TrainState& state = runner_.state();
+  const MemoryUse memory = runner_.device().memory();
+  records::MetricsRow row(state.step);
+  row.number("loss", state.since_log.loss)
+      .number("grad_norm", state.since_log.grad_norm)
+      .number("step_loss", result.loss)
+      .number("step_grad_norm", result.gradient_norm)
+      .number("learning_rate", result.learning_rate)
+      .number("tokens_per_second", speed.tokens_per_second)
+      .number("tokens_per_second_per_rank", speed.rank_tokens_per_second)
+      .number("tflops_per_rank", speed.rank_tflops)
+      .number("step_seconds", speed.step_seconds)
+      .integer("memory_bytes", memory.peak + memory.cached())
+      .integer("kernel_scratch_bytes", memory.kernel_scratch)
+      .integer("resident_bytes", resident_peak())
+      .integer("consumed_samples", state.consumed_samples)
+      .integer("consumed_tokens", state.consumed_tokens);
+  if (speed.mfu > 0) row.number("mfu", speed.mfu);
+  if (result.params_norm) row.number("params_norm", *result.params_norm);
+  if (result.num_zeros) row.integer("num_zeros", *result.num_zeros);
+  for (size_t p = 0; p < kPhases; ++p)
+    row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))),
+               log_seconds_.phases[p] / static_cast<double>(log_seconds_.steps));
+  recorder_.write(row);
+}
+
+void StepLogger::write_step_events(const StepResult& result) {
+  const StepMeans& means = runner_.state().since_events;
+  const Throughput speed = throughput(events_seconds_);
+  std::vector<records::Scalar> scalars{{"train/loss", means.loss},
+                                       {"train/grad_norm", means.grad_norm},
+                                       {"train/learning_rate", result.learning_rate},
+                                       {"train/step_seconds", speed.step_seconds},
+                                       {"train/tokens_per_second", speed.tokens_per_second},
+                                       {"train/tokens_per_second_per_rank", speed.rank_tokens_per_second},
+                                       {"train/tflops_per_rank", speed.rank_tflops}};
+  if (speed.mfu > 0) scalars.push_back({"train/mfu", speed.mfu});
+  if (result.params_norm) scalars.push_back({"train/params_norm", *result.params_norm});
+  if (result.num_zeros) scalars.push_back({"train/num_zeros", static_cast<double>(*result.num_zeros)});
+  if (config_.logger.tensorboard_log_interval > 1) {  // the means of one step are its values
+    scalars.push_back({"train/step_loss", result.loss});
+    scalars.push_back({"train/step_grad_norm", result.gradient_norm});
+  }
+  recorder_.write_events(runner_.state().step, scalars);
+}
+
+void StepLogger::report_anomalies(int64_t step, const std::vector<Anomaly>& events,
+                                  std::optional<int64_t> row_step) {
+  for (const Anomaly& event : events) {
+    log_.warning("step " + std::to_string(step) + ": " + event.text);
+    records::MetricsRow row(row_step.value_or(step), event.event);
+    if (row_step) row.integer("seen_at_step", step);
+    for (const auto& [name, value] : event.numbers) row.number(name, value);
+    for (const auto& [name, value] : event.texts) row.text(name, value);
+    recorder_.write(row);
+  }
+}
+
+void StepLogger::report_evaluation(const std::string& split, double loss, double seconds) {
+  const int64_t step = runner_.state().step;
+  log_.line("step " + std::to_string(step) + " | " + split + " loss " + fixed(loss, 4) + " | perplexity " +
+            fixed(std::exp(loss), 2) + " | " + human_duration(seconds));
+  recorder_.write(records::MetricsRow(step, split)
+                      .number("loss", loss)
+                      .number("perplexity", std::exp(loss))
+                      .number("seconds", seconds));
+  recorder_.write_events(step, std::array<records::Scalar, 1>{{{split + "/loss", loss}}});
+}
+
+}  // namespace capstan::train

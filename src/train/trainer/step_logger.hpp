@@ -1,0 +1,75 @@
+// What a run reports of its model and of its steps: log lines, rows of metrics.jsonl, TensorBoard scalars.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/world.hpp"
+#include "config/core/config.hpp"
+#include "train/trainer/estimate.hpp"
+#include "train/trainer/run_log.hpp"
+#include "train/trainer/run_recorder.hpp"
+#include "train/trainer/step_runner.hpp"
+
+namespace capstan::train {
+
+// Of the steps of an interval; docs/files.md defines the values.
+struct Throughput {
+  double step_seconds = 0;            // mean
+  double tokens_per_second = 0;       // of all ranks
+  double rank_tokens_per_second = 0;  // of all ranks, divided by their number
+  double rank_tflops = 0;             // model TFLOP/s, divided by the number of ranks
+  double mfu = 0;  // rank_tflops as a fraction of measured peak GEMM throughput; 0: not measured
+};
+
+class StepLogger {
+ public:
+  StepLogger(const config::Config& config, comm::World& world, StepRunner& runner, StepTimers& timers,
+             RunRecorder& recorder, RunLog& log, int64_t total_steps);
+
+  // Collective. Reports parameters, FLOPs, estimated memory and estimated time. measure_gemm: measures the peak GEMM throughput,
+  // without which there is no MFU.
+  void report_model(const StepEstimate& estimate, bool measure_gemm);
+  // After each step: ends the step's time, and writes its line and rows where they are due.
+  void log_step(const StepResult& result);
+  // `row_step`: the step of the rows in metrics.jsonl, where the run goes on from there after a rewind.
+  void report_anomalies(int64_t step, const std::vector<Anomaly>& events,
+                        std::optional<int64_t> row_step = {});
+  // split: "validation" or "test".
+  void report_evaluation(const std::string& split, double loss, double seconds);
+  // Begins the means of a log interval again.
+  void reset_intervals() { log_seconds_ = {}, events_seconds_ = {}; }
+
+  // Seconds of the last step, or of the steps before a resume; 0: not known.
+  double step_seconds() const { return step_seconds_; }
+  // Of the last step; none: no step was left to do.
+  std::optional<double> last_loss() const { return last_loss_; }
+
+ private:
+  void measure_gemm_throughput();
+  void report_estimated_time(const StepEstimate& estimate);
+  Throughput throughput(const IntervalSeconds& seconds) const;
+  std::string step_text(const StepResult& result, const Throughput& speed) const;
+  void write_step_row(const StepResult& result, const Throughput& speed);
+  void write_step_events(const StepResult& result);
+
+  const config::Config& config_;
+  comm::World& world_;
+  StepRunner& runner_;
+  StepTimers& timers_;
+  RunRecorder& recorder_;
+  RunLog& log_;
+  int64_t total_steps_, first_step_;
+  double flops_per_step_ = 0;   // of this rank
+  double model_flops_ = 0;      // of a step, of all ranks, without recomputation
+  double gemm_throughput_ = 0;  // FLOP/s of this rank
+  int gemm_measurements_ = 0;   // after the first
+  double step_seconds_ = 0;
+  std::optional<double> last_loss_;
+  std::chrono::steady_clock::time_point last_line_;
+  IntervalSeconds log_seconds_, events_seconds_;
+};
+
+}  // namespace capstan::train

@@ -1,0 +1,124 @@
+// One rank's training state in memory (device, mesh, model, parameters, optimizer, schedules) and one training step on it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/mesh.hpp"
+#include "config/core/config.hpp"
+#include "models/registry.hpp"
+#include "optim/optimizer.hpp"
+#include "optim/schedule.hpp"
+#include "parallel/flat_store.hpp"
+#include "train/trainer/anomaly.hpp"
+#include "train/trainer/micro_batch_runner.hpp"
+#include "train/trainer/state.hpp"
+#include "train/trainer/timers.hpp"
+
+namespace capstan::train {
+
+struct StepResult {
+  double loss = 0;           // mean over the step's loss tokens
+  double gradient_norm = 0;  // before clipping, of the mean loss
+  double learning_rate = 0;
+  int64_t loss_tokens = 0;  // of all ranks
+  // Elements of the gradients that are zero, over the whole model; with logger.log_num_zeros_in_grad.
+  std::optional<int64_t> num_zeros;
+  // L2 norm of the trained parameters of the whole model after the update; with logger.log_params_norm.
+  std::optional<double> params_norm;
+  // The update was left out because of a spike or optimizer.grad_norm_skip_threshold.
+  bool skipped = false;
+  // A spike that asks for a return to the last checkpoint; parameters and counters are those before the step.
+  bool rewind = false;
+  std::vector<Anomaly> events;
+};
+
+class StepRunner {
+ public:
+  // Builds device, mesh, model, parameter store, optimizer and schedules, in this order. Parameters have no values yet.
+  StepRunner(const config::Config& config, comm::World& world);
+
+  // Initial parameters from rng.seed.
+  void initialize();
+
+  // One training step on the next global batch: forward and backward passes of all micro-batches, reduction of the gradients,
+  // clipping, update. Throws ErrorCode::failed when the loss or the gradient norm is not finite, and ErrorCode::rank_failure when a
+  // rank computed a suspicious step twice with different bits; both before parameters change, with the cause in
+  // failure_anomalies().
+  StepResult train_step(data::Loader& loader, StepTimers& timers);
+  const std::vector<Anomaly>& failure_anomalies() const { return failure_anomalies_; }
+
+  // Counts the next global batch as consumed, without an update.
+  void consume_batch();
+
+  // Mean loss over `batches` global batches from the start of the split.
+  double evaluate(std::shared_ptr<const data::Dataset> dataset, int64_t batches);
+
+  // `observer` sees every operation of the training steps, and the store's collectives, from now on; null: no observer.
+  void observe(TapeObserver* observer) {
+    observer_ = observer;
+    store_->observe(observer);
+  }
+
+  // Replaces the recipe's own schedules.
+  void set_schedules(const optim::Schedule& schedule, const optim::Schedule& decoupled) {
+    schedule_ = schedule, decoupled_schedule_ = decoupled;
+  }
+
+  Device& device() { return *device_; }
+  const models::Model& model() const { return *model_; }
+  parallel::FlatStore& store() { return *store_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
+  TrainState& state() { return state_; }
+  const TrainState& state() const { return state_; }
+  const comm::Mesh& mesh() const { return mesh_; }
+  comm::Communicator& data_parallel() { return mesh_.group("dp-cp"); }
+  int64_t micro_batches() const { return micro_batches_; }
+  data::LoaderOptions loader_options() const;
+
+ private:
+  // Reduced over all ranks; the optimizer has not run yet.
+  struct Gradients {
+    double loss = 0;    // mean over the loss tokens
+    double norm = 0;    // L2, of the mean loss
+    double scale = 0;   // 1 / tokens
+    double tokens = 0;  // loss tokens of all ranks
+    // Hash of this rank's own gradients and losses before the reduction; with resilience.rerun_mode.
+    std::string fingerprint;
+  };
+  struct Total {
+    double loss, tokens;
+  };
+  void begin_gradients();
+  MicroBatchRunner::Losses rerun_batch(StepTimers& timers, TapeObserver* observer);
+  Gradients reduce_gradients(const MicroBatchRunner::Losses& losses, StepTimers& timers);
+  Total reduce_losses(const MicroBatchRunner::Losses& losses);
+  void update(const Gradients& gradients, const StepResult& result);
+  void compute_again(const Gradients& first, StepTimers& timers, std::vector<Anomaly>& events);
+  [[noreturn]] void fail_not_finite(const Gradients& gradients, std::vector<Anomaly> events);
+  Anomaly locate_not_finite(const Gradients& gradients);
+  double parameter_norm();
+
+  const config::Config& config_;
+  comm::Communicator& world_;
+  std::unique_ptr<Device> device_;
+  comm::Mesh mesh_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<parallel::FlatStore> store_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<optim::GradientNorm> norm_;
+  std::vector<optim::FlatBuffer> buffers_;
+  optim::Schedule schedule_, decoupled_schedule_;
+  TrainState state_;
+  std::unique_ptr<MicroBatchRunner> micro_batch_runner_;
+  int64_t micro_batches_ = 1;
+  // Micro-batches of the current step, which a rerun uses again.
+  std::vector<data::MicroBatch> batch_;
+  std::optional<Fingerprint> fingerprint_;
+  std::vector<Anomaly> failure_anomalies_;
+  TapeObserver* observer_ = nullptr;
+};
+
+}  // namespace capstan::train
