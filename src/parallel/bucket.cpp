@@ -8,7 +8,7 @@
 namespace capstan::parallel {
 
 namespace {
-constexpr int64_t kAlignment = 64;  // elements: a cache line of any type, and an even cut over ranks
+constexpr int64_t kAlignment = 64;  // elements: a cache line of any type, and equal slices over ranks
 constexpr int64_t kSmallestShare = 16384;
 }  // namespace
 

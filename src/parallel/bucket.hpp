@@ -1,9 +1,9 @@
 // How parameters are laid out in buckets: arithmetic alone, the same on every rank that holds the same list.
 //
-// A bucket is a flat array of whole parameters, each aligned to 64 elements, padded to a multiple of 64 x the ranks that it
-// may be cut over, so that the cut is even. It goes through the list from its end, in the order in which gradients become
+// A bucket is a flat array of full parameters, each aligned to 64 elements, padded to a multiple of 64 x the ranks that it
+// may be sharded over, so that the shards are equal. It goes through the list from its end, in the order in which gradients become
 // ready. Parameters that train and parameters that do not are in different buckets; a tied parameter has one of its own, so
-// that it is cut alike on both of its stages.
+// that it is sharded alike on both of its stages.
 #pragma once
 
 #include <functional>
@@ -53,14 +53,14 @@ struct BucketOptions {
 BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters,
                           const BucketOptions& options);
 
-// What two ranges have in common; count 0: nothing.
+// The range that two ranges have in common; count 0: none.
 FlatRange intersection(const FlatRange& a, const FlatRange& b);
 
 // The elements of a local shard, row-major, that lie in its `run`-th run, as ranges in their order.
 std::vector<FlatRange> elements_of_run(const Shard& shard, size_t run);
 
-// The part of `range` that holder `place` of `holders` ranks with the same elements writes: parts are disjoint, cover the
-// range, and are large enough to be worth a file entry. `turn` spreads small ranges over the holders.
+// The part of `range` that rank `place` of `holders` ranks with the same elements writes. The parts are disjoint, cover the
+// range, and are large enough to be worth a file entry. `turn` distributes small ranges over the holders.
 FlatRange share_of(const FlatRange& range, int64_t place, int64_t holders, int64_t turn);
 
 }  // namespace capstan::parallel

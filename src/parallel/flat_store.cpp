@@ -257,8 +257,8 @@ void FlatStore::set_direction(PassDirection direction) {
   turned_ = true;
 }
 
-// This block is used from here on, or in another direction: it is whole on return, and the next one in the direction of travel
-// is on its way. At the end of the list the one before stays, which the way back begins with.
+// Gathers this block, which is used from here on or in another direction, and starts to gather the next one in that direction.
+// At the end of the list the block before stays gathered, because the opposite pass begins with it.
 void FlatStore::enter(int block) {
   const int before = block == current_ ? beside_ : current_, last = static_cast<int>(pins_.size()) - 1;
   const int next = block + (direction_ == PassDirection::forward ? 1 : -1);

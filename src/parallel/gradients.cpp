@@ -43,8 +43,8 @@ void FlatStore::zero_gradients() {
   }
 }
 
-// Cut gradients leave as soon as one tape has no more of a bucket's weight gradients to run. What another tape has added
-// already goes with them.
+// Starts to reduce sharded gradients as soon as one tape has no more of a bucket's weight gradients to run. Sums that another
+// tape has added already are reduced with them.
 void FlatStore::tape_gradient_done(const Parameter& parameter, const UsesLeft& left) {
   if (!shards_gradients_) return;
   const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
@@ -70,7 +70,8 @@ void FlatStore::start_reduce(size_t index) {
   finish_reduce();
   Bucket& bucket = buckets_[index];
   if (!shards_gradients_)
-    for (const Parameter* parameter : bucket.plan->parameters) gradient(*parameter);  // what nobody has set
+    for (const Parameter* parameter : bucket.plan->parameters)
+      gradient(*parameter);  // zeroes those that were not set
   if (watch_) watch_(bucket.gradients);
   sum_ranges(groups_.tensor, bucket.gradients, bucket.partial);
   sum_ranges(groups_.kv_replicas, bucket.gradients, bucket.replicated);
@@ -114,7 +115,7 @@ void FlatStore::finish_reduce() {
   if (!shards_gradients_) finish_bucket(bucket);
 }
 
-// This rank's slice holds the sum over `shard`: the rest of the way, for the whole step.
+// Completes the sum of this rank's slice, which is that over `shard`, over replicas and tied copies.
 void FlatStore::finish_bucket(Bucket& bucket) {
   const FlatRange mine = slice_of(*bucket.plan);
   if (replicas_ > 1)

@@ -54,7 +54,7 @@ class Runner {
     if (stage < 0 || stage >= shape_.ranks * shape_.chunks) return std::nullopt;
     return Neighbor{stage % shape_.ranks, stage / shape_.ranks};
   }
-  // Whose stream (or gradient) a step takes, and who takes its own.
+  // The neighbors from which a step receives hidden states (or a gradient), and to which it sends its own.
   std::optional<Neighbor> source(const ScheduleStep& step) const {
     if (step.work == Work::weight) return std::nullopt;
     return at_stage(stage_of(step.chunk) + (step.work == Work::forward ? -1 : 1));
@@ -62,7 +62,7 @@ class Runner {
   std::optional<Neighbor> target(const ScheduleStep& step) const {
     return at_stage(stage_of(step.chunk) + (step.work == Work::forward ? 1 : -1));
   }
-  // Of the receiving step. Only as many at once as micro-batches under way: a tag may come again long after.
+  // Of the receiving step. A tag may be used again when no micro-batch under way has it.
   int tag(Work work, int64_t micro_batch, int64_t chunk) const {
     return static_cast<int>((micro_batch * shape_.chunks + chunk) % 8192 * 2 +
                             (work == Work::forward ? 0 : 1));

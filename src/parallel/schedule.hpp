@@ -21,7 +21,7 @@ struct PipelineShape {
   bool all_forward_first = false;  // GPipe: V = 1, every forward pass before the first backward pass
 };
 
-// `weight` is the part of the backward pass that gives the gradients of weights, where a schedule runs it apart; otherwise it
+// `weight` is the part of the backward pass that computes the gradients of weights, where a schedule runs it apart; otherwise it
 // belongs to `backward`.
 enum class Work : uint8_t { forward, backward, weight };
 struct ScheduleStep {
@@ -43,7 +43,7 @@ struct Ticks {
 };
 struct ScheduleRun {
   Ticks lengths;
-  std::string problem;  // empty, or what is wrong: a step missing, twice, or waiting for ever
+  std::string problem;  // empty, or what is wrong: a step missing, twice, or waiting forever
   int64_t ticks = 0;    // until the last rank has ended
   std::vector<std::vector<int64_t>> start;  // of each step of each rank
   std::vector<int64_t> idle;                // ticks that each rank waits, of `ticks`

@@ -22,7 +22,7 @@ class BaseModel {
   const std::string& path() const { return path_; }  // the checkpoint's directory, or `hf:DIR` …
   // Of its manifest, which holds the hashes of its files; of another program's files themselves, which reads them all.
   const std::string& hash();
-  // Collective, before hash(): rank 0 reads another program's files for it, and tells the others.
+  // Collective, before hash(): rank 0 reads an external model's files for it, and broadcasts the hash.
   void share_hash(comm::Communicator& ranks);
   // Under Capstan's names, for a model section with its derived values; refers to this, until the next call.
   checkpoint::TensorSource& parameters(const config::ModelConfig& model);

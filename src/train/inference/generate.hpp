@@ -50,7 +50,7 @@ struct GenerateResult {
 // template; ::format where the template refuses it.
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options);
 
-// One draw from logits [vocab] (natural scale), as generate() makes it: word `position` of the sampling stream of `seed`.
+// One draw from logits [vocab] (natural scale), as generate() makes it: word `position` of the random sequence of `seed`.
 int32_t sample(std::span<const float> logits, const GenerateOptions& options, int64_t position);
 
 }  // namespace capstan::train

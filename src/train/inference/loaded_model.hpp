@@ -44,7 +44,7 @@ class LoadedModel {
   std::vector<float> all_logits(const data::MicroBatch& batch);
 
  private:
-  // What a stage of this rank makes of the stream [rows, hidden] of the one before: the stream, or at the last the answer.
+  // The output of a stage of this rank for hidden states [rows, hidden]: hidden states, or at the last stage the result.
   using Stage = FunctionRef<Tensor(Tape& tape, size_t stage, const Tensor& hidden_states)>;
   // One pass through the stages of all ranks; the answer, fp32 [values], on every rank.
   std::vector<float> pass(int64_t rows, int64_t values, Stage stage);

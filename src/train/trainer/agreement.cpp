@@ -68,8 +68,8 @@ std::string disagreement(size_t rank, const std::vector<std::string>& hosts, con
          hosts[0] + "` about " + what + ": `" + value + "` against `" + of_rank_0 + "`";
 }
 
-// The first line in which two canonical forms differ, as "path = value"; empty where one has no such line. What somebody wrote
-// comes before what follows from it: a derived field is named only where nothing else differs.
+// The first line in which two canonical forms differ, as "path = value"; empty where one has no such line. Explicit fields
+// come before derived ones: a derived field is named only where nothing else differs.
 std::pair<std::string, std::string> first_difference(const std::string& mine, const std::string& other) {
   std::istringstream a(mine), b(other);
   std::pair<std::string, std::string> first;

@@ -1,5 +1,5 @@
-// What all ranks must have in common before they begin: a rank that was started with another recipe, program or data would
-// train a model that is nobody's.
+// Checks before a run that all ranks have the same program, recipe and data: a rank with others would compute another
+// model.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Guards over a step (the section `resilience`): is its loss or gradient norm a spike, where did a NaN or an infinity begin,
-// did the machine compute the same thing twice. All of it is decided from numbers that every rank has, or agreed.
+// Anomalies of a step (section `resilience`): spikes of loss and gradient norm, the origin of a NaN or an infinity, and
+// machines that compute different bits the second time. All ranks decide from the same numbers.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@
 
 namespace capstan::train {
 
-// What a guard found; a row of metrics.jsonl and a warning.
+// One finding; a row of metrics.jsonl and a warning.
 struct Anomaly {
   std::string event, text;
   std::vector<std::pair<std::string, double>> numbers;
@@ -23,12 +23,12 @@ struct Anomaly {
 };
 
 struct AnomalyDecision {
-  config::SpikeAction action = config::SpikeAction::off;  // the gravest of what was found
+  config::SpikeAction action = config::SpikeAction::off;  // the most severe of the findings
   std::vector<Anomaly> events;
 };
 
 // Compares the step's numbers with the means of those before it (TrainState::recent_*). Nothing is a spike before
-// min(spike_window, 16) steps are known. Values that are not finite are not judged here.
+// min(spike_window, 16) steps are known. Values that are not finite are ignored here.
 AnomalyDecision detect_anomalies(const config::ResilienceConfig& config, const TrainState& state, double loss,
                                  double norm);
 // Adds the step's numbers to the means, where they are watched.
@@ -42,7 +42,7 @@ class FiniteCheck final : public TapeObserver {
               std::span<const Tensor> tensors) override;
   void micro_batch(int64_t index) override { current_ = index; }
   const std::string& found() const { return found_; }   // empty: all finite
-  int64_t micro_batch() const { return micro_batch_; }  // of what was found, from 0
+  int64_t micro_batch() const { return micro_batch_; }  // of the finding, from 0
 
  private:
   std::string found_, last_parameter_;

@@ -1,4 +1,4 @@
-// What a step costs and holds, found by running the trainer's own step on the meta device.
+// FLOPs, memory and bytes sent of a step, found by running the trainer's own step on the meta device.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct StepEstimate {
   double flops = 0;           // forward, backward and weight gradients of one micro-batch, this rank's part
   double executed_flops = 0;  // with those of recomputation
   MemoryUse
-      memory;  // of the whole step of one rank; kernel_scratch is that of products, column sums and attention
+      memory;  // of the full step of one rank; kernel_scratch is that of GEMMs, column sums and attention
   std::map<std::string, int64_t>
       sent;  // bytes that this rank sends in a step, by group; without a few scalars
 };

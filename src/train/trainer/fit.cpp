@@ -21,7 +21,7 @@ namespace {
 
 int64_t host_memory() {
   int64_t bytes = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGE_SIZE);
-  // Streams: the kernel says that such files have no bytes. Without a control group of the second version nothing else limits.
+  // Such files have size 0, so they are read as streams. Only a control group of version 2 is a further limit.
   std::string text;
   std::getline(std::ifstream("/sys/fs/cgroup/memory.max"), text);
   if (const auto limit = parse_int(text)) bytes = std::min(bytes, *limit);
@@ -33,7 +33,7 @@ struct Way {
   config::Config config;
 };
 
-// Ways to a smaller step, the cheapest in time first. What they change keeps the mathematics: a smaller micro-batch leaves the global
+// Changes to a smaller step, the cheapest in time first. They keep the mathematics: a smaller micro-batch leaves the global
 // one as it is, also where it follows from the other.
 std::vector<Way> smaller_steps(const config::Config& config) {
   std::vector<Way> ways;

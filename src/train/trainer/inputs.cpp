@@ -86,7 +86,7 @@ class Search {
   static bool has_steps(const fs::path& root) {
     try {
       return !checkpoint::list_checkpoints(root).empty();
-    } catch (const Error&) {  // not readable: whoever opens it says so
+    } catch (const Error&) {  // not readable: opening it reports the error
       return true;
     }
   }

@@ -1,4 +1,4 @@
-// Where the trainer speaks. It never prints: the program that runs it (or a test) hands in a sink.
+// Receives the reports of the trainer, which never prints: the program that runs it (or a test) passes a sink.
 #pragma once
 
 #include <string>

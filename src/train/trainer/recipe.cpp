@@ -105,7 +105,7 @@ std::vector<RecipeChange> changes_since(const std::string& stored, const config:
     RecipeChange change{difference.path, difference.before, difference.after,
                         difference.effect == config::Effect::math};
     if (longer(change)) change.alters_numerics = false;
-    // A derived value follows its inputs; they are what is judged.
+    // A derived value follows its inputs, which are compared instead.
     if (now.origin(change.path).kind == config::Origin::Kind::derived)
       if (const config::Derivation* derivation = config::schema().find_derivation(change.path))
         for (const std::string& input : derivation->inputs)
@@ -118,7 +118,7 @@ std::vector<RecipeChange> changes_since(const std::string& stored, const config:
 
 namespace {
 
-// What a recipe says for training alone.
+// Fields that concern training alone.
 std::vector<std::string> left_out(int64_t ranks) {
   std::vector<std::string> paths = {"ddp",
                                     "comm_overlap",

@@ -40,7 +40,7 @@ enum class Resume : uint8_t { no, existing, automatic };
 
 // One training step, as every rank knows it. Means and sums are those of the step, over all ranks.
 struct StepReport {
-  int64_t step = 0, total_steps = 0;  // steps done, and of the whole run
+  int64_t step = 0, total_steps = 0;  // steps done, and of the full run
   double loss = 0;                    // mean over the step's loss tokens, in nats
   double gradient_norm = 0;           // global L2 norm before clipping
   double learning_rate = 0;

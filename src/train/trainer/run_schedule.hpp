@@ -16,7 +16,7 @@ namespace capstan::train {
 struct RunSchedule {
   optim::ScheduleOptions options;
   std::optional<double> decoupled_lr, decoupled_min_lr;             // of embedding and head; null: options
-  std::optional<double> lr_warmup_fraction, lr_wsd_decay_fraction;  // where a length was given as a share
+  std::optional<double> lr_warmup_fraction, lr_wsd_decay_fraction;  // where a length was given as a fraction
   std::vector<std::string> from_command_line;  // fields whose values came from a command line, not a file
 
   optim::Schedule schedule() const;
@@ -26,7 +26,7 @@ struct RunSchedule {
 // The recipe's own schedule.
 RunSchedule schedule_of(const config::Config& config, const RecipeRecord& record);
 
-// One JSON object; reading it throws ErrorCode::format. `place` names the file in the message.
+// One JSON object; reading it throws ErrorCode::format. `place` names the file in messages.
 std::string schedule_text(const RunSchedule& schedule);
 RunSchedule parse_schedule(const std::string& text, const std::string& place);
 
@@ -42,7 +42,7 @@ struct ScheduleChoice {
   bool keeps_decay_length = false;
 };
 
-// What a resume follows. With override_opt_param_scheduler the recipe's schedule, with use_checkpoint_opt_param_scheduler the
+// The schedule of a resumed run. With override_opt_param_scheduler the recipe's schedule, with use_checkpoint_opt_param_scheduler the
 // checkpoint's; else the checkpoint's with the fields of `scheduler` that the recipe sets explicitly to something else. A
 // peak, floor or weight decay of `optimizer` that is set explicitly to something else is refused.
 ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now, const RecipeRecord& record,

@@ -51,7 +51,7 @@ Saver::Saver(comm::World& world, const parallel::FlatStore& store, const optim::
 
 Saver::~Saver() {
   join();
-  // A commit that was under way has ended; whatever else is there counts for nobody.
+  // A commit that was under way has ended; uncommitted files are removed.
   if (save_ && world_.rank() == 0 && !save_->committed) save_->writer.abandon();
 }
 
@@ -114,7 +114,7 @@ std::optional<Saver::Ended> Saver::advance() {
   const auto begun = Clock::now();
   join();
   comm::Communicator& group = world_.communicator();
-  // A leading letter tells a list from a reason, on every rank alike.
+  // The first character distinguishes a list from a reason.
   const auto texts = comm::gather_texts(group, save_->error.empty() ? "+" + save_->part : "-" + save_->error);
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].starts_with('-')) continue;

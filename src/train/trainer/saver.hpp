@@ -1,8 +1,8 @@
 // Saves that training goes on beside (checkpoint.async_save): the step waits for a copy of the state, a thread of this rank
-// writes it, and a later step boundary makes it count.
+// writes it, and a later step boundary commits it.
 //
 //   begin()    copies this rank's share of the state into buffers that live as long as the saver; starts the writer
-//   ready()    this rank's writer has nothing to do: no communication, asked at every step boundary
+//   ready()    this rank's writer is idle: no communication, called at every step boundary
 //   advance()  collective, once all ranks are ready: the parts' lists go to rank 0, whose writer commits; the next time all
 //              are ready the save has ended, everywhere with the same result
 //
@@ -61,7 +61,7 @@ class Saver {
   std::unique_ptr<Save> save_;
 };
 
-// What a saver's copies take of this rank's memory, in the blocks of `device` (meta: the plan).
+// The buffers of a saver's copies on `device` (meta: for the memory estimate).
 std::vector<Tensor> snapshot_buffers(Device& device, const std::vector<StateTensor>& tensors);
 
 }  // namespace capstan::train

@@ -1,4 +1,4 @@
-// Which cells of a parameter's global tensor the elements of this rank's shard are.
+// The regions of a parameter's global tensor that this rank's shard consists of.
 #pragma once
 
 #include <vector>
@@ -11,11 +11,11 @@ namespace capstan::train {
 
 struct ShardRegion {
   checkpoint::Region where;      // in the global tensor
-  parallel::FlatRange elements;  // of the local shard, row-major; in the order of the rectangle's cells
-  bool owned = true;             // false: another rank, which holds the same cells, counts and writes them
+  parallel::FlatRange elements;  // of the local shard, row-major; in the order of the region's elements
+  bool owned = true;             // false: another rank, which holds the same elements, counts and writes them
 };
 
-// The elements `range` of the local shard, in their order. `global`: the parameter's whole shape.
+// The elements `range` of the local shard, in their order. `global`: the parameter's full shape.
 std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
                                        const parallel::FlatRange& range);
 

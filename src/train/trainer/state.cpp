@@ -282,7 +282,7 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
          "starts from the weights alone");
   const Which which = store.freezes() ? Which::adapters : Which::all;
   check_shapes(reader, store, which, optimizer);
-  const auto numbers = [&](const char* key) {  // those of the guards are there where guards are on
+  const auto numbers = [&](const char* key) {  // absent where anomaly detection is off
     std::vector<double> values;
     if (!json.contains(key)) return values;
     if (!json[key].is_array() || json[key].size() > 1'000'000)

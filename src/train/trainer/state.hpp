@@ -1,4 +1,4 @@
-// What a checkpoint holds of a run, and how it gets there and back: main parameters, optimizer state and a few counters.
+// The state of a run in a checkpoint (main parameters, optimizer state and counters), and how it is saved and loaded.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct TrainState {
   int64_t consumed_samples = 0;  // position in the data
   int64_t consumed_tokens = 0;
   int64_t schedule_samples = 0;  // position in the schedules: samples of successful updates
-  // What the guards look back on (guards.hpp), oldest first; empty where they are off.
+  // Losses and norms that anomaly detection compares with (anomaly.hpp), oldest first; empty where it is off.
   std::vector<double> recent_losses, recent_norms;
   int64_t rewinds = 0;
   StepMeans since_log, since_events;  // since the last row of metrics.jsonl, and the last TensorBoard event
@@ -36,8 +36,9 @@ struct SavePlan {
   std::filesystem::path root;  // directory of the checkpoints
   std::string run_id, recipe, recipe_hash, version, layout, parent;
   std::string data;      // which samples the run is trained on: data::Dataset::fingerprint()
-  std::string schedule;  // schedule_text() of what the run follows (train/run_schedule.hpp)
-  std::string base;      // hash of the weights beside which adapters train (train/adapters.hpp); empty: none
+  std::string schedule;  // schedule_text() of what the run follows (run_schedule.hpp)
+  std::string
+      base;  // hash of the weights beside which adapters train (train/adapters/adapters.hpp); empty: none
   checkpoint::Retention retention;
   bool optimizer = true;
   const data::Tokenizer* tokenizer = nullptr;               // copied beside the weights
@@ -50,16 +51,16 @@ struct SavePlan {
 // A part of a tensor of the state as a checkpoint names it.
 struct StateTensor {
   std::string name;
-  checkpoint::Shape shape;   // of the whole tensor, over all ranks
-  checkpoint::Region where;  // this part's cells
+  checkpoint::Shape shape;   // of the full tensor, over all ranks
+  checkpoint::Region where;  // this part of it
   Tensor tensor;             // their values in that order, one dimension
 };
 
 // Those that this rank writes: main parameters, and with `optimizer` its state. Where only a part of the model trains, that part
-// alone. Every cell is one rank's; ranks that hold the same cells share the work.
+// alone. Every element is written by one rank; ranks that hold the same elements share the work.
 std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer);
 
-// The steps of one save, for whoever runs them (save_state() below, or Saver with a thread). After the constructor only
+// The steps of one save, which save_state() runs below, or Saver with a thread. After the constructor only
 // files are touched: any thread may call, one at a time.
 class StateWriter {
  public:
@@ -70,8 +71,8 @@ class StateWriter {
   void add(const StateTensor& tensor,
            std::span<const std::byte> bytes);  // valid until write_rank() has returned
   std::string write_rank();                    // this rank's files; returns its list
-  // Rank 0, after all ranks' write_rank(): makes the checkpoint appear, then deletes what retention lets go. What fails after
-  // the checkpoint is there does not undo it: it is in problem().
+  // Rank 0, after all ranks' write_rank(): makes the checkpoint appear, then deletes the checkpoints that retention does not keep.
+  // A failure to delete does not undo the checkpoint; it is in problem().
   std::filesystem::path commit(const std::vector<std::string>& parts);
   void abandon() noexcept { writer_.abandon(); }
 
@@ -110,8 +111,8 @@ std::string schedule_text_of(const checkpoint::Reader& reader);
 enum class Which : uint8_t { all, base, adapters };
 void load_parameters(checkpoint::TensorSource& source, parallel::FlatStore& store, Which which = Which::all);
 
-// The newest checkpoint under `root` that verifies, the same on all ranks; rank 0 looks. `refused` (rank 0) says why newer
-// ones do not count.
+// The newest checkpoint under `root` that verifies, the same on all ranks; rank 0 looks. `refused` (rank 0) holds the reasons why
+// newer ones do not count.
 std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root,
                                                       std::vector<std::string>& refused);
 

@@ -39,10 +39,10 @@ class StepTimers {
     mark_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
 
-  // Told of each piece of a phase as it ends: host clock (steady, seconds) and its length.
+  // Called for each interval of a phase as it ends, with the host clock (steady, seconds) and its length.
   using Listener = std::function<void(Phase phase, double end, double seconds)>;
   void listen(Listener listener) { listener_ = std::move(listener); }
-  // Told of each phase as it begins.
+  // Called for each phase as it begins.
   void announce(std::function<void(Phase)> phase_callback) { phase_callback_ = std::move(phase_callback); }
 
  private:
