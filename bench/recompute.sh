@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What each way to recompute costs and saves, as a table: memory at the peak of a step, measured and foretold, and the step's time
+# What each way to recompute costs and saves, as a table: peak memory of a step, measured and estimated, and the step's time
 # against that of the step which keeps everything. Times are counted in matrix products that the machine did at the same moments,
 # so that what else runs there weighs on neither side.
 #
@@ -17,7 +17,7 @@ measure() {  # NAME [a.b=c …]
   "$capstan" bench step --json -r "$recipe" "${given[@]}" "$@" | python3 -c '
 import json, sys
 step = json.load(sys.stdin)["step"]
-print(json.dumps([sys.argv[1], step["memory"], step["memory_foretold"], step["seconds"] * (step["beside_gflops"] or 1)]))' "$name"
+print(json.dumps([sys.argv[1], step["memory"], step["memory_estimated"], step["seconds"] * (step["concurrent_gflops"] or 1)]))' "$name"
 }
 given=("$@")
 {
@@ -31,12 +31,12 @@ given=("$@")
   measure 'full, `block`, 4 layers' $g=full $how=block $layers=4
 } | python3 -c '
 import json, sys
-print("| recomputed | activations at the peak | peak of the step | foretold | kernel scratch | time |")
+print("| recomputed | activations at the peak | peak of the step | estimated | kernel scratch | time |")
 print("|---|---|---|---|---|---|")
 first = None
 for line in sys.stdin:
-    name, memory, foretold, work = json.loads(line)
+    name, memory, estimated, work = json.loads(line)
     first = first or work
     mib = lambda account, key: "{:.1f} MiB".format(account[key] / 2**20)
-    print("| {} | {} | {} | {} | {} | {:.2f} |".format(name, mib(memory, "activations"), mib(memory, "peak"), mib(foretold, "peak"),
+    print("| {} | {} | {} | {} | {} | {:.2f} |".format(name, mib(memory, "activations"), mib(memory, "peak"), mib(estimated, "peak"),
           mib(memory, "kernel_scratch"), work / first))'

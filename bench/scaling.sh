@@ -17,6 +17,6 @@ import json, sys
 step = json.load(sys.stdin)["step"]
 attention = sum(o["seconds"] for o in step["operations"] if o["name"] in ("attention", "rope"))
 print("| {} | {} x {} | {:.0f} | {:.1f} % | {:.1f} % of the step |".format(step["recipe"], sys.argv[1], sys.argv[2],
-      step["tokens_per_second"], 100 * step["share_beside"], 100 * attention / step["seconds"]))' $batch $length
+      step["tokens_per_second"], 100 * step["fraction_of_concurrent"], 100 * attention / step["seconds"]))' $batch $length
   done
 done

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Drives a Capstan sweep from Optuna: it asks, Capstan checks and trains, it is told.
+"""Drives a Capstan sweep from Optuna: Optuna asks for trials and Capstan checks and trains them; the results are told to Optuna.
 
     pip install optuna
     capstan sweep plan quickstart dataset=mock tokenizer=none optimizer.min_lr=1e-6 train.train_iters=30 optimizer.lr=1e-3,1e-2 --out sweeps/search
@@ -16,11 +16,11 @@ import optuna
 
 
 class Conversation:
-    """One `capstan sweep VERB DIR -`: a JSON object a line each way."""
+    """One `capstan sweep COMMAND DIR -`: one JSON object per line in both directions."""
 
-    def __init__(self, capstan, verb, directory):
+    def __init__(self, capstan, command, directory):
         self.process = subprocess.Popen(
-            [capstan, "sweep", verb, directory, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [capstan, "sweep", command, directory, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def say(self, request):

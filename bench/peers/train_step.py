@@ -143,8 +143,8 @@ def capstan_rate(shape, capstan, dtype):
                          check=True, stdout=subprocess.PIPE).stdout
     result = json.loads(out)
     return {"tokens_per_second": result["step"]["tokens_per_second"], "gemm_gflops": result["step_gemm_gflops"],
-            "share": result["step"]["share"], "share_beside": result["step"]["share_beside"],
-            "tokens_per_gflop": result["step"]["tokens_per_second"] / result["step"]["beside_gflops"]}
+            "fraction": result["step"]["fraction_of_peak"], "concurrent": result["step"]["fraction_of_concurrent"],
+            "tokens_per_gflop": result["step"]["tokens_per_second"] / result["step"]["concurrent_gflops"]}
 
 
 def main():
@@ -158,7 +158,7 @@ def main():
     if args.torch_only:
         print(json.dumps(torch_rate(args.shape, args.dtype)))
         return
-    ours, theirs, roofs, shares, besides, normal = [], [], [], [], [], []
+    ours, theirs, peaks, fractions, concurrent, normal = [], [], [], [], [], []
     for number in range(args.rounds):
         mine = capstan_rate(args.shape, args.capstan, args.dtype)
         out = subprocess.run([sys.executable, __file__, args.shape, "--torch-only", "--dtype", args.dtype], check=True,
@@ -166,17 +166,17 @@ def main():
         peer = json.loads(out)
         ours.append(mine["tokens_per_second"])
         theirs.append(peer["tokens_per_second"])
-        roofs.append(max(mine["gemm_gflops"], peer["gemm_gflops"]))
-        shares.append(mine["share"] * mine["gemm_gflops"] / roofs[-1])
-        besides.append(mine["share_beside"])
+        peaks.append(max(mine["gemm_gflops"], peer["gemm_gflops"]))
+        fractions.append(mine["fraction"] * mine["gemm_gflops"] / peaks[-1])
+        concurrent.append(mine["concurrent"])
         normal.append(mine["tokens_per_gflop"] / peer["tokens_per_gflop"])
-        print(f"round {number + 1}: capstan {ours[-1]:.1f} tokens/s ({100 * shares[-1]:.1f} % of the roof, "
-              f"{100 * besides[-1]:.1f} % of the products between its operations), "
-              f"PyTorch {theirs[-1]:.1f} ({100 * shares[-1] * theirs[-1] / ours[-1]:.1f} %), "
+        print(f"round {number + 1}: capstan {ours[-1]:.1f} tokens/s ({100 * fractions[-1]:.1f} % of peak, "
+              f"{100 * concurrent[-1]:.1f} % of the GEMM run between its operations), "
+              f"PyTorch {theirs[-1]:.1f} ({100 * fractions[-1] * theirs[-1] / ours[-1]:.1f} %), "
               f"GEMM capstan or oneDNN {mine['gemm_gflops']:.1f}, torch {peer['gemm_gflops']:.1f} GFLOP/s", flush=True)
     print(f"{args.shape} {args.dtype}: capstan / PyTorch = {statistics.median(ours) / statistics.median(theirs):.2f}; "
-          f"share of the roof {100 * statistics.median(shares):.1f} %, of products at the same moments "
-          f"{100 * statistics.median(besides):.1f} %; capstan / PyTorch for the same product rate "
+          f"fraction of peak {100 * statistics.median(fractions):.1f} %, of a GEMM run at the same time "
+          f"{100 * statistics.median(concurrent):.1f} %; capstan / PyTorch at equal GEMM throughput "
           f"{statistics.median(normal):.2f}")
 
 

@@ -25,13 +25,13 @@ namespace {
 
 constexpr size_t kMostFiles = 2'000;
 
-// A word that the usage line of a verb asks for: "RECIPE", or several that may stand there ("CHECKPOINT|RUN").
-struct Wanted {
+// A positional argument in the usage line of a command: "RECIPE", or alternatives such as "CHECKPOINT|RUN".
+struct Positional {
   std::vector<std::string_view> kinds;
   bool optional = false;
 };
 
-// RECIPE, FILE.jsonl, hf:DIR: what the user puts there is in capitals.
+// RECIPE, FILE.jsonl, hf:DIR: placeholders contain capitals.
 bool is_kind(std::string_view word) {
   return std::any_of(word.begin(), word.end(), [](char c) { return c >= 'A' && c <= 'Z'; }) &&
          std::all_of(word.begin(), word.end(), [](char c) {
@@ -39,9 +39,9 @@ bool is_kind(std::string_view word) {
          });
 }
 
-// The bare words of a usage line; options and their arguments are in the option table.
-std::vector<Wanted> wanted_words(const Command& command) {
-  std::vector<Wanted> wanted;
+// The positional arguments of a usage line; options and their arguments are in the option table.
+std::vector<Positional> positionals_of(const Command& command) {
+  std::vector<Positional> wanted;
   bool skip = false, alternative = false;
   for (std::string_view token : split(command.usage, ' ')) {
     if (token == "|") {
@@ -103,7 +103,7 @@ class Completer {
     list(global_options());
   }
 
-  // What stands after `prefix` in the word is of this kind.
+  // Offers values of this kind for the part of the word after `prefix`.
   void kind(std::string_view kind, const Command* command, const std::string& prefix = {}) {
     if (kind == "RECIPE" || kind == "A" || kind == "B") {
       if (!at_path(prefix))
@@ -138,7 +138,7 @@ class Completer {
       paths(prefix, "");
     } else if (kind == "K=V") {
       overrides();
-    } else if (kind == "VERB") {
+    } else if (kind == "COMMAND") {
       commands();
     } else if (kind == "TOPIC") {
       for (const Topic& topic : topics()) add(std::string(topic.name), topic.title);
@@ -164,7 +164,7 @@ class Completer {
   }
 
  private:
-  // A name that could only be a file's.
+  // Whether the word can only be a path.
   bool at_path(const std::string& prefix) const {
     return word_.size() > prefix.size() && word_.find('/', prefix.size()) != std::string::npos;
   }
@@ -209,7 +209,7 @@ class Completer {
     return {};
   }
 
-  // Another program's model: its scheme, then paths.
+  // An external model: its scheme, then paths.
   void external(const std::string& scheme, const char* doc, bool directory) {
     if (word_.starts_with(scheme))
       files(scheme, directory ? std::vector<std::string_view>{} : std::vector<std::string_view>{".gguf"},
@@ -218,7 +218,7 @@ class Completer {
       add(scheme, doc);
   }
 
-  // Those of ./runs at once, and any directory.
+  // Offers the runs in ./runs, and any directory.
   void runs(const std::string& prefix) {
     std::vector<Candidate> list;
     std::error_code problem;
@@ -250,7 +250,7 @@ class Completer {
     add(spelling + after, (alias ? "= " + field.path + ": " : "") + field_doc(field));
   }
 
-  // Sections first; the fields of one behind its dot. `after` follows a field: "=" or nothing.
+  // Offers sections, and after a dot the fields of one. `after` follows a field: "=" or nothing.
   void paths(const std::string& prefix, const std::string& after) {
     const config::Schema& schema = config::schema();
     const size_t dot = word_.find('.');
@@ -270,7 +270,7 @@ class Completer {
     }
     for (const auto* one : schema.fields())
       if (one->deprecated.empty()) field(prefix + one->path, *one, after);
-    // Other spellings only for who knows them.
+    // Offers aliases only when no canonical name matches.
     const bool known = !found_.empty();
     for (const auto* one : schema.fields())
       for (const auto& alias : one->aliases) {
@@ -289,7 +289,7 @@ class Completer {
     for (const auto& code : config::diagnostic_codes()) add(prefix + code.code, code.title);
   }
 
-  // prefix: what stands before the value, "=" included.
+  // prefix: the text before the value, "=" included.
   void values(const std::string& path, const std::string& prefix) {
     const config::Schema& schema = config::schema();
     const config::SectionInfo* section = schema.find_section(path);
@@ -371,7 +371,8 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
   Completer completer(words.back());
   const std::string& word = words.back();
 
-  // What the words before it are: the verb, options with their arguments, plain words and overrides.
+  // Classifies the words before it: the command, options with their arguments, positional arguments and
+  // overrides.
   const Command* command = nullptr;
   std::string group;
   const Option* open = nullptr;  // an option that waits for its argument
@@ -419,7 +420,7 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
     return completer.take();
   }
 
-  const std::vector<Wanted> wanted = wanted_words(*command);
+  const std::vector<Positional> wanted = positionals_of(*command);
   const bool repeats = command->max_words == SIZE_MAX && !wanted.empty();
   const size_t at = repeats ? std::min(plain, wanted.size() - 1) : plain;
   bool path = false;
@@ -429,7 +430,7 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
       path |= kind == "PATH";
       completer.kind(kind, command);
     }
-  // `help data prepare`, and the second verb of a group.
+  // `help data prepare`, and the subcommands of a group.
   if (command->name == "help" && plain == 1) completer.commands(words[words.size() - 2]);
   size_t required = 0;
   bool names_recipe = recipe;

@@ -1,5 +1,4 @@
-// What a shell's completion asks: the words that can stand at the end of a command line. Made from the option tables, the
-// usage lines and the field tables.
+// Completion of a command line in a shell, from the option tables, the usage lines and the field tables.
 #pragma once
 
 #include <span>
@@ -9,16 +8,20 @@
 
 namespace capstan::cli {
 
-// What the scripts call: `capstan __complete WORD…`. In no help, and without options of its own.
+// The hidden command that the completion scripts call: `capstan __complete WORD…`. It has no help and no
+// options.
 inline constexpr std::string_view kCompletionCommand = "__complete";
 
 struct Candidate {
-  std::string text;  // the whole word; one that ends in `=`, `.` or `/` goes on, so no blank follows it
-  std::string doc;   // one line, may be empty
+  // The full word. The shell adds no blank after a word that ends in `=`, `.` or `/`.
+  std::string text;
+  // One line, may be empty.
+  std::string doc;
 };
 
-// words: the command line without the program's name; the last one is being typed, and may be empty. Never throws for what
-// stands on the line: where nothing is known there is nothing to offer.
+// The words that can complete the last one. words: the command line without the program's name; the last word
+// may be empty.
+// Does not throw for an invalid command line: it offers nothing then.
 std::vector<Candidate> complete(std::span<const std::string> words);
 
 // One line "text<TAB>doc" for each candidate.

@@ -13,27 +13,27 @@ namespace {
 using comm::Axis;
 using Members = std::vector<int64_t>;
 
-// "0-7", "0,2,4,6", "0-3,8-11"; of many pieces the first ones and the last.
+// "0-7", "0,2,4,6", "0-3,8-11"; of many ranges the first ones and the last.
 std::string members_text(const Members& members) {
-  std::vector<std::string> pieces;
+  std::vector<std::string> ranges;
   for (size_t i = 0; i < members.size();) {
     size_t end = i + 1;
     while (end < members.size() && members[end] == members[end - 1] + 1) ++end;
     if (end - i > 2) {
-      pieces.push_back(std::to_string(members[i]) + "-" + std::to_string(members[end - 1]));
+      ranges.push_back(std::to_string(members[i]) + "-" + std::to_string(members[end - 1]));
     } else {
-      for (size_t j = i; j < end; ++j) pieces.push_back(std::to_string(members[j]));
+      for (size_t j = i; j < end; ++j) ranges.push_back(std::to_string(members[j]));
     }
     i = end;
   }
   constexpr size_t kMost = 8, kFirst = 3;
   std::string text;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    if (pieces.size() > kMost && i == kFirst) {
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges.size() > kMost && i == kFirst) {
       text += ",…";
-      i = pieces.size() - 1;
+      i = ranges.size() - 1;
     }
-    text += (i == 0 ? "" : ",") + pieces[i];
+    text += (i == 0 ? "" : ",") + ranges[i];
   }
   return text;
 }
@@ -43,7 +43,8 @@ std::vector<std::string> group_row(const comm::Mesh& mesh, int64_t world, const 
   const auto size = std::ssize(mesh.members(name, 0));
   if (size == 1) return {name, "every rank alone"};
   constexpr size_t kMost = 8, kFirst = 3;
-  // The smallest rank that is in no group yet begins the next one. In the middle of a pipeline ranks have no embedding group.
+  // The smallest rank that is in no group yet begins the next one. In the middle of a pipeline ranks have no
+  // embedding group.
   std::vector<Members> groups;
   std::set<int64_t> covered;
   bool all = true;
@@ -97,7 +98,7 @@ std::string grid_text(const comm::MeshSizes& sizes, std::optional<int64_t> rank)
   const comm::Mesh mesh(sizes, rank.value_or(0));
   std::string text = std::to_string(sizes.world) + (sizes.world == 1 ? " rank" : " ranks") + ", order " +
                      (sizes.pp_before_dp ? "tp-cp-ep-pp-dp" : "tp-cp-ep-dp-pp") +
-                     ": neighbours differ in the leftmost\n";
+                     ": neighbors differ in the leftmost dimension\n";
   Table grids, groups;
   grids.add({"dense grid", product_text(mesh.dense(), false)});
   if (sizes.experts) grids.add({"expert grid", product_text(mesh.expert(), true)});

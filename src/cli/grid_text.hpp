@@ -1,4 +1,4 @@
-// The rank grid of a recipe as a page of text.
+// The rank grids of a recipe, as text.
 #pragma once
 
 #include <optional>
@@ -8,8 +8,8 @@
 
 namespace capstan::cli {
 
-// Both grids, and the groups of every name; of many groups the first and the last. With a rank: its coordinates, and its own
-// groups. Costs no more than a few groups, whatever the size of the world.
+// The dense and the expert grid, and the process groups by name; of many groups the first and the last ones.
+// With a rank: its coordinates and its groups. The cost does not grow with the world size.
 std::string grid_text(const comm::MeshSizes& sizes, std::optional<int64_t> rank);
 
 }  // namespace capstan::cli

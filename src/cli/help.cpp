@@ -13,16 +13,16 @@ namespace {
 
 constexpr size_t kShortLines = 24;
 
-struct Line {
+struct HelpLine {
   std::string left, right;
 };
 
-std::string columns(const std::vector<Line>& lines, size_t indent, size_t least_width) {
+std::string columns(const std::vector<HelpLine>& lines, size_t indent, size_t least_width) {
   size_t width = least_width;
-  for (const Line& line : lines)
+  for (const HelpLine& line : lines)
     if (const size_t w = count_code_points(line.left); w <= 58) width = std::max(width, w);
   std::string text;
-  for (const Line& line : lines) {
+  for (const HelpLine& line : lines) {
     text += std::string(indent, ' ') + line.left;
     const size_t w = count_code_points(line.left);
     if (!line.right.empty()) text += std::string(w < width ? width - w + 2 : 2, ' ') + line.right;
@@ -31,7 +31,7 @@ std::string columns(const std::vector<Line>& lines, size_t indent, size_t least_
   return text;
 }
 
-Line option_line(const Option& option) {
+HelpLine option_line(const Option& option) {
   std::string left = option.letter ? std::string("-") + option.letter + ", " : "    ";
   left += "--" + std::string(option.name);
   if (!option.argument.empty())
@@ -41,14 +41,14 @@ Line option_line(const Option& option) {
   return {left, std::string(option.doc)};
 }
 
-std::vector<Line> option_lines(std::span<const Option> options) {
-  std::vector<Line> lines;
+std::vector<HelpLine> option_lines(std::span<const Option> options) {
+  std::vector<HelpLine> lines;
   for (const Option& option : options) lines.push_back(option_line(option));
   return lines;
 }
 
-std::vector<Line> example_lines(const Command& command, size_t most) {
-  std::vector<Line> lines;
+std::vector<HelpLine> example_lines(const Command& command, size_t most) {
+  std::vector<HelpLine> lines;
   for (size_t i = 0; i < command.examples.size() && i < most; ++i)
     lines.push_back({"capstan " + std::string(command.examples[i].command),
                      command.examples[i].doc.empty() ? "" : "# " + std::string(command.examples[i].doc)});
@@ -71,21 +71,21 @@ const char* const kCheatSheet =
     "  list+=x    append, list[0]=x  replace  @FILE         merge a YAML file (also -f FILE)\n"
     "  ~a.b       back to the preset or default             --set, --append, --unset: long forms\n";
 
-struct CommandLine {
+struct CommandSummary {
   std::string_view name, purpose;
 };
 
-constexpr CommandLine kGroups[] = {{"recipe", "list, copy and begin recipes"},
-                                   {"data", "text to indexed datasets, and a look into them"},
-                                   {"tokenizer", "learn a tokenizer; text to ids and back"},
-                                   {"runs", "what is in the run directories"},
-                                   {"sweep", "many runs from one description, and what came of them"}};
+constexpr CommandSummary kGroups[] = {{"recipe", "list, copy, create, fix and import recipes"},
+                                      {"data", "convert text to indexed datasets, and inspect them"},
+                                      {"tokenizer", "train a tokenizer; encode and decode text"},
+                                      {"runs", "list, show and plot runs"},
+                                      {"sweep", "hyper-parameter sweeps: plan, run, compare"}};
 
 constexpr std::string_view kRare[] = {"convert", "merge", "schema", "completion", "help", "version"};
 
-// The verbs, a group as one line, in the order of the table.
-std::vector<CommandLine> command_lines() {
-  std::vector<CommandLine> lines;
+// The commands in the order of the table, with one line for each group.
+std::vector<CommandSummary> command_summaries() {
+  std::vector<CommandSummary> lines;
   for (const Command* command : all_commands()) {
     const size_t blank = command->name.find(' ');
     if (blank == std::string_view::npos) {
@@ -104,17 +104,17 @@ std::vector<CommandLine> command_lines() {
 std::string short_help(const Command& command) {
   std::string text = opening(command);
   text += "\n" + columns(example_lines(command, 3), 2, 0);
-  std::string tail = "\ncapstan " + std::string(command.name) + " --help tells more";
+  std::string tail = "\ncapstan " + std::string(command.name) + " --help shows more";
   tail += command.overrides ? "; `capstan help overrides`, `capstan help recipes`\n" : "\n";
   std::string options;
   if (!command.options.empty()) options = "\n" + columns(option_lines(command.options), 2, 0);
   const std::string cheat = command.overrides ? std::string("\n") + kCheatSheet : std::string();
-  // What does not fit a small terminal stays in the full help.
+  // The short help fits a small terminal; the full help has the rest.
   if (line_count(text + options + cheat + tail) <= kShortLines) return text + options + cheat + tail;
   if (line_count(text + options + tail) <= kShortLines) return text + options + tail;
-  std::vector<Line> lines = option_lines(command.options);
-  const size_t room = kShortLines - line_count(text + tail) - 1;
-  lines.resize(std::min(lines.size(), room));
+  std::vector<HelpLine> lines = option_lines(command.options);
+  const size_t available = kShortLines - line_count(text + tail) - 1;
+  lines.resize(std::min(lines.size(), available));
   return text + "\n" + columns(lines, 2, 0) + tail;
 }
 
@@ -126,7 +126,7 @@ std::string full_help(const Command& command) {
   for (const Option& option : command.options)
     if (std::find(groups.begin(), groups.end(), option.group) == groups.end()) groups.push_back(option.group);
   for (const std::string_view group : groups) {
-    std::vector<Line> lines;
+    std::vector<HelpLine> lines;
     for (const Option& option : command.options)
       if (option.group == group) lines.push_back(option_line(option));
     text +=
@@ -141,7 +141,7 @@ std::string full_help(const Command& command) {
 }
 
 std::string_view purpose_of_group(std::string_view group) {
-  for (const CommandLine& known : kGroups)
+  for (const CommandSummary& known : kGroups)
     if (known.name == group) return known.purpose;
   return {};
 }
@@ -150,28 +150,28 @@ std::string group_help(std::string_view group) {
   std::string purpose(purpose_of_group(group));
   if (!purpose.empty() && purpose[0] >= 'a' && purpose[0] <= 'z')
     purpose[0] = static_cast<char>(purpose[0] - 'a' + 'A');
-  std::string text = purpose + ".\n\nusage: capstan " + std::string(group) + " VERB …\n\nverbs:\n";
-  std::vector<Line> lines, examples;
+  std::string text = purpose + ".\n\nusage: capstan " + std::string(group) + " COMMAND …\n\ncommands:\n";
+  std::vector<HelpLine> lines, examples;
   for (const std::string_view word : words_of_group(all_commands(), group))
     for (const Command* command : all_commands())
       if (command->name == std::string(group) + " " + std::string(word)) {
         lines.push_back({std::string(word), std::string(command->purpose)});
-        for (Line& line : example_lines(*command, 1)) examples.push_back(std::move(line));
+        for (HelpLine& line : example_lines(*command, 1)) examples.push_back(std::move(line));
       }
   text += columns(lines, 2, 8);
   text += "\nexamples:\n" + columns(examples, 2, 0);
-  return text + "\ncapstan " + std::string(group) + " VERB -h tells more\n";
+  return text + "\ncapstan " + std::string(group) + " COMMAND -h shows more\n";
 }
 
 std::string program_help(bool full) {
   std::string text =
       "Capstan trains transformer language models from one YAML recipe.\n\n"
-      "usage: capstan VERB … [flags]\n\n"
+      "usage: capstan COMMAND … [flags]\n\n"
       "  capstan train quickstart dataset=mock train.train_iters=20   # train, on random tokens\n"
       "  capstan check llama3-70b --ranks 128                         # find mistakes before they cost\n\n";
-  std::vector<Line> lines;
+  std::vector<HelpLine> lines;
   std::string others;  // the short help keeps to a small terminal
-  for (const CommandLine& line : command_lines())
+  for (const CommandSummary& line : command_summaries())
     if (full || std::find(std::begin(kRare), std::end(kRare), line.name) == std::end(kRare))
       lines.push_back({std::string(line.name), std::string(line.purpose)});
     else
@@ -183,17 +183,18 @@ std::string program_help(bool full) {
     lines.clear();
     for (const Topic& topic : topics()) lines.push_back({std::string(topic.name), std::string(topic.title)});
     text += columns(lines, 2, 10) + "\neverywhere:\n" + columns(option_lines(global_options()), 2, 24);
-    return text + "\nA verb's flags: capstan VERB -h (short) or --help (all). Version: capstan version\n";
+    return text +
+           "\nFlags of a command: capstan COMMAND -h (short) or --help (all). Version: capstan version\n";
   }
-  return text + "\ncapstan VERB -h · capstan --help · capstan help overrides\n";
+  return text + "\ncapstan COMMAND -h · capstan --help · capstan help overrides\n";
 }
 
 void unknown_command(const std::string& word) {
   std::vector<std::string> names;
-  for (const CommandLine& line : command_lines()) names.emplace_back(line.name);
+  for (const CommandSummary& line : command_summaries()) names.emplace_back(line.name);
   std::string help = did_you_mean(word, names);
-  if (help.empty()) help = "`capstan -h` lists the verbs";
-  fail(ErrorCode::usage, "unknown verb `" + word + "`", help);
+  if (help.empty()) help = "`capstan -h` lists the commands";
+  fail(ErrorCode::usage, "unknown command `" + word + "`", help);
 }
 
 std::string help_on(const std::vector<std::string>& words) {
@@ -211,7 +212,7 @@ std::string help_on(const std::vector<std::string>& words) {
   for (const Command* command : all_commands()) names.emplace_back(command->name);
   for (const Topic& topic : topics()) names.emplace_back(topic.name);
   std::string help = did_you_mean(name, names);
-  if (help.empty()) help = "`capstan help` lists verbs and topics";
+  if (help.empty()) help = "`capstan help` lists commands and topics";
   fail(ErrorCode::usage, "no help on `" + name + "`", help);
 }
 

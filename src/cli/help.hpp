@@ -17,16 +17,18 @@ struct Topic {
 // docs/*.md, embedded at build time.
 const std::vector<Topic>& topics();
 
-std::string short_help(const Command& command);  // at most 24 lines
+// At most 24 lines.
+std::string short_help(const Command& command);
 std::string full_help(const Command& command);
-std::string group_help(std::string_view group);  // "data": its verbs
+std::string group_help(std::string_view group);  // "data": its commands
 std::string program_help(bool full);
-std::string_view purpose_of_group(std::string_view group);  // "data": one line; empty for no group
+// One line for a group such as "data"; empty for a name that is no group.
+std::string_view purpose_of_group(std::string_view group);
 
 // "train", "data prepare", "data", "overrides" → its help. ErrorCode::usage for an unknown name.
 std::string help_on(const std::vector<std::string>& words);
 
-// The first usage error of a line: unknown verb, with near names.
+// Throws ErrorCode::usage for an unknown command, with near names.
 [[noreturn]] void unknown_command(const std::string& word);
 
 }  // namespace capstan::cli

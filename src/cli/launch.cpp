@@ -38,8 +38,8 @@ const comm::Slot* g_slots = nullptr;  // of the ranks
 int64_t g_ranks = 0;
 bool g_terminal = false;
 
-// What rank 0 does, and until when, as it has posted it.
-void answer_first_signal() {
+// Prints the phase of rank 0 and its expected end, from the rank status table.
+void report_first_signal() {
   std::array<char, 128> buffer;
   std::array<char, 17> phase{};
   int64_t step = 0, remaining = 0;
@@ -56,7 +56,7 @@ void answer_first_signal() {
     return iovec{const_cast<char*>(bytes.data()), bytes.size()};
   };
   const iovec parts[] = {part(clear), part(text), part("\n")};
-  if (::writev(STDERR_FILENO, parts, 3) < 0) return;  // nobody reads it
+  if (::writev(STDERR_FILENO, parts, 3) < 0) return;  // standard error is closed
 }
 
 void on_stop_signal(int signal) {
@@ -67,7 +67,7 @@ void on_stop_signal(int signal) {
     // A file, not a signal: mpirun and the ranks cannot miss it while they start.
     const int file = ::open(g_stop_file.data(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (file >= 0) ::close(file);
-    answer_first_signal();
+    report_first_signal();
   } else if (g_launcher > 0) {
     ::kill(g_launcher, SIGTERM);  // ends the ranks and itself
   }
@@ -89,7 +89,7 @@ std::string find_program(const std::string& name) {
 std::string own_path() {
   std::error_code code;
   const auto path = std::filesystem::read_symlink("/proc/self/exe", code);
-  if (code) fail(ErrorCode::io, "cannot tell where this program lies: " + code.message());
+  if (code) fail(ErrorCode::io, "cannot find the path of this program: " + code.message());
   return path.string();
 }
 
@@ -140,7 +140,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   arguments.push_back(own_path());
   for (std::string& word : without_nproc(context.command_line)) arguments.push_back(std::move(word));
 
-  // In a directory of its own: the name of the file is nobody else's.
+  // A directory of its own makes the name of the file unique.
   std::string directory = (std::filesystem::temp_directory_path() / "capstan-XXXXXX").string();
   if (directory.size() + 6 > g_stop_file.size() || !::mkdtemp(directory.data()))
     fail(ErrorCode::io, "cannot create a directory in `" + std::filesystem::temp_directory_path().string() +
@@ -196,7 +196,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
     if (null >= 0) ::dup2(null, STDIN_FILENO);
     ::setenv("CAPSTAN_PARENT", given.c_str(), 1);
     ::setenv("CAPSTAN_STOP_FILE", stop_file.c_str(), 1);
-    // Open MPI's session directories, which it leaves behind when a rank dies, go with ours.
+    // Open MPI leaves its session directories when a rank dies: they are removed with this directory.
     ::setenv("OMPI_MCA_orte_tmpdir_base", directory.c_str(), 0);
     ::setenv("PRTE_MCA_prte_tmpdir_base", directory.c_str(), 0);
     ::setenv(comm::kStatusTableVariable, status_table->path().c_str(), 1);
@@ -219,7 +219,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
 
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (code == 127) fail(ErrorCode::failed, "mpirun did not start");
-  // mpirun itself ends with 1 when it is told to end.
+  // mpirun exits with 1 after SIGTERM.
   if (g_signals > 1 && code != 0 && code != 75) return 128 + static_cast<int>(g_first_signal);
   if (auto failure = status_table->report(); failure && !WIFSIGNALED(status)) {
     if (code >= 128) failure->in("it was ended by signal " + std::to_string(code - 128));
@@ -233,20 +233,20 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
 }
 
 int run_in_world(const Context& context, double timeout, FunctionRef<int(comm::World&)> body) {
-  const Appearance appearance{context.messages, context.color_err};
+  const MessageStyle style{context.messages, context.color_err};
   const std::unique_ptr<comm::World> world =
       comm::World::join({.timeout = timeout, .report = [&](const Error& error) {
-                           say(render_error(error, context.command_line, appearance));
+                           say(render_error(error, context.command_line, style));
                          }});
   if (world->size() == 1) return body(*world);
   try {
     return body(*world);
   } catch (...) {
     const Error error = as_error(std::current_exception());
-    // What follows from a failure that has been told is no news.
+    // Do not report errors that follow from the one already reported.
     if (error.code() == ErrorCode::rank_failure && world->failure_reported())
       world->abort(exit_code_of(error.code()));
-    const int code = report(error, context.command_line, appearance);
+    const int code = report(error, context.command_line, style);
     world->abort(code);
     return code;
   }

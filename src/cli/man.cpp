@@ -38,7 +38,7 @@ std::string inline_text(std::string_view text, bool plain = false) {
   return bold ? out + "\\fR" : out;
 }
 
-// One line of output; roff takes a line that begins with a point or an apostrophe for a request.
+// One line of output. roff reads a line that begins with a period or an apostrophe as a request.
 std::string line(std::string_view text, bool plain = false) {
   std::string out = inline_text(text, plain);
   if (out.starts_with('.') || out.starts_with('\'')) out.insert(0, "\\&");
@@ -109,7 +109,7 @@ std::string paragraphs(std::string_view text) {
   return out;
 }
 
-// A page of docs/: headings, paragraphs, lists, tables and indented text. Its title is left out.
+// Converts a page of docs/ without its title: headings, paragraphs, lists, tables and indented text.
 std::string markdown(std::string_view text) {
   std::string out;
   std::vector<std::string_view> block;  // lines to be shown as they are
@@ -165,13 +165,13 @@ std::string see_also(const std::vector<std::string>& pages) {
 
 std::string program_page() {
   std::string out = head("capstan", 1, "train transformer language models from one YAML recipe");
-  out += ".SH SYNOPSIS\n\\fBcapstan\\fR \\fIVERB\\fR ... [\\fIflags\\fR]\n.SH VERBS\n";
+  out += ".SH SYNOPSIS\n\\fBcapstan\\fR \\fICOMMAND\\fR ... [\\fIflags\\fR]\n.SH COMMANDS\n";
   std::vector<std::string> pages;
   for (const Command* command : all_commands()) {
     out += ".TP\n" + bold(command->name) + "\n" + line(command->purpose);
     pages.push_back(page_name(command->name) + "(1)");
   }
-  out += ".SH OPTIONS\nEvery verb takes these.\n" + option_entries(global_options());
+  out += ".SH OPTIONS\nEvery command takes these.\n" + option_entries(global_options());
   out += ".SH EXIT STATUS\n" + markdown(topic_text("exit-codes"));
   out += ".SH ENVIRONMENT\n" + markdown(topic_text("environment"));
   out += ".SH FILES\n" + markdown(topic_text("files"));

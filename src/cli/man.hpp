@@ -6,7 +6,7 @@
 
 namespace capstan::cli {
 
-// "man1/capstan.1", one "man1/capstan-VERB.1" for each verb, "man5/capstan-recipe.5" → roff text.
+// "man1/capstan.1", one "man1/capstan-COMMAND.1" for each command, "man5/capstan-recipe.5" → roff text.
 std::map<std::string, std::string> man_pages();
 
 }  // namespace capstan::cli

@@ -42,8 +42,9 @@ config::Config shortened(config::Config config, double gemm_gflops) {
 
 namespace {
 
-// Sees each operation, and between two of them, twice a second, takes the yardstick out.
-struct Watch final : TapeObserver {
+// Observes each operation; twice a second runs the reference GEMM between two operations and excludes its
+// time.
+struct StepObserver final : TapeObserver {
   void observe(const TapeEvent& event) override {
     table->observe(event);
     if (trace) trace->observe(event);
@@ -62,7 +63,8 @@ struct Watch final : TapeObserver {
 
 }  // namespace
 
-StepRate measure_step(const config::Config& config, double gemm_gflops, double seconds, train::Trace* trace) {
+StepMeasurement measure_step(const config::Config& config, double gemm_gflops, double seconds,
+                             train::Trace* trace) {
   const auto world = comm::World::join();
   if (world->size() > 1) fail(ErrorCode::usage, "one process is measured", "start it without mpirun");
   train::StepRunner loop(config, *world);
@@ -76,7 +78,7 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   train::StepTimers timers;
   std::vector<std::pair<double, std::array<double, train::kPhases>>> taken;
   train::OperationTable operations;
-  Watch watch;
+  StepObserver watch;
   watch.table = &operations, watch.trace = trace, watch.timers = &timers;
   std::optional<kernels::PeakMeasurement> peak;
   MemoryUse memory;
@@ -86,7 +88,7 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   for (int step = 0; step < warm_up + least || spent < seconds; ++step) {
     if (step >= warm_up && !observed) {
       observed = true;
-      memory = loop.device().memory();  // the yardstick's matrices are no part of a step
+      memory = loop.device().memory();  // before the reference GEMM allocates its matrices
       if (!trace && gemm_gflops > 3)    // not under a sanitizer
         watch.peak =
             &peak.emplace(loop.device(), kernels::product_type(train::compute_type(config.mixed_precision)));
@@ -116,11 +118,11 @@ StepRate measure_step(const config::Config& config, double gemm_gflops, double s
   const auto& median = taken[taken.size() / 2];
   double mean = 0;
   for (const auto& row : taken) mean += row.first / static_cast<double>(taken.size());
-  const double beside = peak ? peak->gflops() : 0;
+  const double concurrent = peak ? peak->gflops() : 0;
   return {.tokens_per_second = tokens / median.first,
-          .share = flops / median.first / (gemm_gflops * 1e9),
-          .share_beside = beside > 0 ? flops / mean / (beside * 1e9) : 0,
-          .beside_gflops = beside,
+          .fraction_of_peak = flops / median.first / (gemm_gflops * 1e9),
+          .concurrent_gflops = concurrent,
+          .fraction_of_concurrent = concurrent > 0 ? flops / mean / (concurrent * 1e9) : 0,
           .seconds = median.first,
           .phases = median.second,
           .steps = static_cast<int64_t>(taken.size()),

@@ -1,4 +1,4 @@
-// The files that a recipe names: whether they are there, and whether they can be used.
+// Diagnostics about files that a recipe names: missing ones and unusable ones.
 #pragma once
 
 #include <vector>
@@ -7,11 +7,11 @@
 
 namespace capstan::cli {
 
-// One C0801 of this level for each file or directory that training by the recipe would read and that is not there, at the place
-// that names it, with near names. The recipe has no errors.
+// One C0801 of this level for each missing file or directory that training would read, at the location that
+// names it, with near names. Requires a recipe without errors.
 std::vector<config::Diagnostic> missing_files(const config::Resolution& resolution, config::Level level);
 
-// One C0802 for each that is there and cannot be used. Nothing is missing.
+// One C0802 for each file that exists and cannot be used. Requires that no file is missing.
 std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution);
 
 }  // namespace capstan::cli

@@ -62,7 +62,8 @@ std::string field_of_flag(std::string name) {
   return path;
 }
 
-// `--model.layers=4`, `--num-layers 4`: a field written as a flag. What is near a flag of the verb is a slip in that.
+// `--model.layers=4`, `--num-layers 4`: a field written as a flag. A name near a flag of the command counts
+// as that flag misspelt.
 std::string as_override(const std::string& token, const std::string* next,
                         const std::vector<std::string>& flags) {
   const size_t name = token.find_first_not_of('-');
@@ -215,7 +216,7 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
     if (const std::string field = as_override(token, next, names); !field.empty()) {
       problems.push_back("`" + token + "` is not a flag");
       helps.push_back((command.overrides ? "overrides have no dashes: write `"
-                                         : "overrides have no dashes, and this verb takes none: `") +
+                                         : "overrides have no dashes, and this command takes none: `") +
                       field + "`");
       return;
     }
@@ -269,11 +270,12 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
       problems.push_back("`--" + std::string(entry->name) + "` does not know `" + value + "`");
       helps.push_back("one of: " + join(std::vector<std::string>(known.begin(), known.end()), ", "));
     }
-    // The earlier value would be ignored silently. Of the global flags the last one holds, for aliases and wrappers.
-    const bool of_verb = std::any_of(command.options.begin(), command.options.end(),
-                                     [&](const Option& o) { return o.name == entry->name; });
+    // The earlier value would be ignored silently. Of the global flags the last one holds, for aliases and
+    // wrappers.
+    const bool of_command = std::any_of(command.options.begin(), command.options.end(),
+                                        [&](const Option& o) { return o.name == entry->name; });
     const auto earlier = arguments.value(entry->name);
-    if (of_verb && !entry->argument.empty() && !entry->repeats && earlier && *earlier != value) {
+    if (of_command && !entry->argument.empty() && !entry->repeats && earlier && *earlier != value) {
       problems.push_back("`--" + std::string(entry->name) + "` is given twice: `" + *earlier + "` and `" +
                          value + "`");
       helps.push_back(entry->argument.ends_with(",…")

@@ -1,5 +1,5 @@
-// The option table of a verb, and a command line read by it. Parser, help and completion all come from the
-// table.
+// The option table of a command and the arguments parsed by it. Parser, help, manual pages and completion
+// read the same table.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Option {
   char letter = 0;            // 'o'; 0: none
   std::string_view argument;  // "DIR"; empty: a flag
   std::string_view doc;       // one line
-  std::string_view group;     // heading in the full help; empty: the verb's own
+  std::string_view group;     // heading in the full help; empty: the command's own
   std::string_view choices;   // the values it takes, separated by blanks; empty: any
   bool repeats = false;       // may be given more than once
 };
@@ -46,9 +46,9 @@ struct Command {
 };
 
 std::span<const Option> global_options();
-std::span<const Option> override_options();  // -f --set --append --unset, for verbs with `overrides`
+std::span<const Option> override_options();  // -f --set --append --unset, of commands with `overrides`
 
-// One command line, read. Words and overrides keep their order.
+// The parsed arguments of one command line. Words and overrides keep their order.
 class Arguments {
  public:
   bool has(std::string_view option) const { return count(option) > 0; }
@@ -71,18 +71,18 @@ class Arguments {
   std::vector<config::Override> overrides_;
 };
 
-// Errors, all at once: ErrorCode::usage.
+// Reports all errors at once: ErrorCode::usage.
 Arguments parse_arguments(const Command& command, const std::vector<std::string>& tokens);
 
-// The place of the verb among the tokens: the first word that is neither a global flag nor the argument of
+// The index of the command among the tokens: the first word that is neither a global flag nor the argument of
 // one.
 std::optional<size_t> find_command_word(const std::vector<std::string>& tokens);
 
-// "data" → {"prepare", "inspect"}; empty for a plain verb.
+// "data" → {"prepare", "inspect"}; empty for a command without subcommands.
 std::vector<std::string_view> words_of_group(std::span<const Command* const> commands,
                                              std::string_view group);
 
-// A word that means to change a field, well written or not; the override parser judges it.
+// Whether a word is meant as an override; the override parser checks how it is written.
 bool is_override_word(std::string_view word);
 
 // The help of the error for an unknown name: "did you mean `a` or `b`?"; empty when nothing is near.

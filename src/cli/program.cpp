@@ -1,5 +1,4 @@
-// Parse the global flags, find the verb, run it, and turn what went wrong into a message and an exit code.
-
+// Parses the global flags, finds and runs the command, and turns an error into a message and an exit code.
 #include "cli/program.hpp"
 
 #include <unistd.h>
@@ -34,10 +33,10 @@ std::string_view value_of(const std::vector<std::string>& tokens, std::string_vi
   return {};
 }
 
-// What the flags say before they are parsed properly: an error in them is to be shown in the form that they
-// ask for.
-Appearance appearance_of(const std::vector<std::string>& tokens) {
-  Appearance result;
+// Message format and color of the flags, found before they are parsed: errors in the command line use them
+// too.
+MessageStyle message_style_of(const std::vector<std::string>& tokens) {
+  MessageStyle result;
   ColorWhen when = ColorWhen::automatic;
   const std::string_view format = value_of(tokens, "--message-format"), color = value_of(tokens, "--color");
   if (format == "short") result.messages = MessageFormat::compact;
@@ -53,7 +52,7 @@ void change_directory(const std::string& directory) {
     fail(ErrorCode::not_found, "cannot enter `" + directory + "`: " + system_error_text(errno));
 }
 
-int run_command(const std::vector<std::string>& command_line, const Appearance& how) {
+int run_command(const std::vector<std::string>& command_line, const MessageStyle& style) {
   std::vector<std::string> tokens(command_line.begin() + 1, command_line.end());
   if (tokens.empty()) {
     say(program_help(false));
@@ -104,7 +103,7 @@ int run_command(const std::vector<std::string>& command_line, const Appearance& 
       std::vector<std::string> names(inner.begin(), inner.end());
       std::string near = did_you_mean(tokens[*second], names);
       if (near.empty()) near = "one of: " + join(names, ", ");
-      fail(ErrorCode::usage, "`capstan " + word + "` has no verb `" + tokens[*second] + "`", near);
+      fail(ErrorCode::usage, "`capstan " + word + "` has no command `" + tokens[*second] + "`", near);
     }
     tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(*second));
   }
@@ -116,7 +115,7 @@ int run_command(const std::vector<std::string>& command_line, const Appearance& 
   context.args = parse_arguments(*command, tokens);
   if (const auto help = context.args.value("help"))
     return put(help->starts_with("--") ? full_help(*command) : short_help(*command)), 0;
-  context.messages = how.messages;
+  context.messages = style.messages;
   context.verbosity = context.args.has("quiet") ? -1 : static_cast<int>(context.args.count("verbose"));
   for (const std::string& token : tokens) {
     if (token == "--") break;
@@ -127,7 +126,7 @@ int run_command(const std::vector<std::string>& command_line, const Appearance& 
                                 : color == "never" ? ColorWhen::never
                                                    : ColorWhen::automatic,
                                 STDOUT_FILENO);
-  context.color_err = how.color;
+  context.color_err = style.color;
   if (const auto directory = context.args.value("directory")) change_directory(*directory);
   kernels::cpu_level();  // refuses a wrong CAPSTAN_CPU before anything is written
   return command->run(context);
@@ -152,15 +151,15 @@ std::string command_text(const std::vector<std::string>& command) {
 
 int run_program(const std::vector<std::string>& command) {
   interchange::use_in_recipes();
-  const Appearance how = appearance_of(command);
+  const MessageStyle style = message_style_of(command);
   try {
-    const int code = run_command(command, how);
+    const int code = run_command(command, style);
     finish_output();
     return code;
   } catch (const Exit& exit) {
     return exit.code;
   } catch (...) {
-    return report(as_error(std::current_exception()), command, how);
+    return report(as_error(std::current_exception()), command, style);
   }
 }
 

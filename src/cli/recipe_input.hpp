@@ -1,4 +1,4 @@
-// Recipe, overrides and --ranks of a command line, resolved; what is wrong with them shown on standard error.
+// Resolves the recipe, the overrides and --ranks of a command line, and shows diagnostics on standard error.
 #pragma once
 
 #include <filesystem>
@@ -16,26 +16,27 @@ class Tokenizer;
 
 namespace capstan::cli {
 
-// A verb that has already said what is wrong ends with this code.
+// Ends a command with an exit code after its errors have been shown.
 struct Exit {
   int code;
 };
 
-// Shrunk where the command line has --shrink, and then `from` says what it was. Errors in the recipe are in the result. Throws
-// Error for a recipe that cannot be read.
+// Resolves the recipe; with --shrink the shrunk one, and `from` then holds the original. Errors in the recipe
+// are in the result.
+// Throws Error for a recipe that cannot be read.
 config::Resolution resolve_recipe(const Context& context, const std::string& recipe,
                                   std::optional<int64_t> ranks = std::nullopt,
                                   config::ShrunkFrom* from = nullptr);
 
-// Errors, warnings and notes in the form that was asked for; --quiet leaves the notes out.
+// Shows errors, warnings and notes in the format of --message-format; --quiet hides the notes.
 void show_diagnostics(const Context& context, const config::Resolved& resolved);
 
-// Both; throws Exit{2} where the recipe has errors.
+// Resolves the recipe and shows its diagnostics; throws Exit{2} if it has errors.
 config::Resolution require_recipe(const Context& context, const std::string& recipe,
                                   std::optional<int64_t> ranks = std::nullopt,
                                   config::ShrunkFrom* from = nullptr);
 
-// With --shrink: what it has made of the recipe, a few words; and all that it has changed, a leaf on each line.
+// With --shrink: the shrunk size in a few words, and all changes, one field on each line.
 std::string shrunk_summary(const config::ShrunkFrom& from, const config::Resolution& small);
 std::string shrunk_changes(const config::ShrunkFrom& from, const config::Resolution& small);
 std::string count_text(size_t number, const char* what);  // "1 rank", "2 ranks"
@@ -44,7 +45,7 @@ std::string layout_text(const config::DistConfig& dist);
 
 std::optional<int64_t> ranks_argument(const Context& context);  // --ranks
 
-// Writes a new file; ErrorCode::usage where the name is taken.
+// Writes a new file; ErrorCode::usage if it exists.
 void write_new(const std::filesystem::path& path, const std::string& text);
 
 struct NamedTokenizer {

@@ -25,8 +25,9 @@ Error as_error(std::exception_ptr exception) {
   }
 }
 
-std::string render_error(const Error& error, const std::vector<std::string>& command, const Appearance& how) {
-  if (how.messages == MessageFormat::json) {
+std::string render_error(const Error& error, const std::vector<std::string>& command,
+                         const MessageStyle& style) {
+  if (style.messages == MessageFormat::json) {
     nlohmann::ordered_json object = {
         {"level", "error"}, {"code", name_of(error.code())}, {"message", error.message()}};
     if (!error.context().empty()) object["context"] = error.context();
@@ -34,8 +35,8 @@ std::string render_error(const Error& error, const std::vector<std::string>& com
     object["exit_code"] = exit_code_of(error.code());
     return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   }
-  std::string text = (how.color ? "\x1b[1;31merror\x1b[0m: " : "error: ") + error.message() + "\n";
-  if (how.messages == MessageFormat::compact) {
+  std::string text = (style.color ? "\x1b[1;31merror\x1b[0m: " : "error: ") + error.message() + "\n";
+  if (style.messages == MessageFormat::compact) {
     std::replace(text.begin(), text.end() - 1, '\n', ' ');
     return text;
   }
@@ -50,17 +51,17 @@ std::string render_error(const Error& error, const std::vector<std::string>& com
   return text;
 }
 
-int report(const Error& error, const std::vector<std::string>& command, const Appearance& how) {
+int report(const Error& error, const std::vector<std::string>& command, const MessageStyle& style) {
   int rank = 0;
   try {
     rank = comm::launched_as().rank;
   } catch (const Error&) {
     // The launcher's variables themselves are wrong: every rank says so.
   }
-  std::string text = render_error(error, command, how);
+  std::string text = render_error(error, command, style);
   if (rank > 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    if (how.messages != MessageFormat::json) text = "rank " + std::to_string(rank) + ": " + text;
+    if (style.messages != MessageFormat::json) text = "rank " + std::to_string(rank) + ": " + text;
   }
   say(text);
   return exit_code_of(error.code());

@@ -1,4 +1,4 @@
-// What went wrong, as text on standard error and as an exit code.
+// Errors as text on standard error and as exit codes.
 #pragma once
 
 #include <exception>
@@ -10,9 +10,9 @@
 
 namespace capstan::cli {
 
-// How messages look; known before the command line is parsed, because errors in it are shown in this form
-// too.
-struct Appearance {
+// Format and color of messages. Known before the command line is parsed, because errors in it are shown with
+// them too.
+struct MessageStyle {
   MessageFormat messages = MessageFormat::human;
   bool color = false;
 };
@@ -20,10 +20,11 @@ struct Appearance {
 // Any exception as capstan::Error: std::bad_alloc becomes no_fit, anything unknown internal.
 Error as_error(std::exception_ptr exception);
 
-std::string render_error(const Error& error, const std::vector<std::string>& command, const Appearance& how);
+std::string render_error(const Error& error, const std::vector<std::string>& command,
+                         const MessageStyle& style);
 
-// Shows it and returns the exit code. In a world of several ranks an error is shown once, though each may hit
-// it: rank 0 speaks at once, another rank waits a moment, in which the launcher ends it if rank 0 failed too.
-int report(const Error& error, const std::vector<std::string>& command, const Appearance& how);
+// Shows the error and returns the exit code. Ranks that fail together show it once: rank 0 prints at once,
+// another rank waits half a second, in which the launcher ends it if rank 0 failed too.
+int report(const Error& error, const std::vector<std::string>& command, const MessageStyle& style);
 
 }  // namespace capstan::cli

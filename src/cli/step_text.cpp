@@ -39,8 +39,8 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
 
   Table table;
   std::vector<std::string> heads{"rank", "stage"};
-  for (size_t owner = 0; owner < kMemoryCategories; ++owner)
-    heads.emplace_back(name_of(static_cast<MemoryCategory>(owner)));
+  for (size_t category = 0; category < kMemoryCategories; ++category)
+    heads.emplace_back(name_of(static_cast<MemoryCategory>(category)));
   heads.insert(heads.end(), {"cached", "kernel scratch", "total", "sent in a step"});
   std::vector<std::vector<std::string>> rows{heads};
   int64_t most = -1;
@@ -60,7 +60,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
     largest =
         "largest: rank " + std::to_string(r) + ": " + bytes_text(most) + ", sends " + sent_text(estimate);
   }
-  // Owners with nothing on any rank are left out.
+  // Drops the columns of categories without memory on any rank.
   for (size_t column = heads.size(); column-- > 0;) {
     bool empty = true;
     for (size_t i = 1; i < rows.size(); ++i) empty &= rows[i][column].empty();

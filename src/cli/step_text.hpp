@@ -1,4 +1,4 @@
-// What a step of a recipe holds and sends on each rank, as a page of text.
+// Memory and communication of a training step on each rank, as text.
 #pragma once
 
 #include <optional>
@@ -8,8 +8,9 @@
 
 namespace capstan::cli {
 
-// The first rank of each pipeline stage, or one rank: its peak of memory by owner, and the bytes that it sends in a step by
-// group; then the rank with the largest peak in one line. Found on the meta device: any world, no data, nothing allocated.
+// A table of the first rank of each pipeline stage, or of one rank: peak memory by category and bytes sent in
+// a step by group; then the rank with the largest peak in one line. Runs on the meta device: any world size,
+// no data, no allocation.
 std::string step_text(const config::Config& config, std::optional<int64_t> rank);
 
 }  // namespace capstan::cli

@@ -17,12 +17,11 @@ int run_stored_model(const Context& context, const std::string& name,
                      FunctionRef<int(train::LoadedModel& model, bool is_rank0)> body) {
   const comm::LaunchedAs launched = comm::launched_as();
   const int64_t ranks = serving_ranks(context);
-  const bool is_rank0 = launched.rank == 0, speaks = is_rank0 && !has_parent();
+  const bool is_rank0 = launched.rank == 0, prints = is_rank0 && !has_parent();
   const train::StoredRecipe stored = train::stored_recipe(name, context.args.overrides(), ranks);
-  if (speaks) {
+  if (prints) {
     for (const std::string& reason : stored.refused)
-      say("warning: not taken: " + reason + "\nwarning: taken instead: `" + stored.checkpoint.string() +
-          "`\n");
+      say("warning: not used: " + reason + "\nwarning: used instead: `" + stored.checkpoint.string() + "`\n");
     if (context.verbosity > 0) say("checkpoint " + stored.checkpoint.string() + "\n");
   }
   // Its warnings were shown when the run began.

@@ -46,8 +46,8 @@ bool use_color(ColorWhen when, int descriptor) {
   if (set_to_something("NO_COLOR")) return false;
   const char* force = std::getenv("CLICOLOR_FORCE");
   if (force && *force && std::strcmp(force, "0") != 0) return true;
-  const char* wish = std::getenv("CLICOLOR");
-  if (wish && std::strcmp(wish, "0") == 0) return false;
+  const char* setting = std::getenv("CLICOLOR");
+  if (setting && std::strcmp(setting, "0") == 0) return false;
   const char* term = std::getenv("TERM");
   if (!term || std::strcmp(term, "dumb") == 0) return false;
   return is_terminal(descriptor);
@@ -118,7 +118,7 @@ void Progress::status(const std::string& text) {
     write_all(STDERR_FILENO, text + "\n");
     return;
   }
-  // One line, cut at the edge: a wrapped status could not be redrawn.
+  // One line, truncated at the edge: a wrapped status could not be redrawn.
   const size_t most = static_cast<size_t>(std::max(20, terminal_columns() - 1));
   std::string shown;
   size_t columns = 0;

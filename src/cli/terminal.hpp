@@ -1,4 +1,4 @@
-// Standard output and standard error: colours, one redrawn status line, and writes whose failure is noticed.
+// Standard output and standard error: colors, one redrawn status line, and reported write errors.
 #pragma once
 
 #include <chrono>
@@ -11,24 +11,24 @@ namespace capstan::cli {
 
 enum class ColorWhen : uint8_t { automatic, always, never };
 
-// NO_COLOR, CLICOLOR=0, CLICOLOR_FORCE, TERM=dumb and not being a terminal count only under `automatic`.
+// NO_COLOR, CLICOLOR=0, CLICOLOR_FORCE, TERM=dumb and the kind of descriptor count only under `automatic`.
 bool use_color(ColorWhen when, int descriptor);
 bool is_terminal(int descriptor);
 int terminal_columns();
 
-// Data. The first failed write is remembered; finish_output() reports it as ErrorCode::io (a closed pipe is
-// not an error: the reader had enough).
+// Writes data to standard output. finish_output() reports the first failed write as ErrorCode::io; a closed
+// pipe is not an error.
 void put(std::string_view text);
-void flush_output();  // what was put so far is seen now
+void flush_output();
 void finish_output();
 
-// Diagnostics: to standard error, whole, unbuffered.
+// Writes diagnostics to standard error, unbuffered, after flushing standard output.
 void say(std::string_view text);
 
 // Lines and one status line on standard error.
 class Progress : public train::ProgressSink {
  public:
-  // `shown` false: only warnings (a rank other than 0, or --quiet). `prefix` begins each line.
+  // shown: false on a rank other than 0 and with --quiet; then only warnings are printed.
   Progress(bool shown, bool color);
   ~Progress() override;
   void line(const std::string& text) override;
@@ -37,7 +37,7 @@ class Progress : public train::ProgressSink {
   bool terminal() const override { return terminal_; }
   void stop_requested(std::string_view text) noexcept override;
 
-  // Elsewhere than on a terminal, work without a rhythm of its own writes a status as a line this often.
+  // Without a terminal, prints the status as a line this often.
   void plain_status_every(std::chrono::seconds interval) { interval_ = interval; }
 
  private:

@@ -22,8 +22,8 @@ using config::FieldInfo;
 
 namespace {
 
-// Two recipes mean the same trial when they differ only in what is written and reported, and in where they run. The tokenizer
-// decides what the model reads; how long a run may take does not.
+// Two recipes mean the same trial when they differ only in what is written and reported, and in where they
+// run. The tokenizer decides what the model reads; how long a run may take does not.
 constexpr auto counts = [](const FieldInfo& field) {
   constexpr std::array<std::string_view, 5> placement{"train.device", "train.threads", "dataset.num_workers",
                                                       "dist.distributed_backend", "resilience.memory_limit"};
@@ -117,7 +117,8 @@ TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown)
   out.steps = steps_of(config, why_unknown);
   const int64_t batch = config.train.global_batch_size.value_or(1), steps = out.steps.value_or(0);
   out.tokens = steps * batch * config.model.seq_length;
-  // The meta step is the dear part. Rates and other fractions do not change what it allocates, unless they are 0.
+  // The meta step is the dear part. Rates and other fractions do not change what it allocates, unless they
+  // are 0.
   std::string key;
   for (const FieldInfo* field : config::schema().fields()) {
     if (!counts(*field) || field->path == kSeedPath || field->section == "scheduler" ||

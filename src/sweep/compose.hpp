@@ -29,7 +29,8 @@ class Composer {
   // Throws ErrorCode::config or ::not_found where the base itself cannot be read.
   explicit Composer(const Definition& definition);
   Composed compose(const Values& values, std::optional<int64_t> seed);
-  // The canonical form of the recipe that a trial has on disk, as this version reads it. Throws ErrorCode::config with its errors.
+  // The canonical form of the recipe that a trial has on disk, as this version reads it. Throws
+  // ErrorCode::config with its errors.
   std::string stored_form(const std::filesystem::path& recipe) const;
   const std::string& base_hash() const { return base_hash_; }
 

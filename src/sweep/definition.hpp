@@ -62,8 +62,9 @@ struct Condition {
 enum class Method : uint8_t { grid, random, sobol, list };
 std::string_view name_of(Method method);
 
-// `loss` and other names of logged steps; `val/loss` of the validation rows (EVENT/NAME of any row with an event). A sweep that
-// names none is ranked by `val/loss` where all its trials validate, else by `loss`; make_plan chooses, and plan.json says.
+// `loss` and other names of logged steps; `val/loss` of the validation rows (EVENT/NAME of any row with an
+// event). A sweep that names none is ranked by `val/loss` where all its trials validate, else by `loss`;
+// make_plan chooses, and plan.json says.
 struct Metric {
   std::string name = "loss";
   bool named = false;  // by the definition
@@ -134,8 +135,9 @@ struct CommandLine {
 // Hydra's spelling: a,b,c · choice(a,b) · range(start,stop[,step]) · interval(a,b) · tag(log,interval(a,b)) ·
 // loguniform(a,b[,n]) · uniform(a,b[,n]) · glob(pattern) for presets.
 Reading definition_from_words(const CommandLine& given);
-// More of a definition: further values of its axes, new axes, further seeds (`rng.seed=4,5`), more points. Its recipe is that of
-// `before`. planned: there are trials already, so that a single value of no axis, which would change all of them, is an error.
+// More of a definition: further values of its axes, new axes, further seeds (`rng.seed=4,5`), more points.
+// Its recipe is that of `before`. planned: there are trials already, so that a single value of no axis, which
+// would change all of them, is an error.
 Reading extended(const Definition& before, const CommandLine& more, bool planned);
 
 // The definition as a sweep file that reads back as the same.

@@ -224,8 +224,9 @@ std::string first_difference(const std::string& stored, const std::string& now) 
   return "";
 }
 
-// Where the base has another hash than in the plan, the recipes of its trials say whether it means the same: a version with other
-// fields hashes the same recipe otherwise. The trials get this version's hashes and keep their names.
+// Where the base has another hash than in the plan, the recipes of its trials say whether it means the same:
+// a version with other fields hashes the same recipe otherwise. The trials get this version's hashes and keep
+// their names.
 void adopt(Plan& plan, const fs::path& directory, Composer& composer) {
   if (composer.base_hash() == plan.base_hash) return;
   const auto refuse = [&](const std::string& why) {
@@ -331,7 +332,8 @@ struct Validation {
   }
 };
 
-// A sweep that names no metric is ranked by the validation loss where every trial has one, else by the training loss.
+// A sweep that names no metric is ranked by the validation loss where every trial has one, else by the
+// training loss.
 void choose_metric(Definition& definition, const Validation& validation, std::vector<std::string>& notes) {
   Metric& metric = definition.metric;
   const bool all = validation.validating == validation.trials;

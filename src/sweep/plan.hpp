@@ -1,4 +1,5 @@
-// The trials of a definition: composed, checked and estimated before anything is written; frozen in plan.json.
+// The trials of a definition: composed, checked and estimated before anything is written; frozen in
+// plan.json.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ namespace capstan::sweep {
 inline constexpr std::string_view kPlanSchema = "capstan.sweep-plan/1";
 
 struct TrialEstimate {
-  // nullopt: train.epochs says it, and the data cannot be read where the sweep is planned; then tokens and flops are 0.
+  // nullopt: train.epochs says it, and the data cannot be read where the sweep is planned; then tokens and
+  // flops are 0.
   std::optional<int64_t> steps;
   int64_t tokens = 0;
   double flops = 0;          // of all ranks over all steps
@@ -25,7 +27,8 @@ struct TrialEstimate {
 struct TrialPlan {
   std::string id;             // at least 8 hex digits: the hash of what the trial means
   std::string configuration;  // likewise, of everything but the seed: equal for replicates
-  // In full, as the version computes them that last wrote the plan; id and configuration stay. Empty in plans of earlier builds.
+  // In full, as the version computes them that last wrote the plan; id and configuration stay. Empty in plans
+  // of earlier builds.
   std::string hash, configuration_hash;
   std::string label;  // "lr=0.0003,tp=2"; for people only
   Values values;      // of axes and links, as the recipe shows them, without the seed
@@ -54,8 +57,8 @@ struct Plan {
   std::vector<InvalidTrial> invalid;
   int64_t excluded = 0, duplicates = 0;  // points left out by `exclude`; points that mean the same as another
   const TrialPlan* find(std::string_view id) const;  // a unique beginning of an id is enough; null: none
-  // For an id that find() does not find. ErrorCode::not_found, "not found: trial = ID", with near ids; ::usage where several
-  // trials begin with it.
+  // For an id that find() does not find. ErrorCode::not_found, "not found: trial = ID", with near ids;
+  // ::usage where several trials begin with it.
   [[noreturn]] void fail_no_trial(std::string_view id) const;
   // The sums over the trials.
   int64_t tokens() const;
@@ -73,19 +76,24 @@ struct Planned {
 // Told after each point: how many of how many are composed.
 using PlanProgress = FunctionRef<void(int64_t done, int64_t of)>;
 
-// Throws ErrorCode::config when every trial is invalid, or more than 100 000 points would have to be composed.
+// Throws ErrorCode::config when every trial is invalid, or more than 100 000 points would have to be
+// composed.
 Planned make_plan(const Definition& definition, PlanProgress progress);
 Planned make_plan(const Definition& definition);
 
-// Writes DIRECTORY (which must not hold a sweep) with sweep.yaml, plan.json, trials/ID/…, journal.jsonl. Appears by rename.
+// Writes DIRECTORY (which must not hold a sweep) with sweep.yaml, plan.json, trials/ID/…, journal.jsonl.
+// Appears by rename.
 void write_plan(const std::filesystem::path& directory, const Planned& planned);
 
-// Adds the trials that the directory's plan lacks, and keeps the others with their states. Returns how many were added.
-// Throws ErrorCode::failed when the base recipe has changed since, with the first field that differs. A version with other fields
-// hashes the same recipe otherwise: then the recipes of the trials decide, as this version reads them.
+// Adds the trials that the directory's plan lacks, and keeps the others with their states. Returns how many
+// were added.
+// Throws ErrorCode::failed when the base recipe has changed since, with the first field that differs. A
+// version with other fields hashes the same recipe otherwise: then the recipes of the trials decide, as this
+// version reads them.
 int64_t extend_plan(const std::filesystem::path& directory, const Planned& planned);
 
-// One trial from values given by hand (`sweep ask`): of the directory's base and `set`, checked as any other. Throws
+// One trial from values given by hand (`sweep ask`): of the directory's base and `set`, checked as any other.
+// Throws
 // ErrorCode::config with the reasons. A trial that is there already is returned as it is.
 TrialPlan add_trial(const std::filesystem::path& directory, const Values& values,
                     std::optional<int64_t> seed);

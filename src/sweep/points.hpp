@@ -12,8 +12,8 @@ struct Points {
   bool exhausted = false;  // there are fewer different points than asked for
 };
 
-// Throws ErrorCode::config for more than kMostPoints, or more dimensions than the Sobol sequence has. The first N points of
-// random and sobol do not depend on how many there are.
+// Throws ErrorCode::config for more than kMostPoints, or more dimensions than the Sobol sequence has. The
+// first N points of random and sobol do not depend on how many there are.
 Points points_of(const Definition& definition);
 
 }  // namespace capstan::sweep

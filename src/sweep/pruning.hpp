@@ -1,8 +1,10 @@
-// When a trial is not worth going on with: a metric that is not finite or hopeless, and asynchronous successive halving. A
-// trial that has come to a rung goes on when it is among the best `keep` of those that have come there so far.
+// When a trial is not worth going on with: a metric that is not finite or hopeless, and asynchronous
+// successive halving. A trial that has come to a rung goes on when it is among the best `keep` of those that
+// have come there so far.
 //
-// What decides is the rows of metrics.jsonl, not when somebody looks at them: a trial that has passed a rung, or has ended, between
-// two looks is treated as if it had been looked at in time, and counts at no rung beyond the step at which it should have stopped.
+// What decides is the rows of metrics.jsonl, not when somebody looks at them: a trial that has passed a rung,
+// or has ended, between two looks is treated as if it had been looked at in time, and counts at no rung
+// beyond the step at which it should have stopped.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +17,9 @@
 
 namespace capstan::sweep {
 
-// The metric of a curve at a rung: of the last point up to that step, or of the first one where there is none. nullopt: not known
-// yet. reached: the last step after which no more points of it or of an earlier one come.
+// The metric of a curve at a rung: of the last point up to that step, or of the first one where there is
+// none. nullopt: not known yet. reached: the last step after which no more points of it or of an earlier one
+// come.
 std::optional<double> value_at_rung(const std::vector<CurvePoint>& curve, int64_t step, int64_t reached = 0);
 
 // Why a trial is to be stopped, and where.

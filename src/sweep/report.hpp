@@ -1,5 +1,6 @@
-// A sweep as one HTML page that needs nothing else: curves, the metric against each axis, parallel coordinates, the best
-// configuration with its recipe, what each axis explains, and the table. Drawn by the page's own script (report/).
+// A sweep as one HTML page that needs nothing else: curves, the metric against each axis, parallel
+// coordinates, the best configuration with its recipe, what each axis explains, and the table. Drawn by the
+// page's own script (report/).
 #pragma once
 
 #include <filesystem>
@@ -21,8 +22,9 @@ struct BestConfiguration {
 std::optional<BestConfiguration> best_configuration(
     const Results& results);  // nullopt: no trial has a result
 
-// Curves are thinned, the more the more there are: the page stays under 5 MB up to some ten thousand trials. `recipe`: text of the
-// recipe of the best configuration's first finished trial; `shown`: how the sweep's directory is called in commands.
+// Curves are thinned, the more the more there are: the page stays under 5 MB up to some ten thousand trials.
+// `recipe`: text of the recipe of the best configuration's first finished trial; `shown`: how the sweep's
+// directory is called in commands.
 std::string report_html(const Results& results, const std::string& recipe, const std::string& shown);
 
 // The recipe read from the sweep's directory.

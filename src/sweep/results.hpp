@@ -26,11 +26,13 @@ struct Results {
 // `metric`: instead of the definition's.
 Results read_results(const Store& store, const std::optional<Metric>& metric = std::nullopt);
 
-// "loss", "val/loss:best", "loss:mean(last 20)"; a leading "max " or "min " gives the goal. What is left out is as in `otherwise`.
+// "loss", "val/loss:best", "loss:mean(last 20)"; a leading "max " or "min " gives the goal. What is left out
+// is as in `otherwise`.
 // Throws ErrorCode::usage.
 Metric metric_of(std::string_view text, const Metric& otherwise);
 
-// The mean of some numbers and their sample standard deviation (divided by n - 1), which one number does not have.
+// The mean of some numbers and their sample standard deviation (divided by n - 1), which one number does not
+// have.
 struct Spread {
   int64_t n = 0;
   double mean = 0;  // NaN of none
@@ -41,8 +43,8 @@ Spread spread_of(std::span<const double> values);
 // Names that tell the paths apart: "optimizer.lr" is "lr" where no other path ends so.
 std::vector<std::string> short_names(std::span<const std::string> paths);
 
-// How much of the variance of a grid's results each axis explains by itself: the sum of squares between the means of its
-// values over the whole sum of squares, 0 … 1. Linked paths count as one axis.
+// How much of the variance of a grid's results each axis explains by itself: the sum of squares between the
+// means of its values over the whole sum of squares, 0 … 1. Linked paths count as one axis.
 struct Importance {
   std::vector<std::string> paths;
   double share = 0;

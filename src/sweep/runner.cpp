@@ -146,7 +146,8 @@ class Runner {
            std::find(options_.trials.begin(), options_.trials.end(), trial.id) != options_.trials.end();
   }
 
-  // ---- starting ----------------------------------------------------------------------------------------------------
+  // ---- starting
+  // ----------------------------------------------------------------------------------------------------
 
   void fill() {
     if (stopping()) return;
@@ -172,8 +173,8 @@ class Runner {
     nothing_since_ = Clock::now();
   }
 
-  // Somebody holds it who may be dead: a process of this host whose children are ending, or one of another host, until a sign
-  // of life from there.
+  // Somebody holds it who may be dead: a process of this host whose children are ending, or one of another
+  // host, until a sign of life from there.
   bool soon_free(const TrialPlan& trial) {
     const auto holder = holder_of(store_.trial(trial.id));
     waited_for_.erase(trial.id);
@@ -287,7 +288,8 @@ class Runner {
     active.process = child;
   }
 
-  // ---- while they run ----------------------------------------------------------------------------------------------
+  // ---- while they run
+  // ----------------------------------------------------------------------------------------------
 
   void ask_to_stop(Active& active) const {
     if (active.asked) return;
@@ -354,7 +356,8 @@ class Runner {
     if (!active.pruned.reason.empty()) ask_to_stop(active);
   }
 
-  // ---- when they end -----------------------------------------------------------------------------------------------
+  // ---- when they end
+  // -----------------------------------------------------------------------------------------------
 
   void reap() {
     for (size_t i = 0; i < active_.size();) {

@@ -332,7 +332,8 @@ std::map<std::string, SlurmTask> slurm_tasks(const fs::path& directory) {
     what.job = job + "_" + std::string(task);
     tasks[map->second[static_cast<size_t>(*number) - 1]] = std::move(what);
   };
-  // What left the queue first, so that what is in it is said last and stays. Without accounting sacct refuses, which is fine.
+  // What left the queue first, so that what is in it is said last and stays. Without accounting sacct
+  // refuses, which is fine.
   if (const auto answer = run_command(
           {"sacct", "-n", "-P", "-X", "--format=JobID,State", "-j", join(numbers, ",")}, kPatience);
       answer && answer->code == 0)

@@ -1,4 +1,5 @@
-// A sweep as Slurm job arrays. Tasks of an array have the same resources; a task runs the trial of its line in the map.
+// A sweep as Slurm job arrays. Tasks of an array have the same resources; a task runs the trial of its line
+// in the map.
 // Under DIR/slurm: array-K.sh, array-K.map, jobs.jsonl (what was submitted), and the tasks' output.
 #pragma once
 
@@ -22,8 +23,9 @@ struct SlurmArray {
   std::vector<int64_t> tasks;       // those to submit, ascending
 };
 
-// The arrays of a plan. Maps that were written before keep their lines, because tasks in the queue look trials up there;
-// trials that are in none are grouped by resources and split at `limit`. Tasks are left empty.
+// The arrays of a plan. Maps that were written before keep their lines, because tasks in the queue look
+// trials up there; trials that are in none are grouped by resources and split at `limit`. Tasks are left
+// empty.
 std::vector<SlurmArray> slurm_arrays(const Plan& plan,
                                      const std::map<int64_t, std::vector<std::string>>& written,
                                      int64_t limit);
@@ -57,11 +59,12 @@ struct SlurmPlan {
 // Writes scripts and maps for the trials that are pending or lost and in no job. Submits nothing.
 SlurmPlan write_slurm(const Store& store, const SlurmOptions& options);
 
-// Submits array `index` and notes it in jobs.jsonl. Returns the job's number. Throws ErrorCode::failed with what sbatch said.
+// Submits array `index` and notes it in jobs.jsonl. Returns the job's number. Throws ErrorCode::failed with
+// what sbatch said.
 std::string submit_slurm(const Store& store, const SlurmPlan& plan, size_t index);
 
-// What Slurm says of a sweep's tasks, by trial: from squeue, and for those that left the queue from sacct. Empty where nothing
-// was submitted or the tools are not there.
+// What Slurm says of a sweep's tasks, by trial: from squeue, and for those that left the queue from sacct.
+// Empty where nothing was submitted or the tools are not there.
 struct SlurmTask {
   std::string job;     // "123_4"
   std::string state;   // "RUNNING"

@@ -8,7 +8,8 @@ namespace capstan::sweep {
 
 namespace {
 
-// A primitive polynomial over GF(2), leading and constant term included, and the first direction integers m_i.
+// A primitive polynomial over GF(2), leading and constant term included, and the first direction integers
+// m_i.
 struct Direction {
   uint32_t polynomial;
   std::array<uint32_t, 7> first;

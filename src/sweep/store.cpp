@@ -328,12 +328,13 @@ std::optional<double> summarised(const std::vector<CurvePoint>& curve, const Met
   return std::isfinite(value) ? std::optional(value) : std::nullopt;
 }
 
-// ---- locks -------------------------------------------------------------------------------------------------------
+// ---- locks
+// -------------------------------------------------------------------------------------------------------
 
 namespace {
 
-// The Slurm job that this process belongs to. One that is put back into the queue keeps its number, and its count of
-// restarts rises; by then what it had started before is over.
+// The Slurm job that this process belongs to. One that is put back into the queue keeps its number, and its
+// count of restarts rises; by then what it had started before is over.
 struct Job {
   std::string id;
   int64_t restarts = 0;

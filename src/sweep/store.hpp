@@ -86,7 +86,8 @@ class Store {
     return trial(id) / "attempts" / std::to_string(number);
   }
 
-  // State file by rename and one journal line, both under the journal's lock. The caller holds the trial's lock.
+  // State file by rename and one journal line, both under the journal's lock. The caller holds the trial's
+  // lock.
   void change(std::string_view id, const Transition& transition) const;
   // A state that was renamed and whose line a killed process did not write gets it now.
   void mend_journal() const;
@@ -111,9 +112,9 @@ class Store {
 // The metric's one number of a curve: last, best, or mean of the last rows. nullopt: empty, or not finite.
 std::optional<double> summarised(const std::vector<CurvePoint>& curve, const Metric& metric);
 
-// A trial for one process and what it starts: the lock is inherited by the trial's own process, so that a trial whose
-// runner was killed stays taken until its last process is gone. Holds host, pid and time; another host's claim counts as gone
-// when its heartbeat is old, or when Slurm has started the same job again.
+// A trial for one process and what it starts: the lock is inherited by the trial's own process, so that a
+// trial whose runner was killed stays taken until its last process is gone. Holds host, pid and time; another
+// host's claim counts as gone when its heartbeat is old, or when Slurm has started the same job again.
 class TrialLock {
  public:
   static std::optional<TrialLock> try_take(const std::filesystem::path& trial);

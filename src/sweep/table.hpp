@@ -18,7 +18,8 @@ struct TableRow {
   Values values;  // of the table's keys, in their order; empty text where the trial does not set it
   std::vector<size_t> trials;       // indices into the plan
   std::array<int64_t, 6> states{};  // how many trials are in each State
-  // Ranked: a trial of it is done with a finite metric; then the numbers are of those trials, else of all that have them.
+  // Ranked: a trial of it is done with a finite metric; then the numbers are of those trials, else of all
+  // that have them.
   bool ranked = false;
   Spread metric;
   std::optional<double> best;  // of the metric's goal

@@ -33,15 +33,15 @@ bool offers(const std::vector<std::string>& texts, const std::string& one) {
 
 }  // namespace
 
-TEST_CASE("every verb, section and flag is offered, each with a description") {
-  const auto verbs = answers({""});
+TEST_CASE("every command, section and flag is offered, each with a description") {
+  const auto commands = answers({""});
   const std::string help = run({"help"}).out;
-  for (const auto& verb : verbs) CHECK_MESSAGE(contains(help, "  " + verb), verb);
-  CHECK(offers(verbs, "train"));
-  CHECK(offers(verbs, "recipe"));
-  for (const auto& verb : verbs) {
-    CAPTURE(verb);
-    CHECK(offers(answers({verb, "--"}), "--help"));
+  for (const auto& command : commands) CHECK_MESSAGE(contains(help, "  " + command), command);
+  CHECK(offers(commands, "train"));
+  CHECK(offers(commands, "recipe"));
+  for (const auto& command : commands) {
+    CAPTURE(command);
+    CHECK(offers(answers({command, "--"}), "--help"));
   }
   std::istringstream lines(run({"__complete", "check", "quickstart", "model."}).out);
   size_t fields = 0;
@@ -61,8 +61,8 @@ TEST_CASE("every verb, section and flag is offered, each with a description") {
 TEST_CASE("odd words are answered with nothing, never with an error") {
   const std::vector<std::vector<std::string>> odd = {
       {},
-      {"no-such-verb", ""},
-      {"data", "no-such-verb", ""},
+      {"no-such-command", ""},
+      {"data", "no-such-command", ""},
       {"check", "quickstart", "no.such.field="},
       {"check", "quickstart", "="},
       {"check", "quickstart", "~"},

@@ -53,7 +53,7 @@ TEST_CASE("the links of docs/reference lead somewhere") {
   CHECK(links > 100);
 }
 
-TEST_CASE("manual pages: one for each verb, and roff has nothing against them") {
+TEST_CASE("manual pages: one for each command, and roff has nothing against them") {
   ScratchDirectory scratch;
   REQUIRE(run({"help", "--man", scratch.path()}).code == 0);
   CHECK(fs::exists(scratch.file("man1/capstan.1")));

@@ -39,10 +39,10 @@ Words recipe(const Words& more) {
   return words;
 }
 
-Finished in(const ScratchDirectory& scratch, const std::string& verb, Words words, const Words& more = {}) {
+Finished in(const ScratchDirectory& scratch, const std::string& command, Words words, const Words& more = {}) {
   Launch launch;
   launch.directory = scratch.path();
-  words.insert(words.begin(), verb);
+  words.insert(words.begin(), command);
   words.insert(words.end(), more.begin(), more.end());
   launch.arguments = std::move(words);
   return run(launch);

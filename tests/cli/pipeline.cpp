@@ -276,9 +276,9 @@ TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
                                                  {"-t", "tokenizer.json"}}) {
     std::vector<std::string> words = {"data", "inspect", "chats.jsonl", "--recipe", "./tiny.yaml"};
     words.insert(words.end(), option.begin(), option.end());
-    refused(p.in(words), "is the recipe's to say");
+    refused(p.in(words), "is set by the recipe");
   }
-  refused(with_recipe({"data", "inspect"}, {"-t", "tokenizer.json"}), "is the recipe's to say");
+  refused(with_recipe({"data", "inspect"}, {"-t", "tokenizer.json"}), "is set by the recipe");
   refused(with_recipe({"data", "inspect"}, {"--scan"}), "`--scan` is for a PREFIX");
   refused(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json", "--scan"}),
           "`--scan` is for a PREFIX");
@@ -599,9 +599,9 @@ TEST_CASE("a trace of a run and of a recipe; what does not fit ends with code 3 
     if (event["ph"] == "X") steps.insert(event["args"]["step"].get<int>());
   CHECK(steps == std::set<int>{2, 3});
   CHECK(losses_of(p.file("traced")).size() == 12);
-  const Finished verb = p.in({"trace", "./tiny.yaml", "-o", "verb.json"});
-  CHECK_MESSAGE(verb.code == 0, verb.err);
-  CHECK(json::parse(read_text(p.file("verb.json")))["traceEvents"].size() > 100);
+  const Finished traced = p.in({"trace", "./tiny.yaml", "-o", "traced.json"});
+  CHECK_MESSAGE(traced.code == 0, traced.err);
+  CHECK(json::parse(read_text(p.file("traced.json")))["traceEvents"].size() > 100);
 
   // What kernels keep depends on the processor: room for a micro-batch of 1 is what the refusal of less says.
   const Finished least = p.in({"train", "./tiny.yaml", "--run-dir", "large", "resilience.memory_limit=1KiB",
@@ -723,7 +723,7 @@ TEST_CASE("diff names the first step and the first tensor that part; plot draws 
   CHECK(result["first_step"]["name"] == "learning_rate");
   CHECK(result["checkpoints"] == 2);
   CHECK(result["checkpoint_step"] == 12);
-  CHECK(result["tensors"][0]["cells"].get<int64_t>() > 0);
+  CHECK(result["tensors"][0]["elements"].get<int64_t>() > 0);
   const Finished tensors = p.in({"diff", "one/checkpoints/step-00000006", "other/checkpoints/step-00000006"});
   CHECK_MESSAGE(tensors.code == 0, tensors.out);
   // Another length, and files that are missing, are said.

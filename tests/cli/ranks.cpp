@@ -222,13 +222,13 @@ TEST_CASE("generate and eval share a model between ranks: the text and losses of
   const std::vector<std::string> kGenerate = {"generate",      "r", "--prompt",    "ab", "--max-tokens", "13",
                                               "--temperature", "0", "--ignore-eod"};
   const std::vector<std::string> kEval = {"eval", "r", "--text", "text.txt", "--stride", "5"};
-  for (const auto& verb : {kGenerate, kEval}) {
-    const Finished one = answer(verb);
+  for (const auto& command : {kGenerate, kEval}) {
+    const Finished one = answer(command);
     CHECK_MESSAGE(one.code == 0, one.err);
     CHECK_FALSE(one.out.empty());
     for (const std::vector<std::string>& more :
          {std::vector<std::string>{"--nproc", "2"}, {"--nproc=2", "dist.tp=1", "train.threads=1"}}) {
-      auto arguments = verb;
+      auto arguments = command;
       arguments.insert(arguments.end(), more.begin(), more.end());
       const Finished two = answer(arguments);
       if (more.size() > 2) {  // data parallelism is no way to share a model

@@ -26,7 +26,7 @@ TEST_CASE("check: 0 sound, 1 errors in a readable recipe, 2 unreadable") {
   CHECK(run({"check", scratch.write("bad.yaml", "model: {num_layers: [1\n")}).code == 2);
   CHECK(run({"check", scratch.write("wrong.yaml", "extends: quickstart\nmodel: {num_layer: 3}\n")}).code ==
         1);
-  // For every other verb a recipe with errors is code 2.
+  // For every other command a recipe with errors is code 2.
   CHECK(run({"show", "quickstart", "model.num_attention_heads=7"}).code == 2);
   CHECK(run({"train", "quickstart", "model.num_attention_heads=7"}).code == 2);
   CHECK(run({"explain", "model.num_layers", "-r", "quickstart", "model.num_attention_heads=7"}).code == 2);
@@ -38,10 +38,10 @@ TEST_CASE("check refuses what train refuses") {
     CAPTURE(change);
     const std::vector<std::string> words = {"quickstart", "dataset=mock", change,
                                             "model.moe_router_load_balancing_type=none"};
-    const auto with = [&](const std::string& verb, const std::string& more) {
+    const auto with = [&](const std::string& command, const std::string& more) {
       std::vector<std::string> all = words;
       if (change.find("moe") == std::string::npos) all.pop_back();
-      all.insert(all.begin(), verb);
+      all.insert(all.begin(), command);
       if (!more.empty()) all.push_back(more);
       return run(all);
     };

@@ -109,7 +109,7 @@ void run_with_kills(const ScratchDirectory& scratch, const std::string& name, in
     REQUIRE_MESSAGE((ended.code == 0 || ended.code == 128 + SIGKILL), ended.err);
     if (ended.code == 0) break;
     ++killed;
-    // The next runner does not wait for what is left of this one: the locks tell.
+    // The next runner does not wait for what is left of this one: its locks say so.
   }
   CHECK(killed == kills);
   CHECK(all_gone(scratch.file(name) + "/trials", 10));
@@ -156,7 +156,7 @@ TEST_CASE("4 trials on two slots, the runner killed once") {
   same_as_uninterrupted({"optimizer.lr=1e-3,1e-2", "rng.seed=1,2"}, 4, 10, 1);
 }
 
-TEST_CASE("a sweep is planned, run and looked at; a value more keeps what is done") {
+TEST_CASE("a sweep is planned, run and inspected; an added value keeps completed trials") {
   const ScratchDirectory scratch;
   const Finished dry = in(scratch, {"sweep", "plan", "quickstart", "optimizer.lr=1e-3,3e-3", "--dry-run"});
   CHECK(dry.code == 0);
@@ -239,7 +239,7 @@ TEST_CASE("the learning rate of the quickstart is swept by itself, and ranked by
 }
 
 // The trials end between two looks of the runner; what it makes of them follows from their rows.
-TEST_CASE("successive halving judges trials that are over before anybody looks") {
+TEST_CASE("successive halving decides on trials that end between two looks of the runner") {
   const ScratchDirectory scratch;
   const std::string base = "base: quickstart\nset: [";
   std::string set;
@@ -320,7 +320,7 @@ TEST_CASE("a trial that fails is shown at once, and can be retried") {
   CHECK(contains(ran.err, "1 failed, 1 pending"));
   CHECK(in(scratch, {"sweep", "run", "s"}).code == 1);
   const Finished retried = in(scratch, {"sweep", "retry", "s"});
-  CHECK(contains(retried.out, "2 trials wait"));
+  CHECK(contains(retried.out, "2 trials are pending again"));
   const Finished wrong = in(scratch, {"sweep", "retry", "s", "zzz"});
   CHECK(wrong.code == 2);
   CHECK(in(scratch, {"sweep", "status", "nothing"}).code == 2);
@@ -429,10 +429,10 @@ TEST_CASE("what became of a trial's directory does not stop the others") {
   CHECK(contains(ran.err, "cannot run: its directory is gone; `capstan sweep add` writes it anew"));
   CHECK(contains(ran.err, "cannot run: its state is lost; `capstan sweep retry` lets it wait again"));
   CHECK(contains(ran.err, "1 done, 2 failed"));
-  for (const char* verb : {"status", "table", "plot", "slurm"})
-    CHECK(in(scratch, {"sweep", verb, "s"}).code == 0);
+  for (const char* command : {"status", "table", "plot", "slurm"})
+    CHECK(in(scratch, {"sweep", command, "s"}).code == 0);
   CHECK(in(scratch, {"sweep", "retry", "s", gone}).code == 2);
-  CHECK(contains(in(scratch, {"sweep", "retry", "s", torn}).out, "1 trial waits"));
+  CHECK(contains(in(scratch, {"sweep", "retry", "s", torn}).out, "1 trial is pending again"));
   CHECK(contains(in(scratch, {"sweep", "add", "s"}).err, "1 trial is new"));
   CHECK(contains(in(scratch, {"sweep", "run", "s"}).err, "3 done"));
 }

@@ -30,9 +30,9 @@ static std::vector<json> lines_of(const std::string& text) {
   }
   return lines;
 }
-static std::vector<json> converse(const std::string& verb, const std::string& directory,
+static std::vector<json> converse(const std::string& command, const std::string& directory,
                                   const std::string& input, int code = 0) {
-  const Finished said = run({.arguments = {"sweep", verb, directory, "-"}, .input = input});
+  const Finished said = run({.arguments = {"sweep", command, directory, "-"}, .input = input});
   CHECK_MESSAGE(said.code == code, said.err);
   return lines_of(said.out);
 }
@@ -174,16 +174,16 @@ TEST_CASE("slurm writes scripts for what is still to do") {
 TEST_CASE("output that cannot be written is an error, and a device is never replaced") {
   const ScratchDirectory scratch;
   const std::string directory = planned(scratch);
-  const std::vector<std::vector<std::string>> verbs = {
+  const std::vector<std::vector<std::string>> commands = {
       {"sweep", "plan", "quickstart", "optimizer.lr=1e-3,1e-2", "--dry-run"},
       {"sweep", "status", directory},
       {"sweep", "slurm", directory},
       {"recipe", "import",
        std::string(capstan::test::kSourceDirectory) + "/tests/importers/golden/gpt_small.sh"}};
-  for (const auto& verb : verbs) {
-    CAPTURE(verb[1]);
+  for (const auto& command : commands) {
+    CAPTURE(command[1]);
     Launch launch;
-    launch.arguments = verb;
+    launch.arguments = command;
     launch.out_file = "/dev/full";
     const Finished lost = run(launch);
     CHECK(lost.code == 1);

@@ -163,7 +163,7 @@ TEST_CASE(
     CHECK(done.code == 2);
     CHECK_MESSAGE(contains(done.err, why), done.err);
   };
-  refused({"--system", "x"}, "`--system` is of chats");
+  refused({"--system", "x"}, "`--system` applies to chats");
   refused({"--chat", "--no-bos"}, "`--no-bos` is not of chats");
   refused({"--chat", "--system", "x", "tokenizer.chat_template=gemma"}, "System role not supported");
   refused({"--chat", "tokenizer.chat_template=nowhere/chatml"}, "not found: chat template = ");

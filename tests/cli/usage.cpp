@@ -9,7 +9,7 @@
 
 using namespace capstan::test;
 
-static const std::vector<std::vector<std::string>> kVerbs = {{"train"},
+static const std::vector<std::vector<std::string>> kCommands = {{"train"},
                                                              {"check"},
                                                              {"show"},
                                                              {"explain"},
@@ -68,29 +68,29 @@ static bool all_lines_fit(const std::string& text, size_t columns) {
 }
 
 TEST_CASE("help goes to standard output, the short one fits a small terminal") {
-  for (const auto& verb : kVerbs) {
-    CAPTURE(verb.back());
-    const Finished brief = run(with(verb, "-h")), full = run(with(verb, "--help"));
+  for (const auto& command : kCommands) {
+    CAPTURE(command.back());
+    const Finished brief = run(with(command, "-h")), full = run(with(command, "--help"));
     CHECK(brief.code == 0);
     CHECK(brief.err.empty());
     CHECK(count_lines(brief.out) <= 24);
-    CHECK(contains(brief.out, "usage: capstan " + verb.front()));
+    CHECK(contains(brief.out, "usage: capstan " + command.front()));
     CHECK(contains(brief.out, "  capstan "));  // an example
     CHECK(brief.out.find("  capstan ") < brief.out.find("--help"));
     CHECK(full.code == 0);
     CHECK(full.err.empty());
     CHECK(contains(full.out, "--message-format"));
     CHECK(all_lines_fit(full.out, 130));
-    CHECK(run({"help", verb.front()}).code == 0);
+    CHECK(run({"help", command.front()}).code == 0);
   }
   CHECK(count_lines(run({"-h"}).out) <= 24);
   CHECK(count_lines(run({"data", "-h"}).out) <= 24);
 }
 
-TEST_CASE("help lists every verb and topic, and shows the pages of docs/") {
+TEST_CASE("help lists every command and topic, and shows the pages of docs/") {
   const Finished all = run({"help"});
   CHECK(all.code == 0);
-  for (const auto& verb : kVerbs) CHECK(contains(all.out, "  " + verb.front()));
+  for (const auto& command : kCommands) CHECK(contains(all.out, "  " + command.front()));
   size_t pages = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator(std::string(capstan::test::kSourceDirectory) + "/docs")) {
@@ -101,7 +101,7 @@ TEST_CASE("help lists every verb and topic, and shows the pages of docs/") {
     CHECK(contains(all.out, "\n  " + topic + " "));
     const Finished page = run({"help", topic});
     CHECK(page.code == 0);
-    // `data` is a group of verbs too: the page follows.
+    // `data` is a group of commands too: the page follows.
     CHECK(page.out.ends_with(read_text(entry.path().string()).substr(2)));
     if (topic != "data") CHECK(page.out.size() == read_text(entry.path().string()).size() - 2);
   }
@@ -122,12 +122,12 @@ TEST_CASE("without arguments: short help on standard error, code 2") {
   CHECK(contains(group.err, "encode"));
 }
 
-TEST_CASE("unknown verbs and flags: near names, all at once, code 2") {
-  const Finished verb = run({"tran", "quickstart"});
-  CHECK(verb.code == 2);
-  CHECK(verb.out.empty());
-  CHECK(contains(verb.err, "unknown verb `tran`"));
-  CHECK(contains(verb.err, "`train`"));
+TEST_CASE("unknown commands and flags: near names, all at once, code 2") {
+  const Finished unknown_command = run({"tran", "quickstart"});
+  CHECK(unknown_command.code == 2);
+  CHECK(unknown_command.out.empty());
+  CHECK(contains(unknown_command.err, "unknown command `tran`"));
+  CHECK(contains(unknown_command.err, "`train`"));
   const Finished inner = run({"data", "prepair"});
   CHECK(inner.code == 2);
   CHECK(contains(inner.err, "`prepare`"));

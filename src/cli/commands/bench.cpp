@@ -20,19 +20,19 @@ namespace capstan::cli {
 
 namespace {
 
-// The human report appears as it is measured.
+// Prints text while measuring, unless --json prints one object at the end.
 void put_unless_json(const Arguments& args, const std::string& text) {
   if (!args.has("json")) put(text);
 }
 
-nlohmann::ordered_json account_of(const MemoryUse& use) {
-  nlohmann::ordered_json account;
-  for (size_t owner = 0; owner < kMemoryCategories; ++owner)
-    account[std::string(name_of(static_cast<MemoryCategory>(owner)))] = use.peak_by_category[owner];
-  account["peak"] = use.peak;
-  account["cached"] = use.cached();
-  account["kernel_scratch"] = use.kernel_scratch;
-  return account;
+nlohmann::ordered_json memory_json(const MemoryUse& use) {
+  nlohmann::ordered_json object;
+  for (size_t category = 0; category < kMemoryCategories; ++category)
+    object[std::string(name_of(static_cast<MemoryCategory>(category)))] = use.peak_by_category[category];
+  object["peak"] = use.peak;
+  object["cached"] = use.cached();
+  object["kernel_scratch"] = use.kernel_scratch;
+  return object;
 }
 
 int run_bench(Context& context) {
@@ -65,16 +65,17 @@ int run_bench(Context& context) {
   put_unless_json(
       args, "machine: " + std::to_string(available_cores()) + " cores, " +
                 std::string(features.instruction_set) +
-                (features.native_bf16_gemm ? ", multiplies bf16" : ", bf16 products widened to fp32") + "\n");
+                (features.native_bf16_gemm ? ", native bf16 GEMM" : ", bf16 GEMM computed in fp32") + "\n");
   const double gemm = kernels::roof_gemm_gflops(*device);
-  // A step is held against products of the type that it computes in.
+  // The step is compared with a GEMM of its compute type.
   const DType type = kernels::product_type(train::compute_type(config.mixed_precision));
   const double step_gemm = type == DType::f32 ? gemm : kernels::roof_gemm_gflops(*device, type);
   const double copy = kernels::measured_copy_gbps(*device);
   object["gemm_gflops"] = gemm;
   object["step_gemm_gflops"] = step_gemm;
   object["copy_gbps"] = copy;
-  put_unless_json(args, "gemm:    " + fixed(gemm, 1) + " GFLOP/s fp32 (the best of this program and oneDNN)" +
+  put_unless_json(args, "gemm:    " + fixed(gemm, 1) +
+                            " GFLOP/s fp32 (peak: the best of this program and oneDNN)" +
                             (type == DType::bf16 ? ", " + fixed(step_gemm, 1) + " GFLOP/s bf16" : "") +
                             "\ncopy:    " + fixed(copy, 1) + " GB/s read and written\n");
   flush_output();
@@ -90,7 +91,7 @@ int run_bench(Context& context) {
       object["kernels"].push_back({{"name", shape.name},
                                    {"rate", rate},
                                    {"unit", "GFLOP/s"},
-                                   {"share", rate / gemm},
+                                   {"fraction_of_peak", rate / gemm},
                                    {"onednn_rate", onednn}});
       table.add({shape.name, fixed(rate, 1) + " GFLOP/s", fixed(100 * rate / gemm, 0) + "%",
                  "oneDNN " + fixed(onednn, 1)});
@@ -99,16 +100,18 @@ int run_bench(Context& context) {
       if (!wanted(kernel.name)) continue;
       const char* unit = kernel.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s";
       object["kernels"].push_back(
-          {{"name", kernel.name}, {"rate", kernel.rate}, {"unit", unit}, {"share", kernel.share}});
+          {{"name", kernel.name}, {"rate", kernel.rate}, {"unit", unit}, {"fraction_of_peak", kernel.share}});
       table.add({kernel.name, fixed(kernel.rate, 1) + " " + unit, fixed(100 * kernel.share, 0) + "%"});
     }
-    put_unless_json(args, "\nkernels, and their share of the rate that binds them:\n" + table.text());
+    put_unless_json(args,
+                    "\nkernels, as % of the peak GEMM throughput or of the copy bandwidth:\n" + table.text());
     flush_output();
   }
 
   if (wanted("step")) {
     progress.status("measuring a training step");
-    const StepRate step = measure_step(shortened(config, step_gemm), step_gemm, std::max(2.0, 10 * seconds));
+    const StepMeasurement step =
+        measure_step(shortened(config, step_gemm), step_gemm, std::max(2.0, 10 * seconds));
     nlohmann::ordered_json phases;
     Table table;
     for (size_t p = 0; p < train::kPhases; ++p) {
@@ -127,42 +130,44 @@ int run_bench(Context& context) {
                             {"phase", std::string(1, row.phase)},
                             {"calls", row.calls},
                             {"seconds", row.seconds},
-                            {"share_of_step", row.seconds / step.seconds},
+                            {"fraction_of_step", row.seconds / step.seconds},
                             {"gflops", rate},
                             {"gbps", bandwidth}});
       if (row.seconds > 0.002 * step.seconds)
         by_operation.add(
             {"  " + row.name + " " + row.phase, std::to_string(row.calls) + "x",
              fixed(1e3 * row.seconds, 1) + " ms", fixed(100 * row.seconds / step.seconds, 1) + "%",
-             rate > 0 ? fixed(rate, 0) + " GFLOP/s, " +
-                            fixed(100 * rate / (step.beside_gflops > 0 ? step.beside_gflops : step_gemm), 0) +
-                            "% of GEMM"
-                      : fixed(bandwidth, 1) + " GB/s, " + fixed(100 * bandwidth / copy, 0) + "% of copy"});
+             rate > 0
+                 ? fixed(rate, 0) + " GFLOP/s, " +
+                       fixed(100 * rate / (step.concurrent_gflops > 0 ? step.concurrent_gflops : step_gemm),
+                             0) +
+                       "% of GEMM"
+                 : fixed(bandwidth, 1) + " GB/s, " + fixed(100 * bandwidth / copy, 0) + "% of copy"});
     }
     object["step"] = {{"recipe", resolution.recipe_name},
                       {"tokens_per_second", step.tokens_per_second},
-                      {"share", step.share},
-                      {"share_beside", step.share_beside},
-                      {"beside_gflops", step.beside_gflops},
+                      {"fraction_of_peak", step.fraction_of_peak},
+                      {"fraction_of_concurrent", step.fraction_of_concurrent},
+                      {"concurrent_gflops", step.concurrent_gflops},
                       {"seconds", step.seconds},
                       {"micro_batches", step.micro_batches},
                       {"phases", phases},
                       {"operations", operations},
-                      {"memory", account_of(step.memory)},
-                      {"memory_foretold", account_of(step.estimated)},
+                      {"memory", memory_json(step.memory)},
+                      {"memory_estimated", memory_json(step.estimated)},
                       {"steps", step.steps}};
     put_unless_json(
         args, "\ntraining step of " + resolution.recipe_name + ": " + human_count(step.tokens_per_second) +
-                  " tokens/s, " + fixed(100 * step.share, 1) + "% of the GEMM rate" +
-                  (step.share_beside > 0 ? ", " + fixed(100 * step.share_beside, 1) + "% of the " +
-                                               fixed(step.beside_gflops, 1) +
-                                               " GFLOP/s that a product reached between its operations"
-                                         : "") +
+                  " tokens/s, " + fixed(100 * step.fraction_of_peak, 1) + "% of peak GEMM throughput" +
+                  (step.fraction_of_concurrent > 0 ? ", " + fixed(100 * step.fraction_of_concurrent, 1) +
+                                                         "% of the " + fixed(step.concurrent_gflops, 1) +
+                                                         " GFLOP/s of a GEMM run between its operations"
+                                                   : "") +
                   " (" + std::to_string(step.micro_batches) +
                   (step.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step)\n" +
                   table.text() + "by operation (F forward, B backward, W weight gradients):\n" +
-                  by_operation.text() + "memory at the peak: " + train::memory_text(step.memory) +
-                  "\nforetold:           " + train::memory_text(step.estimated) + "\n");
+                  by_operation.text() + "peak memory: " + train::memory_text(step.memory) +
+                  "\nestimated:   " + train::memory_text(step.estimated) + "\n");
   }
   if (args.has("json")) put(object.dump(2) + "\n");
   return 0;
@@ -172,17 +177,18 @@ int run_bench(Context& context) {
 
 const Command kBench = {
     .name = "bench",
-    .purpose = "what this machine reaches: products, kernels, a training step",
+    .purpose = "measure this machine: GEMM, kernels, a training step",
     .usage = "[NAME…] [-r RECIPE [a.b=c …]] [flags]",
-    .examples = {{"bench", "machine, kernels, a step of quickstart"},
+    .examples = {{"bench", "machine, kernels, a training step of quickstart"},
                  {"bench attention", "only kernels with that in their name"},
                  {"bench step -r gpt2-124m train.micro_batch_size=4",
                   "a training step of a recipe, on random tokens"}},
-    .options = {{"recipe", 'r', "RECIPE", "whose training step; default quickstart"},
-                {"seconds", 0, "S", "spent on each kernel; default 0.2"},
+    .options = {{"recipe", 'r', "RECIPE", "recipe whose training step is measured; default quickstart"},
+                {"seconds", 0, "S", "seconds for each kernel; default 0.2"},
                 {"json", 0, "", "as one JSON object"}},
     .details =
-        "Shares: products and attention of the measured GEMM rate, everything else of the copy bandwidth.\n",
+        "GEMM and attention are compared with the measured peak GEMM throughput, other kernels with the copy "
+        "bandwidth.\n",
     .overrides = true,
     .max_words = SIZE_MAX,
     .run = run_bench,

@@ -16,7 +16,8 @@ namespace capstan::cli {
 
 namespace {
 
-// Errors with --files. Else notes, but for what only a recipe that comes with Capstan names: places where data may be put.
+// Missing files are errors with --files, else notes. A file that only a recipe shipped with Capstan names
+// gets no note: it is a place where data may be put.
 std::vector<config::Diagnostic> add_missing_files(config::Resolution& resolution, bool files) {
   if (!resolution.ok()) return {};
   const auto missing = missing_files(resolution, files ? config::Level::error : config::Level::note);
@@ -84,7 +85,7 @@ int run_check(Context& context) {
   }
   if (refused) throw *refused;
   if (resolution.ok()) return 0;
-  // A recipe that can be read and has errors is what check is for; one that cannot be read is not.
+  // Code 1 for a recipe that can be read and has errors, 2 for one that cannot be read.
   return resolution.malformed || resolution.bad_words ? 2 : 1;
 }
 
@@ -92,7 +93,7 @@ int run_check(Context& context) {
 
 const Command kCheck = {
     .name = "check",
-    .purpose = "find all mistakes in a recipe, in milliseconds, without a GPU",
+    .purpose = "find all errors in a recipe, in milliseconds, without a GPU",
     .usage = "RECIPE [a.b=c …] [flags]",
     .examples = {{"check llama3-70b", "at its own world size"},
                  {"check llama3-70b dist.tp=8 --ranks 128", "another layout, another world"},
@@ -103,13 +104,12 @@ const Command kCheck = {
                  "files that the recipe names and that are missing or cannot be used are errors"},
                 {"json", 0, "", "the result and all diagnostics as one JSON object"}},
     .details =
-        "Exit code 0: `train` takes the recipe; 1: it has errors, or asks for what this version cannot "
-        "train; 2: it "
-        "cannot\nbe read, or the command line is wrong; 3: a step needs more than "
+        "Exit code 0: `train` accepts the recipe; 1: it has errors, or needs a feature that this version "
+        "lacks;\n"
+        "2: it cannot be read, or the command line is wrong; 3: a training step needs more than "
         "`resilience.memory_limit`.\n"
-        "Needs no data, tokenizer or weights on disk: those that the recipe names and that are not there are "
-        "notes,\nwith --files errors. The data that a shipped recipe names are looked for with --files "
-        "only.\n",
+        "Needs no data, tokenizer or weights on disk: a missing file that the recipe names is a note, with "
+        "--files an error.\nThe data that a shipped recipe names is looked for with --files only.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_check,

@@ -1,4 +1,4 @@
-// Every verb, each defined in its own command_*.cpp.
+// All commands; commands/NAME.cpp defines a command or a group.
 #pragma once
 
 #include "cli/context.hpp"

@@ -7,8 +7,8 @@ namespace capstan::cli {
 
 namespace {
 
-// Bash splits words at `=`, `:` and `@` (COMP_WORDBREAKS): the script joins what no blank separates, and takes off again
-// what bash will not replace.
+// Bash splits words at `=`, `:` and `@` (COMP_WORDBREAKS): the script joins what no blank separates, and
+// takes off again what bash will not replace.
 constexpr std::string_view kBash = R"script(# bash completion of capstan: source <(capstan completion bash)
 _capstan() {
   local rest=${COMP_LINE:0:COMP_POINT} i value doc breaks kept=
@@ -96,7 +96,7 @@ int run_completion(Context& context) {
 
 const Command kCompletion = {
     .name = "completion",
-    .purpose = "a script that completes verbs, flags, fields and values in a shell",
+    .purpose = "print a shell script that completes commands, flags, fields and values",
     .usage = "SHELL",
     .examples = {{"completion bash > ~/.local/share/bash-completion/completions/capstan", "for new shells"},
                  {"completion zsh > ~/.zfunc/_capstan", "a directory of $fpath"},
@@ -104,8 +104,8 @@ const Command kCompletion = {
     .details =
         "SHELL is bash, zsh or fish. In a running bash: source <(capstan completion bash). The script asks "
         "this\n"
-        "program for the words that can follow: verbs, flags, recipes, fields by section, their choices,\n"
-        "presets, files, runs and checkpoints, with what each of them means.\n",
+        "program for the words that can follow: commands, flags, recipes, fields by section, their choices,\n"
+        "presets, files, runs and checkpoints, each with a description.\n",
     .max_words = 1,
     .run = run_completion,
 };

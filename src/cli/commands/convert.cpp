@@ -34,7 +34,8 @@ interchange::GgufType gguf_type(const std::string& word) {
   if (word == "f16") return interchange::GgufType::f16;
   if (word == "bf16") return interchange::GgufType::bf16;
   if (word == "q8_0") return interchange::GgufType::q8_0;
-  fail(ErrorCode::usage, "`--type " + word + "` is no type that is written", "f32, f16, bf16 or q8_0");
+  fail(ErrorCode::usage, "`--type " + word + "` is not a GGUF data type of this program",
+       "one of: f32, f16, bf16, q8_0");
 }
 
 // "5GB", "500MB", decimal as Transformers has them.
@@ -80,9 +81,9 @@ Written convert_external(const Context& context, const std::string& from, const 
 Written convert_checkpoint(const Context& context, const std::string& from, const std::string& to) {
   const train::StoredRecipe stored = train::stored_recipe(from, {}, 1);
   if (stored.resolution.ok() && stored.resolution.config.peft)
-    fail(ErrorCode::usage, "`" + from + "` holds adapters, and no whole model",
-         "peft:DIRECTORY takes them as they are; `capstan merge " + from +
-             " MERGED` makes a whole model that goes to " + to);
+    fail(ErrorCode::usage, "`" + from + "` holds adapters, not a full model",
+         "write them to peft:DIRECTORY, or merge them first: `capstan merge " + from +
+             " MERGED`, then convert MERGED to " + to);
   if (!stored.resolution.ok()) {
     show_diagnostics(context, stored.resolution);
     throw Exit{exit_code_of(ErrorCode::config)};
@@ -100,26 +101,27 @@ int run_convert(Context& context) {
   const std::string &from = context.args.word(0, "FROM"), &to = context.args.word(1, "TO");
   const bool adapters_in = from.starts_with(kPeft), adapters_out = to.starts_with(kPeft);
   if (!interchange::is_external(from) && !interchange::is_external(to) && !adapters_in && !adapters_out)
-    fail(ErrorCode::usage, "neither `" + from + "` nor `" + to + "` belongs to another program",
-         "write hf:DIRECTORY, gguf:FILE or peft:DIRECTORY for the one that does");
+    fail(ErrorCode::usage, "neither `" + from + "` nor `" + to + "` is external",
+         "write the external one as hf:DIRECTORY, gguf:FILE or peft:DIRECTORY");
   for (const std::string* name : {&from, &to})
     if (*name == kPeft) fail(ErrorCode::usage, "`" + *name + "` names nothing", "peft:DIRECTORY");
   const bool gguf = to.starts_with("gguf:");
   if (adapters_in && adapters_out)
     fail(ErrorCode::usage, "`" + from + "` and `" + to + "` are both PEFT's",
-         "copy the directory; a checkpoint of ours is a name without a scheme");
+         "copy the directory; a Capstan checkpoint is a path without a scheme");
   if (adapters_in && interchange::is_external(to))
-    fail(ErrorCode::usage, "`" + from + "` holds adapters, and " + to + " would be a whole model",
+    fail(ErrorCode::usage, "`" + from + "` holds adapters, and " + to + " takes a full model",
          "merge them into their base first: capstan merge " + from + " MERGED --base hf:DIRECTORY");
   if ((adapters_in || adapters_out) && context.args.has("dtype"))
-    fail(ErrorCode::usage, "`--dtype` is of whole models: adapters are kept in fp32");
+    fail(ErrorCode::usage, "`--dtype` applies to full models: adapters stay in fp32");
   if (context.args.has("base") && !adapters_in && !adapters_out)
-    fail(ErrorCode::usage, "`--base` is of adapters: one of FROM and TO is peft:DIRECTORY then");
-  if (context.args.has("type") && !gguf) fail(ErrorCode::usage, "`--type` is of GGUF files", "gguf:" + to);
+    fail(ErrorCode::usage, "`--base` applies to adapters: FROM or TO is peft:DIRECTORY then");
+  if (context.args.has("type") && !gguf)
+    fail(ErrorCode::usage, "`--type` applies to GGUF files", "write gguf:" + to);
   if (gguf && context.args.has("dtype"))
-    fail(ErrorCode::usage, "`--dtype` is not of GGUF files", "--type bf16");
+    fail(ErrorCode::usage, "`--dtype` does not apply to GGUF files", "use --type bf16");
   if (context.args.has("shard-size") && !to.starts_with("hf:"))
-    fail(ErrorCode::usage, "`--shard-size` is of safetensors for other programs", "hf:DIRECTORY");
+    fail(ErrorCode::usage, "`--shard-size` applies to safetensors files", "write hf:DIRECTORY");
   const auto base = context.args.value("base");
   const Written written = adapters_in    ? train::read_peft_files(from, to, base)
                           : adapters_out ? train::write_peft_files(from, to.substr(kPeft.size()), base)
@@ -146,7 +148,7 @@ int run_convert(Context& context) {
 
 const Command kConvert = {
     .name = "convert",
-    .purpose = "models and adapters of other programs to checkpoints, and back",
+    .purpose = "convert models and adapters between checkpoints and external formats",
     .usage = "FROM TO [flags]",
     .examples = {{"convert hf:SmolLM2-135M smollm2", "safetensors of Hugging Face to a checkpoint"},
                  {"convert runs/tuned hf:tuned", "a run's newest checkpoint for Transformers"},
@@ -154,17 +156,19 @@ const Command kConvert = {
                  {"convert gguf:model.gguf hf:model", ""},
                  {"convert runs/tuned-lora peft:my-lora", "a run's adapters for PEFT"},
                  {"convert peft:my-lora adapters --base hf:SmolLM2-135M", "and back"}},
-    .options = {{"dtype", 0, "TYPE", "of all weights: f32 or bf16; default: as they are", "", "f32 bf16"},
-                {"type", 0, "TYPE", "of a GGUF file's matrices; default f16", "", "f32 f16 bf16 q8_0"},
+    .options = {{"dtype", 0, "TYPE", "data type of all weights: f32 or bf16; default: unchanged", "",
+                 "f32 bf16"},
+                {"type", 0, "TYPE", "data type of the matrices of a GGUF file; default f16", "",
+                 "f32 f16 bf16 q8_0"},
                 {"base", 0, "BASE",
-                 "of adapters: the weights that they stand beside, or in peft: their name"},
-                {"shard-size", 0, "SIZE", "of a safetensors file at most; default 5GB"},
+                 "adapters: the base weights; when writing peft:, the name of the base model"},
+                {"shard-size", 0, "SIZE", "maximum size of a safetensors file; default 5GB"},
                 {"json", 0, "", "what was written, as one JSON object"}},
     .details =
-        "FROM and TO are a checkpoint or run, hf:DIRECTORY or gguf:FILE; one of them at least is foreign. "
-        "For\n"
-        "adapters the other side is peft:DIRECTORY.\n"
-        "Nothing is overwritten. `capstan help interchange` says which models there are.\n",
+        "FROM and TO are a checkpoint or run, hf:DIRECTORY or gguf:FILE; at least one of them is external. "
+        "Adapters are\n"
+        "converted from or to peft:DIRECTORY.\n"
+        "Nothing is overwritten. `capstan help interchange` lists the supported models.\n",
     .max_words = 2,
     .run = run_convert,
 };

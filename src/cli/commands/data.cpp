@@ -106,11 +106,11 @@ void put_report(const Context& context, const data::SftReport& report) {
                                : data::to_text_report(report, context.color_out));
 }
 
-// A recipe's fine-tuning data, or the file named beside one, as `train` would read them.
+// Inspects the fine-tuning data of a recipe, or of a file read with the settings of the recipe.
 int inspect_recipe(Context& context, const std::string& recipe, const std::optional<std::string>& file) {
   const Arguments& args = context.args;
   refuse(args, {"tokenizer", "chat-template", "format", "loss-mode", "seq-length"},
-         "is the recipe's to say: `" + recipe + "`",
+         "is set by the recipe `" + recipe + "`",
          "override it: tokenizer.tokenizer_model=FILE, tokenizer.chat_template=, dataset.format=, "
          "dataset.loss_mode=, model.seq_length=");
   config::Request request;
@@ -130,9 +130,9 @@ int inspect_recipe(Context& context, const std::string& recipe, const std::optio
       const auto sources = config::data_sources(dataset);
       for (const auto& source : sources.splits[0]) prefixes += " " + source.prefix;
     }
-    fail(ErrorCode::usage, "the data of `" + recipe + "` are no fine-tuning samples",
-         prefixes.empty() ? "they are generated; name a prefix or a file"
-                          : "look at the dataset itself: capstan data inspect" + prefixes);
+    fail(ErrorCode::usage, "the dataset of `" + recipe + "` is not fine-tuning data",
+         prefixes.empty() ? "it is generated; name a prefix or a file"
+                          : "inspect the dataset itself: capstan data inspect" + prefixes);
   }
   const auto tokenizer = train::load_tokenizer(resolution.config);
   data::SftOptions options = train::sft_options(resolution.config, *tokenizer);
@@ -156,7 +156,7 @@ void refuse_overrides(const Arguments& args, const std::string& way) {
 
 int inspect_samples(Context& context, const std::string& file) {
   const Arguments& args = context.args;
-  refuse(args, {"scan"}, "is for a PREFIX, which `" + file + "` is not");
+  refuse(args, {"scan"}, "applies to a PREFIX, and `" + file + "` is a file of samples");
   if (const auto recipe = args.value("recipe")) return inspect_recipe(context, *recipe, file);
   refuse_overrides(args, "capstan data inspect " + file + " --recipe RECIPE ");
   using data::SftFormat;
@@ -205,9 +205,9 @@ int run_data_inspect(Context& context) {
   const std::string& what = args.word(0, "PREFIX, FILE.jsonl or RECIPE");
   if (names_samples(what)) return inspect_samples(context, what);
   refuse(args, {"recipe", "chat-template", "format", "loss-mode", "seq-length"},
-         "is for a FILE.jsonl, which `" + what + "` is not");
+         "applies to a FILE.jsonl, and `" + what + "` is not one");
   if (names_recipe(what)) {
-    refuse(args, {"scan"}, "is for a PREFIX, which `" + what + "` is not");
+    refuse(args, {"scan"}, "applies to a PREFIX, and `" + what + "` is a recipe");
     return inspect_recipe(context, what, std::nullopt);
   }
   refuse_overrides(args, "capstan data inspect RECIPE ");
@@ -230,7 +230,7 @@ int run_data_inspect(Context& context) {
 
 const Command kDataPrepare = {
     .name = "data prepare",
-    .purpose = "text or JSON files to an indexed dataset (.bin, .idx)",
+    .purpose = "convert text or JSON files to an indexed dataset (.bin, .idx)",
     .usage = "FILE… --tokenizer tokenizer.json --output PREFIX [flags]",
     .examples = {{"data prepare corpus.jsonl.gz --tokenizer tokenizer.json --append-eod --output data/corpus",
                   "JSON lines"},
@@ -243,7 +243,7 @@ const Command kDataPrepare = {
     .options =
         {{"output", 'o', "PREFIX", "writes PREFIX_text_document.bin and .idx (one pair for each JSON key)"},
          {"tokenizer", 't', "FILE", "tokenizer.json, a directory with one, or `bytes`"},
-         {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
+         {"recipe", 'r', "RECIPE", "use the tokenizer of a recipe; overrides apply to it"},
          {"append-eod", 0, "", "an end-of-document token after each document"},
          {"eod", 0, "TOKEN", "which one; default: the tokenizer's own, <|endoftext|>"},
          {"json-keys", 0, "K,…", "what to take from each JSON object; default: text"},
@@ -256,13 +256,12 @@ const Command kDataPrepare = {
          {"workers", 0, "N", "threads; default: the cores of this process"},
          {"json", 0, "", "the result as one JSON object"}},
     .details =
-        "Files ending in .gz or .zst are decompressed on the way. The bytes written depend on the input, "
-        "the\n"
-        "tokenizer and the options, not on the number of threads; they are what Megatron's "
-        "preprocess_data.py\n"
-        "writes. PREFIX_text_document.meta.json beside them records the tokenizer: `train` and `data "
-        "inspect` refuse\n"
-        "another one. Nothing appears under the output names unless all went well.\n",
+        "Reads .gz and .zst files too. The bytes written depend on the input, the tokenizer and the options, "
+        "not on the\n"
+        "number of threads, and equal those of Megatron's preprocess_data.py. PREFIX_text_document.meta.json "
+        "records the\n"
+        "tokenizer: `train` and `data inspect` refuse another one. The output files appear when all of them "
+        "are complete.\n",
     .overrides = true,
     .max_words = SIZE_MAX,
     .run = run_data_prepare,
@@ -270,13 +269,13 @@ const Command kDataPrepare = {
 
 const Command kDataInspect = {
     .name = "data inspect",
-    .purpose = "what a dataset holds; of fine-tuning data, which tokens are learned",
+    .purpose = "inspect a dataset; of fine-tuning data also which tokens have loss",
     .usage = "PREFIX|FILE.jsonl|RECIPE [--tokenizer tokenizer.json] [flags]",
     .examples = {{"data inspect data/corpus_text_document",
                   "sizes, document lengths, a few documents as ids"},
                  {"data inspect data/corpus_text_document -t tokenizer.json", "the same documents as text"},
                  {"data inspect chats.jsonl -t tokenizer.json --chat-template chatml",
-                  "what a model sees and learns of conversations"},
+                  "tokens and loss mask of conversations"},
                  {"data inspect chats.yaml", "the packed rows of a recipe's fine-tuning data"}},
     .options = {{"tokenizer", 't', "FILE", "show the samples as text; FILE.jsonl: required, or a recipe"},
                 {"recipe", 'r', "RECIPE", "FILE.jsonl: as this recipe would read it; overrides apply to it"},
@@ -284,17 +283,17 @@ const Command kDataInspect = {
                  "FILE.jsonl: a known template or a file; default: the tokenizer's own"},
                 {"format", 0, "FORMAT", "FILE.jsonl: auto (by its keys) or a form of sample", "",
                  "auto messages sharegpt alpaca prompt_completion text"},
-                {"loss-mode", 0, "MODE", "FILE.jsonl: what is learned; default assistant", "",
+                {"loss-mode", 0, "MODE", "FILE.jsonl: which tokens have loss; default assistant", "",
                  "assistant last_turn all"},
                 {"seq-length", 0, "N", "FILE.jsonl: tokens of a row; default 2048"},
-                {"samples", 0, "N", "documents or rows to show, spread over the dataset; default 3"},
+                {"samples", 0, "N", "documents or rows to show, evenly spaced over the dataset; default 3"},
                 {"sample-tokens", 0, "N", "tokens of each; default 32, of fine-tuning data 512"},
-                {"scan", 0, "", "PREFIX: read every token and tell the largest"},
+                {"scan", 0, "", "PREFIX: read every token and report the largest id"},
                 {"json", 0, "", "as one JSON object"}},
     .details =
-        "Of fine-tuning data, what is learned is green, or without colours between ⟦ and ⟧. Lines that are "
-        "no\n"
-        "sample are counted and told.\n",
+        "In fine-tuning data, tokens with loss are green, or without colors between ⟦ and ⟧. Lines that are "
+        "not\n"
+        "samples are counted and reported.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_data_inspect,

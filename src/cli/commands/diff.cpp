@@ -46,7 +46,7 @@ nlohmann::ordered_json as_json(const train::Comparison& c) {
   for (const auto& t : c.tensors)
     json["tensors"].push_back({{"name", t.name},
                                {"problem", t.problem},
-                               {"cells", t.cells},
+                               {"elements", t.cells},
                                {"first", t.first},
                                {"a", t.a},
                                {"b", t.b},
@@ -70,7 +70,7 @@ void put_human(const train::Comparison& c) {
         std::to_string(c.tensors.size()) + (c.tensors.size() == 1 ? " tensor: " : " tensors, first ") +
         t.name + ": " +
         (t.problem.empty()
-             ? std::to_string(t.cells) + " cells, the first at " + std::to_string(t.first) + ": " +
+             ? std::to_string(t.cells) + " elements, the first at " + std::to_string(t.first) + ": " +
                    to_text(t.a) + " against " + to_text(t.b) + "; at most " + to_text(t.largest) + " apart"
              : t.problem) +
         "\n");
@@ -97,7 +97,7 @@ config::Resolution recipe_of(const Context& context, const std::string& name, bo
     if (stored || (error.code() != ErrorCode::not_found && !directory)) throw;
     const std::string inside = name + "/recipe.yaml";  // of a sweep's trial
     if (!directory) fail(ErrorCode::not_found, not_found_text("", name), error.help());
-    fail(ErrorCode::not_found, "`" + name + "` is no recipe, run or checkpoint",
+    fail(ErrorCode::not_found, "`" + name + "` is not a recipe, run or checkpoint",
          directory && std::filesystem::exists(inside) ? "a recipe is in it: `" + inside + "`" : error.help());
   }
 }
@@ -112,7 +112,7 @@ int diff_recipes(const Context& context, const std::string& a, bool a_stored, co
             .dump(2) +
         "\n");
   else
-    put(changes.empty() ? "the recipes say the same\n" : config::render_diff(changes));
+    put(changes.empty() ? "the recipes are equal\n" : config::render_diff(changes));
   return changes.empty() ? 0 : 1;
 }
 
@@ -133,7 +133,7 @@ int run_diff(Context& context) {
 
 const Command kDiff = {
     .name = "diff",
-    .purpose = "where two recipes, runs or checkpoints part",
+    .purpose = "differences between two recipes, runs or checkpoints",
     .usage = "A B [--json]",
     .examples = {{"diff llama3-8b my.yaml", "fields that differ, by effect: numerics, speed, memory, output"},
                  {"diff my.yaml runs/a", "a recipe and what a run was started with"},
@@ -143,11 +143,11 @@ const Command kDiff = {
     .details =
         "A and B are recipes (names or files), runs and checkpoints, in any mix. Where one of them is a "
         "recipe, the\n"
-        "recipes are compared, leaf by leaf after everything is resolved: code 1 where they differ. Two runs "
-        "or\n"
-        "checkpoints are compared by their numbers, bit by bit, and not by times: code 1 where numbers "
-        "differ,\n"
-        "2 where something could not be compared; what differs in their recipes is shown and is no reason.\n",
+        "resolved recipes are compared field by field: code 1 where they differ. Two runs or checkpoints are "
+        "compared\n"
+        "by their numbers, bit by bit, times excepted: code 1 where numbers differ, 2 where something could "
+        "not be\n"
+        "compared. Differences between their recipes are shown, and do not change the code.\n",
     .max_words = 2,
     .run = run_diff,
 };

@@ -24,9 +24,9 @@ int run_generate(Context& context) {
   if (options.chat && !args.value("prompt"))
     fail(ErrorCode::usage, "`--chat` without a message", "--chat --prompt TEXT");
   if (!options.chat && args.has("system"))
-    fail(ErrorCode::usage, "`--system` is of chats", "--chat --system TEXT --prompt TEXT");
+    fail(ErrorCode::usage, "`--system` applies to chats", "--chat --system TEXT --prompt TEXT");
   if (options.chat && args.has("no-bos"))
-    fail(ErrorCode::usage, "`--no-bos` is not of chats: their template says what a text begins with");
+    fail(ErrorCode::usage, "`--no-bos` does not apply to chats: the chat template adds the first tokens");
   options.max_tokens = args.integer("max-tokens", 1).value_or(100);
   options.temperature = args.number("temperature", 0, 1000).value_or(1.0);
   options.top_k = args.integer("top-k", 0).value_or(0);
@@ -36,7 +36,7 @@ int run_generate(Context& context) {
   const bool json = args.has("json");
 
   return run_stored_model(context, name, [&](train::LoadedModel& model, bool is_rank0) {
-    if (!is_rank0) {  // computes its part in silence
+    if (!is_rank0) {  // takes part in the computation without output
       train::generate(model, options);
       return 0;
     }
@@ -80,30 +80,29 @@ int run_generate(Context& context) {
 
 const Command kGenerate = {
     .name = "generate",
-    .purpose = "text from a checkpoint",
+    .purpose = "generate text with a checkpoint",
     .usage = "CHECKPOINT|RUN|hf:DIR|gguf:FILE --prompt TEXT [flags]",
-    .examples =
-        {{"generate runs/quickstart --prompt \"The best way to\"", "from its newest checkpoint"},
-         {"generate runs/quickstart --prompt \"Q:\" --temperature 0.7 --top-p 0.9 --max-tokens 60", ""},
-         {"generate runs/smollm2-135m-lora --chat --prompt \"Why is the sky blue?\"",
-          "an answer, by the chat template"},
-         {"generate hf:SmolLM2-135M --prompt \"To be\"", "a model of Hugging Face's; gguf:FILE likewise"},
-         {"generate hf:SmolLM2-135M --adapter my-lora --prompt \"To be\"", "with an adapter of PEFT's"},
-         {"generate runs/quickstart --prompt \"To be\" --temperature 0", "always the likeliest token"}},
-    .options = {{"prompt", 'p', "TEXT", "what to continue; default: begin a document"},
-                {"chat", 0, "",
-                 "the prompt is a message: by the model's chat template; the answer alone is put out"},
-                {"system", 0, "TEXT", "with --chat: what the system says first"},
+    .examples = {{"generate runs/quickstart --prompt \"The best way to\"", "from its newest checkpoint"},
+                 {"generate runs/quickstart --prompt \"Q:\" --temperature 0.7 --top-p 0.9 --max-tokens 60",
+                  ""},
+                 {"generate runs/smollm2-135m-lora --chat --prompt \"Why is the sky blue?\"",
+                  "an answer, by the chat template"},
+                 {"generate hf:SmolLM2-135M --prompt \"To be\"", "a Hugging Face model; likewise gguf:FILE"},
+                 {"generate hf:SmolLM2-135M --adapter my-lora --prompt \"To be\"", "with a PEFT adapter"},
+                 {"generate runs/quickstart --prompt \"To be\" --temperature 0", "greedy decoding"}},
+    .options = {{"prompt", 'p', "TEXT", "text to continue; default: begin a document"},
+                {"chat", 0, "", "apply the chat template to the prompt; print the answer only"},
+                {"system", 0, "TEXT", "with --chat: the system message"},
                 kAdapter,
-                {"max-tokens", 0, "N", "new tokens; default 100"},
-                {"temperature", 0, "T", "0: the likeliest token; default 1"},
-                {"top-k", 0, "K", "only the K likeliest; 0 (default): all"},
-                {"top-p", 0, "P", "only the likeliest that add up to P; default 1"},
-                {"seed", 0, "S", "same seed, same text; default 1234"},
-                {"ignore-eod", 0, "", "go on after the end of a document or answer"},
+                {"max-tokens", 0, "N", "maximum number of new tokens; default 100"},
+                {"temperature", 0, "T", "sampling temperature; 0: greedy decoding; default 1"},
+                {"top-k", 0, "K", "sample from the K most probable tokens; 0 (default): all"},
+                {"top-p", 0, "P", "nucleus sampling with probability mass P; default 1"},
+                {"seed", 0, "S", "random seed; default 1234"},
+                {"ignore-eod", 0, "", "continue after the end of a document or answer"},
                 kNoBos,
-                {"no-echo", 0, "", "leave the prompt out of the output"},
-                {"json", 0, "", "the whole text at the end, as one JSON object"},
+                {"no-echo", 0, "", "do not print the prompt"},
+                {"json", 0, "", "print one JSON object at the end"},
                 kServingRanks},
     .details = kServingLayout,
     .overrides = true,

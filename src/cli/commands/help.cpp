@@ -29,13 +29,13 @@ int run_help(Context& context) {
 
 const Command kHelp = {
     .name = "help",
-    .purpose = "help on a verb or a topic",
-    .usage = "[VERB | TOPIC] [--man DIR]",
-    .examples = {{"help train", "all flags of a verb"},
+    .purpose = "help on a command or a topic",
+    .usage = "[COMMAND | TOPIC] [--man DIR]",
+    .examples = {{"help train", "all flags of a command"},
                  {"help overrides", "how fields are changed on the command line"},
-                 {"help", "verbs and topics"}},
+                 {"help", "commands and topics"}},
     .options = {{"man", 0, "DIR",
-                 "write the manual pages: man1/capstan.1, one for each verb, man5/capstan-recipe.5"}},
+                 "write the manual pages: man1/capstan.1, one for each command, man5/capstan-recipe.5"}},
     .max_words = 2,
     .run = run_help,
 };

@@ -12,7 +12,7 @@ namespace {
 int run_merge(Context& context) {
   const std::string& from = context.args.word(0, "ADAPTER");
   const std::string& to = context.args.word(1, "CHECKPOINT");
-  // They are for the recipe of a run, where it says what the base is.
+  // Overrides change the recipe of a run, which names the base.
   const auto& overrides = context.args.overrides();
   if (!overrides.empty() && (context.args.has("base") || train::peft_directory(from)))
     fail(ErrorCode::usage,
@@ -23,8 +23,8 @@ int run_merge(Context& context) {
   const auto adapters = train::open_adapters(from, base.weights, base.recipe.resolution.config.model);
   if (adapters.run)
     for (const std::string& reason : adapters.run->refused)
-      say("warning: not taken: " + reason + "\nwarning: taken instead: `" +
-          adapters.run->checkpoint.string() + "`\n");
+      say("warning: not used: " + reason + "\nwarning: used instead: `" + adapters.run->checkpoint.string() +
+          "`\n");
   const train::Merged merged = train::merge_adapters(adapters, base, to, checkpoint::real_file_system());
   say("adapters of " + std::to_string(merged.layers) + " layers merged into " + merged.checkpoint.string() +
       "\n");
@@ -35,17 +35,17 @@ int run_merge(Context& context) {
 
 const Command kMerge = {
     .name = "merge",
-    .purpose = "a plain checkpoint from adapters and their base",
+    .purpose = "merge adapters into their base weights",
     .usage = "ADAPTER CHECKPOINT [--base BASE]",
     .examples = {{"merge runs/quickstart-lora runs/merged", "then: capstan generate runs/merged --prompt …"},
                  {"merge peft:adapter merged --base hf:SmolLM2-135M", "then: capstan convert merged hf:DIR"}},
-    .options = {{"base", 0, "BASE", "the weights that the adapters stand beside: CHECKPOINT, RUN or hf:DIR"}},
+    .options = {{"base", 0, "BASE", "base weights of the adapters: CHECKPOINT, RUN or hf:DIR"}},
     .details =
-        "ADAPTER is a run with `peft`, a checkpoint of one, or a directory of PEFT's. The merged weights go "
+        "ADAPTER is a run with `peft`, a checkpoint of one, or a PEFT directory. The merged weights are "
+        "written "
         "to\n"
-        "CHECKPOINT/step-N, with the base's recipe and number formats. Without --base it is where the run "
-        "found "
-        "it,\nor where base_model_name_or_path of adapter_config.json leads.\n",
+        "CHECKPOINT/step-N, with the recipe and the data types of the base. The default base is that of the "
+        "run,\nor base_model_name_or_path of adapter_config.json.\n",
     .overrides = true,
     .max_words = 2,
     .run = run_merge,

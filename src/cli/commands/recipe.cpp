@@ -17,7 +17,7 @@ namespace capstan::cli {
 
 namespace {
 
-// Presets are grouped by section below configs/.
+// The sections with presets: the directories below configs/.
 std::vector<std::string> preset_sections() {
   std::vector<std::string> sections;
   for (const config::LibraryFile& file : config::library_files()) {
@@ -73,7 +73,7 @@ int run_recipe_cp(Context& context) {
   return 0;
 }
 
-// A directory as a recipe beside `to` names it: relative where it was given so.
+// The directory as named by a recipe at `to`; relative if it was given as relative.
 std::string seen_from(const std::filesystem::path& to, const std::string& directory) {
   namespace fs = std::filesystem;
   const fs::path given(directory);
@@ -98,7 +98,8 @@ bool has_tokenizer(const std::filesystem::path& directory) {
   }
 }
 
-// Fine-tuning of the model in a Hugging Face directory, on generated tokens until somebody names data.
+// A recipe that fine-tunes the model of a Hugging Face directory, on mock data until the user names a
+// dataset.
 std::string recipe_of_directory(const std::string& to, const std::string& directory) {
   const std::string model = config::yaml_text("hf:" + seen_from(to, directory));
   const bool weights = has_weights(directory), tokenizer = has_tokenizer(directory);
@@ -157,7 +158,7 @@ int run_recipe_new(Context& context) {
   const std::string& to = context.args.word(0, "FILE");
   const std::string base = context.args.value("from").value_or("quickstart");
   if (base.starts_with("hf:")) return new_of_directory(context, to, base.substr(3));
-  // The base is resolved first: a recipe that extends nothing would be no beginning.
+  // Resolves the base first, so that the new recipe extends a valid one.
   config::Request request;
   request.recipe = base;
   const config::Resolution resolution = config::resolve(request);
@@ -186,7 +187,7 @@ int run_recipe_new(Context& context) {
 
 const Command kRecipeLs = {
     .name = "recipe ls",
-    .purpose = "the recipes, or the presets of a section",
+    .purpose = "list the recipes, or the presets of a section",
     .usage = "[SECTION] [--json]",
     .examples = {{"recipe ls", "recipes by name"},
                  {"recipe ls mixed_precision", "what `mixed_precision=NAME` can choose"}},
@@ -206,11 +207,11 @@ const Command kRecipeCp = {
 
 const Command kRecipeNew = {
     .name = "recipe new",
-    .purpose = "begin a recipe: from another one, or from a model on the disk",
+    .purpose = "create a recipe from another one, or from a model on disk",
     .usage = "FILE [--from RECIPE|hf:DIR]",
     .examples = {{"recipe new my.yaml", "extends quickstart"},
                  {"recipe new big.yaml --from llama3-8b", ""},
-                 {"recipe new mine.yaml --from hf:SmolLM2-135M", "a model of Hugging Face on the disk"}},
+                 {"recipe new mine.yaml --from hf:SmolLM2-135M", "a Hugging Face model on disk"}},
     .options = {{"from", 0, "RECIPE",
                  "the recipe to extend, default quickstart; or hf:DIR: model, tokenizer and weights there"}},
     .max_words = 1,

@@ -29,7 +29,7 @@ std::string read_recipe_file(const std::string& file) {
   return read_file(file, config::TreeLimits::kFileBytes);
 }
 
-// What is never taken for the name of a recipe.
+// A path that cannot be read as the name of a recipe.
 std::string as_path(const std::string& file) {
   return is_name(file) ? "./" + file : file;
 }
@@ -42,7 +42,7 @@ void write_back(const std::string& file, const std::string& text) {
   fs::permissions(target, mode);
 }
 
-// Prints or writes what was mended; `done`: how a step reads in the summary ("mended").
+// Prints or writes the edited recipe. done: the participle of the summary ("fixed").
 int finish(Context& context, const std::string& file, const std::string& before,
            const config::FixResult& result, const char* done) {
   const Arguments& args = context.args;
@@ -90,7 +90,7 @@ int run_recipe_fix(Context& context) {
     config::Config config;
     return config::resolve_text_into(config::schema(), library, &config, request, text);
   };
-  return finish(context, file, before, config::fix_recipe(config::schema(), before, resolve), "mended");
+  return finish(context, file, before, config::fix_recipe(config::schema(), before, resolve), "fixed");
 }
 
 int run_recipe_trim(Context& context) {
@@ -107,40 +107,40 @@ int run_recipe_trim(Context& context) {
 }
 
 const std::vector<Option> kEditOptions = {
-    {"check", 0, "", "write nothing; code 1 when there is something to change"},
-    {"diff", 0, "", "write nothing; show the changes as `diff -u` does, code 1 when there are any"},
-    {"json", 0, "", "changes and what is left as one JSON object"}};
+    {"check", 0, "", "write nothing; code 1 if there are changes to make"},
+    {"diff", 0, "", "write nothing; show the changes as `diff -u` does, code 1 if there are any"},
+    {"json", 0, "", "print changes and remaining diagnostics as one JSON object"}};
 
 }  // namespace
 
 const Command kRecipeFix = {
     .name = "recipe fix",
-    .purpose = "mend in a recipe file what has one remedy",
+    .purpose = "fix errors in a recipe file that have a unique correction",
     .usage = "FILE [--check | --diff]",
     .examples = {{"recipe fix my.yaml", "renamed and misspelt keys, values in the wrong spelling"},
-                 {"recipe fix my.yaml --diff", "only look"}},
+                 {"recipe fix my.yaml --diff", "show the changes only"}},
     .options = kEditOptions,
     .details =
-        "Applies the remedies that `check` names where there is only one: a key's new name, a key that "
-        "belongs "
-        "to\n"
-        "another section or is called otherwise here, a near name, quotes around a number, `yes` for true. "
-        "Comments\n"
-        "and layout stay. What is left is shown as `check` would. Code 0: no errors are left; 1: some are.\n",
+        "Applies a correction that `check` suggests where it is the only one: renamed and misspelt keys, "
+        "keys of "
+        "another\n"
+        "section or of another tool, quotes around a number, `yes` for true. Comments and layout stay. "
+        "Remaining\n"
+        "diagnostics are shown as by `check`. Code 0: no errors remain; 1: some do.\n",
     .max_words = 1,
     .run = run_recipe_fix,
 };
 
 const Command kRecipeTrim = {
     .name = "recipe trim",
-    .purpose = "drop from a recipe file what its base, presets or defaults say",
+    .purpose = "remove from a recipe file the values that its base, presets or defaults give",
     .usage = "FILE [--check | --diff]",
-    .examples = {{"recipe trim my.yaml", ""}, {"recipe trim my.yaml --diff", "only look"}},
+    .examples = {{"recipe trim my.yaml", ""}, {"recipe trim my.yaml --diff", "show the changes only"}},
     .options = kEditOptions,
     .details =
-        "The recipe resolves to the same values afterwards, leaf by leaf. A value that would then be derived "
+        "The recipe resolves to the same value of each field afterwards. A value that would then be derived "
         "from\n"
-        "others stays. A comment behind a value that goes, or on the lines directly above it, goes with "
+        "others stays. The comment of a removed value, on its line or directly above it, is removed with "
         "it.\n",
     .max_words = 1,
     .run = run_recipe_trim,

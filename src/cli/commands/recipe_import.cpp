@@ -57,7 +57,7 @@ std::string location_of(const Imported& imported, const importer::Left& left) {
   return left.location.known() ? config::location_text(left.location, imported.sources) : std::string();
 }
 
-// Lists whose lines say nothing but a name are told as a number.
+// Lists that hold names only are summarized by their length.
 bool only_counted(Why why) {
   return why == Why::off || why == Why::same;
 }
@@ -142,15 +142,16 @@ nlohmann::ordered_json as_json(const Imported& imported, const std::string& to) 
   return object;
 }
 
-// What `train` will not do, and the overrides that get round it.
+// Shows the features that `train` lacks, and overrides that avoid them.
 void show_refusals(const Imported& imported, const std::string& to) {
   if (!imported.resolution.ok()) return;
   const auto missing = config::missing_features(config::schema(), &imported.resolution.config);
   if (missing.empty()) return;
-  std::string text = "note: sound, but `train` of this version refuses it:\n";
+  std::string text = "note: the recipe is valid, but this version cannot train it:\n";
   for (const auto& feature : missing) text += "  " + feature.path + ": " + feature.reason + "\n";
   if (!imported.hints.empty()) {
-    text += "help: the nearest that runs: capstan train " + (to.empty() ? "RECIPE" : shell_quoted(to));
+    text +=
+        "help: the nearest recipe that trains: capstan train " + (to.empty() ? "RECIPE" : shell_quoted(to));
     for (const std::string& hint : imported.hints) text += " " + hint;
     text += "\n";
   }
@@ -188,23 +189,23 @@ const Command kRecipeImport = {
                  {"recipe import ds_config.json --base llama3-8b",
                   "DeepSpeed's settings on a recipe's model"},
                  {"recipe import run_config.yaml --json", "the recipe and all lists as one object"}},
-    .options = {{"from", 0, "FORMAT", "what the file is, where its content does not tell", "",
+    .options = {{"from", 0, "FORMAT", "format of the file; default: detected from its content", "",
                  "megatron deepspeed bridge torchtune axolotl training-arguments"},
-                {"base", 0, "RECIPE", "the recipe to extend, for files that say nothing of the model"},
+                {"base", 0, "RECIPE", "the recipe to extend, for files without a model"},
                 {"var", 0, "NAME=VALUE",
-                 "a variable that a script takes from outside (an argument: 1=VALUE); may be repeated", "",
+                 "value of a variable of the script (of its first argument: 1=VALUE); may be repeated", "",
                  "", true},
                 {"output", 'o', "FILE", "write the recipe there; default standard output"},
                 {"json", 0, "", "the recipe and what was taken, assumed and left out, as one JSON object"},
                 {"keys", 0, "", "print the options of other trainers and their fields as Markdown tables"}},
     .details =
-        "The text is matched, never executed: variables of a script are filled in, $(commands) are not. A "
+        "The text is parsed, never executed: variables of a script are expanded, $(commands) are not. A "
         "branch whose\n"
-        "condition the script does not decide is listed, with the variable to give by --var. What has no\n"
-        "counterpart is listed with its place and the reason. Exit code 1: the recipe has errors, or a "
-        "branch "
-        "is not\n"
-        "decided, because something is to be filled in. `capstan help importing` has the formats.",
+        "condition depends on an unknown variable is listed with the variable to give by --var. Options "
+        "without a\n"
+        "counterpart are listed with their location and the reason. Exit code 1: the recipe has errors, or a "
+        "branch\n"
+        "is undecided. `capstan help importing` describes the formats.\n",
     .max_words = 1,
     .run = run_recipe_import,
 };

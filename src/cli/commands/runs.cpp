@@ -48,7 +48,7 @@ int run_runs_ls(Context& context) {
   return 0;
 }
 
-// A run directory, or the name of one in ./runs.
+// The run directory that a word names: a path, or a name in ./runs.
 std::filesystem::path run_named(const std::string& word) {
   const std::filesystem::path path = word;
   if (!records::is_run(path) && records::is_run("runs" / path)) return "runs" / path;
@@ -91,7 +91,7 @@ int run_runs_show(Context& context) {
   table.add({"started", run.started});
   if (!run.ended.empty()) table.add({"ended", run.ended});
   table.add({"step", step_text(run)});
-  // Where the run has gone on since: the step to which a value belongs.
+  // The step of a logged value, if the run has continued since.
   const std::string at = run.logged_step && run.logged_step != run.step
                              ? ", step " + std::to_string(*run.logged_step)
                              : std::string();
@@ -121,7 +121,7 @@ int run_runs_show(Context& context) {
 
 const Command kRunsLs = {
     .name = "runs ls",
-    .purpose = "the runs of a directory, the latest first",
+    .purpose = "list the runs of a directory, the latest first",
     .usage = "[DIR] [--json]",
     .examples = {{"runs ls", "of ./runs"}, {"runs ls experiments --json", ""}},
     .options = {{"json", 0, "", "as one JSON object"}},
@@ -131,7 +131,7 @@ const Command kRunsLs = {
 
 const Command kRunsPlot = {
     .name = "runs plot",
-    .purpose = "curves of runs as one HTML page",
+    .purpose = "plot curves of runs as one HTML page",
     .usage = "[RUN …] [-o FILE]",
     .examples = {{"runs plot", "every run in ./runs, into runs.html"},
                  {"runs plot quickstart runs/b -o two.html", "two of them"}},

@@ -15,7 +15,7 @@ namespace {
 int run_schema(Context& context) {
   const Arguments& args = context.args;
   const config::Schema& schema = config::schema();
-  // Only what comes with the program: the schemas do not depend on where they are made.
+  // Uses the shipped recipes and presets only, so that the schemas do not depend on the working directory.
   const config::Library library(config::library_files(), {});
   if (!args.words().empty() && (args.has("write") || args.has("docs")))
     fail(ErrorCode::usage, "--write and --docs write the files of all sections",
@@ -56,7 +56,7 @@ const Command kSchema = {
     .name = "schema",
     .purpose = "the JSON Schema of recipes, for editors",
     .usage = "[SECTION] [--write DIR | --docs DIR]",
-    .examples = {{"schema > recipe.schema.json", "of a whole recipe"},
+    .examples = {{"schema > recipe.schema.json", "of a recipe"},
                  {"schema optimizer", "of a section or a preset file"},
                  {"schema --write schemas", "all of them, as files"}},
     .options = {{"write", 0, "DIR", "write recipe.schema.json and one for each section"},

@@ -18,7 +18,7 @@ namespace capstan::cli {
 
 namespace {
 
-// The step of the pipeline by the clock: what it waits, what it holds, and a picture as wide as the terminal.
+// The pipeline schedule of a step: idle time, micro-batches in flight, and a diagram as wide as the terminal.
 std::string pipeline_text(const config::Config& config) {
   const parallel::PipelineShape shape =
       train::pipeline_shape(config, config.train.num_microbatches.value_or(1));
@@ -34,7 +34,7 @@ std::string pipeline_text(const config::Config& config) {
                      " ticks, a forward pass 1, a backward pass 2; " + std::to_string(run.idle[0]) +
                      " of them idle on each rank (bubble " +
                      fixed(100.0 * static_cast<double>(run.idle[0]) / static_cast<double>(work), 1) +
-                     "% of the work)\nmost held between forward and backward, by rank:";
+                     "% of the work)\nmicro-batches in flight at most, by rank:";
   for (const int64_t live : run.live) text += " " + std::to_string(live);
   text += shape.chunks > 1 ? " micro-batches of one chunk\n" : " micro-batches\n";
   return text + parallel::draw(shape, schedule, run, std::max<int64_t>(40, terminal_columns() - 10));
@@ -61,15 +61,12 @@ int run_show(Context& context) {
           static_cast<size_t>(layout) >
       1)
     fail(ErrorCode::usage,
-         layout ? "--grid, --schedule and --step show a layout: --origin, --minimal, --format and --json do "
-                  "not go with them"
+         layout ? "--grid, --schedule and --step exclude --origin, --minimal, --format and --json"
                 : "--origin, --minimal, --format and --json exclude each other");
-  if (layout && args.words().size() > 1)
-    fail(ErrorCode::usage, "--grid, --schedule and --step show the whole recipe and take no PATH");
+  if (layout && args.words().size() > 1) fail(ErrorCode::usage, "--grid, --schedule and --step take no PATH");
   const auto rank = args.integer("rank", 0);
   if (rank && !args.has("grid") && !args.has("step"))
-    fail(ErrorCode::usage, "--rank R says whose place --grid shows, and whose memory --step",
-         "add --grid or --step");
+    fail(ErrorCode::usage, "--rank R chooses the rank that --grid and --step show", "add --grid or --step");
 
   config::ShrunkFrom shrunk_from;
   const config::Resolution resolution =
@@ -110,33 +107,32 @@ int run_show(Context& context) {
 
 const Command kShow = {
     .name = "show",
-    .purpose = "the resolved recipe, or one value of it",
+    .purpose = "print the resolved recipe, or one value of it",
     .usage = "RECIPE [PATH] [a.b=c …] [flags]",
-    .examples = {{"show llama3-8b", "everything, as YAML that is a recipe again"},
+    .examples = {{"show llama3-8b", "all fields, as a YAML recipe"},
                  {"show llama3-8b model.num_layers", "one value"},
-                 {"show my.yaml --origin", "each leaf, and who said so"},
-                 {"show llama3-70b --schedule", "the order of its pipeline's forward and backward passes"},
-                 {"show llama3-70b --ranks 1024 --grid", "which ranks work together"},
-                 {"show llama3-70b --ranks 1024 --grid --rank 777", "the place and the groups of one"},
-                 {"show gpt2-124m dist.tp=2 dist.pp=2 --ranks 8 --step", "memory and bytes sent, by stage"},
+                 {"show my.yaml --origin", "each field, and where its value comes from"},
+                 {"show llama3-70b --schedule", "its pipeline schedule"},
+                 {"show llama3-70b --ranks 1024 --grid", "its process groups"},
+                 {"show llama3-70b --ranks 1024 --grid --rank 777", "coordinates and groups of one rank"},
+                 {"show gpt2-124m dist.tp=2 dist.pp=2 --ranks 8 --step",
+                  "memory and communication, by stage"},
                  {"show gpt2-124m dist.pp=2 --ranks 4 --grid --schedule --step", "all three"},
-                 {"show llama3-70b --shrink", "scaled down to a laptop, and what that changes"},
+                 {"show llama3-70b --shrink", "scaled down to a laptop, with the changes"},
                  {"show my.yaml --minimal", "only what differs from presets and defaults"}},
     .options = {{"origin", 0, "",
-                 "each leaf with its origin: file:line:col, preset, <cli>:n, derived: formula"},
-                {"minimal", 0, "", "the shortest recipe that resolves to the same"},
+                 "each field with the origin of its value: file:line:col, preset, <cli>:n, derived: formula"},
+                {"minimal", 0, "", "the shortest recipe that resolves to the same values"},
                 {"format", 0, "FORM", "yaml (default) or json: plain nested values", "", "yaml json"},
-                {"schedule", 0, "",
-                 "the pipeline's schedule: its bubble, what each rank holds, and a picture"},
+                {"schedule", 0, "", "the pipeline schedule: bubble, micro-batches in flight, and a diagram"},
                 {"step", 0, "",
-                 "what a step holds and sends: memory by owner, bytes by group, for each pipeline stage"},
-                {"grid", 0, "", "the grids of ranks, dense and expert, and the groups that follow from them"},
-                {"rank", 0, "R",
-                 "with --grid: this rank's coordinates and groups; with --step: what it holds and sends"},
+                 "memory by category and bytes sent by group of a training step, for each pipeline stage"},
+                {"grid", 0, "", "the dense and expert rank grids, and their process groups"},
+                {"rank", 0, "R", "with --grid and --step: of this rank"},
                 {"ranks", 0, "N", "the world size, instead of the recipe's"},
-                {"shrink", 0, "", "the recipe as `train --shrink` runs it, and what that changes"},
+                {"shrink", 0, "", "the recipe as `train --shrink` runs it, with the changes"},
                 {"json", 0, "", "values, presets and origins as one JSON object"}},
-    .details = "PATH is a section, a leaf or something inside one; aliases are known.\n",
+    .details = "PATH is a section, a field or an item of one; aliases are accepted.\n",
     .overrides = true,
     .max_words = 2,
     .run = run_show,

@@ -36,7 +36,8 @@ std::string number_text(const std::optional<double>& value) {
   return text.data();
 }
 
-// ---- plan and add ------------------------------------------------------------------------------------------------
+// ---- plan and add
+// ------------------------------------------------------------------------------------------------
 
 sweep::CommandLine command_line_of(const Context& context, std::string recipe) {
   sweep::CommandLine given;
@@ -47,7 +48,7 @@ sweep::CommandLine command_line_of(const Context& context, std::string recipe) {
   return given;
 }
 
-// Shows what is wrong, and ends the verb where that is an error.
+// Shows the diagnostics; throws Exit if there are errors.
 sweep::Definition accepted(const Context& context, sweep::Reading reading) {
   config::Resolved shown;
   shown.sources = std::move(reading.sources);
@@ -194,11 +195,12 @@ int run_sweep_add(Context& context) {
   if (!context.quiet())
     say(dry ? std::string("nothing was written: --dry-run\n")
             : std::to_string(added) + (added == 1 ? " trial is" : " trials are") +
-                  " new; those that were there keep what they have done\n");
+                  " new; existing trials keep their state\n");
   return 0;
 }
 
-// ---- run ---------------------------------------------------------------------------------------------------------
+// ---- run
+// ---------------------------------------------------------------------------------------------------------
 
 std::string last_line(const std::string& text) {
   const size_t at = text.rfind('\n');
@@ -247,8 +249,8 @@ class RunDisplay : public sweep::RunnerListener {
                        "/" + steps_text(steps);
     if (metric) text += " | " + store_.plan().definition.metric.name + " " + number_text(metric);
     line_of(slot) = text;
-    if (!terminal_ && Clock::now() - told_[slot] > std::chrono::seconds(30)) {
-      told_[slot] = Clock::now();
+    if (!terminal_ && Clock::now() - last_line_[slot] > std::chrono::seconds(30)) {
+      last_line_[slot] = Clock::now();
       line(text);
     }
     draw();
@@ -287,7 +289,7 @@ class RunDisplay : public sweep::RunnerListener {
   bool quiet_, terminal_;
   const sweep::Store& store_;
   std::vector<std::string> lines_;
-  std::map<int, Clock::time_point> told_;
+  std::map<int, Clock::time_point> last_line_;
   int drawn_ = 0, shown_ = 0;
 };
 
@@ -346,7 +348,8 @@ int run_sweep_run(Context& context) {
   return result.exit_code();
 }
 
-// ---- status and retry --------------------------------------------------------------------------------------------
+// ---- status and retry
+// --------------------------------------------------------------------------------------------
 
 int run_sweep_status(Context& context) {
   const sweep::Store store(context.args.word(0, "DIR"));
@@ -429,12 +432,12 @@ int run_sweep_retry(Context& context) {
                                   sweep::holder_of(store.trial(id)).value_or(sweep::Holder{}).text);
     const sweep::State state = store.state(id);
     if (state == sweep::State::done)
-      fail(ErrorCode::usage, "trial " + id + " is done", "what is done is never run again");
+      fail(ErrorCode::usage, "trial " + id + " is done", "a completed trial is not run again");
     if (state == sweep::State::pending) continue;
-    store.change(id, {sweep::State::pending, 0, "asked for again", {}});
+    store.change(id, {sweep::State::pending, 0, "retry requested", {}});
     ++changed;
   }
-  put(std::to_string(changed) + (changed == 1 ? " trial waits" : " trials wait") + " to be run again\n");
+  put(std::to_string(changed) + (changed == 1 ? " trial is" : " trials are") + " pending again\n");
   return 0;
 }
 
@@ -442,20 +445,20 @@ int run_sweep_retry(Context& context) {
 
 const Command kSweepPlan = {
     .name = "sweep plan",
-    .purpose = "compose and check the trials of a sweep, and write them",
+    .purpose = "plan a sweep: compose, check and write its trials",
     .usage = "FILE|RECIPE [a.b=c,d …] [--out DIR] [--trials N]",
     .examples = {{"sweep plan lr.yaml --out sweeps/lr", "a file of schema capstan-sweep/1"},
                  {"sweep plan quickstart optimizer.lr=1e-3,3e-3", "two values of one field"},
                  {"sweep plan quickstart 'optimizer.lr=loguniform(3e-4,1e-2)' --trials 8",
                   "eight at random"}},
-    .options = {{"out", 'o', "DIR", "where to; default sweeps/NAME"},
-                {"trials", 0, "N", "how many points to draw"},
-                {"seed", 0, "N", "of the random points; default 0"},
+    .options = {{"out", 'o', "DIR", "directory of the sweep; default sweeps/NAME"},
+                {"trials", 0, "N", "number of points to draw"},
+                {"seed", 0, "N", "seed of the random points; default 0"},
                 {"dry-run", 0, "", "show the trials, write nothing"},
                 {"json", 0, "", "as one JSON object"}},
     .details =
-        "Every trial is a complete recipe, checked before anything is written; invalid ones are listed with "
-        "the\nreason. A trial is named by what it means. See `docs/sweeps.md`.\n",
+        "Each trial is a complete recipe, checked before anything is written; invalid ones are listed with "
+        "the\nreason. The id of a trial is a hash of its resolved recipe. See `capstan help sweeps`.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_sweep_plan,
@@ -463,15 +466,15 @@ const Command kSweepPlan = {
 
 const Command kSweepAdd = {
     .name = "sweep add",
-    .purpose = "more values, axes, seeds or points for a sweep",
+    .purpose = "add values, axes, seeds or points to a sweep",
     .usage = "DIR [a.b=c,d …] [--trials N]",
     .examples = {{"sweep add sweeps/lr optimizer.lr=1e-3", "one more value of an axis"},
                  {"sweep add sweeps/lr rng.seed=4,5", "more replicates"}},
-    .options = {{"trials", 0, "N", "how many points in all"},
-                {"seed", 0, "N", "of the random points"},
+    .options = {{"trials", 0, "N", "total number of points"},
+                {"seed", 0, "N", "seed of the random points"},
                 {"dry-run", 0, "", "show the trials, write nothing"},
                 {"json", 0, "", "as one JSON object"}},
-    .details = "Trials that are there keep their name, their state and what they have done.\n",
+    .details = "Existing trials keep their ids, states and results.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_sweep_add,
@@ -479,21 +482,21 @@ const Command kSweepAdd = {
 
 const Command kSweepRun = {
     .name = "sweep run",
-    .purpose = "run the trials of a sweep that are not done",
+    .purpose = "run the unfinished trials of a sweep",
     .usage = "DIR [--slots N] [--on-failure continue|stop]",
     .examples = {{"sweep run sweeps/lr", "one after the other"},
                  {"sweep run sweeps/lr --slots 2", "two at a time"}},
-    .options = {{"slots", 0, "N", "trials at a time; default 1"},
-                {"on-failure", 0, "WHAT", "continue (default) or stop when a trial has failed", "",
+    .options = {{"slots", 0, "N", "number of trials that run at the same time; default 1"},
+                {"on-failure", 0, "WHAT", "after a failed trial: continue (default) or stop", "",
                  "continue stop"},
-                {"trial", 0, "ID", "this one only"},
-                {"launcher", 0, "NAME", "of trials with several ranks: mpirun (default) or srun", "",
+                {"trial", 0, "ID", "run this trial only"},
+                {"launcher", 0, "NAME", "launcher of trials with several ranks: mpirun (default) or srun", "",
                  "mpirun srun"}},
     .details =
-        "Each trial is a process of its own and continues from its checkpoint. Several runners share one "
-        "directory and\nnever a trial. Ctrl-C once: trials save and end (code 75); twice: they are killed. "
-        "Code 1 "
-        "when a trial has failed.\n",
+        "Each trial is a process of its own and resumes from its checkpoint. Several runners can share one "
+        "directory;\na trial runs in one of them. Ctrl-C once: trials save and end (code 75); twice: they "
+        "are "
+        "killed. Code 1\nif a trial has failed.\n",
     .max_words = 1,
     .run = run_sweep_run,
 };
@@ -502,7 +505,7 @@ const Command kSweepStatus = {
     .name = "sweep status",
     .purpose = "the state of each trial",
     .usage = "DIR [--json]",
-    .examples = {{"sweep status sweeps/lr", "with what Slurm says of submitted ones"}},
+    .examples = {{"sweep status sweeps/lr", "with the Slurm state of submitted trials"}},
     .options = {{"json", 0, "", "as one JSON object"}},
     .max_words = 1,
     .run = run_sweep_status,
@@ -510,10 +513,10 @@ const Command kSweepStatus = {
 
 const Command kSweepRetry = {
     .name = "sweep retry",
-    .purpose = "let trials that failed wait to be run again",
+    .purpose = "mark failed trials as pending, so that they run again",
     .usage = "DIR [TRIAL …]",
-    .examples = {{"sweep retry sweeps/lr", "all that failed"},
-                 {"sweep retry sweeps/lr 3f9c1a7e", "one, also a pruned one"}},
+    .examples = {{"sweep retry sweeps/lr", "all failed trials"},
+                 {"sweep retry sweeps/lr 3f9c1a7e", "one trial, failed or pruned"}},
     .max_words = SIZE_MAX,
     .run = run_sweep_retry,
 };

@@ -1,4 +1,4 @@
-// capstan sweep ask | tell: JSON lines for a search that lives elsewhere.
+// capstan sweep ask | tell: the ask-and-tell interface for external optimizers, as JSON lines.
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -15,18 +15,19 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Answers every line of standard input; what is wrong with one is its answer, and the exit code at the end.
-template <class Answer>
-int converse(Answer answer) {
+// Prints a reply to each line of standard input. An invalid line gets an error as its reply, and sets the
+// exit code.
+template <class Reply>
+int serve_lines(Reply reply) {
   int code = 0;
   for (std::string line; std::getline(std::cin, line);) {
     if (trim(line).empty()) continue;
     try {
-      put(answer(line));
+      put(reply(line));
     } catch (const Error& error) {
-      ordered_json told{{"error", error.message()}};
-      if (!error.help().empty()) told["help"] = error.help();
-      put(told.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+      ordered_json failure{{"error", error.message()}};
+      if (!error.help().empty()) failure["help"] = error.help();
+      put(failure.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
       code = exit_code_of(error.code());
     }
     flush_output();
@@ -47,14 +48,14 @@ int run_sweep_ask(Context& context) {
   sweep::Store store(args.word(0, "DIR"));
   std::set<std::string> given;
   if (from_input(args))
-    return converse([&](const std::string& line) { return sweep::ask(store, line, given); });
+    return serve_lines([&](const std::string& line) { return sweep::ask(store, line, given); });
   if (args.words().size() > 1)
     fail(ErrorCode::usage, "unexpected `" + args.words()[1] + "`", "`-` reads lines from standard input");
   ordered_json request = ordered_json::object();
   if (const auto values = args.value("values")) {
     request["values"] = ordered_json::parse(*values, nullptr, false);
     if (!request["values"].is_object())
-      fail(ErrorCode::usage, "`--values` is no JSON object",
+      fail(ErrorCode::usage, "`--values` is not a JSON object",
            R"(for example --values '{"optimizer.lr": 3e-4}')");
   }
   if (const auto seed = args.integer("seed", 0)) request["seed"] = *seed;
@@ -65,7 +66,7 @@ int run_sweep_ask(Context& context) {
 int run_sweep_tell(Context& context) {
   const Arguments& args = context.args;
   sweep::Store store(args.word(0, "DIR"));
-  if (from_input(args)) return converse([&](const std::string& line) { return sweep::tell(store, line); });
+  if (from_input(args)) return serve_lines([&](const std::string& line) { return sweep::tell(store, line); });
   ordered_json request{{"trial", args.word(1, "TRIAL")}};
   if (const auto value = args.number("value", -1e300, 1e300)) request["value"] = *value;
   if (const auto step = args.integer("step", 0)) request["step"] = *step;
@@ -79,17 +80,16 @@ int run_sweep_tell(Context& context) {
 
 const Command kSweepAsk = {
     .name = "sweep ask",
-    .purpose = "the next trial to do, or one with given values, as JSON lines",
+    .purpose = "next pending trial, or one with given values, as JSON lines",
     .usage = "DIR [- | --values JSON [--seed N]]",
-    .examples = {{"sweep ask sweeps/lr", "the next that is pending"},
-                 {"sweep ask sweeps/lr --values '{\"optimizer.lr\": 3e-4}'",
-                  "one more, checked like any other"},
-                 {"sweep ask sweeps/lr -", "a JSON object a line on standard input, an answer to each"}},
+    .examples = {{"sweep ask sweeps/lr", "the next pending trial"},
+                 {"sweep ask sweeps/lr --values '{\"optimizer.lr\": 3e-4}'", "a new trial with these values"},
+                 {"sweep ask sweeps/lr -", "one JSON object per line of standard input, a reply to each"}},
     .options = {{"values", 0, "JSON", "paths and values of the trial"}, {"seed", 0, "N", "its seed"}},
     .details =
-        "Answers {\"trial\": ID, \"values\": …, \"recipe\": FILE, \"command\": […]}, or {\"trial\": null} "
-        "when nothing is pending.\n"
-        "Lines on standard input are {} and {\"values\": {…}, \"seed\": N}. A search (Optuna: "
+        "Prints {\"trial\": ID, \"values\": …, \"recipe\": FILE, \"command\": […]}, or {\"trial\": null} "
+        "if no trial is pending.\n"
+        "Lines of standard input are {} or {\"values\": {…}, \"seed\": N}. An optimizer (Optuna: "
         "examples/optuna_sweep.py) asks,\n"
         "runs the command, and reads the result with `sweep tell`.\n",
     .max_words = 2,
@@ -100,15 +100,15 @@ const Command kSweepTell = {
     .name = "sweep tell",
     .purpose = "read or report the result of a trial, as JSON lines",
     .usage = "DIR TRIAL [--value X [--step N] | --state failed|pruned] [--reason TEXT]; DIR -",
-    .examples = {{"sweep tell sweeps/lr 3f9c1a7e", "how it stands: state, value, step"},
-                 {"sweep tell sweeps/lr 3f9c1a7e --value 2.71", "it was done elsewhere"},
-                 {"sweep tell sweeps/lr -", "a JSON object a line on standard input, an answer to each"}},
+    .examples = {{"sweep tell sweeps/lr 3f9c1a7e", "read state, value and step"},
+                 {"sweep tell sweeps/lr 3f9c1a7e --value 2.71", "report a result from elsewhere"},
+                 {"sweep tell sweeps/lr -", "one JSON object per line of standard input, a reply to each"}},
     .options = {{"value", 0, "X", "the metric"},
-                {"step", 0, "N", "at which step; default: the last"},
+                {"step", 0, "N", "step of the value; default: the last"},
                 {"state", 0, "STATE", "done, failed or pruned", "", "done failed pruned"},
                 {"reason", 0, "TEXT", "why"}},
     .details =
-        "Lines on standard input are {\"trial\": ID} to read and {\"trial\": ID, \"value\": X, \"step\": N} "
+        "Lines of standard input are {\"trial\": ID} to read and {\"trial\": ID, \"value\": X, \"step\": N} "
         "or\n"
         "{\"trial\": ID, \"state\": \"failed\", \"reason\": …} to report.\n",
     .max_words = 2,

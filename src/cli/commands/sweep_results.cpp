@@ -22,7 +22,7 @@ sweep::Results results_of(const Context& context) {
   return sweep::read_results(store, metric);
 }
 
-std::string set(const std::vector<std::vector<std::string>>& lines) {
+std::string text_of_rows(const std::vector<std::vector<std::string>>& lines) {
   Table table;
   for (const auto& line : lines) table.add(line);
   return table.text();
@@ -45,13 +45,13 @@ int run_sweep_table(Context& context) {
 
   const auto ranked = sweep::cells(table, results, sweep::Part::ranked);
   const auto others = sweep::cells(table, results, sweep::Part::others);
-  if (ranked.size() > 1) put(set(ranked));
+  if (ranked.size() > 1) put(text_of_rows(ranked));
   if (others.size() > 1)
-    put((ranked.size() > 1 ? "\nnot ranked:\n" : "no trial is done yet:\n") + set(others));
+    put((ranked.size() > 1 ? "\nnot ranked:\n" : "no trial is done yet:\n") + text_of_rows(others));
   put("\nranked by " + ranking_text(table.metric) + "\n");
   if (!table.invalid.empty())
     put(std::to_string(table.invalid.size()) + (table.invalid.size() == 1 ? " trial is" : " trials are") +
-        " invalid: `capstan sweep status` says why\n");
+        " invalid: `capstan sweep status` lists the reasons\n");
   if (table.rows.empty() && !context.quiet()) say("no trial meets the condition\n");
   if (table.hidden > 0 && !context.quiet()) say(std::to_string(table.hidden) + " more without --top\n");
   return 0;
@@ -72,38 +72,38 @@ const Command kSweepTable = {
     .name = "sweep table",
     .purpose = "the results of a sweep, one row for each configuration",
     .usage = "DIR [--top N] [--where EXPR] [--group-by KEY,…] [--csv | --json | --md]",
-    .examples = {{"sweep table sweeps/lr", "the best on top, seeds as mean ± deviation"},
-                 {"sweep table sweeps/lr --where 'lr>=3e-4 & val/loss<3'", "of keys that vary, and results"},
-                 {"sweep table sweeps/lr --group-by lr", "over everything else"},
+    .examples = {{"sweep table sweeps/lr", "the best first; mean ± standard deviation over seeds"},
+                 {"sweep table sweeps/lr --where 'lr>=3e-4 & val/loss<3'", "conditions on keys and results"},
+                 {"sweep table sweeps/lr --group-by lr", "mean over all other keys"},
                  {"sweep table sweeps/lr --csv > lr.csv", "all digits"}},
     .options = {{"top", 0, "N", "only the N best"},
                 {"where", 0, "EXPR", "conditions joined by `&`: NAME=A,B  NAME!=A  NAME<X  <=  >  >="},
                 {"group-by", 0, "KEY,…", "one row for each value of these keys"},
                 {"metric", 0, "NAME[:AT]",
-                 "instead of the sweep's: loss, val/loss:best, `max accuracy:last`"},
+                 "metric instead of the sweep's: loss, val/loss:best, `max accuracy:last`"},
                 {"csv", 0, "", "comma-separated, all digits"},
                 {"json", 0, "", "as one JSON object"},
                 {"md", 0, "", "as Markdown"}},
     .details =
         "Columns are the keys that vary, the metric, steps, tokens/s, memory and time. Numbers are means "
-        "over the seeds\n"
-        "that are done; `±` is their sample standard deviation. Conditions also know `state`, `seed`, "
+        "over the completed\n"
+        "seeds; `±` is their sample standard deviation. Conditions can also use `state`, `seed`, "
         "`trial`, `steps`,\n"
-        "`tokens_per_second`, `memory_bytes`, `seconds`, `n` and `sd`. Trials that failed, were pruned or "
-        "are not done yet\n"
-        "stand below, with the reason.\n",
+        "`tokens_per_second`, `memory_bytes`, `seconds`, `n` and `sd`. Failed, pruned and unfinished trials "
+        "are listed below\n"
+        "the table, with the reason.\n",
     .max_words = 1,
     .run = run_sweep_table,
 };
 
 const Command kSweepPlot = {
     .name = "sweep plot",
-    .purpose = "a sweep as one HTML page: curves, axes, the best configuration",
+    .purpose = "plot a sweep as one HTML page: curves, axes, the best configuration",
     .usage = "DIR [-o FILE]",
     .examples = {{"sweep plot sweeps/lr", "into sweeps/lr/report.html"},
                  {"sweep plot sweeps/lr --metric val/loss:best -o val.html", ""}},
     .options = {{"output", 'o', "FILE", "where to; default DIR/report.html"},
-                {"metric", 0, "NAME[:AT]", "instead of the sweep's: loss, val/loss:best"}},
+                {"metric", 0, "NAME[:AT]", "metric instead of the sweep's: loss, val/loss:best"}},
     .details =
         "Curves over steps, the metric against each axis, parallel coordinates, the best configuration's "
         "recipe, how "

@@ -58,7 +58,7 @@ int run_sweep_slurm(Context& context) {
         std::to_string(plan.arrays.size()) + (plan.arrays.size() == 1 ? " array" : " arrays") +
         " of at most " + std::to_string(plan.limit) + " (" + plan.limit_from + ")" + queued + "\n" +
         (submit ? ""
-                : "run the commands above, or add --submit; `capstan sweep status` shows how it goes\n"));
+                : "run the commands above, or add --submit; `capstan sweep status` shows the progress\n"));
   return 0;
 }
 
@@ -66,21 +66,21 @@ int run_sweep_slurm(Context& context) {
 
 const Command kSweepSlurm = {
     .name = "sweep slurm",
-    .purpose = "Slurm job arrays for the trials that are still to do",
+    .purpose = "write Slurm job arrays for the pending trials",
     .usage = "DIR [--cluster FILE] [--array-max N] [--max-parallel N] [--submit]",
     .examples = {{"sweep slurm sweeps/lr", "writes scripts, prints the sbatch commands"},
                  {"sweep slurm sweeps/lr --cluster cluster.yaml --max-parallel 8 --submit",
                   "and submits them"}},
-    .options = {{"cluster", 0, "FILE", "partition, account, time … of the cluster"},
-                {"array-max", 0, "N", "trials in one array; default: what scontrol says, else 1000"},
-                {"max-parallel", 0, "N", "tasks of an array at the same time"},
+    .options = {{"cluster", 0, "FILE", "cluster file: partition, account, time …"},
+                {"array-max", 0, "N", "trials in one array; default: the limit of scontrol, else 1000"},
+                {"max-parallel", 0, "N", "tasks of an array that run at the same time"},
                 {"submit", 0, "", "call sbatch"},
                 {"json", 0, "", "as one JSON object"}},
     .details =
-        "One array for each set of resources, in DIR/slurm. A task runs one trial; before its time is over "
-        "it saves, goes back\n"
-        "to the queue and continues from its checkpoint. `capstan help sweeps` tells of the cluster's "
-        "file.\n",
+        "Writes one array for each set of resources to DIR/slurm. A task runs one trial; before its time "
+        "limit "
+        "it saves,\n"
+        "is requeued and resumes from its checkpoint. `capstan help sweeps` describes the cluster file.\n",
     .max_words = 1,
     .run = run_sweep_slurm,
 };

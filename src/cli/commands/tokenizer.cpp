@@ -22,7 +22,7 @@ int workers(const Arguments& args) {
   return static_cast<int>(args.integer("workers", 0, 1024).value_or(0));
 }
 
-// The documents of the input files: text as it is, of a JSON object the string under `key`.
+// Reads the documents of the input files: plain text, or the string under `key` of each JSON object.
 class Documents {
  public:
   Documents(const std::vector<std::string>& names, data::RecordOptions options, std::string key)
@@ -57,7 +57,7 @@ class Documents {
 
 int run_tokenizer_train(Context& context) {
   const Arguments& args = context.args;
-  if (args.words().empty()) fail(ErrorCode::usage, "FILE is missing", "name the text files to learn from");
+  if (args.words().empty()) fail(ErrorCode::usage, "FILE is missing", "name the text files to train on");
   data::TrainOptions options;
   options.vocab_size = args.integer("vocab-size", 257, 1 << 30).value_or(0);
   if (options.vocab_size == 0) args.required("vocab-size");
@@ -72,7 +72,7 @@ int run_tokenizer_train(Context& context) {
   data::RecordOptions records;
   const std::string how = args.value("documents").value_or(args.has("separator") ? "separator" : "auto");
   using data::TextSplit;
-  // For learning a vocabulary a file is one long text unless it says otherwise.
+  // A file is one document by default.
   records.split = how == "blank-line"  ? TextSplit::blank_line
                   : how == "separator" ? TextSplit::separator
                                        : TextSplit::file;
@@ -81,7 +81,7 @@ int run_tokenizer_train(Context& context) {
 
   Progress progress(!context.quiet(), context.color_err);
   progress.plain_status_every(std::chrono::seconds(10));
-  progress.line("learning " + std::to_string(options.vocab_size) + " tokens");
+  progress.line("training a tokenizer of " + std::to_string(options.vocab_size) + " tokens");
   const auto report = [&](const data::TrainProgress& now) {
     progress.status(std::string(now.phase) + " " + with_separators(now.done) +
                     (now.total > 0 ? " of " + with_separators(now.total) : ""));
@@ -95,7 +95,7 @@ int run_tokenizer_train(Context& context) {
   put(output.string() + ": " + with_separators(learned) + " tokens\n");
   if (learned < options.vocab_size)
     progress.line("note: the text has no more pairs that occur " + std::to_string(options.min_frequency) +
-                  " times; --min-frequency 1 would go on");
+                  " times; --min-frequency 1 allows rarer ones");
   return 0;
 }
 
@@ -125,7 +125,7 @@ int run_tokenizer_decode(Context& context) {
 
 const Command kTokenizerTrain = {
     .name = "tokenizer train",
-    .purpose = "learn a byte-level BPE vocabulary from text",
+    .purpose = "train a byte-level BPE tokenizer on text",
     .usage = "FILE… --vocab-size N --output tokenizer.json [flags]",
     .examples = {{"tokenizer train corpus.txt --vocab-size 32000 --output tokenizer.json", ""},
                  {"tokenizer train a.jsonl b.jsonl --vocab-size 50000 -o t.json --pre-tokenizer llama3", ""},
@@ -148,17 +148,16 @@ const Command kTokenizerTrain = {
 
 const Command kTokenizerEncode = {
     .name = "tokenizer encode",
-    .purpose = "text to token ids, a line at a time",
+    .purpose = "encode text to token ids, line by line",
     .usage = "FILE --tokenizer tokenizer.json [flags]",
     .examples = {{"tokenizer encode lines.txt --tokenizer tokenizer.json", "one {\"ids\":[…]} for each line"},
                  {"tokenizer encode lines.txt -r quickstart", "with the tokenizer of a recipe"}},
     .options = {{"tokenizer", 't', "FILE",
                  "tokenizer.json, SentencePiece .model, a directory with one, or `bytes`"},
-                {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
-                {"specials-as-text", 0, "", "special tokens inside the text are ordinary text"},
-                {"add-special", 0, "", "with the special tokens that the tokenizer puts around a text"},
-                {"places", 0, "",
-                 "adds \"places\": the bytes [begin, end) of the line that each id stands for"},
+                {"recipe", 'r', "RECIPE", "use the tokenizer of a recipe; overrides apply to it"},
+                {"specials-as-text", 0, "", "encode special tokens inside the text as ordinary text"},
+                {"add-special", 0, "", "add the special tokens that the tokenizer puts around a text"},
+                {"places", 0, "", "adds \"places\": the byte range [begin, end) of each token in the line"},
                 {"workers", 0, "N", "threads; default: the cores of this process"}},
     .details =
         "Lines end at \\n only, nothing is trimmed; no special tokens are added around a line unless asked "
@@ -170,15 +169,14 @@ const Command kTokenizerEncode = {
 
 const Command kTokenizerDecode = {
     .name = "tokenizer decode",
-    .purpose = "token ids back to text",
+    .purpose = "decode token ids to text",
     .usage = "FILE --tokenizer tokenizer.json [flags]",
     .examples = {{"tokenizer decode ids.jsonl --tokenizer tokenizer.json", "lines of {\"ids\":[…]}"}},
     .options = {{"tokenizer", 't', "FILE",
                  "tokenizer.json, SentencePiece .model, a directory with one, or `bytes`"},
-                {"recipe", 'r', "RECIPE", "take the tokenizer of a recipe instead; overrides apply to it"},
+                {"recipe", 'r', "RECIPE", "use the tokenizer of a recipe; overrides apply to it"},
                 {"workers", 0, "N", "threads; default: the cores of this process"}},
-    .details =
-        "The bytes that the ids stand for are written as they are: decode gives back what encode read.\n",
+    .details = "Writes the bytes of the tokens unchanged: decode restores the input of encode.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_tokenizer_decode,

@@ -14,7 +14,7 @@ int run_trace(Context& context) {
   const config::Resolution resolution = recipe_for_measuring(context, args.word(0, "RECIPE"));
   const std::string file = args.value("output").value_or("trace.json");
   train::Trace trace(0, resolution.config.profiling.record_shapes);
-  const StepRate step = measure_step(shortened(resolution.config, 100), 1, 0, &trace);
+  const StepMeasurement step = measure_step(shortened(resolution.config, 100), 1, 0, &trace);
   trace.write(file);
   put(file + ": " + std::to_string(trace.events()) + " events of " + std::to_string(step.steps) +
       " steps of " + resolution.recipe_name + " (https://ui.perfetto.dev opens it)\n");
@@ -32,7 +32,7 @@ const Command kTrace = {
                   "one micro-batch of a larger model"}},
     .options = {{"output", 'o', "FILE", "where to; default trace.json"}},
     .details =
-        "Each operation has its shapes, FLOPs, bytes and the rate it reached. A run traces itself with\n"
+        "Each operation has its shapes, FLOPs, bytes and the throughput reached. A run traces itself with\n"
         "`profiling.trace=true` for the steps from profiling.profile_step_start to profile_step_end.\n",
     .overrides = true,
     .max_words = 1,

@@ -30,7 +30,7 @@ std::string resume_command(const Context& context, const train::Outcome& outcome
 int run_train(Context& context) {
   const Arguments& args = context.args;
   const std::string& recipe = args.word(0, "RECIPE");
-  // A reader of the progress lines that goes away does not end the run.
+  // A closed pipe on standard error does not end the run.
   ::signal(SIGPIPE, SIG_IGN);
 
   const auto nproc = args.integer("nproc", 1, 4096);
@@ -88,28 +88,26 @@ const Command kTrain = {
     .examples = {{"train quickstart", "a named recipe, into runs/quickstart"},
                  {"train my.yaml optimizer.lr=1e-3 --run-dir runs/a", "a file, one field changed"},
                  {"train my.yaml --run-dir runs/a --resume", "from its newest checkpoint"},
-                 {"train llama3-70b --shrink",
-                  "two steps of a small model of its kind, to see that it works"},
+                 {"train llama3-70b --shrink", "two steps of a small model of the same architecture"},
                  {"train quickstart --nproc 2", "two ranks on this machine"}},
-    .options = {{"run-dir", 0, "DIR", "where the run is recorded; default runs/NAME"},
-                {"resume", 0, "", "continue the run in that directory; =auto starts it where there is none",
+    .options = {{"run-dir", 0, "DIR", "run directory; default runs/NAME"},
+                {"resume", 0, "", "resume the run in that directory; =auto starts a new one if there is none",
                  "", "auto"},
-                {"nproc", 0, "N", "start N ranks with mpirun and stay their parent"},
-                {"shrink", 0, "", "scale the recipe down to a laptop: small model, made-up data, two steps"}},
+                {"nproc", 0, "N", "start N ranks with mpirun"},
+                {"shrink", 0, "", "scale the recipe down to a laptop: small model, mock data, two steps"}},
     .details =
         "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and "
         "checkpoints.\n"
-        "An existing one is refused without --resume, and --resume refuses one that is not there;\n"
-        "--resume=auto takes both. A resumed run keeps the schedule of its checkpoint:\n"
-        "capstan help checkpoints.\n"
-        "SIGINT (ctrl-C) and SIGTERM save a checkpoint and end with code 75; a second one ends at once.\n"
+        "An existing one is an error without --resume, a missing one is an error with it; --resume=auto "
+        "accepts both.\n"
+        "A resumed run keeps the learning-rate schedule of its checkpoint: capstan help checkpoints.\n"
+        "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and end with code 75; a second one ends at once.\n"
         "`train.exit_interval=N` stops after step N in the same way.\n"
         "The world size is that of the launch (`mpirun -n 2 capstan train …` or --nproc 2), not the "
         "recipe's.\n"
-        "--shrink keeps the family of the model, the method and, with as many ranks as it takes, the kind of "
-        "layout:\n"
-        "capstan help recipes. Sizes and lengths on the command line count as they are: "
-        "train.train_iters=20.\n",
+        "--shrink keeps the model family, the training method and, with enough ranks, the kinds of "
+        "parallelism:\n"
+        "capstan help recipes. Overrides on the command line are not scaled: train.train_iters=20.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_train,
