@@ -69,6 +69,7 @@ case "\$words" in *" model=hf:"*|*" winch.yaml "*) sizes="train.threads=1 model.
 case "\${1-} \${2-}" in
   "train llama"*|"train qwen"*|"train gpt2"*) [[ "\$words" == *" model=hf:"* ]] || { sizes=--shrink; steps=; } ;;&
   train\ *) exec "$program" "\$@" \$sizes \$steps ;;
+  "tokenizer train") exec "$program" "\$@" --overwrite ;;
   trace\ *) exec "$program" "\$@" \$sizes ;;
   "sweep plan") [[ "\$3" == *.yaml ]] || exec "$program" "\$@" \$sizes \$steps ;;
 esac

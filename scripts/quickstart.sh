@@ -58,7 +58,7 @@ say "tokenizer and dataset"
 if [ -f "$data/tokenizer.json" ] && [ -f "$data/fortunes_text_document.idx" ] && cmp -s "$data/train.txt" "$data/prepared.txt"; then
   echo "$data/tokenizer.json and $data/fortunes_text_document are there already"
 else
-  "$capstan" tokenizer train "$data/train.txt" --separator % --vocab-size 4096 --output "$data/tokenizer.json"
+  "$capstan" tokenizer train "$data/train.txt" --separator % --vocab-size 4096 --overwrite --output "$data/tokenizer.json"
   "$capstan" data prepare "$data/train.txt" --separator % --tokenizer "$data/tokenizer.json" --append-eod --overwrite --output "$data/fortunes"
   cp "$data/train.txt" "$data/prepared.txt"  # what they were made from
 fi

@@ -84,6 +84,32 @@ std::string find_program(const std::string& name) {
        "scripts/install.sh installs it (package openmpi-bin)");
 }
 
+// Starts a detached process that removes the files of a launch when this process and mpirun have ended, also by SIGKILL: it waits
+// for the end of a pipe. Returns the write end for both of them, -1 if there is none.
+int remove_after_launch(const std::string& directory, const std::string& status_table) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return -1;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setsid();
+    if (::fork() != 0) ::_exit(0);
+    const int null = ::open("/dev/null", O_RDWR);
+    for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(null, standard);
+    ::dup2(ends[0], 3);
+    ::close_range(4, ~0U, 0);
+    char byte = 0;
+    while (::read(3, &byte, 1) < 0 && errno == EINTR) {
+    }
+    std::error_code ignored;
+    std::filesystem::remove_all(directory, ignored);
+    ::unlink(status_table.c_str());
+    ::_exit(0);
+  }
+  ::close(ends[0]);
+  if (child > 0) ::waitpid(child, nullptr, 0);
+  return ends[1];
+}
+
 }  // namespace
 
 std::string own_path() {
@@ -163,6 +189,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
       status_table.unlink();
     }
   } const unlink{*status_table};
+  const int removal = remove_after_launch(directory, status_table->path());
   g_slots = &status_table->slot(0);
   g_ranks = ranks;
 
@@ -194,6 +221,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
     if (::getppid() != parent) ::_exit(4);
     const int null = ::open("/dev/null", O_RDONLY);
     if (null >= 0) ::dup2(null, STDIN_FILENO);
+    if (removal >= 0) ::fcntl(removal, F_SETFD, 0);  // mpirun keeps it open
     ::setenv("CAPSTAN_PARENT", given.c_str(), 1);
     ::setenv("CAPSTAN_STOP_FILE", stop_file.c_str(), 1);
     // Open MPI leaves its session directories when a rank dies: they are removed with this directory.

@@ -131,7 +131,10 @@ TEST_CASE("trim: what the base says goes with its comments, the meaning and the 
                                          "  # nothing new here\n"
                                          "  seed: 1234\n");
   const std::string before = run({"show", file, "--format", "json"}).out;
-  CHECK(run({"recipe", "trim", file, "--check"}).code == 1);
+  const Finished looked = run({"recipe", "trim", file, "--check"});
+  CHECK(looked.code == 1);
+  for (const char* place : {":6:3: `model.num_layers`", ":8:13: `optimizer.lr`", ":13:3: `rng.seed`"})
+    CHECK_MESSAGE(contains(looked.out, place), looked.out);  // locations in the file as it is
   const Finished done = run({"recipe", "trim", file});
   CHECK_MESSAGE(done.code == 0, done.err);
   CHECK(run({"show", file, "--format", "json"}).out == before);

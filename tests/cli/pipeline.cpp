@@ -179,8 +179,16 @@ TEST_CASE("data of another tokenizer: refused by train and data inspect, and a r
   fs::rename(p.file("away.json"), p.file("tokenizer.json"));
 }
 
-TEST_CASE("data prepare does not replace a dataset unless it is told to") {
+TEST_CASE("data prepare and tokenizer train replace files with --overwrite only") {
   const Prepared& p = prepared();
+  std::vector<std::string> train = {"tokenizer",    "train", "corpus.txt", "--separator",   "%",
+                                    "--vocab-size", "320",   "--output",   "tokenizer.json"};
+  const Finished kept = p.in(train);
+  CHECK(kept.code == 2);
+  CHECK(contains(kept.err, "`tokenizer.json` exists already"));
+  CHECK(contains(kept.err, "--overwrite"));
+  train.emplace_back("--overwrite");
+  CHECK(p.in(train).code == 0);
   const std::vector<std::string> words = {"data",     "prepare",     "corpus.txt",     "--separator",
                                           "%",        "--tokenizer", "tokenizer.json", "--append-eod",
                                           "--output", "corpus"};

@@ -193,7 +193,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "the states of ended runs are told apart; a killed rank leaves nothing in the temporary directory") {
+    "ended runs have distinct states; a killed rank or parent leaves nothing in the temporary directory") {
   const ScratchDirectory scratch;
   REQUIRE(train_in(scratch, {"train.train_iters=2", "--run-dir", "finished"}).code == 0);
   CHECK(state_of(scratch, "finished") == "finished");
@@ -235,6 +235,12 @@ TEST_CASE(
   };
   CHECK(run(launch).code == 4);
   CHECK(state_of(scratch, "rank") == "killed");
+  CHECK(fs::is_empty(scratch.file("tmp")));
+
+  launch.arguments = train_tiny({"train.train_iters=1000000", "--run-dir", "parent", "--nproc", "2"});
+  launch.on_error_text = kill_once;
+  CHECK(run(launch).code == 128 + SIGKILL);
+  for (int wait = 0; wait < 200 && !fs::is_empty(scratch.file("tmp")); ++wait) ::usleep(100'000);
   CHECK(fs::is_empty(scratch.file("tmp")));
 }
 

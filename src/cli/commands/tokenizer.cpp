@@ -68,6 +68,10 @@ int run_tokenizer_train(Context& context) {
     for (const std::string_view token : split(*special, ',')) options.special_tokens.emplace_back(token);
   }
   const std::filesystem::path output = args.required("output");
+  std::error_code unknown;
+  if (!args.has("overwrite") && std::filesystem::exists(std::filesystem::symlink_status(output, unknown)))
+    fail(ErrorCode::usage, "`" + output.string() + "` exists already",
+         "choose another --output, or give --overwrite");
 
   data::RecordOptions records;
   const std::string how = args.value("documents").value_or(args.has("separator") ? "separator" : "auto");
@@ -133,6 +137,7 @@ const Command kTokenizerTrain = {
                   "documents between lines of `%`"}},
     .options = {{"vocab-size", 0, "N", "entries in all: special tokens, 256 bytes, merges"},
                 {"output", 'o', "FILE", "the tokenizer.json to write; Hugging Face tokenizers loads it"},
+                {"overwrite", 0, "", "replace a file of that name"},
                 {"pre-tokenizer", 0, "NAME", "gpt2 (default), llama3 or qwen2", "", "gpt2 llama3 qwen2"},
                 {"min-frequency", 0, "N", "pairs that are rarer are not merged; default 2"},
                 {"special", 0, "TOKEN,…", "special tokens, the first ids; default <|endoftext|>"},

@@ -1,6 +1,7 @@
 // `capstan recipe fix` and `capstan recipe trim`: see edit.hpp.
 #include <algorithm>
 #include <initializer_list>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -173,6 +174,11 @@ FixResult trim_recipe(const std::string& file, std::string text) {
     return true;
   };
 
+  // Steps are reported at their locations in the original text.
+  std::map<std::pair<std::string, std::string>, SourceLocation> original;
+  if (const auto tree = tree_of(text))
+    for (const Entry& entry : entries_of(*tree)) original[{entry.section, entry.key}] = entry.location;
+
   FixResult result;
   std::set<std::pair<std::string, std::string>> kept;
   bool changed = true;
@@ -192,8 +198,9 @@ FixResult trim_recipe(const std::string& file, std::string text) {
       if (edits.empty()) continue;
       std::string next = apply_edits(text, std::move(edits));
       if (!same(resolved(next))) continue;
+      const SourceLocation location = original.at({entry.section, entry.key});
       result.steps.push_back(
-          {entry.location.line, entry.location.column,
+          {location.line, location.column,
            "`" + (entry.section.empty() ? "" : entry.section + ".") + entry.key + "` is already given"});
       text = std::move(next);
       changed = true;
