@@ -426,7 +426,7 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
   bool path = false;
   if (at < wanted.size() && (repeats || plain < command->max_words) && !is_override_word(word))
     for (const auto kind : wanted[at].kinds) {
-      if (changed && kind == "PATH") continue;  // words stand before the changes
+      if (changed && kind == "PATH") continue;  // positional arguments come before overrides
       path |= kind == "PATH";
       completer.kind(kind, command);
     }

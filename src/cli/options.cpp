@@ -282,7 +282,7 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
                           ? "one list: --" + std::string(entry->name) + " " + *earlier + "," + value
                           : std::string("leave one out"));
     }
-    // A flag's own spelling tells -h from --help.
+    // The spelling of a flag distinguishes -h from --help.
     arguments.values_.emplace_back(entry->name, entry->argument.empty() && value.empty() ? first : value);
     if (!command.overrides) continue;
     using Kind = config::Override::Kind;

@@ -1,4 +1,4 @@
-// The whole program, but for main().
+// The program without main().
 #pragma once
 
 #include <string>

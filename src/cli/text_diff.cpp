@@ -68,7 +68,7 @@ std::string unified_diff(std::string_view before, std::string_view after, const 
     const size_t begin = std::max(at, change > kAround ? change - kAround : 0);
     old_line += begin - at;
     new_line += begin - at;
-    // Changes that stand close belong to one piece.
+    // Changes close to each other belong to one hunk.
     size_t end = change, quiet = 0;
     while (end < lines.size() && quiet <= 2 * kAround) quiet = lines[end++].mark == ' ' ? quiet + 1 : 0;
     if (quiet > kAround) end -= quiet - kAround;

@@ -45,7 +45,7 @@ std::string text_of(const Json& object, const char* key) {
   return object[key].get<std::string>();
 }
 
-// The right side of an override that says the same.
+// The value as the right side of an override.
 std::string value_text(const std::string& path, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_number_float()) return to_text(value.get<double>());
@@ -132,14 +132,13 @@ std::string tell(Store& store, std::string_view line) {
   const bool has_value = request.contains("value") && !request["value"].is_null();
   if (!has_value && !request.contains("state")) {
     if (request.contains("value"))
-      fail(ErrorCode::usage, "`value` is null",
-           "a trial without a result is told as {\"state\": \"failed\"}");
+      fail(ErrorCode::usage, "`value` is null", "report a trial without a result as {\"state\": \"failed\"}");
     for (const char* key : {"step", "reason"})
       if (request.contains(key))
         fail(ErrorCode::usage, "`" + std::string(key) + "` comes with `value` or `state`");
     return dumped(standing(store, *trial));
   }
-  if (has_value && !request["value"].is_number()) fail(ErrorCode::usage, "`value` is no number");
+  if (has_value && !request["value"].is_number()) fail(ErrorCode::usage, "`value` is not a number");
   const std::string word = request.contains("state") ? text_of(request, "state") : "done";
   State state = State::done;
   if (word == "failed")
@@ -159,15 +158,15 @@ std::string tell(Store& store, std::string_view line) {
 
   const auto lock = TrialLock::try_take(store.trial(trial->id));
   if (!lock)
-    fail(ErrorCode::failed, "somebody works on trial `" + trial->id +
-                                "`: " + holder_of(store.trial(trial->id)).value_or(Holder{}).text);
+    fail(ErrorCode::failed, "another process holds trial `" + trial->id +
+                                "`: " + holder_of(store.trial(trial->id)).value_or(LockHolder{}).text);
   if (store.state(trial->id) == State::done)
     fail(ErrorCode::failed, "trial `" + trial->id + "` is done already", "its result stays");
   const int64_t attempt = store.begin_attempt(trial->id);
   if (has_value) write_metric(store, *trial, *at, request["value"].get<double>());
   std::string reason = text_of(request, "reason");
-  if (reason.empty() && state != State::done) reason = "told so";
-  const Json result{{"state", name_of(state)}, {"reason", reason}, {"told", true}};
+  if (reason.empty() && state != State::done) reason = "reported by sweep tell";
+  const Json result{{"state", name_of(state)}, {"reason", reason}, {"reported", true}};
   write_file_durably(store.attempt(trial->id, attempt) / "result.json",
                      result.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
   store.change(trial->id, {state, attempt, reason, std::nullopt});

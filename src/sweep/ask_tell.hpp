@@ -1,5 +1,5 @@
-// A sweep driven from outside, one JSON object a line: ask for the next trial or for one with given values,
-// tell or read a result. Searching is somebody else's; composing, checking and keeping trials is ours.
+// The ask-and-tell interface for external optimizers, one JSON object per line: ask for the next trial or for
+// one with given values; tell or read a result. This module composes, checks and stores the trials.
 #pragma once
 
 #include <set>

@@ -15,7 +15,7 @@ using config::Schema;
 using config::Section;
 
 void describe_cluster(Section<Cluster>& s) {
-  s.doc("what a cluster wants in a batch script");
+  s.doc("options of batch scripts on a cluster");
   const auto io = [](config::Field field) { field.effect(Effect::io); };
   io(s.field("partition", &Cluster::partition).doc("--partition"));
   io(s.field("account", &Cluster::account).doc("--account"));
@@ -24,23 +24,29 @@ void describe_cluster(Section<Cluster>& s) {
   io(s.field("reservation", &Cluster::reservation).doc("--reservation"));
   io(s.field("memory", &Cluster::memory).doc("--mem, of a node").example("64G"));
   io(s.field("mpi", &Cluster::mpi)
-         .doc("how srun starts the ranks of a trial: SLURM_MPI_TYPE")
+         .doc("MPI plugin of srun for the ranks of a trial: SLURM_MPI_TYPE")
          .example("pmix"));
   io(s.field("time", &Cluster::time)
          .doc("--time of one task; null: the sweep's limits.per_trial")
          .example("4h"));
   io(s.field("cpus_per_rank", &Cluster::cpus_per_rank)
-         .doc("--cpus-per-task, where the sweep does not say")
+         .doc("--cpus-per-task, if the sweep does not set threads")
          .min(1));
   io(s.field("gpus_per_rank", &Cluster::gpus_per_rank).doc("--gpus-per-task").min(1));
   io(s.field("ranks_per_node", &Cluster::ranks_per_node).doc("--ntasks-per-node at most").min(1));
-  io(s.field("array_max", &Cluster::array_max).doc("trials in one array; null: as scontrol says").min(1));
-  io(s.field("max_parallel", &Cluster::max_parallel).doc("tasks of an array at the same time").min(1));
+  io(s.field("array_max", &Cluster::array_max)
+         .doc("trials in one array; null: the limit of scontrol")
+         .min(1));
+  io(s.field("max_parallel", &Cluster::max_parallel)
+         .doc("tasks of an array that run at the same time")
+         .min(1));
   io(s.field("signal_seconds", &Cluster::signal_seconds)
-         .doc("so long before its time is over a task saves and goes back to the queue")
+         .doc("a task saves and is requeued so many seconds before its time limit")
          .unit("s")
          .range(1, 65535));
-  io(s.field("max_requeues", &Cluster::max_requeues).doc("times that a task goes back to the queue").min(0));
+  io(s.field("max_requeues", &Cluster::max_requeues)
+         .doc("maximum number of times that a task is requeued")
+         .min(0));
   io(s.field("sbatch", &Cluster::sbatch)
          .doc("further options of sbatch")
          .example("[--mail-type=FAIL, --exclusive]"));
@@ -89,13 +95,13 @@ const Schema& cluster_schema() {
 Cluster read_cluster(const std::string& file) {
   Cluster cluster;
   config::Request request;
-  // A name without a slash is a file here, never one of the program's recipes.
+  // A name without a slash names a file, not a shipped recipe.
   request.recipe = file.find('/') == std::string::npos ? "./" + file : file;
   const config::Resolved resolved =
       config::resolve_into(cluster_schema(), config::Library({}, {}), &cluster, request);
   if (!resolved.ok())
     fail(resolved.malformed ? ErrorCode::format : ErrorCode::config,
-         "the cluster's file is not sound" + errors_text(resolved.diagnostics, resolved.sources));
+         "the cluster file has errors" + errors_text(resolved.diagnostics, resolved.sources));
   return cluster;
 }
 

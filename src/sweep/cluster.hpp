@@ -1,4 +1,4 @@
-// What a cluster wants in a batch script: a file kept beside sweeps and recipes.
+// The cluster file: options of a batch script.
 //
 //   partition: cpu
 //   account: language

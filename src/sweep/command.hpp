@@ -1,4 +1,4 @@
-// Another program, run to its end.
+// Runs another program to its end.
 #pragma once
 
 #include <optional>

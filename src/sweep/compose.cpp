@@ -66,7 +66,7 @@ config::Resolution Composer::resolve(const Values& values, std::optional<int64_t
       path ? (std::filesystem::path(definition_.directory) / definition_.base).lexically_normal().string()
            : definition_.base;
   request.directory = definition_.directory;
-  for (const std::string_view own : kOwnPlaces) request.unset.emplace_back(own);
+  for (const std::string_view own : kPerTrialPaths) request.unset.emplace_back(own);
   std::vector<std::string> origins;
   const auto add = [&](config::Override override, const char* origin) {
     request.overrides.push_back(std::move(override));
@@ -105,7 +105,7 @@ std::string Composer::stored_form(const std::filesystem::path& recipe) const {
   request.recipe = recipe.string();
   request.ranks = definition_.resources.ranks;
   request.ranks_origin = "resources.ranks";
-  for (const std::string_view own : kOwnPlaces) request.unset.emplace_back(own);
+  for (const std::string_view own : kPerTrialPaths) request.unset.emplace_back(own);
   const config::Resolution resolution = config::resolve(request);
   for (const config::Diagnostic& diagnostic : resolution.diagnostics)
     if (diagnostic.level == config::Level::error) fail(ErrorCode::config, described(diagnostic));
@@ -142,8 +142,8 @@ TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown)
   return out;
 }
 
-Composed Composer::compose(const Values& values, std::optional<int64_t> seed) {
-  Composed out;
+ComposedTrial Composer::compose(const Values& values, std::optional<int64_t> seed) {
+  ComposedTrial out;
   config::Resolution resolution = resolve(values, seed);
   for (const config::Diagnostic& diagnostic : resolution.diagnostics) {
     if (diagnostic.level == config::Level::error) out.reasons.push_back(described(diagnostic));

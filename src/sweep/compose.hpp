@@ -1,4 +1,4 @@
-// One point of a sweep as a recipe: composed, checked, estimated, named by what it means.
+// Composes one point of a sweep as a recipe: checks and estimates it, and hashes its meaning for its id.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +12,7 @@
 
 namespace capstan::sweep {
 
-struct Composed {
+struct ComposedTrial {
   bool valid = false;
   std::optional<int64_t> eval_interval;        // nullopt: it does not validate
   std::vector<std::string> reasons, warnings;  // of errors; of lints, and hidden presets
@@ -28,7 +28,7 @@ class Composer {
  public:
   // Throws ErrorCode::config or ::not_found where the base itself cannot be read.
   explicit Composer(const Definition& definition);
-  Composed compose(const Values& values, std::optional<int64_t> seed);
+  ComposedTrial compose(const Values& values, std::optional<int64_t> seed);
   // The canonical form of the recipe that a trial has on disk, as this version reads it. Throws
   // ErrorCode::config with its errors.
   std::string stored_form(const std::filesystem::path& recipe) const;

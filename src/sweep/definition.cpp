@@ -48,15 +48,15 @@ std::string ranking_text(const Metric& metric) {
          (metric.goal == Metric::Goal::min ? "lowest" : "highest") + " first";
 }
 
-void Reading::require_ok() const {
-  if (!ok()) fail(ErrorCode::config, "the sweep file is not sound" + errors_text(diagnostics, sources));
+void ParsedDefinition::require_ok() const {
+  if (!ok()) fail(ErrorCode::config, "the sweep file has errors" + errors_text(diagnostics, sources));
 }
 
 namespace {
 
 class Reader {
  public:
-  Reader(Reading& out, const Node& root) : out_(out), root_(root) {}
+  Reader(ParsedDefinition& out, const Node& root) : out_(out), root_(root) {}
 
   void run() {
     only(root_, {"schema", "name", "base", "set", "axes", "link", "exclude", "seeds", "method", "trials",
@@ -69,7 +69,7 @@ class Reader {
     if (const Node* node = root_.find("name")) {
       d_.name = text(*node, "name");
       if (d_.name.find('/') != std::string::npos || d_.name.starts_with('.'))
-        error(node->location, "a name without `/` that does not begin with a dot names a sweep");
+        error(node->location, "the name of a sweep has no `/` and does not begin with a dot");
     }
     if (const Node* node = root_.find("base"))
       d_.base = text(*node, "base");
@@ -106,7 +106,7 @@ class Reader {
     out_.diagnostics.push_back(std::move(diagnostic));
     return out_.diagnostics.back();
   }
-  // nullptr: not there, or wrong and reported.
+  // nullptr: missing, or of another kind and reported.
   const Node* of_kind(const char* key, Node::Kind kind, const char* what) {
     const Node* node = root_.find(key);
     if (!node || node->kind == kind) return node;
@@ -159,7 +159,7 @@ class Reader {
     error(node.location, "`" + what + "` takes true or false");
     return false;
   }
-  std::optional<Target> target(const std::string& key, SourceLocation location) {
+  std::optional<AxisTarget> target(const std::string& key, SourceLocation location) {
     auto found = find_target(key);
     if (found) return found;
     out_.diagnostics.push_back(unknown_path(key, location));
@@ -182,10 +182,10 @@ class Reader {
       const std::string path = path_of_override(word);
       const auto found = find_target(path);
       const std::string canonical = found ? found->path : path;
-      for (const std::string_view own : kOwnPlaces)
+      for (const std::string_view own : kPerTrialPaths)
         if (canonical == own && !word.ends_with("=null"))
           error(item.location, "each trial has its own `" + canonical + "`")
-              .help("leave it out: it lies in the trial's directory");
+              .help("leave it out: each trial has its own in its directory");
       set_[canonical] = item.location;
     }
   }
@@ -225,7 +225,7 @@ class Reader {
       for (size_t i = 0; i < axis.values.size(); ++i)
         if (!seen.insert(axis.values[i]).second)
           error(node.items[i].location,
-                "the value `" + axis.values[i] + "` stands twice in the axis `" + key + "`");
+                "the value `" + axis.values[i] + "` occurs twice in the axis `" + key + "`");
     } else {
       error(node.location,
             "the axis `" + key + "` takes a list of values, or a range such as {log: [1e-4, 1e-3], n: 4}")
@@ -331,7 +331,7 @@ class Reader {
     for (const Node& item : node->items) {
       const int64_t seed = integer(item, "seeds", 0, INT64_MAX);
       if (std::find(d_.seeds.begin(), d_.seeds.end(), seed) != d_.seeds.end())
-        error(item.location, "the seed " + std::to_string(seed) + " stands twice");
+        error(item.location, "the seed " + std::to_string(seed) + " occurs twice");
       d_.seeds.push_back(seed);
     }
     if (node->items.empty()) error(node->location, "`seeds` has no values");
@@ -348,7 +348,7 @@ class Reader {
       static const std::vector<std::string> names{"grid", "random", "sobol", "list"};
       const auto at = std::find(names.begin(), names.end(), node->text);
       if (at == names.end())
-        error(node->location, "`" + node->text + "` is no method").help("one of: " + join(names, ", "));
+        error(node->location, "`" + node->text + "` is not a method").help("one of: " + join(names, ", "));
       else
         d_.method = static_cast<Method>(at - names.begin());
     }
@@ -442,7 +442,7 @@ class Reader {
     if (node->kind == Node::Kind::scalar) {
       metric.name = node->text;
       metric.named = true;
-      look_at_metric(*node);
+      check_metric_name(*node);
       return;
     }
     if (node->kind != Node::Kind::map) {
@@ -454,7 +454,7 @@ class Reader {
     if (const Node* name = node->find("name")) {
       metric.name = text(*name, "metric.name");
       metric.named = true;
-      look_at_metric(*name);
+      check_metric_name(*name);
     }
     if (const Node* goal = node->find("goal")) {
       if (goal->text != "min" && goal->text != "max") error(goal->location, "`metric.goal` is min or max");
@@ -474,8 +474,8 @@ class Reader {
     }
   }
 
-  // Any name can be told by another program; one that `train` does not write is perhaps misspelt.
-  void look_at_metric(const Node& node) {
+  // Another program can report any metric; a name that `train` does not write may be misspelt.
+  void check_metric_name(const Node& node) {
     static const std::vector<std::string> written{"loss",
                                                   "grad_norm",
                                                   "learning_rate",
@@ -495,9 +495,8 @@ class Reader {
     if (name.empty() || std::find(written.begin(), written.end(), name) != written.end() ||
         name.starts_with("seconds_") || (name.find('/') != std::string::npos && !name.starts_with("val/")))
       return;
-    Diagnostic& warning =
-        error(node.location, "`train` writes no metric `" + name +
-                                 "`: trials have a value only where `sweep tell` gives one");
+    Diagnostic& warning = error(
+        node.location, "`train` writes no metric `" + name + "`: trials have values only from `sweep tell`");
     warning.level = Level::warning;
     const auto near = near_matches(name, written);
     warning.help(near.empty() ? "written are: " + join(written, ", ")
@@ -526,7 +525,7 @@ class Reader {
         d_.stop.steps.push_back(integer(item, "stop.asha.steps", 1, INT64_MAX));
         const auto count = d_.stop.steps.size();
         if (count > 1 && d_.stop.steps[count - 1] <= d_.stop.steps[count - 2])
-          error(item.location, "the steps of `stop.asha` ascend");
+          error(item.location, "the steps of `stop.asha` must ascend");
       }
     if (const Node* keep = asha->find("keep")) {
       const auto parts = split(keep->text, '/');
@@ -534,7 +533,7 @@ class Reader {
       const auto lower = parts.size() == 2 ? parse_double(trim(parts[1])) : std::optional<double>(1);
       const double value = upper && lower && parts.size() <= 2 ? *upper / *lower : 0;
       if (!(value > 0 && value < 1))
-        error(keep->location, "`stop.asha.keep` takes a part between 0 and 1, such as 1/3");
+        error(keep->location, "`stop.asha.keep` takes a fraction between 0 and 1, such as 1/3");
       else
         d_.stop.keep = value;
     }
@@ -560,7 +559,7 @@ class Reader {
       d_.limits.retries = integer(*retries, "limits.retries", 0, 1000);
   }
 
-  Reading& out_;
+  ParsedDefinition& out_;
   Definition& d_ = out_.definition;
   const Node& root_;
   std::map<std::string, SourceLocation> used_, set_;
@@ -568,14 +567,14 @@ class Reader {
 
 }  // namespace
 
-Reading read_definition_text(std::string text, std::string directory, std::string shown) {
-  Reading out;
+ParsedDefinition read_definition_text(std::string text, std::string directory, std::string shown) {
+  ParsedDefinition out;
   out.definition.text = text;
   out.definition.directory = directory;
   out.sources.push_back({config::Source::Kind::file, std::move(shown), config::normalized(std::move(text)),
                          std::move(directory)});
   const auto root = config::parse_yaml(0, out.sources, out.diagnostics);
-  for (Diagnostic& diagnostic : out.diagnostics)  // the reader's words are about recipes
+  for (Diagnostic& diagnostic : out.diagnostics)  // the parser's messages are about recipes
     if (diagnostic.code == "C0011" || diagnostic.code == "C0013") {
       diagnostic.message = diagnostic.code == "C0011" ? "empty sweep file" : "a sweep file is a mapping";
       diagnostic.helps = {"it begins with `schema: " + std::string(kDefinitionSchema) + "`"};
@@ -586,11 +585,11 @@ Reading read_definition_text(std::string text, std::string directory, std::strin
   return out;
 }
 
-Reading read_definition(const std::string& file) {
+ParsedDefinition read_definition(const std::string& file) {
   std::error_code ignored;
   const fs::path path = fs::absolute(file, ignored).lexically_normal();
-  Reading out = read_definition_text(read_file(file, config::TreeLimits::kFileBytes),
-                                     path.parent_path().string(), file);
+  ParsedDefinition out = read_definition_text(read_file(file, config::TreeLimits::kFileBytes),
+                                              path.parent_path().string(), file);
   if (out.definition.name.empty()) out.definition.name = path.stem().string();
   return out;
 }

@@ -1,11 +1,11 @@
-// What is to be swept: a file of schema capstan-sweep/1, or the same from the command line.
+// The definition of a sweep: a file of schema capstan-sweep/1, or overrides on the command line.
 //
 //   schema: capstan-sweep/1
 //   name: lr-batch
 //   base: quickstart                          # a recipe by name, or by a path relative to this file
 //   set: [train.train_iters=200]              # overrides of every trial
 //   axes:                                     # their product
-//     optimizer.lr: {log: [1e-4, 1e-3], n: 4} # both ends included; {linear: …}, {range: [start, stop, step]} half-open
+//     optimizer.lr: {log: [1e-4, 1e-3], n: 4} # inclusive; or {linear: …}, half-open {range: [start, stop, step]}
 //     optimizer.weight_decay: [0, 0.1]
 //     mixed_precision: [fp32, bf16_mixed]     # a section: its presets
 //   link:                                     # rows whose values vary together
@@ -13,9 +13,9 @@
 //   exclude: [{optimizer.lr: ">8e-4", mixed_precision: bf16_mixed}]
 //   seeds: [1, 2, 3]                          # replicates: rng.seed
 //   method: grid                              # grid | random | sobol | list
-//   trials: 48                                # points of random and sobol; of a grid, a random part of so many
+//   trials: 48                                # points of random and sobol; of a grid, a random subset
 //   seed: 0                                   # of random
-//   metric: {name: val/loss, goal: min, at: last}   # last | best | mean(last 100); without a name val/loss, or loss
+//   metric: {name: val/loss, goal: min, at: last}   # last | best | mean(last 100)
 //   stop: {asha: {steps: [200, 600], keep: 1/3}, nan: true, worse_than: 20}
 //   limits: {per_trial: 2h, device_hours: 400, retries: 1}
 //   resources: {ranks: 2, threads: 4}         # else as the recipe says
@@ -79,14 +79,14 @@ std::string ranking_text(const Metric& metric);  // "`loss` (last), the training
 
 struct Stop {
   std::vector<int64_t> steps;  // the rungs of successive halving, ascending; empty: none
-  double keep = 1.0 / 3;       // the part of the trials at a rung that goes on
+  double keep = 1.0 / 3;       // fraction of the trials at a rung that continues
   bool nan = true;
   std::optional<double> worse_than;
 };
 
 struct Limits {
   std::optional<double> per_trial_seconds, device_hours;  // device hours: of all ranks of all trials
-  int64_t retries = 0;  // of a trial that failed otherwise than by its configuration
+  int64_t retries = 0;  // of a trial whose failure is not an error of its configuration
 };
 
 struct Resources {
@@ -99,7 +99,7 @@ struct Definition {
   std::vector<std::string> set;  // overrides
   std::vector<Axis> axes;
   std::vector<Values> link;
-  std::vector<std::vector<Condition>> exclude;  // a point for which one row holds throughout is left out
+  std::vector<std::vector<Condition>> exclude;  // a point that meets all conditions of a row is excluded
   std::vector<int64_t> seeds;                   // also those of an axis `rng.seed`
   Method method = Method::grid;
   std::optional<int64_t> trials;
@@ -108,11 +108,11 @@ struct Definition {
   Stop stop;
   Limits limits;
   Resources resources;
-  std::string text;  // sweep.yaml: the file as it is, or what the command line amounts to
+  std::string text;  // of sweep.yaml: the file, or the equivalent of the command line
 };
 
-// A definition and everything that is wrong with it.
-struct Reading {
+// A definition with its diagnostics.
+struct ParsedDefinition {
   Definition definition;
   std::vector<config::Source> sources;
   std::vector<config::Diagnostic> diagnostics;
@@ -121,11 +121,11 @@ struct Reading {
 };
 
 // Throws ErrorCode::not_found, ::format or ::io only for a file that cannot be read.
-Reading read_definition(const std::string& file);
+ParsedDefinition read_definition(const std::string& file);
 // `directory`: what paths in it are relative to; `shown`: how messages call the file.
-Reading read_definition_text(std::string text, std::string directory, std::string shown);
+ParsedDefinition read_definition_text(std::string text, std::string directory, std::string shown);
 
-// What the command line may say beside the axes.
+// The definition as arguments of a command line.
 struct CommandLine {
   std::string recipe;
   std::vector<config::Override> words;  // `optimizer.lr=1e-4,3e-4`: axes; with one value: `set`
@@ -134,11 +134,11 @@ struct CommandLine {
 };
 // Hydra's spelling: a,b,c · choice(a,b) · range(start,stop[,step]) · interval(a,b) · tag(log,interval(a,b)) ·
 // loguniform(a,b[,n]) · uniform(a,b[,n]) · glob(pattern) for presets.
-Reading definition_from_words(const CommandLine& given);
+ParsedDefinition definition_from_words(const CommandLine& given);
 // More of a definition: further values of its axes, new axes, further seeds (`rng.seed=4,5`), more points.
 // Its recipe is that of `before`. planned: there are trials already, so that a single value of no axis, which
 // would change all of them, is an error.
-Reading extended(const Definition& before, const CommandLine& more, bool planned);
+ParsedDefinition extended(const Definition& before, const CommandLine& more, bool planned);
 
 // The definition as a sweep file that reads back as the same.
 std::string to_yaml(const Definition& definition);

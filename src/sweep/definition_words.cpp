@@ -18,7 +18,7 @@ using config::Diagnostic;
 
 namespace {
 
-// At commas outside brackets and quotes.
+// Splits at commas outside brackets and quotes.
 std::vector<std::string> parts_of(std::string_view text) {
   std::vector<std::string> parts(1);
   int depth = 0;
@@ -42,17 +42,17 @@ std::vector<std::string> parts_of(std::string_view text) {
   return parts;
 }
 
-struct Call {
+struct SweepFunction {
   std::string name;
   std::vector<std::string> arguments;
 };
 // "interval(1e-4,1e-3)"; nullopt: no call.
-std::optional<Call> call_of(std::string_view text) {
+std::optional<SweepFunction> parse_function(std::string_view text) {
   const size_t open = text.find('(');
   if (open == std::string_view::npos || open == 0 || !text.ends_with(')')) return std::nullopt;
   const std::string name(text.substr(0, open));
   if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz_") != std::string::npos) return std::nullopt;
-  return Call{name, parts_of(text.substr(open + 1, text.size() - open - 2))};
+  return SweepFunction{name, parts_of(text.substr(open + 1, text.size() - open - 2))};
 }
 
 // A value in a file: bare where YAML leaves it alone.
@@ -80,10 +80,10 @@ std::string number_list(const std::vector<int64_t>& values) {
   return "[" + join(items, ", ") + "]";
 }
 
-// Reads the words into a definition; what is wrong with them goes to a `<cli>` source.
-class Words {
+// Reads overrides into a definition; diagnostics point into a `<cli>` source.
+class OverrideReader {
  public:
-  Words(Reading& out, bool planned) : out_(out), d_(out.definition), planned_(planned) {}
+  OverrideReader(ParsedDefinition& out, bool planned) : out_(out), d_(out.definition), planned_(planned) {}
 
   void read(const std::vector<config::Override>& words) {
     out_.sources.push_back({config::Source::Kind::cli, "<cli>", "", ""});
@@ -137,7 +137,7 @@ class Words {
     Axis axis;
     axis.path = target ? target->path : path;
     axis.kind = target && !target->field ? AxisKind::preset : AxisKind::list;
-    if (const auto call = call_of(value)) {
+    if (const auto call = parse_function(value)) {
       if (!expand(axis, *call)) return;
     } else if (const auto parts = parts_of(value); parts.size() > 1) {
       if (std::any_of(parts.begin(), parts.end(), [](const auto& part) { return part.empty(); }))
@@ -153,7 +153,7 @@ class Words {
       for (const std::string& text : axis.values) {
         const auto seed = parse_int(text);
         if (!seed)
-          error("`" + text + "` is no seed");
+          error("`" + text + "` is not a seed");
         else if (std::find(d_.seeds.begin(), d_.seeds.end(), *seed) == d_.seeds.end())
           d_.seeds.push_back(*seed);
       }
@@ -180,7 +180,7 @@ class Words {
     if (same->kind != AxisKind::preset) same->kind = AxisKind::list;
   }
 
-  bool expand(Axis& axis, const Call& call) {
+  bool expand(Axis& axis, const SweepFunction& call) {
     const auto& given = call.arguments;
     const auto wrong = [&](const std::string& form) {
       error("`" + call.name + "` takes " + form);
@@ -192,7 +192,7 @@ class Words {
     }
     if (call.name == "glob") return glob(axis, given);
     if (call.name == "tag") {  // tag(log, interval(a, b))
-      const auto inner = given.size() >= 2 ? call_of(given.back()) : std::nullopt;
+      const auto inner = given.size() >= 2 ? parse_function(given.back()) : std::nullopt;
       if (!inner || !expand(axis, *inner))
         return inner ? false : wrong("tags and a range: tag(log,interval(1e-4,1e-3))");
       for (size_t i = 0; i + 1 < given.size(); ++i) {
@@ -267,7 +267,7 @@ class Words {
   std::vector<std::pair<std::string, int64_t>> points_;  // of ranges with a number of points
 
  private:
-  Reading& out_;
+  ParsedDefinition& out_;
   Definition& d_;
   bool planned_;
   int line_ = 0;
@@ -365,8 +365,8 @@ std::string yaml_of(const Definition& d, const std::vector<std::pair<std::string
   return out;
 }
 
-Reading read_again(Reading words, const std::vector<std::pair<std::string, int64_t>>& points,
-                   bool write_method) {
+ParsedDefinition parse_again(ParsedDefinition words,
+                             const std::vector<std::pair<std::string, int64_t>>& points, bool write_method) {
   if (!words.ok()) return words;
   return read_definition_text(yaml_of(words.definition, points, write_method), words.definition.directory,
                               "<sweep>");
@@ -378,8 +378,8 @@ std::string to_yaml(const Definition& definition) {
   return yaml_of(definition, {}, true);
 }
 
-Reading definition_from_words(const CommandLine& given) {
-  Reading reading;
+ParsedDefinition definition_from_words(const CommandLine& given) {
+  ParsedDefinition reading;
   Definition& d = reading.definition;
   std::error_code ignored;
   d.directory = fs::current_path(ignored).string();
@@ -387,29 +387,30 @@ Reading definition_from_words(const CommandLine& given) {
   d.name = fs::path(given.recipe).stem().string();
   d.trials = given.trials;
   d.seed = given.seed.value_or(0);
-  Words words(reading, false);
+  OverrideReader words(reading, false);
   words.read(given.words);
   if (reading.ok() && d.axes.empty() && d.seeds.empty()) {
     Diagnostic nothing;
     nothing.message = "nothing varies: no field has several values";
     nothing.help("for instance `optimizer.lr=1e-4,3e-4`");
     if (fs::exists(given.recipe, ignored))
-      nothing.help("`" + given.recipe + "` is taken as the recipe to vary: a sweep file says `schema: " +
+      nothing.help("`" + given.recipe +
+                   "` is read as the recipe to vary: a sweep file begins with `schema: " +
                    std::string(kDefinitionSchema) + "`");
     reading.diagnostics.push_back(std::move(nothing));
   }
-  // A range without points is drawn from; a grid is drawn from where it is to be cut.
-  return read_again(std::move(reading), words.points_, false);
+  // A range without a number of points is sampled; so is a grid with `trials`.
+  return parse_again(std::move(reading), words.points_, false);
 }
 
-Reading extended(const Definition& before, const CommandLine& more, bool planned) {
-  Reading reading;
+ParsedDefinition extended(const Definition& before, const CommandLine& more, bool planned) {
+  ParsedDefinition reading;
   reading.definition = before;
   if (more.trials) reading.definition.trials = more.trials;
   if (more.seed) reading.definition.seed = *more.seed;
-  Words words(reading, planned);
+  OverrideReader words(reading, planned);
   words.read(more.words);
-  return read_again(std::move(reading), words.points_, true);
+  return parse_again(std::move(reading), words.points_, true);
 }
 
 }  // namespace capstan::sweep

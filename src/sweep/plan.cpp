@@ -32,7 +32,7 @@ std::string last_part(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
-// What varies, and from it the labels.
+// The varying paths, and the labels made from them.
 void describe(Plan& plan) {
   std::vector<std::string> order;
   std::map<std::string, std::set<std::string>> seen;
@@ -75,7 +75,7 @@ void sort_values(Values& values, const Definition& definition) {
                    [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
 }
 
-// The shortest beginnings, of at least eight digits, that tell the hashes apart.
+// The shortest distinct prefixes of the hashes, of at least eight digits.
 std::vector<std::string> ids_of(const std::vector<std::string>& hashes) {
   std::set<std::string> sorted(hashes.begin(), hashes.end());
   std::map<std::string, size_t> digits;
@@ -165,7 +165,7 @@ void write_text(const fs::path& path, std::string_view text) {
   writer.finish(false);
 }
 
-void write_trial(const fs::path& directory, const Planned& planned, size_t at) {
+void write_trial(const fs::path& directory, const ComposedPlan& planned, size_t at) {
   const TrialPlan& trial = planned.plan.trials[at];
   fs::create_directories(directory);
   write_text(directory / "recipe.yaml", "# trial " + trial.id + " of the sweep " + planned.plan.name + ": " +
@@ -174,7 +174,7 @@ void write_trial(const fs::path& directory, const Planned& planned, size_t at) {
   write_text(directory / "state", "pending\n");
 }
 
-// What was written without waiting for the disk, is on it now.
+// Waits until earlier writes are on disk.
 void sync_all(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return;
@@ -182,7 +182,7 @@ void sync_all(const fs::path& path) {
   ::close(fd);
 }
 
-// Who changes a plan holds this; changes take moments, so others wait.
+// The lock of a plan, held while it changes.
 records::FileLock lock_plan(const fs::path& directory) {
   for (int attempt = 0;; ++attempt) {
     try {
@@ -237,7 +237,7 @@ void adopt(Plan& plan, const fs::path& directory, Composer& composer) {
   };
   size_t compared = 0;
   for (TrialPlan& trial : plan.trials) {
-    Composed composed = composer.compose(trial.values, trial.seed);
+    ComposedTrial composed = composer.compose(trial.values, trial.seed);
     if (!composed.valid) refuse("trial " + trial.id + " would be invalid: " + composed.reasons.front());
     const fs::path recipe = directory / "trials" / trial.id / "recipe.yaml";
     if (fs::exists(recipe)) {
@@ -258,8 +258,8 @@ void adopt(Plan& plan, const fs::path& directory, Composer& composer) {
   plan.base_hash = composer.base_hash();
 }
 
-// Puts trials that are new beside the others, and then the plan that names them.
-void add_trials(const fs::path& directory, const Planned& planned, const std::vector<size_t>& added) {
+// Writes the new trials, then the plan that names them.
+void add_trials(const fs::path& directory, const ComposedPlan& planned, const std::vector<size_t>& added) {
   for (const size_t at : added) {
     const fs::path trial = directory / "trials" / planned.plan.trials[at].id;
     const fs::path staged = directory / "trials" / (".new." + planned.plan.trials[at].id);
@@ -356,8 +356,8 @@ void choose_metric(Definition& definition, const Validation& validation, std::ve
 
 }  // namespace
 
-Planned make_plan(const Definition& definition, PlanProgress progress) {
-  Planned out;
+ComposedPlan make_plan(const Definition& definition, PlanProgress progress) {
+  ComposedPlan out;
   Plan& plan = out.plan;
   plan.name = definition.name;
   plan.definition = definition;
@@ -386,7 +386,7 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
       Values point = drawn;
       std::optional<int64_t> seed = replicate;
       take_seed(point, seed);
-      Composed composed = composer.compose(point, seed);
+      ComposedTrial composed = composer.compose(point, seed);
       progress(++done, all);
       if (!composed.valid) {
         plan.invalid.push_back({point, seed, std::move(composed.reasons)});
@@ -443,7 +443,7 @@ Planned make_plan(const Definition& definition, PlanProgress progress) {
   describe(plan);
   return out;
 }
-Planned make_plan(const Definition& definition) {
+ComposedPlan make_plan(const Definition& definition) {
   return make_plan(definition, [](int64_t, int64_t) {});
 }
 
@@ -453,7 +453,7 @@ bool is_sweep(const fs::path& directory) {
          fs::is_directory(directory / "trials", ignored);
 }
 
-void write_plan(const fs::path& directory, const Planned& planned) {
+void write_plan(const fs::path& directory, const ComposedPlan& planned) {
   std::error_code error;
   if (is_sweep(directory))
     fail(ErrorCode::failed, "`" + directory.string() + "` holds a sweep already",
@@ -486,12 +486,12 @@ void write_plan(const fs::path& directory, const Planned& planned) {
   }
 }
 
-int64_t extend_plan(const fs::path& directory, const Planned& planned) {
+int64_t extend_plan(const fs::path& directory, const ComposedPlan& planned) {
   const auto lock = lock_plan(directory);
   Plan before = read_plan(directory);
   Composer composer(planned.plan.definition);
   adopt(before, directory, composer);
-  Planned merged;
+  ComposedPlan merged;
   merged.plan = planned.plan;
   merged.plan.trials.clear();
   if (!merged.plan.definition.metric.named)  // results that are there keep their meaning
@@ -545,7 +545,7 @@ int64_t extend_plan(const fs::path& directory, const Planned& planned) {
 
 TrialPlan add_trial(const fs::path& directory, const Values& values, std::optional<int64_t> seed) {
   const auto lock = lock_plan(directory);
-  Planned planned;
+  ComposedPlan planned;
   planned.plan = read_plan(directory);
   Values canonical;
   for (const auto& [path, value] : values) {
@@ -555,7 +555,7 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
       fail(ErrorCode::config, unknown.message, unknown.helps.empty() ? "" : unknown.helps.front());
     }
     const std::string& name = target->path;
-    if (std::find(kOwnPlaces.begin(), kOwnPlaces.end(), name) != kOwnPlaces.end())
+    if (std::find(kPerTrialPaths.begin(), kPerTrialPaths.end(), name) != kPerTrialPaths.end())
       fail(ErrorCode::config, "each trial has its own `" + name + "`");
     if (name != kSeedPath) {
       canonical.emplace_back(name, value);
@@ -563,13 +563,13 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
     }
     const auto number = parse_int(value);
     if (!number || (seed && *seed != *number))
-      fail(ErrorCode::config,
-           number ? "two seeds, " + std::to_string(*seed) + " and " + value : "`" + value + "` is no seed");
+      fail(ErrorCode::config, number ? "two seeds, " + std::to_string(*seed) + " and " + value
+                                     : "`" + value + "` is not a seed");
     seed = number;
   }
   Composer composer(planned.plan.definition);
   adopt(planned.plan, directory, composer);
-  Composed composed = composer.compose(canonical, seed);
+  ComposedTrial composed = composer.compose(canonical, seed);
   if (!composed.valid)
     fail(ErrorCode::config, "no trial can be made of " + text_of(canonical, seed) + ":\n    " +
                                 join(composed.reasons, "\n    "));
@@ -613,7 +613,7 @@ Plan read_plan(const fs::path& directory) {
     const auto optional = [](const nlohmann::json& value) {
       return value.is_null() ? std::nullopt : std::optional<int64_t>(value.get<int64_t>());
     };
-    Reading reading = read_definition_text(
+    ParsedDefinition reading = read_definition_text(
         read_file(directory / "sweep.yaml", config::TreeLimits::kFileBytes),
         json.at("base").at("directory").get<std::string>(), (directory / "sweep.yaml").string());
     reading.require_ok();
@@ -651,7 +651,7 @@ Plan read_plan(const fs::path& directory) {
                         estimate.at("memory_bytes").get<int64_t>()};
       plan.trials.push_back(std::move(trial));
     }
-    // Plans that earlier builds wrote call them impossible.
+    // Earlier versions call invalid trials impossible.
     for (const auto& one : json.contains("invalid") ? json.at("invalid") : json.at("impossible"))
       plan.invalid.push_back({values_of(one.at("values")), optional(one.at("seed")),
                               one.at("reasons").get<std::vector<std::string>>()});

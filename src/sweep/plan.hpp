@@ -30,7 +30,7 @@ struct TrialPlan {
   // In full, as the version computes them that last wrote the plan; id and configuration stay. Empty in plans
   // of earlier builds.
   std::string hash, configuration_hash;
-  std::string label;  // "lr=0.0003,tp=2"; for people only
+  std::string label;  // "lr=0.0003,tp=2", for display
   Values values;      // of axes and links, as the recipe shows them, without the seed
   std::optional<int64_t> seed;
   int64_t ranks = 1;
@@ -39,7 +39,7 @@ struct TrialPlan {
   const std::string* value(std::string_view path) const;  // null: not among `values`
 };
 
-// A point that no trial can be made of.
+// A point whose recipe has errors.
 struct InvalidTrial {
   Values values;
   std::optional<int64_t> seed;
@@ -67,30 +67,30 @@ struct Plan {
 };
 
 // A plan and the recipe of each trial, complete and runnable by itself.
-struct Planned {
+struct ComposedPlan {
   Plan plan;
   std::vector<std::string> recipes, overrides;  // of trial i: recipe.yaml, overrides.txt
   std::vector<std::string> notes;               // lints of the recipes, and what was drawn of a grid
 };
 
-// Told after each point: how many of how many are composed.
+// Called after each point with the number of composed points and their total.
 using PlanProgress = FunctionRef<void(int64_t done, int64_t of)>;
 
 // Throws ErrorCode::config when every trial is invalid, or more than 100 000 points would have to be
 // composed.
-Planned make_plan(const Definition& definition, PlanProgress progress);
-Planned make_plan(const Definition& definition);
+ComposedPlan make_plan(const Definition& definition, PlanProgress progress);
+ComposedPlan make_plan(const Definition& definition);
 
 // Writes DIRECTORY (which must not hold a sweep) with sweep.yaml, plan.json, trials/ID/…, journal.jsonl.
 // Appears by rename.
-void write_plan(const std::filesystem::path& directory, const Planned& planned);
+void write_plan(const std::filesystem::path& directory, const ComposedPlan& planned);
 
 // Adds the trials that the directory's plan lacks, and keeps the others with their states. Returns how many
 // were added.
 // Throws ErrorCode::failed when the base recipe has changed since, with the first field that differs. A
 // version with other fields hashes the same recipe otherwise: then the recipes of the trials decide, as this
 // version reads them.
-int64_t extend_plan(const std::filesystem::path& directory, const Planned& planned);
+int64_t extend_plan(const std::filesystem::path& directory, const ComposedPlan& planned);
 
 // One trial from values given by hand (`sweep ask`): of the directory's base and `set`, checked as any other.
 // Throws

@@ -1,4 +1,4 @@
-// The points that a definition stands for, before anything is composed.
+// The points of a definition, before they are composed.
 #pragma once
 
 #include "sweep/definition.hpp"
@@ -8,7 +8,7 @@ namespace capstan::sweep {
 struct Points {
   std::vector<Values> points;  // without seeds; in the order of the grid, or as drawn
   int64_t excluded = 0;
-  int64_t grid = 0;        // points of the whole grid, where only a part of it was asked for
+  int64_t grid = 0;        // points of the full grid, if a subset was requested
   bool exhausted = false;  // there are fewer different points than asked for
 };
 

@@ -57,14 +57,14 @@ std::string plain_value(const std::string& value) {
   return number ? to_text(*number) : value;
 }
 
-ordered_json rows_text(const Table& table, const Results& results, Part part) {
+ordered_json rows_text(const Table& table, const Results& results, RowSelection part) {
   ordered_json lines = ordered_json::array();
   std::vector<std::vector<std::string>> texts = cells(table, results, part);
   if (texts.size() < 2) return nullptr;
   lines.push_back({{"cells", std::move(texts[0])}});
   size_t next = 1;
   for (const TableRow& row : table.rows) {
-    if (row.ranked != (part == Part::ranked)) continue;
+    if (row.ranked != (part == RowSelection::ranked)) continue;
     if (next > kMostRows) break;
     lines.push_back({{"cells", std::move(texts[next++])}, {"trials", row.trials}});
   }
@@ -123,8 +123,8 @@ std::string data_text(const Results& results, const std::string& recipe, const s
     root["importance"] = {{"axes", axes}, {"rest", explained->rest}, {"n", explained->n}};
   }
   const Table table = make_table(results);
-  root["ranked"] = rows_text(table, results, Part::ranked);
-  root["others"] = rows_text(table, results, Part::others);
+  root["ranked"] = rows_text(table, results, RowSelection::ranked);
+  root["others"] = rows_text(table, results, RowSelection::others);
   root["rows"] = table.rows.size();
 
   const size_t share = kPointsOfAll / std::max<size_t>(1, plan.trials.size());

@@ -17,7 +17,7 @@ struct BestConfiguration {
   std::string id;              // the hash of the configuration
   std::vector<size_t> trials;  // the finished ones, indices into the plan; not empty
   int64_t planned = 0;         // trials that the configuration has
-  Spread metric;               // over `trials`
+  SeedStatistics metric;       // over `trials`
 };
 std::optional<BestConfiguration> best_configuration(
     const Results& results);  // nullopt: no trial has a result

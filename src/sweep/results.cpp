@@ -28,7 +28,7 @@ Results read_results(const Store& store, const std::optional<Metric>& metric) {
 Metric metric_of(std::string_view text, const Metric& otherwise) {
   Metric metric = otherwise;
   const auto wrong = [&](const std::string& why) {
-    fail(ErrorCode::usage, "`" + std::string(text) + "` is no metric: " + why,
+    fail(ErrorCode::usage, "`" + std::string(text) + "` is not a metric: " + why,
          "for example `loss`, `val/loss:best`, `loss:mean(last 20)` or `max accuracy:last`");
   };
   std::string_view rest = trim(text);
@@ -60,11 +60,12 @@ Metric metric_of(std::string_view text, const Metric& otherwise) {
   return metric;
 }
 
-Spread spread_of(std::span<const double> values) {
-  Spread spread{static_cast<int64_t>(values.size()), std::numeric_limits<double>::quiet_NaN(), std::nullopt};
+SeedStatistics seed_statistics(std::span<const double> values) {
+  SeedStatistics spread{static_cast<int64_t>(values.size()), std::numeric_limits<double>::quiet_NaN(),
+                        std::nullopt};
   if (values.empty()) return spread;
   const auto n = static_cast<double>(values.size());
-  // About the first value: large numbers that differ little keep their digits.
+  // Sums differences from the first value, so that large numbers that differ little keep their digits.
   double sum = 0;
   for (const double value : values) sum += value - values[0];
   spread.mean = values[0] + sum / n;
@@ -120,7 +121,7 @@ std::vector<std::vector<std::string>> independent_axes(const Plan& plan) {
 
 }  // namespace
 
-std::optional<Explained> explained_variance(const Results& results) {
+std::optional<ExplainedVariance> explained_variance(const Results& results) {
   if (results.plan.definition.method != Method::grid) return std::nullopt;
   struct Point {
     const TrialPlan* trial;
@@ -135,12 +136,12 @@ std::optional<Explained> explained_variance(const Results& results) {
     values.push_back(*status.metric);
   }
   if (points.size() < 3) return std::nullopt;
-  const double mean = spread_of(values).mean;
-  double whole = 0;
-  for (const double value : values) whole += (value - mean) * (value - mean);
-  if (!(whole > 0) || !std::isfinite(whole)) return std::nullopt;
+  const double mean = seed_statistics(values).mean;
+  double total = 0;
+  for (const double value : values) total += (value - mean) * (value - mean);
+  if (!(total > 0) || !std::isfinite(total)) return std::nullopt;
 
-  Explained explained;
+  ExplainedVariance explained;
   explained.n = static_cast<int64_t>(points.size());
   explained.rest = 1;
   for (std::vector<std::string>& paths : independent_axes(results.plan)) {
@@ -155,13 +156,13 @@ std::optional<Explained> explained_variance(const Results& results) {
     }
     double between = 0;
     for (const auto& [key, group] : groups) {
-      const double distance = spread_of(group).mean - mean;
+      const double distance = seed_statistics(group).mean - mean;
       between += static_cast<double>(group.size()) * distance * distance;
     }
-    explained.axes.push_back({std::move(paths), between / whole});
-    explained.rest -= between / whole;
+    explained.axes.push_back({std::move(paths), between / total});
+    explained.rest -= between / total;
   }
-  // A grid with gaps lets axes explain the same twice.
+  // In a grid with gaps several axes can explain the same variance.
   explained.rest = std::max(0.0, explained.rest);
   std::stable_sort(explained.axes.begin(), explained.axes.end(),
                    [](const Importance& a, const Importance& b) { return a.share > b.share; });

@@ -1,4 +1,4 @@
-// What the runs of a sweep came to: read once, then tabled and plotted.
+// The results of a sweep, read once for the table and the plot.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@ namespace capstan::sweep {
 
 struct TrialResult {
   TrialStatus status;
-  Measured measured;
+  RunMeasurements measured;
   std::vector<CurvePoint> curve;  // of the metric
 };
 
@@ -33,28 +33,28 @@ Metric metric_of(std::string_view text, const Metric& otherwise);
 
 // The mean of some numbers and their sample standard deviation (divided by n - 1), which one number does not
 // have.
-struct Spread {
+struct SeedStatistics {
   int64_t n = 0;
   double mean = 0;  // NaN of none
   std::optional<double> deviation;
 };
-Spread spread_of(std::span<const double> values);
+SeedStatistics seed_statistics(std::span<const double> values);
 
-// Names that tell the paths apart: "optimizer.lr" is "lr" where no other path ends so.
+// The shortest distinct names of paths: "optimizer.lr" becomes "lr" unless another path ends in it.
 std::vector<std::string> short_names(std::span<const std::string> paths);
 
-// How much of the variance of a grid's results each axis explains by itself: the sum of squares between the
-// means of its values over the whole sum of squares, 0 … 1. Linked paths count as one axis.
+// The fraction of the variance of a grid's results each axis explains by itself: the sum of squares between
+// the means of its values over the total sum of squares, 0 … 1. Linked paths count as one axis.
 struct Importance {
   std::vector<std::string> paths;
   double share = 0;
 };
-struct Explained {
+struct ExplainedVariance {
   std::vector<Importance> axes;  // the largest first
   double rest = 0;               // what axes do together, and seeds
   int64_t n = 0;                 // trials that it rests on
 };
 // nullopt: no grid, fewer than three finished trials, or results that do not differ.
-std::optional<Explained> explained_variance(const Results& results);
+std::optional<ExplainedVariance> explained_variance(const Results& results);
 
 }  // namespace capstan::sweep

@@ -44,7 +44,7 @@ namespace {
 
 constexpr int kTerminalStop = 75;  // ended early, with a checkpoint
 constexpr auto kHeartbeat = std::chrono::seconds(15);
-constexpr std::chrono::minutes kPatience{10};  // for a trial that was asked to save and end
+constexpr std::chrono::minutes kStopTimeout{10};  // for a trial that was asked to save and end
 constexpr off_t kTail = 8192;
 constexpr int kTailLines = 15;
 
@@ -52,18 +52,18 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Signals wait in the kernel until the loop asks for them; trials get the mask of before.
-class HeldSignals {
+// Blocks signals, which the loop then polls; trials get the previous mask.
+class BlockedSignals {
  public:
-  HeldSignals() {
+  BlockedSignals() {
     sigemptyset(&held_);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD}) sigaddset(&held_, signal);
     ::sigprocmask(SIG_BLOCK, &held_, &before_);
   }
-  ~HeldSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  HeldSignals(const HeldSignals&) = delete;
-  HeldSignals& operator=(const HeldSignals&) = delete;
-  // The next one, 0 when none comes in that time.
+  ~BlockedSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+  // The next signal; 0 after the timeout.
   int next(std::chrono::milliseconds wait) const {
     const timespec time{wait.count() / 1000, (wait.count() % 1000) * 1'000'000};
     const int signal = ::sigtimedwait(&held_, nullptr, &time);
@@ -92,8 +92,8 @@ std::string log_tail(const fs::path& log) {
   return from == std::string::npos ? text : text.substr(from + 1);
 }
 
-// One trial that runs.
-struct Active {
+// A running trial.
+struct RunningTrial {
   const TrialPlan trial;  // a copy: the plan may grow
   TrialLock lock;
   int slot = 0;
@@ -119,10 +119,10 @@ class Runner {
       : store_(store), options_(options), listener_(listener), pruning_(store) {}
 
   RunnerResult run() {
-    store_.mend_journal();
+    store_.repair_journal();
     for (const TrialPlan& trial : store_.plan().trials) {
       device_seconds_ += store_.status(trial).seconds * static_cast<double>(trial.ranks);
-      if (!asked_for(trial)) continue;
+      if (!is_selected(trial)) continue;
       if (const std::string damage = store_.damage(trial.id); !damage.empty())
         listener_.note("trial " + trial.id + " (" + trial.label + ") cannot run: " + damage);
     }
@@ -141,7 +141,7 @@ class Runner {
  private:
   bool stopping() const { return result_.signal != 0 || failed_ || spent_; }
 
-  bool asked_for(const TrialPlan& trial) const {
+  bool is_selected(const TrialPlan& trial) const {
     return options_.trials.empty() ||
            std::find(options_.trials.begin(), options_.trials.end(), trial.id) != options_.trials.end();
   }
@@ -158,7 +158,7 @@ class Runner {
       // By index: starting one may take so long that the plan has grown.
       for (size_t i = 0; i < store_.plan().trials.size(); ++i) {
         const TrialPlan& trial = store_.plan().trials[i];
-        if (finished_.contains(trial.id) || !asked_for(trial)) continue;
+        if (finished_.contains(trial.id) || !is_selected(trial)) continue;
         const State state = store_.state(trial.id);
         if (state == State::done || state == State::pruned) finished_.insert(trial.id);
         if (state != State::pending && state != State::lost && state != State::running) continue;
@@ -166,41 +166,42 @@ class Runner {
           candidates_ = true;
           return;
         }
-        if (state == State::running ? soon_free(trial) : take(trial) || soon_free(trial)) candidates_ = true;
+        if (state == State::running ? may_become_free(trial) : take(trial) || may_become_free(trial))
+          candidates_ = true;
       }
       if (!store_.refresh()) break;
     }
     nothing_since_ = Clock::now();
   }
 
-  // Somebody holds it who may be dead: a process of this host whose children are ending, or one of another
-  // host, until a sign of life from there.
-  bool soon_free(const TrialPlan& trial) {
+  // Whether the holder of a trial may be dead: a process of this host whose children are ending, or one of
+  // another host without a heartbeat so far.
+  bool may_become_free(const TrialPlan& trial) {
     const auto holder = holder_of(store_.trial(trial.id));
-    waited_for_.erase(trial.id);
+    awaited_.erase(trial.id);
     if (!holder || (holder->here && !holder->gone)) return false;
     if (!holder->here) {
-      const auto [seen, first] = beats_.emplace(trial.id, holder->beat);
+      const auto [seen, first] = heartbeats_.emplace(trial.id, holder->beat);
       if (seen->second != holder->beat || holder->seconds_left <= 0) return false;
       if (first)
         listener_.note("trial " + trial.id + " is held by " + holder->text +
                        ": waiting for a sign of life, " + std::to_string(holder->seconds_left) +
                        " s at most");
     }
-    waited_for_.insert(trial.id);
+    awaited_.insert(trial.id);
     return true;
   }
 
   bool take(const TrialPlan& trial) {
     auto lock = TrialLock::try_take(store_.trial(trial.id));
     if (!lock) return false;
-    // Looked at again under the lock: another runner may have done it meanwhile.
+    // Check again under the lock: another runner may have run it meanwhile.
     const std::string word(trim(read_file(store_.trial(trial.id) / "state", 4096)));
     if (word != name_of(State::pending) && word != name_of(State::running)) return false;
     const TrialStatus before = store_.status(trial);
-    if (word == name_of(State::running)) store_.tell_lost(trial.id, before.attempt);
-    auto active = std::make_unique<Active>(Active{.trial = trial, .lock = std::move(*lock)});
-    // A trial that has failed as often as it may and waits again was asked for by hand: it counts anew.
+    if (word == name_of(State::running)) store_.record_lost(trial.id, before.attempt);
+    auto active = std::make_unique<RunningTrial>(RunningTrial{.trial = trial, .lock = std::move(*lock)});
+    // A pending trial without retries left was reset by `sweep retry`: its count starts again.
     active->failures = before.failures > store_.plan().definition.limits.retries ? 0 : before.failures;
     active->rungs = before.rungs;
     active->slot = free_slot();
@@ -220,7 +221,7 @@ class Runner {
         return slot;
   }
 
-  std::vector<std::string> command_of(Active& active) const {
+  std::vector<std::string> command_of(RunningTrial& active) const {
     const TrialPlan& trial = active.trial;
     const fs::path place = fs::absolute(store_.trial(trial.id));
     std::vector<std::string> command;
@@ -239,7 +240,7 @@ class Runner {
     return command;
   }
 
-  void start(Active& active) {
+  void start(RunningTrial& active) {
     const fs::path attempt = fs::absolute(store_.attempt(active.trial.id, active.attempt));
     std::vector<std::string> command = command_of(active);
     std::vector<std::string> environment;
@@ -291,7 +292,7 @@ class Runner {
   // ---- while they run
   // ----------------------------------------------------------------------------------------------
 
-  void ask_to_stop(Active& active) const {
+  void ask_to_stop(RunningTrial& active) const {
     if (active.asked) return;
     active.asked = Clock::now();
     if (active.launched) {
@@ -310,9 +311,9 @@ class Runner {
     if (result_.signal == 0) {
       result_.signal = signal;
       if (!active_.empty())
-        listener_.note("asked to stop: " + std::to_string(active_.size()) +
+        listener_.note("stop requested: " + std::to_string(active_.size()) +
                        (active_.size() == 1 ? " trial saves and ends" : " trials save and end") +
-                       "; once more kills");
+                       "; a second request kills them");
       for (auto& active : active_) ask_to_stop(*active);
     } else if (signal == SIGINT || signal == SIGTERM) {
       result_.signal = signal;
@@ -321,12 +322,12 @@ class Runner {
     }
   }
 
-  void watch(Active& active) {
+  void watch(RunningTrial& active) {
     if (Clock::now() - heartbeat_ > kHeartbeat) {
       heartbeat_ = Clock::now();
       for (const auto& one : active_) one->lock.heartbeat();
     }
-    if (active.asked && Clock::now() - *active.asked > kPatience) ::kill(-active.process, SIGKILL);
+    if (active.asked && Clock::now() - *active.asked > kStopTimeout) ::kill(-active.process, SIGKILL);
     const Definition& d = store_.plan().definition;
     if (d.limits.per_trial_seconds && !active.asked &&
         seconds_since(active.begun) > *d.limits.per_trial_seconds) {
@@ -343,7 +344,7 @@ class Runner {
     active.look_seconds = seconds_since(active.looked);
   }
 
-  void look(Active& active) {
+  void look(RunningTrial& active) {
     const Definition& d = store_.plan().definition;
     const auto curve = store_.read_curve(active.trial.id, d.metric.name);
     const auto row = records::last_logged_step(store_.run(active.trial.id) / "metrics.jsonl");
@@ -375,8 +376,8 @@ class Runner {
     }
   }
 
-  // Not finite: the trainer has said so in a row of its own, whatever the metric of the sweep is.
-  std::string diverged(const Active& active) const {
+  // The trainer records a loss or gradient that is not finite in a row of its own.
+  std::string diverged(const RunningTrial& active) const {
     std::string found;
     const fs::path metrics = store_.run(active.trial.id) / "metrics.jsonl";
     std::error_code error;
@@ -388,8 +389,8 @@ class Runner {
     return found;
   }
 
-  Transition classify_exit(Active& active, int code) {
-    Transition how{State::failed, active.attempt, "", code};
+  StateChange classify_exit(RunningTrial& active, int code) {
+    StateChange how{State::failed, active.attempt, "", code};
     const std::string exit =
         code > 128 ? "ended by signal " + std::to_string(code - 128) : "exit code " + std::to_string(code);
     const bool stopped = active.asked || result_.signal != 0;
@@ -397,7 +398,7 @@ class Runner {
       active.pruned = pruning_.decide(
           active.trial, store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
           active.last_step.value_or(0), active.rungs);
-      if (!active.pruned.reason.empty()) active.pruned.reason += "; it had ended before anybody looked";
+      if (!active.pruned.reason.empty()) active.pruned.reason += "; it had ended before the runner checked";
     }
     if (code == 0 && active.pruned.reason.empty()) {
       how.state = State::done;
@@ -408,11 +409,11 @@ class Runner {
       how.reason = active.pruned.reason;
     } else if (code == kTerminalStop && !stopped &&
                newest_checkpoint(active.trial.id) <= active.first_checkpoint) {
-      how.reason = "stopped by itself without a step forward";
+      how.reason = "stopped by itself without progress";
     } else if (code == kTerminalStop || (stopped && code > 128)) {
       how.state = State::pending;
       how.reason = code == kTerminalStop ? "stopped with a checkpoint" : "stopped, " + exit;
-    } else if (code == 2 || code == 3 || code == 70 || code == 127) {  // the same again would be the same
+    } else if (code == 2 || code == 3 || code == 70 || code == 127) {  // a retry would fail again
       how.reason = code == 2     ? "configuration: exit code 2"
                    : code == 3   ? "does not fit: exit code 3"
                    : code == 127 ? "the program did not start"
@@ -434,9 +435,9 @@ class Runner {
     return how;
   }
 
-  void finish(Active& active, int code) {
+  void finish(RunningTrial& active, int code) {
     if (const auto row = last_row(active.trial.id)) active.last_step = row->step;
-    const Transition how = classify_exit(active, code);
+    const StateChange how = classify_exit(active, code);
     const double seconds = seconds_since(active.begun);
     device_seconds_ += seconds * static_cast<double>(active.trial.ranks);
     const auto metric = summarised(store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
@@ -465,7 +466,7 @@ class Runner {
     const auto hours = store_.plan().definition.limits.device_hours;
     if (hours && device_seconds_ >= *hours * 3600 && !spent_) {
       spent_ = true;
-      listener_.note("limits.device_hours=" + to_text(*hours) + " are used up: no more trials are started");
+      listener_.note("limits.device_hours=" + to_text(*hours) + " are used up: no further trials start");
     }
   }
 
@@ -483,9 +484,9 @@ class Runner {
 
   RunnerResult result() {
     for (const TrialPlan& trial : store_.plan().trials) {
-      if (!asked_for(trial)) continue;
+      if (!is_selected(trial)) continue;
       const State state = store_.state(trial.id);
-      const bool elsewhere = state == State::running && !waited_for_.contains(trial.id);
+      const bool elsewhere = state == State::running && !awaited_.contains(trial.id);
       ++(state == State::done     ? result_.done
          : state == State::failed ? result_.failed
          : state == State::pruned ? result_.pruned
@@ -499,12 +500,12 @@ class Runner {
   const RunnerOptions& options_;
   RunnerListener& listener_;
   Pruning pruning_;
-  HeldSignals signals_;
-  std::vector<std::unique_ptr<Active>> active_;
-  std::set<std::string> finished_, waited_for_;
-  std::map<std::string, int64_t> beats_;  // of holders elsewhere, when first seen
+  BlockedSignals signals_;
+  std::vector<std::unique_ptr<RunningTrial>> active_;
+  std::set<std::string> finished_, awaited_;
+  std::map<std::string, int64_t> heartbeats_;  // of holders elsewhere, when first seen
   std::optional<Clock::time_point> nothing_since_;
-  bool candidates_ = true;  // there may be something to take
+  bool candidates_ = true;  // some trials may be free
   bool failed_ = false, spent_ = false;
   double device_seconds_ = 0;
   Clock::time_point heartbeat_ = Clock::now();

@@ -1,4 +1,5 @@
-// Works through the trials of a sweep: so many at once, each a child process of this program running `train`.
+// Runs the trials of a sweep: up to `slots` at the same time, each a child process of this program running
+// `train`.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +11,14 @@
 
 namespace capstan::sweep {
 
-// What happens, for whoever shows it.
+// Receives the events of a runner.
 class RunnerListener {
  public:
   virtual ~RunnerListener() = default;
   virtual void started(const TrialPlan& trial, int64_t attempt, int slot) = 0;
-  virtual void ended(const TrialPlan& trial, const Transition& how, int slot) = 0;
+  virtual void ended(const TrialPlan& trial, const StateChange& how, int slot) = 0;
   // The last lines of the log of a trial that failed.
-  virtual void failure(const TrialPlan& trial, const Transition& how, const std::string& log_tail) = 0;
+  virtual void failure(const TrialPlan& trial, const StateChange& how, const std::string& log_tail) = 0;
   virtual void progress(int slot, const TrialPlan& trial, std::optional<int64_t> step,
                         std::optional<int64_t> steps, std::optional<double> metric) = 0;
   virtual void note(const std::string& text) = 0;
@@ -36,10 +37,10 @@ struct RunnerOptions {
 
 struct RunnerResult {
   int64_t done = 0, failed = 0, pruned = 0, pending = 0,
-          elsewhere = 0;  // states of the trials asked for, at the end
+          elsewhere = 0;  // final states of the selected trials
   int signal = 0;         // of the request to stop; 0: none
-  bool killed = false;    // asked twice
-  // 0 all done or pruned; 1 some failed; 75 stopped with trials left; 130 or 143 when asked twice.
+  bool killed = false;    // a second request killed the trials
+  // 0 all done or pruned; 1 some failed; 75 stopped with trials left; 130 or 143 after a second request.
   int exit_code() const;
 };
 

@@ -22,8 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int64_t kArrayMax = 1000;  // MaxArraySize is 1001 where nobody changed it, and task 0 is not used
-constexpr double kPatience = 20;     // seconds for an answer of Slurm
+constexpr int64_t kArrayMax = 1000;   // MaxArraySize is 1001 where nobody changed it, and task 0 is not used
+constexpr double kSlurmTimeout = 20;  // seconds for an answer of Slurm
 
 std::string file_of(int64_t number, const char* suffix) {
   return "array-" + std::to_string(number) + suffix;
@@ -90,7 +90,7 @@ std::vector<Submitted> submitted_jobs(const fs::path& directory) {
 }
 
 std::optional<int64_t> limit_of_scontrol() {
-  const auto answer = run_command({"scontrol", "show", "config"}, kPatience);
+  const auto answer = run_command({"scontrol", "show", "config"}, kSlurmTimeout);
   if (!answer || answer->code != 0) return std::nullopt;
   for (const std::string_view line : split(answer->out, '\n')) {
     const size_t equals = line.find('=');
@@ -200,37 +200,38 @@ std::string slurm_script(const SlurmArray& array, const SlurmScript& script) {
       in_shell(script.program) + "\n";
   if (cluster.mpi) text += "export SLURM_MPI_TYPE=" + in_shell(*cluster.mpi) + "\n";
   for (const std::string& line : cluster.setup) text += line + "\n";
-  text += "\ntrial=$(sed -n \"${SLURM_ARRAY_TASK_ID}p\" \"$sweep/slurm/" + file_of(array.number, ".map") +
-          "\")\n"
-          "if [ -z \"$trial\" ]; then\n"
-          "  echo \"the map has no line $SLURM_ARRAY_TASK_ID\" >&2\n"
-          "  exit 2\n"
-          "fi\n"
-          "runner='' asked=no requeue=yes\n"
-          "trap 'asked=yes; [ -z \"$runner\" ] || kill -USR1 \"$runner\" 2>/dev/null' USR1\n"
-          "trap 'asked=yes requeue=no; [ -z \"$runner\" ] || kill -TERM \"$runner\" 2>/dev/null' TERM INT\n"
-          "\"$capstan\" sweep run \"$sweep\" --trial \"$trial\" --slots 1 --launcher srun &\n"
-          "runner=$!\n"
-          "[ \"$asked\" = no ] || kill -USR1 \"$runner\" 2>/dev/null\n"
-          "\n"
-          "# A signal ends `wait` early, and then the code is not the runner's; 127: it was told before.\n"
-          "while :; do\n"
-          "  asked=no\n"
-          "  wait \"$runner\"\n"
-          "  ended=$?\n"
-          "  [ \"$ended\" -eq 127 ] && break\n"
-          "  code=$ended\n"
-          "  [ \"$asked\" = no ] && break\n"
-          "done\n"
-          "\n"
-          "# 75: saved; 138: signalled before it could listen, and nothing was begun.\n"
-          "[ \"$code\" -ne 138 ] || code=75\n"
-          "if [ \"$code\" -eq 75 ] && [ \"$requeue\" = yes ] && [ \"${SLURM_RESTART_COUNT:-0}\" -lt " +
-          std::to_string(cluster.max_requeues) +
-          " ]; then\n"
-          "  scontrol requeue \"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}\"\n"
-          "fi\n"
-          "exit \"$code\"\n";
+  text +=
+      "\ntrial=$(sed -n \"${SLURM_ARRAY_TASK_ID}p\" \"$sweep/slurm/" + file_of(array.number, ".map") +
+      "\")\n"
+      "if [ -z \"$trial\" ]; then\n"
+      "  echo \"the map has no line $SLURM_ARRAY_TASK_ID\" >&2\n"
+      "  exit 2\n"
+      "fi\n"
+      "runner='' asked=no requeue=yes\n"
+      "trap 'asked=yes; [ -z \"$runner\" ] || kill -USR1 \"$runner\" 2>/dev/null' USR1\n"
+      "trap 'asked=yes requeue=no; [ -z \"$runner\" ] || kill -TERM \"$runner\" 2>/dev/null' TERM INT\n"
+      "\"$capstan\" sweep run \"$sweep\" --trial \"$trial\" --slots 1 --launcher srun &\n"
+      "runner=$!\n"
+      "[ \"$asked\" = no ] || kill -USR1 \"$runner\" 2>/dev/null\n"
+      "\n"
+      "# A signal ends `wait` early, and then the code is not the runner's; 127: it was reported before.\n"
+      "while :; do\n"
+      "  asked=no\n"
+      "  wait \"$runner\"\n"
+      "  ended=$?\n"
+      "  [ \"$ended\" -eq 127 ] && break\n"
+      "  code=$ended\n"
+      "  [ \"$asked\" = no ] && break\n"
+      "done\n"
+      "\n"
+      "# 75: saved; 138: signalled before it could listen, and nothing was begun.\n"
+      "[ \"$code\" -ne 138 ] || code=75\n"
+      "if [ \"$code\" -eq 75 ] && [ \"$requeue\" = yes ] && [ \"${SLURM_RESTART_COUNT:-0}\" -lt " +
+      std::to_string(cluster.max_requeues) +
+      " ]; then\n"
+      "  scontrol requeue \"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}\"\n"
+      "fi\n"
+      "exit \"$code\"\n";
   return text;
 }
 
@@ -294,7 +295,7 @@ SlurmPlan write_slurm(const Store& store, const SlurmOptions& options) {
 std::string submit_slurm(const Store& store, const SlurmPlan& plan, size_t index) {
   std::vector<std::string> command = plan.commands[index];
   command.insert(command.begin() + 1, "--parsable");
-  const auto answer = run_command(command, 3 * kPatience);
+  const auto answer = run_command(command, 3 * kSlurmTimeout);
   if (!answer)
     fail(ErrorCode::failed, "`sbatch` is not there or does not answer", "submit on a machine of the cluster");
   if (answer->code != 0)
@@ -332,10 +333,10 @@ std::map<std::string, SlurmTask> slurm_tasks(const fs::path& directory) {
     what.job = job + "_" + std::string(task);
     tasks[map->second[static_cast<size_t>(*number) - 1]] = std::move(what);
   };
-  // What left the queue first, so that what is in it is said last and stays. Without accounting sacct
-  // refuses, which is fine.
+  // Tasks that left the queue come first, so that queued ones override them. Without accounting sacct fails,
+  // which is ignored.
   if (const auto answer = run_command(
-          {"sacct", "-n", "-P", "-X", "--format=JobID,State", "-j", join(numbers, ",")}, kPatience);
+          {"sacct", "-n", "-P", "-X", "--format=JobID,State", "-j", join(numbers, ",")}, kSlurmTimeout);
       answer && answer->code == 0)
     for (const std::string_view line : split(answer->out, '\n')) {
       const auto cells = split(line, '|');
@@ -348,7 +349,7 @@ std::map<std::string, SlurmTask> slurm_tasks(const fs::path& directory) {
   const std::set<std::string> distinct(numbers.begin(), numbers.end());
   for (const std::string& number : distinct) {
     const auto answer =
-        run_command({"squeue", "-h", "--array", "-j", number, "-o", "%F|%K|%T|%r"}, kPatience);
+        run_command({"squeue", "-h", "--array", "-j", number, "-o", "%F|%K|%T|%r"}, kSlurmTimeout);
     if (!answer) break;  // no Slurm here
     if (answer->code != 0) continue;
     for (const std::string_view line : split(answer->out, '\n')) {

@@ -63,7 +63,7 @@ SlurmPlan write_slurm(const Store& store, const SlurmOptions& options);
 // what sbatch said.
 std::string submit_slurm(const Store& store, const SlurmPlan& plan, size_t index);
 
-// What Slurm says of a sweep's tasks, by trial: from squeue, and for those that left the queue from sacct.
+// The Slurm state of a sweep's tasks, by trial: from squeue, and for those that left the queue from sacct.
 // Empty where nothing was submitted or the tools are not there.
 struct SlurmTask {
   std::string job;     // "123_4"

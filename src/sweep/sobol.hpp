@@ -1,5 +1,5 @@
 // The Sobol sequence (Joe and Kuo's direction numbers new-joe-kuo-6.21201), in Gray-code order, unscrambled:
-// the same points on every machine, each beginning of it spread evenly.
+// the same points on every machine, each prefix of it distributed evenly.
 #pragma once
 
 #include <array>

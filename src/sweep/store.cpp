@@ -66,7 +66,7 @@ bool try_lock(int fd, int how) {
   return true;
 }
 
-// The journal, locked: every change of a state happens under it.
+// The locked journal: states change under its lock only.
 class Journal {
  public:
   explicit Journal(const fs::path& path)
@@ -76,14 +76,14 @@ class Journal {
     while (::flock(fd_.get(), LOCK_EX) != 0)
       if (errno != EINTR)
         fail(ErrorCode::io, "cannot lock `" + path.string() + "`: " + system_error_text(errno));
-    // A line that a killed process left unfinished; the state it told of is told again by mend_journal().
+    // Drops a line that a killed process left unfinished; repair_journal() writes it again.
     struct stat info {};
     ::fstat(fd_.get(), &info);
     off_t end = info.st_size;
     char last = '\n';
     while (end > 0 && ::pread(fd_.get(), &last, 1, end - 1) == 1 && last != '\n') --end;
     if (end != info.st_size && ::ftruncate(fd_.get(), end) != 0)
-      fail(ErrorCode::io, "cannot mend `" + path.string() + "`: " + system_error_text(errno));
+      fail(ErrorCode::io, "cannot repair `" + path.string() + "`: " + system_error_text(errno));
     ::lseek(fd_.get(), 0, SEEK_END);
   }
   void append(const std::string& line) {
@@ -98,7 +98,7 @@ class Journal {
   Descriptor fd_;
 };
 
-std::string journal_line(std::string_view id, const Transition& transition) {
+std::string journal_line(std::string_view id, const StateChange& transition) {
   Json line{{"time", records::utc_now()}, {"trial", id}, {"state", name_of(transition.state)}};
   if (transition.attempt) line["attempt"] = transition.attempt;
   if (transition.code) line["code"] = *transition.code;
@@ -150,8 +150,9 @@ std::optional<State> Store::written(std::string_view id) const {
 std::string Store::damage(std::string_view id) const {
   if (written(id)) return {};
   std::error_code error;
-  return fs::is_directory(trial(id), error) ? "its state is lost; `capstan sweep retry` lets it wait again"
-                                            : "its directory is gone; `capstan sweep add` writes it anew";
+  return fs::is_directory(trial(id), error)
+             ? "its state file is missing; `capstan sweep retry` makes it pending again"
+             : "its directory is missing; `capstan sweep add` writes it again";
 }
 State Store::state(std::string_view id) const {
   const State state = written(id).value_or(State::failed);
@@ -174,7 +175,7 @@ TrialStatus Store::status(const TrialPlan& planned) const {
       out.failures = result.value("failures", int64_t{0});
       out.reason = result.value("reason", "");
       out.rungs = result.value("rungs", size_t{0});
-    } catch (const nlohmann::json::exception&) {  // one attempt's account is lost, not the trial
+    } catch (const nlohmann::json::exception&) {  // a damaged file loses one attempt, not the trial
     }
   }
   if (out.state == State::running || out.state == State::done) out.reason.clear();
@@ -187,7 +188,7 @@ TrialStatus Store::status(const TrialPlan& planned) const {
   const auto curve = read_curve(planned.id, plan_.definition.metric.name);
   if (const auto row = records::last_logged_step(metrics))
     out.step = row->step;
-  else if (!curve.empty())  // a value that another program told
+  else if (!curve.empty())  // a value that another program reported
     out.step = curve.back().step;
   out.metric = summarised(curve, plan_.definition.metric);
   return out;
@@ -208,13 +209,13 @@ int64_t Store::begin_attempt(std::string_view id) const {
   return number;
 }
 
-void Store::change(std::string_view id, const Transition& transition) const {
+void Store::change(std::string_view id, const StateChange& transition) const {
   Journal journal(directory_ / "journal.jsonl");
   write_file_durably(trial(id) / "state", std::string(name_of(transition.state)) + "\n");
   journal.append(journal_line(id, transition));
 }
 
-void Store::mend_journal() const {
+void Store::repair_journal() const {
   Journal journal(directory_ / "journal.jsonl");
   std::map<std::string, std::string> last;
   const std::string text = journal.text();
@@ -227,18 +228,19 @@ void Store::mend_journal() const {
   for (const TrialPlan& planned : plan_.trials) {
     const auto now = written(planned.id);
     if (!now) continue;
-    const auto told = last.find(planned.id);
+    const auto recorded = last.find(planned.id);
     const std::string_view before =
-        told == last.end() ? name_of(State::pending) : std::string_view(told->second);
-    // `lost` is said when a trial is taken from a dead runner; its file goes on saying running.
+        recorded == last.end() ? name_of(State::pending) : std::string_view(recorded->second);
+    // `lost` is recorded when a trial is taken over from a dead runner; its state file still says running.
     if (before == name_of(*now) || (before == "lost" && now == State::running)) continue;
-    journal.append(journal_line(
-        planned.id,
-        {*now, newest_attempt(trial(planned.id)), "told late: the process that made it so was killed", {}}));
+    journal.append(journal_line(planned.id, {*now,
+                                             newest_attempt(trial(planned.id)),
+                                             "recorded late: the process that changed the state was killed",
+                                             {}}));
   }
 }
 
-void Store::tell_lost(std::string_view id, int64_t attempt) const {
+void Store::record_lost(std::string_view id, int64_t attempt) const {
   Journal(directory_ / "journal.jsonl")
       .append(journal_line(id, {State::lost, attempt, "its runner is gone", {}}));
 }
@@ -264,8 +266,8 @@ std::vector<CurvePoint> Store::read_curve(std::string_view id, std::string_view 
   return curve;
 }
 
-Measured Store::measured(std::string_view id) const {
-  Measured out;
+RunMeasurements Store::measured(std::string_view id) const {
+  RunMeasurements out;
   const fs::path file = run(id) / "metrics.jsonl";
   std::error_code error;
   if (!fs::exists(file, error)) return out;
@@ -306,7 +308,7 @@ RunProgress Store::progress(const TrialPlan& planned) const {
         read_file(attempt(planned.id, newest_attempt(trial(planned.id))) / "result.json", 1 << 20));
     if (result.contains("pruned_at") && result["pruned_at"].is_number_integer())
       out.pruned_at = result["pruned_at"].get<int64_t>();
-  } catch (const Error&) {  // told by another program, or lost: all that it wrote counts
+  } catch (const Error&) {  // reported by another program, or lost: all rows count
   } catch (const nlohmann::json::exception&) {
   }
   return out;
@@ -335,43 +337,44 @@ namespace {
 
 // The Slurm job that this process belongs to. One that is put back into the queue keeps its number, and its
 // count of restarts rises; by then what it had started before is over.
-struct Job {
+struct SlurmJob {
   std::string id;
   int64_t restarts = 0;
 };
-Job own_job() {
+SlurmJob current_slurm_job() {
   const char* const id = std::getenv("SLURM_JOB_ID");
   const char* const restarts = std::getenv("SLURM_RESTART_COUNT");
   return {id ? id : "", restarts ? parse_int(restarts).value_or(0) : 0};
 }
 
-struct Claim {
+struct LockRecord {
   std::string host, since;
   int64_t pid = 0;
-  Job job;
+  SlurmJob job;
   int64_t beat = 0;          // nanoseconds
   int64_t seconds_left = 0;  // of the grace period
 };
-std::optional<Claim> claim_of(int fd) {
+std::optional<LockRecord> read_lock_record(int fd) {
   const auto text = Json::parse(read_all(fd), nullptr, false);
   if (!text.is_object()) return std::nullopt;
   struct stat info {};
   ::fstat(fd, &info);
   try {
-    return Claim{text.at("host"),
-                 text.at("since"),
-                 text.at("pid"),
-                 {text.value("job", ""), text.value("restarts", int64_t{0})},
-                 int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec,
-                 kHeartbeatGrace - (::time(nullptr) - info.st_mtim.tv_sec)};
+    return LockRecord{text.at("host"),
+                      text.at("since"),
+                      text.at("pid"),
+                      {text.value("job", ""), text.value("restarts", int64_t{0})},
+                      int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec,
+                      kHeartbeatGrace - (::time(nullptr) - info.st_mtim.tv_sec)};
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }
 }
-// The kernel frees a dead process's lock; on a file system that keeps locks to one host, the heartbeat tells.
-bool held_elsewhere(const std::optional<Claim>& claim) {
+// The kernel frees the lock of a dead process. On a file system whose locks are local to a host, the
+// heartbeat decides.
+bool held_elsewhere(const std::optional<LockRecord>& claim) {
   if (!claim || claim->host == host_name() || claim->seconds_left <= 0) return false;
-  const Job job = own_job();
+  const SlurmJob job = current_slurm_job();
   return job.id.empty() || job.id != claim->job.id || job.restarts <= claim->job.restarts;
 }
 
@@ -382,7 +385,7 @@ std::optional<TrialLock> TrialLock::try_take(const fs::path& trial) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (fd < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
   TrialLock lock(fd);
-  // Who asks for the owner shares the lock for a moment.
+  // holder_of() takes a shared lock for a moment.
   for (int attempt = 0; !try_lock(fd, LOCK_EX); ++attempt) {
     if (attempt == 5) {
       ::close(std::exchange(lock.fd_, -1));  // not ours to clear
@@ -390,12 +393,13 @@ std::optional<TrialLock> TrialLock::try_take(const fs::path& trial) {
     }
     ::usleep(2000);
   }
-  if (held_elsewhere(claim_of(fd))) {
+  if (held_elsewhere(read_lock_record(fd))) {
     ::close(std::exchange(lock.fd_, -1));
     return std::nullopt;
   }
   Json claim{{"host", host_name()}, {"pid", ::getpid()}, {"since", records::utc_now()}};
-  if (const Job job = own_job(); !job.id.empty()) claim["job"] = job.id, claim["restarts"] = job.restarts;
+  if (const SlurmJob job = current_slurm_job(); !job.id.empty())
+    claim["job"] = job.id, claim["restarts"] = job.restarts;
   const std::string text = claim.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   if (::ftruncate(fd, 0) != 0 ||
       ::pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
@@ -418,13 +422,13 @@ void TrialLock::heartbeat() const {
   ::futimens(fd_, nullptr);
 }
 
-std::optional<Holder> holder_of(const fs::path& trial) {
+std::optional<LockHolder> holder_of(const fs::path& trial) {
   const Descriptor fd(::open((trial / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (fd.get() < 0) return std::nullopt;
   const bool free = try_lock(fd.get(), LOCK_SH);
-  const auto claim = claim_of(fd.get());
+  const auto claim = read_lock_record(fd.get());
   if (free && !held_elsewhere(claim)) return std::nullopt;
-  Holder holder;
+  LockHolder holder;
   if (!claim) return holder;
   holder.text = claim->host + ", process " + std::to_string(claim->pid) + " since " + claim->since;
   holder.here = claim->host == host_name();

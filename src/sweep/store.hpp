@@ -24,7 +24,7 @@
 
 namespace capstan::sweep {
 
-// lost: the state file says running, and nobody does.
+// lost: the state file says running, and no process holds the trial.
 enum class State : uint8_t { pending, running, done, failed, pruned, lost };
 std::string_view name_of(State state);
 
@@ -51,13 +51,13 @@ struct CurvePoint {
   double value = 0;  // NaN where the file says null
 };
 
-// What the runs say beside the metric: of the last logged step.
-struct Measured {
+// Measurements of the last logged step of a run.
+struct RunMeasurements {
   std::optional<double> tokens_per_second, memory_bytes;  // the latter with the kernels' scratch
 };
 
 // One line of the journal.
-struct Transition {
+struct StateChange {
   State state = State::pending;
   int64_t attempt = 0;
   std::string reason;
@@ -74,7 +74,7 @@ class Store {
   std::filesystem::path trial(std::string_view id) const { return directory_ / "trials" / id; }
   std::filesystem::path run(std::string_view id) const { return trial(id) / "run"; }
 
-  // failed: also a trial whose directory or state somebody has taken away; damage() says so, and what to do.
+  // failed: also a trial whose directory or state file is missing; damage() gives the reason and the fix.
   State state(std::string_view id) const;
   std::string damage(std::string_view id) const;  // empty: none
   TrialStatus status(const TrialPlan& trial) const;
@@ -88,15 +88,15 @@ class Store {
 
   // State file by rename and one journal line, both under the journal's lock. The caller holds the trial's
   // lock.
-  void change(std::string_view id, const Transition& transition) const;
-  // A state that was renamed and whose line a killed process did not write gets it now.
-  void mend_journal() const;
-  // Only a line: the trial is about to be taken over from a runner that is gone.
-  void tell_lost(std::string_view id, int64_t attempt) const;
+  void change(std::string_view id, const StateChange& transition) const;
+  // Adds the journal lines that a killed process did not write after it had changed a state.
+  void repair_journal() const;
+  // Adds a journal line before a trial is taken over from a runner that has died.
+  void record_lost(std::string_view id, int64_t attempt) const;
 
   // The metric over steps, from the run's metrics.jsonl; empty when there is none yet.
   std::vector<CurvePoint> read_curve(std::string_view id, std::string_view metric) const;
-  Measured measured(std::string_view id) const;
+  RunMeasurements measured(std::string_view id) const;
   RunProgress progress(const TrialPlan& trial) const;
   // Of the whole trial, as its run says once it has begun, else as planned; nullopt: not known yet.
   std::optional<int64_t> total_steps(const TrialPlan& trial) const;
@@ -129,14 +129,14 @@ class TrialLock {
   int fd_ = -1;
 };
 
-// Who holds a trial.
-struct Holder {
+// The process that holds a trial.
+struct LockHolder {
   std::string text = "another process";  // "host, process 123 since 2026-01-31T12:34:56Z"
-  bool here = false;                     // a process of this host,
-  bool gone = false;                     // which has ended: what it has started holds the lock still
+  bool here = false;                     // the process is on this host
+  bool gone = false;                     // it has ended, and a child of it holds the lock
   int64_t beat = 0;                      // last sign of life, in nanoseconds of its clock
-  int64_t seconds_left = 0;              // from elsewhere: until the claim is void without another one
+  int64_t seconds_left = 0;              // of another host: until the lock expires without a heartbeat
 };
-std::optional<Holder> holder_of(const std::filesystem::path& trial);  // nullopt: nobody
+std::optional<LockHolder> holder_of(const std::filesystem::path& trial);  // nullopt: not held
 
 }  // namespace capstan::sweep

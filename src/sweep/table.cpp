@@ -19,7 +19,7 @@ using nlohmann::ordered_json;
 constexpr std::array kStates{State::pending, State::running, State::done,
                              State::failed,  State::pruned,  State::lost};
 
-constexpr const char* kInvalid = "invalid";  // of what the plan could make no trial
+constexpr const char* kInvalid = "invalid";  // state of invalid trials
 
 // A name in a condition or a grouping: a path, or its short form.
 std::optional<std::string> path_named(const std::string& name, const std::vector<std::string>& paths,
@@ -31,11 +31,11 @@ std::optional<std::string> path_named(const std::string& name, const std::vector
 
 void unknown_name(const std::string& option, const std::string& name, std::vector<std::string> known) {
   const auto near = near_matches(name, known);
-  fail(ErrorCode::usage, "`" + option + "` does not know `" + name + "`",
-       near.empty() ? "it knows " + join(known, ", ") : "did you mean `" + near.front() + "`?");
+  fail(ErrorCode::usage, "`" + option + "` has no name `" + name + "`",
+       near.empty() ? "known names: " + join(known, ", ") : "did you mean `" + near.front() + "`?");
 }
 
-// What a condition may speak of beside the keys. Those of a trial decide before seeds are aggregated.
+// Names in conditions beside the keys. Those of a trial apply before seeds are aggregated.
 constexpr std::array<std::string_view, 3> kOfTrial{"state", "seed", "trial"};
 constexpr std::array<std::string_view, 6> kOfRow{"steps", "tokens_per_second", "memory_bytes", "seconds", "n",
                                                  "sd"};
@@ -71,7 +71,7 @@ Condition parse_condition(std::string_view text) {
   }
   const bool bound = sign && condition.kind != Kind::equal && condition.kind != Kind::unequal;
   if (!sign || condition.path.empty() || value.empty())
-    fail(ErrorCode::usage, "`" + std::string(trim(text)) + "` is no condition",
+    fail(ErrorCode::usage, "`" + std::string(trim(text)) + "` is not a condition",
          "write NAME=VALUE, NAME=A,B, or with != < <= > >=; several are joined by `&`: 'lr>=3e-4 & "
          "val/loss<3'");
   if (bound) {
@@ -168,23 +168,23 @@ void measure(TableRow& row, const Results& results) {
         row.best = status.metric, row.best_trial = i;
     }
     if (status.step) steps.push_back(static_cast<double>(*status.step));
-    const Measured& measured = results.trials[i].measured;
+    const RunMeasurements& measured = results.trials[i].measured;
     if (measured.tokens_per_second) rate.push_back(*measured.tokens_per_second);
     if (measured.memory_bytes) memory.push_back(*measured.memory_bytes);
     if (status.seconds > 0) seconds.push_back(status.seconds);
   }
-  row.metric = spread_of(metric);
-  row.steps = spread_of(steps);
-  row.tokens_per_second = spread_of(rate);
-  row.memory_bytes = spread_of(memory);
-  row.seconds = spread_of(seconds);
+  row.metric = seed_statistics(metric);
+  row.steps = seed_statistics(steps);
+  row.tokens_per_second = seed_statistics(rate);
+  row.memory_bytes = seed_statistics(memory);
+  row.seconds = seed_statistics(seconds);
   row.reason = join(reasons, "; ");
   if (!row.ranked && row.reason.empty() && row.count(State::done) > 0)
     row.reason = "no finite `" + results.metric().name + "`";
 }
 
-// Where a row without a rank stands.
-int place_of(const TableRow& row) {
+// The order of rows that are not ranked.
+int unranked_order(const TableRow& row) {
   return row.count(State::running)   ? 0
          : row.count(State::pending) ? 1
          : row.count(State::done)    ? 2
@@ -201,7 +201,7 @@ std::string rounded(double value, int digits = 5) {
 
 }  // namespace
 
-std::string metric_text(const Spread& metric) {
+std::string metric_text(const SeedStatistics& metric) {
   if (metric.n == 0) return "-";
   if (!metric.deviation) return rounded(metric.mean);
   int decimals = 4;
@@ -270,14 +270,14 @@ Table make_table(const Results& results, const TableOptions& options) {
     measure(row, results);
     if (row.trials.size() > 1) table.seeds = true;
   }
-  // They have values and no results.
+  // Invalid trials have values and no results.
   for (size_t i = 0; i < plan.invalid.size() && where.of_rows.empty() && !table.grouped && !options.top; ++i)
     if (invalid_meets(where.of_trials, plan.invalid[i])) table.invalid.push_back(i);
   std::erase_if(table.rows, [&](const TableRow& row) { return !row_meets(where.of_rows, row); });
   std::stable_sort(table.rows.begin(), table.rows.end(), [&](const TableRow& a, const TableRow& b) {
     if (a.ranked != b.ranked) return a.ranked;
     if (a.ranked) return table.metric.better(a.metric.mean, b.metric.mean);
-    return place_of(a) < place_of(b);
+    return unranked_order(a) < unranked_order(b);
   });
   const auto is_ranked = [](const TableRow& row) { return row.ranked; };
   table.ranked = static_cast<size_t>(std::count_if(table.rows.begin(), table.rows.end(), is_ranked));
@@ -290,8 +290,8 @@ Table make_table(const Results& results, const TableOptions& options) {
   return table;
 }
 
-std::vector<std::vector<std::string>> cells(const Table& table, const Results& results, Part part) {
-  const bool ranked = part == Part::ranked;
+std::vector<std::vector<std::string>> cells(const Table& table, const Results& results, RowSelection part) {
+  const bool ranked = part == RowSelection::ranked;
   std::vector<std::vector<std::string>> lines;
   std::vector<std::string> head;
   if (ranked) head.emplace_back("#");
@@ -300,8 +300,7 @@ std::vector<std::vector<std::string>> cells(const Table& table, const Results& r
   if (table.seeds) head.emplace_back("n");
   if (table.grouped) head.emplace_back("best");
   for (const char* name : {"steps", "tokens/s", "memory", "time"}) head.emplace_back(name);
-  const bool replicated =
-      table.seeds && !table.grouped;  // a row is no trial: none of its seeds stands for it
+  const bool replicated = table.seeds && !table.grouped;  // a row of several seeds shows its configuration
   head.emplace_back(table.grouped ? "best trial" : replicated ? "configuration" : "trial");
   bool mixed = !ranked;
   for (size_t i = 0; i < table.ranked && !mixed; ++i) mixed = states_text(table.rows[i]) != "done";
@@ -339,7 +338,7 @@ std::string csv_cell(const std::string& text) {
   return cell + "\"";
 }
 
-std::string exact(const Spread& spread) {
+std::string exact(const SeedStatistics& spread) {
   return spread.n ? to_text(spread.mean) : std::string();
 }
 
@@ -381,7 +380,7 @@ std::string table_csv(const Table& table, const Results& results) {
     items.push_back(row.metric.deviation ? to_text(*row.metric.deviation) : std::string());
     items.push_back(std::to_string(row.metric.n));
     items.push_back(row.best ? to_text(*row.best) : std::string());
-    for (const Spread* spread : {&row.steps, &row.tokens_per_second, &row.memory_bytes, &row.seconds})
+    for (const SeedStatistics* spread : {&row.steps, &row.tokens_per_second, &row.memory_bytes, &row.seconds})
       items.push_back(exact(*spread));
     items.push_back(states_text(row));
     items.push_back(row.reason);
@@ -406,7 +405,7 @@ std::string table_json(const Table& table, const Results& results) {
       {"name", table.metric.name}, {"goal", text_of(table.metric.goal)}, {"at", text_of_at(table.metric)}};
   root["keys"] = table.keys;
   root["rows"] = ordered_json::array();
-  const auto number = [](const Spread& spread) -> ordered_json {
+  const auto number = [](const SeedStatistics& spread) -> ordered_json {
     return spread.n ? ordered_json(spread.mean) : ordered_json(nullptr);
   };
   for (const TableRow& row : table.rows) {
@@ -445,7 +444,7 @@ std::string table_json(const Table& table, const Results& results) {
 
 std::string table_markdown(const Table& table, const Results& results) {
   std::string text;
-  const auto add = [&](Part part) {
+  const auto add = [&](RowSelection part) {
     const auto lines = cells(table, results, part);
     if (lines.size() < 2) return;
     if (!text.empty()) text += '\n';
@@ -461,8 +460,8 @@ std::string table_markdown(const Table& table, const Results& results) {
       text += "|\n";
     }
   };
-  add(Part::ranked);
-  add(Part::others);
+  add(RowSelection::ranked);
+  add(RowSelection::others);
   return text;
 }
 

@@ -21,10 +21,10 @@ struct TableRow {
   // Ranked: a trial of it is done with a finite metric; then the numbers are of those trials, else of all
   // that have them.
   bool ranked = false;
-  Spread metric;
+  SeedStatistics metric;
   std::optional<double> best;  // of the metric's goal
   std::optional<size_t> best_trial;
-  Spread steps, tokens_per_second, memory_bytes, seconds;
+  SeedStatistics steps, tokens_per_second, memory_bytes, seconds;
   std::string reason;  // of failed, pruned and lost trials, each reason once
   int64_t count(State state) const { return states[static_cast<size_t>(state)]; }
 };
@@ -50,12 +50,12 @@ struct TableOptions {
 // Throws ErrorCode::usage for an unknown name or a bad condition.
 Table make_table(const Results& results, const TableOptions& options = {});
 
-// The mean with the digits that its deviation leaves: "2.314 ± 0.012"; one number has no deviation.
-std::string metric_text(const Spread& metric);
+// The mean with the digits that its deviation justifies: "2.314 ± 0.012"; one number has no deviation.
+std::string metric_text(const SeedStatistics& metric);
 
-// The cells of a table for people, headings first, numbers rounded. Ranked rows only, or the others only.
-enum class Part : uint8_t { ranked, others };
-std::vector<std::vector<std::string>> cells(const Table& table, const Results& results, Part part);
+// The cells of a table for display, headings first, numbers rounded, of the ranked rows or of the others.
+enum class RowSelection : uint8_t { ranked, others };
+std::vector<std::vector<std::string>> cells(const Table& table, const Results& results, RowSelection part);
 
 std::string table_csv(const Table& table, const Results& results);       // all digits; RFC 4180, with \n
 std::string table_json(const Table& table, const Results& results);      // one object

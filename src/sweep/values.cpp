@@ -12,17 +12,18 @@ namespace capstan::sweep {
 
 using config::Node;
 
-std::optional<Target> find_target(std::string_view path) {
+std::optional<AxisTarget> find_target(std::string_view path) {
   const config::Schema& schema = config::schema();
-  if (const config::FieldInfo* field = schema.find_spelling(path)) return Target{field->path, field, false};
+  if (const config::FieldInfo* field = schema.find_spelling(path))
+    return AxisTarget{field->path, field, false};
   if (path.empty()) return std::nullopt;
-  if (schema.find_section(path)) return Target{std::string(path), nullptr, false};
+  if (schema.find_section(path)) return AxisTarget{std::string(path), nullptr, false};
   for (size_t end = path.find_last_of(".["); end != std::string_view::npos && end > 0;
        end = path.find_last_of(".[", end - 1)) {
     const config::FieldInfo* field = schema.find_spelling(path.substr(0, end));
     using Kind = config::Type::Kind;
     if (field && (field->type->kind == Kind::map || field->type->kind == Kind::list))
-      return Target{field->path + std::string(path.substr(end)), field, true};
+      return AxisTarget{field->path + std::string(path.substr(end)), field, true};
   }
   return std::nullopt;
 }

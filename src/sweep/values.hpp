@@ -16,17 +16,17 @@ namespace capstan::sweep {
 inline constexpr std::string_view kSeedPath = "rng.seed";
 inline constexpr int64_t kMostPoints = 100'000;
 inline constexpr int64_t kMostValues = 10'000;  // of one range
-// What each trial has for itself: a base that sets them would make its trials write over each other.
-inline constexpr std::array<std::string_view, 3> kOwnPlaces{"checkpoint.save", "logger.tensorboard_dir",
-                                                            "profiling.trace_dir"};
+// Paths that each trial sets for itself: a base that sets them would make its trials overwrite each other.
+inline constexpr std::array<std::string_view, 3> kPerTrialPaths{"checkpoint.save", "logger.tensorboard_dir",
+                                                                "profiling.trace_dir"};
 
-// What a path names: a field, something inside one (`dataset.blend.code`), or a section (field is null).
-struct Target {
+// The field, item of a field (`dataset.blend.code`) or section (field is null) that a path names.
+struct AxisTarget {
   std::string path;  // canonical
   const config::FieldInfo* field = nullptr;
   bool inside = false;
 };
-std::optional<Target> find_target(std::string_view path);
+std::optional<AxisTarget> find_target(std::string_view path);
 config::Diagnostic unknown_path(const std::string& path, config::SourceLocation location);
 
 // A diagnostic on one line, and all errors on lines of their own with their places.

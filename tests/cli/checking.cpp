@@ -11,24 +11,13 @@ using namespace capstan::test;
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-namespace {
-
-Finished in(const ScratchDirectory& scratch, std::vector<std::string> arguments) {
-  Launch launch;
-  launch.directory = scratch.path();
-  launch.arguments = std::move(arguments);
-  return run(launch);
-}
-
-}  // namespace
-
 TEST_CASE("check says ok and nothing else of every shipped recipe") {
   const ScratchDirectory scratch;
   const json listed = json::parse(run({"recipe", "ls", "--json"}).out);
   size_t seen = 0;
   for (const auto& recipe : listed["recipes"]) {
     const std::string name = recipe["name"];
-    const Finished result = in(scratch, {"check", name});
+    const Finished result = run_in(scratch, {"check", name});
     CAPTURE(name);
     CHECK(result.code == 0);
     CHECK(result.out.starts_with(name + ": ok ("));
@@ -50,12 +39,12 @@ TEST_CASE(
     CAPTURE(file);
     const std::string recipe = file + ".recipe.yaml";
     fs::copy_file(golden + recipe, scratch.file(recipe));
-    const Finished result = in(scratch, {"check", recipe});
+    const Finished result = run_in(scratch, {"check", recipe});
     const bool refused = contains(result.err, "this version cannot train it:");
     CHECK_MESSAGE(result.code == (refused ? 1 : 0), result.err);
     CHECK_MESSAGE(contains(result.out, ": ok (") == !refused, result.out);
     trained += refused ? 0 : 1;
-    const json object = json::parse(in(scratch, {"check", recipe, "--json"}).out);
+    const json object = json::parse(run_in(scratch, {"check", recipe, "--json"}).out);
     for (const auto& diagnostic : object["diagnostics"])
       CHECK_MESSAGE(diagnostic["code"] == "C0801", diagnostic.dump());
     ++seen;
@@ -68,29 +57,30 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
   const ScratchDirectory scratch;
   scratch.write("text.txt", "One text.\n\nAnother text.\n");
   for (const std::string tokenizer : {"tokenizer.json", "other.json"})
-    REQUIRE(in(scratch,
-               {"tokenizer", "train", "text.txt", "--vocab-size", tokenizer == "other.json" ? "258" : "259",
-                "--min-frequency", "1", "--output", tokenizer})
+    REQUIRE(run_in(scratch,
+                   {"tokenizer", "train", "text.txt", "--vocab-size",
+                    tokenizer == "other.json" ? "258" : "259", "--min-frequency", "1", "--output", tokenizer})
                 .code == 0);
-  REQUIRE(in(scratch, {"data", "prepare", "text.txt", "--tokenizer", "tokenizer.json", "--output", "corpus"})
-              .code == 0);
+  REQUIRE(
+      run_in(scratch, {"data", "prepare", "text.txt", "--tokenizer", "tokenizer.json", "--output", "corpus"})
+          .code == 0);
   const std::string recipe = scratch.write(
       "my.yaml",
       "extends: quickstart\nname: my\ndataset:\n  data_path: corpus\ntokenizer:\n  tokenizer_model: "
       "tokenizer.json\n");
-  const Finished note = in(scratch, {"check", "my.yaml"});
+  const Finished note = run_in(scratch, {"check", "my.yaml"});
   CHECK(note.code == 0);
   CHECK(note.out == "my: ok (1 rank)\n");
   CHECK_MESSAGE(contains(note.err, "note[C0801]: not found: dataset.data_path = corpus\n"), note.err);
   CHECK_MESSAGE(contains(note.err, "corpus_text_document"), note.err);  // the near name
-  CHECK(in(scratch, {"check", "my.yaml", "-q"}).err.empty());
+  CHECK(run_in(scratch, {"check", "my.yaml", "-q"}).err.empty());
 
-  const Finished error = in(scratch, {"check", "my.yaml", "--files"});
+  const Finished error = run_in(scratch, {"check", "my.yaml", "--files"});
   CHECK(error.code == 1);
   CHECK(error.out.empty());
   CHECK_MESSAGE(contains(error.err, "error[C0801]: not found: dataset.data_path = corpus\n"), error.err);
   const std::string there = "dataset.data_path=corpus_text_document";
-  const Finished complete = in(scratch, {"check", "my.yaml", there, "--files"});
+  const Finished complete = run_in(scratch, {"check", "my.yaml", there, "--files"});
   CHECK(complete.code == 0);
   CHECK_MESSAGE(complete.err.empty(), complete.err);
 
@@ -105,19 +95,19 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
         {"tokenizer.tokenizer_model=other.json", "was prepared with the tokenizer"},
         {"dataset.data_path=damaged", "damaged.idx"}}) {
     CAPTURE(change);
-    CHECK(in(scratch, {"check", "my.yaml", there, change}).code == 0);
-    const Finished unusable = in(scratch, {"check", "my.yaml", there, change, "--files"});
+    CHECK(run_in(scratch, {"check", "my.yaml", there, change}).code == 0);
+    const Finished unusable = run_in(scratch, {"check", "my.yaml", there, change, "--files"});
     CHECK(unusable.code == 1);
     CHECK(unusable.out.empty());
     CHECK_MESSAGE(contains(unusable.err, "error[C0802]: "), unusable.err);
     CHECK_MESSAGE(contains(unusable.err, expected), unusable.err);
-    CHECK(in(scratch, {"train", "my.yaml", there, change, "--run-dir", "never"}).code != 0);
+    CHECK(run_in(scratch, {"train", "my.yaml", there, change, "--run-dir", "never"}).code != 0);
   }
 
   for (const bool strict : {false, true}) {
     std::vector<std::string> words = {"check", "my.yaml", "--json"};
     if (strict) words.emplace_back("--files");
-    const Finished asked = in(scratch, words);
+    const Finished asked = run_in(scratch, words);
     CHECK(asked.code == (strict ? 1 : 0));
     const json object = json::parse(asked.out);
     CHECK(object["ok"] == !strict);
@@ -127,13 +117,13 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
   }
 
   // The data of a shipped recipe are a place to put them: no note, but --files asks for all that `train` needs.
-  CHECK(in(scratch, {"check", "llama3-8b"}).err.empty());
-  const Finished shipped = in(scratch, {"check", "llama3-8b", "--files"});
+  CHECK(run_in(scratch, {"check", "llama3-8b"}).err.empty());
+  const Finished shipped = run_in(scratch, {"check", "llama3-8b", "--files"});
   CHECK(shipped.code == 1);
   CHECK(contains(shipped.err, "dataset.data_path = data/llama3_text_document"));
   CHECK(contains(shipped.err, "tokenizer.tokenizer_model = data/llama3/tokenizer.json"));
-  CHECK(in(scratch, {"check", "llama3-8b", "--files", "dataset=mock"}).code == 0);
-  CHECK(in(scratch, {"check", "llama3-8b", "--files", "--shrink"}).code == 0);
+  CHECK(run_in(scratch, {"check", "llama3-8b", "--files", "dataset=mock"}).code == 0);
+  CHECK(run_in(scratch, {"check", "llama3-8b", "--files", "--shrink"}).code == 0);
 }
 
 TEST_CASE("a wrong preset hides no other mistake") {
@@ -155,27 +145,27 @@ TEST_CASE("show --minimal: what a recipe extends, what it changes, and the world
       "100\n"
       "dataset:\n  data_path: here/corpus\n";
   scratch.write("mine.yaml", four);
-  CHECK(in(scratch, {"show", "mine.yaml", "--minimal"}).out == four);
-  CHECK(in(scratch, {"show", "first.yaml", "--minimal"}).code == 2);
-  const std::string ranks = in(scratch, {"show", "mine.yaml", "--minimal", "--ranks", "2"}).out;
+  CHECK(run_in(scratch, {"show", "mine.yaml", "--minimal"}).out == four);
+  CHECK(run_in(scratch, {"show", "first.yaml", "--minimal"}).code == 2);
+  const std::string ranks = run_in(scratch, {"show", "mine.yaml", "--minimal", "--ranks", "2"}).out;
   CHECK_MESSAGE(contains(ranks, "dist:\n  world_size: 2\n"), ranks);
   scratch.write("again.yaml", ranks);
-  CHECK(in(scratch, {"check", "again.yaml", "-q"}).out.empty());
-  CHECK(in(scratch, {"show", "again.yaml", "dist.world_size"}).out == "2\n");
-  CHECK(in(scratch, {"show", "again.yaml", "--minimal"}).out == ranks);
+  CHECK(run_in(scratch, {"check", "again.yaml", "-q"}).out.empty());
+  CHECK(run_in(scratch, {"show", "again.yaml", "dist.world_size"}).out == "2\n");
+  CHECK(run_in(scratch, {"show", "again.yaml", "--minimal"}).out == ranks);
   // A model's directory and data given on the command line, from another directory than the recipe's.
   fs::create_directory(scratch.file("sub"));
   fs::copy_file(scratch.file("mine.yaml"), scratch.file("sub/mine.yaml"));
   fs::copy(std::string(kSourceDirectory) + "/tests/formats/families/smollm2", scratch.file("models"));
   const std::string moved =
-      in(scratch, {"show", "sub/mine.yaml", "--minimal", "checkpoint.pretrained_checkpoint=hf:models",
-                   "dataset.data_path=data/corpus"})
+      run_in(scratch, {"show", "sub/mine.yaml", "--minimal", "checkpoint.pretrained_checkpoint=hf:models",
+                       "dataset.data_path=data/corpus"})
           .out;
   CHECK_MESSAGE(!contains(moved, scratch.path()), moved);
   CHECK_MESSAGE(contains(moved, "pretrained_checkpoint: hf:../models\n"), moved);
   CHECK_MESSAGE(contains(moved, "data_path: ../data/corpus\n"), moved);
   scratch.write("sub/moved.yaml", moved);
-  CHECK(in(scratch, {"show", "sub/moved.yaml", "model.num_layers"}).code == 0);
+  CHECK(run_in(scratch, {"show", "sub/moved.yaml", "model.num_layers"}).code == 0);
 }
 
 TEST_CASE("show --grid, --schedule and --step in one call") {
@@ -200,13 +190,13 @@ TEST_CASE("what a shipped recipe sets and a choice of another kind drops is no n
   scratch.write("my.yaml", "extends: quickstart\ndataset: mock\ntokenizer: none\n");
   for (const std::string recipe : {"quickstart", "llama3-8b-sft", "llama3-8b-lora", "my.yaml"}) {
     CAPTURE(recipe);
-    const Finished result = in(scratch, {"check", recipe, "dataset=mock", "tokenizer=none"});
+    const Finished result = run_in(scratch, {"check", recipe, "dataset=mock", "tokenizer=none"});
     CHECK(result.code == 0);
     CHECK_MESSAGE(result.err.empty(), result.err);
   }
   // A recipe's own value is one.
   scratch.write("own.yaml", "extends: quickstart\ndataset: {data_path: corpus}\n");
-  const Finished own = in(scratch, {"check", "own.yaml", "dataset=mock", "tokenizer=none"});
+  const Finished own = run_in(scratch, {"check", "own.yaml", "dataset=mock", "tokenizer=none"});
   CHECK(own.code == 0);
   CHECK_MESSAGE(contains(own.err, "note[C0701]: `dataset.data_path` from own.yaml:2:11 is dropped"), own.err);
 }
@@ -238,14 +228,14 @@ TEST_CASE("dataset=mock needs no data and no tokenizer") {
     if (contains(recipe, "-lora")) words.insert(words.end(), {"peft.random_base=true"});
     if (contains(recipe, "-lora") || contains(recipe, "-sft"))
       words.emplace_back("checkpoint.pretrained_checkpoint=null");
-    const Finished done = in(scratch, words);
+    const Finished done = run_in(scratch, words);
     CHECK_MESSAGE(done.code == 0, done.err);
   }
   const json listed = json::parse(run({"recipe", "ls", "--json"}).out);
   for (const auto& recipe : listed["recipes"]) {
     const std::string name = recipe["name"];
     const Finished result =
-        in(scratch, {"check", name, "dataset=mock", "checkpoint.pretrained_checkpoint=null", "~peft"});
+        run_in(scratch, {"check", name, "dataset=mock", "checkpoint.pretrained_checkpoint=null", "~peft"});
     CAPTURE(name);
     CHECK_MESSAGE(!contains(result.err, "tokenizer"), result.err);
   }

@@ -39,7 +39,8 @@ Words recipe(const Words& more) {
   return words;
 }
 
-Finished in(const ScratchDirectory& scratch, const std::string& command, Words words, const Words& more = {}) {
+Finished in(const ScratchDirectory& scratch, const std::string& command, Words words,
+            const Words& more = {}) {
   Launch launch;
   launch.directory = scratch.path();
   words.insert(words.begin(), command);

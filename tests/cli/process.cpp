@@ -194,4 +194,20 @@ std::string read_text(const std::string& path) {
   return text.str();
 }
 
+Finished run_in(const ScratchDirectory& scratch, std::vector<std::string> arguments) {
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = std::move(arguments);
+  return run(launch);
+}
+
+Finished train_in(const ScratchDirectory& scratch, const std::vector<std::string>& more,
+                  std::function<int(const std::string&, int)> react) {
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = train_tiny(more);
+  launch.on_error_text = std::move(react);
+  return run(launch);
+}
+
 }  // namespace capstan::test

@@ -1,4 +1,4 @@
-// Runs the program as a user would, and keeps what it said.
+// Runs the program as a user would, and returns its output and exit code.
 #pragma once
 
 #include <atomic>
@@ -76,5 +76,11 @@ class ScratchDirectory {
   std::string path_;
 };
 std::string read_text(const std::string& path);
+
+// Runs the program in a scratch directory.
+Finished run_in(const ScratchDirectory& scratch, std::vector<std::string> arguments);
+// `train` of the tiny recipe in a scratch directory; `react` as Launch::on_error_text.
+Finished train_in(const ScratchDirectory& scratch, const std::vector<std::string>& more,
+                  std::function<int(const std::string&, int)> react = {});
 
 }  // namespace capstan::test

@@ -8,32 +8,23 @@
 
 using namespace capstan::test;
 
-static Finished run_mock(const ScratchDirectory& scratch, const std::vector<std::string>& more,
-                         std::function<int(const std::string&, int)> react = {}) {
-  Launch launch;
-  launch.directory = scratch.path();
-  launch.arguments = train_tiny(more);
-  launch.on_error_text = std::move(react);
-  return run(launch);
-}
-
 TEST_CASE("two ranks under one parent; its exit code is theirs") {
   ScratchDirectory scratch;
-  const Finished done = run_mock(scratch, {"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
+  const Finished done = train_in(scratch, {"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
   CHECK_MESSAGE(done.code == 0, done.err);
   CHECK(contains(done.err, "2 ranks"));
   const Finished stopped =
-      run_mock(scratch, {"--nproc=2", "train.train_iters=9", "train.exit_interval=4", "--run-dir", "b"});
+      train_in(scratch, {"--nproc=2", "train.train_iters=9", "train.exit_interval=4", "--run-dir", "b"});
   CHECK_MESSAGE(stopped.code == 75, stopped.err);
   // One error, however many ranks hit it.
-  const Finished exists = run_mock(scratch, {"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
+  const Finished exists = train_in(scratch, {"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
   CHECK(exists.code == 1);
   size_t times = 0;
   for (size_t at = exists.err.find("error"); at != std::string::npos; at = exists.err.find("error", at + 1))
     ++times;
   CHECK_MESSAGE(times == 1, exists.err);
-  CHECK(run_mock(scratch, {"--nproc", "2", "train.global_batch_size=3", "--run-dir", "c"}).code == 2);
-  CHECK(run_mock(scratch, {"--nproc", "0"}).code == 2);
+  CHECK(train_in(scratch, {"--nproc", "2", "train.global_batch_size=3", "--run-dir", "c"}).code == 2);
+  CHECK(train_in(scratch, {"--nproc", "0"}).code == 2);
 }
 
 TEST_CASE("SIGINT and SIGTERM to the parent: both ranks save, 75") {
@@ -42,7 +33,7 @@ TEST_CASE("SIGINT and SIGTERM to the parent: both ranks save, 75") {
     bool sent = false;
     const std::string name = "run" + std::to_string(signal);
     const Finished stopped =
-        run_mock(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", name},
+        train_in(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", name},
                  [&](const std::string& text, int) {
                    if (sent || !contains(text, "step 2")) return 0;
                    sent = true;
@@ -51,7 +42,7 @@ TEST_CASE("SIGINT and SIGTERM to the parent: both ranks save, 75") {
     CHECK(sent);
     CHECK_MESSAGE(stopped.code == 75, stopped.err);
     CHECK(contains(stopped.err, "continue with"));
-    const Finished on = run_mock(scratch, {"train.train_iters=1000000", "train.exit_duration_in_mins=0.001",
+    const Finished on = train_in(scratch, {"train.train_iters=1000000", "train.exit_duration_in_mins=0.001",
                                            "--run-dir", name, "--resume"});
     CHECK_MESSAGE(on.code == 75, on.err);  // on one rank: the layout may change
   }
@@ -62,7 +53,7 @@ TEST_CASE("without train.exit_signal_handler the first signal to the parent ends
   for (const int signal : {SIGINT, SIGTERM}) {
     bool sent = false;
     const std::string name = "run" + std::to_string(signal);
-    const Finished stopped = run_mock(
+    const Finished stopped = train_in(
         scratch,
         {"--nproc", "2", "train.train_iters=1000000", "train.exit_signal_handler=false", "--run-dir", name},
         [&](const std::string& text, int) {
@@ -84,7 +75,7 @@ TEST_CASE("a signal while the ranks start is not lost") {
     bool sent = false;
     const std::string name = "run" + std::to_string(delay_ms);
     const Finished stopped =
-        run_mock(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", name},
+        train_in(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", name},
                  [&](const std::string&, int) {  // the parent's notes come before it starts the ranks
                    if (sent) return 0;
                    sent = true;
@@ -120,7 +111,7 @@ TEST_CASE("a rank that dies or is stopped is named once, with what the others wa
       bool sent = false;
       int victim = 0;
       const Finished ended =
-          run_mock(scratch,
+          train_in(scratch,
                    {"--nproc", "2", "train.train_iters=1000000", "resilience.timeout=2s", "--run-dir",
                     "run" + std::to_string(signal) + "-" + std::to_string(which)},
                    [&](const std::string& text, int parent) {
@@ -149,7 +140,7 @@ TEST_CASE("resilience.timeout decides whether the others wait for a rank that pa
   for (const std::string limit : {"1s", "60s"}) {
     CAPTURE(limit);
     int victim = 0;
-    const Finished ended = run_mock(scratch,
+    const Finished ended = train_in(scratch,
                                     {"--nproc", "2", "train.train_iters=40", "train.exit_interval=20",
                                      "resilience.timeout=" + limit, "--run-dir", "run" + limit},
                                     [&](const std::string& text, int parent) {
@@ -192,7 +183,7 @@ TEST_CASE("ranks of different recipes are told apart before the first step: code
 TEST_CASE("a second SIGTERM ends ranks that do not answer: code 143") {
   ScratchDirectory scratch;
   bool sent = false;
-  const Finished ended = run_mock(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", "a"},
+  const Finished ended = train_in(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", "a"},
                                   [&](const std::string& text, int parent) {
                                     const auto ranks = ranks_of(parent);
                                     if (sent || !contains(text, "step 2") || ranks.size() != 2) return 0;
@@ -210,7 +201,7 @@ TEST_CASE("generate and eval share a model between ranks: the text and losses of
   ScratchDirectory scratch;
   scratch.write("text.txt", "a text of more than the sixteen tokens of a window");
   const Finished trained =
-      run_mock(scratch, {"tokenizer.tokenizer_type=byte", "model.vocab_size=257", "train.train_iters=4",
+      train_in(scratch, {"tokenizer.tokenizer_type=byte", "model.vocab_size=257", "train.train_iters=4",
                          "--nproc", "2", "dist.tp=2", "--run-dir", "r"});
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
   const auto answer = [&](std::vector<std::string> arguments) {

@@ -17,22 +17,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-Finished train_in(const ScratchDirectory& scratch, const std::vector<std::string>& more,
-                  std::function<int(const std::string&, int)> react = {}) {
-  Launch launch;
-  launch.directory = scratch.path();
-  launch.arguments = train_tiny(more);
-  launch.on_error_text = std::move(react);
-  return run(launch);
-}
-
-Finished in(const ScratchDirectory& scratch, std::vector<std::string> arguments) {
-  Launch launch;
-  launch.directory = scratch.path();
-  launch.arguments = std::move(arguments);
-  return run(launch);
-}
-
 std::vector<json> logged_rows(const std::string& run) {
   std::vector<json> rows;
   std::istringstream text(read_text(run + "/metrics.jsonl"));
@@ -42,7 +26,7 @@ std::vector<json> logged_rows(const std::string& run) {
 }
 
 std::string state_of(const ScratchDirectory& scratch, const std::string& run) {
-  return json::parse(in(scratch, {"runs", "show", run, "--json"}).out)["run"]["state"];
+  return json::parse(run_in(scratch, {"runs", "show", run, "--json"}).out)["run"]["state"];
 }
 
 int times(const std::string& text, const std::string& part) {
@@ -106,7 +90,7 @@ TEST_CASE("a row holds means over its interval, the step's own values beside the
                           "train/tokens_per_second_per_rank", "train/tflops_per_rank"})
     CHECK_MESSAGE(times(events, tag) >= 10, tag);
   // Runs that were logged in other intervals are compared by the steps that both have.
-  const Finished same = in(scratch, {"diff", "each", "fourth"});
+  const Finished same = run_in(scratch, {"diff", "each", "fourth"});
   CHECK_MESSAGE(same.code == 0, same.out);
 }
 
@@ -211,7 +195,7 @@ TEST_CASE(
   const Finished killed = train_in(scratch, {"train.train_iters=1000000", "--run-dir", "killed"}, kill_once);
   CHECK(killed.code == 128 + SIGKILL);
   CHECK(state_of(scratch, "killed") == "killed");
-  const std::string listed = in(scratch, {"runs", "ls", "."}).out;
+  const std::string listed = run_in(scratch, {"runs", "ls", "."}).out;
   for (const char* state : {"finished", "failed", "killed"}) CHECK(contains(listed, state));
   CHECK(train_in(scratch, {"train.train_iters=1000000", "train.exit_duration_in_mins=0.001", "--run-dir",
                            "killed", "--resume"})
@@ -268,7 +252,7 @@ TEST_CASE("runs show says what the log says: validation, data, seed, layout, tok
   const Finished trained = train_in(scratch, {"train.train_iters=3", "validation.eval_interval=2",
                                               "validation.eval_iters=1", "rng.seed=77", "--run-dir", "r"});
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
-  const std::string shown = in(scratch, {"runs", "show", "r"}).out;
+  const std::string shown = run_in(scratch, {"runs", "show", "r"}).out;
   const auto rows = logged_rows(scratch.file("r"));
   for (const char* text : {"mock data", "77", "dp1, 1 rank"}) CHECK_MESSAGE(contains(shown, text), shown);
   // "step 3 | validation loss 4.1234 | perplexity 61.77" and "| 1.2 MiB |" of the last step.
@@ -280,7 +264,7 @@ TEST_CASE("runs show says what the log says: validation, data, seed, layout, tok
   std::string size = shown.substr(memory + 6, shown.find('\n', memory) - memory - 6);
   size.erase(0, size.find_first_not_of(' '));
   CHECK_MESSAGE(contains(trained.err, "| " + size + " |"), shown);
-  const json run = json::parse(in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
+  const json run = json::parse(run_in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
   CHECK(run["seed"] == 77);
   CHECK(run["tokens"] == rows.back()["consumed_tokens"]);
   CHECK(run["validation_step"] == 3);
@@ -292,10 +276,10 @@ TEST_CASE("runs show says how far a run came that stopped between two logged ste
   const Finished trained = train_in(
       scratch, {"train.train_iters=9", "train.exit_interval=7", "logger.log_interval=5", "--run-dir", "r"});
   REQUIRE_MESSAGE(trained.code == 75, trained.err);
-  const json run = json::parse(in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
+  const json run = json::parse(run_in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
   CHECK(run["step"] == 7);
   CHECK(run["logged_step"] == 5);
-  const std::string shown = in(scratch, {"runs", "show", "r"}).out;
+  const std::string shown = run_in(scratch, {"runs", "show", "r"}).out;
   CHECK_MESSAGE(contains(shown, "step         7\n"), shown);
   CHECK_MESSAGE(contains(shown, ", step 5\n"), shown);
 }

@@ -14,13 +14,6 @@ using nlohmann::json;
 
 namespace {
 
-Finished in(const ScratchDirectory& scratch, std::vector<std::string> arguments) {
-  Launch launch;
-  launch.directory = scratch.path();
-  launch.arguments = std::move(arguments);
-  return run(launch);
-}
-
 // The losses of a shrunk run, a step each; gradients are there at every step.
 std::vector<double> losses_of(const ScratchDirectory& scratch, const std::string& recipe,
                               const std::vector<std::string>& more = {}, const std::string& ranks = "1") {
@@ -28,7 +21,7 @@ std::vector<double> losses_of(const ScratchDirectory& scratch, const std::string
   std::vector<std::string> words = {"train", recipe, "--shrink", "--run-dir", directory, "train.threads=1"};
   if (ranks != "1") words.insert(words.end(), {"--nproc", ranks});
   words.insert(words.end(), more.begin(), more.end());
-  const Finished done = in(scratch, words);
+  const Finished done = run_in(scratch, words);
   REQUIRE_MESSAGE(done.code == 0, done.err);
   CHECK_FALSE(contains(done.err, "internal error"));
   std::istringstream lines(read_text(scratch.file(directory + "/metrics.jsonl")));
@@ -121,13 +114,13 @@ TEST_CASE("train --shrink on two ranks keeps a layout of that many") {
 TEST_CASE("a shrunk run goes on, and is no model to ask") {
   const ScratchDirectory scratch;
   check_trains(scratch, "llama3.2-1b-lora");
-  const Finished more = in(scratch, {"train", "llama3.2-1b-lora", "--shrink", "--run-dir",
-                                     "llama3.2-1b-lora-1", "train.train_iters=4", "train.threads=1",
-                                     "--resume", "scheduler.override_opt_param_scheduler=true"});
+  const Finished more = run_in(scratch, {"train", "llama3.2-1b-lora", "--shrink", "--run-dir",
+                                         "llama3.2-1b-lora-1", "train.train_iters=4", "train.threads=1",
+                                         "--resume", "scheduler.override_opt_param_scheduler=true"});
   CHECK_MESSAGE(more.code == 0, more.err);
   CHECK(contains(more.err, "resumed from"));
   scratch.write("text.txt", "nobody knows\n");
-  const Finished asked = in(scratch, {"eval", "llama3.2-1b-lora-1", "--text", "text.txt"});
+  const Finished asked = run_in(scratch, {"eval", "llama3.2-1b-lora-1", "--text", "text.txt"});
   CHECK(asked.code != 0);
   CHECK_MESSAGE(contains(asked.err, "random weights"), asked.err);
 }
@@ -152,7 +145,7 @@ TEST_CASE("show --shrink tells what it changes, check --shrink what it takes") {
 
 TEST_CASE("a recipe whose model or data is not there says how to name it") {
   const ScratchDirectory scratch;
-  const Finished missing = in(scratch, {"train", "llama3.2-1b-lora"});
+  const Finished missing = run_in(scratch, {"train", "llama3.2-1b-lora"});
   CHECK(missing.code != 0);
   for (const char* part : {"models/Llama-3.2-1B-Instruct",
                            "hf download ORG/Llama-3.2-1B-Instruct --local-dir models/Llama-3.2-1B-Instruct",

@@ -26,25 +26,19 @@ std::vector<std::string> tiny(int64_t steps) {
   return tiny_recipe({"train.train_iters=" + std::to_string(steps), "checkpoint.save_interval=2"});
 }
 
-Finished in(const ScratchDirectory& scratch, std::vector<std::string> arguments) {
-  Launch launch;
-  launch.directory = scratch.path();
-  launch.arguments = std::move(arguments);
-  return run(launch);
-}
 Finished plan(const ScratchDirectory& scratch, const std::string& name, int64_t steps,
               const std::vector<std::string>& axes) {
   std::vector<std::string> arguments{"sweep", "plan"};
   for (const std::string& word : tiny(steps)) arguments.push_back(word);
   arguments.insert(arguments.end(), axes.begin(), axes.end());
   arguments.insert(arguments.end(), {"--out", name});
-  return in(scratch, arguments);
+  return run_in(scratch, arguments);
 }
 
 // Trial → metric and state.
 std::map<std::string, std::pair<std::string, std::string>> results_of(const ScratchDirectory& scratch,
                                                                       const std::string& name) {
-  const Finished status = in(scratch, {"sweep", "status", name, "--json"});
+  const Finished status = run_in(scratch, {"sweep", "status", name, "--json"});
   REQUIRE_MESSAGE(status.code == 0, status.err);
   std::map<std::string, std::pair<std::string, std::string>> results;
   const json all = json::parse(status.out);
@@ -122,7 +116,7 @@ void same_as_uninterrupted(const std::vector<std::string>& axes, size_t trials, 
     const Finished planned = plan(scratch, name, steps, axes);
     REQUIRE_MESSAGE(planned.code == 0, planned.err);
   }
-  const Finished whole = in(scratch, {"sweep", "run", "whole", "--slots", "2"});
+  const Finished whole = run_in(scratch, {"sweep", "run", "whole", "--slots", "2"});
   REQUIRE_MESSAGE(whole.code == 0, whole.err);
   run_with_kills(scratch, "killed", kills,
                  1 + static_cast<int>(1000 * whole.seconds / static_cast<double>(trials)));
@@ -136,7 +130,7 @@ void same_as_uninterrupted(const std::vector<std::string>& axes, size_t trials, 
     CHECK(result.first != "null");
     CHECK(done.at(trial) == 1);
   }
-  const Finished again = in(scratch, {"sweep", "run", "killed"});
+  const Finished again = run_in(scratch, {"sweep", "run", "killed"});
   CHECK(again.code == 0);
   CHECK(!contains(again.err, "started"));  // what is done is never run again
 }
@@ -158,7 +152,8 @@ TEST_CASE("4 trials on two slots, the runner killed once") {
 
 TEST_CASE("a sweep is planned, run and inspected; an added value keeps completed trials") {
   const ScratchDirectory scratch;
-  const Finished dry = in(scratch, {"sweep", "plan", "quickstart", "optimizer.lr=1e-3,3e-3", "--dry-run"});
+  const Finished dry =
+      run_in(scratch, {"sweep", "plan", "quickstart", "optimizer.lr=1e-3,3e-3", "--dry-run"});
   CHECK(dry.code == 0);
   CHECK(contains(dry.out, "2 trials"));
   CHECK(!fs::exists(scratch.file("sweeps")));
@@ -166,7 +161,7 @@ TEST_CASE("a sweep is planned, run and inspected; an added value keeps completed
   const Finished planned = plan(scratch, "s", 4, {"optimizer.lr=1e-3,1e-2"});
   REQUIRE_MESSAGE(planned.code == 0, planned.err);
   CHECK(contains(planned.err, "capstan sweep run s"));
-  const Finished ran = in(scratch, {"sweep", "run", "s"});
+  const Finished ran = run_in(scratch, {"sweep", "run", "s"});
   REQUIRE_MESSAGE(ran.code == 0, ran.err);
   CHECK(contains(ran.err, "2 done"));
   const auto before = results_of(scratch, "s");
@@ -184,17 +179,17 @@ TEST_CASE("a sweep is planned, run and inspected; an added value keeps completed
   std::string other = before.begin()->first;
   other.back() = other.back() == '0' ? '1' : '0';
   const auto refused = [&](const std::vector<std::string>& words, const std::string& why) {
-    const Finished done = in(scratch, words);
+    const Finished done = run_in(scratch, words);
     CHECK(done.code == 2);
     CHECK_MESSAGE(contains(done.err, why), done.err);
   };
   refused({"sweep", "run", "s", "--trial", other},
           "not found: trial = " + other + "\n  = help: did you mean `");
   refused({"sweep", "run", "s", "--trial", "zzzzzzzzzzzz"}, "`capstan sweep status` lists them");
-  const Finished added = in(scratch, {"sweep", "add", "s", "optimizer.lr=3e-3"});
+  const Finished added = run_in(scratch, {"sweep", "add", "s", "optimizer.lr=3e-3"});
   REQUIRE_MESSAGE(added.code == 0, added.err);
   CHECK(contains(added.err, "1 trial is new"));
-  const Finished more = in(scratch, {"sweep", "run", "s"});
+  const Finished more = run_in(scratch, {"sweep", "run", "s"});
   CHECK(more.code == 0);
   CHECK(contains(more.err, "3 done"));
   auto after = results_of(scratch, "s");
@@ -212,9 +207,9 @@ TEST_CASE("invalid trials are listed with their reason, which is said once") {
   CHECK(contains(planned.out, "rng.seed=4\ninvalid: 3 more for the same reason\n    error[R0604]: "));
   CHECK(planned.out.find("R0604") == planned.out.rfind("R0604"));
   CHECK(contains(planned.out, "\n7 trials, 7 invalid; "));
-  const Finished status = in(scratch, {"sweep", "status", "s"});
+  const Finished status = run_in(scratch, {"sweep", "status", "s"});
   CHECK(contains(status.out, "7 pending, 7 invalid\ninvalid: optimizer.lr=1e-5 rng.seed=1\n"));
-  const json all = json::parse(in(scratch, {"sweep", "status", "s", "--json"}).out);
+  const json all = json::parse(run_in(scratch, {"sweep", "status", "s", "--json"}).out);
   CHECK(all["invalid"].size() == 7);
   CHECK(contains(all["invalid"][0]["reasons"][0].get<std::string>(), "error[R0604]"));
 }
@@ -222,19 +217,19 @@ TEST_CASE("invalid trials are listed with their reason, which is said once") {
 TEST_CASE("the learning rate of the quickstart is swept by itself, and ranked by the validation loss") {
   const ScratchDirectory scratch;
   const Finished planned =
-      in(scratch, {"sweep", "plan", "quickstart", "optimizer.lr=1e-4,2e-4,1e-3,2e-2", "--out", "s"});
+      run_in(scratch, {"sweep", "plan", "quickstart", "optimizer.lr=1e-4,2e-4,1e-3,2e-2", "--out", "s"});
   REQUIRE_MESSAGE(planned.code == 0, planned.err);
   CHECK(contains(planned.out, "\n4 trials; "));
   CHECK(contains(planned.out, "\nranked by `val/loss` (last), the validation loss, the lowest first\n"));
-  CHECK(contains(in(scratch, {"sweep", "status", "s"}).out, "ranked by `val/loss` (last)"));
-  CHECK(json::parse(in(scratch, {"sweep", "status", "s", "--json"}).out)["metric"]["name"] == "val/loss");
+  CHECK(contains(run_in(scratch, {"sweep", "status", "s"}).out, "ranked by `val/loss` (last)"));
+  CHECK(json::parse(run_in(scratch, {"sweep", "status", "s", "--json"}).out)["metric"]["name"] == "val/loss");
   // From another directory, too: the data's relative paths count from where the sweep was planned.
   const ScratchDirectory elsewhere;
-  const Finished added = in(elsewhere, {"sweep", "add", scratch.file("s"), "optimizer.lr=5e-3"});
+  const Finished added = run_in(elsewhere, {"sweep", "add", scratch.file("s"), "optimizer.lr=5e-3"});
   CHECK_MESSAGE(added.code == 0, added.err);
   CHECK(contains(added.err, "1 trial is new"));
   const Finished asked =
-      in(elsewhere, {"sweep", "ask", scratch.file("s"), "--values", R"({"optimizer.lr": 7e-3})"});
+      run_in(elsewhere, {"sweep", "ask", scratch.file("s"), "--values", R"({"optimizer.lr": 7e-3})"});
   CHECK_MESSAGE(asked.code == 0, asked.err);
 }
 
@@ -248,12 +243,12 @@ TEST_CASE("successive halving decides on trials that end between two looks of th
   scratch.write("h.yaml", "schema: capstan-sweep/1\n" + base + set +
                               "]\naxes: {optimizer.lr: [1e-5, 1e-2, 1e-4, 3e-2]}\n"
                               "stop: {asha: {steps: [4], keep: 1/3}}\n");
-  const Finished planned = in(scratch, {"sweep", "plan", "./h.yaml", "--out", "s"});
+  const Finished planned = run_in(scratch, {"sweep", "plan", "./h.yaml", "--out", "s"});
   REQUIRE_MESSAGE(planned.code == 0, planned.err);
   CHECK(contains(planned.err, "no trial validates: the sweep is ranked by `loss`, the training loss"));
-  const Finished ran = in(scratch, {"sweep", "run", "s"});
+  const Finished ran = run_in(scratch, {"sweep", "run", "s"});
   REQUIRE_MESSAGE(ran.code == 0, ran.err);
-  const json status = json::parse(in(scratch, {"sweep", "status", "s", "--json"}).out);
+  const json status = json::parse(run_in(scratch, {"sweep", "status", "s", "--json"}).out);
   std::vector<double> before;
   for (const auto& trial : status["trials"]) {
     double at_rung = 0;
@@ -291,14 +286,14 @@ TEST_CASE("a sweep over passes plans the steps that its runs make") {
   }
   arguments.insert(arguments.end(),
                    {"train.epochs=0.5,2", "dataset.packing=true,false", "--out", "s", "--json"});
-  const Finished planned = in(scratch, arguments);
+  const Finished planned = run_in(scratch, arguments);
   REQUIRE_MESSAGE(planned.code == 0, planned.err);
   std::map<std::string, int64_t> steps;
   const json plan = json::parse(planned.out);
   for (const json& trial : plan["trials"]) steps[trial["id"]] = trial["steps"];
   REQUIRE(steps.size() == 4);
-  REQUIRE(in(scratch, {"sweep", "run", "s"}).code == 0);
-  const json status = json::parse(in(scratch, {"sweep", "status", "s", "--json"}).out);
+  REQUIRE(run_in(scratch, {"sweep", "run", "s"}).code == 0);
+  const json status = json::parse(run_in(scratch, {"sweep", "status", "s", "--json"}).out);
   for (const json& trial : status["trials"]) {
     CAPTURE(trial.dump());
     CHECK(trial["state"] == "done");
@@ -312,18 +307,18 @@ TEST_CASE("a trial that fails is shown at once, and can be retried") {
   const ScratchDirectory scratch;
   const Finished planned = plan(scratch, "s", 4, {"optimizer.lr=1e-3,1e-2", "checkpoint.load=nowhere"});
   REQUIRE_MESSAGE(planned.code == 0, planned.err);
-  const Finished ran = in(scratch, {"sweep", "run", "s", "--on-failure", "stop"});
+  const Finished ran = run_in(scratch, {"sweep", "run", "s", "--on-failure", "stop"});
   CHECK(ran.code == 1);
   CHECK(contains(ran.err, "failed: "));
   CHECK(contains(ran.err, "log.txt:"));
   CHECK(contains(ran.err, "nowhere"));
   CHECK(contains(ran.err, "1 failed, 1 pending"));
-  CHECK(in(scratch, {"sweep", "run", "s"}).code == 1);
-  const Finished retried = in(scratch, {"sweep", "retry", "s"});
+  CHECK(run_in(scratch, {"sweep", "run", "s"}).code == 1);
+  const Finished retried = run_in(scratch, {"sweep", "retry", "s"});
   CHECK(contains(retried.out, "2 trials are pending again"));
-  const Finished wrong = in(scratch, {"sweep", "retry", "s", "zzz"});
+  const Finished wrong = run_in(scratch, {"sweep", "retry", "s", "zzz"});
   CHECK(wrong.code == 2);
-  CHECK(in(scratch, {"sweep", "status", "nothing"}).code == 2);
+  CHECK(run_in(scratch, {"sweep", "status", "nothing"}).code == 2);
 }
 
 TEST_CASE("interrupted once, trials save and go on later; what is hopeless is pruned") {
@@ -349,8 +344,8 @@ TEST_CASE("interrupted once, trials save and go on later; what is hopeless is pr
   scratch.write("p.yaml",
                 "schema: capstan-sweep/1\nbase: s/trials/" + results_of(scratch, "s").begin()->first +
                     "/recipe.yaml\naxes: {optimizer.lr: [1e-3, 2e-3]}\nstop: {worse_than: 0.001}\n");
-  REQUIRE(in(scratch, {"sweep", "plan", "./p.yaml"}).code == 0);
-  const Finished pruned = in(scratch, {"sweep", "run", "sweeps/p", "--slots", "2"});
+  REQUIRE(run_in(scratch, {"sweep", "plan", "./p.yaml"}).code == 0);
+  const Finished pruned = run_in(scratch, {"sweep", "run", "sweeps/p", "--slots", "2"});
   CHECK(pruned.code == 0);
   CHECK(contains(pruned.err, "2 pruned"));
   CHECK(contains(pruned.err, "worse than 0.001"));
@@ -360,8 +355,8 @@ TEST_CASE("two runners share the work and never a trial") {
   const ScratchDirectory scratch;
   REQUIRE(plan(scratch, "s", 6, {"optimizer.lr=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3"}).code == 0);
   Finished other;
-  std::thread second([&] { other = in(scratch, {"sweep", "run", "s"}); });
-  const Finished first = in(scratch, {"sweep", "run", "s"});
+  std::thread second([&] { other = run_in(scratch, {"sweep", "run", "s"}); });
+  const Finished first = run_in(scratch, {"sweep", "run", "s"});
   second.join();
   CHECK(first.code == 0);
   CHECK(other.code == 0);
@@ -424,17 +419,18 @@ TEST_CASE("what became of a trial's directory does not stop the others") {
   const std::string gone = trials.begin()->first, torn = std::next(trials.begin())->first;
   fs::remove_all(scratch.file("s") + "/trials/" + gone);
   scratch.write("s/trials/" + torn + "/state", "");
-  const Finished ran = in(scratch, {"sweep", "run", "s"});
+  const Finished ran = run_in(scratch, {"sweep", "run", "s"});
   CHECK(ran.code == 1);
-  CHECK(contains(ran.err, "cannot run: its directory is gone; `capstan sweep add` writes it anew"));
-  CHECK(contains(ran.err, "cannot run: its state is lost; `capstan sweep retry` lets it wait again"));
+  CHECK(contains(ran.err, "cannot run: its directory is missing; `capstan sweep add` writes it again"));
+  CHECK(contains(ran.err,
+                 "cannot run: its state file is missing; `capstan sweep retry` makes it pending again"));
   CHECK(contains(ran.err, "1 done, 2 failed"));
   for (const char* command : {"status", "table", "plot", "slurm"})
-    CHECK(in(scratch, {"sweep", command, "s"}).code == 0);
-  CHECK(in(scratch, {"sweep", "retry", "s", gone}).code == 2);
-  CHECK(contains(in(scratch, {"sweep", "retry", "s", torn}).out, "1 trial is pending again"));
-  CHECK(contains(in(scratch, {"sweep", "add", "s"}).err, "1 trial is new"));
-  CHECK(contains(in(scratch, {"sweep", "run", "s"}).err, "3 done"));
+    CHECK(run_in(scratch, {"sweep", command, "s"}).code == 0);
+  CHECK(run_in(scratch, {"sweep", "retry", "s", gone}).code == 2);
+  CHECK(contains(run_in(scratch, {"sweep", "retry", "s", torn}).out, "1 trial is pending again"));
+  CHECK(contains(run_in(scratch, {"sweep", "add", "s"}).err, "1 trial is new"));
+  CHECK(contains(run_in(scratch, {"sweep", "run", "s"}).err, "3 done"));
 }
 
 TEST_CASE("ranks die with the runner") {
@@ -447,7 +443,7 @@ TEST_CASE("ranks die with the runner") {
     for (size_t i = 1; i < words.size(); ++i) text += "  - " + words[i] + "\n";
     return text;
   }());
-  const Finished planned = in(scratch, {"sweep", "plan", "./r.yaml", "--out", "s"});
+  const Finished planned = run_in(scratch, {"sweep", "plan", "./r.yaml", "--out", "s"});
   REQUIRE_MESSAGE(planned.code == 0, planned.err);
   Launch launch;
   launch.directory = scratch.path();

@@ -20,12 +20,12 @@ namespace {
 
 const std::string kHead = "schema: capstan-sweep/1\nname: t\nbase: quickstart\n";
 
-Reading read(const std::string& text) {
+ParsedDefinition read(const std::string& text) {
   return read_definition_text(kHead + text, "/tmp", "s.yaml");
 }
 std::string errors_of(const std::string& text) {
   std::string all;
-  const Reading reading = read(text);
+  const ParsedDefinition reading = read(text);
   for (const auto& diagnostic : reading.diagnostics) {
     all += config::location_text(diagnostic.location, reading.sources) + ": " + diagnostic.message + "\n";
     for (const auto& help : diagnostic.helps) all += "  " + help + "\n";
@@ -44,7 +44,7 @@ std::vector<std::string> texts(const Points& points) {
   }
   return out;
 }
-Reading words(std::vector<std::string> given, std::optional<int64_t> trials = {}) {
+ParsedDefinition words(std::vector<std::string> given, std::optional<int64_t> trials = {}) {
   CommandLine line;
   line.recipe = "quickstart";
   for (std::string& word : given) line.words.push_back(config::Override::token(std::move(word)));
@@ -55,7 +55,7 @@ Reading words(std::vector<std::string> given, std::optional<int64_t> trials = {}
 }  // namespace
 
 TEST_CASE("every key of a sweep file is read") {
-  const Reading reading = read(R"(set: [train.train_iters=20, dataset=mock]
+  const ParsedDefinition reading = read(R"(set: [train.train_iters=20, dataset=mock]
 axes:
   optimizer.lr: {log: [1e-4, 1e-3], n: 4}
   optimizer.weight_decay: [0, 0.1]
@@ -97,7 +97,7 @@ resources: {ranks: 2, threads: 3}
   CHECK(texts(points)[0] == "lr=0.0001 weight_decay=0 mixed_precision=fp32 num_layers=2 hidden_size=64");
 
   SUBCASE("written out it reads back as the same") {
-    const Reading again = read_definition_text(to_yaml(d), "/tmp", "again.yaml");
+    const ParsedDefinition again = read_definition_text(to_yaml(d), "/tmp", "again.yaml");
     INFO(to_yaml(d), config::render(again.diagnostics, again.sources));
     REQUIRE(again.ok());
     CHECK(to_yaml(again.definition) == to_yaml(d));
@@ -124,22 +124,22 @@ stop: {asha: {steps: [20, 10], keep: 3}}
   CHECK(contains(all, "optimizer.lr"));
   CHECK(contains(all, "s.yaml:7:27: the axis `optimizer.weight_decay` takes a list of values"));
   CHECK(contains(all, "the first bound is not below the second"));
-  CHECK(contains(all, "the seed 1 stands twice"));
+  CHECK(contains(all, "the seed 1 occurs twice"));
   CHECK(contains(all, "`metric.goal` is min or max"));
-  CHECK(contains(all, "the steps of `stop.asha` ascend"));
-  CHECK(contains(all, "`stop.asha.keep` takes a part between 0 and 1"));
+  CHECK(contains(all, "the steps of `stop.asha` must ascend"));
+  CHECK(contains(all, "`stop.asha.keep` takes a fraction between 0 and 1"));
 }
 
 TEST_CASE("a metric that no run writes is perhaps misspelt") {
   const auto warning = [](const std::string& metric) {
-    const Reading reading = read("axes: {optimizer.lr: [1e-3, 1e-2]}\nmetric: " + metric);
+    const ParsedDefinition reading = read("axes: {optimizer.lr: [1e-3, 1e-2]}\nmetric: " + metric);
     CHECK(reading.ok());
     CHECK(reading.diagnostics.size() <= 1);
     if (reading.diagnostics.empty()) return std::string();
     return reading.diagnostics[0].message + "; " + reading.diagnostics[0].helps.at(0);
   };
   CHECK(warning("val/los") ==
-        "`train` writes no metric `val/los`: trials have a value only where `sweep tell` gives one; did you "
+        "`train` writes no metric `val/los`: trials have values only from `sweep tell`; did you "
         "mean "
         "`val/loss`?");
   CHECK(contains(warning("{name: accuracy, goal: max}"), "written are: loss, "));
@@ -155,7 +155,7 @@ TEST_CASE("single mistakes") {
   for (const Case& one : std::vector<Case>{
            {"", "nothing varies"},
            {"axes: {optimizer.lr: []}", "has no values"},
-           {"axes: {optimizer.lr: [1, 1]}", "stands twice in the axis"},
+           {"axes: {optimizer.lr: [1, 1]}", "occurs twice in the axis"},
            {"axes: {optimizer: {lr: [1]}}", "a list of its presets"},
            {"axes: {optimizer.lr: {log: [0, 1], n: 3}}", "begins above 0"},
            {"axes: {optimizer.lr: {log: [1e-4, 1], n: 1}}", "`n` takes an integer from 2"},
@@ -165,7 +165,7 @@ TEST_CASE("single mistakes") {
            {"axes: {model.normalization: {linear: [1, 2]}}", "a range needs numbers"},
            {"axes: {optimizer.lr: {log: [1e-4, 1]}}\nmethod: grid", "needs a number of points"},
            {"axes: {optimizer.lr: {log: [1e-4, 1]}}", "`trials` is missing"},
-           {"axes: {optimizer.lr: [1]}\nmethod: bayes", "`bayes` is no method"},
+           {"axes: {optimizer.lr: [1]}\nmethod: bayes", "`bayes` is not a method"},
            {"axes: {optimizer.lr: [1], model.num_layers: [1, 2]}\nmethod: list", "side by side"},
            {"axes: {optimizer.lr: [1]}\nlink: [{optimizer.lr: 2}]", "is varied twice"},
            {"link: [{model.num_layers: 2}, {model.hidden_size: 2}]", "this row lacks `model.num_layers`"},
@@ -193,8 +193,9 @@ TEST_CASE("single mistakes") {
 }
 
 TEST_CASE("the command line says the same in Hydra's words") {
-  const Reading reading = words({"optimizer.lr=1e-4,3e-4", "mixed_precision=choice(fp32,bf16_mixed)",
-                                 "model.num_layers=range(1,5,2)", "rng.seed=7,8", "train.train_iters=20"});
+  const ParsedDefinition reading =
+      words({"optimizer.lr=1e-4,3e-4", "mixed_precision=choice(fp32,bf16_mixed)",
+             "model.num_layers=range(1,5,2)", "rng.seed=7,8", "train.train_iters=20"});
   INFO(config::render(reading.diagnostics, reading.sources));
   REQUIRE(reading.ok());
   const Definition& d = reading.definition;
@@ -206,18 +207,18 @@ TEST_CASE("the command line says the same in Hydra's words") {
   CHECK(d.set == std::vector<std::string>{"train.train_iters=20"});
   CHECK(d.method == Method::grid);
 
-  const Reading drawn =
+  const ParsedDefinition drawn =
       words({"optimizer.lr=tag(log,interval(1e-4,1e-2))", "optimizer.weight_decay=uniform(0,1)"}, 5);
   REQUIRE(drawn.ok());
   CHECK(drawn.definition.method == Method::random);
   CHECK(drawn.definition.axes[0].kind == AxisKind::log);
   CHECK(points_of(drawn.definition).points.size() == 5);
 
-  const Reading range = words({"optimizer.lr=log(1e-4,1e-2,3)"});
+  const ParsedDefinition range = words({"optimizer.lr=log(1e-4,1e-2,3)"});
   REQUIRE(range.ok());
   CHECK(range.definition.axes[0].values == std::vector<std::string>{"0.0001", "0.001", "0.01"});
 
-  const Reading lists = words({"model.window_size=[1,2],null", "dataset.blend={a: 1},{a: 2, b: 3}"});
+  const ParsedDefinition lists = words({"model.window_size=[1,2],null", "dataset.blend={a: 1},{a: 2, b: 3}"});
   REQUIRE(lists.definition.axes.size() == 2);
   CHECK(lists.definition.axes[0].values == std::vector<std::string>{"[1, 2]", "null"});
 
@@ -227,19 +228,19 @@ TEST_CASE("the command line says the same in Hydra's words") {
   CHECK(read("axes: {optimizer.lr: {range: [-3, -1, 1]}}").definition.axes[0].values ==
         std::vector<std::string>{"-3", "-2"});
   for (const char* points : {"0", "1", "2.5", "-4", "1e30"}) {
-    const Reading wrong = words({"optimizer.lr=log(1e-4,1e-3," + std::string(points) + ")"});
+    const ParsedDefinition wrong = words({"optimizer.lr=log(1e-4,1e-3," + std::string(points) + ")"});
     REQUIRE(wrong.diagnostics.size() == 1);
     CHECK(wrong.diagnostics[0].message ==
           "`log` takes as its third argument the number of points, from 2 to 10000");
   }
-  const Reading nothing = words({"train.train_iters=20"});
+  const ParsedDefinition nothing = words({"train.train_iters=20"});
   REQUIRE(nothing.diagnostics.size() == 1);
   CHECK(nothing.diagnostics[0].message == "nothing varies: no field has several values");
   for (const char* name : {"null", "~", "a: b", "1e3"}) {
     CommandLine line;
     line.recipe = std::string("./") + name + ".yaml";
     line.words = {config::Override::token("optimizer.lr=1e-4,3e-4")};
-    const Reading named = definition_from_words(line);
+    const ParsedDefinition named = definition_from_words(line);
     REQUIRE(named.ok());
     CHECK(named.definition.name == name);
     CHECK(named.definition.base == line.recipe);
@@ -256,7 +257,7 @@ TEST_CASE("more of a sweep: values and seeds are added, a base is not changed") 
   const Definition before = read("axes: {optimizer.lr: [1e-4, 3e-4]}\nseeds: [1]\n").definition;
   CommandLine more;
   more.words = {config::Override::token("optimizer.lr=3e-4,1e-3"), config::Override::token("rng.seed=2")};
-  const Reading after = extended(before, more, true);
+  const ParsedDefinition after = extended(before, more, true);
   INFO(config::render(after.diagnostics, after.sources));
   REQUIRE(after.ok());
   CHECK(after.definition.axes[0].values == std::vector<std::string>{"1e-4", "3e-4", "1e-3"});

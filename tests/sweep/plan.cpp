@@ -45,7 +45,7 @@ TEST_CASE("two plans of the same thing are equal byte for byte, and what is plan
   const Scratch scratch;
   const Definition d = tiny_definition(
       "axes: {optimizer.lr: {log: [1e-3, 1e-1], n: 3}, model.hidden_dropout: [0, 0.1]}\nseeds: [1, 2]\n");
-  const Planned planned = make_plan(d);
+  const ComposedPlan planned = make_plan(d);
   REQUIRE(planned.plan.trials.size() == 12);
   CHECK(planned.plan.varying == std::vector<std::string>{"optimizer.lr", "model.hidden_dropout"});
   write_plan(scratch.path / "a", planned);
@@ -102,14 +102,14 @@ TEST_CASE("a trial that is asked for may have keys that others lack, and nothing
   wrong("@x.yaml", "1", {}, "unknown key `@x.yaml`");
   wrong("~optimizer.lr", "1", {}, "unknown key `~optimizer.lr`");
   wrong("optimizer.lrr", "1", {}, "unknown key `optimizer.lrr`");
-  wrong("rng.seed", "x", {}, "`x` is no seed");
+  wrong("rng.seed", "x", {}, "`x` is not a seed");
   wrong("rng.seed", "2", 1, "two seeds, 1 and 2");
   CHECK(add_trial(place, {{"rng.seed", "2"}}, {}).seed == 2);
 }
 
 TEST_CASE("what the base takes from an axis is noted") {
   const auto notes = [](const std::string& rest) {
-    const Planned planned = make_plan(tiny_definition(rest));
+    const ComposedPlan planned = make_plan(tiny_definition(rest));
     std::string all;
     for (const std::string& note : planned.notes) all += note + "\n";
     return all;
@@ -204,7 +204,7 @@ TEST_CASE("an axis value more keeps the trials that are there, in their states")
   CHECK_THROWS_AS(extend_plan(place, make_plan(other)), Error);
 }
 
-TEST_CASE("states change by rename and one line; a line that is missing is told later, a torn one again") {
+TEST_CASE("states change by rename and one line; a missing line is recorded later, a torn one again") {
   const Scratch scratch;
   write_plan(scratch.path / "s", make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2, 1e-1]}")));
   const Store store(scratch.path / "s");
@@ -217,14 +217,14 @@ TEST_CASE("states change by rename and one line; a line that is missing is told 
   };
   store.change(trials[0].id, {State::done, 1, "", 0});
   CHECK(lines().size() == 1);
-  store.mend_journal();
+  store.repair_journal();
   CHECK(lines().size() == 1);
   // Killed between the two.
   write_file_durably(store.trial(trials[1].id) / "state", "done\n");
   std::ofstream(scratch.path / "s/journal.jsonl", std::ios::app)
       << "{\"trial\": \"" << trials[1].id << "\", \"sta";
-  store.mend_journal();
-  store.mend_journal();
+  store.repair_journal();
+  store.repair_journal();
   REQUIRE(lines().size() == 2);
   CHECK(lines()[1].find("\"state\":\"done\"") != std::string::npos);
   CHECK(lines()[1].find(trials[1].id) != std::string::npos);
@@ -271,15 +271,15 @@ TEST_CASE("states change by rename and one line; a line that is missing is told 
     ::unsetenv("SLURM_JOB_ID");
     CHECK(!claim("77", 0));
   }
-  SUBCASE("damage is told") {
+  SUBCASE("damage is reported") {
     write_file_durably(store.trial(trials[2].id) / "state", "dome\n");
     CHECK(store.state(trials[2].id) == State::failed);
-    CHECK(store.status(trials[2]).reason.find("its state is lost; `capstan sweep retry`") == 0);
+    CHECK(store.status(trials[2]).reason.find("its state file is missing; `capstan sweep retry`") == 0);
     fs::remove_all(store.trial(trials[0].id));
     CHECK(store.state(trials[0].id) == State::failed);
-    CHECK(store.status(trials[0]).reason.find("its directory is gone; `capstan sweep add`") == 0);
+    CHECK(store.status(trials[0]).reason.find("its directory is missing; `capstan sweep add`") == 0);
     CHECK(store.statuses().size() == trials.size());
-    store.mend_journal();
+    store.repair_journal();
     CHECK(lines().size() == 2);  // nothing is known of them
     CHECK(extend_plan(scratch.path / "s", make_plan(store.plan().definition)) == 1);
     CHECK(store.damage(trials[0].id).empty());
@@ -421,7 +421,7 @@ TEST_CASE("the step at which a trial was pruned is kept for the runners after th
 
 TEST_CASE("a sweep that names no metric is ranked by the validation loss where every trial has one") {
   const auto metric = [](const std::string& rest, std::string& notes) {
-    const Planned planned = make_plan(tiny_definition(rest));
+    const ComposedPlan planned = make_plan(tiny_definition(rest));
     for (const std::string& note : planned.notes) notes += note + "\n";
     const Scratch scratch;
     write_plan(scratch.path / "s", planned);
@@ -454,7 +454,7 @@ TEST_CASE("more trials keep the metric that planning chose") {
   CHECK(before.definition.metric.name == "val/loss");
   CommandLine more;
   more.words = {config::Override::token("validation.eval_interval=null,4")};
-  const Reading reading = extended(before.definition, more, true);
+  const ParsedDefinition reading = extended(before.definition, more, true);
   REQUIRE(reading.ok());
   extend_plan(place, make_plan(reading.definition));
   CHECK(read_plan(place).definition.metric.name == "val/loss");
@@ -462,7 +462,8 @@ TEST_CASE("more trials keep the metric that planning chose") {
 
 TEST_CASE("seeds on an axis are replicates of one configuration") {
   const Scratch scratch;
-  const Planned planned = make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2], rng.seed: [1, 2]}"));
+  const ComposedPlan planned =
+      make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2], rng.seed: [1, 2]}"));
   CHECK(planned.plan.varying == std::vector<std::string>{"optimizer.lr"});
   REQUIRE(planned.plan.trials.size() == 4);
   CHECK(planned.plan.trials[0].configuration == planned.plan.trials[1].configuration);
@@ -602,13 +603,13 @@ TEST_CASE("a sweep is extended from any directory") {
     CommandLine given;
     given.recipe = base;
     given.words = {config::Override::token("optimizer.lr=1e-3,2e-3")};
-    const Reading reading = definition_from_words(given);
+    const ParsedDefinition reading = definition_from_words(given);
     REQUIRE(reading.ok());
     write_plan(place, make_plan(reading.definition));
     fs::current_path(elsewhere.path);
     CommandLine more;
     more.words = {config::Override::token("optimizer.lr=3e-3")};
-    const Reading again = extended(read_plan(place).definition, more, true);
+    const ParsedDefinition again = extended(read_plan(place).definition, more, true);
     REQUIRE(again.ok());
     const auto added = [&] { return extend_plan(place, make_plan(again.definition)); };
     CHECK(added() == 1);
@@ -648,9 +649,9 @@ TEST_CASE("trials whose length is a number of passes have the steps that their r
   const Scratch scratch;
   const std::string text = recipe_of_passes(scratch.path, 22) +
                            "axes: {train.epochs: [1, 2.5], train.global_batch_size: [4, 8]}\n";
-  Reading reading = read_definition_text(text, scratch.path.string(), "passes.yaml");
+  ParsedDefinition reading = read_definition_text(text, scratch.path.string(), "passes.yaml");
   REQUIRE_MESSAGE(reading.ok(), config::render(reading.diagnostics, reading.sources));
-  const Planned planned = make_plan(reading.definition);
+  const ComposedPlan planned = make_plan(reading.definition);
   INFO((planned.plan.invalid.empty() ? "" : planned.plan.invalid[0].reasons[0]));
   REQUIRE(planned.plan.trials.size() == 4);
   const int64_t expected[] = {6, 3, 14, 7};  // 22 and 55 samples in batches of 4 and 8, rounded up
@@ -671,9 +672,9 @@ TEST_CASE("where the data is not there, the steps of a trial are not known until
                            "axes: {optimizer.lr: [1e-3, 2e-3]}\n"
                            "stop: {asha: {steps: [2, 6], keep: 1/2}}\n";
   fs::remove(scratch.path / "samples.jsonl");
-  Reading reading = read_definition_text(text, scratch.path.string(), "passes.yaml");
+  ParsedDefinition reading = read_definition_text(text, scratch.path.string(), "passes.yaml");
   REQUIRE_MESSAGE(reading.ok(), config::render(reading.diagnostics, reading.sources));
-  const Planned planned = make_plan(reading.definition);
+  const ComposedPlan planned = make_plan(reading.definition);
   REQUIRE(planned.plan.trials.size() == 2);
   CHECK(!planned.plan.trials[0].estimate.steps);
   CHECK(planned.plan.tokens() == 0);

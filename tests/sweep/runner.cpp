@@ -26,14 +26,14 @@ class Listener final : public RunnerListener {
     ++starts;
     most_slots = std::max(most_slots, slot + 1);
   }
-  void ended(const TrialPlan& trial, const Transition& how, int) override { ends[trial.id].push_back(how); }
-  void failure(const TrialPlan&, const Transition&, const std::string& tail) override { tails += tail; }
+  void ended(const TrialPlan& trial, const StateChange& how, int) override { ends[trial.id].push_back(how); }
+  void failure(const TrialPlan&, const StateChange&, const std::string& tail) override { tails += tail; }
   void progress(int, const TrialPlan&, std::optional<int64_t>, std::optional<int64_t>,
                 std::optional<double>) override {}
   void note(const std::string&) override {}
 
   int starts = 0, most_slots = 0;
-  std::map<std::string, std::vector<Transition>> ends;
+  std::map<std::string, std::vector<StateChange>> ends;
   std::string tails;
 };
 
@@ -66,7 +66,7 @@ TEST_CASE("trials on two slots: done, failed for good, retried") {
   CHECK(listener.starts == 1 + 2 + 3 + 1 + 1);
   const auto ended = [&](size_t i) {
     std::string text;
-    for (const Transition& how : listener.ends.at(trials[i].id))
+    for (const StateChange& how : listener.ends.at(trials[i].id))
       text += (text.empty() ? "" : "; ") + std::string(name_of(how.state)) + " " + how.reason;
     return text;
   };

@@ -48,7 +48,7 @@ TEST_CASE("mean and sample deviation agree with two sums in long double") {
       for (double& value : drawn) sum += value = values(random);
       const long double mean = sum / static_cast<long double>(n);
       for (const double value : drawn) squares += (value - mean) * (value - mean);
-      const Spread spread = spread_of(drawn);
+      const SeedStatistics spread = seed_statistics(drawn);
       CHECK(spread.n == static_cast<int64_t>(n));
       CHECK(spread.mean == doctest::Approx(static_cast<double>(mean)).epsilon(1e-13));
       CHECK(*spread.deviation ==
@@ -57,13 +57,13 @@ TEST_CASE("mean and sample deviation agree with two sums in long double") {
     }
   // Known: 2, 4, 4, 4, 5, 5, 7, 9 have mean 5 and sample variance 32/7.
   const double known[] = {2, 4, 4, 4, 5, 5, 7, 9};
-  CHECK(spread_of(known).mean == 5);
-  CHECK(*spread_of(known).deviation == doctest::Approx(std::sqrt(32.0 / 7)));
-  CHECK(!spread_of(std::span(known, 1)).deviation);
-  CHECK(spread_of({}).n == 0);
+  CHECK(seed_statistics(known).mean == 5);
+  CHECK(*seed_statistics(known).deviation == doctest::Approx(std::sqrt(32.0 / 7)));
+  CHECK(!seed_statistics(std::span(known, 1)).deviation);
+  CHECK(seed_statistics({}).n == 0);
   const double equal[] = {0.1, 0.1, 0.1};
-  CHECK(spread_of(equal).mean == 0.1);
-  CHECK(*spread_of(equal).deviation == 0);
+  CHECK(seed_statistics(equal).mean == 0.1);
+  CHECK(*seed_statistics(equal).deviation == 0);
 }
 
 TEST_CASE("one row for each configuration, the best first, the unfinished below") {
@@ -167,10 +167,10 @@ TEST_CASE("--top, --where and --group-by") {
   CHECK(means("state=pruned") == std::vector<double>{6});
   CHECK(means("lr=77").empty());
   CHECK(make_table(results, {.where = {"lr=0.001", "loss<2.6"}}).rows.size() == 1);
-  CHECK(holds(error_of([&] { means("learning=2"); }), "`--where` does not know `learning`"));
+  CHECK(holds(error_of([&] { means("learning=2"); }), "`--where` has no name `learning`"));
   CHECK(holds(error_of([&] { means("num_layer=2"); }), "did you mean `num_layers`?"));
-  CHECK(holds(error_of([&] { means("lr"); }), "`lr` is no condition"));
-  CHECK(holds(error_of([&] { means("lr>"); }), "is no condition"));
+  CHECK(holds(error_of([&] { means("lr"); }), "`lr` is not a condition"));
+  CHECK(holds(error_of([&] { means("lr>"); }), "is not a condition"));
   CHECK(holds(error_of([&] { means("lr>much"); }), "`much` is none"));
 
   const Table grouped = make_table(results, {.group_by = {"num_layers"}});
@@ -205,7 +205,7 @@ TEST_CASE("what a metric is called on the command line") {
   for (const char* wrong :
        {"", ":best", "loss:", "loss:worst", "loss:mean", "loss:mean(last 0)", "loss:mean(last x)"}) {
     CAPTURE(wrong);
-    CHECK(holds(error_of([&] { metric_of(wrong, usual); }), "is no metric"));
+    CHECK(holds(error_of([&] { metric_of(wrong, usual); }), "is not a metric"));
   }
 }
 

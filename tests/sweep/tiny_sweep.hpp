@@ -33,7 +33,7 @@ inline const std::string kTiny =
 
 // kTiny and the rest of a sweep file.
 inline Definition tiny_definition(const std::string& rest) {
-  Reading reading = read_definition_text(kTiny + rest, "/tmp", "tiny.yaml");
+  ParsedDefinition reading = read_definition_text(kTiny + rest, "/tmp", "tiny.yaml");
   INFO(config::render(reading.diagnostics, reading.sources));
   REQUIRE(reading.ok());
   return reading.definition;

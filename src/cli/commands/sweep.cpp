@@ -49,7 +49,7 @@ sweep::CommandLine command_line_of(const Context& context, std::string recipe) {
 }
 
 // Shows the diagnostics; throws Exit if there are errors.
-sweep::Definition accepted(const Context& context, sweep::Reading reading) {
+sweep::Definition accepted(const Context& context, sweep::ParsedDefinition reading) {
   config::Resolved shown;
   shown.sources = std::move(reading.sources);
   shown.diagnostics = std::move(reading.diagnostics);
@@ -58,7 +58,7 @@ sweep::Definition accepted(const Context& context, sweep::Reading reading) {
   return std::move(reading.definition);
 }
 
-sweep::Planned planned_with_progress(const Context& context, const sweep::Definition& definition) {
+sweep::ComposedPlan planned_with_progress(const Context& context, const sweep::Definition& definition) {
   Progress progress(!context.quiet(), context.color_err);
   const auto start = Clock::now();
   return sweep::make_plan(definition, [&](int64_t done, int64_t of) {
@@ -111,7 +111,7 @@ std::string steps_text(std::optional<int64_t> steps) {
   return steps ? std::to_string(*steps) : "?";
 }
 
-void show_plan(const Context& context, const sweep::Planned& planned, const std::string& directory) {
+void show_plan(const Context& context, const sweep::ComposedPlan& planned, const std::string& directory) {
   const sweep::Plan& plan = planned.plan;
   if (context.args.has("json")) {
     Json out{{"schema", "capstan.sweep_plan/1"},
@@ -173,7 +173,7 @@ int run_sweep_plan(Context& context) {
     definition = accepted(context, sweep::definition_from_words(command_line_of(context, what)));
   }
   const std::string directory = context.args.value("out").value_or("sweeps/" + definition.name);
-  const sweep::Planned planned = planned_with_progress(context, definition);
+  const sweep::ComposedPlan planned = planned_with_progress(context, definition);
   const bool dry = context.args.has("dry-run");
   if (!dry) sweep::write_plan(directory, planned);
   show_plan(context, planned, dry ? "" : directory);
@@ -188,7 +188,7 @@ int run_sweep_add(Context& context) {
   const sweep::Plan before = sweep::read_plan(directory);
   const sweep::Definition definition = accepted(
       context, sweep::extended(before.definition, command_line_of(context, before.definition.base), true));
-  const sweep::Planned planned = planned_with_progress(context, definition);
+  const sweep::ComposedPlan planned = planned_with_progress(context, definition);
   const bool dry = context.args.has("dry-run");
   const int64_t added = dry ? 0 : sweep::extend_plan(directory, planned);
   show_plan(context, planned, dry ? "" : directory);
@@ -224,7 +224,7 @@ class RunDisplay : public sweep::RunnerListener {
     line_of(slot) = text + " | starting";
     draw();
   }
-  void ended(const sweep::TrialPlan& trial, const sweep::Transition& how, int slot) override {
+  void ended(const sweep::TrialPlan& trial, const sweep::StateChange& how, int slot) override {
     const sweep::TrialStatus status = store_.status(trial);
     std::string text = std::string(name_of(how.state)) + " " + trial.id + " " + trial.label;
     if (status.metric)
@@ -233,7 +233,7 @@ class RunDisplay : public sweep::RunnerListener {
     line_of(slot).clear();
     line(text);
   }
-  void failure(const sweep::TrialPlan& trial, const sweep::Transition& how,
+  void failure(const sweep::TrialPlan& trial, const sweep::StateChange& how,
                const std::string& log_tail) override {
     if (how.state == sweep::State::failed && shown_++ > 0) return;  // the others are in `sweep status`
     clear();
@@ -429,7 +429,7 @@ int run_sweep_retry(Context& context) {
     const auto lock = sweep::TrialLock::try_take(store.trial(id));
     if (!lock)
       fail(ErrorCode::failed, "trial " + id + " is running: " +
-                                  sweep::holder_of(store.trial(id)).value_or(sweep::Holder{}).text);
+                                  sweep::holder_of(store.trial(id)).value_or(sweep::LockHolder{}).text);
     const sweep::State state = store.state(id);
     if (state == sweep::State::done)
       fail(ErrorCode::usage, "trial " + id + " is done", "a completed trial is not run again");

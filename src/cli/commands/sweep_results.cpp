@@ -43,8 +43,8 @@ int run_sweep_table(Context& context) {
   if (json) return put(sweep::table_json(table, results)), 0;
   if (md) return put(sweep::table_markdown(table, results)), 0;
 
-  const auto ranked = sweep::cells(table, results, sweep::Part::ranked);
-  const auto others = sweep::cells(table, results, sweep::Part::others);
+  const auto ranked = sweep::cells(table, results, sweep::RowSelection::ranked);
+  const auto others = sweep::cells(table, results, sweep::RowSelection::others);
   if (ranked.size() > 1) put(text_of_rows(ranked));
   if (others.size() > 1)
     put((ranked.size() > 1 ? "\nnot ranked:\n" : "no trial is done yet:\n") + text_of_rows(others));

@@ -39,7 +39,7 @@ trap 'asked=yes requeue=no; [ -z "$runner" ] || kill -TERM "$runner" 2>/dev/null
 runner=$!
 [ "$asked" = no ] || kill -USR1 "$runner" 2>/dev/null
 
-# A signal ends `wait` early, and then the code is not the runner's; 127: it was told before.
+# A signal ends `wait` early, and then the code is not the runner's; 127: it was reported before.
 while :; do
   asked=no
   wait "$runner"
