@@ -609,7 +609,7 @@ TEST_CASE("a trace of a run and of a recipe; what does not fit ends with code 3 
   CHECK(losses_of(p.file("traced")).size() == 12);
   const Finished command = p.in({"trace", "./tiny.yaml", "-o", "traced.json"});
   CHECK_MESSAGE(command.code == 0, command.err);
-  CHECK(json::parse(read_text(p.file("command.json")))["traceEvents"].size() > 100);
+  CHECK(json::parse(read_text(p.file("traced.json")))["traceEvents"].size() > 100);
 
   // What kernels keep depends on the processor: room for a micro-batch of 1 is what the refusal of less says.
   const Finished least = p.in({"train", "./tiny.yaml", "--run-dir", "large", "resilience.memory_limit=1KiB",
