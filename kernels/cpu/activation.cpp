@@ -212,7 +212,7 @@ void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias,
 }
 
 Activation activation_family() {
-  return {forward, backward};
+  return {.forward = forward, .backward = backward};
 }
 
 }  // namespace HWY_NAMESPACE

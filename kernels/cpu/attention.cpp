@@ -327,7 +327,12 @@ void rope(Context& c, QkvLayout layout, Out qkv, const float* cos, const float* 
 }
 
 Attention attention_family() {
-  return {rope, forward, backward, decode, forward_scratch, backward_scratch};
+  return {.rope = rope,
+          .forward = forward,
+          .backward = backward,
+          .decode = decode,
+          .forward_scratch = forward_scratch,
+          .backward_scratch = backward_scratch};
 }
 
 }  // namespace HWY_NAMESPACE

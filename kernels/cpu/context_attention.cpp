@@ -228,7 +228,10 @@ void backward(Context& c, AttentionPart a, In qkv, In kv, In out, const float* l
 }
 
 ContextAttention context_attention_family() {
-  return {forward, backward, forward_scratch, backward_scratch};
+  return {.forward = forward,
+          .backward = backward,
+          .forward_scratch = forward_scratch,
+          .backward_scratch = backward_scratch};
 }
 
 }  // namespace HWY_NAMESPACE

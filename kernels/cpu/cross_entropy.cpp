@@ -213,7 +213,12 @@ void full(Context& c, Out logits, const int32_t* labels, const float* weight, in
 }
 
 CrossEntropy cross_entropy_family() {
-  return {softcap, row_max, row_sums, loss, backward, full};
+  return {.softcap = softcap,
+          .row_max = row_max,
+          .row_sums = row_sums,
+          .loss = loss,
+          .backward = backward,
+          .full = full};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -385,23 +385,23 @@ void sgd(Context& c, float lr, float momentum, bool nesterov, float weight_decay
 }
 
 Elementwise elementwise_family() {
-  return {fill,
-          cast,
-          add,
-          axpy,
-          scale,
-          bias_dropout_add,
-          dropout,
-          copy_rows,
-          combine_parts<false>,
-          combine_parts<true>,
-          sum,
-          sum_of_squares,
-          weighted_sum,
-          count_nonfinite};
+  return {.fill = fill,
+          .cast = cast,
+          .add = add,
+          .axpy = axpy,
+          .scale = scale,
+          .bias_dropout_add = bias_dropout_add,
+          .dropout = dropout,
+          .copy_rows = copy_rows,
+          .sum_parts = combine_parts<false>,
+          .max_parts = combine_parts<true>,
+          .sum = sum,
+          .sum_of_squares = sum_of_squares,
+          .weighted_sum = weighted_sum,
+          .count_nonfinite = count_nonfinite};
 }
 Optimizers optimizer_family() {
-  return {adam, sgd};
+  return {.adam = adam, .sgd = sgd};
 }
 
 }  // namespace HWY_NAMESPACE

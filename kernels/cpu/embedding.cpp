@@ -64,7 +64,7 @@ void backward(Context& c, In dout_in, const int32_t* ids, float* dtable, int64_t
 }
 
 Embedding embedding_family() {
-  return {forward, backward};
+  return {.forward = forward, .backward = backward};
 }
 
 }  // namespace HWY_NAMESPACE

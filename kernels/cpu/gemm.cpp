@@ -395,7 +395,10 @@ void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int
 }
 
 Gemm gemm_family() {
-  return {run, column_sum, run_scratch, column_sum_scratch};
+  return {.run = run,
+          .column_sum = column_sum,
+          .run_scratch = run_scratch,
+          .column_sum_scratch = column_sum_scratch};
 }
 
 }  // namespace HWY_NAMESPACE

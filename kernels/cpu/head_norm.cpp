@@ -216,7 +216,7 @@ void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* square
 }
 
 HeadNorm head_norm_family() {
-  return {squares, forward, dots, backward};
+  return {.squares = squares, .forward = forward, .dots = dots, .backward = backward};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -180,7 +180,7 @@ void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, 
 }
 
 Norm norm_family() {
-  return {forward, backward};
+  return {.forward = forward, .backward = backward};
 }
 
 }  // namespace HWY_NAMESPACE

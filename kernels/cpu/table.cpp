@@ -10,10 +10,17 @@
 namespace capstan::kernels {
 
 const Table& cpu_table() {
-  static const Table table{&cpu_gemm(),       &cpu_norm(),          &cpu_head_norm(),
-                           &cpu_activation(), &cpu_attention(),     &cpu_context_attention(),
-                           &cpu_embedding(),  &cpu_cross_entropy(), &cpu_elementwise(),
-                           &cpu_optimizers(), &cpu_adapter()};
+  static const Table table{.gemm = &cpu_gemm(),
+                           .norm = &cpu_norm(),
+                           .head_norm = &cpu_head_norm(),
+                           .activation = &cpu_activation(),
+                           .attention = &cpu_attention(),
+                           .context_attention = &cpu_context_attention(),
+                           .embedding = &cpu_embedding(),
+                           .cross_entropy = &cpu_cross_entropy(),
+                           .elementwise = &cpu_elementwise(),
+                           .optimizers = &cpu_optimizers(),
+                           .adapter = &cpu_adapter()};
   return table;
 }
 
