@@ -1,7 +1,7 @@
 // Bias + activation of the MLP, gated or not.
 #pragma once
 
-#include "kernels/context.hpp"
+#include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
 

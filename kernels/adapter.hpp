@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/context.hpp"
+#include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/philox.hpp"
-#include "kernels/context.hpp"
+#include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
 

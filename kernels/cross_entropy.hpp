@@ -1,7 +1,7 @@
 // Softmax cross-entropy over rows of logits, in the pieces that chunked and vocabulary-parallel losses need.
 #pragma once
 
-#include "kernels/context.hpp"
+#include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
 

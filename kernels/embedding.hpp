@@ -1,7 +1,7 @@
 // Token (and learned position) embedding.
 #pragma once
 
-#include "kernels/context.hpp"
+#include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
 

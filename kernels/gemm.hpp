@@ -1,7 +1,7 @@
 // General matrix product on row-major arrays.
 #pragma once
 
-#include "kernels/context.hpp"
+#include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
 

@@ -2,7 +2,7 @@
 // residual addition that precedes them.
 #pragma once
 
-#include "kernels/context.hpp"
+#include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
 

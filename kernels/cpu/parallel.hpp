@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/context.hpp"
+#include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
 

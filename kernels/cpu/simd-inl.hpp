@@ -10,7 +10,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/common/exp2.hpp"
-#include "kernels/context.hpp"
+#include "tensor/kernel_context.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "tensor/dtype.hpp"
 

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "base/thread_pool.hpp"
-#include "kernels/context.hpp"
+#include "tensor/kernel_context.hpp"
 
 namespace capstan {
 

@@ -1,5 +1,5 @@
-// What every kernel gets: the pool it may use and scratch memory. Kernels never allocate and never throw for user errors:
-// the operation has checked the shapes.
+// The interface between a Device and its kernels: the arrays that a kernel takes, and the Context with the thread pool and the
+// scratch memory that it may use. Kernels never allocate; the operations check shapes before they launch.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace capstan::kernels {
 
-// A read-only or writable array of a run-time element type (fp32 or bf16 where a kernel says nothing else).
+// A read-only array of a run-time element type (fp32 or bf16 unless a kernel's comment says otherwise).
 struct In {
   const void* data = nullptr;
   DType dtype = DType::f32;
@@ -24,6 +24,7 @@ struct In {
   }
   explicit operator bool() const { return data != nullptr; }
 };
+// A writable array of a run-time element type.
 struct Out {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -32,12 +33,12 @@ struct Out {
     return static_cast<T*>(data);
   }
   explicit operator bool() const { return data != nullptr; }
-  operator In() const { return {data, dtype}; }  // NOLINT: what may be written may be read
+  operator In() const { return {data, dtype}; }  // NOLINT: an implicit conversion on purpose
 };
 
-// What a kernel asks of Context::scratch for a shape: bytes for the launch, and for each worker.
+// Scratch memory that a kernel needs for a shape.
 struct WorkspaceSize {
-  size_t shared = 0, each_worker = 0;
+  size_t shared = 0, each_worker = 0;  // bytes
 };
 
 class Context {
@@ -45,32 +46,32 @@ class Context {
   ThreadPool* pool = nullptr;  // host devices
   void* stream = nullptr;      // accelerator devices
 
-  // Scratch of one worker (or of the launch: worker = kShared), 64-byte aligned, kept between launches; it grows to the
-  // largest request and then never asks the system again. Contents are undefined. Throws ErrorCode::no_fit when the system
-  // refuses; the worker's scratch is empty then and may be asked for again.
+  // Scratch memory of one worker (kShared: of the launch), 64-byte aligned, with undefined contents. It is kept between launches
+  // and grows to the largest request. Throws ErrorCode::no_fit when the system refuses memory; the worker's scratch is then empty
+  // and can be requested again.
   static constexpr int kShared = -1;
   std::byte* scratch(int worker, size_t bytes);
   template <class T>
   T* scratch_of(int worker, size_t count) {
     return reinterpret_cast<T*>(scratch(worker, count * sizeof(T)));
   }
-  // The account without the memory: as if a kernel with that need had run on `workers` threads.
+  // Counts scratch memory as if a kernel with this need had run on `workers` threads, without allocating it.
   void reserve_workspace(WorkspaceSize need, int workers);
-  // To be called before parallel work asks for scratch from several workers.
+  // Call before parallel work requests scratch for several workers.
   void prepare(int workers);
-  // Of all workers together, and at most what they had at any time: it never shrinks but by a refusal. From any thread.
+  // The scratch memory of all workers. May be called from any thread.
   size_t scratch_bytes() const { return total_.load(std::memory_order_relaxed); }
 
  private:
-  static size_t grown(size_t bytes) {
-    return bytes + bytes / 4;
-  }  // so that slightly larger needs find it there
+  // Rounds up, so that slightly larger requests need no new memory.
+  static size_t grown(size_t bytes) { return bytes + bytes / 4; }
   struct Block {
     std::unique_ptr<std::byte, decltype(&std::free)> memory{nullptr, std::free};
     size_t bytes = 0;
   };
   std::vector<Block> blocks_;
-  std::atomic<size_t> total_{0};  // kernels may run on another thread than who asks how much they keep
+  std::atomic<size_t> total_{
+      0};  // bytes; kernels may run on another thread than the caller of scratch_bytes()
 };
 
 }  // namespace capstan::kernels
