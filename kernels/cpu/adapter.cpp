@@ -166,15 +166,16 @@ constexpr Nf4Pairs nf4_pairs() {
   return pairs;
 }
 
-void nf4_expand(Context& c, Nf4Region where, const uint8_t* codes, const float* scales,
-                const uint8_t* scale_codes, const float* nested, const float* map, const float* offset,
-                Out y) {
+void nf4_expand(Context& c, Region region, int64_t matrix_columns, int64_t block, const uint8_t* codes,
+                const float* scales, const uint8_t* scale_codes, const float* nested, const float* map,
+                const float* offset, Out y) {
   static constexpr Nf4Pairs kPairs = nf4_pairs();
   const auto to = array_of<Any>(y);
-  const int64_t n = where.rows * where.columns, block = where.block;
-  // Blocks do not end at rows where rows are whole; elsewhere rows are whole blocks.
-  const bool whole_rows = where.columns == where.matrix_columns;
-  const int64_t first = where.first_row * where.matrix_columns / block;
+  const int64_t columns = region.sizes[1], n = region.sizes[0] * columns;
+  const int64_t first_row = region.offsets[0], first_column = region.offsets[1];
+  // In a region of full rows a block may continue in the next row; otherwise each row consists of full blocks.
+  const bool full_rows = columns == matrix_columns;
+  const int64_t first = first_row * matrix_columns / block;
   parallel_blocks(c, blocks_of(n, block), 256, [&](int64_t begin, int64_t end, int) HWY_ATTR {
     HWY_ALIGN float values[64];
     for (int64_t i = begin; i < end; ++i) {
@@ -182,11 +183,9 @@ void nf4_expand(Context& c, Nf4Region where, const uint8_t* codes, const float* 
       if (scales) {
         scale = scales[i];
       } else {
-        const int64_t row = i * block / where.columns, column = i * block % where.columns;
+        const int64_t row = i * block / columns, column = i * block % columns;
         const int64_t k =
-            whole_rows
-                ? first + i
-                : ((where.first_row + row) * where.matrix_columns + where.first_column + column) / block;
+            full_rows ? first + i : ((first_row + row) * matrix_columns + first_column + column) / block;
         scale = map[scale_codes[i]] * nested[k / kNf4NestedBlock] + *offset;
       }
       const int64_t last = std::min(n, (i + 1) * block);
@@ -205,7 +204,11 @@ void nf4_expand(Context& c, Nf4Region where, const uint8_t* codes, const float* 
 }
 
 Adapter adapter_family() {
-  return {row_lengths, scale_columns, magnitude_gradient, nf4_quantise, nf4_expand};
+  return {.row_lengths = row_lengths,
+          .scale_columns = scale_columns,
+          .magnitude_gradient = magnitude_gradient,
+          .nf4_quantise = nf4_quantise,
+          .nf4_expand = nf4_expand};
 }
 
 }  // namespace HWY_NAMESPACE

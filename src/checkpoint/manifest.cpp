@@ -40,13 +40,12 @@ std::string tensors_text(const std::map<std::string, StoredTensor>& tensors) {
   bool first = true;
   for (const auto& [name, tensor] : tensors) {
     text += std::string(first ? "\n" : ",\n") + "  " + capstan::quoted(name) + ": {\"dtype\": \"" +
-            std::string(name_of(tensor.dtype)) + "\", \"shape\": " + to_text(tensor.shape) +
-            ", \"pieces\": [";
+            std::string(name_of(tensor.dtype)) + "\", \"shape\": " + tensor.shape.text() + ", \"pieces\": [";
     for (size_t i = 0; i < tensor.chunks.size(); ++i) {
       const Chunk& chunk = tensor.chunks[i];
       text += std::string(i ? ",\n    " : "") + "{\"file\": " + capstan::quoted(chunk.file) +
-              ", \"key\": " + capstan::quoted(chunk.key) + ", \"offsets\": " + to_text(chunk.where.offsets) +
-              ", \"sizes\": " + to_text(chunk.where.sizes) + "}";
+              ", \"key\": " + capstan::quoted(chunk.key) + ", \"offsets\": " + chunk.where.offsets.text() +
+              ", \"sizes\": " + chunk.where.sizes.text() + "}";
     }
     text += "]}";
     first = false;
@@ -86,8 +85,8 @@ std::map<std::string, FileHash> read_files(const JsonView& view, int64_t block_b
 }
 
 Shape read_sizes(const JsonView& view) {
-  if (view.array().size() > kMaxRank)
-    view.refuse("has more than " + std::to_string(kMaxRank) + " dimensions");
+  if (view.array().size() > static_cast<size_t>(Shape::kMaxRank))
+    view.refuse("has more than " + std::to_string(Shape::kMaxRank) + " dimensions");
   Shape shape;
   for (size_t i = 0; i < view.array().size(); ++i) shape.push_back(view.item(i, view.array()[i]).count());
   return shape;
@@ -108,7 +107,7 @@ std::map<std::string, StoredTensor> read_tensors(const JsonView& view,
       entry.at("dtype").refuse("is not an element type");
     tensor.dtype = *dtype;
     tensor.shape = read_sizes(entry.at("shape"));
-    const auto elements = try_element_count(tensor.shape);
+    const auto elements = tensor.shape.try_elements();
     if (!elements || !try_mul(*elements, size_of(*dtype)))
       entry.at("shape").refuse("has more than 2^63 bytes");
     const JsonView chunks = entry.at("pieces");
@@ -124,9 +123,10 @@ std::map<std::string, StoredTensor> read_tensors(const JsonView& view,
       if (!files.count(chunk.file)) item.at("file").refuse("names a file that the manifest does not list");
       if (!fits(chunk.where, tensor.shape))
         item.refuse("covers " +
-                    (chunk.where.offsets.size() == chunk.where.sizes.size() ? to_text(chunk.where)
-                                                                            : "a crooked range") +
-                    " of a tensor of shape " + to_text(tensor.shape));
+                    (chunk.where.offsets.size() == chunk.where.sizes.size()
+                         ? chunk.where.text()
+                         : "offsets and sizes of different lengths") +
+                    " of a tensor of shape " + tensor.shape.text());
       regions.push_back(chunk.where);
       tensor.chunks.push_back(std::move(chunk));
     }

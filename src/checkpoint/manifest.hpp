@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "checkpoint/hash.hpp"
-#include "checkpoint/region.hpp"
 #include "checkpoint/tensor_source.hpp"
 #include "tensor/dtype.hpp"
+#include "tensor/region.hpp"
 
 namespace capstan::checkpoint {
 

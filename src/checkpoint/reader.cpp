@@ -63,10 +63,10 @@ void Reader::read(std::string_view name, DType dtype, const Region& wanted, std:
                                      std::string(name_of(tensor.dtype)) + " and cannot be read as " +
                                      std::string(name_of(dtype)));
   if (!fits(wanted, tensor.shape))
-    fail(ErrorCode::failed, "tensor " + capstan::quoted(name) + " has shape " + to_text(tensor.shape) +
-                                " in checkpoint `" + directory_.string() + "`, but " + to_text(wanted) +
+    fail(ErrorCode::failed, "tensor " + capstan::quoted(name) + " has shape " + tensor.shape.text() +
+                                " in checkpoint `" + directory_.string() + "`, but " + wanted.text() +
                                 " of it is wanted");
-  CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == element_count(wanted.sizes) * size_of(dtype),
+  CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == wanted.sizes.elements() * size_of(dtype),
                  "size of the destination");
   for (const Chunk& chunk : tensor.chunks) {
     const auto common = intersect(chunk.where, wanted);
@@ -76,10 +76,10 @@ void Reader::read(std::string_view name, DType dtype, const Region& wanted, std:
     if (!entry || entry->dtype != tensor.dtype || entry->shape != chunk.where.sizes)
       fail(ErrorCode::format, "`" + file.path().string() + "`: " +
                                   (entry ? "tensor " + capstan::quoted(chunk.key) + " is " +
-                                               entry->dtype_name + " " + to_text(entry->shape)
+                                               entry->dtype_name + " " + entry->shape.text()
                                          : "no tensor " + capstan::quoted(chunk.key)) +
                                   ", but the manifest promises " + std::string(name_of(tensor.dtype)) + " " +
-                                  to_text(chunk.where.sizes));
+                                  chunk.where.sizes.text());
     file.copy_region(*entry, *common, chunk.where, wanted, out.data(), dtype);
   }
 }

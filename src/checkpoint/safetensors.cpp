@@ -22,7 +22,6 @@ namespace capstan::checkpoint {
 namespace {
 
 constexpr int64_t kMaxHeader = 100'000'000;
-constexpr size_t kMaxDimensions = 64;
 constexpr size_t kMaxName = 4096;
 
 // In the ascending order of the reference implementation, which decides where a tensor lies in the file.
@@ -128,7 +127,8 @@ class HeaderReader {
     if (value > static_cast<uint64_t>(INT64_MAX)) return unexpected("the number " + std::to_string(value));
     const auto number = static_cast<int64_t>(value);
     if (state_ == State::shape_items) {
-      if (entry_.shape.size() == kMaxDimensions) refuse("more than 64 dimensions");
+      if (entry_.shape.rank() == Shape::kMaxRank)
+        refuse("more than " + std::to_string(Shape::kMaxRank) + " dimensions");
       entry_.shape.push_back(number);
       return true;
     }
@@ -281,20 +281,19 @@ void check_entry(const SafetensorsEntry& e, const std::string& where) {
   int64_t elements = 1;
   for (const int64_t size : e.shape) {
     const auto product = try_mul(elements, size);
-    if (!product)
-      fail(ErrorCode::format, where + "shape " + to_text(e.shape) + " has more than 2^63 elements");
+    if (!product) fail(ErrorCode::format, where + "shape " + e.shape.text() + " has more than 2^63 elements");
     elements = *product;
   }
   const auto bits = try_mul(elements, kTypes[static_cast<size_t>(order_of(e.dtype_name))].bits);
-  if (!bits) fail(ErrorCode::format, where + "shape " + to_text(e.shape) + " overflows the size in bits");
+  if (!bits) fail(ErrorCode::format, where + "shape " + e.shape.text() + " overflows the size in bits");
   if (*bits % 8 != 0)
     fail(ErrorCode::format,
-         where + "shape " + to_text(e.shape) + " of " + e.dtype_name + " is not whole bytes");
+         where + "shape " + e.shape.text() + " of " + e.dtype_name + " is not whole bytes");
   if (e.end < e.begin)
     fail(ErrorCode::format, where + "data_offsets [" + std::to_string(e.begin) + "," + std::to_string(e.end) +
                                 "] end before they begin");
   if (e.end - e.begin != *bits / 8)
-    fail(ErrorCode::format, where + "shape " + to_text(e.shape) + " of " + e.dtype_name + " takes " +
+    fail(ErrorCode::format, where + "shape " + e.shape.text() + " of " + e.dtype_name + " takes " +
                                 std::to_string(*bits / 8) + " bytes, but data_offsets [" +
                                 std::to_string(e.begin) + "," + std::to_string(e.end) + "] hold " +
                                 std::to_string(e.end - e.begin));
@@ -392,7 +391,7 @@ ByteSource source_of(TensorSource& source, std::string name, DType dtype) {
   return [&source, name = std::move(name), dtype](const ByteSink& sink) {
     std::vector<std::byte> buffer;
     for (const Region& rows : row_slabs(full_region(source.at(name).shape), dtype, kChunkBytes)) {
-      buffer.resize(static_cast<size_t>(element_count(rows.sizes) * size_of(dtype)));
+      buffer.resize(static_cast<size_t>(rows.sizes.elements() * size_of(dtype)));
       source.read(name, dtype, rows, buffer);
       sink(buffer);
     }
@@ -428,10 +427,10 @@ FileHash write_safetensors(FileSystem& files, const std::filesystem::path& path,
     CAPSTAN_ASSERT(problem.empty(), "tensor name " + capstan::quoted(t.name) + " " + problem);
     CAPSTAN_ASSERT(names.insert(t.name).second,
                    "tensor name " + capstan::quoted(t.name) + " twice in one file");
-    sizes.push_back(checked_mul(element_count(t.shape), size_of(t.dtype)));
+    sizes.push_back(checked_mul(t.shape.elements(), size_of(t.dtype)));
     const int64_t end = checked_add(offset, sizes.back());
     header += (header.size() > 1 ? "," : "") + capstan::quoted(t.name) + ":{\"dtype\":\"" +
-              std::string(safetensors_name(t.dtype)) + "\",\"shape\":" + to_text(t.shape) +
+              std::string(safetensors_name(t.dtype)) + "\",\"shape\":" + t.shape.text() +
               ",\"data_offsets\":[" + std::to_string(offset) + "," + std::to_string(end) + "]}";
     offset = end;
   }

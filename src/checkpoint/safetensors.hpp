@@ -16,8 +16,8 @@
 #include "base/file.hpp"
 #include "checkpoint/file_system.hpp"
 #include "checkpoint/hash.hpp"
-#include "checkpoint/region.hpp"
 #include "tensor/dtype.hpp"
+#include "tensor/region.hpp"
 
 namespace capstan::checkpoint {
 

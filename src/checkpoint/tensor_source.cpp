@@ -16,9 +16,9 @@ const TensorInfo& TensorSource::at(std::string_view name) const {
 }
 
 std::vector<Region> row_slabs(const Region& region, DType dtype, int64_t bytes) {
-  if (region.rank() == 0) return {region};
+  if (region.sizes.empty()) return {region};
   const int64_t rows = region.sizes[0];
-  const int64_t row_bytes = rows == 0 ? 0 : element_count(region.sizes) / rows * size_of(dtype);
+  const int64_t row_bytes = rows == 0 ? 0 : region.sizes.elements() / rows * size_of(dtype);
   const int64_t most = std::max<int64_t>(1, row_bytes == 0 ? rows : bytes / row_bytes);
   std::vector<Region> slabs;
   for (int64_t row = 0; row < rows; row += most) {
@@ -33,14 +33,14 @@ void copy_mapped_region(const MappedFile& map, std::span<const std::byte> source
                         const Region& source_box, DType source_type, const Region& target_box,
                         std::byte* target, DType target_type) {
   constexpr int64_t kResident = int64_t{8} << 20;
-  const size_t rank = part.rank();
+  const size_t rank = part.sizes.size();
   // Rows of the source's box are what lies between two cells of a column, whether the part takes all of them or not.
   Region rows = source_box;
   if (rank > 0) rows.offsets[0] = part.offsets[0], rows.sizes[0] = part.sizes[0];
   for (Region slab : row_slabs(rows, source_type, kResident)) {
     const int64_t row_bytes = rank == 0 || slab.sizes[0] == 0
                                   ? static_cast<int64_t>(source.size())
-                                  : element_count(slab.sizes) / slab.sizes[0] * size_of(source_type);
+                                  : slab.sizes.elements() / slab.sizes[0] * size_of(source_type);
     const int64_t begin = rank == 0 ? 0 : (slab.offsets[0] - source_box.offsets[0]) * row_bytes;
     const int64_t bytes = rank == 0 ? row_bytes : slab.sizes[0] * row_bytes;
     for (size_t d = 1; d < rank; ++d) slab.offsets[d] = part.offsets[d], slab.sizes[d] = part.sizes[d];

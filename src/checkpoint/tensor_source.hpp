@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/file.hpp"
-#include "checkpoint/region.hpp"
 #include "tensor/dtype.hpp"
+#include "tensor/region.hpp"
 
 namespace capstan::checkpoint {
 

@@ -40,9 +40,8 @@ void Writer::add(const std::string& name, DType dtype, const Shape& shape, const
 
 void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Region& where,
                  ByteSource source) {
-  CAPSTAN_ASSERT(shape.size() <= kMaxRank, "tensor " + capstan::quoted(name) + " has more than 6 dimensions");
   CAPSTAN_ASSERT(fits(where, shape),
-                 "tensor " + capstan::quoted(name) + ": a piece outside of shape " + to_text(shape));
+                 "tensor " + capstan::quoted(name) + ": a region outside of shape " + shape.text());
   StoredTensor& tensor = part_.tensors[name];
   if (tensor.chunks.empty()) {
     tensor.dtype = dtype;
@@ -51,7 +50,7 @@ void Writer::add(const std::string& name, DType dtype, const Shape& shape, const
   CAPSTAN_ASSERT(tensor.dtype == dtype && tensor.shape == shape,
                  "tensor " + capstan::quoted(name) + " with two shapes or types");
   // A whole tensor keeps its name, so that a shard of one rank reads like any safetensors file.
-  const std::string key = where == full_region(shape) ? name : name + to_text(where);
+  const std::string key = where == full_region(shape) ? name : name + where.text();
   const std::string file = "rank-" + zero_padded(rank_, 5) + ".safetensors";
   tensor.chunks.push_back({file, key, where});
   tensors_.push_back({key, dtype, where.sizes, std::move(source)});
@@ -127,7 +126,7 @@ fs::path Writer::commit(const std::vector<std::string>& parts) {
     for (const auto& chunk : tensor.chunks) regions.push_back(chunk.where);
     if (const auto problem = tiling_problem(tensor.shape, regions))
       fail(ErrorCode::internal,
-           "tensor " + capstan::quoted(name) + " of shape " + to_text(tensor.shape) + ": " + *problem);
+           "tensor " + capstan::quoted(name) + " of shape " + tensor.shape.text() + ": " + *problem);
   }
   for (const auto& [name, hash] : manifest.files) {
     std::error_code error;

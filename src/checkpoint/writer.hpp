@@ -16,8 +16,8 @@
 
 #include "checkpoint/file_system.hpp"
 #include "checkpoint/manifest.hpp"
-#include "checkpoint/region.hpp"
 #include "checkpoint/safetensors.hpp"
+#include "tensor/region.hpp"
 
 namespace capstan::checkpoint {
 
@@ -30,7 +30,7 @@ class Writer {
          int world);
 
   // A rectangle of the tensor `name` of shape `shape`, whose bytes are row-major. They must stay valid until
-  // finish_rank() has returned. A cell must be added by exactly one rank. Up to kMaxRank dimensions.
+  // finish_rank() has returned. Every element of a tensor is added by exactly one rank.
   void add(const std::string& name, DType dtype, const Shape& shape, const Region& where,
            std::span<const std::byte> bytes);
   // The bytes when their turn comes.

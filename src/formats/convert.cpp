@@ -31,7 +31,7 @@ class Stream {
   Stream(TensorSource& source, std::optional<DType> dtype) : source_(source), dtype_(dtype) {}
   DType type_of(const std::string& name) const { return dtype_.value_or(source_.at(name).dtype); }
   int64_t bytes_of(const std::string& name) const {
-    return checkpoint::element_count(source_.at(name).shape) * size_of(type_of(name));
+    return source_.at(name).shape.elements() * size_of(type_of(name));
   }
   checkpoint::ByteSource bytes(const std::string& name) {
     return checkpoint::source_of(source_, name, type_of(name));
@@ -184,8 +184,7 @@ Written write_first_checkpoint(FirstCheckpoint from, const fs::path& to) {
   Written written;
   for (const std::string& name : from.tensors->names()) {
     const TensorInfo& tensor = from.tensors->at(name);
-    writer.add(name, stream.type_of(name), tensor.shape, checkpoint::full_region(tensor.shape),
-               stream.bytes(name));
+    writer.add(name, stream.type_of(name), tensor.shape, full_region(tensor.shape), stream.bytes(name));
     ++written.tensors;
     written.bytes += stream.bytes_of(name);
   }
@@ -224,7 +223,7 @@ Written write_hf(const Exported& from, const fs::path& to, const HfOptions& opti
   std::map<DType, int64_t> of_type;
   for (const std::string& name : tensors) {
     written.bytes += stream.bytes_of(name);
-    const int64_t count = checkpoint::element_count(source.at(name).shape);
+    const int64_t count = source.at(name).shape.elements();
     elements += count;
     of_type[stream.type_of(name)] += count;
   }

@@ -44,7 +44,7 @@ void ExternalModel::take_tensors(const std::function<bool(std::string_view)>& be
   std::vector<std::string> left;
   for (const std::string& tensor : files().names()) {
     const checkpoint::TensorInfo& info = files().at(tensor);
-    elements[info.dtype] += checkpoint::element_count(info.shape);
+    elements[info.dtype] += info.shape.elements();
     if (!table.sources.count(tensor) && !beside(tensor)) left.push_back(capstan::quoted(tensor));
   }
   for (const auto& [type, count] : elements)
@@ -60,7 +60,7 @@ void ExternalModel::take_tensors(const std::function<bool(std::string_view)>& be
 std::unique_ptr<checkpoint::TensorSource> ExternalModel::arranged(checkpoint::TensorSource& files,
                                                                   const config::ModelConfig& model) const {
   if (model.hidden_size == model_.hidden_size && *model.padded_vocab_size < model_.vocab_size) {
-    const auto shape = [&](int64_t rows) { return checkpoint::to_text({rows, model_.hidden_size}); };
+    const auto shape = [&](int64_t rows) { return Shape{rows, model_.hidden_size}.text(); };
     fail(ErrorCode::failed,
          name() + " does not fit the recipe's model: `embedding.word_embeddings.weight`: " +
              shape(model_.vocab_size) + " in the checkpoint, " + shape(*model.padded_vocab_size) +

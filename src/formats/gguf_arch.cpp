@@ -119,8 +119,8 @@ void read_rope_factors(GgufFile& file, ModelConfig& m) {
   const auto& info = file.at(kRopeFactors);
   if (info.shape.size() != 1)
     fail(ErrorCode::format, file.place() + ": the tensor " + capstan::quoted(kRopeFactors) + " is " +
-                                checkpoint::to_text(info.shape) + ", and should be a vector");
-  std::vector<float> stored(static_cast<size_t>(checkpoint::element_count(info.shape)));
+                                info.shape.text() + ", and should be a vector");
+  std::vector<float> stored(static_cast<size_t>(info.shape.elements()));
   file.read_all(kRopeFactors, DType::f32, std::as_writable_bytes(std::span(stored)));
   m.rope_scaling = true;
   m.rope_scaling_type = RopeScaling::llama3;
@@ -218,7 +218,7 @@ GgufModel read_gguf_model(GgufFile& file) {
   m.max_position_embeddings = keys.integer("context_length");
   m.seq_length = std::min<int64_t>(*m.max_position_embeddings, 2048);
   const auto& embedding = file.at("token_embd.weight").shape;
-  m.vocab_size = embedding.front();
+  m.vocab_size = embedding[0];
   keys.changes_nothing("vocab_size");
   m.hidden_dropout = m.attention_dropout = 0;
   m.share_embeddings_and_output_weights = !file.find("output.weight");
@@ -264,7 +264,7 @@ GgufModel read_gguf_model(GgufFile& file) {
       file.at("blk.0." + (result.names.qkv.empty() ? result.names.q : result.names.qkv) + ".weight").shape;
   int64_t rows = m.num_attention_heads * *m.kv_channels;
   if (!result.names.qkv.empty()) rows += 2 * *m.num_query_groups * *m.kv_channels;
-  if (m.num_layers > count || rows != query.front())
+  if (m.num_layers > count || rows != query[0])
     fail(ErrorCode::format, file.place() + ": its layers and heads are not those of its tensors");
   return result;
 }

@@ -178,8 +178,9 @@ class HeaderReader {
       if (size == 0 || !product)
         refuse("the tensor " + capstan::quoted(t.name) + " has a size of " + std::to_string(size));
       elements = *product;
-      t.shape.insert(t.shape.begin(), static_cast<int64_t>(size));
+      t.shape.push_back(static_cast<int64_t>(size));
     }
+    std::reverse(t.shape.begin(), t.shape.end());
     t.type = cursor_.read<uint32_t>("a tensor's type");
     t.offset = cursor_.read<uint64_t>("a tensor's offset");
     const GgmlType* type = find_ggml_type(t.type);
@@ -254,39 +255,38 @@ GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {
   }
 }
 
-void GgufFile::read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
-                    std::span<std::byte> out) {
+void GgufFile::read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) {
   const StoredGguf& stored = entry(name);
-  CAPSTAN_ASSERT(checkpoint::fits(wanted, stored.shape) && wanted.rank() <= 2,
+  CAPSTAN_ASSERT(fits(wanted, stored.shape) && wanted.sizes.size() <= 2,
                  "a rectangle of " + std::string(name));
-  if (!checkpoint::can_convert(stored.dtype, dtype))
+  if (!can_convert(stored.dtype, dtype))
     fail(ErrorCode::unsupported, place() + ": the tensor " + capstan::quoted(name) + " is " +
                                      std::string(stored.type->name) + " and cannot be read as " +
                                      std::string(name_of(dtype)));
   const auto bytes = map_.bytes().subspan(static_cast<size_t>(header_.data_begin + stored.tensor->offset),
                                           static_cast<size_t>(stored.tensor->bytes));
   if (stored.type->block == 1) {
-    checkpoint::copy_mapped_region(map_, bytes, wanted, checkpoint::full_region(stored.shape), stored.dtype,
-                                   wanted, out.data(), dtype);
+    checkpoint::copy_mapped_region(map_, bytes, wanted, full_region(stored.shape), stored.dtype, wanted,
+                                   out.data(), dtype);
     return;
   }
   // Row by row, the blocks that hold the columns.
   const GgmlType& type = *stored.type;
-  const size_t last = wanted.rank() - 1;
-  const int64_t rows = wanted.rank() == 2 ? wanted.sizes[0] : 1,
-                first_row = wanted.rank() == 2 ? wanted.offsets[0] : 0;
+  const size_t last = wanted.sizes.size() - 1;
+  const int64_t rows = wanted.sizes.size() == 2 ? wanted.sizes[0] : 1,
+                first_row = wanted.sizes.size() == 2 ? wanted.offsets[0] : 0;
   const int64_t columns = wanted.sizes[last], row_blocks = stored.shape[last] / type.block;
   const int64_t begin = wanted.offsets[last] / type.block,
                 end = ceil_div(wanted.offsets[last] + columns, type.block);
   std::vector<float> values(static_cast<size_t>((end - begin) * type.block));
-  const checkpoint::Region box{{begin * type.block}, {(end - begin) * type.block}};
-  const checkpoint::Region part{{wanted.offsets[last]}, {columns}};
+  const Region box{{begin * type.block}, {(end - begin) * type.block}};
+  const Region part{{wanted.offsets[last]}, {columns}};
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = ((first_row + row) * row_blocks + begin) * type.bytes;
     dequantize(type, bytes.subspan(static_cast<size_t>(at), static_cast<size_t>((end - begin) * type.bytes)),
                values);
-    checkpoint::copy_region(part, box, reinterpret_cast<const std::byte*>(values.data()), DType::f32, part,
-                            out.data() + row * columns * size_of(dtype), dtype);
+    copy_region(part, box, reinterpret_cast<const std::byte*>(values.data()), DType::f32, part,
+                out.data() + row * columns * size_of(dtype), dtype);
   }
   map_.release(bytes.subspan(static_cast<size_t>(first_row * row_blocks * type.bytes),
                              static_cast<size_t>(rows * row_blocks * type.bytes)));
@@ -361,7 +361,7 @@ std::string gguf_header(const std::vector<std::pair<std::string, GgufValue>>& me
   for (GgufTensor& tensor : tensors) {
     const GgmlType* type = find_ggml_type(tensor.type);
     tensor.offset = offset;
-    tensor.bytes = static_cast<uint64_t>(checkpoint::element_count(tensor.shape) / type->block * type->bytes);
+    tensor.bytes = static_cast<uint64_t>(tensor.shape.elements() / type->block * type->bytes);
     offset += (tensor.bytes + kGgufAlignment - 1) / kGgufAlignment * kGgufAlignment;
     writer.put_text(tensor.name);
     writer.put<uint32_t>(checked_cast<uint32_t>(tensor.shape.size()));

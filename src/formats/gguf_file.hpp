@@ -30,7 +30,7 @@ using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
 
 struct GgufTensor {
   std::string name;
-  checkpoint::Shape shape;  // outermost first, as everywhere here (the file has them the other way round)
+  Shape shape;  // outermost first, as everywhere here (the file has them the other way round)
   uint32_t type = 0;
   uint64_t offset = 0;  // from the begin of the data
   uint64_t bytes = 0;
@@ -57,8 +57,7 @@ class GgufFile final : public checkpoint::MapSource<StoredGguf> {
   const GgufMetadata& metadata() const { return header_.metadata; }
 
   std::string place() const override { return "`" + map_.path().string() + "`"; }
-  void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
-            std::span<std::byte> out) override;
+  void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
  private:
   MappedFile map_;

@@ -51,11 +51,11 @@ class GgufModelFile final : public ExternalModel {
 };
 
 // What readers expect in fp32 whatever the file's type is.
-bool stays_fp32(const std::string& name, const checkpoint::Shape& shape) {
+bool stays_fp32(const std::string& name, const Shape& shape) {
   return shape.size() < 2 || name.find("_norm.") != std::string::npos || name.starts_with("position_embd");
 }
 
-const GgmlType& type_in_file(GgufType wanted, const std::string& name, const checkpoint::Shape& shape) {
+const GgmlType& type_in_file(GgufType wanted, const std::string& name, const Shape& shape) {
   uint32_t id = kGgmlF32;
   if (!stays_fp32(name, shape)) {
     if (wanted == GgufType::f16) id = kGgmlF16;
@@ -148,11 +148,11 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
     size_t given = 0;
     // Rows at a time: a block of a quantized type lies within one.
     for (const auto& rows :
-         checkpoint::row_slabs(checkpoint::full_region(tensor.shape), DType::f32, checkpoint::kChunkBytes)) {
+         checkpoint::row_slabs(full_region(tensor.shape), DType::f32, checkpoint::kChunkBytes)) {
       if (tensor.name == kRopeFactors) {
         values = plan.rope_factors;
       } else {
-        values.resize(static_cast<size_t>(checkpoint::element_count(rows.sizes)));
+        values.resize(static_cast<size_t>(rows.sizes.elements()));
         source.read(tensor.name, DType::f32, rows, std::as_writable_bytes(std::span(values)));
       }
       try {

@@ -8,12 +8,12 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/strict_json.hpp"
-#include "text/chat/generation_tags.hpp"
-#include "text/tokenizer/sentencepiece_model.hpp"
-#include "text/tokenizer/tokenizer.hpp"
 #include "formats/config_json.hpp"
 #include "formats/gguf_tokenizer.hpp"
 #include "formats/gguf_vocabulary.hpp"
+#include "text/chat/generation_tags.hpp"
+#include "text/tokenizer/sentencepiece_model.hpp"
+#include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::interchange {
 

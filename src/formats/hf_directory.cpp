@@ -187,20 +187,17 @@ std::span<const std::byte> HfDirectory::bytes(std::string_view name) const {
   return tensor.file->bytes(*tensor.entry);
 }
 
-void HfDirectory::read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
-                       std::span<std::byte> out) {
+void HfDirectory::read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) {
   const HfTensor& tensor = entry(name);
-  if (!tensor.entry->dtype || !checkpoint::can_convert(tensor.dtype, dtype))
+  if (!tensor.entry->dtype || !can_convert(tensor.dtype, dtype))
     fail(ErrorCode::unsupported,
          place() + ": the tensor " + capstan::quoted(name) + " is " + tensor.entry->dtype_name +
              " and cannot be read as " + std::string(name_of(dtype)),
          "weights are read as F32, BF16 and F16");
-  CAPSTAN_ASSERT(
-      checkpoint::fits(wanted, tensor.shape) &&
-          static_cast<int64_t>(out.size()) == checkpoint::element_count(wanted.sizes) * size_of(dtype),
-      "a rectangle of " + std::string(name));
-  tensor.file->copy_region(*tensor.entry, wanted, checkpoint::full_region(tensor.shape), wanted, out.data(),
-                           dtype);
+  CAPSTAN_ASSERT(fits(wanted, tensor.shape) &&
+                     static_cast<int64_t>(out.size()) == wanted.sizes.elements() * size_of(dtype),
+                 "a rectangle of " + std::string(name));
+  tensor.file->copy_region(*tensor.entry, wanted, full_region(tensor.shape), wanted, out.data(), dtype);
 }
 
 }  // namespace capstan::interchange

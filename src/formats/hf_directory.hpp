@@ -47,8 +47,7 @@ class HfDirectory final : public checkpoint::MapSource<HfTensor> {
   // The tensors as the files name them.
   std::string place() const override { return "`" + directory_.string() + "`"; }
   std::span<const std::byte> bytes(std::string_view name) const;  // in the mapped file
-  void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
-            std::span<std::byte> out) override;
+  void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
  private:
   void add(const checkpoint::SafetensorsFile& file);

@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "config/core/config.hpp"
-#include "config/tools/emit.hpp"
 #include "config/core/field.hpp"
+#include "config/tools/emit.hpp"
 
 namespace capstan::interchange {
 

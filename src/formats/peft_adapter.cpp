@@ -228,12 +228,11 @@ PeftAdapter read_peft(const fs::path& directory) {
     }
     const auto wrong = [&](const std::string& what) {
       fail(ErrorCode::format, "`" + file.path().string() + "`: the tensor " + capstan::quoted(entry.name) +
-                                  " is " + entry.dtype_name + " " + checkpoint::to_text(entry.shape) + ", " +
-                                  what);
+                                  " is " + entry.dtype_name + " " + entry.shape.text() + ", " + what);
     };
-    if (entry.shape.size() != (magnitude ? 1 : 2) || checkpoint::element_count(entry.shape) == 0)
+    if (entry.shape.size() != (magnitude ? 1 : 2) || entry.shape.elements() == 0)
       wrong(magnitude ? "and should be a vector" : "and should be a matrix");
-    if (!entry.dtype || !checkpoint::can_convert(*entry.dtype, DType::f32)) wrong("which is not read");
+    if (!entry.dtype || !can_convert(*entry.dtype, DType::f32)) wrong("which is not read");
     AdapterModule& module = modules[std::string(name)];
     module.module = name;
     const auto agree = [&](int64_t& known, int64_t value, const char* what) {
@@ -248,8 +247,8 @@ PeftAdapter read_peft(const fs::path& directory) {
       agree(module.rank, entry.shape[1], "rank"), agree(module.out, entry.shape[0], "width"),
           has_b.insert(module.module);
     if (magnitude) agree(module.out, entry.shape[0], "width");
-    values.resize(static_cast<size_t>(checkpoint::element_count(entry.shape)));
-    const auto box = checkpoint::full_region(entry.shape);
+    values.resize(static_cast<size_t>(entry.shape.elements()));
+    const auto box = full_region(entry.shape);
     file.copy_region(entry, box, box, box, reinterpret_cast<std::byte*>(values.data()), DType::f32);
   }
   if (!left.empty())
@@ -290,7 +289,7 @@ void write_peft(const fs::path& directory, const PeftAdapter& adapter) {
                    "the scale of " + module.module + " is not its configuration's");
   }
   std::vector<checkpoint::SafetensorsTensor> tensors;
-  const auto add = [&](const std::string& name, checkpoint::Shape shape, const std::vector<float>& values) {
+  const auto add = [&](const std::string& name, Shape shape, const std::vector<float>& values) {
     tensors.push_back({std::string(kPrefix) + name, DType::f32, std::move(shape),
                        checkpoint::source_of(std::as_bytes(std::span(values)))});
   };

@@ -322,15 +322,13 @@ class AdapterTensors final : public checkpoint::MapSource<HeldTensor> {
     }
   }
   std::string place() const override { return place_; }
-  void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
-            std::span<std::byte> out) override {
+  void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override {
     const HeldTensor& tensor = entry(name);
-    if (!checkpoint::fits(wanted, tensor.shape))
-      fail(ErrorCode::failed, place_ + ": `" + std::string(name) + "` " + checkpoint::to_text(tensor.shape) +
-                                  " has no cells " + checkpoint::to_text(wanted));
-    checkpoint::copy_region(wanted, checkpoint::full_region(tensor.shape),
-                            reinterpret_cast<const std::byte*>(tensor.values->data()), DType::f32, wanted,
-                            out.data(), dtype);
+    if (!fits(wanted, tensor.shape))
+      fail(ErrorCode::failed, place_ + ": `" + std::string(name) + "` " + tensor.shape.text() +
+                                  " has no cells " + wanted.text());
+    copy_region(wanted, full_region(tensor.shape), reinterpret_cast<const std::byte*>(tensor.values->data()),
+                DType::f32, wanted, out.data(), dtype);
   }
 
  private:
@@ -356,11 +354,10 @@ AdapterSet read_adapters(checkpoint::TensorSource& tensors, const config::PeftCo
     std::vector<float> values;
     const checkpoint::TensorInfo* info = tensors.find(name);
     if (!info || info->shape.size() != dimensions) {
-      problems.push_back("`" + name + "` " +
-                         (info ? "is " + checkpoint::to_text(info->shape) : "is missing"));
+      problems.push_back("`" + name + "` " + (info ? "is " + info->shape.text() : "is missing"));
       return values;
     }
-    values.resize(static_cast<size_t>(checkpoint::element_count(info->shape)));
+    values.resize(static_cast<size_t>(info->shape.elements()));
     tensors.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
     return values;
   };

@@ -9,7 +9,6 @@
 
 namespace capstan::interchange {
 
-using checkpoint::Region;
 using checkpoint::TensorInfo;
 
 ArrangementTable inverted(const ArrangementTable& table) {
@@ -39,8 +38,8 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
     if (!tensor)
       problems.push_back(capstan::quoted(name) + " is missing");
     else if (tensor->shape != shape)
-      problems.push_back(capstan::quoted(name) + " is " + checkpoint::to_text(tensor->shape) +
-                         " and should be " + checkpoint::to_text(shape));
+      problems.push_back(capstan::quoted(name) + " is " + tensor->shape.text() + " and should be " +
+                         shape.text());
   }
   if (!problems.empty()) {
     const size_t count = problems.size();
@@ -92,24 +91,23 @@ void transpose(DType type, const std::byte* source, int64_t rows, int64_t column
 void RearrangedSource::read(std::string_view name, DType dtype, const Region& wanted,
                             std::span<std::byte> out) {
   const Arrangement& target = entry(name).arrangement;
-  if (!checkpoint::fits(wanted, target.shape))
-    fail(ErrorCode::failed, "tensor " + capstan::quoted(name) + " has shape " +
-                                checkpoint::to_text(target.shape) + " in " + place() + ", but " +
-                                checkpoint::to_text(wanted) + " of it is wanted");
+  if (!fits(wanted, target.shape))
+    fail(ErrorCode::failed, "tensor " + capstan::quoted(name) + " has shape " + target.shape.text() + " in " +
+                                place() + ", but " + wanted.text() + " of it is wanted");
   const int64_t element = size_of(dtype);
-  CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == checkpoint::element_count(wanted.sizes) * element,
+  CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == wanted.sizes.elements() * element,
                  "size of the destination");
   if (target.add == 0) return read_runs(target, dtype, wanted, out);
   // In fp32: 1 + w in a narrower type has lost nearly all of a small w.
-  if (!checkpoint::can_convert(DType::f32, dtype))
+  if (!can_convert(DType::f32, dtype))
     fail(ErrorCode::unsupported, place() + ": " + capstan::quoted(name) +
                                      " is a sum in fp32 and cannot be read as " +
                                      std::string(name_of(dtype)));
-  std::vector<float> values(static_cast<size_t>(checkpoint::element_count(wanted.sizes)));
+  std::vector<float> values(static_cast<size_t>(wanted.sizes.elements()));
   read_runs(target, DType::f32, wanted, std::as_writable_bytes(std::span(values)));
   for (float& value : values) value = static_cast<float>(static_cast<double>(value) + target.add);
-  checkpoint::copy_region(wanted, wanted, reinterpret_cast<const std::byte*>(values.data()), DType::f32,
-                          wanted, out.data(), dtype);
+  copy_region(wanted, wanted, reinterpret_cast<const std::byte*>(values.data()), DType::f32, wanted,
+              out.data(), dtype);
 }
 
 void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const Region& wanted,
@@ -140,7 +138,7 @@ void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const R
     }
     part.offsets[along] = wanted.offsets[across];
     part.sizes[along] = wanted.sizes[across];
-    slice_.resize(static_cast<size_t>(checkpoint::element_count(part.sizes) * element));
+    slice_.resize(static_cast<size_t>(part.sizes.elements() * element));
     source_.read(run.source, dtype, part, slice_);
     const int64_t place_of_run = along == 0 ? (begin - first) * columns : begin - first;
     transpose(dtype, slice_.data(), part.sizes[1], part.sizes[0], out.data() + place_of_run * element,

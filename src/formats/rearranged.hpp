@@ -11,8 +11,6 @@
 
 namespace capstan::interchange {
 
-using checkpoint::Shape;
-
 // The slices [begin, begin + count) of the target are slices of the source, in their order.
 struct Run {
   std::string source;
@@ -44,12 +42,10 @@ class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
   RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table);
 
   std::string place() const override { return source_.place(); }
-  void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
-            std::span<std::byte> out) override;
+  void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
  private:
-  void read_runs(const Arrangement& target, DType dtype, const checkpoint::Region& wanted,
-                 std::span<std::byte> out);
+  void read_runs(const Arrangement& target, DType dtype, const Region& wanted, std::span<std::byte> out);
 
   checkpoint::TensorSource& source_;
   std::vector<std::byte> slice_;  // transposed slices on their way

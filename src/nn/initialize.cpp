@@ -5,13 +5,14 @@
 #include <numbers>
 #include <string_view>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "base/philox.hpp"
 
 namespace capstan::nn {
 
-// FNV-1a: it only has to tell names apart, and to stay the same for ever.
-uint64_t random_stream_of(std::string_view name) {
+// FNV-1a. The hash distinguishes names and must never change.
+uint64_t random_sequence_of(std::string_view name) {
   uint64_t hash = 0xCBF29CE484222325;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
   return hash;
@@ -19,7 +20,7 @@ uint64_t random_stream_of(std::string_view name) {
 
 namespace {
 
-// normal_at for a run of positions: both values of each block of the generator are used.
+// normal_at for consecutive positions; uses both values of each block of the generator.
 void normal_run(PhiloxKey key, double std, uint64_t begin, std::span<float> out) {
   const uint64_t end = begin + out.size();
   for (uint64_t block = begin / 2; block * 2 < end; ++block) {
@@ -48,36 +49,43 @@ void uniform_run(PhiloxKey key, double bound, uint64_t begin, std::span<float> o
 
 }  // namespace
 
-InitRegion InitRegion::full(const Shape& shape) {
-  if (shape.rank() == 0) return {0, 1, 0, 1};
-  return {0, shape[0], 0, shape[0] == 0 ? 0 : shape.elements() / shape[0]};
-}
-
-void initialize(const ParamSpec& spec, uint64_t seed, const InitRegion& part, std::span<float> values,
+void initialize(const ParamSpec& spec, uint64_t seed, const Region& region, std::span<float> values,
                 ThreadPool& pool) {
-  const InitRegion full = InitRegion::full(spec.shape);
-  CAPSTAN_ASSERT(part.row >= 0 && part.row + part.rows <= full.rows && part.column >= 0 &&
-                     part.column + part.columns <= full.columns &&
-                     static_cast<int64_t>(values.size()) == part.rows * part.columns,
-                 "a part of `" + spec.name + "` " + spec.shape.text());
+  CAPSTAN_ASSERT(fits(region, spec.shape) && static_cast<int64_t>(values.size()) == region.sizes.elements(),
+                 "region " + region.text() + " of `" + spec.name + "` " + spec.shape.text());
   if (spec.init.kind == Init::Kind::zeros || spec.init.kind == Init::Kind::ones) {
     std::fill(values.begin(), values.end(), spec.init.kind == Init::Kind::ones ? 1.0f : 0.0f);
     return;
   }
-  const PhiloxKey key = philox_key(seed, purpose::init, random_stream_of(spec.name));
-  // Runs of consecutive elements: all at once when the rows are whole, else row by row; tiles of about 16 Ki.
-  const bool whole_rows = part.columns == full.columns;
-  const int64_t run = whole_rows ? part.rows * part.columns : part.columns, runs = whole_rows ? 1 : part.rows;
+  const PhiloxKey key = philox_key(seed, purpose::init, random_sequence_of(spec.name));
+  // Runs of consecutive elements of the global tensor: the trailing dimensions that the region spans completely, and the one
+  // before them. Threads take tiles of at most 16 Ki elements.
+  size_t outer = spec.shape.size();  // dimensions before the run
+  int64_t run = 1;
+  while (outer > 0) {
+    run *= region.sizes[--outer];
+    if (region.sizes[outer] != spec.shape[outer]) break;
+  }
+  const int64_t count = region.sizes.elements();
+  if (count == 0) return;
   constexpr int64_t kTile = 1 << 14;
-  if (run == 0 || runs == 0) return;
-  const int64_t tiles_per_run = (run + kTile - 1) / kTile;
-  pool.parallel_for(runs * tiles_per_run, [&](int64_t tile, int) {
-    const int64_t r = tile / tiles_per_run, begin = tile % tiles_per_run * kTile,
-                  count = std::min(kTile, run - begin);
-    const int64_t position = (part.row + r) * full.columns + part.column + begin;
+  const int64_t tiles_per_run = ceil_div(run, kTile);
+  pool.parallel_for(count / run * tiles_per_run, [&](int64_t tile, int) {
+    const int64_t r = tile / tiles_per_run, begin = tile % tiles_per_run * kTile;
+    int64_t position = begin, stride = 1;
+    for (int64_t d = spec.shape.rank() - 1, rest = r; d >= 0; --d) {
+      int64_t index = region.offsets[d];
+      if (static_cast<size_t>(d) < outer) {
+        index += rest % region.sizes[d];
+        rest /= region.sizes[d];
+      }
+      position += index * stride;
+      stride *= spec.shape[d];
+    }
     const auto fill = spec.init.kind == Init::Kind::normal ? normal_run : uniform_run;
     fill(key, spec.init.std, static_cast<uint64_t>(position),
-         values.subspan(static_cast<size_t>(r * run + begin), static_cast<size_t>(count)));
+         values.subspan(static_cast<size_t>(r * run + begin),
+                        static_cast<size_t>(std::min(kTile, run - begin))));
   });
 }
 

@@ -14,7 +14,6 @@
 namespace capstan::parallel {
 
 using kernels::kNf4NestedBlock;
-using kernels::Nf4Region;
 
 namespace {
 
@@ -30,28 +29,27 @@ uint8_t scale_code(float share) {
   return static_cast<uint8_t>(code);
 }
 
-// The rectangles that a shard consists of, in its order.
-std::vector<Nf4Region> regions_of(const Parameter& parameter, int64_t block) {
+// The regions of the matrix that a shard consists of, in its order.
+std::vector<Region> regions_of(const Parameter& parameter) {
   const Shape& global = parameter.spec().shape;
   const Shard& shard = parameter.shard();
   CAPSTAN_ASSERT(global.rank() == 2, "`" + parameter.name() + "` " + global.text() + " in 4 bits");
-  std::vector<Nf4Region> result;
+  std::vector<Region> result;
   for (const ShardRun& run : shard.runs) {
-    Nf4Region r{global[0], global[1], 0, 0, global[1], block};
-    if (shard.dim == 0)
-      r.first_row = run.global, r.rows = run.count;
-    else
-      r.first_column = run.global, r.columns = run.count;
-    result.push_back(r);
+    Region region = full_region(global);
+    region.offsets[shard.dim] = run.global;
+    region.sizes[shard.dim] = run.count;
+    result.push_back(region);
   }
   return result;
 }
 
-bool keeps_blocks_whole(const Nf4Region& r, int64_t matrix_rows) {
-  if (r.columns == r.matrix_columns)
-    return r.first_row * r.columns % r.block == 0 &&
-           ((r.first_row + r.rows) * r.columns % r.block == 0 || r.first_row + r.rows == matrix_rows);
-  return r.first_column % r.block == 0 && r.columns % r.block == 0 && r.matrix_columns % r.block == 0;
+// True where no block of elements that share a scale lies partly outside of the region.
+bool has_full_blocks(const Region& region, const Shape& matrix, int64_t block) {
+  const int64_t columns = region.sizes[1], end = region.offsets[0] + region.sizes[0];
+  if (columns == matrix[1])
+    return region.offsets[0] * columns % block == 0 && (end * columns % block == 0 || end == matrix[0]);
+  return region.offsets[1] % block == 0 && columns % block == 0 && matrix[1] % block == 0;
 }
 
 }  // namespace
@@ -63,13 +61,13 @@ Tensor nf4_scale_map(Device& device) {
 Nf4Weight::Nf4Weight(Device& device, const Parameter& parameter, const Nf4Options& options, const Tensor& map)
     : device_(&device), parameter_(&parameter), options_(options), map_(map) {
   int64_t elements = 0;
-  for (const Nf4Region& where : regions_of(parameter, options.block)) {
-    if (!keeps_blocks_whole(where, parameter.spec().shape[0]))
+  for (const Region& region : regions_of(parameter)) {
+    if (!has_full_blocks(region, parameter.spec().shape, options.block))
       fail(ErrorCode::config, "`" + parameter.name() + "` " + parameter.spec().shape.text() +
                                   ": tensor parallelism cuts it inside a block of " +
                                   std::to_string(options.block) + " elements that share a scale");
-    const int64_t count = where.rows * where.columns;
-    parts_.push_back({where, {elements, count}, {blocks_, ceil_div(count, options.block)}});
+    const int64_t count = region.sizes.elements();
+    parts_.push_back({region, {elements, count}, {blocks_, ceil_div(count, options.block)}});
     elements += count;
     blocks_ += parts_.back().blocks.count;
   }
@@ -85,9 +83,9 @@ Nf4Weight::Nf4Weight(Device& device, const Parameter& parameter, const Nf4Option
 
 int64_t Nf4Weight::block_number(const Part& part, int64_t block) const {
   const int64_t element = block * options_.block;
-  const int64_t row = part.where.first_row + element / part.where.columns,
-                column = part.where.first_column + element % part.where.columns;
-  return (row * part.where.matrix_columns + column) / options_.block;
+  const int64_t row = part.region.offsets[0] + element / part.region.sizes[1],
+                column = part.region.offsets[1] + element % part.region.sizes[1];
+  return (row * parameter_->spec().shape[1] + column) / options_.block;
 }
 
 void Nf4Weight::set(std::span<const float> values, comm::Communicator* tensor) {
@@ -153,7 +151,8 @@ Tensor Nf4Weight::expand(DType type) const {
                             : Tensor();
   };
   for (const Part& part : parts_)
-    launch(*device_, device_->table().adapter->nf4_expand, part.where,
+    launch(*device_, device_->table().adapter->nf4_expand, part.region, parameter_->spec().shape[1],
+           options_.block,
            codes_.flat_range(part.elements.begin / 2, ceil_div(part.elements.count, int64_t{2}),
                              {ceil_div(part.elements.count, int64_t{2})}),
            blocks_of(part, scales_), blocks_of(part, scale_codes_), nested_,

@@ -45,8 +45,8 @@ class Nf4Weight {
   const Tensor& nested() const { return nested_; }
 
  private:
-  struct Part {  // a rectangle of the matrix; its blocks follow one another in the shard
-    kernels::Nf4Region where;
+  struct Part {  // a region of the matrix; its blocks are consecutive in the shard
+    Region region;
     FlatRange elements;  // of the shard
     FlatRange blocks;
   };

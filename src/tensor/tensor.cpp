@@ -7,29 +7,6 @@
 
 namespace capstan {
 
-Shape::Shape(std::initializer_list<int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
-Shape::Shape(std::span<const int64_t> sizes) : rank_(static_cast<int>(sizes.size())) {
-  CAPSTAN_ASSERT(sizes.size() <= kMaxRank, "a shape has at most six dimensions");
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    CAPSTAN_ASSERT(sizes[i] >= 0, "negative size in a shape");
-    sizes_[i] = sizes[i];
-  }
-}
-int64_t Shape::elements() const {
-  int64_t product = 1;
-  for (const int64_t size : sizes()) product = checked_mul(product, size);
-  return product;
-}
-bool Shape::operator==(const Shape& other) const {
-  return rank_ == other.rank_ &&
-         std::memcmp(sizes_.data(), other.sizes_.data(), sizeof(int64_t) * static_cast<size_t>(rank_)) == 0;
-}
-std::string Shape::text() const {
-  std::string result = "[";
-  for (int i = 0; i < rank_; ++i) result += (i ? ", " : "") + std::to_string((*this)[i]);
-  return result + "]";
-}
-
 Storage::Storage(Device& device, int64_t bytes, MemoryCategory category)
     : device_(device), bytes_(bytes), category_(category), data_(device.allocate(bytes, category)) {}
 Storage::~Storage() {

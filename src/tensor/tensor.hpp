@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,28 +10,9 @@
 
 #include "tensor/device.hpp"
 #include "tensor/dtype.hpp"
+#include "tensor/region.hpp"
 
 namespace capstan {
-
-// Up to six sizes, outermost first.
-class Shape {
- public:
-  static constexpr int kMaxRank = 6;
-  Shape() = default;
-  Shape(std::initializer_list<int64_t> sizes);
-  explicit Shape(std::span<const int64_t> sizes);
-  int rank() const { return rank_; }
-  int64_t operator[](int i) const { return sizes_[static_cast<size_t>(i)]; }
-  int64_t& operator[](int i) { return sizes_[static_cast<size_t>(i)]; }
-  int64_t elements() const;  // 1 for rank 0
-  std::span<const int64_t> sizes() const { return {sizes_.data(), static_cast<size_t>(rank_)}; }
-  bool operator==(const Shape& other) const;
-  std::string text() const;  // "[4, 1024, 768]"
-
- private:
-  std::array<int64_t, kMaxRank> sizes_{};
-  int rank_ = 0;
-};
 
 class Storage {
  public:

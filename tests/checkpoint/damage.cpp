@@ -110,13 +110,14 @@ TEST_CASE("well-sealed nonsense is refused with its place") {
   CHECK(holds(with("aaaa", "AAAA"), "lower-case hexadecimal"));
   CHECK(holds(with("bbbb", "bbb"), "16 lower-case hexadecimal"));
   CHECK(holds(with("\"bf16\"", "\"F32\""), "is not an element type"));
-  CHECK(holds(with("\"shape\": [2,3]", "\"shape\": [2,4]"), "cell [0,3] is in no piece"));
+  CHECK(holds(with("\"shape\": [2,3]", "\"shape\": [2,4]"), "element [0,3] is in no region"));
   CHECK(holds(with("\"shape\": [2,3]", "\"shape\": [4294967296,4294967296]"), "more than 2^63 bytes"));
   CHECK(holds(with("\"shape\": [2,3]", "\"shape\": [1,1,1,1,1,2,3]"), "more than 6 dimensions"));
-  CHECK(holds(with("\"offsets\": [1,0]", "\"offsets\": [0,0]"), "cell [0,0] is in 2 pieces"));
+  CHECK(holds(with("\"offsets\": [1,0]", "\"offsets\": [0,0]"), "element [0,0] is in 2 regions"));
   CHECK(holds(with("\"offsets\": [1,0]", "\"offsets\": [9223372036854775807,0]"),
               "of a tensor of shape [2,3]"));
-  CHECK(holds(with("\"offsets\": [1,0]", "\"offsets\": [1]"), "covers a crooked range"));
+  CHECK(
+      holds(with("\"offsets\": [1,0]", "\"offsets\": [1]"), "covers offsets and sizes of different lengths"));
   CHECK(holds(refusal(body + ", \"deep\": " + std::string(100000, '[') + std::string(100000, ']')),
               "nested deeper than 64"));
 }

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "checkpoint/region.hpp"
 #include "checkpoint/store.hpp"
 #include "checkpoint/writer.hpp"
 #include "support/paths.hpp"
+#include "tensor/region.hpp"
 #include "tests/support/errors.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -54,7 +54,7 @@ std::span<std::byte> room_of(std::vector<T>& values) {
 
 // Element i of a tensor is i, so that a misplaced cell shows.
 inline std::vector<float> ramp(const Shape& shape, float first = 0) {
-  std::vector<float> values(static_cast<size_t>(element_count(shape)));
+  std::vector<float> values(static_cast<size_t>(shape.elements()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i);
   return values;
 }

@@ -1,4 +1,4 @@
-#include "checkpoint/region.hpp"
+#include "tensor/region.hpp"
 
 #include <doctest/doctest.h>
 
@@ -22,7 +22,7 @@ TEST_CASE("a flat range is given back by its rectangles, for every range of many
       {},        {1},       {7},       {3, 4},       {1, 5},          {5, 1},
       {2, 3, 4}, {3, 1, 2}, {1, 1, 6}, {2, 2, 3, 2}, {2, 1, 2, 3, 2}, {2, 2, 1, 2, 2, 2}};
   for (const auto& shape : shapes) {
-    const int64_t total = element_count(shape);
+    const int64_t total = shape.elements();
     const size_t most = shape.size() <= 1 ? 1 : 2 * shape.size() - 1;
     for (int64_t begin = 0; begin <= total; ++begin)
       for (int64_t count = 0; begin + count <= total; ++count) {
@@ -50,9 +50,9 @@ TEST_CASE("exact cover is told from holes and overlaps, against counting cells")
   std::mt19937 random(7);
   int bad = 0, good = 0;
   for (int round = 0; round < 3000; ++round) {
-    Shape shape(1 + random() % 3);
+    Shape shape = Shape::filled(1 + random() % 3, 0);
     for (auto& size : shape) size = 1 + static_cast<int64_t>(random() % 4);
-    const int64_t total = element_count(shape);
+    const int64_t total = shape.elements();
     // A true tiling by cutting the flat range, then perhaps one piece lost, doubled, moved or shrunk.
     std::vector<Region> chunks;
     for (int64_t at = 0; at < total;) {
@@ -91,13 +91,13 @@ TEST_CASE("exact cover is told from holes and overlaps, against counting cells")
     // The cell named is the first wrong one, with its true count.
     size_t first = 0;
     while (written[first] == 1) ++first;
-    Shape index(shape.size());
+    Shape index = Shape::filled(shape.size(), 0);
     size_t rest = first;
     for (size_t k = shape.size(); k-- > 0; rest /= static_cast<size_t>(shape[k]))
       index[k] = static_cast<int64_t>(rest % static_cast<size_t>(shape[k]));
     const std::string text =
-        written[first] == 0 ? " is in no piece" : " is in " + std::to_string(written[first]) + " pieces";
-    REQUIRE(*problem == "cell " + to_text(index) + text);
+        written[first] == 0 ? " is in no region" : " is in " + std::to_string(written[first]) + " regions";
+    REQUIRE(*problem == "element " + index.text() + text);
   }
   CHECK(good > 500);
   CHECK(bad > 500);
@@ -110,17 +110,17 @@ TEST_CASE("a pinwheel, which no straight cut divides, is a tiling") {
 }
 
 TEST_CASE("scalars and empty tensors tile") {
-  CHECK(tiling_problem({}, {}) == "cell [] is in no piece");
+  CHECK(tiling_problem({}, {}) == "element [] is in no region");
   const std::vector<Region> one{Region{}}, two{Region{}, Region{}};
   CHECK(!tiling_problem({}, one));
-  CHECK(tiling_problem({}, two) == "cell [] is in 2 pieces");
+  CHECK(tiling_problem({}, two) == "element [] is in 2 regions");
   CHECK(!tiling_problem({0, 4}, {}));
 }
 
 TEST_CASE("cells are copied between boxes of any rank and place") {
   std::mt19937 random(11);
   for (int round = 0; round < 3000; ++round) {
-    Shape shape(random() % 7);
+    Shape shape = Shape::filled(random() % 7, 0);
     for (auto& size : shape) size = 1 + static_cast<int64_t>(random() % 3);
     const auto values = ramp(shape);
     const auto any = [&] {
@@ -135,7 +135,7 @@ TEST_CASE("cells are copied between boxes of any rank and place") {
     const auto part = intersect(source, target);
     if (!part) continue;
     const auto from = cut(values, shape, source);
-    std::vector<float> to(static_cast<size_t>(element_count(target.sizes)), -1);
+    std::vector<float> to(static_cast<size_t>(target.sizes.elements()), -1);
     copy_region(*part, source, bytes_of(from).data(), DType::f32, target, room_of(to).data(), DType::f32);
     auto expected = cut(values, shape, target);
     const auto inside = cut(values, shape, *part);

@@ -18,7 +18,7 @@ static FileSystem& disk() {
 }
 
 static std::vector<float> read_all(Reader& reader, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(element_count(reader.at(name).shape)));
+  std::vector<float> values(static_cast<size_t>(reader.at(name).shape.elements()));
   reader.read_all(name, DType::f32, room_of(values));
   return values;
 }
@@ -68,8 +68,7 @@ TEST_CASE("any layout reads what any layout wrote, cell by cell") {
     if (kind == 0 || shape.empty()) {  // one owner
       if (rank == world - 1) chunks.push_back(full_region(shape));
     } else if (kind == 1) {  // flat range, as sharded optimizer state has it
-      const int64_t total = element_count(shape), begin = total * rank / world,
-                    end = total * (rank + 1) / world;
+      const int64_t total = shape.elements(), begin = total * rank / world, end = total * (rank + 1) / world;
       chunks = flat_range_as_regions(shape, begin, end - begin);
     } else {  // rows or columns
       const size_t d = kind == 2 ? 0 : shape.size() - 1;
@@ -103,11 +102,11 @@ TEST_CASE("any layout reads what any layout wrote, cell by cell") {
       Reader reader = Reader::open(writers[0]->commit(parts), Depth::content);
       CHECK(reader.manifest().world == world);
       for (const auto& [name, shape] : tensors) {
-        if (element_count(shape) == 0 && kind != 0) continue;
+        if (shape.elements() == 0 && kind != 0) continue;
         for (int read_kind = 0; read_kind < 4; ++read_kind)
           for (int rank = 0; rank < 3; ++rank)
             for (const auto& wanted : pieces_of(shape, read_kind, rank, 3)) {
-              std::vector<float> got(static_cast<size_t>(element_count(wanted.sizes)), -1);
+              std::vector<float> got(static_cast<size_t>(wanted.sizes.elements()), -1);
               reader.read(name, DType::f32, wanted, room_of(got));
               REQUIRE(got == cut(ramp(shape), shape, wanted));
             }
@@ -226,8 +225,9 @@ TEST_CASE("a commit refuses parts that do not make one whole") {
     return text;
   };
   const auto as_is = [](auto&, auto&) {};
-  CHECK(holds(attempt({{0}, {4}}, {{3}, {4}}, as_is), "tensor \"w\" of shape [8]: cell [3] is in 2 pieces"));
-  CHECK(holds(attempt({{0}, {4}}, {{0}, {4}}, as_is), "cell [0] is in 2 pieces"));
+  CHECK(holds(attempt({{0}, {4}}, {{3}, {4}}, as_is),
+              "tensor \"w\" of shape [8]: element [3] is in 2 regions"));
+  CHECK(holds(attempt({{0}, {4}}, {{0}, {4}}, as_is), "element [0] is in 2 regions"));
   const Region low{{0}, {4}}, high{{4}, {4}};
   CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts.pop_back(); }), "rank 1 sent no list"));
   CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts[1] = parts[0]; }),

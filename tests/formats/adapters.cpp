@@ -41,7 +41,7 @@ struct Base {
 };
 
 std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(checkpoint::element_count(source.at(name).shape)));
+  std::vector<float> values(static_cast<size_t>(source.at(name).shape.elements()));
   source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   return values;
 }

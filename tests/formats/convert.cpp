@@ -35,8 +35,7 @@ const fs::path kFamilies = fs::path(capstan::test::kSourceDirectory) / "tests/fo
 
 std::vector<std::byte> bytes_of(checkpoint::TensorSource& source, const std::string& name) {
   const auto& info = source.at(name);
-  std::vector<std::byte> bytes(
-      static_cast<size_t>(checkpoint::element_count(info.shape) * size_of(info.dtype)));
+  std::vector<std::byte> bytes(static_cast<size_t>(info.shape.elements() * size_of(info.dtype)));
   source.read_all(name, info.dtype, bytes);
   return bytes;
 }

@@ -28,7 +28,7 @@ constexpr const char* kModels[] = {"gpt2",  "gpt2_bare", "llama", "llama_sharded
                                    "qwen2", "qwen3",     "phi3",  "phi3_long",     "olmo2",   "gemma2"};
 
 std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(checkpoint::element_count(source.at(name).shape)));
+  std::vector<float> values(static_cast<size_t>(source.at(name).shape.elements()));
   source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   return values;
 }
@@ -37,7 +37,8 @@ std::vector<float> floats(checkpoint::TensorSource& source, const std::string& n
 class Gradients final : public checkpoint::TensorSource {
  public:
   explicit Gradients(const Fixture& fixture) : fixture_(fixture) {
-    for (const auto& name : fixture.names("grad.")) info_[name] = {DType::f32, fixture.shape("grad." + name)};
+    for (const auto& name : fixture.names("grad."))
+      info_[name] = {DType::f32, Shape(std::span<const int64_t>(fixture.shape("grad." + name)))};
   }
   std::string place() const override { return "the fixture"; }
   std::vector<std::string> names() const override { return fixture_.names("grad."); }
@@ -45,12 +46,10 @@ class Gradients final : public checkpoint::TensorSource {
     const auto found = info_.find(std::string(name));
     return found == info_.end() ? nullptr : &found->second;
   }
-  void read(std::string_view name, DType, const checkpoint::Region& wanted,
-            std::span<std::byte> out) override {
+  void read(std::string_view name, DType, const Region& wanted, std::span<std::byte> out) override {
     const auto values = fixture_.get<float>("grad." + std::string(name));
-    checkpoint::copy_region(wanted, checkpoint::full_region(at(name).shape),
-                            reinterpret_cast<const std::byte*>(values.data()), DType::f32, wanted, out.data(),
-                            DType::f32);
+    copy_region(wanted, full_region(at(name).shape), reinterpret_cast<const std::byte*>(values.data()),
+                DType::f32, wanted, out.data(), DType::f32);
   }
 
  private:
@@ -108,17 +107,16 @@ TEST_CASE("any rectangle of a parameter is the same part of the whole") {
       const auto& shape = source->at(tensor).shape;
       const auto whole = floats(*source, tensor);
       for (int round = 0; round < 4; ++round) {
-        checkpoint::Region part;
+        Region part;
         for (const int64_t size : shape) {
           part.offsets.push_back(below(size));
           part.sizes.push_back(1 + below(size - part.offsets.back()));
         }
-        const auto cells = static_cast<size_t>(checkpoint::element_count(part.sizes));
+        const auto cells = static_cast<size_t>(part.sizes.elements());
         std::vector<float> got(cells), wanted(cells);
         source->read(tensor, DType::f32, part, std::as_writable_bytes(std::span(got)));
-        checkpoint::copy_region(part, checkpoint::full_region(shape),
-                                reinterpret_cast<const std::byte*>(whole.data()), DType::f32, part,
-                                reinterpret_cast<std::byte*>(wanted.data()), DType::f32);
+        copy_region(part, full_region(shape), reinterpret_cast<const std::byte*>(whole.data()), DType::f32,
+                    part, reinterpret_cast<std::byte*>(wanted.data()), DType::f32);
         REQUIRE(got == wanted);
       }
     }

@@ -32,7 +32,7 @@ namespace {
 const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/formats";
 
 std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(checkpoint::element_count(source.at(name).shape)));
+  std::vector<float> values(static_cast<size_t>(source.at(name).shape.elements()));
   source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   return values;
 }
@@ -101,12 +101,11 @@ TEST_CASE("blocks of every type are dequantised as the reference does, in any re
     const auto truth = expected.get<float>(name);
     CHECK(floats(file, name) == truth);
     const auto& shape = file.at(name).shape;
-    const checkpoint::Region part{{1, 7}, {2, 40}};
+    const Region part{{1, 7}, {2, 40}};
     std::vector<float> got(80), wanted(80);
     file.read(name, DType::f32, part, std::as_writable_bytes(std::span(got)));
-    checkpoint::copy_region(part, checkpoint::full_region(shape),
-                            reinterpret_cast<const std::byte*>(truth.data()), DType::f32, part,
-                            reinterpret_cast<std::byte*>(wanted.data()), DType::f32);
+    copy_region(part, full_region(shape), reinterpret_cast<const std::byte*>(truth.data()), DType::f32, part,
+                reinterpret_cast<std::byte*>(wanted.data()), DType::f32);
     CHECK(got == wanted);
   }
 }
@@ -203,7 +202,7 @@ TEST_CASE("factors of RoPE that are no vector of the right ones are refused") {
   const AsGguf written("llama", path);
   const auto error = [&] { return error_of([&] { ExternalModel::open("gguf:" + path.string()); }); };
   CHECK(error().empty());
-  const auto reshape = [](checkpoint::Shape shape) {
+  const auto reshape = [](Shape shape) {
     return [shape](auto&, std::vector<GgufTensor>& tensors) {
       REQUIRE(tensors.back().name == kRopeFactors);
       tensors.back().shape = shape;
@@ -275,8 +274,7 @@ TEST_CASE("numbers that a type cannot hold are refused, with the tensor") {
     std::string place() const override { return source_.place(); }
     std::vector<std::string> names() const override { return source_.names(); }
     const checkpoint::TensorInfo* find(std::string_view name) const override { return source_.find(name); }
-    void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
-              std::span<std::byte> out) override {
+    void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override {
       source_.read(name, dtype, wanted, out);
       const float much = 1e9f;
       if (name == "decoder.layers.1.mlp.linear_fc2.weight") std::memcpy(out.data(), &much, sizeof much);

@@ -84,8 +84,7 @@ TEST_CASE("artefacts of every kind are read without executing anything") {
           const auto model = interchange::ExternalModel::open(name);
           const auto weights = model->parameters(model->model());
           for (const auto& parameter : weights->names()) {
-            std::vector<std::byte> bytes(
-                static_cast<size_t>(4 * checkpoint::element_count(weights->at(parameter).shape)));
+            std::vector<std::byte> bytes(static_cast<size_t>(4 * weights->at(parameter).shape.elements()));
             weights->read_all(parameter, DType::f32, bytes);
           }
           if (!model->tokenizer().empty())
@@ -101,8 +100,8 @@ TEST_CASE("artefacts of every kind are read without executing anything") {
           const auto model =
               interchange::ExternalModel::open("gguf:" + (kHere / "gguf/smollm2.gguf").string());
           const auto weights = model->parameters(model->model());
-          std::vector<std::byte> bytes(static_cast<size_t>(
-              4 * checkpoint::element_count(weights->at("embedding.word_embeddings.weight").shape)));
+          std::vector<std::byte> bytes(
+              static_cast<size_t>(4 * weights->at("embedding.word_embeddings.weight").shape.elements()));
           weights->read_all("embedding.word_embeddings.weight", DType::f32, bytes);
         }) == 0);
   CHECK(alone([] {

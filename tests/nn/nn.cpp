@@ -23,9 +23,9 @@ ParamSpec spec_of(const std::string& name, Shape shape, Init init) {
   spec.init = init;
   return spec;
 }
-std::vector<float> part_of(const ParamSpec& spec, nn::InitRegion part, int threads = 2, uint64_t seed = 5) {
+std::vector<float> part_of(const ParamSpec& spec, const Region& part, int threads = 2, uint64_t seed = 5) {
   ThreadPool pool(threads);
-  std::vector<float> values(static_cast<size_t>(part.rows * part.columns), -1.0f);
+  std::vector<float> values(static_cast<size_t>(part.sizes.elements()), -1.0f);
   nn::initialize(spec, seed, part, values, pool);
   return values;
 }
@@ -33,26 +33,45 @@ std::vector<float> part_of(const ParamSpec& spec, nn::InitRegion part, int threa
 
 TEST_CASE("initial values depend on seed, name and place only") {
   const ParamSpec spec = spec_of("a.weight", {211, 173}, {Init::Kind::normal, 0.5});
-  const std::vector<float> full = part_of(spec, nn::InitRegion::full(spec.shape));
-  CHECK(full == part_of(spec, nn::InitRegion::full(spec.shape), 1));
-  CHECK(full != part_of(spec, nn::InitRegion::full(spec.shape), 1, 6));
-  CHECK(full != part_of(spec_of("b.weight", {211, 173}, spec.init), nn::InitRegion::full(spec.shape)));
-  for (const nn::InitRegion part :
-       {nn::InitRegion{3, 50, 0, 173}, {0, 211, 7, 33}, {210, 1, 172, 1}, {9, 3, 1, 171}, {5, 0, 0, 173}}) {
-    const std::vector<float> values = part_of(spec, part, 3);
-    for (int64_t r = 0; r < part.rows; ++r)
-      for (int64_t c = 0; c < part.columns; ++c)
-        REQUIRE(values[static_cast<size_t>(r * part.columns + c)] ==
-                full[static_cast<size_t>((part.row + r) * 173 + part.column + c)]);
+  const std::vector<float> full = part_of(spec, full_region(spec.shape));
+  CHECK(full == part_of(spec, full_region(spec.shape), 1));
+  CHECK(full != part_of(spec, full_region(spec.shape), 1, 6));
+  CHECK(full != part_of(spec_of("b.weight", {211, 173}, spec.init), full_region(spec.shape)));
+  for (const Region& region :
+       {Region{{3, 0}, {50, 173}}, Region{{0, 7}, {211, 33}}, Region{{210, 172}, {1, 1}},
+        Region{{9, 1}, {3, 171}}, Region{{5, 0}, {0, 173}}}) {
+    const std::vector<float> values = part_of(spec, region, 3);
+    for (int64_t r = 0; r < region.sizes[0]; ++r)
+      for (int64_t c = 0; c < region.sizes[1]; ++c)
+        REQUIRE(values[static_cast<size_t>(r * region.sizes[1] + c)] ==
+                full[static_cast<size_t>((region.offsets[0] + r) * 173 + region.offsets[1] + c)]);
   }
-  CHECK_THROWS_AS((void)part_of(spec, {200, 12, 0, 173}), Error);
-  CHECK(part_of(spec_of("g", {4}, {Init::Kind::ones}), {1, 2, 0, 1}) == std::vector<float>{1, 1});
-  CHECK(part_of(spec_of("g", {4}, {Init::Kind::zeros}), {1, 2, 0, 1}) == std::vector<float>{0, 0});
+  CHECK_THROWS_AS((void)part_of(spec, {{200, 0}, {12, 173}}), Error);
+  CHECK(part_of(spec_of("g", {4}, {Init::Kind::ones}), {{1}, {2}}) == std::vector<float>{1, 1});
+  CHECK(part_of(spec_of("g", {4}, {Init::Kind::zeros}), {{1}, {2}}) == std::vector<float>{0, 0});
+}
+
+TEST_CASE("initial values of a region of any rank are those of the full tensor") {
+  for (const Shape& shape : {Shape{}, Shape{17}, Shape{6, 5, 7}, Shape{3, 4, 2, 5}}) {
+    const ParamSpec spec = spec_of("c.weight", shape, {Init::Kind::uniform, 0.5});
+    const std::vector<float> full = part_of(spec, full_region(shape));
+    std::vector<int64_t> positions(full.size());
+    std::iota(positions.begin(), positions.end(), int64_t{0});
+    for (size_t d = 0; d <= shape.size(); ++d) {
+      Region region = full_region(shape);
+      if (d < shape.size()) region.offsets[d] = 1, region.sizes[d] -= 2;
+      std::vector<int64_t> expected(static_cast<size_t>(region.sizes.elements()));
+      copy_region(region, full_region(shape), std::as_bytes(std::span(positions)).data(), DType::i64, region,
+                  std::as_writable_bytes(std::span(expected)).data(), DType::i64);
+      const std::vector<float> values = part_of(spec, region, 3);
+      for (size_t i = 0; i < values.size(); ++i) REQUIRE(values[i] == full[static_cast<size_t>(expected[i])]);
+    }
+  }
 }
 
 TEST_CASE("initial values are normal with the given deviation") {
   const ParamSpec spec = spec_of("w", {1000, 400}, {Init::Kind::normal, 0.02});
-  const auto values = part_of(spec, nn::InitRegion::full(spec.shape));
+  const auto values = part_of(spec, full_region(spec.shape));
   double sum = 0, squares = 0, fourth = 0;
   int64_t within = 0;
   for (const float v : values) {
@@ -72,7 +91,7 @@ TEST_CASE("initial values are normal with the given deviation") {
 TEST_CASE("the key of a parameter is the hash of its name: values that must not change between versions") {
   const auto values =
       part_of(spec_of("decoder.layers.0.mlp.linear_fc1.weight", {4, 4}, {Init::Kind::normal, 1.0}),
-              {0, 4, 0, 4}, 1, 1234);
+              full_region({4, 4}), 1, 1234);
   uint64_t hash = 0xCBF29CE484222325;
   for (const char c : std::string("decoder.layers.0.mlp.linear_fc1.weight"))
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;

@@ -183,7 +183,7 @@ struct Run {
   std::vector<float> out, gradient;
   bool operator==(const Run&) const = default;
 };
-enum class Region : uint8_t { plain, recomputed };
+enum class RegionKind : uint8_t { plain, recomputed };
 
 struct Inputs {
   std::vector<float> qkv, dout;
@@ -198,7 +198,7 @@ struct Inputs {
 
 // On these rows alone (context given), or on whole sequences.
 Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* context,
-        Region region = Region::plain, TapeObserver* observer = nullptr) {
+        RegionKind region = RegionKind::plain, TapeObserver* observer = nullptr) {
   const auto cut = [&](const auto& x) { return context ? mine(x, c) : x; };
   ops::AttentionOptions options;
   options.layout = c.layout();
@@ -220,7 +220,7 @@ Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* 
   const Tape::Body body = [&](Tape& t, std::span<const Var> x) -> std::vector<Var> {
     return {context ? ops::context_attention(t, x[0], options, *context) : ops::attention(t, x[0], options)};
   };
-  const Var out = region == Region::recomputed ? tape.recompute("region", {qkv}, body)[0]
+  const Var out = region == RegionKind::recomputed ? tape.recompute("region", {qkv}, body)[0]
                                                : body(tape, std::vector<Var>{qkv})[0];
   tape.output("out", out);
   const Tensor values = out.value;
@@ -256,7 +256,7 @@ void check_case(const Case& c, bool every_device) {
     CHECK(difference(first.out, out) < tolerance);
     CHECK(difference(first.gradient, gradient) < tolerance);
     CHECK((run(*cpu, c, in, &way.context) == first));
-    CHECK((run(*cpu, c, in, &way.context, Region::recomputed) == first));
+    CHECK((run(*cpu, c, in, &way.context, RegionKind::recomputed) == first));
     if (every_device)
       on_every_device([&](Device& device) { CHECK((run(device, c, in, &way.context) == first)); });
   }
@@ -396,7 +396,7 @@ TEST_CASE("a rank sends the bytes that the formulas say, and the operation's cos
           INFO(way.name, ": ", c.text());
           const int64_t before = way.sent();
           Recorder recorder;
-          run(*cpu, c, in, &way.context, Region::plain, &recorder);
+          run(*cpu, c, in, &way.context, RegionKind::plain, &recorder);
           const int64_t n = ranks(), inner = way.a2a, outer = n / inner, rows = c.batch * c.seq() / n,
                         bytes = size_of(type);
           const int64_t my_groups = std::max<int64_t>(1, groups / inner), my_heads = c.heads() / inner;
@@ -422,7 +422,7 @@ TEST_CASE_TEMPLATE("in a ring the next keys are on their way while a block is co
   const auto device = D::make(1);
   Recorder recorder;
   Counting::order.clear();
-  run(*device, c, Inputs(c), &ways()[0].context, Region::plain, &recorder);
+  run(*device, c, Inputs(c), &ways()[0].context, RegionKind::plain, &recorder);
   std::string forward, backward;
   for (int step = 0; step < ranks(); ++step) {
     const bool last = step + 1 == ranks();

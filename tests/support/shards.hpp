@@ -37,7 +37,7 @@ inline std::vector<float> cut(const Parameter& parameter, const std::vector<floa
 inline std::vector<float> initial_values(const ParamSpec& spec, uint64_t seed) {
   ThreadPool pool(1);
   std::vector<float> values(static_cast<size_t>(spec.shape.elements()));
-  nn::initialize(spec, seed, nn::InitRegion::full(spec.shape), values, pool);
+  nn::initialize(spec, seed, full_region(spec.shape), values, pool);
   return values;
 }
 

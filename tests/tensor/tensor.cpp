@@ -48,7 +48,7 @@ TEST_CASE("views share storage and slices keep strides") {
   CHECK(t.flat_range(7, 2, {2}).to_host<float>() == std::vector<float>{7, 8});
   CHECK_THROWS_AS((void)t.view({5, 5}), Error);
   CHECK_THROWS_AS((void)row.view({8}), Error);
-  CHECK(t.text() == "fp32[2, 3, 4] on cpu");
+  CHECK(t.text() == "fp32[2,3,4] on cpu");
 
   const Tensor halves =
       t.as_type(DType::bf16);  // the upper half of an fp32 number is a bf16 one, behind the lower half

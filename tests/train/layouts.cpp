@@ -301,7 +301,7 @@ Tensors read_all(const fs::path& checkpoint) {
   Tensors tensors;
   for (const auto& [name, stored] : reader.manifest().tensors) {
     auto& values = tensors[name];
-    values.resize(static_cast<size_t>(checkpoint::element_count(stored.shape)));
+    values.resize(static_cast<size_t>(stored.shape.elements()));
     reader.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   }
   return tensors;

@@ -143,8 +143,7 @@ class Moments final : public checkpoint::TensorSource {
   std::string place() const override { return from_.place(); }
   std::vector<std::string> names() const override { return {}; }
   const checkpoint::TensorInfo* find(std::string_view name) const override { return from_.find(of(name)); }
-  void read(std::string_view name, DType dtype, const checkpoint::Region& wanted,
-            std::span<std::byte> out) override {
+  void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override {
     from_.read(of(name), dtype, wanted, out);
   }
 
@@ -295,7 +294,7 @@ TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is
       for (const std::string& name : ours.names()) {
         CAPTURE(name);
         const auto values = [&](checkpoint::Reader& reader) {
-          std::vector<float> result(static_cast<size_t>(checkpoint::element_count(reader.at(name).shape)));
+          std::vector<float> result(static_cast<size_t>(reader.at(name).shape.elements()));
           reader.read_all(name, DType::f32, std::as_writable_bytes(std::span(result)));
           return result;
         };

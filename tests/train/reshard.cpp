@@ -194,7 +194,7 @@ TEST_CASE(
     spec.shape = Shape(std::span<const int64_t>(sizes));
     CAPTURE(seed);
     CAPTURE(spec.shape.text());
-    std::vector<checkpoint::Region> written;
+    std::vector<Region> written;
     for (int t = 0; t < tensor; ++t) {
       const Parameter parameter(spec, 0, t, tensor);
       const int64_t count = parameter.shape().elements();
@@ -211,12 +211,12 @@ TEST_CASE(
         int64_t at = cuts[r];
         for (const ShardRegion& part :
              shard_regions(spec.shape, parameter.shard(), {cuts[r], cuts[r + 1] - cuts[r]})) {
-          REQUIRE(checkpoint::fits(part.where, sizes_of(spec.shape)));
+          REQUIRE(fits(part.where, spec.shape));
           REQUIRE(part.elements.begin == at);
-          REQUIRE(part.elements.count == checkpoint::element_count(part.where.sizes));
+          REQUIRE(part.elements.count == part.where.sizes.elements());
           if (part.owned && (spec.sharding.axis == MeshAxis::tensor || t == 0)) written.push_back(part.where);
           // Row-major through the rectangle: each element is the global cell that the plain arithmetic says.
-          std::vector<int64_t> index = part.where.offsets;
+          Shape index = part.where.offsets;
           bool same = true;
           for (int64_t e = 0; e < part.elements.count; ++e) {
             int64_t flat = 0;
@@ -233,7 +233,7 @@ TEST_CASE(
         REQUIRE(at == cuts[r + 1]);
       }
     }
-    const auto problem = checkpoint::tiling_problem(sizes_of(spec.shape), written);
+    const auto problem = tiling_problem(spec.shape, written);
     CHECK_MESSAGE(!problem, problem.value_or(""));
   }
 }

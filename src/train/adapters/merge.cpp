@@ -8,7 +8,6 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "checkpoint/region.hpp"
 #include "checkpoint/writer.hpp"
 #include "config/core/hash.hpp"
 #include "config/sections/adapter_targets.hpp"
@@ -16,6 +15,7 @@
 #include "formats/convert.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/half.hpp"
+#include "tensor/region.hpp"
 #include "train/adapters/adapters.hpp"
 #include "train/trainer/device_setup.hpp"
 #include "train/trainer/model_setup.hpp"
@@ -30,9 +30,8 @@ using checkpoint::TensorSource;
 void store_as(DType type, const std::vector<float>& values, const std::string& name,
               std::span<std::byte> to) {
   if (type != DType::f16) {
-    const checkpoint::Region all = checkpoint::full_region({static_cast<int64_t>(values.size())});
-    checkpoint::copy_region(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, to.data(),
-                            type);
+    const Region all = full_region({static_cast<int64_t>(values.size())});
+    copy_region(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, to.data(), type);
     return;
   }
   for (size_t i = 0; i < values.size(); ++i) {
@@ -232,7 +231,7 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
                                  : std::vector<Branch>{};
     if (!branches.empty()) ++result.layers;
     const bool in_4_bits = quantized && quantized(name);
-    const checkpoint::Region all = checkpoint::full_region(stored.shape);
+    const Region all = full_region(stored.shape);
     if (branches.empty() && !in_4_bits) {
       writer.add(name, stored.dtype, stored.shape, all, checkpoint::source_of(weights, name, stored.dtype));
       continue;

@@ -17,7 +17,7 @@ static Written counted(checkpoint::TensorSource& tensors, const std::string& kin
   for (const std::string& name : tensors.names()) {
     const checkpoint::TensorInfo& info = tensors.at(name);
     ++written.tensors;
-    written.bytes += checkpoint::element_count(info.shape) * size_of(info.dtype);
+    written.bytes += info.shape.elements() * size_of(info.dtype);
   }
   return written;
 }

@@ -67,7 +67,7 @@ void compare_metrics(const fs::path& a, const fs::path& b, Comparison& result) {
 }
 
 std::string text_of(const checkpoint::StoredTensor& tensor) {
-  return std::string(name_of(tensor.dtype)) + checkpoint::to_text(tensor.shape);
+  return std::string(name_of(tensor.dtype)) + tensor.shape.text();
 }
 
 std::vector<float> values_of(checkpoint::Reader& reader, const std::string& name) {
@@ -92,7 +92,7 @@ std::vector<TensorDifference> compare_tensors(const fs::path& a, const fs::path&
       differences.push_back({name, text_of(stored) + " against " + text_of(*other)});
       continue;
     }
-    if (!checkpoint::can_convert(stored.dtype, DType::f32)) continue;  // counters, which the state names too
+    if (!can_convert(stored.dtype, DType::f32)) continue;  // counters, which the state names too
     const auto x = values_of(first, name), y = values_of(second, name);
     TensorDifference difference{name, {}};
     for (size_t i = 0; i < x.size(); ++i) {

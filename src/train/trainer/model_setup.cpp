@@ -163,19 +163,6 @@ parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
   return groups;
 }
 
-namespace {
-// The region in the matrix that nn::initialize sees, in which the region's elements are contiguous.
-nn::InitRegion as_matrix(const checkpoint::Region& where, const Shape& global) {
-  if (where.rank() == 0) return {0, 1, 0, 1};
-  nn::InitRegion part{where.offsets[0], where.sizes[0], 0, 1};
-  for (size_t d = 1; d < where.rank(); ++d) {
-    part.column = part.column * global[static_cast<int>(d)] + where.offsets[d];
-    part.columns *= where.sizes[d];
-  }
-  return part;
-}
-}  // namespace
-
 void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool) {
   store.before_load();
   std::vector<float> values;
@@ -183,7 +170,7 @@ void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
     const ParamSpec& spec = parameter.spec();
     values.resize(static_cast<size_t>(range.count));
     for (const ShardRegion& part : shard_regions(spec.shape, parameter.shard(), range))
-      nn::initialize(spec, seed, as_matrix(part.where, spec.shape),
+      nn::initialize(spec, seed, part.where,
                      std::span(values).subspan(static_cast<size_t>(part.elements.begin - range.begin),
                                                static_cast<size_t>(part.elements.count)),
                      pool);

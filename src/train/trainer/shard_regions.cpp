@@ -6,10 +6,6 @@
 
 namespace capstan::train {
 
-checkpoint::Shape sizes_of(const Shape& shape) {
-  return {shape.sizes().begin(), shape.sizes().end()};
-}
-
 std::vector<parallel::FlatRange> chunks_of(const parallel::FlatRange& range, int64_t most) {
   std::vector<parallel::FlatRange> chunks;
   for (int64_t at = range.begin; at < range.end(); at += most)
@@ -23,9 +19,8 @@ std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
                  "a shard " + shard.shape.text() + " of a tensor " + global.text());
   std::vector<ShardRegion> result;
   int64_t at = range.begin;
-  for (const checkpoint::Region& local :
-       checkpoint::flat_range_as_regions(sizes_of(shard.shape), range.begin, range.count)) {
-    const int64_t cells = checkpoint::element_count(local.sizes);
+  for (const Region& local : flat_range_as_regions(shard.shape, range.begin, range.count)) {
+    const int64_t cells = local.sizes.elements();
     if (shard.runs.empty()) {  // a scalar
       result.push_back({local, {at, cells}});
       at += cells;
@@ -37,7 +32,7 @@ std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
     const int64_t begin = local.offsets[dim], end = begin + local.sizes[dim];
     int64_t outer = 1, inner = 1, first = 0;
     for (size_t d = 0; d < dim; ++d) outer *= local.sizes[d];
-    for (size_t d = dim + 1; d < local.rank(); ++d) inner *= local.sizes[d];
+    for (size_t d = dim + 1; d < local.sizes.size(); ++d) inner *= local.sizes[d];
     struct Part {
       int64_t global, count;
       bool owned;

@@ -3,14 +3,14 @@
 
 #include <vector>
 
-#include "checkpoint/region.hpp"
 #include "ops/shard.hpp"
 #include "parallel/bucket.hpp"
+#include "tensor/region.hpp"
 
 namespace capstan::train {
 
 struct ShardRegion {
-  checkpoint::Region where;      // in the global tensor
+  Region where;                  // in the global tensor
   parallel::FlatRange elements;  // of the local shard, row-major; in the order of the region's elements
   bool owned = true;             // false: another rank, which holds the same elements, counts and writes them
 };
@@ -22,8 +22,5 @@ std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
 // The range in parts of at most `most` elements: values are made and read through a buffer of so many.
 inline constexpr int64_t kChunkElements = int64_t{1} << 20;
 std::vector<parallel::FlatRange> chunks_of(const parallel::FlatRange& range, int64_t most = kChunkElements);
-
-// checkpoint::Shape of a tensor's shape.
-checkpoint::Shape sizes_of(const Shape& shape);
 
 }  // namespace capstan::train

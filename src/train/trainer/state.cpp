@@ -40,7 +40,7 @@ std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const o
     for (const ShardRegion& part : shard_regions(parameter.spec().shape, parameter.shard(), piece.write)) {
       if (!part.owned) continue;
       const auto add = [&](std::string name, Tensor values) {
-        mine.push_back({std::move(name), sizes_of(parameter.spec().shape), part.where, std::move(values)});
+        mine.push_back({std::move(name), parameter.spec().shape, part.where, std::move(values)});
       };
       add(parameter.name(), piece.values.flat_range(part.elements.begin - piece.range.begin,
                                                     part.elements.count, {part.elements.count}));
@@ -194,9 +194,9 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
     const auto* stored = source.find(name);
     if (!stored)
       here += "-`" + name + "` is missing in the checkpoint\n";
-    else if (stored->shape != sizes_of(shape))
-      here += "-`" + name + "`: " + checkpoint::to_text(stored->shape) + " in the checkpoint, " +
-              checkpoint::to_text(sizes_of(shape)) + " in the recipe\n";
+    else if (stored->shape != shape)
+      here += "-`" + name + "`: " + stored->shape.text() + " in the checkpoint, " + shape.text() +
+              " in the recipe\n";
   };
   for (const auto& parameter : store.parameters()) {
     if (!takes(which, *parameter)) continue;

@@ -51,9 +51,9 @@ struct SavePlan {
 // A part of a tensor of the state as a checkpoint names it.
 struct StateTensor {
   std::string name;
-  checkpoint::Shape shape;   // of the full tensor, over all ranks
-  checkpoint::Region where;  // this part of it
-  Tensor tensor;             // their values in that order, one dimension
+  Shape shape;    // of the full tensor, over all ranks
+  Region where;   // this part of it
+  Tensor tensor;  // their values in that order, one dimension
 };
 
 // Those that this rank writes: main parameters, and with `optimizer` its state. Where only a part of the model trains, that part

@@ -1,4 +1,4 @@
-#include "checkpoint/region.hpp"
+#include "tensor/region.hpp"
 
 #include <algorithm>
 #include <array>
@@ -6,14 +6,35 @@
 #include <cstring>
 
 #include "base/checked.hpp"
+#include "base/error.hpp"
 #include "tensor/half.hpp"
 
-namespace capstan::checkpoint {
+namespace capstan {
 
-std::optional<int64_t> try_element_count(const Shape& shape) {
+Shape::Shape(std::initializer_list<int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
+Shape::Shape(std::span<const int64_t> sizes) : rank_(static_cast<int>(sizes.size())) {
+  CAPSTAN_ASSERT(sizes.size() <= static_cast<size_t>(kMaxRank), "a shape has at most six dimensions");
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    CAPSTAN_ASSERT(sizes[i] >= 0, "negative size in a shape");
+    sizes_[i] = sizes[i];
+  }
+}
+
+Shape Shape::filled(size_t rank, int64_t value) {
+  Shape result;
+  while (result.size() < rank) result.push_back(value);
+  return result;
+}
+
+void Shape::push_back(int64_t size) {
+  CAPSTAN_ASSERT(rank_ < kMaxRank, "a shape has at most six dimensions");
+  sizes_[static_cast<size_t>(rank_++)] = size;
+}
+
+std::optional<int64_t> Shape::try_elements() const {
   int64_t count = 1;
   bool empty = false;
-  for (const int64_t size : shape) {
+  for (const int64_t size : sizes()) {
     if (size < 0) return std::nullopt;
     if (size == 0) {
       empty = true;
@@ -26,13 +47,23 @@ std::optional<int64_t> try_element_count(const Shape& shape) {
   return empty ? 0 : count;
 }
 
-int64_t element_count(const Shape& shape) {
-  if (const auto count = try_element_count(shape)) return *count;
-  fail(ErrorCode::format, "shape " + to_text(shape) + " has a negative size or more than 2^63 elements");
+int64_t Shape::elements() const {
+  if (const auto count = try_elements()) return *count;
+  fail(ErrorCode::format, "shape " + text() + " has a negative size or more than 2^63 elements");
+}
+
+std::string Shape::text() const {
+  std::string text = "[";
+  for (size_t d = 0; d < size(); ++d) text += (d ? "," : "") + std::to_string(sizes_[d]);
+  return text + "]";
+}
+
+std::strong_ordering Shape::operator<=>(const Shape& other) const {
+  return std::lexicographical_compare_three_way(begin(), end(), other.begin(), other.end());
 }
 
 Region full_region(const Shape& shape) {
-  return {Shape(shape.size(), 0), shape};
+  return {Shape::filled(shape.size(), 0), shape};
 }
 
 bool fits(const Region& region, const Shape& shape) {
@@ -46,9 +77,9 @@ bool fits(const Region& region, const Shape& shape) {
 }
 
 std::optional<Region> intersect(const Region& a, const Region& b) {
-  if (a.rank() != b.rank()) return std::nullopt;
-  Region result{Shape(a.rank()), Shape(a.rank())};
-  for (size_t d = 0; d < a.rank(); ++d) {
+  if (a.sizes.size() != b.sizes.size()) return std::nullopt;
+  Region result = a;
+  for (size_t d = 0; d < a.sizes.size(); ++d) {
     const int64_t begin = std::max(a.offsets[d], b.offsets[d]);
     const int64_t end = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
     if (end <= begin) return std::nullopt;
@@ -58,17 +89,11 @@ std::optional<Region> intersect(const Region& a, const Region& b) {
   return result;
 }
 
-std::string to_text(const Shape& shape) {
+std::string Region::text() const {
   std::string text = "[";
-  for (size_t d = 0; d < shape.size(); ++d) text += (d ? "," : "") + std::to_string(shape[d]);
-  return text + "]";
-}
-
-std::string to_text(const Region& region) {
-  std::string text = "[";
-  for (size_t d = 0; d < region.rank(); ++d) {
-    const int64_t begin = region.offsets[d], size = region.sizes[d];
-    const auto end = try_add(begin, size);  // a refused one may be anything
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    const int64_t begin = offsets[d], size = sizes[d];
+    const auto end = try_add(begin, size);  // a region that is refused may hold any numbers
     text += (d ? "," : "") + std::to_string(begin) + ":" +
             (end ? std::to_string(*end) : std::to_string(begin) + "+" + std::to_string(size));
   }
@@ -80,7 +105,7 @@ static void split_range(const Shape& shape, Shape& lead, int64_t begin, int64_t 
                         std::vector<Region>& out) {
   const size_t d = lead.size();
   const auto emit = [&](int64_t offset, int64_t size) {
-    Region r{lead, Shape(d, 1)};
+    Region r{lead, Shape::filled(d, 1)};
     r.offsets.push_back(offset);
     r.sizes.push_back(size);
     for (size_t k = d + 1; k < shape.size(); ++k) {
@@ -107,7 +132,7 @@ static void split_range(const Shape& shape, Shape& lead, int64_t begin, int64_t 
 }
 
 std::vector<Region> flat_range_as_regions(const Shape& shape, int64_t begin, int64_t count) {
-  const int64_t total = element_count(shape);
+  const int64_t total = shape.elements();
   CAPSTAN_ASSERT(begin >= 0 && count >= 0 && count <= total - begin, "range outside of the tensor");
   std::vector<Region> result;
   if (count == 0) return result;
@@ -117,16 +142,14 @@ std::vector<Region> flat_range_as_regions(const Shape& shape, int64_t begin, int
   return result;
 }
 
-std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Region> chunks) {
-  // The function "how often is this cell written" is the sum of the pieces' indicator functions, and an
-  // indicator function of a box is determined by its signed corners. So the pieces tile the shape iff their
-  // corners sum to the shape's, and where they do not, the first corner in lexicographic order is a cell
-  // whose count is wrong by exactly that sum.
+std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Region> regions) {
+  // The number of regions that cover an element is the sum of the regions' indicator functions, and an indicator function
+  // is determined by the signed corners of its region. So the regions tile the shape iff their corners sum to those of the
+  // shape. Otherwise the first corner in lexicographic order is an element whose count is wrong by exactly that sum.
   const size_t rank = shape.size();
-  CAPSTAN_ASSERT(rank <= kMaxRank, "rank of a checkpointed tensor");
-  if (element_count(shape) == 0) return std::nullopt;
+  if (shape.elements() == 0) return std::nullopt;
   struct Corner {
-    std::array<int64_t, kMaxRank> at;
+    std::array<int64_t, Shape::kMaxRank> at;
     int64_t sign;
   };
   std::vector<Corner> corners;
@@ -142,11 +165,11 @@ std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Re
       corners.push_back(corner);
     }
   };
-  corners.reserve((chunks.size() + 1) << rank);
+  corners.reserve((regions.size() + 1) << rank);
   add(full_region(shape), -1);
-  for (const auto& chunk : chunks) {
-    CAPSTAN_ASSERT(fits(chunk, shape), "piece outside of its tensor");
-    add(chunk, 1);
+  for (const Region& region : regions) {
+    CAPSTAN_ASSERT(fits(region, shape), "region outside of its tensor");
+    add(region, 1);
   }
   std::sort(corners.begin(), corners.end(), [](const Corner& a, const Corner& b) { return a.at < b.at; });
   for (size_t i = 0; i < corners.size();) {
@@ -154,9 +177,9 @@ std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Re
     size_t j = i;
     for (; j < corners.size() && corners[j].at == corners[i].at; ++j) sum += corners[j].sign;
     if (sum != 0) {
-      const std::string cell =
-          to_text(Shape(corners[i].at.begin(), corners[i].at.begin() + static_cast<int64_t>(rank)));
-      return "cell " + cell + (sum < 0 ? " is in no piece" : " is in " + std::to_string(sum + 1) + " pieces");
+      const std::string element = Shape(std::span(corners[i].at).first(rank)).text();
+      return "element " + element +
+             (sum < 0 ? " is in no region" : " is in " + std::to_string(sum + 1) + " regions");
     }
     i = j;
   }
@@ -193,36 +216,37 @@ static void copy_row(const std::byte* source, DType from, std::byte* target, DTy
   }
 }
 
-void copy_region(const Region& part, const Region& source_box, const std::byte* source, DType source_type,
-                 const Region& target_box, std::byte* target, DType target_type) {
+void copy_region(const Region& region, const Region& source_region, const std::byte* source,
+                 DType source_type, const Region& target_region, std::byte* target, DType target_type) {
   CAPSTAN_ASSERT(can_convert(source_type, target_type), "conversion between these element types");
-  const size_t rank = part.rank();
-  const auto flat = [&](const Region& box, const Shape& index) {
+  const size_t rank = region.sizes.size();
+  const auto flat = [&](const Region& array, const Shape& index) {
     int64_t position = 0;
-    for (size_t d = 0; d < rank; ++d) position = position * box.sizes[d] + (index[d] - box.offsets[d]);
+    for (size_t d = 0; d < rank; ++d) position = position * array.sizes[d] + (index[d] - array.offsets[d]);
     return position;
   };
-  // Trailing dimensions that part, source and target span alike are one long row.
+  // Trailing dimensions that the region spans completely in both arrays form one long row.
   size_t rows = rank;
   int64_t row = 1;
   while (rows > 0) {
     --rows;
-    row *= part.sizes[rows];
-    if (part.sizes[rows] != source_box.sizes[rows] || part.sizes[rows] != target_box.sizes[rows]) break;
+    row *= region.sizes[rows];
+    if (region.sizes[rows] != source_region.sizes[rows] || region.sizes[rows] != target_region.sizes[rows])
+      break;
   }
-  Shape index = part.offsets;
+  Shape index = region.offsets;
   while (true) {
-    copy_row(source + flat(source_box, index) * size_of(source_type), source_type,
-             target + flat(target_box, index) * size_of(target_type), target_type, row);
+    copy_row(source + flat(source_region, index) * size_of(source_type), source_type,
+             target + flat(target_region, index) * size_of(target_type), target_type, row);
     size_t d = rows;
     while (d > 0) {
       --d;
-      if (++index[d] < part.offsets[d] + part.sizes[d]) break;
-      index[d] = part.offsets[d];
+      if (++index[d] < region.offsets[d] + region.sizes[d]) break;
+      index[d] = region.offsets[d];
       if (d == 0) return;
     }
     if (rows == 0) return;
   }
 }
 
-}  // namespace capstan::checkpoint
+}  // namespace capstan
