@@ -48,8 +48,7 @@ class RealFileSystem final : public FileSystem {
   void rename_new(const fs::path& from, const fs::path& to) override {
     if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
     if (errno != EINVAL && errno != ENOSYS) fail_io("rename", from, errno);
-    // Some network file systems lack the flag. A plain rename cannot replace a directory that holds
-    // something.
+    // Some network file systems lack the flag. A plain rename cannot replace a directory that is not empty.
     std::error_code error;
     if (fs::symlink_status(to, error).type() != fs::file_type::not_found) fail_io("rename", from, EEXIST);
     if (::rename(from.c_str(), to.c_str()) != 0) fail_io("rename", from, errno);

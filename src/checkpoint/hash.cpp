@@ -51,7 +51,7 @@ void Hasher::update(std::span<const std::byte> bytes) {
   State& s = *state_;
   s.hash.bytes += static_cast<int64_t>(bytes.size());
   while (!bytes.empty()) {
-    // In slices that stay in the cache, since two hashes read them.
+    // In slices that stay in the cache, because two hashes read them.
     const size_t room = static_cast<size_t>(s.block_bytes - s.in_block);
     const auto slice = bytes.first(std::min({bytes.size(), room, size_t{1} << 16}));
     XXH3_128bits_update(s.full, slice.data(), slice.size());
@@ -79,7 +79,7 @@ std::string hash_of(std::string_view text) {
 }
 
 FileHash hash_file(const std::filesystem::path& path, int64_t block_bytes) {
-  // O_NOFOLLOW, O_NONBLOCK: neither a link out of the directory nor a pipe that nobody writes.
+  // O_NOFOLLOW, O_NONBLOCK: follow no links, and do not block on a pipe without a writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0 && errno == ENOENT) fail_not_found("", path.string());
   if (fd < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));

@@ -1,5 +1,5 @@
-// Hashes of a file while it streams by: one XXH3-128 for the whole (what `xxhsum -H2` prints) and one XXH3-64
-// for each block, so that a difference can be named by its place.
+// Incremental hashes of a file: one XXH3-128 of the full file (as `xxhsum -H2` prints it) and one XXH3-64 of
+// each block, which locates a difference.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@ inline constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 struct FileHash {
   int64_t bytes = 0;
-  std::string full;                 // 32 lower-case hexadecimal digits
-  std::vector<std::string> blocks;  // 16 digits each, ceil(bytes / block_bytes) of them
+  std::string full;  // 32 lower-case hexadecimal digits
+  // 16 digits each, ceil(bytes / block_bytes) of them.
+  std::vector<std::string> blocks;
 };
 
 class Hasher {
@@ -34,7 +35,7 @@ class Hasher {
 std::string hash_of(std::span<const std::byte> bytes);  // XXH3-128, 32 digits
 std::string hash_of(std::string_view text);
 
-// Reads the file with plain reads (a map of a file that shrinks meanwhile would end the process).
+// Reads the file with plain reads, because a mapped file that shrinks meanwhile would end the process.
 FileHash hash_file(const std::filesystem::path& path, int64_t block_bytes = kBlockBytes);
 
 }  // namespace capstan::checkpoint

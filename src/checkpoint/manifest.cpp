@@ -16,9 +16,10 @@ constexpr std::string_view kRankSchema = "capstan.checkpoint-rank/1";
 constexpr std::string_view kSealBegin = ",\n\"manifest_hash\": \"";
 constexpr std::string_view kSealEnd = "\"\n}\n";
 constexpr size_t kHashDigits = 32;
-// Names end up as file names of tensors in tools, in error lines and in keys.
+// Names appear in file names of tools, in error messages and in keys.
 constexpr size_t kMaxTensorName = 1024;
-// Corners of all pieces of one tensor: what the check for exact cover holds in memory (1 GiB at this limit).
+// Limit of the corners of all regions of one tensor, which tiling_problem() keeps in memory (1 GiB at this
+// limit).
 constexpr size_t kMaxCorners = size_t{1} << 24;
 
 std::string files_text(const std::map<std::string, FileHash>& files) {

@@ -1,5 +1,5 @@
-// The manifest of a checkpoint: which files there are, with hashes, and which rectangle of which tensor lies
-// where. JSON that ends with a hash of itself, so that a flipped bit anywhere is noticed.
+// The manifest of a checkpoint: its files with hashes, and the file of every region of every tensor. The JSON
+// text ends with a hash of itself, which detects any flipped bit.
 //
 //   {"schema": "capstan.checkpoint/1", "step": 100, "consumed_samples": …, "consumed_tokens": …, "run_id": …,
 //    "recipe_hash": …, "layout": …, "version": …, "parent": …, "world": 2, "block_bytes": 4194304,
@@ -28,25 +28,28 @@ inline constexpr std::string_view kManifestFile = "manifest.json";
 inline constexpr std::string_view kStateFile = "state.json";    // small scalars of the trainer
 inline constexpr std::string_view kRecipeFile = "recipe.yaml";  // the resolved recipe
 
-// What the trainer says about a save; the same on every rank.
+// The trainer's description of a save, the same on every rank.
 struct SaveInfo {
   int64_t step = 0;
   int64_t consumed_samples = 0;
   int64_t consumed_tokens = 0;
-  std::string run_id;       // which run wrote it
+  std::string run_id;       // of the run that wrote it
   std::string recipe_hash;  // of the resolved recipe
-  std::string layout;       // for people: "tp1 pp1 dp2"
+  std::string layout;       // "tp1 pp1 dp2", for display
   std::string version;      // of the program
-  std::string parent;       // checkpoint that the run continued from; empty: none
+  // Checkpoint that the run continued from; empty: none.
+  std::string parent;
 };
 
+// A region of a tensor in a file of the checkpoint.
 struct Chunk {
-  std::string file, key;  // the shard and the tensor's name in it
-  Region where;
+  // The safetensors file, and the tensor's name in it.
+  std::string file, key;
+  Region where;  // in the global tensor
 };
 
 struct StoredTensor : TensorInfo {
-  std::vector<Chunk> chunks;  // cover every cell exactly once
+  std::vector<Chunk> chunks;  // cover every element exactly once
 };
 
 struct Manifest {
@@ -57,26 +60,27 @@ struct Manifest {
   std::map<std::string, StoredTensor> tensors;
 };
 
-// [A-Za-z0-9._-]+ without a leading dot: the only names of files that are written or followed.
+// True for [A-Za-z0-9._-]+ without a leading dot. Checkpoints use and read no other file names.
 bool is_plain_file_name(std::string_view name);
 
 std::string manifest_text(const Manifest& manifest);
 
-// Checks the self-hash, the form and the meaning (file names plain and listed, pieces inside and exactly
-// covering, block counts). Throws ErrorCode::format naming `file` and the place; a schema of a later version
-// is ErrorCode::unsupported.
+// Checks the self-hash, the syntax and the contents (file names plain and listed, regions that cover each
+// tensor exactly, block counts). Throws ErrorCode::format naming `file` and the JSON path;
+// ErrorCode::unsupported for a later schema version.
 Manifest parse_manifest(std::string_view text, const std::string& file);
 
-// Appends the self-hash to a body that ends before it (tests and fuzzing make well-sealed nonsense with it).
+// Appends the self-hash to a body without one. Public for tests and fuzzing.
 std::string seal_manifest(std::string body);
 
-// One rank's part, as text that the trainer may send to rank 0. `from_text` checks like parse_manifest.
+// One rank's entries of the manifest, as text that the trainer sends to rank 0. `from_text` checks like
+// parse_manifest.
 struct RankManifest {
   int64_t step = 0;
   int64_t rank = 0;
   int64_t world = 1;
   std::map<std::string, FileHash> files;
-  std::map<std::string, StoredTensor> tensors;  // pieces of this rank only
+  std::map<std::string, StoredTensor> tensors;  // chunks of this rank only
 };
 std::string rank_manifest_text(const RankManifest& part);
 RankManifest parse_rank_manifest(std::string_view text, const std::string& file);

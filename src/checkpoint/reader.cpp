@@ -8,7 +8,7 @@ namespace capstan::checkpoint {
 
 namespace fs = std::filesystem;
 
-// 1 GiB of manifest describes some millions of pieces.
+// 1 GiB of manifest describes millions of chunks.
 static Manifest load_manifest(const fs::path& directory) {
   const fs::path path = directory / kManifestFile;
   std::error_code error;
@@ -56,7 +56,7 @@ const SafetensorsFile& Reader::shard(const std::string& file_name) {
 }
 
 void Reader::read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) {
-  at(name);  // names near ones where there is none
+  at(name);  // throws with near names
   const StoredTensor& tensor = *find(name);
   if (!can_convert(tensor.dtype, dtype))
     fail(ErrorCode::unsupported, "tensor " + capstan::quoted(name) + " is stored as " +

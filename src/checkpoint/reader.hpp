@@ -1,4 +1,4 @@
-// Reading a checkpoint: any rectangle of any tensor, whatever the layout that wrote it.
+// Reads any region of any tensor of a checkpoint, whatever layout wrote it.
 #pragma once
 
 #include <filesystem>
@@ -16,17 +16,17 @@
 
 namespace capstan::checkpoint {
 
-// How much is checked before anything is believed.
+// The depth of the verification.
 enum class Depth : uint8_t {
-  structure,  // manifest and its hash, all files there with their sizes, no others: no data is read
-  content,    // and the hash of every file
+  // The manifest, its hash, and the presence and sizes of all files.
+  structure,
+  content,  // also the hash of every file
 };
 
 class Reader final : public TensorSource {
  public:
-  // Throws ErrorCode::not_found when there is no checkpoint, ::format when it fails the check (naming file
-  // and block),
-  // ::unsupported when a later version wrote it.
+  // Throws ErrorCode::not_found when there is no checkpoint, ::format when it fails the verification (naming
+  // file and block), ::unsupported when a later version wrote it.
   static Reader open(const std::filesystem::path& directory, Depth depth);
 
   const std::filesystem::path& directory() const { return directory_; }
@@ -35,11 +35,11 @@ class Reader final : public TensorSource {
   std::string place() const override;
   std::vector<std::string> names() const override;
   const StoredTensor* find(std::string_view name) const override;
-  // From whichever pieces hold the cells. Opens (maps) only the files it needs; a shard that contradicts the manifest is
-  // ErrorCode::format.
+  // Reads from all chunks that overlap the region. Maps only the files it needs; a file that contradicts the
+  // manifest is ErrorCode::format.
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
-  // A file beside the shards (state.json, recipe.yaml, tokenizer.json); its hash is checked at every depth.
+  // A file other than the shards (state.json, recipe.yaml, tokenizer.json). Every depth checks its hash.
   bool has_file(std::string_view file_name) const;
   std::string read_text(std::string_view file_name) const;
 

@@ -24,12 +24,12 @@ namespace {
 constexpr int64_t kMaxHeader = 100'000'000;
 constexpr size_t kMaxName = 4096;
 
-// In the ascending order of the reference implementation, which decides where a tensor lies in the file.
-struct TypeRow {
+// In the ascending order of the reference implementation, which determines the order of tensors in the file.
+struct ElementType {
   std::string_view name;
   int64_t bits;
 };
-constexpr std::array<TypeRow, 22> kTypes{
+constexpr std::array<ElementType, 22> kTypes{
     {{"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
      {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
      {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
@@ -67,8 +67,8 @@ int64_t order_of(std::string_view type_name) {
   return -1;
 }
 
-// Why a name is refused, or nothing. A name is never used as a path, and one that looks like an attack on
-// those who do is not let in either.
+// Why a name is refused, or nothing. Capstan never uses names as paths, but also refuses names that could
+// attack programs that do.
 std::string name_problem(std::string_view name) {
   if (name.size() > kMaxName) return "is longer than " + std::to_string(kMaxName) + " bytes";
   for (const char c : name)
@@ -78,7 +78,7 @@ std::string name_problem(std::string_view name) {
   return {};
 }
 
-// The parser pulls its input through this, so that an error can say how far it had come.
+// The input of the parser; counts bytes for the offsets in errors.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -100,7 +100,7 @@ class CountingIterator {
   const char** seen_;
 };
 
-// Takes the parser's events in the one order that the format allows.
+// Accepts the parser's events only in the order that the format allows.
 class HeaderReader {
  public:
   using number_integer_t = nlohmann::json::number_integer_t;
@@ -221,8 +221,7 @@ class HeaderReader {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) {
-    // The library's text begins with its own tag in brackets and the position, which we give in the file's
-    // terms.
+    // Drop the library's tag in brackets and its position; the error gives the offset in the file.
     std::string text = error.what();
     if (const size_t at = text.find(": "); at != std::string::npos) text.erase(0, at + 2);
     refuse("bad JSON: " + text.substr(0, 200));
@@ -276,7 +275,7 @@ class HeaderReader {
   int offsets_ = 0;
 };
 
-// The entry's size in bytes against its offsets.
+// Checks the entry's size in bytes against its offsets.
 void check_entry(const SafetensorsEntry& e, const std::string& where) {
   int64_t elements = 1;
   for (const int64_t size : e.shape) {
@@ -307,7 +306,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
   if (length > static_cast<uint64_t>(kMaxHeader))
     fail(ErrorCode::format,
          file + ": offset 0: a header of " + std::to_string(length) + " bytes; the format allows 100000000");
-  // A copy: a file that changes while it is read must not change between check and use.
+  // A copy, because a mapped file may change between check and use.
   const std::string text(cursor.take_text(length, "the header"));
   if (text.empty() || text[0] != '{')
     fail(ErrorCode::format, file + ": offset 8: the header does not begin with `{`");
@@ -378,9 +377,11 @@ std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry)
                               static_cast<size_t>(entry.end - entry.begin));
 }
 
-void SafetensorsFile::copy_region(const SafetensorsEntry& entry, const Region& part, const Region& box,
-                                  const Region& target_box, std::byte* target, DType target_type) const {
-  copy_mapped_region(map_, bytes(entry), part, box, *entry.dtype, target_box, target, target_type);
+void SafetensorsFile::copy_region(const SafetensorsEntry& entry, const Region& region,
+                                  const Region& source_region, const Region& target_region, std::byte* target,
+                                  DType target_type) const {
+  copy_mapped_region(map_, bytes(entry), region, source_region, *entry.dtype, target_region, target,
+                     target_type);
 }
 
 ByteSource source_of(std::span<const std::byte> bytes) {
@@ -443,7 +444,7 @@ FileHash write_safetensors(FileSystem& files, const std::filesystem::path& path,
   Hasher hasher;
   const auto file = files.create(path);
   const auto put = [&](std::span<const std::byte> bytes) {
-    // In blocks, so that what is hashed is still in the cache when it is written.
+    // In blocks, so that hashed data is still in the cache when it is written.
     while (!bytes.empty()) {
       const auto part = bytes.first(std::min(bytes.size(), size_t{1} << 20));
       hasher.update(part);

@@ -1,5 +1,5 @@
-// The safetensors format: u64 header length, JSON header, data. The reader refuses whatever the format
-// forbids, with file, offset or tensor; the writer gives the bytes that the reference implementation gives.
+// The safetensors format: u64 header length, JSON header, data. The reader refuses every violation of the
+// format and names file, offset or tensor; the writer gives the same bytes as the reference implementation.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,12 @@ namespace capstan::checkpoint {
 
 struct SafetensorsEntry {
   std::string name;
-  std::string dtype_name;      // as in the file: "F32", "BF16", "F8_E4M3" …
-  std::optional<DType> dtype;  // nullopt: a type of the format that Capstan does not compute with
+  // As in the file: "F32", "BF16", "F8_E4M3" …
+  std::string dtype_name;
+  // Nullopt: a type that Capstan does not support.
+  std::optional<DType> dtype;
   Shape shape;
-  int64_t begin = 0, end = 0;  // bytes, relative to the begin of the data
+  int64_t begin = 0, end = 0;  // byte offsets from the start of the data
 };
 
 struct SafetensorsHeader {
@@ -35,14 +37,13 @@ struct SafetensorsHeader {
   int64_t data_begin = 0;                       // 8 + header length
 };
 
-// Checks everything: header length within the file and 100 MB, UTF-8, JSON of the right form (depth, no
-// duplicates, no floats), known element types, sizes without overflow, data contiguous from 0 to the end of
+// Checks everything: header length within the file and 100 MB, UTF-8, JSON (depth, no duplicates, no floats,
+// at most six dimensions), known element types, sizes without overflow, data contiguous from 0 to the end of
 // the file. `file` names it in errors (ErrorCode::format). Allocates no more than a small multiple of the
 // header's length.
 SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
 
-// A mapped safetensors file. bytes() may be unaligned: the format aligns only what our writer and recent
-// others write.
+// A mapped safetensors file. bytes() may be unaligned, because older writers do not align the data.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -50,11 +51,13 @@ class SafetensorsFile {
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   const SafetensorsEntry* find(std::string_view name) const;  // nullptr: not there
-  const SafetensorsEntry& at(std::string_view name) const;    // throws ErrorCode::not_found with near names
+  // Throws ErrorCode::not_found with near names.
+  const SafetensorsEntry& at(std::string_view name) const;
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
-  // copy_region() from the entry, whose cells are those of `box`; in bounded pieces whose pages do not stay resident.
-  void copy_region(const SafetensorsEntry& entry, const Region& part, const Region& box,
-                   const Region& target_box, std::byte* target, DType target_type) const;
+  // copy_region() from the entry, which holds the region `source_region`, in bounded chunks whose pages do
+  // not stay resident.
+  void copy_region(const SafetensorsEntry& entry, const Region& region, const Region& source_region,
+                   const Region& target_region, std::byte* target, DType target_type) const;
 
  private:
   MappedFile map_;
@@ -62,16 +65,16 @@ class SafetensorsFile {
   std::unordered_map<std::string_view, size_t> by_name_;
 };
 
-// Hands a tensor's bytes to the sink, in order and in pieces of any size, when it is their turn to be written.
-// Each piece need only stay valid during its call, so that a small buffer is enough for a tensor of any size.
+// Passes a tensor's bytes to the sink when they are to be written, in order and in chunks of any size. A
+// chunk need only stay valid during its call, so that a small buffer suffices for a tensor of any size.
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 using ByteSource = std::function<void(const ByteSink& sink)>;
-// Of bytes that stay valid until the file is written.
+// For bytes that stay valid until the file is written.
 ByteSource source_of(std::span<const std::byte> bytes);
-// Of `tensor` of `source` as `dtype`, in pieces of whole rows.
+// For the tensor `name` of `source` as `dtype`, in chunks of full rows.
 class TensorSource;
 ByteSource source_of(TensorSource& source, std::string name, DType dtype);
-// How much a source should hand over at once.
+// The recommended chunk size of a source, in bytes.
 inline constexpr int64_t kChunkBytes = int64_t{8} << 20;
 
 struct SafetensorsTensor {
@@ -82,8 +85,8 @@ struct SafetensorsTensor {
 };
 
 // Writes a file in the order of the reference (element type descending, then name) with sorted metadata;
-// hashes on the way; fsyncs. Throws ErrorCode::internal when a source gives another number of bytes than its
-// shape says, or a name repeats.
+// hashes and fsyncs it. Throws ErrorCode::internal when a source's byte count differs from its shape, or a
+// name repeats.
 FileHash write_safetensors(FileSystem& files, const std::filesystem::path& path,
                            std::span<const SafetensorsTensor> tensors,
                            const std::map<std::string, std::string>& metadata);

@@ -192,7 +192,7 @@ std::vector<int64_t> apply_retention(FileSystem& files, const fs::path& root, co
     if (verify(checkpoint.path, Depth::structure).empty()) sound.push_back(checkpoint);
   const auto most_recent = static_cast<size_t>(std::max<int64_t>(retention.most_recent, 1));
   if (sound.size() <= most_recent) return deleted;
-  // Something newer that surely verifies must stay before anything older may go.
+  // Delete older checkpoints only if a newer one that verifies stays.
   size_t verified = 0;
   while (verified < sound.size() && sound[verified].step != retention.just_written &&
          !verify(sound[verified].path, Depth::content).empty())

@@ -1,4 +1,4 @@
-// A directory of checkpoints: what is there, what of it can be trusted, what may go.
+// A directory of checkpoints: listing, verification, search for the newest valid checkpoint, and retention.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,19 @@ struct Checkpoint {
   int64_t step = 0;
 };
 
-// The directories ROOT/step-NNNNNNNN, newest first; nothing is opened. A root that does not exist has none.
+// The directories ROOT/step-NNNNNNNN, newest first, without opening them. Empty where `root` does not exist.
 std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& root);
 
 struct Problem {
-  std::string file;              // within the checkpoint; empty: the checkpoint as a whole
-  std::optional<int64_t> block;  // of the file, from 0, where a hash differs
-  std::string text;              // a whole sentence with file and byte range
+  // In the checkpoint; empty: the checkpoint itself.
+  std::string file;
+  // Of the file, from 0, where a hash differs.
+  std::optional<int64_t> block;
+  std::string text;  // a sentence with file and byte range
 };
 
-// Everything that is wrong with a checkpoint; empty: it verifies. With parts > 1 only the files whose turn it
-// is are hashed (index % parts == part), so that ranks can share the reading; the structure is checked by
-// all.
+// Verifies a checkpoint and returns all problems. With parts > 1 it hashes only the files with index % parts
+// == part, so that ranks can divide the reading; it always checks the structure.
 std::vector<Problem> verify(const std::filesystem::path& directory, Depth depth, int part = 0, int parts = 1);
 
 struct Search {
@@ -41,33 +42,36 @@ struct Search {
   std::vector<Refused> refused;  // newer ones, newest first
 };
 
-// The newest checkpoint that verifies, and why newer ones do not. With run_id, those of other runs are
-// refused too.
+// Finds the newest checkpoint that verifies, and why newer ones do not. With run_id, refuses checkpoints of
+// other runs.
 Search find_latest(const std::filesystem::path& root, Depth depth,
                    const std::optional<std::string>& run_id = {});
 
-// What a user may name: a checkpoint directory, a directory of checkpoints, or a run directory (its
-// `checkpoints`). Returns the checkpoint, fully verified. Throws ErrorCode::not_found (none there) or
-// ::format (none verifies), with the reasons.
-// `refused` gets a line for each newer checkpoint that does not verify.
+// Finds and fully verifies the checkpoint at a path that a user gave: a checkpoint directory, a directory of
+// checkpoints, or a run directory (its `checkpoints`). Throws ErrorCode::not_found (no checkpoint) or
+// ::format (none verifies), with the reasons. Appends to `refused` a line for each newer checkpoint that does
+// not verify.
 Checkpoint resolve_checkpoint(const std::filesystem::path& path, std::vector<std::string>* refused = nullptr);
 
-// What to write in place of a name that holds no checkpoint: hf:DIR, gguf:FILE …
+// A hint for a path without a checkpoint: hf:DIR, gguf:FILE …
 std::string no_checkpoint_help(const std::filesystem::path& path);
 
 struct Retention {
-  int64_t most_recent = 2;                // newest kept, those with a sound structure counted; negative: all
-  std::optional<int64_t> keep_multiples;  // steps that are multiples of this are always kept
-  std::optional<int64_t> just_written;    // a step whose content is known to be good: spares reading it back
+  // Number of newest intact checkpoints to keep; negative: all.
+  int64_t most_recent = 2;
+  // Keep all steps that are multiples of this.
+  std::optional<int64_t> keep_multiples;
+  // A step whose content needs no verification.
+  std::optional<int64_t> just_written;
 };
 
-// Deletes old checkpoints (renamed to .trash-… first). Never the newest one that verifies, never one whose
-// structure is broken (it is evidence), never the last. Returns the steps deleted.
+// Deletes old checkpoints (renamed to .trash-… first). Keeps the newest one that verifies, the last one, and
+// those with a broken structure (for diagnosis). Returns the deleted steps.
 std::vector<int64_t> apply_retention(FileSystem& files, const std::filesystem::path& root,
                                      const Retention& retention);
 
-// Removes .tmp-step-… and .trash-… of earlier processes. Only the holder of the run's lock may call it, with
-// no save in flight.
+// Removes .tmp-step-… and .trash-… of earlier processes. Only the holder of the run's lock may call it, and
+// not during a save.
 void remove_leftovers(FileSystem& files, const std::filesystem::path& root);
 
 }  // namespace capstan::checkpoint

@@ -1,5 +1,5 @@
-// JSON that may come from anybody: bounded depth, no duplicate keys, exact integers, every error with its
-// path. Included only by .cpp files (nlohmann/json is heavy).
+// JSON from untrusted files: bounded depth, no duplicate keys, exact integers, every error with its path.
+// Included only by .cpp files (nlohmann/json is heavy).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace capstan::checkpoint {
 // Throws ErrorCode::format with `file` and the offset.
 nlohmann::json parse_strict_json(std::string_view text, const std::string& file, int max_depth = 64);
 
-// A value with its place, whose accessors throw ErrorCode::format naming file, path and what belongs there.
+// A value with its path. Accessors throw ErrorCode::format naming file, path and the expected type.
 class JsonView {
  public:
   JsonView(const nlohmann::json& value, std::string file, std::string path = "")
@@ -28,7 +28,7 @@ class JsonView {
   const nlohmann::json& object() const;
   const nlohmann::json& array() const;
   const std::string& string() const;
-  int64_t count() const;                                          // a whole number in [0, 2^63)
+  int64_t count() const;                                          // an integer in [0, 2^63)
   void only(std::initializer_list<std::string_view> keys) const;  // refuses other keys
   [[noreturn]] void refuse(const std::string& what) const;
 

@@ -29,22 +29,22 @@ std::vector<Region> row_slabs(const Region& region, DType dtype, int64_t bytes) 
   return slabs;
 }
 
-void copy_mapped_region(const MappedFile& map, std::span<const std::byte> source, const Region& part,
-                        const Region& source_box, DType source_type, const Region& target_box,
+void copy_mapped_region(const MappedFile& map, std::span<const std::byte> source, const Region& region,
+                        const Region& source_region, DType source_type, const Region& target_region,
                         std::byte* target, DType target_type) {
   constexpr int64_t kResident = int64_t{8} << 20;
-  const size_t rank = part.sizes.size();
-  // Rows of the source's box are what lies between two cells of a column, whether the part takes all of them or not.
-  Region rows = source_box;
-  if (rank > 0) rows.offsets[0] = part.offsets[0], rows.sizes[0] = part.sizes[0];
+  const size_t rank = region.sizes.size();
+  // Releases complete rows of the source region, whether or not the copied region spans them.
+  Region rows = source_region;
+  if (rank > 0) rows.offsets[0] = region.offsets[0], rows.sizes[0] = region.sizes[0];
   for (Region slab : row_slabs(rows, source_type, kResident)) {
     const int64_t row_bytes = rank == 0 || slab.sizes[0] == 0
                                   ? static_cast<int64_t>(source.size())
                                   : slab.sizes.elements() / slab.sizes[0] * size_of(source_type);
-    const int64_t begin = rank == 0 ? 0 : (slab.offsets[0] - source_box.offsets[0]) * row_bytes;
+    const int64_t begin = rank == 0 ? 0 : (slab.offsets[0] - source_region.offsets[0]) * row_bytes;
     const int64_t bytes = rank == 0 ? row_bytes : slab.sizes[0] * row_bytes;
-    for (size_t d = 1; d < rank; ++d) slab.offsets[d] = part.offsets[d], slab.sizes[d] = part.sizes[d];
-    copy_region(slab, source_box, source.data(), source_type, target_box, target, target_type);
+    for (size_t d = 1; d < rank; ++d) slab.offsets[d] = region.offsets[d], slab.sizes[d] = region.sizes[d];
+    copy_region(slab, source_region, source.data(), source_type, target_region, target, target_type);
     map.release(source.subspan(static_cast<size_t>(begin), static_cast<size_t>(bytes)));
   }
 }

@@ -1,5 +1,5 @@
-// Where tensors are read from by name: a checkpoint, another program's files, or such files under Capstan's names. Whoever
-// loads weights asks for the rectangles that it needs and does not know which of them it reads.
+// The interface for reading regions of named tensors, whatever their storage: a checkpoint, files of another
+// program, or such files under Capstan's parameter names.
 #pragma once
 
 #include <map>
@@ -16,15 +16,15 @@ namespace capstan::checkpoint {
 
 struct TensorInfo {
   DType dtype = DType::f32;
-  Shape shape;  // of the whole tensor
+  Shape shape;  // of the global tensor
 };
 
-// The rectangle cut along its first dimension into parts of at most `bytes` each, but of one row at least.
+// Splits the region along its first dimension into slabs of at most `bytes` each, but at least one row.
 std::vector<Region> row_slabs(const Region& region, DType dtype, int64_t bytes);
 
-// copy_region() from a part of a mapped file, in pieces whose pages do not stay resident afterwards.
-void copy_mapped_region(const MappedFile& map, std::span<const std::byte> source, const Region& part,
-                        const Region& source_box, DType source_type, const Region& target_box,
+// copy_region() from a range of a mapped file, in chunks whose pages do not stay resident afterwards.
+void copy_mapped_region(const MappedFile& map, std::span<const std::byte> source, const Region& region,
+                        const Region& source_region, DType source_type, const Region& target_region,
                         std::byte* target, DType target_type);
 
 class TensorSource {
@@ -34,12 +34,13 @@ class TensorSource {
   virtual std::string place() const = 0;  // "checkpoint `runs/a`", for messages
   virtual std::vector<std::string> names() const = 0;
   virtual const TensorInfo* find(std::string_view name) const = 0;  // nullptr: not there
-  // Fills `out` (row-major, the size of `wanted` in `dtype`), converting where can_convert allows. ErrorCode::not_found,
-  // ::unsupported (a conversion), ::failed (outside of the shape), ::format (files that contradict themselves). May not be
-  // called from two threads at once.
+  // Fills `out` (row-major, the size of `wanted` in `dtype`) and converts where can_convert allows. Errors:
+  // not_found, unsupported (a conversion), failed (outside of the shape), format (inconsistent files). Not
+  // thread-safe.
   virtual void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) = 0;
 
-  const TensorInfo& at(std::string_view name) const;  // throws ErrorCode::not_found with near names
+  // Throws ErrorCode::not_found with near names.
+  const TensorInfo& at(std::string_view name) const;
   void read_all(std::string_view name, DType dtype, std::span<std::byte> out);
 
  protected:
@@ -50,7 +51,7 @@ class TensorSource {
   TensorSource& operator=(TensorSource&&) = default;
 };
 
-// One that knows its tensors before the first is read. Entry: a TensorInfo with what reading takes besides.
+// A source with a map of its tensors. Entry: a TensorInfo with the data that reading needs.
 template <class Entry>
 class MapSource : public TensorSource {
  public:

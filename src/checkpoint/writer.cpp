@@ -49,7 +49,7 @@ void Writer::add(const std::string& name, DType dtype, const Shape& shape, const
   }
   CAPSTAN_ASSERT(tensor.dtype == dtype && tensor.shape == shape,
                  "tensor " + capstan::quoted(name) + " with two shapes or types");
-  // A whole tensor keeps its name, so that a shard of one rank reads like any safetensors file.
+  // A full tensor keeps its name, so that the file of a single rank reads like any safetensors file.
   const std::string key = where == full_region(shape) ? name : name + where.text();
   const std::string file = "rank-" + zero_padded(rank_, 5) + ".safetensors";
   tensor.chunks.push_back({file, key, where});
@@ -82,7 +82,7 @@ std::string Writer::finish_rank() {
     CAPSTAN_ASSERT(part_.files.emplace(name, hasher.finish()).second,
                    "file " + capstan::quoted(name) + " twice in a checkpoint");
   }
-  // The names of this rank's files; rank 0 syncs them once more, but it may be on another machine.
+  // Sync the directory entries of this rank's files here too, because rank 0 may be on another machine.
   files_.sync_directory(temporary_);
   tensors_.clear();
   texts_.clear();
@@ -150,8 +150,8 @@ fs::path Writer::commit(const std::vector<std::string>& parts) {
     files_.sync_directory(root_);
     return final;
   }
-  // The step was saved before (the run was resumed from an earlier one): swap, so that at every moment one of
-  // them is there.
+  // The step was saved before (the run was resumed from an earlier one): exchange them, so that one of them
+  // always exists.
   if (!files_.exchange(temporary_, final))
     fail(ErrorCode::io,
          "`" + final.string() + "` exists, and its file system cannot exchange two directories",
@@ -159,19 +159,18 @@ fs::path Writer::commit(const std::vector<std::string>& parts) {
   swapped_ = true;
   files_.sync_directory(root_);
   try {
-    files_.remove_tree(temporary_);  // now the old one
-  } catch (const Error&) {           // the save itself is done; what is left is removed by remove_leftovers
+    files_.remove_tree(temporary_);  // the old checkpoint
+  } catch (const Error&) {           // the save succeeded; remove_leftovers() removes the rest
   }
   return final;
 }
 
 void Writer::abandon() noexcept {
-  if (swapped_)
-    return;  // what lies there is the old checkpoint, and whether the new one is on the disk is not known
+  if (swapped_) return;  // this is the old checkpoint, and the new one may not be on the disk
   try {
     std::error_code error;
     if (fs::exists(temporary_, error)) files_.remove_tree(temporary_);
-  } catch (...) {  // nothing depends on it: no reader looks at the directory
+  } catch (...) {  // ignored: readers do not use the directory
   }
 }
 

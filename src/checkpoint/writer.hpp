@@ -1,12 +1,11 @@
-// Writing one checkpoint, by one process or by many ranks:
+// Writes one checkpoint, from one process or many ranks:
 //
-//   every rank:  Writer w(files, root, info, attempt, rank, world);  w.add(…) …;  part = w.finish_rank();
-//   trainer:     gathers the parts on rank 0
-//   rank 0:      w.add_text(kStateFile, …) before finish_rank;  w.commit(parts);
-//
-// Until commit() the files lie in ROOT/.tmp-step-NNNNNNNN-ATTEMPT/, which no reader looks at. commit() writes
-// the manifest last, syncs, and renames the directory to ROOT/step-NNNNNNNN/ (in one exchange where one is
-// there already).
+//   every rank:  Writer w(files, root, info, attempt, rank, world);  w.add(…) …;  manifest = w.finish_rank();
+//   trainer:     gathers the rank manifests on rank 0
+//   rank 0:      w.add_text(kStateFile, …) before finish_rank;  w.commit(rank_manifests);
+// Until commit() the files are in ROOT/.tmp-step-NNNNNNNN-ATTEMPT/, which readers ignore. commit() writes the
+// manifest last, syncs, and renames the directory to ROOT/step-NNNNNNNN/ (atomically exchanged with an
+// existing one).
 #pragma once
 
 #include <filesystem>
@@ -23,32 +22,30 @@ namespace capstan::checkpoint {
 
 class Writer {
  public:
-  // attempt: [A-Za-z0-9-]+, the same on all ranks and never used before under this root (run id and a counter
-  // will do). Writes nothing yet. No method is safe to call from two threads at once; any thread may call
-  // them.
+  // attempt: [A-Za-z0-9-]+, the same on all ranks and unique under this root (for example run id and a
+  // counter). Writes nothing yet. Methods may be called from any thread, but not concurrently.
   Writer(FileSystem& files, std::filesystem::path root, SaveInfo info, const std::string& attempt, int rank,
          int world);
 
-  // A rectangle of the tensor `name` of shape `shape`, whose bytes are row-major. They must stay valid until
-  // finish_rank() has returned. Every element of a tensor is added by exactly one rank.
+  // Adds a region of the tensor `name` with the global shape `shape`. `bytes` are row-major and must stay
+  // valid until finish_rank() returns. Every element of a tensor is added by exactly one rank.
   void add(const std::string& name, DType dtype, const Shape& shape, const Region& where,
            std::span<const std::byte> bytes);
-  // The bytes when their turn comes.
+  // The same with bytes that are produced when they are written.
   void add(const std::string& name, DType dtype, const Shape& shape, const Region& where, ByteSource source);
-  // A file beside the shards; its name is plain and differs from those of other ranks.
+  // Adds a file other than the shards. Its name is plain and differs from those of other ranks.
   void add_text(std::string_view file_name, std::string content);
   void add_copy(std::string_view file_name, const std::filesystem::path& from);  // read now, 1 GiB at most
 
-  // Writes and syncs this rank's files. Returns what rank 0 needs to know (a RankManifest as text).
+  // Writes and syncs this rank's files. Returns a RankManifest as text, for rank 0.
   std::string finish_rank();
 
-  // Rank 0, after all ranks' finish_rank: checks that the parts are complete (each rank once, every cell of
-  // every tensor exactly once, all files there), writes the manifest and makes the checkpoint appear. Returns
-  // its directory. On an error nothing has appeared and what was there is unchanged.
-  std::filesystem::path commit(const std::vector<std::string>& parts);
+  // On rank 0, after finish_rank on all ranks: checks that the manifests are complete (each rank once, every
+  // element of every tensor exactly once, all files present), writes the manifest and publishes the
+  // checkpoint. Returns its directory. After an error the directory of checkpoints is unchanged.
+  std::filesystem::path commit(const std::vector<std::string>& rank_manifests);
 
-  // Removes the temporary directory of a failed save, to free its space; errors are swallowed (the disk may
-  // be broken).
+  // Removes the temporary directory of a failed save, to free its space. Ignores errors.
   void abandon() noexcept;
 
   const std::filesystem::path& temporary_directory() const { return temporary_; }
@@ -61,7 +58,8 @@ class Writer {
   std::vector<SafetensorsTensor> tensors_;
   std::vector<std::pair<std::string, std::string>> texts_;
   RankManifest part_;
-  bool swapped_ = false;  // temporary_ holds the checkpoint that this one replaced
+  // temporary_ holds the checkpoint that this one replaced.
+  bool swapped_ = false;
 };
 
 std::string step_directory_name(int64_t step);  // "step-00000100"

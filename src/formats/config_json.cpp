@@ -13,42 +13,42 @@ using nlohmann::json;
 
 namespace {
 
-struct Harmless {
+struct IgnoredKey {
   const char* key;
   const char* why;
 };
-// Keys of any family that change no number of a forward or backward pass.
+// Keys of any family that do not affect forward and backward passes.
 constexpr std::array kHarmless = {
-    Harmless{"_attn_implementation", "which kernel computes attention there"},
-    Harmless{"_attn_implementation_autoset", "the same"},
-    Harmless{"_name_or_path", "where it was loaded from"},
-    Harmless{"_flash_attn_2_enabled", "which kernel computes attention there"},
-    Harmless{"attn_implementation", "the same"},
-    Harmless{"auto_map",
-             "Python code of the model's own: it is never run; the family's own computation is used"},
-    Harmless{"bos_token_id", "belongs to the tokenizer and to generation"},
-    Harmless{"chunk_size_feed_forward", "the same numbers in several pieces"},
-    Harmless{"eos_token_id", "belongs to the tokenizer and to generation"},
-    Harmless{"finetuning_task", "a note"},
-    Harmless{"id2label", "of classifiers"},
-    Harmless{"is_llama_config", "a note of SmolLM2's"},
-    Harmless{"label2id", "of classifiers"},
-    Harmless{"max_length", "generation"},
-    Harmless{"num_labels", "of classifiers"},
-    Harmless{"output_attentions", "what is returned there"},
-    Harmless{"output_hidden_states", "what is returned there"},
-    Harmless{"pad_token_id", "belongs to the tokenizer"},
-    Harmless{"pretraining_tp", "the same products in several pieces"},
-    Harmless{"problem_type", "of classifiers"},
-    Harmless{"return_dict", "what is returned there"},
-    Harmless{"task_specific_params", "generation"},
-    Harmless{"tokenizer_class", "belongs to the tokenizer"},
-    Harmless{"torchscript", "how it runs there"},
-    Harmless{"transformers.js_config", "how it runs there"},
-    Harmless{"transformers_version", "a note"},
-    Harmless{"unsloth_fixed", "a note"},
-    Harmless{"unsloth_version", "a note"},
-    Harmless{"use_cache", "how generation runs there"},
+    IgnoredKey{"_attn_implementation", "which kernel computes attention there"},
+    IgnoredKey{"_attn_implementation_autoset", "the same"},
+    IgnoredKey{"_name_or_path", "where it was loaded from"},
+    IgnoredKey{"_flash_attn_2_enabled", "which kernel computes attention there"},
+    IgnoredKey{"attn_implementation", "the same"},
+    IgnoredKey{"auto_map",
+               "Python code of the model's own: it is never run; the family's own computation is used"},
+    IgnoredKey{"bos_token_id", "belongs to the tokenizer and to generation"},
+    IgnoredKey{"chunk_size_feed_forward", "the same numbers in several pieces"},
+    IgnoredKey{"eos_token_id", "belongs to the tokenizer and to generation"},
+    IgnoredKey{"finetuning_task", "a note"},
+    IgnoredKey{"id2label", "of classifiers"},
+    IgnoredKey{"is_llama_config", "a note of SmolLM2's"},
+    IgnoredKey{"label2id", "of classifiers"},
+    IgnoredKey{"max_length", "generation"},
+    IgnoredKey{"num_labels", "of classifiers"},
+    IgnoredKey{"output_attentions", "what is returned there"},
+    IgnoredKey{"output_hidden_states", "what is returned there"},
+    IgnoredKey{"pad_token_id", "belongs to the tokenizer"},
+    IgnoredKey{"pretraining_tp", "the same products in several pieces"},
+    IgnoredKey{"problem_type", "of classifiers"},
+    IgnoredKey{"return_dict", "what is returned there"},
+    IgnoredKey{"task_specific_params", "generation"},
+    IgnoredKey{"tokenizer_class", "belongs to the tokenizer"},
+    IgnoredKey{"torchscript", "how it runs there"},
+    IgnoredKey{"transformers.js_config", "how it runs there"},
+    IgnoredKey{"transformers_version", "a note"},
+    IgnoredKey{"unsloth_fixed", "a note"},
+    IgnoredKey{"unsloth_version", "a note"},
+    IgnoredKey{"use_cache", "how generation runs there"},
 };
 
 bool is_off(const json& value) {
@@ -168,7 +168,7 @@ void ConfigJson::refuse(const std::string& problem) {
 }
 
 void ConfigJson::finish() {
-  for (const Harmless& one : kHarmless) read_.insert(one.key);
+  for (const IgnoredKey& one : kHarmless) read_.insert(one.key);
   if (has("quantization_config"))
     refuse("`quantization_config`: the weights are quantised; only plain fp32, bf16 and fp16 ones are read"),
         read_.insert("quantization_config");

@@ -1,5 +1,6 @@
-// A config.json, key by key. Every key must be read by the family, be known to change nothing, or be off (null, false, empty):
-// finish() names all others at once. Included only by .cpp files (nlohmann/json is heavy).
+// Reads a config.json key by key. Every key must be read by the model family, be known to have no effect, or
+// be off (null, false, empty); finish() reports all other keys at once. Included only by .cpp files
+// (nlohmann/json is heavy).
 #pragma once
 
 #include <cstdint>
@@ -14,13 +15,14 @@ namespace capstan::interchange {
 
 class ConfigJson {
  public:
-  // object: outlives the reader. place: what messages call it, "DIR/config.json" or a part of it.
+  // object: outlives the reader. place: its name in messages, "DIR/config.json" or a path inside of it.
   ConfigJson(const nlohmann::json& object, std::string place);
 
   const std::string& place() const { return place_; }
-  bool has(const char* key) const;  // there and not null
+  bool has(const char* key) const;  // present and not null
   bool missing(const char* key) const { return !object_.contains(key); }
-  // Each marks the key as read. A value of another type is ErrorCode::format. `otherwise`: where the key is missing or null.
+  // Each marks the key as read. A value of another type is ErrorCode::format. `otherwise`: where the key is
+  // missing or null.
   int64_t integer(const char* key, std::optional<int64_t> otherwise = {},
                   int64_t most = 1 << 30);                               // from 1
   double number(const char* key, std::optional<double> otherwise = {});  // finite
@@ -29,12 +31,13 @@ class ConfigJson {
   std::vector<double> numbers(const char* key);
   std::vector<std::string> texts(const char* key);
   const nlohmann::json& value(const char* key);  // null where it is missing
-  // The key must have this value where it is there; anything else changes what the model computes in a way that it cannot.
+  // Requires this value where the key is present; Capstan does not support the computation of any other
+  // value.
   void only(const char* key, const nlohmann::json& value, const std::string& why);
   void changes_nothing(std::initializer_list<const char*> keys);
 
   void refuse(const std::string& problem);  // collected for finish()
-  // Throws ErrorCode::unsupported with everything that was refused, and every key that nobody has read.
+  // Throws ErrorCode::unsupported with all refusals and all keys that were not read.
   void finish();
 
  private:

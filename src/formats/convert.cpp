@@ -25,7 +25,7 @@ using checkpoint::TensorSource;
 
 namespace {
 
-// What is written of a source: its tensors, all as `dtype` where one is given.
+// The tensors of a source, converted to `dtype` if given.
 class Stream {
  public:
   Stream(TensorSource& source, std::optional<DType> dtype) : source_(source), dtype_(dtype) {}
@@ -78,7 +78,8 @@ std::string numbered_shard(size_t index, size_t count) {
   return "model-" + padded(index + 1) + "-of-" + padded(count) + ".safetensors";
 }
 
-// tensor → file. An index that came with the weights is kept where it names exactly these tensors and no size is asked for.
+// tensor → file. Keeps the index that came with the weights where it names exactly these tensors and no size
+// is requested.
 std::map<std::string, std::string> shards(const Exported& from, const std::vector<std::string>& names,
                                           const Stream& stream, std::optional<int64_t> most) {
   if (const std::string* kept = most ? nullptr : asset_file(from.assets, kIndexFile)) {
@@ -102,7 +103,7 @@ std::map<std::string, std::string> shards(const Exported& from, const std::vecto
   return result;
 }
 
-// What Transformers writes beside shards.
+// The metadata of Transformers' index.
 std::string index_text(const std::map<std::string, std::string>& shard_of, int64_t bytes, int64_t elements) {
   nlohmann::json index;
   index["metadata"]["total_parameters"] = elements;
@@ -122,8 +123,8 @@ bool says_the_same(const std::string& kept, const std::string& made) {
   return a["weight_map"] == b["weight_map"] && size(a) == size(b);
 }
 
-// The ids of special tokens, by generation_config.json. Transformers' classes have ids of their own models for those that are missing:
-// null says that there are none.
+// The ids of special tokens, by generation_config.json. Missing ids would select the class defaults of
+// Transformers; null means no such token.
 std::string with_special_ids(const std::string& config, const Assets& assets) {
   const std::string* settings = asset_file(assets, "generation_config.json");
   const auto generation = settings ? nlohmann::json::parse(*settings, nullptr, false) : nlohmann::json();
@@ -132,7 +133,8 @@ std::string with_special_ids(const std::string& config, const Assets& assets) {
   };
   auto parsed = nlohmann::json::parse(config);
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) parsed[key] = value(key);
-  // An embedding's row for padding is never learnt there: where an end of text pads in generation, it is no such row.
+  // Transformers does not train the padding row of the embedding; an end-of-text token used for padding must
+  // not become that row.
   const auto &eos = parsed["eos_token_id"], &pad = parsed["pad_token_id"];
   if (eos == pad || (eos.is_array() && std::find(eos.begin(), eos.end(), pad) != eos.end()))
     parsed["pad_token_id"] = nullptr;
@@ -157,7 +159,7 @@ Outline outline(const config::ModelConfig& ours, const Assets& assets, DType dty
 }  // namespace
 
 TensorNames class_names(const config::ModelConfig& model, const Assets& assets) {
-  // How long sequences may be and the like does not change the class.
+  // Sequence lengths and similar fields do not change the class.
   if (const std::string* kept = asset_file(assets, kConfigFile))
     return read_hf_config(*kept, std::string(kConfigFile)).family->names;
   return write_hf_config(model, DType::f32).family->names;
@@ -209,7 +211,7 @@ Written write_checkpoint(ExternalModel& from, const fs::path& to, std::optional<
 
 Written write_hf(const Exported& from, const fs::path& to, const HfOptions& options) {
   NewDirectory directory(to);
-  // Which family: before a type is known; what the weights are is said in its config.json once they are counted.
+  // Select the family first; its config.json gets the weights' type after counting.
   const Outline shape = outline(from.model, from.assets, DType::f32);
   const TensorNames names =
       asset_file(from.assets, kNamesFile) ? shape.family->bare_names() : shape.family->names;

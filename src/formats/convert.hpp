@@ -1,5 +1,5 @@
-// Between Capstan's checkpoints and the files of other programs. Everything is streamed tensor by tensor into a temporary place
-// beside the target, synced and renamed; a target that exists is refused.
+// Conversion between Capstan's checkpoints and the files of other programs. Streams tensor by tensor into a
+// temporary directory next to the target, syncs and renames it; refuses a target that exists.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@
 
 namespace capstan::interchange {
 
-// Small files beside the weights: name and content.
+// Tokenizer and auxiliary files: name and content.
 using Assets = std::vector<std::pair<std::string, std::string>>;
 
-// What is written: parameters under Capstan's names, the model that they are of, and the small files beside them.
+// The input of an export: parameters under Capstan's names, their model, and the auxiliary files.
 struct Exported {
   checkpoint::TensorSource* parameters = nullptr;
   config::ModelConfig model;  // with its derived values
@@ -30,41 +30,43 @@ struct Written {
   int64_t tensors = 0, bytes = 0;  // of tensors
   std::vector<std::string> files;
   std::string kind;       // "llama in safetensors"
-  bool tokenizer = true;  // false: a model for another program that lies there without a tokenizer
+  bool tokenizer = true;  // false: exported without a tokenizer
 };
 
-// dtype: of all tensors; null: as they are.
+// dtype: of all tensors; null: unchanged.
 Written write_checkpoint(ExternalModel& from, const std::filesystem::path& to, std::optional<DType> dtype);
 
-// Instead of a run's id in a checkpoint that no run has written.
+// The run id of imported checkpoints.
 inline constexpr std::string_view kImportedRun = "imported";
-// A checkpoint of step 0 that no run has written.
+// A checkpoint of step 0 that was not written by a run.
 struct FirstCheckpoint {
   const config::Resolution* resolution = nullptr;
   checkpoint::TensorSource* tensors = nullptr;
-  std::optional<DType> dtype;  // of all tensors; null: as they are
+  std::optional<DType> dtype;  // of all tensors; null: unchanged
   Assets assets;
-  std::string base;  // hash of the weights that the tensors are adapters of; empty: a whole model
+  // Content hash of the base weights of these adapters; empty: a full model.
+  std::string base;
 };
 Written write_first_checkpoint(FirstCheckpoint from, const std::filesystem::path& to);
 // Its state.json.
 std::string first_state(const std::string& base);
 
-// How the class of Transformers that computes the model names its modules: that of a config.json among `carried`, else of the
-// family that write_hf() would choose.
+// The module names of the Transformers class for the model: of a config.json in `assets`, else of the family
+// that write_hf() chooses.
 TensorNames class_names(const config::ModelConfig& model, const Assets& assets);
 
 struct HfOptions {
   std::optional<DType> dtype;
-  std::optional<int64_t>
-      shard_bytes;  // of a file at most; none: as the index that came along says, else 5 GB
+  // Largest file size; nullopt: as in the index that came with the weights, else 5 GB.
+  std::optional<int64_t> shard_bytes;
 };
-// config.json and the index are those that came with the weights where they still say the same. ErrorCode::usage where `to`
-// exists; ::unsupported for a model that no family computes, with what differs.
+// Reuses the config.json and index that came with the weights where they still apply. ErrorCode::usage where
+// `to` exists; ::unsupported, with the differing fields, for a model that no family supports.
 Written write_hf(const Exported& from, const std::filesystem::path& to, const HfOptions& options = {});
 
-// Writes one file. ErrorCode::usage where it exists; ::unsupported for a model or a tokenizer that no architecture there computes,
-// with what differs, and for numbers that the type cannot hold, with the tensor.
+// Writes one file. ErrorCode::usage where it exists; ::unsupported for a model or tokenizer that no GGUF
+// architecture supports, with the differing fields, and for values that the type cannot represent, with the
+// tensor.
 enum class GgufType : uint8_t { f32, f16, bf16, q8_0 };
 Written write_gguf(const Exported& from, const std::filesystem::path& to, GgufType type);
 

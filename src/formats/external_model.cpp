@@ -69,7 +69,7 @@ std::unique_ptr<checkpoint::TensorSource> ExternalModel::arranged(checkpoint::Te
              " takes the sizes from the file; model.vocab_size=" + std::to_string(model_.vocab_size));
   }
   config::ModelConfig ours = model_;
-  // Rows of another width are not padded: then they do not fit, and their number is reported as it is.
+  // Do not pad rows of another width: the model does not fit, and the message gives the real number.
   ours.padded_vocab_size =
       model.hidden_size == model_.hidden_size ? *model.padded_vocab_size : model_.vocab_size;
   return std::make_unique<RearrangedSource>(files, parameter_table(ours, names_));
@@ -100,7 +100,7 @@ std::string recipe_text(const ExternalModel& model) {
 }
 
 config::Resolution resolve_recipe(const ExternalModel& model, config::Request request) {
-  request.recipe = model.name() + "/recipe.yaml";  // what messages call it
+  request.recipe = model.name() + "/recipe.yaml";  // its name in messages
   return config::resolve_text(recipe_text(model), request);
 }
 

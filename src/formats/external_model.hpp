@@ -1,5 +1,5 @@
-// A model that another program wrote, named `hf:DIR` or `gguf:FILE`: what it computes, in the terms of a recipe, and its weights
-// under Capstan's names.
+// A model of another program, named `hf:DIR` or `gguf:FILE`: its architecture as a model section, and its
+// weights under Capstan's names.
 #pragma once
 
 #include <filesystem>
@@ -24,8 +24,8 @@ std::string absolute_name(const std::string& name);
 
 class ExternalModel {
  public:
-  // Reads everything but the weights' bytes. ErrorCode::not_found, ::format; ::unsupported with all that this version would not
-  // compute as the file says.
+  // Reads everything except the weights' bytes. ErrorCode::not_found, ::format; ::unsupported with all
+  // unsupported settings.
   static std::unique_ptr<ExternalModel> open(const std::string& name);
   virtual ~ExternalModel() = default;
 
@@ -34,30 +34,32 @@ class ExternalModel {
   DType dtype() const { return dtype_; }                       // of most weights; fp32 for quantized ones
   virtual std::string kind() const = 0;                        // "llama in safetensors", for messages
 
-  // Its parameters, read from the files as they are asked for; refers to this. model: that of the run, whose padding of the
-  // vocabulary counts. ErrorCode::format, ::unsupported for weights that are not those of the model.
+  // Its parameters, read from the files on demand; keeps a reference to this object. model: that of the run,
+  // which determines the vocabulary padding. ErrorCode::format, ::unsupported for weights that do not fit the
+  // model.
   std::unique_ptr<checkpoint::TensorSource> parameters(const config::ModelConfig& model) {
     check_weights();
     return arranged(files(), model);
   }
-  // The tensors as the files name them, and the same arrangement of any tensors with these names and shapes.
+  // The tensors under the files' names, and the same mapping for any tensors with these names and shapes.
   virtual checkpoint::TensorSource& files() = 0;
   std::unique_ptr<checkpoint::TensorSource> arranged(checkpoint::TensorSource& files,
                                                      const config::ModelConfig& model) const;
 
-  // Of the bytes of its files of weights, whatever they are called: reads them all.
+  // A hash of the bytes of its weight files, independent of their names. Reads all of them.
   std::string content_hash() const;
   virtual std::vector<std::filesystem::path> weight_files() const = 0;
 
-  // What tokenizer.tokenizer_model may be to read its tokenizer; empty: it has none.
+  // The tokenizer.tokenizer_model that reads its tokenizer; empty: it has none.
   virtual std::string tokenizer() const = 0;
-  // Small files that travel with the weights into a checkpoint: name and content.
+  // Tokenizer and auxiliary files that a checkpoint keeps with the weights: name and content.
   virtual std::vector<std::pair<std::string, std::string>> assets() const = 0;
 
  protected:
-  // Sets dtype_, and refuses tensors that have no place in model_ under names_: then it is another model. `beside` may be there.
+  // Sets dtype_, and refuses tensors that model_ does not have under names_. Ignores tensors for which
+  // `beside` is true.
   void take_tensors(const std::function<bool(std::string_view tensor)>& beside);
-  virtual void check_weights() {}  // what takes their bytes, and so is left until they are read
+  virtual void check_weights() {}  // checks that read the weights' bytes
 
   std::string name_;
   config::ModelConfig model_;
@@ -67,12 +69,12 @@ class ExternalModel {
 
 // The lines of the model section, for `model: hf:DIR`.
 std::string model_preset(const std::string& name);
-// A whole recipe for the model: evaluation and generation resolve it, and a converted checkpoint carries it. Computes in the
-// weights' type; fp16 in fp32.
+// A complete recipe for the model, for evaluation, generation and converted checkpoints. The compute type is
+// that of the weights, fp32 for fp16.
 std::string recipe_text(const ExternalModel& model);
 config::Resolution resolve_recipe(const ExternalModel& model, config::Request request = {});
 
-// From here on `model: hf:DIR` and `model: gguf:FILE` are known wherever recipes are read.
+// Registers `model: hf:DIR` and `model: gguf:FILE` for all recipes.
 void use_in_recipes();
 
 }  // namespace capstan::interchange

@@ -60,7 +60,7 @@ TensorNames names_of(std::string_view architecture) {
   return n;
 }
 
-// Metadata of one architecture, each key read once; what nobody reads is refused.
+// Metadata of one architecture. Each key is read once; unread keys are refused.
 class Keys {
  public:
   Keys(const GgufFile& file, std::string architecture)
@@ -113,8 +113,8 @@ class Keys {
   std::set<std::string> read_;
 };
 
-// Which parameters of Llama 3.1's scaling give the factors of a file, which holds nothing else of them: its low and high
-// frequency factors, and of the original lengths the one that comes nearest.
+// Recovers the parameters of Llama 3.1's scaling from the factors in a file: low and high frequency factors,
+// and the nearest original length.
 void read_rope_factors(GgufFile& file, ModelConfig& m) {
   const auto& info = file.at(kRopeFactors);
   if (info.shape.size() != 1)
@@ -239,7 +239,7 @@ GgufModel read_gguf_model(GgufFile& file) {
     m.add_mlp_bias = has_bias("ffn_down");
     read_rope(file, keys, m);
   }
-  if (a == "gemma2" || keys.has("attention.sliding_window"))  // older converters left Gemma's out
+  if (a == "gemma2" || keys.has("attention.sliding_window"))  // older converters omit Gemma's
     m.window_size = keys.integer("attention.sliding_window", 4096);
   m.qk_layernorm = a == "qwen3" || a == "olmo2";
   m.qk_layernorm_across_heads = a == "olmo2";
@@ -251,14 +251,14 @@ GgufModel read_gguf_model(GgufFile& file) {
     m.window_attn_skip_freq = 2;
     m.attn_logit_softcapping = keys.real("attn_logit_softcapping", 50.0);
     m.final_logit_softcapping = keys.real("final_logit_softcapping", 30.0);
-    // The file does not say it; of the published sizes only the one of 27B has another than that of its heads.
+    // Not in the file; among the published sizes only 27B differs from its head size.
     if (m.num_layers == 46)
       m.softmax_scale =
           1 / std::sqrt(static_cast<double>(m.hidden_size) / static_cast<double>(m.num_attention_heads));
   }
   keys.finish();
   fill_in(m);
-  // The table of parameters has a line for each row of these: it is made for what is there.
+  // The parameter table has an entry for each row of these, so use the tensors' sizes.
   const int64_t count = static_cast<int64_t>(file.names().size());
   const auto& query =
       file.at("blk.0." + (result.names.qkv.empty() ? result.names.q : result.names.qkv) + ".weight").shape;

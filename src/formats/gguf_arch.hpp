@@ -14,7 +14,8 @@ namespace capstan::interchange {
 
 inline constexpr std::string_view kRopeFactors = "rope_freqs.weight";
 
-// The architecture of the file, as ErrorCode::unsupported where this version lacks it, and the model; with its derived values.
+// Reads the model section from a file's metadata, with its derived values. ErrorCode::unsupported for other
+// architectures.
 struct GgufModel {
   std::string architecture;
   config::ModelConfig model;
@@ -22,17 +23,18 @@ struct GgufModel {
 };
 GgufModel read_gguf_model(GgufFile& file);
 
-// The architecture that computes exactly this and its metadata ("llama.context_length" …); ErrorCode::unsupported with what
-// none does.
+// The GGUF architecture for exactly this model, and its metadata ("llama.context_length" …).
+// ErrorCode::unsupported, with the fields, where there is none.
 struct GgufPlan {
   std::string architecture;
   TensorNames names;
   std::vector<std::pair<std::string, GgufValue>> metadata;
-  std::vector<float> rope_factors;  // of the tensor rope_freqs.weight; empty: none
+  // Of the tensor rope_freqs.weight; empty: none.
+  std::vector<float> rope_factors;
 };
 GgufPlan plan_gguf(const config::ModelConfig& model);
 
-// What the wavelengths of Llama 3.1's scaling are multiplied by, one for each pair.
+// The wavelength factors of Llama 3.1's RoPE scaling, one per pair.
 std::vector<float> llama3_factors(const config::ModelConfig& model);
 
 }  // namespace capstan::interchange

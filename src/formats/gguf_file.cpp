@@ -200,7 +200,7 @@ class HeaderReader {
     return t;
   }
 
-  // Tensors lie one behind the other, each at a multiple of the alignment.
+  // Tensors are consecutive, each at a multiple of the alignment.
   void place_data() {
     uint64_t alignment = kGgufAlignment;
     if (const auto found = header_.metadata.find("general.alignment"); found != header_.metadata.end()) {
@@ -270,7 +270,7 @@ void GgufFile::read(std::string_view name, DType dtype, const Region& wanted, st
                                    out.data(), dtype);
     return;
   }
-  // Row by row, the blocks that hold the columns.
+  // Row by row, dequantize the blocks that contain the columns.
   const GgmlType& type = *stored.type;
   const size_t last = wanted.sizes.size() - 1;
   const int64_t rows = wanted.sizes.size() == 2 ? wanted.sizes[0] : 1,

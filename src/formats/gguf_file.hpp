@@ -1,4 +1,4 @@
-// The GGUF format, version 3: metadata and tensors. Every size in a file is checked against the file before it is believed.
+// The GGUF format, version 3: metadata and tensors. Every size is checked against the file's size before use.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ namespace capstan::interchange {
 struct GgufValue {
   enum class Kind : uint8_t { integer, real, boolean, text, integers, reals, texts };
   Kind kind = Kind::integer;
-  int64_t integer = 0;  // booleans too; unsigned ones above 2^63 are refused
+  // Booleans too; unsigned ones above 2^63 are refused.
+  int64_t integer = 0;
   double real = 0;
   std::string text;
   std::vector<int64_t> integers;
@@ -30,9 +31,10 @@ using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
 
 struct GgufTensor {
   std::string name;
-  Shape shape;  // outermost first, as everywhere here (the file has them the other way round)
+  // Outermost first; the file stores the reverse.
+  Shape shape;
   uint32_t type = 0;
-  uint64_t offset = 0;  // from the begin of the data
+  uint64_t offset = 0;  // from the start of the data
   uint64_t bytes = 0;
 };
 
@@ -41,7 +43,8 @@ struct GgufHeader {
   std::vector<GgufTensor> tensors;  // in the order of the file
   uint64_t data_begin = 0;
 };
-// `file` names it in errors: ErrorCode::format; ::unsupported for versions, types and split files that are not read.
+// `file` names it in errors: ErrorCode::format; ::unsupported for versions, types and split files that are
+// not read.
 GgufHeader parse_gguf(std::span<const std::byte> bytes, const std::string& file);
 
 struct StoredGguf : checkpoint::TensorInfo {
@@ -66,7 +69,8 @@ class GgufFile final : public checkpoint::MapSource<StoredGguf> {
 
 // ---- writing ----
 
-// The bytes of a file up to its data: offsets are those of the tensors in their order, each at a multiple of 32.
+// The bytes of a file up to its data: offsets are those of the tensors in their order, each at a multiple of
+// 32.
 std::string gguf_header(const std::vector<std::pair<std::string, GgufValue>>& metadata,
                         std::vector<GgufTensor>& tensors);
 inline constexpr uint64_t kGgufAlignment = 32;

@@ -1,4 +1,4 @@
-// gguf:FILE as a ExternalModel, and the writer.
+// gguf:FILE as an ExternalModel, and the writer.
 #include <unistd.h>
 
 #include "base/error.hpp"
@@ -50,7 +50,7 @@ class GgufModelFile final : public ExternalModel {
   GgufModel read_;
 };
 
-// What readers expect in fp32 whatever the file's type is.
+// Tensors that readers expect in fp32, whatever the file's type.
 bool stays_fp32(const std::string& name, const Shape& shape) {
   return shape.size() < 2 || name.find("_norm.") != std::string::npos || name.starts_with("position_embd");
 }
@@ -65,7 +65,7 @@ const GgmlType& type_in_file(GgufType wanted, const std::string& name, const Sha
   return *find_ggml_type(id);
 }
 
-// Of the tokenizer among the carried files; empty: there is none.
+// The metadata of the tokenizer in the auxiliary files; empty: there is none.
 std::vector<std::pair<std::string, GgufValue>> tokenizer_entries(const Exported& from) {
   const auto assets = [&](std::string_view name) -> std::string {
     for (const auto& [file, text] : from.assets)
@@ -146,7 +146,7 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
   std::vector<std::byte> bytes;
   for (const GgufTensor& tensor : tensors) {
     size_t given = 0;
-    // Rows at a time: a block of a quantized type lies within one.
+    // Row by row, because blocks of a quantized type do not cross rows.
     for (const auto& rows :
          checkpoint::row_slabs(full_region(tensor.shape), DType::f32, checkpoint::kChunkBytes)) {
       if (tensor.name == kRopeFactors) {

@@ -21,17 +21,19 @@ constexpr std::array kTypes = {
     GgmlType{kGgmlQ6_K, "Q6_K", 256, 210}, GgmlType{kGgmlBf16, "BF16", 1, 2},
 };
 
-struct OtherName {
+struct UnsupportedType {
   uint32_t id;
   std::string_view name;
 };
 constexpr std::array kOthers = {
-    OtherName{6, "Q5_0"},    OtherName{7, "Q5_1"},     OtherName{9, "Q8_1"},    OtherName{10, "Q2_K"},
-    OtherName{11, "Q3_K"},   OtherName{13, "Q5_K"},    OtherName{15, "Q8_K"},   OtherName{16, "IQ2_XXS"},
-    OtherName{17, "IQ2_XS"}, OtherName{18, "IQ3_XXS"}, OtherName{19, "IQ1_S"},  OtherName{20, "IQ4_NL"},
-    OtherName{21, "IQ3_S"},  OtherName{22, "IQ2_S"},   OtherName{23, "IQ4_XS"}, OtherName{24, "I8"},
-    OtherName{25, "I16"},    OtherName{26, "I32"},     OtherName{27, "I64"},    OtherName{28, "F64"},
-    OtherName{29, "IQ1_M"},  OtherName{34, "TQ1_0"},   OtherName{35, "TQ2_0"},  OtherName{39, "MXFP4"},
+    UnsupportedType{6, "Q5_0"},     UnsupportedType{7, "Q5_1"},     UnsupportedType{9, "Q8_1"},
+    UnsupportedType{10, "Q2_K"},    UnsupportedType{11, "Q3_K"},    UnsupportedType{13, "Q5_K"},
+    UnsupportedType{15, "Q8_K"},    UnsupportedType{16, "IQ2_XXS"}, UnsupportedType{17, "IQ2_XS"},
+    UnsupportedType{18, "IQ3_XXS"}, UnsupportedType{19, "IQ1_S"},   UnsupportedType{20, "IQ4_NL"},
+    UnsupportedType{21, "IQ3_S"},   UnsupportedType{22, "IQ2_S"},   UnsupportedType{23, "IQ4_XS"},
+    UnsupportedType{24, "I8"},      UnsupportedType{25, "I16"},     UnsupportedType{26, "I32"},
+    UnsupportedType{27, "I64"},     UnsupportedType{28, "F64"},     UnsupportedType{29, "IQ1_M"},
+    UnsupportedType{34, "TQ1_0"},   UnsupportedType{35, "TQ2_0"},   UnsupportedType{39, "MXFP4"},
 };
 
 template <class T>
@@ -111,7 +113,7 @@ const GgmlType* find_ggml_type(uint32_t id) {
 
 std::string_view ggml_type_name(uint32_t id) {
   if (const GgmlType* type = find_ggml_type(id)) return type->name;
-  for (const OtherName& other : kOthers)
+  for (const UnsupportedType& other : kOthers)
     if (other.id == id) return other.name;
   return "";
 }

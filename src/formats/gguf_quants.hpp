@@ -14,8 +14,9 @@ struct GgmlType {
   int64_t block;  // values of one block
   int64_t bytes;  // of one block
 };
-const GgmlType* find_ggml_type(uint32_t id);   // nullptr: one that is not read
-std::string_view ggml_type_name(uint32_t id);  // of those that are not read too; empty: unknown
+const GgmlType* find_ggml_type(uint32_t id);  // nullptr: one that is not read
+// Also of types that are not read; empty: unknown.
+std::string_view ggml_type_name(uint32_t id);
 
 inline constexpr uint32_t kGgmlF32 = 0, kGgmlF16 = 1, kGgmlQ4_0 = 2, kGgmlQ4_1 = 3, kGgmlQ8_0 = 8,
                           kGgmlQ4_K = 12, kGgmlQ6_K = 14, kGgmlBf16 = 30;
@@ -23,7 +24,8 @@ inline constexpr uint32_t kGgmlF32 = 0, kGgmlF16 = 1, kGgmlQ4_0 = 2, kGgmlQ4_1 =
 // `blocks` holds out.size() / type.block blocks.
 void dequantize(const GgmlType& type, std::span<const std::byte> blocks, std::span<float> out);
 // F32, F16, BF16 and Q8_0 alone; values.size() is a multiple of type.block. Appends nothing: resizes `out`.
-// ErrorCode::unsupported for numbers that the type cannot hold: finite ones above F16's largest, in Q8_0 NaN and infinities too.
+// ErrorCode::unsupported for values that the type cannot represent: finite values above F16's largest; in
+// Q8_0 also NaN and infinities.
 void quantize(const GgmlType& type, std::span<const float> values, std::vector<std::byte>& out);
 
 }  // namespace capstan::interchange

@@ -43,7 +43,8 @@ const GgufValue* find(const GgufMetadata& metadata, std::string_view key, Kind k
   return &found->second;
 }
 
-// Merges of a vocabulary whose order is in its scores: every way to make a token of two, the best token first.
+// Merges of a vocabulary whose order is in its scores: every way to make a token of two, the best token
+// first.
 std::vector<std::pair<std::string, std::string>> merges_of_scores(const std::vector<std::string>& tokens,
                                                                   const std::vector<double>& scores,
                                                                   const std::vector<int64_t>& types) {
@@ -91,7 +92,7 @@ bool is_true(const GgufMetadata& metadata, std::string_view key, bool otherwise)
                                                                         : found->second.integer != 0;
 }
 
-// Puts a token before every text.
+// Prepends a token to every text.
 ordered_json beginning_with(const std::string& token, int64_t id) {
   const ordered_json first = {{"SpecialToken", {{"id", token}, {"type_id", 0}}}};
   const auto sequence = [](const char* name, int type) {
@@ -213,7 +214,7 @@ std::string tokenizer_config_of(const GgufMetadata& metadata) {
                                      std::pair{"unk_token", "unknown"}, std::pair{"pad_token", "padding"}})
     if (const auto token = special(metadata, theirs)) config[ours] = *token;
   if (config.is_null()) return "";
-  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // which takes tokenizer.json as it is
+  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // uses tokenizer.json unchanged
   config["clean_up_tokenization_spaces"] = false;         // the text of the tokens, unchanged
   if (const auto family = metadata.find("general.architecture");
       family != metadata.end() && family->second.kind == Kind::text)

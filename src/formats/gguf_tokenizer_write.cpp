@@ -1,5 +1,5 @@
-// A tokenizer.json or a SentencePiece model as llama.cpp's metadata: of its two kinds of BPE the one that computes what the file says,
-// or none.
+// A tokenizer.json or a SentencePiece model as llama.cpp's metadata: as the one of its two kinds of BPE that
+// is equivalent, or an error.
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -78,7 +78,7 @@ std::string pattern_of(ConfigJson& step, const char* kind) {
   return pattern.text(kind, "");
 }
 
-// ---- `gpt2`: bytes, cut by an expression that llama.cpp chooses by a name ----
+// ---- `gpt2`: bytes, split by a regular expression that llama.cpp selects by name ----
 
 std::string pre_tokenizer_name(ConfigJson& top, bool ignores_merges) {
   // NFC is not done there. It changes no text that is in NFC already, and Qwen's files all have it.
@@ -116,9 +116,9 @@ std::string pre_tokenizer_name(ConfigJson& top, bool ignores_merges) {
               std::string(ignores_merges ? "true" : "false") + ", llama.cpp has no name for");
 }
 
-// ---- `llama`: characters with ▁ for blanks, and bytes for those that the vocabulary lacks ----
+// ---- `llama`: characters with ▁ for spaces, and bytes for characters outside of the vocabulary ----
 
-// True where a blank is put before the text.
+// True where a space is prepended to the text.
 bool read_blanks(ConfigJson& top) {
   bool replaced = false, before = false;
   for (ConfigJson& step : steps_of(top, "normalizer", "normalizers")) {
@@ -147,8 +147,8 @@ bool read_blanks(ConfigJson& top) {
   return before;
 }
 
-// llama.cpp puts together whatever makes a token, the best token first; here only what is listed is put together. Converters of
-// SentencePiece's models list all that there is, but for a few.
+// llama.cpp puts together whatever makes a token, the best token first; here only what is listed is put
+// together. Converters of SentencePiece's models list all that there is, but for a few.
 void check_all_ways(const std::vector<std::string>& tokens, const std::vector<int64_t>& types,
                     const std::vector<std::string>& merges) {
   std::unordered_set<std::string_view> normal;
@@ -174,7 +174,7 @@ void check_all_ways(const std::vector<std::string>& tokens, const std::vector<in
 
 // ---- both ----
 
-// Whether the post-processor puts a token before the text.
+// True where the post-processor prepends a token.
 bool puts_token_before(const json& step) {
   if (!step.is_object()) return false;
   const auto list = [&](const char* key) -> const json& {
@@ -188,8 +188,8 @@ bool puts_token_before(const json& step) {
   return !single.empty() && single[0].is_object() && single[0].contains("SpecialToken");
 }
 
-// The ids of generation_config.json: bos and eos where tokenizer_config.json names none, and further ends of a text as the end of a
-// turn (eot) and of a message (eom), at which llama.cpp stops as at eos.
+// The ids of generation_config.json: bos and eos where tokenizer_config.json names none, and further ends of
+// a text as the end of a turn (eot) and of a message (eom), at which llama.cpp stops as at eos.
 void add_ends(std::string_view generation, int64_t rows, std::map<std::string, int64_t>& special) {
   const json settings = generation.empty() ? json() : json::parse(generation, nullptr, false);
   if (!settings.is_object()) return;
@@ -213,14 +213,15 @@ json settings_in(std::string_view config) {
   return settings;
 }
 
-// What kinds of tokenizers share. special: the ids that the tokenizer names; adds_bos: where the settings do not say.
+// Metadata of all kinds of tokenizers. special: the ids that the tokenizer names; adds_bos: where the
+// settings do not say.
 void add_settings(Entries& entries, const json& settings_json, std::string_view generation,
                   const std::string& chat_template, int64_t rows, std::map<std::string, int64_t> special,
                   bool adds_bos) {
   ConfigJson settings(settings_json, kConfig);
   add_ends(generation, rows, special);
   for (const auto& [name, id] : special) add(entries, name + "_token_id", gguf_integer(id));
-  // Said in any case: what llama.cpp does otherwise depends on the kind.
+  // Always written, because llama.cpp's default depends on the kind.
   add(entries, "add_bos_token", gguf_boolean(settings.boolean("add_bos_token", adds_bos)));
   if (settings.has("add_eos_token"))
     add(entries, "add_eos_token", gguf_boolean(settings.boolean("add_eos_token", false)));
@@ -232,7 +233,7 @@ void add_settings(Entries& entries, const json& settings_json, std::string_view 
 
 // ---- a SentencePiece model ----
 
-// What llama.cpp's tokenizer of the kind `llama` does not do.
+// Refuses what llama.cpp's `llama` tokenizer does not support.
 void check_sentencepiece(const data::SentencePieceModel& model) {
   const auto refuse = [](const std::string& what) { unsupported(what, kSentencePieceFile); };
   if (model.algorithm != data::SentencePieceModel::Algorithm::bpe) refuse("a model of the type Unigram");
@@ -248,7 +249,7 @@ void check_sentencepiece(const data::SentencePieceModel& model) {
         piece.kind != data::PieceKind::byte)
       joins.insert(piece.text);
   for (const auto& piece : model.pieces) {
-    // SentencePiece takes such a piece apart again.
+    // SentencePiece splits such a piece again.
     if (piece.kind == data::PieceKind::unused)
       for (size_t cut = 1; cut < piece.text.size(); ++cut)
         if (joins.count(piece.text.substr(0, cut)) && joins.count(piece.text.substr(cut)))
@@ -343,7 +344,7 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
     check_all_ways(list.tokens.texts, list.types.integers, merges.texts);
     add(result, "model", gguf_text("llama"));
     add(result, "pre", gguf_text("default"));
-    // What no merge makes comes last.
+    // Pieces without a merge come last.
     for (const std::string& token : list.tokens.texts) {
       const auto found = made.find(token);
       scores.reals.push_back(found == made.end() ? -rank - 1 : found->second);

@@ -1,4 +1,4 @@
-// What reading and writing a GGUF file's tokenizer share. Included only by .cpp files.
+// Constants for reading and writing a GGUF file's tokenizer. Included only by .cpp files.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ inline constexpr const char* kLlama3 =
 inline constexpr const char* kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// How llama.cpp names the ways in which a text is cut before the merges; it chooses its regular expression by the name.
+// llama.cpp's names for pre-tokenizers, each of which selects a regular expression.
 struct PreTokenizer {
   const char* name;
   const char* pattern;  // null: ByteLevel's own
@@ -30,6 +30,6 @@ inline constexpr std::array kPreTokenizers = {
     PreTokenizer{"gpt-2", nullptr, false, false},    PreTokenizer{"llama3", kLlama3, false, true},
     PreTokenizer{"llama-v3", kLlama3, false, true}};
 
-inline constexpr std::string_view kBlank = "\u2581";  // what SentencePiece writes for a blank
+inline constexpr std::string_view kBlank = "\u2581";  // SentencePiece's replacement for a space
 
 }  // namespace capstan::interchange

@@ -15,18 +15,20 @@ struct HfModel {
   const Family* family = nullptr;
   config::ModelConfig model;  // with its derived values
 };
-// place: what messages call the text. ErrorCode::format, ::unsupported.
+// place: the name of the text in messages. ErrorCode::format, ::unsupported.
 HfModel read_hf_config(std::string_view text, const std::string& place);
 
 struct HfConfig {
   const Family* family = nullptr;
-  std::string text;  // as Transformers writes it: sorted keys, two blanks
+  // As Transformers writes it: sorted keys, two blanks.
+  std::string text;
 };
-// For a model from a recipe: of the family that computes exactly this. ErrorCode::unsupported with the fields that differ from
-// the nearest family's where none does. dtype: of the weights beside it.
+// For a model from a recipe: the config.json of the family that supports exactly this model.
+// ErrorCode::unsupported, with the fields that differ from the nearest family, where there is none. dtype: of
+// the weights.
 HfConfig write_hf_config(const config::ModelConfig& model, DType dtype);
 
-// `text` with the type of the weights beside it in it, where it says another; else as it is.
+// `text` with its dtype entry set to the type of the weights.
 std::string with_dtype(const std::string& text, DType dtype);
 
 }  // namespace capstan::interchange

@@ -151,8 +151,7 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
 void HfDirectory::add(const SafetensorsFile& file) {
   for (const auto& entry : file.entries()) {
     HfTensor stored;
-    stored.dtype =
-        entry.dtype.value_or(DType::u8);  // what has no type of ours may lie there, and is not read
+    stored.dtype = entry.dtype.value_or(DType::u8);  // tensors of other types are allowed and never read
     stored.shape = entry.shape;
     stored.file = &file;
     stored.entry = &entry;

@@ -1,6 +1,6 @@
-// A directory as Hugging Face Transformers saves a model: config.json, safetensors files, a tokenizer. Nothing in it is run, and
-// no name in it leads out of it: a file is a plain name in the directory, and a link stays inside (or in the `blobs` of the
-// hub's own cache, whose files are all links).
+// A model directory of Hugging Face Transformers: config.json, safetensors files, a tokenizer. Untrusted: no
+// code in it is run, file names are plain, and links must stay inside of it (or of the `blobs` of the hub's
+// cache, whose files are all links).
 #pragma once
 
 #include <filesystem>
@@ -17,10 +17,11 @@ namespace capstan::interchange {
 inline constexpr std::string_view kConfigFile = "config.json";
 inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 inline constexpr std::string_view kSingleFile = "model.safetensors";
-// Beside a checkpoint's own files: that the tensors came without the family's prefix, so that they go so too.
+// Marks a checkpoint whose weights were imported without the family's name prefix, so that exports omit it
+// too.
 inline constexpr std::string_view kNamesFile = "hf-names.txt";
 
-// Files that travel with the weights: what Transformers reads beside them.
+// The auxiliary files that Transformers reads with the weights.
 std::span<const std::string_view> asset_files();
 bool is_tokenizer_file(std::string_view name);  // one that holds a vocabulary
 
@@ -34,7 +35,7 @@ struct HfTensor : checkpoint::TensorInfo {
 
 class HfDirectory final : public checkpoint::MapSource<HfTensor> {
  public:
-  // Opens (maps) every file of weights and checks it against the index. ErrorCode::not_found, ::format; ::unsupported for
+  // Maps every weight file and checks it against the index. ErrorCode::not_found, ::format; ::unsupported for
   // pickles, by name.
   explicit HfDirectory(const std::filesystem::path& directory);
 

@@ -1,4 +1,4 @@
-// hf:DIR as a ExternalModel.
+// hf:DIR as an ExternalModel.
 #include <cstring>
 
 #include "base/error.hpp"
@@ -12,7 +12,7 @@ namespace capstan::interchange {
 
 namespace {
 
-// Buffers that old files hold among the weights: they follow from the sizes.
+// Buffers that old files store with the weights; they follow from the sizes.
 bool is_buffer(std::string_view name) {
   for (const std::string_view suffix : {"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"})
     if (name.ends_with(suffix)) return true;
@@ -28,7 +28,7 @@ class HfModelFiles final : public ExternalModel {
     model_ = read.model;
     names_ = family_->names;
     if (!directory_.find(names_.embedding + ".weight")) names_ = family_->bare_names();
-    // A tied model may bring its head all the same.
+    // A tied model's file may contain the head too.
     take_tensors([&](std::string_view tensor) {
       return is_buffer(tensor) || (tensor == head() && model_.share_embeddings_and_output_weights);
     });

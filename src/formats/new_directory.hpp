@@ -1,4 +1,4 @@
-// A directory that appears whole or not at all: written beside its place under another name, synced, renamed.
+// Creates a directory atomically: writes it under a temporary name next to the target, syncs and renames it.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +12,7 @@ class NewDirectory {
  public:
   // Refuses a target that exists or whose parent does not: require_new().
   explicit NewDirectory(const std::filesystem::path& target);
-  ~NewDirectory();  // removes what has not appeared
+  ~NewDirectory();  // removes the temporary directory
   NewDirectory(const NewDirectory&) = delete;
   NewDirectory& operator=(const NewDirectory&) = delete;
 

@@ -1,7 +1,7 @@
-// How the parameters of a model, as Capstan names and lays them out, lie in a file whose tensors have other names.
+// Maps the parameters of a model, with Capstan's names and layout, to a file whose tensors have other names.
 //
-// Capstan's own names are Megatron's: linear_qkv holds for each key/value group its queries, then its key, then its value;
-// linear_fc1 of a gated network holds the gate's rows, then the others.
+// Capstan's own names are Megatron's: linear_qkv holds for each key/value group its queries, then its key,
+// then its value; linear_fc1 of a gated MLP holds the gate's rows, then the up projection's.
 #pragma once
 
 #include <string>
@@ -11,25 +11,26 @@
 
 namespace capstan::interchange {
 
-// Names in the file, without ".weight" and ".bias"; an empty one: the file has no such tensor. Those from input_norm on stand
-// behind `layer`, whose `{}` is the layer's number. post_* stand after attention and after the feed-forward network, before the
+// Names in the file, without ".weight" and ".bias"; empty: the file has no such tensor. Names from input_norm
+// on follow `layer`, whose `{}` is the layer index. post_* norms follow attention and the MLP, before the
 // residual addition.
 struct TensorNames {
   std::string embedding, positions, final_norm, head, layer;
   std::string input_norm, post_attention_norm, mlp_norm, post_mlp_norm;
-  std::string q, k, v;  // or all rows of q, then of k, then of v in one
+  std::string q, k, v;  // separate
+  // Fused: all rows of q, then of k, then of v.
   std::string qkv;
   std::string q_norm, k_norm, output;
-  std::string gate, up, gate_up;  // gated; or both in one
+  std::string gate, up, gate_up;  // gated MLP: separate, or fused
   std::string fc1;                // not gated
   std::string down;
   bool transposed = false;  // linear layers are stored [in, out]
-  bool rope_in_pairs =
-      false;  // rows of q and k are in the order of neighbouring pairs, not of two halves (GGUF's llama)
-  double norm_add = 0;  // the file's gammas are this much larger
+  // Rows of q and k are ordered by adjacent pairs, not by halves (GGUF's llama).
+  bool rope_in_pairs = false;
+  double norm_add = 0;  // the file's gamma minus Capstan's
 };
 
-// model: with its derived values. Padding rows of the vocabulary are in no file.
+// model: with its derived values. Files have no padding rows of the vocabulary.
 ArrangementTable parameter_table(const config::ModelConfig& model, const TensorNames& names);
 
 }  // namespace capstan::interchange

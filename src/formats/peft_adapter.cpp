@@ -27,7 +27,8 @@ namespace {
 constexpr std::string_view kConfig = "adapter_config.json", kWeights = "adapter_model.safetensors";
 constexpr std::string_view kPrefix = "base_model.model.";
 
-// PEFT's `(.*\.)?(KEY)$` from the beginning: the key is the module's name or its end behind a dot; with `^` its name alone.
+// PEFT's `(.*\.)?(KEY)$` from the beginning: the key is the module's name or its end behind a dot; with `^`
+// its name alone.
 bool matches(std::string_view module, std::string_view key) {
   if (key.starts_with("^")) return module == key.substr(1);
   return module == key || (module.size() > key.size() && module.ends_with(key) &&
@@ -68,7 +69,7 @@ std::map<std::string, std::vector<std::string>> keys_in_order(std::string_view t
 
 double PeftConfig::scale_of(std::string_view module, int64_t module_rank) const {
   const auto r = static_cast<double>(module_rank);
-  return first_of(alpha_pattern, module, alpha) / (rank_stabilised ? std::sqrt(r) : r);
+  return first_of(alpha_pattern, module, alpha) / (rank_stabilized ? std::sqrt(r) : r);
 }
 
 int64_t PeftConfig::rank_of(std::string_view module) const {
@@ -102,7 +103,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
   result.alpha = c.number("lora_alpha", 8);
   result.dropout = c.number("lora_dropout", 0);
   if (!(result.dropout >= 0 && result.dropout < 1)) c.refuse("`lora_dropout` is not in [0, 1)");
-  result.rank_stabilised = c.boolean("use_rslora", false);
+  result.rank_stabilized = c.boolean("use_rslora", false);
   result.dora = c.boolean("use_dora", false);
   result.fan_in_fan_out = c.boolean("fan_in_fan_out", false);
   if (const json& targets = c.value("target_modules"); targets.is_string())
@@ -137,7 +138,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
   const json& init = c.value("init_lora_weights");
   if (init.is_string() && init != "gaussian" && init != "orthogonal" && init != "eva")
     c.refuse("`init_lora_weights` is " + init.dump() + ", which changes the base's weights too");
-  // Notes, and what belongs to the training that is past.
+  // Notes, and settings of the finished training.
   c.changes_nothing({"auto_mapping", "eva_config", "inference_mode", "layers_pattern", "megatron_core",
                      "peft_version", "qalora_group_size", "revision", "runtime_config", "ensure_weight_tying",
                      "corda_config"});
@@ -172,7 +173,7 @@ std::string peft_config_text(const PeftConfig& config) {
                               {"target_modules", config.target_modules},
                               {"task_type", config.task},
                               {"use_dora", config.dora},
-                              {"use_rslora", config.rank_stabilised}};
+                              {"use_rslora", config.rank_stabilized}};
   if (config.alpha == std::round(config.alpha) && std::abs(config.alpha) < 1e15)
     j["lora_alpha"] = static_cast<int64_t>(config.alpha);
   for (const auto& [key, value] : config.rank_pattern) j["rank_pattern"][key] = value;

@@ -27,7 +27,7 @@ const AdapterModule* find(const std::vector<AdapterModule>& modules, std::string
   return found == modules.end() ? nullptr : &*found;
 }
 
-// The modules of the file's model that a layer is made of, in the order of their first rows.
+// The modules of the file's model that form a layer, in the order of their first rows.
 std::vector<std::string> parts_of(const Arrangement& arrangement) {
   std::vector<std::string> parts;
   for (const Run& run : arrangement.runs)
@@ -37,7 +37,7 @@ std::vector<std::string> parts_of(const Arrangement& arrangement) {
   return parts;
 }
 
-// The rows of a part, one group after the other.
+// The rows of a slice, one group after the other.
 Arrangement rows_of(const Arrangement& whole, const config::LayerPart& part) {
   const auto& [path, groups, begin, count] = part;
   Arrangement result = whole;
@@ -121,7 +121,7 @@ bool alike(const AdapterModule& a, const AdapterModule& b) {
   return a.rank == b.rank && a.scale == b.scale && a.a == b.a;
 }
 
-// Every layer has adapters in all of its parts or in none, with one A.
+// Every layer has adapters in all of its slices or in none, with one A.
 bool fusable(const PeftAdapter& adapter, const Layers& layers) {
   for (const auto& [path, arrangement] : layers.ours) {
     const auto parts = parts_of(arrangement);
@@ -163,7 +163,7 @@ AdapterSet to_capstan(const PeftAdapter& adapter, const ModelConfig& model, cons
   config::PeftConfig& peft = result.peft;
   peft.scheme = adapter.config.dora ? (apart ? config::PeftScheme::canonical_dora : config::PeftScheme::dora)
                                     : (apart ? config::PeftScheme::canonical_lora : config::PeftScheme::lora);
-  peft.use_rslora = adapter.config.rank_stabilised;
+  peft.use_rslora = adapter.config.rank_stabilized;
   peft.dropout = adapter.config.dropout;
   peft.dim = 0;
   for (const AdapterModule& module : adapter.modules) peft.dim = std::max(peft.dim, module.rank);
@@ -215,16 +215,16 @@ AdapterSet to_capstan(const PeftAdapter& adapter, const ModelConfig& model, cons
 
 namespace {
 
-// Adapters of ours beside one module there, with the rows that each covers.
-struct Beside {
+// Capstan's adapters of one PEFT module, with the rows that each covers.
+struct ModuleSlice {
   const AdapterModule* module;
   std::vector<Run> runs;
 };
 
 // Their A's stacked where they differ.
-AdapterModule stacked(const std::string& name, Layers::Size size, const std::vector<Beside>& beside) {
+AdapterModule stacked(const std::string& name, Layers::Size size, const std::vector<ModuleSlice>& beside) {
   const bool one = std::all_of(beside.begin(), beside.end(),
-                               [&](const Beside& b) { return b.module->a == beside[0].module->a; });
+                               [&](const ModuleSlice& b) { return b.module->a == beside[0].module->a; });
   const int64_t rank = beside[0].module->rank;
   AdapterModule result;
   result.module = name;
@@ -234,7 +234,7 @@ AdapterModule stacked(const std::string& name, Layers::Size size, const std::vec
   result.rank = one ? rank : rank * static_cast<int64_t>(beside.size());
   result.b.resize(static_cast<size_t>(result.out * result.rank));
   int64_t covered = 0, first = 0;
-  for (const Beside& part : beside) {
+  for (const ModuleSlice& part : beside) {
     const AdapterModule& from = *part.module;
     if (!one || first == 0) result.a.insert(result.a.end(), from.a.begin(), from.a.end());
     if (!from.magnitude.empty()) result.magnitude.resize(static_cast<size_t>(result.out));
@@ -264,7 +264,7 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
                     const std::string& base) {
   const config::PeftConfig& peft = adapters.peft;
   const Layers layers = layers_of(model, names, config::adapts_parts(peft.scheme));
-  std::map<std::string, std::vector<Beside>> beside;
+  std::map<std::string, std::vector<ModuleSlice>> beside;
   std::vector<std::string> problems;
   for (const auto& [path, arrangement] : layers.ours) {
     const AdapterModule* module = find(adapters.modules, path);
@@ -285,7 +285,7 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
   c.rank = peft.dim;
   c.alpha = peft.alpha;
   c.dropout = peft.dropout;
-  c.rank_stabilised = peft.use_rslora;
+  c.rank_stabilized = peft.use_rslora;
   c.dora = config::has_magnitudes(peft.scheme);
   c.fan_in_fan_out = names.transposed;
   std::vector<std::string> paths, all;
@@ -306,11 +306,11 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
 
 namespace {
 
-struct HeldTensor : checkpoint::TensorInfo {
+struct InMemoryTensor : checkpoint::TensorInfo {
   const std::vector<float>* values = nullptr;
 };
 
-class AdapterTensors final : public checkpoint::MapSource<HeldTensor> {
+class AdapterTensors final : public checkpoint::MapSource<InMemoryTensor> {
  public:
   AdapterTensors(std::vector<AdapterModule> modules, std::string place)
       : modules_(std::move(modules)), place_(std::move(place)) {
@@ -323,7 +323,7 @@ class AdapterTensors final : public checkpoint::MapSource<HeldTensor> {
   }
   std::string place() const override { return place_; }
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override {
-    const HeldTensor& tensor = entry(name);
+    const InMemoryTensor& tensor = entry(name);
     if (!fits(wanted, tensor.shape))
       fail(ErrorCode::failed, place_ + ": `" + std::string(name) + "` " + tensor.shape.text() +
                                   " has no cells " + wanted.text());

@@ -98,7 +98,7 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Region& wa
   CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == wanted.sizes.elements() * element,
                  "size of the destination");
   if (target.add == 0) return read_runs(target, dtype, wanted, out);
-  // In fp32: 1 + w in a narrower type has lost nearly all of a small w.
+  // In fp32, because 1 + w in a narrower type loses nearly all bits of a small w.
   if (!can_convert(DType::f32, dtype))
     fail(ErrorCode::unsupported, place() + ": " + capstan::quoted(name) +
                                      " is a sum in fp32 and cannot be read as " +
@@ -126,23 +126,23 @@ void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const R
   for (const Run& run : target.runs) {
     const int64_t begin = std::max(first, run.begin), end = std::min(last, run.begin + run.count);
     if (begin >= end) continue;
-    Region part = wanted;  // of the source
-    part.offsets[target.source_dimension] = begin - run.begin + run.source_begin;
-    part.sizes[target.source_dimension] = end - begin;
+    Region source_region = wanted;
+    source_region.offsets[target.source_dimension] = begin - run.begin + run.source_begin;
+    source_region.sizes[target.source_dimension] = end - begin;
     if (along == target.source_dimension) {
       CAPSTAN_ASSERT(along == 0, "runs along columns of " + run.source);
-      source_.read(run.source, dtype, part,
+      source_.read(run.source, dtype, source_region,
                    out.subspan(static_cast<size_t>((begin - first) * columns * element),
                                static_cast<size_t>((end - begin) * columns * element)));
       continue;
     }
-    part.offsets[along] = wanted.offsets[across];
-    part.sizes[along] = wanted.sizes[across];
-    slice_.resize(static_cast<size_t>(part.sizes.elements() * element));
-    source_.read(run.source, dtype, part, slice_);
-    const int64_t place_of_run = along == 0 ? (begin - first) * columns : begin - first;
-    transpose(dtype, slice_.data(), part.sizes[1], part.sizes[0], out.data() + place_of_run * element,
-              columns);
+    source_region.offsets[along] = wanted.offsets[across];
+    source_region.sizes[along] = wanted.sizes[across];
+    slice_.resize(static_cast<size_t>(source_region.sizes.elements() * element));
+    source_.read(run.source, dtype, source_region, slice_);
+    const int64_t offset_of_run = along == 0 ? (begin - first) * columns : begin - first;
+    transpose(dtype, slice_.data(), source_region.sizes[1], source_region.sizes[0],
+              out.data() + offset_of_run * element, columns);
   }
 }
 

@@ -1,5 +1,5 @@
-// Tensors made of rows of other tensors: how the parameters of one program lie in the files of another. One table serves both
-// directions: inverted() of what reads is what writes.
+// Tensors assembled from rows of other tensors: maps the parameters of one program to the files of another.
+// The inverted() table maps the other way.
 #pragma once
 
 #include <map>
@@ -17,28 +17,30 @@ struct Run {
   int64_t begin = 0, source_begin = 0, count = 0;
 };
 
-// One target of one or two dimensions. Cells that no run covers are zero.
+// One target of one or two dimensions. Elements that no run covers are zero.
 struct Arrangement {
   Shape shape;
-  size_t dimension = 0, source_dimension = 0;  // along which the runs go; different: each slice is transposed
-  std::vector<Run> runs;                       // by begin, without overlap
-  double add = 0;  // to every value, before it is rounded to the type that is asked for
+  // Of the runs' slices; where they differ, slices are transposed.
+  size_t dimension = 0, source_dimension = 0;
+  std::vector<Run> runs;  // by begin, without overlap
+  // Added to every value, before rounding to the requested type.
+  double add = 0;
 };
 
 struct ArrangementTable {
   std::map<std::string, Arrangement, std::less<>> targets;
-  std::map<std::string, Shape, std::less<>> sources;  // every tensor that a run names, with its shape
+  std::map<std::string, Shape, std::less<>> sources;  // the tensors that runs name
 };
 ArrangementTable inverted(const ArrangementTable& table);
 
-// The targets of a table, read from a source. A target's element type is that of its sources; fp32 where they differ, or where
-// something is added to them.
+// The targets of a table, read from a source. A target has the element type of its sources; fp32 where these
+// differ or `add` is not 0.
 struct RearrangedTensor : checkpoint::TensorInfo {
   Arrangement arrangement;
 };
 class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
  public:
-  // All that is missing or of another shape, at once: ErrorCode::format. Keeps a reference to `source`.
+  // ErrorCode::format with all tensors that are missing or of another shape. Keeps a reference to `source`.
   RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table);
 
   std::string place() const override { return source_.place(); }
@@ -48,7 +50,7 @@ class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
   void read_runs(const Arrangement& target, DType dtype, const Region& wanted, std::span<std::byte> out);
 
   checkpoint::TensorSource& source_;
-  std::vector<std::byte> slice_;  // transposed slices on their way
+  std::vector<std::byte> slice_;  // buffer of a slice to transpose
 };
 
 }  // namespace capstan::interchange

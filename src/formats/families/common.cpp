@@ -15,7 +15,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-// rope_type and its numbers, wherever the file holds them.
+// rope_type and its numbers, from either place in the file.
 void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<int64_t> original_positions) {
   std::string type = c.text("rope_type", c.text("type", "default"));
   if (type == "su") type = "longrope";  // of the first Phi-3 files
@@ -84,7 +84,7 @@ void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<
   }
 }
 
-// The share as whole elements of a head: what is left of one is cut off there.
+// The fraction as an integer number of head elements, rounded down as in Transformers.
 void settle_rotary_percent(ConfigJson& c, ModelConfig& m) {
   if (!(m.rotary_percent > 0) || m.rotary_percent > 1)
     return c.refuse("`partial_rotary_factor` is " + to_text(m.rotary_percent) + ", not in (0, 1]");
@@ -108,7 +108,7 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   if (!scaling.is_null() || !parameters.is_null()) {
     const std::string name = parameters.is_null() ? "rope_scaling" : "rope_parameters";
     ConfigJson inner(parameters.is_null() ? scaling : parameters, c.place() + ": " + name);
-    // Each may stand in either place, and files that were edited have it in both.
+    // Each may be in either place, or in both in edited files.
     const auto take = [&](const char* key, double& value) {
       const double here = inner.number(key, value);
       if (c.has(key) && here != value)

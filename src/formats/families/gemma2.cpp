@@ -1,5 +1,5 @@
-// Gemma 2: norms before and after, gamma - 1 on disk, capped scores and logits, a window on every other layer, the first one
-// included.
+// Gemma 2: norms before and after, gamma - 1 on disk, capped scores and logits, a window on every other
+// layer, the first one included.
 #include <cmath>
 
 #include "formats/family.hpp"

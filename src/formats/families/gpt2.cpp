@@ -25,7 +25,8 @@ static void read_gpt2(ConfigJson& c, config::ModelConfig& m) {
   c.only("scale_attn_by_inverse_layer_idx", false,
          "scores that shrink with the layer's number are not computed");
   c.only("add_cross_attention", false, "there is no second sequence to look at");
-  // reorder_and_upcast_attn: attention in fp32, as here. summary_*: of a classifier's head. n_ctx: n_positions once more.
+  // reorder_and_upcast_attn: attention in fp32, as here. summary_*: of a classifier's head. n_ctx:
+  // n_positions once more.
   c.changes_nothing({"reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation",
                      "summary_proj_to_labels", "summary_first_dropout", "n_ctx"});
 }

@@ -1,4 +1,4 @@
-// Llama 2, 3, 3.1 and 3.2, SmolLM2, and whatever else calls itself `llama`.
+// Llama 2, 3, 3.1 and 3.2, SmolLM2, and other models of type `llama`.
 #include "formats/family.hpp"
 
 namespace capstan::interchange {

@@ -1,4 +1,5 @@
-// Phi-3 and Phi-4 mini: Llama with q, k, v in one tensor, and gate and up in another; longrope in the long versions.
+// Phi-3 and Phi-4 mini: Llama with q, k, v in one tensor, and gate and up in another; longrope in the long
+// versions.
 #include "formats/family.hpp"
 
 namespace capstan::interchange {

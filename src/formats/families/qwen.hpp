@@ -1,4 +1,4 @@
-// What Qwen 2 and Qwen 3 share. Included only by .cpp files.
+// Shared by Qwen 2 and Qwen 3. Included only by .cpp files.
 #pragma once
 
 #include "formats/family.hpp"
