@@ -12,7 +12,8 @@ struct Activation {
   // Gated: x [rows, 2*cols] holds gate then up: y[r,c] = f(x[r,c] + bias[c]) * (x[r,cols+c] + bias[cols+c]).
   // bias may be null. gelu is the erf form, gelu_tanh the tanh approximation.
   void (*forward)(Context&, ActivationKind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols);
-  // dx has the shape of x; dx may be x's own storage. The bias gradient is the column sum of dx (Gemm::column_sum).
+  // dx has the shape of x; dx may be x's own storage. The bias gradient is the column sum of dx
+  // (Gemm::column_sum).
   void (*backward)(Context&, ActivationKind, bool gated, In dy, In x, In bias, Out dx, int64_t rows,
                    int64_t cols);
 };

@@ -1,4 +1,5 @@
-// Softmax cross-entropy over rows of logits, in the pieces that chunked and vocabulary-parallel losses need.
+// Softmax cross-entropy over rows of logits, divided into the steps of chunked and vocabulary-parallel
+// losses.
 #pragma once
 
 #include "tensor/kernel_context.hpp"
@@ -6,26 +7,27 @@
 namespace capstan::kernels {
 
 struct CrossEntropy {
-  // logits[i] = cap tanh(logits[i] / cap), where they lie; cap > 0.
+  // In place: logits[i] = cap tanh(logits[i] / cap), cap > 0.
   void (*softcap)(Context&, Out logits, float cap, int64_t n);
-  // Per row: row_max[r] = max_c logits[r,c] for c < cols (padding beyond is not read). logits [rows, row_stride].
+  // Per row: row_max[r] = max_c logits[r,c] for c < cols (padding beyond is not read). logits [rows,
+  // row_stride].
   void (*row_max)(Context&, In logits, int64_t rows, int64_t cols, int64_t row_stride, float* row_max);
-  // sum_exp[r] = sum_c exp(logits[r,c] - row_max[r]); target[r] = logits[r, labels[r] - first_col], 0 when the label lies
-  // outside [first_col, first_col + cols).
+  // sum_exp[r] = sum_c exp(logits[r,c] - row_max[r]); target[r] = logits[r, labels[r] - first_col], 0 when
+  // the label lies outside [first_col, first_col + cols).
   void (*row_sums)(Context&, In logits, const int32_t* labels, const float* row_max, int64_t rows,
                    int64_t cols, int64_t row_stride, int64_t first_col, float* sum_exp, float* target);
   // loss[r] = log(sum_exp) + row_max - target; negative log-likelihood, natural logarithm.
   void (*loss)(Context&, const float* row_max, const float* sum_exp, const float* target, int64_t rows,
                float* loss);
-  // dlogits[r,c] = (exp(logits - row_max) / sum_exp - [c == label]) * weight[r] for c < cols and 0 for the padding up to
-  // row_stride; its rows lie dlogits_stride apart. dlogits may lie where the logits do: of their type and stride, or bf16 in
-  // the first half of each fp32 row (a stride of 2 row_stride). cap > 0: the logits are those that `softcap` left, dlogits is
-  // for those that it was given: times 1 - (logits / cap)².
+  // dlogits[r,c] = (exp(logits - row_max) / sum_exp - [c == label]) * weight[r] for c < cols and 0 for the
+  // padding up to row_stride; with row stride dlogits_stride. dlogits may overwrite the logits: with their
+  // type and stride, or as bf16 in the first half of each fp32 row (a stride of 2 row_stride). cap > 0: the
+  // logits are the output of `softcap`, and dlogits is the gradient of its input: times 1 - (logits / cap)².
   void (*backward)(Context&, In logits, const int32_t* labels, const float* row_max, const float* sum_exp,
                    const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
                    float cap, Out dlogits, int64_t dlogits_stride);
-  // All of these where each row is whole (first_col 0), row after row, so that a row is fetched into the cache once. cap > 0
-  // caps the logits first. dlogits may be null: then only the loss is made.
+  // All steps for unsharded rows (first_col 0), row after row, so that each row is read into the cache once.
+  // cap > 0: softcap first. dlogits may be null to compute only the loss.
   void (*full)(Context&, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
                int64_t row_stride, float cap, float* loss, Out dlogits, int64_t dlogits_stride);
 };

@@ -12,22 +12,23 @@ struct Elementwise {
   void (*add)(Context&, In a, In b, Out y, int64_t n);             // y = a + b; y may be a or b
   void (*axpy)(Context&, float alpha, In x, float* y, int64_t n);  // y += alpha x, fp32 y
   void (*scale)(Context&, Out x, float factor, int64_t n);         // x *= factor
-  // y = residual + mask * (x + bias) / (1 - p); mask from Philox at (row_ids[r], c): common/dropout.hpp. p = 0 is the plain
-  // fused bias + residual. bias [cols] and residual may be null. y may be x or residual.
+  // y = residual + mask * (x + bias) / (1 - p); mask from Philox at (row_ids[r], c): common/dropout.hpp. p =
+  // 0 is the plain fused bias + residual. bias [cols] and residual may be null. y may be x or residual.
   void (*bias_dropout_add)(Context&, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p,
                            PhiloxKey key, const int64_t* row_ids);
-  // y = mask * x / (1 - p), the mask at (row_ids[r], first_column + c); y may be x. The backward pass is the same.
+  // y = mask * x / (1 - p), the mask at (row_ids[r], first_column + c); y may be x. The backward pass is the
+  // same.
   void (*dropout)(Context&, In x, Out y, int64_t rows, int64_t cols, int64_t first_column, float p,
                   PhiloxKey key, const int64_t* row_ids);
   // Rows [rows, cols] copied between strided matrices (elements between rows).
   void (*copy_rows)(Context&, In x, int64_t x_stride, Out y, int64_t y_stride, int64_t rows, int64_t cols);
 
-  // y[i] = parts[0][i] + parts[1][i] + …, in this order and in fp32, rounded once; or the largest of them. The parts lie one
-  // after the other, n elements each. y may be one of them.
+  // y[i] = parts[0][i] + parts[1][i] + …, in this order and in fp32, rounded once; or their maximum. The
+  // parts are consecutive arrays of n elements. y may be one of them.
   void (*sum_parts)(Context&, In parts, int64_t count, Out y, int64_t n);
   void (*max_parts)(Context&, In parts, int64_t count, Out y, int64_t n);
 
-  // Fixed-shape reductions into one double (host devices write through the pointer: it lies in device memory).
+  // Fixed-shape reductions into one double (the pointer is a device address).
   void (*sum)(Context&, In x, int64_t n, double* out, bool accumulate);
   void (*sum_of_squares)(Context&, In x, int64_t n, double* out, bool accumulate);
   void (*weighted_sum)(Context&, const float* x, const float* weight, int64_t n, double* out,
@@ -42,8 +43,9 @@ struct AdamStep {
 };
 
 struct Optimizers {
-  // main[i] fp32 is updated from grad[i] * grad_scale (fp32) with moments m, v (fp32); `model` receives main rounded to its
-  // type where it is a separate copy (null otherwise). One pass. 28 bytes read + written an element in fp32.
+  // main[i] fp32 is updated from grad[i] * grad_scale (fp32) with moments m, v (fp32); `model` receives main
+  // rounded to its type where it is a separate copy (null otherwise). One pass. 28 bytes read + written an
+  // element in fp32.
   void (*adam)(Context&, AdamStep, const float* grad, float grad_scale, float* main, float* m, float* v,
                Out model, int64_t n);
   // SGD with momentum: buf = momentum * buf + g; main -= lr * (nesterov ? g + momentum * buf : buf).

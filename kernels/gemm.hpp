@@ -1,4 +1,4 @@
-// General matrix product on row-major arrays.
+// GEMM on row-major arrays.
 #pragma once
 
 #include "tensor/kernel_context.hpp"
@@ -12,13 +12,14 @@ struct GemmShape {
 };
 
 struct Gemm {
-  // C[m,n] = alpha * op(A)[m,k] op(B)[k,n] + beta * C. A, B: fp32 or bf16 (both the same); C: fp32 or bf16. Sums in fp32.
-  // 2mnk FLOPs. The result depends on the shape only, not on the number of threads. k = 0 gives beta * C.
+  // C[m,n] = alpha * op(A)[m,k] op(B)[k,n] + beta * C. A, B: fp32 or bf16 (both the same); C: fp32 or bf16.
+  // Sums in fp32. 2mnk FLOPs. The result depends on the shape only, not on the number of threads. k = 0 gives
+  // beta * C.
   void (*run)(Context&, GemmShape, In a, In b, Out c, float alpha, float beta);
   // out[n] (+)= sum over rows of x[m,n]: bias gradients. out is fp32.
   void (*column_sum)(Context&, In x, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                      bool accumulate);
-  // What `run` and `column_sum` take of Context::scratch.
+  // Scratch memory of `run` and `column_sum`.
   WorkspaceSize (*run_scratch)(GemmShape, DType a, DType c);
   WorkspaceSize (*column_sum_scratch)(int64_t rows, int64_t cols);
 };

@@ -30,9 +30,10 @@ struct Table {
 
 const Table& cpu_table();
 
-// What the CPU backend found on this machine, for the start-up line: e.g. "AVX2; bf16 products widen to fp32".
+// The CPU features that the kernels use, for the start-up log line: e.g. "AVX2; bf16 GEMMs widen to fp32".
 struct CpuFeatures {
-  const char* instruction_set;  // "AVX2", "AVX-512", "AVX-512 bf16", "AMX bf16" …
+  // "AVX2", "AVX-512", "AVX-512 bf16", "AMX bf16" …
+  const char* instruction_set;
   bool native_bf16_gemm;
 };
 CpuFeatures cpu_features();

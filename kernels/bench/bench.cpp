@@ -17,7 +17,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The shortest of as many runs as fit into `seconds`, at least two: the first one meets cold memory.
+// The shortest of as many runs as fit into `seconds`, at least two, because the first one has cold caches.
 template <class Run>
 double shortest(Device& device, double seconds, Run&& run) {
   double best = 1e30;
@@ -65,7 +65,7 @@ DType product_type(DType compute) {
 }
 
 double measured_gemm_gflops(Device& device, DType type) {
-  // A build under a sanitizer is a hundred times slower: it need not take a minute to say so.
+  // A sanitizer build is a hundred times slower; keep its benchmark short.
   double best = product_gflops(device, ProductShape{"", false, false, 256, 256, 256}, type, 0.01);
   if (best < 3) return best;
   for (const ProductShape& shape :
@@ -141,7 +141,7 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
                    dout = noise(device, tokens * heads * m.head_dim),
                    dqkv = Tensor::zeros(device, {tokens * layout.row()}),
                    lse = Tensor::zeros(device, {m.batch * heads * m.seq}), none;
-      // Two products of seq x seq x head_dim forward, five backward; half of the square is masked.
+      // Two GEMMs of seq x seq x head_dim forward, five backward; half of the square is masked.
       const double product = static_cast<double>(m.batch * heads) * static_cast<double>(m.seq) *
                              static_cast<double>(m.seq) * static_cast<double>(m.head_dim);
       bound_by_products(prefix + "attention forward", 2 * product,
@@ -200,7 +200,7 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
       const Tensor logits = noise(device, rows * m.vocabulary),
                    labels = Tensor::zeros(device, {rows}, DType::i32), losses = Tensor::zeros(device, {rows}),
                    weight = noise(device, rows), none;
-      // In place, as the head has it: read, and written as gradients.
+      // In place, as in the head: reads logits, writes gradients.
       bound_by_memory(prefix + "cross-entropy and gradient (256 rows)", 8 * rows * m.vocabulary, [&] {
         launch(device, table.cross_entropy->full, logits, labels, weight, rows, m.vocabulary, m.vocabulary,
                0.0f, losses, logits, m.vocabulary);

@@ -1,5 +1,5 @@
-// Which elements dropout keeps. The decision depends on the key of the use (seed, purpose, layer) and on the element's global
-// place only, never on the layout: a token's 64-bit row id (consumed-sample number and position) travels with it.
+// The dropout mask. It depends only on the key of the use (seed, purpose, layer) and on the element's global
+// position, never on the layout: each token has a 64-bit row index (consumed-sample number and position).
 #pragma once
 
 #include "base/philox.hpp"
@@ -14,7 +14,8 @@ inline bool keep_hidden(PhiloxKey key, int64_t row_id, int64_t column, uint32_t 
   return philox4x32(key, static_cast<uint64_t>(row_id), static_cast<uint64_t>(column) >> 2)[column & 3] >=
          threshold;
 }
-// Attention dropout of (query row id, global head, key position): word key % 4 of block (row_id, head << 40 | key / 4).
+// Attention dropout of (query row id, global head, key position): word key % 4 of block (row_id, head << 40 |
+// key / 4).
 inline bool keep_attention(PhiloxKey key, int64_t row_id, int64_t head, int64_t key_position,
                            uint32_t threshold) {
   return philox4x32(key, static_cast<uint64_t>(row_id),

@@ -1,4 +1,5 @@
-// 2^f for f in [-1/2, 1/2] as a polynomial of degree 5: the smallest relative error (8e-8), found by weighted least squares.
+// 2^f for f in [-1/2, 1/2] as a polynomial of degree 5: the smallest relative error (8e-8), found by weighted
+// least squares.
 #pragma once
 
 namespace capstan::kernels {

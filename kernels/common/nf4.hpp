@@ -1,4 +1,5 @@
-// NF4, the 4-bit type of QLoRA (Dettmers et al. 2023, appendix E): 16 values, the scale of a block is its largest magnitude.
+// NF4, the 4-bit type of QLoRA (Dettmers et al. 2023, appendix E): 16 values, the scale of a block is its
+// largest magnitude.
 #pragma once
 
 #include <array>
@@ -7,8 +8,8 @@
 
 namespace capstan::kernels {
 
-inline constexpr int64_t kNf4NestedBlock =
-    256;  // scales that share a scale of their own (double quantization)
+// Scales that share a scale of their own (double quantization).
+inline constexpr int64_t kNf4NestedBlock = 256;
 
 inline constexpr float kNf4Values[16] = {
     -1.0f,
@@ -29,15 +30,16 @@ inline constexpr float kNf4Values[16] = {
     1.0f,
 };
 
-// x / scale lies above the i-th limit for codes above i: the middles between neighbouring values, in fp32.
+// x / scale lies above the i-th limit for codes above i: the middles between neighboring values, in fp32.
 constexpr std::array<float, 15> nf4_limits() {
   std::array<float, 15> limits{};
   for (size_t i = 0; i < limits.size(); ++i) limits[i] = (kNf4Values[i] + kNf4Values[i + 1]) / 2;
   return limits;
 }
 
-// The 8-bit type of scales that are quantized in turn (Dettmers et al. 2022, "dynamic"): by the decade below 1 the middles of
-// even steps, twice as many in the next. Ascending, as the reference implementation computes them in fp32.
+// The 8-bit type of scales that are quantized in turn (Dettmers et al. 2022, "dynamic"): by the decade below
+// 1 the middles of even steps, twice as many in the next. Ascending, as the reference implementation computes
+// them in fp32.
 constexpr std::array<float, 256> nf4_scale_map() {
   constexpr float kDecades[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
   std::array<float, 256> map{};

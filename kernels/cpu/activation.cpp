@@ -1,4 +1,5 @@
-// Bias + activation of the MLP. Bytes in fp32: plain forward 8 rows cols, backward 12; gated forward 12, backward 20.
+// Bias + activation of the MLP. Bytes in fp32: plain forward 8 rows cols, backward 12; gated forward 12,
+// backward 20.
 #include "kernels/activation.hpp"
 
 #include "kernels/cpu/families.hpp"
@@ -81,7 +82,8 @@ HWY_INLINE float* wide_bias(Context& c, In bias, int64_t n) {
   return wide;
 }
 
-// Columns of one row: `at` is its first element. Held by value, so that stores do not make the loop read pointers again.
+// Columns of one row: `at` is its first element. Held by value, so that stores do not make the loop read
+// pointers again.
 template <class T, bool kBias>
 struct Row {
   Array<T> x;
@@ -97,8 +99,8 @@ struct Row {
   }
 };
 
-// body(put, v …) for each vector of the rows: v are their values there, and put(y, at, w) writes w to the same columns of the row of
-// y that begins at `at`.
+// body(put, v …) for each vector of the rows: v are their values there, and put(y, at, w) writes w to the
+// same columns of the row of y that begins at `at`.
 template <class Whole, class... Rows>
 HWY_INLINE void for_row(int64_t cols, Whole&& body, Rows... rows) {
   int64_t i = 0;

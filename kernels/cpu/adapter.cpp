@@ -24,7 +24,7 @@ constexpr int64_t kColumns = 256;
 template <class A>
 HWY_INLINE double sum_of_products(A a, int64_t begin, int64_t n) {
   double total = 0;
-  constexpr int64_t kRun = 2048;  // fp32 sums of at most so many values
+  constexpr int64_t kRun = 2048;  // largest number of values in an fp32 sum
   for (int64_t done = 0; done < n; done += kRun) {
     VF sum = splat(0);
     for_vectors(
@@ -123,7 +123,7 @@ void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int
   });
 }
 
-void nf4_quantise(Context& c, const float* x, int64_t n, int64_t block, uint8_t* codes, float* scales) {
+void nf4_quantize(Context& c, const float* x, int64_t n, int64_t block, uint8_t* codes, float* scales) {
   static constexpr std::array<float, 15> kLimits = nf4_limits();
   parallel_blocks(c, blocks_of(n, block), 256, [&](int64_t begin, int64_t end, int) HWY_ATTR {
     HWY_ALIGN float found[64 + 1];
@@ -132,7 +132,7 @@ void nf4_quantise(Context& c, const float* x, int64_t n, int64_t block, uint8_t*
       float largest = 0;
       for (int64_t j = i * block; j < last; ++j) largest = std::max(largest, std::abs(x[j]));
       scales[i] = largest;
-      const VF inverse = splat(1.0f / std::max(largest, 1e-38f));  // a block of zeros stays one
+      const VF inverse = splat(1.0f / std::max(largest, 1e-38f));  // keeps a block of zeros
       const auto code_of = [&](VF value) HWY_ATTR {
         const VF share = hn::Mul(value, inverse);
         VF code = splat(0);
@@ -146,7 +146,7 @@ void nf4_quantise(Context& c, const float* x, int64_t n, int64_t block, uint8_t*
             count, [&](int64_t j) HWY_ATTR { store(code_of(load(x + at + j)), found + j); },
             [&](int64_t j, int64_t k)
                 HWY_ATTR { store_part(code_of(load_part(x + at + j, k)), found + j, k); });
-        found[count] = 7;  // zero, behind the last of an odd number
+        found[count] = 7;  // zero, pads an odd count
         for (int64_t j = 0; j < count; j += 2)
           codes[(at + j) / 2] =
               static_cast<uint8_t>(static_cast<int>(found[j]) << 4 | static_cast<int>(found[j + 1]));
@@ -173,7 +173,8 @@ void nf4_expand(Context& c, Region region, int64_t matrix_columns, int64_t block
   const auto to = array_of<Any>(y);
   const int64_t columns = region.sizes[1], n = region.sizes[0] * columns;
   const int64_t first_row = region.offsets[0], first_column = region.offsets[1];
-  // In a region of full rows a block may continue in the next row; otherwise each row consists of full blocks.
+  // In a region of full rows a block may continue in the next row; otherwise each row consists of full
+  // blocks.
   const bool full_rows = columns == matrix_columns;
   const int64_t first = first_row * matrix_columns / block;
   parallel_blocks(c, blocks_of(n, block), 256, [&](int64_t begin, int64_t end, int) HWY_ATTR {
@@ -207,7 +208,7 @@ Adapter adapter_family() {
   return {.row_lengths = row_lengths,
           .scale_columns = scale_columns,
           .magnitude_gradient = magnitude_gradient,
-          .nf4_quantise = nf4_quantise,
+          .nf4_quantize = nf4_quantize,
           .nf4_expand = nf4_expand};
 }
 

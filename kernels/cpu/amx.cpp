@@ -21,16 +21,18 @@ namespace {
 
 using namespace amx;
 
-// B is packed once, all threads together, in chunks of n and k; a tile is a block of rows times a block of columns. It packs its
-// rows of A over the whole chunk of k, which stay in the second-level cache, and takes panel after panel of B, of which the part
-// of one pass stays in the first-level cache while all rows use it. Sums of a panel wait between passes in `sums`.
+// B is packed once, all threads together, in chunks of n and k; a tile is a block of rows times a block of
+// columns. It packs its rows of A over the full chunk of k, which stay in the L2 cache, and multiplies one
+// panel of B after another; the section of a panel for one pass stays in the L1 cache while all rows use it.
+// `sums` keeps the sums of a panel between passes.
 constexpr int64_t kPackedValues = int64_t{1} << 22;
 constexpr int64_t kMaxDepth = 4096, kPassSteps = 8;
 constexpr int64_t kRowValues = int64_t{5} << 17;  // of A in the second-level cache
 constexpr int64_t kMaxRows = 256, kMinRows = 64, kMaxCols = 1024, kMinCols = 128;
 constexpr int64_t kTileWork = int64_t{1} << 23;  // multiply-adds below which a tile is not worth a thread
 constexpr int64_t kTiles = 32;
-// A result of so many bytes is not in a cache when it is read: it goes past them, which spares reading its lines.
+// Results larger than this leave the caches before they are read: non-temporal stores save reading their
+// cache lines.
 constexpr int64_t kStreamed = int64_t{4} << 20;
 
 int64_t even(int64_t n, int64_t parts, int64_t unit) {  // the size of each of `parts`, in whole units
@@ -45,7 +47,8 @@ struct Plan {
     const double work = static_cast<double>(s.m) * static_cast<double>(chunk_n) * static_cast<double>(s.k);
     const auto wanted = static_cast<int64_t>(
         std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
-    // Rows are cut further only where columns do not give enough tiles: a panel of B is fetched once for all rows of a tile.
+    // Divides rows further only where columns do not give enough tiles, because a panel of B is loaded once
+    // for all rows of a tile.
     int64_t down = blocks_of(
         s.m, std::clamp(kRowValues / (steps_of(chunk_k) * kDepth) / kPanel * kPanel, kMinRows, kMaxRows));
     const int64_t across = std::max(blocks_of(chunk_n, kMaxCols),
@@ -56,8 +59,8 @@ struct Plan {
   }
 };
 
-// What a worker's panels of A hold, in front of them: the next tile is often of the same rows.
-struct alignas(64) Held {
+// Header of a worker's packed panels of A, which the next tile reuses if it has the same rows.
+struct alignas(64) PackedRows {
   int64_t row, depth;  // the first ones; row < 0: nothing
 };
 
@@ -71,7 +74,7 @@ struct Scratch {
         b(static_cast<size_t>(blocks_of(p.chunk_n, kPanel) * kPanel * steps_of(p.chunk_k) * kDepth) *
           sizeof(bf16)),
         c_copy(copy ? static_cast<size_t>(s.m * p.chunk_n) * sizeof(float) : 0) {}
-  WorkspaceSize need() const { return {b + c_copy, sizeof(Held) + a + sums}; }
+  WorkspaceSize need() const { return {b + c_copy, sizeof(PackedRows) + a + sums}; }
 };
 
 // Rows [m0, m0 + m) of op(A) and k [k0, k0 + k).
@@ -84,7 +87,7 @@ CAPSTAN_AMX_CALLED void pack_columns(const GemmShape& s, const bf16* b, int64_t 
                                      int64_t k, bf16* to, int64_t stride) {
   pack_panels(false, s.trans_b, b + (s.trans_b ? n0 * s.ldb + k0 : k0 * s.ldb + n0), s.ldb, n, k, to, stride);
 }
-// The same by all threads together. A piece is long along the rows of the array.
+// The same by all threads together, divided into chunks that are long along the rows of the array.
 void pack_together(ThreadPool& pool, const GemmShape& s, const bf16* b, int64_t n0, int64_t n, int64_t k0,
                    int64_t k, bf16* to) {
   const int64_t slab = s.trans_b ? 1024 : 256, group = s.trans_b ? 256 : 1024, slabs = blocks_of(k, slab);
@@ -96,7 +99,7 @@ void pack_together(ThreadPool& pool, const GemmShape& s, const bf16* b, int64_t 
   });
 }
 
-// C[m, n] = sums[m, n] + beta C for n <= 64; the sums of a panel lie `apart` floats from those of the one before.
+// C[m, n] = sums[m, n] + beta C for n <= 64; the sums of consecutive panels are `apart` floats apart.
 CAPSTAN_AMX_CALLED void write(const float* sums, int64_t apart, int64_t m, int64_t n, float beta, Out out,
                               int64_t at, int64_t ldc) {
   for (int64_t r = 0; r < m; ++r)
@@ -116,8 +119,8 @@ CAPSTAN_AMX_CALLED void write(const float* sums, int64_t apart, int64_t m, int64
     }
 }
 
-// The same for beta 0 and rows of two whole cache lines, past the caches. leave_tile() makes them seen. Memory takes two
-// neighbouring lines at once, and alone each would last as long.
+// The same for beta 0 and rows of two full cache lines, with non-temporal stores; leave_tile() has the fence.
+// Writes pairs of adjacent lines, because memory writes one line as slowly as two.
 CAPSTAN_AMX_CALLED void stream(const float* sums, int64_t apart, int64_t m, Out out, int64_t at,
                                int64_t ldc) {
   for (int64_t r = 0; r < m; ++r, sums += kPanel, at += ldc) {
@@ -173,7 +176,7 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
   auto* packed_b = reinterpret_cast<bf16*>(shared);
   auto* c_copy = reinterpret_cast<float*>(shared + scratch.b);
   for (int worker = 0; worker < c.pool->size(); ++worker)
-    reinterpret_cast<Held*>(c.scratch(worker, scratch.need().each_worker))->row = -1;
+    reinterpret_cast<PackedRows*>(c.scratch(worker, scratch.need().each_worker))->row = -1;
 
   const bool streamed = streams(s, out, beta) && (scratch.copy || p.chunk_k == s.k);
   const int64_t together =
@@ -189,9 +192,9 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
         const int64_t i0 = tile / across * p.rows, j0 = tile % across * p.cols;
         const int64_t rows = std::min(p.rows, s.m - i0), cols = std::min(p.cols, n - j0);
         std::byte* own = c.scratch(worker, scratch.need().each_worker);
-        Held& held = *reinterpret_cast<Held*>(own);
-        auto* packed_a = reinterpret_cast<bf16*>(own + sizeof(Held));
-        auto* sums = reinterpret_cast<float*>(own + sizeof(Held) + scratch.a);
+        PackedRows& held = *reinterpret_cast<PackedRows*>(own);
+        auto* packed_a = reinterpret_cast<bf16*>(own + sizeof(PackedRows));
+        auto* sums = reinterpret_cast<float*>(own + sizeof(PackedRows) + scratch.a);
         if (held.row != i0 || held.depth != k0) {
           pack_rows(s, a, i0, rows, k0, k, packed_a, apart);
           held = {i0, k0};

@@ -1,21 +1,22 @@
-// bf16 products on the processor's tile unit (Intel AMX): tiles of 16 rows of 64 bytes, of which one instruction multiplies two
-// and adds to a third of 16 x 16 fp32 sums.
+// bf16 products on the processor's tile unit (Intel AMX): tiles of 16 rows of 64 bytes, of which one
+// instruction multiplies two and adds to a third of 16 x 16 fp32 sums.
 #pragma once
 
 #include "kernels/gemm.hpp"
 
-// CAPSTAN_AMX_EMULATION compiles the same code for a test, with a tile unit that is a program (tests/kernels/emulated_amx.hpp).
+// CAPSTAN_AMX_EMULATION compiles the same code for a test with an emulated tile unit
+// (tests/kernels/emulated_amx.hpp).
 #if (defined(__x86_64__) && defined(__linux__)) || defined(CAPSTAN_AMX_EMULATION)
 #define CAPSTAN_AMX_CODE
 #endif
 
 namespace capstan::kernels {
 
-// Whether products use the unit: cpu_level() is `amx`.
+// True where GEMMs use the tile unit: cpu_level() is `amx`.
 bool runs_amx();
 
-// C = op(A) op(B) + beta C, beta 0 or 1; A and B bf16, C fp32 or bf16, sums in fp32. m, n and k are positive. Cut by the shape
-// alone. Needs runs_amx().
+// C = op(A) op(B) + beta C, beta 0 or 1; A and B bf16, C fp32 or bf16, sums in fp32. m, n and k are positive.
+// The tiling depends on the shape alone. Needs runs_amx().
 void amx_product(Context& c, const GemmShape& s, In a, In b, Out out, float beta);
 WorkspaceSize amx_scratch(const GemmShape& s, DType out);
 

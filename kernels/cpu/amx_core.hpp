@@ -1,8 +1,9 @@
-// Tiles of the AMX unit: packing, and the product of a panel of A and a panel of B. Each function is compiled for the unit by
-// its attribute; only code that runs_amx() allows may call them.
+// Tiles of the AMX unit: packing, and the multiplication of a panel of A by a panel of B. Each function is
+// compiled for the unit by its attribute; only code that runs_amx() allows may call them.
 //
-// A panel is 32 rows of A or 32 columns of B and is cut along k into steps of 32. A step is two tiles of 1 KiB, one after the
-// other: of A 16 rows of 32 values; of B 16 columns, in 16 rows of the two values 2p and 2p + 1 of each column.
+// A panel is 32 rows of A or 32 columns of B and is divided along k into steps of 32. A step is two
+// consecutive tiles of 1 KiB: of A 16 rows of 32 values; of B 16 columns, in 16 rows of the two values 2p and
+// 2p + 1 of each column.
 #pragma once
 
 #include <algorithm>
@@ -80,7 +81,7 @@ CAPSTAN_AMX void transpose(__m512i* x) {
   }
 }
 
-// A tile of 16 rows as they lie, `rows` of them and `depth` values of each; zeros beyond. `whole`: all 16 and all 32.
+// A tile from `rows` rows with `depth` values each, padded with zeros. `whole`: 16 rows of 32 values.
 template <bool whole>
 CAPSTAN_AMX void load_rows(const bf16* from, int64_t ld, int64_t rows, int64_t depth, __m512i* x) {
   const __mmask32 mask = whole ? ~__mmask32{0} : first32(depth);
@@ -91,7 +92,7 @@ CAPSTAN_AMX void load_rows(const bf16* from, int64_t ld, int64_t rows, int64_t d
 template <bool whole>
 CAPSTAN_AMX void load_pairs(const bf16* from, int64_t ld, int64_t depth, int64_t cols, __m512i* x) {
   const __mmask32 mask = whole ? ~__mmask32{0} : first32(cols);
-  // Words of two bytes of both rows in turns: 0, 32, 1, 33, …
+  // 16-bit words of both rows, interleaved: 0, 32, 1, 33, …
   alignas(64) static constexpr uint16_t kLower[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
                                                       37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
                                                       11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
@@ -108,8 +109,8 @@ CAPSTAN_AMX void store_tile(const __m512i* x, bf16* to) {
   for (int64_t p = 0; p < 16; ++p) _mm512_store_si512(to + p * 32, x[p]);
 }
 
-// One step of a panel: rows (columns) [0, n) of up to 32 and k [0, depth). `k_inside`: k runs along a row of the array.
-// A wants k along its tiles' rows, B pairs of k across.
+// One step of a panel: rows (columns) [0, n) of up to 32 and k [0, depth). `k_inside`: k runs along a row of
+// the array. Tiles of A have k along their rows, tiles of B pairs of k across.
 template <bool whole>
 CAPSTAN_AMX void pack_step(bool for_a, bool k_inside, const bf16* from, int64_t ld, int64_t n, int64_t depth,
                            bf16* to) {
@@ -131,7 +132,8 @@ CAPSTAN_AMX void pack_step(bool for_a, bool k_inside, const bf16* from, int64_t 
   }
 }
 
-// Panels of rows (columns) [0, n) and k [0, k), `stride` values from panel to panel. The array is read along its rows.
+// Panels of rows (columns) [0, n) and k [0, k), `stride` values from panel to panel. The array is read along
+// its rows.
 CAPSTAN_AMX void pack_panels(bool for_a, bool k_inside, const bf16* from, int64_t ld, int64_t n, int64_t k,
                              bf16* to, int64_t stride) {
   const int64_t panels = (n + kPanel - 1) / kPanel, steps = steps_of(k);
@@ -173,8 +175,8 @@ CAPSTAN_AMX void multiply_step(const bf16* a, const bf16* b) {
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// sums[32][32] (+)= panel of A times panel of B over `steps` steps; rows of `ld` floats. Meanwhile `lines` cache lines a step
-// come from `next` into the second-level cache.
+// sums[32][32] (+)= panel of A times panel of B over `steps` steps; rows of `ld` floats. Each step prefetches
+// `lines` cache lines from `next` into the L2 cache.
 CAPSTAN_AMX void multiply(const bf16* a, const bf16* b, int64_t steps, bool add, float* sums, int64_t ld,
                           const bf16* next = nullptr, int64_t lines = 0) {
   if (add) {
@@ -193,7 +195,8 @@ CAPSTAN_AMX void multiply(const bf16* a, const bf16* b, int64_t steps, bool add,
   store_sums(sums, ld);
 }
 
-// sums[32][32] += (a + a2) b, or with `right` a (b + b2): the other operand's tiles serve both. `second` is a2 or b2.
+// sums[32][32] += (a + a2) b, or with `right` a (b + b2); loads the other operand's tiles once. `second` is
+// a2 or b2.
 template <bool right>
 CAPSTAN_AMX void multiply_both(const bf16* a, const bf16* b, const bf16* second, int64_t steps, float* sums,
                                int64_t ld) {
@@ -219,7 +222,8 @@ CAPSTAN_AMX void multiply_both(const bf16* a, const bf16* b, const bf16* second,
   store_sums(sums, ld);
 }
 
-// Rounded to nearest even; subnormal numbers become 0, as in the unit. Of 32 values those of `low` come first.
+// Rounded to nearest even; subnormal numbers become 0, as in the unit. Of 32 values those of `low` come
+// first.
 CAPSTAN_AMX __m256i narrow(__m512 v) {
   return (__m256i)_mm512_cvtneps_pbh(v);
 }

@@ -1,5 +1,6 @@
-// Attention over whole sequences in blocks of queries and keys ("flash"): scores exist for one block at a time, in scratch. The
-// two products of the forward pass and the five of the backward pass run on packed panels (attention_core-inl.hpp).
+// FlashAttention over full sequences, in blocks of queries and keys: scratch memory holds the scores of one
+// block. The two GEMMs of the forward pass and the five of the backward pass use packed panels
+// (attention_core-inl.hpp).
 #include "kernels/attention.hpp"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ namespace HWY_NAMESPACE {
 // The output of one block of queries of one head.
 template <class Products>
 void forward_block(const ForwardScratch<Products>& s, Block<Products>& b, const Rows& q_rows,
-                   const PackedKeys<Products>& kv, int64_t d, Logits logits, const Dropping& drop,
+                   const PackedKeys<Products>& kv, int64_t d, Logits logits, const DropoutMask& drop,
                    const int64_t* row_ids, Out out, int64_t out_at, int64_t out_stride, float* lse) {
   begin_rows(s, b, d);
   attend(s, b, Products::pack_left(q_rows.from(b.q0), b.nq, d, s.q), kv, d, logits, drop, row_ids);
@@ -48,7 +49,8 @@ WorkspaceSize forward_scratch(AttentionShape a, DType type) {
                        [&](auto products) { return forward_scratch_of<decltype(products)>(a); });
 }
 
-// Keys and values of all groups are packed first, all threads together, because every block of queries uses them.
+// First, all threads together pack the keys and values of all groups, because every block of queries uses
+// them.
 template <class Products>
 void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* document_start,
                   const int64_t* row_ids, Out out, float* lse) {
@@ -68,7 +70,8 @@ void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* do
     Products::pack_depth({qkv, token * row + a.qkv.value(group), row}, first, n, seq, d, to + k_size);
   });
 
-  // Neighbouring tiles share keys and values. Later blocks see more keys: they go first, the last tiles are short.
+  // Neighboring tiles share keys and values. Later blocks see more keys and run first, so that the last tiles
+  // are short.
   const int64_t blocks = blocks_of(seq, Products::kQueries);
   c.pool->parallel_for(a.batch * heads * blocks, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t head_in_group = tile % per_group, block = blocks - 1 - tile / per_group % blocks;
@@ -104,8 +107,8 @@ WorkspaceSize backward_scratch(AttentionShape a, DType type) {
                        [&](auto products) { return backward_scratch_of<decltype(products)>(a); });
 }
 
-// One tile does all heads of one group of one sequence, so that no two tiles add to the same place; the order of its sums is
-// fixed.
+// One tile computes all heads of one group of one sequence, so that no two tiles add to the same elements;
+// the order of its sums is fixed.
 template <class Products>
 void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const float* lse, In dout,
                    const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
@@ -130,7 +133,7 @@ void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const fl
                            lse + (b * heads + head) * seq,
                            row_ids ? row_ids + token : nullptr,
                            seq};
-      const Dropping drop{a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)};
+      const DropoutMask drop{a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)};
       pack_queries(s, rows, d);
       for (int64_t q0 = 0; q0 < seq; q0 += Products::kQueries) {
         Block<Products> block(mask, q0, std::min(Products::kQueries, seq - q0), q0);
@@ -155,7 +158,7 @@ void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In
 
 // ---- generation
 
-// One query against keys [low, high) of a cache, as it lies: read once, nothing to pack.
+// One query against keys [low, high) of a cache, without packing, because the keys are read once.
 template <class T>
 HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, Logits logits, int64_t low,
                              int64_t high, float* scores, float* out) {
@@ -200,11 +203,11 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
   const bool few = a.seq < kMr;
   struct Panels {
     ForwardScratch<Products> rows;
-    float *query, *scores;  // of few queries, each by itself
-    Value *k, *v;           // of many
+    float *query, *scores;  // for few queries, one at a time
+    Value *k, *v;           // for many queries
     size_t floats;
     Panels(float* base, bool few, int64_t keys, int64_t d) : rows(base, d) {
-      Taker t{base, rows.floats};
+      ScratchAllocator t{base, rows.floats};
       query = t.take(few ? d : 0);
       scores = t.take(few ? keys : 0);
       k = t.template take<Value>(few ? 0 : Products::columns_size(keys, d));
@@ -214,7 +217,7 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
   };
   const size_t floats = Panels(nullptr, few, keys, d).floats;
   reserve_scratch(c, floats * sizeof(float));
-  // One tile a group: it appends the new keys and values and then attends, so that it reads what it wrote.
+  // One tile per group appends the new keys and values and then attends to them.
   c.pool->parallel_for(a.batch * groups, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t b = tile / groups, group = tile % groups, cache = (b * groups + group) * capacity * d,
                   token = b * a.seq;
@@ -254,8 +257,8 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
       }
       for (int64_t q0 = 0; q0 < a.seq; q0 += Products::kQueries) {
         Block<Products> block(mask, q0, std::min(Products::kQueries, a.seq - q0), past + q0);
-        forward_block(s, block, q, {panels.k, panels.v, keys}, d, {a.scale, a.softcap}, Dropping{}, nullptr,
-                      out, out_at, heads * d, nullptr);
+        forward_block(s, block, q, {panels.k, panels.v, keys}, d, {a.scale, a.softcap}, DropoutMask{},
+                      nullptr, out, out_at, heads * d, nullptr);
       }
     }
   });
@@ -293,7 +296,7 @@ HWY_INLINE void rotate_head(const Array<T>& x, int64_t at, const float* cos, con
   }
   for (int64_t i = 0; i < half; i += kStep) {
     const int64_t n = std::min(kStep, half - i);
-    // Two vectors of pairs are separated into first and second members and put together again.
+    // Separates two vectors of pairs into first and second members, and interleaves them again.
     HWY_ALIGN float pairs[2 * kLanes] = {};
     for (int64_t j = 0; j < 2; ++j)
       if (const int64_t m = std::min(kStep, 2 * n - j * kStep); m > 0)

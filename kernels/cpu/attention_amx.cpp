@@ -48,7 +48,7 @@ CAPSTAN_AMX_CALLED void product_with_sum(const bf16* a, const bf16* b, const bf1
 }
 
 namespace {
-// The values of two rows by turns, rounded.
+// The values of two rows, interleaved and rounded.
 CAPSTAN_AMX __m512i narrow_pairs(__m512 even, __m512 odd) {
   alignas(64) static constexpr uint16_t kTurns[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
@@ -56,7 +56,7 @@ CAPSTAN_AMX __m512i narrow_pairs(__m512 even, __m512 odd) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(kTurns), narrow32(even, odd));
 }
 
-// Two bf16 numbers that have 16 bits of v together: the first is v cut off, the second what that left, rounded.
+// Two bf16 numbers with 16 bits of v together: v truncated, and the rounded remainder.
 CAPSTAN_AMX __m512 cut_off(__m512 v) {
   return _mm512_castsi512_ps(
       _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
@@ -113,8 +113,7 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// 2^x for x <= 0, 2^-126 below that: polynomial for the part after the point (common/exp2.hpp). NaN stays
-// NaN.
+// 2^x for x <= 0, at least 2^-126: a polynomial for the fraction (common/exp2.hpp). Keeps NaN.
 CAPSTAN_AMX __m512 exp2_not_positive(__m512 x) {
   x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -124,12 +123,12 @@ CAPSTAN_AMX __m512 exp2_not_positive(__m512 x) {
   return _mm512_scalef_ps(p, whole);
 }
 
-// Which of the keys [j, j + 16) row i sees.
+// The mask of the keys [j, j + 16) that are visible to row i.
 CAPSTAN_AMX __mmask16 seen(const ScoreRows& r, int64_t i, int64_t j) {
   return static_cast<__mmask16>(first16(r.to[i] - j) & ~first16(r.from[i] - j));
 }
 
-// Lane i is what `op` makes of the 16 values of rows[i].
+// Lane i is the reduction by `op` of the 16 values of rows[i].
 template <class Op>
 CAPSTAN_AMX __m512 over_rows(const float (*rows)[16], const Op& op) {
   __m512 x[16];
@@ -158,7 +157,7 @@ struct Sum {
   }
 };
 
-// Rows do not wait for what is found across a row: the maxima and the sums of 16 rows are taken together.
+// Reduces 16 rows together, so that no row waits for its own horizontal maximum or sum.
 template <int kVectors, bool kWhole>
 CAPSTAN_AMX bool softmax_of(const ScoreRows& r, float* max, float* sum, float* correction, bf16* weights,
                             bf16* rest) {

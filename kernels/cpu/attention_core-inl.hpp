@@ -1,9 +1,10 @@
-// What attention over whole sequences (attention.cpp) and over parts of them (context_attention.cpp) share (a Highway "-inl"
-// header): panels of keys and values, intervals of visible keys, one block of queries against all keys, forward and back.
-// All of it is written over the products that it runs on: Vectors, fp32, or Tiles, bf16 on the tile unit.
+// Shared by attention over full sequences (attention.cpp) and over shards of them (context_attention.cpp), a
+// Highway "-inl" header: panels of keys and values, intervals of visible keys, one block of queries against
+// all keys, forward and backward. Templates over the GEMM implementation: Vectors, fp32, or Tiles, bf16 on
+// the tile unit.
 //
-// Masks are intervals: query i sees the keys [low(i), high(i)), whatever combination of causality, window and document
-// start made them. Blocks that nobody sees are skipped, blocks are cut where nobody sees further.
+// Masks are intervals: keys [low(i), high(i)) are visible to query i, from causality, window and document
+// start. Invisible blocks are skipped, partly visible blocks are shortened.
 
 #include <algorithm>
 #include <cmath>
@@ -31,8 +32,8 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 #if defined(CAPSTAN_AMX_EMULATION)
 inline constexpr bool kTilesHere = true;
 #elif defined(CAPSTAN_AMX_CODE)
-inline constexpr bool kTilesHere =
-    HWY_TARGET == HWY_AVX3;  // every processor with the tile unit runs that one
+// Every processor with the tile unit runs that one.
+inline constexpr bool kTilesHere = HWY_TARGET == HWY_AVX3;
 #else
 inline constexpr bool kTilesHere = false;
 #endif
@@ -55,7 +56,7 @@ struct Rows {
   HWY_INLINE bool narrow() const { return base.dtype == DType::bf16; }
   HWY_INLINE Rows from(int64_t row) const { return {base, offset + row * stride, stride}; }
 };
-// Rows [0, n) as fp32: where they lie, or widened into buffer.
+// Rows [0, n) as fp32: in place, or widened into buffer.
 HWY_INLINE const float* wide_rows(const Rows& x, int64_t n, int64_t cols, float* buffer, int64_t& ld) {
   if (!x.narrow()) {
     ld = x.stride;
@@ -74,11 +75,12 @@ HWY_INLINE void write_row(Out y, int64_t to, const float* from, float factor, in
       [&](int64_t i, int64_t n) HWY_ATTR { out.put_part(to + i, hn::Mul(load_part(from + i, n), f), n); });
 }
 
-// What a query may see of the keys here: key 0 is that of global position first_key.
+// The visibility of keys, of which key 0 has global position first_key.
 struct Mask {
   bool causal;
   int64_t window, keys;
-  const int32_t* document_start;  // of query row 0 and those after it, as global positions; or null
+  // Of query row 0 and those after it, as global positions; or null.
+  const int32_t* document_start;
   int64_t first_key = 0;
   // Keys [low, high) of the query in `row` with that global position.
   HWY_INLINE int64_t low(int64_t row, int64_t position) const {
@@ -91,13 +93,16 @@ struct Mask {
   }
 };
 
-// The intervals of a block of queries, and of the queries and keys of one block of scores relative to its corner.
+// The intervals of a block of queries, and of the queries and keys of one block of scores relative to its
+// corner.
 template <class Products>
 struct Block {
-  int64_t q0, nq;      // queries
-  int64_t begin, end;  // all keys that any of them sees; begin is a multiple of kPanel
+  int64_t q0, nq;  // queries
+  // All keys visible to any of them; begin is a multiple of kPanel.
+  int64_t begin, end;
   int64_t low[Products::kQueries], high[Products::kQueries];  // keys of each query
-  int64_t k0 = 0, nk = 0, width = 0;                          // the current keys; width: whole kUnits
+  // The current keys; width: a multiple of kUnit.
+  int64_t k0 = 0, nk = 0, width = 0;
   // Query rows [first, first + count); `position` is the global one of the first.
   Block(const Mask& mask, int64_t first, int64_t count, int64_t position)
       : q0(first), nq(count), begin(mask.keys), end(0) {
@@ -115,7 +120,7 @@ struct Block {
     nk = std::min(Products::kKeys, end - k0);
     width = whole(nk, Products::kUnit);
   }
-  // Keys of the current block that query i sees, as [from, to).
+  // Keys of the current block that are visible to query i, as [from, to).
   HWY_INLINE void keys_of(int64_t i, int64_t& from, int64_t& to) const {
     from = std::clamp<int64_t>(low[i] - k0, 0, nk);
     to = std::clamp<int64_t>(high[i] - k0, from, nk);
@@ -139,32 +144,32 @@ struct Block {
   }
 };
 
-// ---- the products: how operands are packed, and three kinds of products of a block
-//
-// Both kinds of products have these, for heads of d values, of which sums hold padded(d) a row:
+// ---- GEMMs: packing of operands, and three kinds of GEMMs of a block
+// Vectors and Tiles both have these members, for heads of d values; sums have padded(d) columns:
 //   kFuses                attend() and backward_block() have shorter ways, attend_block and backward_keys, where there is no
 //                         dropout and no cap
 //   kKeys, kPanel, kUnit  keys of a block; rows of X in a panel; what a row of scores is padded to
 //   pack_columns          X^T for scores: columns are rows of X, depth is d
 //   pack_depth            X for weighted_rows: depth is the rows of X, columns are its d columns
 //   pack_other            X for weighted_columns
-//   scores                scores[nq, kKeys] = X Y^T for the pairs that somebody sees; others keep what they held
+//   scores                scores[nq, kKeys] = X Y^T for visible pairs; others are not written
 //   weighted_rows         out[nq, padded(d)] += S Y; Y: pack_depth of all keys. A row of S holds zeros, up to the block's
 //                         width, where the query does not see. `weights` says what S is
 //   weighted_columns      sums += S^T X for the block's keys; X: pack_other of all `queries`
 //   key_rows              rows [first, first + kSlab) of those sums, where they lie or in buffer[kSlab, padded(d)]
-// Packing of rows [first, first + n) of `rows` goes to the packed array of all; first is a multiple of kPanel.
+// Packing of rows [first, first + n) of `rows` goes to the packed array of all; first is a multiple of
+// kPanel.
 
 inline constexpr int64_t kSlab = 32;
 enum class Weights { probabilities, gradients };
 
 struct Vectors {
   using Value = float;  // of packed arrays
-  struct Unit {};       // held by whoever multiplies
+  struct Unit {};       // held by the caller of GEMMs
   static constexpr bool kFuses = false;
 
   static constexpr int64_t kQueries = 64, kKeys = 144, kPanel = kNr,
-                           kUnit = kStep;  // whole panels of 12, 24 or 48 keys
+                           kUnit = kStep;  // full panels of 12, 24 or 48 keys
   static_assert(kKeys % kPanel == 0 && kQueries % kMr == 0);
 
   static int64_t padded(int64_t d) { return d; }
@@ -175,11 +180,11 @@ struct Vectors {
   static constexpr int64_t narrow_size() { return 0; }
 
   // The left operand of scores: n rows of queries.
-  struct Left {
+  struct LeftOperand {
     const float* at;
     int64_t stride;
   };
-  static HWY_INLINE Left pack_left(const Rows& x, int64_t n, int64_t d, float* buffer) {
+  static HWY_INLINE LeftOperand pack_left(const Rows& x, int64_t n, int64_t d, float* buffer) {
     int64_t stride;
     const float* at = wide_rows(x, n, d, buffer, stride);
     return {at, stride};
@@ -196,8 +201,8 @@ struct Vectors {
         pack_transposed(at<float>(r.base, r.offset), r.stride, d, count, width, to + j * d);
     }
   }
-  // Width of the panel that begins at column j of d: 64 columns are 24, 24 and 16, but 32 are 16 and 16, because a panel of one
-  // vector leaves half of the multipliers idle.
+  // Width of the panel that begins at column j of d: 64 columns are 24, 24 and 16, but 32 are 16 and 16,
+  // because a panel of one vector leaves half of the multipliers idle.
   static HWY_INLINE int64_t depth_panel(int64_t d, int64_t j) {
     const int64_t vectors = (d - j + kStep - 1) / kStep, panels = (vectors + kNv - 1) / kNv;
     return (vectors + panels - 1) / panels * kStep;
@@ -220,8 +225,8 @@ struct Vectors {
     pack_depth(x, first, n, rows, d, to);
   }
 
-  static HWY_INLINE void scores(const Block<Vectors>& b, const Left& x, const float* y_columns, int64_t keys,
-                                int64_t d, float* scores) {
+  static HWY_INLINE void scores(const Block<Vectors>& b, const LeftOperand& x, const float* y_columns,
+                                int64_t keys, int64_t d, float* scores) {
     for (int64_t i = 0; i < b.nq; i += kMr) {
       const int64_t rows = std::min<int64_t>(kMr, b.nq - i);
       int64_t from, to;
@@ -267,9 +272,10 @@ struct Vectors {
   }
 };
 
-// bf16 operands; scores, sums and what lies between them are fp32. dS is rounded to bf16 for its products. P is cut into two
-// bf16 numbers: rounded to one, it would make the error of outputs with few keys three times that of rounding outputs.
-// Zeros pad rows and columns to whole panels of 32 and d to whole steps of 32 (amx_core.hpp).
+// bf16 operands; scores, sums and what lies between them are fp32. dS is rounded to bf16 for its products. P
+// is split into two bf16 numbers: with one, the error of outputs with few keys would be three times that of
+// rounding outputs. Zeros pad rows and columns to full panels of 32, and d to full steps of 32
+// (amx_core.hpp).
 struct Tiles {
   using Value = bf16;
   using Unit = amx::Unit;
@@ -285,8 +291,8 @@ struct Tiles {
   static constexpr int64_t kRounded = kQueries * kKeys;  // weights of a block
   static constexpr int64_t narrow_size() { return 4 * kRounded; }
 
-  using Left = const bf16*;
-  static Left pack_left(const Rows& x, int64_t n, int64_t d, bf16* buffer) {
+  using LeftOperand = const bf16*;
+  static LeftOperand pack_left(const Rows& x, int64_t n, int64_t d, bf16* buffer) {
     amx::pack(amx::Panels::rows, at<bf16>(x.base, x.offset), x.stride, n, d, buffer, 32 * padded(d));
     return buffer;
   }
@@ -300,15 +306,15 @@ struct Tiles {
     amx::pack(amx::Panels::columns, at<bf16>(r.base, r.offset), r.stride, d, n, to + first * 32,
               32 * padded(rows));
   }
-  // The product is made as X^T S, because S is cheaper to bring into the right operand's order than into the left one's; so are
-  // its sums: for each panel of keys the blocks of 32 of d, each [32 of d][32 keys].
+  // Computes X^T S, because S is cheaper to pack as the right operand than as the left one. The sums have
+  // that layout: for each panel of keys the blocks of 32 of d, each [32 of d][32 keys].
   static void pack_other(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d, bf16* to) {
     const Rows r = x.from(first);
     amx::pack(amx::Panels::rows_of_columns, at<bf16>(r.base, r.offset), r.stride, d, n, to + first * 32,
               32 * padded(rows));
   }
 
-  static void scores(const Block<Tiles>& b, Left x, const bf16* y_columns, int64_t /*keys*/, int64_t d,
+  static void scores(const Block<Tiles>& b, LeftOperand x, const bf16* y_columns, int64_t /*keys*/, int64_t d,
                      float* scores) {
     const int64_t depth = padded(d);
     for (int64_t i = 0; i < b.nq; i += 32) {
@@ -369,11 +375,12 @@ struct Tiles {
     }
   }
 
-  // What 32 rows of a block see of its keys: of `width` keys from `first` on row i sees [from[i], to[i]).
-  struct Seen {
+  // The keys of a block that are visible to 32 rows: of `width` keys from `first` on, [from[i], to[i]) to row
+  // i.
+  struct VisibleKeys {
     int64_t first, width = 0, from[32], to[32];
     bool whole = true;
-    Seen(const Block<Tiles>& b, int64_t row) {
+    VisibleKeys(const Block<Tiles>& b, int64_t row) {
       const int64_t rows = std::min<int64_t>(32, b.nq - row);
       int64_t last;
       if (!b.keys_of_rows(row, rows, first, last)) return;
@@ -390,20 +397,20 @@ struct Tiles {
     }
   };
   // scores[32][kKeys] of a left panel and those keys.
-  static void scores_of(const Seen& seen, const bf16* x, const bf16* y_columns, int64_t depth,
+  static void scores_of(const VisibleKeys& seen, const bf16* x, const bf16* y_columns, int64_t depth,
                         float* scores) {
     for (int64_t j = 0; j < seen.width; j += 32)
       amx::product(x, y_columns + (seen.first + j) * depth, depth, false, scores + j, kKeys);
   }
 
   template <class Scratch, class Keys>
-  static void attend_block(const Scratch& s, Block<Tiles>& b, Left q, const Keys& kv, int64_t d,
+  static void attend_block(const Scratch& s, Block<Tiles>& b, LeftOperand q, const Keys& kv, int64_t d,
                            float scale) {
     const int64_t depth = padded(d);
     for (int64_t k0 = b.begin; k0 < b.end; k0 += kKeys) {
       b.at_keys(k0);
       for (int64_t i = 0; i < b.nq; i += 32) {
-        const Seen seen(b, i);
+        const VisibleKeys seen(b, i);
         if (seen.width == 0) continue;
         float* out = s.out + i * depth;
         scores_of(seen, q + i * depth, kv.k_columns + b.k0 * depth, depth, s.scores);
@@ -420,15 +427,15 @@ struct Tiles {
   }
 
   template <class Scratch>
-  static void backward_keys(const Scratch& s, const Block<Tiles>& b, Left q, Left dout, const float* lse,
-                            int64_t queries, int64_t keys, int64_t d, float scale) {
+  static void backward_keys(const Scratch& s, const Block<Tiles>& b, LeftOperand q, LeftOperand dout,
+                            const float* lse, int64_t queries, int64_t keys, int64_t d, float scale) {
     constexpr int64_t kPanelValues = kQueries * 32;  // of a right panel of 32 keys
     bf16 *p_columns = s.narrow, *p_rest = p_columns + kRounded;
     bf16 *ds_columns = p_rest + kRounded, *ds_rows = ds_columns + kRounded;
     const int64_t depth = padded(d);
     int64_t first[kQueries / 32] = {}, last[kQueries / 32] = {};  // keys that 32 rows see
     for (int64_t i = 0; i < b.nq; i += 32) {
-      const Seen seen(b, i);
+      const VisibleKeys seen(b, i);
       if (seen.width == 0) continue;
       first[i / 32] = seen.first, last[i / 32] = seen.first + seen.width;
       scores_of(seen, q + i * depth, s.k_columns + b.k0 * depth, depth, s.p);
@@ -458,7 +465,7 @@ struct Tiles {
   }
 };
 
-// body(Products()) with what suits arrays of that type.
+// body(Products()) with the implementation for arrays of that type.
 HWY_INLINE bool on_tiles(DType type) {
   return kTilesHere && type == DType::bf16 && runs_amx();
 }
@@ -469,14 +476,15 @@ HWY_INLINE auto with_products(bool tiles, Body&& body) {
   return body(Vectors());
 }
 
-struct Dropping {
+struct DropoutMask {
   float p = 0;
   PhiloxKey key{};
   uint64_t head = 0;      // global index
   int64_t first_key = 0;  // global position of key 0
 };
-// The words of keys [first, first + n) (common/dropout.hpp), within `words`: blocks of four begin at multiples of 4.
-HWY_INLINE const uint32_t* dropout_words(const Dropping& drop, int64_t row_id, int64_t first, int64_t n,
+// The words of keys [first, first + n) (common/dropout.hpp), within `words`: blocks of four begin at
+// multiples of 4.
+HWY_INLINE const uint32_t* dropout_words(const DropoutMask& drop, int64_t row_id, int64_t first, int64_t n,
                                          uint32_t* words) {
   const int64_t position = drop.first_key + first, before = position % 4;
   for (int64_t i = 0; i < before + n; i += 4 * kStep)
@@ -496,8 +504,8 @@ HWY_INLINE float exp_one(float x) {
   return hn::GetLane(exp(splat(x)));
 }
 
-// Cuts a row of scores to the keys [from, to): -infinity beside them up to whole vectors, which are then [begin, end),
-// zeros further out.
+// Masks a row of scores to the keys [from, to): -infinity beside them up to whole vectors, which are then
+// [begin, end), zeros further out.
 HWY_INLINE void cut_row(float* row, int64_t from, int64_t to, int64_t width, int64_t& begin, int64_t& end) {
   begin = from / kStep * kStep;
   end = whole_vectors(to);
@@ -507,22 +515,22 @@ HWY_INLINE void cut_row(float* row, int64_t from, int64_t to, int64_t width, int
   std::memset(row + end, 0, static_cast<size_t>(width - end) * sizeof(float));
 }
 
-// How a product of a query and a key becomes a logit. scale is positive.
+// Converts the dot product of a query and a key to a logit. scale is positive.
 struct Logits {
   float scale, softcap;
 };
 
-// Turns the products [from, to) of a row, and their neighbours up to whole vectors, into capped logits, before cut_row hides
-// the neighbours.
+// Converts the dot products [from, to) of a row, and their neighbors up to whole vectors, into capped logits,
+// before cut_row hides the neighbors.
 HWY_INLINE void cap_row(float* row, int64_t from, int64_t to, Logits logits) {
   const VF most = splat(logits.softcap), inverse = splat(logits.scale / logits.softcap);
   for (int64_t j = from / kStep * kStep; j < to; j += kStep)
     store(softcap(load(row + j), most, inverse), row + j);
 }
 
-// Scratch in the order in which it is asked for: of floats, or of what products take (kernels/context.hpp, Context::scratch).
-struct Taker {
-  float* base;  // null: only the size is wanted
+// Allocates scratch memory sequentially, in floats or GEMM operand values (Context::scratch).
+struct ScratchAllocator {
+  float* base;  // null: computes the size only
   size_t floats = 0;
   template <class T = float>
   T* take(int64_t n) {
@@ -534,7 +542,7 @@ struct Taker {
 
 // ---- forward
 
-// A worker's scratch: one block of scores, its output rows, and the queries where they must be brought into order.
+// A worker's scratch memory: one block of scores, its output rows, and packed queries where needed.
 template <class Products>
 struct ForwardScratch {
   using Value = typename Products::Value;
@@ -544,7 +552,7 @@ struct ForwardScratch {
   uint32_t* words;
   size_t floats;
   ForwardScratch(float* base, int64_t d) {
-    Taker t{base};
+    ScratchAllocator t{base};
     scores = t.take(Products::kQueries * Products::kKeys);
     out = t.take(Products::kQueries * Products::padded(d));
     max = t.take(Products::kQueries);
@@ -565,19 +573,19 @@ struct PackedKeys {
   int64_t keys;
 };
 
-// A block of queries before it has seen a key.
+// The initial state of a block of queries.
 template <class Products>
 HWY_INLINE void begin_rows(const ForwardScratch<Products>& s, const Block<Products>& b, int64_t d) {
   std::memset(s.out, 0, static_cast<size_t>(b.nq * Products::padded(d)) * sizeof(float));
   for (int64_t i = 0; i < Products::kQueries; ++i) s.max[i] = -kInfinity, s.sum[i] = 0;
 }
 
-// The block of queries against the keys that it sees of these: s.max and s.sum are the running maximum and sum of the
-// exponentials, s.out the sum of values so weighted.
+// Attends from the block of queries to the visible ones of these keys: s.max and s.sum are the running
+// maximum and sum of the exponentials, s.out the weighted sum of values.
 template <class Products>
 HWY_INLINE void attend(const ForwardScratch<Products>& s, Block<Products>& b,
-                       const typename Products::Left& q, const PackedKeys<Products>& kv, int64_t d,
-                       Logits logits, const Dropping& drop, const int64_t* row_ids) {
+                       const typename Products::LeftOperand& q, const PackedKeys<Products>& kv, int64_t d,
+                       Logits logits, const DropoutMask& drop, const int64_t* row_ids) {
   constexpr int64_t kKeys = Products::kKeys;
   const auto threshold = hn::Set(DU(), dropout_threshold(drop.p));
   const VF keep_factor = splat(drop.p > 0 ? 1.0f / (1.0f - drop.p) : 1.0f);
@@ -589,7 +597,7 @@ HWY_INLINE void attend(const ForwardScratch<Products>& s, Block<Products>& b,
   for (int64_t k0 = b.begin; k0 < b.end; k0 += kKeys) {
     b.at_keys(k0);
     Products::scores(b, q, kv.k_columns, kv.keys, d, s.scores);
-    // Pass after pass, each over all rows: within one row every step would wait for the one before.
+    // Separate passes over all rows, because within one row each step would wait for the previous one.
     for (int64_t i = 0; i < Products::kQueries; ++i) s.highest[i] = -kInfinity;
     for (int64_t i = 0; i < b.nq; ++i) {
       float* row = s.scores + i * kKeys;
@@ -642,12 +650,12 @@ HWY_INLINE void attend(const ForwardScratch<Products>& s, Block<Products>& b,
 
 // ---- backward
 //
-// P = exp(scale q k^T - lse); with dropout M (0 or 1/(1-p)): dV = (P M)^T dO, dP = (dO V^T) M, dS = P (dP - D), D = rowsum(dO O),
-// dQ = scale dS K, dK = scale dS^T Q. With capped logits L = c tanh(scale q k^T / c) in place of scale q k^T, dS also
-// times 1 - (L / c)².
+// P = exp(scale q k^T - lse); with dropout M (0 or 1/(1-p)): dV = (P M)^T dO, dP = (dO V^T) M, dS = P (dP -
+// D), D = rowsum(dO O), dQ = scale dS K, dK = scale dS^T Q. With capped logits L = c tanh(scale q k^T / c) in
+// place of scale q k^T, dS also times 1 - (L / c)².
 
-// What one worker needs for `queries` rows of queries and `keys` keys: the keys' panels serve all heads of the group, those of
-// the queries one head. dq, and of the keys dk, wait for the scale.
+// One worker's scratch memory for `queries` rows of queries and `keys` keys: key panels serve all heads of
+// the group, query panels one head. dq and dk are not scaled yet.
 template <class Products>
 struct BackwardScratch {
   using Value = typename Products::Value;
@@ -656,7 +664,7 @@ struct BackwardScratch {
   uint32_t* words;
   size_t floats;
   BackwardScratch(float* base, int64_t queries, int64_t keys, int64_t d) {
-    Taker t{base};
+    ScratchAllocator t{base};
     p = t.take(Products::kQueries * Products::kKeys);
     dp = t.take(Products::kQueries * Products::kKeys);
     dq = t.take(Products::kQueries * Products::padded(d));
@@ -676,10 +684,11 @@ struct BackwardScratch {
   }
 };
 
-// P and dS of the current block of scores from Q K^T in s.p and dO V^T in s.dp; s.p then holds P with dropout.
+// P and dS of the current block of scores from Q K^T in s.p and dO V^T in s.dp; s.p then holds P with
+// dropout.
 template <bool kCapped, class Products>
 HWY_INLINE void score_gradients(const BackwardScratch<Products>& s, const Block<Products>& b,
-                                const float* lse, Logits logits, const Dropping& drop,
+                                const float* lse, Logits logits, const DropoutMask& drop,
                                 const int64_t* row_ids) {
   constexpr int64_t kKeys = Products::kKeys;
   const auto threshold = hn::Set(DU(), dropout_threshold(drop.p));
@@ -721,7 +730,7 @@ HWY_INLINE void score_gradients(const BackwardScratch<Products>& s, const Block<
   }
 }
 
-// Where the rows of one head's queries, outputs and output gradients lie, and what the forward pass kept of them.
+// The rows of one head's queries, outputs and output gradients, and the saved statistics of the forward pass.
 struct QueryRows {
   Rows q, out, dout;
   const float* lse;
@@ -744,11 +753,12 @@ HWY_INLINE void pack_keys(const BackwardScratch<Products>& s, const Rows& k, con
   std::memset(s.dv, 0, static_cast<size_t>(Products::sums_size(keys, d)) * sizeof(float));
 }
 
-// One block of queries against the packed keys: s.dq is its gradient but for the scale, s.dk and s.dv grow by its part.
+// One block of queries against the packed keys: s.dq becomes its unscaled gradient, and its contributions are
+// added to s.dk and s.dv.
 template <class Products>
 HWY_INLINE void backward_block(const BackwardScratch<Products>& s, Block<Products>& block,
                                const QueryRows& rows, int64_t keys, int64_t d, Logits logits,
-                               const Dropping& drop) {
+                               const DropoutMask& drop) {
   const auto o_array = array_of<Any>(rows.out.base), do_array = array_of<Any>(rows.dout.base);
   const int64_t q0 = block.q0;
   const auto q = Products::pack_left(rows.q.from(q0), block.nq, d, s.q);
@@ -783,7 +793,7 @@ HWY_INLINE void backward_block(const BackwardScratch<Products>& s, Block<Product
   }
 }
 
-// put(i, dk, dv) for the rows of all keys. dk still wants the scale; s.dq is used.
+// put(i, dk, dv) for the rows of all keys. dk is not scaled yet; overwrites s.dq.
 template <class Products, class Put>
 HWY_INLINE void for_key_rows(const BackwardScratch<Products>& s, int64_t keys, int64_t d, Put&& put) {
   const int64_t width = Products::padded(d);

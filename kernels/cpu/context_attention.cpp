@@ -1,5 +1,5 @@
-// Attention of parts of a sequence. A run of queries and a run of keys, both consecutive positions, meet as in attention.cpp;
-// a part has up to two runs of each.
+// Attention between shards of a sequence. A run of queries and a run of keys, both at consecutive positions,
+// are computed as in attention.cpp; a shard has up to two runs of each.
 #include "kernels/context_attention.hpp"
 
 #include <algorithm>
@@ -20,19 +20,19 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-// Row of a sequence's part at which a run begins.
+// The first row of a run in a sequence's shard.
 HWY_INLINE int64_t first_row(const PositionRuns& rows, int run) {
   return run == 0 ? 0 : rows.runs[0].count;
 }
-HWY_INLINE bool seen(const AttentionPart& a, PositionRun keys) {
+HWY_INLINE bool seen(const AttentionBlock& a, PositionRun keys) {
   return a.sees(a.queries.runs[0], keys) || a.sees(a.queries.runs[1], keys);
 }
-HWY_INLINE Mask mask_of(const AttentionPart& a, PositionRun keys, const int32_t* document_start,
+HWY_INLINE Mask mask_of(const AttentionBlock& a, PositionRun keys, const int32_t* document_start,
                         int64_t first_query) {
   return {a.shape.causal, a.shape.window, keys.count, document_start ? document_start + first_query : nullptr,
           keys.begin};
 }
-HWY_INLINE Dropping dropping(const AttentionPart& a, PositionRun keys, int64_t head) {
+HWY_INLINE DropoutMask dropout_mask(const AttentionBlock& a, PositionRun keys, int64_t head) {
   return {a.shape.dropout, a.shape.dropout_key, static_cast<uint64_t>(a.shape.head_offset + head),
           keys.begin};
 }
@@ -43,11 +43,11 @@ HWY_INLINE T* moved(T* p, int64_t by) {
 
 // ---- forward
 
-// Where the panels of a run of keys lie among those of one group of one sequence: keys, then values; none of a run that no
-// query sees.
+// Offsets of the panels of each run of keys in those of one group of one sequence: keys, then values. Runs
+// invisible to all queries have none.
 struct RunPanels {
   int64_t at[2], values[2], floats = 0;
-  explicit RunPanels(const AttentionPart& a) {
+  explicit RunPanels(const AttentionBlock& a) {
     const int64_t d = a.shape.qkv.head_dim;
     for (int r = 0; r < 2; ++r) {
       const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
@@ -58,12 +58,13 @@ struct RunPanels {
   }
 };
 
-WorkspaceSize forward_scratch(AttentionPart a) {
+WorkspaceSize forward_scratch(AttentionBlock a) {
   return {static_cast<size_t>(a.shape.batch * a.shape.qkv.groups * RunPanels(a).floats) * sizeof(float),
           ForwardScratch<Vectors>(nullptr, a.shape.qkv.head_dim).floats * sizeof(float)};
 }
 
-// A block of queries as another call left it: the sum of its exponentials is that of one key with the logit lse.
+// Resumes a block of queries from an earlier call: the sum of its exponentials is that of one key with the
+// logit lse.
 HWY_INLINE void resume_rows(const ForwardScratch<Vectors>& s, const Block<Vectors>& b, int64_t d,
                             const float* out, int64_t out_stride, const float* lse) {
   begin_rows(s, b, d);
@@ -74,7 +75,7 @@ HWY_INLINE void resume_rows(const ForwardScratch<Vectors>& s, const Block<Vector
   }
 }
 
-void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document_start,
+void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* document_start,
              const int64_t* row_ids, bool accumulate, float* out, float* lse) {
   const QkvLayout layout = a.shape.qkv, kv_layout = a.kv();
   const int64_t heads = layout.heads(), groups = layout.groups, per_group = layout.heads_per_group,
@@ -100,7 +101,7 @@ void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document
     });
   }
 
-  // As in attention.cpp: neighbouring tiles share keys and values, later blocks go first.
+  // As in attention.cpp: neighboring tiles share keys and values, later blocks run first.
   const int64_t blocks_before = blocks_of(a.queries.runs[0].count, Vectors::kQueries),
                 blocks = blocks_before + blocks_of(a.queries.runs[1].count, Vectors::kQueries);
   c.pool->parallel_for(a.shape.batch * heads * blocks, [&](int64_t tile, int worker) HWY_ATTR {
@@ -116,7 +117,7 @@ void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document
     float* out_rows = out + first_query * heads * d + head * d;
     float* lse_rows = lse + (b * heads + head) * seq + first_query - b * seq;
 
-    Vectors::Left q{nullptr, 0};
+    Vectors::LeftOperand q{nullptr, 0};
     for (int r = 0; r < 2; ++r) {
       const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
       if (!a.sees({queries.begin + q0, n}, run)) continue;
@@ -131,9 +132,9 @@ void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document
       }
       const float* group_panels = packed + (b * groups + group) * panels.floats;
       attend(s, scores, q, {group_panels + panels.at[r], group_panels + panels.values[r], run.count}, d,
-             {a.shape.scale, a.shape.softcap}, dropping(a, run, head), moved(row_ids, first_query));
+             {a.shape.scale, a.shape.softcap}, dropout_mask(a, run, head), moved(row_ids, first_query));
     }
-    if (!q.at) {  // nothing to see
+    if (!q.at) {  // no visible keys
       for (int64_t i = 0; i < n && !accumulate; ++i) {
         std::memset(out_rows + i * heads * d, 0, static_cast<size_t>(d) * sizeof(float));
         lse_rows[i] = -kInfinity;
@@ -152,12 +153,12 @@ void forward(Context& c, AttentionPart a, In qkv, In kv, const int32_t* document
 
 struct LongestRuns {
   int64_t queries, keys;
-  explicit LongestRuns(const AttentionPart& a)
+  explicit LongestRuns(const AttentionBlock& a)
       : queries(std::max(a.queries.runs[0].count, a.queries.runs[1].count)),
         keys(std::max(a.keys.runs[0].count, a.keys.runs[1].count)) {}
 };
 
-WorkspaceSize backward_scratch(AttentionPart a) {
+WorkspaceSize backward_scratch(AttentionBlock a) {
   const LongestRuns longest(a);
   return {0, BackwardScratch<Vectors>(nullptr, longest.queries, longest.keys, a.shape.qkv.head_dim).floats *
                  sizeof(float)};
@@ -171,8 +172,8 @@ HWY_INLINE void add_row(float* to, const float* from, float factor, int64_t cols
           HWY_ATTR { store_part(hn::MulAdd(f, load_part(from + i, n), load_part(to + i, n)), to + i, n); });
 }
 
-// One tile does all heads of one group of one sequence, run of keys after run of keys.
-void backward(Context& c, AttentionPart a, In qkv, In kv, In out, const float* lse, In dout,
+// One tile computes all heads of one group of one sequence, one run of keys after the other.
+void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* lse, In dout,
               const int32_t* document_start, const int64_t* row_ids, float* dqkv, float* dkv) {
   const QkvLayout layout = a.shape.qkv, kv_layout = a.kv();
   const int64_t heads = layout.heads(), groups = layout.groups, per_group = layout.heads_per_group,
@@ -213,7 +214,7 @@ void backward(Context& c, AttentionPart a, In qkv, In kv, In out, const float* l
                                  queries.begin + q0);
             if (block.begin >= block.end) continue;
             backward_block(s, block, rows, run.count, d, {a.shape.scale, a.shape.softcap},
-                           dropping(a, run, head));
+                           dropout_mask(a, run, head));
             for (int64_t i = 0; i < block.nq; ++i)
               add_row(dqkv + query_at + (q0 + i) * row, s.dq + i * d, a.shape.scale, d);
           }

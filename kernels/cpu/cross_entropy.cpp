@@ -82,18 +82,18 @@ float loss_of_row(float max, float sum_exp, float target) {
   return std::log(sum_exp) + (max - target);
 }
 
-// What a row's gradient is made of, and of all its logits, padding included.
+// The inputs of a row's gradient, and the number of logits including padding.
 struct RowGradient {
   float max, sum_exp, weight, cap;
   int64_t cols, padded;
 };
-// From front to back: a narrower gradient may be written over the logits that were read. Meanwhile the logits from `next` on are
-// fetched: a thread mostly takes one row after the other.
+// From front to back, so that a narrower gradient may overwrite logits that were read. Prefetches the logits
+// from `next` on, because a thread mostly processes consecutive rows.
 template <bool kCapped, class T, class D>
 HWY_INLINE void gradient_of_row(const RowGradient& g, const Array<T> x, int64_t at, int64_t label,
                                 const Array<D> dx, int64_t to, int64_t next) {
   const VF inverse_cap = splat(kCapped ? 1.0f / g.cap : 0.0f);
-  // The gradient for a logit before its cap, of that after it.
+  // The gradient of a logit before the cap, from that after it.
   const auto before_cap = [&](VF gradient, VF logit) HWY_ATTR {
     if constexpr (!kCapped) return gradient;
     const VF t = hn::Mul(logit, inverse_cap);
@@ -128,7 +128,7 @@ HWY_INLINE void by_types(In logits, In dlogits, Body&& body) {
     by_type({logits, dlogits}, [&](auto type) HWY_ATTR { body(type, type); });
 }
 
-// ---- the pieces
+// ---- the kernels
 
 void row_max(Context& c, In logits, int64_t rows, int64_t cols, int64_t row_stride, float* out) {
   by_type({logits}, [&](auto type) HWY_ATTR {

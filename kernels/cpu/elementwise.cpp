@@ -1,4 +1,4 @@
-// Element-wise kernels and fixed-shape reductions. All are bound by memory: one pass, whole vectors.
+// Element-wise kernels and fixed-shape reductions. All are memory-bound: one pass, full vectors.
 #include "kernels/elementwise.hpp"
 
 #include <cstring>
@@ -117,19 +117,20 @@ void combine_parts(Context& c, In parts, int64_t count, Out y, int64_t n) {
   });
 }
 
-// y = residual + mask / (1 - p) * (x + bias) on one chunk of 4 * kLanes columns from column `begin` (a multiple of it).
+// y = residual + mask / (1 - p) * (x + bias) on one chunk of 4 * kLanes columns from column `begin` (a
+// multiple of it).
 template <class T>
 HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>* residual, const Array<T>& y,
                             int64_t row, int64_t cols, float p, PhiloxKey key, int64_t row_id,
                             int64_t first_column = 0) {
-  const bool dropping = p > 0;
+  const bool dropout_mask = p > 0;
   const auto threshold = hn::Set(DU(), dropout_threshold(p));
-  const VF factor = splat(dropping ? 1.0f / (1.0f - p) : 1.0f);
+  const VF factor = splat(dropout_mask ? 1.0f / (1.0f - p) : 1.0f);
   HWY_ALIGN uint32_t words[4 * kLanes];
   const int64_t base = row * cols;
   auto value = [&](int64_t col, VF v, VF b, VF r) HWY_ATTR {
     v = hn::Add(v, b);
-    if (dropping) {
+    if (dropout_mask) {
       // words >= threshold, unsigned: max(w, t) == w.
       const auto w = hn::Load(DU(), words + col % (4 * kStep));
       const auto keep = hn::RebindMask(DF(), hn::Eq(hn::Max(w, threshold), w));
@@ -138,7 +139,7 @@ HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>
     return hn::Add(v, r);
   };
   for (int64_t col = 0; col < cols; col += kStep) {
-    if (dropping && col % (4 * kStep) == 0)
+    if (dropout_mask && col % (4 * kStep) == 0)
       philox_words(key, static_cast<uint64_t>(row_id), static_cast<uint64_t>(first_column + col) >> 2, words);
     const VF zero = hn::Zero(DF());
     if (const int64_t n = cols - col; n >= kStep)
@@ -192,7 +193,7 @@ void dropout(Context& c, In x, Out y, int64_t rows, int64_t cols, int64_t first_
       for (int64_t row = begin; row < end; ++row)
         if (first_column % 4 == 0)
           dropout_row<T>(a, nullptr, nullptr, out, row, cols, p, key, row_ids[row], first_column);
-        else  // the generator's blocks do not begin where the columns do
+        else  // columns do not begin at a block of the generator
           dropout_row_from<T>(a, out, row, cols, p, key, row_ids[row], first_column);
     });
   });
@@ -254,8 +255,8 @@ void sum(Context& c, In x, int64_t n, double* out, bool accumulate) {
   });
 }
 
-// In double throughout: how a sum over all parameters is divided into ranges and ranks then shows in its last bits only, far
-// below those of the fp32 factor that clips gradients.
+// Entirely in double: dividing a sum over all parameters into ranges and ranks then changes only its last
+// bits, far below the precision of the fp32 clipping factor.
 void sum_of_squares(Context& c, In x, int64_t n, double* out, bool accumulate) {
   using Half = hn::Half<DF>;
   using Wide = hn::Rebind<double, Half>;

@@ -42,7 +42,8 @@ void forward(Context& c, In table_in, const int32_t* ids, In position_in, const 
   });
 }
 
-// Every tile owns a range of columns and walks over all rows in order: equal ids meet in the order of r, without atomics.
+// Every tile owns a range of columns and walks over all rows in order: equal ids are added in the order of r,
+// without atomics.
 void backward(Context& c, In dout_in, const int32_t* ids, float* dtable, int64_t rows, int64_t cols,
               int64_t first_row, int64_t rows_here) {
   by_type({dout_in}, [&](auto type) HWY_ATTR {

@@ -1,4 +1,4 @@
-// The CPU's families, each chosen once for the instruction set of this machine.
+// The kernel families of the CPU, each selected once for the instruction set of this machine.
 #pragma once
 
 #include "kernels/table.hpp"

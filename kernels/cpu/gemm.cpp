@@ -1,5 +1,5 @@
-// Matrix products: packed panels and a register-tiled kernel (gemm_core-inl.hpp), cut by the shape alone. bf16 operands are
-// widened as they are packed; a processor that multiplies bf16 itself gets oneDNN (onednn.hpp).
+// GEMM with packed panels and a register-tiled kernel (gemm_core-inl.hpp); the tiling depends on the shape
+// alone. Packing widens bf16 operands; a processor with native bf16 multiplication uses oneDNN (onednn.hpp).
 #include "kernels/gemm.hpp"
 
 #include <algorithm>
@@ -21,8 +21,9 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-// How a product is cut, by its shape alone. B is packed once, all threads together, into shared scratch, in chunks of n and k
-// that fit; a tile is a block of rows times a block of columns, packs its rows of A for one pass of kKc and multiplies.
+// The tiling of a GEMM, by its shape alone. B is packed once, all threads together, into shared scratch, in
+// chunks of n and k that fit; a tile is a block of rows times a block of columns, packs its rows of A for one
+// pass of kKc and multiplies.
 struct Plan {
   int64_t rows, cols;        // of a tile
   int64_t chunk_n, chunk_k;  // of packed B
@@ -32,8 +33,8 @@ constexpr int64_t kPackedFloats = int64_t{1}
                                   << 20;  // 4 MiB of packed B at a time: a part of the last-level cache
 constexpr int64_t kTiles = 32;            // enough for an even load
 constexpr int64_t kTileWork = int64_t{1} << 20;  // multiply-adds below which a tile is not worth a thread
-// A tile packs rows x kKc of A, which shall stay in the second-level cache, and uses each panel of B `rows` times: with fewer
-// than 64 rows fetching B would cost more than multiplying.
+// A tile packs rows x kKc of A, which shall stay in the second-level cache, and uses each panel of B `rows`
+// times: with fewer than 64 rows fetching B would cost more than multiplying.
 constexpr int64_t kMaxRows = 128, kMinRows = 64, kMaxCols = 1536, kMinCols = 4 * kNr;
 
 HWY_INLINE int64_t even(int64_t n, int64_t parts,
@@ -63,7 +64,7 @@ template <class T>
 HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, int64_t n, int64_t k0,
                        int64_t k, float* to) {
   const int64_t group = 4 * kNr,
-                slab = std::max<int64_t>(256, 65536 / group);  // a tile: four panels, neighbours in memory
+                slab = std::max<int64_t>(256, 65536 / group);  // a tile: four panels, neighbors in memory
   const int64_t slabs = blocks_of(k, slab);
   c.pool->parallel_for(blocks_of(n, group) * slabs, [&](int64_t tile, int) HWY_ATTR {
     const int64_t first = tile / slabs * group, from_k = tile % slabs * slab,
@@ -129,19 +130,22 @@ HWY_INLINE void write_block(const float* from, int64_t m, int64_t n, bf16* c, in
             HWY_ATTR { store_part(load_part(from + r * n + i, k), c + r * ldc + i, k); });
 }
 
-// What a worker's panels of A hold, in front of them: the next tile is often of the same rows and need not pack them again.
-struct alignas(64) Held {
+// What a worker's panels of A hold, in front of them: the next tile is often of the same rows and need not
+// pack them again.
+struct alignas(64) PackedRows {
   int64_t row, depth;  // the first ones; row < 0: nothing
 };
-static_assert(sizeof(Held) == 16 * sizeof(float));
+static_assert(sizeof(PackedRows) == 16 * sizeof(float));
 
-// How a product's scratch is cut, in floats: a worker's Held, panels of A and sums, then all workers' B and copy of C.
+// How a product's scratch is cut, in floats: a worker's PackedRows, panels of A and sums, then all workers' B
+// and copy of C.
 struct ProductScratch {
-  static constexpr size_t held = sizeof(Held) / sizeof(float);
+  static constexpr size_t held = sizeof(PackedRows) / sizeof(float);
   bool copy;
   size_t a, c, b, c_copy;
   ProductScratch(const GemmShape& s, const Plan& p, bool narrow)
-      // bf16 results are summed in fp32: in the tile's scratch, or when k comes in several chunks in a copy of C's columns.
+      // bf16 results are summed in fp32: in the tile's scratch, or when k comes in several chunks in a copy
+      // of C's columns.
       : copy(narrow && p.chunk_k < s.k),
         a(static_cast<size_t>(blocks_of(p.rows, kMr) * kPanelA)),
         c(static_cast<size_t>(narrow && !copy ? p.rows * p.cols : 0)),
@@ -160,7 +164,7 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
   const auto a_floats = scratch.a, b_floats = scratch.b, held_floats = scratch.held;
   auto* packed_b = reinterpret_cast<float*>(reserve_scratch(c, scratch.need()));
   for (int worker = 0; worker < c.pool->size(); ++worker)
-    reinterpret_cast<Held*>(c.scratch_of<float>(worker, held_floats))->row = -1;
+    reinterpret_cast<PackedRows*>(c.scratch_of<float>(worker, held_floats))->row = -1;
   float* c_copy = packed_b + b_floats;
 
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
@@ -172,7 +176,7 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
         const int64_t i0 = tile / across * p.rows, j0 = tile % across * p.cols;
         const int64_t rows = std::min(p.rows, s.m - i0), cols = std::min(p.cols, n - j0);
         float* panel = c.scratch_of<float>(worker, scratch.worker());
-        Held& held = *reinterpret_cast<Held*>(panel);
+        PackedRows& held = *reinterpret_cast<PackedRows*>(panel);
         panel += held_floats;
         const int64_t at = i0 * s.ldc + n0 + j0;
         float* to = !narrow ? out.as<float>() + at : copy ? c_copy + i0 * n + j0 : panel + a_floats;
@@ -255,8 +259,8 @@ void native_product(Context& c, const GemmShape& s, In a, In b, Out out, float b
   });
 }
 
-// A few columns, as the products with adapters' factors have: packing A would take as long as the product, so it is read where it
-// lies; B becomes one panel.
+// A few columns, as in the GEMMs with adapter factors: packing A would take as long as the GEMM, so it is
+// read in place; B becomes one panel.
 constexpr int64_t kThin = 2 * kStep;
 bool thin_of(const GemmShape& s) {
   return s.n <= kThin && s.m >= 8 * kMr && (!s.trans_a || s.m % kMr == 0);
@@ -272,8 +276,7 @@ void thin(Context& c, const GemmShape& s, const float* a, const float* b, float*
   else
     pack_straight(b, s.ldb, s.k, s.n, width, panel);
   parallel_blocks(c, s.m, 16 * kMr, [&](int64_t begin, int64_t end, int) HWY_ATTR {
-    const int64_t deep =
-        s.trans_a ? 64 : s.k;  // rows of A's array that stay in the cache for all panels of the block
+    const int64_t deep = s.trans_a ? 64 : s.k;  // rows of A that stay cached for all panels of the block
     for (int64_t p = 0; p < s.k; p += deep)
       for (int64_t i = begin; i < end; i += kMr) {
         const int64_t depth = std::min(deep, s.k - p), rows = std::min<int64_t>(kMr, end - i);

@@ -1,9 +1,10 @@
-// The inner parts of a matrix product (a Highway "-inl" header): packing into panels and the register-tiled product of two
-// panels. gemm.cpp puts whole products together from them, attention.cpp its blocks.
+// The inner loops of GEMM (a Highway "-inl" header): packing into panels, and the register-tiled
+// multiplication of two panels. gemm.cpp and attention.cpp use them.
 //
-// The layout is that of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): a panel of A holds
-// kMr rows, a panel of B up to kNr columns, both with k as the outer index, so that the inner loop reads them in order.
-// kMr x kNr sums stay in registers: 4 x 24 with AVX2 (12 of 16 registers), 8 x 48 with AVX-512 (24 of 32).
+// The layout is that of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): a
+// panel of A holds kMr rows, a panel of B up to kNr columns, both with k as the outer index, so that the
+// inner loop reads them in order. kMr x kNr sums stay in registers: 4 x 24 with AVX2 (12 of 16 registers), 8
+// x 48 with AVX-512 (24 of 32).
 
 #include "kernels/cpu/simd-inl.hpp"
 
@@ -21,7 +22,8 @@ namespace HWY_NAMESPACE {
 inline constexpr int kMr = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 inline constexpr int kNv = 3;
 inline constexpr int64_t kNr = kNv * kStep;
-// k of one pass: a panel of B (36 or 48 KiB) is about as large as the first-level cache, in which panels of A pass it by.
+// k of one pass: a panel of B (36 or 48 KiB) about fills the L1 cache, through which panels of A are
+// streamed.
 inline constexpr int64_t kKc = HWY_TARGET == HWY_AVX3 ? 256 : 384;
 
 using D4 = hn::Full128<float>;
@@ -86,29 +88,29 @@ HWY_INLINE void pack_transposed(const T* from, int64_t ld, int64_t k, int64_t n,
     for (int64_t p = 0; p < k; ++p) to[p * width + j] = j < n ? one(from + j * ld + p) : 0.0f;
 }
 
-// Width of the panel of B that begins at column j of n: whole vectors.
+// Width of the panel of B that begins at column j of n, in full vectors.
 HWY_INLINE int64_t panel_width(int64_t n, int64_t j) {
   return std::min(kNr, (n - j + kStep - 1) / kStep * kStep);
 }
 
-// Where kMr rows of A come from. Columns: element (i, p) at a[p * step + i], a packed panel (step = kMr) or a transposed
-// matrix as it lies. Rows: at a[i * step + p], a matrix as it lies; rows from m on repeat row m - 1.
+// The layout of kMr rows of A. Columns: element (i, p) at a[p * step + i], a packed panel (step = kMr) or a
+// transposed matrix in place. Rows: at a[i * step + p], a matrix in place; rows from m on repeat row m - 1.
 enum class From { columns, rows };
 
-// What is wanted in the second-level cache afterwards, up to `end`: `lines` cache lines for every kFetchDepth of k, because all
-// at once would wait for each other.
-struct Ahead {
+// Memory up to `end` to prefetch into the L2 cache: `lines` cache lines for every kFetchDepth of k, because
+// all at once would stall.
+struct Prefetch {
   const float *next = nullptr, *end = nullptr;
   int64_t lines = 0;
 };
 inline constexpr int64_t kFetchDepth = 8;
 
 // C[m, n] = alpha * A * (panel of B) + beta * C for m <= kMr rows, n <= NV * kLanes columns and depth k.
-// kFetch: C lies in memory, not in a cache, and `ahead` is brought nearer.
+// kFetch: C is in memory, not in a cache; prefetches `ahead`.
 template <int NV, From kFrom, bool kFetch>
 HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t step,
                                 const float* HWY_RESTRICT b, float alpha, float beta, float* HWY_RESTRICT c,
-                                int64_t ldc, int64_t m, int64_t n, Ahead* ahead) {
+                                int64_t ldc, int64_t m, int64_t n, Prefetch* ahead) {
   const DF d;
   const float* row[kMr];
   if (kFrom == From::rows)
@@ -133,7 +135,7 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
   };
   int64_t done = 0;
   if constexpr (kFetch) {
-    // The sums go to C at the end: its lines come while the sums are made.
+    // Prefetches the lines of C, which are needed at the end.
     constexpr int64_t kLines = (NV * kStep + 15) / 16;  // of a row of C
     const int64_t c_lines = m * kLines, each = blocks_of(c_lines, std::max<int64_t>(1, k / kFetchDepth));
     int64_t line = 0;
@@ -176,7 +178,7 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
 template <From kFrom, bool kFetch>
 HWY_INLINE void panel_product_of(int64_t width, int64_t k, const float* a, int64_t step, const float* b,
                                  float alpha, float beta, float* c, int64_t ldc, int64_t m, int64_t n,
-                                 Ahead* ahead = nullptr) {
+                                 Prefetch* ahead = nullptr) {
   if (width == 3 * kStep)
     panel_product<3, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
   else if (width == 2 * kStep)
@@ -185,8 +187,8 @@ HWY_INLINE void panel_product_of(int64_t width, int64_t k, const float* a, int64
     panel_product<1, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
 }
 
-// Packed operands. Panel i of A begins at a + i * a_stride and holds k rows. Panel j of B begins at b + j * b_stride; the product
-// uses its rows [b_first, b_first + k).
+// Packed operands. Panel i of A begins at a + i * a_stride and holds k rows. Panel j of B begins at b + j *
+// b_stride; the product uses its rows [b_first, b_first + k).
 struct Packed {
   const float *a, *b;
   int64_t a_stride, b_stride, b_first;
@@ -200,9 +202,8 @@ HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k,
     const int64_t width = panel_width(n, j), cols = std::min(kNr, n - j);
     const float* pb = b + x.b_first * width;
     const float* pa = x.a;
-    // Two things are fetched ahead, or the kernel would wait for them: the beginning of the next panel of A, and bit by bit the
-    // next panel of B into the second-level cache.
-    Ahead ahead;
+    // Prefetches the beginning of the next panel of A, and gradually the next panel of B into the L2 cache.
+    Prefetch ahead;
     if (j + kNr < n) {
       const int64_t turns = blocks_of(m, kMr) * std::max<int64_t>(1, k / kFetchDepth);
       const float* next = b + x.b_stride + x.b_first * kNr;

@@ -1,5 +1,5 @@
-// RMSNorm across the heads of a token. Bytes in fp32, R elements of packed QKV: squares 4 R, forward 8 R, dots 8 R,
-// backward 12 R.
+// RMSNorm across the heads of a token. Bytes in fp32, R elements of packed QKV: squares 4 R, forward 8 R,
+// dots 8 R, backward 12 R.
 #include "kernels/head_norm.hpp"
 
 #include <cmath>
@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-// A token's row is group after group queries, a key, a value: body(kind, first, count) for each of them.
+// Calls body(kind, first, count) for the queries, the key and the value of each group of a token's row.
 enum class Part : uint8_t { queries, key, value };
 template <class Body>
 HWY_INLINE void for_parts(const QkvLayout& qkv, Body&& body) {
@@ -30,7 +30,7 @@ HWY_INLINE void for_parts(const QkvLayout& qkv, Body&& body) {
   }
 }
 
-// gamma + gamma_offset in the order of a row (what lies at the values is not read), fp32.
+// gamma + gamma_offset in the order of a row (values are not read), fp32.
 void spread_gamma(const HeadNormShape& s, In query_gamma, In key_gamma, float* to) {
   const int64_t size = static_cast<int64_t>(size_of(query_gamma.dtype));
   const auto from = [&](In gamma, int64_t at) {
@@ -147,8 +147,8 @@ void dots(Context& c, HeadNormShape s, In dy_in, In qkv, const float* squares_in
   });
 }
 
-// With xhat = x rstd and h = dy gamma: dx = rstd (h - xhat mean(h xhat)). The mean is taken off once: by the rank that counts
-// the keys.
+// With xhat = x rstd and h = dy gamma: dx = rstd (h - xhat mean(h xhat)). Only the rank that counts the keys
+// subtracts the mean.
 void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* squares_in, const float* dots_in,
               In query_gamma, In key_gamma, Out dx_out, float* dquery_gamma, float* dkey_gamma) {
   const int64_t row = s.qkv.row();

@@ -16,9 +16,9 @@ namespace capstan::kernels {
 
 namespace {
 
-// What Highway asks of a processor before it runs code of its AVX2 and AVX3 targets. The question is asked here, with the
-// compiler's own builtin (which looks at the operating system's part too), because the library libhwy calibrates a timer
-// when it is loaded: 5 ms before main, for each of `capstan help`, `check` or a completion at the prompt.
+// The CPU features that Highway requires for its AVX2 and AVX3 targets, checked with the compiler's builtin
+// (which includes operating-system support). Linking libhwy for this would calibrate a timer at every start
+// of the program, 5 ms before main.
 #if defined(__x86_64__)
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&

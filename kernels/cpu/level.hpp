@@ -5,8 +5,9 @@ namespace capstan::kernels {
 
 enum class CpuLevel { sse4, avx2, avx512, amx };
 
-// The highest level that this processor and system run, or the lower one that the environment variable CAPSTAN_CPU names. Asked
-// once. Throws ErrorCode::usage for an unknown name and for a level that this machine lacks.
+// The highest level that this processor and system support, or the lower one in the environment variable
+// CAPSTAN_CPU. Determined once. Throws ErrorCode::usage for an unknown name and for a level that this machine
+// lacks.
 CpuLevel cpu_level();
 
 inline bool runs(CpuLevel level) {

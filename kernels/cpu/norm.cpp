@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm. A row is read into fp32 scratch once (L1), so that the passes after the first cost no memory
+// LayerNorm and RMSNorm. Each row is read into fp32 scratch (L1) once, so that later passes cost no memory
 // traffic. Bytes in fp32: forward 8 rows cols (16 with the residual), backward 12 (16 when accumulating).
 #include "kernels/norm.hpp"
 
@@ -22,7 +22,7 @@ namespace HWY_NAMESPACE {
 HWY_INLINE int64_t row_start(const NormRows& r, int64_t row) {
   return row / r.inner * r.outer_stride + row % r.inner * r.inner_stride;
 }
-// Scratch rows are padded with zeros to whole vectors: sums need no tail.
+// Scratch rows are padded with zeros to full vectors, so that sums need no tail.
 HWY_INLINE int64_t padded(int64_t cols) {
   return (cols + kStep - 1) / kStep * kStep;
 }
@@ -57,7 +57,7 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
         const int64_t at = row_start(rows, r);
         read_row(x, at, cols, row);
         if (residual_in) {
-          // What is normalized is the sum as it is stored: the backward pass reads it from there.
+          // Normalize the sum as stored (rounded), because the backward pass reads it.
           for_vectors(
               cols,
               [&](int64_t i) HWY_ATTR {
@@ -100,7 +100,8 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
   });
 }
 
-// With xhat = (x - mean) rstd and h = dy g:  dx = rstd (h - mean(h) - xhat mean(h xhat)); RMSNorm lacks mean(h).
+// With xhat = (x - mean) rstd and h = dy g:  dx = rstd (h - mean(h) - xhat mean(h xhat)); RMSNorm lacks
+// mean(h).
 void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, float gamma_offset,
               const float* mean_in, const float* rstd_in, Out dx_out, bool accumulate, float* dgamma,
               float* dbeta) {

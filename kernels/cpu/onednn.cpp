@@ -13,8 +13,8 @@ namespace capstan::kernels {
 
 namespace {
 
-// Debian's oneDNN shares work by OpenMP. Each of our threads tells OpenMP once that it wants one thread, because the bits of a
-// threaded product depend on the number of threads; without an OpenMP in the process there is nothing to tell.
+// Debian's oneDNN uses OpenMP. Each thread sets its number of OpenMP threads to one, because the bits of a
+// threaded GEMM depend on the number of threads.
 void use_one_openmp_thread() {
   static const auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
   thread_local bool done = false;

@@ -1,16 +1,16 @@
-// Products by oneDNN's matmul primitive on the calling thread: bf16 where the processor multiplies bf16 itself (AVX-512 BF16,
-// AMX). Below that oneDNN 2.6 has no bf16 product, or emulates it.
+// GEMM by oneDNN's matmul primitive on the calling thread, for processors with native bf16 multiplication
+// (AVX-512 BF16, AMX). On others oneDNN 2.6 has no bf16 GEMM, or emulates it.
 #pragma once
 
 #include "kernels/gemm.hpp"
 
 namespace capstan::kernels {
 
-// Whether this processor multiplies bf16 and oneDNN makes use of it. "" when not, else "AVX-512 bf16" or "AMX bf16".
+// "AVX-512 bf16" or "AMX bf16" where the processor multiplies bf16 and oneDNN supports it; else "".
 const char* native_bf16();
 
-// C = A B + beta C for one tile, beta 0 or 1; A and B of one type. Addresses are those of the tile's corner. Returns false when
-// oneDNN has no implementation for the types.
+// C = A B + beta C for one tile, beta 0 or 1; A and B of one type. Addresses are those of the tile's corner.
+// Returns false when oneDNN has no implementation for the types.
 bool onednn_product(const GemmShape& shape, In a, In b, Out c, float beta);
 
 }  // namespace capstan::kernels

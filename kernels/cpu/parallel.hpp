@@ -1,5 +1,5 @@
-// How CPU kernels share work: blocks whose size depends on the shape alone, so that results do not depend on the number
-// of threads.
+// Parallel loops of CPU kernels. The block size depends on the shape alone, so that results do not depend on
+// the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,8 @@ inline int64_t rows_per_block(int64_t cols) {
   return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cols));
 }
 
-// Gives every worker `bytes` of scratch before the parallel part, so that which worker meets which tile first never
-// decides when memory is asked for.
+// Allocates `bytes` of scratch memory for every worker before the parallel loop, so that the peak does not
+// depend on the schedule.
 inline void reserve_scratch(Context& context, size_t bytes) {
   context.prepare(context.pool->size());
   for (int worker = 0; worker < context.pool->size(); ++worker) context.scratch(worker, bytes);

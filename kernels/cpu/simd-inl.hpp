@@ -1,5 +1,5 @@
-// SIMD building blocks, compiled once for every instruction set (a Highway "-inl" header): vectors of floats, loads and
-// stores of fp32 and bf16 rows with any length, exp, the normal distribution function, Philox.
+// SIMD building blocks, compiled once for every instruction set (a Highway "-inl" header): vectors of floats,
+// loads and stores of fp32 and bf16 rows with any length, exp, the normal distribution function, Philox.
 
 #include <cmath>
 #include <cstdint>
@@ -10,9 +10,9 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/common/exp2.hpp"
-#include "tensor/kernel_context.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "tensor/dtype.hpp"
+#include "tensor/kernel_context.hpp"
 
 #if defined(CAPSTAN_KERNELS_CPU_SIMD_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef CAPSTAN_KERNELS_CPU_SIMD_INL
@@ -61,7 +61,8 @@ HWY_INLINE void store(VF v, bf16* p) {
 template <class T>
 HWY_INLINE VF load_part(const T* p, int64_t n) {
   HWY_ALIGN T buffer[kLanes] = {};
-  std::memcpy(buffer, p, static_cast<size_t>(n) * sizeof(T));  // the bytes may be of another type elsewhere
+  // The bytes may be of another type elsewhere.
+  std::memcpy(buffer, p, static_cast<size_t>(n) * sizeof(T));
   return load(buffer);
 }
 template <class T>
@@ -71,8 +72,9 @@ HWY_INLINE void store_part(VF v, T* p, int64_t n) {
   std::memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
 }
 
-// Asks for what comes after p[0] in a row that is read from front to back: the processor's own fetching does not keep a loop of
-// some arithmetic busy, nor does it cross pages. Beyond the array it does no harm.
+// Prefetches the elements after p[0] in a row that is read from front to back, because the hardware
+// prefetcher is too slow for loops with some arithmetic and stops at page boundaries. Harmless beyond the
+// array.
 template <class T>
 HWY_INLINE void fetch_after(const T* p) {
   constexpr int64_t kAhead = 1024;  // bytes
@@ -88,7 +90,7 @@ struct Array {
     fetch_after(p + i);
     return alone(i);
   }
-  HWY_INLINE VF alone(int64_t i) const { return load(p + i); }  // where reading does not go on
+  HWY_INLINE VF alone(int64_t i) const { return load(p + i); }  // without prefetching
   HWY_INLINE void fetch(int64_t i) const { hwy::Prefetch(p + i); }
   HWY_INLINE VF part(int64_t i, int64_t n) const { return load_part(p + i, n); }
   HWY_INLINE void put(int64_t i, VF v) const { store(v, p + i); }
@@ -98,7 +100,7 @@ template <>
 struct Array<Any> {
   void* p;
   bool narrow;  // bf16
-  // Mixed types are rare: nothing is fetched for them.
+  // No prefetching, because mixed types are rare.
   HWY_INLINE VF alone(int64_t i) const { return at(i); }
   HWY_INLINE void fetch(int64_t) const {}
   HWY_INLINE VF at(int64_t i) const {
@@ -124,7 +126,8 @@ HWY_INLINE Array<Any> array_of<Any>(In x) {
   return {const_cast<void*>(x.data), x.dtype == DType::bf16};
 }
 
-// Runs body(T{}) with T = float or bf16 when all of the given arrays are of that type (absent ones fit any), else Any.
+// Runs body(T{}) with T = float or bf16 when all of the given arrays are of that type (absent ones fit any),
+// else Any.
 template <class Body>
 HWY_INLINE void by_type(std::initializer_list<In> arrays, Body&& body) {
   bool all_f32 = true, all_bf16 = true;
@@ -141,7 +144,7 @@ HWY_INLINE void by_type(std::initializer_list<In> arrays, Body&& body) {
     body(Any{});
 }
 
-// body(i, n) over [0, count): n = kStep for whole vectors, fewer for the last one.
+// body(i, n) over [0, count): n = kStep for full vectors, fewer for the last one.
 template <class Whole, class Part>
 HWY_INLINE void for_vectors(int64_t count, Whole&& whole, Part&& part) {
   int64_t i = 0;
@@ -186,8 +189,9 @@ HWY_INLINE VF exp_remainder(VF x, VF k) {
   return hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), splat(1.0f));
 }
 
-// e^x for x <= 0, as softmax asks for it: the same polynomial, 0 below -87.7, NaN stays NaN. The integer part of x / ln 2 is
-// rounded by adding 1.5 * 2^23, whose lowest bits then hold it, biased as the exponent of a float wants it.
+// e^x for x <= 0, as softmax asks for it: the same polynomial, 0 below -87.7, NaN stays NaN. The integer part
+// of x / ln 2 is rounded by adding 1.5 * 2^23, whose lowest bits then hold it, biased as the exponent of a
+// float wants it.
 HWY_INLINE VF exp_not_positive(VF x) {
   const DF d;
   constexpr float kShift = 12582912.0f + 127.0f;
@@ -198,7 +202,8 @@ HWY_INLINE VF exp_not_positive(VF x) {
   return hn::Mul(y, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(DI(), shifted))));
 }
 
-// e^x with an error of at most 2 ulp (tests/kernels/functions.cpp); 0 below -87.7, about 2.4e38 above 88.37; NaN stays NaN.
+// e^x with an error of at most 2 ulp (tests/kernels/functions.cpp); 0 below -87.7, about 2.4e38 above 88.37;
+// NaN stays NaN.
 HWY_INLINE VF exp(VF x) {
   return exp_not_positive(hn::Min(splat(88.3762626647949f), x));
 }
@@ -221,7 +226,8 @@ HWY_INLINE VF softcap(VF x, VF cap, VF inverse_cap) {
   return hn::Mul(cap, tanh(hn::Mul(x, inverse_cap)));
 }
 
-// 1 / x for finite x. AVX-512 estimates 14 bits, which one step of Newton's doubles: less than half a division.
+// 1 / x for finite x. AVX-512 estimates 14 bits, which one step of Newton's doubles: less than half a
+// division.
 HWY_INLINE VF reciprocal(VF x) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   const VF r = hn::ApproximateReciprocal(x);
@@ -246,8 +252,9 @@ HWY_INLINE VF sigmoid(VF x) {
   return falling_sigmoid2(hn::Mul(x, splat(-1.44269504088896341f)));
 }
 
-// The standard normal distribution: density(x) and cumulative(x) = (1 + erf(x / sqrt 2)) / 2, to 1e-6 relative also in
-// the lower tail. erfc(z) = e^(-z²) t Q(t), t = 1 / (1 + 0.3 z); Q is a least-maximum fit on z in [0, 10] (2e-8).
+// The standard normal distribution: density(x) and cumulative(x) = (1 + erf(x / sqrt 2)) / 2, to 1e-6
+// relative also in the lower tail. erfc(z) = e^(-z²) t Q(t), t = 1 / (1 + 0.3 z); Q is a least-maximum fit on
+// z in [0, 10] (2e-8).
 HWY_INLINE void normal_distribution(VF x, VF& cumulative, VF& density) {
   const VF a = hn::Abs(x);
   const VF e = exp(hn::Mul(hn::Mul(a, a), splat(-0.5f)));
@@ -300,7 +307,8 @@ HWY_INLINE PhiloxWords philox(PhiloxKey key, uint64_t lo, uint64_t hi_base) {
   return {c0, c1, c2, c3};
 }
 
-// The words of 4 * kLanes consecutive elements: word i % 4 of block (lo, hi_base + i / 4), see common/dropout.hpp.
+// The words of 4 * kLanes consecutive elements: word i % 4 of block (lo, hi_base + i / 4), see
+// common/dropout.hpp.
 HWY_INLINE void philox_words(PhiloxKey key, uint64_t lo, uint64_t hi_base, uint32_t* words) {
   const PhiloxWords w = philox(key, lo, hi_base);
   hn::StoreInterleaved4(w.w0, w.w1, w.w2, w.w3, DU(), words);

@@ -1,4 +1,4 @@
-// The CPU's table of kernels and what this machine offers them.
+// The CPU's table of kernels, and the CPU features that they use.
 #include "kernels/table.hpp"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// The instruction sets that the SIMD kernels are compiled for: AVX-512, AVX2 and, for anything older, the SSE4.2 that these
-// files are built with (kernels/CMakeLists.txt). To be included before hwy/foreach_target.h.
+// The instruction sets that the SIMD kernels are compiled for: AVX-512, AVX2 and, for anything older, the
+// SSE4.2 that these files are built with (kernels/CMakeLists.txt). To be included before
+// hwy/foreach_target.h.
 #pragma once
 
 #include "kernels/cpu/level.hpp"

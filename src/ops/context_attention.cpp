@@ -15,15 +15,15 @@ namespace capstan::ops {
 
 namespace {
 
-// Ranks that begin a ring of keys on the same group use the same tags: messages arrive in their order.
+// All rings on a group use the same tags, because messages arrive in order.
 constexpr int kKeysTag = 71, kGradientsTag = 72;
 
-// One call: heads exchanged within `heads`, keys and values over `keys`. Both may be alone.
+// One call: heads are exchanged within `heads`, keys and values over `keys`. Either may have one rank.
 struct Plan {
   HeadExchange heads;
   comm::Communicator* keys;       // null: this rank has all keys
-  bool gather;                    // keys come by all-gather; else round a ring
-  int64_t seq;                    // of whole sequences
+  bool gather;                    // all-gather of the keys; else a ring
+  int64_t seq;                    // of full sequences
   kernels::AttentionShape shape;  // of this rank's rows and heads after the exchange
 
   Plan(const AttentionOptions& options, const ContextParallel& context)
@@ -46,7 +46,7 @@ struct Plan {
   int ranks() const { return keys ? keys->size() : 1; }
   int previous(int step) const { return (keys->rank() + keys->size() - step) % keys->size(); }
   // This rank's queries and the keys of rank `source`.
-  kernels::AttentionPart part(int source) const {
+  kernels::AttentionBlock part(int source) const {
     return {shape, context_rows(keys->size(), keys->rank(), seq), context_rows(keys->size(), source, seq)};
   }
   // Elements of a row of keys and values.
@@ -61,8 +61,8 @@ Tensor key_columns(const Tensor& packed, const kernels::QkvLayout& layout) {
 
 using Block = std::function<void(int step, int source, const Tensor& kv)>;
 
-// Calls `block` with the keys and values of every rank, this rank's first and then those of the ranks before it. In a ring the
-// next ones are on their way while `block` runs.
+// Calls `block` with the keys and values of every rank: this rank first, then the preceding ranks. A ring
+// transfers the next ones while `block` runs.
 void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, const Block& block) {
   comm::Communicator& group = *plan.keys;
   Device& device = context.device;
@@ -103,13 +103,13 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
   }
 }
 
-// Attention of this rank's queries over the keys of all: out fp32 and lse.
+// Attention of this rank's queries over the keys of all ranks: out fp32 and lse.
 void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Tensor& documents,
              const Tensor& row_ids, const Tensor& out, const Tensor& lse) {
   Device& device = context.device;
   const kernels::ContextAttention& kernel = *device.table().context_attention;
   for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
-    const kernels::AttentionPart part = plan.part(source);
+    const kernels::AttentionBlock part = plan.part(source);
     if (step > 0 && !part.sees_anything()) return;
     TraceScope traced(context, 'F', "context_attention block");
     device.reserve_workspace(kernel.forward_scratch(part));
@@ -118,13 +118,14 @@ void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Te
   });
 }
 
-// Sums of keys' and values' gradients over the ranks whose queries saw them. In a ring each follows its keys a step behind
-// them, from the rank after their owner's to the one before it: every rank adds its part, and the owner its own last.
+// Sums the gradients of keys and values over the ranks whose queries used them. In a ring the gradients
+// follow their keys one step behind: every rank adds its contribution, and the rank that holds the keys adds
+// its own last.
 class RotatingGradients {
  public:
   RotatingGradients(StepContext& context, const Plan& plan) : context_(context), plan_(plan) {}
 
-  // This rank's part for the keys of the block, to be written before add().
+  // This rank's contribution for the keys of the block, to be written before add().
   Tensor part(int step) {
     CategoryScope scope(MemoryCategory::workspace);
     Tensor made = Tensor::empty(context_.device, {plan_.rows(), plan_.kv_row()});
@@ -170,13 +171,13 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
   const kernels::ContextAttention& kernel = *device.table().context_attention;
   const Tensor dqkv = Tensor::zeros(device, qkv.shape());
   RotatingGradients in_flight(context, plan);
-  Tensor all;  // gathered keys: this rank's part for those of every rank
+  Tensor all;  // all-gather: this rank's contribution to all keys
   if (plan.gather) {
     CategoryScope scope(MemoryCategory::workspace);
     all = Tensor::empty(device, {plan.ranks() * plan.rows(), plan.kv_row()});
   }
   for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
-    const kernels::AttentionPart part = plan.part(source);
+    const kernels::AttentionBlock part = plan.part(source);
     const Tensor dkv = plan.gather ? all.slice(0, source * plan.rows(), plan.rows()) : in_flight.part(step);
     TraceScope traced(context, 'B', "context_attention block");
     if (part.sees_anything()) {
@@ -205,7 +206,7 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
 struct Sent {
   double forward = 0, backward = 0;
 };
-// The formulas of the header.
+// The traffic formulas of the header.
 Sent sent_bytes(const Plan& plan, const AttentionOptions& options, DType type) {
   const auto bytes = static_cast<double>(size_of(type));
   const double rows = static_cast<double>(options.batch * options.seq),

@@ -103,7 +103,7 @@ void Nf4Weight::set(std::span<const float> values, comm::Communicator* tensor) {
     const Tensor full = Tensor::from_host<float>(*device_, {static_cast<int64_t>(values.size())}, values);
     if (options_.two_stage) found = Tensor::empty(*device_, {blocks_});
     for (const Part& part : parts_)
-      launch(*device_, device_->table().adapter->nf4_quantise,
+      launch(*device_, device_->table().adapter->nf4_quantize,
              full.flat_range(part.elements.begin, part.elements.count, {part.elements.count}),
              part.elements.count, options_.block,
              codes_.flat_range(part.elements.begin / 2, ceil_div(part.elements.count, int64_t{2}),

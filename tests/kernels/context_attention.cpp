@@ -3,7 +3,7 @@
 
 using namespace capstan;
 using namespace capstan::testing;
-using kernels::AttentionPart;
+using kernels::AttentionBlock;
 using kernels::AttentionShape;
 using kernels::PositionRun;
 using kernels::PositionRuns;
@@ -56,7 +56,7 @@ void check_parts(const AttentionShape& a, DType type, const Cut& cut, const Vec<
   const auto ids = row_ids(tokens);
   Vec<double> out(static_cast<size_t>(tokens * width)), gradient(qkv.size());
   for (size_t rank = 0; rank < cut.size(); ++rank) {
-    AttentionPart part{a, cut[rank], {}};
+    AttentionBlock part{a, cut[rank], {}};
     part.shape.seq = part.queries.rows();
     const int64_t mine = a.batch * part.shape.seq;
     const Array my_qkv(type, rows_of(qkv, a, cut[rank], row)),
