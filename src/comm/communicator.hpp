@@ -1,8 +1,8 @@
-// A named group of ranks and its collectives over host memory. Counts are bytes; what the bytes mean (sums) is in
-// reduce.hpp: reductions are ours, in rank order, so that layouts and ZeRO stages agree bitwise.
+// A named group of ranks and its collectives over host memory. Counts are bytes. reduce.hpp adds the numbers
+// in rank order, so that layouts and ZeRO stages agree bitwise.
 //
-// Every member calls the same collectives in the same order. Started work ends with wait(); buffers stay untouched until
-// then. Errors of the transport are ErrorCode::rank_failure.
+// Every member calls the same collectives in the same order. The caller leaves the buffers untouched until
+// wait() returns. Transport errors are ErrorCode::rank_failure.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,8 @@ class Work {
  public:
   virtual ~Work() = default;
   virtual void wait() = 0;
-  virtual bool done() = 0;  // whether wait() would return at once; drives the transfer on
+  // True when wait() would return at once. Also makes the transport progress.
+  virtual bool done() = 0;
 };
 using WorkHandle = std::unique_ptr<Work>;
 
@@ -27,7 +28,7 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;  // "world", "dp", "tp" …
-  // Ranks with the same colour form a group, ordered by key. Collective over this group.
+  // Ranks with the same color form a group, ordered by key. Collective over this group.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
 
   virtual WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes_per_rank) = 0;
@@ -39,7 +40,7 @@ class Communicator {
 
   // Bytes that this rank has sent to other members of this group so far.
   virtual int64_t sent() const = 0;
-  // There are no peers: calls are counted, addresses are not followed.
+  // True on a meta communicator: it counts the bytes of each call and reads no memory.
   virtual bool plans() const { return false; }
 
   void all_gather(const void* mine, void* all, int64_t bytes_per_rank) {
@@ -55,7 +56,8 @@ class Communicator {
 
 // A group of one: every collective is a copy.
 std::unique_ptr<Communicator> make_self_communicator(const std::string& name);
-// Any world and no peers: collectives take part in a plan on the meta device and touch nothing.
+// A group of any size without peers, for memory and traffic estimates on the meta device. Collectives only
+// count bytes.
 std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, const std::string& name);
 
 }  // namespace capstan::comm

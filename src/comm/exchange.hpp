@@ -1,5 +1,5 @@
-// Tensors that travel between ranks while the program goes on: rings of keys and values, boundary tensors between pipeline
-// stages, gathers that a kernel does not wait for yet. Bytes move as they are; sums are in reduce.hpp.
+// Asynchronous transfers of tensors between ranks: rings of keys and values, boundary tensors between
+// pipeline stages, gathers that overlap with kernels.
 #pragma once
 
 #include <utility>
@@ -11,11 +11,10 @@
 
 namespace capstan::comm {
 
-// One or more transfers over a group, each started by its call and all ended by wait(). Tensors are contiguous and kept alive
-// until then. A tensor that is sent may be read meanwhile, and holds what was launched on it before the call; a tensor that is
-// received must not be touched before wait() has returned. On the meta device nothing is touched; a
-// group that plans counts the bytes.
-// Errors of the transport: ErrorCode::rank_failure.
+// One or more transfers over a group, each started by its call and all ended by wait(). Tensors are
+// contiguous and kept alive until then. A sent tensor may be read meanwhile; the transfer sends the results
+// of all kernels launched before the call. A received tensor must not be used before wait() returns. On the
+// meta device, transfers only count bytes. Transport errors are ErrorCode::rank_failure.
 class Exchange {
  public:
   explicit Exchange(Communicator& group) : group_(&group) {}
@@ -23,24 +22,26 @@ class Exchange {
   Exchange(Exchange&&) noexcept = default;
   Exchange& operator=(Exchange&&) = delete;
 
-  // Matched by (from, tag) in the order of the calls; of the same number of bytes on both sides.
+  // Sends and receives match by (from, tag), in the order of the calls. Both sides give the same number of
+  // bytes.
   void send(const Tensor& data, int to, int tag);
   void receive(const Tensor& data, int from, int tag);
-  // all: as many bytes as all ranks' `mine` together, by rank.
+  // all: the `mine` of all ranks, concatenated by rank.
   void all_gather(const Tensor& mine, const Tensor& all);
-  // Part r of `data` goes to rank r; part r of `received` comes from rank r.
+  // Slice r of `data` goes to rank r; slice r of `received` comes from rank r.
   void all_to_all(const Tensor& data, const Tensor& received);
 
-  // What is launched later on the received tensors finds the values. A second call does nothing.
+  // Completes all transfers: kernels launched later read the received values. A second call does nothing.
   void wait();
-  // Whether wait() would return at once. Of use where nothing is received: what was sent may then be let go.
+  // True when wait() would return at once, so that sent tensors can be released.
   bool done();
 
  private:
   HostView& view(const Tensor& tensor, HostView::Contents contents);
   Communicator* group_;
   std::vector<HostView> sent_, received_;
-  std::vector<Tensor> planned_;  // on the meta device: kept as the others are
+  // Meta device: keeps them alive as a transfer would.
+  std::vector<Tensor> planned_;
   std::vector<WorkHandle> works_;
 };
 

@@ -1,4 +1,4 @@
-// Who we are, from the variables that launchers leave in the environment.
+// Rank and world size from the environment variables of launchers.
 #include <array>
 #include <cstdlib>
 #include <optional>
@@ -24,7 +24,7 @@ std::optional<int> number_in(const char* variable) {
 struct Launcher {
   const char *name, *rank, *size, *local_rank, *local_size;
 };
-// Launchers whose ranks MPI_Init finds.
+// Launchers whose ranks MPI_Init can connect.
 constexpr std::array<Launcher, 3> kMpi{{
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
@@ -36,7 +36,7 @@ constexpr Launcher kSlurm{"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLUR
 constexpr Launcher kTorchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr const char* kPmixRank = "PMIX_RANK";  // PMIx has no variable for the size
 
-struct Found {
+struct LauncherRank {
   const Launcher* launcher;
   int rank, size;
 };
@@ -45,14 +45,14 @@ std::string assignment(const char* variable, int value) {
   return std::string(variable) + "=" + std::to_string(value);
 }
 
-// One launcher's variables, checked by themselves.
-std::optional<Found> look_at(const Launcher& launcher) {
+// The variables of one launcher, checked independently of others.
+std::optional<LauncherRank> look_at(const Launcher& launcher) {
   const auto rank = number_in(launcher.rank), size = number_in(launcher.size);
   if (!rank || !size) return std::nullopt;
   if (*rank >= *size)
     fail(ErrorCode::usage, assignment(launcher.rank, *rank) + " contradicts " +
                                assignment(launcher.size, *size) + ": ranks count from 0");
-  return Found{&launcher, *rank, *size};
+  return LauncherRank{&launcher, *rank, *size};
 }
 
 [[noreturn]] void contradict(const char* a, int value_a, const char* b, int value_b) {
@@ -60,7 +60,7 @@ std::optional<Found> look_at(const Launcher& launcher) {
        "unset the variables of the launcher that did not start this process");
 }
 
-void require_same(const Found& a, const Found& b) {
+void require_same(const LauncherRank& a, const LauncherRank& b) {
   if (a.size != b.size) contradict(a.launcher->size, a.size, b.launcher->size, b.size);
   if (a.rank != b.rank) contradict(a.launcher->rank, a.rank, b.launcher->rank, b.rank);
 }
@@ -68,14 +68,15 @@ void require_same(const Found& a, const Found& b) {
 }  // namespace
 
 LaunchedAs launched_as() {
-  std::optional<Found> by;
+  std::optional<LauncherRank> by;
   for (const Launcher& launcher : kMpi)
     if (const auto one = look_at(launcher)) {
       if (by) require_same(*by, *one);
       if (!by) by = one;
     }
-  // An MPI launcher may itself have been started by Slurm, whose step then counts its daemons: it speaks only where no other
-  // does. A shell of salloc and a batch script have SLURM_PROCID=0 too, but no step of several tasks.
+  // Slurm may have started the MPI launcher, and its step then counts the launcher's daemons. So Slurm's
+  // variables apply only without another launcher's. An salloc shell and a batch script have SLURM_PROCID=0
+  // too, but no step of several tasks.
   if (!by && std::getenv("SLURM_STEP_ID"))
     if (const auto step = look_at(kSlurm); step && step->size > 1) by = step;
   if (const auto rank = number_in(kPmixRank); rank && by && *rank != by->rank)

@@ -64,7 +64,7 @@ int64_t product_of(std::initializer_list<int64_t> factors) {
   return product;
 }
 
-// Who sees one grid wrong looks at the other next: both stand in the message.
+// The message shows both grids, because an error in one often explains the other.
 void check_world(const MeshSizes& s) {
   const int64_t dense = product_of({s.tp, s.cp, s.pp}),
                 expert = s.experts ? product_of({s.etp, s.ep, s.pp}) : 1;
@@ -120,7 +120,8 @@ const std::vector<GridGroup>& grid_groups() {
 int64_t place_of(const std::vector<int64_t>& members, int64_t rank) {
   return std::find(members.begin(), members.end(), rank) - members.begin();
 }
-// Cut into runs of `length` consecutive members: the run with `rank`, or the members at its place in every run.
+// Divides the members into runs of `length` consecutive ones. Returns the run with `rank`, or the members at
+// the same index of every run.
 std::vector<int64_t> run_with(const std::vector<int64_t>& members, int64_t rank, int64_t length) {
   const auto begin = members.begin() + place_of(members, rank) / length * length;
   return {begin, begin + length};
@@ -204,7 +205,7 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
 void Mesh::connect(Communicator& world) {
   for (const std::string& name : group_names()) {
     const auto mine = members(name, rank_);
-    // Rank 0 is in a largest group of every name, so that all ranks agree whether there is something to split.
+    // Rank 0 is in a largest group of every name, so that all ranks agree whether a split is needed.
     if (members(name, 0).size() == 1)
       groups_[name] = make_self_communicator(name);
     else

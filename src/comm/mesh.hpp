@@ -1,5 +1,5 @@
-// The rank grid: sizes of the axes, their order, and the groups that follow from them by arithmetic alone. A mesh for 1024
-// ranks is made on a laptop; `connect` turns a rank's groups into communicators.
+// The rank grid: sizes of the axes, their order, and the groups that follow from them by arithmetic alone.
+// Making a mesh needs no other process; `connect` turns a rank's groups into communicators.
 #pragma once
 
 #include <array>
@@ -26,7 +26,8 @@ class Grid {
   int64_t ranks() const;
   int64_t stride(Axis axis) const;
   int64_t index(int64_t rank, Axis axis) const { return rank / stride(axis) % size(axis); }
-  // The members of the group that contains `rank` and varies over `axes`, in rank-in-group order (leftmost axis fastest).
+  // The members of the group that contains `rank` and varies over `axes`, in rank-in-group order (leftmost
+  // axis fastest).
   std::vector<int64_t> group_of(int64_t rank, std::vector<Axis> axes) const;
 
  private:
@@ -36,16 +37,20 @@ class Grid {
 
 struct MeshSizes {
   int64_t world = 1, tp = 1, cp = 1, pp = 1;
-  bool experts = false;  // a mixture of experts: there is an expert grid
+  bool experts = false;  // mixture of experts: adds the expert grid
   int64_t ep = 1, etp = 1;
-  bool pp_before_dp = false;             // order tp-cp-ep-pp-dp (use_tp_pp_dp_mapping)
+  // Order tp-cp-ep-pp-dp (use_tp_pp_dp_mapping).
+  bool pp_before_dp = false;
   std::vector<int64_t> hierarchical_cp;  // [a2a, p2p], product CP; empty: one level
-  int64_t optimizer_instances = 1;  // num_distributed_optimizer_instances: parts of dp-cp that shard alone
-  int64_t kv_sharers = 1;           // tensor ranks that hold the same heads of keys and values; divides TP
+  // num_distributed_optimizer_instances: equal parts of dp-cp, each of which shards the optimizer state by
+  // itself.
+  int64_t optimizer_instances = 1;
+  // Tensor-parallel ranks that hold the same key and value heads; divides TP.
+  int64_t kv_sharers = 1;
 };
 
-// The dense grid {tp, cp, dp, pp} and, for a mixture of experts, the expert grid {etp, ep, edp, pp} over the same ranks;
-// the groups of both:
+// The dense grid {tp, cp, dp, pp} and, for a mixture of experts, the expert grid {etp, ep, edp, pp} over the
+// same ranks; the groups of both:
 //   dense    tp cp dp dp-cp pp tp-pp tp-cp tp-dp-cp
 //   stages   embedding (first and last stage of a pp group), position_embedding (first stage); other stages: alone
 //   CP       cp-inner (adjacent ranks, a2a) and cp-outer (p2p), with hierarchical sizes only
@@ -55,7 +60,8 @@ struct MeshSizes {
 // The groups of one name partition the world.
 class Mesh {
  public:
-  // ErrorCode::config when the world does not divide, with both products, or when a group cannot be split as asked.
+  // ErrorCode::config when the world does not divide, with both products, or when a group cannot be split as
+  // asked.
   Mesh(const MeshSizes& sizes, int64_t rank);
   const Grid& dense() const { return dense_; }
   const Grid& expert() const { return expert_; }  // without experts: every rank along the data axis
@@ -64,7 +70,8 @@ class Mesh {
   int64_t index(Axis axis) const { return dense_.index(rank_, axis); }
   int64_t size(Axis axis) const { return dense_.size(axis); }
 
-  std::string text() const;  // for people: "tp2 dp4 pp2", axes of one left out but for dp
+  // For people: "tp2 dp4 pp2", axes of one left out but for dp.
+  std::string text() const;
   std::vector<std::string> group_names() const;
   // World ranks of the group of this name that contains `rank`, in the order of their ranks in it.
   std::vector<int64_t> members(const std::string& name, int64_t rank) const;

@@ -1,5 +1,5 @@
-// Sums over a group, in rank order, in fp32 (or double for scalars): the same bits for a plain all-reduce and for a
-// reduce-scatter followed by a gather, whatever the transport.
+// Sums over a group, in rank order, in fp32 (or double for scalars): the same bits for a plain all-reduce and
+// for a reduce-scatter followed by a gather, whatever the transport.
 #pragma once
 
 #include <span>
@@ -12,28 +12,29 @@ namespace capstan::comm {
 
 enum class ReduceOp : uint8_t { sum, max, min };
 
-// Small host values (flags, counts, norms): every rank gets the same result; sums are made in rank order.
+// Reduces small host values (flags, counts, norms), sums in rank order. Every rank gets the same result.
 void all_reduce(Communicator& group, std::span<double> values, ReduceOp op = ReduceOp::sum);
 double all_reduce(Communicator& group, double value, ReduceOp op = ReduceOp::sum);
 
-// Contiguous tensors; elements() must divide by group.size() (buckets are padded for it). fp32, or bf16 whose sum is made in
-// fp32 and rounded once.
-//   reduce_scatter_sum: rank r's slice r of `values` becomes the sum over ranks; the other slices are undefined after.
+// Contiguous tensors; elements() must divide by group.size() (buckets are padded for it). fp32, or bf16
+// summed in fp32 and rounded once.
+//   reduce_scatter_sum: rank r's slice r of `values` becomes the sum over ranks; the other slices become undefined.
 //   all_gather_slices:  slice r is taken from rank r.
 //   all_reduce_sum:     both.
 void reduce_scatter_sum(Communicator& group, const Tensor& values);
 void all_gather_slices(Communicator& group, const Tensor& values);  // any element type
 void all_reduce_sum(Communicator& group, const Tensor& values);
-// Any length: what the ranks do not divide is summed in a padded copy.
+// The same for any length; pads a copy where the length is no multiple of the group size.
 void all_reduce_sum_any(Communicator& group, const Tensor& values);
-// The largest of all ranks' values, any length. For small tensors: everybody gets everything.
+// The element-wise maximum over ranks, any length. For small tensors: every rank receives all values.
 void all_reduce_max(Communicator& group, const Tensor& values);
 
-// A sum that other work runs beside: started by its function, complete after finish(). Takes a second tensor of the size of
-// `values` for as long.
+// An asynchronous sum: started by scatter() or everywhere(), complete after finish(). Holds a second tensor
+// of the size of `values` until then.
 class Reduction {
  public:
-  // sum = slice `group.rank()` of the sum over ranks; it may be that slice of `values`, which are undefined after.
+  // sum = slice `group.rank()` of the sum over ranks. `sum` may be that slice of `values`; `values` become
+  // undefined.
   static Reduction scatter(Communicator& group, const Tensor& values, const Tensor& sum);
   // In place, on every rank.
   static Reduction everywhere(Communicator& group, const Tensor& values);

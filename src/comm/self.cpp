@@ -51,7 +51,7 @@ class MetaCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   const std::string& name() const override { return name_; }
-  // What the members of a subgroup are cannot be asked of peers that do not exist: the mesh makes its groups by arithmetic.
+  // Without peers the members of a subgroup are unknown here: the mesh makes its groups by arithmetic.
   std::unique_ptr<Communicator> split(int, int, const std::string& name) override {
     fail(ErrorCode::internal,
          "internal error: a meta group `" + name + "` is made by the mesh, not by a split");

@@ -1,4 +1,5 @@
-// Errors and texts that all ranks of a group share: what fails on one rank fails on all, with one reason.
+// Errors and texts that all ranks of a group share: a failure on one rank becomes the same failure on all
+// ranks.
 #pragma once
 
 #include <string>
@@ -9,11 +10,11 @@
 
 namespace capstan::comm {
 
-// One text from every rank, on all ranks, by rank. Collective.
+// Gathers one text from every rank, ordered by rank, on all ranks. Collective.
 std::vector<std::string> gather_texts(Communicator& group, const std::string& mine);
 
-// Runs `work` on this rank; throws on every rank when it failed on any: the error itself where it happened, elsewhere
-// ErrorCode::rank_failure naming the rank and its reason. Collective.
+// Runs `work` on this rank; throws on every rank when it failed on any: the error itself where it happened,
+// elsewhere ErrorCode::rank_failure naming the rank and its reason. Collective.
 void together(Communicator& group, const char* what, FunctionRef<void()> work);
 
 }  // namespace capstan::comm

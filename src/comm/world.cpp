@@ -78,12 +78,12 @@ class MpiCommunicator final : public Communicator {
     MPI_Comm_size(part, &size);
     auto result = std::make_unique<MpiCommunicator>(part, name, true);
     if (size > 1) return result;
-    return make_self_communicator(name);  // nothing for a group of one
+    return make_self_communicator(name);  // no communication in a group of one
   }
 
   WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes) override {
     sent_ += bytes * (size_ - 1);
-    // A member may gather in place: its part of `all` is where `mine` points.
+    // A member may gather in place: `mine` then points to its slice of `all`.
     const bool in_place = mine == static_cast<const std::byte*>(all) + rank_ * bytes;
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       if (offset == 0 && count == bytes) {
@@ -109,7 +109,7 @@ class MpiCommunicator final : public Communicator {
         check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(receive) + peer * bytes + offset, count,
                                      MPI_BYTE, peer, kCollectiveTag, comm_, &requests.back()));
       }
-      for (int shift = 0; shift < size_; ++shift) {  // every rank begins with another peer
+      for (int shift = 0; shift < size_; ++shift) {  // every rank starts with a different peer
         const int peer = (rank_ + shift) % size_;
         requests.emplace_back();
         check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(send) + peer * bytes + offset, count,
@@ -196,7 +196,7 @@ class MpiWorld final : public World {
     local_size_ = local.size();
     auto status_table = open_status_table(local);
     const int slot = local_rank_;
-    // Ranks of this host are those whose first local rank is ours.
+    // Ranks of this host are those with the same first local rank.
     std::array<int32_t, 2> mine{world->rank(), local_rank_};
     local.broadcast(mine.data(), sizeof mine[0], 0);
     std::vector<int32_t> all(2 * static_cast<size_t>(world->size()));
@@ -207,7 +207,7 @@ class MpiWorld final : public World {
     for (size_t r = 0; r < all.size(); r += 2) slots.push_back(all[r] == mine[0] ? all[r + 1] : -1);
     publisher_ = std::make_shared<StatusPublisher>(status_table, std::move(slots), world->rank(), host_);
     world_ =
-        make_publishing_communicator(std::move(world), publisher_);  // all ranks have posted when it is there
+        make_publishing_communicator(std::move(world), publisher_);  // collective: all ranks have published
     watchdog_ = std::make_unique<Watchdog>(*status_table, slot,
                                            WatchOptions{watch.timeout, watch.report, watch.leave});
   }
@@ -229,7 +229,7 @@ class MpiWorld final : public World {
   }
   void share_rank_status(const std::filesystem::path& directory) override {
     if (hosts_.size() == 1) return;
-    together(*world_, "sharing the ranks' posts", [&] {
+    together(*world_, "sharing the rank status", [&] {
       if (world_->rank() == 0) RankStatusFiles::clear(directory);
     });
     if (local_rank_ == 0)
@@ -239,14 +239,15 @@ class MpiWorld final : public World {
   bool failure_reported() const override { return publisher_->status_table().claimed(); }
   [[noreturn]] void abort(int exit_code) override {
     static_cast<void>(
-        publisher_->status_table().claim());  // the ranks that the launcher ends now are nobody's discovery
+        publisher_->status_table().claim());  // watchdogs must not report ranks that the launcher ends now
     publisher_->state(RankState::ended);
     MPI_Abort(ranks_, exit_code);
     std::_Exit(exit_code);
   }
 
  private:
-  // That of the parent, or one that the first rank of this host makes; its name is gone when all have opened it.
+  // The parent's table, or one that the first rank of this host creates and unlinks after all ranks have
+  // opened it.
   static std::shared_ptr<RankStatusTable> open_status_table(MpiCommunicator& local) {
     std::shared_ptr<RankStatusTable> status_table;
     std::array<char, 256> path{};
@@ -270,7 +271,7 @@ class MpiWorld final : public World {
   bool hosted_;
   std::shared_ptr<StatusPublisher> publisher_;
   std::unique_ptr<Communicator> world_;
-  std::unique_ptr<Watchdog> watchdog_;  // the first to go, before the memory that it reads
+  std::unique_ptr<Watchdog> watchdog_;  // destroyed first, before the memory that it reads
   int local_rank_ = 0, local_size_ = 1;
   int host_rank_ = 0;    // the first rank of this host
   std::set<int> hosts_;  // the first rank of each

@@ -16,7 +16,7 @@ namespace {
 
 using config::ModelConfig;
 
-// A field that resolution fills in.
+// The value of a field that resolution has set.
 template <class T>
 T resolved(const std::optional<T>& value, const char* field) {
   CAPSTAN_ASSERT(value.has_value(), std::string("model.") + field + " has not been resolved");
@@ -125,8 +125,8 @@ Tensor positions_tensor(Device& device, int64_t batch, int64_t seq, int64_t firs
 
 }  // namespace
 
-GptModel::GptModel(const ModelConfig& config, const ModelShard& part)
-    : stages_(part.stages), parallel_(part.parallel), adapters_(part.adapters) {
+GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
+    : stages_(shard.stages), parallel_(shard.parallel), adapters_(shard.adapters) {
   refuse_unsupported(config);
   hidden_ = config.hidden_size;
   vocab_ = config.vocab_size;
@@ -165,7 +165,7 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& part)
     embedding.dropout = config.hidden_dropout;
     embedding.multiplier = config.embedding_multiplier.value_or(1);
     embedding.init = embedding_init;
-    if (tied) embedding.places = {"output_layer.weight"};
+    if (tied) embedding.other_uses = {"output_layer.weight"};
     if (tied && !heads) embedding.tied = ParamSpec::Tied::owner;
     embedding_ = std::make_unique<nn::Embedding>(list, "embedding", embedding);
   }
@@ -180,12 +180,12 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& part)
     final_norm_ = std::make_unique<nn::Norm>(list, nn::ModulePath{"decoder.final_layernorm", -1, "head"},
                                              hidden_, norm_of(config));
     if (!tied || !embeds) {
-      // The head of a tied model on a rank without the embedding is a copy of its table.
+      // Without the embedding on this rank, the head of a tied model is a copy of its table.
       ParamSpec output = nn::ModulePath{tied ? "embedding.word_embeddings" : "output_layer", -1, "head"}.spec(
           "weight", {padded_vocab, hidden_},
           tied ? embedding_init : Init{Init::Kind::normal, config.init_method_std});
       output.sharding = {MeshAxis::tensor, 0};
-      if (tied) output.tied = ParamSpec::Tied::copy, output.places = {"output_layer.weight"};
+      if (tied) output.tied = ParamSpec::Tied::copy, output.other_uses = {"output_layer.weight"};
       output_ = &list.add(std::move(output));
     }
   }
@@ -266,7 +266,7 @@ nn::TokenContext GptModel::token_context(Device& device, const Batch& batch,
   if (rope_tables_) context.rope = rope_tables_->on(device, positions);
   context.document_start = batch.document_start;
   context.row_ids = batch.row_ids;
-  context.stream_row_ids = ops::own_rows(batch.row_ids, parallel_.tensor);
+  context.hidden_row_ids = ops::local_rows(batch.row_ids, parallel_.tensor);
   context.training = options.training;
   context.seed = options.seed;
   return context;
@@ -283,11 +283,11 @@ nn::HiddenStates GptModel::through_layers(Tape& tape, const Stage& stage, nn::Hi
       continue;
     }
     const int64_t end = std::min(first + region_layers_, recomputed);
-    Var x = nn::closed(tape, std::move(hidden_states));
+    Var x = nn::materialize(tape, std::move(hidden_states));
     const auto region = [this, context, first, end](Tape& inner, std::span<const Var> inputs) {
       nn::HiddenStates s{inputs[0], {}};
       for (int64_t i = first; i < end; ++i) s = layer(i).forward(inner, std::move(s), context);
-      return std::vector<Var>{nn::closed(inner, std::move(s))};
+      return std::vector<Var>{nn::materialize(inner, std::move(s))};
     };
     hidden_states = {tape.recompute("layers " + std::to_string(first) + "-" + std::to_string(end - 1),
                                     {std::move(x)}, region)[0],
@@ -297,7 +297,7 @@ nn::HiddenStates GptModel::through_layers(Tape& tape, const Stage& stage, nn::Hi
   return hidden_states;
 }
 
-StageOutput GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch, const Var& input,
+StageResult GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch, const Var& input,
                                     const ForwardOptions& options) const {
   const Stage& stage = stages_.at(index);
   const nn::TokenContext context = token_context(tape.device(), batch, options);
@@ -305,7 +305,7 @@ StageOutput GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch
                                  {}};
   hidden_states = through_layers(tape, stage, std::move(hidden_states), context, options.recompute);
   if (!stage.head) {
-    StageOutput result{nn::closed(tape, std::move(hidden_states)), {}};
+    StageResult result{nn::materialize(tape, std::move(hidden_states)), {}};
     tape.output("stream", result.hidden_states);
     return result;
   }
@@ -319,7 +319,7 @@ StageOutput GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch
 
 Tensor GptModel::all_logits(Tape& tape, const Batch& batch) const {
   const Stage& stage = stages_.at(0);
-  CAPSTAN_ASSERT(stage.embedding && stage.head, "logits of a part of a model");
+  CAPSTAN_ASSERT(stage.embedding && stage.head, "logits of a model shard");
   const nn::TokenContext context = token_context(tape.device(), batch, {.training = false});
   nn::HiddenStates hidden_states{embedding_->forward(tape, batch.tokens, context), {}};
   hidden_states = through_layers(tape, stage, std::move(hidden_states), context, false);
@@ -354,13 +354,14 @@ Tensor GptModel::next_stage(Tape& tape, size_t index, const Tensor& tokens, cons
   if (rope_tables_ || learned_positions_ > 0)
     context.positions = positions_tensor(device, cache.batch, count, cache.past);
   const int64_t length = cache.past + count;
-  if (cache.holds_to == 0) {
-    cache.holds_to = rope_tables_ ? rope_tables_->alike(length, cache.capacity) : cache.capacity;
-    if (rope_tables_) cache.rope = rope_tables_->on(device, cache.holds_to);
+  if (cache.valid_length == 0) {
+    cache.valid_length =
+        rope_tables_ ? rope_tables_->positions_alike(length, cache.capacity) : cache.capacity;
+    if (rope_tables_) cache.rope = rope_tables_->on(device, cache.valid_length);
   }
-  if (length > cache.holds_to)
+  if (length > cache.valid_length)
     fail(ErrorCode::usage,
-         "a cache whose keys were rotated for sequences up to " + std::to_string(cache.holds_to) +
+         "a cache whose keys were rotated for sequences up to " + std::to_string(cache.valid_length) +
              " tokens cannot take " + std::to_string(length),
          "let all tokens go through a new cache");
   context.rope = cache.rope;
@@ -373,9 +374,9 @@ Tensor GptModel::next_stage(Tape& tape, size_t index, const Tensor& tokens, cons
     hidden_states =
         layer(stage.first_layer + i)
             .forward(tape, std::move(hidden_states), context, {&*keys_values++, cache.past, cache.capacity});
-  if (!stage.head) return nn::closed(tape, std::move(hidden_states)).value;
-  // Only the last token of each sequence goes through the head.
-  const Var x = nn::closed(tape, std::move(hidden_states));
+  if (!stage.head) return nn::materialize(tape, std::move(hidden_states)).value;
+  // The head computes only the last token of each sequence.
+  const Var x = nn::materialize(tape, std::move(hidden_states));
   const Tensor last = Tensor::empty(device, {cache.batch, hidden_}, x.dtype());
   launch(device, device.table().elementwise->copy_rows, x.value.slice(0, count - 1, x.size(0) - count + 1),
          count * hidden_, last, hidden_, cache.batch, hidden_);

@@ -1,4 +1,4 @@
-// Decoder-only transformers: GPT-2, Llama and their relatives, as the model section describes them.
+// Decoder-only transformers such as GPT-2 and Llama, configured by the model section.
 #pragma once
 
 #include <map>
@@ -20,13 +20,13 @@ class GptModel final : public Model {
   using ForwardOptions = models::ForwardOptions;
   using KvCache = models::KvCache;
 
-  static bool takes(const config::ModelConfig&) { return true; }
-  GptModel(const config::ModelConfig& config, const ModelShard& part);
+  static bool supports(const config::ModelConfig&) { return true; }
+  GptModel(const config::ModelConfig& config, const ModelShard& shard);
 
   const std::vector<std::unique_ptr<Parameter>>& parameters() const override { return parameters_; }
   const std::vector<Stage>& stages() const override { return stages_; }
   int64_t hidden() const override { return hidden_; }
-  StageOutput forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& hidden_states,
+  StageResult forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& hidden_states,
                             const ForwardOptions& options) const override;
   KvCache make_cache(int64_t batch, int64_t capacity) const override;
   Tensor next_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& hidden_states,
@@ -36,7 +36,7 @@ class GptModel final : public Model {
  private:
   nn::TransformerLayer::Options layer_options(const config::ModelConfig& config, int64_t layer) const;
   nn::TokenContext token_context(Device& device, const Batch& batch, const ForwardOptions& options) const;
-  // One after the other; what is kept of their activations is the model section's choice.
+  // Runs the layers of a stage. The model section selects which activations are recomputed.
   nn::HiddenStates through_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
                                   const nn::TokenContext& context, bool recompute) const;
   const nn::TransformerLayer& layer(int64_t index) const { return *layers_.at(index); }
@@ -51,12 +51,12 @@ class GptModel final : public Model {
 
   std::vector<Stage> stages_;
   nn::Parallel parallel_;
-  std::shared_ptr<const nn::AdapterOptions> adapters_;  // the layers refer to it
+  std::shared_ptr<const nn::AdapterOptions> adapters_;  // referenced by the layers
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  std::unique_ptr<nn::Embedding> embedding_;                         // null: on another rank
+  std::unique_ptr<nn::Embedding> embedding_;                         // null: on another stage
   std::map<int64_t, std::unique_ptr<nn::TransformerLayer>> layers_;  // by global index
-  std::unique_ptr<nn::Norm> final_norm_;                             // null: the head is on another rank
-  const Parameter* output_ = nullptr;                                // null: the token table is the head too
+  std::unique_ptr<nn::Norm> final_norm_;                             // null: on another stage
+  const Parameter* output_ = nullptr;                                // null: tied to the embedding
   std::unique_ptr<nn::RopeTables> rope_tables_;                      // null without rotary positions
 };
 

@@ -1,4 +1,4 @@
-// What the trainer, evaluation and generation know of a model.
+// The interface of a model to training, evaluation and generation.
 #pragma once
 
 #include <cstdint>
@@ -13,59 +13,66 @@
 
 namespace capstan::models {
 
-// A run of layers that one pipeline rank computes together.
+// Consecutive layers that one pipeline rank computes together.
 struct Stage {
   int64_t first_layer = 0, layers = 0;
   bool embedding = false, head = false;
 };
 
-// What one rank holds of a model: its stages in the order of the forward pass, and the ranks over which their layers are cut.
+// The shard of a model that one rank holds: its stages in the order of the forward pass, and the ranks over
+// which their layers are sharded.
 struct ModelShard {
-  std::vector<Stage> stages;  // empty: one stage, the whole model
+  std::vector<Stage> stages;  // empty: one stage with the full model
   nn::Parallel parallel;
   std::shared_ptr<const nn::AdapterOptions> adapters;  // null: none
 };
 
 // One micro-batch. N = batch * seq rows, sequence by sequence.
 struct Batch {
-  int64_t batch = 0, seq = 0;  // seq: tokens of each sequence that are on this rank
-  int64_t positions_end = 0;   // above every position; 0: seq
+  int64_t batch = 0, seq = 0;  // sequences, local tokens of each
+  int64_t positions_end = 0;   // exclusive bound of the positions; 0: seq
   Tensor tokens;               // i32 [N]
   Tensor labels;               // i32 [N]
   Tensor loss_mask;            // fp32 [N], weights of the tokens' losses
-  Tensor positions;            // i32 [N]; undefined: 0 … seq - 1 in every sequence
-  Tensor document_start;  // i32 [N], index within its sequence of the first token of the token's document;
-                          // undefined: 0
-  Tensor row_ids;         // i64 [N], one id for each token of the run; needed with dropout only
+  // I32 [N]; undefined: 0 … seq - 1 in every sequence.
+  Tensor positions;
+  // I32 [N], index in its sequence of the first token of the token's document; undefined: 0.
+  Tensor document_start;
+  // I64 [N], dropout row index of each token, unique in the run; with dropout only.
+  Tensor row_ids;
 };
 
 struct ForwardOptions {
-  bool training = true;   // dropout happens
-  uint64_t seed = 0;      // of dropout: rng.seed
-  bool recompute = true;  // as the model section says; false keeps every activation
+  bool training = true;  // enables dropout
+  uint64_t seed = 0;     // of dropout: rng.seed
+  // Follow the model section; false: save every activation.
+  bool recompute = true;
 };
 
-// Sums over the micro-batch's tokens, weighted with the loss mask; nothing is divided by a count.
+// Sums over the micro-batch's tokens, weighted with the loss mask and not divided by a count.
 struct Loss {
-  Var sum;           // fp32 [1], also the tape's output "loss": backward({{"loss", ones}}) with exactly 1
-  Tensor exact_sum;  // f64 [1], the same in double: what to log and to add over micro-batches and ranks
-  Tensor per_token;  // fp32 [N], -log p(label) in natural logarithm, unweighted
+  // Fp32 [1], also the tape's output "loss"; its gradient must be 1.
+  Var sum;
+  // F64 [1], for logging and sums over micro-batches and ranks.
+  Tensor exact_sum;
+  // Fp32 [N], -log p(label) in natural logarithm, unweighted.
+  Tensor per_token;
 };
 
 // The state of a generation: a batch of sequences of equal length.
 struct KvCache {
   int64_t batch = 0, capacity = 0;  // sequences, tokens of each
-  int64_t past = 0;                 // tokens seen so far
-  int64_t holds_to =
-      0;  // after the first step: above so many tokens what is in it does not hold (longrope), and all
-          // tokens must go through a new one
+  int64_t past = 0;                 // cached tokens
+  // Largest sequence length for which the cached keys stay valid, known after the first step; LongRoPE
+  // switches frequencies beyond it, and the tokens must be run again with a new cache.
+  int64_t valid_length = 0;
   std::vector<ops::KvCache> layers;
   ops::RopeTable rope;
 };
 
-// What a stage gives: the residual stream for the next one, or at the head the loss.
-struct StageOutput {
-  Var hidden_states;  // [rows, hidden], also the tape's output "stream"; rows are N, or this tensor rank's share of them
+// The result of a stage: hidden states for the next stage, or the loss.
+struct StageResult {
+  Var hidden_states;  // [rows, hidden], also the tape's output "stream"; rows: N, or a tensor-parallel shard of N
   Loss loss;
 };
 
@@ -73,36 +80,37 @@ class Model {
  public:
   virtual ~Model() = default;
 
-  // Those of this rank's stages, in the order of the forward pass; nothing is allocated for them here. Addresses are stable
-  // while the model lives.
+  // The parameters of this rank's stages, in the order of the forward pass. The model allocates no memory for
+  // them. Addresses are stable while the model lives.
   virtual const std::vector<std::unique_ptr<Parameter>>& parameters() const = 0;
   virtual const std::vector<Stage>& stages() const = 0;
-  virtual int64_t hidden() const = 0;  // columns of the stream between stages
+  virtual int64_t hidden() const = 0;  // hidden size
 
-  // A training step's forward through one of this rank's stages, or, on an inference tape, the same without a record. `stream`
-  // is what the stage before gave, an input of the tape; undefined where the stage begins with the embedding.
-  virtual StageOutput forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& hidden_states,
+  // The forward pass of one of this rank's stages. `hidden_states`: the result of the previous stage, an
+  // input of the tape; undefined for a stage with the embedding.
+  virtual StageResult forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& hidden_states,
                                     const ForwardOptions& options) const = 0;
-  // The whole model in one stage.
+  // The forward pass of a model in one stage.
   Loss forward(Tape& tape, const Batch& batch, const ForwardOptions& options) const {
     return forward_stage(tape, 0, batch, {}, options).loss;
   }
 
-  // Generation, on an inference tape: feeds tokens i32 [batch, new] after those in the cache. A stage gives the stream
-  // [batch * new, hidden], at the head fp32 [batch, vocab] logits of each sequence's last token. The caller advances
-  // cache.past by `new` when all stages have run. Errors: usage when the tokens do not fit the cache, what it holds to, or the
-  // model's positions.
+  // Generation, on an inference tape: runs tokens i32 [batch, new] that follow the cached ones. A stage
+  // returns hidden states [batch * new, hidden]; the last stage returns the logits of each sequence's last
+  // token, fp32 [batch, vocab]. The caller advances cache.past by `new` when all stages have run. Errors:
+  // usage when the tokens exceed the cache, its valid length, or the model's positions.
   virtual KvCache make_cache(int64_t batch, int64_t capacity) const = 0;
   virtual Tensor next_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& hidden_states,
                             KvCache& cache) const = 0;
-  // The whole model in one stage; advances the cache.
+  // The same for a model in one stage; advances the cache.
   Tensor next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) const {
     Tensor logits = next_stage(tape, 0, tokens, {}, cache);
     cache.past += tokens.elements() / cache.batch;
     return logits;
   }
 
-  // fp32 [N, vocab] logits of every token of the whole model, on an inference tape: small inputs only.
+  // The logits of every token of a model in one stage, fp32 [N, vocab], on an inference tape: for small
+  // inputs.
   virtual Tensor all_logits(Tape& tape, const Batch& batch) const = 0;
 };
 

@@ -7,24 +7,25 @@ namespace capstan::models {
 
 namespace {
 
-// A family is one file pair and one line here; the first that takes the section builds it.
+// Each model family is one file pair and one line here. The first family that supports the section builds the
+// model.
 struct Family {
-  bool (*takes)(const config::ModelConfig&);
+  bool (*supports)(const config::ModelConfig&);
   std::unique_ptr<Model> (*build)(const config::ModelConfig&, const ModelShard&);
 };
 constexpr Family kFamilies[] = {
-    {&GptModel::takes,
-     [](const config::ModelConfig& config, const ModelShard& part) -> std::unique_ptr<Model> {
-       return std::make_unique<GptModel>(config, part);
+    {&GptModel::supports,
+     [](const config::ModelConfig& config, const ModelShard& shard) -> std::unique_ptr<Model> {
+       return std::make_unique<GptModel>(config, shard);
      }},
 };
 
 }  // namespace
 
-std::unique_ptr<Model> build(const config::ModelConfig& config, const ModelShard& part) {
+std::unique_ptr<Model> build(const config::ModelConfig& config, const ModelShard& shard) {
   for (const Family& family : kFamilies)
-    if (family.takes(config)) return family.build(config, part);
-  fail(ErrorCode::unsupported, "no model family takes this model section");
+    if (family.supports(config)) return family.build(config, shard);
+  fail(ErrorCode::unsupported, "no model family supports this model section");
 }
 
 }  // namespace capstan::models

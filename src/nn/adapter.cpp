@@ -8,15 +8,15 @@ namespace capstan::nn {
 
 namespace {
 
-Init first_values(AdapterOptions::First kind, int64_t out, int64_t in) {
+Init first_values(AdapterOptions::InitialValues kind, int64_t out, int64_t in) {
   switch (kind) {
-    case AdapterOptions::First::xavier:
+    case AdapterOptions::InitialValues::xavier:
       return {Init::Kind::uniform, std::sqrt(6.0 / static_cast<double>(in + out))};
-    case AdapterOptions::First::kaiming:  // with a = sqrt(5), as PyTorch's linear layers
+    case AdapterOptions::InitialValues::kaiming:  // with a = sqrt(5), as PyTorch's linear layers
       return {Init::Kind::uniform, 1.0 / std::sqrt(static_cast<double>(in))};
-    case AdapterOptions::First::normal:
+    case AdapterOptions::InitialValues::normal:
       return {Init::Kind::normal, 0.02};
-    case AdapterOptions::First::zero:
+    case AdapterOptions::InitialValues::zero:
       break;
   }
   return {Init::Kind::zeros};
@@ -25,18 +25,18 @@ Init first_values(AdapterOptions::First kind, int64_t out, int64_t in) {
 }  // namespace
 
 Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight, bool column,
-                 const std::vector<OutputPart>& parts)
+                 const std::vector<OutputSlice>& slices)
     : options_(parameters.adapters()),
       weight_(weight),
       parallel_(parameters.parallel().tensor),
       column_(column) {
   if (!options_) return;
-  if (options_->parts && !parts.empty()) {
+  if (options_->split_fused && !slices.empty()) {
     const std::string around = path.prefix.substr(0, path.prefix.rfind('.') + 1);
-    for (const OutputPart& part : parts) {
+    for (const OutputSlice& slice : slices) {
       ModulePath own = path;
-      own.prefix = around + part.name;
-      if (options_->adapts(own.prefix)) add_branch(parameters, own, part);
+      own.prefix = around + slice.name;
+      if (options_->adapts(own.prefix)) add_branch(parameters, own, slice);
     }
     return;
   }
@@ -45,30 +45,31 @@ Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter&
              {{}, {}, weight.spec().shape[0], column ? weight.spec().sharding : Sharding{}});
 }
 
-void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const OutputPart& part) {
+void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice) {
   const int64_t in = weight_.spec().shape[1], rank = options_->rank;
   const ModulePath inner = path.inside("adapter");
   ParamSpec a = inner.spec("linear_in.weight", {rank, in}, first_values(options_->a, rank, in));
-  ParamSpec b = inner.spec("linear_out.weight", {part.out, rank}, first_values(options_->b, part.out, rank));
+  ParamSpec b =
+      inner.spec("linear_out.weight", {slice.out, rank}, first_values(options_->b, slice.out, rank));
   a.adapter = b.adapter = true;
   b.second_factor = true;
-  // The factor that all ranks hold sees only their outputs, or only their inputs.
+  // The replicated factor gets gradients from each rank's outputs, or inputs, only.
   if (column_) {
-    b.sharding = part.sharding;
+    b.sharding = slice.sharding;
     a.partial_over_tensor = !parallel_.alone();
   } else {
     a.sharding = weight_.spec().sharding;
     b.partial_over_tensor = !parallel_.alone();
   }
-  const uint64_t hidden_states = random_stream_of(a.name);
+  const uint64_t dropout_sequence = random_sequence_of(a.name);
   const Parameter& first = parameters.add(std::move(a));
-  branches_.push_back({&first, &parameters.add(std::move(b)), part.runs, hidden_states});
+  branches_.push_back({&first, &parameters.add(std::move(b)), slice.runs, dropout_sequence});
   if (!options_->magnitudes) return;
-  ParamSpec m = inner.spec("magnitude", {part.out}, {Init::Kind::ones});
+  ParamSpec m = inner.spec("magnitude", {slice.out}, {Init::Kind::ones});
   m.adapter = true;
   m.row_lengths_of = weight_.name();
   if (column_)
-    m.sharding = part.sharding;
+    m.sharding = slice.sharding;
   else
     m.partial_over_tensor = !parallel_.alone();
   branches_.back().magnitude = &parameters.add(std::move(m));
@@ -78,7 +79,7 @@ Var Adapter::apply(Tape& tape, Var base, const Var& x, const TokenContext& conte
   for (const Branch& branch : branches_) {
     const int64_t first_column = column_ ? 0 : parallel_.rank() * x.size(1);
     const Var in = ops::dropout_columns(
-        tape, x, context.adapter_dropout(options_->dropout, branch.hidden_states), first_column);
+        tape, x, context.adapter_dropout(options_->dropout, branch.dropout_sequence), first_column);
     base = ops::low_rank_add(tape, std::move(base), in, *branch.a, *branch.b,
                              static_cast<float>(options_->scale), branch.runs);
   }

@@ -1,4 +1,4 @@
-// Adapters of linear layers: which layers get one, and what it adds to their product.
+// Adapters of linear layers: which layers have one, and the update that it adds to their output.
 #pragma once
 
 #include <functional>
@@ -13,46 +13,48 @@
 
 namespace capstan::nn {
 
-// The adapters of a model, as its layers ask for them.
+// The adapters of a model.
 struct AdapterOptions {
-  std::function<bool(std::string_view path)>
-      adapts;  // by the layer's path: "decoder.layers.0.mlp.linear_fc1"
+  // True for the paths of adapted layers: "decoder.layers.0.mlp.linear_fc1".
+  std::function<bool(std::string_view path)> adapts;
   int64_t rank = 0;
-  double scale = 1;         // of the update
-  double dropout = 0;       // of the adapter's input
-  bool parts = false;       // an adapter for each of q, k, v, gate and up instead of one for the fused layer
+  double scale = 1;    // of the update
+  double dropout = 0;  // of the adapter's input
+  // Separate adapters for q, k, v, gate and up instead of one for the fused layer.
+  bool split_fused = false;
   bool magnitudes = false;  // DoRA
-  enum class First : uint8_t { xavier, kaiming, normal, zero } a = First::xavier, b = First::zero;
+  enum class InitialValues : uint8_t { xavier, kaiming, normal, zero };
+  InitialValues a = InitialValues::xavier, b = InitialValues::zero;
 };
 
-// A part of a fused layer's outputs with a name of its own: q of linear_qkv.
-struct OutputPart {
-  std::string name;      // of the layer that it would be: "linear_q"
+// A slice of a fused layer's outputs with its own adapter: q of linear_qkv.
+struct OutputSlice {
+  std::string name;      // "linear_q"
   ops::ColumnRuns runs;  // of this rank's columns
   int64_t out = 0;       // features, over all ranks
   Sharding sharding;     // of its weight's rows
 };
 
-// The adapters of one linear layer; none where its path is no target.
+// The adapters of one linear layer; empty where its path is no target.
 class Adapter {
  public:
-  // `weight`: the layer's, as its spec says. `column`: cut by outputs, else by inputs where it is cut at all. `parts` are taken
-  // where the options ask for adapters of parts.
+  // `weight`: the layer's weight. `column`: the layer is sharded by outputs. `slices`: used with
+  // AdapterOptions::split_fused.
   Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight, bool column,
-          const std::vector<OutputPart>& parts);
+          const std::vector<OutputSlice>& slices);
 
   bool empty() const { return branches_.empty(); }
-  // The whole layer's product without its bias, x[N, in] -> base + update: `base` is x W^T of the same rows, on this rank.
+  // Adds the update to `base` = x W^T of this rank's rows, x[N, in], and returns the sum, without the bias.
   Var apply(Tape& tape, Var base, const Var& x, const TokenContext& context) const;
 
  private:
   struct Branch {
     const Parameter *a, *b;
     ops::ColumnRuns runs;
-    uint64_t hidden_states;                // of its dropout
+    uint64_t dropout_sequence;             // random_sequence_of()
     const Parameter* magnitude = nullptr;  // DoRA
   };
-  void add_branch(ParamList& parameters, const ModulePath& path, const OutputPart& part);
+  void add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice);
   const AdapterOptions* options_;
   const Parameter& weight_;
   ops::TensorParallel parallel_;

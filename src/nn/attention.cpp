@@ -5,7 +5,7 @@
 namespace capstan::nn {
 
 // Queries, keys and values of this rank's groups of heads.
-static std::vector<OutputPart> parts_of(const SelfAttention::Options& o, int ranks) {
+static std::vector<OutputSlice> slices_of(const SelfAttention::Options& o, int ranks) {
   const int64_t groups = std::max<int64_t>(1, o.groups / ranks), d = o.head_dim;
   const int64_t queries = o.heads / ranks / groups * d;
   const Sharding shared{MeshAxis::tensor, 0, 1, o.groups, d};
@@ -24,16 +24,16 @@ SelfAttention::SelfAttention(ParamList& parameters, const ModulePath& path, cons
             .out = (options.heads + 2 * options.groups) * options.head_dim,
             .bias = options.qkv_bias,
             .init = options.init,
-            .cut = Cut::column,
+            .sharding = LinearSharding::column,
             .groups = options.groups,
             .group_kv = 2 * options.head_dim,
-            .parts = parts_of(options, parameters.parallel().tensor.size())}),
+            .slices = slices_of(options, parameters.parallel().tensor.size())}),
       output_(parameters, path.inside("linear_proj"),
               {.in = options.heads * options.head_dim,
                .out = options.hidden,
                .bias = options.output_bias,
                .init = options.output_init,
-               .cut = Cut::row}) {
+               .sharding = LinearSharding::row}) {
   if (!options.qk_norm) return;
   if (options.qk_norm_across_heads) {
     const int64_t d = options.head_dim;
@@ -44,15 +44,15 @@ SelfAttention::SelfAttention(ParamList& parameters, const ModulePath& path, cons
     return;
   }
   q_norm_.emplace(parameters, path.inside("q_layernorm"), options.head_dim, *options.qk_norm,
-                  Norm::Over::heads);
+                  Norm::Input::heads);
   k_norm_.emplace(parameters, path.inside("k_layernorm"), options.head_dim, *options.qk_norm,
-                  Norm::Over::heads);
+                  Norm::Input::heads);
 }
 
 Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context,
                            const LayerCache& cache) const {
   Var qkv = qkv_.forward(tape, x, context);
-  // This rank's heads: whole groups, or a part of one where the ranks are more than the groups.
+  // This rank's heads: complete groups, or a share of one group where there are more ranks than groups.
   const int64_t heads = options_.heads / parallel_.size();
   const int64_t groups = std::max<int64_t>(1, options_.groups / parallel_.size());
   const auto layout = ops::qkv_layout(qkv.size(1), heads / groups, options_.head_dim);

@@ -10,8 +10,8 @@
 
 namespace capstan::nn {
 
-// One layer's part of a generation: the cache (made at the first step, for the heads that are here) and what
-// is in it.
+// The cache of one layer during generation (allocated at the first step, for the local heads) and its fill
+// level.
 struct LayerCache {
   ops::KvCache* keys_values = nullptr;
   int64_t past = 0, capacity = 0;  // tokens
@@ -25,18 +25,20 @@ class SelfAttention {
     int64_t hidden = 0, heads = 0, groups = 0, head_dim = 0;
     bool qkv_bias = false, output_bias = false;
     std::optional<NormKind> qk_norm;
-    bool qk_norm_across_heads = false;  // all queries as one vector, and all keys; RMSNorm only
+    // RMSNorm over all query heads as one vector, and all key heads.
+    bool qk_norm_across_heads = false;
     std::optional<RopeOptions> rope;
     double scale = 1;
     double softcap = 0;  // c > 0: scores become c tanh(score / c)
-    int64_t window = 0;  // tokens that a query sees, itself included; 0: all earlier ones
+    // Keys visible to a query, its own included; 0: all earlier keys.
+    int64_t window = 0;
     double dropout = 0;  // of the attention probabilities
     Init init, output_init;
   };
   SelfAttention(ParamList& parameters, const ModulePath& path, const Options& options);
 
-  // x[N, hidden] -> [N, hidden], without the output bias: it is fused with the residual addition. With a
-  // cache the tokens follow those in it.
+  // x[N, hidden] -> [N, hidden], without the output bias, which is fused with the residual addition. With a
+  // cache, the tokens follow the cached tokens.
   Var forward(Tape& tape, const Var& x, const TokenContext& context, const LayerCache& cache = {}) const;
   const Parameter* output_bias() const { return output_.bias(); }
 

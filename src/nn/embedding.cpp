@@ -10,7 +10,7 @@ Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Opt
   ParamSpec words = ModulePath{prefix + ".word_embeddings", -1, "embedding"}.spec(
       "weight", {options.vocab, options.hidden}, options.init);
   words.sharding = {MeshAxis::tensor, 0};
-  words.places = options.places;
+  words.other_uses = options.other_uses;
   words.tied = options.tied;
   words_ = &parameters.add(std::move(words));
   if (options.positions == 0) return;
@@ -31,10 +31,10 @@ Var Embedding::forward(Tape& tape, const Tensor& tokens, const TokenContext& con
     if (multiplier_ != 1) x = ops::scale(tape, std::move(x), multiplier_);
     if (positions_)
       x = ops::add(
-          tape, ops::embedding(tape, ops::own_rows(context.positions, parallel_), *positions_, nullptr, {}),
+          tape, ops::embedding(tape, ops::local_rows(context.positions, parallel_), *positions_, nullptr, {}),
           x);
   }
-  const ops::Dropout dropout = context.stream_dropout(dropout_, purpose::embedding_dropout, 0);
+  const ops::Dropout dropout = context.hidden_dropout(dropout_, purpose::embedding_dropout, 0);
   if (dropout.p > 0) x = ops::bias_dropout_add(tape, std::move(x), nullptr, {}, dropout);
   return x;
 }

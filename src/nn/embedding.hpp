@@ -5,8 +5,8 @@
 
 namespace capstan::nn {
 
-// Token vectors, with learned positions where asked for, and the dropout on both. Over tensor-parallel ranks each has a run of
-// the vocabulary, and the result's rows are those of the residual stream.
+// Token embedding, plus learned position embedding where configured, and dropout. Each tensor-parallel rank
+// holds a consecutive range of the vocabulary; the result has the rows of the hidden states.
 class Embedding {
  public:
   struct Options {
@@ -14,9 +14,10 @@ class Embedding {
     int64_t positions = 0;  // rows of the position table; 0: none
     int64_t hidden = 0;
     double dropout = 0;
-    double multiplier = 1;  // of the token vectors, rounded to the compute type
+    // Of the token embedding, rounded to the compute type.
+    double multiplier = 1;
     Init init;
-    std::vector<std::string> places;  // where else the table is used
+    std::vector<std::string> other_uses;  // ParamSpec::other_uses
     ParamSpec::Tied tied = ParamSpec::Tied::no;
   };
   Embedding(ParamList& parameters, const std::string& prefix, const Options& options);

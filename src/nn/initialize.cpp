@@ -58,8 +58,8 @@ void initialize(const ParamSpec& spec, uint64_t seed, const Region& region, std:
     return;
   }
   const PhiloxKey key = philox_key(seed, purpose::init, random_sequence_of(spec.name));
-  // Runs of consecutive elements of the global tensor: the trailing dimensions that the region spans completely, and the one
-  // before them. Threads take tiles of at most 16 Ki elements.
+  // Runs of consecutive elements of the global tensor: the trailing dimensions that the region spans
+  // completely, and the one before them. Threads take tiles of at most 16 Ki elements.
   size_t outer = spec.shape.size();  // dimensions before the run
   int64_t run = 1;
   while (outer > 0) {

@@ -13,9 +13,10 @@ namespace capstan::nn {
 // The random-number sequence of a parameter name: the same on every rank and in every version.
 uint64_t random_sequence_of(std::string_view name);
 
-// Writes the initial values of a region of the parameter, row-major. Element i (row-major in the global tensor) depends on
-// (seed, spec.name, i) alone: normal values are std * normal_at(philox_key(seed, purpose::init, random_sequence_of(name)), i),
-// uniform values std * (2 u - 1) with the same generator's u in [0, 1).
+// Writes the initial values of a region of the parameter, row-major. Element i (row-major in the global
+// tensor) depends on (seed, spec.name, i) alone: normal values are std * normal_at(philox_key(seed,
+// purpose::init, random_sequence_of(name)), i), uniform values std * (2 u - 1) with the same generator's u in
+// [0, 1).
 void initialize(const ParamSpec& spec, uint64_t seed, const Region& region, std::span<float> values,
                 ThreadPool& pool);
 

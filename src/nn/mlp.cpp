@@ -4,7 +4,7 @@
 
 namespace capstan::nn {
 
-static std::vector<OutputPart> parts_of(const Mlp::Options& o, int ranks) {
+static std::vector<OutputSlice> slices_of(const Mlp::Options& o, int ranks) {
   if (!o.gated) return {};
   const int64_t ffn = o.ffn / ranks;
   return {{"linear_fc1_gate", {1, 0, ffn}, o.ffn, {MeshAxis::tensor, 0}},
@@ -18,15 +18,15 @@ Mlp::Mlp(ParamList& parameters, const ModulePath& path, const Options& options)
             .out = options.ffn * (options.gated ? 2 : 1),
             .bias = options.bias,
             .init = options.init,
-            .cut = Cut::column,
+            .sharding = LinearSharding::column,
             .blocks = options.gated ? 2 : 1,
-            .parts = parts_of(options, parameters.parallel().tensor.size())}),
+            .slices = slices_of(options, parameters.parallel().tensor.size())}),
       fc2_(parameters, path.inside("linear_fc2"),
            {.in = options.ffn,
             .out = options.hidden,
             .bias = options.bias,
             .init = options.output_init,
-            .cut = Cut::row}) {}
+            .sharding = LinearSharding::row}) {}
 
 Var Mlp::forward(Tape& tape, const Var& x, const TokenContext& context) const {
   Var inner = fc1_.forward_without_bias(tape, x, context);

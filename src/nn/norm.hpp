@@ -18,11 +18,12 @@ struct NormKind {
 // gamma (and, for LayerNorm, beta) of one norm.
 class Norm {
  public:
-  // What the norm sees on a tensor-parallel rank: rows of the residual stream, which may be cut; or some of the heads.
-  enum class Over : uint8_t { rows, heads };
-  Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, Over over = Over::rows);
-  // Of features that the tensor ranks share out: each holds its part of gamma.
-  Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, const Sharding& cut);
+  // The input of the norm on a tensor-parallel rank: rows of the hidden states, which may be sharded, or some
+  // of the heads.
+  enum class Input : uint8_t { rows, heads };
+  Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, Input over = Input::rows);
+  // For sharded features: each tensor-parallel rank holds a shard of gamma.
+  Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, const Sharding& sharding);
 
   // sum = x + residual (an undefined residual is none), y = norm(sum).
   ops::NormResult forward(Tape& tape, Var x, const Var& residual) const {
@@ -33,7 +34,7 @@ class Norm {
 
  private:
   Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, bool partial,
-       const Sharding& cut);
+       const Sharding& sharding);
   NormKind kind_;
   const Parameter* gamma_;
   const Parameter* beta_ = nullptr;

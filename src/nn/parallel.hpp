@@ -1,4 +1,4 @@
-// The ranks among which the layers of a model are cut, as layers see them.
+// The ranks over which the layers of a model are sharded.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,8 @@ namespace capstan::nn {
 struct Parallel {
   ops::TensorParallel tensor;
   ops::ContextParallel context;
-  std::vector<ops::ContextExchange> exchange_of_layer;  // where layers differ; empty: all as `context` says
+  // By layer; empty: context.exchange for all.
+  std::vector<ops::ContextExchange> exchange_of_layer;
 
   ops::ContextParallel context_of(int layer) const {
     ops::ContextParallel result = context;

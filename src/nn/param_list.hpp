@@ -1,5 +1,5 @@
-// The parameters of a model, or of this rank's stages of it, in the order of their declaration. Layers add to it when they
-// are made, and take from it over which ranks they are cut.
+// The parameters of a model, or of this rank's stages of it, in the order of their declaration. A layer's
+// constructor adds the layer's parameters and reads from the list over which ranks to shard them.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class ParamList {
   const Parallel& parallel() const { return parallel_; }
   const AdapterOptions* adapters() const { return adapters_; }  // null: none
   const Parameter& add(ParamSpec spec) {
-    CAPSTAN_ASSERT(names_.insert(spec.name).second, "two parameters called `" + spec.name + "`");
+    CAPSTAN_ASSERT(names_.insert(spec.name).second, "two parameters named `" + spec.name + "`");
     parameters_.push_back(std::make_unique<Parameter>(std::move(spec), static_cast<int>(parameters_.size()),
                                                       parallel_.tensor.rank(), parallel_.tensor.size()));
     return *parameters_.back();
@@ -38,11 +38,13 @@ class ParamList {
   std::unordered_set<std::string> names_;
 };
 
-// Where a layer stands: the prefix of its parameters' names and what a ParamSpec says about place.
+// The position of a layer in the model: the prefix of its parameters' names, its index and its block.
 struct ModulePath {
-  std::string prefix;  // "decoder.layers.3.mlp", without the last dot
-  int layer = -1;      // global layer index, -1: outside the layers
-  std::string block;   // unit of prefetch: "layer 3"
+  // "decoder.layers.3.mlp", without the last dot.
+  std::string prefix;
+  // Global layer index, -1: outside the layers.
+  int layer = -1;
+  std::string block;  // unit of prefetch: "layer 3"
   ModulePath inside(const std::string& name) const { return {prefix + "." + name, layer, block}; }
   ParamSpec spec(const std::string& name, Shape shape, Init init) const {
     ParamSpec result;

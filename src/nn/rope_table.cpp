@@ -30,7 +30,7 @@ void scale_llama3(std::vector<double>& frequencies, const RopeScaling& s) {
 void scale_yarn(std::vector<double>& frequencies, const RopeOptions& options) {
   const RopeScaling& s = *options.scaling;
   const auto width = static_cast<double>(options.rotary_dim);
-  // The pair (as a real number) that turns so often within the original length.
+  // The (fractional) index of the pair with this number of rotations over the original length.
   const auto pair_of = [&](double turns) {
     return width * std::log(static_cast<double>(s.original_positions) / (turns * 2 * std::numbers::pi)) /
            (2 * std::log(options.base));
@@ -46,7 +46,7 @@ void scale_yarn(std::vector<double>& frequencies, const RopeOptions& options) {
   }
 }
 
-// Whether the long factors hold for sequences of so many positions.
+// True where sequences of this length use the long factors.
 bool is_long(const RopeOptions& options, int64_t positions) {
   return options.scaling && options.scaling->kind == RopeScaling::Kind::longrope &&
          positions > options.scaling->original_positions;
@@ -81,7 +81,7 @@ std::vector<double> rope_frequencies(const RopeOptions& options, int64_t positio
   return frequencies;
 }
 
-int64_t RopeTables::alike(int64_t length, int64_t capacity) const {
+int64_t RopeTables::positions_alike(int64_t length, int64_t capacity) const {
   if (is_long(options_, length) || !is_long(options_, capacity)) return capacity;
   return options_.scaling->original_positions;
 }

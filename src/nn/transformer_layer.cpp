@@ -2,7 +2,7 @@
 
 namespace capstan::nn {
 
-Var closed(Tape& tape, HiddenStates hidden_states) {
+Var materialize(Tape& tape, HiddenStates hidden_states) {
   if (!hidden_states.has_pending()) return std::move(hidden_states.residual);
   return ops::add(tape, std::move(hidden_states.pending), hidden_states.residual);
 }
@@ -34,10 +34,10 @@ TransformerLayer::TransformerLayer(ParamList& parameters, const ModulePath& path
       mlp_output_norm_(norm_where(options.output_norms, parameters, path.inside("post_feedforward_layernorm"),
                                   options.mlp.hidden, options.norm)) {}
 
-TransformerLayer::Entry TransformerLayer::enter_branch(Tape& tape, const std::optional<Norm>& norm,
-                                                       HiddenStates hidden_states) const {
+TransformerLayer::BranchInput TransformerLayer::enter_branch(Tape& tape, const std::optional<Norm>& norm,
+                                                             HiddenStates hidden_states) const {
   if (!norm) {
-    const Var x = closed(tape, std::move(hidden_states));
+    const Var x = materialize(tape, std::move(hidden_states));
     return {x, x};
   }
   ops::NormResult normed = normalize(tape, *norm, std::move(hidden_states));
@@ -54,14 +54,14 @@ HiddenStates TransformerLayer::leave_branch(Tape& tape, Var residual, Var branch
     bias = nullptr;
   }
   const ops::Dropout dropout =
-      context.stream_dropout(options_.hidden_dropout, purpose::hidden_dropout, 2 * layer_ + sublayer);
+      context.hidden_dropout(options_.hidden_dropout, purpose::hidden_dropout, 2 * layer_ + sublayer);
   if (!bias && dropout.p == 0) return {std::move(residual), std::move(branch)};
   return {ops::bias_dropout_add(tape, std::move(branch), bias, residual, dropout), {}};
 }
 
 HiddenStates TransformerLayer::forward(Tape& tape, HiddenStates hidden_states, const TokenContext& context,
                                        const LayerCache& cache) const {
-  Entry entry = enter_branch(tape, input_norm_, std::move(hidden_states));
+  BranchInput entry = enter_branch(tape, input_norm_, std::move(hidden_states));
   Var branch = attention_.forward(tape, entry.input, context, cache);
   entry.input = {};
   hidden_states = leave_branch(tape, std::move(entry.residual), std::move(branch), attention_.output_bias(),

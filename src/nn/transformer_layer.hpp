@@ -7,22 +7,23 @@
 
 namespace capstan::nn {
 
-// The residual stream between sublayers. A branch's output waits in `pending` until the next norm adds it in
-// the same pass; the stream's value is residual + pending.
+// The hidden states between sublayers: residual + pending. `pending` is the output of the previous branch,
+// which the next norm adds in the same kernel.
 struct HiddenStates {
   Var residual;
-  Var pending;  // an undefined value: nothing waits
+  Var pending;  // may be undefined
   bool has_pending() const { return pending.value.defined(); }
 };
 
-// The value as one tensor: at a boundary of recomputed regions or stages.
-Var closed(Tape& tape, HiddenStates hidden_states);
+// residual + pending as one tensor, at the boundary of recomputed regions or stages.
+Var materialize(Tape& tape, HiddenStates hidden_states);
 
-// sum and norm of the stream's value.
+// The sum residual + pending, and its norm.
 ops::NormResult normalize(Tape& tape, const Norm& norm, HiddenStates hidden_states);
 
-// Transformer layer: x + post(attention(pre(x))), then x + post(mlp(pre(x))). The norms before (`input_layernorm`,
-// `pre_mlp_layernorm`), after (`post_attention_layernorm`, `post_feedforward_layernorm`) or both are there.
+// Transformer layer: x + post(attention(pre(x))), then x + post(mlp(pre(x))). There are norms before
+// (`input_layernorm`, `pre_mlp_layernorm`) or after the branches (`post_attention_layernorm`,
+// `post_feedforward_layernorm`), or both.
 class TransformerLayer {
  public:
   struct Options {
@@ -31,8 +32,9 @@ class TransformerLayer {
     SelfAttention::Options attention;
     Mlp::Options mlp;
     double hidden_dropout = 0;
-    bool residual_from_norm = false;  // the residual is the input norm's output instead of its input
-    bool recompute_mlp = false;       // keep only the MLP's input
+    // The residual is the input norm's output instead of its input.
+    bool residual_from_norm = false;
+    bool recompute_mlp = false;  // saves only the MLP's input
   };
   TransformerLayer(ParamList& parameters, const ModulePath& path, const Options& options);
 
@@ -40,11 +42,11 @@ class TransformerLayer {
                        const LayerCache& cache = {}) const;
 
  private:
-  // What a branch adds to, and what it reads.
-  struct Entry {
+  // The residual that a branch adds to, and the input that it reads.
+  struct BranchInput {
     Var residual, input;
   };
-  Entry enter_branch(Tape& tape, const std::optional<Norm>& norm, HiddenStates hidden_states) const;
+  BranchInput enter_branch(Tape& tape, const std::optional<Norm>& norm, HiddenStates hidden_states) const;
   HiddenStates leave_branch(Tape& tape, Var residual, Var branch, const Parameter* bias,
                             const std::optional<Norm>& norm, const TokenContext& context,
                             uint64_t sublayer) const;

@@ -6,7 +6,7 @@
 namespace capstan::ops {
 
 // y[N, f] = act(x + bias) of x[N, f], or gated: act(gate + bias) * (up + bias) of x[N, 2 f] = [gate, up].
-// Keeps x only; its memory takes the gradient.
+// Saves x only; the gradient overwrites its memory.
 Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::ActivationKind kind,
                     bool gated);
 

@@ -9,7 +9,7 @@ namespace capstan::ops {
 
 namespace {
 
-// The columns of one group, and the rows of B that make them.
+// The columns of one group, and the rows of B that produce them.
 Tensor columns_of(const Tensor& y, const ColumnRuns& runs, int64_t group) {
   const int64_t width = y.size(1) / runs.groups;
   return y.slice(1, group * width + runs.begin, runs.count);
@@ -158,7 +158,7 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
   return tape.record({.name = "magnitude",
                       .inputs = {Var{result, u.slot}},
                       .outputs = {result},
-                      // Not weight, a and b: their lengths count as constants.
+                      // Not weight, a and b: row norms are constants here.
                       .parameters = {&m},
                       .cost = cost,
                       .backward_cost = {0, bytes},

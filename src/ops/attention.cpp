@@ -10,7 +10,7 @@ namespace capstan::ops {
 kernels::QkvLayout qkv_layout(int64_t row, int64_t heads_per_group, int64_t head_dim) {
   const int64_t group = (heads_per_group + 2) * head_dim;
   CAPSTAN_ASSERT(group > 0 && row % group == 0, "attention: a row of " + std::to_string(row) +
-                                                    " elements is not whole groups of " +
+                                                    " elements does not consist of full groups of " +
                                                     std::to_string(group));
   return {row / group, heads_per_group, head_dim};
 }

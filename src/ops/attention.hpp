@@ -5,8 +5,8 @@
 
 namespace capstan::ops {
 
-// The layout of packed QKV whose row has `row` elements: how many groups there are is what the tensor says (a
-// shard holds a run of groups).
+// The layout of packed QKV whose row has `row` elements; a tensor-parallel shard holds a consecutive range of
+// groups.
 kernels::QkvLayout qkv_layout(int64_t row, int64_t heads_per_group, int64_t head_dim);
 
 struct AttentionOptions {
@@ -18,21 +18,23 @@ struct AttentionOptions {
   bool causal = true;
   float dropout = 0;
   PhiloxKey dropout_key{};
-  int64_t head_offset = 0;  // global index of the first query head here
-  Tensor document_start;    // i32 [N] or undefined
-  Tensor row_ids;           // i64 [N], only with dropout
+  // Global index of the first query head here.
+  int64_t head_offset = 0;
+  Tensor document_start;  // i32 [N] or undefined
+  Tensor row_ids;         // i64 [N], only with dropout
 };
 
 kernels::AttentionShape attention_shape(const AttentionOptions& options);
-// FLOPs of the forward pass over these rows of sequences of `seq` tokens: 4 head_dim for each pair of a query head and a key
-// that it sees, half of seq when causal. The backward pass counts twice that, the convention of model FLOPs.
+// FLOPs of the forward pass over these rows of sequences of `seq` tokens: 4 head_dim for each query head and
+// visible key, on average half of seq when causal. The backward pass counts twice that, the convention of
+// model FLOPs.
 double attention_flops(const AttentionOptions& options, int64_t seq);
 
-// Scaled dot-product attention: out[N, heads * head_dim] of qkv[N, row]. Keeps qkv, out and one fp32
-// statistic for each (head, token); scores are computed again in the backward pass.
+// Scaled dot-product attention: out[N, heads * head_dim] of qkv[N, row]. Saves qkv, out and one fp32
+// statistic for each (head, token); the backward pass recomputes the scores.
 Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options);
 
-// Keys and values seen so far by one layer: [batch, groups, capacity, head_dim] each.
+// Cached keys and values of one layer: [batch, groups, capacity, head_dim] each.
 struct KvCache {
   Tensor k, v;
   static KvCache empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,

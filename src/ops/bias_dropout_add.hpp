@@ -6,13 +6,14 @@
 namespace capstan::ops {
 
 struct Dropout {
-  float p = 0;  // probability that an element is dropped; 0: none
+  // Probability that an element is dropped; 0: none.
+  float p = 0;
   PhiloxKey key{};
   Tensor row_ids;  // i64 [N], only with p > 0
 };
 
-// y[N, h] = residual + dropout(x + bias); bias and residual may be absent (null, undefined). Move x in: its
-// memory then takes the result. Keeps nothing: the mask is drawn again.
+// y[N, h] = residual + dropout(x + bias); bias and residual may be absent (null, undefined). Move x in, so
+// that the result overwrites it. Saves nothing: the backward pass recomputes the mask.
 Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residual, const Dropout& dropout);
 
 // y = a + b.

@@ -6,8 +6,8 @@
 
 namespace capstan::ops {
 
-// Forward: the sum over the group. Backward: the sum over the group too: for values that every rank uses differently
-// (statistics over all ranks' rows). fp32.
+// Forward and backward: the sum over the group, fp32. For values that every rank uses differently (statistics
+// over all ranks' rows).
 Var all_reduce(Tape& tape, const Var& x, comm::Communicator& group);
 
 }  // namespace capstan::ops

@@ -55,8 +55,8 @@ Tensor HeadExchange::exchange(const Tensor& parts) const {
   return received;
 }
 
-// by_rank [ranks * batch * seq, width]: the rows of each rank; natural [batch * ranks * seq, width]: by their places in the
-// sequences. back: from natural.
+// by_rank [ranks * batch * seq, width]: the rows of each rank; natural [batch * ranks * seq, width]: in
+// sequence order. back: from natural.
 void HeadExchange::reorder(const Tensor& by_rank, const Tensor& natural, bool back) const {
   const int64_t chunk = seq_ / 2 * (by_rank.elements() / by_rank.size(0));  // elements
   const Tensor ranks = by_rank.view({ranks_ * batch_, 2 * chunk}),
@@ -72,7 +72,7 @@ void HeadExchange::reorder(const Tensor& by_rank, const Tensor& natural, bool ba
 }
 
 Tensor HeadExchange::heads_of(const Tensor& qkv) const {
-  if (!replicates()) return heads_of_output(qkv);  // whole groups: each rank gets a run of the columns
+  if (!replicates()) return heads_of_output(qkv);  // full groups: each rank gets consecutive columns
   const int64_t d = all_.head_dim, queries = mine_.heads_per_group * d;
   const Tensor parts = Tensor::empty(qkv.device(), {ranks_ * qkv.size(0), mine_.row()}, qkv.dtype());
   for (int64_t r = 0; r < ranks_; ++r) {

@@ -1,9 +1,9 @@
-// Heads for sequence, the exchange of DeepSpeed-Ulysses (Jacobs et al., 2023): before it a rank has all heads of its rows,
-// after it its share of the heads for the rows of all ranks of the group.
+// The all-to-all of DeepSpeed-Ulysses (Jacobs et al., 2023): before it a rank has all heads of its rows,
+// after it a subset of the heads for the rows of all ranks of the group.
 //
-// The group's ranks are adjacent in the context-parallel order. Their first chunks follow one another in the sequence, and so do
-// their second ones in reverse (context_rows.hpp): I ranks of CP gathered are one rank of CP / I, and all of them the whole
-// sequence in its natural order.
+// The group's ranks are adjacent in the context-parallel order. Their first chunks are consecutive in the
+// sequence, and their second chunks are consecutive in reverse (context_rows.hpp). So the gathered rows of I
+// ranks of CP are those of one rank of CP / I, and all ranks give the full sequence in its natural order.
 #pragma once
 
 #include "comm/communicator.hpp"
@@ -14,27 +14,31 @@ namespace capstan::ops {
 
 class HeadExchange {
  public:
-  // layout, rows: before the exchange; batch sequences of `seq` rows each. A rank gets whole groups of heads where there are
-  // at least as many as ranks; else an equal part of one group's query heads, and its keys and values are on several ranks.
-  // ErrorCode::config when heads and groups do not divide so. Null or a group of one: nothing is exchanged.
+  // layout, rows: before the exchange; batch sequences of `seq` rows each. A rank receives complete groups of
+  // heads where there are at least as many groups as ranks; otherwise an equal share of one group's query
+  // heads, whose keys and values several ranks then hold. ErrorCode::config when heads and groups cannot be
+  // divided this way. Null or a group of one: no exchange.
   HeadExchange(comm::Communicator* group, kernels::QkvLayout layout, int64_t batch, int64_t seq);
 
   bool alone() const { return ranks_ == 1; }
   int64_t ranks() const { return ranks_; }
   int64_t seq() const { return ranks_ * seq_; }               // rows of a sequence after the exchange
-  const kernels::QkvLayout& layout() const { return mine_; }  // of the heads that this rank has then
-  int64_t first_head() const;                                 // the first of them among those before
-  bool replicates() const { return copies_ > 1; }             // keys and values are on several ranks
+  const kernels::QkvLayout& layout() const { return mine_; }  // of this rank's heads after the exchange
+  // Index of the first of them before the exchange.
+  int64_t first_head() const;
+  bool replicates() const { return copies_ > 1; }  // several ranks hold the same keys and values
 
-  // All are collective. N = batch * seq rows here, M = ranks * N; a rank sends N rows of the narrower matrix to each of the others.
+  // All are collective. N = batch * seq local rows, M = ranks * N. A rank sends N rows of the narrower matrix
+  // to each other rank.
   Tensor heads_of(const Tensor& qkv) const;  // [N, row] -> [M, row of layout()]
   Tensor rows_of_output(
       const Tensor& out) const;  // [M, heads of layout() * head_dim] -> [N, heads * head_dim]
   Tensor heads_of_output(const Tensor& dout) const;  // its inverse
-  // The gradient back: [M, row of layout()] -> [N, row]. What several ranks have for one group is summed in rank order, in
-  // fp32, and rounded once to `type`; where no group is on several ranks `type` is that of dqkv.
+  // The gradient of heads_of(): [M, row of layout()] -> [N, row]. Gradients of a group that several ranks
+  // hold are summed in rank order, in fp32, and rounded once to `type`; where no group is replicated, `type`
+  // must be that of dqkv.
   Tensor rows_of(const Tensor& dqkv, DType type) const;
-  Tensor gathered(const Tensor& per_row) const;  // [N] -> [M]; undefined stays so
+  Tensor gathered(const Tensor& per_row) const;  // [N] -> [M]; undefined for undefined
 
  private:
   Tensor exchange(const Tensor& parts) const;

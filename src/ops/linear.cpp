@@ -41,7 +41,7 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* b
       matmul(Transpose::no, Transpose::no, dy, *w, dx);
       step.give(0, dx);
     }
-    if (trains) step.weight_product(weight, cost, step.saved(0), dy);
+    if (trains) step.weight_gradient_gemm(weight, cost, step.saved(0), dy);
     if (bias)
       step.weight_gradient(
           *bias, {0, static_cast<double>(dy.bytes())}, {dy},

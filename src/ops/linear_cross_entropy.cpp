@@ -47,8 +47,8 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
     const bool backward = trains || needs_dx, narrow = backward && x.dtype() == DType::bf16;
     const int64_t chunk = std::min(rows, cross_entropy_chunk(rows, columns, narrow));
     const Tensor logit_buffer = Tensor::empty(device, {chunk, columns});
-    // The products of the backward pass take their operands in one type: bf16 gradients lie in the first half of the rows of
-    // logits that they are made of.
+    // The GEMMs of the backward pass need operands of one type: bf16 gradients overwrite the first half of
+    // the rows of logits.
     const Tensor dlogit_buffer =
         narrow ? logit_buffer.as_type(DType::bf16).slice(1, 0, columns) : logit_buffer;
     const Tensor row_max = Tensor::empty(device, {chunk}), sums = Tensor::empty(device, {2, chunk});
@@ -94,7 +94,7 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   Cost cost = matmul_cost(rows, columns, hidden, x.dtype());
   cost.flops *= products;
   cost.bytes *= products;
-  if (!parallel.alone())  // maxima are gathered, two numbers summed
+  if (!parallel.alone())  // gathers maxima, sums two numbers
     cost.sent = 4.0 * static_cast<double>(rows) * (parallel.size() - 1) * (1 + 4.0 / parallel.size());
   result.sum =
       tape.record({.name = "linear_cross_entropy",
@@ -105,7 +105,7 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
                    .saved = {dx},
                    .backward = [&weight](BackwardStep& step) {
                      if (step.needs(0)) step.give(0, step.saved(0));
-                     // Done in the forward pass; here it is only accounted for.
+                     // Computed in the forward pass; only counted here.
                      step.weight_gradient(weight, {}, {}, [](const Tensor&, std::span<const Tensor>) {});
                    }})[0];
   return result;

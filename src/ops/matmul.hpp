@@ -1,4 +1,4 @@
-// Matrix products on tensors: what operations use instead of spelling out GemmShape.
+// Matrix products on tensors, so that operations need not fill in a GemmShape.
 #pragma once
 
 #include "ops/tape.hpp"
@@ -8,8 +8,8 @@ namespace capstan::ops {
 
 enum class Transpose : uint8_t { no, yes };
 
-// c[m, n] = op(a)[m, k] op(b)[k, n] + beta c. Matrices of two dimensions whose rows may lie apart (slices of
-// rows or of columns); a and b fp32 or bf16 alike, c fp32 or bf16.
+// c[m, n] = op(a)[m, k] op(b)[k, n] + beta c. Matrices whose rows may have a stride (slices of rows or of
+// columns); a and b fp32 or bf16 alike, c fp32 or bf16.
 void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
             float beta = 0);
 
@@ -19,19 +19,19 @@ Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type);
 // gradient[n] += sum over rows of x[m, n].
 void add_column_sum(const Tensor& x, const Tensor& gradient);
 
-// gradient += partial, both fp32 with equally many elements: how a weight gradient that a backward kernel has
-// made as a by-product reaches the gradient buffer.
+// gradient += partial, both fp32 with the same number of elements. For weight gradients that are a by-product
+// of a backward kernel.
 void add_into(const Tensor& partial, const Tensor& gradient);
 
-// Matrices of two dimensions and equal sizes, whose rows may lie apart; fp32 and bf16 turn into each other, other types are the
-// same on both sides.
+// Copies a matrix whose rows may have a stride to one of equal sizes. Converts between fp32 and bf16; other
+// types must agree.
 void copy_matrix(const Tensor& from, const Tensor& to);
 
-// A copy of `tensor` that nobody else holds.
+// A contiguous copy of `tensor` in new memory.
 Tensor copy_of(const Tensor& tensor);
 
-// The tensor itself where it is the only view of its memory, so that the kernel may write over it; else new
-// memory of the same shape and type, uninitialised.
+// The tensor itself where it is the only view of its memory, so that the kernel may overwrite it; otherwise
+// an uninitialized tensor of the same shape and type.
 Tensor reuse_or_empty(const Tensor& tensor);
 
 }  // namespace capstan::ops

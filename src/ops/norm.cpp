@@ -11,7 +11,7 @@ namespace capstan::ops {
 
 namespace {
 
-// The gradients of gamma and beta are by-products of the backward kernel (which adds: they begin at zero);
+// The backward kernel also computes the gradients of gamma and beta (it accumulates, so they start at zero);
 // the W step adds them to the gradient buffers.
 Tensor partial_for(Device& device, const ParamStore& store, const Parameter* parameter, int64_t cols) {
   return parameter && store.trains(*parameter) ? Tensor::zeros(device, {cols}) : Tensor();
@@ -154,7 +154,7 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
   record.backward = [layout, parameters, options, tokens](BackwardStep& step) {
     Tensor dy = std::move(step.output_gradient());
     Device& dev = step.device();
-    const Tensor dx = dy.unique() ? dy : copy_of(dy);  // the values' part passes as it is
+    const Tensor dx = dy.unique() ? dy : copy_of(dy);  // copies the gradients of the values
     dy = Tensor();
     const auto back = [&](HeadRows heads, const Parameter& gamma, const Parameter* beta, size_t saved) {
       const ParamStore& store = step.context().store;
@@ -176,7 +176,7 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
   return tape.record(std::move(record))[0];
 }
 
-Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, AllHeads all,
+Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, HeadCounts all,
                       const Parameter& query_gamma, const Parameter& key_gamma, NormOptions options,
                       const TensorParallel& parallel) {
   Device& device = tape.device();

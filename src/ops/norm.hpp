@@ -13,18 +13,19 @@ struct NormOptions {
 };
 
 struct NormResult {
-  Var sum;  // x + residual; x itself without a residual
-  Var y;    // the normalized sum
+  // X + residual; x itself without a residual.
+  Var sum;
+  Var y;  // the normalized sum
 };
 
 // The residual addition and the norm that follows it, in one pass: y = norm(x + residual) * gamma (+ beta)
-// over the last dimension of [N, h]. An undefined residual is none. Move x in: its memory then takes the sum.
-// Whoever goes on with the residual stream uses `sum` (also without a residual), so that its gradient is
-// added within the norm's backward kernel.
+// over the last dimension of [N, h]. An undefined residual means no addition. Move x in, so that the sum
+// overwrites it. Use `sum` as the next residual (also without a residual here), so that the norm's backward
+// kernel adds its gradient.
 NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta,
                 NormOptions options);
 
-// Normalizes each query and each key head of packed QKV [N, row] over head_dim; values pass. gammas
+// Normalizes each query and each key head of packed QKV [N, row] over head_dim; copies the values. gammas
 // [head_dim]; betas only with LayerNorm.
 struct QkNormParameters {
   const Parameter* q_gamma = nullptr;
@@ -35,16 +36,16 @@ struct QkNormParameters {
 Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormParameters& parameters,
             NormOptions options);
 
-// The heads that the norms see, on all tensor-parallel ranks together.
-struct AllHeads {
-  int64_t heads = 0, groups = 0;  // of queries; of keys
+// The number of heads on all tensor-parallel ranks together.
+struct HeadCounts {
+  int64_t heads = 0, groups = 0;  // query heads, key heads
 };
 
-// RMSNorm of a token's query heads as one vector and of its key heads as another, in packed QKV [N, row]; values pass.
-// query_gamma [heads * head_dim] and key_gamma [groups * head_dim] have the heads that are here. Over T tensor-parallel ranks
-// two fp32 sums of each token are all-reduced forward and two backward; keys that several ranks hold count once, and their
-// gradients are parts of a sum as those of the keys are.
-Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, AllHeads all,
+// RMSNorm of a token's query heads as one vector and of its key heads as another, in packed QKV [N, row];
+// copies the values. query_gamma [heads * head_dim] and key_gamma [groups * head_dim] cover the local heads.
+// Over T tensor-parallel ranks two fp32 sums of each token are all-reduced forward and two backward; keys
+// that several ranks hold count once, and their gradients are partial sums.
+Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, HeadCounts all,
                       const Parameter& query_gamma, const Parameter& key_gamma, NormOptions options,
                       const TensorParallel& parallel);
 

@@ -1,5 +1,5 @@
-// What a parameter is before it exists (ParamSpec), the handle that operations hold (Parameter) and who resolves it to
-// memory (ParamStore).
+// ParamSpec describes a parameter before it is allocated, Parameter is the handle that operations hold, and
+// ParamStore resolves the handle to memory.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,38 @@ namespace capstan {
 // Layout-independent initialization: element i of the global tensor depends on (seed, name, i) only.
 struct Init {
   enum class Kind : uint8_t { zeros, ones, normal, uniform } kind = Kind::zeros;
-  double std = 0;  // normal: mean 0; uniform: between -std and std
+  // Normal: mean 0; uniform: between -std and std.
+  double std = 0;
 };
 
 struct ParamSpec {
-  std::string name;  // Megatron's dotted name, unique: "decoder.layers.0.self_attention.linear_qkv.weight"
-  Shape shape;       // global, vocabulary padded
+  // Megatron's dotted name, unique: "decoder.layers.0.self_attention.linear_qkv.weight".
+  std::string name;
+  Shape shape;  // global, vocabulary padded
   Init init;
   Sharding sharding;
-  // Held alike by all tensor-parallel ranks, while each rank's gradient covers only its rows or heads: it is to be summed.
+  // Replicated over the tensor-parallel ranks, while each rank's gradient covers only its rows or heads: the
+  // ranks sum it.
   bool partial_over_tensor = false;
-  bool no_weight_decay = false;     // biases and one-dimensional parameters
-  bool adapter = false;             // of an adapter: with `peft` these train, the others do not
-  bool second_factor = false;       // an adapter's B: LoRA+ gives it a learning rate of its own
-  std::string row_lengths_of;       // DoRA's magnitude: begins as the lengths of the rows of that parameter
-  int layer = -1;                   // global layer index; -1: outside the layers
-  std::string block;                // unit of prefetch and release: "embedding", "layer 0", "head"
-  std::vector<std::string> places;  // where else it is used (a tied embedding names the output layer here)
-  // A tied parameter whose places are on different pipeline stages is in the list of both; its gradients are summed over them.
-  // The owner counts it in the norm and writes it.
+  bool no_weight_decay = false;  // biases and one-dimensional parameters
+  // With `peft`, only adapter parameters train.
+  bool adapter = false;
+  // An adapter's B, for which LoRA+ has its own learning rate.
+  bool second_factor = false;
+  // DoRA magnitude: initialized to the row norms of that parameter.
+  std::string row_lengths_of;
+  // Global layer index; -1: outside the layers.
+  int layer = -1;
+  // Unit of prefetch and release: "embedding", "layer 0", "head".
+  std::string block;
+  // Names of further uses: a tied embedding names the output layer.
+  std::vector<std::string> other_uses;
+  // A tied parameter whose uses are on different pipeline stages is in the parameter lists of both, which sum
+  // its gradients. The `owner` counts it in the gradient norm and writes it to checkpoints.
   enum class Tied : uint8_t { no, owner, copy } tied = Tied::no;
 };
 
-// A handle. Its address is stable while the model lives; index is its place in the model's list.
+// A handle whose address is stable while the model lives. `index`: its index in the model's parameter list.
 class Parameter {
  public:
   Parameter(ParamSpec spec, int index, int tensor_rank = 0, int tensor_size = 1)
@@ -49,7 +58,7 @@ class Parameter {
   const std::string& name() const { return spec_.name; }
   int index() const { return index_; }
   const Shard& shard() const { return shard_; }
-  const Shape& shape() const { return shard_.shape; }  // of this rank's part
+  const Shape& shape() const { return shard_.shape; }  // of the local shard
 
  private:
   ParamSpec spec_;
@@ -57,12 +66,12 @@ class Parameter {
   Shard shard_;
 };
 
-// Uses of parameters on one tape, with the regions that it runs again, whose weight gradients have not run yet; by
-// Parameter::index().
+// For each Parameter::index(), the number of uses on one tape (recomputed regions included) whose weight
+// gradients are still to be computed.
 using UsesLeft = std::vector<int>;
 
-// Resolves parameters for one tape step and owns where their gradients go. Implementations may gather, cast, dequantize
-// or unpack in acquire() and drop the result in release(): an operation never keeps the tensor.
+// Resolves parameters to tensors and owns their gradient buffers. Implementations may gather, cast or
+// dequantize in acquire() and drop the result in release(): an operation never keeps the tensor.
 class ParamStore {
  public:
   virtual ~ParamStore() = default;
@@ -70,32 +79,34 @@ class ParamStore {
   // The local shard in the compute type, contiguous, valid until the matching release(). Calls nest.
   virtual Tensor acquire(const Parameter& parameter) = 0;
   virtual void release(const Parameter& parameter) = 0;
-  // By the tape: which way through the model's list parameters are acquired from now on. A region that runs again goes
-  // forward within the backward pass.
+  // Called by the tape: the order in which it acquires parameters from now on, for prefetching. A recomputed
+  // region runs forward within the backward pass.
   enum class PassDirection : uint8_t { forward, backward };
   virtual void set_direction(PassDirection) {}
 
   virtual bool trains(const Parameter& parameter) const = 0;
-  // fp32, shape of the local shard; weight gradients are accumulated straight into it.
+  // The gradient buffer, fp32, shape of the local shard. Operations accumulate weight gradients into it.
   virtual Tensor gradient(const Parameter& parameter) = 0;
-  // The same for who would rather set the whole of it than add to zeros. `fresh`: nothing was added yet and what it holds is
-  // undefined; it must be set.
+  // The same for an operation that can overwrite the buffer. Sets `fresh` where nothing was added yet: the
+  // contents are then undefined, and the operation must write every element.
   virtual Tensor gradient_to_set(const Parameter& parameter, bool& fresh) {
     fresh = false;
     return gradient(parameter);
   }
 
-  // Micro-batch accounting. A gradient is ready when, in the last micro-batch, the last weight gradient of all uses of the
-  // parameter has been accumulated; gradient_ready() is then called once.
+  // Micro-batch accounting. A gradient is ready when, in the last micro-batch, the last weight gradient of
+  // all uses of the parameter has been accumulated; gradient_ready() is then called once.
   void begin_step(int parameters);
   void begin_last_micro_batch() { last_micro_batch_ = true; }
-  // By the tape, once for each use in a forward pass, and after the use's weight gradient.
+  // Called by the tape: note_use() for each use in a forward pass, note_weight_gradient() after the weight
+  // gradient of that use.
   void note_use(const Parameter& parameter, UsesLeft& tape);
   void note_weight_gradient(const Parameter& parameter, UsesLeft& tape);
 
  protected:
-  // The last weight gradient of this parameter on one tape has been accumulated, in whichever micro-batch; `left` is what the
-  // tape still has to do. Nobody holds a gradient tensor at that moment. Before gradient_ready().
+  // Called after the last weight gradient of this parameter on one tape, in every micro-batch, before
+  // gradient_ready(). `left`: the uses of other parameters whose weight gradients are still to be computed.
+  // No operation holds a gradient tensor then.
   virtual void tape_gradient_done(const Parameter&, const UsesLeft& left) { static_cast<void>(left); }
   virtual void gradient_ready(const Parameter&) {}
 

@@ -5,7 +5,7 @@
 
 namespace capstan::ops {
 
-// Cosines and sines of the rotary angles, fp32 [positions, rotary_dim / 2] (nn/rope_table.hpp makes them).
+// Cosines and sines of the rotary angles, fp32 [positions, rotary_dim / 2] (computed by nn/rope_table.hpp).
 struct RopeTable {
   Tensor cos, sin;
   int64_t rotary_dim() const { return 2 * cos.size(1); }
@@ -13,8 +13,8 @@ struct RopeTable {
 };
 
 // Rotates the query and key heads of packed QKV [N, row] by the angles of positions i32 [N], which are below
-// table.positions(). Move qkv in: it is then rotated where it lies. The backward is the inverse rotation;
-// nothing is kept.
+// table.positions(). Move qkv in to rotate it in place. The backward pass is the inverse rotation; saves
+// nothing.
 Var rope(Tape& tape, Var qkv, kernels::QkvLayout layout, const RopeTable& table, const Tensor& positions,
          bool interleaved);
 

@@ -4,7 +4,7 @@
 
 namespace capstan::ops {
 
-// y = factor * x, with the factor rounded to x's type. Move x in: its memory then takes the result.
+// y = factor * x, with the factor rounded to x's type. Move x in, so that the result overwrites it.
 Var scale(Tape& tape, Var x, double factor);
 
 }  // namespace capstan::ops

@@ -14,8 +14,8 @@ namespace {
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-// Where kernels are queued an observed step waits at both ends of an operation: the time is that of its kernels, not that of
-// asking for them.
+// Where kernels are queued, an observed step waits before and after each operation, to measure its kernels
+// and not their launch.
 double start_observing(const StepContext& context) {
   if (!context.observer) return 0;
   context.device.synchronize();
@@ -88,7 +88,7 @@ void BackwardStep::weight_gradient(const Parameter& parameter, Cost cost, std::v
                                    WeightFunction run) {
   tape_.take_weight_step({&parameter, tape_.entries_[entry_].name, cost, std::move(tensors), std::move(run)});
 }
-void BackwardStep::weight_product(const Parameter& parameter, Cost cost, Tensor x, Tensor dy) {
+void BackwardStep::weight_gradient_gemm(const Parameter& parameter, Cost cost, Tensor x, Tensor dy) {
   tape_.take_weight_step(
       {&parameter, tape_.entries_[entry_].name, cost, {std::move(x), std::move(dy)}, nullptr});
 }
@@ -123,13 +123,13 @@ const Tensor& Tape::input_gradient(const std::string& name) const {
 }
 
 void Tape::note(TapeEvent event, double started) {
-  event.recomputed = repeated_ && event.phase == 'F';  // a region's gradients are taken once
+  event.recomputed = repeated_ && event.phase == 'F';  // a region's gradients are computed once
   device().synchronize();
   last_mark_ = now_seconds();
   event.seconds = last_mark_ - started;
   event.end = last_mark_;
   context_.observer->observe(event);
-  last_mark_ = now_seconds();  // what the observer takes is no operation's
+  last_mark_ = now_seconds();  // excludes the observer's time
 }
 
 std::vector<Var> Tape::record(Record record) {
@@ -138,8 +138,8 @@ std::vector<Var> Tape::record(Record record) {
   for (const Parameter* parameter : record.parameters) {
     if (!context_.store.trains(*parameter)) continue;
     trains = true;
-    // The first pass of a recomputed region counts its uses, so that no gradient is taken for ready before the region has
-    // run again; the second pass must not count them twice.
+    // The first pass of a recomputed region counts its uses, so that no gradient becomes ready before the
+    // region is recomputed; the second pass must not count them again.
     if (mode_ == Mode::train && !repeated_) context_.store.note_use(*parameter, *uses_left_);
   }
   if (context_.observer) {
@@ -187,7 +187,7 @@ void Tape::accumulate(int slot, Tensor gradient) {
   }
   CAPSTAN_ASSERT(sum.shape().elements() == gradient.shape().elements(),
                  "gradients of different shapes for one value");
-  // Somebody else may hold the tensor that was given first: it is then left alone.
+  // Do not overwrite the first tensor where another holder shares it.
   Tensor target = sum.unique() ? sum : Tensor::empty(sum.device(), sum.shape(), sum.dtype());
   launch(sum.device(), sum.device().table().elementwise->add, sum, gradient, target, sum.elements());
   sum = target;
@@ -258,13 +258,14 @@ void Tape::run_backward(BackwardOptions options) {
     if (context_.observer)
       event = {'B', entry.name, shapes_of(step.output_gradients_), entry.backward_cost,
                bytes_of(step.saved_)};
-    // What nothing depends on has a zero gradient; the operation still runs so that its weight gradients are accounted for.
+    // An unused output has a zero gradient; the operation still runs, so that its weight gradients are
+    // counted.
     if (!reached)
       for (size_t i = 0; i < entry.output_slots.size(); ++i)
         step.output_gradients_[i] = Tensor::zeros(device(), entry.output_shapes[i], entry.output_dtypes[i]);
     inner_seconds_ = 0;
     entry.backward(step);
-    // What ran inside (weight steps, a region run again) was observed on its own.
+    // Nested events (weight steps, a recomputed region) were observed separately.
     if (context_.observer) note(std::move(event), started + inner_seconds_);
     entries_.pop_back();
   }
@@ -280,10 +281,9 @@ Tensor Tape::choice(const std::function<Tensor()>& compute) {
 }
 
 std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> inputs, Body body) {
-  if (!recording())
-    return body(*this, inputs);  // inference, or inside a region that is itself run again later
+  if (!recording()) return body(*this, inputs);  // inference, or inside of a region that is recomputed later
 
-  // A region inside a repeated one replays its part of the outer region's choices.
+  // A nested region replays its section of the outer region's choices.
   const auto choices = choices_ ? choices_ : std::make_shared<std::vector<Tensor>>();
   const size_t first_choice = next_choice_;
   std::vector<Tensor> outputs, saved;
@@ -299,13 +299,13 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
     for (const Var& input : inputs) plain.push_back({input.value, -1});
     for (Var& output : body(first, plain)) outputs.push_back(std::move(output.value));
     next_choice_ = first.next_choice_;
-    if (context_.observer) last_mark_ = first.last_mark_;  // the region's time is not the next operation's
+    if (context_.observer) last_mark_ = first.last_mark_;  // the next operation's time excludes the region
   }
   for (const Var& input : inputs) {
     saved.push_back(input.value);
     needs.push_back(input.needs_gradient());
   }
-  // The region's parameters make its outputs depend on something that trains: it is always recorded.
+  // A region is always recorded, because its outputs may depend on trained parameters.
   Entry entry;
   std::vector<Var> results;
   for (Tensor& output : outputs) {
@@ -342,7 +342,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
       if (gradient.defined()) step.give(i, std::move(gradient));
     }
     if (context_.observer) inner_seconds_ += now_seconds() - started;  // observed by the inner tape
-    // Delayed weight gradients outlive the inner tape: their tensors keep what they need.
+    // Delayed weight gradients outlive the inner tape and keep their own tensors.
     for (WeightStep& weight : again.weight_steps_) weight_steps_.push_back(std::move(weight));
   };
   entries_.push_back(std::move(entry));

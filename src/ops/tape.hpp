@@ -1,5 +1,6 @@
-// The tape of one micro-batch: what ran forward (F), what is to run backward (B: input gradients) and the weight gradients
-// (W) that B steps hand over. It is data: every entry has a name, shapes, bytes, FLOPs and the tensors that it keeps alive.
+// The tape of one micro-batch: it records the operations of the forward pass (F) and runs their input
+// gradients (B) and weight gradients (W). Every entry has a name, shapes, bytes, FLOPs and the tensors that
+// it saves.
 //
 // An operation runs its forward and records itself:
 //
@@ -12,9 +13,10 @@
 //                           Tensor dx = …; launch on step.output_gradient(); step.give(0, dx); }})[0];
 //   }
 //
-// Several tapes may live at once. Backward starts from given output gradients plus the registered side losses. Weight
-// gradients run at once, or later when they are delayed. recompute() runs a region without recording it and runs it again
-// in the backward pass; there, side effects are off and discrete choices are replayed.
+// Several tapes may live at once. The backward pass starts from given output gradients and the registered
+// side losses. Weight gradients run at once, or later when they are delayed. recompute() runs a region
+// without recording it and recomputes it in the backward pass, with side effects off and discrete choices
+// replayed.
 #pragma once
 
 #include <functional>
@@ -35,27 +37,31 @@ struct Cost {
   double sent = 0;   // bytes that this rank sends to others
 };
 
-// One executed piece of a step, for traces, the memory table and the planner.
+// One executed entry of a training step, for traces, the memory table and the memory estimate.
 struct TapeEvent {
-  char phase;  // 'F', 'B' or 'W'; 'C': a transfer between ranks, or its start, or the wait for it
+  // 'F', 'B' or 'W'; 'C': a transfer between ranks, or its start, or the wait for it.
+  char phase;
   std::string name;
-  std::vector<Shape> shapes;  // inputs, then outputs (F); gradients (B, W)
+  // Inputs, then outputs (F); gradients (B, W).
+  std::vector<Shape> shapes;
   Cost cost;
   int64_t saved_bytes = 0;  // kept alive from F to B, or from B to W
   bool recomputed = false;
-  bool part = false;   // a piece of a running operation, whose own event counts it
-  double seconds = 0;  // host time of the call, without what it ran as events of their own
-  double end = 0;      // host clock (steady, seconds) when it ended
+  // Nested in an operation, whose own event includes it.
+  bool part = false;
+  // Host time of the call, without nested events.
+  double seconds = 0;
+  double end = 0;  // steady host clock at its end, seconds
 };
 
 class TapeObserver {
  public:
   virtual ~TapeObserver() = default;
   virtual void observe(const TapeEvent& event) = 0;
-  // Whose operations come next.
+  // Called before the operations of a micro-batch.
   virtual void micro_batch(int64_t index) { static_cast<void>(index); }
-  // The values themselves, before `observe`: what an operation gave ('F', with its parameters), or the gradient that a
-  // backward step gives to one of its operation's inputs ('B').
+  // Called before `observe` with the values: the outputs of an operation ('F', with its parameters), or the
+  // gradient of one of its inputs ('B').
   virtual void values(char phase, const std::string& name, std::span<const Parameter* const> parameters,
                       std::span<const Tensor> tensors) {
     static_cast<void>(phase), static_cast<void>(name), static_cast<void>(parameters),
@@ -63,15 +69,15 @@ class TapeObserver {
   }
 };
 
-// What the operations of a step share.
+// The device, parameters and observer that all operations of a step share.
 struct StepContext {
   Device& device;
   ParamStore& store;
   TapeObserver* observer = nullptr;
 };
 
-// A piece of a running operation, observed on its own (TapeEvent::part): from here to end(). A transfer that the program does
-// not wait for, and what runs beside it. Without an observer, nothing.
+// Observes a section of a running operation as a nested event (TapeEvent::part), from construction to end():
+// an asynchronous transfer, or work that overlaps with it. Does nothing without an observer.
 class TraceScope {
  public:
   TraceScope(StepContext& context, char phase, std::string name);
@@ -94,22 +100,23 @@ struct Var {
 
 class Tape;
 
-// What a backward function sees.
+// The interface of a backward function to the tape.
 class BackwardStep {
  public:
-  // Gradient of the i-th output; undefined when nothing depends on that output. The tensor may be overwritten by the step
-  // if `Tensor::unique()` holds (nobody else has it).
+  // Gradient of the i-th output; undefined when nothing depends on that output. The step may overwrite the
+  // tensor if `Tensor::unique()` holds.
   Tensor& output_gradient(size_t i = 0) { return output_gradients_[i]; }
   const Tensor& saved(size_t i) const { return saved_[i]; }
   bool needs(size_t input) const;
-  void give(size_t input, Tensor gradient);  // adds to what the input already has
+  void give(size_t input, Tensor gradient);  // adds to the input's gradient
 
-  // Hands over a weight gradient: `run` adds into `gradient` (fp32, the parameter's shape) and reads `tensors`.
+  // Schedules a weight gradient: `run` adds into `gradient` (fp32, the parameter's shape) and reads
+  // `tensors`.
   using WeightFunction = std::function<void(const Tensor& gradient, std::span<const Tensor> tensors)>;
   void weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors,
                        WeightFunction run);
-  // The same for dy^T x, of which the first of a step overwrites the gradient.
-  void weight_product(const Parameter& parameter, Cost cost, Tensor x, Tensor dy);
+  // Schedules the weight gradient dy^T x; the first one of a step overwrites the gradient buffer.
+  void weight_gradient_gemm(const Parameter& parameter, Cost cost, Tensor x, Tensor dy);
 
   StepContext& context();
   Device& device() { return context().device; }
@@ -127,7 +134,8 @@ struct Record {
   std::string name;
   std::vector<Var> inputs;
   std::vector<Tensor> outputs;
-  // Parameters used by this operation. Its backward must call weight_gradient exactly once for each that trains.
+  // Parameters used by this operation. Its backward must call weight_gradient exactly once for each that
+  // trains.
   std::vector<const Parameter*> parameters;
   Cost cost;           // forward
   Cost backward_cost;  // input gradients only
@@ -149,7 +157,7 @@ class Tape {
   Device& device() { return context_.device; }
   ParamPin pin(const Parameter& parameter) { return ParamPin(context_.store, parameter); }
   bool recording() const { return mode_ == Mode::train && !suspended_; }
-  // False while a region is run again: metrics, counts and side losses must not be registered twice.
+  // False while a region is recomputed: metrics, counts and side losses must not be registered twice.
   bool side_effects() const { return !repeated_; }
 
   // Named inputs and outputs of the micro-batch.
@@ -160,18 +168,19 @@ class Tape {
 
   std::vector<Var> record(Record record);
 
-  // A scalar (or vector) loss beside the main one: backward starts with `gradient` on it.
+  // Registers an additional scalar (or vector) loss: the backward pass starts with `gradient` on it.
   void side_loss(const Var& value, Tensor gradient);
 
-  // Runs `body` now without recording it, and again (recorded) when its gradient is needed. body must depend on its
-  // arguments, parameters and captured constants only.
+  // Runs `body` without recording it, and again (recorded) when its gradient is needed. `body` must depend on
+  // its arguments, parameters and captured constants only.
   using Body = std::function<std::vector<Var>(Tape&, std::span<const Var>)>;
   std::vector<Var> recompute(const std::string& name, std::vector<Var> inputs, Body body);
-  // A discrete choice (routing, a split): computed in the first pass, replayed when the region runs again.
+  // A discrete choice (routing, a split): computed in the first pass, replayed when the region is recomputed.
   Tensor choice(const std::function<Tensor()>& compute);
 
-  // Runs all B entries, last first. Gradients of outputs by name; what is undefined counts as zero. With
-  // delay_weight_gradients the W steps wait for run_weight_gradients(). Entries and saved tensors are dropped as they are used.
+  // Runs the backward pass, last operation first, from gradients of outputs by name (undefined: zero). With
+  // delay_weight_gradients, weight gradients wait for run_weight_gradients(). Drops entries and saved tensors
+  // as it uses them.
   struct BackwardOptions {
     bool delay_weight_gradients = false;
   };
@@ -198,7 +207,8 @@ class Tape {
     std::string name;
     Cost cost;
     std::vector<Tensor> tensors;
-    BackwardStep::WeightFunction run;  // null: tensors are x and dy of a weight_product()
+    // Null: tensors are x and dy of a weight_gradient_gemm().
+    BackwardStep::WeightFunction run;
   };
   void accumulate(int slot, Tensor gradient);
   void run_backward(BackwardOptions options);
@@ -208,20 +218,22 @@ class Tape {
 
   StepContext& context_;
   Mode mode_;
-  bool suspended_ = false;  // first pass of a recomputed region: nothing is recorded
-  bool repeated_ = false;   // what runs has run before: uses are counted and side effects happened
+  bool suspended_ = false;  // in the first pass of a recomputed region
+  bool repeated_ = false;   // while a region is recomputed
   bool delay_weights_ = false;
   std::vector<Entry> entries_;
   std::vector<Tensor> gradients_;  // by slot
   std::vector<WeightStep> weight_steps_;
-  std::shared_ptr<UsesLeft> uses_left_ = std::make_shared<UsesLeft>();  // shared with regions that run again
+  std::shared_ptr<UsesLeft> uses_left_ = std::make_shared<UsesLeft>();  // shared with recomputed regions
   std::map<std::string, Var> inputs_, outputs_;
   std::map<std::string, Tensor> input_gradients_;
   std::vector<std::pair<int, Tensor>> side_losses_;
   std::shared_ptr<std::vector<Tensor>> choices_;  // of the outermost recomputed region
   size_t next_choice_ = 0;                        // when repeated
-  double last_mark_ = 0;                          // host clock at the end of the last observed piece
-  double inner_seconds_ = 0;  // within the running backward step, observed as events of their own
+  // Host clock at the end of the last observed event.
+  double last_mark_ = 0;
+  // Nested events of the running backward step.
+  double inner_seconds_ = 0;
 };
 
 }  // namespace capstan

@@ -15,7 +15,8 @@ namespace capstan::ops {
 
 namespace {
 
-// The rows of one part of a product, on all ranks: with cut rows, [begin, begin + count) of each rank's run; else of all rows.
+// The rows of one block of a GEMM, on all ranks: with sharded rows, [begin, begin + count) of each rank's
+// rows; else of all rows.
 struct Part {
   int64_t begin, count;
 };
@@ -34,7 +35,7 @@ double sent(const Tensor& x, const TensorParallel& parallel, int times) {
   return times * static_cast<double>(x.bytes()) * (parallel.size() - 1) / parallel.size();
 }
 
-// A piece of an operation as an event of its own, for traces and the tests of what runs beside what.
+// A section of an operation as a nested event, for traces and tests of overlap.
 template <class Work>
 void traced(StepContext& context, char phase, const char* name, Work&& work) {
   TraceScope part(context, phase, name);
@@ -42,12 +43,12 @@ void traced(StepContext& context, char phase, const char* name, Work&& work) {
   part.end();
 }
 
-// All rows of a tensor whose rows are cut, part by part. A part lies rank by rank: [T, count, columns].
+// Gathers the rows of a row-sharded tensor, block by block. A block is ordered by rank: [T, count, columns].
 class Gather {
  public:
   Gather(StepContext& context, const Tensor& mine, const TensorParallel& parallel)
       : context_(context), mine_(mine), parallel_(parallel) {}
-  // The part's transfer begins now.
+  // Starts the transfer of a block.
   void start(Part part) {
     CategoryScope scope(MemoryCategory::workspace);
     pieces_.push_back(
@@ -56,7 +57,7 @@ class Gather {
     traced(context_, 'C', "start gather of rows",
            [&] { pieces_.back().exchange.all_gather(rows_of(mine_, part), pieces_.back().all); });
   }
-  // The oldest part that was started.
+  // The oldest block whose transfer was started.
   Tensor take() {
     Piece piece = std::move(pieces_.front());
     pieces_.pop_front();
@@ -82,8 +83,8 @@ Tensor gathered(StepContext& context, const Tensor& mine, const TensorParallel& 
   return gather.take();
 }
 
-// y = op(x) for all rows of x, whose rows are cut: the next part arrives while this one is computed. `product(x_part, y_part)`
-// works on rows that lie together.
+// y = op(x) for all rows of a row-sharded x: the next block arrives while the current one is computed.
+// `product(x_part, y_part)` works on contiguous rows.
 template <class Product>
 Tensor product_of_gathered(StepContext& context, const Tensor& mine, int64_t columns,
                            const TensorParallel& parallel, Product&& product) {
@@ -95,7 +96,7 @@ Tensor product_of_gathered(StepContext& context, const Tensor& mine, int64_t col
   for (size_t i = 0; i < parts.size(); ++i) {
     if (i + 1 < parts.size()) gather.start(parts[i + 1]);
     const Tensor all = gather.take();
-    if (parts.size() == 1)  // the parts of all ranks are the whole
+    if (parts.size() == 1)  // one block: all rows
       product(all, y);
     else
       traced(context, 'F', "part of a product", [&] {
@@ -107,7 +108,8 @@ Tensor product_of_gathered(StepContext& context, const Tensor& mine, int64_t col
   return y;
 }
 
-// The sum over ranks of op(x): each part's sum runs beside the next part's product. Rows of the result are cut with `sequence`.
+// The sum over ranks of op(x): the sum of each block overlaps with the GEMM of the next. With `sequence`, the
+// result is sharded by rows.
 template <class Product>
 class SummedProduct {
  public:
@@ -122,7 +124,7 @@ class SummedProduct {
         const Tensor y = rows_of(sum_, part);
         product(rows_of(x, part), y);
         finish_last();
-        // What the ranks cannot cut evenly is summed at once.
+        // Rows that do not divide evenly over the ranks are summed in one call.
         if (y.elements() % parallel.size() == 0)
           traced(context, 'C', "start sum of a product",
                  [&] { last_.emplace(comm::Reduction::everywhere(*parallel.group, y)); });
@@ -167,7 +169,7 @@ void check_product(const char* name, const Parameter& weight, const Tensor& w, c
 
 }  // namespace
 
-Tensor own_rows(const Tensor& x, const TensorParallel& parallel) {
+Tensor local_rows(const Tensor& x, const TensorParallel& parallel) {
   if (!parallel.shards_rows() || !x.defined()) return x;
   const int64_t rows = x.size(0) / parallel.size();
   return x.slice(0, parallel.rank() * rows, rows);
@@ -207,11 +209,11 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
   const Cost cost = matmul_cost(rows, out, in, x.dtype());
   record.cost = record.backward_cost = cost;
   if (parallel.shards_rows()) record.cost.sent = sent(x.value, parallel, parallel.size());
-  const double full = sent(x.value, parallel, 1);  // of what this rank holds
+  const double full = sent(x.value, parallel, 1);  // of the local rows
   record.backward_cost.sent = parallel.shards_rows() ? (trains ? 2 : 1) * full * parallel.size() : 2 * full;
   record.backward = [&weight, bias, trains, cost, parallel](BackwardStep& step) {
     const Tensor dy = std::move(step.output_gradient());
-    // The rows of x arrive while dx is computed, and the sum of dx runs beside the weight gradients.
+    // The gather of x overlaps with dx, and the sum of dx overlaps with the weight gradients.
     Tensor x_all = trains ? step.saved(0) : Tensor();
     std::optional<Gather> gather;
     if (trains && parallel.shards_rows()) {
@@ -225,7 +227,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
     std::optional<SummedProduct<decltype(product)>> dx;
     if (step.needs(0)) dx.emplace(step.context(), dy, w->size(1), parallel, product);
     if (gather) x_all = gather->take();
-    if (trains) step.weight_product(weight, cost, x_all, dy);
+    if (trains) step.weight_gradient_gemm(weight, cost, x_all, dy);
     if (bias)
       step.weight_gradient(
           *bias, {0, static_cast<double>(dy.bytes())}, {dy},
@@ -262,7 +264,7 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
       const auto product = [&](const Tensor& from, const Tensor& to) {
         matmul(Transpose::no, Transpose::no, from, *w, to);
       };
-      if (trains && parallel.shards_rows())  // both products need all rows of dy: they are gathered once
+      if (trains && parallel.shards_rows())  // both GEMMs need all rows of dy: gather them once
         dy = gathered(step.context(), dy, parallel);
       if (step.needs(0) && (trains || !parallel.shards_rows())) {
         const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
@@ -272,7 +274,7 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
         step.give(0, product_of_gathered(step.context(), dy, in, parallel, product));
       }
     }
-    if (trains) step.weight_product(weight, cost, step.saved(0), dy);
+    if (trains) step.weight_gradient_gemm(weight, cost, step.saved(0), dy);
   };
   return tape.record(std::move(record))[0];
 }

@@ -1,12 +1,12 @@
-// Linear layers and rows that are cut over tensor-parallel ranks (Shoeybi et al. 2019; sequence parallelism: Korthikanti et
-// al. 2022). N rows in all, T ranks.
+// Linear layers and rows that are cut over tensor-parallel ranks (Shoeybi et al. 2019; sequence parallelism:
+// Korthikanti et al. 2022). N rows in all, T ranks.
 //
 //   column  each rank holds out/T features: every rank needs all rows of x, and its dx is a part of a sum
 //   row     each rank holds in/T features: its y is a part of a sum
 //
-// Between the two, rows are either all on every rank (sums: all-reduce), or each rank has its run of N/T (`sequence`; all-gather
-// before, reduce-scatter after). Sums are made in rank order. Bytes that a rank sends for a tensor of B bytes: all-reduce
-// 2 B (T-1)/T, all-gather and reduce-scatter B (T-1)/T.
+// Between the two, rows are either all on every rank (sums: all-reduce), or each rank has its run of N/T
+// (`sequence`; all-gather before, reduce-scatter after). Sums are made in rank order. Bytes that a rank sends
+// for a tensor of B bytes: all-reduce 2 B (T-1)/T, all-gather and reduce-scatter B (T-1)/T.
 #pragma once
 
 #include "comm/communicator.hpp"
@@ -15,10 +15,11 @@
 namespace capstan::ops {
 
 struct TensorParallel {
-  comm::Communicator* group = nullptr;  // null or alone: nothing is cut
-  bool sequence = false;                // rows are cut between the products
-  // Parts of a product's rows. The collective of one runs beside the product of the next; 1: one after the other. Backward
-  // runs the collective of dx beside the weight gradient in any case.
+  comm::Communicator* group = nullptr;  // null or one rank: not sharded
+  // Sequence parallelism: rows are sharded outside of the GEMMs.
+  bool sequence = false;
+  // Number of row blocks of a GEMM. The collective of one block overlaps with the GEMM of the next; 1: no
+  // overlap. The backward pass always overlaps the collective of dx with the weight gradient.
   int64_t splits = 1;
 
   int size() const { return group ? group->size() : 1; }
@@ -27,21 +28,24 @@ struct TensorParallel {
   bool shards_rows() const { return sequence && !alone(); }
 };
 
-// y[N, out/T] = x W^T (+ bias): x[N, in], or this rank's rows [N/T, in] with `sequence`. dx is summed over the ranks.
+// y[N, out/T] = x W^T (+ bias): x[N, in], or this rank's rows [N/T, in] with `sequence`. dx is summed over
+// the ranks.
 Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* bias,
                   const TensorParallel& parallel);
 
-// y[N, out] (this rank's rows with `sequence`) = sum over ranks of x[N, in/T] W^T. A bias comes after the sum.
+// y[N, out] (this rank's rows with `sequence`) = sum over ranks of x[N, in/T] W^T. A bias comes after the
+// sum.
 Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorParallel& parallel);
 
-// What comes before a product that makes the sum of its gradients itself no matter (the head): all rows of x. Backward: dx
-// summed over the ranks, and cut where x was.
+// Gathers all rows of x before a GEMM that does not reduce its input gradient (the head). Backward: the sum
+// of dx over the ranks, sharded by rows where x was.
 Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel);
 
-// What follows a partial sum over the ranks (a vocabulary shard's embedding): the sum, cut by rows with `sequence`.
+// Completes a partial sum over the ranks (a vocabulary shard's embedding); with `sequence` the result is
+// sharded by rows.
 Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel);
 
-// This rank's rows of what every rank holds whole, without a gradient: ids, positions.
-Tensor own_rows(const Tensor& x, const TensorParallel& parallel);
+// This rank's rows of a replicated tensor without a gradient: token ids, positions.
+Tensor local_rows(const Tensor& x, const TensorParallel& parallel);
 
 }  // namespace capstan::ops

@@ -1,5 +1,5 @@
-// Optimizers over flat fp32 buffers. A buffer's elements are updated range by range; ranges differ in weight decay and
-// learning rate. State (moments) is made here, in the buffer's shape, and is what a checkpoint stores beside the main
+// Optimizers over flat fp32 buffers. Ranges of a buffer differ in weight decay and learning rate. The
+// optimizer allocates its state (moments) in the buffer's shape; checkpoints store it with the main
 // parameters.
 #pragma once
 
@@ -12,24 +12,27 @@
 
 namespace capstan::optim {
 
-// The parameters that this rank updates, as one flat piece of memory.
+// The parameters that this rank updates, in contiguous memory.
 struct FlatBuffer {
   struct Range {
     int64_t begin = 0, count = 0;  // elements
     bool weight_decay = true;
     bool decoupled_lr = false;  // embedding and head
-    double lr_factor = 1;       // LoRA+: of an adapter's second factor
-    bool counted = true;  // in the gradient norm here: of ranks with the same elements only one counts them
+    double lr_factor = 1;       // LoRA+: for an adapter's B
+    // In the gradient norm, by one of the ranks with these elements.
+    bool counted = true;
   };
-  Tensor main;                // fp32 [n]
-  Tensor gradients;           // fp32 [n]
-  Tensor model;               // compute type [n]; undefined where main is what the model computes with
-  std::vector<Range> ranges;  // sorted, disjoint; what no range covers is padding and stays as it is
+  Tensor main;       // fp32 [n]
+  Tensor gradients;  // fp32 [n]
+  // Compute type [n]; undefined where the model computes with main.
+  Tensor model;
+  // Sorted, disjoint; elements outside are padding and are not updated.
+  std::vector<Range> ranges;
 };
 
 struct StepOptions {
   double lr = 0, decoupled_lr = 0, weight_decay = 0;
-  float gradient_scale = 1;  // clipping and the division by the token count, in one factor
+  float gradient_scale = 1;  // clipping times 1 / token count
 };
 
 class Optimizer {
@@ -49,11 +52,11 @@ class Optimizer {
   int64_t steps_ = 0;
 };
 
-// ErrorCode::unsupported for kinds that have no kernel yet, by name.
+// ErrorCode::unsupported for algorithms without a kernel.
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
                                  std::vector<FlatBuffer> buffers);
 
-// Sums of squares over the buffers' counted ranges, in double; the caller adds up over ranks.
+// Sums of squares over the buffers' counted ranges, in double; the caller sums over ranks.
 class GradientNorm {
  public:
   explicit GradientNorm(Device& device);
@@ -65,10 +68,10 @@ class GradientNorm {
   Tensor result_;  // fp64 [1]
 };
 
-// Elements of the gradients in the counted ranges that are zero. They are counted on the host: for logging.
+// The number of zero gradients in the counted ranges, counted on the host: for logging.
 int64_t count_zeros(const std::vector<FlatBuffer>& buffers);
 
-// The factor that scales gradients of this norm to at most clip (0: no clipping).
+// The factor that clips gradients of this norm to `clip` (0: no clipping).
 double clip_factor(double norm, double clip);
 
 }  // namespace capstan::optim

@@ -6,7 +6,8 @@
 //   r = (n - W) / (D - W);  linear 1 - r, cosine (1 + cos(pi r)) / 2;  lr = min + c (max - min)
 //   WSD: c = 1 while n <= D - A; then q = (n - (D - A)) / A: linear 1 - q, cosine (1 + cos(pi q)) / 2,
 //        exponential 2 * 0.5^q - 1, minus_sqrt 1 - sqrt(q)
-// Weight decay over I samples: constant; linear start + (n / I) d; cosine start + (cos(pi (1 - n / I)) + 1) / 2 d; end after I.
+// Weight decay over I samples: constant; linear start + (n / I) d; cosine start + (cos(pi (1 - n / I)) + 1) /
+// 2 d; end after I.
 #pragma once
 
 #include <cstdint>

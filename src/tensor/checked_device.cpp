@@ -1,6 +1,6 @@
-// The checked device. One sparse memory file is mapped twice, side by side in address space: the front without any access, whose
-// addresses tensors have, and the back, at a fixed distance, which kernels and copies use. `launch` and the copies below are
-// the only code that adds the distance.
+// The checked device maps one sparse memory file twice: once without access rights, at the addresses of
+// tensors, and once at a fixed distance, for kernels and copies. `launch` and the copies below are the only
+// code that adds the distance.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -23,17 +23,18 @@ namespace {
 // A NaN as bf16, fp16, fp32 and fp64, and an index out of every range as an integer.
 constexpr uint16_t kNobodyWrote = 0x7FF4;
 
-// Host bytes that wait in the queue for their copy to the device; beyond this the host waits.
+// Limit of host bytes queued for copies to the device; beyond it the host waits.
 constexpr int64_t kMostStaged = int64_t{64} << 20;
 
-class TwiceMapped {
+class DoubleMapping {
  public:
-  TwiceMapped() {
+  DoubleMapping() {
     const auto page = static_cast<int64_t>(::sysconf(_SC_PAGESIZE));
     const int64_t memory = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * page;
     page_ = page;
     next_ = page;
-    // Addresses are not used twice (what release_cached() gave back stays a crash), so there are more of them than memory.
+    // Addresses are never reused, so that access to released memory crashes. The address range is therefore
+    // larger than memory.
     bytes_ = std::min(2 * memory, int64_t{256} << 30);
     const int file = ::memfd_create("capstan checked device", MFD_CLOEXEC);
     if (file < 0) refuse("memfd_create");
@@ -42,13 +43,13 @@ class TwiceMapped {
     front_ = map(PROT_NONE);
     back_ = map(PROT_READ | PROT_WRITE);
   }
-  ~TwiceMapped() { close(); }
-  TwiceMapped(const TwiceMapped&) = delete;
-  TwiceMapped& operator=(const TwiceMapped&) = delete;
+  ~DoubleMapping() { close(); }
+  DoubleMapping(const DoubleMapping&) = delete;
+  DoubleMapping& operator=(const DoubleMapping&) = delete;
 
   std::ptrdiff_t distance() const { return back_ - front_; }
 
-  // The block ends where a page ends, and the page behind it cannot be touched by kernels either.
+  // The block ends at a page boundary, and kernels cannot access the next page either.
   std::byte* take(int64_t size) {
     const int64_t end = round_up(checked_add(next_, size), page_);
     if (end + page_ > bytes_) return nullptr;
@@ -155,7 +156,7 @@ class CheckedDevice final : public Device {
   }
   void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue queue) override {
     if (bytes <= 0) return;
-    std::memset(to, 0xff, static_cast<size_t>(bytes));  // who reads before the event finds NaN, or -1
+    std::memset(to, 0xff, static_cast<size_t>(bytes));  // early readers find NaN, or -1
     push_copy(to, from, bytes, queue);
   }
   std::unique_ptr<Event> record(Queue queue) override {
@@ -176,7 +177,7 @@ class CheckedDevice final : public Device {
   void retire(std::byte* data, int64_t size) override { spoil(data, size); }
 
  private:
-  // In queue order: who reads the block before writing it, or after its owner has gone, reads NaNs.
+  // In queue order: a read of the block before its first write or after its release gives NaNs.
   void spoil(std::byte* data, int64_t bytes) {
     compute_.push([to = reinterpret_cast<uint16_t*>(kernel_address(data)), bytes] {
       std::fill_n(to, bytes / 2, kNobodyWrote);
@@ -189,10 +190,10 @@ class CheckedDevice final : public Device {
   }
   CheckedQueue& queue_of(Queue queue) { return queue == Queue::compute ? compute_ : transfer_; }
 
-  TwiceMapped memory_;
+  DoubleMapping memory_;
   ThreadPool pool_;
-  int64_t staged_ = 0;               // bytes on their way to the device since the host last waited
-  CheckedQueue compute_, transfer_;  // last: their threads end before what they use
+  int64_t staged_ = 0;               // bytes queued for the device since the host last waited
+  CheckedQueue compute_, transfer_;  // last: their threads end before the members above
 };
 
 }  // namespace

@@ -83,7 +83,7 @@ void CheckedQueue::run() {
     } catch (...) {
       error = std::current_exception();
     }
-    work = nullptr;  // what it holds ends before anybody hears that it is done
+    work = nullptr;  // release its captures before reporting completion
     lock.lock();
     if (error) error_ = error;
     ++finished_up_to_;

@@ -1,4 +1,4 @@
-// The queue of a checked device: work in order on a thread of its own, late on purpose.
+// The queue of a checked device: runs work in order on its own thread, with deliberate delays.
 #pragma once
 
 #include <condition_variable>
@@ -15,23 +15,23 @@ namespace capstan {
 
 class CheckedQueue {
  public:
-  // Counts what was pushed, from 1; what was never pushed is done.
+  // The number of the work item, from 1; 0 is always done.
   using Ticket = uint64_t;
 
-  // Work starts late: some of it after up to a millisecond, some (with `patient` all of it) only when somebody waits for it
-  // or kMostHeld pieces stand behind it. `seed` says which.
+  // Delays work: some items by up to a millisecond, some (with `patient` all) until a wait needs them or
+  // kMostHeld items follow. `seed` selects which.
   CheckedQueue(uint64_t seed, bool patient);
-  ~CheckedQueue();  // runs what is left
+  ~CheckedQueue();  // runs the remaining work
   CheckedQueue(const CheckedQueue&) = delete;
   CheckedQueue& operator=(const CheckedQueue&) = delete;
 
   Ticket push(std::function<void()> work);
   Ticket last() const;
   bool done(Ticket ticket) const;
-  // Waits until the ticket and all before it have run. The first error thrown by work since the last wait is thrown here; what
-  // stood behind it in the queue was left out.
+  // Waits until the ticket and all earlier ones have run. Throws the first error thrown by work since the
+  // last wait; the work queued behind that error is skipped.
   void wait(Ticket ticket);
-  // The same for another queue's thread: the error stays for who waits in earnest.
+  // The same for another queue's thread: keeps the error for the next wait().
   void wait_without_error(Ticket ticket);
 
   static constexpr size_t kMostHeld = 1024;
@@ -48,7 +48,7 @@ class CheckedQueue {
   bool stop_ = false;
   const bool patient_;
   PhiloxStream random_;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last: it uses the members above
 };
 
 }  // namespace capstan

@@ -48,7 +48,7 @@ struct Device::Cache {
   std::map<int64_t, std::vector<std::byte*>> free_blocks;  // by size
   std::unordered_map<std::byte*, int64_t> larger;          // blocks in use whose size is not the rounded one
 
-  // The smallest free block that holds `size`; one that is larger by more than an eighth is kept for what needs it.
+  // The smallest free block that holds `size` and is larger by at most an eighth.
   std::byte* take(int64_t size) {
     for (auto found = free_blocks.lower_bound(size);
          found != free_blocks.end() && found->first <= size + size / 8; ++found) {
@@ -127,7 +127,7 @@ class Done final : public Event {
 };
 }  // namespace
 
-// For devices that have done everything on return.
+// For devices that complete all work before they return.
 void Device::start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue) {
   copy_to_host(to, from, bytes);
 }
@@ -151,13 +151,13 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 #if defined(__SANITIZE_ADDRESS__)
-constexpr int64_t kLargestFromHeap = INT64_MAX;  // the sanitizer watches the ends of what the heap gives
+constexpr int64_t kLargestFromHeap = INT64_MAX;  // the sanitizer checks the bounds of heap blocks
 #else
 constexpr int64_t kLargestFromHeap = kSmallBlock;
 #endif
 
-// For what lives as long as the program. Large blocks are aligned to huge pages and ask for them: fewer page faults and TLB
-// misses. Null when the system refuses.
+// For memory that lives as long as the program. Aligns large blocks to huge pages and requests them, which
+// saves page faults and TLB misses. Null when the system refuses.
 std::byte* allocate_aligned(size_t bytes) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
   void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
@@ -165,8 +165,8 @@ std::byte* allocate_aligned(size_t bytes) {
   return static_cast<std::byte*>(data);
 }
 
-// The same in a mapping of exactly `bytes` (whole pages): no page beside it becomes resident, and all of it goes back to the
-// system when it is unmapped.
+// The same in a mapping of exactly `bytes` (full pages): no adjacent page becomes resident, and unmapping
+// returns all of it to the system.
 std::byte* map_pages(size_t bytes) {
   const size_t spare = bytes >= kHugePage ? kHugePage : 0;
   void* mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -218,7 +218,7 @@ class CpuDevice final : public Device {
   ThreadPool pool_;
 };
 
-// Shapes and no memory: addresses are numbers that nobody follows, every block costs what it would cost elsewhere.
+// Shapes without memory: addresses are never dereferenced, and every block counts its size on a real device.
 class MetaDevice final : public Device {
  public:
   MetaDevice(const kernels::Table& table, int workers) : workers_(workers) {
@@ -284,7 +284,7 @@ std::byte* Context::scratch(int worker, size_t bytes) {
   Block& block = blocks_[index];
   if (block.bytes >= bytes) return block.memory.get();
   total_ -= block.bytes;
-  block = {};  // first: what it holds is undefined, and both at once might not fit
+  block = {};  // first: its contents are not needed, and both might not fit
   size_t wanted = grown(bytes);
   block.memory.reset(allocate_aligned(wanted));
   if (!block.memory) {

@@ -11,11 +11,13 @@ namespace capstan {
 
 enum class DType : uint8_t { f32, bf16, f16, f64, u8, i8, u16, i16, i32, i64 };
 
-int64_t size_of(DType type);                                  // bytes
-std::string_view name_of(DType type);                         // "fp32", "bf16", "i32" …
-std::optional<DType> dtype_from_name(std::string_view name);  // also "float32", "bfloat16", "F32", "BF16" …
+int64_t size_of(DType type);           // bytes
+std::string_view name_of(DType type);  // "fp32", "bf16", "i32" …
+// Also "float32", "bfloat16", "F32", "BF16" …
+std::optional<DType> dtype_from_name(std::string_view name);
 
-// Brain float: the upper half of an fp32. Arithmetic happens in fp32; storing rounds to nearest even and keeps NaNs.
+// Brain float: the upper half of an fp32. Arithmetic happens in fp32; storing rounds to nearest even and
+// keeps NaNs.
 struct bf16 {
   uint16_t bits = 0;
   bf16() = default;

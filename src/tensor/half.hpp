@@ -1,4 +1,4 @@
-// IEEE half precision, as bits: for files alone, nothing computes in it.
+// IEEE half precision as bits. Only file formats use it; kernels do not compute in it.
 #pragma once
 
 #include <bit>
@@ -18,7 +18,7 @@ inline float half_to_float(uint16_t bits) {
                               (mantissa << 13));
 }
 
-// To nearest, ties to even; what is too large becomes infinite, a NaN stays one.
+// Rounds to nearest, ties to even; large values become infinite, NaNs stay NaN.
 inline uint16_t float_to_half(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value), sign = (bits >> 16) & 0x8000u,
                  size = bits & 0x7FFFFFFFu;

@@ -18,7 +18,7 @@ HostView::HostView(const Tensor& tensor, Contents contents)
   data_ = copy_.data();
 }
 
-void read_in_pieces(const Tensor& tensor, int64_t piece_bytes,
+void read_in_pieces(const Tensor& tensor, int64_t chunk_bytes,
                     const std::function<void(std::span<const std::byte>)>& take) {
   CAPSTAN_ASSERT(tensor.is_contiguous(), "pieces of " + tensor.text());
   Device& device = tensor.device();
@@ -27,9 +27,9 @@ void read_in_pieces(const Tensor& tensor, int64_t piece_bytes,
     take({data, static_cast<size_t>(tensor.bytes())});
     return;
   }
-  std::vector<std::byte> buffer(static_cast<size_t>(std::min(tensor.bytes(), piece_bytes)));
-  for (int64_t at = 0; at < tensor.bytes(); at += piece_bytes) {
-    const int64_t bytes = std::min(piece_bytes, tensor.bytes() - at);
+  std::vector<std::byte> buffer(static_cast<size_t>(std::min(tensor.bytes(), chunk_bytes)));
+  for (int64_t at = 0; at < tensor.bytes(); at += chunk_bytes) {
+    const int64_t bytes = std::min(chunk_bytes, tensor.bytes() - at);
     device.copy_to_host(buffer.data(), tensor.address() + at, bytes);
     take(std::span<const std::byte>(buffer).first(static_cast<size_t>(bytes)));
   }

@@ -1,4 +1,4 @@
-// Device memory for what runs on the host by its nature: a collective over MPI, a reader of files.
+// Host access to device memory, for code that runs on the host: MPI collectives, file readers.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,11 @@ namespace capstan {
 
 class HostView {
  public:
-  enum class Contents : uint8_t { read, undefined };  // whether the tensor's values are wanted
+  // Undefined: the caller does not need the tensor's values.
+  enum class Contents : uint8_t { read, undefined };
 
-  // Waits for the device. The memory itself where the host may touch it, else a copy in host memory. The tensor must be
-  // contiguous; it must not be launched upon while the view is in use.
+  // Waits for the device. Views the memory itself where the host can access it, else a copy in host memory.
+  // The tensor must be contiguous; no kernel may use it while the view exists.
   explicit HostView(const Tensor& tensor, Contents contents = Contents::read);
   HostView(HostView&&) noexcept = default;
   HostView& operator=(HostView&&) noexcept = default;
@@ -25,7 +26,7 @@ class HostView {
   T* as() {
     return reinterpret_cast<T*>(data_);
   }
-  // Hands what was written to the tensor; to be called by who has written.
+  // Copies the written data to the tensor. Call it after writing.
   void store();
 
  private:
@@ -34,9 +35,9 @@ class HostView {
   std::vector<std::byte> copy_;
 };
 
-// Hands a contiguous tensor's bytes to `take`, in order: where the host may touch them as they are, else copied through a buffer of
-// at most `piece_bytes`. Waits for the device; the tensor must not be launched upon meanwhile.
-void read_in_pieces(const Tensor& tensor, int64_t piece_bytes,
+// Passes a contiguous tensor's bytes to `take`, in order: directly where the host can access them, else
+// through a buffer of at most `chunk_bytes`. Waits for the device; no kernel may use the tensor meanwhile.
+void read_in_pieces(const Tensor& tensor, int64_t chunk_bytes,
                     const std::function<void(std::span<const std::byte>)>& take);
 
 }  // namespace capstan

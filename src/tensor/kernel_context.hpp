@@ -1,5 +1,6 @@
-// The interface between a Device and its kernels: the arrays that a kernel takes, and the Context with the thread pool and the
-// scratch memory that it may use. Kernels never allocate; the operations check shapes before they launch.
+// The interface between a Device and its kernels: the arrays that a kernel takes, and the Context with the
+// thread pool and the scratch memory that it may use. Kernels never allocate; the operations check shapes
+// before they launch.
 #pragma once
 
 #include <atomic>
@@ -46,9 +47,9 @@ class Context {
   ThreadPool* pool = nullptr;  // host devices
   void* stream = nullptr;      // accelerator devices
 
-  // Scratch memory of one worker (kShared: of the launch), 64-byte aligned, with undefined contents. It is kept between launches
-  // and grows to the largest request. Throws ErrorCode::no_fit when the system refuses memory; the worker's scratch is then empty
-  // and can be requested again.
+  // Scratch memory of one worker (kShared: of the launch), 64-byte aligned, with undefined contents. It is
+  // kept between launches and grows to the largest request. Throws ErrorCode::no_fit when the system refuses
+  // memory; the worker's scratch is then empty and can be requested again.
   static constexpr int kShared = -1;
   std::byte* scratch(int worker, size_t bytes);
   template <class T>
@@ -70,8 +71,8 @@ class Context {
     size_t bytes = 0;
   };
   std::vector<Block> blocks_;
-  std::atomic<size_t> total_{
-      0};  // bytes; kernels may run on another thread than the caller of scratch_bytes()
+  std::atomic<size_t> total_{// Bytes; kernels may run on another thread than the caller of scratch_bytes().
+                             0};
 };
 
 }  // namespace capstan::kernels

@@ -1,5 +1,5 @@
-// The one door through which kernels run. It turns tensors into the raw arrays that a kernel takes, at the address that
-// this device's kernels may follow, and runs the kernel on the device's queue. On the meta device nothing runs.
+// Runs a kernel on a device: passes tensors as raw arrays, at the addresses that the device's kernels use,
+// and enqueues the kernel. Does nothing on the meta device. Kernels run through launch() only.
 #pragma once
 
 #include <tuple>
@@ -11,8 +11,8 @@
 
 namespace capstan {
 
-// The value that a kernel parameter of type P gets from an argument. Arrays come from tensors of the launching device only:
-// an address of the host cannot get into a kernel.
+// Converts an argument of launch() to a kernel parameter of type P. Arrays come from tensors of the launching
+// device only, so that no host address reaches a kernel.
 template <class P>
 struct KernelArgument {
   static_assert(std::is_trivially_copyable_v<P>, "a launch keeps its arguments by value");

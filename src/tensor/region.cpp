@@ -143,9 +143,10 @@ std::vector<Region> flat_range_as_regions(const Shape& shape, int64_t begin, int
 }
 
 std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Region> regions) {
-  // The number of regions that cover an element is the sum of the regions' indicator functions, and an indicator function
-  // is determined by the signed corners of its region. So the regions tile the shape iff their corners sum to those of the
-  // shape. Otherwise the first corner in lexicographic order is an element whose count is wrong by exactly that sum.
+  // The number of regions that cover an element is the sum of the regions' indicator functions, and an
+  // indicator function is determined by the signed corners of its region. So the regions tile the shape iff
+  // their corners sum to those of the shape. Otherwise the first corner in lexicographic order is an element
+  // whose count is wrong by exactly that sum.
   const size_t rank = shape.size();
   if (shape.elements() == 0) return std::nullopt;
   struct Corner {

@@ -1,5 +1,5 @@
-// Shape and Region: the sizes of a tensor, and a rectangular part of it. Initialization, shards, checkpoints, external
-// formats and 4-bit weights all describe parts of tensors with them.
+// Shape and Region: the sizes of a tensor, and a rectangular part of it. Initialization, shards, checkpoints,
+// external formats and 4-bit weights all describe parts of tensors with them.
 #pragma once
 
 #include <array>
@@ -49,7 +49,8 @@ class Shape {
   void push_back(int64_t size);
   void pop_back() { sizes_[static_cast<size_t>(--rank_)] = 0; }
 
-  // The product of the sizes; 1 for rank 0. Throws ErrorCode::format where it exceeds 2^63 or a size is negative.
+  // The product of the sizes; 1 for rank 0. Throws ErrorCode::format where it exceeds 2^63 or a size is
+  // negative.
   int64_t elements() const;
   // The same; nullopt instead of the error.
   std::optional<int64_t> try_elements() const;
@@ -65,7 +66,8 @@ class Shape {
   int rank_ = 0;
 };
 
-// The elements with offsets[d] <= index[d] < offsets[d] + sizes[d] for every dimension d. Rank 0 is the one element of a scalar.
+// The elements with offsets[d] <= index[d] < offsets[d] + sizes[d] for every dimension d. Rank 0 is the one
+// element of a scalar.
 struct Region {
   Shape offsets, sizes;
 
@@ -79,19 +81,21 @@ bool fits(const Region& region, const Shape& shape);
 // nullopt where the regions share no element.
 std::optional<Region> intersect(const Region& a, const Region& b);
 
-// The elements [begin, begin + count) of the row-major tensor as regions, in order. Rank 0 and 1 need at most one region, rank 2
-// at most three (end of a row, full rows, begin of a row), rank r at most 2 r - 1.
+// The elements [begin, begin + count) of the row-major tensor as regions, in order. Rank 0 and 1 need at most
+// one region, rank 2 at most three (end of a row, full rows, begin of a row), rank r at most 2 r - 1.
 std::vector<Region> flat_range_as_regions(const Shape& shape, int64_t begin, int64_t count);
 
-// nullopt where the regions cover every element of `shape` exactly once; else a sentence that names the first element which
-// they miss or repeat. Every region must fit the shape. Takes O(regions · 2^rank · log), whatever their arrangement.
+// nullopt where the regions cover every element of `shape` exactly once; else a sentence that names the first
+// element which they miss or repeat. Every region must fit the shape. Takes O(regions · 2^rank · log),
+// whatever their arrangement.
 std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Region> regions);
 
 // True where copy_region supports the conversion: equal types, fp32 <-> bf16, and fp16 -> fp32 or bf16.
 bool can_convert(DType from, DType to);
 
-// Copies the elements of `region` from a row-major host array that holds `source_region` to one that holds `target_region`, and
-// converts them where the types differ (to bf16: nearest even). Both regions contain `region`. Addresses need no alignment.
+// Copies the elements of `region` from a row-major host array that holds `source_region` to one that holds
+// `target_region`, and converts them where the types differ (to bf16: nearest even). Both regions contain
+// `region`. Addresses need no alignment.
 void copy_region(const Region& region, const Region& source_region, const std::byte* source,
                  DType source_type, const Region& target_region, std::byte* target, DType target_type);
 

@@ -21,7 +21,7 @@ class Storage {
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
   Device& device() const { return device_; }
-  std::byte* data() const { return data_; }  // a device address: only launch() and the copies follow it
+  std::byte* data() const { return data_; }  // a device address; use it only in launch() and copies
   int64_t bytes() const { return bytes_; }
 
  private:
@@ -34,7 +34,7 @@ class Storage {
 class Tensor {
  public:
   Tensor() = default;  // empty: defined() is false
-  // Uninitialised, contiguous, booked to CategoryScope::current().
+  // Uninitialized, contiguous, in the memory category CategoryScope::current().
   static Tensor empty(Device& device, const Shape& shape, DType dtype = DType::f32);
   static Tensor zeros(Device& device, const Shape& shape, DType dtype = DType::f32);  // all bytes zero
   template <class T>
@@ -57,17 +57,18 @@ class Tensor {
   DType dtype() const { return dtype_; }
   bool is_contiguous() const;
   std::byte* address() const { return storage_->data() + offset_; }  // a device address, see Storage::data
-  bool unique() const { return storage_.use_count() == 1; }          // no other tensor sees this storage
+  bool unique() const { return storage_.use_count() == 1; }          // no other tensor shares the storage
   bool shares_storage_with(const Tensor& other) const { return storage_ == other.storage_; }
 
-  // Views; no data moves. view() needs a contiguous tensor and the same number of elements.
+  // Views, without a copy. view() needs a contiguous tensor and the same number of elements.
   Tensor view(const Shape& shape) const;
   Tensor slice(int dim, int64_t begin, int64_t count) const;
-  Tensor as_type(DType dtype) const;  // the bytes of a contiguous tensor; its last size scales
+  // Reinterprets the bytes of a contiguous tensor; scales the last size.
+  Tensor as_type(DType dtype) const;
   Tensor flat_range(int64_t begin, int64_t count, const Shape& shape) const;  // of a contiguous tensor
 
-  // Explicit copies; the tensor must be contiguous. To the host: waits, complete on return. From the host: `bytes` may
-  // change once it returns, the tensor has them for whatever is launched later.
+  // Explicit copies; the tensor must be contiguous. A copy to the host is complete on return. After a copy
+  // from the host returns, the caller may change `bytes`, and kernels launched later read the values.
   template <class T>
   std::vector<T> to_host() const {
     std::vector<T> values(static_cast<size_t>(elements()));

@@ -298,14 +298,14 @@ TEST_CASE_TEMPLATE("longrope: a cache holds to the original length, a new one go
   models::KvCache cache = model->make_cache(1, 21);
   CHECK(largest_difference(next(cache, 15), last_of(15)) < 1e-4);
   CHECK(largest_difference(next(cache, 1), last_of(16)) < 1e-4);
-  CHECK(cache.holds_to == 16);
+  CHECK(cache.valid_length == 16);
   CHECK_THROWS_AS((void)next(cache, 1), Error);
   models::KvCache longer = model->make_cache(1, 21);
   CHECK(largest_difference(next(longer, 17), last_of(17)) < 1e-4);
   CHECK(largest_difference(next(longer, 4), last_of(21)) < 1e-4);
 }
 
-TEST_CASE_TEMPLATE("a tied table gets the sum of the gradients of its places", D, EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("a tied embedding gets the sum of the gradients of its uses", D, EVERY_DEVICE) {
   config::ModelConfig tied = larger_init(tiny_llama()), untied = tied;
   tied.share_embeddings_and_output_weights = true;
   const auto device = D::make(1);
@@ -416,7 +416,7 @@ TEST_CASE("parameters are listed before anything is allocated") {
   }
   CHECK(elements == 124439808);  // GPT-2 small
   const ParamSpec& words = *specs.at("embedding.word_embeddings.weight");
-  CHECK(words.places == std::vector<std::string>{"output_layer.weight"});
+  CHECK(words.other_uses == std::vector<std::string>{"output_layer.weight"});
   CHECK(words.sharding.axis == MeshAxis::tensor);
   CHECK(!words.no_weight_decay);
   CHECK(specs.count("output_layer.weight") == 0);

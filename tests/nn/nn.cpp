@@ -202,12 +202,12 @@ TEST_CASE_TEMPLATE("every use of hidden dropout draws a mask of its own", D, EVE
   tokens.training = true;
   std::vector<int64_t> ids(static_cast<size_t>(rows));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(1000 + i);
-  tokens.row_ids = tokens.stream_row_ids = Tensor::from_host<int64_t>(*device, {rows}, ids);
+  tokens.row_ids = tokens.hidden_row_ids = Tensor::from_host<int64_t>(*device, {rows}, ids);
   std::vector<std::vector<float>> results;
   for (const auto& layer : layers) {
     Tape tape(context);
     const Var x = tape.input("x", Tensor::zeros(*device, {rows, 40}));
-    results.push_back(nn::closed(tape, layer.forward(tape, {x, {}}, tokens)).value.to_floats());
+    results.push_back(nn::materialize(tape, layer.forward(tape, {x, {}}, tokens)).value.to_floats());
   }
   CHECK(results[0] != results[1]);
   for (const auto& values : results) {
@@ -228,27 +228,27 @@ TEST_CASE_TEMPLATE("every adapter draws a mask of its own", D, EVERY_DEVICE) {
     adapters.adapts = [](std::string_view) { return true; };
     adapters.rank = kWidth;
     adapters.dropout = 0.25;
-    adapters.parts = parts;
+    adapters.split_fused = parts;
     nn::ParamList list({}, &adapters);
     std::vector<nn::Linear> linears;
     for (int layer = 0; layer < 2; ++layer) {
       const nn::ModulePath place{"decoder.layers." + std::to_string(layer), layer, "layer"};
-      const auto add = [&](const char* sublayer, const char* name, nn::Cut cut,
+      const auto add = [&](const char* sublayer, const char* name, nn::LinearSharding sharding,
                            const std::vector<std::string>& names) {
         nn::Linear::Options options;
         options.in = kWidth;
-        options.cut = cut;
+        options.sharding = sharding;
         const auto count = static_cast<int64_t>(parts ? std::max<size_t>(1, names.size()) : 1);
         options.out = kWidth * count;
         for (const std::string& part : names)
-          options.parts.push_back(
-              {part, {1, kWidth * static_cast<int64_t>(options.parts.size()), kWidth}, kWidth, {}});
+          options.slices.push_back(
+              {part, {1, kWidth * static_cast<int64_t>(options.slices.size()), kWidth}, kWidth, {}});
         linears.emplace_back(list, place.inside(sublayer).inside(name), options);
       };
-      add("self_attention", "linear_qkv", nn::Cut::column, {"linear_q", "linear_k", "linear_v"});
-      add("self_attention", "linear_proj", nn::Cut::row, {});
-      add("mlp", "linear_fc1", nn::Cut::column, {"linear_gate", "linear_up"});
-      add("mlp", "linear_fc2", nn::Cut::row, {});
+      add("self_attention", "linear_qkv", nn::LinearSharding::column, {"linear_q", "linear_k", "linear_v"});
+      add("self_attention", "linear_proj", nn::LinearSharding::row, {});
+      add("mlp", "linear_fc1", nn::LinearSharding::column, {"linear_gate", "linear_up"});
+      add("mlp", "linear_fc2", nn::LinearSharding::row, {});
     }
     const auto parameters = list.take();
     const auto device = D::make(1);
@@ -264,7 +264,7 @@ TEST_CASE_TEMPLATE("every adapter draws a mask of its own", D, EVERY_DEVICE) {
     tokens.training = true;
     std::vector<int64_t> ids(static_cast<size_t>(kRows));
     std::iota(ids.begin(), ids.end(), 1000);
-    tokens.row_ids = tokens.stream_row_ids = Tensor::from_host<int64_t>(*device, {kRows}, ids);
+    tokens.row_ids = tokens.hidden_row_ids = Tensor::from_host<int64_t>(*device, {kRows}, ids);
     const std::vector<float> ones(kRows * kWidth, 1.0f);
     std::vector<std::vector<float>> masks;
     for (const nn::Linear& linear : linears) {

@@ -1,4 +1,4 @@
-// Who is to blame when a world stands still, from the ranks' posts alone.
+// Finds the rank at fault when a world stalls, from the rank status table alone.
 #include <algorithm>
 
 #include "base/text.hpp"
@@ -42,7 +42,7 @@ std::string state_text(const RankStatus& status) {
   return status.call == Call::none ? "before its first collective" : "working after " + call_text(status);
 }
 
-// What the others do, the longest waiting first; a large world is cut short.
+// The state of the other ranks, longest waiting first, truncated for large worlds.
 void add_others(Error& error, std::vector<RankStatus> statuses, int except) {
   constexpr size_t kMost = 8;
   std::erase_if(statuses, [&](const RankStatus& status) {
@@ -67,8 +67,8 @@ bool counted(Call call) {
   return call != Call::none && call != Call::send && call != Call::receive && call != Call::finalize;
 }
 
-// The rank that keeps `waiter` from going on: the one it receives from or sends to, or the member of its group that has entered
-// the fewest collectives of it. Null: everybody it needs is there.
+// The rank that `waiter` waits for: the peer of its send or receive, or the member of its group that has
+// entered the fewest collectives. Null: none is missing.
 const RankStatus* awaited(const RankStatus& waiter, const std::vector<RankStatus>& statuses) {
   const RankStatus* found = nullptr;
   int64_t fewest = waiter.sequence;
@@ -86,7 +86,7 @@ const RankStatus* awaited(const RankStatus& waiter, const std::vector<RankStatus
   return found;
 }
 
-// Members that entered the same collective of a group and asked for different things.
+// Members that entered the same collective of a group with different arguments.
 std::optional<Error> mismatch(const std::vector<RankStatus>& statuses) {
   for (const RankStatus& a : statuses)
     for (const RankStatus& b : statuses)
@@ -130,7 +130,7 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
       all_wait = false;
   }
   if (!waiter) return std::nullopt;
-  // A stopped process first, wherever it was stopped; then whoever has been silent the longest.
+  // A stopped process first, wherever it was stopped; then the rank that has been silent the longest.
   for (const RankStatus& status : statuses) {
     const bool silent = status.state == RankState::working && status.seconds >= timeout;
     if (!(status.stopped || silent) || status.state == RankState::ended || status.state == RankState::absent)

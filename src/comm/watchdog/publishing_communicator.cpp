@@ -68,7 +68,7 @@ class PublishingCommunicator final : public Communicator {
  public:
   PublishingCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<StatusPublisher> publisher)
       : inner_(std::move(inner)), publisher_(std::move(publisher)) {
-    // Who the members are, and where each of them counts this group.
+    // The members, and the index of this group in each member's slot.
     int32_t mine[2] = {publisher_->rank(), 0};
     std::vector<int32_t> ranks(static_cast<size_t>(size())), all(ranks.size() * 2);
     inner_->all_gather(mine, ranks.data(), sizeof mine[0]);
@@ -126,7 +126,7 @@ class PublishingCommunicator final : public Communicator {
     const GroupSlot* entry;  // null on another host
   };
 
-  // One call on its way. The communicator outlives its work, as that of MPI does.
+  // One call in progress. The communicator outlives its work, as with MPI.
   struct Published {
     PublishingCommunicator* group;
     Call call;
@@ -171,7 +171,7 @@ class PublishingCommunicator final : public Communicator {
   WorkHandle posted(const Published& one, WorkHandle inner) {
     return std::make_unique<PublishedWork>(one, std::move(inner));
   }
-  // The peer of a message is a rank of the group; the board knows ranks of the world.
+  // A message names its peer by group rank; the table uses world ranks.
   Published enter(Call call, int64_t bytes, int peer) {
     const int world_peer = peer < 0 ? -1 : members_[static_cast<size_t>(peer)].rank;
     int64_t sequence = 0;
@@ -187,14 +187,14 @@ class PublishingCommunicator final : public Communicator {
     return {this, call, world_peer, sequence, bytes};
   }
 
-  // Throws where a member of this host asked for something else in the same collective.
+  // Throws where a member on this host passed different arguments to the same collective.
   void compare(const Published& mine, bool failed) const {
     constexpr size_t kMost = 16;
     if (mine.peer >= 0 || (members_.size() > kMost && !failed)) return;
     const int64_t asked = asked_of(mine.call, mine.bytes);
     for (const Member& member : members_) {
       if (!member.entry) continue;
-      const auto kept = [&] {  // its number is still among those that the member keeps
+      const auto kept = [&] {  // true while the member still keeps the collective's arguments
         const int64_t entered = member.entry->sequence.load(std::memory_order_acquire);
         return entered >= mine.sequence &&
                entered < mine.sequence + static_cast<int64_t>(GroupSlot::kKept) - 1;

@@ -1,4 +1,4 @@
-// A communicator that posts on the failure board what it is asked to do, around another one that does it.
+// A communicator that wraps another one and publishes every call in the rank status table.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,10 @@
 
 namespace capstan::comm {
 
-// A rank's own place on the board.
+// Writes one rank's slot of the rank status table.
 class StatusPublisher {
  public:
-  // slots: of each rank of the world its slot on this host's board, -1 on another host.
+  // slots: for each rank of the world its slot in this host's table, -1 for ranks of other hosts.
   StatusPublisher(std::shared_ptr<RankStatusTable> status_table, std::vector<int> slots, int rank,
                   const std::string& host);
   RankStatusTable& status_table() { return *status_table_; }
@@ -28,8 +28,8 @@ class StatusPublisher {
   void call(Call call, int group, int peer, int64_t sequence, int64_t bytes);
   void step(int64_t step) { mine_->step.store(step, std::memory_order_relaxed); }
   void phase(std::string_view text);
-  int add_group(const std::string& name,
-                int first);  // index of its entry; -1: there is no room, it is not counted
+  // Returns the index of the group's entry; -1 where the slot has no free entry.
+  int add_group(const std::string& name, int first);
   void remove_group(int index);
 
  private:
@@ -38,9 +38,9 @@ class StatusPublisher {
   Slot* mine_;
 };
 
-// Members of the same collective must ask for the same bytes: what the members on this host have posted is compared when the
-// collective has ended (groups of up to 16), and when it ends with an error. A difference is ErrorCode::rank_failure and
-// names both.
+// Members of one collective must pass the same number of bytes. The wrapper compares what the members on this
+// host published when the collective ends (groups of up to 16 ranks) and when it fails. A difference is
+// ErrorCode::rank_failure and names both ranks.
 std::unique_ptr<Communicator> make_publishing_communicator(std::unique_ptr<Communicator> inner,
                                                            std::shared_ptr<StatusPublisher> publisher);
 

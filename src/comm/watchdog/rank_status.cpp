@@ -34,7 +34,7 @@ static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<int32_t>:
 [[noreturn]] void fail_system(const std::string& what, const std::filesystem::path& path) {
   fail(ErrorCode::io, what + " `" + path.string() + "`: " + system_error_text(errno));
 }
-// What a descriptor shows, for all who open the same file.
+// The memory of a file descriptor, shared by all processes that open the file.
 void* map_shared(int fd, size_t bytes, const std::filesystem::path& path) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) fail_system("cannot map the rank status table", path);
@@ -71,7 +71,7 @@ Slot* RankStatusTable::slots() const {
 }
 
 std::unique_ptr<RankStatusTable> RankStatusTable::create(int ranks, bool parent) {
-  // Memory, where the system has a file system for it: posts then never reach a disk.
+  // In a memory file system where there is one, so that status updates never reach a disk.
   std::error_code unknown;
   const std::filesystem::path shared = "/dev/shm";
   const bool usable = std::filesystem::is_directory(shared, unknown) && ::access(shared.c_str(), W_OK) == 0;
@@ -83,7 +83,7 @@ std::unique_ptr<RankStatusTable> RankStatusTable::create(int ranks, bool parent)
   const size_t bytes = sizeof(Header) + static_cast<size_t>(ranks) * sizeof(Slot);
   void* memory = nullptr;
   try {
-    // Reserved now: a full file system would otherwise end the process at a store.
+    // Reserve the space now; a full file system would otherwise kill the process at a store.
     if (const int code = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes)); code != 0) {
       errno = code;
       fail_system("no room for the rank status table", name);

@@ -1,8 +1,10 @@
-// The failure board: what every rank of a host does at this moment, in memory that they share. A rank posts with a few
-// stores around each collective; the others' watchdogs read it and name the rank that lags when nothing moves any more.
+// The rank status table: the state of every rank of a host, in shared memory. A rank publishes its state with
+// a few stores around each collective; the watchdogs of the other ranks read it and name the rank at fault
+// when the world stalls.
 //
-// A slot is written by its own rank only (its main thread, and the watchdog for the heartbeat). Readers take fields one by one:
-// what they judge has not changed for a long time, so that a torn picture of a moving rank does no harm.
+// Only the slot's own rank writes a slot (its main thread; its watchdog writes the heartbeat). Readers load
+// fields one by one without a lock: diagnose_stall() acts only on states that have not changed for a long
+// time.
 #pragma once
 
 #include <array>
@@ -33,13 +35,15 @@ enum class Call : int32_t {
 };
 std::string_view name_of(Call call);
 
-// The collectives of one group that a rank has entered: their number, and the last few with what was asked for.
+// The collectives of one group that a rank has entered: their count, and the arguments of the last few.
 struct GroupSlot {
   static constexpr size_t kKept = 4;
   std::array<char, 24> name;
-  std::atomic<int32_t> first;     // world rank of the first member: name and first are the group's identity
-  std::atomic<int64_t> sequence;  // collectives entered; the first has number 1
-  std::array<std::atomic<int64_t>, kKept> asked;  // of collective s at s % kKept: bytes * 16 + call
+  // World rank of the first member: name and first are the group's identity.
+  std::atomic<int32_t> first;
+  // Collectives entered; the first has number 1.
+  std::atomic<int64_t> sequence;
+  std::array<std::atomic<int64_t>, kKept> asked;  // of collective s at s % kKept: asked_of()
 };
 inline int64_t asked_of(Call call, int64_t bytes) {
   return bytes * 16 + static_cast<int64_t>(call);
@@ -48,13 +52,13 @@ inline int64_t asked_of(Call call, int64_t bytes) {
 struct alignas(64) Slot {
   static constexpr size_t kGroups = 64;
   std::atomic<int32_t> rank, pid, state;
-  std::atomic<int64_t> since;      // CLOCK_MONOTONIC of this host, ns: when `doing` began
+  std::atomic<int64_t> since;      // CLOCK_MONOTONIC, ns: when `state` began
   std::atomic<int64_t> heartbeat;  // counts up while the process runs
   std::atomic<int64_t> step;
-  std::atomic<int64_t>
-      expected_end;  // CLOCK_MONOTONIC, ns: when the rank can stop if it is asked to; 0: unknown
+  // CLOCK_MONOTONIC, ns: when the rank could stop on request; 0: unknown.
+  std::atomic<int64_t> expected_end;
   std::array<std::atomic<uint64_t>, 2> phase;  // text of up to 16 bytes
-  // The call that the rank is in, or was in last.
+  // The current or latest call.
   std::atomic<int32_t> call, group, peer;  // group: index below; peer: world rank, -1 for a collective
   std::atomic<int64_t> sequence, bytes;
   std::array<char, 64> host;
@@ -66,13 +70,15 @@ struct RankStatus {
   int rank = 0, pid = 0;
   std::string host;
   RankState state = RankState::working;
-  double seconds = 0;                  // since `doing` began
-  bool gone = false, stopped = false;  // its process has ended without a word; is stopped (SIGSTOP)
-  bool remote = false;                 // on another host: `gone` means no sign of life
+  double seconds = 0;  // since `state` began
+  // Its process has ended without publishing `ended`; on another host: its heartbeat has stopped.
+  bool gone = false;
+  bool stopped = false;  // by SIGSTOP
+  bool remote = false;   // on another host
   int64_t heartbeat = 0;
   int64_t step = 0;
   std::string phase;
-  Call call = Call::none;  // it is in, or was in last
+  Call call = Call::none;  // current or latest
   std::string group;
   int first = 0, peer = -1;
   int64_t sequence = 0, bytes = 0;
@@ -81,17 +87,18 @@ struct RankStatus {
     int first = 0;
     int64_t sequence = 0;
   };
-  std::vector<Group> groups;  // that it is a member of
+  std::vector<Group> groups;
 };
 
-// What is wrong in a world, if anything is: a rank that is gone, or one that kept others waiting for `timeout` seconds, or
-// ranks that all wait for each other. The error is ErrorCode::rank_failure and names rank, host, step, collective and group.
+// Finds a rank whose process has ended, a rank that kept others waiting for `timeout` seconds, or ranks that
+// wait for each other. The error is ErrorCode::rank_failure and names rank, host, step, collective and group;
+// nullopt: no failure.
 std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, double timeout);
 
 class RankStatusTable {
  public:
-  // Memory for `ranks` ranks under a name that other processes can open. `parent`: the creator outlives the ranks and tells
-  // the report itself.
+  // Shared memory for `ranks` ranks that other processes can open by name. `parent`: the creator outlives the
+  // ranks and prints the report itself.
   static std::unique_ptr<RankStatusTable> create(int ranks, bool parent);
   static std::unique_ptr<RankStatusTable> open(const std::filesystem::path& path);
   ~RankStatusTable();
@@ -99,19 +106,23 @@ class RankStatusTable {
   RankStatusTable& operator=(const RankStatusTable&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  void unlink();  // the name goes, the memory stays until the last process has left
+  // Removes the name; the memory lives until the last process unmaps it.
+  void unlink();
   int ranks() const;
   bool has_parent() const;
   Slot& slot(int index) { return slots()[index]; }
   // The phase of a slot; safe in a signal handler.
   static std::array<char, 17> phase_of(const Slot& slot);
-  RankStatus read(int index, int64_t not_before_ns) const;  // `seconds` counts from then at the earliest
+  // `seconds` of the result counts from `not_before_ns` at the earliest.
+  RankStatus read(int index, int64_t not_before_ns) const;
 
-  // The first to claim tells what went wrong; everybody else keeps quiet.
+  // True for the first caller among all processes of the host, which then reports the failure.
   bool claim();
   bool claimed() const;
-  void write_report(const Error& error);  // by whoever has claimed
-  std::optional<Error> report() const;    // once it is complete
+  // Call only after claim() returned true.
+  void write_report(const Error& error);
+  // nullopt until the report is complete.
+  std::optional<Error> report() const;
 
  private:
   struct Header;

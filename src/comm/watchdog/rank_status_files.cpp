@@ -90,14 +90,14 @@ void RankStatusFiles::clear(const std::filesystem::path& directory) {
   if (!code) std::filesystem::create_directories(directory, code);
   if (code)
     fail(ErrorCode::io,
-         "cannot make a place for the ranks' posts `" + directory.string() + "`: " + code.message());
+         "cannot create the directory of the rank status `" + directory.string() + "`: " + code.message());
 }
 
 void RankStatusFiles::write(const std::vector<RankStatus>& statuses) noexcept {
   try {
     std::string text;
     for (const RankStatus& status : statuses) text += line_of(status) + "\n";
-    // Renamed into place: a reader sees the whole of it.
+    // Renamed into place, so that a reader sees the complete file.
     const std::filesystem::path next = file_of(mine_).string() + ".next";
     FileWriter file(next);
     file.write(text);
@@ -121,9 +121,9 @@ std::vector<RankStatus> RankStatusFiles::read(double timeout) {
     for (const std::string_view line : split(text, '\n')) {
       auto status = parse_line(line);
       if (!status) continue;
-      Sign& sign = signs_[status->rank];
-      if (sign.heartbeat != status->heartbeat) sign = {status->heartbeat, now};
-      const double since = 1e-9 * static_cast<double>(now - sign.seen_ns);
+      LastHeartbeat& last = heartbeats_[status->rank];
+      if (last.heartbeat != status->heartbeat) last = {status->heartbeat, now};
+      const double since = 1e-9 * static_cast<double>(now - last.seen_ns);
       status->seconds += since;
       status->remote = true;
       status->gone = since >= timeout;
@@ -135,7 +135,7 @@ std::vector<RankStatus> RankStatusFiles::read(double timeout) {
 
 bool RankStatusFiles::claim() {
   const int fd = ::open((directory_ / kReport).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) return errno != EEXIST;  // where nothing can be written, twice is better than never
+  if (fd < 0) return errno != EEXIST;  // an unwritable directory: report twice rather than never
   ::close(fd);
   return true;
 }

@@ -1,5 +1,5 @@
-// The failure board across hosts: files in a directory that all of them see (of the run). The first rank of each host writes
-// what its host's ranks post, one line each, and reads what the other hosts wrote.
+// Rank status across hosts, through files in a directory that all hosts can access. The first rank of each
+// host writes one line per rank of its host and reads the other hosts' files.
 #pragma once
 
 #include <filesystem>
@@ -13,32 +13,32 @@ namespace capstan::comm {
 
 class RankStatusFiles {
  public:
-  // hosts: of every host the world rank of its first rank, which names its file; mine is one of them.
+  // hosts: for every host the world rank of its first rank, which names its file. `mine` is one of them.
   RankStatusFiles(std::filesystem::path directory, int mine, std::vector<int> hosts);
 
-  // Errors of the file system are swallowed: a host that cannot write looks silent to the others, and is reported so.
+  // Ignores file-system errors: the other hosts report a host that cannot write as silent.
   void write(const std::vector<RankStatus>& statuses) noexcept;
-  // The ranks of the other hosts. One whose heartbeat has not changed for `timeout` seconds of our clock is `gone`. Ranks that
-  // have not written yet are missing.
+  // The ranks of the other hosts. A rank whose heartbeat has not changed for `timeout` seconds of the local
+  // clock is `gone`. Omits ranks that have not written yet.
   std::vector<RankStatus> read(double timeout);
-  // True for the first to ask in the whole world.
+  // True for the first caller in the whole world.
   bool claim();
 
-  // Removes what an earlier start left; by one rank, before the others construct theirs.
+  // Removes the files of an earlier start. Call it on one rank before the others construct a RankStatusFiles.
   static void clear(const std::filesystem::path& directory);
 
  private:
-  struct Sign {  // of life
+  struct LastHeartbeat {
     int64_t heartbeat = -1, seen_ns = 0;
   };
   std::filesystem::path file_of(int host) const;
   std::filesystem::path directory_;
   int mine_;
   std::vector<int> hosts_;
-  std::map<int, Sign> signs_;  // by world rank
+  std::map<int, LastHeartbeat> heartbeats_;  // by world rank
 };
 
-// One line of such a file, without the newline; nullopt for a line that is none.
+// One line of such a file, without the newline; nullopt for a malformed line.
 std::string line_of(const RankStatus& status);
 std::optional<RankStatus> parse_line(std::string_view line);
 

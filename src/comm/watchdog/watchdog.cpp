@@ -20,7 +20,7 @@ namespace capstan::comm {
 
 namespace {
 
-// Whether the system says that a process is stopped: state T or t in /proc/PID/stat, behind the name in brackets.
+// True where a process is stopped: state T or t in /proc/PID/stat, after the name in parentheses.
 bool is_stopped(int pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
@@ -42,7 +42,7 @@ Watchdog::Watchdog(RankStatusTable& status_table, int self, WatchOptions options
   }
   gone_.assign(processes_.size(), false);
   not_before_ = monotonic_ns();
-  // Signals are the main thread's.
+  // The main thread handles signals.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -70,7 +70,7 @@ std::vector<RankStatus> Watchdog::look() {
   }
   const std::lock_guard lock(mutex_);
   if (!others_) return statuses;
-  // Files: less often than memory.
+  // Read files less often than memory.
   if (const int64_t now = monotonic_ns(); now >= next_exchange_) {
     next_exchange_ = now + static_cast<int64_t>(1e9 * std::clamp(options_.timeout / 8, 0.01, 30.0));
     others_->write(statuses);
@@ -81,7 +81,8 @@ std::vector<RankStatus> Watchdog::look() {
 }
 
 void Watchdog::watch() {
-  // A process that ends wakes us at once; the rest is looked at several times within the timeout.
+  // The end of a process wakes this thread at once; other states are checked several times within the
+  // timeout.
   const double interval = std::clamp(options_.timeout / 8, 0.01, 1.0);
   int64_t before = monotonic_ns();
   while (true) {
@@ -97,7 +98,7 @@ void Watchdog::watch() {
     if (1e-9 * static_cast<double>(now - before) > 2 * interval + 2) not_before_ = now;
     before = now;
     status_table_.slot(self_).heartbeat.fetch_add(1, std::memory_order_relaxed);
-    if (status_table_.claimed()) continue;  // somebody tells; the launcher ends us
+    if (status_table_.claimed()) continue;  // another process reports; the launcher ends this one
     if (const auto error = diagnose_stall(look(), options_.timeout)) found(*error);
   }
 }
@@ -119,7 +120,7 @@ void Watchdog::found(const Error& error) {
     if (!status_table_.has_parent() && options_.report) options_.report(error);
   }
   if (options_.leave) return options_.leave();
-  // The launcher, which has seen a dead rank, ends this one too and says which signal it was: it gets the time to.
+  // Give the launcher time to report the signal of the dead rank and to end this process.
   std::this_thread::sleep_for(std::chrono::seconds(1));
   ::_exit(exit_code_of(ErrorCode::rank_failure));
 }

@@ -1,5 +1,5 @@
-// A thread of each rank that watches the others' posts. It never calls MPI: it tells what it finds, once in the whole world, and
-// ends its process with exit code 4, whereupon the launcher ends the rest.
+// A thread of each rank that reads the rank status table and reports a failure once for the whole world. It
+// never calls MPI; it ends its process with exit code 4, and the launcher ends the other processes.
 #pragma once
 
 #include <atomic>
@@ -15,16 +15,16 @@ namespace capstan::comm {
 
 struct WatchOptions {
   double timeout = 600;                      // seconds
-  std::function<void(const Error&)> report;  // where the board has no parent that tells
+  std::function<void(const Error&)> report;  // where no parent process reports
   std::function<void()> leave;               // ends the process; null: _exit(4)
 };
 
 class Watchdog {
  public:
-  // Watches the board from the slot `self`; all ranks of the host have posted their processes.
+  // `self`: this rank's slot. All ranks of the host must have published their process ids.
   Watchdog(RankStatusTable& status_table, int self, WatchOptions options);
   ~Watchdog();
-  // From now on the ranks of other hosts are watched too; by the first slot of a host.
+  // Watches the ranks of other hosts too. Call it on the first rank of each host.
   void share(std::unique_ptr<RankStatusFiles> others);
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -36,14 +36,16 @@ class Watchdog {
   RankStatusTable& status_table_;
   int self_;
   WatchOptions options_;
-  std::vector<int> processes_;  // pidfd of each slot; -1 for our own, and where the system has none
+  // Pidfd of each slot; -1: its own, or unsupported.
+  std::vector<int> processes_;
   std::vector<bool> gone_;
-  std::mutex mutex_;                         // of the next
+  std::mutex mutex_;                         // guards others_
   std::unique_ptr<RankStatusFiles> others_;  // null: all ranks are on this host
   std::vector<RankStatus> remote_;           // as last read
   int64_t next_exchange_ = 0;                // ns
-  int64_t not_before_ =
-      0;           // waiting counts from here: while this process itself was stopped nobody is to blame
+  // Waiting times count from here, because this process may itself have been stopped before. CLOCK_MONOTONIC,
+  // ns.
+  int64_t not_before_ = 0;
   int wake_ = -1;  // eventfd that ends the thread
   std::thread thread_;
 };

@@ -194,7 +194,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     if (result.ended || result.stopped) break;
     if (i + 1 == wanted) continue;
     tokens.push_back(id);
-    if (cache.past < cache.holds_to) {
+    if (cache.past < cache.valid_length) {
       logits = model.next_logits(std::span(&id, 1), cache);
     } else {  // as Transformers does where longrope's factors change
       cache = model.make_cache(prompt_tokens + wanted);

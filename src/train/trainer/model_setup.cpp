@@ -69,18 +69,18 @@ ops::ContextExchange exchange_of(config::CpCommType type) {
 }  // namespace
 
 namespace {
-nn::AdapterOptions::First first_of(config::LoraInit init) {
+nn::AdapterOptions::InitialValues initial_values_of(config::LoraInit init) {
   switch (init) {
     case config::LoraInit::xavier:
-      return nn::AdapterOptions::First::xavier;
+      return nn::AdapterOptions::InitialValues::xavier;
     case config::LoraInit::kaiming:
-      return nn::AdapterOptions::First::kaiming;
+      return nn::AdapterOptions::InitialValues::kaiming;
     case config::LoraInit::normal:
-      return nn::AdapterOptions::First::normal;
+      return nn::AdapterOptions::InitialValues::normal;
     case config::LoraInit::zero:
       break;
   }
-  return nn::AdapterOptions::First::zero;
+  return nn::AdapterOptions::InitialValues::zero;
 }
 
 std::shared_ptr<const nn::AdapterOptions> adapter_options(const config::PeftConfig& peft) {
@@ -89,10 +89,10 @@ std::shared_ptr<const nn::AdapterOptions> adapter_options(const config::PeftConf
   options->rank = peft.dim;
   options->scale = config::adapter_scale(peft);
   options->dropout = peft.dropout;
-  options->parts = config::adapts_parts(peft.scheme);
+  options->split_fused = config::adapts_parts(peft.scheme);
   options->magnitudes = config::has_magnitudes(peft.scheme);
-  options->a = first_of(peft.lora_a_init);
-  options->b = first_of(peft.lora_b_init);
+  options->a = initial_values_of(peft.lora_a_init);
+  options->b = initial_values_of(peft.lora_b_init);
   return options;
 }
 }  // namespace
