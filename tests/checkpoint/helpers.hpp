@@ -52,14 +52,15 @@ std::span<std::byte> room_of(std::vector<T>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// Element i of a tensor is i, so that a misplaced cell shows.
+// Element i of a tensor is i, so that misplaced elements show.
 inline std::vector<float> ramp(const Shape& shape, float first = 0) {
   std::vector<float> values(static_cast<size_t>(shape.elements()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i);
   return values;
 }
-// The cells of `part` out of a whole row-major tensor, one by one.
-inline std::vector<float> cut(const std::vector<float>& values, const Shape& shape, const Region& part) {
+// The elements of `region` of a full row-major tensor.
+inline std::vector<float> values_of(const std::vector<float>& values, const Shape& shape,
+                                    const Region& region) {
   std::vector<float> result;
   for (size_t i = 0; i < values.size(); ++i) {
     bool inside = true;
@@ -67,7 +68,7 @@ inline std::vector<float> cut(const std::vector<float>& values, const Shape& sha
     for (size_t d = shape.size(); d-- > 0;) {
       const auto index = static_cast<int64_t>(rest % static_cast<size_t>(shape[d]));
       rest /= static_cast<size_t>(shape[d]);
-      inside = inside && index >= part.offsets[d] && index < part.offsets[d] + part.sizes[d];
+      inside = inside && index >= region.offsets[d] && index < region.offsets[d] + region.sizes[d];
     }
     if (inside) result.push_back(values[i]);
   }

@@ -11,13 +11,13 @@ using namespace capstan;
 using namespace capstan::checkpoint;
 using namespace capstan::checkpoint::test;
 
-// Flat positions of the cells of a rectangle, in row-major order of the tensor.
+// Flat positions of the elements of a region, in row-major order of the tensor.
 static std::vector<int64_t> positions(const Shape& shape, const Region& r) {
-  const auto values = cut(ramp(shape), shape, r);
+  const auto values = values_of(ramp(shape), shape, r);
   return {values.begin(), values.end()};
 }
 
-TEST_CASE("a flat range is given back by its rectangles, for every range of many shapes") {
+TEST_CASE("the regions of a flat range contain exactly its elements, in order") {
   const std::vector<Shape> shapes{
       {},        {1},       {7},       {3, 4},       {1, 5},          {5, 1},
       {2, 3, 4}, {3, 1, 2}, {1, 1, 6}, {2, 2, 3, 2}, {2, 1, 2, 3, 2}, {2, 2, 1, 2, 2, 2}};
@@ -34,7 +34,7 @@ TEST_CASE("a flat range is given back by its rectangles, for every range of many
           got.insert(got.end(), cells.begin(), cells.end());
         }
         for (int64_t i = 0; i < count; ++i) expected.push_back(begin + i);
-        REQUIRE(got == expected);  // in order, so that a flat buffer can be cut along the rectangles
+        REQUIRE(got == expected);  // in order, so that a flat buffer can be split by regions
         REQUIRE(regions.size() <= most);
         if (shape.size() == 2) REQUIRE(regions.size() <= 3);
       }
@@ -46,14 +46,14 @@ TEST_CASE("a large range needs no large work") {
   CHECK(r.size() == 3);
 }
 
-TEST_CASE("exact cover is told from holes and overlaps, against counting cells") {
+TEST_CASE("tiling_problem finds holes and overlaps, compared with counting elements") {
   std::mt19937 random(7);
   int bad = 0, good = 0;
   for (int round = 0; round < 3000; ++round) {
     Shape shape = Shape::filled(1 + random() % 3, 0);
     for (auto& size : shape) size = 1 + static_cast<int64_t>(random() % 4);
     const int64_t total = shape.elements();
-    // A true tiling by cutting the flat range, then perhaps one piece lost, doubled, moved or shrunk.
+    // A true tiling from flat ranges, then possibly one region removed, repeated, moved or shrunk.
     std::vector<Region> chunks;
     for (int64_t at = 0; at < total;) {
       const int64_t count = std::min<int64_t>(total - at, 1 + static_cast<int64_t>(random() % 5));
@@ -88,7 +88,7 @@ TEST_CASE("exact cover is told from holes and overlaps, against counting cells")
     REQUIRE(problem.has_value() == !exact);
     ++(exact ? good : bad);
     if (!problem) continue;
-    // The cell named is the first wrong one, with its true count.
+    // The message names the first wrong element with its true count.
     size_t first = 0;
     while (written[first] == 1) ++first;
     Shape index = Shape::filled(shape.size(), 0);
@@ -103,7 +103,7 @@ TEST_CASE("exact cover is told from holes and overlaps, against counting cells")
   CHECK(bad > 500);
 }
 
-TEST_CASE("a pinwheel, which no straight cut divides, is a tiling") {
+TEST_CASE("a pinwheel, which no straight line divides, is a tiling") {
   const std::vector<Region> chunks{
       {{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}};
   CHECK(!tiling_problem({3, 3}, chunks));
@@ -117,7 +117,7 @@ TEST_CASE("scalars and empty tensors tile") {
   CHECK(!tiling_problem({0, 4}, {}));
 }
 
-TEST_CASE("cells are copied between boxes of any rank and place") {
+TEST_CASE("elements are copied between regions of any rank and offset") {
   std::mt19937 random(11);
   for (int round = 0; round < 3000; ++round) {
     Shape shape = Shape::filled(random() % 7, 0);
@@ -134,11 +134,11 @@ TEST_CASE("cells are copied between boxes of any rank and place") {
     const Region source = any(), target = any();
     const auto part = intersect(source, target);
     if (!part) continue;
-    const auto from = cut(values, shape, source);
+    const auto from = values_of(values, shape, source);
     std::vector<float> to(static_cast<size_t>(target.sizes.elements()), -1);
     copy_region(*part, source, bytes_of(from).data(), DType::f32, target, room_of(to).data(), DType::f32);
-    auto expected = cut(values, shape, target);
-    const auto inside = cut(values, shape, *part);
+    auto expected = values_of(values, shape, target);
+    const auto inside = values_of(values, shape, *part);
     for (auto& value : expected)
       if (!std::count(inside.begin(), inside.end(), value)) value = -1;
     REQUIRE(to == expected);

@@ -58,12 +58,12 @@ TEST_CASE("a checkpoint comes back as it was saved") {
     CHECK(slurp(entry.path()) == slurp(twin / entry.path().filename()));
 }
 
-TEST_CASE("any layout reads what any layout wrote, cell by cell") {
+TEST_CASE("any layout reads what any layout wrote, element by element") {
   // Tensors of rank 0 to 4, written by flat ranges, rows, columns or whole; read by other rectangles.
   const std::vector<std::pair<std::string, Shape>> tensors{{"scalar", {}},         {"vector", {13}},
                                                            {"matrix", {7, 9}},     {"cube", {3, 4, 5}},
                                                            {"four", {2, 3, 2, 5}}, {"empty", {0, 3}}};
-  const auto pieces_of = [](const Shape& shape, int kind, int rank, int world) {
+  const auto regions_of = [](const Shape& shape, int kind, int rank, int world) {
     std::vector<Region> chunks;
     if (kind == 0 || shape.empty()) {  // one owner
       if (rank == world - 1) chunks.push_back(full_region(shape));
@@ -91,8 +91,8 @@ TEST_CASE("any layout reads what any layout wrote, cell by cell") {
         auto& writer =
             *writers.emplace_back(std::make_unique<Writer>(disk(), root.path(), info, "x", rank, world));
         for (const auto& [name, shape] : tensors)
-          for (const auto& chunk : pieces_of(shape, kind, rank, world)) {
-            alive.push_back(cut(ramp(shape), shape, chunk));
+          for (const auto& chunk : regions_of(shape, kind, rank, world)) {
+            alive.push_back(values_of(ramp(shape), shape, chunk));
             writer.add(name, DType::f32, shape, chunk, bytes_of(alive.back()));
           }
         if (rank == 0) writer.add_text(kStateFile, "{}");
@@ -105,10 +105,10 @@ TEST_CASE("any layout reads what any layout wrote, cell by cell") {
         if (shape.elements() == 0 && kind != 0) continue;
         for (int read_kind = 0; read_kind < 4; ++read_kind)
           for (int rank = 0; rank < 3; ++rank)
-            for (const auto& wanted : pieces_of(shape, read_kind, rank, 3)) {
+            for (const auto& wanted : regions_of(shape, read_kind, rank, 3)) {
               std::vector<float> got(static_cast<size_t>(wanted.sizes.elements()), -1);
               reader.read(name, DType::f32, wanted, room_of(got));
-              REQUIRE(got == cut(ramp(shape), shape, wanted));
+              REQUIRE(got == values_of(ramp(shape), shape, wanted));
             }
       }
     }
@@ -165,7 +165,7 @@ TEST_CASE("bytes may be made when their turn comes") {
     CHECK(read_all(reader, "t" + std::to_string(k)) == ramp({4}, static_cast<float>(k) * 10));
 }
 
-TEST_CASE("rectangles are cut into rows of at most so many bytes") {
+TEST_CASE("rectangles are values_of into rows of at most so many bytes") {
   const Region where{{10, 3}, {7, 5}};
   CHECK(row_slabs(where, DType::f32, 1 << 20) == std::vector{where});
   const auto slabs = row_slabs(where, DType::f32, 2 * 5 * 4 + 1);
@@ -208,7 +208,7 @@ TEST_CASE("tensors larger than a piece are read and written in pieces") {
   CHECK((read_all(copied, "w") == values));
 }
 
-TEST_CASE("a commit refuses parts that do not make one whole") {
+TEST_CASE("a commit refuses rank manifests that do not cover the tensors") {
   const TemporaryDirectory root;
   const auto values = ramp({4});
   const auto attempt = [&](const Region& a, const Region& b, auto change) {
@@ -396,13 +396,13 @@ TEST_CASE("a sample for scripts/peers/check_checkpoint.py") {
     const Shape flat{5, 7, 3}, rows{8, 6}, columns{3, 16};
     const int64_t begin = 105 * rank / kWorld, end = 105 * (rank + 1) / kWorld;
     for (const auto& chunk : flat_range_as_regions(flat, begin, end - begin)) {
-      alive.push_back(cut(ramp(flat), flat, chunk));
+      alive.push_back(values_of(ramp(flat), flat, chunk));
       last->add("flat", DType::f32, flat, chunk, bytes_of(alive.back()));
     }
     const Region row{{rank * 2, 0}, {2, 6}}, column{{0, rank * 4}, {3, 4}};
-    alive.push_back(cut(ramp(rows), rows, row));
+    alive.push_back(values_of(ramp(rows), rows, row));
     last->add("rows", DType::f32, rows, row, bytes_of(alive.back()));
-    const auto values = cut(ramp(columns), columns, column);
+    const auto values = values_of(ramp(columns), columns, column);
     alive_narrow.emplace_back(values.begin(), values.end());
     last->add("columns", DType::bf16, columns, column, bytes_of(alive_narrow.back()));
     if (rank == 2) {

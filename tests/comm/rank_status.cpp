@@ -1,5 +1,5 @@
-// The failure board: what it judges, how it is shared by processes and hosts, and what a world of real processes says when one
-// of them is at fault.
+// The failure board: what it judges, how it is shared by processes and hosts, and what a world of real
+// processes says when one of them is at fault.
 #include "comm/watchdog/rank_status.hpp"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,5 @@
-// Every family against what Transformers wrote and computed (make_families.py): names, shapes and bytes, logits, loss
-// and gradients.
+// Every family against what Transformers wrote and computed (make_families.py): names, shapes and bytes,
+// logits, loss and gradients.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// A tokenizer.json as the metadata of a GGUF file: what llama.cpp makes of it is what the package tokenizers makes of the file
-// (make_gguf.py), or it is refused.
+// A tokenizer.json as the metadata of a GGUF file: what llama.cpp makes of it is what the package tokenizers
+// makes of the file (make_gguf.py), or it is refused.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -66,7 +66,8 @@ json sentencepiece(const json& fixture, const std::string& kind) {
   return result;
 }
 
-// llama.cpp's llm_tokenizer_spm: of all neighbours that make a token the one with the highest score, the leftmost of equal ones.
+// llama.cpp's llm_tokenizer_spm: of all neighbours that make a token the one with the highest score, the
+// leftmost of equal ones.
 std::vector<int64_t> as_llama_cpp(const GgufMetadata& metadata, const std::string& text) {
   const auto& tokens = metadata.at("tokenizer.ggml.tokens").texts;
   const auto& scores = metadata.at("tokenizer.ggml.scores").reals;
@@ -139,8 +140,8 @@ TEST_CASE("a token that is called Prepend puts no blank before the text") {
 
 namespace {
 
-// Changes one of the model's two messages of settings, which hold small fields and the pieces none of theirs: `number` 2 is
-// trainer_spec, 3 normalizer_spec. What is added last holds.
+// Changes one of the model's two messages of settings, which hold small fields and the pieces none of theirs:
+// `number` 2 is trainer_spec, 3 normalizer_spec. What is added last holds.
 std::string with_field(const std::string& model, int number, int field, int value) {
   std::string added;
   const auto varint = [&](uint64_t v) {

@@ -1,5 +1,5 @@
-// Reading what strangers wrote starts no program, opens no shared object and makes no memory executable: a process that would be
-// killed for any of these reads an artefact of every kind.
+// Reading what strangers wrote starts no program, opens no shared object and makes no memory executable: a
+// process that would be killed for any of these reads an artefact of every kind.
 #include <doctest/doctest.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -30,8 +30,8 @@ namespace {
 
 const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/formats";
 
-// From here on these end the process: execve, execveat, mmap and mprotect that ask for executable pages. A shared object cannot
-// be loaded without the latter.
+// From here on these end the process: execve, execveat, mmap and mprotect that ask for executable pages. A
+// shared object cannot be loaded without the latter.
 void forbid_execution() {
   constexpr auto word = [](size_t offset) { return static_cast<uint32_t>(offset); };
   constexpr uint32_t number = word(offsetof(seccomp_data, nr)),
@@ -53,7 +53,8 @@ void forbid_execution() {
     std::_Exit(77);
 }
 
-// How a process ends that may not execute anything new and runs `body`: 0, -1 for an error, or the signal's number.
+// How a process ends that may not execute anything new and runs `body`: 0, -1 for an error, or the signal's
+// number.
 int alone(const std::function<void()>& body) {
   std::fflush(nullptr);
   const pid_t child = fork();

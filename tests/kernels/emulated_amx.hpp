@@ -1,7 +1,8 @@
-// The AMX tile unit and the AVX-512 instructions that kernels/cpu/amx*.cpp and attention_amx.cpp use, as plain C++ by Intel's
-// manual: the same source, compiled a second time with CAPSTAN_AMX_EMULATION, runs on any machine and under sanitizers. Misuse
-// that the processor would answer with a fault or with silent nonsense throws std::logic_error. The names are those of
-// <immintrin.h>, in this namespace; a file includes one or the other.
+// The AMX tile unit and the AVX-512 instructions that kernels/cpu/amx*.cpp and attention_amx.cpp use, as
+// plain C++ by Intel's manual: the same source, compiled a second time with CAPSTAN_AMX_EMULATION, runs on
+// any machine and under sanitizers. Misuse that the processor would answer with a fault or with silent
+// nonsense throws std::logic_error. The names are those of <immintrin.h>, in this namespace; a file includes
+// one or the other.
 #pragma once
 
 #include <algorithm>
@@ -192,7 +193,8 @@ struct TileUnit {
         const float left[2] = {from_bf16(static_cast<uint16_t>(x.data[m][k])),
                                from_bf16(static_cast<uint16_t>(x.data[m][k] >> 16))};
         for (size_t n = 0; n < 16; ++n) {
-          // Products of bf16 numbers are exact in fp32 unless they leave its range; so a fused multiply-add gives this.
+          // Products of bf16 numbers are exact in fp32 unless they leave its range; so a fused multiply-add
+          // gives this.
           even[n] = flushed(even[n] + flushed(left[0] * right[0][k][n]));
           odd[n] = flushed(odd[n] + flushed(left[1] * right[1][k][n]));
         }

@@ -1,4 +1,5 @@
-// The SIMD functions of kernels/cpu/simd-inl.hpp against double, for every instruction set that this machine runs.
+// The SIMD functions of kernels/cpu/simd-inl.hpp against double, for every instruction set that this machine
+// runs.
 #include <doctest/doctest.h>
 
 #include <cmath>

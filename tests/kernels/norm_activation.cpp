@@ -147,7 +147,8 @@ TEST_CASE("norms and their gradients") {
             Vec<double> ex = dx, eg = dgamma.rounded(), eb = dbeta.rounded();
             for (size_t i = 0; i < ex.size(); ++i) ex[i] += accumulate ? start.rounded()[i] : 0;
             for (size_t i = 0; i < eg.size(); ++i) eg[i] += dg[i], eb[i] += rms ? 0 : db[i];
-            // A LayerNorm over one column has no gradient at all, and what rounding leaves of it is not compared.
+            // A LayerNorm over one column has no gradient at all, and what rounding leaves of it is not
+            // compared.
             if (cols > 1) CHECK(error(g[0].rounded(), ex) < tolerance(type) * (type == DType::f32 ? 3 : 2));
             CHECK(error(g[1].rounded(), eg) < 1e-5);
             CHECK(error(g[2].rounded(), eb) < 1e-5);

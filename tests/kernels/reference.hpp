@@ -1,6 +1,7 @@
-// Scalar references of the kernels, written from the formulas in kernels/*.hpp and templated on the scalar type: double for
-// values, std::complex<double> for derivatives (complex step: f(x + ih) = f(x) + i h f'(x) + O(h²), exact to rounding for
-// h = 1e-30). Only what is analytic may be instantiated with complex; comparisons look at the real part.
+// Scalar references of the kernels, written from the formulas in kernels/*.hpp and templated on the scalar
+// type: double for values, std::complex<double> for derivatives (complex step: f(x + ih) = f(x) + i h f'(x) +
+// O(h²), exact to rounding for h = 1e-30). Only what is analytic may be instantiated with complex;
+// comparisons look at the real part.
 #pragma once
 
 #include <algorithm>
@@ -213,8 +214,9 @@ Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<
   return out;
 }
 
-// The gradient of sum(dout * attention(qkv)) by the analytic formulas in double: complex step costs one forward pass an
-// element, which only tiny shapes can afford (tests/kernels/attention.cpp checks this function against it).
+// The gradient of sum(dout * attention(qkv)) by the analytic formulas in double: complex step costs one
+// forward pass an element, which only tiny shapes can afford (tests/kernels/attention.cpp checks this
+// function against it).
 inline Vec<double> attention_gradient(const kernels::AttentionShape& a, const Vec<double>& qkv,
                                       const Vec<double>& dout, const Vec<int32_t>& document_start,
                                       const Vec<int64_t>& row_ids) {

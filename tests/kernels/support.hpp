@@ -1,5 +1,5 @@
-// Arrays of a run-time element type, random values and comparisons for the kernel tests. Every kernel is run with 1, 2 and
-// 3 threads and must give the same bits.
+// Arrays of a run-time element type, random values and comparisons for the kernel tests. Every kernel is run
+// with 1, 2 and 3 threads and must give the same bits.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -52,8 +52,8 @@ struct CacheLines {  // an allocator
   bool operator==(const CacheLines&) const { return true; }
 };
 
-// An fp32 or bf16 array with guard elements behind it: a kernel that writes past its end is found. It begins with a cache line
-// (`aligned`), else 16 bytes behind one. rounded(): what the kernel reads, as doubles.
+// An fp32 or bf16 array with guard elements behind it: a kernel that writes past its end is found. It begins
+// with a cache line (`aligned`), else 16 bytes behind one. rounded(): what the kernel reads, as doubles.
 class Array {
  public:
   using Bytes = std::vector<char, CacheLines<char>>;
@@ -108,8 +108,9 @@ inline void spoil_scratch(kernels::Context& context, int workers) {
       std::memset(memory, 0xff, ::malloc_usable_size(memory));
 }
 
-// Runs `body(context, outputs)` with 1, 2 and 3 threads, each on fresh copies of `outputs`, and with 3 once more on scratch that
-// holds NaNs; checks that bits agree and that nothing was written behind the arrays, and returns the outputs.
+// Runs `body(context, outputs)` with 1, 2 and 3 threads, each on fresh copies of `outputs`, and with 3 once
+// more on scratch that holds NaNs; checks that bits agree and that nothing was written behind the arrays, and
+// returns the outputs.
 template <class Body>
 Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
   Vec<Array> first;
@@ -137,8 +138,8 @@ Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
 inline double tolerance(DType dtype) {
   return dtype == DType::f32 ? 1e-5 : 1e-2;
 }
-// The largest |value - expected| relative to |expected| plus the root mean square of all expected values; NaN counts as
-// infinitely wrong.
+// The largest |value - expected| relative to |expected| plus the root mean square of all expected values; NaN
+// counts as infinitely wrong.
 inline double error(const Vec<double>& value, const Vec<double>& expected) {
   if (value.size() != expected.size()) return INFINITY;
   double squares = 0, worst = 0;

@@ -1,4 +1,5 @@
-// The emulated tile unit does what Intel's manual says, and finds misuse; the kernels of this program run on it.
+// The emulated tile unit does what Intel's manual says, and finds misuse; the kernels of this program run on
+// it.
 #include <stdexcept>
 
 #include "kernels/cpu/amx.hpp"

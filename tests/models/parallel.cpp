@@ -1,4 +1,5 @@
-// Models cut over tensor-parallel ranks and into stages, against the whole model on one rank. Runs with any number of ranks.
+// Models cut over tensor-parallel ranks and into stages, against the whole model on one rank. Runs with any
+// number of ranks.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -119,7 +120,8 @@ Step run(Device& device, const config::ModelConfig& config, DType type, const Da
     if (i > 0) gradient = h.tape->input_gradient("stream");
   }
 
-  // Whole gradients from the ranks' parts: sums over the world, which is the tensor group, of what each rank answers for.
+  // Whole gradients from the ranks' parts: sums over the world, which is the tensor group, of what each rank
+  // answers for.
   comm::Communicator& group = world().communicator();
   for (const Holder& h : holders)
     for (const auto& p : h.model->parameters()) {

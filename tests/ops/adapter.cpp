@@ -1,4 +1,5 @@
-// Adapters' operations against scalar references: LoRA on all or on some columns, DoRA's magnitudes, dropout of a cut input.
+// Adapters' operations against scalar references: LoRA on all or on some columns, DoRA's magnitudes, dropout
+// of a cut input.
 #include "ops/adapter.hpp"
 
 #include <cmath>

@@ -1,4 +1,5 @@
-// Run with 2, 3 and 4 ranks: attention of sequences that are cut over the ranks equals attention of the whole sequences on one.
+// Run with 2, 3 and 4 ranks: attention of sequences that are cut over the ranks equals attention of the whole
+// sequences on one.
 #include "ops/context_attention.hpp"
 
 #include <doctest/doctest.h>
@@ -27,8 +28,8 @@ int me() {
   return world().rank();
 }
 
-// A group that counts the bytes which this rank sends to others, and writes down what happens in which order: s: a send has
-// begun; w: a receive is waited for.
+// A group that counts the bytes which this rank sends to others, and writes down what happens in which order:
+// s: a send has begun; w: a receive is waited for.
 class Counting final : public comm::Communicator {
  public:
   explicit Counting(comm::Communicator& group) : group_(group) {}
@@ -355,7 +356,8 @@ TEST_CASE("dropout drops the same pairs as on one rank") {
   const Case c{
       .groups = 1, .per_group = ranks(), .d = 2 * ranks() * 6, .batch = 2, .chunk = 6, .dropout = 0.4f};
   Inputs in(c);
-  // Values are unit vectors: an output is the row of probabilities itself, 0 where the pair was dropped or masked.
+  // Values are unit vectors: an output is the row of probabilities itself, 0 where the pair was dropped or
+  // masked.
   const auto layout = c.layout();
   for (int64_t t = 0; t < c.batch * c.seq(); ++t)
     for (int64_t i = 0; i < c.d; ++i)

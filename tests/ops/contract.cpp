@@ -1,8 +1,8 @@
-// The contract test of the engine, for 1, 2, 3, 4 or 6 ranks (CTest runs one, two and three): what ZeRO-3, zero-bubble pipelines and
-// recomputation will lean on, all at once, equals the plain step.
+// The contract test of the engine, for 1, 2, 3, 4 or 6 ranks (CTest runs one, two and three): what ZeRO-3,
+// zero-bubble pipelines and recomputation will lean on, all at once, equals the plain step.
 //
-// Model: h = tanh(x W1^T); c = h - mean of h over all rows of all ranks (a collective); y = c W2^T; loss = sum(y^2) / 2.
-// Each rank has its own rows. W1 and W2 are gathered on use: a rank holds 1/size of each.
+// Model: h = tanh(x W1^T); c = h - mean of h over all rows of all ranks (a collective); y = c W2^T; loss =
+// sum(y^2) / 2. Each rank has its own rows. W1 and W2 are gathered on use: a rank holds 1/size of each.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -23,7 +23,8 @@ namespace {
 
 using test::world;
 
-// Weights of 60 and 72 elements: 1, 2, 3, 4 and 6 ranks hold equal parts of them. Rows are of one rank and micro-batch.
+// Weights of 60 and 72 elements: 1, 2, 3, 4 and 6 ranks hold equal parts of them. Rows are of one rank and
+// micro-batch.
 constexpr int64_t kIn = 5, kHidden = 12, kOut = 6, kRows = 3;
 
 // ---- small operations written against the public contract -------------------------------------------------------------
@@ -376,7 +377,8 @@ TEST_CASE_TEMPLATE("choices are made once and replayed, side effects happen once
   tape.backward({{"y", y.value}});
   CHECK(made == 3);
   CHECK(effects == 3);
-  // The outer region again (1, 2, 3 with the inner one's first pass), then the inner one for its gradient (2).
+  // The outer region again (1, 2, 3 with the inner one's first pass), then the inner one for its gradient
+  // (2).
   CHECK(seen == std::vector<float>{1, 2, 3, 1, 2, 3, 2});
   CHECK(store.ready(0) == 1);
   CHECK(store.ready(1) == 1);

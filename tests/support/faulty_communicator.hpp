@@ -12,8 +12,10 @@
 namespace capstan::test {
 
 enum class Fault {
-  late,        // the rank comes to the call only after `delay`
-  lost,        // the rank does not take part in it, and goes on as if it had
+  // The rank comes to the call only after `delay`.
+  late,
+  // The rank does not take part in it, and goes on as if it had.
+  lost,
   wrong_size,  // it asks for fewer bytes
 };
 

@@ -1,4 +1,5 @@
-// Disks that do what disks do at the worst moment: file systems for the seam of src/checkpoint/file_system.hpp.
+// Disks that do what disks do at the worst moment: file systems for the seam of
+// src/checkpoint/file_system.hpp.
 #pragma once
 
 #include <atomic>
@@ -19,12 +20,14 @@ namespace capstan::checkpoint::test {
 
 namespace fs = std::filesystem;
 
-// Counts operations. At the n-th the disk refuses: once (an error), from then on (the process died, its last write torn or
-// not), or it is full from then on until cure(): what needs room fails, a write after half of it, removing works.
+// Counts operations. At the n-th the disk refuses: once (an error), from then on (the process died, its last
+// write torn or not), or it is full from then on until cure(): what needs room fails, a write after half of
+// it, removing works.
 class FailingDisk final : public FileSystem {
  public:
   enum class Mode { count, error_once, dead, torn_then_dead, full };
-  // `counter`, when given, is in memory that several processes share: they write to one disk, and it is their n-th operation.
+  // `counter`, when given, is in memory that several processes share: they write to one disk, and it is their
+  // n-th operation.
   FailingDisk(Mode mode, int64_t at, std::atomic<int64_t>* counter = nullptr)
       : mode_(mode), at_(at), done_(counter ? *counter : own_) {}
   int64_t operations() const { return done_; }

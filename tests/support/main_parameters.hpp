@@ -1,4 +1,5 @@
-// A parameter in a store whose shards are full parameters: one rank, or ddp.data_parallel_sharding_strategy no_shard.
+// A parameter in a store whose shards are full parameters: one rank, or ddp.data_parallel_sharding_strategy
+// no_shard.
 #pragma once
 
 #include "base/error.hpp"

@@ -1,5 +1,5 @@
-// Where the tests find the source tree and the build. Functions of tests/main.cpp, because a macro with an absolute path
-// would keep two checkouts from sharing what the compiler cache holds.
+// Where the tests find the source tree and the build. Functions of tests/main.cpp, because a macro with an
+// absolute path would keep two checkouts from sharing what the compiler cache holds.
 #pragma once
 
 namespace capstan::test {

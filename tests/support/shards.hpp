@@ -1,4 +1,5 @@
-// Whole tensors and their tensor-parallel shards, as host values: the plain arithmetic that parallel layers are held to.
+// Whole tensors and their tensor-parallel shards, as host values: the plain arithmetic that parallel layers
+// are held to.
 #pragma once
 
 #include <vector>

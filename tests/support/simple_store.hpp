@@ -92,8 +92,9 @@ class SimpleStore : public ParamStore {
   bool trains(const Parameter& parameter) const override { return !frozen_.count(parameter.index()); }
   Tensor gradient(const Parameter& parameter) override { return at(parameter).gradient; }
 
-  int pins = 0;                    // acquired and not released
-  std::vector<std::string> ready;  // gradients in the order in which they became ready
+  int pins = 0;  // acquired and not released
+  // Gradients in the order in which they became ready.
+  std::vector<std::string> ready;
 
  protected:
   void gradient_ready(const Parameter& parameter) override { ready.push_back(parameter.name()); }

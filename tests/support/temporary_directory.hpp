@@ -1,4 +1,5 @@
-// A directory that goes away with the object; in memory where that is possible: some tests sync thousands of files.
+// A directory that goes away with the object; in memory where that is possible: some tests sync thousands of
+// files.
 #pragma once
 
 #include <unistd.h>

@@ -14,13 +14,15 @@
 
 namespace capstan::test {
 
-// The world that this test program was launched into. A process joins MPI once, whatever number of files its tests have.
+// The world that this test program was launched into. A process joins MPI once, whatever number of files its
+// tests have.
 inline comm::World& world() {
   static const std::unique_ptr<comm::World> joined = comm::World::join();
   return *joined;
 }
 
-// A rank whose test case has failed does not meet the others any more, who would wait for it until the time is over.
+// A rank whose test case has failed does not meet the others any more, who would wait for it until the time
+// is over.
 struct EndTogether final : doctest::IReporter {
   explicit EndTogether(const doctest::ContextOptions&) {}
   void report_query(const doctest::QueryData&) override {}

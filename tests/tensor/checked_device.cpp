@@ -52,7 +52,8 @@ std::vector<float> counting(int64_t n) {
 
 constexpr int kCrashed = 42;
 
-// Runs `act` in a child: kCrashed when it touched memory that it may not touch, else 0. The child has this thread only.
+// Runs `act` in a child: kCrashed when it touched memory that it may not touch, else 0. The child has this
+// thread only.
 int fate_of(const std::function<void()>& act) {
   const pid_t child = ::fork();
   if (child == 0) {
