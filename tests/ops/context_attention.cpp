@@ -222,7 +222,7 @@ Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* 
     return {context ? ops::context_attention(t, x[0], options, *context) : ops::attention(t, x[0], options)};
   };
   const Var out = region == RegionKind::recomputed ? tape.recompute("region", {qkv}, body)[0]
-                                               : body(tape, std::vector<Var>{qkv})[0];
+                                                   : body(tape, std::vector<Var>{qkv})[0];
   tape.output("out", out);
   const Tensor values = out.value;
   tape.backward({{"out", typed(device, rows, cut(in.dout), c.type)}}, {.delay_weight_gradients = true});
