@@ -25,13 +25,28 @@ Error as_error(std::exception_ptr exception) {
   }
 }
 
+// Help of the library says what to do in terms of the run; the command line adds the flag that does it.
+static std::string help_with_flags(std::string help) {
+  constexpr std::pair<std::string_view, std::string_view> kFlags[] = {
+      {"resume it", "resume it with --resume"},
+      {"without resuming", "without --resume"},
+      {"`resume=auto`", "--resume=auto"},
+      {"resume from step 0", "resume from step 0 with --resume"},
+      {"resume the run", "resume the run, with --resume,"},
+      {"another run directory", "another run directory with --run-dir DIR"},
+  };
+  for (const auto& [text, with_flag] : kFlags)
+    if (const size_t at = help.find(text); at != std::string::npos) help.replace(at, text.size(), with_flag);
+  return help;
+}
+
 std::string render_error(const Error& error, const std::vector<std::string>& command,
                          const MessageStyle& style) {
   if (style.messages == MessageFormat::json) {
     nlohmann::ordered_json object = {
         {"level", "error"}, {"code", name_of(error.code())}, {"message", error.message()}};
     if (!error.context().empty()) object["context"] = error.context();
-    if (!error.help().empty()) object["help"] = error.help();
+    if (!error.help().empty()) object["help"] = help_with_flags(error.help());
     object["exit_code"] = exit_code_of(error.code());
     return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   }
@@ -41,7 +56,7 @@ std::string render_error(const Error& error, const std::vector<std::string>& com
     return text;
   }
   for (const std::string& line : error.context()) text += "  = " + line + "\n";
-  if (!error.help().empty()) text += "  = help: " + error.help() + "\n";
+  if (!error.help().empty()) text += "  = help: " + help_with_flags(error.help()) + "\n";
   if (error.code() == ErrorCode::internal)
     text +=
         "  = note: this is a bug in Capstan, not in what you did; please report it with the output of "

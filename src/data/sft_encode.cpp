@@ -5,8 +5,8 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "text/chat/assistant_turns.hpp"
 #include "data/chat_prompt.hpp"
+#include "text/chat/assistant_turns.hpp"
 
 namespace capstan::data {
 

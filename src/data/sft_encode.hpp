@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "text/chat/chat_template.hpp"
 #include "data/sft_record.hpp"
+#include "text/chat/chat_template.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::data {

@@ -191,7 +191,7 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   home.refused({"eval", base, "--text", "text.txt", "peft=lora", "checkpoint.pretrained_checkpoint=" + base,
                 "model.seq_length=12"},
                "whole model, and no adapters");
-  home.refused({"convert", "lora", "hf:x"}, "holds adapters, and no whole model");
+  home.refused({"convert", "lora", "hf:x"}, "holds adapters, not a full model");
   home.refused({"convert", "ours", "peft:x"}, "whole model, and no adapters");
   home.refused({"convert", base, "peft:x"}, "whole model, and no adapters");
   home.refused({"convert", "peft:lora-peft", "hf:x"}, "merge");
@@ -201,8 +201,8 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   home.refused({"convert", "lora", "peft:x", "--dtype", "bf16"}, "fp32");
   home.refused({"convert", base, "x", "--base", base}, "--base");
   for (const char* to : {"gguf:x", "x"})
-    home.refused({"convert", base, to, "--shard-size", "1MB"}, "`--shard-size` is of safetensors");
-  home.refused({"convert", "lora", "peft:x", "--shard-size", "1MB"}, "`--shard-size` is of safetensors");
+    home.refused({"convert", base, to, "--shard-size", "1MB"}, "`--shard-size` applies to safetensors");
+  home.refused({"convert", "lora", "peft:x", "--shard-size", "1MB"}, "`--shard-size` applies to safetensors");
   home.refused({"merge", "lora", "x", "--base", base, "train.threads=1"}, "--base is taken instead");
   home.refused({"merge", "lora-peft", "x", "train.threads=1"}, "changes the recipe of a run");
 }

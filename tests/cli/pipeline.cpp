@@ -287,9 +287,9 @@ TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
     refused(p.in(words), "is set by the recipe");
   }
   refused(with_recipe({"data", "inspect"}, {"-t", "tokenizer.json"}), "is set by the recipe");
-  refused(with_recipe({"data", "inspect"}, {"--scan"}), "`--scan` is for a PREFIX");
+  refused(with_recipe({"data", "inspect"}, {"--scan"}), "`--scan` applies to a PREFIX");
   refused(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json", "--scan"}),
-          "`--scan` is for a PREFIX");
+          "`--scan` applies to a PREFIX");
   refused(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json", "dataset.packing=false"}),
           "changes a recipe, and none is given");
   const Finished trained = with_recipe({"train"}, {"train.train_iters=12", "--run-dir", "runs/sft"});

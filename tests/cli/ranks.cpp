@@ -53,14 +53,15 @@ TEST_CASE("without train.exit_signal_handler the first signal to the parent ends
   for (const int signal : {SIGINT, SIGTERM}) {
     bool sent = false;
     const std::string name = "run" + std::to_string(signal);
-    const Finished stopped = train_in(
-        scratch,
-        {"--nproc", "2", "train.train_iters=1000000", "train.exit_signal_handler=false", "--run-dir", name},
-        [&](const std::string& text, int) {
-          if (sent || !contains(text, "step 2")) return 0;
-          sent = true;
-          return signal;
-        });
+    const Finished stopped =
+        train_in(scratch,
+                 {"--nproc", "2", "train.train_iters=1000000", "train.exit_signal_handler=false",
+                  "checkpoint.save_interval=null", "--run-dir", name},
+                 [&](const std::string& text, int) {
+                   if (sent || !contains(text, "step 2")) return 0;
+                   sent = true;
+                   return signal;
+                 });
     CHECK(sent);
     CHECK_MESSAGE(stopped.code == 128 + signal, stopped.err);
     CHECK_FALSE(contains(stopped.err, "continue with"));

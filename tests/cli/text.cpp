@@ -164,7 +164,7 @@ TEST_CASE(
     CHECK_MESSAGE(contains(done.err, why), done.err);
   };
   refused({"--system", "x"}, "`--system` applies to chats");
-  refused({"--chat", "--no-bos"}, "`--no-bos` is not of chats");
+  refused({"--chat", "--no-bos"}, "`--no-bos` does not apply to chats");
   refused({"--chat", "--system", "x", "tokenizer.chat_template=gemma"}, "System role not supported");
   refused({"--chat", "tokenizer.chat_template=nowhere/chatml"}, "not found: chat template = ");
   fs::remove(model + "/chat_template.jinja");

@@ -4,8 +4,8 @@
 #include <doctest/doctest.h>
 
 #include "base/error.hpp"
-#include "tests/text/chat_helpers.hpp"
 #include "support/paths.hpp"
+#include "tests/text/chat_helpers.hpp"
 #include "tests/text/tokenizer_fixtures.hpp"
 
 using namespace capstan;

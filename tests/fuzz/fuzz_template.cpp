@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-#include "text/chat/assistant_turns.hpp"
 #include "data/sft_record.hpp"
 #include "named_error.hpp"
+#include "text/chat/assistant_turns.hpp"
 
 using namespace capstan;
 using namespace capstan::data;

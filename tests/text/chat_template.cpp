@@ -9,9 +9,9 @@
 #include "base/file.hpp"
 #include "base/utf8.hpp"
 #include "chat_helpers.hpp"
+#include "support/paths.hpp"
 #include "text/chat/assistant_turns.hpp"
 #include "text/chat/generation_tags.hpp"
-#include "support/paths.hpp"
 
 using namespace capstan;
 using namespace capstan::data::chat;

@@ -66,7 +66,7 @@ TEST_CASE("a new run has its records, and is refused when it is there already") 
   }
   const std::string text = error_of([&] { RunDirectory(path, false); });
   CHECK(holds(text, "exists already (stopped at step 20)"));
-  CHECK(holds(text, "--resume"));
+  CHECK(holds(text, "resume it, or give another run directory"));
   RunDirectory run(path, true);
   CHECK(run.resumed());
   CHECK(run.id() == id);
@@ -101,7 +101,7 @@ TEST_CASE("a run that is not there is named with the runs near it") {
   const std::string near = error_of([&] { require_run(root.path() / "runs/quickstrat"); });
   CHECK(holds(near, "there is no run `"));
   CHECK(holds(near, "quickstart`?"));
-  CHECK(holds(near, "--resume=auto"));
+  CHECK(holds(near, "`resume=auto`"));
   // Killed before its first record: a directory with a lock is no run.
   fs::create_directories(root.path() / "runs/begun");
   CHECK(holds(error_of([&] { require_run(root.path() / "runs/begun"); }), "there is no run"));

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "config/core/resolve.hpp"
+#include "train/records/metrics.hpp"
 #include "train/trainer/progress.hpp"
 #include "train/trainer/recipe.hpp"
-#include "train/records/metrics.hpp"
 #include "train/trainer/trainer.hpp"
 
 namespace capstan::testing {
