@@ -30,7 +30,7 @@ tensor and sequence|dist.tp=2 dist.sp=true $shard=no_shard
 pipeline|dist.pp=2 $shard=no_shard
 interleaved pipeline|dist.pp=2 dist.vpp=2 $shard=no_shard
 context, ring|dist.cp=2 $shard=no_shard
-context, exchange of heads|dist.cp=2 dist.cp_comm_type=a2a $shard=no_shard
+context, all-to-all|dist.cp=2 dist.cp_comm_type=a2a $shard=no_shard
 tensor, sequence, pipeline, ZeRO 1|dist.tp=2 dist.sp=true dist.pp=2 $shard=optim
 tensor, sequence, context, ZeRO 3|dist.tp=2 dist.sp=true dist.cp=2 $shard=optim_grads_params
 TABLE
