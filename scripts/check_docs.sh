@@ -259,7 +259,7 @@ for page in README.md CONTRIBUTING.md $(cd "$repository" && ls docs/*.md); do
     problem "$page: the first sentence does not say the kind of the page"
   while read -r link; do
     [ -e "$repository/$(dirname "$page")/$link" ] || problem "$page: no file for the link $link"
-  done < <(grep -oE '\]\([^)#:]+' "$repository/$page" | cut -c3-)
+  done < <(grep -v '^    ' "$repository/$page" | grep -oE '\]\([^)#:]+' | cut -c3-)  # no lines of code
 done
 
 make_files >"$scratch/make" 2>&1 || { echo "check_docs.sh: the files could not be prepared:" >&2; tail -n 20 "$scratch/make" >&2; exit 1; }
