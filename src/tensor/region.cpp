@@ -220,6 +220,7 @@ static void copy_row(const std::byte* source, DType from, std::byte* target, DTy
 void copy_region(const Region& region, const Region& source_region, const std::byte* source,
                  DType source_type, const Region& target_region, std::byte* target, DType target_type) {
   CAPSTAN_ASSERT(can_convert(source_type, target_type), "conversion between these element types");
+  if (region.sizes.elements() == 0) return;
   const size_t rank = region.sizes.size();
   const auto flat = [&](const Region& array, const Shape& index) {
     int64_t position = 0;

@@ -145,6 +145,18 @@ TEST_CASE("elements are copied between regions of any rank and offset") {
   }
 }
 
+TEST_CASE("an empty region copies nothing, whichever dimension is empty") {
+  const std::vector<float> values = ramp({3, 4});
+  for (const Shape& sizes : {Shape{0, 4}, Shape{3, 0}, Shape{0, 2}, Shape{0, 0}}) {
+    const Region empty{{0, 0}, sizes};
+    copy_region(empty, full_region({3, 4}), bytes_of(values).data(), DType::f32, empty, nullptr, DType::f32);
+    std::vector<float> kept(12, -1);
+    copy_region(empty, full_region({3, 4}), bytes_of(values).data(), DType::f32, full_region({3, 4}),
+                room_of(kept).data(), DType::f32);
+    CHECK(kept == std::vector<float>(12, -1));
+  }
+}
+
 TEST_CASE("conversions: bf16 rounds to nearest even, fp16 widens exactly") {
   const std::vector<float> values{1.0f, 1.00390625f, 1.01171875f, -3.0e38f, 3.4e38f, std::nanf(""), 1e-40f};
   const Region all = full_region({7});

@@ -188,7 +188,8 @@ TEST_CASE("a SentencePiece model gives llama.cpp's algorithm the ids of the file
   const auto tokenizer = data::Tokenizer::from_sentencepiece(model);
   std::vector<std::string> texts = {" two  blanks ", "\n\ttabs\n", "\u2581 and \u2581\u2581",
                                     "\u00e9\u4e2d\U0001F642\x01"};
-  for (const json& text : file("formats/gguf/spm.json")["texts"]) texts.push_back(text);
+  const json fixture = file("formats/gguf/spm.json");
+  for (const json& text : fixture["texts"]) texts.push_back(text);
   for (const int prefix : {1, 0}) {
     CAPTURE(prefix);
     const std::string bytes = with_field(model, 3, 3, prefix);  // add_dummy_prefix
