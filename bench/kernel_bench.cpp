@@ -1,5 +1,6 @@
-// bench_kernels [THREADS]: what the CPU kernels reach on this machine. Products beside oneDNN with all threads at once, the
-// other kernels as shares of the product rate or the copy bandwidth measured in the same run.
+// bench_kernels [THREADS]: what the CPU kernels reach on this machine. Products beside oneDNN with all
+// threads at once, the other kernels as shares of the product rate or the copy bandwidth measured in the same
+// run.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -19,8 +19,8 @@ constinit const char* const kBinaryDirectory = CAPSTAN_BINARY_DIR;
 
 namespace {
 
-// The processor features that the level of CAPSTAN_CPU needs and the system does not list. The program under test asks the
-// processor itself: a level that is listed and refused fails the test.
+// The processor features that the level of CAPSTAN_CPU needs and the system does not list. The program under
+// test asks the processor itself: a level that is listed and refused fails the test.
 std::string missing_features() {
   const char* const level = std::getenv("CAPSTAN_CPU");
   const std::map<std::string, std::string> needed{{"avx2", "avx2 fma bmi1 bmi2"},

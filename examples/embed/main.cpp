@@ -1,5 +1,5 @@
-// A program that uses Capstan as a library: it resolves a recipe, trains a tiny model on generated tokens under a
-// callback, and generates with it.
+// A program that uses Capstan as a library: it resolves a recipe, trains a tiny model on generated tokens
+// under a callback, and generates with it.
 //
 //   embed RUN_DIR                the run must be new
 //   mpirun -n 2 embed RUN_DIR    the same on two ranks

@@ -33,7 +33,8 @@ class Error : public std::exception {
  public:
   Error(ErrorCode code, std::string message, std::string help = {});
 
-  Error& in(std::string context);  // adds a context line; returns *this so that a handler may `throw e.in(…)`
+  // Adds a context line; returns *this so that a handler may `throw e.in(…)`.
+  Error& in(std::string context);
   ErrorCode code() const { return code_; }
   const std::string& message() const { return message_; }
   const std::string& help() const { return help_; }

@@ -27,11 +27,12 @@ struct GenerateOptions {
   int64_t max_tokens = 100;  // new tokens; the model's context may allow fewer
   double temperature = 1.0;  // 0: always the likeliest token
   int64_t top_k = 0;         // sample from the k likeliest tokens; 0: from all
-  double top_p = 1.0;        // sample from the likeliest tokens whose probabilities add up to p, in (0, 1]
-  uint64_t seed = 1234;      // the same seed, prompt, options and model give the same tokens
-  bool stop_at_eod = true;   // end at an end-of-document or end-of-turn token
-  bool chat =
-      false;  // the prompt is a user's message; the model's chat template is applied. Text prompts only.
+  // Sample from the likeliest tokens whose probabilities add up to p, in (0, 1].
+  double top_p = 1.0;
+  uint64_t seed = 1234;     // the same seed, prompt, options and model give the same tokens
+  bool stop_at_eod = true;  // end at an end-of-document or end-of-turn token
+  // The prompt is a user's message; the model's chat template is applied. Text prompts only.
+  bool chat = false;
   std::string system;  // system message of the chat; empty: none
   // Called with each new token and the UTF-8 text that it completes, which may be empty. False ends the
   // generation. Text that is still incomplete at the end comes in one more call with id -1, whose answer is

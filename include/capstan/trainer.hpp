@@ -29,12 +29,14 @@ struct StepReport {
   int64_t consumed_samples = 0;  // since step 0, those before a resume included
   int64_t consumed_tokens = 0;   // since step 0
   int64_t memory_bytes = 0;      // peak of this rank's device memory
-  bool update_skipped = false;   // the optimizer left this step out because of a loss or gradient spike
+  // The optimizer left this step out because of a loss or gradient spike.
+  bool update_skipped = false;
 };
 
 struct TrainOptions {
   std::filesystem::path run_dir;  // where the run is recorded; empty: runs/NAME of the recipe
-  bool resume = false;            // go on from the newest checkpoint in it; start there when there is none
+  // Go on from the newest checkpoint in it; start there when there is none.
+  bool resume = false;
 
   // Called on every rank after each step, in the thread that called run_training(). False on any rank asks
   // the whole run to save a checkpoint and stop after this step. An exception ends the run and is passed on;

@@ -179,8 +179,8 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
     reinterpret_cast<PackedRows*>(c.scratch(worker, scratch.need().each_worker))->row = -1;
 
   const bool streamed = streams(s, out, beta) && (scratch.copy || p.chunk_k == s.k);
-  const int64_t together =
-      out.dtype == DType::f32 ? kPanel : 2 * kPanel;  // columns whose rows are two cache lines
+  // Columns whose rows are two cache lines.
+  const int64_t together = out.dtype == DType::f32 ? kPanel : 2 * kPanel;
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
     for (int64_t k0 = 0; k0 < s.k; k0 += p.chunk_k) {
       const int64_t n = std::min(p.chunk_n, s.n - n0), k = std::min(p.chunk_k, s.k - k0), steps = steps_of(k);

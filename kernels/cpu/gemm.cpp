@@ -84,15 +84,15 @@ HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, i
   });
 }
 
-constexpr int64_t kPanelA =
-    kKc * kMr + 16;  // not a power of two: panels of one block must not fall on the same cache sets
+// Not a power of two: panels of one block must not fall on the same cache sets.
+constexpr int64_t kPanelA = kKc * kMr + 16;
 
 // Rows [m0, m0 + m) and columns [k0, k0 + k) of op(A), k <= kKc, as panels kPanelA apart.
 template <class T>
 HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k,
                        float* to) {
-  constexpr int64_t kAhead =
-      8;  // rows fetched ahead: each is a few lines, too short for the processor to foresee the next
+  // Rows fetched ahead: each is a few lines, too short for the processor to foresee the next.
+  constexpr int64_t kAhead = 8;
   if (s.trans_a) {
     // A row of the array holds four (eight) members of every panel: it is read once, in order.
     for (int64_t p = 0; p < k; ++p) {

@@ -34,7 +34,7 @@ using VF = hn::Vec<DF>;
 inline constexpr size_t kLanes = hn::MaxLanes(DF());
 inline constexpr int64_t kStep = static_cast<int64_t>(kLanes);
 
-// ---- loads and stores: `float` and `bf16` arrays, all as floats. Part: the first n < kLanes lanes, others 0.
+// ---- loads and stores: `float` and `bf16` arrays, as floats. Part: the first n < kLanes lanes, others 0.
 
 HWY_INLINE VF load(const float* p) {
   return hn::LoadU(DF(), p);
@@ -273,8 +273,8 @@ HWY_INLINE void normal_distribution(VF x, VF& cumulative, VF& density) {
   density = hn::Mul(e, splat(0.3989422804014327f));
 }
 
-// ---- Philox4x32-10, one block to a lane: counters (lo, hi) with lo the same for all and hi = hi_base + lane (low 32 bits of
-// hi_base must not overflow within the vector: bases are multiples of the lane count).
+// ---- Philox4x32-10, one block to a lane: counters (lo, hi) with lo the same for all and hi = hi_base + lane
+// (low 32 bits of hi_base must not overflow within the vector: bases are multiples of the lane count).
 struct PhiloxWords {
   hn::Vec<DU> w0, w1, w2, w3;
 };

@@ -1,4 +1,5 @@
-// 64-bit arithmetic that reports overflow instead of wrapping. Every size that comes from a file goes through it.
+// 64-bit arithmetic that reports overflow instead of wrapping. Every size that comes from a file goes through
+// it.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,8 @@ class MappedFile {
   const std::filesystem::path& path() const { return path_; }
   void advise_random() const;
   void advise_sequential() const;
-  // Drops the pages that hold `part` from this process's resident memory; they are mapped again when they are read.
+  // Drops the pages that hold `part` from this process's resident memory; they are mapped again when they are
+  // read.
   void release(std::span<const std::byte> part) const;
 
  private:
@@ -35,8 +36,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// A file being written: buffered, errors checked at each step; finish() flushes, fsyncs and closes. Destroyed without
-// finish() it closes and leaves what was written (the caller writes into a temporary place).
+// A file being written: buffered, errors checked at each step; finish() flushes, fsyncs and closes. Destroyed
+// without finish() it closes and leaves what was written (the caller writes into a temporary place).
 class FileWriter {
  public:
   explicit FileWriter(const std::filesystem::path& path, size_t buffer_bytes = 1 << 20);

@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al., SC'11): a counter-based generator, so that a number depends on a key and a position and on
-// nothing else: not on the order of drawing, the number of threads or the layout of ranks.
+// Philox4x32-10 (Salmon et al., SC'11): a counter-based generator, so that a number depends on a key and a
+// position and on nothing else: not on the order of drawing, the number of threads or the layout of ranks.
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@ struct PhiloxKey {
   uint32_t k0, k1;
 };
 
-// Folds (seed, purpose, stream) into a key. purpose separates uses (initialization, dropout, shuffling, sampling …) and
-// stream the instances within one (parameter, layer, epoch).
+// Folds (seed, purpose, stream) into a key. purpose separates uses (initialization, dropout, shuffling,
+// sampling …) and stream the instances within one (parameter, layer, epoch).
 PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t stream);
 
 namespace purpose {
@@ -60,7 +60,8 @@ class PhiloxStream {
   int used_ = 4;
 };
 
-// Standard normal variate at a position: Box-Muller on one block (position / 2), in double. Two positions share a block.
+// Standard normal variate at a position: Box-Muller on one block (position / 2), in double. Two positions
+// share a block.
 double normal_at(PhiloxKey key, uint64_t position);
 
 }  // namespace capstan

@@ -63,8 +63,9 @@ std::string to_text(double value) {
   return {buffer.data(), end};
 }
 
-// Optimal string alignment distance from a to b, case-insensitive; some number above `limit` where there are more than that. Most names are nothing like a given one, and a
-// message about a wrong key looks at all of them: what cannot be near is left early.
+// Optimal string alignment distance from a to b, case-insensitive; some number above `limit` where there are
+// more than that. Most names are nothing like a given one, and a message about a wrong key looks at all of
+// them: what cannot be near is left early.
 static size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
   const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
   const size_t difference = a.size() < b.size() ? b.size() - a.size() : a.size() - b.size();

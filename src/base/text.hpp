@@ -19,8 +19,8 @@ std::string join_some(std::span<const std::string> parts, std::string_view separ
 // The whole text must be the number; nullopt otherwise. Never looks at the locale.
 std::optional<int64_t> parse_int(std::string_view text);
 std::optional<double> parse_double(std::string_view text);
-std::string to_text(
-    double value);  // shortest decimal that reads back as the same double; "inf", "-inf", "nan"
+// Shortest decimal that reads back as the same double; "inf", "-inf", "nan".
+std::string to_text(double value);
 
 // Up to `most` candidates near `text` (edit distance with transpositions, common prefixes), best first.
 std::vector<std::string> near_matches(std::string_view text, std::span<const std::string> candidates,

@@ -12,8 +12,9 @@ namespace capstan {
 
 namespace {
 thread_local bool inside_parallel_for = false;
-// A training step has hundreds of jobs of a millisecond and less, and to wake a sleeping thread takes a good part of that on a
-// virtual machine: both sides look this often (about a tenth of a millisecond) before they sleep.
+// A training step has hundreds of jobs of a millisecond and less, and to wake a sleeping thread takes a good
+// part of that on a virtual machine: both sides look this often (about a tenth of a millisecond) before they
+// sleep.
 constexpr int kSpins = 4000;
 
 template <class Ready>
@@ -31,13 +32,14 @@ bool spin(const Ready& ready) {
 struct ThreadPool::State {
   std::mutex callers;  // one job at a time
 
-  // The number of the current job; a worker that has seen it looks at nothing else before it grows. 32 bits: what a futex waits on.
+  // The number of the current job; a worker that has seen it looks at nothing else before it grows. 32 bits:
+  // what a futex waits on.
   std::atomic<uint32_t> generation{0};
   std::atomic<int> busy{0};  // workers that have not finished the current job
   std::atomic<bool> stop{false};
 
-  // The current job. Each worker begins with its own run of neighbouring tiles, so that what a tile left in its caches serves
-  // the next one, and then takes what others have left.
+  // The current job. Each worker begins with its own run of neighbouring tiles, so that what a tile left in
+  // its caches serves the next one, and then takes what others have left.
   struct alignas(64) Run {
     std::atomic<int64_t> next{0};
     int64_t end = 0;

@@ -1,5 +1,6 @@
-// The one pool of threads of a process. Work is cut into tiles by its shape, never by the thread count, so that results
-// do not depend on how many threads there are: which thread runs a tile is free, what the tile computes is not.
+// The one pool of threads of a process. Work is cut into tiles by its shape, never by the thread count, so
+// that results do not depend on how many threads there are: which thread runs a tile is free, what the tile
+// computes is not.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,9 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Runs body(tile, worker) for every tile in [0, tiles), 0 <= worker < size(), and returns when all are done. The caller
-  // works too. The first exception is rethrown here after the others have ended. A call from within a body runs inline.
-  // Calls from several threads at once are serialised.
+  // Runs body(tile, worker) for every tile in [0, tiles), 0 <= worker < size(), and returns when all are
+  // done. The caller works too. The first exception is rethrown here after the others have ended. A call from
+  // within a body runs inline. Calls from several threads at once are serialised.
   void parallel_for(int64_t tiles, FunctionRef<void(int64_t tile, int worker)> body);
 
  private:

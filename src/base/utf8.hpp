@@ -8,7 +8,8 @@
 
 namespace capstan {
 
-// Byte offset of the first invalid sequence (overlong, surrogate, above U+10FFFF, truncated), nullopt when all is well.
+// Byte offset of the first invalid sequence (overlong, surrogate, above U+10FFFF, truncated), nullopt when
+// all is well.
 std::optional<size_t> first_invalid_utf8(std::string_view text);
 
 struct CodePoint {

@@ -84,8 +84,8 @@ std::string find_program(const std::string& name) {
        "scripts/install.sh installs it (package openmpi-bin)");
 }
 
-// Starts a detached process that removes the files of a launch when this process and mpirun have ended, also by SIGKILL: it waits
-// for the end of a pipe. Returns the write end for both of them, -1 if there is none.
+// Starts a detached process that removes the files of a launch when this process and mpirun have ended, also
+// by SIGKILL: it waits for the end of a pipe. Returns the write end for both of them, -1 if there is none.
 int remove_after_launch(const std::string& directory, const std::string& status_table) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return -1;
@@ -138,10 +138,10 @@ std::vector<std::string> without_nproc(const std::vector<std::string>& command) 
       rest.insert(rest.end(), command.begin() + static_cast<std::ptrdiff_t>(i), command.end());
       break;
     }
-    if (command[i] == "--nproc")
-      ++i;
+    if (command[i] == "--nproc") ++i;
+    // The parent is already there.
     else if (command[i] == "-C" || command[i] == "--directory")
-      ++i;  // the parent is already there
+      ++i;
     else if (!command[i].starts_with("--nproc=") && !command[i].starts_with("--directory=") &&
              !command[i].starts_with("-C"))
       rest.push_back(command[i]);

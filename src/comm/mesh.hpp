@@ -52,10 +52,12 @@ struct MeshSizes {
 // The dense grid {tp, cp, dp, pp} and, for a mixture of experts, the expert grid {etp, ep, edp, pp} over the
 // same ranks; the groups of both:
 //   dense    tp cp dp dp-cp pp tp-pp tp-cp tp-dp-cp
-//   stages   embedding (first and last stage of a pp group), position_embedding (first stage); other stages: alone
+//   stages   embedding (first and last stage of a pp group), position_embedding (first stage); other stages:
+//            alone
 //   CP       cp-inner (adjacent ranks, a2a) and cp-outer (p2p), with hierarchical sizes only
 //   TP       tp-kv (adjacent ranks with the same keys and values), with kv_sharers > 1 only
-//   HSDP     shard (consecutive ranks of dp-cp, one part for each instance), replica (the same place of every part)
+//   HSDP     shard (consecutive ranks of dp-cp, one set for each instance), replica (the same rank of every
+//            instance)
 //   experts  etp ep edp etp-ep etp-ep-pp, with experts only
 // The groups of one name partition the world.
 class Mesh {

@@ -18,9 +18,9 @@ double all_reduce(Communicator& group, double value, ReduceOp op = ReduceOp::sum
 
 // Contiguous tensors; elements() must divide by group.size() (buckets are padded for it). fp32, or bf16
 // summed in fp32 and rounded once.
-//   reduce_scatter_sum: rank r's slice r of `values` becomes the sum over ranks; the other slices become undefined.
-//   all_gather_slices:  slice r is taken from rank r.
-//   all_reduce_sum:     both.
+//   reduce_scatter_sum  rank r's slice r of `values` becomes the sum over ranks; the others become undefined
+//   all_gather_slices   slice r is taken from rank r
+//   all_reduce_sum      both
 void reduce_scatter_sum(Communicator& group, const Tensor& values);
 void all_gather_slices(Communicator& group, const Tensor& values);  // any element type
 void all_reduce_sum(Communicator& group, const Tensor& values);

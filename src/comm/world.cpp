@@ -206,8 +206,8 @@ class MpiWorld final : public World {
     for (size_t r = 0; r < all.size(); r += 2) hosts_.insert(all[r]);
     for (size_t r = 0; r < all.size(); r += 2) slots.push_back(all[r] == mine[0] ? all[r + 1] : -1);
     publisher_ = std::make_shared<StatusPublisher>(status_table, std::move(slots), world->rank(), host_);
-    world_ =
-        make_publishing_communicator(std::move(world), publisher_);  // collective: all ranks have published
+    // collective: all ranks have published.
+    world_ = make_publishing_communicator(std::move(world), publisher_);
     watchdog_ = std::make_unique<Watchdog>(*status_table, slot,
                                            WatchOptions{watch.timeout, watch.report, watch.leave});
   }
@@ -238,8 +238,8 @@ class MpiWorld final : public World {
   }
   bool failure_reported() const override { return publisher_->status_table().claimed(); }
   [[noreturn]] void abort(int exit_code) override {
-    static_cast<void>(
-        publisher_->status_table().claim());  // watchdogs must not report ranks that the launcher ends now
+    // Watchdogs must not report ranks that the launcher ends now.
+    static_cast<void>(publisher_->status_table().claim());
     publisher_->state(RankState::ended);
     MPI_Abort(ranks_, exit_code);
     std::_Exit(exit_code);

@@ -19,8 +19,8 @@ struct FailureWatch {
   // Called on the rank that detected the failure, from the watchdog's thread. Not called where a parent
   // process reports failures.
   std::function<void(const Error&)> report;
-  // Called after the report, on each rank that notices the failure, instead of ending the process. Empty: exit
-  // code 4.
+  // Called after the report, on each rank that notices the failure, instead of ending the process. Empty:
+  // exit code 4.
   std::function<void()> leave;
 };
 // The environment variable in which a parent process names the rank status table that it reads after the
@@ -32,10 +32,10 @@ class World {
   // Reads the launcher's environment (Open MPI, PMIx/PMI, Slurm steps, torchrun); a process without one is a
   // world of one. Contradicting variables and a launcher whose ranks MPI cannot join are ErrorCode::usage.
   static std::unique_ptr<World> join(const FailureWatch& watch = {});
-  // The ranks of a communicator of the program that embeds Capstan, which initializes and finalizes MPI itself.
-  // `communicator` points to its MPI_Comm and is duplicated, which separates messages and error handlers.
-  // Collective over it. ErrorCode::usage where MPI is not running or the calling thread may not use it;
-  // ::unsupported for an MPI initialized below MPI_THREAD_FUNNELED.
+  // The ranks of a communicator of the program that embeds Capstan, which initializes and finalizes MPI
+  // itself. `communicator` points to its MPI_Comm and is duplicated, which separates messages and error
+  // handlers. Collective over it. ErrorCode::usage where MPI is not running or the calling thread may not use
+  // it; ::unsupported for an MPI initialized below MPI_THREAD_FUNNELED.
   static std::unique_ptr<World> over(const void* communicator, const FailureWatch& watch = {});
   // A world of one, whatever launched this process.
   static std::unique_ptr<World> alone();

@@ -11,12 +11,13 @@
 
 namespace capstan::data {
 
-// The variables of the tokenizer (bos_token, eos_token; `eod` stands in for the latter) and a clock that stands still: the same text
-// on every day.
+// The variables of the tokenizer (bos_token, eos_token; `eod` stands in for the latter) and a clock that
+// stands still: the same text on every day.
 chat::RenderOptions chat_rendering(const Tokenizer& tokenizer, std::optional<int32_t> eod);
 
 struct ChatPrompt {
-  std::vector<int32_t> ids;  // what the template puts before an answer, with a generation prompt
+  // What the template puts before an answer, with a generation prompt.
+  std::vector<int32_t> ids;
   // What the template puts behind one: a special token, or a text where it has none. Both may be missing.
   std::optional<int32_t> end_token;
   std::string end_text;

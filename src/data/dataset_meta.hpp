@@ -1,6 +1,6 @@
-// PREFIX.meta.json beside an indexed dataset: with which tokenizer its text was prepared, and the sizes of the files that it
-// describes. `data prepare` writes it; Megatron's .bin and .idx stay as they are. A dataset without the file (from another
-// program) has no record.
+// PREFIX.meta.json beside an indexed dataset: with which tokenizer its text was prepared, and the sizes of
+// the files that it describes. `data prepare` writes it; Megatron's .bin and .idx stay as they are. A dataset
+// without the file (from another program) has no record.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,12 @@ std::string to_json(const DatasetMeta& meta);  // ends with a line break
 // ErrorCode::format: not such a file, written by a newer version, or a value that cannot be; `path` names it.
 DatasetMeta parse_meta(std::string_view json, const std::string& path);
 
-// The record of a dataset; nullopt where it has none. ErrorCode::format where the record describes other data.
+// The record of a dataset; nullopt where it has none. ErrorCode::format where the record describes other
+// data.
 std::optional<DatasetMeta> read_meta(const IndexedDataset& dataset);
 
-// The tokenizer of a run or an inspection, against the data that it reads. Its identity is computed once, when a dataset with
-// a record is met.
+// The tokenizer of a run or an inspection, against the data that it reads. Its identity is computed once,
+// when a dataset with a record is met.
 class TokenizerCheck {
  public:
   // A null tokenizer: only the size of the model's vocabulary is known (0: nothing is).
@@ -43,10 +44,11 @@ class TokenizerCheck {
 
   // The id below which all tokens of a dataset must be; 0: not known.
   int64_t token_limit() const { return limit_; }
-  // ErrorCode::config where the dataset was prepared with another tokenizer, or with more tokens than the model has.
-  // Without a record: ErrorCode::config where the tokenizer is clearly smaller than the model's vocabulary, that is, by more
-  // than kMaxPadding tokens and 1 %: published models pad their vocabulary by less. ErrorCode::format where a token is at or above the limit, of the first kScannedTokens or, in a larger
-  // dataset, of as many spread over it; the others are found when they are read.
+  // ErrorCode::config where the dataset was prepared with another tokenizer, or with more tokens than the
+  // model has. Without a record: ErrorCode::config where the tokenizer is clearly smaller than the model's
+  // vocabulary, that is, by more than kMaxPadding tokens and 1 %: published models pad their vocabulary by
+  // less. ErrorCode::format where a token is at or above the limit, of the first kScannedTokens or, in a
+  // larger dataset, of as many spread over it; the others are found when they are read.
   void check(const IndexedDataset& dataset);
 
   static constexpr int64_t kScannedTokens = int64_t{8} << 20;

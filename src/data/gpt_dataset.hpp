@@ -31,8 +31,8 @@ struct GptDatasetOptions {
   std::array<Blend, 3> blend_per_split;
 
   int64_t sequence_length = 0;
-  int64_t vocab_size =
-      0;  // of the model; a token at or above it is an error. 0: not checked (mock: required)
+  // Of the model; a token at or above it is an error. 0: not checked (mock: required).
+  int64_t vocab_size = 0;
   // Null: none. Every dataset must have been prepared with it (TokenizerCheck); the name is for messages.
   const Tokenizer* tokenizer = nullptr;
   std::string tokenizer_name;
@@ -57,8 +57,8 @@ class GptDataset final : public Dataset {
   int64_t epoch_samples() const override { return source_->epoch_samples(); }  // of one pass over all parts
   void text(int64_t number, std::span<int32_t> out) const { source_->read(number, out); }  // [T + 1]
   void row(int64_t number, const RowView& out) const override;
-  // The length of an epoch and the tokens of up to 64 samples spread over the first one: other files, another blend, split,
-  // seed or length give another one.
+  // The length of an epoch and the tokens of up to 64 samples spread over the first one: other files, another
+  // blend, split, seed or length give another one.
   std::string fingerprint() const override;
 
  private:
@@ -67,9 +67,10 @@ class GptDataset final : public Dataset {
   DocumentOptions documents_;
 };
 
-// Opens every dataset once and builds the three splits (Split as index); null for a split that gets no share or is not wanted.
-// Cheap: the order of an epoch is worked out when its first sample is read. ErrorCode::not_found and ::format
-// for files, ::config for contradictory options, ::failed for a split without tokens.
+// Opens every dataset once and builds the three splits (Split as index); null for a split that gets no share
+// or is not wanted. Cheap: the order of an epoch is worked out when its first sample is read.
+// ErrorCode::not_found and ::format for files, ::config for contradictory options, ::failed for a split
+// without tokens.
 std::array<std::shared_ptr<const GptDataset>, 3> build_gpt_datasets(const GptDatasetOptions& options);
 
 }  // namespace capstan::data

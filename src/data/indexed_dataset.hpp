@@ -52,10 +52,10 @@ class IndexedDataset {
   bool multimodal() const { return multimodal_; }
 
   int32_t length(int64_t sequence) const;  // tokens, >= 0
-  int64_t first_token(
-      int64_t sequence) const;  // tokens before the sequence; first_token(sequences()) == tokens()
-  int64_t document_begin(
-      int64_t document) const;  // first sequence; document_begin(documents()) == sequences()
+  // Tokens before the sequence; first_token(sequences()) == tokens().
+  int64_t first_token(int64_t sequence) const;
+  // First sequence; document_begin(documents()) == sequences().
+  int64_t document_begin(int64_t document) const;
 
   // Asks for the cache line of length(sequence): a walk in a shuffled order waits for little else.
   void prefetch_length(int64_t sequence) const {
@@ -68,7 +68,8 @@ class IndexedDataset {
   // XXH3-128 of the .idx file, 32 hexadecimal digits; it is read once more.
   std::string index_hash() const;
 
-  // The largest id among `most` tokens of the .bin file, all of them where there are no more, else spread over the file;
+  // The largest id among `most` tokens of the .bin file, all of them where there are no more, else spread
+  // over the file;
   // -1 without tokens. Throws as read() does.
   int32_t largest_token(int64_t most) const;
 

@@ -36,8 +36,8 @@ class IndexedWriter {
   int64_t tokens() const { return tokens_; }
   TokenType type() const { return type_; }
 
-  // Without `overwrite`, ErrorCode::usage where the dataset is there already. With a tokenizer, its record is written beside
-  // the files (dataset_meta.hpp); without, none is left there.
+  // Without `overwrite`, ErrorCode::usage where the dataset is there already. With a tokenizer, its record is
+  // written beside the files (dataset_meta.hpp); without, none is left there.
   void finish(bool overwrite = true, const std::optional<TokenizerRecord>& tokenizer = std::nullopt);
 
   // ErrorCode::usage where .bin or .idx of that prefix exist.

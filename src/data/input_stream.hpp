@@ -16,7 +16,8 @@ struct InputLimits {
 
 class InputStream {
  public:
-  // By its name: .gz, .zst, otherwise plain. ErrorCode::not_found, ::format (not a regular file, or a Git LFS pointer) or ::io.
+  // By its name: .gz, .zst, otherwise plain. ErrorCode::not_found, ::format (not a regular file, or a Git LFS
+  // pointer) or ::io.
   explicit InputStream(const std::string& path, InputLimits limits = {});
   ~InputStream();
   InputStream(const InputStream&) = delete;

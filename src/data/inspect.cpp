@@ -24,7 +24,8 @@ std::pair<int64_t, int64_t> bounds(size_t bin) {
   return {int64_t{1} << (bin - 1), (int64_t{1} << bin) - 1};
 }
 
-// The prefix of the dataset that a user names by its prefix, by one of its files or by the output of `data prepare`.
+// The prefix of the dataset that a user names by its prefix, by one of its files or by the output of `data
+// prepare`.
 std::string dataset_prefix(std::string name) {
   const auto exists = [](const std::string& path) {
     std::error_code ignored;

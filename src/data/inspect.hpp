@@ -42,9 +42,9 @@ struct InspectOptions {
   std::string tokenizer_name;
 };
 
-// `prefix` may end in .bin or .idx, or lack the `_text_document` that preparation appends. Throws what opening an
-// IndexedDataset throws, and ErrorCode::config where the data was prepared with another tokenizer. Reads the length of
-// each document, so a damaged index is found.
+// `prefix` may end in .bin or .idx, or lack the `_text_document` that preparation appends. Throws what
+// opening an IndexedDataset throws, and ErrorCode::config where the data was prepared with another tokenizer.
+// Reads the length of each document, so a damaged index is found.
 DatasetReport inspect(const std::string& prefix, const InspectOptions& options = {});
 
 std::string to_text_report(const DatasetReport& report);  // several lines, ends with a line break

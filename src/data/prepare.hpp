@@ -62,12 +62,14 @@ struct PrepareResult {
   double seconds = 0;
 };
 
-// ErrorCode::usage, before anything is read, where an output exists and is not to be overwritten. Nothing appears under the output names unless all went well. ErrorCode::format for a bad record under
-// OnBadLine::fail
-// ("file:line:column: reason", the first in the order of the input) and for input without a single document.
+// ErrorCode::usage, before anything is read, where an output exists and is not to be overwritten. Nothing
+// appears under the output names unless all went well. ErrorCode::format for a bad record under
+// OnBadLine::fail ("file:line:column: reason", the first in the order of the input) and for input without a
+// single document.
 PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encode, ThreadPool& pool);
-// The same with a tokenizer: sets `tokenizer` (recorded under `name`) and `vocab_size` of the options. The appended
-// end-of-document token is `eod` of the options, else the tokenizer's own (ErrorCode::usage where it has none).
+// The same with a tokenizer: sets `tokenizer` (recorded under `name`) and `vocab_size` of the options. The
+// appended end-of-document token is `eod` of the options, else the tokenizer's own (ErrorCode::usage where it
+// has none).
 PrepareResult prepare(PrepareOptions options, const Tokenizer& tokenizer, const std::string& name,
                       ThreadPool& pool);
 

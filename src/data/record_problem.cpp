@@ -23,8 +23,8 @@ RecordProblem json_problem(std::string_view text, simdjson::error_code error) {
   try {
     [[maybe_unused]] const auto value = nlohmann::json::parse(text.begin(), text.end());
   } catch (const nlohmann::json::parse_error& found) {
-    std::string reason =
-        found.what();  // "[json.exception.parse_error.101] parse error at line 1, column 5: reason"
+    // "[json.exception.parse_error.101] parse error at line 1, column 5: reason".
+    std::string reason = found.what();
     if (const auto at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
     return {found.byte > 0 ? found.byte - 1 : 0, "not JSON: " + reason};
   } catch (const nlohmann::json::exception& found) {

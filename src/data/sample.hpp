@@ -23,8 +23,8 @@ class SampleSource {
   static constexpr int64_t kEndless = std::numeric_limits<int64_t>::max();
 
   virtual ~SampleSource() = default;
-  virtual int64_t samples()
-      const = 0;  // sample numbers are [0, samples()); kEndless: as many epochs as asked for
+  // Sample numbers are [0, samples()); kEndless: as many epochs as asked for.
+  virtual int64_t samples() const = 0;
   virtual int64_t epoch_samples() const = 0;  // samples of one pass over the data
   virtual std::vector<SourcePart> parts() const { return {{{}, epoch_samples(), 1}}; }
   // text: sequence_length + 1 tokens. What sample `number` holds depends on nothing but the source and the
@@ -46,8 +46,8 @@ struct RowView {
   std::span<int32_t> labels;        // [T] text[1 … T]
   std::span<float> loss_mask;       // [T] 0 or 1
   std::span<int32_t> position_ids;  // [T]
-  std::vector<int32_t>*
-      cu_seqlens;  // starts of the documents that attention keeps apart, then T: at least {0, T}
+  // Starts of the documents that attention keeps apart, then T: at least {0, T}.
+  std::vector<int32_t>* cu_seqlens;
 };
 void fill_row(std::span<const int32_t> text, const DocumentOptions& options, const RowView& row);
 

@@ -24,13 +24,14 @@ struct EncodedSample {
 // Immutable; any number of threads may encode.
 class SftEncoder {
  public:
-  // The template of conversations (null: they are an error that says so), and the token that ends texts and completions (nullopt:
-  // likewise). The tokenizer outlives the encoder.
+  // The template of conversations (null: they are an error that says so), and the token that ends texts and
+  // completions (nullopt: likewise). The tokenizer outlives the encoder.
   SftEncoder(const Tokenizer& tokenizer, std::shared_ptr<const chat::ChatTemplate> chat_template,
              SftLoss loss, std::optional<int32_t> eod);
 
-  // A conversation becomes its template's text, whole, then tokens: those that the template names are recognised, none is added. A
-  // token is learned where a learned text has a part in it. ErrorCode::format where the template refuses the conversation.
+  // A conversation becomes its template's text, whole, then tokens: those that the template names are
+  // recognised, none is added. A token is learned where a learned text has a part in it. ErrorCode::format
+  // where the template refuses the conversation.
   EncodedSample encode(const SftRecord& record) const;
 
  private:
@@ -44,7 +45,8 @@ class SftEncoder {
   std::optional<int32_t> eod_;
 };
 
-// The template that comes with a tokenizer: chat_template.jinja, or what its tokenizer_config.json says. Null: none.
+// The template that comes with a tokenizer: chat_template.jinja, or what its tokenizer_config.json says.
+// Null: none.
 std::shared_ptr<const chat::ChatTemplate> own_chat_template(const Tokenizer& tokenizer);
 
 }  // namespace capstan::data

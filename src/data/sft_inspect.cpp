@@ -72,7 +72,8 @@ SftReport inspect_sft(const SftDataset& dataset, const Tokenizer& tokenizer, int
     row.number = report.rows * i / shown;
     int64_t left = tokens;
     for (const int64_t sample : dataset.samples_of(row.number)) {
-      // Where there are fewer rows than asked for, each of the first documents of a row is shown as a row of its own would be.
+      // Where there are fewer rows than asked for, each of the first documents of a row is shown as a row of
+      // its own would be.
       int64_t own = tokens;
       const bool full = static_cast<int64_t>(row.documents.size()) * shown < rows;
       row.documents.push_back(document_of(dataset, tokenizer, sample, row.filled, full ? own : left));

@@ -1,4 +1,5 @@
-// Fine-tuning data as a run sees them, for people and for scripts: rows, where documents begin in them, which tokens are learned.
+// Fine-tuning data as a run sees them, for people and for scripts: rows, where documents begin in them, which
+// tokens are learned.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,8 @@ struct SftReport {
   std::vector<Row> shown;
 };
 
-// `rows` rows, spread over the first epoch, with up to `tokens` tokens of each. Where an epoch has fewer rows, so many
-// documents, with up to `tokens` tokens of each.
+// `rows` rows, spread over the first epoch, with up to `tokens` tokens of each. Where an epoch has fewer
+// rows, so many documents, with up to `tokens` tokens of each.
 SftReport inspect_sft(const SftDataset& dataset, const Tokenizer& tokenizer, int64_t rows, int64_t tokens);
 
 // What is learned is green, or without colours between ⟦ and ⟧; control characters are shown, not sent.

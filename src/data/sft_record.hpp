@@ -6,8 +6,8 @@
 //   prompt_completion   {"prompt", "completion"}: two texts, or two lists of messages
 //   text                {"text"} or {"content"}
 //
-// An assistant's message with "weight": 0 or "train": false is not learned. A content that is a list of text parts is their text
-// joined. Tools may be a JSON text.
+// An assistant's message with "weight": 0 or "train": false is not learned. A content that is a list of text
+// parts is their text joined. Tools may be a JSON text.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,9 @@ class SftRecordParser {
   SftRecordParser();
   ~SftRecordParser();
 
-  // `json` has 64 readable bytes behind it. automatic: by its keys. Errors are ErrorCode::format without a file: what is wrong
-  // and what would be right; `byte`, where given, is set to the place of an error in `json`.
+  // `json` has 64 readable bytes behind it. automatic: by its keys. Errors are ErrorCode::format without a
+  // file: what is wrong and what would be right; `byte`, where given, is set to the place of an error in
+  // `json`.
   SftRecord parse(std::string_view json, SftFormat format, size_t* byte = nullptr);
 
  private:

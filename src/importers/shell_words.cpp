@@ -250,10 +250,10 @@ class Script {
         return;
       }
       if (c == '"' || c == '\'') {
-        if (!quoted && c == '\'')
-          single_quotes(b);
+        if (!quoted && c == '\'') single_quotes(b);
+        // Quotes inside quotes only group.
         else
-          ++at_;  // quotes inside quotes only group
+          ++at_;
       } else if (c == '\\' && at_ + 1 < text_.size()) {
         if (text_[at_ + 1] != '\n') put(b, text_[at_ + 1], at_ + 1);
         at_ += 2;

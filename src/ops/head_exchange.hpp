@@ -31,8 +31,8 @@ class HeadExchange {
   // All are collective. N = batch * seq local rows, M = ranks * N. A rank sends N rows of the narrower matrix
   // to each other rank.
   Tensor heads_of(const Tensor& qkv) const;  // [N, row] -> [M, row of layout()]
-  Tensor rows_of_output(
-      const Tensor& out) const;  // [M, heads of layout() * head_dim] -> [N, heads * head_dim]
+  // [M, heads of layout() * head_dim] -> [N, heads * head_dim].
+  Tensor rows_of_output(const Tensor& out) const;
   Tensor heads_of_output(const Tensor& dout) const;  // its inverse
   // The gradient of heads_of(): [M, row of layout()] -> [N, row]. Gradients of a group that several ranks
   // hold are summed in rank order, in fp32, and rounded once to `type`; where no group is replicated, `type`

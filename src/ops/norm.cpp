@@ -190,8 +190,8 @@ Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, Hea
   shape.key_cols = all.groups * layout.head_dim;
   shape.gamma_offset = options.gamma_offset;
   shape.eps = options.epsilon;
-  const int64_t sharers =
-      std::max<int64_t>(1, parallel.size() / all.groups);  // ranks that hold the same keys
+  // Ranks that hold the same keys.
+  const int64_t sharers = std::max<int64_t>(1, parallel.size() / all.groups);
   shape.counts_keys = parallel.rank() % sharers == 0;
   const auto over_ranks = [parallel](const Tensor& sums) {
     if (!parallel.alone()) comm::all_reduce_sum_any(*parallel.group, sums.view({sums.elements()}));

@@ -35,7 +35,7 @@ int64_t bytes_of(std::span<const Tensor> tensors) {
 }
 }  // namespace
 
-// ---- parameters ------------------------------------------------------------------------------------------------------
+// ---- parameters -------------------------------------------------------------------------------------------
 
 void ParamStore::begin_step(int parameters) {
   outstanding_.assign(static_cast<size_t>(parameters), 0);
@@ -69,7 +69,7 @@ void TraceScope::end() {
   context_.observer->observe(event_);
 }
 
-// ---- backward steps --------------------------------------------------------------------------------------------------
+// ---- backward steps ---------------------------------------------------------------------------------------
 
 StepContext& BackwardStep::context() {
   return tape_.context_;
@@ -93,7 +93,7 @@ void BackwardStep::weight_gradient_gemm(const Parameter& parameter, Cost cost, T
       {&parameter, tape_.entries_[entry_].name, cost, {std::move(x), std::move(dy)}, nullptr});
 }
 
-// ---- the tape --------------------------------------------------------------------------------------------------------
+// ---- the tape ---------------------------------------------------------------------------------------------
 
 Tape::Tape(StepContext& context, Mode mode) : context_(context), mode_(mode) {
   if (context.observer) last_mark_ = now_seconds();
@@ -271,7 +271,7 @@ void Tape::run_backward(BackwardOptions options) {
   }
 }
 
-// ---- recomputation ---------------------------------------------------------------------------------------------------
+// ---- recomputation ----------------------------------------------------------------------------------------
 
 Tensor Tape::choice(const std::function<Tensor()>& compute) {
   if (!choices_) return compute();

@@ -1,9 +1,9 @@
 // How parameters are laid out in buckets: arithmetic alone, the same on every rank that holds the same list.
 //
-// A bucket is a flat array of full parameters, each aligned to 64 elements, padded to a multiple of 64 x the ranks that it
-// may be sharded over, so that the shards are equal. It goes through the list from its end, in the order in which gradients become
-// ready. Parameters that train and parameters that do not are in different buckets; a tied parameter has one of its own, so
-// that it is sharded alike on both of its stages.
+// A bucket is a flat array of full parameters, each aligned to 64 elements, padded to a multiple of 64 x the
+// ranks that it may be sharded over, so that the shards are equal. It goes through the list from its end, in
+// the order in which gradients become ready. Parameters that train and parameters that do not are in
+// different buckets; a tied parameter has one of its own, so that it is sharded alike on both of its stages.
 #pragma once
 
 #include <functional>
@@ -23,8 +23,8 @@ struct FlatRange {
 
 struct BucketPlan {
   bool trains = true;
-  size_t block =
-      0;  // index of the unit of prefetch; where buckets do not follow blocks, of its last parameter
+  // Index of the unit of prefetch; where buckets do not follow blocks, of its last parameter.
+  size_t block = 0;
   int64_t elements = 0;  // padded
   std::vector<const Parameter*> parameters;
   std::vector<int64_t> begins;  // of each parameter, elements from the start of the bucket
@@ -59,8 +59,9 @@ FlatRange intersection(const FlatRange& a, const FlatRange& b);
 // The elements of a local shard, row-major, that lie in its `run`-th run, as ranges in their order.
 std::vector<FlatRange> elements_of_run(const Shard& shard, size_t run);
 
-// The part of `range` that rank `place` of `holders` ranks with the same elements writes. The parts are disjoint, cover the
-// range, and are large enough to be worth a file entry. `turn` distributes small ranges over the holders.
+// The part of `range` that rank `place` of `holders` ranks with the same elements writes. The parts are
+// disjoint, cover the range, and are large enough to be worth a file entry. `turn` distributes small ranges
+// over the holders.
 FlatRange share_of(const FlatRange& range, int64_t place, int64_t holders, int64_t turn);
 
 }  // namespace capstan::parallel

@@ -159,7 +159,7 @@ void FlatStore::note_wait(const std::string& what, double started) const {
       {.phase = 'C', .name = "wait " + what, .part = true, .seconds = now - started, .end = now});
 }
 
-// ---- views -----------------------------------------------------------------------------------------------------------
+// ---- views ------------------------------------------------------------------------------------------------
 
 Tensor FlatStore::view(const Tensor& flat, const Parameter& parameter) const {
   const Shape& shape = parameter.shape();
@@ -218,7 +218,7 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
   return buffers;
 }
 
-// ---- parameters ------------------------------------------------------------------------------------------------------
+// ---- parameters -------------------------------------------------------------------------------------------
 
 Tensor FlatStore::acquire(const Parameter& parameter) {
   if (quantized(parameter)) {
@@ -257,8 +257,9 @@ void FlatStore::set_direction(PassDirection direction) {
   turned_ = true;
 }
 
-// Gathers this block, which is used from here on or in another direction, and starts to gather the next one in that direction.
-// At the end of the list the block before stays gathered, because the opposite pass begins with it.
+// Gathers this block, which is used from here on or in another direction, and starts to gather the next one
+// in that direction. At the end of the list the block before stays gathered, because the opposite pass begins
+// with it.
 void FlatStore::enter(int block) {
   const int before = block == current_ ? beside_ : current_, last = static_cast<int>(pins_.size()) - 1;
   const int next = block + (direction_ == PassDirection::forward ? 1 : -1);

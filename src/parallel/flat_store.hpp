@@ -1,7 +1,8 @@
-// Parameters, gradients and main copies in flat buckets (bucket.hpp), replicated or sharded over the data-parallel ranks.
+// Parameters, gradients and main copies in flat buckets (bucket.hpp), replicated or sharded over the
+// data-parallel ranks.
 //
-// With S ranks in the group `shard`, R in `replica`, b elements in a bucket, P bytes an element of the compute type, a rank
-// holds of a bucket that trains, in bytes:
+// With S ranks in the group `shard`, R in `replica`, b elements in a bucket, P bytes an element of the
+// compute type, a rank holds of a bucket that trains, in bytes:
 //
 //                         parameters        main copies *   gradients          moments (Adam)
 //   no_shard              P b               4 b             4 b                8 b
@@ -9,24 +10,27 @@
 //   optim_grads           P b               4 b / S         4 b / S  + open    8 b / S
 //   optim_grads_params    P b / S + full    4 b / S         4 b / S  + open    8 b / S
 //
-// Parameters that are kept in 4 bits (Options::quantized, nf4_weight.hpp) are in no bucket; each is dequantized from its first acquire()
-// to its last release().
+// Parameters that are kept in 4 bits (Options::quantized, nf4_weight.hpp) are in no bucket; each is
+// dequantized from its first acquire() to its last release().
 //
 //   *      none in fp32: the model computes with the main parameters.
 //   full   P b of the block that computes and, with overlap_param_gather, of the one that is prefetched.
-//   open   4 b of the bucket whose weight gradients run and, with overlap_grad_reduce, of the one that is exchanged.
+//   open   4 b of the bucket whose weight gradients run and, with overlap_grad_reduce, of the one being reduced.
 //   With shard_over_replicas main copies and moments are 1 / (S R) of b.
 //
-// It sends, in a step of M micro-batches, G bytes an element of the gradients (4, or 2 when they are reduced in bf16):
+// It sends, in a step of M micro-batches, G bytes an element of the gradients (4, or 2 when they are reduced
+// in bf16):
 //
 //   no_shard 2 G b (S-1)/S · optim (G + P) b (S-1)/S · optim_grads (M G + P) b (S-1)/S
-//   optim_grads_params (M G + P x gathers) b (S-1)/S, where a step gathers every bucket once for each forward and each backward
-//   pass; with overlap_param_gather the last two gathered blocks are reused when the next pass begins.
+//   optim_grads_params (M G + P x gathers) b (S-1)/S, where a step gathers every bucket once for each
+//   forward and each backward pass; with overlap_param_gather the last two gathered blocks are reused when
+//   the next pass begins.
 //   Over `replica` beside that: 2 G b/S (R-1)/R, or with shard_over_replicas (G + P) b/S (R-1)/R.
 //
-// Gradients are fp32 sums over micro-batches, then over ranks in rank order (comm/reduce.hpp): first those of partial_over_tensor
-// and of replicated runs, then over `shard`, then `replica`, then tied ones over `embedding`. The optimizer divides by
-// the token count. Every rank of a group calls the same methods in the same order; all methods but the views are collective.
+// Gradients are fp32 sums over micro-batches, then over ranks in rank order (comm/reduce.hpp): first those of
+// partial_over_tensor and of replicated runs, then over `shard`, then `replica`, then tied ones over
+// `embedding`. The optimizer divides by the token count. Every rank of a group calls the same methods in the
+// same order; all methods but the views are collective.
 #pragma once
 
 #include <functional>
@@ -57,12 +61,12 @@ inline int64_t rank_in(const comm::Communicator* group) {
 
 // The ranks that a store works with; null or alone: none.
 struct StoreGroups {
-  comm::Communicator* shard =
-      nullptr;  // data-parallel ranks (dp-cp) of one instance: buckets are sharded over it
+  // data-parallel ranks (dp-cp) of one instance: buckets are sharded over it.
+  comm::Communicator* shard = nullptr;
   comm::Communicator* replica = nullptr;  // the same rank of every instance of the optimizer (HSDP)
   comm::Communicator* tensor = nullptr;   // gradients of ParamSpec::partial_over_tensor are summed over it
-  comm::Communicator* kv_replicas =
-      nullptr;  // ranks that share the replicated runs of a Shard: their gradients are summed
+  // Ranks that share the replicated runs of a Shard: their gradients are summed.
+  comm::Communicator* kv_replicas = nullptr;
   comm::Communicator* embedding = nullptr;  // copies of a tied parameter on different stages: summed
   comm::Communicator* model = nullptr;      // tp-pp: sums over all parameters
 };
@@ -72,20 +76,21 @@ class FlatStore final : public ParamStore {
   struct Options {
     DType compute = DType::f32;
     DType reduce = DType::f32;  // in which gradients are sent: f32, or bf16
-    config::ShardingStrategy sharding =
-        config::ShardingStrategy::no_shard;  // without effect in a group of one
-    bool shard_over_replicas =
-        false;  // outer_dp_sharding_strategy optim: main copies and moments are sharded over replicas too
+    // Without effect in a group of one.
+    config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
+    // outer_dp_sharding_strategy optim: main copies and moments are sharded over replicas too.
+    bool shard_over_replicas = false;
     bool overlap_grad_reduce = false;   // a bucket is exchanged while the backward pass goes on
     bool overlap_param_gather = false;  // parameters are gathered while the forward pass goes on
     int64_t bucket_elements = 40'000'000;
     bool decay_qk_norm = false;                    // keep weight decay on query and key norms
     bool gradients = true;                         // false: evaluation and generation; nothing trains
     std::function<bool(const Parameter&)> trains;  // null: all parameters
-    std::function<bool(const Parameter&)>
-        quantized;                // kept in 4 bits and frozen, not with optim_grads_params; null: none
-    Nf4Options nf4;               // how
-    double second_factor_lr = 1;  // LoRA+: learning rate of ParamSpec::second_factor over the others'
+    // Kept in 4 bits and frozen, not with optim_grads_params; null: none.
+    std::function<bool(const Parameter&)> quantized;
+    Nf4Options nf4;  // how
+    // LoRA+: learning rate of ParamSpec::second_factor over the others'.
+    double second_factor_lr = 1;
   };
 
   FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, const StoreGroups& groups,
@@ -93,7 +98,8 @@ class FlatStore final : public ParamStore {
   // Waits for transfers that are under way.
   ~FlatStore() override = default;
 
-  // ParamStore. With optim_grads_params acquire() gathers the block of the parameter; at most two blocks are gathered.
+  // ParamStore. With optim_grads_params acquire() gathers the block of the parameter; at most two blocks are
+  // gathered.
   Tensor acquire(const Parameter& parameter) override;
   void release(const Parameter& parameter) override;
   void set_direction(PassDirection direction) override;
@@ -112,8 +118,8 @@ class FlatStore final : public ParamStore {
   void before_load();
   void after_load();
 
-  // A parameter that is kept in 4 bits is in no parameter_shards(): all ranks of `tensor` together set it, from the values of their
-  // local shards (Nf4Weight::set).
+  // A parameter that is kept in 4 bits is in no parameter_shards(): all ranks of `tensor` together set it,
+  // from the values of their local shards (Nf4Weight::set).
   bool quantized(const Parameter& parameter) const {
     return !quantized_.empty() && quantized_[static_cast<size_t>(parameter.index())] != nullptr;
   }
@@ -121,8 +127,8 @@ class FlatStore final : public ParamStore {
 
   // The buffers that the optimizer of this rank updates, one for each bucket that trains.
   std::vector<optim::FlatBuffer> flat_buffers() const;
-  // Sums the values that each rank has from the `counted` ranges of its buffers. The same bits on every rank of `shard`, `replica` and
-  // `model`.
+  // Sums the values that each rank has from the `counted` ranges of its buffers. The same bits on every rank
+  // of `shard`, `replica` and `model`.
   void sum_over_owners(std::span<double> values);
 
   // A part of a parameter that this rank holds between steps. It is initialized, checked, saved and loaded.
@@ -130,15 +136,16 @@ class FlatStore final : public ParamStore {
     const Parameter* parameter;
     FlatRange range;  // elements of the local shard (Parameter::shape(), row-major)
     Tensor values;    // [range.count]: fp32 main parameters, or where there are none the compute values
-    FlatRange
-        write;  // the part of `range` that this rank writes to a checkpoint; of replicated runs (Shard) only those owned
+    // The part of `range` that this rank writes to a checkpoint; of replicated runs (Shard) only those owned.
+    FlatRange write;
     int buffer = -1;    // index in flat_buffers(), -1: does not train
     int64_t begin = 0;  // in that buffer
   };
   const std::vector<ParameterShard>& parameter_shards() const {
     return parameter_shards_;
   }  // in the model's order
-  // The elements `part` of the parameter's shard, within tensors made in the buffers' shapes (optimizer state).
+  // The elements `part` of the parameter's shard, within tensors made in the buffers' shapes (optimizer
+  // state).
   static Tensor part(const ParameterShard& shard, const FlatRange& part, const std::vector<Tensor>& buffers);
   std::span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
   const StoreGroups& groups() const { return groups_; }
@@ -146,7 +153,8 @@ class FlatStore final : public ParamStore {
   bool freezes() const { return options_.gradients && options_.trains != nullptr; }
   int64_t elements() const { return layout_.elements; }  // parameters of this rank's model, without padding
 
-  // Sees starts and waits of collectives as events 'C': "start reduce bucket 0", "wait gather layer 3". Null: no observer.
+  // Sees starts and waits of collectives as events 'C': "start reduce bucket 0", "wait gather layer 3". Null:
+  // no observer.
   void observe(TapeObserver* observer) { observer_ = observer; }
   // Sees a bucket's gradients of this rank alone, before they are reduced. Null: no observer.
   void watch_gradients(std::function<void(const Tensor&)> watch) { watch_ = std::move(watch); }
@@ -158,17 +166,20 @@ class FlatStore final : public ParamStore {
  private:
   struct Bucket {
     const BucketPlan* plan;
-    int buffer = -1;   // index in flat_buffers()
-    FlatRange held;    // elements of `values`: all, or this rank's slice of `shard` (optim_grads_params)
-    FlatRange owned;   // this rank's part of main copies and moments
-    Tensor values;     // compute type [held.count]
-    Tensor main;       // fp32 [owned.count]; a view of `values` in fp32
-    Tensor full;       // optim_grads_params: gathered
-    Tensor gradients;  // fp32, the bucket; sharded gradients: while weight gradients of a micro-batch run
-    Tensor sum;        // sharded gradients: fp32, this rank's slice
+    int buffer = -1;  // index in flat_buffers()
+    // Elements of `values`: all, or this rank's slice of `shard` (optim_grads_params).
+    FlatRange held;
+    FlatRange owned;  // this rank's part of main copies and moments
+    Tensor values;    // compute type [held.count]
+    Tensor main;      // fp32 [owned.count]; a view of `values` in fp32
+    Tensor full;      // optim_grads_params: gathered
+    // fp32, the bucket; sharded gradients: while weight gradients of a micro-batch run.
+    Tensor gradients;
+    Tensor sum;                                  // sharded gradients: fp32, this rank's slice
     std::vector<FlatRange> partial, replicated;  // to be summed over `tensor`, over `kv_replicas`
     int waiting = 0;                             // parameters whose gradients are not ready yet
-    bool reduced = false;  // its exchange of this step was started; sharded gradients: `sum` is set
+    // Its exchange of this step was started; sharded gradients: `sum` is set.
+    bool reduced = false;
     std::optional<comm::Exchange> gather;           // of `values` or `full`, under way
     std::optional<comm::Exchange> gradient_gather;  // of the gradients' sum, under way
     Tensor in_flight;                               // the sent gradients, where they are not fp32
@@ -181,7 +192,8 @@ class FlatStore final : public ParamStore {
   struct PendingReduction {  // a reduction over `shard`
     size_t bucket;
     Tensor gradients, in_flight,
-        sum;  // fp32; the sent tensor, and this rank's slice of the sum in the same type
+        // fp32; the sent tensor, and this rank's slice of the sum in the same type.
+        sum;
     comm::Reduction reduction;
   };
   Bucket& bucket_of(const Parameter& parameter) {
@@ -197,8 +209,8 @@ class FlatStore final : public ParamStore {
   void make_bucket(const BucketPlan& plan);
   void make_quantized();
   void make_parameter_shards();
-  // The events that a collective over `shard` was started, on `bytes` of all its ranks together, and that it was waited for since
-  // `started` on the host's clock.
+  // The events that a collective over `shard` was started, on `bytes` of all its ranks together, and that it
+  // was waited for since `started` on the host's clock.
   void note_start(const std::string& what, int64_t bytes) const;
   void note_wait(const std::string& what, double started) const;
   double clock() const;  // 0 without an observer
@@ -222,7 +234,8 @@ class FlatStore final : public ParamStore {
 
   Device& device_;
   std::span<const std::unique_ptr<Parameter>> parameters_;
-  std::vector<char> unset_;  // by Parameter::index(): its gradient holds nothing yet, not even zeros
+  // By Parameter::index(): its gradient holds nothing yet, not even zeros.
+  std::vector<char> unset_;
   StoreGroups groups_;
   Options options_;
   int64_t shards_, replicas_;                                 // ranks

@@ -43,8 +43,8 @@ void FlatStore::zero_gradients() {
   }
 }
 
-// Starts to reduce sharded gradients as soon as one tape has no more of a bucket's weight gradients to run. Sums that another
-// tape has added already are reduced with them.
+// Starts to reduce sharded gradients as soon as one tape has no more of a bucket's weight gradients to run.
+// Sums that another tape has added already are reduced with them.
 void FlatStore::tape_gradient_done(const Parameter& parameter, const UsesLeft& left) {
   if (!shards_gradients_) return;
   const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
@@ -69,9 +69,9 @@ void FlatStore::cast(const Tensor& from, const Tensor& to) {
 void FlatStore::start_reduce(size_t index) {
   finish_reduce();
   Bucket& bucket = buckets_[index];
+  // Zeroes those that were not set.
   if (!shards_gradients_)
-    for (const Parameter* parameter : bucket.plan->parameters)
-      gradient(*parameter);  // zeroes those that were not set
+    for (const Parameter* parameter : bucket.plan->parameters) gradient(*parameter);
   if (watch_) watch_(bucket.gradients);
   sum_ranges(groups_.tensor, bucket.gradients, bucket.partial);
   sum_ranges(groups_.kv_replicas, bucket.gradients, bucket.replicated);

@@ -1,8 +1,10 @@
-// A frozen matrix in 4 bits (QLoRA): NF4 codes, and a scale for each block of neighbouring elements (kernels/common/nf4.hpp).
+// A frozen matrix in 4 bits (QLoRA): NF4 codes, and a scale for each block of neighbouring elements
+// (kernels/common/nf4.hpp).
 //
-// Blocks are counted over the whole matrix, row-major, whatever part of it this rank holds, and so are the mean and the blocks
-// of 256 of scales that are quantized in turn: the numbers are the same on every layout. It takes, for n elements in blocks
-// of b, n / 2 + 4 n / b bytes, or with quantized scales n / 2 + n / b + n / (64 b).
+// Blocks are counted over the whole matrix, row-major, whatever part of it this rank holds, and so are the
+// mean and the blocks of 256 of scales that are quantized in turn: the numbers are the same on every layout.
+// It takes, for n elements in blocks of b, n / 2 + 4 n / b bytes, or with quantized scales n / 2 + n / b + n
+// / (64 b).
 #pragma once
 
 #include <cstdint>
@@ -27,18 +29,19 @@ Tensor nf4_scale_map(Device& device);
 
 class Nf4Weight {
  public:
-  // All zeros. ErrorCode::config where a boundary of the parameter's shard lies inside a block. `map`: nf4_scale_map().
+  // All zeros. ErrorCode::config where a boundary of the parameter's shard lies inside a block. `map`:
+  // nf4_scale_map().
   Nf4Weight(Device& device, const Parameter& parameter, const Nf4Options& options, const Tensor& map);
 
-  // Collective over `tensor`, the ranks that hold the matrix together (null: this one has all). `values`: the elements of this
-  // rank's shard. ErrorCode::failed, on all of them, when one is not finite.
+  // Collective over `tensor`, the ranks that hold the matrix together (null: this one has all). `values`: the
+  // elements of this rank's shard. ErrorCode::failed, on all of them, when one is not finite.
   void set(std::span<const float> values, comm::Communicator* tensor);
   // The local shard, contiguous, in `type`.
   Tensor expand(DType type) const;
 
   const Parameter& parameter() const { return *parameter_; }
-  // What it keeps, in the order of the shard. scales: undefined where they are quantized; else scale_codes and nested, whose last
-  // element is the mean, are.
+  // What it keeps, in the order of the shard. scales: undefined where they are quantized; else scale_codes
+  // and nested, whose last element is the mean, are.
   const Tensor& codes() const { return codes_; }
   const Tensor& scales() const { return scales_; }
   const Tensor& scale_codes() const { return scale_codes_; }

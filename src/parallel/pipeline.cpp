@@ -30,8 +30,8 @@ class Runner {
                                   : work_.backward(step.micro_batch, step.chunk, input);
         hand_on(step, output);
       }
-      // The last one of each direction stays, done or not: what is held then does not depend on the neighbours' pace,
-      // unless they are more than a step behind.
+      // The last one of each direction stays, done or not: what is held then does not depend on the
+      // neighbours' pace, unless they are more than a step behind.
       for (auto* sent : {&sent_forward_, &sent_backward_})
         while (sent->size() > 1 && sent->front().done()) sent->pop_front();
     }

@@ -1,4 +1,5 @@
-// Carries out one rank's list of a pipeline schedule: receives the input of a step, computes it, sends the output.
+// Carries out one rank's list of a pipeline schedule: receives the input of a step, computes it, sends the
+// output.
 #pragma once
 
 #include "ops/tensor_parallel.hpp"
@@ -10,7 +11,8 @@ namespace capstan::parallel {
 class PipelineWork {
  public:
   virtual ~PipelineWork() = default;
-  // An uninitialized tensor for the hidden states of this micro-batch, as this rank holds them. Their gradient has the same shape.
+  // An uninitialized tensor for the hidden states of this micro-batch, as this rank holds them. Their
+  // gradient has the same shape.
   virtual Tensor boundary(int64_t micro_batch) = 0;
   virtual Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) = 0;
   virtual Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) = 0;
@@ -19,16 +21,17 @@ class PipelineWork {
 
 struct PipelineLinks {
   comm::Communicator* stages = nullptr;  // the ranks of the pipeline, in the order of the stages
-  ops::TensorParallel
-      tensor;  // ranks that hold the same rows each send an equal run of them and gather what arrives
-  bool early_receive = true;  // the input of the next step is received while this one is computed
+  // Ranks that hold the same rows each send an equal run of them and gather what arrives.
+  ops::TensorParallel tensor;
+  // The input of the next step is received while this one is computed.
+  bool early_receive = true;
   // Its observer sees "ask for stream 3", "wait for gradient 0", "send stream 2" as events; may be null.
   StepContext* context = nullptr;
 };
 
-// A step sends as soon as it has computed. Sends are waited for at the end only, and the last tensor sent in each direction is
-// kept until the next. Bytes between two stages for each micro-batch
-// and direction: those of the hidden states, over the tensor ranks together.
+// A step sends as soon as it has computed. Sends are waited for at the end only, and the last tensor sent in
+// each direction is kept until the next. Bytes between two stages for each micro-batch and direction: those
+// of the hidden states, over the tensor ranks together.
 void run_steps(const PipelineShape& shape, const std::vector<ScheduleStep>& steps, const PipelineLinks& links,
                PipelineWork& work);
 

@@ -12,8 +12,8 @@ struct Place {
   int32_t micro_batch, chunk;
 };
 
-// The order in which (micro-batch, chunk) pairs go forward on a rank: a group of micro-batches through chunk 0, the same through
-// chunk 1 and so on, then the next group.
+// The order in which (micro-batch, chunk) pairs go forward on a rank: a group of micro-batches through chunk
+// 0, the same through chunk 1 and so on, then the next group.
 std::vector<Place> forward_order(const PipelineShape& s) {
   std::vector<Place> order;
   order.reserve(static_cast<size_t>(s.micro_batches * s.chunks));

@@ -5,7 +5,7 @@
 //   base: quickstart                          # a recipe by name, or by a path relative to this file
 //   set: [train.train_iters=200]              # overrides of every trial
 //   axes:                                     # their product
-//     optimizer.lr: {log: [1e-4, 1e-3], n: 4} # inclusive; or {linear: …}, half-open {range: [start, stop, step]}
+//     optimizer.lr: {log: [1e-4, 1e-3], n: 4} # inclusive; or {linear: …}, or {range: …}, without its end
 //     optimizer.weight_decay: [0, 0.1]
 //     mixed_precision: [fp32, bf16_mixed]     # a section: its presets
 //   link:                                     # rows whose values vary together
@@ -42,8 +42,9 @@ std::string_view name_of(AxisKind kind);
 struct Axis {
   std::string path;  // of a field, canonical; of a section for presets
   AxisKind kind = AxisKind::list;
-  std::vector<std::string> values;  // as the right side of an override; empty: any value from low to high
-  double low = 0, high = 0;         // log, linear
+  // As the right side of an override; empty: any value from low to high.
+  std::vector<std::string> values;
+  double low = 0, high = 0;  // log, linear
   config::SourceLocation location;
   bool continuous() const { return values.empty(); }
 };

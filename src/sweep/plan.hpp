@@ -51,11 +51,12 @@ struct Plan {
   std::string name;
   Definition definition;
   std::string base_hash;  // of the base recipe's meaning, with `set`
-  std::vector<std::string>
-      varying;  // paths that axes and links set, in order; those with one value only left out
+  // Paths that axes and links set, in order; those with one value only left out.
+  std::vector<std::string> varying;
   std::vector<TrialPlan> trials;
   std::vector<InvalidTrial> invalid;
-  int64_t excluded = 0, duplicates = 0;  // points left out by `exclude`; points that mean the same as another
+  // Points left out by `exclude`; points that mean the same as another.
+  int64_t excluded = 0, duplicates = 0;
   const TrialPlan* find(std::string_view id) const;  // a unique beginning of an id is enough; null: none
   // For an id that find() does not find. ErrorCode::not_found, "not found: trial = ID", with near ids;
   // ::usage where several trials begin with it.

@@ -63,8 +63,8 @@ PruningDecision Pruning::decide(const TrialPlan& trial, const std::vector<CurveP
     const auto value = value_at_rung(curve, step, reached);
     if (!value) break;
     at_rung_[{trial.id, step}] = *value;
-    if (const auto total = store_.total_steps(trial); total && step >= *total)
-      continue;  // nothing would be saved
+    // Nothing would be saved.
+    if (const auto total = store_.total_steps(trial); total && step >= *total) continue;
     std::vector<double> others;
     for (const TrialPlan& other : store_.plan().trials)
       if (other.id != trial.id)

@@ -19,8 +19,8 @@ struct BestConfiguration {
   int64_t planned = 0;         // trials that the configuration has
   SeedStatistics metric;       // over `trials`
 };
-std::optional<BestConfiguration> best_configuration(
-    const Results& results);  // nullopt: no trial has a result
+// nullopt: no trial has a result.
+std::optional<BestConfiguration> best_configuration(const Results& results);
 
 // Curves are thinned, the more the more there are: the page stays under 5 MB up to some ten thousand trials.
 // `recipe`: text of the recipe of the best configuration's first finished trial; `shown`: how the sweep's

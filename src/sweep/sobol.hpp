@@ -12,8 +12,8 @@ class Sobol {
  public:
   static constexpr int kMostDimensions = 24;
   explicit Sobol(int dimensions);  // from 1 to kMostDimensions
-  std::vector<double>
-  next();  // each in [0, 1); the first is all zeros. Throws ErrorCode::failed after 2^30 points.
+  // Each in [0, 1); the first is all zeros. Throws ErrorCode::failed after 2^30 points.
+  std::vector<double> next();
 
  private:
   static constexpr int kBits = 30;

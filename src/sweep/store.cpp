@@ -29,8 +29,8 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 constexpr std::array<std::string_view, 6> kStates{"pending", "running", "done", "failed", "pruned", "lost"};
-constexpr int kHeartbeatGrace =
-    120;  // seconds: a claim from another host without a sign of life for so long is void
+// seconds: a claim from another host without a sign of life for so long is void.
+constexpr int kHeartbeatGrace = 120;
 
 std::string host_name() {
   std::array<char, 256> host{};

@@ -35,14 +35,17 @@ struct TrialStatus {
   std::string reason;                        // of failed and pruned, and why a pending one stopped
   std::string owner;                         // running: "host, process 123 since 2026-01-31T12:34:56Z"
   std::optional<int64_t> step, total_steps;  // step: last logged
-  std::optional<double> metric;  // as the definition's metric says; nullopt: none yet, or not finite
-  double seconds = 0;            // in all attempts that ended
-  size_t rungs = 0;              // of successive halving that it has passed, as the newest attempt says
+  // As the definition's metric says; nullopt: none yet, or not finite.
+  std::optional<double> metric;
+  double seconds = 0;  // in all attempts that ended
+  // Of successive halving that it has passed, as the newest attempt says.
+  size_t rungs = 0;
 };
 
 // How far a trial's rows go.
 struct RunProgress {
-  int64_t reached = 0;               // the last step after which no more rows of it or of an earlier one come
+  // The last step after which no more rows of it or of an earlier one come.
+  int64_t reached = 0;
   std::optional<int64_t> pruned_at;  // the step at which it was stopped, whatever it did afterwards
 };
 

@@ -15,7 +15,8 @@ inline constexpr std::string_view kTableSchema = "capstan.sweep-table/1";
 
 struct TableRow {
   std::string configuration;  // its hash; of a group, empty
-  Values values;  // of the table's keys, in their order; empty text where the trial does not set it
+  // Of the table's keys, in their order; empty text where the trial does not set it.
+  Values values;
   std::vector<size_t> trials;       // indices into the plan
   std::array<int64_t, 6> states{};  // how many trials are in each State
   // Ranked: a trial of it is done with a finite metric; then the numbers are of those trials, else of all
@@ -37,7 +38,8 @@ struct Table {
   Metric metric;
   bool grouped = false, seeds = false;  // seeds: some row has more than one trial
   std::vector<size_t> invalid;          // of the plan's invalid trials those that meet the conditions
-  std::vector<TableRow> rows;  // ranked ones first, the best on top; then running, pending, pruned, failed
+  // Ranked ones first, the best on top; then running, pending, pruned, failed.
+  std::vector<TableRow> rows;
   size_t ranked = 0;
   size_t hidden = 0;  // rows that --top left out
 };

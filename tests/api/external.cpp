@@ -1,4 +1,5 @@
-// Models of other programs through the public header: logits as their own programs compute them, adapters, generation.
+// Models of other programs through the public header: logits as their own programs compute them, adapters,
+// generation.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -17,8 +18,8 @@ namespace {
 const std::string kHere = std::string(test::kSourceDirectory) + "/tests/formats/";
 const LoadOptions kExact{.overrides = {"mixed_precision=fp32", "train.threads=1"}};
 
-// Largest difference from the logits of the fixture, as a fraction of the largest of them. Its tokens are [rows, length + 1]; the
-// last of each row has no logits, and only the first rows have any.
+// Largest difference from the logits of the fixture, as a fraction of the largest of them. Its tokens are
+// [rows, length + 1]; the last of each row has no logits, and only the first rows have any.
 double apart(Model& model, const test::Fixture& fixture) {
   const auto tokens = fixture.get<int32_t>("tokens");
   const auto length = static_cast<size_t>(fixture.shape("tokens")[1]);

@@ -1,4 +1,5 @@
-// Adapters with the program alone: trained beside a checkpoint, saved without it, continued, evaluated and merged.
+// Adapters with the program alone: trained beside a checkpoint, saved without it, continued, evaluated and
+// merged.
 #include <doctest/doctest.h>
 
 #include <filesystem>

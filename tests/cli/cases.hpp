@@ -1,6 +1,6 @@
 // Command lines and what the program must say to them, word for word, in text files:
 //
-//   === a misspelt key (complaint 8)       a case; files that it needs; the command; its exit code and what it says
+//   === a misspelt key (complaint 8)       a case; its files; the command; its exit code and output
 //   --- my.yaml
 //   model: {num_layer: 3}
 //   --- $ capstan check my.yaml
@@ -8,7 +8,8 @@
 //   error[C0102]: unknown key `model.num_layer`
 //   …
 //
-// Each case runs in a directory of its own. With CAPSTAN_WRITE_GOLDEN=1 the files are written anew from what the program says.
+// Each case runs in a directory of its own. With CAPSTAN_WRITE_GOLDEN=1 the files are written anew from what
+// the program says.
 #pragma once
 
 #include <string>

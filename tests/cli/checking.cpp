@@ -1,4 +1,5 @@
-// check: that its "ok" says what it should, for shipped and imported recipes; files that a recipe names; show's short forms.
+// check: that its "ok" says what it should, for shipped and imported recipes; files that a recipe names;
+// show's short forms.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -116,7 +117,8 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
     CHECK(asked.err.empty());
   }
 
-  // The data of a shipped recipe are a place to put them: no note, but --files asks for all that `train` needs.
+  // The data of a shipped recipe are a place to put them: no note, but --files asks for all that `train`
+  // needs.
   CHECK(run_in(scratch, {"check", "llama3-8b"}).err.empty());
   const Finished shipped = run_in(scratch, {"check", "llama3-8b", "--files"});
   CHECK(shipped.code == 1);

@@ -1,4 +1,5 @@
-// A model that was trained from nothing, in the files of other programs: what ends its texts goes along, there and back.
+// A model that was trained from nothing, in the files of other programs: what ends its texts goes along,
+// there and back.
 #include <doctest/doctest.h>
 
 #include <filesystem>

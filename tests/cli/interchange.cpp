@@ -1,4 +1,5 @@
-// Models of other programs with the program alone: convert there and back, evaluate, generate, train from them.
+// Models of other programs with the program alone: convert there and back, evaluate, generate, train from
+// them.
 #include <doctest/doctest.h>
 
 #include <cmath>

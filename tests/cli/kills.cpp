@@ -1,5 +1,5 @@
-// kill -9 at random moments: the run resumes each time, and in the end its losses are those of the run that nobody killed.
-// CAPSTAN_KILLS says how many (200), CAPSTAN_SEED from which seed (1).
+// kill -9 at random moments: the run resumes each time, and in the end its losses are those of the run that
+// nobody killed. CAPSTAN_KILLS says how many (200), CAPSTAN_SEED from which seed (1).
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -137,7 +137,8 @@ static std::vector<int> descendants_of(int process) {
   return all;
 }
 
-// Kills the launcher of a run or one of the processes below it, `wanted` times in all. The last of `more` is the number of ranks.
+// Kills the launcher of a run or one of the processes below it, `wanted` times in all. The last of `more` is
+// the number of ranks.
 static void check_kills(int64_t wanted, int steps, const std::vector<std::string>& more) {
   std::mt19937 random(static_cast<unsigned>(number_from("CAPSTAN_SEED", 1)));
   if (::access("/dev/shm", W_OK) == 0) ::setenv("TMPDIR", "/dev/shm", 1);

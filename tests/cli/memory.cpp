@@ -1,5 +1,5 @@
-// What the estimate says of memory is what the system counts for the process, whatever is trained, saved and resumed; and a
-// limit is held by every command alike.
+// What the estimate says of memory is what the system counts for the process, whatever is trained, saved and
+// resumed; and a limit is held by every command alike.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -15,8 +15,8 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// What is resident beside the estimate: the program and its libraries, stacks, the loader's samples, pieces of files that are
-// written or read. docs/performance.md states it.
+// What is resident beside the estimate: the program and its libraries, stacks, the loader's samples, pieces
+// of files that are written or read. docs/performance.md states it.
 constexpr double kLeastBase = 20, kMostBase = 64;  // MiB
 
 // Some 10 to 14 million parameters, and steps of seconds on one core.

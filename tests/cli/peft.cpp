@@ -1,4 +1,5 @@
-// Adapters of PEFT's with the program alone: evaluated, trained from, merged, converted there and back; and what is wrong with them.
+// Adapters of PEFT's with the program alone: evaluated, trained from, merged, converted there and back; and
+// what is wrong with them.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -719,7 +719,8 @@ TEST_CASE("diff names the first step and the first tensor that part; plot draws 
   CHECK(contains(equal.out, "12 logged steps have the same numbers"));
   CHECK(contains(equal.out, "2 checkpoints are equal bit by bit"));
 
-  // The same until step 6, then another rate: told as step 7, for the loss of step 7 is still that of step 6's weights.
+  // The same until step 6, then another rate: told as step 7, for the loss of step 7 is still that of step
+  // 6's weights.
   REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "other", "train.exit_interval=6"}).code == 75);
   REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "other", "--resume", "optimizer.lr=1e-3",
                 "scheduler.override_opt_param_scheduler=true"})

@@ -33,7 +33,8 @@ struct Launch {
 Finished run(const Launch& launch);
 Finished run(std::vector<std::string> arguments);
 
-// A recipe of a few thousand parameters on generated tokens, without evaluations, as words: its name, and what is changed.
+// A recipe of a few thousand parameters on generated tokens, without evaluations, as words: its name, and
+// what is changed.
 std::vector<std::string> tiny_recipe(const std::vector<std::string>& more);
 // `train` of it, on one thread.
 std::vector<std::string> train_tiny(const std::vector<std::string>& more);

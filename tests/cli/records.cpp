@@ -1,4 +1,5 @@
-// What a run writes about itself: means of an interval, rows of a run in parts, the answer to a signal, states of ended runs.
+// What a run writes about itself: means of an interval, rows of a run in parts, the answer to a signal,
+// states of ended runs.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// train --shrink: recipes of every family and method train and learn, from nothing and beside weights, on one rank and laid out on
-// several; with CAPSTAN_EVERY_RECIPE every shipped one trains.
+// train --shrink: recipes of every family and method train and learn, from nothing and beside weights, on one
+// rank and laid out on several; with CAPSTAN_EVERY_RECIPE every shipped one trains.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -77,7 +77,8 @@ bool all_gone(const std::string& directory, double seconds) {
   return false;
 }
 
-// Runs the sweep until it is complete, and kills its runner with SIGKILL at random moments until that has happened `kills` times.
+// Runs the sweep until it is complete, and kills its runner with SIGKILL at random moments until that has
+// happened `kills` times.
 void run_with_kills(const ScratchDirectory& scratch, const std::string& name, int kills,
                     int longest_milliseconds) {
   const char* const seed = std::getenv("CAPSTAN_SEED");
@@ -85,7 +86,8 @@ void run_with_kills(const ScratchDirectory& scratch, const std::string& name, in
   int killed = 0;
   for (int start = 0; start < kills + 20; ++start) {
     LateKill killer;
-    // By what it has begun, not by the clock alone: ten kills are over before the sweep is, however fast the machine.
+    // By what it has begun, not by the clock alone: ten kills are over before the sweep is, however fast the
+    // machine.
     const int begun = 2 + static_cast<int>(random() % 2);
     const auto delay = std::chrono::milliseconds(random() % static_cast<unsigned>(longest_milliseconds));
     Launch launch;

@@ -1,4 +1,5 @@
-// Texts and chats with a model: what stands before them and where they end, against Transformers (tests/golden/make_text_fixtures.py).
+// Texts and chats with a model: what stands before them and where they end, against Transformers
+// (tests/golden/make_text_fixtures.py).
 #include <doctest/doctest.h>
 
 #include <filesystem>

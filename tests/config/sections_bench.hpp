@@ -11,8 +11,8 @@ namespace capstan::config::testing {
 
 struct Finding {
   std::string message, help;
-  std::vector<std::string>
-      operands;  // "path = value" and "expression = value", of the rule's reads where none are named
+  // "path = value" and "expression = value", of the rule's reads where none are named.
+  std::vector<std::string> operands;
   bool lint = false;
 };
 

@@ -95,7 +95,8 @@ TEST_CASE("both orders give the same samples from a cache; a damaged one is buil
   CHECK(samples_of(CapstanOrder(range, 6, 5, cache), count, 6) == expected);
   CHECK(samples_of(MegatronOrder(range, 6, 5, 2000, cache.get()), 2000, 6) == expected_megatron);
   CHECK(files_in(directory / "cache") == files);  // written again
-  // Another seed, length, range or number of samples has files of its own; so have other lengths of the sequences.
+  // Another seed, length, range or number of samples has files of its own; so have other lengths of the
+  // sequences.
   samples_of(CapstanOrder(range, 6, 6, cache), 1, 6);
   samples_of(CapstanOrder(range, 5, 5, cache), 1, 5);
   samples_of(CapstanOrder({dataset, 20, 479}, 6, 5, cache), 1, 6);

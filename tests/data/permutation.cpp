@@ -95,8 +95,8 @@ TEST_CASE("images and distances of neighbours are uniform") {
       ++places[static_cast<size_t>((permute(i) * 8 / n) * 8 + i * 8 / n)];
     }
     CHECK(plausible(chi_square(distances, n - 1), 64));
-    CHECK(chi_square(places, n - 1) <
-          64 + 5 * std::sqrt(128.0));  // bijective: less spread than random is fine
+    // bijective: less spread than random is fine.
+    CHECK(chi_square(places, n - 1) < 64 + 5 * std::sqrt(128.0));
   }
 }
 

@@ -147,7 +147,8 @@ TEST_CASE("packed or not, an epoch holds every sample once") {
       const auto dataset = build_sft_datasets(options)[0];
       const int64_t rows = dataset->epoch_samples();
       if (packing)
-        // First fit of the longest: at most 11/9 of the fewest rows, and those hold so many places (Johnson 1973).
+        // First fit of the longest: at most 11/9 of the fewest rows, and those hold so many places (Johnson
+        // 1973).
         CHECK(9 * 40 * (rows - 1) <= 11 * (dataset->counts().tokens - dataset->counts().samples));
       else
         CHECK(rows == 200);

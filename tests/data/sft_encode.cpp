@@ -1,4 +1,5 @@
-// Fine-tuning samples as tokens against apply_chat_template of Transformers (tests/golden/make_sft_fixtures.py).
+// Fine-tuning samples as tokens against apply_chat_template of Transformers
+// (tests/golden/make_sft_fixtures.py).
 #include "data/sft_encode.hpp"
 
 #include <doctest/doctest.h>

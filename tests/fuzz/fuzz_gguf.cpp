@@ -1,4 +1,5 @@
-// The GGUF parser on arbitrary bytes: what it accepts describes the file, and the metadata make a tokenizer or a named error.
+// The GGUF parser on arbitrary bytes: what it accepts describes the file, and the metadata make a tokenizer
+// or a named error.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -1,5 +1,5 @@
-// A tokenizer.json, and behind a NUL a tokenizer_config.json, or a SentencePiece model, which begins with a line break, on their
-// way into a GGUF file: a named error, or metadata that make a tokenizer.json again.
+// A tokenizer.json, and behind a NUL a tokenizer_config.json, or a SentencePiece model, which begins with a
+// line break, on their way into a GGUF file: a named error, or metadata that make a tokenizer.json again.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

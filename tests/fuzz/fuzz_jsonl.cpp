@@ -16,7 +16,8 @@
 using namespace capstan;
 using namespace capstan::data;
 
-// Each execution starts threads, and the sanitizer clears what it keeps of their stacks: with small ones a fifth faster.
+// Each execution starts threads, and the sanitizer clears what it keeps of their stacks: with small ones a
+// fifth faster.
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);

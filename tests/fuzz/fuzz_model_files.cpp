@@ -1,6 +1,7 @@
-// Readers that want files: the first byte says which, the rest are the files' contents with a 0 byte between them. The files lie in
-// memory. G: a GGUF model. P: adapter_config.json and adapter_model.safetensors. V: vocab.json and merges.txt. W: vocab.txt and
-// tokenizer_config.json. S: tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+// Readers that want files: the first byte says which, the rest are the files' contents with a 0 byte between
+// them. The files lie in memory. G: a GGUF model. P: adapter_config.json and adapter_model.safetensors. V:
+// vocab.json and merges.txt. W: vocab.txt and tokenizer_config.json. S: tokenizer.json, tokenizer_config.json
+// and special_tokens_map.json.
 #include <unistd.h>
 
 #include <cstdint>

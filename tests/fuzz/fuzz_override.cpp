@@ -1,5 +1,5 @@
-// Overrides as a shell hands them over: one per line of the input, on top of a named recipe. Parsing, conversion and the
-// complaints about them must end in a Resolution or an Error, whatever the words are.
+// Overrides as a shell hands them over: one per line of the input, on top of a named recipe. Parsing,
+// conversion and the complaints about them must end in a Resolution or an Error, whatever the words are.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -37,8 +37,8 @@ static fuzz::Answer<Space> resolve_bytes(std::string_view text, const std::vecto
   return fuzz::resolve<Space>(request);
 }
 
-// Most inputs that resolve give a recipe that an earlier one gave; reading that one back shows nothing new, and is most of
-// an execution's time.
+// Most inputs that resolve give a recipe that an earlier one gave; reading that one back shows nothing new,
+// and is most of an execution's time.
 static bool is_new(const std::string& recipe) {
   static std::unordered_set<size_t> known;
   if (known.size() > 1'000'000) known.clear();

@@ -1,5 +1,5 @@
-// A fine-tuning file from a stranger. The first byte says how it is read: bits 0-2 the format, 3-4 what is learned, 5 packing,
-// 6 cutting, 7 the template.
+// A fine-tuning file from a stranger. The first byte says how it is read: bits 0-2 the format, 3-4 what is
+// learned, 5 packing, 6 cutting, 7 the template.
 #include <unistd.h>
 
 #include <cstdint>

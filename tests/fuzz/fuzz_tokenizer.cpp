@@ -1,5 +1,5 @@
-// Readers of strangers' bytes: a tokenizer.json or a SentencePiece .model (by its first byte), and text (`T` and bytes:
-// encoded by every pre-tokenizer and decoded again).
+// Readers of strangers' bytes: a tokenizer.json or a SentencePiece .model (by its first byte), and text (`T`
+// and bytes: encoded by every pre-tokenizer and decoded again).
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

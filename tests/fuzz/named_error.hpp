@@ -1,4 +1,5 @@
-// What a fuzz target asks of code that reads strangers' bytes: it takes them, or throws an error that says what is wrong with them.
+// What a fuzz target asks of code that reads strangers' bytes: it takes them, or throws an error that says
+// what is wrong with them.
 #pragma once
 
 #include <cstdlib>

@@ -27,7 +27,7 @@ using test::world;
 // micro-batch.
 constexpr int64_t kIn = 5, kHidden = 12, kOut = 6, kRows = 3;
 
-// ---- small operations written against the public contract -------------------------------------------------------------
+// ---- small operations written against the public contract -------------------------------------------------
 
 void linear_kernel(kernels::Context&, const float* x, const float* w, float* y, int64_t n, int64_t in,
                    int64_t out) {
@@ -146,7 +146,7 @@ Var subtract(Tape& tape, const Var& x, const Var& row) {
        }})[0];
 }
 
-// ---- a store that gathers on use and scatters ready gradients ----------------------------------------------------------
+// ---- a store that gathers on use and scatters ready gradients ---------------------------------------------
 
 class GatherStore final : public ParamStore {
  public:

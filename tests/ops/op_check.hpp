@@ -95,11 +95,10 @@ OpRun run_op(Device& device, const OpCase& c, Op&& op, Way way, const std::vecto
     inputs.push_back(tape.input("x" + std::to_string(i), upload(device, c.inputs[i], c.type), true));
   std::vector<Tensor> held;
   for (Var& input : inputs)
-    if (way != Way::owned)
-      held.push_back(input.value);
+    if (way != Way::owned) held.push_back(input.value);
+    // x + nothing: a copy of its own.
     else
-      input =
-          ops::bias_dropout_add(tape, std::move(input), nullptr, {}, {});  // x + nothing: a copy of its own
+      input = ops::bias_dropout_add(tape, std::move(input), nullptr, {}, {});
   std::vector<Var> outputs;
   if (way == Way::recomputed)
     outputs = tape.recompute("region", inputs, [&](Tape& inner, std::span<const Var> arguments) {

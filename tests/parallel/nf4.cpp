@@ -1,4 +1,5 @@
-// Matrices in 4 bits: codes and scales are those of a reference (make_nf4.py), on every device and however the matrix is cut.
+// Matrices in 4 bits: codes and scales are those of a reference (make_nf4.py), on every device and however
+// the matrix is cut.
 #include <doctest/doctest.h>
 
 #include <cstring>

@@ -1,4 +1,5 @@
-// Schedules carried out by real ranks: what arrives is what the neighbour sent, whatever the order. Any number of ranks.
+// Schedules carried out by real ranks: what arrives is what the neighbour sent, whatever the order. Any
+// number of ranks.
 #include "parallel/pipeline.hpp"
 
 #include <doctest/doctest.h>
@@ -17,7 +18,8 @@ namespace {
 
 using test::world;
 
-// A stage adds its number to the stream's first element, and takes its number from the gradient's: what arrives tells the way it came.
+// A stage adds its number to the stream's first element, and takes its number from the gradient's: what
+// arrives tells the way it came.
 class Counting final : public PipelineWork {
  public:
   Counting(Device& device, const PipelineShape& shape, int64_t rank, int64_t rows)

@@ -1,4 +1,5 @@
-// Pipeline schedules, checked by the clock and by the formulas of their papers, up to 64 ranks with 8 chunks each.
+// Pipeline schedules, checked by the clock and by the formulas of their papers, up to 64 ranks with 8 chunks
+// each.
 #include "parallel/schedule.hpp"
 
 #include <doctest/doctest.h>
@@ -53,7 +54,8 @@ TEST_CASE("interleaved: V chunks divide the bubble by V") {
         const PipelineShape shape{ranks, chunks, rounds * ranks, ranks};
         const ScheduleRun run = simulate(shape, make_schedule(shape));
         REQUIRE(run.problem == "");
-        // In ticks of a chunk: M V (f + b) of work and (P - 1)(f + b) of bubble, where 1F1B has (P - 1) V (f + b).
+        // In ticks of a chunk: M V (f + b) of work and (P - 1)(f + b) of bubble, where 1F1B has (P - 1) V (f
+        // + b).
         CHECK(run.ticks == (rounds * ranks * chunks + ranks - 1) * 3);
         for (int64_t rank = 0; rank < ranks; ++rank) {
           const int64_t warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * ranks;
@@ -100,8 +102,8 @@ TEST_CASE("the order of Megatron's worked example: 2 ranks, 2 chunks, 5 micro-ba
 TEST_CASE("the check sees what is wrong with a schedule") {
   const PipelineShape shape{.ranks = 2, .micro_batches = 3};
   const Schedule good = make_schedule(shape);
-  Schedule waits =
-      good;  // rank 0 wants the first micro-batch back before it has sent the second, rank 1 wants the second first
+  // Rank 0 wants the first micro-batch back before it has sent the second, rank 1 wants the second first.
+  Schedule waits = good;
   std::swap(waits[1][0], waits[1][1]);
   CHECK(simulate(shape, waits).problem == "backward of micro-batch 0, chunk 0 on rank 0 waits for ever");
   Schedule missing = good;

@@ -1,5 +1,5 @@
-// Sharded data parallelism on any number of ranks: every strategy gives the numbers of plain data parallelism, with the memory,
-// the bytes and the order of collectives that flat_store.hpp says.
+// Sharded data parallelism on any number of ranks: every strategy gives the numbers of plain data
+// parallelism, with the memory, the bytes and the order of collectives that flat_store.hpp says.
 #include "parallel/flat_store.hpp"
 
 #include <doctest/doctest.h>
@@ -363,7 +363,8 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
           if (strategy == ShardingStrategy::optim) bytes = (G + P) * b;
           if (strategy == ShardingStrategy::optim_grads) bytes = (M * G + P) * b;
           if (strategy == ShardingStrategy::optim_grads_params) {
-            // The embedding's block is used by no backward pass, and the last block is still there when one begins.
+            // The embedding's block is used by no backward pass, and the last block is still there when one
+            // begins.
             const size_t n = block.size();
             int64_t gathered = 0;
             if (overlap)  // gathered ahead: blocks 0 and 1 stay between passes, as the last two do
@@ -399,8 +400,8 @@ TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, g
       config.ddp.overlap_param_gather = strategy != ShardingStrategy::no_shard;
       Events events;
       run(config, world(), 1, &events);
-      // Bucket 0 holds the last layers: its sum starts while earlier layers' backward is still to come, and nobody waits
-      // for it before that.
+      // Bucket 0 holds the last layers: its sum starts while earlier layers' backward is still to come, and
+      // nobody waits for it before that.
       const size_t start = events.first("C start reduce bucket 0"),
                    wait = events.first("C wait reduce bucket 0");
       REQUIRE(wait < events.names.size());
@@ -412,8 +413,8 @@ TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, g
       CHECK(works(start, events.names.size(), 'B') > 10);
       CHECK(works(start, wait, 'B') > 0);
       if (strategy != ShardingStrategy::optim_grads_params) continue;
-      // The gather of layer 1 starts before layer 0 computes anything, and layer 0's backward finds its parameters asked for
-      // before layer 1's backward has begun.
+      // The gather of layer 1 starts before layer 0 computes anything, and layer 0's backward finds its
+      // parameters asked for before layer 1's backward has begun.
       const size_t layer0 = events.first("C wait gather layer 0"),
                    layer1 = events.first("C start gather layer 1");
       REQUIRE(layer1 < events.names.size());

@@ -233,8 +233,8 @@ class ForgetfulDisk final : public FileSystem {
       std::string content = child->durable_content;
       if (content != child->content) {
         content = child->content.substr(0, random() % (child->content.size() + 1));
-        if (!content.empty() && random() % 2)
-          content[random() % content.size()] = '\0';  // a page that never arrived
+        // A page that never arrived.
+        if (!content.empty() && random() % 2) content[random() % content.size()] = '\0';
       }
       std::ofstream(into / name, std::ios::binary | std::ios::trunc) << content;
     }

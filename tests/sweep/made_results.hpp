@@ -50,7 +50,8 @@ class MadeSweep {
   }
 };
 
-// Loss curves as training draws them, of `trials` trials: learning rate, layers, batch size, precision, seeds.
+// Loss curves as training draws them, of `trials` trials: learning rate, layers, batch size, precision,
+// seeds.
 inline Results many_trials(int trials, int rows) {
   MadeSweep sweep({{.path = "optimizer.lr", .kind = AxisKind::log, .values = {}},
                    {.path = "model.num_layers", .values = {"2", "4", "6"}},

@@ -499,7 +499,8 @@ TEST_CASE("a directory of an earlier build reads as it was") {
   CHECK(old.trials.size() == 1);
 }
 
-// A version without some field hashes the same recipes otherwise: other names, another hash of the base, no line of that field.
+// A version without some field hashes the same recipes otherwise: other names, another hash of the base, no
+// line of that field.
 static void as_planned_without(const fs::path& place, const std::string& field) {
   std::string plan = read_file(place / "plan.json");
   const Plan now = read_plan(place);

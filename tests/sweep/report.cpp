@@ -1,4 +1,5 @@
-// The page of a sweep: what is in it, how large it gets, and that no text of a sweep becomes markup or script.
+// The page of a sweep: what is in it, how large it gets, and that no text of a sweep becomes markup or
+// script.
 #include "sweep/report.hpp"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
-// Job arrays: what is in which, the scripts byte for byte, and what a script does when it is signalled. No Slurm is needed.
+// Job arrays: what is in which, the scripts byte for byte, and what a script does when it is signalled. No
+// Slurm is needed.
 #include "sweep/slurm.hpp"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
-// Chat templates against what Transformers makes of them (tests/golden/make_chat_fixtures.py), and against strangers.
+// Chat templates against what Transformers makes of them (tests/golden/make_chat_fixtures.py), and against
+// strangers.
 #include "text/chat/chat_template.hpp"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
-// Every family against Hugging Face tokenizers and SentencePiece, on every sample: ids, special tokens, places, text.
+// Every family against Hugging Face tokenizers and SentencePiece, on every sample: ids, special tokens,
+// places, text.
 #include <doctest/doctest.h>
 
 #include <ctime>
@@ -192,8 +193,8 @@ TEST_CASE("families: no text takes quadratic time") {
     return text;
   }();
   const auto check = [&](const std::shared_ptr<const Tokenizer>& tokenizer) {
-    const std::clock_t start =
-        std::clock();  // the processor's time: other programs on the machine do not count
+    // The processor's time: other programs on the machine do not count.
+    const std::clock_t start = std::clock();
     for (const std::string& text : {runs, words, std::string(60'000, ' '), std::string(60'000, 'a'), marks}) {
       const auto ids = tokenizer->encode(text);
       CHECK(tokenizer->encode_with_places(text).ids == ids);

@@ -179,8 +179,8 @@ TEST_CASE("tokenizer.json: what is wrong is said with its place") {
   }
 }
 
-// What the package tokenizers gives for the same files: the ids of the vocabulary are kept, an added token that it lacks is
-// numbered on.
+// What the package tokenizers gives for the same files: the ids of the vocabulary are kept, an added token
+// that it lacks is numbered on.
 TEST_CASE("tokenizer.json: ids that no token has") {
   Json json = Json::parse(byte_tokenizer()->files()[0].text);
   json["model"]["vocab"]["<x>"] = 300;
@@ -457,8 +457,8 @@ TEST_CASE("tokenizer: the identity is of what a tokenizer does, not of how its f
     Json json = Json::parse(text);
     json["truncation"] = nullptr;
     json["post_processor"] = nullptr;
-    CHECK(Tokenizer::from_json(json.dump())->identity() ==
-          identity);  // another layout, another order of keys
+    // Another layout, another order of keys.
+    CHECK(Tokenizer::from_json(json.dump())->identity() == identity);
     if (json["model"]["type"] != "BPE") continue;
     // The same tokens, other merges; other normalization; one token more.
     Json merges = json, lower = json, more = json;

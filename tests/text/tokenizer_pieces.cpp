@@ -66,7 +66,8 @@ static PreTokenizer one_step(Kind kind, std::shared_ptr<const Pattern> pattern =
   return result;
 }
 
-// Text out of the characters that the patterns tell apart, and of random ones whose class is the same in Oniguruma's older Unicode.
+// Text out of the characters that the patterns tell apart, and of random ones whose class is the same in
+// Oniguruma's older Unicode.
 class RandomText {
  public:
   explicit RandomText(uint64_t seed) : random_(philox_key(seed, purpose::test, 4)) {

@@ -1,5 +1,5 @@
-// The whole trainer on every device: training, validation, saves of both kinds, a stop, a resume, generation and evaluation,
-// with the numbers of the CPU.
+// The whole trainer on every device: training, validation, saves of both kinds, a stop, a resume, generation
+// and evaluation, with the numbers of the CPU.
 #include <doctest/doctest.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-// Training on disks that fail, fill up, tear, forget and flip bits: whatever happens to a save, the run resumes from a
-// checkpoint that verifies, and its losses are those of the run that nothing happened to.
+// Training on disks that fail, fill up, tear, forget and flip bits: whatever happens to a save, the run
+// resumes from a checkpoint that verifies, and its losses are those of the run that nothing happened to.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -108,8 +108,8 @@ TEST_CASE(
         FailingDisk disk(mode, n);
         Report sink;
         const std::string error = train_in(root.path() / "run", config, false, &disk, &sink);
-        // Nothing is hidden: a save that failed was told, or it ended the run because it was the last. (The last operations
-        // of all delete, which needs no room.)
+        // Nothing is hidden: a save that failed was told, or it ended the run because it was the last. (The
+        // last operations of all delete, which needs no room.)
         const bool room = mode == FailingDisk::Mode::full && n > total - 16;
         REQUIRE((holds(error, "injected") || !sink.warnings.empty() || room));
         check_resume(root.path() / "run", config);

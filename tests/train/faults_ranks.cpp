@@ -1,6 +1,6 @@
-// Saves of eight ranks under tensor and pipeline parallelism and ZeRO, which a crash of all of them, a failure or a full disk ends
-// at each of their operations: the run resumes from a checkpoint that verifies, and its losses are those of the run that nothing
-// happened to.
+// Saves of eight ranks under tensor and pipeline parallelism and ZeRO, which a crash of all of them, a
+// failure or a full disk ends at each of their operations: the run resumes from a checkpoint that verifies,
+// and its losses are those of the run that nothing happened to.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -133,8 +133,8 @@ void check_failure(Shared& shared, const Saving& saving, FailingDisk::Mode mode,
   Report report, silent;
   const std::string error = train_in(run, saving.resolution, false, report, &disk);
   if (first) {
-    // A save that failed was reported, or it ended the run because it was the last. (The last operations of all delete, which
-    // needs no room.)
+    // A save that failed was reported, or it ended the run because it was the last. (The last operations of
+    // all delete, which needs no room.)
     const bool room = mode == FailingDisk::Mode::full && n > saving.operations - 24;
     REQUIRE((error.find("injected") != std::string::npos || !report.warnings.empty() || room));
     const auto search = checkpoint::find_latest(run / "checkpoints", Depth::content);

@@ -130,7 +130,8 @@ TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss b
   for (size_t i = 0; i < expected.size(); ++i) CHECK(other[i] == doctest::Approx(expected[i]).epsilon(1e-5));
   // The same on one rank: rank 0 runs it alone and tells the others.
   const auto alone = comm::World::alone();
-  // bf16 activations round to 8 bits: sums that differ in their last fp32 bit now and then round to neighbours.
+  // bf16 activations round to 8 bits: sums that differ in their last fp32 bit now and then round to
+  // neighbours.
   for (const auto& [precision, bound] :
        {std::pair(config::Precision::fp32, 1e-6), {config::Precision::bf16, 5e-5}}) {
     auto single = tiny_config<D>(true, 1), several = tiny_config<D>(true, world().size());

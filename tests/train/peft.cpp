@@ -1,5 +1,5 @@
-// Adapters of PEFT in training: logits, gradients and losses of a few steps equal PEFT's own (make_adapters.py), on one rank and
-// on several; what is trained on one layout is saved alike from another.
+// Adapters of PEFT in training: logits, gradients and losses of a few steps equal PEFT's own
+// (make_adapters.py), on one rank and on several; what is trained on one layout is saved alike from another.
 #include <doctest/doctest.h>
 #include <unistd.h>
 

@@ -83,8 +83,8 @@ TEST_CASE("resuming automatically starts what is not there; a directory of somet
   CHECK(!RunDirectory(root.path() / "fresh", true).resumed());
   fs::create_directory(root.path() / "empty");
   CHECK(!RunDirectory(root.path() / "empty", false).resumed());
-  CHECK(!RunDirectory(root.path() / "empty", false)
-             .resumed());  // died before its first record: only a lock is there
+  // Died before its first record: only a lock is there.
+  CHECK(!RunDirectory(root.path() / "empty", false).resumed());
   fs::create_directory(root.path() / "home");
   spill(root.path() / "home/letter.txt", "dear");
   CHECK(holds(error_of([&] { RunDirectory(root.path() / "home", false); }), "is not a run directory"));

@@ -1,4 +1,5 @@
-// Runs of the trainer below the command line: recipes resolved as there, what a run reports, and the rows that it leaves.
+// Runs of the trainer below the command line: recipes resolved as there, what a run reports, and the rows
+// that it leaves.
 #pragma once
 
 #include <filesystem>
@@ -24,7 +25,8 @@ inline config::Resolution resolve_recipe(const std::filesystem::path& recipe,
   return config::resolve(request);
 }
 
-// `resolution` outlives the options. from_command_line: those of its overrides that the user gives at this start.
+// `resolution` outlives the options. from_command_line: those of its overrides that the user gives at this
+// start.
 inline train::RunOptions run_options(const config::Resolution& resolution,
                                      const std::filesystem::path& directory, train::Resume resume,
                                      const std::vector<std::string>& from_command_line = {}) {

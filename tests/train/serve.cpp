@@ -1,5 +1,6 @@
-// Evaluation and generation over tensor and pipeline ranks: the tokens, texts and losses of one rank, whatever layout trained and
-// whatever layout answers. Runs on any number of ranks and takes the layouts of that size.
+// Evaluation and generation over tensor and pipeline ranks: the tokens, texts and losses of one rank,
+// whatever layout trained and whatever layout answers. Runs on any number of ranks and takes the layouts of
+// that size.
 #include <doctest/doctest.h>
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
-// Fine-tuning data in training: packing changes nothing but the time, and a resumed run sees what an uninterrupted one sees.
+// Fine-tuning data in training: packing changes nothing but the time, and a resumed run sees what an
+// uninterrupted one sees.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -48,8 +48,8 @@ Diagnostic& Composer::error(const char* code, std::string message, SourceLocatio
                             std::string label) {
   Diagnostic diagnostic;
   diagnostic.code = code;
-  if (diagnostic.code.starts_with("C05") && diagnostic.code != "C0505")
-    out_.incomplete = true;  // the codes of files; preset_error() is for presets
+  // The codes of files; preset_error() is for presets.
+  if (diagnostic.code.starts_with("C05") && diagnostic.code != "C0505") out_.incomplete = true;
   diagnostic.message = std::move(message);
   diagnostic.location = location;
   diagnostic.label = std::move(label);

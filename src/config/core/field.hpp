@@ -1,5 +1,5 @@
-// The field table: a section struct registers the names, documentation, limits and effects of its fields once, at run
-// time.
+// The field table: a section struct registers the names, documentation, limits and effects of its fields
+// once, at run time.
 //
 //   // sections/optimizer.hpp
 //   struct OptimizerConfig {

@@ -1,7 +1,8 @@
 // One resolution: merge, interpolation, conversion, derivation and checks of what compose() listed. Methods
 // by file:
 //
-//   resolve.cpp          run(); sections that are off, variants, merging of writes, and fields that replace each other
+//   resolve.cpp          run(); sections that are off, variants, merging of writes, and fields that replace
+//                        each other
 //   resolve_values.cpp   values: interpolation, conversion, derivation
 //   resolve_checks.cpp   required fields, rules, values without effect, values that hide those of a preset
 //   resolve_origins.cpp  origin and history of each field, and the delta to the recipes that are extended

@@ -162,8 +162,8 @@ std::optional<std::vector<PipelineStage>> pipeline_stages(const Config& config) 
   }
   if (pp > config.model.num_layers + 2 || vpp > config.model.num_layers + 2) return std::nullopt;
 
-  std::vector<int64_t> of_rank(
-      static_cast<size_t>(pp));  // layers, embedding and loss counted where asked for
+  // Layers, embedding and loss counted where asked for.
+  std::vector<int64_t> of_rank(static_cast<size_t>(pp));
   const auto first = d.num_layers_in_first_pipeline_stage, last = d.num_layers_in_last_pipeline_stage;
   if (first || last) {
     if (pp < 2) return std::nullopt;

@@ -48,7 +48,8 @@ std::vector<Entry> entries_of(const Node& recipe);
 // section goes the section. Empty where the layout is too unusual to cut safely.
 enum class CommentsOfEntry : unsigned char {
   stay,
-  // Remove those behind the value, inside of it, and on the lines directly above it, except the head of the file.
+  // Remove those behind the value, inside of it, and on the lines directly above it, except the head of the
+  // file.
   go,
 };
 std::vector<TextEdit> removal(std::string_view text, const Entry& entry, CommentsOfEntry comments);

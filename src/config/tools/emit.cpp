@@ -196,8 +196,8 @@ std::string yaml_text(std::string_view text, bool flow) {
                std::string_view("-?:,[]{}#&*!|>'\"%@`").find(first) != std::string_view::npos ||
                text.find(": ") != std::string_view::npos || text.find(" #") != std::string_view::npos ||
                text.starts_with("---") || text.starts_with("...");
-  if (flow && text.find_first_of(",[]{}:?") != std::string_view::npos)
-    quote = true;  // yaml-cpp 0.7 ends a text at `?` there
+  // yaml-cpp 0.7 ends a text at `?` there.
+  if (flow && text.find_first_of(",[]{}:?") != std::string_view::npos) quote = true;
   return quote ? single_quoted(text) : std::string(text);
 }
 

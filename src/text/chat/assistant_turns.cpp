@@ -161,7 +161,8 @@ class Finder {
   size_t begin() const {
     const Conversation part = first(message_);
     const auto before = try_render(part, true);
-    // Nothing comes before the first message that a prompt could follow; some templates print half of it all the same.
+    // Nothing comes before the first message that a prompt could follow; some templates print half of it all
+    // the same.
     if (message_ == 0)
       if (const auto found = behind_prompt(0)) return *found;
     if (before && whole_.starts_with(*before)) return before->size();

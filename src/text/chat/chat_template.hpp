@@ -23,7 +23,8 @@
 namespace capstan::data::chat {
 
 struct Conversation {
-  List messages;         // dicts with `role` and `content`, and what else the template reads
+  // Dicts with `role` and `content`, and what else the template reads.
+  List messages;
   Value tools = None{};  // a list of tools' schemas, or none
 };
 

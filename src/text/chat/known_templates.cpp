@@ -1,4 +1,5 @@
-// Short forms of what the families' own templates print: without tools, with marks for what the assistant says.
+// Short forms of what the families' own templates print: without tools, with marks for what the assistant
+// says.
 #include "text/chat/chat_template.hpp"
 
 namespace capstan::data::chat {

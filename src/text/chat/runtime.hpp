@@ -19,7 +19,8 @@ struct Limits {
   int64_t steps = 20'000'000;
   int64_t bytes = int64_t{512} << 20;   // of texts and lists made, all together
   int64_t output = int64_t{256} << 20;  // of the text that it prints
-  int depth = 400;                      // of statements and expressions inside one another, macros included
+  // Of statements and expressions inside one another, macros included.
+  int depth = 400;
 };
 
 struct Arguments {

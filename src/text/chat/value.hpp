@@ -1,5 +1,6 @@
-// The values that a chat template computes with: Python's, as far as templates use them. Texts, lists and maps never change
-// once they are made and hold data only, so that values form trees: nothing refers to itself.
+// The values that a chat template computes with: Python's, as far as templates use them. Texts, lists and
+// maps never change once they are made and hold data only, so that values form trees: nothing refers to
+// itself.
 #pragma once
 
 #include <cstdint>
@@ -132,8 +133,9 @@ class Value {
 
 struct CallableNode {
   const Macro* macro = nullptr;
-  Frame* frame = nullptr;  // the macro's surroundings; they live as long as whatever can name it
-  Value self;              // a method's object; undefined for a global function
+  // The macro's surroundings; they live as long as whatever can name it.
+  Frame* frame = nullptr;
+  Value self;  // a method's object; undefined for a global function
   std::string name;
 };
 

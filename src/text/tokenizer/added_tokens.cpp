@@ -10,8 +10,8 @@ namespace capstan::data {
 
 namespace {
 
-// For every place of a text the longest pattern that begins there: the patterns, backwards, are an automaton of Aho and
-// Corasick, which reads the text from its end.
+// For every place of a text the longest pattern that begins there: the patterns, backwards, are an automaton
+// of Aho and Corasick, which reads the text from its end.
 class LongestMatches {
  public:
   struct Match {

@@ -24,8 +24,9 @@ struct AddedToken {
   bool special = false;      // left out by decode(…, skip_special)
 };
 
-// Finds tokens in a text: the leftmost first, of several that begin there the longest. In linear time: text that makes the
-// plain search look at its bytes again and again is searched by an automaton (Aho and Corasick's).
+// Finds tokens in a text: the leftmost first, of several that begin there the longest. In linear time: text
+// that makes the plain search look at its bytes again and again is searched by an automaton (Aho and
+// Corasick's).
 class TokenFinder {
  public:
   static constexpr size_t kMaxBytes = 1024;  // of one token

@@ -53,8 +53,8 @@ class BpeModel::Memory {
       if (readable_end - piece.data() >= words * 8) {
         std::memcpy(key.word.data(), piece.data(), sizeof(key.word));
         for (size_t i = 0; i < words; ++i) {
-          const auto kept =
-              static_cast<int>(piece.size()) - static_cast<int>(i) * 8;  // bytes of this word that count
+          // Bytes of this word that count.
+          const auto kept = static_cast<int>(piece.size()) - static_cast<int>(i) * 8;
           key.word[i] &= kept >= 8 ? ~uint64_t{0} : kept <= 0 ? 0 : (uint64_t{1} << (kept * 8)) - 1;
         }
       } else {
@@ -164,7 +164,8 @@ void BpeModel::finish_characters() {
     const Character c = decode_character(text.data(), text.data() + text.size());
     if (c.bytes == text.size() && !(c.value == 0xFFFD && c.bytes == 1)) character_ids_[c.value] = id;
   }
-  // Where no merge reaches from another character into a ▁ behind it, text is cut there, and words are remembered.
+  // Where no merge reaches from another character into a ▁ behind it, text is cut there, and words are
+  // remembered.
   cut_words_ = !ignore_merges && prefix.empty() && suffix.empty() && vocabulary_.find_of_model(kMetaspace);
   for (const Merge& merge : merges_) {
     if (merge.pair == kFree) continue;

@@ -36,8 +36,8 @@ class BpeModel final : public Model {
 
   BpeModel(const Vocabulary& vocabulary, int64_t merges) : vocabulary_(vocabulary) { reserve(merges); }
 
-  // Byte b is token id, or -1 when the vocabulary lacks it. With `characters` these are the tokens <0x00> … <0xFF> of
-  // characters that are no token, if byte_fallback is set.
+  // Byte b is token id, or -1 when the vocabulary lacks it. With `characters` these are the tokens <0x00> …
+  // <0xFF> of characters that are no token, if byte_fallback is set.
   std::array<int32_t, 256> byte_ids;
   bool ignore_merges = false;  // a piece that is a token is that token, whatever the merges say
   int32_t unknown = -1;        // for what has no token; -1: it is left out

@@ -17,8 +17,8 @@ void Tokenizer::Parts::add_vocabulary(const TokenizerSpec& spec) {
   const auto at = [&](std::string_view place, std::string_view token) {
     return std::string(place) + "[" + capstan::quoted(token) + "]";
   };
-  // The vocabulary's ids may leave holes (o200k's do), but not so many that a file of a few bytes takes gigabytes. Added
-  // tokens that it lacks are numbered on without holes.
+  // The vocabulary's ids may leave holes (o200k's do), but not so many that a file of a few bytes takes
+  // gigabytes. Added tokens that it lacks are numbered on without holes.
   const auto count = static_cast<int64_t>(spec.vocab.size());
   const int64_t limit = (1 << 16) + 4 * count;
   int64_t listed = 0;  // 1 + the highest id of the vocabulary

@@ -5,7 +5,8 @@
 
 namespace capstan::data {
 
-// A unit of the double array: bit 8 tells that an entry ends here, bits 0-7 and 31 are the label, the rest leads on.
+// A unit of the double array: bit 8 tells that an entry ends here, bits 0-7 and 31 are the label, the rest
+// leads on.
 static bool has_leaf(uint32_t unit) {
   return (unit >> 8 & 1) != 0;
 }

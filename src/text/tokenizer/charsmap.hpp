@@ -1,5 +1,5 @@
-// The table of replacements that SentencePiece compiles into its models (`precompiled_charsmap`): a double-array trie of
-// what is replaced, and the texts that it is replaced by.
+// The table of replacements that SentencePiece compiles into its models (`precompiled_charsmap`): a
+// double-array trie of what is replaced, and the texts that it is replaced by.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ namespace capstan::data {
 
 class Charsmap {
  public:
-  // Throws ErrorCode::format when the sizes, the trie's links or the texts' ends are wrong; `place` begins the message.
+  // Throws ErrorCode::format when the sizes, the trie's links or the texts' ends are wrong; `place` begins
+  // the message.
   Charsmap(std::string_view blob, const std::string& place);
 
   struct Match {

@@ -1,5 +1,6 @@
-// From tokens back to text: the decoder steps of a tokenizer.json, and SentencePiece's own way. A DecoderRun takes token
-// after token and gives text as soon as no later token can change it, so that decoding in one go and streaming are one.
+// From tokens back to text: the decoder steps of a tokenizer.json, and SentencePiece's own way. A DecoderRun
+// takes token after token and gives text as soon as no later token can change it, so that decoding in one go
+// and streaming are one.
 #pragma once
 
 #include <cstdint>

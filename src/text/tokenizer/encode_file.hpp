@@ -17,8 +17,8 @@ struct FileTotals {
   int64_t bytes = 0;  // of text
   int64_t tokens = 0;
 };
-using FileProgress =
-    std::function<void(int64_t done, int64_t total)>;  // bytes of the file; from the calling thread
+// Bytes of the file; from the calling thread.
+using FileProgress = std::function<void(int64_t done, int64_t total)>;
 using TextSink = FunctionRef<void(std::string_view)>;  // gets the output piece by piece, in order
 
 // One JSON line {"ids":[…]} for each line of text. Lines end at \n only, nothing is trimmed, the \n itself is

@@ -11,8 +11,8 @@ namespace capstan::data {
 
 namespace {
 
-// Scripts, digits, contractions, white space, punctuation, line breaks and combining characters: what normalizers and
-// pre-tokenizers treat differently. A change of one byte changes every recorded identity.
+// Scripts, digits, contractions, white space, punctuation, line breaks and combining characters: what
+// normalizers and pre-tokenizers treat differently. A change of one byte changes every recorded identity.
 constexpr std::string_view kProbe =
     "The quick brown fox didn't jump; she'LL say \"we've 1234567 reasons\", I'M sure (or 3.14159e-10).\n"
     " leading space,  two,   three, trailing \t tab\r\n\r\n\n\n    indented = code[i++] != 0x7F; // comment\n"
@@ -31,7 +31,8 @@ constexpr std::string_view kProbe =
 // Texts of tokens, one after the other: what merges and scores decide.
 constexpr int64_t kProbeTokens = 8192;
 
-// Control tokens and bytes (`<s>`, `<0x41>`, `[CLS]`) are found in a text by one form of a tokenizer and not by another.
+// Control tokens and bytes (`<s>`, `<0x41>`, `[CLS]`) are found in a text by one form of a tokenizer and not
+// by another.
 bool in_brackets(std::string_view text) {
   return (text.starts_with('<') && text.ends_with('>')) || (text.starts_with('[') && text.ends_with(']'));
 }

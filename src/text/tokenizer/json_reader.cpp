@@ -44,8 +44,8 @@ std::string place(std::string_view text, size_t offset) {
   return std::to_string(line) + ":" + std::to_string(1 + count_code_points(before.substr(start)));
 }
 
-// The parser refuses integers of more than 64 bits, which JSON allows and a tokenizer_config.json has where no length is set
-// (model_max_length 1e30): as fractions they are read. `text` with ".0" behind them.
+// The parser refuses integers of more than 64 bits, which JSON allows and a tokenizer_config.json has where
+// no length is set (model_max_length 1e30): as fractions they are read. `text` with ".0" behind them.
 std::string with_wide_integers(std::string_view text) {
   std::string result;
   bool quoted = false;

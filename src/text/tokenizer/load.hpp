@@ -14,8 +14,8 @@ namespace capstan::data {
 struct LoadedSpec {
   TokenizerSpec spec;
   std::vector<std::unique_ptr<JsonFile>> documents;
-  std::unique_ptr<const std::string>
-      lines;  // of merges.txt or vocab.txt; apart, so that moving the rest does not move it
+  // Of merges.txt or vocab.txt; apart, so that moving the rest does not move it.
+  std::unique_ptr<const std::string> lines;
 };
 
 // `name` is what messages call the file. Components that this build does not know are ErrorCode::unsupported,
@@ -28,7 +28,8 @@ LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std:
 // BERT's vocab.txt: a token on each line, the id is its number from 0.
 LoadedSpec read_vocab_lines(std::string vocab, std::string vocab_name, std::string config,
                             std::string config_name);
-// A SentencePiece .model. `config` is the text of a tokenizer_config.json beside it, empty when there is none.
+// A SentencePiece .model. `config` is the text of a tokenizer_config.json beside it, empty when there is
+// none.
 LoadedSpec read_sentencepiece(std::string model, const std::string& name, std::string config,
                               std::string config_name);
 // Takes the names of the special tokens, and whether they go around a text, from a tokenizer_config.json or a

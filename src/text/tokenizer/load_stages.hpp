@@ -1,5 +1,5 @@
-// The stages of a tokenizer.json around its model: normalizer, pre-tokenizer, post-processor, decoder. Private to the
-// loaders.
+// The stages of a tokenizer.json around its model: normalizer, pre-tokenizer, post-processor, decoder.
+// Private to the loaders.
 #pragma once
 
 #include "text/tokenizer/json_reader.hpp"
@@ -7,7 +7,8 @@
 
 namespace capstan::data {
 
-// Reads "normalizer", "pre_tokenizer", "post_processor" and "decoder" of the root, each of which may be absent or null.
+// Reads "normalizer", "pre_tokenizer", "post_processor" and "decoder" of the root, each of which may be
+// absent or null.
 void read_stages(const JsonFile& file, TokenizerSpec& spec);
 
 }  // namespace capstan::data

@@ -1,5 +1,6 @@
-// What turns a piece of text into tokens: one interface for byte-pair encoding (bpe.hpp), Unigram (unigram.hpp) and
-// WordPiece (wordpiece.hpp). A model is immutable and shared by threads, each with its own Scratch.
+// What turns a piece of text into tokens: one interface for byte-pair encoding (bpe.hpp), Unigram
+// (unigram.hpp) and WordPiece (wordpiece.hpp). A model is immutable and shared by threads, each with its own
+// Scratch.
 #pragma once
 
 #include <cstddef>

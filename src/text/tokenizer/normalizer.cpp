@@ -16,8 +16,8 @@ namespace capstan::data {
 namespace {
 
 constexpr char32_t kFirst = 0x300;  // NFC changes nothing below, unless a character from above follows
-constexpr char32_t kLimit =
-    0x30000;  // compatibility ideographs end before it; beyond there is nothing to compose
+// Compatibility ideographs end before it; beyond there is nothing to compose.
+constexpr char32_t kLimit = 0x30000;
 
 // Characters that are not normal by themselves or that may join the one before: not their own NFC, of a
 // combining class other than 0, or the second half of a composition. Text without them is already in NFC.

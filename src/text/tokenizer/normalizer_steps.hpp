@@ -1,5 +1,5 @@
-// The normalizers of a tokenizer.json as steps over TextPieces. Each does what Hugging Face's of that name does, offsets
-// included.
+// The normalizers of a tokenizer.json as steps over TextPieces. Each does what Hugging Face's of that name
+// does, offsets included.
 #pragma once
 
 #include <memory>

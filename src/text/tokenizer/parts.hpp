@@ -1,4 +1,5 @@
-// What a Tokenizer consists of. build.cpp makes it from a TokenizerSpec, tokenizer.cpp uses it. Private to the tokenizer.
+// What a Tokenizer consists of. build.cpp makes it from a TokenizerSpec, tokenizer.cpp uses it. Private to
+// the tokenizer.
 #pragma once
 
 #include <array>
@@ -23,11 +24,12 @@ struct Tokenizer::Parts {
   Vocabulary vocabulary{0};
   std::vector<AddedToken> added;
   TokenFinder plain, normalized;  // tokens found in the text as given, and in the normalized text
-  std::map<int32_t, std::string>
-      normalized_texts;  // by id: the normalized form of added tokens that have another
+  // By id: the normalized form of added tokens that have another.
+  std::map<int32_t, std::string> normalized_texts;
   std::unique_ptr<const Model> model;
 
-  bool fast = false;  // bytes are merged: normalizer and pre_tokenizer say the same as the steps
+  // Bytes are merged: normalizer and pre_tokenizer say the same as the steps.
+  bool fast = false;
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
   TextSteps normalizers, splits;
@@ -63,8 +65,8 @@ struct Tokenizer::Parts {
   void encode_steps(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
                     const EncodeOptions& options) const;
   std::string run_decoder(std::span<const int32_t> ids, bool skip_special, bool raw) const;
-  // What the decoder is given for a token: its text, of an added token that is looked for in the normalized text the
-  // normalized form.
+  // What the decoder is given for a token: its text, of an added token that is looked for in the normalized
+  // text the normalized form.
   std::string_view text_to_decode(int32_t id) const;
 
   // Throws what is wrong with the files.

@@ -15,8 +15,8 @@ namespace {
 
 constexpr size_t kMaxPatternBytes = 16 << 10;
 constexpr unsigned kParseDepthLimit = 250;
-// Backtracking steps from one start position: enough to run through the text a few times, too few to do so for
-// every character.
+// Backtracking steps from one start position: enough to run through the text a few times, too few to do so
+// for every character.
 constexpr size_t kMatchLimit = 200'000, kMatchLimitPerByte = 8;
 // Backtracking steps from all start positions until the next match.
 constexpr size_t kSearchLimitPerByte = 64;
@@ -60,8 +60,8 @@ std::string newer_property(std::string_view property) {
   return std::string(property);
 }
 
-// Spells out the sets that Oniguruma 6.9.8 and the newer version in Hugging Face tokenizers define differently:
-// there [[:punct:]] is \p{P} and \p{S}, and \p{Word} is \w. Refuses what is not supported.
+// Spells out the sets that Oniguruma 6.9.8 and the newer version in Hugging Face tokenizers define
+// differently: there [[:punct:]] is \p{P} and \p{S}, and \p{Word} is \w. Refuses what is not supported.
 std::string with_newer_sets(std::string_view regex) {
   std::string result;
   int depth = 0;  // of nested character sets

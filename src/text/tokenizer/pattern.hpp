@@ -1,5 +1,5 @@
-// A regular expression of a tokenizer.json, in Oniguruma's syntax. Only patterns without a scanner use it. Its
-// character classes follow the Unicode version of the installed Oniguruma (14 in Debian 12).
+// A regular expression of a tokenizer.json, in Oniguruma's syntax. Only patterns without a scanner use it.
+// Its character classes follow the Unicode version of the installed Oniguruma (14 in Debian 12).
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace capstan::data {
 class Pattern {
  public:
   // Throws ErrorCode::format when the expression does not compile, ErrorCode::unsupported for Unicode blocks
-  // (\p{InCyrillic}), in which versions of Oniguruma differ, and for calls of groups (\g<name>), which can take
-  // exponential time to compile.
+  // (\p{InCyrillic}), in which versions of Oniguruma differ, and for calls of groups (\g<name>), which can
+  // take exponential time to compile.
   static std::shared_ptr<const Pattern> compile(std::string_view regex);
   static std::shared_ptr<const Pattern> literal(std::string_view text);
 

@@ -23,7 +23,8 @@ enum class SplitBehavior : uint8_t { removed, isolated, merged_with_previous, me
 struct PreTokenizerStep {
   enum class Kind : uint8_t { whole, gpt2, llama3, qwen2, single_digits, digit_runs, pattern };
   Kind kind = Kind::whole;
-  bool add_prefix_space = false;  // a space goes before a piece that does not begin with one, then it is cut
+  // A space goes before a piece that does not begin with one, then it is cut.
+  bool add_prefix_space = false;
   SplitBehavior behavior = SplitBehavior::isolated;  // for Kind::pattern
   bool invert = false;                               // for Kind::pattern
   std::shared_ptr<const Pattern> pattern;            // for Kind::pattern

@@ -1,4 +1,5 @@
-// Reads the wire format of Protocol Buffers, field by field, with every length checked. SentencePiece's models are such.
+// Reads the wire format of Protocol Buffers, field by field, with every length checked. SentencePiece's
+// models are such.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,8 @@ class ProtobufReader {
   ProtobufReader(std::string_view bytes, const std::string& place, uint64_t start = 0)
       : bytes_(bytes), place_(place), start_(start) {}
 
-  bool next(Field& field);  // false at the end; ErrorCode::format where the bytes are no such message
+  // false at the end; ErrorCode::format where the bytes are no such message.
+  bool next(Field& field);
   // Where a field's bytes lie in the file, for a reader inside.
   uint64_t offset_of(const Field& field) const {
     return start_ + static_cast<uint64_t>(field.bytes.data() - bytes_.data());

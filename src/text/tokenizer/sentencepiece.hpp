@@ -1,5 +1,5 @@
-// What SentencePiece's own library does with a .model: its normalizer, and its BPE, which merges by scores. (Its Unigram is
-// unigram.hpp's in single precision.)
+// What SentencePiece's own library does with a .model: its normalizer, and its BPE, which merges by scores.
+// (Its Unigram is unigram.hpp's in single precision.)
 #pragma once
 
 #include <cstdint>

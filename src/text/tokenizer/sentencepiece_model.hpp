@@ -30,8 +30,8 @@ struct SentencePieceModel {
   std::string_view control(int64_t id) const;
 };
 
-// `name` is what messages call the file. The pieces' texts point into `bytes`. ErrorCode::format for what is no such model;
-// ::unsupported for other algorithms and for a table for decoding.
+// `name` is what messages call the file. The pieces' texts point into `bytes`. ErrorCode::format for what is
+// no such model; ::unsupported for other algorithms and for a table for decoding.
 SentencePieceModel read_sentencepiece_model(std::string_view bytes, const std::string& name);
 
 }  // namespace capstan::data

@@ -1,5 +1,5 @@
-// What the files of a tokenizer say, before it is built: the loaders read it, tokenizer.cpp checks it and makes the
-// stages. Texts are views into the documents that the loader holds until the tokenizer is built.
+// What the files of a tokenizer say, before it is built: the loaders read it, tokenizer.cpp checks it and
+// makes the stages. Texts are views into the documents that the loader holds until the tokenizer is built.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,8 @@ struct TokenizerSpec {
   bool byte_level = false;
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
-  // Any other way, and that for offsets: the same steps, and those with the byte alphabet where ByteLevel puts it.
+  // Any other way, and that for offsets: the same steps, and those with the byte alphabet where ByteLevel
+  // puts it.
   TextSteps normalizers, splits, alphabet_splits;
   bool needs_origin = false;  // a step asks whether a piece begins the text
   std::optional<Decoder> decoder;

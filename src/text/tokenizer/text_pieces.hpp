@@ -1,6 +1,6 @@
 // Text on its way to the model: cut into pieces and changed step by step, with the place in the original text
-// that every byte came from where that is asked for. Byte-level BPE without offsets does not come here: it has
-// a faster way (pre_tokenizer.hpp).
+// that every byte came from where that is asked for. Byte-level BPE without offsets does not come here: it
+// has a faster way (pre_tokenizer.hpp).
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,8 @@ void for_each_character(std::string_view text, F f) {
 }
 void append_character(std::string& out, char32_t c);
 
-// One character of a changed text. `change` is as Hugging Face counts it: 0 stands for the next old character,
-// 1 is put in behind what was there, -n stands for the next old character and n more that go.
+// One character of a changed text. `change` is as Hugging Face counts it: 0 stands for the next old
+// character, 1 is put in behind what was there, -n stands for the next old character and n more that go.
 struct Change {
   char32_t value;
   int32_t change;
@@ -64,8 +64,8 @@ class TextPieces {
   // Where the piece begins in the original text (a guess that is right for the first piece when not tracked).
   size_t origin(const Piece& piece) const { return tracked_ ? places_[piece.begin].begin : piece.begin; }
 
-  // Cuts every piece of text: `cut` gives the parts that stay, in order, as ranges of the piece's text. Empty ones are
-  // left out.
+  // Cuts every piece of text: `cut` gives the parts that stay, in order, as ranges of the piece's text. Empty
+  // ones are left out.
   using Parts = std::vector<Piece>;
   void cut(FunctionRef<void(std::string_view text, Parts& parts)> cut);
   // Changes every piece of text. `change` fills the list, or returns false when all stays as it is.
@@ -73,7 +73,8 @@ class TextPieces {
   // Puts `content` in for each range that `find` gives (of the piece's text, in order, not overlapping).
   void replace(FunctionRef<void(std::string_view text, FunctionRef<void(size_t, size_t)> match)> find,
                std::string_view content);
-  // Gives every piece of text a new one: `from` holds for each of its bytes the bytes of the piece that it stands for.
+  // Gives every piece of text a new one: `from` holds for each of its bytes the bytes of the piece that it
+  // stands for.
   void rewrite(FunctionRef<void(std::string_view text, std::string& out, std::vector<Place>& from)> make);
   // For the pieces that `where` accepts: puts `prefix` before the first character, at that one's place.
   void prepend(std::string_view prefix, FunctionRef<bool(std::string_view text, const Piece& piece)> where);

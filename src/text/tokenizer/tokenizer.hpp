@@ -44,8 +44,9 @@ struct Encoding {
 
 // A file that a tokenizer was read from; checkpoints contain a copy.
 struct TokenizerFile {
-  std::string name;            // plain file name: "tokenizer.json"
-  std::filesystem::path path;  // empty: it lies in no file of its own; write_to() writes it all the same
+  std::string name;  // plain file name: "tokenizer.json"
+  // Empty: it lies in no file of its own; write_to() writes it all the same.
+  std::filesystem::path path;
   uint64_t bytes = 0;
   std::string hash;  // XXH3-128 of the content, 32 hexadecimal digits
   std::string text;  // the content, where there is no path

@@ -17,8 +17,9 @@
 namespace capstan::data {
 
 struct TrainOptions {
-  int64_t vocab_size = 0;     // entries in all: the special tokens, 256 bytes, the merges
-  int64_t min_frequency = 2;  // a pair that is rarer is not merged; the vocabulary may stay smaller for it
+  int64_t vocab_size = 0;  // entries in all: the special tokens, 256 bytes, the merges
+  // A pair that is rarer is not merged; the vocabulary may stay smaller for it.
+  int64_t min_frequency = 2;
   PreTokenizerChoice pre_tokenizer = PreTokenizerChoice::gpt2;
   bool add_prefix_space = false;
   std::vector<std::string> special_tokens = {"<|endoftext|>"};  // the first ids, in this order

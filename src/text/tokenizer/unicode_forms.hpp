@@ -10,8 +10,8 @@ namespace capstan::data {
 
 enum class UnicodeForm : uint8_t { nfc, nfd, nfkc, nfkd };
 
-// Fills `changes` with the normal form of the text; false when the text is surely in that form already (then the
-// list is left empty). Linear but for the sorting of runs of marks.
+// Fills `changes` with the normal form of the text; false when the text is surely in that form already (then
+// the list is left empty). Linear but for the sorting of runs of marks.
 bool normal_form(UnicodeForm form, std::string_view text, Changes& changes);
 
 }  // namespace capstan::data

@@ -17,8 +17,8 @@ struct UnigramOptions {
   int32_t unknown = -1;
   std::array<int32_t, 256> byte_ids{};  // of <0x00> … <0xFF>, for byte_fallback
   bool byte_fallback = false;
-  // As SentencePiece itself adds: in single precision. Hugging Face adds in double precision, and equal sums may be cut
-  // otherwise.
+  // As SentencePiece itself adds: in single precision. Hugging Face adds in double precision, and equal sums
+  // may be cut otherwise.
   bool single_precision = false;
   double lowest = 0, highest = 0;  // of the scores of ordinary tokens
 };

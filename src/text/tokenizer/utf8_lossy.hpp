@@ -8,9 +8,9 @@ namespace capstan::data {
 
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
 
-// Appends what of `bytes` is complete, with U+FFFD for each maximal part of a broken sequence (as Rust and the web do
-// it). Returns the number of bytes used; the rest is the beginning of a character that may still be completed (all is
-// used if `last`).
+// Appends what of `bytes` is complete, with U+FFFD for each maximal part of a broken sequence (as Rust and
+// the web do it). Returns the number of bytes used; the rest is the beginning of a character that may still
+// be completed (all is used if `last`).
 size_t append_lossy(std::string& out, std::string_view bytes, bool last);
 
 }  // namespace capstan::data

@@ -14,13 +14,15 @@ namespace capstan::train {
 
 class BaseModel {
  public:
-  // A checkpoint, a directory of checkpoints, a run, `hf:DIR` or `gguf:FILE`; a checkpoint's contents are verified.
+  // A checkpoint, a directory of checkpoints, a run, `hf:DIR` or `gguf:FILE`; a checkpoint's contents are
+  // verified.
   static BaseModel open(const std::string& name);
   // The same for a checkpoint that has been verified already.
   static BaseModel open_verified(const std::string& path);
 
   const std::string& path() const { return path_; }  // the checkpoint's directory, or `hf:DIR` …
-  // Of its manifest, which holds the hashes of its files; of another program's files themselves, which reads them all.
+  // Of its manifest, which holds the hashes of its files; of another program's files themselves, which reads
+  // them all.
   const std::string& hash();
   // Collective, before hash(): rank 0 reads an external model's files for it, and broadcasts the hash.
   void share_hash(comm::Communicator& ranks);

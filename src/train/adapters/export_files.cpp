@@ -135,7 +135,8 @@ void add_generation_config(const config::Config& config, const SpecialTokens& to
   ordered_json json = object_in(files, kGenerationConfig);
   std::vector<int32_t> ends = tokens.ends;
   if (!json.is_null()) {
-    // Settings that came with the first weights hold, but answers may have got an end that these did not have.
+    // Settings that came with the first weights hold, but answers may have got an end that these did not
+    // have.
     if (!config.tokenizer.chat_template && config.dataset.kind != config::DatasetKind::sft) return;
     const ordered_json kept = json.contains("eos_token_id") ? json["eos_token_id"] : ordered_json();
     std::vector<int32_t> all;

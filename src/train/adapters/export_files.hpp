@@ -7,9 +7,10 @@
 
 namespace capstan::train {
 
-// Those of the checkpoint, and, for a model that was trained here, what they do not say yet: tokenizer_config.json with the special
-// tokens, generation_config.json with the tokens that end a text, and the recipe's chat template. An imported model's files
-// are returned as they came. config: of the checkpoint's recipe.
+// Those of the checkpoint, and, for a model that was trained here, what they do not say yet:
+// tokenizer_config.json with the special tokens, generation_config.json with the tokens that end a text, and
+// the recipe's chat template. An imported model's files are returned as they came. config: of the
+// checkpoint's recipe.
 interchange::Assets export_files(const checkpoint::Reader& reader, const config::Config& config);
 
 }  // namespace capstan::train

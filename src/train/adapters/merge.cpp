@@ -144,7 +144,8 @@ std::vector<float> merged_weight(Device& device, const Tensor& w, const StoredAd
 
 namespace {
 
-// The base's recipe with what the adapters' run has set otherwise: lengths of sequences, and how its texts end and chats are written.
+// The base's recipe with what the adapters' run has set otherwise: lengths of sequences, and how its texts
+// end and chats are written.
 std::string merged_recipe(const StoredAdapters& adapters, const StoredBase& base) {
   const checkpoint::Reader* stored = base.weights.checkpoint();
   const config::Resolution& resolution = base.recipe.resolution;

@@ -13,9 +13,10 @@ struct Merged {
   int64_t layers = 0;                // weights that an adapter has changed
 };
 
-// Writes ROOT/step-N, N the step of the adapters' run, or the base's for adapters of PEFT's, with the base's recipe and element types,
-// the lengths of sequences, the chat template and the tokenizer of the adapters' run; sums are made in fp32. One weight at a time is in memory. Errors: ErrorCode::failed when the base is not the one of the training or
-// `root` holds that step already; ::format for adapters of other shapes.
+// Writes ROOT/step-N, N the step of the adapters' run, or the base's for adapters of PEFT's, with the base's
+// recipe and element types, the lengths of sequences, the chat template and the tokenizer of the adapters'
+// run; sums are made in fp32. One weight at a time is in memory. Errors: ErrorCode::failed when the base is
+// not the one of the training or `root` holds that step already; ::format for adapters of other shapes.
 Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const std::filesystem::path& root,
                       checkpoint::FileSystem& files);
 

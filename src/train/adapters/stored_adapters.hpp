@@ -16,16 +16,16 @@ namespace capstan::train {
 struct StoredAdapters {
   std::string name;         // for messages
   config::PeftConfig peft;  // as they were trained; of PEFT's only what makes the update
-  std::unique_ptr<checkpoint::TensorSource>
-      tensors;  // "decoder.layers.0.mlp.linear_fc1.adapter.linear_in.weight" …
-  std::string
-      base_hash;  // BaseModel::hash() of the weights that they were trained beside; empty: it is not known
+  // "decoder.layers.0.mlp.linear_fc1.adapter.linear_in.weight" …
+  std::unique_ptr<checkpoint::TensorSource> tensors;
+  // BaseModel::hash() of the weights that they were trained beside; empty: it is not known.
+  std::string base_hash;
   std::optional<StoredRecipe> run;  // where a checkpoint holds them
 };
 
-// name: `peft:DIR`, a directory with an adapter_config.json, a checkpoint, a directory of checkpoints or a run. model: the base's
-// section, with its derived values; parts: as interchange::to_capstan(). overrides: to the recipe of a run. Errors:
-// ErrorCode::usage where a checkpoint holds a full model; those of the files.
+// name: `peft:DIR`, a directory with an adapter_config.json, a checkpoint, a directory of checkpoints or a
+// run. model: the base's section, with its derived values; parts: as interchange::to_capstan(). overrides: to
+// the recipe of a run. Errors: ErrorCode::usage where a checkpoint holds a full model; those of the files.
 StoredAdapters open_adapters(const std::string& name, BaseModel& base, const config::ModelConfig& model,
                              std::optional<bool> parts = {});
 
@@ -37,8 +37,9 @@ struct StoredBase {
   StoredRecipe recipe;
   BaseModel weights;
 };
-// base: what the user named; else what the adapters say: checkpoint.pretrained_checkpoint of a run (with the overrides),
-// base_model_name_or_path where it is a directory here. ErrorCode::usage where that leads nowhere.
+// base: what the user named; else what the adapters say: checkpoint.pretrained_checkpoint of a run (with the
+// overrides), base_model_name_or_path where it is a directory here. ErrorCode::usage where that leads
+// nowhere.
 StoredBase base_of_adapters(const std::string& name, const std::optional<std::string>& base,
                             const std::vector<config::Override>& overrides);
 

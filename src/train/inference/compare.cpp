@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kNumbers[] = {"loss", "grad_norm", "learning_rate", "consumed_samples"};
 
-// Loss and gradient norm of the step itself where both rows have them: the means depend on the logging interval.
+// Loss and gradient norm of the step itself where both rows have them: the means depend on the logging
+// interval.
 std::pair<double, double> values_of(const records::ReadRow& a, const records::ReadRow& b, const char* name) {
   const std::string own = std::string("step_") + name;
   const double x = a.number(own), y = b.number(own);

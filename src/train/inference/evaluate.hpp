@@ -11,10 +11,11 @@ class LoadedModel;  // loaded_model.hpp
 
 struct EvalOptions {
   std::string text;  // UTF-8
-  bool add_front =
-      true;  // what the tokenizer puts before a text (<bos>), once, at its beginning; it is not predicted
-  // Tokens by which windows of model.seq_length move on: each token is predicted from the at least seq_length - stride
-  // before it. 0: seq_length, windows do not overlap (but for one token) and every token is computed once.
+  // What the tokenizer puts before a text (<bos>), once, at its beginning; it is not predicted.
+  bool add_front = true;
+  // Tokens by which windows of model.seq_length move on: each token is predicted from the at least seq_length
+  // - stride before it. 0: seq_length, windows do not overlap (but for one token) and every token is computed
+  // once.
   int64_t stride = 0;
   // Called for each predicted token, in order: its id and its natural-logarithm probability. May be empty.
   std::function<void(int32_t id, double logprob)> per_token;
@@ -29,8 +30,8 @@ struct EvalResult {
 // Throws ErrorCode::failed, naming `what`, where a model has computed NaN or an infinite value.
 void require_number(double value, const char* what);
 
-// Every rank that holds a part of the model calls it with the same options (but for per_token) and has the same result.
-// ErrorCode::usage for a text of fewer than two tokens, ::unsupported without a tokenizer.
+// Every rank that holds a part of the model calls it with the same options (but for per_token) and has the
+// same result. ErrorCode::usage for a text of fewer than two tokens, ::unsupported without a tokenizer.
 EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options);
 
 }  // namespace capstan::train

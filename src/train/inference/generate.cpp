@@ -168,7 +168,8 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   using Clock = std::chrono::steady_clock;
   std::optional<data::StreamDecoder> decoder;
   if (model.tokenizer()) decoder.emplace(model.tokenizer(), true);
-  // SentencePiece's decoder takes the blank off the first token of a text. A continuation does not begin one; an answer does.
+  // SentencePiece's decoder takes the blank off the first token of a text. A continuation does not begin one;
+  // an answer does.
   if (decoder && !options.chat)
     for (const int32_t id : prompt) decoder->push(id);
   Speaker speaker(options, begun.end_text);

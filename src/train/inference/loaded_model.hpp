@@ -1,6 +1,6 @@
-// A checkpoint made ready for evaluation and generation: its recipe's model, its tokenizer, its weights. No optimizer, no
-// gradients. Tensor and pipeline ranks each hold their part of the weights and of the KV cache; every rank asks the same
-// questions and gets the same answers.
+// A checkpoint made ready for evaluation and generation: its recipe's model, its tokenizer, its weights. No
+// optimizer, no gradients. Tensor and pipeline ranks each hold their part of the weights and of the KV cache;
+// every rank asks the same questions and gets the same answers.
 #pragma once
 
 #include <memory>
@@ -20,10 +20,10 @@ namespace capstan::train {
 
 class LoadedModel {
  public:
-  // checkpoint and config: what stored_recipe() gives for the ranks of `world`, which outlives the model. The tokenizer is
-  // the checkpoint's own copy where there is one. Each rank reads its part of the weights. Collective; ErrorCode::rank_failure
-  // where ranks are given different ones. adapter: what open_adapters() takes, to stand beside the checkpoint's weights; empty:
-  // none but those of the checkpoint.
+  // checkpoint and config: what stored_recipe() gives for the ranks of `world`, which outlives the model. The
+  // tokenizer is the checkpoint's own copy where there is one. Each rank reads its part of the weights.
+  // Collective; ErrorCode::rank_failure where ranks are given different ones. adapter: what open_adapters()
+  // takes, to stand beside the checkpoint's weights; empty: none but those of the checkpoint.
   LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config, comm::World& world,
               const std::string& adapter = {});
 
@@ -36,7 +36,8 @@ class LoadedModel {
 
   // For one sequence of up to `capacity` tokens. Errors: usage, when the model has fewer positions.
   models::KvCache make_cache(int64_t capacity) const { return model_->make_cache(1, capacity); }
-  // Feeds tokens after those in the cache: the logits [vocab] of the token after the last of them. Collective.
+  // Feeds tokens after those in the cache: the logits [vocab] of the token after the last of them.
+  // Collective.
   std::vector<float> next_logits(std::span<const int32_t> tokens, models::KvCache& cache);
   // -log p(label) of every token [rows * sequence_length], in natural logarithm. Collective.
   std::vector<float> token_losses(const data::MicroBatch& batch);
@@ -44,7 +45,8 @@ class LoadedModel {
   std::vector<float> all_logits(const data::MicroBatch& batch);
 
  private:
-  // The output of a stage of this rank for hidden states [rows, hidden]: hidden states, or at the last stage the result.
+  // The output of a stage of this rank for hidden states [rows, hidden]: hidden states, or at the last stage
+  // the result.
   using Stage = FunctionRef<Tensor(Tape& tape, size_t stage, const Tensor& hidden_states)>;
   // One pass through the stages of all ranks; the answer, fp32 [values], on every rank.
   std::vector<float> pass(int64_t rows, int64_t values, Stage stage);

@@ -177,7 +177,8 @@ int64_t read_metrics(const fs::path& path, FunctionRef<void(const ReadRow&)> use
   return skipped;
 }
 
-// The last row in the last `most` bytes that `wanted` takes. `mark`: what its line holds, so that others are not parsed.
+// The last row in the last `most` bytes that `wanted` takes. `mark`: what its line holds, so that others are
+// not parsed.
 static std::optional<ReadRow> last_row(const fs::path& path, size_t most, std::string_view mark,
                                        FunctionRef<bool(const ReadRow&)> wanted) {
   std::error_code error;

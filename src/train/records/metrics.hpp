@@ -55,8 +55,8 @@ int64_t truncate_after_step(const std::filesystem::path& path, int64_t step);
 struct ReadRow {
   std::optional<int64_t> step;
   std::string event;  // empty: a logged step
-  std::vector<std::pair<std::string, double>>
-      numbers;  // null: NaN; booleans: 0 or 1; `step` is not among them
+  // Null: NaN; booleans: 0 or 1; `step` is not among them.
+  std::vector<std::pair<std::string, double>> numbers;
   std::vector<std::pair<std::string, std::string>> texts;  // without `event`
   double number(std::string_view name) const;              // NaN when it is not there
 };

@@ -5,8 +5,8 @@
 
 namespace capstan::records {
 
-std::string_view
-page_file();  // page.html, with {{title}}, {{style}}, {{body}}, {{data}}, {{charts}} and {{script}}
+// page.html, with {{title}}, {{style}}, {{body}}, {{data}}, {{charts}} and {{script}}.
+std::string_view page_file();
 std::string_view style_file();   // page.css
 std::string_view charts_file();  // charts.js
 std::string_view runs_body();    // runs.html

@@ -36,8 +36,8 @@ struct RunRecords {
 
 enum class RunEnd : uint8_t { finished, stopped, failed };
 
-// DIRECTORY/lock, held by this process until it ends, however it ends. Throws ErrorCode::failed naming the holder when
-// another has it: `what` (a "run", say) says of what.
+// DIRECTORY/lock, held by this process until it ends, however it ends. Throws ErrorCode::failed naming the
+// holder when another has it: `what` (a "run", say) says of what.
 class FileLock {
  public:
   FileLock(const std::filesystem::path& directory, std::string_view what);

@@ -17,7 +17,8 @@ inline constexpr std::string_view kRunSchema = "capstan.run/1";
 // run.json as it is on the disk. Times are UTC, "2026-01-31T12:34:56Z"; empty: not yet.
 struct RunFile {
   std::string id, recipe, checkpoints, created, started, ended;
-  std::string state;  // running (as far as the last writer knew), finished, stopped, failed
+  // Running (as far as the last writer knew), finished, stopped, failed.
+  std::string state;
   std::string reason;
   int64_t starts = 0;
   // Of the last start; not in the files of earlier versions.
@@ -57,8 +58,8 @@ struct RunDetails {
 bool is_run(const std::filesystem::path& path);
 // ErrorCode::not_found with the names of runs near it where `path` holds no run.
 void require_run(const std::filesystem::path& path);
-// Where a run's checkpoints are, by its run.json (checkpoint.save may lie elsewhere); of what is no run or has
-// none yet, the path itself.
+// Where a run's checkpoints are, by its run.json (checkpoint.save may lie elsewhere); of what is no run or
+// has none yet, the path itself.
 std::filesystem::path saved_in(const std::filesystem::path& path);
 RunSummary summarise(const std::filesystem::path& run);  // throws like read_run_file
 RunDetails details_of(const std::filesystem::path& run);

@@ -16,7 +16,8 @@ namespace capstan::train {
 
 namespace {
 
-// The first object that the loader knows is the program itself; its note of type NT_GNU_BUILD_ID as hexadecimal digits.
+// The first object that the loader knows is the program itself; its note of type NT_GNU_BUILD_ID as
+// hexadecimal digits.
 int find_build_id(dl_phdr_info* object, size_t, void* result) {
   auto& text = *static_cast<std::string*>(result);
   for (int i = 0; i < object->dlpi_phnum; ++i) {
@@ -68,8 +69,8 @@ std::string disagreement(size_t rank, const std::vector<std::string>& hosts, con
          hosts[0] + "` about " + what + ": `" + value + "` against `" + of_rank_0 + "`";
 }
 
-// The first line in which two canonical forms differ, as "path = value"; empty where one has no such line. Explicit fields
-// come before derived ones: a derived field is named only where nothing else differs.
+// The first line in which two canonical forms differ, as "path = value"; empty where one has no such line.
+// Explicit fields come before derived ones: a derived field is named only where nothing else differs.
 std::pair<std::string, std::string> first_difference(const std::string& mine, const std::string& other) {
   std::istringstream a(mine), b(other);
   std::pair<std::string, std::string> first;

@@ -1,5 +1,5 @@
-// Anomalies of a step (section `resilience`): spikes of loss and gradient norm, the origin of a NaN or an infinity, and
-// machines that compute different bits the second time. All ranks decide from the same numbers.
+// Anomalies of a step (section `resilience`): spikes of loss and gradient norm, the origin of a NaN or an
+// infinity, and machines that compute different bits the second time. All ranks decide from the same numbers.
 #pragma once
 
 #include <string>
@@ -27,8 +27,8 @@ struct AnomalyDecision {
   std::vector<Anomaly> events;
 };
 
-// Compares the step's numbers with the means of those before it (TrainState::recent_*). Nothing is a spike before
-// min(spike_window, 16) steps are known. Values that are not finite are ignored here.
+// Compares the step's numbers with the means of those before it (TrainState::recent_*). Nothing is a spike
+// before min(spike_window, 16) steps are known. Values that are not finite are ignored here.
 AnomalyDecision detect_anomalies(const config::ResilienceConfig& config, const TrainState& state, double loss,
                                  double norm);
 // Adds the step's numbers to the means, where they are watched.
@@ -51,12 +51,13 @@ class FiniteCheck final : public TapeObserver {
 
 bool all_finite(const Tensor& tensor);
 
-// The first parameter that is not finite among what this rank holds, and the last one whose gradient is not, which is the first
-// in the order of the backward pass; null: none is.
+// The first parameter that is not finite among what this rank holds, and the last one whose gradient is not,
+// which is the first in the order of the backward pass; null: none is.
 const Parameter* first_bad_parameter(const parallel::FlatStore& store);
 const Parameter* first_bad_gradient(const parallel::FlatStore& store);
 
-// A rank's own numbers of a step before they are reduced: equal bits mean that the machine did the same thing.
+// A rank's own numbers of a step before they are reduced: equal bits mean that the machine did the same
+// thing.
 class Fingerprint {
  public:
   void take(const Tensor& tensor);  // waits for the device

@@ -18,9 +18,9 @@ class CheckpointRoot {
   // checkpoint.save, else `checkpoints` in the run directory.
   CheckpointRoot(const config::Config& config, const std::filesystem::path& run_directory);
 
-  // Collective; the run directory must be locked. Locks a directory outside the run directory, and removes the leftovers of saves
-  // that were killed. ErrorCode::failed where the directory holds checkpoints of another run, because the two would delete each
-  // other's checkpoints.
+  // Collective; the run directory must be locked. Locks a directory outside the run directory, and removes
+  // the leftovers of saves that were killed. ErrorCode::failed where the directory holds checkpoints of
+  // another run, because the two would delete each other's checkpoints.
   void open(comm::World& world, const RunOptions& options, const std::string& run_id, RunLog& log);
 
   const std::filesystem::path& path() const { return path_; }

@@ -28,7 +28,8 @@ void Checkpointer::allocate_snapshot() {
                                      runner_.device());
 }
 
-// Waits for the save before, because one save is under way at a time. False where the current step is saved already.
+// Waits for the save before, because one save is under way at a time. False where the current step is saved
+// already.
 bool Checkpointer::prepare() {
   timers_.start_step();
   expect_stop_in(world_, seconds_);

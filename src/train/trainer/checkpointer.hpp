@@ -15,15 +15,16 @@ namespace capstan::train {
 
 class Checkpointer {
  public:
-  // `plan` holds what every checkpoint of the run has in common. saved: the checkpoint that holds the current state; empty: none.
+  // `plan` holds what every checkpoint of the run has in common. saved: the checkpoint that holds the current
+  // state; empty: none.
   Checkpointer(const config::Config& config, comm::World& world, SavePlan plan, StepRunner& runner,
                StepTimers& timers, RunRecorder& recorder, RunLog& log, const std::filesystem::path& saved);
 
   // Allocates the buffers of asynchronous saves, where the recipe has them.
   void allocate_snapshot();
 
-  // Collective. Saves the current step. With checkpoint.async_save the files are written beside the next steps. A failure is a
-  // warning: the next interval tries again.
+  // Collective. Saves the current step. With checkpoint.async_save the files are written beside the next
+  // steps. A failure is a warning: the next interval tries again.
   void save();
   // Collective. Saves the current step and returns when the checkpoint exists. Throws where it cannot.
   void save_and_wait();
@@ -35,7 +36,8 @@ class Checkpointer {
   // Collective, once rank_is_written() on all ranks.
   void commit();
 
-  // After a return to `checkpoint`, whose rewind count is lower than that of the current state: save() writes that step again.
+  // After a return to `checkpoint`, whose rewind count is lower than that of the current state: save() writes
+  // that step again.
   void rewound_to(const std::filesystem::path& checkpoint) { saved_step_ = -1, last_ = checkpoint; }
 
   // The newest checkpoint of this run; empty: none.

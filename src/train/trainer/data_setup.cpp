@@ -57,7 +57,8 @@ data::SftOptions sft_options(const config::Config& config, const data::Tokenizer
   return options;
 }
 
-// Megatron's order depends on how many samples each split will be asked for: those that Megatron-LM would ask for.
+// Megatron's order depends on how many samples each split will be asked for: those that Megatron-LM would ask
+// for.
 static void set_megatron_order(const config::Config& config, data::GptDatasetOptions& options) {
   int64_t steps = 0;
   if (config.train.epochs && !config.train.train_iters) {
@@ -150,8 +151,8 @@ int64_t total_iterations_of_data(const config::Config& config) {
   if (!config.train.epochs || config.train.train_iters) return total_iterations(config);
   config::Config counted = config;
   counted.validation.eval_interval.reset();  // the training split alone
-  counted.dataset.sample_order =
-      config::SampleOrder::capstan;  // an epoch has as many samples in either order
+  // An epoch has as many samples in either order.
+  counted.dataset.sample_order = config::SampleOrder::capstan;
   require_files(missing_files(counted));
   std::shared_ptr<const data::Tokenizer> tokenizer;
   if (counted.dataset.kind != config::DatasetKind::mock) tokenizer = load_tokenizer(counted);

@@ -22,7 +22,8 @@ data::SftOptions sft_options(const config::Config& config, const data::Tokenizer
 // Iterations of train.epochs passes over the training data, rounded up.
 int64_t steps_of_epochs(const config::Config& config, const data::Dataset& data);
 
-// total_iterations(); where train.epochs gives the length, after opening the training data. Throws as a run does that cannot open it.
+// total_iterations(); where train.epochs gives the length, after opening the training data. Throws as a run
+// does that cannot open it.
 int64_t total_iterations_of_data(const config::Config& config);
 
 }  // namespace capstan::train

@@ -16,7 +16,8 @@ struct ContextShard {
   std::vector<int64_t> positions(int64_t seq) const;
 };
 
-// Copies this rank's tokens of a micro-batch to the device. `row_ids`: with dropout row indices, which only dropout reads.
+// Copies this rank's tokens of a micro-batch to the device. `row_ids`: with dropout row indices, which only
+// dropout reads.
 models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids, ContextShard shard = {});
 
 // The sum of the loss weights of this rank's tokens.

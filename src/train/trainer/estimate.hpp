@@ -11,15 +11,16 @@
 namespace capstan::train {
 
 struct StepEstimate {
-  double flops = 0;           // forward, backward and weight gradients of one micro-batch, this rank's part
+  // Forward, backward and weight gradients of one micro-batch, this rank's part.
+  double flops = 0;
   double executed_flops = 0;  // with those of recomputation
-  MemoryUse
-      memory;  // of the full step of one rank; kernel_scratch is that of GEMMs, column sums and attention
-  std::map<std::string, int64_t>
-      sent;  // bytes that this rank sends in a step, by group; without a few scalars
+  // Of the full step of one rank; kernel_scratch is that of GEMMs, column sums and attention.
+  MemoryUse memory;
+  // Bytes that this rank sends in a step, by group; without a few scalars.
+  std::map<std::string, int64_t> sent;
 };
-// Of rank `rank` in the recipe's world (dist.world_size), which need not be there. local_ranks: of its host, over which the
-// cores are divided where train.threads does not say how many there are.
+// Of rank `rank` in the recipe's world (dist.world_size), which need not be there. local_ranks: of its host,
+// over which the cores are divided where train.threads does not say how many there are.
 StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1);
 
 }  // namespace capstan::train

@@ -21,7 +21,8 @@ namespace {
 
 int64_t host_memory() {
   int64_t bytes = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGE_SIZE);
-  // Such files have size 0, so they are read as streams. Only a control group of version 2 is a further limit.
+  // Such files have size 0, so they are read as streams. Only a control group of version 2 is a further
+  // limit.
   std::string text;
   std::getline(std::ifstream("/sys/fs/cgroup/memory.max"), text);
   if (const auto limit = parse_int(text)) bytes = std::min(bytes, *limit);
@@ -33,8 +34,8 @@ struct Way {
   config::Config config;
 };
 
-// Changes to a smaller step, the cheapest in time first. They keep the mathematics: a smaller micro-batch leaves the global
-// one as it is, also where it follows from the other.
+// Changes to a smaller step, the cheapest in time first. They keep the mathematics: a smaller micro-batch
+// leaves the global one as it is, also where it follows from the other.
 std::vector<Way> smaller_steps(const config::Config& config) {
   std::vector<Way> ways;
   const auto add = [&](std::string overrides, const config::Config& smaller) {
@@ -139,7 +140,8 @@ RankStep largest_step(const config::Config& config, int local_ranks) {
 }  // namespace
 
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks) {
-  // A limit of the recipe holds for every rank: all come to the same answer, that of the stage that needs the most.
+  // A limit of the recipe holds for every rank: all come to the same answer, that of the stage that needs the
+  // most.
   const bool all_stages = config.resilience.memory_limit && config.dist.pipeline_model_parallel_size > 1;
   const auto step_of = [&](const config::Config& asked) {
     return all_stages ? largest_step(asked, local_ranks)

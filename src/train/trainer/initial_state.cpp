@@ -85,7 +85,8 @@ class Starter {
     return found;
   }
 
-  // checkpoint.load. resolve_checkpoint() reads and hashes the contents; those of a step that is named are verified here.
+  // checkpoint.load. resolve_checkpoint() reads and hashes the contents; those of a step that is named are
+  // verified here.
   checkpoint::Reader open_given_checkpoint() {
     const fs::path load = config_.checkpoint.load->resolved;
     if (!config_.checkpoint.ckpt_step)
@@ -130,7 +131,8 @@ class Starter {
     }
   }
 
-  // The weights beside which adapters train. expected: their hash at an earlier start; empty: the first start.
+  // The weights beside which adapters train. expected: their hash at an earlier start; empty: the first
+  // start.
   BaseWeights load_base_weights(const std::string& expected) {
     if (config_.peft->random_base) {  // the weights are those of StepRunner::initialize()
       state_.base = checkpoint::hash_of("first values of seed " + std::to_string(config_.rng.seed));

@@ -16,14 +16,15 @@ struct MissingFile {
   std::string help;     // near names, or what else to do; may be empty
 };
 
-// What a new run of the recipe needs and does not find, in the order of use; empty: everything is there. A recipe that is resolved
-// and has no errors. resumes: the run goes on from a checkpoint of its own, and of the weights needs only those beside which adapters
-// stand. Reads directories alone, no content.
+// What a new run of the recipe needs and does not find, in the order of use; empty: everything is there. A
+// recipe that is resolved and has no errors. resumes: the run goes on from a checkpoint of its own, and of
+// the weights needs only those beside which adapters stand. Reads directories alone, no content.
 std::vector<MissingFile> missing_files(const config::Config& config, bool resumes = false);
 
-// Files that are there and cannot be used: a tokenizer that is none, larger than the model's vocabulary, or not the one with which the
-// data were prepared; an indexed dataset that is damaged; what an incomplete download leaves in the place of a file. Reads the
-// tokenizer, the indices of datasets and the beginning of fine-tuning files. For a recipe without missing_files().
+// Files that are there and cannot be used: a tokenizer that is none, larger than the model's vocabulary, or
+// not the one with which the data were prepared; an indexed dataset that is damaged; what an incomplete
+// download leaves in the place of a file. Reads the tokenizer, the indices of datasets and the beginning of
+// fine-tuning files. For a recipe without missing_files().
 std::vector<MissingFile> unusable_files(const config::Config& config);
 
 // ErrorCode::not_found with all of them.

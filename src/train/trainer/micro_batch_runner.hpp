@@ -16,7 +16,8 @@
 
 namespace capstan::train {
 
-// With one pipeline rank the micro-batches run one after the other; with several, in the order of the pipeline schedule.
+// With one pipeline rank the micro-batches run one after the other; with several, in the order of the
+// pipeline schedule.
 class MicroBatchRunner final : private parallel::PipelineWork {
  public:
   // The losses of the micro-batches on the last pipeline stage; empty on the other stages.
@@ -24,8 +25,8 @@ class MicroBatchRunner final : private parallel::PipelineWork {
     std::vector<Tensor> sums;  // fp64 [1] of each micro-batch, on the device
     double tokens = 0;         // sum of their loss weights
   };
-  // Returns the m-th micro-batch. It is called once for each micro-batch in rising order; the reference stays valid until the next
-  // call.
+  // Returns the m-th micro-batch. It is called once for each micro-batch in rising order; the reference stays
+  // valid until the next call.
   using Source = std::function<const data::MicroBatch&(int64_t)>;
 
   MicroBatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device,

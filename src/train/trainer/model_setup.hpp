@@ -13,7 +13,8 @@
 
 namespace capstan::train {
 
-// The type of the parameters in forward and backward. ErrorCode::unsupported for a type that this build does not train in.
+// The type of the parameters in forward and backward. ErrorCode::unsupported for a type that this build does
+// not train in.
 DType compute_type(const config::MixedPrecisionConfig& precision);
 
 // The rank grid of a world of that size.
@@ -22,7 +23,8 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world);
 // Bytes that this rank has sent so far, by group of the mesh.
 std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh);
 
-// This rank's stages of the model, and the groups over which its layers are sharded. The mesh must be connected.
+// This rank's stages of the model, and the groups over which its layers are sharded. The mesh must be
+// connected.
 ops::TensorParallel tensor_parallel(const config::Config& config, const comm::Mesh& mesh);
 models::ModelShard model_shard(const config::Config& config, const comm::Mesh& mesh);
 
@@ -30,8 +32,8 @@ models::ModelShard model_shard(const config::Config& config, const comm::Mesh& m
 int64_t micro_batches_of(const config::Config& config, const comm::Mesh& mesh);
 parallel::PipelineShape pipeline_shape(const config::Config& config, int64_t micro_batches);
 
-// Options of the parameter store from `ddp`, `mixed_precision` and `optimizer`, and the groups that it works with. `mesh` must be
-// connected.
+// Options of the parameter store from `ddp`, `mixed_precision` and `optimizer`, and the groups that it works
+// with. `mesh` must be connected.
 parallel::FlatStore::Options store_options(const config::Config& config);
 parallel::StoreGroups store_groups(const comm::Mesh& mesh);
 

@@ -11,8 +11,8 @@
 
 namespace capstan::train {
 
-// Operations by name and phase, added up. An observed step waits for each operation's end: on devices that queue kernels it
-// is the slower for it, and the times are the kernels'.
+// Operations by name and phase, added up. An observed step waits for each operation's end: on devices that
+// queue kernels it is the slower for it, and the times are the kernels'.
 class OperationTable final : public TapeObserver {
  public:
   struct Row {
@@ -30,9 +30,9 @@ class OperationTable final : public TapeObserver {
   std::vector<Row> rows_;
 };
 
-// Chrome's trace format (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): complete events in
-// microseconds. Lanes: phases of the step, forward, backward, weight gradients, transfers. Each operation carries shapes, FLOPs, bytes,
-// bytes sent to other ranks and the rate it reached.
+// Chrome's trace format (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU):
+// complete events in microseconds. Lanes: phases of the step, forward, backward, weight gradients, transfers.
+// Each operation carries shapes, FLOPs, bytes, bytes sent to other ranks and the rate it reached.
 class Trace final : public TapeObserver {
  public:
   Trace(int rank, bool shapes) : rank_(rank), shapes_(shapes) {}

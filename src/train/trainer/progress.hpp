@@ -1,4 +1,5 @@
-// Receives the reports of the trainer, which never prints: the program that runs it (or a test) passes a sink.
+// Receives the reports of the trainer, which never prints: the program that runs it (or a test) passes a
+// sink.
 #pragma once
 
 #include <string>
@@ -11,11 +12,12 @@ class ProgressSink {
   virtual ~ProgressSink() = default;
   virtual void line(const std::string& text) = 0;     // stays
   virtual void warning(const std::string& text) = 0;  // stays, marked as a warning
-  // Replaces the last status on a terminal; elsewhere nothing happens, the trainer writes lines at its intervals.
+  // Replaces the last status on a terminal; elsewhere nothing happens, the trainer writes lines at its
+  // intervals.
   virtual void status(const std::string& text) = 0;
   virtual bool terminal() const = 0;
-  // A signal asks the run to stop; the text says when it will. Called within the signal handler: write it at once, and do nothing
-  // that a handler may not do.
+  // A signal asks the run to stop; the text says when it will. Called within the signal handler: write it at
+  // once, and do nothing that a handler may not do.
   virtual void stop_requested(std::string_view) noexcept {}
 };
 

@@ -169,7 +169,8 @@ void check_serving_layout(const config::Config& config) {
 
 }  // namespace
 
-// A checkpoint is read with the tokenizer that lies in it: an override that names another one would be ignored.
+// A checkpoint is read with the tokenizer that lies in it: an override that names another one would be
+// ignored.
 static void refuse_other_tokenizer(const StoredRecipe& stored) {
   std::error_code unknown;
   if (!std::filesystem::exists(stored.checkpoint / "tokenizer.json", unknown) &&

@@ -13,14 +13,15 @@
 
 namespace capstan::train {
 
-// The schedule with which the run continues: see choose_schedule(). Reports it, and what has changed since the checkpoint.
-// ErrorCode::failed where a change alters the numbers of the run, or where the data files hold other samples.
+// The schedule with which the run continues: see choose_schedule(). Reports it, and what has changed since
+// the checkpoint. ErrorCode::failed where a change alters the numbers of the run, or where the data files
+// hold other samples.
 RunSchedule continue_schedule(const config::Config& config, const RunOptions& options, const RunData& data,
                               const RunSchedule& recipe_schedule, const checkpoint::Reader& reader,
                               int64_t total_steps, RunLog& log);
 
-// Collective. ErrorCode::failed where the checkpoint holds another tokenizer than the recipe's: the run would save its weights
-// beside the wrong one.
+// Collective. ErrorCode::failed where the checkpoint holds another tokenizer than the recipe's: the run would
+// save its weights beside the wrong one.
 void check_same_tokenizer(const config::Config& config, comm::World& world, const RunData& data,
                           const checkpoint::Reader& reader);
 

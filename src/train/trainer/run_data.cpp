@@ -11,7 +11,8 @@ namespace capstan::train {
 RunData open_run_data(config::Config& config, bool resumes, RunLog& log) {
   require_files(missing_files(config, resumes));
   RunData data;
-  // Mock data needs no tokenizer, and the contents of a checkpoint do not depend on whether its files happen to exist.
+  // Mock data needs no tokenizer, and the contents of a checkpoint do not depend on whether its files happen
+  // to exist.
   if (config.dataset.kind != config::DatasetKind::mock) data.tokenizer = load_tokenizer(config);
   data.datasets = open_datasets(config, data.tokenizer.get());
   if (!data.training())

@@ -22,8 +22,8 @@ struct RunData {
   const std::shared_ptr<const data::Dataset>& test() const { return datasets[2]; }
 };
 
-// Opens tokenizer and data, and sets train.train_iters where train.epochs gives the length. ErrorCode::not_found for files that
-// are missing. `resumes`: see missing_files().
+// Opens tokenizer and data, and sets train.train_iters where train.epochs gives the length.
+// ErrorCode::not_found for files that are missing. `resumes`: see missing_files().
 RunData open_run_data(config::Config& config, bool resumes, RunLog& log);
 
 // Reports how often the run goes over its data, with a warning where it is often.

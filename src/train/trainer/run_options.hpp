@@ -34,8 +34,8 @@ struct RecipeChange {
   bool alters_numerics = false;
 };
 
-// no: a new run, whose directory must not hold a run. existing: continue the run of the directory from its newest checkpoint.
-// automatic: continue the run of the directory, or begin a new one.
+// no: a new run, whose directory must not hold a run. existing: continue the run of the directory from its
+// newest checkpoint. automatic: continue the run of the directory, or begin a new one.
 enum class Resume : uint8_t { no, existing, automatic };
 
 // One training step, as every rank knows it. Means and sums are those of the step, over all ranks.
@@ -58,11 +58,13 @@ struct RunOptions {
   RecipeRecord recipe;
   // Compares the resolved recipe stored with a checkpoint with this one. Empty function: nothing is compared.
   std::function<std::vector<RecipeChange>(const std::string& stored_recipe)> changes_since;
-  // Called on every rank after each step. False on any rank asks the run to save a checkpoint and stop after this step.
+  // Called on every rank after each step. False on any rank asks the run to save a checkpoint and stop after
+  // this step.
   std::function<bool(const StepReport&)> on_step;
   // False: SIGINT, SIGTERM and SIGUSR1 stay with the program, as with train.exit_signal_handler=false.
   bool handle_signals = true;
-  // For tests: the disk that checkpoints are written to (null: the real one); false leaves out the GEMM measurement at the start.
+  // For tests: the disk that checkpoints are written to (null: the real one); false leaves out the GEMM
+  // measurement at the start.
   checkpoint::FileSystem* files = nullptr;
   bool measure_rate = true;
 };

@@ -19,7 +19,8 @@
 
 namespace capstan::train {
 
-// Only rank 0 writes. On other ranks the writing functions do nothing; functions marked collective are for all ranks.
+// Only rank 0 writes. On other ranks the writing functions do nothing; functions marked collective are for
+// all ranks.
 class RunRecorder {
  public:
   // Collective. Names the run directory; with Resume::existing it must hold a run. Nothing is written yet.
@@ -27,7 +28,8 @@ class RunRecorder {
 
   // Collective. Locks the directory, and makes it for a new run.
   void open();
-  // Collective. Records this start: recipe, command, version. A start that is refused before leaves the directory as it was.
+  // Collective. Records this start: recipe, command, version. A start that is refused before leaves the
+  // directory as it was.
   void begin(const records::RunRecords& start);
   // Opens metrics and events for a run that goes on after `step`; rows of later steps are removed.
   void open_metrics(int64_t step);

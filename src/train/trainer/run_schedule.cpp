@@ -27,7 +27,8 @@ std::string number_text(const std::optional<double>& value) {
   return value ? to_text(*value) : "null";
 }
 
-// A value of the schedule, and the fields of a recipe that decide it. Two values are the same where their texts are.
+// A value of the schedule, and the fields of a recipe that decide it. Two values are the same where their
+// texts are.
 struct Item {
   std::vector<std::string_view> fields;  // the first one names it
   std::string_view fraction_field;       // gives it as a share of the decay length; empty: none
@@ -240,7 +241,8 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
   ScheduleChoice choice;
   choice.schedule = s.override_opt_param_scheduler ? now : stored;
   std::vector<std::string>& remembered = choice.schedule.from_command_line;
-  // A value of the file yields to one that an earlier start's command line gave and this one's does not repeat.
+  // A value of the file yields to one that an earlier start's command line gave and this one's does not
+  // repeat.
   const auto is_explicit = [&](std::string_view field) {
     return holds(record.from_command_line, field) ||
            (holds(record.from_files, field) && !holds(stored.from_command_line, field));

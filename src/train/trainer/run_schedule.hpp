@@ -1,5 +1,5 @@
-// The schedule of learning rate and weight decay that a run follows. A fresh run follows its recipe. A resumed run follows
-// the checkpoint, except for fields that the resuming recipe sets explicitly.
+// The schedule of learning rate and weight decay that a run follows. A fresh run follows its recipe. A
+// resumed run follows the checkpoint, except for fields that the resuming recipe sets explicitly.
 #pragma once
 
 #include <optional>
@@ -36,15 +36,16 @@ std::string summary(const RunSchedule& schedule, int64_t global_batch_size);
 struct ScheduleChoice {
   RunSchedule schedule;
   std::vector<std::string> fields_taken;  // "scheduler.lr_decay_iters: 10 steps -> 14 steps"
-  std::vector<std::string>
-      fields_kept;                   // "scheduler.lr_decay_iters: the checkpoint's 10 steps, not 14 steps"
+  // "scheduler.lr_decay_iters: the checkpoint's 10 steps, not 14 steps".
+  std::vector<std::string> fields_kept;
   std::vector<std::string> refused;  // "optimizer.lr: 0.01 -> 0.001"
   bool keeps_decay_length = false;
 };
 
-// The schedule of a resumed run. With override_opt_param_scheduler the recipe's schedule, with use_checkpoint_opt_param_scheduler the
-// checkpoint's; else the checkpoint's with the fields of `scheduler` that the recipe sets explicitly to something else. A
-// peak, floor or weight decay of `optimizer` that is set explicitly to something else is refused.
+// The schedule of a resumed run. With override_opt_param_scheduler the recipe's schedule, with
+// use_checkpoint_opt_param_scheduler the checkpoint's; else the checkpoint's with the fields of `scheduler`
+// that the recipe sets explicitly to something else. A peak, floor or weight decay of `optimizer` that is set
+// explicitly to something else is refused.
 ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now, const RecipeRecord& record,
                                const config::Config& config);
 

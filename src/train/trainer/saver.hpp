@@ -1,10 +1,11 @@
-// Saves that training goes on beside (checkpoint.async_save): the step waits for a copy of the state, a thread of this rank
-// writes it, and a later step boundary commits it.
+// Saves that training goes on beside (checkpoint.async_save): the step waits for a copy of the state, a
+// thread of this rank writes it, and a later step boundary commits it.
 //
-//   begin()    copies this rank's share of the state into buffers that live as long as the saver; starts the writer
+//   begin()    copies this rank's share of the state into buffers that live as long as the saver;
+//              starts the writer
 //   ready()    this rank's writer is idle: no communication, called at every step boundary
-//   advance()  collective, once all ranks are ready: the parts' lists go to rank 0, whose writer commits; the next time all
-//              are ready the save has ended, everywhere with the same result
+//   advance()  collective, once all ranks are ready: the ranks' manifests go to rank 0, whose writer commits;
+//              the next time all are ready the save has ended, everywhere with the same result
 //
 // The writer thread touches files only, never the transport and never the device.
 #pragma once
@@ -25,13 +26,15 @@ class Saver {
   struct Ended {
     int64_t step = 0;
     std::filesystem::path directory;
-    std::string error;         // not empty: nothing was committed, what was there before is unchanged
+    // Not empty: nothing was committed, what was there before is unchanged.
+    std::string error;
     std::string problem;       // rank 0: committed, but old checkpoints could not be deleted
     double stall_seconds = 0;  // the steps waited so long: the copy, and what finish() waited
     double seconds = 0;        // from begin() to the commit
   };
 
-  // Takes the memory of the copies (MemoryCategory::snapshot) at once and touches it, so that no step pays for that.
+  // Takes the memory of the copies (MemoryCategory::snapshot) at once and touches it, so that no step pays
+  // for that.
   Saver(comm::World& world, const parallel::FlatStore& store, const optim::Optimizer& optimizer,
         bool with_optimizer, Device& device);
   // Waits for the writer. What was not committed is removed; nothing is communicated.

@@ -8,7 +8,8 @@
 
 namespace capstan::train {
 
-// Iterations of the full run. ErrorCode::config where train.epochs gives the length, which depends on the data.
+// Iterations of the full run. ErrorCode::config where train.epochs gives the length, which depends on the
+// data.
 int64_t total_iterations(const config::Config& config);
 
 // `decoupled`: the schedule of embedding and head, where optimizer.decoupled_lr gives them their own.

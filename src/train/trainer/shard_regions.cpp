@@ -27,8 +27,8 @@ std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
       continue;
     }
     const auto dim = static_cast<size_t>(shard.dim);
-    // Split along the shard's dimension at the borders of its runs. With several parts, each index of the dimensions before it is
-    // a region of its own, whose elements are contiguous.
+    // Split along the shard's dimension at the borders of its runs. With several parts, each index of the
+    // dimensions before it is a region of its own, whose elements are contiguous.
     const int64_t begin = local.offsets[dim], end = begin + local.sizes[dim];
     int64_t outer = 1, inner = 1, first = 0;
     for (size_t d = 0; d < dim; ++d) outer *= local.sizes[d];

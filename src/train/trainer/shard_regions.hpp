@@ -10,9 +10,11 @@
 namespace capstan::train {
 
 struct ShardRegion {
-  Region where;                  // in the global tensor
-  parallel::FlatRange elements;  // of the local shard, row-major; in the order of the region's elements
-  bool owned = true;             // false: another rank, which holds the same elements, counts and writes them
+  Region where;  // in the global tensor
+  // Of the local shard, row-major; in the order of the region's elements.
+  parallel::FlatRange elements;
+  // false: another rank, which holds the same elements, counts and writes them.
+  bool owned = true;
 };
 
 // The elements `range` of the local shard, in their order. `global`: the parameter's full shape.

@@ -185,8 +185,9 @@ std::string model_help(const TensorSource& source) {
   return "the recipe's model section must be that of the checkpoint" + (capstan ? ours : "");
 }
 
-// Every parameter must be there with its shape. What the checkpoint has beyond that is named too: it is another model.
-// Collective over the ranks that hold the model together: each looks at its own parameters, all come to the same answer.
+// Every parameter must be there with its shape. What the checkpoint has beyond that is named too: it is
+// another model. Collective over the ranks that hold the model together: each looks at its own parameters,
+// all come to the same answer.
 void check_shapes(const TensorSource& source, const parallel::FlatStore& store, Which which,
                   const optim::Optimizer* optimizer) {
   std::string here;  // a line for each name (`+`) and each problem (`-`)

@@ -1,4 +1,5 @@
-// The state of a run in a checkpoint (main parameters, optimizer state and counters), and how it is saved and loaded.
+// The state of a run in a checkpoint (main parameters, optimizer state and counters), and how it is saved and
+// loaded.
 #pragma once
 
 #include <cstdint>
@@ -29,16 +30,18 @@ struct TrainState {
   // Losses and norms that anomaly detection compares with (anomaly.hpp), oldest first; empty where it is off.
   std::vector<double> recent_losses, recent_norms;
   int64_t rewinds = 0;
-  StepMeans since_log, since_events;  // since the last row of metrics.jsonl, and the last TensorBoard event
+  // Since the last row of metrics.jsonl, and the last TensorBoard event.
+  StepMeans since_log, since_events;
 };
 
 struct SavePlan {
   std::filesystem::path root;  // directory of the checkpoints
   std::string run_id, recipe, recipe_hash, version, layout, parent;
-  std::string data;      // which samples the run is trained on: data::Dataset::fingerprint()
+  // Which samples the run is trained on: data::Dataset::fingerprint().
+  std::string data;
   std::string schedule;  // schedule_text() of what the run follows (run_schedule.hpp)
-  std::string
-      base;  // hash of the weights beside which adapters train (train/adapters/adapters.hpp); empty: none
+  // Hash of the weights beside which adapters train (train/adapters/adapters.hpp); empty: none.
+  std::string base;
   checkpoint::Retention retention;
   bool optimizer = true;
   const data::Tokenizer* tokenizer = nullptr;               // copied beside the weights
@@ -56,8 +59,9 @@ struct StateTensor {
   Tensor tensor;  // their values in that order, one dimension
 };
 
-// Those that this rank writes: main parameters, and with `optimizer` its state. Where only a part of the model trains, that part
-// alone. Every element is written by one rank; ranks that hold the same elements share the work.
+// Those that this rank writes: main parameters, and with `optimizer` its state. Where only a part of the
+// model trains, that part alone. Every element is written by one rank; ranks that hold the same elements
+// share the work.
 std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer);
 
 // The steps of one save, which save_state() runs below, or Saver with a thread. After the constructor only
@@ -71,8 +75,8 @@ class StateWriter {
   void add(const StateTensor& tensor,
            std::span<const std::byte> bytes);  // valid until write_rank() has returned
   std::string write_rank();                    // this rank's files; returns its list
-  // Rank 0, after all ranks' write_rank(): makes the checkpoint appear, then deletes the checkpoints that retention does not keep.
-  // A failure to delete does not undo the checkpoint; it is in problem().
+  // Rank 0, after all ranks' write_rank(): makes the checkpoint appear, then deletes the checkpoints that
+  // retention does not keep. A failure to delete does not undo the checkpoint; it is in problem().
   std::filesystem::path commit(const std::vector<std::string>& parts);
   void abandon() noexcept { writer_.abandon(); }
 
@@ -91,14 +95,16 @@ class StateWriter {
   std::string problem_;
 };
 
-// Collective. Every tensor is written by one rank of the world. Throws on every rank when it failed on any; what was there
-// before is then unchanged. Returns the checkpoint's directory. `problem`, when given: see StateWriter::commit.
+// Collective. Every tensor is written by one rank of the world. Throws on every rank when it failed on any;
+// what was there before is then unchanged. Returns the checkpoint's directory. `problem`, when given: see
+// StateWriter::commit.
 std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state,
                                  const parallel::FlatStore& store, const optim::Optimizer& optimizer,
                                  std::string* problem = nullptr);
 
-// Collective. Reads this rank's parts of parameters, and with `optimizer` of its state, and the counters; whichever layout
-// wrote them. Where only adapters train, the others stay as they are. Shapes are checked first: all differences at once.
+// Collective. Reads this rank's parts of parameters, and with `optimizer` of its state, and the counters;
+// whichever layout wrote them. Where only adapters train, the others stay as they are. Shapes are checked
+// first: all differences at once.
 TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer);
 
 // SavePlan::data and ::base of a checkpoint; empty where it does not say.
@@ -111,8 +117,8 @@ std::string schedule_text_of(const checkpoint::Reader& reader);
 enum class Which : uint8_t { all, base, adapters };
 void load_parameters(checkpoint::TensorSource& source, parallel::FlatStore& store, Which which = Which::all);
 
-// The newest checkpoint under `root` that verifies, the same on all ranks; rank 0 looks. `refused` (rank 0) holds the reasons why
-// newer ones do not count.
+// The newest checkpoint under `root` that verifies, the same on all ranks; rank 0 looks. `refused` (rank 0)
+// holds the reasons why newer ones do not count.
 std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root,
                                                       std::vector<std::string>& refused);
 

@@ -25,7 +25,8 @@ std::string significant(double value) {
   return buffer.data();
 }
 
-// "4.00M parameters"; with adapters "4.10M parameters (98.3K trainable, 2.4%; 4.00M frozen)". Of the full model.
+// "4.00M parameters"; with adapters "4.10M parameters (98.3K trainable, 2.4%; 4.00M frozen)". Of the full
+// model.
 std::string parameters_text(const config::Config& config, const comm::Mesh& mesh) {
   models::ModelShard full;
   full.adapters = model_shard(config, mesh).adapters;
@@ -57,8 +58,8 @@ StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRun
       first_step_(runner.state().step),
       last_line_(Clock::now()) {}
 
-// The greatest measurement counts: others may use the machine at the same time. On a device of its own, so that the matrices do not
-// count as memory of the run.
+// The greatest measurement counts: others may use the machine at the same time. On a device of its own, so
+// that the matrices do not count as memory of the run.
 void StepLogger::measure_gemm_throughput() {
   const auto device =
       make_device(config_.train.device, config_.train.threads.value_or(0), world_.local_size());
@@ -80,8 +81,8 @@ void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
   last_line_ = Clock::now();
 }
 
-// A resumed run takes the time of its last logged step. A new run takes the time of its matrix products at the measured peak, a
-// lower bound, which step_seconds() does not return.
+// A resumed run takes the time of its last logged step. A new run takes the time of its matrix products at
+// the measured peak, a lower bound, which step_seconds() does not return.
 void StepLogger::report_estimated_time(const StepEstimate& estimate) {
   const int64_t steps = total_steps_ - runner_.state().step;
   step_seconds_ = recorder_.logged_step_seconds();

@@ -21,7 +21,8 @@ struct Throughput {
   double tokens_per_second = 0;       // of all ranks
   double rank_tokens_per_second = 0;  // of all ranks, divided by their number
   double rank_tflops = 0;             // model TFLOP/s, divided by the number of ranks
-  double mfu = 0;  // rank_tflops as a fraction of measured peak GEMM throughput; 0: not measured
+  // rank_tflops as a fraction of measured peak GEMM throughput; 0: not measured.
+  double mfu = 0;
 };
 
 class StepLogger {
@@ -29,8 +30,8 @@ class StepLogger {
   StepLogger(const config::Config& config, comm::World& world, StepRunner& runner, StepTimers& timers,
              RunRecorder& recorder, RunLog& log, int64_t total_steps);
 
-  // Collective. Reports parameters, FLOPs, estimated memory and estimated time. measure_gemm: measures the peak GEMM throughput,
-  // without which there is no MFU.
+  // Collective. Reports parameters, FLOPs, estimated memory and estimated time. measure_gemm: measures the
+  // peak GEMM throughput, without which there is no MFU.
   void report_model(const StepEstimate& estimate, bool measure_gemm);
   // After each step: ends the step's time, and writes its line and rows where they are due.
   void log_step(const StepResult& result);

@@ -106,7 +106,8 @@ void StepRunner::begin_gradients() {
   store_->zero_gradients();
 }
 
-// Reduces the gradients over the data-parallel ranks and computes loss and norm. The host waits for the device here, once.
+// Reduces the gradients over the data-parallel ranks and computes loss and norm. The host waits for the
+// device here, once.
 StepRunner::Gradients StepRunner::reduce_gradients(const MicroBatchRunner::Losses& losses,
                                                    StepTimers& timers) {
   Gradients result;
@@ -206,7 +207,8 @@ void StepRunner::fail_not_finite(const Gradients& gradients, std::vector<Anomaly
        "on regardless");
 }
 
-// Finds the first value that is not finite by running the micro-batches again with a check of every operation. Collective.
+// Finds the first value that is not finite by running the micro-batches again with a check of every
+// operation. Collective.
 Anomaly StepRunner::locate_not_finite(const Gradients& gradients) {
   const auto name_of = [](const Parameter* parameter) {
     return parameter ? parameter->name() : std::string();

@@ -1,4 +1,5 @@
-// One rank's training state in memory (device, mesh, model, parameters, optimizer, schedules) and one training step on it.
+// One rank's training state in memory (device, mesh, model, parameters, optimizer, schedules) and one
+// training step on it.
 #pragma once
 
 #include <memory>
@@ -37,16 +38,17 @@ struct StepResult {
 
 class StepRunner {
  public:
-  // Builds device, mesh, model, parameter store, optimizer and schedules, in this order. Parameters have no values yet.
+  // Builds device, mesh, model, parameter store, optimizer and schedules, in this order. Parameters have no
+  // values yet.
   StepRunner(const config::Config& config, comm::World& world);
 
   // Initial parameters from rng.seed.
   void initialize();
 
-  // One training step on the next global batch: forward and backward passes of all micro-batches, reduction of the gradients,
-  // clipping, update. Throws ErrorCode::failed when the loss or the gradient norm is not finite, and ErrorCode::rank_failure when a
-  // rank computed a suspicious step twice with different bits; both before parameters change, with the cause in
-  // failure_anomalies().
+  // One training step on the next global batch: forward and backward passes of all micro-batches, reduction
+  // of the gradients, clipping, update. Throws ErrorCode::failed when the loss or the gradient norm is not
+  // finite, and ErrorCode::rank_failure when a rank computed a suspicious step twice with different bits;
+  // both before parameters change, with the cause in failure_anomalies().
   StepResult train_step(data::Loader& loader, StepTimers& timers);
   const std::vector<Anomaly>& failure_anomalies() const { return failure_anomalies_; }
 
@@ -56,7 +58,8 @@ class StepRunner {
   // Mean loss over `batches` global batches from the start of the split.
   double evaluate(std::shared_ptr<const data::Dataset> dataset, int64_t batches);
 
-  // `observer` sees every operation of the training steps, and the store's collectives, from now on; null: no observer.
+  // `observer` sees every operation of the training steps, and the store's collectives, from now on; null: no
+  // observer.
   void observe(TapeObserver* observer) {
     observer_ = observer;
     store_->observe(observer);

@@ -11,15 +11,16 @@
 
 namespace capstan::train {
 
-// The answer to a request: "stopping after this step, about 12 s; again to stop now". phase: name_of(Phase) of what runs;
-// step: its number, 0 before the first; remaining_ns: until the run can stop, 0 or less: unknown. Safe in a signal handler.
+// The answer to a request: "stopping after this step, about 12 s; again to stop now". phase: name_of(Phase)
+// of what runs; step: its number, 0 before the first; remaining_ns: until the run can stop, 0 or less:
+// unknown. Safe in a signal handler.
 std::string_view stop_notice(std::span<char> buffer, std::string_view phase, int64_t step,
                              int64_t remaining_ns);
 
 class StopSignals {
  public:
-  // Installs the handlers; one object at a time. `sink` gets the answer to the first signal, from within the handler; null:
-  // no answer. handles false: signals keep their default action, and only the file counts.
+  // Installs the handlers; one object at a time. `sink` gets the answer to the first signal, from within the
+  // handler; null: no answer. handles false: signals keep their default action, and only the file counts.
   explicit StopSignals(ProgressSink* sink, bool handles = true);
   ~StopSignals();  // puts back what was there
   StopSignals(const StopSignals&) = delete;
@@ -35,7 +36,8 @@ class StopSignals {
   bool handles_;
 };
 
-// Publishes the seconds until the run can stop, to the signal handler and to the watchdog of the other ranks; 0: unknown.
+// Publishes the seconds until the run can stop, to the signal handler and to the watchdog of the other ranks;
+// 0: unknown.
 void expect_stop_in(comm::World& world, double seconds);
 
 }  // namespace capstan::train

@@ -1,4 +1,5 @@
-// Where the time of a step goes. Every moment belongs to exactly one phase, so that the phases add up to the step.
+// Where the time of a step goes. Every moment belongs to exactly one phase, so that the phases add up to the
+// step.
 #pragma once
 
 #include <array>

@@ -14,7 +14,8 @@ class ChatTemplate;  // text/chat/chat_template.hpp
 
 namespace capstan::train {
 
-// A tokenizer by the name that a recipe or a command line gives it: a file, a directory, hf:DIR, gguf:FILE, a run or `bytes`.
+// A tokenizer by the name that a recipe or a command line gives it: a file, a directory, hf:DIR, gguf:FILE, a
+// run or `bytes`.
 std::shared_ptr<const data::Tokenizer> load_tokenizer_files(const std::string& name);
 
 // The name that the recipe has for its tokenizer, for messages.

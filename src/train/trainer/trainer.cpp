@@ -59,7 +59,8 @@ Outcome Trainer::run() {
     }
   }
   trace_->finish();
-  // The last checkpoint is saved after the final evaluations. It shows that they are done, so that a resume does not repeat them.
+  // The last checkpoint is saved after the final evaluations. It shows that they are done, so that a resume
+  // does not repeat them.
   if (step() >= total_steps_) evaluate_at_end();
   checkpointer_->save_and_wait();
   return end_run(stop);
@@ -74,7 +75,8 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
   // From here on a signal asks for a checkpoint and an end. Without the handlers it ends the process.
   stop_signals_ = std::make_unique<StopSignals>(log_->sink(),
                                                 config_.train.exit_signal_handler && options_.handle_signals);
-  // Missing files, unsupported features and a lack of memory are found before anything is allocated or written.
+  // Missing files, unsupported features and a lack of memory are found before anything is allocated or
+  // written.
   check_device(config_.train.device);
   check_ranks_agree();
   recorder_ = std::make_unique<RunRecorder>(config_, world_, options_, *log_);
@@ -236,7 +238,8 @@ bool Trainer::call_on_step(const StepResult& result) {
   return options_.on_step(report);
 }
 
-// Returns to the newest checkpoint and continues with the batch after the spike. Without a checkpoint the update is left out.
+// Returns to the newest checkpoint and continues with the batch after the spike. Without a checkpoint the
+// update is left out.
 void Trainer::rewind(const StepResult& result) {
   const int64_t spike = step() + 1, rewinds = runner_->state().rewinds;
   checkpointer_->finish();
@@ -260,7 +263,8 @@ void Trainer::rewind(const StepResult& result) {
   const TrainState passed = state;
   auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
   state = load_state(reader, runner_->store(), &runner_->optimizer());
-  // The data continues after the batch of the spike. The batches between the checkpoint and the spike are not used again.
+  // The data continues after the batch of the spike. The batches between the checkpoint and the spike are not
+  // used again.
   state.consumed_samples = passed.consumed_samples;
   state.consumed_tokens = passed.consumed_tokens;
   state.rewinds = rewinds + 1;
@@ -290,7 +294,8 @@ void Trainer::evaluate_at_interval() {
     evaluate("validation", data_->validation());
 }
 
-// A resume of a run that had finished evaluates nothing again, and the validation of an interval that ends here is done.
+// A resume of a run that had finished evaluates nothing again, and the validation of an interval that ends
+// here is done.
 void Trainer::evaluate_at_end() {
   if (!evaluates() || step() == first_step_) return;
   if (data_->validation() && step() % *config_.validation.eval_interval != 0)
@@ -308,8 +313,9 @@ void Trainer::evaluate(const char* split, const std::shared_ptr<const data::Data
   logger_->report_evaluation(split, loss, evaluation_seconds_);
 }
 
-// Empty: continue. Rank 0's clock, any rank's signal and any rank's callback count: all ranks agree by a reduction, so that they
-// stop after the same step. The same reduction counts the ranks that have written their share of an asynchronous save.
+// Empty: continue. Rank 0's clock, any rank's signal and any rank's callback count: all ranks agree by a
+// reduction, so that they stop after the same step. The same reduction counts the ranks that have written
+// their share of an asynchronous save.
 std::string Trainer::stop_reason() {
   const auto& limit = config_.train.exit_duration_in_mins;
   const bool too_long = is_rank0() && limit && seconds_since(start_) / 60 >= *limit;

@@ -38,15 +38,16 @@ struct StepResult;
 // One training run. Every rank has a Trainer, and all ranks call the same functions.
 class Trainer {
  public:
-  // Builds the run, in this order: data, memory estimate, run directory, device, mesh, model, parameters, optimizer, schedules, and
-  // the state to begin with (initial values, given weights or a checkpoint).
-  // ErrorCode::not_found and ::format for data, tokenizer, checkpoints and the run to resume (before anything large is allocated),
-  // ::unsupported for what this build cannot do, ::no_fit for a step that does not fit the memory, ::failed for a refused resume.
+  // Builds the run, in this order: data, memory estimate, run directory, device, mesh, model, parameters,
+  // optimizer, schedules, and the state to begin with (initial values, given weights or a checkpoint).
+  // ErrorCode::not_found and ::format for data, tokenizer, checkpoints and the run to resume (before anything
+  // large is allocated), ::unsupported for what this build cannot do, ::no_fit for a step that does not fit
+  // the memory, ::failed for a refused resume.
   Trainer(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink);
   ~Trainer();
 
-  // Trains to the end, or until something asks for a stop. ErrorCode::failed for a loss or gradient that is not finite (the state
-  // is then that of the step before), ::rank_failure from the transport.
+  // Trains to the end, or until something asks for a stop. ErrorCode::failed for a loss or gradient that is
+  // not finite (the state is then that of the step before), ::rank_failure from the transport.
   Outcome run();
 
   // Leaves a record of a failed run() in the run directory.
