@@ -77,6 +77,7 @@ TEST_CASE("a row holds means over its interval, the step's own values beside the
                                    rows[0]["step_seconds"].get<double>())
                        .epsilon(1e-9));
     CHECK(rows[i]["mfu"].get<double>() > 0);
+    CHECK(rows[i]["mfu"].get<double>() <= 1);
     before = step;
   }
   CHECK_MESSAGE(contains(fourth.err, "estimated time: at least "), fourth.err);

@@ -17,6 +17,7 @@
 #include "support/worlds.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/fit.hpp"
+#include "train/trainer/step_logger.hpp"
 #include "train/trainer/step_runner.hpp"
 #include "train/trainer/stop.hpp"
 
@@ -227,4 +228,25 @@ TEST_CASE("the answer to a signal names what runs and for how long") {
   CHECK(notice("save", 7, 119) == "stopping after this save, about 119 s; again to stop now");
   std::array<char, 8> small;
   CHECK(stop_notice(small, "save", 1, 5).size() <= small.size());
+}
+
+TEST_CASE("the peak of GEMM throughput is measured again where a step is faster, and MFU stays below 100 %") {
+  std::vector<double> measured{10, 12, 8, 30, 1000};
+  size_t calls = 0;
+  PeakThroughput peak([&] { return measured.at(calls++); });
+  peak.reached(5);
+  CHECK(peak.value() == 0);  // not measured: no MFU
+  peak.measure();
+  CHECK(peak.value() == 10);
+  peak.reached(9);
+  CHECK(calls == 1);
+  peak.reached(11);
+  CHECK(peak.value() == 12);
+  peak.reached(20);
+  CHECK(peak.value() == 20);
+  peak.reached(25);
+  CHECK(peak.value() == 30);
+  peak.reached(40);  // four measurements are enough
+  CHECK(calls == 4);
+  CHECK(peak.value() == 40);
 }

@@ -56,15 +56,23 @@ StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRun
       log_(log),
       total_steps_(total_steps),
       first_step_(runner.state().step),
+      // On a device of its own, so that the matrices do not count as memory of the run.
+      gemm_peak_([this] {
+        const auto device =
+            make_device(config_.train.device, config_.train.threads.value_or(0), world_.local_size());
+        const auto type = kernels::product_type(compute_type(config_.mixed_precision));
+        return kernels::measured_gemm_gflops(*device, type) * 1e9;
+      }),
       last_line_(Clock::now()) {}
 
-// The greatest measurement counts: others may use the machine at the same time. On a device of its own, so
-// that the matrices do not count as memory of the run.
-void StepLogger::measure_gemm_throughput() {
-  const auto device =
-      make_device(config_.train.device, config_.train.threads.value_or(0), world_.local_size());
-  const auto type = kernels::product_type(compute_type(config_.mixed_precision));
-  gemm_throughput_ = std::max(gemm_throughput_, kernels::measured_gemm_gflops(*device, type) * 1e9);
+void PeakThroughput::measure() {
+  if (measurements_++ < 4) value_ = std::max(value_, measure_());
+}
+
+void PeakThroughput::reached(double flops_per_second) {
+  if (value_ == 0 || flops_per_second <= value_) return;
+  measure();
+  value_ = std::max(value_, flops_per_second);
 }
 
 void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
@@ -72,10 +80,10 @@ void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
   std::array<double, 1> flops{flops_per_step_};
   comm::all_reduce(world_.communicator(), flops);
   model_flops_ = flops[0];
-  if (measure_gemm) measure_gemm_throughput();
+  if (measure_gemm) gemm_peak_.measure();
   log_.line(parameters_text(config_, runner_.mesh()) + ", " + human_flop(flops_per_step_) +
             " a step and rank, about " + human_bytes(static_cast<double>(estimate.memory.total())) +
-            " at the peak; GEMM rate " + human_flop(gemm_throughput_) + "/s");
+            " at the peak; GEMM rate " + human_flop(gemm_peak_.value()) + "/s");
   log_.line("memory estimated: " + memory_text(estimate.memory));
   report_estimated_time(estimate);
   last_line_ = Clock::now();
@@ -88,8 +96,8 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
   step_seconds_ = recorder_.logged_step_seconds();
   const bool measured = step_seconds_ > 0;
   double seconds = step_seconds_;
-  if (!measured && gemm_throughput_ > 0)
-    seconds = estimate.executed_flops * static_cast<double>(runner_.micro_batches()) / gemm_throughput_;
+  if (!measured && gemm_peak_.value() > 0)
+    seconds = estimate.executed_flops * static_cast<double>(runner_.micro_batches()) / gemm_peak_.value();
   if (seconds <= 0 || steps <= 0) return;
   log_.line(std::string("estimated time: ") + (measured ? "" : "at least ") + human_duration(seconds) +
             " a step, " + human_duration(seconds * static_cast<double>(steps)) + " for " +
@@ -105,6 +113,7 @@ void StepLogger::log_step(const StepResult& result) {
   step_seconds_ = timers_.step_seconds();
   last_loss_ = result.loss;
   if (step == first_step_ + 1) log_.line("memory measured: " + memory_text(runner_.device().memory()));
+  gemm_peak_.reached(model_flops_ / world_.size() / step_seconds_);
   log_seconds_.add(step_seconds_, timers_), events_seconds_.add(step_seconds_, timers_);
   state.since_log.add(result.loss, result.loss_tokens, result.gradient_norm);
   state.since_events.add(result.loss, result.loss_tokens, result.gradient_norm);
@@ -114,10 +123,6 @@ void StepLogger::log_step(const StepResult& result) {
   const bool silent_long = !log_.terminal() && seconds_since(last_line_) > 30;
   const bool line_is_due = row_is_due || silent_long || step == first_step_ + 1;
   if (line_is_due || log_.terminal()) {
-    // No step is faster than its matrix products: a lower throughput was measured while the machine was busy.
-    if (gemm_throughput_ > 0 && flops_per_step_ / log_seconds_.mean() > gemm_throughput_ &&
-        gemm_measurements_++ < 3)
-      measure_gemm_throughput();
     const Throughput speed = throughput(log_seconds_);
     if (line_is_due)
       log_.line(step_text(result, speed));
@@ -142,7 +147,7 @@ Throughput StepLogger::throughput(const IntervalSeconds& seconds) const {
   result.rank_tokens_per_second = result.tokens_per_second / ranks;
   const double rank_flops = model_flops_ / ranks / result.step_seconds;
   result.rank_tflops = rank_flops / 1e12;
-  result.mfu = gemm_throughput_ > 0 ? rank_flops / gemm_throughput_ : 0;
+  result.mfu = gemm_peak_.value() > 0 ? rank_flops / gemm_peak_.value() : 0;
   return result;
 }
 

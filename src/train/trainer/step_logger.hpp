@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,8 +22,25 @@ struct Throughput {
   double tokens_per_second = 0;       // of all ranks
   double rank_tokens_per_second = 0;  // of all ranks, divided by their number
   double rank_tflops = 0;             // model TFLOP/s, divided by the number of ranks
-  // rank_tflops as a fraction of measured peak GEMM throughput; 0: not measured.
+  // rank_tflops as a fraction of the peak GEMM throughput, at most 1; 0: not measured
   double mfu = 0;
+};
+
+// The greatest GEMM throughput known of a machine, in FLOP/s, which other programs may use at the same time.
+class PeakThroughput {
+ public:
+  explicit PeakThroughput(std::function<double()> measure) : measure_(std::move(measure)) {}
+  // Four times at most in its life: the greatest measurement counts.
+  void measure();
+  // A training step reached this. No step is faster than its matrix products: a smaller peak was measured
+  // while the machine was busy. It is measured again, and is at least what the step reached.
+  void reached(double flops_per_second);
+  double value() const { return value_; }  // 0: never measured
+
+ private:
+  std::function<double()> measure_;
+  double value_ = 0;
+  int measurements_ = 0;
 };
 
 class StepLogger {
@@ -49,7 +67,6 @@ class StepLogger {
   std::optional<double> last_loss() const { return last_loss_; }
 
  private:
-  void measure_gemm_throughput();
   void report_estimated_time(const StepEstimate& estimate);
   Throughput throughput(const IntervalSeconds& seconds) const;
   std::string step_text(const StepResult& result, const Throughput& speed) const;
@@ -63,10 +80,9 @@ class StepLogger {
   RunRecorder& recorder_;
   RunLog& log_;
   int64_t total_steps_, first_step_;
-  double flops_per_step_ = 0;   // of this rank
-  double model_flops_ = 0;      // of a step, of all ranks, without recomputation
-  double gemm_throughput_ = 0;  // FLOP/s of this rank
-  int gemm_measurements_ = 0;   // after the first
+  PeakThroughput gemm_peak_;   // of this rank
+  double flops_per_step_ = 0;  // of this rank
+  double model_flops_ = 0;     // of a step, of all ranks, without recomputation
   double step_seconds_ = 0;
   std::optional<double> last_loss_;
   std::chrono::steady_clock::time_point last_line_;
