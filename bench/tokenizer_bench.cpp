@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
       return 2;
     }
     const double start = seconds();
-    const auto tokenizer = data::Tokenizer::load(argv[1]);
+    const auto tokenizer = text::Tokenizer::load(argv[1]);
     const double loaded = seconds() - start;
     const MappedFile file(argv[2]);
     const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());

@@ -64,7 +64,7 @@ if [ "$fixtures" = yes ]; then
   rm -rf "$copy"
   mkdir -p "$copy"
   git archive HEAD tests/golden tests/data tests/text tests/models tests/formats tests/parallel | tar -x -C "$copy"
-  for script in "$copy"/tests/{golden,interchange,parallel}/make_*.py; do
+  for script in "$copy"/tests/{golden,formats,parallel}/make_*.py; do
     check "fixtures: $(basename "$script")" "$python" "$script"
   done
   # Text and integers come out byte for byte; what PyTorch computed in floating point may differ in the last digits on

@@ -34,7 +34,7 @@ std::vector<config::Override> overrides_of(const std::vector<std::string>& words
 
 Config Config::resolve(const std::string& recipe, const std::vector<std::string>& overrides,
                        std::optional<int64_t> world_size) {
-  interchange::use_in_recipes();
+  formats::use_in_recipes();
   auto impl = std::make_shared<Impl>();
   impl->request.recipe = recipe;
   impl->request.overrides = overrides_of(overrides);

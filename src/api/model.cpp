@@ -116,7 +116,7 @@ bool Model::has_tokenizer() const {
 }
 
 std::vector<int32_t> Model::encode(std::string_view text) const {
-  const data::Tokenizer& tokenizer = impl_->loaded->require_tokenizer();
+  const text::Tokenizer& tokenizer = impl_->loaded->require_tokenizer();
   std::vector<int32_t> ids = tokenizer.before();
   tokenizer.encode(text, ids);
   return ids;

@@ -150,7 +150,7 @@ std::string command_text(const std::vector<std::string>& command) {
 }
 
 int run_program(const std::vector<std::string>& command) {
-  interchange::use_in_recipes();
+  formats::use_in_recipes();
   const MessageStyle style = message_style_of(command);
   try {
     const int code = run_command(command, style);

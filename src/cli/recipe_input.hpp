@@ -10,7 +10,7 @@
 #include "config/core/resolve.hpp"
 #include "config/tools/shrink.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 class Tokenizer;
 }
 
@@ -50,7 +50,7 @@ void write_new(const std::filesystem::path& path, const std::string& text);
 
 struct NamedTokenizer {
   std::string name;  // as it was given
-  std::shared_ptr<const data::Tokenizer> tokenizer;
+  std::shared_ptr<const text::Tokenizer> tokenizer;
 };
 // --tokenizer FILE, or the tokenizer of --recipe. ErrorCode::usage without either.
 NamedTokenizer tokenizer_argument(const Context& context);

@@ -10,21 +10,21 @@ namespace capstan::data {
 
 namespace {
 
-chat::Value message(const char* role, const std::string& content) {
-  chat::Map map;
-  map.set("role", chat::Value(role));
-  map.set("content", chat::Value(content));
-  return *chat::Value::map(std::move(map));
+text::chat::Value message(const char* role, const std::string& content) {
+  text::chat::Map map;
+  map.set("role", text::chat::Value(role));
+  map.set("content", text::chat::Value(content));
+  return *text::chat::Value::map(std::move(map));
 }
 
 // What follows the words of an answer; empty where the template does not let it be told.
-std::string behind_answer(const chat::ChatTemplate& chat_template, chat::Conversation conversation,
-                          const chat::RenderOptions& options) {
+std::string behind_answer(const text::chat::ChatTemplate& chat_template,
+                          text::chat::Conversation conversation, const text::chat::RenderOptions& options) {
   const std::string words = "answer";
   conversation.messages.push_back(message("assistant", words));
   try {
-    const chat::Rendered whole = chat_template.render(conversation, options);
-    const auto turns = chat::assistant_turns(
+    const text::chat::Rendered whole = chat_template.render(conversation, options);
+    const auto turns = text::chat::assistant_turns(
         chat_template, conversation, options, whole, [](size_t offset) { return offset; }, true);
     const std::string turn = whole.text.substr(turns.back().begin, turns.back().end - turns.back().begin);
     const size_t at = turn.rfind(words);
@@ -37,10 +37,10 @@ std::string behind_answer(const chat::ChatTemplate& chat_template, chat::Convers
 
 }  // namespace
 
-chat::RenderOptions chat_rendering(const Tokenizer& tokenizer, std::optional<int32_t> eod) {
-  chat::RenderOptions options;
+text::chat::RenderOptions chat_rendering(const text::Tokenizer& tokenizer, std::optional<int32_t> eod) {
+  text::chat::RenderOptions options;
   const auto name = [&](const char* variable, std::optional<int32_t> id) {
-    if (id) options.variables.set(variable, chat::Value(std::string(tokenizer.token_of(*id))));
+    if (id) options.variables.set(variable, text::chat::Value(std::string(tokenizer.token_of(*id))));
   };
   name("bos_token", tokenizer.bos());
   name("eos_token", tokenizer.eos() ? tokenizer.eos() : eod);
@@ -51,10 +51,10 @@ chat::RenderOptions chat_rendering(const Tokenizer& tokenizer, std::optional<int
   return options;
 }
 
-ChatPrompt chat_prompt(const Tokenizer& tokenizer, const chat::ChatTemplate& chat_template,
+ChatPrompt chat_prompt(const text::Tokenizer& tokenizer, const text::chat::ChatTemplate& chat_template,
                        std::optional<int32_t> eod, const std::string& system, const std::string& user) {
-  chat::RenderOptions options = chat_rendering(tokenizer, eod);
-  chat::Conversation conversation;
+  text::chat::RenderOptions options = chat_rendering(tokenizer, eod);
+  text::chat::Conversation conversation;
   if (!system.empty()) conversation.messages.push_back(message("system", system));
   conversation.messages.push_back(message("user", user));
   const std::string end = behind_answer(chat_template, conversation, options);

@@ -13,7 +13,7 @@ namespace capstan::data {
 
 // The variables of the tokenizer (bos_token, eos_token; `eod` stands in for the latter) and a clock that
 // stands still: the same text on every day.
-chat::RenderOptions chat_rendering(const Tokenizer& tokenizer, std::optional<int32_t> eod);
+text::chat::RenderOptions chat_rendering(const text::Tokenizer& tokenizer, std::optional<int32_t> eod);
 
 struct ChatPrompt {
   // What the template puts before an answer, with a generation prompt.
@@ -24,7 +24,7 @@ struct ChatPrompt {
 };
 
 // system: empty for none. ErrorCode::format where the template refuses such a conversation.
-ChatPrompt chat_prompt(const Tokenizer& tokenizer, const chat::ChatTemplate& chat_template,
+ChatPrompt chat_prompt(const text::Tokenizer& tokenizer, const text::chat::ChatTemplate& chat_template,
                        std::optional<int32_t> eod, const std::string& system, const std::string& user);
 
 }  // namespace capstan::data

@@ -43,7 +43,7 @@ const char* const kPrepareAgain =
 
 }  // namespace
 
-TokenizerRecord record_of(const Tokenizer& tokenizer, std::string name) {
+TokenizerRecord record_of(const text::Tokenizer& tokenizer, std::string name) {
   name.resize(std::min(name.size(), kMaxName));
   return {std::move(name), tokenizer.identity(), tokenizer.vocab_size()};
 }
@@ -111,7 +111,7 @@ std::optional<DatasetMeta> read_meta(const IndexedDataset& dataset) {
   return meta;
 }
 
-TokenizerCheck::TokenizerCheck(const Tokenizer* tokenizer, std::string name, int64_t model_vocab_size)
+TokenizerCheck::TokenizerCheck(const text::Tokenizer* tokenizer, std::string name, int64_t model_vocab_size)
     : tokenizer_(tokenizer),
       name_(std::move(name)),
       model_vocab_size_(model_vocab_size),

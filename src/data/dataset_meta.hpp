@@ -8,17 +8,20 @@
 #include <string>
 #include <string_view>
 
+namespace capstan::text {
+class Tokenizer;
+}
+
 namespace capstan::data {
 
 class IndexedDataset;
-class Tokenizer;
 
 struct TokenizerRecord {
   std::string name;        // as the user gave it, for messages
-  std::string identity;    // Tokenizer::identity()
-  int64_t vocab_size = 0;  // Tokenizer::vocab_size()
+  std::string identity;    // text::Tokenizer::identity()
+  int64_t vocab_size = 0;  // text::Tokenizer::vocab_size()
 };
-TokenizerRecord record_of(const Tokenizer& tokenizer, std::string name);
+TokenizerRecord record_of(const text::Tokenizer& tokenizer, std::string name);
 std::string to_text(const TokenizerRecord& record);  // "tokenizer.json" (4 096 tokens, 0123abcd)
 
 struct DatasetMeta {
@@ -40,7 +43,7 @@ std::optional<DatasetMeta> read_meta(const IndexedDataset& dataset);
 class TokenizerCheck {
  public:
   // A null tokenizer: only the size of the model's vocabulary is known (0: nothing is).
-  TokenizerCheck(const Tokenizer* tokenizer, std::string name, int64_t model_vocab_size);
+  TokenizerCheck(const text::Tokenizer* tokenizer, std::string name, int64_t model_vocab_size);
 
   // The id below which all tokens of a dataset must be; 0: not known.
   int64_t token_limit() const { return limit_; }
@@ -56,7 +59,7 @@ class TokenizerCheck {
 
  private:
   void check_vocabulary_gap(const IndexedDataset& dataset) const;
-  const Tokenizer* tokenizer_;
+  const text::Tokenizer* tokenizer_;
   std::string name_;
   int64_t model_vocab_size_, limit_;
   std::optional<TokenizerRecord> record_;

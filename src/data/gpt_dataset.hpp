@@ -34,7 +34,7 @@ struct GptDatasetOptions {
   // Of the model; a token at or above it is an error. 0: not checked (mock: required).
   int64_t vocab_size = 0;
   // Null: none. Every dataset must have been prepared with it (TokenizerCheck); the name is for messages.
-  const Tokenizer* tokenizer = nullptr;
+  const text::Tokenizer* tokenizer = nullptr;
   std::string tokenizer_name;
   uint64_t seed = 1234;
   std::array<Wanted, 3> wanted = {Wanted::yes, Wanted::yes, Wanted::yes};

@@ -38,7 +38,7 @@ struct InspectOptions {
   int64_t sample_tokens = 32;  // of each
   bool scan_tokens = false;    // read every token: finds the largest one
   // Decodes the samples; null: they stay ids. The data must have been prepared with it (TokenizerCheck).
-  const Tokenizer* tokenizer = nullptr;
+  const text::Tokenizer* tokenizer = nullptr;
   std::string tokenizer_name;
 };
 

@@ -264,7 +264,7 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
   return result;
 }
 
-PrepareResult prepare(PrepareOptions options, const Tokenizer& tokenizer, const std::string& name,
+PrepareResult prepare(PrepareOptions options, const text::Tokenizer& tokenizer, const std::string& name,
                       ThreadPool& pool) {
   options.tokenizer = record_of(tokenizer, name);
   options.vocab_size = tokenizer.vocab_size();

@@ -70,7 +70,7 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
 // The same with a tokenizer: sets `tokenizer` (recorded under `name`) and `vocab_size` of the options. The
 // appended end-of-document token is `eod` of the options, else the tokenizer's own (ErrorCode::usage where it
 // has none).
-PrepareResult prepare(PrepareOptions options, const Tokenizer& tokenizer, const std::string& name,
+PrepareResult prepare(PrepareOptions options, const text::Tokenizer& tokenizer, const std::string& name,
                       ThreadPool& pool);
 
 }  // namespace capstan::data

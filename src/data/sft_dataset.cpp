@@ -50,10 +50,10 @@ bool has_empty_answer(const SftRecord& record) {
   const auto& dialogue = std::get<SftDialogue>(record.what);
   const auto& messages = dialogue.conversation.messages;
   for (size_t i = 0; i < messages.size(); ++i) {
-    const chat::Map* message = messages[i].map();
-    const chat::Value* role = message ? message->find("role") : nullptr;
+    const text::chat::Map* message = messages[i].map();
+    const text::chat::Value* role = message ? message->find("role") : nullptr;
     if (!role || !role->text() || *role->text() != "assistant" || !dialogue.learned[i]) continue;
-    const chat::Value *content = message->find("content"), *calls = message->find("tool_calls");
+    const text::chat::Value *content = message->find("content"), *calls = message->find("tool_calls");
     const bool blank = !content || content->is_none() || (content->text() && trim(*content->text()).empty());
     if (blank && (!calls || calls->is_none())) return true;
   }

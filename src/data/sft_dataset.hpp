@@ -40,8 +40,9 @@ struct SftOptions {
   OnBadLine on_bad_line = OnBadLine::fail;
   InputLimits limits;
   int64_t max_record_bytes = int64_t{256} << 20;
-  const Tokenizer* tokenizer = nullptr;
-  std::shared_ptr<const chat::ChatTemplate> chat_template;  // null: the tokenizer's own, where it has one
+  const text::Tokenizer* tokenizer = nullptr;
+  std::shared_ptr<const text::chat::ChatTemplate>
+      chat_template;  // null: the tokenizer's own, where it has one
   std::optional<int32_t> eod;
   int threads = 0;  // 0: the cores of this process
 };

@@ -14,13 +14,13 @@ namespace {
 
 using Spans = std::vector<std::pair<size_t, size_t>>;  // bytes [first, second) of a text, in order
 
-Encoding tokenize(const Tokenizer& tokenizer, std::string_view text) {
+text::Encoding tokenize(const text::Tokenizer& tokenizer, std::string_view text) {
   return tokenizer.encode_with_places(text, {.trim_places = false});
 }
 
-EncodedSample with_spans(Encoding tokens, const Spans& spans) {
+EncodedSample with_spans(text::Encoding tokens, const Spans& spans) {
   EncodedSample sample;
-  for (const Place& place : tokens.places) {
+  for (const text::Place& place : tokens.places) {
     const auto span = std::upper_bound(spans.begin(), spans.end(), place.begin,
                                        [](size_t at, const auto& one) { return at < one.second; });
     sample.learned.push_back(span != spans.end() && span->first < place.end);
@@ -31,14 +31,15 @@ EncodedSample with_spans(Encoding tokens, const Spans& spans) {
 
 }  // namespace
 
-SftEncoder::SftEncoder(const Tokenizer& tokenizer, std::shared_ptr<const chat::ChatTemplate> chat_template,
-                       SftLoss loss, std::optional<int32_t> eod)
+SftEncoder::SftEncoder(const text::Tokenizer& tokenizer,
+                       std::shared_ptr<const text::chat::ChatTemplate> chat_template, SftLoss loss,
+                       std::optional<int32_t> eod)
     : tokenizer_(tokenizer),
       template_(std::move(chat_template)),
       render_(chat_rendering(tokenizer, eod)),
       loss_(loss),
       eod_(eod) {
-  if (!template_) alpaca_ = chat::ChatTemplate::load("alpaca");
+  if (!template_) alpaca_ = text::chat::ChatTemplate::load("alpaca");
 }
 
 EncodedSample SftEncoder::encode(const SftRecord& record) const {
@@ -64,49 +65,51 @@ EncodedSample SftEncoder::encode_dialogue(const SftDialogue& dialogue, SftFormat
   if (!template_ && format != SftFormat::alpaca)
     fail(ErrorCode::config, "conversations need a chat template, and the tokenizer comes without one",
          "tokenizer.chat_template=chatml, another known template, or a .jinja file");
-  const chat::Rendered whole = chat_template->render(dialogue.conversation, render_);
-  Encoding tokens = tokenize(tokenizer_, whole.text);
+  const text::chat::Rendered whole = chat_template->render(dialogue.conversation, render_);
+  text::Encoding tokens = tokenize(tokenizer_, whole.text);
   Spans spans;
   if (loss_ == SftLoss::all) {
     spans.emplace_back(0, whole.text.size());
   } else {
     const auto boundary = [&](size_t offset) {
       const auto next = std::upper_bound(tokens.places.begin(), tokens.places.end(), offset,
-                                         [](size_t at, const Place& place) { return at < place.end; });
+                                         [](size_t at, const text::Place& place) { return at < place.end; });
       return next == tokens.places.begin() ? 0 : (next - 1)->end;
     };
-    for (const chat::AssistantTurn& turn : chat::assistant_turns(
+    for (const text::chat::AssistantTurn& turn : text::chat::assistant_turns(
              *chat_template, dialogue.conversation, render_, whole, boundary, loss_ == SftLoss::last_turn))
       if (dialogue.learned[turn.message]) spans.emplace_back(turn.begin, turn.end);
   }
   return with_spans(std::move(tokens), spans);
 }
 
-std::shared_ptr<const chat::ChatTemplate> own_chat_template(const Tokenizer& tokenizer) {
-  const auto file = [&](const char* name) -> const TokenizerFile* {
-    for (const TokenizerFile& one : tokenizer.files())
+std::shared_ptr<const text::chat::ChatTemplate> own_chat_template(const text::Tokenizer& tokenizer) {
+  const auto file = [&](const char* name) -> const text::TokenizerFile* {
+    for (const text::TokenizerFile& one : tokenizer.files())
       if (one.name == name) return &one;
     return nullptr;
   };
-  const auto place = [](const TokenizerFile& of) { return of.path.empty() ? of.name : of.path.string(); };
-  const auto content = [](const TokenizerFile& of, uint64_t most) {
+  const auto place = [](const text::TokenizerFile& of) {
+    return of.path.empty() ? of.name : of.path.string();
+  };
+  const auto content = [](const text::TokenizerFile& of, uint64_t most) {
     return of.path.empty() ? of.text : read_file(of.path, most);
   };
   if (const auto* own = file("chat_template.jinja"))
-    return chat::ChatTemplate::parse(place(*own), content(*own, chat::Source::kMaxBytes));
+    return text::chat::ChatTemplate::parse(place(*own), content(*own, text::chat::Source::kMaxBytes));
   const auto* config = file("tokenizer_config.json");
   if (!config) return nullptr;
   const std::string name = place(*config) + ": chat_template";
   const auto json = nlohmann::json::parse(content(*config, uint64_t{64} << 20), nullptr, false);
   if (!json.is_object() || !json.contains("chat_template")) return nullptr;
   const auto& value = json["chat_template"];
-  if (value.is_string()) return chat::ChatTemplate::parse(name, value.get_ref<const std::string&>());
+  if (value.is_string()) return text::chat::ChatTemplate::parse(name, value.get_ref<const std::string&>());
   // Several, by name.
   if (value.is_array())
     for (const auto& one : value)
       if (one.is_object() && one.value("name", nlohmann::json()) == "default" &&
           one.value("template", nlohmann::json()).is_string())
-        return chat::ChatTemplate::parse(name, one["template"].get_ref<const std::string&>());
+        return text::chat::ChatTemplate::parse(name, one["template"].get_ref<const std::string&>());
   if (value.is_null()) return nullptr;
   fail(ErrorCode::format, name + " is neither a text nor a list with one named `default`",
        "tokenizer.chat_template names another one");

@@ -26,7 +26,7 @@ class SftEncoder {
  public:
   // The template of conversations (null: they are an error that says so), and the token that ends texts and
   // completions (nullopt: likewise). The tokenizer outlives the encoder.
-  SftEncoder(const Tokenizer& tokenizer, std::shared_ptr<const chat::ChatTemplate> chat_template,
+  SftEncoder(const text::Tokenizer& tokenizer, std::shared_ptr<const text::chat::ChatTemplate> chat_template,
              SftLoss loss, std::optional<int32_t> eod);
 
   // A conversation becomes its template's text, whole, then tokens: those that the template names are
@@ -38,15 +38,15 @@ class SftEncoder {
   EncodedSample encode_dialogue(const SftDialogue& dialogue, SftFormat format) const;
   EncodedSample encode_text(const SftText& text) const;
 
-  const Tokenizer& tokenizer_;
-  std::shared_ptr<const chat::ChatTemplate> template_, alpaca_;
-  chat::RenderOptions render_;
+  const text::Tokenizer& tokenizer_;
+  std::shared_ptr<const text::chat::ChatTemplate> template_, alpaca_;
+  text::chat::RenderOptions render_;
   SftLoss loss_;
   std::optional<int32_t> eod_;
 };
 
 // The template that comes with a tokenizer: chat_template.jinja, or what its tokenizer_config.json says.
 // Null: none.
-std::shared_ptr<const chat::ChatTemplate> own_chat_template(const Tokenizer& tokenizer);
+std::shared_ptr<const text::chat::ChatTemplate> own_chat_template(const text::Tokenizer& tokenizer);
 
 }  // namespace capstan::data

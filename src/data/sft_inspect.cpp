@@ -15,7 +15,7 @@ bool is_learned(uint32_t token) {
   return (token & SftSamples::kLearned) != 0;
 }
 
-SftReport::Document document_of(const SftDataset& dataset, const Tokenizer& tokenizer, int64_t sample,
+SftReport::Document document_of(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t sample,
                                 int64_t begin, int64_t& tokens_left) {
   const auto all = dataset.tokens(sample);
   SftReport::Document document;
@@ -60,7 +60,8 @@ std::string harmless(std::string_view text) {
 
 }  // namespace
 
-SftReport inspect_sft(const SftDataset& dataset, const Tokenizer& tokenizer, int64_t rows, int64_t tokens) {
+SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t rows,
+                      int64_t tokens) {
   SftReport report;
   report.summary = dataset.summary();
   report.counts = dataset.counts();

@@ -36,7 +36,8 @@ struct SftReport {
 
 // `rows` rows, spread over the first epoch, with up to `tokens` tokens of each. Where an epoch has fewer
 // rows, so many documents, with up to `tokens` tokens of each.
-SftReport inspect_sft(const SftDataset& dataset, const Tokenizer& tokenizer, int64_t rows, int64_t tokens);
+SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t rows,
+                      int64_t tokens);
 
 // What is learned is green, or without colours between ⟦ and ⟧; control characters are shown, not sent.
 std::string to_text_report(const SftReport& report, bool color);

@@ -11,11 +11,11 @@
 
 namespace capstan::data {
 
-using chat::List;
-using chat::Map;
-using chat::Value;
 using simdjson::dom::element;
 using simdjson::dom::element_type;
+using text::chat::List;
+using text::chat::Map;
+using text::chat::Value;
 
 namespace {
 
@@ -63,7 +63,7 @@ Value value_of(element json, int depth = 0) {
     case element_type::BOOL:
       return Value(as<bool>(json));
     default:
-      return Value(chat::None{});
+      return Value(text::chat::None{});
   }
 }
 

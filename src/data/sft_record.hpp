@@ -26,7 +26,7 @@ enum class SftFormat : uint8_t { automatic, messages, sharegpt, alpaca, prompt_c
 std::string_view name_of(SftFormat format);
 
 struct SftDialogue {
-  chat::Conversation conversation;
+  text::chat::Conversation conversation;
   std::vector<bool> learned;  // of each message: false where the record takes it out
 };
 struct SftText {

@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 using nlohmann::json;
 
@@ -185,4 +185,4 @@ void ConfigJson::finish() {
        "a key that changes no number can be removed from the file");
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 class ConfigJson {
  public:
@@ -50,4 +50,4 @@ class ConfigJson {
   std::vector<std::string> problems_;
 };
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -16,7 +16,7 @@
 #include "formats/model_section.hpp"
 #include "formats/new_directory.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 namespace fs = std::filesystem;
 using checkpoint::SafetensorsTensor;
@@ -261,4 +261,4 @@ Written write_hf(const Exported& from, const fs::path& to, const HfOptions& opti
   return written;
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -14,7 +14,7 @@
 #include "formats/external_model.hpp"
 #include "formats/parameter_table.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 // Tokenizer and auxiliary files: name and content.
 using Assets = std::vector<std::pair<std::string, std::string>>;
@@ -70,4 +70,4 @@ Written write_hf(const Exported& from, const std::filesystem::path& to, const Hf
 enum class GgufType : uint8_t { f32, f16, bf16, q8_0 };
 Written write_gguf(const Exported& from, const std::filesystem::path& to, GgufType type);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -13,7 +13,7 @@
 #include "formats/formats.hpp"
 #include "formats/model_section.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 namespace fs = std::filesystem;
 
@@ -108,4 +108,4 @@ void use_in_recipes() {
   config::read_external_models_with(model_preset);
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

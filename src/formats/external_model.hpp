@@ -16,7 +16,7 @@
 #include "config/sections/model.hpp"
 #include "formats/parameter_table.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 bool is_external(std::string_view name);  // begins with hf: or gguf:
 // The path without its scheme, absolute.
@@ -77,4 +77,4 @@ config::Resolution resolve_recipe(const ExternalModel& model, config::Request re
 // Registers `model: hf:DIR` and `model: gguf:FILE` for all recipes.
 void use_in_recipes();
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -13,7 +13,7 @@
 #include "formats/config_json.hpp"
 #include "formats/parameter_table.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 struct Family {
   const char* model_type;    // of config.json
@@ -75,4 +75,4 @@ const char* activation_name(const config::ModelConfig& model);  // "silu", "gelu
 
 TensorNames llama_names();
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

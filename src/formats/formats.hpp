@@ -7,9 +7,9 @@
 
 #include "formats/external_model.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 std::unique_ptr<ExternalModel> open_hf(const std::string& name, const std::filesystem::path& directory);
 std::unique_ptr<ExternalModel> open_gguf(const std::string& name, const std::filesystem::path& file);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -11,7 +11,7 @@
 #include "config/sections/rotary.hpp"
 #include "formats/model_section.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 using config::Activation;
 using config::ModelConfig;
@@ -359,4 +359,4 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   return plan;
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -10,7 +10,7 @@
 #include "formats/gguf_file.hpp"
 #include "formats/parameter_table.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 inline constexpr std::string_view kRopeFactors = "rope_freqs.weight";
 
@@ -37,4 +37,4 @@ GgufPlan plan_gguf(const config::ModelConfig& model);
 // The wavelength factors of Llama 3.1's RoPE scaling, one per pair.
 std::vector<float> llama3_factors(const config::ModelConfig& model);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -12,7 +12,7 @@
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 using Kind = GgufValue::Kind;
 
@@ -398,4 +398,4 @@ GgufValue gguf_text(std::string value) {
   return v;
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -13,7 +13,7 @@
 #include "checkpoint/tensor_source.hpp"
 #include "formats/gguf_quants.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 // A value of the metadata; arrays hold one of the three lists.
 struct GgufValue {
@@ -80,4 +80,4 @@ GgufValue gguf_real(double value);      // as f32
 GgufValue gguf_boolean(bool value);
 GgufValue gguf_text(std::string value);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -12,7 +12,7 @@
 #include "formats/hf_directory.hpp"
 #include "formats/new_directory.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 namespace fs = std::filesystem;
 
@@ -177,4 +177,4 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
   return written;
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -10,7 +10,7 @@
 #include "tensor/dtype.hpp"
 #include "tensor/half.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 namespace {
 
@@ -206,4 +206,4 @@ void quantize(const GgmlType& type, std::span<const float> values, std::vector<s
   }
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 struct GgmlType {
   uint32_t id;
@@ -28,4 +28,4 @@ void dequantize(const GgmlType& type, std::span<const std::byte> blocks, std::sp
 // Q8_0 also NaN and infinities.
 void quantize(const GgmlType& type, std::span<const float> values, std::vector<std::byte>& out);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

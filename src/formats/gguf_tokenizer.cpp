@@ -8,7 +8,7 @@
 #include "base/text.hpp"
 #include "formats/gguf_vocabulary.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -248,4 +248,4 @@ std::string generation_config_of(const GgufMetadata& metadata) {
   return settings.dump(2) + "\n";
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -9,7 +9,7 @@
 
 #include "formats/gguf_file.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 // The text of a tokenizer.json; empty where the file has no tokenizer. ErrorCode::format for metadata of
 // other types; ::unsupported for kinds that are not read, by name.
@@ -31,4 +31,4 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
 std::vector<std::pair<std::string, GgufValue>> gguf_sentencepiece(
     const std::vector<std::pair<std::string, std::string>>& files, int64_t rows);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -15,7 +15,7 @@
 #include "text/tokenizer/sentencepiece_model.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 using checkpoint::JsonView;
 using nlohmann::json;
@@ -228,51 +228,51 @@ void add_settings(Entries& entries, const json& settings_json, std::string_view 
   std::string chat = chat_template;
   if (const json& own = settings.value("chat_template"); chat.empty() && own.is_string()) chat = own;
   if (!chat.empty())
-    entries.emplace_back("tokenizer.chat_template", gguf_text(data::chat::without_generation_tags(chat)));
+    entries.emplace_back("tokenizer.chat_template", gguf_text(text::chat::without_generation_tags(chat)));
 }
 
 // ---- a SentencePiece model ----
 
 // Refuses what llama.cpp's `llama` tokenizer does not support.
-void check_sentencepiece(const data::SentencePieceModel& model) {
+void check_sentencepiece(const text::SentencePieceModel& model) {
   const auto refuse = [](const std::string& what) { unsupported(what, kSentencePieceFile); };
-  if (model.algorithm != data::SentencePieceModel::Algorithm::bpe) refuse("a model of the type Unigram");
+  if (model.algorithm != text::SentencePieceModel::Algorithm::bpe) refuse("a model of the type Unigram");
   if (!model.byte_fallback) refuse("a vocabulary without bytes (trainer_spec.byte_fallback is false)");
-  const data::SentencePieceNormalizer& normalizer = model.normalizer;
+  const text::SentencePieceNormalizer& normalizer = model.normalizer;
   if (normalizer.charsmap) refuse("normalizer_spec.precompiled_charsmap, which changes characters");
   if (normalizer.remove_extra_spaces) refuse("normalizer_spec.remove_extra_whitespaces");
   if (!normalizer.escape_spaces) refuse("normalizer_spec.escape_whitespaces is false");
   if (normalizer.space_as_suffix) refuse("trainer_spec.treat_whitespace_as_suffix");
   std::unordered_set<std::string_view> joins;
   for (const auto& piece : model.pieces)
-    if (piece.kind != data::PieceKind::control && piece.kind != data::PieceKind::unknown &&
-        piece.kind != data::PieceKind::byte)
+    if (piece.kind != text::PieceKind::control && piece.kind != text::PieceKind::unknown &&
+        piece.kind != text::PieceKind::byte)
       joins.insert(piece.text);
   for (const auto& piece : model.pieces) {
     // SentencePiece splits such a piece again.
-    if (piece.kind == data::PieceKind::unused)
+    if (piece.kind == text::PieceKind::unused)
       for (size_t cut = 1; cut < piece.text.size(); ++cut)
         if (joins.count(piece.text.substr(0, cut)) && joins.count(piece.text.substr(cut)))
           refuse("the unused piece " + capstan::quoted(piece.text) + " is made of two others");
     // Looked for before blanks are ▁.
-    if (piece.kind == data::PieceKind::user_defined && piece.text.find(kBlank) != std::string_view::npos)
+    if (piece.kind == text::PieceKind::user_defined && piece.text.find(kBlank) != std::string_view::npos)
       refuse("the user-defined piece " + capstan::quoted(piece.text) + " holds a blank");
   }
 }
 
-int64_t type_of(data::PieceKind kind) {
+int64_t type_of(text::PieceKind kind) {
   switch (kind) {
-    case data::PieceKind::ordinary:
+    case text::PieceKind::ordinary:
       return kNormal;
-    case data::PieceKind::unknown:
+    case text::PieceKind::unknown:
       return kUnknown;
-    case data::PieceKind::control:
+    case text::PieceKind::control:
       return kControl;
-    case data::PieceKind::user_defined:
+    case text::PieceKind::user_defined:
       return kUser;
-    case data::PieceKind::unused:
+    case text::PieceKind::unused:
       return kUnused;
-    case data::PieceKind::byte:
+    case text::PieceKind::byte:
       return kByte;
   }
   return kNormal;
@@ -384,8 +384,8 @@ std::vector<std::pair<std::string, GgufValue>> gguf_sentencepiece(
         std::find_if(files.begin(), files.end(), [&](const auto& file) { return file.first == name; });
     return found == files.end() ? std::string_view() : found->second;
   };
-  const data::SentencePieceModel model =
-      data::read_sentencepiece_model(text(kSentencePieceFile), kSentencePieceFile);
+  const text::SentencePieceModel model =
+      text::read_sentencepiece_model(text(kSentencePieceFile), kSentencePieceFile);
   check_sentencepiece(model);
   TokenList list(rows, kSentencePieceFile);
   double lowest = 0;
@@ -400,13 +400,13 @@ std::vector<std::pair<std::string, GgufValue>> gguf_sentencepiece(
   for (size_t i = 0; i < model.pieces.size(); ++i) scores.reals[i] = model.pieces[i].score;
 
   const json settings = settings_in(text(kConfig));
-  const auto tokenizer = data::Tokenizer::from_texts(files, "the model");
+  const auto tokenizer = text::Tokenizer::from_texts(files, "the model");
   if (const json added = settings.value("added_tokens_decoder", json()); added.is_object())
     for (const auto& [id, flags] : added.items()) {
       const int64_t row = parse_int(id).value_or(-1);
       if (row < 0 || !flags.is_object()) continue;  // the tokenizer has refused it already
       const bool unknown = row < static_cast<int64_t>(model.pieces.size()) &&
-                           model.pieces[static_cast<size_t>(row)].kind == data::PieceKind::unknown;
+                           model.pieces[static_cast<size_t>(row)].kind == text::PieceKind::unknown;
       list.put(std::string(tokenizer->token_of(static_cast<int32_t>(row))), row,
                unknown                         ? kUnknown
                : flags.value("special", false) ? kControl
@@ -430,4 +430,4 @@ std::vector<std::pair<std::string, GgufValue>> gguf_sentencepiece(
   return result;
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

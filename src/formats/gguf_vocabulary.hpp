@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 // Values of tokenizer.ggml.token_type.
 inline constexpr int64_t kNormal = 1, kUnknown = 2, kControl = 3, kUser = 4, kUnused = 5, kByte = 6;
@@ -32,4 +32,4 @@ inline constexpr std::array kPreTokenizers = {
 
 inline constexpr std::string_view kBlank = "\u2581";  // SentencePiece's replacement for a space
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -9,7 +9,7 @@
 #include "formats/family.hpp"
 #include "formats/model_section.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 using config::ModelConfig;
 using nlohmann::json;
@@ -94,4 +94,4 @@ std::string with_dtype(const std::string& text, DType dtype) {
   return changed ? parsed.dump(2) + "\n" : text;
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -7,7 +7,7 @@
 #include "config/sections/model.hpp"
 #include "tensor/dtype.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 struct Family;
 
@@ -31,4 +31,4 @@ HfConfig write_hf_config(const config::ModelConfig& model, DType dtype);
 // `text` with its dtype entry set to the type of the weights.
 std::string with_dtype(const std::string& text, DType dtype);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

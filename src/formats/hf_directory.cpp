@@ -11,7 +11,7 @@
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/strict_json.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 namespace fs = std::filesystem;
 using checkpoint::SafetensorsFile;
@@ -199,4 +199,4 @@ void HfDirectory::read(std::string_view name, DType dtype, const Region& wanted,
   tensor.file->copy_region(*tensor.entry, wanted, full_region(tensor.shape), wanted, out.data(), dtype);
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

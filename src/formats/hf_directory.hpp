@@ -12,7 +12,7 @@
 #include "checkpoint/safetensors.hpp"
 #include "checkpoint/tensor_source.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 inline constexpr std::string_view kConfigFile = "config.json";
 inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
@@ -60,4 +60,4 @@ class HfDirectory final : public checkpoint::MapSource<HfTensor> {
 // The index of sharded weights: tensor → file. Names of files are plain and end in .safetensors.
 std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -8,7 +8,7 @@
 #include "formats/hf_config.hpp"
 #include "formats/hf_directory.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 namespace {
 
@@ -77,4 +77,4 @@ std::unique_ptr<ExternalModel> open_hf(const std::string& name, const std::files
   return std::make_unique<HfModelFiles>(name, directory);
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

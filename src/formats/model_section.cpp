@@ -8,7 +8,7 @@
 #include "config/core/field.hpp"
 #include "config/tools/emit.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 using config::FieldInfo;
 using config::ModelConfig;
@@ -119,4 +119,4 @@ std::string section_text(const ModelConfig& model) {
   return text;
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

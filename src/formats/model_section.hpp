@@ -6,7 +6,7 @@
 
 #include "config/sections/model.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 // Sets the fields that the configuration engine derives from the section alone.
 void fill_in(config::ModelConfig& model);
@@ -22,4 +22,4 @@ std::vector<Difference> differences(const config::ModelConfig& first, const conf
 // A line `field: value` for each field that is neither at its default nor derived.
 std::string section_text(const config::ModelConfig& model);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "base/missing.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 namespace fs = std::filesystem;
 
@@ -51,4 +51,4 @@ void NewDirectory::appear(const fs::path& made) {
   files_.sync_directory(target_.parent_path());
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

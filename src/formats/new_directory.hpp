@@ -6,7 +6,7 @@
 
 #include "checkpoint/file_system.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 class NewDirectory {
  public:
@@ -31,4 +31,4 @@ class NewDirectory {
 // Refuses a target that exists or whose parent does not: ErrorCode::usage, ::not_found.
 void require_new(const std::filesystem::path& target);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

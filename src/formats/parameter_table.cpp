@@ -5,7 +5,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 namespace {
 
@@ -166,4 +166,4 @@ ArrangementTable parameter_table(const ModelConfig& model, const TensorNames& na
   return Builder(model, names).build();
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -9,7 +9,7 @@
 #include "config/sections/model.hpp"
 #include "formats/rearranged.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 // Names in the file, without ".weight" and ".bias"; empty: the file has no such tensor. Names from input_norm
 // on follow `layer`, whose `{}` is the layer index. post_* norms follow attention and the MLP, before the
@@ -33,4 +33,4 @@ struct TensorNames {
 // model: with its derived values. Files have no padding rows of the vocabulary.
 ArrangementTable parameter_table(const config::ModelConfig& model, const TensorNames& names);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -17,7 +17,7 @@
 #include "formats/hf_directory.hpp"
 #include "formats/new_directory.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -305,4 +305,4 @@ void write_peft(const fs::path& directory, const PeftAdapter& adapter) {
   made.appear(made.path());
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 struct PeftConfig {
   std::string base_model;  // base_model_name_or_path
@@ -58,4 +58,4 @@ PeftAdapter read_peft(const std::filesystem::path& directory);
 // Writes a new directory. The modules' scales must agree with the configuration.
 void write_peft(const std::filesystem::path& directory, const PeftAdapter& adapter);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

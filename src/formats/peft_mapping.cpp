@@ -9,7 +9,7 @@
 #include "base/text.hpp"
 #include "config/sections/adapter_targets.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 using config::ModelConfig;
 
@@ -382,4 +382,4 @@ AdapterSet read_adapters(checkpoint::TensorSource& tensors, const config::PeftCo
   return result;
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -21,7 +21,7 @@
 #include "formats/parameter_table.hpp"
 #include "formats/peft_adapter.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 // Adapters of a Capstan model, with the rank and scale of `peft`, named by the layers' paths.
 struct AdapterSet {
@@ -49,4 +49,4 @@ std::unique_ptr<checkpoint::TensorSource> adapter_tensors(std::vector<AdapterMod
 AdapterSet read_adapters(checkpoint::TensorSource& tensors, const config::PeftConfig& peft,
                          const config::ModelConfig& model);
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

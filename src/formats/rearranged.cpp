@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 using checkpoint::TensorInfo;
 
@@ -146,4 +146,4 @@ void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const R
   }
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

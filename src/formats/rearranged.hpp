@@ -9,7 +9,7 @@
 
 #include "checkpoint/tensor_source.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 // The slices [begin, begin + count) of the target are slices of the source, in their order.
 struct Run {
@@ -53,4 +53,4 @@ class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
   std::vector<std::byte> slice_;  // buffer of a slice to transpose
 };
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

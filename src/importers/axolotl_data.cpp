@@ -8,7 +8,7 @@
 #include "importers/format_readers.hpp"
 #include "importers/reasons.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -218,4 +218,4 @@ void read_axolotl_data(Reader& r) {
   validation(r);
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -7,7 +7,7 @@
 #include "importers/format_readers.hpp"
 #include "importers/reasons.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -669,4 +669,4 @@ void read_bridge(Draft& draft, const Node& root) {
                  "the minimum for one replica; the file does not give the number of ranks");
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -4,7 +4,7 @@
 #include "base/checked.hpp"
 #include "importers/format_readers.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -363,4 +363,4 @@ void read_deepspeed(Draft& draft, const Node& root) {
   reader.account();
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

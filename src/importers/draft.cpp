@@ -8,7 +8,7 @@
 #include "config/core/convert.hpp"
 #include "config/tools/emit.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -286,4 +286,4 @@ std::vector<Left> Draft::left() const {
   return result;
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -10,7 +10,7 @@
 #include "config/core/tree.hpp"
 #include "importers/import.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 // A key of the file, for comments and lists.
 struct From {
@@ -85,4 +85,4 @@ class Draft {
 // One line, no more than `most` characters.
 std::string shown(const config::Node& node, size_t most = 60);
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

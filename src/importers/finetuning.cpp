@@ -7,7 +7,7 @@
 
 #include "base/text.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -154,4 +154,4 @@ std::string split_with(double share) {
   return std::to_string((kWhole - part) / divisor) + "," + std::to_string(part / divisor) + ",0";
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

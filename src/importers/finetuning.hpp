@@ -8,7 +8,7 @@
 
 #include "importers/rule.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 // A path of some machine, not a name on a hub.
 bool is_path(std::string_view name);
@@ -41,4 +41,4 @@ void sample_files(Draft& draft, std::string_view field_path, const std::vector<s
 // A part of the samples set aside for validation: 0.05 is 19 of 20.
 std::string split_with(double share);
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -8,7 +8,7 @@
 
 #include "importers/rule.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 void read_megatron(Draft& draft, const config::Source& script,
                    const std::map<std::string, std::string>& variables);
@@ -35,4 +35,4 @@ struct MegatronLaunch {
 // Settings that follow from several options (megatron_finish.cpp).
 void finish_megatron(Reader& reader, const MegatronLaunch& launch);
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

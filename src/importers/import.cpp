@@ -12,7 +12,7 @@
 #include "importers/draft.hpp"
 #include "importers/format_readers.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -229,7 +229,7 @@ void read(Format format, Draft& draft, const std::vector<config::Source>& source
 
 }  // namespace
 
-std::span<const FormatInfo> formats() {
+std::span<const FormatInfo> known_formats() {
   return kFormats;
 }
 
@@ -316,4 +316,4 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   return result;
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -12,7 +12,7 @@
 
 #include "config/core/resolve.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 enum class Format : uint8_t { megatron, deepspeed, bridge, torchtune, axolotl, training_arguments };
 
@@ -25,7 +25,7 @@ struct FormatInfo {
   // What such a file looks like, for people.
   std::string_view recognized;
 };
-std::span<const FormatInfo> formats();
+std::span<const FormatInfo> known_formats();
 const FormatInfo& info_of(Format format);
 
 // Why something of theirs is not in the recipe.
@@ -99,4 +99,4 @@ struct Imported {
 // Throws ErrorCode::format for text that is malformed, too large, or of no known format.
 Imported import_recipe(std::string text, const std::string& file_name, const Options& options = {});
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

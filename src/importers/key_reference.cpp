@@ -7,7 +7,7 @@
 #include "base/text.hpp"
 #include "importers/format_readers.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 namespace {
 
@@ -147,4 +147,4 @@ std::string coming_from_page() {
   return text;
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

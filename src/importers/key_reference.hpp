@@ -8,7 +8,7 @@
 
 #include "importers/import.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 struct KeyReference {
   // As the other trainer spells it; a last `*` stands for any rest.
@@ -31,4 +31,4 @@ std::vector<KeyReference> key_reference(Format format);
 // docs/coming-from.md, in full.
 std::string coming_from_page();
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -5,7 +5,7 @@
 #include "base/text.hpp"
 #include "config/core/library.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 namespace {
 
@@ -171,4 +171,4 @@ int64_t vocabulary_of_preset(const std::string& preset) {
   return 0;
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

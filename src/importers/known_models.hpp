@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 // "meta-llama/Llama-3.1-8B-Instruct", "NousResearch/Meta-Llama-3-8B" → the preset of configs/model; nullopt:
 // none.
@@ -19,4 +19,4 @@ std::optional<int64_t> positions_of_chat_model(std::string_view name);
 
 int64_t vocabulary_of_preset(const std::string& preset);  // 0: there is no such preset
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

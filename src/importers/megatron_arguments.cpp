@@ -12,7 +12,7 @@
 #include "importers/reasons.hpp"
 #include "importers/shell_words.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -635,4 +635,4 @@ void read_megatron(Draft& draft, const config::Source& source,
   finish_megatron(reader, launch);
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -7,7 +7,7 @@
 #include "importers/known_models.hpp"
 #include "importers/reasons.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -284,4 +284,4 @@ void finish_megatron(Reader& r, const MegatronLaunch& launch) {
   r.account();
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 inline constexpr std::string_view kCheckpoint =
     "a checkpoint of another trainer; the model as Hugging Face has it is read: "
@@ -20,4 +20,4 @@ inline constexpr std::string_view kService =
     "a service; metrics.jsonl and TensorBoard events are what a run writes";
 inline constexpr std::string_view kStore = "checkpoints have one format here, sharded and saved in parallel";
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

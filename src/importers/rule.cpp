@@ -5,7 +5,7 @@
 #include "base/text.hpp"
 #include "config/core/convert.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -226,4 +226,4 @@ std::optional<bool> Reader::boolean(std::string_view key) const {
   return on;
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -10,7 +10,7 @@
 
 #include "importers/draft.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 class Reader;
 
@@ -125,4 +125,4 @@ class Reader {
 bool is_off(const config::Node& node);             // null, false, "", [], {}
 std::optional<bool> truth(std::string_view text);  // true/false and their relatives
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -2,7 +2,7 @@
 
 #include "base/text.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 namespace {
 
@@ -138,4 +138,4 @@ void length_in_epochs(Reader& reader, std::string_view epochs, const DefaultEpoc
   draft.assume("train.train_iters", "1000", "to fill in: the file does not give the length of the run");
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -7,7 +7,7 @@
 
 #include "importers/rule.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 // The schedule `type` that `key` of the document names.
 void transformers_schedule(Reader& reader, std::string_view key, const std::string& type);
@@ -27,4 +27,4 @@ void transformers_length(Reader& reader, std::string_view epochs, const DefaultE
 // steps to fill in.
 void length_in_epochs(Reader& reader, std::string_view epochs, const DefaultEpochs& otherwise);
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -8,7 +8,7 @@
 
 #include "base/text.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 namespace {
 
@@ -81,4 +81,4 @@ Truth matches(const ShellWord& word, const ShellWord& pattern) {
   return of(::fnmatch(pattern.text.c_str(), word.text.c_str(), 0) == 0);
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

@@ -8,7 +8,7 @@
 
 #include "importers/shell_words.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 enum class Truth : uint8_t { no, unknown, yes };
 
@@ -24,4 +24,4 @@ bool is_test(const ShellCommand& command);  // one of these
 // Whether a word matches a pattern of `case`.
 Truth matches(const ShellWord& word, const ShellWord& pattern);
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

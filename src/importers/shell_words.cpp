@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "importers/shell_condition.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 namespace {
 
@@ -737,4 +737,4 @@ ShellScript read_shell(std::string_view text, const std::map<std::string, std::s
   return Script(text, variables).read();
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

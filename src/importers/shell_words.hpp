@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 struct ShellWord {
   std::string text;
@@ -51,4 +51,4 @@ struct ShellScript {
 // Throws ErrorCode::format for an unclosed quote or bracket, and for variables that grow beyond all bounds.
 ShellScript read_shell(std::string_view text, const std::map<std::string, std::string>& variables = {});
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

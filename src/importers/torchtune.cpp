@@ -7,7 +7,7 @@
 #include "importers/reasons.hpp"
 #include "importers/schedules.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -283,4 +283,4 @@ void read_torchtune(Draft& draft, const Node& root) {
   reader.account();
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

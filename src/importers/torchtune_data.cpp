@@ -5,7 +5,7 @@
 #include "importers/format_readers.hpp"
 #include "importers/reasons.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -182,4 +182,4 @@ void read_torchtune_data(Reader& r) {
     draft.set("validation.eval_interval", *r.find("run_val_every_n_steps"), r.from("run_val_every_n_steps"));
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

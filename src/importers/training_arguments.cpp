@@ -4,7 +4,7 @@
 #include "importers/reasons.hpp"
 #include "importers/schedules.hpp"
 
-namespace capstan::importer {
+namespace capstan::importers {
 
 using config::Node;
 
@@ -332,4 +332,4 @@ void read_training_arguments(Draft& draft, const Node& root) {
   reader.account();
 }
 
-}  // namespace capstan::importer
+}  // namespace capstan::importers

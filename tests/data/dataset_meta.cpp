@@ -17,14 +17,14 @@ using namespace capstan::data::testing;
 namespace {
 
 // 256 bytes, <|endoftext|>, and one token more: what `bytes` is not.
-std::shared_ptr<const Tokenizer> longer_tokenizer() {
-  auto json = nlohmann::ordered_json::parse(byte_tokenizer()->files().at(0).text);
+std::shared_ptr<const text::Tokenizer> longer_tokenizer() {
+  auto json = nlohmann::ordered_json::parse(text::byte_tokenizer()->files().at(0).text);
   json["model"]["vocab"]["ab"] = 257;
   json["model"]["merges"].push_back("a b");
-  return Tokenizer::from_json(json.dump());
+  return text::Tokenizer::from_json(json.dump());
 }
 
-GptDatasetOptions options_of(const std::vector<std::string>& prefixes, const Tokenizer* tokenizer) {
+GptDatasetOptions options_of(const std::vector<std::string>& prefixes, const text::Tokenizer* tokenizer) {
   GptDatasetOptions options;
   options.blend.prefixes = prefixes;
   options.split = "1,0,0";
@@ -36,7 +36,7 @@ GptDatasetOptions options_of(const std::vector<std::string>& prefixes, const Tok
 }
 
 std::string prepare_text(const TempDirectory& directory, const std::string& name,
-                         const std::shared_ptr<const Tokenizer>& tokenizer, bool overwrite = false) {
+                         const std::shared_ptr<const text::Tokenizer>& tokenizer, bool overwrite = false) {
   write_text(directory / "text.txt", "abc\n\nabcdefghijkl\n");
   PrepareOptions options;
   options.inputs = {directory / "text.txt"};
@@ -50,7 +50,7 @@ std::string prepare_text(const TempDirectory& directory, const std::string& name
 
 TEST_CASE("data prepare records the tokenizer, and data of another one is refused by name") {
   const TempDirectory directory;
-  const auto bytes = byte_tokenizer(), longer = longer_tokenizer();
+  const auto bytes = text::byte_tokenizer(), longer = longer_tokenizer();
   CHECK(bytes->identity() != longer->identity());
   const std::string a = prepare_text(directory, "a", bytes), b = prepare_text(directory, "b", longer);
   const auto meta = read_meta(IndexedDataset(b));
@@ -60,7 +60,7 @@ TEST_CASE("data prepare records the tokenizer, and data of another one is refuse
   CHECK(meta->tokenizer.identity == longer->identity());
   CHECK(meta->documents == 2);
 
-  const auto open = [](const std::vector<std::string>& prefixes, const Tokenizer* tokenizer) {
+  const auto open = [](const std::vector<std::string>& prefixes, const text::Tokenizer* tokenizer) {
     return error_of([&] { build_gpt_datasets(options_of(prefixes, tokenizer)); });
   };
   CHECK(open({a}, bytes.get()) == "");
@@ -93,7 +93,7 @@ TEST_CASE("without a record, a tokenizer that lacks an id of the data is refused
   const TempDirectory directory;
   const auto prefix = directory / "d";
   write_dataset(prefix, {{1, 2, 3, 4, 5}, {255, 256, 257, 7}});
-  const auto bytes = byte_tokenizer(), longer = longer_tokenizer();
+  const auto bytes = text::byte_tokenizer(), longer = longer_tokenizer();
   CHECK(error_of([&] {
           build_gpt_datasets(options_of({prefix}, bytes.get()));
         }).find("d.bin: offset 14: token 257 is not below the vocabulary size 257") != std::string::npos);
@@ -107,7 +107,7 @@ TEST_CASE("without a record, a tokenizer clearly smaller than the model's vocabu
   const TempDirectory directory;
   const auto prefix = directory / "d";
   write_dataset(prefix, {{1, 2, 3, 4, 5}, {255, 7}});
-  const auto bytes = byte_tokenizer();
+  const auto bytes = text::byte_tokenizer();
   const IndexedDataset dataset(prefix);
   const auto refusal = [&](int64_t vocab_size) {
     return error_of([&] { TokenizerCheck(bytes.get(), "bytes", vocab_size).check(dataset); });
@@ -136,7 +136,7 @@ TEST_CASE("the largest token of a file: all of a small one, blocks spread over a
 
 TEST_CASE("a damaged record is an error that names the file") {
   const TempDirectory directory;
-  const std::string prefix = prepare_text(directory, "d", byte_tokenizer());
+  const std::string prefix = prepare_text(directory, "d", text::byte_tokenizer());
   const std::string path = meta_path(prefix), good = read_file(path);
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
@@ -144,7 +144,7 @@ TEST_CASE("a damaged record is an error that names the file") {
     REQUIRE(at != std::string::npos);
     return text.replace(at, from.size(), to);
   };
-  const std::string identity = byte_tokenizer()->identity();
+  const std::string identity = text::byte_tokenizer()->identity();
   const std::pair<std::string, const char*> cases[] = {
       {"", "not a JSON object"},
       {"[]", "not a JSON object"},
@@ -174,7 +174,7 @@ TEST_CASE("a damaged record is an error that names the file") {
 
 TEST_CASE("data prepare replaces a dataset only when asked to, and its record with it") {
   const TempDirectory directory;
-  const std::string prefix = prepare_text(directory, "d", byte_tokenizer());
+  const std::string prefix = prepare_text(directory, "d", text::byte_tokenizer());
   const std::string before = read_file(prefix + ".bin");
   const std::string refused = error_of([&] { prepare_text(directory, "d", longer_tokenizer()); });
   CHECK(refused.starts_with("usage: `" + prefix + ".bin` exists already"));
@@ -184,10 +184,10 @@ TEST_CASE("data prepare replaces a dataset only when asked to, and its record wi
   CHECK(read_meta(IndexedDataset(prefix))->tokenizer.vocab_size == 258);
   // What is half there counts too; a record alone does not.
   std::filesystem::remove(prefix + ".idx");
-  CHECK(error_of([&] { prepare_text(directory, "d", byte_tokenizer()); }).find(".bin` exists") !=
+  CHECK(error_of([&] { prepare_text(directory, "d", text::byte_tokenizer()); }).find(".bin` exists") !=
         std::string::npos);
   std::filesystem::remove(prefix + ".bin");
-  prepare_text(directory, "d", byte_tokenizer());
+  prepare_text(directory, "d", text::byte_tokenizer());
   CHECK(read_meta(IndexedDataset(prefix))->tokenizer.vocab_size == 257);
   // A writer that knows no tokenizer leaves no record of an earlier one.
   write_dataset(prefix, {{1, 2, 3}});

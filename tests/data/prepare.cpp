@@ -414,7 +414,7 @@ TEST_CASE("options that make no sense are usage errors") {
 TEST_CASE("from text to a dataset and back with the byte tokenizer") {
   const TempDirectory directory;
   write_text(directory / "fortunes", "be\n%\ncalm\n");
-  const auto tokenizer = Tokenizer::load("bytes");
+  const auto tokenizer = text::Tokenizer::load("bytes");
   ThreadPool pool(2);
   PrepareOptions options;
   options.inputs = {directory / "fortunes"};

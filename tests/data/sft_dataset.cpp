@@ -39,7 +39,7 @@ std::string line_of(int64_t prompt, int64_t completion, char letter) {
 }
 
 SftOptions options_for(const std::vector<std::string>& files, int64_t length = 32) {
-  static const auto tokenizer = byte_tokenizer();
+  static const auto tokenizer = text::byte_tokenizer();
   SftOptions options;
   options.train_files = files;
   options.split = "1,0,0";
@@ -91,7 +91,7 @@ TEST_CASE("what is learned follows the loss mode") {
       R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A1"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "B2"}]})"
       "\n");
   SftOptions options = options_for({directory / "a.jsonl"}, 400);
-  options.chat_template = chat::ChatTemplate::load("chatml");
+  options.chat_template = text::chat::ChatTemplate::load("chatml");
   const auto learned = [&](SftLoss loss) {
     options.loss = loss;
     return learned_text(*build_sft_datasets(options)[0], 0);
@@ -287,7 +287,7 @@ TEST_CASE("bad lines are errors with their place, or skipped and counted") {
       directory / "b.jsonl",
       R"({"messages": [{"role": "assistant", "content": "first"}, {"role": "user", "content": "u"}]})");
   options = options_for({directory / "b.jsonl"}, 100);
-  options.chat_template = chat::ChatTemplate::load("gemma");
+  options.chat_template = text::chat::ChatTemplate::load("gemma");
   CHECK(error_for(options).find("b.jsonl:1:1: chat template gemma:") != std::string::npos);
   CHECK(error_for(options).find("roles must alternate") != std::string::npos);
   CHECK(error_for(options_for({directory / "none.jsonl"})).starts_with("not_found: "));
@@ -307,7 +307,7 @@ TEST_CASE("empty answers, samples with nothing to learn and bad lines are named 
           user +
           R"("content": ""}, {"role": "user", "content": "v"}, {"role": "assistant", "content": "b"}]})");
   SftOptions options = options_for({file}, 200);
-  options.chat_template = chat::ChatTemplate::load("chatml");
+  options.chat_template = text::chat::ChatTemplate::load("chatml");
   options.format = SftFormat::messages;
   options.on_bad_line = OnBadLine::skip;
   const auto dataset = build_sft_datasets(options)[0];

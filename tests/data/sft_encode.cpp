@@ -29,12 +29,12 @@ SftRecord record_of(const ordered_json& conversation) {
   return {SftFormat::messages, dialogue};
 }
 
-std::shared_ptr<const Tokenizer> family(const std::string& name) {
-  return Tokenizer::load(tokenizer_fixtures::path("families/" + name + ".json"));
+std::shared_ptr<const text::Tokenizer> family(const std::string& name) {
+  return text::Tokenizer::load(tokenizer_fixtures::path("families/" + name + ".json"));
 }
 
 // The runs of learned tokens as text.
-std::vector<std::string> learned_texts(const Tokenizer& tokenizer, const EncodedSample& sample) {
+std::vector<std::string> learned_texts(const text::Tokenizer& tokenizer, const EncodedSample& sample) {
   std::vector<std::string> texts;
   std::vector<int32_t> run;
   for (size_t i = 0; i <= sample.ids.size(); ++i) {
@@ -62,7 +62,7 @@ TEST_CASE(
     const bool marked = text("template") == "generation";
     const SftEncoder encoder(
         *tokenizer,
-        chat::ChatTemplate::load((kFixtures / "templates" / (text("template") + ".jinja")).string()),
+        text::chat::ChatTemplate::load((kFixtures / "templates" / (text("template") + ".jinja")).string()),
         marked ? SftLoss::assistant : SftLoss::all, tokenizer->id_of(text("eos")));
     for (size_t i = 0; i < conversations.size(); ++i) {
       CAPTURE(i);
@@ -87,9 +87,9 @@ TEST_CASE("what is learned is found in text that a tokenizer changes") {
   const auto learned = [&](const char* name, const char* chat_template, size_t conversation,
                            SftLoss loss = SftLoss::assistant) {
     const auto tokenizer = family(name);
-    const SftEncoder encoder(*tokenizer,
-                             chat::ChatTemplate::load((kFixtures / "templates" / chat_template).string()),
-                             loss, tokenizer->id_of("</s>"));
+    const SftEncoder encoder(
+        *tokenizer, text::chat::ChatTemplate::load((kFixtures / "templates" / chat_template).string()), loss,
+        tokenizer->id_of("</s>"));
     return learned_texts(*tokenizer, encoder.encode(record_of(conversations[conversation])));
   };
   using Texts = std::vector<std::string>;

@@ -91,7 +91,7 @@ TEST_CASE("tools, calls and thoughts reach the template") {
   const auto& dialogue = std::get<SftDialogue>(record.what);
   REQUIRE(dialogue.conversation.tools.list());
   const auto render = [&](const char* text) {
-    return chat::ChatTemplate::parse("t", text)->render(dialogue.conversation, {}).text;
+    return text::chat::ChatTemplate::parse("t", text)->render(dialogue.conversation, {}).text;
   };
   CHECK(render("{{ tools[0].name }}") == "f");
   CHECK(render("{{ messages[1].tool_calls[0].function.arguments | tojson }}") == R"({"b": 1, "a": 2})");

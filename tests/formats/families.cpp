@@ -18,7 +18,7 @@
 
 using namespace capstan;
 using namespace capstan::test;
-using interchange::ExternalModel;
+using formats::ExternalModel;
 
 namespace {
 

@@ -22,7 +22,7 @@
 #include "tests/support/temporary_directory.hpp"
 
 using namespace capstan;
-using namespace capstan::interchange;
+using namespace capstan::formats;
 using test::error_of;
 using test::holds;
 namespace fs = std::filesystem;

@@ -17,7 +17,7 @@
 #include "text/tokenizer/tokenizer.hpp"
 
 using namespace capstan;
-using namespace capstan::interchange;
+using namespace capstan::formats;
 using nlohmann::json;
 namespace fs = std::filesystem;
 
@@ -125,7 +125,7 @@ TEST_CASE("a SentencePiece tokenizer gives llama.cpp's algorithm the ids of the 
     for (size_t i = 0; i < fixture["texts"].size(); ++i) {
       const auto text = fixture["texts"][i].get<std::string>();
       CAPTURE(text);
-      // Metaspace puts no blank before one that is there; llama.cpp does (docs/interchange.md).
+      // Metaspace puts no blank before one that is there; llama.cpp does (docs/formats.md).
       if (blank && name != "llama" && (text.starts_with(" ") || text.starts_with("\u2581"))) continue;
       CHECK(as_llama_cpp(metadata, text) == stage["ids"][i].get<std::vector<int64_t>>());
     }
@@ -185,7 +185,7 @@ std::string refusal_of_model(const std::string& model, const std::string& config
 
 TEST_CASE("a SentencePiece model gives llama.cpp's algorithm the ids of the file, and comes back") {
   const std::string model = read_file(kTests / "text/tokenizer/families/spm_bpe.model");
-  const auto tokenizer = data::Tokenizer::from_sentencepiece(model);
+  const auto tokenizer = text::Tokenizer::from_sentencepiece(model);
   std::vector<std::string> texts = {" two  blanks ", "\n\ttabs\n", "\u2581 and \u2581\u2581",
                                     "\u00e9\u4e2d\U0001F642\x01"};
   const json fixture = file("formats/gguf/spm.json");
@@ -193,11 +193,11 @@ TEST_CASE("a SentencePiece model gives llama.cpp's algorithm the ids of the file
   for (const int prefix : {1, 0}) {
     CAPTURE(prefix);
     const std::string bytes = with_field(model, 3, 3, prefix);  // add_dummy_prefix
-    const auto source = data::Tokenizer::from_sentencepiece(bytes);
+    const auto source = text::Tokenizer::from_sentencepiece(bytes);
     const GgufMetadata metadata = metadata_of(Files{{"tokenizer.model", bytes}}, 705);
     CHECK(metadata.at("tokenizer.ggml.model").text == "llama");
     CHECK(metadata.at("tokenizer.ggml.add_space_prefix").integer == prefix);
-    const auto back = data::Tokenizer::from_json(tokenizer_json_of(metadata, "m.gguf"));
+    const auto back = text::Tokenizer::from_json(tokenizer_json_of(metadata, "m.gguf"));
     for (const std::string& text : texts) {
       CAPTURE(text);
       const auto ids = source->encode(text);
@@ -277,7 +277,7 @@ TEST_CASE("SentencePiece models that llama.cpp would compute otherwise are refus
 
 // As llama.cpp's converter fills them.
 TEST_CASE("ids without a token have an unused one in GGUF, and none when it is read") {
-  json holes = json::parse(data::byte_tokenizer()->files()[0].text);
+  json holes = json::parse(text::byte_tokenizer()->files()[0].text);
   holes["pre_tokenizer"]["use_regex"] = true;
   holes["model"]["vocab"]["<x>"] = 300;
   json added = holes["added_tokens"][0];
@@ -293,7 +293,7 @@ TEST_CASE("ids without a token have an unused one in GGUF, and none when it is r
     CHECK(types[id] == 5);  // llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
   }
   CHECK(tokens[300] == "<x>");
-  const auto back = data::Tokenizer::from_json(tokenizer_json_of(metadata, "t.gguf"));
+  const auto back = text::Tokenizer::from_json(tokenizer_json_of(metadata, "t.gguf"));
   CHECK(back->vocab_size() == 301);
   CHECK(back->encode("a<x>b") == std::vector<int32_t>{'a', 300, 'b'});
   CHECK(back->token_of(299) == "");
@@ -313,8 +313,8 @@ TEST_CASE("a byte-level tokenizer comes back from GGUF with the same ids") {
     CAPTURE(pre);
     const GgufMetadata metadata = metadata_of(tokenizer, config);
     CHECK(metadata.at("tokenizer.ggml.pre").text == pre);
-    const auto before = data::Tokenizer::from_json(tokenizer.dump()),
-               after = data::Tokenizer::from_json(tokenizer_json_of(metadata, "file"));
+    const auto before = text::Tokenizer::from_json(tokenizer.dump()),
+               after = text::Tokenizer::from_json(tokenizer_json_of(metadata, "file"));
     for (const std::string text :
          {"The cat's 12345 hats,  and\n\n DON'T\t... \u00e5ngstr\u00f6m \u4e2d\u6587 <|im_end|>x", " a", "",
           "<|endoftext|>\n<|begin_of_text|>", "internationalisation 3.14"}) {
@@ -487,7 +487,7 @@ TEST_CASE("a token before every text is put there by Transformers too") {
   const json back = json::parse(tokenizer_json_of(metadata, "m.gguf"));
   CHECK(back["post_processor"]["type"] == "TemplateProcessing");
   CHECK(back["post_processor"]["special_tokens"]["<s>"]["ids"] == json{1});
-  const auto read = data::Tokenizer::from_json(back.dump());
+  const auto read = text::Tokenizer::from_json(back.dump());
   CHECK(read->encode("a", {.add_special = true}) == std::vector<int32_t>{1, 0});
   CHECK(json::parse(tokenizer_json_of(metadata_of(tokenizer, "", 2), "m.gguf"))["post_processor"].is_null());
 }

@@ -82,31 +82,30 @@ TEST_CASE("artefacts of every kind are read without executing anything") {
     const std::string name = "hf:" + family.path().string();
     CHECK(
         alone([&] {
-          const auto model = interchange::ExternalModel::open(name);
+          const auto model = formats::ExternalModel::open(name);
           const auto weights = model->parameters(model->model());
           for (const auto& parameter : weights->names()) {
             std::vector<std::byte> bytes(static_cast<size_t>(4 * weights->at(parameter).shape.elements()));
             weights->read_all(parameter, DType::f32, bytes);
           }
           if (!model->tokenizer().empty())
-            data::Tokenizer::load(family.path())->decode(data::Tokenizer::load(family.path())->encode("a b"));
-          interchange::resolve_recipe(*model);
+            text::Tokenizer::load(family.path())->decode(text::Tokenizer::load(family.path())->encode("a b"));
+          formats::resolve_recipe(*model);
         }) == 0);
   }
   for (const auto& adapter : fs::directory_iterator(kHere / "adapters")) {
     CAPTURE(adapter.path().string());
-    CHECK(alone([&] { interchange::read_peft(adapter.path()); }) == 0);
+    CHECK(alone([&] { formats::read_peft(adapter.path()); }) == 0);
   }
   CHECK(alone([] {
-          const auto model =
-              interchange::ExternalModel::open("gguf:" + (kHere / "gguf/smollm2.gguf").string());
+          const auto model = formats::ExternalModel::open("gguf:" + (kHere / "gguf/smollm2.gguf").string());
           const auto weights = model->parameters(model->model());
           std::vector<std::byte> bytes(
               static_cast<size_t>(4 * weights->at("embedding.word_embeddings.weight").shape.elements()));
           weights->read_all("embedding.word_embeddings.weight", DType::f32, bytes);
         }) == 0);
   CHECK(alone([] {
-          data::chat::ChatTemplate::load(
+          text::chat::ChatTemplate::load(
               (kHere.parent_path() / "text/chat/templates/llama3.2.jinja").string());
         }) == 0);
   CHECK(alone([] {

@@ -9,7 +9,7 @@
 #include "named_error.hpp"
 
 using namespace capstan;
-using namespace capstan::interchange;
+using namespace capstan::formats;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));

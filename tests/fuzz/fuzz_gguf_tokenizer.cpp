@@ -8,7 +8,7 @@
 #include "formats/gguf_tokenizer.hpp"
 
 using namespace capstan;
-using namespace capstan::interchange;
+using namespace capstan::formats;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string input(reinterpret_cast<const char*>(data), size);

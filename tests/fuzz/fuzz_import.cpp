@@ -17,15 +17,15 @@ using namespace capstan;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string_view input(reinterpret_cast<const char*>(data), size);
-  importer::Options options;
-  const auto formats = importer::formats();
+  importers::Options options;
+  const auto formats = importers::known_formats();
   const auto choice = static_cast<size_t>(input[0] - '0');
   if (choice < formats.size()) options.format = formats[choice].format;
   fuzz::expect_no_internal_error([&] {
-    const importer::Imported imported =
-        importer::import_recipe(std::string(input.substr(1)), "input", options);
+    const importers::Imported imported =
+        importers::import_recipe(std::string(input.substr(1)), "input", options);
     config::render(imported.resolution.diagnostics, imported.resolution.sources);
-    for (const importer::Left& left : imported.left)
+    for (const importers::Left& left : imported.left)
       if (first_invalid_utf8(left.key + left.value + left.reason)) std::abort();
     const std::vector<config::Source> sources = {
         {config::Source::Kind::file, "recipe", imported.recipe, "/"}};

@@ -47,7 +47,7 @@ void write(const fs::path& to, std::string_view content, const std::vector<const
   }
 }
 
-void use(const data::Tokenizer& tokenizer) {
+void use(const text::Tokenizer& tokenizer) {
   tokenizer.decode(tokenizer.encode("the <s>123 \xC3\xA9</s>", {.add_special = true}));
 }
 
@@ -62,27 +62,27 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     switch (input[0]) {
       case 'G': {
         write(at, content, {"m.gguf"});
-        const auto model = interchange::ExternalModel::open("gguf:" + (at / "m.gguf").string());
-        interchange::recipe_text(*model);
+        const auto model = formats::ExternalModel::open("gguf:" + (at / "m.gguf").string());
+        formats::recipe_text(*model);
         model->assets();
         break;
       }
       case 'P':
         write(at, content, {"adapter_config.json", "adapter_model.safetensors"});
-        interchange::read_peft(at);
+        formats::read_peft(at);
         break;
       case 'V':
         write(at, content, {"vocab.json", "merges.txt"});
-        use(*data::Tokenizer::load_pair(at / "vocab.json", at / "merges.txt",
-                                        data::PreTokenizerChoice::gpt2));
+        use(*text::Tokenizer::load_pair(at / "vocab.json", at / "merges.txt",
+                                        text::PreTokenizerChoice::gpt2));
         break;
       case 'W':
         write(at, content, {"vocab.txt", "tokenizer_config.json"});
-        use(*data::Tokenizer::load(at / "vocab.txt"));
+        use(*text::Tokenizer::load(at / "vocab.txt"));
         break;
       case 'S':
         write(at, content, {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"});
-        use(*data::Tokenizer::load(at));
+        use(*text::Tokenizer::load(at));
         break;
       default:
         break;

@@ -17,24 +17,24 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const size_t cut = input.find('\0');
   fuzz::expect_no_internal_error([&] {
-    const auto chat_template = chat::ChatTemplate::parse("template", input.substr(0, cut));
+    const auto chat_template = text::chat::ChatTemplate::parse("template", input.substr(0, cut));
     SftDialogue dialogue;
     if (cut != std::string_view::npos) {
       const std::string json = std::string(input.substr(cut + 1)) + std::string(64, '\0');
       auto record = parser.parse(std::string_view(json).substr(0, json.size() - 64), SftFormat::automatic);
       if (auto* found = std::get_if<SftDialogue>(&record.what)) dialogue = std::move(*found);
     }
-    chat::RenderOptions options;
-    options.variables.set("bos_token", chat::Value("<s>"));
+    text::chat::RenderOptions options;
+    options.variables.set("bos_token", text::chat::Value("<s>"));
     options.limits = {20'000, 1 << 20, 1 << 18, 150};
     options.now.emplace();
-    const chat::Rendered whole = chat_template->render(dialogue.conversation, options);
+    const text::chat::Rendered whole = chat_template->render(dialogue.conversation, options);
     if (whole.text.size() > static_cast<size_t>(options.limits.output)) std::abort();
     size_t end = 0;
     for (const auto& [first, second] : whole.generations)
       if (first > second || second > whole.text.size()) std::abort();
-    for (const auto& turn : chat::assistant_turns(*chat_template, dialogue.conversation, options, whole,
-                                                  [](size_t offset) { return offset; })) {
+    for (const auto& turn : text::chat::assistant_turns(*chat_template, dialogue.conversation, options, whole,
+                                                        [](size_t offset) { return offset; })) {
       if (turn.begin > turn.end || turn.end > whole.text.size()) std::abort();
       if (whole.generations.empty() && turn.begin < end) std::abort();
       end = turn.end;

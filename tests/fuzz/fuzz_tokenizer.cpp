@@ -9,7 +9,7 @@
 #include "text/tokenizer/train_bpe.hpp"
 
 using namespace capstan;
-using namespace capstan::data;
+using namespace capstan::text;
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include "importers/known_models.hpp"
 
 using namespace capstan;
-using namespace capstan::importer;
+using namespace capstan::importers;
 
 namespace {
 
@@ -423,7 +423,7 @@ TEST_CASE("formats are recognized, or the known ones are told") {
     FAIL("recognized");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::format);
-    for (const FormatInfo& info : formats()) CHECK(error.help().find(info.name) != std::string::npos);
+    for (const FormatInfo& info : known_formats()) CHECK(error.help().find(info.name) != std::string::npos);
   }
   try {
     import_recipe("model: {num_layers: 2}\noptimizer: {lr: 1}\n", "mine.yaml", {});

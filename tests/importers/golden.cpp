@@ -11,7 +11,7 @@
 #include "support/paths.hpp"
 
 using namespace capstan;
-using namespace capstan::importer;
+using namespace capstan::importers;
 
 namespace {
 

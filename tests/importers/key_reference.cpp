@@ -15,7 +15,7 @@
 #include "support/paths.hpp"
 
 using namespace capstan;
-using namespace capstan::importer;
+using namespace capstan::importers;
 
 TEST_CASE(
     "each target of the key reference is a field or a preset of a section; each other key has a reason") {

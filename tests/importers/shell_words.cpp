@@ -5,7 +5,7 @@
 #include "importers/shell_words.hpp"
 
 using namespace capstan;
-using namespace capstan::importer;
+using namespace capstan::importers;
 
 namespace {
 

@@ -30,7 +30,7 @@ const std::pair<const char*, int64_t> kPublished[] = {
 }  // namespace
 
 // The base models; 1.5B and those of 7B and more have 32768 as chat models
-// (importer::positions_of_chat_model).
+// (importers::positions_of_chat_model).
 TEST_CASE("the presets of Qwen 2.5 have the published positions") {
   const std::pair<const char*, int64_t> published[] = {{"qwen2.5-0.5b", 32768}, {"qwen2.5-1.5b", 131072},
                                                        {"qwen2.5-3b", 32768},   {"qwen2.5-7b", 131072},

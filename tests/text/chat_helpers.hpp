@@ -9,11 +9,11 @@
 
 namespace capstan::testing {
 
-inline data::chat::Value chat_value(const nlohmann::ordered_json& json) {
-  using data::chat::List;
-  using data::chat::Map;
-  using data::chat::None;
-  using data::chat::Value;
+inline text::chat::Value chat_value(const nlohmann::ordered_json& json) {
+  using text::chat::List;
+  using text::chat::Map;
+  using text::chat::None;
+  using text::chat::Value;
   if (json.is_boolean()) return Value(json.get<bool>());
   if (json.is_number_integer()) return Value(json.get<int64_t>());
   if (json.is_number()) return Value(json.get<double>());

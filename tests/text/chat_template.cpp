@@ -15,7 +15,7 @@
 #include "text/chat/generation_tags.hpp"
 
 using namespace capstan;
-using namespace capstan::data::chat;
+using namespace capstan::text::chat;
 using nlohmann::ordered_json;
 using testing::chat_value;
 namespace fs = std::filesystem;

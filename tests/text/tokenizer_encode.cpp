@@ -11,7 +11,7 @@
 #include "tokenizer_fixtures.hpp"
 
 using namespace capstan;
-using namespace capstan::data;
+using namespace capstan::text;
 namespace fixtures = tokenizer_fixtures;
 
 static const char* const kVariants[] = {

@@ -14,7 +14,7 @@
 #include "tokenizer_fixtures.hpp"
 
 using namespace capstan;
-using namespace capstan::data;
+using namespace capstan::text;
 namespace fixtures = tokenizer_fixtures;
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;

@@ -16,7 +16,7 @@
 #include "tokenizer_fixtures.hpp"
 
 using namespace capstan;
-using namespace capstan::data;
+using namespace capstan::text;
 using Kind = PreTokenizerStep::Kind;
 
 TEST_CASE("unicode: the classes of Oniguruma in tokenizers 0.23") {

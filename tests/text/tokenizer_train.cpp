@@ -10,7 +10,7 @@
 #include "tokenizer_fixtures.hpp"
 
 using namespace capstan;
-using namespace capstan::data;
+using namespace capstan::text;
 namespace fixtures = tokenizer_fixtures;
 
 static std::string train(const std::vector<std::string>& documents, const TrainOptions& options,

@@ -70,7 +70,7 @@ class Rows final : public data::Dataset {
 };
 
 config::Resolution recipe_of(const Case& c, int64_t ranks, std::vector<std::string> more) {
-  const auto external = interchange::ExternalModel::open(base_of(c));
+  const auto external = formats::ExternalModel::open(base_of(c));
   BaseModel base = BaseModel::open(base_of(c));
   const auto adapters = open_adapters(adapter_of(c), base, external->model());
   for (const std::string& text : adapter_overrides(adapters.peft)) more.push_back(text);
@@ -86,7 +86,7 @@ config::Resolution recipe_of(const Case& c, int64_t ranks, std::vector<std::stri
     more.push_back(text);
   config::Request request;
   for (const std::string& text : more) request.overrides.push_back(config::Override::token(text));
-  config::Resolution resolution = interchange::resolve_recipe(*external, std::move(request));
+  config::Resolution resolution = formats::resolve_recipe(*external, std::move(request));
   resolution.require_ok();
   return resolution;
 }
@@ -219,9 +219,9 @@ TEST_CASE("gradients and ten steps of AdamW are PEFT's") {
     Moments moments(reader);
     const config::ModelConfig& model = recipe.config.model;
     BaseModel base = BaseModel::open(base_of(c));
-    const auto names = interchange::class_names(model, base.assets());
-    const auto gradients = interchange::to_peft(
-        interchange::read_adapters(moments, *recipe.config.peft, model), model, names, "");
+    const auto names = formats::class_names(model, base.assets());
+    const auto gradients =
+        formats::to_peft(formats::read_adapters(moments, *recipe.config.peft, model), model, names, "");
     // Those behind a nearly one-hot softmax are small differences of large numbers.
     double scale = 0;
     for (const std::string& name : truth.names("gradient."))

@@ -16,7 +16,7 @@ namespace capstan::cli {
 
 namespace {
 
-using interchange::Written;
+using formats::Written;
 
 constexpr std::string_view kPeft = "peft:";
 
@@ -29,11 +29,11 @@ std::optional<DType> dtype_argument(const Arguments& args) {
        "without it they keep their type");
 }
 
-interchange::GgufType gguf_type(const std::string& word) {
-  if (word == "f32") return interchange::GgufType::f32;
-  if (word == "f16") return interchange::GgufType::f16;
-  if (word == "bf16") return interchange::GgufType::bf16;
-  if (word == "q8_0") return interchange::GgufType::q8_0;
+formats::GgufType gguf_type(const std::string& word) {
+  if (word == "f32") return formats::GgufType::f32;
+  if (word == "f16") return formats::GgufType::f16;
+  if (word == "bf16") return formats::GgufType::bf16;
+  if (word == "q8_0") return formats::GgufType::q8_0;
   fail(ErrorCode::usage, "`--type " + word + "` is not a GGUF data type of this program",
        "one of: f32, f16, bf16, q8_0");
 }
@@ -51,15 +51,15 @@ int64_t shard_bytes(const std::string& text) {
   fail(ErrorCode::usage, "`--shard-size " + text + "` is no size", "5GB, 500MB or a number of bytes");
 }
 
-Written write_external(const Context& context, const interchange::Exported& from, const std::string& to) {
+Written write_external(const Context& context, const formats::Exported& from, const std::string& to) {
   const std::string path = to.substr(to.find(':') + 1);
   if (path.empty()) fail(ErrorCode::usage, "`" + to + "` names nothing");
   if (to.starts_with("gguf:"))
-    return interchange::write_gguf(from, path, gguf_type(context.args.value("type").value_or("f16")));
-  interchange::HfOptions options;
+    return formats::write_gguf(from, path, gguf_type(context.args.value("type").value_or("f16")));
+  formats::HfOptions options;
   options.dtype = dtype_argument(context.args);
   if (const auto size = context.args.value("shard-size")) options.shard_bytes = shard_bytes(*size);
-  return interchange::write_hf(from, path, options);
+  return formats::write_hf(from, path, options);
 }
 
 void note_no_tokenizer(const Context& context, const std::string& from, const std::string& to, bool mock) {
@@ -69,9 +69,8 @@ void note_no_tokenizer(const Context& context, const std::string& from, const st
 }
 
 Written convert_external(const Context& context, const std::string& from, const std::string& to) {
-  const auto model = interchange::ExternalModel::open(from);
-  if (!interchange::is_external(to))
-    return interchange::write_checkpoint(*model, to, dtype_argument(context.args));
+  const auto model = formats::ExternalModel::open(from);
+  if (!formats::is_external(to)) return formats::write_checkpoint(*model, to, dtype_argument(context.args));
   const auto parameters = model->parameters(model->model());
   const Written written = write_external(context, {parameters.get(), model->model(), model->assets()}, to);
   if (!written.tokenizer) note_no_tokenizer(context, from, to, false);
@@ -89,8 +88,8 @@ Written convert_checkpoint(const Context& context, const std::string& from, cons
     throw Exit{exit_code_of(ErrorCode::config)};
   }
   auto reader = checkpoint::Reader::open(stored.checkpoint, checkpoint::Depth::structure);
-  const interchange::Exported exported{&reader, stored.resolution.config.model,
-                                       train::export_files(reader, stored.resolution.config)};
+  const formats::Exported exported{&reader, stored.resolution.config.model,
+                                   train::export_files(reader, stored.resolution.config)};
   const Written written = write_external(context, exported, to);
   if (!written.tokenizer)
     note_no_tokenizer(context, from, to, stored.resolution.config.dataset.kind == config::DatasetKind::mock);
@@ -100,7 +99,7 @@ Written convert_checkpoint(const Context& context, const std::string& from, cons
 int run_convert(Context& context) {
   const std::string &from = context.args.word(0, "FROM"), &to = context.args.word(1, "TO");
   const bool adapters_in = from.starts_with(kPeft), adapters_out = to.starts_with(kPeft);
-  if (!interchange::is_external(from) && !interchange::is_external(to) && !adapters_in && !adapters_out)
+  if (!formats::is_external(from) && !formats::is_external(to) && !adapters_in && !adapters_out)
     fail(ErrorCode::usage, "neither `" + from + "` nor `" + to + "` is external",
          "write the external one as hf:DIRECTORY, gguf:FILE or peft:DIRECTORY");
   for (const std::string* name : {&from, &to})
@@ -109,7 +108,7 @@ int run_convert(Context& context) {
   if (adapters_in && adapters_out)
     fail(ErrorCode::usage, "`" + from + "` and `" + to + "` are both PEFT's",
          "copy the directory; a Capstan checkpoint is a path without a scheme");
-  if (adapters_in && interchange::is_external(to))
+  if (adapters_in && formats::is_external(to))
     fail(ErrorCode::usage, "`" + from + "` holds adapters, and " + to + " takes a full model",
          "merge them into their base first: capstan merge " + from + " MERGED --base hf:DIRECTORY");
   if ((adapters_in || adapters_out) && context.args.has("dtype"))
@@ -125,8 +124,8 @@ int run_convert(Context& context) {
   const auto base = context.args.value("base");
   const Written written = adapters_in    ? train::read_peft_files(from, to, base)
                           : adapters_out ? train::write_peft_files(from, to.substr(kPeft.size()), base)
-                          : interchange::is_external(from) ? convert_external(context, from, to)
-                                                           : convert_checkpoint(context, from, to);
+                          : formats::is_external(from) ? convert_external(context, from, to)
+                                                       : convert_checkpoint(context, from, to);
   if (context.args.has("json")) {
     put(nlohmann::ordered_json{{"schema", "capstan.convert/1"},
                                {"from", from},
@@ -168,7 +167,7 @@ const Command kConvert = {
         "FROM and TO are a checkpoint or run, hf:DIRECTORY or gguf:FILE; at least one of them is external. "
         "Adapters are\n"
         "converted from or to peft:DIRECTORY.\n"
-        "Nothing is overwritten. `capstan help interchange` lists the supported models.\n",
+        "Nothing is overwritten. `capstan help formats` lists the supported models.\n",
     .max_words = 2,
     .run = run_convert,
 };

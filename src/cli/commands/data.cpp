@@ -180,7 +180,7 @@ int inspect_samples(Context& context, const std::string& file) {
   options.tokenizer = tokenizer.get();
   options.eod = tokenizer->eod();
   if (const auto name = args.value("chat-template"); name && !name->empty())
-    options.chat_template = data::chat::ChatTemplate::load(*name);
+    options.chat_template = text::chat::ChatTemplate::load(*name);
   put_report(context, data::inspect_sft(*data::build_sft_datasets(options)[0], *tokenizer,
                                         args.integer("samples", 0, 1'000'000).value_or(3),
                                         args.integer("sample-tokens", 0, 1'000'000).value_or(512)));
@@ -212,7 +212,7 @@ int run_data_inspect(Context& context) {
   }
   refuse_overrides(args, "capstan data inspect RECIPE ");
   data::InspectOptions options;
-  std::shared_ptr<const data::Tokenizer> tokenizer;
+  std::shared_ptr<const text::Tokenizer> tokenizer;
   if (const auto name = args.value("tokenizer")) {
     tokenizer = train::load_tokenizer_files(*name);
     options.tokenizer = tokenizer.get();

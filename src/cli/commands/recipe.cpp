@@ -92,7 +92,7 @@ bool has_weights(const std::filesystem::path& directory) {
 
 bool has_tokenizer(const std::filesystem::path& directory) {
   try {
-    return data::Tokenizer::load(directory) != nullptr;
+    return text::Tokenizer::load(directory) != nullptr;
   } catch (const Error&) {
     return false;  // check says so when the recipe names one
   }

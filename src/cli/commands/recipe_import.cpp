@@ -19,8 +19,8 @@ namespace capstan::cli {
 
 namespace {
 
-using importer::Imported;
-using importer::Why;
+using importers::Imported;
+using importers::Why;
 
 constexpr uint64_t kMostBytes = uint64_t{4} << 20;
 
@@ -32,11 +32,11 @@ std::string read_input(const std::string& file) {
   return text;
 }
 
-importer::Options options_of(const Context& context, const std::string& to) {
-  importer::Options options;
+importers::Options options_of(const Context& context, const std::string& to) {
+  importers::Options options;
   if (!to.empty()) options.recipe_name = to;
   if (const auto name = context.args.value("from"))
-    for (const importer::FormatInfo& info : importer::formats())
+    for (const importers::FormatInfo& info : importers::known_formats())
       if (info.name == *name) options.format = info.format;
   if (const auto base = context.args.value("base")) {
     const config::Library library = config::Library::standard();
@@ -53,7 +53,7 @@ importer::Options options_of(const Context& context, const std::string& to) {
   return options;
 }
 
-std::string location_of(const Imported& imported, const importer::Left& left) {
+std::string location_of(const Imported& imported, const importers::Left& left) {
   return left.location.known() ? config::location_text(left.location, imported.sources) : std::string();
 }
 
@@ -64,14 +64,14 @@ bool only_counted(Why why) {
 
 std::string summary(const Imported& imported) {
   const auto counted = [](size_t number, const char* what) { return std::to_string(number) + " " + what; };
-  std::string text = imported.sources[0].name + ": " + std::string(importer::info_of(imported.format).title) +
-                     "; " + counted(imported.taken.size(), "taken") + ", " +
-                     counted(imported.assumed.size(), "assumed") + ", " +
-                     counted(imported.left.size(), "left out") + "\n";
+  std::string text =
+      imported.sources[0].name + ": " + std::string(importers::info_of(imported.format).title) + "; " +
+      counted(imported.taken.size(), "taken") + ", " + counted(imported.assumed.size(), "assumed") + ", " +
+      counted(imported.left.size(), "left out") + "\n";
   if (!imported.assumed.empty()) {
     text += "assumed:\n";
     Table table;
-    for (const importer::Assumed& one : imported.assumed)
+    for (const importers::Assumed& one : imported.assumed)
       table.add({"  " + one.path + ": " + one.value, one.reason});
     text += table.text();
   }
@@ -80,14 +80,14 @@ std::string summary(const Imported& imported) {
     const auto number = static_cast<size_t>(std::count_if(imported.left.begin(), imported.left.end(),
                                                           [&](const auto& left) { return left.why == why; }));
     if (number == 0) continue;
-    text += std::string(importer::why_title(why)) + ":";
+    text += std::string(importers::why_title(why)) + ":";
     if (only_counted(why)) {
       text += " " + std::to_string(number) + " (--json names them)\n";
       continue;
     }
     text += "\n";
     Table table;
-    for (const importer::Left& left : imported.left) {
+    for (const importers::Left& left : imported.left) {
       if (left.why != why) continue;
       std::string reason = left.reason;
       for (size_t i = 0; i < left.near.size(); ++i)
@@ -106,7 +106,7 @@ nlohmann::ordered_json as_json(const Imported& imported, const std::string& to) 
   const auto& resolution = imported.resolution;
   nlohmann::ordered_json object = {{"schema", "capstan.import/1"},
                                    {"file", imported.sources[0].name},
-                                   {"format", importer::info_of(imported.format).name},
+                                   {"format", importers::info_of(imported.format).name},
                                    {"ok", resolution.ok() && !imported.undecided}};
   if (!to.empty()) object["written"] = to;
   object["recipe"] = imported.recipe;
@@ -114,18 +114,20 @@ nlohmann::ordered_json as_json(const Imported& imported, const std::string& to) 
     if (location.known()) item["line"] = location.line, item["column"] = location.column;
   };
   auto& taken = object["taken"] = nlohmann::ordered_json::array();
-  for (const importer::Taken& one : imported.taken) {
+  for (const importers::Taken& one : imported.taken) {
     nlohmann::ordered_json item = {{"key", one.key}, {"path", one.path}, {"value", one.value}};
     put_location(item, one.location);
     taken.push_back(std::move(item));
   }
   auto& assumed = object["assumed"] = nlohmann::ordered_json::array();
-  for (const importer::Assumed& one : imported.assumed)
+  for (const importers::Assumed& one : imported.assumed)
     assumed.push_back({{"path", one.path}, {"value", one.value}, {"reason", one.reason}});
   auto& left = object["left"] = nlohmann::ordered_json::array();
-  for (const importer::Left& one : imported.left) {
-    nlohmann::ordered_json item = {
-        {"key", one.key}, {"value", one.value}, {"why", importer::why_name(one.why)}, {"reason", one.reason}};
+  for (const importers::Left& one : imported.left) {
+    nlohmann::ordered_json item = {{"key", one.key},
+                                   {"value", one.value},
+                                   {"why", importers::why_name(one.why)},
+                                   {"reason", one.reason}};
     if (!one.near.empty()) item["near"] = one.near;
     put_location(item, one.location);
     left.push_back(std::move(item));
@@ -160,13 +162,13 @@ void show_refusals(const Imported& imported, const std::string& to) {
 
 int run_recipe_import(Context& context) {
   if (context.args.has("keys")) {
-    put(importer::coming_from_page());
+    put(importers::coming_from_page());
     return 0;
   }
   const std::string& file = context.args.word(0, "FILE");
   const std::string to = context.args.value("output").value_or("");
-  const Imported imported = importer::import_recipe(read_input(file), file == "-" ? "standard-input" : file,
-                                                    options_of(context, to));
+  const Imported imported = importers::import_recipe(read_input(file), file == "-" ? "standard-input" : file,
+                                                     options_of(context, to));
   if (!to.empty()) write_new(to, imported.recipe);
   if (context.args.has("json")) {
     put(as_json(imported, to).dump(2) + "\n");

@@ -58,11 +58,11 @@ class Documents {
 int run_tokenizer_train(Context& context) {
   const Arguments& args = context.args;
   if (args.words().empty()) fail(ErrorCode::usage, "FILE is missing", "name the text files to train on");
-  data::TrainOptions options;
+  text::TrainOptions options;
   options.vocab_size = args.integer("vocab-size", 257, 1 << 30).value_or(0);
   if (options.vocab_size == 0) args.required("vocab-size");
   options.min_frequency = args.integer("min-frequency", 1).value_or(2);
-  options.pre_tokenizer = data::pre_tokenizer_by_name(args.value("pre-tokenizer").value_or("gpt2"));
+  options.pre_tokenizer = text::pre_tokenizer_by_name(args.value("pre-tokenizer").value_or("gpt2"));
   if (const auto special = args.value("special")) {
     options.special_tokens.clear();
     for (const std::string_view token : split(*special, ',')) options.special_tokens.emplace_back(token);
@@ -86,16 +86,16 @@ int run_tokenizer_train(Context& context) {
   Progress progress(!context.quiet(), context.color_err);
   progress.plain_status_every(std::chrono::seconds(10));
   progress.line("training a tokenizer of " + std::to_string(options.vocab_size) + " tokens");
-  const auto report = [&](const data::TrainProgress& now) {
+  const auto report = [&](const text::TrainProgress& now) {
     progress.status(std::string(now.phase) + " " + with_separators(now.done) +
                     (now.total > 0 ? " of " + with_separators(now.total) : ""));
   };
   Documents documents(args.words(), records, args.value("json-key").value_or("text"));
   const std::string text =
-      data::train_bpe([&](std::string& document) { return documents.next(document); }, options, pool, report);
+      text::train_bpe([&](std::string& document) { return documents.next(document); }, options, pool, report);
   if (output.has_parent_path()) std::filesystem::create_directories(output.parent_path());
   write_file_durably(output, text);
-  const int64_t learned = data::Tokenizer::from_json(text, output.string())->vocab_size();
+  const int64_t learned = text::Tokenizer::from_json(text, output.string())->vocab_size();
   put(output.string() + ": " + with_separators(learned) + " tokens\n");
   if (learned < options.vocab_size)
     progress.line("note: the text has no more pairs that occur " + std::to_string(options.min_frequency) +
@@ -108,9 +108,9 @@ int run_tokenizer_encode(Context& context) {
   const std::string& file = args.word(0, "FILE");
   const auto tokenizer = tokenizer_argument(context).tokenizer;
   ThreadPool pool(workers(args));
-  const data::EncodeOptions options{.specials_as_text = args.has("specials-as-text"),
+  const text::EncodeOptions options{.specials_as_text = args.has("specials-as-text"),
                                     .add_special = args.has("add-special")};
-  data::encode_file(
+  text::encode_file(
       *tokenizer, file, [](std::string_view text) { put(text); }, pool, {}, options, args.has("places"));
   return 0;
 }
@@ -120,7 +120,7 @@ int run_tokenizer_decode(Context& context) {
   const std::string& file = args.word(0, "FILE");
   const auto tokenizer = tokenizer_argument(context).tokenizer;
   ThreadPool pool(workers(args));
-  data::decode_file(
+  text::decode_file(
       *tokenizer, file, [](std::string_view text) { put(text); }, pool);
   return 0;
 }

@@ -5,7 +5,7 @@
 #include "config/sections/rotary.hpp"
 #include "formats/family.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 using config::Activation;
 using config::ModelConfig;
@@ -334,4 +334,4 @@ const Family* find_family(std::string_view model_type) {
   return nullptr;
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

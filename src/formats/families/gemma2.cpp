@@ -4,7 +4,7 @@
 
 #include "formats/family.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 static constexpr LlamaLike kGemma2Keys{.tied = true,
                                        .attention_bias = true,
@@ -60,4 +60,4 @@ static TensorNames gemma2_names() {
 extern const Family kGemma2;
 const Family kGemma2 = {"gemma2", "Gemma2ForCausalLM", read_gemma2, write_gemma2, gemma2_names(), ""};
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

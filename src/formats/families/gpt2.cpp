@@ -1,7 +1,7 @@
 // GPT-2: learned positions, LayerNorm, biases everywhere; linear layers are stored [in, out].
 #include "formats/family.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 static void read_gpt2(ConfigJson& c, config::ModelConfig& m) {
   m.num_layers = c.integer("n_layer", {}, kMostLayers);
@@ -70,4 +70,4 @@ static TensorNames gpt2_names() {
 extern const Family kGpt2;
 const Family kGpt2 = {"gpt2", "GPT2LMHeadModel", read_gpt2, write_gpt2, gpt2_names(), "transformer."};
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -1,7 +1,7 @@
 // Llama 2, 3, 3.1 and 3.2, SmolLM2, and other models of type `llama`.
 #include "formats/family.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 static constexpr LlamaLike kLlamaKeys{.attention_bias = true, .mlp_bias = true};
 
@@ -16,4 +16,4 @@ static void write_llama(const config::ModelConfig& m, nlohmann::ordered_json& j)
 extern const Family kLlama;
 const Family kLlama = {"llama", "LlamaForCausalLM", read_llama, write_llama, llama_names(), ""};
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

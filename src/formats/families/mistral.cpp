@@ -1,7 +1,7 @@
 // Mistral: Llama with a window on every layer (none from version 0.2 on).
 #include "formats/family.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 static constexpr LlamaLike kMistralKeys{.groups = 8};
 
@@ -18,4 +18,4 @@ static void write_mistral(const config::ModelConfig& m, nlohmann::ordered_json& 
 extern const Family kMistral;
 const Family kMistral = {"mistral", "MistralForCausalLM", read_mistral, write_mistral, llama_names(), ""};
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

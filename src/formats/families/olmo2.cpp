@@ -1,7 +1,7 @@
 // OLMo 2: norms of outputs, and of all heads' queries (and keys) as one vector.
 #include "formats/family.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 static constexpr LlamaLike kOlmo2Keys{.attention_bias = true, .epsilon = 1e-5};
 
@@ -29,4 +29,4 @@ static TensorNames olmo2_names() {
 extern const Family kOlmo2;
 const Family kOlmo2 = {"olmo2", "Olmo2ForCausalLM", read_olmo2, write_olmo2, olmo2_names(), ""};
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

@@ -2,7 +2,7 @@
 // versions.
 #include "formats/family.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 static constexpr LlamaLike kPhi3Keys{.epsilon = 1e-5, .original_positions = 4096, .partial_rotary = true};
 
@@ -35,4 +35,4 @@ static TensorNames phi3_names() {
 extern const Family kPhi3;
 const Family kPhi3 = {"phi3", "Phi3ForCausalLM", read_phi3, write_phi3, phi3_names(), ""};
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

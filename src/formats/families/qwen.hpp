@@ -3,7 +3,7 @@
 
 #include "formats/family.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 // With `use_sliding_window`, layers from `max_window_layers` on have the window.
 inline void read_qwen_windows(ConfigJson& c, config::ModelConfig& m) {
@@ -31,4 +31,4 @@ inline void write_qwen_windows(const config::ModelConfig& m, nlohmann::ordered_j
   write_layer_types(m, j);
 }
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

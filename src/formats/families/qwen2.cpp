@@ -1,7 +1,7 @@
 // Qwen 2 and 2.5: Llama with biases on q, k and v.
 #include "formats/families/qwen.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 static constexpr LlamaLike kQwen2Keys{.groups = 32};
 
@@ -19,4 +19,4 @@ static void write_qwen2(const config::ModelConfig& m, nlohmann::ordered_json& j)
 extern const Family kQwen2;
 const Family kQwen2 = {"qwen2", "Qwen2ForCausalLM", read_qwen2, write_qwen2, llama_names(), ""};
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

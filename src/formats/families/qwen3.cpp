@@ -1,7 +1,7 @@
 // Qwen 3 (dense): Llama with norms of each head's queries and keys.
 #include "formats/families/qwen.hpp"
 
-namespace capstan::interchange {
+namespace capstan::formats {
 
 static constexpr LlamaLike kQwen3Keys{.attention_bias = true, .groups = 32, .head = 128};
 
@@ -26,4 +26,4 @@ static TensorNames qwen3_names() {
 extern const Family kQwen3;
 const Family kQwen3 = {"qwen3", "Qwen3ForCausalLM", read_qwen3, write_qwen3, qwen3_names(), ""};
 
-}  // namespace capstan::interchange
+}  // namespace capstan::formats

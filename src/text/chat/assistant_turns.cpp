@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 namespace {
 
@@ -299,4 +299,4 @@ std::vector<AssistantTurn> assistant_turns(const ChatTemplate& chat_template,
   return turns;
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -7,7 +7,7 @@
 #include "base/function_ref.hpp"
 #include "text/chat/chat_template.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 struct AssistantTurn {
   size_t message = 0;         // index in the conversation
@@ -39,4 +39,4 @@ std::vector<AssistantTurn> assistant_turns(const ChatTemplate& chat_template,
 
 bool is_assistant(const Value& message);
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -9,7 +9,7 @@
 #include "text/chat/interpreter.hpp"
 #include "text/chat/syntax.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 struct ChatTemplate::Parts {
   Parts(std::string name, std::string_view given)
@@ -66,4 +66,4 @@ Rendered ChatTemplate::render(const Conversation& conversation, const RenderOpti
   return {interpreter.output(), interpreter.generations()};
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -20,7 +20,7 @@
 
 #include "text/chat/runtime.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 struct Conversation {
   // Dicts with `role` and `content`, and what else the template reads.
@@ -70,4 +70,4 @@ struct KnownTemplate {
 };
 std::span<const KnownTemplate> known_templates();
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

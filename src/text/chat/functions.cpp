@@ -8,7 +8,7 @@
 #include "text/chat/runtime.hpp"
 #include "text/chat/text_functions.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 namespace {
 
@@ -699,4 +699,4 @@ Value call_function(Runtime& runtime, std::string_view name, const Arguments& ar
   return runtime.text(std::string(text, size));
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -3,7 +3,7 @@
 #include "base/error.hpp"
 #include "text/chat/lexer.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 std::string without_generation_tags(std::string_view text) {
   if (text.find("generation") == std::string_view::npos) return std::string(text);
@@ -29,4 +29,4 @@ std::string without_generation_tags(std::string_view text) {
   }
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

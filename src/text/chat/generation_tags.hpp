@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 // The template with `{% if true %}` … `{% endif %}` in place of `{% generation %}` … `{% endgeneration %}`:
 // with the same white space control it renders the same text in every Jinja, whatever its settings for
@@ -12,4 +12,4 @@ namespace capstan::data::chat {
 // between the tags is seen after them as well.
 std::string without_generation_tags(std::string_view text);
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

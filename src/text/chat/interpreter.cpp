@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 namespace {
 
@@ -344,4 +344,4 @@ Value Interpreter::call_macro(const CallableNode& callable, const Arguments& giv
   return runtime_.text(captured(macro.body, inside));
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

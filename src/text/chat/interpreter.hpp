@@ -9,7 +9,7 @@
 #include "text/chat/runtime.hpp"
 #include "text/chat/syntax.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 // Names that are known at a place, and those around it.
 struct Frame {
@@ -55,4 +55,4 @@ class Interpreter {
   int depth_ = 0;
 };
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -2,7 +2,7 @@
 // says.
 #include "text/chat/chat_template.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 namespace {
 
@@ -124,4 +124,4 @@ std::span<const KnownTemplate> known_templates() {
   return kKnown;
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -5,7 +5,7 @@
 #include "base/utf8.hpp"
 #include "text/chat/value.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 namespace {
 
@@ -286,4 +286,4 @@ std::vector<Token> tokenize(const Source& source) {
   return Lexer(source).run();
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -7,7 +7,7 @@
 
 #include "text/chat/source.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 enum class TokenKind : uint8_t {
   data,
@@ -32,4 +32,4 @@ struct Token {
 // Ends with a token `end`. ErrorCode::format for what cannot be a token.
 std::vector<Token> tokenize(const Source& source);
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

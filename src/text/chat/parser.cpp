@@ -6,7 +6,7 @@
 #include "text/chat/lexer.hpp"
 #include "text/chat/syntax.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 namespace {
 
@@ -594,4 +594,4 @@ Statements parse(const Source& source) {
   return Parser(source).run();
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -6,7 +6,7 @@
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 void Runtime::unsupported(const std::string& what) const {
   source_.fail_at(at, what + " is not supported in chat templates here", ErrorCode::unsupported);
@@ -323,4 +323,4 @@ const std::string& Runtime::words(std::string_view what, const Value& value) con
   return *value.text();
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

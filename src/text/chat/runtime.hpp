@@ -11,7 +11,7 @@
 #include "text/chat/source.hpp"
 #include "text/chat/value.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 // Resource limits of a template, which is untrusted and runs on untrusted data. One step is an expression, a
 // statement, an iteration of a loop, or some hundred bytes of text that are processed.
@@ -100,4 +100,4 @@ bool has_method(const Value& self, std::string_view name);
 Value call_function(Runtime& runtime, std::string_view name, const Arguments& arguments);
 std::optional<Value> find_function(const Runtime& runtime, std::string_view name);
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

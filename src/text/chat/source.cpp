@@ -6,7 +6,7 @@
 #include "base/utf8.hpp"
 #include "text/chat/value.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 Source::Source(std::string name, std::string_view text) : name_(std::move(name)) {
   if (text.size() > kMaxBytes)
@@ -49,4 +49,4 @@ void Source::fail_at(size_t offset, const std::string& what, ErrorCode code, std
        std::move(help));
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

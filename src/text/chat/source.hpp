@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 class Source {
  public:
@@ -25,4 +25,4 @@ class Source {
   std::string name_, text_;
 };
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

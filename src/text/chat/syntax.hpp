@@ -10,7 +10,7 @@
 #include "text/chat/source.hpp"
 #include "text/chat/value.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 enum class ExprKind : uint8_t {
   constant,   // value
@@ -90,4 +90,4 @@ inline constexpr const char* kBlockText = "\x01";
 // ErrorCode::format for what is not Jinja2, ::unsupported for what this subset lacks, by name and place.
 Statements parse(const Source& source);
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -7,7 +7,7 @@
 #include "base/utf8.hpp"
 #include "text/chat/value.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 namespace {
 
@@ -185,4 +185,4 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
   return out;
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 std::string upper(std::string_view text);
 std::string lower(std::string_view text);
@@ -23,4 +23,4 @@ std::vector<std::string> split_text(std::string_view text, std::optional<std::st
 std::vector<std::string> split_lines(std::string_view text);
 std::string replaced(std::string_view text, std::string_view from, std::string_view to, int64_t most);
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -7,7 +7,7 @@
 
 #include "base/utf8.hpp"
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 void Map::set(std::string_view key, Value value) {
   for (auto& item : items_) {
@@ -403,4 +403,4 @@ std::string_view strip_back(std::string_view text) {
   return text;
 }
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -13,7 +13,7 @@
 #include <variant>
 #include <vector>
 
-namespace capstan::data::chat {
+namespace capstan::text::chat {
 
 class Value;
 struct Macro;  // syntax.hpp
@@ -166,4 +166,4 @@ size_t blank_at(std::string_view text, size_t offset);
 std::string_view strip_front(std::string_view text);
 std::string_view strip_back(std::string_view text);
 
-}  // namespace capstan::data::chat
+}  // namespace capstan::text::chat

@@ -6,7 +6,7 @@
 
 #include "text/tokenizer/unicode.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -193,4 +193,4 @@ void TokenFinder::split(std::string_view text, const std::vector<AddedToken>& to
   if (done < text.size()) part(text.substr(done), -1);
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

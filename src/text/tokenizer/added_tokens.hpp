@@ -12,7 +12,7 @@
 
 #include "base/function_ref.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct AddedToken {
   int32_t id = -1;
@@ -63,4 +63,4 @@ class TokenFinder {
   unsigned char only_first_ = 0;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace capstan::data {
+namespace capstan::text {
 
 std::optional<std::string> decode_base64(std::string_view text) {
   constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -28,4 +28,4 @@ std::optional<std::string> decode_base64(std::string_view text) {
   return result;
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-namespace capstan::data {
+namespace capstan::text {
 
 std::optional<std::string> decode_base64(std::string_view text);  // nullopt: not base64
 
-}  // namespace capstan::data
+}  // namespace capstan::text

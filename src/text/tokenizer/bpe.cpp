@@ -11,7 +11,7 @@
 #include "text/tokenizer/byte_level.hpp"
 #include "text/tokenizer/text_pieces.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 // Two tables of pieces that fit whole words into one cache line: up to 15 bytes in two 64-bit words with at
 // most 3 ids, and up to 31 bytes with at most 7. A set is two entries, the newer first; a full set forgets
@@ -391,4 +391,4 @@ void BpeModel::merge_long(Scratch& scratch) const {
   ids.resize(kept);
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

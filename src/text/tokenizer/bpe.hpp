@@ -15,7 +15,7 @@
 #include "text/tokenizer/model.hpp"
 #include "text/tokenizer/vocabulary.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 class BpeModel final : public Model {
  public:
@@ -93,4 +93,4 @@ class BpeModel final : public Model {
   int shift_ = 64;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -11,7 +11,7 @@
 #include "text/tokenizer/unigram.hpp"
 #include "text/tokenizer/wordpiece.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 void Tokenizer::Parts::add_vocabulary(const TokenizerSpec& spec) {
   const auto at = [&](std::string_view place, std::string_view token) {
@@ -311,4 +311,4 @@ void Tokenizer::Parts::build(const TokenizerSpec& spec) {
   add_post(spec);
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -3,7 +3,7 @@
 #include "base/utf8.hpp"
 #include "text/tokenizer/unicode.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 const std::array<uint16_t, 256>& byte_to_character() {
   static const std::array<uint16_t, 256> table = [] {
@@ -50,4 +50,4 @@ bool append_text_bytes(std::string& out, std::string_view text) {
   return true;
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

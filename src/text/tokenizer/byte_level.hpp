@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace capstan::data {
+namespace capstan::text {
 
 inline constexpr char32_t kByteAlphabetSize = 0x144;                // all 256 characters lie below
 const std::array<uint16_t, 256>& byte_to_character();               // byte → code point
@@ -20,4 +20,4 @@ void append_byte_text(std::string& out, std::string_view bytes);
 // the alphabet.
 bool append_text_bytes(std::string& out, std::string_view text);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace capstan::data {
+namespace capstan::text {
 
 ByteTrie::ByteTrie(std::vector<std::pair<std::string_view, int32_t>> entries) {
   roots_.fill(-1);
@@ -41,4 +41,4 @@ ByteTrie::ByteTrie(std::vector<std::pair<std::string_view, int32_t>> entries) {
   }
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace capstan::data {
+namespace capstan::text {
 
 class ByteTrie {
  public:
@@ -54,4 +54,4 @@ class ByteTrie {
   std::array<int32_t, 256> roots_;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

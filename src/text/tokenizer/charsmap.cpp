@@ -3,7 +3,7 @@
 #include "base/error.hpp"
 #include "base/utf8.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 // A unit of the double array: bit 8 tells that an entry ends here, bits 0-7 and 31 are the label, the rest
 // leads on.
@@ -61,4 +61,4 @@ std::optional<Charsmap::Match> Charsmap::match(std::string_view text, bool longe
   return result;
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

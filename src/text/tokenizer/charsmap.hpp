@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace capstan::data {
+namespace capstan::text {
 
 class Charsmap {
  public:
@@ -32,4 +32,4 @@ class Charsmap {
   std::string texts_;  // each ends with NUL
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -7,7 +7,7 @@
 #include "text/tokenizer/byte_level.hpp"
 #include "text/tokenizer/utf8_lossy.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -289,4 +289,4 @@ void DecoderRun::push_sentencepiece(size_t step, int32_t id, std::string_view te
   if (!surface.empty()) token(step + 1, id, surface, out);
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

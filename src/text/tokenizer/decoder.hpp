@@ -12,7 +12,7 @@
 #include "text/tokenizer/pattern.hpp"
 #include "text/tokenizer/unigram.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct DecoderStep {
   enum class Kind : uint8_t {
@@ -78,4 +78,4 @@ class DecoderRun {
 // The byte that a token such as <0x0A> stands for, -1 for any other.
 int byte_of_fallback(std::string_view token);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -163,4 +163,4 @@ FileTotals decode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
       });
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

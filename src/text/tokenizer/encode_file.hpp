@@ -10,7 +10,7 @@
 #include "base/thread_pool.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct FileTotals {
   int64_t lines = 0;
@@ -33,4 +33,4 @@ FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
 FileTotals decode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
                        ThreadPool& pool, const FileProgress& progress = {});
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -7,7 +7,7 @@
 #include "base/utf8.hpp"
 #include "text/tokenizer/parts.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -65,4 +65,4 @@ std::string Tokenizer::identity() const {
   return hash_text(content);
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

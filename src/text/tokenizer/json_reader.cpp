@@ -7,7 +7,7 @@
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -214,4 +214,4 @@ bool JsonFile::boolean_or(simdjson::dom::object object, std::string_view path, s
   return value ? boolean(*value, std::string(path) + "." + std::string(key)) : otherwise;
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -12,7 +12,7 @@
 
 #include "base/error.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 class JsonFile {
  public:
@@ -66,4 +66,4 @@ std::string child(std::string_view path, size_t index);
 
 std::string_view json_type_name(simdjson::dom::element value);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

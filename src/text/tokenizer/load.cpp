@@ -4,7 +4,7 @@
 #include "text/tokenizer/load_stages.hpp"
 #include "text/tokenizer/split_steps.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -357,4 +357,4 @@ LoadedSpec read_vocab_lines(std::string vocab, std::string vocab_name, std::stri
   return result;
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -8,7 +8,7 @@
 #include "text/tokenizer/json_reader.hpp"
 #include "text/tokenizer/spec.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 // The specification together with the documents that its views point into.
 struct LoadedSpec {
@@ -38,4 +38,4 @@ void read_special_names(const JsonFile& config, TokenizerSpec& spec);
 // Takes "added_tokens_decoder" of a tokenizer_config.json, for files that have no added tokens of their own.
 void read_added_tokens_decoder(const JsonFile& config, TokenizerSpec& spec);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -9,7 +9,7 @@
 #include "text/tokenizer/protobuf.hpp"
 #include "text/tokenizer/sentencepiece_model.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -209,4 +209,4 @@ LoadedSpec read_sentencepiece(std::string model, const std::string& name, std::s
   return result;
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -5,7 +5,7 @@
 #include "text/tokenizer/base64.hpp"
 #include "text/tokenizer/split_steps.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -386,4 +386,4 @@ void read_stages(const JsonFile& file, TokenizerSpec& spec) {
   StageReader(file, spec).read();
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

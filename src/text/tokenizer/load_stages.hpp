@@ -5,10 +5,10 @@
 #include "text/tokenizer/json_reader.hpp"
 #include "text/tokenizer/spec.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 // Reads "normalizer", "pre_tokenizer", "post_processor" and "decoder" of the root, each of which may be
 // absent or null.
 void read_stages(const JsonFile& file, TokenizerSpec& spec);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

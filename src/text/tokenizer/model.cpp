@@ -1,6 +1,6 @@
 #include "text/tokenizer/model.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 void Model::encode(const PieceBatch& batch, Scratch& scratch, std::vector<int32_t>& out) const {
   std::vector<ModelToken> tokens;
@@ -11,4 +11,4 @@ void Model::encode(const PieceBatch& batch, Scratch& scratch, std::vector<int32_
   }
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -11,7 +11,7 @@
 
 #include "text/tokenizer/pre_tokenizer.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct ModelToken {
   int32_t id;
@@ -35,4 +35,4 @@ class Model {
   virtual void encode(const PieceBatch& batch, Scratch& scratch, std::vector<int32_t>& out) const;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

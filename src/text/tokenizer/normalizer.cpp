@@ -11,7 +11,7 @@
 #include "base/utf8.hpp"
 #include "text/tokenizer/unicode.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -146,4 +146,4 @@ std::string_view Normalizer::apply(std::string_view text, std::string& buffer) c
   return nfc ? apply_nfc(text, buffer) : text;
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace capstan::data {
+namespace capstan::text {
 
 class Normalizer {
  public:
@@ -17,4 +17,4 @@ class Normalizer {
   std::string_view apply(std::string_view text, std::string& buffer) const;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -8,7 +8,7 @@
 #include "text/tokenizer/byte_level.hpp"
 #include "text/tokenizer/unicode_history.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -286,4 +286,4 @@ TextStepPtr byte_alphabet_step() {
   });
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

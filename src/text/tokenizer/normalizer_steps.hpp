@@ -10,7 +10,7 @@
 #include "text/tokenizer/text_pieces.hpp"
 #include "text/tokenizer/unicode_forms.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct BertNormalizerOptions {
   bool clean_text = true, chinese = true, strip_accents = true, lowercase = true;
@@ -27,4 +27,4 @@ TextStepPtr bert_normalizer_step(const BertNormalizerOptions& options);
 TextStepPtr nmt_step();
 TextStepPtr byte_alphabet_step();  // each byte becomes its character of byte_level.hpp
 
-}  // namespace capstan::data
+}  // namespace capstan::text

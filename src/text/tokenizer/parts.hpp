@@ -16,7 +16,7 @@
 #include "text/tokenizer/tokenizer.hpp"
 #include "text/tokenizer/vocabulary.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 std::string hash_text(std::string_view content);  // XXH3-128, 32 hexadecimal digits
 
@@ -84,4 +84,4 @@ struct Tokenizer::Parts {
   std::array<int32_t, 256> fallback_ids() const;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

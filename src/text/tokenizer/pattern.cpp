@@ -9,7 +9,7 @@
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -220,4 +220,4 @@ void Pattern::find_all(std::string_view text, FunctionRef<void(size_t, size_t)> 
   }
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

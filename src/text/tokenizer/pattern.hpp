@@ -9,7 +9,7 @@
 
 #include "base/function_ref.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 class Pattern {
  public:
@@ -32,4 +32,4 @@ class Pattern {
   std::string literal_;  // searched without the engine
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

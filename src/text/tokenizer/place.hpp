@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-namespace capstan::data {
+namespace capstan::text {
 
 // Bytes [begin, end) of the original text.
 struct Place {
@@ -11,4 +11,4 @@ struct Place {
   bool operator==(const Place&) const = default;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

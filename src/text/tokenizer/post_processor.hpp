@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct PostStep {
   // Places lose the spaces at their tokens' ends (ByteLevel, RobertaProcessing).
@@ -13,4 +13,4 @@ struct PostStep {
   std::vector<int32_t> before, after;  // added where special tokens are asked for
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "text/tokenizer/scanners.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 const std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
@@ -198,4 +198,4 @@ void PreTokenizer::run_step(size_t index, std::string_view text, Scratch& scratc
   }
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -16,7 +16,7 @@
 #include "base/function_ref.hpp"
 #include "text/tokenizer/pattern.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 enum class SplitBehavior : uint8_t { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
@@ -72,4 +72,4 @@ class PreTokenizer {
 bool known_pattern(std::string_view regex, PreTokenizerStep::Kind& kind);
 extern const std::string_view kGpt2Pattern, kLlama3Pattern, kQwen2Pattern;
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <string_view>
 
-namespace capstan::data {
+namespace capstan::text {
 
 enum class PreTokenizerChoice : uint8_t { gpt2, llama3, qwen2 };  // qwen2 normalizes to NFC as well
 
 // "gpt2", "llama3", "qwen2"; ErrorCode::usage otherwise
 PreTokenizerChoice pre_tokenizer_by_name(std::string_view name);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 void ProtobufReader::fail_here(const std::string& what) const {
   fail(ErrorCode::format, place_ + ": byte " + std::to_string(start_ + at_) + ": " + what);
@@ -77,4 +77,4 @@ float ProtobufReader::number(const Field& field) const {
   return std::bit_cast<float>(static_cast<uint32_t>(field.integer));
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

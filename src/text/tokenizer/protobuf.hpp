@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace capstan::data {
+namespace capstan::text {
 
 class ProtobufReader {
  public:
@@ -45,4 +45,4 @@ class ProtobufReader {
   size_t at_ = 0;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -7,7 +7,7 @@
 
 #include "text/tokenizer/unicode.hpp"
 
-namespace capstan::data::scan {
+namespace capstan::text::scan {
 
 struct Context {
   const UnicodeClasses& classes;
@@ -152,4 +152,4 @@ const char* llama3(const Context& text, const char* p) {
   return space_run<true>(text, p);
 }
 
-}  // namespace capstan::data::scan
+}  // namespace capstan::text::scan

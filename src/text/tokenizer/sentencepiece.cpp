@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "text/tokenizer/utf8_lossy.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -212,4 +212,4 @@ void SentencePieceBpe::encode_piece(std::string_view piece, Model::Scratch& scra
   }
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

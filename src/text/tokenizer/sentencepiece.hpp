@@ -14,7 +14,7 @@
 #include "text/tokenizer/text_pieces.hpp"
 #include "text/tokenizer/vocabulary.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct SentencePieceNormalizer {
   std::shared_ptr<const Charsmap> charsmap;
@@ -48,4 +48,4 @@ class SentencePieceBpe final : public Model {
   ByteTrie user_defined_;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

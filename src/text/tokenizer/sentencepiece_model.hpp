@@ -9,7 +9,7 @@
 #include "text/tokenizer/decoder.hpp"
 #include "text/tokenizer/sentencepiece.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct SentencePieceModel {
   enum class Algorithm : uint8_t { unigram, bpe };
@@ -34,4 +34,4 @@ struct SentencePieceModel {
 // no such model; ::unsupported for other algorithms and for a table for decoding.
 SentencePieceModel read_sentencepiece_model(std::string_view bytes, const std::string& name);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

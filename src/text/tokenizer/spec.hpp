@@ -16,7 +16,7 @@
 #include "text/tokenizer/pre_tokenizer.hpp"
 #include "text/tokenizer/text_pieces.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct TokenizerSpec {
   enum class ModelKind : uint8_t { bpe, unigram, word_piece, sentencepiece_bpe };
@@ -55,4 +55,4 @@ struct TokenizerSpec {
   std::optional<bool> add_bos, add_eos;  // instead of the template
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -4,7 +4,7 @@
 
 #include "text/tokenizer/unicode_history.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -146,4 +146,4 @@ TextStepPtr bert_pre_tokenizer_step() {
   return step_list({whitespace_split_step(), punctuation_step(SplitBehavior::isolated)});
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -7,7 +7,7 @@
 #include "text/tokenizer/normalizer_steps.hpp"
 #include "text/tokenizer/pre_tokenizer.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 enum class PrependScheme : uint8_t { always, first, never };
 
@@ -26,4 +26,4 @@ TextStepPtr punctuation_step(SplitBehavior behavior);
 TextStepPtr delimiter_step(char32_t delimiter);
 TextStepPtr bert_pre_tokenizer_step();
 
-}  // namespace capstan::data
+}  // namespace capstan::text

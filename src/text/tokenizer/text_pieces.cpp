@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "base/utf8.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 void append_character(std::string& out, char32_t c) {
   if (c < 0x80)
@@ -203,4 +203,4 @@ TextStepPtr step_list(TextSteps steps) {
   return std::make_shared<StepList>(std::move(steps));
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

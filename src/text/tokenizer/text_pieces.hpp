@@ -15,7 +15,7 @@
 #include "text/tokenizer/place.hpp"
 #include "text/tokenizer/unicode.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 // A byte that is not UTF-8 travels as a character of its own, above all of Unicode.
 inline constexpr char32_t kRawByte = 0x110000;
@@ -104,4 +104,4 @@ using TextStepPtr = std::shared_ptr<const TextStep>;
 using TextSteps = std::vector<TextStepPtr>;
 TextStepPtr step_list(TextSteps steps);  // one after the other
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -16,7 +16,7 @@
 #include "text/tokenizer/utf8_lossy.hpp"
 #include "text/tokenizer/write_json.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace fs = std::filesystem;
 
@@ -525,4 +525,4 @@ std::shared_ptr<const Tokenizer> byte_tokenizer() {
   return tokenizer;
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -20,7 +20,7 @@
 #include "text/tokenizer/place.hpp"
 #include "text/tokenizer/pre_tokenizer_choice.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 class DecoderRun;
 
@@ -159,4 +159,4 @@ class StreamDecoder {
 // 257 tokens: byte b is id b, <|endoftext|> is 256. It is a tokenizer.json as well, which write_to() writes.
 std::shared_ptr<const Tokenizer> byte_tokenizer();
 
-}  // namespace capstan::data
+}  // namespace capstan::text

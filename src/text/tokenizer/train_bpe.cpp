@@ -18,7 +18,7 @@
 #include "text/tokenizer/pre_tokenizer.hpp"
 #include "text/tokenizer/write_json.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -464,4 +464,4 @@ std::string train_bpe(std::span<const std::filesystem::path> files, const TrainO
   return learn(counter, options, progress);
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -14,7 +14,7 @@
 #include "base/thread_pool.hpp"
 #include "text/tokenizer/pre_tokenizer_choice.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct TrainOptions {
   int64_t vocab_size = 0;  // entries in all: the special tokens, 256 bytes, the merges
@@ -44,4 +44,4 @@ std::string train_bpe(DocumentSource documents, const TrainOptions& options, Thr
 std::string train_bpe(std::span<const std::filesystem::path> files, const TrainOptions& options,
                       ThreadPool& pool, const TrainProgressSink& progress = {});
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -99,4 +99,4 @@ Character character_before(std::string_view text, size_t offset) {
   return {0xFFFD, 1};
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

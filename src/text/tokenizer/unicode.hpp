@@ -10,7 +10,7 @@
 
 #include "base/utf8_decode.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 inline constexpr uint8_t kLetter = 1;    // \p{L}
 inline constexpr uint8_t kNumber = 2;    // \p{N}
@@ -35,4 +35,4 @@ bool is_word_character(char32_t c);
 // The character that ends at `offset` > 0 (one byte where the text before it is not valid UTF-8).
 Character character_before(std::string_view text, size_t offset);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

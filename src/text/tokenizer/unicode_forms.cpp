@@ -8,7 +8,7 @@
 
 #include "text/tokenizer/unicode_history.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -123,4 +123,4 @@ bool normal_form(UnicodeForm form, std::string_view text, Changes& changes) {
   return true;
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -6,7 +6,7 @@
 
 #include "text/tokenizer/text_pieces.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 enum class UnicodeForm : uint8_t { nfc, nfd, nfkc, nfkd };
 
@@ -14,4 +14,4 @@ enum class UnicodeForm : uint8_t { nfc, nfd, nfkc, nfkd };
 // the list is left empty). Linear but for the sorting of runs of marks.
 bool normal_form(UnicodeForm form, std::string_view text, Changes& changes);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -7,7 +7,7 @@
 
 #include "text/tokenizer/text_pieces.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -164,4 +164,4 @@ char32_t small_letter(char32_t c) {
   return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

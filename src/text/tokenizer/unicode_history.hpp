@@ -3,7 +3,7 @@
 // expressions know the newest one: unicode.hpp.) Compared with tokenizers 0.23.3 on every code point.
 #pragma once
 
-namespace capstan::data {
+namespace capstan::text {
 
 bool is_punctuation(char32_t c);           // Punctuation, BertPreTokenizer
 bool is_control(char32_t c);               // BertNormalizer; not tab, newline, carriage return
@@ -14,4 +14,4 @@ bool has_later_decomposition(char32_t c);  // unknown to its normal forms: left 
 // Unicode 17; U+0130, which has two characters, is not this function's.
 char32_t small_letter(char32_t c);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "text/tokenizer/text_pieces.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 static constexpr double kUnknownPenalty = 10;
 
@@ -107,4 +107,4 @@ void UnigramModel::encode_piece(std::string_view piece, Model::Scratch& scratch,
   }
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

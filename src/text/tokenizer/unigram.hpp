@@ -11,7 +11,7 @@
 #include "text/tokenizer/model.hpp"
 #include "text/tokenizer/vocabulary.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct UnigramOptions {
   int32_t unknown = -1;
@@ -45,4 +45,4 @@ class UnigramModel final : public Model {
   UnigramOptions options_;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -1,6 +1,6 @@
 #include "text/tokenizer/utf8_lossy.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 size_t append_lossy(std::string& out, std::string_view bytes, bool last) {
   size_t i = 0;
@@ -36,4 +36,4 @@ size_t append_lossy(std::string& out, std::string_view bytes, bool last) {
   return i;
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace capstan::data {
+namespace capstan::text {
 
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
 
@@ -13,4 +13,4 @@ inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
 // be completed (all is used if `last`).
 size_t append_lossy(std::string& out, std::string_view bytes, bool last);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -4,7 +4,7 @@
 
 #include <bit>
 
-namespace capstan::data {
+namespace capstan::text {
 
 Vocabulary::Vocabulary(int64_t size)
     : spans_(static_cast<size_t>(size)),
@@ -39,4 +39,4 @@ std::string_view Vocabulary::text(int32_t id) const {
   return {arena_.data() + span.offset, span.bytes};
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace capstan::data {
+namespace capstan::text {
 
 class Vocabulary {
  public:
@@ -44,4 +44,4 @@ class Vocabulary {
   uint64_t mask_;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

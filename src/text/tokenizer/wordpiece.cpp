@@ -3,7 +3,7 @@
 #include "base/error.hpp"
 #include "text/tokenizer/text_pieces.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 WordPieceModel::WordPieceModel(const Vocabulary& vocabulary, const WordPieceOptions& options)
     : options_(options) {
@@ -46,4 +46,4 @@ void WordPieceModel::encode_piece(std::string_view piece, Scratch&, std::vector<
   }
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

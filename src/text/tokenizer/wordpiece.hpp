@@ -7,7 +7,7 @@
 #include "text/tokenizer/model.hpp"
 #include "text/tokenizer/vocabulary.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct WordPieceOptions {
   int32_t unknown = -1;
@@ -25,4 +25,4 @@ class WordPieceModel final : public Model {
   WordPieceOptions options_;
 };
 
-}  // namespace capstan::data
+}  // namespace capstan::text

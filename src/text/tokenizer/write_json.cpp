@@ -6,7 +6,7 @@
 #include "base/text.hpp"
 #include "text/tokenizer/pre_tokenizer.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 namespace {
 
@@ -83,4 +83,4 @@ std::string tokenizer_json(TokenizerText text) {
   return out + "  }\n}";
 }
 
-}  // namespace capstan::data
+}  // namespace capstan::text

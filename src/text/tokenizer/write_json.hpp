@@ -9,7 +9,7 @@
 
 #include "text/tokenizer/pre_tokenizer_choice.hpp"
 
-namespace capstan::data {
+namespace capstan::text {
 
 struct TokenizerText {
   PreTokenizerChoice pre_tokenizer = PreTokenizerChoice::gpt2;
@@ -22,4 +22,4 @@ struct TokenizerText {
 
 std::string tokenizer_json(TokenizerText text);
 
-}  // namespace capstan::data
+}  // namespace capstan::text

@@ -8,15 +8,15 @@
 namespace capstan::train {
 
 BaseModel BaseModel::open(const std::string& name) {
-  if (interchange::is_external(name)) return open_verified(name);
+  if (formats::is_external(name)) return open_verified(name);
   return open_verified(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
 }
 
 BaseModel BaseModel::open_verified(const std::string& path) {
   BaseModel base;
   base.path_ = path;
-  if (interchange::is_external(path))
-    base.external_ = interchange::ExternalModel::open(path);
+  if (formats::is_external(path))
+    base.external_ = formats::ExternalModel::open(path);
   else
     base.reader_ = checkpoint::Reader::open(path, checkpoint::Depth::structure);
   return base;
@@ -38,13 +38,13 @@ checkpoint::TensorSource& BaseModel::parameters(const config::ModelConfig& model
   return *parameters_;
 }
 
-interchange::Assets BaseModel::assets() const {
+formats::Assets BaseModel::assets() const {
   return external_ ? external_->assets() : assets_in(*reader_);
 }
 
-interchange::Assets assets_in(const checkpoint::Reader& reader) {
-  interchange::Assets files;
-  for (const std::string_view name : interchange::asset_files())
+formats::Assets assets_in(const checkpoint::Reader& reader) {
+  formats::Assets files;
+  for (const std::string_view name : formats::asset_files())
     if (reader.has_file(name)) files.emplace_back(name, reader.read_text(name));
   return files;
 }

@@ -29,7 +29,7 @@ class BaseModel {
   // Under Capstan's names, for a model section with its derived values; refers to this, until the next call.
   checkpoint::TensorSource& parameters(const config::ModelConfig& model);
   // config.json, tokenizer and the like, as far as they are there.
-  interchange::Assets assets() const;
+  formats::Assets assets() const;
   const checkpoint::Reader* checkpoint() const {
     return reader_ ? &*reader_ : nullptr;
   }  // null: another program's
@@ -37,11 +37,11 @@ class BaseModel {
  private:
   std::string path_, hash_;
   std::optional<checkpoint::Reader> reader_;
-  std::unique_ptr<interchange::ExternalModel> external_;
+  std::unique_ptr<formats::ExternalModel> external_;
   std::unique_ptr<checkpoint::TensorSource> parameters_;
 };
 
 // Those of asset_files() that lie in a checkpoint.
-interchange::Assets assets_in(const checkpoint::Reader& reader);
+formats::Assets assets_in(const checkpoint::Reader& reader);
 
 }  // namespace capstan::train

@@ -13,7 +13,7 @@
 
 namespace capstan::train {
 
-using interchange::Assets;
+using formats::Assets;
 using nlohmann::ordered_json;
 
 namespace {
@@ -45,20 +45,20 @@ std::string text_of(const ordered_json& json) {
 }
 
 // That of the checkpoint; the byte tokenizer, which lies in no file, is put beside the others.
-std::shared_ptr<const data::Tokenizer> tokenizer_of(const config::Config& config, Assets& files,
+std::shared_ptr<const text::Tokenizer> tokenizer_of(const config::Config& config, Assets& files,
                                                     const std::string& place) {
   if (config.tokenizer.tokenizer_type == config::TokenizerKind::none) return nullptr;
   if (config.tokenizer.tokenizer_type == config::TokenizerKind::byte) {
-    put(files, "tokenizer.json", data::byte_tokenizer()->files()[0].text);
-    return data::byte_tokenizer();
+    put(files, "tokenizer.json", text::byte_tokenizer()->files()[0].text);
+    return text::byte_tokenizer();
   }
   const bool here = std::any_of(files.begin(), files.end(),
-                                [](const auto& file) { return interchange::is_tokenizer_file(file.first); });
-  return here ? data::Tokenizer::from_texts(files, place) : nullptr;
+                                [](const auto& file) { return formats::is_tokenizer_file(file.first); });
+  return here ? text::Tokenizer::from_texts(files, place) : nullptr;
 }
 
-std::shared_ptr<const data::chat::ChatTemplate> template_of(const config::Config& config,
-                                                            const data::Tokenizer& tokenizer) {
+std::shared_ptr<const text::chat::ChatTemplate> template_of(const config::Config& config,
+                                                            const text::Tokenizer& tokenizer) {
   const auto& chosen = config.tokenizer.chat_template;
   std::error_code unknown;
   // The recipe's file may be gone since; the checkpoint has a copy then.
@@ -72,8 +72,8 @@ struct SpecialTokens {
   std::vector<int32_t> ends;  // every token that ends a text, eos first
 };
 
-SpecialTokens special_tokens(const config::Config& config, const data::Tokenizer& tokenizer,
-                             const data::chat::ChatTemplate* chat) {
+SpecialTokens special_tokens(const config::Config& config, const text::Tokenizer& tokenizer,
+                             const text::chat::ChatTemplate* chat) {
   SpecialTokens tokens;
   const auto eod = end_of_document(config, tokenizer);
   tokens.eos = tokenizer.eos() ? tokenizer.eos() : eod;
@@ -103,7 +103,7 @@ const char* tokenizer_class(const Assets& files) {
   return find(files, "vocab.txt") ? "BertTokenizer" : "GPT2Tokenizer";
 }
 
-void add_tokenizer_config(const config::Config& config, const data::Tokenizer& tokenizer,
+void add_tokenizer_config(const config::Config& config, const text::Tokenizer& tokenizer,
                           const SpecialTokens& tokens, Assets& files) {
   ordered_json json = object_in(files, kTokenizerConfig);
   const bool made = json.is_null();
@@ -163,7 +163,7 @@ void add_generation_config(const config::Config& config, const SpecialTokens& to
 
 Assets export_files(const checkpoint::Reader& reader, const config::Config& config) {
   Assets files = assets_in(reader);
-  if (reader.info().run_id == interchange::kImportedRun) return files;
+  if (reader.info().run_id == formats::kImportedRun) return files;
   const auto tokenizer = tokenizer_of(config, files, reader.place());
   if (!tokenizer) return files;
   const auto chat = template_of(config, *tokenizer);

@@ -11,6 +11,6 @@ namespace capstan::train {
 // tokenizer_config.json with the special tokens, generation_config.json with the tokens that end a text, and
 // the recipe's chat template. An imported model's files are returned as they came. config: of the
 // checkpoint's recipe.
-interchange::Assets export_files(const checkpoint::Reader& reader, const config::Config& config);
+formats::Assets export_files(const checkpoint::Reader& reader, const config::Config& config);
 
 }  // namespace capstan::train

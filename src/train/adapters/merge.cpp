@@ -169,7 +169,7 @@ std::string merged_recipe(const StoredAdapters& adapters, const StoredBase& base
     return stored ? stored->read_text(checkpoint::kRecipeFile) : config::resolved_recipe(resolution);
   if (!stored)
     return config::resolved_recipe(
-        interchange::resolve_recipe(*interchange::ExternalModel::open(base.weights.path()), request));
+        formats::resolve_recipe(*formats::ExternalModel::open(base.weights.path()), request));
   request.recipe = (stored->directory() / std::string(checkpoint::kRecipeFile)).string();
   const config::Resolution merged = config::resolve(request);
   merged.require_ok();
@@ -252,7 +252,7 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
     state.erase("base");
     writer.add_text(checkpoint::kStateFile, state.dump(2) + "\n");
   } else {
-    writer.add_text(checkpoint::kStateFile, interchange::first_state(""));
+    writer.add_text(checkpoint::kStateFile, formats::first_state(""));
   }
   auto files_beside = merged_files(run, base);
   files_beside[std::string(checkpoint::kRecipeFile)] = merged_recipe(adapters, base);

@@ -9,7 +9,7 @@
 
 namespace capstan::train {
 
-using interchange::Written;
+using formats::Written;
 
 static Written counted(checkpoint::TensorSource& tensors, const std::string& kind) {
   Written written;
@@ -39,11 +39,11 @@ Written write_peft_files(const std::string& from, const std::filesystem::path& t
   if (const auto& beside = config.checkpoint.pretrained_checkpoint; named.empty() && beside)
     named = beside->resolved;
   if (const auto [scheme, path] = config::split_scheme(named); scheme == "hf:") named = std::string(path);
-  const auto names = interchange::class_names(config.model, assets_in(reader));
-  const auto adapter = interchange::to_peft(interchange::read_adapters(reader, *config.peft, config.model),
-                                            config.model, names, named);
-  interchange::write_peft(to, adapter);
-  Written written = counted(*interchange::adapter_tensors(adapter.modules, ""), kind_of(*config.peft));
+  const auto names = formats::class_names(config.model, assets_in(reader));
+  const auto adapter = formats::to_peft(formats::read_adapters(reader, *config.peft, config.model),
+                                        config.model, names, named);
+  formats::write_peft(to, adapter);
+  Written written = counted(*formats::adapter_tensors(adapter.modules, ""), kind_of(*config.peft));
   written.files = {"adapter_config.json", "adapter_model.safetensors"};
   return written;
 }
@@ -62,7 +62,7 @@ Written read_peft_files(const std::string& from, const std::filesystem::path& to
   recipe.resolution.require_ok();
   Written written = counted(*adapters.tensors, kind_of(adapters.peft));
   written.files =
-      interchange::write_first_checkpoint(
+      formats::write_first_checkpoint(
           {&recipe.resolution, adapters.tensors.get(), {}, beside.weights.assets(), beside.weights.hash()},
           to)
           .files;

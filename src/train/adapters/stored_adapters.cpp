@@ -21,7 +21,7 @@ std::optional<fs::path> peft_directory(const std::string& name) {
   if (const auto [scheme, path] = config::split_scheme(name); scheme == "peft:") return fs::path(path);
   std::error_code error;
   if (!fs::is_directory(name, error)) return std::nullopt;
-  if (interchange::is_peft(name)) return fs::path(name);
+  if (formats::is_peft(name)) return fs::path(name);
   // What is no run and has no checkpoint was meant to be PEFT's: that reader says what is missing.
   const bool ours = records::is_run(name) || fs::exists(fs::path(name) / checkpoint::kManifestFile, error) ||
                     fs::exists(fs::path(name) / "checkpoints", error) ||
@@ -32,7 +32,7 @@ std::optional<fs::path> peft_directory(const std::string& name) {
 namespace {
 
 StoredRecipe recipe_of_run(const std::string& name, const std::vector<config::Override>& overrides) {
-  if (interchange::is_external(name))
+  if (formats::is_external(name))
     fail(ErrorCode::usage, "`" + name + "` is a whole model: it holds no adapters");
   StoredRecipe stored = stored_recipe(name, overrides, 1);
   stored.resolution.require_ok();
@@ -60,7 +60,7 @@ std::string named_base(const std::string& name, const std::vector<config::Overri
     fail(ErrorCode::usage, "`" + name + "` does not say beside which weights its adapters were trained",
          "--base CHECKPOINT|RUN|hf:DIR");
   }
-  const std::string said = interchange::read_peft(*directory).config.base_model;
+  const std::string said = formats::read_peft(*directory).config.base_model;
   std::error_code error;
   // As it is written, from here or from the adapter.
   for (const fs::path& place : {fs::path(said), *directory / said}) {
@@ -82,10 +82,10 @@ StoredAdapters open_adapters(const std::string& name, BaseModel& base, const con
   StoredAdapters result;
   if (const auto directory = peft_directory(name)) {
     result.name = "`" + directory->string() + "`";
-    auto set = interchange::to_capstan(interchange::read_peft(*directory), model,
-                                       interchange::class_names(model, base.assets()), parts, result.name);
+    auto set = formats::to_capstan(formats::read_peft(*directory), model,
+                                   formats::class_names(model, base.assets()), parts, result.name);
     result.peft = set.peft;
-    result.tensors = interchange::adapter_tensors(std::move(set.modules), result.name);
+    result.tensors = formats::adapter_tensors(std::move(set.modules), result.name);
     return result;
   }
   result.name = "`" + name + "`";

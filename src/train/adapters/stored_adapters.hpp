@@ -24,7 +24,7 @@ struct StoredAdapters {
 };
 
 // name: `peft:DIR`, a directory with an adapter_config.json, a checkpoint, a directory of checkpoints or a
-// run. model: the base's section, with its derived values; parts: as interchange::to_capstan(). overrides: to
+// run. model: the base's section, with its derived values; parts: as formats::to_capstan(). overrides: to
 // the recipe of a run. Errors: ErrorCode::usage where a checkpoint holds a full model; those of the files.
 StoredAdapters open_adapters(const std::string& name, BaseModel& base, const config::ModelConfig& model,
                              std::optional<bool> parts = {});

@@ -17,7 +17,7 @@ void require_number(double value, const char* what) {
 }
 
 EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
-  const data::Tokenizer& tokenizer = model.require_tokenizer();
+  const text::Tokenizer& tokenizer = model.require_tokenizer();
   std::vector<int32_t> ids;
   if (options.add_front) ids = tokenizer.before();
   tokenizer.encode(options.text, ids);

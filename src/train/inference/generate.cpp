@@ -78,7 +78,7 @@ void check(const GenerateOptions& options, int64_t vocabulary) {
 Beginning beginning(const LoadedModel& model, const GenerateOptions& options) {
   if (!options.prompt_ids.empty() && !model.tokenizer())
     return {options.prompt_ids, {model.end_tokens().begin(), model.end_tokens().end()}, {}};
-  const data::Tokenizer& tokenizer = model.require_tokenizer();
+  const text::Tokenizer& tokenizer = model.require_tokenizer();
   const auto eod = end_of_document(model.config(), tokenizer);
   Beginning result;
   result.ends.insert(model.end_tokens().begin(), model.end_tokens().end());
@@ -166,7 +166,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   result.context_field = limit;
   auto cache = model.make_cache(prompt_tokens + wanted);
   using Clock = std::chrono::steady_clock;
-  std::optional<data::StreamDecoder> decoder;
+  std::optional<text::StreamDecoder> decoder;
   if (model.tokenizer()) decoder.emplace(model.tokenizer(), true);
   // SentencePiece's decoder takes the blank off the first token of a text. A continuation does not begin one;
   // an answer does.

@@ -48,7 +48,7 @@ class ForwardPass final : public parallel::PipelineWork {
 
 // The ids at which the model's own settings end a text.
 std::vector<int32_t> end_tokens_of(const BaseModel& weights) {
-  const interchange::Assets files = weights.assets();
+  const formats::Assets files = weights.assets();
   for (const char* name : {"generation_config.json", "config.json"}) {
     const auto file =
         std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
@@ -89,7 +89,7 @@ bool never_had_tokenizer(const config::Config& config) {
 
 }  // namespace
 
-const data::Tokenizer& LoadedModel::require_tokenizer() const {
+const text::Tokenizer& LoadedModel::require_tokenizer() const {
   if (tokenizer_) return *tokenizer_;
   const bool mock = config_.dataset.kind == config::DatasetKind::mock;
   fail(ErrorCode::unsupported,

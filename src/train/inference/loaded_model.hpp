@@ -28,8 +28,8 @@ class LoadedModel {
               const std::string& adapter = {});
 
   const config::Config& config() const { return config_; }
-  const std::shared_ptr<const data::Tokenizer>& tokenizer() const { return tokenizer_; }  // null: none
-  const data::Tokenizer& require_tokenizer() const;  // ErrorCode::unsupported where there is none, with why
+  const std::shared_ptr<const text::Tokenizer>& tokenizer() const { return tokenizer_; }  // null: none
+  const text::Tokenizer& require_tokenizer() const;  // ErrorCode::unsupported where there is none, with why
   Device& device() const { return *device_; }
   // eos_token_id of the model's generation_config.json, or of its config.json where that is missing.
   const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
@@ -52,7 +52,7 @@ class LoadedModel {
   std::vector<float> pass(int64_t rows, int64_t values, Stage stage);
 
   config::Config config_;
-  std::shared_ptr<const data::Tokenizer> tokenizer_;
+  std::shared_ptr<const text::Tokenizer> tokenizer_;
   std::vector<int32_t> end_tokens_;
   comm::Mesh mesh_;
   std::unique_ptr<Device> device_;

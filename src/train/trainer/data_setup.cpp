@@ -29,7 +29,7 @@ static_assert(static_cast<int>(config::SampleFormat::text) == static_cast<int>(d
               static_cast<int>(config::LossMode::all) == static_cast<int>(data::SftLoss::all));
 }  // namespace
 
-data::SftOptions sft_options(const config::Config& config, const data::Tokenizer& tokenizer) {
+data::SftOptions sft_options(const config::Config& config, const text::Tokenizer& tokenizer) {
   const config::DatasetConfig& d = config.dataset;
   const auto names = [](const std::vector<config::Path>& paths) {
     std::vector<std::string> result;
@@ -79,7 +79,7 @@ static void set_megatron_order(const config::Config& config, data::GptDatasetOpt
 }
 
 static std::array<std::shared_ptr<const data::Dataset>, 3> open_sft_datasets(
-    const config::Config& config, const data::Tokenizer* tokenizer) {
+    const config::Config& config, const text::Tokenizer* tokenizer) {
   CAPSTAN_ASSERT(tokenizer, "fine-tuning data without a tokenizer, which the rules refuse");
   data::SftOptions options = sft_options(config, *tokenizer);
   // Files that only an evaluation would read; beside others `split` is not used.
@@ -97,7 +97,7 @@ static std::array<std::shared_ptr<const data::Dataset>, 3> open_sft_datasets(
   return result;
 }
 
-static data::GptDatasetOptions gpt_options(const config::Config& config, const data::Tokenizer* tokenizer) {
+static data::GptDatasetOptions gpt_options(const config::Config& config, const text::Tokenizer* tokenizer) {
   const config::DatasetConfig& d = config.dataset;
   data::GptDatasetOptions options;
   options.sequence_length = config.model.seq_length;
@@ -131,7 +131,7 @@ static data::GptDatasetOptions gpt_options(const config::Config& config, const d
 }
 
 std::array<std::shared_ptr<const data::Dataset>, 3> open_datasets(const config::Config& config,
-                                                                  const data::Tokenizer* tokenizer) {
+                                                                  const text::Tokenizer* tokenizer) {
   if (config.dataset.kind == config::DatasetKind::sft) return open_sft_datasets(config, tokenizer);
   const auto splits = data::build_gpt_datasets(gpt_options(config, tokenizer));
   std::array<std::shared_ptr<const data::Dataset>, 3> result;
@@ -154,7 +154,7 @@ int64_t total_iterations_of_data(const config::Config& config) {
   // An epoch has as many samples in either order.
   counted.dataset.sample_order = config::SampleOrder::capstan;
   require_files(missing_files(counted));
-  std::shared_ptr<const data::Tokenizer> tokenizer;
+  std::shared_ptr<const text::Tokenizer> tokenizer;
   if (counted.dataset.kind != config::DatasetKind::mock) tokenizer = load_tokenizer(counted);
   const auto datasets = open_datasets(counted, tokenizer.get());
   if (!datasets[0]) fail(ErrorCode::config, "dataset.split gives the training data no share");

@@ -14,10 +14,10 @@ namespace capstan::train {
 
 // Training, validation and test data; null where a split has no share, or is not evaluated.
 std::array<std::shared_ptr<const data::Dataset>, 3> open_datasets(const config::Config& config,
-                                                                  const data::Tokenizer* tokenizer);
+                                                                  const text::Tokenizer* tokenizer);
 
 // For dataset.kind sft. The tokenizer has to outlive the options.
-data::SftOptions sft_options(const config::Config& config, const data::Tokenizer& tokenizer);
+data::SftOptions sft_options(const config::Config& config, const text::Tokenizer& tokenizer);
 
 // Iterations of train.epochs passes over the training data, rounded up.
 int64_t steps_of_epochs(const config::Config& config, const data::Dataset& data);

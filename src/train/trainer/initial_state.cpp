@@ -150,16 +150,16 @@ class Starter {
   }
 
   void load_weights(const std::string& name) {
-    if (!interchange::is_external(name)) {
+    if (!formats::is_external(name)) {
       const auto found = checkpoint::resolve_checkpoint(records::saved_in(name));
       auto reader = checkpoint::Reader::open(found.path, checkpoint::Depth::structure);
       load_parameters(reader, runner_.store());
       log_.line("weights from " + found.path.string());
       return;
     }
-    const auto external = interchange::ExternalModel::open(name);
+    const auto external = formats::ExternalModel::open(name);
     // Shapes are checked with the weights. Other differences may be meant.
-    for (const auto& one : interchange::differences(config_.model, external->model()))
+    for (const auto& one : formats::differences(config_.model, external->model()))
       log_.warning(one.path + " is " + one.first + " in the recipe and " + one.second + " in " + name);
     load_parameters(*external->parameters(config_.model), runner_.store());
     log_.line("weights from " + name + " (" + external->kind() + ")");
@@ -178,13 +178,13 @@ class Starter {
 };
 
 // Warns where token ids of the given weights' tokenizer stand for other text than those of the recipe's.
-void compare_tokenizer(const config::Config& config, const RunData& data, const interchange::Assets& files,
+void compare_tokenizer(const config::Config& config, const RunData& data, const formats::Assets& files,
                        const std::string& from, RunLog& log) {
   const auto& named = config.tokenizer.tokenizer_model;
   if (!data.tokenizer || (named && named->resolved == from)) return;
-  std::shared_ptr<const data::Tokenizer> own;
+  std::shared_ptr<const text::Tokenizer> own;
   try {
-    own = data::Tokenizer::from_texts(files, from);
+    own = text::Tokenizer::from_texts(files, from);
   } catch (const Error&) {
     return;  // the weights come without a tokenizer, or with one of another kind
   }
@@ -214,10 +214,10 @@ CheckpointAssets find_assets(const config::Config& config, const RunData& data, 
     assets.chat_template = chat_template_of(config, *data.tokenizer)->text();
   if (!config.checkpoint.pretrained_checkpoint) return assets;
   const std::string& from = config.checkpoint.pretrained_checkpoint->resolved;
-  interchange::Assets found;
+  formats::Assets found;
   try {
-    if (interchange::is_external(from)) {
-      found = interchange::ExternalModel::open(from)->assets();
+    if (formats::is_external(from)) {
+      found = formats::ExternalModel::open(from)->assets();
     } else {
       found = assets_in(checkpoint::Reader::open(checkpoint::resolve_checkpoint(records::saved_in(from)).path,
                                                  checkpoint::Depth::structure));
@@ -228,7 +228,7 @@ CheckpointAssets find_assets(const config::Config& config, const RunData& data, 
   compare_tokenizer(config, data, found, from, log);
   // Checkpoints keep the tokenizer of the run instead.
   for (auto& file : found)
-    if (!interchange::is_tokenizer_file(file.first)) assets.files.push_back(std::move(file));
+    if (!formats::is_tokenizer_file(file.first)) assets.files.push_back(std::move(file));
   return assets;
 }
 

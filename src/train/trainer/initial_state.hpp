@@ -35,7 +35,7 @@ InitialState start_or_resume(const config::Config& config, comm::World& world, c
 struct CheckpointAssets {
   // config.json, generation settings and the like, which came with checkpoint.pretrained_checkpoint. They may
   // be gone when a run is resumed; its checkpoints then do without.
-  interchange::Assets files;
+  formats::Assets files;
   // The chat template of the recipe; empty: the tokenizer's own.
   std::string chat_template;
 };

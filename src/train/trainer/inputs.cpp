@@ -39,7 +39,7 @@ class Search {
   void chat_template(const config::Path& given) {
     if (exists(given.resolved)) return;
     std::vector<std::string> names, known;
-    for (const auto& one : data::chat::known_templates()) known.emplace_back(one.name);
+    for (const auto& one : text::chat::known_templates()) known.emplace_back(one.name);
     names = near_matches(fs::path(given.text).filename().string(), known, 2);
     for (const std::string& file : near_paths(given.text, given.resolved)) names.push_back(file);
     add("tokenizer.chat_template", given.text, near_paths_help(names),
@@ -186,7 +186,7 @@ std::vector<MissingFile> unusable_files(const config::Config& config) {
   const config::DatasetConfig& d = config.dataset;
   if (d.kind == config::DatasetKind::mock) return found;
   const std::string name = tokenizer_name(config.tokenizer);
-  std::shared_ptr<const data::Tokenizer> tokenizer;
+  std::shared_ptr<const text::Tokenizer> tokenizer;
   attempt(config.tokenizer.vocab_file ? "tokenizer.vocab_file" : "tokenizer.tokenizer_model", name,
           [&] { tokenizer = load_tokenizer(config); });
   if (!found.empty()) return found;  // the data are read with it

@@ -197,10 +197,10 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
   request.ranks = ranks;
   request.ranks_origin = "this launch";
   request.unset = left_out(ranks);
-  if (interchange::is_external(name)) {
-    const auto model = interchange::ExternalModel::open(interchange::absolute_name(name));
+  if (formats::is_external(name)) {
+    const auto model = formats::ExternalModel::open(formats::absolute_name(name));
     stored.checkpoint = model->name();
-    stored.resolution = interchange::resolve_recipe(*model, std::move(request));
+    stored.resolution = formats::resolve_recipe(*model, std::move(request));
   } else {
     stored.checkpoint = checkpoint::resolve_checkpoint(records::saved_in(name), &stored.refused).path;
     request.recipe = (stored.checkpoint / std::string(checkpoint::kRecipeFile)).string();

@@ -111,7 +111,7 @@ void check_same_tokenizer(const config::Config& config, comm::World& world, cons
     if (world.rank() != 0 || !data.tokenizer ||
         !(reader.has_file("tokenizer.json") || reader.has_file("tokenizer.model")))
       return;
-    const auto own = data::record_of(*data::Tokenizer::load(reader.directory()), reader.directory().string());
+    const auto own = data::record_of(*text::Tokenizer::load(reader.directory()), reader.directory().string());
     const auto now = data::record_of(*data.tokenizer, tokenizer_name(config.tokenizer));
     if (own.identity != now.identity)
       fail(

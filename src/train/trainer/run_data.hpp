@@ -13,7 +13,7 @@
 namespace capstan::train {
 
 struct RunData {
-  std::shared_ptr<const data::Tokenizer> tokenizer;              // null with mock data
+  std::shared_ptr<const text::Tokenizer> tokenizer;              // null with mock data
   std::array<std::shared_ptr<const data::Dataset>, 3> datasets;  // as open_datasets()
   std::string fingerprint;                                       // of the training samples
 

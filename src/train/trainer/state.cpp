@@ -101,7 +101,7 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
     there.insert("chat_template.jinja");
   }
   // The bytes are a tokenizer that needs no file.
-  if (plan.tokenizer && plan.tokenizer != data::byte_tokenizer().get())
+  if (plan.tokenizer && plan.tokenizer != text::byte_tokenizer().get())
     for (const auto& file : plan.tokenizer->files()) {
       if (!there.insert(file.name).second) continue;
       if (file.path.empty())

@@ -44,7 +44,7 @@ struct SavePlan {
   std::string base;
   checkpoint::Retention retention;
   bool optimizer = true;
-  const data::Tokenizer* tokenizer = nullptr;               // copied beside the weights
+  const text::Tokenizer* tokenizer = nullptr;               // copied beside the weights
   std::vector<std::pair<std::string, std::string>> assets;  // further small files there: name and content
   std::string chat_template;                // of the recipe, in place of the tokenizer's own; empty: none
   checkpoint::FileSystem* files = nullptr;  // null: the real one

@@ -13,30 +13,30 @@
 namespace capstan::train {
 
 namespace {
-data::PreTokenizerChoice choice_of(config::PreTokenizer pre_tokenizer) {
+text::PreTokenizerChoice choice_of(config::PreTokenizer pre_tokenizer) {
   switch (pre_tokenizer) {
     case config::PreTokenizer::gpt2:
       break;
     case config::PreTokenizer::llama3:
-      return data::PreTokenizerChoice::llama3;
+      return text::PreTokenizerChoice::llama3;
     case config::PreTokenizer::qwen:
-      return data::PreTokenizerChoice::qwen2;
+      return text::PreTokenizerChoice::qwen2;
   }
-  return data::PreTokenizerChoice::gpt2;
+  return text::PreTokenizerChoice::gpt2;
 }
 }  // namespace
 
-std::shared_ptr<const data::Tokenizer> load_tokenizer_files(const std::string& name) {
-  if (name.starts_with("hf:")) return data::Tokenizer::load(name.substr(3));
+std::shared_ptr<const text::Tokenizer> load_tokenizer_files(const std::string& name) {
+  if (name.starts_with("hf:")) return text::Tokenizer::load(name.substr(3));
   if (records::is_run(name))  // its checkpoints have it
-    return data::Tokenizer::load(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
-  if (!interchange::is_external(name)) return data::Tokenizer::load(name);
-  const auto files = interchange::ExternalModel::open(name)->assets();
+    return text::Tokenizer::load(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
+  if (!formats::is_external(name)) return text::Tokenizer::load(name);
+  const auto files = formats::ExternalModel::open(name)->assets();
   if (std::none_of(files.begin(), files.end(),
                    [](const auto& file) { return file.first == "tokenizer.json"; }))
     fail(ErrorCode::not_found, "`" + name + "` holds no tokenizer",
          "tokenizer.tokenizer_model=FILE, a tokenizer.json or a SentencePiece .model");
-  return data::Tokenizer::from_texts(files, name);
+  return text::Tokenizer::from_texts(files, name);
 }
 
 std::string tokenizer_name(const config::TokenizerConfig& tokenizer) {
@@ -54,14 +54,14 @@ std::string tokenizer_name(const config::TokenizerConfig& tokenizer) {
   return {};
 }
 
-std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& config) {
+std::shared_ptr<const text::Tokenizer> load_tokenizer(const config::Config& config) {
   const config::TokenizerConfig& t = config.tokenizer;
-  std::shared_ptr<const data::Tokenizer> tokenizer;
+  std::shared_ptr<const text::Tokenizer> tokenizer;
   switch (t.tokenizer_type) {
     case config::TokenizerKind::none:
       return nullptr;
     case config::TokenizerKind::byte:
-      tokenizer = data::byte_tokenizer();
+      tokenizer = text::byte_tokenizer();
       break;
     case config::TokenizerKind::huggingface:
     case config::TokenizerKind::sentencepiece:
@@ -73,7 +73,7 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& conf
     case config::TokenizerKind::gpt2_bpe: {
       if (!t.vocab_file || !t.merge_file)
         fail(ErrorCode::config, "tokenizer.vocab_file and tokenizer.merge_file are not both given");
-      tokenizer = data::Tokenizer::load_pair(t.vocab_file->resolved, t.merge_file->resolved,
+      tokenizer = text::Tokenizer::load_pair(t.vocab_file->resolved, t.merge_file->resolved,
                                              choice_of(t.pre_tokenizer));
       break;
     }
@@ -86,7 +86,7 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer(const config::Config& conf
   return tokenizer;
 }
 
-std::optional<int32_t> end_of_document(const config::Config& config, const data::Tokenizer& tokenizer) {
+std::optional<int32_t> end_of_document(const config::Config& config, const text::Tokenizer& tokenizer) {
   const auto named = tokenizer.id_of(config.tokenizer.eod_token);
   return named ? named : tokenizer.eod();
 }
@@ -95,16 +95,16 @@ std::optional<int32_t> end_of_document(const config::Config& config, const data:
 bool names_known_template(const config::Path& chosen) {
   const std::filesystem::path text = chosen.text;
   const std::string name = text.filename().string();
-  const auto known = data::chat::known_templates();
+  const auto known = text::chat::known_templates();
   return !std::filesystem::exists(chosen.resolved) && (text.is_absolute() || !text.has_parent_path()) &&
          std::any_of(known.begin(), known.end(), [&](const auto& one) { return one.name == name; });
 }
 
-std::shared_ptr<const data::chat::ChatTemplate> chat_template_of(const config::Config& config,
-                                                                 const data::Tokenizer& tokenizer) {
+std::shared_ptr<const text::chat::ChatTemplate> chat_template_of(const config::Config& config,
+                                                                 const text::Tokenizer& tokenizer) {
   const auto& chosen = config.tokenizer.chat_template;
   if (!chosen) return data::own_chat_template(tokenizer);
-  return data::chat::ChatTemplate::load(names_known_template(*chosen)
+  return text::chat::ChatTemplate::load(names_known_template(*chosen)
                                             ? std::filesystem::path(chosen->text).filename().string()
                                             : chosen->resolved);
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What Capstan writes, read by others: python3 scripts/peers/check_interchange.py [--capstan CAPSTAN]
+"""What Capstan writes, read by others: python3 scripts/peers/check_formats.py [--capstan CAPSTAN]
 
 Every tiny model of tests/formats/families goes through a checkpoint and back; Transformers loads what came, without a
 warning about weights, with equal logits. Then as GGUF (F32, Q8_0), which the package gguf reads: every tensor. And once under
