@@ -259,6 +259,18 @@ TEST_CASE("min_lr and its ratio in one file agree, or are an error") {
   CHECK_FALSE(resolved({"optimizer.min_lr=1e-6", "optimizer.min_lr_ratio=0.5"}).ok());
 }
 
+TEST_CASE("a resolved recipe omits a preset's values that another field switches off") {
+  const auto r = resolved({"model=llama3.2-1b", "model.rope_scaling=false"});
+  REQUIRE_MESSAGE(r.ok(), render(r.diagnostics, r.sources));
+  const std::string text = resolved_recipe(r);
+  CHECK(text.find("\n  rope_scaling_factor: ") == std::string::npos);
+  const auto again = of_file(text);
+  CHECK_MESSAGE(again.ok(), render(again.diagnostics, again.sources));
+  CHECK(value(again, "model.rope_scaling") == "false");
+  CHECK(resolved_recipe(resolved({"model=llama3.2-1b"})).find("\n  rope_scaling_factor: 32  ") !=
+        std::string::npos);
+}
+
 TEST_CASE("a resolved recipe keeps the ratio, so that another lr still moves min_lr") {
   const auto r = resolved({});
   const std::string text = resolved_recipe(r);

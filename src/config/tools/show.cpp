@@ -38,6 +38,17 @@ bool given_otherwise(const Schema& schema, const void* root, const Resolved& res
          });
 }
 
+// A preset's value that another field switches off. As an own value of a recipe it would be an error.
+bool without_effect(const Schema& schema, const void* root, const Resolved& resolved,
+                    const SectionInfo& section, const FieldInfo& field) {
+  if (field.effect != Effect::math || resolved.origin(field.path).kind == Origin::Kind::derived ||
+      schema.load(root, field) == field.default_value)
+    return false;
+  const auto unmet = [&](const Condition& condition) { return !condition.holds(root); };
+  return std::any_of(section.used_when.begin(), section.used_when.end(), unmet) ||
+         std::any_of(field.used_when.begin(), field.used_when.end(), unmet);
+}
+
 std::string as_comment(std::string line) {
   return line.insert(line.find_first_not_of(' '), "# ");
 }
@@ -81,6 +92,7 @@ std::string recipe_text(const Schema& schema, const void* root, const Resolved& 
     for (const auto& field : section.fields) {
       if (!present(schema, root, field)) continue;
       if (!field.deprecated.empty() && schema.load(root, field) == field.default_value) continue;
+      if (without_effect(schema, root, resolved, section, field)) continue;
       const std::string line = field_line(schema, root, resolved, field, indent, comments, options);
       lines += given_otherwise(schema, root, resolved, section, field) ? as_comment(line) : line;
     }

@@ -29,7 +29,7 @@ std::string show(const Schema& schema, const void* root, const Resolved& resolve
 std::string show(const Resolution& resolution, const ShowOptions& options = {});
 
 // The recipe that a run directory keeps: every field, paths made absolute, each field's origin as a comment.
-// Resolves to the same Config by itself.
+// Resolves to the same Config by itself, except for values of presets that have no effect, which are omitted.
 std::string resolved_recipe(const Schema& schema, const void* root, const Resolved& resolved);
 std::string resolved_recipe(const Resolution& resolution);
 
