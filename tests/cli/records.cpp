@@ -96,6 +96,16 @@ TEST_CASE("a row holds means over its interval, the step's own values beside the
   CHECK_MESSAGE(same.code == 0, same.out);
 }
 
+TEST_CASE("a run records the version and commit of the program") {
+  const ScratchDirectory scratch;
+  REQUIRE(train_in(scratch, {"train.train_iters=1", "--run-dir", "a"}).code == 0);
+  const json run = json::parse(read_text(scratch.file("a/version.json"))),
+             program = json::parse(run_in(scratch, {"version", "--json"}).out);
+  CHECK(run["version"] == program["version"]);
+  CHECK(run["commit"] == program["commit"]);
+  CHECK(run["world"] == 1);
+}
+
 TEST_CASE("a run in parts has the rows of an uninterrupted one: the same steps, the same means to the bit") {
   const ScratchDirectory scratch;
   const std::vector<std::string> base{"train.train_iters=14", "logger.log_interval=4"};

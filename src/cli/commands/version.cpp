@@ -1,6 +1,7 @@
 // capstan version
 #include <nlohmann/json.hpp>
 
+#include "base/commit.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/terminal.hpp"
 
@@ -18,14 +19,13 @@ int run_version(Context& context) {
   if (!context.args.has("json")) {
     put("capstan " CAPSTAN_VERSION "\n");
     if (context.verbosity > 0 || context.args.has("full"))
-      put(std::string("build     " CAPSTAN_BUILD_TYPE ", ") + kCompiler + "\ndevices   cpu\n");
+      put(std::string("commit    ") + program_commit() + "\nbuild     " CAPSTAN_BUILD_TYPE ", " + kCompiler +
+          "\ndevices   cpu\n");
     return 0;
   }
-  const nlohmann::ordered_json object = {{"schema", "capstan.version/1"},
-                                         {"version", CAPSTAN_VERSION},
-                                         {"build", CAPSTAN_BUILD_TYPE},
-                                         {"compiler", kCompiler},
-                                         {"devices", {"cpu"}}};
+  const nlohmann::ordered_json object = {{"schema", "capstan.version/1"}, {"version", CAPSTAN_VERSION},
+                                         {"commit", program_commit()},    {"build", CAPSTAN_BUILD_TYPE},
+                                         {"compiler", kCompiler},         {"devices", {"cpu"}}};
   put(object.dump(2) + "\n");
   return 0;
 }
@@ -36,8 +36,8 @@ const Command kVersion = {
     .name = "version",
     .purpose = "the version of this program",
     .usage = "[--full | --json]",
-    .examples = {{"version", ""}, {"version --json", "with build type and compiler"}},
-    .options = {{"full", 0, "", "build type, compiler and devices too"},
+    .examples = {{"version", ""}, {"version --json", "with commit, build type and compiler"}},
+    .options = {{"full", 0, "", "commit, build type, compiler and devices too"},
                 {"json", 0, "", "as one JSON object"}},
     .run = run_version,
 };

@@ -3,6 +3,7 @@
 #include <array>
 #include <exception>
 
+#include "base/commit.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/reduce.hpp"
@@ -166,8 +167,8 @@ void Trainer::begin_run() {
        .recipe_given = options_.recipe.given,
        .recipe = options_.recipe.resolved,
        .command = options_.recipe.command,
-       .version =
-           "{\"version\": \"" CAPSTAN_VERSION "\", \"world\": " + std::to_string(world_.size()) + "}\n",
+       .version = std::string("{\"version\": \"" CAPSTAN_VERSION "\", \"commit\": \"") + program_commit() +
+                  "\", \"world\": " + std::to_string(world_.size()) + "}\n",
        .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints",
        .layout = runner_->mesh().text(),
        .data = data_text(config_.dataset, *data_->training()),
